@@ -1,10 +1,11 @@
-"""What all configs share: the defaults of a task, the names after the colon, and `ci`."""
+"""Shared code of configs: the defaults of a task, the names after the colon, and `ci`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import difflib
 import importlib
+import itertools
 import pkgutil
 from typing import Any, NamedTuple
 
@@ -14,12 +15,12 @@ Settings = Callable[[ConfigDict], None]  # line 1 of the docstring describes the
 
 
 class Ranker(NamedTuple):
-  """A choice of network and training.
+  """Settings of a network and its training.
 
   Attributes:
     settings: changes a config of `tile` or `layout`.
     small: options of networks for `ci`.
-    is_published: the settings start from those of PyTorch, see `_published`.
+    is_published: the settings start from the defaults of PyTorch, see `_published`.
   """
 
   settings: Settings
@@ -42,14 +43,14 @@ class Ranker(NamedTuple):
 
 
 _CI = "ci"
-PRESET = "preset="  # in front of the names of published systems
-OWN = "own-"  # in front of the names of own collections
-_ONE_RANKER = ("a config has one collection and one ranker, of which --config.FIELD changes a "
-               "field (--config.model.name=NAME the network)")
+PRESET = "preset="  # prefix of the names of published systems
+OWN = "own-"  # prefix of the names of own collections
+_ONE_RANKER = ("a config has one collection and one ranker; --config.FIELD changes a field "
+               "(--config.model.name=NAME the network)")
 
 
 def tile(collection: str = "xla") -> ConfigDict:
-  """A config of kernels without a model: slates, loss and length of the official baseline.
+  """A config for kernels without a model, with slates, loss and length of the official baseline.
 
   Args:
     collection: `xla` or `own-NAME`.
@@ -67,7 +68,7 @@ def tile(collection: str = "xla") -> ConfigDict:
 
 
 def layout(collection: str = "xla-random") -> ConfigDict:
-  """A config of whole programs without a model.
+  """A config for whole programs without a model.
 
   Args:
     collection: such as `nlp-default`, or `own-NAME`.
@@ -87,8 +88,8 @@ def in_segments(config: ConfigDict, *, finetune_epochs: int = 0, **fields: Any) 
   """Trains on segments of programs; see `tpugraphs_jax/rankers/segments/family.py`.
 
   Args:
-    config: of whole programs.
-    finetune_epochs: of the head alone, after the other epochs.
+    config: for whole programs.
+    finetune_epochs: epochs of the head alone, after the other epochs.
     **fields: of the section `segments`.
   """
   from tpugraphs_jax.run import schema
@@ -101,16 +102,16 @@ def in_segments(config: ConfigDict, *, finetune_epochs: int = 0, **fields: Any) 
       name="adamw", learning_rate=2e-3, schedule="cosine", warmup_fraction=0.05,
       weight_decay=1e-4, clip_norm=1.0, clip_norm_per_variable=0.0))
   config.batch.drop_remainder = True
-  config.eval.graphs = 4  # segments, which are small, per device and scoring call
+  config.eval.graphs = 4  # segments per device and scoring call
 
 
 def model(kind: str, name: str, **options: Any) -> ConfigDict:
-  """The section `model`: all options of a network, those given and the defaults.
+  """The section `model`: all options of a network.
 
   Args:
     kind: `layout` or `tile`.
     name: a registered name.
-    **options: of the network.
+    **options: of the network; the others have their defaults.
   """
   from tpugraphs_jax.run import schema
 
@@ -118,26 +119,26 @@ def model(kind: str, name: str, **options: Any) -> ConfigDict:
 
 
 def presets(kind: str) -> dict[str, Ranker]:
-  """The published systems of `configs/systems`, by the name that a command takes.
+  """The published systems of `configs/systems`, by variant.
 
   Args:
     kind: `layout` or `tile`.
   """
   from tpugraphs_jax.configs import systems
 
-  found = {}
+  rankers = {}
   for module in pkgutil.iter_modules(systems.__path__):
     file = importlib.import_module(f"{systems.__name__}.{module.name}")
-    found |= {PRESET + name: Ranker(settings, file.SMALL, is_published=True)
-              for name, settings in getattr(file, f"{kind.upper()}S", {}).items()}
-  return found
+    rankers |= {PRESET + name: Ranker(settings, file.SMALL, is_published=True)
+                for name, settings in getattr(file, f"{kind.upper()}S", {}).items()}
+  return rankers
 
 
 def _published(config: ConfigDict) -> None:
-  """The start of the settings of published systems.
+  """Settings that published systems start from.
 
-  AdamW as PyTorch has it without decay, clipping and warm-up, a constant rate, released files as
-  they are, and a loss without penalties.
+  AdamW of PyTorch without decay, clipping and warm-up, a constant rate, unchanged released files,
+  and a loss without penalties.
   """
   config.data.update(features=("released",), pad_value=0, duplicate_policy="keep")
   config.batch.min_configs = 2
@@ -150,11 +151,11 @@ def _published(config: ConfigDict) -> None:
 
 
 def small(config: ConfigDict, **options: Any) -> None:
-  """Makes a run of a few seconds: narrow layers, few slates.
+  """Changes a config to a run of a few seconds: narrow layers, few slates.
 
   Args:
     config: complete.
-    **options: of networks; those that the network of the config has count.
+    **options: of networks; options that the network does not have are ignored.
   """
   config.train.quick_compile = True
   config.model.update({name: size for name, size in options.items() if name in config.model})
@@ -171,45 +172,45 @@ def small(config: ConfigDict, **options: Any) -> None:
 def arguments(
     text: str, *, file: str, collections: Sequence[str], rankers: Mapping[str, Ranker]
 ) -> tuple[str, str, bool]:
-  """The collection, the ranker and whether the config is for `ci`; empty where none is named.
+  """Parses a variant: the collection, the ranker (empty without one), and whether it has `ci`.
 
   Args:
     text: names, separated by commas, in any order.
     file: the config file, for errors.
-    collections: known ones; `own-NAME` is known besides.
-    rankers: known ones, by name.
+    collections: allowed names, in addition to `own-NAME`.
+    rankers: allowed rankers, by name.
 
   Raises:
     ValueError: an unknown name, or two of a kind.
   """
   names = [name for name in text.split(",") if name]
-  chosen_collections = [n for n in names if n in collections or n.startswith(OWN)]
-  chosen_rankers = [name for name in names if name in rankers]
-  known = [*collections, *rankers, _CI]
+  kinds = ([name for name in names if name in collections or name.startswith(OWN)],
+           [name for name in names if name in rankers])
+  allowed = [*collections, *rankers, _CI]
   for name in names:
-    if name not in (*chosen_collections, *chosen_rankers, _CI):
-      raise ValueError(f"configs/{file} has no variant {name!r}; {_hint(name, file, known)}it has "
-                       f"{', '.join(filter(None, known))}")
-  for chosen in (chosen_collections, chosen_rankers):
-    if len(chosen) > 1:
-      raise ValueError(f"{file} takes one of {' and '.join(chosen)}: {_ONE_RANKER}")
-  first = lambda chosen: chosen[0] if chosen else ""
-  return first(chosen_collections), first(chosen_rankers), _CI in names
+    if name not in (*itertools.chain(*kinds), _CI):
+      raise ValueError(f"configs/{file} has no variant {name!r}; {_hint(name, file, allowed)}it "
+                       f"has {', '.join(filter(None, allowed))}")
+  for of_kind in kinds:
+    if len(of_kind) > 1:
+      raise ValueError(f"{file} takes one of {' and '.join(of_kind)}: {_ONE_RANKER}")
+  collection, ranker = (of_kind[0] if of_kind else "" for of_kind in kinds)
+  return collection, ranker, _CI in names
 
 
-def _hint(name: str, file: str, known: Sequence[str]) -> str:
-  """Where an unknown name is known, or the nearest known one, as the start of a sentence."""
+def _hint(name: str, file: str, allowed: Sequence[str]) -> str:
+  """The config file that has a name, or the nearest allowed name, as the start of a sentence."""
   for other in ("tile", "layout"):
     if name in importlib.import_module(f"{__package__}.{other}").VARIANTS:
       return f"it is a variant of configs/{other}.py, of the command run_{other}; configs/{file}: "
-  near = difflib.get_close_matches(name, known, n=1)
+  near = difflib.get_close_matches(name, allowed, n=1)
   return f"did you mean {near[0]}? " if near else ""
 
 
 def variants(
     collections: Mapping[str, str], rankers: Mapping[str, Ranker]
 ) -> dict[str, str]:
-  """All names that may stand after the colon, with a line of description each."""
+  """Descriptions of all names after the colon, by name."""
   own = {f"{OWN}NAME": "a collection of your own"}
   named = {name: ranker.description for name, ranker in rankers.items() if name}
   return {**collections, **own, **named, _CI: "a few seconds on a CPU"}

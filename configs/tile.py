@@ -23,7 +23,7 @@ _SMALL = dict(op_embed_dim=8, hidden_dim=16)  # for `ci`
 
 
 def recommended(config: ConfigDict) -> None:
-  """EarlyJoinSAGE with features of how tiles cut arrays, best settings found.
+  """EarlyJoinSAGE with features of tile counts, best settings found.
 
   Log features, ListMLE on larger slates, averaged parameters.
   """
@@ -50,9 +50,9 @@ def get_config(variant: str = _DEFAULT) -> ConfigDict:
   """The config of a ranker, a collection and `ci`: see `VARIANTS`."""
   collection, ranker, ci = base.arguments(
       variant, file="tile.py", collections=(), rankers=RANKERS)
-  config, chosen = base.tile(collection or "xla"), RANKERS[ranker or _DEFAULT]
-  chosen.apply(config, ci=ci)
-  if ci and not chosen.is_published:
+  config, settings = base.tile(collection or "xla"), RANKERS[ranker or _DEFAULT]
+  settings.apply(config, ci=ci)
+  if ci and not settings.is_published:
     config.batch.update(graphs=10, configs=6, slates_per_epoch=40, min_configs=2)
     config.train.update(epochs=5, valid_sampling="fixed", valid_configs=256)
   return config

@@ -1,1 +1,1 @@
-"""Systems, a file each: settings as a reader of the paper or write-up would list them."""
+"""Settings of systems, one file each, in the terms of their papers and write-ups."""

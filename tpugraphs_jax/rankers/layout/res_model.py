@@ -1,10 +1,9 @@
-"""The official layout model, on features that are kept once (`nn.nodes`), and its blocks.
+"""The official layout model, on split features (`nn.nodes`), with sampled blocks of nodes.
 
-The published model samples a block of consecutive nodes for each slate. In the mode
-`dropout` messages and configurations stay inside the block. In the mode `backpropdropout`
-training runs two passes over a graph: one inside the block, with gradients, and one on the
-whole graph, without. The readout takes nodes of the block from the first pass and all
-other nodes from the second.
+The published model samples a block of consecutive nodes for each slate. In the mode `dropout`
+messages and configurations stay inside the block. In the mode `backpropdropout` training runs two
+passes: one inside the block with gradients, one on the whole graph without. The readout takes nodes
+of the block from the first pass and other nodes from the second.
 
 Source: published baseline of TpuGraphs (arXiv 2308.13490), flags `dropout`, `keep_nodes`.
 """
@@ -42,14 +41,12 @@ from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base, scorer
 
-# Networks that look only at a sampled block of nodes: never, always, in training.
+# The network sees a sampled block of nodes: never, always, in training.
 DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
-# Whose messages the sums of a round add up, by normalisation.
+# Directions of the sums of a round, by normalisation.
 NORMALIZATIONS = {"sym": (BOTH,), "asym": (USERS, OPERANDS)}
-# A network that always looks at blocks is judged on the mean of three (official).
-_BLOCKS_IN_EVALUATION = 3
-# Factor of configuration features (official).
-_CONFIG_GAIN = 100.0
+_BLOCKS_IN_EVALUATION = 3  # `dropout` averages scores over three blocks (official)
+_CONFIG_GAIN = 100.0  # factor of configuration features (official)
 
 
 class BlockPrograms(base.Programs):
@@ -59,8 +56,8 @@ class BlockPrograms(base.Programs):
     super().check()
     if self.settings.task == "segments":
       raise ValueError(
-          "this model looks at sampled blocks of nodes, and segments take the place of blocks: set "
-          "model.dropout to fullgraph, or train on whole graphs (variant full)")
+          "this model samples blocks of nodes, which does not go with segments: set model.dropout "
+          "to fullgraph, or train on whole graphs (variant full)")
 
   def draw(self, graphs: Sequence[PreparedGraph], sampler: ConfigSampler) -> Draw:
     """Draws slates and a block of each; see `Family.draw`."""
@@ -83,26 +80,24 @@ class BlockPrograms(base.Programs):
       self, params: Any, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray], *,
       progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores `[n]` float32; the mean over sampled blocks where the network always needs one."""
+    """Scores `[n]` float32; with the mode `dropout` the mean over sampled blocks."""
     if self.network.dropout != "dropout":
       return super().scores(params, graphs, config_ids, progress=progress)
     rngs = [scorer.rng_of(graph, self.settings.seed) for graph in graphs]
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):
       blocks = [self.draw_block(graph, rng) for graph, rng in zip(graphs, rngs)]
-      found = self.encoder.run(params, graphs, config_ids, blocks=blocks, progress=progress)
-      runs.append([scores for _, scores in found])
+      outputs = self.encoder.run(params, graphs, config_ids, blocks=blocks, progress=progress)
+      runs.append([scores for _, scores in outputs])
     return [np.mean(scores, axis=0) for scores in zip(*runs)]
 
 
 @base.LAYOUT_MODELS.register("ResModel")
 class ResModel(base.Network):
-  """The official layout model: residual convolutions, configurations at every layer.
+  """The official layout model: residual convolutions, with configurations at every layer.
 
-  `dropout` says how the sampled block of nodes is used. `fullgraph` ignores the block.
-  `dropout` passes messages and configurations inside the block only, in
-  evaluation as well. `backpropdropout` does so in training, in a pass of its own beside
-  the full one (see the module).
+  The option `dropout` sets the use of the sampled block of nodes (see the module): `fullgraph`
+  without blocks, `dropout` in training and evaluation, `backpropdropout` in training.
   """
 
   op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
@@ -113,7 +108,7 @@ class ResModel(base.Network):
       one_of=tuple(NORMALIZATIONS))
   dropout: str = option(
       "backpropdropout",
-      "where the sampled block of nodes counts: nowhere, everywhere, or in training",
+      "use of a sampled block of nodes: never, always, or in training",
       one_of=DROPOUT_MODES)
   opcodes: int = option(
       OPCODES,
@@ -134,7 +129,7 @@ class ResModel(base.Network):
 
   @property
   def directions(self) -> tuple[str, ...]:
-    """The neighbours that a round sums messages of, one sum for each entry."""
+    """The directions of the sums of a round."""
     return NORMALIZATIONS[self.adj_normalization]
 
   def setup(self):
@@ -163,16 +158,16 @@ class ResModel(base.Network):
     return self.head(readout)[..., 0]
 
   def encode(self, static: Sequence[jax.Array], slates: Slates) -> Sequence[Nodes]:
-    """Node features after all rounds, as summands: their sum is the features.
+    """Summands of the node features after all rounds.
 
-    The summands are the features before the last round `[rows of hops 0..h-1, C, H]` and
-    the change that the last round makes `[rows of hops 0..h, C, H]`. The readout is made
-    of sums over nodes. It sums each summand over nodes and adds up the results, which are
-    small: an addition of two tensors of the second shape, by far the largest, is spared.
+    The summands are the features before the last round `[rows of hops 0..h-1, C, H]` and the
+    residual of the last round `[rows of hops 0..h, C, H]`. The readout sums each over nodes and
+    adds the results, which saves an addition of two tensors of the second shape, by far the
+    largest.
 
     Args:
-      static: features of nodes that no configuration changes, each `[N, F]`.
-      slates: whose edges and configurations count.
+      static: node features that do not depend on configurations, each `[N, F]`.
+      slates: with the edges and configurations of the pass.
     """
     (config_kernel, *kernels), bias = self.pre_0(
         (slates.batch.rows.shape[-1], *(part.shape[-1] for part in static)))
@@ -188,15 +183,15 @@ class ResModel(base.Network):
     return summands
 
   def update(self, x: Nodes, layer: int) -> Nodes:
-    """The change `[N, C, H]` that a round makes to features `x [N, C, H]`.
+    """The residual `[N, C, H]` of a round, from features `x [N, C, H]`.
 
-    The published model sums `[config, x]` over neighbours and the node itself, normalises
-    the sum and applies a linear layer. Here the layer comes before the sum: it is linear,
-    and its results are narrower than its inputs. The bias comes after the sum.
+    The published model sums `[config, x]` over neighbours and the node itself, normalises the sum
+    and applies a linear layer. Here the kernel comes before the sum, because its results are
+    narrower than its inputs; the bias comes after the sum.
 
-    `sym` is `D^-1/2 (A + A^T + I) D^-1/2`, with D the degree, itself included. `asym` is
-    the mean over users and the node itself plus the mean over operands and the node
-    itself, each with its own weights.
+    `sym` is `D^-1/2 (A + A^T + I) D^-1/2`, D the degree with the node itself. `asym` is the mean
+    over users and the node itself plus the mean over operands and the node itself, with different
+    kernels.
     """
     slates = x.slates
     blocks, bias = self.kernel(layer, slates.batch)
@@ -226,15 +221,15 @@ class ResModel(base.Network):
     return layers.matmul(x, kernel, dtype=self.dtype)
 
   def project(self, kernel: jax.Array, slates: Slates) -> Nodes:
-    """Configurations of a batch through a block of a kernel, `[N, C, H]`."""
+    """Applies a block of a kernel to the configurations of a batch: `[N, C, H]`."""
     rows = Layouts(slates, _CONFIG_GAIN * slates.batch.rows)
     return rows.map(lambda values: self.matmul(values, kernel))
 
   def readout(self, summands: Sequence[Nodes]) -> jax.Array:
-    """The readout `[G, C, P]` float32 of features that are given by their summands.
+    """The readout `[G, C, P]` float32 of features, from their summands.
 
-    Concatenates the mean over nodes, the direction of the sum over nodes and the
-    direction of the sum over configurable nodes.
+    Concatenates the mean over nodes, the normalised sum over nodes and the normalised sum over
+    configurable nodes.
     """
     total = sum(map(pooling.total, summands))
     configurable = sum(pooling.total(x, configurable=True) for x in summands)
@@ -250,7 +245,7 @@ def add_to_configurable(x: Nodes, config: Nodes) -> Nodes:
 
 
 def inside_block(slates: Slates) -> Slates:
-  """The slates with messages and configurations among the nodes of their blocks alone."""
+  """The slates with messages and configurations inside their blocks only."""
   batch: LayoutBatch = slates.batch
   by_hop = slates.by_hop
   keep, last = jnp.asarray(batch.block_mask), len(by_hop.nodes) - 1
@@ -263,28 +258,28 @@ def inside_block(slates: Slates) -> Slates:
 
 
 def among(adjacency: Adjacency, keep: jax.Array) -> Adjacency:
-  """The edges with both ends among the nodes that `keep [N]` bool holds."""
-  # A branch, so that XLA on CPU computes the tables once, and not within every gather.
+  """The edges with both ends in `keep [N]` bool."""
+  # A branch makes XLA on CPU compute the tables once, instead of within every gather.
   return jax.lax.cond(
       keep.all(), lambda: adjacency,
       lambda: Adjacency(*(_among(table, keep) for table in adjacency)))
 
 
 def _among(table: Neighbours, keep: jax.Array) -> Neighbours:
-  kept = lambda node: keep.at[node].get(mode="fill", fill_value=False)
-  select = lambda receiver, index: jnp.where(receiver[:, None] & kept(index), index, ABSENT)
+  at = lambda node: keep.at[node].get(mode="fill", fill_value=False)
+  select = lambda receiver, index: jnp.where(receiver[:, None] & at(index), index, ABSENT)
   return Neighbours(
       index=select(keep, table.index),
-      # Receivers stay as they are: sorted.
-      overflow_index=select(kept(table.overflow_receiver), table.overflow_index),
+      # Receivers stay sorted.
+      overflow_index=select(at(table.overflow_receiver), table.overflow_index),
       overflow_receiver=table.overflow_receiver)
 
 
 def merged(x: Nodes, others: Nodes) -> Nodes:
-  """`x` on the nodes of the sampled blocks, elsewhere and in padding `others` of the same hop."""
-  keep = jnp.asarray(x.slates.batch.block_mask)
-  kept = keep.at[x.slates.nodes_within(x.hop)].get(mode="fill", fill_value=False)
-  select = lambda keep, x, other: jnp.where(keep[:, None, None], x, other)
+  """`x` on nodes of the sampled blocks, `others`, of the same hop, on all other nodes."""
+  mask = jnp.asarray(x.slates.batch.block_mask)
+  row_mask = mask.at[x.slates.nodes_within(x.hop)].get(mode="fill", fill_value=False)
+  select = lambda mask, x, other: jnp.where(mask[:, None, None], x, other)
   return dataclasses.replace(
-      x, shared=select(keep, x.shared, others.shared),
-      varying=select(kept, x.varying, others.varying))
+      x, shared=select(mask, x.shared, others.shared),
+      varying=select(row_mask, x.varying, others.varying))

@@ -1,8 +1,8 @@
 """A GraphSAGE ranker for layouts.
 
-Opcode embeddings and node features meet the configuration before the first
-round of message passing (early join); rounds average operands and users with
-weights of their own; the readout sees all nodes and the configurable ones.
+Configurations are joined to nodes before the first round of message passing (early join). Rounds
+average operands and users with separate kernels. Readouts are over all nodes and over configurable
+nodes.
 
 Sources: early join and bidirectional SAGE of the 3rd and 5th place, residuals
 and mean readout of the 1st, and the shared embedding of layout values of the
@@ -44,7 +44,7 @@ class SAGE(base.Network):
   num_gnns: int = option(3, "rounds of message passing", least=1)
   pooling: Sequence[str] = option(
       ("mean", "config_mean", "config_max"),
-      "readouts, concatenated; config_ = of configurable nodes alone",
+      "readouts, concatenated; config_ = over configurable nodes",
       some_of=pooling.names)
   remat: bool = option(False, "recompute each round in the backward pass instead of storing it")
   dtype: str = option(
@@ -88,13 +88,13 @@ class SAGE(base.Network):
     return self.head(readout)[..., 0]
 
   def join_early(self, slates: Slates) -> Nodes:
-    """Node features and configuration, each through its half of one linear layer: `[N, C, H]`."""
+    """A linear layer on node features and configurations: `[N, C, H]`."""
     graph = slates.batch.graph
     static = jnp.concatenate([graph.nodes["feat"], self.op_embedding(graph)], axis=-1)
     shared = self.static(static)
     config = Layouts(slates, self.embed_rows(slates.batch.rows)).map(self.config)
-    # Nodes that are not configurable have a learned vector in place of a configuration (1st
-    # place: value -2). Every node gets the vector; a configurable one loses it again.
+    # Nodes that are not configurable have a learned vector instead of a configuration (1st place:
+    # value -2). It is added to every node, and subtracted from configurable nodes.
     sentinel = self.sentinel.astype(shared.dtype)
     shared += sentinel
     configurable = slates.is_configurable_row()[:, None, None]

@@ -1,10 +1,10 @@
-"""Published systems, each in a file of its own, in the order of its method section.
+"""Published systems, one file each, in the order of their method sections.
 
-  gst       Graph Segment Training of TpuGraphs; the 7th place began with its code
+  gst       Graph Segment Training of TpuGraphs, and the 7th place
   first ... sixth, tenth   places of the competition "Fast or Slow?"
-  mlsys21   "A Learned Performance Model for TPUs" (MLSys 2021), kernels alone
+  mlsys21   "A Learned Performance Model for TPUs" (MLSys 2021), for kernels
 
-`configs/systems` has the settings of each. `system` is their base class. Layers are in `nn`.
+Settings are in `configs/systems`, the base class in `system`, layers in `nn`.
 """
 
 import importlib

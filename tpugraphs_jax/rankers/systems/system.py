@@ -12,10 +12,9 @@ from tpugraphs_jax.rankers import base
 
 
 class System(base.Network):
-  """A published system, whose layers begin as in PyTorch (`nn.linear`).
+  """A published system, with layers initialised as in PyTorch (`nn.linear`).
 
-  A subclass has `embed`, compact and read from top to bottom, and `score`, whose layers it
-  makes in `setup`.
+  A subclass has a compact `embed`, and `score` with layers from `setup`.
   """
 
   dtype: str = option(
@@ -25,10 +24,10 @@ class System(base.Network):
 
   @property
   def linear(self) -> Callable[..., Linear]:
-    """Makes linear layers on nodes by their width; the factory that layers of `nn` take."""
+    """Creates a linear layer of a width on nodes; the argument `linear` of layers in `nn`."""
     return functools.partial(Linear, dtype=self.dtype)
 
   @property
   def exact(self) -> Callable[..., Linear]:
-    """Makes linear layers on readouts, which are float32 in any dtype."""
+    """Creates a linear layer of a width on readouts, always in float32."""
     return Linear

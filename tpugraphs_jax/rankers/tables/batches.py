@@ -1,9 +1,9 @@
-"""From programs to padded batches of programs and choices, for rankers that look costs up.
+"""Padded batches of programs and choices, for score tables.
 
 A program is prepared once with the choices of its groups. A slate adds the choices of its
-configurations. As in `data.batching`, an index that is too large for the array it points into
-means "absent". Letters besides the ones of `graph`: B groups of configurable nodes, R
-choices of the group with most, P pairs of nodes, Q pairs of groups (`terms`).
+configurations. As in `data.batching`, an index beyond the end of its array means "absent". Letters
+in addition to those of `graph`: B groups of configurable nodes, R choices of the group with most, P
+pairs of nodes, Q pairs of groups (`terms`).
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class GroupPairs(NamedTuple):
 
 
 class TableBatch(NamedTuple):
-  """G slots, each with one program and C of its configurations as choices of groups."""
+  """G slates, each with one program and C of its configurations as choices of groups."""
 
   graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
   adjacency: Adjacency
-  rows: np.ndarray  # [R', 18] float32 dictionary of configuration rows of all slots
+  rows: np.ndarray  # [R', 18] float32 dictionary of configuration rows of all slates
   choices: Choices
   pairs: GroupPairs
-  group_graph: np.ndarray  # [B] int32 slot of each group, or ABSENT
+  group_graph: np.ndarray  # [B] int32 slate of each group, or ABSENT
   code: np.ndarray  # [B, C] uint8 or larger, choice of each group
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool
@@ -62,7 +62,7 @@ class TableBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PreparedTables:
-  """One program with everything that does not depend on its slate or batch."""
+  """A program with all arrays that do not depend on its slate or batch."""
 
   graph: batching.PreparedGraph
   terms: terms_lib.Terms
@@ -96,8 +96,8 @@ def prepare(
     feat: `[N, F]` float32 transformed node features.
     terms: of the configurations that slates are drawn from (`terms.terms_of`).
     slots: width of the neighbour tables (`data.batching.SLOTS`).
-    tiling: whether the padding of dimensions to tiles is appended to the node
-      features and choices are described; otherwise their features are zeros.
+    tiling: append the padding of dimensions to tiles to node features, and compute features of
+      choices; otherwise they are 0.
     describe: `(graph, node [U], row [U]) -> [U, F]`, the features of choices.
   """
   if tiling:
@@ -105,7 +105,7 @@ def prepare(
   prepared = batching.prepare(graph, feat, slots=slots)
   nbytes = node_pairs.tensor_bytes(graph.node_feat).astype(np.float64)
   own = nbytes[graph.config_node]
-  # Of the order of the spread of a sum in which every group counts with its bytes.
+  # The scale of sums of group costs in proportion to bytes.
   unit = max(float(np.linalg.norm(np.bincount(graph.configs.node_group, own))), 1.0)
   choices = _choices(graph, terms, own / unit, describe, tiling)
   pairs = _group_pairs(graph, terms, unit)
@@ -121,10 +121,10 @@ def _choices(
 ) -> Choices:
   row = terms.row_table
   node, choice = np.nonzero(row[graph.configs.node_group] >= 0)
-  told = describe(graph, node, row[graph.configs.node_group[node], choice])
-  feat = np.zeros((len(graph.config_node), terms.choices, told.shape[1]), np.float32)
+  values = describe(graph, node, row[graph.configs.node_group[node], choice])
+  feat = np.zeros((len(graph.config_node), terms.choices, values.shape[1]), np.float32)
   if tiling:
-    feat[node, choice] = told
+    feat[node, choice] = values
   return Choices(np.where(row < 0, ABSENT, row).astype(np.int32),
                  graph.config_node.astype(np.int32), graph.configs.node_group.astype(np.int32),
                  feat, weight.astype(np.float32))

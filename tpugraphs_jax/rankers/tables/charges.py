@@ -1,8 +1,7 @@
-"""The costs that make up a configuration's score, node by node and pair by pair.
+"""Charges: the costs of nodes and pairs of nodes that add up to the score of a configuration.
 
-The charges of a configuration add up to its score: nothing is approximated. The cost of a
-group is split over its nodes, and the cost of a pair of groups over the pairs of nodes
-between the two (`ScoreTables.node_tables`).
+The sum is exact. The cost of a group is split over its nodes, and the cost of a pair of groups over
+the pairs of nodes between the two (`ScoreTables.node_tables`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Charge(NamedTuple):
   """One cost of a configuration."""
 
   cost: float  # in units of the score; larger = slower
-  # One configurable node; or two and the node where they meet; or none, for the residual.
+  # A configurable node; or two, and the node where they meet; or none, for the residual.
   nodes: tuple[int, ...]
   rows: tuple[tuple[int, ...], ...]  # the layout row [18] of each end
   before: float = 0.0  # in a difference: the same cost of the other configuration
@@ -57,18 +56,18 @@ class Charge(NamedTuple):
 def charges(
     program: PreparedTables, costs: Costs, group_row: np.ndarray, other: np.ndarray | None = None
 ) -> list[Charge]:
-  """The charges of a configuration, or those in which it differs from another one, largest first.
+  """The charges of a configuration, largest first; with `other` only charges that differ.
 
   Args:
-    program: as it was prepared for the model.
-    costs: of the program's nodes `[K, R]` and pairs of nodes `[P, R, R]`. A pair has the
-      choices of its first and of its second end. Sums over nodes are the costs of groups.
+    program: prepared for the model.
+    costs: of nodes `[K, R]` and of pairs of nodes `[P, R, R]` (choice of the first end, of the
+      second end). Sums over nodes are the costs of groups.
     group_row: `[B]` rows of the configuration.
-    other: `[B]` rows of the configuration that it is compared with.
+    other: `[B]` rows of a configuration to compare with.
 
   Returns:
     Charges whose `cost - before` add up to the score, or to the difference of the two scores.
-    `before` is the charge of the other configuration in the same place.
+    `before` is the same charge of the other configuration.
 
   Raises:
     ValueError: as `terms.Terms.encode`.

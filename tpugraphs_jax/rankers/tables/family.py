@@ -1,8 +1,7 @@
 """The family of score tables: the network runs once per program, scores are looked up.
 
-The tables of a program are computed on the devices. Sums over them run on the host, as
-does the search for cheap configurations. A residual, where the network has one, is
-computed on the devices for every configuration.
+Devices compute the tables of a program. The host sums their entries, and searches cheap
+configurations. Devices also compute the residual of a network, for every configuration.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ from tpugraphs_jax.rankers.tables.batches import PreparedTables, TableBatch
 from tpugraphs_jax.rankers.tables.charges import Charge
 from tpugraphs_jax.rankers.tables.terms import Costs
 
-# Configurations whose residual is computed at a time.
-_CHUNK = 256
-# Searched for each proposal of a network whose scores are more than sums of tables.
-_CANDIDATES = 50
+_CHUNK = 256  # configurations per residual batch
+_CANDIDATES = 50  # per proposal, for networks with a residual
 
 
 class Cheapest(NamedTuple):
@@ -44,9 +41,8 @@ class Cheapest(NamedTuple):
 class TablesFamily(Programs):
   """Programs, for networks with a method `tables(batch) -> [B, R, heads], [Q, R, R, heads]`.
 
-  The network also has `pair_hops`, the most edges between two nodes whose layouts have a joint
-  cost, and `tile_padding`, whether it sees how layouts fill tiles of 8 x 128 numbers, the
-  registers of a TPU.
+  The network also has `pair_hops`, the most edges between two nodes with a pair cost, and
+  `tile_padding`: features of the padding of layouts to tiles of 8 x 128, the registers of a TPU.
   """
 
   can_propose = True
@@ -56,22 +52,21 @@ class TablesFamily(Programs):
     super().check()
     is_segmented = self.settings.task == "segments"
     if self.settings.batch.config_chunk or is_segmented:
-      what = "segments" if is_segmented else "batch.config_chunk"
-      raise ValueError(f"{what} does not go with this model, which sees a program once for all of "
-                       "its configurations: train it on whole graphs, batch.config_chunk=0")
+      field = "segments" if is_segmented else "batch.config_chunk"
+      raise ValueError(f"{field} does not go with this model, which computes a program once for "
+                       "all configurations: train it on whole graphs, batch.config_chunk=0")
 
   # Batches.
 
   def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedTables:
     """A program with the terms of its configurations; see `Family.prepare`."""
-    small, data = self.reduce(graph), self.settings.data
-    # Nodes do not meet in virtual ones.
-    real = small if data.virtual_node == "none" else reduction.reduce_graph(
+    reduced, data = self.reduce(graph), self.settings.data
+    # Pairs of nodes do not meet at virtual nodes.
+    real = reduced if data.virtual_node == "none" else reduction.reduce_graph(
         graph, dataclasses.replace(data, virtual_node="none"))
-    known = terms.terms_of(real.graph, hops=self.network.pair_hops)
     return batches.prepare(
-        small.graph, small.rows(feat), known, slots=self.slots, tiling=self.network.tile_padding,
-        describe=self.network.choice_features)
+        reduced.graph, reduced.rows(feat), terms.terms_of(real.graph, hops=self.network.pair_hops),
+        slots=self.slots, tiling=self.network.tile_padding, describe=self.network.choice_features)
 
   def assemble(
       self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
@@ -112,7 +107,7 @@ class TablesFamily(Programs):
   def tables(
       self, params: Any, graphs: Sequence[PreparedTables], *, progress: bool = False
   ) -> list[Costs]:
-    """The costs of each program's groups and columns, summed over heads."""
+    """The costs of groups and columns of each program, summed over heads."""
     nothing = [np.zeros(0, np.int64)] * len(graphs)
     outputs = self.encoder.run(params, graphs, nothing, progress=progress)
     return [_cut(graphs[number].sizes, "groups", "columns",
@@ -130,14 +125,14 @@ class TablesFamily(Programs):
   def charges(
       self, params: Any, program: PreparedTables, config: int, *, against: int | None = None
   ) -> list[Charge]:
-    """The costs that make up the score of a configuration, largest first; they add up to it.
+    """The costs that add up to the score of a configuration, largest first.
 
     Args:
       params: of the network.
       program: with configurations.
       config: number of the configuration to explain.
-      against: number of a configuration to compare it with: then only charges in which
-        the two differ.
+      against: number of a configuration to compare with; only charges in which the two differ are
+        returned.
     """
     numbers = [config] if against is None else [config, against]
     rows = charges.charges(program, self._node_costs(params, program),
@@ -151,16 +146,16 @@ class TablesFamily(Programs):
       self, params: Any, program: PreparedTables, n: int, *, near: int | None = None,
       score: Callable[[np.ndarray], np.ndarray], **options: Any,
   ) -> Cheapest:
-    """The configurations with the lowest predicted cost among all choices of all groups.
+    """The configurations with the lowest predicted cost over all choices of all groups.
 
-    Of a network with a residual, many more are searched by the sums of its tables; the n with
-    the lowest scores are kept, cheapest first.
+    For a network with a residual, the search by tables returns more candidates; the n with the
+    lowest scores are returned, cheapest first.
 
     Args:
       params: of the network.
-      program: its configurations give every group its choices.
-      n: how many.
-      near: number of a configuration from which the proposals lead to the cheapest of all.
+      program: its configurations define the choices of every group.
+      n: number of configurations.
+      near: number of a configuration from which the proposals lead to the cheapest.
       score: scores `[n]` of rows `[n, groups]`.
       **options: of `search.propose` or `search.propose_near`.
 

@@ -1,18 +1,17 @@
-"""A ranker that looks costs up: the network runs once per program.
+"""Score tables: the network runs once per program, and the costs of choices are looked up.
 
     score(c) = sum over groups g      of unary[g, x_g]
              + sum over pairs (g, h)  of pair[g, h, x_g, x_h]
              + residual(x)
 
-where x_g is the choice of group g in configuration c. Both tables come from a graph
-network that sees the program alone, so that it may be deep and slates may have hundreds
-of configurations; the sums are exact. With known costs this is the partitioned boolean
-quadratic problem that compilers solve for layouts and primitives (Anderson and Gregg,
-CGO 2018; Liu et al., USENIX ATC 2019).
+where x_g is the choice of group g in configuration c. A graph network computes both tables from the
+program alone, so that it can be deep and slates can have hundreds of configurations. With known
+costs this is the partitioned boolean quadratic problem that compilers solve for layouts and
+primitives (Anderson and Gregg, CGO 2018; Liu et al., USENIX ATC 2019).
 
-The residual is optional. It adds costs of more than two choices at a time, is computed
-for every configuration on the graph of groups, whose edges are the columns of the pair
-table, and has no table that a search or an explanation could read:
+The optional residual has costs of more than two choices. It is computed for every configuration on
+the graph of groups, whose edges are the columns of the pair table; search and explanation do not
+use it:
 
   triples   sum over groups m and pairs {a, b} of the neighbours of m of
                 sum over k of middle[m, x_m, k] end[a, x_a, k] end[b, x_b, k]
@@ -52,10 +51,8 @@ from tpugraphs_jax.rankers.tables.family import TablesFamily
 
 PAIRS = ("none", "low_rank")
 RESIDUALS = ("none", "triples", "sage")
-# Factor of costs that do not scale with bytes, beside costs that do.
-_FLAT = 0.1
-# Factor of all costs, which are small at initialisation.
-_COST_SCALE = 4.0
+_FLAT = 0.1  # factor of costs that do not grow with bytes
+_COST_SCALE = 4.0  # factor of all costs, which are small at initialisation
 
 
 class TablePart(nn.Module):
@@ -67,19 +64,19 @@ class TablePart(nn.Module):
 
   @property
   def options(self) -> dict[str, Any]:
-    """The options of a part within this part, but for its width."""
+    """The options of parts of this part, without the width."""
     return dict(dropout=self.dropout, dtype=self.dtype)
 
   def dense(self, name: str | None = None, features: int | None = None, **options) -> nn.Dense:
     return Dense(features or self.features, name=name, dtype=self.dtype, **options)
 
   def drop(self, x: jax.Array, slate_of: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
-    """`x [n, ...]` whose rows are of these slots, with dropout in training."""
+    """Dropout of `x [n, ...]`, with the slate of each row."""
     return SlateDropout(self.dropout)(x, slate_of, len(batch.target), train=train)
 
 
 class Encoder(TablePart):
-  """`x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`, some times."""
+  """Rounds of `x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`."""
 
   op_embed_dim: int = 16
   rounds: int = 4
@@ -103,9 +100,8 @@ class Encoder(TablePart):
 def row_features(rows: jax.Array) -> jax.Array:
   """Features `[R', 141]` float32 of rows with layout values `[R', 18]`.
 
-  The values one-hot; and for each two dimensions that follow each other in one of the
-  three layouts whether they descend (1, as in a default layout), ascend (-1), or are
-  not both given (0).
+  One-hot values; and for each two consecutive dimensions of the three layouts whether they descend
+  (1, as in a default layout), ascend (-1), or are not both set (0).
   """
   low, high = LAYOUT_VALUE_RANGE
   values = jnp.asarray(rows, jnp.int32)
@@ -193,7 +189,7 @@ class ScoreTables(base.Network):
     return readout.sum(axis=-1)
 
   def residuals(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """The part of scores beside the sums of tables, `[G, C]` float32."""
+    """The part of scores in addition to sums of tables, `[G, C]` float32."""
     if not len(batch.code):  # programs without a choice; jax gathers from no empty axis
       return jnp.zeros(batch.target.shape, jnp.float32)
     batch = self.weighed(batch)
@@ -224,7 +220,7 @@ class ScoreTables(base.Network):
     return unary, self.pair_costs.of_nodes(x, row, batch).sum(axis=-1) * _COST_SCALE
 
   def weighed(self, batch: TableBatch) -> TableBatch:
-    """The batch; with weight 1 for all nodes and pairs unless costs grow with bytes."""
+    """The batch; without the option `by_bytes`, with weight 1 for all nodes and pairs."""
     if self.by_bytes:
       return batch
     ones = lambda part: part._replace(weight=jnp.ones(part.weight.shape, jnp.float32))
@@ -249,7 +245,7 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
   first, second = (take_rows(code, batch.pairs.groups[:, end]) for end in range(2))
   flat = pair.reshape(len(pair), pair.shape[1] * pair.shape[2], pair.shape[3])
   costs = jnp.take_along_axis(flat, (first * pair.shape[2] + second)[..., None], axis=1)
-  # Pairs of groups that are absent get 0 here, and then a slot beyond the last.
+  # Absent pairs of groups get 0 here, and then a slate beyond the last.
   graph_of = take_rows(batch.group_graph + 1, batch.pairs.groups[:, 0])
   graph_of = jnp.where(graph_of > 0, graph_of - 1, graphs)
   return total + pooling.graph_sum(costs, graph_of, graphs)
@@ -366,12 +362,12 @@ class _ColumnWeights(TablePart):
 
 
 def _slate_of(batch: TableBatch, group: jax.Array) -> jax.Array:
-  """The slot of each group `[n]` int32, ABSENT of none."""
+  """The slate of each group `[n]` int32, ABSENT without one."""
   return jnp.asarray(batch.group_graph).at[group].get(mode="fill", fill_value=ABSENT)
 
 
 def _slate_of_pairs(batch: TableBatch) -> jax.Array:
-  """The slot of each pair of nodes, `[P]` int32, ABSENT of none."""
+  """The slate of each pair of nodes, `[P]` int32, ABSENT without one."""
   column = jnp.asarray(batch.pairs.groups[:, 0])
   return _slate_of(batch, column.at[batch.pairs.column].get(mode="fill", fill_value=ABSENT))
 

@@ -1,10 +1,9 @@
 """Pairs of configurable nodes whose layouts meet: one reaches the other, or both a third node.
 
-Layouts meet along the uses of tensors. The output of a configurable node passes through
-nodes that are not configurable, which may keep its layout. It ends at another configurable
-node (a direct pair), or meets the output of another configurable node at a node that the
-two enter by different operands (a meeting). There a copy may be needed if the two layouts
-do not fit.
+The output of a configurable node passes through nodes that are not configurable, which may keep its
+layout. It ends at another configurable node (a direct pair), or meets the output of another
+configurable node at a node with both among its operands (a meeting). If the two layouts differ, the
+compiler may insert a copy there.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.graph import OpGraph
 
 HOPS = 10
-MAX_HOPS = 200  # which 8 bits can count
+MAX_HOPS = 200  # fits into 8 bits
 MAX_PAIRS = 200_000
-# A node with more operands than this (the tuple at the end of a program, a long
-# concatenation) hosts no meetings: it would pair everything with everything.
+# Nodes with more operands (the tuple at the end of a program, a long concatenation) have no
+# meetings: they would pair all nodes.
 MEETING_OPERANDS = 4
 NO_OPERAND = 255
-_FEW = 20  # rows examined per wanted pair, at most; above, the number of hops is lowered
+_ROWS_PER_PAIR = 20  # most rows per allowed pair; beyond, the number of hops is lowered
 
 _TYPES, _PRODUCT = columns.NODE["element_type"], columns.NODE["shape"].stop - 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NodePairs:
-  """P pairs of configurable nodes; a pair occurs once for every node where it meets.
+  """P pairs of configurable nodes; two nodes form a pair for every node where they meet.
 
-  A direct pair has the node that is reached as its second end, which is also where the
-  two meet. In a meeting the first end is the one that arrives at the lower operand.
+  The second end of a direct pair is the node that the first end reaches, and where the two meet. In
+  a meeting the first end arrives at the lower operand.
   """
 
   ends: np.ndarray  # [P, 2] int32 numbers among the configurable nodes
   via: np.ndarray  # [P] int32 node where the two meet
   hops: np.ndarray  # [P, 2] uint8 edges from each end to `via`; 0 for the second of a direct pair
   operand: np.ndarray  # [P, 2] uint8 of `via` by which each end arrives, or NO_OPERAND
-  nbytes: np.ndarray  # [P, 2] float32 bytes of the smallest tensor on each way, 0 if it has none
-  hop_limit: int  # edges between two ends, at most; fewer than asked for after a fallback
+  nbytes: np.ndarray  # [P, 2] float32 bytes of the smallest tensor on each path, 0 without one
+  hop_limit: int  # most edges between two ends; lowered if there were too many pairs
 
   def __len__(self) -> int:
     return len(self.via)
@@ -55,13 +54,13 @@ class NodePairs:
 
 
 class Reached(NamedTuple):
-  """Nodes that configurable nodes come to, each by a shortest way; rows by hop."""
+  """Nodes that configurable nodes reach, each by a shortest path; rows by hop."""
 
   source: np.ndarray  # [M] int64 number among the configurable nodes
   node: np.ndarray  # [M] int64
   hops: np.ndarray  # [M] uint8 edges between the two, at least 1
-  operand: np.ndarray  # [M] uint8 operand of the node by which the way arrives
-  nbytes: np.ndarray  # [M] float32 bytes of the smallest tensor on the way
+  operand: np.ndarray  # [M] uint8 operand of the node at which the path arrives
+  nbytes: np.ndarray  # [M] float32 bytes of the smallest tensor on the path
 
   def at(self, which: np.ndarray) -> Reached:
     """The rows `which`, given by a mask or by numbers."""
@@ -71,8 +70,8 @@ class Reached(NamedTuple):
 def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
   """Bytes of each node's output `[N]` float32, from node features `[N, 140 or more]`.
 
-  Tuples and unknown element types have 0. The released products of dimensions have
-  been computed in 64 bits and may be negative where they overflowed: the size counts.
+  Tuples and unknown element types have 0. Released products of dimensions can be negative after an
+  overflow: their absolute value is used.
   """
   type_bytes = np.array([kind.bytes for kind in columns.ELEMENT_TYPES], np.float32)
   element = node_feat[:, _TYPES] @ type_bytes
@@ -82,17 +81,17 @@ def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
 def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) -> NodePairs:
   """All pairs of a graph whose ends are at most `hops` edges apart.
 
-  Ways are shortest ones; among equally short ones they go through the lowest node.
-  Where that gives more than `max_pairs` pairs, a warning names the graph and pairs
-  of fewer hops are returned; `hop_limit` says of how many.
+  Paths are shortest paths; of equally short paths the one through the lowest node is used. With
+  more than `max_pairs` pairs, a warning names the graph, and pairs of fewer hops (`hop_limit`) are
+  returned.
 
   Args:
     graph: its edges, configurable nodes and node features.
     hops: edges between two ends, counted through the node where they meet; 0 to `MAX_HOPS`.
-    max_pairs: most pairs wanted.
+    max_pairs: most pairs.
   """
   nbytes = tensor_bytes(graph.node_feat)
-  rows, limit = reached(graph, nbytes, hops=hops, max_rows=_FEW * max_pairs)
+  rows, limit = reached(graph, nbytes, hops=hops, max_rows=_ROWS_PER_PAIR * max_pairs)
   while (pairs := _pairs_within(graph, rows, limit, max_pairs)) is None:
     limit -= 1
   if limit < hops:
@@ -107,28 +106,28 @@ def reached(graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int) -> 
   Args:
     graph: its edges and configurable nodes.
     nbytes: `[N]` float32 bytes of each node's output.
-    hops: longest way.
-    max_rows: most rows; ways of the length that would exceed it are left out.
+    hops: length of the longest path.
+    max_rows: most rows; paths of a length that would exceed it are left out.
 
   Returns:
-    The rows, and the length of way up to which they are complete.
+    The rows, and the length of path up to which they are complete.
   """
   users = _users(graph)
   is_config = np.zeros(graph.num_nodes, bool)
   is_config[graph.config_node] = True
   source = np.arange(len(graph.config_node), dtype=np.int64)
   node, least = graph.config_node.astype(np.int64), nbytes[graph.config_node]
-  levels, seen, total = [], source * graph.num_nodes + node, 0
+  levels, earlier, total = [], source * graph.num_nodes + node, 0
   for hop in range(1, hops + 1):
     at, edge = users.of(node)
-    # Rows are sorted by source and node: of equal keys the first comes by the lowest node.
+    # Rows are sorted by source and node: the first of equal keys is through the lowest node.
     key, first = np.unique(source[at] * graph.num_nodes + users.node[edge], return_index=True)
-    new = ~np.isin(key, seen, assume_unique=True)
+    new = ~np.isin(key, earlier, assume_unique=True)
     at, edge = at[first[new]], edge[first[new]]
     total += len(at)
     if total > max_rows:
       return _joined(levels), hop - 1
-    seen = np.concatenate([seen, key[new]])
+    earlier = np.concatenate([earlier, key[new]])
     source, node, least = source[at], users.node[edge], least[at]
     levels.append(Reached(
         source, node, np.full(len(at), hop, np.uint8), users.operand[edge], least))
@@ -145,7 +144,7 @@ class _Users(NamedTuple):
   operand: np.ndarray  # [E] uint8 operand number of the consumer
 
   def of(self, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For every user of `node [n]` the place in `node` and the edge."""
+    """For every user of `node [n]` the index in `node`, and the edge."""
     count = self.start[node + 1] - self.start[node]
     at = np.repeat(np.arange(len(node)), count)
     within = np.arange(len(at)) - np.repeat(np.cumsum(count) - count, count)
@@ -154,7 +153,7 @@ class _Users(NamedTuple):
 
 def _users(graph: OpGraph) -> _Users:
   consumer, producer = graph.edge_index[:, 0].astype(np.int64), graph.edge_index[:, 1]
-  # The operand number is the place among the rows of one consumer, in file order.
+  # The operand number is the position among the rows of a consumer, in file order.
   by_consumer = np.argsort(consumer, kind="stable")
   ordered = consumer[by_consumer]
   number = np.empty(len(consumer), np.int64)
@@ -179,7 +178,7 @@ def _pairs_within(graph: OpGraph, rows: Reached, limit: int, max_pairs: int) -> 
   none = np.zeros(len(direct.node), np.uint8)
   ends = Reached(number[direct.node], direct.node, none, none + NO_OPERAND, none)
   places = _meeting_places(graph, places)
-  meetings = _meetings(places, limit, _FEW * max_pairs)
+  meetings = _meetings(places, limit, _ROWS_PER_PAIR * max_pairs)
   if meetings is None or len(direct.node) + len(meetings[0]) > max_pairs:
     return None
   first, second = (_joined([one, places.at(which)]) for one, which in zip((direct, ends), meetings))
@@ -193,13 +192,13 @@ def _pairs_within(graph: OpGraph, rows: Reached, limit: int, max_pairs: int) -> 
 def _meeting_places(graph: OpGraph, rows: Reached) -> Reached:
   """Rows at nodes of two to MEETING_OPERANDS operands, by node and operand."""
   operands = np.bincount(graph.edge_index[:, 0], minlength=graph.num_nodes)[rows.node]
-  kept = np.flatnonzero((operands > 1) & (operands <= MEETING_OPERANDS))
-  kept = kept[np.lexsort((rows.source[kept], rows.operand[kept], rows.node[kept]))]
-  return rows.at(kept)
+  order = np.flatnonzero((operands > 1) & (operands <= MEETING_OPERANDS))
+  order = order[np.lexsort((rows.source[order], rows.operand[order], rows.node[order]))]
+  return rows.at(order)
 
 
 def _meetings(places: Reached, limit: int, most: int) -> tuple[np.ndarray, np.ndarray] | None:
-  """Both rows of every meeting, or None if more than `most` would have to be looked at."""
+  """Both rows of every meeting; None if there are more than `most` candidates."""
   # Each row meets the rows of the same node with higher operands, which come after it.
   end = np.searchsorted(places.node, places.node, side="right")
   key = places.node * (NO_OPERAND + 1) + places.operand

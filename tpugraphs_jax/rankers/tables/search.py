@@ -2,17 +2,16 @@
 
     cost(x) = sum over g of unary[g][x_g] + sum over (g, h) of pairs[g, h][x_g, x_h]
 
-Groups are eliminated one after the other. A table over the neighbours of a group replaces
-the group: it holds the lowest cost that the group can have for every choice of the neighbours.
-For groups with one or two neighbours, solvers of partitioned boolean quadratic problems call
-this a reduction of degree 1 or 2 (Scholz and Eckstein, LCTES 2002). It is exact for any number
-of neighbours whose table fits. A table that does not fit is cut into smaller ones, which
-give a lower bound of the cost (mini-buckets: Dechter and Rish, JACM 2003).
+Groups are eliminated one after the other. A group is replaced by a table over its neighbours, with
+the lowest cost of the group for every choice of the neighbours. For groups with one or two
+neighbours, solvers of partitioned boolean quadratic problems call this a reduction of degree 1 or 2
+(Scholz and Eckstein, LCTES 2002). It is exact while tables fit. A table that does not fit is split
+into smaller tables, which give a lower bound of the cost (mini-buckets: Dechter and Rish, JACM
+2003).
 
-Then the groups get their choices in the opposite order, and the best partial choices are
-kept after each group. The tables bound the cost of the groups without a choice from below.
-Where no table was cut the bound is the cost itself, and the n choices kept are the n best of
-all.
+Then groups get their choices in the opposite order, with a beam of the best partial choices. The
+tables bound the cost of the remaining groups from below. Without split tables the bound is the
+cost, and the n best partial choices lead to the n best choices.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ import numpy as np
 TABLE_LIMIT = 1 << 18
 BEAM = 128
 RESTARTS = 8
-_FIRST_CHARGE = 0.9  # of the largest gain: the group that gains most still changes
-_KICKED = 0.1  # share of the groups whose choice is drawn anew at a restart
+_FIRST_CHARGE = 0.9  # of the largest gain, so that the group with the largest gain changes
+_RESTART_SHARE = 0.1  # of groups with a random choice at a restart
 
 Pairs = Mapping[tuple[int, int], np.ndarray]
 
@@ -40,11 +39,11 @@ class Proposals:
   choice: np.ndarray  # [n, groups] int64
   cost: np.ndarray  # [n] float64
   bound: float  # no choice costs less
-  is_exact: bool  # these are the n cheapest of all, ties aside
+  is_exact: bool  # these are the n cheapest, except for ties
 
   @property
   def gap(self) -> float:
-    """How much cheaper than the cheapest here another choice could be, at most."""
+    """Bound of the distance of the cheapest proposal from the optimum."""
     return max(float(self.cost.min()) - self.bound, 0.0)
 
 
@@ -63,26 +62,25 @@ class _Bucket(NamedTuple):
   """One eliminated group."""
 
   group: int
-  tables: list[_Table]  # all that concern it and groups eliminated later
-  messages: list[_Table]  # the least cost of parts of them over its choices
+  tables: list[_Table]  # of the group and groups eliminated later
+  messages: list[_Table]  # minima over the choices of the group, of sums of tables
 
 
 def propose(
     unary: Sequence[np.ndarray], pairs: Pairs, n: int, *, table_limit: int = TABLE_LIMIT,
     beam: int = BEAM, restarts: int = RESTARTS, seed: int = 0,
 ) -> Proposals:
-  """The n cheapest choices, or as many as there are.
+  """The n cheapest choices; fewer if there are fewer.
 
   Args:
-    unary: per group the costs of its choices, `[choices]`.
-    pairs: for (g, h) costs `[choices of g, choices of h]`; a group with itself counts
-      where both agree.
-    n: how many.
-    table_limit: entries of the largest table. Where more are needed the result is not
-      exact, and a lower bound is given with it.
-    beam: partial choices kept where the result is not exact, at least n.
-    restarts: how often the best found are then changed at random and improved again.
-    seed: of these changes.
+    unary: costs `[choices]` of each group.
+    pairs: costs `[choices of g, choices of h]` of (g, h); for (g, g) the diagonal is used.
+    n: number of choices.
+    table_limit: most entries of a table. If more are needed, the result is not exact.
+    beam: number of partial choices, at least n, if the result is not exact.
+    restarts: number of random changes of the best choices, each with a descent, if the result is
+      not exact.
+    seed: of random changes.
 
   Raises:
     ValueError: n is below 1, or costs are not finite.
@@ -103,45 +101,44 @@ def propose(
 def propose_near(
     unary: Sequence[np.ndarray], pairs: Pairs, start: np.ndarray, n: int, **options: Any
 ) -> Proposals:
-  """Up to n choices on the way from a trusted one to the cheapest of all.
+  """Up to n choices between a trusted choice and the cheapest.
 
-  Predicted costs are wrong, and the cheapest of very many choices is often one whose cost
-  is predicted too low. So every group pays a charge if its choice is not the trusted one,
-  and the cheapest choice is searched under charges that are halved each time. Under the
-  first charge the group changes whose change is predicted to save most; under the last,
-  zero, the cheapest of all is found. The next best of all make up the number.
+  Predicted costs have errors, and the cheapest of many choices is often one whose cost is predicted
+  too low. Every group therefore pays a charge if it differs from the trusted choice, and the charge
+  is halved for each proposal. The first charge lets the group change that saves most; the last, 0,
+  gives the cheapest choice. The next best choices fill up the number.
 
   Args:
     unary: as in `propose`.
     pairs: as in `propose`.
-    start: `[groups]` int, the trusted choice, for instance the compiler's own.
-    n: how many, with distinct choices.
+    start: `[groups]` int, the trusted choice, for instance the default of the compiler.
+    n: number of distinct choices.
     **options: of `propose`.
 
   Returns:
-    As `propose`, but in the order of falling charges, so from few changes to many, then the
-    next best. The trusted choice itself is left out, unless there is no other. `bound` and
-    `is_exact` are of the cheapest of all.
+    As `propose`, ordered by falling charges, from few changes to many, then the next best. The
+    trusted choice is left out, unless there is no other. `bound` and `is_exact` are of the cheapest
+    choice.
 
   Raises:
     ValueError: as `propose`.
   """
   cheapest = propose(unary, pairs, n, **options)
   gain = _largest_gain(unary, pairs, start)
-  found: list[np.ndarray] = []
+  choices: list[np.ndarray] = []
   for charge in gain * _FIRST_CHARGE * 2.0 ** -np.arange(n - 1) if gain > 0 else ():
     charged = [costs + charge * (np.arange(len(costs)) != choice)
                for costs, choice in zip(unary, start)]
-    found += list(propose(charged, pairs, 1, **options).choice)
-  ways = np.stack([*found, *cheapest.choice])
-  _, first = np.unique(ways, axis=0, return_index=True)
-  kept = ways[np.sort(first)]
-  kept = kept[(kept != start).any(axis=1)] if len(kept) > 1 else kept
-  return Proposals(kept[:n], total(unary, pairs, kept[:n]), cheapest.bound, cheapest.is_exact)
+    choices += list(propose(charged, pairs, 1, **options).choice)
+  choice = np.stack([*choices, *cheapest.choice])
+  _, first = np.unique(choice, axis=0, return_index=True)
+  choice = choice[np.sort(first)]
+  choice = choice[(choice != start).any(axis=1)] if len(choice) > 1 else choice
+  return Proposals(choice[:n], total(unary, pairs, choice[:n]), cheapest.bound, cheapest.is_exact)
 
 
 def _largest_gain(unary, pairs, start: np.ndarray) -> float:
-  """How much the cheapest change of one group saves; 0 if none saves anything."""
+  """The largest saving by a change of one group; 0 if no change saves anything."""
   around = [np.array(costs, np.float64) for costs in unary]
   for (g, h), costs in pairs.items():
     if g == h:
@@ -180,23 +177,23 @@ def total(unary: Sequence[np.ndarray], pairs: Pairs, choice: np.ndarray) -> np.n
 
 
 def _checked(unary, pairs) -> tuple[list[np.ndarray], dict[tuple[int, int], np.ndarray]]:
-  """Float64 costs, pairs in ascending order and none of a group with itself."""
+  """Float64 costs, with ascending pairs; pairs of a group with itself are added to `unary`."""
   unary = [np.array(costs, np.float64) for costs in unary]
-  joined: dict[tuple[int, int], np.ndarray] = {}
+  ascending: dict[tuple[int, int], np.ndarray] = {}
   for (g, h), costs in pairs.items():
     costs = np.asarray(costs, np.float64)
     if g == h:
       unary[g] += np.diagonal(costs)
       continue
     key, costs = ((g, h), costs) if g < h else ((h, g), costs.T)
-    joined[key] = joined.get(key, 0) + costs
-  if not all(np.isfinite(costs).all() for costs in (*unary, *joined.values())):
+    ascending[key] = ascending.get(key, 0) + costs
+  if not all(np.isfinite(costs).all() for costs in (*unary, *ascending.values())):
     raise ValueError("costs are not finite: give a choice that is not allowed a large cost")
-  return unary, joined
+  return unary, ascending
 
 
 def _eliminate(unary, pairs, limit: int) -> tuple[list[_Bucket], float]:
-  """Eliminates every group, that with the smallest new table first; the cost that is left."""
+  """Eliminates groups, the one with the smallest new table first; returns also the bound."""
   sizes = np.array([len(costs) for costs in unary])
   around = [set() for _ in unary]
   tables: list[list[_Table]] = [[_Table((g,), costs)] for g, costs in enumerate(unary)]
@@ -228,7 +225,7 @@ def _eliminate(unary, pairs, limit: int) -> tuple[list[_Bucket], float]:
 
 
 def _bucket(group: int, tables: list[_Table], limit: int) -> _Bucket:
-  """Puts tables together while the result fits, largest first, and takes the minima."""
+  """Adds tables while the sum fits, largest first, and takes minima over the group."""
   sizes = {g: n for table in tables for g, n in zip(table.groups, table.cost.shape)}
   parts: list[tuple[set[int], list[_Table]]] = []
   for table in sorted(tables, key=lambda t: -t.cost.size):
@@ -242,61 +239,61 @@ def _bucket(group: int, tables: list[_Table], limit: int) -> _Bucket:
   messages = []
   for groups, members in parts:
     order = (group, *sorted(groups - {group}))
-    joined = functools.reduce(np.add, [_spread(table, order) for table in members])
-    messages.append(_Table(order[1:], np.asarray(joined.min(axis=0))))
+    costs = functools.reduce(np.add, [_with_axes(table, order) for table in members])
+    messages.append(_Table(order[1:], np.asarray(costs.min(axis=0))))
   return _Bucket(group, tables, messages)
 
 
-def _spread(table: _Table, order: tuple[int, ...]) -> np.ndarray:
-  """The costs with an axis for each group of `order`, of size 1 where it has none."""
+def _with_axes(table: _Table, order: tuple[int, ...]) -> np.ndarray:
+  """The costs with an axis per group of `order`, of size 1 for groups that it does not have."""
   axes = sorted(range(len(table.groups)), key=lambda i: order.index(table.groups[i]))
   shape = [table.cost.shape[table.groups.index(g)] if g in table.groups else 1 for g in order]
   return table.cost.transpose(axes).reshape(shape)
 
 
 def _assign(buckets: Sequence[_Bucket], bound: float, groups: int, beam: int) -> np.ndarray:
-  """Choices of all groups `[n, groups]`, the last eliminated first; at most `beam` are kept."""
+  """Assigns groups in reverse order of elimination, with a beam: `[<= beam, groups]`."""
   choice, estimate = np.zeros((1, groups), np.int64), np.array([bound])
   for bucket in reversed(buckets):
-    # The cost of the group with each choice, in place of its least possible cost.
+    # The cost of the group with each choice replaces its least cost.
     size = next(table for table in bucket.tables if table.groups == (bucket.group,)).cost.size
-    tried = np.repeat(choice, size, axis=0)
-    tried[:, bucket.group] = np.tile(np.arange(size), len(choice))
+    choice = np.repeat(choice, size, axis=0)
+    choice[:, bucket.group] = np.tile(np.arange(size), len(estimate))
     value = np.repeat(estimate, size)
-    value += sum(table.at(tried) for table in bucket.tables)
-    value -= sum(np.broadcast_to(message.at(tried), value.shape) for message in bucket.messages)
-    kept = np.argsort(value, kind="stable")[:beam]
-    choice, estimate = tried[kept], value[kept]
+    value += sum(table.at(choice) for table in bucket.tables)
+    value -= sum(np.broadcast_to(message.at(choice), value.shape) for message in bucket.messages)
+    best = np.argsort(value, kind="stable")[:beam]
+    choice, estimate = choice[best], value[best]
   return choice
 
 
 def _improved(unary, pairs, choice: np.ndarray, restarts: int, rng) -> np.ndarray:
-  """Distinct choices after descents from the given ones and from changed copies, `[n, groups]`."""
-  beside = [[] for _ in unary]
+  """Improves choices by descents, also from randomly changed copies: distinct `[n, groups]`."""
+  neighbours = [[] for _ in unary]
   for (g, h), costs in pairs.items():
-    beside[g].append((h, costs.T))
-    beside[h].append((g, costs))
-  pool = np.unique(np.concatenate([choice, _descend(unary, beside, choice)]), axis=0)
+    neighbours[g].append((h, costs.T))
+    neighbours[h].append((g, costs))
+  pool = np.unique(np.concatenate([choice, _descend(unary, neighbours, choice)]), axis=0)
   for _ in range(restarts):
     best = pool[np.argsort(total(unary, pairs, pool), kind="stable")[: len(choice)]]
-    drawn = np.stack([rng.integers(0, len(costs), len(best)) for costs in unary], axis=1)
-    kicked = np.where(rng.random(best.shape) < _KICKED, drawn, best)
-    pool = np.unique(np.concatenate([best, _descend(unary, beside, kicked)]), axis=0)
+    random = np.stack([rng.integers(0, len(costs), len(best)) for costs in unary], axis=1)
+    start = np.where(rng.random(best.shape) < _RESTART_SHARE, random, best)
+    pool = np.unique(np.concatenate([best, _descend(unary, neighbours, start)]), axis=0)
   return pool
 
 
-def _descend(unary, beside, choice: np.ndarray) -> np.ndarray:
-  """Gives one group after the other its cheapest choice until none changes."""
+def _descend(unary, neighbours, choice: np.ndarray) -> np.ndarray:
+  """Coordinate descent: sets each group to its cheapest choice, until no group changes."""
   choice, changed = choice.copy(), True
   while changed:
     changed = False
     for g, costs in enumerate(unary):
-      given = costs[None] + sum(
-          (table[choice[:, h]] for h, table in beside[g]), np.zeros((len(choice), len(costs))))
-      best = given.argmin(axis=1)
-      # A change must gain something, or equal costs would go round for ever.
-      gain = np.take_along_axis(given, np.stack([choice[:, g], best], axis=1), axis=1)
-      better = gain[:, 1] < gain[:, 0] - 1e-12 * np.abs(gain[:, 0])
+      value = costs[None] + sum((table[choice[:, h]] for h, table in neighbours[g]),
+                                np.zeros((len(choice), len(costs))))
+      best = value.argmin(axis=1)
+      # A change must save something: equal costs would alternate forever.
+      old, new = np.take_along_axis(value, np.stack([choice[:, g], best], axis=1), axis=1).T
+      better = new < old - 1e-12 * np.abs(old)
       changed |= bool(better.any())
       choice[better, g] = best[better]
   return choice

@@ -1,15 +1,14 @@
-"""The choices of configurations as small numbers, each of which has a cost in a score table.
+"""Terms of score tables: the choices of groups, and the pairs of groups with a cost.
 
-A score table has a cost for every choice of a group of nodes (a unary term) and for every
-two choices of groups whose layouts meet (a pair term). Choices are numbered within each
-group, over the rows that occur there:
+A score table has a cost for every choice of a group of nodes (a unary term) and for every two
+choices of two groups whose layouts meet (a pair term):
 
-    choice of a group         0, 1, ... for the rows that configurations give it
-    configuration             its choice in every group
+    choice of a group         0, 1, ... for the rows that it has in some configuration
+    configuration             a choice for every group
     pair of groups            a column with a cost for every two choices
 
-The score of a configuration is the sum of its costs. Nodes of one group choose alike,
-so that their costs add up in one place.
+The score of a configuration is the sum of its costs. Nodes of a group have equal choices, and
+their costs are added.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from tpugraphs_jax.rankers.tables import node_pairs
 
 # Real groups have at most nine rows. Tables of pairs grow with the square.
 MAX_CHOICES = 64
-_BLOCK_CONFIGS = 4096  # at a time
-_BLOCK_CELLS = 1 << 18  # numbers at a time, so that they stay in a core's cache
+_BLOCK_CONFIGS = 4096  # configurations at a time
+_BLOCK_CELLS = 1 << 18  # costs at a time, which fit into the cache of a core
 
 
 class Costs(NamedTuple):
@@ -46,7 +45,7 @@ class Terms:
   """
 
   pairs: node_pairs.NodePairs
-  pair_column: np.ndarray  # [P] int32 column of each pair of nodes, -1 if it was given up
+  pair_column: np.ndarray  # [P] int32 column of each pair of nodes, -1 without a column
   is_turned: np.ndarray  # [P] bool: the first end is in the second group of its column
   columns: np.ndarray  # [Q, 2] int32 groups, first <= second, ascending
   row: np.ndarray  # [terms] int32 dictionary row, group after group, ascending within
@@ -115,20 +114,20 @@ class Terms:
     return total
 
   def _blocks(self, group_row: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Configurations some at a time: which, and their choices `[B, c]` int32."""
+    """Blocks of configurations: their slice, and their choices `[B, c]` int32."""
     groups = len(self.row_start) - 1
-    known = np.full((groups, int(self.row.max(initial=-1)) + 2), -1, np.int32)
-    known[np.repeat(np.arange(groups), self.counts), self.row] = (
+    choice_of = np.full((groups, int(self.row.max(initial=-1)) + 2), -1, np.int32)
+    choice_of[np.repeat(np.arange(groups), self.counts), self.row] = (
         np.arange(len(self.row)) - np.repeat(self.row_start[:-1], self.counts))
     for start in range(0, len(group_row), _BLOCK_CONFIGS):
       block = slice(start, start + _BLOCK_CONFIGS)
       row = np.ascontiguousarray(group_row[block].T).astype(np.intp)
-      code = known[np.arange(groups)[:, None], np.minimum(row, known.shape[1] - 1)]
+      code = choice_of[np.arange(groups)[:, None], np.minimum(row, choice_of.shape[1] - 1)]
       if (code < 0).any():
         group, config = np.argwhere(code < 0)[0]
         raise ValueError(
             f"configuration {start + config} gives group {group} the row {row[group, config]}, "
-            "which is none of its choices; find the terms of all configurations to be scored")
+            "which is none of its choices; compute the terms from all configurations to score")
       yield block, code
 
 

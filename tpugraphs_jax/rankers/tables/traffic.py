@@ -1,12 +1,11 @@
-"""Score tables from what choices move: padded bytes, and a few facts about the tensor.
+"""Score tables from memory traffic: padded bytes of choices, and features of their tensors.
 
-The TPU compiler's estimate of a program is nearly its memory traffic, and changes of the orders
-of outputs nearly add up. So a choice costs its padded bytes, relative to those of the program's
-convolutions and dots, times a factor that a small network finds from `choice_features`. There
-is no message passing: a hundred programs are too few to learn it from (docs/records/own_models.md).
-A choice that is left to the compiler costs nothing, and neither does the order that the compiler
-takes by itself, which is the layout of the node. So a score is what a configuration costs beyond
-the compiler's own.
+The TPU compiler's estimate of a program is nearly its memory traffic, and changes of output orders
+nearly add up. The cost of a choice is its padded bytes, relative to the bytes of the program's
+convolutions and dots, times a factor from a small network on `choice_features`. There is no message
+passing: a hundred programs are too few to learn it (docs/records/own_models.md). An order that is
+left to the compiler costs 0, and so does the compiler's default order, which is the layout of the
+node. A score is therefore the cost of a configuration beyond the compiler's default.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _LARGEST = 6.0  # logarithm of the largest factor
 
 
 def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
-  """Facts about a tensor and a layout on which the cost of a choice depends.
+  """Features of the tensor and the layout of each choice.
 
   Args:
     graph: with the released node features and `LayoutConfigs`.
@@ -43,11 +42,11 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
     row: `[U]` dictionary rows.
 
   Returns:
-    `[U, F]` float32. First the padded bytes of the output in the chosen order, over the bytes
-    that the program's convolutions and dots read and write in the order that pads least; 0
-    where the order is left to the compiler or `changes_nothing`. Then padding, the padding of the
-    reversed order and of the best one, which dimensions are minor, bytes, kind of the node, and
-    what uses it, directly and beyond nodes that keep its shape.
+    `[U, F]` float32. First the padded bytes of the output in the order of the choice, divided by
+    the bytes that convolutions and dots of the program read and write with least padding; 0 where
+    the order is left to the compiler or `changes_nothing`. Then padding, the padding of the
+    reversed and of the best order, minor dimensions, bytes, kind of the node, and its users, direct
+    and behind nodes that keep the shape.
   """
   feat, at = graph.node_feat, graph.config_node[node]
   dims = feat[:, feature_blocks.DIMENSIONS]
@@ -55,22 +54,22 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   minor, second = graph.configs.rows[row, :2].astype(int).T
   rank, is_open = (dims > 0).sum(axis=1)[at], minor < 0
   size = lambda axis: np.where(axis < 0, 0, dims[at, np.maximum(axis, 0)])
-  chosen, turned = _padding(size(minor), size(second)), _padding(size(second), size(minor))
+  own, turned = _padding(size(minor), size(second)), _padding(size(second), size(minor))
   least = _least_padding(dims)
   total = max(_contracted(graph, nbytes * np.exp(least)), 1.0)
   moved = lambda padding: nbytes[at] * np.exp(padding) / total
-  more = lambda other: np.log1p(100 * np.maximum(moved(chosen) - moved(other), 0))
+  more = lambda other: np.log1p(100 * np.maximum(moved(own) - moved(other), 0))
   convolution, dot = (graph.node_opcode[at] == opcode for opcode in feature_blocks.CONTRACTIONS)
   batch, feature = (
       feat[at, NODE[f"output_{name}_dimension"].start] for name in ("batch", "feature"))
   is_weight = convolution & (batch > 0)
-  gain, users = chosen - turned, _users(graph)
+  gain, users = own - turned, _users(graph)
   columns = [
-      moved(chosen) * ~changes_nothing(graph, node, row), chosen, gain, np.maximum(gain, 0),
-      np.abs(gain) < 0.01, chosen - least[at],
+      moved(own) * ~changes_nothing(graph, node, row), own, gain, np.maximum(gain, 0),
+      np.abs(gain) < 0.01, own - least[at],
       least[at], feature_blocks.padding(size(minor), feature_blocks.LANES),
-      np.log(moved(least[at]) + 1e-4), np.log1p(nbytes[at] * np.exp(chosen)) / 10,
-      np.log1p(100 * moved(chosen)), more(least[at]), more(turned),
+      np.log(moved(least[at]) + 1e-4), np.log1p(nbytes[at] * np.exp(own)) / 10,
+      np.log1p(100 * moved(own)), more(least[at]), more(turned),
       convolution & ~is_weight, is_weight, dot, ~(convolution | dot),
       gain * convolution, gain * dot, convolution & (minor == feature),
       convolution & (minor == batch), minor == rank - 1, minor == 0, second == minor - 1,
@@ -82,13 +81,13 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
 
 
 def changes_nothing(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
-  """Whether choices `[U]` are the layouts of their nodes, and users have these layouts too.
+  """Whether choices `[U]` are the default layouts of their nodes and users.
 
   In `data/own`, training and validation programs, 91 % of such choices have the label of the
-  compiler's own; where a user of the same shape has another layout, none has.
+  compiler's default; where a user of the same shape has another layout, none has.
 
   Args:
-    graph: whose nodes have the layouts that the compiler chooses by itself.
+    graph: its nodes have the compiler's default layouts.
     node: `[U]` numbers among the configurable nodes.
     row: `[U]` dictionary rows.
   """
@@ -102,7 +101,7 @@ def is_own(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
   """Whether choices `[U]` are the layouts of their nodes; arguments as `changes_nothing`."""
   layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
   rank = (graph.node_feat[:, feature_blocks.DIMENSIONS] > 0).sum(axis=1)[at]
-  # Dimensions that the row does not name follow from the last to the first.
+  # Dimensions that are missing in the row follow, from the last to the first.
   named = graph.configs.rows[row, :MAX_RANK, None] == np.arange(MAX_RANK)
   place = np.where(named.any(axis=1), named.argmax(axis=1), 2 * MAX_RANK - np.arange(MAX_RANK))
   is_there = np.arange(MAX_RANK) < rank[:, None]
@@ -137,10 +136,10 @@ def _contracted(graph: OpGraph, nbytes: np.ndarray) -> float:
 
 
 def _users(graph: OpGraph) -> np.ndarray:
-  """Facts about the users of each node, `[N, 18]` bool.
+  """Features of the users of each node, `[N, 18]` bool.
 
-  For each kind of `USERS` whether a user has it, then whether a user has it behind nodes that keep
-  the shape; at last whether the node has no user, and whether it has several.
+  For each kind of `USERS`, whether a user has it; then the same, also behind nodes that keep the
+  shape; then whether the node has no user, and whether it has several.
   """
   (consumer, producer), opcode = graph.edge_index.T, graph.node_opcode
   ids, direct = opcode_ids(), np.zeros((graph.num_nodes, len(USERS)), bool)
@@ -198,10 +197,10 @@ class TrafficTables(base.Network):
     return self.costs(batch, train=False)[..., 0], None
 
   def costs(self, batch: TableBatch, *, train: bool) -> jax.Array:
-    """Costs `[K, R, 1]` float32 of the choices of nodes; 0 is left to the compiler."""
-    traffic, told = jnp.split(jnp.asarray(batch.choices.feat), [1], axis=-1)
+    """Costs `[K, R, 1]` float32 of the choices of nodes; 0 for orders left to the compiler."""
+    traffic, feat = jnp.split(jnp.asarray(batch.choices.feat), [1], axis=-1)
     slate_of = jnp.asarray(batch.group_graph).at[batch.choices.group].get(
         mode="fill", fill_value=ABSENT)
-    state = self.dropped(nn.gelu(self.state(told)), slate_of, len(batch.target), train=train)
+    state = self.dropped(nn.gelu(self.state(feat)), slate_of, len(batch.target), train=train)
     factor = self.factor(state).astype(jnp.float32)
     return traffic * jnp.exp(jnp.clip(factor, -_LARGEST, _LARGEST))
