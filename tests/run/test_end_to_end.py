@@ -130,8 +130,7 @@ def test_two_devices_equal_one(jobs):
 def test_synthetic_data_are_made_when_asked_for_and_named_as_synthetic(jobs):
   told, workdir = jobs.ended["tile_no_data"].told, jobs.workdir("tile_no_data")
   (made,) = [line for line in told if line.startswith("--synthetic")]
-  assert made == (f"--synthetic: tiny synthetic data in {workdir / 'synthetic'}, which measure no "
-                  "real program")
+  assert str(workdir / "synthetic") in made and "not measured" in made
   assert "SYNTHETIC" in jobs.ended["tile_no_data"].page["labels"]
   assert (workdir / "results.csv").exists()
 
