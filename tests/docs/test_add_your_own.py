@@ -85,6 +85,13 @@ def test_a_recipe_runs_as_it_is_written(title, data_root, tmp_path, monkeypatch)
   for workdir in workdirs:
     assert submission.HEADER in (workdir / "results.csv").read_text()
     assert (workdir / "model.npz").exists()
+  if title == "A published system":
+    shown = run([sys.executable, str(commands.ROOT / "run_layout.py"), "--config=my_system.py",
+                 "--print_config"], tmp_path).stdout
+    assert "--config.model.width=16" in shown and "width of node features" in shown
+    monkeypatch.chdir(tmp_path)  # in one process a file can be loaded again
+    first, second = (tpugraphs_jax.load_config("my_system.py:nlp-default") for _ in range(2))
+    assert first == second and first.data.source == "nlp"
   if title == "A model":
     monkeypatch.chdir(tmp_path)
     graph = npz.read_layout(npz.split_files(data_root, "layout:xla:random", "test")[0])

@@ -101,10 +101,12 @@ def _definitions(path: Path) -> dict[str, Any]:
   """Runs a config file and returns its names.
 
   A file outside of `folder()` is imported as a module, so that it can register parts and list
-  itself in `extensions`.
+  itself in `extensions`. It runs anew each time, because it may have changed.
   """
-  name = path.stem
-  if path.parent.resolve() == folder().resolve() or name in sys.modules or not name.isidentifier():
+  name, path = path.stem, path.resolve()
+  known = getattr(sys.modules.get(name), "__file__", None)
+  is_taken = name in sys.modules and (known is None or Path(known).resolve() != path)
+  if path.parent == folder().resolve() or is_taken or not name.isidentifier():
     return runpy.run_path(str(path))
   spec = importlib.util.spec_from_file_location(name, path)
   module = sys.modules[name] = importlib.util.module_from_spec(spec)
