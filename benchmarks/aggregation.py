@@ -19,7 +19,7 @@ import timing
 import workloads
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.infra import machine
 from tpugraphs_jax.nn import aggregation
 
 _SIZES = ((48_000, 32), (6_000, 16 * 32), (20_000, 16 * 32), (5_000, 64 * 128))
@@ -91,5 +91,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.keep_freed()
+  machine.keep_freed()
   main()

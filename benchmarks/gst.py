@@ -27,7 +27,7 @@ import timing
 import workloads
 
 from configs import layout as layout_config
-from tpugraphs_jax.infra import host_memory, parallel
+from tpugraphs_jax.infra import machine, parallel
 from tpugraphs_jax.run import training
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import log
@@ -107,5 +107,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.keep_freed()
+  machine.keep_freed()
   main()

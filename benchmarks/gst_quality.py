@@ -25,7 +25,7 @@ import numpy as np
 import timing
 
 from tpugraphs_jax.collections import SYNTHETIC
-from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.infra import machine
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
 from tpugraphs_jax.serve import judge
@@ -158,5 +158,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.keep_freed()
+  machine.keep_freed()
   main()

@@ -1,13 +1,13 @@
-"""Runs `layout_step.py` with glibc's defaults and with `host_memory.keep_freed`.
+"""Runs `layout_step.py` with glibc's defaults and with `machine.keep_freed`.
 
-    python benchmarks/host_memory.py --out host_memory.json
+    python benchmarks/host_memory.py --out machine.json
 """
 
 import os
 
 import timing
 
-# `host_memory.keep_freed` does nothing unless GLIBC_TUNABLES is empty.
+# `machine.keep_freed` does nothing unless GLIBC_TUNABLES is empty.
 _SETTINGS = {"default": "glibc.malloc.hugetlb=0", "kept": ""}
 
 

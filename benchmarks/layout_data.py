@@ -33,7 +33,7 @@ import workloads
 from configs import layout as layout_config
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.data import graph_folder, npz, store
-from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.infra import machine
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
 
@@ -242,5 +242,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.keep_freed()
+  machine.keep_freed()
   main()

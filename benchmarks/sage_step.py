@@ -10,7 +10,7 @@ import comparison
 import plain
 import workloads
 
-from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.infra import machine
 from tpugraphs_jax.rankers.layout import sage
 
 
@@ -22,5 +22,5 @@ def case() -> comparison.Case:
 
 
 if __name__ == "__main__":
-  host_memory.keep_freed()
+  machine.keep_freed()
   comparison.run(__doc__, "sage_step.py", comparison.Training, case, repeats=3)

@@ -11,7 +11,7 @@ import plain
 import timing
 import workloads
 
-from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.infra import machine
 from tpugraphs_jax.rankers.layout import res_model
 
 _NODES = (5_000, 10_000, 20_000, 40_000)
@@ -43,5 +43,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.keep_freed()
+  machine.keep_freed()
   main()

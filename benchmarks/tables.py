@@ -38,7 +38,7 @@ import workloads
 from configs import layout as layout_config
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching, plan
-from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.infra import machine
 from tpugraphs_jax.rankers.tables import batches as table_batching
 from tpugraphs_jax.rankers.tables import node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
@@ -234,5 +234,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.keep_freed()
+  machine.keep_freed()
   main()

@@ -26,7 +26,7 @@ Modules: `hlo` (graphs of your own programs), `collect` (labels for them), `metr
 
 from etils import epy
 
-from tpugraphs_jax.infra import libtpu
+from tpugraphs_jax.infra import machine
 
 __version__ = "0.1.0"
 __all__ = ["Ensemble", "OpGraph", "apply", "collect", "explain", "hlo", "load", "load_config",
@@ -46,4 +46,4 @@ with epy.lazy_api_imports(globals()):  # loaded when first used: importing the p
   from tpugraphs_jax.serve.ensemble import Ensemble
   from tpugraphs_jax.serve.ranker import explain, load, propose, rank
 
-libtpu.be_quiet()
+machine.be_quiet()

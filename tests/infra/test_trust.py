@@ -19,7 +19,7 @@ from tpugraphs_jax import collections, hlo, submission
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo import __main__ as hlo_command
-from tpugraphs_jax.infra import console, host_memory, remote, trust
+from tpugraphs_jax.infra import console, machine, remote, trust
 from tpugraphs_jax.serve import judge, model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 
@@ -147,7 +147,7 @@ def bombs(folder, shape=(1 << 28,)):
 
 
 def test_a_few_kilobytes_take_no_gigabyte(tmp_path, monkeypatch):
-  monkeypatch.setattr(host_memory, "available", lambda: 1 << 27)
+  monkeypatch.setattr(machine, "available", lambda: 1 << 27)
   for path in bombs(tmp_path, (1 << 26,)):
     def read():
       with npz.NpzArchive(path) as archive:
@@ -172,11 +172,11 @@ def test_available_memory_is_that_of_the_tightest_limit(tmp_path, monkeypatch):
            "current": "15360", "memory.stat": "anon 7\ninactive_file 4120\nactive_file 1000\n"}
   for name, text in files.items():
     (tmp_path / name).write_text(text)
-  monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "meminfo")
-  monkeypatch.setattr(host_memory, "_groups", lambda: [(tmp_path, "max", "current")])
-  assert host_memory.available() == 30720
+  monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "meminfo")
+  monkeypatch.setattr(machine, "_groups", lambda: [(tmp_path, "max", "current")])
+  assert machine.available() == 30720
   (tmp_path / "max").write_text("max\n")
-  assert host_memory.available() == 51200
+  assert machine.available() == 51200
 
 
 # Names.
@@ -260,8 +260,8 @@ def test_every_reader_of_json_refuses_what_is_none(data, tmp_path):
 def test_a_reader_whose_memory_is_limited_says_so(tmp_path):
   path = tmp_path / "big.npz"
   np.savez(path, node_feat=np.zeros((1 << 20, 140), np.float32))
-  script = ("import sys\nfrom tpugraphs_jax.infra import host_memory\n"
-            "from tpugraphs_jax.data import npz\nhost_memory.limit(300 << 20)\n"
+  script = ("import sys\nfrom tpugraphs_jax.infra import machine\n"
+            "from tpugraphs_jax.data import npz\nmachine.limit(300 << 20)\n"
             "with npz.NpzArchive(sys.argv[1]) as a:\n  a.read('node_feat')\n")
   ended = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
   assert "of memory that are available" in ended.stderr.splitlines()[-1]

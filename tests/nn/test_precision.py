@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tpugraphs_jax.nn.precision import Precise
+from tpugraphs_jax.nn.layers import Precise
 
 
 class Network(Precise):

@@ -21,7 +21,7 @@ import numpy as np
 
 from tpugraphs_jax import collections, columns, graph
 from tpugraphs_jax.data import factoring
-from tpugraphs_jax.infra import console, files, host_memory, remote, trust
+from tpugraphs_jax.infra import console, files, machine, remote, trust
 
 _SUFFIX = ".npy"
 # Other methods can expand a kilobyte to a gigabyte.
@@ -158,7 +158,7 @@ class NpzArchive(contextlib.AbstractContextManager):
                      f"{_REMEDY}") from error
 
   def _check_memory(self, name: str, member: Member, needed: int) -> None:
-    if needed > (available := host_memory.available()):
+    if needed > (available := machine.available()):
       self.fail(name, f"of shape {member.shape} takes {console.size(needed)}, more than the "
                 f"{console.size(available)} of memory that are available")
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tpugraphs_jax.infra import console, host_memory
+from tpugraphs_jax.infra import console, machine
 
 _SECONDS = 600.0  # limit for one text; a program of 40,000 instructions takes less than 2
 _REFUSED = 3  # exit status where the parser said why
@@ -29,7 +29,7 @@ def module_of(text: str, where: str) -> bytes:
   """
   try:
     process = subprocess.run(
-        [sys.executable, "-m", __name__, str(host_memory.available())], input=text.encode(),
+        [sys.executable, "-m", __name__, str(machine.available())], input=text.encode(),
         capture_output=True, timeout=_SECONDS, check=False)
   except subprocess.TimeoutExpired:
     raise ValueError(f"{where}: HLO text on which jax's parser took more than {_SECONDS:.0f} "
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
   """Reads HLO text and writes the module; `argv` has the bytes of memory that it may take."""
   try:
     parse = _parser()
-    host_memory.limit(int(argv[0]))
+    machine.limit(int(argv[0]))
     module = parse(sys.stdin.buffer.read().decode()).as_serialized_hlo_module_proto()
   except (RuntimeError, MemoryError) as error:
     print(console.one_line(error), file=sys.stderr)

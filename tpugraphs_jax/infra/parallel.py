@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
 
-from tpugraphs_jax.infra import libtpu
+from tpugraphs_jax.infra import machine
 
 DEVICES = "devices"  # name of the mapped axis
 _EMITTERS_KNOWN_UNTIL = (0, 11)  # of jaxlib, see `compile_quickly`
@@ -101,7 +101,7 @@ def leave_out_missing_tpu() -> None:
   """
   gpus = "/dev/nvidia*", "/dev/kfd", "/dev/dxg"
   platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
-  if not platforms and not any(map(glob.glob, gpus)) and not libtpu.may_have_tpu():
+  if not platforms and not any(map(glob.glob, gpus)) and not machine.may_have_tpu():
     jax.config.update("jax_platforms", "cpu")
 
 

@@ -147,7 +147,7 @@ class TimesGraph:
 
 # `_products` and `_times` are linear in both arguments, and each is the derivative of the other.
 # `configs` is the C of the result: 1 sums over configurations. Rows are sorted by graph. Precision
-# is an argument, because gradients are traced after `nn.precision.Precise.apply` has returned.
+# is an argument, because gradients are traced after `nn.layers.Precise.apply` has returned.
 
 
 def _precision() -> str | None:

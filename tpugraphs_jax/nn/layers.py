@@ -1,4 +1,4 @@
-"""Layers that several ranker families use (flax linen)."""
+"""Layers that several ranker families use (flax linen), and the precision of their products."""
 
 from __future__ import annotations
 
@@ -15,8 +15,32 @@ import jraph
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.nn import pooling
 
+PRECISIONS = ("default", "high", "highest")  # of `jax.lax.Precision`
+DTYPES = ("float32", "bfloat16")  # of computations; parameters are float32
 # Keras' default for tf.nn.leaky_relu, the activation of the official models.
 leaky_relu = lambda x: nn.leaky_relu(x, negative_slope=0.2)
+
+
+class Precise(nn.Module):
+  """A flax module with one precision of all matrix products, including layers of flax.
+
+  By default accelerators round the inputs of products: to TF32 on GPUs, to bfloat16 on TPUs. Some
+  layers of flax have no option for it (LSTM cells). `apply` sets jax's default precision instead.
+  Gradients have the precision of their product.
+
+  Attributes:
+    precision: `default`, `high` or `highest`; None = the default precision of jax.
+  """
+
+  precision = None
+
+  @nn.nowrap
+  def apply(self, *args: Any, **options: Any) -> Any:
+    """`nn.Module.apply` at this precision."""
+    default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    precision = self.precision or default
+    with jax.default_matmul_precision(precision):
+      return super().apply(*args, **options)
 
 
 def l2_normalize(x: jax.Array) -> jax.Array:

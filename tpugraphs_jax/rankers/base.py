@@ -33,8 +33,8 @@ from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slat
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, draw_slates
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.nn.linear import keep_rows_short
-from tpugraphs_jax.nn.precision import Precise
 from tpugraphs_jax.options import check_value, limits_of
 from tpugraphs_jax.rankers.scorer import Encoder, network_step, Scorer
 from tpugraphs_jax.rankers.settings import Settings
@@ -63,7 +63,7 @@ class Network(Precise):
     max_norms: largest length of rows of embedding tables, by the path of a table in the parameters.
     distinct: width of the trailing block of node features that the token encoder of a network of
       kernels reads. Nodes of a kernel with equal values there share its result.
-    precision: of matrix products, see `nn.precision`; an option of most networks.
+    precision: of matrix products, see `nn.layers`; an option of most networks.
     opcodes: number of opcodes with an embedding, from 0.
   """
 

@@ -30,8 +30,15 @@ from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data.batching import PreparedGraph, TileBatch
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, neighbour_sum, node_graph, OPERANDS, USERS
-from tpugraphs_jax.nn.layers import Dense, JoinedDense, leaky_relu, MLP, OpcodeEmbedding
-from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
+from tpugraphs_jax.nn.layers import (
+  Dense,
+  DTYPES,
+  JoinedDense,
+  leaky_relu,
+  MLP,
+  OpcodeEmbedding,
+  PRECISIONS,
+)
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.scorer import Encoder, network_step

@@ -11,7 +11,7 @@ from logging import getLogger
 from absl import app, flags
 
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
-from tpugraphs_jax.infra import console, host_memory
+from tpugraphs_jax.infra import console, machine
 from tpugraphs_jax.run import configs
 
 MODES = ("train", "evaluate", "predict", "all")
@@ -24,14 +24,14 @@ def tile() -> None:
 
 def layout() -> None:
   """The command `tpugraphs-layout`, and `run_layout.py`."""
-  host_memory.keep_freed()
+  machine.keep_freed()
   _launch("layout.py")
 
 
 def _launch(default_config: str) -> None:
   """Runs the command whose default config is this file of `configs/`."""
   try:
-    host_memory.check_address_space()
+    machine.check_address_space()
   except ValueError as error:
     console.fail(error)
   # jax logs every platform that it does not find.

@@ -34,10 +34,16 @@ from tpugraphs_jax.data.batching import (
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, OPERANDS, USERS
-from tpugraphs_jax.nn.layers import Dense, JoinedDense, leaky_relu, OpcodeEmbedding
+from tpugraphs_jax.nn.layers import (
+  Dense,
+  DTYPES,
+  JoinedDense,
+  leaky_relu,
+  OpcodeEmbedding,
+  PRECISIONS,
+)
 from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import neighbour_sum, Nodes, Slates
-from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base, scorer
 

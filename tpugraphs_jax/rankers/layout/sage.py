@@ -25,10 +25,9 @@ from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS
 from tpugraphs_jax.nn.conv import sage
-from tpugraphs_jax.nn.layers import Dense, OpcodeEmbedding
+from tpugraphs_jax.nn.layers import Dense, DTYPES, OpcodeEmbedding, PRECISIONS
 from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import Nodes, Slates
-from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 

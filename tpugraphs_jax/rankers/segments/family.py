@@ -35,7 +35,7 @@ from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.nn.precision import Precise
+from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.rankers.base import Family, Programs, Stage
 from tpugraphs_jax.rankers.scorer import Encoder, network_step, Scorer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 import functools
 
+from tpugraphs_jax.nn.layers import DTYPES, PRECISIONS
 from tpugraphs_jax.nn.linear import Linear
-from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 

@@ -20,8 +20,7 @@ from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn.dropout import SlateDropout
-from tpugraphs_jax.nn.layers import Dense
-from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
+from tpugraphs_jax.nn.layers import Dense, DTYPES, PRECISIONS
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import node_pairs

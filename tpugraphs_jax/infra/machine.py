@@ -1,4 +1,4 @@
-"""The memory of this machine: available bytes, and the settings of glibc's allocator.
+"""This machine: available memory, the settings of glibc's allocator, and signs of a TPU.
 
 XLA's CPU backend asks for fresh memory in every step, and by default glibc returns large
 blocks to the system, which clears them again in the next step. On 2 cores the step of
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
+import importlib.util
 import os
 from pathlib import Path, PurePosixPath
 import platform
@@ -101,3 +103,26 @@ def _groups() -> list[tuple[Path, str, str]]:
         group = PurePosixPath(name.lstrip("/"))
         found += [(top / each, *files) for each in (group, *group.parents)]
   return found
+
+
+_GOOGLE = "0x1ae0"  # vendor of PCI devices: TPUs, and network cards of its cloud
+# Without them libtpu asks the metadata server of the cloud, and writes six lines of errors.
+_OF_NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v3-8",
+              "TPU_WORKER_HOSTNAMES": "localhost", "TPU_STDERR_LOG_LEVEL": "3"}
+
+
+def may_have_tpu() -> bool:
+  """Whether this machine has any sign of a TPU, or of a host in the cloud that may have one."""
+  return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*")) or any(
+      Path(vendor).read_text().strip() == _GOOGLE
+      for vendor in glob.glob("/sys/bus/pci/devices/*/vendor"))
+
+
+def be_quiet() -> None:
+  """Keeps libtpu, where it is installed and there is no TPU, from writing errors about that.
+
+  It reads the environment when jax first looks for devices. Variables that are set stay.
+  """
+  if importlib.util.find_spec("libtpu") is not None and not may_have_tpu():
+    for name, value in _OF_NO_TPU.items():
+      os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""A process keeps freed memory, unless its user has set `GLIBC_TUNABLES`."""
+"""Freed memory stays with the process; libtpu is quiet on machines without a TPU."""
 
 import os
 import platform
@@ -8,12 +8,14 @@ import sys
 import commands
 import pytest
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only")
+from tpugraphs_jax.infra import machine
+
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only")
 
 _FAULTS = """
 import resource
-from tpugraphs_jax.infra import host_memory
-host_memory.keep_freed()
+from tpugraphs_jax.infra import machine
+machine.keep_freed()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 block = b"x" * (64 << 20)
 del block
@@ -23,6 +25,7 @@ print(faults() - before)
 """
 
 
+@needs_glibc
 @pytest.mark.parametrize("tunables, is_kept", [("", True), ("glibc.malloc.hugetlb=0", False)])
 def test_freed_memory_is_kept_unless_the_user_set_glibc_tunables(tunables, is_kept):
   environment = os.environ | {"GLIBC_TUNABLES": tunables}
@@ -31,6 +34,7 @@ def test_freed_memory_is_kept_unless_the_user_set_glibc_tunables(tunables, is_ke
   assert (faults < 5) == is_kept
 
 
+@needs_glibc
 @pytest.mark.parametrize("mebibytes", [1024, 1500])
 def test_a_limit_under_which_jax_would_abort_is_refused_in_one_line(mebibytes, tmp_path):
   script = [sys.executable, "run_tile.py", "--config=MLP,ci", "--synthetic",
@@ -39,3 +43,14 @@ def test_a_limit_under_which_jax_would_abort_is_refused_in_one_line(mebibytes, t
                          cwd=commands.ROOT, capture_output=True, text=True)
   assert ended.returncode == 2 and "ulimit -v" in ended.stderr
   assert len(ended.stderr.splitlines()) == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("is_installed, may_have_tpu, kept", [
+    (True, False, False), (True, True, True), (False, False, True)])
+def test_the_environment_changes_only_without_a_tpu(monkeypatch, is_installed, may_have_tpu, kept):
+  monkeypatch.setattr(os, "environ", {"TPU_ACCELERATOR_TYPE": "v4-8"})
+  monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: is_installed or None)
+  monkeypatch.setattr(machine, "may_have_tpu", lambda: may_have_tpu)
+  machine.be_quiet()
+  assert os.environ["TPU_ACCELERATOR_TYPE"] == "v4-8"  # the user's own
+  assert (len(os.environ) == 1) == kept
