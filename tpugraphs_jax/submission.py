@@ -96,7 +96,8 @@ def combine(out: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]]
   """
   if not paths:
     raise ValueError("no file to combine, expected at least one results.csv")
-  rankings, origin = {}, {}
+  rankings: dict[str, np.ndarray] = {}
+  origin: dict[str, str] = {}
   for path in paths:
     for row_id, (line, ranking) in _read_rows(path).items():
       here = f"{path}:{line}"

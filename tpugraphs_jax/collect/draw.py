@@ -95,7 +95,7 @@ def wanted(labels: Mapping[int, int], configs: int, *, draws: int) -> int:
 
 def kept(labels: Mapping[int, int], configs: int) -> list[int]:
   """The candidates to keep, ascending: the first of every label, then ties."""
-  first = {}
+  first: dict[int, int] = {}
   for number, label in sorted(labels.items()):
     first.setdefault(label, number)
   chosen = sorted(first.values())[:configs]

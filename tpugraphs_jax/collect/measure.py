@@ -127,7 +127,7 @@ def _rounds(
   """Seconds of a call by version and round; goes on until the `equal` versions agree."""
   rng, started = np.random.default_rng(seed), time.monotonic()
   calls = {number: _calls(function, values, timer) for number, function in compiled.items()}
-  seconds = {number: [] for number in compiled}
+  seconds: dict[int, list[float]] = {number: [] for number in compiled}
   for turn in range(_MOST_ROUNDS):
     if turn >= _ROUNDS and (
         _noise(seconds, equal)[0] < _STILL or time.monotonic() - started > _MOST_SECONDS):

@@ -195,9 +195,9 @@ def model(pool: Pool, ranker: Any) -> Way:
     choices = list(dict.fromkeys([*choices, *proposed]))
   (scores,) = ranker.scores([pool.graph(choices)])
   place = {numbers: number for number, numbers in enumerate(choices)}
-  order = np.argsort(scores, kind="stable")
-  turns = itertools.chain.from_iterable(zip(map(place.get, proposed), order))
-  order = list(dict.fromkeys([*turns, *order]))
+  cheapest = np.argsort(scores, kind="stable")
+  turns = itertools.chain.from_iterable(zip(map(place.get, proposed), cheapest))
+  order = list(dict.fromkeys([*turns, *cheapest]))
   for number in spread(order, scores, np.array(choices) != choices[0]):
     yield choices[number]
 
@@ -217,7 +217,9 @@ def spread(order: Sequence[int], scores: np.ndarray, changed: np.ndarray) -> lis
   Returns:
     All choice numbers, 0 first.
   """
-  new, again, equal = [], [], []
+  new: list[int] = []
+  again: list[int] = []
+  equal: list[int] = []
   known_scores, known_sets = set(), set()
   for number in dict.fromkeys([0, *map(int, order)]):
     score, groups = float(scores[number]), changed[number].tobytes()

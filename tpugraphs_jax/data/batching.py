@@ -38,7 +38,8 @@ class Neighbours(NamedTuple):
   aggregation is a sorted segment sum.
   """
 
-  index: np.ndarray  # [receivers, slots] int32 row of the sender, or ABSENT
+  # [receivers, slots] int32 row of the sender, or ABSENT
+  index: np.ndarray  # type: ignore[assignment]  # hides a method of tuple
   overflow_index: np.ndarray  # [overflow, max(slots, 1)] int32 likewise
   overflow_receiver: np.ndarray  # [overflow] int32 ascending, or ABSENT
 
@@ -462,8 +463,8 @@ def _place_rows(parts, places, rows: int, overflow: int) -> Neighbours:
     index[place] = _moved(part.index, place)
     more.append(_moved(part.overflow_index, place))
     receivers.append(place[part.overflow_receiver])
-  receivers = np.concatenate(receivers)
-  order = np.argsort(receivers, kind="stable")
+  receiver = np.concatenate(receivers)
+  order = np.argsort(receiver, kind="stable")
   return Neighbours(
       index, padded([np.concatenate(more)[order]], overflow, ABSENT),
-      padded([receivers[order]], overflow, ABSENT))
+      padded([receiver[order]], overflow, ABSENT))

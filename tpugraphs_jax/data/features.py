@@ -36,7 +36,7 @@ class Statistics(NamedTuple):
   For `signed_log1p` and `signed_log` they are statistics of the logarithms.
   """
 
-  count: int  # nodes
+  count: int  # type: ignore[assignment]  # nodes; hides a method of tuple
   mean: np.ndarray  # [F] float64
   deviation: np.ndarray  # [F] float64, population, at least 1e-6
   low: np.ndarray  # [F] float64, smallest value

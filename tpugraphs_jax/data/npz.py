@@ -353,7 +353,7 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
     archive.fail(missing[0], f"is missing; the file has {', '.join(names) or 'no array'}")
   if extra := [name for name in names if name not in arrays]:
     archive.fail(extra[0], f"is not expected; expected are {', '.join(arrays)}")
-  sizes = {}
+  sizes: dict[str, int] = {}
   for name, (dtypes, axes) in arrays.items():
     member = archive.member(name)
     if member.dtype not in [np.dtype(dtype) for dtype in dtypes]:

@@ -266,17 +266,17 @@ class BatchPlan:
     if self._in_passes:
       slates = int(self._weights.sum())
       first = epoch * self._per_epoch
-      passes = range(first // slates, -(-(first + self._per_epoch) // slates))
-      graphs, turns = map(np.concatenate, zip(*map(self._pass, passes)))
-      start = first - passes[0] * slates
-      return graphs[start : start + self._per_epoch], turns[start : start + self._per_epoch]
+      numbers = range(first // slates, -(-(first + self._per_epoch) // slates))
+      order, turns = map(np.concatenate, zip(*map(self._pass, numbers)))
+      start = first - numbers[0] * slates
+      return order[start : start + self._per_epoch], turns[start : start + self._per_epoch]
     rng, graphs = np.random.default_rng([self._seed, epoch]), len(self._sizes)
     if self._weights is not None:
       ends = np.cumsum(self._weights) / np.sum(self._weights) * self._per_epoch
       # Systematic sampling: evenly spaced marks on the cumulated weights.
       marks = rng.random() + np.arange(self._per_epoch)
-      numbers = np.searchsorted(ends, marks, side="right")
-      order = rng.permutation(np.minimum(numbers, graphs - 1))
+      places = np.searchsorted(ends, marks, side="right")
+      order = rng.permutation(np.minimum(places, graphs - 1))
     else:
       passes = [rng.permutation(graphs) for _ in range(-(-self._per_epoch // graphs))]
       order = np.concatenate(passes)[: self._per_epoch]

@@ -250,7 +250,8 @@ def keep(graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str])
     purpose: of the graphs, for the log.
     why_not: the reason to leave out a graph with these configurations; empty without one.
   """
-  usable, skipped = [], collections.defaultdict(list)
+  usable: list[OpGraph] = []
+  skipped: dict[str, list[OpGraph]] = collections.defaultdict(list)
   for graph in graphs:
     reason = why_not(graph.configs)
     (skipped[reason] if reason else usable).append(graph)

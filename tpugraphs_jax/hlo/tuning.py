@@ -233,7 +233,8 @@ def _convert_file(task: tuple[Path, Path]) -> Converted:
     read = read_tuning(path)
   except (ValueError, OSError) as error:
     return Converted([], [], [str(error)])
-  written, failed, counts = [], [], collections.Counter()
+  written, failed = [], []
+  counts: collections.Counter[str] = collections.Counter()
   for op_graph in read.graphs:
     counts[op_graph.name] += 1  # kernels of one fingerprint have one name, and are numbered
     number = f"_{counts[op_graph.name]}" if counts[op_graph.name] > 1 else ""

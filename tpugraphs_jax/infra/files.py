@@ -78,9 +78,10 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
   if is_remote(path):
     system, remote_path = bucket_of(path)
     data = io.BytesIO()
-    file = data if "b" in mode else io.TextIOWrapper(data, **options)
-    yield file
-    file.flush()
+    text = None if "b" in mode else io.TextIOWrapper(data, **options)
+    yield text or data
+    if text:
+      text.flush()
     system.pipe_file(remote_path, data.getvalue())
     return
   path = Path(path)

@@ -208,7 +208,8 @@ class _Mirror:
   """
 
   def __init__(self, folder: Path, place: str):
-    self._folder, self._sent = folder, {}
+    self._folder = folder
+    self._sent: dict[str, Any] = {}
     self._system, self._root = bucket_of(place)
 
   def pull(self) -> None:

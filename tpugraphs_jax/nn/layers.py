@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import itertools
 import math
-from typing import Any
+from typing import Any, cast
 
 from flax import linen as nn
 import jax
@@ -32,7 +32,7 @@ class Precise(nn.Module):
     precision: `default`, `high` or `highest`; None = the default precision of jax.
   """
 
-  precision = None
+  precision = cast(Any, None)  # networks declare an option of this name
 
   @nn.nowrap
   def apply(self, *args: Any, **options: Any) -> Any:

@@ -215,7 +215,7 @@ def combine(function: Callable[..., jax.Array], *parts: Nodes) -> Nodes:
   `[n, 1, F]`, which `function` broadcasts.
   """
   hop = max(part.hop for part in parts)
-  parts = [part.within(hop) for part in parts]
+  parts = tuple(part.within(hop) for part in parts)
   both = lambda rows: None if rows[0] is None else function(*rows)
   return Nodes(parts[0].slates, both([part.shared for part in parts]),
                both([part.varying for part in parts]), hop)

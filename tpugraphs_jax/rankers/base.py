@@ -71,7 +71,7 @@ class Network(Precise):
   compares_configs = False
   sees_whole_graph = False
   embeds_integers = False
-  reads = ()
+  reads: ClassVar[tuple[str, ...]] = ()
   max_norms: ClassVar[Mapping[tuple[str, ...], float]] = {}
   distinct = 0
   opcodes = OPCODES

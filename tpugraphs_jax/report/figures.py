@@ -221,8 +221,9 @@ def _calibration(groups: Sequence[Group]) -> figure.Figure:
   """How often pairs are in the right order, beside the order without noise where it is known."""
   drawn, (axes,) = _axes()
   run = groups[0].runs[0]
-  lines = {group.name: (group.judged, "scores", {"color": colour, "marker": "o"})
-           for group, colour in _coloured(groups)}
+  lines: dict[str, tuple[Sequence[Judged], str, dict[str, str]]] = {
+      group.name: (group.judged, "scores", {"color": colour, "marker": "o"})
+      for group, colour in _coloured(groups)}
   if NOISELESS in run.references:
     lines[NOISELESS] = (run.judged, "ceiling_ns", {"color": _GREY, "ls": "--"})
   total = lambda judged, name: np.sum(

@@ -91,10 +91,11 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
 
 def _differences(groups: Sequence[Group]) -> dict[str, Any]:
   """Fields in which configs differ: a row for each field, or for each config if those are more."""
-  rows = [["field", *(group.name for group in groups)], *runs_lib.differences(groups)]
+  rows: list[Sequence[str]] = [
+      ["field", *(group.name for group in groups)], *runs_lib.differences(groups)]
   if len(rows) < len(groups):
-    (_, *fields), *rows = zip(*rows)
-    rows = [["config", *fields], *rows]
+    (_, *fields), *columns = zip(*rows)
+    rows = [["config", *fields], *columns]
   return _table(rows[0], rows[1:] if len(groups) > 1 else [])
 
 

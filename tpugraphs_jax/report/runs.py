@@ -338,9 +338,9 @@ class Comparison:
       means[DEFAULT] = self.references[DEFAULT]
       own = [graph.ranks[0][graph.default] == 0 for graph in first.judged]
       end = f"; it is the compiler's own choice in {sum(own)} of {len(own)} graphs"
-    others = ", ".join(f"{name} {_percent(one['slowdown1_mean'])}" for name, one in means.items())
+    rest = ", ".join(f"{name} {_percent(one['slowdown1_mean'])}" for name, one in means.items())
     slowdown = _percent(first.means["slowdown1_mean"])
-    return f"Its first choice is {slowdown} slower than the fastest configuration ({others}){end}."
+    return f"Its first choice is {slowdown} slower than the fastest configuration ({rest}){end}."
 
   def _best_of_several(self) -> list[str]:
     """Says where several choices are behind random ones, and how good those of `tune` are."""

@@ -287,7 +287,8 @@ def listing(config: ml_collections.ConfigDict, place: str) -> str:
   """
   from tpugraphs_jax.run import schema
 
-  limits, lines = schema.limits(config), []
+  limits = schema.limits(config)
+  lines: list[str] = []
   for name, value in fields_of(config).items():
     text = f'"{value}"' if isinstance(value, tuple) else value  # quotes for the shell
     lines += _field_lines(f"--config.{name}={text}", limits[name].text if name in limits else "")

@@ -186,7 +186,9 @@ def measure(job: job_lib.Job, scratch: Path) -> tuple[loop.Training, int, Measur
 
 def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[Any, list[float], list[float]]:
   """The state, seconds of the first step of each shape, and seconds of later steps."""
-  state, first, later, shapes = parallel.replicate(stage.state), [], [], set()
+  state, shapes = parallel.replicate(stage.state), set()
+  first: list[float] = []
+  later: list[float] = []
   for step in range(stage.total_steps):
     shape = tuple(plan.budget(step).values())
     since = time.monotonic()

@@ -267,8 +267,9 @@ def _small_graph(kind: str) -> OpGraph:
   ids, times = opcode_ids(), np.array([1, 2])
   feat = np.zeros((4, NODE_FEATURES), np.float32)
   feat[:, NODE["shape"]][:, :2] = 8
-  configs, config_node = TileConfigs(
-      np.ones((2, TILE_CONFIG_FEATURES), np.float32), times, times), np.zeros(0, np.int32)
+  configs: TileConfigs | LayoutConfigs = TileConfigs(
+      np.ones((2, TILE_CONFIG_FEATURES), np.float32), times, times)
+  config_node = np.zeros(0, np.int32)
   if kind == "layout":
     rows = np.full((2, 2, LAYOUT_CONFIG_FEATURES), -1, np.float32)
     rows[1, :, :2] = 1, 0

@@ -177,7 +177,9 @@ class Groups:
 
 def find_groups(program: Program, rng: np.random.Generator) -> Groups:
   """Groups the configurable instructions by opcode, shapes and role."""
-  keys, nodes, node_group = {}, [], []
+  keys: dict[tuple, int] = {}
+  nodes: list[int] = []
+  node_group: list[int] = []
   for node, op in enumerate(program.ops):
     if op.opcode not in CONFIGURABLE:
       continue
@@ -208,7 +210,8 @@ def _option_rows(program: Program, node: int) -> list[tuple[int, ...]]:
   right = len(program.dims(program.operands[node][1]))
   source, kernel = (left - 1, left - 2), (right - 1, right - 2)
   if op.convolution:
-    source, kernel = op.convolution[1::-1], op.convolution[7:5:-1]
+    (s0, s1), (k0, k1) = op.convolution[1::-1], op.convolution[7:5:-1]
+    source, kernel = (s0, s1), (k0, k1)
   output = _minor_pair(program, node)
   orders = [(pair, pair[::-1]) for pair in (output, source, kernel)]
   closed = [columns.layout_row(choice) for choice in itertools.product(*orders)]

@@ -121,7 +121,8 @@ class TextProgram:
     Raises:
       ValueError: the layers do not fit into the nodes.
     """
-    program, tape = Program(), []
+    program = Program()
+    tape: list[tuple] = []
     dims = (self.batch, self.sequence, self.hidden)
     flat = (self.batch * self.sequence, self.hidden)
     ids = program.add("parameter", dims[:2], dtype="s32")

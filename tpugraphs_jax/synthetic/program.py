@@ -192,7 +192,8 @@ class Program:
 
   def _with_bodies(self):
     """Instructions, operands and roots with the reduction bodies put first."""
-    ops, operands, roots, body_root = [], [], [], {}
+    ops: list[Op] = []
+    operands, roots, body_root = [], [], {}
     for node, opcode in self._bodies.items():
       dtype, first = self.ops[node].dtype, len(ops)
       ops += [Op("parameter", dtype=dtype), Op("parameter", dtype=dtype, parameter_number=1),

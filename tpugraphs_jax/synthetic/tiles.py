@@ -365,7 +365,7 @@ def tile_cost(
 
 def _demands(kernel: Kernel) -> dict[int, set[frozenset[str]]]:
   """Per instruction the sets of axes it is tiled along, one per way of needing it."""
-  demands = {node: set() for node in kernel.fused}
+  demands: dict[int, set[frozenset[str]]] = {node: set() for node in kernel.fused}
   demands[kernel.root].add(frozenset(kernel.output_axes))
   for node in reversed(kernel.fused):
     for used in kernel.program.operands[node]:

@@ -278,7 +278,8 @@ class _Loop:
     self.saved_step = self.step
     self.compile_seconds = 0.0
     self.last_finite, self.last_loss = "none since the start", math.nan
-    self.in_flight = collections.deque()  # (step, metrics), oldest first
+    # (step, metrics), oldest first
+    self.in_flight: collections.deque[tuple[int, Any]] = collections.deque()
     self.began = (self.step, time.monotonic())  # set again after the first step, which compiles
     self.metric = f"{SAMPLE}/{self.schedule.metric}"
 

@@ -259,7 +259,7 @@ def clip_by_variable_norm(max_norm: float) -> optax.GradientTransformationExtraA
 class AverageState(NamedTuple):
   """State of `track_average` and `track_mean`."""
 
-  count: jax.Array  # [] int32
+  count: jax.Array  # type: ignore[assignment]  # [] int32; hides a method of tuple
   average_params: Any
 
 

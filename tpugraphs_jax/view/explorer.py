@@ -87,10 +87,9 @@ def _nodes(graph: OpGraph) -> Iterator[graph_builder.GraphNode]:
   for consumer, producer in graph.edge_index.tolist():
     operands[consumer].append(producer)
   facts = _hlo_facts(graph) if isinstance(graph, HloGraph) else _file_facts(graph)
-  names, namespaces, attributes_of = zip(*facts)
-  namespaces = _sections(namespaces)
+  names, scopes, attributes_of = zip(*facts)
   for node, (name, namespace, attributes, more) in enumerate(zip(
-      names, namespaces, attributes_of, features)):
+      names, _sections(scopes), attributes_of, features)):
     opcode = columns.opcode_names().get(int(graph.node_opcode[node]), "unknown")
     attributes = {"opcode": opcode, "node": str(node), **attributes, **more}
     if node in configurable:
@@ -103,7 +102,8 @@ def _nodes(graph: OpGraph) -> Iterator[graph_builder.GraphNode]:
 
 def _sections(namespaces: Sequence[str]) -> list[str]:
   """The namespaces of nodes, large ones cut into sections in the order of the program."""
-  sizes, seen, result = collections.Counter(namespaces), collections.Counter(), []
+  sizes, result = collections.Counter(namespaces), []
+  seen: collections.Counter[str] = collections.Counter()
   for namespace in namespaces:
     if sizes[namespace] > SECTION:
       section = seen[namespace] // SECTION + 1

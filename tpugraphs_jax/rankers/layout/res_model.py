@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import operator
-from typing import Any
+from typing import Any, cast
 
 from flax import linen as nn
 import jax
@@ -180,7 +180,7 @@ class ResModel(base.Network):
     shared = sum(map(self.matmul, static, kernels))
     shared += bias.astype(shared.dtype)
     x = slates.nodes(shared) + self.project(config_kernel, slates)
-    summands = (x.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v)))),)
+    summands: tuple[Nodes, ...] = (x.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v)))),)
     for layer in range(self.num_gnns):
       update = functools.partial(ResModel.update, layer=layer)
       x = functools.reduce(operator.add, summands)
@@ -252,7 +252,7 @@ def add_to_configurable(x: Nodes, config: Nodes) -> Nodes:
 
 def inside_block(slates: Slates) -> Slates:
   """The slates with messages and configurations inside their blocks only."""
-  batch: LayoutBatch = slates.batch
+  batch = cast(LayoutBatch, slates.batch)
   by_hop = slates.by_hop
   keep, last = jnp.asarray(batch.block_mask), len(by_hop.nodes) - 1
   at = lambda nodes: keep.at[nodes].get(mode="fill", fill_value=False)

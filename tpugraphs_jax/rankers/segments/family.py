@@ -434,7 +434,8 @@ class Head(Family):
   """
 
   def __init__(self, segments: Segments):
-    self._segments, self._totals = segments, None
+    self._segments = segments
+    self._totals: list[np.ndarray] | None = None
     super().__init__(HeadModel(segments.network), segments.settings)
 
   def check(self) -> None:

@@ -94,7 +94,7 @@ class TenthLayout(Tenth):
     x = self.nodes(slates)
     for number in range(self.blocks):
       x = self.block(x, number)
-    inputs = x, Layouts(slates, jnp.asarray(batch.rows))
+    inputs: tuple[Nodes | Layouts, ...] = x, Layouts(slates, jnp.asarray(batch.rows))
     for number, width in enumerate(self.mlp_widths):
       x = self.linear(width, name=f"mlp_{number}")(*inputs).map(nn.gelu)
       inputs = (x,)

@@ -163,7 +163,7 @@ class ScoreTables(base.Network):
     if self.pairs != "none":
       self.pair_costs = _PairCosts(heads=self.heads, rank=self.rank, **options)
     if self.residual == "triples":
-      self.beyond = Triples(rank=self.rank, **options)
+      self.beyond: nn.Module = Triples(rank=self.rank, **options)
     elif self.residual == "sage":
       self.beyond = GroupSAGE(**options)
 

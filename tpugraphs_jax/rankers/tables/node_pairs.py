@@ -117,7 +117,8 @@ def reached(graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int) -> 
   is_config[graph.config_node] = True
   source = np.arange(len(graph.config_node), dtype=np.int64)
   node, least = graph.config_node.astype(np.int64), nbytes[graph.config_node]
-  levels, earlier, total = [], source * graph.num_nodes + node, 0
+  levels: list[Reached] = []
+  earlier, total = source * graph.num_nodes + node, 0
   for hop in range(1, hops + 1):
     at, edge = users.of(node)
     # Rows are sorted by source and node: the first of equal keys is through the lowest node.

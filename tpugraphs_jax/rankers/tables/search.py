@@ -195,7 +195,7 @@ def _checked(unary, pairs) -> tuple[list[np.ndarray], dict[tuple[int, int], np.n
 def _eliminate(unary, pairs, limit: int) -> tuple[list[_Bucket], float]:
   """Eliminates groups, the one with the smallest new table first; returns also the bound."""
   sizes = np.array([len(costs) for costs in unary])
-  around = [set() for _ in unary]
+  around: list[set[int]] = [set() for _ in unary]
   tables: list[list[_Table]] = [[_Table((g,), costs)] for g, costs in enumerate(unary)]
   for (g, h), costs in pairs.items():
     around[g].add(h)
@@ -269,7 +269,7 @@ def _assign(buckets: Sequence[_Bucket], bound: float, groups: int, beam: int) ->
 
 def _improved(unary, pairs, choice: np.ndarray, restarts: int, rng) -> np.ndarray:
   """Improves choices by descents, also from randomly changed copies: distinct `[n, groups]`."""
-  neighbours = [[] for _ in unary]
+  neighbours: list[list[Any]] = [[] for _ in unary]
   for (g, h), costs in pairs.items():
     neighbours[g].append((h, costs.T))
     neighbours[h].append((g, costs))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
-from typing import NamedTuple
+from typing import cast, NamedTuple
 
 from absl import logging
 import numpy as np
@@ -144,7 +144,7 @@ def terms_of(
     hops: most edges between the two nodes of a pair.
     max_choices: most choices of a group in a column.
   """
-  configs: LayoutConfigs = graph.configs
+  configs = cast(LayoutConfigs, graph.configs)
   pairs = node_pairs.find_pairs(graph, hops=hops)
   group_row, groups = configs.group_row, configs.group_row.shape[1]
   occurs = np.zeros((groups, len(configs.rows)), bool)

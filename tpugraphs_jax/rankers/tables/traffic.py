@@ -75,8 +75,8 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
       np.abs(minor - second) != 1, rank > 2, size(minor) < feature_blocks.SUBLANES,
       size(second) >= feature_blocks.LANES, dims[at, 0] < feature_blocks.SUBLANES,
       nbytes[at] == 2 * np.abs(feat[at, NODE["shape"].stop - 1])]  # elements of two bytes
-  columns = np.concatenate([np.stack(columns, axis=1), users[at]], axis=1)
-  return np.where(is_open[:, None], 0, columns).astype(np.float32)
+  values = np.concatenate([np.stack(columns, axis=1), users[at]], axis=1)
+  return np.where(is_open[:, None], 0, values).astype(np.float32)
 
 
 def changes_nothing(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
