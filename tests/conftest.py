@@ -1,5 +1,6 @@
 """Every test runs on four fake CPU devices, with rank promotion refused."""
 
+import gc
 import os
 import pathlib
 import shutil
@@ -8,8 +9,11 @@ import tempfile
 # A reduction on CPU holds a thread until all devices have come to it. With as few
 # threads as cores the fake devices can wait for each other for ever.
 os.environ.setdefault("NPROC", "16")
-# Slow tests, by lane. Each lane has a command of its own, such as `make test-faults`.
-# `make test` runs all other tests. Paths are relative to this folder.
+# Tests already run on all cores. Small programs compile with less work in one part.
+os.environ["XLA_FLAGS"] = " ".join(
+    filter(None, (os.environ.get("XLA_FLAGS"), "--xla_cpu_parallel_codegen_split_count=1")))
+# Slow tests, by lane, which `--lane` chooses: `make test-faults` and others. Paths are relative to
+# this folder. `make test` runs all other tests, the lane `quick`.
 LANES = {
     "faults": ("faults",),
     "hosts": ("infra/test_parallel.py", "infra/test_remote.py", "infra/test_jobs.py",
@@ -33,13 +37,15 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_addoption(parser):
+  parser.addoption("--lane", choices=[*LANES, "quick"], help="run the tests of one lane alone")
+
+
 def pytest_configure(config):
   """Makes a folder that all test processes share; they inherit its name.
 
   It holds the runs that many tests read, and all compiled programs.
   """
-  for lane in LANES:
-    config.addinivalue_line("markers", f"{lane}: run by `make test-{lane}`")
   if "TPUGRAPHS_TESTS_SHARED" not in os.environ:
     folder = os.environ["TPUGRAPHS_TESTS_SHARED"] = tempfile.mkdtemp(prefix="shared")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -48,13 +54,20 @@ def pytest_configure(config):
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def pytest_collection_modifyitems(items):
-  """Marks every test with its lane."""
-  for item in items:
-    path = item.path.relative_to(_HERE)
-    for lane, places in LANES.items():
-      if any(path.is_relative_to(place) for place in places):
-        item.add_marker(lane)
+def pytest_ignore_collect(collection_path, config):
+  """Files of other lanes are not even imported."""
+  asked = config.getoption("lane")
+  if asked and collection_path.is_file():
+    path = collection_path.relative_to(_HERE)
+    lanes = (lane for lane, places in LANES.items() if any(map(path.is_relative_to, places)))
+    return next(lanes, "quick") != asked or None
+  return None
+
+
+def pytest_collection_finish():
+  """The garbage collector skips all that is imported: tracing makes very many small objects."""
+  gc.freeze()
+  gc.set_threshold(200_000, 20, 100)
 
 
 @pytest.fixture(scope="session")

@@ -79,7 +79,8 @@ def run(title: str, command: str, out: Path) -> None:
   # Programs on tiny data compile for longer than they run: quickly, and once.
   quick = {"MPLBACKEND": "agg", "JAX_COMPILATION_CACHE_DIR": f"{out}/compilation_cache",
            "XLA_FLAGS": "--xla_backend_optimization_level=0 "
-                        "--xla_llvm_disable_expensive_passes=true",
+                        "--xla_llvm_disable_expensive_passes=true "
+                        "--xla_cpu_parallel_codegen_split_count=1",
            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
   started = time.monotonic()
   ended = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True,

@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 # Programs are compiled once for all runs, quickly rather than well.
-_XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_XLA_FLAGS = ("--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+              "--xla_cpu_parallel_codegen_split_count=1")
 
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")  # before each line off a terminal
 _PAGE = "task data labels training validation model devices steps folder".split()

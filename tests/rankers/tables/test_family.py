@@ -78,7 +78,7 @@ def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
   family = job.ranker.family
   slate = Slate(prepared, np.arange(1), np.zeros(1, np.float32))
   batch = family.assemble([slate], budget, graphs=1, configs=1)
-  params = family.network.init(jax.random.key(0), batch)["params"]
+  params = jax.jit(family.network.init)(jax.random.key(0), batch)["params"]
   (scores,) = family.scores(params, [prepared], [np.arange(3)])
   assert scores.shape == (3,) and np.isfinite(scores).all()
   if not config_nodes:
