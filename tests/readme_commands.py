@@ -2,7 +2,8 @@
 
     python tests/readme_commands.py
 
-Changed are only the size (variant `ci`, scale `tiny`), the data and where files go.
+Changed are only the size (variant `ci`, scale `tiny`), the data and where files go; one run draws
+its report page.
 Commands for the network and for hours (benchmarks) are asked for `--help`. A command that stands on
 two pages runs once. Pages of `ELSEWHERE` have tests of their own. Links are followed in README.md,
 CONTRIBUTING.md and CHANGELOG.md; the site checks those between pages. Notebooks run in `tests/docs`
@@ -58,6 +59,8 @@ def small(command: str, out: Path) -> str:
   has_data = any(flag in command for flag in (DATA, "--data_root", "--synthetic"))
   if command.startswith("python run_") and not has_data and "--print_config" not in command:
     command += f" --data_root={DATA}"
+  if command.startswith("python run_") and "--workdir=out/tile" not in command:
+    command += " --noreport"  # a page takes longer than most runs here
   command = command.replace("--scale medium", "--scale tiny").replace(*_OWN_MODULE)
   command = re.sub(r"(?<=[ =])(?=submission.csv)", f"{out}/", command)
   if "tpugraphs_jax.view" in command:  # which serves a page until it is interrupted
