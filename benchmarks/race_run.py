@@ -19,7 +19,9 @@ from tpugraphs_jax.run import training
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import log, loop
 
-_TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to estimate the time of a step
+# The time of a step is estimated from so many seconds of steps: the first hundreds of small steps
+# take half again as long as later ones.
+_TIMED_SECONDS, _MOST_TIMED, _MOST_COMPILED = 20.0, 4000, 60
 _STEPS_PER_EPOCH = 500
 
 
@@ -89,9 +91,9 @@ def phase_of(job: job_lib.Job, graphs: Sequence[Any], folder: Path, *, steps: in
 def seconds_per_step(job: job_lib.Job, graphs: Sequence[Any]) -> float:
   """Mean CPU seconds of a training step, from some timed steps; 0 if each of them compiled."""
   with tempfile.TemporaryDirectory() as folder:
-    steps = Steps(phase_of(job, graphs, Path(folder), steps=2 * _TIMED_STEPS))
-    while steps.taken < 2 * _TIMED_STEPS and not (
-        steps.seconds > _TIMED_SECONDS or steps.taken >= _TIMED_STEPS and steps.mean_seconds):
+    steps = Steps(phase_of(job, graphs, Path(folder), steps=_MOST_TIMED))
+    while steps.seconds < _TIMED_SECONDS and steps.taken < (
+        _MOST_TIMED if steps.mean_seconds else _MOST_COMPILED):
       steps.take()
   return steps.mean_seconds
 
