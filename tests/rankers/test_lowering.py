@@ -34,28 +34,30 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_all_mapped_functions_of_a_run_lower_for_every_platform(
     case, data_root, tmp_path, monkeypatch):
-  """Training, scoring, and reading and writing of a table: everything on devices is mapped."""
+  """Training, scoring, and reading and writing of a table: everything on devices is mapped.
+
+  Nothing is compiled: a mapped function returns zeros of the shapes that it would return.
+  """
   lowered = []
 
-  def pmap(function, *, in_axes=0, local=False, **options):
-    mapped = real(function, in_axes=in_axes, local=local, **options)
+  def pmap(function, *, in_axes=0, **options):
     vectorised = jax.jit(jax.vmap(
         function, in_axes=in_axes, axis_name=parallel.DEVICES,
         axis_size=jax.local_device_count()))
-    seen = set()
+    outputs = {}
 
     @functools.wraps(function)
     def call(*arguments):
       shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), arguments)
-      if str(shapes) not in seen and len(seen) < 2:
-        seen.add(str(shapes))
-        exported = jax.export.export(vectorised, platforms=PLATFORMS)(*shapes)
-        lowered.append(exported.platforms)
-      return mapped(*arguments)
+      if str(shapes) not in outputs:
+        if len(outputs) < 2:
+          lowered.append(jax.export.export(vectorised, platforms=PLATFORMS)(*shapes).platforms)
+        outputs[str(shapes)] = jax.eval_shape(vectorised, *shapes)
+      return parallel.replicate(jax.tree.map(
+          lambda each: np.zeros(each.shape[1:], each.dtype), outputs[str(shapes)]))
 
     return call
 
-  real = parallel.pmap
   monkeypatch.setattr(parallel, "pmap", pmap)
   kind, variant, changes = CASES[case]
   config = parts.config_of(kind, variant, **{
