@@ -5,17 +5,18 @@
     ENV/bin/python benchmarks/accelerators.py
     ENV/bin/python benchmarks/accelerators.py --targets h100 --cases SAGE --devices 8
 
-Each step is compiled in a process of its own, with one program of 6,000 nodes or ten kernels of 40
-on each device. TPUs are all devices of the smallest topology of a generation. Nothing runs on an
-accelerator: `compile_s` is measured, kernels are counted, and times are estimates. For TPUs these
-are two of the TPU compiler, which disagree: the cycles of all kernels, and the optimal time. For
-GPUs they are the sum of XLA's cost models and the roofline, see `optimised.Module.times`.
+Each step is compiled in a process of its own, or all of a target in one (`--together`), with one
+program of 6,000 nodes or ten kernels of 40 on each device. TPUs are all devices of the smallest
+topology of a generation. Nothing runs on an accelerator: `compile_s` is measured, kernels are
+counted, and times are estimates. For TPUs these are two of the TPU compiler, which disagree: the
+cycles of all kernels, and the optimal time. For GPUs they are the sum of XLA's cost models and the
+roofline, see `optimised.Module.times`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import importlib.metadata
 import json
 import os
@@ -177,16 +178,19 @@ def _estimates(row: Mapping[str, Any]) -> tuple[str, str]:
   return f"{row['estimated_cycles'] / 1e6:.2f} M cycles{unknown}", optimal
 
 
-def in_own_process(case: str, step: str, target: str, count: int) -> dict[str, Any]:
-  """`measure` in a fresh process; `error` is a line of its output if it failed."""
+def in_fresh_process(names: Sequence[str], target: str, count: int) -> dict[str, dict[str, Any]]:
+  """`measure` of steps `CASE/STEP` for one target, by name, one after the other in one process.
+
+  A step that was not compiled has `error`, a line of the output.
+  """
   variables = dict(os.environ) | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
   ended = subprocess.run(
-      [sys.executable, __file__, "--only", case, step, target, str(count)],
+      [sys.executable, __file__, "--only", target, str(count), *names],
       capture_output=True, text=True,
       env=variables if target in TPUS else gpus.environment(variables))
-  if ended.returncode:
-    return {"error": _why(ended.stderr)}
-  return json.loads(ended.stdout.splitlines()[-1])
+  rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+  missing = [{"error": _why(ended.stderr)}] * (len(names) - len(rows))
+  return dict(zip(names, rows + missing))
 
 
 def _why(message: str) -> str:
@@ -204,18 +208,21 @@ def main() -> None:
   parser.add_argument("--steps", nargs="+", default=steps.STEPS, choices=steps.STEPS)
   parser.add_argument("--devices", type=int, default=0,
                       help="how many; one GPU or all TPUs of a topology unless given")
-  parser.add_argument("--only", nargs=4, help=argparse.SUPPRESS)
+  parser.add_argument("--together", action="store_true",
+                      help="one process for all steps of a target: quicker, and an error ends all")
+  parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.only:
-    *names, count = args.only
-    print(json.dumps(measure(*names, int(count))))
+    target, count, *names = args.only
+    for name in names:
+      print(json.dumps(measure(*name.split("/"), target, int(count))), flush=True)
     return
-  names = (f"{case}/{step}/{target}" for case in args.cases for step in args.steps
-           for target in args.targets)
-  for name in names:
-    row = in_own_process(*name.split("/"), args.devices)
-    print(table({name: row}).splitlines()[-1], flush=True)
-    record({name: row}, args.out or _RECORD)
+  names = [f"{case}/{step}" for case in args.cases for step in args.steps]
+  for target in args.targets:
+    for group in [names] if args.together else [[name] for name in names]:
+      for name, row in in_fresh_process(group, target, args.devices).items():
+        print(table({f"{name}/{target}": row}).splitlines()[-1], flush=True)
+        record({f"{name}/{target}": row}, args.out or _RECORD)
 
 
 def record(results: Mapping[str, Any], path: Path) -> None:

@@ -22,13 +22,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PYTHON = "TPUGRAPHS_COMPILERS_PYTHON"
+_FAMILIES = ("tile, small", "SAGE, small", "tables, small", "own, small", "late join, small",
+             "ResModel, small", "gst_ed, small")
 # Steps, cases, targets and devices (0: as usual), in one process after the other. Two share a
 # processor of two cores. The eight cores of a TPU v3 add up gradients as eight GPUs do.
 _COMPILED = (
-    ("train", ("tile, small", "SAGE, small", "tables, small", "own, small"), "h100", 0),
-    ("train", ("late join, small", "ResModel, small", "gst_ed, small"), "h100", 0),
-    ("train", ("tile, small", "SAGE, small", "tables, small", "own, small"), "v3", 0),
-    ("train", ("late join, small", "ResModel, small", "gst_ed, small"), "v3", 0),
+    ("train", _FAMILIES, "h100", 0),
+    ("train", _FAMILIES, "v3", 0),
     ("score", ("tile, small", "SAGE, small", "tables, small"), "h100", 0),
     ("score", ("tile, small", "SAGE, small", "tables, small"), "v3", 0),
     ("train", ("tile, small", "SAGE, small"), "h100", 8),
@@ -107,7 +107,7 @@ def compile_steps(python: Path | str, part: tuple, out: Path) -> list[str]:
   """Compiles a part of the steps; returns what is wrong."""
   step, cases, target, devices = part
   ended = run(python, "benchmarks/accelerators.py", "--steps", step, "--targets", target,
-              "--devices", str(devices), "--out", out, "--cases", *cases)
+              "--devices", str(devices), "--out", out, "--together", "--cases", *cases)
   if ended.returncode:
     return [f"{ended.stdout[-1000:]}{ended.stderr[-1000:]}"]
   wrong = []
