@@ -1,6 +1,6 @@
 """Runs `layout_step.py` with glibc's defaults and with `machine.keep_freed`.
 
-    python benchmarks/host_memory.py --out machine.json
+    python benchmarks/host_memory.py --out host_memory.json
 """
 
 import os
