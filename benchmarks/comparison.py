@@ -27,7 +27,6 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.train import log
 from tpugraphs_jax.train import state as state_lib
-from tpugraphs_jax.train import step as step_lib
 
 VARIANTS = ("plain", "ours")
 
@@ -76,7 +75,7 @@ class Training:
     model, (self._batch,) = case.variant(variant)
     optimizer = state_lib.create_optimizer(total_steps=1000)
     self._state = parallel.replicate(state_lib.TrainState.create(case.params(), optimizer))
-    self._step = step_lib.make_train_step(model, optimizer, losses_lib.LossOptions())
+    self._step = state_lib.make_train_step(model, optimizer, losses_lib.LossOptions())
 
   def __call__(self) -> dict[str, jax.Array]:
     self._state, metrics = self._step(self._state, self._batch)

@@ -9,7 +9,7 @@ import re
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax.rankers import settings
+from tpugraphs_jax.rankers import base
 from tpugraphs_jax.run import schema
 
 ROOT = Path(tpugraphs_jax.__file__).parent
@@ -21,7 +21,7 @@ FILE = re.compile(r"\.(csv|html|jsonl?|npz|pb|py|tar|txt)$")
 
 
 CONFIG_FIELDS = {"segments.finetune", "model.name"} | {
-    f"{section}.{name}" for task in settings.TASKS
+    f"{section}.{name}" for task in base.TASKS
     for section, options in schema.sections(task).items() for name in options.defaults()}
 
 

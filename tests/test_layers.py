@@ -10,7 +10,7 @@ PACKAGE = commands.ROOT / "tpugraphs_jax"
 LAYERS = (
     ("infra",),
     ("options",),
-    ("columns", "collections", "graph", "registry"),
+    ("columns", "collections", "graph"),
     ("losses", "metrics", "data", "hlo", "nn", "submission"),
     ("synthetic",),
     ("rankers",),
@@ -66,7 +66,7 @@ def uses(path, package):
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_layer_knows_only_its_own_tools(path):
   here = part_of(name_of(path))
-  if here in ("data", "hlo", "graph", "collections", "registry", "metrics"):
+  if here in ("data", "hlo", "graph", "collections", "metrics"):
     assert not uses(path, "flax")
   if here != "run":
     assert not uses(path, "ml_collections"), "config objects stop at run/"

@@ -3,7 +3,7 @@
 import parts
 import pytest
 
-from tpugraphs_jax.registry import Registry
+from tpugraphs_jax.options import Registry
 from tpugraphs_jax.run.job import Job
 
 

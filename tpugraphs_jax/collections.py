@@ -11,7 +11,7 @@ import dataclasses
 from pathlib import Path
 import re
 
-from tpugraphs_jax.infra import remote, trust
+from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.options import option, Options
 
 RELEASED = (
@@ -109,12 +109,12 @@ def is_synthetic(data_root: str, collection: Collection) -> bool:
 
   The generator leaves a stamp beside `data_root` and, so that a copy keeps it, in the collection.
   """
-  if not remote.is_remote(data_root):
+  if not files.is_remote(data_root):
     root = Path(data_root).expanduser()
     return any((folder / STAMP).is_file() for folder in (root.parent, root / collection.path))
   parent = data_root.rstrip("/").rpartition("/")[0]
-  return any(remote.exists(remote.join(folder, STAMP))
-             for folder in (parent, remote.join(data_root, collection.path)))
+  return any(files.exists(files.join(folder, STAMP))
+             for folder in (parent, files.join(data_root, collection.path)))
 
 
 def label_kind(data_root: str, collection: Collection) -> str:
@@ -129,7 +129,7 @@ def label_kind(data_root: str, collection: Collection) -> str:
     return SYNTHETIC
   if collection.name in RELEASED:
     return MEASURED
-  folder = remote.local_of(data_root) / collection.path  # of a bucket: what was copied to read it
+  folder = files.local_of(data_root) / collection.path  # of a bucket: what was copied to read it
   for path in sorted(folder.glob("*/*.json")):
     try:
       return _of_note(trust.parse(path.read_text(encoding="utf-8")))

@@ -26,7 +26,7 @@ import numpy as np
 
 from tpugraphs_jax import collections, metrics
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.infra import console, remote, trust
+from tpugraphs_jax.infra import console, trust
 from tpugraphs_jax.infra import files as files_lib
 
 HEADER = "ID,TopConfigs"
@@ -303,7 +303,7 @@ def _config_count(path: Path) -> int:
 
 def _read_rows(path: str | os.PathLike[str]) -> dict[str, tuple[int, np.ndarray]]:
   """Line number and ranking of each ID."""
-  local = remote.fetch(path)
+  local = files_lib.fetch(path)
   if not local.is_file():
     raise FileNotFoundError(f"{path}: no such file")
   rows: dict[str, tuple[int, np.ndarray]] = {}

@@ -13,7 +13,7 @@ import tpugraphs_jax
 from tpugraphs_jax import collections, report, submission, synthetic
 from tpugraphs_jax.data import download, graph_folder, npz, store
 from tpugraphs_jax.hlo import __main__ as hlo_command
-from tpugraphs_jax.infra import files, remote
+from tpugraphs_jax.infra import files
 from tpugraphs_jax.run import official, training
 
 
@@ -32,7 +32,7 @@ def server():
 @pytest.fixture(params=["memory", "s3"])
 def bucket(request, monkeypatch, tmp_path):
   """Address of an empty bucket; local copies go to a folder of the test."""
-  monkeypatch.setenv(remote.CACHE, str(tmp_path / "cache"))
+  monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
   monkeypatch.chdir(tmp_path)
   if request.param == "memory":
     fsspec.filesystem("memory").store.clear()
@@ -68,13 +68,13 @@ def text(place):
 def test_a_folder_is_copied_once_and_then_brought_up_to_date(bucket, capsys):
   for name in ("a.txt", "sub/b.txt", "sub/c.txt"):
     put(f"{bucket}/data/{name}", name.encode())
-  folder = remote.fetch(f"{bucket}/data")
+  folder = files.fetch(f"{bucket}/data")
   assert (folder / "sub/b.txt").read_text() == "sub/b.txt"
   assert f"{bucket}/data: 3 files" in capsys.readouterr().out
-  assert remote.fetch(f"{bucket}/data") == folder and capsys.readouterr().out == ""
+  assert files.fetch(f"{bucket}/data") == folder and capsys.readouterr().out == ""
   put(f"{bucket}/data/a.txt", b"changed")
   fsspec.core.url_to_fs(bucket)[0].rm(f"{bucket}/data/sub/c.txt")
-  remote.fetch(f"{bucket}/data")
+  files.fetch(f"{bucket}/data")
   assert "1 files" in capsys.readouterr().out
   assert (folder / "a.txt").read_text() == "changed"
   assert not (folder / "sub/c.txt").exists() and (folder / "sub/b.txt").exists()
@@ -82,11 +82,11 @@ def test_a_folder_is_copied_once_and_then_brought_up_to_date(bucket, capsys):
 
 def test_a_missing_folder_is_an_error(bucket):
   with pytest.raises(FileNotFoundError, match="nowhere"):
-    remote.fetch(f"{bucket}/nowhere")
+    files.fetch(f"{bucket}/nowhere")
 
 
 def test_a_working_folder_is_sent_at_the_end_and_found_again(bucket):
-  with remote.working_folder(f"{bucket}/run") as folder:
+  with files.working_folder(f"{bucket}/run") as folder:
     (folder / "checkpoints/save_0").mkdir(parents=True)
     (folder / "checkpoints/save_0/state").write_text("zero")
     (folder / "metrics.jsonl").write_text("1\n")
@@ -96,7 +96,7 @@ def test_a_working_folder_is_sent_at_the_end_and_found_again(bucket):
       (folder / name).write_text("on its way")
   assert not folder.exists()
   assert names(f"{bucket}/run") == {".index.json", "checkpoints/save_0/state", "metrics.jsonl"}
-  with remote.working_folder(f"{bucket}/run") as folder:
+  with files.working_folder(f"{bucket}/run") as folder:
     assert (folder / "checkpoints/save_0/state").read_text() == "zero"
     shutil.rmtree(folder / "checkpoints/save_0")
     (folder / "checkpoints/save_1").mkdir()
@@ -107,24 +107,24 @@ def test_a_working_folder_is_sent_at_the_end_and_found_again(bucket):
 @pytest.mark.parametrize("error", [SystemExit(143), FloatingPointError("nan")])
 def test_a_working_folder_is_sent_however_the_work_ends(bucket, error):
   with pytest.raises(type(error)):
-    with remote.working_folder(f"{bucket}/run") as folder:
+    with files.working_folder(f"{bucket}/run") as folder:
       (folder / "saved").write_text("x")
       raise error
   assert text(f"{bucket}/run/saved") == "x"
 
 
 def test_files_of_an_interrupted_upload_are_ignored(bucket):
-  with remote.working_folder(f"{bucket}/run") as folder:
+  with files.working_folder(f"{bucket}/run") as folder:
     (folder / "save_0").write_text("whole")
   put(f"{bucket}/run/save_1/part", b"half of a checkpoint")  # and then the process was killed
-  with remote.working_folder(f"{bucket}/run") as folder:
+  with files.working_folder(f"{bucket}/run") as folder:
     assert [path.name for path in folder.iterdir()] == ["save_0"]
-  assert {path.name for path in remote.fetch(f"{bucket}/run").glob("[!.]*")} == {"save_0"}
+  assert {path.name for path in files.fetch(f"{bucket}/run").glob("[!.]*")} == {"save_0"}
 
 
 def test_a_folder_is_sent_while_the_work_goes_on(bucket, monkeypatch):
-  monkeypatch.setattr(remote, "_PUSH_SECONDS", 0.05)
-  with remote.working_folder(f"{bucket}/run") as folder:
+  monkeypatch.setattr(files, "_PUSH_SECONDS", 0.05)
+  with files.working_folder(f"{bucket}/run") as folder:
     (folder / "early").write_text("x")
     for _ in range(200):
       if "early" in names(f"{bucket}/run"):
@@ -134,18 +134,18 @@ def test_a_folder_is_sent_while_the_work_goes_on(bucket, monkeypatch):
 
 
 def test_only_one_of_several_processes_sends(bucket):
-  with remote.working_folder(f"{bucket}/run", is_writing=False) as folder:
+  with files.working_folder(f"{bucket}/run", is_writing=False) as folder:
     (folder / "mine").write_text("x")
   assert names(f"{bucket}/run") == set() and not folder.exists()
 
 
 def test_a_folder_that_cannot_be_sent_is_kept_and_does_not_stop_the_work(
     tmp_path, monkeypatch, caplog):
-  monkeypatch.setenv(remote.CACHE, str(tmp_path / "cache"))
-  monkeypatch.setattr(remote, "_PUSH_SECONDS", 0.02)
-  monkeypatch.setattr(remote._Mirror, "push", lambda self: 1 / 0)
+  monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
+  monkeypatch.setattr(files, "_PUSH_SECONDS", 0.02)
+  monkeypatch.setattr(files._Mirror, "push", lambda self: 1 / 0)
   with pytest.raises(OSError, match="written"):
-    with remote.working_folder("memory://bucket/run") as folder:
+    with files.working_folder("memory://bucket/run") as folder:
       (folder / "result").write_text("x")
       time.sleep(0.2)
   assert (folder / "result").read_text() == "x"
@@ -172,7 +172,7 @@ def source(tmp_path_factory):
 @pytest.fixture
 def data_root(bucket, source):
   """The synthetic data in a bucket."""
-  remote.send(source.parent, f"{bucket}/data")
+  files.send(source.parent, f"{bucket}/data")
   return f"{bucket}/data/npz"
 
 
@@ -195,7 +195,7 @@ def test_a_store_in_a_bucket_is_built_once_for_all_machines(
       data_root, "layout:xla:random", "valid", store_dir=place, progress=False)
   folders = build()
   assert f"layout/xla/random/valid/{folders[0].name}/meta.json" in names(place)
-  monkeypatch.setenv(remote.CACHE, str(tmp_path / "another machine"))
+  monkeypatch.setenv(files.CACHE, str(tmp_path / "another machine"))
   monkeypatch.setattr(graph_folder, "write", lambda *args, **options: 1 / 0)
   folder = build()[0]
   assert "another machine" in str(folder) and len(graph_folder.read(folder).configs) > 1
@@ -206,9 +206,9 @@ def test_a_run_lives_in_a_bucket(bucket, data_root):
       "model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 1, "batch.slates_per_epoch": 8,
       "batch.graphs": 4, "data_root": data_root})
   place = f"{bucket}/runs/tile"
-  with remote.working_folder(place) as folder:
+  with files.working_folder(place) as folder:
     training.run(config, folder, mode="train")
-  with remote.working_folder(place) as folder:  # another machine goes on
+  with files.working_folder(place) as folder:  # another machine goes on
     training.run(config, folder, mode="predict")
   assert {"model.npz", "results.csv", "summary.json", "config.json"} <= names(place)
   assert json.loads(text(f"{place}/summary.json"))["training"]["step"] == 2
@@ -229,4 +229,4 @@ def test_commands_that_need_a_local_folder_refuse_buckets(capsys):
   assert official.main(["--config=tile.py", "--weights=a", "--data_root=b", "--out=gs://a"]) == 2
   assert capsys.readouterr().err.count("gs://a") == 3
   with pytest.raises(ValueError, match="bucket"):
-    remote.refuse("s3://a", "--out")
+    files.refuse("s3://a", "--out")

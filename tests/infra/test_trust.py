@@ -19,7 +19,7 @@ from tpugraphs_jax import collections, hlo, submission
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo import __main__ as hlo_command
-from tpugraphs_jax.infra import console, machine, remote, trust
+from tpugraphs_jax.infra import console, files, machine, trust
 from tpugraphs_jax.serve import judge, model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 
@@ -97,7 +97,7 @@ def test_the_config_of_a_folder_imports_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("field", ["store_dir", "indices_dir"])
 def test_no_place_of_a_file_is_read_or_written(field, tmp_path, monkeypatch):
-  monkeypatch.setenv(remote.CACHE, str(tmp_path / "cache"))
+  monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
   bomb = tmp_path / "x.npz"
   with zipfile.ZipFile(bomb, "w") as archive:
     archive.writestr("../../../written", "elsewhere")
@@ -111,7 +111,7 @@ def test_no_place_of_a_file_is_read_or_written(field, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("key", ["../../x", "a/../../x", "/tmp/trust_x", "..", "a/./../../../x"])
 def test_a_key_of_a_bucket_stays_in_the_folder_of_its_copy(key, tmp_path, monkeypatch):
-  monkeypatch.setenv(remote.CACHE, str(tmp_path / "cache"))
+  monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
   with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
     archive.writestr("data/good", "1")
     archive.writestr(f"data/{key}", "2")
@@ -120,8 +120,8 @@ def test_a_key_of_a_bucket_stays_in_the_folder_of_its_copy(key, tmp_path, monkey
   monkeypatch.setattr(type(system), "find", lambda self, root, detail: {
       f"{root}/{name}": {"name": f"{root}/{name}", "size": 1} for name in ("good", key)})
   monkeypatch.setattr(type(system), "isfile", lambda self, path: False)
-  for read in (lambda: remote.fetch("memory://bucket/data"),
-               lambda: remote.working_folder("memory://bucket/data").__enter__()):
+  for read in (lambda: files.fetch("memory://bucket/data"),
+               lambda: files.working_folder("memory://bucket/data").__enter__()):
     refused(read, "outside")
   names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
   assert names <= {"x.zip", ".lock", ".lock.owner"}

@@ -11,7 +11,7 @@ from system_cases import BATCH, EDGES, GRAPH, NODES, quick_jit, TILES
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.nn import drop_edge
+from tpugraphs_jax.nn import dropout
 from tpugraphs_jax.nn.nodes import Slates
 
 
@@ -22,7 +22,7 @@ def on_a_device(function):
 
 
 def thinned(batch, key, max_rate):
-  return on_a_device(lambda: drop_edge.drop_edges(Slates.of(batch), jax.random.key(key), max_rate))
+  return on_a_device(lambda: dropout.drop_edges(Slates.of(batch), jax.random.key(key), max_rate))
 
 
 def table_edges(adjacency, node_of):
@@ -65,7 +65,7 @@ def test_edges_go_at_a_rate_that_is_drawn_from_zero_to_the_largest():
   slates = Slates.of(BATCH)
   keys = jax.random.split(jax.random.key(0), 48)
   largest = jnp.repeat(jnp.array([0.2, 0.9, 0.0]), 16)
-  kept = on_a_device(lambda: jax.vmap(lambda key, rate: drop_edge.keep_function(
+  kept = on_a_device(lambda: jax.vmap(lambda key, rate: dropout.keep_function(
       key, rate, slates)(consumers, producers))(keys, largest))
   low, high, none = np.split(np.asarray(kept), 3)
   rates = 1 - low.mean(axis=1)
@@ -87,7 +87,7 @@ def test_two_devices_drop_what_one_does():
         random_graphs.slots_of(graphs, 1), budget, graphs=len(graphs), configs=1,
         transform=lambda rows: rows) for graphs in prepared]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
-    masks = quick_jit(jax.vmap(lambda batch: drop_edge.drop_edges(
+    masks = quick_jit(jax.vmap(lambda batch: dropout.drop_edges(
         Slates.of(batch), jax.random.key(3), 0.9).edge_mask, axis_name=parallel.DEVICES))(stacked)
     return np.concatenate([mask[: sum(graph.num_edges for graph in share)]
                            for mask, share in zip(np.asarray(masks), shares)])

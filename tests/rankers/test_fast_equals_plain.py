@@ -15,7 +15,7 @@ from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout import res_model, sage
-from tpugraphs_jax.train import step
+from tpugraphs_jax.train import state
 
 GRAPHS, CONFIGS = 3, 4
 HOPS = 2
@@ -140,7 +140,7 @@ def test_chunks_of_configurations_equal_plain():
   model = sage.SAGE(**SAGE_OPTIONS)
   params = init(model, batches(1)["several", True])
   whole = results(functools.partial(plain.layout_sage, layers=HOPS, pooling=ALL_POOLINGS))
-  chunked = results(lambda params, batch: step.apply_in_chunks(
+  chunked = results(lambda params, batch: state.apply_in_chunks(
       model, {"params": params}, batch, config_chunk=CONFIGS // 2, train=True,
       mutable=["activity"])[0])
   for case in CASES:

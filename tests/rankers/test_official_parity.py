@@ -20,7 +20,6 @@ from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.rankers.layout import res_model
 from tpugraphs_jax.train import state as state_lib
-from tpugraphs_jax.train import step as step_lib
 
 FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR", Path(__file__).parents[1] / "data/parity"))
 TILE_FILES = sorted(FOLDER.glob("tile_*.npz"))
@@ -97,7 +96,7 @@ def check_three_steps(case: Recorded, model, batch, score, *, losses: str, tempe
   optimizer = state_lib.create_optimizer(
       learning_rate=case.meta["adam"]["lr"], total_steps=3,
       clip_norm_per_variable=case.meta["adam"]["clipnorm"])
-  train_step = step_lib.make_train_step(
+  train_step = state_lib.make_train_step(
       model, optimizer, losses_lib.LossOptions(
           losses=losses, temperature=temperature, kernel_l2=1e-4, activity_l2=1e-4))
   # One device does the work; the others have no slates.

@@ -7,7 +7,7 @@ import pytest
 
 from tpugraphs_jax import losses, options
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.settings import TASKS
+from tpugraphs_jax.rankers.base import TASKS
 from tpugraphs_jax.run import schema
 
 

@@ -8,8 +8,8 @@ import parts
 
 from tpugraphs_jax import rankers
 from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.base import Settings
 from tpugraphs_jax.rankers.segments.family import Segments
-from tpugraphs_jax.rankers.settings import Settings
 
 IDENTITY = lambda rows: rows
 

@@ -18,7 +18,6 @@ from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import batches as segment_batches
-from tpugraphs_jax.rankers.segments import partition
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, SegmentSlate
 from tpugraphs_jax.rankers.segments.family import SegmentModel, Segments
 
@@ -61,8 +60,8 @@ def segmented(
 ) -> SegmentedGraph:
   """Prepared contiguous segments, or those given by `segment [N]`."""
   if segment is None:
-    segment = partition.partition(graph, method="contiguous", max_nodes=max_nodes)
-  pieces, cut = partition.split(graph, segment)
+    segment = segment_batches.partition(graph, method="contiguous", max_nodes=max_nodes)
+  pieces, cut = segment_batches.split(graph, segment)
   prepared = [batching.prepare(piece, piece.node_feat, hops=1) for piece in pieces]
   return segment_batches.segmented(graph, prepared, fresh=fresh, cut_edges=cut)
 

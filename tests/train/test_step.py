@@ -18,7 +18,6 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.train import state as state_lib
-from tpugraphs_jax.train import step as step_lib
 
 GRAPHS, CONFIGS, SLOTS = 6, 4, 8
 KERNEL_L2, ACTIVITY_L2, TEMPERATURE = 0.01, 0.3, 2.0
@@ -58,7 +57,7 @@ def init_params():
 
 @pytest.fixture(scope="module")
 def train_step():
-  return step_lib.make_train_step(
+  return state_lib.make_train_step(
       MODEL, OPTIMIZER, losses_lib.LossOptions(
           losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2))
 
@@ -106,7 +105,7 @@ def per_lookup(params, batch):
 
 
 def test_chunks_of_configurations_take_the_same_step(train_step):
-  chunked = step_lib.make_train_step(
+  chunked = state_lib.make_train_step(
       MODEL, OPTIMIZER, losses_lib.LossOptions(
           losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2),
       config_chunk=CONFIGS // 2)
@@ -184,7 +183,7 @@ class Noisy(nn.Module):
 
 
 def noisy_step(seed):
-  return step_lib.make_train_step(
+  return state_lib.make_train_step(
       Noisy(), optax.sgd(0.5), losses_lib.LossOptions(losses="MSE:1"), seed=seed)
 
 

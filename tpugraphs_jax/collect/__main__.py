@@ -25,7 +25,7 @@ import jax
 from tpugraphs_jax import collections, graph
 from tpugraphs_jax.collect import labels, programs, workers
 from tpugraphs_jax.collect.job import Job
-from tpugraphs_jax.infra import console, remote
+from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.infra import jobs as jobs_lib
 
 _SECONDS_MEASURED = 86400.0
@@ -66,7 +66,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     ValueError, FileNotFoundError: an option is wrong, as `programs.load`, or two
       programs have one name.
   """
-  remote.refuse(args.out, "--out")
+  files.refuse(args.out, "--out")
   collection = collections.Collection(args.collection)
   if collection.kind != "layout" or collection.is_released:
     raise ValueError(f"--collection={args.collection}, expected layout:own:NAME")

@@ -36,7 +36,7 @@ import tqdm
 
 from tpugraphs_jax import collections, graph
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.infra import console, remote
+from tpugraphs_jax.infra import console, files
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
 
@@ -351,7 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
   args = parser.parse_args(argv)
   try:
-    remote.refuse(args.data_root, "--data_root")
+    files.refuse(args.data_root, "--data_root")
     for collection in args.collections:
       download_collection(args.data_root, collection, base_url=args.base_url)
   except (DownloadError, ValueError, OSError) as error:

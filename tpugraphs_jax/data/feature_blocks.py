@@ -25,7 +25,7 @@ import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK, NODE, NODE_FEATURES, opcode_ids, sizes, TILE
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.registry import Registry
+from tpugraphs_jax.options import Registry
 
 LANES, SUBLANES = 128, 8
 DIMENSIONS = sizes(NODE["shape"])  # of the output of a node, 0 beyond its rank

@@ -24,8 +24,7 @@ from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
 from tpugraphs_jax.data.feature_blocks import BLOCKS, RELEASED, signed_log
 from tpugraphs_jax.graph import OpGraph, SPLITS
 from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.options import option, Options
-from tpugraphs_jax.registry import Registry
+from tpugraphs_jax.options import option, Options, Registry
 
 _LOG_OFFSET = re.compile(r"log_offset\(([0-9.]+)\)")
 

@@ -21,7 +21,8 @@ import numpy as np
 
 from tpugraphs_jax import collections, columns, graph
 from tpugraphs_jax.data import factoring
-from tpugraphs_jax.infra import console, files, machine, remote, trust
+from tpugraphs_jax.infra import console, machine, trust
+from tpugraphs_jax.infra import files as files_lib
 
 _SUFFIX = ".npy"
 # Other methods can expand a kilobyte to a gigabyte.
@@ -275,7 +276,7 @@ def write_layout(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
 
 def _write(path: str | os.PathLike[str], arrays: dict) -> None:
   """Writes arrays by name in their released dtypes; `LayoutConfigs` are decoded in blocks."""
-  with (files.replacing(path, "wb") as file,
+  with (files_lib.replacing(path, "wb") as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive):
     for name, array in arrays.items():
       shape, blocks = getattr(array, "shape", None), [array]
@@ -304,8 +305,8 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
   parsed = collections.Collection(collection)
   if split not in graph.SPLITS:
     raise ValueError(f"unknown split {split!r}, expected one of {', '.join(graph.SPLITS)}")
-  root = remote.local_of(data_root)
-  if remote.is_remote(data_root):
+  root = files_lib.local_of(data_root)
+  if files_lib.is_remote(data_root):
     _fetch(data_root, parsed, split)
   if not root.is_dir():
     raise FileNotFoundError(f"data_root {root} is not a folder; set it to the folder that "
@@ -330,9 +331,9 @@ def files_there(data_root: str | os.PathLike[str], collection: str, split: str) 
 
 def _fetch(data_root: str | os.PathLike[str], parsed: collections.Collection, split: str) -> None:
   """Copies the split of a collection from a bucket."""
-  place = remote.join(data_root, *parsed.name.split(":"), split)
+  place = files_lib.join(data_root, *parsed.name.split(":"), split)
   try:
-    remote.fetch(place, parsed.folder(remote.local_of(data_root), split))
+    files_lib.fetch(place, parsed.folder(files_lib.local_of(data_root), split))
   except FileNotFoundError:
     raise FileNotFoundError(f"no .npz file in {place}; --data_root must name a place with tile/ "
                             f"and layout/: copy {parsed.name} there first") from None

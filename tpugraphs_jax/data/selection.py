@@ -22,7 +22,7 @@ from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import feature_blocks, graph_folder, npz, store
 from tpugraphs_jax.data.factoring import output_orders
 from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, TileConfigs
-from tpugraphs_jax.infra import remote, trust
+from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.options import option, Options
 
 TARGETS = ("official", "ratio", "rank", "absolute")
@@ -384,7 +384,7 @@ def _load_indices(indices_dir: str, source: str, search: str) -> dict[str, np.nd
     FileNotFoundError: there is no such file.
     ValueError: it is not a table of index lists.
   """
-  path = remote.fetch(indices_dir) / f"{source}_{search}.json"
+  path = files.fetch(indices_dir) / f"{source}_{search}.json"
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: eval.indices_dir must name the folder "
                             "with the published index files")

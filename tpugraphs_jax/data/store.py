@@ -26,7 +26,7 @@ import tqdm
 from tpugraphs_jax import graph
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
 from tpugraphs_jax.data import graph_folder, npz
-from tpugraphs_jax.infra import console, jobs, remote
+from tpugraphs_jax.infra import console, jobs
 from tpugraphs_jax.infra import files as files_lib
 
 # Bytes of files below which starting processes takes longer than the work.
@@ -51,7 +51,8 @@ def graph_folders(
   if parsed.kind != "layout":
     raise ValueError(f"collection {collection} has no store: its files are small and are "
                      "read as they are; a store is for layout collections")
-  root = (remote.local_of(data_root) / "store" if store_dir is None else remote.local_of(store_dir))
+  root = (files_lib.local_of(data_root) / "store" if store_dir is None
+          else files_lib.local_of(store_dir))
   folder = parsed.folder(root, split)
   return {file: folder / file.stem for file in files}
 
@@ -85,7 +86,7 @@ def ensure_store(
   if workers is not None and workers < 1:
     raise ValueError(f"workers is {workers}, expected at least 1")
   folders = graph_folders(data_root, collection, split, store_dir=store_dir)
-  if store_dir is not None and remote.is_remote(store_dir):
+  if store_dir is not None and files_lib.is_remote(store_dir):
     return _ensure_remote_store(
         data_root, collection, split, store_dir, folders, workers=workers,
         skip_bad_files=skip_bad_files, progress=progress, beam=beam)
@@ -114,14 +115,14 @@ def _ensure_remote_store(
 
   The copy stays, because only local files can be memory-mapped.
   """
-  place = remote.join(store_dir, *collection.split(":"), split)
+  place = files_lib.join(store_dir, *collection.split(":"), split)
   folder = next(iter(folders.values())).parent
   with contextlib.suppress(FileNotFoundError):  # nothing there yet
-    remote.fetch(place, folder)
-  todo, local = _outdated(folders), remote.local_of(store_dir)
+    files_lib.fetch(place, folder)
+  todo, local = _outdated(folders), files_lib.local_of(store_dir)
   built = ensure_store(data_root, collection, split, store_dir=local, **options)
   if todo:
-    remote.send(folder, place)
+    files_lib.send(folder, place)
   return built
 
 
@@ -232,7 +233,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _splits_to_build(args: argparse.Namespace) -> list[tuple[str, str]]:
   """The pairs (collection, split) of the flags, by default all that have files."""
   splits = [args.split] if args.split else graph.SPLITS
-  root = remote.local_of(args.data_root)
+  root = files_lib.local_of(args.data_root)
   names = [args.collection] if args.collection else _layout_collections(root)
   pairs = [(name, split) for name in names for split in splits
            if npz.files_there(args.data_root, name, split)]

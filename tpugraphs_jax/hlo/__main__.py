@@ -7,7 +7,7 @@ import os
 import sys
 
 from tpugraphs_jax.hlo import module_graph, proto, show, sources, tuning
-from tpugraphs_jax.infra import console, remote
+from tpugraphs_jax.infra import console, files
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _convert(args: argparse.Namespace) -> int:
-  remote.refuse(args.out, "--out")
+  files.refuse(args.out, "--out")
   result = tuning.convert(args.files, args.out, jobs=args.jobs)
   for line in result.skipped:
     print(f"skipped: {console.one_line(line)}")

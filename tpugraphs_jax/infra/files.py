@@ -2,6 +2,13 @@
 
 filelock locks folders. fsspec's transactions cover files that it opens itself, not what NumPy and
 zipfile write to a path, nor whole folders: these are written beside their place and renamed.
+
+A place may be in a bucket (`gs://`, `s3://`, all that fsspec knows). The store is mapped into
+memory, Orbax renames whole folders, `metrics.jsonl` grows line by line: a bucket can do none of
+this. Files that are read are copied to this machine first, and a working folder is a local one that
+is kept up to date in its bucket. fsspec transfers the files; its caches and `rsync` compare sizes
+alone, and do not mark which files of a folder belong together. A place is a string: a `Path` would
+make a folder called `gs:` of it.
 """
 
 from __future__ import annotations
@@ -26,6 +33,9 @@ from absl import logging
 import filelock
 import fsspec
 import numpy as np
+import tqdm
+
+from tpugraphs_jax.infra import console, trust
 
 LOCK = ".lock"  # in a folder that one process at a time may write
 _OWNER = f"{LOCK}.owner"  # beside it, says who does
@@ -269,3 +279,266 @@ def _note_of(files: Mapping[Path, str]) -> tuple[Path, float]:
     newest = max(newest, stat.st_mtime, stat.st_ctime)
   folder = Path(tempfile.gettempdir()) / f"tpugraphs_jax_verified_{os.getuid()}"
   return folder / digest.hexdigest(), newest
+
+
+# Places in buckets, and their copies on this machine.
+
+CACHE = "TPUGRAPHS_CACHE"  # environment variable that names the folder of copies
+_DEFAULT_CACHE = "~/.cache/tpugraphs_jax"
+_KNOWN = ".remote.json"  # in a copy: the marks of the remote files, by name
+_INDEX = ".index.json"  # in a bucket: the files that belong together
+_PUSH_SECONDS = 30.0
+_AT_A_TIME = 64  # files
+# Parts of names of files that are being written, or that only this machine can use.
+_NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded", "compilation_cache", LOCK,
+             _KNOWN)
+
+
+def refuse(place: str, name: str) -> None:
+  """Refuses (ValueError) a bucket where a folder of this machine is needed."""
+  if is_remote(place):
+    raise ValueError(f"{name} is {place}, expected a folder of this machine: write there, then "
+                     "copy it to the bucket")
+
+
+def join(place: str | os.PathLike[str], *parts: str) -> str:
+  """A place below another one."""
+  return "/".join([os.fspath(place).rstrip("/"), *parts])
+
+
+def exists(place: str) -> bool:
+  """Whether there is a file at a remote place."""
+  system, path = bucket_of(place)
+  return system.isfile(path)
+
+
+def cache() -> Path:
+  """The user's folder of copies."""
+  return Path(os.environ.get(CACHE) or _DEFAULT_CACHE).expanduser()
+
+
+def local_of(place: str | os.PathLike[str]) -> Path:
+  """Where a place is on this machine: itself, or its copy, which need not be there yet."""
+  if not is_remote(place):
+    return Path(place).expanduser()
+  name = os.fspath(place).rstrip("/")
+  return cache() / f"{name.rpartition('/')[2]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
+  """A file or folder as it is on this machine, copied or brought up to date if it is remote.
+
+  Args:
+    place: local or remote.
+    into: where the copy belongs; `local_of(place)` unless given.
+
+  Raises:
+    FileNotFoundError: a remote place with nothing in it.
+    ValueError: a protocol that is not known, or whose package is missing.
+
+  Examples:
+    >>> fetch("data/own/npz").name  # a local place stays as it is
+    'npz'
+  """
+  if not is_remote(place):
+    return Path(place).expanduser()
+  into = into or local_of(place)
+  system, root = bucket_of(place)
+  if system.isfile(root):
+    into = into.with_name(into.name + ".d")
+    _copy(system, {Path(root).name: system.info(root)}, into, os.fspath(place))
+    return into / Path(root).name
+  _copy(system, _files(system, root), into, os.fspath(place))
+  return into
+
+
+def _copy(system: Any, files: Mapping[str, Mapping[str, Any]], into: Path, place: str) -> None:
+  """Brings a copy up to date: gets new and changed files, removes files that are gone remotely."""
+  if not files:
+    raise FileNotFoundError(f"{place}: there is nothing")
+  paths = {name: trust.inside(into, name) for name in files}
+  with hold(into, wait=True):
+    known = _known(into / _KNOWN)
+    marks = {name: _mark(info) for name, info in files.items()}
+    todo = [name for name, mark in marks.items()
+            if known.get(name) != mark or not paths[name].exists()]
+    if todo:
+      total = sum(files[name]["size"] for name in todo)
+      console.say(f"{place}: {len(todo)} files, {console.size(total)}, are copied to {into}")
+    _get(system, {files[name]["name"]: paths[name] for name in todo})
+    for name in known.keys() - marks.keys():
+      trust.inside(into, name).unlink(missing_ok=True)
+    if known != marks:
+      with replacing(into / _KNOWN) as file:
+        json.dump(marks, file)
+
+
+def _get(system: Any, targets: Mapping[str, Path]) -> None:
+  names = list(targets)
+  with tqdm.tqdm(total=len(names), unit="file", disable=console.bar(True)) as bar:
+    for start in range(0, len(names), _AT_A_TIME):
+      batch = names[start : start + _AT_A_TIME]
+      partial = [targets[name].with_name(f".{targets[name].name}.partial") for name in batch]
+      for path in partial:
+        path.parent.mkdir(parents=True, exist_ok=True)
+      system.get(batch, list(map(str, partial)))
+      for name, path in zip(batch, partial):
+        os.replace(path, targets[name])
+      bar.update(len(batch))
+
+
+def send(folder: Path, place: str) -> None:
+  """Copies a folder to a bucket: files that are not there, or of another size."""
+  system, root = bucket_of(place)
+  remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
+  local_files = {name: folder / name for name in _whole_files(folder)}
+  _put(system, root, {name: path for name, path in local_files.items()
+                      if remote_sizes.get(name) != path.stat().st_size})
+
+
+@contextlib.contextmanager
+def working_folder(place: str, *, is_writing: bool = True) -> Iterator[Path]:
+  """The local folder to work in for a working folder anywhere.
+
+  A remote one is copied to this machine, and changed files are sent back every half minute and at
+  the end, however the block ends. Changes that a killed process had not sent are lost.
+
+  Args:
+    place: local or remote.
+    is_writing: whether this process sends; of several only one should.
+
+  Raises:
+    OSError: at the end, if it cannot be sent; it stays on this machine then.
+  """
+  if not is_remote(place):
+    yield Path(place).expanduser()
+    return
+  bucket_of(place)  # errors show before anything is made
+  parent = local_of(place).with_name("working")
+  parent.mkdir(parents=True, exist_ok=True)
+  folder = Path(tempfile.mkdtemp(prefix=f"{place.rstrip('/').rpartition('/')[2]}-", dir=parent))
+  console.say(f"{place}: files are sent every {_PUSH_SECONDS:.0f} s and at the end")
+  mirror = _Mirror(folder, place)
+  mirror.pull()
+  with contextlib.ExitStack() as stack:
+    console.places[str(folder)] = place.rstrip("/")
+    if is_writing:
+      stack.callback(_send_last, mirror, folder, place)
+      stack.enter_context(_sending_along(mirror, place))
+    else:
+      stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    yield folder
+
+
+def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
+  try:
+    mirror.push()
+  except Exception as error:  # of whatever file system it is
+    del console.places[str(folder)]
+    raise OSError(f"{place} cannot be written ({console.one_line(error)}): the files of the run "
+                  f"stay in {folder}") from error
+  shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sending_along(mirror: _Mirror, place: str) -> contextlib.AbstractContextManager[None]:
+  """Sends the changes every half minute while the block runs; warns of the first failure."""
+  told: list[Exception] = []
+
+  def send_now() -> None:
+    try:
+      mirror.push()
+    except Exception as error:  # of whatever file system it is
+      if not told:
+        logging.warning("%s cannot be written (%s): tried again every %.0f s", place,
+                        console.one_line(error), _PUSH_SECONDS)
+      told.append(error)
+
+  return repeat(send_now, _PUSH_SECONDS, name="bucket")
+
+
+class _Mirror:
+  """A local folder and a remote one.
+
+  An index in the bucket names the files that belong together. It is written after them, so
+  that a copy that was cut short is never taken for a whole one.
+  """
+
+  def __init__(self, folder: Path, place: str):
+    self._folder = folder
+    self._sent: dict[str, Any] = {}
+    self._system, self._root = bucket_of(place)
+
+  def pull(self) -> None:
+    """Copies the files in the bucket that its index names."""
+    files = _files(self._system, self._root)
+    _get(self._system, {
+        info["name"]: trust.inside(self._folder, name) for name, info in files.items()})
+    self._sent = self._here()
+
+  def push(self) -> None:
+    """Sends files that changed since the last call; removes files there that are gone here."""
+    here = self._here()
+    changed = [name for name, mark in here.items() if self._sent.get(name) != mark]
+    gone = self._sent.keys() - here.keys()
+    if not changed and not gone:
+      return
+    _put(self._system, self._root, {name: self._folder / name for name in changed})
+    self._system.pipe_file(f"{self._root}/{_INDEX}", json.dumps(sorted(here)).encode())
+    if gone:
+      self._system.rm([f"{self._root}/{name}" for name in gone])
+    self._sent = here
+
+  def _here(self) -> dict[str, tuple[int, int]]:
+    """Size and time of every file that is whole."""
+    marks = {}
+    for name in _whole_files(self._folder):
+      with contextlib.suppress(FileNotFoundError):  # gone in the meantime
+        stat = (self._folder / name).stat()
+        marks[name] = stat.st_size, stat.st_mtime_ns
+    return marks
+
+
+def _whole_files(folder: Path) -> Iterable[str]:
+  """Names of the files below a folder that are whole."""
+  for at, _, names in os.walk(folder):  # which lets folders go while it walks
+    for name in names:
+      path = Path(at, name).relative_to(folder).as_posix()
+      if not any(part in path for part in _NOT_SENT):
+        yield path
+
+
+def _put(system: Any, root: str, files: Mapping[str, Path]) -> None:
+  if files:
+    system.put(list(map(str, files.values())), [f"{root}/{name}" for name in files])
+
+
+def _files(system: Any, root: str) -> dict[str, dict[str, Any]]:
+  """The fsspec description of every file below a folder, by its name relative to the folder.
+
+  Where the folder has an index, only the files that the index names.
+  """
+  system.invalidate_cache()
+  start = len(root.rstrip("/")) + 1
+  own = (_KNOWN, LOCK)  # of copies on this machine
+  files = {path[start:]: info for path, info in system.find(root, detail=True).items()
+           if path[start:] and not path[start:].startswith(own)}
+  if _INDEX not in files:
+    return files
+  index = trust.parse(system.cat_file(files[_INDEX]["name"]))
+  if not isinstance(index, list):
+    raise ValueError(f"{root}/{_INDEX} is damaged: it is no list of names")
+  return {name: info for name, info in files.items() if name in index}
+
+
+def _mark(info: Mapping[str, Any]) -> str:
+  """A text that changes whenever the file changes."""
+  names = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created")
+  return f"{info['size']} {next((info[name] for name in names if info.get(name)), '')}"
+
+
+def _known(path: Path) -> dict[str, str]:
+  """Marks of the files that were copied before; none where the file is missing or damaged."""
+  try:
+    return trust.parse(path.read_text(encoding="utf-8"))
+  except (OSError, ValueError):
+    return {}

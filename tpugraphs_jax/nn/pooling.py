@@ -21,7 +21,7 @@ import jraph
 
 from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.nn.nodes import EVERYWHERE, Nodes, NONE, Slates
-from tpugraphs_jax.registry import Registry
+from tpugraphs_jax.options import Registry
 
 POOLINGS = Registry("model.pooling")
 CONFIGURABLE = "config_"  # prefix of names: pools configurable nodes only

@@ -17,9 +17,9 @@ from typing import Any
 
 # Importing a module of networks registers them.
 from tpugraphs_jax.rankers import base, systems, tile
+from tpugraphs_jax.rankers.base import Settings
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, Segments
-from tpugraphs_jax.rankers.settings import Settings
 from tpugraphs_jax.rankers.tables import network, traffic
 
 

@@ -27,18 +27,91 @@ import jax
 import numpy as np
 import optax
 
+from tpugraphs_jax import collections
 from tpugraphs_jax.columns import OPCODES
-from tpugraphs_jax.data import batching, feature_blocks, plan, reduction
+from tpugraphs_jax.data import batching, feature_blocks, features, plan, reduction, selection
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, TileBatch
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, draw_slates
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.nn.linear import keep_rows_short
-from tpugraphs_jax.options import check_value, limits_of
-from tpugraphs_jax.rankers.scorer import Encoder, network_step, Scorer
-from tpugraphs_jax.rankers.settings import Settings
-from tpugraphs_jax.registry import Registry
+from tpugraphs_jax.options import check_value, limits_of, option, Registry
+from tpugraphs_jax.rankers.scorer import Encoder, EvalOptions, network_step, Scorer
+
+# Sections of a config that rankers read.
+
+
+@dataclasses.dataclass(frozen=True)
+class _DataOptions(features.FeatureOptions, plan.LoadingOptions, collections.CollectionOptions):
+  neighbour_slots: int = option(
+      -1, "width of neighbour tables; 0 = sorted segment sum; -1 = by platform", least=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class TileDataOptions(_DataOptions, selection.TileOptions, reduction.VirtualNodes):
+  """The section `data` for kernels."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutDataOptions(_DataOptions, selection.LayoutOptions, reduction.Reduction):
+  """The section `data` for whole programs."""
+
+  also: tuple[str, ...] = option((), "further layout collections to train on")
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutEvalOptions(EvalOptions, selection.JudgedOptions):
+  """The section `eval` for whole programs."""
+
+
+TASKS = ("tile", "layout", "segments")
+DATA: dict[str, type[TileDataOptions] | type[LayoutDataOptions]] = {
+    "tile": TileDataOptions, "layout": LayoutDataOptions, "segments": LayoutDataOptions}
+EVAL: dict[str, type[EvalOptions]] = {
+    "tile": EvalOptions, "layout": LayoutEvalOptions, "segments": LayoutEvalOptions}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """Fields of a config for preparing, batching and scoring graphs.
+
+  Attributes:
+    task: one of `TASKS`.
+    seed: of parameters, batches and samples.
+    data, batch, eval: sections.
+    model: name of the network.
+    segments: fields of the section `segments`; empty for other tasks.
+  """
+
+  task: str
+  seed: int
+  data: TileDataOptions | LayoutDataOptions
+  batch: plan.BatchOptions
+  eval: EvalOptions
+  model: str
+  segments: Mapping[str, Any]
+
+  @classmethod
+  def of(cls, config: Mapping[str, Any]) -> Settings:
+    """The settings in the nested fields of a config.
+
+    Raises:
+      ValueError: an impossible value, with the name of its field.
+    """
+    task = config["task"]
+    return cls(
+        task=task, seed=config["seed"], data=DATA[task].of(config["data"]),
+        batch=plan.BatchOptions.of(config["batch"]), eval=EVAL[task].of(config["eval"]),
+        model=config["model"]["name"], segments=config.get("segments", {}))
+
+  @property
+  def kind(self) -> str:
+    """The kind of configurations, `tile` or `layout`."""
+    return "tile" if self.task == "tile" else "layout"
+
+
+# Networks.
 
 TILE_MODELS, LAYOUT_MODELS = Registry("model.name"), Registry("model.name")
 MODELS = {"tile": TILE_MODELS, "layout": LAYOUT_MODELS}

@@ -12,7 +12,7 @@ import re
 import sys
 
 from tpugraphs_jax import report
-from tpugraphs_jax.infra import console, files, remote
+from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.report.runs import Run
 from tpugraphs_jax.serve import judge
@@ -38,7 +38,7 @@ def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
     for title, drawn in figures.all_of(each, page.graph_of(each, graph)).items():
       drawn.suptitle(f"labels: {each.runs[0].labels}", fontsize=8)
       name = re.sub(r"\W+", "_", (start + title).lower()).strip("_")
-      with files.replacing(remote.join(folder, f"{name}.png"), "wb") as file:
+      with files.replacing(files.join(folder, f"{name}.png"), "wb") as file:
         drawn.savefig(file, format="png", dpi=150)
 
 
@@ -51,16 +51,16 @@ def verdict(runs: Sequence[Run]) -> str:
     for run in each.runs:
       seconds = run.summary.get("training", {}).get("seconds", 0)
       lines.append(f"  {run.name}: {run.config['model.name']}, trained in "
-                   f"{console.duration(seconds)}, {remote.join(run.folder, report.FILE)}")
+                   f"{console.duration(seconds)}, {files.join(run.folder, report.FILE)}")
   return "\n".join(lines)
 
 
 def _beside(folders: Sequence[str]) -> str:
   """The place of the page: in the folder of a run, of several in the one that holds the first."""
   if len(folders) == 1:
-    return remote.join(folders[0], report.FILE)
+    return files.join(folders[0], report.FILE)
   first = folders[0].rstrip("/")
-  return remote.join(first.rpartition("/")[0] or ("." if "/" not in first else ""), report.FILE)
+  return files.join(first.rpartition("/")[0] or ("." if "/" not in first else ""), report.FILE)
 
 
 def main(argv: list[str] | None = None) -> int:

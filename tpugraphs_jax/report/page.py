@@ -15,7 +15,7 @@ import jinja2
 
 from tpugraphs_jax import metrics
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.infra import remote
+from tpugraphs_jax.infra import files
 from tpugraphs_jax.report import figures
 from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.report.runs import Comparison, DEFAULT, Group, Judged, Run
@@ -157,7 +157,7 @@ def _view(group: Group) -> str:
   Of layouts it shows those of the first choice, beside the fastest ones where these are others.
   """
   run = group.runs[0]
-  if not group.judged or remote.is_remote(run.data_root):
+  if not group.judged or files.is_remote(run.data_root):
     return ""
   graph = group.by_tau[0]
   path = run.file_of(graph.name)
@@ -183,7 +183,7 @@ def _about(run: Run) -> dict[str, str]:
 
 def _links(run: Run, folder: str) -> dict[str, str]:
   """Places of a run's files, relative to the folder of the page, by name."""
-  if not folder or remote.is_remote(folder) or remote.is_remote(run.folder):
+  if not folder or files.is_remote(folder) or files.is_remote(run.folder):
     return {}
   own = Path(run.folder).expanduser()
   return {name: Path(os.path.relpath(own / name, Path(folder).expanduser())).as_posix()

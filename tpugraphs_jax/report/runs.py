@@ -20,7 +20,7 @@ from tpugraphs_jax import metrics, synthetic
 from tpugraphs_jax.collect import strategies
 from tpugraphs_jax.collections import Collection, SYNTHETIC, UNKNOWN
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.infra import remote, trust
+from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.serve import judge
 
 RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "ceiling (no noise)"
@@ -390,12 +390,12 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
   Raises:
     FileNotFoundError, ValueError: as `read`.
   """
-  paths = [Path(os.fspath(folder).replace("://", "/") if remote.is_remote(folder)
+  paths = [Path(os.fspath(folder).replace("://", "/") if files.is_remote(folder)
                 else Path(folder).expanduser().absolute()) for folder in folders]
   depth = 1
   while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
     depth += 1
-  return [dataclasses.replace(read(remote.fetch(folder)), name="/".join(path.parts[-depth:]),
+  return [dataclasses.replace(read(files.fetch(folder)), name="/".join(path.parts[-depth:]),
                               folder=os.fspath(folder))
           for folder, path in zip(folders, paths)]
 
@@ -478,7 +478,7 @@ def _judged(path: Path, run: Run) -> tuple[Judged, ...]:
 
 def _changed(run: Run, judged: judge.Judged) -> np.ndarray | None:
   """Groups in which layouts differ from those of the first, of data that are still there."""
-  if Collection(run.collection).kind != "layout" or remote.is_remote(run.data_root):
+  if Collection(run.collection).kind != "layout" or files.is_remote(run.data_root):
     return None
   try:
     configs = npz.read_layout(run.file_of(judged.name)).configs
@@ -491,7 +491,7 @@ def _changed(run: Run, judged: judge.Judged) -> np.ndarray | None:
 
 def _ceiling(run: Run, judged: judge.Judged) -> np.ndarray | None:
   """Runtimes without noise, `[n]`, of synthetic data that are still there and the same."""
-  if remote.is_remote(run.data_root):
+  if files.is_remote(run.data_root):
     return None
   try:
     ceiling = synthetic.read_ceiling(run.data_root, run.collection, "valid", judged.name)

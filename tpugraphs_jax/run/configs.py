@@ -21,7 +21,7 @@ import ml_collections
 from ml_collections import config_flags
 
 import tpugraphs_jax
-from tpugraphs_jax import options, registry
+from tpugraphs_jax import options
 from tpugraphs_jax.infra import console
 
 _SECTIONS = ("data", "batch", "model", "loss", "optimizer", "train", "eval", "segments")
@@ -246,7 +246,7 @@ def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> Non
   from tpugraphs_jax.rankers import base
   from tpugraphs_jax.run import schema
 
-  registry.import_extensions(config.extensions)
+  options.import_extensions(config.extensions)
   kind = schema.kind_of(config)
   if name not in base.MODELS[kind]:
     return  # A module of the flag `extensions` may register it; `schema.check` comes later.

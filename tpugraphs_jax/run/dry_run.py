@@ -25,7 +25,7 @@ from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import download, graph_folder, npz, store
 from tpugraphs_jax.data.plan import BatchPlan
 from tpugraphs_jax.graph import SPLITS
-from tpugraphs_jax.infra import console, parallel, remote
+from tpugraphs_jax.infra import console, files, parallel
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
 from tpugraphs_jax.train import log, loop
@@ -109,7 +109,7 @@ def _data_lines(
            f"--collections {collection.name}")
     if collection.kind == "layout":
       yield f"store       at most about {console.size(1e9 * published.store_gigabytes)}"
-  place = remote.local_of(config.data_root).absolute()
+  place = files.local_of(config.data_root).absolute()
   while not place.exists():
     place = place.parent
   yield f"disk        {console.size(shutil.disk_usage(place).free)} free at {place}"

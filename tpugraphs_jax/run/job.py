@@ -9,13 +9,13 @@ from typing import Any
 
 import ml_collections
 
-from tpugraphs_jax import registry
+from tpugraphs_jax import options
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import features, selection
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.rankers.settings import Settings
+from tpugraphs_jax.rankers.base import Settings
 from tpugraphs_jax.run import schema
 from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve.ranker import Ranker
@@ -43,7 +43,7 @@ class Job:
   @classmethod
   def of(cls, config: ml_collections.ConfigDict) -> Job:
     """The job of a config; refuses (ValueError) a config that cannot work."""
-    registry.import_extensions(config.extensions)
+    options.import_extensions(config.extensions)
     schema.check(config)
     ranker = Ranker(config.to_dict())
     own, *also = (_data_of(config, collection) for collection in (

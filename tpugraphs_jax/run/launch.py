@@ -10,9 +10,9 @@ from absl import flags, logging
 import ml_collections
 from ml_collections import config_flags
 
-from tpugraphs_jax import collections, registry, report, synthetic
+from tpugraphs_jax import collections, options, report, synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
-from tpugraphs_jax.infra import console, parallel, remote, trust
+from tpugraphs_jax.infra import console, files, parallel, trust
 from tpugraphs_jax.run import configs, dry_run, results, training
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.serve import model_file
@@ -45,9 +45,9 @@ def _run(values: flags.FlagValues) -> None:
     parallel.compute_deterministically()
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
   parallel.use_compilation_cache(values.compilation_cache or trust.own_folder(
-      remote.local_of(values.workdir) / "compilation_cache", remote.cache() / "secret"))
+      files.local_of(values.workdir) / "compilation_cache", files.cache() / "secret"))
   # When one process fails, all stop: none waits for it.
-  with parallel.stop_together(), remote.working_folder(
+  with parallel.stop_together(), files.working_folder(
       values.workdir, is_writing=parallel.is_primary()) as workdir:
     if values.ensemble:
       _run_together(values, workdir)
@@ -95,7 +95,7 @@ def _with_overrides(values: flags.FlagValues, fields: dict) -> ml_collections.Co
   """
   config = ml_collections.ConfigDict(fields)
   changes = config_flags.get_override_values(values["config"])
-  registry.import_extensions(changes.get("extensions", ()))
+  options.import_extensions(changes.get("extensions", ()))
   trust.check_imported(config.extensions)
   config.update_from_flattened_dict(changes)
   return config
@@ -142,8 +142,8 @@ def _data_of(values: flags.FlagValues, config: ml_collections.ConfigDict, workdi
     FileNotFoundError: no data at `DEFAULT_DATA_ROOT`.
   """
   if values.synthetic:
-    is_remote = remote.is_remote(values.workdir)
-    return _synthetic(config, (remote.local_of(values.workdir) if is_remote else workdir)
+    is_remote = files.is_remote(values.workdir)
+    return _synthetic(config, (files.local_of(values.workdir) if is_remote else workdir)
                       / "synthetic")
   if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
     return DEFAULT_DATA_ROOT

@@ -36,7 +36,7 @@ import numpy as np
 from tpugraphs_jax import options
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import SPLITS
-from tpugraphs_jax.infra import files, remote
+from tpugraphs_jax.infra import files
 from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job, trainable
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       with files.replacing(path, "wb") as file:
         np.savez(file, *arrays)
     else:
-      remote.refuse(args.out, "--out")
+      files.refuse(args.out, "--out")
       config, out = _config_of(args), Path(args.out).expanduser()
       convert(config, read_weights(weights), out)
       path = out / model_file.MODEL_FILE

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from tpugraphs_jax import collections, losses, options
 from tpugraphs_jax.data import plan
 from tpugraphs_jax.options import Limits, option, Options
-from tpugraphs_jax.rankers import base, settings
+from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments.family import FinetuneOptions, SegmentOptions
 from tpugraphs_jax.train import log, loop, state
 
@@ -41,7 +41,7 @@ _SEGMENTS = {"segments": SegmentOptions, "segments.finetune": FinetuneOptions,
 class RunOptions(Options):
   """Fields of a config outside of sections."""
 
-  task: str = option("layout", "what is ranked, and how it is trained", one_of=settings.TASKS)
+  task: str = option("layout", "what is ranked, and how it is trained", one_of=base.TASKS)
   seed: int = option(0, "seed of parameters, batches and samples", least=0)
   extensions: tuple[str, ...] = option((), "modules of your own that register models, losses, ...")
   profile_steps: str = option("", "FIRST:LAST writes a trace of these steps")
@@ -54,9 +54,9 @@ def sections(task: str) -> dict[str, type[Options]]:
     task: `tile`, `layout` or `segments`.
   """
   return {
-      "": RunOptions, "data": settings.DATA[task], "batch": plan.BatchOptions,
+      "": RunOptions, "data": base.DATA[task], "batch": plan.BatchOptions,
       "loss": losses.LossOptions, "optimizer": state.Optimizer, "train": loop.TrainOptions,
-      "eval": settings.EVAL[task],
+      "eval": base.EVAL[task],
       **(_SEGMENTS if task == "segments" else {})}
 
 
@@ -118,8 +118,8 @@ def check(config: ConfigDict) -> None:
 def check_task(config: ConfigDict) -> None:
   """Refuses (ValueError) a config without the sections of its task."""
   task = config.get("task")
-  if task not in settings.TASKS:
-    raise ValueError(f"task is {task!r}, expected one of {', '.join(settings.TASKS)}")
+  if task not in base.TASKS:
+    raise ValueError(f"task is {task!r}, expected one of {', '.join(base.TASKS)}")
   for section, section_class in sections(task).items():
     fields = _section(config, section)
     absent = [section] if fields is None else [

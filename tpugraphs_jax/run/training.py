@@ -45,7 +45,6 @@ from tpugraphs_jax.serve import judge, model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import log, loop
 from tpugraphs_jax.train import state as state_lib
-from tpugraphs_jax.train import step as step_lib
 
 # Training targets: `(configs, ids [n] int64) -> [n] float32`.
 Targets = Callable[[Any, np.ndarray], np.ndarray]
@@ -322,6 +321,6 @@ def make_step(
     sown: collections of variables that the step also returns.
     devices: to compile for; all devices of the run unless given.
   """
-  return step_lib.make_train_step(
+  return state_lib.make_train_step(
       network, optimizer, losses.LossOptions.of(config.loss), seed=config.seed,
       config_chunk=config.batch.config_chunk, collections=sown, devices=devices)

@@ -23,7 +23,7 @@ from tpugraphs_jax import rankers
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.infra import files as files_lib
-from tpugraphs_jax.infra import parallel, remote, trust
+from tpugraphs_jax.infra import parallel, trust
 from tpugraphs_jax.train import checkpoint, loop
 
 MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
@@ -124,7 +124,7 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     FileNotFoundError: nothing was trained there.
     ValueError: its config.json is damaged.
   """
-  path = remote.fetch(workdir) / CONFIG_FILE
+  path = files_lib.fetch(workdir) / CONFIG_FILE
   model = path.with_name(MODEL_FILE)
   is_trained_here = (path.parent / loop.CHECKPOINTS).is_dir()
   if model.exists() and not path.exists() and not is_trained_here:
@@ -170,7 +170,7 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
     FileNotFoundError: nothing was trained there.
     ValueError: the model is damaged, of a newer version or of another config.
   """
-  path = remote.fetch(place)
+  path = files_lib.fetch(place)
   if parallel.from_primary((path / loop.CHECKPOINTS).is_dir()):
     try:
       return _from_checkpoints(path, config)

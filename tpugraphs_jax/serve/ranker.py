@@ -19,7 +19,7 @@ from absl import logging
 import jax
 import numpy as np
 
-from tpugraphs_jax import collections, rankers, registry
+from tpugraphs_jax import collections, options, rankers
 from tpugraphs_jax.columns import (
   LAYOUT_CONFIG_FEATURES,
   NODE,
@@ -30,9 +30,9 @@ from tpugraphs_jax.columns import (
 from tpugraphs_jax.data import features, plan, reduction, selection
 from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LayoutConfigs, LOWERED, OpGraph, TileConfigs
-from tpugraphs_jax.infra import parallel, remote, trust
+from tpugraphs_jax.infra import files, parallel, trust
+from tpugraphs_jax.rankers.base import Settings
 from tpugraphs_jax.rankers.scorer import Scorer
-from tpugraphs_jax.rankers.settings import Settings
 from tpugraphs_jax.serve import explain as explaining
 from tpugraphs_jax.serve import judge, model_file
 from tpugraphs_jax.train import loop, state
@@ -312,10 +312,10 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
     >>> tpugraphs_jax.load("layout-cpu-measured").collection.kind
     'layout'
   """
-  registry.import_extensions(extensions)
-  source = place if remote.is_remote(place) else parallel.on_primary(
+  options.import_extensions(extensions)
+  source = place if files.is_remote(place) else parallel.on_primary(
       lambda: model_file.shipped_file(Path(place).expanduser()))
-  path = remote.fetch(source).absolute()
+  path = files.fetch(source).absolute()
   # The checkpoints of all stages of training.
   marks = (path, path / model_file.MODEL_FILE, *path.glob(loop.CHECKPOINTS),
            *path.glob(f"*/{loop.CHECKPOINTS}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tpugraphs_jax import collections
-from tpugraphs_jax.infra import console, remote
+from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.synthetic import generate, SCALES
 
 
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     if value is not None and value < least:
       parser.error(f"--{name} is {value}, expected at least {least}")
   try:
-    remote.refuse(str(args.out), "--out")
+    files.refuse(str(args.out), "--out")
     data_root = generate(**vars(args))
   except (ValueError, OSError) as error:
     console.fail(error)

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax.infra import console, parallel, signals
+from tpugraphs_jax.infra import console, jobs, parallel
 from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.train import checkpoint
@@ -210,7 +210,7 @@ def train(
   profile = log_lib.Profile(profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
-    stop = stack.enter_context(signals.StopSignals())
+    stop = stack.enter_context(jobs.StopSignals())
     check_workdir(workdir, resume=resume, config=config, files=files)
     files_lib.tidy(workdir)
     checkpoints = stack.enter_context(contextlib.closing(
@@ -271,7 +271,7 @@ class _Loop:
   checkpoints: checkpoint.Checkpoints
   log: log_lib.Log
   profile: log_lib.Profile
-  signals: signals.StopSignals
+  signals: jobs.StopSignals
   schedule: Schedule
 
   def __post_init__(self):
@@ -392,7 +392,7 @@ class _Loop:
     try:
       with self.signals.interrupting():
         values = self.evaluate(params, self.step)
-    except signals.Interrupted:
+    except jobs.Interrupted:
       return
     except FloatingPointError as error:
       raise FloatingPointError(f"step {self.step}: {error}") from error

@@ -22,7 +22,6 @@ from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.batches import Stale
 from tpugraphs_jax.rankers.segments.family import READOUT_COLLECTION
 from tpugraphs_jax.train import state as state_lib
-from tpugraphs_jax.train import step as step_lib
 
 CONFIGS = 4
 LOSS = losses_lib.LossOptions(losses="MSE:1")
@@ -150,7 +149,7 @@ def test_scores_do_not_depend_on_chunks_or_on_other_graphs():
 
 def steps_of(model):
   """The step on fresh segments alone, and the step that recomputes the others."""
-  step = step_lib.make_train_step(model, OPTIMIZER, LOSS, collections=(READOUT_COLLECTION,))
+  step = state_lib.make_train_step(model, OPTIMIZER, LOSS, collections=(READOUT_COLLECTION,))
   return step, family_lib.with_recomputed(step, model, width=cases.WIDTH)
 
 
@@ -265,7 +264,7 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
   scores = head.network.apply({"params": params}, batch)
   evaluated = cases.scores(family, params, graphs, [np.array([4, 2]), np.array([5, 1])])
   np.testing.assert_allclose(scores[:2, :2], evaluated, rtol=1e-4, atol=1e-5)
-  step = step_lib.make_train_step(head.network, optimizer, LOSS)
+  step = state_lib.make_train_step(head.network, optimizer, LOSS)
   state = state_lib.TrainState.create(params, optimizer)
   state, _ = step(jax.tree.map(lambda x: jnp.asarray(x)[None], state),
                   jax.tree.map(lambda x: x[None], batch))

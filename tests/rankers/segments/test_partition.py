@@ -10,9 +10,9 @@ import pytest
 import random_graphs
 
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.rankers.segments import partition
+from tpugraphs_jax.rankers.segments import batches
 
-METHODS = list(partition.METHODS)
+METHODS = list(batches.PARTITIONS)
 
 
 def graph(nodes: int = 90) -> OpGraph:
@@ -31,7 +31,7 @@ def needs(method: str) -> None:
     (3163, 1000, [0, 791, 1582, 2373, 3163]), (4, 2, [0, 2, 4]), (7, 2, [0, 2, 4, 6, 7])])
 def test_ranges_have_the_published_borders(nodes, max_nodes, borders):
   """Published: n // 1000 + 1 parts of n // parts + 1 nodes; the last may be short or missing."""
-  segment = partition.partition(graph(nodes), method="published", max_nodes=max_nodes)
+  segment = batches.partition(graph(nodes), method="published", max_nodes=max_nodes)
   assert np.searchsorted(segment, range(len(borders))).tolist() == borders
 
 
@@ -39,12 +39,12 @@ def test_ranges_have_the_published_borders(nodes, max_nodes, borders):
 @pytest.mark.parametrize("max_nodes", [2, 7, 40, 89, 90, 91, 200])
 def test_every_node_is_in_one_segment_of_bounded_size(method, max_nodes):
   needs(method)
-  segment = partition.partition(graph(), method=method, max_nodes=max_nodes)
+  segment = batches.partition(graph(), method=method, max_nodes=max_nodes)
   sizes = np.bincount(segment)
   assert segment.shape == (90,) and segment.dtype == np.int32 and segment.min() == 0
   assert 0 < sizes.min() and sizes.max() <= max_nodes
   assert (len(sizes) == 1) == (max_nodes >= 90 + (method == "published"))
-  again = partition.partition(graph(), method=method, max_nodes=max_nodes)
+  again = batches.partition(graph(), method=method, max_nodes=max_nodes)
   np.testing.assert_array_equal(again, segment)
 
 
@@ -52,8 +52,8 @@ def test_every_node_is_in_one_segment_of_bounded_size(method, max_nodes):
 def test_segments_keep_nodes_edges_and_configurations(method):
   needs(method)
   whole = graph()
-  segment = partition.partition(whole, method=method, max_nodes=20)
-  pieces, cut = partition.split(whole, segment)
+  segment = batches.partition(whole, method=method, max_nodes=20)
+  pieces, cut = batches.split(whole, segment)
   ids = np.array([4, 0, 5])
   edges, decoded = collections.Counter(), {}
   for number, piece in enumerate(pieces):
@@ -77,7 +77,7 @@ def test_a_segment_without_edges_or_configurable_nodes_is_still_one():
       graph(6), edge_index=np.array([[1, 0]], np.int32),
       config_node=np.array([0], np.int32),
       configs=dataclasses.replace(graph(6).configs, node_group=np.zeros(1, np.int32)))
-  pieces, cut = partition.split(whole, np.array([0, 0, 0, 1, 1, 1], np.int32))
+  pieces, cut = batches.split(whole, np.array([0, 0, 0, 1, 1, 1], np.int32))
   assert [p.num_edges for p in pieces] == [1, 0] and cut == 0
   assert [len(p.config_node) for p in pieces] == [1, 0]
   assert pieces[1].configs.decode(np.arange(2)).shape == (2, 0, 18)
@@ -90,5 +90,5 @@ def test_metis_finds_the_clusters():
   pairs = rng.integers(0, 80, (4000, 2))
   edges = pairs[(cluster[pairs[:, 0]] == cluster[pairs[:, 1]]) & (pairs[:, 0] != pairs[:, 1])]
   whole = dataclasses.replace(graph(80), edge_index=edges.astype(np.int32))
-  segment = partition.partition(whole, method="metis", max_nodes=22)
-  assert partition.split(whole, segment)[1] == 0
+  segment = batches.partition(whole, method="metis", max_nodes=22)
+  assert batches.split(whole, segment)[1] == 0

@@ -40,7 +40,7 @@ from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.rankers.base import Family, Programs, Stage
 from tpugraphs_jax.rankers.scorer import Encoder, network_step, Scorer
 from tpugraphs_jax.rankers.segments import batches as segment_batches
-from tpugraphs_jax.rankers.segments import history, partition
+from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.batches import (
   HeadBatch,
   HeadGraph,
@@ -67,7 +67,7 @@ class SegmentOptions(Options):
   section = "segments"
   partition: str = option(
       "contiguous", "how nodes are cut into segments; published = ranges as in GST",
-      one_of=tuple(partition.METHODS))
+      one_of=tuple(segment_batches.PARTITIONS))
   max_nodes: int = option(1000, "most nodes of a segment", least=2)
   fresh: int = option(1, "segments per graph and step with gradients", least=1)
   keep: float = option(
@@ -243,10 +243,10 @@ class Segments(Family):
   def prepare(self, graph: OpGraph, feat: np.ndarray) -> SegmentedGraph:
     """A reduced program, cut into segments; see `Family.prepare`."""
     reduced = self.programs.reduce(graph)
-    segment = partition.partition(
+    segment = segment_batches.partition(
         reduced.graph, method=self.options.partition, max_nodes=self.options.max_nodes)
-    pieces, cut_edges = partition.split(reduced.graph, segment)
-    feats = partition.rows_of_segments(reduced.rows(feat), segment)
+    pieces, cut_edges = segment_batches.split(reduced.graph, segment)
+    feats = segment_batches.rows_of_segments(reduced.rows(feat), segment)
     return segment_batches.segmented(
         reduced.graph, list(map(self.programs.prepare_part, pieces, feats)),
         fresh=self.options.fresh, cut_edges=cut_edges)

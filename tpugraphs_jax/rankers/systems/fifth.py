@@ -43,7 +43,7 @@ from tpugraphs_jax.nn import nodes, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, take_rows, USERS
 from tpugraphs_jax.nn.attention import TransformerLayer
 from tpugraphs_jax.nn.conv import Sage
-from tpugraphs_jax.nn.drop_edge import drop_edges
+from tpugraphs_jax.nn.dropout import drop_edges
 from tpugraphs_jax.nn.linear import Embedding, Layouts, Tiles, uniform
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.options import option

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
+import operator
 
 from flax import linen as nn
 import jax
@@ -53,7 +54,7 @@ _ARITHMETIC = _TRANSCENDENTAL + (
     "round-nearest-even", "select", "shift-left", "shift-right-arithmetic",
     "shift-right-logical", "sign", "subtract", "xor")
 _REDUCTIONS = ("reduce", "reduce-window")
-_TYPE_BYTES = np.array([kind.bytes for kind in ELEMENT_TYPES], np.float64)
+_TYPE_BYTES = np.array(list(map(operator.attrgetter("bytes"), ELEMENT_TYPES)), np.float64)
 
 
 @BLOCKS.register("kernel_work")

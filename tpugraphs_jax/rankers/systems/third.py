@@ -86,8 +86,9 @@ def operand_shapes(graph: OpGraph) -> np.ndarray:
   return features.reshape(graph.num_nodes, -1)
 
 
-_COUNTED = np.r_[tuple(sizes(NODE[name]) for name in (
-    "shape", "dimensions", "window_size", "window_padding_low", "window_padding_high"))]
+_COUNTED = np.r_[
+    sizes(NODE["shape"]), sizes(NODE["dimensions"]), sizes(NODE["window_size"]),
+    sizes(NODE["window_padding_low"]), sizes(NODE["window_padding_high"])]
 
 
 @BLOCKS.register("tile_modulo")
