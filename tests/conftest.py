@@ -49,6 +49,8 @@ def pytest_configure(config):
   if "TPUGRAPHS_TESTS_SHARED" not in os.environ:
     folder = os.environ["TPUGRAPHS_TESTS_SHARED"] = tempfile.mkdtemp(prefix="shared")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    # Of commands that tests start; `.ci/run` names one for all lanes.
+    os.environ.setdefault("TPUGRAPHS_TESTS_COMPILED", os.path.join(folder, "commands"))
   jax.config.update(
       "jax_compilation_cache_dir", os.path.join(os.environ["TPUGRAPHS_TESTS_SHARED"], "compiled"))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -21,6 +21,10 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+import commands as forks
+
 ROOT = Path(__file__).parents[1]
 DATA = "~/data/tpugraphs/npz"  # as the README writes it
 _ONLY_HELP = (
@@ -76,22 +80,23 @@ def with_files(text: str, out: Path) -> str:
   return text
 
 
-def run(title: str, command: str, out: Path) -> None:
-  """Runs a command in the top folder; its output is shown if it fails."""
+def run(title: str, command: str) -> None:
+  """Runs a command in the top folder; its output is shown if it fails.
+
+  A fork of this process runs it, unless the shell has to expand names of files.
+  """
   print(f"$ {title}", flush=True)
-  # Programs on tiny data compile for longer than they run: quickly, and once.
-  quick = {"MPLBACKEND": "agg", "JAX_COMPILATION_CACHE_DIR": f"{out}/compilation_cache",
-           "XLA_FLAGS": "--xla_backend_optimization_level=0 "
-                        "--xla_llvm_disable_expensive_passes=true "
-                        "--xla_cpu_parallel_codegen_split_count=1",
-           "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
   started = time.monotonic()
-  ended = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True,
-                         text=True, env=os.environ | quick)
+  if "*" in command:
+    ended = subprocess.run(command.replace("python", shlex.quote(sys.executable), 1), shell=True,
+                           cwd=ROOT, capture_output=True, text=True)
+    code, text = ended.returncode, ended.stdout[-2000:] + ended.stderr[-2000:]
+  else:
+    end = forks.run_forked(forks.Run(shlex.split(command)[1:]))
+    code, text = end.code, end.out[-2000:] + end.err[-2000:]
   print(f"  {time.monotonic() - started:.0f} s", flush=True)
-  if ended.returncode:
-    sys.exit(f"{ended.stdout[-2000:]}{ended.stderr[-2000:]}\n"
-             f"error: exit code {ended.returncode} of {title}")
+  if code:
+    sys.exit(f"{text}\nerror: exit code {code} of {title}")
 
 
 def python_of(page: str, out: Path) -> str:
@@ -126,16 +131,21 @@ def main() -> None:
   ran: set[str] = set()
   with tempfile.TemporaryDirectory() as folder:
     out = Path(folder)
+    os.environ.update(forks.QUICK | {
+        "MPLBACKEND": "agg", "JAX_COMPILATION_CACHE_DIR": os.environ.get(
+            forks.COMPILED, str(out / "compilation_cache"))})
+    os.chdir(ROOT)
+    sys.path[0] = str(ROOT)
+    forks.import_all()
     for page in pages():
       text = (ROOT / page).read_text()
       for command in commands(text):
         if command not in ran:
-          run(command, small(command, out).replace("python", shlex.quote(sys.executable), 1), out)
+          run(command, small(command, out))
           ran.add(command)
       if "```python" in text and page not in _PYTHON_ELSEWHERE:
         (out / "page.py").write_text(python_of(text, out))
-        run(f"the Python of {page}",
-            f"PYTHONPATH={ROOT} {shlex.quote(sys.executable)} {out / 'page.py'}", out)
+        run(f"the Python of {page}", f"python {out / 'page.py'}")
         ran.add(page)
   print(f"{len(ran)} commands of {len(pages())} pages ran")
 

@@ -1,4 +1,4 @@
-"""Runs the two commands, many of them from one process that has imported everything.
+"""Runs commands, many of them from one process that has imported everything.
 
 Each run is a fork, made before jax has started a thread, with its own flags, devices,
 output and exit code. As a script this file reads the runs from standard input and writes
@@ -14,6 +14,7 @@ import mmap
 import os
 from pathlib import Path
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -24,9 +25,13 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-# Programs are compiled once for all runs, quickly rather than well.
-_XLA_FLAGS = ("--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-              "--xla_cpu_parallel_codegen_split_count=1")
+# Programs on tiny data compile for longer than they run: they are compiled quickly rather than
+# well, and once. All lanes of tests may share the folder of compiled programs.
+COMPILED = "TPUGRAPHS_TESTS_COMPILED"
+QUICK = {
+    "JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+                 "--xla_cpu_parallel_codegen_split_count=1"}
 
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")  # before each line off a terminal
 _PAGE = "task data labels training validation model devices steps folder".split()
@@ -37,7 +42,7 @@ _LONGEST_SECONDS = 900  # of a run whose file operations are counted
 class Run(NamedTuple):
   """A command to run."""
 
-  arguments: Sequence[Any]  # run_tile.py or run_layout.py, then its flags
+  arguments: Sequence[Any]  # a script, or `-m` and a module, then its flags
   devices: int = 1
   page: bool = False  # draws the report page, which takes longer than most runs here
   stop_at_step: int = 0  # sends SIGTERM when this step is reported
@@ -74,20 +79,28 @@ class Ended(NamedTuple):
 
 
 def run_all(runs: Sequence[Run], *, home: Path) -> list[Ended]:
-  """Runs commands one after the other; `home` is their home and compilation cache."""
-  environment = os.environ | {
-      "HOME": str(home), "JAX_PLATFORMS": "cpu",
-      "JAX_NUMPY_RANK_PROMOTION": "raise",
-      "JAX_COMPILATION_CACHE_DIR": str(home / "compilation_cache"),
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "NPROC": "16", "XLA_FLAGS": _XLA_FLAGS}
-  order = [run._replace(arguments=[str(part) for part in run.arguments]) for run in runs]
+  """Runs run_tile.py and run_layout.py, one run after the other, with `home` as their home."""
+  environment = os.environ | QUICK | {
+      "HOME": str(home), "JAX_NUMPY_RANK_PROMOTION": "raise", "NPROC": "16",
+      "JAX_COMPILATION_CACHE_DIR": os.environ.get(COMPILED, str(home / "compilation_cache"))}
+  order = [run._replace(arguments=[
+      *map(str, run.arguments), *([] if run.page else ["--noreport"])]) for run in runs]
   ended = subprocess.run([sys.executable, __file__], input=json.dumps(order), cwd=ROOT,
                          capture_output=True, text=True, env=environment)
   assert ended.returncode == 0, ended.stderr
   return [Ended(*result) for result in json.loads(ended.stdout)]
 
 
-def _run_forked(run: Run) -> Ended:
+def import_all() -> None:
+  """Imports what forks have in common: most of their time, otherwise."""
+  import jax  # noqa: F401
+
+  from tpugraphs_jax.report import figures  # noqa: F401
+  from tpugraphs_jax.run import launch  # noqa: F401
+
+
+def run_forked(run: Run) -> Ended:
+  """Runs a command in a fork of this process, which has not computed anything with jax."""
   with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
     operations = mmap.mmap(-1, 8)  # shared with the child
     child = os.fork()
@@ -126,15 +139,19 @@ def count_operations(watched: str, counted: mmap.mmap, *, kill_at: int = 0) -> N
 
 def _run_here(run: Run) -> int:
   """Runs a command as the interpreter would; returns the exit code."""
+  import jax
+
   jax.config.update("jax_num_cpu_devices", run.devices)
   if run.stop_at_step:
     _at(run.stop_at_step, lambda: os.kill(os.getpid(), signal.SIGTERM))
   step, line = run.shell_at_step
   if step:
     _at(step, lambda: subprocess.run(line, shell=True, check=True))
-  sys.argv, code = [*run.arguments, *([] if run.page else ["--noreport"])], 0
+  is_module, code = run.arguments[0] == "-m", 0
+  sys.argv = list(run.arguments[is_module:])
+  sys.path.insert(0, str(ROOT if is_module else Path(sys.argv[0]).resolve().parent))
   try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    (runpy.run_module if is_module else runpy.run_path)(sys.argv[0], run_name="__main__")
   except SystemExit as end:
     code = end.code if isinstance(end.code, int) else int(end.code is not None)
     if isinstance(end.code, str):
@@ -149,6 +166,8 @@ def _run_here(run: Run) -> int:
 
 def _at(step: int, do: Callable[[], object]) -> None:
   """Calls `do` whenever this step has been reported."""
+  from tpugraphs_jax.train import log
+
   progress = log.Log.progress
 
   def progress_and_more(self, at, *args, **kwargs):
@@ -160,12 +179,5 @@ def _at(step: int, do: Callable[[], object]) -> None:
 
 
 if __name__ == "__main__":
-  import runpy
-
-  import jax
-
-  from tpugraphs_jax.report import figures as _imported_once_too  # noqa: F401
-  from tpugraphs_jax.run import command as _imported_once_for_all_runs  # noqa: F401
-  from tpugraphs_jax.train import log
-
-  print(json.dumps([_run_forked(Run(*order)) for order in json.load(sys.stdin)]))
+  import_all()
+  print(json.dumps([run_forked(Run(*order)) for order in json.load(sys.stdin)]))
