@@ -58,21 +58,27 @@ def skip_reason(message: str) -> str | None:
   return lines[-1] if lines else None
 
 
-def environment(folder: Path, *more: str | Path) -> Path | str:
-  """The Python of a new environment with the TPU compiler, or the reason why there is none.
+def _packages_of(python: Path | str) -> str:
+  """The folder of the packages of an environment."""
+  return run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+             ).stdout.strip()
+
+
+def environment(folder: Path, *packages: str | Path, base: Path | str = "") -> Path | str:
+  """The Python of a new environment with packages, or the reason why there is none.
 
   Args:
     folder: of the environment.
-    *more: arguments of `pip install`, for further packages.
+    *packages: arguments of `pip install`.
+    base: Python of an environment whose packages it has, besides those of this one.
   """
   made = run(sys.executable, "-m", "venv", folder)
   if made.returncode:
     sys.exit(f"{made.stderr}\nerror: no environment")
   python = folder / "bin" / "python"
-  found = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])")
-  here = sysconfig.get_paths()["purelib"]
-  Path(found.stdout.strip(), "as_here.pth").write_text(here + "\n")
-  installed = run(python, "-m", "pip", "install", "--quiet", f"{ROOT}[tpu]", *more)
+  places = [sysconfig.get_paths()["purelib"], *([_packages_of(base)] if base else [])]
+  Path(_packages_of(python), "beside.pth").write_text("\n".join(places) + "\n")
+  installed = run(python, "-m", "pip", "install", "--quiet", *packages)
   if not installed.returncode:
     return python
   reason = skip_reason(installed.stderr)
@@ -151,12 +157,13 @@ def check_tpu(python: Path | str) -> None:
 def main() -> None:
   with tempfile.TemporaryDirectory() as folder:
     given, compilers = os.environ.get(PYTHON), ROOT / "benchmarks" / "compilers.txt"
-    python = given or environment(Path(folder, "all"), "-r", compilers)
-    alone = given or environment(Path(folder, "tpu"))
-    for each in (python, alone):
-      if isinstance(each, str) and not Path(each).exists():
-        print(f"skipped: the compilers are not to be had here: {each}")
-        return
+    alone = given or environment(Path(folder, "tpu"), f"{ROOT}[tpu]")
+    python = alone
+    if isinstance(alone, Path):
+      python = environment(Path(folder, "all"), "-r", compilers, base=alone)
+    if isinstance(python, str) and python != given:
+      print(f"skipped: the compilers are not to be had here: {python}")
+      return
     check_tpu(alone)
     check(python, Path(folder))
   steps = sum(len(cases) for _, cases, _, _ in _COMPILED)
