@@ -31,6 +31,7 @@ from typing import Any
 import gpus
 import ml_collections
 import optimised
+import pages
 import steps
 import timing
 
@@ -151,14 +152,13 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     case, step, target = name.split("/")
     return cases.index(case), steps.STEPS.index(step), targets.index(target)
 
-  head = ("step", "for", "arguments + temporaries", "kernels", "in loops",
-          "products by precision", "estimate", "roofline, optimal")
-  lines = [head, ["---"] * len(head)]
+  rows = []
   for name in sorted(results, key=place):
     (case, step, target), row = name.split("/"), results[name]
     cells = [row["error"]] + [""] * 5 if "error" in row else _cells(row)
-    lines.append([f"{case}, {step}", target, *cells])
-  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    rows.append([f"{case}, {step}", target, *cells])
+  return pages.table(["step", "for", "arguments + temporaries", "kernels", "in loops",
+                      "products by precision", "estimate", "roofline, optimal"], rows)
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 import csv
 from pathlib import Path
-import resource
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-import quality
+import pages
 import timing
 
 from tpugraphs_jax import metrics
@@ -42,10 +41,7 @@ def train(variant: str, epochs: int, seed: int, data_root: str, folder: Path) ->
   command = [sys.executable, "run_layout.py", f"--config=configs/layout.py:{config}",
              f"--data_root={data_root}", f"--workdir={folder / 'run'}", f"--config.seed={seed}",
              f"--config.data.store_dir={folder.parent / 'store'}", "--noreport"]
-  before = resource.getrusage(resource.RUSAGE_CHILDREN)
-  subprocess.run([*command, "--mode=train", f"--config.train.epochs={epochs}"],
-                 cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  cpu_s = timing.cpu_seconds([*command, "--mode=train", f"--config.train.epochs={epochs}"])
   subprocess.run([sys.executable, "run_layout.py", "--mode=evaluate", "--noreport",
                   f"--data_root={data_root}", f"--workdir={folder / 'run'}",
                   "--config.eval.max_configs=0"],
@@ -54,7 +50,7 @@ def train(variant: str, epochs: int, seed: int, data_root: str, folder: Path) ->
     rows = {row["graph"]: row for row in csv.DictReader(file)}
   tau = {name: next(float(row["kendaltau"]) for graph, row in rows.items() if name in graph)
          for name in (_HELD_OUT, _UNSEEN)}
-  return tau | {"cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
+  return tau | {"cpu_s": cpu_s}
 
 
 def one_hot_scores(data_root: str | Path, place: str = f"valid/{_HELD_OUT}") -> np.ndarray:
@@ -86,16 +82,11 @@ def one_hot_fit(data_root: str) -> dict[str, float]:
 
 def table(results: Mapping[str, Any]) -> str:
   """Kendall tau on both graphs, and CPU seconds of training, as a Markdown table."""
-  lines = ["| | AlexNet, held-out configurations | UNet3D, unseen program "
-           "| CPU seconds of training |", "|---|---|---|---|"]
-  for name, row in results.items():
-    if name == "machine":
-      continue
-    cells = [f"{row[c]:.3f}" + (f" ± {row['spread'][c]:.3f}" if "spread" in row else "")
-             if c in row else "" for c in (_HELD_OUT, _UNSEEN)]
-    seconds = f"{row['cpu_s']:.0f}" if "cpu_s" in row else ""
-    lines.append(f"| {name} | {cells[0]} | {cells[1]} | {seconds} |")
-  return "\n".join(lines)
+  return pages.table(
+      ["", "AlexNet, held-out configurations", "UNet3D, unseen program", "CPU seconds of training"],
+      [[name, pages.figure(row, _HELD_OUT), pages.figure(row, _UNSEEN),
+        f"{row['cpu_s']:.0f}" if "cpu_s" in row else ""]
+       for name, row in results.items() if name != "machine"])
 
 
 def main() -> None:
@@ -109,7 +100,7 @@ def main() -> None:
       rows = [train(variant, epochs, seed, args.data_root, Path(temporary, f"{name}{seed}"))
               for seed in args.seeds]
       print(name, rows, flush=True)
-      results[name] = quality.summary(rows)
+      results[name] = pages.summary(rows)
       timing.write(results, args.out)
   print(table(results))
 

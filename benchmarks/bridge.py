@@ -28,6 +28,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pages
 from scipy import stats
 
 from tpugraphs_jax.collect import choosing, labels, programs
@@ -137,7 +138,7 @@ def effects(found: np.ndarray, runtime_ms: np.ndarray, place: int) -> tuple[dict
   return {int(found[each, place]): float(runtime_ms[each]) for each in pair}, others
 
 
-def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> list[str]:
+def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> str:
   """Compiles each operation whose order differs between configurations; returns a table."""
   choices = choosing.choices(program.function, *program.args)
   found, which = combinations(graph, choices)
@@ -161,19 +162,18 @@ def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> list[str]:
   return alone_table(record)
 
 
-def alone_table(record: Mapping[str, Any]) -> list[str]:
-  """Markdown lines, one operation each: first the faster order, then the slower one."""
-  lines = ["| output of | orders, minor to major | measured, ms, whole step "
-           "| other operations that change | optimal, ms | M cycles |", "|---|---|---|---|---|---|"]
+def alone_table(record: Mapping[str, Any]) -> str:
+  """A row for each operation as a Markdown table: first the faster order, then the slower one."""
+  rows = []
   for name, row in record["operations"].items():
     pair = sorted(row["orders"], key=lambda each: each["median_ms"])
-    both = lambda form: ", ".join(map(form, pair))
-    lines.append(
-        f"| {_short([name])} | {both(lambda e: e['order'])} | "
-        f"{both(lambda e: format(e['median_ms'], '.2f'))} | {row['others']} | "
-        f"{both(lambda e: format(1e3 * e['optimal_seconds'], '.3f'))} | "
-        f"{both(lambda e: format(e['estimated_cycles'] / 1e6, '.1f'))} |")
-  return lines
+    rows.append([
+        _short([name]), ", ".join(each["order"] for each in pair),
+        ", ".join(f"{each['median_ms']:.2f}" for each in pair), str(row["others"]),
+        ", ".join(f"{1e3 * each['optimal_seconds']:.3f}" for each in pair),
+        ", ".join(f"{each['estimated_cycles'] / 1e6:.1f}" for each in pair)])
+  return pages.table(["output of", "orders, minor to major", "measured, ms, whole step",
+                      "other operations that change", "optimal, ms", "M cycles"], rows)
 
 
 def taus(rows: list[Mapping[str, Any]], times: list[np.ndarray]) -> dict[str, float]:
@@ -211,20 +211,23 @@ def verdict(first: Mapping[str, Any], row: Mapping[str, Any]) -> str:
   return f"underrates {factor:,.0f} x" if factor > 1 else f"overrates {1 / factor:,.0f} x"
 
 
-def table(record: Mapping[str, Any]) -> list[str]:
-  """Markdown lines: a table of the combinations, then one of the estimates' tau-b."""
-  first = record["combinations"][0]
-  lines = ["| changed against the commonest | configurations | measured, ms | optimal, ms "
-           "| M cycles | GB | optimal seconds of the change |", "|---|---|---|---|---|---|---|"]
+def table(record: Mapping[str, Any]) -> str:
+  """The combinations as a Markdown table."""
+  first, rows = record["combinations"][0], []
   for row in record["combinations"]:
     changed = [name for name, order in row["orders"].items() if order != first["orders"][name]]
-    lines.append(
-        f"| {_short(changed)} | {row['configs']:,} | {row['median_ms']:.2f} | "
-        f"{1e3 * row['optimal_seconds']:.3f} | {row['estimated_cycles'] / 1e6:.2f} | "
-        f"{row['bytes_accessed'] / 1e9:.3f} | "
-        f"{verdict(first, row) if changed else '-'} |")
-  lines += ["", "| estimate | tau-b |", "|---|---|"]
-  return lines + [f"| {name} | {tau:.3f} |" for name, tau in record["tau_b"].items()]
+    rows.append([
+        _short(changed), f"{row['configs']:,}", f"{row['median_ms']:.2f}",
+        f"{1e3 * row['optimal_seconds']:.3f}", f"{row['estimated_cycles'] / 1e6:.2f}",
+        f"{row['bytes_accessed'] / 1e9:.3f}", verdict(first, row) if changed else "-"])
+  return pages.table(["changed against the commonest", "configurations", "measured, ms",
+                      "optimal, ms", "M cycles", "GB", "optimal seconds of the change"], rows)
+
+
+def tau_table(record: Mapping[str, Any]) -> str:
+  """Kendall's tau-b of the estimates as a Markdown table."""
+  return pages.table(["estimate", "tau-b"], [
+      [name, f"{tau:.3f}"] for name, tau in record["tau_b"].items()])
 
 
 def main() -> None:
@@ -243,7 +246,7 @@ def main() -> None:
       Path(args.data, "layout/xla/default", SPLITS[args.program], f"{args.program}.npz"))
   program, = programs.load(f"{EXAMPLES / args.program}.py:step")
   if args.alone:
-    print("\n".join(run_alone(args, graph, program)))
+    print(run_alone(args, graph, program))
     return
   choices = choosing.choices(program.function, *program.args)
   found, which = combinations(graph, choices)
@@ -265,7 +268,7 @@ def main() -> None:
     with files.replacing(args.out) as file:
       file.write(json.dumps(record, indent=1) + "\n")
     print(f"{place + 1} of {min(args.combinations, len(found))} combinations", flush=True)
-  print("\n".join(table(record)))
+  print(f"{table(record)}\n\n{tau_table(record)}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import pages
 import timing
 import workloads
 
@@ -72,12 +73,9 @@ def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
 
 def table(figures: dict[str, float]) -> str:
   """Step time and peak memory by graph size and variant, as a Markdown table."""
-  lines = ["| nodes | " + " | ".join(_VARIANTS) + " |", "|---" * (len(_VARIANTS) + 1) + "|"]
-  for nodes in _NODES:
-    cells = [f"{figures[f'{variant}_{nodes}_step_s']:.3g} s, "
-             f"{figures[f'{variant}_{nodes}_peak_mib']:,.0f} MiB" for variant in _VARIANTS]
-    lines.append(f"| {nodes:,} | " + " | ".join(cells) + " |")
-  return "\n".join(lines)
+  cell = lambda case: f"{figures[f'{case}_step_s']:.3g} s, {figures[f'{case}_peak_mib']:,.0f} MiB"
+  return pages.table(["nodes", *_VARIANTS], [
+      [f"{nodes:,}", *(cell(f"{variant}_{nodes}") for variant in _VARIANTS)] for nodes in _NODES])
 
 
 def main() -> None:
@@ -97,11 +95,6 @@ def main() -> None:
           for _ in range(_PROCESSES)]
       figures |= {f"{variant}_{nodes}_{name}": statistics.median(run[name] for run in runs)
                   for name in runs[0]}
-  small, middle, large = _NODES
-  figures["gst_ed_memory_growth"] = (
-      figures[f"gst_ed_{large}_peak_mib"] / figures[f"gst_ed_{small}_peak_mib"])
-  figures["full_by_gst_ed_20000"] = (
-      figures[f"full_{middle}_step_s"] / figures[f"gst_ed_{middle}_step_s"])
   timing.report(figures, args.out)
   print(table(figures))
 

@@ -13,18 +13,15 @@ validation graphs after the last step. Every run is a fresh process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-import json
 from pathlib import Path
 import tempfile
 import time
 from typing import Any
 
 import gst
-import numpy as np
+import pages
 import timing
 
-from tpugraphs_jax.collections import SYNTHETIC
 from tpugraphs_jax.infra import machine
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
@@ -90,47 +87,20 @@ def measure(config, workdir: Path) -> dict[str, float]:
           "peak_mib": log.peak_memory()[1] / 2**20}
 
 
-def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-  """Mean of every figure over seeds, and with several the standard deviation of Kendall tau."""
-  means = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
-  taus = [row["kendaltau"] for row in rows]
-  return means | ({"kendaltau_sd": float(np.std(taus, ddof=1))} if len(taus) > 1 else {})
-
-
-def table(results: dict[str, dict[str, float]]) -> str:
+def table(results: dict[str, dict[str, Any]]) -> str:
   """The figures of every variant, as a Markdown table."""
-  lines = ["| variant | Kendall tau | OPA | training | peak memory |", "|---|---|---|---|---|"]
-  for variant, row in results.items():
-    spread = f" ± {row['kendaltau_sd']:.3f}" if "kendaltau_sd" in row else ""
-    lines.append("| `{}` | {kendaltau:.3f}{} | {opa:.3f} | {seconds:,.0f} s | "
-                 "{peak_mib:,.0f} MiB |".format(variant, spread, **row))
-  return "\n".join(lines)
-
-
-def plot(results: dict[str, dict[str, float]], path: Path) -> None:
-  """Plots tau against training time; the area of a point is proportional to its peak memory."""
-  from matplotlib import pyplot  # extra `plots`; only this needs it
-
-  figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
-  for row in results.values():
-    axes.errorbar(row["seconds"], row["kendaltau"], yerr=row.get("kendaltau_sd"), color="C0")
-    axes.scatter(row["seconds"], row["kendaltau"], s=row["peak_mib"] / 5, color="C0", alpha=0.5)
-  axes.set(xlabel="seconds of training", ylabel="kendaltau_mean (SYNTHETIC)")
-  axes.set_title(f"layout:xla:random, validation\nlabels: {SYNTHETIC}", fontsize="small")
-  axes.set_xlim(left=0)
-  timing.name_points(axes, {f"{variant}, {row['peak_mib']:,.0f} MiB": (
-      row["seconds"], row["kendaltau"]) for variant, row in results.items()}, gap=0.08)
-  figure.savefig(path, dpi=120)
+  return pages.table(["variant", "Kendall tau", "OPA", "training", "peak memory"], [
+      [f"`{variant}`", pages.figure(row, "kendaltau"), f"{row['opa']:.3f}",
+       f"{row['seconds']:,.0f} s", f"{row['peak_mib']:,.0f} MiB"]
+      for variant, row in results.items()])
 
 
 def main() -> None:
   parser = timing.parser(__doc__)
-  parser.add_argument("--data_root", help="folder with layout/xla/random")
+  parser.add_argument("--data_root", required=True, help="folder with layout/xla/random")
   parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
   parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
   parser.add_argument("--epochs", type=int, default=10, help="of 100 steps")
-  parser.add_argument("--plot", type=Path, help="also draw the table (needs matplotlib)")
-  parser.add_argument("--recorded", action="store_true", help="only plot the figures in --out")
   parser.add_argument("--here", action="store_true", help="make one run, in this process")
   args = parser.parse_args()
   if args.here:
@@ -138,23 +108,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
       timing.write(measure(config, Path(folder)), args.out)
     return
-  if args.recorded:
-    results = json.loads(args.out.read_text())
-    results.pop("machine")
-    plot(results, args.plot)
-    return
-  if not args.data_root:
-    parser.error("--data_root is missing")
   results = {}
   for variant in args.variants:
-    results[variant] = summary([
+    results[variant] = pages.summary([
         timing.in_subprocess(
             "gst_quality.py", "--here", "--variants", variant, "--seeds", str(seed), "--epochs",
             str(args.epochs), "--data_root", args.data_root) for seed in args.seeds])
     print(table(results), flush=True)
   timing.write({"machine": timing.machine(), **results}, args.out)
-  if args.plot:
-    plot(results, args.plot)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,16 @@ of the released files:
 
 largest   the store of one graph with 11,560 configurations of 3,143 configurable nodes,
           the largest tensor of the released data: 2.6 GB as float32.
-split     the store of a stand-in for the training split of nlp:random. Its graphs have the
-          sizes of the released ones; its figures are scaled to the split's 207 graphs and
-          13,457,555 configurations. Some training steps of `nlp-random,full` follow.
+split     some training steps of `nlp-random,full` on 20 graphs that have the sizes of those
+          of the training split of nlp:random, from the beginning: the store is built too.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import os
 from pathlib import Path
-import shutil
-import subprocess
 import sys
 import tempfile
-import time
 
 import numpy as np
 
@@ -32,18 +26,16 @@ import workloads
 
 from configs import layout as layout_config
 from tpugraphs_jax import columns, graph
-from tpugraphs_jax.data import graph_folder, npz, store
+from tpugraphs_jax.data import npz, store
 from tpugraphs_jax.infra import machine
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
 
 _COLLECTION = "layout:nlp:random"
-# Totals of the released split, to which the figures of the stand-in are scaled.
-_SPLIT_NODES, _SPLIT_CONFIGS = 1_191_866, 13_457_555
 _CONFIG_CAP = 100_040
 _ROWS_PER_GROUP = 8  # two orders each of output, input and kernel
 _MIB = 2**20
-_CASES = ("largest", "split")
+_GRAPHS = 20
 _TRAINING_STEPS = 8
 
 
@@ -56,10 +48,6 @@ class Size:
   configs: int
   config_nodes: int
   groups: int
-
-  @property
-  def tensor_bytes(self) -> int:
-    return self.configs * self.config_nodes * columns.LAYOUT_CONFIG_FEATURES * 4
 
 
 # Published sizes. One group for about three configurable nodes, as in the smallest released
@@ -118,127 +106,42 @@ def write_files(root: Path, sizes: list[Size], *, split: str = "train") -> None:
     npz.write_layout(folder / f"{size.name}.npz", generate(size, seed))
 
 
-def build(root: Path, *, workers: int) -> dict[str, float]:
-  """Builds the store in a child process; returns its seconds and peak MiB.
-
-  Peak memory is that of the largest process: the command or one of its workers.
-  """
-  command = [sys.executable, "-m", "tpugraphs_jax.data.store", "build", "--data_root",
-             str(root), "--workers", str(workers), "--collection", _COLLECTION]
-  start = time.perf_counter()
-  process = subprocess.Popen(command)
-  _, status, usage = os.wait4(process.pid, 0)
-  if status:
-    raise RuntimeError(f"building the store failed with status {status}")
-  return {"build_s": time.perf_counter() - start, "peak_rss_mib": usage.ru_maxrss / 1024}
-
-
-def folder_bytes(folder: Path) -> int:
-  return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def fetch_ms(folder: Path, *, fetched: int = 64, repeats: int = 200) -> dict[str, float]:
-  """Median milliseconds to fetch 64 random configurations from files in the page cache."""
-  configs = graph_folder.read(folder).configs
-  rng = np.random.default_rng(0)
-  groups, nodes = [], []
-  configs.row_id(np.arange(len(configs)))  # touches every page
-  for _ in range(repeats):
-    ids = rng.choice(len(configs), fetched, replace=False)
-    start = time.perf_counter()
-    np.asarray(configs.group_row[ids])
-    middle = time.perf_counter()
-    configs.row_id(ids)
-    groups.append(middle - start)
-    nodes.append(time.perf_counter() - middle)
-  return {"fetch_64_per_group_ms": 1e3 * float(np.median(groups)),
-          "fetch_64_per_node_ms": 1e3 * float(np.median(nodes))}
-
-
 def measure_largest(root: Path) -> dict[str, float]:
-  """Build seconds, size and fetch times of the store of `LARGEST`."""
+  """MiB of the store of `LARGEST` on disk."""
   write_files(root, [LARGEST])
-  figures = build(root, workers=1)
-  folder = next(root.joinpath("store").rglob("meta.json")).parent
-  figures["disk_mib"] = folder_bytes(folder) / _MIB
-  figures["build_mb_per_s"] = LARGEST.tensor_bytes / 1e6 / figures["build_s"]
-  return figures | fetch_ms(folder)
+  folder, = store.ensure_store(root, _COLLECTION, "train", progress=False)
+  return {"disk_mib": sum(path.stat().st_size for path in folder.iterdir()) / _MIB}
 
 
-def measure_split(root: Path, *, graphs: int, workers: int) -> dict[str, float]:
-  """Figures of the stand-in's store, the same scaled to the split, and training figures."""
-  sizes = split_sizes(graphs)
+def measure_split(root: Path) -> dict[str, float]:
+  """Number of configurations of the stand-in, and peak MiB of a training run."""
+  sizes = split_sizes(_GRAPHS)
   write_files(root, sizes)
-  figures = build(root, workers=workers)
-  folders = store.ensure_store(root, _COLLECTION, "train", progress=False)
-  nodes, configs = (sum(getattr(size, name) for size in sizes) for name in ("nodes", "configs"))
-  stored = [graph_folder.read(folder).configs for folder in folders]
-  config_bytes = sum(c.group_row.nbytes + c.runtime_ns.nbytes for c in stored)
-  other_bytes = sum(map(folder_bytes, folders)) - config_bytes
-  cells = sum(size.configs * size.config_nodes for size in sizes)
-  whole = config_bytes * _SPLIT_CONFIGS / configs + other_bytes * _SPLIT_NODES / nodes
-  return figures | {
-      "graphs": graphs, "configs": configs, "tensor_gib": cells * 72 / 2**30,
-      "cells_per_s": cells / figures["build_s"],
-      "bytes_per_config": config_bytes / configs,
-      "bytes_per_node": other_bytes / nodes,
-      "whole_split_gib": whole / 2**30,
-      "whole_split_build_s": figures["build_s"] * _SPLIT_CONFIGS / configs,
-      **_train_over(root)}
-
-
-def _train_over(root: Path) -> dict[str, float]:
-  """Trains on the graphs of the stand-in; returns steps, seconds and peak MiB.
-
-  `batch_shapes` and `padding_share` are of a run with as many steps as the preset's.
-  """
   write_files(root, [Size("valid", 1_316, 200, 72, 14)], split="valid")
-  preset = layout_config.get_config("nlp-random,full")
-  config = preset.copy_and_resolve_references()
+  config = layout_config.get_config("nlp-random,full")
   config.data_root = str(root)
   config.batch.slates_per_epoch = 8 * _TRAINING_STEPS
   config.train.epochs = 1
-  job, started = job_lib.Job.of(config), time.perf_counter()
-  result = training.train(job, root / "run")
-  seconds = time.perf_counter() - started
-  config.batch.slates_per_epoch = preset.batch.slates_per_epoch
-  plan = training.plan_of(
-      config, job.ranker.family, job.prepare(job.data.load(str(root), "train")),
-      job.data.targets, epochs=preset.train.epochs)
-  return {"batch_shapes": len(plan.budgets), "padding_share": plan.padding(100),
-          "training_steps": result.step, "training_s": seconds,
+  result = training.train(job_lib.Job.of(config), root / "run")
+  return {"graphs": len(sizes), "configs": sum(size.configs for size in sizes),
           "training_peak_mib": result.peak_bytes / _MIB}
 
 
-def measure(case: str, args: argparse.Namespace) -> dict[str, float]:
-  """Figures of one case, whose files are removed afterwards."""
-  root = Path(tempfile.mkdtemp(prefix=f"layout_data_{case}_", dir=args.workdir))
-  try:
-    if case == "split":
-      return measure_split(root, graphs=args.graphs, workers=args.workers)
-    return measure_largest(root)
-  finally:
-    shutil.rmtree(root)
+_CASES = {"largest": measure_largest, "split": measure_split}
 
 
 def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--workdir", help="folder for the generated files (default: temporary)")
-  parser.add_argument("--graphs", type=int, default=20, help="number of graphs of the stand-in")
-  parser.add_argument("--workers", type=int, default=os.cpu_count())
   parser.add_argument("--only", choices=_CASES, help="run one case, in this process")
   args = parser.parse_args()
   if args.only:
-    timing.write(measure(args.only, args), args.out)
+    with tempfile.TemporaryDirectory(dir=args.workdir) as root:
+      timing.report(_CASES[args.only](Path(root)), args.out)
     return
-  options = ["--graphs", str(args.graphs), "--workers", str(args.workers)]
-  options += ["--workdir", args.workdir] if args.workdir else []
-  results = {}
-  for case in _CASES:
-    results[case] = timing.in_subprocess("layout_data.py", "--only", case, *options)
-    for name, value in results[case].items():
-      print(f"{case:<8} {name:<24} {value:>16,.3f}", flush=True)
-  timing.write(results, args.out)
+  options = ["--workdir", args.workdir] if args.workdir else []
+  timing.write({case: timing.in_subprocess("layout_data.py", "--only", case, *options)
+                for case in _CASES}, args.out)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-import json
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import pages
 import race_run
 import systems
 
@@ -78,22 +78,14 @@ def page(args: argparse.Namespace, collection: str) -> str:
   Raises:
     ValueError: no run is finished.
   """
-  runs, failed = [], []
-  for system in args.systems or systems.racing(collection):
-    for seed in args.seeds:
-      path = systems.row_path(args, collection, system, seed)
-      row = json.loads(path.read_text()) if path.exists() else {"error": "the run ended early"}
-      if "error" in row:
-        failed.append(f"{system}, seed {seed}: {row['error']}")
-      else:
-        runs.append(row)
+  runs, failed = systems.finished(args, collection)
   if not runs:
     raise ValueError(f"no run of {collection} is finished: {'; '.join(failed)}")
   columns = systems.columns_of(collection)
-  by_system = {name: systems.summarised([row for row in runs if row["system"] == name], collection)
-               for name in dict.fromkeys(row["system"] for row in runs)}
-  ranked = systems.ranked(by_system, systems.kind_of(collection))
-  first = next(row for row in runs if row["system"] == ranked[0][0])
+  ranked = systems.ranked(
+      {name: systems.summarised(rows, collection) for name, rows in runs.items()},
+      systems.kind_of(collection))
+  first = runs[ranked[0][0]][0]
   machine = first["machine"]
   return jinja2.Environment(autoescape=True).from_string(_PAGE).render(
       collection=collection, columns=[_NAMES[column] for column in columns], failed=failed,
@@ -106,8 +98,7 @@ def page(args: argparse.Namespace, collection: str) -> str:
 
 
 def _cells(row: Mapping[str, Any], columns: tuple[str, ...]) -> list[str]:
-  spread = lambda name: f" ± {row['spread'][name]:.3f}" if row["seeds"] > 1 else ""
-  return [*(f"{row[name]:.3f}{spread(name)}" for name in columns), f"{row['updates']:,.0f}",
+  return [*(pages.figure(row, column) for column in columns), f"{row['updates']:,.0f}",
           f"{row['step_ms']:.1f}", f"{row['rank_cpu_s']:.1f}", f"{row['peak_mib']:,.0f}",
           str(row["seeds"])]
 

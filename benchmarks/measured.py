@@ -29,7 +29,7 @@ import alexnet
 import bridge
 import numpy as np
 import own_quality
-import quality
+import pages
 import timing
 
 from tpugraphs_jax import metrics
@@ -78,20 +78,15 @@ def blind(graph: Any) -> dict[str, dict[str, float]]:
 
 def table(results: Mapping[str, Any]) -> str:
   """The figures of every program as a Markdown table; slowdowns in percent."""
-  lines = ["| | | tau-b | first choice | best of five |", "|---|---|---|---|---|"]
+  rows = []
   for name in GRAPHS:
-    row = results[name]
-    title = f"{name}, {row['configs']:,} configurations"
-    for way, found in row["ways"].items():
-      spread = found.get("spread", {})
-      scale = lambda column, value: value if column == "kendaltau" else 100 * value
-      text = lambda column, value: f"{value:.3f}" if column == "kendaltau" else f"{value:.1f}"
-      cells = [text(c, scale(c, found[c])) + (
-          f" ± {text(c, scale(c, spread[c]))}" if c in spread else "") + (
-          " %" if c != "kendaltau" else "") for c in COLUMNS]
-      lines.append(f"| {title} | {way} | " + " | ".join(cells) + " |")
+    title = f"{name}, {results[name]['configs']:,} configurations"
+    for way, found in results[name]["ways"].items():
+      slowdown = lambda column: " ± ".join(
+          f"{100 * part[column]:.1f}" for part in (found, found.get("spread", {})) if part) + " %"
+      rows.append([title, way, pages.figure(found, "kendaltau"), *map(slowdown, COLUMNS[1:])])
       title = ""
-  return "\n".join(lines)
+  return pages.table(["", "", "tau-b", "first choice", "best of five"], rows)
 
 
 def main() -> None:
@@ -113,7 +108,7 @@ def main() -> None:
     ways = blind(graph)
     if "alexnet" in place:
       ways |= estimates(graph)
-    ways |= {"trained on estimates of other programs": quality.summary(list(map(judged, trained))),
+    ways |= {"trained on estimates of other programs": pages.summary(list(map(judged, trained))),
              "the one that ships": judged(shipped)}
     if "alexnet" in place:
       ways["one-hot fit to measured AlexNet"] = figures(

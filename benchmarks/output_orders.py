@@ -25,7 +25,7 @@ from scipy import stats
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-import quality
+import pages
 import timing
 
 from tpugraphs_jax.data import factoring, npz
@@ -96,16 +96,11 @@ def table(results: Mapping[str, Any]) -> str:
   """Means over seeds and standard deviations, as a Markdown table."""
   columns = {"alexnet_tau_b": "AlexNet, tau-b", "alexnet_tau": "AlexNet, tau of the ranking",
              "unet3d_tau_b": "UNet3D, tau-b", "unet3d_tau": "UNet3D, tau of the ranking"}
-  lines = ["| ranker | integers of a node | " + " | ".join(columns.values())
-           + " | CPU seconds of training |", "|" + "---|" * (len(columns) + 3)]
-  for name in RANKERS:
-    for features, integers in zip(_FEATURES, (18, 6)):
-      row = results.get(f"{name}, {features}")
-      if row:
-        spread = row["spread"]
-        cells = [f"{row[c]:.3f}" + (f" ± {spread[c]:.3f}" if spread else "") for c in columns]
-        lines.append(f"| {name} | {integers} | {' | '.join(cells)} | {row['train_s']:.0f} |")
-  return "\n".join(lines)
+  return pages.table(
+      ["ranker", "integers of a node", *columns.values(), "CPU seconds of training"],
+      [[name, integers, *(pages.figure(row, column) for column in columns), f"{row['train_s']:.0f}"]
+       for name in RANKERS for features, integers in zip(_FEATURES, ("18", "6"))
+       if (row := results.get(f"{name}, {features}"))])
 
 
 def main() -> None:
@@ -125,8 +120,7 @@ def main() -> None:
       config = config_of(variant, features, seed, args.epochs, args.slates)
       rows.setdefault(key, []).append(measure(
           config, args.data_root, Path(temporary, f"{variant}-{features}-{seed}")))
-      found = quality.summary(rows[key])
-      results[key] = found if len(rows[key]) > 1 else {**found, "spread": {}}
+      results[key] = pages.summary(rows[key])
       print(key, seed, rows[key][-1], flush=True)
       timing.write(results, args.out)
   print(table(results))

@@ -34,7 +34,7 @@ import sys
 from typing import Any
 
 import numpy as np
-import quality
+import pages
 import timing
 
 from tpugraphs_jax import columns, metrics
@@ -173,13 +173,9 @@ def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
   """The figures of a split as a Markdown table, with standard deviations over seeds."""
   shown = [column for column in COLUMNS if any(column in row for row in rows.values())]
-  lines = ["| | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
-  for name, row in rows.items():
-    spread = row.get("spread", {})
-    cells = [f"{row[c]:.3f}" + (f" ± {spread[c]:.3f}" if c in spread else "") if c in row else "-"
-             for c in shown]
-    lines.append(f"| {name} | " + " | ".join(cells) + " |")
-  return "\n".join(lines)
+  return pages.table(["", *shown], [
+      [name, *(pages.figure(row, column, empty="-") for column in shown)]
+      for name, row in rows.items()])
 
 
 def main() -> None:
@@ -218,7 +214,7 @@ def main() -> None:
       for split in judged:
         runs[split].append(rows_of(ranker, graphs[split]))
     for split in judged:
-      results[split][name] = quality.summary([means(rows) for rows in runs[split]]) | {
+      results[split][name] = pages.summary([means(rows) for rows in runs[split]]) | {
           "programs": {
               row["graph"]: float(np.mean([run[place]["kendaltau"] for run in runs[split]]))
               for place, row in enumerate(runs[split][0])}}

@@ -23,6 +23,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+import pages
 import timing
 
 from tpugraphs_jax import metrics, synthetic
@@ -110,20 +111,8 @@ def _random_row(label: np.ndarray, ks: tuple[int, ...]) -> dict[str, float]:
 
 def table(columns: tuple[str, ...], rows: Mapping[str, Mapping[str, Any]]) -> str:
   """Means and standard deviations as a Markdown table."""
-  lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-  for name, row in rows.items():
-    spread = "{0:.3f} ± {1:.3f}" if "spread" in row else "{0:.3f}"
-    cells = [spread.format(row[c], row.get("spread", {}).get(c)) for c in columns]
-    lines.append(f"| {name} | " + " | ".join(cells) + " |")
-  return "\n".join(lines)
-
-
-def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
-  """Mean of every figure over seeds, its standard deviation, and the number of seeds."""
-  columns = {key: [run[key] for run in runs] for key in runs[0]}
-  spread = {key: float(np.std(values, ddof=1)) for key, values in columns.items()}
-  return {key: float(np.mean(values)) for key, values in columns.items()} | {
-      "spread": spread, "seeds": len(runs)}
+  return pages.table(["", *columns], [
+      [name, *(pages.figure(row, column) for column in columns)] for name, row in rows.items()])
 
 
 def main() -> None:
@@ -146,7 +135,7 @@ def main() -> None:
         if name in known.get(collection, {}):
           rows[name] = known[collection][name]
         continue
-      rows[name] = summary([
+      rows[name] = pages.summary([
           train(case, variant, seed, args.data_root, args.workdir.resolve().joinpath(
               collection.replace(":", "_"), variant or "default", str(seed)))
           for seed in args.seeds])

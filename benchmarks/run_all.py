@@ -17,26 +17,26 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pages
 import timing
 
 from tpugraphs_jax.infra import files
 
 # Scripts that compare with the plain formulation, and the other scripts.
-_COMPARISONS = ("layout_step", "layout_rank", "sage_step")
+_COMPARISONS = {
+    "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
+    "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
+    "sage_step": "`SAGE` 128 x 3 training step, 10,000 nodes, 64 configurations"}
 _OTHERS = ("tile_step", "layout_data", "gst", "tables", "scaling", "aggregation", "host_memory")
 _RESULTS = Path(__file__).parent / "results.json"
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
   """Seconds of both formulations, their ratio and peak memory, as a Markdown table."""
-  lines = ["| benchmark | plain | ours | ratio | peak plain | peak ours |",
-           "|---|---|---|---|---|---|"]
-  for name in _COMPARISONS:
-    if name in results:
-      lines.append(
-          "| {name} | {plain_s:.2f} s | {ours_s:.2f} s | {ratio:.1f} x | {plain_peak_mib:,.0f} MiB"
-          " | {ours_peak_mib:,.0f} MiB |".format(name=name, **results[name]))
-  return "\n".join(lines)
+  return pages.table(["benchmark", "plain", "ours", "ratio", "peak plain", "peak ours"], [
+      [description, f"{row['plain_s']:.2f} s", f"{row['ours_s']:.2f} s", f"{row['ratio']:.1f} x",
+       f"{row['plain_peak_mib']:,.0f} MiB", f"{row['ours_peak_mib']:,.0f} MiB"]
+      for name, description in _COMPARISONS.items() if (row := results.get(name))])
 
 
 def record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:

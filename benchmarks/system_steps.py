@@ -20,6 +20,7 @@ import sys
 import tempfile
 from typing import Any
 
+import pages
 import systems
 import timing
 
@@ -55,13 +56,11 @@ def beside(collection: str, system: str, args: Any) -> dict[str, float]:
 
 def table(rows: Mapping[str, Mapping[str, float]]) -> str:
   """The figures as a Markdown table."""
-  lines = ["| preset | ms / step, before | now | ratio | peak MiB, before | now |",
-           "|---|---|---|---|---|---|"]
-  for name, row in rows.items():
-    lines.append(f"| `{name}` | {row['step_ms_before']:,.0f} | {row['step_ms_now']:,.0f} | "
-                 f"{row['ratio']:.2f} | {row['peak_mib_before']:,.0f} | "
-                 f"{row['peak_mib_now']:,.0f} |")
-  return "\n".join(lines)
+  return pages.table(
+      ["preset", "ms / step, before", "now", "ratio", "peak MiB, before", "now"],
+      [[f"`{name}`", f"{row['step_ms_before']:,.0f}", f"{row['step_ms_now']:,.0f}",
+        f"{row['ratio']:.2f}", f"{row['peak_mib_before']:,.0f}", f"{row['peak_mib_now']:,.0f}"]
+       for name, row in rows.items()])
 
 
 def main() -> None:

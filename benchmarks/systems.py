@@ -30,10 +30,9 @@ import sys
 import tempfile
 from typing import Any
 
-import numpy as np
-
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+import pages
 import quality
 import race_run
 import timing
@@ -109,12 +108,8 @@ def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
 
 def summarised(rows: Sequence[Mapping[str, Any]], collection: str) -> dict[str, Any]:
   """Means over seeds of one system, and standard deviations of its metrics."""
-  columns = columns_of(collection)
-  figures = (*columns, "parameters", "updates", "step_ms", "rank_cpu_s", "peak_mib")
-  means = {name: float(np.mean([row[name] for row in rows])) for name in figures}
-  spread = {name: float(np.std([row[name] for row in rows], ddof=len(rows) > 1))
-            for name in columns}
-  return means | {"spread": spread, "seeds": len(rows)}
+  figures = (*columns_of(collection), "parameters", "updates", "step_ms", "rank_cpu_s", "peak_mib")
+  return pages.summary([{name: row[name] for name in figures} for row in rows])
 
 
 def ranked(results: Mapping[str, Mapping[str, Any]], kind: str) -> list[tuple[str, Any]]:
@@ -129,21 +124,18 @@ def table(results: Mapping[str, Any], collection: str, bounds: Mapping[str, Any]
   columns = columns_of(collection)
   updates = lambda row: f"{row['updates']:,.0f}" + (
       " (untrained)" if row["updates"] < _UNTRAINED else "")
-  head = (*("pooled OPA" if c == "opa" else c for c in columns), "parameters", "updates",
-          "ms / step", "s to rank", "peak MiB", "seeds")
-  lines = ["| system | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
   # `opa` of a run is pooled over graphs, that of a bound is a mean over graphs.
-  pooled = lambda c: "opa_pooled" if c == "opa" else c
-  plain = lambda name, row: f"| {name} | " + " | ".join(
-      [f"{row[pooled(c)]:.3f}" if pooled(c) in row else "" for c in columns] + [""] * 6) + " |"
-  lines += [plain("ceiling (no noise)", bounds["ceiling"])] if "ceiling" in bounds else []
-  for name, row in ranked(results, kind_of(collection)):
-    spread = lambda c: f" ± {row['spread'][c]:.3f}" if row["seeds"] > 1 else ""
-    cells = [f"{row[c]:.3f}{spread(c)}" for c in columns]
-    cells += [f"{row['parameters']:,.0f}", updates(row), f"{row['step_ms']:.1f}",
-              f"{row['rank_cpu_s']:.1f}", f"{row['peak_mib']:,.0f}", str(row["seeds"])]
-    lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-  return "\n".join([*lines, plain("random order", bounds["random"])])
+  pooled = lambda column: "opa_pooled" if column == "opa" else column
+  bound = lambda name, row: [name, *(pages.figure(row, pooled(c)) for c in columns), *[""] * 6]
+  lines = [[f"`{name}`", *(pages.figure(row, column) for column in columns),
+            f"{row['parameters']:,.0f}", updates(row), f"{row['step_ms']:.1f}",
+            f"{row['rank_cpu_s']:.1f}", f"{row['peak_mib']:,.0f}", str(row["seeds"])]
+           for name, row in ranked(results, kind_of(collection))]
+  return pages.table(
+      ["system", *("pooled OPA" if column == "opa" else column for column in columns),
+       "parameters", "updates", "ms / step", "s to rank", "peak MiB", "seeds"],
+      [bound("ceiling (no noise)", bounds["ceiling"]), *lines,
+       bound("random order", bounds["random"])])
 
 
 def row_path(args: argparse.Namespace, collection: str, system: str, seed: int) -> Path:
@@ -199,34 +191,32 @@ def run_here(args: argparse.Namespace) -> None:
     timing.write(figures, args.out)
 
 
-def race(args: argparse.Namespace) -> dict[str, Any]:
-  """Makes the missing runs of all collections; returns systems and bounds of each."""
-  results: dict[str, Any] = {}
-  for collection in args.collections:
-    for system in args.systems or racing(collection):
-      for seed in args.seeds:
-        if not args.recorded:
-          run_missing(args, collection, system, seed)
-    results[collection] = found = recorded(args, collection)
-    print(f"\n{collection}\n\n{table(found['systems'], collection, found['bounds'])}\n", flush=True)
-  return results
-
-
-def recorded(args: argparse.Namespace, collection: str) -> dict[str, Any]:
-  """Figures of the systems with finished runs, and the bounds of the collection."""
-  rows = {}
+def finished(
+    args: argparse.Namespace, collection: str
+) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+  """Figures of the finished runs by system, and a line for each other run."""
+  rows: dict[str, list[dict[str, Any]]] = {}
+  failures = []
   for system in args.systems or racing(collection):
-    paths = [row_path(args, collection, system, seed) for seed in args.seeds]
-    found = [json.loads(path.read_text()) for path in paths if path.exists()]
-    for row in found:
+    for seed in args.seeds:
+      path = row_path(args, collection, system, seed)
+      row = json.loads(path.read_text()) if path.exists() else {"error": "the run ended early"}
       if "error" in row:
-        print(f"{collection}  {system}  seed {row['seed']}: {row['error']}", flush=True)
-    good = [row for row in found if "error" not in row]
-    if good:
-      rows[system] = summarised(good, collection) | {"failed": len(found) - len(good)}
+        failures.append(f"{system}, seed {seed}: {row['error']}")
+      else:
+        rows.setdefault(system, []).append(row)
+  return rows, failures
+
+
+def recorded(args: argparse.Namespace, collection: str) -> str:
+  """The table of the systems with finished runs."""
+  rows, failures = finished(args, collection)
+  for line in failures:
+    print(f"{collection}  {line}", flush=True)
   bounds = kept(args.workdir / f"{name_of(collection)}.json",
                 lambda: limits(collection, args.data_root))
-  return {"systems": rows, "bounds": bounds}
+  return table({system: summarised(some, collection) for system, some in rows.items()},
+               collection, bounds)
 
 
 def main() -> None:
@@ -240,20 +230,16 @@ def main() -> None:
   parser.add_argument("--minutes", type=float, default=5.0, help="CPU minutes of training")
   parser.add_argument("--steps", type=int, default=0, help="training steps, instead of --minutes")
   parser.add_argument("--core", type=int, default=CORE, help="core to run on")
-  parser.add_argument("--table", type=Path, help="also write the tables as Markdown")
-  parser.add_argument("--recorded", action="store_true", help="only report finished runs")
   parser.add_argument("--here", action="store_true", help="make one run, in this process")
   args = parser.parse_args()
   if args.here:
     run_here(args)
     return
-  results = race(args)
-  timing.write({"machine": timing.machine(), "minutes": args.minutes, "steps": args.steps,
-                **results}, args.out)
-  if args.table:
-    args.table.write_text("\n\n".join(
-        f"## `{name}`\n\n{table(found['systems'], name, found['bounds'])}"
-        for name, found in results.items()) + "\n")
+  for collection in args.collections:
+    for system in args.systems or racing(collection):
+      for seed in args.seeds:
+        run_missing(args, collection, system, seed)
+    print(f"\n{collection}\n\n{recorded(args, collection)}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@
 training       a step on 8 programs of 6,000 nodes, 250 of them configurable, with 256
                configurations each
 sage_training  a step of GraphSAGE on programs of these sizes with 16 configurations each
-ranking        100,000 configurations of a program of 10,000 nodes, 500 of them configurable:
-               finding the choices, running the network and adding up the costs
+few, many      ranking of 1,000 and of 100,000 configurations of a program of 10,000 nodes, 500
+               of them configurable
 sage_ranking   1,000 configurations of such a program by GraphSAGE
 split          all configurations of programs with the sizes of layout:xla:default
-few, many      ranking of 1,000 and of 100,000 configurations, for their peak memory
 pairs          finding the pairs of configurable nodes in a program of 43,615 nodes, the size
                of the largest released one
 
@@ -19,13 +18,12 @@ recorded.
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Callable
 import functools
 from pathlib import Path
 import sys
 import tempfile
 import time
-from typing import Any
 
 import jax
 import numpy as np
@@ -46,7 +44,6 @@ from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
 from tpugraphs_jax.train import log
 
-_CASES = ("training", "sage_training", "ranking", "sage_ranking", "split", "few", "many", "pairs")
 _LARGEST = 43_615  # nodes of the largest released graph
 # Nodes and configurations of the training programs of layout:xla:default, as published.
 _SPLIT = (
@@ -62,25 +59,26 @@ _SPLIT = (
     (24790, 6228), (24793, 13216), (25544, 11560), (26234, 15256), (26906, 12920),
     (39452, 9816), (40332, 11152), (43615, 1960))
 _LOSSES = losses_lib.parse_losses("ListMLELoss:1")
+_ROUNDS, _WIDTH, _HOPS = 4, 32, 6  # of score tables
 
 
-def prepared(*, nodes: int, config_nodes: int, configs: int, hops: int, seed: int):
-  """A random program, prepared with its unary and pair terms."""
-  graph = workloads.program(
-      np.random.default_rng(seed), nodes=nodes, config_nodes=config_nodes, configs=configs)
-  return table_batching.prepare(graph, graph.node_feat, terms.terms_of(graph, hops=hops))
-
-
-def assembled(programs, configs: int):
-  """A batch that just holds these programs with their first `configs` configurations."""
-  slates = [batching.Slate(program, np.arange(configs), np.arange(configs, dtype=np.float32))
+def table_batch():
+  """Eight programs with their unary and pair terms, and all of their 256 configurations."""
+  programs = []
+  for seed in range(8):
+    graph = workloads.program(
+        np.random.default_rng(seed), nodes=6_000, config_nodes=250, configs=256)
+    programs.append(table_batching.prepare(
+        graph, graph.node_feat, terms.terms_of(graph, hops=_HOPS)))
+  slates = [batching.Slate(program, np.arange(256), np.arange(256, dtype=np.float32))
             for program in programs]
   budget, = plan.choose_budgets([batching.total_sizes(programs)])
-  return table_batching.assemble(slates, budget, graphs=len(slates), configs=configs)
+  return table_batching.assemble(slates, budget, graphs=len(slates), configs=256)
 
 
-def make_step(model, optimizer: optax.GradientTransformation):
-  """A compiled training step `(params, moments, batch) -> (params, moments)`."""
+def measure_step(model, batch, repeats: int) -> dict[str, float]:
+  """Median seconds of a training step."""
+  optimizer, batch = optax.adamw(1e-3), jax.device_put(batch)
 
   def loss(params, batch):
     found = model.apply({"params": params}, batch, train=True)
@@ -93,72 +91,23 @@ def make_step(model, optimizer: optax.GradientTransformation):
     updates, moments = optimizer.update(grads, moments, params)
     return optax.apply_updates(params, updates), moments
 
-  return step
+  params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+  state = params, optimizer.init(params)
 
-
-def step_seconds(step, state, batch, *, repeats: int):
-  """Median seconds of a training step, and `(params, moments)` after the last one."""
   def train():
     nonlocal state
     state = step(*state, batch)
     return state
 
-  seconds = timing.medians({"step": train}, repeats=repeats)["step"]
-  return seconds, state
+  return {"step_s": timing.medians({"step": train}, repeats=repeats)["step"]}
 
 
-def measure_training(args: argparse.Namespace) -> dict[str, float]:
-  """Median seconds of a training step, its sizes and the memory that XLA plans for it."""
-  model = ScoreTables(num_gnns=args.rounds, hidden_dim=args.width)
-  programs = [prepared(nodes=6_000, config_nodes=250, configs=256, hops=args.hops, seed=seed)
-              for seed in range(8)]
-  batch = jax.device_put(assembled(programs, 256))
-  params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
-  optimizer = optax.adamw(1e-3)
-  step = make_step(model, optimizer)
-  seconds, state = step_seconds(step, (params, optimizer.init(params)), batch, repeats=args.repeats)
-  sizes = batching.total_sizes(programs)
-  return {"step_s": seconds, "columns": sizes["columns"], "pairs": sizes["pairs"],
-          "planned_mib": timing.planned_mib(step.lower(*state, batch).compile())}
-
-
-def measure_ranking(args: argparse.Namespace) -> dict[str, float]:
-  """Median seconds to find choices, make tables and add up the costs of all configurations."""
-  model = ScoreTables(num_gnns=args.rounds, hidden_dim=args.width)
-  graph = workloads.program(
-      np.random.default_rng(0), nodes=10_000, config_nodes=500, configs=100_000)
-  tables = jax.jit(functools.partial(model.apply, method="tables"))
-  params, seconds = None, {"prepare_s": [], "network_s": [], "sums_s": []}
-  for _ in range(args.repeats + 1):
-    times = [time.perf_counter()]
-    program = table_batching.prepare(graph, graph.node_feat, terms.terms_of(graph, hops=args.hops))
-    batch = assembled([program], 1)
-    times.append(time.perf_counter())
-    if params is None:
-      params = jax.jit(model.init)(jax.random.key(0), batch)
-    unary, pair = jax.device_get(tables(params, batch))
-    times.append(time.perf_counter())
-    groups, columns = program.sizes["groups"], program.sizes["columns"]
-    program.terms.total(graph.configs.group_row, terms.Costs(
-        unary[:groups, :, 0], pair[:columns, ..., 0]))
-    times.append(time.perf_counter())
-    for name, value in zip(seconds, np.diff(times)):
-      seconds[name].append(float(value))
-  medians = {name: float(np.median(values[1:])) for name, values in seconds.items()}
-  return medians | {"all_s": sum(medians.values()), "columns": program.sizes["columns"]}
-
-
-def measure_sage_training(args: argparse.Namespace) -> dict[str, float]:
-  """Median seconds of a training step of GraphSAGE on programs of the sizes of `training`."""
-  job = job_lib.Job.of(layout_config.get_config("xla-random,full"))
-  model, optimizer = job.ranker.family.network, optax.adamw(1e-3)
+def measure_sage_step(repeats: int) -> dict[str, float]:
+  """Median seconds of a training step of GraphSAGE on programs of the sizes of `table_batch`."""
+  model = job_lib.Job.of(layout_config.get_config("xla-random,full")).ranker.family.network
   batch = workloads.layout_batch(
       graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops)
-  batch = jax.device_put(batch)
-  params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
-  seconds, _ = step_seconds(make_step(model, optimizer), (params, optimizer.init(params)), batch,
-                            repeats=args.repeats)
-  return {"step_s": seconds}
+  return measure_step(model, batch, repeats)
 
 
 def ranker_of(variant: str, programs):
@@ -185,7 +134,7 @@ def measure_scores(variant: str, programs) -> dict[str, float]:
 
 
 def one_program(configs: int):
-  """A program of the size of `ranking`, in a list."""
+  """A program of 10,000 nodes, in a list."""
   return [workloads.program(
       np.random.default_rng(0), nodes=10_000, config_nodes=500, configs=configs)]
 
@@ -197,40 +146,36 @@ def split_programs():
           for i, (nodes, configs) in enumerate(_SPLIT)]
 
 
-def measure_pairs(args: argparse.Namespace) -> dict[str, float]:
+def measure_pairs(repeats: int) -> dict[str, float]:
   """Median seconds to find the pairs of a program of the largest released size."""
   graph = workloads.program(
       np.random.default_rng(0), nodes=_LARGEST, config_nodes=2_500, configs=10)
-  find = lambda: node_pairs.find_pairs(graph, hops=args.hops).via
-  seconds = timing.medians({"find": find}, repeats=args.repeats)
-  return {"find_s": seconds["find"], "pairs": len(find())}
+  find = lambda: node_pairs.find_pairs(graph, hops=_HOPS).via
+  return {"find_s": timing.medians({"find": find}, repeats=repeats)["find"]}
 
 
-def measure(case: str, args: argparse.Namespace) -> dict[str, Any]:
-  """Figures of one case, with the peak memory of this process."""
-  figures = {
-      "training": measure_training, "sage_training": measure_sage_training,
-      "ranking": measure_ranking, "pairs": measure_pairs,
-      "sage_ranking": lambda args: measure_scores("full", one_program(1_000)),
-      "few": lambda args: measure_scores("tables", one_program(1_000)),
-      "many": lambda args: measure_scores("tables", one_program(100_000)),
-      "split": lambda args: measure_scores("tables", split_programs())}
-  return figures[case](args) | {"peak_mib": log.peak_memory()[1] / 2**20}
+CASES: dict[str, Callable[[int], dict[str, float]]] = {
+    "training": lambda repeats: measure_step(
+        ScoreTables(num_gnns=_ROUNDS, hidden_dim=_WIDTH), table_batch(), repeats),
+    "sage_training": measure_sage_step,
+    "sage_ranking": lambda repeats: measure_scores("full", one_program(1_000)),
+    "split": lambda repeats: measure_scores("tables", split_programs()),
+    "few": lambda repeats: measure_scores("tables", one_program(1_000)),
+    "many": lambda repeats: measure_scores("tables", one_program(100_000)),
+    "pairs": measure_pairs}
 
 
 def main() -> None:
   parser = timing.parser(__doc__, repeats=5)
-  parser.add_argument("--only", choices=_CASES, help="run one case, in this process")
-  parser.add_argument("--rounds", type=int, default=4, help="rounds of message passing")
-  parser.add_argument("--width", type=int, default=32, help="width of node states")
-  parser.add_argument("--hops", type=int, default=6, help="most edges between two nodes of a pair")
+  parser.add_argument("--only", choices=CASES, help="run one case, in this process")
   args = parser.parse_args()
   if args.only:
-    timing.report(measure(args.only, args), args.out)
+    figures = CASES[args.only](args.repeats)
+    timing.report(figures | {"peak_mib": log.peak_memory()[1] / 2**20}, args.out)
     return
-  options = [f"--{name}={getattr(args, name)}" for name in ("rounds", "width", "hops", "repeats")]
-  results = {case: timing.in_subprocess("tables.py", "--only", case, *options) for case in _CASES}
-  timing.write(results | {"machine": timing.machine()}, args.out)
+  options = ["--repeats", str(args.repeats)]
+  results = {case: timing.in_subprocess("tables.py", "--only", case, *options) for case in CASES}
+  timing.write(results, args.out)
 
 
 if __name__ == "__main__":

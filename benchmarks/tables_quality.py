@@ -31,8 +31,6 @@ import functools
 import json
 import os
 from pathlib import Path
-import resource
-import subprocess
 import sys
 from typing import Any
 
@@ -40,6 +38,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+import pages
 import timing
 
 from tpugraphs_jax import synthetic
@@ -79,13 +78,10 @@ def train(
     return
   _, source, search_ = collection.split(":")
   config = ",".join(filter(None, (f"{source}-{search_}", variant)))
-  spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-  subprocess.run(
+  seconds = timing.cpu_seconds(
       [sys.executable, "run_layout.py", f"--config=configs/layout.py:{config}",
        f"--data_root={data_root}", f"--workdir={workdir}", f"--config.seed={seed}", "--resume",
-       "--noreport", "--config.train.eval_every_epochs=1000", *flags], cwd=ROOT, check=True)
-  now = resource.getrusage(resource.RUSAGE_CHILDREN)
-  seconds = now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime
+       "--noreport", "--config.train.eval_every_epochs=1000", *flags])
   (workdir / "cpu_s.json").write_text(json.dumps(seconds))
 
 
@@ -153,52 +149,47 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
   `*_wins` counts programs whose best proposal is faster than the best measured configuration,
   `*_best` programs whose best proposal or measured configuration is the optimum.
   """
-  wins = lambda run, name: sum(row[name] < row["measured"] for row in run["programs"].values())
-  columns = {name: [run[name] for run in runs] for name in ("kendaltau", "cpu_s")}
-  best = lambda run, name: sum(row[name] < _EQUAL for row in run["programs"].values())
-  if "programs" in runs[0]:
-    columns |= {f"{name}_wins": [wins(run, name) for run in runs] for name in ("proposed", "near")}
-    columns |= {f"{name}_best": [best(run, name) for run in runs]
-                for name in ("proposed", "near", "measured")}
-  return {"mean": {name: float(np.mean(values)) for name, values in columns.items()},
-          "spread": {name: float(np.std(values, ddof=1)) if len(runs) > 1 else 0.0
-                     for name, values in columns.items()},
-          "seeds": len(runs)}
+  rows = []
+  for run in runs:
+    programs = run.get("programs", {}).values()
+    rows.append({"kendaltau": run["kendaltau"], "cpu_s": run["cpu_s"]})
+    if programs:
+      rows[-1] |= {f"{name}_wins": sum(row[name] < row["measured"] for row in programs)
+                   for name in ("proposed", "near")}
+      rows[-1] |= {f"{name}_best": sum(row[name] < _EQUAL for row in programs)
+                   for name in ("proposed", "near", "measured")}
+  return pages.summary(rows)
 
 
 def table(results: dict[str, Any]) -> str:
   """All figures by collection and variation, as a Markdown table."""
-  lines = ["| | | Kendall tau | CPU s | best of ten beats the best measured: free / near "
-           "| ... is the optimum: free / near / measured |", "|---|---|---|---|---|---|"]
-  for collection, rows in results.items():
-    for name, row in rows.items():
-      lines.append(f"| `{collection}` | {name} | {_cells(row)} |")
-  return "\n".join(lines)
+  return pages.table(
+      ["", "", "Kendall tau", "CPU s", "best of ten beats the best measured: free / near",
+       "... is the optimum: free / near / measured"],
+      [[*_cells(collection, name, row), *_proposal_cells(row)]
+       for collection, rows in results.items() for name, row in rows.items()])
 
 
 def ablation_table(results: dict[str, Any]) -> str:
   """Kendall tau and CPU seconds by collection and variation, as a Markdown table."""
-  lines = ["| | | Kendall tau | CPU s |", "|---|---|---|---|"]
-  for collection, rows in results.items():
-    for name, row in rows.items():
-      lines.append(f"| `{collection}` | {name} | {_tau(row)} | {row['mean']['cpu_s']:.0f} |")
-  return "\n".join(lines)
+  return pages.table(["", "", "Kendall tau", "CPU s"], [
+      _cells(collection, name, row) for collection, rows in results.items()
+      for name, row in rows.items()])
 
 
-def _tau(row: dict[str, Any]) -> str:
-  tau = f"{row['mean']['kendaltau']:.3f}"
-  return tau + (f" ± {row['spread']['kendaltau']:.3f}" if row["seeds"] > 1 else " (one seed)")
+def _cells(collection: str, name: str, row: dict[str, Any]) -> list[str]:
+  return [f"`{collection}`", name,
+          pages.figure(row, "kendaltau") + " (one seed)" * (row["seeds"] == 1),
+          f"{row['cpu_s']:.0f}"]
 
 
-def _cells(row: dict[str, Any]) -> str:
-  mean, wins = row["mean"], " | "
-  if "near_wins" in mean:
-    programs = len(row["runs"][0]["programs"])
-    beatable = programs - mean["measured_best"]
-    best = " / ".join(f"{mean[f'{name}_best']:.1f}" for name in ("proposed", "near", "measured"))
-    wins = (f"{mean['proposed_wins']:.1f} / {mean['near_wins']:.1f} of the {beatable:.0f} where it "
-            f"can | {best} of {programs}")
-  return f"{_tau(row)} | {mean['cpu_s']:.0f} | {wins}"
+def _proposal_cells(row: dict[str, Any]) -> list[str]:
+  if "near_wins" not in row:
+    return ["", ""]
+  programs = len(row["runs"][0]["programs"])
+  best = " / ".join(f"{row[f'{name}_best']:.1f}" for name in ("proposed", "near", "measured"))
+  return [f"{row['proposed_wins']:.1f} / {row['near_wins']:.1f} of the "
+          f"{programs - row['measured_best']:.0f} where it can", f"{best} of {programs}"]
 
 
 def _parser() -> argparse.ArgumentParser:

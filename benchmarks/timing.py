@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import datetime
 import json
 import os
 from pathlib import Path
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -70,6 +71,14 @@ def in_subprocess(script: str, *args: str) -> dict[str, Any]:
     return json.loads(out.read_text())
 
 
+def cpu_seconds(command: Sequence[str]) -> float:
+  """Runs a command at the top of the checkout; CPU seconds of it and of its children."""
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  subprocess.run(command, cwd=Path(__file__).parents[1], check=True)
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def machine() -> dict[str, Any]:
   """Date, processor, device and versions of a measurement."""
   device = jax.devices()[0]
@@ -99,28 +108,6 @@ def parser(description: str, *, repeats: int = 0) -> argparse.ArgumentParser:
     result.add_argument(
         "--repeats", type=int, default=repeats, help="timed calls, of which the median counts")
   return result
-
-
-def name_points(axes, points: Mapping[str, tuple[float, float]], *, gap: float = 0.055) -> None:
-  """Writes the names of points to the right of a matplotlib panel, with lines to the points.
-
-  Args:
-    axes: the panel, with its final scales and limits.
-    points: x and y of each point by name, in data units.
-    gap: smallest vertical distance of two names, as a share of the panel's height.
-  """
-  to_panel = axes.transScale + axes.transLimits
-  order = sorted(points, key=lambda name: points[name][1])
-  heights = [to_panel.transform(points[name])[1] for name in order]
-  for i in range(1, len(order)):
-    heights[i] = max(heights[i], heights[i - 1] + gap)
-  heights[-1] = min(heights[-1], 1.0)
-  for i in reversed(range(len(order) - 1)):
-    heights[i] = min(heights[i], heights[i + 1] - gap)
-  for name, height in zip(order, heights):
-    axes.annotate(name, points[name], xytext=(1.03, height), textcoords="axes fraction",
-                  va="center", fontsize="small", annotation_clip=False,
-                  arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "lw": 0.7})
 
 
 def report(figures: Mapping[str, Any], out: Path | None) -> None:

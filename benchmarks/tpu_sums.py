@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pages
 import timing
 import workloads
 
@@ -109,12 +110,9 @@ def bytes_ms(edges: np.ndarray) -> float:
 
 def table(results: Mapping[str, Any]) -> str:
   """The recorded figures as a Markdown table."""
-  lines = ["| way to sum | estimated cycles | optimal | gathers | scatters |",
-           "|---|---|---|---|---|"]
-  for name, row in results["ways"].items():
-    lines.append(f"| {name} | {row['estimated_cycles'] / 1e3:,.0f} k | {row['optimal_ms']:.2f} ms"
-                 f" | {row['gathers']} | {row['scatters']} |")
-  return "\n".join(lines)
+  return pages.table(["way to sum", "estimated cycles", "optimal", "gathers", "scatters"], [
+      [name, f"{row['estimated_cycles'] / 1e3:,.0f} k", f"{row['optimal_ms']:.2f} ms",
+       str(row["gathers"]), str(row["scatters"])] for name, row in results["ways"].items()])
 
 
 def main() -> None:

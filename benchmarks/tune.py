@@ -37,6 +37,7 @@ import zlib
 
 import numpy as np
 import own_quality
+import pages
 import run_all
 import search_prior
 import ship
@@ -55,6 +56,10 @@ SETS = {"test families": (("outputs", "blocks"), ("test",)),
         "kept out": (("kept_out",), ("test",))}
 LABELS = {"optimal seconds": "optimal_seconds", "cycles": "estimated_cycles"}
 KS = (5, 8, 16)
+# Columns of tables.
+_BEST = {f"best{k}": f"best of {k}" for k in KS}
+_MISSED = {f"missed{k}": f"missed by {k}" for k in KS[:2]}
+_COMPARED = {f"best{k}": f"best of {k}" for k in KS[:2]} | _MISSED
 _BETTER, _FOUND = .02, 8  # a choice so much better; in so many labels
 _DRAWN = .75  # of the choices of a program, for each seed
 _RESAMPLED, _CONFIDENCE = 10_000, .95
@@ -204,21 +209,15 @@ def measure(paths: Sequence[Any], key: str, searches: Mapping[str, Search], seed
 
 def table(row: Mapping[str, Any]) -> str:
   """What the best of k costs and misses, with differences to the learned search; Markdown."""
-  lines = ["| | " + " | ".join(f"best of {k}" for k in KS) + " | "
-           + " | ".join(f"missed by {k}" for k in KS[:2]) + f" | found in {_FOUND} |",
-           "|---" * (len(KS) + 4) + "|"]
-  for name, way in row["ways"].items():
-    cells = [f"{way[figure]:.4f}" for figure in (f"best{k}" for k in KS)] + [
-        f"{way[figure]:.2f}" for figure in (*(f"missed{k}" for k in KS[:2]), "found")]
-    lines.append(f"| {name} | " + " | ".join(cells) + " |")
-  shown = [f"{figure}{k}" for figure in ("best", "missed") for k in KS[:2]]
-  lines += ["", "| more than learned | " + " | ".join(
-      f"{'best of' if figure.startswith('best') else 'missed by'} {figure[-1]}"
-      for figure in shown) + " |", "|---" * (len(shown) + 1) + "|"]
-  for name, more in row["differences"].items():
-    cells = ["{mean:+.4f} ({low:+.4f} to {high:+.4f})".format(**more[figure]) for figure in shown]
-    lines.append(f"| {name} | " + " | ".join(cells) + " |")
-  return "\n".join(lines)
+  ways = pages.table(["", *_BEST.values(), *_MISSED.values(), f"found in {_FOUND}"], [
+      [name, *(f"{way[column]:.4f}" for column in _BEST),
+       *(f"{way[column]:.2f}" for column in (*_MISSED, "found"))]
+      for name, way in row["ways"].items()])
+  more = "{mean:+.4f} ({low:+.4f} to {high:+.4f})"
+  differences = pages.table(["more than learned", *_COMPARED.values()], [
+      [name, *(more.format(**way[column]) for column in _COMPARED)]
+      for name, way in row["differences"].items()])
+  return f"{ways}\n\n{differences}"
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ Continuous integration runs this command and fails if a page changes.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import json
 from pathlib import Path
 import re
@@ -29,6 +29,7 @@ import gst_quality
 import measured
 import output_orders
 import own_quality
+import pages
 import run_all
 import systems
 import table as faults
@@ -52,10 +53,6 @@ _BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000",
 # Nodes of the largest training graph: of synthetic `medium` data by source, and of the first 12
 # graphs of scale `full`.
 _LARGEST = {"xla": 2951, "nlp": 2353, "large": 39_420}
-_COMPARISONS = {
-    "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
-    "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
-    "sage_step": "`SAGE` 128 x 3 training step, 10,000 nodes, 64 configurations"}
 
 
 def recorded(name: str) -> dict[str, Any]:
@@ -64,30 +61,19 @@ def recorded(name: str) -> dict[str, Any]:
   return {key: row for key, row in results.items() if key != "machine"}
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-  lines = [head, ["---"] * len(head), *rows]
-  return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("|  |", "| |")
-
-
-def figure(row: Mapping[str, Any], column: str) -> str:
-  """Mean of a column, with its standard deviation over seeds if the row has one."""
-  spread = f" ± {row['spread'][column]:.3f}" if "spread" in row else ""
-  return f"{row[column]:.3f}{spread}"
-
-
 def tiles() -> str:
   columns = {"slowdown5": "slowdown of the best of 5", "slowdown1": "slowdown of the first",
              "opa": "OPA (mean over graphs)"}
   rows = recorded("quality")["tile:xla"]
-  return markdown(["", *columns.values()], [
-      [name, *(figure(row, column) for column in columns)] for name, row in rows.items()])
+  return pages.table(["", *columns.values()], [
+      [name, *(pages.figure(row, column) for column in columns)] for name, row in rows.items()])
 
 
 def layouts() -> str:
   rows = recorded("quality")
   names = [_RANDOM, _OFFICIAL[_LAYOUTS[0]], _WHOLE, _RECOMMENDED[_LAYOUTS[0]], _CEILING]
-  return markdown(["Kendall tau", *names], [
-      [f"`{collection}`", *(figure(rows[collection][name], "kendaltau") for name in names)]
+  return pages.table(["Kendall tau", *names], [
+      [f"`{collection}`", *(pages.figure(rows[collection][name], "kendaltau") for name in names)]
       for collection in _LAYOUTS])
 
 
@@ -103,39 +89,27 @@ def front() -> str:
     names = (_RANDOM, _OFFICIAL[collection], _OFFICIAL[collection] if is_tile else _WHOLE,
              _RECOMMENDED[collection], _CEILING)
     lines.append([f"`{collection}`, {'slowdown ↓' if is_tile else 'tau ↑'}", *(
-        figure(found[name], column) for name in names)])
-  return markdown(head, lines)
+        pages.figure(found[name], column) for name in names)])
+  return pages.table(head, lines)
 
 
 def front_measured() -> str:
   """The measured table of README.md: ways of ranking, on two programs."""
   graphs = {"AlexNet, valid": "alexnet", "UNet3D, valid": "unet3d"}
   found, trained = recorded("measured"), recorded("alexnet")
-  cell = lambda row, column: figure(row, column) if column in (row or {}) else ""
   ways = {"random order": "random", "the TPU compiler's estimate": "estimates: optimal seconds",
           "`layout-v3-estimate`, which has learnt such estimates of other programs":
           "the one that ships"}
-  lines = [[label, *(cell(found[graph]["ways"].get(way), "kendaltau") for graph in graphs)]
+  lines = [[label, *(pages.figure(found[graph]["ways"].get(way, {}), "kendaltau")
+                     for graph in graphs)]
            for label, way in ways.items()]
   fits = {"GraphSAGE, trained on 40,000 other times of AlexNet": "GraphSAGE, 2 epochs",
           "score tables, trained on them": "score tables, 2 epochs",
           "least squares, one number for each choice, fitted to them": "one-hot least squares"}
-  lines += [[label, *(cell(trained[name], column) for column in graphs.values())]
+  lines += [[label, *(pages.figure(trained[name], column) for column in graphs.values())]
             for label, name in fits.items()]
   configs = [f"{found[graph]['configs']:,} layouts" for graph in graphs]
-  return markdown(["tau-b ↑", f"AlexNet, {configs[0]}", f"UNet3D, {configs[1]}"], lines)
-
-
-def comparisons() -> str:
-  """The table of `run_all`, with descriptions in place of the names of scripts."""
-  table = run_all.table(recorded("results"))
-  for name, description in _COMPARISONS.items():
-    table = table.replace(f"| {name} |", f"| {description} |")
-  return table
-
-
-def compiled() -> str:
-  return accelerators.table(recorded("accelerators"))
+  return pages.table(["tau-b ↑", f"AlexNet, {configs[0]}", f"UNet3D, {configs[1]}"], lines)
 
 
 def starts() -> str:
@@ -144,7 +118,7 @@ def starts() -> str:
   both = lambda key, found: [f"{found[name][key]:.1f}" for name in ("before", "now")]
   total = {name: {key: sum(row[name][key] for row in rows.values())
                   for key in ("first_step_s", "end_s")} for name in ("before", "now")}
-  return markdown(
+  return pages.table(
       ["variant", "first step, before", "now", "end, before", "now", "compilations, before", "now"],
       [[case, *both("first_step_s", row), *both("end_s", row), *(
           f"{row[name]['compilations']:.0f}" for name in ("before", "now"))]
@@ -158,7 +132,7 @@ def score_table_speed() -> str:
                                 f"MiB with {configs} configurations")
   rate = lambda part, digits: (f"{round(found[part]['configs_per_s'], digits):,.0f} configurations "
                                f"a second, {found[part]['peak_mib']:,.0f} MiB")
-  return markdown(["", "score tables", "GraphSAGE"], [
+  return pages.table(["", "score tables", "GraphSAGE"], [
       ["training step, 8 programs of 6,000 nodes, 250 of them configurable",
        cell("training", 256), cell("sage_training", 16)],
       ["ranking, program of 10,000 nodes, 500 of them configurable",
@@ -171,8 +145,7 @@ def race(collection: str) -> str:
   asked = systems.racing(collection)
   args.systems = [system for system in asked if all(
       systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)]
-  found = systems.recorded(args, collection)
-  text = systems.table(found["systems"], collection, found["bounds"])
+  text = systems.recorded(args, collection)
   missing = ", ".join(f"`{name}`" for name in asked if name not in args.systems)
   return text + (f"\n\nNot run with three seeds: {missing}." if missing else "")
 
@@ -190,10 +163,10 @@ def beside_default() -> str:
       if runs := [json.loads(path.read_text()) for path in paths if path.exists()]:
         row = systems.summarised(runs, collection)
         more = f", {steps} steps" if steps > _EPOCH_STEPS else ""
-        lines.append([f"`{collection}`", f"{_LARGEST[source]:,}", name + more, figure(
-            row if row["seeds"] > 1 else {"kendaltau": row["kendaltau"]}, "kendaltau"), str(
-                row["seeds"]), f"{row['step_ms'] / 1e3:.2f} s", f"{row['peak_mib']:,.0f} MiB"])
-  return markdown(["collection", "nodes of the largest graph", "variant", "Kendall tau", "seeds",
+        lines.append([f"`{collection}`", f"{_LARGEST[source]:,}", name + more,
+                      pages.figure(row, "kendaltau"), str(row["seeds"]),
+                      f"{row['step_ms'] / 1e3:.2f} s", f"{row['peak_mib']:,.0f} MiB"])
+  return pages.table(["collection", "nodes of the largest graph", "variant", "Kendall tau", "seeds",
                    "CPU time of a step", "peak memory"], lines)
 
 
@@ -209,20 +182,15 @@ def curve() -> str:
   return own_quality.table({label: row for label, row in found.items() if "programs" in label})
 
 
-def estimates(part: int) -> str:
-  """Part 0: the combinations of output orders; part 1: Kendall's tau-b of the estimates."""
-  return "\n".join(bridge.table(recorded("bridge"))).split("\n\n")[part]
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "front": front,
     "tiles": tiles,
     "layouts": layouts,
     "output orders": lambda: output_orders.table(recorded("output_orders")),
     "alexnet": lambda: alexnet.table(recorded("alexnet")),
-    "comparisons": comparisons,
+    "comparisons": lambda: run_all.table(recorded("results")),
     "starts": starts,
-    "compiled": compiled,
+    "compiled": lambda: accelerators.table(recorded("accelerators")),
     "segments by size": lambda: gst.table(recorded("results")["gst"]),
     "default beside whole graphs": beside_default,
     "segments by variant": lambda: gst_quality.table(recorded("gst_quality")),
@@ -233,10 +201,9 @@ TABLES: dict[str, Callable[[], str]] = {
        for name in (f"{programs}, {label}" for programs in tune.SETS for label in tune.LABELS)},
     "measured": lambda: measured.table(recorded("measured")),
     "measured in front": front_measured,
-    "bridge": lambda: estimates(0),
-    "bridge tau-b": lambda: estimates(1),
-    "bridge of single operations": lambda: "\n".join(
-        bridge.alone_table(recorded("bridge_unet3d"))),
+    "bridge": lambda: bridge.table(recorded("bridge")),
+    "bridge tau-b": lambda: bridge.tau_table(recorded("bridge")),
+    "bridge of single operations": lambda: bridge.alone_table(recorded("bridge_unet3d")),
     **{f"{name} {split}": lambda name=name, split=split: own(name, split)
        for name in ("own_quality", "own_quality_cpu") for split in own_quality.SPLITS},
     "own_quality curve": curve,
