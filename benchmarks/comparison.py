@@ -1,14 +1,16 @@
 """Compares the project's formulation of a training or scoring step with the plain one.
 
+    python benchmarks/comparison.py layout_step --out layout_step.json
+
 Both formulations run through the project's own steps, with the same loss, optimiser and
 buffer donation. Peak memory is measured in a fresh process that runs one variant alone.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from pathlib import Path
 import sys
 from typing import Any
@@ -20,10 +22,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 import plain
 import timing
+import workloads
 
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data.batching import LayoutBatch
-from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.infra import machine, parallel
+from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.train import log
 from tpugraphs_jax.train import state as state_lib
@@ -81,10 +85,6 @@ class Training:
     self._state, metrics = self._step(self._state, self._batch)
     return metrics
 
-  def planned_mib(self) -> float:
-    mapped, key = self._step.func, self._step.args
-    return timing.planned_mib(mapped.lower(*key, self._state, self._batch).compile())
-
 
 class Scoring:
   """Calling it scores all batches and returns the scores."""
@@ -98,9 +98,6 @@ class Scoring:
     # One batch at a time: asynchronous dispatch would hold all results in memory at once.
     return [jax.block_until_ready(self._step(self._params, batch)) for batch in self._batches]
 
-  def planned_mib(self) -> float:
-    return timing.planned_mib(self._step.lower(self._params, self._batches[0]).compile())
-
 
 def assert_same(first: Any, second: Any) -> None:
   """Asserts that metrics or scores of both variants agree to float32 rounding."""
@@ -109,34 +106,74 @@ def assert_same(first: Any, second: Any) -> None:
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * largest), first, second)
 
 
-def run(description: str, script: str, kind: type, case: Callable[[], Case], *, repeats: int):
-  """Command line of a comparison: times medians in this process, peak memory in fresh ones."""
-  parser = timing.parser(description, repeats=repeats)
+def layout_step() -> Case:
+  """The official layout model on 8 programs of about 6,000 nodes, 250 of them configurable.
+
+  Each has 16 configurations; gradients flow through blocks of 5,000 nodes.
+  """
+  model = res_model.ResModel()
+  batch = workloads.layout_batch(
+      graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops, keep_nodes=5_000)
+  return Case(model, plain.res_model, [batch])
+
+
+def layout_rank() -> Case:
+  """The same model on 1,000 configurations of 10,000 nodes, 5 % of them configurable."""
+  model = res_model.ResModel()
+  batches = workloads.ranking_batches(
+      nodes=10_000, config_nodes=500, configs=1_000, chunk=100, hops=model.hops)
+  # A model trained with backpropdropout ranks on the full graph.
+  return Case(model, functools.partial(plain.res_model, dropout="fullgraph"), batches)
+
+
+def sage_step() -> Case:
+  """GraphSAGE 128 x 3 on 10,000 nodes, 500 of them configurable, with 64 configurations."""
+  model = sage.SAGE(hidden_dim=128, num_gnns=3)
+  batch = workloads.layout_batch(
+      graphs=1, nodes=10_000, config_nodes=500, configs=64, hops=model.hops)
+  return Case(model, plain.layout_sage, [batch])
+
+
+# What is compared, on which case, and how many timed calls.
+CASES = {"layout_step": (Training, layout_step, 7), "layout_rank": (Scoring, layout_rank, 3),
+         "sage_step": (Training, sage_step, 3)}
+
+
+def peak_mib(name: str, variant: str) -> float:
+  """Peak memory of this process, which runs one variant alone."""
+  kind, make_case, _ = CASES[name]
+  function = kind(make_case(), variant)
+  for _ in range(2):
+    jax.block_until_ready(function())
+  return log.peak_memory()[1] / 2**20
+
+
+def compare(name: str, repeats: int) -> dict[str, float]:
+  """Seconds and peak memory of both variants, and the ratio of their seconds."""
+  # Before this process grows: on Linux a child's peak memory starts at its parent's peak.
+  peaks = [timing.in_subprocess("comparison.py", name, "--only", variant) for variant in VARIANTS]
+  kind, make_case, usual = CASES[name]
+  case = make_case()
+  functions = {variant: kind(case, variant) for variant in VARIANTS}
+  assert_same(*(function() for function in functions.values()))
+  seconds = timing.medians(functions, repeats=repeats or usual)
+  figures = {f"{variant}_s": seconds[variant] for variant in VARIANTS}
+  figures["ratio"] = seconds["plain"] / seconds["ours"]
+  return figures | peaks[0] | peaks[1]
+
+
+def main() -> None:
+  parser = timing.parser(__doc__)
+  parser.add_argument("name", choices=CASES)
+  parser.add_argument("--repeats", type=int, default=0, help="timed calls, if not the usual ones")
   parser.add_argument("--only", choices=VARIANTS, help="peak memory of one variant")
   args = parser.parse_args()
   if args.only:
-    timing.report(_peak(kind(case(), args.only)), args.out)
+    timing.report({f"{args.only}_peak_mib": peak_mib(args.name, args.only)}, args.out)
   else:
-    timing.report(_compare(script, kind, case, args), args.out)
+    timing.report(compare(args.name, args.repeats), args.out)
 
 
-def _peak(function: Training | Scoring) -> dict[str, float]:
-  for _ in range(2):
-    jax.block_until_ready(function())
-  return {"peak_mib": log.peak_memory()[1] / 2**20, "planned_mib": function.planned_mib()}
-
-
-def _compare(
-    script: str, kind: type, make_case: Callable[[], Case], args: argparse.Namespace
-) -> dict[str, float]:
-  # Before this process grows: on Linux a child's peak memory starts at its parent's peak.
-  peaks = {name: timing.in_subprocess(script, "--only", name) for name in VARIANTS}
-  case = make_case()
-  functions = {name: kind(case, name) for name in VARIANTS}
-  assert_same(*(function() for function in functions.values()))
-  seconds = timing.medians(functions, repeats=args.repeats)
-  figures = {f"{name}_s": seconds[name] for name in VARIANTS}
-  figures["ratio"] = seconds["plain"] / seconds["ours"]
-  for name in VARIANTS:
-    figures |= {f"{name}_{key}": value for key, value in peaks[name].items()}
-  return figures
+if __name__ == "__main__":
+  machine.keep_freed()
+  main()

@@ -1,4 +1,4 @@
-"""Runs `layout_step.py` with glibc's defaults and with `machine.keep_freed`.
+"""Runs the benchmark `layout_step` with glibc's defaults and with `machine.keep_freed`.
 
     python benchmarks/host_memory.py --out host_memory.json
 """
@@ -16,7 +16,7 @@ def main() -> None:
   figures = {}
   for name, setting in _SETTINGS.items():
     os.environ["GLIBC_TUNABLES"] = setting
-    row = timing.in_subprocess("layout_step.py", "--repeats", str(args.repeats))
+    row = timing.in_subprocess("comparison.py", "layout_step", "--repeats", str(args.repeats))
     figures |= {f"{key}_{name}": row[key]
                 for key in ("plain_s", "ours_s", "plain_peak_mib", "ours_peak_mib")}
   timing.report(figures, args.out)

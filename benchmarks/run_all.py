@@ -22,7 +22,7 @@ import timing
 
 from tpugraphs_jax.infra import files
 
-# Scripts that compare with the plain formulation, and the other scripts.
+# Cases of `comparison.py`, and the other scripts.
 _COMPARISONS = {
     "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
     "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
@@ -54,7 +54,8 @@ def main() -> None:
   names = parser.parse_args().names or [*_COMPARISONS, *_OTHERS]
   for name in names:
     print(f"--- {name}", flush=True)
-    results = record(name, timing.in_subprocess(f"{name}.py"))
+    script = ("comparison.py", name) if name in _COMPARISONS else (f"{name}.py",)
+    results = record(name, timing.in_subprocess(*script))
   print(table(results))
 
 

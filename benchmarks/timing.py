@@ -55,13 +55,6 @@ class Compilations:
       self.seconds += duration
 
 
-def planned_mib(executable: Any) -> float:
-  """MiB that XLA plans for arguments, outputs and temporaries of an executable."""
-  stats = executable.memory_analysis()
-  return (stats.temp_size_in_bytes + stats.argument_size_in_bytes
-          + stats.output_size_in_bytes - stats.alias_size_in_bytes) / 2**20
-
-
 def in_subprocess(script: str, *args: str) -> dict[str, Any]:
   """Runs a script of this folder in a fresh process and returns its figures."""
   with tempfile.TemporaryDirectory() as folder:

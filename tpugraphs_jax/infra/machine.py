@@ -2,7 +2,7 @@
 
 XLA's CPU backend asks for fresh memory in every step, and by default glibc returns large
 blocks to the system, which clears them again in the next step. On 2 cores the step of
-`benchmarks/layout_step.py` took 1.0 to 1.4 s with glibc's defaults, and 0.3 to 0.5 s where
+the benchmark `layout_step` took 1.0 to 1.4 s with glibc's defaults, and 0.3 to 0.5 s where
 freed memory stays with the process. For small steps it is a loss, since threads then share
 one arena: a step of tiles took a quarter longer.
 """
