@@ -103,10 +103,8 @@ def equations(jaxpr: Any) -> Iterator[Any]:
   """The equations of a jaxpr and of the jaxprs in their parameters."""
   for equation in jaxpr.eqns:
     yield equation
-    for value in equation.params.values():
-      inner = getattr(value, "jaxpr", value)
-      if hasattr(inner, "eqns"):
-        yield from equations(inner)
+    for inner in choosing.programs_of(equation):
+      yield from equations(inner)
 
 
 def alone(program: Any, group: choosing.Group, options: Sequence[int]) -> dict[str, Any]:

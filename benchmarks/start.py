@@ -4,9 +4,8 @@
     python benchmarks/start.py --before DIR
 
 Every case is a command of README.md or docs/ on tiny synthetic data or `data/own`, in a fresh
-process without a compilation cache. Time before the first step is split into imports, tracing
-(Python to StableHLO), XLA (StableHLO to machine code) and the rest: data, start of devices,
-the step itself. `--before` names another checkout of this project, whose commands take turns
+process without a compilation cache. `xla_s` are seconds of XLA's compilations before the end of
+the first step. `--before` names another checkout of this project, whose commands take turns
 with those of this checkout. Figures are medians over `--repeats`.
 """
 
@@ -34,7 +33,7 @@ CASES = {
     "layout, preset=first": ("layout", "xla-random,preset=first,ci"),
     "layout, preset=tenth": ("layout", "xla-random,preset=tenth,ci"),
     "own, recommended": ("layout", "own,recommended")}
-FIGURES = ("import_s", "trace_s", "xla_s", "first_step_s", "compilations", "end_s")
+FIGURES = ("xla_s", "first_step_s", "compilations", "end_s")
 _FIRST_STEP = "first step, with compilation"
 
 
@@ -45,17 +44,10 @@ def child(started: float, out: Path, script: str, flags: list[str]) -> None:
 
   from tpugraphs_jax import run
 
-  figures["import_s"] = time.time() - started
-  figures["compilations"] = 0
-
   def hear(event: str, duration: float, **unused) -> None:
-    if figures["first_step_s"]:
-      return
-    if event.endswith("backend_compile_duration"):
+    if event.endswith("backend_compile_duration") and not figures["first_step_s"]:
       figures["xla_s"] += duration
       figures["compilations"] += 1
-    elif event.endswith(("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration")):
-      figures["trace_s"] += duration
 
   jax.monitoring.register_event_duration_secs_listener(hear)
   read, write = os.pipe()
@@ -124,9 +116,6 @@ def main() -> None:
       for name, row in figures[case].items():
         print(f"{case:22} {name:6} " + "  ".join(
             f"{key} {value:.4g}" for key, value in row.items()), flush=True)
-  for key in ("first_step_s", "end_s"):
-    total = {name: sum(row[name][key] for row in figures.values()) for name in roots}
-    print(f"sum of {key}: " + ", ".join(f"{name} {value:.1f}" for name, value in total.items()))
   timing.write({"machine": timing.machine(), **figures}, args.out)
 
 

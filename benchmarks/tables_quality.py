@@ -7,8 +7,7 @@ Trains every variation with every seed by `run_layout.py`, in working folders th
 a second call continues where the first one stopped. Every run gives
 
   kendaltau   mean over the validation programs, up to 1,000 configurations of each
-  cpu_s       CPU seconds of the training command, with compilation and validation;
-              with `--core` on one core
+  cpu_s       CPU seconds of the training command, with compilation and validation
 
 Runs of all epochs on the random collections also give four slowdowns over the optimum:
 
@@ -24,12 +23,10 @@ optimum is the minimum of the generator's cost function (`rankers.tables.search`
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 import csv
 import functools
 import json
-import os
 from pathlib import Path
 import sys
 from typing import Any
@@ -86,7 +83,7 @@ def train(
 
 
 def figures(
-    collection: str, seed: int, data_root: str, workdir: Path, scale: str, proposes: bool
+    collection: str, seed: int, data_root: str, workdir: Path, proposes: bool
 ) -> dict[str, Any]:
   """Figures of a run; if `proposes`, also the slowdowns of each validation program."""
   with (workdir / "validation.csv").open() as file:
@@ -98,7 +95,7 @@ def figures(
   kept, ranker = workdir / "proposals.json", Ranker.load(workdir)
   if not kept.exists():
     kept.write_text(json.dumps({
-        graph.name: proposals(ranker, graph, collection, data_root, scale)
+        graph.name: proposals(ranker, graph, collection, data_root)
         for graph in _valid(data_root, collection)}))
   return found | {"programs": json.loads(kept.read_text())}
 
@@ -109,10 +106,10 @@ def _valid(data_root: str, collection: str) -> list[OpGraph]:
 
 
 def proposals(
-    ranker: Ranker, graph: OpGraph, collection: str, data_root: str, scale: str
+    ranker: Ranker, graph: OpGraph, collection: str, data_root: str
 ) -> dict[str, float]:
   """Slowdowns over the optimum of one program, by the names at the top of this file."""
-  cost, groups = _truth(scale, collection, graph.name)
+  cost, groups = _truth(collection, graph.name)
 
   def runtime(group_row: np.ndarray) -> float:
     """Least noise-free runtime of configurations `[n, groups]`, in nanoseconds."""
@@ -133,9 +130,9 @@ def proposals(
 
 
 @functools.cache
-def _truth(scale: str, collection: str, name: str):
+def _truth(collection: str, name: str):
   """The cost function and the groups of a generated validation program."""
-  spec, = (spec for spec in synthetic.file_specs(scale, 0, collection)
+  spec, = (spec for spec in synthetic.file_specs("medium", 0, collection)
            if spec.split == "valid" and spec.name() == name)
   size, rng = synthetic.layout_size(spec), spec.rng("graph")
   program = size.program.build(rng)
@@ -192,39 +189,25 @@ def _proposal_cells(row: dict[str, Any]) -> list[str]:
           f"{programs - row['measured_best']:.0f} where it can", f"{best} of {programs}"]
 
 
-def _parser() -> argparse.ArgumentParser:
+def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--data_root", required=True)
   parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
   parser.add_argument("--collections", nargs="+", choices=COLLECTIONS, default=list(COLLECTIONS))
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
   parser.add_argument("--ablations", action="store_true", help="instead of the main variations")
-  parser.add_argument("--only", nargs="+", default=[], help="names of variations (default: all)")
-  parser.add_argument("--core", type=int, help="core to train on (default: all)")
-  parser.add_argument("--scale", default="medium", help="scale of the data, whose seed is 0")
-  return parser
-
-
-def main() -> None:
-  args = _parser().parse_args()
-  if args.core is not None:
-    os.sched_setaffinity(0, {args.core})
+  args = parser.parse_args()
   variations, show = (ABLATIONS, ablation_table) if args.ablations else (MAIN, table)
-  if unknown := set(args.only) - set(variations):
-    raise SystemExit(f"error: --only has {sorted(unknown)[0]!r}, expected some of "
-                     f"{', '.join(variations)}")
   results: dict[str, Any] = {}
   for collection in args.collections:
     rows = {}
     for name, (variant, flags) in variations.items():
-      if args.only and name not in args.only:
-        continue
       runs = []
       for seed in args.seeds:
         workdir = args.workdir.resolve() / collection.replace(":", "_") / name / str(seed)
         train(collection, variant, flags, seed, args.data_root, workdir)
         proposes = not flags and collection.endswith("random")
-        runs.append(figures(collection, seed, args.data_root, workdir, args.scale, proposes))
+        runs.append(figures(collection, seed, args.data_root, workdir, proposes))
       rows[name] = summary(runs) | {"runs": runs}
     results[collection] = rows
     print(f"{show({collection: rows})}\n", flush=True)

@@ -189,6 +189,7 @@ def _problems(
   return problems
 
 
+@console.command
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; 1 where a file was checked and is wrong, 2 where it was refused."""
   parser = argparse.ArgumentParser(
@@ -206,18 +207,13 @@ def main(argv: Sequence[str] | None = None) -> int:
   command.add_argument("--data_root", required=True, help="holds the labels")
   command.add_argument("--split", default="valid", help="the ranked split (default: valid)")
   args = parser.parse_args(argv)
-  try:
-    if args.command == "score":
-      _print_scores(score(args.submission, args.data_root, split=args.split))
-      return 0
-    if args.command == "combine":
-      rows = combine(args.out, args.files)
-      _print_rows(f"{args.out}: {sum(rows.values())} rows", rows)
-      return 0
+  if args.command == "check":
     return _run_check(args.submission, args.data_root)
-  except (ValueError, OSError) as error:
-    print(f"error: {console.one_line(error)}", file=sys.stderr)
-    return 2
+  if args.command == "score":
+    _print_scores(score(args.submission, args.data_root, split=args.split))
+  else:
+    _print_rows(args.out, "rows", combine(args.out, args.files))
+  return 0
 
 
 def _print_scores(scores: Mapping[str, tuple[float, int]]) -> None:
@@ -240,8 +236,7 @@ def _run_check(path: str, data_root: str) -> int:
     print(f"error: and {len(problems) - _SHOWN_PROBLEMS} more", file=sys.stderr)
   if problems:
     return 1
-  rows = _rows_per_collection(read_results(path))
-  _print_rows(f"{path}: {sum(rows.values())} rows, no problem", rows)
+  _print_rows(path, "rows, no problem", _rows_per_collection(read_results(path)))
   return 0
 
 
@@ -250,8 +245,8 @@ def _rows_per_collection(row_ids: Iterable[str]) -> dict[str, int]:
   return {name: names.count(name) for name in collections.RELEASED}
 
 
-def _print_rows(summary: str, rows: Mapping[str, int]) -> None:
-  print(summary)
+def _print_rows(path: str, what: str, rows: Mapping[str, int]) -> None:
+  print(f"{path}: {sum(rows.values())} {what}")
   for collection, count in rows.items():
     print(f"  {collection:<20} {count or 'none'}")
 

@@ -9,8 +9,7 @@ stopped campaign can be continued. `test_faults.py` and `test_kills.py` run a sh
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-import concurrent.futures
+from collections.abc import Callable, Iterator, Sequence
 import datetime
 import functools
 import itertools
@@ -67,7 +66,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--hosts", type=int, default=2, help="faults of each kind for either host")
   parser.add_argument("--short", action="store_true",
                       help="fewer cases of numbers, devices, load, folders and hosts")
-  parser.add_argument("--workers", type=int, default=2, help="modes that are tried side by side")
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--out", type=Path, help="file for the table, rewritten after every row")
   parser.add_argument("--kept", type=Path, help="file for the rows, to continue a campaign")
@@ -88,62 +86,40 @@ def _extend(
 
 def _kill_rows(
     args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
-) -> Iterator[list[Row]]:
-  """Tries all modes side by side; yields their rows each time that kills were added."""
-  missing = [mode for mode in args.modes if kept.row(f"SIGKILL, {mode}").tried < args.points]
-  with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
-    modes = list(pool.map(lambda mode: kills.Kills(mode, folder, data_root), missing))
-    steps = [_extend(killed, kept, args.points, (args.seed, number))
-             for number, killed in enumerate(modes)]
-    while any(killed.row.tried < args.points for killed in modes):
-      yield list(pool.map(lambda step: next(step, None), steps))
+) -> Iterator[Row]:
+  """Yields the row of each kind of run, each time that kills were added."""
+  kinds: dict[str, Callable[[], kills.Kills | kills.CommandKills]] = {}
+  if "commands" in args.parts:
+    kinds |= {"collect": lambda: kills.collecting(folder / "collect"),
+              "sweep": lambda: kills.sweeping(folder / "sweep", data_root)}
+  if "kill" in args.parts:
+    kinds |= {mode: functools.partial(kills.Kills, mode, folder, data_root) for mode in args.modes}
+  for number, (mode, kind) in enumerate(kinds.items()):
+    if kept.row(f"SIGKILL, {mode}").tried < args.points:
+      yield from _extend(kind(), kept, args.points, (args.seed, number))
 
 
 def _separate_rows(
     args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
 ) -> Iterator[Row]:
   """Yields the rows of the parts that need no finished run."""
-  parts = {"network": _network, "numbers": _numbers, "devices": _devices, "load": _load}
-  if "hosts" in args.parts:
-    if hosts.are_possible():
-      parts["hosts"] = _hosts
-    else:
-      print("hosts: not tried, needs Linux, root and the program ip", flush=True)
+  few = lambda **options: options if args.short else {}
+  generator = lambda *more: np.random.default_rng([args.seed, *more])
+  parts = {
+      "network": lambda place: network.rows(place, times=args.downloads, rng=generator()),
+      "numbers": lambda place: limits.rows(
+          place, data_root, home=_home(place), **few(tasks=("tile",), cases=limits.SHORT)),
+      "devices": lambda place: devices.rows(
+          place, data_root, home=_home(place), **few(tasks=("tile",), pairs=devices.SHORT)),
+      "load": lambda place: load.rows(place, full=not args.short, **few(cases=load.SHORT)),
+      "hosts": lambda place: hosts.rows(
+          place, data_root, times=1 if args.short else args.hosts, rng=generator(2))}
+  if "hosts" in args.parts and not hosts.are_possible():
+    print("hosts: not tried, needs Linux, root and the program ip", flush=True)
+    parts.pop("hosts")
   for name, rows in parts.items():
     if name in args.parts:
-      yield from kept.once(name, functools.partial(rows, args, folder, data_root))
-  if "commands" in args.parts:
-    for mode, kind in {
-        "collect": lambda: kills.collecting(folder / "collect"),
-        "sweep": lambda: kills.sweeping(folder / "sweep", data_root)}.items():
-      if kept.row(f"SIGKILL, {mode}").tried < args.points:
-        yield from _extend(kind(), kept, args.points, (args.seed,), at_a_time=2)
-
-
-def _network(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
-  del data_root
-  return network.rows(folder, times=args.downloads, rng=np.random.default_rng(args.seed))
-
-
-def _numbers(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
-  few = dict(tasks=("tile",), cases=limits.SHORT) if args.short else {}
-  return limits.rows(folder / "numbers", data_root, home=_home(folder / "numbers"), **few)
-
-
-def _devices(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
-  few = dict(tasks=("tile",), pairs=devices.SHORT) if args.short else {}
-  return devices.rows(folder / "devices", data_root, home=_home(folder / "devices"), **few)
-
-
-def _load(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
-  del data_root
-  few = dict(cases=load.SHORT) if args.short else {}
-  return load.rows(folder / "load", full=not args.short, **few)
-
-
-def _hosts(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
-  return hosts.rows(folder / "hosts", data_root, times=1 if args.short else args.hosts,
-                    rng=np.random.default_rng([args.seed, 2]))
+      yield from kept.once(name, functools.partial(rows, folder / name))
 
 
 def _home(folder: Path) -> Path:
@@ -152,22 +128,21 @@ def _home(folder: Path) -> Path:
   return home
 
 
-def _trained(folder: Path, data_root: Path) -> tuple[list[str], Path, Path]:
-  """Runs a layout command; returns it without `--workdir`, its working folder and its home."""
-  home, whole = folder / "home", folder / "workdir"
-  home.mkdir(parents=True)
-  command = ["run_layout.py", "--config=configs/layout.py:xla-random,full,ci", *kills.SMALL,
-             f"--data_root={data_root}", f"--config.data.store_dir={folder / 'store'}"]
-  (ended,) = commands.run_all([commands.Run([*command, f"--workdir={whole}"])], home=home)
+def _train(command: list[str], workdir: Path, home: Path) -> Path:
+  """Runs a command in a working folder, and returns the folder."""
+  (ended,) = commands.run_all([commands.Run([*command, f"--workdir={workdir}"])], home=home)
   assert ended.code == 0, ended.err
-  return command, whole, home
+  return workdir
 
 
 def _other_rows(
     args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
 ) -> Iterator[Row]:
   """Yields the rows of the parts that change files of a finished layout run."""
-  command, whole, home = _trained(folder, data_root)
+  home = _home(folder)
+  command = ["run_layout.py", "--config=configs/layout.py:xla-random,full,ci", *kills.SMALL,
+             f"--data_root={data_root}", f"--config.data.store_dir={folder / 'store'}"]
+  whole = _train(command, folder / "workdir", home)
   if "damage" in args.parts:
     yield from kept.once("damage", lambda: _damage(args, command, whole, folder, home))
   if "input" in args.parts:
@@ -189,12 +164,11 @@ def _other_rows(
 def _damage(
     args: argparse.Namespace, command: list[str], whole: Path, folder: Path, home: Path
 ) -> Iterator[Row]:
-  other, data_root = folder / "other_run", synthetic.generate(
+  data_root = synthetic.generate(
       folder / "other_data", collections=_COLLECTIONS[1:], seed=args.seed + 1, progress=False)
-  (ended,) = commands.run_all([commands.Run([
-      *command, f"--data_root={data_root}", f"--config.data.store_dir={folder / 'other_store'}",
-      f"--workdir={other}"])], home=home)
-  assert ended.code == 0, ended.err
+  other = _train(
+      [*command, f"--data_root={data_root}", f"--config.data.store_dir={folder / 'other_store'}"],
+      folder / "other_run", home)
   graph = next((folder / "store").rglob("meta.json")).parent
   copy = shutil.copytree(whole, folder / "damaged")
   return damage.rows(copy, other, graph, times=args.damages,
@@ -225,20 +199,16 @@ def _input_rows(
       yield row
 
 
-def _all_rows(args: argparse.Namespace, kept: Kept, folder: Path) -> Iterator[list[Row]]:
+def _all_rows(args: argparse.Namespace, kept: Kept, folder: Path) -> Iterator[Row]:
   """Runs all parts; yields the rows that are new or have changed."""
   data_root = synthetic.generate(folder / "data", collections=_COLLECTIONS, progress=False)
   if "store" in args.parts:  # before jax has threads: builders are forks
-    for row in _extend(kills.StoreKills(folder, data_root), kept, 10 * args.points, (args.seed,),
-                       at_a_time=_STORES_AT_A_TIME):
-      yield [row]
-  for row in _separate_rows(args, kept, folder, data_root):
-    yield [row]
+    yield from _extend(kills.StoreKills(folder, data_root), kept, 10 * args.points, (args.seed,),
+                       at_a_time=_STORES_AT_A_TIME)
+  yield from _separate_rows(args, kept, folder, data_root)
   if set(args.parts) & {"damage", "input", "disk", "folders", "sent"}:
-    for row in _other_rows(args, kept, folder / "other", data_root):
-      yield [row]
-  if "kill" in args.parts:
-    yield from _kill_rows(args, kept, folder, data_root)
+    yield from _other_rows(args, kept, folder / "other", data_root)
+  yield from _kill_rows(args, kept, folder, data_root)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -247,8 +217,8 @@ def main(argv: list[str] | None = None) -> int:
   kept, folder = Kept(args.kept), Path(tempfile.mkdtemp(prefix="faults"))
   versions = ", ".join(f"{name} {version}" for name, version in log.versions().items())
   try:
-    for rows in itertools.chain(_all_rows(args, kept, folder), [()]):
-      for row in filter(None, rows):
+    for row in itertools.chain(_all_rows(args, kept, folder), [None]):
+      if row is not None:
         kept.add(row)
       text = f"{datetime.date.today()}, {versions}\n\n{markdown(kept.rows)}"
       print(text, flush=True)

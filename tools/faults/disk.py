@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import commands
-from kills import contents, leftovers
+from kills import contents, different, leftovers
 from table import Row
 
 
@@ -72,9 +72,7 @@ def outcome(disturbed: commands.Ended, resumed: commands.Ended, workdir: Path, w
     return f"the disturbed run: {disturbed.err[-500:]}"
   if resumed.code:
     return f"the resumed run ended with {resumed.code}: {resumed.err[-500:]}"
-  if leftovers(workdir):
-    return f"left over: {leftovers(workdir)}"
-  found, expected = contents(workdir), contents(whole)
-  if differ := [name for name in expected if found.get(name) != expected[name]]:
-    return f"other results: {differ}"
-  return "refused" if disturbed.code else "survived"
+  if left := leftovers(workdir):
+    return f"left over: {left}"
+  found = different(contents(workdir), contents(whole))
+  return "refused" if disturbed.code and found == "survived" else found

@@ -14,7 +14,7 @@ import zipfile
 from absl import logging
 import damage
 import numpy as np
-from table import Row
+from table import outcome, Row
 
 from tpugraphs_jax import hlo, report
 from tpugraphs_jax.collect import journal
@@ -94,7 +94,7 @@ def model_files(
       other = other | {"checksum": model_file._checksum(params)}
     text = np.frombuffer(json.dumps(other).encode(), np.uint8)
     np.savez(target, card=text, **params)
-    row.count(_outcome(lambda: ranker_lib.Ranker.load(target).rank(graph), target.name),
+    row.count(outcome(lambda: ranker_lib.Ranker.load(target).rank(graph), names=target.name),
               of=f"{number}")
   return row
 
@@ -110,7 +110,7 @@ def working_folders(source: Path, folder: Path, *, times: int, rng: np.random.Ge
       shutil.copyfile(source / name, folder / name)
     path = folder / ("config.json", "summary.json", "metrics.jsonl", judge.SCORES_FILE)[number % 4]
     _change(path, rng)
-    row.count(_outcome(lambda: report.write([folder], folder / "page.html"), path.name),
+    row.count(outcome(lambda: report.write([folder], folder / "page.html"), names=path.name),
               of=f"{path.name} {number}")
   return row
 
@@ -124,16 +124,14 @@ def _change(path: Path, rng: np.random.Generator) -> None:
   if rng.random() < 0.2:
     path.write_bytes(damage.damaged(text.encode(), "flipped", rng))
   elif path.suffix == ".json":
-    path.write_text(json.dumps(_sealed(changed(json.loads(text), rng))))
+    values = changed(json.loads(text), rng)
+    is_sealed = isinstance(values, dict) and "checksum" in values
+    path.write_text(json.dumps(files.seal(values) if is_sealed else values))
   else:
     lines = text.splitlines()
     at = int(rng.integers(len(lines) - 1))  # the last one may be cut short
     lines[at] = json.dumps(changed([json.loads(lines[at])], rng)[:1] or [3])[1:-1]
     path.write_text("\n".join(lines) + "\n")
-
-
-def _sealed(values: Any) -> Any:
-  return files.seal(values) if isinstance(values, dict) and "checksum" in values else values
 
 
 def graph_files(
@@ -154,9 +152,9 @@ def graph_files(
     with zipfile.ZipFile(path, "w", method) as archive:
       for each, data in members.items():
         archive.writestr(each, data)
-    outcome = _outcome(lambda: read(path), "npz")
+    found = outcome(lambda: read(path), names="npz")
     is_wrong = number % len(name) < 4 or number % 3 < 2
-    row.count("read" if is_wrong and outcome == "survived" else outcome, of=f"{number}")
+    row.count("read" if is_wrong and found == "survived" else found, of=f"{number}")
     path.unlink()
   return row
 
@@ -175,7 +173,7 @@ def journals(module: bytes, folder: Path, *, times: int, rng: np.random.Generato
   for number in range(times):
     file = (kept, path)[number % 2]
     file.write_bytes(damage.damaged(whole[file], ("flipped", "cut")[number // 2 % 2], rng))
-    row.count(_outcome(lambda: _opened(path, kept, whole[kept]), path.name), of=f"{number}")
+    row.count(outcome(lambda: _opened(path, kept, whole[kept]), names=path.name), of=f"{number}")
     file.write_bytes(whole[file])
   return row
 
@@ -194,13 +192,14 @@ def keys(folder: Path, *, times: int, rng: np.random.Generator) -> Row:
   parts = ("..", ".", "", "a", "~", "/", "\\", "\0", "...", "b c")
   for _ in range(times):
     key = "/".join(rng.choice(parts, rng.integers(1, 6)))
-    try:
-      path = Path(os.path.normpath(trust.inside(folder, key)))
-      outcome = "survived" if path.is_relative_to(folder) and path != folder else f"went to {path}"
-    except ValueError:
-      outcome = "refused"
-    row.count(outcome, of=repr(key))
+    row.count(outcome(lambda: _followed(folder, key)), of=repr(key))
   return row
+
+
+def _followed(folder: Path, key: str) -> None:
+  path = Path(os.path.normpath(trust.inside(folder, key)))
+  if path == folder or not path.is_relative_to(folder):
+    raise AssertionError(f"went to {path}")
 
 
 def texts(*, times: int, rng: np.random.Generator) -> Row:
@@ -213,23 +212,9 @@ def texts(*, times: int, rng: np.random.Generator) -> Row:
         f"constant({'{' * depth}1{'}' * depth})", f"iota(), iota_dimension={number}"]))
     shape = str(rng.choice(["f32[]", f"f32[{number}]", "(" * depth + "f32[]" + ")" * depth]))
     module = f"HloModule m\nENTRY e {{\n ROOT r = {shape} {text}\n}}"
-    row.count(_outcome(lambda: hlo.featurize(module), "HLO text"),
+    row.count(outcome(lambda: hlo.featurize(module), names="HLO text"),
               of=f"{shape[:20]} {text[:20]} {depth}")
   return row
-
-
-def _outcome(read: Callable[[], Any], name: str) -> str:
-  """`survived`, `refused` in one line that names the file, or what went wrong."""
-  try:
-    read()
-  except (ValueError, OSError, FloatingPointError) as error:
-    said = str(error)
-    if "\n" in said or not said.isprintable():
-      return f"several lines: {said!r}"
-    return "refused" if name in said or isinstance(error, FloatingPointError) else f"who? {said}"
-  except Exception as error:  # what a user would see as a traceback
-    return f"{type(error).__name__}: {error}"
-  return "survived"
 
 
 def rows(workdir: Path, graph_file: Path, folder: Path, *, times: int, seed: int) -> Iterator[Row]:

@@ -19,6 +19,7 @@ import sys
 import time
 
 import commands
+import kills
 import numpy as np
 from table import Row
 
@@ -159,9 +160,7 @@ class HostRuns:
     codes, said = self._wait(self._start("broken", "--resume"), seconds=_LONGEST_SECONDS)
     if codes != [0, 0]:
       return f"resumed, it ended with {codes}: {said[0][-600:]}"
-    found = self._read("broken")
-    differ = [part for part in found if found[part] != self._results[part]]
-    return f"other results: {differ}" if differ else "survived"
+    return kills.different(self._read("broken"), self._results)
 
   def _wait_for_steps(self, processes: Sequence[subprocess.Popen]) -> None:
     """Waits until the run has logged its first steps or a process has ended."""

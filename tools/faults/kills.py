@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import json
 import mmap
 import os
@@ -14,6 +14,7 @@ import sys
 import time
 
 import commands
+import jax
 import numpy as np
 from table import Row
 
@@ -86,12 +87,9 @@ class Kills:
   def _outcome(self, workdir: Path, ended: commands.Ended) -> str:
     if ended.code:
       return f"the resumed run ended with {ended.code}: {ended.err[-600:]}"
-    left = leftovers(workdir)
-    if left:
+    if left := leftovers(workdir):
       return f"left over: {left}"
-    found, expected = contents(workdir), contents(self._folder / "whole")
-    differ = [name for name in expected if found.get(name) != expected[name]]
-    return f"other results: {differ}" if differ else "survived"
+    return different(contents(workdir), contents(self._folder / "whole"))
 
 
 class StoreKills:
@@ -131,16 +129,9 @@ class StoreKills:
       shutil.rmtree(self._folder / "killed")
 
   def _outcome(self, code: int) -> str:
-    found, expected = (
-        {path.relative_to(self._folder / name): path.read_bytes()
-         for path in (self._folder / name).rglob("*") if path.is_file()}
-        for name in ("killed", "whole"))
     if code:
       return f"the next builder ended with {code}"
-    if found.keys() != expected.keys():
-      return f"other files: {sorted(map(str, found.keys() ^ expected.keys()))}"
-    differ = [str(path) for path in expected if found[path] != expected[path]]
-    return f"other contents: {differ}" if differ else "survived"
+    return different(*(all_files(self._folder / name) for name in ("killed", "whole")))
 
 
 _PROGRAM = """
@@ -202,10 +193,7 @@ class CommandKills:
     code, said = self._run(out, seconds=_LONGEST_SECONDS)
     if code:
       return f"the command that went on ended with {code}: {said[-600:]}"
-    found, expected = self._what_counts(out), self._what_counts(self._folder / "whole")
-    differ = sorted(name for name in found.keys() | expected.keys()
-                    if found.get(name) != expected.get(name))
-    return f"other results: {differ}" if differ else "survived"
+    return different(self._what_counts(out), self._what_counts(self._folder / "whole"))
 
 
 def collecting(folder: Path) -> CommandKills:
@@ -218,9 +206,7 @@ def collecting(folder: Path) -> CommandKills:
             "--label", "bytes_estimate", "--configs", "12", "--out", str(out),
             "--collection", "layout:own:tried"]
 
-  return CommandKills("collect", folder / "runs", arguments, lambda out: {
-      str(path.relative_to(out)): path.read_bytes()
-      for path in (out / "npz").rglob("*") if path.is_file()})
+  return CommandKills("collect", folder / "runs", arguments, lambda out: all_files(out / "npz"))
 
 
 def sweeping(folder: Path, data_root: Path) -> CommandKills:
@@ -232,6 +218,12 @@ def sweeping(folder: Path, data_root: Path) -> CommandKills:
   return CommandKills("sweep", folder, arguments, lambda out: {
       f"{run.name} {name}": value for run in sorted((out / "base").iterdir())
       for name, value in contents(run).items()})
+
+
+def all_files(folder: Path) -> dict[str, bytes]:
+  """The files in a folder and below it, by name."""
+  return {str(path.relative_to(folder)): path.read_bytes()
+          for path in folder.rglob("*") if path.is_file()}
 
 
 def leftovers(workdir: Path) -> list[str]:
@@ -254,14 +246,12 @@ def contents(workdir: Path) -> dict[str, object]:
     found[str(path.relative_to(workdir))] = [
         {k: v for k, v in row.items() if k != "steps_per_second"} for row in rows]
   best = model_file.best_checkpoint(workdir, model_file.config_of(workdir))
-  arrays = []
-  _flatten(best.params, arrays)
+  arrays = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(best.params)]
   return found | {"best": (best.step, best.value, arrays)}
 
 
-def _flatten(tree: object, arrays: list) -> None:
-  if isinstance(tree, dict):
-    for name in sorted(tree):
-      _flatten(tree[name], arrays)
-  else:
-    arrays.append(np.asarray(tree).tobytes())
+def different(found: Mapping[str, object], expected: Mapping[str, object]) -> str:
+  """`survived` where both have the same results by name, else the names that differ."""
+  names = sorted(name for name in found.keys() | expected.keys()
+                 if found.get(name) != expected.get(name))
+  return f"other results: {names}" if names else "survived"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 import re
 import shutil
+from typing import Any
 
 import commands
 import jax
@@ -34,42 +35,22 @@ def _from_one_to_the_limit(arrays, number, split):
   runtimes[:] = np.geomspace(1, 9e18, len(runtimes)).astype(np.int64)
 
 
-def _all_equal(arrays, number, split):
-  arrays["config_runtime"][:] = 7
-
-
-def _missing_within_a_file(arrays, number, split):
-  arrays["config_runtime"][::2] = 0
-
-
 def _missing_in_every_second_file(arrays, number, split):
   if number % 2:
     arrays["config_runtime"][:] = 0
 
 
-def _missing_for(missing: str) -> Change:
+def _set(name: str, place: Any, value: float, *, of: str = "") -> Change:
+  """Sets a part of an array, in the files of one split or of all."""
   def change(arrays, number, split):
-    if split == missing:
-      arrays["config_runtime"][:] = 0
+    if of in ("", split):
+      arrays[name][place] = value
 
   return change
 
 
-def _negative(arrays, number, split):
-  arrays["config_runtime"][0] = -1
-
-
 def _features_near_the_limit(arrays, number, split):
   arrays["node_feat"][:, ::3] *= np.float32(1e30)
-
-
-def _features_not_finite(arrays, number, split):
-  arrays["node_feat"][0, 5] = np.nan
-
-
-def _larger_in_validation(arrays, number, split):
-  if split == "valid":
-    arrays["node_feat"][:, 21:60] = np.float32(3e38)
 
 
 def _unchanged(arrays, number, split):
@@ -78,6 +59,7 @@ def _unchanged(arrays, number, split):
 
 _RAW = ("--config.data.feature_transform=none",)
 _BFLOAT16 = ("--config.model.dtype=bfloat16",)
+_larger_in_validation = _set("node_feat", np.s_[:, 21:60], 3e38, of="valid")
 # Change of every file, further flags and right outcome (None: both are right), by name.
 CASES: dict[str, tuple[Change, tuple[str, ...], str | None]] = {
     "runtimes near the limit of int64": (_near_the_limit, (), None),
@@ -85,18 +67,20 @@ CASES: dict[str, tuple[Change, tuple[str, ...], str | None]] = {
     "the same, as ranks": (_near_the_limit, ("--config.batch.target=rank",), "survived"),
     "runtimes from 1 to the limit": (_from_one_to_the_limit, (), None),
     "the same, ratios": (_from_one_to_the_limit, ("--config.batch.target=ratio",), None),
-    "all runtimes equal": (_all_equal, (), None),
-    "no runtimes within a file": (_missing_within_a_file, (), "refused"),
+    "all runtimes equal": (_set("config_runtime", np.s_[:], 7), (), None),
+    "no runtimes within a file": (_set("config_runtime", np.s_[::2], 0), (), "refused"),
     "no runtimes in some files": (_missing_in_every_second_file, (), "survived"),
-    "no runtimes to train on": (_missing_for("train"), (), "refused"),
-    "no runtimes to judge by": (_missing_for("valid"), (), "refused"),
-    "a negative runtime": (_negative, (), "refused"),
+    "no runtimes to train on": (
+        _set("config_runtime", np.s_[:], 0, of="train"), (), "refused"),
+    "no runtimes to judge by": (
+        _set("config_runtime", np.s_[:], 0, of="valid"), (), "refused"),
+    "a negative runtime": (_set("config_runtime", 0, -1), (), "refused"),
     "features near the limit": (_features_near_the_limit, (), None),
     "the same, raw": (_features_near_the_limit, _RAW, None),
     "the same, raw, bfloat16": (_features_near_the_limit, (*_RAW, *_BFLOAT16), None),
     "features near the limit in validation": (_larger_in_validation, _RAW, None),
     "the same, bfloat16": (_larger_in_validation, (*_RAW, *_BFLOAT16), None),
-    "features that are not finite": (_features_not_finite, (), "refused"),
+    "features that are not finite": (_set("node_feat", (0, 5), np.nan), (), "refused"),
     **{f"learning rate {rate}": (_unchanged, (
         f"--config.optimizer.learning_rate={rate}", "--config.optimizer.clip_norm=0"), None)
        for rate in ("1e4", "1e20", "1e38")},

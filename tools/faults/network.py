@@ -12,7 +12,6 @@ import os
 from pathlib import Path
 import re
 import shutil
-import signal
 import socket
 import struct
 import tarfile
@@ -20,6 +19,8 @@ import threading
 import time
 from unittest import mock
 
+from inputs import Hung, limit
+from kills import all_files
 import numpy as np
 from table import Row
 
@@ -29,10 +30,6 @@ from tpugraphs_jax.data import download
 _COLLECTION = "tile:xla"
 _SECONDS = 30.0  # limit for one download of a few kilobytes
 _TIMEOUT_SECONDS = 0.5  # timeout of the client
-
-
-class Hung(BaseException):
-  """A download that does not end. No `Exception`, since the client would handle it."""
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -220,19 +217,11 @@ def archive(seed: int) -> tuple[bytes, dict[str, bytes]]:
 
 def _download(server: Server, folder: Path) -> tuple[int, list[str]]:
   """Runs the download command; returns its exit code and the lines of standard error."""
-  def hung(*_: object) -> None:
-    raise Hung
-
   said = io.StringIO()
-  previous = signal.signal(signal.SIGALRM, hung)
-  signal.setitimer(signal.ITIMER_REAL, _SECONDS)
-  try:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
-      code = download.main(["--data_root", str(folder), "--base_url", server.url,
-                            "--collections", _COLLECTION])
-  finally:
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, previous)
+  with (limit(_SECONDS), contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(said)):
+    code = download.main(["--data_root", str(folder), "--base_url", server.url,
+                          "--collections", _COLLECTION])
   return code, said.getvalue().splitlines()
 
 
@@ -244,22 +233,20 @@ def _outcome(server: Server, folder: Path, kinds: list[dict[str, bytes]]) -> str
     folder: data root.
     kinds: contents of the archive, then of the other archive, by path.
   """
-  def read() -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes()
-            for path in folder.rglob("*") if path.is_file()}
-
   try:
     code, lines = _download(server, folder)
+    found = all_files(folder)
     if not code:
-      return "survived" if read() in kinds else f"another result in silence: {sorted(read())}"
+      return "survived" if found in kinds else f"another result in silence: {sorted(found)}"
     if len(lines) != 1 or not lines[0].startswith("error: "):
       return f"not one line: {lines}"
     if (folder / "tile").exists():
       return f"left the folder of the collection after {lines[0]}"
     server.faults = iter(())
     code, again = _download(server, folder)
-    right = not code and read() in kinds[:1]
-    return "refused" if right else f"after {lines} the next one: {code} {again} {sorted(read())}"
+    found = all_files(folder)
+    right = not code and found == kinds[0]
+    return "refused" if right else f"after {lines} the next one: {code} {again} {sorted(found)}"
   except Hung:
     return f"took more than {_SECONDS} s"
 

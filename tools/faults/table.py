@@ -34,6 +34,25 @@ class Row:
       self.failures.append(f"{of}: {outcome}")
 
 
+def outcome(read: Callable[[], object], *, names: str = "") -> str:
+  """`survived`, `refused` in one printable line, or what went wrong.
+
+  Args:
+    read: reads a file.
+    names: what a line that refuses has to name; numbers that are not finite are excepted.
+  """
+  try:
+    read()
+  except (ValueError, OSError, FloatingPointError) as error:
+    said = str(error)
+    if not said.isprintable():
+      return f"several lines: {said!r}"
+    return "refused" if names in said or isinstance(error, FloatingPointError) else f"who? {said}"
+  except Exception as error:  # what a user would see as a traceback
+    return f"{type(error).__name__}: {error}"
+  return "survived"
+
+
 class Kept:
   """The rows of a campaign, kept in a file so that a stopped campaign can be continued.
 

@@ -31,20 +31,13 @@ from tpugraphs_jax.infra import jobs as jobs_lib
 _SECONDS_MEASURED = 86400.0
 
 
-def main(argv: list[str] | None = None) -> int:
+@console.command
+def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; 0 where every program was collected, 1 where some failed, 2 if refused."""
   args = _parse(sys.argv[1:] if argv is None else argv)
-  try:
-    jobs = _jobs(args)
-    known = workers.labelled(jobs)
-    failures = workers.run(
-        jobs, processes=args.jobs, progress=not args.quiet, beam=args.beam)
-  except (ValueError, OSError, ImportError) as error:
-    print(f"error: {console.one_line(error)}", file=sys.stderr)
-    return 2
-  except KeyboardInterrupt:
-    print("interrupted: what is labelled is kept, run again to go on", file=sys.stderr)
-    return 130
+  jobs = _jobs(args)
+  known = workers.labelled(jobs)
+  failures = workers.run(jobs, processes=args.jobs, progress=not args.quiet, beam=args.beam)
   for line in failures:
     print(f"failed: {line}", file=sys.stderr)
   print(f"{len(jobs) - len(failures)} of {len(jobs)} programs collected in "

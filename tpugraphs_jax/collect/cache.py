@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tpugraphs_jax.collect.labels import Raw
 from tpugraphs_jax.collect.problem import Numbers, Problem
-from tpugraphs_jax.infra import trust
+from tpugraphs_jax.infra import files, trust
 
 
 class Cache:
@@ -33,20 +33,15 @@ class Cache:
     self._key = {"program": problem.fingerprint(), "label": problem.label.name,
                  **problem.label.versions()}
     self._known: dict[Numbers, Raw | None] = {}
-    for number, line in enumerate(self._lines(), 1):
+    for number, line in enumerate(files.lines(self._path) if self._path else (), 1):
       try:
         record = trust.parse(line)
         if all(record[name] == value for name, value in self._key.items()):
           self._known[tuple(record["numbers"])] = record["raw"]
       except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path}, line {number}: {line[:60]!r} is no label of tune; give "
-                         "another file as cache=, or remove the line") from None
-
-  def _lines(self) -> list[str]:
-    if not (self._path and self._path.exists()):
-      return []
-    # What follows the last end of a line was cut short by a kill.
-    return self._path.read_text().split("\n")[:-1]
+        start = line[:60].decode(errors="replace")
+        raise ValueError(f"{path}, line {number}: {start!r} is no label of tune; give another file "
+                         "as cache=, or remove the line") from None
 
   def labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, Raw | None]:
     """The raw numbers of choices, in their order; None for those that failed.
@@ -55,7 +50,7 @@ class Cache:
     which is measured again: they are multiplied by its time then over its time now.
     """
     new = [numbers for numbers in candidates if numbers not in self._known]
-    own = (0,) * len(self._problem.options)
+    own = self._problem.own
     again = [own] if self._problem.label.is_comparative and self._known.get(own) and new else []
     found = self._problem.raw_labels([*again, *new]) if new else {}
     factor = 1.0
@@ -65,23 +60,14 @@ class Cache:
       raw = found.get(numbers)
       if raw and again:
         raw = raw | {"seconds": [seconds * factor for seconds in raw["seconds"]]}
-      self._keep(numbers, raw)
+      self._known[numbers] = raw
+      if self._path:
+        files.append(self._path, json.dumps(
+            {**self._key, "numbers": numbers, "raw": raw}).encode())
     return {numbers: self._known[numbers] for numbers in candidates}
 
   def ratio(self, numbers: Numbers) -> float:
     """The label of a choice over that of the compiler's own; infinite where one has none."""
-    value, own = self._problem.label.value, self._known.get((0,) * len(self._problem.options))
+    value, own = self._problem.label.value, self._known.get(self._problem.own)
     raw = self._known.get(numbers)
     return value(raw) / value(own) if raw and own else math.inf
-
-  def _keep(self, numbers: Numbers, raw: Raw | None) -> None:
-    self._known[numbers] = raw
-    if not self._path:
-      return
-    self._path.parent.mkdir(parents=True, exist_ok=True)
-    with open(self._path, "a+b") as file:
-      if file.tell() and self._path.read_bytes()[-1:] != b"\n":
-        file.truncate(self._path.read_bytes().rfind(b"\n") + 1)
-      file.write(json.dumps({**self._key, "numbers": numbers, "raw": raw}).encode() + b"\n")
-      file.flush()
-      os.fsync(file.fileno())

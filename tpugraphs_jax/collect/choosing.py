@@ -187,17 +187,10 @@ def _behind_barriers(
   """
   maker = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
   chosen = [not isinstance(atom, core.Literal) and atom in maker
-            and _chooses(maker[atom], choice) for atom in jaxpr.outvars]
+            and any(any(choice.get(group, ())) for group in _groups_in(maker[atom]))
+            for atom in jaxpr.outvars]
   return [jax.lax.optimization_barrier(value) if is_chosen else value
           for value, is_chosen in zip(outputs, chosen)]
-
-
-def _chooses(equation: core.JaxprEqn, choice: Choice) -> bool:
-  """Whether a layout is chosen for an equation or inside a program that it calls."""
-  groups = [group_of(equation)]
-  for inner in _inner_jaxprs(equation):
-    groups += groups_of(inner)
-  return any(any(choice.get(group, ())) for group in groups)
 
 
 @contextlib.contextmanager
@@ -286,12 +279,24 @@ def groups_of(jaxpr: core.Jaxpr) -> Iterator[Group]:
     ValueError: a convolution, dot or reshape is inside a primitive such as `shard_map`, in
       which no layout can be chosen.
   """
-  for equation in jaxpr.eqns:
-    group = group_of(equation)
-    if group is not None:
-      yield group
-    for inner in _inner_jaxprs(equation):
-      yield from groups_of(inner)
+  return itertools.chain.from_iterable(map(_groups_in, jaxpr.eqns))
+
+
+def _groups_in(equation: core.JaxprEqn) -> Iterator[Group]:
+  """The group of an equation, and those of the programs that it calls."""
+  group = group_of(equation)
+  if group is not None:
+    yield group
+  for inner in _inner_jaxprs(equation):
+    yield from groups_of(inner)
+
+
+def programs_of(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:
+  """The programs among the parameters of an equation."""
+  for value in equation.params.values():
+    for item in value if isinstance(value, (tuple, list)) else [value]:
+      if isinstance(item, (core.Jaxpr, core.ClosedJaxpr)):
+        yield item.jaxpr if isinstance(item, core.ClosedJaxpr) else item
 
 
 def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
@@ -302,11 +307,7 @@ def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
   """
   if equation.primitive.name in _SEALED:
     return []
-  programs = [item.jaxpr if isinstance(item, core.ClosedJaxpr) else item
-              for value in equation.params.values()
-              for item in (value if isinstance(value, (tuple, list)) else [value])
-              if isinstance(item, (core.Jaxpr, core.ClosedJaxpr))]
-  name = equation.primitive.name
+  programs, name = list(programs_of(equation)), equation.primitive.name
   if name in CALLS:
     return programs
   inside = next(itertools.chain.from_iterable(map(groups_of, programs)), None)

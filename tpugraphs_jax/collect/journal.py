@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +33,16 @@ class Journal:
       ValueError: the journal is damaged, or belongs to another program, label, version or seed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    self._file = open(path, "a+b")
-    fcntl.flock(self._file, fcntl.LOCK_EX)
+    self._path, self._lock = path, open(path, "ab")
+    fcntl.flock(self._lock, fcntl.LOCK_EX)
     try:
       records = read(path)
       _check_header(path, records, header)
     except ValueError:
       self.close()
       raise
-    _cut_unended_line(path)
     if not records:
-      self._write(header)
+      _add(path, header)
     self.raw: dict[int, dict[str, Any]] = {
         record["candidate"]: record["raw"] for record in records if "raw" in record}
     self.errors: dict[int, str] = {
@@ -57,7 +55,7 @@ class Journal:
     with files.replacing(path, "wb") as file:
       file.write(module)
     self._module = hashlib.sha256(module).hexdigest()
-    self._write({"module_sha256": self._module})
+    _add(self._path, {"module_sha256": self._module})
 
   def kept_module(self, path: Path) -> bytes | None:
     """The module that was written last; None where it is missing or damaged."""
@@ -65,23 +63,18 @@ class Journal:
     return data if hashlib.sha256(data).hexdigest() == self._module else None
 
   def start(self, candidate: int) -> None:
-    self._write({"start": candidate})
+    _add(self._path, {"start": candidate})
 
   def result(self, candidate: int, raw: dict[str, Any]) -> None:
-    self._write({"candidate": candidate, "raw": raw})
+    _add(self._path, {"candidate": candidate, "raw": raw})
     self.raw[candidate] = raw
 
   def error(self, candidate: int, message: str) -> None:
-    self._write({"candidate": candidate, "error": message})
+    add_error(self._path, candidate, message)
     self.errors[candidate] = message
 
   def close(self) -> None:
-    self._file.close()
-
-  def _write(self, record: dict[str, Any]) -> None:
-    self._file.write(_line(record))
-    self._file.flush()
-    os.fsync(self._file.fileno())
+    self._lock.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -90,9 +83,8 @@ def read(path: Path) -> list[dict[str, Any]]:
   Raises:
     ValueError: a line is damaged.
   """
-  lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
   records = []
-  for number, line in enumerate(lines, 1):
+  for number, line in enumerate(files.lines(path), 1):
     try:
       record = trust.parse(line)
       trust.check(record, trust.Record(checksum=str), "it")
@@ -121,16 +113,9 @@ def interrupted(path: Path) -> int | None:
 
 
 def add_error(path: Path, candidate: int, message: str) -> None:
-  """Adds an error for a worker that ended before it could do so itself."""
-  _cut_unended_line(path)
-  with open(path, "ab") as file:
-    file.write(_line({"candidate": candidate, "error": message}))
+  """Adds an error; also for a worker that ended before it could do so itself."""
+  _add(path, {"candidate": candidate, "error": message})
 
 
-def _line(record: dict[str, Any]) -> bytes:
-  return json.dumps(files.seal(record)).encode() + b"\n"
-
-
-def _cut_unended_line(path: Path) -> None:
-  data = path.read_bytes()
-  os.truncate(path, data.rfind(b"\n") + 1)
+def _add(path: Path, record: dict[str, Any]) -> None:
+  files.append(path, json.dumps(files.seal(record)).encode())

@@ -199,16 +199,12 @@ def _check(path: Path, name: str, saved: Mapping[tuple[str, str], Any],
 
 def _hash(jaxpr: core.Jaxpr) -> str:
   """SHA-256 of the primitives of a program and of the shapes and types that they get and give."""
-  text = "\n".join(_operations(jaxpr))
-  return hashlib.sha256(text.encode()).hexdigest()
+  return hashlib.sha256("\n".join(_operations(jaxpr)).encode()).hexdigest()
 
 
 def _operations(jaxpr: core.Jaxpr) -> Iterator[str]:
   for equation in jaxpr.eqns:
     arrays = [str(getattr(atom, "aval", atom)) for atom in (*equation.invars, *equation.outvars)]
     yield f"{equation.primitive.name} {' '.join(arrays)}"
-    for value in equation.params.values():
-      for item in value if isinstance(value, (tuple, list)) else [value]:
-        inner = getattr(item, "jaxpr", item)
-        if isinstance(inner, core.Jaxpr):
-          yield from _operations(inner)
+    for inner in choosing.programs_of(equation):
+      yield from _operations(inner)

@@ -47,6 +47,7 @@ class Problem:
 
   Attributes:
     choices: the groups of equations and their options.
+    own: the option numbers of the compiler's own choice, all 0.
     module: the serialized module of the graph.
     graph: of the function with the compiler's own choice; it has no configurations.
     options: per group, the options that the graph can tell apart (`visible_options`).
@@ -62,7 +63,8 @@ class Problem:
     self.function, self.args, self.label, self.seed = function, args, label, seed
     self.name = name or getattr(function, "__name__", "function")
     self.choices = choosing.choices(function, *args, operands=operands)
-    self.module = module or label.graph(self.apply((0,) * len(self.choices.groups)), args)
+    self.own: Numbers = (0,) * len(self.choices.groups)
+    self.module = module or label.graph(self.apply(self.own), args)
     self.graph = dataclasses.replace(
         hlo.featurize(self.module), name=self.name, stage=label.stage)
     self._nodes = node_options(self.graph, self.choices)
@@ -113,7 +115,7 @@ class Problem:
     Compiles the function once. None where equations of the group get different orders, or
     where no instruction of the optimised program has the group's output.
     """
-    program = hlo.featurize(self.apply((0,) * len(self.options)), *self.args, optimized=True,
+    program = hlo.featurize(self.apply(self.own), *self.args, optimized=True,
                             target=self.label.target)
     seen: list[set[Dims]] = [set() for _ in self.options]
     for node in proto.instructions(program.module):

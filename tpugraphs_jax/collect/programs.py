@@ -54,7 +54,8 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
     raise ValueError(f"{place}: split {split!r}, expected one of {', '.join(graph.SPLITS)}")
   if key and key not in programs:
     raise ValueError(f"{place} has no program {key!r}, it has {', '.join(programs)}")
-  return [Program(f"{place}:{name}", _file_name(f"{Path(place).stem}_{name}"), split,
+  file_name = lambda name: re.sub(r"[^A-Za-z0-9.-]+", "_", f"{Path(place).stem}_{name}")
+  return [Program(f"{place}:{name}", file_name(name), split,
                   *_pair(programs[name], f"{place}:{name}"))
           for name in ([key] if key else programs)]
 
@@ -78,7 +79,3 @@ def _file_module(path: Path) -> types.ModuleType:
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return module
-
-
-def _file_name(name: str) -> str:
-  return re.sub(r"[^A-Za-z0-9.-]+", "_", name)

@@ -97,7 +97,7 @@ class Tuned:
 
   def _tables(self) -> list[Table]:
     """The changes of operations, and all trials."""
-    own = self.tried[(0,) * len(self.numbers)]
+    own = self.tried[self.problem.own]
     trials = sorted(self.tried.items(), key=lambda item: item[1])
     return [self.program.table(self._other_cycles() if self.changes else ()),
             Table([f"{self.label.what} / own", "groups changed"], [
@@ -133,35 +133,34 @@ class Tuned:
     """Why the compiler's own choice stays."""
     if not self.compared:
       return f"none had a lower {self.label.what}"
-    own, least = self.tried[(0,) * len(self.numbers)], min(self.tried.values())
+    own, least = self.tried[self.problem.own], min(self.tried.values())
     return (f"the best other one took {least / own:.3f} of its time in the trials below, and "
             "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared))
+
+  def _own_and_best(self, name: str) -> tuple[Any, Any]:
+    """The raw numbers of a name of the compiler's own choice, and of the best choice."""
+    return self.raw[self.problem.own][name], self.raw[self.numbers][name]
 
   def _cycles(self) -> str:
     """The other estimate of the best choice, for a TPU."""
     if not self.label.target:
       return ""
-    own, best = (self.raw[numbers]["estimated_cycles"]
-                 for numbers in ((0,) * len(self.numbers), self.numbers))
+    own, best = self._own_and_best("estimated_cycles")
     return f"and {best / own:.3f} of the estimated cycles "
 
   def _node_cycles(self) -> dict[int, tuple[int, int]]:
     """The estimated cycles of configurable nodes, before and after, for a TPU."""
     if not self.label.target:
       return {}
-    before, after = (self.raw[numbers]["cycles"]
-                     for numbers in ((0,) * len(self.numbers), self.numbers))
-    nodes = self.problem.nodes_of_groups()
-    return {node: tuple(sum(cycles.get(str(group), ())) // len(nodes[group])
-                        for cycles in (before, after))
-            for group in nodes for node in nodes[group]}
+    return {node: tuple(sum(cycles.get(str(group), ())) // len(nodes)
+                        for cycles in self._own_and_best("cycles"))
+            for group, nodes in self.problem.nodes_of_groups().items() for node in nodes}
 
   def _other_cycles(self) -> list[list[str]]:
     """A row for the kernels of all other operations, so that the cycles add up to the total."""
     if not self.label.target:
       return []
-    totals = [self.raw[numbers]["estimated_cycles"]
-              for numbers in ((0,) * len(self.numbers), self.numbers)]
+    totals = self._own_and_best("estimated_cycles")
     rest = [total - sum(change.cycles[place] for change in self.changes)
             for place, total in enumerate(totals)]
     return [[name, "", "", layouts.from_to(*cycles)]
@@ -303,7 +302,7 @@ def _decide(
     problem: Problem, tried: dict[Numbers, Raw], *, failed: int, candidates: int
 ) -> Tuned:
   """The best of the choices that were tried, or the compiler's own choice."""
-  default = (0,) * len(problem.options)
+  default = problem.own
   if default not in tried:
     raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled")
   value = {numbers: problem.label.value(raw) for numbers, raw in tried.items()}
@@ -327,7 +326,7 @@ def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list
   for place, (group, number) in enumerate(zip(problem.choices.groups, best)):
     if number:
       cycles = tuple(sum(tried[numbers]["cycles"].get(str(place), ()))
-                     for numbers in ((0,) * len(best), best)) if problem.label.target else ()
+                     for numbers in (problem.own, best)) if problem.label.target else ()
       after = tuple(choosing.minor_to_major(order, len(shape)) if order else ()
                     for order, shape in zip(group.options[number], group.shapes))
       changes.append(layouts.Change(

@@ -307,19 +307,12 @@ def _verify_files(staging: Path, *, is_checked: bool) -> None:
     if not files:
       raise DownloadError(f"it has no .npz file for the split {split}")
     for path in files:
-      if not _is_whole(path, is_checked=is_checked):
-        raise DownloadError(f"{split}/{path.name} is not a complete .npz file")
-
-
-def _is_whole(path: Path, *, is_checked: bool) -> bool:
-  """Whether a file ends as a zip archive does and, unless checked, fits its own checksums."""
-  try:
-    with npz.NpzArchive(path) as archive:
-      if not is_checked:
-        archive.check()
-    return True
-  except npz.NpzError:
-    return False
+      try:
+        with npz.NpzArchive(path) as archive:
+          if not is_checked:
+            archive.check()
+      except npz.NpzError:
+        raise DownloadError(f"{split}/{path.name} is not a complete .npz file") from None
 
 
 def _report(collection: str, folder: Path) -> None:

@@ -248,23 +248,17 @@ def _layout_collections(root: Path) -> list[str]:
       f"layout:{OWN}:{name}" for name in own]
 
 
-def main(argv: list[str] | None = None) -> int:
+@console.command
+def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   args = _parse(sys.argv[1:] if argv is None else argv)
-  try:
-    for collection, split in _splits_to_build(args):
-      folders = graph_folders(args.data_root, collection, split, store_dir=args.store_dir)
-      print(f"{collection} {split}: {next(iter(folders.values())).parent}")
-      built = ensure_store(
-          args.data_root, collection, split, store_dir=args.store_dir,
-          workers=args.workers, skip_bad_files=args.skip_bad_files, beam=args.beam)
-      print(f"{len(built)} of {len(folders)} graphs built")
-  except (ValueError, OSError, ImportError) as error:
-    print(f"error: {console.one_line(error)}", file=sys.stderr)
-    return 2
-  except KeyboardInterrupt:
-    print("interrupted: what is finished is kept, run again to go on", file=sys.stderr)
-    return 130
+  for collection, split in _splits_to_build(args):
+    folders = graph_folders(args.data_root, collection, split, store_dir=args.store_dir)
+    print(f"{collection} {split}: {next(iter(folders.values())).parent}")
+    built = ensure_store(
+        args.data_root, collection, split, store_dir=args.store_dir,
+        workers=args.workers, skip_bad_files=args.skip_bad_files, beam=args.beam)
+    print(f"{len(built)} of {len(folders)} graphs built")
   return 0
 
 

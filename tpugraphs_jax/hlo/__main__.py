@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 import os
 import sys
 
@@ -10,7 +11,8 @@ from tpugraphs_jax.hlo import module_graph, proto, show, sources, tuning
 from tpugraphs_jax.infra import console, files
 
 
-def main(argv: list[str] | None = None) -> int:
+@console.command
+def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; 0 where all went well, 1 where some inputs failed, 2 where it was refused."""
   args = _parser().parse_args(argv)
   try:
@@ -20,9 +22,6 @@ def main(argv: list[str] | None = None) -> int:
   except BrokenPipeError:  # the reader of the output, such as `head`, has ended
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-  except (ValueError, OSError) as error:
-    print(f"error: {console.one_line(error)}", file=sys.stderr)
-    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,7 +59,7 @@ def _show(args: argparse.Namespace) -> int:
     module = entry if isinstance(entry, proto.HloModuleProto) else entry.module
     graph = module_graph.featurize_module(
         module, where=loaded.where, name=module.name or loaded.name, edge_order="insertion")
-    print(console.printable(show.summary(graph)), end="\n\n")
+    print(console.printable("\n".join(show.summary(graph))), end="\n\n")
   return 0
 
 

@@ -45,7 +45,6 @@ _DIMENSION_NUMBERS = (
     "kernel_output_feature_dimension", "output_batch_dimension", "output_feature_dimension")
 
 
-
 def node_features(module: proto.HloModuleProto) -> np.ndarray:
   """The features of all instructions of a module, `[N, 140]` float32."""
   nodes = proto.instructions(module)
@@ -53,15 +52,10 @@ def node_features(module: proto.HloModuleProto) -> np.ndarray:
   lists |= {name: [(getattr(node.convolution_dimension_numbers, name),) for node in nodes]
             for name in _DIMENSION_NUMBERS}
   result = columns.node_features(lists, len(nodes))
-  result[:, NODE["is_root"].start] = _is_root(module)
+  result[:, NODE["is_root"].start] = [
+      instruction.id == computation.root_id for computation in module.computations
+      for instruction in computation.instructions]
   types = [kind.number for kind in columns.ELEMENT_TYPES]
   element_type = np.array([node.shape.element_type for node in nodes], np.int64)
   result[:, NODE["element_type"]] = element_type[:, None] == types
   return result
-
-
-def _is_root(module: proto.HloModuleProto) -> np.ndarray:
-  """Whether each node is the root of its own computation, `[N]` bool."""
-  return np.array(
-      [instruction.id == computation.root_id for computation in module.computations
-       for instruction in computation.instructions], bool)

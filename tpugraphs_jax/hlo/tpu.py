@@ -28,7 +28,7 @@ TARGETS = {
     "tpu:v5e": "v5e:2x2",
     "tpu:v5p": "v5p:2x2x1",
     "tpu:v6e": "v6e:2x2"}
-_BEFORE_LAYOUTS, _AFTER_LAYOUTS = "before_layout-assignment", "after_layout-assignment"
+_STAGES = ("before_layout-assignment", "after_layout-assignment")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,29 +99,19 @@ def compile_function(
     jax.errors.JaxRuntimeError: the compiler refuses the function.
   """
   lowered = lower(function, args, target)
-  if not keep_stages:
-    return _program(_compiled(lowered), None)
-  with tempfile.TemporaryDirectory() as folder:
-    compiled = _compiled(lowered, {
-        "xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment",
-        "xla_dump_hlo_as_proto": True})
-    before, after = (_stage(Path(folder), name) for name in (_BEFORE_LAYOUTS, _AFTER_LAYOUTS))
-    return _program(compiled, with_layouts_of(before, after))
-
-
-def _compiled(lowered: Any, options: dict[str, Any] | None = None) -> Any:
-  with warnings.catch_warnings():
+  with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-    return lowered.compile(compiler_options=options)
-
-
-def _program(compiled: Any, before_layouts: bytes | None) -> TpuProgram:
-  modules = compiled.runtime_executable().hlo_modules()
+    compiled = lowered.compile(compiler_options={
+        "xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment",
+        "xla_dump_hlo_as_proto": True} if keep_stages else None)
+    before_layouts = None
+    if keep_stages:
+      before_layouts = with_layouts_of(*(_stage(Path(folder), name) for name in _STAGES))
+  module, = compiled.runtime_executable().hlo_modules()
   cost = compiled.cost_analysis()
-  return TpuProgram(
-      modules[0].as_serialized_hlo_module_proto(), float(cost["optimal_seconds"]),
-      int(cost["bytes accessed"]), before_layouts)
+  return TpuProgram(module.as_serialized_hlo_module_proto(), float(cost["optimal_seconds"]),
+                    int(cost["bytes accessed"]), before_layouts)
 
 
 def _stage(folder: Path, name: str) -> bytes:
@@ -153,17 +143,14 @@ def with_layouts_of(module: bytes, assigned: bytes) -> bytes:
   return result.SerializeToString()
 
 
+@functools.cache
 def devices(target: str) -> tuple[Any, ...]:
   """The devices of the smallest topology of a target, to compile for.
 
   Raises:
     ValueError: as `full_name`.
   """
-  return _devices(TARGETS[full_name(target)])
-
-
-@functools.cache
-def _devices(topology: str) -> tuple[Any, ...]:
+  topology = TARGETS[full_name(target)]
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   from jax.experimental import topologies
   return tuple(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)

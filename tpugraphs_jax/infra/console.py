@@ -8,6 +8,7 @@ goes to standard output, warnings go to standard error.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 import datetime
 import errno
 import functools
@@ -62,6 +63,25 @@ def fail(message: object) -> NoReturn:
   """Ends a command that was used wrongly: one line on standard error, exit code 2."""
   print(f"error: {with_places(one_line(message))}", file=sys.stderr)
   sys.exit(2)
+
+
+def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
+  """Decorates the function of a command, from its arguments to its exit status.
+
+  A mistake of the user is one line on standard error and status 2, Ctrl-C a line and status 130.
+  """
+  @functools.wraps(main)
+  def run(argv: Sequence[str] | None = None) -> int:
+    try:
+      return main(argv)
+    except (ValueError, OSError, ImportError) as error:
+      print(f"error: {one_line(error)}", file=sys.stderr)
+      return 2
+    except KeyboardInterrupt:
+      print("interrupted: the same command continues from here", file=sys.stderr)
+      return 130
+
+  return run
 
 
 def bar(is_wanted: bool) -> bool | None:

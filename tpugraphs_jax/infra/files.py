@@ -208,6 +208,22 @@ def repeat(work: Callable[[], None], seconds: float, *, name: str) -> Iterator[N
     thread.join()
 
 
+def lines(path: Path) -> list[bytes]:
+  """The lines that `append` has written; without one that a kill cut short."""
+  return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
+def append(path: Path, line: bytes) -> None:
+  """Adds a line to a file, in place of one that a kill cut short; it is on the disk on return."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with open(path, "a+b") as file:
+    file.seek(0)
+    file.truncate(file.read().rfind(b"\n") + 1)
+    file.write(line + b"\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
 def digest_of(path: Path) -> str:
   """SHA-256 of a file."""
   with open(path, "rb") as stream:

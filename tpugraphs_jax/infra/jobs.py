@@ -16,8 +16,6 @@ import threading
 import time
 from typing import Any, NoReturn, TypeVar
 
-from tpugraphs_jax.infra import parallel
-
 _Job = TypeVar("_Job")
 _SECONDS = 0.2  # between two looks at the process that started this one
 
@@ -192,6 +190,8 @@ class StopSignals:
 
     Not with several processes, which would be left waiting for this one.
     """
+    from tpugraphs_jax.infra import parallel  # imports jax, which few jobs need
+
     self._may_interrupt = parallel.process_count() == 1
     try:
       if self._may_interrupt and self.received is not None:

@@ -63,7 +63,8 @@ def _beside(folders: Sequence[str]) -> str:
   return files.join(first.rpartition("/")[0] or ("." if "/" not in first else ""), report.FILE)
 
 
-def main(argv: list[str] | None = None) -> int:
+@console.command
+def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.report", description=__doc__,
@@ -77,21 +78,17 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--verdict", action="store_true",
                       help="instead of a page: what it says first, in lines")
   args = parser.parse_args(argv)
-  try:
-    runs = runs_lib.read_all(args.runs)
-    if args.verdict:
-      print(console.printable(verdict(runs)))
-      return 0
-    report.require_plots()
-    if args.csv:
-      write_csv(runs, args.csv)
-    if args.png:
-      write_png(runs, args.png, args.graph)
-    out = args.out or _beside(args.runs)
-    report.write(args.runs, out, graph=args.graph)
-  except (ValueError, OSError, ImportError) as error:
-    print(f"error: {console.one_line(error)}", file=sys.stderr)
-    return 2
+  runs = runs_lib.read_all(args.runs)
+  if args.verdict:
+    print(console.printable(verdict(runs)))
+    return 0
+  report.require_plots()
+  if args.csv:
+    write_csv(runs, args.csv)
+  if args.png:
+    write_png(runs, args.png, args.graph)
+  out = args.out or _beside(args.runs)
+  report.write(args.runs, out, graph=args.graph)
   print(f"wrote {out}")
   return 0
 

@@ -8,7 +8,6 @@ stay as they are.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-import dataclasses
 from pathlib import Path
 import shutil
 import time
@@ -35,25 +34,6 @@ _SECONDS = 60.0  # measurement of steps ends after this time
 _GRAPHS = 4  # measured validation graphs
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-  """Times measured on a few steps, and on the evaluation of a few graphs.
-
-  Attributes:
-    steps: number of measured steps, without those that compile.
-    step: mean seconds of a step.
-    compilation: mean seconds to compile a batch shape; each shape compiles once.
-    evaluation: seconds of an evaluation during training.
-    final: seconds of the evaluation after training.
-  """
-
-  steps: int
-  step: float
-  compilation: float
-  evaluation: float
-  final: float
-
-
 def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
   """Yields the lines of a dry run, each as soon as it is known.
 
@@ -68,7 +48,7 @@ def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
   for data in (job.data, *job.also):
     is_ready &= yield from _collection_lines(config, data.collection, scratch)
   if is_ready:
-    yield from _time_lines(config, *measure(job, scratch))
+    yield from _time_lines(job, scratch)
 
 
 def _collection_lines(
@@ -161,16 +141,8 @@ def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> It
   yield f"hosts       each reads {folders}; process 0 alone reads and writes --workdir"
 
 
-def measure(job: job_lib.Job, scratch: Path) -> tuple[loop.Training, int, Measured]:
-  """Takes a few steps of the first stage and scores a few graphs.
-
-  Args:
-    job: its data must exist.
-    scratch: an empty folder.
-
-  Returns:
-    The stage, the number of its batch shapes, and the times.
-  """
+def _time_lines(job: job_lib.Job, scratch: Path) -> Iterator[str]:
+  """Takes a few steps of the first stage and scores a few graphs; yields what the run takes."""
   graphs, valid = job_lib.load_graphs(job, scratch, resume=False)
   stage, plan = training.first_stage(job, graphs, scratch)
   state, first, later = _steps(stage, plan)
@@ -180,8 +152,24 @@ def measure(job: job_lib.Job, scratch: Path) -> tuple[loop.Training, int, Measur
     graphs = job.prepare(job_lib.evaluable(other.data.load(job.config.data_root, "valid")))
     final += _evaluation(other, scorer, params, graphs)[1]
   step = float(np.mean(later))
-  return stage, len(plan.budgets), Measured(
-      len(later), step, max(0.0, float(np.mean(first)) - step), sampled, final)
+  compilation = max(0.0, float(np.mean(first)) - step)  # of a batch shape
+  steps, shapes = stage.total_steps, len(plan.budgets)
+  evaluations = -(-stage.epochs // job.config.train.eval_every_epochs)
+  parameters = optax.tree.size(stage.state.params)
+  total = steps * step + shapes * compilation + evaluations * sampled + final
+  memory, peak_bytes = log.peak_memory()
+  yield (f"memory      {console.size(peak_bytes)} of the {memory} at its peak, "
+         f"{parameters:,} parameters")
+  yield (f"checkpoints about {console.size(2 * 12 * parameters)}: two, each with parameters and "
+         "two moments of Adam")
+  yield (f"compiles    {_number(shapes, 'batch shape')} of training, {compilation:.1f} s each; a "
+         "shared compilation cache saves this in later runs")
+  yield (f"steps       {steps:,} of {step:.3g} s (mean of {len(later)} measured), "
+         f"{_number(evaluations, 'evaluation')} of {sampled:.3g} s, the last one of {final:.3g} s")
+  yield (f"time        about {console.duration(total)} on "
+         f"{_number(jax.device_count(), 'device')} like these")
+  if rankers.last_folder(job.config):
+    yield "            without the fine-tuning of the head, which was not measured"
 
 
 def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[Any, list[float], list[float]]:
@@ -222,27 +210,3 @@ def _evaluation(
 def _work(graphs: Sequence[Any], ids: Sequence[np.ndarray]) -> int:
   """Sum over graphs of nodes times configurations."""
   return sum(len(graph.opcode) * len(graph_ids) for graph, graph_ids in zip(graphs, ids))
-
-
-def _time_lines(
-    config: ml_collections.ConfigDict, stage: loop.Training, shapes: int, measured: Measured
-) -> Iterator[str]:
-  steps = stage.total_steps
-  evaluations = -(-stage.epochs // config.train.eval_every_epochs)
-  parameters = optax.tree.size(stage.state.params)
-  total = (steps * measured.step + shapes * measured.compilation
-           + evaluations * measured.evaluation + measured.final)
-  memory, peak_bytes = log.peak_memory()
-  yield (f"memory      {console.size(peak_bytes)} of the {memory} at its peak, "
-         f"{parameters:,} parameters")
-  yield (f"checkpoints about {console.size(2 * 12 * parameters)}: two, each with parameters and "
-         "two moments of Adam")
-  yield (f"compiles    {_number(shapes, 'batch shape')} of training, {measured.compilation:.1f} s "
-         "each; a shared compilation cache saves this in later runs")
-  yield (f"steps       {steps:,} of {measured.step:.3g} s (mean of {measured.steps} measured), "
-         f"{_number(evaluations, 'evaluation')} of {measured.evaluation:.3g} s, the last one of "
-         f"{measured.final:.3g} s")
-  yield (f"time        about {console.duration(total)} on "
-         f"{_number(jax.device_count(), 'device')} like these")
-  if rankers.last_folder(config):
-    yield "            without the fine-tuning of the head, which was not measured"

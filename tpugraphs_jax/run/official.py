@@ -29,11 +29,9 @@ from pathlib import Path
 import re
 import sys
 
-from flax import traverse_util
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import options
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import files
@@ -135,19 +133,18 @@ def _parser() -> argparse.ArgumentParser:
 def _config_of(args: argparse.Namespace) -> ml_collections.ConfigDict:
   """The config of `--config` with the changes of `--set`."""
   config = configs.load(args.config)
-  fields = traverse_util.flatten_dict(config.to_dict(), sep=".")
   for change in args.changes:
     field, equals, text = change.partition("=")
-    if not equals or field not in fields:
-      raise ValueError(f"--set={change}: {options.nearest(field, fields)}expected a field of the "
-                       "config and its value, such as model.hidden_dim=128")
+    if not equals:
+      raise ValueError(f"--set={change}: expected a field of the config and its value, such as "
+                       "model.hidden_dim=128")
     value = text
     with contextlib.suppress(ValueError, SyntaxError):  # a string without quotes
       value = ast.literal_eval(text)
     try:
-      config.update_from_flattened_dict({field: value})
-    except TypeError as error:
-      raise ValueError(f"--set={change}: {configs.one_line(str(error))}") from None
+      configs.change(config, {field: value})
+    except (TypeError, ValueError) as error:
+      raise ValueError(f"--set={change}: {configs.one_line(error)}") from None
   config.data_root = args.data_root
   return config
 

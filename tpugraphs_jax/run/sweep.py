@@ -23,7 +23,6 @@ import sys
 from typing import Any
 
 from etils import epath
-from flax import traverse_util
 
 from tpugraphs_jax import options, report
 from tpugraphs_jax.infra import console, jobs, trust
@@ -193,7 +192,7 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
   place = configs.resolve(args.config, "")
   config = configs.load(place)
   schema.check_task(config)
-  names = traverse_util.flatten_dict(config.to_dict(), sep=".")
+  names = configs.fields_of(config)
   for field in fields:
     if field not in names:
       raise ValueError(f"--grid names {field!r}, and the config has no such field: "
@@ -231,26 +230,20 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   return args
 
 
+@console.command
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; 0 where every run is done."""
   args = _parse(sys.argv[1:] if argv is None else argv)
-  try:
-    grid = grid_of(args.grid)
-    command = _command_of(args, list(grid))
-    runs = runs_of(command, args.out, grid, range(args.seeds))
-    _check_settings(args.out, {"config": args.config, "fields": sorted(args.fields),
-                               "data_root": args.data_root, "synthetic": args.synthetic})
-    todo = [run for run in runs if not run.is_done]
-    console.say(f"{len(runs)} runs, of which {len(runs) - len(todo)} are done")
-    with jobs.stopping():
-      jobs.run(do, todo, processes=args.jobs, beam=args.beam)
-    return _conclude(runs, args.out)
-  except (ValueError, OSError, ImportError) as error:
-    print(f"error: {configs.one_line(error)}", file=sys.stderr)
-    return 2
-  except KeyboardInterrupt:
-    print("interrupted: the same command continues from here", file=sys.stderr)
-    return 130
+  grid = grid_of(args.grid)
+  command = _command_of(args, list(grid))
+  runs = runs_of(command, args.out, grid, range(args.seeds))
+  _check_settings(args.out, {"config": args.config, "fields": sorted(args.fields),
+                             "data_root": args.data_root, "synthetic": args.synthetic})
+  todo = [run for run in runs if not run.is_done]
+  console.say(f"{len(runs)} runs, of which {len(runs) - len(todo)} are done")
+  with jobs.stopping():
+    jobs.run(do, todo, processes=args.jobs, beam=args.beam)
+  return _conclude(runs, args.out)
 
 
 def _conclude(runs: Sequence[SweepRun], out: str) -> int:

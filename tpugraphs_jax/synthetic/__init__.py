@@ -357,21 +357,17 @@ def _make_layout(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:
   groups = layouts.find_groups(program, rng)
   cost = layouts.layout_cost(program, groups.by_node(), steps=size.steps)
   start = layouts.default_bits(cost, rng)
-  options = _search(spec, len(program), groups, cost, start)
+  configs, search = layout_configs(spec, len(program)), spec.rng("search")
+  if spec.collection.endswith("random"):
+    options = layouts.random_search(groups, start, configs, search)
+  else:
+    options = layouts.default_search(groups, cost, start, configs, search)
   runtime_ns = cost(layouts.output_bits(options))
   measured_ns = _measure(runtime_ns, spec.rng("noise"))
   rows = np.take_along_axis(groups.options.T, options, axis=0)
-  configs = graph.LayoutConfigs(
+  labelled = graph.LayoutConfigs(
       rows=groups.rows, node_group=groups.node_group,
       group_row=rows.astype(np.uint8 if len(groups.rows) <= 256 else np.uint16),
       runtime_ns=measured_ns if spec.is_labelled else 0 * measured_ns)
   op_graph = program.graph(spec.name(), groups.config_node)
-  return dataclasses.replace(op_graph, configs=configs), Ceiling(runtime_ns, measured_ns)
-
-
-def _search(spec, nodes: int, groups, cost, start) -> np.ndarray:
-  """The options of every configuration, `[C, groups]` uint8."""
-  rng, configs = spec.rng("search"), layout_configs(spec, nodes)
-  if spec.collection.endswith("random"):
-    return layouts.random_search(groups, start, configs, rng)
-  return layouts.default_search(groups, cost, start, configs, rng)
+  return dataclasses.replace(op_graph, configs=labelled), Ceiling(runtime_ns, measured_ns)

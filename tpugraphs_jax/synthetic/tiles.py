@@ -130,7 +130,6 @@ class Kernel:
       x = self.apply(str(opcode), x, rng, results[:-1])
     return x
 
-
   def finish(self) -> Kernel:
     """Ends the computation."""
     self.root = self.program.end_computation()
@@ -282,19 +281,15 @@ def tile_configs(
     if kernel.kernel_axes:  # the other axis of a kernel is the output's minor axis
       kernel_tile = np.concatenate([kernel_tile, output[:, -1:]], axis=1)
     runtime, resident = tile_cost(kernel, output, kernel_tile)
-    fitting = _fitting(resident, configs)
+    # The tiles that fit on chip, or the smallest eight if few do.
+    limit = max(machine.VMEM_REGISTERS, np.sort(resident)[:8][-1])
+    fitting = np.flatnonzero(resident <= limit)[:configs]
     if len(fitting) == configs:
       break
   guess = (runtime * np.exp(_COMPILER_ERROR * rng.standard_normal(len(runtime))))[fitting]
   fitting = np.roll(fitting, -guess.argmin())
   features = columns.tile_features(kernel_tile[fitting], output[fitting], output[fitting, :0])
   return features, runtime[fitting]
-
-
-def _fitting(resident: np.ndarray, configs: int) -> np.ndarray:
-  """The first `configs` tiles that fit on chip, or the smallest eight if few do."""
-  limit = max(machine.VMEM_REGISTERS, np.sort(resident)[:8][-1])
-  return np.flatnonzero(resident <= limit)[:configs]
 
 
 def _units(kernel: Kernel, axes: tuple[str, ...]) -> tuple[int, ...]:
@@ -355,7 +350,9 @@ def tile_cost(
         resident = resident + 2 * on_chip * share
       elif users[node] > 1:
         resident = resident + on_chip
-  busy = vector / machine.REGISTER_OPS_PER_NS + _matrix_ns(kernel, output)
+  depth = sum(kernel.program.contraction.values())
+  matrix_ns = 2 * depth * machine.REGISTER_ELEMENTS * output / machine.FLOPS_PER_NS
+  busy = vector / machine.REGISTER_OPS_PER_NS + matrix_ns
   spilled = 2 * np.maximum(0, resident - machine.VMEM_REGISTERS)
   cuts = _pieces(kernel, cut)
   each = (machine.TILE_NS + cuts * (machine.CUT_NS + spilled * _TRANSFER_NS) +
@@ -391,10 +388,3 @@ def _registers(kernel: Kernel, node: int, tile: dict[str, np.ndarray]) -> np.nda
       np.ceil(np.minimum(tile.get(axis, kernel.sizes[axis]), kernel.sizes[axis]) / size)
       for axis, size in zip(axes, machine.register_shape(len(axes)))]
   return np.prod(np.broadcast_arrays(1.0, *counts), axis=0)
-
-
-def _matrix_ns(kernel: Kernel, output: np.ndarray) -> np.ndarray:
-  """Matrix unit time per tile of the kernel's products."""
-  depth = sum(kernel.program.contraction.values())
-  flops = 2 * depth * machine.REGISTER_ELEMENTS * output
-  return flops / machine.FLOPS_PER_NS
