@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.nn import layers
-from tpugraphs_jax.nn.linear import Linear
+from tpugraphs_jax.nn.linear import Linear, zeros
 from tpugraphs_jax.nn.nodes import concat, EVERYWHERE, Nodes, NONE, Slates
 
-_BLOCK = 512  # rows of one graph that are multiplied at a time
+_BLOCK = 512  # rows of one graph per product
 
 
 def positive(x: jax.Array) -> jax.Array:
@@ -23,18 +23,18 @@ def positive(x: jax.Array) -> jax.Array:
 
 
 def unit_and_one(x: jax.Array) -> jax.Array:
-  """`x [..., D]` scaled to length 1, with a 1 in front: `[..., 1 + D]`.
+  """A 1, then `x [..., D]` scaled to length 1: `[..., 1 + D]`.
 
-  Products of two such vectors are `1 + cos`, the weights of DIFFormer-s (Wu et al. 2023).
+  The product of two such vectors is `1 + cos`, the weight of DIFFormer-s (Wu et al. 2023).
   """
   ones = jnp.ones_like(x[..., :1])
   return jnp.concatenate([ones, layers.l2_normalize(x)], axis=-1)
 
 
 class KernelAttention(nn.Module):
-  """Attention of every node to all nodes of its graph, with a cost linear in nodes.
+  """Attention of nodes to all nodes of their graph: `sum_j (f(q_i) . f(k_j)) v_j`.
 
-  `sum_j (f(q_i) . f(k_j)) v_j`, over nodes j of the graph of i.
+  The cost is linear in the number of nodes.
 
   Attributes:
     features: width of the result.
@@ -54,7 +54,7 @@ class KernelAttention(nn.Module):
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
-    """`[N, C, features]` of `x [N, C, F]`."""
+    """Maps `x [N, C, F]` to `[N, C, features]`."""
     width = self.keys or self.features
     query, key = (self.linear(width, name=name)(x) for name in ("query", "key"))
     value = self.linear(self.features, use_bias=False, name="value")(x)
@@ -85,14 +85,13 @@ def _head(x: Nodes, number: int, heads: int) -> Nodes:
 
 
 def graph_products(x: Nodes, y: Nodes) -> jax.Array:
-  """`sum_j x_j^T y_j` over the nodes j of each graph.
+  """`sum_j x_j^T y_j` over the nodes j of each graph, `[G, C, X, Y]` float32.
+
+  C is 1 if both arguments are equal in all configurations.
 
   Args:
     x: `[N, C, X]`.
     y: `[N, C, Y]`.
-
-  Returns:
-    `[G, C, X, Y]` float32; C is 1 if both are equal in all configurations.
   """
   slates, hop, precision = x.slates, max(x.hop, y.hop), _precision()
   x, y = x.within(hop), y.within(hop)
@@ -107,7 +106,7 @@ def graph_products(x: Nodes, y: Nodes) -> jax.Array:
 
 
 def times_graph(x: Nodes, matrix: jax.Array) -> Nodes:
-  """`x_i M`, M the matrix of the graph of node i: `[N, C, Y]`.
+  """`x_i M` with the matrix M of each node's graph, `[N, C, Y]`.
 
   Args:
     x: `[N, C, X]`.
@@ -121,15 +120,15 @@ def times_graph(x: Nodes, matrix: jax.Array) -> Nodes:
   row_graph = slates.graph_of.at[nodes].get(mode="fill", fill_value=slates.graphs)
   order = jnp.argsort(row_graph)
   reached = _times(x.varying[order], matrix, row_graph[order], precision)
-  everywhere = _times(x.shared, matrix, slates.graph_of, precision)
-  everywhere = jnp.broadcast_to(everywhere, (len(everywhere), *reached.shape[1:]))
-  return slates.full(everywhere.at[nodes[order]].set(reached, mode="drop"))
+  result = _times(x.shared, matrix, slates.graph_of, precision)
+  result = jnp.broadcast_to(result, (len(result), *reached.shape[1:]))
+  return slates.full(result.at[nodes[order]].set(reached, mode="drop"))
 
 
 class TimesGraph:
-  """`x_i M` as in `times_graph`, as an input of `Linear`, which is applied to M.
+  """`times_graph` as an input of `Linear`.
 
-  M has fewer rows than a graph has nodes, so that the layer costs little.
+  The layer is applied to the matrices, which have fewer rows than a graph has nodes.
 
   Args:
     x: `[N, C, X]`.
@@ -146,8 +145,9 @@ class TimesGraph:
 
 
 # `_products` and `_times` are linear in both arguments, and each is the derivative of the other.
-# `configs` is the C of the result: 1 sums over configurations. Rows are sorted by graph. Precision
-# is an argument, because gradients are traced after `nn.layers.Precise.apply` has returned.
+# `configs` is the number of configurations C of the result; 1 sums over configurations. Rows are
+# sorted by graph. Precision is an argument, because gradients are traced after
+# `nn.layers.Precise.apply` has returned.
 
 
 def _precision() -> str | None:
@@ -197,17 +197,17 @@ _times.defvjp(_times_fwd, _times_bwd)
 
 
 def _add_products(x, y, graph_of, graphs: int, configs: int, precision: Any) -> jax.Array:
-  def add(total, start, is_own, graph):
-    right = jax.lax.dynamic_slice_in_dim(y, start, len(is_own)).astype(jnp.float32)
-    new = total[graph] + _einsum("ncx,ncy->cxy", _rows(x, start, is_own), right, configs, precision)
+  def add(total, start, mask, graph):
+    right = jax.lax.dynamic_slice_in_dim(y, start, len(mask)).astype(jnp.float32)
+    new = total[graph] + _einsum("ncx,ncy->cxy", _rows(x, start, mask), right, configs, precision)
     return jax.lax.dynamic_update_index_in_dim(total, new, graph, 0)
 
   return _each_block(add, jnp.zeros((graphs, configs, x.shape[2], y.shape[2])), graph_of, graphs)
 
 
 def _multiply_rows(x, matrix, graph_of, configs: int, precision: Any) -> jax.Array:
-  def add_rows(result, start, is_own, graph):
-    rows = _einsum("ncx,cxy->ncy", _rows(x, start, is_own), matrix[graph], configs, precision)
+  def add_rows(result, start, mask, graph):
+    rows = _einsum("ncx,cxy->ncy", _rows(x, start, mask), matrix[graph], configs, precision)
     before = jax.lax.dynamic_slice_in_dim(result, start, len(rows))
     return jax.lax.dynamic_update_slice_in_dim(result, before + rows, start, 0)
 
@@ -227,10 +227,10 @@ def _einsum(spec: str, x: jax.Array, y: jax.Array, configs: int, precision: Any)
   return jnp.expand_dims(value, result.index("c")) if configs == 1 else value
 
 
-def _rows(x: jax.Array, start: jax.Array, is_own: jax.Array) -> jax.Array:
-  """Rows of `x [n, ...]` from `start` on in float32, 0 where `is_own` is False."""
-  rows = jax.lax.dynamic_slice_in_dim(x, start, len(is_own)).astype(jnp.float32)
-  return jnp.where(is_own[:, None, None], rows, 0)
+def _rows(x: jax.Array, start: jax.Array, mask: jax.Array) -> jax.Array:
+  """Rows of `x [n, ...]` from `start` on in float32, 0 where `mask` is False."""
+  rows = jax.lax.dynamic_slice_in_dim(x, start, len(mask)).astype(jnp.float32)
+  return jnp.where(mask[:, None, None], rows, 0)
 
 
 def _each_block(
@@ -252,21 +252,15 @@ def _each_block(
     start = first[graph] + (block - (last - blocks)[graph]) * size
     clamped = jnp.minimum(start, len(graph_of) - size)
     rows = clamped + jnp.arange(size)
-    is_own = (rows >= start) & (rows < first[graph] + count[graph])
-    return function(value, clamped, is_own, graph)
+    mask = (rows >= start) & (rows < first[graph] + count[graph])
+    return function(value, clamped, mask, graph)
 
   return jax.lax.fori_loop(0, last[-1], body, initial)
 
 
-def _zeros(inputs: int) -> Callable[..., jax.Array]:
-  """Initialiser of biases in PyTorch's attention."""
-  del inputs
-  return nn.initializers.zeros
-
-
 def _packed(inputs: int) -> Callable[..., jax.Array]:
-  """`xavier_uniform_` of a kernel `[K, 3 K]`, a third each for query, key and value."""
-  del inputs  # the shape has them
+  """PyTorch's `xavier_uniform_` for a kernel `[K, 3 K]` of query, key and value."""
+  del inputs  # known from the shape
   return nn.initializers.variance_scaling(0.5, "fan_avg", "uniform")
 
 
@@ -285,12 +279,12 @@ class SoftmaxAttention(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, to: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """`[..., L, features]` of tokens `x [..., L, F]`, which attend to `to [..., M, F]`.
+    """Maps tokens `x [..., L, F]`, which attend to `to [..., M, F]`, to `[..., L, features]`.
 
     `mask [..., 1, L, M]` bool: pairs that attend; None = all.
     """
     by_head = lambda v: v.reshape(*v.shape[:-1], self.heads, -1)
-    linear = functools.partial(self.linear, self.features, bias_init=_zeros)
+    linear = functools.partial(self.linear, self.features, bias_init=zeros)
     project = functools.partial(linear, kernel_init=_packed)
     query = by_head(project(name="query")(x))
     key, value = (by_head(project(name=name)(to)) for name in ("key", "value"))
@@ -299,9 +293,9 @@ class SoftmaxAttention(nn.Module):
 
 
 class NodeAttention(nn.Module):
-  """Softmax attention between the nodes of a graph, with a cost of N^2.
+  """Softmax attention between the nodes of a graph, with cost N^2.
 
-  Attributes: as in `SoftmaxAttention`.
+  Attributes are as in `SoftmaxAttention`.
   """
 
   features: int
@@ -310,7 +304,7 @@ class NodeAttention(nn.Module):
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
-    """`[N, C, features]` of `x [N, C, F]`."""
+    """Maps `x [N, C, F]` to `[N, C, features]`."""
     slates, by_config = x.slates, jnp.swapaxes(x.everywhere(), 0, 1)
     attend = SoftmaxAttention(self.features, self.heads, self.linear, name="heads")
     result = attend(by_config, by_config, same_graph(slates)[None, None])
@@ -330,7 +324,7 @@ class TransformerLayer(nn.Module):
     heads: number of heads.
     hidden: width of the hidden layer; 0 = `features`.
     linear: creates a linear layer of a width.
-    epsilon: of the norms.
+    epsilon: epsilon of the norms.
   """
 
   features: int
@@ -343,7 +337,7 @@ class TransformerLayer(nn.Module):
   def __call__(
       self, x: jax.Array, to: jax.Array | None = None, mask: jax.Array | None = None
   ) -> jax.Array:
-    """`[..., L, features]` of tokens `x`, which attend to `to [..., M, F]`, or to themselves.
+    """Maps tokens `x [..., L, features]`, which attend to `to [..., M, F]` or to themselves.
 
     `mask [..., 1, L, M]` bool: pairs that attend; None = all.
     """

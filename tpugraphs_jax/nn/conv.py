@@ -1,8 +1,8 @@
 """Convolutions along edges, on node features `[N, C, F]`.
 
-x_u are the features of a neighbour u, N(v) the senders of node v, d_v their number. A repeated edge
-counts repeatedly. `direction` selects the senders: `operands`, `users` or `both`
-(`nn.aggregation`).
+`direction` selects the neighbours u of a node v that send: `operands`, `users` or `both`
+(`nn.aggregation`). x_u are the features of u, and d_v is the number of neighbours of v. A repeated
+edge counts repeatedly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sage(x: Nodes, own: Layer, messages: Mapping[str, Layer]) -> Nodes:
   Args:
     x: `[N, C, F]`.
     own: layer on the node itself.
-    messages: a linear layer without bias for each direction.
+    messages: a linear layer without bias per direction.
   """
   result = x.map(own)
   # The linear layer comes before the mean: a round has fewer senders than receivers.
@@ -46,7 +46,7 @@ class Sage(nn.Module):
 
   Attributes:
     features: width of the result.
-    directions: of the messages, each with its kernel.
+    directions: directions of messages, each with a kernel.
     linear: creates a linear layer of a width.
   """
 
@@ -56,7 +56,7 @@ class Sage(nn.Module):
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
-    """`[N, C, features]` of `x [N, C, F]`."""
+    """Maps `x [N, C, F]` to `[N, C, features]`."""
     return sage(x, self.linear(self.features, name="self"), {
         direction: self.linear(self.features, use_bias=False, name=direction)
         for direction in self.directions})
@@ -65,7 +65,7 @@ class Sage(nn.Module):
 def propagate(x: Nodes, direction: str) -> Nodes:
   """`sum(x_u / sqrt((1 + d_u) (1 + d_v)))` over v and its neighbours.
 
-  Degrees count received messages at both ends, as in PyTorch Geometric.
+  Degrees d_u and d_v count received messages, as in PyTorch Geometric.
   """
   slates = x.slates
   root = jnp.sqrt(1 + degree(slates.adjacency, direction, slates.num_nodes))
@@ -77,8 +77,8 @@ class Appnp(nn.Module):
 
   Attributes:
     features: width of the result.
-    direction: of the messages.
-    steps: of propagation.
+    direction: direction of messages.
+    steps: number of propagation steps.
     restart: the weight a.
     linear: creates a linear layer of a width.
   """
@@ -91,9 +91,9 @@ class Appnp(nn.Module):
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
-    """`[N, C, features]` of `x [N, C, F]`."""
+    """Maps `x [N, C, F]` to `[N, C, features]`."""
     a, start = self.restart, self.linear(self.features, name="dense")(x)
-    mix = lambda moved, first: (1 - a) * moved + a * first
+    mix = lambda messages, start: (1 - a) * messages + a * start
     z = start
     for _ in range(self.steps):
       z = nodes.combine(mix, propagate(z, self.direction), start)
@@ -108,7 +108,7 @@ class Gatv2(nn.Module):
 
   Attributes:
     features: width of the result, a multiple of `heads`.
-    direction: of the messages.
+    direction: direction of messages.
     heads: number of heads; their results are concatenated.
     linear: creates a linear layer of a width.
   """
@@ -120,15 +120,15 @@ class Gatv2(nn.Module):
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
-    """`[N, C, features]` of `x [N, C, F]`."""
+    """Maps `x [N, C, F]` to `[N, C, features]`."""
     full, slates = x.everywhere(), x.slates
     by_head = lambda v: v.reshape(*v.shape[:2], self.heads, -1)
     sent = by_head(self.linear(self.features, name="senders")(full))
-    own = by_head(self.linear(self.features, name="receivers")(full))
+    target = by_head(self.linear(self.features, name="receivers")(full))
     weight = self.param("attention", nn.initializers.glorot_uniform(),
                         (self.heads, self.features // self.heads), jnp.float32)
     senders, receivers, mask = _with_loops(slates, self.direction)
-    hidden = nn.leaky_relu(sent[senders] + own[receivers], 0.2).astype(jnp.float32)
+    hidden = nn.leaky_relu(sent[senders] + target[receivers], 0.2).astype(jnp.float32)
     logits = jnp.sum(hidden * weight[None, None], axis=-1)
     logits = jnp.where(mask[:, None, None], logits, MASKED)
     shares = jraph.segment_softmax(logits, receivers, len(full))

@@ -3,9 +3,9 @@
 A mask depends on the step, on the number of the slate in the batch of all devices, and on the
 position of a row in its slate, but not on devices or padding.
 
-`drop_edges` trains without a random part of the edges (DropEdge, Rong et al. 2020). An edge is in
-several tables: of operands and users, of all nodes and of reached nodes, and in the list of edges.
-A hash of random numbers of its two ends decides whether it stays, so that all tables agree.
+`drop_edges` removes a random part of the edges (DropEdge, Rong et al. 2020). An edge is in the list
+of edges and in several tables: operands and users of all nodes, and of reached nodes. A hash of
+random numbers of its two ends decides whether it is kept, so that all tables agree.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Features = TypeVar("Features", Nodes, jax.Array)
 
 
 class Dropout(nn.Module):
-  """Drops features in training, the same in all configurations of a node.
+  """Drops features in training, the same features for all configurations of a node.
 
-  Published systems draw a mask per configuration, which adds noise to the differences that a
-  ranking loss compares.
+  Published systems draw a mask per configuration, which adds noise to the differences between
+  configurations in a ranking loss.
 
   Attributes:
     rate: share of features to drop.
@@ -39,7 +39,7 @@ class Dropout(nn.Module):
 
   @nn.compact
   def __call__(self, x: Features, *, train: bool) -> Features:
-    """Node features `[N, C, F]`, or graph features `[G, C, F]`; remaining features are scaled."""
+    """Drops features of nodes `[N, C, F]` or graphs `[G, C, F]`, and scales the others."""
     if not self.rate or not train:
       return x
     if isinstance(x, Nodes):
@@ -50,23 +50,23 @@ class Dropout(nn.Module):
 
 
 class SlateDropout(nn.Module):
-  """Drops numbers in training, of rows that belong to slates, such as groups of nodes.
+  """Drops values in training, in rows that belong to slates, such as groups of nodes.
 
   Attributes:
-    rate: share of numbers to drop.
+    rate: share of values to drop.
   """
 
   rate: float
 
   @nn.compact
   def __call__(self, x: jax.Array, slate_of: jax.Array, slates: int, *, train: bool) -> jax.Array:
-    """`x [n, ...]` with some numbers 0 and the others scaled; `x` unless `train`.
+    """Drops values of `x [n, ...]`, and scales the others.
 
     Args:
       x: rows; rows of a slate are contiguous.
       slate_of: `[n]` int32 slate of each row on this device; `slates` or more in padding.
       slates: number of slates of this device.
-      train: drop numbers.
+      train: drop values; otherwise `x` is returned.
     """
     if not self.rate or not train:
       return x
@@ -89,7 +89,7 @@ def row_keys(key: jax.Array, slate_of: jax.Array, slates: int) -> jax.Array:
 
 
 def _factor(keys: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
-  """Random `[n, *shape]` float32 from `keys [n]`: 1 / (1 - rate), or 0 with probability rate."""
+  """Random factors `[n, *shape]` float32: 0 with probability `rate`, otherwise 1 / (1 - rate)."""
   mask = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, shape))(keys)
   return mask / jnp.float32(1 - rate)
 
@@ -102,12 +102,12 @@ Keep = Callable[[jax.Array, jax.Array], jax.Array]  # `(consumers, producers) ->
 def drop_edges(slates: Slates, key: jax.Array, max_rate: float) -> Slates:
   """Removes a random part of the edges of slates.
 
-  A key gives one rate, uniform from 0 to `max_rate` (5th place: 0.15). Edges with equal ends stay
-  or go together.
+  The rate is uniform from 0 to `max_rate` (5th place: 0.15). Edges with equal ends are kept or
+  removed together.
 
   Args:
-    slates: with all edges.
-    key: `[]` of the rate and the edges.
+    slates: slates with all edges.
+    key: `[]` key that determines the rate and the edges.
     max_rate: largest share of removed edges.
   """
   graph = slates.batch.graph
@@ -122,7 +122,7 @@ def drop_edges(slates: Slates, key: jax.Array, max_rate: float) -> Slates:
 
 
 def keep_function(key: jax.Array, max_rate: float, slates: Slates) -> Keep:
-  """A function of consumers and producers `[...]` int32: the mask `[...]` of edges that stay."""
+  """A function from consumers and producers `[...]` int32 to the mask `[...]` of kept edges."""
   rate_key, bits_key = jax.random.split(key)
   rate = jax.random.uniform(rate_key, maxval=max_rate)
   draw = lambda key: jax.random.bits(key, (2,), jnp.uint32)
@@ -148,14 +148,14 @@ def _thin(adjacency: Adjacency, keep: Keep, node: jax.Array) -> Adjacency:
   """The tables without removed edges; `node [rows]` is the node of each row."""
   node_of = lambda row: jnp.asarray(node).at[row].get(mode="fill", fill_value=ABSENT)
 
-  def thin(receiver, index, consumers):
+  def thin(receiver, index, to_consumers):
     ends = node_of(receiver)[:, None], node_of(index)
-    return jnp.where(keep(*(ends if consumers else ends[::-1])), index, ABSENT)
+    return jnp.where(keep(*(ends if to_consumers else ends[::-1])), index, ABSENT)
 
-  def table(side: Neighbours, consumers: bool) -> Neighbours:
+  def table(side: Neighbours, to_consumers: bool) -> Neighbours:
     rows = jnp.arange(len(side.index))
     return Neighbours(
-        thin(rows, side.index, consumers),
-        thin(side.overflow_receiver, side.overflow_index, consumers), side.overflow_receiver)
+        thin(rows, side.index, to_consumers),
+        thin(side.overflow_receiver, side.overflow_index, to_consumers), side.overflow_receiver)
 
   return Adjacency(table(adjacency.operands, True), table(adjacency.users, False))

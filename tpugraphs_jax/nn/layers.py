@@ -1,4 +1,4 @@
-"""Layers that several ranker families use (flax linen), and the precision of their products."""
+"""Flax layers that several ranker families use, and the precision of matrix products."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import jraph
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.nn import pooling
 
-PRECISIONS = ("default", "high", "highest")  # of `jax.lax.Precision`
-DTYPES = ("float32", "bfloat16")  # of computations; parameters are float32
-# Keras' default for tf.nn.leaky_relu, the activation of the official models.
+PRECISIONS = ("default", "high", "highest")  # names of `jax.lax.Precision`
+DTYPES = ("float32", "bfloat16")  # dtypes of computations; parameters are float32
+# The activation of the official models, with TensorFlow's default slope.
 leaky_relu = lambda x: nn.leaky_relu(x, negative_slope=0.2)
 
 
 class Precise(nn.Module):
-  """A flax module with one precision of all matrix products, including layers of flax.
+  """A flax module with one precision for all matrix products, including layers of flax.
 
   By default accelerators round the inputs of products: to TF32 on GPUs, to bfloat16 on TPUs. Some
-  layers of flax have no option for it (LSTM cells). `apply` sets jax's default precision instead.
-  Gradients have the precision of their product.
+  layers of flax, such as LSTM cells, have no option for the precision. `apply` sets jax's default
+  precision instead. Gradients have the precision of the forward product.
 
   Attributes:
     precision: `default`, `high` or `highest`; None = the default precision of jax.
@@ -46,7 +46,7 @@ class Precise(nn.Module):
 def l2_normalize(x: jax.Array) -> jax.Array:
   """Scales the last axis of `x [..., F]` to length 1, in float32: `[..., F]` in the dtype of `x`.
 
-  The epsilon 1e-12 is TensorFlow's.
+  The epsilon is 1e-12, as in TensorFlow.
   """
   exact = x.astype(jnp.float32)
   square = jnp.sum(jnp.square(exact), axis=-1, keepdims=True)
@@ -70,11 +70,11 @@ def matmul(x: jax.Array, kernel: jax.Array, *, dtype: Any) -> jax.Array:
 def _dot_rows(x: jax.Array, kernel: jax.Array, dimensions: Any = None, **options) -> jax.Array:
   """`jax.lax.dot_general` of a linear layer, with the leading axes of `x [..., K]` merged.
 
-  The gradient of a kernel contracts the leading axes. For several axes XLA on CPU transposes the
-  whole tensor, for one it does not: a linear layer with its gradients was a third faster on
-  `[5024, 16, 32]` (2 cores).
+  The gradient of a kernel contracts the leading axes. XLA on CPU transposes the whole tensor to
+  contract several axes, but not to contract one: a linear layer with its gradients was a third
+  faster on `[5024, 16, 32]` (2 cores).
   """
-  del dimensions  # of nn.Dense: the last axis of x and the first of the kernel
+  del dimensions  # nn.Dense contracts the last axis of x and the first axis of the kernel
   rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
   product = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())), **options)
   return product.reshape(x.shape[:-1] + kernel.shape[1:])
@@ -104,17 +104,17 @@ def Dense(features: int, **kwargs) -> nn.Dense:  # pylint: disable=invalid-name
 
 
 class JoinedDense(nn.Module):
-  """A Dense layer on a concatenation, as blocks of its kernel.
+  """The kernel of a Dense layer on a concatenation, in blocks.
 
-  `Dense(concat(a, b)) = a @ Wa + b @ Wb + bias`: the caller applies each block where that is
-  cheapest (static features once per graph, a configuration once per slate).
+  `Dense(concat(a, b)) = a @ Wa + b @ Wb + bias`. The caller applies each block where this is
+  cheapest: to static features once per graph, to a configuration once per slate.
   """
 
   features: int
 
   @nn.compact
   def __call__(self, sizes: Sequence[int]) -> tuple[list[jax.Array], jax.Array]:
-    """Kernel blocks, `[size, features]` for each input size, and the bias `[1, features]`."""
+    """A kernel block `[size, features]` per input size, and the bias `[1, features]`."""
     kernel = self.param(
         "kernel", nn.initializers.glorot_uniform(), (sum(sizes), self.features), jnp.float32)
     bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
@@ -125,18 +125,18 @@ class Embed(nn.Embed):
   """`nn.Embed` with few rows and many indices; see `take_few_rows`."""
 
   def __call__(self, inputs: jax.Array) -> jax.Array:
-    """The rows `[..., features]` of `inputs [...]` int32."""
+    """Maps `inputs [...]` int32 to rows `[..., features]`."""
     return take_few_rows(self.embedding, inputs)
 
 
 @jax.custom_vjp
 def take_few_rows(table: jax.Array, index: jax.Array) -> jax.Array:
-  """Rows `[..., F]` of `table [R, F]` at `index [...]` int32; R is small.
+  """Rows `[..., F]` of `table [R, F]` at `index [...]` int32, for small R.
 
   On NVIDIA GPUs the gradient is a product with a `[R, number of indices]` matrix of zeros and ones.
   A scatter into few rows is slow there, and its order of additions differs from run to run. On CPUs
-  and TPUs the product is slower or as fast (`[6000]` indices of 121 rows on a CPU: 0.3 ms instead
-  of 0.03).
+  and TPUs the gradient is a scatter, which is at least as fast (`[6000]` indices of 121 rows on a
+  CPU: 0.03 ms, the product 0.3 ms).
   """
   return jnp.take(table, index, axis=0)
 
@@ -159,11 +159,11 @@ take_few_rows.defvjp(_take_few_rows_fwd, _take_few_rows_bwd)
 
 
 class OpcodeEmbedding(nn.Module):
-  """A vector per opcode; sows its activity for the regulariser.
+  """Embeds opcodes, and sows the activity for the regulariser.
 
-  The official models add `1e-4 * sum(output ** 2) / nodes` to the loss. Sum and number of real
-  nodes are sown in the collection "activity", so that the training step can sum them over devices
-  before it divides.
+  The official models add `1e-4 * sum(output ** 2) / nodes` to the loss. The sum and the number of
+  real nodes are sown in the collection "activity": the training step sums them over devices before
+  it divides.
   """
 
   features: int

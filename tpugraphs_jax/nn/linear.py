@@ -1,10 +1,10 @@
 """Linear layers and embeddings with the initialisation of PyTorch.
 
-Most published systems were written in PyTorch, and their results depend on its defaults, for a
+Most published systems were written in PyTorch, and their results depend on its defaults. For a
 layer with K inputs:
 
     linear kernel and bias     uniform on [-1 / sqrt(K), 1 / sqrt(K)]
-    table of an embedding      normal with mean 0 and deviation 1
+    embedding table            normal with mean 0 and deviation 1
 
 `layers.Dense` and `layers.OpcodeEmbedding` are initialised as in Keras.
 """
@@ -37,8 +37,20 @@ def uniform(inputs: int) -> Initializer:
   return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
+def glorot(inputs: int) -> Initializer:
+  """Glorot's uniform initialiser (PyTorch: `xavier_uniform_`; the default of kernels in Keras)."""
+  del inputs  # known from the shape
+  return nn.initializers.glorot_uniform()
+
+
+def zeros(inputs: int) -> Initializer:
+  """An initialiser with zeros."""
+  del inputs
+  return nn.initializers.zeros
+
+
 class Linear(nn.Module):
-  """`W x + b`, of an array or of `Nodes`.
+  """`W x + b` on an array or on `Nodes`.
 
   Several inputs are concatenated: `W [x, y] = W_x x + W_y y`. Each block of the kernel is applied
   to its input before the results are added. Features that configurations share are multiplied once,
@@ -48,8 +60,8 @@ class Linear(nn.Module):
     features: width of the result.
     use_bias: add b.
     kernel_init: maps the number of inputs to an initialiser.
-    bias_init: likewise.
-    dtype: of the computation.
+    bias_init: as `kernel_init`.
+    dtype: dtype of the computation.
   """
 
   features: int
@@ -60,7 +72,7 @@ class Linear(nn.Module):
 
   @nn.compact
   def __call__(self, *inputs: Any) -> Any:
-    """`[..., features]` of one array `[..., K]`, or `[N, C, features]` of node features.
+    """Maps one array `[..., K]` to `[..., features]`, or node features to `[N, C, features]`.
 
     Args:
       *inputs: one array, or `Nodes`, `Layouts` and `Tiles`.
@@ -83,12 +95,12 @@ class Linear(nn.Module):
 
 
 class Layouts:
-  """Layout configurations of the nodes of a batch, as a dictionary: an input of `Linear`.
+  """Layout configurations of nodes, as a dictionary: an input of `Linear`.
 
   Args:
-    slates: of the nodes.
+    slates: slates of the nodes.
     rows: `[R, V]` values of each row of the dictionary.
-    elsewhere: `[N, V]` or `[1, V]` values of nodes that are not configurable; None = results there
+    elsewhere: `[N, V]` or `[1, V]` values of nodes that are not configurable; None = their results
       are 0.
   """
 
@@ -97,7 +109,7 @@ class Layouts:
     self.width = rows.shape[-1]
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
-    """Applies `function`, `[n, V] -> [n, F]`, to the rows of the dictionary: node features."""
+    """Applies `function`, `[n, V] -> [n, F]`, to the rows of the dictionary: `[N, C, F]`."""
     slates, batch = self.slates, self.slates.batch
     config = function(self.rows).at[batch.row_id].get(mode="fill", fill_value=0)
     shape = slates.num_nodes, config.shape[2]
@@ -105,16 +117,16 @@ class Layouts:
       other = jnp.zeros(shape, config.dtype)
     else:
       other = jnp.broadcast_to(function(self.elsewhere), shape)
-      own = take_rows(other, batch.by_hop.nodes[0])[:, None]
-      config = jnp.where(slates.is_configurable_row()[:, None, None], config, own)
+      rows = take_rows(other, batch.by_hop.nodes[0])[:, None]
+      config = jnp.where(slates.is_configurable_row()[:, None, None], config, rows)
     return Nodes(slates, other[:, None], config, 0)
 
 
 class Tiles:
-  """Tile configurations of the kernels of a batch: an input of `Linear`.
+  """Tile configurations of kernels: an input of `Linear`.
 
   Args:
-    slates: of the nodes.
+    slates: slates of the nodes.
     values: `[G, C, V]`.
   """
 
@@ -122,7 +134,7 @@ class Tiles:
     self.slates, self.values, self.width = slates, values, values.shape[-1]
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
-    """Applies `function`, `[G, C, V] -> [G, C, F]`, once per kernel: node features."""
+    """Applies `function`, `[G, C, V] -> [G, C, F]`, once per kernel: `[N, C, F]`."""
     return self.slates.full(pooling.per_node(function(self.values), self.slates.graph_of))
 
 
@@ -130,10 +142,10 @@ class Embedding(nn.Module):
   """An embedding table, initialised as in PyTorch.
 
   Attributes:
-    rows: of the table.
+    rows: number of rows of the table.
     features: width of a vector.
-    max_norm: largest length of a vector; 0 = no limit. As in PyTorch the gradient is of the
-      shortened row; `keep_rows_short` shortens the table itself.
+    max_norm: largest length of a vector; 0 = no limit. As in PyTorch, gradients ignore the scaling;
+      `keep_rows_short` shortens the table itself.
   """
 
   rows: int
@@ -142,7 +154,7 @@ class Embedding(nn.Module):
 
   @nn.compact
   def __call__(self, index: jax.Array) -> jax.Array:
-    """Vectors `[..., features]` float32 of `index [...]` int32."""
+    """Maps `index [...]` int32 to vectors `[..., features]` float32."""
     table = self.param(
         "table", nn.initializers.normal(1.0), (self.rows, self.features), jnp.float32)
     if self.max_norm:
@@ -151,7 +163,7 @@ class Embedding(nn.Module):
 
 
 def shortened(table: jax.Array, max_norm: float) -> jax.Array:
-  """Rows of `table [R, F]` cut to length `max_norm`."""
+  """Scales rows of `table [R, F]` that are longer than `max_norm` to this length."""
   length = jnp.sqrt(jnp.sum(jnp.square(table), axis=-1, keepdims=True))
   return jnp.where(length > max_norm, table * (max_norm / (length + 1e-7)), table)
 
@@ -159,14 +171,14 @@ def shortened(table: jax.Array, max_norm: float) -> jax.Array:
 def keep_rows_short(
     optimizer: optax.GradientTransformation, max_norms: Mapping[tuple[str, ...], float]
 ) -> optax.GradientTransformation:
-  """An optimizer for a network with embeddings that have a `max_norm`.
+  """Wraps an optimizer for embeddings with a `max_norm`.
 
   PyTorch shortens rows in place at a lookup, so that its optimizer updates shortened rows. Here all
   rows are shortened before an update.
 
   Args:
     optimizer: updates the shortened parameters.
-    max_norms: largest length of rows of tables, by path in the parameters.
+    max_norms: largest length of rows of each table, by path in the parameters.
   """
   def shorten(params):
     flat = traverse_util.flatten_dict(params)
@@ -182,7 +194,7 @@ def keep_rows_short(
 
 
 class Opcodes(nn.Module):
-  """Embeds opcodes; attributes as in `Embedding`."""
+  """Embeds opcodes. Attributes are as in `Embedding`."""
 
   features: int
   max_norm: float = 0.0

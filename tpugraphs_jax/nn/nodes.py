@@ -13,13 +13,13 @@ A node with a varying row is reached: configurations can change it. There are th
 
     hop          shared     varying       features
     NONE         [N, 1, F]  -             are equal in all configurations
-    0, 1, ...    [N, 1, F]  [rows, C, F]  differ on nodes within so many hops
+    0, 1, ...    [N, 1, F]  [rows, C, F]  differ on nodes up to this hop
     EVERYWHERE   -          [N, C, F]     differ on all nodes
 
-A network is written as if `Nodes` were `[N, C, F]`: `x.map(gelu)` applies a function to single
-nodes, `x + y` and `concat(x, y)` convert both sides to the form that reaches further, and
-`neighbours(x, USERS)` reaches one hop further. After norms over nodes or attention every node
-depends on its whole graph, in the last form.
+A network is written as if `Nodes` were `[N, C, F]`. `x.map(gelu)` applies a function to single
+nodes. `x + y` and `concat(x, y)` convert both sides to the form that reaches further.
+`neighbours(x, USERS)` reaches one hop further. Norms over nodes and attention give the last form,
+because every node depends on its whole graph.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Slates:
 
   @classmethod
   def of(cls, batch: Batch) -> Slates:
-    """The slates of a batch with all edges."""
+    """Slates of a batch, with all edges."""
     real = jnp.arange(len(batch.graph.senders)) < batch.graph.n_edge[:-1].sum()
     by_hop = batch.by_hop if isinstance(batch, LayoutBatch) else None
     return cls(batch, batch.adjacency, by_hop, real, node_graph(batch.graph))
@@ -115,7 +115,7 @@ class Slates:
     return Nodes(self, None, value, EVERYWHERE)
 
   def from_all(self, value: jax.Array, x: Nodes) -> Nodes:
-    """`value [N, C, F]`, in which a node depends on all nodes of `x`, as features."""
+    """`value [N, C, F]` as features in which every node depends on all nodes of `x`."""
     return Nodes(self, value, None, NONE) if x.hop == NONE else self.full(value)
 
 
@@ -127,7 +127,7 @@ class Nodes:
   """Node features `[N, C, F]`; see the module.
 
   Attributes:
-    slates: of the nodes.
+    slates: slates of the nodes.
     shared: `[N, 1, F]`, or None; rows of reached nodes have no meaning.
     varying: `[rows of hops 0..hop, C, F]`, `[N, C, F]` or None.
     hop: the last reached hop, NONE or EVERYWHERE.
@@ -145,7 +145,7 @@ class Nodes:
 
   @property
   def dtype(self) -> Any:
-    """Of the features."""
+    """Dtype of the features."""
     return self._some.dtype
 
   @property
@@ -189,14 +189,14 @@ class Nodes:
   def divide(self, by: jax.Array) -> Nodes:
     """Divides the features of every node by `by [N]`, in the dtype of the features.
 
-    XLA on CPU repeats a product with the inverse in every gather that reads it, but not a division.
-    A training step took an eighth less time.
+    XLA on CPU repeats a product with the inverse in every gather that reads it, but not a division:
+    a training step took an eighth less time.
     """
-    over = lambda x, by: None if x is None else x / by[:, None, None].astype(x.dtype)
+    divide = lambda x, by: None if x is None else x / by[:, None, None].astype(x.dtype)
     rows = by
     if NONE < self.hop < EVERYWHERE:
       rows = by.at[self.slates.nodes_within(self.hop)].get(mode="fill", fill_value=1)
-    return Nodes(self.slates, over(self.shared, by), over(self.varying, rows), self.hop)
+    return Nodes(self.slates, divide(self.shared, by), divide(self.varying, rows), self.hop)
 
   def __add__(self, other: Nodes) -> Nodes:
     return combine(jnp.add, self, other)
@@ -216,9 +216,9 @@ def combine(function: Callable[..., jax.Array], *parts: Nodes) -> Nodes:
   """
   hop = max(part.hop for part in parts)
   parts = tuple(part.within(hop) for part in parts)
-  both = lambda rows: None if rows[0] is None else function(*rows)
-  return Nodes(parts[0].slates, both([part.shared for part in parts]),
-               both([part.varying for part in parts]), hop)
+  apply = lambda rows: None if rows[0] is None else function(*rows)
+  return Nodes(parts[0].slates, apply([part.shared for part in parts]),
+               apply([part.varying for part in parts]), hop)
 
 
 def concat(*parts: Nodes) -> Nodes:
@@ -240,12 +240,12 @@ class PartialSum:
       reached    ->  nodes of hops 0..h+1    from_reached   [rows of hops 0..h+1, C, F]
 
   A reached receiver needs both; `complete` adds them. Sums and divisions apply to both parts, so
-  that several directions are completed once. A nonlinear function must come after `complete`.
+  that several directions are completed once. Nonlinear functions must come after `complete`.
 
   Attributes:
     from_unreached: sums over unreached neighbours, or None.
     from_reached: sums over reached neighbours, or None.
-    slates: of the nodes.
+    slates: slates of the nodes.
     hop: the last hop that is reached after the sum.
   """
 
@@ -263,7 +263,7 @@ class PartialSum:
 
   def add_bias(self, bias: jax.Array) -> PartialSum:
     """Adds `bias [1, F]` to every receiver's sum."""
-    # To one part only: `complete` adds the parts.
+    # `complete` adds the parts: only one of them gets the bias.
     part = "from_reached" if self.from_unreached is None else "from_unreached"
     value = getattr(self, part)
     return dataclasses.replace(self, **{part: value + bias[None].astype(value.dtype)})

@@ -1,7 +1,7 @@
 """Readouts: node features `[N, C, F]` to graph features `[G, C, F]`.
 
-Sums are products with a `[G, N]` selection matrix. A batch has few graphs; a dense product is fast
-forward and backward on every platform, a scatter into few rows is not.
+Sums are products with a `[G, N]` selection matrix. A batch has few graphs: a dense product is fast
+in both passes on every platform, a scatter into few rows is not.
 
 Poolings are registered by name, for instance:
 
@@ -74,7 +74,7 @@ def mean(x: Nodes, *, configurable: bool = False) -> jax.Array:
 
 @POOLINGS.register("sum")
 def scaled_sum(x: Nodes, *, configurable: bool = False) -> jax.Array:
-  """`total` / 100, which is of the scale of other poolings; arguments as in `total`."""
+  """`total` / 100, which has the scale of other poolings; arguments as in `total`."""
   return total(x, configurable=configurable) * _SUM_SCALE
 
 
@@ -105,7 +105,7 @@ def parts(x: Nodes, *, configurable: bool = False) -> list[tuple[jax.Array, jax.
     configurable: select configurable nodes only.
 
   Returns:
-    Pairs of an array `[rows, C, ...]` and a matrix `[G, rows]` float32: 1 where a row is a node of
+    Pairs of an array `[rows, C, ...]` and a matrix `[G, rows]` float32, 1 where a row is a node of
     a graph. Every selected node is in one pair.
   """
   slates = x.slates

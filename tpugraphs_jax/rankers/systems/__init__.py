@@ -1,8 +1,8 @@
 """Published systems, one file each, in the order of their method sections.
 
-  gst       Graph Segment Training of TpuGraphs, and the 7th place
+  gst                      Graph Segment Training of TpuGraphs, and the 7th place
   first ... sixth, tenth   places of the competition "Fast or Slow?"
-  mlsys21   "A Learned Performance Model for TPUs" (MLSys 2021), for kernels
+  mlsys21                  "A Learned Performance Model for TPUs" (MLSys 2021), for kernels
 
 Settings are in `configs/systems`, the base class in `system`, layers in `nn`.
 """

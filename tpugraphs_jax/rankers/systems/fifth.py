@@ -1,17 +1,17 @@
 """The 5th place: GraphSAGE in both directions side by side, and the sum over nodes.
 
-    columns, tokens, opcode and layouts of a node -> linear -> SAGE rounds -> sum -> a number
+    columns, tokens, opcode and layouts of a node -> linear -> SAGE rounds -> sum -> linear -> score
     tiles: tokens and tile of a node -> transformer -> mean, in place of tokens and layouts
 
-Published: 53 columns of a node, six tokens of 23 numbers, an opcode vector of 64 that
-element-wise operations of one operand share; nodes that are not configurable have their own
-layout in place of a configuration; a linear layer of 384 with ReLU; three rounds, each SAGE of
-192 over users beside SAGE of 192 over operands, with ReLU; the sum over nodes through a linear
-layer. DropEdge with a share of 0 to 0.15, drawn anew in each step.
+Published: a node has 53 columns, six tokens of 23 numbers, and an opcode vector of width 64, which
+unary element-wise operations share. The layout of a node replaces its configuration where it is not
+configurable. A linear layer of width 384 has ReLU. Each of three rounds concatenates SAGE of width
+192 over users and over operands, with ReLU. A linear layer maps the sum over nodes to the score.
+DropEdge removes a share of edges, drawn from 0 to 0.15 in each step.
 
-A token was meant to describe one dimension of a tensor. The published code joins lists of six
-numbers one after the other and cuts the result into six: the first nine numbers of a token are
-of one or two lists, and not of one dimension. Here they are the same.
+A token was meant to describe one dimension of a tensor. The published code concatenates lists of
+six numbers and splits the result into six parts: the first nine numbers of a token are from one or
+two lists. Here tokens are equal to the published ones.
 
 Source: knshnb/kaggle-tpu-graph-5th-place, 66c2f7f.
 """
@@ -44,24 +44,23 @@ from tpugraphs_jax.nn.aggregation import OPERANDS, take_rows, USERS
 from tpugraphs_jax.nn.attention import TransformerLayer
 from tpugraphs_jax.nn.conv import Sage
 from tpugraphs_jax.nn.dropout import drop_edges
-from tpugraphs_jax.nn.linear import Embedding, Layouts, Tiles, uniform
+from tpugraphs_jax.nn.linear import Embedding, glorot, Layouts, Tiles, uniform
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
-# Features. The numbers are the smallest and largest of each column in the released data, as the
-# published code lists them.
+# Features. Minima and maxima are the constants of the published code, from the released data.
 
-# Columns from 0 to a largest number, which are scaled to -1..1.
+# Maxima of columns that are scaled from 0..maximum to -1..1.
 _SCALED = dict.fromkeys((0, 3, 6, 7, 10, 13, 15, 18, 20), 1) | {
     30: 35, 91: 3, 92: 5, 113: 1, 114: 1, 115: 5, 125: 1, 128: 1, 133: 1}
-# Columns from a smallest number on, of which the logarithm is taken.
+# Minima of columns that become logarithms.
 _LOGARITHMS = {
     27: 0, 28: 1, 29: 0, 43: 0, 44: 1, 51: 0, 52: 1, 59: 0, 60: 0, 67: -2, 68: 0, 75: 0, 76: 1,
     83: 0, 84: 1, 107: 0, 108: 0, 109: 0, 110: 0, 111: 0, 112: 0, 117: 0, 118: 0, 119: 0, 120: 1,
     121: 0, 122: 0, 123: 0, 124: 1, 126: 0, 127: -39, 129: 0, 130: 0, 131: -24, 132: 0}
-# Lists of a number for each dimension, with the smallest and the largest number.
+# Minima and maxima of lists with a number per dimension.
 _SCALED_LISTS = {
     "dimensions": (0, 5), "window_stride": (0, 4), "window_padding_high": (-1, 4),
     "window_dilation": (0, 4), "base_dilation": (0, 4), "window_reversal": (0, 1)}
@@ -72,63 +71,63 @@ TOKENS = MAX_RANK * TOKEN
 
 
 def _scaled(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
-  """`x [N, F]` from low..high to -1..1."""
+  """Scales `x [N, F]` from low..high to -1..1."""
   return 2 * (x - np.float32(low)) / (np.float32(high) - np.float32(low)) - 1
 
 
 def _logarithm(x: np.ndarray, low: Any) -> np.ndarray:
-  """log(x + 1 - low) of `x [N, F]`, and 0 below `low`, where the published code has no number."""
+  """log(x + 1 - low) of `x [N, F]`; 0 below `low`, where the published code has NaN."""
   return np.log1p(np.maximum(x - np.float32(low), 0))
 
 
 @BLOCKS.register("fifth_columns")
 def columns(graph: OpGraph) -> np.ndarray:
   """53 columns of single numbers, `[N, 53]` float32: 18 scaled to -1..1, 35 as logarithms."""
-  of = lambda table: (graph.node_feat[:, list(table)].astype(np.float32), list(table.values()))
-  scaled, high = of(_SCALED)
-  return np.concatenate([_scaled(scaled, 0, high), _logarithm(*of(_LOGARITHMS))], axis=1)
+  select = lambda table: (graph.node_feat[:, list(table)].astype(np.float32), list(table.values()))
+  scaled, high = select(_SCALED)
+  return np.concatenate([_scaled(scaled, 0, high), _logarithm(*select(_LOGARITHMS))], axis=1)
 
 
 @BLOCKS.register("fifth_tokens")
 def tokens(graph: OpGraph) -> np.ndarray:
   """Six tokens of 23 numbers, `[N, 6 * 23]` float32.
 
-  A token has nine numbers of 54, the lists of dimensions one after the other, and then 14 that
-  say which numbers of a convolution name its dimension. A number 0 names none, because it
-  stands for no convolution, too.
+  The first nine numbers of a token are a sixth of the concatenated lists of dimensions. The other
+  14 mark the dimension numbers of a convolution that are equal to the index of the token. A
+  dimension number 0 is never marked, because other opcodes have it too.
   """
   feat, count = graph.node_feat.astype(np.float32), graph.num_nodes
   part = lambda name: feat[:, sizes(NODE[name])]
   lists = [_scaled(part(name), *ends) for name, ends in _SCALED_LISTS.items()]
   lists += [_logarithm(part(name), 0) for name in _LOGARITHM_LISTS]
   numbers = feat[:, None, _CONVOLUTION]
-  named = (numbers == np.arange(MAX_RANK)[None, :, None]) & (numbers > 0)
-  cut = np.concatenate(lists, axis=1).reshape(count, MAX_RANK, -1)
-  return np.concatenate([cut, named], axis=2).reshape(count, TOKENS).astype(np.float32)
+  is_equal = (numbers == np.arange(MAX_RANK)[None, :, None]) & (numbers > 0)
+  sixths = np.concatenate(lists, axis=1).reshape(count, MAX_RANK, -1)
+  return np.concatenate([sixths, is_equal], axis=2).reshape(count, TOKENS).astype(np.float32)
 
 
 @BLOCKS.register("fifth_layout")
 def own_layout(graph: OpGraph) -> np.ndarray:
   """The layout of each node's result, minor to major, with -1 for 0: `[N, 6]` float32.
 
-  The released 0 is dimension 0 or no dimension, which the published code does not tell apart.
+  A released 0 is dimension 0 or no dimension; the published code does not distinguish them.
   """
   layout = graph.node_feat[:, NODE["minor_to_major"]].astype(np.float32)
   return np.where(layout == 0, np.float32(-1), layout)
 
 
-# Element-wise operations of one operand, which have one opcode vector.
+# Unary element-wise operations, which share one opcode vector.
 _UNARY = (
     "abs", "cbrt", "ceil", "cosine", "exponential", "exponential-minus-one", "floor", "is-finite",
     "log", "log-plus-one", "logistic", "negate", "not", "round-nearest-afz", "round-nearest-even",
     "rsqrt", "sign", "sine", "sqrt", "tan", "tanh")
 
 
-def _merged() -> np.ndarray:
-  """The number of the opcode vector of each opcode, `[121]` int32."""
-  ids, number = opcode_ids(), np.arange(OPCODES, dtype=np.int32)
-  number[[ids[name] for name in _UNARY]] = ids[_UNARY[0]]
-  return number
+def _opcode_rows() -> np.ndarray:
+  """Row of the embedding table for each opcode, `[121]` int32."""
+  ids, row = opcode_ids(), np.arange(OPCODES, dtype=np.int32)
+  row[[ids[name] for name in _UNARY]] = ids[_UNARY[0]]
+  return row
 
 
 # Networks.
@@ -140,23 +139,23 @@ class Fifth(System):
   op_embed_dim: int = option(64, "width of the opcode vector", least=1)
   width: int = option(
       384,
-      "width of the first linear layer and of a round, half of it for each direction", least=1)
+      "width of the first linear layer and of each round; a direction has half", least=1)
   num_layers: int = option(3, "SAGE rounds", least=1)
   drop_edge: float = option(
-      0.15, "largest share of edges that a step of training leaves out", least=0, below=1)
+      0.15, "largest share of edges that a training step drops", least=0, below=1)
 
-  embeds_integers = True  # configurations come as they are
+  embeds_integers = True  # configurations are unscaled
 
   def setup(self):
     self.head = self.exact(1)
 
   @nn.compact
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
-    """The sum of the last features of all nodes, `[G, C, width]` float32."""
+    """The sum over nodes, `[G, C, width]` float32."""
     slates = Slates.of(batch)
     if train and self.drop_edge:
       slates = drop_edges(slates, self.make_rng("dropout"), self.drop_edge)
-    opcode = jnp.asarray(_merged())[batch.graph.nodes["opcode"]]
+    opcode = jnp.asarray(_opcode_rows())[batch.graph.nodes["opcode"]]
     opcode = Embedding(OPCODES, self.op_embed_dim, name="opcodes")(opcode)
     x = self.first(slates, jnp.asarray(batch.graph.nodes["feat"]), opcode).map(nn.relu)
     for number in range(self.num_layers):
@@ -181,14 +180,14 @@ class FifthLayout(Fifth):
     return self.num_layers
 
   def first(self, slates: Slates, feat: jax.Array, opcode: jax.Array) -> Nodes:
-    """The first linear layer: a node's own layout stands in each of three configured ones."""
+    """The first linear layer. Nodes without a configuration have their own layout three times."""
     feat, layout = feat[:, :-MAX_RANK], feat[:, -MAX_RANK:]
-    own = jnp.tile(layout, (1, LAYOUT_CONFIG_FEATURES // MAX_RANK))
-    # The published layer has 18 inputs more, for tiles, which are 0 for programs.
-    begin = lambda inputs: uniform(inputs + LAYOUT_CONFIG_FEATURES)
-    linear = self.linear(self.width, kernel_init=begin, bias_init=begin, name="first")
+    elsewhere = jnp.tile(layout, (1, LAYOUT_CONFIG_FEATURES // MAX_RANK))
+    # The published layer has 18 more inputs: tiles, which are 0 for programs.
+    init = lambda inputs: uniform(inputs + LAYOUT_CONFIG_FEATURES)
+    linear = self.linear(self.width, kernel_init=init, bias_init=init, name="first")
     return linear(slates.nodes(jnp.concatenate([feat, opcode], axis=-1)),
-                  Layouts(slates, jnp.asarray(slates.batch.rows), own))
+                  Layouts(slates, jnp.asarray(slates.batch.rows), elsewhere))
 
 
 @base.TILE_MODELS.register("Fifth")
@@ -197,13 +196,13 @@ class FifthTile(Fifth):
 
   token_width: int = option(256, "width of the transformer over tokens", least=1)
   token_layers: int = option(2, "number of layers of the transformer", least=1)
-  token_heads: int = option(2, "number of heads of its attention", least=1)
+  token_heads: int = option(2, "number of attention heads of the transformer", least=1)
 
   reads = ("fifth_columns", "fifth_tokens")
   distinct = TOKENS
 
   def first(self, slates: Slates, feat: jax.Array, opcode: jax.Array) -> Nodes:
-    """The first linear layer, on the mean of the encoded tokens of a node."""
+    """The first linear layer, on columns, opcode and the mean of encoded tokens."""
     encode = TokenEncoder(
         self.token_width, self.token_layers, self.token_heads, self.linear, name="tokens")
     tokens = encode(feat[:, -TOKENS:].reshape(-1, MAX_RANK, TOKEN), slates)
@@ -212,16 +211,16 @@ class FifthTile(Fifth):
 
 
 class TokenEncoder(nn.Module):
-  """Six tokens of a node with the tile of its kernel, through a transformer; their mean.
+  """The mean of six tokens of a node after a transformer, which also reads the tile.
 
-  Nodes of a kernel with equal tokens are encoded once, as published. Among released kernels
-  about a quarter of the nodes have tokens that no other node has.
+  Nodes of a kernel with equal tokens are encoded once, as published. In released kernels about a
+  quarter of the nodes have unique tokens.
 
   Attributes:
-    features: width.
-    layers: of the transformer.
-    heads: of its attention.
-    linear: makes linear layers by their width.
+    features: width of tokens and of the result.
+    layers: number of layers.
+    heads: number of attention heads.
+    linear: creates a linear layer of a width.
   """
 
   features: int
@@ -231,36 +230,28 @@ class TokenEncoder(nn.Module):
 
   @nn.compact
   def __call__(self, tokens: jax.Array, slates: Slates) -> Nodes:
-    """`[N, C, features]` of `tokens [N, 6, 23]`."""
+    """Maps `tokens [N, 6, 23]` to `[N, C, features]`."""
     sets = slates.batch.distinct
     graph_of = slates.graph_of.at[sets.first].get(mode="fill", fill_value=slates.graphs)
     first = dataclasses.replace(slates, graph_of=graph_of)
     static = take_rows(tokens, sets.first)
     number = jnp.broadcast_to(jnp.arange(MAX_RANK)[None, :, None], (*static.shape[:2], 1))
     static = jnp.concatenate([static, _places(static), number.astype(static.dtype)], axis=-1)
-    begin = functools.partial(self.linear, self.features, kernel_init=_xavier)
-    x = begin(name="tokens")(
+    linear = functools.partial(self.linear, kernel_init=glorot)
+    x = linear(self.features, name="tokens")(
         first.nodes(static), Tiles(first, _bounds(jnp.asarray(slates.batch.config_feat))))
     x = x.map(nn.relu).everywhere()
     for layer in range(self.layers):
-      x = TransformerLayer(
-          self.features, self.heads, linear=functools.partial(self.linear, kernel_init=_xavier),
-          name=f"layer_{layer}")(x)
+      x = TransformerLayer(self.features, self.heads, linear=linear, name=f"layer_{layer}")(x)
     return slates.full(take_rows(x.mean(axis=2), sets.which))
 
 
-def _xavier(inputs: int) -> Any:
-  """PyTorch's `xavier_uniform_`, with which the published code begins the transformer."""
-  del inputs  # known from the shape
-  return nn.initializers.xavier_uniform()
-
-
 def _places(tokens: jax.Array) -> jax.Array:
-  """Where three layouts have the dimension of each token, `[n, 6, 3]` of `tokens [n, 6, 23]`.
+  """Maps `tokens [n, 6, 23]` to the place of their dimension in three layouts, `[n, 6, 3]`.
 
-  Nodes of kernels have no layouts: -1. A virtual node, all of whose numbers are 0, has layouts
-  of -2, which count from the end where the published code inverts them: dimension 4 is at place
-  5, the last that is written. A GPU may write another one last.
+  Nodes of kernels have no layouts: all places are -1. A virtual node has zero tokens and layouts of
+  -2. The published code inverts a layout by indexing, where -2 counts from the end: dimension 4
+  gets the last place that is written, 5. A GPU may write another one last.
   """
   is_virtual = ~tokens.any(axis=(1, 2))
   place = jnp.where(is_virtual[:, None] & (jnp.arange(MAX_RANK) == 4)[None], 5.0, -1.0)
@@ -268,6 +259,6 @@ def _places(tokens: jax.Array) -> jax.Array:
 
 
 def _bounds(tiles: jax.Array) -> jax.Array:
-  """log(1 + x) of the three bounds of `tiles [G, C, 24]` by dimension, `[G, C, 6, 3]`."""
+  """log(1 + x) of the three bounds of each dimension of `tiles [G, C, 24]`, `[G, C, 6, 3]`."""
   bounds = jnp.stack([tiles[..., sizes(block)] for block in TILE.values()], axis=-1)
   return jnp.log1p(jnp.maximum(bounds, 0))

@@ -1,18 +1,18 @@
 """The 1st place: instance norm, gates, and attention across the configurations of a slate.
 
-    features, own layout, opcode and configuration of a node
+    features, layout, opcode and configuration of a node
       -> 2 linear blocks -> 2 SAGE blocks over users -> mean over nodes -> score
 
     linear block   x -> gelu(gates(norm(W x + b)))
     SAGE block     x -> dropout(gelu(x + gates(sage(norm(x)))))
 
-Published: programs are cut to the edges at configurable nodes; lists of dimensions end with -1;
-134 columns are standardised by the nodes of cut training programs; all layout integers, those of
-configurations and of a node itself, go through one embedding, with -2 for a node that is not
-configurable. The norm is over the nodes of a graph, for every configuration and channel. The
-gates are one for each channel and, in default collections and for tiles, an attention across
-configurations, which doubles the channels. Kernels go through the network without a
-configuration; an MLP of the tile joins their maximum and mean.
+Published: programs are reduced to the edges at configurable nodes. Lists of dimensions are padded
+with -1. 134 columns are standardised with statistics of reduced training programs. One embedding
+serves the layouts of nodes and of configurations; nodes that are not configurable have the value
+-2. The norm is over the nodes of a graph, per configuration and channel. Gates scale each channel.
+In default collections and for tiles they also have attention across configurations, which doubles
+the channels. Kernels are encoded without their tile. An MLP joins the tile with maximum and mean
+over nodes.
 
 Source: thanhhau097/google_fast_or_slow.
 """
@@ -67,7 +67,7 @@ def layout(graph: OpGraph) -> np.ndarray:
 
 @BLOCKS.register("first_tile")
 def tile_numbers(graph: OpGraph) -> np.ndarray:
-  """The released columns without the layout as they are, `[N, 134]` float32."""
+  """The released columns without the layout, `[N, 134]` float32."""
   return graph.node_feat[:, :_NUMBERS]
 
 
@@ -83,15 +83,19 @@ _LISTS = ("dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions",
 
 
 def padded(graph: OpGraph) -> np.ndarray:
-  """The released columns with -1 behind the end of every list of dimensions, `[N, 140]` float32.
+  """The released columns with lists of dimensions padded by -1, `[N, 140]` float32.
 
-  The 1st place made its layout files anew with such lists: `dimensions`, the spatial dimensions
-  of convolutions, and the layout. Released files do not have their lengths, which follow from
-  other columns: a layout is as long as its shape; spatial dimensions are as many as those of the
-  window of a convolution; `dimensions` is as long as the operand of a broadcast and the result of
-  a transpose, counts the dimensions that a reduction drops, is 1 for concatenate, iota and sort,
-  and elsewhere reaches up to its last number above 0. Numbers 0 at the end of a `reverse`, and of
-  a reduction of several arrays, are taken for padding.
+  The 1st place rebuilt its layout files with such lists. Released files pad with 0 and do not
+  have the lengths, which are inferred from other columns:
+
+    layout               rank of the result
+    spatial dimensions   number of window dimensions of a convolution
+    dimensions           rank of the operand (broadcast), rank of the result (transpose), number of
+                         reduced dimensions (reduce), 1 (concatenate, iota, sort); for other
+                         opcodes the list ends at its last number above 0
+
+  Zeros at the end of `dimensions` of a `reverse`, or of a reduction of several arrays, count as
+  padding.
   """
   feat, opcode, ids = graph.node_feat[:, :_LAYOUT.stop].copy(), graph.node_opcode, opcode_ids()
   rank = ranks(feat)
@@ -99,12 +103,12 @@ def padded(graph: OpGraph) -> np.ndarray:
   np.maximum.at(operand, graph.edge_index[:, 0], rank[graph.edge_index[:, 1]])
   convolution = opcode == ids["convolution"]
   window = feat[:, NODE["window_reversal"]][:, MAX_RANK:].sum(axis=1).astype(int) * convolution
-  listed = np.isin(opcode, [ids[name] for name in _ONE_DIMENSION]).astype(int)
-  # A tuple, the result of a reduction of several arrays, does not tell how many are dropped.
-  dropped = np.where(feat[:, NODE["tuple_size"].start] > 0, 0, np.maximum(operand - rank, 0))
-  for name, length in (("broadcast", operand), ("transpose", rank), ("reduce", dropped)):
-    listed = np.where(opcode == ids[name], length, listed)
-  for name, length in zip(_LISTS, (listed, window, window, rank), strict=True):
+  dimensions = np.isin(opcode, [ids[name] for name in _ONE_DIMENSION]).astype(int)
+  # A reduction of several arrays has a tuple as its result, which has no rank.
+  reduced = np.where(feat[:, NODE["tuple_size"].start] > 0, 0, np.maximum(operand - rank, 0))
+  for name, length in (("broadcast", operand), ("transpose", rank), ("reduce", reduced)):
+    dimensions = np.where(opcode == ids[name], length, dimensions)
+  for name, length in zip(_LISTS, (dimensions, window, window, rank), strict=True):
     values = feat[:, NODE[name]]
     place = np.arange(1, values.shape[1] + 1)
     last = ((values != 0) * place).max(axis=1)
@@ -113,10 +117,10 @@ def padded(graph: OpGraph) -> np.ndarray:
 
 
 def ranks(feat: np.ndarray) -> np.ndarray:
-  """Dimensions of the result of nodes with the released columns `feat [N, 140]`, `[N]` int64.
+  """Rank of the result of each node, `[N]` int64, from the released columns `feat [N, 140]`.
 
-  They are the sizes in front of the first 0. Arrays without elements have a size 0 themselves:
-  the numbers of their layout tell the rank.
+  The rank is the number of sizes before the first 0. Arrays without elements have a dimension of
+  size 0: their rank is read from the layout.
   """
   size, elements = feat[:, sizes(NODE["shape"])], feat[:, NODE["shape"].stop - 1]
   full = np.cumprod(size != 0, axis=1).sum(axis=1)
@@ -125,7 +129,7 @@ def ranks(feat: np.ndarray) -> np.ndarray:
 
 @KINDS.register("first")
 def standard_scaler(statistics: Statistics) -> Scaling:
-  """Mean 0 and deviation 1; columns that are constant in training stay, with scale 1.
+  """Scales columns to mean 0 and deviation 1; constant columns have scale 1.
 
   Source: StandardScaler of scikit-learn.
   """
@@ -137,32 +141,32 @@ def standard_scaler(statistics: Statistics) -> Scaling:
 
 
 class ChannelGate(nn.Module):
-  """`x * sigmoid(W_2 relu(W_1 x + b_1) + b_2)`, W_1 to a bottleneck of an eighth of the channels.
+  """`x * sigmoid(W_2 relu(W_1 x + b_1) + b_2)`; the hidden layer has an eighth of the channels.
 
   Attributes:
-    linear: makes linear layers by their width.
+    linear: creates a linear layer of a width.
   """
 
   linear: Callable[..., nn.Module] = Linear
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
-    """`[N, C, F]` of `x [N, C, F]`."""
+    """Maps `x [N, C, F]` to `[N, C, F]`."""
     narrow = self.linear(x.width // 8, name="linear1")
     wide = self.linear(x.width, name="linear2")
     return x.map(lambda v: v * nn.sigmoid(wide(nn.relu(narrow(v)))))
 
 
 class CrossAttention(nn.Module):
-  """Features beside themselves times a softmax over the configurations of the slate.
+  """Features, and features weighted by a softmax over the configurations of the slate.
 
-  `[x, x * softmax_C(x / t)]` for every node and channel, t learned from 0.5 on. Features without
-  an axis of configurations have the weight 1.
+  `[x, x * softmax_C(x / t)]` per node and channel, with a learned t that is initially 0.5.
+  Features that are equal in all configurations have the weight 1.
   """
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
-    """`[N, C, 2 F]` of `x [N, C, F]`."""
+    """Maps `x [N, C, F]` to `[N, C, 2 F]`."""
     t = self.param("temperature", nn.initializers.constant(0.5), (), jnp.float32)
     if x.hop == NONE:
       return concat(x, x)
@@ -173,11 +177,11 @@ class CrossAttention(nn.Module):
 
 
 class Gates(nn.Module):
-  """The gate of channels, then the attention across configurations.
+  """`ChannelGate`, then optionally `CrossAttention`.
 
   Attributes:
-    across_configs: whether that attention is there; it doubles the channels.
-    linear: makes linear layers by their width.
+    across_configs: apply `CrossAttention`, which doubles the channels.
+    linear: creates a linear layer of a width.
   """
 
   across_configs: bool
@@ -185,18 +189,18 @@ class Gates(nn.Module):
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
-    """`[N, C, F or 2 F]` of `x [N, C, F]`."""
+    """Maps `x [N, C, F]` to `[N, C, F or 2 F]`."""
     x = ChannelGate(self.linear, name="attn")(x)
     return CrossAttention(name="cross_attn")(x) if self.across_configs else x
 
 
 class LinearBlock(nn.Module):
-  """`gelu(gates(norm(W x + b)))`; W begins as Xavier's normal, b as 0.01.
+  """`gelu(gates(norm(W x + b)))`; W is initialised as Xavier normal, b as 0.01.
 
   Attributes:
-    width: of the result.
+    width: width of the result.
     across_configs: see `Gates`.
-    linear: makes linear layers by their width.
+    linear: creates a linear layer of a width.
   """
 
   width: int
@@ -205,7 +209,7 @@ class LinearBlock(nn.Module):
 
   @nn.compact
   def __call__(self, *inputs: Any) -> Nodes:
-    """`[N, C, width]` of inputs of `nn.linear.Linear` on nodes."""
+    """Maps inputs of `nn.linear.Linear` on nodes to `[N, C, width]`."""
     x = self.linear(
         self.width // (1 + self.across_configs), name="linear",
         kernel_init=lambda _: nn.initializers.variance_scaling(1.0, "fan_avg", "normal"),
@@ -214,12 +218,12 @@ class LinearBlock(nn.Module):
 
 
 class SageBlock(nn.Module):
-  """`dropout(gelu(x + gates(sage(norm(x)))))`, of the width of its input.
+  """`dropout(gelu(x + gates(sage(norm(x)))))`.
 
   Attributes:
     across_configs: see `Gates`.
-    dropout: rate.
-    linear: makes linear layers by their width.
+    dropout: dropout rate.
+    linear: creates a linear layer of a width.
   """
 
   across_configs: bool
@@ -228,7 +232,7 @@ class SageBlock(nn.Module):
 
   @nn.compact
   def __call__(self, x: Nodes, *, train: bool) -> Nodes:
-    """`[N, C, F]` of `x [N, C, F]`."""
+    """Maps `x [N, C, F]` to `[N, C, F]`."""
     width = x.width // (1 + self.across_configs)
     y = Sage(width, (USERS,), self.linear, name="conv")(instance_norm(x))
     y = Gates(self.across_configs, self.linear, name="gates")(y)
@@ -239,32 +243,32 @@ class SageBlock(nn.Module):
 
 
 class First(System):
-  """What programs and kernels have in common."""
+  """The part of the network that programs and kernels share."""
 
   op_embed_dim: int = option(16, "width of the opcode vector", least=1)
   value_embed_dim: int = option(4, "width of the vector of a layout integer", least=1)
-  width: int = option(256, "width of all blocks, and of the layers of tiles", least=1)
-  across_configs: bool = option(True, "whether blocks have attention across configurations")
+  width: int = option(256, "width of all blocks and of the layers of tiles", least=1)
+  across_configs: bool = option(True, "attention across configurations in every block")
   dropout: float = option(
-      0.2, "dropout rate, behind SAGE blocks and in the layers of tiles", least=0, below=1)
+      0.2, "dropout rate after SAGE blocks and in the layers of tiles", least=0, below=1)
 
   def setup(self):
     self.last = self.exact(1)
 
-  def encoded(self, slates: Slates, *, train: bool) -> Nodes:
-    """Nodes `[N, C, width]` behind all blocks, for a compact method."""
+  def encode(self, slates: Slates, *, train: bool) -> Nodes:
+    """Node features `[N, C, width]` after all blocks; to be called by a compact method."""
     table = Embedding(_VALUES, self.value_embed_dim, name="layouts")
 
-    def embedded(values):
+    def embed_values(values):
       vectors = table(jnp.asarray(values, jnp.int32) - NOT_CONFIGURABLE)
       return vectors.reshape(*values.shape[:-1], -1)
 
     graph = slates.batch.graph
     feat, opcode = jnp.asarray(graph.nodes["feat"]), Opcodes(self.op_embed_dim, name="opcodes")
     static = slates.nodes(jnp.concatenate(
-        [feat[:, :-MAX_RANK], embedded(feat[:, -MAX_RANK:]), opcode(graph)], axis=-1))
+        [feat[:, :-MAX_RANK], embed_values(feat[:, -MAX_RANK:]), opcode(graph)], axis=-1))
     linear = functools.partial(LinearBlock, self.width, self.across_configs, self.linear)
-    x = linear(name="linear")(static, *self.configurations(slates, embedded))
+    x = linear(name="linear")(static, *self.configurations(slates, embed_values))
     x = linear(name="linear2")(x)
     for number in range(2):
       block = SageBlock(self.across_configs, self.dropout, self.linear, name=f"convs_{number}")
@@ -288,16 +292,16 @@ class FirstLayout(First):
   def compares_configs(self) -> bool:
     return self.across_configs
 
-  def configurations(self, slates: Slates, embedded: Callable) -> list[Layouts]:
+  def configurations(self, slates: Slates, embed_values: Callable) -> list[Layouts]:
     """Embedded layouts."""
     rows = jnp.asarray(slates.batch.rows)
-    nowhere = jnp.full((1, rows.shape[1]), NOT_CONFIGURABLE)
-    return [Layouts(slates, embedded(rows), embedded(nowhere))]
+    elsewhere = jnp.full((1, rows.shape[1]), NOT_CONFIGURABLE)
+    return [Layouts(slates, embed_values(rows), embed_values(elsewhere))]
 
   @nn.compact
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
-    """Means over nodes, `[G, C, width]` float32."""
-    return pooling.mean(self.encoded(Slates.of(batch), train=train))
+    """The mean over nodes, `[G, C, width]` float32."""
+    return pooling.mean(self.encode(Slates.of(batch), train=train))
 
 
 @base.TILE_MODELS.register("First")
@@ -306,17 +310,17 @@ class FirstTile(First):
 
   reads = ("first_tile_layout",)
 
-  def configurations(self, slates: Slates, embedded: Callable) -> list:
-    """None: tiles join behind the blocks."""
-    del slates, embedded
+  def configurations(self, slates: Slates, embed_values: Callable) -> list:
+    """Empty: tiles join after the blocks."""
+    del slates, embed_values
     return []
 
   @nn.compact
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
-    """The MLP of tile, maximum and mean but for its last layer, `[G, C, width]` float32."""
+    """The last hidden layer of the MLP on tile, maximum and mean, `[G, C, width]` float32."""
     dense = lambda name: self.exact(self.width, name=name)
     hidden = lambda x: gelu(Dropout(self.dropout)(x, train=train))
-    x = self.encoded(Slates.of(batch), train=train)
+    x = self.encode(Slates.of(batch), train=train)
     tile = hidden(dense("dense_cfg_0")(jnp.asarray(batch.config_feat)))
     tile = dense("dense_cfg_1")(tile)
     kernel = jnp.concatenate([pooling.largest(x), pooling.mean(x)], axis=-1)

@@ -5,10 +5,10 @@
     readout = [sum over edges of the outer product of e and g, mean over edges of g]
     score = MLP(readout)
 
-Every layer but the last has ReLU behind it.
+A ReLU follows every layer but the last.
 
-Published: 12 node features of both ends and 8 of the 18 configuration values. Which ones is not
-said: here all are in it. There is no public code.
+Published: 12 node features of both ends and 8 of the 18 configuration values, without their names.
+Here all are used. There is no public code.
 
 Source: the write-up of the competition.
 """
@@ -55,7 +55,7 @@ class Fourth(System):
 
   @nn.compact
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
-    """Second moments of edges and means, `[G, C, B B' + B']` float32."""
+    """Sums of outer products and means over edges, `[G, C, B B' + B']` float32."""
     del train  # no dropout
     slates, graph = Slates.of(batch), batch.graph
     edges = configurable_edges(slates)
@@ -66,9 +66,9 @@ class Fourth(System):
       e = nn.relu(self.linear(width, name=f"edge_{number}")(e))
 
     graph_of = slates.graph_of.at[edges.consumer].get(mode="fill", fill_value=slates.graphs)
-    of_edges = dataclasses.replace(slates, graph_of=graph_of)  # edges in the place of nodes
+    slates = dataclasses.replace(slates, graph_of=graph_of)  # edges take the place of nodes
     first, *others = self.config_widths
-    g = self.linear(first, name="config_0")(of_edges.nodes(e), EdgeLayouts(of_edges, edges.row))
+    g = self.linear(first, name="config_0")(slates.nodes(e), EdgeLayouts(slates, edges.row))
     for number, width in enumerate(others, start=1):
       g = self.linear(width, name=f"config_{number}")(g.map(nn.relu))
     g = nn.relu(g.everywhere())
@@ -86,12 +86,12 @@ class Fourth(System):
 
 
 class Edges(NamedTuple):
-  """Edges from configurable nodes to their operands; a table has many empty places.
+  """Edges from configurable nodes to their operands; ABSENT is padding.
 
   Attributes:
-    consumer: `[E]` int32 configurable node, or ABSENT.
-    producer: `[E]` int32 its operand, or ABSENT.
-    row: `[E]` int32 place of the consumer among the rows of hop 0, or ABSENT.
+    consumer: `[E]` int32 configurable node.
+    producer: `[E]` int32 operand.
+    row: `[E]` int32 row of the consumer in hop 0.
   """
 
   consumer: jax.Array
@@ -101,11 +101,11 @@ class Edges(NamedTuple):
 
 def configurable_edges(slates: Slates) -> Edges:
   """The edges of a batch whose consumer is configurable, from its neighbour tables."""
-  table, first = slates.adjacency.operands, jnp.asarray(slates.by_hop.nodes[0])
-  first = jnp.where(slates.is_configurable_row(), first, ABSENT)
-  row_of = jnp.full(slates.num_nodes, ABSENT).at[first].set(jnp.arange(len(first)), mode="drop")
-  own = jnp.asarray(table.index).at[first].get(mode="fill", fill_value=ABSENT)
-  ends = [_ends(first, own), _ends(jnp.asarray(table.overflow_receiver), table.overflow_index)]
+  table, node = slates.adjacency.operands, jnp.asarray(slates.by_hop.nodes[0])
+  node = jnp.where(slates.is_configurable_row(), node, ABSENT)
+  row_of = jnp.full(slates.num_nodes, ABSENT).at[node].set(jnp.arange(len(node)), mode="drop")
+  operands = jnp.asarray(table.index).at[node].get(mode="fill", fill_value=ABSENT)
+  ends = [_ends(node, operands), _ends(jnp.asarray(table.overflow_receiver), table.overflow_index)]
   consumer, producer = (jnp.concatenate(part) for part in zip(*ends))
   row = row_of.at[consumer].get(mode="fill", fill_value=ABSENT)
   real = (producer < ABSENT) & (row < ABSENT)
@@ -118,18 +118,18 @@ def _ends(receiver: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 class EdgeLayouts:
-  """Layouts of the consumers of edges, an input of `Linear` as `nn.linear.Layouts` is.
+  """Layouts of the consumers of edges: an input of `Linear`, as `nn.linear.Layouts`.
 
   Args:
-    edges: slates with edges in the place of nodes.
-    row: `[E]` int32 place of the consumer among the rows of hop 0, or ABSENT.
+    edges: slates with edges in place of nodes.
+    row: `[E]` int32 as in `Edges`.
   """
 
   def __init__(self, edges: Slates, row: jax.Array):
     self.edges, self.row, self.width = edges, row, edges.batch.rows.shape[-1]
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
-    """`function`, `[R, V] -> [R, F]`, on every row of the dictionary, then of every edge."""
+    """Applies `function`, `[R, V] -> [R, F]`, to rows of the dictionary: `[E, C, F]`."""
     batch = self.edges.batch
     row_id = jnp.asarray(batch.row_id).at[self.row].get(mode="fill", fill_value=ABSENT)
     config = function(jnp.asarray(batch.rows))
@@ -137,15 +137,12 @@ class EdgeLayouts:
 
 
 def bilinear(e: jax.Array, g: jax.Array, member: jax.Array) -> jax.Array:
-  """Sums of outer products over the edges of each graph.
+  """Sums of outer products over the edges of each graph, `[G, C, A * B]` float32.
 
   Args:
     e: `[E, A]`.
     g: `[E, C, B]`.
-    member: `[G, E]` which edge belongs to which graph.
-
-  Returns:
-    `[G, C, A * B]` float32.
+    member: `[G, E]` float32, 1 where an edge belongs to a graph.
   """
   e, g = e.astype(jnp.float32), g.astype(jnp.float32)
   moments = jax.lax.map(lambda mask: jnp.einsum("ea,ecb->cab", mask[:, None] * e, g), member)

@@ -1,18 +1,18 @@
-"""Graph Segment Training on TpuGraphs, and the 7th place, which began with its code.
+"""Graph Segment Training on TpuGraphs, and the 7th place, which is based on its code.
 
     features, opcode times 100 and configuration times 100 of a node
-      -> linear 128 -> linear 256, dropout, PReLU, length 1
+      -> linear 128 -> linear 256, dropout, PReLU, scaling to length 1
       -> 3 SAGE rounds over users
-      -> maximum plus mean over nodes, length 1
-      -> linear 256, ReLU, length 1 -> linear 1, the score of a segment
+      -> maximum plus mean over nodes, scaling to length 1
+      -> linear 256, ReLU, scaling to length 1 -> linear 1, the score of a segment
 
-The score of a program is the sum over its segments. `rankers.segments` has the training: a step
-has gradients of one segment, and the others count by scores of earlier steps.
+The score of a program is the sum over its segments. `rankers.segments` implements the training: a
+step computes gradients of one segment, and uses scores of earlier steps for the others.
 
-Published: columns standardised over the nodes of training, validation and test programs; opcode
-vectors of length 1 at most; factors of the opcode (one) and of the configuration (18), learned
-from 100 on; no activation between the first two layers, nor between the rounds, which are one
-linear map. The 7th place has no public code: here it has PReLU behind each round.
+Published: columns are standardised over the nodes of training, validation and test programs. Opcode
+vectors have at most length 1. Learned factors, initially 100, scale the opcode (one factor) and the
+configuration (18). There is no activation after the first layer or a round, so that the rounds are
+one linear map. The 7th place has no public code: here PReLU follows each round.
 
 Source: Cao et al., "Learning Large Graph Property Prediction via Graph Segment Training"
 (arXiv 2305.12322), kaidic/GST.
@@ -40,12 +40,12 @@ from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
-_LEAST = 1e-6  # deviation of a column that is scaled
+_LEAST = 1e-6  # columns of smaller or equal deviation are not scaled
 
 
 @KINDS.register("gst")
-def unbiased(statistics: Statistics) -> Scaling:
-  """Mean 0 and unbiased deviation 1; deviations of 1e-6 and less count as 1, no column goes."""
+def standard_scaler(statistics: Statistics) -> Scaling:
+  """Scales all columns to mean 0 and unbiased deviation 1; deviations up to 1e-6 count as 1."""
   count = statistics.count
   deviation = statistics.deviation * np.sqrt(count / max(count - 1, 1))
   return Scaling(statistics.mean, np.where(statistics.deviation <= _LEAST, 1, deviation),
@@ -58,11 +58,11 @@ class Gst(System):
 
   op_embed_dim: int = option(128, "width of the opcode vector", least=1)
   map_width: int = option(128, "width of the first linear layer", least=1)
-  width: int = option(256, "width of all layers behind it", least=1)
+  width: int = option(256, "width of all later layers", least=1)
   rounds: int = option(3, "number of SAGE rounds", least=1)
-  activate_rounds: bool = option(False, "PReLU behind each round (7th place)")
-  gain: float = option(100.0, "start of the factors of opcode and configuration")
-  dropout: float = option(0.1, "dropout rate, behind the second linear layer", least=0, below=1)
+  activate_rounds: bool = option(False, "PReLU after each round (7th place)")
+  gain: float = option(100.0, "initial factors of opcode and configuration")
+  dropout: float = option(0.1, "dropout rate after the second linear layer", least=0, below=1)
 
   max_norms: ClassVar[Mapping[tuple[str, ...], float]] = {("opcodes", "embedding", "table"): 1.0}
 
@@ -75,11 +75,11 @@ class Gst(System):
 
   @nn.compact
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
-    """Maximum plus mean of the nodes at length 1, `[G, C, width]` float32."""
+    """Maximum plus mean over nodes, scaled to length 1: `[G, C, width]` float32."""
     slates, graph, rows = Slates.of(batch), batch.graph, jnp.asarray(batch.rows)
-    start = nn.initializers.constant(self.gain)
-    op_gain = self.param("op_weights", start, (), jnp.float32)
-    config_gain = self.param("config_weights", start, (rows.shape[1],), jnp.float32)
+    init = nn.initializers.constant(self.gain)
+    op_gain = self.param("op_weights", init, (), jnp.float32)
+    config_gain = self.param("config_weights", init, (rows.shape[1],), jnp.float32)
     opcode = Opcodes(self.op_embed_dim, max_norm=1.0, name="opcodes")(graph)
     static = slates.nodes(jnp.concatenate(
         [jnp.asarray(graph.nodes["feat"]), op_gain * opcode], axis=-1))

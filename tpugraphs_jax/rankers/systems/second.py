@@ -1,12 +1,12 @@
 """The 2nd place: GraphSAGE over users, a runtime for every node, and their sum.
 
-    features and opcode and configuration of a node -> linear -> SAGE rounds -> a number
-    score = sum of the numbers of all nodes
+    features, opcode and configuration of a node -> linear -> SAGE rounds -> runtime of the node
+    score = sum of the runtimes of all nodes
 
-Published: node features as logarithms, log(1 + max(x, 0)), for NLP signed, through a linear
-layer of 20, beside an opcode vector of 12 and the configuration as it is; a linear layer with
-ReLU; SAGE rounds over users, each with ReLU, for NLP with the input of a round added in front of
-it; a number per node, in seconds for layouts.
+Published: node features are log(1 + max(x, 0)), for NLP sign(x) log(1 + |x|). A linear layer of
+width 20 maps them. A linear layer with ReLU joins them with an opcode vector of width 12 and the
+unscaled configuration. Each SAGE round over users has ReLU; for NLP the input of a round is added
+before it. The last layer gives a runtime per node, for layouts in seconds.
 
 Source: Obs01ete/kaggle_latenciaga, ca55746 (XLA and tiles) and b6b55b1 (NLP).
 """
@@ -52,7 +52,7 @@ class Second(System):
   feature_width: int = option(20, "width of the linear layer on node features", least=1)
   op_embed_dim: int = option(12, "width of the opcode vector", least=1)
   first_width: int = option(
-      32, "width of the layer where features, opcode and configuration meet", least=1)
+      32, "width of the layer that joins features, opcode and configuration", least=1)
   widths: Sequence[int] = option((64, 64, 128, 128, 256, 256), "widths of the SAGE rounds")
   residual: bool = option(
       False, "add the input of a round to its convolution where the widths are equal")
@@ -60,7 +60,7 @@ class Second(System):
 
   @nn.compact
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
-    """The sum of the numbers of all nodes, `[G, C, 1]` float32."""
+    """The sum of the runtimes of all nodes, `[G, C, 1]` float32."""
     del train  # no dropout
     slates, graph = Slates.of(batch), batch.graph
     feat = self.linear(self.feature_width, name="features")(jnp.asarray(graph.nodes["feat"]))
@@ -87,7 +87,7 @@ class SecondLayout(Second):
     return len(self.widths)
 
   def configurations(self, slates: Slates) -> Layouts:
-    """Layouts as they are."""
+    """Unscaled layouts."""
     return Layouts(slates, jnp.asarray(slates.batch.rows))
 
 
@@ -96,5 +96,5 @@ class SecondTile(Second):
   """The 2nd place on tiles."""
 
   def configurations(self, slates: Slates) -> Tiles:
-    """Tiles as they are."""
+    """Unscaled tiles."""
     return Tiles(slates, jnp.asarray(slates.batch.config_feat))

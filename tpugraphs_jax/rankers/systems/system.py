@@ -14,7 +14,7 @@ from tpugraphs_jax.rankers import base
 class System(base.Network):
   """A published system, with layers initialised as in PyTorch (`nn.linear`).
 
-  A subclass has a compact `embed`, and `score` with layers from `setup`.
+  Subclasses define a compact method `embed`, and `score` with layers from `setup`.
   """
 
   dtype: str = option(
@@ -24,10 +24,10 @@ class System(base.Network):
 
   @property
   def linear(self) -> Callable[..., Linear]:
-    """Creates a linear layer of a width on nodes; the argument `linear` of layers in `nn`."""
+    """Creates a linear layer of a width on nodes: the argument `linear` of layers in `nn`."""
     return functools.partial(Linear, dtype=self.dtype)
 
   @property
   def exact(self) -> Callable[..., Linear]:
-    """Creates a linear layer of a width on readouts, always in float32."""
+    """Creates a linear layer of a width on readouts, in float32."""
     return Linear

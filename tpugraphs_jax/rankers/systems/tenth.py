@@ -5,14 +5,13 @@
     tiles    features and opcode of a node -> blocks
              MLP(tile) -> blocks that attend to the nodes of its kernel -> score
 
-A block has two halves, attention between all nodes of a graph and messages along edges. Each
-half reads features after a layer norm and joins its result to its input.
+A block has two halves: attention between all nodes of a graph, and messages along edges. Each half
+has a layer norm on its input, and a residual connection.
 
-Published: widths, numbers and order of blocks, linear attention and APPNP for XLA, DIFFormer
-for NLP, and tiles as queries. Not published, and guesses here: heads, steps of propagation, the
-width of the MLPs, GELU, that messages come in both directions, that APPNP follows in a layer of
-DIFFormer and a gate joins it to its input, and SAGE as the messages between nodes of a kernel.
-There is no public code.
+Published: width, number and order of blocks, linear attention and APPNP for XLA, DIFFormer for NLP,
+and tiles as queries. Guesses, since there is no public code: heads, steps of propagation, widths of
+the MLPs, GELU, messages in both directions, APPNP and gates in DIFFormer blocks, and SAGE as the
+messages in kernels.
 
 Source: the write-up of the competition.
 """
@@ -42,7 +41,7 @@ KERNELS = {"linear": attention.positive, "difformer": attention.unit_and_one}
 
 
 class Tenth(System):
-  """What layouts and tiles have in common."""
+  """Parts that the networks of layouts and tiles share."""
 
   sees_whole_graph = True
 
@@ -54,7 +53,7 @@ class Tenth(System):
     return self.last(readout)[..., 0]
 
   def nodes(self, slates: Slates) -> Nodes:
-    """Features and opcodes of nodes through a linear layer, `[N, C, width]`."""
+    """The first linear layer, on features and opcodes of nodes, `[N, C, width]`."""
     graph = slates.batch.graph
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
     node = jnp.concatenate([jnp.asarray(graph.nodes["feat"]), opcode], axis=-1)
@@ -78,7 +77,7 @@ class TenthLayout(Tenth):
   heads: int = option(4, "number of heads of the attention", least=1)
   steps: int = option(4, "number of steps of propagation in a block", least=1)
   gated: bool = option(
-      False, "a learned gate joins a half of a block to its input; else they are added")
+      False, "residual connections are learned gates instead of sums")
   mlp_widths: Sequence[int] = option(
       (256, 256), "widths of the layers on configurable nodes with their configurations")
 
@@ -88,7 +87,7 @@ class TenthLayout(Tenth):
 
   @nn.compact
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
-    """The mean of configurable nodes with their configurations, `[G, C, P]` float32."""
+    """The mean over configurable nodes with their configurations, `[G, C, P]` float32."""
     del train  # no dropout
     slates = Slates.of(batch)
     x = self.nodes(slates)
@@ -113,7 +112,7 @@ class TenthLayout(Tenth):
     return self.join(x, y.map(nn.gelu), f"messages_gate_{number}")
 
   def join(self, x: Nodes, y: Nodes, name: str) -> Nodes:
-    """`x + y`, or `g y + (1 - g) x` with a gate `g = sigmoid(W [x, y] + b)` per channel."""
+    """`x + y`, or with gates `g y + (1 - g) x`, where `g = sigmoid(W [x, y] + b)` per channel."""
     if not self.gated:
       return x + y
     gate = self.linear(self.width, name=name)(x, y).map(nn.sigmoid)
@@ -128,7 +127,7 @@ class TenthTile(Tenth):
   width: int = option(128, "width of nodes", least=1)
   blocks: int = option(8, "number of blocks on nodes", least=1)
   attention_blocks: int = option(
-      2, "how many of them, the last ones, have attention between nodes", least=1)
+      2, "number of last blocks with attention between nodes", least=1)
   heads: int = option(4, "number of heads of each attention", least=1)
   mlp_widths: Sequence[int] = option((128, 128), "widths of the layers on tiles")
   cross_blocks: int = option(4, "number of blocks in which tiles attend to nodes", least=1)
@@ -149,15 +148,15 @@ class TenthTile(Tenth):
     for number, width in enumerate(self.mlp_widths):
       tile = tile if not number else layers.leaky_relu(tile)
       tile = self.exact(width, name=f"mlp_{number}")(tile)
-    # All tiles of all kernels are the queries of one sequence, all nodes its keys.
-    own = slates.graph_of[None] == jnp.arange(slates.graphs)[:, None]
-    own = jnp.repeat(own, slates.configs, axis=0)[None, None]
+    # One sequence: the tiles of all kernels are queries, all nodes are keys.
+    same_kernel = slates.graph_of[None] == jnp.arange(slates.graphs)[:, None]
+    mask = jnp.repeat(same_kernel, slates.configs, axis=0)[None, None]
     queries, nodes = tile.reshape(1, -1, tile.shape[-1]), jnp.swapaxes(x.everywhere(), 0, 1)
     for number in range(self.cross_blocks):
       attend = TransformerLayer(
           tile.shape[-1], self.heads, linear=self.exact, epsilon=EPSILON,
           name=f"cross_{number}")
-      queries = attend(queries, nodes, own)
+      queries = attend(queries, nodes, mask)
     return queries.reshape(tile.shape)
 
   def block(self, x: Nodes, number: int) -> Nodes:
@@ -171,9 +170,9 @@ class TenthTile(Tenth):
 
 
 def check_heads(network: Any) -> None:
-  """Refuses (ValueError) widths that the heads of a network do not divide."""
+  """Raises ValueError if the heads of a network do not divide its widths of attention."""
   cross = network.mlp_widths[-1:] if isinstance(network, TenthTile) else ()
   for width in (network.width, *cross):
     if width % network.heads:
       raise ValueError(f"model.heads is {network.heads}, expected a divisor of {width}, the width "
-                       "that it attends in")
+                       "of its attention")

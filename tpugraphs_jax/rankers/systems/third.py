@@ -1,4 +1,4 @@
-"""The 3rd place: linear attention beside GraphSAGE, and positions on a track of their own.
+"""The 3rd place: linear attention beside GraphSAGE, and separate layers for positions.
 
     layouts:  features, opcode, configuration -> linear -> x      walks -> linear, tanh -> p
               four layers:  x <- join([sage(p, x), attention(p, x)])    p <- sage(p)
@@ -6,21 +6,21 @@
     tiles:    features, walks, opcode, tile -> linear -> four SAGE layers over users
               score = w . sum over nodes + b
 
-Published: a node more, the output, consumes the roots of all computations. 43 released columns
-are logarithms; shapes of operands and places in registers of 128 lanes are further columns; the
-probabilities of random walks are positions. Configurations are a fifth of their integers and 0 on
+Published: an output node is added that consumes the roots of all computations. 43 released columns
+are logarithms. Further columns are shapes of operands and positions in registers of 128 lanes.
+Return probabilities of random walks are the positions p. Configurations are divided by 5, and 0 on
 nodes that are not configurable. A block is a linear layer, SiLU and layer norm. Layers of layouts
-have no residuals. SAGE has messages from users and from operands, of 128 channels each, beside
-the node's own channels. Attention is `sum_j (q_i . k_j) v_j` with q and k through elu + 1, over all
-nodes j of the graph and without a normaliser.
+have no residuals. SAGE concatenates channels of the node, 128 channels of messages from users and
+128 from operands. Attention is `sum_j (q_i . k_j) v_j` over all nodes j of the graph, with elu + 1
+applied to q and k, and without a normaliser.
 
-Operands' messages are divided at the wrong end: by the number of operands of the sender, where a
-mean divides by that of the receiver. It is published so and well defined, so it is here.
+Messages from operands are divided by the number of operands of the sender, where a mean divides by
+the number of operands of the receiver. The defect is well defined and part of the published system.
 
-Different here: the logarithm below -1, which is no number there, has a sign; the 30 columns from
-protobufs, which are no part of the data set, are left out; left and right operands are told apart
-by shapes. The tile model has logarithms of 48 columns, 5 of them with offsets, and here of the 43
-of layouts.
+Different here: logarithms below -1 have a sign, where the public logarithm is NaN. The 30 columns
+from protobufs are missing, because the data set has no protobufs. Left and right operands are
+distinguished by shapes. The tile model uses the 43 logarithms of the layout model (published: 48,
+5 of them with offsets).
 
 Source: jafluri/kaggle_tpu_graph, branches main (layouts) and submission_tile.
 """
@@ -58,25 +58,25 @@ _WIDE = np.r_[21:31, 37:40, 43:45, 52:55, 59:61, 68, 76, 84, 107:113, 117:125, 1
 
 @BLOCKS.register("wide_logarithms")
 def wide_logarithms(graph: OpGraph) -> np.ndarray:
-  """The released columns, 43 with many orders of magnitude as logarithms: `[N, 140]` float32.
+  """The released columns, 43 of them as logarithms: `[N, 140]` float32.
 
-  log(1 + x), below 0 -log(1 - x): the published log(1 + x) is no number below -1.
+  The logarithm is sign(x) log(1 + |x|); the published log(1 + x) is NaN below -1.
   """
   feat = graph.node_feat[:, :NODE_FEATURES].astype(np.float32)
   feat[:, _WIDE] = signed_log(feat[:, _WIDE])
   return feat
 
 
-_MISSING, _OTHER_OPCODE, _OUTPUT = -1, -2, 0  # the last is an opcode
+_MISSING, _OTHER_OPCODE, _OUTPUT = -1, -2, 0  # two values, and the opcode of the output node
 
 
 @BLOCKS.register("operand_shapes")
 def operand_shapes(graph: OpGraph) -> np.ndarray:
-  """Shapes of the first two operands of convolutions and products, `[N, 16]` float32.
+  """Shapes of the left and the right operand of convolutions and dots, `[N, 16]` float32.
 
-  Of each operand, left and then right (`contraction_operands`), the 6 dimensions, their sum and
-  product; -1 where there is no such operand and in the output node, -2 for other instructions.
-  The logarithm log(x + 3) of it is a transform (`log_offset(3)`).
+  Per operand (`contraction_operands`): 6 dimensions, their sum and their product; -1 for a missing
+  operand and for the output node, -2 for other opcodes. The transform `log_offset(3)` takes
+  logarithms.
   """
   shape = graph.node_feat[:, NODE["shape"]]
   features = np.full((graph.num_nodes, 2, shape.shape[1]), _OTHER_OPCODE, np.float32)
@@ -86,38 +86,36 @@ def operand_shapes(graph: OpGraph) -> np.ndarray:
   return features.reshape(graph.num_nodes, -1)
 
 
-_COUNTED = np.r_[
+_SIZES = np.r_[
     sizes(NODE["shape"]), sizes(NODE["dimensions"]), sizes(NODE["window_size"]),
     sizes(NODE["window_padding_low"]), sizes(NODE["window_padding_high"])]
 
 
 @BLOCKS.register("tile_modulo")
 def tile_modulo(graph: OpGraph) -> np.ndarray:
-  """How dimensions fill registers of 128 lanes, `[N, 60]` float32.
+  """Positions in registers of 128 lanes, `[N, 60]` float32.
 
-  Of 30 columns x that count along a dimension first ((x + 127) mod 128) / 128, the place
-  of the last number in its register, then floor(x / 128) / 10, the registers before.
+  For 30 columns x with sizes of dimensions: ((x + 127) mod 128) / 128, the position of the last
+  element in its register; then floor(x / 128) / 10, the number of full registers.
   """
-  x = graph.node_feat[:, _COUNTED]
-  filled = np.mod(x + (LANES - 1), LANES) / LANES
-  return np.concatenate([filled, np.floor(x / LANES) / 10], axis=1).astype(np.float32)
+  x = graph.node_feat[:, _SIZES]
+  position = np.mod(x + (LANES - 1), LANES) / LANES
+  return np.concatenate([position, np.floor(x / LANES) / 10], axis=1).astype(np.float32)
 
 
-# Steps of walks along edges in both directions, from the second step on, and steps of walks from
-# producers to consumers.
+# Columns of walks in the undirected graph (step 2 on), and of walks from producers to consumers.
 UNDIRECTED_STEPS, DIRECTED_STEPS = 112, 16
 WALKS = DIRECTED_STEPS + UNDIRECTED_STEPS
-# Walks that start from so many nodes are followed at a time.
-_NODES_AT_ONCE = 256
+_NODES_AT_ONCE = 256  # start nodes of walks in memory at a time
 
 
 @BLOCKS.register("random_walk")
 def return_probabilities(graph: OpGraph) -> np.ndarray:
-  """How likely random walks are back where they began, `[N, 16 + 112]` float32.
+  """Probabilities that random walks return to their start, `[N, 16 + 112]` float32.
 
-  Edges lead from producers to consumers. Every node has an edge to itself, and P is the adjacency
-  matrix with rows divided by their sums. The first columns are `directed_walk`. The others are the
-  diagonals of P^2 to P^113 of the undirected graph.
+  Edges lead from producers to consumers, and every node has an edge to itself. P is the adjacency
+  matrix with rows divided by their sums. The first 16 columns are `directed_walk`. The others are
+  the diagonals of P^2 to P^113 of the undirected graph.
 
   The time grows with N * E: about a second for 3,000 nodes, minutes for 40,000.
   """
@@ -131,35 +129,35 @@ def return_probabilities(graph: OpGraph) -> np.ndarray:
 def directed_walk(graph: OpGraph) -> np.ndarray:
   """Random walks from producers to consumers, `[N, 16]` float32.
 
-  The diagonal of P as in `random_walk`, then for k = 2 to 16 the column sums of P^k without
-  the diagonal.
+  The diagonal of P (`return_probabilities`), then for k = 2 to 16 the column sums of P^k without
+  its diagonal.
   """
   walk = _walk(_to_consumers(graph))
   returns = _diagonals(walk, DIRECTED_STEPS)
-  reached, columns = walk.T @ np.ones(len(returns), np.float32), [returns[:, 0]]
+  sums, columns = walk.T @ np.ones(len(returns), np.float32), [returns[:, 0]]
   for step in range(1, DIRECTED_STEPS):
-    reached = walk.T @ reached
-    columns.append(reached - returns[:, step])
+    sums = walk.T @ sums
+    columns.append(sums - returns[:, step])
   return np.stack(columns, axis=1).astype(np.float32)
 
 
 def _to_consumers(graph: OpGraph) -> scipy.sparse.csr_array:
   """Adjacency from producers to consumers with self edges, 0 or 1, `[N, N]` float32."""
-  fed = edge_matrix(graph.edge_index[:, ::-1], graph.num_nodes)
-  return ((fed + scipy.sparse.eye_array(graph.num_nodes)) > 0).astype(np.float32)
+  edges = edge_matrix(graph.edge_index[:, ::-1], graph.num_nodes)
+  return ((edges + scipy.sparse.eye_array(graph.num_nodes)) > 0).astype(np.float32)
 
 
 def _walk(adjacency: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
-  """The matrix with rows divided by their sums, which are above 0."""
+  """Transition probabilities: rows of `adjacency` divided by their sums, which are positive."""
   scale = scipy.sparse.diags_array(1 / adjacency.sum(axis=1))
   return (scale @ adjacency).tocsr().astype(np.float32)
 
 
 def _diagonals(walk: scipy.sparse.csr_array, steps: int) -> np.ndarray:
-  """Diagonals of `walk` to the powers 1 to `steps`, `[N, steps]` float32.
+  """Diagonals of the powers 1 to `steps` of `walk`, `[N, steps]` float32.
 
-  With e the unit vector of a node, the entry of power a + b is (e P^a) (P^b e): each
-  direction walks half of the steps.
+  With the unit vector e of a node, the entry of power a + b is (e P^a) (P^b e): each factor takes
+  half of the steps.
   """
   nodes = walk.shape[0]
   result = np.zeros((nodes, steps), np.float32)
@@ -185,7 +183,7 @@ class Block(nn.Module):
 
   Attributes:
     features: width of the result.
-    linear: makes linear layers by their width.
+    linear: creates a linear layer of a width.
   """
 
   features: int
@@ -193,7 +191,7 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(self, *x: Any) -> Nodes:
-    """`[N, C, features]` of what `Linear` takes."""
+    """Maps inputs of `Linear` to `[N, C, features]`."""
     norm = nn.LayerNorm(epsilon=EPSILON, name="norm")
     return self.linear(self.features, name="linear")(*x).map(activation(norm))
 
@@ -201,19 +199,19 @@ class Block(nn.Module):
 def activation(norm: nn.LayerNorm) -> Callable[[jax.Array], jax.Array]:
   """SiLU and `norm` of rows `[..., F]`.
 
-  The backward pass computes both again, so that a training step does not keep them in memory.
+  The backward pass recomputes both, which saves memory.
   """
-  again = nn.remat(lambda norm, rows: norm(nn.silu(rows)))
-  return lambda rows: again(norm, rows)
+  recompute = nn.remat(lambda norm, rows: norm(nn.silu(rows)))
+  return lambda rows: recompute(norm, rows)
 
 
 class Sage(nn.Module):
-  """Linear layers of a node, of its users' messages and of its operands', side by side.
+  """Concatenates channels of a node, of messages from its users and from its operands.
 
   Attributes:
-    features: channels of the node itself.
-    messages: channels of each of the two messages.
-    linear: makes linear layers by their width.
+    features: channels of the node.
+    messages: channels of the messages from each side.
+    linear: creates a linear layer of a width.
   """
 
   features: int
@@ -222,7 +220,7 @@ class Sage(nn.Module):
 
   @nn.compact
   def __call__(self, *x: Nodes) -> Nodes:
-    """`[N, C, features + 2 messages]` of node features that stand side by side."""
+    """Maps node features, as one concatenation, to `[N, C, features + 2 messages]`."""
     slates = x[0].slates
     users = neighbour_mean(self.linear(self.messages, name="users")(*x), USERS).complete()
     sent = self.linear(self.messages, name="operands")(*x)
@@ -233,13 +231,13 @@ class Sage(nn.Module):
 
 
 class Layer(nn.Module):
-  """SAGE and attention side by side, and the next positions.
+  """SAGE and attention on node features, and SAGE on positions.
 
   Attributes:
     features: width of the result.
     keys: width of queries and keys.
     messages: channels of a message.
-    linear: makes linear layers by their width.
+    linear: creates a linear layer of a width.
   """
 
   features: int
@@ -249,19 +247,18 @@ class Layer(nn.Module):
 
   @nn.compact
   def __call__(self, positions: Nodes, x: Nodes) -> tuple[Nodes, Nodes]:
-    """Positions `[N, C, P]` and node features `[N, C, features]`, from those before."""
-    sides = Sage(self.features, self.messages, self.linear, name="sage")(positions, x)
+    """Maps positions `[N, C, P]` and features `[N, C, F]` to `[N, C, P]` and `[N, C, features]`."""
+    local = Sage(self.features, self.messages, self.linear, name="sage")(positions, x)
     norm = nn.LayerNorm(epsilon=EPSILON, name="sage_norm")
-    sides = sides.map(activation(norm))
-    sides = Block(self.features, self.linear, name="mixed")(sides)
+    local = Block(self.features, self.linear, name="mixed")(local.map(activation(norm)))
     key, query = (self.linear(self.keys, name=name)(positions, x).map(attention.positive)
                   for name in ("key", "query"))
-    seen = [attention.graph_products(key, part) for part in (positions, x)]
+    products = [attention.graph_products(key, part) for part in (positions, x)]
     value = self.linear(self.features, use_bias=False, name="value")
-    heard = attention.TimesGraph(query, value(jnp.concatenate(seen, axis=-1)))
-    x = Block(self.features, self.linear, name="both")(sides, heard)
-    track = Sage(positions.width, positions.width // 2, self.linear, name="track")(positions)
-    positions = self.linear(positions.width, name="positions")(track.map(jnp.tanh)).map(jnp.tanh)
+    context = attention.TimesGraph(query, value(jnp.concatenate(products, axis=-1)))
+    x = Block(self.features, self.linear, name="both")(local, context)
+    hidden = Sage(positions.width, positions.width // 2, self.linear, name="track")(positions)
+    positions = self.linear(positions.width, name="positions")(hidden.map(jnp.tanh)).map(jnp.tanh)
     return positions, x
 
 
@@ -274,7 +271,7 @@ class ThirdLayout(System):
 
   op_embed_dim: int = option(128, "width of the opcode vector", least=1)
   first_width: int = option(
-      512, "width of the layer where features, opcode and configuration meet", least=1)
+      512, "width of the layer that joins features, opcode and configuration", least=1)
   position_width: int = option(64, "width of positions", least=1)
   widths: Sequence[int] = option((384, 256, 256, 256), "widths of the layers")
   keys: int = option(128, "width of queries and keys", least=1)
@@ -285,11 +282,11 @@ class ThirdLayout(System):
 
   @property
   def hops(self) -> int:
-    return 1  # behind the first attention all nodes differ
+    return 1  # after the first attention all nodes differ
 
   @nn.compact
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
-    """The sum over nodes, `[G, C, last of widths]` float32."""
+    """The sum over nodes, `[G, C, widths[-1]]` float32."""
     del train  # no dropout
     slates, graph = Slates.of(batch), batch.graph
     feat = jnp.asarray(graph.nodes["feat"])
@@ -318,12 +315,12 @@ class ThirdTile(System):
   """The 3rd place on tiles."""
 
   op_embed_dim: int = option(32, "width of the opcode vector", least=1)
-  first_width: int = option(256, "width of the layer where features, opcode and tile meet", least=1)
+  first_width: int = option(256, "width of the layer that joins features, opcode and tile", least=1)
   widths: Sequence[int] = option((128,) * 4, "widths of the SAGE layers")
 
   @nn.compact
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
-    """The sum over nodes, `[G, C, last of widths]` float32."""
+    """The sum over nodes, `[G, C, widths[-1]]` float32."""
     del train  # no dropout
     slates, graph = Slates.of(batch), batch.graph
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
