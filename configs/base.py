@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-Settings = Callable[[ConfigDict], None]  # line 1 of the docstring describes the ranker
+Settings = Callable[[ConfigDict], None]  # the first line of its docstring describes the ranker
 
 
 class Ranker(NamedTuple):
   """Settings of a network and its training.
 
   Attributes:
-    settings: changes a config of `tile` or `layout`.
-    small: options of networks for `ci`.
-    is_published: the settings start from the defaults of PyTorch, see `_published`.
+    settings: changes a config from `tile` or `layout`.
+    small: options of the network for `ci`.
+    is_published: apply `_published` before `settings`.
   """
 
   settings: Settings
@@ -28,7 +28,7 @@ class Ranker(NamedTuple):
   is_published: bool = False
 
   def apply(self, config: ConfigDict, *, ci: bool = False) -> None:
-    """Changes a config that has no model yet."""
+    """Changes a config without a model."""
     if self.is_published:
       _published(config)
     self.settings(config)
@@ -38,7 +38,7 @@ class Ranker(NamedTuple):
 
   @property
   def description(self) -> str:
-    """One line."""
+    """A description in one line."""
     return self.settings.__doc__.splitlines()[0].removesuffix(".")
 
 
@@ -50,7 +50,7 @@ _ONE_RANKER = ("a config has one collection and one ranker; --config.FIELD chang
 
 
 def tile(collection: str = "xla") -> ConfigDict:
-  """A config for kernels without a model, with slates, loss and length of the official baseline.
+  """A config for kernels without a model; slates, loss and length are from the official baseline.
 
   Args:
     collection: `xla` or `own-NAME`.
@@ -85,12 +85,12 @@ def layout(collection: str = "xla-random") -> ConfigDict:
 
 
 def in_segments(config: ConfigDict, *, finetune_epochs: int = 0, **fields: Any) -> None:
-  """Trains on segments of programs; see `tpugraphs_jax/rankers/segments/family.py`.
+  """Changes a config to training on segments; see `tpugraphs_jax/rankers/segments/family.py`.
 
   Args:
-    config: for whole programs.
+    config: config for whole programs.
     finetune_epochs: epochs of the head alone, after the other epochs.
-    **fields: of the section `segments`.
+    **fields: fields of the section `segments`.
   """
   from tpugraphs_jax.run import schema
 
@@ -110,8 +110,8 @@ def model(kind: str, name: str, **options: Any) -> ConfigDict:
 
   Args:
     kind: `layout` or `tile`.
-    name: a registered name.
-    **options: of the network; the others have their defaults.
+    name: registered name of the network.
+    **options: values of options; the others have their defaults.
   """
   from tpugraphs_jax.run import schema
 
@@ -135,10 +135,10 @@ def presets(kind: str) -> dict[str, Ranker]:
 
 
 def _published(config: ConfigDict) -> None:
-  """Settings that published systems start from.
+  """Common settings of published systems, mostly PyTorch's defaults.
 
-  AdamW of PyTorch without decay, clipping and warm-up, a constant rate, unchanged released files,
-  and a loss without penalties.
+  AdamW has no weight decay, clipping or warm-up, and a constant rate. Released files are unchanged.
+  The loss has no penalties.
   """
   config.data.update(features=("released",), pad_value=0, duplicate_policy="keep")
   config.batch.min_configs = 2
@@ -154,8 +154,8 @@ def small(config: ConfigDict, **options: Any) -> None:
   """Changes a config to a run of a few seconds: narrow layers, few slates.
 
   Args:
-    config: complete.
-    **options: of networks; options that the network does not have are ignored.
+    config: complete config.
+    **options: options of networks; unknown options of the network are ignored.
   """
   config.train.quick_compile = True
   config.model.update({name: size for name, size in options.items() if name in config.model})
@@ -172,16 +172,18 @@ def small(config: ConfigDict, **options: Any) -> None:
 def arguments(
     text: str, *, file: str, collections: Sequence[str], rankers: Mapping[str, Ranker]
 ) -> tuple[str, str, bool]:
-  """Parses a variant: the collection, the ranker (empty without one), and whether it has `ci`.
+  """Parses a variant into the collection, the ranker, and whether it has `ci`.
+
+  An absent collection or ranker is an empty string.
 
   Args:
     text: names, separated by commas, in any order.
-    file: the config file, for errors.
-    collections: allowed names, in addition to `own-NAME`.
+    file: name of the config file, for errors.
+    collections: allowed collections, in addition to `own-NAME`.
     rankers: allowed rankers, by name.
 
   Raises:
-    ValueError: an unknown name, or two of a kind.
+    ValueError: a name is unknown, or there are two collections or rankers.
   """
   names = [name for name in text.split(",") if name]
   kinds = ([name for name in names if name in collections or name.startswith(OWN)],
@@ -191,15 +193,15 @@ def arguments(
     if name not in (*itertools.chain(*kinds), _CI):
       raise ValueError(f"configs/{file} has no variant {name!r}; {_hint(name, file, allowed)}it "
                        f"has {', '.join(filter(None, allowed))}")
-  for of_kind in kinds:
-    if len(of_kind) > 1:
-      raise ValueError(f"{file} takes one of {' and '.join(of_kind)}: {_ONE_RANKER}")
-  collection, ranker = (of_kind[0] if of_kind else "" for of_kind in kinds)
+  for kind in kinds:
+    if len(kind) > 1:
+      raise ValueError(f"{file} takes one of {' and '.join(kind)}: {_ONE_RANKER}")
+  collection, ranker = (kind[0] if kind else "" for kind in kinds)
   return collection, ranker, _CI in names
 
 
 def _hint(name: str, file: str, allowed: Sequence[str]) -> str:
-  """The config file that has a name, or the nearest allowed name, as the start of a sentence."""
+  """Start of a sentence with the config file that has a name, or with the nearest allowed name."""
   for other in ("tile", "layout"):
     if name in importlib.import_module(f"{__package__}.{other}").VARIANTS:
       return f"it is a variant of configs/{other}.py, of the command run_{other}; configs/{file}: "

@@ -1,1 +1,1 @@
-"""Settings of systems, one file each, in the terms of their papers and write-ups."""
+"""Settings of systems, one file each, in the words of their papers and write-ups."""

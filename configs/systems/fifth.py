@@ -1,8 +1,8 @@
 """The 5th place of the competition "Fast or Slow?" (knshnb/kaggle-tpu-graph-5th-place).
 
-Expected: see docs/records/race.md. The published runs took two epochs (16 for tiles) on
-several GPUs, in which a graph with c configurations is drawn sqrt(c c_max) / configs times; here a
-run is as long as configs/layout.py and configs/tile.py say.
+Expected: see docs/records/race.md. The published runs took two epochs (16 for tiles) on several
+GPUs; an epoch draws a graph with c configurations sqrt(c c_max) / configs times. Here the length of
+a run is set in configs/layout.py and configs/tile.py.
 
   python run_layout.py --config=configs/layout.py:xla-random,preset=fifth --workdir=out/fifth
   python run_layout.py --config=configs/layout.py:xla-random,preset=fifth_all --workdir=out/all
@@ -19,11 +19,12 @@ SMALL = dict(  # variant `ci`
 
 
 def fifth(config: ConfigDict) -> None:
-  """5th place: both directions side by side, own layouts for nodes without a configuration.
+  """5th place: SAGE over users beside SAGE over operands, pairs across graphs.
 
-  Four slates of eight configurations; graphs are drawn by the root of the number of their
-  configurations; hinges with a margin of 1 ms over pairs within slates and over all pairs of a
-  step, each with half of the weight. `fifth` trains on one collection, `fifth_all` on all.
+  A step has four slates of eight configurations. Graphs are drawn in proportion to the root of
+  their number of configurations. Hinges with a margin of 1 ms are over the pairs of each slate and
+  over all pairs of a step, with equal weights. `fifth` trains on one collection, `fifth_all` on
+  all.
   """
   _common(config)
   config.data.features += ("fifth_layout",)
@@ -36,10 +37,9 @@ def fifth(config: ConfigDict) -> None:
 def fifth_all(config: ConfigDict) -> None:
   """5th place: `fifth` as one network for the four layout collections.
 
-  The graphs of all collections are in one list, from which they are drawn by the roots of the
-  numbers of their configurations. The published network sees slates of tiles in between, with a
-  margin of 0.1; here tiles are left out, because a network for both kinds of batches would be
-  longer than the rest of the system. An own collection is trained on alone unless `data.also`
+  All graphs are in one list and drawn as in `fifth`. The published network also trains on slates of
+  tiles, with a margin of 0.1. Tiles are missing here, because a network for both kinds of batches
+  would be longer than the rest of the system. An own collection is trained alone unless `data.also`
   names others.
   """
   fifth(config)
@@ -50,11 +50,11 @@ def fifth_all(config: ConfigDict) -> None:
 
 
 def tile_fifth(config: ConfigDict) -> None:
-  """5th place, tiles: tokens through a transformer in front of SAGE.
+  """5th place, tiles: a transformer over tokens before SAGE.
 
-  128 slates of 32 tiles, drawn with replacement (published: without, from so many copies that
-  every slate is full); a virtual node that hears all nodes of a kernel; hinges as in `fifth`
-  with a margin of 0.1 ms. Eight tiles at a time pass through the network, to save memory.
+  A step has 128 slates of 32 tiles, drawn with replacement (published: without, from copies that
+  fill every slate). A virtual node consumes all nodes of a kernel. Hinges are as in `fifth`, with a
+  margin of 0.1 ms. The network processes eight tiles at a time to save memory.
   """
   _common(config)
   config.data.update(virtual_node="cluster", cluster_nodes=10_000)

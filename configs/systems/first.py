@@ -1,8 +1,8 @@
 """The 1st place of the competition "Fast or Slow?" (thanhhau097/google_fast_or_slow).
 
-Expected: see docs/records/race.md. The published runs took 750 epochs for XLA, 1,000 for
-NLP and 100,000 updates for tiles on a GPU; here a run is as long as configs/layout.py and
-configs/tile.py say.
+Expected: see docs/records/race.md. The published runs took 750 epochs for XLA, 1,000 epochs for NLP
+and 100,000 updates for tiles, on a GPU. Here the length of a run is set in configs/layout.py and
+configs/tile.py.
 
   python run_layout.py --config=configs/layout.py:xla-default,preset=first --workdir=out/first
   python run_tile.py --config=configs/tile.py:preset=first --workdir=out/first
@@ -18,10 +18,10 @@ SMALL = dict(op_embed_dim=8, width=16)  # variant `ci`
 def first(config: ConfigDict) -> None:
   """1st place: attention across configurations, instance norm, one hop around choices.
 
-  A program per step with 64 of its configurations, or 128 in random collections, where there is
-  no attention across them; of equal configurations the first measurement. Validation has slates
-  of 128 (XLA), 256 (NLP) or 512 (random), and the final scores are means over ten orders, as the
-  write-up says.
+  A step has one program with 64 configurations. Random collections have 128 and no attention across
+  configurations. Equal configurations keep their first measurement. Slates of validation have 128
+  (XLA), 256 (NLP) or 512 (random) configurations. Final scores are means over ten permutations, as
+  in the write-up.
   """
   across = config.data.search == "default"
   config.data.update(
@@ -37,9 +37,9 @@ def first(config: ConfigDict) -> None:
 
 
 def tile_first(config: ConfigDict) -> None:
-  """1st place, tiles: the layout model without configurations, beside an MLP of the tile.
+  """1st place, tiles: the layout model on kernels, and an MLP on the tile.
 
-  Published: a kernel per step with all of its tiles. Here a slate has at most 64 of them, since
+  Published: a step has one kernel with all of its tiles. Here it has at most 64 tiles, because
   batches have few shapes.
   """
   config.data.update(
@@ -51,7 +51,7 @@ def tile_first(config: ConfigDict) -> None:
 
 
 def _training(config: ConfigDict) -> None:
-  """Hinges of all pairs with margin 1, over C^2; AdamW with a warm-up and a cosine."""
+  """Hinges of all pairs with margin 1, divided by C^2; AdamW with warm-up and cosine decay."""
   config.loss.update(losses="PairwiseHingeLoss:1", pair_reduction="mean_all")
   config.optimizer.update(
       weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)

@@ -1,7 +1,7 @@
 """Graph Segment Training (arXiv 2305.12322, kaidic/GST), and the 7th place.
 
-Expected: see docs/records/race.md. The published runs took 20,000 passes over the
-programs on a GPU; here a run is as long as configs/layout.py says.
+Expected: see docs/records/race.md. The published runs took 20,000 passes over the programs on a
+GPU. Here the length of a run is set in configs/layout.py.
 
   python run_layout.py --config=configs/layout.py:xla-random,preset=gst --workdir=out/gst
   python run_layout.py --config=configs/layout.py:xla-random,preset=seventh --workdir=out/seventh
@@ -17,14 +17,14 @@ SMALL = dict(op_embed_dim=8, map_width=8, width=8, rounds=2)  # variant `ci`
 def gst(config: ConfigDict) -> None:
   """Graph Segment Training of TpuGraphs (arXiv 2305.12322, public code).
 
-  32 programs with 32 configurations each, drawn with replacement; ranges of at most 1,000 nodes
-  as segments, one of them with gradients; the stale score of another segment is kept with
-  probability 0.5 for each configuration; hinges with margin 0.1, summed over the pairs of a
-  slate; Adam with weight decay in the gradient. Validation is on 32 configurations.
+  A step has 32 programs with 32 configurations each, drawn with replacement. Segments are ranges of
+  at most 1,000 nodes, and one segment per program has gradients. Each stale score of the other
+  segments is kept with probability 0.5. Hinges with margin 0.1 are summed over the pairs of a
+  slate. Adam has weight decay in the gradient. Validation is on 32 configurations.
 
-  Stale scores go to their own configurations. In the public code they do where a program has two
-  segments; with more it hands them to other configurations, and of several programs in a batch
-  it reads and writes the rows of the last one's configurations.
+  A stale score is used for the configuration that it was computed for. The public code uses it for
+  other configurations if a program has more than two segments. For a batch of several programs it
+  reads and writes the history of the last program's configurations.
   """
   config.data.update(
       feature_transform="gst", config_transform="none", fit_splits=("train", "valid", "test"))
@@ -42,10 +42,10 @@ def gst(config: ConfigDict) -> None:
 def seventh(config: ConfigDict) -> None:
   """7th place: Graph Segment Training with an activation between its rounds.
 
-  Published: that it began with the code of Graph Segment Training, samples segments to save
-  memory, and has models of its own by edge and by the shape of nodes; tiles are ranked by the
-  official model, the default of `configs/tile.py`. There is no code. Here it is `gst` with an
-  activation behind each round; models by edge and by shape are missing.
+  Published: the system is based on the code of Graph Segment Training, samples segments to save
+  memory, has additional models by edge and by shape of nodes, and ranks tiles with the official
+  model (the default of `configs/tile.py`). There is no public code. Here it is `gst` with an
+  activation after each round, without the additional models.
   """
   gst(config)
   config.model.activate_rounds = True

@@ -1,7 +1,7 @@
-"""Kernels after "A Learned Performance Model for TPUs" (MLSys 2021).
+"""The kernel model of "A Learned Performance Model for TPUs" (MLSys 2021).
 
-Expected: see docs/systems.md. How long the published runs took is not known; here a run is as
-long as configs/tile.py says.
+Expected: see docs/systems.md. The length of the published runs is not known. Here it is set in
+configs/tile.py.
 
   python run_tile.py --config=configs/tile.py:preset=mlsys21 --workdir=out/mlsys21
   python run_tile.py --config=configs/tile.py:preset=mlsys21_fusion --workdir=out/mlsys21_fusion
@@ -19,8 +19,8 @@ SMALL = dict(op_embed_dim=8, width=8, rounds=2)  # variant `ci`
 def mlsys21(config: ConfigDict) -> None:
   """"A Learned Performance Model for TPUs" (MLSys 2021): SAGE, sums, means and maxima of nodes.
 
-  The rank loss with a hinge, on ten kernels with ten tiles. Adam in Keras' form, since the
-  paper's models were written in TensorFlow; its rate and the clipping are guesses.
+  A step has ten slates of ten tiles. The loss is the rank loss with a hinge. Adam is as in Keras,
+  because the paper's models were written in TensorFlow. Learning rate and clipping are guesses.
   """
   _common(config)
 
@@ -31,7 +31,7 @@ def mlsys21_per_node(config: ConfigDict) -> None:
 
 
 def mlsys21_lstm(config: ConfigDict) -> None:
-  """mlsys21 with an LSTM over nodes in order."""
+  """mlsys21 with an LSTM over nodes in topological order."""
   _common(config, reduction="lstm")
 
 
@@ -54,7 +54,7 @@ def mlsys21_work(config: ConfigDict) -> None:
 def mlsys21_fusion(config: ConfigDict) -> None:
   """mlsys21 with the error of log runtimes.
 
-  Absolute runtimes in milliseconds, out of which the drift of the machine is taken
+  Targets are absolute runtimes in milliseconds, corrected for the drift of the machine
   (`TileConfigs.unit_ns`).
   """
   _common(config)

@@ -1,6 +1,6 @@
 """The official TensorFlow baseline of TpuGraphs, with its published settings.
 
-docs/parity.md says what agrees and what differs. Expected top-5 slowdown of kernels (mean over
+docs/parity.md compares the two implementations. Expected top-5 slowdown of kernels (mean over
 validation kernels) on the synthetic `medium` data: 0.040 in 3 minutes on one CPU core. Expected
 Kendall tau of programs for xla-random, xla-default, nlp-random and nlp-default: 0.20, 0.52, 0.39
 and 0.34 in 2 to 4 minutes.
@@ -33,7 +33,7 @@ def kernels(name: str) -> base.Settings:
   """The settings of an official model of kernels.
 
   Args:
-    name: registered, such as `LateJoinSAGE`.
+    name: registered name, such as `LateJoinSAGE`.
   """
   def settings(config: ConfigDict) -> None:
     config.model = base.model("tile", name)

@@ -1,7 +1,7 @@
 """The 2nd place of the competition "Fast or Slow?" (Obs01ete/kaggle_latenciaga).
 
-Expected: see docs/records/race.md. The published runs took 200,000 updates (400,000 for
-tiles) on a GPU; here a run is as long as configs/layout.py and configs/tile.py say.
+Expected: see docs/records/race.md. The published runs took 200,000 updates (400,000 for tiles) on a
+GPU. Here the length of a run is set in configs/layout.py and configs/tile.py.
 
   python run_layout.py --config=configs/layout.py:xla-default,preset=second_xla --workdir=out/second
   python run_layout.py --config=configs/layout.py:nlp-default,preset=second_nlp --workdir=out/second
@@ -18,14 +18,14 @@ SMALL = dict(feature_width=8, op_embed_dim=8, first_width=8, widths=(8, 8))  # v
 def second_xla(config: ConfigDict) -> None:
   """2nd place, XLA: a runtime per node, margins in units of the runtime.
 
-  DiffMat with a margin of 10 ms and the mean absolute percentage error, each with weight 1;
-  ten slates of four configurations, drawn with replacement; graphs named `unet` are not
-  trained on; equal configurations count once, with their fastest runtime.
+  The loss is DiffMat with a margin of 10 ms plus the mean absolute percentage error. A step has ten
+  slates of four configurations, drawn with replacement. Training leaves out graphs named `unet`.
+  Equal configurations count once, with their fastest runtime.
   """
   _common(config)
   config.data.leave_out = ("unet",)
   config.batch.update(graphs=10, configs=4)
-  # The sum over nodes is in milliseconds, labels are in units of 10 ms.
+  # Sums over nodes are in milliseconds, labels in units of 10 ms.
   config.model = base.model("layout", "Second", score_scale=0.1)
   config.loss.update(losses="DiffMatLoss:1,MAPE:1", margin=1.0, normalize_weights=False)
 
@@ -33,9 +33,9 @@ def second_xla(config: ConfigDict) -> None:
 def second_nlp(config: ConfigDict) -> None:
   """2nd place, NLP: as `second_xla`, wider and deeper, with residuals and ListMLE.
 
-  Scores of a slate are scaled down to length 500; four slates of ten configurations; AdamW
-  with an epsilon of 1e-6 and a decay of the output layer alone, gradients clipped at a norm of
-  100.
+  A step has four slates of ten configurations. The scores of a slate are scaled to at most length
+  500. AdamW has an epsilon of 1e-6 and weight decay on the output layer alone. Gradients are
+  clipped at a norm of 100.
   """
   _common(config)
   config.data.features = ("second_nlp",)
@@ -50,8 +50,8 @@ def second_nlp(config: ConfigDict) -> None:
 def second_tile(config: ConfigDict) -> None:
   """2nd place, tiles: eight SAGE rounds, DiffMat.
 
-  A margin of 0.1 in units of the default tile's runtime, in whose units the loss is; slates of
-  ten tiles of a hundred kernels; equal tiles once, with their fastest runtime.
+  A step has a hundred slates of ten tiles. Runtimes, margin (0.1) and loss are in units of the
+  default tile's runtime. Equal tiles count once, with their fastest runtime.
   """
   _common(config)
   config.batch.update(graphs=100, configs=10)

@@ -1,8 +1,8 @@
 """The 6th place of the competition "Fast or Slow?" (hengck23/solution-predict-ai-model-runtime).
 
-Expected: see docs/records/race.md. The published runs took 1.2 to 7.5 epochs, in which
-every configuration comes once, on a GPU in half precision; random XLA layouts began from a model of
-NLP layouts. Here a run is as long as configs/layout.py and configs/tile.py say.
+Expected: see docs/records/race.md. The published runs took 1.2 to 7.5 epochs, each with every
+configuration once, on a GPU in half precision; random XLA layouts started from a model of NLP
+layouts. Here the length of a run is set in configs/layout.py and configs/tile.py.
 
   python run_layout.py --config=configs/layout.py:xla-random,preset=sixth --workdir=out/sixth
   python run_layout.py --config=configs/layout.py:xla-default,preset=sixth_gin --workdir=out/gin
@@ -19,9 +19,9 @@ SMALL = dict(op_embed_dim=8, width=8, layers=2)  # variant `ci`
 def sixth(config: ConfigDict) -> None:
   """6th place: five hops of users, instance norm, a head that normalises across the slate.
 
-  Slates of 80 (NLP), 32 (default) and 100 configurations, one at a time, 32 for an update;
-  every configuration once per epoch. Scores are of slates of 100. The parameters are a mean
-  over a window of the run, here its second half (published: chosen by hand).
+  A slate has 80 (NLP), 32 (default) or 100 (random) configurations; an update accumulates gradients
+  of 32 slates. Every configuration comes once per epoch. Scores are computed in slates of 100. The
+  parameters are a mean over the second half of a run (published: over a window chosen by hand).
   """
   nlp, random = config.data.source == "nlp", config.data.search == "random"
   config.data.update(
@@ -36,18 +36,19 @@ def sixth(config: ConfigDict) -> None:
 
 
 def sixth_gin(config: ConfigDict) -> None:
-  """6th place, default XLA layouts: `sixth` with GIN, whose layers are all read out.
+  """6th place, default XLA layouts: `sixth` with GIN and a readout of all layers.
 
-  Its scores are added to those of `sixth`.
+  The published scores are sums of the scores of both networks.
   """
   sixth(config)
   config.model = base.model("layout", "SixthGIN")
 
 
 def tile_sixth(config: ConfigDict) -> None:
-  """6th place, tiles: GATv2 on kernels, the tile beside mean and maximum.
+  """6th place, tiles: GATv2 on kernels; the tile joins mean and maximum over nodes.
 
-  ListMLE on 32 slates of 64 tiles; every tile once per epoch; scores are of slates of 100.
+  A step has 32 slates of 64 tiles, with ListMLE. Every tile comes once per epoch. Scores are
+  computed in slates of 100.
   """
   config.data.update(feature_transform="sixth", config_transform="sixth")
   config.batch.update(graphs=32, configs=64)

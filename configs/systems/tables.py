@@ -1,10 +1,10 @@
 """Score tables: the network runs once per program, and scores of configurations are looked up.
 
-`recommended` is for ranking programs that are not in the training data (docs/results.md): score
-tables on the collections of the data set, traffic tables on own programs, which are few and choose
+`recommended` ranks programs that are not in the training data (docs/results.md). It is score tables
+on the collections of the data set, and traffic tables on own programs, which are few and choose
 output orders for a TPU (docs/records/own_models.md). Expected Kendall tau (mean over validation
 graphs) on the synthetic `medium` data for xla-random, xla-default, nlp-random and nlp-default:
-0.88, 0.85, 0.90 and 0.78 in 2 to 3 minutes on one CPU core; tau-b on the test programs of
+0.88, 0.85, 0.90 and 0.78 in 2 to 3 minutes on one CPU core. Expected tau-b on the test programs of
 `data/own`: 0.60 in half a minute.
 
   python run_layout.py --config=configs/layout.py:xla-random,recommended --workdir=out/best
@@ -18,14 +18,14 @@ from tpugraphs_jax.configs import base
 
 
 def recommended(config: ConfigDict) -> None:
-  """For programs not in the training data: ScoreTables, on own data TrafficTables."""
+  """For programs outside the training data: ScoreTables, on own data TrafficTables."""
   (traffic if config.data.source == "own" else tables)(config)
 
 
 def tables(config: ConfigDict) -> None:
   """ScoreTables: costs of choices that a network computes once per program.
 
-  Slates are large, because the network runs once per graph, whatever their size.
+  The cost of a step hardly depends on the size of slates, which are large.
   """
   config.batch.update(graphs=4, configs=256, slates_per_epoch=400)
   config.model = base.model("layout", "ScoreTables")
@@ -33,7 +33,7 @@ def tables(config: ConfigDict) -> None:
 
 
 def with_sage(config: ConfigDict) -> None:
-  """ScoreTables and a GraphSAGE between groups for what such costs leave out."""
+  """ScoreTables plus a GraphSAGE between groups, for costs of more than two choices."""
   tables(config)
   config.model.residual = "sage"
 
@@ -41,7 +41,7 @@ def with_sage(config: ConfigDict) -> None:
 def traffic(config: ConfigDict) -> None:
   """TrafficTables: costs from padded bytes, for output orders on a TPU.
 
-  The costs are of single choices, for about a hundred programs.
+  Only single choices have costs, because there are about a hundred programs.
   """
   config.batch.update(graphs=32, configs=16, slates_per_epoch=2560)
   config.model = base.model("layout", "TrafficTables")

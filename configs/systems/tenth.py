@@ -1,8 +1,8 @@
 """The 10th place of the competition "Fast or Slow?", after its write-up.
 
-Expected: see docs/records/race.md. The published runs of layouts took 16 epochs, of
-tiles 5 epochs and less than a minute, on a GPU; here a run is as long as configs/layout.py and
-configs/tile.py say.
+Expected: see docs/records/race.md. The published runs took 16 epochs for layouts, and 5 epochs in
+less than a minute for tiles, on a GPU. Here the length of a run is set in configs/layout.py and
+configs/tile.py.
 
   python run_layout.py --config=configs/layout.py:xla-random,preset=tenth --workdir=out/tenth
   python run_layout.py --config=configs/layout.py:nlp-random,preset=tenth --workdir=out/tenth_nlp
@@ -19,10 +19,10 @@ SMALL = dict(op_embed_dim=8, width=8, blocks=2, mlp_widths=(8, 8))  # variant `c
 def layouts(config: ConfigDict) -> None:
   """10th place: a transformer over nodes that runs once for all configurations.
 
-  Twelve blocks of linear attention and APPNP of width 256; for NLP DIFFormer, of which the
-  published members have four to six layers (here five). ListMLE over 256 to 1000
-  configurations (here 256), AdamW with a decay and a cosine. Node features are log(x + 3);
-  columns with numbers of -3 and less have a standardised signed logarithm here.
+  The network has twelve blocks of linear attention and APPNP of width 256. For NLP it is DIFFormer
+  with five layers; the published models have four to six. Training has ListMLE over 256
+  configurations (published: 256 to 1000), and AdamW with weight decay and cosine decay. Node
+  features are log(x + 3). Columns with values of -3 and less have a standardised signed logarithm.
   """
   _common(config)
   config.data.update(
@@ -31,15 +31,15 @@ def layouts(config: ConfigDict) -> None:
       duplicate_policy="min")
   config.batch.update(graphs=1, configs=256)
   config.eval.configs = 256
-  members = dict(attention="difformer", gated=True, blocks=5) if config.data.source == "nlp" else {}
-  config.model = base.model("layout", "Tenth", **members)
+  options = dict(attention="difformer", gated=True, blocks=5) if config.data.source == "nlp" else {}
+  config.model = base.model("layout", "Tenth", **options)
 
 
 def tiles(config: ConfigDict) -> None:
-  """10th place, tiles: configurations ask the nodes of their kernel.
+  """10th place, tiles: configurations attend to the nodes of their kernel.
 
-  Eight graph blocks, two of self-attention and four of cross-attention. Scaling, slates and
-  widths are not published.
+  The network has eight blocks on nodes, two of them with self-attention, and four blocks of
+  cross-attention. Scaling, slates and widths are not published.
   """
   _common(config)
   config.data.update(feature_transform="signed_log1p", config_transform="signed_log1p")

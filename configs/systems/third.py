@@ -1,8 +1,8 @@
 """The 3rd place of the competition "Fast or Slow?" (jafluri/kaggle_tpu_graph).
 
-Expected: see docs/records/race.md. The published runs took five epochs, in which every
-configuration comes once, on several GPUs; here a run is as long as configs/layout.py and
-configs/tile.py say.
+Expected: see docs/records/race.md. The published runs took five epochs, each with every
+configuration once, on several GPUs. Here the length of a run is set in configs/layout.py and
+configs/tile.py.
 
   python run_layout.py --config=configs/layout.py:xla-random,preset=third --workdir=out/third
   python run_tile.py --config=configs/tile.py:preset=third --workdir=out/third
@@ -16,10 +16,10 @@ SMALL = dict(op_embed_dim=8, first_width=8, widths=(8, 8))  # variant `ci`
 
 
 def third(config: ConfigDict) -> None:
-  """3rd place: linear attention beside SAGE in both directions, positions on a track of their own.
+  """3rd place: linear attention beside SAGE in both directions, separate layers for positions.
 
-  Four slates of 16 configurations; every configuration once per epoch. The loss is the sum of
-  hinges over pairs, a mean over slates; Adam with a cosine to 1e-6.
+  A step has four slates of 16 configurations. Every configuration comes once per epoch. The loss is
+  the sum of hinges over the pairs of a slate, averaged over slates. Adam has cosine decay to 1e-6.
   """
   config.data.update(
       features=("wide_logarithms", "operand_shapes", "tile_modulo", "random_walk"),
@@ -34,8 +34,8 @@ def third(config: ConfigDict) -> None:
 def tile_third(config: ConfigDict) -> None:
   """3rd place, tiles: four SAGE layers with layer norm, the inverse logarithm of hinges.
 
-  Sixteen lists of 16 tiles; every tile once per epoch, kernels with fewer than 16 never. Adam
-  with a cosine to 1e-6, without clipping.
+  A step has 16 slates of 16 tiles. Every tile comes once per epoch; kernels with fewer than 16
+  tiles are left out. Adam has cosine decay to 1e-6, without clipping.
   """
   config.data.update(
       features=("wide_logarithms", "directed_walk"), feature_transform="none",

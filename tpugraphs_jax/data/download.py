@@ -1,14 +1,14 @@
-r"""Fetches the released collections: resumes, verifies, unpacks.
+r"""Downloads the released collections: resumes, verifies, unpacks.
 
   python -m tpugraphs_jax.data.download --data_root ~/data/tpugraphs/npz \
       --collections tile:xla layout:xla:random
 
-An archive arrives as `<archive>.part` in the data folder, and a run that was
-interrupted goes on where it stopped. A collection's folder appears only when its
-archive was unpacked completely, so a folder that is there is left alone.
+An archive is downloaded to `<archive>.part` in the data folder. An interrupted run is continued by
+the next one. The folder of a collection is created after its archive was unpacked completely, and
+an existing folder is left alone.
 
-No kept library does this: pooch, fsspec, urllib3 and requests begin anew after a broken
-connection, and huggingface_hub resumes from its own servers alone.
+No maintained library does this: pooch, fsspec, urllib3 and requests restart after a broken
+connection, and huggingface_hub resumes from its own servers only.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Published(NamedTuple):
   """The size of a released collection.
 
   Attributes:
-    graphs: in train, valid and test.
+    graphs: numbers of graphs in train, valid and test.
     gigabytes: 10^9 bytes of the unpacked files of all splits, measured.
-    store_gigabytes: an upper bound of the store, from the published numbers of nodes,
+    store_gigabytes: upper bound of the size of the store, from the published numbers of nodes,
       configurations and configurable nodes; tile collections have no store.
   """
 
@@ -71,64 +71,63 @@ _BROKEN_CONNECTION = (
 
 
 class DownloadError(RuntimeError):
-  """A failed transfer or archive, in one line with advice."""
+  """A failed transfer or a damaged archive; the message is one line with advice."""
 
 
 def archive_name(collection: str) -> str:
-  """File name of a collection's archive, e.g. `npz_layout_xla_random.tar`."""
+  """File name of the archive of a collection, such as `npz_layout_xla_random.tar`."""
   collections.check_released(collection)
   return f"npz_{collection.replace(':', '_')}.tar"
 
 
 def download_collection(
     data_root: str | os.PathLike[str], collection: str, *, base_url: str = BASE_URL) -> Path:
-  """Fetches and unpacks one collection; returns its folder.
+  """Downloads and unpacks one collection, unless its folder exists; returns the folder.
 
   Args:
-    data_root: the folder that gets `tile/` and `layout/`.
-    collection: one of `collections.RELEASED`; nothing is done if its folder exists.
-    base_url: where the archives are.
+    data_root: folder of `tile/` and `layout/`.
+    collection: one of `collections.RELEASED`.
+    base_url: URL of the folder of the archives.
 
   Raises:
-    DownloadError: the server cannot be reached or the archive is damaged. The received part of
-      an interrupted transfer stays for the next call; a damaged archive that this call has
-      fetched is removed.
+    DownloadError: the server cannot be reached, or the archive is damaged. The next call continues
+      an interrupted transfer. A damaged archive is removed if this call has downloaded it.
   """
   name = archive_name(collection)
   data_root = Path(data_root).expanduser()
   folder = data_root.joinpath(*collection.split(":"))
   if folder.exists():
-    print(f"{collection}: {folder} exists, left alone; remove it to fetch it again")
+    print(f"{collection}: {folder} exists, left alone; remove it to download it again")
     return folder
   data_root.mkdir(parents=True, exist_ok=True)
   archive, is_checked = data_root / name, True
-  is_own = archive.exists()
-  if not is_own:
+  is_local = archive.exists()
+  if not is_local:
     is_checked = fetch(base_url.rstrip("/") + "/" + name, archive)
   try:
     _unpack(archive, folder, collection, is_checked=is_checked)
   except DownloadError as error:
-    if is_own:
+    if is_local:
       raise DownloadError(f"{error}; delete it and run again") from error
     archive.unlink()
-    raise DownloadError(f"{error}; deleted, run again to fetch it anew, and check --base_url if "
-                        "it happens again") from error
+    raise DownloadError(f"{error}; deleted, run again to download it again, and check --base_url "
+                        "if it is damaged again") from error
   archive.unlink()
   _report(collection, folder)
   return folder
 
 
 def fetch(url: str, path: Path) -> bool:
-  """Downloads to `path` through `<path>.part`; an existing part is continued.
+  """Downloads to `<path>.part`, then renames to `path`; an existing part is continued.
 
-  After a broken connection the transfer goes on from where it was, until several attempts in a
-  row bring nothing new.
+  A broken connection is resumed, until three attempts in a row add no bytes.
 
   Returns:
-    Whether the server stated a checksum, which was compared then.
+    Whether the server sent a checksum, which agrees.
 
   Raises:
-    DownloadError: no connection, an HTTP error, no room, or a wrong checksum.
+    DownloadError: there is no connection, the server answers with an error, the disk has no room,
+      or the checksum is wrong.
   """
   part = path.with_name(path.name + ".part")
   headers, futile, furthest = None, 0, _size(part)
@@ -142,7 +141,7 @@ def fetch(url: str, path: Path) -> bool:
           reason = console.one_line(error.reason)
           raise DownloadError(
               f"{url}: the server answers {error.code} {reason}; check --base_url") from error
-      # Against the most that ever was there: a transfer that begins anew is no progress.
+      # The size is compared with the largest so far: a restarted transfer is no progress.
       futile = 0 if _size(part) > furthest else futile + 1
       furthest = max(furthest, _size(part))
       if futile == _FUTILE_ATTEMPTS:
@@ -160,11 +159,11 @@ def _transfer(url: str, part: Path) -> email.message.Message:
   have = _size(part)
   request = urllib.request.Request(url)
   validator = _validator_path(part)
-  begun = validator.read_text() if have and validator.exists() else ""
-  if begun:
-    # The server sends everything anew if the file is no longer the same.
+  expected = validator.read_text() if have and validator.exists() else ""
+  if expected:
+    # The server sends the whole file if it has changed.
     request.add_header("Range", f"bytes={have}-")
-    request.add_header("If-Range", begun)
+    request.add_header("If-Range", expected)
   try:
     response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
   except urllib.error.HTTPError as error:
@@ -172,18 +171,18 @@ def _transfer(url: str, part: Path) -> email.message.Message:
       raise
     error.close()
     if error.headers.get("Content-Range") == f"bytes */{have}":
-      return error.headers  # all of it is there already
+      return error.headers  # the part is complete
     part.unlink()
     return _transfer(url, part)
   with response:
     start, total = _range_of(response)
     identity = _validator_of(response.headers)
-    if start and (start != have or identity not in ("", begun)):  # does not continue the part
+    if start and (start != have or identity not in ("", expected)):  # does not continue the part
       part.unlink(missing_ok=True)
-      raise http.client.HTTPException(f"asked for bytes from {have} of the file {begun}, got bytes "
-                                      f"from {start} of {identity}")
+      raise http.client.HTTPException(
+          f"expected bytes from {have} of file {expected}, found bytes from {start} of {identity}")
     _check_room(part, start, total)
-    if not start:  # the identity of the file changes together with its first byte
+    if not start:  # the part and its identity are replaced together
       part.unlink(missing_ok=True)
       validator.unlink(missing_ok=True)
       if identity:
@@ -195,7 +194,7 @@ def _transfer(url: str, part: Path) -> email.message.Message:
 
 
 def _range_of(response) -> tuple[int, int | None]:
-  """First byte that a response carries, and the size of the whole file."""
+  """The position of the first byte of a response, and the size of the file if it is known."""
   if response.status != http.HTTPStatus.PARTIAL_CONTENT:
     return 0, response.length
   content_range = response.headers.get("Content-Range", "")
@@ -209,8 +208,8 @@ def _check_room(part: Path, start: int, total: int | None) -> None:
   free = shutil.disk_usage(part.parent).free + (0 if start else _size(part))
   if total is not None and total - start > free:
     raise DownloadError(
-        f"{part.parent}: the archive takes {total - start:,} bytes more, and {free:,} are free; "
-        "make room or name another --data_root")
+        f"{part.parent}: the archive needs {total - start:,} more bytes, and {free:,} are free; "
+        "make room or choose another --data_root")
 
 
 def _copy(response, part: Path, start: int, total: int | None) -> None:
@@ -220,20 +219,20 @@ def _copy(response, part: Path, start: int, total: int | None) -> None:
           desc=part.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None
       ) as progress,
   ):
-    # `read` would lose the received part of a block when the connection breaks.
+    # `read` would lose an incomplete block if the connection breaks.
     while block := response.read1(_BLOCK_BYTES):
       file.write(block)
       progress.update(len(block))
 
 
 def _validator_of(headers: http.client.HTTPMessage) -> str:
-  """The ETag or time of the file on the server; '' if there is none, and nothing is resumed."""
+  """The ETag or time of the file on the server; without one ('') transfers are not resumed."""
   etag = headers.get("ETag", "")
   return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
 
 
 def _verify_checksum(url: str, part: Path, headers: http.client.HTTPMessage) -> bool:
-  """Compares the MD5 that Google Cloud Storage sends as `x-goog-hash`; whether there is one."""
+  """Compares the MD5 in the header `x-goog-hash` of Google Cloud Storage; False without one."""
   stated = re.search(r"md5=([\w+/=]+)", ", ".join(headers.get_all("x-goog-hash") or ()))
   if not stated:
     return False
@@ -241,22 +240,22 @@ def _verify_checksum(url: str, part: Path, headers: http.client.HTTPMessage) -> 
     md5 = hashlib.file_digest(file, "md5").digest()
   if base64.b64encode(md5).decode() != stated[1]:
     part.unlink()
-    raise DownloadError(f"{url}: wrong checksum; deleted, run again to fetch it anew")
+    raise DownloadError(f"{url}: wrong checksum; deleted, run again to download it again")
   return True
 
 
 def _unpack(archive: Path, folder: Path, collection: str, *, is_checked: bool) -> None:
-  """Unpacks the `.npz` files of a collection beside the archive, then renames to `folder`.
+  """Unpacks the `.npz` files of a collection to a temporary folder, then renames it to `folder`.
 
   Args:
-    archive: the `.tar`.
-    folder: of the collection.
-    collection: whose files the archive has.
-    is_checked: whether the checksum of the archive was compared; otherwise every array is
-      read and compared with its own checksum.
+    archive: path of the `.tar`.
+    folder: folder of the collection.
+    collection: name of the collection.
+    is_checked: the checksum of the archive was compared. Otherwise all arrays are compared with
+      the checksums in their files.
 
   Raises:
-    DownloadError: the archive is damaged, cut short or of another collection.
+    DownloadError: the archive is damaged, incomplete, or has another collection.
   """
   staging = archive.with_name(archive.name + ".unpacking")
   shutil.rmtree(staging, ignore_errors=True)
@@ -276,7 +275,7 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
   folder = re.escape(collection.replace(":", "/"))
   pattern = re.compile(rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/]+\.npz)")
   with (
-      tarfile.open(archive, "r:") as tar,  # not compressed, whose size nobody knows before
+      tarfile.open(archive, "r:") as tar,  # an archive without compression, of known size
       tqdm.tqdm(desc=f"unpack {archive.name}", unit=" files", disable=None) as progress,
   ):
     end = 0
@@ -293,15 +292,15 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
           shutil.copyfileobj(source, target, _BLOCK_BYTES)
         progress.update()
       elif not member.isdir():
-        print(f"{archive}: left out {member.name!r}, not a graph of {collection}")
-    # An archive cut between two files reads like a shorter one, but for its end mark.
+        print(f"{archive}: left out {member.name!r}, which is not a graph of {collection}")
+    # Without its end mark, an archive was cut between two files.
     tar.fileobj.seek(end)
     if tar.fileobj.read(2 * tarfile.BLOCKSIZE) != bytes(2 * tarfile.BLOCKSIZE):
       raise DownloadError("its end is missing")
 
 
 def _verify_files(staging: Path, *, is_checked: bool) -> None:
-  """Every file is a whole zip archive, and every split is there; see `unpack`."""
+  """Raises an error unless every split has files, and every file is a complete zip archive."""
   for split in graph.SPLITS:
     files = sorted(staging.glob(f"{split}/*.npz"))
     if not files:
@@ -336,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """The command line; returns the exit status."""
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.data.download",
-      description="Fetch the released TpuGraphs collections.")
+      description="Download the released TpuGraphs collections.")
   parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s")
   parser.add_argument(
       "--collections", nargs="+", default=collections.RELEASED, choices=collections.RELEASED,
@@ -351,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"error: {console.one_line(error)}", file=sys.stderr)
     return 2 if isinstance(error, ValueError) else 1
   except KeyboardInterrupt:
-    print("interrupted; run again to go on from here", file=sys.stderr)
+    print("interrupted; run again to continue", file=sys.stderr)
     return 130
   return 0
 

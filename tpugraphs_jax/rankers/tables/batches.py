@@ -1,9 +1,9 @@
 """Padded batches of programs and choices, for score tables.
 
 A program is prepared once with the choices of its groups. A slate adds the choices of its
-configurations. As in `data.batching`, an index beyond the end of its array means "absent". Letters
-in addition to those of `graph`: B groups of configurable nodes, R choices of the group with most, P
-pairs of nodes, Q pairs of groups (`terms`).
+configurations. As in `data.batching`, padding has an index beyond the end of its array. Letters in
+addition to the letters of `graph`: B groups of configurable nodes, R largest number of choices of a
+group, P pairs of nodes, Q pairs of groups (`terms`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables import terms as terms_lib
 
-_HOP_SCALE = 10.0  # hops of most pairs are below
-_OPERANDS = 3  # first, second, any other
+_HOP_SCALE = 10.0  # most pairs have fewer hops
+_OPERANDS = 3  # classes of operands: first, second, later
 
 
 class Choices(NamedTuple):
@@ -32,17 +32,17 @@ class Choices(NamedTuple):
   node: np.ndarray  # [K] int32 node of the graph, or ABSENT
   group: np.ndarray  # [K] int32 its group, or ABSENT
   feat: np.ndarray  # [K, R, F] float32 features of each choice
-  weight: np.ndarray  # [K] float32 bytes of its output / the unit of its program
+  weight: np.ndarray  # [K] float32 bytes of the output, in the unit of the program
 
 
 class GroupPairs(NamedTuple):
   """Pairs of groups, and the pairs of nodes between them."""
 
   groups: np.ndarray  # [Q, 2] int32, or ABSENT
-  ends: np.ndarray  # [P, 3] int32 nodes: first end, second end, where they meet; or ABSENT
+  ends: np.ndarray  # [P, 3] int32 nodes: first end, second end, meeting node; or ABSENT
   feat: np.ndarray  # [P, F] float32 `pair_features`
-  weight: np.ndarray  # [P] float32 as `Choices.weight`, of the smallest tensor between
-  column: np.ndarray  # [P] int32 ascending, pair of groups, or ABSENT
+  weight: np.ndarray  # [P] float32 bytes of the smallest tensor between, in the unit of the program
+  column: np.ndarray  # [P] int32 pair of groups, ascending, or ABSENT
   is_turned: np.ndarray  # [P] bool: the first end is in the second group
 
 
@@ -55,7 +55,7 @@ class TableBatch(NamedTuple):
   choices: Choices
   pairs: GroupPairs
   group_graph: np.ndarray  # [B] int32 slate of each group, or ABSENT
-  code: np.ndarray  # [B, C] uint8 or larger, choice of each group
+  code: np.ndarray  # [B, C] choice of each group, uint8 or a larger type
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool
 
@@ -66,7 +66,7 @@ class PreparedTables:
 
   graph: batching.PreparedGraph
   terms: terms_lib.Terms
-  choices: Choices  # of this graph alone: node and group numbers begin at 0
+  choices: Choices  # of this graph alone: nodes and groups are numbered from 0
   pairs: GroupPairs
   sizes: dict[str, int]  # of the program, by entry of a budget
 
@@ -94,20 +94,20 @@ def prepare(
   Args:
     graph: host graph with configurations.
     feat: `[N, F]` float32 transformed node features.
-    terms: of the configurations that slates are drawn from (`terms.terms_of`).
+    terms: terms of all configurations that slates are drawn from (`terms.terms_of`).
     slots: width of the neighbour tables (`data.batching.SLOTS`).
     tiling: append the padding of dimensions to tiles to node features, and compute features of
-      choices; otherwise they are 0.
-    describe: `(graph, node [U], row [U]) -> [U, F]`, the features of choices.
+      choices; otherwise the features of choices are 0.
+    describe: `(graph, node [U], row [U]) -> [U, F]`, features of choices.
   """
   if tiling:
     feat = np.concatenate([feat, feature_blocks.node_padding(graph.node_feat)], axis=1)
   prepared = batching.prepare(graph, feat, slots=slots)
   nbytes = node_pairs.tensor_bytes(graph.node_feat).astype(np.float64)
-  own = nbytes[graph.config_node]
-  # The scale of sums of group costs in proportion to bytes.
-  unit = max(float(np.linalg.norm(np.bincount(graph.configs.node_group, own))), 1.0)
-  choices = _choices(graph, terms, own / unit, describe, tiling)
+  config_bytes = nbytes[graph.config_node]
+  # The norm of the bytes of groups: the scale of sums of costs that are proportional to bytes.
+  unit = max(float(np.linalg.norm(np.bincount(graph.configs.node_group, config_bytes))), 1.0)
+  choices = _choices(graph, terms, config_bytes / unit, describe, tiling)
   pairs = _group_pairs(graph, terms, unit)
   sizes = prepared.sizes | {
       "rows": len(graph.configs.rows), "config_nodes": len(choices.node),
@@ -142,16 +142,14 @@ def _group_pairs(graph: OpGraph, terms, unit: float) -> GroupPairs:
 
 
 def pair_features(pairs: node_pairs.NodePairs, unit: float) -> np.ndarray:
-  """Features of pairs of nodes, which a network reads besides its states of the nodes.
+  """Features of pairs of nodes, `[P, 11]` float32.
+
+  Columns: whether the pair is direct; then for both paths hops / 10, log(1 + bytes of the smallest
+  tensor / unit), and the operand at the end (one-hot: first, second, later).
 
   Args:
-    pairs: of one program.
-    unit: bytes that count as 1.
-
-  Returns:
-    `[P, 11]` float32: whether the pair is direct; hops of both ways / 10; logarithm of
-    1 + bytes of the smallest tensors of both / unit; by which operand (first, second,
-    later one) both arrive.
+    pairs: pairs of one program.
+    unit: unit of bytes.
   """
   operand = np.minimum(pairs.operand, _OPERANDS - 1)[..., None] == np.arange(_OPERANDS)
   operand &= (pairs.operand != node_pairs.NO_OPERAND)[..., None]
@@ -166,8 +164,8 @@ def assemble(
   """A padded batch of slates of `PreparedTables`.
 
   Args:
-    slates: at most `graphs` of them, each of at most `configs` configurations.
-    budget: room for each entry of `PreparedTables.sizes`; R of the batch are its choices.
+    slates: at most `graphs` slates, each of at most `configs` configurations.
+    budget: room for each entry of `PreparedTables.sizes`; its "choices" is R of the batch.
     graphs: slates G of the batch.
     configs: configurations C per slate.
 
@@ -183,15 +181,15 @@ def assemble(
   target, mask = batching.targets(slates, graphs, configs)
   code = np.zeros((budget["groups"], configs), np.min_scalar_type(choices - 1))
   for slate, group in zip(slates, first["groups"]):
-    chosen = slate.graph.terms.encode(slate.graph.configs.group_row[slate.config_ids])
-    code[group : group + len(chosen), : chosen.shape[1]] = chosen
-  owner = [np.full(p.sizes["groups"], i, np.int32) for i, p in enumerate(programs)]
+    part = slate.graph.terms.encode(slate.graph.configs.group_row[slate.config_ids])
+    code[group : group + len(part), : part.shape[1]] = part
+  slate_of = [np.full(p.sizes["groups"], i, np.int32) for i, p in enumerate(programs)]
   return TableBatch(
       graph, tables, batching.padded([p.configs.rows.astype(np.float32) for p in programs],
                                       budget["rows"], 0),
       _assemble_choices([p.choices for p in programs], nodes, first, budget, choices),
       _assemble_pairs([p.pairs for p in programs], nodes, first, budget),
-      batching.padded(owner, budget["groups"], ABSENT), code, target, mask)
+      batching.padded(slate_of, budget["groups"], ABSENT), code, target, mask)
 
 
 def _assemble_choices(parts: Sequence[Choices], nodes, first, budget, choices: int) -> Choices:

@@ -22,10 +22,10 @@ class Charge(NamedTuple):
   """One cost of a configuration."""
 
   cost: float  # in units of the score; larger = slower
-  # A configurable node; or two, and the node where they meet; or none, for the residual.
+  # One configurable node; or two, and the node where they meet; or no node for the residual.
   nodes: tuple[int, ...]
-  rows: tuple[tuple[int, ...], ...]  # the layout row [18] of each end
-  before: float = 0.0  # in a difference: the same cost of the other configuration
+  rows: tuple[tuple[int, ...], ...]  # layout row [18] of each configurable node
+  before: float = 0.0  # in a comparison: the same cost of the other configuration
 
   @property
   def is_pair(self) -> bool:
@@ -33,16 +33,16 @@ class Charge(NamedTuple):
 
   @property
   def change(self) -> float:
-    """What the charge adds to the score, or to the difference of two scores."""
+    """The summand of the score, or of the difference of two scores."""
     return self.cost - self.before
 
   @property
   def places(self) -> tuple[int, ...]:
-    """The node that pays the charge: for a pair the one where the two meet."""
+    """The node of the charge; for a pair the node where the two meet."""
     return self.nodes[-1:]
 
   def text(self, name: Callable[[int], str]) -> str:
-    """The choices that are charged, with names of nodes."""
+    """A description of the choices, with names of nodes."""
     if not self.nodes:
       return "more than two choices together"
     if not self.is_pair:
@@ -59,18 +59,17 @@ def charges(
   """The charges of a configuration, largest first; with `other` only charges that differ.
 
   Args:
-    program: prepared for the model.
-    costs: of nodes `[K, R]` and of pairs of nodes `[P, R, R]` (choice of the first end, of the
-      second end). Sums over nodes are the costs of groups.
+    program: program prepared for the model.
+    costs: costs of nodes `[K, R]`, and of pairs of nodes `[P, R, R]` with choices of the first and
+      the second end. Sums over nodes are the costs of groups.
     group_row: `[B]` rows of the configuration.
     other: `[B]` rows of a configuration to compare with.
 
   Returns:
     Charges whose `cost - before` add up to the score, or to the difference of the two scores.
-    `before` is the same charge of the other configuration.
 
   Raises:
-    ValueError: as `terms.Terms.encode`.
+    ValueError: as in `terms.Terms.encode`.
   """
   rows = _charges(program, costs, group_row)
   if other is not None:
@@ -80,12 +79,12 @@ def charges(
 
 
 def sort(rows: Sequence[Charge]) -> list[Charge]:
-  """The charges by how much each adds, largest first."""
+  """Sorts charges by `change`, largest first."""
   return sorted(rows, key=lambda charge: -charge.change)
 
 
 def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> list[Charge]:
-  """All charges: of nodes in the order of the file, then of pairs."""
+  """All charges: nodes in the order of the file, then pairs."""
   group, nodes = program.choices.group, program.choices.node.tolist()
   choice = program.terms.encode(np.asarray(group_row)[None])[group, 0].astype(int)
   rows = list(map(tuple, program.configs.rows[np.asarray(group_row)[group]].tolist()))
@@ -93,41 +92,40 @@ def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> li
   result = [Charge(cost, (node,), (row,)) for cost, node, row in zip(unary.tolist(), nodes, rows)]
   if not len(costs.pair):
     return result
-  place = dict(zip(nodes, range(len(nodes))))
+  index = dict(zip(nodes, range(len(nodes))))
   for i, (first, second, via) in enumerate(program.pairs.ends.tolist()):
-    a, b = place[first], place[second]
+    a, b = index[first], index[second]
     result.append(Charge(float(costs.pair[i, choice[a], choice[b]]), (first, second, via),
                         (rows[a], rows[b])))
   return result
 
 
 def dot(rows: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 60) -> str:
-  """The `top` charges of largest size as a graph in the language of Graphviz.
+  """The `top` charges with the largest absolute `change`, as a graph in Graphviz's language.
 
-  Nodes are configurable nodes. Edges are pairs of them, from producer to consumer, or without
-  an arrow where the two meet at a third node. Charges above 0 are red, charges below 0 blue,
-  and larger ones stronger. In a difference the colour is of `cost - before`.
+  Nodes are configurable nodes. Edges are pairs, from producer to consumer, or without an arrow
+  where the two meet at a third node. The colour shows `change`: red above 0, blue below 0, stronger
+  for larger values.
 
   Args:
-    rows: from `charges`, or `explain` of a ranker of this family.
-    names: of instructions, by node, where they are known.
-    top: how many.
+    rows: charges from `charges`, or from `explain` of a ranker of this family.
+    names: names of instructions by node, where known.
+    top: number of charges.
   """
   name = lambda node: (names or {}).get(node, f"node {node}")
-  shown = [charge for charge in rows if charge.nodes]
-  shown = sorted(shown, key=lambda c: -abs(c.change))[:top]
-  largest = max((abs(c.change) for c in shown), default=0.0) or 1.0
+  rows = sorted((row for row in rows if row.nodes), key=lambda c: -abs(c.change))[:top]
+  largest = max((abs(c.change) for c in rows), default=0.0) or 1.0
   lines = ["digraph charges {", "  rankdir=TB; node [shape=box, style=filled, fontsize=10];"]
-  drawn = {node for charge in shown for node in charge.nodes[:2]}
-  single = {charge.nodes[0]: charge for charge in shown if not charge.is_pair}
-  for node in sorted(drawn):
+  nodes = {node for charge in rows for node in charge.nodes[:2]}
+  single = {charge.nodes[0]: charge for charge in rows if not charge.is_pair}
+  for node in sorted(nodes):
     label, color = name(node), _GREY
     if node in single:
       charge = single[node]
       label += f"\\n{row_text(charge.rows[0])}\\n{charge.change:+.3f}"
       color = _color(charge, largest)
     lines.append(f"  n{node} [label={_quoted(label)}, fillcolor={_quoted(color)}];")
-  for charge in shown:
+  for charge in rows:
     if charge.is_pair:
       first, second, via = charge.nodes
       arrow = "" if via == second else ", dir=none, style=dashed"

@@ -1,7 +1,7 @@
 """The family of score tables: the network runs once per program, scores are looked up.
 
-Devices compute the tables of a program. The host sums their entries, and searches cheap
-configurations. Devices also compute the residual of a network, for every configuration.
+Devices compute the tables of a program, and the residual of each configuration. The host sums
+entries of tables and searches for cheap configurations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tpugraphs_jax.rankers.tables.charges import Charge
 from tpugraphs_jax.rankers.tables.terms import Costs
 
 _CHUNK = 256  # configurations per residual batch
-_CANDIDATES = 50  # per proposal, for networks with a residual
+_CANDIDATES = 50  # candidates per proposal for networks with a residual
 
 
 class Cheapest(NamedTuple):
@@ -61,7 +61,7 @@ class TablesFamily(Programs):
   def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedTables:
     """A program with the terms of its configurations; see `Family.prepare`."""
     reduced, data = self.reduce(graph), self.settings.data
-    # Pairs of nodes do not meet at virtual nodes.
+    # Pairs are of the graph without virtual nodes, where no layouts meet.
     real = reduced if data.virtual_node == "none" else reduction.reduce_graph(
         graph, dataclasses.replace(data, virtual_node="none"))
     return batches.prepare(
@@ -78,10 +78,10 @@ class TablesFamily(Programs):
 
   @functools.cached_property
   def encoder(self) -> Encoder:
-    """The tables of every program, with their padding."""
+    """Computes the padded tables of a program."""
     def tables(params, batch):
       tables = self.network.apply({"params": params}, batch, method=self.encodes)
-      return jax.tree.map(lambda table: table[None], tables)  # of the batch's only program
+      return jax.tree.map(lambda table: table[None], tables)  # a batch has one program
 
     return Encoder(parallel.pmap(tables, local=True), self.assemble, graphs=1, configs=0)
 
@@ -128,10 +128,10 @@ class TablesFamily(Programs):
     """The costs that add up to the score of a configuration, largest first.
 
     Args:
-      params: of the network.
-      program: with configurations.
+      params: parameters of the network.
+      program: program with configurations.
       config: number of the configuration to explain.
-      against: number of a configuration to compare with; only charges in which the two differ are
+      against: number of a configuration to compare with; only charges with different choices are
         returned.
     """
     numbers = [config] if against is None else [config, against]
@@ -148,16 +148,17 @@ class TablesFamily(Programs):
   ) -> Cheapest:
     """The configurations with the lowest predicted cost over all choices of all groups.
 
-    For a network with a residual, the search by tables returns more candidates; the n with the
-    lowest scores are returned, cheapest first.
+    For a network with a residual, the search in the tables returns more candidates, and the n
+    candidates with the lowest scores are returned, lowest first.
 
     Args:
-      params: of the network.
-      program: its configurations define the choices of every group.
+      params: parameters of the network.
+      program: program whose configurations define the choices of every group.
       n: number of configurations.
-      near: number of a configuration from which the proposals lead to the cheapest.
-      score: scores `[n]` of rows `[n, groups]`.
-      **options: of `search.propose` or `search.propose_near`.
+      near: number of the configuration that `search.propose_near` starts from; None calls
+        `search.propose`.
+      score: maps rows `[n, groups]` to scores `[n]`; used with a residual.
+      **options: options of `search.propose` or `search.propose_near`.
 
     Raises:
       ValueError: n is below 1.
@@ -190,7 +191,7 @@ class TablesFamily(Programs):
 def _cut(
     sizes: Mapping[str, int], rows: str, columns: str, unary: np.ndarray, pair: np.ndarray | None
 ) -> Costs:
-  """Tables without the padding beyond the `rows` and `columns` of a program's sizes."""
+  """Tables without padding; `rows` and `columns` are entries of a program's sizes."""
   choices = sizes["choices"]
   if pair is None:
     pair = np.zeros((0, choices, choices), np.float32)

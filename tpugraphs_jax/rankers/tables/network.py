@@ -9,9 +9,9 @@ program alone, so that it can be deep and slates can have hundreds of configurat
 costs this is the partitioned boolean quadratic problem that compilers solve for layouts and
 primitives (Anderson and Gregg, CGO 2018; Liu et al., USENIX ATC 2019).
 
-The optional residual has costs of more than two choices. It is computed for every configuration on
-the graph of groups, whose edges are the columns of the pair table; search and explanation do not
-use it:
+The optional residual models costs of more than two choices. It is computed per configuration on the
+graph of groups, whose edges are the columns of the pair table. Search and explanation do not use
+it:
 
   triples   sum over groups m and pairs {a, b} of the neighbours of m of
                 sum over k of middle[m, x_m, k] end[a, x_a, k] end[b, x_b, k]
@@ -55,7 +55,7 @@ _COST_SCALE = 4.0  # factor of all costs, which are small at initialisation
 
 
 class TablePart(nn.Module):
-  """Base of the parts of the network: their options, linear layers and dropout."""
+  """Base class of parts of the network: options, linear layers and dropout."""
 
   features: int
   dropout: float
@@ -63,14 +63,14 @@ class TablePart(nn.Module):
 
   @property
   def options(self) -> dict[str, Any]:
-    """The options of parts of this part, without the width."""
+    """Options for submodules, without the width."""
     return dict(dropout=self.dropout, dtype=self.dtype)
 
   def dense(self, name: str | None = None, features: int | None = None, **options) -> nn.Dense:
     return Dense(features or self.features, name=name, dtype=self.dtype, **options)
 
   def drop(self, x: jax.Array, slate_of: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
-    """Dropout of `x [n, ...]`, with the slate of each row."""
+    """Dropout on `x [n, ...]`; arguments as in `SlateDropout`."""
     return SlateDropout(self.dropout)(x, slate_of, len(batch.target), train=train)
 
 
@@ -99,8 +99,8 @@ class Encoder(TablePart):
 def row_features(rows: jax.Array) -> jax.Array:
   """Features `[R', 141]` float32 of rows with layout values `[R', 18]`.
 
-  One-hot values; and for each two consecutive dimensions of the three layouts whether they descend
-  (1, as in a default layout), ascend (-1), or are not both set (0).
+  One-hot values; then, for each pair of consecutive dimensions in the three layouts, 1 if they
+  descend (as in a default layout), -1 if they ascend, 0 if one is not set.
   """
   low, high = LAYOUT_VALUE_RANGE
   values = jnp.asarray(rows, jnp.int32)
@@ -133,13 +133,13 @@ class ScoreTables(base.Network):
   num_gnns: int = option(4, "rounds of message passing", least=1)
   pairs: str = option(
       "low_rank",
-      "cost of two choices: none, or a sum over `rank` of a factor of each times a weight of the "
-      "pair", one_of=PAIRS)
+      "costs of pairs of choices: none, or sums of `rank` products of a factor per choice and a "
+      "weight per pair", one_of=PAIRS)
   residual: str = option("none", "network beyond the tables", one_of=RESIDUALS)
   by_bytes: bool = option(
-      True, "costs have a part that grows with the bytes of the tensors concerned")
-  rank: int = option(8, "factors, per direction", least=1)
-  heads: int = option(1, "independent tables on the same states, which add up", least=1)
+      True, "costs have a part that is proportional to the bytes of the tensors")
+  rank: int = option(8, "number of factors per direction", least=1)
+  heads: int = option(1, "number of tables on the same states; their costs are added", least=1)
   dropout: float = option(0.0, "dropout rate on node, choice and pair states", least=0, below=1)
   dtype: str = option(
       "float32", "dtype of the computation; sums over neighbours and costs are float32",
@@ -173,11 +173,11 @@ class ScoreTables(base.Network):
 
   @property
   def has_residual(self) -> bool:
-    """Whether a score is more than a sum of costs: `residuals` gives the rest."""
+    """Whether scores are sums of costs plus `residuals`."""
     return self.residual != "none"
 
   def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """The sum of each head's costs and the residual, `[G, C, heads (+ 1)]` float32."""
+    """The sum of costs per head, and the residual: `[G, C, heads (+ 1)]` float32."""
     sums = table_sums(*self.tables(batch, train=train), batch)
     if not self.has_residual:
       return sums
@@ -188,15 +188,15 @@ class ScoreTables(base.Network):
     return readout.sum(axis=-1)
 
   def residuals(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """The part of scores in addition to sums of tables, `[G, C]` float32."""
-    if not len(batch.code):  # programs without a choice; jax gathers from no empty axis
+    """The part of scores beyond the sums of costs, `[G, C]` float32."""
+    if not len(batch.code):  # programs without choices; jax does not gather from an empty axis
       return jnp.zeros(batch.target.shape, jnp.float32)
     batch = self.weighed(batch)
     x, row = self.states(batch, train)
     return self.beyond(x, row, batch, train=train)[..., 0] * _COST_SCALE
 
   def tables(self, batch: TableBatch, *, train: bool = False) -> tuple[jax.Array, jax.Array | None]:
-    """Costs `[B, R, heads]` of choices and `[Q, R, R, heads]` of pairs, float32; or None."""
+    """Costs `[B, R, heads]` of choices, and `[Q, R, R, heads]` of pairs or None, float32."""
     batch = self.weighed(batch)
     x, row = self.states(batch, train)
     unary = self.unary_costs(x, row, batch, train=train)
@@ -206,10 +206,9 @@ class ScoreTables(base.Network):
     return unary, self.pair_costs(x, row, batch, train=train) * _COST_SCALE
 
   def node_tables(self, batch: TableBatch) -> tuple[jax.Array, jax.Array | None]:
-    """The summands of `tables`: costs `[K, R]` of nodes, `[P, R, R]` of pairs of nodes or None.
+    """The summands of `tables`: costs `[K, R]` of nodes, and `[P, R, R]` of pairs of nodes or None.
 
-    The choices are those of the node's group, of the first end and of the second. Heads
-    are added up.
+    The axes R are choices of the node, or of the first and the second end. Heads are added up.
     """
     batch = self.weighed(batch)
     x, row = self.states(batch, False)
@@ -219,14 +218,14 @@ class ScoreTables(base.Network):
     return unary, self.pair_costs.of_nodes(x, row, batch).sum(axis=-1) * _COST_SCALE
 
   def weighed(self, batch: TableBatch) -> TableBatch:
-    """The batch; without the option `by_bytes`, with weight 1 for all nodes and pairs."""
+    """The batch; without the option `by_bytes` all nodes and pairs have the weight 1."""
     if self.by_bytes:
       return batch
     ones = lambda part: part._replace(weight=jnp.ones(part.weight.shape, jnp.float32))
     return batch._replace(choices=ones(batch.choices), pairs=ones(batch.pairs))
 
   def states(self, batch: TableBatch, train: bool) -> tuple[jax.Array, jax.Array]:
-    """States `[N, H]` of nodes and `[B, R, H]` of the rows of choices."""
+    """States `[N, H]` of nodes, and `[B, R, H]` of the dictionary rows of choices."""
     row = nn.gelu(self.row_state(row_features(batch.rows)))
     return self.encoder(batch, train=train), take_rows(row, batch.choices.row)
 
@@ -235,7 +234,7 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
   """Sums the costs of each configuration's choices, `[G, C, heads]` float32."""
   graphs = len(batch.target)
   code = jnp.asarray(batch.code, jnp.int32)
-  if not len(code):  # programs without a choice; jax gathers from no empty axis
+  if not len(code):  # programs without choices; jax does not gather from an empty axis
     return jnp.zeros((graphs, code.shape[1], unary.shape[-1]), jnp.float32)
   costs = jnp.take_along_axis(unary, code[..., None], axis=1)
   total = pooling.graph_sum(costs, batch.group_graph, graphs)
@@ -244,7 +243,7 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
   first, second = (take_rows(code, batch.pairs.groups[:, end]) for end in range(2))
   flat = pair.reshape(len(pair), pair.shape[1] * pair.shape[2], pair.shape[3])
   costs = jnp.take_along_axis(flat, (first * pair.shape[2] + second)[..., None], axis=1)
-  # Absent pairs of groups get 0 here, and then a slate beyond the last.
+  # Padding pairs get 0 here, then the index of a slate beyond the last.
   graph_of = take_rows(batch.group_graph + 1, batch.pairs.groups[:, 0])
   graph_of = jnp.where(graph_of > 0, graph_of - 1, graphs)
   return total + pooling.graph_sum(costs, graph_of, graphs)
@@ -261,9 +260,9 @@ class _UnaryCosts(TablePart):
 
     Args:
       x: `[N, H]` node states.
-      row: `[B, R, H]` states of the rows chosen.
-      batch: of programs.
-      train: whether states are dropped.
+      row: `[B, R, H]` states of the dictionary rows of choices.
+      batch: the batch.
+      train: apply dropout to states.
     """
     choices, graph_of = batch.choices, node_graph(batch.graph)
     mean = pooling.graph_sum(x, graph_of, len(batch.target))
@@ -278,7 +277,7 @@ class _UnaryCosts(TablePart):
 
 
 class _PairCosts(TablePart):
-  """Costs of two groups' choices, from the pairs of nodes between them."""
+  """Costs of choices of two groups, from the pairs of nodes between them."""
 
   heads: int = 1
   rank: int = 8
@@ -291,19 +290,19 @@ class _PairCosts(TablePart):
     self.dropped = SlateDropout(self.dropout)
 
   def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
-    """Costs `[Q, R, R, heads]` float32; arguments as `_UnaryCosts`."""
+    """Costs `[Q, R, R, heads]` float32; arguments as in `_UnaryCosts`."""
     pairs, gate = batch.pairs, self.gates(x, batch, train)[:, None]
     turned = jnp.asarray(pairs.is_turned)[:, None, None, None]
     by_direction = [jnp.where(turned, 0, gate), jnp.where(turned, gate, 0)]
     gate = add_up(jnp.concatenate(by_direction, axis=1), pairs.column, len(pairs.groups))
     factor = self.factors(x, row, batch)
     first, second = (take_rows(factor, pairs.groups[:, i]) for i in range(2))
-    # A first end has the factors of a producer and a second end those of a consumer,
-    # whichever group of the column they are in.
+    # A first end has factors as a producer, a second end as a consumer, in either group of the
+    # column.
     return jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1])
 
   def of_nodes(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
-    """Costs `[P, R, R, heads]` float32 of the choices of the first and of the second end."""
+    """Costs `[P, R, R, heads]` float32 of choices of the first and the second end."""
     pairs, factor = batch.pairs, self.factors(x, row, batch)
     groups = take_rows(jnp.asarray(pairs.groups), pairs.column)
     groups = jnp.where(jnp.asarray(pairs.is_turned)[:, None], groups[:, ::-1], groups)
@@ -311,7 +310,7 @@ class _PairCosts(TablePart):
     return jnp.einsum("pkh,prkh,pskh->prsh", self.gates(x, batch, False), first, second)
 
   def gates(self, x: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
-    """Weights of the factors of pairs of nodes, `[P, rank, heads]` float32."""
+    """Weights of factors for each pair of nodes, `[P, rank, heads]` float32."""
     pairs = batch.pairs
     ends = [take_rows(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends)]
     state = self.feat(pairs.feat) + sum(ends)
@@ -331,11 +330,11 @@ class _PairCosts(TablePart):
 
 
 class _ChoiceStates(TablePart):
-  """States of every choice of every group: the mean over its nodes, and the row."""
+  """States of the choices of groups, from the mean over nodes of a group and the row."""
 
   @nn.compact
   def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
-    """States `[B, R, H]` from node states `[N, H]` and row states `[B, R, H]`."""
+    """Maps node states `[N, H]` and row states `[B, R, H]` to states `[B, R, H]`."""
     choices, groups = batch.choices, len(row)
     count = jnp.maximum(add_up(jnp.ones(len(choices.node)), choices.group, groups), 1)
     node = add_up(take_rows(self.dense("node")(x), choices.node), choices.group, groups)
@@ -345,7 +344,7 @@ class _ChoiceStates(TablePart):
 
 
 class _ColumnWeights(TablePart):
-  """Weights of the columns of the pair table, added up over their pairs of nodes."""
+  """Weights of the columns of the pair table: sums over pairs of nodes."""
 
   @nn.compact
   def __call__(self, x: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
@@ -361,29 +360,29 @@ class _ColumnWeights(TablePart):
 
 
 def _slate_of(batch: TableBatch, group: jax.Array) -> jax.Array:
-  """The slate of each group `[n]` int32, ABSENT without one."""
+  """The slate of each group `[n]` int32, ABSENT for padding."""
   return jnp.asarray(batch.group_graph).at[group].get(mode="fill", fill_value=ABSENT)
 
 
 def _slate_of_pairs(batch: TableBatch) -> jax.Array:
-  """The slate of each pair of nodes, `[P]` int32, ABSENT without one."""
+  """The slate of each pair of nodes, `[P]` int32, ABSENT for padding."""
   column = jnp.asarray(batch.pairs.groups[:, 0])
   return _slate_of(batch, column.at[batch.pairs.column].get(mode="fill", fill_value=ABSENT))
 
 
 def _is_apart(batch: TableBatch) -> jax.Array:
-  """1 for columns between two groups, 0 for a group with itself: `[Q, 1]` float32."""
+  """1 for columns of two different groups, 0 for a group with itself: `[Q, 1]` float32."""
   groups = jnp.asarray(batch.pairs.groups)
   return (groups[:, :1] != groups[:, 1:]).astype(jnp.float32)
 
 
 def _of_configs(states: jax.Array, code: jax.Array) -> jax.Array:
-  """The states `[B, C, F]` of the choices `[B, C]` among `[B, R, F]`."""
+  """Selects states `[B, C, F]` of the choices `code [B, C]` from `states [B, R, F]`."""
   return jnp.take_along_axis(states, jnp.asarray(code, jnp.int32)[..., None], axis=1)
 
 
 def _from_neighbours(sent: jax.Array, weight: jax.Array, batch: TableBatch) -> jax.Array:
-  """Sums of the neighbouring groups' `sent [B, C, F]` times the column's weight `[Q, F]`."""
+  """Sums `sent [B, C, F]` of neighbouring groups, times the weights `[Q, F]` of columns."""
   first, second = batch.pairs.groups[:, 0], batch.pairs.groups[:, 1]
   weight = weight[:, None]
   both = jnp.concatenate([weight * take_rows(sent, second), weight * take_rows(sent, first)])
@@ -391,7 +390,7 @@ def _from_neighbours(sent: jax.Array, weight: jax.Array, batch: TableBatch) -> j
 
 
 class Triples(TablePart):
-  """Costs of the choices of three groups, of which one is a neighbour of the other two.
+  """Costs of choices of three groups, where one is a neighbour of the other two.
 
   Attributes:
     rank: number of factors.
@@ -401,21 +400,14 @@ class Triples(TablePart):
 
   @nn.compact
   def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
-    """The sum `[G, C, 1]` float32.
-
-    Args:
-      x: `[N, H]` node states.
-      row: `[B, R, H]` states of the rows of choices.
-      batch: of programs.
-      train: whether states are dropped.
-    """
+    """The sum of costs, `[G, C, 1]` float32; arguments as in `_UnaryCosts`."""
     states = _ChoiceStates(self.features, name="states", **self.options)(x, row, batch)
     states = self.drop(states, batch.group_graph, batch, train)
     factors = self.dense("factors", 2 * self.rank)(states)
     end, middle = jnp.split(_of_configs(factors.astype(jnp.float32), batch.code), 2, axis=-1)
     weight = _ColumnWeights(self.rank, name="weights", **self.options)(x, batch, train=train)
     total = _from_neighbours(end, weight, batch)
-    # Every pair of neighbours once: half of the square without its diagonal.
+    # Half of the square without its diagonal has every pair of neighbours once.
     squares = _from_neighbours(jnp.square(end), jnp.square(weight), batch)
     cost = (middle * (jnp.square(total) - squares)).sum(axis=-1, keepdims=True) / 2
     return pooling.graph_sum(cost, batch.group_graph, len(batch.target))
@@ -425,14 +417,14 @@ class GroupSAGE(TablePart):
   """`s <- s + gelu(norm(W s + mean of weighted neighbours))` on the states of choices.
 
   Attributes:
-    rounds: of message passing between groups.
+    rounds: rounds of message passing between groups.
   """
 
   rounds: int = 2
 
   @nn.compact
   def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
-    """The sum over groups `[G, C, 1]` float32; arguments as `Triples`."""
+    """The sum of costs, `[G, C, 1]` float32; arguments as in `_UnaryCosts`."""
     states = _ChoiceStates(self.features, name="states", **self.options)(x, row, batch)
     state = _of_configs(states, batch.code)
     degree = _from_neighbours(jnp.ones((len(state), 1, 1)), _is_apart(batch), batch)

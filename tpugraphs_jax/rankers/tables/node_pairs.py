@@ -2,7 +2,7 @@
 
 The output of a configurable node passes through nodes that are not configurable, which may keep its
 layout. It ends at another configurable node (a direct pair), or meets the output of another
-configurable node at a node with both among its operands (a meeting). If the two layouts differ, the
+configurable node at a node that has both as operands (a meeting). If the two layouts differ, the
 compiler may insert a copy there.
 """
 
@@ -20,11 +20,11 @@ from tpugraphs_jax.graph import OpGraph
 HOPS = 10
 MAX_HOPS = 200  # fits into 8 bits
 MAX_PAIRS = 200_000
-# Nodes with more operands (the tuple at the end of a program, a long concatenation) have no
-# meetings: they would pair all nodes.
+# Nodes with more operands have no meetings: the tuple at the end of a program, or a long
+# concatenation, would pair all nodes.
 MEETING_OPERANDS = 4
 NO_OPERAND = 255
-_ROWS_PER_PAIR = 20  # most rows per allowed pair; beyond, the number of hops is lowered
+_ROWS_PER_PAIR = 20  # most rows per allowed pair; the number of hops is lowered to keep this limit
 
 _TYPES, _PRODUCT = columns.NODE["element_type"], columns.NODE["shape"].stop - 1
 
@@ -33,15 +33,15 @@ _TYPES, _PRODUCT = columns.NODE["element_type"], columns.NODE["shape"].stop - 1
 class NodePairs:
   """P pairs of configurable nodes; two nodes form a pair for every node where they meet.
 
-  The second end of a direct pair is the node that the first end reaches, and where the two meet. In
-  a meeting the first end arrives at the lower operand.
+  In a direct pair the first end reaches the second, which is also the node where they meet. In a
+  meeting the path of the first end arrives at the lower operand.
   """
 
   ends: np.ndarray  # [P, 2] int32 numbers among the configurable nodes
   via: np.ndarray  # [P] int32 node where the two meet
   hops: np.ndarray  # [P, 2] uint8 edges from each end to `via`; 0 for the second of a direct pair
-  operand: np.ndarray  # [P, 2] uint8 of `via` by which each end arrives, or NO_OPERAND
-  nbytes: np.ndarray  # [P, 2] float32 bytes of the smallest tensor on each path, 0 without one
+  operand: np.ndarray  # [P, 2] uint8 operand of `via` at which each path arrives, or NO_OPERAND
+  nbytes: np.ndarray  # [P, 2] float32 bytes of the smallest tensor on each path, 0 without a path
   hop_limit: int  # most edges between two ends; lowered if there were too many pairs
 
   def __len__(self) -> int:
@@ -70,8 +70,8 @@ class Reached(NamedTuple):
 def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
   """Bytes of each node's output `[N]` float32, from node features `[N, 140 or more]`.
 
-  Tuples and unknown element types have 0. Released products of dimensions can be negative after an
-  overflow: their absolute value is used.
+  Tuples and unknown element types have 0 bytes. Released products of dimensions can be negative
+  after an overflow: their absolute value is used.
   """
   type_bytes = np.array([kind.bytes for kind in columns.ELEMENT_TYPES], np.float32)
   element = node_feat[:, _TYPES] @ type_bytes
@@ -81,14 +81,14 @@ def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
 def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) -> NodePairs:
   """All pairs of a graph whose ends are at most `hops` edges apart.
 
-  Paths are shortest paths; of equally short paths the one through the lowest node is used. With
+  Paths are shortest paths; of equally short paths the path through the lowest node is used. With
   more than `max_pairs` pairs, a warning names the graph, and pairs of fewer hops (`hop_limit`) are
   returned.
 
   Args:
-    graph: its edges, configurable nodes and node features.
-    hops: edges between two ends, counted through the node where they meet; 0 to `MAX_HOPS`.
-    max_pairs: most pairs.
+    graph: graph with node features.
+    hops: most edges between two ends, counted through the node where they meet; 0 to `MAX_HOPS`.
+    max_pairs: largest number of pairs.
   """
   nbytes = tensor_bytes(graph.node_feat)
   rows, limit = reached(graph, nbytes, hops=hops, max_rows=_ROWS_PER_PAIR * max_pairs)
@@ -96,7 +96,7 @@ def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) 
     limit -= 1
   if limit < hops:
     logging.warning("%s has more than %d pairs of configurable nodes within %d hops: the %d pairs "
-                    "within %d hops are taken", graph.name, max_pairs, hops, len(pairs), limit)
+                    "within %d hops are used", graph.name, max_pairs, hops, len(pairs), limit)
   return pairs
 
 
@@ -104,13 +104,13 @@ def reached(graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int) -> 
   """Nodes that configurable nodes reach along users, through nodes that are not configurable.
 
   Args:
-    graph: its edges and configurable nodes.
+    graph: host graph.
     nbytes: `[N]` float32 bytes of each node's output.
-    hops: length of the longest path.
-    max_rows: most rows; paths of a length that would exceed it are left out.
+    hops: most edges of a path.
+    max_rows: largest number of rows; longer paths are left out to keep this limit.
 
   Returns:
-    The rows, and the length of path up to which they are complete.
+    The rows, and the number of hops up to which they are complete.
   """
   users = _users(graph)
   is_config = np.zeros(graph.num_nodes, bool)
@@ -118,23 +118,23 @@ def reached(graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int) -> 
   source = np.arange(len(graph.config_node), dtype=np.int64)
   node, least = graph.config_node.astype(np.int64), nbytes[graph.config_node]
   levels: list[Reached] = []
-  earlier, total = source * graph.num_nodes + node, 0
+  old, total = source * graph.num_nodes + node, 0
   for hop in range(1, hops + 1):
-    at, edge = users.of(node)
+    row, edge = users.edges(node)
     # Rows are sorted by source and node: the first of equal keys is through the lowest node.
-    key, first = np.unique(source[at] * graph.num_nodes + users.node[edge], return_index=True)
-    new = ~np.isin(key, earlier, assume_unique=True)
-    at, edge = at[first[new]], edge[first[new]]
-    total += len(at)
+    key, first = np.unique(source[row] * graph.num_nodes + users.node[edge], return_index=True)
+    new = ~np.isin(key, old, assume_unique=True)
+    row, edge = row[first[new]], edge[first[new]]
+    total += len(row)
     if total > max_rows:
-      return _joined(levels), hop - 1
-    earlier = np.concatenate([earlier, key[new]])
-    source, node, least = source[at], users.node[edge], least[at]
+      return _concat(levels), hop - 1
+    old = np.concatenate([old, key[new]])
+    source, node, least = source[row], users.node[edge], least[row]
     levels.append(Reached(
-        source, node, np.full(len(at), hop, np.uint8), users.operand[edge], least))
-    on = ~is_config[node]
-    source, node, least = source[on], node[on], np.minimum(least, nbytes[node])[on]
-  return _joined(levels), hops
+        source, node, np.full(len(row), hop, np.uint8), users.operand[edge], least))
+    is_open = ~is_config[node]  # paths end at configurable nodes
+    source, node, least = source[is_open], node[is_open], np.minimum(least, nbytes[node])[is_open]
+  return _concat(levels), hops
 
 
 class _Users(NamedTuple):
@@ -144,12 +144,12 @@ class _Users(NamedTuple):
   node: np.ndarray  # [E] int64 consumer
   operand: np.ndarray  # [E] uint8 operand number of the consumer
 
-  def of(self, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For every user of `node [n]` the index in `node`, and the edge."""
+  def edges(self, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The edges from `node [n]` to users: for each the index in `node`, and the edge."""
     count = self.start[node + 1] - self.start[node]
-    at = np.repeat(np.arange(len(node)), count)
-    within = np.arange(len(at)) - np.repeat(np.cumsum(count) - count, count)
-    return at, self.start[node[at]] + within
+    row = np.repeat(np.arange(len(node)), count)
+    offset = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    return row, self.start[node[row]] + offset
 
 
 def _users(graph: OpGraph) -> _Users:
@@ -165,24 +165,24 @@ def _users(graph: OpGraph) -> _Users:
   return _Users(start, consumer[by_producer], operand[by_producer])
 
 
-def _joined(levels: list[Reached]) -> Reached:
+def _concat(levels: list[Reached]) -> Reached:
   empty = Reached(*(np.zeros(0, d) for d in (np.int64, np.int64, np.uint8, np.uint8, np.float32)))
   return Reached(*(np.concatenate(parts) for parts in zip(empty, *levels)))
 
 
 def _pairs_within(graph: OpGraph, rows: Reached, limit: int, max_pairs: int) -> NodePairs | None:
-  """The pairs of at most `limit` hops, or None if they are too many."""
+  """The pairs of at most `limit` hops, or None if there are more than `max_pairs`."""
   rows = rows.at(rows.hops <= limit)
   number = np.full(graph.num_nodes, -1, np.int32)
   number[graph.config_node] = np.arange(len(graph.config_node))
   direct, places = rows.at(number[rows.node] >= 0), rows.at(number[rows.node] < 0)
-  none = np.zeros(len(direct.node), np.uint8)
-  ends = Reached(number[direct.node], direct.node, none, none + NO_OPERAND, none)
+  zero = np.zeros(len(direct.node), np.uint8)
+  ends = Reached(number[direct.node], direct.node, zero, zero + NO_OPERAND, zero)
   places = _meeting_places(graph, places)
   meetings = _meetings(places, limit, _ROWS_PER_PAIR * max_pairs)
   if meetings is None or len(direct.node) + len(meetings[0]) > max_pairs:
     return None
-  first, second = (_joined([one, places.at(which)]) for one, which in zip((direct, ends), meetings))
+  first, second = (_concat([one, places.at(row)]) for one, row in zip((direct, ends), meetings))
   stack = lambda a, b, dtype: np.stack([a, b], axis=1).astype(dtype)
   return NodePairs(
       stack(first.source, second.source, np.int32), first.node.astype(np.int32),
@@ -191,7 +191,7 @@ def _pairs_within(graph: OpGraph, rows: Reached, limit: int, max_pairs: int) -> 
 
 
 def _meeting_places(graph: OpGraph, rows: Reached) -> Reached:
-  """Rows at nodes of two to MEETING_OPERANDS operands, by node and operand."""
+  """Rows at nodes with 2 to MEETING_OPERANDS operands, sorted by node and operand."""
   operands = np.bincount(graph.edge_index[:, 0], minlength=graph.num_nodes)[rows.node]
   order = np.flatnonzero((operands > 1) & (operands <= MEETING_OPERANDS))
   order = order[np.lexsort((rows.source[order], rows.operand[order], rows.node[order]))]
@@ -199,8 +199,8 @@ def _meeting_places(graph: OpGraph, rows: Reached) -> Reached:
 
 
 def _meetings(places: Reached, limit: int, most: int) -> tuple[np.ndarray, np.ndarray] | None:
-  """Both rows of every meeting; None if there are more than `most` candidates."""
-  # Each row meets the rows of the same node with higher operands, which come after it.
+  """The two rows of every meeting; None if there are more than `most` candidates."""
+  # Each row meets the later rows of the same node that have a higher operand.
   end = np.searchsorted(places.node, places.node, side="right")
   key = places.node * (NO_OPERAND + 1) + places.operand
   begin = np.searchsorted(key, key, side="right")

@@ -9,9 +9,9 @@ neighbours, solvers of partitioned boolean quadratic problems call this a reduct
 into smaller tables, which give a lower bound of the cost (mini-buckets: Dechter and Rish, JACM
 2003).
 
-Then groups get their choices in the opposite order, with a beam of the best partial choices. The
-tables bound the cost of the remaining groups from below. Without split tables the bound is the
-cost, and the n best partial choices lead to the n best choices.
+Then groups are assigned in reverse order, with a beam of the best partial choices. The tables bound
+the cost of the remaining groups from below. Without split tables the bound is exact, and the n best
+partial choices lead to the n best choices.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ import numpy as np
 TABLE_LIMIT = 1 << 18
 BEAM = 128
 RESTARTS = 8
-_FIRST_CHARGE = 0.9  # of the largest gain, so that the group with the largest gain changes
-_RESTART_SHARE = 0.1  # of groups with a random choice at a restart
+_FIRST_CHARGE = 0.9  # share of the largest gain, so that the group with this gain changes
+_RESTART_SHARE = 0.1  # share of groups with a random choice at a restart
 
 Pairs = Mapping[tuple[int, int], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Proposals:
-  """Distinct choices of all groups, cheapest first (of `propose_near`, nearest first)."""
+  """Distinct choices of all groups, cheapest first (from `propose_near`, nearest first)."""
 
   choice: np.ndarray  # [n, groups] int64
   cost: np.ndarray  # [n] float64
-  bound: float  # no choice costs less
-  is_exact: bool  # these are the n cheapest, except for ties
+  bound: float  # lower bound of the cost of any choice
+  is_exact: bool  # the proposals are the n cheapest choices, up to ties
 
   @property
   def gap(self) -> float:
-    """Bound of the distance of the cheapest proposal from the optimum."""
+    """Upper bound of the cheapest proposal's cost minus the optimum."""
     return max(float(self.cost.min()) - self.bound, 0.0)
 
 
 class _Table(NamedTuple):
-  """Costs over some groups: one axis for each, in this order."""
+  """Costs with an axis per group of `groups`, in this order."""
 
   groups: tuple[int, ...]
   cost: np.ndarray
@@ -62,8 +62,8 @@ class _Bucket(NamedTuple):
   """One eliminated group."""
 
   group: int
-  tables: list[_Table]  # of the group and groups eliminated later
-  messages: list[_Table]  # minima over the choices of the group, of sums of tables
+  tables: list[_Table]  # tables over the group and groups eliminated later
+  messages: list[_Table]  # sums of tables, minimised over the choices of the group
 
 
 def propose(
@@ -74,13 +74,13 @@ def propose(
 
   Args:
     unary: costs `[choices]` of each group.
-    pairs: costs `[choices of g, choices of h]` of (g, h); for (g, g) the diagonal is used.
+    pairs: costs `[choices of g, choices of h]` by (g, h); for (g, g) the diagonal is used.
     n: number of choices.
-    table_limit: most entries of a table. If more are needed, the result is not exact.
-    beam: number of partial choices, at least n, if the result is not exact.
-    restarts: number of random changes of the best choices, each with a descent, if the result is
+    table_limit: largest number of entries of a table. Larger tables are split, and the result is
       not exact.
-    seed: of random changes.
+    beam: number of partial choices, at least n, if the result is not exact.
+    restarts: number of descents from randomly changed choices, if the result is not exact.
+    seed: seed of random changes.
 
   Raises:
     ValueError: n is below 1, or costs are not finite.
@@ -104,32 +104,31 @@ def propose_near(
   """Up to n choices between a trusted choice and the cheapest.
 
   Predicted costs have errors, and the cheapest of many choices is often one whose cost is predicted
-  too low. Every group therefore pays a charge if it differs from the trusted choice, and the charge
-  is halved for each proposal. The first charge lets the group change that saves most; the last, 0,
-  gives the cheapest choice. The next best choices fill up the number.
+  too low. Therefore a charge is added for every group that differs from the trusted choice, and it
+  is halved for each proposal. With the first charge only the largest saving is worth a change. The
+  last charge, 0, gives the cheapest choice. The next cheapest choices fill up the number.
 
   Args:
     unary: as in `propose`.
     pairs: as in `propose`.
     start: `[groups]` int, the trusted choice, for instance the default of the compiler.
     n: number of distinct choices.
-    **options: of `propose`.
+    **options: options of `propose`.
 
   Returns:
-    As `propose`, ordered by falling charges, from few changes to many, then the next best. The
-    trusted choice is left out, unless there is no other. `bound` and `is_exact` are of the cheapest
-    choice.
+    Choices by decreasing charge, from few changes to many, then the next cheapest. The trusted
+    choice is left out unless it is the only one. `bound` and `is_exact` are from `propose`.
 
   Raises:
-    ValueError: as `propose`.
+    ValueError: as in `propose`.
   """
   cheapest = propose(unary, pairs, n, **options)
   gain = _largest_gain(unary, pairs, start)
   choices: list[np.ndarray] = []
   for charge in gain * _FIRST_CHARGE * 2.0 ** -np.arange(n - 1) if gain > 0 else ():
-    charged = [costs + charge * (np.arange(len(costs)) != choice)
-               for costs, choice in zip(unary, start)]
-    choices += list(propose(charged, pairs, 1, **options).choice)
+    with_charge = [costs + charge * (np.arange(len(costs)) != choice)
+                   for costs, choice in zip(unary, start)]
+    choices += list(propose(with_charge, pairs, 1, **options).choice)
   choice = np.stack([*choices, *cheapest.choice])
   _, first = np.unique(choice, axis=0, return_index=True)
   choice = choice[np.sort(first)]
@@ -139,14 +138,14 @@ def propose_near(
 
 def _largest_gain(unary, pairs, start: np.ndarray) -> float:
   """The largest saving by a change of one group; 0 if no change saves anything."""
-  around = [np.array(costs, np.float64) for costs in unary]
+  sums = [np.array(costs, np.float64) for costs in unary]
   for (g, h), costs in pairs.items():
     if g == h:
-      around[g] += np.diagonal(costs)
+      sums[g] += np.diagonal(costs)
       continue
-    around[g] += costs[:, start[h]]
-    around[h] += costs[start[g]]
-  return max([0.0, *(costs[choice] - costs.min() for costs, choice in zip(around, start))])
+    sums[g] += costs[:, start[h]]
+    sums[h] += costs[start[g]]
+  return max([0.0, *(costs[choice] - costs.min() for costs, choice in zip(sums, start))])
 
 
 def of_tables(
@@ -155,10 +154,10 @@ def of_tables(
   """Arguments of `propose` from padded tables.
 
   Args:
-    counts: `[B]` choices of each group.
+    counts: `[B]` numbers of choices.
     columns: `[Q, 2]` pairs of groups.
-    unary_cost: `[B, R]`; the first `counts` entries of a row belong to choices.
-    pair_cost: `[Q, R, R]` likewise; empty for none.
+    unary_cost: `[B, R]` costs, with padding after the first `counts` entries of a row.
+    pair_cost: `[Q, R, R]` costs with the same padding; empty without pairs.
   """
   unary = [costs[:count] for costs, count in zip(unary_cost, counts)]
   columns = columns.tolist() if len(pair_cost) else []
@@ -177,7 +176,7 @@ def total(unary: Sequence[np.ndarray], pairs: Pairs, choice: np.ndarray) -> np.n
 
 
 def _checked(unary, pairs) -> tuple[list[np.ndarray], dict[tuple[int, int], np.ndarray]]:
-  """Float64 costs, with ascending pairs; pairs of a group with itself are added to `unary`."""
+  """Costs in float64, with pairs g < h; costs of pairs (g, g) are added to `unary`."""
   unary = [np.array(costs, np.float64) for costs in unary]
   ascending: dict[tuple[int, int], np.ndarray] = {}
   for (g, h), costs in pairs.items():
@@ -193,17 +192,17 @@ def _checked(unary, pairs) -> tuple[list[np.ndarray], dict[tuple[int, int], np.n
 
 
 def _eliminate(unary, pairs, limit: int) -> tuple[list[_Bucket], float]:
-  """Eliminates groups, the one with the smallest new table first; returns also the bound."""
+  """Eliminates groups by size of their new table, smallest first; returns buckets and bound."""
   sizes = np.array([len(costs) for costs in unary])
-  around: list[set[int]] = [set() for _ in unary]
+  neighbours: list[set[int]] = [set() for _ in unary]
   tables: list[list[_Table]] = [[_Table((g,), costs)] for g, costs in enumerate(unary)]
   for (g, h), costs in pairs.items():
-    around[g].add(h)
-    around[h].add(g)
+    neighbours[g].add(h)
+    neighbours[h].add(g)
     table = _Table((g, h), costs)
     tables[g].append(table)
     tables[h].append(table)
-  log_size = lambda g: np.log(sizes[list(around[g])]).sum()
+  log_size = lambda g: np.log(sizes[list(neighbours[g])]).sum()
   weight = {g: log_size(g) for g in range(len(unary))}
   buckets, bound = [], 0.0
   while weight:
@@ -218,14 +217,14 @@ def _eliminate(unary, pairs, limit: int) -> tuple[list[_Bucket], float]:
       bound += float(message.cost) if not message.groups else 0.0
       for other in message.groups:
         tables[other].append(message)
-    for other in around[group]:
-      around[other] = {g for table in tables[other] for g in table.groups} - {other}
+    for other in neighbours[group]:
+      neighbours[other] = {g for table in tables[other] for g in table.groups} - {other}
       weight[other] = log_size(other)
   return buckets, bound
 
 
 def _bucket(group: int, tables: list[_Table], limit: int) -> _Bucket:
-  """Adds tables while the sum fits, largest first, and takes minima over the group."""
+  """Adds tables, largest first, into sums within the limit, and minimises over the group."""
   sizes = {g: n for table in tables for g, n in zip(table.groups, table.cost.shape)}
   parts: list[tuple[set[int], list[_Table]]] = []
   for table in sorted(tables, key=lambda t: -t.cost.size):
@@ -245,7 +244,7 @@ def _bucket(group: int, tables: list[_Table], limit: int) -> _Bucket:
 
 
 def _with_axes(table: _Table, order: tuple[int, ...]) -> np.ndarray:
-  """The costs with an axis per group of `order`, of size 1 for groups that it does not have."""
+  """Costs with an axis per group of `order`, of size 1 for groups that the table lacks."""
   axes = sorted(range(len(table.groups)), key=lambda i: order.index(table.groups[i]))
   shape = [table.cost.shape[table.groups.index(g)] if g in table.groups else 1 for g in order]
   return table.cost.transpose(axes).reshape(shape)
@@ -255,7 +254,7 @@ def _assign(buckets: Sequence[_Bucket], bound: float, groups: int, beam: int) ->
   """Assigns groups in reverse order of elimination, with a beam: `[<= beam, groups]`."""
   choice, estimate = np.zeros((1, groups), np.int64), np.array([bound])
   for bucket in reversed(buckets):
-    # The cost of the group with each choice replaces its least cost.
+    # The cost of each choice of the group replaces the minimum over its choices.
     size = next(table for table in bucket.tables if table.groups == (bucket.group,)).cost.size
     choice = np.repeat(choice, size, axis=0)
     choice[:, bucket.group] = np.tile(np.arange(size), len(estimate))
@@ -268,7 +267,7 @@ def _assign(buckets: Sequence[_Bucket], bound: float, groups: int, beam: int) ->
 
 
 def _improved(unary, pairs, choice: np.ndarray, restarts: int, rng) -> np.ndarray:
-  """Improves choices by descents, also from randomly changed copies: distinct `[n, groups]`."""
+  """Improves choices by descents, also from random changes: distinct choices `[n, groups]`."""
   neighbours: list[list[Any]] = [[] for _ in unary]
   for (g, h), costs in pairs.items():
     neighbours[g].append((h, costs.T))

@@ -1,13 +1,13 @@
 """Terms of score tables: the choices of groups, and the pairs of groups with a cost.
 
-A score table has a cost for every choice of a group of nodes (a unary term) and for every two
+A score table has a cost for every choice of a group of nodes (a unary term), and for every pair of
 choices of two groups whose layouts meet (a pair term):
 
-    choice of a group         0, 1, ... for the rows that it has in some configuration
-    configuration             a choice for every group
-    pair of groups            a column with a cost for every two choices
+    choice of a group     0, 1, ... numbers the rows that the group has in any configuration
+    configuration         a choice for every group
+    column                a pair of groups, with a cost for every pair of choices
 
-The score of a configuration is the sum of its costs. Nodes of a group have equal choices, and
+The score of a configuration is the sum of its costs. Nodes of a group have the same choice, and
 their costs are added.
 """
 
@@ -23,42 +23,41 @@ import numpy as np
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs
 
-# Real groups have at most nine rows. Tables of pairs grow with the square.
+# Real groups have at most nine rows. Pair terms grow with the square of the number of choices.
 MAX_CHOICES = 64
 _BLOCK_CONFIGS = 4096  # configurations at a time
-_BLOCK_CELLS = 1 << 18  # costs at a time, which fit into the cache of a core
+_BLOCK_CELLS = 1 << 18  # costs at a time; they fit into the cache of a core
 
 
 class Costs(NamedTuple):
-  """A score table without padding: of groups and their columns, or of nodes and their pairs."""
+  """Costs without padding: of groups and columns, or of nodes and pairs of nodes."""
 
-  unary: np.ndarray  # [n, R] float32 cost of each choice
-  pair: np.ndarray  # [m, R, R] float32 cost of every two choices; m = 0 where pairs have none
+  unary: np.ndarray  # [n, R] float32 costs of choices
+  pair: np.ndarray  # [m, R, R] float32 costs of pairs of choices; m = 0 without such costs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Terms:
   """The choices of one graph; B groups, P pairs of nodes, Q pairs of groups (columns).
 
-  A group whose nodes meet each other has a column with itself, in which both choices
-  are the same.
+  A group whose nodes meet each other has a column with itself, where both choices are equal.
   """
 
   pairs: node_pairs.NodePairs
   pair_column: np.ndarray  # [P] int32 column of each pair of nodes, -1 without a column
   is_turned: np.ndarray  # [P] bool: the first end is in the second group of its column
   columns: np.ndarray  # [Q, 2] int32 groups, first <= second, ascending
-  row: np.ndarray  # [terms] int32 dictionary row, group after group, ascending within
-  row_start: np.ndarray  # [B + 1] int64 first of each group
+  row: np.ndarray  # [terms] int32 dictionary rows by group, ascending in each group
+  row_start: np.ndarray  # [B + 1] int64 first term of each group
 
   @property
   def counts(self) -> np.ndarray:
-    """Choices of each group, `[B]` int64."""
+    """Number of choices of each group, `[B]` int64."""
     return np.diff(self.row_start)
 
   @property
   def choices(self) -> int:
-    """Choices R of the group with most."""
+    """Largest number of choices of a group, R."""
     return int(self.counts.max(initial=1))
 
   @property
@@ -68,16 +67,16 @@ class Terms:
 
   @property
   def row_table(self) -> np.ndarray:
-    """Dictionary row of each choice, `[B, R]` int32, -1 beyond a group's last."""
+    """Dictionary row of each choice, `[B, R]` int32; -1 is padding."""
     table = np.full((len(self.row_start) - 1, self.choices), -1, np.int32)
     table[np.arange(self.choices) < self.counts[:, None]] = self.row
     return table
 
   def encode(self, group_row: np.ndarray) -> np.ndarray:
-    """Choices `[B, C]`, in `code_dtype`, of configurations `[C, B]`.
+    """Maps rows `[C, B]` of configurations to choices `[B, C]` in `code_dtype`.
 
     Raises:
-      ValueError: a group is given a row that is not among its choices.
+      ValueError: a row is not among the choices of its group.
     """
     codes = np.empty(group_row.shape[::-1], self.code_dtype)
     for block, code in self._blocks(group_row):
@@ -85,18 +84,18 @@ class Terms:
     return codes
 
   def decode(self, code: np.ndarray) -> np.ndarray:
-    """Rows `[C, B]` int32 of choices `[B, C]`."""
+    """Maps choices `[B, C]` to rows `[C, B]` int32."""
     return np.take_along_axis(self.row_table, code.astype(np.intp), axis=1).T
 
   def total(self, group_row: np.ndarray, costs: Costs) -> np.ndarray:
-    """The sum of the costs of each configuration, `[C]` float64, in memory of a block.
+    """The sum of the costs of each configuration, `[C]` float64, computed in blocks.
 
     Args:
       group_row: `[C, B]` rows.
-      costs: of groups and columns.
+      costs: costs of groups and columns.
 
     Raises:
-      ValueError: as `encode`.
+      ValueError: as in `encode`.
     """
     total, width = np.zeros(len(group_row)), self.choices
     unary, pair = map(np.ravel, costs)
@@ -114,7 +113,7 @@ class Terms:
     return total
 
   def _blocks(self, group_row: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Blocks of configurations: their slice, and their choices `[B, c]` int32."""
+    """Slices of configurations, each with its choices `[B, c]` int32."""
     groups = len(self.row_start) - 1
     choice_of = np.full((groups, int(self.row.max(initial=-1)) + 2), -1, np.int32)
     choice_of[np.repeat(np.arange(groups), self.counts), self.row] = (
@@ -136,11 +135,11 @@ def terms_of(
 ) -> Terms:
   """The choices that occur in the configurations of a graph, and their pairs.
 
-  Pairs of groups of which one has more than `max_choices` get no column; a warning names the
-  graph. Finding the terms takes half a second for 100,000 configurations of 500 groups.
+  Groups with more than `max_choices` choices have no columns; a warning names the graph. The terms
+  of 100,000 configurations of 500 groups take half a second.
 
   Args:
-    graph: with the released node features and `LayoutConfigs`.
+    graph: graph with the released node features and `LayoutConfigs`.
     hops: most edges between the two nodes of a pair.
     max_choices: most choices of a group in a column.
   """
@@ -154,8 +153,8 @@ def terms_of(
   ends = configs.node_group[pairs.ends].reshape(-1, 2)
   few = (counts[ends] <= max_choices).all(axis=1)
   if not few.all():
-    logging.warning("%s has groups with up to %d choices; %d of its %d pairs of nodes, those of "
-                    "groups with more than %d, are left out", graph.name, counts.max(),
+    logging.warning("%s has groups with up to %d choices: %d of %d pairs of nodes are left out, "
+                    "because a group has more than %d choices", graph.name, counts.max(),
                     (~few).sum(), len(few), max_choices)
   columns, column = np.unique(np.sort(ends[few], axis=1), axis=0, return_inverse=True)
   pair_column = np.full(len(ends), -1, np.int32)

@@ -1,11 +1,11 @@
 """Score tables from memory traffic: padded bytes of choices, and features of their tensors.
 
-The TPU compiler's estimate of a program is nearly its memory traffic, and changes of output orders
-nearly add up. The cost of a choice is its padded bytes, relative to the bytes of the program's
-convolutions and dots, times a factor from a small network on `choice_features`. There is no message
-passing: a hundred programs are too few to learn it (docs/records/own_models.md). An order that is
-left to the compiler costs 0, and so does the compiler's default order, which is the layout of the
-node. A score is therefore the cost of a configuration beyond the compiler's default.
+The TPU compiler's estimate of a program is nearly its memory traffic, and the effects of output
+orders are nearly additive. The cost of a choice is its padded bytes, relative to the bytes of the
+program's convolutions and dots, times a factor from a small network on `choice_features`. There is
+no message passing: a hundred programs are too few to learn it (docs/records/own_models.md). An
+order that is left to the compiler costs 0, and so does the compiler's default order, the layout of
+the node. The score of a configuration is therefore its cost relative to the compiler's default.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tables.network import add_up, table_sums
 
 USERS = ("convolution", "dot", "reshape", "transpose", "reduce", "concatenate", "tuple", "add")
-_LARGEST = 6.0  # logarithm of the largest factor
+_LARGEST = 6.0  # largest absolute logarithm of a factor
 
 
 def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
-  """Features of the tensor and the layout of each choice.
+  """Features of the tensor and the layout of each choice, `[U, F]` float32.
+
+  The first column is the padded bytes of the output in the order of the choice, divided by the
+  bytes that convolutions and dots of the program access with the smallest padding; 0 where the
+  order is left to the compiler or `changes_nothing`. The other columns are the padding, also of the
+  reversed and of the best order, minor dimensions, bytes, kind of the node, and kinds of its users,
+  directly and through nodes that keep the shape.
 
   Args:
-    graph: with the released node features and `LayoutConfigs`.
+    graph: graph with the released node features and `LayoutConfigs`.
     node: `[U]` numbers among the configurable nodes.
     row: `[U]` dictionary rows.
-
-  Returns:
-    `[U, F]` float32. First the padded bytes of the output in the order of the choice, divided by
-    the bytes that convolutions and dots of the program read and write with least padding; 0 where
-    the order is left to the compiler or `changes_nothing`. Then padding, the padding of the
-    reversed and of the best order, minor dimensions, bytes, kind of the node, and its users, direct
-    and behind nodes that keep the shape.
   """
   feat, at = graph.node_feat, graph.config_node[node]
   dims = feat[:, feature_blocks.DIMENSIONS]
@@ -53,22 +52,22 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   minor, second = graph.configs.rows[row, :2].astype(int).T
   rank, is_open = (dims > 0).sum(axis=1)[at], minor < 0
   size = lambda axis: np.where(axis < 0, 0, dims[at, np.maximum(axis, 0)])
-  own, turned = _padding(size(minor), size(second)), _padding(size(second), size(minor))
+  padding, reverse = _padding(size(minor), size(second)), _padding(size(second), size(minor))
   least = _least_padding(dims)
-  total = max(_contracted(graph, nbytes * np.exp(least)), 1.0)
-  moved = lambda padding: nbytes[at] * np.exp(padding) / total
-  more = lambda other: np.log1p(100 * np.maximum(moved(own) - moved(other), 0))
+  total = max(_contraction_bytes(graph, nbytes * np.exp(least)), 1.0)
+  traffic = lambda padding: nbytes[at] * np.exp(padding) / total
+  more = lambda other: np.log1p(100 * np.maximum(traffic(padding) - traffic(other), 0))
   convolution, dot = (graph.node_opcode[at] == opcode for opcode in feature_blocks.CONTRACTIONS)
   batch, feature = (
       feat[at, NODE[f"output_{name}_dimension"].start] for name in ("batch", "feature"))
   is_weight = convolution & (batch > 0)
-  gain, users = own - turned, _users(graph)
+  gain, users = padding - reverse, _users(graph)
   columns = [
-      moved(own) * ~changes_nothing(graph, node, row), own, gain, np.maximum(gain, 0),
-      np.abs(gain) < 0.01, own - least[at],
+      traffic(padding) * ~changes_nothing(graph, node, row), padding, gain, np.maximum(gain, 0),
+      np.abs(gain) < 0.01, padding - least[at],
       least[at], feature_blocks.padding(size(minor), feature_blocks.LANES),
-      np.log(moved(least[at]) + 1e-4), np.log1p(nbytes[at] * np.exp(own)) / 10,
-      np.log1p(100 * moved(own)), more(least[at]), more(turned),
+      np.log(traffic(least[at]) + 1e-4), np.log1p(nbytes[at] * np.exp(padding)) / 10,
+      np.log1p(100 * traffic(padding)), more(least[at]), more(reverse),
       convolution & ~is_weight, is_weight, dot, ~(convolution | dot),
       gain * convolution, gain * dot, convolution & (minor == feature),
       convolution & (minor == batch), minor == rank - 1, minor == 0, second == minor - 1,
@@ -80,13 +79,13 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
 
 
 def changes_nothing(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
-  """Whether choices `[U]` are the default layouts of their nodes and users.
+  """Whether choices are the default layouts of their nodes and of users with the same shape, `[U]`.
 
-  In `data/own`, training and validation programs, 91 % of such choices have the label of the
-  compiler's default; where a user of the same shape has another layout, none has.
+  In the training and validation programs of `data/own`, 91 % of such choices have the label of the
+  compiler's default. Where a user of the same shape has another layout, none has.
 
   Args:
-    graph: its nodes have the compiler's default layouts.
+    graph: graph whose nodes have the compiler's default layouts.
     node: `[U]` numbers among the configurable nodes.
     row: `[U]` dictionary rows.
   """
@@ -97,68 +96,68 @@ def changes_nothing(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
 
 
 def is_own(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
-  """Whether choices `[U]` are the layouts of their nodes; arguments as `changes_nothing`."""
+  """Whether choices are the layouts of their nodes, `[U]`; arguments as in `changes_nothing`."""
   layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
   rank = (graph.node_feat[:, feature_blocks.DIMENSIONS] > 0).sum(axis=1)[at]
-  # Dimensions that are missing in the row follow, from the last to the first.
-  named = graph.configs.rows[row, :MAX_RANK, None] == np.arange(MAX_RANK)
-  place = np.where(named.any(axis=1), named.argmax(axis=1), 2 * MAX_RANK - np.arange(MAX_RANK))
-  is_there = np.arange(MAX_RANK) < rank[:, None]
-  order = np.argsort(np.where(is_there, place, 3 * MAX_RANK), axis=1, kind="stable")
-  return (order == layout[at]).all(axis=1, where=is_there)
+  # Dimensions that the row does not name follow in descending order.
+  matches = graph.configs.rows[row, :MAX_RANK, None] == np.arange(MAX_RANK)
+  place = np.where(matches.any(axis=1), matches.argmax(axis=1), 2 * MAX_RANK - np.arange(MAX_RANK))
+  is_real = np.arange(MAX_RANK) < rank[:, None]
+  order = np.argsort(np.where(is_real, place, 3 * MAX_RANK), axis=1, kind="stable")
+  return (order == layout[at]).all(axis=1, where=is_real)
 
 
 def _keeps_shape(graph: OpGraph) -> np.ndarray:
-  """Whether edges `[E]` lead to a node of the same shape that is not configurable."""
+  """Whether the consumer has the shape of the producer and is not configurable, `[E]` bool."""
   (consumer, producer), dims = graph.edge_index.T, graph.node_feat[:, feature_blocks.DIMENSIONS]
   return (dims[consumer] == dims[producer]).all(axis=1) & ~np.isin(consumer, graph.config_node)
 
 
 def _padding(minor: np.ndarray, second: np.ndarray) -> np.ndarray:
-  """Logarithm of padded over real elements, from sizes of the two minor dimensions."""
+  """Logarithm of padded over real elements, from the sizes of the two minor dimensions."""
   return feature_blocks.padding(minor, feature_blocks.LANES) + feature_blocks.padding(
       second, feature_blocks.SUBLANES)
 
 
 def _least_padding(dims: np.ndarray) -> np.ndarray:
-  """The padding of the order that pads least, `[N]`, from sizes `[N, 6]`; 0 for scalars."""
+  """The smallest `_padding` of any order, `[N]`, from sizes `[N, 6]`; 0 for scalars."""
   pairs = ~np.eye(MAX_RANK, dtype=bool) & (dims[:, :, None] > 0) & (dims[:, None] > 0)
   least = np.where(pairs, _padding(dims[:, :, None], dims[:, None]), np.inf).min(axis=(1, 2))
   return np.where(np.isfinite(least), least, 0)
 
 
-def _contracted(graph: OpGraph, nbytes: np.ndarray) -> float:
+def _contraction_bytes(graph: OpGraph, nbytes: np.ndarray) -> float:
   """Bytes that all convolutions and dots read and write."""
   consumer, producer = graph.edge_index.T
-  moved = nbytes + np.bincount(consumer, nbytes[producer], graph.num_nodes)
-  return moved[np.isin(graph.node_opcode, feature_blocks.CONTRACTIONS)].sum()
+  traffic = nbytes + np.bincount(consumer, nbytes[producer], graph.num_nodes)
+  return traffic[np.isin(graph.node_opcode, feature_blocks.CONTRACTIONS)].sum()
 
 
 def _users(graph: OpGraph) -> np.ndarray:
   """Features of the users of each node, `[N, 18]` bool.
 
-  For each kind of `USERS`, whether a user has it; then the same, also behind nodes that keep the
-  shape; then whether the node has no user, and whether it has several.
+  Whether a user has each kind of `USERS`, directly and then also through nodes that keep the shape;
+  whether the node has no user; whether it has several.
   """
   (consumer, producer), opcode = graph.edge_index.T, graph.node_opcode
   ids, direct = opcode_ids(), np.zeros((graph.num_nodes, len(USERS)), bool)
   for place, name in enumerate(USERS):
     direct[producer[opcode[consumer] == ids[name]], place] = True
   keeps = _keeps_shape(graph)
-  beyond, before = direct, None
-  while before is None or (beyond != before).any():
-    before, beyond = beyond, beyond.copy()
-    np.logical_or.at(beyond, producer[keeps], before[consumer[keeps]])
+  indirect, previous = direct, None
+  while previous is None or (indirect != previous).any():
+    previous, indirect = indirect, indirect.copy()
+    np.logical_or.at(indirect, producer[keeps], previous[consumer[keeps]])
   count = np.bincount(producer, minlength=graph.num_nodes)[:, None]
-  return np.concatenate([direct, beyond, count == 0, count > 1], axis=1)
+  return np.concatenate([direct, indirect, count == 0, count > 1], axis=1)
 
 
 @base.LAYOUT_MODELS.register("TrafficTables")
 class TrafficTables(base.Network):
-  """Costs of single choices: relative traffic times a factor of its features."""
+  """Costs of single choices: relative traffic times a factor from features of the choice."""
 
-  hidden_dim: int = option(16, "width of the network that finds the factor", least=1)
-  dropout: float = option(0.3, "dropout rate on its states", least=0, below=1)
+  hidden_dim: int = option(16, "width of the hidden layer that predicts the factor", least=1)
+  dropout: float = option(0.3, "dropout rate on the hidden layer", least=0, below=1)
   dtype: str = option("float32", "dtype of the computation; costs are float32", one_of=DTYPES)
   precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
@@ -179,7 +178,7 @@ class TrafficTables(base.Network):
     return TablesFamily
 
   def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """The sum of the costs of every configuration, `[G, C, 1]` float32."""
+    """The sum of the costs of each configuration, `[G, C, 1]` float32."""
     return table_sums(*self.tables(batch, train=train), batch)
 
   def score(self, readout: jax.Array) -> jax.Array:
@@ -187,16 +186,16 @@ class TrafficTables(base.Network):
     return readout[..., 0]
 
   def tables(self, batch: TableBatch, *, train: bool = False) -> tuple[jax.Array, None]:
-    """Costs `[B, R, 1]` float32 of the choices of groups, and none of pairs."""
+    """Costs `[B, R, 1]` float32 of choices of groups; None for pairs."""
     costs = self.costs(batch, train=train)
     return add_up(costs, batch.choices.group, len(batch.choices.row)), None
 
   def node_tables(self, batch: TableBatch) -> tuple[jax.Array, None]:
-    """Costs `[K, R]` float32 of the choices of nodes, and none of pairs."""
+    """Costs `[K, R]` float32 of choices of nodes; None for pairs."""
     return self.costs(batch, train=False)[..., 0], None
 
   def costs(self, batch: TableBatch, *, train: bool) -> jax.Array:
-    """Costs `[K, R, 1]` float32 of the choices of nodes; 0 for orders left to the compiler."""
+    """Costs `[K, R, 1]` float32 of choices of nodes; 0 for orders left to the compiler."""
     traffic, feat = jnp.split(jnp.asarray(batch.choices.feat), [1], axis=-1)
     slate_of = jnp.asarray(batch.group_graph).at[batch.choices.group].get(
         mode="fill", fill_value=ABSENT)
