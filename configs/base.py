@@ -71,7 +71,7 @@ def layout(collection: str = "xla-random") -> ConfigDict:
   """A config for whole programs without a model.
 
   Args:
-    collection: such as `nlp-default`, or `own-NAME`.
+    collection: name such as `nlp-default`, or `own-NAME`.
   """
   config = _defaults("layout", collection)
   config.data.update(

@@ -240,7 +240,7 @@ def _each_block(
 
   The cost does not depend on the number of graphs.
   """
-  if graphs == 1:  # as fast as the loop, with less memory
+  if graphs == 1:  # one block is as fast as the loop, and needs less memory
     return function(initial, 0, graph_of == 0, 0)
   size = min(_BLOCK, len(graph_of))
   count = jnp.sum(graph_of[None] == jnp.arange(graphs)[:, None], axis=1)
@@ -312,7 +312,7 @@ class NodeAttention(nn.Module):
 
 
 def same_graph(slates: Slates) -> jax.Array:
-  """Mask of pairs of nodes of one graph, `[N, N]` bool."""
+  """Mask of pairs of nodes in the same graph, `[N, N]` bool."""
   return slates.graph_of[:, None] == slates.graph_of[None]
 
 

@@ -76,7 +76,7 @@ def _scaled(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
 
 
 def _logarithm(x: np.ndarray, low: Any) -> np.ndarray:
-  """log(x + 1 - low) of `x [N, F]`; 0 below `low`, where the published code has NaN."""
+  """log(x + 1 - low) of `x [N, F]`; 0 below `low`, where the public logarithm is not finite."""
   return np.log1p(np.maximum(x - np.float32(low), 0))
 
 
@@ -92,9 +92,9 @@ def columns(graph: OpGraph) -> np.ndarray:
 def tokens(graph: OpGraph) -> np.ndarray:
   """Six tokens of 23 numbers, `[N, 6 * 23]` float32.
 
-  The first nine numbers of a token are a sixth of the concatenated lists of dimensions. The other
-  14 mark the dimension numbers of a convolution that are equal to the index of the token. A
-  dimension number 0 is never marked, because other opcodes have it too.
+  The concatenated lists of dimensions are split into six parts of nine numbers, one per token. The
+  other 14 numbers mark dimension numbers of a convolution that are equal to the index of the token.
+  A dimension number 0 is never marked, because other opcodes have it too.
   """
   feat, count = graph.node_feat.astype(np.float32), graph.num_nodes
   part = lambda name: feat[:, sizes(NODE[name])]
@@ -259,6 +259,6 @@ def _places(tokens: jax.Array) -> jax.Array:
 
 
 def _bounds(tiles: jax.Array) -> jax.Array:
-  """log(1 + x) of the three bounds of each dimension of `tiles [G, C, 24]`, `[G, C, 6, 3]`."""
+  """log(1 + x) of three bounds per dimension, `[G, C, 6, 3]`, from `tiles [G, C, 24]`."""
   bounds = jnp.stack([tiles[..., sizes(block)] for block in TILE.values()], axis=-1)
   return jnp.log1p(jnp.maximum(bounds, 0))

@@ -103,7 +103,7 @@ class MLSys21(System):
   convolution: str = option(
       "sage", "convolution along edges; attention is GATv2", one_of=tuple(ROUNDS))
   reduction: str = option("columns", "reduction over nodes", one_of=tuple(REDUCTIONS))
-  heads: int = option(4, "number of heads of edge attention and of the transformer", least=1)
+  heads: int = option(4, "attention heads, along edges and in the transformer", least=1)
 
   def __post_init__(self):
     super().__post_init__()

@@ -16,8 +16,8 @@ Published: programs are reduced to configurable nodes and five hops of users. Fe
 unscaled, and 0 on nodes that are not configurable. The norm is over the nodes of a graph, per
 configuration and channel, without parameters. In the head it is over the configurations of the
 slate, so that a score depends on the other configurations. Dropout of 0.2 follows the first block.
-The MLP of GIN has two layers, each a linear layer, the norm and ELU. The fourth GIN layer reads the
-second instead of the third, of which only the mean is used; this defect is kept.
+The MLP of GIN is twice a linear layer, the norm and ELU. The fourth GIN layer reads the second
+instead of the third, which reaches the readout alone: a published defect, kept here.
 
 Kernels are encoded without their tile. All tiles of a slate have the same encoding, which the norm
 across the slate removes: it cannot change an order.
@@ -67,7 +67,7 @@ class Sixth(System):
   op_embed_dim: int = option(128, "width of the opcode vector", least=1)
   width: int = option(
       256,
-      "width of all layers on nodes and of the first layer of the head; the second has half",
+      "width of layers on nodes and of the head's first layer; its second layer has half",
       least=1)
   layers: int = option(4, "number of convolutions", least=1)
   dropout: float = option(
@@ -173,7 +173,7 @@ class SixthTile(Sixth):
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
     """The input of the last layer, `[G, C, width // 2]` float32."""
     x = self.second_block(self.inputs(Slates.of(batch), train=train))
-    linear = functools.partial(self.linear, kernel_init=glorot)  # as in PyTorch Geometric
+    linear = functools.partial(self.linear, kernel_init=glorot)  # PyTorch Geometric's default
     for number in range(self.layers):
       x = instance_norm(Gatv2(self.width, USERS, linear=linear, name=f"conv_{number}")(x)).map(gelu)
     readout, tile = mean_and_largest(x), jnp.asarray(batch.config_feat)

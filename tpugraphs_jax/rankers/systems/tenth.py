@@ -36,7 +36,7 @@ from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
-EPSILON = 1e-6  # of layer norms
+EPSILON = 1e-6  # epsilon of layer norms
 KERNELS = {"linear": attention.positive, "difformer": attention.unit_and_one}
 
 

@@ -282,7 +282,7 @@ class ThirdLayout(System):
 
   @property
   def hops(self) -> int:
-    return 1  # after the first attention all nodes differ
+    return 1  # all nodes differ after the first attention
 
   @nn.compact
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:

@@ -66,9 +66,9 @@ class PreparedTables:
 
   graph: batching.PreparedGraph
   terms: terms_lib.Terms
-  choices: Choices  # of this graph alone: nodes and groups are numbered from 0
+  choices: Choices  # nodes and groups are numbered from 0 in each graph
   pairs: GroupPairs
-  sizes: dict[str, int]  # of the program, by entry of a budget
+  sizes: dict[str, int]  # sizes of the program by entry of a budget
 
   @property
   def name(self) -> str:

@@ -21,11 +21,11 @@ _RED, _BLUE, _GREY = "#c0392b", "#2e6da4", "#9a9a9a"
 class Charge(NamedTuple):
   """One cost of a configuration."""
 
-  cost: float  # in units of the score; larger = slower
+  cost: float  # a part of the score; larger = slower
   # One configurable node; or two, and the node where they meet; or no node for the residual.
   nodes: tuple[int, ...]
   rows: tuple[tuple[int, ...], ...]  # layout row [18] of each configurable node
-  before: float = 0.0  # in a comparison: the same cost of the other configuration
+  before: float = 0.0  # the same cost of the other configuration in a comparison
 
   @property
   def is_pair(self) -> bool:

@@ -42,7 +42,7 @@ class TablesFamily(Programs):
   """Programs, for networks with a method `tables(batch) -> [B, R, heads], [Q, R, R, heads]`.
 
   The network also has `pair_hops`, the most edges between two nodes with a pair cost, and
-  `tile_padding`: features of the padding of layouts to tiles of 8 x 128, the registers of a TPU.
+  `tile_padding`: whether nodes have features of padding to tiles of 8 x 128, a TPU's registers.
   """
 
   can_propose = True

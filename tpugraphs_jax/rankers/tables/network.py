@@ -147,7 +147,7 @@ class ScoreTables(base.Network):
   pair_hops: int = option(
       6, "most edges between two nodes whose layouts have a joint cost", least=1,
       most=node_pairs.MAX_HOPS)
-  tile_padding: bool = option(True, "features: how layouts fill the 8 x 128 tiles of a TPU")
+  tile_padding: bool = option(True, "node features: padding to the 8 x 128 tiles of a TPU")
   precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   # A cost depends on the mean node state of the program and on the bytes of all groups.
@@ -271,7 +271,7 @@ class _UnaryCosts(TablePart):
         self.dense("mean", use_bias=False)(mean.astype(x.dtype)), take_rows(graph_of, choices.node))
     state = (node[:, None] + self.dense("feat", use_bias=False)(choices.feat)
              + take_rows(self.dense("row", use_bias=False)(row), choices.group))
-    slate_of = _slate_of(batch, choices.group)
+    slate_of = group_slates(batch, choices.group)
     state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), slate_of, batch, train)))
     return by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
 
@@ -359,7 +359,7 @@ class _ColumnWeights(TablePart):
     return weight * _is_apart(batch)
 
 
-def _slate_of(batch: TableBatch, group: jax.Array) -> jax.Array:
+def group_slates(batch: TableBatch, group: jax.Array) -> jax.Array:
   """The slate of each group `[n]` int32, ABSENT for padding."""
   return jnp.asarray(batch.group_graph).at[group].get(mode="fill", fill_value=ABSENT)
 
@@ -367,7 +367,7 @@ def _slate_of(batch: TableBatch, group: jax.Array) -> jax.Array:
 def _slate_of_pairs(batch: TableBatch) -> jax.Array:
   """The slate of each pair of nodes, `[P]` int32, ABSENT for padding."""
   column = jnp.asarray(batch.pairs.groups[:, 0])
-  return _slate_of(batch, column.at[batch.pairs.column].get(mode="fill", fill_value=ABSENT))
+  return group_slates(batch, column.at[batch.pairs.column].get(mode="fill", fill_value=ABSENT))
 
 
 def _is_apart(batch: TableBatch) -> jax.Array:

@@ -17,7 +17,6 @@ import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK, NODE, opcode_ids
 from tpugraphs_jax.data import feature_blocks
-from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense, DTYPES, PRECISIONS
@@ -26,7 +25,7 @@ from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.family import TablesFamily
-from tpugraphs_jax.rankers.tables.network import add_up, table_sums
+from tpugraphs_jax.rankers.tables.network import add_up, group_slates, table_sums
 
 USERS = ("convolution", "dot", "reshape", "transpose", "reduce", "concatenate", "tuple", "add")
 _LARGEST = 6.0  # largest absolute logarithm of a factor
@@ -197,8 +196,7 @@ class TrafficTables(base.Network):
   def costs(self, batch: TableBatch, *, train: bool) -> jax.Array:
     """Costs `[K, R, 1]` float32 of choices of nodes; 0 for orders left to the compiler."""
     traffic, feat = jnp.split(jnp.asarray(batch.choices.feat), [1], axis=-1)
-    slate_of = jnp.asarray(batch.group_graph).at[batch.choices.group].get(
-        mode="fill", fill_value=ABSENT)
+    slate_of = group_slates(batch, batch.choices.group)
     state = self.dropped(nn.gelu(self.state(feat)), slate_of, len(batch.target), train=train)
     factor = self.factor(state).astype(jnp.float32)
     return traffic * jnp.exp(jnp.clip(factor, -_LARGEST, _LARGEST))
