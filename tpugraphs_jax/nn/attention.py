@@ -305,10 +305,20 @@ class NodeAttention(nn.Module):
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     """Maps `x [N, C, F]` to `[N, C, features]`."""
-    slates, by_config = x.slates, jnp.swapaxes(x.everywhere(), 0, 1)
     attend = SoftmaxAttention(self.features, self.heads, self.linear, name="heads")
-    result = attend(by_config, by_config, same_graph(slates)[None, None])
-    return slates.from_all(jnp.swapaxes(result, 0, 1), x)
+    return between_nodes(lambda tokens, mask: attend(tokens, tokens, mask), x)
+
+
+def between_nodes(attend: Callable[[jax.Array, jax.Array], jax.Array], x: Nodes) -> Nodes:
+  """Applies attention to the nodes of each graph, separately per configuration: `[N, C, F']`.
+
+  Args:
+    attend: maps tokens `[C, N, F]` and a mask of pairs `[1, 1, N, N]` to `[C, N, F']`.
+    x: `[N, C, F]`.
+  """
+  tokens = jnp.swapaxes(x.everywhere(), 0, 1)
+  result = attend(tokens, same_graph(x.slates)[None, None])
+  return x.slates.from_all(jnp.swapaxes(result, 0, 1), x)
 
 
 def same_graph(slates: Slates) -> jax.Array:

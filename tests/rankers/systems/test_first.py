@@ -288,7 +288,7 @@ def test_lists_of_dimensions_are_marked_behind_their_ends():
        ("reduce", "tuple", (), {columns.NODE["tuple_size"].start: 2, dimensions: 1})],
       [[1, 0], [2, 1], [3, 1], [4, 3], [5, 1], [6, 1], [7, 1]])
   feat = graph.node_feat
-  found = first.padded(graph)
+  found = first.pad_lists(graph)
   lists = {name: found[:, columns.NODE[name]].tolist() for name in (
       "dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions")}
   assert lists["dimensions"] == [

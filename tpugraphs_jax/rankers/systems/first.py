@@ -55,14 +55,14 @@ _NUMBERS = _LAYOUT.start  # columns before the layout
 
 @BLOCKS.register("first")
 def numbers(graph: OpGraph) -> np.ndarray:
-  """The released columns without the layout, `padded`: `[N, 134]` float32."""
-  return padded(graph)[:, :_NUMBERS]
+  """The released columns without the layout, from `pad_lists`: `[N, 134]` float32."""
+  return pad_lists(graph)[:, :_NUMBERS]
 
 
 @BLOCKS.register("first_layout")
 def layout(graph: OpGraph) -> np.ndarray:
   """The layout of each node's result, minor to major, -1 beyond its rank: `[N, 6]` float32."""
-  return padded(graph)[:, _LAYOUT]
+  return pad_lists(graph)[:, _LAYOUT]
 
 
 @BLOCKS.register("first_tile")
@@ -82,7 +82,7 @@ _ONE_DIMENSION = ("concatenate", "iota", "sort")
 _LISTS = ("dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions", "minor_to_major")
 
 
-def padded(graph: OpGraph) -> np.ndarray:
+def pad_lists(graph: OpGraph) -> np.ndarray:
   """The released columns with lists of dimensions padded by -1, `[N, 140]` float32.
 
   The 1st place rebuilt its layout files with such lists. Released files pad with 0 and do not

@@ -29,7 +29,7 @@ from tpugraphs_jax.data.feature_blocks import BLOCKS, contraction_operands
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import BOTH
-from tpugraphs_jax.nn.attention import same_graph, TransformerLayer
+from tpugraphs_jax.nn.attention import between_nodes, TransformerLayer
 from tpugraphs_jax.nn.conv import Gatv2, Sage
 from tpugraphs_jax.nn.layers import OpcodeEmbedding
 from tpugraphs_jax.nn.linear import glorot, Tiles, zeros
@@ -157,7 +157,8 @@ class MLSys21(System):
     if self.reduction == "transformer":
       layer = TransformerLayer(self.width, self.heads, linear=self.exact, epsilon=1e-6,
                                name="transformer")
-      return pooling.scaled_sum(between_nodes(layer, x))
+      attend = lambda tokens, mask: layer(tokens, mask=mask)
+      return pooling.scaled_sum(between_nodes(attend, x))
     columns = (pooling.scaled_sum, pooling.mean, pooling.largest)
     return jnp.concatenate([pool(x) for pool in columns], axis=-1)
 
@@ -166,13 +167,6 @@ class MLSys21(System):
     if self.reduction == "per_node":
       return readout[..., 0]
     return self.last(nn.relu(self.hidden(readout)))[..., 0]
-
-
-def between_nodes(layer: TransformerLayer, x: Nodes) -> Nodes:
-  """Applies a transformer layer to the nodes of each graph, separately per configuration."""
-  tokens = jnp.swapaxes(x.everywhere(), 0, 1)
-  tokens = layer(tokens, mask=same_graph(x.slates)[None, None])
-  return x.slates.from_all(jnp.swapaxes(tokens, 0, 1), x)
 
 
 class LastState(nn.Module):

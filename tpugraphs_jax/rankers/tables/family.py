@@ -53,8 +53,8 @@ class TablesFamily(Programs):
     is_segmented = self.settings.task == "segments"
     if self.settings.batch.config_chunk or is_segmented:
       field = "segments" if is_segmented else "batch.config_chunk"
-      raise ValueError(f"{field} does not go with this model, which computes a program once for "
-                       "all configurations: train it on whole graphs, batch.config_chunk=0")
+      raise ValueError(f"{field} does not apply to this model, which computes a program once for "
+                       "all configurations: train on whole graphs with batch.config_chunk=0")
 
   # Batches.
 
