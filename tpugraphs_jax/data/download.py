@@ -110,8 +110,8 @@ def download_collection(
     if is_local:
       raise DownloadError(f"{error}; delete it and run again") from error
     archive.unlink()
-    raise DownloadError(f"{error}; deleted, run again to download it again, and check --base_url "
-                        "if it is damaged again") from error
+    raise DownloadError(f"{error}; deleted: run again, and check --base_url if the archive is "
+                        "damaged again") from error
   archive.unlink()
   _report(collection, folder)
   return folder
@@ -240,7 +240,7 @@ def _verify_checksum(url: str, part: Path, headers: http.client.HTTPMessage) -> 
     md5 = hashlib.file_digest(file, "md5").digest()
   if base64.b64encode(md5).decode() != stated[1]:
     part.unlink()
-    raise DownloadError(f"{url}: wrong checksum; deleted, run again to download it again")
+    raise DownloadError(f"{url}: wrong checksum; deleted: run again")
   return True
 
 

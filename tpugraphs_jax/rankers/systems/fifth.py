@@ -1,4 +1,4 @@
-"""The 5th place: GraphSAGE in both directions side by side, and the sum over nodes.
+"""The 5th place: GraphSAGE over users beside GraphSAGE over operands, and the sum over nodes.
 
     columns, tokens, opcode and layouts of a node -> linear -> SAGE rounds -> sum -> linear -> score
     tiles: tokens and tile of a node -> transformer -> mean, in place of tokens and layouts

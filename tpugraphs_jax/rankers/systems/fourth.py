@@ -41,7 +41,7 @@ class Fourth(System):
   edge_widths: Sequence[int] = option((1024, 128), "widths of the layers on edges")
   config_widths: Sequence[int] = option(
       (1024, 128), "widths of the layers on edges with configurations")
-  head_widths: Sequence[int] = option((1024,), "widths of the layers of the head before its last")
+  head_widths: Sequence[int] = option((1024,), "widths of the hidden layers of the head")
 
   def __post_init__(self):
     super().__post_init__()

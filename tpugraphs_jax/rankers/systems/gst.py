@@ -40,7 +40,7 @@ from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
-_LEAST = 1e-6  # columns of smaller or equal deviation are not scaled
+_LEAST = 1e-6  # columns are scaled if their deviation is larger
 
 
 @KINDS.register("gst")

@@ -24,7 +24,7 @@ MAX_PAIRS = 200_000
 # concatenation, would pair all nodes.
 MEETING_OPERANDS = 4
 NO_OPERAND = 255
-_ROWS_PER_PAIR = 20  # most rows per allowed pair; the number of hops is lowered to keep this limit
+_ROWS_PER_PAIR = 20  # limit of rows per allowed pair, which can lower the number of hops
 
 _TYPES, _PRODUCT = columns.NODE["element_type"], columns.NODE["shape"].stop - 1
 
