@@ -59,7 +59,7 @@ class Oracle:
     assert near == 0 and (graph.configs.decode(np.array([0])) == -1).all()  # the compiler's own
     every = sorted(itertools.product(*self.problem.options), key=self.cost)[:n]
     proposed = self.problem.with_configs([tuple(map(int, numbers)) for numbers in every])
-    return dataclasses.make_dataclass("Proposed", ["graph"])(proposed)
+    return dataclasses.make_dataclass("Proposals", ["graph"])(proposed)
 
 
 def _labelled_by(monkeypatch, cost, failing=()):

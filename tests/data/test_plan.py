@@ -34,7 +34,7 @@ def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **option
       ids = rng.choice(20, 3, replace=False)
       return Slate(graphs[number], ids, ids.astype(np.float32), number)
 
-    return plan_lib.Drawn(graphs[number].sizes, finish)
+    return plan_lib.SlateDraft(graphs[number].sizes, finish)
 
   return plan_lib.BatchPlan(
       graphs, slates_per_step=slates_per_step, devices=devices, draw=draw, seed=seed,
@@ -99,7 +99,7 @@ def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
   """Sizes that depend on the draw are the sizes of the slates of that step."""
   def draw(number, rng, turn):
     nodes = int(rng.integers(1, 200))
-    return plan_lib.Drawn(
+    return plan_lib.SlateDraft(
         graphs[number].sizes | {"nodes": nodes},
         lambda: Slate(graphs[number], np.arange(nodes), np.zeros(0), number))
 

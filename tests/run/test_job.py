@@ -235,7 +235,7 @@ def test_programs_have_the_figures_of_the_mlsys_2021_tables(is_predicted):
   scores = [rng.uniform(0.5, 2, len(runtime)).astype(np.float32) for runtime in runtimes]
   predicted = [2000 * found for found in scores] if is_predicted else None
   rows = judge.program_rows([
-      judge.Judged(name, 7, np.arange(len(runtime)), found, runtime, runtime / 500)
+      judge.GraphScores(name, 7, np.arange(len(runtime)), found, runtime, runtime / 500)
       for name, runtime, found in zip(names, runtimes, scores)], predicted)
   assert [(row["program"], row["kernels"]) for row in rows] == [("net_a", 3), ("net_b", 1)]
   for row, members in zip(rows, ([0, 1, 3], [2])):

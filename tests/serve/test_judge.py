@@ -60,9 +60,9 @@ def test_no_slowdown_is_shown_for_more_configurations_than_there_are(configs, sh
 
 def test_scores_are_saved_beside_runtimes(tmp_path):
   given = [
-      judge.Judged("b", 3, np.array([2, 0]), np.float32([0.5, 0.25]), np.array([30, 10]),
+      judge.GraphScores("b", 3, np.array([2, 0]), np.float32([0.5, 0.25]), np.array([30, 10]),
                    np.array([1.5, 0.1])),
-      judge.Judged("a", 4, np.array([1]), np.float32([1.5]), np.array([7]), np.array([3.5]))]
+      judge.GraphScores("a", 4, np.array([1]), np.float32([1.5]), np.array([7]), np.array([3.5]))]
   judge.write_scores(tmp_path / "s.npz", given)
   with np.load(tmp_path / "s.npz") as file:
     assert file["graphs"].tolist() == ["b", "a"] and file["sizes"].tolist() == [2, 1]

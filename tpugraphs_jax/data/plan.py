@@ -179,15 +179,15 @@ def sample_block(nodes: int, keep_nodes: int, rng: np.random.Generator) -> tuple
   return start, min(start + keep_nodes, nodes)
 
 
-class Drawn(NamedTuple):
+class SlateDraft(NamedTuple):
   """A slate whose configurations are not drawn yet: planning needs only its sizes."""
 
   sizes: dict[str, int]  # of the slate, by entry of a budget
   finish: Callable[[], Slate]  # draws the configurations with the same random generator
 
 
-# `(graph number, rng, number of earlier slates of the graph) -> Drawn`.
-Draw = Callable[[int, np.random.Generator, int], Drawn]
+# `(graph number, rng, number of earlier slates of the graph) -> SlateDraft`.
+Draw = Callable[[int, np.random.Generator, int], SlateDraft]
 
 
 def draw_slates(
@@ -199,13 +199,13 @@ def draw_slates(
     graphs: anything with `sizes`.
     sampler: draws configurations and targets, see `ConfigSampler`.
   """
-  def draw(number: int, rng: np.random.Generator, turn: int) -> Drawn:
+  def draw(number: int, rng: np.random.Generator, turn: int) -> SlateDraft:
     graph = graphs[number]
     def finish() -> Slate:
       config_ids, target = sampler(number, rng, turn)
       return Slate(graph, config_ids, target, number)
 
-    return Drawn(graph.sizes, finish)
+    return SlateDraft(graph.sizes, finish)
 
   return draw
 
@@ -228,7 +228,7 @@ class BatchPlan:
     graphs: training graphs.
     slates_per_step: slates in a batch over all devices.
     devices: devices of all processes.
-    draw: `(graph number, rng, turn) -> Drawn`, the first part of a slate.
+    draw: `(graph number, rng, turn) -> SlateDraft`, the first part of a slate.
     seed: of order and configurations.
     epochs: length of the run.
     slates_per_epoch: length of an epoch; 0 = one slate of each graph (official), or one pass.

@@ -75,7 +75,7 @@ def with_output(graph: OpGraph) -> OpGraph:
   return _with_virtual_nodes(graph, np.full(len(member), nodes), member)
 
 
-class Reduced(NamedTuple):
+class Subgraph(NamedTuple):
   """A part of a graph, with virtual nodes at the end."""
 
   graph: OpGraph
@@ -87,7 +87,7 @@ class Reduced(NamedTuple):
     return np.pad(values[self.nodes], ((0, virtual), (0, 0)))
 
 
-def reduce_graph(graph: OpGraph, options: VirtualNodes) -> Reduced:
+def reduce_graph(graph: OpGraph, options: VirtualNodes) -> Subgraph:
   """The graph that a network sees.
 
   Args:
@@ -104,7 +104,7 @@ def reduce_graph(graph: OpGraph, options: VirtualNodes) -> Reduced:
   if options.virtual_node == "cluster":
     graph = _with_virtual_nodes(graph, len(nodes) + np.arange(len(nodes)) // options.cluster_nodes,
                                 np.arange(len(nodes)))
-  return Reduced(graph, nodes)
+  return Subgraph(graph, nodes)
 
 
 def _with_virtual_nodes(graph: OpGraph, owner: np.ndarray, member: np.ndarray) -> OpGraph:

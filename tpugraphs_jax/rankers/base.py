@@ -270,7 +270,7 @@ class Family:
           f"data.config_transform is {transform!r}, but this model embeds the integers of "
           "configurations: set it to 'none', or take another model")
 
-  def reduce(self, graph: OpGraph) -> reduction.Reduced:
+  def reduce(self, graph: OpGraph) -> reduction.Subgraph:
     """The part of a graph that the network sees, with virtual nodes."""
     return reduction.reduce_graph(graph, self.settings.data)
 

@@ -31,7 +31,7 @@ FEWEST_TESTED = 6  # graphs with which a signed-rank test can have p < 0.05
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Judged(judge.Judged):
+class Judged(judge.GraphScores):
   """Scores of a validation graph beside its labels and other orders, as far as they are known.
 
   Attributes:
@@ -143,7 +143,7 @@ class Run:
     """Metrics over the judged graphs, by name."""
     return self._means(self.judged) if self.judged else {}
 
-  def _means(self, judged: Sequence[judge.Judged]) -> dict[str, float]:
+  def _means(self, judged: Sequence[judge.GraphScores]) -> dict[str, float]:
     rows, means = judge.judge(judged, self.ks)
     return _named(means, opa_mean=judge.mean_row(rows)["opa"])
 
@@ -476,7 +476,7 @@ def _judged(path: Path, run: Run) -> tuple[Judged, ...]:
   return tuple(judged)
 
 
-def _changed(run: Run, judged: judge.Judged) -> np.ndarray | None:
+def _changed(run: Run, judged: judge.GraphScores) -> np.ndarray | None:
   """Groups in which layouts differ from those of the first, of data that are still there."""
   if Collection(run.collection).kind != "layout" or files.is_remote(run.data_root):
     return None
@@ -489,7 +489,7 @@ def _changed(run: Run, judged: judge.Judged) -> np.ndarray | None:
   return rows != rows[0] if is_same else None
 
 
-def _ceiling(run: Run, judged: judge.Judged) -> np.ndarray | None:
+def _ceiling(run: Run, judged: judge.GraphScores) -> np.ndarray | None:
   """Runtimes without noise, `[n]`, of synthetic data that are still there and the same."""
   if files.is_remote(run.data_root):
     return None

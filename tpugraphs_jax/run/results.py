@@ -255,7 +255,7 @@ def _to_judge(job: Job, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
 
 
 def _write_evaluation(
-    job: Job, graphs: Sequence[Any], judged_graphs: Sequence[judge.Judged], workdir: Path, *,
+    job: Job, graphs: Sequence[Any], judged_graphs: Sequence[judge.GraphScores], workdir: Path, *,
     split: str, started: float, predicted_ns: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
   """Computes metrics, writes the files, prints and returns the means."""
@@ -304,7 +304,7 @@ def _predicted_ns(
 
 def _configurations(
     config: ml_collections.ConfigDict, graphs: Sequence[Any],
-    judged_graphs: Sequence[judge.Judged]) -> str:
+    judged_graphs: Sequence[judge.GraphScores]) -> str:
   """The configurations per graph that an evaluation judges, in words."""
   if all(len(one.scores) == len(graph.configs) for one, graph in zip(judged_graphs, graphs)):
     return "all"

@@ -96,7 +96,7 @@ def explain(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Proposed:
+class Proposals:
   """Configurations with the lowest cost in a score table, over all choices of all groups.
 
   Attributes:
@@ -115,7 +115,7 @@ class Proposed:
 
 def propose(
     ranker: Ranker, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
-) -> Proposed:
+) -> Proposals:
   """The n configurations with the lowest predicted cost, whether measured or not.
 
   A group can have any row that it has in some configuration of the graph.
@@ -140,7 +140,7 @@ def propose(
   score = lambda rows: ranker.scores([_with_rows(graph, rows)])[0]
   rows, cost, gap, is_exact = ranker.family.cheapest(
       ranker.params, ranker.prepare(graph), n, near=near, score=score, **options)
-  return Proposed(_with_rows(graph, rows), cost, gap, is_exact)
+  return Proposals(_with_rows(graph, rows), cost, gap, is_exact)
 
 
 def _with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:

@@ -29,7 +29,7 @@ _POOLED = ("opa",)  # metrics over the pairs of all graphs; other metrics are me
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Judged:
+class GraphScores:
   """Scores and labels of a graph.
 
   Attributes:
@@ -53,15 +53,15 @@ class Judged:
 def beside_labels(
     graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
     scores: Sequence[np.ndarray],
-) -> list[Judged]:
+) -> list[GraphScores]:
   """Scores `[n]` float32 of configurations `[n]` int64 of each graph, with its labels."""
-  return [Judged(graph.name, len(graph.opcode), ids, graph_scores, graph.configs.runtime_ns[ids],
-                 graph.configs.label[ids])
+  return [GraphScores(graph.name, len(graph.opcode), ids, graph_scores,
+                      graph.configs.runtime_ns[ids], graph.configs.label[ids])
           for graph, ids, graph_scores in zip(graphs, config_ids, scores)]
 
 
 def judge(
-    judged: Sequence[Judged], ks: Sequence[int]
+    judged: Sequence[GraphScores], ks: Sequence[int]
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
   """One row of metrics per graph, and their means with OPA pooled over all pairs (official).
 
@@ -82,7 +82,7 @@ def judge(
 
 
 def program_rows(
-    judged: Sequence[Judged], predicted_ns: Sequence[np.ndarray] | None = None
+    judged: Sequence[GraphScores], predicted_ns: Sequence[np.ndarray] | None = None
 ) -> list[dict[str, Any]]:
   """One row per program of tile kernels, as in the tables of the MLSys 2021 paper.
 
@@ -170,11 +170,11 @@ def summary(
   return "\n".join(lines)
 
 
-def write_scores(path: Path, judged: Sequence[Judged]) -> None:
+def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
   """Writes scores and labels, for `read_scores` or NumPy.
 
   The `.npz` has `graphs` `[G]` names, `nodes` `[G]`, `sizes` `[G]` numbers of configurations, and
-  `config_ids`, `runtime_ns` int64, `label` (see `Judged`) and `scores` float32, each
+  `config_ids`, `runtime_ns` int64, `label` (see `GraphScores`) and `scores` float32, each
   `[sum(sizes)]`, graph after graph.
   """
   joined = {name: np.concatenate([getattr(graph, name) for graph in judged])
@@ -186,7 +186,7 @@ def write_scores(path: Path, judged: Sequence[Judged]) -> None:
         sizes=np.array([len(graph.scores) for graph in judged]), **joined)
 
 
-def read_scores(path: Path) -> list[Judged]:
+def read_scores(path: Path) -> list[GraphScores]:
   """Reads a file of `write_scores`.
 
   Raises:
@@ -203,7 +203,7 @@ def read_scores(path: Path) -> list[Judged]:
       if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= _LEAST[name])).all():
         archive.fail(name, f"has a number that is not finite, or below {_LEAST[name]}")
     columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
-    return [Judged(trust.name(str(name)), int(nodes), *parts)
+    return [GraphScores(trust.name(str(name)), int(nodes), *parts)
             for name, nodes, *parts in zip(arrays["graphs"], arrays["nodes"], *columns)]
 
 

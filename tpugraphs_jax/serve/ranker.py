@@ -233,7 +233,7 @@ class Ranker:
 
   def propose(
       self, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
-  ) -> explaining.Proposed:
+  ) -> explaining.Proposals:
     """The n configurations with the lowest predicted cost; see `serve.explain.propose`."""
     return explaining.propose(self, self._seen(graph), n, near=near, **options)
 
@@ -325,7 +325,7 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
 def propose(
     place: str | os.PathLike[str] | Ranker, graph: OpGraph, n: int = 10, *,
     near: int | None = None,
-) -> explaining.Proposed:
+) -> explaining.Proposals:
   """The n configurations with the lowest cost in a trained score table.
 
   Args:

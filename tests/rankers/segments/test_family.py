@@ -216,7 +216,7 @@ def run_on(monkeypatch, folder, devices: int, place: str):
   def draw(number, rng, turn):
     graph = graphs[number]
     ids, fresh = rng.permutation(len(graph.configs))[:CONFIGS], [rng.integers(len(graph.segments))]
-    return plan.Drawn(graph.sizes, lambda: cases.slot(graph, number, ids, fresh))
+    return plan.SlateDraft(graph.sizes, lambda: cases.slot(graph, number, ids, fresh))
 
   batch_plan = plan.BatchPlan(graphs, slates_per_step=4, devices=devices, draw=draw, seed=0,
                               epochs=6, slates_per_epoch=8)

@@ -31,7 +31,7 @@ from tpugraphs_jax.data.batching import (
   PreparedGraph,
   Slate,
 )
-from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
+from tpugraphs_jax.data.plan import ConfigSampler, Draw, SlateDraft
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, OPERANDS, USERS
 from tpugraphs_jax.nn.layers import (
@@ -67,14 +67,14 @@ class BlockPrograms(base.Programs):
 
   def draw(self, graphs: Sequence[PreparedGraph], sampler: ConfigSampler) -> Draw:
     """Draws slates and a block of each; see `Family.draw`."""
-    def draw(number: int, rng: np.random.Generator, turn: int) -> Drawn:
+    def draw(number: int, rng: np.random.Generator, turn: int) -> SlateDraft:
       graph = graphs[number]
 
       def finish() -> Slate:
         ids, target = sampler(number, rng, turn)
         return Slate(graph, ids, target, number, self.draw_block(graph, rng))
 
-      return Drawn(graph.sizes, finish)
+      return SlateDraft(graph.sizes, finish)
 
     return draw
 

@@ -32,7 +32,7 @@ import optax
 from tpugraphs_jax.data import batching, selection
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, Slate
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
+from tpugraphs_jax.data.plan import ConfigSampler, Draw, SlateDraft
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.layers import Precise
@@ -267,13 +267,13 @@ class Segments(Family):
 
   def draw(self, graphs: Sequence[SegmentedGraph], sampler: ConfigSampler) -> Draw:
     """Draws the fresh segments of a slate, which set its sizes, then its configurations."""
-    def draw(number: int, rng: np.random.Generator, turn: int) -> Drawn:
+    def draw(number: int, rng: np.random.Generator, turn: int) -> SlateDraft:
       graph = graphs[number]
       fresh = np.sort(rng.choice(len(graph.segments), self.options.fresh, replace=False))
       finish = lambda: SegmentSlate(graph, *sampler(number, rng, turn), number, fresh)
       if self.options.recompute:  # batches of other segments have the same shapes
-        return Drawn(graph.sizes, finish)
-      return Drawn(batching.total_sizes([graph.segments[piece] for piece in fresh]), finish)
+        return SlateDraft(graph.sizes, finish)
+      return SlateDraft(batching.total_sizes([graph.segments[piece] for piece in fresh]), finish)
 
     return draw
 

@@ -30,7 +30,7 @@ _CANDIDATES = 50  # candidates per proposal for networks with a residual
 
 
 class Cheapest(NamedTuple):
-  """Configurations from the search; see `serve.explain.Proposed`."""
+  """Configurations from the search; see `serve.explain.Proposals`."""
 
   rows: np.ndarray  # [n, groups] dictionary rows
   cost: np.ndarray  # [n] float64

@@ -74,7 +74,7 @@ class TablePart(nn.Module):
     return SlateDropout(self.dropout)(x, slate_of, len(batch.target), train=train)
 
 
-class Encoder(TablePart):
+class GraphEncoder(TablePart):
   """Rounds of `x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`."""
 
   op_embed_dim: int = 16
@@ -157,7 +157,7 @@ class ScoreTables(base.Network):
 
   def setup(self):
     options = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype)
-    self.encoder = Encoder(op_embed_dim=self.op_embed_dim, rounds=self.num_gnns, **options)
+    self.encoder = GraphEncoder(op_embed_dim=self.op_embed_dim, rounds=self.num_gnns, **options)
     self.row_state = Dense(self.hidden_dim, dtype=self.dtype)
     self.unary_costs = _UnaryCosts(heads=self.heads, **options)
     if self.pairs != "none":
