@@ -13,17 +13,14 @@ are CPU seconds of the whole training command, with loading and compilation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-import csv
 from pathlib import Path
 import subprocess
 import sys
 import tempfile
 from typing import Any
 
+import kept_runs
 import numpy as np
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 import pages
 import timing
 
@@ -37,20 +34,16 @@ _HELD_OUT, _UNSEEN = "alexnet", "unet3d"
 
 def train(variant: str, epochs: int, seed: int, data_root: str, folder: Path) -> dict[str, float]:
   """Kendall tau of both validation graphs and the CPU seconds of training."""
-  config = ",".join(filter(None, ("xla-default", variant)))
-  command = [sys.executable, "run_layout.py", f"--config=configs/layout.py:{config}",
-             f"--data_root={data_root}", f"--workdir={folder / 'run'}", f"--config.seed={seed}",
-             f"--config.data.store_dir={folder.parent / 'store'}", "--noreport"]
-  cpu_s = timing.cpu_seconds([*command, "--mode=train", f"--config.train.epochs={epochs}"])
+  cpu_s = kept_runs.train(
+      "layout", ("xla-default", variant), data_root, folder, "--mode=train",
+      f"--config.train.epochs={epochs}", f"--config.seed={seed}",
+      f"--config.data.store_dir={folder.parent / 'store'}")
   subprocess.run([sys.executable, "run_layout.py", "--mode=evaluate", "--noreport",
-                  f"--data_root={data_root}", f"--workdir={folder / 'run'}",
-                  "--config.eval.max_configs=0"],
-                 cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-  with (folder / "run" / "validation.csv").open() as file:
-    rows = {row["graph"]: row for row in csv.DictReader(file)}
-  tau = {name: next(float(row["kendaltau"]) for graph, row in rows.items() if name in graph)
-         for name in (_HELD_OUT, _UNSEEN)}
-  return tau | {"cpu_s": cpu_s}
+                  f"--data_root={data_root}", f"--workdir={folder}",
+                  "--config.eval.max_configs=0"], cwd=kept_runs.ROOT, check=True)
+  taus = kept_runs.validation(folder, "kendaltau")
+  return {"cpu_s": cpu_s, **{name: next(tau for graph, tau in taus.items() if name in graph)
+                             for name in (_HELD_OUT, _UNSEEN)}}
 
 
 def one_hot_scores(data_root: str | Path, place: str = f"valid/{_HELD_OUT}") -> np.ndarray:

@@ -14,22 +14,18 @@ from __future__ import annotations
 
 from pathlib import Path
 import statistics
-import sys
 import tempfile
 import time
 from typing import Any
 
 import jax
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import pages
 import timing
 import workloads
 
-from configs import layout as layout_config
 from tpugraphs_jax.infra import machine, parallel
-from tpugraphs_jax.run import training
+from tpugraphs_jax.run import configs, training
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import log
 
@@ -41,7 +37,7 @@ _PROCESSES = 3
 
 def config_of(variant: str):
   """The config of a variant of `configs/layout.py`, with one graph per step."""
-  config = layout_config.get_config(f"xla-random,{variant}")
+  config = configs.load(f"layout.py:xla-random,{variant}")
   config.batch.update(graphs=1, configs=_SLATE, slates_per_epoch=1)
   config.train.epochs = 1_000
   return config

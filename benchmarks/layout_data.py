@@ -15,21 +15,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-import sys
 import tempfile
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import timing
 import workloads
 
-from configs import layout as layout_config
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.data import npz, store
 from tpugraphs_jax.infra import machine
+from tpugraphs_jax.run import configs, training
 from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.run import training
 
 _COLLECTION = "layout:nlp:random"
 _CONFIG_CAP = 100_040
@@ -118,7 +114,7 @@ def measure_split(root: Path) -> dict[str, float]:
   sizes = split_sizes(_GRAPHS)
   write_files(root, sizes)
   write_files(root, [Size("valid", 1_316, 200, 72, 14)], split="valid")
-  config = layout_config.get_config("nlp-random,full")
+  config = configs.load("layout.py:nlp-random,full")
   config.data_root = str(root)
   config.batch.slates_per_epoch = 8 * _TRAINING_STEPS
   config.train.epochs = 1

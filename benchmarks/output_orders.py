@@ -15,17 +15,13 @@ from collections.abc import Mapping
 import dataclasses
 import itertools
 from pathlib import Path
-import sys
 import tempfile
 import time
 from typing import Any
 
 import numpy as np
-from scipy import stats
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 import pages
+from scipy import stats
 import timing
 
 from tpugraphs_jax.data import factoring, npz

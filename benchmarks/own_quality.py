@@ -29,10 +29,9 @@ import itertools
 import json
 import math
 from pathlib import Path
-import subprocess
-import sys
 from typing import Any
 
+import kept_runs
 import numpy as np
 import pages
 import timing
@@ -66,16 +65,11 @@ def train(
     leave_out: Sequence[str] = (),
 ) -> Path:
   """Trains a run unless it is finished; returns its working folder."""
-  if not (workdir / "done").exists():
-    config = ",".join(filter(None, (collection, variant)))
-    flags = () if variant == "recommended" else _SHORT
-    flags += (f"--config.data.leave_out={tuple(leave_out)!r}",) if leave_out else ()
-    subprocess.run(
-        [sys.executable, "run_layout.py", f"--config=configs/layout.py:{config}",
-         f"--data_root={data_root}", f"--workdir={workdir}", f"--config.seed={seed}", *flags,
-         f"--compilation_cache={workdir.parent / 'compilation_cache'}", "--mode=train",
-         "--resume", "--noreport"], cwd=ROOT, check=True)
-    (workdir / "done").touch()
+  flags = () if variant == "recommended" else _SHORT
+  flags += (f"--config.data.leave_out={tuple(leave_out)!r}",) if leave_out else ()
+  kept_runs.train(
+      "layout", (collection, variant), data_root, workdir, "--mode=train", *flags,
+      f"--config.seed={seed}", f"--compilation_cache={workdir.parent / 'compilation_cache'}")
   return workdir
 
 

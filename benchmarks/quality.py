@@ -12,17 +12,12 @@ runtimes without noise, which are known for synthetic data alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-import csv
 import json
 from pathlib import Path
-import subprocess
-import sys
 from typing import Any, NamedTuple
 
+import kept_runs
 import numpy as np
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 import pages
 import timing
 
@@ -35,8 +30,7 @@ from tpugraphs_jax.serve import judge
 class Case(NamedTuple):
   """A collection, the variants to train on it and the metrics to report."""
 
-  command: str  # the script
-  config: str  # module under `configs`
+  config: str  # module under `configs`, and the command's kind
   collection: str  # variant that names the collection, or empty
   variants: tuple[str, ...]
   columns: tuple[str, ...]  # of validation.csv
@@ -45,11 +39,11 @@ class Case(NamedTuple):
 
 _LAYOUT_COLUMNS = ("kendaltau", "opa", "slowdown10")
 CASES = {
-    "tile:xla": Case("run_tile.py", "tile", "",
+    "tile:xla": Case("tile", "",
                      ("MLP", "MLP,recommended", "", "preset=mlsys21_per_node", "recommended"),
                      ("slowdown5", "slowdown1", "opa")),
     **{f"layout:{source}:{search}": Case(
-        "run_layout.py", "layout", f"{source}-{search}", ("official", "full", "", "recommended"),
+        "layout", f"{source}-{search}", ("official", "full", "", "recommended"),
         _LAYOUT_COLUMNS,
         ("--config.train.epochs=3",))
        for source in ("xla", "nlp") for search in ("random", "default")}}
@@ -66,18 +60,10 @@ NAMES = {("tile", "MLP"): "`MLP`, official settings",
 
 def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) -> dict[str, float]:
   """Means over validation graphs of a run, which is trained unless it is finished."""
-  if not (workdir / "validation.csv").exists():
-    config = ",".join(filter(None, (case.collection, variant)))
-    arguments = [f"--config=configs/{case.config}.py" + (f":{config}" if config else ""),
-                 f"--data_root={data_root}", f"--workdir={workdir}", f"--config.seed={seed}",
-                 *(case.options if variant in ("", "full") else ())]
-    for mode in ("train", "evaluate"):
-      resume = ["--resume"] if mode == "train" else []
-      subprocess.run([sys.executable, case.command, *arguments, f"--mode={mode}", *resume],
-                     cwd=ROOT, check=True)
-  with (workdir / "validation.csv").open() as file:
-    rows = list(csv.DictReader(file))
-  return {name: float(np.nanmean([float(row[name]) for row in rows])) for name in case.columns}
+  kept_runs.train(case.config, (case.collection, variant), data_root, workdir,
+                  f"--config.seed={seed}", *(case.options if variant in ("", "full") else ()))
+  return {name: float(np.nanmean(list(kept_runs.validation(workdir, name).values())))
+          for name in case.columns}
 
 
 def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, float]]:

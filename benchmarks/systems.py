@@ -26,12 +26,10 @@ from pathlib import Path
 import re
 import runpy
 import subprocess
-import sys
 import tempfile
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 import pages
 import quality
 import race_run

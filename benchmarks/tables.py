@@ -21,27 +21,23 @@ from __future__ import annotations
 from collections.abc import Callable
 import functools
 from pathlib import Path
-import sys
 import tempfile
 import time
 
 import jax
 import numpy as np
 import optax
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import timing
 import workloads
 
-from configs import layout as layout_config
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.infra import machine
 from tpugraphs_jax.rankers.tables import batches as table_batching
 from tpugraphs_jax.rankers.tables import node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
+from tpugraphs_jax.run import configs, training
 from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.run import training
 from tpugraphs_jax.train import log
 
 _LARGEST = 43_615  # nodes of the largest released graph
@@ -104,33 +100,27 @@ def measure_step(model, batch, repeats: int) -> dict[str, float]:
 
 def measure_sage_step(repeats: int) -> dict[str, float]:
   """Median seconds of a training step of GraphSAGE on programs of the sizes of `table_batch`."""
-  model = job_lib.Job.of(layout_config.get_config("xla-random,full")).ranker.family.network
+  model = job_lib.Job.of(configs.load("layout.py:xla-random,full")).ranker.family.network
   batch = workloads.layout_batch(
       graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops)
   return measure_step(model, batch, repeats)
 
 
-def ranker_of(variant: str, programs):
-  """The ranker of a variant of `configs/layout.py` with its initial parameters."""
-  job = job_lib.Job.of(layout_config.get_config(f"xla-random,{variant}"))
+def measure_scores(variant: str, programs) -> dict[str, float]:
+  """Seconds of a first scoring, with compilation, and of a second one; its configurations/s."""
+  job, seconds = job_lib.Job.of(configs.load(f"layout.py:xla-random,{variant}")), []
   job.fit(programs[:1])
   ranker = job.ranker
   with tempfile.TemporaryDirectory() as folder:
     stage, _ = training.first_stage(job, job.prepare(programs[:1]), Path(folder))
   ranker.params = stage.state.params
-  return ranker
-
-
-def measure_scores(variant: str, programs) -> dict[str, float]:
-  """Seconds of a first scoring, with compilation, and of a second one; its configurations/s."""
-  ranker, seconds = ranker_of(variant, programs), []
   for _ in range(2):
     started = time.perf_counter()
     ranker.scores(programs)
     seconds.append(time.perf_counter() - started)
-  configs = sum(len(program.configs) for program in programs)
-  return {"first_s": seconds[0], "second_s": seconds[1], "configs": configs,
-          "configs_per_s": configs / seconds[1]}
+  count = sum(len(program.configs) for program in programs)
+  return {"first_s": seconds[0], "second_s": seconds[1], "configs": count,
+          "configs_per_s": count / seconds[1]}
 
 
 def one_program(configs: int):

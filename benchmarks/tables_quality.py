@@ -24,17 +24,13 @@ optimum is the minimum of the generator's cost function (`rankers.tables.search`
 from __future__ import annotations
 
 from collections.abc import Sequence
-import csv
 import functools
 import json
 from pathlib import Path
-import sys
 from typing import Any
 
+import kept_runs
 import numpy as np
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 import pages
 import timing
 
@@ -66,31 +62,17 @@ _PROPOSALS = 10
 _EQUAL = 1e-9  # slowdown below which a configuration is the optimum
 
 
-def train(
-    collection: str, variant: str, flags: Sequence[str], seed: int, data_root: str, workdir: Path
-) -> None:
-  """Trains and evaluates unless that is done; writes the CPU seconds to `cpu_s.json`."""
-  done = workdir / "validation.csv"
-  if done.exists() and (workdir / "cpu_s.json").exists():
-    return
-  _, source, search_ = collection.split(":")
-  config = ",".join(filter(None, (f"{source}-{search_}", variant)))
-  seconds = timing.cpu_seconds(
-      [sys.executable, "run_layout.py", f"--config=configs/layout.py:{config}",
-       f"--data_root={data_root}", f"--workdir={workdir}", f"--config.seed={seed}", "--resume",
-       "--noreport", "--config.train.eval_every_epochs=1000", *flags])
-  (workdir / "cpu_s.json").write_text(json.dumps(seconds))
-
-
 def figures(
-    collection: str, seed: int, data_root: str, workdir: Path, proposes: bool
+    collection: str, variant: str, flags: Sequence[str], seed: int, data_root: str, workdir: Path
 ) -> dict[str, Any]:
-  """Figures of a run; if `proposes`, also the slowdowns of each validation program."""
-  with (workdir / "validation.csv").open() as file:
-    taus = [float(row["kendaltau"]) for row in csv.DictReader(file)]
-  found = {"seed": seed, "kendaltau": float(np.mean(taus)),
-           "cpu_s": json.loads((workdir / "cpu_s.json").read_text())}
-  if not proposes:
+  """Figures of a run; also the slowdowns of each validation program, of all epochs on `random`."""
+  _, source, search_ = collection.split(":")
+  cpu_s = kept_runs.train(
+      "layout", (f"{source}-{search_}", variant), data_root, workdir, f"--config.seed={seed}",
+      "--config.train.eval_every_epochs=1000", *flags)
+  taus = list(kept_runs.validation(workdir, "kendaltau").values())
+  found = {"seed": seed, "kendaltau": float(np.mean(taus)), "cpu_s": cpu_s}
+  if flags or search_ != "random":
     return found
   kept, ranker = workdir / "proposals.json", Ranker.load(workdir)
   if not kept.exists():
@@ -205,9 +187,7 @@ def main() -> None:
       runs = []
       for seed in args.seeds:
         workdir = args.workdir.resolve() / collection.replace(":", "_") / name / str(seed)
-        train(collection, variant, flags, seed, args.data_root, workdir)
-        proposes = not flags and collection.endswith("random")
-        runs.append(figures(collection, seed, args.data_root, workdir, proposes))
+        runs.append(figures(collection, variant, flags, seed, args.data_root, workdir))
       rows[name] = summary(runs) | {"runs": runs}
     results[collection] = rows
     print(f"{show({collection: rows})}\n", flush=True)

@@ -13,20 +13,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 from pathlib import Path
-import sys
 import time
 
 import jax
 import numpy as np
+import timing
 import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import timing
-
-from configs import tile as tile_config
 from tpugraphs_jax import graph, synthetic
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.run import training
+from tpugraphs_jax.run import configs, training
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import log
 
@@ -92,7 +88,7 @@ def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--pool", type=int, default=300, help="number of distinct kernels")
   args = parser.parse_args()
-  job = Job.of(tile_config.get_config())
+  job = Job.of(configs.load("tile.py"))
   graphs = kernels(TRAIN_KERNELS, args.pool)
   figures = {"train_kernels": len(graphs), "train_configs": sum(len(g.configs) for g in graphs)}
   figures |= measure_training(job, graphs)

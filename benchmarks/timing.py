@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import datetime
 import json
 import os
 from pathlib import Path
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -62,14 +61,6 @@ def in_subprocess(script: str, *args: str) -> dict[str, Any]:
     path = Path(__file__).parent / script
     subprocess.run([sys.executable, str(path), "--out", str(out), *args], check=True)
     return json.loads(out.read_text())
-
-
-def cpu_seconds(command: Sequence[str]) -> float:
-  """Runs a command at the top of the checkout; CPU seconds of it and of its children."""
-  before = resource.getrusage(resource.RUSAGE_CHILDREN)
-  subprocess.run(command, cwd=Path(__file__).parents[1], check=True)
-  after = resource.getrusage(resource.RUSAGE_CHILDREN)
-  return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def machine() -> dict[str, Any]:

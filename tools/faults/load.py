@@ -17,7 +17,6 @@ import workloads
 
 _BYTES = 4 << 30
 _SECONDS = 3600  # limit for one case
-_SEGMENTS = ",gst_ed"
 _LARGEST = dict(nodes=43_615, config_nodes=1_960)  # of the released programs
 
 
@@ -31,27 +30,19 @@ def _ranks(graph, ranker) -> None:
 
 
 def _ranker(variant: str, graph, **options: int):
-  """An untrained layout ranker of a variant, fitted to a graph."""
+  """A layout ranker of a variant with random parameters, fitted to a graph."""
   import jax
 
-  from tpugraphs_jax.data import plan
-  from tpugraphs_jax.data.batching import Slate
   from tpugraphs_jax.run import configs
   from tpugraphs_jax.serve.ranker import Ranker
 
-  config = configs.load(configs.resolve(f"configs/layout.py:xla-random{variant}", "")).to_dict()
+  config = configs.load(f"layout.py:xla-random{variant}").to_dict()
   config["eval"].update(options)
-  ranker, few = Ranker(config), _program(nodes=400, config_nodes=40, configs=2)
+  ranker, rng = Ranker(config), np.random.default_rng(0)
   ranker.fit([graph], [graph.configs.rows])
-  prepared, family = ranker.prepare(few), ranker.family
-  network = family.network
-  if variant == _SEGMENTS:
-    prepared, family = prepared.segments[0], family.programs
-    network = family.network
-  (budget,) = plan.choose_budgets([prepared.sizes])
-  batch = family.assemble([Slate(prepared, np.arange(2), np.zeros(2, np.float32))], budget,
-                           graphs=1, configs=2)
-  ranker.params = jax.jit(network.init)(jax.random.key(0), batch)["params"]
+  shapes = ranker.param_shapes(_program(nodes=400, config_nodes=40, configs=2))
+  ranker.params = jax.tree.map(
+      lambda each: rng.normal(0, 0.1, each.shape).astype(each.dtype), shapes)
   return ranker
 
 
@@ -62,7 +53,7 @@ def _rank_with_tables(folder: Path, *, configs: int, **sizes: int) -> None:
 
 def _rank_in_segments(folder: Path, *, configs: int) -> None:
   graph = _program(configs=configs)
-  _ranks(graph, _ranker(_SEGMENTS, graph))
+  _ranks(graph, _ranker(",gst_ed", graph))
 
 
 def _rank_whole(folder: Path, *, configs: int, at_a_time: int = 0) -> None:
