@@ -30,12 +30,12 @@ import jax
 import numpy as np
 import pages
 from scipy import stats
+import timing
 
 from tpugraphs_jax.collect import choosing, labels, programs
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
-from tpugraphs_jax.infra import files
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
 SPLITS = {"alexnet": "train", "unet3d": "valid"}  # of the released files
@@ -154,8 +154,7 @@ def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> str:
           for time, (order, raw) in zip(measured.values(), orders.items())]}
     record = {"program": args.program, "target": "tpu:v3", "libtpu": tpu.libtpu_version(),
               "configs": len(which), "combinations": len(found), "operations": rows}
-    with files.replacing(args.out) as file:
-      file.write(json.dumps(record, indent=1) + "\n")
+    timing.write(record, args.out)
     print(f"{number + 1} of {len(differing)} operations", flush=True)
   return alone_table(record)
 
@@ -263,8 +262,7 @@ def main() -> None:
     record = {"program": args.program, "target": "tpu:v3", "libtpu": tpu.libtpu_version(),
               "distinct": len(found), "configs": len(which), "combinations": rows,
               "tau_b": taus(rows, times) if len(rows) > 1 else {}}
-    with files.replacing(args.out) as file:
-      file.write(json.dumps(record, indent=1) + "\n")
+    timing.write(record, args.out)
     print(f"{place + 1} of {min(args.combinations, len(found))} combinations", flush=True)
   print(f"{table(record)}\n\n{tau_table(record)}")
 

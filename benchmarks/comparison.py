@@ -3,7 +3,9 @@
     python benchmarks/comparison.py layout_step --out layout_step.json
 
 Both formulations run through the project's own steps, with the same loss, optimiser and
-buffer donation. Peak memory is measured in a fresh process that runs one variant alone.
+buffer donation. Peak memory is measured in a fresh process that runs one variant alone. With
+`GLIBC_TUNABLES=glibc.malloc.hugetlb=0` in the environment freed memory is not kept
+(`machine.keep_freed`).
 """
 
 from __future__ import annotations

@@ -20,14 +20,12 @@ from typing import Any
 import pages
 import timing
 
-from tpugraphs_jax.infra import files
-
 # Cases of `comparison.py`, and the other scripts.
 _COMPARISONS = {
     "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
     "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
     "sage_step": "`SAGE` 128 x 3 training step, 10,000 nodes, 64 configurations"}
-_OTHERS = ("tile_step", "layout_data", "gst", "tables", "scaling", "aggregation", "host_memory")
+_OTHERS = ("tile_step", "layout_data", "gst", "tables", "scaling", "aggregation")
 _RESULTS = Path(__file__).parent / "results.json"
 
 
@@ -43,8 +41,7 @@ def record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
   """Replaces the figures of one benchmark in `results.json`; returns those of all benchmarks."""
   results = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
   results[name] = {"machine": timing.machine(), **figures}
-  with files.replacing(_RESULTS) as file:
-    file.write(json.dumps(results, indent=2) + "\n")
+  timing.write(results, _RESULTS)
   return results
 
 

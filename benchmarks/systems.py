@@ -19,7 +19,7 @@ instead of the same time.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import json
 import os
 from pathlib import Path
@@ -35,7 +35,7 @@ import quality
 import race_run
 import timing
 
-from tpugraphs_jax.infra import files, parallel
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import configs
 
 RACE = ("tile:xla", "layout:xla:random")
@@ -147,14 +147,6 @@ def name_of(text: str) -> str:
   return re.sub(r"[^\w.=+-]+", "_", text)
 
 
-def kept(path: Path, make: Callable[[], Any]) -> Any:
-  """The JSON value in a file, which `make` computes if there is no such file."""
-  if not path.exists():
-    with files.replacing(path) as file:
-      file.write(json.dumps(make()) + "\n")
-  return json.loads(path.read_text())
-
-
 def run_missing(args: argparse.Namespace, collection: str, system: str, seed: int) -> None:
   """Makes a run in a fresh process unless it is recorded; reports a run that fails."""
   path = row_path(args, collection, system, seed)
@@ -169,8 +161,7 @@ def run_missing(args: argparse.Namespace, collection: str, system: str, seed: in
   except subprocess.CalledProcessError as error:
     print(f"  failed with exit code {error.returncode}: not counted", flush=True)
     return
-  with files.replacing(path) as file:
-    file.write(json.dumps({"collection": collection, "system": system, "seed": seed, **row}) + "\n")
+  timing.write({"collection": collection, "system": system, "seed": seed, **row}, path)
 
 
 def run_here(args: argparse.Namespace) -> None:
@@ -211,10 +202,11 @@ def recorded(args: argparse.Namespace, collection: str) -> str:
   rows, failures = finished(args, collection)
   for line in failures:
     print(f"{collection}  {line}", flush=True)
-  bounds = kept(args.workdir / f"{name_of(collection)}.json",
-                lambda: limits(collection, args.data_root))
+  bounds = args.workdir / f"{name_of(collection)}.json"
+  if not bounds.exists():
+    timing.write(limits(collection, args.data_root), bounds)
   return table({system: summarised(some, collection) for system, some in rows.items()},
-               collection, bounds)
+               collection, json.loads(bounds.read_text()))
 
 
 def main() -> None:

@@ -20,6 +20,8 @@ import flax
 import jax
 import numpy as np
 
+from tpugraphs_jax.infra import files
+
 
 def medians(functions: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str, float]:
   """Median seconds of each function, after one warm-up call.
@@ -102,6 +104,7 @@ def report(figures: Mapping[str, Any], out: Path | None) -> None:
 
 
 def write(figures: Mapping[str, Any], out: Path | None) -> None:
-  """Writes figures as JSON if `out` is given."""
+  """Writes figures as JSON if `out` is given; a killed run leaves the former file."""
   if out is not None:
-    out.write_text(json.dumps(figures, indent=2) + "\n")
+    with files.replacing(out) as file:
+      file.write(json.dumps(figures, indent=2) + "\n")
