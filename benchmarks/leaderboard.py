@@ -59,17 +59,14 @@ with fewer than 100 updates has hardly begun to learn.</p>
 
 def repeat(collection: str, system: str, row: Mapping[str, Any], data_root: str) -> str:
   """The command of an ordinary run with the settings and the number of steps of a finished one."""
-  kind, source, *search = collection.split(":")
   config = systems.config_of(collection, system, row["seed"], data_root)
   epochs, slates = race_run.epochs_of(row["planned_steps"], config.batch.graphs)
-  name, *changes = system.split("+")
-  place = "" if kind == "tile" else "-".join([source, *search])
-  variant = ",".join(filter(None, (place, systems.systems_of(kind).get(name, name))))
-  flags = [f"--config=configs/{kind}.py" + (f":{variant}" if variant else ""),
-           *(f"--config.{change}" for change in changes), f"--config.train.epochs={epochs}",
+  flags = [f"--config=configs/{systems.config_name(collection, system)}",
+           *(f"--config.{change}" for change in system.split("+")[1:]),
+           f"--config.train.epochs={epochs}",
            f"--config.batch.slates_per_epoch={slates}", f"--config.seed={row['seed']}",
            f"--data_root={data_root}", "--workdir=out/winner"]
-  return f"python run_{kind}.py " + " \\\n    ".join(flags)
+  return f"python run_{systems.kind_of(collection)}.py " + " \\\n    ".join(flags)
 
 
 def page(args: argparse.Namespace, collection: str) -> str:

@@ -75,13 +75,17 @@ def racing(collection: str) -> list[str]:
   return [name for name in systems_of(kind) if _ONLY.get(name, source) == source]
 
 
+def config_name(collection: str, system: str) -> str:
+  """The value of `--config` of a system on a collection, without changes of fields."""
+  kind, source, *search = collection.split(":")
+  place, name = "" if kind == "tile" else "-".join([source, *search]), system.partition("+")[0]
+  variants = ",".join(filter(None, (place, systems_of(kind).get(name, name))))
+  return ":".join(filter(None, (f"{kind}.py", variants)))
+
+
 def config_of(collection: str, system: str, seed: int, data_root: str):
   """The config of a system on a collection."""
-  kind, source, *search = collection.split(":")
-  name, *changes = system.split("+")
-  variant = systems_of(kind).get(name, name)
-  place = "" if kind == "tile" else "-".join([source, *search])
-  config = configs.load(f"{kind}.py:" + ",".join(filter(None, (place, variant))))
+  changes, config = system.split("+")[1:], configs.load(config_name(collection, system))
   with config.unlocked():
     config.seed, config.data_root = seed, data_root
     config.update_from_flattened_dict(dict(map(_field, changes)))

@@ -45,6 +45,7 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.train import log
 
 _COLLECTIONS = ("tile:xla", "layout:xla:random")
+_DISKS = 6  # sizes of full disks
 _POINTS_AT_A_TIME, _STORES_AT_A_TIME, _INPUTS_AT_A_TIME = 5, 100, 2000
 _PROTOBUFS = commands.ROOT / "tests" / "data" / "hlo"
 _PARTS = ("store", "kill", "damage", "input", "disk", "network", "numbers",
@@ -57,13 +58,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
                       help="kills of each mode; store builders get 10 times as many")
   parser.add_argument("--modes", nargs="*", default=kills.MODES, choices=kills.MODES)
   parser.add_argument("--parts", nargs="*", default=_PARTS, choices=_PARTS)
-  parser.add_argument("--damages", type=int, default=1, help="damages per file and kind")
   parser.add_argument("--inputs", type=int, default=1000, help="mutations of each input")
   parser.add_argument("--sent", type=int, default=100, help="hostile files of each kind")
-  parser.add_argument("--disks", type=int, default=6, help="number of sizes of full disks")
   parser.add_argument("--downloads", type=int, default=3,
                       help="downloads for each fault of a network")
-  parser.add_argument("--hosts", type=int, default=2, help="faults of each kind for either host")
   parser.add_argument("--short", action="store_true",
                       help="fewer cases of numbers, devices, load, folders and hosts")
   parser.add_argument("--seed", type=int, default=0)
@@ -113,7 +111,7 @@ def _separate_rows(
           place, data_root, home=_home(place), **few(tasks=("tile",), pairs=devices.SHORT)),
       "load": lambda place: load.rows(place, full=not args.short, **few(cases=load.SHORT)),
       "hosts": lambda place: hosts.rows(
-          place, data_root, times=1 if args.short else args.hosts, rng=generator(2))}
+          place, data_root, times=1 if args.short else 2, rng=generator(2))}
   if "hosts" in args.parts and not hosts.are_possible():
     print("hosts: not tried, needs Linux, root and the program ip", flush=True)
     parts.pop("hosts")
@@ -152,7 +150,7 @@ def _other_rows(
     yield from kept.once("sent", lambda: foreign.rows(
         whole, graph, folder / "sent", times=args.sent, seed=args.seed))
   if "disk" in args.parts:
-    yield from kept.once("disk", lambda: _disk(args, command, whole, folder, home))
+    yield from kept.once("disk", lambda: _disk(command, whole, folder, home))
   if "folders" in args.parts:
     plain = [part for part in command
              if not part.startswith(("--data_root", "--config.data.store"))]
@@ -171,15 +169,12 @@ def _damage(
       folder / "other_run", home)
   graph = next((folder / "store").rglob("meta.json")).parent
   copy = shutil.copytree(whole, folder / "damaged")
-  return damage.rows(copy, other, graph, times=args.damages,
-                     rng=np.random.default_rng([args.seed, 1]))
+  return damage.rows(copy, other, graph, times=1, rng=np.random.default_rng([args.seed, 1]))
 
 
-def _disk(
-    args: argparse.Namespace, command: list[str], whole: Path, folder: Path, home: Path
-) -> Iterator[Row]:
+def _disk(command: list[str], whole: Path, folder: Path, home: Path) -> Iterator[Row]:
   needed = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) // 1024
-  sizes = np.linspace(8, needed, args.disks + 1)[:-1].astype(int).tolist()
+  sizes = np.linspace(8, needed, _DISKS + 1)[:-1].astype(int).tolist()
   return disk.rows(command, whole, folder, sizes, home=home)
 
 

@@ -32,8 +32,11 @@ _MOST_BYTES = 2**28  # of a module
 _CHANGE = trust.Record(
     nodes=[trust.COUNT], operation=str, lines=[str], before=[trust.COUNT], after=[[trust.COUNT]],
     cycles=[trust.COUNT])
-_SCHEMA = trust.Record(name=str, program=trust.Record(
-    summary=str, stage=str, module=str, changes=[_CHANGE], cycles=[[trust.COUNT]]))
+_SCHEMA = trust.Record(
+    name=str, operations=str,
+    groups=[trust.Record(operation=str, detail=str, orders=[[trust.COUNT]])],
+    program=trust.Record(
+        summary=str, stage=str, module=str, changes=[_CHANGE], cycles=[[trust.COUNT]]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +134,8 @@ def read(path: str | os.PathLike[str]) -> Program:
     FileNotFoundError: there is no such file.
     ValueError: it holds no layouts, or is damaged.
   """
-  path = Path(path)
+  record = _record(path)
   with trust.reading(path, f"expected {_EXPECTED}"):
-    record = trust.parse(path.read_text())
-    trust.check(record, _SCHEMA, "it")
     saved = record["program"]
     unpacked = zlib.decompressobj().decompress(
         base64.b64decode(saved["module"], validate=True), _MOST_BYTES)
@@ -146,6 +147,15 @@ def read(path: str | os.PathLike[str]) -> Program:
     program = Program(graph, changes, cycles, saved["summary"])
     program.table()  # finds whatever cannot be shown
   return program
+
+
+def _record(path: str | os.PathLike[str]) -> dict[str, Any]:
+  if not Path(path).exists():
+    raise FileNotFoundError(f"there is no {path}, expected {_EXPECTED}")
+  with trust.reading(path, f"expected {_EXPECTED}"):
+    record = trust.parse(Path(path).read_text())
+    trust.check(record, _SCHEMA, "it")
+  return record
 
 
 def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callable[..., Any]:
@@ -162,31 +172,24 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
     ValueError: it holds no layouts; and, from the function that is returned, the program is
       not the one that was tuned.
   """
-  path = Path(path)
-  if not path.exists():
-    raise FileNotFoundError(f"there is no {path}, expected a file that Tuned.save wrote")
-  try:
-    record = trust.parse(path.read_text())
-    saved = {(each["operation"], each["detail"]): tuple(map(tuple, each["orders"]))
-             for each in record["groups"]}
-    name, operations = record["name"], record["operations"]
-  except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(f"{path} holds no layouts ({error!r}), expected {_EXPECTED}") from None
+  record = _record(path)
+  saved = {(each["operation"], each["detail"]): tuple(map(tuple, each["orders"]))
+           for each in record["groups"]}
 
   @functools.wraps(function)
   def chosen(*args: Any, **kwargs: Any) -> Any:
     jaxpr = jax.make_jaxpr(function)(*args, **kwargs).jaxpr
     groups = dict.fromkeys(choosing.groups_of(jaxpr))
-    _check(path, name, saved, groups)
-    if _hash(jaxpr) != operations:
-      raise ValueError(f"{path} was made for {name!r}, whose other operations have changed: tune "
-                       "it again")
+    _check(path, record["name"], saved, groups)
+    if _hash(jaxpr) != record["operations"]:
+      raise ValueError(f"{path} was made for {record['name']!r}, whose other operations have "
+                       "changed: tune it again")
     choice = {group: saved[str(group), group.detail] for group in groups}
     return choosing.apply(function, choice)(*args, **kwargs)
   return chosen
 
 
-def _check(path: Path, name: str, saved: Mapping[tuple[str, str], Any],
+def _check(path: str | os.PathLike[str], name: str, saved: Mapping[tuple[str, str], Any],
            groups: Mapping[Group, Any]) -> None:
   """Raises ValueError where a program has other convolutions, dots or reshapes than a file."""
   found = {(str(group), group.detail) for group in groups}
