@@ -95,9 +95,7 @@ def wanted(labels: Mapping[int, int], configs: int, *, draws: int) -> int:
 
 def kept(labels: Mapping[int, int], configs: int) -> list[int]:
   """The candidates to keep, ascending: the first of every label, then ties."""
-  first: dict[int, int] = {}
-  for number, label in sorted(labels.items()):
-    first.setdefault(label, number)
+  first = {label: number for number, label in sorted(labels.items(), reverse=True)}
   chosen = sorted(first.values())[:configs]
   ties = sorted(set(labels) - set(chosen))
   return sorted(chosen + ties[:configs - len(chosen)])

@@ -223,11 +223,6 @@ def _axes(shape: Dims, node_shape: Dims) -> Dims | None:
   """
   if sorted(shape) != sorted(node_shape):
     return None
-  if shape == node_shape:
-    return tuple(range(len(shape)))
-  left = list(range(len(node_shape)))
-  axes = []
-  for size in shape:
-    axes.append(next(dim for dim in left if node_shape[dim] == size))
-    left.remove(axes[-1])
-  return tuple(axes)
+  axes = np.empty(len(shape), int)
+  axes[np.argsort(shape, kind="stable")] = np.argsort(node_shape, kind="stable")
+  return tuple(axes.tolist())

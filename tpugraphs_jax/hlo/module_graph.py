@@ -229,14 +229,11 @@ def _sorted_edges(
 
 def _node_splits(module: proto.HloModuleProto) -> np.ndarray:
   """Ends of the stretches that loops, branches and clusters cut, `[S]` int64."""
-  splits = [0]
-  nodes = 0
-  for computation in module.computations:
-    nodes += len(computation.instructions)
-    if any(name in computation.name for name in _SPLIT_NAMES):
-      splits.append(nodes)
-  if splits[-1] < nodes:
-    splits.append(nodes)
+  ends = np.cumsum([0, *(len(each.instructions) for each in module.computations)])
+  splits = [0, *(end for end, computation in zip(ends[1:], module.computations)
+                 if any(name in computation.name for name in _SPLIT_NAMES))]
+  if splits[-1] < ends[-1]:
+    splits.append(ends[-1])
   return np.array(splits, np.int64)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import itertools
 import math
+import operator
 
 import numpy as np
 
@@ -43,10 +44,8 @@ def layout_configs(
     raise ValueError(f"{where}: no configurable node, expected a convolution, dot or reshape")
   decisions = _decisions(module, config_node, where)
   groups = {decision: column for column, decision in enumerate(dict.fromkeys(decisions))}
-  row_id: dict[Row, int] = {}
-  for group in groups:
-    for each in group.rows:
-      row_id.setdefault(each, len(row_id))
+  rows = dict.fromkeys(itertools.chain.from_iterable(group.rows for group in groups))
+  row_id = {row: number for number, row in enumerate(rows)}
   choice = distinct_choices([len(group.rows) for group in groups], n, seed=seed)
   group_row = np.empty(choice.shape, np.min_scalar_type(len(row_id) - 1))
   for group, column in groups.items():
@@ -140,16 +139,13 @@ def _equal_parts(first: Dims, second: Dims) -> list[tuple[Dims, Dims]]:
   dims = [[dim for dim, size in enumerate(shape) if size != 1] for shape in (first, second)]
   if math.prod(first) != math.prod(second) or min((*first, *second), default=1) < 1:
     return [(tuple(dims[0]), tuple(dims[1]))]
-  parts = []
-  while dims[0]:
-    part = ([dims[0].pop(0)], [dims[1].pop(0)])
-    sizes = [first[part[0][0]], second[part[1][0]]]
-    while sizes[0] != sizes[1]:
-      smaller = int(sizes[1] < sizes[0])
-      part[smaller].append(dims[smaller].pop(0))
-      sizes[smaller] *= (first, second)[smaller][part[smaller][-1]]
-    parts.append((tuple(part[0]), tuple(part[1])))
-  return parts
+  # Number of elements up to each dimension; where both shapes have the same number, a part ends.
+  ends = [list(itertools.accumulate((shape[dim] for dim in each), operator.mul))
+          for shape, each in zip((first, second), dims)]
+  part = lambda side, low, high: tuple(
+      dim for dim, end in zip(dims[side], ends[side]) if low < end <= high)
+  return [(part(0, low, high), part(1, low, high))
+          for low, high in itertools.pairwise([1, *sorted(set(ends[0]) & set(ends[1]))])]
 
 
 def distinct_choices(options: Sequence[int], n: int, *, seed: int) -> np.ndarray:
