@@ -38,7 +38,13 @@ from tpugraphs_jax.serve.ranker import Ranker
 # The model that ships, by target; None for the machine at hand. With each ships a prior of the
 # effects of changes (`prior`).
 MODELS = {"tpu:v3": "layout-v3-estimate", None: "layout-cpu-measured"}
-STRATEGIES = ("learned", "model", "random", "coordinate")
+# Ways of search by name, of a pool, a ranker and the problem.
+STRATEGIES: dict[str, Callable[[strategies.Pool, Ranker | Ensemble, Problem], strategies.Way]] = {
+    "learned": lambda pool, ranker, problem: strategies.learned(
+        pool, ranker, prior_of(problem.label.target)),
+    "model": lambda pool, ranker, problem: strategies.model(pool, ranker),
+    "random": lambda pool, ranker, problem: strategies.random(pool, problem.seed),
+    "coordinate": lambda pool, ranker, problem: strategies.coordinate(pool, problem.seed)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -219,21 +225,10 @@ def tune(
   drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
   pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of)
   outcomes = _labelled(
-      _way(strategy, pool, ranker, label, seed), cache_lib.Cache(cache, problem), budget,
+      STRATEGIES[strategy](pool, ranker, problem), cache_lib.Cache(cache, problem), budget,
       together=label.is_comparative, progress=progress)
   tried = {numbers: raw for numbers, raw in outcomes.items() if raw is not None}
   return _decide(problem, tried, failed=len(outcomes) - len(tried), candidates=len(drawn))
-
-
-def _way(
-    strategy: str, pool: strategies.Pool, ranker: Ranker | Ensemble, label: labels.Label, seed: int
-) -> strategies.Way:
-  """The way of search of a name."""
-  if strategy == "learned":
-    return strategies.learned(pool, ranker, prior_of(label.target))
-  if strategy == "model":
-    return strategies.model(pool, ranker)
-  return {"random": strategies.random, "coordinate": strategies.coordinate}[strategy](pool, seed)
 
 
 def prior_of(target: str | None) -> prior_lib.Prior:
