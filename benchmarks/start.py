@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 ROOT = Path(__file__).parents[1]
@@ -33,44 +32,27 @@ CASES = {
     "layout, preset=first": ("layout", "xla-random,preset=first,ci"),
     "layout, preset=tenth": ("layout", "xla-random,preset=tenth,ci"),
     "own, recommended": ("layout", "own,recommended")}
-FIGURES = ("xla_s", "first_step_s", "compilations", "end_s")
 _FIRST_STEP = "first step, with compilation"
 
 
-def child(started: float, out: Path, script: str, flags: list[str]) -> None:
-  """Runs a command in this process and writes the figures of its start."""
-  figures = dict.fromkeys(FIGURES, 0.0)
+def child(events: Path, script: str, flags: list[str]) -> None:
+  """Runs a command in this process, and writes the ends and durations of XLA's compilations."""
   import jax
 
   from tpugraphs_jax import run
 
+  heard: list[tuple[float, float]] = []
+
   def hear(event: str, duration: float, **unused) -> None:
-    if event.endswith("backend_compile_duration") and not figures["first_step_s"]:
-      figures["xla_s"] += duration
-      figures["compilations"] += 1
+    if event.endswith("backend_compile_duration"):
+      heard.append((time.time(), duration))
 
   jax.monitoring.register_event_duration_secs_listener(hear)
-  read, write = os.pipe()
-  os.dup2(write, 1)
-
-  def watch() -> None:
-    with os.fdopen(read, errors="replace") as lines:
-      for line in lines:
-        if _FIRST_STEP in line and not figures["first_step_s"]:
-          figures["first_step_s"] = time.time() - started
-
-  watcher = threading.Thread(target=watch)
-  watcher.start()
   sys.argv = [script, *flags]
   try:
     getattr(run, script.removeprefix("run_").removesuffix(".py"))()
   finally:
-    figures["end_s"] = time.time() - started
-    sys.stdout.flush()
-    os.dup2(2, 1)
-    os.close(write)
-    watcher.join()
-    out.write_text(json.dumps(figures))
+    events.write_text(json.dumps(heard))
 
 
 def start(root: Path, case: str, data_root: str) -> dict[str, float]:
@@ -78,17 +60,24 @@ def start(root: Path, case: str, data_root: str) -> dict[str, float]:
   kind, variant = CASES[case]
   if "own" in variant:
     data_root = str(root / "data/own/npz")
+  # A compilation cache would hide the time of compilation.
+  surroundings = os.environ | {"PYTHONPATH": str(root), "JAX_ENABLE_COMPILATION_CACHE": "0",
+                               "JAX_PLATFORMS": "cpu"}
   with tempfile.TemporaryDirectory() as folder:
-    out = Path(folder) / "figures.json"
-    flags = [f"--config=configs/{kind}.py:{variant}", f"--data_root={data_root}",
-             f"--workdir={folder}/run"]
-    # A compilation cache would hide the time of compilation.
-    surroundings = os.environ | {"PYTHONPATH": str(root), "JAX_ENABLE_COMPILATION_CACHE": "0",
-                                 "JAX_PLATFORMS": "cpu"}
-    subprocess.run(
-        [sys.executable, __file__, "--child", str(time.time()), str(out), f"run_{kind}.py", *flags],
-        check=True, cwd=root, env=surroundings, stdout=subprocess.DEVNULL)
-    return json.loads(out.read_text())
+    events, started, first = Path(folder) / "events.json", time.time(), 0.0
+    command = [sys.executable, __file__, "--child", str(events), f"run_{kind}.py",
+               f"--config=configs/{kind}.py:{variant}", f"--data_root={data_root}",
+               f"--workdir={folder}/run"]
+    with subprocess.Popen(command, cwd=root, env=surroundings, text=True,
+                          stdout=subprocess.PIPE) as process:
+      for line in process.stdout:
+        if _FIRST_STEP in line:
+          first = first or time.time() - started
+    if process.returncode:
+      raise subprocess.CalledProcessError(process.returncode, command)
+    end = time.time() - started
+    seconds = [duration for at, duration in json.loads(events.read_text()) if at < started + first]
+  return {"xla_s": sum(seconds), "first_step_s": first, "compilations": len(seconds), "end_s": end}
 
 
 def main() -> None:
@@ -111,7 +100,7 @@ def main() -> None:
         for name, root in roots.items():
           found[name].append(start(root, case, data_root))
       figures[case] = {
-          name: {key: statistics.median(row[key] for row in rows) for key in FIGURES}
+          name: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
           for name, rows in found.items()}
       for name, row in figures[case].items():
         print(f"{case:22} {name:6} " + "  ".join(
@@ -121,6 +110,6 @@ def main() -> None:
 
 if __name__ == "__main__":
   if sys.argv[1:2] == ["--child"]:
-    child(float(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5:])
+    child(Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
   else:
     main()
