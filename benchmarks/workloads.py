@@ -65,7 +65,7 @@ def program(rng: np.random.Generator, *, nodes: int, config_nodes: int, configs:
 
 def layout_batch(
     *, graphs: int, nodes: int, config_nodes: int, configs: int, hops: int,
-    keep_nodes: int | None = None, seed: int = 0,
+    keep_nodes: int | None = None,
 ) -> LayoutBatch:
   """A training batch, padded like those of a run.
 
@@ -76,9 +76,8 @@ def layout_batch(
     configs: configurations per slate.
     hops: rounds of message passing of the model.
     keep_nodes: length of the sampled block of nodes; by default all nodes.
-    seed: seed of programs and configurations.
   """
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   chosen = []
   for i in range(graphs):
     size = nodes if graphs == 1 else int(nodes * rng.uniform(0.9, 1.1))
@@ -90,11 +89,11 @@ def layout_batch(
 
 
 def ranking_batches(
-    *, nodes: int, config_nodes: int, configs: int, chunk: int, hops: int, seed: int = 0
+    *, nodes: int, config_nodes: int, configs: int, chunk: int, hops: int
 ) -> list[LayoutBatch]:
   """All configurations of one program in chunks; `configs` is a multiple of `chunk`."""
   graph = program(
-      np.random.default_rng(seed), nodes=nodes, config_nodes=config_nodes, configs=configs)
+      np.random.default_rng(0), nodes=nodes, config_nodes=config_nodes, configs=configs)
   prepared = batching.prepare(graph, graph.node_feat, hops=hops)
   chunks = np.arange(configs).reshape(-1, chunk)
   return [_assemble([_slot(prepared, ids)], chunk) for ids in chunks]

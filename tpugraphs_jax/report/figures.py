@@ -52,7 +52,7 @@ _TIPS = "|"  # between the texts of a line's points, in its `gid`
 # Bounds of bins of pairs, by the slowdown of the slower configuration against the faster one.
 EDGES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, np.inf)
 FEWEST = 100  # pairs of a bin; one with fewer is joined with its neighbours
-_PAIRS = 20_000  # of a graph, drawn at random where it has more
+_PAIRS = 20_000  # of a graph, drawn with a fixed seed where it has more
 
 
 def svg(drawn: figure.Figure) -> str:
@@ -175,7 +175,7 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
 
 
 def pairs_by_difference(
-    scores: np.ndarray, label: np.ndarray, *, pairs: int = _PAIRS
+    scores: np.ndarray, label: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Pairs in the right order and all pairs, by how far their runtimes differ.
 
@@ -185,16 +185,15 @@ def pairs_by_difference(
   Args:
     scores: `[configs]`, larger = slower.
     label: `[configs]`, positive.
-    pairs: drawn with a fixed seed where there are more.
 
   Returns:
     Two arrays `[len(EDGES) - 1]`, float64 and int64.
   """
   count = len(scores)
-  if count * (count - 1) // 2 <= pairs:
+  if count * (count - 1) // 2 <= _PAIRS:
     first, second = np.triu_indices(count, 1)
   else:
-    first, second = np.random.default_rng(0).integers(0, count, (2, pairs))
+    first, second = np.random.default_rng(0).integers(0, count, (2, _PAIRS))
   first, second = (one[label[first] != label[second]] for one in (first, second))
   slow, fast = np.where(label[first] > label[second], (first, second), (second, first))
   difference = (label[slow] - label[fast]) / label[fast]
@@ -203,16 +202,15 @@ def pairs_by_difference(
   return np.bincount(which, weights=right, minlength=bins), np.bincount(which, minlength=bins)
 
 
-def bins_of(counts: np.ndarray, fewest: int = FEWEST) -> list[int]:
+def bins_of(counts: np.ndarray) -> list[int]:
   """Joins neighbouring bins until each has enough pairs; the first bin of every join.
 
   Args:
     counts: `[bins]`, pairs.
-    fewest: of a joined bin, unless all pairs together are fewer.
   """
   starts = [0]
   for number in range(1, len(counts)):
-    if min(counts[starts[-1]:number].sum(), counts[number:].sum()) >= fewest:
+    if min(counts[starts[-1]:number].sum(), counts[number:].sum()) >= FEWEST:
       starts.append(number)
   return starts
 
