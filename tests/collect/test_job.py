@@ -9,7 +9,7 @@ import random_graphs
 
 from tpugraphs_jax.collect import job as job_lib
 from tpugraphs_jax.collect import labels
-from tpugraphs_jax.collect.job import Job
+from tpugraphs_jax.collect.job import LabelJob
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import npz
 
@@ -19,7 +19,7 @@ _HEADER = {"source": "a.py:net", "label": "bytes_estimate", "jax": "1", "program
 @pytest.fixture
 def job(tmp_path):
   """A finished job with the four configurations that were asked for."""
-  job = Job("a.py:net", "a_net", "valid", "layout:own:tried", str(tmp_path), "bytes_estimate",
+  job = LabelJob("a.py:net", "a_net", "valid", "layout:own:tried", str(tmp_path), "bytes_estimate",
             None, 4, 0, 1)
   rng = np.random.default_rng(0)
   graph = random_graphs.layout_graph(

@@ -158,7 +158,7 @@ def test_choices_in_the_order_of_tune_begin_with_the_compilers_own(tmp_path):
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_random_choices_behind_the_compilers_own_are_counted_as_by_a_loop(k):
   label = np.array([14, 10, 13, 19, 12])
-  judged = runs.Judged("a", 3, np.arange(5), np.zeros(5), label, label, default=0)
+  judged = runs.ValidationGraph("a", 3, np.arange(5), np.zeros(5), label, label, default=0)
   best = [min(label[list(order)]) for order in itertools.permutations(range(5), k)
           if order[0] == 0]
   assert judged.own_first_slowdowns([k])[k] == pytest.approx(np.mean(best) / 10 - 1)

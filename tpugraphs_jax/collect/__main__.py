@@ -24,7 +24,7 @@ import jax
 
 from tpugraphs_jax import collections, graph
 from tpugraphs_jax.collect import labels, programs, workers
-from tpugraphs_jax.collect.job import Job
+from tpugraphs_jax.collect.job import LabelJob
 from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.infra import jobs as jobs_lib
 
@@ -52,7 +52,7 @@ def _rate(made: int) -> str:
   return f"; {made:,} labels, {made / hours:,.0f} an hour and core" if made and hours else ""
 
 
-def _jobs(args: argparse.Namespace) -> list[Job]:
+def _jobs(args: argparse.Namespace) -> list[LabelJob]:
   """One job per program, in the order given.
 
   Raises:
@@ -71,7 +71,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
   if args.jobs < 1:
     raise ValueError(f"--jobs={args.jobs}, expected at least 1")
   if args.timeout is None:
-    args.timeout = _SECONDS_MEASURED if args.label == labels.Measured.name else Job.timeout
+    args.timeout = _SECONDS_MEASURED if args.label == labels.Measured.name else LabelJob.timeout
   if args.timeout <= 0:
     raise ValueError(f"--timeout={args.timeout}, expected seconds above 0")
   if args.label != labels.Measured.name:
@@ -83,7 +83,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
   if repeated := {name for name in names if names.count(name) > 1}:
     raise ValueError(f"{len(repeated)} names of programs are used twice, such as "
                      f"{min(repeated)}; rename the file or the key")
-  return [Job(program.source, program.name, program.split, args.collection, args.out,
+  return [LabelJob(program.source, program.name, program.split, args.collection, args.out,
               args.label, args.target, args.configs, args.seed, args.operands, args.timeout)
           for program in loaded]
 
@@ -111,8 +111,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
                       help="processes (default: one per processor; always one for measured)")
   parser.add_argument("--timeout", type=float, metavar="SECONDS",
                       help="a worker that labels nothing for so long is ended, and what it worked "
-                      f"on counts as failed (default: {Job.timeout:g}; {_SECONDS_MEASURED:g} for "
-                      "measured, which labels all choices of a program at its end)")
+                      f"on counts as failed (default: {LabelJob.timeout:g}; {_SECONDS_MEASURED:g} "
+                      "for measured, which labels all choices of a program at its end)")
   parser.add_argument("--quiet", action="store_true", help="no progress bar")
   args = parser.parse_args(own, argparse.Namespace(beam=beam))
   if args.label == labels.Measured.name:

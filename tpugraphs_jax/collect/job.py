@@ -32,7 +32,7 @@ FAILED, DONE = 3, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class LabelJob:
   """One program to collect. Every field can be written as JSON, in which a worker gets it."""
 
   source: str  # of `programs.load`
@@ -67,12 +67,12 @@ class Job:
 class _Collecting:
   """A program while it is collected."""
 
-  job: Job
+  job: LabelJob
   problem: Problem
   journal: Journal
 
 
-def collect(job: Job) -> None:
+def collect(job: LabelJob) -> None:
   """Makes the missing labels and writes the program's npz and sidecar.
 
   Does nothing where both files are there already, of the same program, label and versions.
@@ -96,7 +96,7 @@ def collect(job: Job) -> None:
     _write(work, _label_all(work), header)
 
 
-def is_finished(job: Job, header: dict[str, Any], label: labels.Label) -> bool:
+def is_finished(job: LabelJob, header: dict[str, Any], label: labels.Label) -> bool:
   """Whether the job's files are whole and equal what the job would write; needs no journal.
 
   Args:
@@ -175,7 +175,7 @@ def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> N
     file.write(_by_line(record))
 
 
-def _source(job: Job) -> str:
+def _source(job: LabelJob) -> str:
   """The source as the files of the data name it: without the folders of this machine."""
   place, _, key = job.source.rpartition(":")
   return f"{Path(place).name if Path(place).is_absolute() else place}:{key}"
@@ -201,7 +201,7 @@ def _sha256(program: programs.Program) -> str:
 def main(argv: list[str]) -> int:
   """Labels one program, described as JSON in the first argument; returns the exit code."""
   try:
-    collect(Job(**json.loads(argv[0])))
+    collect(LabelJob(**json.loads(argv[0])))
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return FAILED

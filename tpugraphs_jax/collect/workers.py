@@ -25,7 +25,7 @@ import tqdm
 
 from tpugraphs_jax.collect import job as job_lib
 from tpugraphs_jax.collect import journal, labels
-from tpugraphs_jax.collect.job import Job
+from tpugraphs_jax.collect.job import LabelJob
 from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.infra import jobs as jobs_lib
 
@@ -36,7 +36,7 @@ _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def run(
-    jobs: Sequence[Job], *, processes: int, progress: bool = True,
+    jobs: Sequence[LabelJob], *, processes: int, progress: bool = True,
     beam: Sequence[str] | None = None,
 ) -> list[str]:
   """Collects every job; a line for each failure.
@@ -70,12 +70,12 @@ def run(
       pool.shutdown(cancel_futures=True)
 
 
-def labelled(jobs: Sequence[Job]) -> int:
+def labelled(jobs: Sequence[LabelJob]) -> int:
   """How many configurations of the jobs have a label or a failure in their journals."""
   return sum(min(journal.done(job.journal), job.configs) for job in jobs)
 
 
-def collect(job: Job) -> list[str]:
+def collect(job: LabelJob) -> list[str]:
   """Collects a program, with as many workers as it takes; a line where it failed.
 
   The candidate on which a compiler aborted or took too long counts as a failure. After a kill
@@ -96,7 +96,7 @@ def collect(job: Job) -> list[str]:
   return [] if status == job_lib.DONE else [_reason(job, status)]
 
 
-def _run_worker(job: Job) -> int | None:
+def _run_worker(job: LabelJob) -> int | None:
   """The exit status of a worker; None: it labelled nothing for too long and was ended."""
   job.log.parent.mkdir(parents=True, exist_ok=True)
   command = json.dumps(dataclasses.asdict(dataclasses.replace(job, parent=os.getpid())))
@@ -111,7 +111,7 @@ def _run_worker(job: Job) -> int | None:
       worker.kill()
 
 
-def _status(worker: subprocess.Popen, job: Job) -> int | None:
+def _status(worker: subprocess.Popen, job: LabelJob) -> int | None:
   """Waits until a worker ends, or writes nothing into its journal for too long."""
   written, since = None, time.monotonic()
   while time.monotonic() - since < job.timeout:
@@ -125,14 +125,14 @@ def _status(worker: subprocess.Popen, job: Job) -> int | None:
   return None
 
 
-def _ended(job: Job, status: int | None) -> str:
+def _ended(job: LabelJob, status: int | None) -> str:
   """How a worker ended that was not killed from outside."""
   if status is None:
     return f"it labelled nothing for {job.timeout:g} s"
   return f"the compiler ended its process with status {status}"
 
 
-def _reason(job: Job, status: int | None) -> str:
+def _reason(job: LabelJob, status: int | None) -> str:
   lines = job.log.read_text(errors="replace").splitlines()
   said = next((line for line in reversed(lines) if line.startswith("error: ")), None)
   if status == job_lib.FAILED and said:
@@ -142,7 +142,7 @@ def _reason(job: Job, status: int | None) -> str:
   return f"{job.name}: its process ended with status {status}; see {job.log}"
 
 
-def _collect_on_cluster(job: Job) -> None:
+def _collect_on_cluster(job: LabelJob) -> None:
   """Collects a program on the machine at hand and leaves its outcome in the shared folder."""
   with contextlib.suppress(OSError):  # `_failures` tells of a machine that leaves no outcome
     failures = collect(job)
@@ -150,7 +150,7 @@ def _collect_on_cluster(job: Job) -> None:
       file.write(json.dumps(failures) + "\n")
 
 
-def _failures(job: Job) -> list[str]:
+def _failures(job: LabelJob) -> list[str]:
   if not job.outcome.exists():
     return [f"{job.name}: its machine left no {job.outcome}; expected --out in a folder that all "
             "machines share"]

@@ -19,12 +19,12 @@ from tpugraphs_jax.report.runs import (
   Comparison,
   DEFAULT,
   Group,
-  Judged,
   KS,
   NOISELESS,
   OWN_FIRST,
   RANDOM,
   tune_name,
+  ValidationGraph,
 )
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import loop
@@ -78,7 +78,7 @@ def _tips(texts: Iterable[str]) -> str:
   return "".join(_TIPS + text.replace(_TIPS, "/") for text in texts)
 
 
-def all_of(comparison: Comparison, graph: Judged | None) -> dict[str, figure.Figure]:
+def all_of(comparison: Comparison, graph: ValidationGraph | None) -> dict[str, figure.Figure]:
   """Every figure that there are data for, by title; of many configs the best `MOST`.
 
   Args:
@@ -219,7 +219,7 @@ def _calibration(groups: Sequence[Group]) -> figure.Figure:
   """How often pairs are in the right order, beside the order without noise where it is known."""
   drawn, (axes,) = _axes()
   run = groups[0].runs[0]
-  lines: dict[str, tuple[Sequence[Judged], str, dict[str, str]]] = {
+  lines: dict[str, tuple[Sequence[ValidationGraph], str, dict[str, str]]] = {
       group.name: (group.judged, "scores", {"color": colour, "marker": "o"})
       for group, colour in _coloured(groups)}
   if NOISELESS in run.references:
@@ -301,7 +301,7 @@ def _curves(groups: Sequence[Group]) -> figure.Figure:
   return drawn
 
 
-def _ranks(graph: Judged) -> figure.Figure:
+def _ranks(graph: ValidationGraph) -> figure.Figure:
   """Every configuration of a graph, by its predicted rank and its rank by label."""
   drawn, (axes,) = _axes(height=4)
   predicted, by_label = graph.ranks

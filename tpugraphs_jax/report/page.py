@@ -18,7 +18,7 @@ from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.infra import files
 from tpugraphs_jax.report import figures
 from tpugraphs_jax.report import runs as runs_lib
-from tpugraphs_jax.report.runs import Comparison, DEFAULT, Group, Judged, Run
+from tpugraphs_jax.report.runs import Comparison, DEFAULT, Group, Run, ValidationGraph
 
 _LISTED = 400  # graphs in a table
 _BESIDE = 2  # groups that have columns of their own in a table of graphs
@@ -61,7 +61,7 @@ def check_judged(runs: Sequence[Run], name: str) -> None:
                      f"{', '.join(known[:5]) or 'none: evaluate first'} ...")
 
 
-def graph_of(comparison: Comparison, name: str) -> Judged | None:
+def graph_of(comparison: Comparison, name: str) -> ValidationGraph | None:
   """The first group's graph of that name, else the one in the middle by Kendall tau."""
   order = comparison.groups[0].by_tau
   named = [graph for graph in order if graph.name == name]

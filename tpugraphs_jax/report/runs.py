@@ -31,7 +31,7 @@ FEWEST_TESTED = 6  # graphs with which a signed-rank test can have p < 0.05
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Judged(judge.GraphScores):
+class ValidationGraph(judge.GraphScores):
   """Scores of a validation graph beside its labels and other orders, as far as they are known.
 
   Attributes:
@@ -107,7 +107,7 @@ class Run:
   seed: int
   summary: dict[str, Any]
   rows: list[dict[str, Any]]
-  judged: tuple[Judged, ...]
+  judged: tuple[ValidationGraph, ...]
   folder: str = ""
   data_root: str = ""
   about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -196,7 +196,7 @@ class Group:
   runs: tuple[Run, ...]
 
   @property
-  def judged(self) -> list[Judged]:
+  def judged(self) -> list[ValidationGraph]:
     """The judged graphs of all runs."""
     return [graph for run in self.runs for graph in run.judged]
 
@@ -207,7 +207,7 @@ class Group:
             if not math.isnan(tau)}
 
   @property
-  def by_tau(self) -> list[Judged]:
+  def by_tau(self) -> list[ValidationGraph]:
     """The graphs of the first run, the lowest mean of Kendall tau first; without one before all."""
     return sorted(self.runs[0].judged, key=lambda graph: self.taus.get(graph.name, -2))
 
@@ -221,7 +221,7 @@ class Group:
     values = [run.means[metric] for run in self.runs if metric in run.means]
     return _mean(values), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
-  def by_graph(self, value: Callable[[Judged], float]) -> dict[str, float]:
+  def by_graph(self, value: Callable[[ValidationGraph], float]) -> dict[str, float]:
     """A number of each graph, mean over the runs."""
     numbers: dict[str, list[float]] = {}
     for graph in self.judged:
@@ -459,7 +459,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
   return rows
 
 
-def _judged(path: Path, run: Run) -> tuple[Judged, ...]:
+def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
   if not path.exists():
     return ()
   if not run.collection:
@@ -470,7 +470,7 @@ def _judged(path: Path, run: Run) -> tuple[Judged, ...]:
   judged = []
   for one in judge.read_scores(path):
     default = int(np.argmin(one.config_ids)) if has_default and not one.config_ids.min() else None
-    judged.append(Judged(**vars(one), default=default,
+    judged.append(ValidationGraph(**vars(one), default=default,
                          ceiling_ns=_ceiling(run, one),
                          changed=_changed(run, one) if default == 0 else None))
   return tuple(judged)
