@@ -60,7 +60,7 @@ def table(rows: Mapping[str, Mapping[str, float]]) -> str:
       ["preset", "ms / step, before", "now", "ratio", "peak MiB, before", "now"],
       [[f"`{name}`", f"{row['step_ms_before']:,.0f}", f"{row['step_ms_now']:,.0f}",
         f"{row['ratio']:.2f}", f"{row['peak_mib_before']:,.0f}", f"{row['peak_mib_now']:,.0f}"]
-       for name, row in rows.items()])
+       for name, row in rows.items() if name != "machine"])
 
 
 def main() -> None:

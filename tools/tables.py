@@ -31,6 +31,7 @@ import output_orders
 import own_quality
 import pages
 import run_all
+import system_steps
 import systems
 import table as faults
 import tables_quality
@@ -145,7 +146,7 @@ def race(collection: str) -> str:
   asked = systems.racing(collection)
   args.systems = [system for system in asked if all(
       systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)]
-  text = systems.recorded(args, collection)
+  text = systems.recorded(args, collection) if args.systems else ""
   missing = ", ".join(f"`{name}`" for name in asked if name not in args.systems)
   return text + (f"\n\nNot run with three seeds: {missing}." if missing else "")
 
@@ -210,6 +211,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
     **{f"race {collection}": lambda collection=collection: race(collection)
        for collection in systems.RACE},
+    "system steps": lambda: system_steps.table(recorded("system_steps")),
     "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip()}
 
 
