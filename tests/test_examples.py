@@ -6,7 +6,7 @@ import importlib
 import commands
 import pytest
 
-MODULES = ("", ".data.npz", ".hlo.module_graph", ".infra.jobs", ".infra.remote", ".losses",
+MODULES = ("", ".data.npz", ".hlo.module_graph", ".infra.jobs", ".infra.files", ".losses",
            ".metrics", ".run.configs", ".serve.ensemble", ".serve.ranker")
 
 
