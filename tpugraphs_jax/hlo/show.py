@@ -12,6 +12,11 @@ _TYPE_NAMES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES}
 _TUPLE = 13
 
 
+def summary(graph: module_graph.HloGraph) -> str:
+  """Size, computations, opcodes and configurable nodes of a graph, as lines."""
+  return "\n".join(_summary_lines(graph))
+
+
 def shape_text(shape: proto.ShapeProto) -> str:
   """A shape as HLO text writes it, `f32[8,128]{1,0}`."""
   if shape.element_type == _TUPLE:
@@ -22,8 +27,7 @@ def shape_text(shape: proto.ShapeProto) -> str:
   return f"{name}[{dimensions}]" + (f"{{{layout}}}" if layout else "")
 
 
-def summary(graph: module_graph.HloGraph) -> Iterator[str]:
-  """Size, computations, opcodes and configurable nodes of a graph, line by line."""
+def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
   module = graph.module
   yield (f"{graph.name}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
          f"{len(module.computations)} computations")
