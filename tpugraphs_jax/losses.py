@@ -425,7 +425,7 @@ class LossOptions(Options):
     """Names and weights of the losses."""
     return parse_losses(self.losses, normalize=self.normalize_weights)
 
-  def arguments(self, loss: Any, **more: Any) -> dict[str, Any]:
+  def arguments(self, loss: Callable[..., Any], **more: Any) -> dict[str, Any]:
     """The keyword arguments of `loss` among these options and `more`.
 
     The argument of `pair_reduction` is `reduction`. Without a value, `margin` and `reduction` are

@@ -128,7 +128,7 @@ _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: 
           tuple: "a tuple"}
 
 
-def _is_like(value: Any, default: Any) -> bool:
+def _is_like(value: object, default: object) -> bool:
   """Whether a value has the type of a default; an int may be a float, a list a tuple."""
   kind = type(default)
   if kind not in _KINDS:
@@ -220,7 +220,7 @@ class Registry(dict[str, Any]):
         "a module in `extensions` registers")
 
 
-def _origin(entry: Any) -> tuple[str, str]:
+def _origin(entry: object) -> tuple[str, str]:
   """Where an entry is defined; the same again after its module was loaded anew."""
   return getattr(entry, "__module__", ""), getattr(entry, "__qualname__", repr(entry))
 

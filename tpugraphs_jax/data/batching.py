@@ -27,6 +27,7 @@ from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, TileConfi
 ABSENT = 1 << 30
 
 Program = TypeVar("Program")  # a prepared graph
+Batch = TypeVar("Batch")  # as a family assembles it
 
 
 class Neighbours(NamedTuple):

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple, TYPE_CHECKING
+from typing import Any, Generic, NamedTuple, TYPE_CHECKING
 
 from absl import logging
 import numpy as np
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
+from tpugraphs_jax.data.batching import Batch, Budget, PreparedGraph, Slate
 from tpugraphs_jax.data.selection import TARGETS
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 from tpugraphs_jax.options import option, Options
@@ -135,7 +135,8 @@ class ConfigSampler:
 
   def __init__(
       self, configs: Sequence[TileConfigs | LayoutConfigs], *, count: int, sampling: str,
-      targets: Callable[[Any, np.ndarray], np.ndarray], every: int | None = None):
+      targets: Callable[[TileConfigs | LayoutConfigs, np.ndarray], np.ndarray],
+      every: int | None = None):
     self._configs, self._targets, self._count = configs, targets, count
     self._every = every
     self._draws = [config_draw(c.label, count, sampling) for c in configs]
@@ -342,7 +343,7 @@ class BatchPlan:
     return 1 - used / budget
 
 
-class Batches:
+class Batches(Generic[Batch]):
   """The batches of the devices of this process by step number, a source of grain.
 
   Args:
@@ -354,7 +355,8 @@ class Batches:
   """
 
   def __init__(self, plan: BatchPlan, total_steps: int, local_devices: Sequence[int],
-               assemble: Callable[[list[Slate], Budget], Any], stack: Callable[[list], Any]):
+               assemble: Callable[[list[Slate], Budget], Batch],
+               stack: Callable[[list[Batch]], Batch]):
     self._plan, self._total_steps, self._local_devices = plan, total_steps, local_devices
     self._assemble, self._stack = assemble, stack
     padding = plan.padding(min(plan.steps_per_epoch, 200))
@@ -364,7 +366,7 @@ class Batches:
   def __len__(self) -> int:
     return self._total_steps
 
-  def __getitem__(self, step: int) -> Any:
+  def __getitem__(self, step: int) -> Batch:
     return self._stack([self._batch(step, device) for device in self._local_devices])
 
   def _batch(self, step: int, device: int) -> Any:
@@ -376,7 +378,7 @@ class Batches:
 
 
 def training_batches(
-    source: Sequence[Any], *, threads: int = 1, prefetch: int = 4) -> grain.DatasetIterator:
+    source: Batches, *, threads: int = 1, prefetch: int = 4) -> grain.DatasetIterator:
   """An iterator of batches with a leading device axis, loaded by grain.
 
   The state of the iterator is the number of the next step, so that resuming is exact.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
 
 from absl import logging
 import numpy as np
@@ -242,7 +241,9 @@ class LayoutData(_Data):
     return some_configs(len(configs), self.judged.max_configs, np.random.default_rng(self.seed))
 
 
-def keep(graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str]) -> list[OpGraph]:
+def keep(
+    graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[TileConfigs | LayoutConfigs], str]
+) -> list[OpGraph]:
   """Graphs without a reason to leave them out. Logs the others with their reasons.
 
   Args:

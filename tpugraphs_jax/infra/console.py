@@ -15,7 +15,7 @@ import functools
 import logging
 import os
 import sys
-from typing import Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 import tqdm
 
@@ -130,7 +130,7 @@ class _Lines(logging.Handler):
     except Exception:  # As handlers do: a log that cannot be written stops no run.
       self.handleError(record)
 
-  def _tell(self, record: Any) -> None:
+  def _tell(self, record: logging.LogRecord) -> None:
     is_warning = record.levelno >= logging.WARNING
     if not is_warning and record.name != "absl":
       return  # information of other libraries, which no user needs

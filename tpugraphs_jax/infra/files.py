@@ -53,7 +53,7 @@ def is_remote(place: str | os.PathLike[str]) -> bool:
   return "://" in os.fspath(place)
 
 
-def bucket_of(place: str | os.PathLike[str]) -> tuple[Any, str]:
+def bucket_of(place: str | os.PathLike[str]) -> tuple[fsspec.AbstractFileSystem, str]:
   """The fsspec file system of a remote place, and the path there.
 
   Raises:
@@ -230,7 +230,7 @@ def digest_of(path: Path) -> str:
     return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def digest_of_arrays(arrays: Iterable[Any]) -> str:
+def digest_of_arrays(arrays: Iterable[np.ndarray]) -> str:
   """SHA-256 of arrays in any order."""
   parts = []
   for array in map(np.asarray, arrays):
@@ -368,7 +368,10 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
   return into
 
 
-def _copy(system: Any, files: Mapping[str, Mapping[str, Any]], into: Path, place: str) -> None:
+def _copy(
+    system: fsspec.AbstractFileSystem, files: Mapping[str, Mapping[str, Any]], into: Path,
+    place: str,
+) -> None:
   """Brings a copy up to date: gets new and changed files, removes files that are gone remotely."""
   if not files:
     raise FileNotFoundError(f"{place}: there is nothing")
@@ -389,7 +392,7 @@ def _copy(system: Any, files: Mapping[str, Mapping[str, Any]], into: Path, place
         json.dump(marks, file)
 
 
-def _get(system: Any, targets: Mapping[str, Path]) -> None:
+def _get(system: fsspec.AbstractFileSystem, targets: Mapping[str, Path]) -> None:
   names = list(targets)
   with tqdm.tqdm(total=len(names), unit="file", disable=console.bar(True)) as bar:
     for start in range(0, len(names), _AT_A_TIME):
@@ -481,7 +484,7 @@ class _Mirror:
 
   def __init__(self, folder: Path, place: str):
     self._folder = folder
-    self._sent: dict[str, Any] = {}
+    self._sent: dict[str, tuple[int, int]] = {}
     self._system, self._root = bucket_of(place)
 
   def pull(self) -> None:
@@ -523,12 +526,12 @@ def _whole_files(folder: Path) -> Iterable[str]:
         yield path
 
 
-def _put(system: Any, root: str, files: Mapping[str, Path]) -> None:
+def _put(system: fsspec.AbstractFileSystem, root: str, files: Mapping[str, Path]) -> None:
   if files:
     system.put(list(map(str, files.values())), [f"{root}/{name}" for name in files])
 
 
-def _files(system: Any, root: str) -> dict[str, dict[str, Any]]:
+def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:
   """The fsspec description of every file below a folder, by its name relative to the folder.
 
   Where the folder has an index, only the files that the index names.

@@ -14,9 +14,11 @@ import os
 import signal
 import threading
 import time
-from typing import Any, NoReturn, TypeVar
+from types import FrameType
+from typing import NoReturn, TypeVar
 
 _Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
 _SECONDS = 0.2  # between two looks at the process that started this one
 
 
@@ -30,9 +32,9 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def run(
-    work: Callable[[_Job], Any], jobs: Sequence[_Job], *, processes: int = 1,
-    beam: Sequence[str] | None = None, finished: Callable[[Any], object] = lambda result: None,
-) -> list[Any]:
+    work: Callable[[_Job], _Result], jobs: Sequence[_Job], *, processes: int = 1,
+    beam: Sequence[str] | None = None, finished: Callable[[_Result], object] = lambda result: None,
+) -> list[_Result]:
   """Does every job; returns when the last one has ended.
 
   Args:
@@ -125,7 +127,7 @@ def _begin_process() -> None:
 
 
 def run_on_beam(
-    work: Callable[[_Job], Any], jobs: Sequence[_Job], *, processes: int = 1,
+    work: Callable[[_Job], object], jobs: Sequence[_Job], *, processes: int = 1,
     options: Sequence[str] = ()) -> None:
   """Does every job on Apache Beam: on this machine unless `options` name a `--runner`."""
   try:
@@ -173,10 +175,10 @@ class StopSignals:
         self._open.callback(signal.signal, number, signal.signal(number, self._receive))
     return self
 
-  def __exit__(self, *error: Any) -> None:
+  def __exit__(self, *error: object) -> None:
     self._open.close()
 
-  def _receive(self, number: int, frame: Any) -> None:
+  def _receive(self, number: int, frame: FrameType | None) -> None:
     del frame
     if self.received is not None:
       return

@@ -16,7 +16,7 @@ import pickle
 import socket
 import sys
 import traceback
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import logging
 import jax
@@ -33,6 +33,7 @@ _SLOW_SUMS = (0, 10, 2), (0, 11, 2)  # of jaxlib: the first slow one, and the fi
 _ATOMICS, _DETERMINISTIC = "nvptx-allow-ftz-atomics", "xla_gpu_deterministic_ops"
 process_count, process_index = jax.process_count, jax.process_index
 local_device_count, device_count = jax.local_device_count, jax.device_count  # of all processes
+Value = TypeVar("Value")  # a pytree, or an object that can be pickled
 _AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
 
 
@@ -73,7 +74,7 @@ def initialize(
   _join(heartbeat_timeout_seconds, **given)
 
 
-def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
+def _join(heartbeat_timeout_seconds: int, **given: str | int | None) -> None:
   """Joins the processes; prints a line with their hosts, and advice for the end of one of them."""
   if hasattr(jax.config, "jax_enable_preemption_service"):  # not in jax 0.7.2
     jax.config.update("jax_enable_preemption_service", False)  # which would swallow SIGTERM
@@ -220,7 +221,7 @@ def pmap(
       devices=devices)
 
 
-def replicate(tree: Any) -> Any:
+def replicate(tree: Value) -> Value:
   """Copies every array onto all local devices: `[...]` to `[devices, ...]`."""
   mesh = jax.sharding.Mesh(jax.local_devices(), (DEVICES,))
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(DEVICES))
@@ -228,7 +229,7 @@ def replicate(tree: Any) -> Any:
   return jax.device_put(repeated, sharding)
 
 
-def unreplicate(tree: Any) -> Any:
+def unreplicate(tree: Value) -> Value:
   """The first local device's part of every array, as numpy: `[devices, ...]` to `[...]`.
 
   A copy, so that the result outlives a step that donates the arrays.
@@ -242,7 +243,7 @@ def unreplicate(tree: Any) -> Any:
   return jax.tree.map(first, tree)
 
 
-def stack_for_devices(trees: Sequence[Any]) -> Any:
+def stack_for_devices(trees: Sequence[Value]) -> Value:
   """One pytree of numpy arrays per local device to one with a leading axis.
 
   Raises:
@@ -251,7 +252,7 @@ def stack_for_devices(trees: Sequence[Any]) -> Any:
   if len(trees) != local_device_count():
     raise ValueError(f"{len(trees)} per-device batches for {local_device_count()} local devices")
 
-  def stack(path: Any, *arrays: np.ndarray) -> np.ndarray:
+  def stack(path: jax.tree_util.KeyPath, *arrays: np.ndarray) -> np.ndarray:
     shapes = [np.shape(array) for array in arrays]
     if len(set(shapes)) > 1:
       name = jax.tree_util.keystr(path)
@@ -292,7 +293,7 @@ def any_process(flag: bool) -> bool:
   return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
 
 
-def gather_objects(value: Any) -> list[Any]:
+def gather_objects(value: Value) -> list[Value]:
   """The values of all processes by process index; every process must take part."""
   if process_count() == 1:
     return [value]
@@ -304,7 +305,7 @@ def gather_objects(value: Any) -> list[Any]:
   return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes)]
 
 
-def from_primary(value: Any) -> Any:
+def from_primary(value: Value) -> Value:
   """The value of process 0, bit for bit, in every process."""
   if process_count() == 1:
     return value
@@ -314,7 +315,7 @@ def from_primary(value: Any) -> Any:
   return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
 
 
-def on_primary(read: Callable[[], Any]) -> Any:
+def on_primary(read: Callable[[], Value]) -> Value:
   """The result of `read` in process 0, or its ValueError or OSError, in every process."""
   value = error = None
   if is_primary():

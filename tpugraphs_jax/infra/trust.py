@@ -122,7 +122,7 @@ def check(value: Any, schema: Any, name: str) -> None:
     _expect(is_one, value, " or ".join(each.__name__ for each in types), name)
 
 
-def _expect(is_right: bool, value: Any, expected: str, name: str) -> None:
+def _expect(is_right: bool, value: object, expected: str, name: str) -> None:
   if not is_right:
     raise ValueError(f"{name} is {str(value)[:40]!r}, expected {expected}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
-from typing import Any
 
 from flax import linen as nn
 import jax
@@ -155,7 +154,7 @@ def _precision() -> str | None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _products(x: jax.Array, y: jax.Array, graph_of: jax.Array, graphs: int, precision: Any):
+def _products(x: jax.Array, y: jax.Array, graph_of: jax.Array, graphs: int, precision: str | None):
   """`[n, C, X]` and `[n, C, Y]` to `[graphs, C, X, Y]` float32; either C may be 1."""
   return _add_products(x, y, graph_of, graphs, max(x.shape[1], y.shape[1]), precision)
 
@@ -176,7 +175,9 @@ _products.defvjp(_products_fwd, _products_bwd)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _times(x: jax.Array, matrix: jax.Array, graph_of: jax.Array, precision: Any) -> jax.Array:
+def _times(
+    x: jax.Array, matrix: jax.Array, graph_of: jax.Array, precision: str | None
+) -> jax.Array:
   """`[n, C, X]` and `[G, C, X, Y]` to `[n, C, Y]` in the dtype of x; either C may be 1."""
   configs = max(x.shape[1], matrix.shape[1])
   return _multiply_rows(x, matrix, graph_of, configs, precision).astype(x.dtype)
@@ -196,7 +197,7 @@ def _times_bwd(precision, residuals, cotangent):
 _times.defvjp(_times_fwd, _times_bwd)
 
 
-def _add_products(x, y, graph_of, graphs: int, configs: int, precision: Any) -> jax.Array:
+def _add_products(x, y, graph_of, graphs: int, configs: int, precision: str | None) -> jax.Array:
   def add(total, start, mask, graph):
     right = jax.lax.dynamic_slice_in_dim(y, start, len(mask)).astype(jnp.float32)
     new = total[graph] + _einsum("ncx,ncy->cxy", _rows(x, start, mask), right, configs, precision)
@@ -205,7 +206,7 @@ def _add_products(x, y, graph_of, graphs: int, configs: int, precision: Any) -> 
   return _each_block(add, jnp.zeros((graphs, configs, x.shape[2], y.shape[2])), graph_of, graphs)
 
 
-def _multiply_rows(x, matrix, graph_of, configs: int, precision: Any) -> jax.Array:
+def _multiply_rows(x, matrix, graph_of, configs: int, precision: str | None) -> jax.Array:
   def add_rows(result, start, mask, graph):
     rows = _einsum("ncx,cxy->ncy", _rows(x, start, mask), matrix[graph], configs, precision)
     before = jax.lax.dynamic_slice_in_dim(result, start, len(rows))
@@ -214,7 +215,9 @@ def _multiply_rows(x, matrix, graph_of, configs: int, precision: Any) -> jax.Arr
   return _each_block(add_rows, jnp.zeros((len(x), configs, matrix.shape[3])), graph_of, len(matrix))
 
 
-def _einsum(spec: str, x: jax.Array, y: jax.Array, configs: int, precision: Any) -> jax.Array:
+def _einsum(
+    spec: str, x: jax.Array, y: jax.Array, configs: int, precision: str | None
+) -> jax.Array:
   """`jnp.einsum`; an axis c of length 1 is broadcast, and `configs` = 1 sums over c."""
   inputs, result = spec.split("->")
   parts, names = [], []

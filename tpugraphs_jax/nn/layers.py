@@ -10,6 +10,7 @@ from typing import Any, cast
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 import jraph
 
 from tpugraphs_jax.columns import OPCODES
@@ -61,13 +62,13 @@ def gelu(x: jax.Array) -> jax.Array:
   return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
-def matmul(x: jax.Array, kernel: jax.Array, *, dtype: Any) -> jax.Array:
+def matmul(x: jax.Array, kernel: jax.Array, *, dtype: DTypeLike | None) -> jax.Array:
   """`x [..., K] @ kernel [K, F]` in `dtype` (None = the promoted dtype): `[..., F]`."""
   x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=dtype)
   return _dot_rows(x, kernel)
 
 
-def _dot_rows(x: jax.Array, kernel: jax.Array, dimensions: Any = None, **options) -> jax.Array:
+def _dot_rows(x: jax.Array, kernel: jax.Array, dimensions: object = None, **options) -> jax.Array:
   """`jax.lax.dot_general` of a linear layer, with the leading axes of `x [..., K]` merged.
 
   The gradient of a kernel contracts the leading axes. XLA on CPU transposes the whole tensor to
@@ -86,7 +87,7 @@ class MLP(nn.Module):
   features: Sequence[int]
   activation: Callable[[jax.Array], jax.Array] = leaky_relu
   use_bias: bool = True
-  dtype: Any = None
+  dtype: DTypeLike | None = None
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

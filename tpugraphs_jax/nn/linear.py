@@ -20,6 +20,7 @@ from flax import linen as nn
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 import jraph
 import optax
 
@@ -68,7 +69,7 @@ class Linear(nn.Module):
   use_bias: bool = True
   kernel_init: Callable[[int], Initializer] = uniform
   bias_init: Callable[[int], Initializer] = uniform
-  dtype: Any = None
+  dtype: DTypeLike | None = None
 
   @nn.compact
   def __call__(self, *inputs: Any) -> Any:

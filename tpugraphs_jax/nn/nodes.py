@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +143,7 @@ class Nodes:
     return self._some.shape[-1]
 
   @property
-  def dtype(self) -> Any:
+  def dtype(self) -> jnp.dtype:
     """Dtype of the features."""
     return self._some.dtype
 

@@ -303,8 +303,8 @@ class Family:
   # Training.
 
   def training(
-      self, step: Callable, batches: Any, *, params: Any, batch: Any, graphs: Sequence[Any],
-      workdir: Path,
+      self, step: Callable, batches: Any, *, params: optax.Params, batch: Any,
+      graphs: Sequence[Any], workdir: Path,
   ) -> tuple[Callable, Any]:
     """Wraps the training step and the batches, for work before and after a step.
 
@@ -344,7 +344,7 @@ class Family:
         configs=options.configs, even_slates=self.network.compares_configs)
 
   def scores(
-      self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
+      self, params: optax.Params, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
       progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores of configurations `[n]` int64 of each prepared graph, `[n]` float32.
@@ -354,13 +354,13 @@ class Family:
     return [scores for _, scores in self.encoder.run(params, graphs, config_ids, progress=progress)]
 
   def charges(
-      self, params: Any, program: Any, config: int, *, against: int | None = None
+      self, params: optax.Params, program: Any, config: int, *, against: int | None = None
   ) -> list[Any]:
     """The costs that make up a score; of families that can propose."""
     raise NotImplementedError
 
   def cheapest(
-      self, params: Any, program: Any, n: int, *, near: int | None = None,
+      self, params: optax.Params, program: Any, n: int, *, near: int | None = None,
       score: Callable[[np.ndarray], np.ndarray], **options: Any,
   ) -> Any:
     """The configurations with the lowest predicted cost; of families that can propose."""

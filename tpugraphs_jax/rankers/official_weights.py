@@ -9,6 +9,7 @@ from flax import linen as nn
 from flax import traverse_util
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from tpugraphs_jax.rankers import tile
 from tpugraphs_jax.rankers.layout import res_model
@@ -70,7 +71,7 @@ def params_from_official(model: Any, weights: Sequence[np.ndarray]) -> dict[str,
       {path: jnp.asarray(weight, jnp.float32) for path, weight in zip(order, weights)})
 
 
-def official_from_params(model: Any, params: Any, *, num_ops: int) -> list[np.ndarray]:
+def official_from_params(model: Any, params: optax.Params, *, num_ops: int) -> list[np.ndarray]:
   """Official weights `[...]` float32 from Flax parameters, in the order of Keras' `model.weights`.
 
   Args:

@@ -18,6 +18,7 @@ import zlib
 from flax import linen as nn
 import jax
 import numpy as np
+import optax
 import tqdm
 
 from tpugraphs_jax.data import batching, plan
@@ -32,7 +33,7 @@ _PADDING = 0.25
 
 def network_step(
     network: nn.Module, *, method: str | None = None, devices: Sequence[jax.Device] | None = None
-) -> Callable[[Any, Any], Any]:
+) -> Callable[[optax.Params, Any], Any]:
   """The mapped function `(params, batch) -> outputs`; both arguments have a device axis.
 
   Args:
@@ -118,7 +119,7 @@ class Encoder:
   """
 
   def __init__(
-      self, step: Callable[[Any, Any], Any], assemble: Callable[..., Any], *, graphs: int,
+      self, step: Callable[[optax.Params, Any], Any], assemble: Callable[..., Any], *, graphs: int,
       configs: int, even_slates: bool = False,
       pieces: Callable[[Any], Sequence[PreparedGraph]] | None = None,
       max_budgets: int = plan.MAX_BUDGETS):
@@ -128,7 +129,7 @@ class Encoder:
     self._budgets = Budgets()
 
   def run(
-      self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
+      self, params: optax.Params, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
       blocks: Sequence[tuple[int, int]] | None = None, progress: bool = False,
   ) -> list[tuple[int, Any]]:
     """All results of `stream`, ordered by number of the graph."""
@@ -136,7 +137,7 @@ class Encoder:
                   key=lambda part: part[0])
 
   def stream(
-      self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
+      self, params: optax.Params, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
       blocks: Sequence[tuple[int, int]] | None = None, progress: bool = False,
   ) -> Iterator[tuple[int, Any]]:
     """Outputs graph by graph, small graphs first, so that memory holds outputs of few graphs.
@@ -227,7 +228,7 @@ def _runs_of(items: list, count: int) -> list[list]:
   return [items[i : i + count] for i in range(0, len(items), count)]
 
 
-def rng_of(graph: Any, seed: int) -> np.random.Generator:
+def rng_of(graph: PreparedGraph, seed: int) -> np.random.Generator:
   """The random numbers of a graph in scoring, independent of other graphs."""
   return np.random.default_rng([seed, zlib.crc32(graph.name.encode())])
 
@@ -262,7 +263,8 @@ class Scorer:
     self._compares = compares_configs
 
   def __call__(
-      self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray] | None = None, *,
+      self, params: optax.Params, graphs: Sequence[Any],
+      config_ids: Sequence[np.ndarray] | None = None, *,
       progress: bool = False, permutations: int | None = None,
   ) -> list[np.ndarray]:
     """Scores of configurations of each graph, `[n]` float32, larger = slower.

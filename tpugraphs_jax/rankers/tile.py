@@ -17,7 +17,7 @@ defaults are the defaults of its flags.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any
 
@@ -25,6 +25,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data.batching import PreparedGraph, TileBatch
@@ -65,7 +66,7 @@ class LateJoin(base.Kernels):
                    graphs=self.settings.eval.graphs, configs=0)
 
   @functools.cached_property
-  def _head(self) -> Any:
+  def _head(self) -> Callable:
     def head(network, pooled, configs):
       return network.score(network.join(pooled, configs))
 
@@ -73,8 +74,8 @@ class LateJoin(base.Kernels):
         lambda params, *inputs: self.network.apply({"params": params}, *inputs, method=head))
 
   def scores(
-      self, params: Any, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray], *,
-      progress: bool = False,
+      self, params: optax.Params, graphs: Sequence[PreparedGraph],
+      config_ids: Sequence[np.ndarray], *, progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each kernel; see `Family.scores`."""
     pooled = np.stack([

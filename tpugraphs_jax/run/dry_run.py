@@ -25,9 +25,11 @@ from tpugraphs_jax.data import download, graph_folder, npz, store
 from tpugraphs_jax.data.plan import BatchPlan
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, parallel
+from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
 from tpugraphs_jax.train import log, loop
+from tpugraphs_jax.train.state import TrainState
 
 _STEPS = 8  # number of measured steps, without those that compile
 _SECONDS = 60.0  # measurement of steps ends after this time
@@ -172,7 +174,7 @@ def _time_lines(job: job_lib.Job, scratch: Path) -> Iterator[str]:
     yield "            without the fine-tuning of the head, which was not measured"
 
 
-def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[Any, list[float], list[float]]:
+def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[TrainState, list[float], list[float]]:
   """The state, seconds of the first step of each shape, and seconds of later steps."""
   state, shapes = parallel.replicate(stage.state), set()
   first: list[float] = []
@@ -190,7 +192,7 @@ def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[Any, list[float], lis
 
 
 def _evaluation(
-    job: job_lib.Job, scorer: Any, params: Any, valid: Sequence[Any]
+    job: job_lib.Job, scorer: Scorer, params: optax.Params, valid: Sequence[Any]
 ) -> tuple[float, float]:
   """Seconds of an evaluation during training, and after it, estimated from a few graphs."""
   sample, ids = training.validation_sample(job.config, valid)(0)

@@ -129,7 +129,7 @@ def check_task(config: ConfigDict) -> None:
                        "variant of that task in --config")
 
 
-def _section(config: ConfigDict, section: str) -> Any:
+def _section(config: ConfigDict, section: str) -> Mapping[str, Any] | None:
   """The fields of a section; None without the section."""
   fields = config.to_dict()
   for name in filter(None, section.split(".")):

@@ -19,9 +19,11 @@ from pathlib import Path
 import time
 from typing import Any
 
+from flax import linen as nn
 import jax
 import ml_collections
 import numpy as np
+import optax
 
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import selection
@@ -34,6 +36,7 @@ from tpugraphs_jax.data.plan import (
   graph_weights,
   training_batches,
 )
+from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 from tpugraphs_jax.infra import console, parallel
 from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.rankers.base import Family
@@ -47,7 +50,7 @@ from tpugraphs_jax.train import log, loop
 from tpugraphs_jax.train import state as state_lib
 
 # Training targets: `(configs, ids [n] int64) -> [n] float32`.
-Targets = Callable[[Any, np.ndarray], np.ndarray]
+Targets = Callable[[TileConfigs | LayoutConfigs, np.ndarray], np.ndarray]
 _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -139,7 +142,7 @@ def _train_stages(
 def train_stage(
     job: Job, training: loop.Training, scorer: Scorer, valid: Sequence[Any], folder: Path, *,
     resume: bool, files: Mapping[str, str] | None = None,
-    on_best: Callable[[Any, int, dict[str, float]], None] | None = None,
+    on_best: loop.OnBest | None = None,
 ) -> loop.TrainResult:
   """Runs the training loop of a stage, with evaluation on a sample of validation graphs.
 
@@ -155,7 +158,7 @@ def train_stage(
   config = job.config
   sample = validation_sample(config, valid)
 
-  def evaluate(params: Any, step: int) -> dict[str, Any]:
+  def evaluate(params: optax.Params, step: int) -> dict[str, float | np.ndarray]:
     graphs, ids = sample(step)
     scores = scorer(params, graphs, ids, permutations=1)
     rows, means = judge.judge(
@@ -170,9 +173,9 @@ def train_stage(
       profile_steps=config.profile_steps)
 
 
-def _model_writer(job: Job, workdir: Path) -> Callable[[Any, int, dict[str, float]], None]:
+def _model_writer(job: Job, workdir: Path) -> loop.OnBest:
   """A function that writes `model.npz`, called with the best parameters so far."""
-  def write(params: Any, step: int, metrics: dict[str, float]) -> None:
+  def write(params: optax.Params, step: int, metrics: dict[str, float]) -> None:
     if parallel.is_primary():
       about = {"step": step, loop.SAMPLE: metrics, "versions": log.versions()}
       job.ranker.save(workdir / model_file.MODEL_FILE, params, about)
@@ -226,7 +229,7 @@ def validation_sample(
 
 def begin(
     config: ml_collections.ConfigDict, family: Family, graphs: Sequence[Any], targets: Targets, *,
-    epochs: int, optimizer: Mapping[str, Any], folder: Path, params: Any = None,
+    epochs: int, optimizer: Mapping[str, Any], folder: Path, params: optax.Params | None = None,
 ) -> tuple[loop.Training, BatchPlan]:
   """State, step and batches of a stage, and the plan of its batches.
 
@@ -300,7 +303,7 @@ def _source(
   return Batches(plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
 
 
-def init_params(network: Any, batch: Any, *, seed: int) -> Any:
+def init_params(network: nn.Module, batch: Any, *, seed: int) -> optax.Params:
   """Initial parameters of a network, from a batch of one device."""
   # Runs once: on CPUs, optimising the program takes longer than running it.
   is_cpu = jax.default_backend() == "cpu"
@@ -309,9 +312,9 @@ def init_params(network: Any, batch: Any, *, seed: int) -> Any:
 
 
 def make_step(
-    config: ml_collections.ConfigDict, network: Any, optimizer: Any, *, sown: Sequence[str] = (),
-    devices: Sequence[jax.Device] | None = None,
-) -> Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]:
+    config: ml_collections.ConfigDict, network: nn.Module, optimizer: optax.GradientTransformation,
+    *, sown: Sequence[str] = (), devices: Sequence[jax.Device] | None = None,
+) -> Callable[[state_lib.TrainState, Any], tuple[state_lib.TrainState, dict[str, jax.Array]]]:
   """The mapped training step of a network, with metrics `[devices]`.
 
   Args:

@@ -13,6 +13,7 @@ from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.infra.tables import Table
 
 if TYPE_CHECKING:
+  from tpugraphs_jax.rankers.tables.charges import Charge
   from tpugraphs_jax.serve.ranker import Ranker
 
 
@@ -28,7 +29,8 @@ class Explanation(list):
     against: number of the configuration that it is compared with; None where none was given.
   """
 
-  def __init__(self, rows: Iterable[Any], graph: OpGraph, config: int, against: int | None):
+  def __init__(
+      self, rows: Iterable[Charge | Exchange], graph: OpGraph, config: int, against: int | None):
     super().__init__(rows)
     self.graph, self.config, self.against = graph, config, against
 

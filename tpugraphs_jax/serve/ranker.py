@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 import functools
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from absl import logging
 import jax
 import numpy as np
+import optax
 
 from tpugraphs_jax import collections, options, rankers
 from tpugraphs_jax.columns import (
@@ -36,6 +37,9 @@ from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.serve import explain as explaining
 from tpugraphs_jax.serve import judge, model_file
 from tpugraphs_jax.train import loop, state
+
+if TYPE_CHECKING:
+  from tpugraphs_jax.serve.ensemble import Ensemble
 
 _CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
 
@@ -65,7 +69,7 @@ class Ranker:
     self.collection = collections.of(self.settings.kind, data.source, data.search)
     self.features = features.NodeFeatures(data)
     self.family = rankers.create(config, self.features.unscaled)
-    self.params: Any = None
+    self.params: optax.Params | None = None
     self.about: Mapping[str, Any] = {}
 
   def __repr__(self) -> str:
@@ -102,7 +106,7 @@ class Ranker:
       name, parameter, expected = difference
       raise ValueError(f"{name} is {parameter}, the model of its config has {expected}")
 
-  def param_shapes(self, graph: OpGraph) -> Any:
+  def param_shapes(self, graph: OpGraph) -> optax.Params:
     """Shapes and dtypes of the network's parameters, from a graph, without computing them."""
     prepared, ids = self.prepare(graph), np.arange(2)
     batches = plan.BatchPlan(
@@ -240,7 +244,7 @@ class Ranker:
   # Files.
 
   def save(
-      self, path: str | os.PathLike[str], params: Any = None,
+      self, path: str | os.PathLike[str], params: optax.Params | None = None,
       about: Mapping[str, Any] | None = None) -> None:
     """Writes a model file.
 
@@ -370,7 +374,7 @@ def explain(
   return _ranker(place).explain(graph, config, against=against)
 
 
-def _ranker(place: Any) -> Any:
+def _ranker(place: str | os.PathLike[str] | Ranker | Ensemble) -> Ranker | Ensemble:
   """Loads the ranker of a place; a `Ranker` or `Ensemble` is returned as is."""
   if isinstance(place, (str, os.PathLike)):
     return load(place)
@@ -380,7 +384,9 @@ def _ranker(place: Any) -> Any:
   return place
 
 
-def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
+def rank(
+    place: str | os.PathLike[str] | Ranker | Ensemble, graph: OpGraph
+) -> tuple[np.ndarray, np.ndarray]:
   """Ranks the configurations of a graph with a trained model.
 
   Args:

@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 import shutil
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 from flax import traverse_util
 import jax
@@ -44,6 +44,8 @@ _FREE_FIELDS = ("batch.config_chunk",)
 _LOOP_CLOSED = "Event loop is closed"
 _DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 
+Result = TypeVar("Result")
+
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
@@ -57,7 +59,7 @@ class Saved:
   files: dict[str, str]  # SHA-256 of other files that the run reads, by path
 
   @property
-  def params(self) -> Any:
+  def params(self) -> optax.Params:
     """The parameters to evaluate, from a state in nested dicts: their average where one is kept."""
     average = optax.tree.get(self.state["opt_state"], "average_params")
     return self.state["params"] if average is None else average
@@ -195,7 +197,7 @@ class Checkpoints:
 
     return self._on_primary(read)
 
-  def _on_primary(self, read: Callable[[], Any]) -> Any:
+  def _on_primary(self, read: Callable[[], Result]) -> Result | None:
     """The result or error of `read` in process 0, in every process; None without a folder."""
     return parallel.on_primary(lambda: None if self._manager is None else read())
 
@@ -303,7 +305,7 @@ def _digest(state: Any) -> str:
   return files_lib.digest_of_arrays(jax.tree.leaves(state))
 
 
-def _damaged(where: Path, reason: Any) -> ValueError:
+def _damaged(where: Path, reason: object) -> ValueError:
   reason = (str(reason).splitlines() or [type(reason).__name__])[0]
   return ValueError(f"{where} is damaged ({reason}): remove it to go on from the checkpoint before "
                     "it, or train again in another --workdir")

@@ -271,7 +271,7 @@ class Events:
       self._thread.join(_CLOSE_SECONDS)
 
 
-def _joined(parts: Iterable[Any]) -> Any:
+def _joined(parts: Iterable[summary.Summary]) -> summary.Summary:
   """Joins several summaries."""
   return summary.Summary(value=[value for part in parts for value in part.value])
 

@@ -135,7 +135,7 @@ class Training:
   """
 
   state: TrainState
-  train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
+  train_step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
   batches: Any
   epochs: int
   steps_per_epoch: int
@@ -148,7 +148,8 @@ class Training:
 
 # `(params, step) -> metrics`, equal in every process. Parameters are NumPy arrays, their average
 # where one is kept. An array `[graphs]` among the metrics is shown as a histogram.
-Evaluate = Callable[[Any, int], Mapping[str, float | np.ndarray]]
+Evaluate = Callable[[optax.Params, int], Mapping[str, float | np.ndarray]]
+OnBest = Callable[[optax.Params, int, dict[str, float]], None]  # `(params, step, metrics)`
 
 
 @dataclasses.dataclass
@@ -168,7 +169,7 @@ class Progress:
 class TrainResult:
   """The end of a run."""
 
-  state: Any  # the last state: pytree of numpy arrays, without a device axis
+  state: TrainState  # the last state, of numpy arrays without a device axis
   step: int
   best_value: float | None  # None without an evaluation that gave a number
   best_step: int | None
@@ -179,7 +180,7 @@ class TrainResult:
 
 def train(
     training: Training, evaluate: Evaluate, options: TrainOptions, workdir: str | Path, *,
-    metric: str = "", on_best: Callable[[Any, int, dict[str, float]], None] | None = None,
+    metric: str = "", on_best: OnBest | None = None,
     resume: bool = False, about: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None, files: Mapping[str, str] | None = None,
     profile_steps: str = "",
@@ -249,7 +250,9 @@ def check_workdir(
     checkpoints.check_config()
 
 
-def _begin(training: Training, checkpoints: checkpoint.Checkpoints) -> tuple[Any, int, Progress]:
+def _begin(
+    training: Training, checkpoints: checkpoint.Checkpoints
+) -> tuple[TrainState, int, Progress]:
   """State, step and bookkeeping of the newest checkpoint; without one, at the start."""
   saved = checkpoints.newest(training.state)
   if saved is None:
@@ -262,12 +265,12 @@ def _begin(training: Training, checkpoints: checkpoint.Checkpoints) -> tuple[Any
 class _Loop:
   """The state of a call of `train`."""
 
-  state: Any  # TrainState with a leading device axis
+  state: TrainState  # with a leading device axis
   step: int  # steps that `state` has taken
   progress: Progress
   training: Training
   evaluate: Evaluate
-  on_best: Callable[[Any, int, dict[str, float]], None] | None
+  on_best: OnBest | None
   checkpoints: checkpoint.Checkpoints
   log: log_lib.Log
   profile: log_lib.Profile
@@ -279,7 +282,7 @@ class _Loop:
     self.compile_seconds = 0.0
     self.last_finite, self.last_loss = "none since the start", math.nan
     # (step, metrics), oldest first
-    self.in_flight: collections.deque[tuple[int, Any]] = collections.deque()
+    self.in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
     self.began = (self.step, time.monotonic())  # set again after the first step, which compiles
     self.metric = f"{SAMPLE}/{self.schedule.metric}"
 

@@ -7,7 +7,7 @@ of devices computes the loss and gradient of the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ import optax
 
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
+from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.options import option, Options
 
@@ -33,17 +34,17 @@ class TrainState(flax.struct.PyTreeNode):
   """All that a training step changes."""
 
   step: jax.Array  # [] int32, training steps taken
-  params: Any  # pytree of float32
+  params: optax.Params  # float32
   opt_state: optax.OptState
   extra: Any = ()  # collections that the model sows, see `make_train_step`
 
   @classmethod
-  def create(cls, params: Any, optimizer: optax.GradientTransformation) -> TrainState:
+  def create(cls, params: optax.Params, optimizer: optax.GradientTransformation) -> TrainState:
     """The state at step 0."""
     return cls(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
   def apply_gradients(
-      self, grads: Any, optimizer: optax.GradientTransformation, *, norms: Any = None,
+      self, grads: optax.Updates, optimizer: optax.GradientTransformation, *, norms: Any = None,
       **changes: Any,
   ) -> TrainState:
     """The state one step later.
@@ -61,7 +62,7 @@ class TrainState(flax.struct.PyTreeNode):
         **changes)
 
   @property
-  def eval_params(self) -> Any:
+  def eval_params(self) -> optax.Params:
     """The average of the parameters where one is kept, else the parameters."""
     average = optax.tree.get(self.opt_state, "average_params")
     return self.params if average is None else average
@@ -194,7 +195,7 @@ class Optimizer(Options):
       return optimizer
     return optax.MultiSteps(optimizer, self.accumulation_steps).gradient_transformation()
 
-  def _decays(self, params: Any) -> Any:
+  def _decays(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Which parameters decay."""
     return {name: jax.tree.map(lambda leaf: name in self.decay_layers, layer)
             for name, layer in params.items()}
@@ -229,7 +230,7 @@ def scale_by_keras_adam(
   sqrt(1 - beta2^t) times as large, which matters in the first steps.
   """
 
-  def init(params: Any) -> optax.ScaleByAdamState:
+  def init(params: optax.Params) -> optax.ScaleByAdamState:
     mean, square = optax.tree.zeros_like(params), optax.tree.zeros_like(params)
     return optax.ScaleByAdamState(count=jnp.zeros((), jnp.int32), mu=mean, nu=square)
 
@@ -245,7 +246,7 @@ def scale_by_keras_adam(
   return optax.GradientTransformation(init, update)
 
 
-def variable_norms(grads: Any) -> Any:
+def variable_norms(grads: optax.Updates) -> Any:
   """L2 norm of each variable's gradient, a pytree of float32 scalars."""
   return jax.tree.map(lambda grad: jnp.sqrt(jnp.sum(jnp.square(grad))), grads)
 
@@ -271,7 +272,7 @@ class AverageState(NamedTuple):
   """State of `track_average` and `track_mean`."""
 
   count: jax.Array  # type: ignore[assignment]  # [] int32; hides a method of tuple
-  average_params: Any
+  average_params: optax.Params
 
 
 def track_average(decay: float) -> optax.GradientTransformation:
@@ -308,7 +309,7 @@ def _tracking(
     mixing: Callable[[jax.Array], Callable[[jax.Array, jax.Array], jax.Array]]
 ) -> optax.GradientTransformation:
   """Keeps an average of the parameters: `mixing(update number)(average, new parameters)`."""
-  def init(params: Any) -> AverageState:
+  def init(params: optax.Params) -> AverageState:
     # A copy, because a donated state may not hold one buffer twice.
     return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
 
@@ -322,14 +323,14 @@ def _tracking(
   return optax.GradientTransformation(init, update)
 
 
-def squared_kernels(params: Any) -> jax.Array:
+def squared_kernels(params: optax.Params) -> jax.Array:
   """Sum of squares of all Dense kernels, `[]` float32, without biases and embeddings."""
   flat = traverse_util.flatten_dict(params)
   squares = [jnp.sum(jnp.square(v)) for path, v in flat.items() if path[-1] == "kernel"]
   return sum(squares)  # type: ignore[return-value]  # never empty
 
 
-def mean_activity(sown: Any) -> jax.Array:
+def mean_activity(sown: Mapping[str, Any]) -> jax.Array:
   """The share of this device in the mean squared length of opcode embeddings, `[]` float32.
 
   Shares add up to the mean over the nodes of all devices. Means of several embeddings are added.
@@ -342,14 +343,14 @@ def mean_activity(sown: Any) -> jax.Array:
   return total
 
 
-def zero_perturbations(model: nn.Module, batch: Any) -> Any:
+def zero_perturbations(model: nn.Module, batch: Any) -> optax.Updates:
   """Zeros to add to embedding lookups: their gradients are the gradients of the lookups."""
   variables = jax.eval_shape(model.init, jax.random.key(0), batch)
   shapes = variables.get("perturbations", {})
   return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-def keras_norms(grads: Any, lookup_grads: Any) -> Any:
+def keras_norms(grads: optax.Updates, lookup_grads: optax.Updates) -> Any:
   """Norm of each variable's gradient, as in Keras' `clipnorm`.
 
   The norm of an embedding table is over lookups, a gradient per node. Rows of the table add up the
@@ -363,8 +364,9 @@ def keras_norms(grads: Any, lookup_grads: Any) -> Any:
 
 
 def apply_in_chunks(
-    model: nn.Module, variables: Any, batch: Any, *, config_chunk: int, **options: Any
-) -> tuple[jax.Array, Any]:
+    model: nn.Module, variables: Mapping[str, Any], batch: TileBatch | LayoutBatch, *,
+    config_chunk: int, **options: Any,
+) -> tuple[jax.Array, Mapping[str, Any]]:
   """`model.apply` on a few configurations at a time, with equal scores and gradients.
 
   The backward pass computes each chunk again, so that memory holds the features of one chunk. The

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import operator
-from typing import Any, cast
+from typing import cast
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import plan
@@ -83,8 +84,8 @@ class BlockPrograms(base.Programs):
     return plan.sample_block(len(graph.opcode), self.settings.batch.keep_nodes, rng)
 
   def scores(
-      self, params: Any, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray], *,
-      progress: bool = False,
+      self, params: optax.Params, graphs: Sequence[PreparedGraph],
+      config_ids: Sequence[np.ndarray], *, progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32; with the mode `dropout` the mean over sampled blocks."""
     if self.network.dropout != "dropout":

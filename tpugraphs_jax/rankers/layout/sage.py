@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any
 
 from flax import linen as nn
 import jax
@@ -111,7 +110,7 @@ class _Round(nn.Module):
   """`x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`."""
 
   features: int
-  dtype: Any
+  dtype: str
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -136,7 +136,7 @@ class SegmentedGraph:
 
 
 def segmented(
-    graph: Any, segments: Sequence[PreparedGraph], *, fresh: int, cut_edges: int
+    graph: OpGraph, segments: Sequence[PreparedGraph], *, fresh: int, cut_edges: int
 ) -> SegmentedGraph:
   """The `SegmentedGraph` of an `OpGraph` and its prepared segments.
 

@@ -290,7 +290,7 @@ class Segments(Family):
   # Training.
 
   def training(
-      self, step: Callable, batches: Any, *, params: Any, batch: SegmentBatch,
+      self, step: Callable, batches: Any, *, params: optax.Params, batch: SegmentBatch,
       graphs: Sequence[SegmentedGraph], workdir: Path,
   ) -> tuple[Callable, Any]:
     """Gives the step the readouts of other segments; a table is saved with the batches."""
@@ -321,7 +321,7 @@ class Segments(Family):
                           finetune["optimizer"], HEAD_FOLDER))
 
   def _begin_head(
-      self, count: int, params: Any, graphs: Sequence[SegmentedGraph], folder: Path
+      self, count: int, params: optax.Params, graphs: Sequence[SegmentedGraph], folder: Path
   ) -> tuple[Family, Sequence[HeadGraph]]:
     """The family of the head, and sums of readouts of `count` configurations per graph."""
     rng = np.random.default_rng(self.settings.seed)
@@ -346,8 +346,8 @@ class Segments(Family):
         {"params": params}, *args, method="head"))
 
   def scores(
-      self, params: Any, graphs: Sequence[SegmentedGraph], config_ids: Sequence[np.ndarray], *,
-      progress: bool = False,
+      self, params: optax.Params, graphs: Sequence[SegmentedGraph],
+      config_ids: Sequence[np.ndarray], *, progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each program, from all segments with eta = 1."""
     scores = {number: self.head(params, graphs[number], total)
@@ -355,7 +355,7 @@ class Segments(Family):
                  params, graphs, config_ids, progress=progress)}
     return [scores[number] for number in range(len(graphs))]
 
-  def head(self, params: Any, graph: SegmentedGraph, total: np.ndarray) -> np.ndarray:
+  def head(self, params: optax.Params, graph: SegmentedGraph, total: np.ndarray) -> np.ndarray:
     """Scores `[n]` of configurations of a program, from totals `[n, P]`."""
     step, scores = self.settings.eval.configs, [np.zeros(0, np.float32)]
     segments = np.array([len(graph.segments)], np.int32)
@@ -458,8 +458,8 @@ class Head(Family):
     return optax.partition({"head": optimizer, "frozen": optax.set_to_zero()}, label)
 
   def scores(
-      self, params: Any, graphs: Sequence[SegmentedGraph], config_ids: Sequence[np.ndarray], *,
-      progress: bool = False,
+      self, params: optax.Params, graphs: Sequence[SegmentedGraph],
+      config_ids: Sequence[np.ndarray], *, progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` of each program. Every call must have the same programs and configurations."""
     if self._totals is None:
@@ -473,7 +473,7 @@ class Head(Family):
 
 
 def refresh(
-    segments: Segments, params: Any, graphs: Sequence[SegmentedGraph],
+    segments: Segments, params: optax.Params, graphs: Sequence[SegmentedGraph],
     config_ids: Sequence[np.ndarray], folder: Path,
 ) -> list[HeadGraph]:
   """Computes sums of readouts over the segments of each program, for the head.

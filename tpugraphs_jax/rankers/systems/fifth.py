@@ -18,6 +18,7 @@ Source: knshnb/kaggle-tpu-graph-5th-place, 66c2f7f.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -37,6 +38,7 @@ from tpugraphs_jax.columns import (
   span,
   TILE,
 )
+from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.data.feature_blocks import BLOCKS
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import nodes, pooling
@@ -150,7 +152,7 @@ class Fifth(System):
     self.head = self.exact(1)
 
   @nn.compact
-  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+  def embed(self, batch: LayoutBatch | TileBatch, *, train: bool = False) -> jax.Array:
     """The sum over nodes, `[G, C, width]` float32."""
     slates = Slates.of(batch)
     if train and self.drop_edge:
@@ -226,7 +228,7 @@ class TokenEncoder(nn.Module):
   features: int
   layers: int
   heads: int
-  linear: Any
+  linear: Callable[..., nn.Module]
 
   @nn.compact
   def __call__(self, tokens: jax.Array, slates: Slates) -> Nodes:

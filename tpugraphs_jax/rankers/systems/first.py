@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE, MAX_RANK, NODE, opcode_ids, sizes
+from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.data.feature_blocks import BLOCKS
 from tpugraphs_jax.data.features import KINDS, Scaling, Statistics
 from tpugraphs_jax.graph import OpGraph
@@ -299,7 +300,7 @@ class FirstLayout(First):
     return [Layouts(slates, embed_values(rows), embed_values(elsewhere))]
 
   @nn.compact
-  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+  def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The mean over nodes, `[G, C, width]` float32."""
     return pooling.mean(self.encode(Slates.of(batch), train=train))
 
@@ -316,7 +317,7 @@ class FirstTile(First):
     return []
 
   @nn.compact
-  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+  def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
     """The last hidden layer of the MLP on tile, maximum and mean, `[G, C, width]` float32."""
     dense = lambda name: self.exact(self.width, name=name)
     hidden = lambda x: gelu(Dropout(self.dropout)(x, train=train))

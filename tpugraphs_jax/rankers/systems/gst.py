@@ -21,13 +21,14 @@ Source: Cao et al., "Learning Large Graph Property Prediction via Graph Segment 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.data.features import KINDS, Scaling, Statistics
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import USERS
@@ -74,7 +75,7 @@ class Gst(System):
     self.hidden, self.last = self.exact(self.width), self.exact(1)
 
   @nn.compact
-  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+  def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """Maximum plus mean over nodes, scaled to length 1: `[G, C, width]` float32."""
     slates, graph, rows = Slates.of(batch), batch.graph, jnp.asarray(batch.rows)
     init = nn.initializers.constant(self.gain)

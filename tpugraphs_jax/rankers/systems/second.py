@@ -14,7 +14,6 @@ Source: Obs01ete/kaggle_latenciaga, ca55746 (XLA and tiles) and b6b55b1 (NLP).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from flax import linen as nn
 import jax
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.columns import NODE_FEATURES
+from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.data.feature_blocks import BLOCKS, signed_log
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import pooling
@@ -59,7 +59,7 @@ class Second(System):
   score_scale: float = option(1.0, "factor of the sum over nodes")
 
   @nn.compact
-  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+  def embed(self, batch: LayoutBatch | TileBatch, *, train: bool = False) -> jax.Array:
     """The sum of the runtimes of all nodes, `[G, C, 1]` float32."""
     del train  # no dropout
     slates, graph = Slates.of(batch), batch.graph

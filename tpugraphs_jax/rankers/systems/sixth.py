@@ -39,6 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.data.features import KINDS, Scaling, Statistics
 from tpugraphs_jax.nn import nodes, pooling
 from tpugraphs_jax.nn.aggregation import USERS
@@ -115,7 +116,7 @@ class SixthLayout(Sixth):
   """The 6th place on layouts."""
 
   @nn.compact
-  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+  def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The input of the last layer, `[G, C, width // 2]` float32."""
     slates = Slates.of(batch)
     x = self.inputs(slates, Layouts(slates, jnp.asarray(batch.rows)), train=train)
@@ -132,7 +133,7 @@ class SixthGin(Sixth):
   """The second network of the 6th place on default XLA layouts."""
 
   @nn.compact
-  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+  def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The input of the last layer, `[G, C, width // 2]` float32."""
     slates = Slates.of(batch)
     first = self.inputs(slates, Layouts(slates, jnp.asarray(batch.rows)), train=train)
@@ -170,7 +171,7 @@ class SixthTile(Sixth):
   """The 6th place on tiles."""
 
   @nn.compact
-  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+  def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
     """The input of the last layer, `[G, C, width // 2]` float32."""
     x = self.second_block(self.inputs(Slates.of(batch), train=train))
     linear = functools.partial(self.linear, kernel_init=glorot)  # PyTorch Geometric's default

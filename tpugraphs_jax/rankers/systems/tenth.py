@@ -19,7 +19,6 @@ Source: the write-up of the competition.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from flax import linen as nn
 import jax
@@ -169,7 +168,7 @@ class TenthTile(Tenth):
     return x + y.map(nn.gelu)
 
 
-def check_heads(network: Any) -> None:
+def check_heads(network: base.Network) -> None:
   """Raises ValueError if the heads of a network do not divide its widths of attention."""
   cross = network.mlp_widths[-1:] if isinstance(network, TenthTile) else ()
   for width in (network.width, *cross):

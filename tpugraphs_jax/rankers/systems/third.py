@@ -37,6 +37,7 @@ import numpy as np
 import scipy.sparse
 
 from tpugraphs_jax.columns import NODE, NODE_FEATURES, sizes
+from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.data.feature_blocks import BLOCKS, contraction_operands, LANES, signed_log
 from tpugraphs_jax.data.reduction import edge_matrix
 from tpugraphs_jax.graph import OpGraph
@@ -285,7 +286,7 @@ class ThirdLayout(System):
     return 1  # all nodes differ after the first attention
 
   @nn.compact
-  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+  def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The sum over nodes, `[G, C, widths[-1]]` float32."""
     del train  # no dropout
     slates, graph = Slates.of(batch), batch.graph
@@ -319,7 +320,7 @@ class ThirdTile(System):
   widths: Sequence[int] = option((128,) * 4, "widths of the SAGE layers")
 
   @nn.compact
-  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+  def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
     """The sum over nodes, `[G, C, widths[-1]]` float32."""
     del train  # no dropout
     slates, graph = Slates.of(batch), batch.graph

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from tpugraphs_jax.data import plan, reduction
 from tpugraphs_jax.data.batching import Budget, Slate
@@ -91,8 +92,8 @@ class TablesFamily(Programs):
                    configs=_CHUNK)
 
   def scores(
-      self, params: Any, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray], *,
-      progress: bool = False,
+      self, params: optax.Params, graphs: Sequence[PreparedTables],
+      config_ids: Sequence[np.ndarray], *, progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each program; see `Family.scores`."""
     totals = [
@@ -105,7 +106,7 @@ class TablesFamily(Programs):
     return [total.astype(np.float32) for total in totals]
 
   def tables(
-      self, params: Any, graphs: Sequence[PreparedTables], *, progress: bool = False
+      self, params: optax.Params, graphs: Sequence[PreparedTables], *, progress: bool = False
   ) -> list[Costs]:
     """The costs of groups and columns of each program, summed over heads."""
     nothing = [np.zeros(0, np.int64)] * len(graphs)
@@ -115,7 +116,7 @@ class TablesFamily(Programs):
             for number, output in outputs]
 
   def residuals(
-      self, params: Any, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray]
+      self, params: optax.Params, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
     """Residuals `[n]` float32 of the configurations `[n]` of each program."""
     return [rest for _, rest in self._residual_encoder.run(params, graphs, config_ids)]
@@ -123,7 +124,8 @@ class TablesFamily(Programs):
   # Explanations and proposals.
 
   def charges(
-      self, params: Any, program: PreparedTables, config: int, *, against: int | None = None
+      self, params: optax.Params, program: PreparedTables, config: int, *,
+      against: int | None = None
   ) -> list[Charge]:
     """The costs that add up to the score of a configuration, largest first.
 
@@ -143,7 +145,7 @@ class TablesFamily(Programs):
     return charges.sort(rows)
 
   def cheapest(
-      self, params: Any, program: PreparedTables, n: int, *, near: int | None = None,
+      self, params: optax.Params, program: PreparedTables, n: int, *, near: int | None = None,
       score: Callable[[np.ndarray], np.ndarray], **options: Any,
   ) -> Cheapest:
     """The configurations with the lowest predicted cost over all choices of all groups.
@@ -178,7 +180,7 @@ class TablesFamily(Programs):
     first = np.argsort(scores, kind="stable")[:n]
     return Cheapest(rows[first], scores[first].astype(float), np.nan, False)
 
-  def _node_costs(self, params: Any, program: PreparedTables) -> Costs:
+  def _node_costs(self, params: optax.Params, program: PreparedTables) -> Costs:
     """Costs of every configurable node and pair of nodes."""
     (budget,) = plan.choose_budgets([program.sizes])
     slate = Slate(program, np.zeros(0, np.int64), np.zeros(0, np.float32))

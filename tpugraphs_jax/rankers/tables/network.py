@@ -59,7 +59,7 @@ class TablePart(nn.Module):
 
   features: int
   dropout: float
-  dtype: Any
+  dtype: str
 
   @property
   def options(self) -> dict[str, Any]:
