@@ -12,11 +12,11 @@ and, from the installed package, in `wheel.py`.
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -81,22 +81,15 @@ def with_files(text: str, out: Path) -> str:
 
 
 def run(title: str, command: str) -> None:
-  """Runs a command in the top folder; its output is shown if it fails.
-
-  A fork of this process runs it, unless the shell has to expand names of files.
-  """
+  """Runs a command in the top folder, in a fork; its output is shown if it fails."""
   print(f"$ {title}", flush=True)
   started = time.monotonic()
-  if "*" in command:
-    ended = subprocess.run(command.replace("python", shlex.quote(sys.executable), 1), shell=True,
-                           cwd=ROOT, capture_output=True, text=True)
-    code, text = ended.returncode, ended.stdout[-2000:] + ended.stderr[-2000:]
-  else:
-    end = forks.run_forked(forks.Run(shlex.split(command)[1:]))
-    code, text = end.code, end.out[-2000:] + end.err[-2000:]
+  words = [name for word in shlex.split(command)[1:]
+           for name in (sorted(glob.glob(word)) if "*" in word else [word])]
+  ended = forks.run_forked(forks.Run(words))
   print(f"  {time.monotonic() - started:.0f} s", flush=True)
-  if code:
-    sys.exit(f"{text}\nerror: exit code {code} of {title}")
+  if ended.code:
+    sys.exit(f"{ended.out[-2000:]}{ended.err[-2000:]}\nerror: exit code {ended.code} of {title}")
 
 
 def python_of(page: str, out: Path) -> str:
