@@ -103,10 +103,13 @@ def sizes(block: slice) -> slice:
   return slice(block.start, block.start + MAX_RANK)
 
 
+Lists = Sequence[Collection[int]] | np.ndarray  # of integers
+
+
 class Ragged:
   """Rows of int64 of any length. Sums and products wrap modulo 2^64."""
 
-  def __init__(self, rows: Sequence[Collection[int]]):
+  def __init__(self, rows: Lists):
     self.counts = np.fromiter(map(len, rows), np.int64, len(rows))
     self._values = np.fromiter(
         itertools.chain.from_iterable(rows), np.int64, int(self.counts.sum()))
@@ -155,8 +158,7 @@ def node_features(lists: Mapping[str, Sequence[Collection[int]]], nodes: int) ->
 
 
 def tile_features(
-    kernel: Sequence[Collection[int]], output: Sequence[Collection[int]],
-    input_: Sequence[Collection[int]],
+    kernel: Lists, output: Lists, input_: Lists,
 ) -> np.ndarray:
   """The features `[C, 24]` float32 of C tiles, from the bounds of their three windows."""
   blocks = [Ragged(bounds).aggregate(MAX_RANK, empty_product=0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -142,8 +142,11 @@ class LayoutConfigs(_Configs):
     return self.rows[self.row_id(config_ids)].astype(np.float32)
 
 
+Configs = TypeVar("Configs", bound=_Configs)  # `TileConfigs` or `LayoutConfigs`
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class OpGraph:
+class OpGraph(Generic[Configs]):
   """One XLA program (or fused kernel) as a graph of HLO instructions."""
 
   name: str
@@ -152,7 +155,7 @@ class OpGraph:
   edge_index: np.ndarray  # [E, 2] int32 rows (consumer, producer)
   node_splits: np.ndarray  # [S] int64 cuts between stretches of HLO computations, from 0 to N
   config_node: np.ndarray  # [K] int32 configurable nodes; empty for tiles
-  configs: TileConfigs | LayoutConfigs | None = None
+  configs: Configs | None = None
   stage: str = ""  # such as `before layout assignment for tpu:v3`; empty where not known
 
   def __repr__(self) -> str:

@@ -6,9 +6,11 @@ import families
 from flax import linen as nn
 import jax.numpy as jnp
 import numpy as np
+import parts
 import pytest
 import random_graphs
 
+from tpugraphs_jax import rankers
 from tpugraphs_jax.rankers import base, tile
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.layout.res_model import ResModel
@@ -98,6 +100,23 @@ def test_networks_and_options_that_exclude_each_other_are_refused(
     network, variant, changes, complaint):
   with pytest.raises(ValueError, match=complaint):
     families.make("layout", network, variant, **changes)
+
+
+class Alone(base.Family):
+  """A family that is not made of whole programs."""
+
+
+class Apart(Whole):
+  """A network with a family of its own."""
+
+  family = Alone
+
+
+def test_a_family_that_is_not_of_programs_is_refused_in_segments():
+  base.LAYOUT_MODELS.register("Apart")(Apart)
+  fields = parts.config_of("layout", "gst_ed,ci").to_dict() | {"model": {"name": "Apart"}}
+  with pytest.raises(ValueError, match="Alone"):
+    rankers.create(fields)
 
 
 @pytest.mark.parametrize("network, variant, changes", [

@@ -312,6 +312,8 @@ def test_shipped_models_give_their_recorded_scores(name, program, scores):
 def test_something_else_than_a_model_is_refused_with_its_type():
   with pytest.raises(ValueError, match="int"):
     tpugraphs_jax.rank(3, None)
+  with pytest.raises(ValueError, match="Ensemble"):  # has no tables of its own
+    tpugraphs_jax.explain(tpugraphs_jax.Ensemble(["layout-cpu-measured"]), None, 0)
 
 
 @pytest.mark.parametrize("name", model_file.shipped_names())

@@ -30,14 +30,14 @@ def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterat
     name: of the program; programs of other names have other draws.
   """
   rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-  options = [each.tolist() for each in options]
+  numbers_of = [each.tolist() for each in options]
   free = [group for group, each in enumerate(options) if len(each) > 1]
   if math.prod(map(len, options)) <= _LISTED:
-    every = list(itertools.product(*options))
+    every = list(itertools.product(*numbers_of))
     anything = iter([every[place] for place in rng.permutation(len(every))])
   else:
-    anything = _drawn(options, free, rng)
-  streams = [_changes(options, free, 1, rng), _changes(options, free, 2, rng), anything]
+    anything = _drawn(numbers_of, free, rng)
+  streams = [_changes(numbers_of, free, count, rng) for count in (1, 2)] + [anything]
   seen = {(0,) * len(options)}
   yield (0,) * len(options)
   while streams:

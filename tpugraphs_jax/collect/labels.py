@@ -26,7 +26,6 @@ class Label:
   Attributes:
     name: the value of `--label`.
     unit: of `value`, in words.
-    what: names the label in messages, such as `measured time`.
     target: TPU target, such as `tpu:v3`; None for the device at hand.
     worth: a sentence about how well labels agree with run times.
     is_comparative: whether only labels that were made together compare.
@@ -34,10 +33,14 @@ class Label:
 
   name: ClassVar[str]
   unit: ClassVar[str]
-  what: ClassVar[str]
   worth: ClassVar[str]
   target: str | None = None
   is_comparative: ClassVar[bool] = False
+
+  @property
+  def what(self) -> str:
+    """The name of the label in messages, such as `measured time`."""
+    raise NotImplementedError
 
   @property
   def stage(self) -> str:
@@ -126,7 +129,7 @@ class BytesEstimate(Label):
 
   name: ClassVar[str] = "bytes_estimate"
   unit: ClassVar[str] = "bytes accessed, an estimate of this machine's compiler"
-  what: ClassVar[str] = "number of bytes accessed"
+  what = "number of bytes accessed"
   worth: ClassVar[str] = "An estimate of this machine's compiler and no run time."
 
   def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
@@ -144,7 +147,7 @@ class Measured(Label):
   seed: int = 0
   name: ClassVar[str] = "measured"
   unit: ClassVar[str] = "nanoseconds of a call, the minimum of interleaved rounds"
-  what: ClassVar[str] = "measured time"
+  what = "measured time"
   worth: ClassVar[str] = "Measured on the device at hand, on random arguments."
   is_comparative: ClassVar[bool] = True
 

@@ -15,7 +15,7 @@ coordinate   changes of one group at a time, in random order, each kept if it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 import dataclasses
 import functools
 import itertools
@@ -202,7 +202,7 @@ def model(pool: Pool, ranker: Any) -> Way:
     yield choices[number]
 
 
-def spread(order: Sequence[int], scores: np.ndarray, changed: np.ndarray) -> list[int]:
+def spread(order: Iterable[int], scores: np.ndarray, changed: np.ndarray) -> list[int]:
   """An order of choices in which each of the first ones tells something new.
 
   The first choice of every score and of every set of changed groups comes first, then other

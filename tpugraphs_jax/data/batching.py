@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jraph
@@ -21,10 +21,12 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.graph import Configs, distinct_rows, OpGraph
 
 # An index beyond the end of every array. With an offset it stays beyond, without overflow of int32.
 ABSENT = 1 << 30
+
+Array = np.ndarray | jax.Array  # of a batch: on the host, and on a device
 
 Program = TypeVar("Program")  # a prepared graph
 Batch = TypeVar("Batch")  # as a family assembles it
@@ -40,9 +42,9 @@ class Neighbours(NamedTuple):
   """
 
   # [receivers, slots] int32 row of the sender, or ABSENT
-  index: np.ndarray  # type: ignore[assignment]  # hides a method of tuple
-  overflow_index: np.ndarray  # [overflow, max(slots, 1)] int32 likewise
-  overflow_receiver: np.ndarray  # [overflow] int32 ascending, or ABSENT
+  index: Array  # type: ignore[assignment]  # hides a method of tuple
+  overflow_index: Array  # [overflow, max(slots, 1)] int32 likewise
+  overflow_receiver: Array  # [overflow] int32 ascending, or ABSENT
 
 
 class Adjacency(NamedTuple):
@@ -61,16 +63,16 @@ class NodesByHop(NamedTuple):
   a row per node, hop after hop.
   """
 
-  nodes: tuple[np.ndarray, ...]  # per hop [nodes of that hop] int32 node, or ABSENT
-  hop: np.ndarray  # [N] int32 hop of each node, or ABSENT
+  nodes: tuple[Array, ...]  # per hop [nodes of that hop] int32 node, or ABSENT
+  hop: Array  # [N] int32 hop of each node, or ABSENT
   adjacency: Adjacency  # among rows
 
 
 class DistinctNodes(NamedTuple):
   """Sets of nodes of one graph with equal features; each set is computed once."""
 
-  first: np.ndarray  # [T] int32 the first node of each set, or ABSENT
-  which: np.ndarray  # [N] int32 the set of each node, or ABSENT
+  first: Array  # [T] int32 the first node of each set, or ABSENT
+  which: Array  # [N] int32 the set of each node, or ABSENT
 
 
 class TileBatch(NamedTuple):
@@ -78,9 +80,9 @@ class TileBatch(NamedTuple):
 
   graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
   adjacency: Adjacency
-  config_feat: np.ndarray  # [G, C, F] float32, transformed
-  target: np.ndarray  # [G, C] float32, larger = slower
-  config_mask: np.ndarray  # [G, C] bool
+  config_feat: Array  # [G, C, F] float32, transformed
+  target: Array  # [G, C] float32, larger = slower
+  config_mask: Array  # [G, C] bool
   distinct: DistinctNodes | None = None  # for networks with `Network.distinct` above 0
 
 
@@ -90,11 +92,11 @@ class LayoutBatch(NamedTuple):
   graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
   adjacency: Adjacency
   by_hop: NodesByHop
-  rows: np.ndarray  # [R, F] float32 dictionary of configuration rows of all slates
-  row_id: np.ndarray  # [hop 0, C] int32 row of each configurable node, or ABSENT
-  block_mask: np.ndarray  # [N] bool nodes of the sampled block (all, if none is sampled)
-  target: np.ndarray  # [G, C] float32, larger = slower
-  config_mask: np.ndarray  # [G, C] bool
+  rows: Array  # [R, F] float32 dictionary of configuration rows of all slates
+  row_id: Array  # [hop 0, C] int32 row of each configurable node, or ABSENT
+  block_mask: Array  # [N] bool nodes of the sampled block (all, if none is sampled)
+  target: Array  # [G, C] float32, larger = slower
+  config_mask: Array  # [G, C] bool
 
 
 def take_configs(batch: TileBatch | LayoutBatch, start: jax.Array, size: int):
@@ -107,9 +109,10 @@ def take_configs(batch: TileBatch | LayoutBatch, start: jax.Array, size: int):
   """
   fields = ["target", "config_mask"]
   fields += ["config_feat"] if isinstance(batch, TileBatch) else ["row_id"]
-  return batch._replace(**{
+  sliced: dict[str, Any] = {
       name: jax.lax.dynamic_slice_in_dim(getattr(batch, name), start, size, axis=1)
-      for name in fields})
+      for name in fields}
+  return batch._replace(**sliced)
 
 
 def emptied(batch: TileBatch | LayoutBatch) -> TileBatch | LayoutBatch:
@@ -144,7 +147,7 @@ class GraphByHop:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PreparedGraph:
+class PreparedGraph(Generic[Configs]):
   """A graph with all arrays that do not depend on the batch."""
 
   name: str
@@ -152,7 +155,7 @@ class PreparedGraph:
   feat: np.ndarray  # [N, F] float32, transformed
   edge_index: np.ndarray  # [E, 2] int32 (consumer, producer), sorted by consumer
   adjacency: Adjacency
-  configs: TileConfigs | LayoutConfigs
+  configs: Configs
   by_hop: GraphByHop | None  # layout graphs only
   sizes: dict[str, int]  # of the graph, by entry of a budget
   distinct: DistinctNodes | None = None  # of kernels, for networks with `Network.distinct` above 0
@@ -288,14 +291,14 @@ def add_sizes(sizes: Sequence[Mapping[str, int]]) -> dict[str, int]:
   return {key: (max if key in _WIDTHS else sum)(size[key] for size in sizes) for key in sizes[0]}
 
 
-def padded(parts: Sequence[np.ndarray], rows: int, fill: int) -> np.ndarray:
+def padded(parts: Sequence[Array], rows: int, fill: int) -> np.ndarray:
   """Concatenates the parts, and pads them to `rows` with `fill`."""
   joined = np.full((rows, *parts[0].shape[1:]), fill, parts[0].dtype)
   np.concatenate(parts, out=joined[: sum(len(part) for part in parts)])
   return joined
 
 
-def shifted(parts: Sequence[np.ndarray], offsets, rows: int, fill: int = ABSENT) -> np.ndarray:
+def shifted(parts: Sequence[Array], offsets, rows: int, fill: int = ABSENT) -> np.ndarray:
   """Like `padded`, with the node offset of each part added to its node numbers."""
   joined, lengths = padded(parts, rows, fill), [len(part) for part in parts]
   shift = np.repeat(offsets[: len(parts)].astype(np.int32), lengths)
@@ -348,7 +351,7 @@ def _tuple_of(graph: PreparedGraph) -> jraph.GraphsTuple:
       n_edge=np.array([len(graph.edge_index)], np.int32))
 
 
-def targets(slates: Sequence[Slate], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
+def targets(slates: Sequence[Any], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
   """Targets `[graphs, configs]` float32, and their mask, True = real."""
   lengths = np.zeros((graphs, 1), np.int32)
   lengths[: len(slates), 0] = [len(slate.config_ids) for slate in slates]

@@ -225,13 +225,13 @@ def _copy(response, part: Path, start: int, total: int | None) -> None:
       progress.update(len(block))
 
 
-def _validator_of(headers: http.client.HTTPMessage) -> str:
+def _validator_of(headers: email.message.Message) -> str:
   """The ETag or time of the file on the server; without one ('') transfers are not resumed."""
   etag = headers.get("ETag", "")
   return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
 
 
-def _verify_checksum(url: str, part: Path, headers: http.client.HTTPMessage) -> bool:
+def _verify_checksum(url: str, part: Path, headers: email.message.Message) -> bool:
   """Compares the MD5 in the header `x-goog-hash` of Google Cloud Storage; False without one."""
   stated = re.search(r"md5=([\w+/=]+)", ", ".join(headers.get_all("x-goog-hash") or ()))
   if not stated:

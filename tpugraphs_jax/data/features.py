@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import json
+import os
 from pathlib import Path
 import re
 from typing import NamedTuple
@@ -235,7 +236,7 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
 def _statistics(arrays: Iterable[np.ndarray], log: np.ndarray) -> Statistics:
   """Statistics of arrays `[n, F]`, of signed logarithms where `log [F]` is set."""
   count, total, square, origin = 0, 0.0, 0.0, None
-  low, high = np.inf, -np.inf
+  low, high = np.array(np.inf), np.array(-np.inf)
   for array in arrays:
     if not len(array):
       continue
@@ -393,7 +394,8 @@ def to_saved(nodes: Mapping[str, Transform], config: Transform) -> dict[str, Tra
 
 
 def from_saved(
-    saved: Mapping[str, Transform], where: Path | str) -> tuple[dict[str, Transform], Transform]:
+    saved: Mapping[str, Transform], where: str | os.PathLike[str]
+) -> tuple[dict[str, Transform], Transform]:
   """Transforms by block, and the transform of configurations; the inverse of `to_saved`.
 
   Raises:

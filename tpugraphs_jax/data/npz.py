@@ -456,6 +456,6 @@ def _brief(array: np.ndarray) -> str:
 
 
 def _decoded_blocks(configs: graph.LayoutConfigs, shape: tuple[int, ...]):
-  step = _rows_per_block(shape, np.float32, factoring.BLOCK_BYTES)
+  step = _rows_per_block(shape, np.dtype(np.float32), factoring.BLOCK_BYTES)
   for start in range(0, shape[0], step):
     yield configs.decode(np.arange(start, min(start + step, shape[0])))

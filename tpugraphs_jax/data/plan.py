@@ -184,16 +184,16 @@ class SlateDraft(NamedTuple):
   """A slate whose configurations are not drawn yet: planning needs only its sizes."""
 
   sizes: dict[str, int]  # of the slate, by entry of a budget
-  finish: Callable[[], Slate]  # draws the configurations with the same random generator
+  finish: Callable[[], Any]  # draws the configurations with the same random generator
 
 
-# `(graph number, rng, number of earlier slates of the graph) -> SlateDraft`.
+# Functions of the number of a graph, a random generator, and the number of earlier slates of the
+# graph. A sampler gives configurations `[n]` int64 and targets `[n]` float32.
 Draw = Callable[[int, np.random.Generator, int], SlateDraft]
+Sampler = Callable[[int, np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 
 
-def draw_slates(
-    graphs: Sequence[PreparedGraph], sampler: Callable[[int, np.random.Generator, int], tuple]
-) -> Draw:
+def draw_slates(graphs: Sequence[PreparedGraph], sampler: Sampler) -> Draw:
   """Draws slates of whole graphs, which have the sizes of their graphs.
 
   Args:
@@ -372,9 +372,8 @@ class Batches(Generic[Batch]):
   def _batch(self, step: int, device: int) -> Any:
     """The batch of a device; empty if the step has no slate for it."""
     slates, budget = self._plan.slates(step, device), self._plan.budget(step)
-    if slates:
-      return self._assemble(slates, budget)
-    return batching.emptied(self._assemble(self._plan.slates(step, 0), budget))
+    batch: Any = self._assemble(slates or self._plan.slates(step, 0), budget)
+    return batch if slates else batching.emptied(batch)
 
 
 def training_batches(

@@ -28,11 +28,6 @@ class VirtualNodes(Options):
       one_of=VIRTUAL_NODES)
   cluster_nodes: int = option(1000, "nodes per virtual node of cluster", least=1)
 
-  @property
-  def keeps_all(self) -> bool:
-    """Whether no node is left out."""
-    return True
-
 
 @dataclasses.dataclass(frozen=True)
 class Reduction(VirtualNodes):
@@ -50,11 +45,6 @@ class Reduction(VirtualNodes):
   reduction_induced: str = option(
       "node", "edges between the remaining nodes: all (node), or edges of the search (edge)",
       one_of=INDUCED)
-
-  @property
-  def keeps_all(self) -> bool:
-    """Whether no node is left out."""
-    return self.graph_reduction == "none"
 
 
 def with_output(graph: OpGraph) -> OpGraph:
@@ -99,7 +89,7 @@ def reduce_graph(graph: OpGraph, options: VirtualNodes) -> Subgraph:
     are 0; configurations are shared. `node_splits` of a reduced graph is `[0, N]`.
   """
   nodes = np.arange(graph.num_nodes)
-  if not options.keeps_all:
+  if isinstance(options, Reduction) and options.graph_reduction != "none":
     graph, nodes = _neighborhood(graph, options)
   if options.virtual_node == "cluster":
     graph = _with_virtual_nodes(graph, len(nodes) + np.arange(len(nodes)) // options.cluster_nodes,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Generic
 
 from absl import logging
 import numpy as np
@@ -20,7 +21,7 @@ from scipy import special
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import feature_blocks, graph_folder, npz, store
 from tpugraphs_jax.data.factoring import output_orders
-from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.graph import Configs, distinct_rows, LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.options import option, Options
 
@@ -74,7 +75,7 @@ class JudgedOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Data:
+class Data(Generic[Configs]):
   """Base of tile and layout collections."""
 
   collection: Collection
@@ -106,14 +107,26 @@ class _Data:
   def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
     raise NotImplementedError
 
-  def why_not_trained(self, configs: TileConfigs | LayoutConfigs, *, min_configs: int) -> str:
+  def why_not_trained(self, configs: Configs, *, min_configs: int) -> str:
     """The reason to leave a graph out of training; empty if there is none."""
     if len(configs) < min_configs:
       return f"fewer than {min_configs} configurations"
     return "" if configs.is_labelled else "no runtimes"
 
+  def config_values(self, graph: OpGraph[Configs]) -> np.ndarray:
+    """Values `[n, F]` of a graph to fit the transform of configurations on."""
+    raise NotImplementedError
 
-class TileData(_Data):
+  def targets(self, configs: Configs, config_ids: np.ndarray) -> np.ndarray:
+    """Training target `[len(config_ids)]` float32, larger = slower."""
+    raise NotImplementedError
+
+  def validation_ids(self, name: str, configs: Configs) -> np.ndarray:
+    """Configurations `[n]` int64 of the final evaluation of the graph `name`."""
+    raise NotImplementedError
+
+
+class TileData(Data[TileConfigs]):
   """A tile collection: fused kernels, read from their files.
 
   Attributes:
@@ -155,7 +168,7 @@ class TileData(_Data):
 
 
 @dataclasses.dataclass(frozen=True)
-class LayoutData(_Data):
+class LayoutData(Data[LayoutConfigs]):
   """A layout collection: whole programs, read through the store.
 
   Attributes:

@@ -19,6 +19,7 @@ import multiprocessing
 import os
 from pathlib import Path
 import sys
+from typing import Any
 
 from absl import logging
 import tqdm
@@ -108,8 +109,8 @@ def ensure_store(
 
 
 def _ensure_remote_store(
-    data_root: str | os.PathLike[str], collection: str, split: str, store_dir: str,
-    folders: dict[Path, Path], **options: bool | int | Sequence[str] | None
+    data_root: str | os.PathLike[str], collection: str, split: str,
+    store_dir: str | os.PathLike[str], folders: dict[Path, Path], **options: Any
 ) -> list[Path]:
   """`ensure_store` for a store in a bucket: copies it to this machine, and uploads new graphs.
 

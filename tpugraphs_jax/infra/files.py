@@ -235,7 +235,7 @@ def digest_of_arrays(arrays: Iterable[np.ndarray]) -> str:
   parts = []
   for array in map(np.asarray, arrays):
     part = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-    part.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    part.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     parts.append(part.digest())
   return hashlib.sha256(b"".join(sorted(parts))).hexdigest()
 

@@ -55,8 +55,9 @@ def initialize(
   Raises:
     ValueError: some of the three arguments given, but not all, or out of range.
   """
-  given = {"coordinator_address": coordinator_address or None, "num_processes": num_processes,
-           "process_id": process_id}
+  given: dict[str, Any] = {
+      "coordinator_address": coordinator_address or None, "num_processes": num_processes,
+      "process_id": process_id}
   missing = [name for name, value in given.items() if value is None]
   if len(missing) == len(given):
     if _has_tpu_chips():
@@ -74,7 +75,7 @@ def initialize(
   _join(heartbeat_timeout_seconds, **given)
 
 
-def _join(heartbeat_timeout_seconds: int, **given: str | int | None) -> None:
+def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
   """Joins the processes; prints a line with their hosts, and advice for the end of one of them."""
   if hasattr(jax.config, "jax_enable_preemption_service"):  # not in jax 0.7.2
     jax.config.update("jax_enable_preemption_service", False)  # which would swallow SIGTERM

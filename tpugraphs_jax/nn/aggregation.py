@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from tpugraphs_jax.data.batching import Adjacency
+from tpugraphs_jax.data.batching import Adjacency, Array
 
 OPERANDS = "operands"
 USERS = "users"
@@ -102,15 +102,15 @@ def _sum_rows(
     total = sum(gathered(table.index[:receivers]), total)
   for table in tables:
     if len(table.overflow_receiver):
-      rest = sum(gathered(table.overflow_index))
-      total = _add_sorted_rows(total, table.overflow_receiver, rest)
+      first, *others = gathered(table.overflow_index)
+      total = _add_sorted_rows(total, table.overflow_receiver, sum(others, first))
   if own and receivers > len(x):
     # In place: only the first rows are read and written again.
     total = total.at[: len(x)].add(flat.astype(jnp.float32))
   return total.reshape((receivers,) + x.shape[1:]).astype(x.dtype)
 
 
-def _add_sorted_rows(total: jax.Array, receiver: jax.Array, rows: jax.Array) -> jax.Array:
+def _add_sorted_rows(total: jax.Array, receiver: Array, rows: jax.Array) -> jax.Array:
   """Adds `rows [m, F]` to `total [n, F]` at the sorted indices `receiver [m]`; drops ABSENT.
 
   The TPU compiler keeps hundreds of rows of a scatter in the vector memory of a core, and refuses
@@ -125,7 +125,7 @@ def _add_sorted_rows(total: jax.Array, receiver: jax.Array, rows: jax.Array) -> 
                                  jnp.array_split(rows, parts, axis=1))], axis=1)
 
 
-def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+def take_rows(x: Array, index: Array) -> jax.Array:
   """Rows `[m, ...]` of `x [n, ...]` at `index [m]` int32; zeros where the index is ABSENT."""
   if not len(x):
     return jnp.zeros(index.shape + x.shape[1:], x.dtype)  # jax gathers from no empty axis

@@ -18,7 +18,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batching import ABSENT, Adjacency, Neighbours
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, Array, Neighbours
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 
@@ -59,7 +59,7 @@ class SlateDropout(nn.Module):
   rate: float
 
   @nn.compact
-  def __call__(self, x: jax.Array, slate_of: jax.Array, slates: int, *, train: bool) -> jax.Array:
+  def __call__(self, x: jax.Array, slate_of: Array, slates: int, *, train: bool) -> jax.Array:
     """Drops values of `x [n, ...]`, and scales the others.
 
     Args:
@@ -79,7 +79,7 @@ def node_keys(key: jax.Array, slates: Slates) -> jax.Array:
   return row_keys(key, slates.graph_of, slates.graphs)
 
 
-def row_keys(key: jax.Array, slate_of: jax.Array, slates: int) -> jax.Array:
+def row_keys(key: jax.Array, slate_of: Array, slates: int) -> jax.Array:
   """A key for every row, `[n]`; arguments as in `SlateDropout`."""
   rows, slate_of = jnp.arange(len(slate_of)), jnp.asarray(slate_of)
   first = jax.ops.segment_min(rows, slate_of, slates)

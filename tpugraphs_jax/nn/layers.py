@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 import jraph
 
 from tpugraphs_jax.columns import OPCODES
+from tpugraphs_jax.data.batching import Array
 from tpugraphs_jax.nn import pooling
 
 PRECISIONS = ("default", "high", "highest")  # names of `jax.lax.Precision`
@@ -62,13 +63,13 @@ def gelu(x: jax.Array) -> jax.Array:
   return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
-def matmul(x: jax.Array, kernel: jax.Array, *, dtype: DTypeLike | None) -> jax.Array:
+def matmul(x: Array, kernel: jax.Array, *, dtype: DTypeLike | None) -> jax.Array:
   """`x [..., K] @ kernel [K, F]` in `dtype` (None = the promoted dtype): `[..., F]`."""
   x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=dtype)
   return _dot_rows(x, kernel)
 
 
-def _dot_rows(x: jax.Array, kernel: jax.Array, dimensions: object = None, **options) -> jax.Array:
+def _dot_rows(x: Array, kernel: jax.Array, dimensions: object = None, **options) -> jax.Array:
   """`jax.lax.dot_general` of a linear layer, with the leading axes of `x [..., K]` merged.
 
   The gradient of a kernel contracts the leading axes. XLA on CPU transposes the whole tensor to

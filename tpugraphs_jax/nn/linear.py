@@ -25,6 +25,7 @@ import jraph
 import optax
 
 from tpugraphs_jax.columns import OPCODES
+from tpugraphs_jax.data.batching import Array
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import take_rows
 from tpugraphs_jax.nn.nodes import combine, Nodes, Slates
@@ -105,11 +106,11 @@ class Layouts:
       are 0.
   """
 
-  def __init__(self, slates: Slates, rows: jax.Array, elsewhere: jax.Array | None = None):
+  def __init__(self, slates: Slates, rows: Array, elsewhere: jax.Array | None = None):
     self.slates, self.rows, self.elsewhere = slates, rows, elsewhere
     self.width = rows.shape[-1]
 
-  def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
+  def map(self, function: Callable[[Array], jax.Array]) -> Nodes:
     """Applies `function`, `[n, V] -> [n, F]`, to the rows of the dictionary: `[N, C, F]`."""
     slates, batch = self.slates, self.slates.batch
     config = function(self.rows).at[batch.row_id].get(mode="fill", fill_value=0)

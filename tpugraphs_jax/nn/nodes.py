@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,14 +37,14 @@ from tpugraphs_jax.nn import aggregation
 from tpugraphs_jax.nn.aggregation import degree, node_graph, take_rows
 
 NONE, EVERYWHERE = -1, ABSENT  # hops of `Nodes`
-Batch = LayoutBatch | TileBatch
+Batch = TypeVar("Batch", bound=LayoutBatch | TileBatch)
 
 
 @functools.partial(
     jax.tree_util.register_dataclass, meta_fields=[],
     data_fields=["batch", "adjacency", "by_hop", "edge_mask", "graph_of"])
 @dataclasses.dataclass(frozen=True)
-class Slates:
+class Slates(Generic[Batch]):
   """A batch of G slates with N nodes and C configurations, and its edges without dropped edges.
 
   Attributes:
@@ -61,7 +62,7 @@ class Slates:
   graph_of: jax.Array
 
   @classmethod
-  def of(cls, batch: Batch) -> Slates:
+  def of(cls, batch: Batch) -> Slates[Batch]:
     """Slates of a batch, with all edges."""
     real = jnp.arange(len(batch.graph.senders)) < batch.graph.n_edge[:-1].sum()
     by_hop = batch.by_hop if isinstance(batch, LayoutBatch) else None
@@ -101,7 +102,7 @@ class Slates:
     """The node of each row of hops 0..hop, `[rows]` int32; ABSENT in padding."""
     return jnp.concatenate(self.by_hop.nodes[: hop + 1])
 
-  def is_configurable_row(self) -> jax.Array:
+  def is_configurable_row(self: Slates[LayoutBatch]) -> jax.Array:
     """Mask of rows of hop 0 with a configuration, `[hop 0]` bool; False in padding."""
     return jnp.any(self.batch.row_id < ABSENT, axis=1)
 

@@ -37,7 +37,12 @@ def create(config: Mapping[str, Any], unscaled: Sequence[str] = ()) -> base.Fami
   ranker_network = base.create_network(settings.kind, options.pop("name"), **options)
   default = base.Kernels if settings.kind == "tile" else base.Programs
   family = (ranker_network.family or default)(ranker_network, settings, unscaled)
-  return Segments(family) if settings.task == "segments" else family
+  if settings.task != "segments":
+    return family
+  if not isinstance(family, base.Programs):
+    raise ValueError(f"model {settings.model} is of the family {type(family).__name__}, expected "
+                     "one of base.Programs: others cannot be trained in segments")
+  return Segments(family)
 
 
 def last_folder(config: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import batching, feature_blocks, features, plan, reduction, selection
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, TileBatch
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.data.plan import ConfigSampler, Draw, draw_slates
+from tpugraphs_jax.data.plan import Draw, draw_slates, Sampler
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.nn.linear import keep_rows_short
@@ -125,11 +125,6 @@ class Network(Precise):
   `[N, C, F]`.
 
   Attributes:
-    hops: rounds of message passing that run on split features (`nn.nodes`): nodes that no
-      configuration has reached are computed once. 0 for networks on all nodes `[N, C, F]`.
-    compares_configs: a score depends on the other configurations of its slate.
-    sees_whole_graph: a readout depends on nodes at any distance, so that segments cannot be
-      computed separately.
     embeds_integers: layout configurations are embedded as integers and must not be scaled.
     reads: blocks of node features that the network reads by column. They come last, in this
       order, and are not scaled.
@@ -140,9 +135,6 @@ class Network(Precise):
     opcodes: number of opcodes with an embedding, from 0.
   """
 
-  hops = 0
-  compares_configs = False
-  sees_whole_graph = False
   embeds_integers = False
   reads: ClassVar[tuple[str, ...]] = ()
   max_norms: ClassVar[Mapping[tuple[str, ...], float]] = {}
@@ -153,6 +145,25 @@ class Network(Precise):
     for name, (default, limits) in limits_of(type(self)).items():
       check_value(f"model.{name}", getattr(self, name), default, limits)
     super().__post_init__()
+
+  @property
+  def hops(self) -> int:
+    """Rounds of message passing that run on split features (`nn.nodes`).
+
+    Nodes that no configuration has reached are computed once. 0 for networks on all nodes
+    `[N, C, F]`.
+    """
+    return 0
+
+  @property
+  def compares_configs(self) -> bool:
+    """Whether a score depends on the other configurations of its slate."""
+    return False
+
+  @property
+  def sees_whole_graph(self) -> bool:
+    """Whether a readout depends on nodes at any distance: segments cannot be computed alone."""
+    return False
 
   @property
   def family(self) -> Callable[..., Family] | None:
@@ -288,12 +299,12 @@ class Family:
   def check_graphs(self, graphs: Sequence[Any]) -> None:
     """Refuses (ValueError) prepared training graphs that the family cannot train on."""
 
-  def draw(self, graphs: Sequence[Any], sampler: ConfigSampler) -> Draw:
+  def draw(self, graphs: Sequence[Any], sampler: Sampler) -> Draw:
     """The function that draws slates of prepared graphs, see `data.plan.BatchPlan`."""
     return draw_slates(graphs, sampler)
 
-  def assemble(self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int) -> Any:
-    """A padded batch of at most `graphs` slates with `configs` configurations each."""
+  def assemble(self, slates: Sequence[Any], budget: Budget, *, graphs: int, configs: int) -> Any:
+    """A padded batch of at most `graphs` slates of `draw`, `configs` configurations each."""
     raise NotImplementedError
 
   def align(self, batches: Sequence[Any]) -> Sequence[Any]:
@@ -396,13 +407,13 @@ def _check_features(
                      f"its columns unscaled: add {scaled[0]}=none to data.feature_transform")
 
 
-def _check_opcodes(graph: OpGraph, network: Network) -> None:
-  """Refuses a graph with an opcode that the network has no embedding of."""
+def _check_opcodes(graph: OpGraph, opcodes: int) -> None:
+  """Refuses a graph with an opcode that a network with so many embeddings does not know."""
   largest = int(graph.node_opcode.max(initial=0))
-  if largest >= network.opcodes:
+  if largest >= opcodes:
     raise ValueError(
         f"{graph.name} has opcode {largest}, and the model has embeddings of the opcodes 0 to "
-        f"{network.opcodes - 1}: its weights were trained on data without that opcode")
+        f"{opcodes - 1}: its weights were trained on data without that opcode")
 
 
 class Kernels(Family):
@@ -410,7 +421,7 @@ class Kernels(Family):
 
   def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedGraph:
     """A kernel with its neighbour tables. Reduction only adds virtual nodes to kernels."""
-    _check_opcodes(graph, self.network)
+    _check_opcodes(graph, self.network.opcodes)
     reduced = self.reduce(graph)
     configs = feature_blocks.with_config_features(graph, self.settings.data.config_features).configs
     return batching.prepare(
@@ -435,7 +446,7 @@ class Programs(Family):
 
   def prepare_part(self, graph: OpGraph, feat: np.ndarray) -> PreparedGraph:
     """`prepare` without the reduction, for reduced programs and their segments."""
-    _check_opcodes(graph, self.network)
+    _check_opcodes(graph, self.network.opcodes)
     return batching.prepare(graph, feat, hops=self.network.hops, slots=self.slots)
 
   def assemble(

@@ -28,7 +28,7 @@ import numpy as np
 import optax
 
 from tpugraphs_jax.columns import OPCODES
-from tpugraphs_jax.data.batching import PreparedGraph, TileBatch
+from tpugraphs_jax.data.batching import Array, PreparedGraph, TileBatch
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, neighbour_sum, node_graph, OPERANDS, USERS
 from tpugraphs_jax.nn.layers import (
@@ -128,7 +128,7 @@ class _TileModel(base.Network):
     """The sum or mean over nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
     raise NotImplementedError
 
-  def join(self, pooled: jax.Array, config_feat: jax.Array) -> jax.Array:
+  def join(self, pooled: jax.Array, config_feat: Array) -> jax.Array:
     """Appends configurations `[..., F']` to readouts `[..., F]` of kernels: `[..., P]`."""
     shape = (*config_feat.shape[:-1], pooled.shape[-1])
     return jnp.concatenate([jnp.broadcast_to(pooled, shape), config_feat], axis=-1)
@@ -145,7 +145,7 @@ class _TileModel(base.Network):
     """Linear layers to `features`, with activations between them."""
     return MLP(features, **kwargs)
 
-  def matmul(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+  def matmul(self, x: Array, kernel: jax.Array) -> jax.Array:
     """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""
     return layers.matmul(x, kernel, dtype=self.dtype)
 
@@ -197,7 +197,8 @@ class SAGE(_TileModel):
 
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
-    self.sage = [JoinedDense(self.hidden_dim)] + [self.dense() for _ in range(1, self.num_gnns)]
+    self.sage: list[Any] = [JoinedDense(self.hidden_dim)]
+    self.sage += [self.dense() for _ in range(1, self.num_gnns)]
     self.head = self.mlp(self.hidden_dim, self.hidden_dim, 1)
 
   def pooled(self, batch: TileBatch) -> jax.Array:

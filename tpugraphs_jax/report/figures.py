@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 import io
 import logging
+from typing import Any
 from xml.etree import ElementTree
 
 from matplotlib import figure, rc_context
@@ -37,7 +38,7 @@ MOST = len(_COLOURS)  # configs in a figure, the best ones
 _GREY, _LINE = "#888888", {"color": "#888888", "lw": 1}
 _INK, _GRID = "#222222", "#e4e4e4"  # a page puts its own colours in their place
 _NAMED = 24  # graphs whose names fit on an axis
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "grid.color": _GRID, "axes.axisbelow": True, "svg.fonttype": "none",
     "legend.frameon": False, "font.family": "sans-serif", "text.parse_math": False,

@@ -12,7 +12,7 @@ import ml_collections
 from tpugraphs_jax import options
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import features, selection
-from tpugraphs_jax.data.selection import LayoutData, TileData
+from tpugraphs_jax.data.selection import Data, JudgedOptions, LayoutData, LayoutOptions, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.base import Settings
@@ -36,9 +36,9 @@ class Job:
   """
 
   config: ml_collections.ConfigDict
-  data: TileData | LayoutData
+  data: Data
   ranker: Ranker
-  also: tuple[LayoutData, ...] = ()
+  also: tuple[Data, ...] = ()
 
   @classmethod
   def of(cls, config: ml_collections.ConfigDict) -> Job:
@@ -141,9 +141,9 @@ def digests(workdir: Path) -> dict[str, str]:
   return model_file.digests([path] if path.exists() else [], workdir)
 
 
-def _data_of(config: ml_collections.ConfigDict, collection: Collection) -> TileData | LayoutData:
+def _data_of(config: ml_collections.ConfigDict, collection: Collection) -> Data:
   settings = Settings.of(config.to_dict())
   data, target = settings.data, settings.batch.target
-  if collection.kind == "tile":
-    return TileData(collection, data, target)
-  return LayoutData(collection, data, target, settings.eval, settings.seed)
+  if isinstance(data, LayoutOptions) and isinstance(settings.eval, JudgedOptions):
+    return LayoutData(collection, data, target, settings.eval, settings.seed)
+  return TileData(collection, data, target)

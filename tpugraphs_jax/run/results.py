@@ -21,7 +21,7 @@ import optax
 from tpugraphs_jax import losses, submission
 from tpugraphs_jax.collections import Collection, label_kind
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.data.selection import LayoutData, TileData
+from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console, files, parallel, trust
 from tpugraphs_jax.run.job import evaluable, Job
@@ -338,7 +338,7 @@ def check_ranked(job: Job, *, split: str) -> None:
 
 
 def predict(
-    data: TileData | LayoutData, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *,
+    data: Data, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *,
     split: str = "test") -> None:
   """Ranks a split; writes results.csv (results_valid.csv, ...) in the form of a submission.
 

@@ -14,7 +14,6 @@ import numpy as np
 from tpugraphs_jax import metrics
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.data.batching import PreparedGraph
 from tpugraphs_jax.infra import files, trust
 
 SCORES_FILE = "validation_scores.npz"
@@ -51,7 +50,7 @@ class GraphScores:
 
 
 def beside_labels(
-    graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
+    graphs: Sequence[Any], config_ids: Sequence[np.ndarray],
     scores: Sequence[np.ndarray],
 ) -> list[GraphScores]:
   """Scores `[n]` float32 of configurations `[n]` int64 of each graph, with its labels."""
@@ -177,7 +176,7 @@ def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
   `config_ids`, `runtime_ns` int64, `label` (see `GraphScores`) and `scores` float32, each
   `[sum(sizes)]`, graph after graph.
   """
-  joined = {name: np.concatenate([getattr(graph, name) for graph in judged])
+  joined: dict[str, Any] = {name: np.concatenate([getattr(graph, name) for graph in judged])
             for name in ("config_ids", "runtime_ns", "label", "scores")}
   with files.replacing(path, "wb") as file:
     np.savez_compressed(

@@ -52,7 +52,7 @@ class Artefact:
 
 def write(path: Path, artefact: Artefact) -> None:
   """Writes a model file; an existing file is replaced atomically."""
-  arrays = {
+  arrays: dict[str, Any] = {
       _PARAMS + name: np.asarray(value)
       for name, value in traverse_util.flatten_dict(artefact.params, sep="/").items()}
   card = {

@@ -342,7 +342,7 @@ def propose(
   Raises:
     FileNotFoundError, ValueError: as `load`; or the model has no score table.
   """
-  return _ranker(place).propose(graph, n, near=near)
+  return _ranker(place, "propose").propose(graph, n, near=near)
 
 
 def explain(
@@ -371,16 +371,16 @@ def explain(
     >>> all(one.change >= other.change for one, other in zip(rows, rows[1:]))
     True
   """
-  return _ranker(place).explain(graph, config, against=against)
+  return _ranker(place, "explain").explain(graph, config, against=against)
 
 
-def _ranker(place: str | os.PathLike[str] | Ranker | Ensemble) -> Ranker | Ensemble:
-  """Loads the ranker of a place; a `Ranker` or `Ensemble` is returned as is."""
+def _ranker(place: str | os.PathLike[str] | Ranker | Ensemble, method: str) -> Any:
+  """The ranker of a place, loaded unless it is one; refuses (ValueError) one without `method`."""
   if isinstance(place, (str, os.PathLike)):
     return load(place)
-  if not hasattr(place, "rank"):
-    raise ValueError(f"the model is a {type(place).__name__}, expected a folder, a model file, the "
-                     "name of a model that ships, or a ranker from `load`")
+  if not hasattr(place, method):
+    raise ValueError(f"the model is of type {type(place).__name__}, expected a folder, a model "
+                     "file, the name of a model that ships, or a ranker from `load`")
   return place
 
 
@@ -410,4 +410,4 @@ def rank(
     >>> bool(scores[order[0]] == scores.min())
     True
   """
-  return _ranker(place).rank(graph)
+  return _ranker(place, "rank").rank(graph)

@@ -122,7 +122,7 @@ class TextProgram:
       ValueError: the layers do not fit into the nodes.
     """
     program = Program()
-    tape: list[tuple] = []
+    tape: list[_Product] = []
     dims = (self.batch, self.sequence, self.hidden)
     flat = (self.batch * self.sequence, self.hidden)
     ids = program.add("parameter", dims[:2], dtype="s32")

@@ -85,7 +85,7 @@ class Op:
 
 def node_features(ops: Sequence[Op]) -> np.ndarray:
   """The features of instructions, `[N, 140]` float32; column 0 (root) is left 0."""
-  lists = {
+  lists: dict[str, Sequence[Sequence[int]]] = {
       "shape": [op.dims for op in ops], "dimensions": [op.dimensions for op in ops],
       "minor_to_major": [range(len(op.dims))[::-1] for op in ops],  # the last dimension is minor
       "tuple_size": [(op.tuple_size,) for op in ops],

@@ -377,8 +377,8 @@ def _elements(axes: tuple[str, ...], tile: np.ndarray) -> dict[str, np.ndarray]:
 
 def _pieces(kernel: Kernel, tile: dict[str, np.ndarray]) -> np.ndarray:
   """Into how many pieces a tile cuts its axes, [C] float64."""
-  pieces: list[np.ndarray | float] = [np.ceil(kernel.sizes[a] / t) for a, t in tile.items()]
-  return np.prod(pieces or [1.0], axis=0)
+  pieces = [np.ceil(kernel.sizes[axis] / extent) for axis, extent in tile.items()]
+  return np.prod(np.array(pieces), axis=0) if pieces else np.array(1.0)
 
 
 def _registers(kernel: Kernel, node: int, tile: dict[str, np.ndarray]) -> np.ndarray:

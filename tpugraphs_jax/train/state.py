@@ -416,7 +416,8 @@ def make_train_step(
 
   def loss_fn(params, perturbations, batch, key):
     variables = {"params": params, "perturbations": perturbations}
-    flags = dict(train=True, mutable=["activity", *collections], rngs={"dropout": key})
+    flags: dict[str, Any] = dict(
+        train=True, mutable=["activity", *collections], rngs={"dropout": key})
     chunked = functools.partial(apply_in_chunks, model, config_chunk=config_chunk)
     scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **flags)
     totals, counts = losses_lib.loss_sums(

@@ -10,6 +10,7 @@ Model Explorer comes with the extra `view`. Without it the same values are a tab
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from tpugraphs_jax.collect import layouts
 from tpugraphs_jax.graph import OpGraph
@@ -23,7 +24,7 @@ MISSING = ('the picture needs Model Explorer, and this is its table: pip install
 
 def show(
     graph: OpGraph, config: int | None = None, *, against: int | None = None,
-    model: object = None, port: int = 0, browser: bool = True, as_table: bool = False,
+    model: Any = None, port: int = 0, browser: bool = True, as_table: bool = False,
 ) -> None:
   """Shows a graph: in a notebook below the cell, elsewhere in a browser until it is interrupted.
 

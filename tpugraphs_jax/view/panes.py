@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Pane(NamedTuple):
 
 
 def of_graph(
-    graph: OpGraph, config: int | None = None, *, against: int | None = None, model: object = None,
+    graph: OpGraph, config: int | None = None, *, against: int | None = None, model: Any = None,
 ) -> list[Pane]:
   """The sides of a graph: none of its configurations, one, or `against` and then `config`.
 

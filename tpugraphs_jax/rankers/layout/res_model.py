@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import operator
-from typing import cast
 
 from flax import linen as nn
 import jax
@@ -27,12 +26,13 @@ from tpugraphs_jax.data import plan
 from tpugraphs_jax.data.batching import (
   ABSENT,
   Adjacency,
+  Array,
   LayoutBatch,
   Neighbours,
   PreparedGraph,
   Slate,
 )
-from tpugraphs_jax.data.plan import ConfigSampler, Draw, SlateDraft
+from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, OPERANDS, USERS
 from tpugraphs_jax.nn.layers import (
@@ -66,7 +66,7 @@ class BlockPrograms(base.Programs):
           "this model samples blocks of nodes, which does not go with segments: set model.dropout "
           "to fullgraph, or train on whole graphs (variant full)")
 
-  def draw(self, graphs: Sequence[PreparedGraph], sampler: ConfigSampler) -> Draw:
+  def draw(self, graphs: Sequence[PreparedGraph], sampler: Sampler) -> Draw:
     """Draws slates and a block of each; see `Family.draw`."""
     def draw(number: int, rng: np.random.Generator, turn: int) -> SlateDraft:
       graph = graphs[number]
@@ -178,8 +178,8 @@ class ResModel(base.Network):
     """
     (config_kernel, *kernels), bias = self.pre_0(
         (slates.batch.rows.shape[-1], *(part.shape[-1] for part in static)))
-    shared = sum(map(self.matmul, static, kernels))
-    shared += bias.astype(shared.dtype)
+    shared, *others = map(self.matmul, static, kernels)
+    shared = sum(others, shared) + bias.astype(shared.dtype)
     x = slates.nodes(shared) + self.project(config_kernel, slates)
     summands: tuple[Nodes, ...] = (x.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v)))),)
     for layer in range(self.num_gnns):
@@ -223,11 +223,11 @@ class ResModel(base.Network):
     sizes = batch.rows.shape[-1], self.hidden_dim
     return self.update_0[layer](sizes * len(self.directions))
 
-  def matmul(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+  def matmul(self, x: Array, kernel: jax.Array) -> jax.Array:
     """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""
     return layers.matmul(x, kernel, dtype=self.dtype)
 
-  def project(self, kernel: jax.Array, slates: Slates) -> Nodes:
+  def project(self, kernel: jax.Array, slates: Slates[LayoutBatch]) -> Nodes:
     """Applies a block of a kernel to the configurations of a batch: `[N, C, H]`."""
     rows = Layouts(slates, _CONFIG_GAIN * slates.batch.rows)
     return rows.map(lambda values: self.matmul(values, kernel))
@@ -238,8 +238,10 @@ class ResModel(base.Network):
     Concatenates the mean over nodes, the normalised sum over nodes and the normalised sum over
     configurable nodes.
     """
-    total = sum(map(pooling.total, summands))
-    configurable = sum(pooling.total(x, configurable=True) for x in summands)
+    first, *others = map(pooling.total, summands)
+    total = sum(others, first)
+    first, *others = (pooling.total(x, configurable=True) for x in summands)
+    configurable = sum(others, first)
     mean = total / pooling.count(summands[0].slates)
     pooled = [mean, layers.l2_normalize(total), layers.l2_normalize(configurable)]
     return jnp.concatenate(pooled, axis=-1)
@@ -251,10 +253,9 @@ def add_to_configurable(x: Nodes, config: Nodes) -> Nodes:
   return dataclasses.replace(x, varying=x.varying.at[: len(rows)].add(rows))
 
 
-def inside_block(slates: Slates) -> Slates:
+def inside_block(slates: Slates[LayoutBatch]) -> Slates:
   """The slates with messages and configurations inside their blocks only."""
-  batch = cast(LayoutBatch, slates.batch)
-  by_hop = slates.by_hop
+  batch, by_hop = slates.batch, slates.by_hop
   keep, last = jnp.asarray(batch.block_mask), len(by_hop.nodes) - 1
   at = lambda nodes: keep.at[nodes].get(mode="fill", fill_value=False)
   among_rows = among(by_hop.adjacency, at(slates.nodes_within(last)))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, targets
+from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, PreparedGraph, Slate, targets
 from tpugraphs_jax.data.reduction import edge_matrix
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 
@@ -173,27 +173,27 @@ class Stale(NamedTuple):
   Axis J has an entry per segment, or one entry for the sum of all.
   """
 
-  value: np.ndarray  # [G, C, J, P] float32 or bfloat16
-  known_mask: np.ndarray  # [G, C, J] bool
+  value: Array  # [G, C, J, P] float32 or bfloat16
+  known_mask: Array  # [G, C, J] bool
 
 
 class Others(NamedTuple):
   """A batch of segments without gradients."""
 
   batch: LayoutBatch  # G * S slates
-  graph: np.ndarray  # [G * S] int32 index of the graph in the batch, G in padding
+  graph: Array  # [G * S] int32 index of the graph in the batch, G in padding
 
 
 class SegmentBatch(NamedTuple):
   """G graphs, each with S segments and C configurations."""
 
   fresh: LayoutBatch  # G * S slates, graph after graph
-  fresh_id: np.ndarray  # [G, S] int32 segment numbers, -1 in padding
-  segments: np.ndarray  # [G] int32 number of segments J of the graph, 1 in padding
-  target: np.ndarray  # [G, C] float32, larger = slower
-  config_mask: np.ndarray  # [G, C] bool
-  graph_id: np.ndarray  # [G] int32 number of the training graph, -1 in padding
-  config_id: np.ndarray  # [G, C] int32 configuration number, -1 in padding
+  fresh_id: Array  # [G, S] int32 segment numbers, -1 in padding
+  segments: Array  # [G] int32 number of segments J of the graph, 1 in padding
+  target: Array  # [G, C] float32, larger = slower
+  config_mask: Array  # [G, C] bool
+  graph_id: Array  # [G] int32 number of the training graph, -1 in padding
+  config_id: Array  # [G, C] int32 configuration number, -1 in padding
   others: tuple[Others, ...] = ()  # the training step recomputes them
   stale: Stale | None = None  # set by the training step
 
@@ -273,10 +273,10 @@ class HeadGraph:
 class HeadBatch(NamedTuple):
   """G slates with sums of readouts."""
 
-  total: np.ndarray  # [G, C, P] float32
-  segments: np.ndarray  # [G] int32
-  target: np.ndarray  # [G, C] float32, larger = slower
-  config_mask: np.ndarray  # [G, C] bool
+  total: Array  # [G, C, P] float32
+  segments: Array  # [G] int32
+  target: Array  # [G, C] float32, larger = slower
+  config_mask: Array  # [G, C] bool
 
 
 def assemble_head(slates: Sequence[Slate[HeadGraph]], *, graphs: int, configs: int) -> HeadBatch:

@@ -30,9 +30,9 @@ import numpy as np
 import optax
 
 from tpugraphs_jax.data import batching, selection
-from tpugraphs_jax.data.batching import Budget, LayoutBatch, Slate
+from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, Slate
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.data.plan import ConfigSampler, Draw, SlateDraft
+from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.layers import Precise
@@ -147,7 +147,7 @@ class SegmentModel(Precise):
     pooled = self.model.embed(batch, train=train)
     return self.model.score(pooled)[..., None] if self.readout == "scalar" else pooled
 
-  def head(self, total: jax.Array, segments: jax.Array) -> jax.Array:
+  def head(self, total: jax.Array, segments: Array) -> jax.Array:
     """Scores `[G, C]` of totals `[G, C, P]` over `segments [G]` segments."""
     if self.aggregation == "mean":
       total = total / jnp.maximum(segments, 1)[:, None, None]
@@ -167,7 +167,7 @@ class SegmentModel(Precise):
                         batch.stale.value.astype(jnp.float32), precision="highest")
     return jnp.broadcast_to(weight, mask.shape[:2]), others
 
-  def draw(self, graphs: int, shape: tuple[int, int]) -> jax.Array:
+  def draw(self, graphs: int, shape: Sequence[int]) -> jax.Array:
     """Mask of kept entries, `[G, C, J]` or `[G, 1, J]` bool, for any number of devices the same."""
     configs, entries = shape
     if self.keep == 1:
@@ -209,6 +209,7 @@ class Segments(Family):
     programs: the argument; prepares and batches segments like small programs.
   """
 
+  network: SegmentModel
   sown = (READOUT_COLLECTION,)
   encodes = "segment_readout"
 
@@ -265,7 +266,7 @@ class Segments(Family):
         "and not used", len(graphs), sum(segments), min(segments), max(segments), cut, edges,
         100 * cut / max(edges, 1))
 
-  def draw(self, graphs: Sequence[SegmentedGraph], sampler: ConfigSampler) -> Draw:
+  def draw(self, graphs: Sequence[SegmentedGraph], sampler: Sampler) -> Draw:
     """Draws the fresh segments of a slate, which set its sizes, then its configurations."""
     def draw(number: int, rng: np.random.Generator, turn: int) -> SlateDraft:
       graph = graphs[number]

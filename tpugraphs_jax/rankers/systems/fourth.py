@@ -23,7 +23,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batching import ABSENT, LayoutBatch
+from tpugraphs_jax.data.batching import ABSENT, Array, LayoutBatch
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import take_rows
 from tpugraphs_jax.nn.linear import Opcodes
@@ -112,7 +112,7 @@ def configurable_edges(slates: Slates) -> Edges:
   return Edges(*(jnp.where(real, end, ABSENT) for end in (consumer, producer, row)))
 
 
-def _ends(receiver: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _ends(receiver: jax.Array, index: Array) -> tuple[jax.Array, jax.Array]:
   """Receivers and senders of a table, `[rows * slots]` each."""
   return jnp.repeat(receiver, index.shape[1]), jnp.asarray(index).reshape(-1)
 

@@ -87,7 +87,7 @@ def kernel_work(graph: OpGraph) -> np.ndarray:
   is_result[producer[(is_result & is_in(["tuple"]))[consumer]]] = True
   work = [operations.sum(), size[is_in(["parameter"])].sum(), size[is_result].sum(),
           elements[is_in(_TRANSCENDENTAL)].sum()]
-  return np.tile(np.float32(work), (graph.num_nodes, 1))
+  return np.tile(np.array(work, np.float32), (graph.num_nodes, 1))
 
 
 # Network.

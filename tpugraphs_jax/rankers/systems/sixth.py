@@ -142,8 +142,8 @@ class SixthGin(Sixth):
       # Published: the fourth layer reads the second.
       x = results[1] if number == 3 else results[-1] if results else first
       results.append(Gin(self.width, self.linear, name=f"conv_{number}")(x))
-    readout = sum(pooling.mean(result) for result in results)
-    return self.head(readout, jnp.asarray(batch.config_mask))
+    readout, *others = map(pooling.mean, results)
+    return self.head(sum(others, readout), jnp.asarray(batch.config_mask))
 
 
 class Gin(nn.Module):

@@ -16,7 +16,7 @@ import jraph
 import numpy as np
 
 from tpugraphs_jax.data import batching, feature_blocks
-from tpugraphs_jax.data.batching import ABSENT, Adjacency
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, Array
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables import terms as terms_lib
@@ -28,22 +28,22 @@ _OPERANDS = 3  # classes of operands: first, second, later
 class Choices(NamedTuple):
   """The choices of groups, and the configurable nodes of each group."""
 
-  row: np.ndarray  # [B, R] int32 dictionary row of each choice, or ABSENT
-  node: np.ndarray  # [K] int32 node of the graph, or ABSENT
-  group: np.ndarray  # [K] int32 its group, or ABSENT
-  feat: np.ndarray  # [K, R, F] float32 features of each choice
-  weight: np.ndarray  # [K] float32 bytes of the output, in the unit of the program
+  row: Array  # [B, R] int32 dictionary row of each choice, or ABSENT
+  node: Array  # [K] int32 node of the graph, or ABSENT
+  group: Array  # [K] int32 its group, or ABSENT
+  feat: Array  # [K, R, F] float32 features of each choice
+  weight: Array  # [K] float32 bytes of the output, in the unit of the program
 
 
 class GroupPairs(NamedTuple):
   """Pairs of groups, and the pairs of nodes between them."""
 
-  groups: np.ndarray  # [Q, 2] int32, or ABSENT
-  ends: np.ndarray  # [P, 3] int32 nodes: first end, second end, meeting node; or ABSENT
-  feat: np.ndarray  # [P, F] float32 `pair_features`
-  weight: np.ndarray  # [P] float32 bytes of the smallest tensor between, in the unit of the program
-  column: np.ndarray  # [P] int32 pair of groups, ascending, or ABSENT
-  is_turned: np.ndarray  # [P] bool: the first end is in the second group
+  groups: Array  # [Q, 2] int32, or ABSENT
+  ends: Array  # [P, 3] int32 nodes: first end, second end, meeting node; or ABSENT
+  feat: Array  # [P, F] float32 `pair_features`
+  weight: Array  # [P] float32 bytes of the smallest tensor between, in the unit of the program
+  column: Array  # [P] int32 pair of groups, ascending, or ABSENT
+  is_turned: Array  # [P] bool: the first end is in the second group
 
 
 class TableBatch(NamedTuple):
@@ -51,13 +51,13 @@ class TableBatch(NamedTuple):
 
   graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
   adjacency: Adjacency
-  rows: np.ndarray  # [R', 18] float32 dictionary of configuration rows of all slates
+  rows: Array  # [R', 18] float32 dictionary of configuration rows of all slates
   choices: Choices
   pairs: GroupPairs
-  group_graph: np.ndarray  # [B] int32 slate of each group, or ABSENT
-  code: np.ndarray  # [B, C] choice of each group, uint8 or a larger type
-  target: np.ndarray  # [G, C] float32, larger = slower
-  config_mask: np.ndarray  # [G, C] bool
+  group_graph: Array  # [B] int32 slate of each group, or ABSENT
+  code: Array  # [B, C] choice of each group, uint8 or a larger type
+  target: Array  # [G, C] float32, larger = slower
+  config_mask: Array  # [G, C] bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class PreparedTables:
 
   @property
   def configs(self) -> LayoutConfigs:
-    return self.graph.configs  # type: ignore[return-value]  # programs have layouts
+    return self.graph.configs
 
 
 def prepare(

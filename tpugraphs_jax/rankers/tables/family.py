@@ -19,7 +19,7 @@ from tpugraphs_jax.data import plan, reduction
 from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.rankers.base import Programs
+from tpugraphs_jax.rankers.base import Family
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.tables import batches, charges, search, terms
 from tpugraphs_jax.rankers.tables.batches import PreparedTables, TableBatch
@@ -39,7 +39,7 @@ class Cheapest(NamedTuple):
   is_exact: bool
 
 
-class TablesFamily(Programs):
+class TablesFamily(Family):
   """Programs, for networks with a method `tables(batch) -> [B, R, heads], [Q, R, R, heads]`.
 
   The network also has `pair_hops`, the most edges between two nodes with a pair cost, and

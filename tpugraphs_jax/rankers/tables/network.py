@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.data import feature_blocks
-from tpugraphs_jax.data.batching import ABSENT
+from tpugraphs_jax.data.batching import ABSENT, Array
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import (
   degree,
@@ -69,7 +69,7 @@ class TablePart(nn.Module):
   def dense(self, name: str | None = None, features: int | None = None, **options) -> nn.Dense:
     return Dense(features or self.features, name=name, dtype=self.dtype, **options)
 
-  def drop(self, x: jax.Array, slate_of: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
+  def drop(self, x: jax.Array, slate_of: Array, batch: TableBatch, train: bool) -> jax.Array:
     """Dropout on `x [n, ...]`; arguments as in `SlateDropout`."""
     return SlateDropout(self.dropout)(x, slate_of, len(batch.target), train=train)
 
@@ -96,7 +96,7 @@ class GraphEncoder(TablePart):
     return x
 
 
-def row_features(rows: jax.Array) -> jax.Array:
+def row_features(rows: Array) -> jax.Array:
   """Features `[R', 141]` float32 of rows with layout values `[R', 18]`.
 
   One-hot values; then, for each pair of consecutive dimensions in the three layouts, 1 if they
@@ -112,13 +112,13 @@ def row_features(rows: jax.Array) -> jax.Array:
   return jnp.concatenate([flat(one_hot), flat(order)], axis=1)
 
 
-def add_up(x: jax.Array, index: jax.Array, rows: int) -> jax.Array:
+def add_up(x: Array, index: Array, rows: int) -> jax.Array:
   """Sums rows of `x [n, ...]` with equal indices into `[rows, ...]` float32."""
   return jnp.zeros((rows,) + x.shape[1:], jnp.float32).at[index].add(
       x.astype(jnp.float32), mode="drop")
 
 
-def by_bytes(cost: jax.Array, weight: jax.Array) -> jax.Array:
+def by_bytes(cost: jax.Array, weight: Array) -> jax.Array:
   """The first half of `cost [..., 2 n]` times bytes, plus the second half: `[..., n]` float32."""
   scaled, flat = jnp.split(cost.astype(jnp.float32), 2, axis=-1)
   return scaled * weight + flat * _FLAT
@@ -156,7 +156,8 @@ class ScoreTables(base.Network):
   choice_features = staticmethod(feature_blocks.choice_features)
 
   def setup(self):
-    options = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype)
+    options: dict[str, Any] = dict(
+        features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype)
     self.encoder = GraphEncoder(op_embed_dim=self.op_embed_dim, rounds=self.num_gnns, **options)
     self.row_state = Dense(self.hidden_dim, dtype=self.dtype)
     self.unary_costs = _UnaryCosts(heads=self.heads, **options)
@@ -359,7 +360,7 @@ class _ColumnWeights(TablePart):
     return weight * _is_apart(batch)
 
 
-def group_slates(batch: TableBatch, group: jax.Array) -> jax.Array:
+def group_slates(batch: TableBatch, group: Array) -> jax.Array:
   """The slate of each group `[n]` int32, ABSENT for padding."""
   return jnp.asarray(batch.group_graph).at[group].get(mode="fill", fill_value=ABSENT)
 
@@ -376,7 +377,7 @@ def _is_apart(batch: TableBatch) -> jax.Array:
   return (groups[:, :1] != groups[:, 1:]).astype(jnp.float32)
 
 
-def _of_configs(states: jax.Array, code: jax.Array) -> jax.Array:
+def _of_configs(states: jax.Array, code: Array) -> jax.Array:
   """Selects states `[B, C, F]` of the choices `code [B, C]` from `states [B, R, F]`."""
   return jnp.take_along_axis(states, jnp.asarray(code, jnp.int32)[..., None], axis=1)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
-from typing import cast, NamedTuple
+from typing import NamedTuple
 
 from absl import logging
 import numpy as np
@@ -131,7 +131,7 @@ class Terms:
 
 
 def terms_of(
-    graph: OpGraph, *, hops: int = node_pairs.HOPS, max_choices: int = MAX_CHOICES
+    graph: OpGraph[LayoutConfigs], *, hops: int = node_pairs.HOPS, max_choices: int = MAX_CHOICES
 ) -> Terms:
   """The choices that occur in the configurations of a graph, and their pairs.
 
@@ -143,7 +143,7 @@ def terms_of(
     hops: most edges between the two nodes of a pair.
     max_choices: most choices of a group in a column.
   """
-  configs = cast(LayoutConfigs, graph.configs)
+  configs = graph.configs
   pairs = node_pairs.find_pairs(graph, hops=hops)
   group_row, groups = configs.group_row, configs.group_row.shape[1]
   occurs = np.zeros((groups, len(configs.rows)), bool)
