@@ -16,7 +16,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 # this folder. `make test` runs all other tests, the lane `quick`.
 LANES = {
     "faults": ("faults",),
-    "hosts": ("infra/test_parallel.py", "infra/test_remote.py", "infra/test_jobs.py",
+    "hosts": ("infra/test_parallel.py", "infra/test_buckets.py", "infra/test_jobs.py",
               "collect/test_command.py"),
     "systems": ("run/test_presets.py", "run/test_together.py", "run/test_training.py",
                 "rankers/systems", "rankers/test_lowering.py", "rankers/test_precision.py"),

@@ -78,7 +78,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
       print(f"error: {one_line(error)}", file=sys.stderr)
       return 2
     except KeyboardInterrupt:
-      print("interrupted: the same command continues from here", file=sys.stderr)
+      print("interrupted: finished work is kept; run the same command again", file=sys.stderr)
       return 130
 
   return run
