@@ -1,4 +1,4 @@
-"""Compiles small steps of every family for a TPU v3 and an NVIDIA H100: part of CI.
+"""Compiles small steps for a TPU v3 and an NVIDIA H100: part of CI.
 
     python tests/compilers.py
 

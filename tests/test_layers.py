@@ -74,7 +74,7 @@ def test_a_layer_knows_only_its_own_tools(path):
 
 
 # Modules of `rankers` that all families share; every other folder or module is a family.
-SHARED = {"base", "scorer", "settings", "official_weights"}
+SHARED = {"base", "scorer", "official_weights"}
 # `segments` wraps families of whole programs.
 WRAPPED = {"segments": {"layout"}}
 

@@ -39,7 +39,6 @@ def files_of(config: str) -> list[str]:
 
   with tempfile.TemporaryDirectory() as workdir:
     sys.argv = ["run", f"--config={config}", "--synthetic", f"--workdir={workdir}/run"]
-    os.execv = lambda *arguments: None  # a restart of the process would lose the list
     threading.setprofile(profile)
     sys.setprofile(profile)
     try:

@@ -40,12 +40,12 @@ def gst(config: ConfigDict) -> None:
 
 
 def seventh(config: ConfigDict) -> None:
-  """7th place: Graph Segment Training with an activation between its rounds.
+  """7th place: Graph Segment Training with an activation after each round.
 
   Published: the system is based on the code of Graph Segment Training, samples segments to save
   memory, has additional models by edge and by shape of nodes, and ranks tiles with the official
-  model (the default of `configs/tile.py`). There is no public code. Here it is `gst` with an
-  activation after each round, without the additional models.
+  model (the default of `configs/tile.py`). There is no public code. The additional models are left
+  out here.
   """
   gst(config)
   config.model.activate_rounds = True

@@ -1,1 +1,1 @@
-"""Training: step, state, loop, checkpoints, log."""
+"""Training: state and step, loop, checkpoints, log."""
