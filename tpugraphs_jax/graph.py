@@ -1,6 +1,6 @@
 """The graph types: `OpGraph` on the host, its configurations, and axis names.
 
-Shape letters used in every comment of the project: N nodes, E edges, G graphs,
+Shape letters, unless a docstring defines its own: N nodes, E edges, G graphs,
 C configurations, K configurable nodes, F features, R distinct configuration
 rows, S - 1 stretches of HLO computations.
 
@@ -55,7 +55,7 @@ class _Configs:
 class TileConfigs(_Configs):
   """Tile-size choices of one kernel and their measured runtimes."""
 
-  config_feat: np.ndarray  # [C, 24] float32: kernel, output, input bounds
+  config_feat: np.ndarray  # [C, 24 or more] float32: kernel, output, input bounds, added blocks
   runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
   normalizer_ns: np.ndarray  # [C] int64 nanoseconds of the default tile
 

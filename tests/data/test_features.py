@@ -153,7 +153,7 @@ def test_every_column_is_in_one_group():
 @pytest.mark.parametrize("text, problem", [
     ("log", "'log'"), ("shape=minmax", "leaves out type"), ("colour=minmax,*=none", "'colour'"),
     ("*=none,shape=", "of shape"), *((f"shape={kind},*=none", "log_offset") for kind in (
-        "log_offset", "log_offset()", "log_offset(0)", "log_offset(-1)")),
+        "log_offset", "log_offset()", "log_offset(0)", "log_offset(-1)", "log_offset(1.2.3)")),
     ("minmax,standardize", "transform"), ("", "transform"),
 ])
 def test_a_bad_specification_names_its_mistake(text, problem):

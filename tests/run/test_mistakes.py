@@ -51,6 +51,7 @@ SIMPLE = {
     "loss": ("tile", "--config.loss.losses=Nope:1", "unknown loss 'Nope'"),
     "loss without weight": ("tile", "--config.loss.losses=MSE",
                             "--config.loss.losses is 'MSE', expected NAME:WEIGHT, as in MSE:1"),
+    "task": ("tile", "--config.task=nope", "task is 'nope', expected one of tile"),
     "sampling": ("tile", "--config.batch.sampling=x", "sampling is 'x', expected one of"),
     "rate": ("tile", "--config.optimizer.learning_rate=-1", "learning_rate is -1.0, expected"),
     "pooling": (
@@ -79,6 +80,8 @@ def mistakes(tmp_path_factory):
   runs["variant of layouts"] = (flags("tile", jobs, new(), config="configs/tile.py:xla-random"),
                                 "variant of configs/layout.py")
   runs["config file"] = (flags("tile", jobs, new(), config="configs/nope.py"), "configs/nope.py")
+  runs["printed task"] = (flags("tile", jobs, new(), "--print_config", "--config.task=nope"),
+                          "task is 'nope', expected one of tile")
   runs["no workdir"] = ["run_tile.py"], "--workdir is missing: name a folder"
   runs["no data"] = (["run_tile.py", f"--workdir={new()}"], "there is no data at ~/data/tpugraphs/"
                      "npz: download it (python -m tpugraphs_jax.data.download --data_root ~")
@@ -148,7 +151,8 @@ def snapshot(folder):
 
 
 NAMES = [
-    *SIMPLE, "variant", "variant of layouts", "two variants", "config file", "no workdir",
+    *SIMPLE, "variant", "variant of layouts", "two variants", "config file", "printed task",
+    "no workdir",
     "no data", "two sources", "bucket", "data_root", "workdir is a file", "indices",
     "evaluate untrained", "predict untrained", "used workdir", "another config",
     "evaluate another config", "not finite",

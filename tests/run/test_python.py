@@ -4,6 +4,7 @@ import jobs as jobs_lib
 import pytest
 
 import tpugraphs_jax
+from tpugraphs_jax.run.python import Run
 
 FEW = dict(train__epochs=2, batch__slates_per_epoch=20, batch__graphs=4)
 
@@ -30,6 +31,13 @@ def test_a_second_run_in_the_folder_is_refused_unless_it_goes_on(run):
     tpugraphs_jax.train_model("tile.py:ci", **options)
   again = tpugraphs_jax.train_model("tile.py:ci", resume=True, **options)
   assert again.metrics == run.metrics
+
+
+def test_a_metric_that_is_no_number_is_left_out_of_the_text_of_a_run(tmp_path):
+  (tmp_path / "summary.json").write_text(
+      '{"validation": {"metrics": {"kendaltau_mean": null, "opa_pooled": 0.5}}}')
+  run = Run(tmp_path)
+  assert run.metrics["kendaltau_mean"] is None and "opa_pooled 0.5000" in repr(run)
 
 
 def test_an_unknown_field_is_refused_with_the_nearest(tmp_path):

@@ -34,7 +34,7 @@ def test_a_damaged_summary_is_begun_anew(tmp_path, text):
 def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path):
   config = parts.config_of("tile", seed=7, data_root="data", **{"data.search": ""})
   results.update_summary(tmp_path, validation={})
-  results.begin_summary(config, tmp_path, "tile:xla")
+  results.begin_summary(config, tmp_path, Collection("tile:xla"))
   found = results.read_summary(tmp_path)
   assert "validation" not in found and found["model"] == "EarlyJoinSAGE" and found["seed"] == 7
 

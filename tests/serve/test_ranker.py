@@ -146,6 +146,14 @@ def test_a_checkpoint_of_another_config_is_refused(jobs, field, value):
     load(jobs, {field: value})
 
 
+def test_a_model_file_of_another_config_is_refused(jobs, tmp_path):
+  shutil.copy(jobs.workdir("tile_whole") / model_file.MODEL_FILE, tmp_path)
+  config = model_file.config_of(tmp_path)
+  assert Ranker.load(tmp_path, config | {"train": {}}).params
+  with pytest.raises(ValueError, match="data.pad_value"):
+    Ranker.load(tmp_path, config | {"data": config["data"] | {"pad_value": -1}})
+
+
 def test_what_a_model_does_not_depend_on_may_change(jobs):
   free = {"eval.configs": 7, "eval.graphs": 2, "train.epochs": 50, "data.skip_bad_files": True,
           "batch.config_chunk": 3,
@@ -267,7 +275,7 @@ def test_a_charge_is_the_score_change_of_one_exchanged_choice(kind, jobs):
   order, scores = ranker.rank(graph)
   worst, best = int(order[-1]), int(order[0])
   rows = ranker.explain(graph, worst)
-  assert rows and [row.score for row in rows] == sorted((r.score for r in rows), reverse=True)
+  assert rows and [row.change for row in rows] == sorted((r.change for r in rows), reverse=True)
   for row in rows[:3]:
     if kind == "tile":
       feat = graph.configs.config_feat[[worst]].copy()
@@ -278,12 +286,12 @@ def test_a_charge_is_the_score_change_of_one_exchanged_choice(kind, jobs):
           normalizer_ns=np.ones(1, np.int64))
     else:
       decoded = graph.configs.decode(np.array([worst, best]))
-      places = [list(graph.config_node).index(node) for node in row.nodes]
+      places = [list(graph.config_node).index(node) for node in row.places]
       assert all(tuple(decoded[0, place]) == row.choice for place in places)
       decoded[0, places] = decoded[1, places]
       configs = factor_layout_configs(decoded[:1], np.zeros(1, np.int64))
     (changed,) = ranker.scores([dataclasses.replace(graph, configs=configs)])
-    assert row.score == pytest.approx(scores[worst] - changed[0], abs=1e-4)
+    assert row.change == pytest.approx(scores[worst] - changed[0], abs=1e-4)
   assert ranker.explain(graph, best) == []
   with pytest.raises(ValueError, match="99999"):
     ranker.explain(graph, 99999)

@@ -170,7 +170,8 @@ def test_swa_counts_updates_and_not_the_steps_that_they_gather():
         "name": ["sgd"], "learning_rate": [-1e-3, float("nan"), float("inf")],
         "schedule": ["linear"], "warmup_fraction": [1.0], "final_learning_rate": [2.0],
         "milestones": [(0.9, 0.6), (1.5,)], "milestone_factor": [0.0], "beta1": [1.0],
-        "beta2": [-0.1], "eps": [0.0], "weight_decay": [-1.0, 0.1], "clip_norm": [-1.0],
+        "beta2": [-0.1], "eps": [0.0], "weight_decay": [-1.0, 0.1], "decay_layers": [("head",)],
+        "clip_norm": [-1.0],
         "clip_norm_per_variable": [-1.0], "accumulation_steps": [0], "average_decay": [1.0],
         "average_window": [(0.5,), (0.5, 0.5), (0.5, 1.5), (-0.1, 0.5)]}.items()
     for value in values])

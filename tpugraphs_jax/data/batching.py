@@ -370,7 +370,7 @@ def assemble_tile(
     budget: numbers of nodes, edges and overflow rows of the batch.
     graphs: slates G of the batch.
     configs: configurations C per slate.
-    transform: maps raw `[n, 24]` configuration features to model inputs.
+    transform: maps raw `[n, 24 or more]` configuration features to model inputs.
 
   Raises:
     ValueError: the slates exceed the budget.

@@ -95,12 +95,12 @@ def registers(node_feat: np.ndarray) -> np.ndarray:
     node_feat: `[140]` of one node. If its layout is not an order of the dimensions, the last
       dimension is minor.
   """
-  sizes = node_feat[DIMENSIONS].astype(np.int64)
-  rank = int((sizes > 0).sum())
+  shape = node_feat[DIMENSIONS].astype(np.int64)
+  rank = int((shape > 0).sum())
   minor_to_major = node_feat[NODE["minor_to_major"]].astype(np.int64)[:rank]
   if sorted(minor_to_major.tolist()) != list(range(rank)):
     minor_to_major = np.arange(rank)[::-1]
-  counts = sizes[minor_to_major]
+  counts = shape[minor_to_major]
   units = (LANES * SUBLANES,) if rank == 1 else (LANES, SUBLANES)[:rank]
   counts[: len(units)] = -(-counts[: len(units)] // units)
   return counts[::-1]
@@ -117,8 +117,8 @@ def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
     if len(operands) == 2:
       return {"output": registers(graph.node_feat[node]),
               "kernel": registers(graph.node_feat[operands[1]])}
-  sizes = graph.node_feat[:, DIMENSIONS].astype(np.float64)
-  elements = np.where(sizes[:, 0] > 0, np.maximum(sizes, 1).prod(axis=1), 0)
+  shape = graph.node_feat[:, DIMENSIONS].astype(np.float64)
+  elements = np.where(shape[:, 0] > 0, np.maximum(shape, 1).prod(axis=1), 0)
   return {"output": registers(graph.node_feat[elements.argmax()]), "kernel": none}
 
 
@@ -164,7 +164,6 @@ def with_config_features(graph: OpGraph, names: Sequence[str]) -> OpGraph:
 Block = Callable[[OpGraph], np.ndarray]  # raw features [N, F] of a graph of N nodes
 BLOCKS = Registry("data.features")
 RELEASED = "released"
-_LAYOUT = NODE["minor_to_major"]
 
 
 @BLOCKS.register(RELEASED)
@@ -180,13 +179,13 @@ def released(graph: OpGraph, pad_value: int = 0) -> np.ndarray:
   if pad_value == 0:
     return feat
   feat = feat.copy()
-  feat[:, _LAYOUT][np.arange(MAX_RANK)[None] >= _rank(feat)[:, None]] = pad_value
+  feat[:, NODE["minor_to_major"]][np.arange(MAX_RANK)[None] >= _rank(feat)[:, None]] = pad_value
   return feat
 
 
 def _rank(feat: np.ndarray) -> np.ndarray:
   """Rank of each node's result, `[N]`: the number of sizes before the first 0."""
-  return np.cumprod(feat[:, sizes(NODE["shape"])] != 0, axis=1).sum(axis=1)
+  return np.cumprod(feat[:, DIMENSIONS] != 0, axis=1).sum(axis=1)
 
 
 def signed_log(x: np.ndarray) -> np.ndarray:
@@ -228,7 +227,7 @@ def _fits_window(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
 def _fits_product(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
   """Whether a dot without batches of `left [6]` and `right [6]` has the shape in `feat`."""
   sides = [[int(size) for size in side if size] for side in (left, right)]
-  result = [int(size) for size in feat[sizes(NODE["shape"])] if size]
+  result = [int(size) for size in feat[DIMENSIONS] if size]
   return any(
       a == b and sides[0][:i] + sides[0][i + 1 :] + sides[1][:j] + sides[1][j + 1 :] == result
       for i, a in enumerate(sides[0]) for j, b in enumerate(sides[1]))

@@ -27,7 +27,7 @@ from tpugraphs_jax.graph import OpGraph, SPLITS
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.options import option, Options, Registry
 
-_LOG_OFFSET = re.compile(r"log_offset\(([0-9.]+)\)")
+_LOG_OFFSET = re.compile(r"log_offset\((\d+\.?\d*|\.\d+)\)")
 
 
 class Statistics(NamedTuple):

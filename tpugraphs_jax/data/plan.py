@@ -103,7 +103,7 @@ def config_draw(
 def graph_weights(
     configs: Sequence[TileConfigs | LayoutConfigs], kind: str, count: int
 ) -> np.ndarray | None:
-  """Relative frequency of each graph in training, `[graphs]` float64.
+  """Relative frequency of each graph in training, `[graphs]` float64; int64 for `every_config`.
 
   Args:
     configs: of each graph.

@@ -123,7 +123,11 @@ def _neighborhood(graph: OpGraph, options: Reduction) -> tuple[OpGraph, np.ndarr
 
 
 def _near(graph: OpGraph, options: Reduction) -> tuple[np.ndarray, np.ndarray]:
-  """Nodes `[N]` bool within some edges of a configurable node, and edges `[E]` bool."""
+  """The nodes and the edges that remain, as masks `[N]` and `[E]` bool.
+
+  Nodes are at most `reduction_hops` edges from a configurable node. Edges are all between these
+  nodes, or only edges of the search.
+  """
   consumer, producer = graph.edge_index.T
   near = np.zeros(graph.num_nodes, bool)
   near[graph.config_node] = True

@@ -447,8 +447,8 @@ def slate_target(label: np.ndarray, kind: str) -> np.ndarray:
 
   Args:
     label: `[C]` int64 or float64 labels of the slate.
-    kind: `official`: the label; `ratio`: label / smallest label - 1; `rank`: share of the distinct
-      labels of the slate that are smaller (4th place of the competition).
+    kind: `official`: the label; `ratio`: label / smallest label - 1; `rank`: share of the other
+      distinct labels of the slate that are smaller (4th place of the competition).
   """
   if kind == "official":
     return label.astype(np.float32)

@@ -51,7 +51,7 @@ def neighbour_sum(
   """Sums each node's operands, users or both; a repeated edge counts repeatedly.
 
   Args:
-    x: `[n, ...]` values of the first n nodes; edges from other nodes are ignored.
+    x: `[n, F, ...]` values of the first n nodes; edges from other nodes are ignored.
     adjacency: edges among at least these nodes.
     direction: `"operands"`, `"users"` or `"both"`: the senders of a node.
     receivers: number of leading nodes that receive; n unless given.

@@ -251,8 +251,8 @@ class Family:
     network, settings: the arguments.
     config_transform: transform of configurations; set when transforms are fitted or loaded.
     sown: flax collections that the network sows in training, for the steps of `training`.
-    can_propose: the family has the methods `charges` and `cheapest` (`rankers.tables.family`),
-      which explain scores and propose configurations.
+    can_propose: the family implements `charges` and `cheapest`, which explain scores and propose
+      configurations; see `rankers.tables.family.TablesFamily`.
     encodes: the method of the network that `encoder` runs; None = its scores.
 
   Raises:
@@ -367,14 +367,14 @@ class Family:
   def charges(
       self, params: optax.Params, program: Any, config: int, *, against: int | None = None
   ) -> list[Any]:
-    """The costs that make up a score; of families that can propose."""
+    """The costs that add up to the score of a configuration; see `TablesFamily.charges`."""
     raise NotImplementedError
 
   def cheapest(
       self, params: optax.Params, program: Any, n: int, *, near: int | None = None,
       score: Callable[[np.ndarray], np.ndarray], **options: Any,
   ) -> Any:
-    """The configurations with the lowest predicted cost; of families that can propose."""
+    """The configurations with the lowest predicted cost; see `TablesFamily.cheapest`."""
     raise NotImplementedError
 
   def scorer(self) -> Scorer:

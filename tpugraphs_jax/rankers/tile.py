@@ -141,10 +141,6 @@ class _TileModel(base.Network):
     """A linear layer to `hidden_dim` features."""
     return Dense(self.hidden_dim, dtype=self.dtype)
 
-  def mlp(self, *features: int, **kwargs) -> MLP:
-    """Linear layers to `features`, with activations between them."""
-    return MLP(features, **kwargs)
-
   def matmul(self, x: Array, kernel: jax.Array) -> jax.Array:
     """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""
     return layers.matmul(x, kernel, dtype=self.dtype)
@@ -199,7 +195,7 @@ class SAGE(_TileModel):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.sage: list[Any] = [JoinedDense(self.hidden_dim)]
     self.sage += [self.dense() for _ in range(1, self.num_gnns)]
-    self.head = self.mlp(self.hidden_dim, self.hidden_dim, 1)
+    self.head = MLP((self.hidden_dim, self.hidden_dim, 1))
 
   def pooled(self, batch: TileBatch) -> jax.Array:
     """The sum or mean over nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
@@ -237,13 +233,13 @@ class ResGCN(_TileModel):
   directed: bool = option(False, "separate layers for users, operands and the node itself")
 
   def setup(self):
-    mlp = lambda: self.mlp(self.hidden_dim, self.hidden_dim, dtype=self.dtype)
+    mlp = lambda: MLP((self.hidden_dim, self.hidden_dim), dtype=self.dtype)
     convolution = (
         lambda: {"forward": mlp(), "reverse": mlp(), "self": mlp()}) if self.directed else mlp
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), self.dense()
     self.gcn = [convolution() for _ in range(self.num_gnns)]
-    self.head = self.mlp(self.hidden_dim, 1)
+    self.head = MLP((self.hidden_dim, 1))
 
   def pooled(self, batch: TileBatch) -> jax.Array:
     """The sum or mean over nodes, `[G, C, F]` or `[G, F]` as in `SAGE`, float32."""
@@ -298,10 +294,10 @@ class PooledMLP(_TileModel):
 
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
-    self.head = self.mlp(*[self.hidden_dim] * self.num_layers, 1)
+    self.head = MLP((*[self.hidden_dim] * self.num_layers, 1))
 
   def pooled(self, batch: TileBatch) -> jax.Array:
-    """The sum of node features and embeddings of every kernel, `[G, F]` float32."""
+    """The sum or mean over nodes of features and embeddings, `[G, F]` float32."""
     embedded, feat = self.static_features(batch)
     return self.pool(jnp.concatenate([feat, embedded], axis=-1), batch)
 

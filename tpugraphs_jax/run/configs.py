@@ -90,9 +90,9 @@ def load(value: str) -> ml_collections.ConfigDict:
   """
   path, colon, variant = resolve(value, "").partition(":")
   if not Path(path).is_file():
-    raise FileNotFoundError(f"{path} is missing: name one of the project's configs "
-                            f"({', '.join(sorted(p.name for p in folder().glob('[a-z]*.py')))}) or "
-                            "a file of your own")
+    raise FileNotFoundError(f"there is no config file {value.partition(':')[0]}: name one of the "
+                            "project's with a variant, such as layout.py:xla-random or "
+                            "tile.py:recommended, or a file of your own")
   get_config = _definitions(Path(path))["get_config"]
   return get_config(variant) if colon else get_config()
 

@@ -124,9 +124,10 @@ def _store_line(
 
 
 def _store_bytes(file: Path) -> int:
-  """Upper bound of the bytes of a graph in the store.
+  """About the most bytes that a graph takes in the store.
 
-  A configuration takes at most one byte per configurable node.
+  A configuration takes a byte per group of nodes, or two bytes where the graph has more than 256
+  distinct rows. The estimate is a byte per configurable node; a graph has at most as many groups.
   """
   with npz.NpzArchive(file) as archive:
     configs, config_nodes, _ = archive.member("node_config_feat").shape
@@ -145,6 +146,7 @@ def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> It
 
 def _time_lines(job: job_lib.Job, scratch: Path) -> Iterator[str]:
   """Takes a few steps of the first stage and scores a few graphs; yields what the run takes."""
+  training.check_machine(job.config)
   graphs, valid = job_lib.load_graphs(job, scratch, resume=False)
   stage, plan = training.first_stage(job, graphs, scratch)
   state, first, later = _steps(stage, plan)
@@ -162,8 +164,9 @@ def _time_lines(job: job_lib.Job, scratch: Path) -> Iterator[str]:
   memory, peak_bytes = log.peak_memory()
   yield (f"memory      {console.size(peak_bytes)} of the {memory} at its peak, "
          f"{parameters:,} parameters")
-  yield (f"checkpoints about {console.size(2 * 12 * parameters)}: two, each with parameters and "
-         "two moments of Adam")
+  state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(stage.state))
+  yield (f"checkpoints about {console.size(2 * state_bytes)}: two, each with parameters and state "
+         "of the optimizer")
   yield (f"compiles    {_number(shapes, 'batch shape')} of training, {compilation:.1f} s each; a "
          "shared compilation cache saves this in later runs")
   yield (f"steps       {steps:,} of {step:.3g} s (mean of {len(later)} measured), "

@@ -46,7 +46,7 @@ class Job:
     options.import_extensions(config.extensions)
     schema.check(config)
     ranker = Ranker(config.to_dict())
-    own, *also = (_data_of(config, collection) for collection in (
+    own, *also = (_data_of(ranker.settings, collection) for collection in (
         ranker.collection, *map(Collection, config.data.get("also", ()))))
     return cls(config, own, ranker, tuple(also))
 
@@ -65,21 +65,17 @@ class Job:
     """Graphs prepared for training and scoring; see `Ranker.prepare`."""
     return [self.ranker.prepare(graph) for graph in graphs]
 
-  def fit_graphs(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
-    """Graphs that feature transforms are fitted on: training graphs and `data.fit_splits`.
-
-    Args:
-      graphs: training graphs.
-    """
-    others = [split for split in self.config.data.get("fit_splits", ()) if split != "train"]
-    return [*graphs, *(graph for split in others for graph in self.load(split))]
-
   def fit(self, graphs: Sequence[OpGraph]) -> None:
-    """Fits the ranker's transforms on training graphs of all collections together."""
-    fit_graphs, nodes = self.fit_graphs(graphs), None
-    if self.config.data.get("fit_reduced", False):
-      nodes = [self.ranker.family.reduce(graph).nodes for graph in fit_graphs]
-    self.ranker.features.fit(fit_graphs, nodes)
+    """Fits the ranker's transforms on training graphs of all collections together.
+
+    Transforms of node features are also fitted on the graphs of `data.fit_splits`.
+    """
+    data, nodes = self.config.data, None
+    others = [split for split in data.fit_splits if split != "train"]
+    fitted = [*graphs, *(graph for split in others for graph in self.load(split))]
+    if data.fit_reduced:
+      nodes = [self.ranker.family.reduce(graph).nodes for graph in fitted]
+    self.ranker.features.fit(fitted, nodes)
     self.ranker.fit_configs([self.data.config_values(graph) for graph in graphs])
 
 
@@ -141,8 +137,7 @@ def digests(workdir: Path) -> dict[str, str]:
   return model_file.digests([path] if path.exists() else [], workdir)
 
 
-def _data_of(config: ml_collections.ConfigDict, collection: Collection) -> Data:
-  settings = Settings.of(config.to_dict())
+def _data_of(settings: Settings, collection: Collection) -> Data:
   data, target = settings.data, settings.batch.target
   if isinstance(data, LayoutOptions) and isinstance(settings.eval, JudgedOptions):
     return LayoutData(collection, data, target, settings.eval, settings.seed)

@@ -13,7 +13,7 @@ from ml_collections import config_flags
 from tpugraphs_jax import collections, options, report, synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
 from tpugraphs_jax.infra import console, files, parallel, trust
-from tpugraphs_jax.run import configs, dry_run, results, training
+from tpugraphs_jax.run import configs, dry_run, results, schema, training
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve.ensemble import Ensemble
@@ -23,10 +23,11 @@ def launch(values: flags.FlagValues) -> None:
   """Carries out the command; a mistake of the user ends in one line and exit code 2."""
   parallel.leave_out_missing_tpu()
   console.install()
-  if values.print_config:
-    print(configs.listing(values.config, values["config"].default_as_str))
-    return
   try:
+    schema.check_task(values.config)
+    if values.print_config:
+      print(configs.listing(values.config, values["config"].default_as_str))
+      return
     with parallel.explaining_memory(
         "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
         "(layouts: variant gst_ed)"):
@@ -39,11 +40,7 @@ def launch(values: flags.FlagValues) -> None:
 def _run(values: flags.FlagValues) -> None:
   """Trains, evaluates and ranks, by `--mode`."""
   _check_flags(values)
-  if values.synthetic or values.config.train.quick_compile:
-    parallel.compile_quickly()
-  if values.config.train.deterministic:
-    parallel.compute_deterministically()
-  parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
+  _start(values)
   parallel.use_compilation_cache(values.compilation_cache or trust.own_folder(
       files.local_of(values.workdir) / "compilation_cache", files.cache() / "secret"))
   # When one process fails, all stop: none waits for it.
@@ -60,7 +57,7 @@ def _run(values: flags.FlagValues) -> None:
 
 def _dry_run(values: flags.FlagValues) -> None:
   """Prints the disk, memory and time of a run; writes only into a temporary folder."""
-  parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
+  _start(values)
   with parallel.stop_together(), tempfile.TemporaryDirectory() as scratch:
     config = values.config
     with config.unlocked():
@@ -70,6 +67,15 @@ def _dry_run(values: flags.FlagValues) -> None:
     for line in dry_run.lines(config, Path(scratch)):
       if parallel.is_primary():
         console.say(line)
+
+
+def _start(values: flags.FlagValues) -> None:
+  """Sets XLA's flags of the config, and joins the processes; jax has computed nothing yet."""
+  if values.synthetic or values.config.train.quick_compile:
+    parallel.compile_quickly()
+  if values.config.train.deterministic:
+    parallel.compute_deterministically()
+  parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
 
 
 def _check_flags(values: flags.FlagValues) -> None:

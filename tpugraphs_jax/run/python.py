@@ -28,8 +28,8 @@ class Run:
   workdir: Path
 
   @property
-  def metrics(self) -> Mapping[str, float]:
-    """Means over the validation graphs, by their names in `summary.json`."""
+  def metrics(self) -> Mapping[str, float | None]:
+    """Metrics of the validation split, by their names in `summary.json`; None = not a number."""
     return results.read_summary(self.workdir).get("validation", {}).get("metrics", {})
 
   @functools.cached_property
@@ -44,8 +44,9 @@ class Run:
     return path
 
   def __repr__(self) -> str:
-    means = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
-    return f"<Run {self.workdir}: {means or 'not evaluated'}>"
+    known = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items()
+                      if value is not None)
+    return f"<Run {self.workdir}: {known or 'not evaluated'}>"
 
 
 def train_model(

@@ -54,15 +54,6 @@ def _rows(texts: Mapping[str, str]) -> str:
   return "\n".join(f"{name:<11}{text}" for name, text in texts.items())
 
 
-def begin(
-    job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
-) -> None:
-  """Writes a new summary and prints the banner; arguments as `banner`."""
-  begin_summary(job.config, workdir, job.data.collection.name)
-  if parallel.is_primary():
-    console.say(banner(job, training, graphs, valid, workdir))
-
-
 def banner(
     job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
 ) -> str:
@@ -142,14 +133,14 @@ def _plain(value: Any) -> Any:
   return value
 
 
-def begin_summary(config: ml_collections.ConfigDict, workdir: Path, collection: str) -> None:
+def begin_summary(
+    config: ml_collections.ConfigDict, workdir: Path, collection: Collection) -> None:
   """Replaces the summary by a new one with the fields that are known before training."""
   if parallel.is_primary():
     (workdir / SUMMARY_FILE).unlink(missing_ok=True)
   update_summary(
-      workdir, collection=collection, model=config.model.name, seed=config.seed,
-      data_root=config.data_root,
-      labels=label_kind(config.data_root, Collection(collection)),
+      workdir, collection=collection.name, model=config.model.name, seed=config.seed,
+      data_root=config.data_root, labels=label_kind(config.data_root, collection),
       devices=f"{jax.device_count()} x {jax.devices()[0].device_kind}", versions=log.versions(),
       date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"))
 
@@ -235,7 +226,7 @@ def evaluate_together(
     return {}
   scores = ensemble.scores(graphs, ids, progress=True)
   graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]
-  begin_summary(job.config, workdir, job.data.collection.name)
+  begin_summary(job.config, workdir, job.data.collection)
   update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
   return _write_evaluation(
       job, graphs, judge.beside_labels(graphs, ids, scores), workdir, split=split or "valid",

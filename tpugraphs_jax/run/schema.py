@@ -28,7 +28,7 @@ _COMMAND_FIELDS = ("data_root",)  # set by the command
 
 
 class FinetuneOptimizer(state.Optimizer):
-  """The optimiser of the second stage."""
+  """The optimizer of the second stage."""
 
   section = "segments.finetune.optimizer"
 
@@ -86,16 +86,16 @@ def kind_of(config: ConfigDict) -> str:
 
 def limits(config: ConfigDict) -> dict[str, Limits]:
   """The limits of the fields of a config, by name (`batch.graphs`)."""
-  result = {f"{section}.{name}".lstrip("."): limits
+  result = {f"{section}.{name}".lstrip("."): each
             for section, section_class in sections(config.task).items()
-            for name, (_, limits) in options.limits_of(section_class).items()}
+            for name, (_, each) in options.limits_of(section_class).items()}
   models = base.MODELS[kind_of(config)]
   result["model.name"] = Limits("network", one_of=tuple(models))
   if config.model.get("name") in models:
     build = models[config.model.name]
     build = build.func if isinstance(build, functools.partial) else build
     if inspect.isclass(build):
-      result |= {f"model.{name}": limits for name, (_, limits) in options.limits_of(build).items()}
+      result |= {f"model.{name}": each for name, (_, each) in options.limits_of(build).items()}
   return result
 
 
@@ -199,3 +199,6 @@ def _check_segments(config: ConfigDict) -> None:
   if config.segments.finetune.epochs and config.segments.readout == "scalar":
     raise ValueError("segments.finetune.epochs needs segments.readout=embedding: with scalar the "
                      "head comes before the sum over segments")
+  if config.segments.finetune.epochs and config.train.valid_sampling == "slates":
+    raise ValueError("train.valid_sampling is 'slates', but segments.finetune.epochs needs equal "
+                     "configurations in every evaluation: set it to fixed")

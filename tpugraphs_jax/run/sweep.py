@@ -197,7 +197,7 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
     if field not in names:
       raise ValueError(f"--grid names {field!r}, and the config has no such field: "
                        f"{options.nearest(field, names)}--print_config of the command lists them")
-  kind = "tile" if config.task == "tile" else "layout"
+  kind = schema.kind_of(config)
   start = ("import sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import jobs; "
            f"jobs.end_with_parent(); sys.argv[0] = 'run_{kind}.py'; run.{kind}()")
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)

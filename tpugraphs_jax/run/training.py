@@ -83,7 +83,7 @@ def run(
   for each, folder in job.evaluations(workdir):
     if mode in ("evaluate", "all"):
       if folder != workdir:
-        results.begin_summary(config, folder, each.data.collection.name)
+        results.begin_summary(config, folder, each.data.collection)
       results.evaluate(each, folder, split=split)
     if mode in ("predict", "all"):
       results.predict(each.data, config.data_root, each.ranker, folder, split=split or "test")
@@ -92,7 +92,7 @@ def run(
 def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   """Fits transforms, trains, and keeps the best checkpoint by `config.train.best_metric`."""
   config, started = job.config, time.monotonic()
-  _check_machine(config)
+  check_machine(config)
   loop.check_workdir(workdir, resume=resume, config=model_file.fingerprint(config.to_dict()),
                      files=job_lib.digests(workdir))
   results.announce(job)
@@ -107,7 +107,7 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
     return result
 
 
-def _check_machine(config: ml_collections.ConfigDict) -> None:
+def check_machine(config: ml_collections.ConfigDict) -> None:
   """Refuses (ValueError) batches or determinism that the devices cannot have."""
   parallel.per_device(config.batch.graphs, field="batch.graphs")
   parallel.warn_of_slow_sums()
@@ -130,7 +130,9 @@ def _train_stages(
         config, family, graphs, job.data.targets, epochs=stage.epochs, optimizer=stage.optimizer,
         folder=folder, params=params)
     if params is None:
-      results.begin(job, training, graphs, valid, workdir)
+      results.begin_summary(config, workdir, job.data.collection)
+      if parallel.is_primary():
+        console.say(results.banner(job, training, graphs, valid, workdir))
     result = train_stage(
         job, training, family.scorer(), valid, folder, resume=resume,
         files=job_lib.digests(workdir),

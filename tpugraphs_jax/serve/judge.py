@@ -176,8 +176,8 @@ def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
   `config_ids`, `runtime_ns` int64, `label` (see `GraphScores`) and `scores` float32, each
   `[sum(sizes)]`, graph after graph.
   """
-  joined: dict[str, Any] = {name: np.concatenate([getattr(graph, name) for graph in judged])
-            for name in ("config_ids", "runtime_ns", "label", "scores")}
+  joined: dict[str, Any] = {
+      name: np.concatenate([getattr(graph, name) for graph in judged]) for name in _JOINED}
   with files.replacing(path, "wb") as file:
     np.savez_compressed(
         file, graphs=np.array([graph.name for graph in judged]),
@@ -226,6 +226,6 @@ def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
       for key, column in columns.items()}
 
 
-def is_tied(scores: np.ndarray, *, first: int = 5) -> bool:
-  """Whether the best `first` of more than `first` scores `[C]` are equal."""
-  return len(scores) > first and np.ptp(np.partition(scores, first - 1)[:first]) == 0
+def is_tied(scores: np.ndarray) -> bool:
+  """Whether the best five of more than five scores `[C]` are equal."""
+  return len(scores) > 5 and np.ptp(np.partition(scores, 4)[:5]) == 0

@@ -176,8 +176,11 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
       return _from_checkpoints(path, config)
     except (ValueError, OSError):  # a running run may have replaced the checkpoint: once more
       return _from_checkpoints(path, config)
-  return parallel.on_primary(
+  artefact = parallel.on_primary(
       lambda: read_file(path / MODEL_FILE if path.is_dir() or not path.suffix else path))
+  if config is not None:
+    checkpoint.check_config(path, fingerprint(artefact.config), fingerprint(config))
+  return artefact
 
 
 def _from_checkpoints(workdir: Path, config: Mapping[str, Any] | None) -> Artefact:
@@ -191,8 +194,8 @@ def _from_checkpoints(workdir: Path, config: Mapping[str, Any] | None) -> Artefa
     transforms = features.load(workdir / TRANSFORMS_FILE)
     files = [workdir / name for name in best.files if (workdir / name).exists()]
     checkpoint.check_files(workdir / loop.CHECKPOINTS, best.files, digests(files, workdir))
-  about = {"step": best.step, "value": best.value}
-  return Artefact(dict(config), parallel.from_primary(transforms), best.params, about)
+  return Artefact(
+      dict(config), parallel.from_primary(transforms), best.params, {"step": best.step})
 
 
 # Models in the package, each with a card.

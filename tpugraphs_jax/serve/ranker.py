@@ -79,10 +79,11 @@ class Ranker:
 
   @classmethod
   def load(cls, place: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Ranker:
-    """The trained ranker of a working folder or model file; see `read`.
+    """The trained ranker of a working folder or model file; see `model_file.read`.
 
     Raises:
-      ValueError: also, without `config`, where the model needs a module that is not imported.
+      FileNotFoundError, ValueError: as `model_file.read`. Without `config` also ValueError for a
+        model that needs a module which is not imported.
     """
     artefact = model_file.read(place, config)
     if config is not None:
@@ -158,10 +159,11 @@ class Ranker:
 
   @property
   def metrics(self) -> Mapping[str, float]:
-    """Metrics of validation that the model file holds: means over graphs, by name.
+    """Metrics of validation that the model file holds, by name; empty without any.
 
-    Of a model that was trained here they are of the sample at the step that was kept; `figures` of
-    `about` has more of a model that ships. Empty where the file has none.
+    A model that ships has means over the validation programs (`kendaltau`); `about["figures"]` has
+    more of them. A model file of a run has metrics of the sample of validation at its step
+    (`kendaltau_mean`). A folder with checkpoints has no metrics: load its `model.npz`.
     """
     figures = self.about.get("figures", {}).get("valid", {}).get("this model")
     return figures or self.about.get(loop.SAMPLE, {})
@@ -188,7 +190,7 @@ class Ranker:
     return self.family.prepare(graph, self.features(graph))
 
   def _seen(self, graph: OpGraph) -> OpGraph:
-    """The graph, without other layouts than outputs if the ranker was trained on output layouts."""
+    """The graph as in training: with output layouts alone where `data.config_features` says so."""
     return output_orders(graph) if "outputs" in self.settings.data.config_features else graph
 
   # Scores.

@@ -55,7 +55,7 @@ class Saved:
   state: Any  # pytree of numpy arrays, without a device axis
   data: Any  # state of the data iterator (JSON types)
   progress: dict[str, Any]  # bookkeeping of the loop (JSON types)
-  value: float | None  # of the metric to maximise; None = not evaluated
+  value: float | None  # the largest is the best: the metric or the step; None = not evaluated
   files: dict[str, str]  # SHA-256 of other files that the run reads, by path
 
   @property
@@ -184,7 +184,7 @@ class Checkpoints:
   def best(self) -> Saved | None:
     """The best checkpoint, else the newest; None without one.
 
-    Its state is nested dicts, and needs neither a model nor an optimiser.
+    Its state is nested dicts, and needs neither a model nor an optimizer.
 
     Raises:
       ValueError: it has another config or other files, or is damaged.

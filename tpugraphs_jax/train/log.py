@@ -88,9 +88,9 @@ class Log:
       self._waited += time.monotonic() - since
 
   def measure(self, step: int) -> None:
-    """Writes seconds and memory of the steps since the last call to TensorBoard.
+    """Writes to TensorBoard the seconds and the memory of the steps since the last call.
 
-    `metrics.jsonl` does not have them: its rows are the same in a resumed run.
+    `metrics.jsonl` does not have them: its rows differ from run to run in `steps_per_second` alone.
     """
     start, since = self._clock
     if step > start:

@@ -45,7 +45,8 @@ class TrainOptions(Options):
   epochs: int = option(10, "most epochs", least=1)
   eval_every_epochs: int = option(1, "epochs between evaluations", least=1)
   early_stop_epochs: int = option(
-      0, "epochs without a better evaluation that end the run; 0 = never", least=0)
+      0, "epochs without a better evaluation that end the run; 0, or with result=last: never",
+      least=0)
   best_metric: str = option(
       "opa", "metric of validation that chooses the checkpoint", one_of=("opa", "kendaltau"))
   result: str = option(
@@ -79,7 +80,7 @@ class Schedule:
   options: TrainOptions
   epochs: int
   steps_per_epoch: int
-  metric: str = "opa"
+  metric: str
 
   @property
   def total_steps(self) -> int:
@@ -201,7 +202,8 @@ def train(
     profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
 
   Raises:
-    ValueError: a folder in use, a checkpoint of another config.
+    ValueError: the folder holds a run and `resume` is False; a checkpoint of another config or
+      with other files; no metric of that name; or batches that end early.
     FloatingPointError: the loss, the training state or a score is not finite.
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
@@ -432,7 +434,10 @@ class _Loop:
     self.saved_step = self.step
 
   def _stop_if_asked(self) -> None:
-    """Saves and ends the run after a signal; several processes agree on it at log steps."""
+    """Saves and ends the run after a signal.
+
+    Several processes agree on it at logged steps and at ends of epochs.
+    """
     is_time = self.schedule.is_epoch_end(self.step) or self.schedule.is_logged(self.step)
     if parallel.process_count() > 1:
       if not (is_time and parallel.any_process(self.signals.received is not None)):

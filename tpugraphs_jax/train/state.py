@@ -1,4 +1,4 @@
-"""The training state, the optimiser of the section `optimizer`, and the training step.
+"""The training state, the optimizer of the section `optimizer`, and the training step.
 
 The step is written for one device and mapped over all devices. Each slate is on one device. Losses
 are a total and a count. Counts are summed over all devices before the division, so that any number
@@ -69,7 +69,7 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 def not_finite(state: TrainState) -> str:
-  """Path of the first array of parameters or optimiser that is not finite; empty without one."""
+  """Path of the first array of parameters or optimizer that is not finite; empty without one."""
   trees = {"params": state.params, "opt_state": state.opt_state}
   return next((jax.tree_util.keystr(path)
                for path, leaf in jax.tree_util.tree_leaves_with_path(trees)
@@ -95,7 +95,7 @@ def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer(Options):
-  """The optimiser of a run."""
+  """The optimizer of a run."""
 
   section = "optimizer"
   name: str = option(
@@ -140,6 +140,8 @@ class Optimizer(Options):
         ("milestones", increasing, "increasing shares in (0, 1)"),
         ("weight_decay", not self.weight_decay or self.name != "adam",
          "0: optimizer.name='adam' has no weight decay, take 'adamw'"),
+        ("decay_layers", not self.decay_layers or self.name == "adamw",
+         f"(): optimizer.name is {self.name!r}, and only adamw leaves layers without decay"),
         ("average_window", not window or len(window) == 2 and 0 <= window[0] < window[1] <= 1,
          "two increasing shares in [0, 1], or ()"),
         ("average_window", not (window and decay),
@@ -167,7 +169,7 @@ class Optimizer(Options):
     return optax.join_schedules([warmup, rate], [warmup_steps])
 
   def create(self, total_steps: int) -> optax.GradientTransformation:
-    """The optimiser of a run of `total_steps` training steps."""
+    """The optimizer of a run of `total_steps` training steps."""
     rate = self.rate(total_steps)
     if self.name == "adam":
       adam = optax.chain(
@@ -205,7 +207,7 @@ class Optimizer(Options):
 
 
 def create_optimizer(*, total_steps: int, **fields: Any) -> optax.GradientTransformation:
-  """The optimiser of a run of `total_steps` training steps; `fields` of `Optimizer`."""
+  """The optimizer of a run of `total_steps` training steps; `fields` of `Optimizer`."""
   return Optimizer(**fields).create(total_steps)
 
 

@@ -133,6 +133,13 @@ def test_impossible_options_are_refused(options, complaint):
     Job.of(config(**options))
 
 
+def test_a_stage_of_the_head_refuses_another_sample_in_every_evaluation():
+  made = config(finetune=dict(epochs=2))
+  made.train.valid_sampling = "slates"
+  with pytest.raises(ValueError, match="valid_sampling"):
+    Job.of(made)
+
+
 def test_sampled_blocks_of_the_official_model_are_refused():
   official = get_config("xla-random,gst_ed")
   official.data.config_transform = "minmax"

@@ -1,7 +1,7 @@
 """Graph Segment Training: trains a network for whole programs on segments.
 
-A training batch has S of the J segments of a program with gradients ("fresh"). Every other segment
-is kept with probability p:
+A training batch has S of the J segments of a program with gradients ("fresh"). Each of the
+remaining segments is kept with probability p:
 
     total = eta * sum of fresh readouts + sum of kept readouts,  eta = p + (1 - p) J / S
 
@@ -154,7 +154,10 @@ class SegmentModel(Precise):
     return total[..., 0] if self.readout == "scalar" else self.model.score(total)
 
   def others(self, batch: SegmentBatch) -> tuple[jax.Array, jax.Array]:
-    """Weight of the fresh segments `[G, C]`, and the sum of kept segments `[G, C, P]`."""
+    """Weight of the fresh segments `[G, C]`, and the sum of kept segments `[G, C, P]`.
+
+    Without values of other segments the sum is 0, `[]`.
+    """
     graphs, fresh = batch.fresh_id.shape
     segments = batch.segments[:, None].astype(jnp.float32)
     if batch.stale is None:
@@ -168,7 +171,10 @@ class SegmentModel(Precise):
     return jnp.broadcast_to(weight, mask.shape[:2]), others
 
   def draw(self, graphs: int, shape: Sequence[int]) -> jax.Array:
-    """Mask of kept entries, `[G, C, J]` or `[G, 1, J]` bool, for any number of devices the same."""
+    """Mask of kept entries, `[G, C, J]` bool, or `[G, 1, J]` where configurations share it.
+
+    The mask does not depend on the number of devices.
+    """
     configs, entries = shape
     if self.keep == 1:
       return jnp.ones((graphs, 1, entries), bool)
