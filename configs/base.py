@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-Settings = Callable[[ConfigDict], None]  # the first line of its docstring describes the ranker
+Change = Callable[[ConfigDict], None]  # the first line of its docstring describes the ranker
 
 
 class Ranker(NamedTuple):
@@ -23,12 +23,12 @@ class Ranker(NamedTuple):
     is_published: apply `_published` before `settings`.
   """
 
-  settings: Settings
+  settings: Change
   small: Mapping[str, Any] = {}
   is_published: bool = False
 
   def apply(self, config: ConfigDict, *, ci: bool = False) -> None:
-    """Changes a config without a model."""
+    """Adds the network and its training to a config that has none; `ci` makes the run small."""
     if self.is_published:
       _published(config)
     self.settings(config)
@@ -98,9 +98,7 @@ def in_segments(config: ConfigDict, *, finetune_epochs: int = 0, **fields: Any) 
   config.segments = schema.defaults("segments").segments
   config.segments.update(fields)
   config.segments.finetune.epochs = finetune_epochs
-  config.segments.finetune.optimizer.update(layout().optimizer.to_dict() | dict(
-      name="adamw", learning_rate=2e-3, schedule="cosine", warmup_fraction=0.05,
-      weight_decay=1e-4, clip_norm=1.0, clip_norm_per_variable=0.0))
+  config.segments.finetune.optimizer.update(layout().optimizer.to_dict() | {"learning_rate": 2e-3})
   config.batch.drop_remainder = True
   config.eval.graphs = 4  # segments per device and scoring call
 
@@ -137,17 +135,16 @@ def presets(kind: str) -> dict[str, Ranker]:
 def _published(config: ConfigDict) -> None:
   """Common settings of published systems, mostly PyTorch's defaults.
 
-  AdamW has no weight decay, clipping or warm-up, and a constant rate. Released files are unchanged.
-  The loss has no penalties.
+  AdamW has a constant rate, and no weight decay, clipping or warm-up. Node features are as
+  released, and equal configurations stay. The loss has no penalties. Nothing stops a run early.
   """
-  config.data.update(features=("released",), pad_value=0, duplicate_policy="keep")
+  config.data.update(pad_value=0, duplicate_policy="keep")
   config.batch.min_configs = 2
   config.loss.update(losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0)
   config.optimizer.update(
       name="adamw", learning_rate=1e-3, schedule="constant", warmup_fraction=0.0, eps=1e-8,
-      weight_decay=0.0, clip_norm=0.0, clip_norm_per_variable=0.0, final_learning_rate=0.0,
-      average_decay=0.0)
-  config.train.valid_sampling = "fixed"
+      weight_decay=0.0, clip_norm=0.0, clip_norm_per_variable=0.0)
+  config.train.update(valid_sampling="fixed", early_stop_epochs=0)
 
 
 def small(config: ConfigDict, **options: Any) -> None:

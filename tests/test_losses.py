@@ -61,7 +61,8 @@ def _in_margins(margin):
 PAIRWISE = {
     "PairwiseHingeLoss": (_hinge, 1.0, "items"), "PairwiseLogisticLoss": (_logistic, 0, "items"),
     "RankHingeLoss": (_hinge, 1.0, "pairs"), "RankLogisticLoss": (_logistic, 0, "pairs"),
-    "SumHingeLoss": (_hinge, 0.1, "sum"), "DiffMatLoss": (_in_margins, 0.005, "pairs"),
+    "OrderedLogisticLoss": (_logistic, 0, "pairs"), "SumHingeLoss": (_hinge, 0.1, "sum"),
+    "DiffMatLoss": (_in_margins, 0.005, "pairs"),
     "CrossHingeLoss": (_hinge, 1.0, "mean_all"),
     "CostLogisticLoss": (_logistic, 0, "mean_valid"),
     "InverseLogHingeLoss": (_hinge, 1.0, "inverse log")}
@@ -75,6 +76,8 @@ def _slow_pairs(name, s, y, reduction, margin):
   if name == "CostLogisticLoss":
     s = [2 * math.log1p(max(cost, 0) / 0.01) for cost in s]
   found = [pair(s[i] - s[j]) for i in range(n) for j in range(n) if y[i] > y[j]]
+  if name == "OrderedLogisticLoss":  # of equal labels the first counts as larger
+    found += [pair(s[i] - s[j]) for i in range(n) for j in range(i + 1, n) if y[i] == y[j]]
   if name == "DiffMatLoss":  # pairs of equal labels count like equal scores
     found += [1.0 for i in range(n) for j in range(i) if y[i] == y[j]]
   if reduction == "inverse log":

@@ -1,8 +1,9 @@
 """The 5th place of the competition "Fast or Slow?" (knshnb/kaggle-tpu-graph-5th-place).
 
 Expected: see docs/records/race.md. The published runs took two epochs (16 for tiles) on several
-GPUs; an epoch draws a graph with c configurations sqrt(c c_max) / configs times. Here the length of
-a run is set in configs/layout.py and configs/tile.py.
+GPUs. A published epoch has sqrt(c m) / k slates of a graph with c configurations: m is the largest
+number of configurations of a graph, k the size of a slate. Here `train.epochs` sets the length of a
+run.
 
   python run_layout.py --config=configs/layout.py:xla-random,preset=fifth --workdir=out/fifth
   python run_layout.py --config=configs/layout.py:xla-random,preset=fifth_all --workdir=out/all

@@ -1,8 +1,7 @@
 """The 1st place of the competition "Fast or Slow?" (thanhhau097/google_fast_or_slow).
 
 Expected: see docs/records/race.md. The published runs took 750 epochs for XLA, 1,000 epochs for NLP
-and 100,000 updates for tiles, on a GPU. Here the length of a run is set in configs/layout.py and
-configs/tile.py.
+and 100,000 updates for tiles, on a GPU. Here `train.epochs` sets the length of a run.
 
   python run_layout.py --config=configs/layout.py:xla-default,preset=first --workdir=out/first
   python run_tile.py --config=configs/tile.py:preset=first --workdir=out/first

@@ -1,7 +1,7 @@
 """Graph Segment Training (arXiv 2305.12322, kaidic/GST), and the 7th place.
 
 Expected: see docs/records/race.md. The published runs took 20,000 passes over the programs on a
-GPU. Here the length of a run is set in configs/layout.py.
+GPU. Here `train.epochs` sets the length of a run.
 
   python run_layout.py --config=configs/layout.py:xla-random,preset=gst --workdir=out/gst
   python run_layout.py --config=configs/layout.py:xla-random,preset=seventh --workdir=out/seventh

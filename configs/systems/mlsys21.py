@@ -1,7 +1,7 @@
 """The kernel model of "A Learned Performance Model for TPUs" (MLSys 2021).
 
-Expected: see docs/systems.md. The length of the published runs is not known. Here it is set in
-configs/tile.py.
+Expected: see docs/records/race.md, and docs/records/synthetic.md for `mlsys21_per_node`. The length
+of the published runs is not known. Here `train.epochs` sets the length of a run.
 
   python run_tile.py --config=configs/tile.py:preset=mlsys21 --workdir=out/mlsys21
   python run_tile.py --config=configs/tile.py:preset=mlsys21_fusion --workdir=out/mlsys21_fusion

@@ -29,7 +29,7 @@ def programs(config: ConfigDict) -> None:
   config.eval.configs = 500
 
 
-def kernels(name: str) -> base.Settings:
+def kernels(name: str) -> base.Change:
   """The settings of an official model of kernels.
 
   Args:

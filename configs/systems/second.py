@@ -1,7 +1,7 @@
 """The 2nd place of the competition "Fast or Slow?" (Obs01ete/kaggle_latenciaga).
 
 Expected: see docs/records/race.md. The published runs took 200,000 updates (400,000 for tiles) on a
-GPU. Here the length of a run is set in configs/layout.py and configs/tile.py.
+GPU. Here `train.epochs` sets the length of a run.
 
   python run_layout.py --config=configs/layout.py:xla-default,preset=second_xla --workdir=out/second
   python run_layout.py --config=configs/layout.py:nlp-default,preset=second_nlp --workdir=out/second

@@ -1,8 +1,7 @@
 """The 10th place of the competition "Fast or Slow?", after its write-up.
 
 Expected: see docs/records/race.md. The published runs took 16 epochs for layouts, and 5 epochs in
-less than a minute for tiles, on a GPU. Here the length of a run is set in configs/layout.py and
-configs/tile.py.
+less than a minute for tiles, on a GPU. Here `train.epochs` sets the length of a run.
 
   python run_layout.py --config=configs/layout.py:xla-random,preset=tenth --workdir=out/tenth
   python run_layout.py --config=configs/layout.py:nlp-random,preset=tenth --workdir=out/tenth_nlp

@@ -1,8 +1,7 @@
 """The 3rd place of the competition "Fast or Slow?" (jafluri/kaggle_tpu_graph).
 
 Expected: see docs/records/race.md. The published runs took five epochs, each with every
-configuration once, on several GPUs. Here the length of a run is set in configs/layout.py and
-configs/tile.py.
+configuration once, on several GPUs. Here `train.epochs` sets the length of a run.
 
   python run_layout.py --config=configs/layout.py:xla-random,preset=third --workdir=out/third
   python run_tile.py --config=configs/tile.py:preset=third --workdir=out/third
@@ -18,8 +17,9 @@ SMALL = dict(op_embed_dim=8, first_width=8, widths=(8, 8))  # variant `ci`
 def third(config: ConfigDict) -> None:
   """3rd place: linear attention beside SAGE in both directions, separate layers for positions.
 
-  A step has four slates of 16 configurations. Every configuration comes once per epoch. The loss is
-  the sum of hinges over the pairs of a slate, averaged over slates. Adam has cosine decay to 1e-6.
+  A step has four slates of 16 configurations. Every configuration comes once per pass over the
+  programs, and an epoch may end within a pass. The loss is the sum of hinges over the pairs of a
+  slate, averaged over slates. Adam has cosine decay to 1e-6.
   """
   config.data.update(
       features=("wide_logarithms", "operand_shapes", "tile_modulo", "random_walk"),

@@ -133,6 +133,6 @@ def test_kernels_are_pooled_too(hop):
 @pytest.mark.parametrize("name", ["nope", "config_nope", "config_config_mean", ""])
 def test_an_unknown_pooling_is_refused_with_all_names(name):
   with pytest.raises(ValueError, match="mean, sum, max"):
-    pooling.by_name(name)
+    pooling.pool(None, name)
   with pytest.raises(ValueError, match="config_mean"):
     base.create_network("layout", "SAGE", pooling=(name,))

@@ -1,6 +1,6 @@
 """Transforms of features: fitted on the training split, saved with the model.
 
-A `Transform` drops columns that are constant in training and scales the others. `NodeFeatures`
+A `Transform` scales columns. Most kinds drop columns that are constant in training. `NodeFeatures`
 applies one to each block of node features and concatenates the results:
 
     graph -> blocks -> transforms -> inputs of the network [N, F]
@@ -202,16 +202,17 @@ def parse_kinds(text: str, groups: Sequence[str]) -> dict[str, str]:
 def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
   """Fits a transform in one pass, in float64.
 
-    minmax         the training range becomes [0, 1] (official baseline)
-    standardize    mean 0 and deviation 1 (1st and 6th place, Graph Segment Training)
-    signed_log1p   sign(x) log(1 + |x|), then standardized
-    signed_log     sign(x) log(1 + |x|) (2nd place)
-    log_offset(K)  log(x + K) (3rd, 5th and 10th place: K = 1, 1 - the smallest value, and 3)
-    varying        x
-    none           x, also of constant columns
-    left_out       no column
+    minmax              the training range becomes [0, 1] (official baseline)
+    standardize         mean 0 and deviation 1
+    signed_log1p        sign(x) log(1 + |x|), then standardized
+    signed_log          sign(x) log(1 + |x|)
+    log_offset(K)       log(x + K) (3rd and 10th place: K = 3)
+    varying             x
+    none                x, also of constant columns
+    left_out            no column
+    first, sixth, gst   standardized as published, also constant columns
 
-  All kinds but `none` drop columns that are constant in training.
+  The other kinds drop columns that are constant in training.
 
   Args:
     arrays: raw features `[n, F]` of the training graphs.

@@ -31,31 +31,27 @@ def unit_and_one(x: jax.Array) -> jax.Array:
 
 
 class KernelAttention(nn.Module):
-  """Attention of nodes to all nodes of their graph: `sum_j (f(q_i) . f(k_j)) v_j`.
+  """Attention of nodes to all nodes of their graph: `sum_j w_ij v_j`.
 
-  The cost is linear in the number of nodes.
+  The weights w_ij are `f(q_i) . f(k_j)`, divided by their sum over j. The cost is linear in the
+  number of nodes.
 
   Attributes:
-    features: width of the result.
+    features: width of queries, keys and the result.
     kernel: the function f on `[..., D]`: `positive` or `unit_and_one`.
     heads: number of heads; their results are concatenated.
-    keys: width of queries and keys; 0 = `features`.
-    normalize: divide by `sum_j f(q_i) . f(k_j)`.
     linear: creates a linear layer of a width.
   """
 
   features: int
-  kernel: Callable[[jax.Array], jax.Array] = positive
-  heads: int = 1
-  keys: int = 0
-  normalize: bool = True
+  kernel: Callable[[jax.Array], jax.Array]
+  heads: int
   linear: Callable[..., nn.Module] = Linear
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     """Maps `x [N, C, F]` to `[N, C, features]`."""
-    width = self.keys or self.features
-    query, key = (self.linear(width, name=name)(x) for name in ("query", "key"))
+    query, key = (self.linear(self.features, name=name)(x) for name in ("query", "key"))
     value = self.linear(self.features, use_bias=False, name="value")(x)
     heads = [self._attend(*(_head(part, number, self.heads) for part in (query, key, value)))
              for number in range(self.heads)]
@@ -63,12 +59,10 @@ class KernelAttention(nn.Module):
 
   def _attend(self, query: Nodes, key: Nodes, value: Nodes) -> Nodes:
     """The result of one head."""
-    if self.normalize:  # a channel of ones sums the weights
-      value = value.map(lambda v: jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1))
+    # A channel of ones sums the weights.
+    value = value.map(lambda v: jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1))
     products = graph_products(key.map(self.kernel), value)
     total = times_graph(query.map(self.kernel), products)
-    if not self.normalize:
-      return total
     # Weights of padding nodes are 0.
     return total.map(lambda v: v[..., :-1] / jnp.where(v[..., -1:] == 0, 1, v[..., -1:]))
 
@@ -335,14 +329,12 @@ class TransformerLayer(nn.Module):
   Attributes:
     features: width of input and result.
     heads: number of heads.
-    hidden: width of the hidden layer; 0 = `features`.
     linear: creates a linear layer of a width.
     epsilon: epsilon of the norms.
   """
 
   features: int
   heads: int
-  hidden: int = 0
   linear: Callable[..., nn.Module] = Linear
   epsilon: float = 1e-5
 
@@ -357,5 +349,5 @@ class TransformerLayer(nn.Module):
     norm = lambda name: nn.LayerNorm(epsilon=self.epsilon, name=name)
     attend = SoftmaxAttention(self.features, self.heads, self.linear, name="heads")
     x = norm("norm_0")(x + attend(x, x if to is None else to, mask))
-    hidden = nn.relu(self.linear(self.hidden or self.features, name="hidden")(x))
+    hidden = nn.relu(self.linear(self.features, name="hidden")(x))
     return norm("norm_1")(x + self.linear(self.features, name="out")(hidden))

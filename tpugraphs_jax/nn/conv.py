@@ -20,6 +20,7 @@ from tpugraphs_jax.nn.linear import Linear
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 
 MASKED = -1e30  # logit with the softmax 0
+_RESTART = 0.1  # weight of the first features, as in the paper of APPNP
 
 
 Layer = Callable[[jax.Array], jax.Array]  # a function of single nodes, [n, C, F] -> [n, C, F']
@@ -73,27 +74,25 @@ def propagate(x: Nodes, direction: str) -> Nodes:
 
 
 class Appnp(nn.Module):
-  """`z <- (1 - a) P z + a W x` from `z = W x`, P as in `propagate` (Gasteiger et al. 2019).
+  """`z <- 0.9 P z + 0.1 W x` from `z = W x`, P as in `propagate` (Gasteiger et al. 2019).
 
   Attributes:
     features: width of the result.
     direction: direction of messages.
     steps: number of propagation steps.
-    restart: the weight a.
     linear: creates a linear layer of a width.
   """
 
   features: int
   direction: str
-  steps: int = 10
-  restart: float = 0.1
+  steps: int
   linear: Callable[..., nn.Module] = Linear
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     """Maps `x [N, C, F]` to `[N, C, features]`."""
-    a, start = self.restart, self.linear(self.features, name="dense")(x)
-    mix = lambda messages, start: (1 - a) * messages + a * start
+    start = self.linear(self.features, name="dense")(x)
+    mix = lambda messages, start: (1 - _RESTART) * messages + _RESTART * start
     z = start
     for _ in range(self.steps):
       z = nodes.combine(mix, propagate(z, self.direction), start)
@@ -103,7 +102,7 @@ class Appnp(nn.Module):
 class Gatv2(nn.Module):
   """`sum(a_uv W x_u) + b` over v and its neighbours (Brody et al. 2022).
 
-  The weights a_uv of each head are a softmax over u of `w . leaky_relu(W x_u + W_v x_v)`.
+  The weights a_uv of each head are a softmax over u of `w . leaky_relu(W x_u + V x_v)`.
   An edge has a weight for each configuration.
 
   Attributes:

@@ -161,7 +161,7 @@ class Embedding(nn.Module):
         "table", nn.initializers.normal(1.0), (self.rows, self.features), jnp.float32)
     if self.max_norm:
       table += jax.lax.stop_gradient(shortened(table, self.max_norm) - table)
-    return table[index]
+    return layers.take_few_rows(table, index)
 
 
 def shortened(table: jax.Array, max_norm: float) -> jax.Array:

@@ -84,11 +84,6 @@ class Slates(Generic[Batch]):
     return len(self.graph_of)
 
   @property
-  def graph_nodes(self) -> jax.Array:
-    """Number of nodes of each graph, `[G]` int32, without the padding graph."""
-    return jnp.asarray(self.batch.graph.n_node)[:-1]
-
-  @property
   def node_configs(self) -> jax.Array:
     """Mask of the real configurations of each node, `[N, C]` bool; False for padding nodes."""
     mask = jnp.asarray(self.batch.config_mask)

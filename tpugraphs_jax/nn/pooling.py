@@ -12,7 +12,6 @@ Poolings are registered by name, for instance:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import functools
 
 import jax
@@ -27,29 +26,24 @@ POOLINGS = Registry("model.pooling")
 CONFIGURABLE = "config_"  # prefix of names: pools configurable nodes only
 _SUM_SCALE = 1e-2
 
-Pooling = Callable[..., jax.Array]
-
-
-def by_name(name: str) -> Pooling:
-  """A registered pooling, by its name with or without the prefix `config_`.
-
-  A pooling maps node features `[N, C, F]` to graph features `[G, C, F]` float32; with
-  `configurable=True` it pools configurable nodes only.
-
-  Raises:
-    ValueError: an unknown name; the message lists all names.
-  """
-  return POOLINGS[name.removeprefix(CONFIGURABLE)]
-
 
 def names() -> list[str]:
-  """All names for `by_name`."""
+  """All names for `pool`."""
   return [*POOLINGS, *(CONFIGURABLE + name for name in POOLINGS)]
 
 
 def pool(x: Nodes, name: str) -> jax.Array:
-  """Pools node features to graph features `[G, C, F]` float32, by a name of `names()`."""
-  return by_name(name)(x, configurable=name.startswith(CONFIGURABLE))
+  """Pools node features to graph features `[G, C, F]` float32.
+
+  Args:
+    x: `[N, C, F]`.
+    name: of a registered pooling; with the prefix `config_` it pools configurable nodes only.
+
+  Raises:
+    ValueError: an unknown name; the message lists all names.
+  """
+  function = POOLINGS[name.removeprefix(CONFIGURABLE)]
+  return function(x, configurable=name.startswith(CONFIGURABLE))
 
 
 def total(x: Nodes, *, configurable: bool = False) -> jax.Array:
@@ -91,7 +85,7 @@ def largest(x: Nodes, *, configurable: bool = False) -> jax.Array:
 
 def count(slates: Slates, *, configurable: bool = False) -> jax.Array:
   """Number of (configurable) nodes of each graph, at least 1: `[G, 1, 1]`."""
-  nodes = slates.graph_nodes
+  nodes = real_nodes(slates.batch.graph)
   if configurable:
     nodes = configurable_rows(slates).sum(axis=1)
   return jnp.maximum(nodes, 1)[:, None, None]

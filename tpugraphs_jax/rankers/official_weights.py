@@ -62,7 +62,7 @@ def params_from_official(model: Any, weights: Sequence[np.ndarray]) -> dict[str,
     The "params" collection, float32.
 
   Raises:
-    ValueError: the model has a different number of weights.
+    ValueError: the official code does not have the model, or it has another number of weights.
   """
   order = weight_order(model)
   if len(order) != len(weights):
@@ -80,7 +80,7 @@ def official_from_params(model: Any, params: optax.Params, *, num_ops: int) -> l
     num_ops: rows of the table of opcode embeddings: the largest opcode of the data, plus 1.
 
   Raises:
-    ValueError: the table has fewer rows.
+    ValueError: the official code does not have the model, or the table has fewer rows.
   """
   if num_ops > model.opcodes:
     raise ValueError(f"the data has the opcode {num_ops - 1}, and the model has embeddings of the "

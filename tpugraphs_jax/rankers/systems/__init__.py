@@ -1,4 +1,4 @@
-"""Published systems, one file each, in the order of their method sections.
+"""Published systems, one file each. A file reads in the order of the system's method section.
 
   gst                      Graph Segment Training of TpuGraphs, and the 7th place
   first ... sixth, tenth   places of the competition "Fast or Slow?"

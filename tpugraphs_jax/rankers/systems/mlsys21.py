@@ -9,7 +9,8 @@ score per node), `columns` (sums, means and maxima), `lstm` (over nodes in topol
 The paper's optional estimates of work (operations, bytes read and written, transcendental
 functions) are not in the data set: the block `kernel_work` computes them from shapes.
 
-The paper's code was written in TensorFlow and is not public. Layers are initialised as in Keras.
+The paper's code was written in TensorFlow and is not public. Layers are initialised as in Keras,
+except queries, keys and values of the transformer, which are as in PyTorch.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _ARITHMETIC = _TRANSCENDENTAL + (
     "maximum", "minimum", "multiply", "negate", "not", "or", "remainder", "round-nearest-afz",
     "round-nearest-even", "select", "shift-left", "shift-right-arithmetic",
     "shift-right-logical", "sign", "subtract", "xor")
-_REDUCTIONS = ("reduce", "reduce-window")
+_REDUCE_OPCODES = ("reduce", "reduce-window")
 _TYPE_BYTES = np.array(list(map(operator.attrgetter("bytes"), ELEMENT_TYPES)), np.float64)
 
 
@@ -73,7 +74,7 @@ def kernel_work(graph: OpGraph) -> np.ndarray:
   consumer, producer = graph.edge_index.T
   read = np.zeros(graph.num_nodes)
   np.maximum.at(read, consumer, elements[producer])
-  operations = elements * is_in(_ARITHMETIC) + read * is_in(_REDUCTIONS)
+  operations = elements * is_in(_ARITHMETIC) + read * is_in(_REDUCE_OPCODES)
   nodes, operands = contraction_operands(graph)
   left, right = np.where(operands >= 0, elements[operands], 0).T
   number = NODE["output_feature_dimension"].start
@@ -101,8 +102,8 @@ class MLSys21(System):
   width: int = option(64, "width of every layer", least=1)
   rounds: int = option(3, "number of rounds along edges", least=1)
   convolution: str = option(
-      "sage", "convolution along edges; attention is GATv2", one_of=tuple(ROUNDS))
-  reduction: str = option("columns", "reduction over nodes", one_of=tuple(REDUCTIONS))
+      "sage", "convolution along edges; attention is GATv2", one_of=ROUNDS)
+  reduction: str = option("columns", "reduction over nodes", one_of=REDUCTIONS)
   heads: int = option(4, "attention heads, along edges and in the transformer", least=1)
 
   def __post_init__(self):

@@ -6,7 +6,7 @@
 Published: node features are log(1 + max(x, 0)), for NLP sign(x) log(1 + |x|). A linear layer of
 width 20 maps them. A linear layer with ReLU joins them with an opcode vector of width 12 and the
 unscaled configuration. Each SAGE round over users has ReLU; for NLP the input of a round is added
-before it. The last layer gives a runtime per node, for layouts in seconds.
+before it. The last layer gives a runtime per node, for layouts in milliseconds.
 
 Source: Obs01ete/kaggle_latenciaga, ca55746 (XLA and tiles) and b6b55b1 (NLP).
 """

@@ -16,8 +16,8 @@ Published: programs are reduced to configurable nodes and five hops of users. Fe
 unscaled, and 0 on nodes that are not configurable. The norm is over the nodes of a graph, per
 configuration and channel, without parameters. In the head it is over the configurations of the
 slate, so that a score depends on the other configurations. Dropout of 0.2 follows the first block.
-The MLP of GIN is twice a linear layer, the norm and ELU. The fourth GIN layer reads the second
-instead of the third, which reaches the readout alone: a published defect, kept here.
+The MLP of GIN is twice a linear layer, the norm and ELU. The fourth GIN layer reads the second, so
+that the third is in the readout alone. This defect of the public code is kept.
 
 Kernels are encoded without their tile. All tiles of a slate have the same encoding, which the norm
 across the slate removes: it cannot change an order.

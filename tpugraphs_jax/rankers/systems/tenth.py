@@ -10,8 +10,8 @@ has a layer norm on its input, and a residual connection.
 
 Published: width, number and order of blocks, linear attention and APPNP for XLA, DIFFormer for NLP,
 and tiles as queries. Guesses, since there is no public code: heads, steps of propagation, widths of
-the MLPs, GELU, messages in both directions, APPNP and gates in DIFFormer blocks, and SAGE as the
-messages in kernels.
+the MLPs, activations, messages in both directions, APPNP and gates in DIFFormer blocks, and SAGE as
+the messages in kernels.
 
 Source: the write-up of the competition.
 """
@@ -43,6 +43,10 @@ class Tenth(System):
   """Parts that the networks of layouts and tiles share."""
 
   sees_whole_graph = True
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_heads(self)
 
   def setup(self):
     self.last = self.exact(1)
@@ -79,10 +83,6 @@ class TenthLayout(Tenth):
       False, "residual connections are learned gates instead of sums")
   mlp_widths: Sequence[int] = option(
       (256, 256), "widths of the layers on configurable nodes with their configurations")
-
-  def __post_init__(self):
-    super().__post_init__()
-    check_heads(self)
 
   @nn.compact
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
@@ -130,10 +130,6 @@ class TenthTile(Tenth):
   heads: int = option(4, "number of heads of each attention", least=1)
   mlp_widths: Sequence[int] = option((128, 128), "widths of the layers on tiles")
   cross_blocks: int = option(4, "number of blocks in which tiles attend to nodes", least=1)
-
-  def __post_init__(self):
-    super().__post_init__()
-    check_heads(self)
 
   @nn.compact
   def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:

@@ -206,7 +206,7 @@ def activation(norm: nn.LayerNorm) -> Callable[[jax.Array], jax.Array]:
   return lambda rows: recompute(norm, rows)
 
 
-class Sage(nn.Module):
+class SageConcat(nn.Module):
   """Concatenates channels of a node, of messages from its users and from its operands.
 
   Attributes:
@@ -249,7 +249,7 @@ class Layer(nn.Module):
   @nn.compact
   def __call__(self, positions: Nodes, x: Nodes) -> tuple[Nodes, Nodes]:
     """Maps positions `[N, C, P]` and features `[N, C, F]` to `[N, C, P]` and `[N, C, features]`."""
-    local = Sage(self.features, self.messages, self.linear, name="sage")(positions, x)
+    local = SageConcat(self.features, self.messages, self.linear, name="sage")(positions, x)
     norm = nn.LayerNorm(epsilon=EPSILON, name="sage_norm")
     local = Block(self.features, self.linear, name="mixed")(local.map(activation(norm)))
     key, query = (self.linear(self.keys, name=name)(positions, x).map(attention.positive)
@@ -258,8 +258,9 @@ class Layer(nn.Module):
     value = self.linear(self.features, use_bias=False, name="value")
     context = attention.TimesGraph(query, value(jnp.concatenate(products, axis=-1)))
     x = Block(self.features, self.linear, name="both")(local, context)
-    hidden = Sage(positions.width, positions.width // 2, self.linear, name="track")(positions)
-    positions = self.linear(positions.width, name="positions")(hidden.map(jnp.tanh)).map(jnp.tanh)
+    width = positions.width
+    hidden = SageConcat(width, width // 2, self.linear, name="track")(positions)
+    positions = self.linear(width, name="positions")(hidden.map(jnp.tanh)).map(jnp.tanh)
     return positions, x
 
 

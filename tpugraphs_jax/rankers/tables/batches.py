@@ -96,8 +96,8 @@ def prepare(
     feat: `[N, F]` float32 transformed node features.
     terms: terms of all configurations that slates are drawn from (`terms.terms_of`).
     slots: width of the neighbour tables (`data.batching.SLOTS`).
-    tiling: append the padding of dimensions to tiles to node features, and compute features of
-      choices; otherwise the features of choices are 0.
+    tiling: node features get `feature_blocks.node_padding`, and choices the features of `describe`.
+      Without it the features of choices are 0.
     describe: `(graph, node [U], row [U]) -> [U, F]`, features of choices.
   """
   if tiling:

@@ -40,10 +40,17 @@ class Cheapest(NamedTuple):
 
 
 class TablesFamily(Family):
-  """Programs, for networks with a method `tables(batch) -> [B, R, heads], [Q, R, R, heads]`.
+  """Programs, for networks that price choices, such as `ScoreTables`.
 
-  The network also has `pair_hops`, the most edges between two nodes with a pair cost, and
-  `tile_padding`: whether nodes have features of padding to tiles of 8 x 128, a TPU's registers.
+  Besides `embed` and `score` the network has:
+    tables(batch): costs `[B, R, heads]` of choices, and `[Q, R, R, heads]` of pairs or None.
+    node_tables(batch): the summands of `tables`, `[K, R]` of nodes, and `[P, R, R]` of pairs of
+      nodes or None.
+    has_residual: whether scores also have `residuals(batch)`, `[G, C]`.
+    pair_hops: most edges between two nodes with a pair cost.
+    tile_padding: whether nodes and choices have features of the padding to tiles of 8 x 128, a
+      TPU's registers.
+    choice_features: `(graph, node [U], row [U]) -> [U, F]`.
   """
 
   can_propose = True
@@ -150,8 +157,8 @@ class TablesFamily(Family):
   ) -> Cheapest:
     """The configurations with the lowest predicted cost over all choices of all groups.
 
-    For a network with a residual, the search in the tables returns more candidates, and the n
-    candidates with the lowest scores are returned, lowest first.
+    For a network with a residual, the result is ordered by score, lowest first. Without `near` it
+    is the best of `_CANDIDATES` * n candidates from the search in the tables.
 
     Args:
       params: parameters of the network.

@@ -51,6 +51,7 @@ from tpugraphs_jax.rankers.tables.family import TablesFamily
 PAIRS = ("none", "low_rank")
 RESIDUALS = ("none", "triples", "sage")
 _FLAT = 0.1  # factor of costs that do not grow with bytes
+_GROUP_ROUNDS = 2  # rounds of message passing between groups
 _COST_SCALE = 4.0  # factor of all costs, which are small at initialisation
 
 
@@ -119,7 +120,7 @@ def add_up(x: Array, index: Array, rows: int) -> jax.Array:
 
 
 def by_bytes(cost: jax.Array, weight: Array) -> jax.Array:
-  """The first half of `cost [..., 2 n]` times bytes, plus the second half: `[..., n]` float32."""
+  """`cost [..., 2 n]`: first half times bytes plus a tenth of the second, `[..., n]` float32."""
   scaled, flat = jnp.split(cost.astype(jnp.float32), 2, axis=-1)
   return scaled * weight + flat * _FLAT
 
@@ -147,7 +148,8 @@ class ScoreTables(base.Network):
   pair_hops: int = option(
       6, "most edges between two nodes whose layouts have a joint cost", least=1,
       most=node_pairs.MAX_HOPS)
-  tile_padding: bool = option(True, "node features: padding to the 8 x 128 tiles of a TPU")
+  tile_padding: bool = option(
+      True, "features of nodes and choices: padding to the 8 x 128 tiles of a TPU")
   precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   # A cost depends on the mean node state of the program and on the bytes of all groups.
@@ -244,9 +246,7 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
   first, second = (take_rows(code, batch.pairs.groups[:, end]) for end in range(2))
   flat = pair.reshape(len(pair), pair.shape[1] * pair.shape[2], pair.shape[3])
   costs = jnp.take_along_axis(flat, (first * pair.shape[2] + second)[..., None], axis=1)
-  # Padding pairs get 0 here, then the index of a slate beyond the last.
-  graph_of = take_rows(batch.group_graph + 1, batch.pairs.groups[:, 0])
-  graph_of = jnp.where(graph_of > 0, graph_of - 1, graphs)
+  graph_of = group_slates(batch, batch.pairs.groups[:, 0])
   return total + pooling.graph_sum(costs, graph_of, graphs)
 
 
@@ -415,25 +415,19 @@ class Triples(TablePart):
 
 
 class GroupSAGE(TablePart):
-  """`s <- s + gelu(norm(W s + mean of weighted neighbours))` on the states of choices.
-
-  Attributes:
-    rounds: rounds of message passing between groups.
-  """
-
-  rounds: int = 2
+  """`s <- s + gelu(norm(W s + mean of weighted neighbours))` on the states of choices."""
 
   @nn.compact
   def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
     """The sum of costs, `[G, C, 1]` float32; arguments as in `_UnaryCosts`."""
     states = _ChoiceStates(self.features, name="states", **self.options)(x, row, batch)
     state = _of_configs(states, batch.code)
-    degree = _from_neighbours(jnp.ones((len(state), 1, 1)), _is_apart(batch), batch)
-    degree = jnp.maximum(degree, 1)
-    for i in range(self.rounds):
+    count = _from_neighbours(jnp.ones((len(state), 1, 1)), _is_apart(batch), batch)
+    count = jnp.maximum(count, 1)
+    for i in range(_GROUP_ROUNDS):
       weights = _ColumnWeights(self.features, name=f"weights_{i}", **self.options)
       weight = weights(x, batch, train=train)
-      near = _from_neighbours(self.dense(f"sent_{i}")(state), weight, batch) / degree
+      near = _from_neighbours(self.dense(f"sent_{i}")(state), weight, batch) / count
       total = self.dense(f"self_{i}")(state) + near.astype(state.dtype)
       total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
       state += self.drop(nn.gelu(total), batch.group_graph, batch, train)

@@ -33,7 +33,7 @@ Pairs = Mapping[tuple[int, int], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Proposals:
+class Assignments:
   """Distinct choices of all groups, cheapest first (from `propose_near`, nearest first)."""
 
   choice: np.ndarray  # [n, groups] int64
@@ -69,7 +69,7 @@ class _Bucket(NamedTuple):
 def propose(
     unary: Sequence[np.ndarray], pairs: Pairs, n: int, *, table_limit: int = TABLE_LIMIT,
     beam: int = BEAM, restarts: int = RESTARTS, seed: int = 0,
-) -> Proposals:
+) -> Assignments:
   """The n cheapest choices; fewer if there are fewer.
 
   Args:
@@ -95,12 +95,12 @@ def propose(
     choice = _improved(unary, pairs, choice, restarts, np.random.default_rng(seed))
   cost = total(unary, pairs, choice)
   first = np.argsort(cost, kind="stable")[:n]
-  return Proposals(choice[first], cost[first], bound, is_exact)
+  return Assignments(choice[first], cost[first], bound, is_exact)
 
 
 def propose_near(
     unary: Sequence[np.ndarray], pairs: Pairs, start: np.ndarray, n: int, **options: Any
-) -> Proposals:
+) -> Assignments:
   """Up to n choices between a trusted choice and the cheapest.
 
   Predicted costs have errors, and the cheapest of many choices is often one whose cost is predicted
@@ -133,7 +133,7 @@ def propose_near(
   _, first = np.unique(choice, axis=0, return_index=True)
   choice = choice[np.sort(first)]
   choice = choice[(choice != start).any(axis=1)] if len(choice) > 1 else choice
-  return Proposals(choice[:n], total(unary, pairs, choice[:n]), cheapest.bound, cheapest.is_exact)
+  return Assignments(choice[:n], total(unary, pairs, choice[:n]), cheapest.bound, cheapest.is_exact)
 
 
 def _largest_gain(unary, pairs, start: np.ndarray) -> float:

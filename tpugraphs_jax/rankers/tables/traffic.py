@@ -4,8 +4,9 @@ The TPU compiler's estimate of a program is nearly its memory traffic, and the e
 orders are nearly additive. The cost of a choice is its padded bytes, relative to the bytes of the
 program's convolutions and dots, times a factor from a small network on `choice_features`. There is
 no message passing: a hundred programs are too few to learn it (docs/records/own_models.md). An
-order that is left to the compiler costs 0, and so does the compiler's default order, the layout of
-the node. The score of a configuration is therefore its cost relative to the compiler's default.
+order that is left to the compiler costs 0. So does the layout of the node, the compiler's default,
+unless a user of the same shape has another layout (`changes_nothing`). The score of a configuration
+is therefore its cost relative to leaving all orders to the compiler.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class TrafficTables(base.Network):
   sees_whole_graph = True  # costs are relative to the bytes of the whole program
   embeds_integers = True
   has_residual = False
-  pair_hops = 1  # no pairs have costs
+  pair_hops = 0  # no pairs have costs
   tile_padding = True
   choice_features = staticmethod(choice_features)
 
