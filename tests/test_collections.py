@@ -90,3 +90,11 @@ def test_own_collections_say_which_compiler_or_machine(tmp_path, fields, words):
   note(tmp_path, **fields)
   found = collections.label_kind(str(tmp_path), MINE)
   assert all(word in found for word in words)
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "{"])
+def test_other_json_beside_the_graphs_is_no_note_about_labels(tmp_path, text):
+  note(tmp_path)
+  for path in tmp_path.rglob("*.json"):
+    path.write_text(text)
+  assert collections.label_kind(str(tmp_path), MINE) == collections.UNKNOWN

@@ -229,3 +229,10 @@ def test_a_split_without_labels_is_not_scored(data_root, tmp_path):
   path = _ranked(tmp_path, {"tile:xla": {"1a": range(9), "2b": range(3)}})
   with pytest.raises(ValueError, match="labels"):
     submission.score(path, data_root, split="test")
+
+
+def test_a_file_without_rows_is_not_scored(labelled, tmp_path):
+  path = tmp_path / "empty.csv"
+  path.write_text("ID,TopConfigs\n")
+  with pytest.raises(ValueError, match="no row"):
+    submission.score(path, labelled)

@@ -130,12 +130,11 @@ def label_kind(data_root: str, collection: Collection) -> str:
   if collection.name in RELEASED:
     return MEASURED
   folder = files.local_of(data_root) / collection.path  # of a bucket: what was copied to read it
-  for path in sorted(folder.glob("*/*.json")):
-    try:
-      return _of_note(trust.parse(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, OSError):
-      return UNKNOWN
-  return UNKNOWN
+  notes = sorted(folder.glob("*/*.json"))
+  try:
+    return _of_note(trust.parse(notes[0].read_text(encoding="utf-8")))
+  except (IndexError, KeyError, TypeError, ValueError, OSError):  # none, or not of `collect`
+    return UNKNOWN
 
 
 def _of_note(note: dict[str, str]) -> str:

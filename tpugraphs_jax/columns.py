@@ -139,9 +139,12 @@ class Ragged:
 
 
 def node_features(lists: Mapping[str, Sequence[Collection[int]]], nodes: int) -> np.ndarray:
-  """Features `[nodes, 140]` float32 from a list for each node, by the block that it fills.
+  """The features `[nodes, 140]` float32 of nodes.
 
-  A block without lists is 0, but for the products of no entries. `window_reversal` takes flags.
+  Args:
+    lists: by name of a block the list of integers of every node; `window_reversal` takes flags. A
+      block without lists is 0, except that the product of no entries is 1.
+    nodes: number of nodes.
   """
   result = np.zeros((nodes, NODE_FEATURES), np.float32)
   for name in (*AGGREGATED, *(lists.keys() - AGGREGATED)):

@@ -23,12 +23,12 @@ from scipy import stats
 def ordered_pairs(scores: np.ndarray, runtime: np.ndarray) -> tuple[int, int]:
   """Pairs ranked correctly and pairs with a right order, `(concordant, pairs)`.
 
+  A pair counts if its runtimes differ. It is concordant if the slower one has the strictly larger
+  score: a tie in scores is a mistake. Takes O(n log n) time.
+
   Args:
     scores: `[configs]`.
     runtime: `[configs]`.
-
-  A pair counts if its runtimes differ, and is concordant if the slower one has the
-  strictly larger score: a tie in scores is a mistake. O(n log n).
   """
   scores, runtime = _checked(scores=scores, runtime=runtime)
   _, score_rank, score_ties = np.unique(scores, return_inverse=True, return_counts=True)

@@ -144,6 +144,8 @@ def score(
     ValueError: a line or ranking that no check would accept, or a graph without labels.
   """
   rows = _read_rows(path)
+  if not rows:
+    raise ValueError(f"{path} has no row, expected rankings of the {split} graphs")
   names = {split_id(row_id)[0] for row_id in rows}
   files = {row_id: file for row_id, file in _files_of(data_root, split).items()
            if split_id(row_id)[0] in names}

@@ -92,3 +92,11 @@ def test_the_interval_of_equal_times_holds_one():
   _, low, high = measure.compare(
       _doubled, _same, (_X,), timer=_Timer(lambda function, k: .01 * next(noise)))
   assert low < 1 < high
+
+
+def test_functions_may_return_keys():
+  with_key = lambda x: (2 * x, jax.random.key(0))
+  other = lambda x: (2 * x, jax.random.key(1))
+  found = _measured(_Timer(lambda function, k: .01), with_key, with_key, other)
+  assert set(found[0]) == set(found[1]) == {"seconds", "noise"}
+  assert "outputs differ" in str(found[2])

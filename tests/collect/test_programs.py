@@ -35,7 +35,8 @@ def test_a_file_gives_all_its_programs_or_the_one_asked_for(file):
 
 @pytest.mark.parametrize("text, key, error", [
     (None, "", FileNotFoundError), (_FILE, ":tan", ValueError), ("number = 3", "", ValueError),
-    ("PROGRAMS = {'a': 3}", "", ValueError), (_FILE + "\nSPLIT = 'all'", "", ValueError)])
+    ("PROGRAMS = {'a': 3}", "", ValueError), ("PROGRAMS = {1: 2}", "", ValueError),
+    ("number = nothing", "", ValueError), (_FILE + "\nSPLIT = 'all'", "", ValueError)])
 def test_a_file_without_valid_programs_is_refused(tmp_path, text, key, error):
   path = tmp_path / "programs.py"
   if text is not None:
@@ -57,3 +58,13 @@ def test_a_drawn_program_is_the_same_at_every_call():
       first, second = (programs.load(source)[0] for _ in range(2))
       texts = [jax.jit(each.function).lower(*each.args).as_text() for each in (first, second)]
       assert texts[0] == texts[1]
+
+
+def test_a_file_may_define_dataclasses_with_annotations_as_texts(tmp_path):
+  path = tmp_path / "with_a_dataclass.py"
+  path.write_text("from __future__ import annotations\nimport dataclasses\n" + _FILE + """
+@dataclasses.dataclass
+class Layer:
+  width: int
+""")
+  assert len(programs.load(str(path))) == 2

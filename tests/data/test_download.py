@@ -325,3 +325,9 @@ def test_missing_archive_is_a_one_line_error(server, tmp_path, capsys):
   assert download.main([*argv, "--collections", TILE]) == 1
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith(f"error: {server.url}npz_tile_xla.tar: the server answers 404")
+
+
+@pytest.mark.parametrize("base_url", ["file:///mnt/mirror", "gs://bucket/folder", "mirror"])
+def test_a_place_that_is_not_of_http_is_refused(tmp_path, base_url):
+  with pytest.raises(ValueError, match="base_url"):
+    download.download_collection(tmp_path, "tile:xla", base_url=base_url)

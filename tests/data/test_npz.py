@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import zipfile
 
 import comparing
@@ -305,3 +306,21 @@ def test_missing_data_is_explained(tmp_path):
   _save(tmp_path / "tile" / "xla" / "train" / "a.npz", _tile_arrays())
   with pytest.raises(FileNotFoundError, match="tile/xla/train"):
     npz.split_files(tmp_path, "tile:xla", "valid")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO])
+def test_a_failure_of_the_system_is_no_damage_of_the_file(tmp_path, monkeypatch, number):
+  path = tmp_path / "a.npz"
+  np.savez(path, x=np.zeros(3))
+
+  def fail(*args):
+    raise OSError(number, "failed")
+
+  with npz.NpzArchive(path) as archive:
+    monkeypatch.setattr(npz.zipfile.ZipFile, "open", fail)
+    with pytest.raises(OSError, match="failed"):
+      archive.read("x")
+  monkeypatch.setattr(npz.zipfile, "ZipFile", fail)
+  with pytest.raises(OSError, match="failed") as error:
+    npz.NpzArchive(path)
+  assert error.value.filename == str(path)

@@ -211,7 +211,9 @@ def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
 
 
 @pytest.mark.parametrize("text, complaint", [
-    *((text, "meta.json") for text in ("", "{", "[]", "{}", '{"version": 2}', "\x00\x01")),
+    *((text, "meta.json") for text in (
+        "", "{", "[]", "{}", '{"version": 2}', '{"version":2,"name":"g0","sha256":{}}',
+        "\x00\x01")),
     ('{"version": 1}', "format 1, expected 2"),
     (None, "format 99, expected 2")])
 def test_damaged_meta_and_other_formats_are_refused_and_rebuilt(tmp_path, text, complaint):

@@ -68,6 +68,11 @@ def test_the_body_of_a_loop_counts_as_often_as_it_turns(options, expected):
 def test_a_kernel_without_an_estimate_is_counted_apart():
   module = _looping_module(bound=5)
   tanh = module.computations[0].instructions[1]
+  tanh.backend_config = b"{uplo = 76 : ui8}"  # MLIR of an FFI call
+  assert tpu_kernels.window(tanh) is None
+  tanh.backend_config = b'{"window_config": 5}'
+  with pytest.raises(ValueError, match="backend_config"):
+    tpu_kernels.window(tanh)
   tanh.backend_config = _window(2**63 - 1)
   assert tpu_kernels.window(tanh).estimated_cycles is None
   assert tpu_kernels.estimated_cycles(module) == tpu_kernels.Cycles(7, 2, 0, 1)

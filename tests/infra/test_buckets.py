@@ -80,6 +80,30 @@ def test_a_folder_is_copied_once_and_then_brought_up_to_date(bucket, capsys):
   assert not (folder / "sub/c.txt").exists() and (folder / "sub/b.txt").exists()
 
 
+def test_files_of_the_same_size_are_sent_again_where_that_is_asked_for(bucket, tmp_path):
+  folder = tmp_path / "store"
+  for name in ("one", "two"):
+    (folder / name).mkdir(parents=True)
+    (folder / name / "labels").write_text("old")
+  files.send(folder, f"{bucket}/store")
+  for name in ("one", "two"):
+    (folder / name / "labels").write_text("new")
+  files.send(folder, f"{bucket}/store", again=["two"])
+  assert [text(f"{bucket}/store/{name}/labels") for name in ("one", "two")] == ["old", "new"]
+
+
+def test_any_error_of_a_client_is_one_of_the_system(bucket, monkeypatch):
+  def fail(*args, **options):
+    raise RuntimeError("no credentials")
+
+  monkeypatch.setattr(files, "_files", fail)
+  with pytest.raises(OSError, match="cannot be reached .no credentials."):
+    files.fetch(f"{bucket}/run")
+  with pytest.raises(OSError, match="cannot be reached"):
+    with files.working_folder(f"{bucket}/run"):
+      raise AssertionError("not entered")
+
+
 def test_a_missing_folder_is_an_error(bucket):
   with pytest.raises(FileNotFoundError, match="nowhere"):
     files.fetch(f"{bucket}/nowhere")

@@ -66,3 +66,17 @@ def test_a_mistake_ends_a_command_in_one_line_with_exit_code_2(capsys):
   with pytest.raises(SystemExit) as ended:
     console.fail(ValueError("no\nfolder"))
   assert ended.value.code == 2 and capsys.readouterr().err == "error: no folder\n"
+
+
+def test_characters_that_a_stream_does_not_have_are_escaped(monkeypatch):
+  written = io.BytesIO()
+  monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+  console.say("folder \u56f3")
+  console.say("more")
+  assert written.getvalue().decode().splitlines()[0].endswith("folder \\u56f3")
+  assert written.getvalue().endswith(b"more\n")
+
+
+def test_nothing_is_written_where_a_process_has_no_output(monkeypatch):
+  monkeypatch.setattr("sys.stdout", None)
+  console.say("lost")

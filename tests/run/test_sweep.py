@@ -114,7 +114,7 @@ ARGUMENTS = ["--config=tile.py:ci", "--out=OUT"]
     (["--grid=optimizer.learning_rat:1"], "did you mean optimizer.learning_rate? --print_config"),
     (["--grid=x"], "expected FIELD:VALUE"),
     (["--config=recommended"], "--config=recommended, expected FILE.py:VARIANT such as tile.py:"),
-    (["--config=nope.py"], "nope.py is missing")])
+    (["--config=nope.py"], "there is no config file nope.py")])
 def test_mistakes_take_one_line(more, complaint, tmp_path, capsys):
   arguments = [part.replace("OUT", str(tmp_path / "out")) for part in ARGUMENTS]
   assert sweep.main([*arguments, *more]) == 2
@@ -208,3 +208,31 @@ def test_runs_are_saved_and_end_with_their_sweep(tmp_path, number, processes):
     assert all((folder / "saved").exists() for folder in folders)
   process.wait(30)
   wait_for(*(folder / "saved" for folder in folders))
+
+
+@pytest.mark.parametrize("flag", ["--grid=seed:5,6", "--config.seed=3"])
+def test_seeds_are_given_by_their_number_alone(tmp_path, capsys, flag):
+  with pytest.raises(SystemExit):
+    sweep.main(["--config=tile.py:ci", f"--out={tmp_path}", flag])
+  assert "--seeds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "[]"])
+def test_damaged_settings_of_a_sweep_are_named(tmp_path, capsys, text):
+  (tmp_path / "sweep.json").write_text(text)
+  assert sweep.main(["--config=tile.py:ci", f"--out={tmp_path}"]) == 2
+  assert "sweep.json" in capsys.readouterr().err
+
+
+def test_output_is_kept_whatever_its_bytes_are(tmp_path):
+  sweep.do(a_run(tmp_path, [sys.executable, "-c", "import os; os.write(1, bytes([255, 10]))"]))
+  assert (tmp_path / "base/seed_0/log.txt").read_text() == "\ufffd\n"
+
+
+def test_a_run_ends_where_its_sweep_has_ended_before_it_began(tmp_path):
+  ended = subprocess.Popen(["true"])
+  ended.wait()
+  process = subprocess.Popen(
+      [sys.executable, "-c", RUN, f"--workdir={tmp_path}"],
+      env=os.environ | {jobs.PARENT: str(ended.pid)})
+  assert process.wait(30) == 0 and (tmp_path / "saved").exists()

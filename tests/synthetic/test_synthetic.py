@@ -153,6 +153,10 @@ def test_an_interrupted_run_goes_on_and_other_data_is_refused(tmp_path):
   assert digests(root) == before
   with pytest.raises(ValueError, match="folder"):
     generate(tmp_path, **(kwargs | {"seed": 5}))
+  for damaged in ("", "[]"):
+    (tmp_path / "synthetic.json").write_text(damaged)
+    with pytest.raises(ValueError, match="synthetic.json"):
+      generate(tmp_path, **kwargs)
 
 
 def test_a_full_disk_ends_the_command_in_one_line_with_status_2(tmp_path, monkeypatch, capsys):
@@ -160,7 +164,6 @@ def test_a_full_disk_ends_the_command_in_one_line_with_status_2(tmp_path, monkey
     raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
 
   monkeypatch.setattr(synthetic.files, "replacing", full)
-  with pytest.raises(SystemExit) as ended:
-    command.main(["--out", str(tmp_path / "out"), "--collections", "tile:xla", "--workers", "1"])
-  assert ended.value.code == 2
+  arguments = ["--out", str(tmp_path / "out"), "--collections", "tile:xla", "--workers", "1"]
+  assert command.main(arguments) == 2
   assert capsys.readouterr().err == f"error: {tmp_path}: No space left on device\n"

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _rate(made: int) -> str:
-  """How many labels this machine's workers made an hour and core, of processor time."""
+  """Labels per hour of processor time of this machine's workers, as text; empty without any."""
   used = resource.getrusage(resource.RUSAGE_CHILDREN)
   hours = (used.ru_utime + used.ru_stime) / 3600
   return f"; {made:,} labels, {made / hours:,.0f} an hour and core" if made and hours else ""
@@ -79,6 +79,9 @@ def _jobs(args: argparse.Namespace) -> list[LabelJob]:
   labels.create(args.label, target=args.target, seed=args.seed)
   loaded = [program for source in args.programs
             for program in programs.load(source, split=args.split)]
+  if not loaded:
+    raise ValueError(f"--programs {' '.join(args.programs)} has no program, expected FILE.py with "
+                     "a dictionary PROGRAMS, or a folder of such files")
   names = [program.name for program in loaded]
   if repeated := {name for name in names if names.count(name) > 1}:
     raise ValueError(f"{len(repeated)} names of programs are used twice, such as "

@@ -11,8 +11,9 @@ import math
 import os
 from pathlib import Path
 
+from tpugraphs_jax.collect.draw import Numbers
 from tpugraphs_jax.collect.labels import Raw
-from tpugraphs_jax.collect.problem import Numbers, Problem
+from tpugraphs_jax.collect.problem import Problem
 from tpugraphs_jax.infra import files, trust
 
 
@@ -37,8 +38,10 @@ class Cache:
       try:
         record = trust.parse(line)
         if all(record[name] == value for name, value in self._key.items()):
+          if record["raw"] is not None:
+            problem.label.value(record["raw"])  # refuses what is no label
           self._known[tuple(record["numbers"])] = record["raw"]
-      except (ValueError, KeyError, TypeError):
+      except (ValueError, KeyError, TypeError, OverflowError):
         start = line[:60].decode(errors="replace")
         raise ValueError(f"{path}, line {number}: {start!r} is no label of tune; give another file "
                          "as cache=, or remove the line") from None
@@ -46,8 +49,9 @@ class Cache:
   def labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, Raw | None]:
     """The raw numbers of choices, in their order; None for those that failed.
 
-    Times that are measured now are compared with those in the file by the compiler's own choice,
-    which is measured again: they are multiplied by its time then over its time now.
+    Times from the file and new times compare only through the compiler's own choice. It is measured
+    again with the new choices. Their times are multiplied by its time in the file and divided by
+    its time now.
     """
     new = [numbers for numbers in candidates if numbers not in self._known]
     own = self._problem.own
@@ -67,7 +71,7 @@ class Cache:
     return {numbers: self._known[numbers] for numbers in candidates}
 
   def ratio(self, numbers: Numbers) -> float:
-    """The label of a choice over that of the compiler's own; infinite where one has none."""
+    """The label of a choice over that of the compiler's own; infinite unless both are labelled."""
     value, own = self._problem.label.value, self._known.get(self._problem.own)
     raw = self._known.get(numbers)
     return value(raw) / value(own) if raw and own else math.inf

@@ -130,7 +130,7 @@ def choices(
 
 
 def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
-  """The same function with layouts chosen; its outputs are the same numbers.
+  """The same function with layouts chosen; its outputs are equal up to rounding.
 
   Call the result under `jax.jit`, with arguments of the shapes that the choice was made
   for; donate arguments there. Layouts are chosen inside scans, loops, branches, nested

@@ -15,7 +15,7 @@ _GROUPS_AT_ONCE = 5
 _TRIES = 200  # draws in a row that give nothing new, after which drawing ends
 _LISTED = 1 << 12  # up to this many combinations all are listed
 
-Numbers = tuple[int, ...]
+Numbers = tuple[int, ...]  # the option of every group; all 0 for the compiler's own choice
 
 
 def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterator[Numbers]:

@@ -21,8 +21,9 @@ import jax
 
 import tpugraphs_jax
 from tpugraphs_jax.collect import draw, labels, programs
+from tpugraphs_jax.collect.draw import Numbers
 from tpugraphs_jax.collect.journal import Journal
-from tpugraphs_jax.collect.problem import Numbers, Problem
+from tpugraphs_jax.collect.problem import Problem
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.infra import files, trust
 
@@ -59,7 +60,7 @@ class LabelJob:
 
   def file(self, kind: str, suffix: str) -> Path:
     """A file of this program in the folder `kind` of the data."""
-    return Path(self.out).joinpath(
+    return Path(self.out).expanduser().joinpath(
         kind, *self.collection.split(":"), self.split, self.name + suffix)
 
 
@@ -119,14 +120,19 @@ def _label_all(work: _Collecting) -> list[Numbers]:
   stream = work.problem.candidates()
   drawn: list[Numbers] = []
   while True:
+    # Only times of one session compare: measured choices that failed are not replaced.
+    if drawn and work.problem.label.is_comparative:
+      return drawn
     values = _values(work, len(drawn))
     count = draw.wanted(values, work.job.configs, draws=len(drawn))
     more = dict(enumerate(itertools.islice(stream, count), len(drawn)))
     if not more:
       return drawn
     drawn += more.values()
+    raw, errors = work.journal.raw, work.journal.errors
+    again = work.problem.label.is_comparative and not more.keys() <= raw.keys() | errors.keys()
     _label(work, {number: numbers for number, numbers in more.items()
-                  if number not in work.journal.raw and number not in work.journal.errors})
+                  if number not in errors and (again or number not in raw)})
 
 
 def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:

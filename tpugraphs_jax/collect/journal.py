@@ -1,7 +1,8 @@
 """The labels of a program while it is collected, a line of JSON each, with a checksum.
 
-Every line is on the disk before the next label is made, so that a kill loses one at most. The
-journal also has the checksum of the module from which the program's graph is made.
+Every line is on the disk before the next label is made, so that a kill loses one at most; of
+measured times, which are made together, it loses all. The journal also has the checksum of the
+module from which the program's graph is made.
 """
 
 from __future__ import annotations

@@ -185,7 +185,8 @@ def create(name: str, *, target: str | None, seed: int) -> Label:
   """The label of a name; `target` is a TPU generation such as `v3`.
 
   Raises:
-    ValueError: there is no such label, or it has no or needs a target.
+    ValueError: there is no such label; a target is missing, or given to a label that has none; or
+      as `tpu.full_name`.
   """
   if name == TpuEstimate.name:
     if target is None:

@@ -159,7 +159,7 @@ def _record(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callable[..., Any]:
-  """The function with the layouts that `Tuned.save` wrote; its outputs are the same numbers.
+  """The function with the layouts that `Tuned.save` wrote; its outputs are equal up to rounding.
 
   Call the result under `jax.jit`, with arguments of the shapes that it was tuned for.
 
@@ -169,8 +169,8 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: it holds no layouts; and, from the function that is returned, the program is
-      not the one that was tuned.
+    ValueError: the file holds no layouts. The function that is returned raises it for a program
+      other than the tuned one.
   """
   record = _record(path)
   saved = {(each["operation"], each["detail"]): tuple(map(tuple, each["orders"]))

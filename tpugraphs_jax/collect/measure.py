@@ -1,11 +1,12 @@
 """Run times of many versions of one function, to be compared with each other.
 
 All versions are compiled first, and their outputs are compared with the outputs of the first.
-Then each round times every version for at least 5 ms, in a new order. The time of a
-version is the minimum over rounds, since other load on the machine can only add to a time.
-The first version is compiled three times, and all three take part in every round. The
-noise is the difference of their minima. Rounds go on, for a minute at most, until the noise
-is below 3 %; above 5 % all times are refused.
+Then each round times every version for at least 5 ms, in a new order. A version that is 20 times
+slower than the best one leaves after three rounds. The time of a version is the minimum over
+rounds, since other load on the machine can only add to a time. The first version is compiled
+three times, and all three take part in every round. The noise is the difference of their minima.
+There are at least 20 rounds. More follow until the noise is below 3 %, or a minute has passed;
+above 5 % all times are refused.
 """
 
 from __future__ import annotations
@@ -64,21 +65,24 @@ def measure(
     NoisyMachineError: copies of the default differ by more than 5 %.
   """
   values = _random_arguments(args, seed)
-  compiled, results, first = {}, {}, None
+  compiled: dict[int, Callable[..., Any]] = {}
+  first = expected = None
   for number, function in functions:
     try:
-      compiled[number] = _compiled(function, values)
-      results[number] = compiled[number](*values)
-      first = first or function
+      version = _compiled(function, values)
+      outputs = version(*values)
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
       yield number, error
-      compiled.pop(number, None)
+      continue
+    if first is None:
+      first, expected = function, outputs
+    elif not _close(outputs, expected):
+      yield number, ValueError("its outputs differ from the outputs of the compiler's own choice")
+      continue
+    compiled[number] = version
   if not compiled:
     return
   default = next(iter(compiled))
-  for number in [number for number in results if not _close(results[number], results[default])]:
-    yield number, ValueError("its outputs differ from the outputs of the compiler's own choice")
-    del compiled[number]
   copies = {copy: _compiled(first, values) for copy in _COPIES}
   seconds = _rounds({**compiled, **copies}, [default, *copies], values, seed, timer)
   noise, equal = _noise(seconds, [default, *copies])
@@ -176,6 +180,11 @@ def _random_arguments(args: tuple, seed: int) -> tuple:
 def _close(one: Any, other: Any) -> bool:
   """Whether outputs are equal up to rounding."""
   return all(
-      np.allclose(a, b, rtol=1e-3, atol=1e-3 * (np.abs(b).max(initial=0) + 1e-30),
-                  equal_nan=True)
-      for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+      np.allclose(a, b, rtol=1e-3, atol=1e-3 * (np.abs(b).max(initial=0) + 1e-30), equal_nan=True)
+      for a, b in zip(_leaves(one), _leaves(other), strict=True))
+
+
+def _leaves(outputs: Any) -> list[jax.Array]:
+  """The arrays of outputs; of keys, which NumPy cannot hold, their data."""
+  return [jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+          else leaf for leaf in jax.tree.leaves(outputs)]

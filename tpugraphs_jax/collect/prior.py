@@ -43,8 +43,8 @@ class Prior:
     correlation: of two effects of one kind in one program.
     noise: standard deviation of what a sum of effects leaves of a label.
     unit: the predicted cost that counts as 1.
-    about: what the numbers were learnt from: `model`, whose costs, and `rms_cost`, their root
-      mean square.
+    about: what the numbers were learnt from. `model` predicted the costs, and `rms_cost` is the
+      root mean square of these costs.
   """
 
   mean: np.ndarray

@@ -17,12 +17,11 @@ import numpy as np
 from tpugraphs_jax import graph, hlo
 from tpugraphs_jax.collect import choosing, draw, labels
 from tpugraphs_jax.collect.choosing import Group, Orders
+from tpugraphs_jax.collect.draw import Numbers
 from tpugraphs_jax.columns import layout_row
 from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo.search import Dims
-
-Numbers = tuple[int, ...]  # the option of every group; all 0 for the compiler's own choice
 
 # Opcodes of the instructions that the compiler makes of a primitive with the same tensors.
 _OPCODES = {

@@ -47,8 +47,8 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
     raise ValueError(f"program {source!r}, expected a folder, FILE.py or FILE.py:KEY")
   module = _file_module(Path(place))
   programs = getattr(module, "PROGRAMS", None)
-  if not isinstance(programs, Mapping):
-    raise ValueError(f"{place} has no dictionary PROGRAMS")
+  if not isinstance(programs, Mapping) or not all(isinstance(name, str) for name in programs):
+    raise ValueError(f"{place} has no dictionary PROGRAMS from names to programs")
   split = split or getattr(module, "SPLIT", graph.SPLITS[0])
   if split not in graph.SPLITS:
     raise ValueError(f"{place}: split {split!r}, expected one of {', '.join(graph.SPLITS)}")
@@ -77,5 +77,9 @@ def _file_module(path: Path) -> types.ModuleType:
     sys.path.insert(0, folder)
   spec = importlib.util.spec_from_file_location(path.stem, path)
   module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
+  sys.modules.setdefault(path.stem, module)  # dataclasses and Flax modules look their module up
+  try:
+    spec.loader.exec_module(module)
+  except Exception as error:  # a file of the user may raise anything
+    raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
   return module

@@ -26,10 +26,10 @@ import numpy as np
 from scipy import stats
 
 from tpugraphs_jax.collect import prior as prior_lib
+from tpugraphs_jax.collect.draw import Numbers
 from tpugraphs_jax.collect.prior import Prior
 from tpugraphs_jax.graph import OpGraph
 
-Numbers = tuple[int, ...]  # the option of every group
 Way = Generator[Numbers, float | None, None]
 
 # Of standard deviations of the prior: effects have heavier tails than normal ones. Chosen, as
@@ -90,28 +90,28 @@ def learned(pool: Pool, ranker: Any, prior: Prior) -> Way:
   yield choices[0]
   while len(effects) < len(choices):
     best = min(effects, key=effects.get)
-    number = None
+    numbers = None
     if len(effects) % 2 == 0:
-      number = next((numbers for numbers in order if numbers not in effects), None)
-    if number is None:
-      left = [numbers for numbers in choices if numbers not in effects]
-      number = left[belief.most_promising(left, effects[best])]
-    ratio = yield number
+      numbers = next((each for each in order if each not in effects), None)
+    if numbers is None:
+      left = [each for each in choices if each not in effects]
+      numbers = left[belief.most_promising(left, effects[best])]
+    ratio = yield numbers
     if ratio is None:  # as if it were what is believed
-      effects[number] = belief.expected([number])[0]
-      belief.learn(number, effects[number])
+      effects[numbers] = belief.expected([numbers])[0]
+      belief.learn(numbers, effects[numbers])
       continue
-    effects[number] = math.log(ratio)
-    belief.learn(number, effects[number])
-    if pool.is_open and effects[number] < effects[best]:
-      choices = list(dict.fromkeys([*choices, *_changed(number, pool.changes, choices[0])]))
+    effects[numbers] = math.log(ratio)
+    belief.learn(numbers, effects[numbers])
+    if pool.is_open and effects[numbers] < effects[best]:
+      choices = list(dict.fromkeys([*choices, *_changed(numbers, pool.changes, choices[0])]))
 
 
-def _changed(number: Numbers, changes: Sequence[tuple[int, int]], own: Numbers) -> list[Numbers]:
+def _changed(numbers: Numbers, changes: Sequence[tuple[int, int]], own: Numbers) -> list[Numbers]:
   """The choices that differ from one in one group."""
   options = [*changes, *enumerate(own)]
-  return [(*number[:group], option, *number[group + 1:]) for group, option in options
-          if option != number[group]]
+  return [(*numbers[:group], option, *numbers[group + 1:]) for group, option in options
+          if option != numbers[group]]
 
 
 class Belief:
@@ -139,9 +139,9 @@ class Belief:
     mean, covariance = prior.effects(*prior_lib.features(*at, cost / prior.unit_of(name, cost)))
     return cls(pool, mean, _TAILS**2 * covariance, prior.noise)
 
-  def learn(self, number: Numbers, effect: float) -> None:
+  def learn(self, numbers: Numbers, effect: float) -> None:
     """Takes in the effect of a choice."""
-    (row,) = self._pool.rows([number])
+    (row,) = self._pool.rows([numbers])
     gain = self.covariance @ row
     gain /= row @ gain + self._noise**2
     self.mean += gain * (min(effect, prior_lib.LARGEST_EFFECT) - row @ self.mean)
@@ -154,10 +154,10 @@ class Belief:
   def most_promising(self, choices: Sequence[Numbers], best: float) -> int:
     """The place of the choice with the largest expected improvement on an effect."""
     rows = self._pool.rows(choices)
-    spread = np.sqrt(np.maximum(np.einsum("ct,ct->c", rows @ self.covariance, rows), 1e-12))
+    deviation = np.sqrt(np.maximum(np.einsum("ct,ct->c", rows @ self.covariance, rows), 1e-12))
     expected = rows @ self.mean
-    margin = (best - expected) / spread
-    improvement = spread * (margin * stats.norm.cdf(margin) + stats.norm.pdf(margin))
+    margin = (best - expected) / deviation
+    improvement = deviation * (margin * stats.norm.cdf(margin) + stats.norm.pdf(margin))
     return int(np.lexsort([expected, -improvement])[0])
 
 
@@ -246,12 +246,12 @@ def coordinate(pool: Pool, seed: int) -> Way:
   known, changes = set(pool.choices), pool.changes
   for place in rng.permutation(len(changes)):
     group, option = changes[place]
-    number = (*best[:group], option, *best[group + 1:])
-    if number in tried or not (pool.is_open or number in known):
+    numbers = (*best[:group], option, *best[group + 1:])
+    if numbers in tried or not (pool.is_open or numbers in known):
       continue
-    tried.add(number)
-    ratio = yield number
+    tried.add(numbers)
+    ratio = yield numbers
     if ratio is not None and ratio < least:
-      best, least = number, ratio
+      best, least = numbers, ratio
   yield from (pool.choices[place] for place in rng.permutation(len(pool.choices))
               if pool.choices[place] not in tried)

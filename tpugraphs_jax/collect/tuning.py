@@ -27,8 +27,9 @@ from absl import logging
 from tpugraphs_jax.collect import cache as cache_lib
 from tpugraphs_jax.collect import choosing, labels, layouts, measure, strategies
 from tpugraphs_jax.collect import prior as prior_lib
+from tpugraphs_jax.collect.draw import Numbers
 from tpugraphs_jax.collect.labels import Raw
-from tpugraphs_jax.collect.problem import Numbers, Problem
+from tpugraphs_jax.collect.problem import Problem
 from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
@@ -140,7 +141,7 @@ class Tuned:
     if not self.compared:
       return f"none had a lower {self.label.what}"
     own, least = self.tried[self.problem.own], min(self.tried.values())
-    return (f"the best other one took {least / own:.3f} of its time in the trials below, and "
+    return (f"the best other one took {least / own:.3f} of its time in the trials, and "
             "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared))
 
   def _own_and_best(self, name: str) -> tuple[Any, Any]:

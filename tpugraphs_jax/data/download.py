@@ -84,6 +84,9 @@ def download_collection(
     data_root: str | os.PathLike[str], collection: str, *, base_url: str = BASE_URL) -> Path:
   """Downloads and unpacks one collection, unless its folder exists; returns the folder.
 
+  An archive that is already in `data_root` is unpacked without a download. The archive is removed
+  after it was unpacked.
+
   Args:
     data_root: folder of `tile/` and `layout/`.
     collection: one of `collections.RELEASED`.
@@ -92,8 +95,12 @@ def download_collection(
   Raises:
     DownloadError: the server cannot be reached, or the archive is damaged. The next call continues
       an interrupted transfer. A damaged archive is removed if this call has downloaded it.
+    ValueError: an unknown collection, or a `base_url` that is not of HTTP.
   """
   name = archive_name(collection)
+  if not base_url.startswith(("http://", "https://")):
+    raise ValueError(f"base_url is {base_url!r}, expected http://... or https://...: copy archives "
+                     "that are on this machine into data_root")
   data_root = Path(data_root).expanduser()
   folder = data_root.joinpath(*collection.split(":"))
   if folder.exists():
@@ -264,7 +271,7 @@ def _unpack(archive: Path, folder: Path, collection: str, *, is_checked: bool) -
     _verify_files(staging, is_checked=is_checked)
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.replace(staging, folder)
-  except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
+  except (DownloadError, tarfile.TarError, EOFError, zlib.error, ValueError) as error:
     raise DownloadError(f"{archive}: damaged archive ({console.one_line(error)})") from error
   finally:
     shutil.rmtree(staging, ignore_errors=True)

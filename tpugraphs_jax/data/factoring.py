@@ -86,7 +86,7 @@ def factor_layout_configs(node_config_feat: np.ndarray, runtime_ns: np.ndarray) 
     ValueError: a shape is wrong, or as `LayoutFactorer.add`.
   """
   shape = np.shape(node_config_feat)
-  if len(shape) != 3 or shape[1] == 0 or shape[2] != LAYOUT_CONFIG_FEATURES:
+  if len(shape) != 3 or 0 in shape or shape[2] != LAYOUT_CONFIG_FEATURES:
     raise ValueError(f"node_config_feat has shape {shape}, expected [C, K, 18]")
   if shape[0] != len(runtime_ns):
     raise ValueError(

@@ -33,6 +33,11 @@ _GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "confi
 _CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
 _MAPPED = "group_row"
 _LEAST_MAPPED_BYTES = 1 << 16
+_SCHEMA = trust.Record({
+    "name": str,
+    _DIGESTS: trust.Record({
+        f"{name}.npy": str for name in (*_GRAPH_ARRAYS, *_CONFIG_ARRAYS, _MAPPED)}),
+    "source": trust.Record(path=str, bytes=int, mtime_ns=int, sha256=str)})
 
 
 def read(folder: str | os.PathLike[str]) -> graph.OpGraph:
@@ -78,7 +83,6 @@ def write(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: 
     OSError: the folder cannot be written; the earlier copy stays.
   """
   partial = files_lib.partial_path(folder)
-  shutil.rmtree(partial, ignore_errors=True)  # of an earlier process of the same number
   partial.mkdir()
   try:
     with files_lib.lock(partial):
@@ -119,6 +123,7 @@ def _read_meta(folder: Path) -> dict:
     meta = trust.parse(path.read_text())
     if (version := meta["version"]) == _VERSION:
       meta = files_lib.unseal(meta)
+      trust.check(meta, _SCHEMA, "it")
       name, digests = trust.name(meta["name"]), meta[_DIGESTS]
   except (ValueError, KeyError, TypeError, AttributeError):
     raise ValueError(f"{path} is damaged") from None

@@ -11,6 +11,7 @@ import collections as collections_lib
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import errno
 import math
 import os
 from pathlib import Path
@@ -53,10 +54,21 @@ class Member:
     return math.prod(self.shape) * self.dtype.itemsize
 
 
+# Failures of the system and not of the file: zipfile raises OSError on bad bytes, too.
+_OF_SYSTEM = (errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE)
+
+
+def _raise_of_system(error: Exception, path: Path) -> None:
+  """Raises OSError if the system failed and not the file."""
+  if isinstance(error, OSError) and error.errno in _OF_SYSTEM:
+    raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 class NpzArchive(contextlib.AbstractContextManager):
   """The arrays of one `.npz` file, read whole or in blocks.
 
-  Every defect of the file raises `NpzError`; a missing file raises `FileNotFoundError`.
+  Every defect of the file raises `NpzError`, a missing file raises `FileNotFoundError`, and a
+  failure of the system, such as a missing permission, raises `OSError`.
 
   Args:
     path: the file.
@@ -70,6 +82,7 @@ class NpzArchive(contextlib.AbstractContextManager):
     try:
       self._zip = zipfile.ZipFile(self.path)
     except Exception as error:  # zipfile raises half a dozen types on bad bytes
+      _raise_of_system(error, self.path)
       raise NpzError(f"{self.path}: not a complete .npz archive "
                      f"({type(error).__name__}: {error}); {_REMEDY}") from error
     try:
@@ -124,14 +137,14 @@ class NpzArchive(contextlib.AbstractContextManager):
       order: Literal["F", "C"] = "F" if member.fortran_order else "C"
       return np.asarray(flat.reshape(member.shape, order=order), order="C")
 
-  def blocks(self, name: str, *, block_bytes: int) -> Iterator[np.ndarray]:
-    """Consecutive slices along the first axis, of about `block_bytes` each.
+  def blocks(self, name: str) -> Iterator[np.ndarray]:
+    """Consecutive slices along the first axis, of about `factoring.BLOCK_BYTES` each.
 
     An array in Fortran order is read whole.
     """
     member = self.member(name)
     rows = member.shape[0]
-    step = _rows_per_block(member.shape, member.dtype, block_bytes)
+    step = _rows_per_block(member.shape, member.dtype)
     if member.fortran_order:
       array = self.read(name)
       yield from (array[start:start + step] for start in range(0, rows, step))
@@ -155,6 +168,7 @@ class NpzArchive(contextlib.AbstractContextManager):
     except NpzError:
       raise
     except Exception as error:  # zipfile, zlib and numpy raise a dozen types
+      _raise_of_system(error, self.path)
       raise NpzError(f"{self.path}: {name} is damaged ({type(error).__name__}: {error}); "
                      f"{_REMEDY}") from error
 
@@ -171,10 +185,10 @@ class NpzArchive(contextlib.AbstractContextManager):
                 f"{member.nbytes} bytes, the file holds {stored}; {_REMEDY}")
 
 
-def _rows_per_block(shape: tuple[int, ...], dtype: np.dtype, block_bytes: int) -> int:
-  """Number of first-axis rows that fill `block_bytes`, at least one."""
-  row_bytes = math.prod(shape[1:]) * np.dtype(dtype).itemsize
-  return max(1, block_bytes // max(1, row_bytes))
+def _rows_per_block(shape: tuple[int, ...], dtype: np.dtype) -> int:
+  """Number of first-axis rows that fill a block, at least one."""
+  row_bytes = math.prod(shape[1:]) * dtype.itemsize
+  return max(1, factoring.BLOCK_BYTES // max(1, row_bytes))
 
 
 _REMEDY = "fetch or generate the file again"
@@ -398,7 +412,7 @@ def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
 def _read_layout_configs(archive: NpzArchive) -> graph.LayoutConfigs:
   runtime_ns = _read_runtime(archive)
   factorer = factoring.LayoutFactorer(archive.member("node_config_ids").shape[0])
-  for block in archive.blocks("node_config_feat", block_bytes=factoring.BLOCK_BYTES):
+  for block in archive.blocks("node_config_feat"):
     try:
       factorer.add(block)
     except ValueError as error:
@@ -456,6 +470,6 @@ def _brief(array: np.ndarray) -> str:
 
 
 def _decoded_blocks(configs: graph.LayoutConfigs, shape: tuple[int, ...]):
-  step = _rows_per_block(shape, np.dtype(np.float32), factoring.BLOCK_BYTES)
+  step = _rows_per_block(shape, np.dtype(np.float32))
   for start in range(0, shape[0], step):
     yield configs.decode(np.arange(start, min(start + step, shape[0])))

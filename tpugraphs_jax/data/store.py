@@ -122,8 +122,8 @@ def _ensure_remote_store(
     files_lib.fetch(place, folder)
   todo, local = _outdated(folders), files_lib.local_of(store_dir)
   built = ensure_store(data_root, collection, split, store_dir=local, **options)
-  if todo:
-    files_lib.send(folder, place)
+  # Also without graphs to build: an earlier run may have ended before it sent its graphs.
+  files_lib.send(folder, place, again=[folders[file].name for file in todo])
   return built
 
 
@@ -223,7 +223,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT,
                       help="folder of the released files (default: %(default)s)")
   parser.add_argument("--store_dir", help="folder of the store (default: DATA_ROOT/store)")
-  parser.add_argument("--collection", help="default: every layout collection in DATA_ROOT")
+  parser.add_argument("--collection", help="default: every layout collection in DATA_ROOT; own "
+                      "ones in a bucket have to be named")
   parser.add_argument("--split", choices=graph.SPLITS, help="default: all that are there")
   parser.add_argument("--workers", type=int, help="processes (default: one per CPU)")
   parser.add_argument("--skip_bad_files", action="store_true",
@@ -244,7 +245,7 @@ def _splits_to_build(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 def _layout_collections(root: Path) -> list[str]:
   """The released layout collections, and the own ones under `root`."""
-  own = sorted(path.name for path in root.glob(f"layout/{OWN}/*") if path.is_dir())
+  own = sorted(path.name for path in root.glob(f"layout/{OWN}/[A-Za-z0-9]*") if path.is_dir())
   return [name for name in RELEASED if Collection(name).kind == "layout"] + [
       f"layout:{OWN}:{name}" for name in own]
 

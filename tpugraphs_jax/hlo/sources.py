@@ -100,8 +100,8 @@ def _function(
       return Loaded(program.module, where, stage=f"{OPTIMIZED} for {target}")
     return Loaded(program.before_layouts, where, stage=f"{BEFORE_LAYOUTS} for {target}")
   import jax
-  stage = function if hasattr(function, "lower") else jax.jit(function)
-  return _lowered(stage.lower(*args), optimized=optimized, where=where)
+  jitted = function if hasattr(function, "lower") else jax.jit(function)
+  return _lowered(jitted.lower(*args), optimized=optimized, where=where)
 
 
 def _lowered(lowered: Any, *, optimized: bool, where: str) -> Loaded:

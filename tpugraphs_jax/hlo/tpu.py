@@ -76,8 +76,8 @@ def lower(function: Callable[..., Any], args: tuple, target: str) -> Any:
   shapes = jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
       jax.eval_shape(lambda *leaves: leaves, *args))
-  stage = function if hasattr(function, "lower") else jax.jit(function)
-  return stage.lower(*shapes)
+  jitted = function if hasattr(function, "lower") else jax.jit(function)
+  return jitted.lower(*shapes)
 
 
 def compile_function(

@@ -74,8 +74,8 @@ def kernels(function: Callable[..., Any], *args: Any, target: str) -> list[Kerne
     target: as of `featurize`.
 
   Returns:
-    One kernel per instruction that has a window. Its graph has `config_feat`
-    [1, 24]: the window's kernel, output and input bounds.
+    One kernel per instruction that has a window. `graph.configs.config_feat` `[1, 24]` has the
+    window's kernel, output and input bounds.
 
   Raises:
     ValueError: the target is unknown, or libtpu is missing.
@@ -113,7 +113,9 @@ def window(instruction: proto.HloInstructionProto) -> Window | None:
 
 
 def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
-  """Sums `estimated_cycles` over all kernels that the entry computation runs.
+  """Sums `estimated_cycles` over all kernels of the entry computation and of what it calls.
+
+  All branches of a conditional count, although one runs.
 
   A kernel in the body of a loop counts as often as the loop iterates: `known_trip_count`
   where the compiler left it, else the bound that the loop's condition compares its
@@ -177,9 +179,23 @@ def iterations(loop: proto.HloInstructionProto, condition: proto.HloComputationP
   return bounds[0] if len(bounds) == 1 and bounds[0] >= 0 else None
 
 
+# What is read of an instruction's JSON; the compiler writes numbers as strings.
+_SCHEMA = {
+    "window_config": {"estimated_cycles": (str, int), **dict.fromkeys(
+        ("kernel_window_bounds", "output_window_bounds", "input_window_bounds"), [(str, int)])},
+    "known_trip_count": {"n": (str, int)}}
+
+
 def _backend_config(instruction: proto.HloInstructionProto) -> dict:
-  is_json = instruction.backend_config.startswith(b"{")
-  return trust.parse(instruction.backend_config) if is_json else {}
+  """The JSON of an instruction; empty where it has none, such as an FFI call, which has MLIR."""
+  if not instruction.backend_config.startswith(b"{"):
+    return {}
+  try:
+    config = trust.parse(instruction.backend_config)
+  except ValueError:  # {uplo = 76 : ui8}
+    return {}
+  trust.check(config, _SCHEMA, f"backend_config of {instruction.name}")
+  return config
 
 
 def _graph(

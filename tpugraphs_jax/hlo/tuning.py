@@ -215,7 +215,7 @@ def convert(
   if count > 1:
     raise ValueError(f"{count} inputs are named {name}, and their "
                      "results would overwrite each other; convert them to different folders")
-  out = Path(out)
+  out = Path(out).expanduser()
   out.mkdir(parents=True, exist_ok=True)
   tasks = [(Path(path), out) for path in paths]
   with tqdm.tqdm(total=len(tasks), unit="file", disable=None) as bar:

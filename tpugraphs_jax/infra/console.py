@@ -19,7 +19,8 @@ from typing import NoReturn, TextIO
 
 import tqdm
 
-_NOT_WRITTEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+_ADVICE = {errno.EROFS: ": name a folder that can be written"} | dict.fromkeys(
+    (errno.EACCES, errno.EPERM), ": check its permissions, or name another place")
 # Places in buckets by the local folder of their files: lines name the place, not the folder.
 places: dict[str, str] = {}
 
@@ -52,7 +53,7 @@ def one_line(said: object) -> str:
   gives its file and its message, without its number.
   """
   if isinstance(said, OSError) and said.errno is not None and said.strerror:
-    advice = ": name a folder that can be written" * (said.errno in _NOT_WRITTEN)
+    advice = _ADVICE.get(said.errno, "")
     said = (f"{said.filename}: " * bool(said.filename)) + said.strerror + advice
   lines = (line.strip() for line in str(said).splitlines())
   words = " ".join(filter(None, lines)) or type(said).__name__
@@ -94,12 +95,15 @@ def install() -> None:
   logging.getLogger().handlers = [_Lines()]
 
 
-def _write(text: str, stream: TextIO) -> None:
-  start = "" if stream.isatty() else f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} "
-  # One write for all: processes may share a log.
-  lines = "\n".join(start + line for line in printable(with_places(text)).splitlines() or [""])
+def _write(text: str, stream: TextIO | None) -> None:
+  if stream is None:  # the process was started without it
+    return
   try:
-    print(lines, file=stream, flush=True)
+    start = "" if stream.isatty() else f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} "
+    lines = "\n".join(start + line for line in printable(with_places(text)).splitlines() or [""])
+    encoding = stream.encoding or "utf-8"
+    # One write for all: processes may share a log.
+    print(lines.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
   except (OSError, ValueError) as error:  # its reader is gone; it was closed
     _discard(stream, error)
 

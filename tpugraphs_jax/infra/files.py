@@ -13,7 +13,7 @@ make a folder called `gs:` of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import errno
 import fcntl
@@ -22,6 +22,7 @@ import io
 import json
 import os
 from pathlib import Path
+import secrets
 import shutil
 import socket
 import tempfile
@@ -92,9 +93,10 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     yield text or data
     if text:
       text.flush()
-    system.pipe_file(remote_path, data.getvalue())
+    with _reaching(path):
+      system.pipe_file(remote_path, data.getvalue())
     return
-  path = Path(path)
+  path = Path(path).expanduser()
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = partial_path(path)
   try:
@@ -113,8 +115,12 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
 
 
 def partial_path(path: Path, *, note: str = "") -> Path:
-  """The file or folder that this process writes before it is renamed to `path`."""
-  return path.with_name(f".{path.name}.{os.getpid()}{note}{_PARTIAL}")
+  """A file or folder to write before it is renamed to `path`.
+
+  Every call gives another name: processes of two hosts or containers can have equal numbers.
+  """
+  unique = f"{os.getpid()}-{secrets.token_hex(4)}"
+  return path.with_name(f".{path.name}.{unique}{note}{_PARTIAL}")
 
 
 def tidy(folder: Path) -> None:
@@ -209,12 +215,15 @@ def repeat(work: Callable[[], None], seconds: float, *, name: str) -> Iterator[N
 
 
 def lines(path: Path) -> list[bytes]:
-  """The lines that `append` has written; without one that a kill cut short."""
+  """The lines of a file that `append` writes, without a last line that a kill cut short."""
   return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 
 def append(path: Path, line: bytes) -> None:
-  """Adds a line to a file, in place of one that a kill cut short; it is on the disk on return."""
+  """Adds a line to a file; on return the line is on the disk.
+
+  A last line that a kill cut short is removed first.
+  """
   path.parent.mkdir(parents=True, exist_ok=True)
   with open(path, "a+b") as file:
     file.seek(0)
@@ -341,6 +350,18 @@ def local_of(place: str | os.PathLike[str]) -> Path:
   return cache() / f"{name.rpartition('/')[2]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
+@contextlib.contextmanager
+def _reaching(place: str | os.PathLike[str]) -> Iterator[None]:
+  """Turns any error of a bucket's client into an OSError of one line: they have no common type."""
+  try:
+    yield
+  except (OSError, ValueError):
+    raise
+  except Exception as error:
+    raise OSError(f"{os.fspath(place)} cannot be reached ({console.one_line(error)}): check the "
+                  "address, the network and your credentials") from error
+
+
 def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
   """A file or folder as it is on this machine, copied or brought up to date if it is remote.
 
@@ -359,13 +380,14 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
   if not is_remote(place):
     return Path(place).expanduser()
   into = into or local_of(place)
-  system, root = bucket_of(place)
-  if system.isfile(root):
-    into = into.with_name(into.name + ".d")
-    _copy(system, {Path(root).name: system.info(root)}, into, os.fspath(place))
-    return into / Path(root).name
-  _copy(system, _files(system, root), into, os.fspath(place))
-  return into
+  with _reaching(place):
+    system, root = bucket_of(place)
+    if system.isfile(root):
+      into = into.with_name(into.name + ".d")
+      _copy(system, {Path(root).name: system.info(root)}, into, os.fspath(place))
+      return into / Path(root).name
+    _copy(system, _files(system, root), into, os.fspath(place))
+    return into
 
 
 def _copy(
@@ -382,7 +404,7 @@ def _copy(
     todo = [name for name, mark in marks.items()
             if known.get(name) != mark or not paths[name].exists()]
     if todo:
-      total = sum(files[name]["size"] for name in todo)
+      total = sum(files[name]["size"] or 0 for name in todo)
       console.say(f"{place}: {len(todo)} files, {console.size(total)}, are copied to {into}")
     _get(system, {files[name]["name"]: paths[name] for name in todo})
     for name in known.keys() - marks.keys():
@@ -406,13 +428,21 @@ def _get(system: fsspec.AbstractFileSystem, targets: Mapping[str, Path]) -> None
       bar.update(len(batch))
 
 
-def send(folder: Path, place: str) -> None:
-  """Copies a folder to a bucket: files that are not there, or of another size."""
-  system, root = bucket_of(place)
-  remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
-  local_files = {name: folder / name for name in _whole_files(folder)}
-  _put(system, root, {name: path for name, path in local_files.items()
-                      if remote_sizes.get(name) != path.stat().st_size})
+def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
+  """Copies a folder to a bucket: files that are not there, or of another size.
+
+  Args:
+    folder: the folder on this machine.
+    place: remote.
+    again: subfolders whose files are sent whatever their size.
+  """
+  with _reaching(place):
+    system, root = bucket_of(place)
+    remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
+    local_files = {name: folder / name for name in _whole_files(folder)}
+    _put(system, root, {
+        name: path for name, path in local_files.items()
+        if name.partition("/")[0] in again or remote_sizes.get(name) != path.stat().st_size})
 
 
 @contextlib.contextmanager
@@ -437,8 +467,13 @@ def working_folder(place: str, *, is_writing: bool = True) -> Iterator[Path]:
   parent.mkdir(parents=True, exist_ok=True)
   folder = Path(tempfile.mkdtemp(prefix=f"{place.rstrip('/').rpartition('/')[2]}-", dir=parent))
   console.say(f"{place}: files are sent every {_PUSH_SECONDS:.0f} s and at the end")
-  mirror = _Mirror(folder, place)
-  mirror.pull()
+  try:
+    with _reaching(place):
+      mirror = _Mirror(folder, place)
+      mirror.pull()
+  except BaseException:
+    shutil.rmtree(folder, ignore_errors=True)
+    raise
   with contextlib.ExitStack() as stack:
     console.places[str(folder)] = place.rstrip("/")
     if is_writing:
@@ -501,7 +536,12 @@ class _Mirror:
     gone = self._sent.keys() - here.keys()
     if not changed and not gone:
       return
-    _put(self._system, self._root, {name: self._folder / name for name in changed})
+    try:
+      _put(self._system, self._root, {name: self._folder / name for name in changed})
+    except FileNotFoundError:
+      if all((self._folder / name).exists() for name in changed):
+        raise  # there is no such bucket
+      return  # a checkpoint was replaced while it was sent: again at the next call
     self._system.pipe_file(f"{self._root}/{_INDEX}", json.dumps(sorted(here)).encode())
     if gone:
       self._system.rm([f"{self._root}/{name}" for name in gone])
@@ -558,6 +598,7 @@ def _mark(info: Mapping[str, Any]) -> str:
 def _known(path: Path) -> dict[str, str]:
   """Marks of the files that were copied before; none where the file is missing or damaged."""
   try:
-    return trust.parse(path.read_text(encoding="utf-8"))
+    known = trust.parse(path.read_text(encoding="utf-8"))
   except (OSError, ValueError):
     return {}
+  return known if isinstance(known, dict) else {}

@@ -101,9 +101,15 @@ def _exit(number: int, frame: object) -> NoReturn:
   raise SystemExit(128 + number)
 
 
+PARENT = "TPUGRAPHS_PARENT"  # environment variable: number of the process that started this one
+
+
 def end_with_parent() -> None:
-  """Asks this process to end, by SIGTERM, once the process that started it has ended."""
-  parent = os.getppid()
+  """Asks this process to end, by SIGTERM, once the process that started it has ended.
+
+  The environment variable `PARENT` has its number: it may have ended before this call.
+  """
+  parent = int(os.environ.get(PARENT) or os.getppid())
 
   def watch() -> None:
     while os.getppid() == parent:
@@ -119,11 +125,11 @@ def _begin_process() -> None:
   signal.signal(signal.SIGTERM, _exit)
   parent = multiprocessing.parent_process()
 
-  def end_with_parent() -> None:
+  def watch() -> None:
     parent.join()
     os._exit(1)
 
-  threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
+  threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def run_on_beam(

@@ -111,9 +111,14 @@ _OF_NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v3-8",
               "TPU_WORKER_HOSTNAMES": "localhost", "TPU_STDERR_LOG_LEVEL": "3"}
 
 
+def has_tpu_chips() -> bool:
+  """Whether there are device files of TPU chips."""
+  return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*"))
+
+
 def may_have_tpu() -> bool:
   """Whether this machine has any sign of a TPU, or of a host in the cloud that may have one."""
-  return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*")) or any(
+  return has_tpu_chips() or any(
       Path(vendor).read_text().strip() == _GOOGLE
       for vendor in glob.glob("/sys/bus/pci/devices/*/vendor"))
 

@@ -1,4 +1,4 @@
-"""Devices and processes: the only place that knows how many there are.
+"""Devices and processes of a run: steps on all of them, and the exchange between processes.
 
 A step is written for one device and runs on all of them through `pmap`; inside it,
 `jax.lax.pmean(x, DEVICES)` reduces over all devices of all processes. What a step
@@ -60,12 +60,14 @@ def initialize(
       "process_id": process_id}
   missing = [name for name, value in given.items() if value is None]
   if len(missing) == len(given):
-    if _has_tpu_chips():
+    if importlib.util.find_spec("libtpu") is not None and machine.has_tpu_chips():
       _initialize_from_surroundings(heartbeat_timeout_seconds)
     return
   if missing:
     raise ValueError(f"several processes need all of --{', --'.join(given)}; missing:"
                      f" --{', --'.join(missing)}")
+  if num_processes < 1:
+    raise ValueError(f"--num_processes is {num_processes}, expected at least 1")
   if not 0 <= process_id < num_processes:
     raise ValueError(f"--process_id is {process_id}, expected 0 to {num_processes - 1}"
                      f" (--num_processes={num_processes})")
@@ -89,11 +91,6 @@ def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
     print(f"Process {process_index()} of {process_count()}: {names}. If one of them ends or is "
           f"silent for {heartbeat_timeout_seconds} s, jax ends all of them: look at the output of "
           f"the one that ended first, then {_AGAIN}", file=sys.stderr, flush=True)
-
-
-def _has_tpu_chips() -> bool:
-  has_library = importlib.util.find_spec("libtpu") is not None
-  return has_library and bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*"))
 
 
 def leave_out_missing_tpu() -> None:
@@ -213,7 +210,8 @@ def pmap(
     local: the function reduces over nothing, and processes may call it a different
       number of times; without it all must call alike.
     in_axes: 0, or for each argument 0 or None; None for one that all devices share.
-    devices: these instead, which may be of another machine, to compile for.
+    devices: the devices to run on or to compile for, instead of those of this run; they may be
+      of another machine.
   """
   if devices is None and local:
     devices = jax.local_devices()

@@ -94,9 +94,14 @@ def check(value: Any, schema: Any, name: str) -> None:
 
   Args:
     value: from `parse`.
-    schema: a type or several; a range of integers; a set of values; `[schema]` of lists;
-      `{name: schema}` of objects, which may lack a name or have others (of the schema of `...`,
-      where it is there); `Record` of objects that have every name.
+    schema: one of
+      a type, or a tuple of types;
+      a `range`: the integers in it;
+      a set: the texts in it;
+      `[schema]`: lists of values of that schema;
+      `{name: schema}`: objects. A name may be missing. Other names are allowed; their values have
+        the schema of the key `...` where there is one;
+      a `Record`: such objects that have every name.
     name: of the value, for the message.
   """
   if isinstance(schema, dict):
@@ -182,7 +187,7 @@ def name(text: str) -> str:
   bad = next((c for c in text if not c.isprintable() or c in _SEPARATORS), "")
   if not text or bad or text[0] in _FORMULA:
     raise ValueError(
-        f"the name {text[:80]!r} {f'has {bad!r}' if bad else 'begins with such a character'}, "
+        f"the name {text[:80]!r} {f'has {bad!r}' if bad else f'begins with {text[:1]!r}'}, "
         f"expected printable characters without {' '.join(_SEPARATORS)}, the first none of "
         f"{' '.join(_FORMULA)}: rename the file")
   return text

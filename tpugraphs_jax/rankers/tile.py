@@ -193,8 +193,8 @@ class SAGE(_TileModel):
 
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
-    self.sage: list[Any] = [JoinedDense(self.hidden_dim)]
-    self.sage += [self.dense() for _ in range(1, self.num_gnns)]
+    rounds: list[Any] = [self.dense() for _ in range(1, self.num_gnns)]
+    self.sage = [JoinedDense(self.hidden_dim), *rounds]
     self.head = MLP((self.hidden_dim, self.hidden_dim, 1))
 
   def pooled(self, batch: TileBatch) -> jax.Array:

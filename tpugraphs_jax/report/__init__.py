@@ -33,7 +33,7 @@ def write(
   Raises:
     FileNotFoundError: a folder holds no run.
     ImportError: a package of the extra `plots` is not installed; says how to install it.
-    ValueError: no run judged that graph.
+    ValueError: no run judged that graph, or a file of a run is damaged.
   """
   require_plots()
   from tpugraphs_jax.report import page, runs

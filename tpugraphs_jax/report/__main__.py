@@ -33,8 +33,9 @@ def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
 
   page.check_judged(runs, graph)
   comparisons = runs_lib.comparisons(runs)
-  for each in comparisons:
-    start = f"{each.runs[0].collection} " * (len(comparisons) > 1)
+  for number, each in enumerate(comparisons, 1):
+    # Runs of one collection with other labels or graphs do not compare: a number tells them apart.
+    start = f"{each.runs[0].collection} {number} " * (len(comparisons) > 1)
     for title, drawn in figures.all_of(each, page.graph_of(each, graph)).items():
       drawn.suptitle(f"labels: {each.runs[0].labels}", fontsize=8)
       name = re.sub(r"\W+", "_", (start + title).lower()).strip("_")
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--verdict", action="store_true",
                       help="instead of a page: what it says first, in lines")
   args = parser.parse_args(argv)
-  runs = runs_lib.read_all(args.runs)
+  runs = runs_lib.read_all(args.runs) if args.verdict or args.csv or args.png else []
   if args.verdict:
     print(console.printable(verdict(runs)))
     return 0

@@ -282,9 +282,11 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
 def _curves(groups: Sequence[Group]) -> figure.Figure:
   """Loss and validation metric by step, a line for each run."""
   drawn, (left, right) = _axes(2)
+  shown: dict[str, None] = {}
   for group, colour in _coloured(groups):
     for number, run in enumerate(group.runs):
       metric = f"{loop.SAMPLE}/{judge.mean_name(run.config.get('train.best_metric', 'kendaltau'))}"
+      shown[metric] = None
       for axes, name in ((left, "train/loss"), (right, metric)):
         points = [(row["step"], row[name]) for row in run.rows if row.get(name) is not None]
         gid = _tips(f"{run.name}: step {step}, {value:.4g}" for step, value in points)
@@ -293,7 +295,7 @@ def _curves(groups: Sequence[Group]) -> figure.Figure:
       best = run.summary.get("training", {}).get("best", {})
       if best.get("value") is not None:
         right.plot(best["step"], best["value"], "o", ms=9, mfc="none", color=colour)
-      right.set_ylabel(metric)
+  right.set_ylabel(", ".join(shown))
   left.set(xlabel="step", ylabel="training loss")
   lowest, highest = left.dataLim.intervaly
   if 0 < 30 * lowest < highest < np.inf:  # losses of different kinds, or a steep start

@@ -57,8 +57,9 @@ def check_judged(runs: Sequence[Run], name: str) -> None:
   """Refuses (ValueError) the name of a graph that no run judged."""
   known = list(dict.fromkeys(graph.name for run in runs for graph in run.judged))
   if name and name not in known:
-    raise ValueError(f"no run judged a graph {name!r}; known are "
-                     f"{', '.join(known[:5]) or 'none: evaluate first'} ...")
+    some = f"expected one of {', '.join(known[:5])}" + ", ..." * (len(known) > 5)
+    raise ValueError(
+        f"no run judged a graph {name!r}: {some if known else 'evaluate the runs first'}")
 
 
 def graph_of(comparison: Comparison, name: str) -> ValidationGraph | None:
@@ -191,7 +192,7 @@ def _links(run: Run, folder: str) -> dict[str, str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, Any]:
-  """A table without the columns in which no row has a number."""
+  """A table without the columns that are empty in every row."""
   rows = list(rows)
   kept = [i for i in range(len(head)) if not rows or any(_shown(row[i]) not in ("–", "")
                                                          for row in rows)]

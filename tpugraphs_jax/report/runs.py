@@ -337,7 +337,7 @@ class Comparison:
     if DEFAULT in self.references:
       means[DEFAULT] = self.references[DEFAULT]
       own = [graph.ranks[0][graph.default] == 0 for graph in first.judged]
-      end = f"; it is the compiler's own choice in {sum(own)} of {len(own)} graphs"
+      end = f"; {sum(own)} of {len(own)} first choices are the compiler's own"
     rest = ", ".join(f"{name} {_percent(one['slowdown1_mean'])}" for name, one in means.items())
     slowdown = _percent(first.means["slowdown1_mean"])
     return f"Its first choice is {slowdown} slower than the fastest configuration ({rest}){end}."
@@ -410,7 +410,7 @@ _SUMMARY = {
                  "best": trust.Record(step=trust.COUNT, value=(*trust.NUMBER, type(None)))},
     "validation": trust.Record(split=str, graphs=trust.COUNT, configurations=str,
                                configurations_judged=trust.COUNT)}
-_ROW = trust.Record({"step": trust.COUNT, ...: (*trust.NUMBER, str, type(None))})
+_ROW = trust.Record({"step": trust.COUNT, ...: (*trust.NUMBER, type(None))})
 
 
 def read(folder: Path) -> Run:
@@ -418,7 +418,7 @@ def read(folder: Path) -> Run:
 
   Raises:
     FileNotFoundError: no run was started there.
-    ValueError: its config.json is damaged.
+    ValueError: a file of the run is damaged.
   """
   path = folder / "config.json"
   if not path.exists():
@@ -465,7 +465,7 @@ def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
   if not run.collection:
     raise ValueError(f"{path.with_name('summary.json')} names no collection: evaluate again")
   # In a collection made by `collect`, whose labels are of a known kind, it is configuration 0.
-  has_default = run.collection and not Collection(run.collection).is_released and (
+  has_default = not Collection(run.collection).is_released and (
       run.labels not in (SYNTHETIC, UNKNOWN))
   judged = []
   for one in judge.read_scores(path):

@@ -80,7 +80,7 @@ def load(value: str) -> ml_collections.ConfigDict:
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: the file has no such variant.
+    ValueError: the file has no such variant, or fails.
 
   Examples:
     >>> from tpugraphs_jax.run import configs
@@ -93,8 +93,13 @@ def load(value: str) -> ml_collections.ConfigDict:
     raise FileNotFoundError(f"there is no config file {value.partition(':')[0]}: name one of the "
                             "project's with a variant, such as layout.py:xla-random or "
                             "tile.py:recommended, or a file of your own")
-  get_config = _definitions(Path(path))["get_config"]
-  return get_config(variant) if colon else get_config()
+  try:
+    get_config = _definitions(Path(path))["get_config"]
+    return get_config(variant) if colon else get_config()
+  except (ValueError, OSError):
+    raise
+  except Exception as error:  # a config file of the user may raise anything
+    raise ValueError(f"{value}: {type(error).__name__}: {one_line(str(error))}") from error
 
 
 def _definitions(path: Path) -> dict[str, Any]:
@@ -234,8 +239,6 @@ def _load_or_fail(place: str) -> ml_collections.ConfigDict:
     return load(place)
   except (ValueError, OSError) as error:
     console.fail(one_line(str(error)))
-  except Exception as error:  # A config file of the user may raise anything.
-    console.fail(f"{place}: {type(error).__name__}: {one_line(str(error))}")
 
 
 def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:

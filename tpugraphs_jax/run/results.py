@@ -45,6 +45,7 @@ def announce(job: Job) -> None:
   """Prints the task and the data of a run, before the data is read."""
   collection, data_root = job.data.collection, job.config.data_root
   if parallel.is_primary():
+    npz.files_there(data_root, collection.name, "train")  # of a bucket: copies them, with notes
     console.say(_rows({
         "task": f"{_TASKS[job.config.task]}: collection {collection.name}", "data": data_root,
         "labels": label_kind(data_root, collection)}))

@@ -17,15 +17,17 @@ from collections.abc import Iterable, Sequence
 import dataclasses
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 from etils import epath
 
 from tpugraphs_jax import options, report
-from tpugraphs_jax.infra import console, jobs, trust
+from tpugraphs_jax.infra import console, files, jobs, trust
 from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.run import configs, results, schema
 from tpugraphs_jax.serve import judge
@@ -124,16 +126,21 @@ def do(run: SweepRun) -> None:
   is_begun = (run.folder / "checkpoints").exists()
   console.say(f"{run.name}: {'goes on' if is_begun else 'begins'}")
   resume = ["--resume"] * is_begun
-  process = subprocess.Popen([*run.command, f"--workdir={run.folder}", *resume], text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-  try:
-    output, _ = process.communicate()
-  except (KeyboardInterrupt, SystemExit) as error:
-    if isinstance(error, SystemExit):  # Ctrl-C reaches the run by itself
-      process.terminate()
-    process.communicate()  # the run saves a checkpoint
-    raise
-  (run.folder / _LOG).write_text(output)
+  with tempfile.TemporaryFile() as log:  # a file in a bucket cannot grow
+    process = subprocess.Popen(
+        [*run.command, f"--workdir={run.folder}", *resume], stdout=log, stderr=subprocess.STDOUT,
+        env=os.environ | {jobs.PARENT: str(os.getpid())})
+    try:
+      process.wait()
+    except (KeyboardInterrupt, SystemExit) as error:
+      if isinstance(error, SystemExit):  # Ctrl-C reaches the run by itself
+        process.terminate()
+      process.wait()  # the run saves a checkpoint
+      raise
+    finally:
+      log.seek(0)
+      output = log.read().decode(errors="replace")
+      (run.folder / _LOG).write_text(output)
   metrics = run.summary.get("validation", {}).get("metrics", {})
   figures = "".join(f", {name} {metrics[name]:.4f}" for name in _METRICS
                     if metrics.get(name) is not None)
@@ -170,14 +177,16 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
   """Writes the settings of a new sweep; refuses (ValueError) a folder with other settings."""
   path = epath.Path(out) / _SETTINGS
   if path.exists():
-    earlier = trust.parse(path.read_text())
+    with trust.reading(path, "remove it, or give another --out"):
+      earlier = trust.parse(path.read_text())
+      trust.check(earlier, {}, "it")
     for name, value in settings.items():
       if earlier.get(name) != value:
         raise ValueError(f"{path} is of a sweep with {name} {earlier.get(name)}, now it is "
                          f"{value}: give the same, or another --out")
     return
-  epath.Path(out).mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(settings, indent=2) + "\n")
+  with files.replacing(path) as file:
+    file.write(json.dumps(settings, indent=2) + "\n")
 
 
 def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
@@ -226,7 +235,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   for name in ("seeds", "jobs"):
     if getattr(args, name) < 1:
       parser.error(f"--{name}={getattr(args, name)}, expected at least 1")
-  args.fields, args.beam = rest, beam
+  if any(text.startswith("seed:") for text in args.grid) or any(
+      field.startswith("--config.seed=") for field in rest):
+    parser.error("seeds are 0, 1, ... up to --seeds: leave out --grid=seed and --config.seed")
+  args.fields, args.beam, args.out = rest, beam, os.path.expanduser(args.out)
   return args
 
 

@@ -204,9 +204,10 @@ def _text_program(spec: FileSpec, rng: np.random.Generator) -> TextProgram:
 
 
 def layout_configs(spec: FileSpec, nodes: int) -> int:
-  """Configurations of a layout file: multiples of 8; at full size the fits to the released files.
+  """Configurations of a layout file.
 
-  Test files have 1,000, one of them 1,001; at tiny scale 32 and 33.
+  At scale `full` test files have 1,000, the first of them 1,001; other files follow the fits to the
+  released files. Test files of scale `tiny` have 32 and 33. All other numbers are multiples of 8.
   """
   rng = spec.rng("configs")
   if spec.scale == "tiny":
@@ -273,7 +274,9 @@ def _stamp(out: Path, names: Iterable[str], settings: dict) -> None:
   """Notes the settings in a folder and its collections; refuses to mix data of other settings."""
   path = out / STAMP
   if path.exists():
-    stamp = trust.parse(path.read_text())
+    with trust.reading(path, "choose another folder or delete this one"):
+      stamp = trust.parse(path.read_text())
+      trust.check(stamp, {}, "it")
     if stamp | settings != stamp:
       raise ValueError(f"{out} holds synthetic data of {stamp}, asked for is {settings}; "
                        "choose another folder or delete this one")

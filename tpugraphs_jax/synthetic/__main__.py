@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+import sys
 
 from tpugraphs_jax import collections
 from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.synthetic import generate, SCALES
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Writes the collections that the arguments name."""
+@console.command
+def main(argv: Sequence[str] | None = None) -> int:
+  """Writes the collections that the arguments name; returns the exit status."""
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.synthetic",
       description="Writes synthetic collections in the released form.")
@@ -28,16 +31,14 @@ def main(argv: list[str] | None = None) -> None:
     value = getattr(args, name)
     if value is not None and value < least:
       parser.error(f"--{name} is {value}, expected at least {least}")
-  try:
-    files.refuse(str(args.out), "--out")
-    data_root = generate(**vars(args))
-  except (ValueError, OSError) as error:
-    console.fail(error)
+  files.refuse(args.out, "--out")
+  data_root = generate(**vars(args))
   paths = list(data_root.rglob("*.npz"))
   size = sum(path.stat().st_size for path in paths)
   print(f"{len(paths)} files, {size / 1e6:.1f} MB; use --data_root={data_root}\n"
         f"noise-free runtimes: {data_root.parent / 'ceiling'}")
+  return 0
 
 
 if __name__ == "__main__":
-  main()
+  sys.exit(main())

@@ -100,7 +100,7 @@ def layout_cost(program: Program, node_group: dict[int, int], *, steps: int) -> 
       table = same if flipped[node] ^ flipped[used] ^ _turns(program, node) else differ
       pair = tuple(sorted((group[node], group[used])))
       table[pair] += round(_copy_ns(program, used, owner[used]) * steps)
-  # A copy where bits differ costs (a + b - 2ab), one where they agree the rest to 1.
+  # Of two bits a and b, a + b - 2ab is 1 where they differ; where they agree, 1 minus that is 1.
   weight = np.triu(differ - same, 1)
   linear = orders[1] - orders[0] + weight.sum(0) + weight.sum(1)
   return LayoutCost(base=orders[0].sum() + same.sum(), linear=linear[:-1],

@@ -27,7 +27,7 @@ VMEM_REGISTERS = 4096  # on-chip memory: 16 MiB
 TILE_NS = 3000.0  # starting one tile: loop and transfer latency
 CUT_NS = 40.0  # starting one piece of a product's summed axis within a tile
 
-# Vector-unit cost of an elementwise opcode; 1 where not listed.
+# Vector-unit cost of an opcode: 0 if it is free, else that of `_SLOW_OPCODES`, else 1.
 FREE_OPCODES = frozenset((
     "parameter", "constant", "bitcast", "bitcast-convert", "broadcast", "get-tuple-element",
     "tuple", "iota", "fusion", "convolution", "dot"))

@@ -151,9 +151,11 @@ class Checkpoints:
     try:
       self._manager.save(number, args=items, metrics={"value": value, "number": number}, force=True)
     except (OSError, ValueError, RuntimeError) as error:
+      reason = _reason(error)
+      advice = "free some space, then " * (reason in _DISK_FULL)
       raise OSError(
-          f"{self._folder}: checkpoint of step {step} not written ({_reason(error)}). Earlier "
-          "checkpoints are untouched: free some space, then go on with --resume") from error
+          f"{self._folder}: checkpoint of step {step} not written ({reason}). Earlier checkpoints "
+          f"are untouched: {advice}go on with --resume") from error
     self._empty_trash()
 
   def newest_step(self) -> int | None:
