@@ -35,6 +35,7 @@ import pages
 import steps
 import timing
 
+from tpugraphs_jax.configs import base
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.hlo import tpu, tpu_kernels
 from tpugraphs_jax.infra import files, parallel
@@ -56,7 +57,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SAGE, deterministic": ("layout.py:xla-random,full", {"train.deterministic": True}),
     "SAGE, four programs": ("layout.py:xla-random,full", {"batch.graphs": 4, "eval.graphs": 4}),
     **{f"{kind}, {name}": (f"{kind}.py:{name}", {})
-       for kind in ("layout", "tile") for name in steps.presets(kind)}}
+       for kind in ("layout", "tile") for name in base.presets(kind)}}
 # One of every family, which compile in seconds.
 SMALL = {
     "tile, small": ("tile.py:recommended,ci", {}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import re
-import runpy
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.rankers.segments import batches as segments
-from tpugraphs_jax.run import configs, training
+from tpugraphs_jax.run import training
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import state as state_lib
 
@@ -28,12 +27,6 @@ STEPS = ("train", "score")
 _KERNEL_NODES = 40
 _PRODUCT = re.compile(
     r"stablehlo\.(?:dot_general|convolution).*?precision(?:_config)? = \[([^\]]*)\]")
-
-
-def presets(kind: str) -> list[str]:
-  """The variants `preset=NAME` of the config file of a kind, `tile` or `layout`."""
-  variants = runpy.run_path(str(configs.folder() / f"{kind}.py"))["VARIANTS"]
-  return [name for name in variants if name.startswith("preset=")]
 
 
 def lower(

@@ -24,7 +24,6 @@ import json
 import os
 from pathlib import Path
 import re
-import runpy
 import subprocess
 import tempfile
 from typing import Any
@@ -35,6 +34,7 @@ import quality
 import race_run
 import timing
 
+from tpugraphs_jax.configs import base
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import configs
 
@@ -45,7 +45,6 @@ HEADLINES = {"layout": "kendaltau", "tile": "slowdown1"}
 COLUMNS = {"layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
            "tile": ("slowdown1", "slowdown5", "opa", "kendaltau")}
 _SMALLER_IS_BETTER = ("slowdown1",)
-_PRESET = "preset="
 # Systems besides the presets, with their variants of configs/layout.py and configs/tile.py.
 OTHERS = {"layout": {"recommended": "recommended", "default": "", "official": "official"},
           "tile": {"recommended": "recommended", "official": ""}}
@@ -64,8 +63,7 @@ def columns_of(collection: str) -> tuple[str, ...]:
 
 def systems_of(kind: str) -> dict[str, str]:
   """The config variant of every system of a kind (`layout` or `tile`), by name."""
-  known = runpy.run_path(str(configs.folder() / f"{kind}.py"))["VARIANTS"]
-  presets = {name.removeprefix(_PRESET): name for name in known if name.startswith(_PRESET)}
+  presets = {name.removeprefix(base.PRESET): name for name in base.presets(kind)}
   return presets | OTHERS[kind]
 
 

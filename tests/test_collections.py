@@ -58,7 +58,8 @@ def test_own_collections_are_read_trained_ranked_and_judged(kind, data_root, tmp
 def test_the_store_lists_own_collections(data_root, capsys):
   assert store.main(["build", "--data_root", str(data_root)]) == 0
   printed = capsys.readouterr().out
-  assert f"{OWN['layout']} train" in printed and "layout:xla:random train" in printed
+  assert all(f"{name} {split}:" in printed for name in (OWN["layout"], "layout:xla:random")
+             for split in ("train", "valid", "test"))
   with pytest.raises(ValueError, match="no store"):
     store.graph_folders(data_root, OWN["tile"], "train")
 

@@ -1,7 +1,8 @@
-"""The examples in the docstrings of the API page give what they say."""
+"""The examples of the API page and of `examples/` give what they say."""
 
 import doctest
 import importlib
+import runpy
 
 import commands
 import pytest
@@ -15,3 +16,15 @@ def test_examples_give_what_they_say(name, monkeypatch):
   monkeypatch.chdir(commands.ROOT)  # where data/own is
   found = doctest.testmod(importlib.import_module(f"tpugraphs_jax{name}"))
   assert found.attempted and not found.failed
+
+
+def test_the_example_goes_from_functions_to_rankings(capsys):
+  example = runpy.run_path(str(commands.ROOT / "examples" / "rank_your_program.py"))
+  example["main"](["--model=layout-cpu-measured", "--configs=50"])
+  printed = capsys.readouterr().out
+  for name in ("resnet_block", "transformer_layer"):
+    assert f"{name}: " in printed
+  assert printed.count("50 configurations") == 2
+  for end in ("fastest", "slowest"):
+    assert printed.count(f"predicted {end}: configuration ") == 2
+  assert printed.count("output ") >= 4 * 5  # the choices of each configuration

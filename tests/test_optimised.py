@@ -1,12 +1,14 @@
-"""What the benchmark of accelerators counts in a compiled step, and what CI refuses of it."""
+"""What benchmarks count and show, and what CI refuses of it."""
 
 from __future__ import annotations
 
 import compilers
 import gpus
+import gst_quality
 import jax
 import jax.numpy as jnp
 import optimised
+import pages
 import pytest
 
 
@@ -53,3 +55,11 @@ def test_the_lane_refuses_a_step(changes, word):
   assert not compilers.complaints(_FINE, is_gpu=True, all_reduce=True)
   (complaint,) = compilers.complaints(_FINE | changes, is_gpu=True, all_reduce=True)
   assert word in complaint
+
+
+def test_a_figure_of_one_seed_has_no_spread():
+  run = {"kendaltau": 0.5, "opa": 0.75, "seconds": 3.0, "peak_mib": 100.0}
+  one, two = (gst_quality.table({"gst_ed": pages.summary(runs)})
+              for runs in ([run], [run, run | {"kendaltau": 0.7}]))
+  assert "0.500 |" in one and "nan" not in one
+  assert "0.600 ± 0.141" in two

@@ -206,14 +206,6 @@ def test_tables_without_edges_or_nodes_are_empty(slots):
     assert random_graphs.table_edges(table) == []
 
 
-def test_users_are_the_transpose_of_operands():
-  consumer, producer = np.random.default_rng(0).integers(0, 9, (2, 30)).astype(np.int32)
-  both = batching.adjacency(consumer, producer, 9)
-  operands, users = map(random_graphs.table_edges, both)
-  assert operands == sorted((v, u) for u, v in users)
-  assert operands == sorted(zip(consumer.tolist(), producer.tolist()))
-
-
 @pytest.mark.parametrize("hops", [0, 1, 2, 5])
 @pytest.mark.parametrize("starts", [0, 1, 4, 20])
 def test_distance_equals_a_slow_formulation(hops, starts):

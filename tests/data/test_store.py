@@ -387,11 +387,3 @@ def test_a_cluster_builds_the_same_and_what_it_leaves_is_built_here(
 
 
 # Command line
-
-
-def test_the_command_builds_every_split(tmp_path, capsys):
-  _write_split(tmp_path, count=2)
-  _write_split(tmp_path, count=1, split="train")
-  assert store.main(["build", "--data_root", str(tmp_path), "--workers", "1"]) == 0
-  printed = capsys.readouterr().out
-  assert "2 of 2 graphs built" in printed and "1 of 1 graphs built" in printed

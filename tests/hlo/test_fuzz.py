@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax import hlo
-from tpugraphs_jax.hlo import tuning
 
 _FOLDER = Path(__file__).parents[1] / "data" / "hlo"
 _MUTATIONS = 150
@@ -38,16 +37,3 @@ def test_a_damaged_module_gives_a_valid_graph_or_a_value_error(name):
     with contextlib.suppress(ValueError):
       assert len(graph.with_layouts(3).configs) >= 1
   assert 0 < refused < _MUTATIONS
-
-
-@pytest.mark.parametrize("name", ["synth_op_tuning", "synth_layout_tuning"])
-def test_damaged_tuning_data_is_converted_or_reported(name, tmp_path):
-  rng = np.random.default_rng(1)
-  data = (_FOLDER / f"{name}.pb").read_bytes()
-  paths = []
-  for number in range(40):
-    paths.append(tmp_path / f"{number}.pb")
-    paths[-1].write_bytes(mutated(data, rng))
-  result = tuning.convert(paths, tmp_path / "out", jobs=1)
-  assert result.failed
-  assert all(path.is_file() for path in result.written)

@@ -9,6 +9,7 @@ import pytest
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.columns import opcode_ids
+from tpugraphs_jax.hlo import __main__ as cli
 from tpugraphs_jax.hlo import proto
 
 _SAMPLE = Path(__file__).parents[1] / "data" / "hlo" / "fuzz01.hlo.pb"
@@ -109,3 +110,8 @@ def test_jax_is_not_imported_for_files():
   code = ("import sys; from tpugraphs_jax import hlo; hlo.featurize(b''); "
           "sys.exit('jax' in sys.modules)")
   assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_command_prints_a_file(capsys):
+  assert cli.main(["show", str(_SAMPLE.with_name("text_ops1.hlo.pb"))]) == 0
+  assert capsys.readouterr().out.startswith("text_ops1: 58 nodes, 59 edges")

@@ -79,15 +79,6 @@ def losses_of_one_device():
   return losses
 
 
-def test_four_devices_give_the_losses_of_one():
-  state = parallel.replicate(toy.make_state())
-  losses = []
-  for index in range(toy.STEPS):
-    state, metrics = toy.TRAIN_STEP(state, toy.make_batch(index))
-    losses.append(float(metrics["loss"][0]))
-  np.testing.assert_allclose(losses, losses_of_one_device(), rtol=1e-5)
-
-
 def run_processes(what, workdir, *, culprit=1, processes=2):
   """Starts all processes; returns their exit codes and outputs."""
   with socket.socket() as free:

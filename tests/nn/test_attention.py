@@ -14,7 +14,6 @@ from system_cases import (
   features,
   FORMS,
   GRAPHS,
-  members,
   NODES,
   nodes_of,
   OF_GRAPH,
@@ -91,7 +90,7 @@ def test_softmax_attention_between_nodes_stays_in_their_graph(heads, hop):
 def test_pairs_of_nodes_are_of_one_graph_or_not():
   same = np.asarray(attention.same_graph(nodes_of(features(NONE), NONE).slates))
   np.testing.assert_array_equal(same[REAL][:, REAL], OF_GRAPH[REAL, None] == OF_GRAPH[None, REAL])
-  assert not same[REAL][:, ~REAL].any() and GRAPHS == sum(1 for _ in members())
+  assert not same[REAL][:, ~REAL].any()
 
 
 @pytest.mark.parametrize("masked", [False, True])

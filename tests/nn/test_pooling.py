@@ -26,7 +26,6 @@ from system_cases import (
 
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE
-from tpugraphs_jax.rankers import base
 
 SLOW = {"mean": lambda x: x.mean(axis=0), "max": lambda x: x.max(axis=0),
         "sum": lambda x: x.sum(axis=0) / 100}
@@ -134,5 +133,3 @@ def test_kernels_are_pooled_too(hop):
 def test_an_unknown_pooling_is_refused_with_all_names(name):
   with pytest.raises(ValueError, match="mean, sum, max"):
     pooling.pool(None, name)
-  with pytest.raises(ValueError, match="config_mean"):
-    base.create_network("layout", "SAGE", pooling=(name,))

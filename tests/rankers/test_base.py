@@ -11,7 +11,7 @@ import pytest
 import random_graphs
 
 from tpugraphs_jax import rankers
-from tpugraphs_jax.rankers import base, tile
+from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.layout.res_model import ResModel
 
@@ -94,8 +94,8 @@ ALIKE = {"batch.configs": 16, "eval.configs": 16}
     (SlateMean(), "full,ci", ALIKE | {"batch.config_chunk": 4}, "config_chunk"),
     (SlateMean(), "gst_ed,ci", ALIKE, "history"), (Attentive(), "gst_ed,ci", ALIKE, "history"),
     (Integers(), "full,ci", {"data.config_transform": "minmax"}, "config_transform"),
-    (ResModel(dropout="dropout"), "gst_ed,ci", {}, "blocks"),
-    (ResModel(dropout="backpropdropout"), "gst_ed,ci", {}, "blocks")])
+    (ResModel(dropout="dropout"), "gst_ed,ci", {}, "set model.dropout"),
+    (ResModel(dropout="backpropdropout"), "gst_ed,ci", {}, "set model.dropout")])
 def test_networks_and_options_that_exclude_each_other_are_refused(
     network, variant, changes, complaint):
   with pytest.raises(ValueError, match=complaint):
@@ -143,22 +143,25 @@ def test_equal_configurations_are_scored_once_unless_a_network_compares_them(net
   assert asked == expected and found.shape == (9,)
 
 
-TILE_NAMES = {
-    "EarlyJoinSAGE": (tile.SAGE, True), "LateJoinSAGE": (tile.SAGE, False),
-    "EarlyJoinResGCN": (tile.ResGCN, True), "LateJoinResGCN": (tile.ResGCN, False),
-    "MLP": (tile.PooledMLP, False)}
-
-
-@pytest.mark.parametrize("kind, name", [
-    *(("tile", name) for name in TILE_NAMES), ("layout", "SAGE"), ("layout", "ResModel")])
-def test_an_option_that_a_model_does_not_have_is_refused_with_those_it_has(kind, name):
-  with pytest.raises(ValueError, match="'width'"):
-    base.create_network(kind, name, width=3)
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones():
-  with pytest.raises(ValueError, match="ResModel"):
-    base.create_network("layout", "GAT")
+@pytest.mark.parametrize("kind, name, options, complaint", [
+    *(("tile", name, dict(width=3), "'width'") for name in (
+        "EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")),
+    *(("layout", name, dict(width=3), "'width'") for name in ("SAGE", "ResModel")),
+    ("layout", "GAT", {}, "ResModel"),
+    *(("layout", "SAGE", dict(pooling=(name,)), "config_mean") for name in (
+        "nope", "config_nope", "config_config_mean", "")),
+    *(("layout", "Fourth", {name: ()}, name) for name in ("edge_widths", "config_widths")),
+    ("tile", "MLSys21", dict(reduction="mean"), "model.reduction is 'mean'"),
+    ("tile", "MLSys21", dict(convolution="gcn"), "model.convolution is 'gcn'"),
+    ("tile", "MLSys21", dict(heads=3, width=4), "model.heads is 3"),
+    ("layout", "Tenth", dict(attention="cosine"), "model.attention is 'cosine'"),
+    ("layout", "Tenth", dict(width=6, heads=4), "expected a divisor of 6"),
+    ("tile", "Tenth", dict(width=6, heads=4), "expected a divisor of 6"),
+    ("tile", "Tenth", dict(width=8, heads=4, mlp_widths=(8, 9)), "expected a divisor of 9")])
+def test_what_a_network_cannot_be_is_refused(kind, name, options, complaint):
+  with pytest.raises(ValueError, match=complaint) as error:
+    base.create_network(kind, name, **options)
+  assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("dropout, blocks", [

@@ -176,15 +176,3 @@ def tile_batch(slots: int):
   return batching.assemble_tile(
       random_graphs.slots_of(prepared, CONFIGS), budget, graphs=GRAPHS + 1, configs=CONFIGS,
       transform=lambda x: x)
-
-
-def test_tile_early_join_equals_plain():
-  model = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8)
-  expected = None
-  for slots in (0, 4):
-    batch = tile_batch(slots)
-    params = init(model, batch)
-    if expected is None:
-      expected = results(plain.tile_sage)(params, plain.from_tile(batch))
-    fast = results(lambda p, b: model.apply({"params": p}, b, train=True))
-    comparing.assert_trees_close(fast(params, batch), expected)

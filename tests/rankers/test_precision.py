@@ -10,7 +10,9 @@ import parts
 import pytest
 import steps
 
-PRESETS = [(kind, name) for kind in ("layout", "tile") for name in steps.presets(kind)]
+from tpugraphs_jax.configs import base
+
+PRESETS = [(kind, name) for kind in ("layout", "tile") for name in base.presets(kind)]
 OTHERS = [
     ("tile", ""), ("tile", "recommended"), ("tile", "LateJoinResGCN"), ("tile", "MLP"),
     ("layout", "full"), ("layout", "official"), ("layout", "gst"), ("layout", "gst_ed"),

@@ -78,13 +78,6 @@ def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
       "skipped 1 of 14 graphs for training: no runtimes: test"]
 
 
-def test_official_layouts_train_on_graphs_that_teach_nothing():
-  job = parts_lib.make("layout", "xla-random,official", **{"batch.min_configs": 3})
-  graphs = [graph_of("layout", "same", [1, 2, 3], same=True),
-            graph_of("layout", "flat", [2**40] * 3)]
-  assert job_lib.trainable(job, graphs) == graphs
-
-
 def validation_of(configs, **changes):
   """The sample of kernels with so many configurations each, which are numbered."""
   job = parts_lib.make("tile", "EarlyJoinSAGE", **changes)
@@ -119,17 +112,6 @@ def test_validation_slates_are_drawn_anew_of_graphs_that_suffice(configs, drop, 
 def test_validation_slates_need_a_graph_with_enough_configurations():
   with pytest.raises(ValueError, match="batch.min_configs=10 .* train.valid_sampling to fixed"):
     validation_of([9, 3])
-
-
-def test_tile_kernels_without_a_choice_are_trained_on_as_officially(caplog):
-  job = parts_lib.make("tile", **{"batch.min_configs": 3})
-  good = [graph_of("tile", "good", [3, 1, 2]), graph_of("tile", "same", [1, 2, 3], same=True),
-          graph_of("tile", "flat", [2**40] * 3)]
-  few, test = graph_of("tile", "few", [1, 2]), graph_of("tile", "test", [0, 0, 0])
-  assert job_lib.trainable(job, [few, *good, test]) == good
-  assert messages(caplog) == [
-      "skipped 1 of 5 graphs for training: fewer than 3 configurations: few",
-      "skipped 1 of 5 graphs for training: no runtimes: test"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

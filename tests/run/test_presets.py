@@ -80,26 +80,6 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
   assert np.mean(moved) > 0.7 and all(np.isfinite(a).all() for a in jax.tree.leaves(after))
 
 
-@pytest.mark.parametrize("kind", ["layout", "tile"])
-def test_unknown_presets_and_two_of_them_are_refused(kind):
-  with pytest.raises(ValueError, match="eleventh"):
-    parts.config_of(kind, "preset=eleventh")
-  with pytest.raises(ValueError, match="first and preset=third"):
-    parts.config_of(kind, "preset=first,preset=third")
-
-
-@pytest.mark.parametrize("kind, variant, changes, complaint", [
-    ("layout", "preset=first", {"data.features": ("first_layout", "first")}, "first_layout"),
-    ("layout", "preset=first", {"data.feature_transform": "standardize"},
-     "feature_transform"),
-    ("layout", "preset=first", {"data.config_transform": "minmax"},
-     "config_transform")])
-def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, changes, complaint):
-  with pytest.raises(ValueError, match=complaint) as error:
-    parts.make(kind, variant, **{"data_root": "/nowhere", **changes})
-  assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("variant", ["xla-default,preset=first", "xla-random,preset=third"])
 def test_a_network_that_looks_further_than_a_segment_has_no_history(variant):
   config = parts.config_of("layout", variant, **{"data.virtual_node": "none"})

@@ -107,14 +107,3 @@ def test_a_run_that_goes_on_ends_like_one_that_was_never_stopped(ran):
       f"{place}/{file}" for place in (".", *FOLDERS) for file in ("results.csv", "validation.csv"))]
   for name in names:
     assert (folder / "stopped" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
-
-
-@pytest.mark.parametrize("variants, also, complaint", [
-    ("xla-random,preset=fifth_all", ("layout:xla:random",), "different layout collections"),
-    ("xla-random,preset=fifth_all", ("layout:nlp:random",) * 2, "different layout collections"),
-    ("xla-random,preset=fifth_all", ("tile:xla",), "different layout collections"),
-    ("xla-random,preset=fifth_all", ("layout:xla",), "unknown collection"),
-    ("xla-random,preset=gst", ("layout:xla:default",), "one collection")])
-def test_impossible_collections_are_refused_by_name(variants, also, complaint):
-  with pytest.raises(ValueError, match=complaint):
-    job_lib.Job.of(parts.config_of("layout", variants, **{"data.also": also}))

@@ -249,14 +249,6 @@ def test_a_folder_in_use_is_refused_without_resume(tmp_path):
   loop.check_workdir(tmp_path, resume=True)
 
 
-def test_resuming_with_another_config_is_refused(tmp_path):
-  run(tmp_path, config={"seed": 1})
-  with pytest.raises(ValueError, match="seed"):
-    run(tmp_path, config={"seed": 2}, resume=True)
-  with pytest.raises(ValueError, match="seed"):
-    loop.check_workdir(tmp_path, resume=True, config={"seed": 2})
-
-
 def test_too_few_batches_are_refused(tmp_path):
   with pytest.raises(ValueError, match="step 5"):
     run(tmp_path, batches=make_batches(5))

@@ -16,7 +16,6 @@ from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.train import state as state_lib
 
 GRAPHS, CONFIGS, SLOTS = 6, 4, 8
@@ -158,19 +157,6 @@ def test_contents_of_padding_have_no_influence(train_step):
       target=garbage(batch.target, batch.config_mask))
   comparing.assert_trees_close(
       take_step(train_step, [spoiled]), take_step(train_step, [batch]), tolerance=1e-6)
-
-
-def test_score_step_gives_every_device_its_own_scores():
-  batches = device_batches(4)
-  params = init_params()
-  replicated = jax.tree.map(lambda leaf: np.stack([leaf] * 4), params)
-  scores = network_step(MODEL)(replicated, parallel.stack_for_devices(batches))
-  score = jax.jit(lambda params, batch: plain.tile_sage(params, batch, layers=LAYERS))
-  for device, batch in enumerate(batches):
-    expected = np.asarray(score(params, plain.from_tile(batch)))
-    np.testing.assert_allclose(
-        np.asarray(scores)[device][batch.config_mask], expected[batch.config_mask],
-        rtol=1e-4, atol=1e-5)
 
 
 class Noisy(nn.Module):

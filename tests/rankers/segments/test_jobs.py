@@ -10,7 +10,7 @@ import pytest
 
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.rankers.segments import family as family_lib
-from tpugraphs_jax.run import configs, schema
+from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job
 
 SMALL = ["--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
@@ -131,18 +131,3 @@ def test_segments_are_the_default_of_graphsage_alone():
 def test_impossible_options_are_refused(options, complaint):
   with pytest.raises(ValueError, match=complaint):
     Job.of(config(**options))
-
-
-def test_a_stage_of_the_head_refuses_another_sample_in_every_evaluation():
-  made = config(finetune=dict(epochs=2))
-  made.train.valid_sampling = "slates"
-  with pytest.raises(ValueError, match="valid_sampling"):
-    Job.of(made)
-
-
-def test_sampled_blocks_of_the_official_model_are_refused():
-  official = get_config("xla-random,gst_ed")
-  official.data.config_transform = "minmax"
-  official.model = schema.model("layout", "ResModel", dropout="backpropdropout")
-  with pytest.raises(ValueError, match="model.dropout"):
-    Job.of(official)

@@ -92,9 +92,3 @@ def test_padding_and_shared_nodes_change_nothing():
 def test_it_begins_as_in_pytorch():
   job = Job.of(parts.config_of("layout", "xla-random,preset=fourth,ci"))
   winners.assert_torch_parameters(job, BATCH)
-
-
-@pytest.mark.parametrize("missing", ["edge_widths", "config_widths"])
-def test_layers_on_edges_are_needed(missing):
-  with pytest.raises(ValueError, match=missing):
-    base.create_network("layout", "Fourth", **{missing: ()})

@@ -136,15 +136,6 @@ def test_it_begins_as_in_keras(variant):
         assert abs(value.std() - bound / np.sqrt(3)) < 3 * bound / np.sqrt(value.size), name
 
 
-@pytest.mark.parametrize("complaint, options", [
-    ("model.reduction is 'mean'", dict(reduction="mean")),
-    ("model.convolution is 'gcn'", dict(convolution="gcn")),
-    ("model.heads is 3", dict(heads=3, width=4))])
-def test_what_the_network_cannot_be_is_refused(complaint, options):
-  with pytest.raises(ValueError, match=complaint):
-    base.create_network("tile", "MLSys21", **options)
-
-
 def test_fusion_has_errors_of_log_runtimes():
   config = parts.config_of("tile", "preset=mlsys21_fusion_work")
   assert (config.batch.target, config.loss.losses) == ("absolute", "LogMSE:1")

@@ -177,13 +177,3 @@ def test_nlp_has_members_of_difformer():
   assert (form["xla-random"].attention, form["xla-random"].blocks) == ("linear", 12)
   assert (form["nlp-default"].attention, form["nlp-default"].blocks) == ("difformer", 5)
   assert form["nlp-default"].gated and not form["xla-random"].gated
-
-
-@pytest.mark.parametrize("kind, complaint, options", [
-    ("layout", "model.attention is 'cosine'", dict(attention="cosine")),
-    ("layout", "expected a divisor of 6", dict(width=6, heads=4)),
-    ("tile", "expected a divisor of 6", dict(width=6, heads=4)),
-    ("tile", "expected a divisor of 9", dict(width=8, heads=4, mlp_widths=(8, 9)))])
-def test_what_the_network_cannot_be_is_refused(kind, complaint, options):
-  with pytest.raises(ValueError, match=complaint):
-    base.create_network(kind, "Tenth", **options)

@@ -32,15 +32,6 @@ def graphs_of(root, split):
   return [npz.read_layout(path) for path in npz.split_files(root, "layout:xla:random", split)]
 
 
-def test_the_kept_model_ranks_as_the_folder_does(trained):
-  workdir, _, root = trained
-  (graph, *_) = graphs_of(root, "test")
-  order, scores = tpugraphs_jax.rank(workdir, graph)
-  again = tpugraphs_jax.rank(workdir / "model.npz", graph)
-  np.testing.assert_array_equal(again[0], order)
-  assert scores.dtype == np.float32 and np.ptp(scores) > 0
-
-
 def test_looked_up_scores_are_those_of_the_model(trained):
   """The scorer takes all programs at once, the model one program with all configurations."""
   workdir, _, root = trained
@@ -83,15 +74,6 @@ def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
   assert scores.shape == (3,) and np.isfinite(scores).all()
   if not config_nodes:
     np.testing.assert_array_equal(scores, 0)
-
-
-@pytest.mark.parametrize("changes, complaint", [
-    ({"batch.config_chunk": 8}, "config_chunk"), ({"data.config_transform": "minmax"}, "integers"),
-    ({"model.pairs": "all"}, "low_rank"), ({"model.pair_hops": 0}, "pair_hops"),
-    ({"model.pair_hops": 201}, "pair_hops")])
-def test_what_tables_cannot_do_is_refused(changes, complaint):
-  with pytest.raises(ValueError, match=complaint):
-    parts.make("layout", "tables,ci", **changes)
 
 
 def test_charges_add_up_to_the_score_and_their_differences_to_its_difference(trained):
