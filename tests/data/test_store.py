@@ -384,6 +384,3 @@ def test_a_cluster_builds_the_same_and_what_it_leaves_is_built_here(
       assert built.read_bytes() == path.read_bytes()
   assert store.main(["build", "--data_root", str(tmp_path), *options]) == 0
   assert asked == [(3, ["--runner=X"])]  # nothing was left to do
-
-
-# Command line

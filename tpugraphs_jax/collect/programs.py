@@ -81,5 +81,7 @@ def _file_module(path: Path) -> types.ModuleType:
   try:
     spec.loader.exec_module(module)
   except Exception as error:  # a file of the user may raise anything
+    if sys.modules.get(path.stem) is module:
+      del sys.modules[path.stem]
     raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
   return module

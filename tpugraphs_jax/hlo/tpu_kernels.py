@@ -74,8 +74,8 @@ def kernels(function: Callable[..., Any], *args: Any, target: str) -> list[Kerne
     target: as of `featurize`.
 
   Returns:
-    One kernel per instruction that has a window. `graph.configs.config_feat` `[1, 24]` has the
-    window's kernel, output and input bounds.
+    One kernel per instruction that has a window. The `TileConfigs.config_feat` `[1, 24]` of its
+    graph has the window's kernel, output and input bounds.
 
   Raises:
     ValueError: the target is unknown, or libtpu is missing.

@@ -101,10 +101,10 @@ def _write(text: str, stream: TextIO | None) -> None:
   try:
     start = "" if stream.isatty() else f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} "
     lines = "\n".join(start + line for line in printable(with_places(text)).splitlines() or [""])
-    encoding = stream.encoding or "utf-8"
+    encoding = getattr(stream, "encoding", None) or "utf-8"
     # One write for all: processes may share a log.
     print(lines.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
-  except (OSError, ValueError) as error:  # its reader is gone; it was closed
+  except (OSError, ValueError, LookupError) as error:  # its reader is gone; it was closed
     _discard(stream, error)
 
 

@@ -486,7 +486,8 @@ def working_folder(place: str, *, is_writing: bool = True) -> Iterator[Path]:
 
 def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
   try:
-    mirror.push()
+    if not any(mirror.push() for _ in range(3)):
+      raise OSError("files changed while they were sent")
   except Exception as error:  # of whatever file system it is
     del console.places[str(folder)]
     raise OSError(f"{place} cannot be written ({console.one_line(error)}): the files of the run "
@@ -529,23 +530,28 @@ class _Mirror:
         info["name"]: trust.inside(self._folder, name) for name, info in files.items()})
     self._sent = self._here()
 
-  def push(self) -> None:
-    """Sends files that changed since the last call; removes files there that are gone here."""
+  def push(self) -> bool:
+    """Sends files that changed since the last call; removes files there that are gone here.
+
+    Returns:
+      False if a file was replaced while it was sent: the next call sends it again.
+    """
     here = self._here()
     changed = [name for name, mark in here.items() if self._sent.get(name) != mark]
     gone = self._sent.keys() - here.keys()
     if not changed and not gone:
-      return
+      return True
     try:
       _put(self._system, self._root, {name: self._folder / name for name in changed})
     except FileNotFoundError:
       if all((self._folder / name).exists() for name in changed):
         raise  # there is no such bucket
-      return  # a checkpoint was replaced while it was sent: again at the next call
+      return False
     self._system.pipe_file(f"{self._root}/{_INDEX}", json.dumps(sorted(here)).encode())
     if gone:
       self._system.rm([f"{self._root}/{name}" for name in gone])
     self._sent = here
+    return True
 
   def _here(self) -> dict[str, tuple[int, int]]:
     """Size and time of every file that is whole."""
