@@ -41,7 +41,7 @@ def test_costs_are_those_of_explain_by_node(graph):
   (pane,) = panes.of_graph(graph, 2, model=model)
   rows = tpugraphs_jax.explain(model, graph, 2)
   assert sum(pane.overlays[panes.COST].values()) == pytest.approx(
-      sum(row.change for row in rows if row.nodes))
+      sum(row.change for row in rows if row.places))
   _, after = panes.of_graph(graph, 2, against=0, model=model)
   difference = tpugraphs_jax.explain(model, graph, 2, against=0)
   for node, value in after.overlays[panes.COST].items():
