@@ -167,6 +167,8 @@ def ordered_logistic(
 ) -> LossSum:
   """`pairwise_logistic` with the reduction `pairs`, in which the first of equal labels is slower.
 
+  Arrays are `[graphs, configs]`; the result is a total and a count, both scalars.
+
   Source: 6th place of the competition, whose public code takes the cross entropy of `s_j - s_i`
   with `y_j > y_i` over all pairs `i < j`.
   """

@@ -352,7 +352,7 @@ def _tuple_of(graph: PreparedGraph) -> jraph.GraphsTuple:
 
 
 def targets(slates: Sequence[Any], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
-  """Targets `[graphs, configs]` float32, and their mask, True = real."""
+  """Targets `[graphs, configs]` float32 of slates of any family, and their mask, True = real."""
   lengths = np.zeros((graphs, 1), np.int32)
   lengths[: len(slates), 0] = [len(slate.config_ids) for slate in slates]
   mask = np.arange(configs) < lengths
