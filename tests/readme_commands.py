@@ -22,7 +22,7 @@ import time
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-import commands as forks
+import commands as commands_lib
 
 ROOT = Path(__file__).parents[1]
 DATA = "~/data/tpugraphs/npz"  # as the README writes it
@@ -80,12 +80,12 @@ def with_files(text: str, out: Path) -> str:
 
 
 def run(title: str, command: str) -> None:
-  """Runs a command in the top folder, in a fork; its output is shown if it fails."""
+  """Runs a command in the top folder; its output is shown if it fails."""
   print(f"$ {title}", flush=True)
   started = time.monotonic()
   words = [name for word in shlex.split(command)[1:]
            for name in (sorted(glob.glob(word)) if "*" in word else [word])]
-  ended = forks.run_forked(forks.Run(words))
+  ended = commands_lib.run(commands_lib.Run(words), home=Path.home())
   print(f"  {time.monotonic() - started:.0f} s", flush=True)
   if ended.code:
     sys.exit(f"{ended.out[-2000:]}{ended.err[-2000:]}\nerror: exit code {ended.code} of {title}")
@@ -123,12 +123,8 @@ def main() -> None:
   ran: set[str] = set()
   with tempfile.TemporaryDirectory() as folder:
     out = Path(folder)
-    os.environ.update(forks.QUICK | {
-        "MPLBACKEND": "agg", "JAX_COMPILATION_CACHE_DIR": os.environ.get(
-            forks.COMPILED, str(out / "compilation_cache"))})
+    os.environ.setdefault(commands_lib.COMPILED, str(out / "compiled"))
     os.chdir(ROOT)
-    sys.path[0] = str(ROOT)
-    forks.import_all()
     for page in pages():
       text = (ROOT / page).read_text()
       for command in commands(text):

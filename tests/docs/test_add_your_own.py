@@ -43,7 +43,7 @@ def small(line, data_root):
   """The command of a line, on tiny data where it trains."""
   command, *arguments = shlex.split(line)
   if command == "python":
-    return [sys.executable, *arguments]
+    return arguments
   script = commands.ROOT / f"run_{command.removeprefix('tpugraphs-')}.py"
   default, flags = _SMALL[command]
   if "--mode=evaluate" not in arguments:
@@ -59,17 +59,13 @@ def small(line, data_root):
   if not any(argument.startswith("--data_root=") for argument in arguments):
     arguments.append(f"--data_root={data_root}")
   arguments.append("--noreport")  # a page takes longer than such a run
-  return [sys.executable, str(script), *arguments]
+  return [script, *arguments]
 
 
-def run(command, folder):
-  ended = subprocess.run(
-      command, cwd=folder, capture_output=True, text=True,
-      env=os.environ | {"PYTHONPATH": str(commands.ROOT), "JAX_PLATFORMS": "cpu",
-                        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
-                        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"})
-  assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-3000:]
-  return ended
+def run(arguments, folder):
+  ended = commands.run(commands.Run(arguments, folder=str(folder)), home=folder)
+  assert ended.code == 0, ended.out[-2000:] + ended.err[-3000:]
+  return ended.out
 
 
 @pytest.mark.parametrize("title", RECIPES)
@@ -86,8 +82,8 @@ def test_a_recipe_runs_as_it_is_written(title, data_root, tmp_path, monkeypatch)
     assert submission.HEADER in (workdir / "results.csv").read_text()
     assert (workdir / "model.npz").exists()
   if title == "A published system":
-    shown = run([sys.executable, str(commands.ROOT / "run_layout.py"), "--config=my_system.py",
-                 "--print_config"], tmp_path).stdout
+    shown = run([commands.ROOT / "run_layout.py", "--config=my_system.py", "--print_config"],
+                tmp_path)
     assert "--config.model.width=16" in shown and "width of node features" in shown
     monkeypatch.chdir(tmp_path)  # in one process a file can be loaded again
     first, second = (tpugraphs_jax.load_config("my_system.py:nlp-default") for _ in range(2))

@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 
 import commands
 
@@ -14,19 +12,18 @@ def test_the_page_names_a_winner_and_a_command_that_trains_it(tmp_path):
   data_root = synthetic.generate(
       tmp_path / "data", collections=["tile:xla"], limit=4, progress=False)
   page = tmp_path / "page.html"
-  run = lambda *arguments: subprocess.run(
-      [sys.executable, *map(str, arguments)], cwd=commands.ROOT, capture_output=True, text=True)
+  run = lambda *arguments: commands.run(commands.Run(arguments), home=tmp_path)
   # No kernel has as many configurations as the second ranker asks for.
   ended = run("benchmarks/leaderboard.py", "--collection", "tile:xla", "--data_root", data_root,
               "--steps", 3, "--systems", "recommended", "recommended+batch.min_configs=100000",
               "--workdir", tmp_path / "runs", "--page", page)
-  assert ended.returncode == 0, ended.stderr[-3000:]
+  assert ended.code == 0, ended.err[-3000:]
   text = page.read_text()
   assert "<code>recommended</code> wins" in text
   assert re.search("Not counted: .*min_configs", text)
   command = re.search("<pre>(.*?)</pre>", text, re.S)[1].replace("\\\n", " ")
   script, *flags = shlex.split(command)[1:]
   ended = run(script, *flags, f"--workdir={tmp_path / 'winner'}", "--mode=train", "--noreport")
-  assert ended.returncode == 0, ended.stderr[-3000:]
+  assert ended.code == 0, ended.err[-3000:]
   log = (tmp_path / "winner" / "summary.json").read_text()
   assert re.search(r'"step": 3\b', log)

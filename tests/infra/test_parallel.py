@@ -3,22 +3,21 @@
 import contextlib
 import json
 import os
-from pathlib import Path
 import re
 import socket
 import subprocess
 import sys
 import time
 
+import commands
 import jax
 import jax.numpy as jnp
 import numpy as np
+import parallel_worker
 import pytest
 import toy
 
 from tpugraphs_jax.infra import parallel
-
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def test_unreplicate_undoes_replicate_bit_for_bit():
@@ -84,25 +83,24 @@ def run_processes(what, workdir, *, culprit=1, processes=2):
   with socket.socket() as free:
     free.bind(("localhost", 0))
     port = free.getsockname()[1]
-  script = SUPPORT / "parallel_worker.py"
   culprit = min(culprit, processes - 1)
+  outputs = [workdir / f"output_{place}" for place in range(processes)]
   started = [
-      subprocess.Popen(
-          [sys.executable, script, *map(str, (port, i, what, workdir, culprit, processes))],
-          stdout=subprocess.PIPE,
-          stderr=subprocess.STDOUT,
-          text=True)
-      for i in range(processes)]
+      commands.server().Process(
+          target=parallel_worker.main, args=(out, port, place, what, workdir, culprit, processes))
+      for place, out in enumerate(outputs)]
+  for process in started:
+    process.start()
   try:
-    outputs = [""] * processes
-    for place in sorted(range(processes), key=lambda i: i == culprit):
+    for place in sorted(range(processes), key=lambda place: place == culprit):
       if what == "freeze" and place == culprit:  # only SIGKILL ends a stopped process
         started[place].kill()
-      outputs[place] = started[place].communicate(timeout=300)[0]
+      started[place].join(timeout=300)
   finally:
     for process in started:
       process.kill()
-  return [process.returncode for process in started], outputs
+      process.join()
+  return [process.exitcode for process in started], [out.read_text() for out in outputs]
 
 
 def read_losses(workdir):

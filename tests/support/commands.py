@@ -1,16 +1,18 @@
-"""Runs commands, many of them from one process that has imported everything.
+"""Runs commands in forks of one process that has imported everything.
 
-Each run is a fork, made before jax has started a thread, with its own flags, devices,
-output and exit code. As a script this file reads the runs from standard input and writes
-their ends to standard output, both as JSON.
+Each run is a fork, made before jax has started a thread, with its own flags, devices, home,
+output and exit code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import functools
 import itertools
-import json
 import mmap
+import multiprocessing
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 import os
 from pathlib import Path
 import re
@@ -21,17 +23,14 @@ import sys
 import tempfile
 import traceback
 from typing import Any, NamedTuple
+from unittest import mock
+
+from tpugraphs_jax.infra import parallel
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
 
-# Programs on tiny data compile for longer than they run: they are compiled quickly rather than
-# well, and once. All lanes of tests may share the folder of compiled programs.
+# Folder of compiled programs, which all lanes of tests may share.
 COMPILED = "TPUGRAPHS_TESTS_COMPILED"
-QUICK = {
-    "JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-                 "--xla_cpu_parallel_codegen_split_count=1"}
 
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")  # before each line off a terminal
 _PAGE = "task data labels training validation model devices steps folder".split()
@@ -46,6 +45,7 @@ class Run(NamedTuple):
   devices: int = 1
   page: bool = False  # draws the report page, which takes longer than most runs here
   stop_at_step: int = 0  # sends SIGTERM when this step is reported
+  folder: str = ""  # working folder; the top folder of the repository without it
   shell_at_step: tuple[int, str] = (0, "")  # when this step is reported runs a shell command
   watched: str = ""  # folder whose file operations are counted
   kill_at: int = 0  # sends SIGKILL before the file operation of this number
@@ -79,41 +79,58 @@ class Ended(NamedTuple):
 
 
 def run_all(runs: Sequence[Run], *, home: Path) -> list[Ended]:
-  """Runs run_tile.py and run_layout.py, one run after the other, with `home` as their home."""
-  environment = os.environ | QUICK | {
-      "HOME": str(home), "JAX_NUMPY_RANK_PROMOTION": "raise", "NPROC": "16",
-      "JAX_COMPILATION_CACHE_DIR": os.environ.get(COMPILED, str(home / "compilation_cache"))}
-  order = [run._replace(arguments=[
-      *map(str, run.arguments), *([] if run.page else ["--noreport"])]) for run in runs]
-  ended = subprocess.run([sys.executable, __file__], input=json.dumps(order), cwd=ROOT,
-                         capture_output=True, text=True, env=environment)
-  assert ended.returncode == 0, ended.stderr
-  return [Ended(*result) for result in json.loads(ended.stdout)]
+  """Runs commands, one after the other, with `home` as their home; without `page` no page."""
+  return [run(each._replace(arguments=[*each.arguments, *([] if each.page else ["--noreport"])]),
+              home=home) for each in runs]
 
 
-def import_all() -> None:
-  """Imports what forks have in common: most of their time, otherwise."""
-  import jax  # noqa: F401
+@functools.cache
+def server() -> ForkServerContext:
+  """The context of processes that are forks of a server, which starts with the first of them."""
+  context = multiprocessing.get_context("forkserver")
+  context.set_forkserver_preload(
+      ["__main__", "jax", "tpugraphs_jax.report.figures", "tpugraphs_jax.run.launch"])
+  with mock.patch.dict(os.environ, {
+      "JAX_PLATFORMS": "cpu", "JAX_NUMPY_RANK_PROMOTION": "raise", "NPROC": "16",
+      "MPLBACKEND": "agg", "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1",
+      "JAX_COMPILATION_CACHE_DIR": os.environ[COMPILED],
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}):
+    forkserver.ensure_running()
+  return context
 
-  from tpugraphs_jax.report import figures  # noqa: F401
-  from tpugraphs_jax.run import launch  # noqa: F401
+
+def run(command: Run, *, home: Path) -> Ended:
+  """Runs a command with `home` as its home."""
+  arguments = [str(argument) for argument in command.arguments]
+  with tempfile.TemporaryDirectory() as name:
+    folder = Path(name)
+    (folder / "operations").write_bytes(bytes(8))
+    process = server().Process(
+        target=_run_in_fork, args=(command._replace(arguments=arguments), str(home), folder))
+    process.start()
+    process.join()
+    return Ended(process.exitcode, *((folder / file).read_text() for file in ("out", "err")),
+                 int.from_bytes((folder / "operations").read_bytes(), "little"))
 
 
-def run_forked(run: Run) -> Ended:
-  """Runs a command in a fork of this process, which has not computed anything with jax."""
-  with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-    operations = mmap.mmap(-1, 8)  # shared with the child
-    child = os.fork()
-    if not child:
-      os.dup2(out.fileno(), 1)
-      os.dup2(err.fileno(), 2)
-      if run.watched:
-        signal.alarm(_LONGEST_SECONDS)  # a run that hangs ends with code -14
-        count_operations(run.watched, operations, kill_at=run.kill_at)
-      os._exit(_run_here(run))
-    _, status = os.waitpid(child, 0)
-    texts = [file.seek(0) or file.read() for file in (out, err)]
-  return Ended(os.waitstatus_to_exitcode(status), *texts, int.from_bytes(operations[:], "little"))
+def redirect(out: Path, err: Path) -> None:
+  """Sends the standard output and the standard error of this process to files."""
+  for number, path in ((1, out), (2, err)):
+    os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
+
+
+def _run_in_fork(command: Run, home: str, folder: Path) -> None:
+  """Runs a command in this process, which ends."""
+  redirect(folder / "out", folder / "err")
+  os.environ["HOME"] = home
+  os.chdir(command.folder or ROOT)
+  # Programs on tiny data compile for longer than they run.
+  parallel.compile_quickly()
+  if command.watched:
+    signal.alarm(_LONGEST_SECONDS)  # a run that hangs ends with code -14
+    with (folder / "operations").open("r+b") as file:
+      count_operations(command.watched, mmap.mmap(file.fileno(), 8), kill_at=command.kill_at)
+  os._exit(_run_here(command))
 
 
 def count_operations(watched: str, counted: mmap.mmap, *, kill_at: int = 0) -> None:
@@ -176,8 +193,3 @@ def _at(step: int, do: Callable[[], object]) -> None:
       do()
 
   log.Log.progress = progress_and_more
-
-
-if __name__ == "__main__":
-  import_all()
-  print(json.dumps([run_forked(Run(*order)) for order in json.load(sys.stdin)]))

@@ -1,22 +1,13 @@
-"""One process of a run with four devices; started by test_parallel.py, not by pytest.
-
-Arguments: port, process id, event (a key of `EVENTS`), working folder, id of the process to
-which the event happens, and number of processes.
-"""
+"""One process of a run with four devices; test_parallel.py starts it."""
 
 import functools
 import os
 from pathlib import Path
 import signal
-import sys
 
+import commands
 import jax
 import numpy as np
-
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4 // int(sys.argv[6]))
-jax.config.update("jax_numpy_rank_promotion", "raise")
-
 import random_graphs
 import toy
 
@@ -95,18 +86,28 @@ def check_exchange():
   assert parallel.per_device(8) == 2
 
 
-def main(port, process_id, what, workdir, culprit, processes):
-  parallel.initialize(
-      f"localhost:{port}", int(processes), int(process_id), heartbeat_timeout_seconds=10)
-  if processes == "2":
+def main(
+    out: Path, port: int, process_id: int, what: str, workdir: Path, culprit: int, processes: int
+) -> None:
+  """Takes part in a run.
+
+  Args:
+    out: file for the output.
+    port: of process 0.
+    process_id: number of this process.
+    what: event, a key of `EVENTS`.
+    workdir: working folder.
+    culprit: number of the process to which the event happens.
+    processes: number of processes.
+  """
+  commands.redirect(out, out)
+  jax.config.update("jax_num_cpu_devices", 4 // processes)
+  parallel.initialize(f"localhost:{port}", processes, process_id, heartbeat_timeout_seconds=10)
+  if processes == 2:
     check_exchange()
   # Only process 0's folder is ever used.
-  folder = Path(workdir) if parallel.is_primary() else Path(workdir) / "of-the-second"
+  folder = workdir if parallel.is_primary() else workdir / "of-the-second"
   toy.train(
       folder, batches=Batches(EVENTS[what if process_id == culprit else "train"]),
       log_every_steps=1, resume=what == "resume")
-  assert not (Path(workdir) / "of-the-second").exists()
-
-
-if __name__ == "__main__":
-  main(*sys.argv[1:])
+  assert not (workdir / "of-the-second").exists()

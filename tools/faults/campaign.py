@@ -210,6 +210,7 @@ def main(argv: list[str] | None = None) -> int:
   """Runs the rest of a campaign; returns how many faults ended wrongly."""
   args = _arguments(argv)
   kept, folder = Kept(args.kept), Path(tempfile.mkdtemp(prefix="faults"))
+  os.environ.setdefault(commands.COMPILED, str(folder / "compiled"))
   versions = ", ".join(f"{name} {version}" for name, version in log.versions().items())
   try:
     for row in itertools.chain(_all_rows(args, kept, folder), [None]):
