@@ -3,10 +3,10 @@
     python tests/readme_commands.py
 
 Changed are only the size (variant `ci`, scale `tiny`), the data and where files go; one run draws
-its report page.
-Commands for the network and for hours (benchmarks) are asked for `--help`. A command that stands on
-two pages runs once. Pages of `ELSEWHERE` have tests of their own, as notebooks do. Links are followed
-in README.md, CONTRIBUTING.md and CHANGELOG.md; the site checks those between pages.
+its report page. Commands for the network and for hours (benchmarks) are asked for `--help`. A
+command that stands on two pages runs once. Pages of `ELSEWHERE` have tests of their own, as
+notebooks do. Links are followed in README.md, CONTRIBUTING.md and CHANGELOG.md; the site checks
+those between pages.
 """
 
 from __future__ import annotations

@@ -21,11 +21,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
 from typing import Any, NamedTuple
 from unittest import mock
 
+import jax
+
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.train import log
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +91,8 @@ def server() -> ForkServerContext:
   """The context of processes that are forks of a server, which starts with the first of them."""
   context = multiprocessing.get_context("forkserver")
   context.set_forkserver_preload(
-      ["__main__", "jax", "tpugraphs_jax.report.figures", "tpugraphs_jax.run.launch"])
+      ["__main__", "grain.experimental", "tpugraphs_jax.configs.base",
+       "tpugraphs_jax.report.figures", "tpugraphs_jax.run.launch"])
   with mock.patch.dict(os.environ, {
       "JAX_PLATFORMS": "cpu", "JAX_NUMPY_RANK_PROMOTION": "raise", "NPROC": "16",
       "MPLBACKEND": "agg", "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1",
@@ -104,7 +107,8 @@ def run(command: Run, *, home: Path) -> Ended:
   arguments = [str(argument) for argument in command.arguments]
   with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
-    (folder / "operations").write_bytes(bytes(8))
+    for file, size in (("out", 0), ("err", 0), ("operations", 8)):
+      (folder / file).write_bytes(bytes(size))
     process = server().Process(
         target=_run_in_fork, args=(command._replace(arguments=arguments), str(home), folder))
     process.start()
@@ -120,17 +124,26 @@ def redirect(out: Path, err: Path) -> None:
 
 
 def _run_in_fork(command: Run, home: str, folder: Path) -> None:
-  """Runs a command in this process, which ends."""
+  """Runs a command in this process, as the interpreter would."""
   redirect(folder / "out", folder / "err")
   os.environ["HOME"] = home
   os.chdir(command.folder or ROOT)
   # Programs on tiny data compile for longer than they run.
   parallel.compile_quickly()
+  jax.config.update("jax_num_cpu_devices", command.devices)
   if command.watched:
     signal.alarm(_LONGEST_SECONDS)  # a run that hangs ends with code -14
     with (folder / "operations").open("r+b") as file:
       count_operations(command.watched, mmap.mmap(file.fileno(), 8), kill_at=command.kill_at)
-  os._exit(_run_here(command))
+  if command.stop_at_step:
+    _at(command.stop_at_step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+  step, line = command.shell_at_step
+  if step:
+    _at(step, lambda: subprocess.run(line, shell=True, check=True))
+  is_module = command.arguments[0] == "-m"
+  sys.argv = list(command.arguments[is_module:])
+  sys.path.insert(0, str(ROOT if is_module else Path(sys.argv[0]).resolve().parent))
+  (runpy.run_module if is_module else runpy.run_path)(sys.argv[0], run_name="__main__")
 
 
 def count_operations(watched: str, counted: mmap.mmap, *, kill_at: int = 0) -> None:
@@ -154,37 +167,8 @@ def count_operations(watched: str, counted: mmap.mmap, *, kill_at: int = 0) -> N
   sys.addaudithook(audit)
 
 
-def _run_here(run: Run) -> int:
-  """Runs a command as the interpreter would; returns the exit code."""
-  import jax
-
-  jax.config.update("jax_num_cpu_devices", run.devices)
-  if run.stop_at_step:
-    _at(run.stop_at_step, lambda: os.kill(os.getpid(), signal.SIGTERM))
-  step, line = run.shell_at_step
-  if step:
-    _at(step, lambda: subprocess.run(line, shell=True, check=True))
-  is_module, code = run.arguments[0] == "-m", 0
-  sys.argv = list(run.arguments[is_module:])
-  sys.path.insert(0, str(ROOT if is_module else Path(sys.argv[0]).resolve().parent))
-  try:
-    (runpy.run_module if is_module else runpy.run_path)(sys.argv[0], run_name="__main__")
-  except SystemExit as end:
-    code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    if isinstance(end.code, str):
-      print(end.code, file=sys.stderr)
-  except BaseException:  # pylint: disable=broad-exception-caught
-    traceback.print_exc()
-    code = 1
-  sys.stdout.flush()
-  sys.stderr.flush()
-  return code
-
-
 def _at(step: int, do: Callable[[], object]) -> None:
   """Calls `do` whenever this step has been reported."""
-  from tpugraphs_jax.train import log
-
   progress = log.Log.progress
 
   def progress_and_more(self, at, *args, **kwargs):
