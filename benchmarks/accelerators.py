@@ -58,14 +58,15 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SAGE, four programs": ("layout.py:xla-random,full", {"batch.graphs": 4, "eval.graphs": 4}),
     **{f"{kind}, {name}": (f"{kind}.py:{name}", {})
        for kind in ("layout", "tile") for name in base.presets(kind)}}
-# One of every family, which compile in seconds.
-SMALL = {
-    "tile, small": ("tile.py:recommended,ci", {}),
-    "late join, small": ("tile.py:LateJoinSAGE,ci", {}),
-    "ResModel, small": ("layout.py:official,ci", {}),
-    "SAGE, small": ("layout.py:full,ci", {}),
-    "gst_ed, small": ("layout.py:gst_ed,ci", {}),
-    "tables, small": ("layout.py:tables+sage,ci", {}),
+# One of every family, which compile in seconds: rounds after the second are like it.
+_ROUNDS = {"model.num_gnns": 2}
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "tile, small": ("tile.py:recommended,ci", _ROUNDS),
+    "late join, small": ("tile.py:LateJoinSAGE,ci", _ROUNDS),
+    "ResModel, small": ("layout.py:official,ci", _ROUNDS),
+    "SAGE, small": ("layout.py:full,ci", _ROUNDS),
+    "gst_ed, small": ("layout.py:gst_ed,ci", _ROUNDS),
+    "tables, small": ("layout.py:tables+sage,ci", _ROUNDS),
     "own, small": ("layout.py:own,recommended,ci", {})}
 TPUS = ("v3", "v4", "v5e", "v6e")
 # GiB of memory of a chip. The smallest topology of each generation has four chips.

@@ -2,11 +2,11 @@
 
     python tests/readme_commands.py
 
-Changed are only the size (variant `ci`, scale `tiny`), the data and where files go; one run draws
-its report page. Commands for the network and for hours (benchmarks) are asked for `--help`. A
-command that stands on two pages runs once. Pages of `ELSEWHERE` have tests of their own, as
-notebooks do. Links are followed in README.md, CONTRIBUTING.md and CHANGELOG.md; the site checks
-those between pages.
+Changed are only the size (variant `ci`, scale `tiny`, one epoch), the data and where files go; one
+run draws its report page. Commands for the network and for hours (benchmarks) are asked for
+`--help`. A command that stands on two pages runs once. Pages of `ELSEWHERE` have tests of their
+own, as notebooks do. Links are followed in README.md, CONTRIBUTING.md and CHANGELOG.md; the site
+checks those between pages.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ def small(command: str, out: Path) -> str:
     command += f" --data_root={DATA}"
   if command.startswith("python run_") and "--workdir=out/tile" not in command:
     command += " --noreport"  # a page takes longer than most runs here
+    if "--mode" not in command and "train.epochs" not in command:
+      command += " --config.train.epochs=1"
   command = command.replace("--scale medium", "--scale tiny").replace(*_OWN_MODULE)
   command = re.sub(r"(?<=[ =])(?=submission.csv)", f"{out}/", command)
   if "tpugraphs_jax.view" in command:  # which serves a page until it is interrupted
