@@ -85,7 +85,8 @@ class Case:
     """The first update of the parameters by path, with changed fields of the optimiser."""
     fields = self.job.config.optimizer.to_dict() | {"total_steps": 100} | changes
     optimizer = self.job.ranker.family.optimizer(state.create_optimizer(**fields))
-    return flat(optimizer.update(tree(grads), optimizer.init(self.params), self.params)[0])
+    first = lambda grads, params: optimizer.update(grads, optimizer.init(params), params)[0]
+    return flat(jax.jit(first)(tree(grads), self.params))
 
 
 def fixture(case: Callable[[Path, Path], Case]) -> Any:
