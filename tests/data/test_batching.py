@@ -155,7 +155,7 @@ def test_padding_and_order_do_not_change_scores_losses_or_gradients(kind):
   model, make = CASES[kind]
   run = results(model)
   batch = make()
-  params = model.init(jax.random.key(0), batch)["params"]
+  params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
   (loss, scores), grads = run(params, batch)
   cases = [((2, 0, 1), {}), ((1, 2, 0), {"graphs": 5, "spare": 19, "configs": CONFIGS + 2})]
   for order, options in cases:
