@@ -88,7 +88,7 @@ def run_all(runs: Sequence[Run], *, home: Path) -> list[Ended]:
 
 @functools.cache
 def server() -> ForkServerContext:
-  """The context of processes that are forks of a server, which starts with the first of them."""
+  """A context whose processes are forks of one process, which has imported everything."""
   context = multiprocessing.get_context("forkserver")
   context.set_forkserver_preload(
       ["__main__", "grain.experimental", "tpugraphs_jax.configs.base",
