@@ -18,8 +18,9 @@ LANES = {
     "faults": ("faults",),
     "hosts": ("infra/test_parallel.py", "infra/test_buckets.py", "infra/test_jobs.py",
               "collect/test_command.py"),
-    "systems": ("run/test_presets.py", "run/test_together.py", "run/test_training.py",
-                "rankers/systems", "rankers/test_lowering.py", "rankers/test_precision.py"),
+    "systems": ("run/test_official_pipeline.py", "run/test_presets.py", "run/test_together.py",
+                "run/test_training.py", "rankers/systems", "rankers/test_lowering.py",
+                "rankers/test_official_parity.py", "rankers/test_precision.py"),
     "docs": ("docs",),
 }
 _HERE = pathlib.Path(__file__).parent
