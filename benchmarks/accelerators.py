@@ -5,8 +5,8 @@
     ENV/bin/python benchmarks/accelerators.py
     ENV/bin/python benchmarks/accelerators.py --targets h100 --cases SAGE --devices 8
 
-Each step is compiled in a process of its own, or all of a target in one (`--together`), with one
-program of 6,000 nodes or ten kernels of 40 on each device. TPUs are all devices of the smallest
+Each step is compiled in a process of its own, with one program of 6,000 nodes or ten kernels of 40
+on each device. TPUs are all devices of the smallest
 topology of a generation. Nothing runs on an accelerator: `compile_s` is measured, kernels are
 counted, and times are estimates. For TPUs these are two of the TPU compiler, which disagree: the
 cycles of all kernels, and the optimal time. For GPUs they are the sum of XLA's cost models and the
@@ -15,7 +15,6 @@ roofline, see `optimised.Module.times`.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 import importlib.metadata
 import json
@@ -29,6 +28,7 @@ import time
 from typing import Any
 
 import gpus
+import jax
 import ml_collections
 import optimised
 import pages
@@ -180,19 +180,12 @@ def _estimates(row: Mapping[str, Any]) -> tuple[str, str]:
   return f"{row['estimated_cycles'] / 1e6:.2f} M cycles{unknown}", optimal
 
 
-def in_fresh_process(names: Sequence[str], target: str, count: int) -> dict[str, dict[str, Any]]:
-  """`measure` of steps `CASE/STEP` for one target, by name, one after the other in one process.
-
-  A step that was not compiled has `error`, a line of the output.
-  """
-  variables = dict(os.environ) | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
-  ended = subprocess.run(
-      [sys.executable, __file__, "--only", target, str(count), *names],
-      capture_output=True, text=True,
-      env=variables if target in TPUS else gpus.environment(variables))
+def in_fresh_process(name: str, target: str, count: int) -> dict[str, Any]:
+  """`measure` of a step `CASE/STEP`; a step that was not compiled has `error`, a line of output."""
+  ended = subprocess.run([sys.executable, __file__, "--only", target, str(count), name],
+                         capture_output=True, text=True)
   rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-  missing = [{"error": _why(ended.stderr)}] * (len(names) - len(rows))
-  return dict(zip(names, rows + missing))
+  return rows[0] if rows else {"error": _why(ended.stderr)}
 
 
 def _why(message: str) -> str:
@@ -210,21 +203,28 @@ def main() -> None:
   parser.add_argument("--steps", nargs="+", default=steps.STEPS, choices=steps.STEPS)
   parser.add_argument("--devices", type=int, default=0,
                       help="how many; one GPU or all TPUs of a topology unless given")
-  parser.add_argument("--together", action="store_true",
-                      help="one process for all steps of a target: quicker, and an error ends all")
-  parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)
+  parser.add_argument("--only", nargs="+", metavar=("TARGET", "DEVICES CASE/STEP"),
+                      help="compile steps in this process, and print a line of JSON for each")
   args = parser.parse_args()
   if args.only:
     target, count, *names = args.only
-    for name in names:
-      print(json.dumps(measure(*name.split("/"), target, int(count))), flush=True)
+    compile_here(names, target, int(count))
     return
-  names = [f"{case}/{step}" for case in args.cases for step in args.steps]
   for target in args.targets:
-    for group in [names] if args.together else [[name] for name in names]:
-      for name, row in in_fresh_process(group, target, args.devices).items():
-        print(table({f"{name}/{target}": row}).splitlines()[-1], flush=True)
-        record({f"{name}/{target}": row}, args.out or _RECORD)
+    for name in (f"{case}/{step}" for case in args.cases for step in args.steps):
+      row = {f"{name}/{target}": in_fresh_process(name, target, args.devices)}
+      print(table(row).splitlines()[-1], flush=True)
+      record(row, args.out or _RECORD)
+
+
+def compile_here(names: Sequence[str], target: str, count: int) -> None:
+  """Prints `measure` of steps `CASE/STEP`; the environment changes before jax is first used."""
+  os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+  if target not in TPUS:
+    os.environ.update(gpus.environment(dict(os.environ)))
+  jax.config.update("jax_platforms", "cpu")
+  for name in names:
+    print(json.dumps(measure(*name.split("/"), target, count)), flush=True)
 
 
 def record(results: Mapping[str, Any], path: Path) -> None:

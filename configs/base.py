@@ -148,7 +148,7 @@ def _published(config: ConfigDict) -> None:
 
 
 def small(config: ConfigDict, **options: Any) -> None:
-  """Changes a config to a run of a few seconds: narrow layers, few slates.
+  """Changes a config to a run of a few seconds: few and narrow layers, few slates.
 
   Args:
     config: complete config.

@@ -9,7 +9,7 @@ lane is skipped with the reason. No accelerator is needed, and nothing runs on o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 import json
 import os
@@ -24,16 +24,12 @@ ROOT = Path(__file__).parents[1]
 PYTHON = "TPUGRAPHS_COMPILERS_PYTHON"
 _FAMILIES = ("tile, small", "SAGE, small", "tables, small", "own, small", "late join, small",
              "ResModel, small", "gst_ed, small")
-# Steps, cases, targets and devices (0: as usual), in one process after the other. Two share a
-# processor of two cores. The eight cores of a TPU v3 add up gradients as eight GPUs do.
+_STEPS = [*(f"{case}/train" for case in _FAMILIES), *(f"{case}/score" for case in _FAMILIES[:3])]
+# Targets, devices (0: as usual) and steps, each in a process. Two share a processor of two cores.
+# The eight cores of a TPU v3 add up gradients as eight GPUs do.
 _COMPILED = (
-    ("train", _FAMILIES, "h100", 0),
-    ("train", _FAMILIES, "v3", 0),
-    ("score", ("tile, small", "SAGE, small", "tables, small"), "h100", 0),
-    ("score", ("tile, small", "SAGE, small", "tables, small"), "v3", 0),
-    ("train", ("tile, small", "SAGE, small"), "h100", 8),
-    ("train", ("SAGE, small",), "v3", 1),
-)
+    ("h100", 0, _STEPS), ("v3", 0, _STEPS),
+    ("h100", 8, ["tile, small/train", "SAGE, small/train"]), ("v3", 1, ["SAGE, small/train"]))
 # Kernels that a step may start in loops. No family loops over nodes or configurations.
 _MOST_IN_LOOPS = 32
 # What `pip` says where a machine is offline or a compiler has no wheel for it.
@@ -95,8 +91,6 @@ def complaints(row: Mapping[str, Any], *, is_gpu: bool, all_reduce: bool) -> lis
     is_gpu: scatters must go along rows, which are contiguous in the memory of a GPU.
     all_reduce: the devices must add up something.
   """
-  if "error" in row:
-    return [row["error"]]
   wrong = []
   if set(row["products"]) != {row["precision"]}:
     wrong.append(f"products of precision {row['products']}, expected {row['precision']}")
@@ -109,30 +103,28 @@ def complaints(row: Mapping[str, Any], *, is_gpu: bool, all_reduce: bool) -> lis
   return wrong
 
 
-def compile_steps(python: Path | str, part: tuple, out: Path) -> list[str]:
-  """Compiles a part of the steps; returns what is wrong."""
-  step, cases, target, devices = part
-  ended = run(python, "benchmarks/accelerators.py", "--steps", step, "--targets", target,
-              "--devices", str(devices), "--out", out, "--together", "--cases", *cases)
+def compile_steps(
+    python: Path | str, target: str, devices: int, names: Sequence[str]
+) -> list[str]:
+  """Compiles steps in one process; returns what is wrong."""
+  ended = run(python, "benchmarks/accelerators.py", "--only", target, str(devices), *names)
   if ended.returncode:
     return [f"{ended.stdout[-1000:]}{ended.stderr[-1000:]}"]
-  wrong = []
-  for name, row in json.loads(out.read_text()).items():
-    several = row.get("devices", 1) > 1
-    wrong += [f"{name}: {each}" for each in complaints(
-        row, is_gpu=target == "h100", all_reduce=several and step == "train")]
-  return wrong
+  rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+  return [f"{name}, {target}: {each}" for name, row in zip(names, rows, strict=True)
+          for each in complaints(
+              row, is_gpu=target == "h100",
+              all_reduce=row["devices"] > 1 and name.endswith("/train"))]
 
 
-def check(python: Path | str, folder: Path) -> None:
+def check(python: Path | str) -> None:
   """Compiles all steps.
 
   Raises:
     SystemExit: something is wrong.
   """
   with futures.ThreadPoolExecutor(max_workers=2) as pool:
-    jobs = [pool.submit(compile_steps, python, part, folder / f"{number}.json")
-            for number, part in enumerate(_COMPILED)]
+    jobs = [pool.submit(compile_steps, python, *part) for part in _COMPILED]
     wrong = [each for job in jobs for each in job.result()]
   if wrong:
     sys.exit("\n".join([*wrong, "error: steps compiled for accelerators are not as they must be"]))
@@ -165,8 +157,8 @@ def main() -> None:
       print(f"skipped: the compilers are not to be had here: {python}")
       return
     check_tpu(alone)
-    check(python, Path(folder))
-  steps = sum(len(cases) for _, cases, _, _ in _COMPILED)
+    check(python)
+  steps = sum(len(names) for _, _, names in _COMPILED)
   print(f"{steps} steps compile for a TPU v3 and an NVIDIA H100")
 
 

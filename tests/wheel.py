@@ -1,18 +1,21 @@
-"""Installs the package alone and uses it far from the repository: part of CI.
+"""Installs the package with the oldest packages that setup.cfg allows, and uses it: part of CI.
 
     python tests/wheel.py
 
-Builds a wheel, which must hold every file of the package, installs it into an empty environment
-as the notebooks do on Colab, and there runs both console commands, with a report page, and a
-notebook, which trains and ranks. `tests/docs` runs all notebooks.
+Builds a wheel, which must hold every file of the package, and installs it as the notebooks do on
+Colab, in an empty environment, with exactly the floors of `install_requires`. Far from the
+repository run a notebook, which trains and ranks, and both console commands. Then tests of
+options, losses and features run, and of a model that ships. `tests/docs` runs all notebooks with
+the newest packages.
 """
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 from pathlib import Path
-import shutil
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,16 +24,34 @@ import zipfile
 ROOT = Path(__file__).parents[1]
 _IS_INSTALLED = ("import tpugraphs_jax\n"
                  "assert 'site-packages' in tpugraphs_jax.__file__, tpugraphs_jax.__file__")
+_TESTS = ("tests/test_losses.py", "tests/run/test_schema.py", "tests/data/test_features.py",
+          "tests/train/test_state.py",
+          "tests/serve/test_ranker.py::test_shipped_models_give_their_recorded_scores")
+_SMALL = ("--synthetic", "--config.train.epochs=1", "--config.batch.slates_per_epoch=8")
+_RUNS = {"tpugraphs-tile": "recommended,ci", "tpugraphs-layout": "xla-random,gst_ed,ci"}
 
 
-def run(*command: str | Path, folder: Path) -> None:
+def run(*command: str | Path, folder: Path, **variables: str) -> None:
   """Runs a command in a folder; its output is shown if it fails."""
   print("$", " ".join(map(str, command))[:120].replace("\n", " "), flush=True)
   environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-  ended = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True,
-                         env=environment | {"MPLBACKEND": "agg"})
+  ended = subprocess.run(
+      list(map(str, command)), cwd=folder, capture_output=True, text=True,
+      env=environment | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"} | variables)
   if ended.returncode:
-    sys.exit(f"{ended.stdout[-2000:]}{ended.stderr[-2000:]}\nerror: exit code {ended.returncode}")
+    sys.exit(f"{ended.stdout[-3000:]}{ended.stderr[-3000:]}\nerror: exit code {ended.returncode}")
+
+
+def floors(config: Path) -> list[str]:
+  """The requirements of a setup.cfg, each at its oldest version; jaxlib has that of jax."""
+  parser = configparser.ConfigParser()
+  parser.read(config)
+  packages = parser["options"]["install_requires"].split()
+  wrong = [package for package in packages if package.count(">=") != 1 or "," in package]
+  if wrong:
+    sys.exit(f"error: {wrong[0]} in {config}, expected a requirement of the form NAME>=VERSION")
+  oldest = [re.sub(r"(\[\w+\])?>=", "==", package) for package in packages]
+  return oldest + [each.replace("jax==", "jaxlib==") for each in oldest if each.startswith("jax==")]
 
 
 def check_files(wheel: Path) -> None:
@@ -49,25 +70,27 @@ def code_cells(notebook: Path) -> list[str]:
 
 
 def main() -> None:
+  packages = floors(ROOT / "setup.cfg")
   with tempfile.TemporaryDirectory() as temporary:
     folder = Path(temporary)
-    here, wheels, bin_ = folder / "elsewhere", folder / "wheels", folder / "env" / "bin"
+    here, bin_ = folder / "elsewhere", folder / "env" / "bin"
     here.mkdir()
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, ROOT,
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", here, ROOT,
         folder=here)
-    (wheel,) = wheels.glob("*.whl")
+    (wheel,) = here.glob("*.whl")
     check_files(wheel)
     run(sys.executable, "-m", "venv", folder / "env", folder=here)
-    shutil.copy(wheel, here)
+    oldest = folder / "oldest.txt"
+    oldest.write_text("\n".join(packages) + "\n")
     # The first cell installs the wheel beside it.
     installation, *cells = code_cells(ROOT / "notebooks" / "tutorial.ipynb")
-    run(bin_ / "python", "-c", installation, folder=here)
+    run(bin_ / "python", "-c", installation, folder=here, PIP_CONSTRAINT=str(oldest))
     run(bin_ / "python", "-c", "\n".join([_IS_INSTALLED, *cells]), folder=here)
-    run(bin_ / "tpugraphs-tile", "--config=recommended,ci", "--workdir=out/tile", "--synthetic",
-        "--config.train.epochs=1", "--config.batch.slates_per_epoch=8", folder=here)
-    run(bin_ / "tpugraphs-layout", "--config=xla-random,preset=second_xla", "--print_config",
-        folder=here)
-  print("the installed package ran both commands and a notebook")
+    for command, config in _RUNS.items():
+      run(bin_ / command, f"--config={config}", f"--workdir=out/{command}", *_SMALL, folder=here)
+    run(bin_ / "python", "-m", "pip", "install", "--quiet", "pytest>=8", folder=here)
+    run(bin_ / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS, folder=ROOT)
+  print(f"the installed package and its tests ran with {', '.join(packages)}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tpugraphs_jax.collections import RELEASED
 from tpugraphs_jax.configs import base
 
 SMALL = dict(  # variant `ci`
-    op_embed_dim=8, width=16, num_layers=2, token_width=16, token_layers=1)
+    op_embed_dim=8, width=16, num_layers=1, token_width=16, token_layers=1)
 
 
 def fifth(config: ConfigDict) -> None:

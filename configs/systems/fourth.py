@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from tpugraphs_jax.configs import base
 
 # Variant `ci`.
-SMALL = dict(op_embed_dim=8, edge_widths=(8, 8), config_widths=(8, 8), head_widths=(8,))
+SMALL = dict(op_embed_dim=8, edge_widths=(8,), config_widths=(8,), head_widths=(8,))
 
 
 def fourth(config: ConfigDict) -> None:

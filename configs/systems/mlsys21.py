@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from tpugraphs_jax.configs import base
 
-SMALL = dict(op_embed_dim=8, width=8, rounds=2)  # variant `ci`
+SMALL = dict(op_embed_dim=8, width=8, rounds=1)  # variant `ci`
 
 
 def mlsys21(config: ConfigDict) -> None:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from tpugraphs_jax.configs import base
 
-SMALL = dict(feature_width=8, op_embed_dim=8, first_width=8, widths=(8, 8))  # variant `ci`
+SMALL = dict(feature_width=8, op_embed_dim=8, first_width=8, widths=(8,))  # variant `ci`
 
 
 def second_xla(config: ConfigDict) -> None:

@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 
 from tpugraphs_jax.configs import base
 
-SMALL = dict(op_embed_dim=8, width=8, blocks=2, mlp_widths=(8, 8))  # variant `ci`
+SMALL = dict(  # variant `ci`
+    op_embed_dim=8, width=8, blocks=1, attention_blocks=1, cross_blocks=1, mlp_widths=(8,))
 
 
 def layouts(config: ConfigDict) -> None:

@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 
 from tpugraphs_jax.configs import base
 
-SMALL = dict(op_embed_dim=8, first_width=8, widths=(8, 8))  # variant `ci`
+SMALL = dict(  # variant `ci`
+    op_embed_dim=8, first_width=8, position_width=8, keys=8, messages=8, widths=(8,))
 
 
 def third(config: ConfigDict) -> None:

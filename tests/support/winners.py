@@ -223,8 +223,8 @@ def assert_near(actual: Any, expected: Any, tolerance: float, what: str = "") ->
 
 def assert_torch_parameters(
     job: Job, batch: Any, fan_in: Mapping[str, int] = {}, *, skip: Sequence[str] = (),
-    **constants: float) -> None:
-  """Checks the distribution of initial parameters against PyTorch's formulas.
+    **constants: float) -> dict[str, np.ndarray]:
+  """Checks the distribution of initial parameters against PyTorch's formulas; returns them by path.
 
   A kernel `[K, F]` and the bias beside it are uniform on +-1 / sqrt(K), a table is normal, a norm
   has the scale 1 and the bias 0.
@@ -255,3 +255,4 @@ def assert_torch_parameters(
       assert np.abs(values).max() <= bound, path
       if len(values) >= 30:
         assert abs(values.std() - bound / np.sqrt(3)) < 3 * bound / np.sqrt(len(values)), path
+  return runs[0]

@@ -160,9 +160,7 @@ def test_padding_changes_no_tile():
 @pytest.mark.parametrize("kind, variant", [
     ("layout", "xla-random"), ("layout", "nlp-random"), ("tile", "")])
 def test_it_begins_as_in_pytorch(kind, variant):
-  fewer = {"model.blocks": 1} if kind == "layout" else {
-      "model.blocks": 1, "model.attention_blocks": 1, "model.cross_blocks": 1}
-  job = Job.of(parts.config_of(kind, f"{variant},preset=tenth,ci".strip(","), **fewer))
+  job = Job.of(parts.config_of(kind, f"{variant},preset=tenth,ci".strip(",")))
   # The kernels of attention with a softmax are Xavier's of [K, 3 K], within the root of 1.5 / K.
   width, packed = job.config.model.width, ("query", "key", "value")
   attentions = ("cross_0/heads", "attention_0/heads") if kind == "tile" else ()

@@ -56,7 +56,7 @@ SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=2, rank=3, dropout=0.5)
 
 
 @pytest.mark.parametrize("model", [
-    ScoreTables(**SMALL), *(ScoreTables(**SMALL, residual=name) for name in RESIDUALS[1:]),
+    *(ScoreTables(**SMALL, residual=name) for name in RESIDUALS[1:]),
     TrafficTables(hidden_dim=8, dropout=0.5)],
     ids=lambda model: getattr(model, "residual", "traffic"))
 def test_tables_train_alike_on_one_and_on_two_devices(model):
