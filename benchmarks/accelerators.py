@@ -58,7 +58,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SAGE, four programs": ("layout.py:xla-random,full", {"batch.graphs": 4, "eval.graphs": 4}),
     **{f"{kind}, {name}": (f"{kind}.py:{name}", {})
        for kind in ("layout", "tile") for name in base.presets(kind)}}
-# One of every family, which compile in seconds: rounds after the second are like it.
+# Cases of all families but `systems` that compile in seconds; later rounds are like the second.
 _ROUNDS = {"model.num_gnns": 2}
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "tile, small": ("tile.py:recommended,ci", _ROUNDS),

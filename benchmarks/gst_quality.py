@@ -82,7 +82,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
       evaluation.seconds - evaluation.compile_seconds for evaluation in evaluations)
   valid, ids = training.validation_sample(config, valid)(0)
   scores = ranker.scorer(result.state.eval_params, valid, ids)
-  _, means = judge.judge(judge.beside_labels(valid, ids, scores), ranker.collection.slowdown_ks)
+  _, means = judge.judge(judge.with_labels(valid, ids, scores), ranker.collection.slowdown_ks)
   return {"kendaltau": means["kendaltau"], "opa": means["opa"], "seconds": seconds,
           "peak_mib": log.peak_memory()[1] / 2**20}
 

@@ -48,7 +48,7 @@ _ESTIMATES = {"estimates: optimal seconds": "optimal_seconds",
 
 
 def figures(scores: np.ndarray, runtime: np.ndarray) -> dict[str, float]:
-  """Of scores `[C]` and run times `[C]` of one program."""
+  """Tau-b and slowdowns of scores `[C]` against run times `[C]` of one program."""
   slowdown = metrics.top_k_slowdown(scores, runtime, _KS)
   return {"kendaltau": metrics.kendall_tau(scores, runtime),
           **{f"slowdown{k}": float(value) for k, value in slowdown.items()}}

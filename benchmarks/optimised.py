@@ -154,7 +154,7 @@ class Module:
 
 
 def launched(folder: str) -> dict[str, int]:
-  """Kernels with a form of launch or code that is slow, in what XLA has written to a folder.
+  """Counts kernels with a slow launch or slow code, from the files that XLA dumped to a folder.
 
   Returns:
     `one_block`: kernels on one multiprocessor; `atomic_loops`: kernels that add by comparing and

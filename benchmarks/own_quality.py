@@ -18,8 +18,8 @@ A figure is the mean over programs. `kendaltau` is tau-b. `ordered` is the share
 minus the share of wrong pairs among the pairs whose labels differ; a tie in scores is wrong.
 Programs whose labels are all equal are left out of both. `tuned5` and `found8` are of the first
 labels in the model's order (`strategies.spread`), the compiler's own choice being the first.
-`tuned5` is the slowdown of the best of 5. `found8` is a share of the programs that have a choice
-more than 2 % better than the compiler's own: those with a better choice among the first 8.
+`tuned5` is the slowdown of the best of 5. `found8` is over the programs with a choice more than 2 %
+better than the compiler's own: the share with a better one among the first 8.
 """
 
 from __future__ import annotations

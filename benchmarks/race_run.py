@@ -63,7 +63,7 @@ def judged(job: job_lib.Job, graphs: Sequence[Any], scorer: Any, params: Any) ->
   started = time.process_time()
   scores = scorer(params, graphs, ids)
   seconds = time.process_time() - started
-  rows = judge.beside_labels(graphs, ids, scores)
+  rows = judge.with_labels(graphs, ids, scores)
   return judge.judge(rows, job.ranker.collection.slowdown_ks)[1] | {"rank_cpu_s": seconds}
 
 

@@ -76,12 +76,15 @@ def card(name: str, about: Mapping[str, Any]) -> str:
     lines += [f"On the {split} families:", "", own_quality.table(rows), ""]
   lines += [
       "The best checkpoint was chosen by the valid families; nothing was chosen by the test "
-      "families. Slowdowns are those of the best of the first 1 and 5 configurations. `tuned5` is "
-      "that of the best of 5 labels in this order, by `strategy=\"model\"`, and `found8` how often "
-      "8 of them find a better choice than the compiler's own where one is more than 2 % better.",
+      "families. All figures are means over programs; `kendaltau` is tau-b, and `ordered` the same "
+      "over pairs with different labels. Slowdowns are those of the best of the first 1 and 5 "
+      "configurations. `tuned5` is that of the best of 5 labels in this order, by "
+      "`strategy=\"model\"`, and `found8` how often 8 of them find a better choice than the "
+      "compiler's own where one is more than 2 % better.",
       "",
       "The order is that of the label. Where the label is an estimate the order says nothing of a "
-      "real machine that the estimate does not say. On programs unlike these it is worth less.", ""]
+      "real machine that the estimate does not say. On programs unlike these it is less reliable.",
+      ""]
   return "\n".join(lines)
 
 

@@ -3,8 +3,8 @@
     python benchmarks/start.py --out start.json
     python benchmarks/start.py --before DIR
 
-Every case is a command of README.md or docs/ on tiny synthetic data or `data/own`, in a fresh
-process without a compilation cache. `xla_s` are seconds of XLA's compilations before the end of
+Every case is a config of the two commands on tiny synthetic data or `data/own`, in a fresh process
+without a compilation cache. `xla_s` are seconds of XLA's compilations before the end of
 the first step. `--before` names another checkout of this project, whose commands take turns
 with those of this checkout. Figures are medians over `--repeats`.
 """

@@ -40,7 +40,7 @@ from tpugraphs_jax.run import configs
 
 RACE = ("tile:xla", "layout:xla:random")
 CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-# The metric that ranks systems, all metrics of a table, and those that are better when smaller.
+# The metric that ranks systems, and all metrics of a table.
 HEADLINES = {"layout": "kendaltau", "tile": "slowdown1"}
 COLUMNS = {"layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
            "tile": ("slowdown1", "slowdown5", "opa", "kendaltau")}

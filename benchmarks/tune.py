@@ -145,7 +145,7 @@ def labelled(pool: strategies.Pool, way: strategies.Way, value: np.ndarray) -> n
 
 
 def figures(seen: np.ndarray, least: float) -> dict[str, float]:
-  """Of one program, draw and search: `best of k`, `missed` and `found`; NaN for no gain.
+  """`best of k`, `missed` and `found` of one search on one draw of a program; NaN for no gain.
 
   Args:
     seen: labels in the order of the search, the compiler's own first.

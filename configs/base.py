@@ -14,17 +14,17 @@ from ml_collections import ConfigDict
 Change = Callable[[ConfigDict], None]  # the first line of its docstring describes the ranker
 
 
-class Ranker(NamedTuple):
+class Recipe(NamedTuple):
   """Settings of a network and its training.
 
   Attributes:
     settings: changes a config from `tile` or `layout`.
-    small: options of the network for `ci`.
+    ci_options: options of the network for `ci`.
     is_published: apply `_published` before `settings`.
   """
 
   settings: Change
-  small: Mapping[str, Any] = {}
+  ci_options: Mapping[str, Any] = {}
   is_published: bool = False
 
   def apply(self, config: ConfigDict, *, ci: bool = False) -> None:
@@ -33,7 +33,7 @@ class Ranker(NamedTuple):
       _published(config)
     self.settings(config)
     if ci:
-      small(config, **self.small)
+      small(config, **self.ci_options)
       config.eval.configs = 8 if self.is_published else config.eval.configs
 
   @property
@@ -116,7 +116,7 @@ def model(kind: str, name: str, **options: Any) -> ConfigDict:
   return schema.model(kind, name, **options)
 
 
-def presets(kind: str) -> dict[str, Ranker]:
+def presets(kind: str) -> dict[str, Recipe]:
   """The published systems of `configs/systems`, by variant.
 
   Args:
@@ -127,7 +127,7 @@ def presets(kind: str) -> dict[str, Ranker]:
   rankers = {}
   for module in pkgutil.iter_modules(systems.__path__):
     file = importlib.import_module(f"{systems.__name__}.{module.name}")
-    rankers |= {PRESET + name: Ranker(settings, file.SMALL, is_published=True)
+    rankers |= {PRESET + name: Recipe(settings, file.SMALL, is_published=True)
                 for name, settings in getattr(file, f"{kind.upper()}S", {}).items()}
   return rankers
 
@@ -135,8 +135,8 @@ def presets(kind: str) -> dict[str, Ranker]:
 def _published(config: ConfigDict) -> None:
   """Common settings of published systems, mostly PyTorch's defaults.
 
-  AdamW has a constant rate, and no weight decay, clipping or warm-up. Node features are as
-  released, and equal configurations stay. The loss has no penalties. Nothing stops a run early.
+  AdamW has a constant rate, and no weight decay, clipping or warm-up. Layouts are padded with 0,
+  and equal configurations stay. The loss has no penalties. Nothing stops a run early.
   """
   config.data.update(pad_value=0, duplicate_policy="keep")
   config.batch.min_configs = 2
@@ -167,7 +167,7 @@ def small(config: ConfigDict, **options: Any) -> None:
 
 
 def arguments(
-    text: str, *, file: str, collections: Sequence[str], rankers: Mapping[str, Ranker]
+    text: str, *, file: str, collections: Sequence[str], rankers: Mapping[str, Recipe]
 ) -> tuple[str, str, bool]:
   """Parses a variant into the collection, the ranker, and whether it has `ci`.
 
@@ -207,7 +207,7 @@ def _hint(name: str, file: str, allowed: Sequence[str]) -> str:
 
 
 def variants(
-    collections: Mapping[str, str], rankers: Mapping[str, Ranker]
+    collections: Mapping[str, str], rankers: Mapping[str, Recipe]
 ) -> dict[str, str]:
   """Descriptions of all names after the colon, by name."""
   own = {f"{OWN}NAME": "a collection of your own"}

@@ -20,7 +20,7 @@ in 41 CPU seconds.
 from ml_collections import ConfigDict
 
 from tpugraphs_jax.configs import base
-from tpugraphs_jax.configs.base import Ranker
+from tpugraphs_jax.configs.base import Recipe
 from tpugraphs_jax.configs.systems import official, tables
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default", "own")
@@ -73,7 +73,7 @@ def one(config: ConfigDict) -> None:
 
 
 RANKERS = {
-    name: Ranker(settings, _SMALL) for name, settings in {
+    name: Recipe(settings, _SMALL) for name, settings in {
         "": default, "full": full, "gst_ed": gst_ed, "gst": gst, "gst_e": gst_e,
         "gst_efd": gst_efd, "one": one, "official": official.programs, **tables.PROGRAMS,
     }.items()} | base.presets("layout")

@@ -1,8 +1,8 @@
 """Collections by name: the five released ones, and own ones.
 
-A collection is a set of graphs of one kind with measured configurations. Its name is
-also its folder: `layout:xla:random` is in `<data_root>/layout/xla/random/`. Its labels are measured
-or synthetic run times, or the estimate of a compiler.
+A collection is a set of graphs of one kind with configurations. Its name is also its folder:
+`layout:xla:random` is in `<data_root>/layout/xla/random/`. Its labels are measured or synthetic run
+times, or the estimate of a compiler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RELEASED = (
 KINDS = ("tile", "layout")
 OWN = "own"  # the source of collections that users make
 _OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# k of top-k slowdown: tile files have tens of configurations, layout files thousands.
+# k of the top-k slowdowns of a report, by kind of collection.
 _SLOWDOWN_KS = {"tile": (1, 5, 10), "layout": (1, 10, 100)}
 _OWN_SLOWDOWN_KS = (1, 5, 10)  # programs of one's own have few configurations
 STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.synthetic` writes
@@ -39,7 +39,7 @@ class CollectionOptions(Options):
   section = "data"
   source: str = option("xla", "programs: xla, nlp, or own ones", one_of=("xla", "nlp", OWN))
   search: str = option(
-      "", "how layouts were drawn: random or default; of own programs the name of the collection")
+      "", "how layouts were drawn: random or default; for own programs the collection's name")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ def label_kind(data_root: str, collection: Collection) -> str:
     return SYNTHETIC
   if collection.name in RELEASED:
     return MEASURED
-  folder = files.local_of(data_root) / collection.path  # of a bucket: what was copied to read it
+  folder = files.local_of(data_root) / collection.path  # the copies of the files of a bucket
   notes = sorted(folder.glob("*/*.json"))
   try:
     return _of_note(trust.parse(notes[0].read_text(encoding="utf-8")))

@@ -20,7 +20,7 @@ import numpy as np
 from tpugraphs_jax.columns import opcode_names
 from tpugraphs_jax.infra.tables import Table
 
-DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"  # of the commands
+DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"  # default of --data_root
 SPLITS = ("train", "valid", "test")
 # Stages of compilation at which a program becomes a graph.
 LOWERED = "as jax lowers it"
@@ -43,7 +43,7 @@ class _Configs:
     return f"<{type(self).__name__}: {len(self):,} {self._about()}, {labels}>"
 
   def _about(self) -> str:
-    """What there are configurations of, for `repr`."""
+    """The name of the configurations in `repr`, such as `tiles`."""
     raise NotImplementedError
 
   @property
@@ -106,7 +106,8 @@ class LayoutConfigs(_Configs):
   rows: np.ndarray  # [R, 18] int8, distinct, values -1..5
   node_group: np.ndarray  # [K] int32, the group of each configurable node
   group_row: np.ndarray  # [C, groups] uint8 or uint16, index into rows
-  runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
+  # [C] int64 nanoseconds, or an estimate in another unit; all zero = not labelled
+  runtime_ns: np.ndarray
 
   def _about(self) -> str:
     return (f"layouts of {len(self.node_group):,} nodes in {self.group_row.shape[1]:,} "
@@ -114,7 +115,7 @@ class LayoutConfigs(_Configs):
 
   @property
   def label(self) -> np.ndarray:
-    """The runtime, `[C]` int64 nanoseconds: the number by which a ranking is judged."""
+    """The runtime or estimate, `[C]` int64: the number by which a ranking is judged."""
     return self.runtime_ns
 
   @property
@@ -124,7 +125,7 @@ class LayoutConfigs(_Configs):
 
   @property
   def differ(self) -> bool:
-    """Whether any configuration differs from the first; reads no further than that one."""
+    """Whether any configuration differs from the first; reads rows until one differs."""
     return any((row != self.group_row[0]).any() for row in self.group_row)
 
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:
@@ -178,7 +179,7 @@ class OpGraph(Generic[Configs]):
         for opcode, count in counts.most_common()], repr(self)[1:-1])
 
   def node_name(self, node: int) -> str:
-    """A name of a node for people: its opcode and number, or the name of the instruction."""
+    """The opcode and number of a node; graphs of HLO modules have the instruction's name here."""
     return f"{opcode_names().get(int(self.node_opcode[node]), 'unknown')} {node}"
 
   def view(self, config: int | None = None, **options: Any) -> None:

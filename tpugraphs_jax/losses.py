@@ -16,7 +16,7 @@ A pairwise loss is a sum over pairs of items with different labels. Its `reducti
   items: the sum over all pairs of all lists, divided by the number of real items
     (TF-Ranking, official baseline).
   pairs: per list the sum / (n (n - 1) / 2), mean over lists that have pairs
-    (MLSys 2021, 2nd and 6th place of the competition).
+    (MLSys 2021, 6th place of the competition).
   sum: per list the sum, mean over lists (Graph Segment Training, 3rd place).
   mean_all: per list the sum / n^2, mean over lists (1st and 5th place).
   mean_valid: per list the mean over its ordered pairs, mean over lists that have any.
@@ -82,7 +82,7 @@ def listmle(
     draws = jax.vmap(lambda key: jax.random.uniform(key, labels.shape[1:]))(key)
   scores = scores / temperature
   rest = _not_before(labels, draws) & where[:, None, :]
-  # For each item a sum over the rest of the list. A running sum over the sorted list is less work,
+  # Each item has a sum over the rest of its list. A running sum over the sorted list is less work,
   # but a sequential loop on accelerators.
   each = jnp.broadcast_to(scores[:, None, :], rest.shape)
   likelihood = scores - jax.nn.logsumexp(each, axis=-1, where=rest)
@@ -183,7 +183,7 @@ def cost_logistic(
 ) -> LossSum:
   """`pairwise_logistic` of 2 log(1 + s / 0.01), for scores s that are relative costs.
 
-  A score `[graphs, configs]`, at least 0, is the cost of a configuration beyond that of a fixed
+  A score `[graphs, configs]`, at least 0, is the extra cost of a configuration over a reference
   configuration, relative to the whole program. The logarithm gives costs of 1 % and of many times
   the whole program gradients of similar size.
   """

@@ -128,26 +128,26 @@ def random_slowdown(runtime: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
   count, slowdown = len(ordered), {}
   for k in ks:
     draws, place = min(k, count), np.arange(count - 1)
-    # Number i is the fastest of `chosen` if all others are slower than it.
+    # weight[i] is the probability that the i-th fastest is the best of `draws` random ones.
     rarer = np.maximum(count - place - draws, 0) / (count - place - 1)
     weight = draws / count * np.concatenate([[1.0], np.cumprod(rarer)])
     slowdown[k] = float((weight * ordered).sum() / ordered[0] - 1)
   return slowdown
 
 
-def tile_size_ape(chosen: np.ndarray, best: np.ndarray) -> float:
-  """Tile-Size APE, in percent: 100 * sum |chosen - best| / sum best over kernels.
+def tile_size_ape(first: np.ndarray, best: np.ndarray) -> float:
+  """Tile-Size APE, in percent: 100 * sum |first - best| / sum best over kernels.
 
   Args:
-    chosen: [graphs], runtime of each kernel's chosen tile, `best_of_top_k` with k 1.
+    first: [graphs], runtime of the tile that a model ranks first, `best_of_top_k` with k 1.
     best: [graphs], each kernel's fastest runtime, same unit.
 
   Source: Kaufman et al., "A Learned Performance Model for Tensor Processing Units"
   (MLSys 2021).
   """
-  chosen, best = _checked(chosen=chosen, best=best)
+  first, best = _checked(first=first, best=best)
   _require_positive("best", best)
-  return 100.0 * float(np.abs(chosen - best).sum() / best.sum())
+  return 100.0 * float(np.abs(first - best).sum() / best.sum())
 
 
 def mape(predicted: np.ndarray, runtime: np.ndarray) -> float:
@@ -171,7 +171,7 @@ def mean_by_program(value_of: Mapping[str, float]) -> dict[str, float]:
 
 
 def _checked(**named: np.ndarray) -> list[np.ndarray]:
-  """The given two arrays, of which the second holds runtimes, as checked arrays."""
+  """Checks two arrays of one shape, of which the second has runtimes, and returns them."""
   arrays = {name: np.asarray(array) for name, array in named.items()}
   (first_name, first), (name, runtime) = arrays.items()
   if first.ndim != 1 or first.shape != runtime.shape or not first.size:

@@ -107,10 +107,10 @@ def check_value(name: str, value: Any, default: Any, limits: Limits) -> None:
   """Refuses (ValueError) a value of another type than the default, or beyond the limits.
 
   Args:
-    name: of the field, such as `batch.graphs`.
-    value: of the field.
-    default: of the field; None allows any type.
-    limits: of the field.
+    name: name of the field, such as `batch.graphs`.
+    value: value to check.
+    default: default value; None allows any type.
+    limits: allowed values.
   """
   if not _is_like(value, default):
     raise ValueError(f"{name} is {value!r}, expected {_KINDS[type(default)]}")
@@ -221,7 +221,7 @@ class Registry(dict[str, Any]):
 
 
 def _origin(entry: object) -> tuple[str, str]:
-  """Where an entry is defined; the same again after its module was loaded anew."""
+  """Module and qualified name of an entry, which stay the same when its module is reloaded."""
   return getattr(entry, "__module__", ""), getattr(entry, "__qualname__", repr(entry))
 
 

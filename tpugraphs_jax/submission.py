@@ -53,7 +53,7 @@ def split_id(row_id: str) -> tuple[str, str]:
 
 def write_results(
     path: str | os.PathLike[str], collection: str, rankings: Mapping[str, np.ndarray]) -> None:
-  """Writes one collection's rankings, beside the target first and then renamed.
+  """Writes one collection's rankings; a temporary file is renamed to `path` at the end.
 
   Args:
     path: the CSV file; one that is there is replaced.
@@ -137,7 +137,7 @@ def score(
   Args:
     path: rankings of all graphs of this split of one or more collections.
     data_root: has the labels.
-    split: which one is ranked.
+    split: name of the ranked split.
 
   Raises:
     FileNotFoundError: no file at `path`, or no graph under `data_root`.

@@ -18,8 +18,8 @@ def fourth(config: ConfigDict) -> None:
   """4th place: bilinear pooling of edges at configurable nodes, no message passing.
 
   Targets are ranks, as published. Not published and chosen here: ListMLE, AdamW with cosine decay
-  and clipping, four slates of 32 configurations, standardised features, -1 beyond the rank, and the
-  fastest runtime of equal configurations.
+  and clipping, four slates of 32 configurations, standardised features, layouts padded with -1, and
+  the fastest runtime of equal configurations.
   """
   config.data.update(feature_transform="standardize", config_transform="none", pad_value=-1,
                      duplicate_policy="min", graph_reduction="config_neighborhood",

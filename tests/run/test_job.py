@@ -161,7 +161,7 @@ def test_rows_hold_exact_metrics_and_opa_is_pooled_over_pairs(kind, ks):
   chosen = [np.array([3, 29, 1, 7]), np.arange(12), np.arange(5)]
   prepared = [ranker.prepare(graph) for graph in graphs]
   found = made_up(ranker.family, scores)(None, prepared, chosen)
-  rows, means = judge.judge(judge.beside_labels(prepared, chosen, found), ks)
+  rows, means = judge.judge(judge.with_labels(prepared, chosen, found), ks)
   concordant = pairs = 0
   for row, (name, runtime), ids in zip(rows, runtimes.items(), chosen):
     s, r = scores[name].astype(np.float32)[ids], runtime[ids]

@@ -39,12 +39,12 @@ def test_kernels_are_judged_by_runtime_over_normalizer_and_programs_by_runtime()
   ids, scores = np.arange(3), np.float32([2, 1, 3])  # the order of 30, 20 and 50
   for graph, opa, slowdown in ((kernel, 1.0, 0.0), (program, 1 / 3, 1.0)):
     prepared = batching.prepare(graph, graph.node_feat)
-    (judged,) = judge.beside_labels([prepared], [ids], [scores])
+    (judged,) = judge.with_labels([prepared], [ids], [scores])
     assert judged.runtime_ns.dtype == np.int64 and judged.runtime_ns.tolist() == [300, 200, 100]
     ((row,), means) = judge.judge([judged], (1,))
     assert row["opa"] == means["opa"] == pytest.approx(opa)
     assert row["slowdown1"] == pytest.approx(slowdown)
-  ((row,)) = judge.program_rows(judge.beside_labels(
+  ((row,)) = judge.program_rows(judge.with_labels(
       [batching.prepare(kernel, kernel.node_feat)], [ids], [scores]))
   assert row["kendaltau"] == 1 and row["tile_size_ape"] == 100  # 200 ns chosen, 100 ns the best
 

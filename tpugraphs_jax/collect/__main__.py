@@ -1,7 +1,7 @@
 r"""`python -m tpugraphs_jax.collect`: labels layout choices of programs, as a data set.
 
   python -m tpugraphs_jax.collect --programs examples/programs --label tpu_estimate \
-      --target v3 --configs 48 --out data/own --collection layout:own:programs
+      --target v3 --configs 48 --out out/own --collection layout:own:programs
 
 writes `OUT/npz/layout/own/NAME/SPLIT/PROGRAM.npz` in the released format, and
 beside it `PROGRAM.json` with versions and raw numbers. Every label is in `OUT/journal` as

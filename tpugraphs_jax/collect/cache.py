@@ -18,7 +18,7 @@ from tpugraphs_jax.infra import files, trust
 
 
 class Cache:
-  """The labels of a problem, known ones from a file.
+  """The labels of the choices of a problem, taken from a file where it has them.
 
   Args:
     path: of the file, which is made where it is missing; None keeps nothing.

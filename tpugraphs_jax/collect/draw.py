@@ -22,7 +22,7 @@ def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterat
   """Distinct choices, one option number per group; the same ones at every call.
 
   First the compiler's own choice, then in turn a change of one group, of two groups, and
-  of any groups, until nothing new is found. Of up to 4,096 combinations every one comes.
+  of up to five groups, until nothing new is found. Of up to 4,096 combinations every one comes.
 
   Args:
     options: per group the options to draw from, 0 first.

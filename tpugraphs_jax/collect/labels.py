@@ -76,9 +76,8 @@ class Label:
 class TpuEstimate(Label):
   """Both estimates of the TPU compiler, on a machine without a TPU.
 
-  The label is `optimal_seconds`: over 33,177 measured configurations of AlexNet's
-  training step on TPU v3 the Kendall tau-b of `optimal_seconds` with run time is .62, of the
-  summed cycles .43 (output orders alone, libtpu 0.0.42.1).
+  The label is `optimal_seconds`, which is nearer to run times than the summed cycles; `worth` has
+  the figures.
   """
 
   target: str  # such as tpu:v3

@@ -62,7 +62,8 @@ class Change:
   def cells(self) -> list[str]:
     """A row of `Program.table`."""
     before, after = self.orders
-    # The compiler's own order, named: operations behind it may get other layouts and fusions.
+    # Fixes an output to the order that the compiler chose anyway. This can still change layouts
+    # and fusions downstream.
     is_fixed = self.before and self.before == self.after[0]
     text = after.replace(before, f"{before} fixed", 1) if is_fixed else f"{before} -> {after}"
     lines = ", ".join(self.lines[:2]) + (", ..." if len(self.lines) > 2 else "")

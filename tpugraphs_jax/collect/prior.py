@@ -29,7 +29,7 @@ OPERATIONS = ("convolution", "weight gradient", "dot", "batched dot", "reshape")
 ORDERS = ("own", "own, users differ", "other", "other, no such user")
 COSTS = (.003, .02, .1)  # between the four classes of predicted costs
 _LARGEST_COST = .3
-LARGEST_EFFECT = .1  # to a search all larger costs are the same
+LARGEST_EFFECT = .1  # larger effects count as this in a search
 _LOG_SPREAD = -8.0, 1.0  # range of logarithms of standard deviations
 
 
@@ -41,7 +41,7 @@ class Prior:
     mean: `[F]` weights of the mean of an effect.
     log_spread: `[F]` weights of the logarithm of its standard deviation.
     correlation: of two effects of one kind in one program.
-    noise: standard deviation of what a sum of effects leaves of a label.
+    noise: standard deviation of log labels around the sum of their effects.
     unit: the predicted cost that counts as 1.
     about: what the numbers were learnt from. `model` predicted the costs, and `rms_cost` is the
       root mean square of these costs.
@@ -75,7 +75,7 @@ class Prior:
 def features(
     graph: OpGraph, node: np.ndarray, row: np.ndarray, cost: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """What the prior knows of changes.
+  """Features and kinds of changes, the inputs of the prior.
 
   Args:
     graph: with the compiler's own layouts as node features.
@@ -112,8 +112,9 @@ def _order(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
   (consumer, producer), dims = graph.edge_index.T, graph.node_feat[:, feature_blocks.DIMENSIONS]
   has_shape = (dims[consumer] == dims[producer]).all(axis=1)
   has_such_user = np.isin(graph.config_node[node], producer[has_shape])
-  return np.select([traffic.changes_nothing(graph, node, row), traffic.is_own(graph, node, row),
-                    has_such_user], [0, 1, 2], 3)
+  return np.select(
+      [traffic.changes_nothing(graph, node, row), traffic.is_default_layout(graph, node, row),
+       has_such_user], [0, 1, 2], 3)
 
 
 def read(path: Path) -> Prior:

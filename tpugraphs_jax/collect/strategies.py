@@ -32,8 +32,9 @@ from tpugraphs_jax.graph import OpGraph
 
 Way = Generator[Numbers, float | None, None]
 
-# Of standard deviations of the prior: effects have heavier tails than normal ones. Chosen, as
-# `prior.LARGEST_EFFECT`, on the training and validation programs of `data/own`.
+# Factor on the standard deviations of the prior: effects have heavier tails than a normal
+# distribution. Chosen, like `prior.LARGEST_EFFECT`, on the training and validation programs of
+# `data/own`.
 _TAILS = 2.0
 _PROPOSALS = 32  # of a score table
 
@@ -97,7 +98,7 @@ def learned(pool: Pool, ranker: Any, prior: Prior) -> Way:
       left = [each for each in choices if each not in effects]
       numbers = left[belief.most_promising(left, effects[best])]
     ratio = yield numbers
-    if ratio is None:  # as if it were what is believed
+    if ratio is None:  # no label yet: learns the expected effect
       effects[numbers] = belief.expected([numbers])[0]
       belief.learn(numbers, effects[numbers])
       continue

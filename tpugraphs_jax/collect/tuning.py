@@ -1,4 +1,4 @@
-"""Layouts for a function of the user's: a few of thousands are tried, and the best one is kept.
+"""Chooses layouts for a function: labels a few of thousands of choices and keeps the best one.
 
     choices(f)  ->  candidates  ->  the most promising one  ->  label it  ->  the best, if
      of layouts     thousands       by what is believed         (compile      it is better
@@ -36,10 +36,10 @@ from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ensemble import Ensemble
 from tpugraphs_jax.serve.ranker import Ranker
 
-# The model that ships, by target; None for the machine at hand. With each ships a prior of the
-# effects of changes (`prior`).
+# The model that ships for each target; None is the machine at hand. A prior of the effects of
+# changes ships with each model (`prior`).
 MODELS = {"tpu:v3": "layout-v3-estimate", None: "layout-cpu-measured"}
-# Ways of search by name, of a pool, a ranker and the problem.
+# Functions of a pool, a ranker and a problem that start a search, by name of the strategy.
 STRATEGIES: dict[str, Callable[[strategies.Pool, Ranker | Ensemble, Problem], strategies.Way]] = {
     "learned": lambda pool, ranker, problem: strategies.learned(
         pool, ranker, prior_of(problem.label.target)),
@@ -60,7 +60,7 @@ class Tuned:
       choice with the least time against the compiler's own, where run times were measured.
     raw: the raw numbers of every choice that was labelled.
     failed: how many choices could not be compiled or gave other outputs.
-    candidates: from how many choices those that are labelled were taken.
+    candidates: number of choices that were drawn for the search.
     label: how choices were labelled.
     changes: of operations, against the compiler's own choice.
     problem: the function before and its choices.
@@ -199,7 +199,7 @@ def tune(
     budget: how many choices are labelled, the compiler's own among them.
     strategy: of search (`strategies`): `learned`, or for comparison `model`, `random` or
       `coordinate`.
-    candidates: how many random choices may be labelled, at least `budget`.
+    candidates: how many choices are drawn for the search, at least `budget`.
     seed: of the candidates and of the blind strategies.
     operands: whether the orders of operands are chosen too, not of outputs alone.
     cache: file of labels by program, choice, compiler and target. Labels that it has are taken

@@ -326,8 +326,9 @@ def assemble_graphs(
   offsets = np.cumsum([0] + [len(graph.opcode) for graph in graphs])
   empty = jax.tree.map(lambda x: x[:0], _tuple_of(graphs[0]))._replace(
       n_node=np.zeros(1, np.int32), n_edge=np.zeros(1, np.int32))
-  # On one CPU core it takes 0.1 ms of a step of 10 ms on ten kernels, and 7 ms of a step of 120 ms
-  # on eight programs of 5,000 nodes. Filling arrays in place would take a third of the time.
+  # On one CPU core jraph's batching and padding takes 0.1 ms of a step of 10 ms on ten kernels, and
+  # 7 ms of a step of 120 ms on eight programs of 5,000 nodes. Filling arrays in place would take a
+  # third of the time.
   batch = jraph.pad_with_graphs(
       jraph.batch_np([*map(_tuple_of, graphs), *[empty] * (slates - len(graphs))]),
       budget["nodes"], budget["edges"], slates + 1)

@@ -1,4 +1,4 @@
-"""Reads and writes the released `.npz` files: a graph with its measured configurations each.
+"""Reads and writes released `.npz` files; each holds one graph with its configurations.
 
 A tile file has a fused kernel, a layout file a whole program. Both are read into an `OpGraph`, and
 every array is checked. Written files have the members, order, dtypes and compression of released

@@ -2,7 +2,7 @@
 
 A released layout file is deflated, and its configurations take 72 bytes per configurable node. The
 store keeps every configuration, without loss, as one small integer per group of nodes in a
-memory-mapped file, so that any few of them are read without the rest.
+memory-mapped file. Any configurations can be read without the others.
 
     python -m tpugraphs_jax.data.store build --data_root ~/data/tpugraphs/npz
 

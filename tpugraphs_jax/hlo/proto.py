@@ -35,8 +35,8 @@ def positions(module: HloModuleProto) -> dict[int, int]:
 def parse_any(data: bytes, *, where: str) -> Message:
   """The HLO module or tuning data in `data`.
 
-  The first kind of message in which a module has an instruction is taken; bytes without
-  any are read as an `HloModuleProto`. Of XLA's `HloProto` the module is returned.
+  Tries the three kinds of messages and takes the first one with an instruction. Without any the
+  bytes are read as an `HloModuleProto`. The result for XLA's `HloProto` is its module.
 
   Raises:
     ValueError: the bytes are neither.

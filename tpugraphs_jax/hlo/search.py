@@ -105,7 +105,7 @@ def _orders(node: proto.HloInstructionProto, shapes: Sequence[Dims]) -> Iterator
 
 
 def last_two(shape: Sequence[int]) -> Dims:
-  """The dimensions of a dot's tensor that are ordered: the last two, or all of fewer."""
+  """The dimensions of a dot's tensor that are ordered: the last two, or all if there are fewer."""
   return tuple(range(len(shape)))[-2:]
 
 

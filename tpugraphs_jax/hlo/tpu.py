@@ -123,12 +123,12 @@ def _stage(folder: Path, name: str) -> bytes:
 
 
 def with_layouts_of(module: bytes, assigned: bytes) -> bytes:
-  """A module whose arrays have the layouts of the equal instructions of another module.
+  """Copies layouts from `assigned` to the instructions of `module` with the same name and shape.
 
   Args:
     module: serialized HLO module before layout assignment.
-    assigned: the same module after it. Instructions keep their names; one without an equal keeps
-      its layout too.
+    assigned: the same module after it. Instructions keep their names; an instruction without a
+      counterpart keeps its layout.
 
   Returns:
     The serialized `HloModuleProto`.

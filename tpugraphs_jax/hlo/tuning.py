@@ -189,7 +189,7 @@ class Converted:
 
   written: list[Path]
   skipped: list[str]  # one line for each module that was left out by rule
-  failed: list[str]  # one line for each file that could not be read
+  failed: list[str]  # one line for each file that could not be read, or graph not written
 
 
 def convert(

@@ -67,7 +67,7 @@ def fail(message: object) -> NoReturn:
 
 
 def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
-  """Decorates the function of a command, from its arguments to its exit status.
+  """Decorates a function that takes the arguments of a command and returns its exit status.
 
   A mistake of the user is one line on standard error and status 2, Ctrl-C a line and status 130.
   """

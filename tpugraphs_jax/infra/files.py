@@ -39,10 +39,10 @@ import tqdm
 from tpugraphs_jax.infra import console, trust
 
 LOCK = ".lock"  # in a folder that one process at a time may write
-_OWNER = f"{LOCK}.owner"  # beside it, says who does
+_OWNER = f"{LOCK}.owner"  # names the process that holds the lock
 _PARTIAL = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # of this package, by protocol
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # extras, by protocol
 _POLL_SECONDS = 0.2
 _SEAL = "checksum"  # field of a JSON object
 # A file that was changed so recently may change again without another time stamp.
@@ -157,7 +157,7 @@ def lock(path: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
-  """Holds a folder, which is made where it is missing, until the block ends.
+  """Locks a folder for this process while the block runs; makes the folder if it is missing.
 
   The system frees the lock when the process ends, however it ends. Processes on other hosts
   see it where the file system shares locks between hosts, as NFS does.
@@ -343,7 +343,7 @@ def cache() -> Path:
 
 
 def local_of(place: str | os.PathLike[str]) -> Path:
-  """Where a place is on this machine: itself, or its copy, which need not be there yet."""
+  """The local path of a place: the place itself, or its copy, which need not exist yet."""
   if not is_remote(place):
     return Path(place).expanduser()
   name = os.fspath(place).rstrip("/")
@@ -363,7 +363,7 @@ def _reaching(place: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
-  """A file or folder as it is on this machine, copied or brought up to date if it is remote.
+  """The local path of a file or folder; a remote one is copied first, or its copy is updated.
 
   Args:
     place: local or remote.
@@ -447,14 +447,14 @@ def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
 
 @contextlib.contextmanager
 def working_folder(place: str, *, is_writing: bool = True) -> Iterator[Path]:
-  """The local folder to work in for a working folder anywhere.
+  """The local folder that stands for a working folder, which may be in a bucket.
 
   A remote one is copied to this machine, and changed files are sent back every half minute and at
   the end, however the block ends. Changes that a killed process had not sent are lost.
 
   Args:
     place: local or remote.
-    is_writing: whether this process sends; of several only one should.
+    is_writing: whether this process sends files to the bucket; only one process of a run may.
 
   Raises:
     OSError: at the end, if it cannot be sent; it stays on this machine then.

@@ -107,7 +107,7 @@ PARENT = "TPUGRAPHS_PARENT"  # environment variable: number of the process that 
 def end_with_parent() -> None:
   """Asks this process to end, by SIGTERM, once the process that started it has ended.
 
-  The environment variable `PARENT` has its number: it may have ended before this call.
+  The parent may have ended before this call. It can state its number in the variable `PARENT`.
   """
   parent = int(os.environ.get(PARENT) or os.getppid())
 

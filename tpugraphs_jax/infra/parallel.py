@@ -32,7 +32,8 @@ _EMITTERS_KNOWN_UNTIL = (0, 11)  # of jaxlib, see `compile_quickly`
 _SLOW_SUMS = (0, 10, 2), (0, 11, 2)  # of jaxlib: the first slow one, and the first mended one
 _ATOMICS, _DETERMINISTIC = "nvptx-allow-ftz-atomics", "xla_gpu_deterministic_ops"
 process_count, process_index = jax.process_count, jax.process_index
-local_device_count, device_count = jax.local_device_count, jax.device_count  # of all processes
+local_device_count = jax.local_device_count
+device_count = jax.device_count  # over all processes
 Value = TypeVar("Value")  # a pytree, or an object that can be pickled
 _AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
 
@@ -42,8 +43,8 @@ def initialize(
     process_id: int | None = None, *, heartbeat_timeout_seconds: int = 40) -> None:
   """Joins the processes of a run; call it before anything else uses jax.
 
-  Without arguments a machine with TPU chips asks its own surroundings for the other
-  hosts, and any other machine runs alone.
+  Without arguments jax finds the other hosts of a machine with TPU chips, and any other machine
+  runs alone.
 
   Args:
     coordinator_address: `host:port` of process 0.

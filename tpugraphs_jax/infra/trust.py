@@ -24,7 +24,7 @@ from typing import Any
 from tpugraphs_jax.infra import console
 
 # Fields of a config that hold paths, by section. The user of a model names their own.
-_PLACES = {"data": ("store_dir", "indices_dir"), "eval": ("indices_dir",)}
+_PLACES = {"data": ("store_dir",), "eval": ("indices_dir",)}
 _REMOTE = "://"
 _SEPARATORS = ',:"/\\'  # of CSV files, of IDs of graphs and of folders
 _FORMULA = "=+-@"  # begin a formula in a cell of a spreadsheet
@@ -40,7 +40,7 @@ _CONFIG = {
     "data": {"source": str, "search": str, "features": [str], "feature_transform": str,
              "config_transform": str, "pad_value": range(-1, 1), "virtual_node": str,
              "neighbour_slots": range(-1, 1 << 16), "cluster_nodes": range(1, 1 << 30),
-             "reduction_hops": range(1, _LAYERS), "pair_hops": range(_LAYERS)},
+             "reduction_hops": range(1, _LAYERS)},
     "eval": {"configs": range(2, 1 << 16), "graphs": range(1, 1 << 10),
              "permutations": range(1, 1 << 10)},
     "batch": {"configs": range(2, 1 << 16), "config_chunk": range(1 << 16)},

@@ -233,9 +233,9 @@ def _rows(x: jax.Array, start: jax.Array, mask: jax.Array) -> jax.Array:
 def _each_block(
     function: Callable[..., jax.Array], initial: jax.Array, graph_of: jax.Array, graphs: int
 ) -> jax.Array:
-  """Folds `function(value, first row, mask [rows], graph)` over blocks of rows of one graph.
+  """Folds `function(value, first row, mask [rows], graph)` over blocks of rows.
 
-  The cost does not depend on the number of graphs.
+  All rows of a block belong to one graph. The cost does not depend on the number of graphs.
   """
   if graphs == 1:  # one block is as fast as the loop, and needs less memory
     return function(initial, 0, graph_of == 0, 0)
@@ -256,7 +256,7 @@ def _each_block(
 
 
 def _packed(inputs: int) -> Callable[..., jax.Array]:
-  """PyTorch's `xavier_uniform_` for a kernel `[K, 3 K]` of query, key and value."""
+  """PyTorch's `xavier_uniform_` of a kernel `[K, 3 K]`, for one of query, key and value."""
   del inputs  # known from the shape
   return nn.initializers.variance_scaling(0.5, "fan_avg", "uniform")
 

@@ -19,7 +19,7 @@ from tpugraphs_jax.nn.aggregation import BOTH, degree, USERS
 from tpugraphs_jax.nn.linear import Linear
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 
-MASKED = -1e30  # logit with the softmax 0
+MASKED = -1e30  # logit of masked neighbours, whose softmax is 0
 _RESTART = 0.1  # weight of the first features, as in the paper of APPNP
 
 

@@ -1,7 +1,7 @@
 """Dropout of features and edges, with equal masks on any number of devices.
 
-A mask depends on the step, on the number of the slate in the batch of all devices, and on the
-position of a row in its slate, but not on devices or padding.
+A mask depends on the step, on the index of the slate in the global batch, and on the position of a
+row in its slate. It does not depend on the number of devices or on padding.
 
 `drop_edges` removes a random part of the edges (DropEdge, Rong et al. 2020). An edge is in the list
 of edges and in several tables: operands and users of all nodes, and of reached nodes. A hash of

@@ -45,7 +45,7 @@ Batch = TypeVar("Batch", bound=LayoutBatch | TileBatch)
     data_fields=["batch", "adjacency", "by_hop", "edge_mask", "graph_of"])
 @dataclasses.dataclass(frozen=True)
 class Slates(Generic[Batch]):
-  """A batch of G slates with N nodes and C configurations, and its edges without dropped edges.
+  """A batch of G slates with N nodes and C configurations, and the edges that DropEdge keeps.
 
   Attributes:
     batch: the batch.

@@ -132,7 +132,7 @@ class Network(Precise):
     distinct: width of the trailing block of node features that the token encoder of a network of
       kernels reads. Nodes of a kernel with equal values there share its result.
     precision: of matrix products, see `nn.layers`; an option of most networks.
-    opcodes: number of opcodes with an embedding, from 0.
+    opcodes: rows of the embedding table, for opcodes 0 to `opcodes` - 1.
   """
 
   embeds_integers = False
@@ -360,7 +360,7 @@ class Family:
   ) -> list[np.ndarray]:
     """Scores of configurations `[n]` int64 of each prepared graph, `[n]` float32.
 
-    Called by `scorer`, which also gives equal configurations equal scores.
+    Called by `scorer`.
     """
     return [scores for _, scores in self.encoder.run(params, graphs, config_ids, progress=progress)]
 

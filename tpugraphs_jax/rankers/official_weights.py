@@ -14,19 +14,19 @@ import optax
 from tpugraphs_jax.rankers import tile
 from tpugraphs_jax.rankers.layout import res_model
 
-Path = tuple[str, ...]
+ParamPath = tuple[str, ...]
 
 
-def _dense(*modules: Path, bias: bool = True) -> list[Path]:
+def _dense(*modules: ParamPath, bias: bool = True) -> list[ParamPath]:
   kinds = ("kernel", "bias") if bias else ("kernel",)
   return [module + (kind,) for module in modules for kind in kinds]
 
 
-def _mlp(name: str, layers: int, *, bias: bool = True) -> list[Path]:
+def _mlp(name: str, layers: int, *, bias: bool = True) -> list[ParamPath]:
   return _dense(*((name, f"Dense_{i}") for i in range(layers)), bias=bias)
 
 
-def weight_order(model: nn.Module) -> list[Path]:
+def weight_order(model: nn.Module) -> list[ParamPath]:
   """Parameter paths of `model` in the order of the official model's weights.
 
   Raises:

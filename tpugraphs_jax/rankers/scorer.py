@@ -4,8 +4,8 @@
 
 An `Encoder` runs a network on graphs. A unit is one piece of a graph with one chunk of its
 configurations. Units form batches of the same structure as in training. All devices and processes
-share the batches, and every process gets all outputs. A `Scorer` gives equal configurations equal
-scores, and refuses scores that are not finite, for every family.
+share the batches, and every process gets all outputs. A `Scorer` refuses scores that are not
+finite. It gives equal configurations equal scores, unless the network compares configurations.
 """
 
 from __future__ import annotations
@@ -269,9 +269,9 @@ class Scorer:
   ) -> list[np.ndarray]:
     """Scores of configurations of each graph, `[n]` float32, larger = slower.
 
-    Equal configurations are scored once, so that rounding does not put them in an order. A network
-    that compares the configurations of a slate scores all configurations in several orders, each
-    cut into slates, and its scores are averaged (1st place of the competition, 10 orders).
+    Configurations with equal values are scored once, so that rounding cannot order them. A network
+    that compares the configurations of a slate is the exception. It scores all configurations in
+    several orders, each cut into slates, and its scores are averaged (1st place, 10 orders).
 
     Args:
       params: of the network.

@@ -91,7 +91,7 @@ class Run:
   """One run.
 
   Attributes:
-    name: its folder, as short as tells it apart.
+    name: the last parts of its path, as many as tell the runs apart.
     config: flat, by field (`batch.graphs`), without the seed.
     seed: of the run.
     summary: `summary.json`; empty if there is none.
@@ -250,7 +250,7 @@ def _common_name(names: Sequence[str]) -> str:
 
 
 class Lead(NamedTuple):
-  """The first of several groups beside another one, graph by graph.
+  """How far the first of several groups is ahead of another one, graph by graph.
 
   Attributes:
     other: the other group's name.

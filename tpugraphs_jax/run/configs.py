@@ -150,7 +150,7 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
     _follow_model(config, rest)
     _define_config(config, rest, place, is_given=value is not None)
     return flags.FLAGS(rest)
-  except (AttributeError, KeyError) as error:  # of ml_collections, in escaped words
+  except (AttributeError, KeyError) as error:  # ml_collections escapes quotes in its messages
     console.fail(_unknown_field(config, rest) or one_line(str(error)))
   except (flags.Error, ValueError) as error:
     console.fail(one_line(str(error).splitlines()[-1]))

@@ -46,9 +46,9 @@ class Job:
     options.import_extensions(config.extensions)
     schema.check(config)
     ranker = Ranker(config.to_dict())
-    own, *also = (_data_of(ranker.settings, collection) for collection in (
+    first, *also = (_data_of(ranker.settings, collection) for collection in (
         ranker.collection, *map(Collection, config.data.get("also", ()))))
-    return cls(config, own, ranker, tuple(also))
+    return cls(config, first, ranker, tuple(also))
 
   def evaluations(self, workdir: Path) -> list[tuple[Job, Path]]:
     """A job and a folder of results for each collection, those of `data.also` first."""

@@ -29,7 +29,7 @@ class Run:
 
   @property
   def metrics(self) -> Mapping[str, float | None]:
-    """Metrics of the validation split, by their names in `summary.json`; None = not a number."""
+    """Metrics of the validation split, by their names in `summary.json`; None = not finite."""
     return results.read_summary(self.workdir).get("validation", {}).get("metrics", {})
 
   @functools.cached_property

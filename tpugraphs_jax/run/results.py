@@ -45,7 +45,7 @@ def announce(job: Job) -> None:
   """Prints the task and the data of a run, before the data is read."""
   collection, data_root = job.data.collection, job.config.data_root
   if parallel.is_primary():
-    npz.files_there(data_root, collection.name, "train")  # of a bucket: copies them, with notes
+    npz.files_there(data_root, collection.name, "train")  # copies the files of a bucket first
     console.say(_rows({
         "task": f"{_TASKS[job.config.task]}: collection {collection.name}", "data": data_root,
         "labels": label_kind(data_root, collection)}))
@@ -126,7 +126,7 @@ def update_summary(workdir: Path, **sections: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-  """`value` with None for numbers that are not finite: JSON has none."""
+  """`value` with None for numbers that are not finite, because JSON has no such numbers."""
   if isinstance(value, Mapping):
     return {key: _plain(entry) for key, entry in value.items()}
   if isinstance(value, float):
@@ -210,7 +210,7 @@ def evaluate(job: Job, workdir: Path, *, split: str = "") -> dict[str, float]:
   graphs = job.prepare(graphs)  # frees the raw graphs
   scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
   return _write_evaluation(
-      job, graphs, judge.beside_labels(graphs, ids, scores), workdir, split=split or "valid",
+      job, graphs, judge.with_labels(graphs, ids, scores), workdir, split=split or "valid",
       started=started, predicted_ns=_predicted_ns(job, graphs, ids, scores))
 
 
@@ -230,7 +230,7 @@ def evaluate_together(
   begin_summary(job.config, workdir, job.data.collection)
   update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
   return _write_evaluation(
-      job, graphs, judge.beside_labels(graphs, ids, scores), workdir, split=split or "valid",
+      job, graphs, judge.with_labels(graphs, ids, scores), workdir, split=split or "valid",
       started=started)
 
 
@@ -347,6 +347,6 @@ def predict(
   tied = [graph.name for graph, s in zip(graphs, scores) if judge.is_tied(s)]
   if tied:
     logging.warning(
-        "the five best have equal scores, and the order of the file, in %d of %d graphs: %s",
+        "the five best have equal scores, and stay in file order, in %d of %d graphs: %s",
         len(tied), len(graphs), ", ".join(tied[:5]) + ", ..." * (len(tied) > 5))
   console.say(f"{name}: ranked {len(graphs)} {split} graphs, wrote {path}")

@@ -102,7 +102,7 @@ def limits(config: ConfigDict) -> dict[str, Limits]:
 def check(config: ConfigDict) -> None:
   """Refuses unknown fields, and values that cannot work with any data.
 
-  `rankers.create` refuses options of the model.
+  `rankers.create` checks the options of the model.
 
   Raises:
     ValueError: the message has the field, its value and the expectation.
@@ -176,11 +176,11 @@ def _check_pairs(config: ConfigDict) -> None:
 
 
 def _check_also(config: ConfigDict) -> None:
-  own, also = collections.of("layout", config.data.source, config.data.search), config.data.also
+  first, also = collections.of("layout", config.data.source, config.data.search), config.data.also
   kinds = {collections.Collection(name).kind for name in also}
-  if own.name in also or len(set(also)) < len(also) or kinds != {"layout"}:
+  if first.name in also or len(set(also)) < len(also) or kinds != {"layout"}:
     raise ValueError(f"data.also is {tuple(also)}, expected different layout collections other "
-                     f"than {own.name}, which the config names")
+                     f"than {first.name}, which the config names")
   if config.task == "segments":
     raise ValueError(f"data.also is {tuple(also)}, but Graph Segment Training takes one "
                      "collection: take the variant full, or leave data.also empty")

@@ -90,7 +90,7 @@ def run(
 
 
 def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
-  """Fits transforms, trains, and keeps the best checkpoint by `config.train.best_metric`."""
+  """Fits transforms, trains, and keeps the best or the last checkpoint, by `train.result`."""
   config, started = job.config, time.monotonic()
   check_machine(config)
   loop.check_workdir(workdir, resume=resume, config=model_file.fingerprint(config.to_dict()),
@@ -164,7 +164,7 @@ def train_stage(
     graphs, ids = sample(step)
     scores = scorer(params, graphs, ids, permutations=1)
     rows, means = judge.judge(
-        judge.beside_labels(graphs, ids, scores), job.ranker.collection.slowdown_ks)
+        judge.with_labels(graphs, ids, scores), job.ranker.collection.slowdown_ks)
     return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
   options = loop.TrainOptions.of(config.train)

@@ -46,7 +46,7 @@ class Explanation(list):
     """The first `top` choices, and the sum of the others.
 
     Args:
-      names: of nodes; nodes without one have the graph's (`OpGraph.node_name`).
+      names: names of nodes; the other nodes have the names of `OpGraph.node_name`.
       top: how many.
     """
     name = lambda node: (names or {}).get(node) or self.graph.node_name(node)
@@ -105,7 +105,7 @@ class Proposals:
     graph: its configurations are the proposals, cheapest first (or nearest, see `propose`),
       without runtimes.
     scores: `[n]` float64, as from the ranker.
-    gap: bound of the distance of the cheapest proposal from the optimum; nan = unknown.
+    gap: upper bound of the cheapest proposal's cost minus the optimum; nan = unknown.
     is_exact: the proposals are the n cheapest configurations, except for ties.
   """
 
@@ -153,7 +153,7 @@ def _with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
   return dataclasses.replace(graph, configs=configs)
 
 
-# Places, choice and instead of an exchange.
+# Fields `places`, `choice` and `instead` of an `Exchange`.
 _Part = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 

@@ -49,7 +49,7 @@ class GraphScores:
   label: np.ndarray
 
 
-def beside_labels(
+def with_labels(
     graphs: Sequence[Any], config_ids: Sequence[np.ndarray],
     scores: Sequence[np.ndarray],
 ) -> list[GraphScores]:

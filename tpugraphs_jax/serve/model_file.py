@@ -31,7 +31,8 @@ FORMAT = 1  # of model files; later formats are refused
 MOST_BYTES = 2**30  # of the arrays of a model file: 268 million parameters
 SHIPPED = Path(__file__).parent / "shipped_models"
 
-# Fields that may differ between the run that trained a model and a run that uses it.
+# Fields outside of the fingerprint: they may differ in a resumed run, and in a run that uses the
+# model.
 _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
 _FREE_DATA_FIELDS = ("skip_bad_files", "store_dir", "loader_threads", "neighbour_slots")
 _PARAMS = "params/"
@@ -130,8 +131,7 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
   if model.exists() and not path.exists() and not is_trained_here:
     return read_file(model).config
   if not path.exists():
-    raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
-                            "trained in")
+    raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in")
   with trust.reading(path, "train again"):
     return trust.config(files_lib.unseal(trust.parse(path.read_bytes()))["config"])
 
@@ -158,8 +158,8 @@ def best_checkpoint(workdir: Path, config: Mapping[str, Any]) -> checkpoint.Save
 def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Artefact:
   """The model of a working folder, or of a model file.
 
-  A folder's checkpoints come before its model file: a killed run may have written a checkpoint
-  and not yet the model file. Process 0 reads; all processes get its result.
+  A folder's checkpoints come before its model file. A run writes the model file first, and goes on
+  from its checkpoint if it is killed in between. Process 0 reads; all processes get its result.
 
   Args:
     place: a folder that a model was trained in, a folder that holds `model.npz` alone,

@@ -101,7 +101,7 @@ class Ranker:
     return self
 
   def check_params(self) -> None:
-    """Refuses (ValueError) parameters, or transforms, that are not those of the network."""
+    """Refuses (ValueError) parameters or transforms that do not fit the network."""
     shapes = self.param_shapes(_small_graph(self.collection.kind))
     if difference := state.first_difference(self.params, shapes):
       name, parameter, expected = difference
@@ -269,7 +269,7 @@ class Ranker:
 
 
 def _small_graph(kind: str) -> OpGraph:
-  """A product and a reshape, as a program or a kernel with two configurations."""
+  """A dot and a reshape, as a program or a kernel with two configurations."""
   ids, times = opcode_ids(), np.array([1, 2])
   feat = np.zeros((4, NODE_FEATURES), np.float32)
   feat[:, NODE["shape"]][:, :2] = 8
@@ -288,8 +288,8 @@ def _small_graph(kind: str) -> OpGraph:
 
 @functools.cache
 def _warn_of_stage(name: str, stage: str, expected: str) -> None:
-  logging.warning("%s is a program %s, and the model was trained on programs %s: its order is "
-                  "worth less", name, stage, expected)
+  logging.warning("%s is a program %s, and the model was trained on programs %s: its "
+                  "ranking is less reliable", name, stage, expected)
 
 
 @functools.lru_cache(maxsize=4)

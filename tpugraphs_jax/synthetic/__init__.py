@@ -10,8 +10,8 @@ keeps tensors in registers of 8 x 128 elements. From it follow two answers:
   costs a start, the larger of its arithmetic and its memory traffic, and what
   does not fit on chip. A tile needs the axes that it does not cut in full:
   whatever feeds a reduction or one operand of a product is computed anew for
-  every tile along the axes it lacks. So the best tile depends on which
-  instructions feed what, not on which there are.
+  every tile along the axes it lacks. So the best tile depends on how
+  instructions are connected, not only on which ones a kernel has.
 * In a whole program (`networks`, `layouts`) each convolution, dot and
   reshape has its output in one of two orders. An order costs the padding of its
   two minor dimensions, in arithmetic and traffic of the instruction and of all

@@ -261,8 +261,8 @@ def tile_configs(
     kernel: the kernel.
     rng: draws the tiles and the compiler's misjudgement.
     configs: how many at most; small kernels have fewer.
-    tiled: False for a kernel without a choice: up to 32 rows of zeros. So it is
-      with an output of one register.
+    tiled: False for a kernel without a choice, which gets up to 32 rows of zeros. A kernel whose
+      output and summed axis are one register each gets them too.
 
   Returns:
     Configuration features `[C, 24]` float32, noise-free runtimes `[C]` float64 ns.

@@ -39,7 +39,7 @@ _CHECKSUM = "state_sha256"  # a field of the notes
 _TRASH = "superseded"  # folder of checkpoints that are being removed
 _PREFIX = "save"  # folders are save_0, save_1, ...
 _FIELDS = "step", "config", "data", "progress", "value", "files", _CHECKSUM  # of the notes
-# Fields of a config that may change in a resumed run: they change no result.
+# Fields that a run passes as `config` and may change when it is resumed: they change no result.
 _FREE_FIELDS = ("batch.config_chunk",)
 _LOOP_CLOSED = "Event loop is closed"
 _DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
@@ -229,7 +229,7 @@ class Checkpoints:
     """Arrays with the shapes and dtypes of a saved state, in nested dicts."""
     try:
       metadata = self._manager.item_metadata(number)[_STATE]
-      shapes = getattr(metadata, "tree", metadata)  # which newer versions of Orbax wrap
+      shapes = getattr(metadata, "tree", metadata)  # newer versions of Orbax wrap the tree
       return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise _damaged(self._where(number), error) from None

@@ -355,8 +355,8 @@ def zero_perturbations(model: nn.Module, batch: Any) -> optax.Updates:
 def keras_norms(grads: optax.Updates, lookup_grads: optax.Updates) -> Any:
   """Norm of each variable's gradient, as in Keras' `clipnorm`.
 
-  The norm of an embedding table is over lookups, a gradient per node. Rows of the table add up the
-  lookups of an opcode.
+  The norm of an embedding table is over lookups: there is one gradient per node. The gradient of a
+  row of the table is the sum over the nodes with its opcode.
   """
   norms = traverse_util.flatten_dict(variable_norms(grads))
   for path, grad in traverse_util.flatten_dict(lookup_grads).items():

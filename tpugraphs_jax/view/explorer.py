@@ -162,7 +162,7 @@ def _shape_text(feat: np.ndarray) -> str:
 
 
 def _features(node_feat: np.ndarray) -> list[dict[str, str]]:
-  """The feature blocks in which a node differs from one without features, beside its shape."""
+  """The feature blocks of each node that differ from those of an empty node, without its shape."""
   result: list[dict[str, str]] = [{} for _ in node_feat]
   for name, block in columns.NODE.items():
     if name not in _IN_SHAPE:

@@ -111,7 +111,7 @@ class ResModel(base.Network):
   hidden_dim: int = option(32, "width of node features", least=1)
   num_gnns: int = option(2, "rounds of message passing", least=1)
   adj_normalization: str = option(
-      "sym", "edges of a round: both directions as one, or one after the other",
+      "sym", "sym: one sum over both directions; asym: a mean and a kernel for each direction",
       one_of=tuple(NORMALIZATIONS))
   dropout: str = option(
       "backpropdropout",

@@ -213,10 +213,10 @@ def assemble(
     assemble_layout: `(slates, budget, graphs=, configs=) -> LayoutBatch`.
     with_others: include the other segments, for recomputation.
   """
-  def layout(chosen: Sequence[Iterable[int]]) -> LayoutBatch:
+  def layout(numbers_of: Sequence[Iterable[int]]) -> LayoutBatch:
     pieces = [
         Slate(slate.graph.segments[number], slate.config_ids, slate.target, slate.graph_id)
-        for slate, numbers in zip(slates, chosen) for number in numbers]
+        for slate, numbers in zip(slates, numbers_of) for number in numbers]
     return assemble_layout(pieces, budget, graphs=graphs * fresh, configs=configs)
 
   pad = lambda rows, fill: np.concatenate(
@@ -239,11 +239,11 @@ def _others(slates, graphs: int, fresh: int, layout) -> tuple[Others, ...]:
   rounds = -(-max((len(slate.others) for slate in slates), default=0) // fresh)
   batches = []
   for start in range(0, rounds * fresh, fresh):
-    chosen = [slate.others[start : start + fresh] for slate in slates]
+    numbers_of = [slate.others[start : start + fresh] for slate in slates]
+    rows = np.repeat(np.arange(len(slates)), [len(numbers) for numbers in numbers_of])
     owner = np.full(graphs * fresh, graphs, np.int32)
-    owned = np.repeat(np.arange(len(slates)), [len(numbers) for numbers in chosen])
-    owner[: len(owned)] = owned
-    batches.append(Others(layout(chosen), owner))
+    owner[: len(rows)] = rows
+    batches.append(Others(layout(numbers_of), owner))
   return tuple(batches)
 
 
@@ -267,7 +267,7 @@ class HeadGraph:
   configs: LayoutConfigs
   total: np.ndarray  # [configs, P] float32 sums over all segments, memory-mapped
   segments: int
-  sizes: dict[str, int]  # one row per batch, by entry of a budget
+  sizes: dict[str, int]  # of the graph, by entry of a budget
 
 
 class HeadBatch(NamedTuple):

@@ -6,10 +6,10 @@ remaining segments is kept with probability p:
     total = eta * sum of fresh readouts + sum of kept readouts,  eta = p + (1 - p) J / S
 
 so that the expected weight of every segment is 1. Readouts of other segments come from a history
-table (+E; with p < 1 its entries are dropped: +D), or are recomputed without gradients; p = 0 needs
-none. Scoring uses all segments, and eta = 1. Fine-tuning (+F) is a second stage: the backbone is
-frozen, every readout is computed once, and the head is trained on their sums. Parameters are those
-of the network for whole programs.
+table (+E), or are recomputed without gradients. With p < 1 entries of the table are dropped (+D);
+with p = 0 there is no table. Scoring uses all segments, and eta = 1. Fine-tuning (+F) is a second
+stage: the backbone is frozen, every readout is computed once, and the head is trained on their
+sums. The parameters have the names and shapes of the network for whole programs.
 
 Source: Graph Segment Training (arXiv 2305.12322), with stale embedding dropout.
 """
@@ -165,12 +165,12 @@ class SegmentModel(Precise):
       return jnp.broadcast_to(segments / fresh, (graphs, configs)), jnp.zeros(())
     mask = batch.stale.known_mask
     weight = self.keep + (1 - self.keep) * segments / fresh
-    mask = mask & self.draw(graphs, mask.shape[1:])
+    mask = mask & self.keep_mask(graphs, mask.shape[1:])
     others = jnp.einsum("gcj,gcjp->gcp", mask.astype(jnp.float32),
                         batch.stale.value.astype(jnp.float32), precision="highest")
     return jnp.broadcast_to(weight, mask.shape[:2]), others
 
-  def draw(self, graphs: int, shape: Sequence[int]) -> jax.Array:
+  def keep_mask(self, graphs: int, shape: Sequence[int]) -> jax.Array:
     """Mask of kept entries, `[G, C, J]` bool, or `[G, 1, J]` where configurations share it.
 
     The mask does not depend on the number of devices.
@@ -227,7 +227,7 @@ class Segments(Family):
     super().__init__(model, programs.settings)
 
   def check(self) -> None:
-    """Refuses (ValueError) a history table for readouts that depend on other segments."""
+    """Refuses (ValueError) a table if readouts depend on other segments or configurations."""
     network = self.programs.network
     compares = network.compares_configs
     if self.options.uses_history and (compares or network.sees_whole_graph):

@@ -41,7 +41,7 @@ class Keys:
   base: np.ndarray  # [graphs] int64 first entry of each graph
   segments: np.ndarray  # [graphs] int64 segments J of each graph
   entries: int
-  identity: str  # SHA-256 of graphs, configurations and partition
+  identity: str  # SHA-256 of names, runtimes, and the edges and opcodes of segments
 
   @classmethod
   def of(cls, graphs: Sequence[SegmentedGraph]) -> Keys:
@@ -63,8 +63,8 @@ class Keys:
 
     Returns:
       `[devices, G, C, J]` int64 of the segments without gradients, J the largest number of segments
-      of a graph, and `[devices, G, S, C]` int64 of the fresh segments. The number `entries` is no
-      entry.
+      of a graph, and `[devices, G, S, C]` int64 of the fresh segments. The number `entries`
+      stands for no entry.
     """
     number = np.arange(self.segments.max())
     count, first = self.segments[batch.graph_id][..., None], self.base[batch.graph_id][..., None]

@@ -7,8 +7,8 @@
 
 A ReLU follows every layer but the last.
 
-Published: 12 node features of both ends and 8 of the 18 configuration values, without their names.
-Here all are used. There is no public code.
+Published: 12 node features of both ends and 8 of the 18 configuration values; the write-up does not
+name them. Here all are used. There is no public code.
 
 Source: the write-up of the competition.
 """

@@ -69,7 +69,7 @@ class TablesFamily(Family):
   def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedTables:
     """A program with the terms of its configurations; see `Family.prepare`."""
     reduced, data = self.reduce(graph), self.settings.data
-    # Pairs are of the graph without virtual nodes, where no layouts meet.
+    # Layouts do not meet at virtual nodes: pairs are found without them.
     real = reduced if data.virtual_node == "none" else reduction.reduce_graph(
         graph, dataclasses.replace(data, virtual_node="none"))
     return batches.prepare(

@@ -11,7 +11,8 @@ primitives (Anderson and Gregg, CGO 2018; Liu et al., USENIX ATC 2019).
 
 The optional residual models costs of more than two choices. It is computed per configuration on the
 graph of groups, whose edges are the columns of the pair table. The search uses the tables alone and
-orders its results by the whole score. An explanation has one row for the residual:
+orders its results by the whole score. An explanation has one row for the residual. The residual is
+one of:
 
   triples   sum over groups m and pairs {a, b} of the neighbours of m of
                 sum over k of middle[m, x_m, k] end[a, x_a, k] end[b, x_b, k]

@@ -53,8 +53,8 @@ class NodePairs:
     return self.hops[:, 1] == 0
 
 
-class Reached(NamedTuple):
-  """Nodes that configurable nodes reach, each by a shortest path; rows by hop."""
+class Paths(NamedTuple):
+  """Shortest paths from configurable nodes to the nodes that they reach; rows by hop."""
 
   source: np.ndarray  # [M] int64 number among the configurable nodes
   node: np.ndarray  # [M] int64
@@ -62,9 +62,9 @@ class Reached(NamedTuple):
   operand: np.ndarray  # [M] uint8 operand of the node at which the path arrives
   nbytes: np.ndarray  # [M] float32 bytes of the smallest tensor on the path
 
-  def at(self, which: np.ndarray) -> Reached:
+  def at(self, which: np.ndarray) -> Paths:
     """The rows `which`, given by a mask or by numbers."""
-    return Reached(*(part[which] for part in self))
+    return Paths(*(part[which] for part in self))
 
 
 def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
@@ -91,7 +91,7 @@ def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) 
     max_pairs: largest number of pairs.
   """
   nbytes = tensor_bytes(graph.node_feat)
-  rows, limit = reached(graph, nbytes, hops=hops, max_rows=_ROWS_PER_PAIR * max_pairs)
+  rows, limit = find_paths(graph, nbytes, hops=hops, max_rows=_ROWS_PER_PAIR * max_pairs)
   while (pairs := _pairs_within(graph, rows, limit, max_pairs)) is None:
     limit -= 1
   if limit < hops:
@@ -100,7 +100,8 @@ def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) 
   return pairs
 
 
-def reached(graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int) -> tuple[Reached, int]:
+def find_paths(
+    graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int) -> tuple[Paths, int]:
   """Nodes that configurable nodes reach along users, through nodes that are not configurable.
 
   Args:
@@ -117,7 +118,7 @@ def reached(graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int) -> 
   is_config[graph.config_node] = True
   source = np.arange(len(graph.config_node), dtype=np.int64)
   node, least = graph.config_node.astype(np.int64), nbytes[graph.config_node]
-  levels: list[Reached] = []
+  levels: list[Paths] = []
   old, total = source * graph.num_nodes + node, 0
   for hop in range(1, hops + 1):
     row, edge = users.edges(node)
@@ -130,7 +131,7 @@ def reached(graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int) -> 
       return _concat(levels), hop - 1
     old = np.concatenate([old, key[new]])
     source, node, least = source[row], users.node[edge], least[row]
-    levels.append(Reached(
+    levels.append(Paths(
         source, node, np.full(len(row), hop, np.uint8), users.operand[edge], least))
     is_open = ~is_config[node]  # paths end at configurable nodes
     source, node, least = source[is_open], node[is_open], np.minimum(least, nbytes[node])[is_open]
@@ -165,19 +166,19 @@ def _users(graph: OpGraph) -> _Users:
   return _Users(start, consumer[by_producer], operand[by_producer])
 
 
-def _concat(levels: list[Reached]) -> Reached:
-  empty = Reached(*(np.zeros(0, d) for d in (np.int64, np.int64, np.uint8, np.uint8, np.float32)))
-  return Reached(*(np.concatenate(parts) for parts in zip(empty, *levels)))
+def _concat(levels: list[Paths]) -> Paths:
+  empty = Paths(*(np.zeros(0, d) for d in (np.int64, np.int64, np.uint8, np.uint8, np.float32)))
+  return Paths(*(np.concatenate(parts) for parts in zip(empty, *levels)))
 
 
-def _pairs_within(graph: OpGraph, rows: Reached, limit: int, max_pairs: int) -> NodePairs | None:
+def _pairs_within(graph: OpGraph, rows: Paths, limit: int, max_pairs: int) -> NodePairs | None:
   """The pairs of at most `limit` hops, or None if there are more than `max_pairs`."""
   rows = rows.at(rows.hops <= limit)
   number = np.full(graph.num_nodes, -1, np.int32)
   number[graph.config_node] = np.arange(len(graph.config_node))
   direct, places = rows.at(number[rows.node] >= 0), rows.at(number[rows.node] < 0)
   zero = np.zeros(len(direct.node), np.uint8)
-  ends = Reached(number[direct.node], direct.node, zero, zero + NO_OPERAND, zero)
+  ends = Paths(number[direct.node], direct.node, zero, zero + NO_OPERAND, zero)
   places = _meeting_places(graph, places)
   meetings = _meetings(places, limit, _ROWS_PER_PAIR * max_pairs)
   if meetings is None or len(direct.node) + len(meetings[0]) > max_pairs:
@@ -190,7 +191,7 @@ def _pairs_within(graph: OpGraph, rows: Reached, limit: int, max_pairs: int) -> 
       stack(first.nbytes, second.nbytes, np.float32), limit)
 
 
-def _meeting_places(graph: OpGraph, rows: Reached) -> Reached:
+def _meeting_places(graph: OpGraph, rows: Paths) -> Paths:
   """Rows at nodes with 2 to MEETING_OPERANDS operands, sorted by node and operand."""
   operands = np.bincount(graph.edge_index[:, 0], minlength=graph.num_nodes)[rows.node]
   order = np.flatnonzero((operands > 1) & (operands <= MEETING_OPERANDS))
@@ -198,7 +199,7 @@ def _meeting_places(graph: OpGraph, rows: Reached) -> Reached:
   return rows.at(order)
 
 
-def _meetings(places: Reached, limit: int, most: int) -> tuple[np.ndarray, np.ndarray] | None:
+def _meetings(places: Paths, limit: int, most: int) -> tuple[np.ndarray, np.ndarray] | None:
   """The two rows of every meeting; None if there are more than `most` candidates."""
   # Each row meets the later rows of the same node that have a higher operand.
   end = np.searchsorted(places.node, places.node, side="right")

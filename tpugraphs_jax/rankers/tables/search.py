@@ -26,7 +26,7 @@ import numpy as np
 TABLE_LIMIT = 1 << 18
 BEAM = 128
 RESTARTS = 8
-_FIRST_CHARGE = 0.9  # share of the largest gain, so that the group with this gain changes
+_FIRST_PENALTY = 0.9  # share of the largest gain, so that the group with this gain changes
 _RESTART_SHARE = 0.1  # share of groups with a random choice at a restart
 
 Pairs = Mapping[tuple[int, int], np.ndarray]
@@ -70,12 +70,12 @@ def propose(
     unary: Sequence[np.ndarray], pairs: Pairs, n: int, *, table_limit: int = TABLE_LIMIT,
     beam: int = BEAM, restarts: int = RESTARTS, seed: int = 0,
 ) -> Assignments:
-  """The n cheapest choices; fewer if there are fewer.
+  """The n cheapest assignments of a choice to every group; fewer if there are fewer.
 
   Args:
     unary: costs `[choices]` of each group.
     pairs: costs `[choices of g, choices of h]` by (g, h); for (g, g) the diagonal is used.
-    n: number of choices.
+    n: number of assignments.
     table_limit: largest number of entries of a table. Larger tables are split, and the result is
       not exact.
     beam: number of partial choices, at least n, if the result is not exact.
@@ -104,9 +104,9 @@ def propose_near(
   """Up to n choices between a trusted choice and the cheapest.
 
   Predicted costs have errors, and the cheapest of many choices is often one whose cost is predicted
-  too low. Therefore a charge is added for every group that differs from the trusted choice, and it
-  is halved for each proposal. With the first charge only the largest saving is worth a change. The
-  last charge, 0, gives the cheapest choice. The next cheapest choices fill up the number.
+  too low. Therefore a penalty is added for every group that differs from the trusted choice, and it
+  is halved for each proposal. With the first penalty only the largest saving is worth a change. The
+  last penalty, 0, gives the cheapest choice. The next cheapest choices fill up the number.
 
   Args:
     unary: as in `propose`.
@@ -116,7 +116,7 @@ def propose_near(
     **options: options of `propose`.
 
   Returns:
-    Choices by decreasing charge, from few changes to many, then the next cheapest. The trusted
+    Choices by decreasing penalty, from few changes to many, then the next cheapest. The trusted
     choice is left out unless it is the only one. `bound` and `is_exact` are from `propose`.
 
   Raises:
@@ -125,10 +125,10 @@ def propose_near(
   cheapest = propose(unary, pairs, n, **options)
   gain = _largest_gain(unary, pairs, start)
   choices: list[np.ndarray] = []
-  for charge in gain * _FIRST_CHARGE * 2.0 ** -np.arange(n - 1) if gain > 0 else ():
-    with_charge = [costs + charge * (np.arange(len(costs)) != choice)
+  for penalty in gain * _FIRST_PENALTY * 2.0 ** -np.arange(n - 1) if gain > 0 else ():
+    with_penalty = [costs + penalty * (np.arange(len(costs)) != choice)
                    for costs, choice in zip(unary, start)]
-    choices += list(propose(with_charge, pairs, 1, **options).choice)
+    choices += list(propose(with_penalty, pairs, 1, **options).choice)
   choice = np.stack([*choices, *cheapest.choice])
   _, first = np.unique(choice, axis=0, return_index=True)
   choice = choice[np.sort(first)]

@@ -4,7 +4,7 @@ The TPU compiler's estimate of a program is nearly its memory traffic, and the e
 orders are nearly additive. The cost of a choice is its padded bytes, relative to the bytes of the
 program's convolutions and dots, times a factor from a small network on `choice_features`. There is
 no message passing: a hundred programs are too few to learn it (docs/records/own_models.md). An
-order that is left to the compiler costs 0. So does the layout of the node, the compiler's default,
+order that is left to the compiler costs 0. The compiler's default layout of the node also costs 0,
 unless a user of the same shape has another layout (`changes_nothing`). The score of a configuration
 is therefore its cost relative to leaving all orders to the compiler.
 """
@@ -28,7 +28,8 @@ from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tables.network import add_up, group_slates, table_sums
 
-USERS = ("convolution", "dot", "reshape", "transpose", "reduce", "concatenate", "tuple", "add")
+USER_OPCODES = (
+    "convolution", "dot", "reshape", "transpose", "reduce", "concatenate", "tuple", "add")
 _LARGEST = 6.0  # largest absolute logarithm of a factor
 
 
@@ -91,12 +92,12 @@ def changes_nothing(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   """
   layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
   consumer, producer = graph.edge_index[_keeps_shape(graph)].T
-  return is_own(graph, node, row) & ~np.isin(
+  return is_default_layout(graph, node, row) & ~np.isin(
       at, producer[(layout[consumer] != layout[producer]).any(axis=1)])
 
 
-def is_own(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
-  """Whether choices are the layouts of their nodes, `[U]`; arguments as in `changes_nothing`."""
+def is_default_layout(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
+  """Whether choices are the default layouts of their nodes, `[U]`; see `changes_nothing`."""
   layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
   rank = (graph.node_feat[:, feature_blocks.DIMENSIONS] > 0).sum(axis=1)[at]
   # Dimensions that the row does not name follow in descending order.
@@ -136,12 +137,12 @@ def _contraction_bytes(graph: OpGraph, nbytes: np.ndarray) -> float:
 def _users(graph: OpGraph) -> np.ndarray:
   """Features of the users of each node, `[N, 18]` bool.
 
-  Whether a user has each kind of `USERS`, directly and then also through nodes that keep the shape;
-  whether the node has no user; whether it has several.
+  Whether a user has each kind of `USER_OPCODES`, directly and then also through nodes that keep the
+  shape; whether the node has no user; whether it has several.
   """
   (consumer, producer), opcode = graph.edge_index.T, graph.node_opcode
-  ids, direct = opcode_ids(), np.zeros((graph.num_nodes, len(USERS)), bool)
-  for place, name in enumerate(USERS):
+  ids, direct = opcode_ids(), np.zeros((graph.num_nodes, len(USER_OPCODES)), bool)
+  for place, name in enumerate(USER_OPCODES):
     direct[producer[opcode[consumer] == ids[name]], place] = True
   keeps = _keeps_shape(graph)
   indirect, previous = direct, None
