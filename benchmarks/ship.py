@@ -83,8 +83,7 @@ def card(name: str, about: Mapping[str, Any]) -> str:
       "compiler's own where one is more than 2 % better.",
       "",
       "The order is that of the label. Where the label is an estimate the order says nothing of a "
-      "real machine that the estimate does not say. On programs unlike these it is less reliable.",
-      ""]
+      "real machine that the estimate does not say. On programs unlike these it is worth less.", ""]
   return "\n".join(lines)
 
 

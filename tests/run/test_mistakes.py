@@ -93,7 +93,7 @@ def mistakes(tmp_path_factory):
                      "xla_random.json is missing: --config.eval.indices_dir")
   for mode in ("evaluate", "predict"):
     runs[f"{mode} untrained"] = (flags("tile", jobs, new(), f"--mode={mode}"),
-                                 "config.json is missing: name a folder that a model was trained in")
+                                 "config.json is missing: name a folder that a model was")
   whole = jobs.workdir("tile_whole")
   runs["used workdir"] = (flags("tile", jobs, whole), "holds a run already (checkpoint of step 12)"
                           ": go on with --resume, or give another --workdir")
