@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.nn import layers
-from tpugraphs_jax.nn.linear import Linear, zeros
+from tpugraphs_jax.nn.linear import Linear
 from tpugraphs_jax.nn.nodes import concat, EVERYWHERE, Nodes, NONE, Slates
 
 _BLOCK = 512  # rows of one graph per product
@@ -255,10 +255,8 @@ def _each_block(
   return jax.lax.fori_loop(0, last[-1], body, initial)
 
 
-def _packed(inputs: int) -> Callable[..., jax.Array]:
-  """PyTorch's `xavier_uniform_` of a kernel `[K, 3 K]`, for one of query, key and value."""
-  del inputs  # known from the shape
-  return nn.initializers.variance_scaling(0.5, "fan_avg", "uniform")
+# PyTorch's `xavier_uniform_` of a kernel `[K, 3 K]`, for one of query, key and value.
+_PACKED = nn.initializers.variance_scaling(0.5, "fan_avg", "uniform")
 
 
 class SoftmaxAttention(nn.Module):
@@ -281,8 +279,8 @@ class SoftmaxAttention(nn.Module):
     `mask [..., 1, L, M]` bool: pairs that attend; None = all.
     """
     by_head = lambda v: v.reshape(*v.shape[:-1], self.heads, -1)
-    linear = functools.partial(self.linear, self.features, bias_init=zeros)
-    project = functools.partial(linear, kernel_init=_packed)
+    linear = functools.partial(self.linear, self.features, bias_init=nn.initializers.zeros)
+    project = functools.partial(linear, kernel_init=_PACKED)
     query = by_head(project(name="query")(x))
     key, value = (by_head(project(name=name)(to)) for name in ("key", "value"))
     heads = nn.dot_product_attention(query, key, value, mask=mask)

@@ -39,18 +39,6 @@ def uniform(inputs: int) -> Initializer:
   return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def glorot(inputs: int) -> Initializer:
-  """Glorot's uniform initialiser (PyTorch: `xavier_uniform_`; the default of kernels in Keras)."""
-  del inputs  # known from the shape
-  return nn.initializers.glorot_uniform()
-
-
-def zeros(inputs: int) -> Initializer:
-  """An initialiser with zeros."""
-  del inputs
-  return nn.initializers.zeros
-
-
 class Linear(nn.Module):
   """`W x + b` on an array or on `Nodes`.
 
@@ -61,15 +49,14 @@ class Linear(nn.Module):
   Attributes:
     features: width of the result.
     use_bias: add b.
-    kernel_init: maps the number of inputs to an initialiser.
-    bias_init: as `kernel_init`.
+    kernel_init, bias_init: initialisers; None = `uniform` of the number of inputs.
     dtype: dtype of the computation.
   """
 
   features: int
   use_bias: bool = True
-  kernel_init: Callable[[int], Initializer] = uniform
-  bias_init: Callable[[int], Initializer] = uniform
+  kernel_init: Initializer | None = None
+  bias_init: Initializer | None = None
   dtype: DTypeLike | None = None
 
   @nn.compact
@@ -82,12 +69,13 @@ class Linear(nn.Module):
     is_array = hasattr(inputs[0], "shape")
     widths = [inputs[0].shape[-1]] if is_array else [x.width for x in inputs]
     rows = sum(widths)
-    kernel = self.param("kernel", self.kernel_init(rows), (rows, self.features), jnp.float32)
+    kernel = self.param(
+        "kernel", self.kernel_init or uniform(rows), (rows, self.features), jnp.float32)
     blocks = jnp.split(kernel, list(itertools.accumulate(widths))[:-1])
     matmul = lambda x, block: layers.matmul(x, block, dtype=self.dtype)
     add_bias = lambda x: x
     if self.use_bias:
-      bias = self.param("bias", self.bias_init(rows), (self.features,), jnp.float32)
+      bias = self.param("bias", self.bias_init or uniform(rows), (self.features,), jnp.float32)
       add_bias = lambda x: x + bias.reshape((1,) * (x.ndim - 1) + (-1,)).astype(x.dtype)
     if is_array:
       return add_bias(matmul(inputs[0], kernel))

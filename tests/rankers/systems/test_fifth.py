@@ -82,7 +82,7 @@ class Case(winners.Case):
     first = [column, opcode, rest] if self.is_tile else [column, tokens, opcode, layout]
     ours = {"opcodes/table": w["opcode_embed.weight"],
             "first/kernel": np.concatenate(first), "first/bias": w["pre_linear.0.bias"],
-            "head/kernel": w["head.weight"].T, "head/bias": w["head.bias"]}
+            "last/kernel": w["head.weight"].T, "last/bias": w["head.bias"]}
     for number in range(self.layers):
       for theirs, direction in (("convs", "users"), ("rev_convs", "operands")):
         layer, name = f"{theirs}.{number}", f"{direction}_{number}"

@@ -193,7 +193,7 @@ def test_a_step_reads_its_own_entries_and_writes_the_fresh_ones(case, monkeypatc
   table.write(np.arange(size)[None], values[None, :, None])
   keep = np.zeros((1, len(ids), len(graph.segments)), bool)
   keep[0, :, case.slate.others] = record["input/train/keep"]
-  monkeypatch.setattr(family_lib.SegmentModel, "draw", lambda self, graphs, shape: keep)
+  monkeypatch.setattr(family_lib.SegmentModel, "keep_mask", lambda self, graphs, shape: keep)
   found = {}
 
   def step(train_state, batch):

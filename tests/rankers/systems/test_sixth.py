@@ -57,7 +57,7 @@ class Case(winners.Case):
   def params(self):
     w = self.weights
     ours = {"opcodes/embedding/table": w["node_opcode_embed.weight"][:121],
-            "predict/kernel": w["predict.weight"].T, "predict/bias": w["predict.bias"]}
+            "last/kernel": w["predict.weight"].T, "last/bias": w["predict.bias"]}
     linear = {"early_0": "early_mlp.0", "early_1": "early_mlp.4", "late_0": "late_mlp.0",
               "late_1": "late_mlp.3"}
     for number in range(self.job.config.model.layers):
@@ -83,7 +83,7 @@ class Case(winners.Case):
       table = grads["opcodes/embedding/table"]
       return np.pad(table, ((0, 128 - len(table)), (0, 0)))
     conv = {"GraphSAGE": "users", "GIN": "dense_0", "GATv2": "senders"}[self.kind]
-    name = {"early_mlp.0": "early_0", "late_mlp.0": "late_0", "predict": "predict"}.get(
+    name = {"early_mlp.0": "early_0", "late_mlp.0": "late_0", "predict": "last"}.get(
         theirs.removesuffix(".weight"), f"conv_1/{conv}")
     return grads[f"{name}/kernel"].T
 

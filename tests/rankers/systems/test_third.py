@@ -54,7 +54,7 @@ class Case(winners.Case):
     w, layers = self.weights, len(self.job.config.model.widths)
     table = w["embedding_layer.emb.weight"]
     ours = {"opcodes/embedding/table": np.concatenate([table[127:], table[1:121]]),
-            "project/kernel": w["projection_network.weight"].T}
+            "last/kernel": w["projection_network.weight"].T}
     linear = {"first/linear": "embedding_layer.mlp.0", "positions": "lpe_projection.0",
               "last_0/linear": "mlp.0", "last_1/linear": "mlp.3"}
     norms = {"first/norm": "embedding_layer.mlp.2", "last_0/norm": "mlp.2", "last_1/norm": "mlp.5"}
@@ -88,7 +88,7 @@ class Case(winners.Case):
       unused = np.zeros((6, table.shape[1]), np.float32)
       return np.concatenate([unused[:1], table[1:], unused, table[:1]])
     name = {"linformers": f"layer_{number}/value", "mlp": "last_0/linear",
-            "feature_sage_convs": f"layer_{number}/sage/users", "projection_network": "project",
+            "feature_sage_convs": f"layer_{number}/sage/users", "projection_network": "last",
             "lpe_sage_convs": f"layer_{number}/track/own"}[part]
     return grads[f"{name}/kernel"].T
 
@@ -225,6 +225,6 @@ def test_tiles_by_hand():
       heard = layer(x, params[f"sage_{i}_users"])
       users = np.stack([(heard[1] + heard[2]) / 2, heard[3], heard[3], 0 * heard[0]])
       x = block(layer(x, params[f"sage_{i}_own"]) + users, params[f"sage_{i}_norm"])
-    expected.append(layer(x.sum(axis=0), params["project"])[0])
+    expected.append(layer(x.sum(axis=0), params["last"])[0])
   scores = jax.jit(network.apply)({"params": params}, batch)
   np.testing.assert_allclose(scores[0], expected, rtol=1e-4)

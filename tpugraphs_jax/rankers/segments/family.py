@@ -38,7 +38,7 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.rankers.base import Family, Programs, Stage
-from tpugraphs_jax.rankers.scorer import Encoder, network_step, Scorer
+from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.segments import batches as segment_batches
 from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.batches import (
@@ -127,11 +127,21 @@ class SegmentModel(Precise):
   def precision(self) -> str | None:
     return self.model.precision
 
+  @property
+  def max_norms(self) -> Mapping[tuple[str, ...], float]:
+    return self.model.max_norms
+
+  @property
+  def compares_configs(self) -> bool:
+    return self.model.compares_configs
+
   def setup(self):
     nn.share_scope(self, self.model)
 
-  def __call__(self, batch: SegmentBatch, *, train: bool = False) -> jax.Array:
-    """Scores; training sows readouts as `READOUT_COLLECTION`."""
+  def __call__(self, batch: SegmentBatch | HeadBatch, *, train: bool = False) -> jax.Array:
+    """Scores; training on segments sows readouts as `READOUT_COLLECTION`."""
+    if isinstance(batch, HeadBatch):
+      return self.head(jnp.asarray(batch.total), batch.segments)
     graphs, fresh = batch.fresh_id.shape
     values = self.segment_readout(batch.fresh, train=train)
     values = values.reshape(graphs, fresh, *values.shape[1:])
@@ -181,28 +191,6 @@ class SegmentModel(Precise):
     rows = 1 if self.keep_unit == "segment" else configs
     keys = parallel.slate_keys(self.make_rng("dropout"), graphs)
     return jax.vmap(lambda key: jax.random.bernoulli(key, self.keep, (rows, entries)))(keys)
-
-
-class HeadModel(Precise):
-  """Scores of sums of readouts, to train the head alone.
-
-  Attributes:
-    segment_model: its `head` is used, with shared parameters.
-  """
-
-  segment_model: SegmentModel
-
-  @property
-  def precision(self) -> str | None:
-    return self.segment_model.precision
-
-  def setup(self):
-    nn.share_scope(self, self.segment_model)
-
-  def __call__(self, batch, *, train: bool = False) -> jax.Array:
-    """Scores `[G, C]` of a `batches.HeadBatch`."""
-    del train
-    return self.segment_model.head(batch.total, batch.segments)
 
 
 class Segments(Family):
@@ -313,10 +301,6 @@ class Segments(Family):
     snapshots = history.Snapshots(folder, keys, table)
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 
-  def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer of `programs`."""
-    return self.programs.optimizer(optimizer)
-
   def stages(self, epochs: int, optimizer: Mapping[str, Any]) -> tuple[Stage, ...]:
     """Training, then, with `segments.finetune.epochs`, training of the head (+F)."""
     finetune = self.settings.segments.get("finetune", {})
@@ -371,10 +355,6 @@ class Segments(Family):
       padded = np.pad(part, ((0, step - len(part)), (0, 0)))
       scores.append(np.asarray(self._head(params, padded[None], segments))[0, : len(part)])
     return np.concatenate(scores)
-
-  def scorer(self) -> Scorer:
-    """As `programs.scorer`, with the scores of this family."""
-    return self.programs.scorer_of(self.scores)
 
 
 def without_others(step: Callable) -> Callable:
@@ -443,7 +423,7 @@ class Head(Family):
   def __init__(self, segments: Segments):
     self._segments = segments
     self._totals: list[np.ndarray] | None = None
-    super().__init__(HeadModel(segments.network), segments.settings)
+    super().__init__(segments.network, segments.settings)
 
   def check(self) -> None:
     """Checks nothing: the first stage has checked the config."""
@@ -473,10 +453,6 @@ class Head(Family):
       self._totals = [total for _, total in self._segments.encoder.run(
           params, graphs, config_ids, progress=progress)]
     return [self._segments.head(params, graph, total) for graph, total in zip(graphs, self._totals)]
-
-  def scorer(self) -> Scorer:
-    """Scores programs of the first stage."""
-    return self._segments.programs.scorer_of(self.scores)
 
 
 def refresh(

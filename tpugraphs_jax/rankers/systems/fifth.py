@@ -46,7 +46,7 @@ from tpugraphs_jax.nn.aggregation import OPERANDS, take_rows, USERS
 from tpugraphs_jax.nn.attention import TransformerLayer
 from tpugraphs_jax.nn.conv import Sage
 from tpugraphs_jax.nn.dropout import drop_edges
-from tpugraphs_jax.nn.linear import Embedding, glorot, Layouts, Tiles, uniform
+from tpugraphs_jax.nn.linear import Embedding, Layouts, Tiles, uniform
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
@@ -148,9 +148,6 @@ class Fifth(System):
 
   embeds_integers = True  # configurations are unscaled
 
-  def setup(self):
-    self.head = self.exact(1)
-
   @nn.compact
   def embed(self, batch: LayoutBatch | TileBatch, *, train: bool = False) -> jax.Array:
     """The sum over nodes, `[G, C, width]` float32."""
@@ -165,10 +162,6 @@ class Fifth(System):
                for direction in (USERS, OPERANDS))
       x = nodes.concat(*sides).map(nn.relu)
     return pooling.total(x)
-
-  def score(self, readout: jax.Array) -> jax.Array:
-    """Scores `[...]` float32 of readouts `[..., width]`."""
-    return self.head(readout)[..., 0]
 
 
 @base.LAYOUT_MODELS.register("Fifth")
@@ -185,10 +178,11 @@ class FifthLayout(Fifth):
     """The first linear layer. Nodes without a configuration have their own layout three times."""
     feat, layout = feat[:, :-MAX_RANK], feat[:, -MAX_RANK:]
     elsewhere = jnp.tile(layout, (1, LAYOUT_CONFIG_FEATURES // MAX_RANK))
+    static = jnp.concatenate([feat, opcode], axis=-1)
     # The published layer has 18 more inputs: tiles, which are 0 for programs.
-    init = lambda inputs: uniform(inputs + LAYOUT_CONFIG_FEATURES)
+    init = uniform(static.shape[-1] + 2 * LAYOUT_CONFIG_FEATURES)
     linear = self.linear(self.width, kernel_init=init, bias_init=init, name="first")
-    return linear(slates.nodes(jnp.concatenate([feat, opcode], axis=-1)),
+    return linear(slates.nodes(static),
                   Layouts(slates, jnp.asarray(slates.batch.rows), elsewhere))
 
 
@@ -239,7 +233,7 @@ class TokenEncoder(nn.Module):
     static = take_rows(tokens, sets.first)
     number = jnp.broadcast_to(jnp.arange(MAX_RANK)[None, :, None], (*static.shape[:2], 1))
     static = jnp.concatenate([static, _places(static), number.astype(static.dtype)], axis=-1)
-    linear = functools.partial(self.linear, kernel_init=glorot)
+    linear = functools.partial(self.linear, kernel_init=nn.initializers.glorot_uniform())
     x = linear(self.features, name="tokens")(
         first.nodes(static), Tiles(first, _bounds(jnp.asarray(slates.batch.config_feat))))
     x = x.map(nn.relu).everywhere()

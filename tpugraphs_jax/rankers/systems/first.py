@@ -213,8 +213,8 @@ class LinearBlock(nn.Module):
     """Maps inputs of `nn.linear.Linear` on nodes to `[N, C, width]`."""
     x = self.linear(
         self.width // (1 + self.across_configs), name="linear",
-        kernel_init=lambda _: nn.initializers.variance_scaling(1.0, "fan_avg", "normal"),
-        bias_init=lambda _: nn.initializers.constant(0.01))(*inputs)
+        kernel_init=nn.initializers.variance_scaling(1.0, "fan_avg", "normal"),
+        bias_init=nn.initializers.constant(0.01))(*inputs)
     return Gates(self.across_configs, self.linear, name="gates")(instance_norm(x)).map(gelu)
 
 
@@ -253,9 +253,6 @@ class First(System):
   dropout: float = option(
       0.2, "dropout rate after SAGE blocks and in the layers of tiles", least=0, below=1)
 
-  def setup(self):
-    self.last = self.exact(1)
-
   def encode(self, slates: Slates, *, train: bool) -> Nodes:
     """Node features `[N, C, width]` after all blocks; to be called by a compact method."""
     table = Embedding(_VALUES, self.value_embed_dim, name="layouts")
@@ -275,10 +272,6 @@ class First(System):
       block = SageBlock(self.across_configs, self.dropout, self.linear, name=f"convs_{number}")
       x = block(x, train=train)
     return x
-
-  def score(self, readout: jax.Array) -> jax.Array:
-    """Scores `[...]` float32 of readouts `[..., width]`."""
-    return self.last(readout)[..., 0]
 
 
 @base.LAYOUT_MODELS.register("First")

@@ -33,7 +33,7 @@ from tpugraphs_jax.nn.aggregation import BOTH
 from tpugraphs_jax.nn.attention import between_nodes, TransformerLayer
 from tpugraphs_jax.nn.conv import Gatv2, Sage
 from tpugraphs_jax.nn.layers import OpcodeEmbedding
-from tpugraphs_jax.nn.linear import glorot, Tiles, zeros
+from tpugraphs_jax.nn.linear import Tiles
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
@@ -41,6 +41,7 @@ from tpugraphs_jax.rankers.systems.system import System
 
 REDUCTIONS = ("per_node", "columns", "lstm", "transformer")
 ROUNDS = ("sage", "attention")
+_KERAS = {"kernel_init": nn.initializers.glorot_uniform(), "bias_init": nn.initializers.zeros}
 
 # Features.
 
@@ -119,12 +120,12 @@ class MLSys21(System):
   @property
   def linear(self) -> functools.partial:
     """Creates a linear layer of a width on nodes, initialised as in Keras."""
-    return functools.partial(super().linear, kernel_init=glorot, bias_init=zeros)
+    return functools.partial(super().linear, **_KERAS)
 
   @property
   def exact(self) -> functools.partial:
     """Creates a linear layer of a width on readouts, initialised as in Keras."""
-    return functools.partial(super().exact, kernel_init=glorot, bias_init=zeros)
+    return functools.partial(super().exact, **_KERAS)
 
   def setup(self):
     if self.reduction != "per_node":
@@ -211,13 +212,8 @@ class LastState(nn.Module):
     return states[jnp.maximum(last, 0)]
 
 
-def _forget_one(inputs: int) -> Callable[..., jax.Array]:
+def _forget_one(key, shape, dtype=jnp.float32):
   """Biases of an LSTM in Keras: 1 for the forget gate, the second of four, else 0."""
-  del inputs
-
-  def init(key, shape, dtype=jnp.float32):
-    del key
-    quarter = shape[0] // 4
-    return jnp.zeros(shape, dtype).at[quarter : 2 * quarter].set(1)
-
-  return init
+  del key
+  quarter = shape[0] // 4
+  return jnp.zeros(shape, dtype).at[quarter : 2 * quarter].set(1)

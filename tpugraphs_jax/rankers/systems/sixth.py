@@ -46,7 +46,7 @@ from tpugraphs_jax.nn.aggregation import USERS
 from tpugraphs_jax.nn.conv import Gatv2, Sage
 from tpugraphs_jax.nn.dropout import Dropout
 from tpugraphs_jax.nn.layers import gelu, l2_normalize
-from tpugraphs_jax.nn.linear import glorot, Layouts, Opcodes
+from tpugraphs_jax.nn.linear import Layouts, Opcodes
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.nn.norms import instance_norm, slate_norm
 from tpugraphs_jax.options import option
@@ -98,12 +98,6 @@ class Sixth(System):
       readout = gelu(slate_norm(x, mask))
     return readout
 
-  def setup(self) -> None:
-    self.predict = self.exact(1)
-
-  def score(self, readout: jax.Array) -> jax.Array:
-    """Scores `[...]` float32 of readouts `[..., width // 2]`."""
-    return self.predict(readout)[..., 0]
 
 
 def mean_and_largest(x: Nodes) -> jax.Array:
@@ -174,7 +168,8 @@ class SixthTile(Sixth):
   def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
     """The input of the last layer, `[G, C, width // 2]` float32."""
     x = self.second_block(self.inputs(Slates.of(batch), train=train))
-    linear = functools.partial(self.linear, kernel_init=glorot)  # PyTorch Geometric's default
+    glorot = nn.initializers.glorot_uniform()  # PyTorch Geometric's default
+    linear = functools.partial(self.linear, kernel_init=glorot)
     for number in range(self.layers):
       x = instance_norm(Gatv2(self.width, USERS, linear=linear, name=f"conv_{number}")(x)).map(gelu)
     readout, tile = mean_and_largest(x), jnp.asarray(batch.config_feat)

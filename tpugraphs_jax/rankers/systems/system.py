@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 import functools
 
+import jax
+
 from tpugraphs_jax.nn.layers import DTYPES, PRECISIONS
 from tpugraphs_jax.nn.linear import Linear
 from tpugraphs_jax.options import option
@@ -14,7 +16,8 @@ from tpugraphs_jax.rankers import base
 class System(base.Network):
   """A published system, with layers initialised as in PyTorch (`nn.linear`).
 
-  Subclasses define a compact method `embed`, and `score` with layers from `setup`.
+  Subclasses define a compact method `embed`. The score is a linear layer on the readout; a subclass
+  with another one defines `score`, with layers from `setup`.
   """
 
   dtype: str = option(
@@ -31,3 +34,10 @@ class System(base.Network):
   def exact(self) -> Callable[..., Linear]:
     """Creates a linear layer of a width on readouts, in float32."""
     return Linear
+
+  def setup(self):
+    self.last = self.exact(1)
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., P]`."""
+    return self.last(readout)[..., 0]

@@ -48,13 +48,6 @@ class Tenth(System):
     super().__post_init__()
     check_heads(self)
 
-  def setup(self):
-    self.last = self.exact(1)
-
-  def score(self, readout: jax.Array) -> jax.Array:
-    """Scores `[...]` float32 of readouts `[..., P]`."""
-    return self.last(readout)[..., 0]
-
   def nodes(self, slates: Slates) -> Nodes:
     """The first linear layer, on features and opcodes of nodes, `[N, C, width]`."""
     graph = slates.batch.graph

@@ -304,12 +304,8 @@ class ThirdLayout(System):
     x = Block(self.position_width + x.width, self.linear, name="last_0")(positions, x)
     return pooling.total(Block(self.widths[-1], self.linear, name="last_1")(x))
 
-  def setup(self) -> None:
-    self.project = self.exact(1, use_bias=False)
-
-  def score(self, readout: jax.Array) -> jax.Array:
-    """Scores `[...]` float32 of readouts `[..., F]`."""
-    return self.project(readout)[..., 0]
+  def setup(self):
+    self.last = self.exact(1, use_bias=False)
 
 
 @base.TILE_MODELS.register("Third")
@@ -335,10 +331,3 @@ class ThirdTile(System):
       norm = nn.LayerNorm(epsilon=EPSILON, name=f"sage_{number}_norm")
       x = sage(x, own, {USERS: users}).map(lambda rows: norm(nn.silu(rows)))
     return pooling.total(x)
-
-  def setup(self) -> None:
-    self.project = self.exact(1)
-
-  def score(self, readout: jax.Array) -> jax.Array:
-    """Scores `[...]` float32 of readouts `[..., F]`."""
-    return self.project(readout)[..., 0]
