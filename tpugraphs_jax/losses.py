@@ -210,32 +210,31 @@ def inverse_log_hinge(
   return jnp.sum(-1.0 / jnp.log(2.0 + total), where=is_real), _count(is_real)
 
 
-def across_graphs(loss: Callable[..., LossSum]) -> Callable[..., LossSum]:
-  """A loss over all configurations of a step as one list, from all graphs.
+def cross_hinge(
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
+    reduction: str = "mean_all", axis: str | None = None,
+) -> LossSum:
+  """`pairwise_hinge` over the configurations of all graphs of a step as one list.
 
-  Labels of different graphs must be comparable. Source: half of the 5th place's loss.
+  Arrays are `[graphs, configs]`; the result is a total and a count, both scalars. Labels of
+  different graphs must be comparable. Source: half of the 5th place's loss.
 
   Args:
-    loss: a pairwise loss; its `reduction` defaults to `mean_all` here.
-
-  Returns:
-    The loss, with a further option `axis`: the name of the axis of devices, None = one device.
+    margin: > 0, of the hinges.
+    reduction: see the module.
+    axis: name of the axis of devices; None = one device.
   """
-  def cross(scores, labels, *, where=None, axis=None, reduction="mean_all", **options):
-    scores, labels, where = _checked(scores, labels, where)
-    shares = 1
-    if axis is not None:
-      scores, labels, where = (
-          jax.lax.all_gather(array, axis, tiled=True) for array in (scores, labels, where))
-      shares = jax.lax.psum(1, axis)
-    total, lists = loss(
-        scores.reshape(1, -1), labels.reshape(1, -1), where=where.reshape(1, -1),
-        reduction=reduction, **options)
-    # Every device has the whole list, and the sum over devices must count it once.
-    return total / shares, lists / shares
-
-  cross.of_one_list = loss  # type: ignore[attr-defined]
-  return cross
+  scores, labels, where = _checked(scores, labels, where)
+  shares = 1
+  if axis is not None:
+    scores, labels, where = (
+        jax.lax.all_gather(array, axis, tiled=True) for array in (scores, labels, where))
+    shares = jax.lax.psum(1, axis)
+  total, lists = pairwise_hinge(
+      scores.reshape(1, -1), labels.reshape(1, -1), where=where.reshape(1, -1), margin=margin,
+      reduction=reduction)
+  # Every device has the whole list, and the sum over devices must count it once.
+  return total / shares, lists / shares
 
 
 def _checked_margin(margin: float) -> float:
@@ -352,7 +351,7 @@ for _name, _loss in {
     "SumHingeLoss": functools.partial(pairwise_hinge, margin=0.1, reduction="sum"),
     "OrderedLogisticLoss": ordered_logistic,
     "DiffMatLoss": diff_mat,
-    "CrossHingeLoss": across_graphs(pairwise_hinge),
+    "CrossHingeLoss": cross_hinge,
     "CostLogisticLoss": cost_logistic,
     "InverseLogHingeLoss": inverse_log_hinge,
     "LogMSE": log_mse,
@@ -452,9 +451,7 @@ class LossOptions(Options):
     values["reduction"] = values.pop("pair_reduction")
     unset = {"margin": 0.0, "reduction": OWN_REDUCTION}
     values = {name: value for name, value in values.items() if value != unset.get(name)}
-    # `across_graphs` passes options on to its loss.
-    inner = inspect.signature(getattr(loss, "of_one_list", loss)).parameters
-    names = {*inspect.signature(loss).parameters, *inner}
+    names = inspect.signature(loss).parameters
     return {name: value for name, value in values.items() if name in names}
 
 

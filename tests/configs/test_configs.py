@@ -92,7 +92,7 @@ def test_recommended_for_own_programs_is_traffic_tables(own):
     ("tile", "optimizer.learning_rate", -1.0),  # the others: tests/train/test_state.py
     ("tile", "batch.graph_sampling", "nope"), ("tile", "eval.permutations", 0),
     ("tile", "data.virtual_node", "nope"), ("tile", "data.cluster_nodes", 0),
-    ("layout", "data.entropy_threshold", -1.0), ("tile", "data.feature_transform", "log_offset(0)"),
+    ("tile", "data.feature_transform", "log_offset(0)"),
     *(("tile", f"model.{name}", value) for name, value in (
         ("name", "Nope"), ("hidden_dim", 0), ("op_embed_dim", -1), ("num_gnns", 0),
         ("precision", "nope"))),

@@ -180,65 +180,6 @@ def test_equal_configurations_become_one_and_unlabelled_ones_stay_unlabelled():
   assert found.group_row.tolist() == [[1, 2]] and not found.is_labelled
 
 
-def of_runtimes(runtime_ns):
-  graph = random_graphs.layout_graph(
-      np.random.default_rng(0), nodes=4, edges=3, config_nodes=[1], configs=len(runtime_ns))
-  return dataclasses.replace(graph, configs=dataclasses.replace(
-      graph.configs, runtime_ns=np.asarray(runtime_ns, np.int64)))
-
-
-def slow_divergences(runtime):
-  """Divergences between blocks of 100, and means over two on each side."""
-  low, high = min(runtime), max(runtime)
-  share = [(r - low) / max(high - low, 1) + 1e-3 for r in runtime]
-  blocks = [share[i:i + 100] for i in range(0, len(share) - 99, 100)]
-  found = []
-  for before, block in zip(blocks, blocks[1:]):
-    p, q = [b / sum(block) for b in block], [b / sum(before) for b in before]
-    found.append(sum(a * math.log(a / b) for a, b in zip(p, q)))
-  return [np.mean(found[max(0, i - 2): i + 3]) for i in range(len(found))]
-
-
-def slow_kept(runtime, threshold):
-  values = slow_divergences(runtime)
-  blocks, kept = len(values) + 1, []
-  for i in range(len(runtime)):
-    block = min(i // 100, blocks - 1)
-    sides = [values[s] for s in (block - 1, block) if 0 <= s < len(values)]
-    kept += [i] * all(side >= threshold for side in sides)
-  return kept if len(kept) >= 0.1 * len(runtime) else []
-
-
-def runtimes(count):
-  """Stretches of wide and of narrow spread by turns, around 2^45 nanoseconds."""
-  rng = np.random.default_rng(0)
-  spread = np.where(np.arange(count) // 700 % 2, 10**4, 10**9)
-  return 2**45 + (rng.random(count) * spread).astype(np.int64)
-
-
-@pytest.mark.parametrize("threshold", [0.1, 0.3, 1.0, 100.0])
-@pytest.mark.parametrize("count", [200, 399, 3456])
-def test_configurations_of_flat_stretches_are_dropped_as_by_loops(count, threshold):
-  graph = of_runtimes(runtimes(count))
-  found = selection.drop_flat(graph, threshold).configs
-  kept = slow_kept(graph.configs.runtime_ns.tolist(), threshold)
-  np.testing.assert_array_equal(found.runtime_ns, graph.configs.runtime_ns[kept])
-  np.testing.assert_array_equal(found.group_row, graph.configs.group_row[kept])
-
-
-@pytest.mark.parametrize("runtime, threshold", [
-    (runtimes(500), 0.0), (runtimes(199), 0.3), ([0] * 500, 0.3)])
-def test_a_zero_threshold_few_configurations_and_no_labels_drop_nothing(runtime, threshold):
-  graph = of_runtimes(runtime)
-  assert selection.drop_flat(graph, threshold) is graph
-
-
-def test_equal_runtimes_leave_nothing_and_the_graph_is_left_out_with_a_reason():
-  data = LayoutData(Collection("layout:xla:random"), LayoutOptions(entropy_threshold=0.3))
-  empty = selection.drop_flat(of_runtimes([7] * 500), 0.3).configs
-  assert data.why_not_trained(empty, min_configs=2) == "fewer than 2 configurations"
-
-
 def judged(folder, name, configs, *, text=None):
   """Validation indices of a graph with `configs` configurations; `text` becomes their file."""
   if text is not None:

@@ -22,7 +22,7 @@ CASES = {
         "data.virtual_node": "output",
         "data.features": ("released", "operand_shapes", "tile_modulo"),
         "data.feature_transform": "operand_shapes=log_offset(3),tile_modulo=varying,*=minmax",
-        "data.entropy_threshold": 1e-6, "batch.graph_sampling": "sqrt",
+        "batch.graph_sampling": "sqrt",
         "loss.losses": "RankHingeLoss:0.5,CrossHingeLoss:0.5",
         "loss.pair_reduction": "mean_valid"}),
     "tables": ("xla-random,tables,ci", {

@@ -16,7 +16,6 @@ from typing import Generic
 
 from absl import logging
 import numpy as np
-from scipy import special
 
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import feature_blocks, graph_folder, npz, store
@@ -57,8 +56,6 @@ class LayoutOptions(TileOptions):
       (), "leave out training graphs with one of these words in the name")
   skip_constant: bool = option(
       True, "leave out training graphs whose configurations or runtimes are all equal")
-  entropy_threshold: float = option(
-      0.0, "leave out stretches of runtimes that hardly change; 0 = none", least=0)
   max_configs: int = option(
       0, "most configurations per training graph: a third each fastest, slowest, random; 0 = all",
       least=0)
@@ -194,12 +191,11 @@ class LayoutData(Data[LayoutConfigs]):
     graphs = self._left(graphs)
     total = sum(len(graph.configs) for graph in graphs)
     graphs = [drop_duplicates(graph, self.options.duplicate_policy) for graph in graphs]
-    graphs = [drop_flat(graph, self.options.entropy_threshold) for graph in graphs]
     graphs = [self._limit_configs(graph) for graph in graphs]
     rest = sum(len(graph.configs) for graph in graphs)
     if rest < total:
-      logging.info("%s: data.duplicate_policy, data.entropy_threshold and data.max_configs keep %s "
-                   "of %s training configurations", self.collection.name, f"{rest:,}", f"{total:,}")
+      logging.info("%s: data.duplicate_policy and data.max_configs keep %s of %s training "
+                   "configurations", self.collection.name, f"{rest:,}", f"{total:,}")
     return graphs
 
   def _left(self, graphs: list[OpGraph]) -> list[OpGraph]:
@@ -312,75 +308,17 @@ def drop_duplicates(graph: OpGraph, policy: str) -> OpGraph:
     return graph
   configs = graph.configs
   first, which = distinct_rows(configs.choices)
-  if policy == "min" and isinstance(configs, TileConfigs):
-    fastest = np.lexsort((configs.runtime_ns / configs.normalizer_ns, which))
-    fastest = fastest[np.searchsorted(which[fastest], np.arange(len(first)))]
-    return dataclasses.replace(graph, configs=configs.subset(fastest))
-  runtime = _combine(configs.runtime_ns, first, which, policy)
-  return dataclasses.replace(
-      graph, configs=dataclasses.replace(configs.subset(first), runtime_ns=runtime))
-
-
-def _combine(runtime_ns, first, which, policy: str) -> np.ndarray:
-  if policy == "first":
-    return runtime_ns[first]
+  kept = configs.subset(first)
   if policy == "min":
-    fastest = np.full(len(first), np.iinfo(np.int64).max)
-    np.minimum.at(fastest, which, runtime_ns)
-    return fastest
-  # Sums of differences from the first measurement are exact and do not overflow.
-  excess = np.zeros(len(first), np.int64)
-  np.add.at(excess, which, runtime_ns - runtime_ns[first][which])
-  return runtime_ns[first] + np.rint(excess / np.bincount(which)).astype(np.int64)
-
-
-_BLOCK = 100  # configurations
-_WINDOW = 5  # divergences in the moving average
-_EPSILON = 1e-3  # added to scaled runtimes, for the logarithm
-_LEAST_SHARE = 0.1  # of the configurations that must remain
-
-
-def divergences(runtime_ns: np.ndarray) -> np.ndarray:
-  """Smoothed divergence of each block of 100 runtimes from the block before, `[blocks - 1]`.
-
-  Runtimes `[C]` are scaled to [0, 1], and each block to a distribution over its 100 places. The
-  divergence is KL(block || block before), averaged with up to two divergences before and after.
-  Configurations after the last whole block are ignored.
-  """
-  runtime = runtime_ns - runtime_ns.min()
-  share = runtime / max(int(runtime.max()), 1) + _EPSILON
-  blocks = share[: len(share) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
-  blocks = blocks / blocks.sum(axis=1, keepdims=True)
-  divergence = special.rel_entr(blocks[1:], blocks[:-1]).sum(axis=1)
-  ones = np.ones(_WINDOW)
-  smooth = lambda values: np.convolve(values, ones)[_WINDOW // 2 :][: len(values)]
-  return smooth(divergence) / smooth(np.ones(len(divergence)))
-
-
-def drop_flat(graph: OpGraph, threshold: float) -> OpGraph:
-  """Leaves out stretches of configurations whose runtimes hardly change.
-
-  A block of 100 configurations stays if its divergences from both neighbouring blocks are at least
-  the threshold. Configurations after the last whole block belong to that block. If less than a
-  tenth would stay, none does. Graphs with fewer than two whole blocks or without runtimes keep all.
-  Source: entropy filter of the 2nd place of the "Fast or Slow?" competition, not used in its final
-  result.
-
-  Args:
-    graph: with measured configurations in file order.
-    threshold: 0 = no filter; 0.3 for `random` and 3 for `default` collections (2nd
-      place).
-  """
-  configs = graph.configs
-  if not threshold or len(configs) < 2 * _BLOCK or not configs.is_labelled:
-    return graph
-  differs = divergences(configs.runtime_ns) >= threshold
-  stays = np.append(differs, True) & np.append(True, differs)
-  block = np.minimum(np.arange(len(configs)) // _BLOCK, len(stays) - 1)
-  ids = np.flatnonzero(stays[block])
-  if len(ids) < _LEAST_SHARE * len(configs):
-    ids = ids[:0]
-  return dataclasses.replace(graph, configs=configs.subset(ids))
+    order = np.lexsort((configs.label, which))
+    kept = configs.subset(order[np.searchsorted(which[order], np.arange(len(first)))])
+  elif policy == "mean":
+    # Sums of differences from the first measurement are exact and do not overflow.
+    excess = np.zeros(len(first), np.int64)
+    np.add.at(excess, which, configs.runtime_ns - kept.runtime_ns[which])
+    mean = kept.runtime_ns + np.rint(excess / np.bincount(which)).astype(np.int64)
+    kept = dataclasses.replace(kept, runtime_ns=mean)
+  return dataclasses.replace(graph, configs=kept)
 
 
 def _load_indices(indices_dir: str, source: str, search: str) -> dict[str, np.ndarray]:

@@ -12,11 +12,6 @@ _TYPE_NAMES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES}
 _TUPLE = 13
 
 
-def summary(graph: module_graph.HloGraph) -> str:
-  """Size, computations, opcodes and configurable nodes of a graph, as lines."""
-  return "\n".join(_summary_lines(graph))
-
-
 def shape_text(shape: proto.ShapeProto) -> str:
   """A shape as HLO text writes it, `f32[8,128]{1,0}`."""
   if shape.element_type == _TUPLE:
@@ -27,7 +22,8 @@ def shape_text(shape: proto.ShapeProto) -> str:
   return f"{name}[{dimensions}]" + (f"{{{layout}}}" if layout else "")
 
 
-def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
+def summary(graph: module_graph.HloGraph) -> Iterator[str]:
+  """Lines with the size, computations, opcodes and configurable nodes of a graph."""
   module = graph.module
   yield (f"{graph.name}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
          f"{len(module.computations)} computations")

@@ -65,21 +65,6 @@ def libtpu_version() -> str:
   return importlib.metadata.version("libtpu")
 
 
-def lower(function: Callable[..., Any], args: tuple, target: str) -> Any:
-  """`jax.stages.Lowered` of a function for one device of a target.
-
-  Raises:
-    ValueError: as `full_name`.
-  """
-  import jax
-  sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
-  shapes = jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-      jax.eval_shape(lambda *leaves: leaves, *args))
-  jitted = function if hasattr(function, "lower") else jax.jit(function)
-  return jitted.lower(*shapes)
-
-
 def compile_function(
     function: Callable[..., Any], args: tuple, target: str, *, keep_stages: bool = False,
 ) -> TpuProgram:
@@ -98,7 +83,13 @@ def compile_function(
     ValueError: as `full_name`.
     jax.errors.JaxRuntimeError: the compiler refuses the function.
   """
-  lowered = lower(function, args, target)
+  import jax
+  sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
+  shapes = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+      jax.eval_shape(lambda *leaves: leaves, *args))
+  jitted = function if hasattr(function, "lower") else jax.jit(function)
+  lowered = jitted.lower(*shapes)
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")

@@ -13,7 +13,7 @@ make a folder called `gs:` of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import errno
 import fcntl
@@ -191,27 +191,6 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
     with contextlib.suppress(OSError):
       note.unlink()
     lock_file.release()
-
-
-@contextlib.contextmanager
-def repeat(work: Callable[[], None], seconds: float, *, name: str) -> Iterator[None]:
-  """Calls `work` in a thread, every `seconds`, while the block runs.
-
-  The first call comes after the first wait. A call that has begun ends before the block does.
-  """
-  ended = threading.Event()
-
-  def run() -> None:
-    while not ended.wait(seconds):
-      work()
-
-  thread = threading.Thread(target=run, name=name, daemon=True)
-  thread.start()
-  try:
-    yield
-  finally:
-    ended.set()
-    thread.join()
 
 
 def lines(path: Path) -> list[bytes]:
@@ -495,20 +474,32 @@ def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
   shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sending_along(mirror: _Mirror, place: str) -> contextlib.AbstractContextManager[None]:
-  """Sends the changes every half minute while the block runs; warns of the first failure."""
-  told: list[Exception] = []
+@contextlib.contextmanager
+def _sending_along(mirror: _Mirror, place: str) -> Iterator[None]:
+  """Sends the changes every half minute while the block runs; warns of the first failure.
 
-  def send_now() -> None:
-    try:
-      mirror.push()
-    except Exception as error:  # of whatever file system it is
-      if not told:
-        logging.warning("%s cannot be written (%s): tried again every %.0f s", place,
-                        console.one_line(error), _PUSH_SECONDS)
-      told.append(error)
+  A transfer that has begun ends before the block does.
+  """
+  ended, is_warned = threading.Event(), False
 
-  return repeat(send_now, _PUSH_SECONDS, name="bucket")
+  def run() -> None:
+    nonlocal is_warned
+    while not ended.wait(_PUSH_SECONDS):
+      try:
+        mirror.push()
+      except Exception as error:  # of whatever file system it is
+        if not is_warned:
+          logging.warning("%s cannot be written (%s): tried again every %.0f s", place,
+                          console.one_line(error), _PUSH_SECONDS)
+        is_warned = True
+
+  thread = threading.Thread(target=run, name="bucket", daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    ended.set()
+    thread.join()
 
 
 class _Mirror:

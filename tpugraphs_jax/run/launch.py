@@ -110,7 +110,8 @@ def _with_overrides(values: flags.FlagValues, fields: dict) -> ml_collections.Co
 def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDict:
   """The config of the run, with the folder of the data as `data_root`."""
   config, data_root = values.config, values.data_root
-  if values.mode in ("evaluate", "predict") or values.resume and _is_begun(workdir):
+  is_begun = parallel.from_primary((workdir / model_file.CONFIG_FILE).exists())
+  if values.mode in ("evaluate", "predict") or values.resume and is_begun:
     # Process 0 reads: other hosts may not see the folder.
     fields = parallel.on_primary(lambda: model_file.config_of(workdir))
     data_root = data_root or (not values.synthetic and fields.get("data_root"))
@@ -119,11 +120,6 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
   with config.unlocked():
     config.data_root = data_root or _data_of(values, config, workdir)
   return config
-
-
-def _is_begun(workdir: Path) -> bool:
-  """Whether a folder holds the config of a run."""
-  return parallel.from_primary((workdir / model_file.CONFIG_FILE).exists())
 
 
 def _run_together(values: flags.FlagValues, workdir: Path) -> None:

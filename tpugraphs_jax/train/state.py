@@ -283,11 +283,7 @@ def track_average(decay: float) -> optax.GradientTransformation:
   Must come last in a chain. In update t (from 0) the decay is at most
   (1 + t) / (10 + t), so that the initial parameters soon lose their weight.
   """
-  def mixing(count):
-    now = jnp.minimum(decay, (1 + count) / (10 + count))
-    return lambda average, new: now * average + (1 - now) * new
-
-  return _tracking(mixing)
+  return _tracking(lambda count: 1 - jnp.minimum(decay, (1 + count) / (10 + count)))
 
 
 def track_mean(first: int, last: int) -> optax.GradientTransformation:
@@ -299,27 +295,22 @@ def track_mean(first: int, last: int) -> optax.GradientTransformation:
   last = max(last, 1)
   first = min(first, last - 1)
 
-  def mixing(count):
+  def share(count):
     number = count - first + 1  # of this update in the window
-    share = jnp.where(count < last, 1 / jnp.maximum(number, 1), 0.0)
-    return lambda average, new: average + share * (new - average)
+    return jnp.where(count < last, 1 / jnp.maximum(number, 1), 0.0)
 
-  return _tracking(mixing)
+  return _tracking(share)
 
 
-def _tracking(
-    mixing: Callable[[jax.Array], Callable[[jax.Array, jax.Array], jax.Array]]
-) -> optax.GradientTransformation:
-  """Keeps an average of the parameters: `mixing(update number)(average, new parameters)`."""
+def _tracking(share: Callable[[jax.Array], jax.Array]) -> optax.GradientTransformation:
+  """Keeps an average of the parameters, to which update i gives new ones the weight `share(i)`."""
   def init(params: optax.Params) -> AverageState:
     # A copy, because a donated state may not hold one buffer twice.
     return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
 
   def update(updates, state, params):
-    mix = mixing(state.count)
-    average = jax.tree.map(
-        lambda average, param, change: mix(average, param + change),
-        state.average_params, params, updates)
+    average = optax.incremental_update(
+        optax.apply_updates(params, updates), state.average_params, share(state.count))
     return updates, AverageState(optax.safe_increment(state.count), average)
 
   return optax.GradientTransformation(init, update)

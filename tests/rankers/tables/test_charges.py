@@ -30,7 +30,6 @@ def test_charges_add_up_to_the_score(seed):
     found = table_charges.charges(program, costs, program.configs.group_row[config])
     assert sum(charge.cost for charge in found) == pytest.approx(score)
     assert len(found) == len(costs.unary) + len(costs.pair)
-    assert [c.cost for c in found] == sorted((c.cost for c in found), reverse=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -38,8 +37,6 @@ def test_differences_add_up_to_the_difference_of_scores(seed):
   program, costs, scores = case(seed)
   found = table_charges.charges(program, costs, *program.configs.group_row[[3, 5]])
   assert sum(c.cost - c.before for c in found) == pytest.approx(scores[3] - scores[5])
-  changes = [c.cost - c.before for c in found]
-  assert changes == sorted(changes, reverse=True)
 
 
 def test_a_difference_has_only_charges_of_other_choices():

@@ -30,7 +30,6 @@ from tpugraphs_jax.data.batching import (
   LayoutBatch,
   Neighbours,
   PreparedGraph,
-  Slate,
 )
 from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
 from tpugraphs_jax.nn import layers, pooling
@@ -68,16 +67,14 @@ class BlockPrograms(base.Programs):
 
   def draw(self, graphs: Sequence[PreparedGraph], sampler: Sampler) -> Draw:
     """Draws slates and a block of each; see `Family.draw`."""
-    def draw(number: int, rng: np.random.Generator, turn: int) -> SlateDraft:
-      graph = graphs[number]
+    draw = super().draw(graphs, sampler)
 
-      def finish() -> Slate:
-        ids, target = sampler(number, rng, turn)
-        return Slate(graph, ids, target, number, self.draw_block(graph, rng))
+    def draw_with_block(number: int, rng: np.random.Generator, turn: int) -> SlateDraft:
+      sizes, finish = draw(number, rng, turn)
+      return SlateDraft(sizes, lambda: finish()._replace(
+          block=self.draw_block(graphs[number], rng)))
 
-      return SlateDraft(graph.sizes, finish)
-
-    return draw
+    return draw_with_block
 
   def draw_block(self, graph: PreparedGraph, rng: np.random.Generator) -> tuple[int, int]:
     """One of the contiguous blocks of a program, `(first node, last node + 1)` (official)."""

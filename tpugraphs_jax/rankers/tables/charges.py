@@ -56,7 +56,7 @@ class Charge(NamedTuple):
 def charges(
     program: PreparedTables, costs: Costs, group_row: np.ndarray, other: np.ndarray | None = None
 ) -> list[Charge]:
-  """The charges of a configuration, largest first; with `other` only charges that differ.
+  """The charges of a configuration; with `other` only charges that differ.
 
   Args:
     program: program prepared for the model.
@@ -75,12 +75,7 @@ def charges(
   if other is not None:
     both = zip(rows, _charges(program, costs, other))
     rows = [one._replace(before=two.cost) for one, two in both if one.rows != two.rows]
-  return sort(rows)
-
-
-def sort(rows: Sequence[Charge]) -> list[Charge]:
-  """Sorts charges by `change`, largest first."""
-  return sorted(rows, key=lambda charge: -charge.change)
+  return rows
 
 
 def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> list[Charge]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,15 +28,6 @@ from tpugraphs_jax.rankers.tables.terms import Costs
 
 _CHUNK = 256  # configurations per residual batch
 _CANDIDATES = 50  # candidates per proposal for networks with a residual
-
-
-class Cheapest(NamedTuple):
-  """Configurations from the search; see `serve.explain.Proposals`."""
-
-  rows: np.ndarray  # [n, groups] dictionary rows
-  cost: np.ndarray  # [n] float64
-  gap: float
-  is_exact: bool
 
 
 class TablesFamily(Family):
@@ -149,12 +140,12 @@ class TablesFamily(Family):
     if self.network.has_residual:
       (rest,) = self.residuals(params, [program], [np.array(numbers)])
       rows.append(Charge(float(rest[0]), (), (), *map(float, rest[1:])))
-    return charges.sort(rows)
+    return sorted(rows, key=lambda charge: -charge.change)
 
   def cheapest(
       self, params: optax.Params, program: PreparedTables, n: int, *, near: int | None = None,
       score: Callable[[np.ndarray], np.ndarray], **options: Any,
-  ) -> Cheapest:
+  ) -> tuple[np.ndarray, np.ndarray, float, bool]:
     """The configurations with the lowest predicted cost over all choices of all groups.
 
     For a network with a residual, the result is ordered by score, lowest first. Without `near` it
@@ -169,6 +160,10 @@ class TablesFamily(Family):
       score: maps rows `[n, groups]` to scores `[n]`; used with a residual.
       **options: options of `search.propose` or `search.propose_near`.
 
+    Returns:
+      Dictionary rows `[n, groups]`, costs `[n]` float64, and `gap` and `is_exact` as in
+      `serve.explain.Proposals`.
+
     Raises:
       ValueError: n is below 1.
     """
@@ -182,10 +177,10 @@ class TablesFamily(Family):
       best = search.propose_near(*costs, start, n, **options)
     rows = program.terms.decode(best.choice.T)
     if not residual:
-      return Cheapest(rows, best.cost, best.gap, best.is_exact)
+      return rows, best.cost, best.gap, best.is_exact
     scores = score(rows)
     first = np.argsort(scores, kind="stable")[:n]
-    return Cheapest(rows[first], scores[first].astype(float), np.nan, False)
+    return rows[first], scores[first].astype(float), np.nan, False
 
   def _node_costs(self, params: optax.Params, program: PreparedTables) -> Costs:
     """Costs of every configurable node and pair of nodes."""
