@@ -76,7 +76,8 @@ def _step(
     raw = feature_blocks.with_config_features(graph, blocks).configs.config_feat
   else:
     raw = graph.configs.rows
-  ranker.fit([graph], [raw])
+  ranker.features.fit([graph])
+  ranker.fit_configs([raw])
   graphs = [ranker.prepare(graph)] * config.batch.graphs
   targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
   plan = training.plan_of(config, family, graphs, targets, epochs=1)

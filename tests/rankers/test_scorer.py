@@ -49,7 +49,7 @@ def read_number(params, batch):
 
 def scores_of(encoder, params, graphs, chosen=None, **options):
   chosen = chosen or [np.arange(len(graph.configs)) for graph in graphs]
-  return [found for _, found in encoder.run(params, graphs, chosen, **options)]
+  return encoder.run(params, graphs, chosen, **options)
 
 
 def numbers_of(graphs):

@@ -45,7 +45,7 @@ def made(name, kernels):
   params = jax.jit(family.network.init)(jax.random.key(1), batch)["params"]
   plain = scorer_lib.Encoder(
       scorer_lib.network_step(family.network), family.assemble, graphs=2, configs=4)
-  return family, params, [found for _, found in plain.run(params, kernels, every(kernels))]
+  return family, params, plain.run(params, kernels, every(kernels))
 
 
 def every(kernels):

@@ -67,7 +67,7 @@ def check_scores():
   encoder = scorer_lib.Encoder(scorer_lib.network_step(model), assemble, graphs=1, configs=5)
   found = encoder.run(params, graphs, [np.arange(5)] * len(graphs))
   apply = jax.jit(lambda batch: model.apply({"params": params}, batch))
-  for (_, scores), batch in zip(found, alone, strict=True):
+  for scores, batch in zip(found, alone, strict=True):
     np.testing.assert_allclose(scores, np.asarray(apply(batch))[0], rtol=1e-4, atol=1e-6)
 
 

@@ -39,7 +39,8 @@ def _ranker(variant: str, graph, **options: int):
   config = configs.load(f"layout.py:xla-random{variant}").to_dict()
   config["eval"].update(options)
   ranker, rng = Ranker(config), np.random.default_rng(0)
-  ranker.fit([graph], [graph.configs.rows])
+  ranker.features.fit([graph])
+  ranker.fit_configs([graph.configs.rows])
   shapes = ranker.param_shapes(_program(nodes=400, config_nodes=40, configs=2))
   ranker.params = jax.tree.map(
       lambda each: rng.normal(0, 0.1, each.shape).astype(each.dtype), shapes)

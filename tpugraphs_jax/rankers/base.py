@@ -362,7 +362,7 @@ class Family:
 
     Called by `scorer`.
     """
-    return [scores for _, scores in self.encoder.run(params, graphs, config_ids, progress=progress)]
+    return self.encoder.run(params, graphs, config_ids, progress=progress)
 
   def charges(
       self, params: optax.Params, program: Any, config: int, *, against: int | None = None

@@ -131,10 +131,10 @@ class Encoder:
   def run(
       self, params: optax.Params, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
       blocks: Sequence[tuple[int, int]] | None = None, progress: bool = False,
-  ) -> list[tuple[int, Any]]:
-    """All results of `stream`, ordered by number of the graph."""
-    return sorted(self.stream(params, graphs, config_ids, blocks=blocks, progress=progress),
-                  key=lambda part: part[0])
+  ) -> list[Any]:
+    """The outputs of each graph, see `stream`."""
+    outputs = dict(self.stream(params, graphs, config_ids, blocks=blocks, progress=progress))
+    return [outputs[number] for number in range(len(graphs))]
 
   def stream(
       self, params: optax.Params, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,

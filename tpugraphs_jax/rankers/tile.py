@@ -78,8 +78,7 @@ class LateJoin(base.Kernels):
       config_ids: Sequence[np.ndarray], *, progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each kernel; see `Family.scores`."""
-    pooled = np.stack([
-        readout for _, readout in self.encoder.run(params, graphs, config_ids, progress=progress)])
+    pooled = np.stack(self.encoder.run(params, graphs, config_ids, progress=progress))
     feat = np.concatenate([self.config_transform(graph.configs.config_feat[ids])
                            for graph, ids in zip(graphs, config_ids)])
     kernel = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])

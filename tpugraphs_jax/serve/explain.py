@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
-from typing import Any, NamedTuple, TYPE_CHECKING
+from typing import NamedTuple, TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from tpugraphs_jax.infra.tables import Table
 
 if TYPE_CHECKING:
   from tpugraphs_jax.rankers.tables.charges import Charge
-  from tpugraphs_jax.serve.ranker import Ranker
 
 
 class Explanation(list):
@@ -71,32 +70,6 @@ class Explanation(list):
     return self.table()._repr_html_()
 
 
-def explain(
-    ranker: Ranker, graph: OpGraph, config: int, *, against: int | None = None
-) -> Explanation:
-  """How much each choice of a configuration adds to its score, largest first.
-
-  Score tables give charges that add up to the score. For other rankers, `exchanges` replaces one
-  choice at a time.
-
-  Args:
-    ranker: trained.
-    graph: with configurations.
-    config: number of the configuration to explain.
-    against: number of a configuration to compare with; only choices in which the two differ are
-      explained. `exchanges` compares with the best-ranked configuration unless given.
-
-  Raises:
-    ValueError: a number that the graph does not have.
-  """
-  check_numbers(graph, config, against)
-  if ranker.family.can_propose:
-    rows = ranker.family.charges(ranker.params, ranker.prepare(graph), config, against=against)
-  else:
-    rows = exchanges(lambda one: ranker.scores([one])[0], graph, config, against=against)
-  return Explanation(rows, graph, config, against)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Proposals:
   """Configurations with the lowest cost in a score table, over all choices of all groups.
@@ -115,37 +88,7 @@ class Proposals:
   is_exact: bool
 
 
-def propose(
-    ranker: Ranker, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
-) -> Proposals:
-  """The n configurations with the lowest predicted cost, whether measured or not.
-
-  A group can have any row that it has in some configuration of the graph.
-
-  Args:
-    ranker: trained, with score tables.
-    graph: with configurations.
-    n: number of proposals; fewer if there are fewer combinations.
-    near: number of a trusted configuration, for instance the default of the compiler. The proposals
-      then lead from it to the cheapest, with more and more changes; see
-      `rankers.tables.search.propose_near`.
-    **options: of `rankers.tables.search.propose`.
-
-  Raises:
-    ValueError: the ranker has no score table, n is below 1, or the graph has no such number.
-  """
-  if not ranker.family.can_propose:
-    raise ValueError(f"model {ranker.settings.model} has no score table: train a model with score "
-                     "tables (variant tables of configs/layout.py)")
-  ranker.check(graph)
-  check_numbers(graph, near)
-  score = lambda rows: ranker.scores([_with_rows(graph, rows)])[0]
-  rows, cost, gap, is_exact = ranker.family.cheapest(
-      ranker.params, ranker.prepare(graph), n, near=near, score=score, **options)
-  return Proposals(_with_rows(graph, rows), cost, gap, is_exact)
-
-
-def _with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
+def with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
   """The graph with unlabelled configurations of the rows `[n, groups]`."""
   configs = dataclasses.replace(
       graph.configs, group_row=rows.astype(graph.configs.group_row.dtype),

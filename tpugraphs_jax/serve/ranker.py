@@ -118,11 +118,6 @@ class Ranker:
 
   # Transforms.
 
-  def fit(self, graphs: Sequence[OpGraph], config_values: Sequence[np.ndarray]) -> None:
-    """Fits the transforms on training graphs and their configurations `[n, F]`."""
-    self.features.fit(graphs)
-    self.fit_configs(config_values)
-
   def fit_configs(self, config_values: Sequence[np.ndarray]) -> None:
     """Fits the transform of configurations `[n, F]` alone."""
     kind, columns = self.settings.data.config_transform, config_values[0].shape[1]
@@ -233,15 +228,58 @@ class Ranker:
   def explain(
       self, graph: OpGraph, config: int, *, against: int | None = None
   ) -> explaining.Explanation:
-    """How much each choice of a configuration adds to its score; see `serve.explain.explain`."""
+    """How much each choice of a configuration adds to its score, largest first.
+
+    Score tables give charges that add up to the score. For other rankers, `exchanges` replaces one
+    choice at a time.
+
+    Args:
+      graph: with configurations.
+      config: number of the configuration to explain.
+      against: number of a configuration to compare with; only choices in which the two differ are
+        explained. `exchanges` compares with the best-ranked configuration unless given.
+
+    Raises:
+      ValueError: a number that the graph does not have.
+    """
     self.check(graph)
-    return explaining.explain(self, self._seen(graph), config, against=against)
+    graph = self._seen(graph)
+    explaining.check_numbers(graph, config, against)
+    if self.family.can_propose:
+      rows = self.family.charges(self.params, self.prepare(graph), config, against=against)
+    else:
+      rows = explaining.exchanges(
+          lambda one: self.scores([one])[0], graph, config, against=against)
+    return explaining.Explanation(rows, graph, config, against)
 
   def propose(
       self, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
   ) -> explaining.Proposals:
-    """The n configurations with the lowest predicted cost; see `serve.explain.propose`."""
-    return explaining.propose(self, self._seen(graph), n, near=near, **options)
+    """The n configurations with the lowest predicted cost, whether measured or not.
+
+    A group can have any row that it has in some configuration of the graph.
+
+    Args:
+      graph: with configurations.
+      n: number of proposals; fewer if there are fewer combinations.
+      near: number of a trusted configuration, for instance the default of the compiler. The
+        proposals then lead from it to the cheapest, with more and more changes; see
+        `rankers.tables.search.propose_near`.
+      **options: of `rankers.tables.search.propose`.
+
+    Raises:
+      ValueError: the ranker has no score table, n is below 1, or the graph has no such number.
+    """
+    graph = self._seen(graph)
+    if not self.family.can_propose:
+      raise ValueError(f"model {self.settings.model} has no score table: train a model with score "
+                       "tables (variant tables of configs/layout.py)")
+    self.check(graph)
+    explaining.check_numbers(graph, near)
+    score = lambda rows: self.scores([explaining.with_rows(graph, rows)])[0]
+    rows, cost, gap, is_exact = self.family.cheapest(
+        self.params, self.prepare(graph), n, near=near, score=score, **options)
+    return explaining.Proposals(explaining.with_rows(graph, rows), cost, gap, is_exact)
 
   # Files.
 

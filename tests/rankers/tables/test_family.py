@@ -108,7 +108,7 @@ def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual):
   job = parts.make("layout", f"tables{'+sage' if residual == 'sage' else ''},ci", **SMALL | {
       "model.residual": residual})
   graph = graphs_of(root, "valid")[0]
-  job.ranker.fit([graph], [graph.configs.rows.astype(np.float32)])
+  job.fit([graph])
   prepared = job.ranker.prepare(graph)
   (budget,) = plan.choose_budgets([prepared.sizes])
   slate = Slate(prepared, np.arange(8), np.zeros(8, np.float32))

@@ -91,8 +91,8 @@ class BlockPrograms(base.Programs):
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):
       blocks = [self.draw_block(graph, rng) for graph, rng in zip(graphs, rngs)]
-      outputs = self.encoder.run(params, graphs, config_ids, blocks=blocks, progress=progress)
-      runs.append([scores for _, scores in outputs])
+      runs.append(self.encoder.run(
+          params, graphs, config_ids, blocks=blocks, progress=progress))
     return [np.mean(scores, axis=0) for scores in zip(*runs)]
 
 

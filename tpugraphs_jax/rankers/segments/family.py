@@ -450,8 +450,7 @@ class Head(Family):
   ) -> list[np.ndarray]:
     """Scores `[n]` of each program. Every call must have the same programs and configurations."""
     if self._totals is None:
-      self._totals = [total for _, total in self._segments.encoder.run(
-          params, graphs, config_ids, progress=progress)]
+      self._totals = self._segments.encoder.run(params, graphs, config_ids, progress=progress)
     return [self._segments.head(params, graph, total) for graph, total in zip(graphs, self._totals)]
 
 

@@ -109,15 +109,15 @@ class TablesFamily(Family):
     """The costs of groups and columns of each program, summed over heads."""
     nothing = [np.zeros(0, np.int64)] * len(graphs)
     outputs = self.encoder.run(params, graphs, nothing, progress=progress)
-    return [_cut(graphs[number].sizes, "groups", "columns",
+    return [_cut(graph.sizes, "groups", "columns",
                  *jax.tree.map(lambda table: table.sum(axis=-1), output))
-            for number, output in outputs]
+            for graph, output in zip(graphs, outputs)]
 
   def residuals(
       self, params: optax.Params, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
     """Residuals `[n]` float32 of the configurations `[n]` of each program."""
-    return [rest for _, rest in self._residual_encoder.run(params, graphs, config_ids)]
+    return self._residual_encoder.run(params, graphs, config_ids)
 
   # Explanations and proposals.
 
