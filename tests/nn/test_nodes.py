@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_cases import dense_matrix, DIRECTIONS, layout_batch, random_values, reached_nodes
+from edge_cases import dense_matrix, DIRECTIONS, layout_batch, reached_nodes
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,7 +102,7 @@ def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, own):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_means_over_neighbours_equal_loops_in_every_form(hop, direction):
   parts = features(hop)
-  found = nodes.neighbour_mean(nodes_of(parts, hop), direction).complete()
+  found = nodes.neighbour_mean(nodes_of(parts, hop), direction)
   assert found.hop == (hop if hop in (NONE, EVERYWHERE) else hop + 1)
   full, heard = full_of(parts, hop), neighbours(direction)
   assert any(not h for h in heard) and any(len(h) > len(set(h)) for h in heard)
@@ -115,26 +115,6 @@ def test_more_rounds_than_the_batch_was_built_for_are_refused():
   x = nodes.neighbours(reached_nodes(batch), aggregation.USERS)
   with pytest.raises(ValueError, match="hops"):
     nodes.neighbours(x, aggregation.USERS)
-
-
-def test_sums_divisions_and_biases_may_come_before_a_sum_is_complete():
-  _, batch = layout_batch(hops=2)
-  total = nodes.neighbour_sum(reached_nodes(batch), aggregation.USERS)
-  by = 1 + np.abs(random_values(len(batch.block_mask)))
-  bias = random_values(1, 2, seed=3)
-  early = (total.divide(jnp.asarray(by)) + total).add_bias(jnp.asarray(bias))
-  full = np.asarray(total.complete().everywhere())
-  expected = full / by[:, None, None] + full + bias[None]
-  np.testing.assert_allclose(early.complete().everywhere(), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("hop", [NONE, EVERYWHERE])
-def test_a_bias_is_added_once_where_a_sum_has_one_part(hop):
-  x, bias = nodes_of(features(hop), hop), jnp.arange(WIDTH, dtype=jnp.float32)[None]
-  total = nodes.neighbour_sum(x, aggregation.BOTH)
-  np.testing.assert_allclose(
-      total.add_bias(bias).complete().everywhere(), total.complete().everywhere() + bias[None],
-      rtol=1e-6)
 
 
 # Slates.

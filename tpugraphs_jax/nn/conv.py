@@ -39,7 +39,7 @@ def sage(x: Nodes, own: Layer, messages: Mapping[str, Layer]) -> Nodes:
   result = x.map(own)
   # The linear layer comes before the mean: a round has fewer senders than receivers.
   means = [nodes.neighbour_mean(x.map(layer), direction) for direction, layer in messages.items()]
-  return sum(means[1:], means[0]).complete() + result
+  return sum(means, result)
 
 
 class Sage(nn.Module):
@@ -70,7 +70,7 @@ def propagate(x: Nodes, direction: str) -> Nodes:
   """
   slates = x.slates
   root = jnp.sqrt(1 + degree(slates.adjacency, direction, slates.num_nodes))
-  return nodes.neighbour_sum(x.divide(root), direction, own=True).divide(root).complete()
+  return nodes.neighbours(x.divide(root), direction, own=True).divide(root)
 
 
 class Appnp(nn.Module):

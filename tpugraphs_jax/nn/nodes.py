@@ -226,62 +226,14 @@ def concat(*parts: Nodes) -> Nodes:
   return combine(concatenate, *parts)
 
 
-@dataclasses.dataclass(frozen=True)
-class PartialSum:
-  """A neighbour sum in two parts, one for each part of the senders.
+def neighbours(x: Nodes, direction: str, *, own: bool = False) -> Nodes:
+  """The sum of each node's operands, users or both, `[N, C, F]`; features reach one hop further.
 
-      senders        receivers               attribute
+      senders        receivers               sum
       unreached  ->  all nodes               from_unreached [N, 1, F]
       reached    ->  nodes of hops 0..h+1    from_reached   [rows of hops 0..h+1, C, F]
 
-  A reached receiver needs both; `complete` adds them. Sums and divisions apply to both parts, so
-  that several directions are completed once. Nonlinear functions must come after `complete`.
-
-  Attributes:
-    from_unreached: sums over unreached neighbours, or None.
-    from_reached: sums over reached neighbours, or None.
-    slates: slates of the nodes.
-    hop: the last hop that is reached after the sum.
-  """
-
-  slates: Slates
-  from_unreached: jax.Array | None
-  from_reached: jax.Array | None
-  hop: int
-
-  def __add__(self, other: PartialSum) -> PartialSum:
-    return self.of(self._nodes() + other._nodes())
-
-  def divide(self, by: jax.Array) -> PartialSum:
-    """Divides the sum of every receiver by `by [N]`."""
-    return self.of(self._nodes().divide(by))
-
-  def add_bias(self, bias: jax.Array) -> PartialSum:
-    """Adds `bias [1, F]` to every receiver's sum."""
-    # `complete` adds the parts: only one of them gets the bias.
-    part = "from_reached" if self.from_unreached is None else "from_unreached"
-    value = getattr(self, part)
-    return dataclasses.replace(self, **{part: value + bias[None].astype(value.dtype)})
-
-  def complete(self) -> Nodes:
-    """The whole sum: adds the sums over unreached neighbours to reached nodes."""
-    x = self._nodes()
-    if not NONE < self.hop < EVERYWHERE:
-      return x
-    from_unreached = take_rows(x.shared, self.slates.nodes_within(self.hop))
-    return dataclasses.replace(x, varying=x.varying + from_unreached)
-
-  def _nodes(self) -> Nodes:
-    return Nodes(self.slates, self.from_unreached, self.from_reached, self.hop)
-
-  @classmethod
-  def of(cls, x: Nodes) -> PartialSum:
-    """The sum with the two parts of `x`."""
-    return cls(x.slates, x.shared, x.varying, x.hop)
-
-
-def neighbour_sum(x: Nodes, direction: str, *, own: bool = False) -> PartialSum:
-  """Sums each node's operands, users or both; features reach one hop further.
+  A reached receiver adds both.
 
   Args:
     x: features of the senders, `[N, C, F]`.
@@ -293,9 +245,8 @@ def neighbour_sum(x: Nodes, direction: str, *, own: bool = False) -> PartialSum:
   """
   slates = x.slates
   if not NONE < x.hop < EVERYWHERE:
-    total = x.map(lambda rows: aggregation.neighbour_sum(
+    return x.map(lambda rows: aggregation.neighbour_sum(
         rows, slates.adjacency, direction, own=own))
-    return PartialSum.of(total)
   hop, by_hop = x.hop + 1, slates.by_hop
   if hop >= len(by_hop.nodes):
     raise ValueError(
@@ -305,15 +256,11 @@ def neighbour_sum(x: Nodes, direction: str, *, own: bool = False) -> PartialSum:
   from_unreached = aggregation.neighbour_sum(unreached, slates.adjacency, direction, own=own)
   from_reached = aggregation.neighbour_sum(
       x.varying, by_hop.adjacency, direction, receivers=slates.rows_within(hop), own=own)
-  return PartialSum(slates, from_unreached, from_reached, hop)
+  rows = take_rows(from_unreached, slates.nodes_within(hop))
+  return Nodes(slates, from_unreached, from_reached + rows, hop)
 
 
-def neighbours(x: Nodes, direction: str, *, own: bool = False) -> Nodes:
-  """The sum of each node's operands, users or both, `[N, C, F]`; see `neighbour_sum`."""
-  return neighbour_sum(x, direction, own=own).complete()
-
-
-def neighbour_mean(x: Nodes, direction: str) -> PartialSum:
+def neighbour_mean(x: Nodes, direction: str) -> Nodes:
   """The mean of each node's operands, users or both; 0 for a node without any."""
   count = degree(x.slates.adjacency, direction, x.slates.num_nodes)
-  return neighbour_sum(x, direction).divide(jnp.maximum(count, 1))
+  return neighbours(x, direction).divide(jnp.maximum(count, 1))

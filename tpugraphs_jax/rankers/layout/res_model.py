@@ -43,7 +43,7 @@ from tpugraphs_jax.nn.layers import (
   PRECISIONS,
 )
 from tpugraphs_jax.nn.linear import Layouts
-from tpugraphs_jax.nn.nodes import neighbour_sum, Nodes, Slates
+from tpugraphs_jax.nn.nodes import neighbours, Nodes, Slates
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base, scorer
 
@@ -206,9 +206,9 @@ class ResModel(base.Network):
       by = self.divisor(degree(slates.adjacency, direction, slates.num_nodes))
       if self.adj_normalization == "sym":
         message = message.divide(by)
-      means.append(neighbour_sum(message, direction, own=True).divide(by))
-    total = functools.reduce(operator.add, means).add_bias(bias).complete()
-    return total.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))))
+      means.append(neighbours(message, direction, own=True).divide(by))
+    return functools.reduce(operator.add, means).map(lambda v: leaky_relu(
+        self.update_1[layer](leaky_relu(v + bias[None].astype(v.dtype)))))
 
   def divisor(self, neighbours: jax.Array) -> jax.Array:
     """The divisor of each node by normalisation, from its number of `neighbours [N]`: `[N]`."""

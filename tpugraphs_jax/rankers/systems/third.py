@@ -223,7 +223,7 @@ class SageConcat(nn.Module):
   def __call__(self, *x: Nodes) -> Nodes:
     """Maps node features, as one concatenation, to `[N, C, features + 2 messages]`."""
     slates = x[0].slates
-    users = neighbour_mean(self.linear(self.messages, name="users")(*x), USERS).complete()
+    users = neighbour_mean(self.linear(self.messages, name="users")(*x), USERS)
     sent = self.linear(self.messages, name="operands")(*x)
     # Published: divided at the sender, not at the receiver.
     count = degree(slates.adjacency, OPERANDS, slates.num_nodes)
