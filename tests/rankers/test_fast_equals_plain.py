@@ -7,6 +7,7 @@ import functools
 import comparing
 import jax
 import numpy as np
+import parts
 import plain
 import pytest
 import random_graphs
@@ -58,13 +59,6 @@ def batches(slots: int) -> dict:
       for key, graphs in prepared.items()}
 
 
-def init(model, batch, seed=0):
-  """Parameters that are all nonzero, biases too."""
-  params = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), params)
-
-
 @jax.jit
 def loss_and_gradient(scores, target, mask):
   """ListMLE and its gradient with respect to scores; compiled once for all models."""
@@ -96,7 +90,7 @@ def results(score):
 
 def check_layout(model, plain_score, slot_widths=(1,)):
   """`model` gives the results of `plain_score` in every case and table width."""
-  params = init(model, batches(slot_widths[0])["several", True])
+  params = parts.params_of(model, batches(slot_widths[0])["several", True])
   reference = results(plain_score)
   expected = {
       case: reference(params, plain.from_layout(batch))
@@ -138,7 +132,7 @@ def test_rematerialised_res_model_equals_plain(layers):
 
 def test_chunks_of_configurations_equal_plain():
   model = sage.SAGE(**SAGE_OPTIONS)
-  params = init(model, batches(1)["several", True])
+  params = parts.params_of(model, batches(1)["several", True])
   whole = results(functools.partial(plain.layout_sage, layers=HOPS, pooling=ALL_POOLINGS))
   chunked = results(lambda params, batch: state.apply_in_chunks(
       model, {"params": params}, batch, config_chunk=CONFIGS // 2, train=True,
@@ -157,7 +151,7 @@ def test_models_in_bfloat16_are_near_float32(kind, name, options):
   make = functools.partial(
       base.create_network, kind, name, **dict(op_embed_dim=4, hidden_dim=8) | options)
   batch = tile_batch(slots=4) if kind == "tile" else batches(1)["several", True]
-  params = init(make(), batch)
+  params = parts.params_of(make(), batch)
   score = lambda model: np.asarray(
       jax.jit(model.apply)({"params": params}, batch))[batch.config_mask]
   exact, half = score(make()), score(make(dtype="bfloat16"))

@@ -77,9 +77,24 @@ class Case:
   batch: Any  # from the published inputs
 
   @functools.cached_property
+  def run(self) -> Callable[[Any], Any]:
+    """Compiled function from parameters to `((loss, (scores [G, C], layers)), gradients)`."""
+    network, loss = self.job.ranker.family.network, loss_of(self.job, self.batch)
+
+    def of(params):
+      scores, seen = network.apply(
+          {"params": params}, self.batch, capture_intermediates=True, mutable=["intermediates"])
+      return loss(scores), (scores, seen["intermediates"])
+
+    return jax.jit(jax.value_and_grad(of, has_aux=True))
+
+  @functools.cached_property
   def results(self) -> tuple[np.ndarray, float, dict, dict]:
     """Scores `[G, C]`, loss, gradients by path, and outputs of layers by path."""
-    return results(self.job, self.params, self.batch)
+    (loss, (scores, seen)), grads = self.run(self.params)
+    layers = {"/".join(path[:-1]): value[0]
+              for path, value in traverse_util.flatten_dict(seen).items()}
+    return np.asarray(scores), float(loss), flat(grads), layers
 
   def update(self, grads: Mapping[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray]:
     """The first update of the parameters by path, with changed fields of the optimiser."""
@@ -192,25 +207,6 @@ def loss_of(job: Job, batch: Any) -> Any:
     return losses_lib.combine(options.weighted, totals, counts)
 
   return lambda scores: jax.vmap(on_device, axis_name=parallel.DEVICES)(scores[None])[0]
-
-
-def results(job: Job, params: Any, batch: Any) -> tuple[np.ndarray, float, dict, dict]:
-  """Scores `[G, C]`, loss, gradients by path, and outputs of layers by path of a batch."""
-  network, loss = job.ranker.family.network, loss_of(job, batch)
-
-  @jax.jit
-  def run(params):
-    def of(params):
-      scores, seen = network.apply(
-          {"params": params}, batch, capture_intermediates=True, mutable=["intermediates"])
-      return loss(scores), (scores, seen["intermediates"])
-
-    return jax.value_and_grad(of, has_aux=True)(params)
-
-  (value, (scores, seen)), grads = run(params)
-  layers = {"/".join(path[:-1]): value[0]
-            for path, value in traverse_util.flatten_dict(seen).items()}
-  return np.asarray(scores), float(value), flat(grads), layers
 
 
 def assert_near(actual: Any, expected: Any, tolerance: float, what: str = "") -> None:
