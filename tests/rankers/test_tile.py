@@ -1,7 +1,6 @@
 """Rankers with late join run once per kernel and give the scores of the plain form."""
 
 import families
-import jax
 import numpy as np
 import parts
 import pytest

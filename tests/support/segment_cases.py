@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import families
 from flax import linen as nn
-import jax
 import numpy as np
 import parts
 import random_graphs

@@ -218,7 +218,7 @@ def assert_near(actual: Any, expected: Any, tolerance: float, what: str = "") ->
 
 
 def assert_torch_parameters(
-    job: Job, batch: Any, fan_in: Mapping[str, int] = {}, *, skip: Sequence[str] = (),
+    network: Any, batch: Any, fan_in: Mapping[str, int] = {}, *, skip: Sequence[str] = (),
     **constants: float) -> dict[str, np.ndarray]:
   """Checks the distribution of initial parameters against PyTorch's formulas; returns them by path.
 
@@ -226,13 +226,12 @@ def assert_torch_parameters(
   has the scale 1 and the bias 0.
 
   Args:
-    job: whose network is initialised with three seeds.
+    network: is initialised with three seeds; one layer of each kind is enough.
     batch: of it.
     fan_in: the K of layers or of single parameters that have another one, by path.
     skip: paths of parameters that begin in another way.
     **constants: expected value of parameters by the end of their path.
   """
-  network = job.ranker.family.network
   init = jax.jit(lambda seed: network.init(jax.random.key(seed), batch)["params"])
   runs = [flat(init(seed)) for seed in range(3)]
   for path in runs[0].keys() - set(skip):

@@ -259,7 +259,8 @@ def check_update(before, after, grads, norm, rate):
 @of_every_record
 def test_initial_parameters_are_those_of_pytorch(case):
   special = [f"{block}/linear/{kind}" for block in BLOCKS[:2] for kind in ("kernel", "bias")]
-  params = winners.assert_torch_parameters(case.job, case.batch, skip=special, temperature=0.5)
+  params = winners.assert_torch_parameters(
+      case.job.ranker.family.network, case.batch, skip=special, temperature=0.5)
   for block in BLOCKS[:2]:
     kernel = params[f"{block}/linear/kernel"]
     deviation = np.sqrt(2 / sum(kernel.shape))  # Xavier's normal

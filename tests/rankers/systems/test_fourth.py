@@ -90,4 +90,4 @@ def test_padding_and_shared_nodes_change_nothing():
 
 def test_it_begins_as_in_pytorch():
   job = Job.of(parts.config_of("layout", "xla-random,preset=fourth,ci"))
-  winners.assert_torch_parameters(job, BATCH)
+  winners.assert_torch_parameters(job.ranker.family.network, BATCH)

@@ -165,7 +165,8 @@ def test_it_begins_as_in_pytorch(kind, variant):
   attentions = ("cross_0/heads", "attention_0/heads") if kind == "tile" else ()
   xavier = {f"{path}/{name}": width / 1.5 for path in attentions for name in packed}
   zeros = {f"heads/{name}/bias": 0.0 for name in (*packed, "out")}
-  winners.assert_torch_parameters(job, BATCH if kind == "layout" else TILES, xavier, **zeros)
+  winners.assert_torch_parameters(
+      job.ranker.family.network, BATCH if kind == "layout" else TILES, xavier, **zeros)
 
 
 def test_nlp_has_members_of_difformer():
