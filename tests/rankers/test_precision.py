@@ -1,6 +1,7 @@
-"""Every product of every step has the precision that the config asks for.
+"""Every product of a step has the precision that the config asks for.
 
 Processors compute in float32 whatever the precision: only the lowered step shows it.
+Steps of presets are those of training, which hold all products of scoring.
 """
 
 from __future__ import annotations
