@@ -69,5 +69,6 @@ def test_the_line_of_help_names_values_that_its_words_do_not():
 def test_a_near_name_is_a_field_of_the_same_name_elsewhere_or_of_nearly_the_same_spelling():
   known = ["train.epochs", "model.width", "batch.graphs"]
   assert options.nearest("data.width", known) == "did you mean model.width? "
+  assert options.nearest("width", known) == "did you mean model.width? "
   assert options.nearest("train.epoch", known) == "did you mean train.epochs? "
   assert options.nearest("zzz", known) == ""

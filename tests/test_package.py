@@ -1,8 +1,6 @@
 """The installed package is complete, and its commands refuse wrong usage."""
 
 import configparser
-import subprocess
-import sys
 
 import commands
 import pytest
@@ -25,10 +23,11 @@ def test_every_folder_of_the_package_is_installed():
     "collect --programs none.py --label measured --out x --collection layout:own:a",
     "hlo show none.pb", "submission combine --out x none.csv", "report none",
     "data.download --collections tile:none"])
-def test_wrong_usage_of_a_command_ends_in_code_2_and_an_error(command, tmp_path):
+def test_wrong_usage_of_a_command_ends_in_code_2_and_an_error(
+    command, tmp_path, tmp_path_factory):
   module, *arguments = command.split()
   names = [f"tpugraphs_jax.{module}"] if arguments else ["tpugraphs_jax", module]
-  ended = subprocess.run([sys.executable, "-m", *names, *arguments], cwd=tmp_path,
-                         capture_output=True, text=True)
-  assert ended.returncode == 2, ended.stderr
-  assert "error: " in ended.stderr.splitlines()[-1] and not list(tmp_path.iterdir())
+  ended = commands.run(commands.Run(["-m", *names, *arguments], folder=str(tmp_path)),
+                       home=tmp_path_factory.mktemp("home"))
+  assert ended.code == 2, ended.err
+  assert "error: " in ended.err.splitlines()[-1] and not list(tmp_path.iterdir())

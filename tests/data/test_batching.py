@@ -6,6 +6,7 @@ import comparing
 import jax
 import jax.numpy as jnp
 import numpy as np
+import parts
 import pytest
 import random_graphs
 from scipy import sparse
@@ -155,7 +156,7 @@ def test_padding_and_order_do_not_change_scores_losses_or_gradients(kind):
   model, make = CASES[kind]
   run = results(model)
   batch = make()
-  params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+  params = parts.params_of(model, batch)
   (loss, scores), grads = run(params, batch)
   cases = [((2, 0, 1), {}), ((1, 2, 0), {"graphs": 5, "spare": 19, "configs": CONFIGS + 2})]
   for order, options in cases:

@@ -8,6 +8,7 @@ import threading
 import families
 import jax
 import numpy as np
+import parts
 import pytest
 import random_graphs
 
@@ -165,7 +166,7 @@ def params_of(model, graphs, assemble):
   budget = random_graphs.common_budget([graph.sizes for graph in graphs])
   slot = batching.Slate(graphs[0], np.arange(1), np.zeros(1, np.float32))
   batch = assemble([slot], budget, graphs=1, configs=1)
-  return jax.jit(model.init)(jax.random.key(0), batch)["params"]
+  return parts.params_of(model, batch)
 
 
 def assert_close_lists(found, expected):

@@ -1,8 +1,8 @@
 """Rankers with late join run once per kernel and give the scores of the plain form."""
 
 import families
-import jax
 import numpy as np
+import parts
 import pytest
 import random_graphs
 
@@ -42,7 +42,7 @@ def made(name, kernels):
   slates = [batching.Slate(kernels[0], np.arange(2), np.zeros(2, np.float32))]
   budget = random_graphs.common_budget([kernels[0].sizes])
   batch = family.assemble(slates, budget, graphs=1, configs=2)
-  params = jax.jit(family.network.init)(jax.random.key(1), batch)["params"]
+  params = parts.params_of(family.network, batch)
   plain = scorer_lib.Encoder(
       scorer_lib.network_step(family.network), family.assemble, graphs=2, configs=4)
   return family, params, plain.run(params, kernels, every(kernels))

@@ -192,9 +192,9 @@ def wait_for(*paths):
   raise AssertionError(f"{paths} did not come")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("processes", [1, 2])
-def test_runs_are_saved_and_end_with_their_sweep(tmp_path, number, processes):
+@pytest.mark.parametrize("processes, number", [
+    (1, signal.SIGTERM), (1, signal.SIGKILL), (2, signal.SIGTERM)])
+def test_runs_are_saved_and_end_with_their_sweep(tmp_path, processes, number):
   script = tmp_path / "sweeping.py"
   script.write_text(SWEEP)
   process = subprocess.Popen(

@@ -13,7 +13,6 @@ import pytest
 
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import features, npz
-from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
 from tpugraphs_jax.serve.ranker import Ranker
@@ -56,16 +55,13 @@ def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations
 @pytest.mark.parametrize("variant", ["official,ci", "tables,ci"])
 def test_transforms_are_fitted_on_all_collections_together(variant, data_root, tmp_path):
   job = job_of(data_root, tmp_path / "store", variant)
-  prepared, _ = job_lib.load_graphs(job, tmp_path, resume=False)
+  job_lib.load_graphs(job, tmp_path, resume=False)
   graphs = list(itertools.chain(*train_graphs(job).values()))
   alone = job_of(data_root, tmp_path / "store", variant, **{"data.also": ()})
   alone.fit(graphs)
   for name, transform in alone.ranker.transforms.items():
     jax.tree.map(np.testing.assert_array_equal, transform.to_dict(),
                  features.load(tmp_path / "features.json")[name].to_dict())
-  stage, _ = training.first_stage(job, prepared, tmp_path)
-  _, metrics = stage.train_step(parallel.replicate(stage.state), next(stage.batches))
-  assert np.isfinite(parallel.unreplicate(metrics)["loss"])
 
 
 @pytest.fixture(scope="module")

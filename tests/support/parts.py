@@ -1,10 +1,12 @@
-"""Jobs of the project's configs with some fields changed."""
+"""Jobs of the project's configs with some fields changed, and parameters of networks."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import ml_collections
+import numpy as np
 
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job
@@ -24,3 +26,11 @@ def config_of(kind: str, variant: str = "", **changes: Any) -> ml_collections.Co
 def make(kind: str, variant: str = "", **changes: Any) -> Job:
   """The job of a config with some fields changed."""
   return Job.of(config_of(kind, variant, **changes))
+
+
+def params_of(network: Any, batch: Any, seed: int = 0, scale: float = 0.3) -> Any:
+  """Normal numbers as parameters, biases too. Scalars are above 0.5: one may be a divisor."""
+  shapes = jax.eval_shape(network.init, jax.random.key(0), batch)["params"]
+  rng = np.random.default_rng(seed)
+  draw = lambda shape: rng.normal(0, scale, shape) if shape else 0.5 + rng.random()
+  return jax.tree.map(lambda leaf: np.asarray(draw(leaf.shape), np.float32), shapes)

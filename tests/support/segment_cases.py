@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import families
 from flax import linen as nn
-import jax
 import numpy as np
+import parts
 import random_graphs
 
 from tpugraphs_jax.data import batching
@@ -141,6 +141,4 @@ def scores(family: Segments, params, graphs, config_ids=None) -> list[np.ndarray
 def params_of(model, graphs):
   """Random parameters with standard deviation 0.5, biases too."""
   batch = batch_of([slot(graphs[0], 0, [0, 1], [0])], graphs=1, configs=2, fresh=1)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
+  return parts.params_of(model, batch, scale=0.5)

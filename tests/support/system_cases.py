@@ -10,6 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import parts as parts_lib
 import random_graphs
 
 from tpugraphs_jax.data import batching
@@ -288,17 +289,9 @@ def slow_inputs(batch: Any, table: np.ndarray) -> np.ndarray:
 # Whole networks.
 
 
-def network_params(network: Any, batch: Any, seed: int = 0) -> Any:
-  """Nonzero parameters, biases too. Scalars are above 0.5, because one may be a divisor."""
-  shapes = jax.eval_shape(network.init, jax.random.key(0), batch)["params"]
-  rng = np.random.default_rng(seed)
-  draw = lambda shape: rng.normal(0, 0.3, shape) if shape else 0.5 + rng.random()
-  return jax.tree.map(lambda leaf: np.asarray(draw(leaf.shape), np.float32), shapes)
-
-
 def scores_and_gradients(network: Any, batches: Sequence[Any]) -> list[tuple[np.ndarray, Any]]:
   """Scores `[G, C]` (0 for padding) and gradients in training, of each batch."""
-  params = network_params(network, batches[0])
+  params = parts_lib.params_of(network, batches[0])
   weight = random(*batches[0].target.shape, seed=3)
 
   def loss(params, batch):

@@ -77,9 +77,24 @@ class Case:
   batch: Any  # from the published inputs
 
   @functools.cached_property
+  def run(self) -> Callable[[Any], Any]:
+    """Compiled function from parameters to `((loss, (scores [G, C], layers)), gradients)`."""
+    network, loss = self.job.ranker.family.network, loss_of(self.job, self.batch)
+
+    def of(params):
+      scores, seen = network.apply(
+          {"params": params}, self.batch, capture_intermediates=True, mutable=["intermediates"])
+      return loss(scores), (scores, seen["intermediates"])
+
+    return jax.jit(jax.value_and_grad(of, has_aux=True))
+
+  @functools.cached_property
   def results(self) -> tuple[np.ndarray, float, dict, dict]:
     """Scores `[G, C]`, loss, gradients by path, and outputs of layers by path."""
-    return results(self.job, self.params, self.batch)
+    (loss, (scores, seen)), grads = self.run(self.params)
+    layers = {"/".join(path[:-1]): value[0]
+              for path, value in traverse_util.flatten_dict(seen).items()}
+    return np.asarray(scores), float(loss), flat(grads), layers
 
   def update(self, grads: Mapping[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray]:
     """The first update of the parameters by path, with changed fields of the optimiser."""
@@ -194,25 +209,6 @@ def loss_of(job: Job, batch: Any) -> Any:
   return lambda scores: jax.vmap(on_device, axis_name=parallel.DEVICES)(scores[None])[0]
 
 
-def results(job: Job, params: Any, batch: Any) -> tuple[np.ndarray, float, dict, dict]:
-  """Scores `[G, C]`, loss, gradients by path, and outputs of layers by path of a batch."""
-  network, loss = job.ranker.family.network, loss_of(job, batch)
-
-  @jax.jit
-  def run(params):
-    def of(params):
-      scores, seen = network.apply(
-          {"params": params}, batch, capture_intermediates=True, mutable=["intermediates"])
-      return loss(scores), (scores, seen["intermediates"])
-
-    return jax.value_and_grad(of, has_aux=True)(params)
-
-  (value, (scores, seen)), grads = run(params)
-  layers = {"/".join(path[:-1]): value[0]
-            for path, value in traverse_util.flatten_dict(seen).items()}
-  return np.asarray(scores), float(value), flat(grads), layers
-
-
 def assert_near(actual: Any, expected: Any, tolerance: float, what: str = "") -> None:
   """Checks the largest difference against `tolerance` times the largest expected number."""
   actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
@@ -222,7 +218,7 @@ def assert_near(actual: Any, expected: Any, tolerance: float, what: str = "") ->
 
 
 def assert_torch_parameters(
-    job: Job, batch: Any, fan_in: Mapping[str, int] = {}, *, skip: Sequence[str] = (),
+    network: Any, batch: Any, fan_in: Mapping[str, int] = {}, *, skip: Sequence[str] = (),
     **constants: float) -> dict[str, np.ndarray]:
   """Checks the distribution of initial parameters against PyTorch's formulas; returns them by path.
 
@@ -230,13 +226,12 @@ def assert_torch_parameters(
   has the scale 1 and the bias 0.
 
   Args:
-    job: whose network is initialised with three seeds.
+    network: is initialised with three seeds; one layer of each kind is enough.
     batch: of it.
     fan_in: the K of layers or of single parameters that have another one, by path.
     skip: paths of parameters that begin in another way.
     **constants: expected value of parameters by the end of their path.
   """
-  network = job.ranker.family.network
   init = jax.jit(lambda seed: network.init(jax.random.key(seed), batch)["params"])
   runs = [flat(init(seed)) for seed in range(3)]
   for path in runs[0].keys() - set(skip):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import parts
 import plain
 import pytest
 import random_graphs
@@ -48,10 +49,7 @@ def device_batches(devices: int) -> list:
 
 
 def init_params():
-  batch = device_batches(1)[0]
-  shapes = jax.eval_shape(MODEL.init, jax.random.key(0), batch)["params"]
-  rng = np.random.default_rng(1)
-  return jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
+  return parts.params_of(MODEL, device_batches(1)[0], seed=1)
 
 
 @pytest.fixture(scope="module")

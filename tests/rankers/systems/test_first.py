@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import parts
 import pytest
 import random_graphs
 import recorded
@@ -225,26 +226,24 @@ def test_rates_updates_and_losses_of_a_run_are_the_published_ones(case):
   rates = state.learning_rates(total_steps=len(lrs), **fields)
   np.testing.assert_allclose([rates(step) for step in range(len(lrs))], lrs, atol=1e-9)
   optimizer = state.create_optimizer(total_steps=len(lrs), **fields)
-  network, loss_of = case.job.ranker.family.network, winners.loss_of(case.job, case.batch)
 
   @jax.jit
-  def step(params, opt_state):
-    loss, grads = jax.value_and_grad(
-        lambda params: loss_of(network.apply({"params": params}, case.batch)))(params)
+  def step(params, grads, opt_state):
     updates, opt_state = optimizer.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, loss, optax.tree.norm(grads), grads
+    return optax.apply_updates(params, updates), opt_state, optax.tree.norm(grads)
 
   params, opt_state, found = case.params, optimizer.init(case.params), []
   for number in range(len(lrs)):
     before = params
-    params, opt_state, loss, norm, grads = step(params, opt_state)
+    (loss, _), grads = case.run(params)
+    params, opt_state, norm = step(params, grads, opt_state)
     found.append((loss, norm))
     if number == 1:  # the first update has a rate of 0, and both have the same gradient
       check_update(before, params, grads, float(norm), lrs[1])
   found = np.array(found)
   winners.assert_near(found[:, 0], losses, 1e-4, "losses")
   winners.assert_near(found[:, 1], norms, 1e-2, "norms")
-  scores = jax.jit(lambda params: network.apply({"params": params}, case.batch))(params)
+  (_, (scores, _)), _ = case.run(params)
   winners.assert_near(scores[0], case.record["train_without_dropout/scores"], 1e-3, "scores")
 
 
@@ -260,7 +259,8 @@ def check_update(before, after, grads, norm, rate):
 @of_every_record
 def test_initial_parameters_are_those_of_pytorch(case):
   special = [f"{block}/linear/{kind}" for block in BLOCKS[:2] for kind in ("kernel", "bias")]
-  params = winners.assert_torch_parameters(case.job, case.batch, skip=special, temperature=0.5)
+  params = winners.assert_torch_parameters(
+      case.job.ranker.family.network, case.batch, skip=special, temperature=0.5)
   for block in BLOCKS[:2]:
     kernel = params[f"{block}/linear/kernel"]
     deviation = np.sqrt(2 / sum(kernel.shape))  # Xavier's normal
@@ -357,7 +357,7 @@ def network_of(kind, **options):
 @KINDS
 def test_padding_changes_neither_scores_nor_gradients(kind, batches):
   network, plain, padded = network_of(kind), batches(), batches(spare=3, configs=CONFIGS + 2)
-  params = jax.jit(network.init)(jax.random.key(0), plain)["params"]
+  params = parts.params_of(network, plain)
   weight = np.random.default_rng(1).normal(size=(2, CONFIGS)).astype(np.float32)
 
   @jax.jit
@@ -379,7 +379,7 @@ def test_padding_changes_neither_scores_nor_gradients(kind, batches):
 def test_dropout_is_behind_sage_blocks_and_in_the_layers_of_tiles(kind, batches):
   """It leaves out the same features in all configurations."""
   network, batch = network_of(kind, dropout=0.5), batches()
-  params = jax.jit(network.init)(jax.random.key(0), batch)["params"]
+  params = parts.params_of(network, batch)
 
   @functools.partial(jax.jit, static_argnums=1)
   @functools.partial(jax.vmap, in_axes=(None, None), axis_name=parallel.DEVICES, axis_size=1)

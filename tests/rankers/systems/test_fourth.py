@@ -11,7 +11,6 @@ import system_cases
 from system_cases import (
   BATCH,
   dense,
-  network_params,
   OF_GRAPH,
   quick_jit,
   slow_configs,
@@ -56,7 +55,7 @@ def test_edges_are_those_of_configurable_consumers(slots):
 
 def test_bilinear_pooling_equals_a_loop_over_edges():
   model = base.create_network("layout", "Fourth", **SMALL)
-  params = network_params(model, BATCH)
+  params = parts.params_of(model, BATCH)
   found = quick_jit(lambda p: model.apply({"params": p}, BATCH))(params)
   raw, _ = slow_configs(BATCH)
   node = slow_inputs(BATCH, params["opcodes"]["embedding"]["table"])
@@ -91,4 +90,4 @@ def test_padding_and_shared_nodes_change_nothing():
 
 def test_it_begins_as_in_pytorch():
   job = Job.of(parts.config_of("layout", "xla-random,preset=fourth,ci"))
-  winners.assert_torch_parameters(job, BATCH)
+  winners.assert_torch_parameters(job.ranker.family.network, BATCH)

@@ -253,7 +253,8 @@ def test_the_rate_and_an_update_are_those_of_pytorch(case):
 @of_every_record
 def test_initial_parameters_are_those_of_pytorch(case):
   winners.assert_torch_parameters(
-      case.job, case.batch, op_weights=100, config_weights=100, negative_slope=0.25)
+      case.job.ranker.family.network, case.batch, op_weights=100, config_weights=100,
+      negative_slope=0.25)
 
 
 def test_columns_have_the_unbiased_deviation_and_none_goes():

@@ -12,7 +12,6 @@ import pytest
 import system_cases
 from system_cases import (
   dense,
-  network_params,
   quick_jit,
   sigmoid,
   slow_configs,
@@ -61,7 +60,7 @@ def slow_readout(x, params, reduction):
 @pytest.mark.parametrize("reduction", mlsys21.REDUCTIONS)
 def test_nodes_with_tiles_hear_each_other_and_are_reduced(reduction):
   model = base.create_network("tile", "MLSys21", **SMALL, reduction=reduction)
-  params = network_params(model, TILES)
+  params = parts.params_of(model, TILES)
   found = quick_jit(lambda p: model.apply({"params": p}, TILES))(params)
   node = slow_inputs(TILES, params["opcodes"]["table"]["embedding"])
   tiles, _ = slow_configs(TILES)
@@ -81,7 +80,7 @@ def test_nodes_with_tiles_hear_each_other_and_are_reduced(reduction):
 
 def test_graph_attention_takes_the_place_of_graphsage():
   model = base.create_network("tile", "MLSys21", **SMALL, convolution="attention")
-  params = network_params(model, TILES)
+  params = parts.params_of(model, TILES)
   assert params["round_0"]["attention"].shape == (2, 2)
   score = quick_jit(lambda p: model.apply({"params": p}, TILES))
   scores = score(params)
@@ -102,7 +101,7 @@ def test_padding_changes_nothing(options):
 def test_every_kernel_has_a_state_of_its_own():
   """The LSTM gives a kernel in a batch what it gives the kernel alone."""
   model = base.create_network("tile", "MLSys21", **SMALL, reduction="lstm")
-  params = network_params(model, TILES)
+  params = parts.params_of(model, TILES)
   score = quick_jit(lambda batch: model.apply({"params": params}, batch))
   kernels = system_cases.raw_tiles()
   together = score(system_cases.tile_batch(graphs=kernels[::-1])._replace(

@@ -163,10 +163,10 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
 
 @of_every_record
 def test_parameters_begin_as_in_pytorch(case):
-  network = case.job.ranker.family.network
+  network = case.job.ranker.family.network.clone(layers=2)
   if case.kind != "GATv2":
     winners.assert_torch_parameters(
-        case.job, case.batch, fan_in={f"conv_{i}/self": network.width for i in range(4)})
+        network, case.batch, fan_in={f"conv_{i}/self": network.width for i in range(2)})
     return
   params = winners.flat(jax.jit(network.init)(jax.random.key(0), case.batch)["params"])
   for path, value in params.items():

@@ -14,7 +14,6 @@ from system_cases import (
   gelu,
   members,
   neighbours,
-  network_params,
   OF_GRAPH,
   quick_jit,
   REAL,
@@ -85,7 +84,7 @@ def slow_join(x, y, gate):
 @pytest.mark.parametrize("form", FORMS)
 def test_layouts_meet_nodes_behind_the_blocks(form):
   model = base.create_network("layout", "Tenth", **SMALL, **FORMS[form])
-  params = network_params(model, BATCH)
+  params = parts.params_of(model, BATCH)
   found = quick_jit(lambda p: model.apply({"params": p}, BATCH))(params)
   node = slow_inputs(BATCH, params["opcodes"]["embedding"]["table"])
   x = gelu(slow_layer_norm(dense(node, params["first"]), params["first_norm"]))
@@ -112,7 +111,7 @@ def test_layouts_meet_nodes_behind_the_blocks(form):
 
 def test_tiles_attend_to_the_nodes_of_their_kernel():
   model = base.create_network("tile", "Tenth", **SMALL_TILES)
-  params = network_params(model, TILES)
+  params = parts.params_of(model, TILES)
   found = quick_jit(lambda p: model.apply({"params": p}, TILES))(params)
   node = slow_inputs(TILES, params["opcodes"]["embedding"]["table"])
   x = gelu(slow_layer_norm(dense(node, params["first"]), params["first_norm"]))
@@ -166,7 +165,8 @@ def test_it_begins_as_in_pytorch(kind, variant):
   attentions = ("cross_0/heads", "attention_0/heads") if kind == "tile" else ()
   xavier = {f"{path}/{name}": width / 1.5 for path in attentions for name in packed}
   zeros = {f"heads/{name}/bias": 0.0 for name in (*packed, "out")}
-  winners.assert_torch_parameters(job, BATCH if kind == "layout" else TILES, xavier, **zeros)
+  winners.assert_torch_parameters(
+      job.ranker.family.network, BATCH if kind == "layout" else TILES, xavier, **zeros)
 
 
 def test_nlp_has_members_of_difformer():

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import parts
 import pytest
 import table_cases
 
@@ -65,9 +66,7 @@ def test_tables_train_alike_on_one_and_on_two_devices(model):
               for i, nodes in enumerate((30, 12, 45, 20))]
   whole = table_cases.batch_of(programs, order=range(4), graphs=4)
   halves = [table_cases.batch_of(programs, order=order, graphs=2) for order in ((0, 1), (2, 3))]
-  shapes = jax.eval_shape(model.init, jax.random.key(0), whole)["params"]
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
+  params = parts.params_of(model, whole)
   scores = lambda batch: model.apply(
       {"params": params}, batch, train=True, rngs={"dropout": jax.random.key(7)})
 

@@ -69,7 +69,7 @@ def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
   family = job.ranker.family
   slate = Slate(prepared, np.arange(1), np.zeros(1, np.float32))
   batch = family.assemble([slate], budget, graphs=1, configs=1)
-  params = jax.jit(family.network.init)(jax.random.key(0), batch)["params"]
+  params = parts.params_of(family.network, batch)
   (scores,) = family.scores(params, [prepared], [np.arange(3)])
   assert scores.shape == (3,) and np.isfinite(scores).all()
   if not config_nodes:
@@ -113,7 +113,7 @@ def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual):
   (budget,) = plan.choose_budgets([prepared.sizes])
   slate = Slate(prepared, np.arange(8), np.zeros(8, np.float32))
   batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=8)
-  job.ranker.params = jax.jit(job.ranker.family.network.init)(jax.random.key(0), batch)["params"]
+  job.ranker.params = parts.params_of(job.ranker.family.network, batch)
   (scores,) = job.ranker.scores([graph])
   expected = jax.jit(job.ranker.family.network.apply)({"params": job.ranker.params}, batch)[0]
   np.testing.assert_allclose(scores[:8], expected, rtol=1e-3, atol=1e-3 * np.ptp(scores))

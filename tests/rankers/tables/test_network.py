@@ -9,6 +9,7 @@ import comparing
 import jax
 import jax.numpy as jnp
 import numpy as np
+import parts
 import pytest
 import table_cases
 
@@ -34,11 +35,7 @@ def batch(**options):
 
 @functools.cache
 def params(**options):
-  model = ScoreTables(**SMALL | options)
-  drawn = jax.jit(model.init)(jax.random.key(0), batch())["params"]
-  # Biases start at 0, which would hide errors.
-  rng = np.random.default_rng(1)
-  return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), drawn)
+  return parts.params_of(ScoreTables(**SMALL | options), batch())
 
 
 @functools.cache
