@@ -21,14 +21,6 @@ COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 PRESETS = [(kind, name) for kind in ("layout", "tile") for name in base.presets(kind)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compile_quickly():
-  before = jax.config.values["jax_disable_most_optimizations"]
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.fixture(scope="module")
 def data_root(tmp_path_factory):
   return synthetic.generate(
