@@ -24,23 +24,18 @@ def test_other_names_are_refused(name):
 
 
 @pytest.fixture(scope="module")
-def data_root(tmp_path_factory):
+def data_root(data_root, tmp_path_factory):
   """The synthetic collections, also as own ones."""
-  released = {"tile": "tile:xla", "layout": "layout:xla:random"}
-  root = synthetic.generate(
-      tmp_path_factory.mktemp("data"), collections=released.values(), limit=3, progress=False)
-  for kind, name in OWN.items():
-    shutil.copytree(root.joinpath(*released[kind].split(":")), root.joinpath(*name.split(":")))
+  root = shutil.copytree(data_root, tmp_path_factory.mktemp("data") / "npz")
+  for kind, released in (("tile", "tile/xla"), ("layout", "layout/xla/random")):
+    shutil.copytree(root / released, root.joinpath(*OWN[kind].split(":")))
   return root
-
-
-def variant_of(kind):
-  return f"own-{OWN[kind].split(':')[2]},ci"
 
 
 @pytest.mark.parametrize("kind", OWN)
 def test_own_collections_are_read_trained_ranked_and_judged(kind, data_root, tmp_path):
-  config = parts.config_of(kind, variant_of(kind), **{
+  variant = f"own-{OWN[kind].split(':')[2]},{parts.VARIANTS[kind]}"
+  config = parts.config_of(kind, variant, **{
       "model.hidden_dim": 4, "model.num_gnns": 1, "train.epochs": 1, "batch.slates_per_epoch": 4,
       "batch.graphs": 4, "data_root": str(data_root)})
   training.run(config, tmp_path)

@@ -23,7 +23,7 @@ from tpugraphs_jax.infra import jobs as jobs_lib
 _ROOT = Path(__file__).parents[2]
 _COLLECTION = "layout:own:tried"
 # The long form: TPUGRAPHS_KILLS=10 python -m pytest tests/collect/test_command.py
-_KILLS = int(os.environ.get("TPUGRAPHS_KILLS", "3"))
+_KILLS = int(os.environ.get("TPUGRAPHS_KILLS", "2"))
 _PROGRAMS = """
 import jax
 import jax.numpy as jnp

@@ -4,11 +4,10 @@ import itertools
 import math
 
 import commands
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from small_net import ARGS, network
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.collect import labels, strategies, tuning
@@ -17,20 +16,10 @@ from tpugraphs_jax.collect import problem as problems
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.serve import ranker as ranker_lib
 
-_ARGS = (jax.ShapeDtypeStruct((3, 7, 6, 5), jnp.float32),
-         jax.ShapeDtypeStruct((3, 3, 5, 4), jnp.float32),
-         jax.ShapeDtypeStruct((168, 9), jnp.float32))
-
-
-def _net(x, kernel, dense):
-  x = jax.nn.relu(jax.lax.conv_general_dilated(
-      x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
-  return x.reshape(x.shape[0], -1) @ dense
-
 
 @pytest.fixture(scope="module")
 def problem():
-  return problems.Problem(_net, _ARGS, labels.Measured())
+  return problems.Problem(network, ARGS, labels.Measured())
 
 
 @pytest.fixture(scope="module")

@@ -10,21 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import recorded
+from small_net import ARGS, network
 
 import tpugraphs_jax
 from tpugraphs_jax import hlo
 from tpugraphs_jax.collect import labels, layouts, measure, strategies, tuning
 from tpugraphs_jax.collect import problem as problems
-
-_ARGS = (jax.ShapeDtypeStruct((3, 7, 6, 5), jnp.float32),
-         jax.ShapeDtypeStruct((3, 3, 5, 4), jnp.float32),
-         jax.ShapeDtypeStruct((168, 9), jnp.float32))
-
-
-def _net(x, kernel, dense):
-  x = jax.nn.relu(jax.lax.conv_general_dilated(
-      x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
-  return x.reshape(x.shape[0], -1) @ dense
 
 
 def _drawn(problem, count):
@@ -33,12 +24,12 @@ def _drawn(problem, count):
 
 def _arrays():
   rng = np.random.default_rng(0)
-  return tuple(jnp.asarray(rng.normal(size=arg.shape), arg.dtype) for arg in _ARGS)
+  return tuple(jnp.asarray(rng.normal(size=arg.shape), arg.dtype) for arg in ARGS)
 
 
 @pytest.fixture(scope="module")
 def problem():
-  return problems.Problem(_net, _ARGS, labels.Measured(), operands=True)
+  return problems.Problem(network, ARGS, labels.Measured(), operands=True)
 
 
 class Oracle:
@@ -105,7 +96,7 @@ def test_in_a_models_order_the_first_are_tried_and_the_best_of_them_wins(
   monkeypatch.setattr(measure, "compare", lambda *args, **options: (.9, .85, .95))
   ranker = Oracle(problem, _cost, tables=tables)
   found = tuning.tune(
-      _net, *_ARGS, model=ranker, budget=5, strategy="model", candidates=80, operands=True)
+      network, *ARGS, model=ranker, budget=5, strategy="model", candidates=80, operands=True)
   assert len(tried) == 5 and tried[0] == (0,) * len(problem.options)
   assert found.candidates == len(_drawn(problem, 80)) == 80 <= len(ranker.asked)
   if not tables:
@@ -120,11 +111,11 @@ def test_in_a_models_order_the_first_are_tried_and_the_best_of_them_wins(
   assert [change.operation for change in found.changes] == [
       str(group) for group, number in zip(problem.choices.groups, best) if number]
   for change in found.changes:
-    assert change.lines[0].startswith("test_tuning.py:") and not change.cycles
+    assert change.lines[0].startswith("small_net.py:") and not change.cycles
     assert f"{change.operation}  " in str(found) and change.lines[0] in str(found)
   args = _arrays()
   np.testing.assert_allclose(
-      jax.jit(found.function)(*args), jax.jit(_net)(*args), rtol=1e-5, atol=1e-5)
+      jax.jit(found.function)(*args), jax.jit(network)(*args), rtol=1e-5, atol=1e-5)
 
 
 def test_an_order_that_is_the_compilers_own_is_shown_as_fixed():
@@ -154,8 +145,8 @@ def test_the_default_stays_unless_another_choice_is_really_better(
   _labelled_by(monkeypatch, label)
   monkeypatch.setattr(measure, "compare", lambda *args, **options: interval)
   found = tuning.tune(
-      _net, *_ARGS, model=Oracle(problem, _cost), budget=4, candidates=30, operands=True)
-  assert found.keeps_default and found.function is _net and found.ratio == 1
+      network, *ARGS, model=Oracle(problem, _cost), budget=4, candidates=30, operands=True)
+  assert found.keeps_default and found.function is network and found.ratio == 1
   assert "the compiler's own choice stays" in str(found)
   if interval is None:
     assert "none had a lower measured time" in str(found)
@@ -168,33 +159,33 @@ def test_the_default_stays_unless_another_choice_is_really_better(
 def test_failures_are_counted_and_a_default_that_fails_is_an_error(monkeypatch, problem):
   oracle = Oracle(problem, _cost)
   tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers))
-  tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
+  tuning.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
   _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[tried[1]])
-  found = tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
+  found = tuning.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
   assert found.failed == 1 and len(found.tried) == 3
   _labelled_by(monkeypatch, _cost, failing=[(0,) * len(problem.options)])
   with pytest.raises(ValueError, match="labelled"):
-    tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
+    tuning.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
 
 
 def test_impossible_arguments_of_tune_are_refused(problem):
   oracle = Oracle(problem, _cost)
   with pytest.raises(ValueError, match="budget"):
-    tpugraphs_jax.tune(_net, *_ARGS, model=oracle, budget=1)
+    tpugraphs_jax.tune(network, *ARGS, model=oracle, budget=1)
   with pytest.raises(ValueError, match="strategy is 'best', expected one of learned"):
-    tpugraphs_jax.tune(_net, *_ARGS, model=oracle, strategy="best")
+    tpugraphs_jax.tune(network, *ARGS, model=oracle, strategy="best")
   with pytest.raises(ValueError, match="layout"):
-    tpugraphs_jax.tune(jnp.sin, _ARGS[0], model=oracle)
+    tpugraphs_jax.tune(jnp.sin, ARGS[0], model=oracle)
   oracle.collection = tpugraphs_jax.serve.ranker.collections.Collection("tile:xla")
   with pytest.raises(ValueError, match="tile"):
-    tpugraphs_jax.tune(_net, *_ARGS, model=oracle)
+    tpugraphs_jax.tune(network, *ARGS, model=oracle)
 
 
 @pytest.mark.parametrize("strategy", tuning.STRATEGIES)
 def test_with_a_budget_for_all_every_choice_is_labelled(monkeypatch, strategy):
   tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers))
-  outputs = problems.Problem(_net, _ARGS, labels.Measured())
-  found = tuning.tune(_net, *_ARGS, model=Oracle(outputs, _cost), budget=40, strategy=strategy)
+  outputs = problems.Problem(network, ARGS, labels.Measured())
+  found = tuning.tune(network, *ARGS, model=Oracle(outputs, _cost), budget=40, strategy=strategy)
   every = set(itertools.product(*outputs.options))
   assert len(every) < 40 and len(tried) == len(every) and set(tried) == every
   assert found.keeps_default
@@ -202,39 +193,39 @@ def test_with_a_budget_for_all_every_choice_is_labelled(monkeypatch, strategy):
 
 def test_a_line_tells_of_every_label_and_the_file_of_labels_continues_a_search(
     monkeypatch, capsys, tmp_path):
-  outputs = problems.Problem(_net, _ARGS, labels.Measured())
+  outputs = problems.Problem(network, ARGS, labels.Measured())
   tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[(1, 0, 0)])
   options = {"model": Oracle(outputs, _cost), "cache": tmp_path / "labels.jsonl"}
-  tuning.tune(_net, *_ARGS, budget=4, **options)
+  tuning.tune(network, *ARGS, budget=4, **options)
   lines = capsys.readouterr().err.splitlines()
   assert [line.partition(":")[0] for line in lines] == [f"label {n} of 4" for n in (1, 2, 3, 4)]
   assert "1.000 of the compiler's own; groups changed: none, the compiler's own" in lines[0]
   first = list(tried)
-  tuning.tune(_net, *_ARGS, budget=4, progress=False, **options)
+  tuning.tune(network, *ARGS, budget=4, progress=False, **options)
   assert tried == first and not capsys.readouterr().err
-  tuning.tune(_net, *_ARGS, budget=8, progress=False, **options)
+  tuning.tune(network, *ARGS, budget=8, progress=False, **options)
   assert len(tried) == 8 + 1  # the compiler's own is measured beside the new ones
 
 
 def test_what_was_found_is_saved_and_applied(monkeypatch, tmp_path):
   _labelled_by(monkeypatch, _cost)
   monkeypatch.setattr(measure, "compare", lambda *args, **options: (.9, .85, .95))
-  found = tuning.tune(_net, *_ARGS, budget=9)
+  found = tuning.tune(network, *ARGS, budget=9)
   assert not found.keeps_default
   found.save(tmp_path / "layouts.json")
-  lower = lambda function: jax.jit(function).lower(*_ARGS).as_text().replace("chosen", "_net")
-  assert lower(tpugraphs_jax.apply(_net, tmp_path / "layouts.json")) == lower(found.function)
+  lower = lambda function: jax.jit(function).lower(*ARGS).as_text().replace("chosen", "network")
+  assert lower(tpugraphs_jax.apply(network, tmp_path / "layouts.json")) == lower(found.function)
 
 
 def test_a_model_ships_for_the_machine_at_hand(monkeypatch):
   _labelled_by(monkeypatch, lambda numbers: 100)
-  assert tuning.tune(_net, *_ARGS, budget=2, candidates=9).keeps_default
+  assert tuning.tune(network, *ARGS, budget=2, candidates=9).keeps_default
 
 
 def test_a_model_of_other_labels_is_named(monkeypatch, caplog):
   _labelled_by(monkeypatch, lambda numbers: 100)
   with caplog.at_level(logging.WARNING, logger="absl"):
-    tuning.tune(_net, *_ARGS, model="layout-v3-estimate", budget=2, candidates=9)
+    tuning.tune(network, *ARGS, model="layout-v3-estimate", budget=2, candidates=9)
   said = list(dict.fromkeys(record.getMessage() for record in caplog.records))
   assert len(said) == 2  # its labels, and the stage of its programs
   assert "labels of tpu:v3" in said[0] and "before layout assignment" in said[1]
@@ -243,18 +234,18 @@ def test_a_model_of_other_labels_is_named(monkeypatch, caplog):
 @recorded.needs_libtpu
 def test_a_target_without_a_model_that_ships_is_refused():
   with pytest.raises(ValueError, match="v5e"):
-    tuning.tune(_net, *_ARGS, target="v5e")
+    tuning.tune(network, *ARGS, target="v5e")
 
 
 @recorded.needs_libtpu
 def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
-  problem = problems.Problem(_net, _ARGS, labels.TpuEstimate("tpu:v3"))
+  problem = problems.Problem(network, ARGS, labels.TpuEstimate("tpu:v3"))
   assert problem.label.what == "estimated time on tpu:v3"
   default, other = _drawn(problem, 2)
   raw = problem.raw_labels([default, other])
   raw[other]["optimal_seconds"] = raw[default]["optimal_seconds"] / 2  # as if it were better
   monkeypatch.setattr(problems.Problem, "raw_labels", lambda *args: raw)
-  found = tuning.tune(_net, *_ARGS, target="v3", budget=2, candidates=9)
+  found = tuning.tune(network, *ARGS, target="v3", budget=2, candidates=9)
   (change,), (place,) = found.changes, np.flatnonzero(other)
   assert found.numbers == other and found.ratio == pytest.approx(.5, rel=1e-3)
   assert sorted(change.before) == sorted(change.after[0])  # complete orders of one tensor

@@ -6,6 +6,7 @@ import ml_collections
 import parts
 import pytest
 
+from tpugraphs_jax.configs import base
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.serve import model_file
@@ -25,13 +26,17 @@ CONFIGS = {
     *(("layout", ",".join(names)) for names in itertools.product(COLLECTIONS, ("", "official"))),
     *(("layout", f"xla-default,{name}") for name in ("gst", "gst_e", "gst_ed", "gst_efd", "one")),
     ("layout", "nlp-default,tables"),
-    ("layout", "full"), ("tile", "")])
+    ("layout", "full"), ("tile", ""),
+    *(("tile", ",".join(names)) for names in itertools.product(base.presets("tile"), ("", "ci"))),
+    *(("layout", ",".join(names)) for names in itertools.product(
+        COLLECTIONS, base.presets("layout"), ("", "ci")))])
 def test_every_variant_makes_a_job(kind, variant, tmp_path):
   config = CONFIGS[kind](variant)
   ranker = Job.of(config).ranker
   if kind == "tile":
     assert ranker.collection.name == "tile:xla"
-    assert config.model.name == (variant.split(",")[0] or "EarlyJoinSAGE")
+    name = variant.split(",")[0]
+    assert "=" in name or config.model.name == (name or "EarlyJoinSAGE")
   else:
     collection = variant.split(",")[0]
     expected = collection if collection in COLLECTIONS else "xla-random"

@@ -13,8 +13,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
+import commands
 import comparing
 import numpy as np
 import pytest
@@ -185,8 +185,9 @@ def _damage(path, damage):
     os.truncate(path, 0 if damage == "empty" else path.stat().st_size - 1)
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "changed"])
-@pytest.mark.parametrize("name", _stored_files())
+@pytest.mark.parametrize("name, damage", [
+    *((name, "changed") for name in _stored_files()),
+    *(("rows", damage) for damage in ("missing", "empty", "cut"))])
 def test_each_damaged_file_is_noticed_and_rebuilt(tmp_path, name, damage, caplog):
   source = _write_split(tmp_path, count=2) / "g0.npz"
   folder = _ensure(tmp_path)[0]
@@ -249,19 +250,13 @@ def test_the_processes_of_a_killed_builder_end_with_it(tmp_path):
   script.write_text(_MANY)
   builder = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
   try:
-    _until(lambda: len(_children(builder.pid)) >= 3)  # two workers and the resource tracker
+    # Two workers and the resource tracker.
+    commands.wait_until(lambda: len(_children(builder.pid)) >= 3)
     children = _children(builder.pid)
   finally:
     builder.kill()
     builder.wait()
-  _until(lambda: not any(os.path.exists(f"/proc/{child}") for child in children))
-
-
-def _until(is_so):
-  deadline = time.monotonic() + 60
-  while not is_so():
-    assert time.monotonic() < deadline
-    time.sleep(0.05)
+  commands.wait_until(lambda: not any(os.path.exists(f"/proc/{child}") for child in children))
 
 
 @contextlib.contextmanager

@@ -15,11 +15,11 @@ def test_the_page_names_a_winner_and_a_command_that_trains_it(tmp_path):
   run = lambda *arguments: commands.run(commands.Run(arguments), home=tmp_path)
   # No kernel has as many configurations as the second ranker asks for.
   ended = run("benchmarks/leaderboard.py", "--collection", "tile:xla", "--data_root", data_root,
-              "--steps", 3, "--systems", "recommended", "recommended+batch.min_configs=100000",
+              "--steps", 3, "--systems", "MLP", "MLP+batch.min_configs=100000",
               "--workdir", tmp_path / "runs", "--page", page)
   assert ended.code == 0, ended.err[-3000:]
   text = page.read_text()
-  assert "<code>recommended</code> wins" in text
+  assert "<code>MLP</code> wins" in text
   assert re.search("Not counted: .*min_configs", text)
   command = re.search("<pre>(.*?)</pre>", text, re.S)[1].replace("\\\n", " ")
   script, *flags = shlex.split(command)[1:]

@@ -1,7 +1,6 @@
 """Several devices and processes compute what one device computes."""
 
 import contextlib
-import json
 import os
 import re
 import socket
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import parallel_worker
 import pytest
+from run_folders import metrics
 import toy
 
 from tpugraphs_jax.infra import parallel
@@ -104,12 +104,12 @@ def run_processes(what, workdir, *, culprit=1, processes=2):
 
 
 def read_losses(workdir):
-  rows = [json.loads(x) for x in (workdir / "metrics.jsonl").read_text().splitlines()]
+  rows = metrics(workdir)
   assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
   return [row["train/loss"] for row in rows]
 
 
-@pytest.mark.parametrize("before, after", [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
 def test_several_processes_give_the_losses_of_one_device_also_when_stopped(tmp_path, before, after):
   codes, outputs = run_processes("stop", tmp_path, processes=before)
   assert codes == [143] * before, outputs
@@ -123,7 +123,7 @@ def test_several_processes_give_the_losses_of_one_device_also_when_stopped(tmp_p
 
 
 @pytest.mark.parametrize(
-    "what, culprit", [("raise", 1), ("die", 1), ("die", 0), ("freeze", 1), ("freeze", 0)])
+    "what, culprit", [("raise", 1), ("die", 0), ("freeze", 1), ("freeze", 0)])
 def test_a_process_that_dies_or_stands_still_ends_the_other(tmp_path, what, culprit):
   started = time.monotonic()
   codes, outputs = run_processes(what, tmp_path, culprit=culprit)

@@ -1,14 +1,32 @@
 """Sums over neighbours equal products with a dense matrix."""
 
-from edge_cases import dense_matrix, DIRECTIONS, graph_edges, NODES, random_values, tables
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_graphs
 import recorded
+from system_cases import DIRECTIONS, random
 
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.nn import aggregation
+
+NODES = 12
+EDGES = random_graphs.random_edges(np.random.default_rng(0), NODES, 30)
+
+
+def dense_matrix(direction):
+  """Entry [r, s] counts the edges along which r receives from s."""
+  matrix = np.zeros((NODES, NODES), np.float32)
+  for consumer, producer in EDGES:
+    matrix[consumer, producer] += direction != aggregation.USERS
+    matrix[producer, consumer] += direction != aggregation.OPERANDS
+  return matrix
+
+
+def tables(edges, slots, nodes=NODES):
+  return batching.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -16,16 +34,16 @@ from tpugraphs_jax.nn import aggregation
 @pytest.mark.parametrize("receivers", [None, 5])
 @pytest.mark.parametrize("own", [False, True])
 def test_value_and_gradient_are_those_of_the_dense_product(direction, slots, receivers, own):
-  edges, x = graph_edges(), random_values(NODES, 2, 3)
-  weight = random_values(receivers or NODES, 2, 3, seed=2)
-  matrix = dense_matrix(edges, direction)
+  x = random(NODES, 2, 3)
+  weight = random(receivers or NODES, 2, 3, seed=2)
+  matrix = dense_matrix(direction)
   assert matrix.max() > 1, "the case has no duplicate edge"
   assert (matrix.sum(axis=1) == 0).any(), "the case has no node without neighbours"
   matrix = jnp.asarray((matrix + own * np.eye(NODES))[:receivers])
 
   def fast(x):
     return jnp.sum(weight * jnp.sin(aggregation.neighbour_sum(
-        x, tables(edges, slots), direction, receivers=receivers, own=own)))
+        x, tables(EDGES, slots), direction, receivers=receivers, own=own)))
 
   def slow(x):
     return jnp.sum(weight * jnp.sin(jnp.einsum("rs,scf->rcf", matrix, x, precision="highest")))
@@ -38,7 +56,7 @@ def test_value_and_gradient_are_those_of_the_dense_product(direction, slots, rec
 @pytest.mark.parametrize("slots", [0, 2])
 def test_no_rows_at_all_sum_to_zero(slots, own):
   """As in a batch of segments without a configurable node."""
-  adjacency, nothing = tables(graph_edges(), slots), jnp.zeros((0, 2, 3))
+  adjacency, nothing = tables(EDGES, slots), jnp.zeros((0, 2, 3))
   total, vjp = jax.vjp(
       lambda x: aggregation.neighbour_sum(
           x, adjacency, aggregation.BOTH, receivers=5, own=own), nothing)
@@ -64,12 +82,12 @@ def test_bfloat16_sums_accumulate_in_float32():
 @pytest.mark.parametrize("slots", [0, 2])
 @pytest.mark.parametrize("own", [False, True])
 def test_senders_beyond_the_rows_at_hand_do_not_count(direction, slots, own):
-  edges, x = graph_edges(), random_values(5, 3)
-  matrix = dense_matrix(edges, direction) + own * np.eye(NODES)
+  x = random(5, 3)
+  matrix = dense_matrix(direction) + own * np.eye(NODES)
   full = np.zeros((NODES, 3), np.float32)
   full[:5] = x
   total, vjp = jax.vjp(lambda x: aggregation.neighbour_sum(
-      x, tables(edges, slots), direction, receivers=NODES, own=own), jnp.asarray(x))
+      x, tables(EDGES, slots), direction, receivers=NODES, own=own), jnp.asarray(x))
   np.testing.assert_allclose(total, matrix @ full, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(
       vjp(total)[0], (matrix.T @ np.asarray(total))[:5], rtol=1e-4, atol=1e-4)
@@ -77,11 +95,11 @@ def test_senders_beyond_the_rows_at_hand_do_not_count(direction, slots, own):
 
 @pytest.mark.parametrize("slots", [0, 2])
 def test_rows_of_many_columns_are_added_in_blocks(slots, monkeypatch):
-  edges, x = graph_edges(), random_values(NODES, 5, 3)
-  expected = aggregation.neighbour_sum(x, tables(edges, slots), aggregation.BOTH)
+  x = random(NODES, 5, 3)
+  expected = aggregation.neighbour_sum(x, tables(EDGES, slots), aggregation.BOTH)
   for columns in (1, 4, 14, 15):
     monkeypatch.setattr(aggregation, "_SCATTER_COLUMNS", columns)
-    found = aggregation.neighbour_sum(x, tables(edges, slots), aggregation.BOTH)
+    found = aggregation.neighbour_sum(x, tables(EDGES, slots), aggregation.BOTH)
     np.testing.assert_array_equal(found, expected)
 
 

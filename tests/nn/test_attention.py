@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from system_cases import (
   apply_to,
   check,
-  CONFIGS,
-  dense,
   each_graph,
+  elu_and_one,
   features,
   FORMS,
   GRAPHS,
-  NODES,
   nodes_of,
   OF_GRAPH,
   params_of,
-  quick_jit,
   random,
   REAL,
   slow_attention,
+  slow_kernel_attention,
   slow_transformer,
+  unit_and_one,
   WIDTH,
 )
 
@@ -35,41 +35,18 @@ from tpugraphs_jax.nn.attention import (
 )
 from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE
 
-
-def elu_and_one(x):
-  return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
-
-
-def unit_and_one(x):
-  unit = x / np.linalg.norm(x, axis=-1, keepdims=True)
-  return np.concatenate([np.ones_like(x[..., :1]), unit], axis=-1)
-
-
 SLOW = {attention.positive: elu_and_one, attention.unit_and_one: unit_and_one}
 
 
-def slow_kernel_attention(x, params, kernel, *, heads):
-  by_head = lambda v: v.reshape(NODES, CONFIGS, heads, -1)
-  query, key, value = (by_head(dense(x, params[name])) for name in ("query", "key", "value"))
-
-  def of_graph(nodes):
-    weights = np.einsum("ichd,jchd->ijch", kernel(query[nodes]), kernel(key[nodes]))
-    weights /= weights.sum(axis=1, keepdims=True)
-    heard = np.einsum("ijch,jchf->ichf", weights, value[nodes])
-    return heard.reshape(len(nodes), CONFIGS, -1)
-
-  return each_graph(of_graph)
-
-
-@pytest.mark.parametrize("block", [3, 256])
-@pytest.mark.parametrize("hop", FORMS)
-@pytest.mark.parametrize("kernel, heads", [
-    (attention.positive, 2), (attention.positive, 1), (attention.unit_and_one, 2)])
+@pytest.mark.parametrize("kernel, heads, hop, block", [
+    *((kernel, heads, hop, 3) for hop in FORMS for kernel, heads in (
+        (attention.positive, 2), (attention.positive, 1), (attention.unit_and_one, 2))),
+    (attention.positive, 2, EVERYWHERE, 256)])
 def test_attention_by_kernels_equals_a_sum_over_pairs(kernel, heads, hop, block, monkeypatch):
   monkeypatch.setattr(attention, "_BLOCK", block)  # graphs end within blocks, and have several
   module = KernelAttention(WIDTH, kernel, heads)
   params, x, found = apply_to(module, hop)
-  expected = slow_kernel_attention(x, params, SLOW[kernel], heads=heads)
+  expected = slow_kernel_attention(x, params, SLOW[kernel], heads)
   check(found, expected, 2e-4)
   assert np.isfinite(found).all()  # in padding nodes, too
 
@@ -101,7 +78,7 @@ def test_tokens_attend_to_others_that_count(heads, masked):
   mask[..., 0] = True
   module = SoftmaxAttention(WIDTH, heads)
   params = params_of(module, x, to)
-  found = quick_jit(lambda p: module.apply({"params": p}, x, to, mask if masked else None))(params)
+  found = jax.jit(lambda p: module.apply({"params": p}, x, to, mask if masked else None))(params)
   for batch in range(2):
     for token in range(5):
       own = to[batch, mask[batch, 0, token]] if masked else to[batch]
@@ -116,7 +93,7 @@ def test_a_transformer_layer_normalises_after_each_half(heads, epsilon, across):
   module = TransformerLayer(WIDTH, heads, epsilon=epsilon)
   inputs = (x, to) if across else (x,)
   params = params_of(module, *inputs)
-  found = quick_jit(lambda p: module.apply({"params": p}, *inputs))(params)
+  found = jax.jit(lambda p: module.apply({"params": p}, *inputs))(params)
   for batch in range(3):
     expected = slow_transformer(x[batch], (to if across else x)[batch], params, heads, epsilon)
     np.testing.assert_allclose(found[batch], expected, rtol=2e-4, atol=2e-4)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import random_graphs
 import system_cases
-from system_cases import BATCH, EDGES, GRAPH, NODES, quick_jit, TILES
+from system_cases import BATCH, EDGES, GRAPH, NODES, TILES
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
@@ -17,7 +17,7 @@ from tpugraphs_jax.nn.nodes import Slates
 
 def on_a_device(function):
   """The result of `function` on one device, which keys of slates need."""
-  found = quick_jit(jax.vmap(lambda _: function(), axis_name=parallel.DEVICES))(jnp.zeros(1))
+  found = jax.jit(jax.vmap(lambda _: function(), axis_name=parallel.DEVICES))(jnp.zeros(1))
   return jax.tree.map(lambda leaf: leaf[0], found)
 
 
@@ -87,7 +87,7 @@ def test_two_devices_drop_what_one_does():
         random_graphs.slots_of(graphs, 1), budget, graphs=len(graphs), configs=1,
         transform=lambda rows: rows) for graphs in prepared]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
-    masks = quick_jit(jax.vmap(lambda batch: dropout.drop_edges(
+    masks = jax.jit(jax.vmap(lambda batch: dropout.drop_edges(
         Slates.of(batch), jax.random.key(3), 0.9).edge_mask, axis_name=parallel.DEVICES))(stacked)
     return np.concatenate([mask[: sum(graph.num_edges for graph in share)]
                            for mask, share in zip(np.asarray(masks), shares)])

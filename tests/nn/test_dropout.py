@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import random_graphs
 import system_cases
-from system_cases import BATCH, CONFIGS, features, FORMS, NODES, nodes_of, quick_jit, REAL, WIDTH
+from system_cases import BATCH, CONFIGS, features, FORMS, NODES, nodes_of, REAL, WIDTH
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
@@ -19,7 +19,7 @@ from tpugraphs_jax.nn.nodes import NONE, Slates
 def on_devices(function, batches):
   """`function` of every batch on a device of its own."""
   stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
-  return np.asarray(quick_jit(jax.vmap(function, axis_name=parallel.DEVICES))(stacked))
+  return np.asarray(jax.jit(jax.vmap(function, axis_name=parallel.DEVICES))(stacked))
 
 
 def kept(batch, rate=0.5, width=WIDTH, key=0):

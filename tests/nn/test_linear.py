@@ -18,7 +18,6 @@ from system_cases import (
   NODES,
   nodes_of,
   params_of,
-  quick_jit,
   random,
   REAL,
   slow_configs,
@@ -34,7 +33,7 @@ LINEAR = Linear(5)
 
 
 def apply(module, params, inputs):
-  return quick_jit(lambda params: module.apply({"params": params}, *inputs()).everywhere())(params)
+  return jax.jit(lambda params: module.apply({"params": params}, *inputs()).everywhere())(params)
 
 
 @pytest.mark.parametrize("hops", [(hop,) for hop in FORMS] + [(NONE, 1), (0, NONE), (1, 0)])

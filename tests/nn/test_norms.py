@@ -14,7 +14,6 @@ from system_cases import (
   full_of,
   nodes_of,
   OF_GRAPH,
-  quick_jit,
   random,
   REAL,
   slow_normal,
@@ -25,7 +24,7 @@ from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE
 
 
 def normal(parts, hop):
-  found = quick_jit(lambda parts: norms.instance_norm(nodes_of(parts, hop)).everywhere())(parts)
+  found = jax.jit(lambda parts: norms.instance_norm(nodes_of(parts, hop)).everywhere())(parts)
   return np.broadcast_to(found, full_of(parts, hop).shape)
 
 

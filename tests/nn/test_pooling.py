@@ -18,7 +18,6 @@ from system_cases import (
   NODES,
   nodes_of,
   OF_GRAPH,
-  quick_jit,
   REAL,
   slow_configs,
   WIDTH,
@@ -39,7 +38,7 @@ def test_poolings_equal_loops_in_every_form(name, hop):
   if name.endswith("max"):  # values below 0 show that rows which do not count are not 0
     parts = tuple(None if part is None else part - 10 for part in parts)
   full = full_of(parts, hop)
-  found = quick_jit(lambda parts: pooling.pool(nodes_of(parts, hop), name))(parts)
+  found = jax.jit(lambda parts: pooling.pool(nodes_of(parts, hop), name))(parts)
   only = name.startswith(pooling.CONFIGURABLE)
   without = []
   for graph, nodes in members():

@@ -148,8 +148,6 @@ def test_equal_configurations_are_scored_once_unless_a_network_compares_them(net
         "EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")),
     *(("layout", name, dict(width=3), "'width'") for name in ("SAGE", "ResModel")),
     ("layout", "GAT", {}, "ResModel"),
-    *(("layout", "SAGE", dict(pooling=(name,)), "config_mean") for name in (
-        "nope", "config_nope", "config_config_mean", "")),
     *(("layout", "Fourth", {name: ()}, name) for name in ("edge_widths", "config_widths")),
     ("tile", "MLSys21", dict(reduction="mean"), "model.reduction is 'mean'"),
     ("tile", "MLSys21", dict(convolution="gcn"), "model.convolution is 'gcn'"),

@@ -98,12 +98,11 @@ def check_three_steps(case: Recorded, model, batch, score, *, losses: str, tempe
       clip_norm_per_variable=case.meta["adam"]["clipnorm"])
   train_step = state_lib.make_train_step(
       model, optimizer, losses_lib.LossOptions(
-          losses=losses, temperature=temperature, kernel_l2=1e-4, activity_l2=1e-4))
-  # One device does the work; the others have no slates.
-  others = [batching.emptied(batch)] * (jax.local_device_count() - 1)
-  stacked = parallel.stack_for_devices([batch, *others])
+          losses=losses, temperature=temperature, kernel_l2=1e-4, activity_l2=1e-4),
+      devices=jax.local_devices()[:1])
   params = official.params_from_official(model, case.weights("init"))
-  train_state = parallel.replicate(state_lib.TrainState.create(params, optimizer))
+  train_state, stacked = jax.tree.map(
+      lambda leaf: np.asarray(leaf)[None], (state_lib.TrainState.create(params, optimizer), batch))
   for i, expected in enumerate(case["total_loss_per_step"]):
     train_state, metrics = train_step(train_state, stacked)
     assert_close(parallel.unreplicate(metrics)["loss"], expected, STEPS_TOLERANCE)

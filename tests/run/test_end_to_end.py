@@ -12,6 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import recorded
+from run_folders import metrics
 
 from tpugraphs_jax import submission
 from tpugraphs_jax.data import npz
@@ -20,11 +21,6 @@ from tpugraphs_jax.data import npz
 @pytest.fixture(scope="module")
 def jobs():
   return jobs_lib.all_jobs()
-
-
-def metrics_of(workdir):
-  lines = (workdir / "metrics.jsonl").read_text().splitlines()
-  return [{k: v for k, v in json.loads(line).items() if k != "steps_per_second"} for line in lines]
 
 
 def rows_of(path):
@@ -76,7 +72,7 @@ def test_results_pass_the_check_of_a_submission(jobs, tmp_path, kind, capsys):
 
 def test_training_makes_rankers_better(jobs):
   for kind in COMMANDS:
-    rows = metrics_of(jobs.workdir(f"{kind}_whole"))
+    rows = metrics(jobs.workdir(f"{kind}_whole"))
     loss = [row["train/loss"] for row in rows if "train/loss" in row]
     assert len(loss) == 6 and loss[-1] < loss[0]
     opa = [row["valid_sample/opa_pooled"] for row in rows if "valid_sample/opa_pooled" in row]
@@ -109,14 +105,14 @@ def test_stopped_and_resumed_equals_never_stopped_bit_for_bit(jobs, kind):
   assert expected.keys() == found.keys() and len(expected) > 10
   for name, array in expected.items():
     np.testing.assert_array_equal(found[name], array, err_msg=name)
-  assert metrics_of(stopped) == metrics_of(whole)
+  assert metrics(stopped) == metrics(whole)
   for name in ("features.json", "validation.csv", "results.csv"):
     assert (stopped / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_two_devices_equal_one(jobs):
-  one = metrics_of(jobs.workdir("tile_whole"))
-  two = metrics_of(jobs.workdir("tile_two_devices"))
+  one = metrics(jobs.workdir("tile_whole"))
+  two = metrics(jobs.workdir("tile_two_devices"))
   assert [row.keys() for row in one] == [row.keys() for row in two]
   for a, b in zip(one, two):
     for name in ("train/loss", "train/ranking_loss", "train/grad_norm"):

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -115,6 +116,14 @@ def run(command: Run, *, home: Path) -> Ended:
     process.join()
     return Ended(process.exitcode, *((folder / file).read_text() for file in ("out", "err")),
                  int.from_bytes((folder / "operations").read_bytes(), "little"))
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+  """Waits for a minute at most until `is_so()`."""
+  deadline = time.monotonic() + 60
+  while not is_so():
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
 
 
 def redirect(out: Path, err: Path) -> None:

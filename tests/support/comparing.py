@@ -36,6 +36,13 @@ def assert_trees_close(actual, expected, tolerance: float = 1e-5, *, sums: str =
   jax.tree_util.tree_map_with_path(close, actual, expected)
 
 
+def assert_same_trees(actual: Any, expected: Any) -> None:
+  """Asserts equal structure, and equal dtype, shape and bits of all arrays."""
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
+  for a, b in zip(*(map(np.asarray, jax.tree.leaves(tree)) for tree in (actual, expected))):
+    assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+
+
 def assert_same_fields(actual: Any, expected: Any, *, but: tuple[str, ...] = ()) -> None:
   """Asserts equal dtype, shape and bits of all fields of dataclasses, except those in `but`."""
   for name in {field.name for field in dataclasses.fields(expected)}.difference(but):

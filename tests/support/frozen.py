@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import random_graphs
-import system_cases
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
@@ -56,7 +55,7 @@ class Frozen:
     """Asserts that scores and gradients are as they were."""
     mask = self.batch.config_mask
 
-    @system_cases.quick_jit
+    @jax.jit
     def run(params):
       def weighted(params):
         scores = self.network.apply({"params": params}, self.batch, train=True)

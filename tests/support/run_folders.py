@@ -37,6 +37,12 @@ def write_run(folder, *, seed=0, quality=1.0, rate=0.001, kind=collections.SYNTH
   return folder
 
 
+def metrics(folder):
+  """The rows of the metrics, without the speed: nothing else may differ between equal runs."""
+  rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+  return [{name: row[name] for name in row if name != "steps_per_second"} for row in rows]
+
+
 def several_runs(folder):
   """Two configs with three seeds each, the second one better."""
   return [write_run(folder / name / str(seed), seed=seed, quality=quality, rate=rate)

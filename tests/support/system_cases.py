@@ -16,13 +16,12 @@ import random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.nn import aggregation
 from tpugraphs_jax.nn.nodes import EVERYWHERE, Nodes, NONE, Slates
 
 CONFIGS, WIDTH = 3, 4
 HOPS = 2
-# For programs that run once, whose time is all compilation.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
+DIRECTIONS = (aggregation.OPERANDS, aggregation.USERS, aggregation.BOTH)
 
 
 # Batches.
@@ -175,7 +174,7 @@ def apply_to(
       lambda parts: module.init(jax.random.key(0), nodes_of(parts, hop), *more, **options), parts)
   params = random_like(shapes.get("params", {}), scale)
 
-  @quick_jit
+  @jax.jit
   def run(params, parts):
     found = call(params, parts)
     return found.everywhere() if isinstance(found, Nodes) else found
@@ -227,11 +226,6 @@ def dense(x: np.ndarray, params: Any) -> np.ndarray:
   return x @ params["kernel"] + params.get("bias", 0)
 
 
-def gelu(x: np.ndarray) -> np.ndarray:
-  """The activation GELU by its approximation with tanh."""
-  return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
 def sigmoid(x: np.ndarray) -> np.ndarray:
   """The logistic function."""
   return 1 / (1 + np.exp(-x))
@@ -271,6 +265,44 @@ def slow_attention(x: np.ndarray, to: np.ndarray, params: Any, heads: int) -> np
   return dense(np.concatenate(heard, axis=1), params["out"])
 
 
+def elu_and_one(x: np.ndarray) -> np.ndarray:
+  """The kernel of linear attention."""
+  return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
+def unit_and_one(x: np.ndarray) -> np.ndarray:
+  """The kernel of DIFFormer."""
+  unit = x / np.linalg.norm(x, axis=-1, keepdims=True)
+  return np.concatenate([np.ones_like(x[..., :1]), unit], axis=-1)
+
+
+def slow_kernel_attention(
+    x: np.ndarray, params: Any, kernel: Callable[[np.ndarray], np.ndarray], heads: int
+) -> np.ndarray:
+  """Nodes `x [N, ..., F]` attend to all nodes of their graph by sums over pairs."""
+  query, key, value = (dense(x, params[name]).reshape(*x.shape[:-1], heads, -1)
+                       for name in ("query", "key", "value"))
+  result = np.zeros(x.shape)
+  for _, nodes in members():
+    weights = np.einsum("i...hd,j...hd->ij...h", kernel(query[nodes]), kernel(key[nodes]))
+    weights /= weights.sum(axis=1, keepdims=True)
+    heard = np.einsum("ij...h,j...hf->i...hf", weights, value[nodes])
+    result[nodes] = heard.reshape(-1, *x.shape[1:])
+  return result
+
+
+def slow_appnp(x: np.ndarray, params: Any, direction: str) -> np.ndarray:
+  """A linear layer, `HOPS` rounds of normalised sums, and a restart after each."""
+  start = z = dense(x, params["dense"])
+  heard = neighbours(direction)
+  root = [np.sqrt(1 + len(of)) for of in heard]
+  for _ in range(HOPS):
+    moved = [sum((z[u] / root[u] for u in of), z[v] / root[v]) / root[v]
+             for v, of in enumerate(heard)]
+    z = 0.9 * np.stack(moved) + 0.1 * start
+  return z
+
+
 def slow_transformer(
     x: np.ndarray, to: np.ndarray, params: Any, heads: int, epsilon: float = 1e-5
 ) -> np.ndarray:
@@ -300,7 +332,7 @@ def scores_and_gradients(network: Any, batches: Sequence[Any]) -> list[tuple[np.
     scores = jnp.where(batch.config_mask, scores, 0)
     return (scores * weight).sum(), scores
 
-  @quick_jit
+  @jax.jit
   def each(params):
     return [jax.grad(functools.partial(loss, batch=batch), has_aux=True)(params)
             for batch in batches]

@@ -11,6 +11,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from run_folders import metrics
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, plugin_hparams_pb2
 import toy
@@ -19,10 +20,6 @@ from tpugraphs_jax.infra import console
 from tpugraphs_jax.train import log as log_lib
 
 FULL = "/dev/full"  # every write ends with: no space left on device
-
-
-def lines_of(workdir):
-  return [json.loads(x) for x in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 def write_steps(workdir, steps):
@@ -35,7 +32,7 @@ def write_steps(workdir, steps):
 def test_lines_can_be_read_while_the_run_goes_on(tmp_path):
   log = log_lib.Log(tmp_path, total_steps=10)
   log.write(1, {"x": 1.0, "none": math.nan, "infinite": math.inf})
-  assert lines_of(tmp_path) == [{"step": 1, "x": 1.0, "none": None, "infinite": None}]
+  assert metrics(tmp_path) == [{"step": 1, "x": 1.0, "none": None, "infinite": None}]
   log.close()
 
 
@@ -73,7 +70,7 @@ def test_measurements_are_in_tensorboard_and_not_in_the_metrics_file(tmp_path, m
   found = {tag: value.simple_value for _, tag, value in events_of(tmp_path)}
   assert found == {"measured/step_seconds": 1.25, "measured/data_wait_seconds": 0.25,
                    "measured/peak_memory_of_device_mib": 3.0, "x": 1.0}
-  assert lines_of(tmp_path) == [{"step": 4, "x": 1.0}]
+  assert metrics(tmp_path) == [{"step": 4, "x": 1.0}]
 
 
 def test_a_progress_line_comes_every_ten_seconds_with_the_rate_since_the_last(
@@ -203,7 +200,7 @@ def test_a_disk_that_never_answers_does_not_hold_up_a_run(tmp_path, monkeypatch,
   assert time.monotonic() - started < 5
   free()
   assert len(warnings_of(caplog, "its disk is too slow")) == 1
-  assert len(lines_of(tmp_path)) == 100
+  assert len(metrics(tmp_path)) == 100
 
 
 class Flaky(io.FileIO):

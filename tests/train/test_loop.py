@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import math
 import os
 import signal
@@ -10,11 +9,13 @@ import subprocess
 import sys
 
 import commands
+from comparing import assert_same_trees
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from run_folders import metrics
 import toy
 from toy import make_batches
 
@@ -49,23 +50,10 @@ def stopping_batches(at, number=signal.SIGTERM):
   return Stopping()
 
 
-def assert_same(found, expected):
-  assert jax.tree.structure(found) == jax.tree.structure(expected)
-  jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), found, expected)
-
-
-def read_metrics(workdir):
-  lines = (workdir / "metrics.jsonl").read_text().splitlines()
-  rows = [json.loads(line) for line in lines]
-  for row in rows:
-    row.pop("steps_per_second", None)  # The only field that may differ.
-  return rows
-
-
 @pytest.fixture(scope="module")
 def unstopped(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("unstopped")
-  return run(workdir), read_metrics(workdir)
+  return run(workdir), metrics(workdir)
 
 
 def test_training_equals_a_plain_loop_on_one_device(unstopped):
@@ -100,7 +88,7 @@ def test_metrics_file_has_the_mean_of_each_window_and_every_evaluation(unstopped
 
 def test_the_learning_rate_of_each_step_is_on_its_line(tmp_path):
   run(tmp_path, learning_rate=lambda taken: taken / 10)
-  rates = {row["step"]: row["train/learning_rate"] for row in read_metrics(tmp_path)
+  rates = {row["step"]: row["train/learning_rate"] for row in metrics(tmp_path)
            if "train/learning_rate" in row}
   assert rates == {3: 0.2, 6: 0.5, 9: 0.8, 12: 1.1}  # step 3 follows 2 taken steps
 
@@ -120,20 +108,19 @@ def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path
   ((step, params),) = used
   assert step == toy.STEPS
   with contextlib.closing(checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS)) as checkpoints:
-    assert_same(params, checkpoints.best().params)
+    assert_same_trees(params, checkpoints.best().params)
 
 
-@pytest.mark.parametrize("at, number", [
-    (6, signal.SIGINT), *((at, signal.SIGTERM) for at in (1, 4, 6, 9, 12))])
-def test_stopped_and_resumed_equals_never_stopped(tmp_path, unstopped, at, number, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_and_resumed_equals_never_stopped(tmp_path, unstopped, number, capsys):
   with pytest.raises(SystemExit) as stop:
-    run(tmp_path, batches=stopping_batches(at, number))
+    run(tmp_path, batches=stopping_batches(6, number))
   assert stop.value.code == 128 + number
-  assert f"saved step {at}; go on with --resume" in capsys.readouterr().out
+  assert "saved step 6; go on with --resume" in capsys.readouterr().out
   result = run(tmp_path, resume=True)
   expected, rows = unstopped
-  assert_same(result.state, expected.state)
-  assert read_metrics(tmp_path) == rows
+  assert_same_trees(result.state, expected.state)
+  assert metrics(tmp_path) == rows
   assert (result.best_value, result.best_step) == (expected.best_value, expected.best_step)
 
 
@@ -142,8 +129,8 @@ def test_stopping_at_every_step_equals_never_stopping(tmp_path, unstopped):
     with pytest.raises(SystemExit):
       run(tmp_path, batches=stopping_batches(1), resume=step > 0)
   result = run(tmp_path, resume=True)
-  assert_same(result.state, unstopped[0].state)
-  assert read_metrics(tmp_path) == unstopped[1]
+  assert_same_trees(result.state, unstopped[0].state)
+  assert metrics(tmp_path) == unstopped[1]
 
 
 def test_a_signal_during_evaluation_saves_and_evaluates_after_resume(tmp_path, unstopped):
@@ -153,10 +140,10 @@ def test_a_signal_during_evaluation_saves_and_evaluates_after_resume(tmp_path, u
 
   with pytest.raises(SystemExit):
     run(tmp_path, evaluate=slow, log_every_steps=2)
-  assert [row["step"] for row in read_metrics(tmp_path)] == [2]
+  assert [row["step"] for row in metrics(tmp_path)] == [2]
   result = run(tmp_path, resume=True, log_every_steps=2)
-  assert_same(result.state, unstopped[0].state)
-  rows = read_metrics(tmp_path)
+  assert_same_trees(result.state, unstopped[0].state)
+  rows = metrics(tmp_path)
   assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12]
   assert "train/loss" in rows[1] and "valid_sample/opa" in rows[1]
 
@@ -304,8 +291,8 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("where", WAITS)
+@pytest.mark.parametrize("where, number", [
+    *((where, signal.SIGTERM) for where in WAITS), ("a thread", signal.SIGINT)])
 def test_a_second_signal_ends_the_process_wherever_it_waits(where, number):
   program = ("from tpugraphs_jax.infra import jobs\n"
              "say = lambda: print('waiting', flush=True)\n"
@@ -315,7 +302,7 @@ def test_a_second_signal_ends_the_process_wherever_it_waits(where, number):
   try:
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(number)
-    assert not ended(process, seconds=1)  # the first one alone is a request
+    assert not ended(process, seconds=.3)  # the first one alone is a request
     # Again and again: on a busy machine two signals can arrive as one.
     assert any(process.send_signal(number) or ended(process, seconds=1) for _ in range(30))
     assert process.returncode == 128 + number

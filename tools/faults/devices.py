@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 import itertools
-import json
 from pathlib import Path
 
 import commands
 import kills
 import numpy as np
+import run_folders
 from table import Row
 
 PAIRS = tuple(itertools.permutations((1, 2, 4), 2))
@@ -56,8 +56,8 @@ def rows(
 
 def losses(workdir: Path) -> dict[int, float]:
   """The training loss of a run, by step."""
-  lines = workdir.joinpath("metrics.jsonl").read_text().splitlines()
-  return {row["step"]: row["train/loss"] for row in map(json.loads, lines) if "train/loss" in row}
+  rows = run_folders.metrics(workdir)
+  return {row["step"]: row["train/loss"] for row in rows if "train/loss" in row}
 
 
 def _outcome(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 import contextlib
-import json
 import os
 from pathlib import Path
 import shutil
@@ -21,6 +20,7 @@ import time
 import commands
 import kills
 import numpy as np
+import run_folders
 from table import Row
 
 FAULTS = ("dies", "stands still", "loses its network")
@@ -135,7 +135,7 @@ class HostRuns:
   def _read(self, name: str) -> dict[str, object]:
     """Losses, model file and results of a run, which must not depend on interruptions."""
     folder = self._folder / name
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = run_folders.metrics(folder)
     return {"losses": [(row["step"], row.get("train/loss")) for row in rows]} | {
         file: (folder / file).read_bytes() for file in ("model.npz", "results.csv")}
 

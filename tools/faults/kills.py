@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-import json
 import mmap
 import os
 from pathlib import Path
@@ -16,6 +15,7 @@ import time
 import commands
 import jax
 import numpy as np
+import run_folders
 from table import Row
 
 from tpugraphs_jax.data import store
@@ -242,9 +242,7 @@ def contents(workdir: Path) -> dict[str, object]:
       "features.json", "validation.csv", "results.csv", "model.npz")
            for path in (workdir / name, *workdir.glob(f"also/*/{name}")) if path.exists()}
   for path in sorted(workdir.rglob("metrics.jsonl")):
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    found[str(path.relative_to(workdir))] = [
-        {k: v for k, v in row.items() if k != "steps_per_second"} for row in rows]
+    found[str(path.relative_to(workdir))] = run_folders.metrics(path.parent)
   best = model_file.best_checkpoint(workdir, model_file.config_of(workdir))
   arrays = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(best.params)]
   return found | {"best": (best.step, best.value, arrays)}

@@ -1,12 +1,12 @@
 """Graph Segment Training by the command: variants, resuming, refused options."""
 
-import json
 from typing import NamedTuple
 
 import commands
 import ml_collections
 import numpy as np
 import pytest
+from run_folders import metrics
 
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.rankers.segments import family as family_lib
@@ -25,8 +25,7 @@ class Jobs(NamedTuple):
   ended: dict[str, commands.Ended]
 
   def rows(self, name: str) -> list[dict]:
-    lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return metrics(self.folder / name)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pytest
 import system_cases
 from system_cases import (
   dense,
-  quick_jit,
   sigmoid,
   slow_configs,
   slow_inputs,
@@ -61,7 +60,7 @@ def slow_readout(x, params, reduction):
 def test_nodes_with_tiles_hear_each_other_and_are_reduced(reduction):
   model = base.create_network("tile", "MLSys21", **SMALL, reduction=reduction)
   params = parts.params_of(model, TILES)
-  found = quick_jit(lambda p: model.apply({"params": p}, TILES))(params)
+  found = jax.jit(lambda p: model.apply({"params": p}, TILES))(params)
   node = slow_inputs(TILES, params["opcodes"]["table"]["embedding"])
   tiles, _ = slow_configs(TILES)
   relu = lambda x: np.maximum(x, 0)
@@ -82,7 +81,7 @@ def test_graph_attention_takes_the_place_of_graphsage():
   model = base.create_network("tile", "MLSys21", **SMALL, convolution="attention")
   params = parts.params_of(model, TILES)
   assert params["round_0"]["attention"].shape == (2, 2)
-  score = quick_jit(lambda p: model.apply({"params": p}, TILES))
+  score = jax.jit(lambda p: model.apply({"params": p}, TILES))
   scores = score(params)
   # Without a logit all neighbours have one weight: then the vector does not matter.
   flat = jax.tree_util.tree_map_with_path(
@@ -102,7 +101,7 @@ def test_every_kernel_has_a_state_of_its_own():
   """The LSTM gives a kernel in a batch what it gives the kernel alone."""
   model = base.create_network("tile", "MLSys21", **SMALL, reduction="lstm")
   params = parts.params_of(model, TILES)
-  score = quick_jit(lambda batch: model.apply({"params": params}, batch))
+  score = jax.jit(lambda batch: model.apply({"params": params}, batch))
   kernels = system_cases.raw_tiles()
   together = score(system_cases.tile_batch(graphs=kernels[::-1])._replace(
       config_feat=np.ones_like(TILES.config_feat)))
@@ -117,7 +116,7 @@ def test_it_begins_as_in_keras(variant):
   """Glorot's kernels, biases of 0 but 1 where an LSTM forgets, an orthogonal state."""
   job = Job.of(parts.config_of("tile", f"preset=mlsys21{variant},ci"))
   network = job.ranker.family.network
-  params = quick_jit(network.init)(jax.random.key(0), TILES)["params"]
+  params = jax.jit(network.init)(jax.random.key(0), TILES)["params"]
   for path, value in jax.tree_util.tree_leaves_with_path(params):
     name, value = jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(value)
     if name == "lstm/state":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import comparing
 import frozen
+import jax
 import numpy as np
 import parts
 import pytest
@@ -11,21 +12,21 @@ import system_cases
 from system_cases import (
   BATCH,
   dense,
-  gelu,
+  elu_and_one,
   members,
-  neighbours,
-  OF_GRAPH,
-  quick_jit,
-  REAL,
   sigmoid,
+  slow_appnp,
   slow_attention,
   slow_configs,
   slow_inputs,
+  slow_kernel_attention,
   slow_layer_norm,
   slow_mean,
   slow_transformer,
   TILES,
+  unit_and_one,
 )
+from table_cases import gelu
 import winners
 
 from tpugraphs_jax.rankers import base
@@ -35,43 +36,12 @@ SMALL = dict(op_embed_dim=2, width=4, blocks=2, heads=2, steps=2, mlp_widths=(5,
 SMALL_TILES = dict(op_embed_dim=2, width=4, blocks=2, attention_blocks=1, heads=2,
                    mlp_widths=(3, 4), cross_blocks=2)
 FORMS = {"xla": {}, "nlp": dict(attention="difformer", gated=True)}
+KERNELS = {"linear": elu_and_one, "difformer": unit_and_one}
 
 
 @pytest.mark.parametrize("case", ["tenth_xla", "tenth_nlp", "tenth_tile"])
 def test_scores_and_gradients_are_those_before_it_became_a_file(case):
   frozen.Frozen("tenth", case).check()
-
-
-def slow_kernel(x, kernel):
-  """`x [N, H, D]` through the kernel of linear attention or of DIFFormer."""
-  if kernel == "linear":
-    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
-  return np.concatenate(
-      [np.ones_like(x[..., :1]), x / np.linalg.norm(x, axis=-1, keepdims=True)], axis=-1)
-
-
-def slow_kernel_attention(x, params, kernel, heads=2):
-  """Every node by itself: weights of all nodes of its graph add up to 1."""
-  query, key, value = (dense(x, params[name]).reshape(len(x), heads, -1)
-                       for name in ("query", "key", "value"))
-  query, key, result = slow_kernel(query, kernel), slow_kernel(key, kernel), np.zeros_like(x)
-  for node in np.flatnonzero(REAL):
-    own = np.flatnonzero(OF_GRAPH == OF_GRAPH[node])
-    weights = np.einsum("hd,jhd->jh", query[node], key[own])
-    heard = np.einsum("jh,jhf->hf", weights / weights.sum(axis=0), value[own])
-    result[node] = heard.reshape(-1)
-  return result
-
-
-def slow_appnp(x, params, direction, steps=2):
-  start = z = dense(x, params["dense"])
-  heard = neighbours(direction)
-  root = [np.sqrt(1 + len(of)) for of in heard]
-  for _ in range(steps):
-    moved = [sum((z[u] / root[u] for u in of), z[v] / root[v]) / root[v]
-             for v, of in enumerate(heard)]
-    z = 0.9 * np.stack(moved) + 0.1 * start
-  return z
 
 
 def slow_join(x, y, gate):
@@ -85,13 +55,13 @@ def slow_join(x, y, gate):
 def test_layouts_meet_nodes_behind_the_blocks(form):
   model = base.create_network("layout", "Tenth", **SMALL, **FORMS[form])
   params = parts.params_of(model, BATCH)
-  found = quick_jit(lambda p: model.apply({"params": p}, BATCH))(params)
+  found = jax.jit(lambda p: model.apply({"params": p}, BATCH))(params)
   node = slow_inputs(BATCH, params["opcodes"]["embedding"]["table"])
   x = gelu(slow_layer_norm(dense(node, params["first"]), params["first_norm"]))
   for number in range(2):
     part = lambda name, number=number: params.get(f"{name}_{number}")
     normal = slow_layer_norm(x, part("attention_norm"))
-    attended = slow_kernel_attention(normal, part("attention"), model.attention)
+    attended = slow_kernel_attention(normal, part("attention"), KERNELS[model.attention], 2)
     x = slow_join(x, attended, part("attention_gate"))
     normal = slow_layer_norm(x, part("messages_norm"))
     moved = sum(slow_appnp(normal, part(direction), direction)
@@ -112,7 +82,7 @@ def test_layouts_meet_nodes_behind_the_blocks(form):
 def test_tiles_attend_to_the_nodes_of_their_kernel():
   model = base.create_network("tile", "Tenth", **SMALL_TILES)
   params = parts.params_of(model, TILES)
-  found = quick_jit(lambda p: model.apply({"params": p}, TILES))(params)
+  found = jax.jit(lambda p: model.apply({"params": p}, TILES))(params)
   node = slow_inputs(TILES, params["opcodes"]["embedding"]["table"])
   x = gelu(slow_layer_norm(dense(node, params["first"]), params["first_norm"]))
   graph_of = np.repeat(np.arange(len(TILES.graph.n_node)), TILES.graph.n_node)
@@ -144,10 +114,9 @@ def test_tiles_attend_to_the_nodes_of_their_kernel():
 @pytest.mark.parametrize("form", FORMS)
 def test_padding_and_shared_nodes_change_no_layout(form):
   model = base.create_network("layout", "Tenth", **SMALL | FORMS[form] | dict(blocks=1))
-  results = system_cases.scores_and_gradients(model, [
-      BATCH, system_cases.layout_batch(spare=7), system_cases.layout_batch(reuse=False)])
-  for other in results[1:]:
-    comparing.assert_trees_close(other, results[0], 2 * comparing.rounding(1_000))
+  one, other = system_cases.scores_and_gradients(
+      model, [BATCH, system_cases.layout_batch(spare=7, reuse=False)])
+  comparing.assert_trees_close(other, one, 2 * comparing.rounding(1_000))
 
 
 def test_padding_changes_no_tile():
