@@ -239,20 +239,22 @@ def test_a_target_without_a_model_that_ships_is_refused():
 
 @recorded.needs_libtpu
 def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
-  problem = problems.Problem(network, ARGS, labels.TpuEstimate("tpu:v3"))
-  assert problem.label.what == "estimated time on tpu:v3"
-  default, other = _drawn(problem, 2)
-  raw = problem.raw_labels([default, other])
-  raw[other]["optimal_seconds"] = raw[default]["optimal_seconds"] / 2  # as if it were better
-  monkeypatch.setattr(problems.Problem, "raw_labels", lambda *args: raw)
+  raw_labels = problems.Problem.raw_labels
+
+  def halved(problem, candidates):  # as if every choice were better than the compiler's own
+    raw = raw_labels(problem, candidates)
+    for numbers in filter(any, raw):
+      raw[numbers]["optimal_seconds"] /= 2
+    return raw
+
+  monkeypatch.setattr(problems.Problem, "raw_labels", halved)
   found = tuning.tune(network, *ARGS, target="v3", budget=2, candidates=9)
-  (change,), (place,) = found.changes, np.flatnonzero(other)
-  assert found.numbers == other and found.ratio == pytest.approx(.5, rel=1e-3)
-  assert sorted(change.before) == sorted(change.after[0])  # complete orders of one tensor
-  assert change.cycles == tuple(
-      sum(raw[numbers]["cycles"].get(str(place), [])) for numbers in (default, other))
-  total = f"{raw[default]['estimated_cycles']:,} -> {raw[other]['estimated_cycles']:,}"
-  assert total in str(found)
-  assert "the best takes 0.500 of the estimated time on tpu:v3" in str(found)
-  cycles = raw[other]["estimated_cycles"] / raw[default]["estimated_cycles"]
+  own, best = (found.raw[numbers] for numbers in ((0,) * len(found.numbers), found.numbers))
+  assert found.ratio == pytest.approx(best["optimal_seconds"] / own["optimal_seconds"], rel=1e-3)
+  for change, place in zip(found.changes, np.flatnonzero(found.numbers), strict=True):
+    assert sorted(change.before) == sorted(change.after[0])  # complete orders of one tensor
+    assert change.cycles == tuple(sum(raw["cycles"].get(str(place), [])) for raw in (own, best))
+  assert f"{own['estimated_cycles']:,} -> {best['estimated_cycles']:,}" in str(found)
+  assert f"the best takes {found.ratio:.3f} of the estimated time on tpu:v3" in str(found)
+  cycles = best["estimated_cycles"] / own["estimated_cycles"]
   assert f"and {cycles:.3f} of the estimated cycles of the compiler's own" in str(found)
