@@ -61,7 +61,7 @@ def _show(args: argparse.Namespace) -> int:
     module = entry if isinstance(entry, proto.HloModuleProto) else entry.module
     graph = module_graph.featurize_module(
         module, where=loaded.where, name=module.name or loaded.name, edge_order="insertion")
-    print(console.printable("\n".join(show.summary(graph))), end="\n\n")
+    print(console.printable(show.summary(graph)), end="\n\n")
   return 0
 
 
