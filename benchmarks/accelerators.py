@@ -6,15 +6,15 @@
     ENV/bin/python benchmarks/accelerators.py --targets h100 --cases SAGE --devices 8
 
 Each step is compiled in a process of its own, with one program of 6,000 nodes or ten kernels of 40
-on each device. TPUs are all devices of the smallest
-topology of a generation. Nothing runs on an accelerator: `compile_s` is measured, kernels are
-counted, and times are estimates. For TPUs these are two of the TPU compiler, which disagree: the
-cycles of all kernels, and the optimal time. For GPUs they are the sum of XLA's cost models and the
-roofline, see `optimised.Module.times`.
+on each device. TPUs are all devices of the smallest topology of a generation. Nothing runs on an
+accelerator: `compile_s` is measured, kernels are counted, and times are estimates. For TPUs these
+are two of the TPU compiler, which disagree: the cycles of all kernels, and the optimal time. For
+GPUs they are the sum of XLA's cost models and the roofline, see `optimised.Module.times`.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 import importlib.metadata
 import json
@@ -203,8 +203,7 @@ def main() -> None:
   parser.add_argument("--steps", nargs="+", default=steps.STEPS, choices=steps.STEPS)
   parser.add_argument("--devices", type=int, default=0,
                       help="how many; one GPU or all TPUs of a topology unless given")
-  parser.add_argument("--only", nargs="+", metavar=("TARGET", "DEVICES CASE/STEP"),
-                      help="compile steps in this process, and print a line of JSON for each")
+  parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)  # see `compile_here`
   args = parser.parse_args()
   if args.only:
     target, count, *names = args.only

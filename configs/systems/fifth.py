@@ -44,10 +44,10 @@ def fifth_all(config: ConfigDict) -> None:
   names others.
   """
   fifth(config)
-  first = ":".join(("layout", config.data.source, config.data.search))
-  if first in RELEASED:
+  collection = ":".join(("layout", config.data.source, config.data.search))
+  if collection in RELEASED:
     layouts = [name for name in RELEASED if name.startswith("layout:")]
-    config.data.also = tuple(name for name in layouts if name != first)
+    config.data.also = tuple(name for name in layouts if name != collection)
 
 
 def tile_fifth(config: ConfigDict) -> None:

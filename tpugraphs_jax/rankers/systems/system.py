@@ -16,8 +16,8 @@ from tpugraphs_jax.rankers import base
 class System(base.Network):
   """A published system, with layers initialised as in PyTorch (`nn.linear`).
 
-  Subclasses define a compact method `embed`. The score is a linear layer on the readout; a subclass
-  with another one defines `score`, with layers from `setup`.
+  Subclasses define a compact method `embed`. The score is a linear layer on the readout. A subclass
+  with another score defines `setup` and `score`.
   """
 
   dtype: str = option(
