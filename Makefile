@@ -23,8 +23,9 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	touch $@
 	@echo "installation took $(TOOK)"
 
-# Style, imports, docstrings and types; settings are in pyproject.toml.
+# Format, style, imports, docstrings and types; settings are in pyproject.toml.
 lint: install
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 

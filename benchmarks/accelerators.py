@@ -43,31 +43,39 @@ from tpugraphs_jax.run import configs
 
 # Config and changed fields, by the name of a case.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "tile": ("tile.py:recommended", {}),
-    "ResModel": ("layout.py:xla-random,official", {}),
-    "SAGE": ("layout.py:xla-random,full", {}),
-    "tables": ("layout.py:xla-random,tables", {}),
-    "gst_ed": ("layout.py:xla-random,gst_ed", {})}
+  "tile": ("tile.py:recommended", {}),
+  "ResModel": ("layout.py:xla-random,official", {}),
+  "SAGE": ("layout.py:xla-random,full", {}),
+  "tables": ("layout.py:xla-random,tables", {}),
+  "gst_ed": ("layout.py:xla-random,gst_ed", {}),
+}
 # To compare with each other: compiled only if they are named.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "SAGE, tables of 4 slots": ("layout.py:xla-random,full", {"data.neighbour_slots": 4}),
-    "SAGE, sorted segment sums": ("layout.py:xla-random,full", {"data.neighbour_slots": 0}),
-    "SAGE, bfloat16": ("layout.py:xla-random,full", {
-        "model.dtype": "bfloat16", "model.precision": "default"}),
-    "SAGE, deterministic": ("layout.py:xla-random,full", {"train.deterministic": True}),
-    "SAGE, four programs": ("layout.py:xla-random,full", {"batch.graphs": 4, "eval.graphs": 4}),
-    **{f"{kind}, {name}": (f"{kind}.py:{name}", {})
-       for kind in ("layout", "tile") for name in base.presets(kind)}}
+  "SAGE, tables of 4 slots": ("layout.py:xla-random,full", {"data.neighbour_slots": 4}),
+  "SAGE, sorted segment sums": ("layout.py:xla-random,full", {"data.neighbour_slots": 0}),
+  "SAGE, bfloat16": (
+    "layout.py:xla-random,full",
+    {"model.dtype": "bfloat16", "model.precision": "default"},
+  ),
+  "SAGE, deterministic": ("layout.py:xla-random,full", {"train.deterministic": True}),
+  "SAGE, four programs": ("layout.py:xla-random,full", {"batch.graphs": 4, "eval.graphs": 4}),
+  **{
+    f"{kind}, {name}": (f"{kind}.py:{name}", {})
+    for kind in ("layout", "tile")
+    for name in base.presets(kind)
+  },
+}
 # Cases of all families but `systems` that compile in seconds; later rounds are like the second.
 _ROUNDS = {"model.num_gnns": 2}
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
-    "tile, small": ("tile.py:recommended,ci", _ROUNDS),
-    "late join, small": ("tile.py:LateJoinSAGE,ci", _ROUNDS),
-    "ResModel, small": ("layout.py:official,ci", _ROUNDS),
-    "SAGE, small": ("layout.py:full,ci", _ROUNDS),
-    "gst_ed, small": ("layout.py:gst_ed,ci", _ROUNDS),
-    "tables, small": ("layout.py:tables+sage,ci", _ROUNDS),
-    "own, small": ("layout.py:own,recommended,ci", {})}
+  "tile, small": ("tile.py:recommended,ci", _ROUNDS),
+  "late join, small": ("tile.py:LateJoinSAGE,ci", _ROUNDS),
+  "ResModel, small": ("layout.py:official,ci", _ROUNDS),
+  "SAGE, small": ("layout.py:full,ci", _ROUNDS),
+  "gst_ed, small": ("layout.py:gst_ed,ci", _ROUNDS),
+  "tables, small": ("layout.py:tables+sage,ci", _ROUNDS),
+  "own, small": ("layout.py:own,recommended,ci", {}),
+}
 TPUS = ("v3", "v4", "v5e", "v6e")
 # GiB of memory of a chip. The smallest topology of each generation has four chips.
 _CHIP_GIB = {"v3": 32, "v4": 32, "v5e": 16, "v6e": 32}
@@ -107,26 +115,35 @@ def measure(case: str, step: str, target: str, count: int) -> dict[str, Any]:
   started = time.perf_counter()
   with tempfile.TemporaryDirectory() as folder:
     compiled = _compiled(lowered, {} if is_tpu else {"xla_dump_to": folder})
-    row = {**_versions(is_tpu), "devices": len(devices),
-           "compile_s": time.perf_counter() - started,
-           "precision": config.model.precision, "products": dict(steps.products(lowered)),
-           **optimised.launched(folder)}
+    row = {
+      **_versions(is_tpu),
+      "devices": len(devices),
+      "compile_s": time.perf_counter() - started,
+      "precision": config.model.precision,
+      "products": dict(steps.products(lowered)),
+      **optimised.launched(folder),
+    }
   module = optimised.Module(compiled)
   row |= module.counts() | _memory(compiled.memory_analysis())
   if not is_tpu:
     return row | module.times(gpus.GPUS[target], exact=config.model.precision == "highest")
   cycles = tpu_kernels.estimated_cycles(module.proto)
   return row | {
-      "core_gib": _CHIP_GIB[target] * _CHIPS / len(tpu.devices(f"tpu:{target}")),
-      "estimated_cycles": cycles.cycles, "kernels_without_estimate": cycles.without_estimate,
-      "optimal_ms": 1e3 * compiled.cost_analysis()["optimal_seconds"]}
+    "core_gib": _CHIP_GIB[target] * _CHIPS / len(tpu.devices(f"tpu:{target}")),
+    "estimated_cycles": cycles.cycles,
+    "kernels_without_estimate": cycles.without_estimate,
+    "optimal_ms": 1e3 * compiled.cost_analysis()["optimal_seconds"],
+  }
 
 
 def _versions(is_tpu: bool) -> dict[str, str]:
   known = timing.machine()
   compiler = "libtpu" if is_tpu else "jax-cuda12-pjrt"
-  return {"date": known["date"], "jax": known["jax"],
-          "compiler": f"{compiler} {importlib.metadata.version(compiler)}"}
+  return {
+    "date": known["date"],
+    "jax": known["jax"],
+    "compiler": f"{compiler} {importlib.metadata.version(compiler)}",
+  }
 
 
 def _compiled(lowered: Any, options: dict[str, Any]) -> Any:
@@ -140,10 +157,11 @@ def _compiled(lowered: Any, options: dict[str, Any]) -> Any:
 
 def _memory(stats: Any) -> dict[str, float]:
   return {
-      "code_mb": stats.generated_code_size_in_bytes / 1e6,
-      "argument_mib": stats.argument_size_in_bytes / 2**20,
-      "temporary_mib": stats.temp_size_in_bytes / 2**20,
-      "output_mib": (stats.output_size_in_bytes - stats.alias_size_in_bytes) / 2**20}
+    "code_mb": stats.generated_code_size_in_bytes / 1e6,
+    "argument_mib": stats.argument_size_in_bytes / 2**20,
+    "temporary_mib": stats.temp_size_in_bytes / 2**20,
+    "output_mib": (stats.output_size_in_bytes - stats.alias_size_in_bytes) / 2**20,
+  }
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -159,15 +177,30 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     (case, step, target), row = name.split("/"), results[name]
     cells = [row["error"]] + [""] * 5 if "error" in row else _cells(row)
     rows.append([f"{case}, {step}", target, *cells])
-  return pages.table(["step", "for", "arguments + temporaries", "kernels", "in loops",
-                      "products by precision", "estimate", "roofline, optimal"], rows)
+  return pages.table(
+    [
+      "step",
+      "for",
+      "arguments + temporaries",
+      "kernels",
+      "in loops",
+      "products by precision",
+      "estimate",
+      "roofline, optimal",
+    ],
+    rows,
+  )
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
   products = ", ".join(f"{count} {name}" for name, count in sorted(row["products"].items()))
   return [
-      f"{row['argument_mib']:,.0f} + {row['temporary_mib']:,.0f} MiB",
-      f"{row['kernels']:,}", f"{row['kernels_in_loops']:,}", products, *_estimates(row)]
+    f"{row['argument_mib']:,.0f} + {row['temporary_mib']:,.0f} MiB",
+    f"{row['kernels']:,}",
+    f"{row['kernels_in_loops']:,}",
+    products,
+    *_estimates(row),
+  ]
 
 
 def _estimates(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -182,8 +215,9 @@ def _estimates(row: Mapping[str, Any]) -> tuple[str, str]:
 
 def in_fresh_process(name: str, target: str, count: int) -> dict[str, Any]:
   """`measure` of a step `CASE/STEP`; a step that was not compiled has `error`, a line of output."""
-  ended = subprocess.run([sys.executable, __file__, "--only", target, str(count), name],
-                         capture_output=True, text=True)
+  ended = subprocess.run(
+    [sys.executable, __file__, "--only", target, str(count), name], capture_output=True, text=True
+  )
   rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
   return rows[0] if rows else {"error": _why(ended.stderr)}
 
@@ -197,12 +231,17 @@ def _why(message: str) -> str:
 
 def main() -> None:
   parser = timing.parser(__doc__)
-  parser.add_argument("--targets", nargs="+", default=("v3", "h100", "a100", "t4"),
-                      choices=[*TPUS, *gpus.GPUS])
+  parser.add_argument(
+    "--targets", nargs="+", default=("v3", "h100", "a100", "t4"), choices=[*TPUS, *gpus.GPUS]
+  )
   parser.add_argument("--cases", nargs="+", default=list(CASES), choices=[*CASES, *OTHERS, *SMALL])
   parser.add_argument("--steps", nargs="+", default=steps.STEPS, choices=steps.STEPS)
-  parser.add_argument("--devices", type=int, default=0,
-                      help="how many; one GPU or all TPUs of a topology unless given")
+  parser.add_argument(
+    "--devices",
+    type=int,
+    default=0,
+    help="how many; one GPU or all TPUs of a topology unless given",
+  )
   parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)  # see `compile_here`
   args = parser.parse_args()
   if args.only:

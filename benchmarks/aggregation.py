@@ -34,9 +34,11 @@ def operand_sum(edges: np.ndarray, nodes: int, slots: int) -> Callable[[jax.Arra
 
 def with_gradient(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
   """A function that applies a sum, then the transpose of the sum to the result."""
+
   def both(x):
     total, transpose = jax.vjp(function, x)
     return transpose(total)
+
   return both
 
 
@@ -47,10 +49,13 @@ def measure(nodes: int, features: int, repeats: int) -> dict[str, dict[str, floa
   x = jnp.asarray(rng.normal(size=(nodes, features)), jnp.float32)
   result = {}
   for kind, change in (("forward", lambda function: function), ("gradient", with_gradient)):
-    runs = {f"slots {slots}": jax.jit(change(operand_sum(edges, nodes, slots))).lower(x).compile()
-            for slots in _SLOTS}
+    runs = {
+      f"slots {slots}": jax.jit(change(operand_sum(edges, nodes, slots))).lower(x).compile()
+      for slots in _SLOTS
+    }
     seconds = timing.medians(
-        {name: functools.partial(run, x) for name, run in runs.items()}, repeats=repeats)
+      {name: functools.partial(run, x) for name, run in runs.items()}, repeats=repeats
+    )
     result[kind] = {name: 1e3 * value for name, value in seconds.items()}
   return result
 

@@ -35,15 +35,36 @@ _HELD_OUT, _UNSEEN = "alexnet", "unet3d"
 def train(variant: str, epochs: int, seed: int, data_root: str, folder: Path) -> dict[str, float]:
   """Kendall tau of both validation graphs and the CPU seconds of training."""
   cpu_s = kept_runs.train(
-      "layout", ("xla-default", variant), data_root, folder, "--mode=train",
-      f"--config.train.epochs={epochs}", f"--config.seed={seed}",
-      f"--config.data.store_dir={folder.parent / 'store'}")
-  subprocess.run([sys.executable, "run_layout.py", "--mode=evaluate", "--noreport",
-                  f"--data_root={data_root}", f"--workdir={folder}",
-                  "--config.eval.max_configs=0"], cwd=kept_runs.ROOT, check=True)
+    "layout",
+    ("xla-default", variant),
+    data_root,
+    folder,
+    "--mode=train",
+    f"--config.train.epochs={epochs}",
+    f"--config.seed={seed}",
+    f"--config.data.store_dir={folder.parent / 'store'}",
+  )
+  subprocess.run(
+    [
+      sys.executable,
+      "run_layout.py",
+      "--mode=evaluate",
+      "--noreport",
+      f"--data_root={data_root}",
+      f"--workdir={folder}",
+      "--config.eval.max_configs=0",
+    ],
+    cwd=kept_runs.ROOT,
+    check=True,
+  )
   taus = kept_runs.validation(folder, "kendaltau")
-  return {"cpu_s": cpu_s, **{name: next(tau for graph, tau in taus.items() if name in graph)
-                             for name in (_HELD_OUT, _UNSEEN)}}
+  return {
+    "cpu_s": cpu_s,
+    **{
+      name: next(tau for graph, tau in taus.items() if name in graph)
+      for name in (_HELD_OUT, _UNSEEN)
+    },
+  }
 
 
 def one_hot_scores(data_root: str | Path, place: str = f"valid/{_HELD_OUT}") -> np.ndarray:
@@ -53,17 +74,23 @@ def one_hot_scores(data_root: str | Path, place: str = f"valid/{_HELD_OUT}") -> 
     data_root: the released data.
     place: of the predicted configurations, such as `valid/alexnet`; fitted are those of `train`.
   """
-  train_, judged = (npz.read_layout(Path(
-      data_root, "layout/xla/default", f"{name}.npz")) for name in (f"train/{_HELD_OUT}", place))
+  train_, judged = (
+    npz.read_layout(Path(data_root, "layout/xla/default", f"{name}.npz"))
+    for name in (f"train/{_HELD_OUT}", place)
+  )
   assert (train_.configs.node_group == judged.configs.node_group).all()
-  choices = np.concatenate([graph.configs.rows[graph.configs.group_row]
-                            for graph in (train_, judged)])  # [configs, groups, 18]
-  numbers = [np.unique(column, axis=0, return_inverse=True)[1].reshape(-1)
-             for column in choices.swapaxes(0, 1)]
+  choices = np.concatenate(
+    [graph.configs.rows[graph.configs.group_row] for graph in (train_, judged)]
+  )  # [configs, groups, 18]
+  numbers = [
+    np.unique(column, axis=0, return_inverse=True)[1].reshape(-1)
+    for column in choices.swapaxes(0, 1)
+  ]
   design = np.concatenate([np.eye(column.max() + 1)[column] for column in numbers], axis=1)
   known = len(train_.configs)
   weights, *_ = np.linalg.lstsq(
-      design[:known], np.log(train_.configs.runtime_ns.astype(np.float64)), rcond=None)
+    design[:known], np.log(train_.configs.runtime_ns.astype(np.float64)), rcond=None
+  )
   return design[known:] @ weights
 
 
@@ -76,10 +103,18 @@ def one_hot_fit(data_root: str) -> dict[str, float]:
 def table(results: Mapping[str, Any]) -> str:
   """Kendall tau on both graphs, and CPU seconds of training, as a Markdown table."""
   return pages.table(
-      ["", "AlexNet, held-out configurations", "UNet3D, unseen program", "CPU seconds of training"],
-      [[name, pages.figure(row, _HELD_OUT), pages.figure(row, _UNSEEN),
-        f"{row['cpu_s']:.0f}" if "cpu_s" in row else ""]
-       for name, row in results.items() if name != "machine"])
+    ["", "AlexNet, held-out configurations", "UNet3D, unseen program", "CPU seconds of training"],
+    [
+      [
+        name,
+        pages.figure(row, _HELD_OUT),
+        pages.figure(row, _UNSEEN),
+        f"{row['cpu_s']:.0f}" if "cpu_s" in row else "",
+      ]
+      for name, row in results.items()
+      if name != "machine"
+    ],
+  )
 
 
 def main() -> None:
@@ -90,8 +125,10 @@ def main() -> None:
   results = {"machine": timing.machine(), "one-hot least squares": one_hot_fit(args.data_root)}
   with tempfile.TemporaryDirectory() as temporary:
     for name, (variant, epochs) in MODELS.items():
-      rows = [train(variant, epochs, seed, args.data_root, Path(temporary, f"{name}{seed}"))
-              for seed in args.seeds]
+      rows = [
+        train(variant, epochs, seed, args.data_root, Path(temporary, f"{name}{seed}"))
+        for seed in args.seeds
+      ]
       print(name, rows, flush=True)
       results[name] = pages.summary(rows)
       timing.write(results, args.out)

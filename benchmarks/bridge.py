@@ -45,20 +45,25 @@ _OUTPUT = 6  # of a node's 18 integers
 _DIMENSIONS = slice(21, 27)  # of a node's features: sizes of the output
 _OPCODES = {"conv_general_dilated": "convolution", "dot_general": "dot", "reshape": "reshape"}
 _ESTIMATES = {
-    "optimal seconds": lambda row: row["optimal_seconds"],
-    "cycles of all kernels": lambda row: row["estimated_cycles"],
-    "cycles of the slowest kernel": lambda row: max(map(max, row["cycles"].values())),
-    "bytes accessed": lambda row: row["bytes_accessed"],
-    "optimal seconds x cycles": lambda row: row["optimal_seconds"] * row["estimated_cycles"]}
+  "optimal seconds": lambda row: row["optimal_seconds"],
+  "cycles of all kernels": lambda row: row["estimated_cycles"],
+  "cycles of the slowest kernel": lambda row: max(map(max, row["cycles"].values())),
+  "bytes accessed": lambda row: row["bytes_accessed"],
+  "optimal seconds x cycles": lambda row: row["optimal_seconds"] * row["estimated_cycles"],
+}
 Key = tuple[str, tuple[int, ...]]  # opcode and shape of the output
 
 
 def keys(graph: Any) -> list[Key]:
   """Opcode and output shape of every configurable node."""
   names = {number: name for name, number in opcode_ids().items()}
-  return [(names[int(graph.node_opcode[node])],
-           tuple(int(size) for size in graph.node_feat[node, _DIMENSIONS] if size > 0))
-          for node in graph.config_node]
+  return [
+    (
+      names[int(graph.node_opcode[node])],
+      tuple(int(size) for size in graph.node_feat[node, _DIMENSIONS] if size > 0),
+    )
+    for node in graph.config_node
+  ]
 
 
 def combinations(graph: Any, choices: choosing.Choices) -> tuple[np.ndarray, np.ndarray]:
@@ -95,8 +100,12 @@ def estimate(function: Any, args: tuple) -> dict[str, Any]:
   """The compiler's estimates for a function on TPU v3, by name."""
   program = tpu.compile_function(function, args, "tpu:v3")
   cycles = tpu_kernels.estimated_cycles(proto.parse_module(program.module, where="TPU program"))
-  return {"optimal_seconds": program.optimal_seconds, "bytes_accessed": program.bytes_accessed,
-          "estimated_cycles": cycles.cycles, "cycles": labels.cycles_by_group(cycles.by_kernel)}
+  return {
+    "optimal_seconds": program.optimal_seconds,
+    "bytes_accessed": program.bytes_accessed,
+    "estimated_cycles": cycles.cycles,
+    "cycles": labels.cycles_by_group(cycles.by_kernel),
+  }
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -114,8 +123,12 @@ def alone(program: Any, group: choosing.Group, options: Sequence[int]) -> dict[s
   function = lambda *inputs: equation.primitive.bind(*inputs, **equation.params)
   args = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
   single = choosing.choices(function, *args)
-  return {str(list(group.options[option][0])): estimate(
-      choosing.apply(function, single.choice([option])), args) for option in options}
+  return {
+    str(list(group.options[option][0])): estimate(
+      choosing.apply(function, single.choice([option])), args
+    )
+    for option in options
+  }
 
 
 def effects(found: np.ndarray, runtime_ms: np.ndarray, place: int) -> tuple[dict[int, float], int]:
@@ -130,8 +143,11 @@ def effects(found: np.ndarray, runtime_ms: np.ndarray, place: int) -> tuple[dict
     Milliseconds of the whole step by option of the group, and the number of other groups in
     which the two combinations differ.
   """
-  pairs = [(int((found[a] != found[b]).sum()) - 1, a, b) for a, b in itertools.combinations(
-      range(len(found)), 2) if found[a, place] != found[b, place]]
+  pairs = [
+    (int((found[a] != found[b]).sum()) - 1, a, b)
+    for a, b in itertools.combinations(range(len(found)), 2)
+    if found[a, place] != found[b, place]
+  ]
   others, *pair = min(pairs)
   return {int(found[each, place]): float(runtime_ms[each]) for each in pair}, others
 
@@ -140,8 +156,9 @@ def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> str:
   """Compiles each operation whose order differs between configurations; returns a table."""
   choices = choosing.choices(program.function, *program.args)
   found, which = combinations(graph, choices)
-  runtime_ms = [float(np.median(graph.configs.runtime_ns[which == place])) / 1e6
-                for place in range(len(found))]
+  runtime_ms = [
+    float(np.median(graph.configs.runtime_ns[which == place])) / 1e6 for place in range(len(found))
+  ]
   rows = json.loads(args.out.read_text())["operations"] if args.out.exists() else {}
   differing = [place for place in range(len(choices.groups)) if len(set(found[:, place])) > 1]
   for number, place in enumerate(differing):
@@ -149,11 +166,21 @@ def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> str:
     if str(group) not in rows:
       measured, others = effects(found, np.array(runtime_ms), place)
       orders = alone(program, group, list(measured))
-      rows[str(group)] = {"others": others, "orders": [
+      rows[str(group)] = {
+        "others": others,
+        "orders": [
           {"order": order, "median_ms": round(time, 3), **raw}
-          for time, (order, raw) in zip(measured.values(), orders.items())]}
-    record = {"program": args.program, "target": "tpu:v3", "libtpu": tpu.libtpu_version(),
-              "configs": len(which), "combinations": len(found), "operations": rows}
+          for time, (order, raw) in zip(measured.values(), orders.items())
+        ],
+      }
+    record = {
+      "program": args.program,
+      "target": "tpu:v3",
+      "libtpu": tpu.libtpu_version(),
+      "configs": len(which),
+      "combinations": len(found),
+      "operations": rows,
+    }
     timing.write(record, args.out)
     print(f"{number + 1} of {len(differing)} operations", flush=True)
   return alone_table(record)
@@ -164,21 +191,44 @@ def alone_table(record: Mapping[str, Any]) -> str:
   rows = []
   for name, row in record["operations"].items():
     pair = sorted(row["orders"], key=lambda each: each["median_ms"])
-    rows.append([
-        _short([name]), ", ".join(each["order"] for each in pair),
-        ", ".join(f"{each['median_ms']:.2f}" for each in pair), str(row["others"]),
+    rows.append(
+      [
+        _short([name]),
+        ", ".join(each["order"] for each in pair),
+        ", ".join(f"{each['median_ms']:.2f}" for each in pair),
+        str(row["others"]),
         ", ".join(f"{1e3 * each['optimal_seconds']:.3f}" for each in pair),
-        ", ".join(f"{each['estimated_cycles'] / 1e6:.1f}" for each in pair)])
-  return pages.table(["output of", "orders, minor to major", "measured, ms, whole step",
-                      "other operations that change", "optimal, ms", "M cycles"], rows)
+        ", ".join(f"{each['estimated_cycles'] / 1e6:.1f}" for each in pair),
+      ]
+    )
+  return pages.table(
+    [
+      "output of",
+      "orders, minor to major",
+      "measured, ms, whole step",
+      "other operations that change",
+      "optimal, ms",
+      "M cycles",
+    ],
+    rows,
+  )
 
 
 def taus(rows: list[Mapping[str, Any]], times: list[np.ndarray]) -> dict[str, float]:
   """Kendall's tau-b between each estimate and the run times of all configurations."""
   runtime = np.concatenate(times)
-  return {name: round(float(stats.kendalltau(
-      np.concatenate([np.full(len(each), value(row)) for row, each in zip(rows, times)]),
-      runtime).statistic), 4) for name, value in _ESTIMATES.items()}
+  return {
+    name: round(
+      float(
+        stats.kendalltau(
+          np.concatenate([np.full(len(each), value(row)) for row, each in zip(rows, times)]),
+          runtime,
+        ).statistic
+      ),
+      4,
+    )
+    for name, value in _ESTIMATES.items()
+  }
 
 
 def _short(equations: list[str]) -> str:
@@ -187,8 +237,13 @@ def _short(equations: list[str]) -> str:
   for equation in equations:
     name, shape = re.match(r"(\w+) \w+(\[[\d,]*\])", equation).groups()
     shapes.setdefault(_OPCODES[name], []).append(shape)
-  return ", ".join(f"{name} {first}" + (f" and {len(others)} more" if others else "")
-                   for name, (first, *others) in shapes.items()) or "nothing"
+  return (
+    ", ".join(
+      f"{name} {first}" + (f" and {len(others)} more" if others else "")
+      for name, (first, *others) in shapes.items()
+    )
+    or "nothing"
+  )
 
 
 def verdict(first: Mapping[str, Any], row: Mapping[str, Any]) -> str:
@@ -213,35 +268,58 @@ def table(record: Mapping[str, Any]) -> str:
   first, rows = record["combinations"][0], []
   for row in record["combinations"]:
     changed = [name for name, order in row["orders"].items() if order != first["orders"][name]]
-    rows.append([
-        _short(changed), f"{row['configs']:,}", f"{row['median_ms']:.2f}",
-        f"{1e3 * row['optimal_seconds']:.3f}", f"{row['estimated_cycles'] / 1e6:.2f}",
-        f"{row['bytes_accessed'] / 1e9:.3f}", verdict(first, row) if changed else "-"])
-  return pages.table(["changed against the commonest", "configurations", "measured, ms",
-                      "optimal, ms", "M cycles", "GB", "optimal seconds of the change"], rows)
+    rows.append(
+      [
+        _short(changed),
+        f"{row['configs']:,}",
+        f"{row['median_ms']:.2f}",
+        f"{1e3 * row['optimal_seconds']:.3f}",
+        f"{row['estimated_cycles'] / 1e6:.2f}",
+        f"{row['bytes_accessed'] / 1e9:.3f}",
+        verdict(first, row) if changed else "-",
+      ]
+    )
+  return pages.table(
+    [
+      "changed against the commonest",
+      "configurations",
+      "measured, ms",
+      "optimal, ms",
+      "M cycles",
+      "GB",
+      "optimal seconds of the change",
+    ],
+    rows,
+  )
 
 
 def tau_table(record: Mapping[str, Any]) -> str:
   """Kendall's tau-b of the estimates as a Markdown table."""
-  return pages.table(["estimate", "tau-b"], [
-      [name, f"{tau:.3f}"] for name, tau in record["tau_b"].items()])
+  return pages.table(
+    ["estimate", "tau-b"], [[name, f"{tau:.3f}"] for name, tau in record["tau_b"].items()]
+  )
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--data", default=os.environ.get("TPUGRAPHS_DATA"),
-                      help="folder of the released data (default: $TPUGRAPHS_DATA)")
+  parser.add_argument(
+    "--data",
+    default=os.environ.get("TPUGRAPHS_DATA"),
+    help="folder of the released data (default: $TPUGRAPHS_DATA)",
+  )
   parser.add_argument("--out", required=True, type=Path, help="file of results")
   parser.add_argument("--program", choices=SPLITS, default="alexnet", help="default: alexnet")
   parser.add_argument("--combinations", type=int, default=14, help="how many are compiled")
-  parser.add_argument("--alone", action="store_true",
-                      help="single operations instead of the whole program")
+  parser.add_argument(
+    "--alone", action="store_true", help="single operations instead of the whole program"
+  )
   args = parser.parse_args()
   if args.data is None:
     parser.error("--data is missing, expected the folder of the released data")
   graph = npz.read_layout(
-      Path(args.data, "layout/xla/default", SPLITS[args.program], f"{args.program}.npz"))
-  program, = programs.load(f"{EXAMPLES / args.program}.py:step")
+    Path(args.data, "layout/xla/default", SPLITS[args.program], f"{args.program}.npz")
+  )
+  (program,) = programs.load(f"{EXAMPLES / args.program}.py:step")
   if args.alone:
     print(run_alone(args, graph, program))
     return
@@ -250,18 +328,35 @@ def main() -> None:
   done = json.loads(args.out.read_text())["combinations"] if args.out.exists() else []
   known = {tuple(row["numbers"]): row for row in done}
   rows, times = [], []
-  for place, numbers in enumerate(found[:args.combinations].tolist()):
+  for place, numbers in enumerate(found[: args.combinations].tolist()):
     runtime = graph.configs.runtime_ns[which == place]
-    chosen = {str(group): list(group.options[number][0])
-              for group, number in zip(choices.groups, numbers) if number}
+    chosen = {
+      str(group): list(group.options[number][0])
+      for group, number in zip(choices.groups, numbers)
+      if number
+    }
     raw = known.get(tuple(numbers)) or estimate(
-        choosing.apply(program.function, choices.choice(numbers)), program.args)
-    rows.append({**raw, "numbers": numbers, "orders": chosen, "configs": len(runtime),
-                 "median_ms": round(float(np.median(runtime)) / 1e6, 3)})
+      choosing.apply(program.function, choices.choice(numbers)), program.args
+    )
+    rows.append(
+      {
+        **raw,
+        "numbers": numbers,
+        "orders": chosen,
+        "configs": len(runtime),
+        "median_ms": round(float(np.median(runtime)) / 1e6, 3),
+      }
+    )
     times.append(runtime)
-    record = {"program": args.program, "target": "tpu:v3", "libtpu": tpu.libtpu_version(),
-              "distinct": len(found), "configs": len(which), "combinations": rows,
-              "tau_b": taus(rows, times) if len(rows) > 1 else {}}
+    record = {
+      "program": args.program,
+      "target": "tpu:v3",
+      "libtpu": tpu.libtpu_version(),
+      "distinct": len(found),
+      "configs": len(which),
+      "combinations": rows,
+      "tau_b": taus(rows, times) if len(rows) > 1 else {},
+    }
     timing.write(record, args.out)
     print(f"{place + 1} of {min(args.combinations, len(found))} combinations", flush=True)
   print(f"{table(record)}\n\n{tau_table(record)}")

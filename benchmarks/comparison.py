@@ -105,7 +105,8 @@ def assert_same(first: Any, second: Any) -> None:
   """Asserts that metrics or scores of both variants agree to float32 rounding."""
   largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(first))
   jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * largest), first, second)
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * largest), first, second
+  )
 
 
 def layout_step() -> Case:
@@ -115,7 +116,8 @@ def layout_step() -> Case:
   """
   model = res_model.ResModel()
   batch = workloads.layout_batch(
-      graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops, keep_nodes=5_000)
+    graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops, keep_nodes=5_000
+  )
   return Case(model, plain.res_model, [batch])
 
 
@@ -123,7 +125,8 @@ def layout_rank() -> Case:
   """The same model on 1,000 configurations of 10,000 nodes, 5 % of them configurable."""
   model = res_model.ResModel()
   batches = workloads.ranking_batches(
-      nodes=10_000, config_nodes=500, configs=1_000, chunk=100, hops=model.hops)
+    nodes=10_000, config_nodes=500, configs=1_000, chunk=100, hops=model.hops
+  )
   # A model trained with backpropdropout ranks on the full graph.
   return Case(model, functools.partial(plain.res_model, dropout="fullgraph"), batches)
 
@@ -132,13 +135,17 @@ def sage_step() -> Case:
   """GraphSAGE 128 x 3 on 10,000 nodes, 500 of them configurable, with 64 configurations."""
   model = sage.SAGE(hidden_dim=128, num_gnns=3)
   batch = workloads.layout_batch(
-      graphs=1, nodes=10_000, config_nodes=500, configs=64, hops=model.hops)
+    graphs=1, nodes=10_000, config_nodes=500, configs=64, hops=model.hops
+  )
   return Case(model, plain.layout_sage, [batch])
 
 
 # What is compared, on which case, and how many timed calls.
-CASES = {"layout_step": (Training, layout_step, 7), "layout_rank": (Scoring, layout_rank, 3),
-         "sage_step": (Training, sage_step, 3)}
+CASES = {
+  "layout_step": (Training, layout_step, 7),
+  "layout_rank": (Scoring, layout_rank, 3),
+  "sage_step": (Training, sage_step, 3),
+}
 
 
 def peak_mib(name: str, variant: str) -> float:

@@ -31,17 +31,22 @@ class Gpu(NamedTuple):
 
 
 GPUS = {
-    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 3352, 50, 84.9, 228, 2048,
-                67, 494, 989),
-    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 2039, 40, 85.1, 164, 2048,
-                19.5, 156, 312),
-    "v100": Gpu("Tesla V100-SXM2-16GB", (7, 0), 80, 64, 1.53, 898, 6, 16.9, 97, 2048,
-                15.7, None, 125),
-    "t4": Gpu("Tesla T4", (7, 5), 40, 64, 1.59, 320, 4, 15.8, 65, 1024, 8.1, None, 65)}
+  "h100": Gpu(
+    "NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 3352, 50, 84.9, 228, 2048, 67, 494, 989
+  ),
+  "a100": Gpu(
+    "NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 2039, 40, 85.1, 164, 2048, 19.5, 156, 312
+  ),
+  "v100": Gpu(
+    "Tesla V100-SXM2-16GB", (7, 0), 80, 64, 1.53, 898, 6, 16.9, 97, 2048, 15.7, None, 125
+  ),
+  "t4": Gpu("Tesla T4", (7, 5), 40, 64, 1.59, 320, 4, 15.8, 65, 1024, 8.1, None, 65),
+}
 _FLAGS = (
-    "--xla_gpu_autotune_level=0", "--xla_gpu_collect_cost_model_stats=true",
-    # This pass knows Hopper and newer alone, and fails for every other GPU.
-    "--xla_disable_hlo_passes=sol-gpu-cost-model-stats-collection",
+  "--xla_gpu_autotune_level=0",
+  "--xla_gpu_collect_cost_model_stats=true",
+  # This pass knows Hopper and newer alone, and fails for every other GPU.
+  "--xla_disable_hlo_passes=sol-gpu-cost-model-stats-collection",
 )
 
 
@@ -60,9 +65,12 @@ def environment(variables: dict[str, str]) -> dict[str, str]:
 def devices(target: str, count: int) -> tuple[Any, ...]:
   """`count` GPUs of a name of `GPUS` to compile for."""
   from jax.experimental import topologies
-  return tuple(topologies.get_topology_desc(
-      platform="cuda", target_config=_description(GPUS[target]),
-      topology=f"1x1x{count}").devices)
+
+  return tuple(
+    topologies.get_topology_desc(
+      platform="cuda", target_config=_description(GPUS[target]), topology=f"1x1x{count}"
+    ).devices
+  )
 
 
 def _description(gpu: Gpu) -> str:

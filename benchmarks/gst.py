@@ -46,7 +46,8 @@ def config_of(variant: str):
 def prepare(variant: str, nodes: int) -> tuple[Job, Any]:
   """The job and the prepared graph; the raw graph is freed on return, as in a training run."""
   graph = workloads.program(
-      np.random.default_rng(0), nodes=nodes, config_nodes=nodes // 25, configs=_CONFIGS)
+    np.random.default_rng(0), nodes=nodes, config_nodes=nodes // 25, configs=_CONFIGS
+  )
   job = Job.of(config_of(variant))
   job.fit([graph])
   return job, job.ranker.prepare(graph)
@@ -70,8 +71,10 @@ def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
 def table(figures: dict[str, float]) -> str:
   """Step time and peak memory by graph size and variant, as a Markdown table."""
   cell = lambda case: f"{figures[f'{case}_step_s']:.3g} s, {figures[f'{case}_peak_mib']:,.0f} MiB"
-  return pages.table(["nodes", *_VARIANTS], [
-      [f"{nodes:,}", *(cell(f"{variant}_{nodes}") for variant in _VARIANTS)] for nodes in _NODES])
+  return pages.table(
+    ["nodes", *_VARIANTS],
+    [[f"{nodes:,}", *(cell(f"{variant}_{nodes}") for variant in _VARIANTS)] for nodes in _NODES],
+  )
 
 
 def main() -> None:
@@ -86,11 +89,15 @@ def main() -> None:
   for nodes in _NODES:
     for variant in _VARIANTS:
       runs = [
-          timing.in_subprocess("gst.py", "--variant", variant, "--nodes", str(nodes),
-                               "--repeats", str(args.repeats))
-          for _ in range(_PROCESSES)]
-      figures |= {f"{variant}_{nodes}_{name}": statistics.median(run[name] for run in runs)
-                  for name in runs[0]}
+        timing.in_subprocess(
+          "gst.py", "--variant", variant, "--nodes", str(nodes), "--repeats", str(args.repeats)
+        )
+        for _ in range(_PROCESSES)
+      ]
+      figures |= {
+        f"{variant}_{nodes}_{name}": statistics.median(run[name] for run in runs)
+        for name in runs[0]
+      }
   timing.report(figures, args.out)
   print(table(figures))
 

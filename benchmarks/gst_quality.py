@@ -73,26 +73,50 @@ def measure(config, workdir: Path) -> dict[str, float]:
     folder = workdir / stage.folder
     family, graphs = stage.begin(params, graphs, folder)
     begun, _ = training.begin(
-        config, family, graphs, data.targets, epochs=stage.epochs, optimizer=stage.optimizer,
-        folder=folder, params=params)
+      config,
+      family,
+      graphs,
+      data.targets,
+      epochs=stage.epochs,
+      optimizer=stage.optimizer,
+      folder=folder,
+      params=params,
+    )
     evaluations.append(_Evaluation(family.scorer(), compilations))
     result = training.train_stage(job, begun, evaluations[-1], valid, folder, resume=False)
     params = result.state.eval_params
-  seconds = time.perf_counter() - started - compilations.seconds - sum(
-      evaluation.seconds - evaluation.compile_seconds for evaluation in evaluations)
+  seconds = (
+    time.perf_counter()
+    - started
+    - compilations.seconds
+    - sum(evaluation.seconds - evaluation.compile_seconds for evaluation in evaluations)
+  )
   valid, ids = training.validation_sample(config, valid)(0)
   scores = ranker.scorer(result.state.eval_params, valid, ids)
   _, means = judge.judge(judge.with_labels(valid, ids, scores), ranker.collection.slowdown_ks)
-  return {"kendaltau": means["kendaltau"], "opa": means["opa"], "seconds": seconds,
-          "peak_mib": log.peak_memory()[1] / 2**20}
+  return {
+    "kendaltau": means["kendaltau"],
+    "opa": means["opa"],
+    "seconds": seconds,
+    "peak_mib": log.peak_memory()[1] / 2**20,
+  }
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
   """The figures of every variant, as a Markdown table."""
-  return pages.table(["variant", "Kendall tau", "OPA", "training", "peak memory"], [
-      [f"`{variant}`", pages.figure(row, "kendaltau"), f"{row['opa']:.3f}",
-       f"{row['seconds']:,.0f} s", f"{row['peak_mib']:,.0f} MiB"]
-      for variant, row in results.items()])
+  return pages.table(
+    ["variant", "Kendall tau", "OPA", "training", "peak memory"],
+    [
+      [
+        f"`{variant}`",
+        pages.figure(row, "kendaltau"),
+        f"{row['opa']:.3f}",
+        f"{row['seconds']:,.0f} s",
+        f"{row['peak_mib']:,.0f} MiB",
+      ]
+      for variant, row in results.items()
+    ],
+  )
 
 
 def main() -> None:
@@ -110,10 +134,23 @@ def main() -> None:
     return
   results = {}
   for variant in args.variants:
-    results[variant] = pages.summary([
+    results[variant] = pages.summary(
+      [
         timing.in_subprocess(
-            "gst_quality.py", "--here", "--variants", variant, "--seeds", str(seed), "--epochs",
-            str(args.epochs), "--data_root", args.data_root) for seed in args.seeds])
+          "gst_quality.py",
+          "--here",
+          "--variants",
+          variant,
+          "--seeds",
+          str(seed),
+          "--epochs",
+          str(args.epochs),
+          "--data_root",
+          args.data_root,
+        )
+        for seed in args.seeds
+      ]
+    )
     print(table(results), flush=True)
   timing.write({"machine": timing.machine(), **results}, args.out)
 

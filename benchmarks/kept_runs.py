@@ -13,9 +13,7 @@ import sys
 ROOT = Path(__file__).parents[1]
 
 
-def train(
-    kind: str, variants: Iterable[str], data_root: str, workdir: Path, *flags: str
-) -> float:
+def train(kind: str, variants: Iterable[str], data_root: str, workdir: Path, *flags: str) -> float:
   """CPU seconds of a command, which runs or continues unless it has ended before.
 
   Args:
@@ -30,11 +28,23 @@ def train(
     config = ":".join(filter(None, [f"configs/{kind}.py", ",".join(filter(None, variants))]))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, f"run_{kind}.py", f"--config={config}", f"--data_root={data_root}",
-         f"--workdir={workdir}", "--resume", "--noreport", *flags], cwd=ROOT, check=True)
+      [
+        sys.executable,
+        f"run_{kind}.py",
+        f"--config={config}",
+        f"--data_root={data_root}",
+        f"--workdir={workdir}",
+        "--resume",
+        "--noreport",
+        *flags,
+      ],
+      cwd=ROOT,
+      check=True,
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ended.write_text(json.dumps(
-        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
+    ended.write_text(
+      json.dumps(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    )
   return json.loads(ended.read_text())
 
 

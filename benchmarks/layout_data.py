@@ -79,20 +79,26 @@ def generate(size: Size, seed: int) -> graph.OpGraph:
     for slot in range(3):
       pair = rng.choice(4, 2, replace=False)
       swapped = np.arange(_ROWS_PER_GROUP) >> slot & 1
-      rows[group, :, 6 * slot:6 * slot + 2] = np.where(swapped[:, None], pair[::-1], pair)
+      rows[group, :, 6 * slot : 6 * slot + 2] = np.where(swapped[:, None], pair[::-1], pair)
   rows, number = np.unique(rows.reshape(-1, rows.shape[2]), axis=0, return_inverse=True)
   number = number.reshape(size.groups, _ROWS_PER_GROUP).astype(np.uint16)
   choice = rng.integers(0, _ROWS_PER_GROUP, (size.configs, size.groups), np.uint8)
   node_group = rng.permutation(np.arange(size.config_nodes) % size.groups)
   configs = graph.LayoutConfigs(
-      rows, node_group.astype(np.int32), number[np.arange(size.groups), choice],
-      rng.integers(10**6, 10**9, size.configs))
+    rows,
+    node_group.astype(np.int32),
+    number[np.arange(size.groups), choice],
+    rng.integers(10**6, 10**9, size.configs),
+  )
   return graph.OpGraph(
-      name=size.name, configs=configs, edge_index=workloads.edges(rng, size.nodes),
-      node_feat=rng.integers(0, 100, (size.nodes, columns.NODE_FEATURES)).astype(np.float32),
-      node_opcode=rng.integers(1, columns.OPCODES, size.nodes).astype(np.uint8),
-      node_splits=np.array([0, size.nodes]),
-      config_node=np.arange(size.config_nodes, dtype=np.int32))
+    name=size.name,
+    configs=configs,
+    edge_index=workloads.edges(rng, size.nodes),
+    node_feat=rng.integers(0, 100, (size.nodes, columns.NODE_FEATURES)).astype(np.float32),
+    node_opcode=rng.integers(1, columns.OPCODES, size.nodes).astype(np.uint8),
+    node_splits=np.array([0, size.nodes]),
+    config_node=np.arange(size.config_nodes, dtype=np.int32),
+  )
 
 
 def write_files(root: Path, sizes: list[Size], *, split: str = "train") -> None:
@@ -105,7 +111,7 @@ def write_files(root: Path, sizes: list[Size], *, split: str = "train") -> None:
 def measure_largest(root: Path) -> dict[str, float]:
   """MiB of the store of `LARGEST` on disk."""
   write_files(root, [LARGEST])
-  folder, = store.ensure_store(root, _COLLECTION, "train", progress=False)
+  (folder,) = store.ensure_store(root, _COLLECTION, "train", progress=False)
   return {"disk_mib": sum(path.stat().st_size for path in folder.iterdir()) / _MIB}
 
 
@@ -119,8 +125,11 @@ def measure_split(root: Path) -> dict[str, float]:
   config.batch.slates_per_epoch = 8 * _TRAINING_STEPS
   config.train.epochs = 1
   result = training.train(job_lib.Job.of(config), root / "run")
-  return {"graphs": len(sizes), "configs": sum(size.configs for size in sizes),
-          "training_peak_mib": result.peak_bytes / _MIB}
+  return {
+    "graphs": len(sizes),
+    "configs": sum(size.configs for size in sizes),
+    "training_peak_mib": result.peak_bytes / _MIB,
+  }
 
 
 _CASES = {"largest": measure_largest, "split": measure_split}
@@ -136,8 +145,10 @@ def main() -> None:
       timing.report(_CASES[args.only](Path(root)), args.out)
     return
   options = ["--workdir", args.workdir] if args.workdir else []
-  timing.write({case: timing.in_subprocess("layout_data.py", "--only", case, *options)
-                for case in _CASES}, args.out)
+  timing.write(
+    {case: timing.in_subprocess("layout_data.py", "--only", case, *options) for case in _CASES},
+    args.out,
+  )
 
 
 if __name__ == "__main__":

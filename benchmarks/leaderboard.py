@@ -23,8 +23,13 @@ import systems
 
 from tpugraphs_jax import collections
 
-_NAMES = {"kendaltau": "Kendall tau", "opa": "OPA, all pairs", "slowdown1": "slowdown of the first",
-          "slowdown5": "slowdown of 5", "slowdown10": "slowdown of 10"}
+_NAMES = {
+  "kendaltau": "Kendall tau",
+  "opa": "OPA, all pairs",
+  "slowdown1": "slowdown of the first",
+  "slowdown5": "slowdown of 5",
+  "slowdown10": "slowdown of 10",
+}
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Leaderboard of {{ collection }}</title><style>
 :root { color-scheme: light dark; font: 16px/1.5 sans-serif }
@@ -61,11 +66,15 @@ def repeat(collection: str, system: str, row: Mapping[str, Any], data_root: str)
   """The command of an ordinary run with the settings and the number of steps of a finished one."""
   config = systems.config_of(collection, system, row["seed"], data_root)
   epochs, slates = race_run.epochs_of(row["planned_steps"], config.batch.graphs)
-  flags = [f"--config=configs/{systems.config_name(collection, system)}",
-           *(f"--config.{change}" for change in system.split("+")[1:]),
-           f"--config.train.epochs={epochs}",
-           f"--config.batch.slates_per_epoch={slates}", f"--config.seed={row['seed']}",
-           f"--data_root={data_root}", "--workdir=out/winner"]
+  flags = [
+    f"--config=configs/{systems.config_name(collection, system)}",
+    *(f"--config.{change}" for change in system.split("+")[1:]),
+    f"--config.train.epochs={epochs}",
+    f"--config.batch.slates_per_epoch={slates}",
+    f"--config.seed={row['seed']}",
+    f"--data_root={data_root}",
+    "--workdir=out/winner",
+  ]
   return f"python run_{systems.kind_of(collection)}.py " + " \\\n    ".join(flags)
 
 
@@ -80,37 +89,52 @@ def page(args: argparse.Namespace, collection: str) -> str:
     raise ValueError(f"no run of {collection} is finished: {'; '.join(failed)}")
   columns = systems.columns_of(collection)
   ranked = systems.ranked(
-      {name: systems.summarised(rows, collection) for name, rows in runs.items()},
-      systems.kind_of(collection))
+    {name: systems.summarised(rows, collection) for name, rows in runs.items()},
+    systems.kind_of(collection),
+  )
   first = runs[ranked[0][0]][0]
   machine = first["machine"]
-  return jinja2.Environment(autoescape=True).from_string(_PAGE).render(
-      collection=collection, columns=[_NAMES[column] for column in columns], failed=failed,
+  return (
+    jinja2.Environment(autoescape=True)
+    .from_string(_PAGE)
+    .render(
+      collection=collection,
+      columns=[_NAMES[column] for column in columns],
+      failed=failed,
       rows=[{"name": name, "cells": _cells(row, columns)} for name, row in ranked],
       budget=f"{args.steps} steps" if args.steps else f"{args.minutes:g} CPU minutes",
       labels=collections.label_kind(str(args.data_root), collections.Collection(collection)),
       command=repeat(collection, ranked[0][0], first, str(args.data_root)),
       machine=f"{machine['date']}, {machine['processor']}, {machine['device']}, "
-              f"jax {machine['jax']}")
+      f"jax {machine['jax']}",
+    )
+  )
 
 
 def _cells(row: Mapping[str, Any], columns: tuple[str, ...]) -> list[str]:
-  return [*(pages.figure(row, column) for column in columns), f"{row['updates']:,.0f}",
-          f"{row['step_ms']:.1f}", f"{row['rank_cpu_s']:.1f}", f"{row['peak_mib']:,.0f}",
-          str(row["seeds"])]
+  return [
+    *(pages.figure(row, column) for column in columns),
+    f"{row['updates']:,.0f}",
+    f"{row['step_ms']:.1f}",
+    f"{row['rank_cpu_s']:.1f}",
+    f"{row['peak_mib']:,.0f}",
+    str(row["seeds"]),
+  ]
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(
-      description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument("--collection", required=True, help="such as layout:own:outputs")
   parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")
   parser.add_argument("--minutes", type=float, default=5.0, help="CPU minutes of training each")
   parser.add_argument("--steps", type=int, default=0, help="training steps, instead of --minutes")
   parser.add_argument("--systems", nargs="+", help="names of presets, or variants; default: all")
   parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-  parser.add_argument("--workdir", type=Path, default=Path("out/leaderboard"),
-                      help="folder of finished runs")
+  parser.add_argument(
+    "--workdir", type=Path, default=Path("out/leaderboard"), help="folder of finished runs"
+  )
   parser.add_argument("--page", type=Path, default=Path("out/leaderboard.html"))
   parser.add_argument("--core", type=int, default=systems.CORE, help="core to run on")
   args = parser.parse_args()

@@ -39,41 +39,52 @@ from tpugraphs_jax.serve.ranker import load, Ranker
 
 ROOT = Path(__file__).parents[1]
 # The files of the split `test` were released without run times.
-GRAPHS = {"AlexNet, valid": "valid/alexnet", "AlexNet, train": "train/alexnet",
-          "UNet3D, valid": "valid/unet3d"}
+GRAPHS = {
+  "AlexNet, valid": "valid/alexnet",
+  "AlexNet, train": "train/alexnet",
+  "UNet3D, valid": "valid/unet3d",
+}
 COLUMNS = ("kendaltau", "slowdown1", "slowdown5")
 _KS = (1, 5)
-_ESTIMATES = {"estimates: optimal seconds": "optimal_seconds",
-              "estimates: cycles": "estimated_cycles"}
+_ESTIMATES = {
+  "estimates: optimal seconds": "optimal_seconds",
+  "estimates: cycles": "estimated_cycles",
+}
 
 
 def figures(scores: np.ndarray, runtime: np.ndarray) -> dict[str, float]:
   """Tau-b and slowdowns of scores `[C]` against run times `[C]` of one program."""
   slowdown = metrics.top_k_slowdown(scores, runtime, _KS)
-  return {"kendaltau": metrics.kendall_tau(scores, runtime),
-          **{f"slowdown{k}": float(value) for k, value in slowdown.items()}}
+  return {
+    "kendaltau": metrics.kendall_tau(scores, runtime),
+    **{f"slowdown{k}": float(value) for k, value in slowdown.items()},
+  }
 
 
 def estimates(graph: Any) -> dict[str, dict[str, float]]:
   """Figures of the compiler's estimates of AlexNet's configurations, with their number."""
-  program, = programs.load(f"{ROOT / 'examples' / 'programs' / 'alexnet.py'}:step")
+  (program,) = programs.load(f"{ROOT / 'examples' / 'programs' / 'alexnet.py'}:step")
   found, which = bridge.combinations(graph, choosing.choices(program.function, *program.args))
   record = json.loads((ROOT / "benchmarks" / "bridge.json").read_text())
   known = {tuple(row["numbers"]): row for row in record["combinations"]}
   rows = [known.get(tuple(numbers)) for numbers in found.tolist()]
   is_known = np.array([row is not None for row in rows])[which]
   runtime = graph.configs.runtime_ns[:][is_known]
-  return {name: figures(np.array([row[key] if row else np.nan for row in rows])[which[is_known]],
-                        runtime) | {"configs": int(is_known.sum())}
-          for name, key in _ESTIMATES.items()}
+  return {
+    name: figures(np.array([row[key] if row else np.nan for row in rows])[which[is_known]], runtime)
+    | {"configs": int(is_known.sum())}
+    for name, key in _ESTIMATES.items()
+  }
 
 
 def blind(graph: Any) -> dict[str, dict[str, float]]:
   """Figures of a random order and of the heuristic."""
   runtime = graph.configs.runtime_ns[:]
   random = metrics.random_slowdown(runtime, _KS)
-  return {"random": {"kendaltau": 0.0, **{f"slowdown{k}": float(random[k]) for k in _KS}},
-          "padding": figures(own_quality.heuristic(graph), runtime)}
+  return {
+    "random": {"kendaltau": 0.0, **{f"slowdown{k}": float(random[k]) for k in _KS}},
+    "padding": figures(own_quality.heuristic(graph), runtime),
+  }
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -82,8 +93,10 @@ def table(results: Mapping[str, Any]) -> str:
   for name in GRAPHS:
     title = f"{name}, {results[name]['configs']:,} configurations"
     for way, found in results[name]["ways"].items():
-      slowdown = lambda column: " ± ".join(
-          f"{100 * part[column]:.1f}" for part in (found, found.get("spread", {})) if part) + " %"
+      slowdown = lambda column: (
+        " ± ".join(f"{100 * part[column]:.1f}" for part in (found, found.get("spread", {})) if part)
+        + " %"
+      )
       rows.append([title, way, pages.figure(found, "kendaltau"), *map(slowdown, COLUMNS[1:])])
       title = ""
   return pages.table(["", "", "tau-b", "first choice", "best of five"], rows)
@@ -96,9 +109,18 @@ def main() -> None:
   parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
   args = parser.parse_args()
-  trained = [Ranker.load(own_quality.train(
-      "own", "recommended", seed, args.own_root,
-      args.workdir.resolve() / "recommended" / str(seed))) for seed in args.seeds]
+  trained = [
+    Ranker.load(
+      own_quality.train(
+        "own",
+        "recommended",
+        seed,
+        args.own_root,
+        args.workdir.resolve() / "recommended" / str(seed),
+      )
+    )
+    for seed in args.seeds
+  ]
   shipped = load("layout-v3-estimate")
   results: dict[str, Any] = {"machine": timing.machine()}
   for name, place in GRAPHS.items():
@@ -108,11 +130,14 @@ def main() -> None:
     ways = blind(graph)
     if "alexnet" in place:
       ways |= estimates(graph)
-    ways |= {"trained on estimates of other programs": pages.summary(list(map(judged, trained))),
-             "the one that ships": judged(shipped)}
+    ways |= {
+      "trained on estimates of other programs": pages.summary(list(map(judged, trained))),
+      "the one that ships": judged(shipped),
+    }
     if "alexnet" in place:
       ways["one-hot fit to measured AlexNet"] = figures(
-          alexnet.one_hot_scores(args.data_root, place), runtime)
+        alexnet.one_hot_scores(args.data_root, place), runtime
+      )
     results[name] = {"configs": len(runtime), "ways": ways}
     timing.write(results, args.out)
   print(table(results))

@@ -16,8 +16,18 @@ from gpus import Gpu
 from tpugraphs_jax.hlo import proto, tpu_kernels
 
 # Instructions that start no kernel.
-_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
-         "partition-id", "replica-id", "opt-barrier", "domain"}
+_FREE = {
+  "parameter",
+  "constant",
+  "tuple",
+  "get-tuple-element",
+  "bitcast",
+  "after-all",
+  "partition-id",
+  "replica-id",
+  "opt-barrier",
+  "domain",
+}
 _CALLS = ("while", "conditional", "call")
 # Bytes of an element, by XLA's number of the type.
 _BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 4, 12: 8, 16: 2}
@@ -46,7 +56,8 @@ class Module:
     module = compiled.runtime_executable().hlo_modules()[0]
     self._text = module.to_string()
     self.proto = proto.parse_module(
-        module.as_serialized_hlo_module_proto(), where="optimised module")
+      module.as_serialized_hlo_module_proto(), where="optimised module"
+    )
     self._parts = {each.id: each for each in self.proto.computations}
     self.kernels = list(self._started(self._parts[self.proto.entry_computation_id], 1, False))
 
@@ -54,11 +65,13 @@ class Module:
     """Numbers of kernels that a step starts, of all-reduces, and of slow forms of them."""
     opcodes = [each.opcode for part in self.proto.computations for each in part.instructions]
     return {
-        "kernels": sum(kernel.times for kernel in self.kernels),
-        "kernels_in_loops": sum(kernel.times for kernel in self.kernels if kernel.in_loop),
-        "all_reduces": sum(each in ("all-reduce", "all-reduce-start") for each in opcodes),
-        "gathers": opcodes.count("gather"), "scatters": opcodes.count("scatter"),
-        "strided_scatters": len(_STRIDED.findall(self._text))}
+      "kernels": sum(kernel.times for kernel in self.kernels),
+      "kernels_in_loops": sum(kernel.times for kernel in self.kernels if kernel.in_loop),
+      "all_reduces": sum(each in ("all-reduce", "all-reduce-start") for each in opcodes),
+      "gathers": opcodes.count("gather"),
+      "scatters": opcodes.count("scatter"),
+      "strided_scatters": len(_STRIDED.findall(self._text)),
+    }
 
   def times(self, gpu: Gpu, *, exact: bool) -> dict[str, float]:
     """Milliseconds of a step: `estimated_ms` and `roofline_ms`.
@@ -75,8 +88,10 @@ class Module:
     for kernel in self.kernels:
       flops = self._flops(kernel)
       peaks = {kind: self._peak(gpu, kind, exact) for kind in flops}
-      roofline_us = max(self._bytes(kernel) / gpu.gb_per_s / 1e3,
-                        sum(flops[kind] / peaks[kind] / 1e6 for kind in flops))
+      roofline_us = max(
+        self._bytes(kernel) / gpu.gb_per_s / 1e3,
+        sum(flops[kind] / peaks[kind] / 1e6 for kind in flops),
+      )
       known = None if flops else _known_us(kernel.instruction)
       result["roofline_ms"] += kernel.times * roofline_us / 1e3
       result["estimated_ms"] += kernel.times * (roofline_us if known is None else known) / 1e3
@@ -106,8 +121,12 @@ class Module:
       _add_product(result, kernel.inputs[0], kernel.instruction.shape, map(int, axes))
     for each, shapes in self._inside(kernel.instruction):
       if each.opcode == "dot":
-        _add_product(result, shapes[each.operand_ids[0]], each.shape,
-                     each.dot_dimension_numbers.lhs_contracting_dimensions)
+        _add_product(
+          result,
+          shapes[each.operand_ids[0]],
+          each.shape,
+          each.dot_dimension_numbers.lhs_contracting_dimensions,
+        )
     return result
 
   def _inside(self, fusion: Instruction) -> Iterator[tuple[Instruction, dict[int, Shape]]]:
@@ -161,12 +180,16 @@ def launched(folder: str) -> dict[str, int]:
     swapping until nobody was faster.
   """
   read = lambda pattern: [Path(path).read_text() for path in glob.glob(f"{folder}/{pattern}")]
-  grids = [grid for text in read("*thunk_sequence.txt")
-           for grid in re.findall(r"grid: \[(\d+), (\d+), (\d+)\]", text)]
+  grids = [
+    grid
+    for text in read("*thunk_sequence.txt")
+    for grid in re.findall(r"grid: \[(\d+), (\d+), (\d+)\]", text)
+  ]
   kernels = [part for text in read("*.ptx") for part in text.split(".visible .entry ")[1:]]
   return {
-      "one_block": grids.count(("1", "1", "1")),
-      "atomic_loops": sum(bool(re.search(r"\batom\.[a-z.]*cas", part)) for part in kernels)}
+    "one_block": grids.count(("1", "1", "1")),
+    "atomic_loops": sum(bool(re.search(r"\batom\.[a-z.]*cas", part)) for part in kernels),
+  }
 
 
 def _add_product(result: Any, left: Shape, output: Shape, axes: Any) -> None:
@@ -178,8 +201,10 @@ def _add_product(result: Any, left: Shape, output: Shape, axes: Any) -> None:
 
 def _known_us(instruction: Instruction) -> float | None:
   """Microseconds by XLA's cost models; None where they know nothing."""
-  costs = {cost.get("name", ""): float(cost.get("exec_time_us", 0))
-           for cost in _config(instruction).get("reification_cost", ())}
+  costs = {
+    cost.get("name", ""): float(cost.get("exec_time_us", 0))
+    for cost in _config(instruction).get("reification_cost", ())
+  }
   return costs.get("indexing-cost-model", costs.get(""))
 
 

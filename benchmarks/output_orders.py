@@ -81,22 +81,37 @@ def measure(config: Any, data_root: str, folder: Path) -> dict[str, float]:
 def sizes(data_root: str) -> dict[str, dict[str, int]]:
   """Bytes, rows, groups and distinct configurations of the training graph, by feature set."""
   graph = npz.read_layout(Path(data_root, _FOLDER, "train", f"{_PROGRAMS[0]}.npz"))
-  return {name: {
-      "bytes": configs.rows.nbytes + configs.group_row.nbytes, "rows": len(configs.rows),
-      "groups": configs.group_row.shape[1], "distinct": len(np.unique(configs.group_row, axis=0))}
-      for name, configs in (("released", graph.configs),
-                            ("outputs", factoring.output_orders(graph).configs))}
+  return {
+    name: {
+      "bytes": configs.rows.nbytes + configs.group_row.nbytes,
+      "rows": len(configs.rows),
+      "groups": configs.group_row.shape[1],
+      "distinct": len(np.unique(configs.group_row, axis=0)),
+    }
+    for name, configs in (
+      ("released", graph.configs),
+      ("outputs", factoring.output_orders(graph).configs),
+    )
+  }
 
 
 def table(results: Mapping[str, Any]) -> str:
   """Means over seeds and standard deviations, as a Markdown table."""
-  columns = {"alexnet_tau_b": "AlexNet, tau-b", "alexnet_tau": "AlexNet, tau of the ranking",
-             "unet3d_tau_b": "UNet3D, tau-b", "unet3d_tau": "UNet3D, tau of the ranking"}
+  columns = {
+    "alexnet_tau_b": "AlexNet, tau-b",
+    "alexnet_tau": "AlexNet, tau of the ranking",
+    "unet3d_tau_b": "UNet3D, tau-b",
+    "unet3d_tau": "UNet3D, tau of the ranking",
+  }
   return pages.table(
-      ["ranker", "integers of a node", *columns.values(), "CPU seconds of training"],
-      [[name, integers, *(pages.figure(row, column) for column in columns), f"{row['train_s']:.0f}"]
-       for name in RANKERS for features, integers in zip(_FEATURES, ("18", "6"))
-       if (row := results.get(f"{name}, {features}"))])
+    ["ranker", "integers of a node", *columns.values(), "CPU seconds of training"],
+    [
+      [name, integers, *(pages.figure(row, column) for column in columns), f"{row['train_s']:.0f}"]
+      for name in RANKERS
+      for features, integers in zip(_FEATURES, ("18", "6"))
+      if (row := results.get(f"{name}, {features}"))
+    ],
+  )
 
 
 def main() -> None:
@@ -106,16 +121,22 @@ def main() -> None:
   parser.add_argument("--epochs", type=int, default=4)
   parser.add_argument("--slates", type=int, default=128, help="per epoch")
   args = parser.parse_args()
-  results = {"machine": timing.machine(), "epochs": args.epochs, "slates": args.slates,
-             "sizes": sizes(args.data_root)}
+  results = {
+    "machine": timing.machine(),
+    "epochs": args.epochs,
+    "slates": args.slates,
+    "sizes": sizes(args.data_root),
+  }
   rows: dict[str, list[dict[str, float]]] = {}
   with tempfile.TemporaryDirectory() as temporary:
     for seed, (name, variant), features in itertools.product(
-        args.seeds, RANKERS.items(), _FEATURES):
+      args.seeds, RANKERS.items(), _FEATURES
+    ):
       key = f"{name}, {features}"
       config = config_of(variant, features, seed, args.epochs, args.slates)
-      rows.setdefault(key, []).append(measure(
-          config, args.data_root, Path(temporary, f"{variant}-{features}-{seed}")))
+      rows.setdefault(key, []).append(
+        measure(config, args.data_root, Path(temporary, f"{variant}-{features}-{seed}"))
+      )
       results[key] = pages.summary(rows[key])
       print(key, seed, rows[key][-1], flush=True)
       timing.write(results, args.out)

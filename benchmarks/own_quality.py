@@ -45,9 +45,13 @@ from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.serve.ranker import Ranker
 
 ROOT = Path(__file__).parents[1]
-VARIANTS = {"recommended": "`TrafficTables`", "full": "`SAGE`", "tables": "`ScoreTables`",
-            "preset=tenth": "`tenth`, the best preset",
-            "official": "`ResModel`, official"}
+VARIANTS = {
+  "recommended": "`TrafficTables`",
+  "full": "`SAGE`",
+  "tables": "`ScoreTables`",
+  "preset=tenth": "`tenth`, the best preset",
+  "official": "`ResModel`, official",
+}
 HEURISTIC = "groups changed plus padded elements"
 HEURISTIC_OWN = "the same from the compiler's own orders"
 COLUMNS = ("kendaltau", "ordered", "slowdown1", "slowdown5", "tuned5", "found8")
@@ -56,20 +60,34 @@ KEPT_OUT = "kept_out"  # a collection of test programs for models of the collect
 _KS = (1, 5)
 _FEW, _BETTER, _LABELS = 5, 0.02, 8
 # Training is short: models overfit early on so few programs.
-_SHORT = ("--config.train.epochs=6", "--config.batch.slates_per_epoch=400",
-          "--config.batch.min_configs=2")
+_SHORT = (
+  "--config.train.epochs=6",
+  "--config.batch.slates_per_epoch=400",
+  "--config.batch.min_configs=2",
+)
 
 
 def train(
-    collection: str, variant: str, seed: int, data_root: str, workdir: Path,
-    leave_out: Sequence[str] = (),
+  collection: str,
+  variant: str,
+  seed: int,
+  data_root: str,
+  workdir: Path,
+  leave_out: Sequence[str] = (),
 ) -> Path:
   """Trains a run unless it is finished; returns its working folder."""
   flags = () if variant == "recommended" else _SHORT
   flags += (f"--config.data.leave_out={tuple(leave_out)!r}",) if leave_out else ()
   kept_runs.train(
-      "layout", (collection, variant), data_root, workdir, "--mode=train", *flags,
-      f"--config.seed={seed}", f"--compilation_cache={workdir.parent / 'compilation_cache'}")
+    "layout",
+    (collection, variant),
+    data_root,
+    workdir,
+    "--mode=train",
+    *flags,
+    f"--config.seed={seed}",
+    f"--compilation_cache={workdir.parent / 'compilation_cache'}",
+  )
   return workdir
 
 
@@ -90,12 +108,15 @@ def figures(graph: Any, scores: np.ndarray) -> dict[str, Any]:
   changed = graph.configs.group_row[:] != graph.configs.group_row[0]
   tried = label[strategies.spread(np.argsort(scores, kind="stable"), scores, changed)]
   return {
-      "graph": graph.name, "kendaltau": metrics.kendall_tau(scores, label),
-      "ordered": 2 * metrics.opa(scores, label) - 1,
-      **{f"slowdown{k}": value for k, value in metrics.top_k_slowdown(scores, label, _KS).items()},
-      "tuned5": tried[:_FEW].min() / label.min() - 1,
-      "found8": float(tried[:_LABELS].min() < label[0])
-                if label[0] > (1 + _BETTER) * label.min() else np.nan}
+    "graph": graph.name,
+    "kendaltau": metrics.kendall_tau(scores, label),
+    "ordered": 2 * metrics.opa(scores, label) - 1,
+    **{f"slowdown{k}": value for k, value in metrics.top_k_slowdown(scores, label, _KS).items()},
+    "tuned5": tried[:_FEW].min() / label.min() - 1,
+    "found8": float(tried[:_LABELS].min() < label[0])
+    if label[0] > (1 + _BETTER) * label.min()
+    else np.nan,
+  }
 
 
 def heuristic(graph: Any, *, knows_own: bool = False) -> np.ndarray:
@@ -116,17 +137,26 @@ def heuristic(graph: Any, *, knows_own: bool = False) -> np.ndarray:
     other = ~traffic.changes_nothing(graph, node.ravel(), row.ravel()).reshape(row.shape)
     changed &= other @ (given.node_group[:, None] == np.arange(changed.shape[1]))
   order = np.where(order[..., :1] < 0, own, order)
-  sizes = np.where(order < 0, 0, np.take_along_axis(
-      np.broadcast_to(dims, (len(order), *dims.shape)), np.maximum(order, 0), axis=2))
-  padding = sum(feature_blocks.padding(sizes[..., place], tile) for place, tile in (
-      (0, feature_blocks.LANES), (1, feature_blocks.SUBLANES)))
+  sizes = np.where(
+    order < 0,
+    0,
+    np.take_along_axis(
+      np.broadcast_to(dims, (len(order), *dims.shape)), np.maximum(order, 0), axis=2
+    ),
+  )
+  padding = sum(
+    feature_blocks.padding(sizes[..., place], tile)
+    for place, tile in ((0, feature_blocks.LANES), (1, feature_blocks.SUBLANES))
+  )
   return changed.sum(axis=1) + (elements * np.exp(padding)).sum(axis=1) / elements.sum()
 
 
 def heuristic_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
   """Means of the heuristic, without and with the compiler's own orders."""
-  return {name: means([figures(graph, heuristic(graph, knows_own=knows)) for graph in graphs])
-          for name, knows in ((HEURISTIC, False), (HEURISTIC_OWN, True))}
+  return {
+    name: means([figures(graph, heuristic(graph, knows_own=knows)) for graph in graphs])
+    for name, knows in ((HEURISTIC, False), (HEURISTIC_OWN, True))
+  }
 
 
 def blind_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
@@ -135,18 +165,29 @@ def blind_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
   first = [graph.configs.runtime_ns[0] / np.min(graph.configs.runtime_ns) - 1 for graph in graphs]
   default = {f"slowdown{k}": float(np.mean(first)) for k in _KS}  # one choice is no order
   return {
-      "a random order": {"kendaltau": 0.0, "ordered": 0.0, "tuned5": _tuned_at_random(graphs),
-                         "found8": _found_at_random(graphs)} | {
-          f"slowdown{k}": float(np.mean([row[k] for row in random])) for k in _KS},
-      "the compiler's own choice": default}
+    "a random order": {
+      "kendaltau": 0.0,
+      "ordered": 0.0,
+      "tuned5": _tuned_at_random(graphs),
+      "found8": _found_at_random(graphs),
+    }
+    | {f"slowdown{k}": float(np.mean([row[k] for row in random])) for k in _KS},
+    "the compiler's own choice": default,
+  }
 
 
 def _tuned_at_random(graphs: Sequence[Any]) -> float:
   """Expected `tuned5` of a random order."""
   labels = [graph.configs.runtime_ns[:] for graph in graphs]
   others = _FEW - 1
-  return float(np.mean([metrics.random_slowdown(np.minimum(label[1:], label[0]), [others])[others]
-                        for label in labels]))
+  return float(
+    np.mean(
+      [
+        metrics.random_slowdown(np.minimum(label[1:], label[0]), [others])[others]
+        for label in labels
+      ]
+    )
+  )
 
 
 def _found_at_random(graphs: Sequence[Any]) -> float:
@@ -155,8 +196,9 @@ def _found_at_random(graphs: Sequence[Any]) -> float:
   for label in (graph.configs.runtime_ns[:] for graph in graphs):
     others, better = len(label) - 1, int((label < label[0]).sum())
     if label[0] > (1 + _BETTER) * label.min():
-      shares.append(1 - math.comb(others - better, _LABELS - 1) / math.comb(
-          others, min(_LABELS - 1, others)))
+      shares.append(
+        1 - math.comb(others - better, _LABELS - 1) / math.comb(others, min(_LABELS - 1, others))
+      )
   return float(np.mean(shares)) if shares else math.nan
 
 
@@ -167,9 +209,13 @@ def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
   """The figures of a split as a Markdown table, with standard deviations over seeds."""
   shown = [column for column in COLUMNS if any(column in row for row in rows.values())]
-  return pages.table(["", *shown], [
+  return pages.table(
+    ["", *shown],
+    [
       [name, *(pages.figure(row, column, empty="-") for column in shown)]
-      for name, row in rows.items()])
+      for name, row in rows.items()
+    ],
+  )
 
 
 def main() -> None:
@@ -178,8 +224,9 @@ def main() -> None:
   parser.add_argument("--collection", default="own", help="variant of configs/layout.py")
   parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
   parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
-  parser.add_argument("--curve", nargs="+", type=int, default=[],
-                      help="numbers of programs to train on")
+  parser.add_argument(
+    "--curve", nargs="+", type=int, default=[], help="numbers of programs to train on"
+  )
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
   args = parser.parse_args()
   graphs = {split: load(args.collection, split, args.data_root) for split in ("train", *SPLITS)}
@@ -187,11 +234,13 @@ def main() -> None:
     graphs[KEPT_OUT] = load(f"own-{KEPT_OUT}", "test", args.data_root)
   judged = [split for split in graphs if split != "train"]
   results: dict[str, Any] = {
-      "programs": {split: [graph.name for graph in found] for split, found in graphs.items()},
-      "all equal": {split: [graph.name for graph in found
-                            if len(set(graph.configs.runtime_ns[:].tolist())) < 2]
-                    for split, found in graphs.items()},
-      **{split: blind_rows(graphs[split]) | heuristic_rows(graphs[split]) for split in judged}}
+    "programs": {split: [graph.name for graph in found] for split, found in graphs.items()},
+    "all equal": {
+      split: [graph.name for graph in found if len(set(graph.configs.runtime_ns[:].tolist())) < 2]
+      for split, found in graphs.items()
+    },
+    **{split: blind_rows(graphs[split]) | heuristic_rows(graphs[split]) for split in judged},
+  }
   known = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
   names = results["programs"]["train"]
   for variant, size in itertools.product(VARIANTS, args.curve or [len(names)]):
@@ -209,9 +258,11 @@ def main() -> None:
         runs[split].append(rows_of(ranker, graphs[split]))
     for split in judged:
       results[split][name] = pages.summary([means(rows) for rows in runs[split]]) | {
-          "programs": {
-              row["graph"]: float(np.mean([run[place]["kendaltau"] for run in runs[split]]))
-              for place, row in enumerate(runs[split][0])}}
+        "programs": {
+          row["graph"]: float(np.mean([run[place]["kendaltau"] for run in runs[split]]))
+          for place, row in enumerate(runs[split][0])
+        }
+      }
   for split, equal in results["all equal"].items():
     print(f"{split}: {len(graphs[split])} programs, {len(equal)} of them with all labels equal")
   for split in judged:

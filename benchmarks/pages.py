@@ -15,8 +15,7 @@ def summary(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
   means = {key: float(np.mean(values)) for key, values in columns.items()} | {"seeds": len(runs)}
   if len(runs) == 1:
     return means
-  return means | {
-      "spread": {key: float(np.std(values, ddof=1)) for key, values in columns.items()}}
+  return means | {"spread": {key: float(np.std(values, ddof=1)) for key, values in columns.items()}}
 
 
 def figure(row: Mapping[str, Any], column: str, *, empty: str = "") -> str:

@@ -39,31 +39,51 @@ class Case(NamedTuple):
 
 _LAYOUT_COLUMNS = ("kendaltau", "opa", "slowdown10")
 CASES = {
-    "tile:xla": Case("tile", "",
-                     ("MLP", "MLP,recommended", "", "preset=mlsys21_per_node", "recommended"),
-                     ("slowdown5", "slowdown1", "opa")),
-    **{f"layout:{source}:{search}": Case(
-        "layout", f"{source}-{search}", ("official", "full", "", "recommended"),
-        _LAYOUT_COLUMNS,
-        ("--config.train.epochs=3",))
-       for source in ("xla", "nlp") for search in ("random", "default")}}
-NAMES = {("tile", "MLP"): "`MLP`, official settings",
-         ("tile", "MLP,recommended"): "`MLP`, recommended settings",
-         ("tile", ""): "`EarlyJoinSAGE`, official settings",
-         ("tile", "preset=mlsys21_per_node"): "`mlsys21_per_node`, the best preset",
-         ("tile", "recommended"): "`EarlyJoinSAGE`, recommended settings",
-         ("layout", "official"): "`ResModel`, official settings",
-         ("layout", "full"): "`SAGE`, 3 epochs of 10",
-         ("layout", ""): "`SAGE` in segments (the default), 3 epochs of 10",
-         ("layout", "recommended"): "`ScoreTables`, recommended settings"}
+  "tile:xla": Case(
+    "tile",
+    "",
+    ("MLP", "MLP,recommended", "", "preset=mlsys21_per_node", "recommended"),
+    ("slowdown5", "slowdown1", "opa"),
+  ),
+  **{
+    f"layout:{source}:{search}": Case(
+      "layout",
+      f"{source}-{search}",
+      ("official", "full", "", "recommended"),
+      _LAYOUT_COLUMNS,
+      ("--config.train.epochs=3",),
+    )
+    for source in ("xla", "nlp")
+    for search in ("random", "default")
+  },
+}
+NAMES = {
+  ("tile", "MLP"): "`MLP`, official settings",
+  ("tile", "MLP,recommended"): "`MLP`, recommended settings",
+  ("tile", ""): "`EarlyJoinSAGE`, official settings",
+  ("tile", "preset=mlsys21_per_node"): "`mlsys21_per_node`, the best preset",
+  ("tile", "recommended"): "`EarlyJoinSAGE`, recommended settings",
+  ("layout", "official"): "`ResModel`, official settings",
+  ("layout", "full"): "`SAGE`, 3 epochs of 10",
+  ("layout", ""): "`SAGE` in segments (the default), 3 epochs of 10",
+  ("layout", "recommended"): "`ScoreTables`, recommended settings",
+}
 
 
 def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) -> dict[str, float]:
   """Means over validation graphs of a run, which is trained unless it is finished."""
-  kept_runs.train(case.config, (case.collection, variant), data_root, workdir,
-                  f"--config.seed={seed}", *(case.options if variant in ("", "full") else ()))
-  return {name: float(np.nanmean(list(kept_runs.validation(workdir, name).values())))
-          for name in case.columns}
+  kept_runs.train(
+    case.config,
+    (case.collection, variant),
+    data_root,
+    workdir,
+    f"--config.seed={seed}",
+    *(case.options if variant in ("", "full") else ()),
+  )
+  return {
+    name: float(np.nanmean(list(kept_runs.validation(workdir, name).values())))
+    for name in case.columns
+  }
 
 
 def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, float]]:
@@ -81,9 +101,10 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
     ceiling += judge.judge(judged, ks)[0]
     pairs.append(metrics.ordered_pairs(scores, graph.configs.label[ids]))
     random.append(_random_row(graph.configs.label[ids], ks))
-  means = {name: {column: float(np.nanmean([row[column] for row in rows]))
-                  for column in case.columns}
-           for name, rows in (("random", random), ("ceiling", ceiling))}
+  means = {
+    name: {column: float(np.nanmean([row[column] for row in rows])) for column in case.columns}
+    for name, rows in (("random", random), ("ceiling", ceiling))
+  }
   means["random"]["opa_pooled"] = 0.5
   means["ceiling"]["opa_pooled"] = metrics.pooled_opa(pairs)
   return means
@@ -97,8 +118,10 @@ def _random_row(label: np.ndarray, ks: tuple[int, ...]) -> dict[str, float]:
 
 def table(columns: tuple[str, ...], rows: Mapping[str, Mapping[str, Any]]) -> str:
   """Means and standard deviations as a Markdown table."""
-  return pages.table(["", *columns], [
-      [name, *(pages.figure(row, column) for column in columns)] for name, row in rows.items()])
+  return pages.table(
+    ["", *columns],
+    [[name, *(pages.figure(row, column) for column in columns)] for name, row in rows.items()],
+  )
 
 
 def main() -> None:
@@ -121,10 +144,20 @@ def main() -> None:
         if name in known.get(collection, {}):
           rows[name] = known[collection][name]
         continue
-      rows[name] = pages.summary([
-          train(case, variant, seed, args.data_root, args.workdir.resolve().joinpath(
-              collection.replace(":", "_"), variant or "default", str(seed)))
-          for seed in args.seeds])
+      rows[name] = pages.summary(
+        [
+          train(
+            case,
+            variant,
+            seed,
+            args.data_root,
+            args.workdir.resolve().joinpath(
+              collection.replace(":", "_"), variant or "default", str(seed)
+            ),
+          )
+          for seed in args.seeds
+        ]
+      )
     rows["ceiling (no noise)"] = limits["ceiling"]
     results[collection] = rows
     print(f"{collection}\n\n{table(case.columns, rows)}\n", flush=True)

@@ -93,7 +93,8 @@ def seconds_per_step(job: job_lib.Job, graphs: Sequence[Any]) -> float:
   with tempfile.TemporaryDirectory() as folder:
     steps = Steps(phase_of(job, graphs, Path(folder), steps=_MOST_TIMED))
     while steps.seconds < _TIMED_SECONDS and steps.taken < (
-        _MOST_TIMED if steps.mean_seconds else _MOST_COMPILED):
+      _MOST_TIMED if steps.mean_seconds else _MOST_COMPILED
+    ):
       steps.take()
   return steps.mean_seconds
 
@@ -121,9 +122,14 @@ def measure(config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0
       return {"error": f"the loss is {taking.loss} after {taking.taken} of {total} steps"}
   peak_mib = log.peak_memory()[1] / 2**20
   return judged(job, valid, job.ranker.family.scorer(), taking.params) | {
-      "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
-      "steps": taking.taken, "planned_steps": total,
-      "updates": taking.taken // config.optimizer.accumulation_steps,
-      "step_ms": 1e3 * (taking.mean_seconds or timed),  # all steps may have compiled
-      "train_cpu_s": taking.seconds, "compile_s": compilations.seconds, "peak_mib": peak_mib,
-      "machine": timing.machine(), "versions": log.versions()}
+    "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
+    "steps": taking.taken,
+    "planned_steps": total,
+    "updates": taking.taken // config.optimizer.accumulation_steps,
+    "step_ms": 1e3 * (taking.mean_seconds or timed),  # all steps may have compiled
+    "train_cpu_s": taking.seconds,
+    "compile_s": compilations.seconds,
+    "peak_mib": peak_mib,
+    "machine": timing.machine(),
+    "versions": log.versions(),
+  }

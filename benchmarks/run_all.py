@@ -22,19 +22,31 @@ import timing
 
 # Cases of `comparison.py`, and the other scripts.
 _COMPARISONS = {
-    "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
-    "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
-    "sage_step": "`SAGE` 128 x 3 training step, 10,000 nodes, 64 configurations"}
+  "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
+  "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
+  "sage_step": "`SAGE` 128 x 3 training step, 10,000 nodes, 64 configurations",
+}
 _OTHERS = ("tile_step", "layout_data", "gst", "tables", "scaling", "aggregation")
 _RESULTS = Path(__file__).parent / "results.json"
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
   """Seconds of both formulations, their ratio and peak memory, as a Markdown table."""
-  return pages.table(["benchmark", "plain", "ours", "ratio", "peak plain", "peak ours"], [
-      [description, f"{row['plain_s']:.2f} s", f"{row['ours_s']:.2f} s", f"{row['ratio']:.1f} x",
-       f"{row['plain_peak_mib']:,.0f} MiB", f"{row['ours_peak_mib']:,.0f} MiB"]
-      for name, description in _COMPARISONS.items() if (row := results.get(name))])
+  return pages.table(
+    ["benchmark", "plain", "ours", "ratio", "peak plain", "peak ours"],
+    [
+      [
+        description,
+        f"{row['plain_s']:.2f} s",
+        f"{row['ours_s']:.2f} s",
+        f"{row['ratio']:.1f} x",
+        f"{row['plain_peak_mib']:,.0f} MiB",
+        f"{row['ours_peak_mib']:,.0f} MiB",
+      ]
+      for name, description in _COMPARISONS.items()
+      if (row := results.get(name))
+    ],
+  )
 
 
 def record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:

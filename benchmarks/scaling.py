@@ -21,8 +21,13 @@ _CONFIGS = (16, 32, 64, 128)
 def training(*, nodes: int, configs: int) -> comparison.Training:
   model = res_model.ResModel()
   batch = workloads.layout_batch(
-      graphs=1, nodes=nodes, config_nodes=nodes // 25, configs=configs, hops=model.hops,
-      keep_nodes=nodes * 4 // 5)
+    graphs=1,
+    nodes=nodes,
+    config_nodes=nodes // 25,
+    configs=configs,
+    hops=model.hops,
+    keep_nodes=nodes * 4 // 5,
+  )
   return comparison.Training(comparison.Case(model, plain.res_model, [batch]), "ours")
 
 
@@ -32,7 +37,8 @@ def main() -> None:
   sizes = {f"nodes_{nodes}": dict(nodes=nodes, configs=_CONFIGS[0]) for nodes in _NODES}
   sizes |= {f"configs_{configs}": dict(nodes=_NODES[0], configs=configs) for configs in _CONFIGS}
   seconds = timing.medians(
-      {name: training(**size) for name, size in sizes.items()}, repeats=args.repeats)
+    {name: training(**size) for name, size in sizes.items()}, repeats=args.repeats
+  )
   figures = {f"{name}_s": value for name, value in seconds.items()}
   names = list(sizes)
   for small, large in zip(names, names[1:]):

@@ -36,7 +36,7 @@ DATA = ROOT / "data" / "own" / "npz" / "layout" / "own"
 LEARNT = ("train", "valid")  # splits
 # Standard deviations of weights: of the mean of all effects, of its other weights and of the
 # weight of the cost; of the logarithm of the spread of all effects, its others, of the cost.
-_MEAN, _SPREAD = (.05, .02, 1.0), (3.0, .7, 2.0)
+_MEAN, _SPREAD = (0.05, 0.02, 1.0), (3.0, 0.7, 2.0)
 UNIT_OF = "layout-v3-estimate"  # its costs are in units of 1
 _USUAL = -3.0  # logarithm of the spread of all effects
 _STEPS = 200
@@ -44,17 +44,26 @@ _STEPS = 200
 
 def pool(graph: OpGraph) -> strategies.Pool:
   """The labelled choices of a program; a choice is the dictionary rows of its groups."""
+
   def with_choices(choices: Sequence[strategies.Numbers]) -> OpGraph:
     rows = np.array(choices, graph.configs.group_row.dtype)
-    return dataclasses.replace(graph, configs=dataclasses.replace(
-        graph.configs, group_row=rows, runtime_ns=np.zeros(len(rows), np.int64)))
+    return dataclasses.replace(
+      graph,
+      configs=dataclasses.replace(
+        graph.configs, group_row=rows, runtime_ns=np.zeros(len(rows), np.int64)
+      ),
+    )
+
   return strategies.Pool([tuple(map(int, row)) for row in graph.configs.group_row[:]], with_choices)
 
 
 def rms_cost(graphs: Sequence[OpGraph], ranker: Any) -> float:
   """The root mean square of the predicted costs of single changes."""
-  return float(np.sqrt(np.mean(np.concatenate([
-      strategies.costs(pool(graph), ranker)[1] for graph in graphs]) ** 2)))
+  return float(
+    np.sqrt(
+      np.mean(np.concatenate([strategies.costs(pool(graph), ranker)[1] for graph in graphs]) ** 2)
+    )
+  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,16 +84,26 @@ class Examples:
       at, cost = strategies.costs(choices, ranker)
       feat, kind = prior_lib.features(*at, cost / unit)
       label = graph.configs.runtime_ns[:]
-      programs.append((
-          feat, kind[:, None] == kind, choices.rows(choices.choices),
-          np.minimum(np.log(label / label[0]), prior_lib.LARGEST_EFFECT), np.ones(len(label))))
+      programs.append(
+        (
+          feat,
+          kind[:, None] == kind,
+          choices.rows(choices.choices),
+          np.minimum(np.log(label / label[0]), prior_lib.LARGEST_EFFECT),
+          np.ones(len(label)),
+        )
+      )
     return cls(*map(_padded, zip(*programs)))
 
 
 def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
   shape = np.max([array.shape for array in arrays], axis=0)
-  return np.stack([np.pad(array.astype(np.float64), [
-      (0, most - size) for most, size in zip(shape, array.shape)]) for array in arrays])
+  return np.stack(
+    [
+      np.pad(array.astype(np.float64), [(0, most - size) for most, size in zip(shape, array.shape)])
+      for array in arrays
+    ]
+  )
 
 
 def learn(graphs: Sequence[OpGraph], ranker: Any, unit: float, about: dict[str, Any]) -> Prior:
@@ -99,18 +118,27 @@ def learn(graphs: Sequence[OpGraph], ranker: Any, unit: float, about: dict[str, 
     mean, log_spread = values[:count], values[count : 2 * count]
     correlation, noise = jax.nn.sigmoid(values[-2]), jnp.exp(values[-1])
     penalty = ((mean / weight(*_MEAN)) ** 2).sum() + (
-        ((log_spread - usual) / weight(*_SPREAD)) ** 2).sum()
+      ((log_spread - usual) / weight(*_SPREAD)) ** 2
+    ).sum()
     return _surprise(examples, mean, log_spread, correlation, noise) + penalty / 2
 
   with jax.enable_x64(True):
     gradient = jax.jit(jax.value_and_grad(loss))
     found = optimize.minimize(
-        lambda values: tuple(np.asarray(each, np.float64) for each in gradient(values)),
-        np.concatenate([np.zeros(count), usual, [-1.0, -4.0]]), jac=True, method="L-BFGS-B",
-        options={"maxiter": _STEPS})
-  return Prior(found.x[:count], found.x[count : 2 * count],
-               round(float(1 / (1 + np.exp(-found.x[-2]))), 4),
-               round(float(np.exp(found.x[-1])), 4), unit, about)
+      lambda values: tuple(np.asarray(each, np.float64) for each in gradient(values)),
+      np.concatenate([np.zeros(count), usual, [-1.0, -4.0]]),
+      jac=True,
+      method="L-BFGS-B",
+      options={"maxiter": _STEPS},
+    )
+  return Prior(
+    found.x[:count],
+    found.x[count : 2 * count],
+    round(float(1 / (1 + np.exp(-found.x[-2]))), 4),
+    round(float(np.exp(found.x[-1])), 4),
+    unit,
+    about,
+  )
 
 
 def _surprise(examples: Examples, mean, log_spread, correlation, noise) -> jax.Array:
@@ -120,8 +148,10 @@ def _surprise(examples: Examples, mean, log_spread, correlation, noise) -> jax.A
   covariance = spread[:, :, None] * spread[:, None] * alike
   given, there = examples.changes, examples.is_there
   labels = given @ covariance @ given.swapaxes(1, 2)
-  labels = labels * there[:, :, None] * there[:, None] + jnp.eye(labels.shape[1]) * jnp.where(
-      there > 0, noise**2, 1.0)[:, :, None]
+  labels = (
+    labels * there[:, :, None] * there[:, None]
+    + jnp.eye(labels.shape[1]) * jnp.where(there > 0, noise**2, 1.0)[:, :, None]
+  )
   left = (examples.effect - jnp.einsum("pct,pt->pc", given, examples.feat @ mean)) * there
   root = jnp.linalg.cholesky(labels)
   white = jax.scipy.linalg.solve_triangular(root, left[..., None], lower=True)
@@ -134,12 +164,21 @@ def main() -> None:
   parser.add_argument("--collections", nargs="+", default=["outputs", "blocks"])
   args = parser.parse_args()
   ranker = ranker_lib.load(args.model)
-  paths = [path for name in args.collections for split in LEARNT
-           for path in sorted((DATA / name / split).glob("*.npz"))]
+  paths = [
+    path
+    for name in args.collections
+    for split in LEARNT
+    for path in sorted((DATA / name / split).glob("*.npz"))
+  ]
   graphs = list(map(npz.read_layout, paths))
   sidecars = [path.with_suffix(".json") for path in paths]
-  about = {"model": args.model, "collections": args.collections, "programs": len(graphs),
-           "families": sorted(set(map(ship.family, sidecars))), "labels": ship.facts(sidecars)}
+  about = {
+    "model": args.model,
+    "collections": args.collections,
+    "programs": len(graphs),
+    "families": sorted(set(map(ship.family, sidecars))),
+    "labels": ship.facts(sidecars),
+  }
   unit = 1.0
   if args.model != UNIT_OF:
     unit = rms_cost(graphs, ranker) / prior_lib.read(_file(UNIT_OF)).about["rms_cost"]

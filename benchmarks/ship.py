@@ -40,8 +40,10 @@ def facts(sidecars: Sequence[Path]) -> dict[str, Any]:
     record = json.loads(path.read_text())
     for name in _FACTS:
       if found.setdefault(name, record.get(name)) != record.get(name):
-        raise ValueError(f"{path}: {name} is {record.get(name)}, others have {found[name]}; "
-                         "collect them again with one version")
+        raise ValueError(
+          f"{path}: {name} is {record.get(name)}, others have {found[name]}; "
+          "collect them again with one version"
+        )
   return {name: value for name, value in found.items() if value is not None}
 
 
@@ -54,41 +56,56 @@ def family(sidecar: Path) -> str:
 
 def judged(ranker: Ranker, graphs: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
   """Mean figures of the model and of the baselines of `own_quality`, by split."""
-  return {split: own_quality.blind_rows(found) | own_quality.heuristic_rows(found) | {
-      "this model": own_quality.means(own_quality.rows_of(ranker, found))}
-          for split, found in graphs.items()}
+  return {
+    split: own_quality.blind_rows(found)
+    | own_quality.heuristic_rows(found)
+    | {"this model": own_quality.means(own_quality.rows_of(ranker, found))}
+    for split, found in graphs.items()
+  }
 
 
 def card(name: str, about: Mapping[str, Any]) -> str:
   """The card of a model, in Markdown."""
   data, programs, families = about["labels"], about["programs"], about["families"]
   lines = [
-      f"# {name}", "",
-      f"Orders layouts of a program, model `{about['model']}`, {about['bytes'] / 1e3:.0f} kB.", "",
-      f"- **Label**: {data['config_runtime']}.",
-      "- **Versions**: " + ", ".join(f"{key} {value}" for key, value in data.items()
-                                     if key not in ("config_runtime", "label")) + ".",
-      f"- **Data**: `{about['collection']}`, the example programs of the project; features and "
-      "labels of own programs and nothing of the compiler's code.",
-      *(f"- **{split}**: {len(programs[split])} programs of the families "
-        f"{', '.join(families[split])}." for split in _SPLITS), ""]
+    f"# {name}",
+    "",
+    f"Orders layouts of a program, model `{about['model']}`, {about['bytes'] / 1e3:.0f} kB.",
+    "",
+    f"- **Label**: {data['config_runtime']}.",
+    "- **Versions**: "
+    + ", ".join(
+      f"{key} {value}" for key, value in data.items() if key not in ("config_runtime", "label")
+    )
+    + ".",
+    f"- **Data**: `{about['collection']}`, the example programs of the project; features and "
+    "labels of own programs and nothing of the compiler's code.",
+    *(
+      f"- **{split}**: {len(programs[split])} programs of the families "
+      f"{', '.join(families[split])}."
+      for split in _SPLITS
+    ),
+    "",
+  ]
   for split, rows in about["figures"].items():
     lines += [f"On the {split} families:", "", own_quality.table(rows), ""]
   lines += [
-      "The best checkpoint was chosen by the valid families; nothing was chosen by the test "
-      "families. All figures are means over programs; `kendaltau` is tau-b, and `ordered` the same "
-      "over pairs with different labels. Slowdowns are those of the best of the first 1 and 5 "
-      "configurations. `tuned5` is that of the best of 5 labels in this order, by "
-      "`strategy=\"model\"`, and `found8` how often 8 of them find a better choice than the "
-      "compiler's own where one is more than 2 % better.",
-      "",
-      "The order is that of the label. Where the label is an estimate the order says nothing of a "
-      "real machine that the estimate does not say. On programs unlike these it is worth less.", ""]
+    "The best checkpoint was chosen by the valid families; nothing was chosen by the test "
+    "families. All figures are means over programs; `kendaltau` is tau-b, and `ordered` the same "
+    "over pairs with different labels. Slowdowns are those of the best of the first 1 and 5 "
+    "configurations. `tuned5` is that of the best of 5 labels in this order, by "
+    '`strategy="model"`, and `found8` how often 8 of them find a better choice than the '
+    "compiler's own where one is more than 2 % better.",
+    "",
+    "The order is that of the label. Where the label is an estimate the order says nothing of a "
+    "real machine that the estimate does not say. On programs unlike these it is worth less.",
+    "",
+  ]
   return "\n".join(lines)
 
 
 def ship(
-    run: Path, data_root: Path, name: str, folder: Path, seeds: Mapping[str, Any] | None = None
+  run: Path, data_root: Path, name: str, folder: Path, seeds: Mapping[str, Any] | None = None
 ) -> str:
   """Writes `NAME.npz` and `NAME.md` and returns the card.
 
@@ -106,19 +123,24 @@ def ship(
   place = data_root.joinpath(*ranker.collection.name.split(":"))
   files = {split: sorted((place / split).glob("*.npz")) for split in _SPLITS}
   graphs = {split: [npz.read_layout(path) for path in files[split]] for split in _SPLITS}
-  sidecars = {split: [path.with_suffix(".json") for path in paths]
-              for split, paths in files.items()}
+  sidecars = {
+    split: [path.with_suffix(".json") for path in paths] for split, paths in files.items()
+  }
   about = {
-      "name": name, "model": ranker.config["model"]["name"], "collection": ranker.collection.name,
-      "labels": facts(sum(sidecars.values(), [])),
-      "families": {split: sorted(set(map(family, paths))) for split, paths in sidecars.items()},
-      "programs": {split: [path.stem for path in paths] for split, paths in files.items()},
-      "figures": _rounded(judged(ranker, {split: graphs[split] for split in _SPLITS[1:]}))}
+    "name": name,
+    "model": ranker.config["model"]["name"],
+    "collection": ranker.collection.name,
+    "labels": facts(sum(sidecars.values(), [])),
+    "families": {split: sorted(set(map(family, paths))) for split, paths in sidecars.items()},
+    "programs": {split: [path.stem for path in paths] for split, paths in files.items()},
+    "figures": _rounded(judged(ranker, {split: graphs[split] for split in _SPLITS[1:]})),
+  }
   for split, rows in about["figures"].items():
     row = (seeds or {}).get(split, {}).get(own_quality.VARIANTS.get(run.parent.name))
     if row:
       rows[f"mean of {row['seeds']} seeds"] = _rounded(
-          {key: row[key] for key in (*own_quality.COLUMNS, "spread") if key in row})
+        {key: row[key] for key in (*own_quality.COLUMNS, "spread") if key in row}
+      )
   folder.mkdir(exist_ok=True)
   path = folder / f"{name}.npz"
   ranker.save(path, ranker.params, about)

@@ -22,16 +22,17 @@ import time
 
 ROOT = Path(__file__).parents[1]
 CASES = {
-    "tile": ("tile", "ci"),
-    "tile, recommended": ("tile", "recommended,ci"),
-    "tile, preset=sixth": ("tile", "preset=sixth,ci"),
-    "layout, full": ("layout", "xla-random,full,ci"),
-    "layout, gst_ed": ("layout", "xla-random,gst_ed,ci"),
-    "layout, official": ("layout", "xla-random,official,ci"),
-    "layout, recommended": ("layout", "xla-random,recommended,ci"),
-    "layout, preset=first": ("layout", "xla-random,preset=first,ci"),
-    "layout, preset=tenth": ("layout", "xla-random,preset=tenth,ci"),
-    "own, recommended": ("layout", "own,recommended")}
+  "tile": ("tile", "ci"),
+  "tile, recommended": ("tile", "recommended,ci"),
+  "tile, preset=sixth": ("tile", "preset=sixth,ci"),
+  "layout, full": ("layout", "xla-random,full,ci"),
+  "layout, gst_ed": ("layout", "xla-random,gst_ed,ci"),
+  "layout, official": ("layout", "xla-random,official,ci"),
+  "layout, recommended": ("layout", "xla-random,recommended,ci"),
+  "layout, preset=first": ("layout", "xla-random,preset=first,ci"),
+  "layout, preset=tenth": ("layout", "xla-random,preset=tenth,ci"),
+  "own, recommended": ("layout", "own,recommended"),
+}
 _FIRST_STEP = "first step, with compilation"
 
 
@@ -61,15 +62,26 @@ def start(root: Path, case: str, data_root: str) -> dict[str, float]:
   if "own" in variant:
     data_root = str(root / "data/own/npz")
   # A compilation cache would hide the time of compilation.
-  surroundings = os.environ | {"PYTHONPATH": str(root), "JAX_ENABLE_COMPILATION_CACHE": "0",
-                               "JAX_PLATFORMS": "cpu"}
+  surroundings = os.environ | {
+    "PYTHONPATH": str(root),
+    "JAX_ENABLE_COMPILATION_CACHE": "0",
+    "JAX_PLATFORMS": "cpu",
+  }
   with tempfile.TemporaryDirectory() as folder:
     events, started, first = Path(folder) / "events.json", time.time(), 0.0
-    command = [sys.executable, __file__, "--child", str(events), f"run_{kind}.py",
-               f"--config=configs/{kind}.py:{variant}", f"--data_root={data_root}",
-               f"--workdir={folder}/run"]
-    with subprocess.Popen(command, cwd=root, env=surroundings, text=True,
-                          stdout=subprocess.PIPE) as process:
+    command = [
+      sys.executable,
+      __file__,
+      "--child",
+      str(events),
+      f"run_{kind}.py",
+      f"--config=configs/{kind}.py:{variant}",
+      f"--data_root={data_root}",
+      f"--workdir={folder}/run",
+    ]
+    with subprocess.Popen(
+      command, cwd=root, env=surroundings, text=True, stdout=subprocess.PIPE
+    ) as process:
       for line in process.stdout:
         if _FIRST_STEP in line:
           first = first or time.time() - started
@@ -93,18 +105,22 @@ def main() -> None:
   figures = {}
   with tempfile.TemporaryDirectory() as folder:
     data_root = synthetic.generate(
-        folder, collections=["tile:xla", "layout:xla:random"], progress=False)
+      folder, collections=["tile:xla", "layout:xla:random"], progress=False
+    )
     for case in args.cases:
       found = {name: [] for name in roots}
       for _ in range(args.repeats):
         for name, root in roots.items():
           found[name].append(start(root, case, data_root))
       figures[case] = {
-          name: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-          for name, rows in found.items()}
+        name: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        for name, rows in found.items()
+      }
       for name, row in figures[case].items():
-        print(f"{case:22} {name:6} " + "  ".join(
-            f"{key} {value:.4g}" for key, value in row.items()), flush=True)
+        print(
+          f"{case:22} {name:6} " + "  ".join(f"{key} {value:.4g}" for key, value in row.items()),
+          flush=True,
+        )
   timing.write({"machine": timing.machine(), **figures}, args.out)
 
 

@@ -26,11 +26,12 @@ from tpugraphs_jax.train import state as state_lib
 STEPS = ("train", "score")
 _KERNEL_NODES = 40
 _PRODUCT = re.compile(
-    r"stablehlo\.(?:dot_general|convolution).*?precision(?:_config)? = \[([^\]]*)\]")
+  r"stablehlo\.(?:dot_general|convolution).*?precision(?:_config)? = \[([^\]]*)\]"
+)
 
 
 def lower(
-    config: ml_collections.ConfigDict, step: str, devices: Sequence[jax.Device], *, nodes: int
+  config: ml_collections.ConfigDict, step: str, devices: Sequence[jax.Device], *, nodes: int
 ) -> jax.stages.Lowered:
   """A step of a config, for all of these devices.
 
@@ -42,7 +43,8 @@ def lower(
   """
   mapped, arguments = _step(config, step, devices, nodes)
   add_devices = lambda tree: jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct((len(devices), *leaf.shape), leaf.dtype), tree)
+    lambda leaf: jax.ShapeDtypeStruct((len(devices), *leaf.shape), leaf.dtype), tree
+  )
   # All arguments but the seed of a training step have an axis of devices.
   first = 1 if step == "train" else 0
   return mapped.lower(*arguments[:first], *map(add_devices, arguments[first:]))
@@ -61,7 +63,7 @@ def products(lowered: jax.stages.Lowered) -> collections.Counter[str]:
 
 
 def _step(
-    config: ml_collections.ConfigDict, step: str, devices: Sequence[jax.Device], nodes: int
+  config: ml_collections.ConfigDict, step: str, devices: Sequence[jax.Device], nodes: int
 ) -> tuple[Any, list[Any]]:
   """A step mapped over devices, and its arguments (arrays or shapes) for one device."""
   config = config.copy_and_resolve_references()
@@ -90,8 +92,11 @@ def _step(
     batch = _with_stale(ranker, params, batch, graphs[0])
   optimizer = family.optimizer(state_lib.create_optimizer(total_steps=1000, **config.optimizer))
   mapped = training.make_step(config, family.network, optimizer, sown=family.sown, devices=devices)
-  state = jax.eval_shape(lambda: state_lib.TrainState.create(
-      jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer))
+  state = jax.eval_shape(
+    lambda: state_lib.TrainState.create(
+      jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer
+    )
+  )
   return mapped.func, [*mapped.args, state, batch]
 
 
@@ -102,21 +107,29 @@ def _graph(config: ml_collections.ConfigDict, nodes: int) -> OpGraph:
   if config.task != "tile":
     return workloads.program(rng, nodes=nodes, config_nodes=nodes // 20, configs=configs)
   tiles = TileConfigs(
-      config_feat=rng.random((configs, TILE_CONFIG_FEATURES), np.float32),
-      runtime_ns=rng.integers(1, 1000, configs), normalizer_ns=np.full(configs, 500))
+    config_feat=rng.random((configs, TILE_CONFIG_FEATURES), np.float32),
+    runtime_ns=rng.integers(1, 1000, configs),
+    normalizer_ns=np.full(configs, 500),
+  )
   return OpGraph(
-      name="kernel", node_feat=rng.random((_KERNEL_NODES, NODE_FEATURES), np.float32),
-      node_opcode=rng.integers(1, 120, _KERNEL_NODES).astype(np.uint8),
-      edge_index=workloads.edges(rng, _KERNEL_NODES),
-      node_splits=np.array([0, _KERNEL_NODES]), config_node=np.zeros(0, np.int32), configs=tiles)
+    name="kernel",
+    node_feat=rng.random((_KERNEL_NODES, NODE_FEATURES), np.float32),
+    node_opcode=rng.integers(1, 120, _KERNEL_NODES).astype(np.uint8),
+    edge_index=workloads.edges(rng, _KERNEL_NODES),
+    node_splits=np.array([0, _KERNEL_NODES]),
+    config_node=np.zeros(0, np.int32),
+    configs=tiles,
+  )
 
 
 def _with_stale(ranker: Ranker, params: Any, batch: Any, graph: Any) -> Any:
   """A batch with the shapes of stale readouts `[G, C, segments, width]` and their mask."""
   readout = lambda params, part: ranker.family.network.apply(
-      {"params": params}, part, method="segment_readout")
+    {"params": params}, part, method="segment_readout"
+  )
   width = jax.eval_shape(readout, params, batch.fresh).shape[-1]
   shape = (*batch.target.shape, len(graph.segments))
-  stale = segments.Stale(jax.ShapeDtypeStruct((*shape, width), jnp.float32),
-                         jax.ShapeDtypeStruct(shape, bool))
+  stale = segments.Stale(
+    jax.ShapeDtypeStruct((*shape, width), jnp.float32), jax.ShapeDtypeStruct(shape, bool)
+  )
   return batch._replace(stale=stale)

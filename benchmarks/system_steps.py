@@ -35,11 +35,30 @@ def step_of(name: str, root: Path, collection: str, system: str, args: Any) -> d
   with tempfile.TemporaryDirectory() as folder:
     out = Path(folder) / "figures.json"
     subprocess.run(
-        [sys.executable, str(root / "benchmarks/systems.py"), "--here", "--collections",
-         collection, "--systems", system, "--seeds", "0", "--steps", str(args.steps),
-         "--data_root", args.data_root, "--workdir", folder, "--out", str(out)],
-        check=True, cwd=folder, env={"PYTHONPATH": str(root), "PATH": ""},
-        stdout=subprocess.DEVNULL)
+      [
+        sys.executable,
+        str(root / "benchmarks/systems.py"),
+        "--here",
+        "--collections",
+        collection,
+        "--systems",
+        system,
+        "--seeds",
+        "0",
+        "--steps",
+        str(args.steps),
+        "--data_root",
+        args.data_root,
+        "--workdir",
+        folder,
+        "--out",
+        str(out),
+      ],
+      check=True,
+      cwd=folder,
+      env={"PYTHONPATH": str(root), "PATH": ""},
+      stdout=subprocess.DEVNULL,
+    )
     return json.loads(out.read_text())
 
 
@@ -49,18 +68,31 @@ def beside(collection: str, system: str, args: Any) -> dict[str, float]:
   for _ in range(args.repeats):
     for name, root in (("before", args.other), ("now", ROOT)):
       runs[name].append(step_of(name, root.resolve(), collection, system, args))
-  figures = {f"{key}_{name}": statistics.median(run[key] for run in found)
-             for name, found in runs.items() for key in ("step_ms", "peak_mib", "parameters")}
+  figures = {
+    f"{key}_{name}": statistics.median(run[key] for run in found)
+    for name, found in runs.items()
+    for key in ("step_ms", "peak_mib", "parameters")
+  }
   return figures | {"ratio": figures["step_ms_now"] / figures["step_ms_before"]}
 
 
 def table(rows: Mapping[str, Mapping[str, float]]) -> str:
   """The figures as a Markdown table."""
   return pages.table(
-      ["preset", "ms / step, before", "now", "ratio", "peak MiB, before", "now"],
-      [[f"`{name}`", f"{row['step_ms_before']:,.0f}", f"{row['step_ms_now']:,.0f}",
-        f"{row['ratio']:.2f}", f"{row['peak_mib_before']:,.0f}", f"{row['peak_mib_now']:,.0f}"]
-       for name, row in rows.items() if name != "machine"])
+    ["preset", "ms / step, before", "now", "ratio", "peak MiB, before", "now"],
+    [
+      [
+        f"`{name}`",
+        f"{row['step_ms_before']:,.0f}",
+        f"{row['step_ms_now']:,.0f}",
+        f"{row['ratio']:.2f}",
+        f"{row['peak_mib_before']:,.0f}",
+        f"{row['peak_mib_now']:,.0f}",
+      ]
+      for name, row in rows.items()
+      if name != "machine"
+    ],
+  )
 
 
 def main() -> None:
@@ -73,8 +105,11 @@ def main() -> None:
   args = parser.parse_args()
   rows = {}
   for collection in args.collections:
-    names = [name for name in systems.racing(collection)
-             if name not in systems.OTHERS[systems.kind_of(collection)]]
+    names = [
+      name
+      for name in systems.racing(collection)
+      if name not in systems.OTHERS[systems.kind_of(collection)]
+    ]
     for system in args.systems or names:
       rows[f"{collection} {system}"] = beside(collection, system, args)
       print(table(rows).splitlines()[-1], flush=True)

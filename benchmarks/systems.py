@@ -42,12 +42,16 @@ RACE = ("tile:xla", "layout:xla:random")
 CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 # The metric that ranks systems, and all metrics of a table.
 HEADLINES = {"layout": "kendaltau", "tile": "slowdown1"}
-COLUMNS = {"layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
-           "tile": ("slowdown1", "slowdown5", "opa", "kendaltau")}
+COLUMNS = {
+  "layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
+  "tile": ("slowdown1", "slowdown5", "opa", "kendaltau"),
+}
 _SMALLER_IS_BETTER = ("slowdown1",)
 # Systems besides the presets, with their variants of configs/layout.py and configs/tile.py.
-OTHERS = {"layout": {"recommended": "recommended", "default": "", "official": "official"},
-          "tile": {"recommended": "recommended", "official": ""}}
+OTHERS = {
+  "layout": {"recommended": "recommended", "default": "", "official": "official"},
+  "tile": {"recommended": "recommended", "official": ""},
+}
 # Presets that were published for one source of programs alone.
 _ONLY = {"second_xla": "xla", "second_nlp": "nlp"}
 _UNTRAINED = 100  # updates below which a system has hardly begun to learn
@@ -122,20 +126,42 @@ def ranked(results: Mapping[str, Mapping[str, Any]], kind: str) -> list[tuple[st
 def table(results: Mapping[str, Any], collection: str, bounds: Mapping[str, Any]) -> str:
   """Systems of a collection as a Markdown table: the ceiling, systems best first, random order."""
   columns = columns_of(collection)
-  updates = lambda row: f"{row['updates']:,.0f}" + (
-      " (untrained)" if row["updates"] < _UNTRAINED else "")
+  updates = lambda row: (
+    f"{row['updates']:,.0f}" + (" (untrained)" if row["updates"] < _UNTRAINED else "")
+  )
   # `opa` of a run is pooled over graphs, that of a bound is a mean over graphs.
   pooled = lambda column: "opa_pooled" if column == "opa" else column
   bound = lambda name, row: [name, *(pages.figure(row, pooled(c)) for c in columns), *[""] * 6]
-  lines = [[f"`{name}`", *(pages.figure(row, column) for column in columns),
-            f"{row['parameters']:,.0f}", updates(row), f"{row['step_ms']:.1f}",
-            f"{row['rank_cpu_s']:.1f}", f"{row['peak_mib']:,.0f}", str(row["seeds"])]
-           for name, row in ranked(results, kind_of(collection))]
+  lines = [
+    [
+      f"`{name}`",
+      *(pages.figure(row, column) for column in columns),
+      f"{row['parameters']:,.0f}",
+      updates(row),
+      f"{row['step_ms']:.1f}",
+      f"{row['rank_cpu_s']:.1f}",
+      f"{row['peak_mib']:,.0f}",
+      str(row["seeds"]),
+    ]
+    for name, row in ranked(results, kind_of(collection))
+  ]
   return pages.table(
-      ["system", *("pooled OPA" if column == "opa" else column for column in columns),
-       "parameters", "updates", "ms / step", "s to rank", "peak MiB", "seeds"],
-      [bound("ceiling (no noise)", bounds["ceiling"]), *lines,
-       bound("random order", bounds["random"])])
+    [
+      "system",
+      *("pooled OPA" if column == "opa" else column for column in columns),
+      "parameters",
+      "updates",
+      "ms / step",
+      "s to rank",
+      "peak MiB",
+      "seeds",
+    ],
+    [
+      bound("ceiling (no noise)", bounds["ceiling"]),
+      *lines,
+      bound("random order", bounds["random"]),
+    ],
+  )
 
 
 def row_path(args: argparse.Namespace, collection: str, system: str, seed: int) -> Path:
@@ -155,9 +181,25 @@ def run_missing(args: argparse.Namespace, collection: str, system: str, seed: in
   if path.exists():
     return
   print(f"{collection}  {system}  seed {seed}", flush=True)
-  arguments = ["--here", "--collections", collection, "--systems", system, "--seeds", str(seed),
-               "--minutes", str(args.minutes), "--steps", str(args.steps), "--data_root",
-               str(args.data_root), "--workdir", str(args.workdir), "--core", str(args.core)]
+  arguments = [
+    "--here",
+    "--collections",
+    collection,
+    "--systems",
+    system,
+    "--seeds",
+    str(seed),
+    "--minutes",
+    str(args.minutes),
+    "--steps",
+    str(args.steps),
+    "--data_root",
+    str(args.data_root),
+    "--workdir",
+    str(args.workdir),
+    "--core",
+    str(args.core),
+  ]
   try:
     row = timing.in_subprocess("systems.py", *arguments)
   except subprocess.CalledProcessError as error:
@@ -183,7 +225,7 @@ def run_here(args: argparse.Namespace) -> None:
 
 
 def finished(
-    args: argparse.Namespace, collection: str
+  args: argparse.Namespace, collection: str
 ) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
   """Figures of the finished runs by system, and a line for each other run."""
   rows: dict[str, list[dict[str, Any]]] = {}
@@ -207,15 +249,19 @@ def recorded(args: argparse.Namespace, collection: str) -> str:
   bounds = args.workdir / f"{name_of(collection)}.json"
   if not bounds.exists():
     timing.write(limits(collection, args.data_root), bounds)
-  return table({system: summarised(some, collection) for system, some in rows.items()},
-               collection, json.loads(bounds.read_text()))
+  return table(
+    {system: summarised(some, collection) for system, some in rows.items()},
+    collection,
+    json.loads(bounds.read_text()),
+  )
 
 
 def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--data_root", help="synthetic data, with tile/ and layout/")
-  parser.add_argument("--workdir", type=Path, default=ROOT / "benchmarks/races",
-                      help="folder for the runs")
+  parser.add_argument(
+    "--workdir", type=Path, default=ROOT / "benchmarks/races", help="folder for the runs"
+  )
   parser.add_argument("--collections", nargs="+", default=RACE, help=f"default: {', '.join(RACE)}")
   parser.add_argument("--systems", nargs="+", help="names of presets, or variants; default: all")
   parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))

@@ -43,17 +43,68 @@ from tpugraphs_jax.train import log
 _LARGEST = 43_615  # nodes of the largest released graph
 # Nodes and configurations of the training programs of layout:xla:default, as published.
 _SPLIT = (
-    (372, 47712), (490, 100040), (650, 100040), (1111, 34200), (1111, 48288), (2774, 1159),
-    (4185, 100040), (4748, 15656), (5162, 9176), (5162, 17632), (5279, 9912), (5345, 11400),
-    (5358, 7584), (5605, 8552), (5605, 10528), (5670, 6797), (5673, 8632), (5673, 12912),
-    (5689, 8560), (5809, 9224), (6136, 12984), (6656, 5304), (7324, 25240), (7324, 27024),
-    (7768, 6344), (8636, 12048), (8836, 7592), (8836, 13320), (8847, 5408), (9257, 11104),
-    (10092, 7688), (10449, 5688), (12062, 40024), (12069, 10016), (12565, 5820), (13342, 4999),
-    (13502, 5192), (13867, 6558), (13867, 6623), (14680, 11960), (15022, 6488), (15022, 7576),
-    (15748, 4692), (15809, 10776), (19348, 5471), (19662, 6288), (19662, 7768), (20665, 22496),
-    (21126, 18528), (21196, 18992), (21335, 19224), (21338, 19096), (22385, 18200),
-    (24790, 6228), (24793, 13216), (25544, 11560), (26234, 15256), (26906, 12920),
-    (39452, 9816), (40332, 11152), (43615, 1960))
+  (372, 47712),
+  (490, 100040),
+  (650, 100040),
+  (1111, 34200),
+  (1111, 48288),
+  (2774, 1159),
+  (4185, 100040),
+  (4748, 15656),
+  (5162, 9176),
+  (5162, 17632),
+  (5279, 9912),
+  (5345, 11400),
+  (5358, 7584),
+  (5605, 8552),
+  (5605, 10528),
+  (5670, 6797),
+  (5673, 8632),
+  (5673, 12912),
+  (5689, 8560),
+  (5809, 9224),
+  (6136, 12984),
+  (6656, 5304),
+  (7324, 25240),
+  (7324, 27024),
+  (7768, 6344),
+  (8636, 12048),
+  (8836, 7592),
+  (8836, 13320),
+  (8847, 5408),
+  (9257, 11104),
+  (10092, 7688),
+  (10449, 5688),
+  (12062, 40024),
+  (12069, 10016),
+  (12565, 5820),
+  (13342, 4999),
+  (13502, 5192),
+  (13867, 6558),
+  (13867, 6623),
+  (14680, 11960),
+  (15022, 6488),
+  (15022, 7576),
+  (15748, 4692),
+  (15809, 10776),
+  (19348, 5471),
+  (19662, 6288),
+  (19662, 7768),
+  (20665, 22496),
+  (21126, 18528),
+  (21196, 18992),
+  (21335, 19224),
+  (21338, 19096),
+  (22385, 18200),
+  (24790, 6228),
+  (24793, 13216),
+  (25544, 11560),
+  (26234, 15256),
+  (26906, 12920),
+  (39452, 9816),
+  (40332, 11152),
+  (43615, 1960),
+)
 _LOSSES = losses_lib.parse_losses("ListMLELoss:1")
 _ROUNDS, _WIDTH, _HOPS = 4, 32, 6  # of score tables
 
@@ -63,12 +114,16 @@ def table_batch():
   programs = []
   for seed in range(8):
     graph = workloads.program(
-        np.random.default_rng(seed), nodes=6_000, config_nodes=250, configs=256)
-    programs.append(table_batching.prepare(
-        graph, graph.node_feat, terms.terms_of(graph, hops=_HOPS)))
-  slates = [batching.Slate(program, np.arange(256), np.arange(256, dtype=np.float32))
-            for program in programs]
-  budget, = plan.choose_budgets([batching.total_sizes(programs)])
+      np.random.default_rng(seed), nodes=6_000, config_nodes=250, configs=256
+    )
+    programs.append(
+      table_batching.prepare(graph, graph.node_feat, terms.terms_of(graph, hops=_HOPS))
+    )
+  slates = [
+    batching.Slate(program, np.arange(256), np.arange(256, dtype=np.float32))
+    for program in programs
+  ]
+  (budget,) = plan.choose_budgets([batching.total_sizes(programs)])
   return table_batching.assemble(slates, budget, graphs=len(slates), configs=256)
 
 
@@ -78,8 +133,9 @@ def measure_step(model, batch, repeats: int) -> dict[str, float]:
 
   def loss(params, batch):
     found = model.apply({"params": params}, batch, train=True)
-    return losses_lib.combine(_LOSSES, *losses_lib.loss_sums(
-        _LOSSES, found, batch.target, where=batch.config_mask))
+    return losses_lib.combine(
+      _LOSSES, *losses_lib.loss_sums(_LOSSES, found, batch.target, where=batch.config_mask)
+    )
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
   def step(params, moments, batch):
@@ -102,7 +158,8 @@ def measure_sage_step(repeats: int) -> dict[str, float]:
   """Median seconds of a training step of GraphSAGE on programs of the sizes of `table_batch`."""
   model = job_lib.Job.of(configs.load("layout.py:xla-random,full")).ranker.family.network
   batch = workloads.layout_batch(
-      graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops)
+    graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops
+  )
   return measure_step(model, batch, repeats)
 
 
@@ -119,40 +176,51 @@ def measure_scores(variant: str, programs) -> dict[str, float]:
     ranker.scores(programs)
     seconds.append(time.perf_counter() - started)
   count = sum(len(program.configs) for program in programs)
-  return {"first_s": seconds[0], "second_s": seconds[1], "configs": count,
-          "configs_per_s": count / seconds[1]}
+  return {
+    "first_s": seconds[0],
+    "second_s": seconds[1],
+    "configs": count,
+    "configs_per_s": count / seconds[1],
+  }
 
 
 def one_program(configs: int):
   """A program of 10,000 nodes, in a list."""
-  return [workloads.program(
-      np.random.default_rng(0), nodes=10_000, config_nodes=500, configs=configs)]
+  return [
+    workloads.program(np.random.default_rng(0), nodes=10_000, config_nodes=500, configs=configs)
+  ]
 
 
 def split_programs():
   """Programs of the published sizes, with a twentieth of their nodes configurable."""
-  return [workloads.program(np.random.default_rng(i), nodes=nodes, configs=configs,
-                            config_nodes=max(nodes // 20, 8))
-          for i, (nodes, configs) in enumerate(_SPLIT)]
+  return [
+    workloads.program(
+      np.random.default_rng(i), nodes=nodes, configs=configs, config_nodes=max(nodes // 20, 8)
+    )
+    for i, (nodes, configs) in enumerate(_SPLIT)
+  ]
 
 
 def measure_pairs(repeats: int) -> dict[str, float]:
   """Median seconds to find the pairs of a program of the largest released size."""
   graph = workloads.program(
-      np.random.default_rng(0), nodes=_LARGEST, config_nodes=2_500, configs=10)
+    np.random.default_rng(0), nodes=_LARGEST, config_nodes=2_500, configs=10
+  )
   find = lambda: node_pairs.find_pairs(graph, hops=_HOPS).via
   return {"find_s": timing.medians({"find": find}, repeats=repeats)["find"]}
 
 
 CASES: dict[str, Callable[[int], dict[str, float]]] = {
-    "training": lambda repeats: measure_step(
-        ScoreTables(num_gnns=_ROUNDS, hidden_dim=_WIDTH), table_batch(), repeats),
-    "sage_training": measure_sage_step,
-    "sage_ranking": lambda repeats: measure_scores("full", one_program(1_000)),
-    "split": lambda repeats: measure_scores("tables", split_programs()),
-    "few": lambda repeats: measure_scores("tables", one_program(1_000)),
-    "many": lambda repeats: measure_scores("tables", one_program(100_000)),
-    "pairs": measure_pairs}
+  "training": lambda repeats: measure_step(
+    ScoreTables(num_gnns=_ROUNDS, hidden_dim=_WIDTH), table_batch(), repeats
+  ),
+  "sage_training": measure_sage_step,
+  "sage_ranking": lambda repeats: measure_scores("full", one_program(1_000)),
+  "split": lambda repeats: measure_scores("tables", split_programs()),
+  "few": lambda repeats: measure_scores("tables", one_program(1_000)),
+  "many": lambda repeats: measure_scores("tables", one_program(100_000)),
+  "pairs": measure_pairs,
+}
 
 
 def main() -> None:

@@ -41,44 +41,57 @@ from tpugraphs_jax.rankers.tables import search
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.synthetic import layouts
 
-COLLECTIONS = tuple(f"layout:{source}:{search_}" for source in ("xla", "nlp")
-                    for search_ in ("random", "default"))
+COLLECTIONS = tuple(
+  f"layout:{source}:{search_}" for source in ("xla", "nlp") for search_ in ("random", "default")
+)
 _SHORT = ("--config.train.epochs=3",)  # the config has 10
 # Variant of configs/layout.py and flags, by the name of a row. Ablations train for 3 epochs.
 _SHORT_NAME = "score tables, 3 epochs of 10"
 SAGE = "GraphSAGE, 3 epochs of 10"
 MAIN = {"score tables": ("tables", ()), _SHORT_NAME: ("tables", _SHORT), SAGE: ("", _SHORT)}
 ABLATIONS = {
-    _SHORT_NAME: ("tables", _SHORT),
-    **{f"{n} rounds": ("tables", (*_SHORT, f"--config.model.num_gnns={n}")) for n in (1, 3, 6, 10)},
-    **{f"width {n}": ("tables", (*_SHORT, f"--config.model.hidden_dim={n}")) for n in (16, 64)},
-    "no pairs": ("tables", (*_SHORT, "--config.model.pairs=none")),
-    "costs not by bytes": ("tables", (*_SHORT, "--config.model.by_bytes=False")),
-    "no tile padding": ("tables", (*_SHORT, "--config.model.tile_padding=False")),
-    "with triples": ("tables", (*_SHORT, "--config.model.residual=triples")),
-    "with GraphSAGE": ("tables+sage", _SHORT),
-    **{f"slates of {n}": ("tables", (*_SHORT, f"--config.batch.configs={n}")) for n in (16, 64)}}
+  _SHORT_NAME: ("tables", _SHORT),
+  **{f"{n} rounds": ("tables", (*_SHORT, f"--config.model.num_gnns={n}")) for n in (1, 3, 6, 10)},
+  **{f"width {n}": ("tables", (*_SHORT, f"--config.model.hidden_dim={n}")) for n in (16, 64)},
+  "no pairs": ("tables", (*_SHORT, "--config.model.pairs=none")),
+  "costs not by bytes": ("tables", (*_SHORT, "--config.model.by_bytes=False")),
+  "no tile padding": ("tables", (*_SHORT, "--config.model.tile_padding=False")),
+  "with triples": ("tables", (*_SHORT, "--config.model.residual=triples")),
+  "with GraphSAGE": ("tables+sage", _SHORT),
+  **{f"slates of {n}": ("tables", (*_SHORT, f"--config.batch.configs={n}")) for n in (16, 64)},
+}
 _PROPOSALS = 10
 _EQUAL = 1e-9  # slowdown below which a configuration is the optimum
 
 
 def figures(
-    collection: str, variant: str, flags: Sequence[str], seed: int, data_root: str, workdir: Path
+  collection: str, variant: str, flags: Sequence[str], seed: int, data_root: str, workdir: Path
 ) -> dict[str, Any]:
   """Figures of a run; also the slowdowns of each validation program, of all epochs on `random`."""
   _, source, search_ = collection.split(":")
   cpu_s = kept_runs.train(
-      "layout", (f"{source}-{search_}", variant), data_root, workdir, f"--config.seed={seed}",
-      "--config.train.eval_every_epochs=1000", *flags)
+    "layout",
+    (f"{source}-{search_}", variant),
+    data_root,
+    workdir,
+    f"--config.seed={seed}",
+    "--config.train.eval_every_epochs=1000",
+    *flags,
+  )
   taus = list(kept_runs.validation(workdir, "kendaltau").values())
   found = {"seed": seed, "kendaltau": float(np.mean(taus)), "cpu_s": cpu_s}
   if flags or search_ != "random":
     return found
   kept, ranker = workdir / "proposals.json", Ranker.load(workdir)
   if not kept.exists():
-    kept.write_text(json.dumps({
-        graph.name: proposals(ranker, graph, collection, data_root)
-        for graph in _valid(data_root, collection)}))
+    kept.write_text(
+      json.dumps(
+        {
+          graph.name: proposals(ranker, graph, collection, data_root)
+          for graph in _valid(data_root, collection)
+        }
+      )
+    )
   return found | {"programs": json.loads(kept.read_text())}
 
 
@@ -87,9 +100,7 @@ def _valid(data_root: str, collection: str) -> list[OpGraph]:
   return [npz.read_layout(file) for file in npz.split_files(data_root, collection, "valid")]
 
 
-def proposals(
-    ranker: Ranker, graph: OpGraph, collection: str, data_root: str
-) -> dict[str, float]:
+def proposals(ranker: Ranker, graph: OpGraph, collection: str, data_root: str) -> dict[str, float]:
   """Slowdowns over the optimum of one program, by the names at the top of this file."""
   cost, groups = _truth(collection, graph.name)
 
@@ -102,20 +113,26 @@ def proposals(
   pairs = {(int(g), int(h)): np.diag([0.0, cost.pairs[g, h]]) for g, h in np.argwhere(cost.pairs)}
   best = search.propose([np.array([0, value]) for value in cost.linear], pairs, 1)
   optimum = cost.base + best.cost[0]
-  found = {"proposed": ranker.propose(graph, _PROPOSALS),
-           "near": ranker.propose(graph, _PROPOSALS, near=0)}
+  found = {
+    "proposed": ranker.propose(graph, _PROPOSALS),
+    "near": ranker.propose(graph, _PROPOSALS, near=0),
+  }
   truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns
   ours = {name: runtime(some.graph.configs.group_row) for name, some in found.items()}
   ours |= {"own": runtime(graph.configs.group_row[:1]), "measured": truth.min()}
   return {name: float(value / optimum - 1) for name, value in ours.items()} | {
-      "optimum_is_exact": bool(best.is_exact)}
+    "optimum_is_exact": bool(best.is_exact)
+  }
 
 
 @functools.cache
 def _truth(collection: str, name: str):
   """The cost function and the groups of a generated validation program."""
-  spec, = (spec for spec in synthetic.file_specs("medium", 0, collection)
-           if spec.split == "valid" and spec.name() == name)
+  (spec,) = (
+    spec
+    for spec in synthetic.file_specs("medium", 0, collection)
+    if spec.split == "valid" and spec.name() == name
+  )
   size, rng = synthetic.layout_size(spec), spec.rng("graph")
   program = size.program.build(rng)
   groups = layouts.find_groups(program, rng)
@@ -133,33 +150,55 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     programs = run.get("programs", {}).values()
     rows.append({"kendaltau": run["kendaltau"], "cpu_s": run["cpu_s"]})
     if programs:
-      rows[-1] |= {f"{name}_wins": sum(row[name] < row["measured"] for row in programs)
-                   for name in ("proposed", "near")}
-      rows[-1] |= {f"{name}_best": sum(row[name] < _EQUAL for row in programs)
-                   for name in ("proposed", "near", "measured")}
+      rows[-1] |= {
+        f"{name}_wins": sum(row[name] < row["measured"] for row in programs)
+        for name in ("proposed", "near")
+      }
+      rows[-1] |= {
+        f"{name}_best": sum(row[name] < _EQUAL for row in programs)
+        for name in ("proposed", "near", "measured")
+      }
   return pages.summary(rows)
 
 
 def table(results: dict[str, Any]) -> str:
   """All figures by collection and variation, as a Markdown table."""
   return pages.table(
-      ["", "", "Kendall tau", "CPU s", "best of ten beats the best measured: free / near",
-       "... is the optimum: free / near / measured"],
-      [[*_cells(collection, name, row), *_proposal_cells(row)]
-       for collection, rows in results.items() for name, row in rows.items()])
+    [
+      "",
+      "",
+      "Kendall tau",
+      "CPU s",
+      "best of ten beats the best measured: free / near",
+      "... is the optimum: free / near / measured",
+    ],
+    [
+      [*_cells(collection, name, row), *_proposal_cells(row)]
+      for collection, rows in results.items()
+      for name, row in rows.items()
+    ],
+  )
 
 
 def ablation_table(results: dict[str, Any]) -> str:
   """Kendall tau and CPU seconds by collection and variation, as a Markdown table."""
-  return pages.table(["", "", "Kendall tau", "CPU s"], [
-      _cells(collection, name, row) for collection, rows in results.items()
-      for name, row in rows.items()])
+  return pages.table(
+    ["", "", "Kendall tau", "CPU s"],
+    [
+      _cells(collection, name, row)
+      for collection, rows in results.items()
+      for name, row in rows.items()
+    ],
+  )
 
 
 def _cells(collection: str, name: str, row: dict[str, Any]) -> list[str]:
-  return [f"`{collection}`", name,
-          pages.figure(row, "kendaltau") + " (one seed)" * (row["seeds"] == 1),
-          f"{row['cpu_s']:.0f}"]
+  return [
+    f"`{collection}`",
+    name,
+    pages.figure(row, "kendaltau") + " (one seed)" * (row["seeds"] == 1),
+    f"{row['cpu_s']:.0f}",
+  ]
 
 
 def _proposal_cells(row: dict[str, Any]) -> list[str]:
@@ -167,8 +206,11 @@ def _proposal_cells(row: dict[str, Any]) -> list[str]:
     return ["", ""]
   programs = len(row["runs"][0]["programs"])
   best = " / ".join(f"{row[f'{name}_best']:.1f}" for name in ("proposed", "near", "measured"))
-  return [f"{row['proposed_wins']:.1f} / {row['near_wins']:.1f} of the "
-          f"{programs - row['measured_best']:.0f} where it can", f"{best} of {programs}"]
+  return [
+    f"{row['proposed_wins']:.1f} / {row['near_wins']:.1f} of the "
+    f"{programs - row['measured_best']:.0f} where it can",
+    f"{best} of {programs}",
+  ]
 
 
 def main() -> None:

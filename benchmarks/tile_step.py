@@ -37,10 +37,12 @@ def kernels(count: int, pool_size: int) -> list[graph.OpGraph]:
 
   def copy(number: int) -> graph.OpGraph:
     origin = pool[number % pool_size]
-    arrays = {f.name: getattr(origin.configs, f.name).copy()
-              for f in dataclasses.fields(origin.configs)}
+    arrays = {
+      f.name: getattr(origin.configs, f.name).copy() for f in dataclasses.fields(origin.configs)
+    }
     return dataclasses.replace(
-        origin, name=f"{origin.name}_{number}", configs=graph.TileConfigs(**arrays))
+      origin, name=f"{origin.name}_{number}", configs=graph.TileConfigs(**arrays)
+    )
 
   return [copy(number) for number in range(count)]
 
@@ -66,9 +68,10 @@ def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
     jax.block_until_ready(metrics)
     epochs.append(time.perf_counter() - started)
   return {
-      "step_ms_mean": 1e3 * epochs[1] / steps,
-      "step_ms_median": 1e3 * float(np.median(times[steps:])),
-      "second_epoch_s": epochs[1]}
+    "step_ms_mean": 1e3 * epochs[1] / steps,
+    "step_ms_median": 1e3 * float(np.median(times[steps:])),
+    "second_epoch_s": epochs[1],
+  }
 
 
 def measure_scoring(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
@@ -78,7 +81,8 @@ def measure_scoring(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
   params = stage.state.params
   started = time.perf_counter()
   family.scores(
-      params, prepared, [np.arange(len(graph.configs)) for graph in prepared], progress=True)
+    params, prepared, [np.arange(len(graph.configs)) for graph in prepared], progress=True
+  )
   seconds = time.perf_counter() - started
   configs = sum(len(g.configs) for g in graphs)
   return {"scoring_s": seconds, "scored_kernels": len(graphs), "scored_configs": configs}

@@ -69,14 +69,15 @@ def machine() -> dict[str, Any]:
   """Date, processor, device and versions of a measurement."""
   device = jax.devices()[0]
   return {
-      "date": datetime.date.today().isoformat(),
-      "processor": _processor(),
-      "cores": len(os.sched_getaffinity(0)),
-      "device": f"{device.platform}: {device.device_kind}",
-      "python": platform.python_version(),
-      "jax": jax.__version__,
-      "flax": flax.__version__,
-      "numpy": np.__version__}
+    "date": datetime.date.today().isoformat(),
+    "processor": _processor(),
+    "cores": len(os.sched_getaffinity(0)),
+    "device": f"{device.platform}: {device.device_kind}",
+    "python": platform.python_version(),
+    "jax": jax.__version__,
+    "flax": flax.__version__,
+    "numpy": np.__version__,
+  }
 
 
 def _processor() -> str:
@@ -92,7 +93,8 @@ def parser(description: str, *, repeats: int = 0) -> argparse.ArgumentParser:
   result.add_argument("--out", type=Path, help="also write the figures as JSON")
   if repeats:
     result.add_argument(
-        "--repeats", type=int, default=repeats, help="timed calls, of which the median counts")
+      "--repeats", type=int, default=repeats, help="timed calls, of which the median counts"
+    )
   return result
 
 

@@ -36,8 +36,10 @@ Sum = tuple[Callable[..., jax.Array], tuple]  # a function of x, and its other a
 
 def formulations(edges: np.ndarray, nodes: int) -> dict[str, Sum]:
   """Sums over every node's operands: functions `(x [nodes, F], *arguments) -> [nodes, F]`."""
-  ways = {f"tables of {slots} slots" if slots else "sorted segment sum": _tables(
-      edges, nodes, slots) for slots in (0, 2, 4)}
+  ways = {
+    f"tables of {slots} slots" if slots else "sorted segment sum": _tables(edges, nodes, slots)
+    for slots in (0, 2, 4)
+  }
   ways["one gather of 4 slots"] = _one_gather(edges, nodes)
   ways["dense product, bfloat16"] = _dense(edges, nodes)
   for size in _BLOCKS:
@@ -56,9 +58,13 @@ def _one_gather(edges: np.ndarray, nodes: int) -> Sum:
 
   def sum_of(x, table):
     rows = aggregation.take_rows(x, table.index.reshape(-1)).reshape(nodes, 4, -1).sum(axis=1)
-    rest = aggregation.take_rows(x, table.overflow_index.reshape(-1)).reshape(
-        *table.overflow_index.shape, -1).sum(axis=1)
+    rest = (
+      aggregation.take_rows(x, table.overflow_index.reshape(-1))
+      .reshape(*table.overflow_index.shape, -1)
+      .sum(axis=1)
+    )
     return rows.at[table.overflow_receiver].add(rest, mode="drop", indices_are_sorted=True)
+
   return sum_of, (table,)
 
 
@@ -81,10 +87,15 @@ def _blocks(edges: np.ndarray, nodes: int, size: int) -> Sum:
 
   def sum_of(x, blocks, row, column):
     padded = jnp.pad(x, ((0, rows * size - nodes), (0, 0))).reshape(rows, size, -1)
-    parts = jnp.einsum("kij,kjf->kif", blocks, padded[column].astype(jnp.bfloat16),
-                       preferred_element_type=jnp.float32)
+    parts = jnp.einsum(
+      "kij,kjf->kif",
+      blocks,
+      padded[column].astype(jnp.bfloat16),
+      preferred_element_type=jnp.float32,
+    )
     total = jax.ops.segment_sum(parts, row, rows, indices_are_sorted=True)
     return total.reshape(rows * size, -1)[:nodes]
+
   return sum_of, (jnp.asarray(blocks, jnp.bfloat16), jnp.asarray(at[:, 0]), jnp.asarray(at[:, 1]))
 
 
@@ -92,15 +103,20 @@ def measure(way: Sum) -> dict[str, Any]:
   """The compiler's estimates and operation counts of a sum on one core of a TPU v3."""
   function, arguments = way
   shapes = jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
-      (jax.ShapeDtypeStruct((NODES, FEATURES), jnp.float32), *arguments))
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
+    (jax.ShapeDtypeStruct((NODES, FEATURES), jnp.float32), *arguments),
+  )
   program = tpu.compile_function(function, shapes, "tpu:v3")
   module = proto.parse_module(program.module, where="TPU program")
   opcodes = collections.Counter(
-      node.opcode for computation in module.computations for node in computation.instructions)
-  return {"estimated_cycles": tpu_kernels.estimated_cycles(module).cycles,
-          "optimal_ms": 1e3 * program.optimal_seconds, "gathers": opcodes["gather"],
-          "scatters": opcodes["scatter"]}
+    node.opcode for computation in module.computations for node in computation.instructions
+  )
+  return {
+    "estimated_cycles": tpu_kernels.estimated_cycles(module).cycles,
+    "optimal_ms": 1e3 * program.optimal_seconds,
+    "gathers": opcodes["gather"],
+    "scatters": opcodes["scatter"],
+  }
 
 
 def bytes_ms(edges: np.ndarray) -> float:
@@ -110,16 +126,30 @@ def bytes_ms(edges: np.ndarray) -> float:
 
 def table(results: Mapping[str, Any]) -> str:
   """The recorded figures as a Markdown table."""
-  return pages.table(["way to sum", "estimated cycles", "optimal", "gathers", "scatters"], [
-      [name, f"{row['estimated_cycles'] / 1e3:,.0f} k", f"{row['optimal_ms']:.2f} ms",
-       str(row["gathers"]), str(row["scatters"])] for name, row in results["ways"].items()])
+  return pages.table(
+    ["way to sum", "estimated cycles", "optimal", "gathers", "scatters"],
+    [
+      [
+        name,
+        f"{row['estimated_cycles'] / 1e3:,.0f} k",
+        f"{row['optimal_ms']:.2f} ms",
+        str(row["gathers"]),
+        str(row["scatters"]),
+      ]
+      for name, row in results["ways"].items()
+    ],
+  )
 
 
 def main() -> None:
   args = timing.parser(__doc__).parse_args()
   edges = workloads.edges(np.random.default_rng(0), NODES)
-  results = {"libtpu": tpu.libtpu_version(), "edges": len(edges), "bytes_ms": bytes_ms(edges),
-             "ways": {}}
+  results = {
+    "libtpu": tpu.libtpu_version(),
+    "edges": len(edges),
+    "bytes_ms": bytes_ms(edges),
+    "ways": {},
+  }
   for name, way in formulations(edges, NODES).items():
     results["ways"][name] = measure(way)
     print(table(results).splitlines()[-1], flush=True)

@@ -51,18 +51,20 @@ from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ranker import Ranker
 
 # Collections and splits.
-SETS = {"test families": (("outputs", "blocks"), ("test",)),
-        "all families": (("outputs", "blocks"), (*search_prior.LEARNT, "test")),
-        "kept out": (("kept_out",), ("test",))}
+SETS = {
+  "test families": (("outputs", "blocks"), ("test",)),
+  "all families": (("outputs", "blocks"), (*search_prior.LEARNT, "test")),
+  "kept out": (("kept_out",), ("test",)),
+}
 LABELS = {"optimal seconds": "optimal_seconds", "cycles": "estimated_cycles"}
 KS = (5, 8, 16)
 # Columns of tables.
 _BEST = {f"best{k}": f"best of {k}" for k in KS}
 _MISSED = {f"missed{k}": f"missed by {k}" for k in KS[:2]}
 _COMPARED = {f"best{k}": f"best of {k}" for k in KS[:2]} | _MISSED
-_BETTER, _FOUND = .02, 8  # a choice so much better; in so many labels
-_DRAWN = .75  # of the choices of a program, for each seed
-_RESAMPLED, _CONFIDENCE = 10_000, .95
+_BETTER, _FOUND = 0.02, 8  # a choice so much better; in so many labels
+_DRAWN = 0.75  # of the choices of a program, for each seed
+_RESAMPLED, _CONFIDENCE = 10_000, 0.95
 _MODEL = "layout-v3-estimate"
 _PARTS = 7  # of the families, left out in turn
 
@@ -93,7 +95,7 @@ class Models:
 
 
 def learn(
-    programs: Mapping[Path, str], workdir: Path
+  programs: Mapping[Path, str], workdir: Path
 ) -> tuple[Models, Callable[[strategies.Pool], Prior]]:
   """Models and priors that have learnt from no program of the family that they are asked about.
 
@@ -104,21 +106,37 @@ def learn(
   ranker, shipped = ranker_lib.load(_MODEL), tuning.prior_of("tpu:v3")
   families = np.random.default_rng(0).permutation(shipped.about["families"])
   part_of = {family: place % _PARTS for place, family in enumerate(families)}
-  rankers = [Ranker.load(own_quality.train(
-      "own", "recommended", 0, str(search_prior.ROOT / "data/own/npz"), workdir / str(part),
-      leave_out=[f"_{family}_" for family in families if part_of[family] == part]))
-             for part in range(_PARTS)]
+  rankers = [
+    Ranker.load(
+      own_quality.train(
+        "own",
+        "recommended",
+        0,
+        str(search_prior.ROOT / "data/own/npz"),
+        workdir / str(part),
+        leave_out=[f"_{family}_" for family in families if part_of[family] == part],
+      )
+    )
+    for part in range(_PARTS)
+  ]
   graphs = {path: npz.read_layout(path) for path in programs}
   part = {graph.name: part_of.get(programs[path]) for path, graph in graphs.items()}
-  models = Models({name: ranker if place is None else rankers[place]
-                   for name, place in part.items()}, ranker.about)
+  models = Models(
+    {name: ranker if place is None else rankers[place] for name, place in part.items()},
+    ranker.about,
+  )
   learnt = [graph for graph in graphs.values() if part[graph.name] is not None]
-  priors = [search_prior.learn([graph for graph in learnt if part[graph.name] != place],
-                               models, shipped.unit, shipped.about) for place in range(_PARTS)]
+  priors = [
+    search_prior.learn(
+      [graph for graph in learnt if part[graph.name] != place], models, shipped.unit, shipped.about
+    )
+    for place in range(_PARTS)
+  ]
 
   def prior_of(pool: strategies.Pool) -> Prior:
     place = part[pool.graph(pool.choices[:1]).name]
     return shipped if place is None else priors[place]
+
   return models, prior_of
 
 
@@ -126,7 +144,7 @@ def drawn(graph: OpGraph, seed: int) -> np.ndarray:
   """The numbers of the choices that a seed draws, ascending, the compiler's own among them."""
   others = len(graph.configs) - 1
   rng = np.random.default_rng([seed, zlib.crc32(graph.name.encode())])
-  return np.sort(np.append(0, 1 + rng.permutation(others)[:math.ceil(_DRAWN * others)]))
+  return np.sort(np.append(0, 1 + rng.permutation(others)[: math.ceil(_DRAWN * others)]))
 
 
 def labelled(pool: strategies.Pool, way: strategies.Way, value: np.ndarray) -> np.ndarray:
@@ -154,13 +172,15 @@ def figures(seen: np.ndarray, least: float) -> dict[str, float]:
   best = np.minimum.accumulate(seen)
   at = {k: best[min(k, len(best)) - 1] for k in (*KS, _FOUND)}
   gain = seen[0] - least if seen[0] > (1 + _BETTER) * least else np.nan
-  return {**{f"best{k}": at[k] / least - 1 for k in KS},
-          **{f"missed{k}": (at[k] - least) / gain for k in KS},
-          "found": np.where(np.isnan(gain), np.nan, at[_FOUND] < seen[0])}
+  return {
+    **{f"best{k}": at[k] / least - 1 for k in KS},
+    **{f"missed{k}": (at[k] - least) / gain for k in KS},
+    "found": np.where(np.isnan(gain), np.nan, at[_FOUND] < seen[0]),
+  }
 
 
 def simulate(
-    graphs: Sequence[OpGraph], values: Sequence[np.ndarray], search: Search, seeds: int
+  graphs: Sequence[OpGraph], values: Sequence[np.ndarray], search: Search, seeds: int
 ) -> dict[str, np.ndarray]:
   """Figures `[programs]` of a way of search, means over seeds; NaN for no gain in any draw."""
   rows = []
@@ -197,26 +217,43 @@ def measure(paths: Sequence[Any], key: str, searches: Mapping[str, Search], seed
   found = {name: simulate(graphs, values, search, seeds) for name, search in searches.items()}
   own = np.array([value[0] / value.min() - 1 for value in values])
   return {
-      "programs": len(graphs), "choices": int(sum(map(len, values))),
-      "families": sorted({ship.family(path.with_suffix(".json")) for path in paths}),
-      "with a better choice": int((own > _BETTER).sum()), "own": float(own.mean()),
-      "ways": {name: {figure: _mean(row) for figure, row in rows.items()}
-               for name, rows in found.items()},
-      "differences": {name: {figure: compared(row, found["learned"][figure])
-                             for figure, row in rows.items()}
-                      for name, rows in found.items() if name != "learned"}}
+    "programs": len(graphs),
+    "choices": int(sum(map(len, values))),
+    "families": sorted({ship.family(path.with_suffix(".json")) for path in paths}),
+    "with a better choice": int((own > _BETTER).sum()),
+    "own": float(own.mean()),
+    "ways": {
+      name: {figure: _mean(row) for figure, row in rows.items()} for name, rows in found.items()
+    },
+    "differences": {
+      name: {figure: compared(row, found["learned"][figure]) for figure, row in rows.items()}
+      for name, rows in found.items()
+      if name != "learned"
+    },
+  }
 
 
 def table(row: Mapping[str, Any]) -> str:
   """What the best of k costs and misses, with differences to the learned search; Markdown."""
-  ways = pages.table(["", *_BEST.values(), *_MISSED.values(), f"found in {_FOUND}"], [
-      [name, *(f"{way[column]:.4f}" for column in _BEST),
-       *(f"{way[column]:.2f}" for column in (*_MISSED, "found"))]
-      for name, way in row["ways"].items()])
+  ways = pages.table(
+    ["", *_BEST.values(), *_MISSED.values(), f"found in {_FOUND}"],
+    [
+      [
+        name,
+        *(f"{way[column]:.4f}" for column in _BEST),
+        *(f"{way[column]:.2f}" for column in (*_MISSED, "found")),
+      ]
+      for name, way in row["ways"].items()
+    ],
+  )
   more = "{mean:+.4f} ({low:+.4f} to {high:+.4f})"
-  differences = pages.table(["more than learned", *_COMPARED.values()], [
+  differences = pages.table(
+    ["more than learned", *_COMPARED.values()],
+    [
       [name, *(more.format(**way[column]) for column in _COMPARED)]
-      for name, way in row["differences"].items()])
+      for name, way in row["differences"].items()
+    ],
+  )
   return f"{ways}\n\n{differences}"
 
 
@@ -225,22 +262,35 @@ def main() -> None:
   parser.add_argument("--workdir", type=Path, default=Path("out/tune"), help="of trained models")
   parser.add_argument("--seeds", type=int, default=5, help="draws of the choices")
   args = parser.parse_args()
-  paths = {name: [path for collection in collections for split in splits
-                  for path in sorted((search_prior.DATA / collection / split).glob("*.npz"))]
-           for name, (collections, splits) in SETS.items()}
-  models, prior_of = learn({path: ship.family(path.with_suffix(".json"))
-                            for path in itertools.chain(*paths.values())}, args.workdir)
+  paths = {
+    name: [
+      path
+      for collection in collections
+      for split in splits
+      for path in sorted((search_prior.DATA / collection / split).glob("*.npz"))
+    ]
+    for name, (collections, splits) in SETS.items()
+  }
+  models, prior_of = learn(
+    {path: ship.family(path.with_suffix(".json")) for path in itertools.chain(*paths.values())},
+    args.workdir,
+  )
   searches = {
-      "learned": lambda pool, seed: strategies.learned(pool, models, prior_of(pool)),
-      "model": lambda pool, seed: strategies.model(pool, models),
-      "random": strategies.random, "coordinate": strategies.coordinate}
+    "learned": lambda pool, seed: strategies.learned(pool, models, prior_of(pool)),
+    "model": lambda pool, seed: strategies.model(pool, models),
+    "random": strategies.random,
+    "coordinate": strategies.coordinate,
+  }
   results: dict[str, Any] = {"seeds": args.seeds}
   for name in SETS:
     for label, key in LABELS.items():
       row = measure(paths[name], key, searches, args.seeds)
       results[f"{name}, {label}"] = row
-      print(f"{name}: {row['programs']} programs, {row['with a better choice']} with a better "
-            f"choice, by {label}\n\n{table(row)}\n", flush=True)
+      print(
+        f"{name}: {row['programs']} programs, {row['with a better choice']} with a better "
+        f"choice, by {label}\n\n{table(row)}\n",
+        flush=True,
+      )
   if args.out:
     timing.write(results, args.out)
   else:

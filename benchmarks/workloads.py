@@ -51,21 +51,30 @@ def program(rng: np.random.Generator, *, nodes: int, config_nodes: int, configs:
   choices = rng.integers(0, _ROWS, (groups, _ROWS_PER_NODE))
   picked = rng.integers(0, _ROWS_PER_NODE, (configs, groups))
   layout = LayoutConfigs(
-      rows=rng.integers(-1, 6, (_ROWS, 18)).astype(np.int8),
-      node_group=rng.integers(0, groups, config_nodes).astype(np.int32),
-      group_row=choices[np.arange(groups), picked].astype(np.uint8),
-      runtime_ns=rng.integers(10**6, 10**7, configs))
+    rows=rng.integers(-1, 6, (_ROWS, 18)).astype(np.int8),
+    node_group=rng.integers(0, groups, config_nodes).astype(np.int32),
+    group_row=choices[np.arange(groups), picked].astype(np.uint8),
+    runtime_ns=rng.integers(10**6, 10**7, configs),
+  )
   return OpGraph(
-      name=f"program_{nodes}", node_feat=rng.random((nodes, NODE_FEATURES), np.float32),
-      node_opcode=rng.integers(1, 120, nodes).astype(np.uint8), edge_index=edges(rng, nodes),
-      node_splits=np.array([0, nodes]),
-      config_node=np.sort(rng.permutation(nodes)[:config_nodes]).astype(np.int32),
-      configs=layout)
+    name=f"program_{nodes}",
+    node_feat=rng.random((nodes, NODE_FEATURES), np.float32),
+    node_opcode=rng.integers(1, 120, nodes).astype(np.uint8),
+    edge_index=edges(rng, nodes),
+    node_splits=np.array([0, nodes]),
+    config_node=np.sort(rng.permutation(nodes)[:config_nodes]).astype(np.int32),
+    configs=layout,
+  )
 
 
 def layout_batch(
-    *, graphs: int, nodes: int, config_nodes: int, configs: int, hops: int,
-    keep_nodes: int | None = None,
+  *,
+  graphs: int,
+  nodes: int,
+  config_nodes: int,
+  configs: int,
+  hops: int,
+  keep_nodes: int | None = None,
 ) -> LayoutBatch:
   """A training batch, padded like those of a run.
 
@@ -89,11 +98,10 @@ def layout_batch(
 
 
 def ranking_batches(
-    *, nodes: int, config_nodes: int, configs: int, chunk: int, hops: int
+  *, nodes: int, config_nodes: int, configs: int, chunk: int, hops: int
 ) -> list[LayoutBatch]:
   """All configurations of one program in chunks; `configs` is a multiple of `chunk`."""
-  graph = program(
-      np.random.default_rng(0), nodes=nodes, config_nodes=config_nodes, configs=configs)
+  graph = program(np.random.default_rng(0), nodes=nodes, config_nodes=config_nodes, configs=configs)
   prepared = batching.prepare(graph, graph.node_feat, hops=hops)
   chunks = np.arange(configs).reshape(-1, chunk)
   return [_assemble([_slot(prepared, ids)], chunk) for ids in chunks]
@@ -105,7 +113,11 @@ def _slot(graph: batching.PreparedGraph, ids: np.ndarray, number: int = 0, block
 
 
 def _assemble(slots: list[batching.Slate], configs: int) -> LayoutBatch:
-  budget, = plan.choose_budgets([batching.total_sizes([slot.graph for slot in slots])])
+  (budget,) = plan.choose_budgets([batching.total_sizes([slot.graph for slot in slots])])
   return batching.assemble_layout(
-      slots, budget, graphs=len(slots), configs=configs,
-      transform=lambda rows: rows.astype(np.float32))
+    slots,
+    budget,
+    graphs=len(slots),
+    configs=configs,
+    transform=lambda rows: rows.astype(np.float32),
+  )

@@ -45,8 +45,10 @@ class Recipe(NamedTuple):
 _CI = "ci"
 PRESET = "preset="  # prefix of the names of published systems
 OWN = "own-"  # prefix of the names of own collections
-_ONE_RANKER = ("a config has one collection and one ranker; --config.FIELD changes a field "
-               "(--config.model.name=NAME the network)")
+_ONE_RANKER = (
+  "a config has one collection and one ranker; --config.FIELD changes a field "
+  "(--config.model.name=NAME the network)"
+)
 
 
 def tile(collection: str = "xla") -> ConfigDict:
@@ -59,10 +61,16 @@ def tile(collection: str = "xla") -> ConfigDict:
   config.data.update(feature_transform="minmax", config_transform="minmax", loader_threads=0)
   config.batch.update(graphs=10, configs=10, min_configs=10, target="official")
   config.loss.update(
-      losses="ListMLELoss:1,MSE:0.02", temperature=10.0, kernel_l2=1e-4, activity_l2=1e-4)
+    losses="ListMLELoss:1,MSE:0.02", temperature=10.0, kernel_l2=1e-4, activity_l2=1e-4
+  )
   config.optimizer.clip_norm_per_variable = 1e-3
-  config.train.update(epochs=100, early_stop_epochs=20, valid_sampling="slates",
-                      valid_configs=256, log_every_steps=100)
+  config.train.update(
+    epochs=100,
+    early_stop_epochs=20,
+    valid_sampling="slates",
+    valid_configs=256,
+    log_every_steps=100,
+  )
   config.eval.update(graphs=8, configs=64)
   return config
 
@@ -74,12 +82,16 @@ def layout(collection: str = "xla-random") -> ConfigDict:
     collection: name such as `nlp-default`, or `own-NAME`.
   """
   config = _defaults("layout", collection)
-  config.data.update(
-      feature_transform="signed_log1p", pad_value=-1, duplicate_policy="min")
+  config.data.update(feature_transform="signed_log1p", pad_value=-1, duplicate_policy="min")
   config.batch.slates_per_epoch = 1024
   config.optimizer.update(
-      name="adamw", learning_rate=3e-3, clip_norm=1.0, schedule="cosine", warmup_fraction=0.05,
-      weight_decay=1e-4)
+    name="adamw",
+    learning_rate=3e-3,
+    clip_norm=1.0,
+    schedule="cosine",
+    warmup_fraction=0.05,
+    weight_decay=1e-4,
+  )
   config.train.best_metric = "kendaltau"
   return config
 
@@ -127,8 +139,10 @@ def presets(kind: str) -> dict[str, Recipe]:
   rankers = {}
   for module in pkgutil.iter_modules(systems.__path__):
     file = importlib.import_module(f"{systems.__name__}.{module.name}")
-    rankers |= {PRESET + name: Recipe(settings, file.SMALL, is_published=True)
-                for name, settings in getattr(file, f"{kind.upper()}S", {}).items()}
+    rankers |= {
+      PRESET + name: Recipe(settings, file.SMALL, is_published=True)
+      for name, settings in getattr(file, f"{kind.upper()}S", {}).items()
+    }
   return rankers
 
 
@@ -142,8 +156,15 @@ def _published(config: ConfigDict) -> None:
   config.batch.min_configs = 2
   config.loss.update(losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0)
   config.optimizer.update(
-      name="adamw", learning_rate=1e-3, schedule="constant", warmup_fraction=0.0, eps=1e-8,
-      weight_decay=0.0, clip_norm=0.0, clip_norm_per_variable=0.0)
+    name="adamw",
+    learning_rate=1e-3,
+    schedule="constant",
+    warmup_fraction=0.0,
+    eps=1e-8,
+    weight_decay=0.0,
+    clip_norm=0.0,
+    clip_norm_per_variable=0.0,
+  )
   config.train.update(valid_sampling="fixed", early_stop_epochs=0)
 
 
@@ -167,7 +188,7 @@ def small(config: ConfigDict, **options: Any) -> None:
 
 
 def arguments(
-    text: str, *, file: str, collections: Sequence[str], rankers: Mapping[str, Recipe]
+  text: str, *, file: str, collections: Sequence[str], rankers: Mapping[str, Recipe]
 ) -> tuple[str, str, bool]:
   """Parses a variant into the collection, the ranker, and whether it has `ci`.
 
@@ -183,13 +204,17 @@ def arguments(
     ValueError: a name is unknown, or there are two collections or rankers.
   """
   names = [name for name in text.split(",") if name]
-  kinds = ([name for name in names if name in collections or name.startswith(OWN)],
-           [name for name in names if name in rankers])
+  kinds = (
+    [name for name in names if name in collections or name.startswith(OWN)],
+    [name for name in names if name in rankers],
+  )
   allowed = [*collections, *rankers, _CI]
   for name in names:
     if name not in (*itertools.chain(*kinds), _CI):
-      raise ValueError(f"configs/{file} has no variant {name!r}; {_hint(name, file, allowed)}it "
-                       f"has {', '.join(filter(None, allowed))}")
+      raise ValueError(
+        f"configs/{file} has no variant {name!r}; {_hint(name, file, allowed)}it "
+        f"has {', '.join(filter(None, allowed))}"
+      )
   for kind in kinds:
     if len(kind) > 1:
       raise ValueError(f"{file} takes one of {' and '.join(kind)}: {_ONE_RANKER}")
@@ -206,9 +231,7 @@ def _hint(name: str, file: str, allowed: Sequence[str]) -> str:
   return f"did you mean {near[0]}? " if near else ""
 
 
-def variants(
-    collections: Mapping[str, str], rankers: Mapping[str, Recipe]
-) -> dict[str, str]:
+def variants(collections: Mapping[str, str], rankers: Mapping[str, Recipe]) -> dict[str, str]:
   """Descriptions of all names after the colon, by name."""
   own = {f"{OWN}NAME": "a collection of your own"}
   named = {name: ranker.description for name, ranker in rankers.items() if name}

@@ -73,20 +73,31 @@ def one(config: ConfigDict) -> None:
 
 
 RANKERS = {
-    name: Recipe(settings, _SMALL) for name, settings in {
-        "": default, "full": full, "gst_ed": gst_ed, "gst": gst, "gst_e": gst_e,
-        "gst_efd": gst_efd, "one": one, "official": official.programs, **tables.PROGRAMS,
-    }.items()} | base.presets("layout")
+  name: Recipe(settings, _SMALL)
+  for name, settings in {
+    "": default,
+    "full": full,
+    "gst_ed": gst_ed,
+    "gst": gst,
+    "gst_e": gst_e,
+    "gst_efd": gst_efd,
+    "one": one,
+    "official": official.programs,
+    **tables.PROGRAMS,
+  }.items()
+} | base.presets("layout")
 VARIANTS = base.variants(
-    {name: "the collection" for name in COLLECTIONS[:-1]}
-    | {"own": "the programs of data/own with their output orders; needs --data_root=data/own/npz"},
-    RANKERS)
+  {name: "the collection" for name in COLLECTIONS[:-1]}
+  | {"own": "the programs of data/own with their output orders; needs --data_root=data/own/npz"},
+  RANKERS,
+)
 
 
 def get_config(variant: str = "xla-random") -> ConfigDict:
   """The config of a collection, a ranker and `ci`: see `VARIANTS`."""
   collection, ranker, ci = base.arguments(
-      variant, file="layout.py", collections=COLLECTIONS, rankers=RANKERS)
+    variant, file="layout.py", collections=COLLECTIONS, rankers=RANKERS
+  )
   collection = "own-outputs" if collection == "own" else collection or "xla-random"
   config = base.layout(collection)
   RANKERS[ranker].apply(config, ci=ci)

@@ -27,29 +27,35 @@ def recommended(config: ConfigDict) -> None:
 
   Log features, ListMLE on larger slates, averaged parameters.
   """
-  config.data.update(feature_transform="signed_log1p", config_transform="signed_log1p",
-                     config_features=("released", "tile_counts"))
+  config.data.update(
+    feature_transform="signed_log1p",
+    config_transform="signed_log1p",
+    config_features=("released", "tile_counts"),
+  )
   config.batch.update(configs=16, min_configs=2)
   config.model = base.model("tile", "EarlyJoinSAGE")
   config.loss.update(losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0)
   config.optimizer.update(
-      learning_rate=2e-3, clip_norm_per_variable=0.0, clip_norm=1.0, schedule="cosine",
-      warmup_fraction=0.05, average_decay=0.99)
-  config.train.update(
-      epochs=30, early_stop_epochs=0, eval_every_epochs=3, valid_sampling="fixed")
+    learning_rate=2e-3,
+    clip_norm_per_variable=0.0,
+    clip_norm=1.0,
+    schedule="cosine",
+    warmup_fraction=0.05,
+    average_decay=0.99,
+  )
+  config.train.update(epochs=30, early_stop_epochs=0, eval_every_epochs=3, valid_sampling="fixed")
 
 
 RANKERS = {
-    name: Recipe(settings, _SMALL)
-    for name, settings in {**official.KERNELS, "recommended": recommended}.items()
+  name: Recipe(settings, _SMALL)
+  for name, settings in {**official.KERNELS, "recommended": recommended}.items()
 } | base.presets("tile")
 VARIANTS = base.variants({}, RANKERS)
 
 
 def get_config(variant: str = _DEFAULT) -> ConfigDict:
   """The config of a ranker, a collection and `ci`: see `VARIANTS`."""
-  collection, ranker, ci = base.arguments(
-      variant, file="tile.py", collections=(), rankers=RANKERS)
+  collection, ranker, ci = base.arguments(variant, file="tile.py", collections=(), rankers=RANKERS)
   config, settings = base.tile(collection or "xla"), RANKERS[ranker or _DEFAULT]
   settings.apply(config, ci=ci)
   if ci and not settings.is_published:

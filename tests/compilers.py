@@ -22,8 +22,15 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PYTHON = "TPUGRAPHS_COMPILERS_PYTHON"
-_FAMILIES = ("tile, small", "SAGE, small", "tables, small", "own, small", "late join, small",
-             "ResModel, small", "gst_ed, small")
+_FAMILIES = (
+  "tile, small",
+  "SAGE, small",
+  "tables, small",
+  "own, small",
+  "late join, small",
+  "ResModel, small",
+  "gst_ed, small",
+)
 _STEPS = [*(f"{case}/train" for case in _FAMILIES), *(f"{case}/score" for case in _FAMILIES[:3])]
 # Targets, devices (0: as usual) and steps, each in a process. Two share a processor of two cores.
 # The eight cores of a TPU v3 add up gradients as eight GPUs do.
@@ -31,19 +38,35 @@ _COMPILED = ("h100", 0, _STEPS), ("v3", 0, _STEPS), ("h100", 8, ["tile, small/tr
 # Kernels that a step may start in loops. No family loops over nodes or configurations.
 _MOST_IN_LOOPS = 32
 # What `pip` says where a machine is offline or a compiler has no wheel for it.
-_NOT_TO_BE_HAD = ("libtpu", "jax-cuda12", "nvidia-cuda", "Could not find a version",
-                  "Temporary failure", "Network is unreachable", "Connection", "Read timed out")
-_TESTS_OF_TPU = ("tests/hlo/test_tpu.py", "tests/collect/test_tuning.py",
-                 "tests/collect/test_own_data.py", "tests/nn/test_aggregation.py",
-                 "tests/docs/test_tune_page.py")
+_NOT_TO_BE_HAD = (
+  "libtpu",
+  "jax-cuda12",
+  "nvidia-cuda",
+  "Could not find a version",
+  "Temporary failure",
+  "Network is unreachable",
+  "Connection",
+  "Read timed out",
+)
+_TESTS_OF_TPU = (
+  "tests/hlo/test_tpu.py",
+  "tests/collect/test_tuning.py",
+  "tests/collect/test_own_data.py",
+  "tests/nn/test_aggregation.py",
+  "tests/docs/test_tune_page.py",
+)
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess:
   print("$", " ".join(map(str, command))[:100], flush=True)
   return subprocess.run(
-      list(map(str, command)), cwd=ROOT, capture_output=True, text=True,
-      # What is compiled for an absent accelerator cannot be read back from a cache.
-      env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0"})
+    list(map(str, command)),
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    # What is compiled for an absent accelerator cannot be read back from a cache.
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0"},
+  )
 
 
 def skip_reason(message: str) -> str | None:
@@ -54,8 +77,9 @@ def skip_reason(message: str) -> str | None:
 
 def _packages_of(python: Path | str) -> str:
   """The folder of the packages of an environment."""
-  return run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-             ).stdout.strip()
+  return run(
+    python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+  ).stdout.strip()
 
 
 def environment(folder: Path, *packages: str | Path, base: Path | str = "") -> Path | str:
@@ -101,18 +125,19 @@ def complaints(row: Mapping[str, Any], *, is_gpu: bool, all_reduce: bool) -> lis
   return wrong
 
 
-def compile_steps(
-    python: Path | str, target: str, devices: int, names: Sequence[str]
-) -> list[str]:
+def compile_steps(python: Path | str, target: str, devices: int, names: Sequence[str]) -> list[str]:
   """Compiles steps in one process; returns what is wrong."""
   ended = run(python, "benchmarks/accelerators.py", "--only", target, str(devices), *names)
   if ended.returncode:
     return [f"{ended.stdout[-1000:]}{ended.stderr[-1000:]}"]
   rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-  return [f"{name}, {target}: {each}" for name, row in zip(names, rows, strict=True)
-          for each in complaints(
-              row, is_gpu=target == "h100",
-              all_reduce=row["devices"] > 1 and name.endswith("/train"))]
+  return [
+    f"{name}, {target}: {each}"
+    for name, row in zip(names, rows, strict=True)
+    for each in complaints(
+      row, is_gpu=target == "h100", all_reduce=row["devices"] > 1 and name.endswith("/train")
+    )
+  ]
 
 
 def check(python: Path | str) -> None:
@@ -137,8 +162,17 @@ def check_tpu(python: Path | str) -> None:
   Raises:
     SystemExit: a test fails.
   """
-  tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS_OF_TPU,
-              "-k", "tpu or target or estimates or compilers_graph")
+  tests = run(
+    python,
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    *_TESTS_OF_TPU,
+    "-k",
+    "tpu or target or estimates or compilers_graph",
+  )
   if tests.returncode:
     sys.exit(f"{tests.stdout[-3000:]}\nerror: tests with libtpu failed")
   print(tests.stdout.strip().splitlines()[-1])

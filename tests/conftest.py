@@ -11,17 +11,29 @@ import tempfile
 os.environ.setdefault("NPROC", "16")
 # Tests already run on all cores. Small programs compile with less work in one part.
 os.environ["XLA_FLAGS"] = " ".join(
-    filter(None, (os.environ.get("XLA_FLAGS"), "--xla_cpu_parallel_codegen_split_count=1")))
+  filter(None, (os.environ.get("XLA_FLAGS"), "--xla_cpu_parallel_codegen_split_count=1"))
+)
 # Slow tests, by lane, which `--lane` chooses: `make test-faults` and others. Paths are relative to
 # this folder. `make test` runs all other tests, the lane `quick`.
 LANES = {
-    "faults": ("faults",),
-    "hosts": ("infra/test_parallel.py", "infra/test_buckets.py", "infra/test_jobs.py",
-              "collect/test_command.py"),
-    "systems": ("run/test_official_pipeline.py", "run/test_presets.py", "run/test_together.py",
-                "run/test_training.py", "rankers/systems", "rankers/test_lowering.py",
-                "rankers/test_official_parity.py", "rankers/test_precision.py"),
-    "docs": ("docs",),
+  "faults": ("faults",),
+  "hosts": (
+    "infra/test_parallel.py",
+    "infra/test_buckets.py",
+    "infra/test_jobs.py",
+    "collect/test_command.py",
+  ),
+  "systems": (
+    "run/test_official_pipeline.py",
+    "run/test_presets.py",
+    "run/test_together.py",
+    "run/test_training.py",
+    "rankers/systems",
+    "rankers/test_lowering.py",
+    "rankers/test_official_parity.py",
+    "rankers/test_precision.py",
+  ),
+  "docs": ("docs",),
 }
 _HERE = pathlib.Path(__file__).parent
 
@@ -53,7 +65,8 @@ def pytest_configure(config):
     # Of commands that tests start; `.ci/run` names one for all lanes.
     os.environ.setdefault("TPUGRAPHS_TESTS_COMPILED", os.path.join(folder, "commands"))
   jax.config.update(
-      "jax_compilation_cache_dir", os.path.join(os.environ["TPUGRAPHS_TESTS_SHARED"], "compiled"))
+    "jax_compilation_cache_dir", os.path.join(os.environ["TPUGRAPHS_TESTS_SHARED"], "compiled")
+  )
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
@@ -77,5 +90,8 @@ def pytest_collection_finish():
 def data_root(tmp_path_factory):
   """Three synthetic files a split of `tile:xla` and `layout:xla:random`; no test changes them."""
   return synthetic.generate(
-      tmp_path_factory.mktemp("data"), collections=["tile:xla", "layout:xla:random"], limit=3,
-      progress=False)
+    tmp_path_factory.mktemp("data"),
+    collections=["tile:xla", "layout:xla:random"],
+    limit=3,
+    progress=False,
+  )

@@ -27,7 +27,11 @@ import commands as commands_lib
 ROOT = Path(__file__).parents[1]
 DATA = "~/data/tpugraphs/npz"  # as the README writes it
 _ONLY_HELP = (
-    "tpugraphs_jax.data.download", "tpugraphs_jax.collect", "tpugraphs_jax.sweep", "benchmarks/")
+  "tpugraphs_jax.data.download",
+  "tpugraphs_jax.collect",
+  "tpugraphs_jax.sweep",
+  "benchmarks/",
+)
 # These pages make files that others use; the others follow by name.
 _FIRST = ("docs/data.md", "docs/tutorial.md", "README.md", "docs/index.md", "docs/training.md")
 # Tested elsewhere: `tests/docs` runs the recipes and the pages that need the TPU compiler, and
@@ -48,17 +52,24 @@ def pages() -> list[str]:
 def commands(page: str) -> list[str]:
   """The shell commands in the fenced blocks of a page, without comments."""
   blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-  lines = [line.split("  #")[0].strip() for language, block in blocks if not language
-           for line in block.splitlines()]
+  lines = [
+    line.split("  #")[0].strip()
+    for language, block in blocks
+    if not language
+    for line in block.splitlines()
+  ]
   return [line for line in lines if line.startswith("python ")]
 
 
 def small(command: str, out: Path) -> str:
   """The command on tiny data in `out`."""
   if any(name in command for name in _ONLY_HELP):
-    return " ".join(command.split()[:3 if " -m " in command else 2]) + " --help"
-  command = re.sub(r"(--config=\S+?\.py)(:\S+)?", lambda found: (
-      found[1] + (f"{found[2]},ci" if found[2] else ":ci")), command)
+    return " ".join(command.split()[: 3 if " -m " in command else 2]) + " --help"
+  command = re.sub(
+    r"(--config=\S+?\.py)(:\S+)?",
+    lambda found: found[1] + (f"{found[2]},ci" if found[2] else ":ci"),
+    command,
+  )
   has_data = any(flag in command for flag in (DATA, "--data_root", "--synthetic"))
   if command.startswith("python run_") and not has_data and "--print_config" not in command:
     command += f" --data_root={DATA}"
@@ -85,8 +96,11 @@ def run(title: str, command: str) -> None:
   """Runs a command in the top folder; its output is shown if it fails."""
   print(f"$ {title}", flush=True)
   started = time.monotonic()
-  words = [name for word in shlex.split(command)[1:]
-           for name in (sorted(glob.glob(word)) if "*" in word else [word])]
+  words = [
+    name
+    for word in shlex.split(command)[1:]
+    for name in (sorted(glob.glob(word)) if "*" in word else [word])
+  ]
   ended = commands_lib.run(commands_lib.Run(words), home=Path.home())
   print(f"  {time.monotonic() - started:.0f} s", flush=True)
   if ended.code:

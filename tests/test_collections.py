@@ -15,9 +15,23 @@ MINE = Collection("layout:own:programs")
 OWN = {"tile": "tile:own:my_kernels", "layout": "layout:own:my-programs.2"}
 
 
-@pytest.mark.parametrize("name", [
-    "", "tile", "tile:nlp", "layout:xla", "layout:own", "layout:own:", "layout:own:a:b",
-    "own:layout:a", "layout:own:../a", "layout:own:.hidden", "layout:own:a b", "tile:own:é"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    "",
+    "tile",
+    "tile:nlp",
+    "layout:xla",
+    "layout:own",
+    "layout:own:",
+    "layout:own:a:b",
+    "own:layout:a",
+    "layout:own:../a",
+    "layout:own:.hidden",
+    "layout:own:a b",
+    "tile:own:é",
+  ],
+)
 def test_other_names_are_refused(name):
   with pytest.raises(ValueError, match="collection"):
     Collection(name)
@@ -35,16 +49,27 @@ def data_root(data_root, tmp_path_factory):
 @pytest.mark.parametrize("kind", OWN)
 def test_own_collections_are_read_trained_ranked_and_judged(kind, data_root, tmp_path):
   variant = f"own-{OWN[kind].split(':')[2]},{parts.VARIANTS[kind]}"
-  config = parts.config_of(kind, variant, **{
-      "model.hidden_dim": 4, "model.num_gnns": 1, "train.epochs": 1, "batch.slates_per_epoch": 4,
-      "batch.graphs": 4, "data_root": str(data_root)})
+  config = parts.config_of(
+    kind,
+    variant,
+    **{
+      "model.hidden_dim": 4,
+      "model.num_gnns": 1,
+      "train.epochs": 1,
+      "batch.slates_per_epoch": 4,
+      "batch.graphs": 4,
+      "data_root": str(data_root),
+    },
+  )
   training.run(config, tmp_path)
   results = (tmp_path / "results.csv").read_text().splitlines()
   files = npz.split_files(data_root, OWN[kind], "test")
   assert [line.split(",")[0] for line in results[1:]] == [
-      f"{OWN[kind]}:{path.stem}" for path in files]
+    f"{OWN[kind]}:{path.stem}" for path in files
+  ]
   assert len((tmp_path / "validation.csv").read_text().splitlines()) == 1 + len(
-      npz.split_files(data_root, OWN[kind], "valid"))
+    npz.split_files(data_root, OWN[kind], "valid")
+  )
   # Results are there, but they are no part of a submission.
   with pytest.raises(ValueError, match="tile:xla"):
     submission.read_results(tmp_path / "results.csv")
@@ -53,8 +78,11 @@ def test_own_collections_are_read_trained_ranked_and_judged(kind, data_root, tmp
 def test_the_store_lists_own_collections(data_root, capsys):
   assert store.main(["build", "--data_root", str(data_root)]) == 0
   printed = capsys.readouterr().out
-  assert all(f"{name} {split}:" in printed for name in (OWN["layout"], "layout:xla:random")
-             for split in ("train", "valid", "test"))
+  assert all(
+    f"{name} {split}:" in printed
+    for name in (OWN["layout"], "layout:xla:random")
+    for split in ("train", "valid", "test")
+  )
   with pytest.raises(ValueError, match="no store"):
     store.graph_folders(data_root, OWN["tile"], "train")
 
@@ -77,11 +105,17 @@ def test_released_collections_are_measured(tmp_path):
   assert kind == collections.MEASURED
 
 
-@pytest.mark.parametrize("fields, words", [
-    (dict(label="tpu_estimate", target="tpu:v3", libtpu="0.1"),
-     ("ESTIMATE", "tpu:v3", "0.1", "no measurement")),
+@pytest.mark.parametrize(
+  "fields, words",
+  [
+    (
+      dict(label="tpu_estimate", target="tpu:v3", libtpu="0.1"),
+      ("ESTIMATE", "tpu:v3", "0.1", "no measurement"),
+    ),
     (dict(label="measured", target="cpu"), ("measured", "cpu")),
-    ({}, ("unknown",))])
+    ({}, ("unknown",)),
+  ],
+)
 def test_own_collections_say_which_compiler_or_machine(tmp_path, fields, words):
   note(tmp_path, **fields)
   found = collections.label_kind(str(tmp_path), MINE)

@@ -21,8 +21,11 @@ FILE = re.compile(r"\.(csv|html|jsonl?|npz|pb|py|tar|txt)$")
 
 
 CONFIG_FIELDS = {"segments.finetune", "model.name"} | {
-    f"{section}.{name}" for task in base.TASKS
-    for section, options in schema.sections(task).items() for name in options.defaults()}
+  f"{section}.{name}"
+  for task in base.TASKS
+  for section, options in schema.sections(task).items()
+  for name in options.defaults()
+}
 
 
 def module_name(path: Path) -> str:
@@ -34,8 +37,10 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in PATHS}
 PLACES = {}  # modules by their last name and by the classes that they define
 for module, path in MODULES.items():
-  for name in (module.rpartition(".")[2], *(
-      node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))):
+  for name in (
+    module.rpartition(".")[2],
+    *(node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)),
+  ):
     PLACES.setdefault(name, []).append(module)
 
 
@@ -43,7 +48,8 @@ def has(owner: object, names: list[str]) -> bool:
   """Whether an object has the attribute; a class also has the fields that it declares."""
   for name in names:
     declared = itertools.chain.from_iterable(
-        getattr(base, "__annotations__", ()) for base in getattr(owner, "__mro__", ()))
+      getattr(base, "__annotations__", ()) for base in getattr(owner, "__mro__", ())
+    )
     if not hasattr(owner, name):
       return name in declared and name == names[-1]
     owner = getattr(owner, name)
@@ -58,8 +64,7 @@ def resolves(reference: str, module: str) -> bool:
   starts += [(place, names[1:]) for place in PLACES.get(names[0], ())]
   for size in range(1, len(names) + 1):
     starts.append((".".join(["tpugraphs_jax", *names[:size]]), names[size:]))
-  if any(place in MODULES and has(importlib.import_module(place), rest)
-         for place, rest in starts):
+  if any(place in MODULES and has(importlib.import_module(place), rest) for place, rest in starts):
     return True
   return names[0] in LIBRARIES and has(importlib.import_module(names[0]), names[1:])
 
@@ -67,16 +72,21 @@ def resolves(reference: str, module: str) -> bool:
 def is_variable(reference: str, path: Path) -> bool:
   """Whether a reference such as `state.extra` begins with a variable of the file."""
   first, *rest = reference.split(".")
-  names = {getattr(node, "id", getattr(node, "arg", None))
-           for node in ast.walk(ast.parse(path.read_text()))}
+  names = {
+    getattr(node, "id", getattr(node, "arg", None))
+    for node in ast.walk(ast.parse(path.read_text()))
+  }
   return len(rest) == 1 and reference.islower() and first in names
 
 
 @pytest.mark.parametrize("path", PATHS, ids=module_name)
 def test_references_resolve(path):
-  stale = [reference for reference in set(REFERENCE.findall(path.read_text()))
-           if not FILE.search(reference)
-           and reference.removeprefix("config.") not in CONFIG_FIELDS
-           and not is_variable(reference, path)
-           and not resolves(reference, module_name(path))]
+  stale = [
+    reference
+    for reference in set(REFERENCE.findall(path.read_text()))
+    if not FILE.search(reference)
+    and reference.removeprefix("config.") not in CONFIG_FIELDS
+    and not is_variable(reference, path)
+    and not resolves(reference, module_name(path))
+  ]
   assert not stale

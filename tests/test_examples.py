@@ -7,8 +7,18 @@ import runpy
 import commands
 import pytest
 
-MODULES = ("", ".data.npz", ".hlo.module_graph", ".infra.jobs", ".infra.files", ".losses",
-           ".metrics", ".run.configs", ".serve.ensemble", ".serve.ranker")
+MODULES = (
+  "",
+  ".data.npz",
+  ".hlo.module_graph",
+  ".infra.jobs",
+  ".infra.files",
+  ".losses",
+  ".metrics",
+  ".run.configs",
+  ".serve.ensemble",
+  ".serve.ranker",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -8,20 +8,27 @@ import pytest
 PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from the layers before its own.
 LAYERS = (
-    ("infra",),
-    ("options",),
-    ("columns", "collections", "graph"),
-    ("losses", "metrics", "data", "hlo", "nn", "submission"),
-    ("synthetic",),
-    ("rankers",),
-    ("train",),
-    ("serve",),
-    ("collect", "report"),
-    ("view", "run"),
-    ("sweep", "__main__"))
+  ("infra",),
+  ("options",),
+  ("columns", "collections", "graph"),
+  ("losses", "metrics", "data", "hlo", "nn", "submission"),
+  ("synthetic",),
+  ("rankers",),
+  ("train",),
+  ("serve",),
+  ("collect", "report"),
+  ("view", "run"),
+  ("sweep", "__main__"),
+)
 # All imports within a layer: the first imports the second.
-WITHIN = {("graph", "columns"), ("hlo", "data"), ("nn", "data"), ("report", "collect"),
-          ("submission", "data"), ("submission", "metrics")}
+WITHIN = {
+  ("graph", "columns"),
+  ("hlo", "data"),
+  ("nn", "data"),
+  ("report", "collect"),
+  ("submission", "data"),
+  ("submission", "metrics"),
+}
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -59,13 +59,17 @@ def _in_margins(margin):
 
 # The loss of a pair by its margin, the margin, and the reduction of each pairwise loss.
 PAIRWISE = {
-    "PairwiseHingeLoss": (_hinge, 1.0, "items"), "PairwiseLogisticLoss": (_logistic, 0, "items"),
-    "RankHingeLoss": (_hinge, 1.0, "pairs"), "RankLogisticLoss": (_logistic, 0, "pairs"),
-    "OrderedLogisticLoss": (_logistic, 0, "pairs"), "SumHingeLoss": (_hinge, 0.1, "sum"),
-    "DiffMatLoss": (_in_margins, 0.005, "pairs"),
-    "CrossHingeLoss": (_hinge, 1.0, "mean_all"),
-    "CostLogisticLoss": (_logistic, 0, "mean_valid"),
-    "InverseLogHingeLoss": (_hinge, 1.0, "inverse log")}
+  "PairwiseHingeLoss": (_hinge, 1.0, "items"),
+  "PairwiseLogisticLoss": (_logistic, 0, "items"),
+  "RankHingeLoss": (_hinge, 1.0, "pairs"),
+  "RankLogisticLoss": (_logistic, 0, "pairs"),
+  "OrderedLogisticLoss": (_logistic, 0, "pairs"),
+  "SumHingeLoss": (_hinge, 0.1, "sum"),
+  "DiffMatLoss": (_in_margins, 0.005, "pairs"),
+  "CrossHingeLoss": (_hinge, 1.0, "mean_all"),
+  "CostLogisticLoss": (_logistic, 0, "mean_valid"),
+  "InverseLogHingeLoss": (_hinge, 1.0, "inverse log"),
+}
 
 
 def _slow_pairs(name, s, y, reduction, margin):
@@ -82,18 +86,24 @@ def _slow_pairs(name, s, y, reduction, margin):
     found += [1.0 for i in range(n) for j in range(i) if y[i] == y[j]]
   if reduction == "inverse log":
     return -1 / math.log(2 + sum(found)), 1
-  divisor = {"items": 1, "sum": 1, "pairs": n * (n - 1) / 2, "mean_all": n * n,
-             "mean_valid": len(found)}[reduction]
+  divisor = {
+    "items": 1,
+    "sum": 1,
+    "pairs": n * (n - 1) / 2,
+    "mean_all": n * n,
+    "mean_valid": len(found),
+  }[reduction]
   if not divisor:
     return 0.0, 0
   return sum(found) / divisor, n if reduction == "items" else 1
 
 
 SLOW = {
-    "ListMLELoss": _slow_listmle,
-    "MSE": lambda s, y: (sum((a - b) ** 2 for a, b in zip(s, y)), len(s)),
-    "MAPE": lambda s, y: (sum(abs(a - b) / b for a, b in zip(s, y)), len(s)),
-    "LogMSE": lambda s, y: (sum((a - math.log(b)) ** 2 for a, b in zip(s, y)), len(s))}
+  "ListMLELoss": _slow_listmle,
+  "MSE": lambda s, y: (sum((a - b) ** 2 for a, b in zip(s, y)), len(s)),
+  "MAPE": lambda s, y: (sum(abs(a - b) / b for a, b in zip(s, y)), len(s)),
+  "LogMSE": lambda s, y: (sum((a - math.log(b)) ** 2 for a, b in zip(s, y)), len(s)),
+}
 
 
 def _slow(name, scores, labels, where, reduction="", margin=0.0):
@@ -144,8 +154,13 @@ def _case(case):
 
 
 CASES = [
-    "no mask", "ragged mask", "all-masked list", "everything masked", "tied labels",
-    "extreme scores"]
+  "no mask",
+  "ragged mask",
+  "all-masked list",
+  "everything masked",
+  "tied labels",
+  "extreme scores",
+]
 
 
 @functools.cache
@@ -226,14 +241,20 @@ def test_padding_and_a_missing_mask_do_not_change_the_loss(name):
 def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
   scores, labels, where = _case("all-masked list")
   weighted = losses.parse_losses(
-      "ListMLELoss:1,PairwiseHingeLoss:2,RankLogisticLoss:3,MSE:4,CrossHingeLoss:5,"
-      "InverseLogHingeLoss:6")
+    "ListMLELoss:1,PairwiseHingeLoss:2,RankLogisticLoss:3,MSE:4,CrossHingeLoss:5,"
+    "InverseLogHingeLoss:6"
+  )
 
   def step(scores, labels, where, sum_over_devices, axis=None):
     def local_loss(scores):
       totals, counts = losses.loss_sums(
-          weighted, scores, labels, where=where, options=losses.LossOptions(temperature=10.0),
-          axis=axis)
+        weighted,
+        scores,
+        labels,
+        where=where,
+        options=losses.LossOptions(temperature=10.0),
+        axis=axis,
+      )
       return losses.combine(weighted, totals, sum_over_devices(counts))
 
     loss, grad = jax.value_and_grad(local_loss)(scores)
@@ -241,11 +262,12 @@ def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
 
   one = jax.jit(functools.partial(step, sum_over_devices=lambda x: x))
   two = jax.pmap(
-      functools.partial(
-          step, sum_over_devices=functools.partial(jax.lax.psum, axis_name="devices"),
-          axis="devices"),
-      axis_name="devices",
-      devices=jax.local_devices()[:2])
+    functools.partial(
+      step, sum_over_devices=functools.partial(jax.lax.psum, axis_name="devices"), axis="devices"
+    ),
+    axis_name="devices",
+    devices=jax.local_devices()[:2],
+  )
   halves = [a.reshape(2, GRAPHS // 2, CONFIGS) for a in (scores, labels, where)]
   loss, grad = one(scores, labels, where)
   loss_two, grad_two = two(*halves)
@@ -257,7 +279,8 @@ def test_combined_loss_is_the_weighted_sum_of_the_means():
   scores, labels, where = _case("ragged mask")
   weighted = losses.parse_losses("ListMLELoss:3,MSE:1")
   totals, counts = _loss_sums(
-      weighted, scores, labels, where=where, options=losses.LossOptions(temperature=10.0))
+    weighted, scores, labels, where=where, options=losses.LossOptions(temperature=10.0)
+  )
   listmle = _slow("ListMLELoss", scores / 10.0, labels, where)
   mse = _slow("MSE", scores, labels, where)
   expected = 0.75 * listmle[0] / listmle[1] + 0.25 * mse[0] / mse[1]
@@ -305,19 +328,24 @@ def test_shapes_that_would_broadcast_are_refused(name):
   scores, labels, where = _slates()
   loss = losses.LOSSES[name]
   for bad in (
-      lambda: loss(scores, labels[:1]),
-      lambda: loss(scores, labels, where=where[:, :1]),
-      lambda: loss(scores[0], labels[0])):
+    lambda: loss(scores, labels[:1]),
+    lambda: loss(scores, labels, where=where[:, :1]),
+    lambda: loss(scores[0], labels[0]),
+  ):
     with pytest.raises(ValueError, match="shape"):
       bad()
 
 
-@pytest.mark.parametrize("word, bad", [
+@pytest.mark.parametrize(
+  "word, bad",
+  [
     ("labels", lambda s, y, w: losses.mse(s, y.astype(np.int64))),
     ("where", lambda s, y, w: losses.mse(s, y, where=w.astype(np.float32))),
     ("temperature", lambda s, y, w: losses.listmle(s, y, temperature=0)),
     ("margin", lambda s, y, w: losses.pairwise_hinge(s, y, margin=-1)),
-    ("reduction", lambda s, y, w: losses.pairwise_logistic(s, y, reduction="mean"))])
+    ("reduction", lambda s, y, w: losses.pairwise_logistic(s, y, reduction="mean")),
+  ],
+)
 def test_wrong_dtypes_and_options_are_refused(word, bad):
   with pytest.raises(ValueError, match=word):
     bad(*_slates())
@@ -327,8 +355,15 @@ def close_slates():
   """Scores, runtimes of which many are within a tenth, and a mask with holes: `[4, 6]` each."""
   rng = np.random.default_rng(0)
   scores = rng.normal(size=(4, 6)).astype(np.float32)
-  runtime = np.array([[1, 1.05, 1.12, 1.3, 1.05, 2], [5, 5, 5.1, 5.2, 5.3, 5.4],
-                      [3, 3, 3, 3, 3, 3], [9, 1, 4, 2, 8, 7]], np.float32)
+  runtime = np.array(
+    [
+      [1, 1.05, 1.12, 1.3, 1.05, 2],
+      [5, 5, 5.1, 5.2, 5.3, 5.4],
+      [3, 3, 3, 3, 3, 3],
+      [9, 1, 4, 2, 8, 7],
+    ],
+    np.float32,
+  )
   where = rng.random((4, 6)) < 0.8
   where[1] = True
   return scores, runtime, where
@@ -336,9 +371,11 @@ def close_slates():
 
 def sums(name, options, scores, labels, where, **more):
   """Total, count and gradient of one loss with these options."""
+
   def value(scores):
     totals, counts = losses.loss_sums(
-        ((name, 1.0),), scores, labels, where=where, options=options, **more)
+      ((name, 1.0),), scores, labels, where=where, options=options, **more
+    )
     return totals[0], counts[0]
 
   (total, count), grad = jax.jit(jax.value_and_grad(value, has_aux=True))(jnp.asarray(scores))
@@ -351,16 +388,24 @@ def _as_slow_pairs(options):
   return {"reduction": reduction, "margin": options.margin}
 
 
-@pytest.mark.parametrize("name, options", [
+@pytest.mark.parametrize(
+  "name, options",
+  [
     *((name, {}) for name in PAIRWISE),
-    *((name, {"pair_reduction": reduction})
+    *(
+      (name, {"pair_reduction": reduction})
       for name in ("PairwiseHingeLoss", "PairwiseLogisticLoss", "CrossHingeLoss")
-      for reduction in losses.REDUCTIONS[1:]),
-    *((name, {"margin": 0.3})
-      for name in ("PairwiseHingeLoss", "DiffMatLoss", "CrossHingeLoss", "RankHingeLoss")),
-    *((name, {"pair_reduction": "sum", "margin": 0.3})
-      for name in ("MSE", "LogMSE", "MAPE")),  # losses without these options
-])
+      for reduction in losses.REDUCTIONS[1:]
+    ),
+    *(
+      (name, {"margin": 0.3})
+      for name in ("PairwiseHingeLoss", "DiffMatLoss", "CrossHingeLoss", "RankHingeLoss")
+    ),
+    *(
+      (name, {"pair_reduction": "sum", "margin": 0.3}) for name in ("MSE", "LogMSE", "MAPE")
+    ),  # losses without these options
+  ],
+)
 def test_options_equal_their_slow_formulation(name, options):
   scores, labels, where = (np.concatenate([array, array[:2]]) for array in close_slates())
   where[4] = False  # no item
@@ -391,17 +436,36 @@ def test_scores_are_scaled_down_to_the_norm_and_never_up():
   assert abs(float(grad[1] @ scores[1])) < 1e-3
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("MSE:1", (("MSE", 1.0),)), ("MSE:7", (("MSE", 1.0),)),
+@pytest.mark.parametrize(
+  "text, expected",
+  [
+    ("MSE:1", (("MSE", 1.0),)),
+    ("MSE:7", (("MSE", 1.0),)),
     ("ListMLELoss:1,MSE:0.02", (("ListMLELoss", 1 / 1.02), ("MSE", 0.02 / 1.02))),
-    (" LogMSE : 1 , MSE:3", (("LogMSE", 0.25), ("MSE", 0.75)))])
+    (" LogMSE : 1 , MSE:3", (("LogMSE", 0.25), ("MSE", 0.75))),
+  ],
+)
 def test_parsed_weights_sum_to_one(text, expected):
   assert losses.parse_losses(text) == expected
 
 
-@pytest.mark.parametrize("text", [
-    "", "MSE", "MSE:1,", "mse:1", "MSE:", "MSE:one", "MSE:-1", "MSE:0", "MSE:nan", "MSE:inf",
-    "MSE:1:2", "MSE:1,MSE:1"])
+@pytest.mark.parametrize(
+  "text",
+  [
+    "",
+    "MSE",
+    "MSE:1,",
+    "mse:1",
+    "MSE:",
+    "MSE:one",
+    "MSE:-1",
+    "MSE:0",
+    "MSE:nan",
+    "MSE:inf",
+    "MSE:1:2",
+    "MSE:1,MSE:1",
+  ],
+)
 def test_bad_losses_are_refused_in_one_line(text):
   with pytest.raises(ValueError, match="losses") as error:
     losses.parse_losses(text)

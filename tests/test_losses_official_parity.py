@@ -23,14 +23,16 @@ FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR") or Path(__file__).parent / 
 FILES = sorted(FOLDER.glob("losses_metrics*.npz"))
 INPUTS = re.compile(r"(labels|logits)(_.+)?|runtimes|preds|meta")
 LOSS = re.compile(
-    r"(?P<loss>listmle|hinge|logistic|mse|combined)(_t(?P<temperature>\d+))?"
-    r"(?P<suffix>_.+?)??(?P<grad>_grad)?")
+  r"(?P<loss>listmle|hinge|logistic|mse|combined)(_t(?P<temperature>\d+))?"
+  r"(?P<suffix>_.+?)??(?P<grad>_grad)?"
+)
 OFFICIAL = {
-    "listmle": "ListMLELoss:1",
-    "hinge": "PairwiseHingeLoss:1",
-    "logistic": "PairwiseLogisticLoss:1",
-    "mse": "MSE:1",
-    "combined": "ListMLELoss:1,MSE:0.02"}
+  "listmle": "ListMLELoss:1",
+  "hinge": "PairwiseHingeLoss:1",
+  "logistic": "PairwiseLogisticLoss:1",
+  "mse": "MSE:1",
+  "combined": "ListMLELoss:1,MSE:0.02",
+}
 # The official tile trainer's temperature, where an entry's name states none.
 TILE_TEMPERATURE = 10.0
 

@@ -114,16 +114,27 @@ def test_means_of_programs_are_over_names_up_to_the_last_underscore():
 
 
 ALL = [
-    metrics.ordered_pairs, metrics.opa, metrics.kendall_tau,
-    lambda scores, runtime: metrics.best_of_top_k(scores, runtime, 1),
-    lambda scores, runtime: metrics.top_k_slowdown(scores, runtime, (1,)),
-    metrics.tile_size_ape, metrics.mape]
+  metrics.ordered_pairs,
+  metrics.opa,
+  metrics.kendall_tau,
+  lambda scores, runtime: metrics.best_of_top_k(scores, runtime, 1),
+  lambda scores, runtime: metrics.top_k_slowdown(scores, runtime, (1,)),
+  metrics.tile_size_ape,
+  metrics.mape,
+]
 
 
-@pytest.mark.parametrize("scores, runtime, complaint", [
-    ([1.0, 2.0], [0, 0], "labelled"), ([1.0, 2.0], [1], "shape"),
-    ([[1.0, 2.0]], [[1, 2]], "shape"), ([], [], "shape"),
-    ([1.0, math.nan], [1, 2], "NaN"), ([1.0, 2.0], [math.nan, 2.0], "NaN")])
+@pytest.mark.parametrize(
+  "scores, runtime, complaint",
+  [
+    ([1.0, 2.0], [0, 0], "labelled"),
+    ([1.0, 2.0], [1], "shape"),
+    ([[1.0, 2.0]], [[1, 2]], "shape"),
+    ([], [], "shape"),
+    ([1.0, math.nan], [1, 2], "NaN"),
+    ([1.0, 2.0], [math.nan, 2.0], "NaN"),
+  ],
+)
 @pytest.mark.parametrize("metric", ALL)
 def test_input_that_no_metric_can_judge_is_refused(metric, scores, runtime, complaint):
   with pytest.raises(ValueError, match=complaint) as error:

@@ -43,14 +43,26 @@ def test_the_roofline_is_the_slower_of_bytes_and_products():
   assert multiply.times(gpu, exact=True)["roofline_ms"] == pytest.approx(1e3 * seconds, rel=0.01)
 
 
-_FINE = {"products": {"highest": 3}, "precision": "highest", "kernels_in_loops": 0,
-         "strided_scatters": 0, "all_reduces": 1, "devices": 8}
+_FINE = {
+  "products": {"highest": 3},
+  "precision": "highest",
+  "kernels_in_loops": 0,
+  "strided_scatters": 0,
+  "all_reduces": 1,
+  "devices": 8,
+}
 
 
-@pytest.mark.parametrize("changes, word", [
-    ({"products": {"highest": 3, "default": 1}}, "precision"), ({"products": {}}, "precision"),
-    ({"kernels_in_loops": 2048}, "loops"), ({"strided_scatters": 1}, "columns"),
-    ({"all_reduces": 0}, "all-reduces")])
+@pytest.mark.parametrize(
+  "changes, word",
+  [
+    ({"products": {"highest": 3, "default": 1}}, "precision"),
+    ({"products": {}}, "precision"),
+    ({"kernels_in_loops": 2048}, "loops"),
+    ({"strided_scatters": 1}, "columns"),
+    ({"all_reduces": 0}, "all-reduces"),
+  ],
+)
 def test_the_lane_refuses_a_step(changes, word):
   assert not compilers.complaints(_FINE, is_gpu=True, all_reduce=True)
   (complaint,) = compilers.complaints(_FINE | changes, is_gpu=True, all_reduce=True)
@@ -59,7 +71,9 @@ def test_the_lane_refuses_a_step(changes, word):
 
 def test_a_figure_of_one_seed_has_no_spread():
   run = {"kendaltau": 0.5, "opa": 0.75, "seconds": 3.0, "peak_mib": 100.0}
-  one, two = (gst_quality.table({"gst_ed": pages.summary(runs)})
-              for runs in ([run], [run, run | {"kendaltau": 0.7}]))
+  one, two = (
+    gst_quality.table({"gst_ed": pages.summary(runs)})
+    for runs in ([run], [run, run | {"kendaltau": 0.7}])
+  )
   assert "0.500 |" in one and "nan" not in one
   assert "0.600 ± 0.141" in two

@@ -27,26 +27,52 @@ class Engine(Options):
 
 def test_defaults_are_those_of_the_declaration_and_missing_fields_have_them():
   assert Engine.defaults() == {
-      "power": 2.0, "wheels": 4, "fuel": "oil", "parts": ("a",), "is_loud": False}
+    "power": 2.0,
+    "wheels": 4,
+    "fuel": "oil",
+    "parts": ("a",),
+    "is_loud": False,
+  }
   made = Engine.of({"wheels": 3, "unknown": 1, "parts": ["b", "a"]})
   assert (made.wheels, made.parts, made.power) == (3, ("b", "a"), 2.0)
   assert hash(made) == hash(Engine(wheels=3, parts=("b", "a")))
 
 
-@pytest.mark.parametrize("field, value", [
-    ("power", 1), ("power", 9.0), ("wheels", 2), ("fuel", "gas"), ("parts", ()),
-    ("parts", ("b",)), ("is_loud", True)])
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    ("power", 1),
+    ("power", 9.0),
+    ("wheels", 2),
+    ("fuel", "gas"),
+    ("parts", ()),
+    ("parts", ("b",)),
+    ("is_loud", True),
+  ],
+)
 def test_values_within_the_limits_are_taken(field, value):
   assert getattr(Engine(**{field: value}), field) == value
 
 
-@pytest.mark.parametrize("field, value, expected", [
-    ("power", 0.0, "above 0 and at most 9"), ("power", 9.5, "at most 9"),
-    ("power", math.nan, "above 0"), ("power", -math.inf, "above 0"), ("power", True, "a number"),
-    ("power", "2", "a number"), ("wheels", 1, "at least 2"), ("wheels", 4.0, "a whole number"),
-    ("wheels", True, "a whole number"), ("fuel", "air", "one of oil, gas"), ("fuel", 3, "a text"),
-    ("parts", ("a", "c"), "'c', expected some of a, b"), ("parts", "a", "a tuple"),
-    ("is_loud", 1, "True or False")])
+@pytest.mark.parametrize(
+  "field, value, expected",
+  [
+    ("power", 0.0, "above 0 and at most 9"),
+    ("power", 9.5, "at most 9"),
+    ("power", math.nan, "above 0"),
+    ("power", -math.inf, "above 0"),
+    ("power", True, "a number"),
+    ("power", "2", "a number"),
+    ("wheels", 1, "at least 2"),
+    ("wheels", 4.0, "a whole number"),
+    ("wheels", True, "a whole number"),
+    ("fuel", "air", "one of oil, gas"),
+    ("fuel", 3, "a text"),
+    ("parts", ("a", "c"), "'c', expected some of a, b"),
+    ("parts", "a", "a tuple"),
+    ("is_loud", 1, "True or False"),
+  ],
+)
 def test_values_of_another_type_or_beyond_the_limits_are_refused_by_name(field, value, expected):
   with pytest.raises(ValueError) as error:
     Engine(**{field: value})

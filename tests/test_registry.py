@@ -27,11 +27,18 @@ def test_a_taken_name_is_refused_unless_it_is_the_same_thing():
     table.register("a")(list)
 
 
-@pytest.mark.parametrize("text, reason", [
-    (None, "No module named 'absent_module'"), ("1 / 0", "ZeroDivisionError"),
-    ("import no_such_package", "No module named 'no_such_package'"), ("def f(:", "SyntaxError")])
+@pytest.mark.parametrize(
+  "text, reason",
+  [
+    (None, "No module named 'absent_module'"),
+    ("1 / 0", "ZeroDivisionError"),
+    ("import no_such_package", "No module named 'no_such_package'"),
+    ("def f(:", "SyntaxError"),
+  ],
+)
 def test_a_module_that_cannot_be_imported_is_an_error_in_one_line(
-    text, reason, tmp_path, monkeypatch):
+  text, reason, tmp_path, monkeypatch
+):
   monkeypatch.chdir(tmp_path)
   name = "absent_module" if text is None else f"broken_{abs(hash(text)) % 10**6}"
   if text is not None:

@@ -9,9 +9,10 @@ from scipy import stats
 from tpugraphs_jax import collections, submission
 
 CONFIGS = {
-    "tile:xla": {"1a": 9, "2b": 3},
-    "layout:xla:random": {"1a": 4},
-    "layout:nlp:default": {"bert": 6, "albert": 2}}
+  "tile:xla": {"1a": 9, "2b": 3},
+  "layout:xla:random": {"1a": 4},
+  "layout:nlp:default": {"bert": 6, "albert": 2},
+}
 
 
 def _rankings(collection, *, top=None):
@@ -37,8 +38,9 @@ def _ranked(tmp_path, rankings):
   files = []
   for collection, by_name in rankings.items():
     files.append(tmp_path / f"{len(files)}.csv")
-    submission.write_results(files[-1], collection, {
-        name: np.array(ranking) for name, ranking in by_name.items()})
+    submission.write_results(
+      files[-1], collection, {name: np.array(ranking) for name, ranking in by_name.items()}
+    )
   submission.combine(tmp_path / "valid.csv", files)
   return tmp_path / "valid.csv"
 
@@ -46,9 +48,14 @@ def _ranked(tmp_path, rankings):
 @pytest.fixture(name="data_root")
 def _data_root(tmp_path):
   """Test graphs of three collections, without labels."""
-  return _write_files(tmp_path / "npz", "test", {
+  return _write_files(
+    tmp_path / "npz",
+    "test",
+    {
       collection: {name: [0] * configs for name, configs in graphs.items()}
-      for collection, graphs in CONFIGS.items()})
+      for collection, graphs in CONFIGS.items()
+    },
+  )
 
 
 @pytest.fixture(name="good")
@@ -82,11 +89,21 @@ def test_reading_gives_back_what_was_written(tmp_path, collection):
   assert submission.split_id(f"{collection}:a") == (collection, "a")
 
 
-@pytest.mark.parametrize("collection, name, ranking", [
-    ("layout:xla", "a", [0]), ("tile:xla", "a,b", [0]), ("tile:xla", "a:b", [0]),
-    ("tile:xla", "", [0]), ("tile:xla", "a", [0, 1, 0]), ("tile:xla", "a", [0, -1]),
-    ("tile:xla", "a", [0.0, 1.0]), ("tile:xla", "a", [[0, 1]]),
-    ("tile:xla", "a", np.zeros(0, int)), ("layout:xla:random", "a", [0, 2])])
+@pytest.mark.parametrize(
+  "collection, name, ranking",
+  [
+    ("layout:xla", "a", [0]),
+    ("tile:xla", "a,b", [0]),
+    ("tile:xla", "a:b", [0]),
+    ("tile:xla", "", [0]),
+    ("tile:xla", "a", [0, 1, 0]),
+    ("tile:xla", "a", [0, -1]),
+    ("tile:xla", "a", [0.0, 1.0]),
+    ("tile:xla", "a", [[0, 1]]),
+    ("tile:xla", "a", np.zeros(0, int)),
+    ("layout:xla:random", "a", [0, 2]),
+  ],
+)
 def test_bad_rankings_are_not_written(tmp_path, collection, name, ranking):
   path = tmp_path / "results.csv"
   path.write_text("kept")
@@ -101,8 +118,11 @@ def test_combining_keeps_every_row_and_counts_them(tmp_path):
   rows = submission.combine(tmp_path / "all.csv", [path])
   assert rows == {name: len(CONFIGS.get(name, ())) for name in collections.RELEASED}
   combined = submission.read_results(tmp_path / "all.csv")
-  expected = {f"{collection}:{name}": ranking.tolist() for collection in CONFIGS
-              for name, ranking in _rankings(collection).items()}
+  expected = {
+    f"{collection}:{name}": ranking.tolist()
+    for collection in CONFIGS
+    for name, ranking in _rankings(collection).items()
+  }
   assert list(expected.items()) == [(row, found.tolist()) for row, found in combined.items()]
 
 
@@ -122,14 +142,30 @@ def test_layout_row_that_was_cut_short_is_not_combined(tmp_path):
     submission.combine(tmp_path / "all.csv", [path])
 
 
-_ROWS = ("tile:xla:a", "tile:xla:a,1,2", "", "tile:a,1", "tile:xla:,1", "tile:xla:a,",
-         "tile:xla:a,1;", "tile:xla:a,1;-2", "tile:xla:a,1.0", "tile:xla:a,1 2",
-         "tile:xla:a,99999999999999999999")
+_ROWS = (
+  "tile:xla:a",
+  "tile:xla:a,1,2",
+  "",
+  "tile:a,1",
+  "tile:xla:,1",
+  "tile:xla:a,",
+  "tile:xla:a,1;",
+  "tile:xla:a,1;-2",
+  "tile:xla:a,1.0",
+  "tile:xla:a,1 2",
+  "tile:xla:a,99999999999999999999",
+)
 
 
-@pytest.mark.parametrize("lines, number", [
-    ([], 1), (["id,TopConfigs"], 1), *((["ID,TopConfigs", row], 2) for row in _ROWS),
-    (["ID,TopConfigs", "tile:xla:a,1", "tile:xla:b,1", "tile:xla:a,2"], 4)])
+@pytest.mark.parametrize(
+  "lines, number",
+  [
+    ([], 1),
+    (["id,TopConfigs"], 1),
+    *((["ID,TopConfigs", row], 2) for row in _ROWS),
+    (["ID,TopConfigs", "tile:xla:a,1", "tile:xla:b,1", "tile:xla:a,2"], 4),
+  ],
+)
 def test_unreadable_lines_are_refused_naming_file_and_line(tmp_path, lines, number):
   path = _write_lines(tmp_path, lines)
   with pytest.raises(ValueError) as error:
@@ -139,15 +175,24 @@ def test_unreadable_lines_are_refused_naming_file_and_line(tmp_path, lines, numb
 
 
 def test_tile_rows_need_the_best_five_only(tmp_path, data_root):
-  path = _ranked(tmp_path, {
-      name: _rankings(name, top=5 if name == "tile:xla" else None) for name in CONFIGS})
+  path = _ranked(
+    tmp_path, {name: _rankings(name, top=5 if name == "tile:xla" else None) for name in CONFIGS}
+  )
   assert submission.check(path, data_root) == []
 
 
-@pytest.mark.parametrize("line, row", [
-    (2, "tile:xla:1a,8;7;6;5"), (2, "tile:xla:1a,8;7;6;5;9"), (2, "tile:xla:1a,8;7;6;5;8"),
-    (3, "tile:xla:2b,0;1"), (4, "layout:xla:random:1a,0;1;2"),
-    (4, "layout:xla:random:1a,0;1;2;2"), (4, "layout:xla:random:1a,0;1;2;3;4")])
+@pytest.mark.parametrize(
+  "line, row",
+  [
+    (2, "tile:xla:1a,8;7;6;5"),
+    (2, "tile:xla:1a,8;7;6;5;9"),
+    (2, "tile:xla:1a,8;7;6;5;8"),
+    (3, "tile:xla:2b,0;1"),
+    (4, "layout:xla:random:1a,0;1;2"),
+    (4, "layout:xla:random:1a,0;1;2;2"),
+    (4, "layout:xla:random:1a,0;1;2;3;4"),
+  ],
+)
 def test_wrong_ranking_is_named_with_its_row(tmp_path, good, data_root, line, row):
   good[line - 1] = row
   path = _write_lines(tmp_path, good)
@@ -160,10 +205,11 @@ def test_every_missing_and_foreign_graph_is_named(tmp_path, good, data_root):
   path = _write_lines(tmp_path, good)
   problems = submission.check(path, data_root)
   assert [problem.split(": ")[1].split(" ")[0:3] for problem in problems] == [
-      ["tile:xla:other", "is", "not"],
-      ["layout:xla:default:1a", "is", "not"],
-      ["tile:xla:1a", "has", "no"],
-      ["tile:xla:2b", "has", "no"]]
+    ["tile:xla:other", "is", "not"],
+    ["layout:xla:default:1a", "is", "not"],
+    ["tile:xla:1a", "has", "no"],
+    ["tile:xla:2b", "has", "no"],
+  ]
 
 
 def test_damaged_test_graph_is_named(tmp_path, good, data_root):
@@ -174,8 +220,9 @@ def test_damaged_test_graph_is_named(tmp_path, good, data_root):
 
 
 LABELS = {
-    "tile:xla": {"1a": [30, 10, 40, 20, 50, 60, 25], "2b": [7, 8]},
-    "layout:xla:random": {"net": [5, 3, 9, 3], "flat": [4, 4, 4]}}
+  "tile:xla": {"1a": [30, 10, 40, 20, 50, 60, 25], "2b": [7, 8]},
+  "layout:xla:random": {"net": [5, 3, 9, 3], "flat": [4, 4, 4]},
+}
 
 
 @pytest.fixture(name="labelled")
@@ -190,13 +237,15 @@ LAYOUTS = {"net": [1, 0, 3, 2], "flat": [0, 1, 2]}
 
 def test_scores_are_those_of_the_competition(labelled, tmp_path):
   found = submission.score(
-      _ranked(tmp_path, {"tile:xla": TILES, "layout:xla:random": LAYOUTS}), labelled)
+    _ranked(tmp_path, {"tile:xla": TILES, "layout:xla:random": LAYOUTS}), labelled
+  )
   # Best of five against best of all: 25 and 10 in 1a; 7 and 7 in 2b, which has two.
   assert found["tile:xla"] == (pytest.approx(((1 - 1.5) + 1) / 2), 2)
   # The graph with equal runtimes has no order and is left out of the mean.
   value, graphs = found["layout:xla:random"]
-  assert value == pytest.approx(stats.kendalltau(
-      np.argsort(LAYOUTS["net"]), LABELS["layout:xla:random"]["net"]).statistic)
+  assert value == pytest.approx(
+    stats.kendalltau(np.argsort(LAYOUTS["net"]), LABELS["layout:xla:random"]["net"]).statistic
+  )
   assert graphs == 2
 
 
@@ -204,7 +253,8 @@ def test_kernels_are_scored_by_runtime_over_normalizer(labelled, tmp_path):
   normalizer = [100, 20, 100, 100, 100, 100, 100]
   path = labelled / "tile" / "xla" / "valid" / "1a.npz"
   np.savez_compressed(
-      path, config_runtime=LABELS["tile:xla"]["1a"], config_runtime_normalizers=normalizer)
+    path, config_runtime=LABELS["tile:xla"]["1a"], config_runtime_normalizers=normalizer
+  )
   found = submission.score(_ranked(tmp_path, {"tile:xla": TILES}), labelled)
   # The quotients of 1a are 0.3, 0.5, 0.4, 0.2, 0.5, 0.6 and 0.25: configuration 6 against 3.
   assert found["tile:xla"] == (pytest.approx(((1 - 0.25) + 1) / 2), 2)
@@ -215,9 +265,15 @@ def test_a_perfect_order_scores_one(labelled, tmp_path):
   assert submission.score(_ranked(tmp_path, {"tile:xla": best}), labelled) == {"tile:xla": (1, 2)}
 
 
-@pytest.mark.parametrize("tiles, complaint", [
-    ({"1a": [0, 1, 2, 3], "2b": [1, 0]}, "1a"), ({"1a": [0, 1, 2, 3, 9], "2b": [1, 0]}, "1a"),
-    ({"1a": [0, 1, 2, 3, 4]}, "2b"), (TILES | {"other": [0, 1]}, "other")])
+@pytest.mark.parametrize(
+  "tiles, complaint",
+  [
+    ({"1a": [0, 1, 2, 3], "2b": [1, 0]}, "1a"),
+    ({"1a": [0, 1, 2, 3, 9], "2b": [1, 0]}, "1a"),
+    ({"1a": [0, 1, 2, 3, 4]}, "2b"),
+    (TILES | {"other": [0, 1]}, "other"),
+  ],
+)
 def test_rankings_that_fail_the_check_are_not_scored(labelled, tmp_path, tiles, complaint, capsys):
   path = _ranked(tmp_path, {"tile:xla": tiles})
   assert submission.main(["score", str(path), "--data_root", str(labelled)]) == 2

@@ -22,11 +22,16 @@ import tempfile
 import zipfile
 
 ROOT = Path(__file__).parents[1]
-_IS_INSTALLED = ("import tpugraphs_jax\n"
-                 "assert 'site-packages' in tpugraphs_jax.__file__, tpugraphs_jax.__file__")
-_TESTS = ("tests/test_losses.py", "tests/run/test_schema.py", "tests/data/test_features.py",
-          "tests/train/test_state.py",
-          "tests/serve/test_ranker.py::test_shipped_models_give_their_recorded_scores")
+_IS_INSTALLED = (
+  "import tpugraphs_jax\nassert 'site-packages' in tpugraphs_jax.__file__, tpugraphs_jax.__file__"
+)
+_TESTS = (
+  "tests/test_losses.py",
+  "tests/run/test_schema.py",
+  "tests/data/test_features.py",
+  "tests/train/test_state.py",
+  "tests/serve/test_ranker.py::test_shipped_models_give_their_recorded_scores",
+)
 _SMALL = ("--synthetic", "--config.train.epochs=1", "--config.batch.slates_per_epoch=8")
 _RUNS = {"tpugraphs-tile": "recommended,ci", "tpugraphs-layout": "xla-random,gst_ed,ci"}
 
@@ -36,8 +41,12 @@ def run(*command: str | Path, folder: Path, **variables: str) -> None:
   print("$", " ".join(map(str, command))[:120].replace("\n", " "), flush=True)
   environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
   ended = subprocess.run(
-      list(map(str, command)), cwd=folder, capture_output=True, text=True,
-      env=environment | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"} | variables)
+    list(map(str, command)),
+    cwd=folder,
+    capture_output=True,
+    text=True,
+    env=environment | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"} | variables,
+  )
   if ended.returncode:
     sys.exit(f"{ended.stdout[-3000:]}{ended.stderr[-3000:]}\nerror: exit code {ended.returncode}")
 
@@ -56,8 +65,9 @@ def floors(config: Path) -> list[str]:
 
 def check_files(wheel: Path) -> None:
   """Raises SystemExit where a file of the package is not in the wheel."""
-  kept = subprocess.run(["git", "ls-files", "tpugraphs_jax"], cwd=ROOT, capture_output=True,
-                        text=True, check=True).stdout.split()
+  kept = subprocess.run(
+    ["git", "ls-files", "tpugraphs_jax"], cwd=ROOT, capture_output=True, text=True, check=True
+  ).stdout.split()
   missing = set(kept) - set(zipfile.ZipFile(wheel).namelist())
   if missing:
     sys.exit(f"error: {sorted(missing)} not in {wheel.name}: add them to setup.cfg")
@@ -75,8 +85,18 @@ def main() -> None:
     folder = Path(temporary)
     here, bin_ = folder / "elsewhere", folder / "env" / "bin"
     here.mkdir()
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", here, ROOT,
-        folder=here)
+    run(
+      sys.executable,
+      "-m",
+      "pip",
+      "wheel",
+      "--quiet",
+      "--no-deps",
+      "--wheel-dir",
+      here,
+      ROOT,
+      folder=here,
+    )
     (wheel,) = here.glob("*.whl")
     check_files(wheel)
     run(sys.executable, "-m", "venv", folder / "env", folder=here)

@@ -15,7 +15,8 @@ for path in sorted((pathlib.Path(__file__).parents[1] / "notebooks").glob("*.ipy
   notebook = nbformat.read(path, 4)
   with tempfile.TemporaryDirectory() as folder:
     nbclient.NotebookClient(
-        notebook, timeout=900, resources={"metadata": {"path": folder}}).execute()
+      notebook, timeout=900, resources={"metadata": {"path": folder}}
+    ).execute()
   for cell in notebook.cells:
     cell.metadata.pop("execution", None)
   nbformat.write(notebook, path)

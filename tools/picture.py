@@ -17,8 +17,16 @@ import sys
 import tempfile
 
 ROOT = Path(__file__).parents[1]
-_QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-          "--disable-background-networking", "--disable-component-update", "--hide-scrollbars")
+_QUIET = (
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-sync",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--hide-scrollbars",
+)
 
 
 def main() -> None:
@@ -33,10 +41,20 @@ def main() -> None:
     sys.exit("error: there is no Chromium: apt-get install chromium")
   with tempfile.TemporaryDirectory() as profile:
     subprocess.run(
-        [browser, "--headless", *_QUIET, f"--user-data-dir={profile}",
-         f"--window-size={args.width},{args.height}", "--force-device-scale-factor=2",
-         f"--screenshot={args.out.resolve()}",
-         args.page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
+      [
+        browser,
+        "--headless",
+        *_QUIET,
+        f"--user-data-dir={profile}",
+        f"--window-size={args.width},{args.height}",
+        "--force-device-scale-factor=2",
+        f"--screenshot={args.out.resolve()}",
+        args.page.resolve().as_uri(),
+      ],
+      check=True,
+      capture_output=True,
+      timeout=120,
+    )
   print(f"wrote {args.out}")
 
 

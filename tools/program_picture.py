@@ -34,12 +34,21 @@ def main() -> None:
     layouts = Path(folder) / "layouts.json"
     names: dict = {}
     readme = (ROOT / "README.md").read_text()
-    exec(next(code for code in re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)  # pylint: disable=exec-used
-              if "tune(" in code), names)
+    exec(
+      next(
+        code
+        for code in re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)  # pylint: disable=exec-used
+        if "tune(" in code
+      ),
+      names,
+    )
     names["tuned"].save(layouts)
     server = subprocess.Popen(
-        [sys.executable, "-u", "-m", "tpugraphs_jax.view", layouts, "--no_browser"], cwd=ROOT,
-        stdout=subprocess.PIPE, text=True)
+      [sys.executable, "-u", "-m", "tpugraphs_jax.view", layouts, "--no_browser"],
+      cwd=ROOT,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
     try:
       address = next(line.strip() for line in server.stdout if line.startswith("http://"))
       shoot(browser, address, args.out)

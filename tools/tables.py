@@ -41,16 +41,24 @@ _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.S
 _SEEDS = (0, 1, 2)
 _LAYOUTS = ("layout:xla:random", "layout:xla:default", "layout:nlp:random", "layout:nlp:default")
 _RANDOM, _CEILING = "random order", "ceiling (no noise)"
-_OFFICIAL = {"tile:xla": "`EarlyJoinSAGE`, official settings",
-             **dict.fromkeys(_LAYOUTS, "`ResModel`, official settings")}
-_RECOMMENDED = {"tile:xla": "`EarlyJoinSAGE`, recommended settings",
-                **dict.fromkeys(_LAYOUTS, "`ScoreTables`, recommended settings")}
+_OFFICIAL = {
+  "tile:xla": "`EarlyJoinSAGE`, official settings",
+  **dict.fromkeys(_LAYOUTS, "`ResModel`, official settings"),
+}
+_RECOMMENDED = {
+  "tile:xla": "`EarlyJoinSAGE`, recommended settings",
+  **dict.fromkeys(_LAYOUTS, "`ScoreTables`, recommended settings"),
+}
 _WHOLE = "`SAGE`, 3 epochs of 10"
 # Runs take 128 steps, one of the config's ten epochs, and are judged on 200 configurations of each
 # validation program.
 _EPOCH_STEPS, _JUDGED = 128, "+eval.max_configs=200"
-_BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000",
-           "segments of 2,000 nodes": "gst_ed+segments.max_nodes=2000", "`gst_ed`": "gst_ed"}
+_BESIDE = {
+  "`full`": "full",
+  "default": "gst_ed+segments.max_nodes=5000",
+  "segments of 2,000 nodes": "gst_ed+segments.max_nodes=2000",
+  "`gst_ed`": "gst_ed",
+}
 # Nodes of the largest training graph: of synthetic `medium` data by source, and of the first 12
 # graphs of scale `full`.
 _LARGEST = {"xla": 2951, "nlp": 2353, "large": 39_420}
@@ -63,19 +71,28 @@ def recorded(name: str) -> dict[str, Any]:
 
 
 def tiles() -> str:
-  columns = {"slowdown5": "slowdown of the best of 5", "slowdown1": "slowdown of the first",
-             "opa": "OPA (mean over graphs)"}
+  columns = {
+    "slowdown5": "slowdown of the best of 5",
+    "slowdown1": "slowdown of the first",
+    "opa": "OPA (mean over graphs)",
+  }
   rows = recorded("quality")["tile:xla"]
-  return pages.table(["", *columns.values()], [
-      [name, *(pages.figure(row, column) for column in columns)] for name, row in rows.items()])
+  return pages.table(
+    ["", *columns.values()],
+    [[name, *(pages.figure(row, column) for column in columns)] for name, row in rows.items()],
+  )
 
 
 def layouts() -> str:
   rows = recorded("quality")
   names = [_RANDOM, _OFFICIAL[_LAYOUTS[0]], _WHOLE, _RECOMMENDED[_LAYOUTS[0]], _CEILING]
-  return pages.table(["Kendall tau", *names], [
+  return pages.table(
+    ["Kendall tau", *names],
+    [
       [f"`{collection}`", *(pages.figure(rows[collection][name], "kendaltau") for name in names)]
-      for collection in _LAYOUTS])
+      for collection in _LAYOUTS
+    ],
+  )
 
 
 def front() -> str:
@@ -87,10 +104,19 @@ def front() -> str:
     is_tile = collection.startswith("tile")
     column = "slowdown1" if is_tile else "kendaltau"
     # The default config of kernels is the official one.
-    names = (_RANDOM, _OFFICIAL[collection], _OFFICIAL[collection] if is_tile else _WHOLE,
-             _RECOMMENDED[collection], _CEILING)
-    lines.append([f"`{collection}`, {'slowdown ↓' if is_tile else 'tau ↑'}", *(
-        pages.figure(found[name], column) for name in names)])
+    names = (
+      _RANDOM,
+      _OFFICIAL[collection],
+      _OFFICIAL[collection] if is_tile else _WHOLE,
+      _RECOMMENDED[collection],
+      _CEILING,
+    )
+    lines.append(
+      [
+        f"`{collection}`, {'slowdown ↓' if is_tile else 'tau ↑'}",
+        *(pages.figure(found[name], column) for name in names),
+      ]
+    )
   return pages.table(head, lines)
 
 
@@ -98,17 +124,24 @@ def front_measured() -> str:
   """The measured table of README.md: ways of ranking, on two programs."""
   graphs = {"AlexNet, valid": "alexnet", "UNet3D, valid": "unet3d"}
   found, trained = recorded("measured"), recorded("alexnet")
-  ways = {"random order": "random", "the TPU compiler's estimate": "estimates: optimal seconds",
-          "`layout-v3-estimate`, which has learnt such estimates of other programs":
-          "the one that ships"}
-  lines = [[label, *(pages.figure(found[graph]["ways"].get(way, {}), "kendaltau")
-                     for graph in graphs)]
-           for label, way in ways.items()]
-  fits = {"GraphSAGE, trained on 40,000 other times of AlexNet": "GraphSAGE, 2 epochs",
-          "score tables, trained on them": "score tables, 2 epochs",
-          "least squares, one number for each choice, fitted to them": "one-hot least squares"}
-  lines += [[label, *(pages.figure(trained[name], column) for column in graphs.values())]
-            for label, name in fits.items()]
+  ways = {
+    "random order": "random",
+    "the TPU compiler's estimate": "estimates: optimal seconds",
+    "`layout-v3-estimate`, which has learnt such estimates of other programs": "the one that ships",
+  }
+  lines = [
+    [label, *(pages.figure(found[graph]["ways"].get(way, {}), "kendaltau") for graph in graphs)]
+    for label, way in ways.items()
+  ]
+  fits = {
+    "GraphSAGE, trained on 40,000 other times of AlexNet": "GraphSAGE, 2 epochs",
+    "score tables, trained on them": "score tables, 2 epochs",
+    "least squares, one number for each choice, fitted to them": "one-hot least squares",
+  }
+  lines += [
+    [label, *(pages.figure(trained[name], column) for column in graphs.values())]
+    for label, name in fits.items()
+  ]
   configs = [f"{found[graph]['configs']:,} layouts" for graph in graphs]
   return pages.table(["tau-b ↑", f"AlexNet, {configs[0]}", f"UNet3D, {configs[1]}"], lines)
 
@@ -117,35 +150,61 @@ def starts() -> str:
   """Seconds to the first step and to the end of a command, before and now."""
   rows = recorded("start")
   both = lambda key, found: [f"{found[name][key]:.1f}" for name in ("before", "now")]
-  total = {name: {key: sum(row[name][key] for row in rows.values())
-                  for key in ("first_step_s", "end_s")} for name in ("before", "now")}
+  total = {
+    name: {key: sum(row[name][key] for row in rows.values()) for key in ("first_step_s", "end_s")}
+    for name in ("before", "now")
+  }
   return pages.table(
-      ["variant", "first step, before", "now", "end, before", "now", "compilations, before", "now"],
-      [[case, *both("first_step_s", row), *both("end_s", row), *(
-          f"{row[name]['compilations']:.0f}" for name in ("before", "now"))]
-       for case, row in rows.items()]
-      + [["all", *both("first_step_s", total), *both("end_s", total), "", ""]])
+    ["variant", "first step, before", "now", "end, before", "now", "compilations, before", "now"],
+    [
+      [
+        case,
+        *both("first_step_s", row),
+        *both("end_s", row),
+        *(f"{row[name]['compilations']:.0f}" for name in ("before", "now")),
+      ]
+      for case, row in rows.items()
+    ]
+    + [["all", *both("first_step_s", total), *both("end_s", total), "", ""]],
+  )
 
 
 def score_table_speed() -> str:
   found = recorded("results")["tables"]
-  cell = lambda part, configs: (f"{found[part]['step_s']:.2f} s and {found[part]['peak_mib']:,.0f} "
-                                f"MiB with {configs} configurations")
-  rate = lambda part, digits: (f"{round(found[part]['configs_per_s'], digits):,.0f} configurations "
-                               f"a second, {found[part]['peak_mib']:,.0f} MiB")
-  return pages.table(["", "score tables", "GraphSAGE"], [
-      ["training step, 8 programs of 6,000 nodes, 250 of them configurable",
-       cell("training", 256), cell("sage_training", 16)],
-      ["ranking, program of 10,000 nodes, 500 of them configurable",
-       rate("many", -3), rate("sage_ranking", 0)]])
+  cell = lambda part, configs: (
+    f"{found[part]['step_s']:.2f} s and {found[part]['peak_mib']:,.0f} "
+    f"MiB with {configs} configurations"
+  )
+  rate = lambda part, digits: (
+    f"{round(found[part]['configs_per_s'], digits):,.0f} configurations "
+    f"a second, {found[part]['peak_mib']:,.0f} MiB"
+  )
+  return pages.table(
+    ["", "score tables", "GraphSAGE"],
+    [
+      [
+        "training step, 8 programs of 6,000 nodes, 250 of them configurable",
+        cell("training", 256),
+        cell("sage_training", 16),
+      ],
+      [
+        "ranking, program of 10,000 nodes, 500 of them configurable",
+        rate("many", -3),
+        rate("sage_ranking", 0),
+      ],
+    ],
+  )
 
 
 def race(collection: str) -> str:
   """The race on a collection; the systems that have not run with all seeds are named below it."""
   args = argparse.Namespace(seeds=_SEEDS, minutes=5.0, steps=0, workdir=BENCHMARKS / "races")
   asked = systems.racing(collection)
-  args.systems = [system for system in asked if all(
-      systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)]
+  args.systems = [
+    system
+    for system in asked
+    if all(systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)
+  ]
   text = systems.recorded(args, collection) if args.systems else ""
   missing = ", ".join(f"`{name}`" for name in asked if name not in args.systems)
   return text + (f"\n\nNot run with three seeds: {missing}." if missing else "")
@@ -154,8 +213,10 @@ def race(collection: str) -> str:
 def beside_default() -> str:
   """Recorded runs of the default of layouts, of whole graphs and of smaller segments."""
   lines = []
-  cases = [*(("default", name, _EPOCH_STEPS) for name in _LAYOUTS),
-           *(("large", _LAYOUTS[0], steps) for steps in (_EPOCH_STEPS, 3 * _EPOCH_STEPS))]
+  cases = [
+    *(("default", name, _EPOCH_STEPS) for name in _LAYOUTS),
+    *(("large", _LAYOUTS[0], steps) for steps in (_EPOCH_STEPS, 3 * _EPOCH_STEPS)),
+  ]
   for folder, collection, steps in cases:
     args = argparse.Namespace(workdir=BENCHMARKS / "races" / folder, steps=steps)
     source = collection.split(":")[1] if folder == "default" else folder
@@ -164,11 +225,29 @@ def beside_default() -> str:
       if runs := [json.loads(path.read_text()) for path in paths if path.exists()]:
         row = systems.summarised(runs, collection)
         more = f", {steps} steps" if steps > _EPOCH_STEPS else ""
-        lines.append([f"`{collection}`", f"{_LARGEST[source]:,}", name + more,
-                      pages.figure(row, "kendaltau"), str(row["seeds"]),
-                      f"{row['step_ms'] / 1e3:.2f} s", f"{row['peak_mib']:,.0f} MiB"])
-  return pages.table(["collection", "nodes of the largest graph", "variant", "Kendall tau", "seeds",
-                   "CPU time of a step", "peak memory"], lines)
+        lines.append(
+          [
+            f"`{collection}`",
+            f"{_LARGEST[source]:,}",
+            name + more,
+            pages.figure(row, "kendaltau"),
+            str(row["seeds"]),
+            f"{row['step_ms'] / 1e3:.2f} s",
+            f"{row['peak_mib']:,.0f} MiB",
+          ]
+        )
+  return pages.table(
+    [
+      "collection",
+      "nodes of the largest graph",
+      "variant",
+      "Kendall tau",
+      "seeds",
+      "CPU time of a step",
+      "peak memory",
+    ],
+    lines,
+  )
 
 
 def own(name: str, split: str) -> str:
@@ -178,41 +257,51 @@ def own(name: str, split: str) -> str:
 def curve() -> str:
   """Figures of traffic tables by the number of training programs."""
   name, every = own_quality.VARIANTS["recommended"], recorded("own_quality")
-  found = dict(recorded("own_quality_curve")["test"], **{
-      f"{name}, {len(every['programs']['train'])} programs": every["test"][name]})
+  found = dict(
+    recorded("own_quality_curve")["test"],
+    **{f"{name}, {len(every['programs']['train'])} programs": every["test"][name]},
+  )
   return own_quality.table({label: row for label, row in found.items() if "programs" in label})
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "front": front,
-    "tiles": tiles,
-    "layouts": layouts,
-    "output orders": lambda: output_orders.table(recorded("output_orders")),
-    "alexnet": lambda: alexnet.table(recorded("alexnet")),
-    "comparisons": lambda: run_all.table(recorded("results")),
-    "starts": starts,
-    "compiled": lambda: accelerators.table(recorded("accelerators")),
-    "segments by size": lambda: gst.table(recorded("results")["gst"]),
-    "default beside whole graphs": beside_default,
-    "segments by variant": lambda: gst_quality.table(recorded("gst_quality")),
-    "score tables": lambda: tables_quality.table(recorded("tables_quality")),
-    "parts of score tables": lambda: tables_quality.ablation_table(recorded("tables_ablations")),
-    "speed of score tables": score_table_speed,
-    **{f"tune {name}": lambda name=name: tune.table(recorded("results")["tune"][name])
-       for name in (f"{programs}, {label}" for programs in tune.SETS for label in tune.LABELS)},
-    "measured": lambda: measured.table(recorded("measured")),
-    "measured in front": front_measured,
-    "bridge": lambda: bridge.table(recorded("bridge")),
-    "bridge tau-b": lambda: bridge.tau_table(recorded("bridge")),
-    "bridge of single operations": lambda: bridge.alone_table(recorded("bridge_unet3d")),
-    **{f"{name} {split}": lambda name=name, split=split: own(name, split)
-       for name in ("own_quality", "own_quality_cpu") for split in own_quality.SPLITS},
-    "own_quality curve": curve,
-    "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
-    **{f"race {collection}": lambda collection=collection: race(collection)
-       for collection in systems.RACE},
-    "system steps": lambda: system_steps.table(recorded("system_steps")),
-    "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip()}
+  "front": front,
+  "tiles": tiles,
+  "layouts": layouts,
+  "output orders": lambda: output_orders.table(recorded("output_orders")),
+  "alexnet": lambda: alexnet.table(recorded("alexnet")),
+  "comparisons": lambda: run_all.table(recorded("results")),
+  "starts": starts,
+  "compiled": lambda: accelerators.table(recorded("accelerators")),
+  "segments by size": lambda: gst.table(recorded("results")["gst"]),
+  "default beside whole graphs": beside_default,
+  "segments by variant": lambda: gst_quality.table(recorded("gst_quality")),
+  "score tables": lambda: tables_quality.table(recorded("tables_quality")),
+  "parts of score tables": lambda: tables_quality.ablation_table(recorded("tables_ablations")),
+  "speed of score tables": score_table_speed,
+  **{
+    f"tune {name}": lambda name=name: tune.table(recorded("results")["tune"][name])
+    for name in (f"{programs}, {label}" for programs in tune.SETS for label in tune.LABELS)
+  },
+  "measured": lambda: measured.table(recorded("measured")),
+  "measured in front": front_measured,
+  "bridge": lambda: bridge.table(recorded("bridge")),
+  "bridge tau-b": lambda: bridge.tau_table(recorded("bridge")),
+  "bridge of single operations": lambda: bridge.alone_table(recorded("bridge_unet3d")),
+  **{
+    f"{name} {split}": lambda name=name, split=split: own(name, split)
+    for name in ("own_quality", "own_quality_cpu")
+    for split in own_quality.SPLITS
+  },
+  "own_quality curve": curve,
+  "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
+  **{
+    f"race {collection}": lambda collection=collection: race(collection)
+    for collection in systems.RACE
+  },
+  "system steps": lambda: system_steps.table(recorded("system_steps")),
+  "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),
+}
 
 
 def written(text: str) -> str:

@@ -33,8 +33,12 @@ def files_of(config: str) -> list[str]:
   def profile(frame, event, argument):
     del argument
     code = frame.f_code
-    if (event == "call" and code.co_filename.startswith(package)
-        and code.co_flags & inspect.CO_OPTIMIZED and "synthetic" not in code.co_filename):
+    if (
+      event == "call"
+      and code.co_filename.startswith(package)
+      and code.co_flags & inspect.CO_OPTIMIZED
+      and "synthetic" not in code.co_filename
+    ):
       seen.setdefault(code.co_filename.removeprefix(package))
 
   with tempfile.TemporaryDirectory() as workdir:
@@ -62,9 +66,13 @@ def main() -> None:
     args.out.write_text("\n".join(files_of(args.config)))
     return
   with tempfile.NamedTemporaryFile() as found:  # apart from the output of the run
-    subprocess.run([sys.executable, __file__, "--config", args.config, "--out", found.name],
-                   check=True, cwd=ROOT, stdout=subprocess.DEVNULL,
-                   env=os.environ | {"PYTHONPATH": str(ROOT)})
+    subprocess.run(
+      [sys.executable, __file__, "--config", args.config, "--out", found.name],
+      check=True,
+      cwd=ROOT,
+      stdout=subprocess.DEVNULL,
+      env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     files = Path(found.name).read_text().splitlines()
   text = "".join(f"{number:3d} {name}\n" for number, name in enumerate(files, 1))
   if args.write:

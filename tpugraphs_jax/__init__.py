@@ -29,10 +29,26 @@ from etils import epy
 from tpugraphs_jax.infra import machine
 
 __version__ = "0.1.0"
-__all__ = ["Ensemble", "OpGraph", "apply", "collect", "explain", "hlo", "load", "load_config",
-           "metrics",
-           "propose", "rank", "read_layout", "read_tile", "report", "train_model", "training",
-           "tune", "view"]
+__all__ = [
+  "Ensemble",
+  "OpGraph",
+  "apply",
+  "collect",
+  "explain",
+  "hlo",
+  "load",
+  "load_config",
+  "metrics",
+  "propose",
+  "rank",
+  "read_layout",
+  "read_tile",
+  "report",
+  "train_model",
+  "training",
+  "tune",
+  "view",
+]
 
 with epy.lazy_api_imports(globals()):  # loaded when first used: importing the package stays quick
   from tpugraphs_jax import collect, hlo, metrics, report, view

@@ -5,18 +5,18 @@ import sys
 from tpugraphs_jax.infra import console
 
 COMMANDS = {
-    "tpugraphs-tile": "train, evaluate and rank tile sizes (also run_tile.py)",
-    "tpugraphs-layout": "train, evaluate and rank layouts (also run_layout.py)",
-    "python -m tpugraphs_jax.data.download": "fetch the released collections",
-    "python -m tpugraphs_jax.data.store": "build the store of the layouts",
-    "python -m tpugraphs_jax.synthetic": "write synthetic data in the released form",
-    "python -m tpugraphs_jax.collect": "label layout choices of your own programs",
-    "python -m tpugraphs_jax.hlo": "show HLO modules as graphs, convert tuning data",
-    "python -m tpugraphs_jax.view": "show a program, its layouts and their costs in a browser",
-    "python -m tpugraphs_jax.sweep": "many runs: every point of a grid with every seed",
-    "python -m tpugraphs_jax.report": "compare finished runs on a page",
-    "python -m tpugraphs_jax.run.official": "convert weights of the official code, both ways",
-    "python -m tpugraphs_jax.submission": "join rankings to a submission, check one",
+  "tpugraphs-tile": "train, evaluate and rank tile sizes (also run_tile.py)",
+  "tpugraphs-layout": "train, evaluate and rank layouts (also run_layout.py)",
+  "python -m tpugraphs_jax.data.download": "fetch the released collections",
+  "python -m tpugraphs_jax.data.store": "build the store of the layouts",
+  "python -m tpugraphs_jax.synthetic": "write synthetic data in the released form",
+  "python -m tpugraphs_jax.collect": "label layout choices of your own programs",
+  "python -m tpugraphs_jax.hlo": "show HLO modules as graphs, convert tuning data",
+  "python -m tpugraphs_jax.view": "show a program, its layouts and their costs in a browser",
+  "python -m tpugraphs_jax.sweep": "many runs: every point of a grid with every seed",
+  "python -m tpugraphs_jax.report": "compare finished runs on a page",
+  "python -m tpugraphs_jax.run.official": "convert weights of the official code, both ways",
+  "python -m tpugraphs_jax.submission": "join rankings to a submission, check one",
 }
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.options import option, Options
 
 RELEASED = (
-    "tile:xla",
-    "layout:xla:random",
-    "layout:xla:default",
-    "layout:nlp:random",
-    "layout:nlp:default")
+  "tile:xla",
+  "layout:xla:random",
+  "layout:xla:default",
+  "layout:nlp:random",
+  "layout:nlp:default",
+)
 KINDS = ("tile", "layout")
 OWN = "own"  # the source of collections that users make
 _OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -39,7 +40,8 @@ class CollectionOptions(Options):
   section = "data"
   source: str = option("xla", "programs: xla, nlp, or own ones", one_of=("xla", "nlp", OWN))
   search: str = option(
-      "", "how layouts were drawn: random or default; for own programs the collection's name")
+    "", "how layouts were drawn: random or default; for own programs the collection's name"
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +59,15 @@ class Collection:
 
   def __post_init__(self):
     parts = self.name.split(":")
-    is_own = (len(parts) == 3 and parts[0] in KINDS and parts[1] == OWN
-              and _OWN_NAME.fullmatch(parts[2]))
+    is_own = (
+      len(parts) == 3 and parts[0] in KINDS and parts[1] == OWN and _OWN_NAME.fullmatch(parts[2])
+    )
     if self.name not in RELEASED and not is_own:
       raise ValueError(
-          f"unknown collection {self.name!r}, expected one of {', '.join(RELEASED)}, or "
-          f"{KINDS[0]}:{OWN}:NAME or {KINDS[1]}:{OWN}:NAME for an own one, NAME of letters, "
-          "digits, '.', '_' and '-'")
+        f"unknown collection {self.name!r}, expected one of {', '.join(RELEASED)}, or "
+        f"{KINDS[0]}:{OWN}:NAME or {KINDS[1]}:{OWN}:NAME for an own one, NAME of letters, "
+        "digits, '.', '_' and '-'"
+      )
 
   @property
   def kind(self) -> str:
@@ -113,8 +117,10 @@ def is_synthetic(data_root: str, collection: Collection) -> bool:
     root = Path(data_root).expanduser()
     return any((folder / STAMP).is_file() for folder in (root.parent, root / collection.path))
   parent = data_root.rstrip("/").rpartition("/")[0]
-  return any(files.exists(files.join(folder, STAMP))
-             for folder in (parent, files.join(data_root, collection.path)))
+  return any(
+    files.exists(files.join(folder, STAMP))
+    for folder in (parent, files.join(data_root, collection.path))
+  )
 
 
 def label_kind(data_root: str, collection: Collection) -> str:

@@ -29,51 +29,83 @@ class ElementType(NamedTuple):
 
 
 # In the order of the one-hot columns. Types that are no arrays count 0 bytes.
-ELEMENT_TYPES = tuple(itertools.starmap(ElementType, (
-    (0, "invalid", 0), (1, "pred", 1), (2, "s8", 1), (3, "s16", 2), (4, "s32", 4), (5, "s64", 8),
-    (6, "u8", 1), (7, "u16", 2), (8, "u32", 4), (9, "u64", 8), (10, "f16", 2), (11, "f32", 4),
-    (12, "f64", 8), (16, "bf16", 2), (15, "c64", 8), (18, "c128", 16), (13, "tuple", 0),
-    (14, "opaque", 0), (17, "token", 0))))
+ELEMENT_TYPES = tuple(
+  itertools.starmap(
+    ElementType,
+    (
+      (0, "invalid", 0),
+      (1, "pred", 1),
+      (2, "s8", 1),
+      (3, "s16", 2),
+      (4, "s32", 4),
+      (5, "s64", 8),
+      (6, "u8", 1),
+      (7, "u16", 2),
+      (8, "u32", 4),
+      (9, "u64", 8),
+      (10, "f16", 2),
+      (11, "f32", 4),
+      (12, "f64", 8),
+      (16, "bf16", 2),
+      (15, "c64", 8),
+      (18, "c128", 16),
+      (13, "tuple", 0),
+      (14, "opaque", 0),
+      (17, "token", 0),
+    ),
+  )
+)
 
 _AGGREGATES = 2  # the sum and the product
 _NODE_WIDTHS = {
-    "is_root": 1,  # of the node's own computation
-    "unused": 1,  # always 0
-    "element_type": len(ELEMENT_TYPES),
-    "shape": MAX_RANK + _AGGREGATES,
-    "tuple_size": 1,
-    "parameter_number": 1,
-    "dimensions": MAX_RANK,
-    "window_size": MAX_RANK + _AGGREGATES,
-    "window_stride": MAX_RANK + _AGGREGATES,
-    "window_padding_low": MAX_RANK + _AGGREGATES,
-    "window_padding_high": MAX_RANK + _AGGREGATES,
-    "window_dilation": MAX_RANK + _AGGREGATES,
-    "base_dilation": MAX_RANK + _AGGREGATES,
-    "window_reversal": MAX_RANK + 2,  # flags, how many are true, how many are false
-    "input_batch_dimension": 1,
-    "input_feature_dimension": 1,
-    "input_spatial_dimensions": 4,
-    "kernel_input_feature_dimension": 1,
-    "kernel_output_feature_dimension": 1,
-    "kernel_spatial_dimensions": 4,
-    "output_batch_dimension": 1,
-    "output_feature_dimension": 1,
-    "feature_group_count": 1,
-    "batch_group_count": 1,
-    "slice_start": 2 + _AGGREGATES,
-    "slice_stride": 2 + _AGGREGATES,
-    "slice_limit": 2 + _AGGREGATES,
-    "dynamic_slice_sizes": 2 + _AGGREGATES,
-    "edge_padding_low": 2 + _AGGREGATES,
-    "edge_padding_high": 2 + _AGGREGATES,
-    "is_stable": 1,
-    "minor_to_major": MAX_RANK,
+  "is_root": 1,  # of the node's own computation
+  "unused": 1,  # always 0
+  "element_type": len(ELEMENT_TYPES),
+  "shape": MAX_RANK + _AGGREGATES,
+  "tuple_size": 1,
+  "parameter_number": 1,
+  "dimensions": MAX_RANK,
+  "window_size": MAX_RANK + _AGGREGATES,
+  "window_stride": MAX_RANK + _AGGREGATES,
+  "window_padding_low": MAX_RANK + _AGGREGATES,
+  "window_padding_high": MAX_RANK + _AGGREGATES,
+  "window_dilation": MAX_RANK + _AGGREGATES,
+  "base_dilation": MAX_RANK + _AGGREGATES,
+  "window_reversal": MAX_RANK + 2,  # flags, how many are true, how many are false
+  "input_batch_dimension": 1,
+  "input_feature_dimension": 1,
+  "input_spatial_dimensions": 4,
+  "kernel_input_feature_dimension": 1,
+  "kernel_output_feature_dimension": 1,
+  "kernel_spatial_dimensions": 4,
+  "output_batch_dimension": 1,
+  "output_feature_dimension": 1,
+  "feature_group_count": 1,
+  "batch_group_count": 1,
+  "slice_start": 2 + _AGGREGATES,
+  "slice_stride": 2 + _AGGREGATES,
+  "slice_limit": 2 + _AGGREGATES,
+  "dynamic_slice_sizes": 2 + _AGGREGATES,
+  "edge_padding_low": 2 + _AGGREGATES,
+  "edge_padding_high": 2 + _AGGREGATES,
+  "is_stable": 1,
+  "minor_to_major": MAX_RANK,
 }
 AGGREGATED = (
-    "shape", "window_size", "window_stride", "window_padding_low", "window_padding_high",
-    "window_dilation", "base_dilation", "slice_start", "slice_stride", "slice_limit",
-    "dynamic_slice_sizes", "edge_padding_low", "edge_padding_high")
+  "shape",
+  "window_size",
+  "window_stride",
+  "window_padding_low",
+  "window_padding_high",
+  "window_dilation",
+  "base_dilation",
+  "slice_start",
+  "slice_stride",
+  "slice_limit",
+  "dynamic_slice_sizes",
+  "edge_padding_low",
+  "edge_padding_high",
+)
 
 
 def _slices(widths: Mapping[str, int]) -> dict[str, slice]:
@@ -82,8 +114,9 @@ def _slices(widths: Mapping[str, int]) -> dict[str, slice]:
 
 
 NODE = _slices(_NODE_WIDTHS)
-TILE = _slices(dict.fromkeys(("kernel_bounds", "output_bounds", "input_bounds"),
-                             MAX_RANK + _AGGREGATES))
+TILE = _slices(
+  dict.fromkeys(("kernel_bounds", "output_bounds", "input_bounds"), MAX_RANK + _AGGREGATES)
+)
 NODE_FEATURES = NODE["minor_to_major"].stop
 TILE_CONFIG_FEATURES = TILE["input_bounds"].stop
 # A layout configuration of a node: minor-to-major orders of output, input and kernel.
@@ -112,7 +145,8 @@ class Ragged:
   def __init__(self, rows: Lists):
     self.counts = np.fromiter(map(len, rows), np.int64, len(rows))
     self._values = np.fromiter(
-        itertools.chain.from_iterable(rows), np.int64, int(self.counts.sum()))
+      itertools.chain.from_iterable(rows), np.int64, int(self.counts.sum())
+    )
     self._starts = np.cumsum(self.counts) - self.counts
 
   def leading(self, width: int) -> np.ndarray:
@@ -125,8 +159,9 @@ class Ragged:
 
   def aggregate(self, width: int, *, empty_product: int = 1) -> np.ndarray:
     """Leading values, then sum and product of all, `[rows, width + 2]` int64."""
-    return np.column_stack([
-        self.leading(width), self.reduce(np.add), self.reduce(np.multiply, empty=empty_product)])
+    return np.column_stack(
+      [self.leading(width), self.reduce(np.add), self.reduce(np.multiply, empty=empty_product)]
+    )
 
   def reduce(self, ufunc: np.ufunc, *, empty: int = 0) -> np.ndarray:
     """Every row reduced by `ufunc`, `[rows]` int64."""
@@ -161,11 +196,14 @@ def node_features(lists: Mapping[str, Sequence[Collection[int]]], nodes: int) ->
 
 
 def tile_features(
-    kernel: Lists, output: Lists, input_: Lists,
+  kernel: Lists,
+  output: Lists,
+  input_: Lists,
 ) -> np.ndarray:
   """The features `[C, 24]` float32 of C tiles, from the bounds of their three windows."""
-  blocks = [Ragged(bounds).aggregate(MAX_RANK, empty_product=0)
-            for bounds in (kernel, output, input_)]
+  blocks = [
+    Ragged(bounds).aggregate(MAX_RANK, empty_product=0) for bounds in (kernel, output, input_)
+  ]
   return np.concatenate(blocks, axis=1).astype(np.float32)
 
 
@@ -185,9 +223,12 @@ def layout_row(orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 def row_text(row: Sequence[int]) -> str:
   """The layouts that a row gives, minor dimension first: `output {1,0} input {0,1}`."""
-  orders = [row[start:start + MAX_RANK] for start in range(0, LAYOUT_CONFIG_FEATURES, MAX_RANK)]
-  given = [f"{role} {{{','.join(str(dim) for dim in order if dim >= 0)}}}"
-           for role, order in zip(("output", "input", "kernel"), orders) if order[0] >= 0]
+  orders = [row[start : start + MAX_RANK] for start in range(0, LAYOUT_CONFIG_FEATURES, MAX_RANK)]
+  given = [
+    f"{role} {{{','.join(str(dim) for dim in order if dim >= 0)}}}"
+    for role, order in zip(("output", "input", "kernel"), orders)
+    if order[0] >= 0
+  ]
   return " ".join(given) or "open"
 
 

@@ -84,8 +84,9 @@ class TileConfigs(_Configs):
 
   def subset(self, config_ids: np.ndarray) -> TileConfigs:
     """The configurations `config_ids [n]` only, in that order."""
-    return TileConfigs(self.config_feat[config_ids], self.runtime_ns[config_ids],
-                       self.normalizer_ns[config_ids])
+    return TileConfigs(
+      self.config_feat[config_ids], self.runtime_ns[config_ids], self.normalizer_ns[config_ids]
+    )
 
   @property
   def choices(self) -> np.ndarray:
@@ -110,8 +111,7 @@ class LayoutConfigs(_Configs):
   runtime_ns: np.ndarray
 
   def _about(self) -> str:
-    return (f"layouts of {len(self.node_group):,} nodes in {self.group_row.shape[1]:,} "
-            "groups")
+    return f"layouts of {len(self.node_group):,} nodes in {self.group_row.shape[1]:,} groups"
 
   @property
   def label(self) -> np.ndarray:
@@ -131,8 +131,8 @@ class LayoutConfigs(_Configs):
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:
     """The configurations `config_ids [n]` only, in that order."""
     return dataclasses.replace(
-        self, group_row=np.asarray(self.group_row[config_ids]),
-        runtime_ns=self.runtime_ns[config_ids])
+      self, group_row=np.asarray(self.group_row[config_ids]), runtime_ns=self.runtime_ns[config_ids]
+    )
 
   def row_id(self, config_ids: np.ndarray) -> np.ndarray:
     """Row numbers `[len(config_ids), K]` of the given configurations."""
@@ -161,8 +161,10 @@ class OpGraph(Generic[Configs]):
 
   def __repr__(self) -> str:
     configs = "no" if self.configs is None else f"{len(self.configs):,}"
-    return (f"<{type(self).__name__} {self.name}: {self.num_nodes:,} nodes, {self.num_edges:,} "
-            f"edges, {len(self.config_node):,} configurable, {configs} configurations>")
+    return (
+      f"<{type(self).__name__} {self.name}: {self.num_nodes:,} nodes, {self.num_edges:,} "
+      f"edges, {len(self.config_node):,} configurable, {configs} configurations>"
+    )
 
   def __str__(self) -> str:
     return str(self.table())
@@ -174,9 +176,14 @@ class OpGraph(Generic[Configs]):
     """The opcodes of the nodes, the most frequent ones first."""
     counts = collections.Counter(self.node_opcode.tolist())
     configurable = collections.Counter(self.node_opcode[self.config_node].tolist())
-    return Table(["opcode", "nodes", "configurable"], [
+    return Table(
+      ["opcode", "nodes", "configurable"],
+      [
         [opcode_names().get(opcode, str(opcode)), f"{count:,}", f"{configurable[opcode] or ''}"]
-        for opcode, count in counts.most_common()], repr(self)[1:-1])
+        for opcode, count in counts.most_common()
+      ],
+      repr(self)[1:-1],
+    )
 
   def node_name(self, node: int) -> str:
     """The opcode and number of a node; graphs of HLO modules have the instruction's name here."""
@@ -185,6 +192,7 @@ class OpGraph(Generic[Configs]):
   def view(self, config: int | None = None, **options: Any) -> None:
     """Shows the program in Model Explorer (extra `view`), or as a table; see `view.show`."""
     import tpugraphs_jax
+
     tpugraphs_jax.view.show(self, config, **options)
 
   @property

@@ -60,8 +60,12 @@ def _clip_scores(scores: jax.Array, where: jax.Array, largest: float) -> jax.Arr
 
 
 def listmle(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
-    temperature: float = 1.0, key: jax.Array | None = None,
+  scores: jax.Array,
+  labels: jax.Array,
+  *,
+  where: jax.Array | None = None,
+  temperature: float = 1.0,
+  key: jax.Array | None = None,
 ) -> LossSum:
   """ListMLE: negative log likelihood of the order from slowest to fastest.
 
@@ -108,8 +112,12 @@ def _not_before(labels: jax.Array, draws: jax.Array) -> jax.Array:
 
 
 def pairwise_hinge(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
-    reduction: str = "items",
+  scores: jax.Array,
+  labels: jax.Array,
+  *,
+  where: jax.Array | None = None,
+  margin: float = 1.0,
+  reduction: str = "items",
 ) -> LossSum:
   """Hinge over ordered pairs: sum of relu(margin - (s_i - s_j)) where y_i > y_j.
 
@@ -125,7 +133,11 @@ def pairwise_hinge(
 
 
 def diff_mat(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 0.005,
+  scores: jax.Array,
+  labels: jax.Array,
+  *,
+  where: jax.Array | None = None,
+  margin: float = 0.005,
 ) -> LossSum:
   """Mean over pairs of relu(1 - sign(y_i - y_j) (s_i - s_j) / margin), for scores in units of y.
 
@@ -147,8 +159,11 @@ def diff_mat(
 
 
 def pairwise_logistic(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
-    reduction: str = "items",
+  scores: jax.Array,
+  labels: jax.Array,
+  *,
+  where: jax.Array | None = None,
+  reduction: str = "items",
 ) -> LossSum:
   """Logistic over ordered pairs: sum of log(1 + exp(s_j - s_i)) where y_i > y_j.
 
@@ -163,7 +178,10 @@ def pairwise_logistic(
 
 
 def ordered_logistic(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
+  scores: jax.Array,
+  labels: jax.Array,
+  *,
+  where: jax.Array | None = None,
 ) -> LossSum:
   """`pairwise_logistic` with the reduction `pairs`, in which the first of equal labels is slower.
 
@@ -178,8 +196,11 @@ def ordered_logistic(
 
 
 def cost_logistic(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
-    reduction: str = "mean_valid",
+  scores: jax.Array,
+  labels: jax.Array,
+  *,
+  where: jax.Array | None = None,
+  reduction: str = "mean_valid",
 ) -> LossSum:
   """`pairwise_logistic` of 2 log(1 + s / 0.01), for scores s that are relative costs.
 
@@ -193,7 +214,11 @@ def cost_logistic(
 
 
 def inverse_log_hinge(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
+  scores: jax.Array,
+  labels: jax.Array,
+  *,
+  where: jax.Array | None = None,
+  margin: float = 1.0,
 ) -> LossSum:
   """Mean over lists of -1 / log(2 + h), h the sum of hinges over the pairs of a list.
 
@@ -211,8 +236,13 @@ def inverse_log_hinge(
 
 
 def cross_hinge(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
-    reduction: str = "mean_all", axis: str | None = None,
+  scores: jax.Array,
+  labels: jax.Array,
+  *,
+  where: jax.Array | None = None,
+  margin: float = 1.0,
+  reduction: str = "mean_all",
+  axis: str | None = None,
 ) -> LossSum:
   """`pairwise_hinge` over the configurations of all graphs of a step as one list.
 
@@ -228,11 +258,16 @@ def cross_hinge(
   shares = 1
   if axis is not None:
     scores, labels, where = (
-        jax.lax.all_gather(array, axis, tiled=True) for array in (scores, labels, where))
+      jax.lax.all_gather(array, axis, tiled=True) for array in (scores, labels, where)
+    )
     shares = jax.lax.psum(1, axis)
   total, lists = pairwise_hinge(
-      scores.reshape(1, -1), labels.reshape(1, -1), where=where.reshape(1, -1), margin=margin,
-      reduction=reduction)
+    scores.reshape(1, -1),
+    labels.reshape(1, -1),
+    where=where.reshape(1, -1),
+    margin=margin,
+    reduction=reduction,
+  )
   # Every device has the whole list, and the sum over devices must count it once.
   return total / shares, lists / shares
 
@@ -303,7 +338,7 @@ def mape(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None
 
 
 def _checked(
-    scores: jax.Array, labels: jax.Array, where: jax.Array | None
+  scores: jax.Array, labels: jax.Array, where: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Float32 scores and labels, zero where masked, and the mask itself, `[graphs, configs]`.
 
@@ -313,8 +348,10 @@ def _checked(
   if where is None:
     where = jnp.ones(scores.shape, bool)
   if scores.ndim != 2 or not scores.shape == labels.shape == where.shape:
-    raise ValueError(f"scores {scores.shape}, labels {labels.shape} and where {where.shape} "
-                     "must have one shape [graphs, configs]")
+    raise ValueError(
+      f"scores {scores.shape}, labels {labels.shape} and where {where.shape} "
+      "must have one shape [graphs, configs]"
+    )
   for name, array in (("scores", scores), ("labels", labels)):
     # An int64 runtime would overflow silently on a 32-bit device.
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -342,20 +379,20 @@ REDUCTIONS = (OWN_REDUCTION, *PAIR_REDUCTIONS)
 # `CrossHingeLoss` compares configurations of all graphs.
 LOSSES = Registry("loss.losses")
 for _name, _loss in {
-    "ListMLELoss": listmle,
-    "PairwiseHingeLoss": pairwise_hinge,
-    "PairwiseLogisticLoss": pairwise_logistic,
-    "MSE": mse,
-    "RankHingeLoss": functools.partial(pairwise_hinge, reduction="pairs"),
-    "RankLogisticLoss": functools.partial(pairwise_logistic, reduction="pairs"),
-    "SumHingeLoss": functools.partial(pairwise_hinge, margin=0.1, reduction="sum"),
-    "OrderedLogisticLoss": ordered_logistic,
-    "DiffMatLoss": diff_mat,
-    "CrossHingeLoss": cross_hinge,
-    "CostLogisticLoss": cost_logistic,
-    "InverseLogHingeLoss": inverse_log_hinge,
-    "LogMSE": log_mse,
-    "MAPE": mape,
+  "ListMLELoss": listmle,
+  "PairwiseHingeLoss": pairwise_hinge,
+  "PairwiseLogisticLoss": pairwise_logistic,
+  "MSE": mse,
+  "RankHingeLoss": functools.partial(pairwise_hinge, reduction="pairs"),
+  "RankLogisticLoss": functools.partial(pairwise_logistic, reduction="pairs"),
+  "SumHingeLoss": functools.partial(pairwise_hinge, margin=0.1, reduction="sum"),
+  "OrderedLogisticLoss": ordered_logistic,
+  "DiffMatLoss": diff_mat,
+  "CrossHingeLoss": cross_hinge,
+  "CostLogisticLoss": cost_logistic,
+  "InverseLogHingeLoss": inverse_log_hinge,
+  "LogMSE": log_mse,
+  "MAPE": mape,
 }.items():
   LOSSES.register(_name)(_loss)
 NEED_POSITIVE_LABELS = ("LogMSE", "MAPE")  # for a logarithm or a division
@@ -389,11 +426,13 @@ def parse_losses(text: str, *, normalize: bool = True) -> tuple[tuple[str, float
   for part in text.split(","):
     name, colon, number = (piece.strip() for piece in part.partition(":"))
     if not colon:
-      raise ValueError(f"loss.losses is {text!r}, expected NAME:WEIGHT, as in "
-                       f"{part.strip() or 'ListMLELoss'}:1")
+      raise ValueError(
+        f"loss.losses is {text!r}, expected NAME:WEIGHT, as in {part.strip() or 'ListMLELoss'}:1"
+      )
     if name not in LOSSES:
-      raise ValueError(f"loss.losses: unknown loss {name!r} in {text!r}, expected one of "
-                       f"{', '.join(LOSSES)}")
+      raise ValueError(
+        f"loss.losses: unknown loss {name!r} in {text!r}, expected one of {', '.join(LOSSES)}"
+      )
     if name in weights:
       raise ValueError(f"loss.losses: {name} stands twice in {text!r}, add the weights up")
     weights[name] = _weight(number, text)
@@ -419,18 +458,25 @@ class LossOptions(Options):
   losses: str = option("ListMLELoss:1", "NAME:WEIGHT,... of the losses to add")
   normalize_weights: bool = option(True, "divide weights by their sum (official)")
   temperature: float = option(
-      1.0, "divisor of scores in ListMLELoss; other losses take the scores as they are", above=0)
+    1.0, "divisor of scores in ListMLELoss; other losses take the scores as they are", above=0
+  )
   kernel_l2: float = option(
-      0.0, "factor of the sum of squared Dense kernels (official: 1e-4)", least=0)
+    0.0, "factor of the sum of squared Dense kernels (official: 1e-4)", least=0
+  )
   activity_l2: float = option(
-      0.0, "factor of the mean squared length of opcode embeddings over nodes (official: 1e-4)",
-      least=0)
+    0.0,
+    "factor of the mean squared length of opcode embeddings over nodes (official: 1e-4)",
+    least=0,
+  )
   pair_reduction: str = option(
-      OWN_REDUCTION, "mean over pairs and lists of pairwise losses; own = the default of each loss",
-      one_of=REDUCTIONS)
+    OWN_REDUCTION,
+    "mean over pairs and lists of pairwise losses; own = the default of each loss",
+    one_of=REDUCTIONS,
+  )
   margin: float = option(0.0, "margin of hinges; 0 = the default of each loss", least=0)
   score_norm_clip: float = option(
-      0.0, "scores of a list are scaled down to this L2 norm; 0 = no limit", least=0)
+    0.0, "scores of a list are scaled down to this L2 norm; 0 = no limit", least=0
+  )
 
   def check(self) -> None:
     """Refuses (ValueError) unknown or repeated losses, and impossible weights."""
@@ -456,9 +502,14 @@ class LossOptions(Options):
 
 
 def loss_sums(
-    losses: WeightedLosses, scores: jax.Array, labels: jax.Array, *,
-    where: jax.Array | None = None, key: jax.Array | None = None,
-    options: LossOptions = LossOptions(), axis: str | None = None,
+  losses: WeightedLosses,
+  scores: jax.Array,
+  labels: jax.Array,
+  *,
+  where: jax.Array | None = None,
+  key: jax.Array | None = None,
+  options: LossOptions = LossOptions(),
+  axis: str | None = None,
 ) -> LossSum:
   """Totals and counts, both `[len(losses)]` float32, of each loss in `losses`.
 
@@ -479,9 +530,11 @@ def loss_sums(
     loss = LOSSES[name]
     result = loss(scores, labels, where=where, **options.arguments(loss, key=key, axis=axis))
     if not (isinstance(result, tuple) and len(result) == 2):
-      raise ValueError(f"loss.losses: {name} returns a {type(result).__name__}, expected a pair "
-                       "(total, count) of scalars: the sum over items and their number; see "
-                       "docs/add_parts.md")
+      raise ValueError(
+        f"loss.losses: {name} returns a {type(result).__name__}, expected a pair "
+        "(total, count) of scalars: the sum over items and their number; see "
+        "docs/add_parts.md"
+      )
     pairs.append(result)
   totals, counts = zip(*pairs)
   return jnp.stack(totals), jnp.stack(counts)

@@ -176,8 +176,9 @@ def _checked(**named: np.ndarray) -> list[np.ndarray]:
   (first_name, first), (name, runtime) = arrays.items()
   if first.ndim != 1 or first.shape != runtime.shape or not first.size:
     raise ValueError(
-        f"{first_name} {first.shape} and {name} {runtime.shape} must have one shape "
-        "[configs] with at least one configuration")
+      f"{first_name} {first.shape} and {name} {runtime.shape} must have one shape "
+      "[configs] with at least one configuration"
+    )
   for array_name, array in arrays.items():
     bad = np.flatnonzero(np.isnan(array))
     if bad.size:

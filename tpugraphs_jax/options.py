@@ -77,8 +77,12 @@ class Limits:
   @property
   def expected(self) -> str:
     """The bounds of a number in words."""
-    bounds = [(self.least, "at least"), (self.above, "above"), (self.most, "at most"),
-              (self.below, "below")]
+    bounds = [
+      (self.least, "at least"),
+      (self.above, "above"),
+      (self.most, "at most"),
+      (self.below, "below"),
+    ]
     return " and ".join(f"{words} {bound:g}" for bound, words in bounds if math.isfinite(bound))
 
   def holds(self, value: float) -> bool:
@@ -99,8 +103,11 @@ def option(default: Any, help: str, **limits: Any) -> Any:
 
 def limits_of(cls: type) -> dict[str, tuple[Any, Limits]]:
   """Default and limits of the options of a dataclass, by name."""
-  return {field.name: (field.default, field.metadata[_LIMITS])
-          for field in dataclasses.fields(cls) if _LIMITS in field.metadata}
+  return {
+    field.name: (field.default, field.metadata[_LIMITS])
+    for field in dataclasses.fields(cls)
+    if _LIMITS in field.metadata
+  }
 
 
 def check_value(name: str, value: Any, default: Any, limits: Limits) -> None:
@@ -120,12 +127,18 @@ def check_value(name: str, value: Any, default: Any, limits: Limits) -> None:
   if isinstance(value, (int, float)) and not (math.isfinite(value) and limits.holds(value)):
     raise ValueError(f"{name} is {value}, expected {limits.expected or 'a finite number'}")
   if limits.entries and (unknown := [one for one in value if one not in limits.entries]):
-    raise ValueError(f"{name} has {unknown[0]!r}, expected some of "
-                     f"{', '.join(map(str, limits.entries))}")
+    raise ValueError(
+      f"{name} has {unknown[0]!r}, expected some of {', '.join(map(str, limits.entries))}"
+    )
 
 
-_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text",
-          tuple: "a tuple"}
+_KINDS = {
+  bool: "True or False",
+  int: "a whole number",
+  float: "a number",
+  str: "a text",
+  tuple: "a tuple",
+}
 
 
 def _is_like(value: object, default: object) -> bool:
@@ -141,7 +154,7 @@ def _is_like(value: object, default: object) -> bool:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-  """"did you mean ...? " with the nearest of `names`; empty if none is near."""
+  """Returns `did you mean NAME? ` with the nearest of `names`; empty if none is near."""
   names = list(names)
   last = name.rpartition(".")[2]
   same = [one for one in names if one.rpartition(".")[2] == last]  # in another section
@@ -203,11 +216,14 @@ class Registry(dict[str, Any]):
     Raises:
       ValueError: the name is taken by something else.
     """
+
     def add(entry: Entry) -> Entry:
       known = self.get(name)
       if known is not None and _origin(known) != _origin(entry):
-        raise ValueError(f"{self._field} {name!r} is registered already, by {_origin(known)}: "
-                         "register yours under another name")
+        raise ValueError(
+          f"{self._field} {name!r} is registered already, by {_origin(known)}: "
+          "register yours under another name"
+        )
       self[name] = entry
       return entry
 
@@ -216,8 +232,9 @@ class Registry(dict[str, Any]):
   def __missing__(self, name: str) -> Any:
     """Refuses (ValueError) a name that no entry has; the message lists all names."""
     raise ValueError(
-        f"{self._field} is {name!r}, expected one of {', '.join(self)}, or a name that "
-        "a module in `extensions` registers")
+      f"{self._field} is {name!r}, expected one of {', '.join(self)}, or a name that "
+      "a module in `extensions` registers"
+    )
 
 
 def _origin(entry: object) -> tuple[str, str]:
@@ -253,5 +270,6 @@ def _import_extension(name: str) -> None:
   except Exception as error:  # Whatever the user's module does when it is imported.
     reason = f"{type(error).__name__}: {error}"
     raise ValueError(
-        f"extensions names the module {name!r}, which cannot be imported ({reason}): start in the "
-        "folder that holds it, or add that folder to PYTHONPATH") from None
+      f"extensions names the module {name!r}, which cannot be imported ({reason}): start in the "
+      "folder that holds it, or add that folder to PYTHONPATH"
+    ) from None

@@ -47,12 +47,14 @@ def split_id(row_id: str) -> tuple[str, str]:
   collection, _, name = row_id.rpartition(":")
   if collection not in collections.RELEASED or not name:
     raise ValueError(
-        f"ID {row_id[:80]!r} is not tile:xla:<name> or layout:<source>:<search>:<name>")
+      f"ID {row_id[:80]!r} is not tile:xla:<name> or layout:<source>:<search>:<name>"
+    )
   return collection, trust.name(name)
 
 
 def write_results(
-    path: str | os.PathLike[str], collection: str, rankings: Mapping[str, np.ndarray]) -> None:
+  path: str | os.PathLike[str], collection: str, rankings: Mapping[str, np.ndarray]
+) -> None:
   """Writes one collection's rankings; a temporary file is renamed to `path` at the end.
 
   Args:
@@ -68,8 +70,9 @@ def write_results(
     row_id = graph_id(collection, name)
     ranking = np.asarray(ranking)
     if ranking.ndim != 1 or not np.issubdtype(ranking.dtype, np.integer):
-      raise ValueError(f"ranking of {row_id} is {ranking.dtype} {ranking.shape}, expected "
-                       "integers [configs]")
+      raise ValueError(
+        f"ranking of {row_id} is {ranking.dtype} {ranking.shape}, expected integers [configs]"
+      )
     if problem := _ranking_problem(collection, ranking):
       raise ValueError(f"ranking of {row_id} {problem}")
     rows[row_id] = ranking
@@ -102,8 +105,9 @@ def combine(out: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]]
     for row_id, (line, ranking) in _read_rows(path).items():
       here = f"{path}:{line}"
       if row_id in origin:
-        raise ValueError(f"{here}: {row_id} is already in {origin[row_id]}; give each "
-                         "collection's file once")
+        raise ValueError(
+          f"{here}: {row_id} is already in {origin[row_id]}; give each collection's file once"
+        )
       if problem := _ranking_problem(split_id(row_id)[0], ranking):
         raise ValueError(f"{here}: {row_id} {problem}")
       rankings[row_id], origin[row_id] = ranking, here
@@ -124,7 +128,7 @@ def check(path: str | os.PathLike[str], data_root: str | os.PathLike[str]) -> li
 
 
 def score(
-    path: str | os.PathLike[str], data_root: str | os.PathLike[str], *, split: str = "valid"
+  path: str | os.PathLike[str], data_root: str | os.PathLike[str], *, split: str = "valid"
 ) -> dict[str, tuple[float, int]]:
   """The competition's metric of a submission: score and number of graphs of each collection.
 
@@ -147,8 +151,11 @@ def score(
   if not rows:
     raise ValueError(f"{path} has no row, expected rankings of the {split} graphs")
   names = {split_id(row_id)[0] for row_id in rows}
-  files = {row_id: file for row_id, file in _files_of(data_root, split).items()
-           if split_id(row_id)[0] in names}
+  files = {
+    row_id: file
+    for row_id, file in _files_of(data_root, split).items()
+    if split_id(row_id)[0] in names
+  }
   if problems := _problems(path, rows, files, data_root, split):
     raise ValueError(problems[0])
   values_of: dict[str, list[float]] = {name: [] for name in collections.RELEASED if name in names}
@@ -165,8 +172,9 @@ def _score_of(collection: str, ranking: np.ndarray, file: Path) -> float:
     is_layout = collection.startswith("layout")
     normalizer = 1 if is_layout else archive.read("config_runtime_normalizers")
   if not runtime.any():
-    raise ValueError(f"{file} has no labels: only a split with runtimes can be scored, such as "
-                     "valid")
+    raise ValueError(
+      f"{file} has no labels: only a split with runtimes can be scored, such as valid"
+    )
   place = np.full(len(runtime), len(runtime), np.int64)
   place[ranking] = np.arange(len(ranking))
   if is_layout:
@@ -175,8 +183,11 @@ def _score_of(collection: str, ranking: np.ndarray, file: Path) -> float:
 
 
 def _problems(
-    path: str | os.PathLike[str], rows: Mapping[str, tuple[int, np.ndarray]],
-    files: Mapping[str, Path], data_root: str | os.PathLike[str], split: str,
+  path: str | os.PathLike[str],
+  rows: Mapping[str, tuple[int, np.ndarray]],
+  files: Mapping[str, Path],
+  data_root: str | os.PathLike[str],
+  split: str,
 ) -> list[str]:
   problems = []
   for row_id, (line, ranking) in rows.items():
@@ -186,8 +197,11 @@ def _problems(
     configs = _config_count(files[row_id])
     if problem := _ranking_problem(split_id(row_id)[0], ranking, configs):
       problems.append(f"{path}:{line}: {row_id} {problem}")
-  problems += [f"{path}: {row_id} has no row, expected every {split} graph of {data_root}"
-               for row_id in files if row_id not in rows]
+  problems += [
+    f"{path}: {row_id} has no row, expected every {split} graph of {data_root}"
+    for row_id in files
+    if row_id not in rows
+  ]
   return problems
 
 
@@ -195,8 +209,9 @@ def _problems(
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; 1 where a file was checked and is wrong, 2 where it was refused."""
   parser = argparse.ArgumentParser(
-      prog="python -m tpugraphs_jax.submission",
-      description="Combine, check and score ranking CSV files.")
+    prog="python -m tpugraphs_jax.submission",
+    description="Combine, check and score ranking CSV files.",
+  )
   commands = parser.add_subparsers(dest="command", required=True)
   command = commands.add_parser("combine", help="join the collections' results.csv")
   command.add_argument("--out", required=True, help="the CSV file to write")
@@ -226,8 +241,11 @@ def _print_scores(scores: Mapping[str, tuple[float, int]]) -> None:
   print(f"{'mean':<20} {mean:.4f}  of {len(scores)} collections")
   missing = [name for name in collections.RELEASED if name not in scores]
   if missing:
-    print(f"warning: published scores are means of five collections; {', '.join(missing)} "
-          f"{'is' if len(missing) == 1 else 'are'} not in this one", file=sys.stderr)
+    print(
+      f"warning: published scores are means of five collections; {', '.join(missing)} "
+      f"{'is' if len(missing) == 1 else 'are'} not in this one",
+      file=sys.stderr,
+    )
 
 
 def _run_check(path: str, data_root: str) -> int:
@@ -254,7 +272,8 @@ def _print_rows(path: str, what: str, rows: Mapping[str, int]) -> None:
 
 
 def _ranking_problem(
-    collection: str, ranking: np.ndarray, configs: int | None = None) -> str | None:
+  collection: str, ranking: np.ndarray, configs: int | None = None
+) -> str | None:
   """The first problem of a ranking in words, or None.
 
   Without the number of configurations only the ranking itself is checked: a layout
@@ -285,8 +304,10 @@ def _files_of(data_root: str | os.PathLike[str], split: str) -> dict[str, Path]:
     for path in npz.files_there(data_root, collection, split):
       files[graph_id(collection, path.stem)] = path
   if not files:
-    raise FileNotFoundError(f"no {split} graph under {data_root}; set --data_root to the folder "
-                            "that holds tile/ and layout/")
+    raise FileNotFoundError(
+      f"no {split} graph under {data_root}; set --data_root to the folder "
+      "that holds tile/ and layout/"
+    )
   return files
 
 

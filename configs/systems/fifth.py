@@ -16,7 +16,8 @@ from tpugraphs_jax.collections import RELEASED
 from tpugraphs_jax.configs import base
 
 SMALL = dict(  # variant `ci`
-    op_embed_dim=8, width=16, num_layers=1, token_width=16, token_layers=1)
+  op_embed_dim=8, width=16, num_layers=1, token_width=16, token_layers=1
+)
 
 
 def fifth(config: ConfigDict) -> None:
@@ -65,8 +66,9 @@ def tile_fifth(config: ConfigDict) -> None:
 
 
 def _common(config: ConfigDict) -> None:
-  config.data.update(features=("fifth_columns", "fifth_tokens"), feature_transform="none",
-                     config_transform="none")
+  config.data.update(
+    features=("fifth_columns", "fifth_tokens"), feature_transform="none", config_transform="none"
+  )
   config.batch.update(graph_sampling="sqrt", target="absolute")
   config.loss.update(losses="PairwiseHingeLoss:1,CrossHingeLoss:1", pair_reduction="mean_all")
   config.optimizer.update(weight_decay=1e-2, schedule="cosine", clip_norm=1.0)

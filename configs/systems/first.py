@@ -24,10 +24,16 @@ def first(config: ConfigDict) -> None:
   """
   across = config.data.search == "default"
   config.data.update(
-      features=("first", "first_layout"), feature_transform="first_layout=none,*=first",
-      config_transform="none", duplicate_policy="first", fit_reduced=True,
-      graph_reduction="config_neighborhood", reduction_hops=1, reduction_direction="both",
-      reduction_induced="edge")
+    features=("first", "first_layout"),
+    feature_transform="first_layout=none,*=first",
+    config_transform="none",
+    duplicate_policy="first",
+    fit_reduced=True,
+    graph_reduction="config_neighborhood",
+    reduction_hops=1,
+    reduction_direction="both",
+    reduction_induced="edge",
+  )
   slate = (256 if config.data.source == "nlp" else 128) if across else 512
   config.batch.update(graphs=1, configs=64 if across else 128)
   config.eval.update(configs=slate, permutations=10)
@@ -42,8 +48,10 @@ def tile_first(config: ConfigDict) -> None:
   batches have few shapes.
   """
   config.data.update(
-      features=("first_tile", "first_tile_layout"), config_transform="first",
-      feature_transform="first_tile_layout=none,*=first")
+    features=("first_tile", "first_tile_layout"),
+    config_transform="first",
+    feature_transform="first_tile_layout=none,*=first",
+  )
   config.batch.update(graphs=1, configs=64, target="official")
   config.model = base.model("tile", "First")
   _training(config)
@@ -52,8 +60,7 @@ def tile_first(config: ConfigDict) -> None:
 def _training(config: ConfigDict) -> None:
   """Hinges of all pairs with margin 1, divided by C^2; AdamW with warm-up and cosine decay."""
   config.loss.update(losses="PairwiseHingeLoss:1", pair_reduction="mean_all")
-  config.optimizer.update(
-      weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)
+  config.optimizer.update(weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)
 
 
 LAYOUTS = {"first": first}

@@ -21,9 +21,16 @@ def fourth(config: ConfigDict) -> None:
   and clipping, four slates of 32 configurations, standardised features, layouts padded with -1, and
   the fastest runtime of equal configurations.
   """
-  config.data.update(feature_transform="standardize", config_transform="none", pad_value=-1,
-                     duplicate_policy="min", graph_reduction="config_neighborhood",
-                     reduction_hops=1, reduction_direction="operands", reduction_induced="edge")
+  config.data.update(
+    feature_transform="standardize",
+    config_transform="none",
+    pad_value=-1,
+    duplicate_policy="min",
+    graph_reduction="config_neighborhood",
+    reduction_hops=1,
+    reduction_direction="operands",
+    reduction_induced="edge",
+  )
   config.batch.update(graphs=4, configs=32, target="rank")
   config.model = base.model("layout", "Fourth")
   config.loss.losses = "ListMLELoss:1"

@@ -27,16 +27,23 @@ def gst(config: ConfigDict) -> None:
   reads and writes the history of the last program's configurations.
   """
   config.data.update(
-      feature_transform="gst", config_transform="none", fit_splits=("train", "valid", "test"))
+    feature_transform="gst", config_transform="none", fit_splits=("train", "valid", "test")
+  )
   config.batch.update(graphs=32, configs=32, sampling="uniform_replacement")
   config.model = base.model("layout", "GST")
   config.loss.losses = "SumHingeLoss:1"
-  config.optimizer.update(
-      name="adam_l2", learning_rate=1e-4, schedule="cosine", weight_decay=5e-4)
+  config.optimizer.update(name="adam_l2", learning_rate=1e-4, schedule="cosine", weight_decay=5e-4)
   config.train.valid_configs = 32
   base.in_segments(
-      config, partition="published", max_nodes=1000, fresh=1, keep=0.5, keep_unit="entry",
-      readout="scalar", aggregation="sum")
+    config,
+    partition="published",
+    max_nodes=1000,
+    fresh=1,
+    keep=0.5,
+    keep_unit="entry",
+    readout="scalar",
+    aggregation="sum",
+  )
 
 
 def seventh(config: ConfigDict) -> None:

@@ -17,7 +17,7 @@ SMALL = dict(op_embed_dim=8, width=8, rounds=1)  # variant `ci`
 
 
 def mlsys21(config: ConfigDict) -> None:
-  """"A Learned Performance Model for TPUs" (MLSys 2021): SAGE, sums, means and maxima of nodes.
+  """SAGE of "A Learned Performance Model for TPUs" (MLSys 2021): sums, means and maxima of nodes.
 
   A step has ten slates of ten tiles. The loss is the rank loss with a hinge. Adam is as in Keras,
   because the paper's models were written in TensorFlow. Learning rate and clipping are guesses.
@@ -77,11 +77,22 @@ def _common(config: ConfigDict, **options: Any) -> None:
 
 
 def _with_work(config: ConfigDict) -> None:
-  config.data.update(features=("released", "kernel_work"),
-                     feature_transform="kernel_work=signed_log1p,*=minmax")
+  config.data.update(
+    features=("released", "kernel_work"), feature_transform="kernel_work=signed_log1p,*=minmax"
+  )
 
 
 LAYOUTS = {}
-TILES = {settings.__name__: settings for settings in (
-    mlsys21, mlsys21_per_node, mlsys21_lstm, mlsys21_transformer, mlsys21_gat, mlsys21_work,
-    mlsys21_fusion, mlsys21_fusion_work)}
+TILES = {
+  settings.__name__: settings
+  for settings in (
+    mlsys21,
+    mlsys21_per_node,
+    mlsys21_lstm,
+    mlsys21_transformer,
+    mlsys21_gat,
+    mlsys21_work,
+    mlsys21_fusion,
+    mlsys21_fusion_work,
+  )
+}

@@ -16,15 +16,33 @@ from tpugraphs_jax.configs import base
 
 def programs(config: ConfigDict) -> None:
   """ResModel with the published settings."""
-  config.data.update(feature_transform="minmax", config_transform="minmax", pad_value=0,
-                     duplicate_policy="keep", skip_constant=False)
-  config.batch.update(graphs=8, configs=16, min_configs=16, sampling="skewed",
-                      target="official", slates_per_epoch=0, drop_remainder=False)
+  config.data.update(
+    feature_transform="minmax",
+    config_transform="minmax",
+    pad_value=0,
+    duplicate_policy="keep",
+    skip_constant=False,
+  )
+  config.batch.update(
+    graphs=8,
+    configs=16,
+    min_configs=16,
+    sampling="skewed",
+    target="official",
+    slates_per_epoch=0,
+    drop_remainder=False,
+  )
   config.model = base.model("layout", "ResModel")
   config.loss.update(kernel_l2=1e-4, activity_l2=1e-4)
-  config.optimizer.update(name="adam", learning_rate=1e-3, clip_norm_per_variable=1e-2,
-                          clip_norm=0.0, schedule="constant", warmup_fraction=0.0,
-                          weight_decay=0.0)
+  config.optimizer.update(
+    name="adam",
+    learning_rate=1e-3,
+    clip_norm_per_variable=1e-2,
+    clip_norm=0.0,
+    schedule="constant",
+    warmup_fraction=0.0,
+    weight_decay=0.0,
+  )
   config.train.update(epochs=50, early_stop_epochs=25, best_metric="opa", valid_sampling="slates")
   config.eval.configs = 500
 
@@ -35,6 +53,7 @@ def kernels(name: str) -> base.Change:
   Args:
     name: registered name, such as `LateJoinSAGE`.
   """
+
   def settings(config: ConfigDict) -> None:
     config.model = base.model("tile", name)
 
@@ -42,5 +61,7 @@ def kernels(name: str) -> base.Change:
   return settings
 
 
-KERNELS = {name: kernels(name) for name in (
-    "EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")}
+KERNELS = {
+  name: kernels(name)
+  for name in ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
+}

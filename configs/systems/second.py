@@ -40,11 +40,16 @@ def second_nlp(config: ConfigDict) -> None:
   _common(config)
   config.data.features = ("second_nlp",)
   config.batch.update(graphs=4, configs=10)
-  config.model = base.model("layout", "Second", first_width=64, widths=(256,) * 4 + (512,) * 4,
-                       residual=True, score_scale=1e-3)
+  config.model = base.model(
+    "layout",
+    "Second",
+    first_width=64,
+    widths=(256,) * 4 + (512,) * 4,
+    residual=True,
+    score_scale=1e-3,
+  )
   config.loss.update(losses="ListMLELoss:1", score_norm_clip=500.0)
-  config.optimizer.update(
-      eps=1e-6, clip_norm=100.0, weight_decay=1e-4, decay_layers=("node",))
+  config.optimizer.update(eps=1e-6, clip_norm=100.0, weight_decay=1e-4, decay_layers=("node",))
 
 
 def second_tile(config: ConfigDict) -> None:
@@ -60,11 +65,13 @@ def second_tile(config: ConfigDict) -> None:
 
 
 def _common(config: ConfigDict) -> None:
-  config.data.update(features=("second",), feature_transform="none", config_transform="none",
-                     duplicate_policy="min")
+  config.data.update(
+    features=("second",), feature_transform="none", config_transform="none", duplicate_policy="min"
+  )
   config.batch.update(sampling="uniform_replacement", target="official")
-  config.optimizer.update(schedule="multistep", milestones=(0.6, 0.7, 0.8, 0.9),
-                          milestone_factor=10**-0.5)
+  config.optimizer.update(
+    schedule="multistep", milestones=(0.6, 0.7, 0.8, 0.9), milestone_factor=10**-0.5
+  )
   config.train.result = "last"
 
 

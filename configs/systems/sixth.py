@@ -26,9 +26,13 @@ def sixth(config: ConfigDict) -> None:
   """
   nlp, random = config.data.source == "nlp", config.data.search == "random"
   config.data.update(
-      feature_transform="sixth", config_transform="none",
-      graph_reduction="config_neighborhood", reduction_hops=5, reduction_direction="users",
-      reduction_induced="node")
+    feature_transform="sixth",
+    config_transform="none",
+    graph_reduction="config_neighborhood",
+    reduction_hops=5,
+    reduction_direction="users",
+    reduction_induced="node",
+  )
   config.batch.update(graphs=1, configs=80 if nlp else 100 if random else 32)
   config.model = base.model("layout", "Sixth")
   config.loss.losses = "OrderedLogisticLoss:1"

@@ -50,5 +50,9 @@ def traffic(config: ConfigDict) -> None:
   config.train.epochs = 5
 
 
-PROGRAMS = {"recommended": recommended, "tables": tables, "traffic": traffic,
-            "tables+sage": with_sage}
+PROGRAMS = {
+  "recommended": recommended,
+  "tables": tables,
+  "traffic": traffic,
+  "tables+sage": with_sage,
+}

@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 from tpugraphs_jax.configs import base
 
 SMALL = dict(  # variant `ci`
-    op_embed_dim=8, width=8, blocks=1, attention_blocks=1, cross_blocks=1, mlp_widths=(8,))
+  op_embed_dim=8, width=8, blocks=1, attention_blocks=1, cross_blocks=1, mlp_widths=(8,)
+)
 
 
 def layouts(config: ConfigDict) -> None:
@@ -26,9 +27,11 @@ def layouts(config: ConfigDict) -> None:
   """
   _common(config)
   config.data.update(
-      feature_transform="window=signed_log1p,padding=signed_log1p,slice=signed_log1p,"
-                        "*=log_offset(3)", config_transform="none", pad_value=-1,
-      duplicate_policy="min")
+    feature_transform="window=signed_log1p,padding=signed_log1p,slice=signed_log1p,*=log_offset(3)",
+    config_transform="none",
+    pad_value=-1,
+    duplicate_policy="min",
+  )
   config.batch.update(graphs=1, configs=256)
   config.eval.configs = 256
   options = dict(attention="difformer", gated=True, blocks=5) if config.data.source == "nlp" else {}

@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 from tpugraphs_jax.configs import base
 
 SMALL = dict(  # variant `ci`
-    op_embed_dim=8, first_width=8, position_width=8, keys=8, messages=8, widths=(8,))
+  op_embed_dim=8, first_width=8, position_width=8, keys=8, messages=8, widths=(8,)
+)
 
 
 def third(config: ConfigDict) -> None:
@@ -23,9 +24,11 @@ def third(config: ConfigDict) -> None:
   slate, averaged over slates. Adam has cosine decay to 1e-6.
   """
   config.data.update(
-      features=("wide_logarithms", "operand_shapes", "tile_modulo", "random_walk"),
-      feature_transform="operand_shapes=log_offset(3),*=none", config_transform="none",
-      virtual_node="output")
+    features=("wide_logarithms", "operand_shapes", "tile_modulo", "random_walk"),
+    feature_transform="operand_shapes=log_offset(3),*=none",
+    config_transform="none",
+    virtual_node="output",
+  )
   config.batch.update(graphs=4, configs=16, min_configs=16, graph_sampling="every_config")
   config.model = base.model("layout", "Third")
   config.loss.update(losses="PairwiseHingeLoss:1", pair_reduction="sum")
@@ -39,8 +42,11 @@ def tile_third(config: ConfigDict) -> None:
   tiles are left out. Adam has cosine decay to 1e-6, without clipping.
   """
   config.data.update(
-      features=("wide_logarithms", "directed_walk"), feature_transform="none",
-      config_transform="none", virtual_node="output")
+    features=("wide_logarithms", "directed_walk"),
+    feature_transform="none",
+    config_transform="none",
+    virtual_node="output",
+  )
   config.batch.update(graphs=16, configs=16, min_configs=16, graph_sampling="every_config")
   config.model = base.model("tile", "Third")
   config.loss.update(losses="InverseLogHingeLoss:1")

@@ -25,8 +25,10 @@ def _variables(model, inputs):
 
 def forward(model, *inputs):
   """A program, `(function, arguments)`, that computes the model's outputs."""
+
   def outputs(variables, *inputs):
     return model.apply(variables, *inputs, mutable=["batch_stats"])[0]
+
   return outputs, (_variables(model, inputs), *inputs)
 
 
@@ -39,9 +41,12 @@ def train(model, *inputs, learning_rate=1e-3):
   def step(params, state, *inputs):
     def loss(params):
       outputs, new_state = model.apply(
-          {"params": params, **state}, *inputs, mutable=["batch_stats"])
-      return sum(jnp.mean(leaf.astype(jnp.float32) ** 2)
-                 for leaf in jax.tree.leaves(outputs)), new_state
+        {"params": params, **state}, *inputs, mutable=["batch_stats"]
+      )
+      return sum(
+        jnp.mean(leaf.astype(jnp.float32) ** 2) for leaf in jax.tree.leaves(outputs)
+      ), new_state
+
     (value, new_state), gradients = jax.value_and_grad(loss, has_aux=True)(params)
     params = jax.tree.map(lambda p, g: p - learning_rate * g, params, gradients)
     return params, {**state, **new_state}, value

@@ -19,13 +19,16 @@ def product(x, w):
 
 
 product.defvjp(
-    lambda x, w: (product(x, w), (x, w)),
-    lambda saved, g: (lax.dot_general(g, saved[1], (((1,), (1,)), ((), ()))),
-                      lax.dot_general(saved[0], g, (((0,), (0,)), ((), ())))))
+  lambda x, w: (product(x, w), (x, w)),
+  lambda saved, g: (
+    lax.dot_general(g, saved[1], (((1,), (1,)), ((), ()))),
+    lax.dot_general(saved[0], g, (((0,), (0,)), ((), ()))),
+  ),
+)
 
 
 def _dropout(x):
-  return jnp.where(lax.rng_uniform(0., 1., x.shape) < .5, 2 * x, 0)
+  return jnp.where(lax.rng_uniform(0.0, 1.0, x.shape) < 0.5, 2 * x, 0)
 
 
 def _pool(x):
@@ -39,7 +42,8 @@ def _loss(params, images, classes):
     given = lambda *shape, kernel=kernel: kernel
     stride, padding = (4, "VALID") if place == 0 else (1, "SAME")
     x = jax.nn.relu(
-        conv(given, x, kernel.shape[-1], kernel.shape[0], stride, padding=padding) + bias)
+      conv(given, x, kernel.shape[-1], kernel.shape[0], stride, padding=padding) + bias
+    )
     if place in (0, 1, 4):
       x = _pool(x)
   x = flat(x)
@@ -53,14 +57,15 @@ def _loss(params, images, classes):
 
 def step(params, momentum, images, classes):
   loss, gradients = jax.value_and_grad(_loss)(params, images, classes)
-  momentum = jax.tree.map(lambda m, g: .9 * m + g, momentum, gradients)
-  return jax.tree.map(lambda p, m: p - .01 * m, params, momentum), momentum, loss
+  momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
+  return jax.tree.map(lambda p, m: p - 0.01 * m, params, momentum), momentum, loss
 
 
 _PARAMS = (
-    [array(size, size, low, high) for size, low, high in _CONVOLUTIONS],
-    [array(high) for *_, high in _CONVOLUTIONS],
-    [array(*shape) for shape in _DENSE],
-    [array(shape[1]) for shape in _DENSE])
+  [array(size, size, low, high) for size, low, high in _CONVOLUTIONS],
+  [array(high) for *_, high in _CONVOLUTIONS],
+  [array(*shape) for shape in _DENSE],
+  [array(shape[1]) for shape in _DENSE],
+)
 
 PROGRAMS = {"step": (step, (_PARAMS, _PARAMS, image(32, 224, 224, 3), indices(32)))}

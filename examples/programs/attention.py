@@ -73,16 +73,16 @@ class Step(nn.Module):
   def __call__(self, x, keys, values):
     width = x.shape[-1]
     query = nn.DenseGeneral((self.heads, width // self.heads))(x)
-    weights = nn.softmax(jnp.einsum("bhd,blhd->bhl", query, keys) / 8.)
+    weights = nn.softmax(jnp.einsum("bhd,blhd->bhl", query, keys) / 8.0)
     mixed = jnp.einsum("bhl,blhd->bhd", weights, values)
     x = x + nn.DenseGeneral(width, axis=(-2, -1))(mixed)
     return x + nn.Dense(width)(nn.gelu(nn.Dense(3 * width)(x)))
 
 
 PROGRAMS = {
-    "layer_train": train(Layer(4), array(4, 50, 96)),
-    "encoder": forward(Encoder(128, 8), indices(3, 77)),
-    "decoder": forward(Decoder(6), array(2, 33, 192), array(2, 60, 192)),
-    "patches": forward(Patches(14, 160), image(4, 98, 98, 3)),
-    "step": forward(Step(8), array(16, 512), array(16, 200, 8, 64), array(16, 200, 8, 64)),
+  "layer_train": train(Layer(4), array(4, 50, 96)),
+  "encoder": forward(Encoder(128, 8), indices(3, 77)),
+  "decoder": forward(Decoder(6), array(2, 33, 192), array(2, 60, 192)),
+  "patches": forward(Patches(14, 160), image(4, 98, 98, 3)),
+  "step": forward(Step(8), array(16, 512), array(16, 200, 8, 64), array(16, 200, 8, 64)),
 }

@@ -53,8 +53,8 @@ class Sound(nn.Module):
 
 
 PROGRAMS = {
-    "stack": forward(Stack(), image(6, 115, 115, 3)),
-    "small_train": train(Small(), image(64, 28, 28, 1)),
-    "text_train": train(Text(), indices(16, 61)),
-    "sound": forward(Sound(), array(8, 3000, 1)),
+  "stack": forward(Stack(), image(6, 115, 115, 3)),
+  "small_train": train(Small(), image(64, 28, 28, 1)),
+  "text_train": train(Text(), indices(16, 61)),
+  "sound": forward(Sound(), array(8, 3000, 1)),
 }

@@ -20,8 +20,7 @@ class Head(nn.Module):
     locate = [nn.Conv(48, (3, 3)), nn.Conv(self.anchors * 4, (3, 3))]
     scores, boxes = [], []
     for x in maps:
-      scores.append(classify[1](nn.relu(classify[0](x))).reshape(
-          x.shape[0], -1, self.classes))
+      scores.append(classify[1](nn.relu(classify[0](x))).reshape(x.shape[0], -1, self.classes))
       boxes.append(locate[1](nn.relu(locate[0](x))).reshape(x.shape[0], -1, 4))
     return jnp.concatenate(scores, 1), jnp.concatenate(boxes, 1)
 
@@ -55,8 +54,9 @@ class Regions(nn.Module):
 
 
 PROGRAMS = {
-    "head": forward(Head(), image(2, 20, 20, 64), image(2, 10, 10, 64), image(2, 5, 5, 64)),
-    "pyramid_train": train(
-        Pyramid(32), image(2, 24, 24, 48), image(2, 12, 12, 64), image(2, 6, 6, 96)),
-    "regions": forward(Regions(), array(30, 7, 7, 48)),
+  "head": forward(Head(), image(2, 20, 20, 64), image(2, 10, 10, 64), image(2, 5, 5, 64)),
+  "pyramid_train": train(
+    Pyramid(32), image(2, 24, 24, 48), image(2, 12, 12, 64), image(2, 6, 6, 96)
+  ),
+  "regions": forward(Regions(), array(30, 7, 7, 48)),
 }

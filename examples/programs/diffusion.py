@@ -9,7 +9,7 @@ SPLIT = "test"
 
 def timing(time, width):
   """Sinusoidal embedding `[batch, width]` of a time `[batch]`."""
-  frequency = jnp.exp(-jnp.arange(width // 2) * (9. / (width // 2)))
+  frequency = jnp.exp(-jnp.arange(width // 2) * (9.0 / (width // 2)))
   angle = time[:, None] * frequency[None]
   return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1)
 
@@ -54,6 +54,7 @@ class Patchwise(nn.Module):
       scale, shift, gate = jnp.split(nn.Dense(3 * self.width)(nn.swish(condition)), 3, -1)
       y = nn.LayerNorm(use_scale=False, use_bias=False)(x)
       return y * (1 + scale[:, None]) + shift[:, None], gate[:, None]
+
     y, gate = adapted(tokens)
     tokens = tokens + gate * nn.MultiHeadDotProductAttention(4)(y)
     y, gate = adapted(tokens)
@@ -61,7 +62,7 @@ class Patchwise(nn.Module):
 
 
 PROGRAMS = {
-    "block_train": train(Block(32), image(4, 16, 16, 32), array(4, 64)),
-    "denoiser": forward(Denoiser(24), image(3, 28, 28, 3), array(3)),
-    "patchwise": forward(Patchwise(128), array(4, 81, 128), array(4, 100)),
+  "block_train": train(Block(32), image(4, 16, 16, 32), array(4, 64)),
+  "denoiser": forward(Denoiser(24), image(3, 28, 28, 3), array(3)),
+  "patchwise": forward(Patchwise(128), array(4, 81, 128), array(4, 100)),
 }

@@ -32,6 +32,6 @@ class Experts(nn.Module):
 
 
 PROGRAMS = {
-    "layer": forward(Experts(6, 200, 40), array(160, 72)),
-    "layer_train": train(Experts(4, 128, 24), array(60, 64)),
+  "layer": forward(Experts(6, 200, 40), array(160, 72)),
+  "layer_train": train(Experts(4, 128, 24), array(60, 64)),
 }

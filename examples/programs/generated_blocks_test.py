@@ -5,5 +5,15 @@ from _blocks import programs
 SPLIT = "test"
 
 PROGRAMS = programs(
-    "large_kernel", "ladder", "connected", "causal_waves", "fused_attention", "looking_across",
-    "compressed_fields", "routed", "messages", "gated_recurrence", seeds=4)
+  "large_kernel",
+  "ladder",
+  "connected",
+  "causal_waves",
+  "fused_attention",
+  "looking_across",
+  "compressed_fields",
+  "routed",
+  "messages",
+  "gated_recurrence",
+  seeds=4,
+)

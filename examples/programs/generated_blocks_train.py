@@ -5,5 +5,13 @@ from _blocks import programs
 SPLIT = "train"
 
 PROGRAMS = programs(
-    "cardinal", "inverted", "separable", "group_normed", "axial", "shared_keys",
-    "dots_of_fields", "outer_products", seeds=4)
+  "cardinal",
+  "inverted",
+  "separable",
+  "group_normed",
+  "axial",
+  "shared_keys",
+  "dots_of_fields",
+  "outer_products",
+  seeds=4,
+)

@@ -4,5 +4,4 @@ from _families import programs
 
 SPLIT = "test"
 
-PROGRAMS = programs(
-    "depthwise", "pyramid", "siamese", "decoder", "experts_of_all", "bilinear")
+PROGRAMS = programs("depthwise", "pyramid", "siamese", "decoder", "experts_of_all", "bilinear")

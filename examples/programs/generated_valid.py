@@ -4,5 +4,4 @@ from _families import programs
 
 SPLIT = "valid"
 
-PROGRAMS = programs(
-    "dense_blocks", "generator", "factored", "crossing", "mixing", "adjacency")
+PROGRAMS = programs("dense_blocks", "generator", "factored", "crossing", "mixing", "adjacency")

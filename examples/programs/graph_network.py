@@ -50,7 +50,7 @@ class Attention(nn.Module):
 
 
 PROGRAMS = {
-    "dense_train": train(Dense(64), array(8, 30, 20), array(8, 30, 30)),
-    "messages": forward(Messages(72), array(150, 40), indices(600), indices(600)),
-    "attention": forward(Attention(4), array(90, 48), array(90, 90, 5), array(90, 90)),
+  "dense_train": train(Dense(64), array(8, 30, 20), array(8, 30, 30)),
+  "messages": forward(Messages(72), array(150, 40), indices(600), indices(600)),
+  "attention": forward(Attention(4), array(90, 48), array(90, 90, 5), array(90, 90)),
 }

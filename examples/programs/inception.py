@@ -16,12 +16,14 @@ class Inception(nn.Module):
   def __call__(self, x):
     def conv(features, size, x):
       return nn.relu(nn.Conv(features, size)(x))
+
     width = self.width
     branches = (
-        conv(width, (1, 1), x),
-        conv(2 * width, (3, 3), conv(width, (1, 1), x)),
-        conv(width, (1, 5), conv(width, (5, 1), conv(width // 2, (1, 1), x))),
-        conv(width, (1, 1), nn.avg_pool(x, (3, 3), padding="SAME")))
+      conv(width, (1, 1), x),
+      conv(2 * width, (3, 3), conv(width, (1, 1), x)),
+      conv(width, (1, 5), conv(width, (5, 1), conv(width // 2, (1, 1), x))),
+      conv(width, (1, 1), nn.avg_pool(x, (3, 3), padding="SAME")),
+    )
     return jnp.concatenate(branches, axis=-1)
 
 
@@ -38,6 +40,6 @@ class Two(nn.Module):
 
 
 PROGRAMS = {
-    "block_train": train(Inception(32), image(8, 17, 17, 64)),
-    "two": forward(Two(24), image(5, 26, 26, 48)),
+  "block_train": train(Inception(32), image(8, 17, 17, 64)),
+  "two": forward(Two(24), image(5, 26, 26, 48)),
 }

@@ -7,7 +7,7 @@ import state_space
 SPLIT = "test"
 
 PROGRAMS = {
-    "diffusion": diffusion.PROGRAMS["block_train"],
-    "state_space": state_space.PROGRAMS["chunked_train"],
-    "graph_attention": graph_network.PROGRAMS["attention"],
+  "diffusion": diffusion.PROGRAMS["block_train"],
+  "state_space": state_space.PROGRAMS["chunked_train"],
+  "graph_attention": graph_network.PROGRAMS["attention"],
 }

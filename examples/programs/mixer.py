@@ -17,6 +17,7 @@ class Mixer(nn.Module):
   def __call__(self, x):
     def mixed(x, width):
       return nn.Dense(x.shape[-1])(nn.gelu(nn.Dense(width)(x)))
+
     y = jnp.swapaxes(nn.LayerNorm()(x), 1, 2)
     x = x + jnp.swapaxes(mixed(y, self.positions), 1, 2)
     return x + mixed(nn.LayerNorm()(x), self.channels)
@@ -48,7 +49,7 @@ class Patched(nn.Module):
 
 
 PROGRAMS = {
-    "mixer_train": train(Mixer(64, 256), array(6, 49, 128)),
-    "gated": forward(Gated(192), array(5, 101, 96)),
-    "patched": forward(Patched(), image(8, 64, 80, 3)),
+  "mixer_train": train(Mixer(64, 256), array(6, 49, 128)),
+  "gated": forward(Gated(192), array(5, 101, 96)),
+  "patched": forward(Patched(), image(8, 64, 80, 3)),
 }

@@ -19,8 +19,13 @@ class Inverted(nn.Module):
   def __call__(self, x):
     wide = x.shape[-1] * self.expansion
     y = nn.swish(nn.LayerNorm()(nn.Conv(wide, (1, 1), use_bias=False)(x)))
-    y = nn.Conv(wide, (self.kernel, self.kernel), (self.stride, self.stride),
-                feature_group_count=wide, use_bias=False)(y)
+    y = nn.Conv(
+      wide,
+      (self.kernel, self.kernel),
+      (self.stride, self.stride),
+      feature_group_count=wide,
+      use_bias=False,
+    )(y)
     y = nn.swish(nn.LayerNorm()(y))
     if self.gated:
       gate = nn.Dense(wide // 8)(y.mean((1, 2)))
@@ -41,7 +46,7 @@ class Tower(nn.Module):
 
 
 PROGRAMS = {
-    "inverted_train": train(Inverted(32), image(4, 28, 28, 32)),
-    "wide_kernel": forward(Inverted(48, kernel=5, gated=False), image(16, 21, 21, 48)),
-    "tower": forward(Tower(), image(2, 96, 96, 3)),
+  "inverted_train": train(Inverted(32), image(4, 28, 28, 32)),
+  "wide_kernel": forward(Inverted(48, kernel=5, gated=False), image(16, 21, 21, 48)),
+  "tower": forward(Tower(), image(2, 96, 96, 3)),
 }

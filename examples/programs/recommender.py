@@ -66,10 +66,17 @@ def crossed(params, x):
 
 
 PROGRAMS = {
-    "towers_train": train(TwoTowers(), indices(64, 3), indices(64, 5)),
-    "interactions": forward(Interactions(), array(128, 13), indices(128, 20)),
-    "objectives_train": train(Experts(), array(100, 75)),
-    "crossed": (crossed, (
-        {"kernels": [(array(210, rank), array(rank, 210)) for rank in (40, 64, 100)],
-         "out": array(210, 7)}, array(77, 210))),
+  "towers_train": train(TwoTowers(), indices(64, 3), indices(64, 5)),
+  "interactions": forward(Interactions(), array(128, 13), indices(128, 20)),
+  "objectives_train": train(Experts(), array(100, 75)),
+  "crossed": (
+    crossed,
+    (
+      {
+        "kernels": [(array(210, rank), array(rank, 210)) for rank in (40, 64, 100)],
+        "out": array(210, 7),
+      },
+      array(77, 210),
+    ),
+  ),
 }

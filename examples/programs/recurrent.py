@@ -50,10 +50,14 @@ def unrolled(weights, x):
 
 
 PROGRAMS = {
-    "tagger": forward(Tagger(96), indices(8, 25)),
-    "memory_train": train(Memory(128), array(12, 20, 40)),
-    "frames": forward(Frames(), array(2, 6, 24, 24, 3)),
-    "unrolled_train": (jax.value_and_grad(lambda *args: jnp.sum(unrolled(*args) ** 2)), (
-        {"input": array(70, 150), "state": array(150, 150), "output": array(150, 33)},
-        array(24, 3, 70))),
+  "tagger": forward(Tagger(96), indices(8, 25)),
+  "memory_train": train(Memory(128), array(12, 20, 40)),
+  "frames": forward(Frames(), array(2, 6, 24, 24, 3)),
+  "unrolled_train": (
+    jax.value_and_grad(lambda *args: jnp.sum(unrolled(*args) ** 2)),
+    (
+      {"input": array(70, 150), "state": array(150, 150), "output": array(150, 33)},
+      array(24, 3, 70),
+    ),
+  ),
 }

@@ -57,9 +57,10 @@ class Stages(nn.Module):
 
 
 PROGRAMS = {
-    "basic_train": train(Basic(64), image(8, 28, 28, 64)),
-    "bottleneck": forward(Bottleneck(64), image(32, 14, 14, 256)),
-    "grouped_bf16": forward(Bottleneck(96, groups=8, dtype=jnp.bfloat16),
-                            image(7, 19, 19, 192, jnp.bfloat16)),
-    "stages": forward(Stages(), image(4, 97, 97, 3)),
+  "basic_train": train(Basic(64), image(8, 28, 28, 64)),
+  "bottleneck": forward(Bottleneck(64), image(32, 14, 14, 256)),
+  "grouped_bf16": forward(
+    Bottleneck(96, groups=8, dtype=jnp.bfloat16), image(7, 19, 19, 192, jnp.bfloat16)
+  ),
+  "stages": forward(Stages(), image(4, 97, 97, 3)),
 }

@@ -53,8 +53,8 @@ class Volume(nn.Module):
 
 
 PROGRAMS = {
-    "unet": forward(UNet(16), image(2, 64, 64, 3)),
-    "unet_train": train(UNet(16), image(2, 32, 40, 1)),
-    "dilated": forward(Dilated(), image(3, 60, 84, 3)),
-    "volume": forward(Volume(), jax.ShapeDtypeStruct((1, 16, 24, 24, 2), jnp.float32)),
+  "unet": forward(UNet(16), image(2, 64, 64, 3)),
+  "unet_train": train(UNet(16), image(2, 32, 40, 1)),
+  "dilated": forward(Dilated(), image(3, 60, 84, 3)),
+  "volume": forward(Volume(), jax.ShapeDtypeStruct((1, 16, 24, 24, 2), jnp.float32)),
 }

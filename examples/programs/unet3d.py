@@ -18,7 +18,8 @@ _CLASSES = 4
 
 def _conv(x, kernel, bias):
   y = lax.conv_general_dilated(
-      x, kernel.astype(x.dtype), (1, 1, 1), "SAME", dimension_numbers=_DIMENSIONS)
+    x, kernel.astype(x.dtype), (1, 1, 1), "SAME", dimension_numbers=_DIMENSIONS
+  )
   return y + bias.astype(x.dtype)
 
 
@@ -43,8 +44,14 @@ def _halved(x):
 
 
 def _doubled(x, kernel, bias):
-  y = lax.conv_transpose(x, kernel.astype(x.dtype), (2, 2, 2), "SAME",
-                         dimension_numbers=_DIMENSIONS, transpose_kernel=True)
+  y = lax.conv_transpose(
+    x,
+    kernel.astype(x.dtype),
+    (2, 2, 2),
+    "SAME",
+    dimension_numbers=_DIMENSIONS,
+    transpose_kernel=True,
+  )
   return y + bias.astype(x.dtype)
 
 
@@ -64,10 +71,9 @@ def _loss(params, images, classes):
 def step(params, first, second, images, classes):
   """One step of Adam."""
   loss, gradients = jax.value_and_grad(_loss)(params, images, classes)
-  first = jax.tree.map(lambda m, g: m + .1 * (g - m), first, gradients)
-  second = jax.tree.map(lambda v, g: v + .001 * (g * g - v), second, gradients)
-  params = jax.tree.map(lambda p, m, v: p - 1e-3 * m / (jnp.sqrt(v) + 1e-7),
-                        params, first, second)
+  first = jax.tree.map(lambda m, g: m + 0.1 * (g - m), first, gradients)
+  second = jax.tree.map(lambda v, g: v + 0.001 * (g * g - v), second, gradients)
+  params = jax.tree.map(lambda p, m, v: p - 1e-3 * m / (jnp.sqrt(v) + 1e-7), params, first, second)
   return params, first, second, loss
 
 
@@ -82,9 +88,11 @@ def _upwards(channels, skipped):
 
 
 _PARAMS = (
-    [[_layer(low, middle), _layer(middle, high)] for low, middle, high in _LEVELS],
-    [_upwards(512, 256), _upwards(256, 128), _upwards(128, 64)],
-    (array(1, 1, 1, 64, _CLASSES), array(_CLASSES)))
+  [[_layer(low, middle), _layer(middle, high)] for low, middle, high in _LEVELS],
+  [_upwards(512, 256), _upwards(256, 128), _upwards(128, 64)],
+  (array(1, 1, 1, 64, _CLASSES), array(_CLASSES)),
+)
 
-PROGRAMS = {"step": (step, (_PARAMS, _PARAMS, _PARAMS, array(2, 96, 96, 96, 4),
-                            indices(2, 96, 96, 96)))}
+PROGRAMS = {
+  "step": (step, (_PARAMS, _PARAMS, _PARAMS, array(2, 96, 96, 96, 4), indices(2, 96, 96, 96)))
+}

@@ -28,8 +28,12 @@ def asked(monkeypatch):
 
   def raw_labels(problem, candidates):
     asked.extend(candidates)
-    return {each: {"bytes_accessed": 10 + sum(each), "seconds": [1.0 + sum(each)]}
-            for each in candidates if each != (2,)}
+    return {
+      each: {"bytes_accessed": 10 + sum(each), "seconds": [1.0 + sum(each)]}
+      for each in candidates
+      if each != (2,)
+    }
+
   monkeypatch.setattr(problems.Problem, "raw_labels", raw_labels)
   return asked
 
@@ -71,12 +75,16 @@ def test_another_file_is_refused_by_its_line(problem, tmp_path):
     cache_lib.Cache(path, problem)
 
 
-def test_times_of_another_day_are_compared_by_the_compilers_own_choice(
-    monkeypatch, tmp_path):
+def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypatch, tmp_path):
   problem = problems.Problem(_product, _ARGS, labels.Measured())
   speed = [1.0]
-  monkeypatch.setattr(problems.Problem, "raw_labels", lambda problem, candidates: {
-      each: {"seconds": [speed[0] * (1 + sum(each))]} for each in candidates})
+  monkeypatch.setattr(
+    problems.Problem,
+    "raw_labels",
+    lambda problem, candidates: {
+      each: {"seconds": [speed[0] * (1 + sum(each))]} for each in candidates
+    },
+  )
   path = tmp_path / "labels.jsonl"
   cache_lib.Cache(path, problem).labels(_FIRST)
   speed[0] = 3.0  # the machine is three times slower now

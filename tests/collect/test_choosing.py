@@ -15,7 +15,7 @@ def _tangent(x, w):
 def _tangent_jvp(primals, tangents):
   x, w = primals
   value = _tangent(x, w)
-  return value, (1 - value ** 2) * (tangents[0] @ w + x @ tangents[1])
+  return value, (1 - value**2) * (tangents[0] @ w + x @ tangents[1])
 
 
 @jax.custom_vjp
@@ -24,40 +24,48 @@ def _sine(x, w):
 
 
 _sine.defvjp(
-    lambda x, w: (_sine(x, w), (x, w)),
-    lambda saved, ct: ((ct * jnp.cos(saved[0] @ saved[1])) @ saved[1].T,
-                       saved[0].T @ (ct * jnp.cos(saved[0] @ saved[1]))))
+  lambda x, w: (_sine(x, w), (x, w)),
+  lambda saved, ct: (
+    (ct * jnp.cos(saved[0] @ saved[1])) @ saved[1].T,
+    saved[0].T @ (ct * jnp.cos(saved[0] @ saved[1])),
+  ),
+)
 
 
 def _program(params, images):
   x = jax.lax.conv_general_dilated(
-      images, params["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    images, params["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
   x = jax.nn.relu(x).reshape(x.shape[0], -1) @ params["dense"]
   x = _sine(_tangent(x, params["square"]), params["square"])
   x, sums = jax.lax.scan(
-      lambda state, _: (jnp.tanh(state @ params["square"]), state.sum()), x, None, length=3)
+    lambda state, _: (jnp.tanh(state @ params["square"]), state.sum()), x, None, length=3
+  )
   x = jax.checkpoint(lambda y: jnp.sin(y @ params["square"]))(x)
   x = jax.lax.cond(x.sum() > 0, lambda y: y @ params["square"], lambda y: y, x)
   x = jax.jit(lambda y: y @ params["square"].T)(x)
   x = jax.lax.fori_loop(0, 2, lambda _, y: y @ params["square"], x)
-  return jnp.mean(x ** 2) + sums.sum()
+  return jnp.mean(x**2) + sums.sum()
 
 
 def _arguments():
   rng = np.random.default_rng(0)
-  normal = lambda *shape: jnp.asarray(.3 * rng.normal(size=shape), jnp.float32)
+  normal = lambda *shape: jnp.asarray(0.3 * rng.normal(size=shape), jnp.float32)
   params = {"kernel": normal(3, 3, 5, 4), "dense": normal(168, 8), "square": normal(8, 8)}
   return params, normal(2, 7, 6, 5)
 
 
 def _assert_equal(got, want):
-  jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6),
-               got, want)
+  jax.tree.map(
+    lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), got, want
+  )
 
 
-@pytest.mark.parametrize("function", [
-    _program, jax.value_and_grad(_program), jax.jit(jax.grad(_program))],
-    ids=["forward", "gradient", "jitted gradient"])
+@pytest.mark.parametrize(
+  "function",
+  [_program, jax.value_and_grad(_program), jax.jit(jax.grad(_program))],
+  ids=["forward", "gradient", "jitted gradient"],
+)
 def test_outputs_stay_the_same_whatever_is_chosen(function):
   args = _arguments()
   found = collect.choices(function, *args)
@@ -69,15 +77,18 @@ def test_outputs_stay_the_same_whatever_is_chosen(function):
     got = chosen(*args)
     _assert_equal(got, want)
     # An output that kept a chosen layout would be read wrongly by the next program.
-    _assert_equal(jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree))(got),
-                  jax.tree.map(lambda leaf: leaf + 1, want))
+    _assert_equal(
+      jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree))(got),
+      jax.tree.map(lambda leaf: leaf + 1, want),
+    )
 
 
 def test_choices_inside_calls_loops_and_branches_are_applied():
   args = _arguments()
   found = collect.choices(_program, *args, operands=True)
-  square = next(place for place, group in enumerate(found.groups)
-                if group.shapes == ((2, 8), (2, 8), (8, 8)))
+  square = next(
+    place for place, group in enumerate(found.groups) if group.shapes == ((2, 8), (2, 8), (8, 8))
+  )
   numbers = [0] * len(found.groups)
   numbers[square] = 8
   text = jax.jit(collect.apply(_program, found.choice(numbers))).lower(*args).as_text()
@@ -113,6 +124,7 @@ def test_vmap_and_donated_arguments_work():
 def test_equal_equations_are_one_group_and_others_are_not():
   def function(x, w, v):
     return (x @ w) @ w + x @ v.T
+
   square = jax.ShapeDtypeStruct((8, 8), jnp.float32)
   found = collect.choices(function, square, square, square)
   assert len(found.groups) == 1  # v.T is a transpose of its own
@@ -122,18 +134,18 @@ def test_equal_equations_are_one_group_and_others_are_not():
 
 def test_a_reshape_chooses_among_pairs_of_orders_that_move_nothing():
   x = jax.ShapeDtypeStruct((2, 3, 4), jnp.float32)
-  group, = collect.choices(lambda x: x.reshape(2, 12), x).groups
+  (group,) = collect.choices(lambda x: x.reshape(2, 12), x).groups
   # The output has two parts, from the first dimension and from the two others: two orders.
   assert group.options == (((), ()), ((0, 1), ()), ((1, 0), ()))
-  group, = collect.choices(lambda x: x.reshape(2, 12), x, operands=True).groups
+  (group,) = collect.choices(lambda x: x.reshape(2, 12), x, operands=True).groups
   assert group.options == (((), ()), ((0, 1), (0, 2, 1)), ((1, 0), (2, 1, 0)))
 
 
 def test_operands_are_left_to_the_compiler_unless_asked_for():
   x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
-  group, = collect.choices(lambda x: x @ x, x).groups
+  (group,) = collect.choices(lambda x: x @ x, x).groups
   assert group.options == (((), (), ()), ((0, 1), (), ()), ((1, 0), (), ()))
-  group, = collect.choices(lambda x: x @ x, x, operands=True).groups
+  (group,) = collect.choices(lambda x: x @ x, x, operands=True).groups
   assert len(group.options) == 9
 
 
@@ -148,7 +160,8 @@ def test_numbers_that_do_not_fit_are_refused():
 def test_layouts_inside_an_opaque_primitive_are_refused_by_its_name():
   mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
   spec = jax.sharding.PartitionSpec("x")
-  function = jax.shard_map(lambda x, w: x @ w, mesh=mesh,
-                           in_specs=(spec, jax.sharding.PartitionSpec()), out_specs=spec)
+  function = jax.shard_map(
+    lambda x, w: x @ w, mesh=mesh, in_specs=(spec, jax.sharding.PartitionSpec()), out_specs=spec
+  )
   with pytest.raises(ValueError, match="shard_map"):
     collect.choices(function, jnp.ones((4, 8)), jnp.ones((8, 8)))

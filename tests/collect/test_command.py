@@ -51,16 +51,35 @@ PROGRAMS = {
 
 
 def _arguments(root, out, *more):
-  return ["--programs", f"{root}/tried.py:net", f"{root}/tried.py:gradient",
-          "--label", "bytes_estimate", "--configs", "12", "--out", str(out),
-          "--collection", _COLLECTION, "--jobs", "2", "--quiet", *more]
+  return [
+    "--programs",
+    f"{root}/tried.py:net",
+    f"{root}/tried.py:gradient",
+    "--label",
+    "bytes_estimate",
+    "--configs",
+    "12",
+    "--out",
+    str(out),
+    "--collection",
+    _COLLECTION,
+    "--jobs",
+    "2",
+    "--quiet",
+    *more,
+  ]
 
 
 def _start(arguments):
   environment = os.environ | {"PYTHONPATH": str(_ROOT)}
   return subprocess.Popen(
-      [sys.executable, "-m", "tpugraphs_jax.collect", *arguments], env=environment,
-      start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    [sys.executable, "-m", "tpugraphs_jax.collect", *arguments],
+    env=environment,
+    start_new_session=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +101,11 @@ def collected(root):
 
 def _files(out):
   """`{path: bytes}` of all data and sidecars, with paths relative to the output folder."""
-  return {path.relative_to(out): path.read_bytes()
-          for path in sorted((out / "npz").rglob("*")) if path.is_file()}
+  return {
+    path.relative_to(out): path.read_bytes()
+    for path in sorted((out / "npz").rglob("*"))
+    if path.is_file()
+  }
 
 
 def test_the_reader_of_the_released_files_reads_what_was_collected(collected):
@@ -94,15 +116,17 @@ def test_the_reader_of_the_released_files_reads_what_was_collected(collected):
     assert record["source"] == f"tried.py:{name.removeprefix('tried_')}"
     assert len(graph.configs) == len(record["configs"]) == 12
     assert graph.configs.runtime_ns.tolist() == [
-        config["bytes_accessed"] for config in record["configs"]]
+      config["bytes_accessed"] for config in record["configs"]
+    ]
     assert len(np.unique(graph.configs.runtime_ns)) > 2
     # The first configuration is the compiler's own and decides nothing.
     rows = graph.configs.decode(np.arange(12))
     assert (rows[0] == -1).all()
     assert all((row != -1).any() for row in rows[1:])
     assert len({row.tobytes() for row in rows}) == 12
-    for group, numbers in zip(record["groups"], np.transpose(
-        [config["numbers"] for config in record["configs"]])):
+    for group, numbers in zip(
+      record["groups"], np.transpose([config["numbers"] for config in record["configs"]])
+    ):
       assert "<-" in group and numbers[0] == 0
 
 
@@ -172,7 +196,9 @@ def test_a_machine_that_fails_or_is_lost_is_reported(root, monkeypatch, capsys):
 
 def test_a_candidate_that_crashes_the_compiler_is_a_failure_and_the_others_go_on(root):
   # Stands for a compiler that aborts on some candidates.
-  (root / "crashing.py").write_text(_PROGRAMS + """
+  (root / "crashing.py").write_text(
+    _PROGRAMS
+    + """
 import os
 from tpugraphs_jax.collect import choosing
 from tpugraphs_jax.collect.choosing import apply
@@ -183,13 +209,14 @@ def crashing(function, choice):
   return apply(function, choice)
 
 choosing.apply = crashing
-""")
+"""
+  )
   arguments = _arguments(root, root / "crashed")
   arguments[1:3] = [f"{root}/crashing.py:net"]
   process = _start(arguments)
   printed, _ = process.communicate(timeout=240)
   assert process.returncode == 0, printed
-  record, = [json.loads(path.read_text()) for path in (root / "crashed").rglob("*.json")]
+  (record,) = [json.loads(path.read_text()) for path in (root / "crashed").rglob("*.json")]
   assert record["failures"]
   for failure in record["failures"]:
     assert failure["error"] == "the compiler ended its process with status -6"
@@ -198,15 +225,20 @@ choosing.apply = crashing
 
 
 # Programs that end or hang their process while jax traces them, and how they are named.
-_ENDING = {"gone": ("sys.exit(0)", "ended with status 0"),
-           "hung": ("time.sleep(1000)", "labelled nothing for 15 s")}
+_ENDING = {
+  "gone": ("sys.exit(0)", "ended with status 0"),
+  "hung": ("time.sleep(1000)", "labelled nothing for 15 s"),
+}
 
 
 @pytest.mark.parametrize("name", list(_ENDING))
 def test_a_program_that_ends_or_never_ends_is_a_failure_and_the_others_go_on(
-    root, name, tmp_path, capsys):
+  root, name, tmp_path, capsys
+):
   act, said = _ENDING[name]
-  (tmp_path / f"{name}.py").write_text(_PROGRAMS + f"""
+  (tmp_path / f"{name}.py").write_text(
+    _PROGRAMS
+    + f"""
 import sys, time
 
 def ending(x):
@@ -215,13 +247,14 @@ def ending(x):
   return x
 
 PROGRAMS = {{"ending": (ending, (array(4, 4),))}}
-""")
+"""
+  )
   arguments = _arguments(root, tmp_path / "out", "--timeout", "15")
   arguments[1:3] = [str(tmp_path / f"{name}.py"), f"{root}/tried.py:net"]
   assert command.main(arguments) == 1
   printed = capsys.readouterr()
   assert "1 of 2 programs collected" in printed.out
-  failure, = printed.err.splitlines()
+  (failure,) = printed.err.splitlines()
   assert failure.startswith(f"failed: {name}_ending: ") and said in failure
   assert not list((tmp_path / "out/npz").rglob(f"{name}_ending*"))
 
@@ -238,10 +271,13 @@ def test_a_damaged_module_of_an_unfinished_program_is_made_again(root, collected
   assert command.main(_arguments(root, out)) == 0
   assert _files(out) == _files(collected)
   assert {p.relative_to(out): p.read_bytes() for p in out.rglob("*.hlo.pb")} == {
-      p.relative_to(collected): p.read_bytes() for p in collected.rglob("*.hlo.pb")}
+    p.relative_to(collected): p.read_bytes() for p in collected.rglob("*.hlo.pb")
+  }
 
 
-@pytest.mark.parametrize("changes, message", [
+@pytest.mark.parametrize(
+  "changes, message",
+  [
     (("--timeout", "0"), "--timeout=0.0, expected seconds above 0"),
     (("--collection", "layout:xla:random"), "expected layout:own:NAME"),
     (("--configs", "1"), "--configs=1, expected at least 2"),
@@ -249,8 +285,9 @@ def test_a_damaged_module_of_an_unfinished_program_is_made_again(root, collected
     (("--label", "tpu_estimate"), "needs a target, such as --target=v3"),
     (("--label", "measured", "--"), "--label=measured measures one program after the other"),
     (("--target", "v3"), "label bytes_estimate is for the device at hand"),
-])
+  ],
+)
 def test_mistakes_end_in_one_line(root, capsys, changes, message):
   assert command.main([*_arguments(root, root / "none"), *changes]) == 2
-  error, = capsys.readouterr().err.splitlines()
+  (error,) = capsys.readouterr().err.splitlines()
   assert error.startswith("error: ") and message in error

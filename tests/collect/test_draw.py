@@ -8,8 +8,9 @@ _OPTIONS = [np.array([0, 2, 5]), np.array([0]), np.arange(9), np.array([0, 1])]
 
 
 def _candidates(count, **options):
-  return list(itertools.islice(
-      draw.candidates(_OPTIONS, **({"seed": 0, "name": "a"} | options)), count))
+  return list(
+    itertools.islice(draw.candidates(_OPTIONS, **({"seed": 0, "name": "a"} | options)), count)
+  )
 
 
 def test_candidates_begin_with_the_compilers_own_are_distinct_and_take_given_options():

@@ -19,15 +19,20 @@ _HEADER = {"source": "a.py:net", "label": "bytes_estimate", "jax": "1", "program
 @pytest.fixture
 def job(tmp_path):
   """A finished job with the four configurations that were asked for."""
-  job = LabelJob("a.py:net", "a_net", "valid", "layout:own:tried", str(tmp_path), "bytes_estimate",
-            None, 4, 0, 1)
+  job = LabelJob(
+    "a.py:net", "a_net", "valid", "layout:own:tried", str(tmp_path), "bytes_estimate", None, 4, 0, 1
+  )
   rng = np.random.default_rng(0)
   graph = random_graphs.layout_graph(
-      rng, nodes=6, edges=7, config_nodes=[1, 3], configs=4, name="a_net")
+    rng, nodes=6, edges=7, config_nodes=[1, 3], configs=4, name="a_net"
+  )
   graph = dataclasses.replace(graph, node_feat=rng.random((6, NODE_FEATURES), np.float32))
   npz.write_layout(job.npz, graph)
-  record = _HEADER | {"split": "valid", "configs_asked": 4, "configs": [
-      {"bytes_accessed": int(value)} for value in graph.configs.runtime_ns]}
+  record = _HEADER | {
+    "split": "valid",
+    "configs_asked": 4,
+    "configs": [{"bytes_accessed": int(value)} for value in graph.configs.runtime_ns],
+  }
   job.sidecar.write_text(json.dumps(record))
   return job
 
@@ -49,9 +54,16 @@ def test_another_program_label_or_version_is_not_finished(job, key):
   assert not _is_finished(job, _HEADER | {key: "other"})
 
 
-@pytest.mark.parametrize("fields", [
-    {"configs_asked": 3}, {"split": "train"}, {"configs": []},
-    {"configs": [{"bytes_accessed": 1}] * 4}, {"configs": [{"seconds": 1}] * 4}])
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"configs_asked": 3},
+    {"split": "train"},
+    {"configs": []},
+    {"configs": [{"bytes_accessed": 1}] * 4},
+    {"configs": [{"seconds": 1}] * 4},
+  ],
+)
 def test_another_number_split_or_label_in_the_sidecar_is_not_finished(job, fields):
   _change(job, **fields)
   assert not _is_finished(job)

@@ -48,7 +48,7 @@ def test_a_damaged_line_is_refused_with_its_file_and_number(tmp_path):
   journal.result(0, {"cycles": 3})
   journal.close()
   whole = path.read_bytes()
-  for old, new in ((b'"cycles": 3', b'"cycles": 2'), (b'cycles', b'cyclas')):
+  for old, new in ((b'"cycles": 3', b'"cycles": 2'), (b"cycles", b"cyclas")):
     path.write_bytes(whole.replace(old, new))
     with pytest.raises(ValueError, match=r"a\.jsonl.* line 2"):
       journals.Journal(path, _HEADER)

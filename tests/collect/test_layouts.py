@@ -9,7 +9,7 @@ import tpugraphs_jax
 from tpugraphs_jax import hlo
 from tpugraphs_jax.collect import choosing, layouts
 
-_ARGS = (jnp.ones((6, 16)), jnp.full((16, 12), .5), jnp.ones((12, 6)))
+_ARGS = (jnp.ones((6, 16)), jnp.full((16, 12), 0.5), jnp.ones((12, 6)))
 
 
 def step(x, y, z):
@@ -26,8 +26,13 @@ def file(tmp_path):
   nodes = graph.config_node.tolist()
   change = layouts.Change(nodes[:1], "dot_general", ["step.py:7"], (1, 0), ((0, 1), (), ()), (7, 5))
   layouts.save(
-      path, step, _ARGS, choices.choice(numbers), {"name": "step", "ratio": .9},
-      layouts.Program(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried"))
+    path,
+    step,
+    _ARGS,
+    choices.choice(numbers),
+    {"name": "step", "ratio": 0.9},
+    layouts.Program(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried"),
+  )
   return path
 
 
@@ -42,11 +47,14 @@ def test_a_function_gets_the_layouts_of_a_file_and_computes_the_same(file):
   assert constraints(applied) == constraints(chosen) > 0
 
 
-@pytest.mark.parametrize("other, message", [
+@pytest.mark.parametrize(
+  "other, message",
+  [
     (lambda x, y, z: step(x, y, z)[0] @ _ARGS[0][:1].repeat(18, 0), "without dot_general"),
     (lambda x, y, z: jax.nn.relu(x @ y), "with dot_general"),
     (lambda x, y, z: jax.tree.map(jnp.sin, step(x, y, z)), "whose other operations have changed"),
-])
+  ],
+)
 def test_another_program_is_refused_by_name(file, other, message):
   with pytest.raises(ValueError, match=f"layouts.json was made for 'step'.*{message}"):
     jax.jit(tpugraphs_jax.apply(other, file))(*_ARGS)
@@ -81,7 +89,9 @@ def test_a_file_gives_back_its_program_and_changes(file):
   assert lines[-1].split() == ["dot_general", "step.py:7", "{1,0}", "->", "{0,1}", "7", "->", "5"]
 
 
-@pytest.mark.parametrize("damage", [
+@pytest.mark.parametrize(
+  "damage",
+  [
     lambda program: program.pop("module"),
     lambda program: program.update(module="AAAA"),
     lambda program: program.update(module="no base64"),
@@ -90,7 +100,9 @@ def test_a_file_gives_back_its_program_and_changes(file):
     lambda program: program["changes"][0].update(nodes=[10**6]),
     lambda program: program["changes"][0].update(cycles=[1]),
     lambda program: program["changes"][0].update(after=[]),
-    lambda program: program["changes"][0].update(other=1)])
+    lambda program: program["changes"][0].update(other=1),
+  ],
+)
 def test_a_damaged_program_is_refused_by_the_name_of_its_file(file, damage):
   record = json.loads(file.read_text())
   damage(record["program"])
@@ -101,6 +113,7 @@ def test_a_damaged_program_is_refused_by_the_name_of_its_file(file, damage):
 
 def test_a_file_says_what_it_was_made_for(file):
   record = json.loads(file.read_text())
-  assert record["name"] == "step" and record["ratio"] == .9
+  assert record["name"] == "step" and record["ratio"] == 0.9
   assert record["groups"][0]["operation"] == (
-      "dot_general float32[6,12] <- float32[6,16], float32[16,12]")
+    "dot_general float32[6,12] <- float32[6,16], float32[16,12]"
+  )

@@ -34,9 +34,15 @@ def families(paths):
   return found
 
 
-@pytest.mark.parametrize("paths, splits", [
-    (_OUTPUTS, {"train", "valid", "test"}), (_BLOCKS, {"train", "test"}),
-    (_MEASURED, {"train", "valid", "test"})], ids=["outputs", "blocks", "measured"])
+@pytest.mark.parametrize(
+  "paths, splits",
+  [
+    (_OUTPUTS, {"train", "valid", "test"}),
+    (_BLOCKS, {"train", "test"}),
+    (_MEASURED, {"train", "valid", "test"}),
+  ],
+  ids=["outputs", "blocks", "measured"],
+)
 def test_no_program_has_a_sibling_in_another_split(paths, splits):
   found = families(paths)
   assert set(found) == splits
@@ -44,11 +50,14 @@ def test_no_program_has_a_sibling_in_another_split(paths, splits):
 
 
 @pytest.mark.parametrize(
-    "path", [*_ESTIMATED, *_MEASURED], ids=lambda path: "/".join(path.parts[-3:]))
+  "path", [*_ESTIMATED, *_MEASURED], ids=lambda path: "/".join(path.parts[-3:])
+)
 def test_a_program_has_its_labels_beside_it(path):
   graph, record = npz.read_layout(path), record_of(path)
-  value = {"tpu_estimate": lambda raw: round(raw["optimal_seconds"] * 1e12),
-           "measured": lambda raw: round(min(raw["seconds"]) * 1e9)}[record["label"]]
+  value = {
+    "tpu_estimate": lambda raw: round(raw["optimal_seconds"] * 1e12),
+    "measured": lambda raw: round(min(raw["seconds"]) * 1e9),
+  }[record["label"]]
   if path in _ESTIMATED:
     for raw in record["configs"]:
       assert sum(map(sum, raw["cycles"].values())) == raw["estimated_cycles"]
@@ -61,12 +70,12 @@ def test_a_program_has_its_labels_beside_it(path):
 @recorded.needs_libtpu
 @pytest.mark.parametrize("name", _AGAIN)
 def test_estimates_can_be_made_anew(name):
-  path, = [path for path in _OUTPUTS if path.stem == name]
+  (path,) = [path for path in _OUTPUTS if path.stem == name]
   record, shipped = record_of(path), npz.read_layout(path)
   versions = {"libtpu": importlib.metadata.version("libtpu"), "jax": jax.__version__}
   if versions != {name: record[name] for name in versions}:
     pytest.skip(f"made with libtpu {record['libtpu']} and jax {record['jax']}, here are {versions}")
-  program, = programs.load(str(commands.ROOT / record["source"]))
+  (program,) = programs.load(str(commands.ROOT / record["source"]))
   choices = collect.choices(program.function, *program.args)
   label = labels.create("tpu_estimate", target="v3", seed=0)
   rows = record["configs"][:_CONFIGS]

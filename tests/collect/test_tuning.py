@@ -60,6 +60,7 @@ def _labelled_by(monkeypatch, cost, failing=()):
   def raw_labels(problem, candidates):
     tried.extend(candidates)
     return {each: {"seconds": [cost(each) / 1e9]} for each in candidates if each not in failing}
+
   monkeypatch.setattr(problems.Problem, "raw_labels", raw_labels)
   return tried
 
@@ -91,12 +92,14 @@ def _new_ones_first(drawn):
 
 @pytest.mark.parametrize("tables", [False, True])
 def test_in_a_models_order_the_first_are_tried_and_the_best_of_them_wins(
-    monkeypatch, problem, tables):
+  monkeypatch, problem, tables
+):
   tried = _labelled_by(monkeypatch, _cost)
-  monkeypatch.setattr(measure, "compare", lambda *args, **options: (.9, .85, .95))
+  monkeypatch.setattr(measure, "compare", lambda *args, **options: (0.9, 0.85, 0.95))
   ranker = Oracle(problem, _cost, tables=tables)
   found = tuning.tune(
-      network, *ARGS, model=ranker, budget=5, strategy="model", candidates=80, operands=True)
+    network, *ARGS, model=ranker, budget=5, strategy="model", candidates=80, operands=True
+  )
   assert len(tried) == 5 and tried[0] == (0,) * len(problem.options)
   assert found.candidates == len(_drawn(problem, 80)) == 80 <= len(ranker.asked)
   if not tables:
@@ -106,21 +109,25 @@ def test_in_a_models_order_the_first_are_tried_and_the_best_of_them_wins(
   if tables:  # proposals reach choices that were not drawn
     every = itertools.product(*problem.options)
     assert _cost(best) == min(map(_cost, every))
-  assert found.ratio == .9 and found.compared == (.9, .85, .95)
+  assert found.ratio == 0.9 and found.compared == (0.9, 0.85, 0.95)
   assert "takes 0.900 (0.850 to 0.950, in alternating pairs) of the measured time" in str(found)
   assert [change.operation for change in found.changes] == [
-      str(group) for group, number in zip(problem.choices.groups, best) if number]
+    str(group) for group, number in zip(problem.choices.groups, best) if number
+  ]
   for change in found.changes:
     assert change.lines[0].startswith("small_net.py:") and not change.cycles
     assert f"{change.operation}  " in str(found) and change.lines[0] in str(found)
   args = _arrays()
   np.testing.assert_allclose(
-      jax.jit(found.function)(*args), jax.jit(network)(*args), rtol=1e-5, atol=1e-5)
+    jax.jit(found.function)(*args), jax.jit(network)(*args), rtol=1e-5, atol=1e-5
+  )
 
 
 def test_an_order_that_is_the_compilers_own_is_shown_as_fixed():
-  changes = [layouts.Change([0], "dot", ["net.py:3"], before, ((0, 1), (), ()), ())
-             for before in ((1, 0), (0, 1), ())]
+  changes = [
+    layouts.Change([0], "dot", ["net.py:3"], before, ((0, 1), (), ()), ())
+    for before in ((1, 0), (0, 1), ())
+  ]
   graph = hlo.featurize(lambda x: x @ x, jnp.ones((2, 2)))
   rows = layouts.Program(graph, changes, {}, "tried").table().rows
   assert [row[2] for row in rows] == ["{1,0} -> {0,1}", "{0,1} fixed", "? -> {0,1}"]
@@ -135,17 +142,22 @@ def test_first_comes_one_choice_of_every_score_and_of_every_set_of_groups():
   assert strategies.spread(order[::-1], scores, changed) == [0, 1, 4, 2, 5, 3]
 
 
-@pytest.mark.parametrize("label, interval", [
+@pytest.mark.parametrize(
+  "label, interval",
+  [
     (lambda numbers: 100 + sum(numbers), None),  # nothing is better
     (lambda numbers: 100, None),  # everything is as good
-    (_cost, (.98, .93, 1.01)),  # better, but not beyond doubt
-])
+    (_cost, (0.98, 0.93, 1.01)),  # better, but not beyond doubt
+  ],
+)
 def test_the_default_stays_unless_another_choice_is_really_better(
-    monkeypatch, problem, label, interval):
+  monkeypatch, problem, label, interval
+):
   _labelled_by(monkeypatch, label)
   monkeypatch.setattr(measure, "compare", lambda *args, **options: interval)
   found = tuning.tune(
-      network, *ARGS, model=Oracle(problem, _cost), budget=4, candidates=30, operands=True)
+    network, *ARGS, model=Oracle(problem, _cost), budget=4, candidates=30, operands=True
+  )
   assert found.keeps_default and found.function is network and found.ratio == 1
   assert "the compiler's own choice stays" in str(found)
   if interval is None:
@@ -192,7 +204,8 @@ def test_with_a_budget_for_all_every_choice_is_labelled(monkeypatch, strategy):
 
 
 def test_a_line_tells_of_every_label_and_the_file_of_labels_continues_a_search(
-    monkeypatch, capsys, tmp_path):
+  monkeypatch, capsys, tmp_path
+):
   outputs = problems.Problem(network, ARGS, labels.Measured())
   tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[(1, 0, 0)])
   options = {"model": Oracle(outputs, _cost), "cache": tmp_path / "labels.jsonl"}
@@ -209,7 +222,7 @@ def test_a_line_tells_of_every_label_and_the_file_of_labels_continues_a_search(
 
 def test_what_was_found_is_saved_and_applied(monkeypatch, tmp_path):
   _labelled_by(monkeypatch, _cost)
-  monkeypatch.setattr(measure, "compare", lambda *args, **options: (.9, .85, .95))
+  monkeypatch.setattr(measure, "compare", lambda *args, **options: (0.9, 0.85, 0.95))
   found = tuning.tune(network, *ARGS, budget=9)
   assert not found.keeps_default
   found.save(tmp_path / "layouts.json")

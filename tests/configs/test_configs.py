@@ -17,19 +17,27 @@ COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 
 
 CONFIGS = {
-    kind: lambda variant, kind=kind: configs.load(f"{kind}.py:{variant}")
-    for kind in ("tile", "layout")}
+  kind: lambda variant, kind=kind: configs.load(f"{kind}.py:{variant}")
+  for kind in ("tile", "layout")
+}
 
 
-@pytest.mark.parametrize("kind, variant", [
+@pytest.mark.parametrize(
+  "kind, variant",
+  [
     *(("tile", ",".join(names)) for names in itertools.product(TILE_MODELS, ("", "ci"))),
     *(("layout", ",".join(names)) for names in itertools.product(COLLECTIONS, ("", "official"))),
     *(("layout", f"xla-default,{name}") for name in ("gst", "gst_e", "gst_ed", "gst_efd", "one")),
     ("layout", "nlp-default,tables"),
-    ("layout", "full"), ("tile", ""),
+    ("layout", "full"),
+    ("tile", ""),
     *(("tile", ",".join(names)) for names in itertools.product(base.presets("tile"), ("", "ci"))),
-    *(("layout", ",".join(names)) for names in itertools.product(
-        COLLECTIONS, base.presets("layout"), ("", "ci")))])
+    *(
+      ("layout", ",".join(names))
+      for names in itertools.product(COLLECTIONS, base.presets("layout"), ("", "ci"))
+    ),
+  ],
+)
 def test_every_variant_makes_a_job(kind, variant, tmp_path):
   config = CONFIGS[kind](variant)
   ranker = Job.of(config).ranker
@@ -47,9 +55,13 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
   assert saved == config and Job.of(saved).ranker.family.network == ranker.family.network
 
 
-@pytest.mark.parametrize("kind, variant, size, widths", [
+@pytest.mark.parametrize(
+  "kind, variant, size, widths",
+  [
     *(("tile", name, 10, widths) for name, widths in zip(TILE_MODELS, (64, 64, 32, 32, 32))),
-    *(("layout", f"{collection},official", 16, 32) for collection in COLLECTIONS)])
+    *(("layout", f"{collection},official", 16, 32) for collection in COLLECTIONS),
+  ],
+)
 def test_official_variants_take_part_and_validate_as_officially(kind, variant, size, widths):
   config = CONFIGS[kind](variant)
   assert config.batch.configs == config.batch.min_configs == size
@@ -58,9 +70,16 @@ def test_official_variants_take_part_and_validate_as_officially(kind, variant, s
   assert kind == "tile" or not config.data.skip_constant
 
 
-@pytest.mark.parametrize("kind, variant", [
-    ("tile", "recommended"), ("tile", "preset=second_tile"),
-    ("tile", "ci"), ("layout", "xla-random"), ("layout", "xla-random,recommended")])
+@pytest.mark.parametrize(
+  "kind, variant",
+  [
+    ("tile", "recommended"),
+    ("tile", "preset=second_tile"),
+    ("tile", "ci"),
+    ("layout", "xla-random"),
+    ("layout", "xla-random,recommended"),
+  ],
+)
 def test_other_variants_train_on_small_graphs_and_validate_on_a_fixed_sample(kind, variant):
   config = CONFIGS[kind](variant)
   assert config.batch.min_configs == 2 and config.train.valid_sampling == "fixed"
@@ -74,43 +93,105 @@ def test_recommended_for_own_programs_is_traffic_tables(own):
   assert CONFIGS["layout"]("xla-random,recommended").model.name == "ScoreTables"
 
 
-@pytest.mark.parametrize("kind, field, value", [
-    ("tile", "batch.config_chunk", 4), ("layout", "batch.config_chunk", -1),
-    ("tile", "model.dtype", "float16"), ("layout", "data.neighbour_slots", -2),
-    ("tile", "task", "nope"), ("tile", "seed", -1),
-    *(("tile", f"batch.{name}", value) for name, value in (
-        ("graphs", 0), ("configs", 1), ("min_configs", 1), ("slates_per_epoch", -1),
-        ("sampling", "nope"), ("target", "nope"))),
-    *(("tile", f"data.{name}", value) for name, value in (
-        ("pad_value", 1), ("config_transform", "nope"), ("feature_transform", "shape=nope"),
-        ("loader_threads", -1))),
-    *(("tile", f"train.{name}", value) for name, value in (
-        ("epochs", 0), ("eval_every_epochs", 0), ("early_stop_epochs", -1), ("valid_configs", -1),
+@pytest.mark.parametrize(
+  "kind, field, value",
+  [
+    ("tile", "batch.config_chunk", 4),
+    ("layout", "batch.config_chunk", -1),
+    ("tile", "model.dtype", "float16"),
+    ("layout", "data.neighbour_slots", -2),
+    ("tile", "task", "nope"),
+    ("tile", "seed", -1),
+    *(
+      ("tile", f"batch.{name}", value)
+      for name, value in (
+        ("graphs", 0),
+        ("configs", 1),
+        ("min_configs", 1),
+        ("slates_per_epoch", -1),
+        ("sampling", "nope"),
+        ("target", "nope"),
+      )
+    ),
+    *(
+      ("tile", f"data.{name}", value)
+      for name, value in (
+        ("pad_value", 1),
+        ("config_transform", "nope"),
+        ("feature_transform", "shape=nope"),
+        ("loader_threads", -1),
+      )
+    ),
+    *(
+      ("tile", f"train.{name}", value)
+      for name, value in (
+        ("epochs", 0),
+        ("eval_every_epochs", 0),
+        ("early_stop_epochs", -1),
+        ("valid_configs", -1),
         ("valid_sampling", "nope"),
-        ("log_every_steps", 0), ("checkpoint_every_steps", -1), ("best_metric", "slowdown1"))),
+        ("log_every_steps", 0),
+        ("checkpoint_every_steps", -1),
+        ("best_metric", "slowdown1"),
+      )
+    ),
     *(("tile", f"eval.{name}", value) for name, value in (("graphs", 0), ("configs", 1))),
-    *(("tile", f"loss.{name}", value) for name, value in (
-        ("temperature", 0.0), ("temperature", float("nan")), ("kernel_l2", -1e-9),
-        ("pair_reduction", "nope"), ("margin", -1.0), ("margin", float("nan")),
-        ("score_norm_clip", float("inf")), ("score_norm_clip", -1.0),
-        ("activity_l2", float("nan")), ("losses", "Nope:1"), ("losses", "MSE:0"))),
+    *(
+      ("tile", f"loss.{name}", value)
+      for name, value in (
+        ("temperature", 0.0),
+        ("temperature", float("nan")),
+        ("kernel_l2", -1e-9),
+        ("pair_reduction", "nope"),
+        ("margin", -1.0),
+        ("margin", float("nan")),
+        ("score_norm_clip", float("inf")),
+        ("score_norm_clip", -1.0),
+        ("activity_l2", float("nan")),
+        ("losses", "Nope:1"),
+        ("losses", "MSE:0"),
+      )
+    ),
     ("tile", "optimizer.learning_rate", -1.0),  # the others: tests/train/test_state.py
-    ("tile", "batch.graph_sampling", "nope"), ("tile", "eval.permutations", 0),
-    ("tile", "data.virtual_node", "nope"), ("tile", "data.cluster_nodes", 0),
+    ("tile", "batch.graph_sampling", "nope"),
+    ("tile", "eval.permutations", 0),
+    ("tile", "data.virtual_node", "nope"),
+    ("tile", "data.cluster_nodes", 0),
     ("tile", "data.feature_transform", "log_offset(0)"),
-    *(("tile", f"model.{name}", value) for name, value in (
-        ("name", "Nope"), ("hidden_dim", 0), ("op_embed_dim", -1), ("num_gnns", 0),
-        ("precision", "nope"))),
+    *(
+      ("tile", f"model.{name}", value)
+      for name, value in (
+        ("name", "Nope"),
+        ("hidden_dim", 0),
+        ("op_embed_dim", -1),
+        ("num_gnns", 0),
+        ("precision", "nope"),
+      )
+    ),
     ("tile", "profile_steps", "7"),
-    *(("layout", f"data.{name}", value) for name, value in (
-        ("source", "nope"), ("search", "nope"), ("duplicate_policy", "nope"),
-        ("graph_reduction", "nope"), ("reduction_direction", "nope"), ("reduction_hops", 0),
-        ("reduction_induced", "nope"), ("max_configs", -1), ("config_transform", "minmax"))),
-    ("layout", "batch.keep_nodes", 1), ("layout", "eval.max_configs", -1),
-    ("layout", "model.name", "EarlyJoinSAGE"), ("layout", "model.pooling", ("nope",)),
-    ("layout", "model.value_embed_dim", 0), ("layout", "model.pooling", ()),
+    *(
+      ("layout", f"data.{name}", value)
+      for name, value in (
+        ("source", "nope"),
+        ("search", "nope"),
+        ("duplicate_policy", "nope"),
+        ("graph_reduction", "nope"),
+        ("reduction_direction", "nope"),
+        ("reduction_hops", 0),
+        ("reduction_induced", "nope"),
+        ("max_configs", -1),
+        ("config_transform", "minmax"),
+      )
+    ),
+    ("layout", "batch.keep_nodes", 1),
+    ("layout", "eval.max_configs", -1),
+    ("layout", "model.name", "EarlyJoinSAGE"),
+    ("layout", "model.pooling", ("nope",)),
+    ("layout", "model.value_embed_dim", 0),
+    ("layout", "model.pooling", ()),
     ("tile", "optimizer.milestones", (0.9, 0.6)),
-])
+  ],
+)
 def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):
   with pytest.raises(ValueError) as error:
     parts.make(kind, **{field: value})
@@ -119,40 +200,63 @@ def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):
   assert str(value).split("=")[-1].strip("(',)") in message
 
 
-@pytest.mark.parametrize("kind, variant, changes, complaint", [
+@pytest.mark.parametrize(
+  "kind, variant, changes, complaint",
+  [
     *(("layout", "", {"loss.losses": f"{name}:1"}, name) for name in ("MAPE", "LogMSE")),
     ("tile", "", {"loss.losses": "ListMLELoss:1,MAPE:1", "batch.target": "rank"}, "MAPE"),
-    ("tile", "", {"optimizer.average_window": (0.5, 1.0), "optimizer.average_decay": 0.9},
-     "average_window"),
+    (
+      "tile",
+      "",
+      {"optimizer.average_window": (0.5, 1.0), "optimizer.average_decay": 0.9},
+      "average_window",
+    ),
     ("tile", "", {"optimizer.schedule": "multistep"}, "milestones"),
     ("tile", "EarlyJoinResGCN", {"model.reduction": "max"}, "reduction"),
     ("tile", "MLP", {"model.dtype": "bfloat16"}, "dtype"),
     ("tile", "", {"task": "layout"}, "data.graph_reduction"),
     ("layout", "", {"task": "segments"}, "segments"),
     ("layout", "gst_ed,ci", {"data.virtual_node": "output"}, "virtual_node"),
-    ("layout", "gst_ed,ci",
-     {"segments.finetune.epochs": 2, "train.valid_sampling": "slates"}, "valid_sampling"),
+    (
+      "layout",
+      "gst_ed,ci",
+      {"segments.finetune.epochs": 2, "train.valid_sampling": "slates"},
+      "valid_sampling",
+    ),
     ("layout", "preset=first", {"data.features": ("first_layout", "first")}, "first_layout"),
     ("layout", "preset=first", {"data.feature_transform": "standardize"}, "feature_transform"),
     ("layout", "preset=first", {"data.config_transform": "minmax"}, "config_transform"),
-    *(("layout", "tables,ci", {field: value}, complaint) for field, value, complaint in (
-        ("batch.config_chunk", 8, "config_chunk"), ("data.config_transform", "minmax", "integers"),
-        ("model.pairs", "all", "low_rank"), ("model.pair_hops", 0, "pair_hops"),
-        ("model.pair_hops", 201, "pair_hops"))),
-    *(("layout", "xla-random,preset=fifth_all", {"data.also": also}, complaint)
+    *(
+      ("layout", "tables,ci", {field: value}, complaint)
+      for field, value, complaint in (
+        ("batch.config_chunk", 8, "config_chunk"),
+        ("data.config_transform", "minmax", "integers"),
+        ("model.pairs", "all", "low_rank"),
+        ("model.pair_hops", 0, "pair_hops"),
+        ("model.pair_hops", 201, "pair_hops"),
+      )
+    ),
+    *(
+      ("layout", "xla-random,preset=fifth_all", {"data.also": also}, complaint)
       for also, complaint in (
-          (("layout:xla:random",), "different layout collections"),
-          (("layout:nlp:random",) * 2, "different layout collections"),
-          (("tile:xla",), "different layout collections"),
-          (("layout:xla",), "unknown collection"))),
-    ("layout", "xla-random,preset=gst", {"data.also": ("layout:xla:default",)}, "one collection")])
+        (("layout:xla:random",), "different layout collections"),
+        (("layout:nlp:random",) * 2, "different layout collections"),
+        (("tile:xla",), "different layout collections"),
+        (("layout:xla",), "unknown collection"),
+      )
+    ),
+    ("layout", "xla-random,preset=gst", {"data.also": ("layout:xla:default",)}, "one collection"),
+  ],
+)
 def test_options_that_exclude_each_other_are_refused(kind, variant, changes, complaint):
   with pytest.raises(ValueError, match=complaint) as error:
     parts.make(kind, variant, **changes)
   assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("variant, changes, complaint", [
+@pytest.mark.parametrize(
+  "variant, changes, complaint",
+  [
     ("full,ci", {"trian": 3}, "trian.*did you mean train"),
     ("full,ci", {"train.epoch": 1}, "train.epoch.*did you mean train.epochs"),
     ("full,ci", {"data.pair_hops": 1}, "pair_hops"),
@@ -163,9 +267,12 @@ def test_options_that_exclude_each_other_are_refused(kind, variant, changes, com
     ("full,ci", {"batch.graphs": "4"}, "batch.graphs"),
     ("full,ci", {"batch.graphs": 4.0}, "batch.graphs"),
     ("full,ci", {"train.quick_compile": 1}, "quick_compile"),
-    ("full,ci", {"data.features": "released"}, "data.features")])
+    ("full,ci", {"data.features": "released"}, "data.features"),
+  ],
+)
 def test_fields_that_nothing_reads_and_values_of_another_type_are_refused(
-    variant, changes, complaint):
+  variant, changes, complaint
+):
   config = ml_collections.ConfigDict(CONFIGS["layout"](variant).to_dict(), type_safe=False)
   for name, value in changes.items():
     section, _, field = name.rpartition(".")
@@ -180,14 +287,20 @@ def test_fields_that_nothing_reads_and_values_of_another_type_are_refused(
   assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("kind, names, complaint", [
+@pytest.mark.parametrize(
+  "kind, names, complaint",
+  [
     ("layout", "official,gst_ed", "official and gst_ed"),
     ("layout", "xla-random,nlp-random", "xla-random and nlp-random"),
     ("tile", "recommended,preset=first", "recommended and preset=first"),
     *((kind, "preset=first,preset=third", "first and preset=third") for kind in CONFIGS),
     *((kind, "preset=eleventh", "eleventh") for kind in CONFIGS),
-    ("tile", "ci,nope", "recommended, .*, ci"), ("layout", "ci,nope", "full, .*, official, .*, ci"),
-    ("tile", "gst_ed", "run_layout"), ("layout", "LateJoinSAGE", "run_tile")])
+    ("tile", "ci,nope", "recommended, .*, ci"),
+    ("layout", "ci,nope", "full, .*, official, .*, ci"),
+    ("tile", "gst_ed", "run_layout"),
+    ("layout", "LateJoinSAGE", "run_tile"),
+  ],
+)
 def test_a_config_has_one_collection_and_one_ranker(kind, names, complaint):
   with pytest.raises(ValueError, match=complaint):
     CONFIGS[kind](names)

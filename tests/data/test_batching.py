@@ -28,9 +28,11 @@ AS_FLOAT = lambda rows: rows.astype(np.float32)
 def layout_graphs() -> tuple[batching.PreparedGraph, ...]:
   rng = np.random.default_rng(0)
   graphs = [
-      random_graphs.layout_graph(
-          rng, nodes=n, edges=e, config_nodes=k, configs=c, name=f"program {i}")
-      for i, (n, e, k, c) in enumerate(SIZES)]
+    random_graphs.layout_graph(
+      rng, nodes=n, edges=e, config_nodes=k, configs=c, name=f"program {i}"
+    )
+    for i, (n, e, k, c) in enumerate(SIZES)
+  ]
   return tuple(batching.prepare(g, g.node_feat, hops=HOPS, slots=1) for g in graphs)
 
 
@@ -45,14 +47,16 @@ def layout_batch(*, order=(0, 1, 2), graphs=3, spare=0, configs=CONFIGS):
   slots = random_graphs.slots_of(layout_graphs(), CONFIGS)
   budget = random_graphs.common_budget([batching.total_sizes(layout_graphs())], spare=spare)
   return batching.assemble_layout(
-      [slots[i] for i in order], budget, graphs=graphs, configs=configs, transform=AS_FLOAT)
+    [slots[i] for i in order], budget, graphs=graphs, configs=configs, transform=AS_FLOAT
+  )
 
 
 def tile_batch(*, order=(0, 1, 2), graphs=3, spare=0, configs=CONFIGS):
   slots = random_graphs.slots_of(tile_graphs(), CONFIGS)
   budget = random_graphs.common_budget([batching.total_sizes(tile_graphs())], spare=spare)
   return batching.assemble_tile(
-      [slots[i] for i in order], budget, graphs=graphs, configs=configs, transform=lambda x: x)
+    [slots[i] for i in order], budget, graphs=graphs, configs=configs, transform=lambda x: x
+  )
 
 
 @pytest.mark.parametrize("kinds", [1, 2, 100])
@@ -65,8 +69,12 @@ def test_distinct_nodes_are_those_of_each_kernel_alone(kinds):
     prepared.append(batching.prepare(graph, feat, slots=1, distinct=2))
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=3)
   batch = batching.assemble_tile(
-      random_graphs.slots_of(prepared, CONFIGS), budget, graphs=4, configs=CONFIGS,
-      transform=lambda x: x)
+    random_graphs.slots_of(prepared, CONFIGS),
+    budget,
+    graphs=4,
+    configs=CONFIGS,
+    transform=lambda x: x,
+  )
   (first, which), feat = batch.distinct, batch.graph.nodes["feat"]
   node_graph, seen = np.repeat(np.arange(5), batch.graph.n_node), {}
   for node, graph in enumerate(node_graph):
@@ -120,17 +128,19 @@ def test_a_batch_holds_rows_targets_and_blocks_of_its_slates():
     np.testing.assert_array_equal(batch.target[place, : len(chosen)], slots[i].target)
     count = graph.by_hop.hop_sizes[0]
     np.testing.assert_array_equal(
-        batch.by_hop.nodes[0][start : start + count],
-        graph.by_hop.node[:count] + node_start)
+      batch.by_hop.nodes[0][start : start + count], graph.by_hop.node[:count] + node_start
+    )
     row_id = batch.row_id[start : start + count]
     np.testing.assert_array_equal(
-        batch.rows[row_id[:, : len(chosen)]].swapaxes(0, 1), graph.configs.decode(chosen))
+      batch.rows[row_id[:, : len(chosen)]].swapaxes(0, 1), graph.configs.decode(chosen)
+    )
     assert (row_id[:, len(chosen) :] == ABSENT).all()
     start += count
     nodes = np.arange(len(graph.opcode))
     np.testing.assert_array_equal(
-        batch.block_mask[node_start : node_start + len(nodes)],
-        (nodes >= slots[i].block[0]) & (nodes < slots[i].block[1]))
+      batch.block_mask[node_start : node_start + len(nodes)],
+      (nodes >= slots[i].block[0]) & (nodes < slots[i].block[1]),
+    )
     node_start += len(nodes)
   assert (batch.row_id[start:] == ABSENT).all()
   assert not batch.block_mask[node_start:].any() and not batch.config_mask[3].any()
@@ -140,15 +150,20 @@ def results(model):
   def loss(params, batch):
     scores = model.apply({"params": params}, batch, train=True)
     total, count = losses_lib.listmle(
-        scores, jnp.asarray(batch.target), where=jnp.asarray(batch.config_mask))
+      scores, jnp.asarray(batch.target), where=jnp.asarray(batch.config_mask)
+    )
     return total / count, scores
+
   return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
 CASES = {
-    "tile": (base.create_network(
-        "tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), tile_batch),
-    "layout": (res_model.ResModel(op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), layout_batch)}
+  "tile": (
+    base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=HOPS),
+    tile_batch,
+  ),
+  "layout": (res_model.ResModel(op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), layout_batch),
+}
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -164,8 +179,8 @@ def test_padding_and_order_do_not_change_scores_losses_or_gradients(kind):
     mask = np.asarray(batch.config_mask)[list(order)]
     scores_there = np.asarray(other_scores)[:3, :CONFIGS][mask]
     comparing.assert_trees_close(
-        (scores_there, other_loss, other_grads),
-        (np.asarray(scores)[list(order)][mask], loss, grads))
+      (scores_there, other_loss, other_grads), (np.asarray(scores)[list(order)][mask], loss, grads)
+    )
 
 
 @pytest.mark.parametrize("make", [layout_batch, tile_batch])
@@ -181,7 +196,8 @@ def test_a_batch_beyond_its_budget_is_refused(key):
   assert budget[key] > 0
   with pytest.raises(ValueError, match="budget"):
     batching.assemble_layout(
-        slots, budget | {key: budget[key] - 1}, graphs=3, configs=CONFIGS, transform=AS_FLOAT)
+      slots, budget | {key: budget[key] - 1}, graphs=3, configs=CONFIGS, transform=AS_FLOAT
+    )
 
 
 @pytest.mark.parametrize("slots", [0, 1, 2, 4, 9])
@@ -195,7 +211,8 @@ def test_table_and_overflow_hold_every_edge_exactly_once(slots):
   width = table.overflow_index.shape[1]  # a receiver has no more rows than it needs
   left = np.maximum(np.bincount(receiver, minlength=10) - slots, 0)
   np.testing.assert_array_equal(
-      np.bincount(table.overflow_receiver, minlength=10), -(-left // width))
+    np.bincount(table.overflow_receiver, minlength=10), -(-left // width)
+  )
 
 
 @pytest.mark.parametrize("slots", [0, 3])
@@ -216,6 +233,9 @@ def test_distance_equals_a_slow_formulation(hops, starts):
   distance = batching.hops_from(start, edges, 20, hops=hops)
   assert distance.dtype == np.int32
   far = csgraph.shortest_path(
-      sparse.coo_array((np.ones(16), edges.T), (20, 20)), directed=False, unweighted=True,
-      indices=start).min(axis=0, initial=np.inf)
+    sparse.coo_array((np.ones(16), edges.T), (20, 20)),
+    directed=False,
+    unweighted=True,
+    indices=start,
+  ).min(axis=0, initial=np.inf)
   np.testing.assert_array_equal(distance, np.where(far <= hops, far, ABSENT))

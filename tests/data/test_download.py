@@ -33,8 +33,10 @@ def _npz_bytes(seed):
 def _members(collection, splits=graph.SPLITS):
   folder = f"npz/{collection.replace(':', '/')}"
   return {
-      f"{folder}/{split}/{i}.npz": _npz_bytes(10 * i + len(split))
-      for split in splits for i in range(2)}
+    f"{folder}/{split}/{i}.npz": _npz_bytes(10 * i + len(split))
+    for split in splits
+    for i in range(2)
+  }
 
 
 def _tar_bytes(members):
@@ -64,7 +66,6 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-
   def log_message(self, *_):
     pass
 
@@ -94,7 +95,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.end_headers()
     is_broken = bool(server.break_after)
     sent = server.break_after.pop(0) if is_broken else len(content)
-    self.wfile.write(content[start:start + sent])
+    self.wfile.write(content[start : start + sent])
     if is_broken and server.resets:
       time.sleep(0.2)  # a reset discards what the client has not read
       self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -134,7 +135,8 @@ def _assert_complete(root, collection=TILE):
   """Every file is there with its content, and nothing else is."""
   expected = {name.removeprefix("npz/"): content for name, content in _members(collection).items()}
   found = {
-      str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+  }
   assert found == expected
 
 
@@ -175,7 +177,8 @@ def test_server_that_cannot_resume_sends_everything_again(server, tmp_path, has_
 
 @pytest.mark.parametrize("more, requests", [(b"", 1), (b"more", 2)])
 def test_a_complete_part_is_not_repeated_and_a_longer_one_thrown_away(
-    server, tmp_path, more, requests):
+  server, tmp_path, more, requests
+):
   content = server.files["npz_tile_xla.tar"] + more
   (tmp_path / "npz_tile_xla.tar.part").write_bytes(content)
   (tmp_path / "npz_tile_xla.tar.part.id").write_text('"one"')
@@ -211,10 +214,16 @@ def _too_long_a_name(members):
   return _tar_bytes(members | {f"npz/tile/xla/train/{'x' * 300}.npz": b"x"})
 
 
-@pytest.mark.parametrize("pack", [
-    _twice, _too_long_a_name, lambda members: gzip.compress(_tar_bytes(members)),
+@pytest.mark.parametrize(
+  "pack",
+  [
+    _twice,
+    _too_long_a_name,
+    lambda members: gzip.compress(_tar_bytes(members)),
     lambda members: _tar_bytes({name: b"PK no zip" for name in members}),
-    lambda members: b"x" * 999])
+    lambda members: b"x" * 999,
+  ],
+)
 def test_an_archive_that_is_refused_leaves_nothing_unpacked(server, tmp_path, pack):
   server.files["npz_tile_xla.tar"] = pack(_members(TILE))
   with pytest.raises((download.DownloadError, OSError)) as error:
@@ -230,22 +239,26 @@ def _end_of_first_file(content):
 
 def _with_changed_bytes(content):
   at = content.index(b"config_runtime") + 1000  # within an array
-  return content[:at] + b"XXXX" + content[at + 4:]
+  return content[:at] + b"XXXX" + content[at + 4 :]
 
 
 @pytest.mark.parametrize(
-    "damage, complaint",
-    [
-        (lambda content: content[:5000], "end"),
-        (lambda content: content[:_end_of_first_file(content)], "end"),
-        (lambda content: content[:_end_of_first_file(content)] + b"x" * 9000, "end"),
-        (lambda content: b"", "empty"),
-        (lambda content: b"<html>not here</html>" * 100, "invalid header"),
-        (_with_changed_bytes, "complete"),
-        (lambda content: _tar_bytes(_members("layout:xla:random")), "split train"),
-        (lambda content: _tar_bytes(_members(TILE, ("train", "valid"))), "split test"),
-        (lambda content: _tar_bytes(_members(TILE) | {
-            "npz/tile/xla/test/0.npz": _npz_bytes(0)[:-50]}), "test/0.npz")])
+  "damage, complaint",
+  [
+    (lambda content: content[:5000], "end"),
+    (lambda content: content[: _end_of_first_file(content)], "end"),
+    (lambda content: content[: _end_of_first_file(content)] + b"x" * 9000, "end"),
+    (lambda content: b"", "empty"),
+    (lambda content: b"<html>not here</html>" * 100, "invalid header"),
+    (_with_changed_bytes, "complete"),
+    (lambda content: _tar_bytes(_members("layout:xla:random")), "split train"),
+    (lambda content: _tar_bytes(_members(TILE, ("train", "valid"))), "split test"),
+    (
+      lambda content: _tar_bytes(_members(TILE) | {"npz/tile/xla/test/0.npz": _npz_bytes(0)[:-50]}),
+      "test/0.npz",
+    ),
+  ],
+)
 def test_damaged_archive_is_refused_and_leaves_no_folder(server, tmp_path, damage, complaint):
   root = tmp_path / "root"
   server.files["npz_tile_xla.tar"] = damage(server.files["npz_tile_xla.tar"])
@@ -262,8 +275,9 @@ def test_damaged_archive_of_the_users_own_stays(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["npz_tile_xla.tar"]
 
 
-@pytest.mark.parametrize("checks, requests", [
-    (True, ["bytes=3000-"]), (False, ["bytes=3000-", None])])  # sends the new file's rest
+@pytest.mark.parametrize(
+  "checks, requests", [(True, ["bytes=3000-"]), (False, ["bytes=3000-", None])]
+)  # sends the new file's rest
 def test_no_part_of_a_file_that_changed_on_the_server_is_kept(server, tmp_path, checks, requests):
   server.break_after = [3000, 0, 0, 0]
   server.files["npz_tile_xla.tar"], content = bytes(9000), server.files["npz_tile_xla.tar"]
@@ -285,7 +299,8 @@ def test_transfers_that_begin_anew_and_break_again_come_to_an_end(server, tmp_pa
 
 
 def test_too_little_disk_space_is_an_error_before_anything_is_fetched(
-    server, tmp_path, monkeypatch):
+  server, tmp_path, monkeypatch
+):
   usage = download.shutil.disk_usage(tmp_path)
   monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage._replace(free=100))
   with pytest.raises(download.DownloadError):

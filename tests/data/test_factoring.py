@@ -11,10 +11,16 @@ from tpugraphs_jax import graph
 from tpugraphs_jax.data import factoring
 
 
-@pytest.mark.parametrize("array", [
+@pytest.mark.parametrize(
+  "array",
+  [
     np.array([[1, 2], [3, 4], [1, 2], [0, 9], [3, 4]], np.uint8),
-    np.array([[[0.5, 2]], [[0.5, 2]]], np.float32), np.array([[7], [300]], np.uint16),
-    np.broadcast_to(np.arange(3), (4, 3)), np.asfortranarray([[1, 2], [2, 1], [1, 2]])])
+    np.array([[[0.5, 2]], [[0.5, 2]]], np.float32),
+    np.array([[7], [300]], np.uint16),
+    np.broadcast_to(np.arange(3), (4, 3)),
+    np.asfortranarray([[1, 2], [2, 1], [1, 2]]),
+  ],
+)
 def test_distinct_rows_are_the_first_of_each_in_file_order(array):
   first, which = graph.distinct_rows(array)
   rows = [row.tobytes() for row in np.ascontiguousarray(array)]

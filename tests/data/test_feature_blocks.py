@@ -22,10 +22,15 @@ def test_left_and_right_operands_are_told_apart_by_their_shapes(kernel_first):
   kernel, image = ("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "f32", (2, 5, 5, 4), {})
   tall, wide = ("parameter", "f32", (7, 3), {}), ("parameter", "f32", (3, 5), {})
   graph = made_of(
-      [*((kernel, image, wide, tall) if kernel_first else (image, kernel, tall, wide)),
-       ("convolution", "f32", (2, 5, 5, 8), NUMBERS), ("dot", "f32", (7, 5), {}),
-       ("dot", "f32", (4, 4), {}), ("add", "f32", (7, 5), {})],
-      [[4, 0], [4, 1], [5, 2], [5, 3], [6, 5], [7, 5]])
+    [
+      *((kernel, image, wide, tall) if kernel_first else (image, kernel, tall, wide)),
+      ("convolution", "f32", (2, 5, 5, 8), NUMBERS),
+      ("dot", "f32", (7, 5), {}),
+      ("dot", "f32", (4, 4), {}),
+      ("add", "f32", (7, 5), {}),
+    ],
+    [[4, 0], [4, 1], [5, 2], [5, 3], [6, 5], [7, 5]],
+  )
   nodes, operands = feature_blocks.contraction_operands(graph)
   swapped = [[1, 0], [3, 2]] if kernel_first else [[0, 1], [2, 3]]
   assert nodes.tolist() == [4, 5, 6] and operands.tolist() == [*swapped, [5, -1]]
@@ -80,8 +85,10 @@ def test_choice_features_hold_the_padding_of_output_input_and_kernel():
       minor, second = rows[row, 6 * role : 6 * role + 2]
       size = lambda axis: dims[tensor, axis] if tensor is not None and axis >= 0 else 0
       np.testing.assert_allclose(
-          feat[[role, 3 + role, 6 + role]],
-          [slow_padding(size(minor), 128), slow_padding(size(second), 8), minor < 0], rtol=1e-5)
+        feat[[role, 3 + role, 6 + role]],
+        [slow_padding(size(minor), 128), slow_padding(size(second), 8), minor < 0],
+        rtol=1e-5,
+      )
 
 
 def test_without_choices_or_edges_there_are_no_features_or_operands():
@@ -100,13 +107,19 @@ def node(*sizes, layout=None):
   return feat
 
 
-@pytest.mark.parametrize("array, expected", [
+@pytest.mark.parametrize(
+  "array, expected",
+  [
     (node(2, 300, 300, 64, layout=(2, 3, 1, 0)), [2, 300, 8, 3]),
     (node(4, 1024, 768, layout=(2, 1, 0)), [4, 128, 6]),
     (node(4, 1024, 768), [4, 128, 6]),  # no order of dimensions: the last one is minor
-    (node(33, layout=(0,)), [1]), (node(4096, layout=(0,)), [4]), (node(), []),
-    (node(7, 129, layout=(1, 0)), [1, 2]), (node(7, 129, layout=(0, 1)), [17, 1]),
-])
+    (node(33, layout=(0,)), [1]),
+    (node(4096, layout=(0,)), [4]),
+    (node(), []),
+    (node(7, 129, layout=(1, 0)), [1, 2]),
+    (node(7, 129, layout=(0, 1)), [17, 1]),
+  ],
+)
 def test_registers_of_an_array(array, expected):
   assert feature_blocks.registers(array).tolist() == expected
 
@@ -114,15 +127,19 @@ def test_registers_of_an_array(array, expected):
 def kernel(opcodes, arrays, edges, configs):
   """A kernel of these arrays; configurations are (kernel bounds, output bounds)."""
   graph = random_graphs.tile_graph(
-      np.random.default_rng(0), nodes=len(opcodes), edges=0, configs=len(configs))
+    np.random.default_rng(0), nodes=len(opcodes), edges=0, configs=len(configs)
+  )
   feat = np.zeros((len(configs), 24), np.float32)
   for row, (kernel_bounds, output_bounds) in zip(feat, configs):
     row[: len(kernel_bounds)] = kernel_bounds
     row[8 : 8 + len(output_bounds)] = output_bounds
   return dataclasses.replace(
-      graph, node_opcode=np.array(opcodes, np.uint8), node_feat=np.array(arrays),
-      edge_index=np.array(edges, np.int32).reshape(-1, 2),
-      configs=dataclasses.replace(graph.configs, config_feat=feat))
+    graph,
+    node_opcode=np.array(opcodes, np.uint8),
+    node_feat=np.array(arrays),
+    edge_index=np.array(edges, np.int32).reshape(-1, 2),
+    configs=dataclasses.replace(graph.configs, config_feat=feat),
+  )
 
 
 PARAMETER, CONVOLUTION, DOT, ADD = 63, 26, 34, 2
@@ -131,8 +148,12 @@ ARRAYS = [node(32, 4096), node(4096, 1000), node(32, 1000), node(32, 1000)]
 
 @pytest.mark.parametrize("contraction", [CONVOLUTION, DOT])
 def test_bounds_of_a_contraction_cut_its_output_and_its_second_operand(contraction):
-  graph = kernel([PARAMETER, PARAMETER, contraction, ADD], ARRAYS,
-                 [(2, 0), (2, 1), (3, 2)], [((100, 3), (3, 8)), ((512, 8), (4, 8)), ((), ())])
+  graph = kernel(
+    [PARAMETER, PARAMETER, contraction, ADD],
+    ARRAYS,
+    [(2, 0), (2, 1), (3, 2)],
+    [((100, 3), (3, 8)), ((512, 8), (4, 8)), ((), ())],
+  )
   assert feature_blocks.tiled_arrays(graph)["kernel"].tolist() == [512, 8]
   found = feature_blocks.tile_counts(graph)
   assert found.shape == (3, 28) and found.dtype == np.float32

@@ -55,7 +55,8 @@ def test_shifted_logarithms_stay_as_they_are_and_drop_constants():
   transform = features.fit(arrays, kinds)
   found = transform(arrays[0])
   np.testing.assert_allclose(
-      found, [[np.log(1), np.log(0.5), 4], [np.log(1e6 + 1), np.log(6), 4]], rtol=1e-6)
+    found, [[np.log(1), np.log(0.5), 4], [np.log(1e6 + 1), np.log(6), 4]], rtol=1e-6
+  )
   np.testing.assert_array_equal(transform.kept, [0, 1, 3])
   again = features.Transform.from_dict(transform.to_dict())
   np.testing.assert_array_equal(again(arrays[0]), found)
@@ -70,10 +71,14 @@ def test_a_shift_that_is_too_small_is_refused_in_training_and_later():
     transform(np.array([[0, -9]], np.float32))
 
 
-@pytest.mark.parametrize("kinds", [
+@pytest.mark.parametrize(
+  "kinds",
+  [
     *([kind] * COLUMNS for kind in KINDS),
     ["minmax", "standardize", "minmax", "signed_log1p", "none", "standardize"],
-    ["signed_log", "left_out", "left_out", "signed_log1p", "none", "minmax"]])
+    ["signed_log", "left_out", "left_out", "signed_log1p", "none", "minmax"],
+  ],
+)
 def test_transforms_equal_slow_statistics(kinds):
   rng = np.random.default_rng(0)
   arrays, kinds = arrays_of(rng), np.array(kinds, object)
@@ -114,9 +119,11 @@ def test_saving_and_loading_is_exact(tmp_path):
   rng = np.random.default_rng(4)
   kinds = np.array(["minmax", "standardize", "none", "signed_log1p", "minmax", "none"], object)
   logs = np.array(["log_offset(7)", "none"], object)
-  saved = {"node": features.fit(arrays_of(rng), kinds),
-           "node/logs": features.fit([rng.normal(size=(4, 2))], logs),
-           "config": features.fit([rng.normal(size=(4, 2))], np.full(2, "none", object))}
+  saved = {
+    "node": features.fit(arrays_of(rng), kinds),
+    "node/logs": features.fit([rng.normal(size=(4, 2))], logs),
+    "config": features.fit([rng.normal(size=(4, 2))], np.full(2, "none", object)),
+  }
   features.save(tmp_path / "features.json", saved)
   loaded = features.load(tmp_path / "features.json")
   assert loaded.keys() == saved.keys()
@@ -150,12 +157,27 @@ def test_every_column_is_in_one_group():
   assert sorted(columns) == list(range(NODE_FEATURES))
 
 
-@pytest.mark.parametrize("text, problem", [
-    ("log", "'log'"), ("shape=minmax", "leaves out type"), ("colour=minmax,*=none", "'colour'"),
-    ("*=none,shape=", "of shape"), *((f"shape={kind},*=none", "log_offset") for kind in (
-        "log_offset", "log_offset()", "log_offset(0)", "log_offset(-1)", "log_offset(1.2.3)")),
-    ("minmax,standardize", "transform"), ("", "transform"),
-])
+@pytest.mark.parametrize(
+  "text, problem",
+  [
+    ("log", "'log'"),
+    ("shape=minmax", "leaves out type"),
+    ("colour=minmax,*=none", "'colour'"),
+    ("*=none,shape=", "of shape"),
+    *(
+      (f"shape={kind},*=none", "log_offset")
+      for kind in (
+        "log_offset",
+        "log_offset()",
+        "log_offset(0)",
+        "log_offset(-1)",
+        "log_offset(1.2.3)",
+      )
+    ),
+    ("minmax,standardize", "transform"),
+    ("", "transform"),
+  ],
+)
 def test_a_bad_specification_names_its_mistake(text, problem):
   with pytest.raises(ValueError, match=problem):
     features.parse_kinds(text, features.NODE_GROUPS)
@@ -176,8 +198,9 @@ def test_blocks_stand_side_by_side_each_scaled_in_its_own_way():
   BLOCKS.register("test_twice")(lambda graph: 2 * graph.node_opcode[:, None])
   BLOCKS.register("test_rows")(lambda graph: np.arange(graph.num_nodes)[:, None] + [[0.0, 5.0]])
   graph = graph_of()
-  made = made_of(["test_twice", "released", "test_rows"],
-                 "test_twice=none,test_rows=minmax,*=standardize")
+  made = made_of(
+    ["test_twice", "released", "test_rows"], "test_twice=none,test_rows=minmax,*=standardize"
+  )
   made.fit([graph])
   found = made(graph)
   assert found.dtype == np.float32
@@ -187,9 +210,11 @@ def test_blocks_stand_side_by_side_each_scaled_in_its_own_way():
   np.testing.assert_allclose(found[:, 1:-2].mean(axis=0), 0, atol=1e-6)
 
 
-@pytest.mark.parametrize("values", [
-    np.zeros(12), np.zeros((3, 2)), np.full((12, 1), "a"), np.full((12, 1), np.nan)],
-    ids=["vector", "rows", "text", "nan"])
+@pytest.mark.parametrize(
+  "values",
+  [np.zeros(12), np.zeros((3, 2)), np.full((12, 1), "a"), np.full((12, 1), np.nan)],
+  ids=["vector", "rows", "text", "nan"],
+)
 def test_a_block_of_the_wrong_shape_is_refused(values):
   BLOCKS.register("test_wrong")(lambda graph: values)
   with pytest.raises(ValueError, match="test_wrong"):
@@ -206,10 +231,16 @@ def test_a_block_must_always_give_as_many_columns():
     made(graph_of(1, nodes=9, edges=5))
 
 
-@pytest.mark.parametrize("names, kinds, complaint", [
-    ([], "none", "data.features"), (["released", "released"], "none", "different"),
-    (["nope"], "none", "'nope'"), (["released"], "random_walk=none,*=none", "'random_walk'"),
-    (["released", "random_walk"], "random_walk=none", "leaves out type")])
+@pytest.mark.parametrize(
+  "names, kinds, complaint",
+  [
+    ([], "none", "data.features"),
+    (["released", "released"], "none", "different"),
+    (["nope"], "none", "'nope'"),
+    (["released"], "random_walk=none,*=none", "'random_walk'"),
+    (["released", "random_walk"], "random_walk=none", "leaves out type"),
+  ],
+)
 def test_impossible_blocks_are_refused(names, kinds, complaint):
   with pytest.raises(ValueError, match=complaint):
     made_of(names, kinds)
@@ -230,9 +261,15 @@ def test_transforms_are_saved_with_the_names_of_their_blocks():
 def test_blocks_look_at_the_whole_graph_before_it_is_reduced():
   BLOCKS.register("test_size")(lambda graph: np.full((graph.num_nodes, 1), graph.num_nodes))
   graph = graph_of(nodes=30, edges=30)
-  job = parts.make("layout", **{
-      "data.features": ("test_size",), "data.feature_transform": "none",
-      "data.graph_reduction": "config_neighborhood", "data.reduction_hops": 1})
+  job = parts.make(
+    "layout",
+    **{
+      "data.features": ("test_size",),
+      "data.feature_transform": "none",
+      "data.graph_reduction": "config_neighborhood",
+      "data.reduction_hops": 1,
+    },
+  )
   job.fit([graph])
   prepared = job.ranker.prepare(graph)
   assert len(prepared.opcode) < 30

@@ -14,39 +14,57 @@ from tpugraphs_jax.data import npz
 
 _REAL = sorted(recorded.NPZ.rglob("*.npz"))
 
-_TILE_MEMBERS = ["node_feat", "node_opcode", "edge_index", "config_feat", "config_runtime",
-                 "config_runtime_normalizers"]
-_LAYOUT_MEMBERS = ["edge_index", "node_feat", "node_opcode", "node_config_feat",
-                   "node_config_ids", "node_splits", "config_runtime"]
+_TILE_MEMBERS = [
+  "node_feat",
+  "node_opcode",
+  "edge_index",
+  "config_feat",
+  "config_runtime",
+  "config_runtime_normalizers",
+]
+_LAYOUT_MEMBERS = [
+  "edge_index",
+  "node_feat",
+  "node_opcode",
+  "node_config_feat",
+  "node_config_ids",
+  "node_splits",
+  "config_runtime",
+]
 
 
 def _graph_arrays(rng, nodes):
   return {
-      "node_feat": rng.normal(size=(nodes, 140)).astype(np.float32),
-      "node_opcode": rng.integers(0, 121, nodes).astype(np.uint8),
-      "edge_index": rng.integers(0, nodes, (2 * nodes, 2))}
+    "node_feat": rng.normal(size=(nodes, 140)).astype(np.float32),
+    "node_opcode": rng.integers(0, 121, nodes).astype(np.uint8),
+    "edge_index": rng.integers(0, nodes, (2 * nodes, 2)),
+  }
 
 
 def _tile_arrays(*, nodes=7, configs=5, seed=0):
   rng = np.random.default_rng(seed)
   return _graph_arrays(rng, nodes) | {
-      "config_feat": rng.normal(size=(configs, 24)).astype(np.float32),
-      "config_runtime": rng.integers(1, 2**40, configs),
-      "config_runtime_normalizers": rng.integers(1, 2**40, configs)}
+    "config_feat": rng.normal(size=(configs, 24)).astype(np.float32),
+    "config_runtime": rng.integers(1, 2**40, configs),
+    "config_runtime_normalizers": rng.integers(1, 2**40, configs),
+  }
 
 
 def _layout_arrays(*, nodes=9, configs=6, config_nodes=4, seed=0):
   rng = np.random.default_rng(seed)
   shape = (configs, config_nodes, 18)
   return _graph_arrays(rng, nodes) | {
-      "node_config_feat": rng.integers(-1, 6, shape).astype(np.float32),
-      "node_config_ids": rng.choice(nodes, config_nodes, replace=False),
-      "node_splits": np.array([[0, nodes // 2, nodes]]),
-      "config_runtime": rng.integers(1, 2**40, configs)}
+    "node_config_feat": rng.integers(-1, 6, shape).astype(np.float32),
+    "node_config_ids": rng.choice(nodes, config_nodes, replace=False),
+    "node_splits": np.array([[0, nodes // 2, nodes]]),
+    "config_runtime": rng.integers(1, 2**40, configs),
+  }
 
 
-_every_array = pytest.mark.parametrize("kind, name", [
-    *(("tile", name) for name in _TILE_MEMBERS), *(("layout", name) for name in _LAYOUT_MEMBERS)])
+_every_array = pytest.mark.parametrize(
+  "kind, name",
+  [*(("tile", name) for name in _TILE_MEMBERS), *(("layout", name) for name in _LAYOUT_MEMBERS)],
+)
 _both_kinds = pytest.mark.parametrize("kind", ["tile", "layout"])
 _MAKERS = {"tile": _tile_arrays, "layout": _layout_arrays}
 _READERS = {"tile": npz.read_tile, "layout": npz.read_layout}
@@ -104,17 +122,26 @@ def test_every_array_is_read_into_its_field(tmp_path, kind):
 
 
 def _narrow(arrays):
-  return {name: array.astype(np.int32) if name != "config_runtime_normalizers" and
-          array.dtype.kind in "iu" else array for name, array in arrays.items()}
+  return {
+    name: array.astype(np.int32)
+    if name != "config_runtime_normalizers" and array.dtype.kind in "iu"
+    else array
+    for name, array in arrays.items()
+  }
 
 
 _FORMS = {
-    "narrow": (np.savez_compressed, _narrow),
-    "wide": (np.savez_compressed,
-             lambda arrays: arrays | {"node_opcode": arrays["node_opcode"].astype(np.int64)}),
-    "fortran": (np.savez_compressed,
-                lambda arrays: {k: np.asfortranarray(v) for k, v in arrays.items()}),
-    "stored in reverse": (np.savez, lambda arrays: dict(reversed(arrays.items())))}
+  "narrow": (np.savez_compressed, _narrow),
+  "wide": (
+    np.savez_compressed,
+    lambda arrays: arrays | {"node_opcode": arrays["node_opcode"].astype(np.int64)},
+  ),
+  "fortran": (
+    np.savez_compressed,
+    lambda arrays: {k: np.asfortranarray(v) for k, v in arrays.items()},
+  ),
+  "stored in reverse": (np.savez, lambda arrays: dict(reversed(arrays.items()))),
+}
 
 
 @pytest.mark.parametrize("form", _FORMS)
@@ -125,7 +152,8 @@ def test_every_form_of_a_file_gives_the_same_graph(tmp_path, kind, form):
   save, change = _FORMS[form]
   save(tmp_path / "other.npz", **change(arrays))
   comparing.assert_same_graph(
-      _READERS[kind](tmp_path / "other.npz"), _READERS[kind](_save(tmp_path / "g.npz", arrays)))
+    _READERS[kind](tmp_path / "other.npz"), _READERS[kind](_save(tmp_path / "g.npz", arrays))
+  )
 
 
 def test_splits_with_one_axis_or_without_the_end_mean_the_same(tmp_path):
@@ -242,7 +270,9 @@ def _changed(array, value):
   return array
 
 
-@pytest.mark.parametrize("kind, name, value, word", [
+@pytest.mark.parametrize(
+  "kind, name, value, word",
+  [
     ("tile", "node_feat", np.nan, "nan for node 6, column 139"),
     ("tile", "node_feat", np.inf, "inf"),
     ("tile", "node_opcode", 121, "0..120"),
@@ -265,7 +295,9 @@ def _changed(array, value):
     ("layout", "node_config_feat", -2, "-1..5"),
     ("layout", "node_config_feat", 0.5, "0.5"),
     ("layout", "node_config_feat", np.nan, "nan"),
-    ("layout", "node_config_feat", np.inf, "inf")])
+    ("layout", "node_config_feat", np.inf, "inf"),
+  ],
+)
 def test_each_value_out_of_range_is_named(tmp_path, kind, name, value, word):
   array = _changed(_MAKERS[kind]()[name], value)
   _expect_change_refused(tmp_path, kind, name, array, word)
@@ -273,7 +305,8 @@ def test_each_value_out_of_range_is_named(tmp_path, kind, name, value, word):
 
 def test_repeated_configurable_node_is_named(tmp_path):
   _expect_change_refused(
-      tmp_path, "layout", "node_config_ids", np.array([3, 5, 3, 1]), "node 3 2 times")
+    tmp_path, "layout", "node_config_ids", np.array([3, 5, 3, 1]), "node 3 2 times"
+  )
 
 
 @pytest.mark.parametrize("splits", [[[1, 9]], [[0, 5, 4, 9]], [[-1, 9]]])
@@ -289,7 +322,8 @@ def test_header_larger_than_the_data_is_refused_before_memory_is_taken(tmp_path)
       shape = (10**9, 140) if name == "node_feat" else array.shape
       with archive.open(f"{name}.npy", "w") as stream:
         np.lib.format.write_array_header_1_0(
-            stream, {"descr": array.dtype.str, "fortran_order": False, "shape": shape})
+          stream, {"descr": array.dtype.str, "fortran_order": False, "shape": shape}
+        )
         stream.write(array.tobytes())
   _expect_error("tile", path, "node_feat", "needs 560000000000 bytes")
 

@@ -23,8 +23,9 @@ def graphs_of(count, seed=0):
   """Kernels of very different sizes."""
   rng = np.random.default_rng(seed)
   graphs = [
-      random_graphs.tile_graph(rng, nodes=n, edges=int(rng.integers(0, 6 * n)), configs=20)
-      for n in (rng.lognormal(2.5, 1, count).astype(int) + 2)]
+    random_graphs.tile_graph(rng, nodes=n, edges=int(rng.integers(0, 6 * n)), configs=20)
+    for n in (rng.lognormal(2.5, 1, count).astype(int) + 2)
+  ]
   return [batching.prepare(graph, graph.node_feat) for graph in graphs]
 
 
@@ -37,14 +38,23 @@ def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **option
     return plan_lib.SlateDraft(graphs[number].sizes, finish)
 
   return plan_lib.BatchPlan(
-      graphs, slates_per_step=slates_per_step, devices=devices, draw=draw, seed=seed,
-      epochs=epochs, **options)
+    graphs,
+    slates_per_step=slates_per_step,
+    devices=devices,
+    draw=draw,
+    seed=seed,
+    epochs=epochs,
+    **options,
+  )
 
 
 def slates_of(plan, step, devices=1):
   """(graph, its configurations) of a step, in the order of the devices."""
-  return [(slot.graph_id, slot.config_ids.tolist())
-          for device in range(devices) for slot in plan.slates(step, device)]
+  return [
+    (slot.graph_id, slot.config_ids.tolist())
+    for device in range(devices)
+    for slot in plan.slates(step, device)
+  ]
 
 
 def epoch_of(plan, epoch):
@@ -64,8 +74,9 @@ def test_the_plan_is_a_pure_function_of_seed_and_step():
 @pytest.mark.parametrize("slates_per_epoch", [0, 7, 60])
 def test_weighted_graphs_come_as_often_as_they_should(slates_per_epoch):
   weights = np.array([1.0, 4.0, 0.0, 2.5, 0.5])
-  plan = plan_of(graphs_of(5), slates_per_step=1, weights=weights,
-                 slates_per_epoch=slates_per_epoch)
+  plan = plan_of(
+    graphs_of(5), slates_per_step=1, weights=weights, slates_per_epoch=slates_per_epoch
+  )
   length, counts = slates_per_epoch or 5, np.zeros(5)
   orders = [epoch_of(plan, epoch) for epoch in range(300)]
   for order in orders:
@@ -81,9 +92,9 @@ def test_weighted_graphs_come_as_often_as_they_should(slates_per_epoch):
 def test_the_number_of_devices_changes_nothing_but_the_places(slates_per_epoch):
   graphs = graphs_of(11)
   plans = {
-      devices: plan_of(graphs, slates_per_step=4, devices=devices,
-                       slates_per_epoch=slates_per_epoch)
-      for devices in (1, 2, 4)}
+    devices: plan_of(graphs, slates_per_step=4, devices=devices, slates_per_epoch=slates_per_epoch)
+    for devices in (1, 2, 4)
+  }
   for step in range(3 * plans[1].steps_per_epoch):
     expected = slates_of(plans[1], step)
     assert len(expected) == 4
@@ -97,19 +108,23 @@ def test_the_number_of_devices_changes_nothing_but_the_places(slates_per_epoch):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
   """Sizes that depend on the draw are the sizes of the slates of that step."""
+
   def draw(number, rng, turn):
     nodes = int(rng.integers(1, 200))
     return plan_lib.SlateDraft(
-        graphs[number].sizes | {"nodes": nodes},
-        lambda: Slate(graphs[number], np.arange(nodes), np.zeros(0), number))
+      graphs[number].sizes | {"nodes": nodes},
+      lambda: Slate(graphs[number], np.arange(nodes), np.zeros(0), number),
+    )
 
   graphs = graphs_of(8)
   plan = plan_lib.BatchPlan(
-      graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=1000)
+    graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=1000
+  )
   budgets = set()
   for step in range(20):
-    drawn = [sum(len(slot.config_ids) for slot in plan.slates(step, device))
-             for device in range(devices)]
+    drawn = [
+      sum(len(slot.config_ids) for slot in plan.slates(step, device)) for device in range(devices)
+    ]
     assert max(drawn) < plan.budget(step)["nodes"]
     budgets.add(plan.budget(step)["nodes"])
   assert len(budgets) > 1  # not always the largest
@@ -148,8 +163,14 @@ def test_the_last_batch_of_an_epoch_can_be_smaller(graphs, slates, last, devices
 def test_a_device_without_a_slate_gets_a_batch_of_padding():
   plan = plan_of(graphs_of(9), devices=4, drop_remainder=False)
   source = plan_lib.Batches(
-      plan, 30, range(4), lambda slates, budget: batching.assemble_tile(
-          slates, budget, graphs=1, configs=3, transform=lambda x: x), list)
+    plan,
+    30,
+    range(4),
+    lambda slates, budget: batching.assemble_tile(
+      slates, budget, graphs=1, configs=3, transform=lambda x: x
+    ),
+    list,
+  )
   first, *others = source[2]
   assert first.config_mask.sum() == 3
   for batch in others:
@@ -197,7 +218,8 @@ def batches_of(plan, local_devices=(0,), **options):
 
   stack = lambda parts: {key: np.stack([part[key] for part in parts]) for key in parts[0]}
   return plan_lib.training_batches(
-      plan_lib.Batches(plan, 11, local_devices, assemble, stack), **options)
+    plan_lib.Batches(plan, 11, local_devices, assemble, stack), **options
+  )
 
 
 def assert_same(found, expected):
@@ -257,7 +279,8 @@ def test_waste_of_an_endless_run_is_the_least_possible(seed, max_budgets):
   sizes = [{"nodes": int(n) - 1} for n in nodes]
   budgets = plan_lib.choose_budgets(sizes, max_budgets=max_budgets, multiple=1)
   found = 1 - nodes.sum() / sum(
-      budgets[plan_lib.smallest_fit([size], budgets)]["nodes"] for size in sizes)
+    budgets[plan_lib.smallest_fit([size], budgets)]["nodes"] for size in sizes
+  )
   assert found <= least_waste(nodes, max_budgets) + 0.02
 
 
@@ -310,8 +333,10 @@ def gumbel_top_k(keys, count):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_skewed_slates_follow_gumbel_top_k(count):
   # Official weights: the share of configurations that are not faster.
-  assert_frequencies(counts_of([900, 100, 300, 500, 700], count, "skewed"),
-                     gumbel_top_k([1 / 5, 5 / 5, 4 / 5, 3 / 5, 2 / 5], count))
+  assert_frequencies(
+    counts_of([900, 100, 300, 500, 700], count, "skewed"),
+    gumbel_top_k([1 / 5, 5 / 5, 4 / 5, 3 / 5, 2 / 5], count),
+  )
 
 
 def test_slates_with_replacement_are_independent_draws():
@@ -348,8 +373,12 @@ def test_a_slate_is_a_pure_function_of_the_generator_and_has_what_there_is(kind,
 
 
 def configs_of(runtime_ns):
-  return LayoutConfigs(np.zeros((1, 18), np.int8), np.zeros(1, np.int32),
-                       np.zeros((len(runtime_ns), 1), np.uint8), np.asarray(runtime_ns))
+  return LayoutConfigs(
+    np.zeros((1, 18), np.int8),
+    np.zeros(1, np.int32),
+    np.zeros((len(runtime_ns), 1), np.uint8),
+    np.asarray(runtime_ns),
+  )
 
 
 @pytest.mark.parametrize("nodes, keep", [(10, 3), (9, 3), (3, 3), (2, 5), (1, 1)])
@@ -367,20 +396,33 @@ def test_blocks_partition_the_graph_and_each_is_drawn_evenly(nodes, keep):
 def test_every_configuration_comes_once_before_any_comes_twice(per_epoch):
   """Slates of 3 of 10, 6 and 2 configurations: three, two and one of them in a pass."""
   graphs, sizes = graphs_of(3), (10, 6, 2)
-  configs = [dataclasses.replace(
-      graph.configs, **{field.name: getattr(graph.configs, field.name)[:size]
-                        for field in dataclasses.fields(graph.configs)})
-             for graph, size in zip(graphs, sizes)]
+  configs = [
+    dataclasses.replace(
+      graph.configs,
+      **{
+        field.name: getattr(graph.configs, field.name)[:size]
+        for field in dataclasses.fields(graph.configs)
+      },
+    )
+    for graph, size in zip(graphs, sizes)
+  ]
   sampler = plan_lib.ConfigSampler(
-      configs, count=3, sampling="uniform", targets=lambda configs, ids: ids, every=7)
+    configs, count=3, sampling="uniform", targets=lambda configs, ids: ids, every=7
+  )
   plan = plan_lib.BatchPlan(
-      graphs, slates_per_step=1, devices=1, draw=plan_lib.draw_slates(graphs, sampler), seed=0,
-      epochs=8, slates_per_epoch=per_epoch,
-      weights=plan_lib.graph_weights(configs, "every_config", 3))
+    graphs,
+    slates_per_step=1,
+    devices=1,
+    draw=plan_lib.draw_slates(graphs, sampler),
+    seed=0,
+    epochs=8,
+    slates_per_epoch=per_epoch,
+    weights=plan_lib.graph_weights(configs, "every_config", 3),
+  )
   assert plan.steps_per_epoch == (per_epoch or 6)
   seen = {number: [] for number in range(3)}
   for step in range(18):
-    slate, = plan.slates(step, 0)
+    (slate,) = plan.slates(step, 0)
     seen[slate.graph_id].append(slate.config_ids.tolist())
   assert {number: len(slates) for number, slates in seen.items()} == {0: 9, 1: 6, 2: 3}
   for number, slates in seen.items():

@@ -19,7 +19,8 @@ def reduce_graph(graph, **options):
 def graph_of(seed):
   rng = np.random.default_rng(seed)
   return random_graphs.layout_graph(
-      rng, nodes=24, edges=30, config_nodes=rng.permutation(24)[:3], configs=4)
+    rng, nodes=24, edges=30, config_nodes=rng.permutation(24)[:3], configs=4
+  )
 
 
 def slow(graph, hops, direction, induced):
@@ -45,9 +46,15 @@ def slow(graph, hops, direction, induced):
 def test_reduction_equals_a_slow_walk(hops, direction, induced):
   for seed in range(8):
     graph = graph_of(seed)
-    found, nodes = reduction.reduce_graph(graph, reduction.Reduction(
-        graph_reduction="config_neighborhood", reduction_hops=hops,
-        reduction_direction=direction, reduction_induced=induced))
+    found, nodes = reduction.reduce_graph(
+      graph,
+      reduction.Reduction(
+        graph_reduction="config_neighborhood",
+        reduction_hops=hops,
+        reduction_direction=direction,
+        reduction_induced=induced,
+      ),
+    )
     kept, edges = slow(graph, hops, direction, induced)
     assert nodes.tolist() == kept
     np.testing.assert_array_equal(found.node_feat, graph.node_feat[kept])
@@ -64,10 +71,12 @@ def test_reduction_equals_a_slow_walk(hops, direction, induced):
 def test_graphs_without_edges_keep_their_configurable_nodes(nodes, config_nodes):
   rng = np.random.default_rng(0)
   graph = random_graphs.layout_graph(
-      rng, nodes=nodes, edges=0, config_nodes=config_nodes, configs=2)
+    rng, nodes=nodes, edges=0, config_nodes=config_nodes, configs=2
+  )
   found = reduce_graph(graph, graph_reduction="config_neighborhood", reduction_hops=1)
   np.testing.assert_array_equal(
-      found.node_feat[found.config_node], graph.node_feat[graph.config_node])
+    found.node_feat[found.config_node], graph.node_feat[graph.config_node]
+  )
   assert found.edge_index.shape == (0, 2)
 
 
@@ -92,7 +101,7 @@ def test_the_output_node_consumes_the_roots():
 def test_without_a_root_the_output_node_consumes_the_nodes_without_users():
   graph = with_roots(graph_of(1), [])
   used = set(graph.edge_index[:, 1].tolist())
-  new = reduction.with_output(graph).edge_index[graph.num_edges:].tolist()
+  new = reduction.with_output(graph).edge_index[graph.num_edges :].tolist()
   assert new == [[24, node] for node in range(24) if node not in used]
 
 
@@ -101,7 +110,7 @@ def test_cluster_nodes_consume_neighbours_in_the_order_of_nodes(size, clusters):
   graph = graph_of(2)
   found = reduce_graph(graph, virtual_node="cluster", cluster_nodes=size)
   assert found.num_nodes == 24 + clusters and found.node_opcode.dtype == np.uint8
-  new = found.edge_index[graph.num_edges:].tolist()
+  new = found.edge_index[graph.num_edges :].tolist()
   assert new == [[24 + node // size, node] for node in range(24)]
 
 
@@ -110,10 +119,15 @@ def test_no_reduction_leaves_the_graph_alone():
   assert reduce_graph(graph) is graph
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"virtual_node": "cluster", "cluster_nodes": 10},
+@pytest.mark.parametrize(
+  "options",
+  [
+    {},
+    {"virtual_node": "cluster", "cluster_nodes": 10},
     {"graph_reduction": "config_neighborhood", "reduction_hops": 1},
-    {"graph_reduction": "config_neighborhood", "virtual_node": "cluster", "cluster_nodes": 3}])
+    {"graph_reduction": "config_neighborhood", "virtual_node": "cluster", "cluster_nodes": 3},
+  ],
+)
 def test_values_beside_a_graph_are_those_of_its_nodes_and_0_of_virtual_ones(options):
   graph = graph_of(3)
   found = reduction.reduce_graph(graph, reduction.Reduction(**options))

@@ -20,16 +20,23 @@ from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 
 def tile_configs(runtime_ns):
   count = len(runtime_ns)
-  return TileConfigs(np.arange(3.0 * count, dtype=np.float32).reshape(count, 3),
-                     np.array(runtime_ns, np.int64), np.full(count, 10, np.int64))
+  return TileConfigs(
+    np.arange(3.0 * count, dtype=np.float32).reshape(count, 3),
+    np.array(runtime_ns, np.int64),
+    np.full(count, 10, np.int64),
+  )
 
 
 def layout_configs(runtime_ns, same=False):
   count = len(runtime_ns)
   group_row = np.zeros((count, 2), np.uint8)
   group_row[:, 0] = 0 if same else np.arange(count) % 3
-  return LayoutConfigs(np.eye(3, 18, dtype=np.int8), np.array([0, 1, 1], np.int32), group_row,
-                       np.array(runtime_ns, np.int64))
+  return LayoutConfigs(
+    np.eye(3, 18, dtype=np.int8),
+    np.array([0, 1, 1], np.int32),
+    group_row,
+    np.array(runtime_ns, np.int64),
+  )
 
 
 def with_options(data, **changes):
@@ -40,15 +47,20 @@ TILES = TileData(Collection("tile:xla"))
 LAYOUTS = LayoutData(Collection("layout:xla:random"), LayoutOptions())
 
 
-@pytest.mark.parametrize("data, configs, reason", [
-    (TILES, tile_configs([1, 2, 3]), ""), (TILES, tile_configs([1, 1, 1]), ""),
+@pytest.mark.parametrize(
+  "data, configs, reason",
+  [
+    (TILES, tile_configs([1, 2, 3]), ""),
+    (TILES, tile_configs([1, 1, 1]), ""),
     (TILES, tile_configs([1, 2]), "fewer than 3 configurations"),
     (TILES, tile_configs([0, 0, 0]), "no runtimes"),
     (LAYOUTS, layout_configs([1, 2, 3]), ""),
     (LAYOUTS, layout_configs([1, 2]), "fewer than 3 configurations"),
     (LAYOUTS, layout_configs([0, 0, 0]), "no runtimes"),
     (LAYOUTS, layout_configs([1, 2, 3], same=True), "all configurations equal"),
-    (LAYOUTS, layout_configs([2**40] * 3), "all runtimes equal")])
+    (LAYOUTS, layout_configs([2**40] * 3), "all runtimes equal"),
+  ],
+)
 def test_each_reason_not_to_train_on_a_graph_is_named(data, configs, reason):
   assert data.why_not_trained(configs, min_configs=3) == reason
 
@@ -60,9 +72,14 @@ def test_graphs_with_nothing_to_learn_can_stay_in_training():
   assert data.why_not_trained(layout_configs([0] * 3), min_configs=3) == "no runtimes"
 
 
-@pytest.mark.parametrize("configs, reason", [
-    (tile_configs([1, 1]), ""), (tile_configs([5]), "fewer than 2 configurations"),
-    (layout_configs([0, 0]), "no runtimes (ranked, not scored)")])
+@pytest.mark.parametrize(
+  "configs, reason",
+  [
+    (tile_configs([1, 1]), ""),
+    (tile_configs([5]), "fewer than 2 configurations"),
+    (layout_configs([0, 0]), "no runtimes (ranked, not scored)"),
+  ],
+)
 def test_each_reason_not_to_judge_a_graph_is_named(configs, reason):
   assert selection.why_not_judged(configs) == reason
 
@@ -75,7 +92,8 @@ def test_targets_follow_the_option_of_the_data():
   ranked = dataclasses.replace(TILES, target="rank").targets(tile_configs(runtime), np.arange(3))
   np.testing.assert_array_equal(ranked, np.array([0.5, 0.0, 1.0], np.float32))
   ratio = dataclasses.replace(LAYOUTS, target="ratio").targets(
-      layout_configs(runtime), np.arange(3))
+    layout_configs(runtime), np.arange(3)
+  )
   np.testing.assert_array_equal(ratio, np.array([1.0, 0.0, 3.0], np.float32))
 
 
@@ -88,14 +106,16 @@ def test_absolute_targets_are_milliseconds_that_kernels_share():
   np.testing.assert_allclose(data.targets(other, np.arange(2)), [3 * 20 / 10, 6 * 20 / 30])
   layouts = dataclasses.replace(LAYOUTS, target="absolute")
   np.testing.assert_array_equal(
-      layouts.targets(layout_configs([3_000_000, 500_000, 1]), np.arange(2)),
-      np.array([3, 0.5], np.float32))
+    layouts.targets(layout_configs([3_000_000, 500_000, 1]), np.arange(2)),
+    np.array([3, 0.5], np.float32),
+  )
 
 
 def test_equal_tiles_of_a_training_kernel_count_once():
   graph = random_graphs.tile_graph(np.random.default_rng(0), nodes=3, edges=2, configs=4)
-  configs = TileConfigs(np.array([[1.0], [2.0], [1.0]], np.float32), np.array([7, 5, 6]),
-                        np.full(3, 10))
+  configs = TileConfigs(
+    np.array([[1.0], [2.0], [1.0]], np.float32), np.array([7, 5, 6]), np.full(3, 10)
+  )
   found = selection.drop_duplicates(dataclasses.replace(graph, configs=configs), "min").configs
   assert found.config_feat.tolist() == [[1.0], [2.0]] and found.runtime_ns.tolist() == [6, 5]
   # The fastest of equal tiles is so by runtime over normalizer, and keeps its normalizer.
@@ -136,11 +156,15 @@ def test_malformed_files_are_an_error_or_are_left_out_by_name(tmp_path, caplog):
 
 def of_rows(group_row, runtime_ns):
   graph = random_graphs.layout_graph(
-      np.random.default_rng(0), nodes=6, edges=8, config_nodes=[1, 3, 4, 5], configs=1)
+    np.random.default_rng(0), nodes=6, edges=8, config_nodes=[1, 3, 4, 5], configs=1
+  )
   group_row = np.asarray(group_row, np.uint8)
   configs = dataclasses.replace(
-      graph.configs, group_row=group_row, runtime_ns=np.asarray(runtime_ns, np.int64),
-      node_group=np.arange(4, dtype=np.int32) % group_row.shape[1])
+    graph.configs,
+    group_row=group_row,
+    runtime_ns=np.asarray(runtime_ns, np.int64),
+    node_group=np.arange(4, dtype=np.int32) % group_row.shape[1],
+  )
   return dataclasses.replace(graph, configs=configs)
 
 
@@ -201,12 +225,24 @@ def test_a_missing_file_of_indices_names_the_flag(tmp_path):
     judged(tmp_path, "unet", 4)
 
 
-_WRONG_IDS = ("[]", '"b"', "[1.5]", "[true]", "[[1], [2]]", "[[1], 2]", "7", "null", "[0, 4]",
-              "[-1, 2]", "[99999999999999999999]")
+_WRONG_IDS = (
+  "[]",
+  '"b"',
+  "[1.5]",
+  "[true]",
+  "[[1], [2]]",
+  "[[1], 2]",
+  "7",
+  "null",
+  "[0, 4]",
+  "[-1, 2]",
+  "[99999999999999999999]",
+)
 
 
-@pytest.mark.parametrize("text", [
-    "{", "[1, 2]", "3", '{"bert": [1]}', *(f'{{"unet": {ids}}}' for ids in _WRONG_IDS)])
+@pytest.mark.parametrize(
+  "text", ["{", "[1, 2]", "3", '{"bert": [1]}', *(f'{{"unet": {ids}}}' for ids in _WRONG_IDS)]
+)
 def test_indices_of_another_kind_or_graph_are_refused(tmp_path, text):
   with pytest.raises(ValueError, match="xla_random.json|unet"):
     judged(tmp_path, "unet", 4, text=text)
@@ -218,7 +254,8 @@ def test_official_targets_of_kernels_are_divided_in_float64():
   found = TILES.targets(configs, np.array([2, 0, 1]))
   assert found.dtype == np.float32
   np.testing.assert_array_equal(
-      found, np.float32([int(runtime[i]) / int(unit[i]) for i in (2, 0, 1)]))
+    found, np.float32([int(runtime[i]) / int(unit[i]) for i in (2, 0, 1)])
+  )
 
 
 def test_official_targets_of_programs_are_divided_in_float32():
@@ -228,7 +265,8 @@ def test_official_targets_of_programs_are_divided_in_float32():
   assert found.dtype == np.float32 and found[0] == found[1]
   nearest = lambda exact: np.float32(float(exact))  # float64 holds these exactly
   np.testing.assert_array_equal(
-      found, [nearest(Fraction(int(np.float32(value))) / 10**7) for value in runtime])
+    found, [nearest(Fraction(int(np.float32(value))) / 10**7) for value in runtime]
+  )
   assert (found != np.float32(np.array(runtime) / 1e7)).any()
 
 
@@ -238,8 +276,9 @@ def test_runtimes_one_nanosecond_apart_stay_apart(kind, base):
   runtime = base + np.array([2, 0, 1, 2, 5])
   target = selection.slate_target(runtime, kind)
   assert target.dtype == np.float32
-  np.testing.assert_array_equal(np.sign(np.subtract.outer(target, target)),
-                                np.sign(np.subtract.outer(runtime, runtime)))
+  np.testing.assert_array_equal(
+    np.sign(np.subtract.outer(target, target)), np.sign(np.subtract.outer(runtime, runtime))
+  )
 
 
 def test_ratio_and_rank_by_their_formulas():
@@ -262,7 +301,8 @@ def test_thirds_keep_the_fastest_the_slowest_and_some_between(count):
 def test_thirds_draw_the_middle_evenly_and_keep_small_graphs_whole():
   runtime, rng = np.arange(10), np.random.default_rng(3)
   counts = collections.Counter(
-      config for _ in range(3000) for config in selection.thirds(runtime, 4, rng).tolist())
+    config for _ in range(3000) for config in selection.thirds(runtime, 4, rng).tolist()
+  )
   assert counts[0] == counts[9] == 3000
   for config in range(1, 9):
     assert abs(counts[config] - 750) < 4 * math.sqrt(3000 * 0.25 * 0.75)
@@ -280,7 +320,8 @@ def test_memory_maps_and_two_byte_rows_are_taken(tmp_path):
   np.save(tmp_path / "rows.npy", rows)
   graph = of_rows([[0, 0]] * 3, [3, 2, 1])
   configs = dataclasses.replace(
-      graph.configs, group_row=np.load(tmp_path / "rows.npy", mmap_mode="r"))
+    graph.configs, group_row=np.load(tmp_path / "rows.npy", mmap_mode="r")
+  )
   found = selection.drop_duplicates(dataclasses.replace(graph, configs=configs), "min").configs
   np.testing.assert_array_equal(found.group_row, rows[:2])
   np.testing.assert_array_equal(found.runtime_ns, [1, 2])

@@ -30,8 +30,15 @@ _COLLECTION = "layout:nlp:random"
 def _layout_graph(seed=0, *, configs=30, config_nodes=12, rows=9):
   rng = np.random.default_rng(seed)
   return random_graphs.layout_graph(
-      rng, nodes=40, edges=80, config_nodes=rng.permutation(40)[:config_nodes], configs=configs,
-      rows=rows, name=f"g{seed}", features=140)
+    rng,
+    nodes=40,
+    edges=80,
+    config_nodes=rng.permutation(40)[:config_nodes],
+    configs=configs,
+    rows=rows,
+    name=f"g{seed}",
+    features=140,
+  )
 
 
 def _write_split(root, *, count=3, split="valid", **options):
@@ -85,7 +92,8 @@ def test_small_graphs_take_no_open_file_each(tmp_path, few_files):
 def test_released_configurations_survive_bit_for_bit(split, tmp_path):
   collection = "layout:xla:default"
   folders = store.ensure_store(
-      recorded.NPZ, collection, split, store_dir=tmp_path, workers=1, progress=False)
+    recorded.NPZ, collection, split, store_dir=tmp_path, workers=1, progress=False
+  )
   files = npz.split_files(recorded.NPZ, collection, split)
   assert [folder.name for folder in folders] == [file.stem for file in files]
   for folder, file in zip(folders, files):
@@ -96,10 +104,16 @@ def test_released_configurations_survive_bit_for_bit(split, tmp_path):
       assert configs.runtime_ns.tobytes() == released["config_runtime"].tobytes()
 
 
-@pytest.mark.parametrize("options, dtype", [
-    ({"configs": 1}, np.uint8), ({"rows": 1}, np.uint8), ({"config_nodes": 1}, np.uint8),
+@pytest.mark.parametrize(
+  "options, dtype",
+  [
+    ({"configs": 1}, np.uint8),
+    ({"rows": 1}, np.uint8),
+    ({"config_nodes": 1}, np.uint8),
     ({"rows": 2000, "configs": 500}, np.uint16),
-], ids=["one-config", "equal-configs", "one-node", "many-rows"])
+  ],
+  ids=["one-config", "equal-configs", "one-node", "many-rows"],
+)
 def test_extremes_are_stored_without_loss(tmp_path, options, dtype):
   folder = _write_split(tmp_path, count=1, **options)
   stored = graph_folder.read(_ensure(tmp_path)[0])
@@ -156,9 +170,11 @@ def test_touched_source_is_recognised_by_its_contents(tmp_path):
   assert _built_at(_ensure(tmp_path)[0]) == before
 
 
-@pytest.mark.parametrize("change", [
-    lambda data: data[:-1], lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:]],
-    ids=["another size", "the same size"])
+@pytest.mark.parametrize(
+  "change",
+  [lambda data: data[:-1], lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:]],
+  ids=["another size", "the same size"],
+)
 def test_changed_source_is_refused_on_opening(tmp_path, change):
   source = _write_split(tmp_path, count=1) / "g0.npz"
   folder = _ensure(tmp_path)[0]
@@ -169,8 +185,17 @@ def test_changed_source_is_refused_on_opening(tmp_path, change):
 
 
 def _stored_files():
-  return ("config_node", "edge_index", "group_row", "node_feat", "node_group",
-          "node_opcode", "node_splits", "rows", "runtime_ns")
+  return (
+    "config_node",
+    "edge_index",
+    "group_row",
+    "node_feat",
+    "node_group",
+    "node_opcode",
+    "node_splits",
+    "rows",
+    "runtime_ns",
+  )
 
 
 def _damage(path, damage):
@@ -185,9 +210,13 @@ def _damage(path, damage):
     os.truncate(path, 0 if damage == "empty" else path.stat().st_size - 1)
 
 
-@pytest.mark.parametrize("name, damage", [
+@pytest.mark.parametrize(
+  "name, damage",
+  [
     *((name, "changed") for name in _stored_files()),
-    *(("rows", damage) for damage in ("missing", "empty", "cut"))])
+    *(("rows", damage) for damage in ("missing", "empty", "cut")),
+  ],
+)
 def test_each_damaged_file_is_noticed_and_rebuilt(tmp_path, name, damage, caplog):
   source = _write_split(tmp_path, count=2) / "g0.npz"
   folder = _ensure(tmp_path)[0]
@@ -211,17 +240,31 @@ def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
   assert graph_folder.read(_ensure(tmp_path)[1]).name == "g1"
 
 
-@pytest.mark.parametrize("text, complaint", [
-    *((text, "meta.json") for text in (
-        "", "{", "[]", "{}", '{"version": 2}', '{"version":2,"name":"g0","sha256":{}}',
-        "\x00\x01")),
+@pytest.mark.parametrize(
+  "text, complaint",
+  [
+    *(
+      (text, "meta.json")
+      for text in (
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"version": 2}',
+        '{"version":2,"name":"g0","sha256":{}}',
+        "\x00\x01",
+      )
+    ),
     ('{"version": 1}', "format 1, expected 2"),
-    (None, "format 99, expected 2")])
+    (None, "format 99, expected 2"),
+  ],
+)
 def test_damaged_meta_and_other_formats_are_refused_and_rebuilt(tmp_path, text, complaint):
   _write_split(tmp_path, count=1)
   path = _ensure(tmp_path)[0] / "meta.json"
-  path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99})
-                  if text is None else text)
+  path.write_text(
+    json.dumps(json.loads(path.read_text()) | {"version": 99}) if text is None else text
+  )
   with pytest.raises(ValueError, match=complaint):
     graph_folder.read(path.parent)
   graph_folder.read(_ensure(tmp_path)[0])
@@ -365,7 +408,8 @@ def _cluster(monkeypatch, takes):
 
 @pytest.mark.parametrize("takes", [lambda file: True, lambda file: file.stem == "g1"])
 def test_a_cluster_builds_the_same_and_what_it_leaves_is_built_here(
-    tmp_path, monkeypatch, takes, capsys):
+  tmp_path, monkeypatch, takes, capsys
+):
   _write_split(tmp_path, count=3)
   here = _ensure(tmp_path, store_dir=tmp_path / "here")
   asked = _cluster(monkeypatch, takes)

@@ -15,17 +15,31 @@ import tpugraphs_jax
 from tpugraphs_jax import submission
 from tpugraphs_jax.data import npz
 
-TEXT = "".join((commands.ROOT / "docs" / name).read_text()
-               for name in ("add_your_own.md", "add_parts.md"))
-RECIPES = ("A model", "A family", "A published system", "A pooling", "A loss",
-           "A block of node features", "A collection")
+TEXT = "".join(
+  (commands.ROOT / "docs" / name).read_text() for name in ("add_your_own.md", "add_parts.md")
+)
+RECIPES = (
+  "A model",
+  "A family",
+  "A published system",
+  "A pooling",
+  "A loss",
+  "A block of node features",
+  "A collection",
+)
 # Quick runs; these flags change nothing that the recipes show.
 _SMALL = {
-    "tpugraphs-layout": ("xla-random", "--config.train.epochs=1 --config.batch.slates_per_epoch=8 "
-                         "--config.batch.configs=4 --config.model.hidden_dim=8 "
-                         "--config.model.num_gnns=1 --config.train.valid_configs=20"),
-    "tpugraphs-tile": ("EarlyJoinSAGE", "--config.train.epochs=1 --config.batch.slates_per_epoch=20"
-                       " --config.model.hidden_dim=8 --config.model.num_gnns=1"),
+  "tpugraphs-layout": (
+    "xla-random",
+    "--config.train.epochs=1 --config.batch.slates_per_epoch=8 "
+    "--config.batch.configs=4 --config.model.hidden_dim=8 "
+    "--config.model.num_gnns=1 --config.train.valid_configs=20",
+  ),
+  "tpugraphs-tile": (
+    "EarlyJoinSAGE",
+    "--config.train.epochs=1 --config.batch.slates_per_epoch=20"
+    " --config.model.hidden_dim=8 --config.model.num_gnns=1",
+  ),
 }
 
 
@@ -33,8 +47,9 @@ def recipe(title):
   """The files and the shell commands of one section."""
   section = re.search(rf"^## {title}\n(.*?)(?=^## |^# Add |\Z)", TEXT, re.M | re.S)[1]
   blocks = re.findall(r"^```(\w+)\n(.*?)^```", section, re.M | re.S)
-  files = {code.split("\n")[0].removeprefix("# "): code for kind, code in blocks
-           if kind == "python"}
+  files = {
+    code.split("\n")[0].removeprefix("# "): code for kind, code in blocks if kind == "python"
+  }
   lines = [line for kind, code in blocks if kind == "sh" for line in code.splitlines()]
   return files, lines
 
@@ -49,9 +64,12 @@ def small(line, data_root):
   if "--mode=evaluate" not in arguments:
     if not any(argument.startswith("--config=") for argument in arguments):
       arguments.insert(0, f"--config={default}")
-    arguments += [flag for flag in flags.split()
-                  if "model." not in flag or not any(
-                      word in given for given in arguments for word in ("family", "system"))]
+    arguments += [
+      flag
+      for flag in flags.split()
+      if "model." not in flag
+      or not any(word in given for given in arguments for word in ("family", "system"))
+    ]
     if any("gst" in argument for argument in arguments):
       arguments.append("--config.segments.max_nodes=60")
   # The data that `--synthetic` would make, once for all recipes.
@@ -82,8 +100,9 @@ def test_a_recipe_runs_as_it_is_written(title, data_root, tmp_path, monkeypatch)
     assert submission.HEADER in (workdir / "results.csv").read_text()
     assert (workdir / "model.npz").exists()
   if title == "A published system":
-    shown = run([commands.ROOT / "run_layout.py", "--config=my_system.py", "--print_config"],
-                tmp_path)
+    shown = run(
+      [commands.ROOT / "run_layout.py", "--config=my_system.py", "--print_config"], tmp_path
+    )
     assert "--config.model.width=16" in shown and "width of node features" in shown
     monkeypatch.chdir(tmp_path)  # in one process a file can be loaded again
     first, second = (tpugraphs_jax.load_config("my_system.py:nlp-default") for _ in range(2))
@@ -105,7 +124,8 @@ def changed_files(section):
     source = (commands.ROOT / path).read_text()
     for part in re.split(r"^@@\n", diff, flags=re.M)[1:]:
       side = lambda sign: "".join(
-          line[1:] for line in part.splitlines(keepends=True) if line[0] in (" ", sign))
+        line[1:] for line in part.splitlines(keepends=True) if line[0] in (" ", sign)
+      )
       assert source.count(side("-")) == 1, part
       source = source.replace(side("-"), side("+"))
     new.append((path, source))
@@ -134,8 +154,14 @@ def test_an_option_of_a_network_or_a_loss_is_a_change_of_one_file(tmp_path):
   for path, text in files:
     (tmp_path / path).write_text(text)
   environment = os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-  told = subprocess.run([sys.executable, "-c", USED], cwd=tmp_path, text=True, check=True,
-                        stdout=subprocess.PIPE, env=environment).stdout
+  told = subprocess.run(
+    [sys.executable, "-c", USED],
+    cwd=tmp_path,
+    text=True,
+    check=True,
+    stdout=subprocess.PIPE,
+    env=environment,
+  ).stdout
   assert "--config.model.score_scale=1.0" in told and "factor of the scores" in told
   assert "--config.loss.label_shift=0.0" in told and "number that MSE adds" in told
   for field in ("model.score_scale", "loss.label_shift"):

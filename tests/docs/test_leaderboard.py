@@ -10,13 +10,27 @@ from tpugraphs_jax import synthetic
 
 def test_the_page_names_a_winner_and_a_command_that_trains_it(tmp_path):
   data_root = synthetic.generate(
-      tmp_path / "data", collections=["tile:xla"], limit=4, progress=False)
+    tmp_path / "data", collections=["tile:xla"], limit=4, progress=False
+  )
   page = tmp_path / "page.html"
   run = lambda *arguments: commands.run(commands.Run(arguments), home=tmp_path)
   # No kernel has as many configurations as the second ranker asks for.
-  ended = run("benchmarks/leaderboard.py", "--collection", "tile:xla", "--data_root", data_root,
-              "--steps", 3, "--systems", "MLP", "MLP+batch.min_configs=100000",
-              "--workdir", tmp_path / "runs", "--page", page)
+  ended = run(
+    "benchmarks/leaderboard.py",
+    "--collection",
+    "tile:xla",
+    "--data_root",
+    data_root,
+    "--steps",
+    3,
+    "--systems",
+    "MLP",
+    "MLP+batch.min_configs=100000",
+    "--workdir",
+    tmp_path / "runs",
+    "--page",
+    page,
+  )
   assert ended.code == 0, ended.err[-3000:]
   text = page.read_text()
   assert "<code>MLP</code> wins" in text

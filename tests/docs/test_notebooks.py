@@ -23,8 +23,10 @@ def code_cells(path):
 
 
 def text_of(cell):
-  return "".join("".join(output.get("text", output.get("data", {}).get("text/plain", "")))
-                 for output in cell["outputs"])
+  return "".join(
+    "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
+    for output in cell["outputs"]
+  )
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -41,9 +43,18 @@ def test_a_notebook_runs_from_any_folder(path, tmp_path):
   pytest.importorskip("nbclient", reason="no nbclient: pip install nbclient ipykernel")
   pytest.importorskip("ipykernel", reason="no ipykernel: pip install nbclient ipykernel")
   ended = subprocess.run(
-      [sys.executable, "-W", "ignore", "-c", _EXECUTE, str(path)], cwd=tmp_path, text=True,
-      capture_output=True, env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(
-          filter(None, [str(commands.ROOT), os.environ.get("PYTHONPATH")]))})
+    [sys.executable, "-W", "ignore", "-c", _EXECUTE, str(path)],
+    cwd=tmp_path,
+    text=True,
+    capture_output=True,
+    env=os.environ
+    | {
+      "JAX_PLATFORMS": "cpu",
+      "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(commands.ROOT), os.environ.get("PYTHONPATH")])
+      ),
+    },
+  )
   assert ended.returncode == 0, ended.stderr[-3000:]
   found, stored = code_cells(tmp_path / "done.ipynb"), code_cells(path)
   for now, then in zip(found, stored, strict=True):

@@ -30,8 +30,8 @@ def _assert_computes_the_same(names):
   rng = np.random.default_rng(0)
   arrays = [jnp.asarray(rng.normal(size=each.shape), each.dtype) for each in names["arguments"]]
   np.testing.assert_allclose(
-      jax.jit(names["tuned"].function)(*arrays), jax.jit(names["step"])(*arrays),
-      rtol=1e-4, atol=1e-3)
+    jax.jit(names["tuned"].function)(*arrays), jax.jit(names["step"])(*arrays), rtol=1e-4, atol=1e-3
+  )
 
 
 def test_measured_on_this_machine(names, monkeypatch, capsys):
@@ -42,7 +42,8 @@ def test_measured_on_this_machine(names, monkeypatch, capsys):
     del values, calls
     text = function.as_text()  # of copies too
     default[:] = default or [text]
-    return .010 if text == default[0] else .012
+    return 0.010 if text == default[0] else 0.012
+
   monkeypatch.setattr(measure, "measure", functools.partial(measure.measure, timer=time))
   exec(blocks()[1], names)  # pylint: disable=exec-used
   said = capsys.readouterr().out
@@ -60,21 +61,27 @@ def test_estimated_for_a_tpu_target(names, capsys):
   tuned = names["tuned"]
   assert tuned.ratio == 1 if tuned.keeps_default else tuned.ratio < 1
   assert tuned.ratio * tuned.tried[(0,) * len(tuned.numbers)] == pytest.approx(
-      min(tuned.tried.values()))
+    min(tuned.tried.values())
+  )
   _assert_computes_the_same(names)
 
 
 def test_layouts_are_saved_and_applied(names, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(measure, "measure", functools.partial(
-      measure.measure, timer=lambda function, values, calls: .01))
-  names = names | {"tuned": names["tpugraphs_jax"].tune(
-      names["step"], *names["arguments"], budget=2)}
+  monkeypatch.setattr(
+    measure,
+    "measure",
+    functools.partial(measure.measure, timer=lambda function, values, calls: 0.01),
+  )
+  names = names | {
+    "tuned": names["tpugraphs_jax"].tune(names["step"], *names["arguments"], budget=2)
+  }
   exec(blocks()[3], names)  # pylint: disable=exec-used
   rng = np.random.default_rng(0)
   arrays = [jnp.asarray(rng.normal(size=each.shape), each.dtype) for each in names["arguments"]]
   np.testing.assert_allclose(
-      names["fast_step"](*arrays), jax.jit(names["step"])(*arrays), rtol=1e-4, atol=1e-3)
+    names["fast_step"](*arrays), jax.jit(names["step"])(*arrays), rtol=1e-4, atol=1e-3
+  )
 
 
 def test_a_function_becomes_a_ranked_graph():
@@ -93,8 +100,11 @@ def test_a_function_as_the_tpu_compiler_sees_it():
 
 def front_page():
   """The programs of README.md with the output that it shows."""
-  return re.findall(r"^```python\n(.*?)^```\n\n^```text\n(.*?)^```",
-                    (commands.ROOT / "README.md").read_text(), re.M | re.S)
+  return re.findall(
+    r"^```python\n(.*?)^```\n\n^```text\n(.*?)^```",
+    (commands.ROOT / "README.md").read_text(),
+    re.M | re.S,
+  )
 
 
 def test_the_front_page_ranks(monkeypatch, capsys):

@@ -18,13 +18,32 @@ def run(tmp_path, *arguments):
 
 def test_damaged_files_and_what_somebody_sends_are_read_or_end_in_one_line():
   # In a process of its own: Orbax warns at exit after damaged checkpoints.
-  script = [sys.executable, campaign.__file__, "--parts", "damage", "input", "folders", "sent",
-            "--inputs", "60", "--sent", "8", "--short"]
+  script = [
+    sys.executable,
+    campaign.__file__,
+    "--parts",
+    "damage",
+    "input",
+    "folders",
+    "sent",
+    "--inputs",
+    "60",
+    "--sent",
+    "8",
+    "--short",
+  ]
   ended = subprocess.run(script, capture_output=True, text=True)
   assert ended.returncode == 0, ended.stdout + ended.stderr
-  for row in ("damage, checkpoint", "input, HLO module", "vanish under a run and come back | 2 |",
-              "sent, model file | 8", "sent, working folder for a report | 8",
-              "sent, graph file | 40", "sent, journal of collect | 800", "sent, HLO text | 3"):
+  for row in (
+    "damage, checkpoint",
+    "input, HLO module",
+    "vanish under a run and come back | 2 |",
+    "sent, model file | 8",
+    "sent, working folder for a report | 8",
+    "sent, graph file | 40",
+    "sent, journal of collect | 800",
+    "sent, HLO text | 3",
+  ):
     assert row in ended.stdout
 
 

@@ -68,12 +68,12 @@ def _produce(path, keys):
 def _module_arrays(source):
   graph = hlo.featurize(source, edge_order="insertion")
   return {
-      "node_feat": lambda: graph.node_feat,
-      "node_opcode": lambda: graph.node_opcode,
-      "node_splits": lambda: graph.node_splits[None],
-      "edge_index_insertion": lambda: graph.edge_index.astype(np.int64),
-      # Refused where an edge repeats; no expected file has it then.
-      "edge_index": lambda: hlo.featurize(source).edge_index.astype(np.int64),
+    "node_feat": lambda: graph.node_feat,
+    "node_opcode": lambda: graph.node_opcode,
+    "node_splits": lambda: graph.node_splits[None],
+    "edge_index_insertion": lambda: graph.edge_index.astype(np.int64),
+    # Refused where an edge repeats; no expected file has it then.
+    "edge_index": lambda: hlo.featurize(source).edge_index.astype(np.int64),
   }
 
 
@@ -87,23 +87,30 @@ def _layout_arrays(path):
     return configs.decode(np.arange(len(configs)))
 
   return _module_arrays(message.module.SerializeToString()) | {
-      "node_config_ids": lambda: graph.config_node.astype(np.int64),
-      "node_config_feat": decoded,
-      "config_features": decoded,
-      "config_runtime": lambda: configs.runtime_ns,
-      "compute_times_ns": lambda: configs.runtime_ns,
-      "module_config_counts": lambda: np.full(len(configs), len(configs), np.int64),
-      "normalization_values": lambda: np.full(
-          len(configs), _default_ns(message), np.int64),
-      # A hash of the extractor's path to the file, which is not compared.
-      "module_ids": None,
+    "node_config_ids": lambda: graph.config_node.astype(np.int64),
+    "node_config_feat": decoded,
+    "config_features": decoded,
+    "config_runtime": lambda: configs.runtime_ns,
+    "compute_times_ns": lambda: configs.runtime_ns,
+    "module_config_counts": lambda: np.full(len(configs), len(configs), np.int64),
+    "normalization_values": lambda: np.full(len(configs), _default_ns(message), np.int64),
+    # A hash of the extractor's path to the file, which is not compared.
+    "module_ids": None,
   }
 
 
 def _default_ns(message):
-  return next((run.profile.compute_time_ns for run in message.runs
-               if run.is_default and not run.error and run.HasField("module_config")
-               and run.HasField("profile")), 0)
+  return next(
+    (
+      run.profile.compute_time_ns
+      for run in message.runs
+      if run.is_default
+      and not run.error
+      and run.HasField("module_config")
+      and run.HasField("profile")
+    ),
+    0,
+  )
 
 
 def _tile_graphs(path):
@@ -113,22 +120,29 @@ def _tile_graphs(path):
 
 def _tile_arrays(graph):
   return {
-      "node_feat": lambda: graph.node_feat,
-      "node_opcode": lambda: graph.node_opcode,
-      "edge_index": lambda: graph.edge_index.astype(np.int64),
-      "node_splits": lambda: graph.node_splits[None],
-      "config_feat": lambda: graph.configs.config_feat,
-      "config_runtime": lambda: graph.configs.runtime_ns,
-      "config_runtime_normalizers": lambda: graph.configs.normalizer_ns}
+    "node_feat": lambda: graph.node_feat,
+    "node_opcode": lambda: graph.node_opcode,
+    "edge_index": lambda: graph.edge_index.astype(np.int64),
+    "node_splits": lambda: graph.node_splits[None],
+    "config_feat": lambda: graph.configs.config_feat,
+    "config_runtime": lambda: graph.configs.runtime_ns,
+    "config_runtime_normalizers": lambda: graph.configs.normalizer_ns,
+  }
 
 
 def _tile_batch_arrays(graphs):
   """One graph per run, all in one batch, as a TensorFlow op of the extractor returns them."""
   samples = [graph for graph in graphs for _ in range(len(graph.configs))]
   splits = np.cumsum([0, *(graph.num_nodes for graph in samples)])
-  edges = np.concatenate([np.zeros((0, 3), np.int64), *(
-      np.column_stack([np.full(graph.num_edges, number), graph.edge_index])
-      for number, graph in enumerate(samples))])
+  edges = np.concatenate(
+    [
+      np.zeros((0, 3), np.int64),
+      *(
+        np.column_stack([np.full(graph.num_edges, number), graph.edge_index])
+        for number, graph in enumerate(samples)
+      ),
+    ]
+  )
   users = edges[:, [0, 2, 1]]
   users = users[np.lexsort(users.T[::-1])]
   nodes = edges[:, 1:].max(initial=0) + 1
@@ -137,18 +151,18 @@ def _tile_batch_arrays(graphs):
     return np.concatenate([field(graph) for graph in graphs])
 
   batch = {
-      "opcodes_values": np.concatenate([graph.node_opcode for graph in samples]),
-      "opcodes_splits": splits,
-      "node_features_values": np.concatenate([graph.node_feat for graph in samples]),
-      "node_features_splits": splits,
-      "operand_adj_matrix_indices": edges,
-      "consumer_adj_matrix_indices": users,
-      "module_config_counts": np.array([len(graph.configs) for graph in samples]),
-      "module_ids": np.array(
-          [int(graph.name.rpartition("_")[2], 16) for graph in samples], np.int64),
-      "compute_times_ns": joined(lambda graph: graph.configs.runtime_ns),
-      "normalization_values": joined(lambda graph: graph.configs.normalizer_ns),
-      "module_features": joined(lambda graph: graph.configs.config_feat)}
+    "opcodes_values": np.concatenate([graph.node_opcode for graph in samples]),
+    "opcodes_splits": splits,
+    "node_features_values": np.concatenate([graph.node_feat for graph in samples]),
+    "node_features_splits": splits,
+    "operand_adj_matrix_indices": edges,
+    "consumer_adj_matrix_indices": users,
+    "module_config_counts": np.array([len(graph.configs) for graph in samples]),
+    "module_ids": np.array([int(graph.name.rpartition("_")[2], 16) for graph in samples], np.int64),
+    "compute_times_ns": joined(lambda graph: graph.configs.runtime_ns),
+    "normalization_values": joined(lambda graph: graph.configs.normalizer_ns),
+    "module_features": joined(lambda graph: graph.configs.config_feat),
+  }
   for side in ("operand", "consumer"):
     batch[f"{side}_adj_matrix_values"] = np.ones(len(edges), np.uint8)
     batch[f"{side}_adj_matrix_shape"] = np.array([len(samples), nodes, nodes])

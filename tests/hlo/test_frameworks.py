@@ -11,11 +11,19 @@ from tpugraphs_jax.hlo import proto
 FOLDER = commands.ROOT / "tests" / "data" / "frameworks"
 # The step has these arrays (`record.py` there).
 IMAGES, KERNEL, WIDE, DENSE, LOGITS = (
-    4 * 8 * 8 * 3, 3 * 3 * 3 * 16, 4 * 8 * 8 * 16, 8 * 8 * 16 * 10, 4 * 10)
+  4 * 8 * 8 * 3,
+  3 * 3 * 3 * 16,
+  4 * 8 * 8 * 16,
+  8 * 8 * 16 * 10,
+  4 * 10,
+)
 # Convolutions and dots by the elements of their outputs. TensorFlow and PyTorch also write the
 # gradient by the images, which nothing reads.
-CONVOLUTIONS = {"tensorflow": [WIDE, IMAGES, KERNEL], "torch_xla": [WIDE, IMAGES, KERNEL],
-                "dump": [WIDE, KERNEL]}
+CONVOLUTIONS = {
+  "tensorflow": [WIDE, IMAGES, KERNEL],
+  "torch_xla": [WIDE, IMAGES, KERNEL],
+  "dump": [WIDE, KERNEL],
+}
 DOTS = [LOGITS, WIDE, DENSE]
 
 
@@ -27,7 +35,8 @@ def graph_of(framework):
 def test_a_training_step_has_its_convolutions_and_dots(framework):
   nodes = proto.instructions(graph_of(framework).module)
   sizes = lambda opcode: sorted(
-      int(np.prod(node.shape.dimensions)) for node in nodes if node.opcode == opcode)
+    int(np.prod(node.shape.dimensions)) for node in nodes if node.opcode == opcode
+  )
   assert sizes("convolution") == sorted(CONVOLUTIONS[framework])
   assert sizes("dot") == sorted(DOTS)
 
@@ -37,8 +46,11 @@ def test_every_operation_is_in_the_table_and_linked_to_its_operands(framework):
   graph = graph_of(framework)
   assert graph.node_opcode.all()
   position = {node.id: index for index, node in enumerate(proto.instructions(graph.module))}
-  edges = {(position[node.id], position[operand])
-           for node in proto.instructions(graph.module) for operand in node.operand_ids}
+  edges = {
+    (position[node.id], position[operand])
+    for node in proto.instructions(graph.module)
+    for operand in node.operand_ids
+  }
   assert edges <= set(map(tuple, graph.edge_index.tolist()))
 
 

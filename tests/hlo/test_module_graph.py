@@ -13,8 +13,10 @@ def _featurize(module, **options):
 
 
 def test_a_module_without_computations_is_an_empty_graph():
-  for module in (proto.HloModuleProto(name="empty"), hlo_modules.module(
-      hlo_modules.computation(name="while"), hlo_modules.computation(name="main"))):
+  for module in (
+    proto.HloModuleProto(name="empty"),
+    hlo_modules.module(hlo_modules.computation(name="while"), hlo_modules.computation(name="main")),
+  ):
     graph = _featurize(module)
     assert graph.node_feat.shape == (0, 140)
     assert graph.edge_index.shape == (0, 2)
@@ -32,30 +34,38 @@ def test_a_callee_listed_twice_is_two_edges_in_insertion_order_and_refused_in_so
 
 def test_where_ids_collide_the_last_instruction_has_the_edges():
   main = hlo_modules.computation(
-      hlo_modules.instruction("parameter", id=1),
-      hlo_modules.instruction("parameter", id=1),
-      hlo_modules.instruction(id=2, operands=[1]),
-      hlo_modules.instruction(id=2))
+    hlo_modules.instruction("parameter", id=1),
+    hlo_modules.instruction("parameter", id=1),
+    hlo_modules.instruction(id=2, operands=[1]),
+    hlo_modules.instruction(id=2),
+  )
   assert _featurize(hlo_modules.module(main)).edge_index.tolist() == [[3, 1]]
 
 
 def test_ids_keep_all_64_bits():
   high = (5 << 32) | 1
   main = hlo_modules.computation(
-      hlo_modules.instruction(id=1), hlo_modules.instruction(id=high, operands=[1]),
-      hlo_modules.instruction(id=-3, operands=[high]))
+    hlo_modules.instruction(id=1),
+    hlo_modules.instruction(id=high, operands=[1]),
+    hlo_modules.instruction(id=-3, operands=[high]),
+  )
   assert _featurize(hlo_modules.module(main)).edge_index.tolist() == [[1, 0], [2, 1]]
 
 
-@pytest.mark.parametrize("fields, problem", [
+@pytest.mark.parametrize(
+  "fields, problem",
+  [
     ({"operands": [99]}, "operand id 99"),
     ({"callees": [98]}, "computation id 98"),
     ({"callees": [8]}, "root of computation id 8"),
     ({"operands": [2]}, "consumes itself"),
-    ({"callees": [1]}, "consumes itself")])
+    ({"callees": [1]}, "consumes itself"),
+  ],
+)
 def test_a_reference_that_leads_nowhere_is_named(fields, problem):
   main = hlo_modules.computation(
-      hlo_modules.instruction(id=1), hlo_modules.instruction("map", id=2, **fields))
+    hlo_modules.instruction(id=1), hlo_modules.instruction("map", id=2, **fields)
+  )
   broken = hlo_modules.computation(name="broken", id=8, root_id=77)
   with pytest.raises(ValueError, match=problem):
     _featurize(hlo_modules.module(main, broken))
@@ -63,8 +73,10 @@ def test_a_reference_that_leads_nowhere_is_named(fields, problem):
 
 def test_opcodes_outside_the_table_have_id_0_and_are_reported_once(caplog):
   main = hlo_modules.computation(
-      *(hlo_modules.instruction("erf", id=k) for k in range(3)),
-      hlo_modules.instruction("add", id=5), hlo_modules.instruction("Add", id=6))
+    *(hlo_modules.instruction("erf", id=k) for k in range(3)),
+    hlo_modules.instruction("add", id=5),
+    hlo_modules.instruction("Add", id=6),
+  )
   with caplog.at_level(logging.WARNING, logger="absl"):
     graph = _featurize(hlo_modules.module(main))
   assert graph.node_opcode.tolist() == [0, 0, 0, 2, 0]

@@ -107,8 +107,9 @@ def test_what_cannot_be_read_is_named(tmp_path):
 
 
 def test_jax_is_not_imported_for_files():
-  code = ("import sys; from tpugraphs_jax import hlo; hlo.featurize(b''); "
-          "sys.exit('jax' in sys.modules)")
+  code = (
+    "import sys; from tpugraphs_jax import hlo; hlo.featurize(b''); sys.exit('jax' in sys.modules)"
+  )
   assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,10 +10,14 @@ from tpugraphs_jax.hlo.proto import ConfigProfile, ModuleTuningData, TuningData
 
 
 def _module(name="kernel"):
-  return hlo_modules.module(hlo_modules.computation(
+  return hlo_modules.module(
+    hlo_modules.computation(
       hlo_modules.instruction("parameter", id=1, shape=[4, 6]),
       hlo_modules.instruction("reshape", id=2, operands=[1], shape=[24]),
-      hlo_modules.instruction("dot", id=3, operands=[1, 1], shape=[4, 4])), name=name)
+      hlo_modules.instruction("dot", id=3, operands=[1, 1], shape=[4, 4]),
+    ),
+    name=name,
+  )
 
 
 def _layout_run(time_ns, layouts=(((0,), (1, 0)), ((1, 0), (1, 0), (0, 1))), **fields):
@@ -58,13 +62,17 @@ def _read(folder, message, name="program.pb"):
   return hlo.read_tuning(_write(folder, message, name))
 
 
-@pytest.mark.parametrize("run, nodes, problem", [
+@pytest.mark.parametrize(
+  "run, nodes, problem",
+  [
     (_layout_run(0), (1, 2), "compute_time_ns"),
     (_layout_run(1, [()]), (1, 2), "layouts for 1"),
     (_layout_run(1, [[()] * 4, ()]), (1, 2), "tensors"),
     (_layout_run(1, [[(300,)], ()]), (1, 2), "dimension"),
     (_layout_run(1), (1, 3), "config_index_to_node"),
-    (_layout_run(1), (), "config_index_to_node")])
+    (_layout_run(1), (), "config_index_to_node"),
+  ],
+)
 def test_an_inconsistent_layout_record_is_refused(tmp_path, run, nodes, problem):
   message = _layout([_layout_run(2, is_default=True), run], nodes)
   message.fingerprint = 1
@@ -75,20 +83,29 @@ def test_an_inconsistent_layout_record_is_refused(tmp_path, run, nodes, problem)
 def test_tile_modules_with_one_run_or_an_untiled_run_are_left_out_by_name(tmp_path):
   no_tile = ConfigProfile(error=True)
   no_module = ModuleTuningData(runs=_GOOD_TILES)
-  read = _read(tmp_path, TuningData(modules=[
-      ModuleTuningData(module=_module("single"), runs=_GOOD_TILES[:1]),
-      ModuleTuningData(module=_module("untiled"), runs=[*_GOOD_TILES, no_tile]),
-      no_module,
-      ModuleTuningData(module=_module("good"), runs=_GOOD_TILES)]))
+  read = _read(
+    tmp_path,
+    TuningData(
+      modules=[
+        ModuleTuningData(module=_module("single"), runs=_GOOD_TILES[:1]),
+        ModuleTuningData(module=_module("untiled"), runs=[*_GOOD_TILES, no_tile]),
+        no_module,
+        ModuleTuningData(module=_module("good"), runs=_GOOD_TILES),
+      ]
+    ),
+  )
   assert len(read.graphs) == 1
   for line, name in zip(read.skipped, ("single", "untiled", "no HLO module"), strict=True):
     assert name in line
 
 
 def test_a_kernel_without_a_default_fails_the_whole_tile_file(tmp_path):
-  message = TuningData(modules=[
+  message = TuningData(
+    modules=[
       ModuleTuningData(module=_module("good"), runs=_GOOD_TILES),
-      ModuleTuningData(module=_module("bad"), runs=[_tile_run(5), _tile_run(6)])])
+      ModuleTuningData(module=_module("bad"), runs=[_tile_run(5), _tile_run(6)]),
+    ]
+  )
   with pytest.raises(ValueError, match="bad"):
     _read(tmp_path, message)
 
@@ -130,10 +147,21 @@ def test_kernels_with_one_fingerprint_get_different_files(tmp_path):
 def test_what_the_reader_of_npz_refuses_is_not_written_and_others_are(tmp_path, capsys):
   twice = _good_layout()
   twice.config_index_to_node[1] = twice.config_index_to_node[0]
-  beyond = _layout([_layout_run(5, layouts=(((6,), (1, 0)), ((1, 0), (1, 0), (0, 1))),
-                                is_default=True), _layout_run(7)])
-  paths = [_write(tmp_path, message, f"{name}.pb") for name, message in (
-      ("twice", twice), ("beyond", beyond), ("=good", _good_layout()), ("good", _good_layout()))]
+  beyond = _layout(
+    [
+      _layout_run(5, layouts=(((6,), (1, 0)), ((1, 0), (1, 0), (0, 1))), is_default=True),
+      _layout_run(7),
+    ]
+  )
+  paths = [
+    _write(tmp_path, message, f"{name}.pb")
+    for name, message in (
+      ("twice", twice),
+      ("beyond", beyond),
+      ("=good", _good_layout()),
+      ("good", _good_layout()),
+    )
+  ]
   assert cli.main(["convert", *map(str, paths), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.npz"]
   assert "names a node twice" in capsys.readouterr().err

@@ -40,9 +40,12 @@ def bucket(request, monkeypatch, tmp_path):
     fsspec.filesystem("memory").store.clear()
     yield "memory://bucket"
   else:
-    for name, value in (("AWS_ENDPOINT_URL", request.getfixturevalue("server")),
-                        ("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test"),
-                        ("AWS_DEFAULT_REGION", "us-east-1")):
+    for name, value in (
+      ("AWS_ENDPOINT_URL", request.getfixturevalue("server")),
+      ("AWS_ACCESS_KEY_ID", "test"),
+      ("AWS_SECRET_ACCESS_KEY", "test"),
+      ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
       monkeypatch.setenv(name, value)
     system = fsspec.filesystem("s3", skip_instance_cache=False)
     name = f"b{abs(hash(str(tmp_path)))}"
@@ -59,7 +62,7 @@ def put(place, data):
 def names(place):
   system, root = fsspec.core.url_to_fs(place)
   system.invalidate_cache()
-  return {path[len(root) + 1:] for path in system.find(root)}
+  return {path[len(root) + 1 :] for path in system.find(root)}
 
 
 def text(place):
@@ -116,8 +119,12 @@ def test_a_working_folder_is_sent_at_the_end_and_found_again(bucket):
     (folder / "checkpoints/save_0").mkdir(parents=True)
     (folder / "checkpoints/save_0/state").write_text("zero")
     (folder / "metrics.jsonl").write_text("1\n")
-    for name in (".a.partial", "compilation_cache/x", ".lock",
-                 "checkpoints/save_1.orbax-checkpoint-tmp/y"):
+    for name in (
+      ".a.partial",
+      "compilation_cache/x",
+      ".lock",
+      "checkpoints/save_1.orbax-checkpoint-tmp/y",
+    ):
       (folder / name).parent.mkdir(parents=True, exist_ok=True)
       (folder / name).write_text("on its way")
   assert not folder.exists()
@@ -162,7 +169,8 @@ def test_only_one_of_several_processes_sends(bucket):
 
 
 def test_a_folder_that_cannot_be_sent_is_kept_and_does_not_stop_the_work(
-    tmp_path, monkeypatch, caplog):
+  tmp_path, monkeypatch, caplog
+):
   monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
   monkeypatch.setattr(files, "_PUSH_SECONDS", 0.02)
   monkeypatch.setattr(files._Mirror, "push", lambda self: 1 / 0)
@@ -187,8 +195,9 @@ def test_files_appear_whole_or_not_at_all(bucket):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-  return synthetic.generate(tmp_path_factory.mktemp("data"), progress=False,
-                            collections=["tile:xla", "layout:xla:random"])
+  return synthetic.generate(
+    tmp_path_factory.mktemp("data"), progress=False, collections=["tile:xla", "layout:xla:random"]
+  )
 
 
 @pytest.fixture
@@ -211,10 +220,12 @@ def test_data_are_read_from_a_bucket(data_root, source):
 
 
 def test_a_store_in_a_bucket_is_built_once_for_all_machines(
-    bucket, data_root, monkeypatch, tmp_path):
+  bucket, data_root, monkeypatch, tmp_path
+):
   place = f"{bucket}/store"
   build = lambda: store.ensure_store(
-      data_root, "layout:xla:random", "valid", store_dir=place, progress=False)
+    data_root, "layout:xla:random", "valid", store_dir=place, progress=False
+  )
   folders = build()
   assert f"layout/xla/random/valid/{folders[0].name}/meta.json" in names(place)
   monkeypatch.setenv(files.CACHE, str(tmp_path / "another machine"))
@@ -224,11 +235,21 @@ def test_a_store_in_a_bucket_is_built_once_for_all_machines(
 
 
 @pytest.mark.parametrize(
-    "bucket", ["s3" if importlib.util.find_spec("moto") else "memory"], indirect=True)
+  "bucket", ["s3" if importlib.util.find_spec("moto") else "memory"], indirect=True
+)
 def test_a_run_lives_in_a_bucket(bucket, data_root):
-  config = parts.config_of("tile", "MLP,ci", **{
-      "model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 1, "batch.slates_per_epoch": 8,
-      "batch.graphs": 4, "data_root": data_root})
+  config = parts.config_of(
+    "tile",
+    "MLP,ci",
+    **{
+      "model.num_layers": 1,
+      "model.hidden_dim": 8,
+      "train.epochs": 1,
+      "batch.slates_per_epoch": 8,
+      "batch.graphs": 4,
+      "data_root": data_root,
+    },
+  )
   place = f"{bucket}/runs/tile"
   with files.working_folder(place) as folder:
     training.run(config, folder, mode="train")

@@ -45,19 +45,29 @@ def test_log_messages_have_a_time_and_warnings_go_to_standard_error(installed, c
   assert re.fullmatch(f"{TIME}warning: skipped a.npz\n", shown.err)
 
 
-@pytest.mark.parametrize("stream, is_wanted, is_shown", [
-    (Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)])
+@pytest.mark.parametrize(
+  "stream, is_wanted, is_shown",
+  [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)],
+)
 def test_bars_are_for_terminals(stream, is_wanted, is_shown):
   file = stream()
   list(tqdm.tqdm(range(3), file=file, disable=console.bar(is_wanted)))
   assert ("\r" in file.getvalue()) == is_shown
 
 
-@pytest.mark.parametrize("said, expected", [
-    ("plain", "plain"), ("two\nlines\r\n", "two lines"), ("bell\a", r"bell\x07"),
-    ("naïve 図", "naïve 図"), (ValueError(), "ValueError"), (OSError("a\n b"), "a b"),
+@pytest.mark.parametrize(
+  "said, expected",
+  [
+    ("plain", "plain"),
+    ("two\nlines\r\n", "two lines"),
+    ("bell\a", r"bell\x07"),
+    ("naïve 図", "naïve 図"),
+    (ValueError(), "ValueError"),
+    (OSError("a\n b"), "a b"),
     ("two  spaces", "two  spaces"),
-    ("a\u2028b\ud800", r"a b\ud800")])
+    ("a\u2028b\ud800", r"a b\ud800"),
+  ],
+)
 def test_one_line_makes_any_message_one_printable_line(said, expected):
   assert console.one_line(said) == expected
 

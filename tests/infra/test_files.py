@@ -79,8 +79,12 @@ def test_partial_files_of_ended_processes_are_removed_and_no_others(tmp_path):
 @pytest.fixture
 def holder(tmp_path):
   """Another process that holds the folder."""
-  with subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE,
-                        text=True, cwd=commands.ROOT) as process:
+  with subprocess.Popen(
+    [sys.executable, "-c", _HOLD, str(tmp_path)],
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=commands.ROOT,
+  ) as process:
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()

@@ -30,11 +30,13 @@ def die(number):
 @pytest.mark.parametrize("processes", [1, 3])
 def test_every_job_is_done_once_and_results_come_in_order(tmp_path, processes):
   ended = []
-  found = jobs.run(write_number, [(str(tmp_path), n) for n in range(5)], processes=processes,
-                   finished=ended.append)
+  found = jobs.run(
+    write_number, [(str(tmp_path), n) for n in range(5)], processes=processes, finished=ended.append
+  )
   assert found == [0, 1, 4, 9, 16] == sorted(ended)
   assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-      str(n): "x" for n in range(5)}
+    str(n): "x" for n in range(5)
+  }
 
 
 def test_nothing_to_do_is_no_error():
@@ -66,12 +68,16 @@ def test_flags_of_beam_come_after_the_dashes():
 def test_beam_does_every_job_once(tmp_path, processes):
   pytest.importorskip("apache_beam", reason="no apache-beam: pip install apache-beam")
   tests = Path(__file__).parent
-  code = ("import sys, warnings; warnings.simplefilter('ignore'); sys.path[:0] = sys.argv[2:]\n"
-          "import test_jobs\nfrom tpugraphs_jax.infra import jobs\n"
-          "jobs.run(test_jobs.write_number, [(sys.argv[1], n) for n in range(5)], "
-          f"processes={processes}, beam=[])\n")
-  ended = subprocess.run([sys.executable, "-c", code, tmp_path, tests, tests.parents[1]],
-                         capture_output=True, text=True)
+  code = (
+    "import sys, warnings; warnings.simplefilter('ignore'); sys.path[:0] = sys.argv[2:]\n"
+    "import test_jobs\nfrom tpugraphs_jax.infra import jobs\n"
+    "jobs.run(test_jobs.write_number, [(sys.argv[1], n) for n in range(5)], "
+    f"processes={processes}, beam=[])\n"
+  )
+  ended = subprocess.run(
+    [sys.executable, "-c", code, tmp_path, tests, tests.parents[1]], capture_output=True, text=True
+  )
   assert ended.returncode == 0, ended.stderr[-2000:]
   assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-      str(n): "x" for n in range(5)}
+    str(n): "x" for n in range(5)
+  }

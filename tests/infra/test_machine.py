@@ -29,24 +29,36 @@ print(faults() - before)
 @pytest.mark.parametrize("tunables, is_kept", [("", True), ("glibc.malloc.hugetlb=0", False)])
 def test_freed_memory_is_kept_unless_the_user_set_glibc_tunables(tunables, is_kept):
   environment = os.environ | {"GLIBC_TUNABLES": tunables}
-  faults = int(subprocess.check_output(
-      [sys.executable, "-c", _FAULTS], env=environment, cwd=commands.ROOT))
+  faults = int(
+    subprocess.check_output([sys.executable, "-c", _FAULTS], env=environment, cwd=commands.ROOT)
+  )
   assert (faults < 5) == is_kept
 
 
 @needs_glibc
 @pytest.mark.parametrize("mebibytes", [1024, 1500])
 def test_a_limit_under_which_jax_would_abort_is_refused_in_one_line(mebibytes, tmp_path):
-  script = [sys.executable, "run_tile.py", "--config=MLP,ci", "--synthetic",
-            f"--workdir={tmp_path / 'run'}"]
-  ended = subprocess.run(["bash", "-c", f"ulimit -v {mebibytes << 10}; exec \"$@\"", "-", *script],
-                         cwd=commands.ROOT, capture_output=True, text=True)
+  script = [
+    sys.executable,
+    "run_tile.py",
+    "--config=MLP,ci",
+    "--synthetic",
+    f"--workdir={tmp_path / 'run'}",
+  ]
+  ended = subprocess.run(
+    ["bash", "-c", f'ulimit -v {mebibytes << 10}; exec "$@"', "-", *script],
+    cwd=commands.ROOT,
+    capture_output=True,
+    text=True,
+  )
   assert ended.returncode == 2 and "ulimit -v" in ended.stderr
   assert len(ended.stderr.splitlines()) == 1 and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("is_installed, may_have_tpu, kept", [
-    (True, False, False), (True, True, True), (False, False, True)])
+@pytest.mark.parametrize(
+  "is_installed, may_have_tpu, kept",
+  [(True, False, False), (True, True, True), (False, False, True)],
+)
 def test_the_environment_changes_only_without_a_tpu(monkeypatch, is_installed, may_have_tpu, kept):
   monkeypatch.setattr(os, "environ", {"TPU_ACCELERATOR_TYPE": "v4-8"})
   monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: is_installed or None)

@@ -22,10 +22,11 @@ from tpugraphs_jax.infra import parallel
 
 def test_unreplicate_undoes_replicate_bit_for_bit():
   tree = {
-      "scalar": np.float32(0.1),
-      "matrix": np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32),
-      "mask": np.array([True, False]),
-      "empty": np.zeros((0, 3), np.int32)}
+    "scalar": np.float32(0.1),
+    "matrix": np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32),
+    "mask": np.array([True, False]),
+    "empty": np.zeros((0, 3), np.int32),
+  }
   replicated = parallel.replicate(tree)
   assert jax.tree.map(np.shape, replicated)["matrix"] == (4, 3, 2)
   back = parallel.unreplicate(replicated)
@@ -56,10 +57,14 @@ def test_a_batch_that_does_not_divide_is_refused_with_both_numbers(batch_size):
   assert parallel.per_device(12) == 3
 
 
-@pytest.mark.parametrize("given, named", [
+@pytest.mark.parametrize(
+  "given, named",
+  [
     ({"num_processes": 2}, "--coordinator_address, --process_id"),
     ({"coordinator_address": "localhost:1"}, "--num_processes, --process_id"),
-    ({"coordinator_address": "a:1", "num_processes": 2, "process_id": 2}, "--process_id is 2")])
+    ({"coordinator_address": "a:1", "num_processes": 2, "process_id": 2}, "--process_id is 2"),
+  ],
+)
 def test_incomplete_or_impossible_process_flags_are_refused(given, named):
   with pytest.raises(ValueError, match=named):
     parallel.initialize(**given)
@@ -86,9 +91,11 @@ def run_processes(what, workdir, *, culprit=1, processes=2):
   culprit = min(culprit, processes - 1)
   outputs = [workdir / f"output_{place}" for place in range(processes)]
   started = [
-      commands.server().Process(
-          target=parallel_worker.main, args=(out, port, place, what, workdir, culprit, processes))
-      for place, out in enumerate(outputs)]
+    commands.server().Process(
+      target=parallel_worker.main, args=(out, port, place, what, workdir, culprit, processes)
+    )
+    for place, out in enumerate(outputs)
+  ]
   for process in started:
     process.start()
   try:
@@ -122,31 +129,39 @@ def test_several_processes_give_the_losses_of_one_device_also_when_stopped(tmp_p
   np.testing.assert_allclose(read_losses(tmp_path), losses_of_one_device(), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "what, culprit", [("raise", 1), ("die", 0), ("freeze", 1), ("freeze", 0)])
+@pytest.mark.parametrize("what, culprit", [("raise", 1), ("die", 0), ("freeze", 1), ("freeze", 0)])
 def test_a_process_that_dies_or_stands_still_ends_the_other(tmp_path, what, culprit):
   started = time.monotonic()
   codes, outputs = run_processes(what, tmp_path, culprit=culprit)
   assert time.monotonic() - started < 90  # start and compilation, and 10 seconds of silence
   assert codes[1 - culprit] not in (0, None) and codes[culprit] != 0, outputs
-  assert re.search(rf"Process .*process {culprit} on \S+ \(process id \d+\).*--resume",
-                   outputs[1 - culprit])
+  assert re.search(
+    rf"Process .*process {culprit} on \S+ \(process id \d+\).*--resume", outputs[1 - culprit]
+  )
   if what == "raise":
     assert f"error: process {culprit} of 2 stops (ValueError: a bad file)" in outputs[culprit]
 
 
 _LEVEL, _PASSES, _EMITTERS = (
-    "--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true",
-    "--xla_cpu_use_fusion_emitters=false")
+  "--xla_backend_optimization_level=0",
+  "--xla_llvm_disable_expensive_passes=true",
+  "--xla_cpu_use_fusion_emitters=false",
+)
 
 
-@pytest.mark.parametrize("flags, version, expected", [
+@pytest.mark.parametrize(
+  "flags, version, expected",
+  [
     ("", (0, 10, 2), [_LEVEL, _PASSES, _EMITTERS]),
     ("--xla_a=1", (0, 7, 2), ["--xla_a=1", _LEVEL, _PASSES, _EMITTERS]),
     ("--xla_a=1", (0, 11, 0), ["--xla_a=1", _LEVEL, _PASSES]),  # without the last flag
-    ("--xla_backend_optimization_level=2", (0, 10, 2),
-     ["--xla_backend_optimization_level=2", _PASSES, _EMITTERS]),
-])
+    (
+      "--xla_backend_optimization_level=2",
+      (0, 10, 2),
+      ["--xla_backend_optimization_level=2", _PASSES, _EMITTERS],
+    ),
+  ],
+)
 def test_quick_compilation_keeps_the_flags_of_the_user(flags, version, expected, monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", flags)
   monkeypatch.setattr(parallel.jaxlib.version, "__version_info__", version)
@@ -155,35 +170,53 @@ def test_quick_compilation_keeps_the_flags_of_the_user(flags, version, expected,
 
 
 _ORDERED, _NATIVE = (
-    "--xla_gpu_deterministic_ops=true",
-    "--xla_backend_extra_options=--nvptx-allow-ftz-atomics")
+  "--xla_gpu_deterministic_ops=true",
+  "--xla_backend_extra_options=--nvptx-allow-ftz-atomics",
+)
 
 
-@pytest.mark.parametrize("flags, expected", [
-    ("", [_ORDERED]), ("--xla_a=1", ["--xla_a=1", _ORDERED]),
-    ("--xla_gpu_deterministic_ops=false", ["--xla_gpu_deterministic_ops=false"])])
+@pytest.mark.parametrize(
+  "flags, expected",
+  [
+    ("", [_ORDERED]),
+    ("--xla_a=1", ["--xla_a=1", _ORDERED]),
+    ("--xla_gpu_deterministic_ops=false", ["--xla_gpu_deterministic_ops=false"]),
+  ],
+)
 def test_deterministic_runs_ask_for_sums_in_one_order(flags, expected, monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", flags)
   parallel.compute_deterministically()
   assert os.environ["XLA_FLAGS"].split() == expected
 
 
-@pytest.mark.parametrize("backend, flags, is_refused", [
-    ("gpu", "", True), ("gpu", _ORDERED, False), ("cpu", "", False), ("tpu", "", False)])
+@pytest.mark.parametrize(
+  "backend, flags, is_refused",
+  [("gpu", "", True), ("gpu", _ORDERED, False), ("cpu", "", False), ("tpu", "", False)],
+)
 def test_a_gpu_without_the_flag_cannot_be_deterministic(backend, flags, is_refused, monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", flags)
   monkeypatch.setattr(jax, "default_backend", lambda: backend)
-  with pytest.raises(ValueError, match="deterministic") if is_refused else (
-      contextlib.nullcontext()):
+  with (
+    pytest.raises(ValueError, match="deterministic") if is_refused else (contextlib.nullcontext())
+  ):
     parallel.check_deterministic()
 
 
-@pytest.mark.parametrize("backend, version, flags, warns", [
-    ("gpu", (0, 10, 2), "", True), ("gpu", (0, 11, 0), "", True), ("gpu", (0, 10, 1), "", False),
-    ("gpu", (0, 11, 2), "", False), ("gpu", (0, 10, 2), _NATIVE, False),
-    ("gpu", (0, 10, 2), _ORDERED, False), ("cpu", (0, 10, 2), "", False)])
+@pytest.mark.parametrize(
+  "backend, version, flags, warns",
+  [
+    ("gpu", (0, 10, 2), "", True),
+    ("gpu", (0, 11, 0), "", True),
+    ("gpu", (0, 10, 1), "", False),
+    ("gpu", (0, 11, 2), "", False),
+    ("gpu", (0, 10, 2), _NATIVE, False),
+    ("gpu", (0, 10, 2), _ORDERED, False),
+    ("cpu", (0, 10, 2), "", False),
+  ],
+)
 def test_a_run_warns_of_a_jaxlib_with_slow_sums_on_gpus(
-    backend, version, flags, warns, monkeypatch, caplog):
+  backend, version, flags, warns, monkeypatch, caplog
+):
   monkeypatch.setenv("XLA_FLAGS", flags)
   monkeypatch.setattr(jax, "default_backend", lambda: backend)
   monkeypatch.setattr(parallel.jaxlib.version, "__version_info__", version)
@@ -208,11 +241,12 @@ print("hits", len(hits))
 
 def test_the_second_run_takes_its_programs_from_the_cache(tmp_path):
   run = lambda: subprocess.run(
-      [sys.executable, "-W", "error", "-c", CACHED, tmp_path / "cache"],
-      capture_output=True,
-      text=True,
-      env={name: value for name, value in os.environ.items()
-           if name != "JAX_COMPILATION_CACHE_DIR"} | {"JAX_PLATFORMS": "cpu"})
+    [sys.executable, "-W", "error", "-c", CACHED, tmp_path / "cache"],
+    capture_output=True,
+    text=True,
+    env={name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    | {"JAX_PLATFORMS": "cpu"},
+  )
   first, second = run(), run()
   assert first.stdout == "hits 0\n", first.stderr
   assert second.returncode == 0 and second.stdout != "hits 0\n", second.stderr

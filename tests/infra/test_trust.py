@@ -83,8 +83,9 @@ def test_the_config_of_a_folder_imports_nothing(tmp_path, monkeypatch):
   (tmp_path / "evil_config.py").write_text(EVIL.format(str(tmp_path / "ran")))
   with np.load(SHIPPED) as file:
     config = json.loads(file["card"].tobytes())["config"]
-  (tmp_path / "config.json").write_text(json.dumps(
-      {"config": config | {"extensions": ["evil_config"]}}))
+  (tmp_path / "config.json").write_text(
+    json.dumps({"config": config | {"extensions": ["evil_config"]}})
+  )
   repacked(tmp_path / "model.npz", changed=extended("evil_config"))
   found = model_file.config_of(tmp_path)
   assert found["extensions"] == ("evil_config",)
@@ -102,8 +103,13 @@ def test_no_place_of_a_file_is_read_or_written(field, tmp_path, monkeypatch):
   with zipfile.ZipFile(bomb, "w") as archive:
     archive.writestr("../../../written", "elsewhere")
   place, section = f"zip://::{bomb}", "eval" if field == "indices_dir" else "data"
-  path = repacked(tmp_path / "model.npz", changed=lambda card: (
-      card["config"][section].update({field: place}), card["config"].update(data_root=place)))
+  path = repacked(
+    tmp_path / "model.npz",
+    changed=lambda card: (
+      card["config"][section].update({field: place}),
+      card["config"].update(data_root=place),
+    ),
+  )
   config = tpugraphs_jax.load(path).config
   assert place not in json.dumps(config)
   assert not (tmp_path / "cache").exists() and not list(tmp_path.rglob("written"))
@@ -117,11 +123,18 @@ def test_a_key_of_a_bucket_stays_in_the_folder_of_its_copy(key, tmp_path, monkey
     archive.writestr(f"data/{key}", "2")
   refused(lambda: trust.inside(tmp_path, key), "outside")
   system = fsspec.filesystem("memory")
-  monkeypatch.setattr(type(system), "find", lambda self, root, detail: {
-      f"{root}/{name}": {"name": f"{root}/{name}", "size": 1} for name in ("good", key)})
+  monkeypatch.setattr(
+    type(system),
+    "find",
+    lambda self, root, detail: {
+      f"{root}/{name}": {"name": f"{root}/{name}", "size": 1} for name in ("good", key)
+    },
+  )
   monkeypatch.setattr(type(system), "isfile", lambda self, path: False)
-  for read in (lambda: files.fetch("memory://bucket/data"),
-               lambda: files.working_folder("memory://bucket/data").__enter__()):
+  for read in (
+    lambda: files.fetch("memory://bucket/data"),
+    lambda: files.working_folder("memory://bucket/data").__enter__(),
+  ):
     refused(read, "outside")
   names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
   assert names <= {"x.zip", ".lock", ".lock.owner"}
@@ -135,11 +148,16 @@ def bombs(folder):
   data = np.lib.format.magic(1, 0)
   dictionary = repr({"descr": "<f4", "fortran_order": False, "shape": (1 << 24,)}).ljust(117) + "\n"
   data += len(dictionary).to_bytes(2, "little") + dictionary.encode()
-  for kind, method in (("bzip2", zipfile.ZIP_BZIP2), ("lzma", zipfile.ZIP_LZMA),
-                       ("deflate", zipfile.ZIP_DEFLATED)):
+  for kind, method in (
+    ("bzip2", zipfile.ZIP_BZIP2),
+    ("lzma", zipfile.ZIP_LZMA),
+    ("deflate", zipfile.ZIP_DEFLATED),
+  ):
     path = folder / f"{kind}.npz"
-    with (zipfile.ZipFile(path, "w", method) as archive,
-          archive.open("node_feat.npy", "w") as member):
+    with (
+      zipfile.ZipFile(path, "w", method) as archive,
+      archive.open("node_feat.npy", "w") as member,
+    ):
       member.write(data)
       member.write(bytes(1 << 26))
     yield path
@@ -148,9 +166,11 @@ def bombs(folder):
 def test_a_few_kilobytes_take_no_more_memory_than_there_is(tmp_path, monkeypatch):
   monkeypatch.setattr(machine, "available", lambda: 1 << 25)
   for path in bombs(tmp_path):
+
     def read():
       with npz.NpzArchive(path) as archive:
         archive.read("node_feat")
+
     refused(read, path.name, "memory" if path.stem == "deflate" else "compress")
     refused(lambda: model_file.read_file(path), path.name)
 
@@ -167,8 +187,12 @@ def test_a_name_twice_in_an_archive_is_refused(tmp_path):
 
 
 def test_available_memory_is_that_of_the_tightest_limit(tmp_path, monkeypatch):
-  files = {"meminfo": "MemTotal: 100 kB\nMemAvailable: 50 kB\n", "max": "40960\n",
-           "current": "15360", "memory.stat": "anon 7\ninactive_file 4120\nactive_file 1000\n"}
+  files = {
+    "meminfo": "MemTotal: 100 kB\nMemAvailable: 50 kB\n",
+    "max": "40960\n",
+    "current": "15360",
+    "memory.stat": "anon 7\ninactive_file 4120\nactive_file 1000\n",
+  }
   for name, text in files.items():
     (tmp_path / name).write_text(text)
   monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "meminfo")
@@ -181,8 +205,19 @@ def test_available_memory_is_that_of_the_tightest_limit(tmp_path, monkeypatch):
 # Names.
 
 
-BAD_NAMES = ["=1+2", "+a", "-a", "@a", "a,b", "a:b", 'a"b', "a\nb", "a\x1b[31mb", "a\x9bb",
-             "a\u202eb"]
+BAD_NAMES = [
+  "=1+2",
+  "+a",
+  "-a",
+  "@a",
+  "a,b",
+  "a:b",
+  'a"b',
+  "a\nb",
+  "a\x1b[31mb",
+  "a\x9bb",
+  "a\u202eb",
+]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -190,8 +225,10 @@ def test_a_file_whose_name_is_a_command_elsewhere_is_refused_before_it_is_read(n
   rng = np.random.default_rng(0)
   tile = random_graphs.tile_graph(rng, nodes=3, edges=2, configs=4)
   layout = random_graphs.layout_graph(rng, nodes=3, edges=2, config_nodes=[0], configs=4)
-  for graph, write, read in ((tile, npz.write_tile, npz.read_tile),
-                             (layout, npz.write_layout, npz.read_layout)):
+  for graph, write, read in (
+    (tile, npz.write_tile, npz.read_tile),
+    (layout, npz.write_layout, npz.read_layout),
+  ):
     path = tmp_path / f"{name}.npz"
     write(path, released(graph))
     assert refused(lambda: read(path), "rename the file").isprintable()
@@ -216,9 +253,13 @@ ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
 
 def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
-  module = hlo_modules.module(hlo_modules.computation(
+  module = hlo_modules.module(
+    hlo_modules.computation(
       hlo_modules.instruction("parameter", id=1, shape=[4, 6]),
-      hlo_modules.instruction("reshape", id=2, operands=[1], shape=[24])), name=f"m{ESCAPE}")
+      hlo_modules.instruction("reshape", id=2, operands=[1], shape=[24]),
+    ),
+    name=f"m{ESCAPE}",
+  )
   for each in module.computations:
     each.name = f"c{ESCAPE}"
     for node in each.instructions:
@@ -226,12 +267,20 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
   (tmp_path / "m.pb").write_bytes(module.SerializeToString())
   assert hlo_command.main(["show", str(tmp_path / "m.pb")]) == 0
   (tmp_path / "s.csv").write_text(f"{submission.HEADER}\ntile:xla:a{ESCAPE},0;1;2;3;4\n")
-  npz.write_tile(tmp_path / "tile/xla/test/a.npz", released(random_graphs.tile_graph(
-      np.random.default_rng(0), nodes=3, edges=2, configs=6)))
+  npz.write_tile(
+    tmp_path / "tile/xla/test/a.npz",
+    released(random_graphs.tile_graph(np.random.default_rng(0), nodes=3, edges=2, configs=6)),
+  )
   assert submission.main(["check", str(tmp_path / "s.csv"), "--data_root", str(tmp_path)]) in (1, 2)
   rows = [{"graph": f"g{ESCAPE}", "nodes": 3, "configs": 4, "kendaltau": 1.0, "slowdown1": 0.0}]
-  console.say(judge.summary(collections.Collection("layout:xla:random"), rows, {"kendaltau": 1.0},
-                            random={"kendaltau": 0.0}))
+  console.say(
+    judge.summary(
+      collections.Collection("layout:xla:random"),
+      rows,
+      {"kendaltau": 1.0},
+      random={"kendaltau": 0.0},
+    )
+  )
   told = "".join(capsys.readouterr())
   assert "owned" in told and all(c.isprintable() or c == "\n" for c in told)
 
@@ -239,11 +288,18 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
 # Text.
 
 
-@pytest.mark.parametrize("text", [
+@pytest.mark.parametrize(
+  "text",
+  [
     "HloModule m\nENTRY e {\n ROOT r = f32[] add(" + "(" * 100_000 + ")\n}\n",
     "HloModule m\nENTRY e {\n ROOT p = f32[] parameter(1000000000)\n}\n",
-    "HloModule m\nENTRY e {\n ROOT p = " + "(" * 100_000 + "f32[]" + ")" * 100_000 +
-    " parameter(0)\n}\n"])
+    "HloModule m\nENTRY e {\n ROOT p = "
+    + "(" * 100_000
+    + "f32[]"
+    + ")" * 100_000
+    + " parameter(0)\n}\n",
+  ],
+)
 def test_hlo_text_that_ends_its_parser_is_refused(text):
   refused(lambda: hlo.featurize(text), "HLO text")
 
@@ -259,9 +315,11 @@ def test_every_reader_of_json_refuses_what_is_none(data, tmp_path):
 def test_a_reader_whose_memory_is_limited_says_so(tmp_path):
   path = tmp_path / "big.npz"
   np.savez(path, node_feat=np.zeros((1 << 20, 140), np.float32))
-  script = ("import sys\nfrom tpugraphs_jax.infra import machine\n"
-            "from tpugraphs_jax.data import npz\nmachine.limit(300 << 20)\n"
-            "with npz.NpzArchive(sys.argv[1]) as a:\n  a.read('node_feat')\n")
+  script = (
+    "import sys\nfrom tpugraphs_jax.infra import machine\n"
+    "from tpugraphs_jax.data import npz\nmachine.limit(300 << 20)\n"
+    "with npz.NpzArchive(sys.argv[1]) as a:\n  a.read('node_feat')\n"
+  )
   ended = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
   assert "of memory that are available" in ended.stderr.splitlines()[-1]
 
@@ -275,8 +333,11 @@ GRAPH = "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz"
 def test_a_file_in_place_of_a_graph_and_a_graph_without_configurations_say_what_to_do():
   model, graph = tpugraphs_jax.load("layout-cpu-measured"), npz.read_layout(GRAPH)
   bare = dataclasses.replace(graph, configs=None)
-  for call in (tpugraphs_jax.rank, lambda model, graph: model.scores([graph]),
-               lambda model, graph: model.explain(graph, 1)):
+  for call in (
+    tpugraphs_jax.rank,
+    lambda model, graph: model.scores([graph]),
+    lambda model, graph: model.explain(graph, 1),
+  ):
     refused(lambda: call(model, "kernel.npz"), "is a str, expected an OpGraph", "read_tile")
     refused(lambda: call(model, bare), "call graph.with_layouts(300)")
   refused(lambda: npz.read_tile(GRAPH), GRAPH, "read it with read_layout")
@@ -297,11 +358,17 @@ def test_showing_a_graph_file_says_what_reads_it(capsys):
   assert "read_layout" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error, said", [
+@pytest.mark.parametrize(
+  "error, said",
+  [
     (OSError(errno.EROFS, "Read-only file system"), "Read-only file system: name a folder"),
     (OSError(errno.EROFS, "Read-only file system", "out/x"), "out/x: Read-only file system: name"),
-    (PermissionError(errno.EACCES, "Permission denied", "out/x"),
-     "out/x: Permission denied: check its permissions")])
+    (
+      PermissionError(errno.EACCES, "Permission denied", "out/x"),
+      "out/x: Permission denied: check its permissions",
+    ),
+  ],
+)
 def test_an_error_of_the_system_is_told_without_its_number(error, said):
   assert console.one_line(error).startswith(said)
   assert "Errno" not in console.one_line(OSError(errno.ENOTDIR, "Not a directory", "x"))
@@ -314,28 +381,51 @@ def first_columns(change):
   def changed(card):
     for transform in card["transforms"].values():
       transform.update({name: change(name, values) for name, values in transform.items()})
+
   return changed
 
 
-@pytest.mark.parametrize("change", [
+@pytest.mark.parametrize(
+  "change",
+  [
     lambda name, values: [-1, *values[1:]] if name == "kept" else values,
-    lambda name, values: values[:-1], lambda name, values: values[:-1] if name == "log" else values,
+    lambda name, values: values[:-1],
+    lambda name, values: values[:-1] if name == "log" else values,
     lambda name, values: [10**6, *values[1:]] if name == "kept" else values,
     lambda name, values: values[::-1] if name == "kept" else values,
     lambda name, values: [0] * len(values) if name == "scale" else values,
-    lambda name, values: [values], lambda name, values: None, lambda name, values: "x",
-    lambda name, values: [float("nan")] * len(values) if name == "offset" else values])
+    lambda name, values: [values],
+    lambda name, values: None,
+    lambda name, values: "x",
+    lambda name, values: [float("nan")] * len(values) if name == "offset" else values,
+  ],
+)
 def test_transforms_that_are_not_those_of_the_model_are_refused(change, tmp_path):
   path = repacked(tmp_path / "model.npz", changed=first_columns(change))
   refused(lambda: tpugraphs_jax.load(path), str(path), "damaged")
 
 
-@pytest.mark.parametrize("changes", [
-    {"model": {"hidden_dim": 16}}, {"model": {"num_gnns": 10**9}}, {"model": {"num_gnns": 1}},
-    {"model": {"name": "Nope"}}, {"model": {"name": 3}}, {"model": []}, {"data": {"features": 3}},
-    {"data": {"features": ["released", "random_walk"]}}, {"eval": {"configs": 10**12}},
-    {"eval": {"graphs": -1}}, {"task": "nope"}, {"task": None}, {"extensions": None},
-    {"data": {"source": "../../x"}}, {"data": {"pad_value": 7}}, {"seed": "x"}])
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"model": {"hidden_dim": 16}},
+    {"model": {"num_gnns": 10**9}},
+    {"model": {"num_gnns": 1}},
+    {"model": {"name": "Nope"}},
+    {"model": {"name": 3}},
+    {"model": []},
+    {"data": {"features": 3}},
+    {"data": {"features": ["released", "random_walk"]}},
+    {"eval": {"configs": 10**12}},
+    {"eval": {"graphs": -1}},
+    {"task": "nope"},
+    {"task": None},
+    {"extensions": None},
+    {"data": {"source": "../../x"}},
+    {"data": {"pad_value": 7}},
+    {"seed": "x"},
+  ],
+)
 def test_a_config_that_is_not_that_of_the_model_is_refused(changes, tmp_path):
   def change(card):
     for section, values in changes.items():
@@ -350,8 +440,11 @@ def test_a_config_that_is_not_that_of_the_model_is_refused(changes, tmp_path):
 
 def test_parameters_of_another_shape_or_type_are_refused(tmp_path):
   artefact = model_file.read_file(SHIPPED)
-  for change in (lambda leaf: leaf[..., None], lambda leaf: leaf.astype(np.float64),
-                 lambda leaf: leaf[:-1]):
+  for change in (
+    lambda leaf: leaf[..., None],
+    lambda leaf: leaf.astype(np.float64),
+    lambda leaf: leaf[:-1],
+  ):
     params = jax.tree.map(change, artefact.params)
     model_file.write(tmp_path / "model.npz", dataclasses.replace(artefact, params=params))
     refused(lambda: tpugraphs_jax.load(tmp_path / "model.npz"), "model.npz", "damaged")

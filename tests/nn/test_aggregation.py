@@ -42,8 +42,12 @@ def test_value_and_gradient_are_those_of_the_dense_product(direction, slots, rec
   matrix = jnp.asarray((matrix + own * np.eye(NODES))[:receivers])
 
   def fast(x):
-    return jnp.sum(weight * jnp.sin(aggregation.neighbour_sum(
-        x, tables(EDGES, slots), direction, receivers=receivers, own=own)))
+    return jnp.sum(
+      weight
+      * jnp.sin(
+        aggregation.neighbour_sum(x, tables(EDGES, slots), direction, receivers=receivers, own=own)
+      )
+    )
 
   def slow(x):
     return jnp.sum(weight * jnp.sin(jnp.einsum("rs,scf->rcf", matrix, x, precision="highest")))
@@ -58,8 +62,9 @@ def test_no_rows_at_all_sum_to_zero(slots, own):
   """As in a batch of segments without a configurable node."""
   adjacency, nothing = tables(EDGES, slots), jnp.zeros((0, 2, 3))
   total, vjp = jax.vjp(
-      lambda x: aggregation.neighbour_sum(
-          x, adjacency, aggregation.BOTH, receivers=5, own=own), nothing)
+    lambda x: aggregation.neighbour_sum(x, adjacency, aggregation.BOTH, receivers=5, own=own),
+    nothing,
+  )
   np.testing.assert_array_equal(total, np.zeros((5, 2, 3)))
   assert vjp(total)[0].shape == (0, 2, 3)
 
@@ -86,11 +91,16 @@ def test_senders_beyond_the_rows_at_hand_do_not_count(direction, slots, own):
   matrix = dense_matrix(direction) + own * np.eye(NODES)
   full = np.zeros((NODES, 3), np.float32)
   full[:5] = x
-  total, vjp = jax.vjp(lambda x: aggregation.neighbour_sum(
-      x, tables(EDGES, slots), direction, receivers=NODES, own=own), jnp.asarray(x))
+  total, vjp = jax.vjp(
+    lambda x: aggregation.neighbour_sum(
+      x, tables(EDGES, slots), direction, receivers=NODES, own=own
+    ),
+    jnp.asarray(x),
+  )
   np.testing.assert_allclose(total, matrix @ full, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(
-      vjp(total)[0], (matrix.T @ np.asarray(total))[:5], rtol=1e-4, atol=1e-4)
+    vjp(total)[0], (matrix.T @ np.asarray(total))[:5], rtol=1e-4, atol=1e-4
+  )
 
 
 @pytest.mark.parametrize("slots", [0, 2])
@@ -112,7 +122,11 @@ def test_rows_of_many_columns_compile_for_a_tpu():
   on_device = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
   adjacency = jax.tree.map(on_device, tables(edges, 0, nodes))
   x = on_device(jax.ShapeDtypeStruct((nodes, 100, 64), jnp.float32))
-  compiled = jax.jit(
+  compiled = (
+    jax.jit(
       lambda x, adjacency: aggregation.neighbour_sum(jnp.tanh(x), adjacency, aggregation.BOTH)
-  ).lower(x, adjacency).compile()
+    )
+    .lower(x, adjacency)
+    .compile()
+  )
   assert "scatter" in compiled.as_text()

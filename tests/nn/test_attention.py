@@ -38,10 +38,21 @@ from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE
 SLOW = {attention.positive: elu_and_one, attention.unit_and_one: unit_and_one}
 
 
-@pytest.mark.parametrize("kernel, heads, hop, block", [
-    *((kernel, heads, hop, 3) for hop in FORMS for kernel, heads in (
-        (attention.positive, 2), (attention.positive, 1), (attention.unit_and_one, 2))),
-    (attention.positive, 2, EVERYWHERE, 256)])
+@pytest.mark.parametrize(
+  "kernel, heads, hop, block",
+  [
+    *(
+      (kernel, heads, hop, 3)
+      for hop in FORMS
+      for kernel, heads in (
+        (attention.positive, 2),
+        (attention.positive, 1),
+        (attention.unit_and_one, 2),
+      )
+    ),
+    (attention.positive, 2, EVERYWHERE, 256),
+  ],
+)
 def test_attention_by_kernels_equals_a_sum_over_pairs(kernel, heads, hop, block, monkeypatch):
   monkeypatch.setattr(attention, "_BLOCK", block)  # graphs end within blocks, and have several
   module = KernelAttention(WIDTH, kernel, heads)
@@ -110,7 +121,8 @@ def test_kernels_are_the_published_ones():
 def test_attention_of_half_precision_nodes_adds_in_float32():
   """Sums of a thousand equal values, which bfloat16 cannot hold."""
   one = nodes_of(features(EVERYWHERE), EVERYWHERE).map(
-      lambda rows: jnp.ones((*rows.shape[:2], 1), jnp.bfloat16))
+    lambda rows: jnp.ones((*rows.shape[:2], 1), jnp.bfloat16)
+  )
   seen = attention.graph_products(one, one.map(lambda rows: 300 * rows))
   assert seen.dtype == jnp.float32
   count = np.bincount(OF_GRAPH, minlength=GRAPHS + 1)[:GRAPHS]

@@ -72,12 +72,16 @@ def test_gatv2_weighs_every_edge_in_each_configuration(direction, heads, hop):
   check(found, expected + params["bias"], 1e-4)
 
 
-@pytest.mark.parametrize("make", [
-    functools.partial(Sage, directions=(BOTH,)), functools.partial(Gatv2, direction=BOTH)])
+@pytest.mark.parametrize(
+  "make", [functools.partial(Sage, directions=(BOTH,)), functools.partial(Gatv2, direction=BOTH)]
+)
 def test_an_isolated_node_hears_itself_alone(make):
   """SAGE has means of 0 there, GATv2 a loop."""
   isolated = neighbours(BOTH).index([])
   params, x, found = apply_to(make(WIDTH), 0)
-  own = dense(x, params["senders"]) + params["bias"] if "senders" in params else dense(
-      x, params["self"])
+  own = (
+    dense(x, params["senders"]) + params["bias"]
+    if "senders" in params
+    else dense(x, params["self"])
+  )
   np.testing.assert_allclose(found[isolated], own[isolated], rtol=1e-4, atol=1e-5)

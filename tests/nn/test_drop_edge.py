@@ -31,8 +31,13 @@ def table_edges(adjacency, node_of):
   for table, consumers in ((adjacency.operands, True), (adjacency.users, False)):
     index, receivers = np.asarray(table.index), np.arange(len(table.index))
     more, which = np.asarray(table.overflow_index), np.asarray(table.overflow_receiver)
-    pairs = [(r, s) for rows, lines in ((receivers, index), (which, more))
-             for r, line in zip(rows, lines) for s in line if s < len(node_of)]
+    pairs = [
+      (r, s)
+      for rows, lines in ((receivers, index), (which, more))
+      for r, line in zip(rows, lines)
+      for s in line
+      if s < len(node_of)
+    ]
     ends = [(int(node_of[r]), int(node_of[s])) for r, s in pairs]
     halves.append(sorted(ends if consumers else [end[::-1] for end in ends]))
   return halves
@@ -41,8 +46,11 @@ def table_edges(adjacency, node_of):
 def test_every_table_drops_the_same_edges():
   slates, thin = Slates.of(BATCH), thinned(BATCH, 3, 0.9)
   whole = sorted(zip(GRAPH.receivers[:EDGES].tolist(), GRAPH.senders[:EDGES].tolist()))
-  listed = sorted((int(c), int(p)) for c, p, kept in zip(
-      GRAPH.receivers, GRAPH.senders, np.asarray(thin.edge_mask)) if kept)
+  listed = sorted(
+    (int(c), int(p))
+    for c, p, kept in zip(GRAPH.receivers, GRAPH.senders, np.asarray(thin.edge_mask))
+    if kept
+  )
   first, second = table_edges(thin.adjacency, np.arange(NODES))
   assert first == second == listed and 0 < len(listed) < EDGES
   assert set(listed) <= set(whole)
@@ -65,8 +73,11 @@ def test_edges_go_at_a_rate_that_is_drawn_from_zero_to_the_largest():
   slates = Slates.of(BATCH)
   keys = jax.random.split(jax.random.key(0), 48)
   largest = jnp.repeat(jnp.array([0.2, 0.9, 0.0]), 16)
-  kept = on_a_device(lambda: jax.vmap(lambda key, rate: dropout.keep_function(
-      key, rate, slates)(consumers, producers))(keys, largest))
+  kept = on_a_device(
+    lambda: jax.vmap(
+      lambda key, rate: dropout.keep_function(key, rate, slates)(consumers, producers)
+    )(keys, largest)
+  )
   low, high, none = np.split(np.asarray(kept), 3)
   rates = 1 - low.mean(axis=1)
   assert max(rates) < 0.25 and min(rates) < 0.05 and 0.05 < np.mean(rates) < 0.15
@@ -82,15 +93,31 @@ def test_two_devices_drop_what_one_does():
   def kept(*shares):
     prepared = [[random_graphs.prepare(graph, hops=0) for graph in share] for share in shares]
     budget = random_graphs.common_budget(
-        [batching.total_sizes(graphs) for graphs in prepared], spare=1)
-    batches = [batching.assemble_layout(
-        random_graphs.slots_of(graphs, 1), budget, graphs=len(graphs), configs=1,
-        transform=lambda rows: rows) for graphs in prepared]
+      [batching.total_sizes(graphs) for graphs in prepared], spare=1
+    )
+    batches = [
+      batching.assemble_layout(
+        random_graphs.slots_of(graphs, 1),
+        budget,
+        graphs=len(graphs),
+        configs=1,
+        transform=lambda rows: rows,
+      )
+      for graphs in prepared
+    ]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
-    masks = jax.jit(jax.vmap(lambda batch: dropout.drop_edges(
-        Slates.of(batch), jax.random.key(3), 0.9).edge_mask, axis_name=parallel.DEVICES))(stacked)
-    return np.concatenate([mask[: sum(graph.num_edges for graph in share)]
-                           for mask, share in zip(np.asarray(masks), shares)])
+    masks = jax.jit(
+      jax.vmap(
+        lambda batch: dropout.drop_edges(Slates.of(batch), jax.random.key(3), 0.9).edge_mask,
+        axis_name=parallel.DEVICES,
+      )
+    )(stacked)
+    return np.concatenate(
+      [
+        mask[: sum(graph.num_edges for graph in share)]
+        for mask, share in zip(np.asarray(masks), shares)
+      ]
+    )
 
   one = kept(programs)
   np.testing.assert_array_equal(kept(programs[:2], programs[2:]), one)

@@ -25,8 +25,9 @@ def on_devices(function, batches):
 def kept(batch, rate=0.5, width=WIDTH, key=0):
   """What dropout makes of ones on all nodes, `[N, width]`."""
   x = Slates.of(batch).nodes(jnp.ones((len(batch.graph.nodes["opcode"]), width)))
-  return Dropout(rate).apply({}, x, train=True, rngs={
-      "dropout": jax.random.key(key)}).everywhere()[:, 0]
+  return (
+    Dropout(rate).apply({}, x, train=True, rngs={"dropout": jax.random.key(key)}).everywhere()[:, 0]
+  )
 
 
 @pytest.mark.parametrize("hop", FORMS)
@@ -57,14 +58,21 @@ def batches_of(*devices):
   prepared = [[random_graphs.prepare(graph, hops=0) for graph in graphs] for graphs in devices]
   sizes = [batching.total_sizes(graphs) for graphs in prepared]
   budget = random_graphs.common_budget(sizes, spare=1)
-  return [batching.assemble_layout(
-      random_graphs.slots_of(graphs, CONFIGS), budget, graphs=len(graphs), configs=CONFIGS,
-      transform=lambda rows: rows) for graphs in prepared]
+  return [
+    batching.assemble_layout(
+      random_graphs.slots_of(graphs, CONFIGS),
+      budget,
+      graphs=len(graphs),
+      configs=CONFIGS,
+      transform=lambda rows: rows,
+    )
+    for graphs in prepared
+  ]
 
 
 def test_two_devices_leave_out_what_one_does():
   programs = system_cases.raw_layouts()[:4]
-  whole, = on_devices(kept, batches_of(programs))
+  (whole,) = on_devices(kept, batches_of(programs))
   first, second = on_devices(kept, batches_of(programs[:2], programs[2:]))
   count, half = (sum(graph.num_nodes for graph in some) for some in (programs, programs[:2]))
   np.testing.assert_array_equal(first[:half], whole[:half])

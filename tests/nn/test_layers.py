@@ -19,9 +19,11 @@ def _gradient(index):
   return jax.jit(jax.grad(value)), weight
 
 
-@pytest.mark.parametrize("index", [
-    [0, 3, 3, 1, 3], [[4, 4], [0, 4]], [2], np.zeros((0,), int)],
-    ids=["repeated", "two axes", "one", "none"])
+@pytest.mark.parametrize(
+  "index",
+  [[0, 3, 3, 1, 3], [[4, 4], [0, 4]], [2], np.zeros((0,), int)],
+  ids=["repeated", "two axes", "one", "none"],
+)
 def test_rows_and_their_gradient_equal_a_loop_over_indices(index):
   index = np.asarray(index, np.int32)
   table = np.random.default_rng(1).normal(size=(ROWS, FEATURES)).astype(np.float32)
@@ -33,9 +35,14 @@ def test_rows_and_their_gradient_equal_a_loop_over_indices(index):
   np.testing.assert_allclose(gradient(table), expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("platform, operation, other", [
-    ("cpu", "scatter", "dot_general"), ("tpu", "scatter", "dot_general"),
-    ("cuda", "dot_general", "scatter")])
+@pytest.mark.parametrize(
+  "platform, operation, other",
+  [
+    ("cpu", "scatter", "dot_general"),
+    ("tpu", "scatter", "dot_general"),
+    ("cuda", "dot_general", "scatter"),
+  ],
+)
 def test_gpus_alone_compute_the_gradient_without_atomic_additions(platform, operation, other):
   gradient, _ = _gradient(np.zeros(7, np.int32))
   text = gradient.trace(jnp.ones((ROWS, FEATURES))).lower(lowering_platforms=(platform,)).as_text()

@@ -45,17 +45,23 @@ def test_a_layer_on_several_features_is_one_matrix_on_their_concatenation(hops):
   found = apply(LINEAR, params, inputs)
   full = np.concatenate([full_of(part, hop) for part, hop in zip(parts, hops)], axis=-1)
   np.testing.assert_allclose(
-      np.broadcast_to(found, (NODES, CONFIGS, 5)), dense(full, params), rtol=1e-4, atol=1e-4)
+    np.broadcast_to(found, (NODES, CONFIGS, 5)), dense(full, params), rtol=1e-4, atol=1e-4
+  )
 
 
 @pytest.mark.parametrize("elsewhere", [None, "one", "each"])
 def test_layouts_meet_features_at_configurable_nodes(elsewhere):
   """Rows of the dictionary are multiplied before they are looked up."""
-  other = {None: None, "one": np.full((1, 18), -2.0, np.float32),
-           "each": random(NODES, 18, seed=2)}[elsewhere]
+  other = {
+    None: None,
+    "one": np.full((1, 18), -2.0, np.float32),
+    "each": random(NODES, 18, seed=2),
+  }[elsewhere]
   parts = features(NONE)
   inputs = lambda: (
-      nodes_of(parts, NONE), Layouts(Slates.of(BATCH), jnp.asarray(BATCH.rows), other))
+    nodes_of(parts, NONE),
+    Layouts(Slates.of(BATCH), jnp.asarray(BATCH.rows), other),
+  )
   params = params_of(LINEAR, *inputs())
   found = np.asarray(apply(LINEAR, params, inputs))
   config, configured = slow_configs(BATCH)
@@ -87,8 +93,10 @@ def test_a_batch_without_configurable_nodes_has_layouts_of_zeros():
 def test_tiles_are_on_every_node_of_their_kernel():
   count = len(TILES.graph.nodes["opcode"])
   static, slates = random(count, WIDTH), lambda: Slates.of(TILES)
-  inputs = lambda: (slates().nodes(jnp.asarray(static)), Tiles(slates(), jnp.asarray(
-      TILES.config_feat)))
+  inputs = lambda: (
+    slates().nodes(jnp.asarray(static)),
+    Tiles(slates(), jnp.asarray(TILES.config_feat)),
+  )
   params = params_of(LINEAR, *inputs())
   found = np.asarray(apply(LINEAR, params, inputs))
   config, _ = slow_configs(TILES)
@@ -103,7 +111,8 @@ def test_a_layer_on_an_array_keeps_its_leading_axes(use_bias):
   params = params_of(module, x)
   assert set(params) == {"kernel", "bias"} if use_bias else {"kernel"}
   np.testing.assert_allclose(
-      module.apply({"params": params}, x), dense(x, params), rtol=1e-5, atol=1e-5)
+    module.apply({"params": params}, x), dense(x, params), rtol=1e-5, atol=1e-5
+  )
 
 
 def test_a_layer_computes_in_its_dtype_from_float32_parameters():
@@ -163,8 +172,10 @@ def test_long_vectors_are_shortened_and_have_the_gradient_of_the_short_one(max_n
 
 def test_rows_stay_short_through_updates():
   """As in PyTorch, an update starts from the shortened row."""
-  params = {"op": {"table": np.array([[3.0, 4.0], [0.3, 0.4]], np.float32)},
-            "other": np.array([5.0], np.float32)}
+  params = {
+    "op": {"table": np.array([[3.0, 4.0], [0.3, 0.4]], np.float32)},
+    "other": np.array([5.0], np.float32),
+  }
   grads = jax.tree.map(np.ones_like, params)
   optimizer = linear.keep_rows_short(optax.sgd(0.1), {("op", "table"): 1.0})
   updates, _ = optimizer.update(grads, optimizer.init(params), params)
@@ -178,4 +189,5 @@ def test_opcodes_are_looked_up_by_number():
   params = params_of(module, BATCH.graph)
   found = module.apply({"params": params}, BATCH.graph)
   np.testing.assert_array_equal(
-      found, params["embedding"]["table"][np.asarray(BATCH.graph.nodes["opcode"])])
+    found, params["embedding"]["table"][np.asarray(BATCH.graph.nodes["opcode"])]
+  )

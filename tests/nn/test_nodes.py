@@ -44,10 +44,15 @@ def test_operations_of_two_forms_are_those_of_full_tensors(one, other):
   x, y = nodes_of(first, one), nodes_of(second, other)
   full_x, full_y = full_of(first, one), full_of(second, other)
   for found, expected in (
-      (x + y, full_x + full_y), (x - y, full_x - full_y), (x * y, full_x * full_y),
-      (nodes.concat(x, y, x), np.concatenate([full_x, full_y, full_x], axis=-1)),
-      (nodes.combine(lambda a, b: jnp.sin(a) @ jnp.ones((WIDTH, 2)) + b[..., :1], x, y),
-       np.sin(full_x).sum(axis=-1, keepdims=True).repeat(2, axis=-1) + full_y[..., :1])):
+    (x + y, full_x + full_y),
+    (x - y, full_x - full_y),
+    (x * y, full_x * full_y),
+    (nodes.concat(x, y, x), np.concatenate([full_x, full_y, full_x], axis=-1)),
+    (
+      nodes.combine(lambda a, b: jnp.sin(a) @ jnp.ones((WIDTH, 2)) + b[..., :1], x, y),
+      np.sin(full_x).sum(axis=-1, keepdims=True).repeat(2, axis=-1) + full_y[..., :1],
+    ),
+  ):
     assert found.hop == max(one, other) and found.width == expected.shape[-1]
     np.testing.assert_allclose(spread(found), expected, rtol=1e-5, atol=1e-5)
 
@@ -99,9 +104,15 @@ def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, own):
     before = np.asarray(x.everywhere())
     x = nodes.neighbours(x, direction, own=own)
     assert x.hop == hop
-    check(np.asarray(x.everywhere()), np.stack([
-        before[heard].sum(axis=0) + own * before[node]
-        for node, heard in enumerate(neighbours(direction, batch))]))
+    check(
+      np.asarray(x.everywhere()),
+      np.stack(
+        [
+          before[heard].sum(axis=0) + own * before[node]
+          for node, heard in enumerate(neighbours(direction, batch))
+        ]
+      ),
+    )
 
 
 @pytest.mark.parametrize("hop", FORMS)

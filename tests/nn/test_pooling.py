@@ -26,8 +26,11 @@ from system_cases import (
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE
 
-SLOW = {"mean": lambda x: x.mean(axis=0), "max": lambda x: x.max(axis=0),
-        "sum": lambda x: x.sum(axis=0) / 100}
+SLOW = {
+  "mean": lambda x: x.mean(axis=0),
+  "max": lambda x: x.max(axis=0),
+  "sum": lambda x: x.sum(axis=0) / 100,
+}
 _, CONFIGURED = slow_configs(BATCH)
 
 
@@ -49,7 +52,8 @@ def test_poolings_equal_loops_in_every_form(name, hop):
     else:
       without.append(graph)
     np.testing.assert_allclose(
-        np.broadcast_to(found[graph], expected.shape), expected, rtol=1e-5, atol=1e-5)
+      np.broadcast_to(found[graph], expected.shape), expected, rtol=1e-5, atol=1e-5
+    )
   # An empty slate; and a program without configurable nodes.
   assert len(without) == 1 + only and found.dtype == jnp.float32
 
@@ -61,7 +65,8 @@ def test_a_total_is_a_sum_that_is_not_scaled(configurable):
   for graph, nodes in members():
     chosen = nodes[CONFIGURED[nodes]] if configurable else nodes
     np.testing.assert_allclose(
-        found[graph], full_of(parts, 1)[chosen].sum(axis=0), rtol=1e-5, atol=1e-5)
+      found[graph], full_of(parts, 1)[chosen].sum(axis=0), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("hop", FORMS)
@@ -104,8 +109,11 @@ def test_graph_sum_and_per_node_are_each_others_derivative(dtype):
   (from_sum,), (from_spread,) = sum_vjp(value.astype(jnp.float32)), spread_vjp(x)
   np.testing.assert_array_equal(np.asarray(from_sum, np.float32), padded[graph_of])
   np.testing.assert_allclose(
-      np.asarray(from_spread, np.float32), slow(full),
-      rtol=1e-5 if dtype == jnp.float32 else 1e-2, atol=1e-6)
+    np.asarray(from_spread, np.float32),
+    slow(full),
+    rtol=1e-5 if dtype == jnp.float32 else 1e-2,
+    atol=1e-6,
+  )
   assert total.dtype == jnp.float32 and spread.dtype == from_sum.dtype == from_spread.dtype == dtype
 
 

@@ -29,13 +29,11 @@ class Whole(base.Network):
 
 
 class WithoutScore(base.Network):
-
   def embed(self, batch, *, train=False):
     return None
 
 
 class WithoutEmbed(base.Network):
-
   def score(self, readout):
     return readout
 
@@ -60,9 +58,15 @@ def register(thing):
   return name
 
 
-@pytest.mark.parametrize("model, complaint", [
-    (WithoutScore, "'score'"), (WithoutEmbed, "'embed'"), (Blind, "Blind"),
-    (lambda: "no module", "type str")])
+@pytest.mark.parametrize(
+  "model, complaint",
+  [
+    (WithoutScore, "'score'"),
+    (WithoutEmbed, "'embed'"),
+    (Blind, "Blind"),
+    (lambda: "no module", "type str"),
+  ],
+)
 def test_a_network_without_what_a_ranker_needs_is_refused(model, complaint):
   with pytest.raises(ValueError, match=complaint) as error:
     base.create_network("tile", register(model))
@@ -90,14 +94,20 @@ class Integers(Whole):
 ALIKE = {"batch.configs": 16, "eval.configs": 16}
 
 
-@pytest.mark.parametrize("network, variant, changes, complaint", [
+@pytest.mark.parametrize(
+  "network, variant, changes, complaint",
+  [
     (SlateMean(), "full,ci", ALIKE | {"batch.config_chunk": 4}, "config_chunk"),
-    (SlateMean(), "gst_ed,ci", ALIKE, "history"), (Attentive(), "gst_ed,ci", ALIKE, "history"),
+    (SlateMean(), "gst_ed,ci", ALIKE, "history"),
+    (Attentive(), "gst_ed,ci", ALIKE, "history"),
     (Integers(), "full,ci", {"data.config_transform": "minmax"}, "config_transform"),
     (ResModel(dropout="dropout"), "gst_ed,ci", {}, "set model.dropout"),
-    (ResModel(dropout="backpropdropout"), "gst_ed,ci", {}, "set model.dropout")])
+    (ResModel(dropout="backpropdropout"), "gst_ed,ci", {}, "set model.dropout"),
+  ],
+)
 def test_networks_and_options_that_exclude_each_other_are_refused(
-    network, variant, changes, complaint):
+  network, variant, changes, complaint
+):
   with pytest.raises(ValueError, match=complaint):
     families.make("layout", network, variant, **changes)
 
@@ -119,12 +129,18 @@ def test_a_family_that_is_not_of_programs_is_refused_in_segments():
     rankers.create(fields)
 
 
-@pytest.mark.parametrize("network, variant, changes", [
+@pytest.mark.parametrize(
+  "network, variant, changes",
+  [
     (Whole(), "gst_ed,ci", {"batch.configs": 16, "eval.configs": 100}),
     (SlateMean(), "full,ci", {"batch.configs": 16, "eval.configs": 100}),
-    (SlateMean(), "full,ci", ALIKE), (SlateMean(), "gst,ci", ALIKE),
-    (Attentive(), "full,ci", {"batch.config_chunk": 4}), (Attentive(), "gst,ci", ALIKE),
-    (ResModel(dropout="backpropdropout"), "full,ci", {"batch.config_chunk": 4})])
+    (SlateMean(), "full,ci", ALIKE),
+    (SlateMean(), "gst,ci", ALIKE),
+    (Attentive(), "full,ci", {"batch.config_chunk": 4}),
+    (Attentive(), "gst,ci", ALIKE),
+    (ResModel(dropout="backpropdropout"), "full,ci", {"batch.config_chunk": 4}),
+  ],
+)
 def test_networks_and_options_that_go_together_are_accepted(network, variant, changes):
   families.make("layout", network, variant, **changes)
 
@@ -143,9 +159,13 @@ def test_equal_configurations_are_scored_once_unless_a_network_compares_them(net
   assert asked == expected and found.shape == (9,)
 
 
-@pytest.mark.parametrize("kind, name, options, complaint", [
-    *(("tile", name, dict(width=3), "'width'") for name in (
-        "EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")),
+@pytest.mark.parametrize(
+  "kind, name, options, complaint",
+  [
+    *(
+      ("tile", name, dict(width=3), "'width'")
+      for name in ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
+    ),
     *(("layout", name, dict(width=3), "'width'") for name in ("SAGE", "ResModel")),
     ("layout", "GAT", {}, "ResModel"),
     *(("layout", "Fourth", {name: ()}, name) for name in ("edge_widths", "config_widths")),
@@ -155,15 +175,18 @@ def test_equal_configurations_are_scored_once_unless_a_network_compares_them(net
     ("layout", "Tenth", dict(attention="cosine"), "model.attention is 'cosine'"),
     ("layout", "Tenth", dict(width=6, heads=4), "expected a divisor of 6"),
     ("tile", "Tenth", dict(width=6, heads=4), "expected a divisor of 6"),
-    ("tile", "Tenth", dict(width=8, heads=4, mlp_widths=(8, 9)), "expected a divisor of 9")])
+    ("tile", "Tenth", dict(width=8, heads=4, mlp_widths=(8, 9)), "expected a divisor of 9"),
+  ],
+)
 def test_what_a_network_cannot_be_is_refused(kind, name, options, complaint):
   with pytest.raises(ValueError, match=complaint) as error:
     base.create_network(kind, name, **options)
   assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("dropout, blocks", [
-    ("fullgraph", False), ("backpropdropout", True), ("dropout", True)])
+@pytest.mark.parametrize(
+  "dropout, blocks", [("fullgraph", False), ("backpropdropout", True), ("dropout", True)]
+)
 def test_res_model_declares_its_hops_and_when_it_sees_blocks(dropout, blocks):
   model = base.create_network("layout", "ResModel", num_gnns=3, dropout=dropout)
   assert model.hops == 3 and (model.family is res_model.BlockPrograms) is blocks

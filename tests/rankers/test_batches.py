@@ -23,18 +23,24 @@ def programs(**changes):
 
 
 def segments(**changes):
-  return families.make("layout", segment_cases.ToyModel(), "gst_ed,ci", **NEIGHBOURS, **{
-      "segments.partition": "contiguous", "segments.max_nodes": 8, "segments.fresh": 2} | changes)
+  return families.make(
+    "layout",
+    segment_cases.ToyModel(),
+    "gst_ed,ci",
+    **NEIGHBOURS,
+    **{"segments.partition": "contiguous", "segments.max_nodes": 8, "segments.fresh": 2} | changes,
+  )
 
 
 NEIGHBOURS = {"data.neighbour_slots": 2}
 FAMILIES = {
-    "tile": families.make("tile", base.Network(), **NEIGHBOURS),
-    "layout": programs(),
-    "segments": segments(),
-    "recomputed": segments(**{"segments.recompute": True, "segments.keep": 1.0}),
-    "tables": families.of_config("layout", "tables,ci", **NEIGHBOURS),
-    "head": Head(segments())}
+  "tile": families.make("tile", base.Network(), **NEIGHBOURS),
+  "layout": programs(),
+  "segments": segments(),
+  "recomputed": segments(**{"segments.recompute": True, "segments.keep": 1.0}),
+  "tables": families.of_config("layout", "tables,ci", **NEIGHBOURS),
+  "head": Head(segments()),
+}
 
 
 def graphs_of(kind):
@@ -49,16 +55,21 @@ def graphs_of(kind):
 def prepared_of(kind):
   if kind == "head":
     return [
-        HeadGraph(graph.name, graph.configs, np.full((len(graph.configs), 3), i, np.float32), 2,
-                  {"nodes": 1})
-        for i, graph in enumerate(graphs_of("layout"))]
+      HeadGraph(
+        graph.name, graph.configs, np.full((len(graph.configs), 3), i, np.float32), 2, {"nodes": 1}
+      )
+      for i, graph in enumerate(graphs_of("layout"))
+    ]
   return [FAMILIES[kind].prepare(graph, graph.node_feat) for graph in graphs_of(kind)]
 
 
 def drawing(kind, graphs):
   sampler = plan.ConfigSampler(
-      [graph.configs for graph in graphs], count=CONFIGS, sampling="uniform",
-      targets=lambda configs, ids: configs.runtime_ns[ids].astype(np.float32))
+    [graph.configs for graph in graphs],
+    count=CONFIGS,
+    sampling="uniform",
+    targets=lambda configs, ids: configs.runtime_ns[ids].astype(np.float32),
+  )
   return FAMILIES[kind].draw(graphs, sampler)
 
 
@@ -98,8 +109,9 @@ def test_batches_of_several_devices_have_one_structure(kind):
   drawn = [draw(number, np.random.default_rng(2), 0) for number in (0, 2)]
   sizes = {key: max(one.sizes[key] for one in drawn) for key in drawn[0].sizes}
   (budget,) = plan.choose_budgets([sizes])
-  batches = family.align([
-      family.assemble([one.finish()], budget, graphs=1, configs=CONFIGS) for one in drawn])
+  batches = family.align(
+    [family.assemble([one.finish()], budget, graphs=1, configs=CONFIGS) for one in drawn]
+  )
   first, second = (jax.tree.map(np.shape, batch) for batch in batches)
   assert first == second
 
@@ -119,7 +131,8 @@ def test_blocks_are_drawn_for_networks_that_look_at_them():
   graph = programs().prepare(raw, raw.node_feat)
   assert drawing("layout", [graph])(0, np.random.default_rng(0), 0).finish().block is None
   family = families.make(
-      "layout", ResModel(dropout="dropout"), "full,ci", **{"batch.keep_nodes": 10})
+    "layout", ResModel(dropout="dropout"), "full,ci", **{"batch.keep_nodes": 10}
+  )
   starts = set()
   for seed in range(30):
     start, stop = family.draw_block(graph, np.random.default_rng(seed))
@@ -132,8 +145,11 @@ def test_blocks_are_drawn_for_networks_that_look_at_them():
 def test_graphs_are_reduced_before_they_are_prepared(kind):
   options = reduction.Reduction(graph_reduction="config_neighborhood", reduction_hops=1)
   changes = {"data.graph_reduction": "config_neighborhood", "data.reduction_hops": 1}
-  family = {"layout": programs, "segments": segments,
-            "tables": lambda **changes: families.of_config("layout", "tables,ci", **changes)}[kind]
+  family = {
+    "layout": programs,
+    "segments": segments,
+    "tables": lambda **changes: families.of_config("layout", "tables,ci", **changes),
+  }[kind]
   graph = table_cases.program(1, nodes=40, edges=20, config_nodes=[0, 1])
   found = family(**changes).prepare(graph, graph.node_feat)
   expected = reduction.reduce_graph(graph, options).graph

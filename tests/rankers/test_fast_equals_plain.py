@@ -28,9 +28,11 @@ def graphs_of_case(case: str) -> list:
   rng = np.random.default_rng(len(case))
   make = functools.partial(random_graphs.layout_graph, rng)
   if case == "several":
-    return [make(nodes=9, edges=14, config_nodes=[2, 0], configs=7),
-            make(nodes=1, edges=0, config_nodes=[0], configs=3),
-            make(nodes=16, edges=30, config_nodes=[3, 15, 5], configs=2)]
+    return [
+      make(nodes=9, edges=14, config_nodes=[2, 0], configs=7),
+      make(nodes=1, edges=0, config_nodes=[0], configs=3),
+      make(nodes=16, edges=30, config_nodes=[3, 15, 5], configs=2),
+    ]
   if case == "unreachable":  # The only configurable node is isolated.
     return [make(nodes=24, edges=40, config_nodes=[23], configs=6)]
   if case == "everywhere":
@@ -46,17 +48,25 @@ CASES = ("several", "unreachable", "everywhere", "single")
 def batches(slots: int) -> dict:
   """Batches of all cases, with and without reuse, in one shape."""
   prepared = {
-      (case, reuse): [
-          random_graphs.prepare(graph, hops=HOPS, slots=slots, reuse=reuse)
-          for graph in graphs_of_case(case)]
-      for case in CASES for reuse in (True, False)}
+    (case, reuse): [
+      random_graphs.prepare(graph, hops=HOPS, slots=slots, reuse=reuse)
+      for graph in graphs_of_case(case)
+    ]
+    for case in CASES
+    for reuse in (True, False)
+  }
   sizes = [batching.total_sizes(graphs) for graphs in prepared.values()]
   budget = random_graphs.common_budget(sizes, spare=2)
   return {
-      key: batching.assemble_layout(
-          random_graphs.slots_of(graphs, CONFIGS), budget, graphs=GRAPHS, configs=CONFIGS,
-          transform=lambda rows: rows.astype(np.float32))
-      for key, graphs in prepared.items()}
+    key: batching.assemble_layout(
+      random_graphs.slots_of(graphs, CONFIGS),
+      budget,
+      graphs=GRAPHS,
+      configs=CONFIGS,
+      transform=lambda rows: rows.astype(np.float32),
+    )
+    for key, graphs in prepared.items()
+  }
 
 
 @jax.jit
@@ -98,29 +108,45 @@ def check_layout(model, reference, slot_widths=(1,)):
   """`model` gives the results of `reference` in every case and table width."""
   params = parts.params_of(model, batches(slot_widths[0])["several", True])
   expected = {
-      case: reference(params, plain.from_layout(batch))
-      for (case, reuse), batch in batches(slot_widths[0]).items() if reuse}
+    case: reference(params, plain.from_layout(batch))
+    for (case, reuse), batch in batches(slot_widths[0]).items()
+    if reuse
+  }
   fast = results(lambda params, batch: model.apply({"params": params}, batch, train=True))
   for slots in slot_widths:
     for (case, _), batch in batches(slots).items():
       comparing.assert_trees_close(fast(params, batch), expected[case])
 
 
-@pytest.mark.parametrize("dropout, layers, normalization, remat", [
-    *((*each, normalization, False) for normalization in ("sym", "asym")
-      for each in (("fullgraph", 1), ("dropout", 1), ("backpropdropout", HOPS))),
-    ("backpropdropout", HOPS, "sym", True)])
+@pytest.mark.parametrize(
+  "dropout, layers, normalization, remat",
+  [
+    *(
+      (*each, normalization, False)
+      for normalization in ("sym", "asym")
+      for each in (("fullgraph", 1), ("dropout", 1), ("backpropdropout", HOPS))
+    ),
+    ("backpropdropout", HOPS, "sym", True),
+  ],
+)
 def test_res_model_equals_plain(dropout, layers, normalization, remat):
   model = res_model.ResModel(
-      op_embed_dim=4, hidden_dim=8, num_gnns=layers, dropout=dropout,
-      adj_normalization=normalization, remat=remat)
+    op_embed_dim=4,
+    hidden_dim=8,
+    num_gnns=layers,
+    dropout=dropout,
+    adj_normalization=normalization,
+    remat=remat,
+  )
   reference = plain_results(
-      "res_model", layers=layers, normalization=normalization, dropout=dropout)
+    "res_model", layers=layers, normalization=normalization, dropout=dropout
+  )
   check_layout(model, reference, slot_widths=(0, 4) if dropout == "dropout" else (1,))
 
 
 SAGE_OPTIONS = dict(
-    op_embed_dim=4, value_embed_dim=2, hidden_dim=8, num_gnns=HOPS, pooling=ALL_POOLINGS)
+  op_embed_dim=4, value_embed_dim=2, hidden_dim=8, num_gnns=HOPS, pooling=ALL_POOLINGS
+)
 
 
 @pytest.mark.parametrize("remat, slot_widths", [(False, (0, 4)), (True, (1,))])
@@ -133,25 +159,35 @@ def test_chunks_of_configurations_equal_plain():
   model = sage.SAGE(**SAGE_OPTIONS)
   params = parts.params_of(model, batches(1)["several", True])
   whole = plain_results("layout_sage", layers=HOPS, pooling=ALL_POOLINGS)
-  chunked = results(lambda params, batch: state.apply_in_chunks(
-      model, {"params": params}, batch, config_chunk=CONFIGS // 2, train=True,
-      mutable=["activity"])[0])
+  chunked = results(
+    lambda params, batch: state.apply_in_chunks(
+      model, {"params": params}, batch, config_chunk=CONFIGS // 2, train=True, mutable=["activity"]
+    )[0]
+  )
   for case in CASES:
     batch = batches(1)[case, True]
     comparing.assert_trees_close(chunked(params, batch), whole(params, plain.from_layout(batch)))
 
 
-@pytest.mark.parametrize("kind, name, options", [
-    ("layout", "SAGE", SAGE_OPTIONS), ("layout", "ResModel", dict(adj_normalization="sym")),
-    ("tile", "EarlyJoinSAGE", {}), ("tile", "EarlyJoinResGCN", {})])
+@pytest.mark.parametrize(
+  "kind, name, options",
+  [
+    ("layout", "SAGE", SAGE_OPTIONS),
+    ("layout", "ResModel", dict(adj_normalization="sym")),
+    ("tile", "EarlyJoinSAGE", {}),
+    ("tile", "EarlyJoinResGCN", {}),
+  ],
+)
 def test_models_in_bfloat16_are_near_float32(kind, name, options):
   """They give float32 scores."""
   make = functools.partial(
-      base.create_network, kind, name, **dict(op_embed_dim=4, hidden_dim=8) | options)
+    base.create_network, kind, name, **dict(op_embed_dim=4, hidden_dim=8) | options
+  )
   batch = tile_batch(slots=4) if kind == "tile" else batches(1)["several", True]
   params = parts.params_of(make(), batch)
-  score = lambda model: np.asarray(
-      jax.jit(model.apply)({"params": params}, batch))[batch.config_mask]
+  score = lambda model: np.asarray(jax.jit(model.apply)({"params": params}, batch))[
+    batch.config_mask
+  ]
   exact, half = score(make()), score(make(dtype="bfloat16"))
   assert half.dtype == np.float32
   # bfloat16 keeps 8 bits; rounding errors of a few layers add up.
@@ -161,10 +197,16 @@ def test_models_in_bfloat16_are_near_float32(kind, name, options):
 
 def tile_batch(slots: int):
   rng = np.random.default_rng(0)
-  graphs = [random_graphs.tile_graph(rng, nodes=n, edges=e, configs=c)
-            for n, e, c in ((12, 20, 7), (1, 0, 2), (6, 9, 3))]
+  graphs = [
+    random_graphs.tile_graph(rng, nodes=n, edges=e, configs=c)
+    for n, e, c in ((12, 20, 7), (1, 0, 2), (6, 9, 3))
+  ]
   prepared = [batching.prepare(g, g.node_feat, slots=slots) for g in graphs]
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=3)
   return batching.assemble_tile(
-      random_graphs.slots_of(prepared, CONFIGS), budget, graphs=GRAPHS + 1, configs=CONFIGS,
-      transform=lambda x: x)
+    random_graphs.slots_of(prepared, CONFIGS),
+    budget,
+    graphs=GRAPHS + 1,
+    configs=CONFIGS,
+    transform=lambda x: x,
+  )

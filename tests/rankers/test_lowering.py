@@ -17,22 +17,26 @@ from tpugraphs_jax.run import training
 PLATFORMS = "cpu", "cuda", "tpu"
 BFLOAT16 = {"model.dtype": "bfloat16", "model.precision": "default"}
 CASES = {
-    "tile, bfloat16": ("tile", "recommended,ci", BFLOAT16),
-    "SAGE, bfloat16": ("layout", "full,ci", BFLOAT16),
-    "segments, the others recomputed": ("layout", "gst,ci", {}),
-    "segments with a table in bfloat16, then the head": (
-        "layout", "gst_efd,ci", BFLOAT16 | {"segments.history_dtype": "bfloat16",
-                                            "segments.finetune.epochs": 1}),
-    "a system": ("layout", "preset=third,ci", {}),
-    "a system, once for all configurations": ("layout", "preset=tenth,ci", {}),
-    "tokens of tensor dimensions": ("tile", "preset=fifth,ci", {}),
-    "a system on tiles, attention along edges": ("tile", "preset=sixth,ci", {}),
-    "edges": ("layout", "preset=fourth,ci", {})}
+  "tile, bfloat16": ("tile", "recommended,ci", BFLOAT16),
+  "SAGE, bfloat16": ("layout", "full,ci", BFLOAT16),
+  "segments, the others recomputed": ("layout", "gst,ci", {}),
+  "segments with a table in bfloat16, then the head": (
+    "layout",
+    "gst_efd,ci",
+    BFLOAT16 | {"segments.history_dtype": "bfloat16", "segments.finetune.epochs": 1},
+  ),
+  "a system": ("layout", "preset=third,ci", {}),
+  "a system, once for all configurations": ("layout", "preset=tenth,ci", {}),
+  "tokens of tensor dimensions": ("tile", "preset=fifth,ci", {}),
+  "a system on tiles, attention along edges": ("tile", "preset=sixth,ci", {}),
+  "edges": ("layout", "preset=fourth,ci", {}),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_all_mapped_functions_of_a_run_lower_for_every_platform(
-    case, data_root, tmp_path, monkeypatch):
+  case, data_root, tmp_path, monkeypatch
+):
   """Training, scoring, and reading and writing of a table: everything on devices is mapped.
 
   Nothing is compiled: a mapped function returns zeros of the shapes that it would return.
@@ -40,9 +44,11 @@ def test_all_mapped_functions_of_a_run_lower_for_every_platform(
   lowered = []
 
   def pmap(function, *, in_axes=0, **options):
-    vectorised = jax.jit(jax.vmap(
-        function, in_axes=in_axes, axis_name=parallel.DEVICES,
-        axis_size=jax.local_device_count()))
+    vectorised = jax.jit(
+      jax.vmap(
+        function, in_axes=in_axes, axis_name=parallel.DEVICES, axis_size=jax.local_device_count()
+      )
+    )
     outputs = {}
 
     @functools.wraps(function)
@@ -52,15 +58,25 @@ def test_all_mapped_functions_of_a_run_lower_for_every_platform(
         if not outputs:
           lowered.append(jax.export.export(vectorised, platforms=PLATFORMS)(*shapes).platforms)
         outputs[str(shapes)] = jax.eval_shape(vectorised, *shapes)
-      return parallel.replicate(jax.tree.map(
-          lambda each: np.zeros(each.shape[1:], each.dtype), outputs[str(shapes)]))
+      return parallel.replicate(
+        jax.tree.map(lambda each: np.zeros(each.shape[1:], each.dtype), outputs[str(shapes)])
+      )
 
     return call
 
   monkeypatch.setattr(parallel, "pmap", pmap)
   kind, variant, changes = CASES[case]
-  config = parts.config_of(kind, variant, **{
-      "data_root": str(data_root), "train.epochs": 1, "train.valid_configs": 8,
-      "batch.slates_per_epoch": 4, "batch.graphs": 4, **changes})
+  config = parts.config_of(
+    kind,
+    variant,
+    **{
+      "data_root": str(data_root),
+      "train.epochs": 1,
+      "train.valid_configs": 8,
+      "batch.slates_per_epoch": 4,
+      "batch.graphs": 4,
+      **changes,
+    },
+  )
   training.run(config, tmp_path / "run", mode="train")
   assert len(lowered) >= 2 and set(lowered) == {PLATFORMS}

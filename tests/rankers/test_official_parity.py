@@ -49,8 +49,9 @@ class Recorded:
   def graphs(self) -> list[dict[str, np.ndarray]]:
     count = len({k.split("/")[0] for k in self.arrays if k.startswith("graph")})
     return [
-        {k.split("/")[1]: v for k, v in self.arrays.items() if k.startswith(f"graph{i}/")}
-        for i in range(count)]
+      {k.split("/")[1]: v for k, v in self.arrays.items() if k.startswith(f"graph{i}/")}
+      for i in range(count)
+    ]
 
 
 def assert_close(actual, expected, tolerance):
@@ -61,22 +62,29 @@ def assert_close(actual, expected, tolerance):
 
 def op_graph(arrays, configs) -> OpGraph:
   return OpGraph(
-      name="recorded", node_feat=arrays["node_feat"], node_opcode=arrays["node_opcode"],
-      edge_index=arrays["edge_index"], node_splits=np.array([0, len(arrays["node_opcode"])]),
-      config_node=arrays.get("node_config_ids", np.zeros(0, np.int32)), configs=configs)
+    name="recorded",
+    node_feat=arrays["node_feat"],
+    node_opcode=arrays["node_opcode"],
+    edge_index=arrays["edge_index"],
+    node_splits=np.array([0, len(arrays["node_opcode"])]),
+    config_node=arrays.get("node_config_ids", np.zeros(0, np.int32)),
+    configs=configs,
+  )
 
 
 def tile_batch(case: Recorded, *, padding: int):
   slots = []
   for i, arrays in enumerate(case.graphs()):
     configs = TileConfigs(
-        arrays["config_feat"], arrays["config_runtime"], arrays["config_runtime_normalizers"])
+      arrays["config_feat"], arrays["config_runtime"], arrays["config_runtime_normalizers"]
+    )
     prepared = batching.prepare(op_graph(arrays, configs), arrays["node_feat"], slots=2)
     slots.append(batching.Slate(prepared, np.arange(len(configs)), case["labels"][i]))
   sizes = batching.total_sizes([slot.graph for slot in slots])
   budget = {key: size + padding + (key == "nodes") for key, size in sizes.items()}
   return batching.assemble_tile(
-      slots, budget, graphs=len(slots), configs=case.meta["num_configs"], transform=lambda x: x)
+    slots, budget, graphs=len(slots), configs=case.meta["num_configs"], transform=lambda x: x
+  )
 
 
 def loss_function(model, batch, losses: str):
@@ -94,15 +102,22 @@ def loss_function(model, batch, losses: str):
 def check_three_steps(case: Recorded, model, batch, score, *, losses: str, temperature: float):
   """Scores, losses and weights of three training steps from the recorded start."""
   optimizer = state_lib.create_optimizer(
-      learning_rate=case.meta["adam"]["lr"], total_steps=3,
-      clip_norm_per_variable=case.meta["adam"]["clipnorm"])
+    learning_rate=case.meta["adam"]["lr"],
+    total_steps=3,
+    clip_norm_per_variable=case.meta["adam"]["clipnorm"],
+  )
   train_step = state_lib.make_train_step(
-      model, optimizer, losses_lib.LossOptions(
-          losses=losses, temperature=temperature, kernel_l2=1e-4, activity_l2=1e-4),
-      devices=jax.local_devices()[:1])
+    model,
+    optimizer,
+    losses_lib.LossOptions(
+      losses=losses, temperature=temperature, kernel_l2=1e-4, activity_l2=1e-4
+    ),
+    devices=jax.local_devices()[:1],
+  )
   params = official.params_from_official(model, case.weights("init"))
   train_state, stacked = jax.tree.map(
-      lambda leaf: np.asarray(leaf)[None], (state_lib.TrainState.create(params, optimizer), batch))
+    lambda leaf: np.asarray(leaf)[None], (state_lib.TrainState.create(params, optimizer), batch)
+  )
   for i, expected in enumerate(case["total_loss_per_step"]):
     train_state, metrics = train_step(train_state, stacked)
     assert_close(parallel.unreplicate(metrics)["loss"], expected, STEPS_TOLERANCE)
@@ -115,8 +130,12 @@ def assert_weights_match(model, params, expected):
   flat = flax.traverse_util.flatten_dict(params)
   for path, weight in zip(official.weight_order(model), expected):
     np.testing.assert_allclose(
-        flat[path], weight, rtol=STEPS_TOLERANCE, atol=STEPS_TOLERANCE * np.abs(weight).max(),
-        err_msg="/".join(path))
+      flat[path],
+      weight,
+      rtol=STEPS_TOLERANCE,
+      atol=STEPS_TOLERANCE * np.abs(weight).max(),
+      err_msg="/".join(path),
+    )
 
 
 @pytest.mark.parametrize("path", TILE_FILES, ids=lambda path: path.stem)
@@ -135,7 +154,8 @@ def factored(node_config_feat, runtime) -> LayoutConfigs:
   configs, nodes, features = node_config_feat.shape
   rows, ids = np.unique(node_config_feat.reshape(-1, features), axis=0, return_inverse=True)
   return LayoutConfigs(
-      rows, np.arange(nodes), ids.reshape(configs, nodes), runtime.astype(np.int64))
+    rows, np.arange(nodes), ids.reshape(configs, nodes), runtime.astype(np.int64)
+  )
 
 
 def layout_batch(case: Recorded, *, hops: int, padding: int):
@@ -147,7 +167,8 @@ def layout_batch(case: Recorded, *, hops: int, padding: int):
   sizes = batching.total_sizes([slot.graph for slot in slots])
   budget = {key: size + padding + (key == "nodes") for key, size in sizes.items()}
   batch = batching.assemble_layout(
-      slots, budget, graphs=len(slots), configs=case.meta["num_configs"], transform=lambda x: x)
+    slots, budget, graphs=len(slots), configs=case.meta["num_configs"], transform=lambda x: x
+  )
   selected = np.concatenate([arrays["selected"] for arrays in case.graphs()])
   block_mask = np.zeros_like(batch.block_mask)
   block_mask[: len(selected)] = selected
@@ -160,8 +181,7 @@ def test_layout_models_match(path):
   model = res_model.ResModel(**case.meta["kwargs"])
   params = official.params_from_official(model, case.weights("init"))
   batch = layout_batch(case, hops=model.hops, padding=7)
-  loss_of = jax.jit(jax.value_and_grad(
-      loss_function(model, batch, "ListMLELoss:1"), has_aux=True))
+  loss_of = jax.jit(jax.value_and_grad(loss_function(model, batch, "ListMLELoss:1"), has_aux=True))
   (loss, scores), grads = loss_of(params)
   assert_close(scores, case["scores"], SCORE_TOLERANCE)
   assert_close(loss, case["listmle_loss"], SCORE_TOLERANCE)

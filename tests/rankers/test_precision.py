@@ -15,14 +15,27 @@ from tpugraphs_jax.configs import base
 
 PRESETS = [(kind, name) for kind in ("layout", "tile") for name in base.presets(kind)]
 OTHERS = [
-    ("tile", ""), ("tile", "recommended"), ("tile", "LateJoinResGCN"), ("tile", "MLP"),
-    ("layout", "full"), ("layout", "official"), ("layout", "gst"), ("layout", "gst_ed"),
-    ("layout", "tables"), ("layout", "tables+sage"), ("layout", "own,recommended")]
+  ("tile", ""),
+  ("tile", "recommended"),
+  ("tile", "LateJoinResGCN"),
+  ("tile", "MLP"),
+  ("layout", "full"),
+  ("layout", "official"),
+  ("layout", "gst"),
+  ("layout", "gst_ed"),
+  ("layout", "tables"),
+  ("layout", "tables+sage"),
+  ("layout", "own,recommended"),
+]
 
 
-@pytest.mark.parametrize("kind, variant, step", [
+@pytest.mark.parametrize(
+  "kind, variant, step",
+  [
     *((*each, step) for each in OTHERS for step in steps.STEPS),
-    *((*each, "train") for each in PRESETS)])
+    *((*each, "train") for each in PRESETS),
+  ],
+)
 def test_every_product_of_a_step_has_the_precision_of_the_config(kind, variant, step):
   config = parts.config_of(kind, f"{variant},ci".strip(","))
   found = steps.products(steps.lower(config, step, jax.local_devices()[:1], nodes=60))

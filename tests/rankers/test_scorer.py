@@ -27,8 +27,8 @@ def assemble_tile(slots, budget, *, graphs, configs):
 
 def assemble_layout(slots, budget, *, graphs, configs):
   return batching.assemble_layout(
-      slots, budget, graphs=graphs, configs=configs,
-      transform=lambda rows: rows.astype(np.float32))
+    slots, budget, graphs=graphs, configs=configs, transform=lambda rows: rows.astype(np.float32)
+  )
 
 
 def tile_graphs(sizes):
@@ -70,11 +70,13 @@ SIZES = [(9, 20, 7), (3, 0, 1), (40, 60, 23), (5, 9, 12), (17, 17, 8), (6, 0, 5)
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 @pytest.mark.parametrize("graphs_per_batch, configs_per_batch", [(1, 2), (2, 5), (4, 8), (9, 64)])
 def test_every_configuration_gets_its_own_score_in_order(
-    monkeypatch, devices, graphs_per_batch, configs_per_batch):
+  monkeypatch, devices, graphs_per_batch, configs_per_batch
+):
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   graphs = tile_graphs(SIZES)
   encoder = scorer_lib.Encoder(
-      read_number, assemble_tile, graphs=graphs_per_batch, configs=configs_per_batch)
+    read_number, assemble_tile, graphs=graphs_per_batch, configs=configs_per_batch
+  )
   assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
 
 
@@ -88,7 +90,8 @@ def test_subsets_are_scored_in_the_order_asked_for():
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_devices_share_a_shape_though_one_graph_has_more_edges_and_one_more_nodes(
-    monkeypatch, devices):
+  monkeypatch, devices
+):
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   sizes = [(10, 600, 4)] * 3 + [(200, 16, 4)] * 2
   graphs = tile_graphs(sizes)
@@ -155,8 +158,10 @@ def one_by_one(model, params, graphs, assemble, blocks=None):
   scores = []
   for i, graph in enumerate(graphs):
     block = blocks[i] if blocks else None
-    slots = [batching.Slate(graph, np.array([c]), np.zeros(1, np.float32), block=block)
-             for c in range(len(graph.configs))]
+    slots = [
+      batching.Slate(graph, np.array([c]), np.zeros(1, np.float32), block=block)
+      for c in range(len(graph.configs))
+    ]
     batches = [assemble([slot], budget, graphs=1, configs=1) for slot in slots]
     scores.append(np.array([apply(batch)[0, 0] for batch in batches]))
   return scores
@@ -188,12 +193,15 @@ def test_tile_scores_equal_one_graph_and_one_configuration_at_a_time():
 def test_layout_scores_equal_one_graph_and_one_configuration_at_a_time():
   rng = np.random.default_rng(2)
   graphs = [
-      random_graphs.layout_graph(rng, nodes=nodes, edges=2 * nodes, config_nodes=config_nodes,
-                                 configs=configs)
-      for nodes, config_nodes, configs in ((12, [3, 1], 5), (30, [29, 0, 7], 11), (8, [2], 2))]
+    random_graphs.layout_graph(
+      rng, nodes=nodes, edges=2 * nodes, config_nodes=config_nodes, configs=configs
+    )
+    for nodes, config_nodes, configs in ((12, [3, 1], 5), (30, [29, 0, 7], 11), (8, [2], 2))
+  ]
   prepared = [batching.prepare(graph, graph.node_feat, hops=2) for graph in graphs]
   model = base.create_network(
-      "layout", "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=2, dropout="dropout")
+    "layout", "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=2, dropout="dropout"
+  )
   params = params_of(model, prepared, assemble_layout)
   encoder = scorer_lib.Encoder(scorer_lib.network_step(model), assemble_layout, graphs=2, configs=4)
   whole = one_by_one(model, params, prepared, assemble_layout)
@@ -213,13 +221,14 @@ def test_scores_of_a_network_that_compares_configurations_are_means_over_orders(
   """The score here is the mean of the numbers in a slate of three up to and with its own."""
   sizes, calls = [(3, 2, 8), (3, 2, 2)], []
   graphs, made = tile_graphs(sizes), [np.arange(8) ** 2, np.array([5, 1])]
-  family = families.make("tile", SlateMean(), **{
-      "batch.configs": 3, "eval.configs": 3, "eval.permutations": orders})
+  family = families.make(
+    "tile", SlateMean(), **{"batch.configs": 3, "eval.configs": 3, "eval.permutations": orders}
+  )
 
   def scores(params, graphs, config_ids, *, progress=False):
     calls.append([ids.tolist() for ids in config_ids])
     values = [numbers[ids] for numbers, ids in zip(made, config_ids)]
-    return [np.array([np.mean(v[i - i % 3: i + 1]) for i in range(len(v))]) for v in values]
+    return [np.array([np.mean(v[i - i % 3 : i + 1]) for i in range(len(v))]) for v in values]
 
   scorer, ids = family.scorer_of(scores), [np.array([4, 0, 0, 7, 2, 3]), np.array([0, 1])]
   found = scorer(None, graphs, ids)
@@ -229,7 +238,7 @@ def test_scores_of_a_network_that_compares_configurations_are_means_over_orders(
     for call in calls:
       values = made[number][call[number]]
       for place, config in enumerate(call[number]):
-        seen[config].append(np.mean(values[place - place % 3: place + 1]))
+        seen[config].append(np.mean(values[place - place % 3 : place + 1]))
     assert all(sorted(call[number]) == sorted(chosen.tolist()) for call in calls)
     for config, score in zip(chosen.tolist(), found[number]):
       if list(chosen).count(config) == 1:
@@ -241,14 +250,18 @@ def test_scores_of_a_network_that_compares_configurations_are_means_over_orders(
 
 
 def test_scores_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
-  family = families.make("tile", SlateMean(), **{
-      "batch.configs": 3, "eval.configs": 3, "eval.permutations": 4})
-  graphs = [dataclasses.replace(graph, name=name)
-            for name, graph in zip("abc", tile_graphs([(3, 2, 9)] * 3))]
+  family = families.make(
+    "tile", SlateMean(), **{"batch.configs": 3, "eval.configs": 3, "eval.permutations": 4}
+  )
+  graphs = [
+    dataclasses.replace(graph, name=name)
+    for name, graph in zip("abc", tile_graphs([(3, 2, 9)] * 3))
+  ]
 
   def scores(params, graphs, config_ids, *, progress=False):
-    return [np.array([np.mean(ids[i - i % 3: i + 1]) for i in range(len(ids))])
-            for ids in config_ids]
+    return [
+      np.array([np.mean(ids[i - i % 3 : i + 1]) for i in range(len(ids))]) for ids in config_ids
+    ]
 
   scorer = family.scorer_of(scores)
   together = dict(zip("abc", scorer(None, graphs)))
@@ -260,11 +273,16 @@ def test_scores_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
 
 def test_blocks_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
   family = families.make(
-      "layout", ResModel(op_embed_dim=2, hidden_dim=4, dropout="dropout"), "official,ci",
-      **{"batch.keep_nodes": 2, "eval.configs": 8})
+    "layout",
+    ResModel(op_embed_dim=2, hidden_dim=4, dropout="dropout"),
+    "official,ci",
+    **{"batch.keep_nodes": 2, "eval.configs": 8},
+  )
   rng = np.random.default_rng(2)
-  raw = [random_graphs.layout_graph(
-      rng, nodes=20, edges=9, config_nodes=[5, 1], configs=5, name=name) for name in "ab"]
+  raw = [
+    random_graphs.layout_graph(rng, nodes=20, edges=9, config_nodes=[5, 1], configs=5, name=name)
+    for name in "ab"
+  ]
   graphs = [family.prepare(graph, graph.node_feat) for graph in raw]
   params = params_of(family.network, graphs, family.assemble)
   scorer = family.scorer()
@@ -277,18 +295,23 @@ def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(monkey
   rng = np.random.default_rng(2)
   raw = random_graphs.layout_graph(rng, nodes=7, edges=9, config_nodes=[5, 1], configs=5)
   family = families.make(
-      "layout", ResModel(op_embed_dim=2, hidden_dim=4, dropout="dropout"), "official,ci",
-      **{"batch.keep_nodes": 2, "eval.configs": 8})
+    "layout",
+    ResModel(op_embed_dim=2, hidden_dim=4, dropout="dropout"),
+    "official,ci",
+    **{"batch.keep_nodes": 2, "eval.configs": 8},
+  )
   graph = family.prepare(raw, raw.node_feat)
   params, drawn = params_of(family.network, [graph], family.assemble), []
   draw_block = family.draw_block
   monkeypatch.setattr(
-      family, "draw_block", lambda *args: drawn.append(draw_block(*args)) or drawn[-1])
+    family, "draw_block", lambda *args: drawn.append(draw_block(*args)) or drawn[-1]
+  )
   (found,), (again,) = (family.scorer()(params, [graph]) for _ in range(2))
   np.testing.assert_array_equal(found, again)
   assert len(drawn) == 6 and drawn[:3] == drawn[3:]
-  each = [one_by_one(family.network, params, [graph], family.assemble, [block])[0]
-          for block in drawn[:3]]
+  each = [
+    one_by_one(family.network, params, [graph], family.assemble, [block])[0] for block in drawn[:3]
+  ]
   np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-4, atol=1e-5)
 
 

@@ -24,7 +24,8 @@ def family_of(name):
   options = {} if name == "MLP" else {"num_gnns": 2}
   network = base.create_network("tile", name, op_embed_dim=4, hidden_dim=8, **options)
   family = families.make(
-      "tile", network, **{"eval.graphs": 2, "eval.configs": 4, "data.neighbour_slots": 2})
+    "tile", network, **{"eval.graphs": 2, "eval.configs": 4, "data.neighbour_slots": 2}
+  )
   family.config_transform = halved
   return family
 
@@ -44,7 +45,8 @@ def made(name, kernels):
   batch = family.assemble(slates, budget, graphs=1, configs=2)
   params = parts.params_of(family.network, batch)
   plain = scorer_lib.Encoder(
-      scorer_lib.network_step(family.network), family.assemble, graphs=2, configs=4)
+    scorer_lib.network_step(family.network), family.assemble, graphs=2, configs=4
+  )
   return family, params, plain.run(params, kernels, every(kernels))
 
 
@@ -79,7 +81,8 @@ def test_a_network_runs_once_per_kernel(kernels, monkeypatch):
   family, params, _ = made("LateJoinSAGE", kernels)
   batches, assemble = [], family.assemble
   monkeypatch.setattr(
-      family, "assemble", lambda *args, **sizes: batches.append(sizes) or assemble(*args, **sizes))
+    family, "assemble", lambda *args, **sizes: batches.append(sizes) or assemble(*args, **sizes)
+  )
   family.scores(params, kernels, every(kernels))
   devices = parallel.local_device_count()
   assert batches == [{"graphs": 2, "configs": 1}] * (-(-3 // devices) * devices)

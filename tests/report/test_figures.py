@@ -30,13 +30,15 @@ def test_pairs_are_counted_as_by_a_loop(count, levels):
   rng = np.random.default_rng(count)
   runtime = 1_000_000 + rng.integers(0, levels, count) * rng.choice([1, 1000], count)
   scores = rng.integers(0, 7, count).astype(np.float32)  # with ties
-  for found, expected in zip(figures.pairs_by_difference(scores, runtime),
-                             slow_counts(scores, runtime)):
+  for found, expected in zip(
+    figures.pairs_by_difference(scores, runtime), slow_counts(scores, runtime)
+  ):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("counts", [
-    [5, 200, 3, 3, 150, 0, 99, 500], [0] * 7 + [3], [1000] * 8, [300] + [0] * 7, [60] * 8])
+@pytest.mark.parametrize(
+  "counts", [[5, 200, 3, 3, 150, 0, 99, 500], [0] * 7 + [3], [1000] * 8, [300] + [0] * 7, [60] * 8]
+)
 def test_no_bin_has_a_handful_of_pairs(counts):
   starts = figures.bins_of(np.array(counts))
   joined = np.add.reduceat(counts, starts)
@@ -55,9 +57,17 @@ def test_figures_fit_a_page_of_700_pixels_without_a_smaller_font(tmp_path):
     root = ElementTree.fromstring(figures.svg(drawn))
     pixels = float(root.get("width").removesuffix("pt")) * 4 / 3
     assert pixels <= 700 - 2 * 15  # padding of the page
-    texts = [text for axes in drawn.axes for text in (
-        *axes.texts, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(which="both"),
-        *axes.get_yticklabels())]
+    texts = [
+      text
+      for axes in drawn.axes
+      for text in (
+        *axes.texts,
+        axes.xaxis.label,
+        axes.yaxis.label,
+        *axes.get_xticklabels(which="both"),
+        *axes.get_yticklabels(),
+      )
+    ]
     assert min(text.get_fontsize() for text in texts) >= 8
 
 
@@ -70,22 +80,26 @@ def test_a_figure_takes_its_ink_from_the_page(tmp_path):
 
 
 def test_every_point_of_a_graph_says_its_name_and_values(tmp_path):
-  comparison, found = figures_of([
-      write_run(tmp_path / str(n), seed=n, rate=0.1 * (n + 1), quality=0.5) for n in (0, 1)])
+  comparison, found = figures_of(
+    [write_run(tmp_path / str(n), seed=n, rate=0.1 * (n + 1), quality=0.5) for n in (0, 1)]
+  )
   (drawn,) = [drawn for title, drawn in found.items() if title.startswith("Kendall tau and slow")]
   root = ElementTree.fromstring(figures.svg(drawn))
   tips = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
-  expected = [f"{graph.name} ({graph.nodes:,} nodes), {group.name}: {name} {value:.4f}"
-              for group in comparison.groups for graph in group.judged
-              for name, value in (("Kendall tau", graph.kendall_tau),
-                                  ("slowdown1", graph.slowdowns[1]))]
+  expected = [
+    f"{graph.name} ({graph.nodes:,} nodes), {group.name}: {name} {value:.4f}"
+    for group in comparison.groups
+    for graph in group.judged
+    for name, value in (("Kendall tau", graph.kendall_tau), ("slowdown1", graph.slowdowns[1]))
+  ]
   assert sorted(tips) == sorted(expected)
 
 
 def test_one_config_has_a_band_of_its_graphs_and_several_have_none(tmp_path):
   folders = [write_run(tmp_path / str(n), rate=n + 1.0) for n in (0, 1)]
-  bands = lambda folders: len(figures_of(folders)[1]["Slowdown of the best of the first k"]
-                              .axes[0].collections)
+  bands = lambda folders: len(
+    figures_of(folders)[1]["Slowdown of the best of the first k"].axes[0].collections
+  )
   assert (bands(folders[:1]), bands(folders)) == (1, 0)
 
 
@@ -95,8 +109,9 @@ def lines_of(found, title):
 
 
 def test_the_best_of_k_has_the_means_of_the_table(tmp_path):
-  folder = write_run(tmp_path / "run", kind=ESTIMATE, collection="layout:own:mine", quality=0.3,
-                     sizes=(4, 20, 30))
+  folder = write_run(
+    tmp_path / "run", kind=ESTIMATE, collection="layout:own:mine", quality=0.3, sizes=(4, 20, 30)
+  )
   comparison, found = figures_of([folder])
   lines = lines_of(found, "Slowdown of the best")
   references = dict(comparison.references)

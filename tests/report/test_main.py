@@ -14,8 +14,22 @@ from tpugraphs_jax.report import __main__ as command
 
 def test_the_command_also_writes_csv_and_png(tmp_path, capsys):
   out, several = tmp_path / "out", [write_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
-  assert command.main([*map(str, several), "--out", str(out / "r.html"), "--csv",
-                       str(out / "r.csv"), "--png", str(out / "png"), "--graph", "unet_1"]) == 0
+  assert (
+    command.main(
+      [
+        *map(str, several),
+        "--out",
+        str(out / "r.html"),
+        "--csv",
+        str(out / "r.csv"),
+        "--png",
+        str(out / "png"),
+        "--graph",
+        "unet_1",
+      ]
+    )
+    == 0
+  )
   assert "Predicted rank and rank by label: unet_1" in (out / "r.html").read_text()
   with (out / "r.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
@@ -25,8 +39,11 @@ def test_the_command_also_writes_csv_and_png(tmp_path, capsys):
 
 def test_a_verdict_names_every_run_with_its_labels_and_page(tmp_path, capsys):
   kind = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
-  folders = [write_run(tmp_path / "tile"), write_run(tmp_path / "other", rate=0.1, quality=0.5),
-             write_run(tmp_path / "own", kind=kind, collection="layout:own:mine")]
+  folders = [
+    write_run(tmp_path / "tile"),
+    write_run(tmp_path / "other", rate=0.1, quality=0.5),
+    write_run(tmp_path / "own", kind=kind, collection="layout:own:mine"),
+  ]
   assert command.main([*map(str, folders), "--verdict"]) == 0
   tile, own = re.split("(?=^layout)", capsys.readouterr().out, flags=re.M)
   assert tile.startswith("tile:xla (SYNTHETIC") and kind in own.splitlines()[0]
@@ -36,9 +53,17 @@ def test_a_verdict_names_every_run_with_its_labels_and_page(tmp_path, capsys):
     assert f"{folder.name}: MLP, trained in 00:02, {folder}/report.html" in text
 
 
-@pytest.mark.parametrize("names, place", [
-    (["a"], "a"), (["a", "b/c"], "."), (["b/c/", "b/d"], "b"), (["s3://bucket/a"], "s3://bucket/a"),
-    (["s3://bucket/a", "s3://bucket/b"], "s3://bucket"), (["/a", "/b"], "")])
+@pytest.mark.parametrize(
+  "names, place",
+  [
+    (["a"], "a"),
+    (["a", "b/c"], "."),
+    (["b/c/", "b/d"], "b"),
+    (["s3://bucket/a"], "s3://bucket/a"),
+    (["s3://bucket/a", "s3://bucket/b"], "s3://bucket"),
+    (["/a", "/b"], ""),
+  ],
+)
 def test_a_page_comes_beside_its_runs(names, place):
   assert command._beside(names) == f"{place}/report.html"
 
@@ -56,8 +81,9 @@ def test_help_describes_the_command_by_an_example(capsys):
   assert end.value.code == 0 and "python -m tpugraphs_jax.report out/" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments, complaint", [
-    (["nowhere"], "config.json"), (["{run}", "--graph", "nope"], "'nope'")])
+@pytest.mark.parametrize(
+  "arguments, complaint", [(["nowhere"], "config.json"), (["{run}", "--graph", "nope"], "'nope'")]
+)
 def test_mistakes_take_one_line(arguments, complaint, tmp_path, capsys):
   run = str(write_run(tmp_path / "run"))
   assert command.main([a.format(run=run) for a in arguments]) == 2
@@ -67,12 +93,14 @@ def test_mistakes_take_one_line(arguments, complaint, tmp_path, capsys):
 
 def test_without_a_package_one_line_says_what_to_install(tmp_path):
   run, packages = write_run(tmp_path / "run"), ("jinja2", "matplotlib")
-  code = (f"import sys; sys.modules |= dict.fromkeys({packages})\n"
-          "from tpugraphs_jax import report\nfrom tpugraphs_jax.report import __main__\n"
-          f"for package in {packages}:\n"
-          f"  report.try_write([{str(run)!r}], 'page.html')\n"
-          f"  assert __main__.main([{str(run)!r}]) == 2\n"
-          "  del sys.modules[package]\n")
+  code = (
+    f"import sys; sys.modules |= dict.fromkeys({packages})\n"
+    "from tpugraphs_jax import report\nfrom tpugraphs_jax.report import __main__\n"
+    f"for package in {packages}:\n"
+    f"  report.try_write([{str(run)!r}], 'page.html')\n"
+    f"  assert __main__.main([{str(run)!r}]) == 2\n"
+    "  del sys.modules[package]\n"
+  )
   ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
   assert ended.returncode == 0, ended.stderr
   for package, line in zip(packages, ended.stderr.splitlines(), strict=True):

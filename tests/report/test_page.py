@@ -13,14 +13,19 @@ from run_folders import move, several_runs, write_own, write_run, write_scores, 
 from tpugraphs_jax import collections, report
 from tpugraphs_jax.report import figures, runs
 
-KINDS = (collections.SYNTHETIC, collections.MEASURED, collections.UNKNOWN,
-         "ESTIMATE of a compiler (v3)")
+KINDS = (
+  collections.SYNTHETIC,
+  collections.MEASURED,
+  collections.UNKNOWN,
+  "ESTIMATE of a compiler (v3)",
+)
 
 
 def page_of(folders, tmp_path, *, drawn=False):
   """The page, whose figures are empty unless `drawn`: drawing takes longer than all else."""
   empty = mock.patch.multiple(
-      figures, all_of=lambda *_: {"A figure": None}, svg=lambda _: "<svg></svg>")
+    figures, all_of=lambda *_: {"A figure": None}, svg=lambda _: "<svg></svg>"
+  )
   with contextlib.nullcontext() if drawn else empty:
     report.write(folders, tmp_path / "r.html")
   return (tmp_path / "r.html").read_text()
@@ -29,32 +34,44 @@ def page_of(folders, tmp_path, *, drawn=False):
 def table_of(text, title):
   """Rows of cells, the head first, of the table below a title."""
   rows = re.split(f"<h[23][^>]*>{title}", text)[1].split("</table>")[0].split("<tr>")[1:]
-  return [[re.sub(r"<.*?>", "", cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)]
-          for row in rows]
+  return [
+    [re.sub(r"<.*?>", "", cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)]
+    for row in rows
+  ]
 
 
 def test_a_page_takes_nothing_from_elsewhere(tmp_path):
   text = page_of([write_run(tmp_path / "run")], tmp_path, drawn=True)
   # XML names its vocabularies by addresses, which no browser fetches.
   addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
-  assert not [a for a in addresses if "w3.org" not in a and "purl.org" not in a
-              and "creativecommons" not in a and "matplotlib.org" not in a]
+  assert not [
+    a
+    for a in addresses
+    if "w3.org" not in a
+    and "purl.org" not in a
+    and "creativecommons" not in a
+    and "matplotlib.org" not in a
+  ]
   assert not re.search(r"<(link|img|iframe)\b|@import|src=", text)
   assert "vgg &lt;b&gt;" in text and "vgg <b>" not in text  # names from data are text
 
 
 @pytest.mark.parametrize("kind, count", [*((kind, 1) for kind in KINDS), (KINDS[0], 2)])
 def test_every_page_says_its_kind_of_labels_and_what_chose_the_best_step(kind, count, tmp_path):
-  head = page_of([write_run(tmp_path / str(seed), seed=seed, kind=kind)
-                  for seed in range(count)], tmp_path).split("<figure>")[0]
+  head = page_of(
+    [write_run(tmp_path / str(seed), seed=seed, kind=kind) for seed in range(count)], tmp_path
+  ).split("<figure>")[0]
   assert head.count(f"<b>{kind}</b>") == 1 and "same validation graphs" in head
   assert f"({figures.short_kind(kind)})</title>" in head
 
 
 @pytest.mark.parametrize("is_synthetic", [True, False])
 def test_a_run_stands_above_its_reference_orders(is_synthetic, tmp_path):
-  folder = write_synthetic(tmp_path) if is_synthetic else write_run(
-      tmp_path / "run", kind=KINDS[-1], collection="layout:own:mine", quality=0.4)
+  folder = (
+    write_synthetic(tmp_path)
+    if is_synthetic
+    else write_run(tmp_path / "run", kind=KINDS[-1], collection="layout:own:mine", quality=0.4)
+  )
   text, (comparison,) = page_of([folder], tmp_path), runs.comparisons([runs.read(folder)])
   (_, _, *names), *rows = table_of(text, "Results")
   orders = {"run": comparison.runs[0].means, **comparison.references}
@@ -68,11 +85,17 @@ def test_a_run_stands_above_its_reference_orders(is_synthetic, tmp_path):
 
 def test_graphs_come_sorted_with_sizes_and_those_without_an_order_first(tmp_path):
   run = write_run(tmp_path / "run")
-  write_scores(run, ["a", "b", "c"], [np.array([10, 12, 15])] * 3,
-               [np.array(scores) for scores in ([0, 1, 2], [1, 0, 2], [3, 3, 3])])
+  write_scores(
+    run,
+    ["a", "b", "c"],
+    [np.array([10, 12, 15])] * 3,
+    [np.array(scores) for scores in ([0, 1, 2], [1, 0, 2], [3, 3, 3])],
+  )
   assert table_of(page_of([run], tmp_path, drawn=True), "Graphs")[1:] == [
-      ["c", "2,007", "3", "–", "0.0000"], ["b", "1,007", "3", "0.3333", "0.2000"],
-      ["a", "7", "3", "1.0000", "0.0000"]]
+    ["c", "2,007", "3", "–", "0.0000"],
+    ["b", "1,007", "3", "0.3333", "0.2000"],
+    ["a", "7", "3", "1.0000", "0.0000"],
+  ]
 
 
 def test_the_page_of_several_runs_begins_with_the_first_and_what_differs(tmp_path):
@@ -82,28 +105,44 @@ def test_the_page_of_several_runs_begins_with_the_first_and_what_differs(tmp_pat
   assert table_of(text, "The others behind")[1][:3] == ["a", "6", "6"]
   assert table_of(text, "The others behind")[1][-1] == "0.0312"
   assert table_of(text, "Where the configs differ")[1:] == [
-      ["optimizer.learning_rate", "0.01", "0.001"]]
-  parts = ("b is first", "The others behind", "Where the configs", "<figure>", 'id="runs"',
-           'id="terms"')
+    ["optimizer.learning_rate", "0.01", "0.001"]
+  ]
+  parts = (
+    "b is first",
+    "The others behind",
+    "Where the configs",
+    "<figure>",
+    'id="runs"',
+    'id="terms"',
+  )
   places = [text.index(part) for part in parts]
   assert places == sorted(places) and "do not compare" not in text
 
 
 def test_a_few_graphs_have_no_p_value(tmp_path):
-  folders = [write_run(tmp_path / name, quality=quality, rate=quality, sizes=(8, 9, 10))
-             for name, quality in (("a", 1.0), ("b", 0.2))]
+  folders = [
+    write_run(tmp_path / name, quality=quality, rate=quality, sizes=(8, 9, 10))
+    for name, quality in (("a", 1.0), ("b", 0.2))
+  ]
   text = page_of(folders, tmp_path)
   assert table_of(text, "The others behind")[1][-1] == "too few graphs" and "p = " not in text
 
 
 def test_runs_that_do_not_compare_have_parts_of_their_own(tmp_path):
-  text = page_of([write_run(tmp_path / "a"), write_run(
-      tmp_path / "b", kind=collections.MEASURED, collection="layout:xla:random", sizes=(5, 6))],
-                 tmp_path)
+  text = page_of(
+    [
+      write_run(tmp_path / "a"),
+      write_run(
+        tmp_path / "b", kind=collections.MEASURED, collection="layout:xla:random", sizes=(5, 6)
+      ),
+    ],
+    tmp_path,
+  )
   assert "do not compare" in text.split("<h2")[0] and "is first" not in text
   for number, collection, kind, name in (
-      (1, "tile:xla", collections.SYNTHETIC, "a"),
-      (2, "layout:xla:random", collections.MEASURED, "b")):
+    (1, "tile:xla", collections.SYNTHETIC, "a"),
+    (2, "layout:xla:random", collections.MEASURED, "b"),
+  ):
     part = text.split(f'<h2 id="results{number}">')[1].split("<h2")[0]
     assert part.startswith(collection) and f"<b>{kind}</b>" in part
     rows = re.findall("<td>(.*?)</td>", part)
@@ -113,13 +152,20 @@ def test_runs_that_do_not_compare_have_parts_of_their_own(tmp_path):
 def test_a_run_has_its_command_versions_device_and_files(tmp_path):
   run = write_run(tmp_path / "my run")
   manifest = json.loads((run / "config.json").read_text()) | {
-      "command": "run_tile.py --workdir='my run'", "versions": {"jax": "0.7.2"},
-      "devices": {"kind": "TPU v5", "count": 4}}
+    "command": "run_tile.py --workdir='my run'",
+    "versions": {"jax": "0.7.2"},
+    "devices": {"kind": "TPU v5", "count": 4},
+  }
   (run / "config.json").write_text(json.dumps(manifest))
   (run / "results.csv").write_text("")
   text = page_of([run], tmp_path).split('id="runs"')[1]
-  for part in ("run_tile.py --workdir=&#39;my run&#39;", "jax 0.7.2", "4 x TPU v5",
-               'href="my%20run/results.csv"', "tensorboard --logdir"):
+  for part in (
+    "run_tile.py --workdir=&#39;my run&#39;",
+    "jax 0.7.2",
+    "4 x TPU v5",
+    'href="my%20run/results.csv"',
+    "tensorboard --logdir",
+  ):
     assert part in text, part
   assert 'href="my%20run/tensorboard"' not in text  # there is none
 

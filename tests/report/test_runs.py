@@ -35,8 +35,9 @@ def test_each_metric_has_one_name_and_one_definition(tmp_path):
   assert found["opa_pooled"] == right.sum() / every.sum()
   assert found["opa_mean"] == pytest.approx(np.mean(right / every))
   assert found["opa_mean"] != pytest.approx(found["opa_pooled"])
-  assert found["kendaltau_mean"] == pytest.approx(np.mean(
-      [stats.kendalltau(graph.scores, graph.runtime_ns).statistic for graph in run.judged]))
+  assert found["kendaltau_mean"] == pytest.approx(
+    np.mean([stats.kendalltau(graph.scores, graph.runtime_ns).statistic for graph in run.judged])
+  )
   for k in (1, 5, 10):
     order = lambda graph: np.argsort(graph.scores, kind="stable")
     best = [graph.runtime_ns[order(graph)[:k]].min() for graph in run.judged]
@@ -44,11 +45,18 @@ def test_each_metric_has_one_name_and_one_definition(tmp_path):
   assert set(run.references[runs.RANDOM]) == set(found)
 
 
-@pytest.mark.parametrize("collection, kind, is_known", [
-    ("layout:own:mine", MEASURED_HERE, True), ("layout:own:mine", SYNTHETIC, False),
-    ("layout:xla:random", MEASURED_HERE, False), ("layout:own:mine", UNKNOWN, False)])
+@pytest.mark.parametrize(
+  "collection, kind, is_known",
+  [
+    ("layout:own:mine", MEASURED_HERE, True),
+    ("layout:own:mine", SYNTHETIC, False),
+    ("layout:xla:random", MEASURED_HERE, False),
+    ("layout:own:mine", UNKNOWN, False),
+  ],
+)
 def test_the_compilers_own_choice_is_known_of_collected_programs(
-    collection, kind, is_known, tmp_path):
+  collection, kind, is_known, tmp_path
+):
   run = runs.read(write_run(tmp_path / "run", collection=collection, kind=kind))
   assert (runs.DEFAULT in run.references) == is_known
   if is_known:
@@ -60,8 +68,9 @@ def test_the_ceiling_is_judged_like_a_model(tmp_path):
   run = runs.read(write_synthetic(tmp_path))
   for graph in run.judged:
     np.testing.assert_allclose(graph.ceiling_ns, graph.runtime_ns, rtol=0.05)
-  perfect = dataclasses.replace(run, judged=tuple(
-      dataclasses.replace(graph, scores=graph.ceiling_ns) for graph in run.judged))
+  perfect = dataclasses.replace(
+    run, judged=tuple(dataclasses.replace(graph, scores=graph.ceiling_ns) for graph in run.judged)
+  )
   assert run.references[runs.NOISELESS] == perfect.means
   assert 0.9 < perfect.means["opa_pooled"] < 1
 
@@ -69,8 +78,12 @@ def test_the_ceiling_is_judged_like_a_model(tmp_path):
 @pytest.mark.parametrize("change", ["gone", "other"])
 def test_without_the_same_data_there_is_no_ceiling(change, tmp_path):
   run = write_synthetic(tmp_path)
-  move(run, tmp_path / "nowhere" if change == "gone" else synthetic.generate(
-      tmp_path / "other", collections=["tile:xla"], seed=1, progress=False))
+  move(
+    run,
+    tmp_path / "nowhere"
+    if change == "gone"
+    else synthetic.generate(tmp_path / "other", collections=["tile:xla"], seed=1, progress=False),
+  )
   found = runs.read(run)
   assert all(graph.ceiling_ns is None for graph in found.judged)
   assert runs.NOISELESS not in found.references
@@ -103,9 +116,13 @@ def test_the_first_is_compared_with_the_others_graph_by_graph(several):
 
 
 def test_runs_of_other_collections_labels_or_graphs_do_not_compare(tmp_path):
-  folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1),
-             write_run(tmp_path / "c", collection="layout:own:mine"),
-             write_run(tmp_path / "d", kind=MEASURED_HERE), write_run(tmp_path / "e", sizes=(5, 6))]
+  folders = [
+    write_run(tmp_path / "a"),
+    write_run(tmp_path / "b", seed=1),
+    write_run(tmp_path / "c", collection="layout:own:mine"),
+    write_run(tmp_path / "d", kind=MEASURED_HERE),
+    write_run(tmp_path / "e", sizes=(5, 6)),
+  ]
   found = runs.comparisons(runs.read_all(folders))
   assert [[run.name for run in each.runs] for each in found] == [["a", "b"], ["c"], ["d"], ["e"]]
 
@@ -159,16 +176,18 @@ def test_choices_in_the_order_of_tune_begin_with_the_compilers_own(tmp_path):
 def test_random_choices_behind_the_compilers_own_are_counted_as_by_a_loop(k):
   label = np.array([14, 10, 13, 19, 12])
   judged = runs.ValidationGraph("a", 3, np.arange(5), np.zeros(5), label, label, default=0)
-  best = [min(label[list(order)]) for order in itertools.permutations(range(5), k)
-          if order[0] == 0]
+  best = [min(label[list(order)]) for order in itertools.permutations(range(5), k) if order[0] == 0]
   assert judged.own_first_slowdowns([k])[k] == pytest.approx(np.mean(best) / 10 - 1)
 
 
 def test_configs_are_flat_without_seed_and_place_and_cut_lines_are_left_out(tmp_path):
   run = runs.read(write_run(tmp_path / "run", seed=4))
   assert run.seed == 4 and run.config == {
-      "task": "tile", "model.name": "MLP", "train.best_metric": "opa",
-      "optimizer.learning_rate": 0.001}
+    "task": "tile",
+    "model.name": "MLP",
+    "train.best_metric": "opa",
+    "optimizer.learning_rate": 0.001,
+  }
   assert [row["step"] for row in run.rows] == [1, 2, 3]
 
 

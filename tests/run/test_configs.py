@@ -9,12 +9,16 @@ import pytest
 from tpugraphs_jax.run import configs, schema
 
 
-@pytest.mark.parametrize("value, expected", [
+@pytest.mark.parametrize(
+  "value, expected",
+  [
     ("xla-random,gst_ed", ("layout.py", "xla-random,gst_ed")),
     ("ci", ("layout.py", "ci")),
     ("layout.py:ci", ("layout.py", "ci")),
     ("configs/tile.py:MLP", ("tile.py", "MLP")),
-    ("tile.py", ("tile.py", ""))])
+    ("tile.py", ("tile.py", "")),
+  ],
+)
 def test_a_value_names_a_file_and_a_variant(value, expected, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)  # where no such file is
   file, _, variant = configs.resolve(value, "layout.py").partition(":")
@@ -42,27 +46,56 @@ def test_a_file_that_is_not_there_says_which_there_are(monkeypatch, tmp_path):
     configs.load("nope.py:x")
 
 
-@pytest.mark.parametrize("message, expected", [
+@pytest.mark.parametrize(
+  "message, expected",
+  [
     ("batch.graphs is 0", "--config.batch.graphs is 0"),
-    ("lower optimizer.learning_rate or set optimizer.clip_norm",
-     "lower --config.optimizer.learning_rate or set --config.optimizer.clip_norm"),
+    (
+      "lower optimizer.learning_rate or set optimizer.clip_norm",
+      "lower --config.optimizer.learning_rate or set --config.optimizer.clip_norm",
+    ),
     ("data.npz is damaged", "data.npz is damaged"),
     ("out/model.npz is missing", "out/model.npz is missing"),
-    ("train.nope is no field, a/train.epochs neither", "train.nope is no field, a/train.epochs"
-     " neither"),
+    (
+      "train.nope is no field, a/train.epochs neither",
+      "train.nope is no field, a/train.epochs neither",
+    ),
     ("--config.batch.graphs stays", "--config.batch.graphs stays"),
-    ("(data.skip_bad_files=True)", "(--config.data.skip_bad_files=True)")])
+    ("(data.skip_bad_files=True)", "(--config.data.skip_bad_files=True)"),
+  ],
+)
 def test_fields_in_a_message_become_flags_and_nothing_else_does(message, expected):
   assert configs.as_flags(message, configs.load("layout.py")) == expected
 
 
-@pytest.mark.parametrize("kind, variant, expected", [
-    ("tile", "ci", ["--config.batch.graphs=10 ", "# graphs per step, over all devices",
-                    "--config.model.name=EarlyJoinSAGE", "one of ", ", LateJoinSAGE,",
-                    "  recommended "]),
-    ("layout", "gst_ed,ci", ['--config.data.features="(\'released\',)"',
-                             "--config.segments.keep=0.5", "uniform_replacement", "  gst_ed ",
-                             "  xla-default "])])
+@pytest.mark.parametrize(
+  "kind, variant, expected",
+  [
+    (
+      "tile",
+      "ci",
+      [
+        "--config.batch.graphs=10 ",
+        "# graphs per step, over all devices",
+        "--config.model.name=EarlyJoinSAGE",
+        "one of ",
+        ", LateJoinSAGE,",
+        "  recommended ",
+      ],
+    ),
+    (
+      "layout",
+      "gst_ed,ci",
+      [
+        "--config.data.features=\"('released',)\"",
+        "--config.segments.keep=0.5",
+        "uniform_replacement",
+        "  gst_ed ",
+        "  xla-default ",
+      ],
+    ),
+  ],
+)
 def test_a_config_is_printed_with_values_choices_comments_and_variants(kind, variant, expected):
   config, place = parts.config_of(kind, variant), f"{configs.folder() / kind}.py:{variant}"
   text = configs.listing(config, place)
@@ -79,9 +112,14 @@ def test_every_field_with_few_values_is_a_field_with_one_of_them():
       assert not limits.choices or fields[field] in limits.choices, field
 
 
-@pytest.mark.parametrize("text, complaint", [
-    ("raise KeyError('x')", "KeyError: 'x'"), ("get_config = 3 +", "SyntaxError"),
-    ("def get_config():\n  raise ValueError(repr(repr(\"no 'such' thing\")))", "no 'such' thing")])
+@pytest.mark.parametrize(
+  "text, complaint",
+  [
+    ("raise KeyError('x')", "KeyError: 'x'"),
+    ("get_config = 3 +", "SyntaxError"),
+    ("def get_config():\n  raise ValueError(repr(repr(\"no 'such' thing\")))", "no 'such' thing"),
+  ],
+)
 def test_a_config_file_that_fails_is_named_in_one_line(tmp_path, text, complaint, capsys):
   (tmp_path / "own.py").write_text(text)
   with pytest.raises(SystemExit) as ended:
@@ -90,9 +128,18 @@ def test_a_config_file_that_fails_is_named_in_one_line(tmp_path, text, complaint
   assert ended.value.code == 2 and line.startswith("error: ") and complaint in line
 
 
-@pytest.mark.parametrize("kind, variant", [
-    ("tile", "recommended"), ("layout", "xla-random"), ("layout", "tables"), ("layout", "official"),
-    ("layout", "gst_efd"), ("layout", "preset=first"), ("tile", "preset=mlsys21")])
+@pytest.mark.parametrize(
+  "kind, variant",
+  [
+    ("tile", "recommended"),
+    ("layout", "xla-random"),
+    ("layout", "tables"),
+    ("layout", "official"),
+    ("layout", "gst_efd"),
+    ("layout", "preset=first"),
+    ("tile", "preset=mlsys21"),
+  ],
+)
 def test_every_field_is_described(kind, variant):
   config = parts.config_of(kind, variant)
   lines = configs.listing(config, f"{configs.folder() / kind}.py:{variant}").splitlines()
@@ -101,15 +148,35 @@ def test_every_field_is_described(kind, variant):
   assert not [lines[n] for n in fields if "  # " not in lines[n] + lines[n + 1][:48]]
 
 
-@pytest.mark.parametrize("kind, variant, flags, expected", [
-    ("layout", "xla-random", ["--config.model.name=ResModel"], dict(
-        name="ResModel", op_embed_dim=32, hidden_dim=32, num_gnns=2, adj_normalization="sym",
-        dropout="backpropdropout", remat=False, dtype="float32",
-        precision="highest")),
+@pytest.mark.parametrize(
+  "kind, variant, flags, expected",
+  [
+    (
+      "layout",
+      "xla-random",
+      ["--config.model.name=ResModel"],
+      dict(
+        name="ResModel",
+        op_embed_dim=32,
+        hidden_dim=32,
+        num_gnns=2,
+        adj_normalization="sym",
+        dropout="backpropdropout",
+        remat=False,
+        dtype="float32",
+        precision="highest",
+      ),
+    ),
     ("layout", "xla-random", ["--config.model.name", "SAGE"], None),
     ("layout", "xla-random", ["--config.model.name", "Nope"], None),
-    ("tile", "EarlyJoinSAGE", ["-config.model.name=LateJoinResGCN"], dict(
-        name="LateJoinResGCN", reduction="sum", dtype="float32", precision="highest"))])
+    (
+      "tile",
+      "EarlyJoinSAGE",
+      ["-config.model.name=LateJoinResGCN"],
+      dict(name="LateJoinResGCN", reduction="sum", dtype="float32", precision="highest"),
+    ),
+  ],
+)
 def test_a_model_named_by_a_flag_brings_its_own_options(kind, variant, flags, expected):
   config = parts.config_of(kind, variant)
   before = config.model.to_dict()

@@ -10,8 +10,13 @@ from tpugraphs_jax.data import download, store
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.run import dry_run
 
-SMALL = {"model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 3,
-         "batch.slates_per_epoch": 12, "batch.graphs": 4}
+SMALL = {
+  "model.num_layers": 1,
+  "model.hidden_dim": 8,
+  "train.epochs": 3,
+  "batch.slates_per_epoch": 12,
+  "batch.graphs": 4,
+}
 
 
 def told(config, data_root, scratch):
@@ -27,8 +32,13 @@ def by_name(lines):
 
 @pytest.fixture(scope="module")
 def tile(data_root, tmp_path_factory):
-  return by_name(told(parts.config_of("tile", "MLP,ci", **SMALL), data_root,
-                      tmp_path_factory.mktemp("tile") / "scratch"))
+  return by_name(
+    told(
+      parts.config_of("tile", "MLP,ci", **SMALL),
+      data_root,
+      tmp_path_factory.mktemp("tile") / "scratch",
+    )
+  )
 
 
 def seconds(text):
@@ -50,7 +60,8 @@ def test_steps_and_evaluations_are_those_of_the_config(tile):
 
 def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path):
   config = parts.config_of(
-      "layout", "xla-random,full,ci", **{"data.store_dir": str(tmp_path / "store")})
+    "layout", "xla-random,full,ci", **{"data.store_dir": str(tmp_path / "store")}
+  )
   found = by_name(told(config, data_root, tmp_path / "scratch"))
   assert not (tmp_path / "store").exists()
   assert "for 7 graphs not yet in it" in found["store"]
@@ -58,16 +69,21 @@ def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path)
   number, unit = re.search(r"at most about ([\d.]+)(kB|MB)", found["store"]).groups()
   bound = float(number) * {"kB": 1e3, "MB": 1e6}[unit]
   for split in ("train", "valid", "test"):
-    store.ensure_store(data_root, "layout:xla:random", split, store_dir=tmp_path / "store",
-                       progress=False)
-  large = [path for path in (tmp_path / "store").rglob("*.npy") if path.stem in (
-      "group_row", "node_feat", "edge_index", "runtime_ns", "node_opcode")]
+    store.ensure_store(
+      data_root, "layout:xla:random", split, store_dir=tmp_path / "store", progress=False
+    )
+  large = [
+    path
+    for path in (tmp_path / "store").rglob("*.npy")
+    if path.stem in ("group_row", "node_feat", "edge_index", "runtime_ns", "node_opcode")
+  ]
   # Without the headers of the files; the bound is printed with three digits.
   assert sum(path.stat().st_size for path in large) - 128 * len(large) <= 1.005 * bound
 
 
 @pytest.mark.parametrize(
-    "kind, collection", [("tile", "tile:xla"), ("layout", "layout:xla:random")])
+  "kind, collection", [("tile", "tile:xla"), ("layout", "layout:xla:random")]
+)
 def test_without_data_the_published_sizes_are_told(kind, collection, tmp_path):
   config = parts.config_of(kind, "ci" if kind == "tile" else "xla-random,full,ci")
   found = by_name(told(config, tmp_path / "nowhere" / "npz", tmp_path / "scratch"))

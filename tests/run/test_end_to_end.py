@@ -28,23 +28,41 @@ def rows_of(path):
     return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("name, code", [
-    *((f"{kind}_whole", 0) for kind in COMMANDS), *((f"{kind}_stopped", 143) for kind in COMMANDS),
-    *((f"{kind}_resumed", 0) for kind in COMMANDS), ("tile_two_devices", 0), ("tile_no_data", 0),
-    ("tile_later", 0)])
+@pytest.mark.parametrize(
+  "name, code",
+  [
+    *((f"{kind}_whole", 0) for kind in COMMANDS),
+    *((f"{kind}_stopped", 143) for kind in COMMANDS),
+    *((f"{kind}_resumed", 0) for kind in COMMANDS),
+    ("tile_two_devices", 0),
+    ("tile_no_data", 0),
+    ("tile_later", 0),
+  ],
+)
 def test_commands_end_with_their_exit_codes(jobs, name, code):
   ended = jobs.ended[name]
   assert ended.code == code and "Traceback" not in ended.err, ended.err
 
 
-@pytest.mark.parametrize("kind, columns", [
+@pytest.mark.parametrize(
+  "kind, columns",
+  [
     ("tile", "graph nodes configs opa kendaltau slowdown1 slowdown5 slowdown10"),
-    ("layout", "graph nodes configs opa kendaltau slowdown1 slowdown10 slowdown100")])
+    ("layout", "graph nodes configs opa kendaltau slowdown1 slowdown10 slowdown100"),
+  ],
+)
 def test_a_working_folder_holds_everything(jobs, kind, columns):
   workdir = jobs.workdir(f"{kind}_whole")
   names = {path.name for path in workdir.iterdir()}
-  assert names >= {"config.json", "features.json", "checkpoints", "metrics.jsonl", "tensorboard",
-                   "validation.csv", "results.csv"}
+  assert names >= {
+    "config.json",
+    "features.json",
+    "checkpoints",
+    "metrics.jsonl",
+    "tensorboard",
+    "validation.csv",
+    "results.csv",
+  }
   assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
   assert not [path for path in workdir.rglob("*") if path.suffix == ".partial"]
   config = json.loads((workdir / "config.json").read_text())["config"]
@@ -67,7 +85,8 @@ def test_results_pass_the_check_of_a_submission(jobs, tmp_path, kind, capsys):
   assert "no problem" in capsys.readouterr().out
   files = npz.split_files(root, COLLECTIONS[kind], "test")
   assert set(submission.read_results(results)) == {
-      f"{COLLECTIONS[kind]}:{path.stem}" for path in files}
+    f"{COLLECTIONS[kind]}:{path.stem}" for path in files
+  }
 
 
 def test_training_makes_rankers_better(jobs):
@@ -118,8 +137,10 @@ def test_two_devices_equal_one(jobs):
     for name in ("train/loss", "train/ranking_loss", "train/grad_norm"):
       if name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=1e-4)
-  configs = [json.loads((jobs.workdir(name) / "config.json").read_text())
-             for name in ("tile_whole", "tile_two_devices")]
+  configs = [
+    json.loads((jobs.workdir(name) / "config.json").read_text())
+    for name in ("tile_whole", "tile_two_devices")
+  ]
   assert [config["devices"]["count"] for config in configs] == [1, 2]
 
 
@@ -152,8 +173,10 @@ def test_a_run_says_what_it_does_and_how_it_ended(jobs, kind):
   assert COLLECTIONS[kind] in page["task"] and page["training"].startswith(f"{len(files)} graphs")
   (end,) = [line for line in told if line.startswith("training ended")]
   assert re.fullmatch(
-      r"training ended at step 12: last epoch \(3\); "
-      r"best valid_sample/\w+ 0\.\d{4} at step \d+", end)
+    r"training ended at step 12: last epoch \(3\); "
+    r"best valid_sample/\w+ 0\.\d{4} at step \d+",
+    end,
+  )
   assert "skipped" not in jobs.ended[f"{kind}_whole"].err
   assert not any("\r" in jobs.ended[name].out + jobs.ended[name].err for name in jobs.ended)
 
@@ -193,8 +216,10 @@ def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(jobs):
   results = submission.read_results(workdir / "results.csv")
   assert len(results) == 8
   problems = submission.check(workdir / "results.csv", recorded.NPZ)
-  assert problems == [f"{workdir / 'results.csv'}: layout:xla:default:alexnet has no row, expected "
-                      f"every test graph of {recorded.NPZ}"]
+  assert problems == [
+    f"{workdir / 'results.csv'}: layout:xla:default:alexnet has no row, expected "
+    f"every test graph of {recorded.NPZ}"
+  ]
 
 
 @recorded.needs_npz

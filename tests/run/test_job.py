@@ -28,16 +28,21 @@ def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
     graph = random_graphs.tile_graph(rng, nodes=7, edges=9, configs=count, name=name)
     feat = rng.integers(0, 9, (1 if same else count, TILE_CONFIG_FEATURES)).astype(np.float32)
     configs = graph.configs.__class__(
-        np.broadcast_to(feat, (count, TILE_CONFIG_FEATURES)), np.array(runtime_ns, np.int64),
-        np.full(count, 100))
+      np.broadcast_to(feat, (count, TILE_CONFIG_FEATURES)),
+      np.array(runtime_ns, np.int64),
+      np.full(count, 100),
+    )
   else:
     graph = random_graphs.layout_graph(
-        rng, nodes=7, edges=9, config_nodes=[5, 1, 2], configs=count, name=name)
+      rng, nodes=7, edges=9, config_nodes=[5, 1, 2], configs=count, name=name
+    )
     numbers = np.full(count, 3) if same else np.arange(count)
     configs = graph.configs.__class__(
-        graph.configs.rows, np.arange(3, dtype=np.int32),
-        np.stack([numbers % 6, numbers // 6 % 6, numbers // 36], axis=1).astype(np.uint8),
-        np.array(runtime_ns, np.int64))
+      graph.configs.rows,
+      np.arange(3, dtype=np.int32),
+      np.stack([numbers % 6, numbers // 6 % 6, numbers // 36], axis=1).astype(np.uint8),
+      np.array(runtime_ns, np.int64),
+    )
   feat = rng.integers(0, 9, (7, NODE_FEATURES)).astype(np.float32)
   return dataclasses.replace(graph, node_feat=feat, configs=configs)
 
@@ -66,23 +71,29 @@ def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
   job = parts_lib.make("layout", **{"batch.min_configs": 3})
   good = graph_of("layout", "good", [3, 1, 2])
   graphs = [
-      graph_of("layout", "few", [1, 2]), good, graph_of("layout", "same_a", [1, 2, 3], same=True),
-      graph_of("layout", "flat", [2**40] * 3), graph_of("layout", "test", [0, 0, 0]),
-      *(graph_of("layout", f"same_{i}", [3, 2, 1], same=True) for i in range(9))]
+    graph_of("layout", "few", [1, 2]),
+    good,
+    graph_of("layout", "same_a", [1, 2, 3], same=True),
+    graph_of("layout", "flat", [2**40] * 3),
+    graph_of("layout", "test", [0, 0, 0]),
+    *(graph_of("layout", f"same_{i}", [3, 2, 1], same=True) for i in range(9)),
+  ]
   assert job_lib.trainable(job, graphs) == [good]
   names = ", ".join(["same_a", *(f"same_{i}" for i in range(9))])
   assert messages(caplog) == [
-      "skipped 1 of 14 graphs for training: fewer than 3 configurations: few",
-      f"skipped 10 of 14 graphs for training: all configurations equal: {names}",
-      "skipped 1 of 14 graphs for training: all runtimes equal: flat",
-      "skipped 1 of 14 graphs for training: no runtimes: test"]
+    "skipped 1 of 14 graphs for training: fewer than 3 configurations: few",
+    f"skipped 10 of 14 graphs for training: all configurations equal: {names}",
+    "skipped 1 of 14 graphs for training: all runtimes equal: flat",
+    "skipped 1 of 14 graphs for training: no runtimes: test",
+  ]
 
 
 def validation_of(configs, **changes):
   """The sample of kernels with so many configurations each, which are numbered."""
   job = parts_lib.make("tile", "EarlyJoinSAGE", **changes)
-  graphs = [graph_of("tile", f"g_{number}", np.arange(count) + 5)
-            for number, count in enumerate(configs)]
+  graphs = [
+    graph_of("tile", f"g_{number}", np.arange(count) + 5) for number, count in enumerate(configs)
+  ]
   job.fit(graphs)
   return training.validation_sample(job.config, job.prepare(graphs))
 
@@ -95,9 +106,15 @@ def test_a_fixed_validation_sample_is_the_same_after_every_step():
   np.testing.assert_equal(ids, later)
 
 
-@pytest.mark.parametrize("configs, drop, names", [
-    ([30, 9, 10, 40], False, [0, 2, 3]), ([30, 9, 10, 40], True, [0, 2]),
-    ([30, 9, 10], True, [0, 2]), ([30, 9], True, [0])])
+@pytest.mark.parametrize(
+  "configs, drop, names",
+  [
+    ([30, 9, 10, 40], False, [0, 2, 3]),
+    ([30, 9, 10, 40], True, [0, 2]),
+    ([30, 9, 10], True, [0, 2]),
+    ([30, 9], True, [0]),
+  ],
+)
 def test_validation_slates_are_drawn_anew_of_graphs_that_suffice(configs, drop, names):
   changes = {"batch.graphs": 2, "batch.drop_remainder": drop}
   sample = validation_of(configs, **changes)
@@ -127,8 +144,9 @@ def test_unlabelled_graphs_are_ranked_not_scored(kind, caplog):
   graphs = [good, graph_of(kind, "one", [4]), graph_of(kind, "unlabelled", [0, 0]), flat]
   assert job_lib.evaluable(graphs) == [good, flat]
   assert messages(caplog) == [
-      "skipped 1 of 4 graphs for evaluation: fewer than 2 configurations: one",
-      "skipped 1 of 4 graphs for evaluation: no runtimes (ranked, not scored): unlabelled"]
+    "skipped 1 of 4 graphs for evaluation: fewer than 2 configurations: one",
+    "skipped 1 of 4 graphs for evaluation: no runtimes (ranked, not scored): unlabelled",
+  ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,8 +165,11 @@ def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_p
 
 def made_up(family, made):
   """A scorer that returns the scores `made`, by graph name."""
-  return family.scorer_of(lambda params, graphs, config_ids, *, progress=False: [
-      np.asarray(made[g.name], np.float32)[ids] for g, ids in zip(graphs, config_ids)])
+  return family.scorer_of(
+    lambda params, graphs, config_ids, *, progress=False: [
+      np.asarray(made[g.name], np.float32)[ids] for g, ids in zip(graphs, config_ids)
+    ]
+  )
 
 
 @pytest.mark.parametrize("kind, ks", [("tile", (1, 5, 10)), ("layout", (1, 10, 100))])
@@ -185,7 +206,8 @@ def test_ties_are_ranked_in_file_order(kind, tmp_path):
   job = fitted(kind, graphs)
   # Equal configurations are scored once, so that their made-up scores do not matter.
   job.ranker.scorer = made_up(
-      job.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
+    job.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]}
+  )
   np.testing.assert_array_equal(job.ranker.rank(graphs[0])[0], np.arange(40))
   results.predict(job.data, written(tmp_path / "npz", kind, test=graphs), job.ranker, tmp_path)
   saved, name = submission.read_results(tmp_path / "results.csv"), job.ranker.collection.name
@@ -216,9 +238,13 @@ def test_programs_have_the_figures_of_the_mlsys_2021_tables(is_predicted):
   runtimes[3][:] = 700  # no order, so no tau, but a MAPE
   scores = [rng.uniform(0.5, 2, len(runtime)).astype(np.float32) for runtime in runtimes]
   predicted = [2000 * found for found in scores] if is_predicted else None
-  rows = judge.program_rows([
+  rows = judge.program_rows(
+    [
       judge.GraphScores(name, 7, np.arange(len(runtime)), found, runtime, runtime / 500)
-      for name, runtime, found in zip(names, runtimes, scores)], predicted)
+      for name, runtime, found in zip(names, runtimes, scores)
+    ],
+    predicted,
+  )
   assert [(row["program"], row["kernels"]) for row in rows] == [("net_a", 3), ("net_b", 1)]
   for row, members in zip(rows, ([0, 1, 3], [2])):
     taus, lost, best, errors = [], 0, 0, []
@@ -237,7 +263,8 @@ def test_programs_have_the_figures_of_the_mlsys_2021_tables(is_predicted):
 
 @pytest.mark.parametrize("loss, predict", [("LogMSE:1", np.exp), ("MSE:1", np.asarray)])
 def test_scores_of_regression_losses_predict_runtimes_in_the_unit_of_the_target(
-    loss, predict, tmp_path):
+  loss, predict, tmp_path
+):
   graph, scores = graph_of("tile", "net_1", [150, 320, 210]), [0.5, 1.5, 0.75]
   job = fitted("tile", [graph], **{"loss.losses": loss, "batch.target": "official"})
   with job.config.unlocked():
@@ -275,8 +302,11 @@ def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(t
 
 
 def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
-  graphs = {"valid": [graph_of("tile", "v", [3, 1, 2])], "train": [graph_of("tile", "t", [2, 5])],
-            "test": [graph_of("tile", "u", [0, 0, 0])]}
+  graphs = {
+    "valid": [graph_of("tile", "v", [3, 1, 2])],
+    "train": [graph_of("tile", "t", [2, 5])],
+    "test": [graph_of("tile", "u", [0, 0, 0])],
+  }
   job = fitted("tile", graphs["train"])
   with job.config.unlocked():
     job.config.data_root = written(tmp_path / "npz", "tile", **graphs)

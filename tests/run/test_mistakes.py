@@ -16,8 +16,14 @@ SKIPPED = "a skipped file"  # the only run that must succeed
 
 def flags(kind, jobs, workdir, *more, config=None):
   script, default = COMMANDS[kind]
-  return [script, f"--config={config or default}", f"--data_root={jobs.data_root}",
-          f"--workdir={workdir}", *TINY, *more]
+  return [
+    script,
+    f"--config={config or default}",
+    f"--data_root={jobs.data_root}",
+    f"--workdir={workdir}",
+    *TINY,
+    *more,
+  ]
 
 
 def damaged(jobs, folder, kind, *, split, keep=0):
@@ -36,22 +42,29 @@ def without(jobs, folder, kind, split):
 
 # Name: kind, flag, and a part of the error line.
 SIMPLE = {
-    "field": ("tile", "--config.nope=1", "the config has no field 'nope'"),
-    "field, nearly": ("tile", "--config.optimizer.learning_rat=1",
-                      "did you mean optimizer.learning_rate? --print_config"),
-    "integer": ("tile", "--config.seed=x", "--config.seed=x: invalid literal"),
-    "section": ("tile", "--config.data=3", "flag --config.data=3: "),
-    "graphs": ("tile", "--config.batch.graphs=0", "batch.graphs is 0"),
-    "loss without weight": ("tile", "--config.loss.losses=MSE",
-                            "--config.loss.losses is 'MSE', expected NAME:WEIGHT, as in MSE:1"),
-    "task": ("tile", "--config.task=nope", "task is 'nope', expected one of tile"),
-    "typing error": ("tile", "--wrokdir=x", "Unknown command line flag 'wrokdir'. Did you"),
-    "mode": ("tile", "--mode=x", "value should be one of <train|evaluate"),
-    "argument": ("tile", "train", "unexpected argument 'train'; options start with --"),
-    "process": ("tile", "--num_processes=2", "several processes need all of --coordinator_addr"),
-    "split": ("tile", "--split=valid", "--split goes with --mode=evaluate or predict"),
-    "ensemble": ("tile", "--ensemble=a,b", "--ensemble goes with --mode=evaluate or predict"),
-    "profile": ("tile", "--config.profile_steps=9", "profile_steps is '9'")}
+  "field": ("tile", "--config.nope=1", "the config has no field 'nope'"),
+  "field, nearly": (
+    "tile",
+    "--config.optimizer.learning_rat=1",
+    "did you mean optimizer.learning_rate? --print_config",
+  ),
+  "integer": ("tile", "--config.seed=x", "--config.seed=x: invalid literal"),
+  "section": ("tile", "--config.data=3", "flag --config.data=3: "),
+  "graphs": ("tile", "--config.batch.graphs=0", "batch.graphs is 0"),
+  "loss without weight": (
+    "tile",
+    "--config.loss.losses=MSE",
+    "--config.loss.losses is 'MSE', expected NAME:WEIGHT, as in MSE:1",
+  ),
+  "task": ("tile", "--config.task=nope", "task is 'nope', expected one of tile"),
+  "typing error": ("tile", "--wrokdir=x", "Unknown command line flag 'wrokdir'. Did you"),
+  "mode": ("tile", "--mode=x", "value should be one of <train|evaluate"),
+  "argument": ("tile", "train", "unexpected argument 'train'; options start with --"),
+  "process": ("tile", "--num_processes=2", "several processes need all of --coordinator_addr"),
+  "split": ("tile", "--split=valid", "--split goes with --mode=evaluate or predict"),
+  "ensemble": ("tile", "--ensemble=a,b", "--ensemble goes with --mode=evaluate or predict"),
+  "profile": ("tile", "--config.profile_steps=9", "profile_steps is '9'"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,58 +75,98 @@ def mistakes(tmp_path_factory):
   runs = {}
   for name, (kind, flag, line) in SIMPLE.items():
     runs[name] = flags(kind, jobs, new(), flag), line
-  runs["variant"] = (flags("tile", jobs, new(), config="configs/tile.py:nope"),
-                     "configs/tile.py has no variant 'nope'; it has EarlyJoinSAGE")
+  runs["variant"] = (
+    flags("tile", jobs, new(), config="configs/tile.py:nope"),
+    "configs/tile.py has no variant 'nope'; it has EarlyJoinSAGE",
+  )
   runs["config file"] = (flags("tile", jobs, new(), config="configs/nope.py"), "configs/nope.py")
-  runs["printed task"] = (flags("tile", jobs, new(), "--print_config", "--config.task=nope"),
-                          "task is 'nope', expected one of tile")
+  runs["printed task"] = (
+    flags("tile", jobs, new(), "--print_config", "--config.task=nope"),
+    "task is 'nope', expected one of tile",
+  )
   runs["no workdir"] = ["run_tile.py"], "--workdir is missing: name a folder"
-  runs["no data"] = (["run_tile.py", f"--workdir={new()}"], "there is no data at ~/data/tpugraphs/"
-                     "npz: download it (python -m tpugraphs_jax.data.download --data_root ~")
-  runs["two sources"] = (flags("tile", jobs, new(), "--synthetic"),
-                         "--synthetic generates the data: give it or --data_root")
-  runs["bucket"] = (["run_tile.py", "--workdir=zz://a/b"],
-                    "zz://a/b cannot be reached (Protocol not known: zz)")
-  runs["data_root"] = (["run_tile.py", "--data_root=/nowhere", f"--workdir={new()}"],
-                       "data_root /nowhere is not a folder")
+  runs["no data"] = (
+    ["run_tile.py", f"--workdir={new()}"],
+    "there is no data at ~/data/tpugraphs/"
+    "npz: download it (python -m tpugraphs_jax.data.download --data_root ~",
+  )
+  runs["two sources"] = (
+    flags("tile", jobs, new(), "--synthetic"),
+    "--synthetic generates the data: give it or --data_root",
+  )
+  runs["bucket"] = (
+    ["run_tile.py", "--workdir=zz://a/b"],
+    "zz://a/b cannot be reached (Protocol not known: zz)",
+  )
+  runs["data_root"] = (
+    ["run_tile.py", "--data_root=/nowhere", f"--workdir={new()}"],
+    "data_root /nowhere is not a folder",
+  )
   file = folder / "file"
   file.touch()
   runs["workdir is a file"] = flags("tile", jobs, file), str(file)
-  runs["indices"] = (flags("layout", jobs, new(), f"--config.eval.indices_dir={folder}"),
-                     "xla_random.json is missing: --config.eval.indices_dir")
-  runs["evaluate untrained"] = (flags("tile", jobs, new(), "--mode=evaluate"),
-                                "config.json is missing: name a folder that a model was")
+  runs["indices"] = (
+    flags("layout", jobs, new(), f"--config.eval.indices_dir={folder}"),
+    "xla_random.json is missing: --config.eval.indices_dir",
+  )
+  runs["evaluate untrained"] = (
+    flags("tile", jobs, new(), "--mode=evaluate"),
+    "config.json is missing: name a folder that a model was",
+  )
   whole = jobs.workdir("tile_whole")
-  runs["used workdir"] = (flags("tile", jobs, whole), "holds a run already (checkpoint of step 12)"
-                          ": go on with --resume, or give another --workdir")
-  runs["another config"] = (flags("tile", jobs, whole, "--resume", "--config.seed=3"),
-                            "checkpoint of another config: ")
+  runs["used workdir"] = (
+    flags("tile", jobs, whole),
+    "holds a run already (checkpoint of step 12): go on with --resume, or give another --workdir",
+  )
+  runs["another config"] = (
+    flags("tile", jobs, whole, "--resume", "--config.seed=3"),
+    "checkpoint of another config: ",
+  )
   runs["evaluate another config"] = (
-      ["run_tile.py", f"--workdir={whole}", "--mode=evaluate", "--config.loss.temperature=3"],
-      "checkpoint of another config: --config.loss.temperature is 10.0 there and 3.0 here")
-  runs["not finite"] = (flags("tile", jobs, new(), "--config.optimizer.learning_rate=1e30"),
-                        "lower --config.optimizer.learning_rate or set "
-                        "--config.optimizer.clip_norm")
+    ["run_tile.py", f"--workdir={whole}", "--mode=evaluate", "--config.loss.temperature=3"],
+    "checkpoint of another config: --config.loss.temperature is 10.0 there and 3.0 here",
+  )
+  runs["not finite"] = (
+    flags("tile", jobs, new(), "--config.optimizer.learning_rate=1e30"),
+    "lower --config.optimizer.learning_rate or set --config.optimizer.clip_norm",
+  )
   root = damaged(jobs, folder, "tile", split="valid", keep=3)
-  runs[SKIPPED] = flags("tile", jobs, new(), f"--data_root={root}", "--mode=train",
-                        "--config.data.skip_bad_files=True", "--config.train.epochs=1"), ""
+  runs[SKIPPED] = (
+    flags(
+      "tile",
+      jobs,
+      new(),
+      f"--data_root={root}",
+      "--mode=train",
+      "--config.data.skip_bad_files=True",
+      "--config.train.epochs=1",
+    ),
+    "",
+  )
   for kind, split, line in (
-      ("layout", "train", "no .npz file in "), ("tile", "valid", "no .npz file in "),
-      ("layout", "test", "--mode=train and --mode=evaluate need no test split")):
+    ("layout", "train", "no .npz file in "),
+    ("tile", "valid", "no .npz file in "),
+    ("layout", "test", "--mode=train and --mode=evaluate need no test split"),
+  ):
     root = without(jobs, folder, kind, split)
     runs[f"{kind} without {split}"] = flags(kind, jobs, new(), f"--data_root={root}"), line
   root = shutil.copytree(jobs.data_root, folder / "named")
   path = npz.split_files(root, COLLECTIONS["tile"], "test")[0]
   path.rename(path.with_name("=a,b.npz"))
-  runs["tile of another name"] = (flags("tile", jobs, new(), f"--data_root={root}"),
-                                  "the name '=a,b' has ','")
+  runs["tile of another name"] = (
+    flags("tile", jobs, new(), f"--data_root={root}"),
+    "the name '=a,b' has ','",
+  )
   root = damaged(jobs, folder, "tile", split="train")
-  runs["tile truncated"] = (flags("tile", jobs, new(), f"--data_root={root}"),
-                            "--config.data.skip_bad_files=True leaves such files out")
+  runs["tile truncated"] = (
+    flags("tile", jobs, new(), f"--data_root={root}"),
+    "--config.data.skip_bad_files=True leaves such files out",
+  )
   root = damaged(jobs, folder, "layout", split="train")
   runs["layout all truncated"] = (
-      flags("layout", jobs, new(), f"--data_root={root}", "--config.data.skip_bad_files=True"),
-      "are malformed")
+    flags("layout", jobs, new(), f"--data_root={root}", "--config.data.skip_bad_files=True"),
+    "are malformed",
+  )
   return runs
 
 
@@ -131,11 +184,29 @@ def snapshot(folder):
 
 
 NAMES = [
-    *SIMPLE, "variant", "config file", "printed task", "no workdir", "no data", "two sources",
-    "bucket", "data_root", "workdir is a file", "indices", "evaluate untrained", "used workdir",
-    "another config", "evaluate another config", "not finite", "layout without train",
-    "tile without valid", "layout without test", "tile of another name", "tile truncated",
-    "layout all truncated"]
+  *SIMPLE,
+  "variant",
+  "config file",
+  "printed task",
+  "no workdir",
+  "no data",
+  "two sources",
+  "bucket",
+  "data_root",
+  "workdir is a file",
+  "indices",
+  "evaluate untrained",
+  "used workdir",
+  "another config",
+  "evaluate another config",
+  "not finite",
+  "layout without train",
+  "tile without valid",
+  "layout without test",
+  "tile of another name",
+  "tile truncated",
+  "layout all truncated",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

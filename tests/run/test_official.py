@@ -28,8 +28,10 @@ def weights_of(kind, data_root):
   job.fit(graphs)
   shapes = traverse_util.flatten_dict(job.ranker.param_shapes(graphs[0]))
   rng = np.random.default_rng(0)
-  weights = [rng.normal(0, 0.3, shapes[path].shape).astype(np.float32)
-             for path in official_models.weight_order(job.ranker.family.network)]
+  weights = [
+    rng.normal(0, 0.3, shapes[path].shape).astype(np.float32)
+    for path in official_models.weight_order(job.ranker.family.network)
+  ]
   weights[0] = weights[0][: official.num_ops(data_root, COLLECTIONS[kind])]
   return job, weights
 
@@ -40,8 +42,14 @@ def with_all_opcodes(weights):
 
 
 def command(kind, data_root, weights, out):
-  return official.main([f"--config={kind}.py:{VARIANTS[kind]}", f"--weights={weights}",
-                        f"--data_root={data_root}", f"--out={out}"])
+  return official.main(
+    [
+      f"--config={kind}.py:{VARIANTS[kind]}",
+      f"--weights={weights}",
+      f"--data_root={data_root}",
+      f"--out={out}",
+    ]
+  )
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
@@ -54,7 +62,8 @@ def test_the_model_scores_as_its_weights_say(kind, data_root, tmp_path):
   graph = (npz.read_tile if kind == "tile" else npz.read_layout)(path)
   assert len(weights[0]) < OPCODES
   job.ranker.params = official_models.params_from_official(
-      job.ranker.family.network, with_all_opcodes(weights))
+    job.ranker.family.network, with_all_opcodes(weights)
+  )
   (expected,) = job.ranker.scores([graph])
   _, found = tpugraphs_jax.rank(tmp_path / "out", graph)
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -68,8 +77,9 @@ def test_a_trained_model_becomes_the_official_weights_for_its_data(kind, data_ro
   params = official_models.params_from_official(network, with_all_opcodes(weights))
   job.ranker.save(tmp_path / "model.npz", params, {})
   path = tmp_path / "weights.npz"
-  assert official.main(
-      [f"--model={tmp_path}", f"--data_root={data_root}", f"--weights={path}"]) == 0
+  assert (
+    official.main([f"--model={tmp_path}", f"--data_root={data_root}", f"--weights={path}"]) == 0
+  )
   with np.load(path) as file:
     for found, expected in zip(file.values(), weights, strict=True):
       np.testing.assert_array_equal(found, expected)
@@ -80,8 +90,9 @@ def test_opcodes_without_an_embedding_are_refused_by_number(data_root, tmp_path,
   rows = len(weights[0])
   np.savez(tmp_path / "weights.npz", weights[0][:5], *weights[1:])
   assert command("tile", data_root, tmp_path / "weights.npz", tmp_path / "few") == 2
-  assert re.search(r"has opcode \d+, and the model has embeddings of the opcodes 0 to 4",
-                   capsys.readouterr().err)
+  assert re.search(
+    r"has opcode \d+, and the model has embeddings of the opcodes 0 to 4", capsys.readouterr().err
+  )
   np.savez(tmp_path / "weights.npz", *weights)
   assert command("tile", data_root, tmp_path / "weights.npz", tmp_path / "out") == 0
   graph = npz.read_tile(npz.split_files(data_root, "tile:xla", "test")[0])
@@ -93,8 +104,16 @@ def test_opcodes_without_an_embedding_are_refused_by_number(data_root, tmp_path,
   other = tmp_path / "npz" / "tile" / "xla" / "train"
   other.mkdir(parents=True)
   npz.write_tile(other / "a.npz", changed)
-  assert official.main([f"--model={tmp_path / 'out'}", f"--data_root={tmp_path / 'npz'}",
-                        f"--weights={tmp_path / 'again.npz'}"]) == 2
+  assert (
+    official.main(
+      [
+        f"--model={tmp_path / 'out'}",
+        f"--data_root={tmp_path / 'npz'}",
+        f"--weights={tmp_path / 'again.npz'}",
+      ]
+    )
+    == 2
+  )
   assert f"the data has the opcode {rows}, and the model" in capsys.readouterr().err
   assert not (tmp_path / "again.npz").exists()
 
@@ -102,14 +121,22 @@ def test_opcodes_without_an_embedding_are_refused_by_number(data_root, tmp_path,
 def test_fields_of_the_config_can_be_changed(data_root, tmp_path, capsys):
   _, weights = weights_of("tile", data_root)
   np.savez(tmp_path / "weights.npz", *weights)
-  run = lambda change: official.main([
-      f"--config=tile.py:{VARIANTS['tile']}", f"--weights={tmp_path / 'weights.npz'}",
-      f"--data_root={data_root}", f"--out={tmp_path / 'out'}", f"--set={change}"])
+  run = lambda change: official.main(
+    [
+      f"--config=tile.py:{VARIANTS['tile']}",
+      f"--weights={tmp_path / 'weights.npz'}",
+      f"--data_root={data_root}",
+      f"--out={tmp_path / 'out'}",
+      f"--set={change}",
+    ]
+  )
   assert run("model.hidden_dim=9") == 2
   assert "give the config (widths" in capsys.readouterr().err
-  for change, complaint in (("model.hiden_dim=9", "did you mean model.hidden_dim?"),
-                            ("model.hidden_dim", "expected a field"),
-                            ("model.hidden_dim=a", "cannot be casted")):
+  for change, complaint in (
+    ("model.hiden_dim=9", "did you mean model.hidden_dim?"),
+    ("model.hidden_dim", "expected a field"),
+    ("model.hidden_dim=a", "cannot be casted"),
+  ):
     assert run(change) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: --set={change}: ") and complaint in line
@@ -117,20 +144,32 @@ def test_fields_of_the_config_can_be_changed(data_root, tmp_path, capsys):
   assert tpugraphs_jax.load(tmp_path / "out").config["loss"]["losses"] == "MSE:1"
 
 
-@pytest.mark.parametrize("flags", [
-    [], ["--config=tile.py"], ["--out=x"], ["--model=x", "--config=tile.py"],
-    ["--model=x", "--config=tile.py", "--out=y"]])
+@pytest.mark.parametrize(
+  "flags",
+  [
+    [],
+    ["--config=tile.py"],
+    ["--out=x"],
+    ["--model=x", "--config=tile.py"],
+    ["--model=x", "--config=tile.py", "--out=y"],
+  ],
+)
 def test_one_direction_is_asked_for(flags, capsys):
   with pytest.raises(SystemExit):
     official.main(["--weights=w.npz", "--data_root=d", *flags])
   assert "give --config and --out to read --weights, or --model" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage, complaint", [
+@pytest.mark.parametrize(
+  "damage, complaint",
+  [
     (lambda weights: weights[:-1], r"\d+ weights given, SAGE has \d+"),
-    (lambda weights: [weights[0], weights[1].T, *weights[2:]], "give the config .widths")])
+    (lambda weights: [weights[0], weights[1].T, *weights[2:]], "give the config .widths"),
+  ],
+)
 def test_weights_of_another_model_are_refused_in_one_line(
-    damage, complaint, data_root, tmp_path, capsys):
+  damage, complaint, data_root, tmp_path, capsys
+):
   _, weights = weights_of("tile", data_root)
   np.savez(tmp_path / "weights.npz", *damage(weights))
   assert command("tile", data_root, tmp_path / "weights.npz", tmp_path / "out") == 2
@@ -140,9 +179,13 @@ def test_weights_of_another_model_are_refused_in_one_line(
   assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("content, complaint", [
+@pytest.mark.parametrize(
+  "content, complaint",
+  [
     (None, "is missing: --weights must name"),
-    (b"PK\x03\x04 no archive", "not a complete .npz archive")])
+    (b"PK\x03\x04 no archive", "not a complete .npz archive"),
+  ],
+)
 def test_a_file_without_weights_is_refused(content, complaint, data_root, tmp_path, capsys):
   path = tmp_path / "weights.npz"
   if content is not None:
@@ -171,12 +214,19 @@ def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
   home.mkdir()
   folders = f"--ensemble={tmp_path / 'a'},{tmp_path / 'b'}"
   run = lambda *flags: commands.Run(
-      ["run_tile.py", folders, f"--data_root={data_root}", f"--workdir={tmp_path / 'out'}", *flags])
+    ["run_tile.py", folders, f"--data_root={data_root}", f"--workdir={tmp_path / 'out'}", *flags]
+  )
   (tmp_path / "run/checkpoints").mkdir(parents=True)
-  good, judged, bad, made_up, used = commands.run_all([
-      run("--mode=predict", "--combine=rank"), run("--mode=evaluate", "--combine=rank"), run(),
+  good, judged, bad, made_up, used = commands.run_all(
+    [
+      run("--mode=predict", "--combine=rank"),
+      run("--mode=evaluate", "--combine=rank"),
+      run(),
       commands.Run(["run_tile.py", folders, "--mode=predict", "--synthetic", "--workdir=new"]),
-      run("--mode=evaluate", f"--workdir={tmp_path / 'run'}")], home=home)
+      run("--mode=evaluate", f"--workdir={tmp_path / 'run'}"),
+    ],
+    home=home,
+  )
   assert (good.code, judged.code) == (0, 0), good.err + judged.err
   assert made_up.complaint.endswith("leave out --synthetic")
   assert used.complaint.endswith("the ensemble would replace its results: give another --workdir")

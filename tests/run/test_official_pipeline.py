@@ -31,9 +31,11 @@ TOLERANCE = 1e-6
 SCORE_TOLERANCE = 5e-6  # relative to the largest score
 
 of_inputs = pytest.mark.parametrize(
-    "record", [one for one in RECORDS if one.is_inputs], ids=lambda one: one.path.stem)
+  "record", [one for one in RECORDS if one.is_inputs], ids=lambda one: one.path.stem
+)
 of_runs = pytest.mark.parametrize(
-    "record", [one for one in RECORDS if one.is_run], ids=lambda one: one.path.stem)
+  "record", [one for one in RECORDS if one.is_run], ids=lambda one: one.path.stem
+)
 
 
 def test_there_are_records_of_known_kinds():
@@ -74,7 +76,8 @@ def prepared(record: official_records.Record) -> Prepared:
     raw["test"] = job.data.load(str(data_root), "test")
     graphs["test"] = job.prepare(raw["test"])
   named = lambda splits: {
-      split: {graph.name: graph for graph in each} for split, each in splits.items()}
+    split: {graph.name: graph for graph in each} for split, each in splits.items()
+  }
   return Prepared(data_root, job, named(raw), named(graphs))
 
 
@@ -96,16 +99,26 @@ def test_inputs_and_labels_are_those_of_the_official_code_bit_for_bit(record):
   assert official.num_ops(data.data_root, record.collection) == record["num_ops"]
   assert set(data.graphs["train"]) == set(record["train/names"].tolist())
   for split in ("train", "valid", "test"):
-    part = {key: record[f"{split}/{key}"] for key in (
-        "node_feat", "opcode", "edge_index", "runtime", "node_ranges", "edge_ranges",
-        "config_ranges")}
+    part = {
+      key: record[f"{split}/{key}"]
+      for key in (
+        "node_feat",
+        "opcode",
+        "edge_index",
+        "runtime",
+        "node_ranges",
+        "edge_ranges",
+        "config_ranges",
+      )
+    }
     for number, name in enumerate(record[f"{split}/names"].tolist()):
       piece = lambda key, ranges: part[key][slice(*part[ranges][number : number + 2])]
       graph = data.graphs[split][name]
       assert_same(graph.feat, piece("node_feat", "node_ranges"))
       np.testing.assert_array_equal(graph.opcode, piece("opcode", "node_ranges"))
       np.testing.assert_array_equal(
-          graph.edge_index, sorted_edges(piece("edge_index", "edge_ranges")))
+        graph.edge_index, sorted_edges(piece("edge_index", "edge_ranges"))
+      )
       assert_same(graph.configs.runtime_ns, piece("runtime", "config_ranges"))
       compare = tile_configs_match if record.kind == "tile" else layout_configs_match
       compare(record, data, split, number, graph)
@@ -134,8 +147,10 @@ def layout_configs_match(record, data, split, number, graph):
 
 
 @pytest.mark.parametrize(
-    "record", [one for one in RECORDS if one.is_inputs and one.kind == "tile"],
-    ids=lambda one: one.path.stem)
+  "record",
+  [one for one in RECORDS if one.is_inputs and one.kind == "tile"],
+  ids=lambda one: one.path.stem,
+)
 def test_the_mlp_has_the_official_widths(record):
   data = prepared(record)
   job = parts.make("tile", "MLP", **record.changes())
@@ -162,21 +177,25 @@ def batches_of(record: official_records.Record) -> list[Any]:
   """The first recorded batches, assembled as in a run."""
   data = prepared(record)
   batch, family = data.job.config.batch, data.job.ranker.family
-  steps = [[slate_of(data, "train", given) for given in step]
-           for step in record.steps[:LOSS_STEPS]]
+  steps = [[slate_of(data, "train", given) for given in step] for step in record.steps[:LOSS_STEPS]]
   (budget,) = plan.choose_budgets(
-      [total_sizes([slate.graph for slate in step]) for step in steps], max_budgets=1)
-  return [family.assemble(step, budget, graphs=batch.graphs, configs=batch.configs)
-          for step in steps]
+    [total_sizes([slate.graph for slate in step]) for step in steps], max_budgets=1
+  )
+  return [
+    family.assemble(step, budget, graphs=batch.graphs, configs=batch.configs) for step in steps
+  ]
 
 
 @of_runs
 def test_epochs_and_validation_have_the_official_sizes(record):
   data = prepared(record)
-  config, (train, valid) = data.job.config, (
-      list(data.graphs[split].values()) for split in ("train", "valid"))
+  config, (train, valid) = (
+    data.job.config,
+    (list(data.graphs[split].values()) for split in ("train", "valid")),
+  )
   batch_plan = training.plan_of(
-      config, data.job.ranker.family, train, data.job.data.targets, epochs=1)
+    config, data.job.ranker.family, train, data.job.data.targets, epochs=1
+  )
   assert batch_plan.steps_per_epoch == record.meta["steps_per_epoch"]
   sample = training.validation_sample(config, valid)
   (graphs, ids), (_, others) = sample(1), sample(2)
@@ -186,8 +205,11 @@ def test_epochs_and_validation_have_the_official_sizes(record):
   assert {given.name for step in record.steps for given in step} <= set(data.graphs["train"])
 
 
-@pytest.mark.parametrize("record", [
-    one for one in RECORDS if "first_batch/n_node" in one.arrays], ids=lambda one: one.path.stem)
+@pytest.mark.parametrize(
+  "record",
+  [one for one in RECORDS if "first_batch/n_node" in one.arrays],
+  ids=lambda one: one.path.stem,
+)
 def test_the_first_batch_is_the_official_one_bit_for_bit(record):
   batch = batches_of(record)[0]
   expected = lambda name: record[f"first_batch/{name}"]
@@ -209,8 +231,9 @@ def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
   device = jax.devices()[:1]
   step = training.make_step(config, with_table, optimizer, devices=device)
   params = official_weights.params_from_official(with_table, record.weights(0))
-  state = jax.tree.map(lambda leaf: np.asarray(leaf)[None],
-                       state_lib.TrainState.create(params, optimizer))
+  state = jax.tree.map(
+    lambda leaf: np.asarray(leaf)[None], state_lib.TrainState.create(params, optimizer)
+  )
   order = official_weights.weight_order(with_table)
   for number, batch in enumerate(batches_of(record), start=1):
     state, found = step(state, jax.tree.map(lambda leaf: leaf[None], batch))
@@ -218,10 +241,16 @@ def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
     assert loss == pytest.approx(record["loss"][number - 1], rel=TOLERANCE), f"step {number}"
     if number in record.weight_steps and number <= WEIGHT_STEPS:
       flat = traverse_util.flatten_dict(
-          jax.tree.map(lambda leaf: np.asarray(leaf)[0], state.params))
+        jax.tree.map(lambda leaf: np.asarray(leaf)[0], state.params)
+      )
       for path, weight in zip(order, record.weights(number), strict=True):
-        np.testing.assert_allclose(flat[path], weight, rtol=0, atol=TOLERANCE,
-                                   err_msg=f"{'/'.join(path)} after step {number}")
+        np.testing.assert_allclose(
+          flat[path],
+          weight,
+          rtol=0,
+          atol=TOLERANCE,
+          err_msg=f"{'/'.join(path)} after step {number}",
+        )
 
 
 # Scores and files.
@@ -234,9 +263,19 @@ def converted(record: official_records.Record) -> tuple[Path, Prepared]:
   np.savez(folder / "weights.npz", *record.weights(record.weight_steps[-1]))
   changes = [f"--set={field}={value!r}" for field, value in record.changes().items()]
   store = [f"--set=data.store_dir={folder / 'store'}"] if record.kind == "layout" else []
-  assert official.main([
-      f"--config={record.kind}.py:{record.variant}", f"--weights={folder / 'weights.npz'}",
-      f"--data_root={data.data_root}", f"--out={folder / 'out'}", *changes, *store]) == 0
+  assert (
+    official.main(
+      [
+        f"--config={record.kind}.py:{record.variant}",
+        f"--weights={folder / 'weights.npz'}",
+        f"--data_root={data.data_root}",
+        f"--out={folder / 'out'}",
+        *changes,
+        *store,
+      ]
+    )
+    == 0
+  )
   config = ml_collections.ConfigDict(model_file.config_of(folder / "out"))
   config.data_root = str(data.data_root)
   if record.kind == "layout":
@@ -256,8 +295,10 @@ def test_a_model_from_official_weights_scores_all_configurations_as_there(record
     one = judged[given.name]
     np.testing.assert_array_equal(one.config_ids, np.arange(len(one.label)))
     assert np.abs(one.scores[given.config_ids] - expected).max() <= SCORE_TOLERANCE * largest
-  pairs = [metrics.ordered_pairs(scores, given.labels.astype(np.float32))
-           for given, scores in zip(record.valid, record["valid_scores"])]
+  pairs = [
+    metrics.ordered_pairs(scores, given.labels.astype(np.float32))
+    for given, scores in zip(record.valid, record["valid_scores"])
+  ]
   assert metrics.pooled_opa(pairs) == pytest.approx(record["valid_loss_opa"][1], abs=1e-7)
 
 
@@ -276,16 +317,25 @@ def test_the_csv_file_ranks_all_configurations_as_the_official_scores_do(record)
   room = 2 * SCORE_TOLERANCE * np.abs(record["valid_scores"]).max()
   for given, scores in zip(record.valid, record["valid_scores"]):
     there = dict(zip(given.config_ids.tolist(), scores.tolist()))
-    ranked = [there[config] for config in expected[f"{record.collection}:{given.name}"]
-              if config in there]
+    ranked = [
+      there[config] for config in expected[f"{record.collection}:{given.name}"] if config in there
+    ]
     assert len(ranked) == len(there) and np.diff(ranked).min() >= -room  # equal ones in file order
 
 
 @of_runs
 def test_weights_come_back_bit_for_bit(record, tmp_path):
   folder, data = converted(record)
-  assert official.main([f"--model={folder / 'out'}", f"--data_root={data.data_root}",
-                        f"--weights={tmp_path / 'again.npz'}"]) == 0
+  assert (
+    official.main(
+      [
+        f"--model={folder / 'out'}",
+        f"--data_root={data.data_root}",
+        f"--weights={tmp_path / 'again.npz'}",
+      ]
+    )
+    == 0
+  )
   weights = record.weights(record.weight_steps[-1])
   with np.load(tmp_path / "again.npz") as file:
     for found, expected in zip(file.values(), weights, strict=True):

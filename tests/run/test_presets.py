@@ -17,7 +17,8 @@ COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 
 
 @pytest.mark.parametrize(
-    "kind, name", [(kind, name) for kind in ("layout", "tile") for name in base.presets(kind)])
+  "kind, name", [(kind, name) for kind in ("layout", "tile") for name in base.presets(kind)]
+)
 def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
   config = parts.config_of(kind, f"{name},ci", data_root=str(data_root))
   with config.unlocked():
@@ -34,8 +35,9 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
     state, metrics = phase.train_step(state, next(phase.batches))
     assert np.isfinite(parallel.unreplicate(metrics)["loss"])
   after = parallel.unreplicate(state).params
-  moved = [not np.array_equal(a, b) for a, b in zip(
-      jax.tree.leaves(before), jax.tree.leaves(after))]
+  moved = [
+    not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after))
+  ]
   assert np.mean(moved) > 0.7 and all(np.isfinite(a).all() for a in jax.tree.leaves(after))
 
 
@@ -51,7 +53,11 @@ def test_presets_have_the_published_settings():
   """Settings of the published code and write-ups that presets once had wrong."""
   first = {c: parts.config_of("layout", f"{c},preset=first") for c in COLLECTIONS}
   assert [(c.batch.configs, c.eval.configs) for c in first.values()] == [
-      (128, 512), (64, 128), (128, 512), (64, 256)]
+    (128, 512),
+    (64, 128),
+    (128, 512),
+    (64, 256),
+  ]
   assert [c.model.across_configs for c in first.values()] == [False, True, False, True]
   gst, seventh = (parts.config_of("layout", f"preset={name}") for name in ("gst", "seventh"))
   assert gst.task == "segments" and gst.segments.keep == 0.5 and gst.segments.max_nodes == 1000

@@ -12,8 +12,12 @@ FEW = dict(train__epochs=2, batch__slates_per_epoch=20, batch__graphs=4)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   return tpugraphs_jax.train_model(
-      "tile.py:ci", data_root=jobs_lib.all_jobs().data_root, seed=3,
-      workdir=str(tmp_path_factory.mktemp("python") / "run"), **FEW)
+    "tile.py:ci",
+    data_root=jobs_lib.all_jobs().data_root,
+    seed=3,
+    workdir=str(tmp_path_factory.mktemp("python") / "run"),
+    **FEW,
+  )
 
 
 def test_a_run_has_metrics_a_model_and_a_report(run):
@@ -35,7 +39,8 @@ def test_a_second_run_in_the_folder_is_refused_unless_it_goes_on(run):
 
 def test_a_metric_that_is_no_number_is_left_out_of_the_text_of_a_run(tmp_path):
   (tmp_path / "summary.json").write_text(
-      '{"validation": {"metrics": {"kendaltau_mean": null, "opa_pooled": 0.5}}}')
+    '{"validation": {"metrics": {"kendaltau_mean": null, "opa_pooled": 0.5}}}'
+  )
   run = Run(tmp_path)
   assert run.metrics["kendaltau_mean"] is None and "opa_pooled 0.5000" in repr(run)
 

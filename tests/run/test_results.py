@@ -39,9 +39,14 @@ def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path):
   assert "validation" not in found and found["model"] == "EarlyJoinSAGE" and found["seed"] == 7
 
 
-@pytest.mark.parametrize("error, why", [
-    (SystemExit(143), "asked to stop (SIGTERM)"), (SystemExit(130), "asked to stop (SIGINT)"),
-    (FloatingPointError("the loss is nan at step 3 (x); lower"), "the loss is nan at step 3 (x)")])
+@pytest.mark.parametrize(
+  "error, why",
+  [
+    (SystemExit(143), "asked to stop (SIGTERM)"),
+    (SystemExit(130), "asked to stop (SIGINT)"),
+    (FloatingPointError("the loss is nan at step 3 (x); lower"), "the loss is nan at step 3 (x)"),
+  ],
+)
 def test_an_interrupted_run_says_why(tmp_path, error, why):
   with pytest.raises(type(error)):
     with results.interruptions(tmp_path):
@@ -50,8 +55,10 @@ def test_an_interrupted_run_says_why(tmp_path, error, why):
 
 
 def test_graphs_with_ties_at_the_top_of_their_ranking_are_named(tmp_path, caplog):
-  data = types.SimpleNamespace(collection=Collection("tile:xla"), load=lambda *_: [
-      types.SimpleNamespace(name=name) for name in ("tied_graph", "clear_graph")])
+  data = types.SimpleNamespace(
+    collection=Collection("tile:xla"),
+    load=lambda *_: [types.SimpleNamespace(name=name) for name in ("tied_graph", "clear_graph")],
+  )
   ranker = types.SimpleNamespace(scores=lambda graphs, progress: [np.zeros(8), np.arange(8.0)])
   results.predict(data, "", ranker, tmp_path)
   assert "tied_graph" in caplog.text and "clear_graph" not in caplog.text

@@ -10,11 +10,16 @@ from tpugraphs_jax.run import launch
 FLAGS = types.SimpleNamespace(workdir="out", synthetic=False)  # flags that place the data
 
 
-@pytest.mark.parametrize("kind, variant, remedies", [
+@pytest.mark.parametrize(
+  "kind, variant, remedies",
+  [
     ("tile", "", ["tpugraphs_jax.data.download --data_root ~/data/tpugraphs/npz", "--synthetic"]),
-    ("layout", "own,recommended", ["--data_root=data/own/npz", "tpugraphs_jax.collect"])])
+    ("layout", "own,recommended", ["--data_root=data/own/npz", "tpugraphs_jax.collect"]),
+  ],
+)
 def test_without_data_the_error_names_the_place_and_what_to_do(
-    kind, variant, remedies, monkeypatch, tmp_path):
+  kind, variant, remedies, monkeypatch, tmp_path
+):
   monkeypatch.setenv("HOME", str(tmp_path))
   with pytest.raises(FileNotFoundError, match="no data") as error:
     launch._data_of(FLAGS, parts.config_of(kind, variant), tmp_path)

@@ -30,9 +30,16 @@ def in_use():
 def test_some_code_reads_every_field(task, in_use):
   for section, of_class in schema.sections(task).items():
     # Losses get options as arguments of the same name.
-    arguments = {name for name in of_class.defaults() if of_class is losses.LossOptions and any(
+    arguments = {
+      name
+      for name in of_class.defaults()
+      if of_class is losses.LossOptions
+      and any(
         of_class(**{name: value}).arguments(loss).get(name) is not None
-        for loss in losses.LOSSES.values() for value in [of_class.defaults()[name]])}
+        for loss in losses.LOSSES.values()
+        for value in [of_class.defaults()[name]]
+      )
+    }
     unread = set(of_class.defaults()) - in_use - arguments
     assert not unread, f"{section}: {sorted(unread)}"
 
@@ -53,6 +60,9 @@ def test_defaults_are_accepted_and_every_field_has_a_line_of_help(task):
   told = schema.limits(config)
   for name, limits in told.items():
     assert limits.help and "\n" not in limits.help, name
-  fields = {f"{section}.{name}".lstrip(".") for section, of_class in schema.sections(task).items()
-            for name in options.limits_of(of_class)}
+  fields = {
+    f"{section}.{name}".lstrip(".")
+    for section, of_class in schema.sections(task).items()
+    for name in options.limits_of(of_class)
+  }
   assert fields <= told.keys()

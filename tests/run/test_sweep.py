@@ -28,14 +28,22 @@ def a_run(out, command=("true",)):
   return sweep.SweepRun("base/seed_0", str(out), tuple(command), (), 0)
 
 
-@pytest.mark.parametrize("texts, expected", [
+@pytest.mark.parametrize(
+  "texts, expected",
+  [
     ([], {}),
     (["optimizer.learning_rate:1e-3,3e-3"], {"optimizer.learning_rate": ["1e-3", "3e-3"]}),
     (["a.b:x", "a.c:1,2"], {"a.b": ["x"], "a.c": ["1", "2"]}),
-    (["model.pooling:('mean',),('max','mean')"],
-     {"model.pooling": ["('mean',)", "('max','mean')"]}),
-    (["loss.losses:'ListMLELoss:1,MSE:0.02',MSE:1"],
-     {"loss.losses": ["'ListMLELoss:1,MSE:0.02'", "MSE:1"]})])
+    (
+      ["model.pooling:('mean',),('max','mean')"],
+      {"model.pooling": ["('mean',)", "('max','mean')"]},
+    ),
+    (
+      ["loss.losses:'ListMLELoss:1,MSE:0.02',MSE:1"],
+      {"loss.losses": ["'ListMLELoss:1,MSE:0.02'", "MSE:1"]},
+    ),
+  ],
+)
 def test_a_grid_is_fields_with_values(texts, expected):
   assert sweep.grid_of(texts) == expected
 
@@ -44,10 +52,14 @@ def test_every_point_is_run_with_every_seed():
   grid = {"optimizer.learning_rate": ["1e-3", "3e-3"], "model.hidden_dim": ["8"]}
   found = sweep.runs_of(["run"], "out", grid, range(2))
   assert [run.name for run in found] == [
-      f"learning_rate={rate},hidden_dim=8/seed_{seed}" for rate in ("1e-3", "3e-3")
-      for seed in (0, 1)]
-  assert found[1].command == ("run", "--config.optimizer.learning_rate=1e-3",
-                              "--config.model.hidden_dim=8", "--config.seed=1")
+    f"learning_rate={rate},hidden_dim=8/seed_{seed}" for rate in ("1e-3", "3e-3") for seed in (0, 1)
+  ]
+  assert found[1].command == (
+    "run",
+    "--config.optimizer.learning_rate=1e-3",
+    "--config.model.hidden_dim=8",
+    "--config.seed=1",
+  )
   assert [run.seed for run in found] == [0, 1, 0, 1]
 
 
@@ -56,9 +68,15 @@ def test_values_that_make_one_folder_are_refused():
     sweep.runs_of(["run"], "out", {"x": ["(1)", "[1]"]}, [0])
 
 
-@pytest.mark.parametrize("options, expected", [
-    ({}, True), (dict(ended="early stopping: opa did not improve in 3 epochs"), True),
-    (dict(ended="asked to stop (SIGTERM)"), False), (dict(validation=False), False)])
+@pytest.mark.parametrize(
+  "options, expected",
+  [
+    ({}, True),
+    (dict(ended="early stopping: opa did not improve in 3 epochs"), True),
+    (dict(ended="asked to stop (SIGTERM)"), False),
+    (dict(validation=False), False),
+  ],
+)
 def test_a_run_is_done_when_it_ended_by_itself_and_was_judged(tmp_path, options, expected):
   run = a_run(tmp_path)
   assert not run.is_done
@@ -93,9 +111,16 @@ def test_there_is_a_row_for_every_run(tmp_path):
   sweep._write_rows(runs, str(tmp_path))
   with (tmp_path / "runs.csv").open(newline="") as file:
     first, second = csv.DictReader(file)
-  assert first == {"run": "learning_rate=1/seed_0", "optimizer.learning_rate": "1", "seed": "0",
-                   "state": "done", "step": "12", "seconds": "2.5", "opa_pooled": "0.75",
-                   "kendaltau_mean": "0.5"}
+  assert first == {
+    "run": "learning_rate=1/seed_0",
+    "optimizer.learning_rate": "1",
+    "seed": "0",
+    "state": "done",
+    "step": "12",
+    "seconds": "2.5",
+    "opa_pooled": "0.75",
+    "kendaltau_mean": "0.5",
+  }
   assert second["state"] == "not begun" and second["opa_pooled"] == ""
 
 
@@ -109,12 +134,16 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path):
 ARGUMENTS = ["--config=tile.py:ci", "--out=OUT"]
 
 
-@pytest.mark.parametrize("more, complaint", [
+@pytest.mark.parametrize(
+  "more, complaint",
+  [
     (["--grid=optimizer.rate:1"], "'optimizer.rate', and the config has no such field"),
     (["--grid=optimizer.learning_rat:1"], "did you mean optimizer.learning_rate? --print_config"),
     (["--grid=x"], "expected FIELD:VALUE"),
     (["--config=recommended"], "--config=recommended, expected FILE.py:VARIANT such as tile.py:"),
-    (["--config=nope.py"], "there is no config file nope.py")])
+    (["--config=nope.py"], "there is no config file nope.py"),
+  ],
+)
 def test_mistakes_take_one_line(more, complaint, tmp_path, capsys):
   arguments = [part.replace("OUT", str(tmp_path / "out")) for part in ARGUMENTS]
   assert sweep.main([*arguments, *more]) == 2
@@ -123,9 +152,15 @@ def test_mistakes_take_one_line(more, complaint, tmp_path, capsys):
   assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("more, complaint", [
-    (["--seds=3"], "unknown argument --seds=3"), (["--config.x"], "unknown argument --config.x"),
-    (["--seeds=0"], "--seeds=0, expected at least 1"), (["--jobs=-1"], "expected at least 1")])
+@pytest.mark.parametrize(
+  "more, complaint",
+  [
+    (["--seds=3"], "unknown argument --seds=3"),
+    (["--config.x"], "unknown argument --config.x"),
+    (["--seeds=0"], "--seeds=0, expected at least 1"),
+    (["--jobs=-1"], "expected at least 1"),
+  ],
+)
 def test_unknown_arguments_are_refused(more, complaint, capsys):
   with pytest.raises(SystemExit):
     sweep.main([*ARGUMENTS, *more])
@@ -192,14 +227,18 @@ def wait_for(*paths):
   raise AssertionError(f"{paths} did not come")
 
 
-@pytest.mark.parametrize("processes, number", [
-    (1, signal.SIGTERM), (1, signal.SIGKILL), (2, signal.SIGTERM)])
+@pytest.mark.parametrize(
+  "processes, number", [(1, signal.SIGTERM), (1, signal.SIGKILL), (2, signal.SIGTERM)]
+)
 def test_runs_are_saved_and_end_with_their_sweep(tmp_path, processes, number):
   script = tmp_path / "sweeping.py"
   script.write_text(SWEEP)
   process = subprocess.Popen(
-      [sys.executable, script, tmp_path, RUN, str(processes)], stdout=subprocess.DEVNULL,
-      stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    [sys.executable, script, tmp_path, RUN, str(processes)],
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+    env=os.environ | {"PYTHONPATH": os.getcwd()},
+  )
   folders = [tmp_path / name for name in ("one", "two")[:processes]]
   wait_for(*(folder / "begun" for folder in folders))
   process.send_signal(number)
@@ -233,6 +272,7 @@ def test_a_run_ends_where_its_sweep_has_ended_before_it_began(tmp_path):
   ended = subprocess.Popen(["true"])
   ended.wait()
   process = subprocess.Popen(
-      [sys.executable, "-c", RUN, f"--workdir={tmp_path}"],
-      env=os.environ | {jobs.PARENT: str(ended.pid)})
+    [sys.executable, "-c", RUN, f"--workdir={tmp_path}"],
+    env=os.environ | {jobs.PARENT: str(ended.pid)},
+  )
   assert process.wait(30) == 0 and (tmp_path / "saved").exists()

@@ -25,29 +25,43 @@ FOLDERS = ("also/layout_nlp_default", "also/layout_xla_default")
 @pytest.fixture(scope="module")
 def data_root(tmp_path_factory):
   return synthetic.generate(
-      tmp_path_factory.mktemp("data"), collections=NAMES, limit=4, progress=False)
+    tmp_path_factory.mktemp("data"), collections=NAMES, limit=4, progress=False
+  )
 
 
 def job_of(data_root, store, variant="preset=fifth_all,ci", **fields):
-  return job_lib.Job.of(parts.config_of("layout", variant, **{
-      "data_root": str(data_root), "data.store_dir": str(store), "data.also": ALSO} | fields))
+  return job_lib.Job.of(
+    parts.config_of(
+      "layout",
+      variant,
+      **{"data_root": str(data_root), "data.store_dir": str(store), "data.also": ALSO} | fields,
+    )
+  )
 
 
 def train_graphs(job):
-  return {data.collection.name: data.load(job.config.data_root, "train")
-          for data in (job.data, *job.also)}
+  return {
+    data.collection.name: data.load(job.config.data_root, "train") for data in (job.data, *job.also)
+  }
 
 
 def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations(
-    data_root, tmp_path):
+  data_root, tmp_path
+):
   job = job_of(data_root, tmp_path / "store", **{"batch.slates_per_epoch": 200})
   prepared, _ = job_lib.load_graphs(job, tmp_path, resume=False)
   counts = [len(graph.configs) for graphs in train_graphs(job).values() for graph in graphs]
   assert [len(graph.configs) for graph in prepared] == counts
   plan = training.plan_of(job.config, job.ranker.family, prepared, job.data.targets, epochs=1)
-  drawn = collections.Counter(itertools.chain(*(
-      graphs.tolist() for step in range(plan.steps_per_epoch)
-      for graphs in plan.graphs_of_step(step))))
+  drawn = collections.Counter(
+    itertools.chain(
+      *(
+        graphs.tolist()
+        for step in range(plan.steps_per_epoch)
+        for graphs in plan.graphs_of_step(step)
+      )
+    )
+  )
   share = np.sqrt(counts) / np.sqrt(counts).sum() * sum(drawn.values())
   assert all(abs(drawn[number] - expected) <= 1 for number, expected in enumerate(share))
 
@@ -60,8 +74,11 @@ def test_transforms_are_fitted_on_all_collections_together(variant, data_root, t
   alone = job_of(data_root, tmp_path / "store", variant, **{"data.also": ()})
   alone.fit(graphs)
   for name, transform in alone.ranker.transforms.items():
-    jax.tree.map(np.testing.assert_array_equal, transform.to_dict(),
-                 features.load(tmp_path / "features.json")[name].to_dict())
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      transform.to_dict(),
+      features.load(tmp_path / "features.json")[name].to_dict(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +86,27 @@ def ran(data_root, tmp_path_factory):
   """A run, and one that was stopped and resumed."""
   folder = tmp_path_factory.mktemp("runs")
   command = lambda name, *flags, **more: commands.Run(
-      ["run_layout.py", "--config=configs/layout.py:preset=fifth_all,ci",
-       f"--data_root={data_root}", f"--config.data.also={ALSO}",
-       f"--config.data.store_dir={folder / 'store'}", "--config.train.log_every_steps=1",
-       f"--workdir={folder / name}", *flags], **more)
-  ended = commands.run_all([
-      command("whole"), command("stopped", stop_at_step=3), command("stopped", "--resume"),
-      command("whole", "--mode=evaluate")], home=folder / "home")
+    [
+      "run_layout.py",
+      "--config=configs/layout.py:preset=fifth_all,ci",
+      f"--data_root={data_root}",
+      f"--config.data.also={ALSO}",
+      f"--config.data.store_dir={folder / 'store'}",
+      "--config.train.log_every_steps=1",
+      f"--workdir={folder / name}",
+      *flags,
+    ],
+    **more,
+  )
+  ended = commands.run_all(
+    [
+      command("whole"),
+      command("stopped", stop_at_step=3),
+      command("stopped", "--resume"),
+      command("whole", "--mode=evaluate"),
+    ],
+    home=folder / "home",
+  )
   assert [end.code for end in ended] == [0, 143, 0, 0], [end.err for end in ended]
   return folder, ended
 
@@ -99,7 +130,10 @@ def test_every_collection_is_judged_and_ranked(ran, data_root):
 
 def test_a_run_that_goes_on_ends_like_one_that_was_never_stopped(ran):
   folder, _ = ran
-  names = ["model.npz", "features.json", *(
-      f"{place}/{file}" for place in (".", *FOLDERS) for file in ("results.csv", "validation.csv"))]
+  names = [
+    "model.npz",
+    "features.json",
+    *(f"{place}/{file}" for place in (".", *FOLDERS) for file in ("results.csv", "validation.csv")),
+  ]
   for name in names:
     assert (folder / "stopped" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name

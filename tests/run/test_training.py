@@ -12,33 +12,65 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.run import training
 
 COLLECTIONS = {"layout": "layout:xla:random", "tile": "tile:xla"}
-SMALL = {"model.hidden_dim": 8, "model.num_gnns": 1, "train.epochs": 2, "batch.graphs": 4,
-         "batch.slates_per_epoch": 16, "train.log_every_steps": 1, "model.op_embed_dim": 4}
-TOGETHER = {"optimizer.average_window": (0.5, 1.0), "loss.score_norm_clip": 50.0,
-            "batch.sampling": "uniform_replacement"}
+SMALL = {
+  "model.hidden_dim": 8,
+  "model.num_gnns": 1,
+  "train.epochs": 2,
+  "batch.graphs": 4,
+  "batch.slates_per_epoch": 16,
+  "train.log_every_steps": 1,
+  "model.op_embed_dim": 4,
+}
+TOGETHER = {
+  "optimizer.average_window": (0.5, 1.0),
+  "loss.score_norm_clip": 50.0,
+  "batch.sampling": "uniform_replacement",
+}
 CASES = {
-    "layout": ("xla-random,full,ci", {
-        "batch.configs": 8, "data.graph_reduction": "config_neighborhood",
-        "data.virtual_node": "output",
-        "data.features": ("released", "operand_shapes", "tile_modulo"),
-        "data.feature_transform": "operand_shapes=log_offset(3),tile_modulo=varying,*=minmax",
-        "batch.graph_sampling": "sqrt",
-        "loss.losses": "RankHingeLoss:0.5,CrossHingeLoss:0.5",
-        "loss.pair_reduction": "mean_valid"}),
-    "tables": ("xla-random,tables,ci", {
-        "batch.configs": 64, "data.graph_reduction": "config_neighborhood",
-        "data.virtual_node": "cluster", "data.cluster_nodes": 20, "loss.margin": 0.02,
-        "loss.losses": "DiffMatLoss:1,CrossHingeLoss:1,ListMLELoss:1"}),
-    "tile": ("ci", {
-        "batch.configs": 6, "data.virtual_node": "cluster", "data.cluster_nodes": 5,
-        "batch.graph_sampling": "proportional", "loss.temperature": 1.0,
-        "loss.losses": "DiffMatLoss:1,MAPE:1", "optimizer.learning_rate": 0.01})}
+  "layout": (
+    "xla-random,full,ci",
+    {
+      "batch.configs": 8,
+      "data.graph_reduction": "config_neighborhood",
+      "data.virtual_node": "output",
+      "data.features": ("released", "operand_shapes", "tile_modulo"),
+      "data.feature_transform": "operand_shapes=log_offset(3),tile_modulo=varying,*=minmax",
+      "batch.graph_sampling": "sqrt",
+      "loss.losses": "RankHingeLoss:0.5,CrossHingeLoss:0.5",
+      "loss.pair_reduction": "mean_valid",
+    },
+  ),
+  "tables": (
+    "xla-random,tables,ci",
+    {
+      "batch.configs": 64,
+      "data.graph_reduction": "config_neighborhood",
+      "data.virtual_node": "cluster",
+      "data.cluster_nodes": 20,
+      "loss.margin": 0.02,
+      "loss.losses": "DiffMatLoss:1,CrossHingeLoss:1,ListMLELoss:1",
+    },
+  ),
+  "tile": (
+    "ci",
+    {
+      "batch.configs": 6,
+      "data.virtual_node": "cluster",
+      "data.cluster_nodes": 5,
+      "batch.graph_sampling": "proportional",
+      "loss.temperature": 1.0,
+      "loss.losses": "DiffMatLoss:1,MAPE:1",
+      "optimizer.learning_rate": 0.01,
+    },
+  ),
+}
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-  return synthetic.generate(tmp_path_factory.mktemp("data"), collections=COLLECTIONS.values(),
-                            limit=6, progress=False)
+  return synthetic.generate(
+    tmp_path_factory.mktemp("data"), collections=COLLECTIONS.values(), limit=6, progress=False
+  )
 
 
 @pytest.mark.parametrize("name", CASES)

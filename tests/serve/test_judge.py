@@ -16,12 +16,21 @@ from tpugraphs_jax.serve import judge
 
 def test_a_random_order_stands_beside_the_ranker():
   random = judge.random_order([np.array([10, 30])], (1, 5, 10))
-  assert random == {"opa": 0.5, "kendaltau": 0.0, "slowdown1": 1.0, "slowdown5": 0.0,
-                    "slowdown10": 0.0}
+  assert random == {
+    "opa": 0.5,
+    "kendaltau": 0.0,
+    "slowdown1": 1.0,
+    "slowdown5": 0.0,
+    "slowdown10": 0.0,
+  }
   rows = [{"graph": "a_1", "configs": 2, "slowdown1": 0.25, "slowdown5": 0.0}]
   first, second, protocol, *_ = judge.summary(
-      Collection("tile:xla"), rows, {"opa": 0.75, "slowdown1": 0.25}, random=random,
-      configurations="a seeded 2 of each graph").splitlines()
+    Collection("tile:xla"),
+    rows,
+    {"opa": 0.75, "slowdown1": 0.25},
+    random=random,
+    configurations="a seeded 2 of each graph",
+  ).splitlines()
   assert first == "tile:xla: 1 graphs  opa_pooled 0.7500  slowdown1_mean 0.2500"
   assert second.split()[-4:] == ["opa_pooled", "0.5000", "slowdown1_mean", "1.0000"]
   assert second.index("opa") >= len("  a random order:  ")
@@ -31,11 +40,16 @@ def test_a_random_order_stands_beside_the_ranker():
 def test_kernels_are_judged_by_runtime_over_normalizer_and_programs_by_runtime():
   rng = np.random.default_rng(0)
   kernel = random_graphs.tile_graph(rng, nodes=3, edges=2, configs=3, name="a_1")
-  kernel = dataclasses.replace(kernel, configs=dataclasses.replace(
-      kernel.configs, runtime_ns=np.array([300, 200, 100]), normalizer_ns=np.array([10, 10, 2])))
+  kernel = dataclasses.replace(
+    kernel,
+    configs=dataclasses.replace(
+      kernel.configs, runtime_ns=np.array([300, 200, 100]), normalizer_ns=np.array([10, 10, 2])
+    ),
+  )
   program = random_graphs.layout_graph(rng, nodes=3, edges=2, config_nodes=[1], configs=3)
-  program = dataclasses.replace(program, configs=dataclasses.replace(
-      program.configs, runtime_ns=np.array([300, 200, 100])))
+  program = dataclasses.replace(
+    program, configs=dataclasses.replace(program.configs, runtime_ns=np.array([300, 200, 100]))
+  )
   ids, scores = np.arange(3), np.float32([2, 1, 3])  # the order of 30, 20 and 50
   for graph, opa, slowdown in ((kernel, 1.0, 0.0), (program, 1 / 3, 1.0)):
     prepared = batching.prepare(graph, graph.node_feat)
@@ -44,8 +58,9 @@ def test_kernels_are_judged_by_runtime_over_normalizer_and_programs_by_runtime()
     ((row,), means) = judge.judge([judged], (1,))
     assert row["opa"] == means["opa"] == pytest.approx(opa)
     assert row["slowdown1"] == pytest.approx(slowdown)
-  ((row,)) = judge.program_rows(judge.with_labels(
-      [batching.prepare(kernel, kernel.node_feat)], [ids], [scores]))
+  ((row,)) = judge.program_rows(
+    judge.with_labels([batching.prepare(kernel, kernel.node_feat)], [ids], [scores])
+  )
   assert row["kendaltau"] == 1 and row["tile_size_ape"] == 100  # 200 ns chosen, 100 ns the best
 
 
@@ -60,9 +75,11 @@ def test_no_slowdown_is_shown_for_more_configurations_than_there_are(configs, sh
 
 def test_scores_are_saved_beside_runtimes(tmp_path):
   given = [
-      judge.GraphScores("b", 3, np.array([2, 0]), np.float32([0.5, 0.25]), np.array([30, 10]),
-                   np.array([1.5, 0.1])),
-      judge.GraphScores("a", 4, np.array([1]), np.float32([1.5]), np.array([7]), np.array([3.5]))]
+    judge.GraphScores(
+      "b", 3, np.array([2, 0]), np.float32([0.5, 0.25]), np.array([30, 10]), np.array([1.5, 0.1])
+    ),
+    judge.GraphScores("a", 4, np.array([1]), np.float32([1.5]), np.array([7]), np.array([3.5])),
+  ]
   judge.write_scores(tmp_path / "s.npz", given)
   with np.load(tmp_path / "s.npz") as file:
     assert file["graphs"].tolist() == ["b", "a"] and file["sizes"].tolist() == [2, 1]
@@ -77,13 +94,18 @@ def test_scores_are_saved_beside_runtimes(tmp_path):
 def test_csv_files_hold_six_digits_and_are_replaced_whole(tmp_path):
   path = tmp_path / "validation.csv"
   path.write_text("old")
-  rows = [{"graph": "a,b", "nodes": 1234567, "opa": 2 / 3, "tau": math.nan},
-          {"graph": "c", "nodes": 0, "opa": 1e-9, "tau": -1.0}]
+  rows = [
+    {"graph": "a,b", "nodes": 1234567, "opa": 2 / 3, "tau": math.nan},
+    {"graph": "c", "nodes": 0, "opa": 1e-9, "tau": -1.0},
+  ]
   judge.write_csv(path, rows)
   with path.open(newline="") as file:
     found = list(csv.reader(file))
-  assert found == [["graph", "nodes", "opa", "tau"], ["a,b", "1234567", "0.666667", "nan"],
-                   ["c", "0", "1e-09", "-1"]]
+  assert found == [
+    ["graph", "nodes", "opa", "tau"],
+    ["a,b", "1234567", "0.666667", "nan"],
+    ["c", "0", "1e-09", "-1"],
+  ]
 
   def failing():
     yield rows[0]
@@ -98,8 +120,10 @@ def test_csv_files_hold_six_digits_and_are_replaced_whole(tmp_path):
 
 
 def test_means_leave_out_nan():
-  rows = [{"graph": "a", "nodes": 2, "opa": 0.5, "tau": math.nan},
-          {"graph": "b", "nodes": 4, "opa": 1.0, "tau": math.nan}]
+  rows = [
+    {"graph": "a", "nodes": 2, "opa": 0.5, "tau": math.nan},
+    {"graph": "b", "nodes": 4, "opa": 1.0, "tau": math.nan},
+  ]
   means = judge.mean_row(rows)
   assert means.keys() == {"opa", "tau"} and means["opa"] == 0.75 and math.isnan(means["tau"])
   rows[0]["tau"] = -0.25
@@ -107,8 +131,14 @@ def test_means_leave_out_nan():
   assert judge.mean_row([]) == {}
 
 
-@pytest.mark.parametrize("scores, expected", [
-    ([0, 0, 0, 0, 0, 1], True), ([3, 0, 0, 0, 0, 1, 0], True), ([0, 0, 0, 0, 1, 1], False),
-    ([0] * 5, False)])
+@pytest.mark.parametrize(
+  "scores, expected",
+  [
+    ([0, 0, 0, 0, 0, 1], True),
+    ([3, 0, 0, 0, 0, 1, 0], True),
+    ([0, 0, 0, 0, 1, 1], False),
+    ([0] * 5, False),
+  ],
+)
 def test_a_ranking_is_tied_where_the_five_best_are_equal(scores, expected):
   assert judge.is_tied(np.float32(scores)) == expected

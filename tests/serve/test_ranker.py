@@ -69,7 +69,8 @@ def test_equal_configurations_stay_in_file_order(jobs, kind, caplog):
   """Also across chunks: a score does not depend on the place of its configuration."""
   graph = graph_of(kind)
   order, scores = tpugraphs_jax.rank(
-      jobs.workdir(f"{kind}_whole"), with_configs(graph, np.full(230, 3)))
+    jobs.workdir(f"{kind}_whole"), with_configs(graph, np.full(230, 3))
+  )
   assert len(np.unique(scores)) == 1
   np.testing.assert_array_equal(order, np.arange(230))
   assert "equal scores" in caplog.text
@@ -99,9 +100,12 @@ def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
 
 def test_a_program_from_another_stage_is_warned_of_once(caplog):
   graph = dataclasses.replace(
-      tpugraphs_jax.read_layout(
-          commands.ROOT / "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz"),
-      stage="as jax lowers it", name="of_another_stage")
+    tpugraphs_jax.read_layout(
+      commands.ROOT / "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz"
+    ),
+    stage="as jax lowers it",
+    name="of_another_stage",
+  )
   for _ in range(2):
     tpugraphs_jax.rank("layout-v3-estimate", graph)
   assert caplog.text.count("less reliable") == 1
@@ -138,9 +142,16 @@ def load(jobs, changes):
   return Ranker.load(jobs.workdir("tile_whole"), config.to_dict()).params
 
 
-@pytest.mark.parametrize("field, value", [
-    ("model.hidden_dim", 16), ("model.name", "LateJoinSAGE"), ("data.pad_value", -1),
-    ("loss.temperature", 2.0), ("seed", 7)])
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    ("model.hidden_dim", 16),
+    ("model.name", "LateJoinSAGE"),
+    ("data.pad_value", -1),
+    ("loss.temperature", 2.0),
+    ("seed", 7),
+  ],
+)
 def test_a_checkpoint_of_another_config_is_refused(jobs, field, value):
   with pytest.raises(ValueError, match=field):
     load(jobs, {field: value})
@@ -155,23 +166,45 @@ def test_a_model_file_of_another_config_is_refused(jobs, tmp_path):
 
 
 def test_what_a_model_does_not_depend_on_may_change(jobs):
-  free = {"eval.configs": 7, "eval.graphs": 2, "train.epochs": 50, "data.skip_bad_files": True,
-          "batch.config_chunk": 3,
-          "data.loader_threads": 2, "data_root": "/elsewhere", "profile_steps": "1:2"}
+  free = {
+    "eval.configs": 7,
+    "eval.graphs": 2,
+    "train.epochs": 50,
+    "data.skip_bad_files": True,
+    "batch.config_chunk": 3,
+    "data.loader_threads": 2,
+    "data_root": "/elsewhere",
+    "profile_steps": "1:2",
+  }
   expected, found = load(jobs, {}), load(jobs, free)
-  np.testing.assert_array_equal(found["op_embedding"]["table"]["embedding"],
-                                expected["op_embedding"]["table"]["embedding"])
+  np.testing.assert_array_equal(
+    found["op_embedding"]["table"]["embedding"], expected["op_embedding"]["table"]["embedding"]
+  )
 
 
 def made(**changes):
   transform = features.Transform(
-      np.array([0, 2]), np.array([False, True]), np.zeros(2, np.float32), np.ones(2, np.float32))
-  params = {"head": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)},
-            "scale": np.float32(0.5)}
-  return dataclasses.replace(model_file.Artefact(
-      {"task": "layout", "data": {}, "model": {"pooling": ("mean", "max")}, "extensions": (),
-       "seed": 3}, {"config": transform}, params,
-      {"step": 7}), **changes)
+    np.array([0, 2]), np.array([False, True]), np.zeros(2, np.float32), np.ones(2, np.float32)
+  )
+  params = {
+    "head": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)},
+    "scale": np.float32(0.5),
+  }
+  return dataclasses.replace(
+    model_file.Artefact(
+      {
+        "task": "layout",
+        "data": {},
+        "model": {"pooling": ("mean", "max")},
+        "extensions": (),
+        "seed": 3,
+      },
+      {"config": transform},
+      params,
+      {"step": 7},
+    ),
+    **changes,
+  )
 
 
 def test_saving_and_loading_is_exact(tmp_path):
@@ -183,7 +216,8 @@ def test_saving_and_loading_is_exact(tmp_path):
   assert found.params["scale"] == np.float32(0.5)
   for field in ("kept", "log", "offset", "scale"):
     np.testing.assert_array_equal(
-        getattr(found.transforms["config"], field), getattr(expected.transforms["config"], field))
+      getattr(found.transforms["config"], field), getattr(expected.transforms["config"], field)
+    )
   assert [path.name for path in tmp_path.iterdir()] == [model_file.MODEL_FILE]
 
 
@@ -211,10 +245,17 @@ def without(field):
   return lambda arrays, card: card.pop(field)
 
 
-@pytest.mark.parametrize("change, complaint", [
-    (add_one, "checksum"), (newer, "--upgrade"),
-    *((without(field), "damaged") for field in ("format", "config", "transforms", "about",
-                                                "checksum"))])
+@pytest.mark.parametrize(
+  "change, complaint",
+  [
+    (add_one, "checksum"),
+    (newer, "--upgrade"),
+    *(
+      (without(field), "damaged")
+      for field in ("format", "config", "transforms", "about", "checksum")
+    ),
+  ],
+)
 def test_a_changed_file_is_refused_in_one_line(change, complaint, tmp_path):
   path = tmp_path / model_file.MODEL_FILE
   model_file.write(path, made())
@@ -282,8 +323,11 @@ def test_a_charge_is_the_score_change_of_one_exchanged_choice(kind, jobs):
       feat[0, row.choice[0]] = row.instead[1]
       assert feat[0, row.choice[0]] == graph.configs.config_feat[best, row.choice[0]]
       configs = dataclasses.replace(
-          graph.configs, config_feat=feat, runtime_ns=np.zeros(1, np.int64),
-          normalizer_ns=np.ones(1, np.int64))
+        graph.configs,
+        config_feat=feat,
+        runtime_ns=np.zeros(1, np.int64),
+        normalizer_ns=np.ones(1, np.int64),
+      )
     else:
       decoded = graph.configs.decode(np.array([worst, best]))
       places = [list(graph.config_node).index(node) for node in row.places]
@@ -303,15 +347,25 @@ _OWN = commands.ROOT / "data" / "own" / "npz"
 def _held_out(ranker):
   """Programs of families that the model was not trained on."""
   folder = _OWN.joinpath(*ranker.collection.name.split(":"))
-  return [npz.read_layout(path) for split in ("valid", "test")
-          for path in sorted((folder / split).glob("*.npz"))]
+  return [
+    npz.read_layout(path)
+    for split in ("valid", "test")
+    for path in sorted((folder / split).glob("*.npz"))
+  ]
 
 
-@pytest.mark.parametrize("name, program, scores", [
+@pytest.mark.parametrize(
+  "name, program, scores",
+  [
     ("layout-cpu-measured", "programs_cpu/test/experts_layer", [-0.586278, 2.606984, 2.249229]),
-    ("layout-cpu-measured", "programs_cpu/test/state_space_selective",
-     [-0.538907, 0.755371, 0.552648]),
-    ("layout-v3-estimate", "outputs/test/generated_test_decoder_0", [0.0, 0.0, 0.020618])])
+    (
+      "layout-cpu-measured",
+      "programs_cpu/test/state_space_selective",
+      [-0.538907, 0.755371, 0.552648],
+    ),
+    ("layout-v3-estimate", "outputs/test/generated_test_decoder_0", [0.0, 0.0, 0.020618]),
+  ],
+)
 def test_shipped_models_give_their_recorded_scores(name, program, scores):
   graph = npz.read_layout(_OWN / "layout" / "own" / f"{program}.npz")
   np.testing.assert_allclose(tpugraphs_jax.rank(name, graph)[1][:3], scores, rtol=1e-4, atol=2e-6)
@@ -328,8 +382,10 @@ def test_something_else_than_a_model_is_refused_with_its_type():
 def test_shipped_models_order_programs_of_other_families_better_than_chance(name):
   ranker = tpugraphs_jax.load(name)
   graphs = _held_out(ranker)
-  found = [metrics.kendall_tau(scores, graph.configs.runtime_ns)
-           for graph, scores in zip(graphs, ranker.scores(graphs))]
+  found = [
+    metrics.kendall_tau(scores, graph.configs.runtime_ns)
+    for graph, scores in zip(graphs, ranker.scores(graphs))
+  ]
   assert len(found) >= 5
   assert np.mean(found) > 2 * np.std(found) / np.sqrt(len(found))
 
@@ -353,7 +409,8 @@ def test_a_name_is_a_model_that_ships_unless_something_is_there(tmp_path, monkey
 
 
 def test_a_checkpoint_that_a_run_replaces_while_it_is_read_is_read_again(
-    jobs, tmp_path, monkeypatch):
+  jobs, tmp_path, monkeypatch
+):
   folder = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "run")
   expected = model_file.read(folder)
   read_notes, told = checkpoint.Checkpoints._read_notes, []

@@ -83,8 +83,12 @@ class Ended(NamedTuple):
 
 def run_all(runs: Sequence[Run], *, home: Path) -> list[Ended]:
   """Runs commands, one after the other, with `home` as their home; without `page` no page."""
-  return [run(each._replace(arguments=[*each.arguments, *([] if each.page else ["--noreport"])]),
-              home=home) for each in runs]
+  return [
+    run(
+      each._replace(arguments=[*each.arguments, *([] if each.page else ["--noreport"])]), home=home
+    )
+    for each in runs
+  ]
 
 
 @functools.cache
@@ -92,13 +96,26 @@ def server() -> ForkServerContext:
   """A context whose processes are forks of one process, which has imported everything."""
   context = multiprocessing.get_context("forkserver")
   context.set_forkserver_preload(
-      ["__main__", "grain.experimental", "tpugraphs_jax.configs.base",
-       "tpugraphs_jax.report.figures", "tpugraphs_jax.run.launch"])
-  with mock.patch.dict(os.environ, {
-      "JAX_PLATFORMS": "cpu", "JAX_NUMPY_RANK_PROMOTION": "raise", "NPROC": "16",
-      "MPLBACKEND": "agg", "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1",
+    [
+      "__main__",
+      "grain.experimental",
+      "tpugraphs_jax.configs.base",
+      "tpugraphs_jax.report.figures",
+      "tpugraphs_jax.run.launch",
+    ]
+  )
+  with mock.patch.dict(
+    os.environ,
+    {
+      "JAX_PLATFORMS": "cpu",
+      "JAX_NUMPY_RANK_PROMOTION": "raise",
+      "NPROC": "16",
+      "MPLBACKEND": "agg",
+      "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1",
       "JAX_COMPILATION_CACHE_DIR": os.environ[COMPILED],
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}):
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    },
+  ):
     forkserver.ensure_running()
   return context
 
@@ -111,11 +128,15 @@ def run(command: Run, *, home: Path) -> Ended:
     for file, size in (("out", 0), ("err", 0), ("operations", 8)):
       (folder / file).write_bytes(bytes(size))
     process = server().Process(
-        target=_run_in_fork, args=(command._replace(arguments=arguments), str(home), folder))
+      target=_run_in_fork, args=(command._replace(arguments=arguments), str(home), folder)
+    )
     process.start()
     process.join()
-    return Ended(process.exitcode, *((folder / file).read_text() for file in ("out", "err")),
-                 int.from_bytes((folder / "operations").read_bytes(), "little"))
+    return Ended(
+      process.exitcode,
+      *((folder / file).read_text() for file in ("out", "err")),
+      int.from_bytes((folder / "operations").read_bytes(), "little"),
+    )
 
 
 def wait_until(is_so: Callable[[], object]) -> None:

@@ -31,7 +31,8 @@ def assert_trees_close(actual, expected, tolerance: float = 1e-5, *, sums: str =
     name = jax.tree_util.keystr(path)
     least = 0.5 if sums and sums in name else 0.1
     np.testing.assert_allclose(
-        a, b, rtol=tolerance, atol=tolerance * max(np.abs(b).max(), least), err_msg=name)
+      a, b, rtol=tolerance, atol=tolerance * max(np.abs(b).max(), least), err_msg=name
+    )
 
   jax.tree_util.tree_map_with_path(close, actual, expected)
 

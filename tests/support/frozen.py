@@ -45,8 +45,10 @@ class Frozen:
     self.batch = _batch(settings["kind"], _under(arrays, settings["kind"]), self.network.hops)
     shapes = settings["parameters"]
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
-    flat = {path: value.reshape(shapes[path])
-            for path, value in zip(shapes, np.split(own["parameters"], ends), strict=True)}
+    flat = {
+      path: value.reshape(shapes[path])
+      for path, value in zip(shapes, np.split(own["parameters"], ends), strict=True)
+    }
     self.params = traverse_util.unflatten_dict(flat, sep="/")
     self.scores, self.weights = own["scores"], own["weights"]
     self.gradient_norms = dict(zip(shapes, own["gradient_norms"], strict=True))
@@ -66,9 +68,12 @@ class Frozen:
     grads, scores = run(self.params)
     largest = np.abs(self.scores[mask]).max()
     np.testing.assert_allclose(
-        np.asarray(scores)[mask], self.scores[mask], rtol=0, atol=1e-5 * largest)
-    norms = {path: float(np.linalg.norm(value))
-             for path, value in traverse_util.flatten_dict(grads, sep="/").items()}
+      np.asarray(scores)[mask], self.scores[mask], rtol=0, atol=1e-5 * largest
+    )
+    norms = {
+      path: float(np.linalg.norm(value))
+      for path, value in traverse_util.flatten_dict(grads, sep="/").items()
+    }
     assert set(norms) == set(self.gradient_norms)
     least = 1e-5 * max(self.gradient_norms.values())  # sums that cancel
     for path, norm in self.gradient_norms.items():
@@ -76,8 +81,11 @@ class Frozen:
 
 
 def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-  return {key.removeprefix(f"{prefix}/"): value for key, value in arrays.items()
-          if key.startswith(f"{prefix}/")}
+  return {
+    key.removeprefix(f"{prefix}/"): value
+    for key, value in arrays.items()
+    if key.startswith(f"{prefix}/")
+  }
 
 
 def _batch(kind: str, arrays: Mapping[str, np.ndarray], hops: int) -> Any:
@@ -92,14 +100,24 @@ def _batch(kind: str, arrays: Mapping[str, np.ndarray], hops: int) -> Any:
     chosen = np.arange(min(CONFIGS, len(graph.configs)))
     slates.append(Slate(graph, chosen, np.zeros(len(chosen), np.float32), graph_id=number))
   assemble = batching.assemble_layout if kind == "layout" else batching.assemble_tile
-  return assemble(slates, budget, graphs=len(graphs) + 1, configs=CONFIGS,
-                  transform=lambda rows: rows.astype(np.float32))
+  return assemble(
+    slates,
+    budget,
+    graphs=len(graphs) + 1,
+    configs=CONFIGS,
+    transform=lambda rows: rows.astype(np.float32),
+  )
 
 
 def _graph(kind: str, name: str, arrays: dict[str, np.ndarray]) -> OpGraph:
   configs = (LayoutConfigs if kind == "layout" else TileConfigs)(**_under(arrays, "configs"))
   nodes = len(arrays["node_opcode"])
   return OpGraph(
-      name=name, node_feat=arrays["node_feat"], node_opcode=arrays["node_opcode"],
-      edge_index=arrays["edge_index"], node_splits=np.array([0, nodes]),
-      config_node=arrays["config_node"], configs=configs)
+    name=name,
+    node_feat=arrays["node_feat"],
+    node_opcode=arrays["node_opcode"],
+    edge_index=arrays["edge_index"],
+    node_splits=np.array([0, nodes]),
+    config_node=arrays["config_node"],
+    configs=configs,
+  )

@@ -31,10 +31,14 @@ def made_of(nodes: Sequence[Instruction], edges: Sequence[Sequence[int]]) -> OpG
     for column, value in values.items():
       feat[node, column] = value
   graph = random_graphs.layout_graph(
-      np.random.default_rng(0), nodes=len(nodes), edges=0, config_nodes=[0], configs=2)
+    np.random.default_rng(0), nodes=len(nodes), edges=0, config_nodes=[0], configs=2
+  )
   return dataclasses.replace(
-      graph, node_feat=feat, node_opcode=np.array([ids[name] for name, *_ in nodes], np.uint8),
-      edge_index=np.array(edges, np.int32))
+    graph,
+    node_feat=feat,
+    node_opcode=np.array([ids[name] for name, *_ in nodes], np.uint8),
+    edge_index=np.array(edges, np.int32),
+  )
 
 
 def whole_numbers(seed: int, nodes: int = 20, edges: int = 30) -> OpGraph:

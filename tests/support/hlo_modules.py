@@ -5,8 +5,13 @@ from tpugraphs_jax.hlo.proto import HloComputationProto, HloInstructionProto, Hl
 
 def instruction(opcode="add", id=1, operands=(), shape=(), callees=(), **fields):
   proto = HloInstructionProto(
-      name=f"{opcode}.{id}", opcode=opcode, id=id, operand_ids=operands,
-      called_computation_ids=callees, **fields)
+    name=f"{opcode}.{id}",
+    opcode=opcode,
+    id=id,
+    operand_ids=operands,
+    called_computation_ids=callees,
+    **fields,
+  )
   proto.shape.element_type = 11
   proto.shape.dimensions.extend(shape)
   return proto

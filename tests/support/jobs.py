@@ -19,11 +19,18 @@ import recorded
 
 from tpugraphs_jax import synthetic
 
-COMMANDS = {"tile": ("run_tile.py", "configs/tile.py:ci"),
-            "layout": ("run_layout.py", "configs/layout.py:xla-random,full,ci")}
+COMMANDS = {
+  "tile": ("run_tile.py", "configs/tile.py:ci"),
+  "layout": ("run_layout.py", "configs/layout.py:xla-random,full,ci"),
+}
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
-SMALL = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
-         "--config.train.log_every_steps=3", "--config.optimizer.learning_rate=0.03")
+SMALL = (
+  "--config.model.hidden_dim=8",
+  "--config.model.num_gnns=1",
+  "--config.train.epochs=3",
+  "--config.train.log_every_steps=3",
+  "--config.optimizer.learning_rate=0.03",
+)
 STOPPED_AT = 6  # in the middle of the second epoch of four steps
 
 
@@ -53,7 +60,8 @@ def all_jobs() -> Jobs:
 def _run_all(folder: Path) -> Jobs:
   """Runs tile and layout jobs side by side."""
   data_root = synthetic.generate(
-      folder / "synthetic", collections=COLLECTIONS.values(), progress=False)
+    folder / "synthetic", collections=COLLECTIONS.values(), progress=False
+  )
 
   def work(kind: str) -> dict[str, commands.Ended]:
     runs = _runs(kind, folder, data_root)
@@ -72,22 +80,31 @@ def _runs(kind: str, folder: Path, data_root: Path) -> dict[str, commands.Run]:
   script, config = COMMANDS[kind]
 
   def run(name, *flags, **options):
-    arguments = [script, f"--config={config}", *SMALL, f"--data_root={data_root}",
-                 f"--workdir={folder / name}", *flags]
+    arguments = [
+      script,
+      f"--config={config}",
+      *SMALL,
+      f"--data_root={data_root}",
+      f"--workdir={folder / name}",
+      *flags,
+    ]
     return commands.Run(arguments, **options)
 
   whole, stopped = f"{kind}_whole", f"{kind}_stopped"
   runs = {
-      whole: run(whole, page=True),
-      stopped: run(stopped, stop_at_step=STOPPED_AT),
-      f"{kind}_resumed": run(stopped, "--resume")}
+    whole: run(whole, page=True),
+    stopped: run(stopped, stop_at_step=STOPPED_AT),
+    f"{kind}_resumed": run(stopped, "--resume"),
+  }
   if kind == "tile":
     no_data = f"--workdir={folder / 'tile_no_data'}"
     runs["tile_two_devices"] = run("tile_two_devices", devices=2)
     runs["tile_no_data"] = commands.Run(
-        [script, f"--config={config}", *SMALL, no_data, "--synthetic"])
+      [script, f"--config={config}", *SMALL, no_data, "--synthetic"]
+    )
     runs["tile_later"] = commands.Run(
-        [script, "--mode=evaluate", no_data, "--config.eval.configs=16"])
+      [script, "--mode=evaluate", no_data, "--config.eval.configs=16"]
+    )
   return runs
 
 
@@ -95,7 +112,14 @@ def _real_runs(kind: str, folder: Path) -> dict[str, commands.Run]:
   name, script = f"{kind}_real", COMMANDS[kind][0]
   config = ["--config=configs/tile.py", "--config.train.epochs=2"]
   if kind == "layout":
-    config = ["--config=configs/layout.py:xla-default,full,ci", "--config.model.num_gnns=1",
-              f"--config.data.store_dir={folder / 'store'}", "--config.eval.max_configs=100"]
-  return {name: commands.Run(
-      [script, *config, f"--data_root={recorded.NPZ}", f"--workdir={folder / name}"])}
+    config = [
+      "--config=configs/layout.py:xla-default,full,ci",
+      "--config.model.num_gnns=1",
+      f"--config.data.store_dir={folder / 'store'}",
+      "--config.eval.max_configs=100",
+    ]
+  return {
+    name: commands.Run(
+      [script, *config, f"--data_root={recorded.NPZ}", f"--workdir={folder / name}"]
+    )
+  }

@@ -87,13 +87,16 @@ class Record:
     if isinstance(given, str):
       given = dict(re.findall(r"(\w+) (-?\d+)", given))
     number = lambda value: re.match(r"-?\d+\b", str(value))
-    return {name: int(number(value)[0]) if number(value) else value
-            for name, value in given.items()}
+    return {
+      name: int(number(value)[0]) if number(value) else value for name, value in given.items()
+    }
 
   def changes(self) -> dict[str, Any]:
     """The config fields that these flags change."""
-    flags, fields = self.flags, {
-        "batch.graphs": "batch", "batch.keep_nodes": "keep_nodes", "loss.losses": "losses"}
+    flags, fields = (
+      self.flags,
+      {"batch.graphs": "batch", "batch.keep_nodes": "keep_nodes", "loss.losses": "losses"},
+    )
     found = {field: flags[flag] for field, flag in fields.items() if flag in flags}
     configs = flags.get("configs", _CONFIGS[self.kind])
     found |= {"batch.configs": configs, "batch.min_configs": configs}
@@ -126,20 +129,32 @@ class Record:
   def steps(self) -> list[list[Slate]]:
     """The slates of every step."""
     if self.kind == "tile":
-      return [[Slate(str(name), *rest) for name, *rest in zip(*step)] for step in zip(
-          self["step_names"], self["step_ids"], self["step_labels"], strict=True)]
-    slates = [Slate(str(name), ids, labels, (int(block[0]), int(block[1])))
-              for name, ids, labels, block in zip(
-                  self["slate_names"], self["slate_ids"], self["slate_labels"],
-                  self["slate_blocks"], strict=True)]
+      return [
+        [Slate(str(name), *rest) for name, *rest in zip(*step)]
+        for step in zip(self["step_names"], self["step_ids"], self["step_labels"], strict=True)
+      ]
+    slates = [
+      Slate(str(name), ids, labels, (int(block[0]), int(block[1])))
+      for name, ids, labels, block in zip(
+        self["slate_names"],
+        self["slate_ids"],
+        self["slate_labels"],
+        self["slate_blocks"],
+        strict=True,
+      )
+    ]
     ends = np.cumsum(self["step_sizes"]).tolist()
     return [slates[start:end] for start, end in zip([0, *ends], ends)]
 
   @property
   def valid(self) -> list[Slate]:
     """The slates of the last validation."""
-    return [Slate(str(name), *rest) for name, *rest in zip(
-        self["valid_names"], self["valid_ids"], self["valid_labels"], strict=True)]
+    return [
+      Slate(str(name), *rest)
+      for name, *rest in zip(
+        self["valid_names"], self["valid_ids"], self["valid_labels"], strict=True
+      )
+    ]
 
   # The data.
 
@@ -170,8 +185,9 @@ class Record:
     for split in SPLITS:
       target = Collection(self.collection).folder(folder, split)
       target.mkdir(parents=True)
-      for path in () if made else Collection(self.collection).folder(
-          recorded.NPZ, split).glob("*.npz"):
+      for path in (
+        () if made else Collection(self.collection).folder(recorded.NPZ, split).glob("*.npz")
+      ):
         shutil.copy(path, target)
     for split, name in set(self._graphs()):
       source = self.raw(split, name)

@@ -44,25 +44,32 @@ def fail():
 
 
 EVENTS = {
-    "train": lambda: None,
-    "resume": lambda: None,
-    "raise": fail,
-    "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "stop": lambda: os.kill(os.getpid(), signal.SIGTERM)}
+  "train": lambda: None,
+  "resume": lambda: None,
+  "raise": fail,
+  "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+  "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+  "stop": lambda: os.kill(os.getpid(), signal.SIGTERM),
+}
 
 
 def check_scores():
   """Scores are right where one of two processes has more groups of batches than the other."""
   rng = np.random.default_rng(0)
-  raw = [random_graphs.tile_graph(rng, nodes=nodes, edges=2 * nodes, configs=5)
-         for nodes in (5, 9, 40, 17, 3)]
+  raw = [
+    random_graphs.tile_graph(rng, nodes=nodes, edges=2 * nodes, configs=5)
+    for nodes in (5, 9, 40, 17, 3)
+  ]
   graphs = [batching.prepare(graph, graph.node_feat) for graph in raw]
   assemble = functools.partial(batching.assemble_tile, transform=lambda feat: feat)
   model = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
   budget = random_graphs.common_budget([graph.sizes for graph in graphs])
-  alone = [assemble([batching.Slate(graph, np.arange(5), np.zeros(5, np.float32))], budget,
-                    graphs=1, configs=5) for graph in graphs]
+  alone = [
+    assemble(
+      [batching.Slate(graph, np.arange(5), np.zeros(5, np.float32))], budget, graphs=1, configs=5
+    )
+    for graph in graphs
+  ]
   params = jax.jit(model.init)(jax.random.key(0), alone[0])["params"]
   encoder = scorer_lib.Encoder(scorer_lib.network_step(model), assemble, graphs=1, configs=5)
   found = encoder.run(params, graphs, [np.arange(5)] * len(graphs))
@@ -87,7 +94,7 @@ def check_exchange():
 
 
 def main(
-    out: Path, port: int, process_id: int, what: str, workdir: Path, culprit: int, processes: int
+  out: Path, port: int, process_id: int, what: str, workdir: Path, culprit: int, processes: int
 ) -> None:
   """Takes part in a run.
 
@@ -108,6 +115,9 @@ def main(
   # Only process 0's folder is ever used.
   folder = workdir if parallel.is_primary() else workdir / "of-the-second"
   toy.train(
-      folder, batches=Batches(EVENTS[what if process_id == culprit else "train"]),
-      log_every_steps=1, resume=what == "resume")
+    folder,
+    batches=Batches(EVENTS[what if process_id == culprit else "train"]),
+    log_every_steps=1,
+    resume=what == "resume",
+  )
   assert not (workdir / "of-the-second").exists()

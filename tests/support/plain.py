@@ -42,7 +42,8 @@ class PlainLayoutBatch(NamedTuple):
 def from_tile(batch: TileBatch, seed: int = 0) -> PlainTileBatch:
   """The same kernels and configurations, without the arrays that only the fast path needs."""
   return PlainTileBatch(
-      _shuffle_edges(batch.graph, seed), batch.config_feat, batch.target, batch.config_mask)
+    _shuffle_edges(batch.graph, seed), batch.config_feat, batch.target, batch.config_mask
+  )
 
 
 def from_layout(batch: LayoutBatch, seed: int = 0) -> PlainLayoutBatch:
@@ -50,10 +51,13 @@ def from_layout(batch: LayoutBatch, seed: int = 0) -> PlainLayoutBatch:
   is_given = batch.row_id < len(batch.rows)
   rows = batch.rows[np.minimum(batch.row_id, len(batch.rows) - 1)]
   return PlainLayoutBatch(
-      _shuffle_edges(batch.graph, seed),
-      np.where(is_given.any(axis=1), batch.by_hop.nodes[0], ABSENT).astype(np.int32),
-      np.where(is_given[..., None], rows, 0).astype(np.float32),
-      batch.block_mask, batch.target, batch.config_mask)
+    _shuffle_edges(batch.graph, seed),
+    np.where(is_given.any(axis=1), batch.by_hop.nodes[0], ABSENT).astype(np.int32),
+    np.where(is_given[..., None], rows, 0).astype(np.float32),
+    batch.block_mask,
+    batch.target,
+    batch.config_mask,
+  )
 
 
 def _shuffle_edges(graph: jraph.GraphsTuple, seed: int) -> jraph.GraphsTuple:
@@ -67,19 +71,29 @@ def tile_sage(params: Any, batch: PlainTileBatch, *, layers: int = 3) -> jax.Arr
   nodes = len(graph.nodes["opcode"])
   config = jnp.asarray(batch.config_feat).at[_graph_of(graph)].get(mode="fill", fill_value=0)
   x = jnp.concatenate(
-      [_per_config(_embedding(params, graph), config.shape[1]), config,
-       _per_config(graph.nodes["feat"], config.shape[1])], axis=-1)
+    [
+      _per_config(_embedding(params, graph), config.shape[1]),
+      config,
+      _per_config(graph.nodes["feat"], config.shape[1]),
+    ],
+    axis=-1,
+  )
   for layer in range(layers):
-    both = (jax.ops.segment_sum(x[graph.senders], graph.receivers, nodes)
-            + jax.ops.segment_sum(x[graph.receivers], graph.senders, nodes))
+    both = jax.ops.segment_sum(x[graph.senders], graph.receivers, nodes) + jax.ops.segment_sum(
+      x[graph.receivers], graph.senders, nodes
+    )
     x = _dense(params[f"sage_{layer}"], jnp.concatenate([both, x], axis=-1))
     x = _l2_normalize(_leaky_relu(x))
   return _mlp(params["head"], _pool(x, graph), _leaky_relu)[..., 0]
 
 
 def res_model(
-    params: Any, batch: PlainLayoutBatch, *, layers: int = 2, normalization: str = "sym",
-    dropout: str = "backpropdropout",
+  params: Any,
+  batch: PlainLayoutBatch,
+  *,
+  layers: int = 2,
+  normalization: str = "sym",
+  dropout: str = "backpropdropout",
 ) -> jax.Array:
   """Training scores `[G, C]` of the official layout model, with options as in `ResModel`."""
   block = jnp.asarray(batch.block_mask, jnp.float32)
@@ -97,8 +111,10 @@ def res_model(
 def _res_encode(params, batch: PlainLayoutBatch, keep, layers, normalization) -> jax.Array:
   graph, configs = batch.graph, batch.config_feat.shape[1]
   config = 100.0 * keep[:, None, None] * _on_nodes(batch.config_feat, batch)
-  static = [_per_config(graph.nodes["feat"], configs),
-            _per_config(_embedding(params, graph), configs)]
+  static = [
+    _per_config(graph.nodes["feat"], configs),
+    _per_config(_embedding(params, graph), configs),
+  ]
   x = _dense(params["pre_0"], jnp.concatenate([config, *static], axis=-1))
   x = _leaky_relu(_dense(params["pre_1"], _leaky_relu(x)))
   edge_weight = (keep[graph.senders] * keep[graph.receivers])[:, None, None]
@@ -113,11 +129,16 @@ def _res_encode(params, batch: PlainLayoutBatch, keep, layers, normalization) ->
 def _symmetric(y: jax.Array, graph: jraph.GraphsTuple, edge_weight: jax.Array) -> jax.Array:
   """`D^-1/2 (A + A^T + I) D^-1/2 y`."""
   nodes = len(y)
-  degree = 1 + (jax.ops.segment_sum(edge_weight, graph.receivers, nodes)
-                + jax.ops.segment_sum(edge_weight, graph.senders, nodes))
+  degree = 1 + (
+    jax.ops.segment_sum(edge_weight, graph.receivers, nodes)
+    + jax.ops.segment_sum(edge_weight, graph.senders, nodes)
+  )
   y = y * jax.lax.rsqrt(degree)
-  total = (y + jax.ops.segment_sum(edge_weight * y[graph.senders], graph.receivers, nodes)
-           + jax.ops.segment_sum(edge_weight * y[graph.receivers], graph.senders, nodes))
+  total = (
+    y
+    + jax.ops.segment_sum(edge_weight * y[graph.senders], graph.receivers, nodes)
+    + jax.ops.segment_sum(edge_weight * y[graph.receivers], graph.senders, nodes)
+  )
   return total * jax.lax.rsqrt(degree)
 
 
@@ -141,8 +162,11 @@ def _res_readout(params, x, batch: PlainLayoutBatch, keep) -> jax.Array:
 
 
 def layout_sage(
-    params: Any, batch: PlainLayoutBatch, *, layers: int = 3,
-    pooling: tuple[str, ...] = ("mean", "config_mean", "config_max"),
+  params: Any,
+  batch: PlainLayoutBatch,
+  *,
+  layers: int = 3,
+  pooling: tuple[str, ...] = ("mean", "config_mean", "config_max"),
 ) -> jax.Array:
   """Scores `[G, C]` of the layout `SAGE` with its default options."""
   graph, configs = batch.graph, batch.config_feat.shape[1]
@@ -163,8 +187,10 @@ def layout_sage(
 
 def _sage_round(params, x: jax.Array, graph: jraph.GraphsTuple) -> jax.Array:
   total = _dense(params["self"], x)
-  for name, here, there in (("operands", graph.receivers, graph.senders),
-                            ("users", graph.senders, graph.receivers)):
+  for name, here, there in (
+    ("operands", graph.receivers, graph.senders),
+    ("users", graph.senders, graph.receivers),
+  ):
     count = jax.ops.segment_sum(jnp.ones(len(here)), here, len(x))
     mean = jax.ops.segment_sum(x[there], here, len(x))
     mean /= jnp.maximum(count, 1)[:, None, None]
@@ -184,8 +210,9 @@ def _sage_pool(x, batch: PlainLayoutBatch, kind: str) -> jax.Array:
     chosen = _is_configurable(batch)
   chosen = chosen[:, None, None]
   if kind.endswith("max"):
-    largest = jax.ops.segment_max(
-        jnp.where(chosen > 0, x, -jnp.inf), _graph_of(graph), graphs + 1)[:-1]
+    largest = jax.ops.segment_max(jnp.where(chosen > 0, x, -jnp.inf), _graph_of(graph), graphs + 1)[
+      :-1
+    ]
     return jnp.where(jnp.isfinite(largest), largest, 0)
   total = _pool(x * chosen, graph)
   return total / jnp.maximum(_pool(chosen, graph), 1) if kind.endswith("mean") else total / 100

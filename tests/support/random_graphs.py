@@ -29,41 +29,56 @@ def random_edges(rng: np.random.Generator, nodes: int, edges: int) -> np.ndarray
 
 
 def layout_graph(
-    rng: np.random.Generator, *, nodes: int, edges: int, config_nodes: Sequence[int],
-    configs: int, rows: int = 6, name: str = "layout", features: int = NODE_FEATURES,
+  rng: np.random.Generator,
+  *,
+  nodes: int,
+  edges: int,
+  config_nodes: Sequence[int],
+  configs: int,
+  rows: int = 6,
+  name: str = "layout",
+  features: int = NODE_FEATURES,
 ) -> OpGraph:
   """A program whose configurations choose among `rows` random rows per node."""
   count = len(config_nodes)
   groups = max(1, count // 2)
   layout = LayoutConfigs(
-      rows=rng.integers(-1, 6, (rows, 18)).astype(np.int8),
-      node_group=rng.integers(0, groups, count).astype(np.int32),
-      group_row=rng.integers(0, rows, (configs, groups)).astype(
-          np.uint8 if rows <= 256 else np.uint16),
-      runtime_ns=rng.integers(1, 1000, configs))
+    rows=rng.integers(-1, 6, (rows, 18)).astype(np.int8),
+    node_group=rng.integers(0, groups, count).astype(np.int32),
+    group_row=rng.integers(0, rows, (configs, groups)).astype(
+      np.uint8 if rows <= 256 else np.uint16
+    ),
+    runtime_ns=rng.integers(1, 1000, configs),
+  )
   return _op_graph(rng, nodes, edges, np.asarray(config_nodes, np.int32), layout, name, features)
 
 
 def tile_graph(
-    rng: np.random.Generator, *, nodes: int, edges: int, configs: int, name: str = "tile"
+  rng: np.random.Generator, *, nodes: int, edges: int, configs: int, name: str = "tile"
 ) -> OpGraph:
   """A kernel with random tile configurations of `TILE_FEATURES` features."""
   tile = TileConfigs(
-      config_feat=rng.normal(size=(configs, TILE_FEATURES)).astype(np.float32),
-      runtime_ns=rng.integers(1, 1000, configs), normalizer_ns=np.full(configs, 500))
+    config_feat=rng.normal(size=(configs, TILE_FEATURES)).astype(np.float32),
+    runtime_ns=rng.integers(1, 1000, configs),
+    normalizer_ns=np.full(configs, 500),
+  )
   return _op_graph(rng, nodes, edges, np.zeros(0, np.int32), tile, name)
 
 
 def _op_graph(rng, nodes, edges, config_node, configs, name, features=NODE_FEATURES) -> OpGraph:
   return OpGraph(
-      name=name, node_feat=rng.normal(size=(nodes, features)).astype(np.float32),
-      node_opcode=rng.integers(1, 121, nodes).astype(np.uint8),
-      edge_index=random_edges(rng, nodes, edges), node_splits=np.array([0, nodes]),
-      config_node=config_node, configs=configs)
+    name=name,
+    node_feat=rng.normal(size=(nodes, features)).astype(np.float32),
+    node_opcode=rng.integers(1, 121, nodes).astype(np.uint8),
+    edge_index=random_edges(rng, nodes, edges),
+    node_splits=np.array([0, nodes]),
+    config_node=config_node,
+    configs=configs,
+  )
 
 
 def prepare(
-    graph: OpGraph, *, hops: int, slots: int = batching.SLOTS, reuse: bool = True
+  graph: OpGraph, *, hops: int, slots: int = batching.SLOTS, reuse: bool = True
 ) -> batching.PreparedGraph:
   """A prepared program; without reuse, configurations share no node.
 
@@ -77,10 +92,16 @@ def prepare(
   edges = np.argsort(node)[prepared.edge_index].astype(np.int32)
   tables = batching.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
   by_hop = batching.GraphByHop(
-      node.astype(np.int32), (nodes,) + (0,) * hops, np.zeros(nodes, np.int32), tables)
-  sizes = prepared.sizes | {f"hop{hop}": size for hop, size in enumerate(by_hop.hop_sizes)} | {
+    node.astype(np.int32), (nodes,) + (0,) * hops, np.zeros(nodes, np.int32), tables
+  )
+  sizes = (
+    prepared.sizes
+    | {f"hop{hop}": size for hop, size in enumerate(by_hop.hop_sizes)}
+    | {
       "by_hop_operand_overflow": len(tables.operands.overflow_receiver),
-      "by_hop_user_overflow": len(tables.users.overflow_receiver)}
+      "by_hop_user_overflow": len(tables.users.overflow_receiver),
+    }
+  )
   return dataclasses.replace(prepared, by_hop=by_hop, sizes=sizes)
 
 
@@ -106,7 +127,9 @@ def table_edges(table: Neighbours) -> list[tuple[int, int]]:
   """All (receiver, sender) pairs of a table and its overflow rows, sorted."""
   pairs = []
   for receivers, index in (
-      (np.arange(len(table.index)), table.index), (table.overflow_receiver, table.overflow_index)):
+    (np.arange(len(table.index)), table.index),
+    (table.overflow_receiver, table.overflow_index),
+  ):
     row, slot = np.nonzero(index < ABSENT)
     pairs += zip(receivers[row].tolist(), index[row, slot].tolist())
   return sorted(pairs)

@@ -13,27 +13,51 @@ MEASURED_HERE = "measured run times on cpu"
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alex$net_{1")
 
 
-def write_run(folder, *, seed=0, quality=1.0, rate=0.001, kind=collections.SYNTHETIC,
-              collection="tile:xla", sizes=tuple(range(12, 18))):
+def write_run(
+  folder,
+  *,
+  seed=0,
+  quality=1.0,
+  rate=0.001,
+  kind=collections.SYNTHETIC,
+  collection="tile:xla",
+  sizes=tuple(range(12, 18)),
+):
   """A working folder whose scores follow the runtimes, from `quality` 0 (at random) to 1."""
   rng = np.random.default_rng(seed)
   runtime = [rng.permutation(n) + 5 for n in sizes]
   scores = [quality * r + (1 - quality) * rng.permutation(len(r)) for r in runtime]
-  config = {"seed": seed, "task": collection.partition(":")[0], "model": {"name": "MLP"},
-            "train": {"best_metric": "opa"}, "optimizer": {"learning_rate": rate},
-            "data_root": str(folder)}
+  config = {
+    "seed": seed,
+    "task": collection.partition(":")[0],
+    "model": {"name": "MLP"},
+    "train": {"best_metric": "opa"},
+    "optimizer": {"learning_rate": rate},
+    "data_root": str(folder),
+  }
   folder.mkdir(parents=True)
   (folder / "config.json").write_text(json.dumps({"config": config}))
-  rows = [{"step": s, "train/loss": 1 / s, "valid_sample/opa_pooled": 1 - 0.5 / s}
-          for s in (1, 2, 3)]
+  rows = [
+    {"step": s, "train/loss": 1 / s, "valid_sample/opa_pooled": 1 - 0.5 / s} for s in (1, 2, 3)
+  ]
   (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"st')
-  write_scores(folder, NAMES[:len(sizes)], runtime, scores)
+  write_scores(folder, NAMES[: len(sizes)], runtime, scores)
   best = {"step": 3, "value": 0.8, "metric": "valid_sample/opa_pooled"}
-  (folder / "summary.json").write_text(json.dumps({
-      "collection": collection, "labels": kind,
-      "training": {"ended": "last epoch (3)", "step": 3, "seconds": 2.5, "best": best},
-      "validation": {"split": "valid", "graphs": len(sizes), "configurations": "all",
-                     "configurations_judged": sum(sizes)}}))
+  (folder / "summary.json").write_text(
+    json.dumps(
+      {
+        "collection": collection,
+        "labels": kind,
+        "training": {"ended": "last epoch (3)", "step": 3, "seconds": 2.5, "best": best},
+        "validation": {
+          "split": "valid",
+          "graphs": len(sizes),
+          "configurations": "all",
+          "configurations_judged": sum(sizes),
+        },
+      }
+    )
+  )
   return folder
 
 
@@ -45,16 +69,24 @@ def metrics(folder):
 
 def several_runs(folder):
   """Two configs with three seeds each, the second one better."""
-  return [write_run(folder / name / str(seed), seed=seed, quality=quality, rate=rate)
-          for name, quality, rate in (("a", 0.2, 0.001), ("b", 0.9, 0.01)) for seed in range(3)]
+  return [
+    write_run(folder / name / str(seed), seed=seed, quality=quality, rate=rate)
+    for name, quality, rate in (("a", 0.2, 0.001), ("b", 0.9, 0.01))
+    for seed in range(3)
+  ]
 
 
 def write_scores(folder, names, runtime, scores):
-  np.savez(folder / "validation_scores.npz", graphs=np.array(names),
-           nodes=np.arange(len(names)) * 1000 + 7, sizes=[len(r) for r in runtime],
-           config_ids=np.concatenate([np.arange(len(r)) for r in runtime]),
-           runtime_ns=np.concatenate(runtime), label=np.concatenate(runtime),
-           scores=np.concatenate(scores).astype(np.float32))
+  np.savez(
+    folder / "validation_scores.npz",
+    graphs=np.array(names),
+    nodes=np.arange(len(names)) * 1000 + 7,
+    sizes=[len(r) for r in runtime],
+    config_ids=np.concatenate([np.arange(len(r)) for r in runtime]),
+    runtime_ns=np.concatenate(runtime),
+    label=np.concatenate(runtime),
+    scores=np.concatenate(scores).astype(np.float32),
+  )
 
 
 def write_synthetic(folder):
@@ -63,17 +95,21 @@ def write_synthetic(folder):
   kernels = [npz.read_tile(path) for path in npz.split_files(data_root, "tile:xla", "valid")]
   run = write_run(folder / "run")
   move(run, data_root)
-  write_scores(run, [kernel.name for kernel in kernels],
-               [kernel.configs.runtime_ns for kernel in kernels],
-               [np.arange(len(kernel.configs)) for kernel in kernels])
+  write_scores(
+    run,
+    [kernel.name for kernel in kernels],
+    [kernel.configs.runtime_ns for kernel in kernels],
+    [np.arange(len(kernel.configs)) for kernel in kernels],
+  )
   return run
 
 
 def write_own(folder):
   """A run on an own collection of one program, whose file is there; scores come in pairs."""
   rng = np.random.default_rng(3)
-  graph = random_graphs.layout_graph(rng, nodes=9, edges=12, config_nodes=[1, 3, 5, 7],
-                                     configs=12, features=140)
+  graph = random_graphs.layout_graph(
+    rng, nodes=9, edges=12, config_nodes=[1, 3, 5, 7], configs=12, features=140
+  )
   graph = dataclasses.replace(graph, name="program")
   run = write_run(folder / "run", collection="layout:own:mine", kind=MEASURED_HERE, sizes=(12,))
   path = folder / "npz" / "layout" / "own" / "mine" / "valid" / "program.npz"

@@ -48,15 +48,24 @@ class ToyModel(base.Network):
 def op_graphs(nodes: Sequence[int] = (14, 25, 33)) -> list[OpGraph]:
   rng = np.random.default_rng(0)
   return [
-      random_graphs.layout_graph(
-          rng, nodes=count, edges=2 * count, config_nodes=range(0, count, 3), configs=5 + i,
-          name=f"graph{i}")
-      for i, count in enumerate(nodes)]
+    random_graphs.layout_graph(
+      rng,
+      nodes=count,
+      edges=2 * count,
+      config_nodes=range(0, count, 3),
+      configs=5 + i,
+      name=f"graph{i}",
+    )
+    for i, count in enumerate(nodes)
+  ]
 
 
 def segmented(
-    graph: OpGraph, *, max_nodes: int = 8, fresh: int = 1,
-    segment: np.ndarray | None = None,
+  graph: OpGraph,
+  *,
+  max_nodes: int = 8,
+  fresh: int = 1,
+  segment: np.ndarray | None = None,
 ) -> SegmentedGraph:
   """Prepared contiguous segments, or those given by `segment [N]`."""
   if segment is None:
@@ -83,14 +92,25 @@ def budget_for(graphs: Sequence[SegmentedGraph], slots: int) -> dict[str, int]:
 
 
 def batch_of(
-    slots: Sequence[SegmentSlate], *, graphs: int, configs: int, fresh: int,
-    with_others: bool = False, room_for: Sequence[SegmentedGraph] = (),
+  slots: Sequence[SegmentSlate],
+  *,
+  graphs: int,
+  configs: int,
+  fresh: int,
+  with_others: bool = False,
+  room_for: Sequence[SegmentedGraph] = (),
 ) -> SegmentBatch:
   """A batch of one device; `room_for` are the graphs of all devices."""
   budget = budget_for(room_for or [slot.graph for slot in slots], graphs * fresh)
   return segment_batches.assemble(
-      slots, budget, graphs=graphs, configs=configs, fresh=fresh,
-      assemble_layout=assemble_layout, with_others=with_others)
+    slots,
+    budget,
+    graphs=graphs,
+    configs=configs,
+    fresh=fresh,
+    assemble_layout=assemble_layout,
+    with_others=with_others,
+  )
 
 
 def readouts(model, params, graph: SegmentedGraph, config_ids) -> np.ndarray:
@@ -123,19 +143,36 @@ def model_of(**options) -> SegmentModel:
 
 
 def family_of(
-    model: SegmentModel | None = None, *, segments: int = 2, configs: int = 2) -> Segments:
+  model: SegmentModel | None = None, *, segments: int = 2, configs: int = 2
+) -> Segments:
   """The family of the toy model, with batches of `segments` and `configs` in evaluation."""
-  fields = {} if model is None else {
+  fields = (
+    {}
+    if model is None
+    else {
       f"segments.{name}": getattr(model, name)
-      for name in ("readout", "aggregation", "keep", "keep_unit")}
-  return families.make("layout", ToyModel(), "gst_ed,ci", **fields, **{
-      "segments.partition": "contiguous", "segments.max_nodes": 8, "segments.fresh": 1,
-      "eval.graphs": segments, "eval.configs": configs})
+      for name in ("readout", "aggregation", "keep", "keep_unit")
+    }
+  )
+  return families.make(
+    "layout",
+    ToyModel(),
+    "gst_ed,ci",
+    **fields,
+    **{
+      "segments.partition": "contiguous",
+      "segments.max_nodes": 8,
+      "segments.fresh": 1,
+      "eval.graphs": segments,
+      "eval.configs": configs,
+    },
+  )
 
 
 def scores(family: Segments, params, graphs, config_ids=None) -> list[np.ndarray]:
   return family.scores(
-      params, graphs, config_ids or [np.arange(len(graph.configs)) for graph in graphs])
+    params, graphs, config_ids or [np.arange(len(graph.configs)) for graph in graphs]
+  )
 
 
 def params_of(model, graphs):

@@ -35,34 +35,49 @@ def raw_layouts() -> list[OpGraph]:
   """
   rng = np.random.default_rng(0)
   make = functools.partial(random_graphs.layout_graph, rng)
-  return [make(nodes=9, edges=14, config_nodes=[2, 0], configs=7),
-          make(nodes=1, edges=0, config_nodes=[0], configs=1),
-          make(nodes=16, edges=22, config_nodes=[15, 3], configs=2),
-          make(nodes=6, edges=8, config_nodes=rng.permutation(6), configs=5),
-          make(nodes=5, edges=6, config_nodes=[], configs=3)]
+  return [
+    make(nodes=9, edges=14, config_nodes=[2, 0], configs=7),
+    make(nodes=1, edges=0, config_nodes=[0], configs=1),
+    make(nodes=16, edges=22, config_nodes=[15, 3], configs=2),
+    make(nodes=6, edges=8, config_nodes=rng.permutation(6), configs=5),
+    make(nodes=5, edges=6, config_nodes=[], configs=3),
+  ]
 
 
 def raw_tiles() -> list[OpGraph]:
   """Three kernels, one of a single node."""
   rng = np.random.default_rng(2)
-  return [random_graphs.tile_graph(rng, nodes=nodes, edges=edges, configs=count)
-          for nodes, edges, count in ((9, 14, 7), (1, 0, 1), (6, 9, 2))]
+  return [
+    random_graphs.tile_graph(rng, nodes=nodes, edges=edges, configs=count)
+    for nodes, edges, count in ((9, 14, 7), (1, 0, 1), (6, 9, 2))
+  ]
 
 
 def layout_batch(
-    *, spare: int = 2, hops: int = HOPS, slots: int = 1, graphs: Sequence[OpGraph] = (),
-    configs: int = CONFIGS, reuse: bool = True,
+  *,
+  spare: int = 2,
+  hops: int = HOPS,
+  slots: int = 1,
+  graphs: Sequence[OpGraph] = (),
+  configs: int = CONFIGS,
+  reuse: bool = True,
 ) -> LayoutBatch:
   """The programs in one batch with an empty slate, padding nodes and padding edges.
 
   Without reuse every node has values of its own for each configuration, `[N, C, F]`.
   """
-  prepared = [random_graphs.prepare(graph, hops=hops, slots=slots, reuse=reuse)
-              for graph in graphs or raw_layouts()]
+  prepared = [
+    random_graphs.prepare(graph, hops=hops, slots=slots, reuse=reuse)
+    for graph in graphs or raw_layouts()
+  ]
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
   return batching.assemble_layout(
-      random_graphs.slots_of(prepared, configs), budget, graphs=len(prepared) + 1,
-      configs=configs, transform=lambda rows: rows.astype(np.float32))
+    random_graphs.slots_of(prepared, configs),
+    budget,
+    graphs=len(prepared) + 1,
+    configs=configs,
+    transform=lambda rows: rows.astype(np.float32),
+  )
 
 
 def tile_batch(*, spare: int = 2, graphs: Sequence[OpGraph] = ()) -> TileBatch:
@@ -70,8 +85,12 @@ def tile_batch(*, spare: int = 2, graphs: Sequence[OpGraph] = ()) -> TileBatch:
   prepared = [batching.prepare(graph, graph.node_feat, slots=1) for graph in graphs or raw_tiles()]
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
   batch = batching.assemble_tile(
-      random_graphs.slots_of(prepared, CONFIGS), budget, graphs=len(prepared) + 1,
-      configs=CONFIGS, transform=lambda x: x)
+    random_graphs.slots_of(prepared, CONFIGS),
+    budget,
+    graphs=len(prepared) + 1,
+    configs=CONFIGS,
+    transform=lambda x: x,
+  )
   feat = np.random.default_rng(4).random((*batch.config_mask.shape, 24)).astype(np.float32)
   return batch._replace(config_feat=np.where(batch.config_mask[..., None], 4 * feat, 0))
 
@@ -140,8 +159,9 @@ def features(hop: int, width: int = WIDTH, seed: int = 0) -> tuple[np.ndarray | 
 
 def nodes_of(parts: Sequence[Any], hop: int, batch: Any = BATCH) -> Nodes:
   """`features` as `Nodes`."""
-  return Nodes(Slates.of(batch), *(None if part is None else jnp.asarray(part) for part in parts),
-               hop)
+  return Nodes(
+    Slates.of(batch), *(None if part is None else jnp.asarray(part) for part in parts), hop
+  )
 
 
 def full_of(parts: Sequence[Any], hop: int) -> np.ndarray:
@@ -161,7 +181,7 @@ FORMS = (NONE, 0, 1, EVERYWHERE)
 
 
 def apply_to(
-    module: nn.Module, hop: int, *more: Any, seed: int = 0, scale: float = 0.5, **options: Any
+  module: nn.Module, hop: int, *more: Any, seed: int = 0, scale: float = 0.5, **options: Any
 ) -> tuple[Any, np.ndarray, np.ndarray]:
   """Parameters of a module, random features `[N, C, F]` and the module's result of them.
 
@@ -169,9 +189,11 @@ def apply_to(
   """
   parts = features(hop, seed=seed)
   call = lambda params, parts: module.apply(
-      {"params": params}, nodes_of(parts, hop), *more, **options)
+    {"params": params}, nodes_of(parts, hop), *more, **options
+  )
   shapes = jax.eval_shape(
-      lambda parts: module.init(jax.random.key(0), nodes_of(parts, hop), *more, **options), parts)
+    lambda parts: module.init(jax.random.key(0), nodes_of(parts, hop), *more, **options), parts
+  )
   params = random_like(shapes.get("params", {}), scale)
 
   @jax.jit
@@ -233,8 +255,12 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 def slow_mean(x: np.ndarray, direction: str, batch: Any = BATCH) -> np.ndarray:
   """The mean of each node's neighbours, 0 without any."""
-  return np.stack([np.mean([x[u] for u in heard], axis=0) if heard else np.zeros_like(x[0])
-                   for heard in neighbours(direction, batch)])
+  return np.stack(
+    [
+      np.mean([x[u] for u in heard], axis=0) if heard else np.zeros_like(x[0])
+      for heard in neighbours(direction, batch)
+    ]
+  )
 
 
 def slow_normal(x: np.ndarray, axis: int, epsilon: float = 1e-5) -> np.ndarray:
@@ -255,8 +281,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def slow_attention(x: np.ndarray, to: np.ndarray, params: Any, heads: int) -> np.ndarray:
   """Softmax attention of tokens `x [L, F]` to `to [M, F]`, head by head."""
-  query, key, value = (dense(tokens, params[name]) for name, tokens in (
-      ("query", x), ("key", to), ("value", to)))
+  query, key, value = (
+    dense(tokens, params[name]) for name, tokens in (("query", x), ("key", to), ("value", to))
+  )
   size, heard = query.shape[1] // heads, []
   for head in range(heads):
     own = slice(head * size, (head + 1) * size)
@@ -277,11 +304,12 @@ def unit_and_one(x: np.ndarray) -> np.ndarray:
 
 
 def slow_kernel_attention(
-    x: np.ndarray, params: Any, kernel: Callable[[np.ndarray], np.ndarray], heads: int
+  x: np.ndarray, params: Any, kernel: Callable[[np.ndarray], np.ndarray], heads: int
 ) -> np.ndarray:
   """Nodes `x [N, ..., F]` attend to all nodes of their graph by sums over pairs."""
-  query, key, value = (dense(x, params[name]).reshape(*x.shape[:-1], heads, -1)
-                       for name in ("query", "key", "value"))
+  query, key, value = (
+    dense(x, params[name]).reshape(*x.shape[:-1], heads, -1) for name in ("query", "key", "value")
+  )
   result = np.zeros(x.shape)
   for _, nodes in members():
     weights = np.einsum("i...hd,j...hd->ij...h", kernel(query[nodes]), kernel(key[nodes]))
@@ -297,14 +325,15 @@ def slow_appnp(x: np.ndarray, params: Any, direction: str) -> np.ndarray:
   heard = neighbours(direction)
   root = [np.sqrt(1 + len(of)) for of in heard]
   for _ in range(HOPS):
-    moved = [sum((z[u] / root[u] for u in of), z[v] / root[v]) / root[v]
-             for v, of in enumerate(heard)]
+    moved = [
+      sum((z[u] / root[u] for u in of), z[v] / root[v]) / root[v] for v, of in enumerate(heard)
+    ]
     z = 0.9 * np.stack(moved) + 0.1 * start
   return z
 
 
 def slow_transformer(
-    x: np.ndarray, to: np.ndarray, params: Any, heads: int, epsilon: float = 1e-5
+  x: np.ndarray, to: np.ndarray, params: Any, heads: int, epsilon: float = 1e-5
 ) -> np.ndarray:
   """A transformer layer on tokens `x [L, F]` that attend to `to [M, F]`."""
   x = slow_layer_norm(x + slow_attention(x, to, params["heads"], heads), params["norm_0"], epsilon)
@@ -328,13 +357,15 @@ def scores_and_gradients(network: Any, batches: Sequence[Any]) -> list[tuple[np.
 
   def loss(params, batch):
     scores = network.apply(
-        {"params": params}, batch, train=True, rngs={"dropout": jax.random.key(5)})
+      {"params": params}, batch, train=True, rngs={"dropout": jax.random.key(5)}
+    )
     scores = jnp.where(batch.config_mask, scores, 0)
     return (scores * weight).sum(), scores
 
   @jax.jit
   def each(params):
-    return [jax.grad(functools.partial(loss, batch=batch), has_aux=True)(params)
-            for batch in batches]
+    return [
+      jax.grad(functools.partial(loss, batch=batch), has_aux=True)(params) for batch in batches
+    ]
 
   return [(np.asarray(scores), grads) for grads, scores in each(params)]

@@ -18,16 +18,27 @@ CONFIGS = 4
 
 
 def program(
-    seed: int, *, nodes: int = 30, edges: int = 50, config_nodes: Sequence[int] | None = None,
-    configs: int = 12, rows: int = 6,
+  seed: int,
+  *,
+  nodes: int = 30,
+  edges: int = 50,
+  config_nodes: Sequence[int] | None = None,
+  configs: int = 12,
+  rows: int = 6,
 ) -> OpGraph:
   """A program of float32 tensors without cycles, some of whose nodes share a group."""
   rng = np.random.default_rng(seed)
   if config_nodes is None:
     config_nodes = rng.permutation(nodes * 3 // 4)[: max(1, nodes // 5)]
   graph = random_graphs.layout_graph(
-      rng, nodes=nodes, edges=edges, config_nodes=config_nodes, configs=configs, rows=rows,
-      name=f"program {seed}")
+    rng,
+    nodes=nodes,
+    edges=edges,
+    config_nodes=config_nodes,
+    configs=configs,
+    rows=rows,
+    name=f"program {seed}",
+  )
   feat = np.zeros((nodes, NODE_FEATURES), np.float32)
   feat[:, 2 + 11] = 1  # float32
   feat[:, 21:24] = rng.integers(1, 300, (nodes, 3))
@@ -53,15 +64,23 @@ def slates(programs: Sequence[table_batches.PreparedTables], configs: int) -> li
 
 
 def batch_of(
-    programs: Sequence[table_batches.PreparedTables], *, order: Sequence[int] = (0, 1, 2),
-    spare: int = 0, graphs: int = 3, configs: int = CONFIGS, choices: int = 0,
+  programs: Sequence[table_batches.PreparedTables],
+  *,
+  order: Sequence[int] = (0, 1, 2),
+  spare: int = 0,
+  graphs: int = 3,
+  configs: int = CONFIGS,
+  choices: int = 0,
 ) -> table_batches.TableBatch:
   """Slates of some of the programs, in a batch with room for all of them."""
   sizes, made = batching.total_sizes(programs), slates(programs, CONFIGS)
   budget = random_graphs.common_budget([sizes], spare=spare)
   return table_batches.assemble(
-      [made[i] for i in order], budget | {"choices": choices or sizes["choices"]},
-      graphs=graphs, configs=configs)
+    [made[i] for i in order],
+    budget | {"choices": choices or sizes["choices"]},
+    graphs=graphs,
+    configs=configs,
+  )
 
 
 def gelu(x):

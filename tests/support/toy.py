@@ -17,21 +17,23 @@ EPOCHS = 3
 STEPS = STEPS_PER_EPOCH * EPOCHS
 
 OPTIMIZER = state_lib.create_optimizer(
-    learning_rate=0.1,
-    schedule="cosine",
-    warmup_fraction=0.2,
-    total_steps=STEPS,
-    accumulation_steps=2,
-    average_decay=0.9)
+  learning_rate=0.1,
+  schedule="cosine",
+  warmup_fraction=0.2,
+  total_steps=STEPS,
+  accumulation_steps=2,
+  average_decay=0.9,
+)
 
 
 def make_batch(index):
   """`[devices, 8]` inputs and targets, a pure function of the index."""
   rng = np.random.default_rng(index)
   return {
-      "x": rng.normal(size=(DEVICES, 8)).astype(np.float32),
-      "y": rng.normal(size=(DEVICES, 8)).astype(np.float32),
-      "index": np.full(DEVICES, index, np.int32)}
+    "x": rng.normal(size=(DEVICES, 8)).astype(np.float32),
+    "y": rng.normal(size=(DEVICES, 8)).astype(np.float32),
+    "index": np.full(DEVICES, index, np.int32),
+  }
 
 
 def make_batches(size=100):
@@ -69,17 +71,41 @@ _OPTIONS = {field.name for field in dataclasses.fields(loop.TrainOptions)}
 
 
 def schedule(*, total_epochs, steps_per_epoch, metric="opa", log_every_steps=100, **options):
-  return loop.Schedule(loop.TrainOptions(log_every_steps=log_every_steps, **options),
-                       total_epochs, steps_per_epoch, metric)
+  return loop.Schedule(
+    loop.TrainOptions(log_every_steps=log_every_steps, **options),
+    total_epochs,
+    steps_per_epoch,
+    metric,
+  )
 
 
-def train(workdir, state=None, *, train_step=TRAIN_STEP, batches=None, evaluate=evaluate,
-          total_epochs=EPOCHS, steps_per_epoch=STEPS_PER_EPOCH, learning_rate=None,
-          log_every_steps=100, **changes):
+def train(
+  workdir,
+  state=None,
+  *,
+  train_step=TRAIN_STEP,
+  batches=None,
+  evaluate=evaluate,
+  total_epochs=EPOCHS,
+  steps_per_epoch=STEPS_PER_EPOCH,
+  learning_rate=None,
+  log_every_steps=100,
+  **changes,
+):
   """Trains the straight line; `changes` are fields of `TrainOptions` and arguments of `train`."""
   options = {name: changes.pop(name) for name in _OPTIONS & changes.keys()}
-  training = loop.Training(state or make_state(), train_step, batches or make_batches(),
-                           total_epochs, steps_per_epoch, learning_rate)
+  training = loop.Training(
+    state or make_state(),
+    train_step,
+    batches or make_batches(),
+    total_epochs,
+    steps_per_epoch,
+    learning_rate,
+  )
   return loop.train(
-      training, evaluate, loop.TrainOptions(log_every_steps=log_every_steps, **options), workdir,
-      **changes)
+    training,
+    evaluate,
+    loop.TrainOptions(log_every_steps=log_every_steps, **options),
+    workdir,
+    **changes,
+  )

@@ -29,16 +29,26 @@ from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import state
 
 _ROOT = Path(__file__).parents[2]
-FOLDERS = ([Path(os.environ["TPUGRAPHS_WINNERS_DIR"])] if "TPUGRAPHS_WINNERS_DIR" in os.environ
-           else [_ROOT / "tests/data/winners", _ROOT.parent / "shared/winners"])
+FOLDERS = (
+  [Path(os.environ["TPUGRAPHS_WINNERS_DIR"])]
+  if "TPUGRAPHS_WINNERS_DIR" in os.environ
+  else [_ROOT / "tests/data/winners", _ROOT.parent / "shared/winners"]
+)
 
 
 def files(*names: str) -> list:
   """The records whose file names begin with one of `names`, as parameters of a test."""
-  paths = [path for folder in FOLDERS for path in sorted(folder.glob("*.npz"))
-           if any(path.stem.startswith(name) for name in names)]
-  return [pytest.param(path, id=path.stem) for path in paths] or [pytest.param(
-      None, id="none", marks=pytest.mark.skip(reason=f"no record of {names[0]} in {FOLDERS}"))]
+  paths = [
+    path
+    for folder in FOLDERS
+    for path in sorted(folder.glob("*.npz"))
+    if any(path.stem.startswith(name) for name in names)
+  ]
+  return [pytest.param(path, id=path.stem) for path in paths] or [
+    pytest.param(
+      None, id="none", marks=pytest.mark.skip(reason=f"no record of {names[0]} in {FOLDERS}")
+    )
+  ]
 
 
 class Record:
@@ -57,8 +67,11 @@ class Record:
 
   def under(self, prefix: str) -> dict[str, np.ndarray]:
     """Arrays whose keys begin with `prefix/`, by the rest of the key."""
-    return {key.removeprefix(f"{prefix}/"): value for key, value in self.arrays.items()
-            if key.startswith(f"{prefix}/")}
+    return {
+      key.removeprefix(f"{prefix}/"): value
+      for key, value in self.arrays.items()
+      if key.startswith(f"{prefix}/")
+    }
 
   def names(self, prefix: str) -> list[str]:
     """The different next parts of keys below `prefix/`, in their order."""
@@ -83,7 +96,8 @@ class Case:
 
     def of(params):
       scores, seen = network.apply(
-          {"params": params}, self.batch, capture_intermediates=True, mutable=["intermediates"])
+        {"params": params}, self.batch, capture_intermediates=True, mutable=["intermediates"]
+      )
       return loss(scores), (scores, seen["intermediates"])
 
     return jax.jit(jax.value_and_grad(of, has_aux=True))
@@ -92,8 +106,9 @@ class Case:
   def results(self) -> tuple[np.ndarray, float, dict, dict]:
     """Scores `[G, C]`, loss, gradients by path, and outputs of layers by path."""
     (loss, (scores, seen)), grads = self.run(self.params)
-    layers = {"/".join(path[:-1]): value[0]
-              for path, value in traverse_util.flatten_dict(seen).items()}
+    layers = {
+      "/".join(path[:-1]): value[0] for path, value in traverse_util.flatten_dict(seen).items()
+    }
     return np.asarray(scores), float(loss), flat(grads), layers
 
   def update(self, grads: Mapping[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray]:
@@ -106,6 +121,7 @@ class Case:
 
 def fixture(case: Callable[[Path, Path], Case]) -> Any:
   """A fixture of a module: the case of the record that a test is parametrized with."""
+
   @pytest.fixture(scope="module", name="case")
   def make(request, tmp_path_factory):
     return case(request.param, tmp_path_factory.mktemp("case"))
@@ -113,18 +129,30 @@ def fixture(case: Callable[[Path, Path], Case]) -> Any:
   return make
 
 
-_DTYPES = {"node_feat": np.float32, "node_opcode": np.uint8, "node_config_feat": np.float32,
-           "config_feat": np.float32}
+_DTYPES = {
+  "node_feat": np.float32,
+  "node_opcode": np.uint8,
+  "node_config_feat": np.float32,
+  "config_feat": np.float32,
+}
 
 
 def write_graph(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> None:
   """Writes released arrays as a released file `folder/name.npz`; others are left out."""
   kind = "tile" if "config_feat" in arrays else "layout"
-  known = ("node_feat", "node_opcode", "edge_index", *(
-      ("config_feat", "config_runtime", "config_runtime_normalizers") if kind == "tile" else
-      ("node_config_feat", "node_config_ids", "node_splits", "config_runtime")))
-  kept = {key: np.asarray(arrays[key], _DTYPES.get(key, np.int64))
-          for key in known if key in arrays}
+  known = (
+    "node_feat",
+    "node_opcode",
+    "edge_index",
+    *(
+      ("config_feat", "config_runtime", "config_runtime_normalizers")
+      if kind == "tile"
+      else ("node_config_feat", "node_config_ids", "node_splits", "config_runtime")
+    ),
+  )
+  kept = {
+    key: np.asarray(arrays[key], _DTYPES.get(key, np.int64)) for key in known if key in arrays
+  }
   if kind == "layout":
     kept.setdefault("node_splits", np.array([[0, len(kept["node_opcode"])]]))
   folder.mkdir(parents=True, exist_ok=True)
@@ -132,8 +160,10 @@ def write_graph(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> No
 
 
 def run_of(
-    variant: str, splits: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]], root: Path,
-    **changes: Any,
+  variant: str,
+  splits: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]],
+  root: Path,
+  **changes: Any,
 ) -> Job:
   """A job with fitted transforms on graphs that are written as released files.
 
@@ -162,8 +192,10 @@ def run_of(
 
 
 def batch_of(
-    job: Job, graphs: Sequence[Any], config_ids: Sequence[np.ndarray],
-    targets: Sequence[np.ndarray] | None = None,
+  job: Job,
+  graphs: Sequence[Any],
+  config_ids: Sequence[np.ndarray],
+  targets: Sequence[np.ndarray] | None = None,
 ) -> Any:
   """The batch of one slate of each prepared graph.
 
@@ -175,12 +207,15 @@ def batch_of(
   """
   if targets is None:
     targets = [job.data.targets(graph.configs, ids) for graph, ids in zip(graphs, config_ids)]
-  slates = [Slate(graph, ids, target, number)
-            for number, (graph, ids, target) in enumerate(zip(graphs, config_ids, targets))]
+  slates = [
+    Slate(graph, ids, target, number)
+    for number, (graph, ids, target) in enumerate(zip(graphs, config_ids, targets))
+  ]
   sizes = batching.total_sizes(graphs)
   budget = {key: size + (key == "nodes") for key, size in sizes.items()}
   return job.ranker.family.assemble(
-      slates, budget, graphs=len(slates), configs=max(map(len, config_ids)))
+    slates, budget, graphs=len(slates), configs=max(map(len, config_ids))
+  )
 
 
 def tree(arrays: Mapping[str, np.ndarray]) -> Any:
@@ -191,8 +226,9 @@ def tree(arrays: Mapping[str, np.ndarray]) -> Any:
 
 def flat(params: Any) -> dict[str, np.ndarray]:
   """Arrays by path, the inverse of `tree`."""
-  return {"/".join(path): np.asarray(value)
-          for path, value in traverse_util.flatten_dict(params).items()}
+  return {
+    "/".join(path): np.asarray(value) for path, value in traverse_util.flatten_dict(params).items()
+  }
 
 
 def loss_of(job: Job, batch: Any) -> Any:
@@ -201,9 +237,14 @@ def loss_of(job: Job, batch: Any) -> Any:
 
   def on_device(scores):
     totals, counts = losses_lib.loss_sums(
-        options.weighted, scores, batch.target, where=batch.config_mask,
-        key=jax.random.split(jax.random.key(0), len(scores)), options=options,
-        axis=parallel.DEVICES)
+      options.weighted,
+      scores,
+      batch.target,
+      where=batch.config_mask,
+      key=jax.random.split(jax.random.key(0), len(scores)),
+      options=options,
+      axis=parallel.DEVICES,
+    )
     return losses_lib.combine(options.weighted, totals, counts)
 
   return lambda scores: jax.vmap(on_device, axis_name=parallel.DEVICES)(scores[None])[0]
@@ -218,8 +259,13 @@ def assert_near(actual: Any, expected: Any, tolerance: float, what: str = "") ->
 
 
 def assert_torch_parameters(
-    network: Any, batch: Any, fan_in: Mapping[str, int] = {}, *, skip: Sequence[str] = (),
-    **constants: float) -> dict[str, np.ndarray]:
+  network: Any,
+  batch: Any,
+  fan_in: Mapping[str, int] = {},
+  *,
+  skip: Sequence[str] = (),
+  **constants: float,
+) -> dict[str, np.ndarray]:
   """Checks the distribution of initial parameters against PyTorch's formulas; returns them by path.
 
   A kernel `[K, F]` and the bias beside it are uniform on +-1 / sqrt(K), a table is normal, a norm

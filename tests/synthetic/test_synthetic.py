@@ -34,8 +34,10 @@ def every_graph(data_root: Path) -> list[graph.OpGraph]:
 
 def digests(data_root: Path) -> dict[str, str]:
   out = data_root.parent
-  return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
-          for path in out.rglob("*.npz")}
+  return {
+    str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in out.rglob("*.npz")
+  }
 
 
 def test_tiny_has_the_released_folders_and_is_small(tiny):
@@ -125,8 +127,10 @@ def test_full_collections_have_as_many_files_as_the_released_ones(collection):
 def test_full_kernels_have_the_released_mean_of_40_nodes():
   specs = synthetic.file_specs("full", 0, "tile:xla", limit=200)[:200]
   sizes = [synthetic.tile_size(spec) for spec in specs]
-  kernels = [tiles.random_kernel(spec.rng("graph"), nodes=size.nodes, configs=size.configs)
-             for spec, size in zip(specs, sizes)]
+  kernels = [
+    tiles.random_kernel(spec.rng("graph"), nodes=size.nodes, configs=size.configs)
+    for spec, size in zip(specs, sizes)
+  ]
   assert np.mean([len(kernel.program) for kernel in kernels]) == pytest.approx(40, rel=0.1)
   assert min(size.nodes for size in sizes) >= 2 and max(size.configs for size in sizes) <= 10_500
 

@@ -20,10 +20,13 @@ CONFIG = {"model": {"name": "sage", "hidden": 64}, "seed": 0}
 @functools.cache
 def make_state(step=0, width=3):
   optimizer = state_lib.create_optimizer(
-      total_steps=10, accumulation_steps=2, clip_norm=1.0, average_decay=0.9)
+    total_steps=10, accumulation_steps=2, clip_norm=1.0, average_decay=0.9
+  )
   rng = np.random.default_rng(step)
-  params = {"kernel": jnp.asarray(rng.normal(size=(2, width)), jnp.float32),
-            "scalar": jnp.asarray(rng.normal(), jnp.float32)}
+  params = {
+    "kernel": jnp.asarray(rng.normal(size=(2, width)), jnp.float32),
+    "scalar": jnp.asarray(rng.normal(), jnp.float32),
+  }
   table = {"values": rng.normal(size=(5, 2)).astype(np.float32), "seen": np.ones(5, bool)}
   state = state_lib.TrainState.create(params, optimizer).replace(extra=table)
   state = state.apply_gradients(jax.tree.map(jnp.ones_like, params), optimizer)
@@ -31,8 +34,13 @@ def make_state(step=0, width=3):
 
 
 def save(checkpoints, step, value=None):
-  checkpoints.save(step, make_state(step), data={"next_index": step},
-                   progress={"best_value": 0.1 + 0.2, "none": None}, value=value)
+  checkpoints.save(
+    step,
+    make_state(step),
+    data={"next_index": step},
+    progress={"best_value": 0.1 + 0.2, "none": None},
+    value=value,
+  )
 
 
 def best_of(checkpoints):
@@ -77,11 +85,25 @@ def test_a_reader_of_a_missing_folder_finds_nothing_and_makes_nothing(folder):
   assert not folder.exists()
 
 
-@pytest.mark.parametrize("values, reopen", [
-    ([0.5, None, 0.9, None, 0.8], False), ([0.5, float("nan"), 0.4], False),
-    *((values, True) for values in (
-        [0.5, None, 0.9, None, 0.8], [0.9, 0.1, 0.2], [None, 0.4, None, None], [0.5, 0.5, 0.5],
-        [0.5, float("nan"), 0.4], [-1.0, -2.0, None], [float("nan")] * 2))])
+@pytest.mark.parametrize(
+  "values, reopen",
+  [
+    ([0.5, None, 0.9, None, 0.8], False),
+    ([0.5, float("nan"), 0.4], False),
+    *(
+      (values, True)
+      for values in (
+        [0.5, None, 0.9, None, 0.8],
+        [0.9, 0.1, 0.2],
+        [None, 0.4, None, None],
+        [0.5, 0.5, 0.5],
+        [0.5, float("nan"), 0.4],
+        [-1.0, -2.0, None],
+        [float("nan")] * 2,
+      )
+    ),
+  ],
+)
 def test_newest_and_best_are_kept_and_nothing_else(folder, values, reopen):
   checkpoints = checkpoint.Checkpoints(folder)
   for step, value in enumerate(values):

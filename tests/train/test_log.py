@@ -68,13 +68,18 @@ def test_measurements_are_in_tensorboard_and_not_in_the_metrics_file(tmp_path, m
   log.write(4, {"x": 1.0})
   log.close()
   found = {tag: value.simple_value for _, tag, value in events_of(tmp_path)}
-  assert found == {"measured/step_seconds": 1.25, "measured/data_wait_seconds": 0.25,
-                   "measured/peak_memory_of_device_mib": 3.0, "x": 1.0}
+  assert found == {
+    "measured/step_seconds": 1.25,
+    "measured/data_wait_seconds": 0.25,
+    "measured/peak_memory_of_device_mib": 3.0,
+    "x": 1.0,
+  }
   assert metrics(tmp_path) == [{"step": 4, "x": 1.0}]
 
 
 def test_a_progress_line_comes_every_ten_seconds_with_the_rate_since_the_last(
-    tmp_path, monkeypatch, capsys):
+  tmp_path, monkeypatch, capsys
+):
   now = [100.0]
   monkeypatch.setattr(log_lib.time, "monotonic", lambda: now[0])
   log = log_lib.Log(tmp_path, total_steps=100)
@@ -86,8 +91,11 @@ def test_a_progress_line_comes_every_ten_seconds_with_the_rate_since_the_last(
   log.progress(6, lambda: "tau 0.5", is_due=True)
   log.close()
   lines = [line[20:] for line in capsys.readouterr().out.splitlines()]
-  assert lines == ["step 3/100  loss 1  0.25 steps/s", "step 6/100  loss 1  0.25 steps/s",
-                   "step 6/100  tau 0.5"]
+  assert lines == [
+    "step 3/100  loss 1  0.25 steps/s",
+    "step 6/100  loss 1  0.25 steps/s",
+    "step 6/100  tau 0.5",
+  ]
 
 
 def test_tensorboard_has_the_config_as_text_and_as_hyperparameters(tmp_path):
@@ -100,9 +108,11 @@ def test_tensorboard_has_the_config_as_text_and_as_hyperparameters(tmp_path):
   (text,) = found["config/text_summary"].tensor.string_val
   assert "|model.dims|(3, 4)|" in text.decode() and "|rate|0.5|" in text.decode()
   start, experiment = (
-      plugin_hparams_pb2.HParamsPluginData.FromString(
-          found[f"_hparams_/{name}"].metadata.plugin_data.content)
-      for name in ("session_start_info", "experiment"))
+    plugin_hparams_pb2.HParamsPluginData.FromString(
+      found[f"_hparams_/{name}"].metadata.plugin_data.content
+    )
+    for name in ("session_start_info", "experiment")
+  )
   hparams = start.session_start_info.hparams
   assert hparams["rate"].number_value == 0.5 and hparams["on"].bool_value
   assert hparams["model.dims"].string_value == "[3, 4]" and hparams["parameters"].number_value == 12
@@ -134,10 +144,15 @@ def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
   assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("argv, command", [
+@pytest.mark.parametrize(
+  "argv, command",
+  [
     (["/bin/tpugraphs-tile", "--workdir=my run"], "tpugraphs-tile '--workdir=my run'"),
     (["run_layout.py", "--resume"], "run_layout.py --resume"),
-    (["/lib/ipykernel_launcher.py", "-f", "kernel.json"], ""), ([""], "")])
+    (["/lib/ipykernel_launcher.py", "-f", "kernel.json"], ""),
+    ([""], ""),
+  ],
+)
 def test_a_manifest_has_the_command_of_a_run(argv, command, tmp_path, monkeypatch):
   monkeypatch.setattr(log_lib.sys, "argv", argv)
   log_lib.write_manifest(tmp_path, {})
@@ -161,6 +176,7 @@ def train(workdir, **changes):
 def to_full_disk(monkeypatch):
   """Puts every event file on a full disk."""
   from tensorboardX import record_writer
+
   disk = open(FULL, "wb", buffering=0)
   monkeypatch.setattr(record_writer, "open_file", lambda path: disk)
   return disk
@@ -170,7 +186,8 @@ def blocked_disk(monkeypatch):
   """Event files on a disk that never answers; returns a function that ends the wait."""
   free = threading.Event()
   monkeypatch.setattr(
-      event_file_writer.EventsWriter, "write_event", lambda self, event: free.wait())
+    event_file_writer.EventsWriter, "write_event", lambda self, event: free.wait()
+  )
   return free.set
 
 

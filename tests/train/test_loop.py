@@ -68,8 +68,11 @@ def test_training_equals_a_plain_loop_on_one_device(unstopped):
     grads = {k: jnp.asarray(v, jnp.float32) for k, v in grads.items()}
     state = apply(state, grads)
   result, _ = unstopped
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-               result.state.params, state.params)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+    result.state.params,
+    state.params,
+  )
   assert result.step == toy.STEPS == result.state.step and result.why.startswith("last epoch")
 
 
@@ -88,8 +91,11 @@ def test_metrics_file_has_the_mean_of_each_window_and_every_evaluation(unstopped
 
 def test_the_learning_rate_of_each_step_is_on_its_line(tmp_path):
   run(tmp_path, learning_rate=lambda taken: taken / 10)
-  rates = {row["step"]: row["train/learning_rate"] for row in metrics(tmp_path)
-           if "train/learning_rate" in row}
+  rates = {
+    row["step"]: row["train/learning_rate"]
+    for row in metrics(tmp_path)
+    if "train/learning_rate" in row
+  }
   assert rates == {3: 0.2, 6: 0.5, 9: 0.8, 12: 1.1}  # step 3 follows 2 taken steps
 
 
@@ -103,8 +109,12 @@ def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path
 
   with pytest.raises(KeyboardInterrupt):
     run(tmp_path, evaluate=evaluate, on_best=cut_off)
-  run(tmp_path, evaluate=evaluate, resume=True,
-      on_best=lambda params, step, metrics: used.append((step, params)))
+  run(
+    tmp_path,
+    evaluate=evaluate,
+    resume=True,
+    on_best=lambda params, step, metrics: used.append((step, params)),
+  )
   ((step, params),) = used
   assert step == toy.STEPS
   with contextlib.closing(checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS)) as checkpoints:
@@ -165,8 +175,16 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
   def go(batches, **changes):
     state = state_lib.TrainState.create({"count": jnp.zeros(())}, toy.OPTIMIZER)
     return toy.train(
-        tmp_path, state.replace(opt_state=()), train_step=parallel.pmap(count), batches=batches,
-        evaluate=by_step, total_epochs=7, steps_per_epoch=2, early_stop_epochs=3, **changes)
+      tmp_path,
+      state.replace(opt_state=()),
+      train_step=parallel.pmap(count),
+      batches=batches,
+      evaluate=by_step,
+      total_epochs=7,
+      steps_per_epoch=2,
+      early_stop_epochs=3,
+      **changes,
+    )
 
   if stop_at is None:
     result = go(make_batches())
@@ -201,6 +219,7 @@ def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
 
 def steps_that_overflow(at):
   """A step whose parameters are not finite after step `at`; all losses are finite."""
+
   def step(state, batch):
     state, metrics = toy.TRAIN_STEP(state, batch)
     is_last = int(parallel.unreplicate(state.step)) == at
@@ -252,20 +271,26 @@ def test_profile_is_written(tmp_path, steps):
   assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
-@pytest.mark.parametrize("which, options, expected", [
+@pytest.mark.parametrize(
+  "which, options, expected",
+  [
     ("is_evaluated", dict(total_epochs=7, steps_per_epoch=4, eval_every_epochs=3), [12, 24, 28]),
     ("is_evaluated", dict(total_epochs=3, steps_per_epoch=2), [2, 4, 6]),
     ("is_saved", dict(total_epochs=2, steps_per_epoch=5), []),
     ("is_saved", dict(total_epochs=2, steps_per_epoch=5, checkpoint_every_steps=3), [3, 6, 9]),
     ("is_logged", dict(total_epochs=2, steps_per_epoch=5, log_every_steps=4), [4, 8]),
-    ("is_epoch_end", dict(total_epochs=2, steps_per_epoch=5), [5, 10])])
+    ("is_epoch_end", dict(total_epochs=2, steps_per_epoch=5), [5, 10]),
+  ],
+)
 def test_a_schedule_says_what_is_due_after_each_step(which, options, expected):
   schedule = toy.schedule(**options)
   is_due = getattr(schedule, which)
   assert [step for step in range(1, schedule.total_steps + 1) if is_due(step)] == expected
 
 
-@pytest.mark.parametrize("best_step, options, expected", [
+@pytest.mark.parametrize(
+  "best_step, options, expected",
+  [
     (None, dict(total_epochs=5, early_stop_epochs=3), [6, 8, 10]),
     (2, dict(total_epochs=5, early_stop_epochs=3), [8, 10]),
     (8, dict(total_epochs=5, early_stop_epochs=3), []),
@@ -273,36 +298,47 @@ def test_a_schedule_says_what_is_due_after_each_step(which, options, expected):
     # Never between two evaluations.
     (None, dict(total_epochs=10, early_stop_epochs=2, eval_every_epochs=3), [6, 12, 18, 20]),
     (6, dict(total_epochs=10, early_stop_epochs=2, eval_every_epochs=3), [12, 18, 20]),
-    (12, dict(total_epochs=10, early_stop_epochs=2, eval_every_epochs=3), [18, 20])])
+    (12, dict(total_epochs=10, early_stop_epochs=2, eval_every_epochs=3), [18, 20]),
+  ],
+)
 def test_a_run_ends_early_at_an_evaluation_without_improvement(best_step, options, expected):
   schedule = toy.schedule(steps_per_epoch=2, **options)
-  assert [step for step in range(1, schedule.total_steps + 1)
-          if schedule.is_early_stop(step, best_step)] == expected
+  assert [
+    step for step in range(1, schedule.total_steps + 1) if schedule.is_early_stop(step, best_step)
+  ] == expected
 
 
 # Code that says `waiting` and then waits for ever.
 WAITS = {
-    "a queue": "import queue; say(); queue.Queue().get()",
-    # A mutex taken twice: a wait in C that no signal interrupts.
-    "a call in C": ("import ctypes; lock = ctypes.create_string_buffer(64); c = ctypes.CDLL(None); "
-                    "c.pthread_mutex_lock(lock); say(); c.pthread_mutex_lock(lock)"),
-    "a thread": ("import threading; t = threading.Thread(target=threading.Event().wait, "
-                 "daemon=True); t.start(); say(); t.join()"),
+  "a queue": "import queue; say(); queue.Queue().get()",
+  # A mutex taken twice: a wait in C that no signal interrupts.
+  "a call in C": (
+    "import ctypes; lock = ctypes.create_string_buffer(64); c = ctypes.CDLL(None); "
+    "c.pthread_mutex_lock(lock); say(); c.pthread_mutex_lock(lock)"
+  ),
+  "a thread": (
+    "import threading; t = threading.Thread(target=threading.Event().wait, "
+    "daemon=True); t.start(); say(); t.join()"
+  ),
 }
 
 
-@pytest.mark.parametrize("where, number", [
-    *((where, signal.SIGTERM) for where in WAITS), ("a thread", signal.SIGINT)])
+@pytest.mark.parametrize(
+  "where, number", [*((where, signal.SIGTERM) for where in WAITS), ("a thread", signal.SIGINT)]
+)
 def test_a_second_signal_ends_the_process_wherever_it_waits(where, number):
-  program = ("from tpugraphs_jax.infra import jobs\n"
-             "say = lambda: print('waiting', flush=True)\n"
-             f"with jobs.StopSignals():\n  {WAITS[where]}\n")
+  program = (
+    "from tpugraphs_jax.infra import jobs\n"
+    "say = lambda: print('waiting', flush=True)\n"
+    f"with jobs.StopSignals():\n  {WAITS[where]}\n"
+  )
   process = subprocess.Popen(
-      [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=commands.ROOT)
+    [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=commands.ROOT
+  )
   try:
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(number)
-    assert not ended(process, seconds=.3)  # the first one alone is a request
+    assert not ended(process, seconds=0.3)  # the first one alone is a request
     # Again and again: on a busy machine two signals can arrive as one.
     assert any(process.send_signal(number) or ended(process, seconds=1) for _ in range(30))
     assert process.returncode == 128 + number

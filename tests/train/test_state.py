@@ -19,8 +19,10 @@ def make_grads(step, scale=1.0):
   rng = np.random.default_rng(step)
   kernel = scale * rng.normal(size=(2, 3)) * 10.0 ** rng.integers(-7, 2, (2, 3))
   kernel[0, 0] = 0.0
-  return {"kernel": jnp.asarray(kernel, jnp.float32),
-          "bias": jnp.asarray(scale * rng.normal(size=3), jnp.float32)}
+  return {
+    "kernel": jnp.asarray(kernel, jnp.float32),
+    "bias": jnp.asarray(scale * rng.normal(size=3), jnp.float32),
+  }
 
 
 def run(optimizer, steps=STEPS, grads=make_grads):
@@ -59,7 +61,8 @@ def test_adam_is_keras_adam():
 
 def test_adamw_is_adam_plus_decoupled_decay():
   optimizer = state_lib.create_optimizer(
-      name="adamw", learning_rate=0.01, weight_decay=0.1, eps=1e-8, total_steps=1)
+    name="adamw", learning_rate=0.01, weight_decay=0.1, eps=1e-8, total_steps=1
+  )
   state = run(optimizer, steps=1)
   for name, param in make_params().items():
     param, grad = np.asarray(param, np.float64), np.asarray(make_grads(0)[name], np.float64)
@@ -83,8 +86,8 @@ def test_clipping_happens_before_adam(field):
   options = dict(learning_rate=0.1, total_steps=2)
   clipped = run(state_lib.create_optimizer(**options, **{field: 1e-6}), steps=2)
   norms = {
-      "clip_norm": lambda grads: [np.sqrt(sum(np.sum(g**2) for g in grads.values()))] * 2,
-      "clip_norm_per_variable": lambda grads: [np.linalg.norm(g) for g in grads.values()],
+    "clip_norm": lambda grads: [np.sqrt(sum(np.sum(g**2) for g in grads.values()))] * 2,
+    "clip_norm_per_variable": lambda grads: [np.linalg.norm(g) for g in grads.values()],
   }[field]
   for which, name in enumerate(make_params()):
     seen = []
@@ -96,15 +99,21 @@ def test_clipping_happens_before_adam(field):
 
 
 def test_cosine_warms_up_and_ends_at_the_final_rate():
-  rate = state_lib.Optimizer(learning_rate=0.8, schedule="cosine", warmup_fraction=0.2,
-                             final_learning_rate=0.2).rate(100)
+  rate = state_lib.Optimizer(
+    learning_rate=0.8, schedule="cosine", warmup_fraction=0.2, final_learning_rate=0.2
+  ).rate(100)
   found = [float(rate(step)) for step in (0, 10, 20, 60, 100)]
   np.testing.assert_allclose(found, [0, 0.4, 0.8, (0.8 + 0.2) / 2, 0.2], rtol=1e-5)
 
 
 def test_multistep_multiplies_at_each_milestone():
-  rate = state_lib.Optimizer(learning_rate=1.0, schedule="multistep", warmup_fraction=0.1,
-                             milestones=(0.6, 0.9), milestone_factor=0.5).rate(100)
+  rate = state_lib.Optimizer(
+    learning_rate=1.0,
+    schedule="multistep",
+    warmup_fraction=0.1,
+    milestones=(0.6, 0.9),
+    milestone_factor=0.5,
+  ).rate(100)
   found = [float(rate(step)) for step in (5, 10, 59, 61, 89, 91, 100)]
   np.testing.assert_allclose(found, [0.5, 1, 1, 0.5, 0.5, 0.25, 0.25])
 
@@ -121,11 +130,17 @@ def test_accumulation_updates_once_with_the_mean_gradient():
 
 def test_schedule_counts_updates_not_accumulated_steps():
   optimizer = state_lib.create_optimizer(
-      learning_rate=1.0, schedule="multistep", milestones=(0.5,), milestone_factor=1e-6,
-      total_steps=4, accumulation_steps=2)
+    learning_rate=1.0,
+    schedule="multistep",
+    milestones=(0.5,),
+    milestone_factor=1e-6,
+    total_steps=4,
+    accumulation_steps=2,
+  )
   grads = lambda _: jax.tree.map(jnp.ones_like, make_params())
   np.testing.assert_allclose(
-      run(optimizer, steps=4, grads=grads).params["bias"], 1 - 1 - 1e-6, atol=1e-5)
+    run(optimizer, steps=4, grads=grads).params["bias"], 1 - 1 - 1e-6, atol=1e-5
+  )
 
 
 def test_average_follows_the_parameters():
@@ -140,9 +155,15 @@ def test_average_follows_the_parameters():
   assert np.abs(state.params["bias"] - expected).max() > 1e-3
 
 
-@pytest.mark.parametrize("window, counted", [
-    ((0.3, 0.9), range(3, 9)), ((0.0, 1.0), range(10)), ((0.55, 0.56), range(5, 6)),
-    ((0.99, 1.0), range(9, 10))])
+@pytest.mark.parametrize(
+  "window, counted",
+  [
+    ((0.3, 0.9), range(3, 9)),
+    ((0.0, 1.0), range(10)),
+    ((0.55, 0.56), range(5, 6)),
+    ((0.99, 1.0), range(9, 10)),
+  ],
+)
 def test_swa_is_the_plain_mean_over_its_window(window, counted):
   optimizer = state_lib.create_optimizer(learning_rate=0.1, total_steps=10, average_window=window)
   state, seen = state_lib.TrainState.create(make_params(), optimizer), []
@@ -150,14 +171,16 @@ def test_swa_is_the_plain_mean_over_its_window(window, counted):
     state = state.apply_gradients(make_grads(step), optimizer)
     seen.append(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state.params))
     within = [seen[i] for i in counted if i <= step]
-    expected = (jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *within)
-                if within else seen[-1])
+    expected = (
+      jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *within) if within else seen[-1]
+    )
     assert_trees_close(state.eval_params, expected)
 
 
 def test_swa_counts_updates_and_not_the_steps_that_they_gather():
   optimizer = state_lib.create_optimizer(
-      learning_rate=0.1, total_steps=8, accumulation_steps=2, average_window=(0.5, 1.0))
+    learning_rate=0.1, total_steps=8, accumulation_steps=2, average_window=(0.5, 1.0)
+  )
   state, seen = state_lib.TrainState.create(make_params(), optimizer), []
   for step in range(8):
     state = state.apply_gradients(make_grads(step), optimizer)
@@ -165,16 +188,32 @@ def test_swa_counts_updates_and_not_the_steps_that_they_gather():
   np.testing.assert_allclose(state.eval_params["bias"], (seen[5] + seen[7]) / 2, rtol=1e-5)
 
 
-@pytest.mark.parametrize("field, value", [
-    (field, value) for field, values in {
-        "name": ["sgd"], "learning_rate": [-1e-3, float("nan"), float("inf")],
-        "schedule": ["linear"], "warmup_fraction": [1.0], "final_learning_rate": [2.0],
-        "milestones": [(0.9, 0.6), (1.5,)], "milestone_factor": [0.0], "beta1": [1.0],
-        "beta2": [-0.1], "eps": [0.0], "weight_decay": [-1.0, 0.1], "decay_layers": [("head",)],
-        "clip_norm": [-1.0],
-        "clip_norm_per_variable": [-1.0], "accumulation_steps": [0], "average_decay": [1.0],
-        "average_window": [(0.5,), (0.5, 0.5), (0.5, 1.5), (-0.1, 0.5)]}.items()
-    for value in values])
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    (field, value)
+    for field, values in {
+      "name": ["sgd"],
+      "learning_rate": [-1e-3, float("nan"), float("inf")],
+      "schedule": ["linear"],
+      "warmup_fraction": [1.0],
+      "final_learning_rate": [2.0],
+      "milestones": [(0.9, 0.6), (1.5,)],
+      "milestone_factor": [0.0],
+      "beta1": [1.0],
+      "beta2": [-0.1],
+      "eps": [0.0],
+      "weight_decay": [-1.0, 0.1],
+      "decay_layers": [("head",)],
+      "clip_norm": [-1.0],
+      "clip_norm_per_variable": [-1.0],
+      "accumulation_steps": [0],
+      "average_decay": [1.0],
+      "average_window": [(0.5,), (0.5, 0.5), (0.5, 1.5), (-0.1, 0.5)],
+    }.items()
+    for value in values
+  ],
+)
 def test_impossible_values_are_refused_by_field_name(field, value):
   with pytest.raises(ValueError, match=rf"optimizer\.{field} is"):
     state_lib.create_optimizer(total_steps=10, **{field: value})

@@ -31,8 +31,9 @@ OPTIMIZER = optax.chain(state_lib.clip_by_variable_norm(MAX_NORM), optax.sgd(1.0
 def slots() -> list[batching.Slate]:
   rng = np.random.default_rng(0)
   graphs = [
-      random_graphs.tile_graph(rng, nodes=4 + 3 * i, edges=6 * i, configs=2 + i)
-      for i in range(GRAPHS)]
+    random_graphs.tile_graph(rng, nodes=4 + 3 * i, edges=6 * i, configs=2 + i)
+    for i in range(GRAPHS)
+  ]
   prepared = [batching.prepare(g, g.node_feat, slots=2) for g in graphs]
   return random_graphs.slots_of(prepared, CONFIGS)
 
@@ -43,9 +44,11 @@ def device_batches(devices: int) -> list:
   sizes = [batching.total_sizes([slot.graph for slot in share]) for share in shares]
   budget = random_graphs.common_budget(sizes, spare=2)
   return [
-      batching.assemble_tile(
-          share, budget, graphs=SLOTS // devices, configs=CONFIGS, transform=lambda x: x)
-      for share in shares]
+    batching.assemble_tile(
+      share, budget, graphs=SLOTS // devices, configs=CONFIGS, transform=lambda x: x
+    )
+    for share in shares
+  ]
 
 
 def init_params():
@@ -55,8 +58,12 @@ def init_params():
 @pytest.fixture(scope="module")
 def train_step():
   return state_lib.make_train_step(
-      MODEL, OPTIMIZER, losses_lib.LossOptions(
-          losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2))
+    MODEL,
+    OPTIMIZER,
+    losses_lib.LossOptions(
+      losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2
+    ),
+  )
 
 
 def take_step(train_step, batches, steps: int = 1):
@@ -97,15 +104,21 @@ def per_lookup(params, batch):
   opcode = batch.graph.nodes["opcode"]
   nodes = dict(batch.graph.nodes, opcode=np.arange(len(opcode)))
   table = params["op_embedding"]["table"]["embedding"][opcode]
-  return (dict(params, op_embedding={"table": {"embedding": table}}),
-          batch._replace(graph=batch.graph._replace(nodes=nodes)))
+  return (
+    dict(params, op_embedding={"table": {"embedding": table}}),
+    batch._replace(graph=batch.graph._replace(nodes=nodes)),
+  )
 
 
 def test_chunks_of_configurations_take_the_same_step(train_step):
   chunked = state_lib.make_train_step(
-      MODEL, OPTIMIZER, losses_lib.LossOptions(
-          losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2),
-      config_chunk=CONFIGS // 2)
+    MODEL,
+    OPTIMIZER,
+    losses_lib.LossOptions(
+      losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2
+    ),
+    config_chunk=CONFIGS // 2,
+  )
   expected = take_step(train_step, device_batches(1))
   comparing.assert_trees_close(take_step(chunked, device_batches(1)), expected)
 
@@ -114,8 +127,9 @@ def test_step_follows_the_formulas_of_loss_penalties_and_clipping(train_step):
   batch = device_batches(1)[0]
   start = init_params()
   params, metrics = take_step(train_step, [batch])
-  gradient = jax.jit(lambda p: jax.value_and_grad(independent_loss, has_aux=True)(
-      *per_lookup(p, batch)))
+  gradient = jax.jit(
+    lambda p: jax.value_and_grad(independent_loss, has_aux=True)(*per_lookup(p, batch))
+  )
   (loss, ranking), grads = gradient(start)
   assert metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
   assert metrics["ranking_loss"] == pytest.approx(float(ranking), rel=1e-5)
@@ -144,17 +158,21 @@ def test_contents_of_padding_have_no_influence(train_step):
   batch = device_batches(1)[0]
   rng = np.random.default_rng(2)
   garbage = lambda array, real: np.where(real, array, rng.normal(size=array.shape) * 10).astype(
-      array.dtype)
+    array.dtype
+  )
   nodes = int(batch.graph.n_node[:-1].sum())
   real_node = (np.arange(len(batch.graph.nodes["opcode"])) < nodes)[:, None]
   assert not real_node.all() and not batch.config_mask.all()
   spoiled = batch._replace(
-      graph=batch.graph._replace(
-          nodes=dict(batch.graph.nodes, feat=garbage(batch.graph.nodes["feat"], real_node))),
-      config_feat=garbage(batch.config_feat, batch.config_mask[..., None]),
-      target=garbage(batch.target, batch.config_mask))
+    graph=batch.graph._replace(
+      nodes=dict(batch.graph.nodes, feat=garbage(batch.graph.nodes["feat"], real_node))
+    ),
+    config_feat=garbage(batch.config_feat, batch.config_mask[..., None]),
+    target=garbage(batch.target, batch.config_mask),
+  )
   comparing.assert_trees_close(
-      take_step(train_step, [spoiled]), take_step(train_step, [batch]), tolerance=1e-6)
+    take_step(train_step, [spoiled]), take_step(train_step, [batch]), tolerance=1e-6
+  )
 
 
 class Noisy(nn.Module):
@@ -168,7 +186,8 @@ class Noisy(nn.Module):
 
 def noisy_step(seed):
   return state_lib.make_train_step(
-      Noisy(), optax.sgd(0.5), losses_lib.LossOptions(losses="MSE:1"), seed=seed)
+    Noisy(), optax.sgd(0.5), losses_lib.LossOptions(losses="MSE:1"), seed=seed
+  )
 
 
 def noisy_state(step):
@@ -190,6 +209,8 @@ def test_the_random_stream_of_a_step_is_that_of_its_seed_and_number(seed, number
 
 def test_two_seeds_are_one_program_for_a_compilation_cache():
   stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], device_batches(1)[0])
-  texts = [step.func.lower(*step.args, noisy_state(jnp.int32(0)), stacked).as_text()
-           for step in (noisy_step(0), noisy_step(1))]
+  texts = [
+    step.func.lower(*step.args, noisy_state(jnp.int32(0)), stacked).as_text()
+    for step in (noisy_step(0), noisy_step(1))
+  ]
   assert texts[0] == texts[1]

@@ -49,8 +49,9 @@ def module():
 def test_nodes_have_the_names_scopes_and_edges_of_the_module(module):
   nodes = nodes_of(explorer.Page(module, panes.of_graph(module)))
   assert [node["label"] for node in nodes] == [origin.name for origin in module.origins]
-  edges = {(int(node["id"]), int(edge["sourceNodeId"]))
-           for node in nodes for edge in node["incomingEdges"]}
+  edges = {
+    (int(node["id"]), int(edge["sourceNodeId"])) for node in nodes for edge in node["incomingEdges"]
+  }
   assert edges == set(map(tuple, module.edge_index.tolist()))
   product = nodes[module.config_node[0]]
   assert product["namespace"] == "outer/inner"
@@ -79,7 +80,8 @@ def test_a_file_without_names_has_its_opcodes_shapes_and_computations():
   graph.node_feat[4, -6:-4] = 1, 0
   nodes = nodes_of(explorer.Page(graph, panes.of_graph(graph)))
   assert [node["namespace"] for node in nodes] == (
-      ["computations 1 of 2"] * 10 + ["computations 2 of 2"] * 20)
+    ["computations 1 of 2"] * 10 + ["computations 2 of 2"] * 20
+  )
   assert attributes(nodes[4])["shape"] == "f32[8,6]{1,0}"
 
 
@@ -100,8 +102,10 @@ def test_two_sides_are_two_graphs_with_layouts_and_overlays():
     assert attributes(nodes_of(page, side)[0])["layouts"] == pane.orders[0]
   data = json.loads(urllib.parse.unquote(page.to_url_param_value()))
   sides = data["uiState"]["paneStates"]
-  assert [side["selectedCollectionLabel"] for side in sides] == ["configuration 0",
-                                                                "configuration 1"]
+  assert [side["selectedCollectionLabel"] for side in sides] == [
+    "configuration 0",
+    "configuration 1",
+  ]
   assert data["nodeDataTargets"] == ["configuration 0", "configuration 1"]
   data = json.loads(page.get_node_data(1).to_json_string())
   marked = data[f"{graph.name} configuration 1"]["results"]
@@ -112,8 +116,10 @@ def test_colours_are_red_above_zero_blue_below_and_stronger_if_larger():
   graph = graphs_by_hand.whole_numbers(1, nodes=5, edges=4)
   pane = panes.Pane("costs", {}, {}, {"cost": {0: 4.0, 1: 1.0, 2: -4.0, 3: 0.0}})
   data = json.loads(explorer.Page(graph, [pane]).get_node_data(0).to_json_string())
-  color = {int(node): [int(result["bgColor"][i:i + 2], 16) for i in (1, 3, 5)]
-           for node, result in data[f"{graph.name} costs"]["results"].items()}
+  color = {
+    int(node): [int(result["bgColor"][i : i + 2], 16) for i in (1, 3, 5)]
+    for node, result in data[f"{graph.name} costs"]["results"].items()
+  }
   assert color[3] == [255, 255, 255]
   assert color[0][2] < color[1][2] < 255 and color[0][0] > color[0][2]
   assert color[2][2] > color[2][0]
@@ -123,8 +129,11 @@ def test_colours_are_red_above_zero_blue_below_and_stronger_if_larger():
 def served(*arguments):
   """The address of a page that the command serves."""
   process = subprocess.Popen(
-      [sys.executable, "-u", "-m", "tpugraphs_jax.view", *map(str, arguments), "--no_browser"],
-      cwd=commands.ROOT, stdout=subprocess.PIPE, text=True)
+    [sys.executable, "-u", "-m", "tpugraphs_jax.view", *map(str, arguments), "--no_browser"],
+    cwd=commands.ROOT,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
   try:
     yield next(line.strip() for line in process.stdout if line.startswith("http://"))
   finally:

@@ -50,7 +50,8 @@ def test_an_hlo_module_is_read_as_text_and_as_bytes(tmp_path, capsys):
 
 
 def test_without_the_extra_the_table_is_shown_and_a_line_says_what_to_install(
-    program, capsys, monkeypatch):
+  program, capsys, monkeypatch
+):
   monkeypatch.delitem(sys.modules, "tpugraphs_jax.view.explorer", raising=False)
   monkeypatch.delattr("tpugraphs_jax.view.explorer", raising=False)
   monkeypatch.setitem(sys.modules, "model_explorer", None)
@@ -64,8 +65,13 @@ def test_mistakes_end_in_one_line(program, tmp_path, capsys):
   assert "no such file" in refused(capsys, tmp_path / "none.npz")
   assert "configuration 2 of program, expected 0 to 1" in refused(capsys, program, "--config=2")
   assert "missing" in refused(capsys, program, "--config=1", "--model=none")
-  for name, content in [("a.npz", b"PK\3\4 and more"), ("a.json", b'{"a": 1}'), ("a.json", b"{"),
-                        ("a.png", b"\x89PNG\r\n\x1a\n"), ("empty", b"")]:
+  for name, content in [
+    ("a.npz", b"PK\3\4 and more"),
+    ("a.json", b'{"a": 1}'),
+    ("a.json", b"{"),
+    ("a.png", b"\x89PNG\r\n\x1a\n"),
+    ("empty", b""),
+  ]:
     path = tmp_path / name
     path.write_bytes(content)
     assert str(path) in refused(capsys, path)

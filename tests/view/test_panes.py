@@ -17,14 +17,13 @@ from tpugraphs_jax.view import panes
 def graph():
   """A program with three products and three labelled configurations."""
   made = hlo.featurize(
-      lambda x, y, z: jnp.tanh(x @ y) @ z @ z, jnp.ones((4, 8)), jnp.ones((8, 6)),
-      jnp.ones((6, 6)))
+    lambda x, y, z: jnp.tanh(x @ y) @ z @ z, jnp.ones((4, 8)), jnp.ones((8, 6)), jnp.ones((6, 6))
+  )
   rows = np.full((3, 3, 18), -1)
   rows[1, 0, :2] = 0, 1
   rows[2, 0, :4] = 0, 1, -1, -1
   rows[2, 2, :2] = 1, 0
-  return dataclasses.replace(
-      made, configs=factor_layout_configs(rows, np.array([30, 20, 10])))
+  return dataclasses.replace(made, configs=factor_layout_configs(rows, np.array([30, 20, 10])))
 
 
 def test_two_configurations_mark_the_nodes_in_which_they_differ(graph):
@@ -41,7 +40,8 @@ def test_costs_are_those_of_explain_by_node(graph):
   (pane,) = panes.of_graph(graph, 2, model=model)
   rows = tpugraphs_jax.explain(model, graph, 2)
   assert sum(pane.overlays[panes.COST].values()) == pytest.approx(
-      sum(row.change for row in rows if row.places))
+    sum(row.change for row in rows if row.places)
+  )
   _, after = panes.of_graph(graph, 2, against=0, model=model)
   difference = tpugraphs_jax.explain(model, graph, 2, against=0)
   for node, value in after.overlays[panes.COST].items():
@@ -56,12 +56,15 @@ def test_the_table_has_the_changed_nodes_by_name(graph):
   assert "layouts, configuration 0" in lines[-3] and "output {1,0}" in lines[-1]
 
 
-@pytest.mark.parametrize("options, message", [
+@pytest.mark.parametrize(
+  "options, message",
+  [
     ({"against": 0}, "no configuration was given"),
     ({"model": "layout-cpu-measured"}, "no configuration was given"),
     ({"config": 3}, "configuration 3 of .*, expected 0 to 2"),
     ({"config": 0, "against": -1}, "configuration -1"),
-])
+  ],
+)
 def test_mistakes_are_refused(graph, options, message):
   with pytest.raises(ValueError, match=message):
     panes.of_graph(graph, **options)
@@ -70,8 +73,9 @@ def test_mistakes_are_refused(graph, options, message):
 def test_a_graph_without_configurations_or_with_tiles_says_so(graph):
   with pytest.raises(ValueError, match="has no configurations"):
     panes.of_graph(dataclasses.replace(graph, configs=None), 0)
-  tiles = graph.as_kernel(TileConfigs(
-      np.arange(24, dtype=np.float32)[None], np.array([5]), np.array([5])))
+  tiles = graph.as_kernel(
+    TileConfigs(np.arange(24, dtype=np.float32)[None], np.array([5]), np.array([5]))
+  )
   (pane,) = panes.of_graph(tiles, 0)
   assert pane.about["kernel bounds"] == "0 1 2 3 4 5" and not pane.orders
   with pytest.raises(ValueError, match="print tpugraphs_jax.explain"):

@@ -48,22 +48,38 @@ _COLLECTIONS = ("tile:xla", "layout:xla:random")
 _DISKS = 6  # sizes of full disks
 _POINTS_AT_A_TIME, _STORES_AT_A_TIME, _INPUTS_AT_A_TIME = 5, 100, 2000
 _PROTOBUFS = commands.ROOT / "tests" / "data" / "hlo"
-_PARTS = ("store", "kill", "damage", "input", "disk", "network", "numbers",
-          "load", "commands", "devices", "folders", "hosts", "sent")
+_PARTS = (
+  "store",
+  "kill",
+  "damage",
+  "input",
+  "disk",
+  "network",
+  "numbers",
+  "load",
+  "commands",
+  "devices",
+  "folders",
+  "hosts",
+  "sent",
+)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--points", type=int, default=20,
-                      help="kills of each mode; store builders get 10 times as many")
+  parser.add_argument(
+    "--points", type=int, default=20, help="kills of each mode; store builders get 10 times as many"
+  )
   parser.add_argument("--modes", nargs="*", default=kills.MODES, choices=kills.MODES)
   parser.add_argument("--parts", nargs="*", default=_PARTS, choices=_PARTS)
   parser.add_argument("--inputs", type=int, default=1000, help="mutations of each input")
   parser.add_argument("--sent", type=int, default=100, help="hostile files of each kind")
-  parser.add_argument("--downloads", type=int, default=3,
-                      help="downloads for each fault of a network")
-  parser.add_argument("--short", action="store_true",
-                      help="fewer cases of numbers, devices, load, folders and hosts")
+  parser.add_argument(
+    "--downloads", type=int, default=3, help="downloads for each fault of a network"
+  )
+  parser.add_argument(
+    "--short", action="store_true", help="fewer cases of numbers, devices, load, folders and hosts"
+  )
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--out", type=Path, help="file for the table, rewritten after every row")
   parser.add_argument("--kept", type=Path, help="file for the rows, to continue a campaign")
@@ -71,8 +87,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _extend(
-    killed: kills.Kills | kills.StoreKills | kills.CommandKills, kept: Kept, points: int,
-    seed: Sequence[int], *, at_a_time: int = _POINTS_AT_A_TIME,
+  killed: kills.Kills | kills.StoreKills | kills.CommandKills,
+  kept: Kept,
+  points: int,
+  seed: Sequence[int],
+  *,
+  at_a_time: int = _POINTS_AT_A_TIME,
 ) -> Iterator[Row]:
   """Kills until `points` kills have been tried, with those of earlier campaigns; yields the row."""
   killed.row = kept.row(killed.row.fault)
@@ -83,13 +103,15 @@ def _extend(
 
 
 def _kill_rows(
-    args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
+  args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
 ) -> Iterator[Row]:
   """Yields the row of each kind of run, each time that kills were added."""
   kinds: dict[str, Callable[[], kills.Kills | kills.CommandKills]] = {}
   if "commands" in args.parts:
-    kinds |= {"collect": lambda: kills.collecting(folder / "collect"),
-              "sweep": lambda: kills.sweeping(folder / "sweep", data_root)}
+    kinds |= {
+      "collect": lambda: kills.collecting(folder / "collect"),
+      "sweep": lambda: kills.sweeping(folder / "sweep", data_root),
+    }
   if "kill" in args.parts:
     kinds |= {mode: functools.partial(kills.Kills, mode, folder, data_root) for mode in args.modes}
   for number, (mode, kind) in enumerate(kinds.items()):
@@ -98,20 +120,24 @@ def _kill_rows(
 
 
 def _separate_rows(
-    args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
+  args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
 ) -> Iterator[Row]:
   """Yields the rows of the parts that need no finished run."""
   few = lambda **options: options if args.short else {}
   generator = lambda *more: np.random.default_rng([args.seed, *more])
   parts = {
-      "network": lambda place: network.rows(place, times=args.downloads, rng=generator()),
-      "numbers": lambda place: limits.rows(
-          place, data_root, home=_home(place), **few(tasks=("tile",), cases=limits.SHORT)),
-      "devices": lambda place: devices.rows(
-          place, data_root, home=_home(place), **few(tasks=("tile",), pairs=devices.SHORT)),
-      "load": lambda place: load.rows(place, full=not args.short, **few(cases=load.SHORT)),
-      "hosts": lambda place: hosts.rows(
-          place, data_root, times=1 if args.short else 2, rng=generator(2))}
+    "network": lambda place: network.rows(place, times=args.downloads, rng=generator()),
+    "numbers": lambda place: limits.rows(
+      place, data_root, home=_home(place), **few(tasks=("tile",), cases=limits.SHORT)
+    ),
+    "devices": lambda place: devices.rows(
+      place, data_root, home=_home(place), **few(tasks=("tile",), pairs=devices.SHORT)
+    ),
+    "load": lambda place: load.rows(place, full=not args.short, **few(cases=load.SHORT)),
+    "hosts": lambda place: hosts.rows(
+      place, data_root, times=1 if args.short else 2, rng=generator(2)
+    ),
+  }
   if "hosts" in args.parts and not hosts.are_possible():
     print("hosts: not tried, needs Linux, root and the program ip", flush=True)
     parts.pop("hosts")
@@ -134,12 +160,17 @@ def _train(command: list[str], workdir: Path, home: Path) -> Path:
 
 
 def _other_rows(
-    args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
+  args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
 ) -> Iterator[Row]:
   """Yields the rows of the parts that change files of a finished layout run."""
   home = _home(folder)
-  command = ["run_layout.py", "--config=configs/layout.py:xla-random,full,ci", *kills.SMALL,
-             f"--data_root={data_root}", f"--config.data.store_dir={folder / 'store'}"]
+  command = [
+    "run_layout.py",
+    "--config=configs/layout.py:xla-random,full,ci",
+    *kills.SMALL,
+    f"--data_root={data_root}",
+    f"--config.data.store_dir={folder / 'store'}",
+  ]
   whole = _train(command, folder / "workdir", home)
   if "damage" in args.parts:
     yield from kept.once("damage", lambda: _damage(args, command, whole, folder, home))
@@ -147,26 +178,32 @@ def _other_rows(
     yield from _input_rows(args, kept, whole, folder, data_root)
   if "sent" in args.parts:
     (graph, *_) = npz.split_files(data_root, _COLLECTIONS[1], "valid")
-    yield from kept.once("sent", lambda: foreign.rows(
-        whole, graph, folder / "sent", times=args.sent, seed=args.seed))
+    yield from kept.once(
+      "sent", lambda: foreign.rows(whole, graph, folder / "sent", times=args.sent, seed=args.seed)
+    )
   if "disk" in args.parts:
     yield from kept.once("disk", lambda: _disk(command, whole, folder, home))
   if "folders" in args.parts:
-    plain = [part for part in command
-             if not part.startswith(("--data_root", "--config.data.store"))]
+    plain = [
+      part for part in command if not part.startswith(("--data_root", "--config.data.store"))
+    ]
     few = dict(vanished=folders.SHORT, read_only=()) if args.short else {}
-    yield from kept.once("folders", lambda: folders.rows(
-        plain, whole, folder / "folders", data_root, home=home, **few))
+    yield from kept.once(
+      "folders", lambda: folders.rows(plain, whole, folder / "folders", data_root, home=home, **few)
+    )
 
 
 def _damage(
-    args: argparse.Namespace, command: list[str], whole: Path, folder: Path, home: Path
+  args: argparse.Namespace, command: list[str], whole: Path, folder: Path, home: Path
 ) -> Iterator[Row]:
   data_root = synthetic.generate(
-      folder / "other_data", collections=_COLLECTIONS[1:], seed=args.seed + 1, progress=False)
+    folder / "other_data", collections=_COLLECTIONS[1:], seed=args.seed + 1, progress=False
+  )
   other = _train(
-      [*command, f"--data_root={data_root}", f"--config.data.store_dir={folder / 'other_store'}"],
-      folder / "other_run", home)
+    [*command, f"--data_root={data_root}", f"--config.data.store_dir={folder / 'other_store'}"],
+    folder / "other_run",
+    home,
+  )
   graph = next((folder / "store").rglob("meta.json")).parent
   copy = shutil.copytree(whole, folder / "damaged")
   return damage.rows(copy, other, graph, times=1, rng=np.random.default_rng([args.seed, 1]))
@@ -179,18 +216,23 @@ def _disk(command: list[str], whole: Path, folder: Path, home: Path) -> Iterator
 
 
 def _input_rows(
-    args: argparse.Namespace, kept: Kept, whole: Path, folder: Path, data_root: Path
+  args: argparse.Namespace, kept: Kept, whole: Path, folder: Path, data_root: Path
 ) -> Iterator[Row]:
   """Yields the row of each kind of input, each time that more mutations were tried."""
   tile, layout = (npz.split_files(data_root, name, "train")[0] for name in _COLLECTIONS)
-  for number, (name, source, read) in enumerate(inputs.readers(
-      tile, layout, whole / "results.csv", whole / "model.npz", _PROTOBUFS)):
+  for number, (name, source, read) in enumerate(
+    inputs.readers(tile, layout, whole / "results.csv", whole / "model.npz", _PROTOBUFS)
+  ):
     row = kept.row(f"input, {name}")
     while row.tried < args.inputs:
       inputs.try_reader(
-          row, source, folder / f"mutated{source.suffix}", read,
-          times=min(_INPUTS_AT_A_TIME, args.inputs - row.tried),
-          rng=np.random.default_rng([args.seed, number, row.tried]))
+        row,
+        source,
+        folder / f"mutated{source.suffix}",
+        read,
+        times=min(_INPUTS_AT_A_TIME, args.inputs - row.tried),
+        rng=np.random.default_rng([args.seed, number, row.tried]),
+      )
       yield row
 
 
@@ -198,8 +240,13 @@ def _all_rows(args: argparse.Namespace, kept: Kept, folder: Path) -> Iterator[Ro
   """Runs all parts; yields the rows that are new or have changed."""
   data_root = synthetic.generate(folder / "data", collections=_COLLECTIONS, progress=False)
   if "store" in args.parts:  # before jax has threads: builders are forks
-    yield from _extend(kills.StoreKills(folder, data_root), kept, 10 * args.points, (args.seed,),
-                       at_a_time=_STORES_AT_A_TIME)
+    yield from _extend(
+      kills.StoreKills(folder, data_root),
+      kept,
+      10 * args.points,
+      (args.seed,),
+      at_a_time=_STORES_AT_A_TIME,
+    )
   yield from _separate_rows(args, kept, folder, data_root)
   if set(args.parts) & {"damage", "input", "disk", "folders", "sent"}:
     yield from _other_rows(args, kept, folder / "other", data_root)

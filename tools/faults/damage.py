@@ -30,7 +30,7 @@ def damaged(data: bytes, kind: str, rng: np.random.Generator) -> bytes | None:
     return data[:at]
   span = min(len(data) - at, 512 if kind == "zeroed" else 1)
   new = bytes(span) if kind == "zeroed" else bytes([data[at] ^ 1 << int(rng.integers(8))])
-  return data[:at] + new + data[at + span:]
+  return data[:at] + new + data[at + span :]
 
 
 def _compare(read: Callable[[], Any], expected: bytes) -> None:
@@ -41,14 +41,20 @@ def _compare(read: Callable[[], Any], expected: bytes) -> None:
 def fingerprint(result: Any) -> bytes:
   """Bytes that are equal for trees with equal structure and equal arrays."""
   leaves, structure = jax.tree.flatten(result)
-  return pickle.dumps([str(structure), *(
-      (leaf.dtype.str, leaf.shape, leaf.tobytes()) if hasattr(leaf, "tobytes") else leaf
-      for leaf in leaves)])
+  return pickle.dumps(
+    [
+      str(structure),
+      *(
+        (leaf.dtype.str, leaf.shape, leaf.tobytes()) if hasattr(leaf, "tobytes") else leaf
+        for leaf in leaves
+      ),
+    ]
+  )
 
 
 def try_files(
-    row: Row, paths: list[Path], read: Callable[[], Any], *, times: int,
-    rng: np.random.Generator) -> None:
+  row: Row, paths: list[Path], read: Callable[[], Any], *, times: int, rng: np.random.Generator
+) -> None:
   """Damages each file in every way, `times` times where it is random, and restores it each time."""
   expected = fingerprint(read())
   for path in paths:
@@ -87,8 +93,12 @@ def swapped(workdir: Path, other: Path, row: Row) -> None:
   """
   read = lambda: model_of(workdir)[1:]  # without the config: it names the data, scores ignore it
   expected = fingerprint(read())
-  for name in (model_file.CONFIG_FILE, model_file.TRANSFORMS_FILE, model_file.MODEL_FILE,
-               loop.CHECKPOINTS):
+  for name in (
+    model_file.CONFIG_FILE,
+    model_file.TRANSFORMS_FILE,
+    model_file.MODEL_FILE,
+    loop.CHECKPOINTS,
+  ):
     own, kept = workdir / name, workdir / f"{name}.kept"
     own.rename(kept)
     (shutil.copytree if kept.is_dir() else shutil.copyfile)(other / name, own)
@@ -98,7 +108,7 @@ def swapped(workdir: Path, other: Path, row: Row) -> None:
 
 
 def rows(
-    workdir: Path, other: Path, graph_folder: Path, *, times: int, rng: np.random.Generator
+  workdir: Path, other: Path, graph_folder: Path, *, times: int, rng: np.random.Generator
 ) -> Iterator[Row]:
   """Damages the files of a finished run and of a graph in the store; yields a row for each kind.
 
@@ -110,8 +120,13 @@ def rows(
     rng: draws the damages.
   """
   row = Row("damage, config and transforms")
-  try_files(row, [workdir / model_file.CONFIG_FILE, workdir / model_file.TRANSFORMS_FILE],
-            lambda: model_of(workdir), times=10 * times, rng=rng)
+  try_files(
+    row,
+    [workdir / model_file.CONFIG_FILE, workdir / model_file.TRANSFORMS_FILE],
+    lambda: model_of(workdir),
+    times=10 * times,
+    rng=rng,
+  )
   yield row
   row = Row("damage, swapped with what another run wrote")
   swapped(workdir, other, row)
@@ -125,6 +140,7 @@ def rows(
   try_files(row, [path], lambda: model_of(path), times=50 * times, rng=rng)
   yield row
   row = Row("damage, graph of the store")
-  try_files(row, sorted(graph_folder.iterdir()), lambda: graph_of(graph_folder), times=10 * times,
-            rng=rng)
+  try_files(
+    row, sorted(graph_folder.iterdir()), lambda: graph_of(graph_folder), times=10 * times, rng=rng
+  )
   yield row

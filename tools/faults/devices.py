@@ -14,15 +14,21 @@ from table import Row
 
 PAIRS = tuple(itertools.permutations((1, 2, 4), 2))
 SHORT = ((1, 4), (4, 2))
-_TASKS = {"tile": ("run_tile.py", "tile.py:ci"),
-          "layout": ("run_layout.py", "layout.py:xla-random,full,ci")}
+_TASKS = {
+  "tile": ("run_tile.py", "tile.py:ci"),
+  "layout": ("run_layout.py", "layout.py:xla-random,full,ci"),
+}
 _STOP = 3  # the step after which a run is stopped
 _RTOL = 1e-4  # losses are summed over devices in another order
 
 
 def rows(
-    folder: Path, data_root: Path, *, home: Path, pairs: Sequence[tuple[int, int]] = PAIRS,
-    tasks: Sequence[str] = tuple(_TASKS),
+  folder: Path,
+  data_root: Path,
+  *,
+  home: Path,
+  pairs: Sequence[tuple[int, int]] = PAIRS,
+  tasks: Sequence[str] = tuple(_TASKS),
 ) -> Iterator[Row]:
   """Yields a row for each task.
 
@@ -37,14 +43,25 @@ def rows(
     row = Row(f"stopped, {task}, resumed with another number of devices (1, 2, 4)")
     script, config = _TASKS[task]
     command = lambda workdir, *flags, **how: commands.Run(
-        [script, f"--config=configs/{config}", *kills.SMALL,
-         "--config.batch.graphs=4",  # divides by 1, 2 and 4 devices
-         f"--data_root={data_root}", f"--workdir={workdir}", "--mode=train", *flags], **how)
+      [
+        script,
+        f"--config=configs/{config}",
+        *kills.SMALL,
+        "--config.batch.graphs=4",  # divides by 1, 2 and 4 devices
+        f"--data_root={data_root}",
+        f"--workdir={workdir}",
+        "--mode=train",
+        *flags,
+      ],
+      **how,
+    )
     runs = [command(folder / task / "whole")]
     for before, after in pairs:
       workdir = folder / task / f"{before}_{after}"
-      runs += [command(workdir, devices=before, stop_at_step=_STOP),
-               command(workdir, "--resume", devices=after)]
+      runs += [
+        command(workdir, devices=before, stop_at_step=_STOP),
+        command(workdir, "--resume", devices=after),
+      ]
     ended = commands.run_all(runs, home=home)
     assert ended[0].code == 0, ended[0].err
     expected = losses(folder / task / "whole")
@@ -61,7 +78,7 @@ def losses(workdir: Path) -> dict[int, float]:
 
 
 def _outcome(
-    stopped: commands.Ended, resumed: commands.Ended, workdir: Path, expected: dict[int, float]
+  stopped: commands.Ended, resumed: commands.Ended, workdir: Path, expected: dict[int, float]
 ) -> str:
   if f"saved step {_STOP}" not in stopped.out + stopped.err:
     return f"was not stopped at step {_STOP}: {stopped.err[-300:]}"

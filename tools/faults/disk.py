@@ -30,7 +30,7 @@ def small_disk(folder: Path, kib: int) -> Iterator[bool]:
 
 
 def rows(
-    command: list[str], whole: Path, folder: Path, sizes: list[int], *, home: Path
+  command: list[str], whole: Path, folder: Path, sizes: list[int], *, home: Path
 ) -> Iterator[Row]:
   """Runs on disks of the given sizes, copies the working folders to a large disk, and resumes.
 
@@ -53,7 +53,8 @@ def rows(
       if workdir.exists():
         shutil.copytree(workdir, roomy)
     (resumed,) = commands.run_all(
-        [commands.Run([*command, f"--workdir={roomy}", "--resume"])], home=home)
+      [commands.Run([*command, f"--workdir={roomy}", "--resume"])], home=home
+    )
     row.count(outcome(ended, resumed, roomy, whole), of=f"{size} KiB")
   yield row
 

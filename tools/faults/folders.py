@@ -39,21 +39,33 @@ _READ_ONLY, _WRITABLE = "mount -o remount,ro {disk}", "mount -o remount,rw {disk
 # A disk with open files cannot be made read-only, but a bind mount over it can.
 _COVER = "mount --bind {work} {work} && mount -o remount,bind,ro {work}"
 _PLACES = {
-    "working folder": "{work}", "checkpoints": "{work}/checkpoints", "store": "{store}",
-    "data": "{data}", "config.json": "{work}/config.json", "metrics.jsonl": "{work}/metrics.jsonl"}
+  "working folder": "{work}",
+  "checkpoints": "{work}/checkpoints",
+  "store": "{store}",
+  "data": "{data}",
+  "config.json": "{work}/config.json",
+  "metrics.jsonl": "{work}/metrics.jsonl",
+}
 VANISHED = tuple(
-    Case(f"{what} gone", f"mv {place} {place}.gone",
-         after=f"rm -rf {place}; mv {place}.gone {place}")
-    for what, place in _PLACES.items())
+  Case(f"{what} gone", f"mv {place} {place}.gone", after=f"rm -rf {place}; mv {place}.gone {place}")
+  for what, place in _PLACES.items()
+)
 SHORT = tuple(case for case in VANISHED if case.name in ("checkpoints gone", "data gone"))
 READ_ONLY = (
-    Case("becomes read-only", _COVER, after="umount {work}", must="refused"),
-    Case("read-only before the run", before=_READ_ONLY, after=_WRITABLE, must="refused"))
+  Case("becomes read-only", _COVER, after="umount {work}", must="refused"),
+  Case("read-only before the run", before=_READ_ONLY, after=_WRITABLE, must="refused"),
+)
 
 
 def rows(
-    command: list[str], whole: Path, folder: Path, data_root: Path, *, home: Path,
-    vanished: Sequence[Case] = VANISHED, read_only: Sequence[Case] = READ_ONLY,
+  command: list[str],
+  whole: Path,
+  folder: Path,
+  data_root: Path,
+  *,
+  home: Path,
+  vanished: Sequence[Case] = VANISHED,
+  read_only: Sequence[Case] = READ_ONLY,
 ) -> Iterator[Row]:
   """Yields a row for folders that vanish, and one for read-only folders.
 
@@ -68,8 +80,10 @@ def rows(
   """
   row = Row("folders that vanish under a run and come back")
   for case in vanished:
-    row.count(_try(case, command, whole, folder / case.name.replace(" ", "_"), data_root, home),
-              of=case.name)
+    row.count(
+      _try(case, command, whole, folder / case.name.replace(" ", "_"), data_root, home),
+      of=case.name,
+    )
   yield row
   if not read_only:
     return
@@ -84,13 +98,24 @@ def rows(
   yield row
 
 
-def _try(case: Case, command: list[str], whole: Path, folder: Path, data_root: Path, home: Path
-         ) -> str:
-  places = {"work": folder / "workdir", "store": folder / "store", "data": folder / "data",
-            "disk": folder}
+def _try(
+  case: Case, command: list[str], whole: Path, folder: Path, data_root: Path, home: Path
+) -> str:
+  places = {
+    "work": folder / "workdir",
+    "store": folder / "store",
+    "data": folder / "data",
+    "disk": folder,
+  }
   shutil.copytree(data_root, places["data"])
-  run = commands.Run([*command, f"--data_root={places['data']}",
-                      f"--config.data.store_dir={places['store']}", f"--workdir={places['work']}"])
+  run = commands.Run(
+    [
+      *command,
+      f"--data_root={places['data']}",
+      f"--config.data.store_dir={places['store']}",
+      f"--workdir={places['work']}",
+    ]
+  )
   if case.before:
     subprocess.run(case.before.format(**places), shell=True, check=True)
   disturbed = run._replace(shell_at_step=(_STEP, case.line.format(**places))) if case.line else run

@@ -25,9 +25,39 @@ from tpugraphs_jax.serve import judge, model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 
 VALUES = (
-    None, True, -1, 0, 1, 2, 3, 10**6, 2**31, 2**62, 10**30, -2.5, 1e308, float("nan"), "", "x",
-    "$x_{", "\x1b[2J", "../../x", "/tmp/x", "zip://::x", "gs://x", "os", "a@/tmp", "=1+1", [], [0],
-    ["x"], [[[]]], {}, {"x": 1}, {"labels": 3})
+  None,
+  True,
+  -1,
+  0,
+  1,
+  2,
+  3,
+  10**6,
+  2**31,
+  2**62,
+  10**30,
+  -2.5,
+  1e308,
+  float("nan"),
+  "",
+  "x",
+  "$x_{",
+  "\x1b[2J",
+  "../../x",
+  "/tmp/x",
+  "zip://::x",
+  "gs://x",
+  "os",
+  "a@/tmp",
+  "=1+1",
+  [],
+  [0],
+  ["x"],
+  [[[]]],
+  {},
+  {"x": 1},
+  {"labels": 3},
+)
 
 
 def changed(value: Any, rng: np.random.Generator) -> Any:
@@ -66,9 +96,14 @@ def changed_arrays(arrays: dict[str, np.ndarray], rng: np.random.Generator) -> d
   arrays, name = dict(arrays), list(arrays)[rng.integers(len(arrays))]
   array, kind = arrays.pop(name), rng.integers(8)
   others = (
-      lambda: array[:-1] if array.ndim else array[None], lambda: array[None],
-      lambda: array.astype("U3"), lambda: array.astype(bool), lambda: np.zeros(0, array.dtype),
-      lambda: np.full(array.shape, -1), lambda: np.full(array.shape, np.nan))
+    lambda: array[:-1] if array.ndim else array[None],
+    lambda: array[None],
+    lambda: array.astype("U3"),
+    lambda: array.astype(bool),
+    lambda: np.zeros(0, array.dtype),
+    lambda: np.full(array.shape, -1),
+    lambda: np.full(array.shape, np.nan),
+  )
   if kind < len(others):
     arrays[name] = others[kind]()
   elif rng.random() < 0.5:
@@ -77,7 +112,7 @@ def changed_arrays(arrays: dict[str, np.ndarray], rng: np.random.Generator) -> d
 
 
 def model_files(
-    source: Path, target: Path, graph: OpGraph, *, times: int, rng: np.random.Generator
+  source: Path, target: Path, graph: OpGraph, *, times: int, rng: np.random.Generator
 ) -> Row:
   """Loads model files with right checksums and wrong content, and ranks with those that load."""
   row = Row("sent, model file")
@@ -94,8 +129,9 @@ def model_files(
       other = other | {"checksum": model_file._checksum(params)}
     text = np.frombuffer(json.dumps(other).encode(), np.uint8)
     np.savez(target, card=text, **params)
-    row.count(outcome(lambda: ranker_lib.Ranker.load(target).rank(graph), names=target.name),
-              of=f"{number}")
+    row.count(
+      outcome(lambda: ranker_lib.Ranker.load(target).rank(graph), names=target.name), of=f"{number}"
+    )
   return row
 
 
@@ -110,8 +146,10 @@ def working_folders(source: Path, folder: Path, *, times: int, rng: np.random.Ge
       shutil.copyfile(source / name, folder / name)
     path = folder / ("config.json", "summary.json", "metrics.jsonl", judge.SCORES_FILE)[number % 4]
     _change(path, rng)
-    row.count(outcome(lambda: report.write([folder], folder / "page.html"), names=path.name),
-              of=f"{path.name} {number}")
+    row.count(
+      outcome(lambda: report.write([folder], folder / "page.html"), names=path.name),
+      of=f"{path.name} {number}",
+    )
   return row
 
 
@@ -135,8 +173,12 @@ def _change(path: Path, rng: np.random.Generator) -> None:
 
 
 def graph_files(
-    source: Path, folder: Path, read: Callable[[Path], OpGraph], *, times: int,
-    rng: np.random.Generator
+  source: Path,
+  folder: Path,
+  read: Callable[[Path], OpGraph],
+  *,
+  times: int,
+  rng: np.random.Generator,
 ) -> Row:
   """Reads graph files with a wrong array, a wrong name, or an archive of another form."""
   row = Row("sent, graph file")
@@ -207,13 +249,23 @@ def texts(*, times: int, rng: np.random.Generator) -> Row:
   row = Row("sent, HLO text")
   for _ in range(times):
     depth, number = int(10 ** rng.uniform(0, 5.5)), int(10 ** rng.uniform(0, 18))
-    text = str(rng.choice([
-        f"add({'(' * depth})", f"parameter({number})", f"parameter(0), metadata={{{'{' * depth}",
-        f"constant({'{' * depth}1{'}' * depth})", f"iota(), iota_dimension={number}"]))
+    text = str(
+      rng.choice(
+        [
+          f"add({'(' * depth})",
+          f"parameter({number})",
+          f"parameter(0), metadata={{{'{' * depth}",
+          f"constant({'{' * depth}1{'}' * depth})",
+          f"iota(), iota_dimension={number}",
+        ]
+      )
+    )
     shape = str(rng.choice(["f32[]", f"f32[{number}]", "(" * depth + "f32[]" + ")" * depth]))
     module = f"HloModule m\nENTRY e {{\n ROOT r = {shape} {text}\n}}"
-    row.count(outcome(lambda: hlo.featurize(module), names="HLO text"),
-              of=f"{shape[:20]} {text[:20]} {depth}")
+    row.count(
+      outcome(lambda: hlo.featurize(module), names="HLO text"),
+      of=f"{shape[:20]} {text[:20]} {depth}",
+    )
   return row
 
 
@@ -231,10 +283,12 @@ def rows(workdir: Path, graph_file: Path, folder: Path, *, times: int, seed: int
   graph = npz.read_layout(graph_file)
   small = graph.configs.subset(np.arange(min(8, len(graph.configs))))
   small = type(graph)(**{**vars(graph), "configs": small})
-  for number, path in enumerate((workdir / model_file.MODEL_FILE, *sorted(
-      model_file.SHIPPED.glob("*.npz")))):
-    row = model_files(path, folder / "sent.npz", small, times=times,
-                      rng=np.random.default_rng([seed, 5, number]))
+  for number, path in enumerate(
+    (workdir / model_file.MODEL_FILE, *sorted(model_file.SHIPPED.glob("*.npz")))
+  ):
+    row = model_files(
+      path, folder / "sent.npz", small, times=times, rng=np.random.default_rng([seed, 5, number])
+    )
     row.fault += f" ({path.stem})" if number else ""
     yield row
   module = (Path(__file__).parents[2] / "tests/data/hlo/fuzz06.hlo.pb").read_bytes()
@@ -242,5 +296,6 @@ def rows(workdir: Path, graph_file: Path, folder: Path, *, times: int, seed: int
   yield keys(folder, times=100 * times, rng=np.random.default_rng([seed, 9]))
   yield texts(times=times // 5 + 2, rng=np.random.default_rng([seed, 10]))
   yield working_folders(workdir, folder / "run", times=times, rng=np.random.default_rng([seed, 6]))
-  yield graph_files(graph_file, folder, npz.read_layout, times=5 * times,
-                    rng=np.random.default_rng([seed, 7]))
+  yield graph_files(
+    graph_file, folder, npz.read_layout, times=5 * times, rng=np.random.default_rng([seed, 7])
+  )

@@ -28,10 +28,16 @@ _SECONDS = 60.0  # within which a host has to end when the other one is gone
 _LONGEST_SECONDS = 300.0  # for an undisturbed run of two hosts
 _ADDRESSES = "192.0.2.1", "192.0.2.2"  # for documentation and tests (RFC 5737)
 _PORT = 29_500
-_RUN = ("run_tile.py", "--config=configs/tile.py:ci", "--noreport",
-        "--config.train.epochs=100", "--config.train.eval_every_epochs=50",
-        "--config.train.early_stop_epochs=0",
-        "--config.train.log_every_steps=20", "--config.train.checkpoint_every_steps=50")
+_RUN = (
+  "run_tile.py",
+  "--config=configs/tile.py:ci",
+  "--noreport",
+  "--config.train.epochs=100",
+  "--config.train.eval_every_epochs=50",
+  "--config.train.early_stop_epochs=0",
+  "--config.train.log_every_steps=20",
+  "--config.train.checkpoint_every_steps=50",
+)
 
 
 def are_possible() -> bool:
@@ -60,8 +66,20 @@ class Hosts(contextlib.AbstractContextManager):
         known.parent.mkdir(parents=True)
         known.write_text(f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n")
       first, second = self._names
-      _ip("link", "add", "cable", "netns", first, "type", "veth", "peer", "name", "cable",
-          "netns", second)
+      _ip(
+        "link",
+        "add",
+        "cable",
+        "netns",
+        first,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "cable",
+        "netns",
+        second,
+      )
       for name, address in zip(self._names, _ADDRESSES):
         _ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
         _ip("-n", name, "link", "set", "lo", "up")
@@ -86,9 +104,13 @@ class Hosts(contextlib.AbstractContextManager):
     """Starts a command on a host, with its output in a file."""
     with out.open("w") as file:
       return subprocess.Popen(
-          ["ip", "netns", "exec", self._names[number], sys.executable, *command],
-          cwd=commands.ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-          env=os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": "16"})
+        ["ip", "netns", "exec", self._names[number], sys.executable, *command],
+        cwd=commands.ROOT,
+        stdout=file,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": "16"},
+      )
 
 
 class HostRuns:
@@ -113,14 +135,22 @@ class HostRuns:
     if "--resume" not in flags:
       shutil.rmtree(self._folder / name, ignore_errors=True)
     self._said = [self._folder / f"{name}_{number}.log" for number in (0, 1)]
-    command = [*_RUN, f"--data_root={self._data_root}", f"--workdir={self._folder / name}",
-               f"--coordinator_address={_ADDRESSES[0]}:{_PORT}", "--num_processes=2",
-               f"--compilation_cache={self._folder / 'cache'}", *flags]
-    return [self._hosts.start(number, [*command, f"--process_id={number}"], said)
-            for number, said in enumerate(self._said)]
+    command = [
+      *_RUN,
+      f"--data_root={self._data_root}",
+      f"--workdir={self._folder / name}",
+      f"--coordinator_address={_ADDRESSES[0]}:{_PORT}",
+      "--num_processes=2",
+      f"--compilation_cache={self._folder / 'cache'}",
+      *flags,
+    ]
+    return [
+      self._hosts.start(number, [*command, f"--process_id={number}"], said)
+      for number, said in enumerate(self._said)
+    ]
 
   def _wait(
-      self, processes: Sequence[subprocess.Popen], *, seconds: float
+    self, processes: Sequence[subprocess.Popen], *, seconds: float
   ) -> tuple[list[int | None], list[str]]:
     """Exit codes of processes, None for one that had to be killed, and their output."""
     codes, deadline = [], time.monotonic() + seconds
@@ -137,7 +167,8 @@ class HostRuns:
     folder = self._folder / name
     rows = run_folders.metrics(folder)
     return {"losses": [(row["step"], row.get("train/loss")) for row in rows]} | {
-        file: (folder / file).read_bytes() for file in ("model.npz", "results.csv")}
+      file: (folder / file).read_bytes() for file in ("model.npz", "results.csv")
+    }
 
   def outcome(self, fault: str, culprit: int, rng: np.random.Generator) -> str:
     """Outcome of a fault of host `culprit` at a random moment: `survived`, or what went wrong."""

@@ -29,13 +29,13 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     for place in rng.integers(len(data), size=rng.integers(1, 4)):
       data[place] = rng.integers(256)
   elif kind == 2:
-    data[at:at + span] = rng.bytes(len(data[at:at + span]))
+    data[at : at + span] = rng.bytes(len(data[at : at + span]))
   elif kind == 3:
-    del data[at:at + span]
+    del data[at : at + span]
   elif kind == 4:
-    data[at:at] = data[at:at + span] * int(rng.integers(1, 4))
+    data[at:at] = data[at : at + span] * int(rng.integers(1, 4))
   elif kind == 5:
-    data[at:at + 8] = struct.pack("<q", int(rng.choice([-1, 2**31, 2**62, 10**11])))
+    data[at : at + 8] = struct.pack("<q", int(rng.choice([-1, 2**31, 2**62, 10**11])))
   else:
     del data[at:]
   return bytes(data)
@@ -59,6 +59,7 @@ class Hung(BaseException):
 @contextlib.contextmanager
 def limit(seconds: float) -> Iterator[None]:
   """Raises `Hung` in a block that takes longer."""
+
   def hung(*_: object) -> None:
     raise Hung
 
@@ -81,8 +82,14 @@ def limited_outcome(read: Callable[[], object]) -> str:
 
 
 def try_reader(
-    row: Row, source: Path, target: Path, read: Callable[[Path], object], *, times: int,
-    rng: np.random.Generator) -> None:
+  row: Row,
+  source: Path,
+  target: Path,
+  read: Callable[[Path], object],
+  *,
+  times: int,
+  rng: np.random.Generator,
+) -> None:
   """Reads `times` mutated copies of a file, which may raise peak memory by 1 GiB at most."""
   data, before = source.read_bytes(), _peak_bytes()
   for number in range(times):
@@ -100,7 +107,7 @@ def _peak_bytes() -> int:
 
 
 def readers(
-    tile: Path, layout: Path, results: Path, model: Path, protobufs: Path
+  tile: Path, layout: Path, results: Path, model: Path, protobufs: Path
 ) -> Iterator[tuple[str, Path, Callable[[Path], object]]]:
   """Yields the name of each kind of input, a valid file and its reader."""
   yield "tile graph", tile, npz.read_tile

@@ -21,18 +21,29 @@ from table import Row
 from tpugraphs_jax.data import store
 from tpugraphs_jax.serve import model_file
 
-_SHORT = ("--config.train.epochs=2", "--config.train.log_every_steps=1",
-          "--config.train.checkpoint_every_steps=3")
+_SHORT = (
+  "--config.train.epochs=2",
+  "--config.train.log_every_steps=1",
+  "--config.train.checkpoint_every_steps=3",
+)
 SMALL = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1", *_SHORT)
 _COMMANDS = {
-    "tile": ("run_tile.py", "configs/tile.py:ci", *SMALL),
-    "layout": ("run_layout.py", "configs/layout.py:xla-random,full,ci", *SMALL),
-    "several layouts": (
-        "run_layout.py", "configs/layout.py:xla-random,preset=fifth_all,ci", *_SHORT,
-        "--config.data.also=('layout:nlp:default',)"),
-    "segments": ("run_layout.py", "configs/layout.py:xla-random,gst_ed,ci", *SMALL),
-    "segments and head": ("run_layout.py", "configs/layout.py:xla-random,gst_efd,ci", *SMALL,
-                          "--config.segments.finetune.epochs=1")}
+  "tile": ("run_tile.py", "configs/tile.py:ci", *SMALL),
+  "layout": ("run_layout.py", "configs/layout.py:xla-random,full,ci", *SMALL),
+  "several layouts": (
+    "run_layout.py",
+    "configs/layout.py:xla-random,preset=fifth_all,ci",
+    *_SHORT,
+    "--config.data.also=('layout:nlp:default',)",
+  ),
+  "segments": ("run_layout.py", "configs/layout.py:xla-random,gst_ed,ci", *SMALL),
+  "segments and head": (
+    "run_layout.py",
+    "configs/layout.py:xla-random,gst_efd,ci",
+    *SMALL,
+    "--config.segments.finetune.epochs=1",
+  ),
+}
 MODES = tuple(_COMMANDS)  # each builds its store, trains, evaluates and predicts
 
 _LONGEST_SECONDS = 900.0  # limit for a command that is not killed
@@ -62,8 +73,17 @@ class Kills:
     if script == "run_layout.py":
       more = [*more, f"--config.data.store_dir={workdir / 'store'}"]
     return commands.Run(
-        [script, f"--config={config}", *more, f"--data_root={self._data_root}",
-         f"--workdir={workdir}", *flags], watched=str(workdir), kill_at=kill_at)
+      [
+        script,
+        f"--config={config}",
+        *more,
+        f"--data_root={self._data_root}",
+        f"--workdir={workdir}",
+        *flags,
+      ],
+      watched=str(workdir),
+      kill_at=kill_at,
+    )
 
   def _run(self, runs: Sequence[commands.Run]) -> list[commands.Ended]:
     return commands.run_all(runs, home=self._home)
@@ -74,8 +94,11 @@ class Kills:
     numbers = rng.integers(1, self._whole.operations + 1, (points, 2))
     for place, (once, again) in enumerate(numbers, start=first):
       twice = [self._command(f"killed_{place}", "--resume", kill_at=int(again))] * (place % 3 == 2)
-      runs += [self._command(f"killed_{place}", kill_at=int(once)), *twice,
-               self._command(f"killed_{place}", "--resume")]
+      runs += [
+        self._command(f"killed_{place}", kill_at=int(once)),
+        *twice,
+        self._command(f"killed_{place}", "--resume"),
+      ]
     last = {}
     for run, ended in zip(runs, self._run(runs)):
       workdir = Path(run.watched)
@@ -112,8 +135,14 @@ class StoreKills:
     if not child:
       commands.count_operations(str(self._folder), operations, kill_at=kill_at)
       try:
-        store.ensure_store(self._data_root, "layout:xla:random", "train", workers=1,
-                           store_dir=self._folder / name, progress=False)
+        store.ensure_store(
+          self._data_root,
+          "layout:xla:random",
+          "train",
+          workers=1,
+          store_dir=self._folder / name,
+          progress=False,
+        )
         os._exit(0)
       finally:
         os._exit(1)
@@ -158,8 +187,12 @@ class CommandKills:
   """
 
   def __init__(
-      self, mode: str, folder: Path, arguments: Callable[[Path], list[str]],
-      what_counts: Callable[[Path], dict[str, object]]):
+    self,
+    mode: str,
+    folder: Path,
+    arguments: Callable[[Path], list[str]],
+    what_counts: Callable[[Path], dict[str, object]],
+  ):
     self.row = Row(f"SIGKILL, {mode}")
     self._folder, self._arguments, self._what_counts = folder, arguments, what_counts
     folder.mkdir(parents=True)
@@ -172,8 +205,13 @@ class CommandKills:
     """Runs the command, killing all of its processes after `seconds`; exit code and output."""
     environment = os.environ | {"PYTHONPATH": str(commands.ROOT), "JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(
-        [sys.executable, *self._arguments(out)], env=environment, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+      [sys.executable, *self._arguments(out)],
+      env=environment,
+      start_new_session=True,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    ) as process:
       try:
         return process.wait(seconds), process.stdout.read()
       except subprocess.TimeoutExpired:
@@ -202,34 +240,65 @@ def collecting(folder: Path) -> CommandKills:
   (folder / "tried.py").write_text(_PROGRAM)
 
   def arguments(out: Path) -> list[str]:
-    return ["-m", "tpugraphs_jax.collect", "--programs", f"{folder}/tried.py:net", "--quiet",
-            "--label", "bytes_estimate", "--configs", "12", "--out", str(out),
-            "--collection", "layout:own:tried"]
+    return [
+      "-m",
+      "tpugraphs_jax.collect",
+      "--programs",
+      f"{folder}/tried.py:net",
+      "--quiet",
+      "--label",
+      "bytes_estimate",
+      "--configs",
+      "12",
+      "--out",
+      str(out),
+      "--collection",
+      "layout:own:tried",
+    ]
 
   return CommandKills("collect", folder / "runs", arguments, lambda out: all_files(out / "npz"))
 
 
 def sweeping(folder: Path, data_root: Path) -> CommandKills:
   """Kills of a sweep of two runs, one after the other."""
-  def arguments(out: Path) -> list[str]:
-    return ["-m", "tpugraphs_jax.sweep", "--config=tile.py:ci", "--seeds=2", f"--out={out}",
-            f"--data_root={data_root}", *SMALL]
 
-  return CommandKills("sweep", folder, arguments, lambda out: {
-      f"{run.name} {name}": value for run in sorted((out / "base").iterdir())
-      for name, value in contents(run).items()})
+  def arguments(out: Path) -> list[str]:
+    return [
+      "-m",
+      "tpugraphs_jax.sweep",
+      "--config=tile.py:ci",
+      "--seeds=2",
+      f"--out={out}",
+      f"--data_root={data_root}",
+      *SMALL,
+    ]
+
+  return CommandKills(
+    "sweep",
+    folder,
+    arguments,
+    lambda out: {
+      f"{run.name} {name}": value
+      for run in sorted((out / "base").iterdir())
+      for name, value in contents(run).items()
+    },
+  )
 
 
 def all_files(folder: Path) -> dict[str, bytes]:
   """The files in a folder and below it, by name."""
-  return {str(path.relative_to(folder)): path.read_bytes()
-          for path in folder.rglob("*") if path.is_file()}
+  return {
+    str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+  }
 
 
 def leftovers(workdir: Path) -> list[str]:
   """Temporary files and surplus checkpoints that a finished run should not leave behind."""
-  names = [str(path.relative_to(workdir)) for path in workdir.rglob("*")
-           if path.name.endswith(".partial") or "orbax-checkpoint-tmp" in path.name]
+  names = [
+    str(path.relative_to(workdir))
+    for path in workdir.rglob("*")
+    if path.name.endswith(".partial") or "orbax-checkpoint-tmp" in path.name
+  ]
   for folder in workdir.rglob("checkpoints"):
     entries = sorted(path.name for path in folder.iterdir())
     names += [f"{len(entries)} of {entries}"] * (len(entries) > 2)
@@ -238,9 +307,12 @@ def leftovers(workdir: Path) -> list[str]:
 
 def contents(workdir: Path) -> dict[str, object]:
   """Files, metrics and best parameters of a run that must not depend on kills, by name."""
-  found = {str(path.relative_to(workdir)): path.read_bytes() for name in (
-      "features.json", "validation.csv", "results.csv", "model.npz")
-           for path in (workdir / name, *workdir.glob(f"also/*/{name}")) if path.exists()}
+  found = {
+    str(path.relative_to(workdir)): path.read_bytes()
+    for name in ("features.json", "validation.csv", "results.csv", "model.npz")
+    for path in (workdir / name, *workdir.glob(f"also/*/{name}"))
+    if path.exists()
+  }
   for path in sorted(workdir.rglob("metrics.jsonl")):
     found[str(path.relative_to(workdir))] = run_folders.metrics(path.parent)
   best = model_file.best_checkpoint(workdir, model_file.config_of(workdir))
@@ -250,6 +322,7 @@ def contents(workdir: Path) -> dict[str, object]:
 
 def different(found: Mapping[str, object], expected: Mapping[str, object]) -> str:
   """`survived` where both have the same results by name, else the names that differ."""
-  names = sorted(name for name in found.keys() | expected.keys()
-                 if found.get(name) != expected.get(name))
+  names = sorted(
+    name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
+  )
   return f"other results: {names}" if names else "survived"

@@ -42,6 +42,7 @@ def _missing_in_every_second_file(arrays, number, split):
 
 def _set(name: str, place: Any, value: float, *, of: str = "") -> Change:
   """Sets a part of an array, in the files of one split or of all."""
+
   def change(arrays, number, split):
     if of in ("", split):
       arrays[name][place] = value
@@ -62,36 +63,53 @@ _BFLOAT16 = ("--config.model.dtype=bfloat16",)
 _larger_in_validation = _set("node_feat", np.s_[:, 21:60], 3e38, of="valid")
 # Change of every file, further flags and right outcome (None: both are right), by name.
 CASES: dict[str, tuple[Change, tuple[str, ...], str | None]] = {
-    "runtimes near the limit of int64": (_near_the_limit, (), None),
-    "the same, as ratios": (_near_the_limit, ("--config.batch.target=ratio",), None),
-    "the same, as ranks": (_near_the_limit, ("--config.batch.target=rank",), "survived"),
-    "runtimes from 1 to the limit": (_from_one_to_the_limit, (), None),
-    "the same, ratios": (_from_one_to_the_limit, ("--config.batch.target=ratio",), None),
-    "all runtimes equal": (_set("config_runtime", np.s_[:], 7), (), None),
-    "no runtimes within a file": (_set("config_runtime", np.s_[::2], 0), (), "refused"),
-    "no runtimes in some files": (_missing_in_every_second_file, (), "survived"),
-    "no runtimes to train on": (
-        _set("config_runtime", np.s_[:], 0, of="train"), (), "refused"),
-    "no runtimes to judge by": (
-        _set("config_runtime", np.s_[:], 0, of="valid"), (), "refused"),
-    "a negative runtime": (_set("config_runtime", 0, -1), (), "refused"),
-    "features near the limit": (_features_near_the_limit, (), None),
-    "the same, raw": (_features_near_the_limit, _RAW, None),
-    "the same, raw, bfloat16": (_features_near_the_limit, (*_RAW, *_BFLOAT16), None),
-    "features near the limit in validation": (_larger_in_validation, _RAW, None),
-    "the same, bfloat16": (_larger_in_validation, (*_RAW, *_BFLOAT16), None),
-    "features that are not finite": (_set("node_feat", (0, 5), np.nan), (), "refused"),
-    **{f"learning rate {rate}": (_unchanged, (
-        f"--config.optimizer.learning_rate={rate}", "--config.optimizer.clip_norm=0"), None)
-       for rate in ("1e4", "1e20", "1e38")},
-    "learning rate 1e20, bfloat16": (
-        _unchanged, ("--config.optimizer.learning_rate=1e20", *_BFLOAT16), None),
-    "learning rate 1e38, at the last step": (
-        _unchanged, ("--config.optimizer.learning_rate=1e38", "--config.train.epochs=1",
-                     "--config.batch.slates_per_epoch=4"), None)}
+  "runtimes near the limit of int64": (_near_the_limit, (), None),
+  "the same, as ratios": (_near_the_limit, ("--config.batch.target=ratio",), None),
+  "the same, as ranks": (_near_the_limit, ("--config.batch.target=rank",), "survived"),
+  "runtimes from 1 to the limit": (_from_one_to_the_limit, (), None),
+  "the same, ratios": (_from_one_to_the_limit, ("--config.batch.target=ratio",), None),
+  "all runtimes equal": (_set("config_runtime", np.s_[:], 7), (), None),
+  "no runtimes within a file": (_set("config_runtime", np.s_[::2], 0), (), "refused"),
+  "no runtimes in some files": (_missing_in_every_second_file, (), "survived"),
+  "no runtimes to train on": (_set("config_runtime", np.s_[:], 0, of="train"), (), "refused"),
+  "no runtimes to judge by": (_set("config_runtime", np.s_[:], 0, of="valid"), (), "refused"),
+  "a negative runtime": (_set("config_runtime", 0, -1), (), "refused"),
+  "features near the limit": (_features_near_the_limit, (), None),
+  "the same, raw": (_features_near_the_limit, _RAW, None),
+  "the same, raw, bfloat16": (_features_near_the_limit, (*_RAW, *_BFLOAT16), None),
+  "features near the limit in validation": (_larger_in_validation, _RAW, None),
+  "the same, bfloat16": (_larger_in_validation, (*_RAW, *_BFLOAT16), None),
+  "features that are not finite": (_set("node_feat", (0, 5), np.nan), (), "refused"),
+  **{
+    f"learning rate {rate}": (
+      _unchanged,
+      (f"--config.optimizer.learning_rate={rate}", "--config.optimizer.clip_norm=0"),
+      None,
+    )
+    for rate in ("1e4", "1e20", "1e38")
+  },
+  "learning rate 1e20, bfloat16": (
+    _unchanged,
+    ("--config.optimizer.learning_rate=1e20", *_BFLOAT16),
+    None,
+  ),
+  "learning rate 1e38, at the last step": (
+    _unchanged,
+    (
+      "--config.optimizer.learning_rate=1e38",
+      "--config.train.epochs=1",
+      "--config.batch.slates_per_epoch=4",
+    ),
+    None,
+  ),
+}
 
-SHORT = ("the same, as ratios", "features near the limit in validation", "learning rate 1e20",
-         "learning rate 1e38, at the last step")
+SHORT = (
+  "the same, as ratios",
+  "features near the limit in validation",
+  "learning rate 1e20",
+  "learning rate 1e38, at the last step",
+)
 
 
 def _changed(source: Path, target: Path, collection: str, change: Change) -> None:
@@ -124,15 +142,18 @@ def _not_finite(workdir: Path) -> list[str]:
   trees = {} if found is None else {"best checkpoint": found.params}
   if (workdir / "model.npz").exists():
     trees["model file"] = model_file.read(workdir / "model.npz").params
-  names = [f"{name}, {jax.tree_util.keystr(path)}" for name, tree in trees.items()
-           for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-           if not np.isfinite(np.asarray(leaf, np.float32)).all()]
+  names = [
+    f"{name}, {jax.tree_util.keystr(path)}"
+    for name, tree in trees.items()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    if not np.isfinite(np.asarray(leaf, np.float32)).all()
+  ]
   csv = workdir / "validation.csv"
   return names + ["inf in validation.csv"] * (csv.exists() and "inf" in csv.read_text())
 
 
 def rows(
-    folder: Path, data_root: Path, *, home: Path, tasks=tuple(TASKS), cases=tuple(CASES)
+  folder: Path, data_root: Path, *, home: Path, tasks=tuple(TASKS), cases=tuple(CASES)
 ) -> Iterator[Row]:
   """Runs every task on every case; yields a row for each task.
 
@@ -152,8 +173,18 @@ def rows(
       _changed(data_root, root, collection, change)
       if script == "run_layout.py":
         flags = (*flags, f"--config.data.store_dir={workdir / 'store'}")
-      runs.append(commands.Run([script, f"--config={config}", *SMALL, *flags,
-                                f"--data_root={root}", f"--workdir={workdir}"]))
+      runs.append(
+        commands.Run(
+          [
+            script,
+            f"--config={config}",
+            *SMALL,
+            *flags,
+            f"--data_root={root}",
+            f"--workdir={workdir}",
+          ]
+        )
+      )
     for number, (case, ended) in enumerate(zip(cases, commands.run_all(runs, home=home))):
       row.count(_outcome(ended, folder / f"{task}_{number}", CASES[case][2]), of=case)
     yield row

@@ -43,7 +43,8 @@ def _ranker(variant: str, graph, **options: int):
   ranker.fit_configs([graph.configs.rows])
   shapes = ranker.param_shapes(_program(nodes=400, config_nodes=40, configs=2))
   ranker.params = jax.tree.map(
-      lambda each: rng.normal(0, 0.1, each.shape).astype(each.dtype), shapes)
+    lambda each: rng.normal(0, 0.1, each.shape).astype(each.dtype), shapes
+  )
   return ranker
 
 
@@ -82,20 +83,44 @@ def _load_files(folder: Path, *, kind: str, files: int) -> None:
 
 # Function, arguments at full size and in the short form, and whether it must succeed, by name.
 CASES: dict[str, tuple[Callable[..., None], dict, dict, bool]] = {
-    "program of 43,615 nodes, score tables": (
-        _rank_with_tables, dict(configs=7504), dict(configs=7504), True),
-    "100,040 configurations, score tables": (
-        _rank_with_tables, dict(nodes=3000, config_nodes=200, configs=100_040),
-        dict(nodes=3000, config_nodes=200, configs=100_040), True),
-    "program of 43,615 nodes, segments": (
-        _rank_in_segments, dict(configs=7504), dict(configs=100), True),
-    "program of 43,615 nodes, whole": (_rank_whole, dict(configs=64), dict(configs=64), False),
-    "program of 43,615 nodes, whole, a few at a time": (
-        _rank_whole, dict(configs=7504, at_a_time=4), dict(configs=8, at_a_time=4), True),
-    "small kernels": (
-        _load_files, dict(kind="tile", files=25_000), dict(kind="tile", files=250), True),
-    "small programs": (
-        _load_files, dict(kind="layout", files=25_000), dict(kind="layout", files=250), True)}
+  "program of 43,615 nodes, score tables": (
+    _rank_with_tables,
+    dict(configs=7504),
+    dict(configs=7504),
+    True,
+  ),
+  "100,040 configurations, score tables": (
+    _rank_with_tables,
+    dict(nodes=3000, config_nodes=200, configs=100_040),
+    dict(nodes=3000, config_nodes=200, configs=100_040),
+    True,
+  ),
+  "program of 43,615 nodes, segments": (
+    _rank_in_segments,
+    dict(configs=7504),
+    dict(configs=100),
+    True,
+  ),
+  "program of 43,615 nodes, whole": (_rank_whole, dict(configs=64), dict(configs=64), False),
+  "program of 43,615 nodes, whole, a few at a time": (
+    _rank_whole,
+    dict(configs=7504, at_a_time=4),
+    dict(configs=8, at_a_time=4),
+    True,
+  ),
+  "small kernels": (
+    _load_files,
+    dict(kind="tile", files=25_000),
+    dict(kind="tile", files=250),
+    True,
+  ),
+  "small programs": (
+    _load_files,
+    dict(kind="layout", files=25_000),
+    dict(kind="layout", files=250),
+    True,
+  ),
+}
 
 SHORT = ("program of 43,615 nodes, score tables", "program of 43,615 nodes, whole", "small kernels")
 
@@ -113,8 +138,12 @@ def rows(folder: Path, *, full: bool, cases: tuple[str, ...] = tuple(CASES)) -> 
     place = folder / f"load_{number}"
     try:
       ended = subprocess.run(
-          [sys.executable, __file__, case, str(place), str(int(full))], capture_output=True,
-          text=True, timeout=_SECONDS, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+        [sys.executable, __file__, case, str(place), str(int(full))],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+      )
       row.count(_outcome(ended, has_to_work=CASES[case][3]), of=case)
     except subprocess.TimeoutExpired:
       row.count(f"took more than {_SECONDS} s", of=case)

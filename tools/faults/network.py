@@ -49,7 +49,6 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-
   def log_message(self, *_):
     pass
 
@@ -70,8 +69,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     return f'"{number}"' if self.server.identity == "ETag" else f"Sat, 01 Jan 2000 {number[:8]}"
 
   def answer(
-      self, content: bytes, start: int, *, status: int = 0, cut: float = 1.0, headers=None,
-      checksum: str = "") -> None:
+    self,
+    content: bytes,
+    start: int,
+    *,
+    status: int = 0,
+    cut: float = 1.0,
+    headers=None,
+    checksum: str = "",
+  ) -> None:
     """Answers with `content` from byte `start` on; sends only the share `cut` of the body."""
     body = content[start:]
     if start and not body:
@@ -92,12 +98,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       if value is not None:
         self.send_header(name, value)
     self.end_headers()
-    self.wfile.write(body[:int(cut * len(body))])
+    self.wfile.write(body[: int(cut * len(body))])
     self.wfile.flush()
 
 
 def _plain(**options) -> Callable[[_Handler, float], None]:
   """A fault that answers correctly except for `options` of `_Handler.answer`."""
+
   def handle(handler: _Handler, cut: float) -> None:
     content = handler.server.content
     handler.answer(content, handler.start(content), **options)
@@ -146,8 +153,9 @@ def _flips_bytes(handler, cut):
   start = handler.start(handler.server.content)
   named = {handler.server.identity: identity} if handler.server.identity else {}
   right = base64.b64encode(hashlib.md5(handler.server.content).digest()).decode()
-  handler.answer(bytes(content), start, headers=named,
-                 checksum=right if handler.server.has_checksum else "")
+  handler.answer(
+    bytes(content), start, headers=named, checksum=right if handler.server.has_checksum else ""
+  )
 
 
 def _redirects(to: str) -> Callable[[_Handler, float], None]:
@@ -177,27 +185,38 @@ def _endless_header(handler, cut):
 
 
 FAULTS = {
-    "none": _plain(),
-    "truncated": _truncates, "stalls": _stalls, "reset": _resets,
-    "ignores ranges": _ignores_ranges, "changed in between": _changes_in_between,
-    "sends the rest of another file": _sends_the_rest_of_another,
-    "starts elsewhere": _starts_elsewhere, "flips a bit": _flips_bytes,
-    "redirect": _redirects("/there"), "redirect in circles": _redirects("/round"),
-    "redirect to a file": _redirects("file:///etc/hostname"),
-    "redirect to nowhere": _redirects("http://127.0.0.1:1/"),
-    "redirect to nonsense": _redirects("http://[/"),
-    "404": _fails(404), "429": _fails(429), "500": _fails(500), "503": _fails(503),
-    "416": _fails(416), "login page": _login_page, "no HTTP": _speaks_no_http,
-    "endless header": _endless_header,
-    "length too small": _plain(headers={"Content-Length": "5000"}),
-    "length too large": _plain(headers={"Content-Length": "9999999"}),
-    "length absurd": _plain(headers={"Content-Length": str(10**17)}),
-    "length negative": _plain(headers={"Content-Length": "-1"}),
-    "length a word": _plain(headers={"Content-Length": "many"}),
-    "length missing": _plain(headers={"Content-Length": None}),
-    "range nonsense": _plain(headers={"Content-Range": "bytes all"}),
-    "checksum wrong": _plain(checksum="XUFAKrxLKna5cZ2REBfFkg=="),
-    "checksum nonsense": _plain(checksum="no=base64")}
+  "none": _plain(),
+  "truncated": _truncates,
+  "stalls": _stalls,
+  "reset": _resets,
+  "ignores ranges": _ignores_ranges,
+  "changed in between": _changes_in_between,
+  "sends the rest of another file": _sends_the_rest_of_another,
+  "starts elsewhere": _starts_elsewhere,
+  "flips a bit": _flips_bytes,
+  "redirect": _redirects("/there"),
+  "redirect in circles": _redirects("/round"),
+  "redirect to a file": _redirects("file:///etc/hostname"),
+  "redirect to nowhere": _redirects("http://127.0.0.1:1/"),
+  "redirect to nonsense": _redirects("http://[/"),
+  "404": _fails(404),
+  "429": _fails(429),
+  "500": _fails(500),
+  "503": _fails(503),
+  "416": _fails(416),
+  "login page": _login_page,
+  "no HTTP": _speaks_no_http,
+  "endless header": _endless_header,
+  "length too small": _plain(headers={"Content-Length": "5000"}),
+  "length too large": _plain(headers={"Content-Length": "9999999"}),
+  "length absurd": _plain(headers={"Content-Length": str(10**17)}),
+  "length negative": _plain(headers={"Content-Length": "-1"}),
+  "length a word": _plain(headers={"Content-Length": "many"}),
+  "length missing": _plain(headers={"Content-Length": None}),
+  "range nonsense": _plain(headers={"Content-Range": "bytes all"}),
+  "checksum wrong": _plain(checksum="XUFAKrxLKna5cZ2REBfFkg=="),
+  "checksum nonsense": _plain(checksum="no=base64"),
+}
 
 
 def archive(seed: int) -> tuple[bytes, dict[str, bytes]]:
@@ -218,10 +237,10 @@ def archive(seed: int) -> tuple[bytes, dict[str, bytes]]:
 def _download(server: Server, folder: Path) -> tuple[int, list[str]]:
   """Runs the download command; returns its exit code and the lines of standard error."""
   said = io.StringIO()
-  with (limit(_SECONDS), contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(said)):
-    code = download.main(["--data_root", str(folder), "--base_url", server.url,
-                          "--collections", _COLLECTION])
+  with limit(_SECONDS), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+    code = download.main(
+      ["--data_root", str(folder), "--base_url", server.url, "--collections", _COLLECTION]
+    )
   return code, said.getvalue().splitlines()
 
 
@@ -261,9 +280,11 @@ def rows(folder: Path, *, times: int, rng: np.random.Generator) -> Iterator[Row]
   """
   row = Row("network, download")
   (content, files), (other, other_files) = archive(0), archive(1)
-  with mock.patch.multiple(
-      download, _PAUSE_SECONDS=0.0, _TIMEOUT_SECONDS=_TIMEOUT_SECONDS), mock.patch.dict(
-          "os.environ", no_proxy="127.0.0.1"), Server(content, other) as server:
+  with (
+    mock.patch.multiple(download, _PAUSE_SECONDS=0.0, _TIMEOUT_SECONDS=_TIMEOUT_SECONDS),
+    mock.patch.dict("os.environ", no_proxy="127.0.0.1"),
+    Server(content, other) as server,
+  ):
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     for fault in FAULTS:
       for number in range(times):

@@ -92,9 +92,13 @@ class Kept:
 
 def markdown(rows: Sequence[Row]) -> str:
   """The rows as a Markdown table, followed by a list of the failures."""
-  lines = ["| fault | tried | survived | refused in one line | lost, hung or silent |",
-           "|---|---:|---:|---:|---:|"]
-  lines += [f"| {row.fault} | {row.tried:,} | {row.survived:,} | {row.refused:,} | "
-            f"{len(row.failures):,} |" for row in rows]
+  lines = [
+    "| fault | tried | survived | refused in one line | lost, hung or silent |",
+    "|---|---:|---:|---:|---:|",
+  ]
+  lines += [
+    f"| {row.fault} | {row.tried:,} | {row.survived:,} | {row.refused:,} | {len(row.failures):,} |"
+    for row in rows
+  ]
   lines += [f"- {failure}" for row in rows for failure in row.failures]
   return "\n".join(lines) + "\n"

@@ -40,8 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   failures = workers.run(jobs, processes=args.jobs, progress=not args.quiet, beam=args.beam)
   for line in failures:
     print(f"failed: {line}", file=sys.stderr)
-  print(f"{len(jobs) - len(failures)} of {len(jobs)} programs collected in "
-        f"{args.out} as {args.collection}{_rate(workers.labelled(jobs) - known)}")
+  print(
+    f"{len(jobs) - len(failures)} of {len(jobs)} programs collected in "
+    f"{args.out} as {args.collection}{_rate(workers.labelled(jobs) - known)}"
+  )
   return 1 if failures else 0
 
 
@@ -66,8 +68,10 @@ def _jobs(args: argparse.Namespace) -> list[LabelJob]:
   if args.configs < 2:
     raise ValueError(f"--configs={args.configs}, expected at least 2")
   if args.label == labels.Measured.name and args.beam is not None:
-    raise ValueError("--label=measured measures one program after the other on this machine: "
-                     "leave out -- and what follows it")
+    raise ValueError(
+      "--label=measured measures one program after the other on this machine: "
+      "leave out -- and what follows it"
+    )
   if args.jobs < 1:
     raise ValueError(f"--jobs={args.jobs}, expected at least 1")
   if args.timeout is None:
@@ -77,45 +81,80 @@ def _jobs(args: argparse.Namespace) -> list[LabelJob]:
   if args.label != labels.Measured.name:
     jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   labels.create(args.label, target=args.target, seed=args.seed)
-  loaded = [program for source in args.programs
-            for program in programs.load(source, split=args.split)]
+  loaded = [
+    program for source in args.programs for program in programs.load(source, split=args.split)
+  ]
   if not loaded:
-    raise ValueError(f"--programs {' '.join(args.programs)} has no program, expected FILE.py with "
-                     "a dictionary PROGRAMS, or a folder of such files")
+    raise ValueError(
+      f"--programs {' '.join(args.programs)} has no program, expected FILE.py with "
+      "a dictionary PROGRAMS, or a folder of such files"
+    )
   names = [program.name for program in loaded]
   if repeated := {name for name in names if names.count(name) > 1}:
-    raise ValueError(f"{len(repeated)} names of programs are used twice, such as "
-                     f"{min(repeated)}; rename the file or the key")
-  return [LabelJob(program.source, program.name, program.split, args.collection, args.out,
-              args.label, args.target, args.configs, args.seed, args.operands, args.timeout)
-          for program in loaded]
+    raise ValueError(
+      f"{len(repeated)} names of programs are used twice, such as "
+      f"{min(repeated)}; rename the file or the key"
+    )
+  return [
+    LabelJob(
+      program.source,
+      program.name,
+      program.split,
+      args.collection,
+      args.out,
+      args.label,
+      args.target,
+      args.configs,
+      args.seed,
+      args.operands,
+      args.timeout,
+    )
+    for program in loaded
+  ]
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
   own, beam = jobs_lib.split_flags(argv)
   parser = argparse.ArgumentParser(
-      prog="python -m tpugraphs_jax.collect",
-      description="Labels layout choices of programs and writes them as a data set.",
-      epilog="-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster labels them")
-  parser.add_argument("--programs", nargs="+", required=True, metavar="SOURCE",
-                      help="FILE.py with a dictionary PROGRAMS, a folder of them, or FILE.py:KEY")
-  parser.add_argument("--label", required=True,
-                      help="tpu_estimate, bytes_estimate or measured")
+    prog="python -m tpugraphs_jax.collect",
+    description="Labels layout choices of programs and writes them as a data set.",
+    epilog="-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster labels them",
+  )
+  parser.add_argument(
+    "--programs",
+    nargs="+",
+    required=True,
+    metavar="SOURCE",
+    help="FILE.py with a dictionary PROGRAMS, a folder of them, or FILE.py:KEY",
+  )
+  parser.add_argument("--label", required=True, help="tpu_estimate, bytes_estimate or measured")
   parser.add_argument("--target", help="of tpu_estimate: v2, v3, v4, v5e, v5p or v6e")
   parser.add_argument("--configs", type=int, default=64, help="per program (default: 64)")
-  parser.add_argument("--operands", action="store_true",
-                      help="choose the orders of operands too (default: of outputs alone)")
+  parser.add_argument(
+    "--operands",
+    action="store_true",
+    help="choose the orders of operands too (default: of outputs alone)",
+  )
   parser.add_argument("--out", required=True, help="folder of the data")
   parser.add_argument("--collection", required=True, help="layout:own:NAME")
-  parser.add_argument("--split", choices=graph.SPLITS,
-                      help="of all programs (default: what their file says in SPLIT)")
+  parser.add_argument(
+    "--split", choices=graph.SPLITS, help="of all programs (default: what their file says in SPLIT)"
+  )
   parser.add_argument("--seed", type=int, default=0, help="of the choices (default: 0)")
-  parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1,
-                      help="processes (default: one per processor; always one for measured)")
-  parser.add_argument("--timeout", type=float, metavar="SECONDS",
-                      help="a worker that labels nothing for so long is ended, and what it worked "
-                      f"on counts as failed (default: {LabelJob.timeout:g}; {_SECONDS_MEASURED:g} "
-                      "for measured, which labels all choices of a program at its end)")
+  parser.add_argument(
+    "--jobs",
+    type=int,
+    default=os.cpu_count() or 1,
+    help="processes (default: one per processor; always one for measured)",
+  )
+  parser.add_argument(
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    help="a worker that labels nothing for so long is ended, and what it worked "
+    f"on counts as failed (default: {LabelJob.timeout:g}; {_SECONDS_MEASURED:g} "
+    "for measured, which labels all choices of a program at its end)",
+  )
   parser.add_argument("--quiet", action="store_true", help="no progress bar")
   args = parser.parse_args(own, argparse.Namespace(beam=beam))
   if args.label == labels.Measured.name:

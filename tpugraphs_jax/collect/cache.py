@@ -31,8 +31,11 @@ class Cache:
   def __init__(self, path: str | os.PathLike[str] | None, problem: Problem):
     self._path = Path(path) if path else None
     self._problem = problem
-    self._key = {"program": problem.fingerprint(), "label": problem.label.name,
-                 **problem.label.versions()}
+    self._key = {
+      "program": problem.fingerprint(),
+      "label": problem.label.name,
+      **problem.label.versions(),
+    }
     self._known: dict[Numbers, Raw | None] = {}
     for number, line in enumerate(files.lines(self._path) if self._path else (), 1):
       try:
@@ -43,8 +46,10 @@ class Cache:
           self._known[tuple(record["numbers"])] = record["raw"]
       except (ValueError, KeyError, TypeError, OverflowError):
         start = line[:60].decode(errors="replace")
-        raise ValueError(f"{path}, line {number}: {start!r} is no label of tune; give another file "
-                         "as cache=, or remove the line") from None
+        raise ValueError(
+          f"{path}, line {number}: {start!r} is no label of tune; give another file "
+          "as cache=, or remove the line"
+        ) from None
 
   def labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, Raw | None]:
     """The raw numbers of choices, in their order; None for those that failed.
@@ -66,8 +71,7 @@ class Cache:
         raw = raw | {"seconds": [seconds * factor for seconds in raw["seconds"]]}
       self._known[numbers] = raw
       if self._path:
-        files.append(self._path, json.dumps(
-            {**self._key, "numbers": numbers, "raw": raw}).encode())
+        files.append(self._path, json.dumps({**self._key, "numbers": numbers, "raw": raw}).encode())
     return {numbers: self._known[numbers] for numbers in candidates}
 
   def ratio(self, numbers: Numbers) -> float:

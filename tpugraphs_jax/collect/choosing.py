@@ -36,16 +36,34 @@ Orders = tuple[Dims, ...]
 SCOPE = "layout_group_"
 # By primitive, the parameters in which equations of equal shapes can differ.
 _DETAILS = {
-    "conv_general_dilated": (
-        "window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers",
-        "feature_group_count", "batch_group_count"),
-    "dot_general": ("dimension_numbers",),
-    "reshape": ("dimensions",),
+  "conv_general_dilated": (
+    "window_strides",
+    "padding",
+    "lhs_dilation",
+    "rhs_dilation",
+    "dimension_numbers",
+    "feature_group_count",
+    "batch_group_count",
+  ),
+  "dot_general": ("dimension_numbers",),
+  "reshape": ("dimensions",),
 }
 # Primitives in whose inner programs layouts are chosen.
 CALLS = (
-    "jit", "pjit", "closed_call", "core_call", "scan", "while", "cond", "checkpoint",
-    "remat", "remat2", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+  "jit",
+  "pjit",
+  "closed_call",
+  "core_call",
+  "scan",
+  "while",
+  "cond",
+  "checkpoint",
+  "remat",
+  "remat2",
+  "custom_jvp_call",
+  "custom_vjp_call",
+  "custom_vjp_call_jaxpr",
+)
 # Primitives with hand-written kernels, whose inner programs XLA does not lay out.
 _SEALED = ("pallas_call", "tpu_custom_call")
 
@@ -66,8 +84,9 @@ class Group:
     return dataclasses.replace(self, options=tuple(dict.fromkeys(options)))
 
   def __str__(self) -> str:
-    arrays = [f"{dtype}[{','.join(map(str, shape))}]"
-              for dtype, shape in zip(self.dtypes, self.shapes)]
+    arrays = [
+      f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in zip(self.dtypes, self.shapes)
+    ]
     return f"{self.primitive} {arrays[0]} <- {', '.join(arrays[1:])}"
 
 
@@ -94,8 +113,10 @@ class Choices:
     """
     numbers = [int(number) for number in numbers]
     if len(numbers) != len(self.groups):
-      raise ValueError(f"{len(numbers)} option numbers, expected one for each of the program's "
-                       f"{len(self.groups)} groups")
+      raise ValueError(
+        f"{len(numbers)} option numbers, expected one for each of the program's "
+        f"{len(self.groups)} groups"
+      )
     for group, number in zip(self.groups, numbers):
       if not 0 <= number < len(group.options):
         raise ValueError(f"option {number} of {group}, expected 0..{len(group.options) - 1}")
@@ -108,7 +129,7 @@ class Choices:
 
 
 def choices(
-    function: Callable[..., Any], *args: Any, operands: bool = False, **kwargs: Any
+  function: Callable[..., Any], *args: Any, operands: bool = False, **kwargs: Any
 ) -> Choices:
   """The groups of equations of a function, with the options of each.
 
@@ -138,11 +159,14 @@ def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
   choice, in the rules of custom derivatives, and in derivatives of the result: to choose
   layouts for a gradient, apply a choice to the function that computes it.
   """
+
   def chosen(*args: Any, **kwargs: Any) -> Any:
     jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
     outputs = _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves((args, kwargs)), choice)
     return jax.tree.unflatten(
-        jax.tree.structure(shapes), _behind_barriers(jaxpr.jaxpr, outputs, choice))
+      jax.tree.structure(shapes), _behind_barriers(jaxpr.jaxpr, outputs, choice)
+    )
+
   chosen.__name__ = getattr(function, "__name__", "chosen")
   return chosen
 
@@ -162,7 +186,7 @@ def number_in(op_name: str) -> int | None:
 
 
 def _evaluate(
-    jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any], choice: Choice
+  jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any], choice: Choice
 ) -> list[Any]:
   """The outputs of a program, of which each equation is evaluated with its layouts."""
   values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
@@ -177,20 +201,23 @@ def _evaluate(
   return [read(atom) for atom in jaxpr.outvars]
 
 
-def _behind_barriers(
-    jaxpr: core.Jaxpr, outputs: Sequence[Any], choice: Choice
-) -> list[Any]:
+def _behind_barriers(jaxpr: core.Jaxpr, outputs: Sequence[Any], choice: Choice) -> list[Any]:
   """The outputs, with the default layout where a layout was chosen for them.
 
   The next jitted function reads an output with another layout wrongly (jax 0.10.2), and
   the change of layout has to count as a cost of this program.
   """
   maker = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
-  chosen = [not isinstance(atom, core.Literal) and atom in maker
-            and any(any(choice.get(group, ())) for group in _groups_in(maker[atom]))
-            for atom in jaxpr.outvars]
-  return [jax.lax.optimization_barrier(value) if is_chosen else value
-          for value, is_chosen in zip(outputs, chosen)]
+  chosen = [
+    not isinstance(atom, core.Literal)
+    and atom in maker
+    and any(any(choice.get(group, ())) for group in _groups_in(maker[atom]))
+    for atom in jaxpr.outvars
+  ]
+  return [
+    jax.lax.optimization_barrier(value) if is_chosen else value
+    for value, is_chosen in zip(outputs, chosen)
+  ]
 
 
 @contextlib.contextmanager
@@ -226,8 +253,11 @@ def _bind_primitive(equation: core.JaxprEqn, params: dict, inputs: list[Any]) ->
 def _rewritten(value: Any, choice: Choice) -> Any:
   """A parameter of a call, with layouts in the programs that it holds."""
   if isinstance(value, (tuple, list)):
-    return type(value)(_rewritten(item, choice) for item in value) if any(
-        isinstance(item, (core.Jaxpr, core.ClosedJaxpr)) for item in value) else value
+    return (
+      type(value)(_rewritten(item, choice) for item in value)
+      if any(isinstance(item, (core.Jaxpr, core.ClosedJaxpr)) for item in value)
+      else value
+    )
   if isinstance(value, core.Jaxpr):
     return _traced(core.ClosedJaxpr(value, ()), choice).jaxpr
   return _traced(value, choice) if isinstance(value, core.ClosedJaxpr) else value
@@ -236,10 +266,11 @@ def _rewritten(value: Any, choice: Choice) -> Any:
 def _traced(closed: core.ClosedJaxpr, choice: Choice) -> core.ClosedJaxpr:
   if not any(group in choice for group in groups_of(closed.jaxpr)):
     return closed
-  shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-            for aval in (variable.aval for variable in closed.jaxpr.invars)]
-  return jax.make_jaxpr(
-      lambda *args: _evaluate(closed.jaxpr, closed.consts, args, choice))(*shapes)
+  shapes = [
+    jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    for aval in (variable.aval for variable in closed.jaxpr.invars)
+  ]
+  return jax.make_jaxpr(lambda *args: _evaluate(closed.jaxpr, closed.consts, args, choice))(*shapes)
 
 
 def _constrained(value: Any, order: Dims) -> Any:
@@ -268,8 +299,12 @@ def group_of(equation: Any) -> Group | None:
   shapes = tuple(tuple(aval.shape) for aval in avals)
   detail = repr([equation.params[key] for key in _DETAILS[name] if key in equation.params])
   return Group(
-      name, shapes, tuple(str(aval.dtype) for aval in avals), detail,
-      options=_options(name, shapes, equation.params))
+    name,
+    shapes,
+    tuple(str(aval.dtype) for aval in avals),
+    detail,
+    options=_options(name, shapes, equation.params),
+  )
 
 
 def groups_of(jaxpr: core.Jaxpr) -> Iterator[Group]:
@@ -312,9 +347,11 @@ def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
     return programs
   inside = next(itertools.chain.from_iterable(map(groups_of, programs)), None)
   if inside is not None:
-    raise ValueError(f"{name} holds {inside}, whose layouts cannot be chosen there; expected "
-                     f"them inside {', '.join(CALLS)} or at the top: call the function that "
-                     f"{name} maps instead")
+    raise ValueError(
+      f"{name} holds {inside}, whose layouts cannot be chosen there; expected "
+      f"them inside {', '.join(CALLS)} or at the top: call the function that "
+      f"{name} maps instead"
+    )
   return []
 
 

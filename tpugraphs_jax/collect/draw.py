@@ -51,25 +51,30 @@ def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterat
 
 
 def _changes(
-    options: list[list[int]], free: list[int], count: int, rng: np.random.Generator
+  options: list[list[int]], free: list[int], count: int, rng: np.random.Generator
 ) -> Iterator[Numbers]:
   """Every change of `count` groups, in random order."""
-  changes = [dict(zip(groups, changed)) for groups in itertools.combinations(free, count)
-             for changed in itertools.product(*(options[group][1:] for group in groups))]
+  changes = [
+    dict(zip(groups, changed))
+    for groups in itertools.combinations(free, count)
+    for changed in itertools.product(*(options[group][1:] for group in groups))
+  ]
   for place in rng.permutation(len(changes)):
     yield tuple(changes[place].get(group, 0) for group in range(len(options)))
 
 
 def _drawn(
-    options: list[list[int]], free: list[int], rng: np.random.Generator
+  options: list[list[int]], free: list[int], rng: np.random.Generator
 ) -> Iterator[Numbers]:
   """Random changes of up to five groups."""
   seen: set[Numbers] = set()
   tries = 0
   while tries < _TRIES:
     count = rng.integers(1, min(len(free), _GROUPS_AT_ONCE) + 1)
-    changed = {int(group): int(rng.choice(options[group][1:]))
-               for group in rng.choice(free, count, replace=False)}
+    changed = {
+      int(group): int(rng.choice(options[group][1:]))
+      for group in rng.choice(free, count, replace=False)
+    }
     numbers = tuple(changed.get(group, 0) for group in range(len(options)))
     tries = tries + 1 if numbers in seen else 0
     seen.add(numbers)
@@ -98,4 +103,4 @@ def kept(labels: Mapping[int, int], configs: int) -> list[int]:
   first = {label: number for number, label in sorted(labels.items(), reverse=True)}
   chosen = sorted(first.values())[:configs]
   ties = sorted(set(labels) - set(chosen))
-  return sorted(chosen + ties[:configs - len(chosen)])
+  return sorted(chosen + ties[: configs - len(chosen)])

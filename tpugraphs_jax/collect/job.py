@@ -60,8 +60,11 @@ class LabelJob:
 
   def file(self, kind: str, suffix: str) -> Path:
     """A file of this program in the folder `kind` of the data."""
-    return Path(self.out).expanduser().joinpath(
-        kind, *self.collection.split(":"), self.split, self.name + suffix)
+    return (
+      Path(self.out)
+      .expanduser()
+      .joinpath(kind, *self.collection.split(":"), self.split, self.name + suffix)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,16 +84,29 @@ def collect(job: LabelJob) -> None:
   Raises:
     ValueError: the program cannot be collected, or the journal belongs to another program.
   """
-  program, = programs.load(job.source, split=job.split)
+  (program,) = programs.load(job.source, split=job.split)
   label = labels.create(job.label, target=job.target, seed=job.seed)
-  header = {"source": _source(job), "label": job.label, **label.versions(), "seed": job.seed,
-            "operands": job.operands, "program_sha256": _sha256(program)}
+  header = {
+    "source": _source(job),
+    "label": job.label,
+    **label.versions(),
+    "seed": job.seed,
+    "operands": job.operands,
+    "program_sha256": _sha256(program),
+  }
   if is_finished(job, header, label):
     return
   with contextlib.closing(Journal(job.journal, header)) as journal:
     kept = journal.kept_module(job.module)
-    problem = Problem(program.function, program.args, label, name=job.name, seed=job.seed,
-                      operands=job.operands, module=kept)
+    problem = Problem(
+      program.function,
+      program.args,
+      label,
+      name=job.name,
+      seed=job.seed,
+      operands=job.operands,
+      module=kept,
+    )
     if kept is None:
       journal.keep_module(job.module, problem.module)
     work = _Collecting(job, problem, journal)
@@ -131,12 +147,19 @@ def _label_all(work: _Collecting) -> list[Numbers]:
     drawn += more.values()
     raw, errors = work.journal.raw, work.journal.errors
     again = work.problem.label.is_comparative and not more.keys() <= raw.keys() | errors.keys()
-    _label(work, {number: numbers for number, numbers in more.items()
-                  if number not in errors and (again or number not in raw)})
+    _label(
+      work,
+      {
+        number: numbers
+        for number, numbers in more.items()
+        if number not in errors and (again or number not in raw)
+      },
+    )
 
 
 def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
   """Writes a result or an error of every candidate into the journal."""
+
   def functions() -> Iterator[tuple[int, Callable[..., Any]]]:
     for number, numbers in candidates.items():
       if os.getppid() != work.job.parent:
@@ -153,29 +176,43 @@ def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
 
 def _values(work: _Collecting, drawn: int) -> dict[int, int]:
   """The labels of the first `drawn` candidates; the journal may hold more of an earlier run."""
-  return {number: work.problem.label.value(raw) for number, raw in sorted(work.journal.raw.items())
-          if number < drawn}
+  return {
+    number: work.problem.label.value(raw)
+    for number, raw in sorted(work.journal.raw.items())
+    if number < drawn
+  }
 
 
 def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> None:
   job, journal, problem = work.job, work.journal, work.problem
   values = _values(work, len(drawn))
   if 0 not in values:
-    raise ValueError(f"{job.source}: the compiler's own choice failed, "
-                     f"{journal.errors.get(0, 'it was not labelled')}")
+    raise ValueError(
+      f"{job.source}: the compiler's own choice failed, "
+      f"{journal.errors.get(0, 'it was not labelled')}"
+    )
   kept = draw.kept(values, job.configs)
-  npz.write_layout(job.npz, problem.with_configs(
-      [drawn[number] for number in kept], [values[number] for number in kept]))
+  npz.write_layout(
+    job.npz,
+    problem.with_configs([drawn[number] for number in kept], [values[number] for number in kept]),
+  )
   record = {
-      **header, "name": job.name, "split": job.split, "collection": job.collection,
-      "configs_asked": job.configs, "config_runtime": problem.label.unit,
-      "tpugraphs_jax": tpugraphs_jax.__version__,
-      "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
-      "groups": [str(group) for group in problem.choices.groups],
-      "ties_left_out": len(values) - len(kept),
-      "failures": [{"numbers": drawn[number], "error": error}
-                   for number, error in sorted(journal.errors.items()) if number < len(drawn)],
-      "configs": [{"numbers": drawn[number], **journal.raw[number]} for number in kept],
+    **header,
+    "name": job.name,
+    "split": job.split,
+    "collection": job.collection,
+    "configs_asked": job.configs,
+    "config_runtime": problem.label.unit,
+    "tpugraphs_jax": tpugraphs_jax.__version__,
+    "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+    "groups": [str(group) for group in problem.choices.groups],
+    "ties_left_out": len(values) - len(kept),
+    "failures": [
+      {"numbers": drawn[number], "error": error}
+      for number, error in sorted(journal.errors.items())
+      if number < len(drawn)
+    ],
+    "configs": [{"numbers": drawn[number], **journal.raw[number]} for number in kept],
   }
   with files.replacing(job.sidecar) as file:
     file.write(_by_line(record))

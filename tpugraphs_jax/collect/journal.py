@@ -45,11 +45,14 @@ class Journal:
     if not records:
       _add(path, header)
     self.raw: dict[int, dict[str, Any]] = {
-        record["candidate"]: record["raw"] for record in records if "raw" in record}
+      record["candidate"]: record["raw"] for record in records if "raw" in record
+    }
     self.errors: dict[int, str] = {
-        record["candidate"]: record["error"] for record in records if "error" in record}
-    self._module = next((
-        record["module_sha256"] for record in reversed(records) if "module_sha256" in record), "")
+      record["candidate"]: record["error"] for record in records if "error" in record
+    }
+    self._module = next(
+      (record["module_sha256"] for record in reversed(records) if "module_sha256" in record), ""
+    )
 
   def keep_module(self, path: Path, module: bytes) -> None:
     """Writes a module, whose checksum goes into the journal."""
@@ -98,8 +101,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 def _check_header(path: Path, records: list[dict[str, Any]], header: dict[str, Any]) -> None:
   if records and records[0] != header:
     name = next(key for key in (*header, *records[0]) if records[0].get(key) != header.get(key))
-    raise ValueError(f"{path} was begun with {name} {records[0].get(name)}, now it is "
-                     f"{header.get(name)}; remove it, or choose another --collection")
+    raise ValueError(
+      f"{path} was begun with {name} {records[0].get(name)}, now it is "
+      f"{header.get(name)}; remove it, or choose another --collection"
+    )
 
 
 def done(path: Path) -> int:

@@ -83,13 +83,14 @@ class TpuEstimate(Label):
   target: str  # such as tpu:v3
   name: ClassVar[str] = "tpu_estimate"
   unit: ClassVar[str] = (
-      "picoseconds, the TPU compiler's optimal_seconds of the program; an estimate and no "
-      "measurement")
+    "picoseconds, the TPU compiler's optimal_seconds of the program; an estimate and no measurement"
+  )
 
   worth: ClassVar[str] = (
-      "An estimate of the compiler and no run time. On AlexNet's training step its Kendall tau-b "
-      "with 39,187 times measured on TPU v3 is 0.55; it charges too little or nothing for some "
-      "outputs of convolutions. Measure on the device before you rely on it.")
+    "An estimate of the compiler and no run time. On AlexNet's training step its Kendall tau-b "
+    "with 39,187 times measured on TPU v3 is 0.55; it charges too little or nothing for some "
+    "outputs of convolutions. Measure on the device before you rely on it."
+  )
 
   @property
   def what(self) -> str:
@@ -104,16 +105,20 @@ class TpuEstimate(Label):
 
   def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
     program = tpu.compile_function(function, args, self.target)
-    estimate = tpu_kernels.estimated_cycles(
-        proto.parse_module(program.module, where="TPU program"))
+    estimate = tpu_kernels.estimated_cycles(proto.parse_module(program.module, where="TPU program"))
     if estimate.without_estimate:
-      raise ValueError(f"the TPU compiler has no estimate for {estimate.without_estimate} of "
-                       f"{estimate.kernels} kernels of this program")
+      raise ValueError(
+        f"the TPU compiler has no estimate for {estimate.without_estimate} of "
+        f"{estimate.kernels} kernels of this program"
+      )
     if estimate.cycles <= 0:
       raise ValueError("the TPU compiler estimates no cycles for this program")
-    return {"estimated_cycles": estimate.cycles, "optimal_seconds": program.optimal_seconds,
-            "cycles": cycles_by_group(estimate.by_kernel),
-            "loops_counted_once": estimate.loops_counted_once}
+    return {
+      "estimated_cycles": estimate.cycles,
+      "optimal_seconds": program.optimal_seconds,
+      "cycles": cycles_by_group(estimate.by_kernel),
+      "loops_counted_once": estimate.loops_counted_once,
+    }
 
   def value(self, raw: Raw) -> int:
     return max(1, round(raw["optimal_seconds"] * 1e12))
@@ -194,8 +199,11 @@ def create(name: str, *, target: str | None, seed: int) -> Label:
   others = {BytesEstimate.name: BytesEstimate(), Measured.name: Measured(seed)}
   if name not in others:
     raise ValueError(
-        f"unknown label {name!r}, expected one of {', '.join([TpuEstimate.name, *others])}")
+      f"unknown label {name!r}, expected one of {', '.join([TpuEstimate.name, *others])}"
+    )
   if target is not None:
-    raise ValueError(f"label {name} is for the device at hand and has no target, found "
-                     f"--target={target}; leave it out, or choose --label={TpuEstimate.name}")
+    raise ValueError(
+      f"label {name} is for the device at hand and has no target, found "
+      f"--target={target}; leave it out, or choose --label={TpuEstimate.name}"
+    )
   return others[name]

@@ -1,7 +1,7 @@
 """Layouts of a function in a file, and the function with the layouts of a file.
 
-  tuned.save("layouts.json")
-  fast = jax.jit(tpugraphs_jax.apply(step, "layouts.json"))
+tuned.save("layouts.json")
+fast = jax.jit(tpugraphs_jax.apply(step, "layouts.json"))
 """
 
 from __future__ import annotations
@@ -30,13 +30,21 @@ from tpugraphs_jax.infra.tables import Table
 _EXPECTED = "a file that Tuned.save wrote"
 _MOST_BYTES = 2**28  # of a module
 _CHANGE = trust.Record(
-    nodes=[trust.COUNT], operation=str, lines=[str], before=[trust.COUNT], after=[[trust.COUNT]],
-    cycles=[trust.COUNT])
+  nodes=[trust.COUNT],
+  operation=str,
+  lines=[str],
+  before=[trust.COUNT],
+  after=[[trust.COUNT]],
+  cycles=[trust.COUNT],
+)
 _SCHEMA = trust.Record(
-    name=str, operations=str,
-    groups=[trust.Record(operation=str, detail=str, orders=[[trust.COUNT]])],
-    program=trust.Record(
-        summary=str, stage=str, module=str, changes=[_CHANGE], cycles=[[trust.COUNT]]))
+  name=str,
+  operations=str,
+  groups=[trust.Record(operation=str, detail=str, orders=[[trust.COUNT]])],
+  program=trust.Record(
+    summary=str, stage=str, module=str, changes=[_CHANGE], cycles=[[trust.COUNT]]
+  ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +63,9 @@ class Change:
   def orders(self) -> tuple[str, str]:
     """The layouts before and after, as text."""
     before, output, *operands = (
-        "{" + ",".join(map(str, order)) + "}" if order else "?"
-        for order in (self.before, *self.after))
+      "{" + ",".join(map(str, order)) + "}" if order else "?"
+      for order in (self.before, *self.after)
+    )
     return before, output + (f" <- {', '.join(operands)}" if any(self.after[1:]) else "")
 
   def cells(self) -> list[str]:
@@ -89,8 +98,11 @@ class Program:
 
   def table(self, more: Sequence[Sequence[str]] = ()) -> Table:
     """The changes, and more rows of the same columns below them."""
-    return Table(["changed output of", "line", "order", "estimated cycles"],
-                 [*(change.cells() for change in self.changes), *more], self.summary)
+    return Table(
+      ["changed output of", "line", "order", "estimated cycles"],
+      [*(change.cells() for change in self.changes), *more],
+      self.summary,
+    )
 
   def __str__(self) -> str:
     return str(self.table())
@@ -102,8 +114,12 @@ def from_to(before: int, after: int) -> str:
 
 
 def save(
-    path: Path, function: Callable[..., Any], args: tuple, choice: Choice,
-    about: Mapping[str, Any], program: Program,
+  path: Path,
+  function: Callable[..., Any],
+  args: tuple,
+  choice: Choice,
+  about: Mapping[str, Any],
+  program: Program,
 ) -> None:
   """Writes a choice of layouts for a function of these example arguments.
 
@@ -116,14 +132,21 @@ def save(
     program: to be shown.
   """
   jaxpr = jax.make_jaxpr(function)(*args).jaxpr
-  record = {**about, "operations": _hash(jaxpr), "groups": [
+  record = {
+    **about,
+    "operations": _hash(jaxpr),
+    "groups": [
       {"operation": str(group), "detail": group.detail, "orders": orders}
-      for group, orders in choice.items()], "program": {
-          "summary": program.summary, "stage": program.graph.stage,
-          "module": base64.b64encode(
-              zlib.compress(program.graph.module.SerializeToString())).decode(),
-          "changes": [dataclasses.asdict(change) for change in program.changes],
-          "cycles": [[node, *cycles] for node, cycles in program.cycles.items()]}}
+      for group, orders in choice.items()
+    ],
+    "program": {
+      "summary": program.summary,
+      "stage": program.graph.stage,
+      "module": base64.b64encode(zlib.compress(program.graph.module.SerializeToString())).decode(),
+      "changes": [dataclasses.asdict(change) for change in program.changes],
+      "cycles": [[node, *cycles] for node, cycles in program.cycles.items()],
+    },
+  }
   with files.replacing(path) as file:
     file.write(json.dumps(record, indent=1) + "\n")
 
@@ -139,7 +162,8 @@ def read(path: str | os.PathLike[str]) -> Program:
   with trust.reading(path, f"expected {_EXPECTED}"):
     saved = record["program"]
     unpacked = zlib.decompressobj().decompress(
-        base64.b64decode(saved["module"], validate=True), _MOST_BYTES)
+      base64.b64decode(saved["module"], validate=True), _MOST_BYTES
+    )
     graph = dataclasses.replace(hlo.featurize(unpacked), name=record["name"], stage=saved["stage"])
     changes = [Change(**change) for change in saved["changes"]]
     cycles = {node: (before, after) for node, before, after in saved["cycles"]}
@@ -174,8 +198,10 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
       other than the tuned one.
   """
   record = _record(path)
-  saved = {(each["operation"], each["detail"]): tuple(map(tuple, each["orders"]))
-           for each in record["groups"]}
+  saved = {
+    (each["operation"], each["detail"]): tuple(map(tuple, each["orders"]))
+    for each in record["groups"]
+  }
 
   @functools.wraps(function)
   def chosen(*args: Any, **kwargs: Any) -> Any:
@@ -183,22 +209,31 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
     groups = dict.fromkeys(choosing.groups_of(jaxpr))
     _check(path, record["name"], saved, groups)
     if _hash(jaxpr) != record["operations"]:
-      raise ValueError(f"{path} was made for {record['name']!r}, whose other operations have "
-                       "changed: tune it again")
+      raise ValueError(
+        f"{path} was made for {record['name']!r}, whose other operations have "
+        "changed: tune it again"
+      )
     choice = {group: saved[str(group), group.detail] for group in groups}
     return choosing.apply(function, choice)(*args, **kwargs)
+
   return chosen
 
 
-def _check(path: str | os.PathLike[str], name: str, saved: Mapping[tuple[str, str], Any],
-           groups: Mapping[Group, Any]) -> None:
+def _check(
+  path: str | os.PathLike[str],
+  name: str,
+  saved: Mapping[tuple[str, str], Any],
+  groups: Mapping[Group, Any],
+) -> None:
   """Raises ValueError where a program has other convolutions, dots or reshapes than a file."""
   found = {(str(group), group.detail) for group in groups}
   for is_new, differing in ((True, found - set(saved)), (False, set(saved) - found)):
     if differing:
       operation, _ = min(differing)
-      raise ValueError(f"{path} was made for {name!r} {'without' if is_new else 'with'} "
-                       f"{operation}: the program has changed, tune it again")
+      raise ValueError(
+        f"{path} was made for {name!r} {'without' if is_new else 'with'} "
+        f"{operation}: the program has changed, tune it again"
+      )
 
 
 def _hash(jaxpr: core.Jaxpr) -> str:

@@ -46,8 +46,11 @@ Timer = Callable[[Callable[..., Any], tuple, int], float]  # as `seconds_of_call
 
 
 def measure(
-    functions: Iterable[tuple[int, Callable[..., Any]]], args: tuple, *, seed: int = 0,
-    timer: Timer = seconds_of_call,
+  functions: Iterable[tuple[int, Callable[..., Any]]],
+  args: tuple,
+  *,
+  seed: int = 0,
+  timer: Timer = seconds_of_call,
 ) -> Iterator[tuple[int, dict[str, Any] | Exception]]:
   """Measures functions that compute the same outputs; the first one is the default.
 
@@ -88,16 +91,21 @@ def measure(
   noise, equal = _noise(seconds, [default, *copies])
   if noise > _NOISE:
     raise NoisyMachineError(
-        f"the same program took {equal[0]:.3g} s and {equal[-1]:.3g} s, {noise:.1%} apart, "
-        f"expected at most {_NOISE:.0%}: the machine is busy; stop what else runs on it and try "
-        "again")
+      f"the same program took {equal[0]:.3g} s and {equal[-1]:.3g} s, {noise:.1%} apart, "
+      f"expected at most {_NOISE:.0%}: the machine is busy; stop what else runs on it and try "
+      "again"
+    )
   for number in compiled:
     yield number, {"seconds": seconds[number], "noise": noise}
 
 
 def compare(
-    default: Callable[..., Any], other: Callable[..., Any], args: tuple, *, seed: int = 0,
-    timer: Timer = seconds_of_call,
+  default: Callable[..., Any],
+  other: Callable[..., Any],
+  args: tuple,
+  *,
+  seed: int = 0,
+  timer: Timer = seconds_of_call,
 ) -> tuple[float, float, float]:
   """The time of a version divided by the time of the default, in alternating pairs.
 
@@ -125,8 +133,11 @@ def compare(
 
 
 def _rounds(
-    compiled: dict[int, Callable[..., Any]], equal: list[int], values: tuple, seed: int,
-    timer: Timer,
+  compiled: dict[int, Callable[..., Any]],
+  equal: list[int],
+  values: tuple,
+  seed: int,
+  timer: Timer,
 ) -> dict[int, list[float]]:
   """Seconds of a call by version and round; goes on until the `equal` versions agree."""
   rng, started = np.random.default_rng(seed), time.monotonic()
@@ -134,7 +145,8 @@ def _rounds(
   seconds: dict[int, list[float]] = {number: [] for number in compiled}
   for turn in range(_MOST_ROUNDS):
     if turn >= _ROUNDS and (
-        _noise(seconds, equal)[0] < _STILL or time.monotonic() - started > _MOST_SECONDS):
+      _noise(seconds, equal)[0] < _STILL or time.monotonic() - started > _MOST_SECONDS
+    ):
       break
     best = min((min(times) for times in seconds.values() if times), default=np.inf)
     for number in rng.permutation(list(compiled)).tolist():
@@ -180,11 +192,14 @@ def _random_arguments(args: tuple, seed: int) -> tuple:
 def _close(one: Any, other: Any) -> bool:
   """Whether outputs are equal up to rounding."""
   return all(
-      np.allclose(a, b, rtol=1e-3, atol=1e-3 * (np.abs(b).max(initial=0) + 1e-30), equal_nan=True)
-      for a, b in zip(_leaves(one), _leaves(other), strict=True))
+    np.allclose(a, b, rtol=1e-3, atol=1e-3 * (np.abs(b).max(initial=0) + 1e-30), equal_nan=True)
+    for a, b in zip(_leaves(one), _leaves(other), strict=True)
+  )
 
 
 def _leaves(outputs: Any) -> list[jax.Array]:
   """The arrays of outputs; of keys, which NumPy cannot hold, their data."""
-  return [jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-          else leaf for leaf in jax.tree.leaves(outputs)]
+  return [
+    jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    for leaf in jax.tree.leaves(outputs)
+  ]

@@ -27,9 +27,9 @@ OPERATIONS = ("convolution", "weight gradient", "dot", "batched dot", "reshape")
 # The new order of an output: the compiler's own, with users that agree; the compiler's own,
 # with users that have another one; another order; another one, and no user has its shape.
 ORDERS = ("own", "own, users differ", "other", "other, no such user")
-COSTS = (.003, .02, .1)  # between the four classes of predicted costs
-_LARGEST_COST = .3
-LARGEST_EFFECT = .1  # larger effects count as this in a search
+COSTS = (0.003, 0.02, 0.1)  # between the four classes of predicted costs
+_LARGEST_COST = 0.3
+LARGEST_EFFECT = 0.1  # larger effects count as this in a search
 _LOG_SPREAD = -8.0, 1.0  # range of logarithms of standard deviations
 
 
@@ -73,7 +73,7 @@ class Prior:
 
 
 def features(
-    graph: OpGraph, node: np.ndarray, row: np.ndarray, cost: np.ndarray
+  graph: OpGraph, node: np.ndarray, row: np.ndarray, cost: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Features and kinds of changes, the inputs of the prior.
 
@@ -90,11 +90,17 @@ def features(
   operation, order = _operation(graph)[node], _order(graph, node, row)
   kind = operation * len(ORDERS) + order
   one_hot = lambda number, count: np.eye(count)[number]
-  return np.concatenate([
-      np.ones((len(node), 1)), one_hot(operation, len(OPERATIONS)), one_hot(order, len(ORDERS)),
+  return np.concatenate(
+    [
+      np.ones((len(node), 1)),
+      one_hot(operation, len(OPERATIONS)),
+      one_hot(order, len(ORDERS)),
       one_hot(kind, len(OPERATIONS) * len(ORDERS)),
       one_hot(np.searchsorted(COSTS, cost, side="right"), len(COSTS) + 1),
-      np.clip(cost, 0, _LARGEST_COST)[:, None]], axis=1), kind
+      np.clip(cost, 0, _LARGEST_COST)[:, None],
+    ],
+    axis=1,
+  ), kind
 
 
 def _operation(graph: OpGraph) -> np.ndarray:
@@ -103,8 +109,9 @@ def _operation(graph: OpGraph) -> np.ndarray:
   opcode, ids = graph.node_opcode[graph.config_node], opcode_ids()
   is_gradient = feat[:, NODE["output_batch_dimension"].start] > 0
   is_batched = (feat[:, feature_blocks.DIMENSIONS] > 0).sum(axis=1) > 2
-  return np.select([opcode == ids["convolution"], opcode == ids["dot"]],
-                   [0 + is_gradient, 2 + is_batched], 4)
+  return np.select(
+    [opcode == ids["convolution"], opcode == ids["dot"]], [0 + is_gradient, 2 + is_batched], 4
+  )
 
 
 def _order(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -113,8 +120,14 @@ def _order(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
   has_shape = (dims[consumer] == dims[producer]).all(axis=1)
   has_such_user = np.isin(graph.config_node[node], producer[has_shape])
   return np.select(
-      [traffic.changes_nothing(graph, node, row), traffic.is_default_layout(graph, node, row),
-       has_such_user], [0, 1, 2], 3)
+    [
+      traffic.changes_nothing(graph, node, row),
+      traffic.is_default_layout(graph, node, row),
+      has_such_user,
+    ],
+    [0, 1, 2],
+    3,
+  )
 
 
 def read(path: Path) -> Prior:
@@ -126,8 +139,11 @@ def read(path: Path) -> Prior:
   """
   try:
     record = trust.parse(path.read_text())
-    return Prior(np.array(record["mean"]), np.array(record["log_spread"]),
-                 **{name: record[name] for name in ("correlation", "noise", "unit", "about")})
+    return Prior(
+      np.array(record["mean"]),
+      np.array(record["log_spread"]),
+      **{name: record[name] for name in ("correlation", "noise", "unit", "about")},
+    )
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}); install the package again") from None
 
@@ -135,7 +151,12 @@ def read(path: Path) -> Prior:
 def write(path: Path, prior: Prior) -> None:
   """Writes a prior as JSON, a line for each field."""
   record = dataclasses.asdict(prior) | {
-      "mean": prior.mean.round(5).tolist(), "log_spread": prior.log_spread.round(4).tolist()}
+    "mean": prior.mean.round(5).tolist(),
+    "log_spread": prior.log_spread.round(4).tolist(),
+  }
   with files.replacing(path) as file:
-    file.write("{" + ",\n".join(
-        f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()) + "}\n")
+    file.write(
+      "{"
+      + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
+      + "}\n"
+    )

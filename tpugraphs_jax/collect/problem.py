@@ -25,9 +25,9 @@ from tpugraphs_jax.hlo.search import Dims
 
 # Opcodes of the instructions that the compiler makes of a primitive with the same tensors.
 _OPCODES = {
-    "conv_general_dilated": ("convolution", "dot"),
-    "dot_general": ("dot", "convolution"),
-    "reshape": ("reshape",),
+  "conv_general_dilated": ("convolution", "dot"),
+  "dot_general": ("dot", "convolution"),
+  "reshape": ("reshape",),
 }
 
 
@@ -56,21 +56,29 @@ class Problem:
   """
 
   def __init__(
-      self, function: Callable[..., Any], args: tuple, label: labels.Label, *, name: str = "",
-      seed: int = 0, operands: bool = False, module: bytes | None = None,
+    self,
+    function: Callable[..., Any],
+    args: tuple,
+    label: labels.Label,
+    *,
+    name: str = "",
+    seed: int = 0,
+    operands: bool = False,
+    module: bytes | None = None,
   ):
     self.function, self.args, self.label, self.seed = function, args, label, seed
     self.name = name or getattr(function, "__name__", "function")
     self.choices = choosing.choices(function, *args, operands=operands)
     self.own: Numbers = (0,) * len(self.choices.groups)
     self.module = module or label.graph(self.apply(self.own), args)
-    self.graph = dataclasses.replace(
-        hlo.featurize(self.module), name=self.name, stage=label.stage)
+    self.graph = dataclasses.replace(hlo.featurize(self.module), name=self.name, stage=label.stage)
     self._nodes = node_options(self.graph, self.choices)
     self.options = visible_options(self._nodes, len(self.choices.groups))
     if max(map(len, self.options), default=1) < 2:
-      raise ValueError(f"{self.name}: no layout of its {len(self.options)} groups of equations "
-                       "can be chosen; expected a convolution, dot or reshape")
+      raise ValueError(
+        f"{self.name}: no layout of its {len(self.options)} groups of equations "
+        "can be chosen; expected a convolution, dot or reshape"
+      )
 
   def apply(self, numbers: Sequence[int]) -> Callable[..., Any]:
     """The function with the layouts of option numbers `[groups]`."""
@@ -81,7 +89,7 @@ class Problem:
     return draw.candidates(self.options, seed=self.seed, name=self.name)
 
   def with_configs(
-      self, candidates: Sequence[Numbers], values: Sequence[int] | None = None
+    self, candidates: Sequence[Numbers], values: Sequence[int] | None = None
   ) -> hlo.HloGraph:
     """The graph with these choices as its configurations, and labels `[C]` where given."""
     # A node of no group takes the option 0 of the last column.
@@ -114,13 +122,17 @@ class Problem:
     Compiles the function once. None where equations of the group get different orders, or
     where no instruction of the optimised program has the group's output.
     """
-    program = hlo.featurize(self.apply(self.own), *self.args, optimized=True,
-                            target=self.label.target)
+    program = hlo.featurize(
+      self.apply(self.own), *self.args, optimized=True, target=self.label.target
+    )
     seen: list[set[Dims]] = [set() for _ in self.options]
     for node in proto.instructions(program.module):
       number = _group_number(node, self.choices)
-      axes = None if number < 0 else _axes(
-          self.choices.groups[number].shapes[0], tuple(node.shape.dimensions))
+      axes = (
+        None
+        if number < 0
+        else _axes(self.choices.groups[number].shapes[0], tuple(node.shape.dimensions))
+      )
       if axes is not None:
         seen[number].add(tuple(axes.index(dim) for dim in node.shape.layout.minor_to_major))
     return [orders.pop() if len(orders) == 1 else None for orders in seen]
@@ -141,8 +153,11 @@ class Problem:
   def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw]:
     """The raw numbers of choices, found together; failed choices are left out."""
     outcomes = dict(self.label.run(enumerate(map(self.apply, candidates)), self.args))
-    return {candidates[place]: raw for place, raw in sorted(outcomes.items())
-            if not isinstance(raw, Exception)}
+    return {
+      candidates[place]: raw
+      for place, raw in sorted(outcomes.items())
+      if not isinstance(raw, Exception)
+    }
 
 
 class NodeOptions(NamedTuple):
@@ -168,7 +183,8 @@ def node_options(op_graph: hlo.HloGraph, choices: choosing.Choices) -> list[Node
     node = nodes[index]
     number = _group_number(node, choices)
     shapes = [tuple(node.shape.dimensions)] + [
-        tuple(nodes[position[operand]].shape.dimensions) for operand in node.operand_ids]
+      tuple(nodes[position[operand]].shape.dimensions) for operand in node.operand_ids
+    ]
     orders = _node_orders(choices.groups[number], shapes) if number >= 0 else [((),) * 2]
     options.append(NodeOptions(number, np.array([layout_row(each) for each in orders], np.int8)))
   return options
@@ -202,15 +218,17 @@ def _node_orders(group: Group, node_shapes: Sequence[Dims]) -> list[Orders]:
   The compiler may have swapped the operands.
   """
   straight = [_axes(*pair) for pair in zip(group.shapes, node_shapes)]
-  swapped = [_axes(*pair) for pair in zip(
-      group.shapes, (node_shapes[0], *reversed(node_shapes[1:])))]
+  swapped = [
+    _axes(*pair) for pair in zip(group.shapes, (node_shapes[0], *reversed(node_shapes[1:])))
+  ]
   is_swapped = sum(axes is None for axes in swapped) < sum(axes is None for axes in straight)
   axes = swapped if is_swapped else straight
   result = []
   for option in group.options:
     output, *operands = (
-        tuple(each[dim] for dim in order) if each is not None else ()
-        for order, each in zip(option, axes))
+      tuple(each[dim] for dim in order) if each is not None else ()
+      for order, each in zip(option, axes)
+    )
     result.append((output, *(reversed(operands) if is_swapped else operands)))
   return result
 

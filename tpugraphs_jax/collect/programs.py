@@ -40,8 +40,11 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
     ValueError: there is nothing of that name, or it is not a program.
   """
   if Path(source).is_dir():
-    return [program for path in sorted(Path(source).glob("[!_]*.py"))
-            for program in load(str(path), split=split)]
+    return [
+      program
+      for path in sorted(Path(source).glob("[!_]*.py"))
+      for program in load(str(path), split=split)
+    ]
   place, _, key = source.partition(":")
   if not place.endswith(".py"):
     raise ValueError(f"program {source!r}, expected a folder, FILE.py or FILE.py:KEY")
@@ -55,23 +58,30 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
   if key and key not in programs:
     raise ValueError(f"{place} has no program {key!r}, it has {', '.join(programs)}")
   file_name = lambda name: re.sub(r"[^A-Za-z0-9.-]+", "_", f"{Path(place).stem}_{name}")
-  return [Program(f"{place}:{name}", file_name(name), split,
-                  *_pair(programs[name], f"{place}:{name}"))
-          for name in ([key] if key else programs)]
+  return [
+    Program(f"{place}:{name}", file_name(name), split, *_pair(programs[name], f"{place}:{name}"))
+    for name in ([key] if key else programs)
+  ]
 
 
 def _pair(value: Any, where: str) -> tuple[Callable[..., Any], tuple]:
-  if isinstance(value, tuple) and len(value) == 2 and callable(value[0]) and (
-      isinstance(value[1], tuple)):
+  if (
+    isinstance(value, tuple)
+    and len(value) == 2
+    and callable(value[0])
+    and (isinstance(value[1], tuple))
+  ):
     return value
-  raise ValueError(f"{where} is a {type(value).__name__}, expected a pair (function, tuple of "
-                   "example arguments)")
+  raise ValueError(
+    f"{where} is a {type(value).__name__}, expected a pair (function, tuple of example arguments)"
+  )
 
 
 def _file_module(path: Path) -> types.ModuleType:
   if not path.is_file():
-    raise FileNotFoundError(f"{path}: no such file, expected a Python file with a dictionary "
-                            "PROGRAMS")
+    raise FileNotFoundError(
+      f"{path}: no such file, expected a Python file with a dictionary PROGRAMS"
+    )
   folder = str(path.parent.resolve())
   if folder not in sys.path:  # as for a script, so that it finds its neighbours
     sys.path.insert(0, folder)

@@ -58,8 +58,12 @@ class Pool:
   def changes(self) -> list[tuple[int, int]]:
     """Every group and option in which a choice differs from the compiler's own, ascending."""
     numbers, own = np.array(self.choices), self.choices[0]
-    return [(group, int(option)) for group, column in enumerate(numbers.T)
-            for option in np.unique(column) if option != own[group]]
+    return [
+      (group, int(option))
+      for group, column in enumerate(numbers.T)
+      for option in np.unique(column)
+      if option != own[group]
+    ]
 
   @property
   def is_open(self) -> bool:
@@ -111,8 +115,11 @@ def learned(pool: Pool, ranker: Any, prior: Prior) -> Way:
 def _changed(numbers: Numbers, changes: Sequence[tuple[int, int]], own: Numbers) -> list[Numbers]:
   """The choices that differ from one in one group."""
   options = [*changes, *enumerate(own)]
-  return [(*numbers[:group], option, *numbers[group + 1:]) for group, option in options
-          if option != numbers[group]]
+  return [
+    (*numbers[:group], option, *numbers[group + 1 :])
+    for group, option in options
+    if option != numbers[group]
+  ]
 
 
 class Belief:
@@ -162,9 +169,7 @@ class Belief:
     return int(np.lexsort([expected, -improvement])[0])
 
 
-def costs(
-    pool: Pool, ranker: Any
-) -> tuple[tuple[OpGraph, np.ndarray, np.ndarray], np.ndarray]:
+def costs(pool: Pool, ranker: Any) -> tuple[tuple[OpGraph, np.ndarray, np.ndarray], np.ndarray]:
   """What a model predicts for every change alone.
 
   Returns:
@@ -173,13 +178,16 @@ def costs(
     choice, `[T]` float64.
   """
   own = pool.choices[0]
-  graph = pool.graph([own, *((*own[:group], option, *own[group + 1:])
-                             for group, option in pool.changes)])
+  graph = pool.graph(
+    [own, *((*own[:group], option, *own[group + 1 :]) for group, option in pool.changes)]
+  )
   (scores,) = ranker.scores([graph])
   rows = graph.configs.row_id(np.arange(len(graph.configs)))  # [1 + T, K]
   node = (rows[1:] != rows[0]).argmax(axis=1)
-  return ((graph, node, rows[np.arange(1, len(rows)), node]),
-          (scores[1:] - scores[0]).astype(np.float64))
+  return (
+    (graph, node, rows[np.arange(1, len(rows)), node]),
+    (scores[1:] - scores[0]).astype(np.float64),
+  )
 
 
 def model(pool: Pool, ranker: Any) -> Way:
@@ -191,8 +199,7 @@ def model(pool: Pool, ranker: Any) -> Way:
   proposed, choices = [], pool.choices
   family = getattr(ranker, "family", None)  # an ensemble has none
   if pool.is_open and family is not None and family.can_propose:
-    proposed = pool.numbers_of(
-        ranker.propose(pool.graph(choices), _PROPOSALS, near=0).graph)
+    proposed = pool.numbers_of(ranker.propose(pool.graph(choices), _PROPOSALS, near=0).graph)
     choices = list(dict.fromkeys([*choices, *proposed]))
   (scores,) = ranker.scores([pool.graph(choices)])
   place = {numbers: number for number, numbers in enumerate(choices)}
@@ -247,12 +254,15 @@ def coordinate(pool: Pool, seed: int) -> Way:
   known, changes = set(pool.choices), pool.changes
   for place in rng.permutation(len(changes)):
     group, option = changes[place]
-    numbers = (*best[:group], option, *best[group + 1:])
+    numbers = (*best[:group], option, *best[group + 1 :])
     if numbers in tried or not (pool.is_open or numbers in known):
       continue
     tried.add(numbers)
     ratio = yield numbers
     if ratio is not None and ratio < least:
       best, least = numbers, ratio
-  yield from (pool.choices[place] for place in rng.permutation(len(pool.choices))
-              if pool.choices[place] not in tried)
+  yield from (
+    pool.choices[place]
+    for place in rng.permutation(len(pool.choices))
+    if pool.choices[place] not in tried
+  )

@@ -41,11 +41,13 @@ from tpugraphs_jax.serve.ranker import Ranker
 MODELS = {"tpu:v3": "layout-v3-estimate", None: "layout-cpu-measured"}
 # Functions of a pool, a ranker and a problem that start a search, by name of the strategy.
 STRATEGIES: dict[str, Callable[[strategies.Pool, Ranker | Ensemble, Problem], strategies.Way]] = {
-    "learned": lambda pool, ranker, problem: strategies.learned(
-        pool, ranker, prior_of(problem.label.target)),
-    "model": lambda pool, ranker, problem: strategies.model(pool, ranker),
-    "random": lambda pool, ranker, problem: strategies.random(pool, problem.seed),
-    "coordinate": lambda pool, ranker, problem: strategies.coordinate(pool, problem.seed)}
+  "learned": lambda pool, ranker, problem: strategies.learned(
+    pool, ranker, prior_of(problem.label.target)
+  ),
+  "model": lambda pool, ranker, problem: strategies.model(pool, ranker),
+  "random": lambda pool, ranker, problem: strategies.random(pool, problem.seed),
+  "coordinate": lambda pool, ranker, problem: strategies.coordinate(pool, problem.seed),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -106,13 +108,18 @@ class Tuned:
     """The changes of operations, and all trials."""
     own = self.tried[self.problem.own]
     trials = sorted(self.tried.items(), key=lambda item: item[1])
-    return [self.program.table(self._other_cycles() if self.changes else ()),
-            Table([f"{self.label.what} / own", "groups changed"], [
-                [f"{value / own:.3f}", _groups_text(numbers)] for numbers, value in trials])]
+    return [
+      self.program.table(self._other_cycles() if self.changes else ()),
+      Table(
+        [f"{self.label.what} / own", "groups changed"],
+        [[f"{value / own:.3f}", _groups_text(numbers)] for numbers, value in trials],
+      ),
+    ]
 
   def view(self, **options: Any) -> None:
     """Shows the program before and after in Model Explorer; see `view.show_program`."""
     import tpugraphs_jax
+
     tpugraphs_jax.view.show_program(self.program, **options)
 
   def save(self, path: str | os.PathLike[str]) -> None:
@@ -120,29 +127,42 @@ class Tuned:
 
     The file holds the program too, which `python -m tpugraphs_jax.view` shows.
     """
-    layouts.save(Path(path), self.problem.function, self.problem.args,
-                 self.problem.choices.choice(self.numbers), {
-                     "name": self.problem.name, "label": self.label.what, "ratio": self.ratio,
-                     **self.label.versions()}, self.program)
+    layouts.save(
+      Path(path),
+      self.problem.function,
+      self.problem.args,
+      self.problem.choices.choice(self.numbers),
+      {
+        "name": self.problem.name,
+        "label": self.label.what,
+        "ratio": self.ratio,
+        **self.label.versions(),
+      },
+      self.program,
+    )
 
   def _summary(self) -> str:
-    counts = (f"{len(self.raw)} of {self.candidates:,} layouts tried, {self.failed} failed: ")
+    counts = f"{len(self.raw)} of {self.candidates:,} layouts tried, {self.failed} failed: "
     if self.keeps_default:
       return f"{counts}the compiler's own choice stays, {self._why()}"
     between = ""
     if self.compared:
       between = "({:.3f} to {:.3f}, in alternating pairs) ".format(*self.compared[1:])
-    return (f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} "
-            f"{self._cycles()}of the compiler's own choice, with layouts chosen for "
-            f"{sum(number > 0 for number in self.numbers)} of {len(self.numbers)} groups")
+    return (
+      f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} "
+      f"{self._cycles()}of the compiler's own choice, with layouts chosen for "
+      f"{sum(number > 0 for number in self.numbers)} of {len(self.numbers)} groups"
+    )
 
   def _why(self) -> str:
     """Why the compiler's own choice stays."""
     if not self.compared:
       return f"none had a lower {self.label.what}"
     own, least = self.tried[self.problem.own], min(self.tried.values())
-    return (f"the best other one took {least / own:.3f} of its time in the trials, and "
-            "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared))
+    return (
+      f"the best other one took {least / own:.3f} of its time in the trials, and "
+      "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared)
+    )
 
   def _own_and_best(self, name: str) -> tuple[Any, Any]:
     """The raw numbers of a name of the compiler's own choice, and of the best choice."""
@@ -159,19 +179,27 @@ class Tuned:
     """The estimated cycles of configurable nodes, before and after, for a TPU."""
     if not self.label.target:
       return {}
-    return {node: tuple(sum(cycles.get(str(group), ())) // len(nodes)
-                        for cycles in self._own_and_best("cycles"))
-            for group, nodes in self.problem.nodes_of_groups().items() for node in nodes}
+    return {
+      node: tuple(
+        sum(cycles.get(str(group), ())) // len(nodes) for cycles in self._own_and_best("cycles")
+      )
+      for group, nodes in self.problem.nodes_of_groups().items()
+      for node in nodes
+    }
 
   def _other_cycles(self) -> list[list[str]]:
     """A row for the kernels of all other operations, so that the cycles add up to the total."""
     if not self.label.target:
       return []
     totals = self._own_and_best("estimated_cycles")
-    rest = [total - sum(change.cycles[place] for change in self.changes)
-            for place, total in enumerate(totals)]
-    return [[name, "", "", layouts.from_to(*cycles)]
-            for name, cycles in (("all other kernels", rest), ("total", totals))]
+    rest = [
+      total - sum(change.cycles[place] for change in self.changes)
+      for place, total in enumerate(totals)
+    ]
+    return [
+      [name, "", "", layouts.from_to(*cycles)]
+      for name, cycles in (("all other kernels", rest), ("total", totals))
+    ]
 
 
 def _groups_text(numbers: Numbers) -> str:
@@ -180,10 +208,17 @@ def _groups_text(numbers: Numbers) -> str:
 
 
 def tune(
-    function: Callable[..., Any], *args: Any,
-    model: str | os.PathLike[str] | Ranker | Ensemble | None = None, target: str | None = None,
-    budget: int = 16, strategy: str = "learned", candidates: int = 2000, seed: int = 0,
-    operands: bool = False, cache: str | os.PathLike[str] | None = None, progress: bool = True,
+  function: Callable[..., Any],
+  *args: Any,
+  model: str | os.PathLike[str] | Ranker | Ensemble | None = None,
+  target: str | None = None,
+  budget: int = 16,
+  strategy: str = "learned",
+  candidates: int = 2000,
+  seed: int = 0,
+  operands: bool = False,
+  cache: str | os.PathLike[str] | None = None,
+  progress: bool = True,
 ) -> Tuned:
   """Chooses layouts for a function: of many choices the most promising few are labelled.
 
@@ -215,8 +250,9 @@ def tune(
       cache is no such file, or (`NoisyMachineError`) the machine is too busy to measure on.
   """
   if budget < 2:
-    raise ValueError(f"budget is {budget}, expected at least 2: the compiler's own choice and "
-                     "another one")
+    raise ValueError(
+      f"budget is {budget}, expected at least 2: the compiler's own choice and another one"
+    )
   if strategy not in STRATEGIES:
     raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)}")
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
@@ -226,8 +262,12 @@ def tune(
   drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
   pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of)
   outcomes = _labelled(
-      STRATEGIES[strategy](pool, ranker, problem), cache_lib.Cache(cache, problem), budget,
-      together=label.is_comparative, progress=progress)
+    STRATEGIES[strategy](pool, ranker, problem),
+    cache_lib.Cache(cache, problem),
+    budget,
+    together=label.is_comparative,
+    progress=progress,
+  )
   tried = {numbers: raw for numbers, raw in outcomes.items() if raw is not None}
   return _decide(problem, tried, failed=len(outcomes) - len(tried), candidates=len(drawn))
 
@@ -239,7 +279,7 @@ def prior_of(target: str | None) -> prior_lib.Prior:
 
 
 def _labelled(
-    way: strategies.Way, cache: cache_lib.Cache, budget: int, *, together: bool, progress: bool
+  way: strategies.Way, cache: cache_lib.Cache, budget: int, *, together: bool, progress: bool
 ) -> dict[Numbers, Raw | None]:
   """The raw numbers of the choices that a way of search asks for; None for failed ones.
 
@@ -272,31 +312,39 @@ def _labelled(
 def _tell(place: int, budget: int, numbers: Numbers, ratio: float) -> None:
   """A line of progress."""
   said = f"{ratio:.3f} of the compiler's own" if math.isfinite(ratio) else "failed"
-  print(f"label {place + 1} of {budget}: {said}; groups changed: {_groups_text(numbers)}",
-        file=sys.stderr, flush=True)
+  print(
+    f"label {place + 1} of {budget}: {said}; groups changed: {_groups_text(numbers)}",
+    file=sys.stderr,
+    flush=True,
+  )
 
 
 def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   """The model to rank with; warns where it has learnt another label than is tuned for."""
   if model is None and label.target not in MODELS:
-    raise ValueError(f"no model ships for {label.target}, only {', '.join(MODELS.values())}: give "
-                     "model=, such as one that you trained on labels of this target")
+    raise ValueError(
+      f"no model ships for {label.target}, only {', '.join(MODELS.values())}: give "
+      "model=, such as one that you trained on labels of this target"
+    )
   model = MODELS[label.target] if model is None else model
   ranker = ranker_lib.load(model) if isinstance(model, (str, os.PathLike)) else model
   if ranker.collection.kind != "layout":
-    raise ValueError(f"the model ranks {ranker.collection.kind} configurations, expected one of "
-                     "layouts")
+    raise ValueError(
+      f"the model ranks {ranker.collection.kind} configurations, expected one of layouts"
+    )
   for each in ranker.rankers if isinstance(ranker, Ensemble) else [ranker]:
     learnt = each.about.get("labels")
     if learnt and (learnt.get("target") or None) != label.target:
-      logging.warning("%r has learnt labels of %s, and tune labels the %s: its order is worth less",
-                      each, learnt.get("target") or "times measured on a device", label.what)
+      logging.warning(
+        "%r has learnt labels of %s, and tune labels the %s: its order is worth less",
+        each,
+        learnt.get("target") or "times measured on a device",
+        label.what,
+      )
   return ranker
 
 
-def _decide(
-    problem: Problem, tried: dict[Numbers, Raw], *, failed: int, candidates: int
-) -> Tuned:
+def _decide(problem: Problem, tried: dict[Numbers, Raw], *, failed: int, candidates: int) -> Tuned:
   """The best of the choices that were tried, or the compiler's own choice."""
   default = problem.own
   if default not in tried:
@@ -306,13 +354,23 @@ def _decide(
   ratio = value[best] / value[default]
   if isinstance(problem.label, labels.Measured) and best != default:
     compared = measure.compare(
-        problem.apply(default), problem.apply(best), problem.args, seed=problem.seed)
+      problem.apply(default), problem.apply(best), problem.args, seed=problem.seed
+    )
     ratio = compared[0]
     if compared[2] >= 1:
       best, ratio = default, 1.0
   return Tuned(
-      problem.apply(best) if any(best) else problem.function, best, ratio, compared, tried, failed,
-      candidates, problem.label, _changes(problem, best, tried) if any(best) else [], problem)
+    problem.apply(best) if any(best) else problem.function,
+    best,
+    ratio,
+    compared,
+    tried,
+    failed,
+    candidates,
+    problem.label,
+    _changes(problem, best, tried) if any(best) else [],
+    problem,
+  )
 
 
 def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[layouts.Change]:
@@ -321,11 +379,23 @@ def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list
   changes = []
   for place, (group, number) in enumerate(zip(problem.choices.groups, best)):
     if number:
-      cycles = tuple(sum(tried[numbers]["cycles"].get(str(place), ()))
-                     for numbers in (problem.own, best)) if problem.label.target else ()
-      after = tuple(choosing.minor_to_major(order, len(shape)) if order else ()
-                    for order, shape in zip(group.options[number], group.shapes))
-      changes.append(layouts.Change(
-          problem.nodes_of_groups()[place], str(group), problem.lines(place), own[place] or (),
-          after, cycles))
+      cycles = (
+        tuple(sum(tried[numbers]["cycles"].get(str(place), ())) for numbers in (problem.own, best))
+        if problem.label.target
+        else ()
+      )
+      after = tuple(
+        choosing.minor_to_major(order, len(shape)) if order else ()
+        for order, shape in zip(group.options[number], group.shapes)
+      )
+      changes.append(
+        layouts.Change(
+          problem.nodes_of_groups()[place],
+          str(group),
+          problem.lines(place),
+          own[place] or (),
+          after,
+          cycles,
+        )
+      )
   return changes

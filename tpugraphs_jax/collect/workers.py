@@ -36,8 +36,11 @@ _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def run(
-    jobs: Sequence[LabelJob], *, processes: int, progress: bool = True,
-    beam: Sequence[str] | None = None,
+  jobs: Sequence[LabelJob],
+  *,
+  processes: int,
+  progress: bool = True,
+  beam: Sequence[str] | None = None,
 ) -> list[str]:
   """Collects every job; a line for each failure.
 
@@ -62,7 +65,8 @@ def run(
       running = set(results)
       while running:
         _, running = concurrent.futures.wait(
-            running, timeout=_SECONDS, return_when=concurrent.futures.FIRST_COMPLETED)
+          running, timeout=_SECONDS, return_when=concurrent.futures.FIRST_COMPLETED
+        )
         left = [results[each] for each in running]
         bar.update(total - sum(job.configs for job in left) + labelled(left) - bar.n)
       return [line for each in results for line in each.result()]
@@ -103,8 +107,12 @@ def _run_worker(job: LabelJob) -> int | None:
   is_measured = job.label == labels.Measured.name
   environment = os.environ | ({} if is_measured else {"JAX_PLATFORMS": "cpu"})
   with open(job.log, "ab") as log:
-    worker = subprocess.Popen([sys.executable, "-m", "tpugraphs_jax.collect.job", command],
-                              stdout=log, stderr=log, env=environment)
+    worker = subprocess.Popen(
+      [sys.executable, "-m", "tpugraphs_jax.collect.job", command],
+      stdout=log,
+      stderr=log,
+      env=environment,
+    )
     try:
       return _status(worker, job)
     finally:
@@ -152,6 +160,8 @@ def _collect_on_cluster(job: LabelJob) -> None:
 
 def _failures(job: LabelJob) -> list[str]:
   if not job.outcome.exists():
-    return [f"{job.name}: its machine left no {job.outcome}; expected --out in a folder that all "
-            "machines share"]
+    return [
+      f"{job.name}: its machine left no {job.outcome}; expected --out in a folder that all "
+      "machines share"
+    ]
   return trust.parse(job.outcome.read_text())

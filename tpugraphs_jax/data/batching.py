@@ -110,8 +110,8 @@ def take_configs(batch: TileBatch | LayoutBatch, start: jax.Array, size: int):
   fields = ["target", "config_mask"]
   fields += ["config_feat"] if isinstance(batch, TileBatch) else ["row_id"]
   sliced: dict[str, Any] = {
-      name: jax.lax.dynamic_slice_in_dim(getattr(batch, name), start, size, axis=1)
-      for name in fields}
+    name: jax.lax.dynamic_slice_in_dim(getattr(batch, name), start, size, axis=1) for name in fields
+  }
   return batch._replace(**sliced)
 
 
@@ -119,9 +119,11 @@ def emptied(batch: TileBatch | LayoutBatch) -> TileBatch | LayoutBatch:
   """A batch of the same shapes without slates: all nodes and configurations are padding."""
   padding = lambda counts: np.append(np.zeros_like(counts[:-1]), counts.sum(dtype=counts.dtype))
   graph = batch.graph._replace(
-      n_node=padding(batch.graph.n_node), n_edge=padding(batch.graph.n_edge))
-  return batch._replace(graph=graph, target=np.zeros_like(batch.target),
-                        config_mask=np.zeros_like(batch.config_mask))
+    n_node=padding(batch.graph.n_node), n_edge=padding(batch.graph.n_edge)
+  )
+  return batch._replace(
+    graph=graph, target=np.zeros_like(batch.target), config_mask=np.zeros_like(batch.config_mask)
+  )
 
 
 Budget = Mapping[str, int]
@@ -177,7 +179,8 @@ def slots_of(platform: str) -> int:
 
 
 def neighbours(
-    receiver: np.ndarray, sender: np.ndarray, nodes: int, *, slots: int = SLOTS) -> Neighbours:
+  receiver: np.ndarray, sender: np.ndarray, nodes: int, *, slots: int = SLOTS
+) -> Neighbours:
   """Table of senders per receiver; see `Neighbours`.
 
   Args:
@@ -201,11 +204,13 @@ def neighbours(
 
 
 def adjacency(
-    consumer: np.ndarray, producer: np.ndarray, nodes: int, *, slots: int = SLOTS) -> Adjacency:
+  consumer: np.ndarray, producer: np.ndarray, nodes: int, *, slots: int = SLOTS
+) -> Adjacency:
   """The tables of edges from `producer [E]` to `consumer [E]`, in both directions."""
   return Adjacency(
-      operands=neighbours(consumer, producer, nodes, slots=slots),
-      users=neighbours(producer, consumer, nodes, slots=slots))
+    operands=neighbours(consumer, producer, nodes, slots=slots),
+    users=neighbours(producer, consumer, nodes, slots=slots),
+  )
 
 
 def hops_from(start: np.ndarray, edge_index: np.ndarray, nodes: int, *, hops: int) -> np.ndarray:
@@ -222,13 +227,18 @@ def hops_from(start: np.ndarray, edge_index: np.ndarray, nodes: int, *, hops: in
   """
   edges = sparse.coo_array((np.ones(len(edge_index)), edge_index.T), (nodes, nodes))
   distance = csgraph.dijkstra(
-      edges, directed=False, indices=start, unweighted=True, limit=hops, min_only=True)
+    edges, directed=False, indices=start, unweighted=True, limit=hops, min_only=True
+  )
   return np.where(np.isinf(distance), ABSENT, distance).astype(np.int32)
 
 
 def prepare(
-    graph: OpGraph, feat: np.ndarray, *, hops: int | None = None,
-    slots: int = SLOTS, distinct: int = 0,
+  graph: OpGraph,
+  feat: np.ndarray,
+  *,
+  hops: int | None = None,
+  slots: int = SLOTS,
+  distinct: int = 0,
 ) -> PreparedGraph:
   """Sorts edges and builds neighbour tables.
 
@@ -256,15 +266,23 @@ def prepare(
     sizes |= _overflow_sizes(by_hop.adjacency, "by_hop_")
     sizes["rows"] = len(graph.configs.rows)
   return PreparedGraph(
-      name=graph.name, opcode=graph.node_opcode.astype(np.int32),
-      feat=np.ascontiguousarray(feat, np.float32), edge_index=edges, adjacency=tables,
-      configs=graph.configs, by_hop=by_hop, sizes=sizes, distinct=sets)
+    name=graph.name,
+    opcode=graph.node_opcode.astype(np.int32),
+    feat=np.ascontiguousarray(feat, np.float32),
+    edge_index=edges,
+    adjacency=tables,
+    configs=graph.configs,
+    by_hop=by_hop,
+    sizes=sizes,
+    distinct=sets,
+  )
 
 
 def _overflow_sizes(tables: Adjacency, prefix: str) -> dict[str, int]:
   return {
-      f"{prefix}operand_overflow": len(tables.operands.overflow_receiver),
-      f"{prefix}user_overflow": len(tables.users.overflow_receiver)}
+    f"{prefix}operand_overflow": len(tables.operands.overflow_receiver),
+    f"{prefix}user_overflow": len(tables.users.overflow_receiver),
+  }
 
 
 def _nodes_by_hop(config_node, edges, nodes, *, hops, slots) -> GraphByHop:
@@ -309,13 +327,14 @@ def shifted(parts: Sequence[Array], offsets, rows: int, fill: int = ABSENT) -> n
 def _neighbour_rows(parts, offsets, rows: int, overflow: int) -> Neighbours:
   """Concatenates tables of several graphs, each shifted by its node offset."""
   return Neighbours(
-      shifted([part.index for part in parts], offsets, rows),
-      shifted([part.overflow_index for part in parts], offsets, overflow),
-      shifted([part.overflow_receiver for part in parts], offsets, overflow))
+    shifted([part.index for part in parts], offsets, rows),
+    shifted([part.overflow_index for part in parts], offsets, overflow),
+    shifted([part.overflow_receiver for part in parts], offsets, overflow),
+  )
 
 
 def assemble_graphs(
-    graphs: Sequence[PreparedGraph], budget: Budget, slates: int
+  graphs: Sequence[PreparedGraph], budget: Budget, slates: int
 ) -> tuple[jraph.GraphsTuple, Adjacency, np.ndarray]:
   """The jraph batch of `slates` graphs and one padding graph, and the node offsets."""
   if len(graphs) > slates:
@@ -325,31 +344,41 @@ def assemble_graphs(
     raise ValueError(f"graphs {[g.name for g in graphs]} exceed the budget {dict(budget)}")
   offsets = np.cumsum([0] + [len(graph.opcode) for graph in graphs])
   empty = jax.tree.map(lambda x: x[:0], _tuple_of(graphs[0]))._replace(
-      n_node=np.zeros(1, np.int32), n_edge=np.zeros(1, np.int32))
+    n_node=np.zeros(1, np.int32), n_edge=np.zeros(1, np.int32)
+  )
   # On one CPU core jraph's batching and padding takes 0.1 ms of a step of 10 ms on ten kernels, and
   # 7 ms of a step of 120 ms on eight programs of 5,000 nodes. Filling arrays in place would take a
   # third of the time.
   batch = jraph.pad_with_graphs(
-      jraph.batch_np([*map(_tuple_of, graphs), *[empty] * (slates - len(graphs))]),
-      budget["nodes"], budget["edges"], slates + 1)
+    jraph.batch_np([*map(_tuple_of, graphs), *[empty] * (slates - len(graphs))]),
+    budget["nodes"],
+    budget["edges"],
+    slates + 1,
+  )
   batch = batch._replace(  # int64 in jraph
-      receivers=batch.receivers.astype(np.int32), senders=batch.senders.astype(np.int32))
+    receivers=batch.receivers.astype(np.int32), senders=batch.senders.astype(np.int32)
+  )
   nodes = budget["nodes"]
   tables = Adjacency(
-      _neighbour_rows([g.adjacency.operands for g in graphs], offsets, nodes,
-                      budget["operand_overflow"]),
-      _neighbour_rows([g.adjacency.users for g in graphs], offsets, nodes,
-                      budget["user_overflow"]))
+    _neighbour_rows(
+      [g.adjacency.operands for g in graphs], offsets, nodes, budget["operand_overflow"]
+    ),
+    _neighbour_rows([g.adjacency.users for g in graphs], offsets, nodes, budget["user_overflow"]),
+  )
   return batch, tables, offsets
 
 
 def _tuple_of(graph: PreparedGraph) -> jraph.GraphsTuple:
   """One graph in the form of jraph."""
   return jraph.GraphsTuple(
-      nodes={"opcode": graph.opcode, "feat": graph.feat}, edges=None, globals=None,
-      receivers=graph.edge_index[:, 0], senders=graph.edge_index[:, 1],
-      n_node=np.array([len(graph.opcode)], np.int32),
-      n_edge=np.array([len(graph.edge_index)], np.int32))
+    nodes={"opcode": graph.opcode, "feat": graph.feat},
+    edges=None,
+    globals=None,
+    receivers=graph.edge_index[:, 0],
+    senders=graph.edge_index[:, 1],
+    n_node=np.array([len(graph.opcode)], np.int32),
+    n_edge=np.array([len(graph.edge_index)], np.int32),
+  )
 
 
 def targets(slates: Sequence[Any], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -363,7 +392,8 @@ def targets(slates: Sequence[Any], graphs: int, configs: int) -> tuple[np.ndarra
 
 
 def assemble_tile(
-    slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform) -> TileBatch:
+  slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform
+) -> TileBatch:
   """A padded batch of tile slates.
 
   Args:
@@ -391,12 +421,13 @@ def _assemble_distinct(graphs: Sequence[PreparedGraph], offsets, budget: Budget)
   first = [graph.distinct.first for graph in graphs]
   sets = np.cumsum([0] + [len(part) for part in first])
   return DistinctNodes(
-      shifted(first, offsets, budget["distinct"]),
-      shifted([graph.distinct.which for graph in graphs], sets, budget["nodes"]))
+    shifted(first, offsets, budget["distinct"]),
+    shifted([graph.distinct.which for graph in graphs], sets, budget["nodes"]),
+  )
 
 
 def assemble_layout(
-    slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform
+  slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform
 ) -> LayoutBatch:
   """A padded batch of layout slates; arguments and errors as `assemble_tile`.
 
@@ -441,10 +472,17 @@ def _assemble_by_hop(graphs: Sequence[PreparedGraph], offsets, budget: Budget) -
       first += size
     places.append(np.concatenate(place))
     hop_of[offset : offset + len(by_hop.hop)] = by_hop.hop
-  tables = Adjacency(*(
-      _place_rows([getattr(g.by_hop.adjacency, side) for g in graphs], places,
-                  int(hop_start[-1]), budget[f"by_hop_{name}_overflow"])
-      for side, name in (("operands", "operand"), ("users", "user"))))
+  tables = Adjacency(
+    *(
+      _place_rows(
+        [getattr(g.by_hop.adjacency, side) for g in graphs],
+        places,
+        int(hop_start[-1]),
+        budget[f"by_hop_{name}_overflow"],
+      )
+      for side, name in (("operands", "operand"), ("users", "user"))
+    )
+  )
   return NodesByHop(tuple(nodes), hop_of, tables)
 
 
@@ -471,5 +509,7 @@ def _place_rows(parts, places, rows: int, overflow: int) -> Neighbours:
   receiver = np.concatenate(receivers)
   order = np.argsort(receiver, kind="stable")
   return Neighbours(
-      index, padded([np.concatenate(more)[order]], overflow, ABSENT),
-      padded([receiver[order]], overflow, ABSENT))
+    index,
+    padded([np.concatenate(more)[order]], overflow, ABSENT),
+    padded([receiver[order]], overflow, ABSENT),
+  )

@@ -57,17 +57,22 @@ class Published(NamedTuple):
 
 
 PUBLISHED = {
-    "tile:xla": Published((5709, 676, 844), 0.20),
-    "layout:xla:random": Published((69, 7, 8), 0.43, 1.3),
-    "layout:xla:default": Published((61, 7, 8), 0.45, 1.2),
-    "layout:nlp:random": Published((207, 20, 17), 2.68, 3.3),
-    "layout:nlp:default": Published((198, 20, 17), 2.57, 3.3)}
+  "tile:xla": Published((5709, 676, 844), 0.20),
+  "layout:xla:random": Published((69, 7, 8), 0.43, 1.3),
+  "layout:xla:default": Published((61, 7, 8), 0.45, 1.2),
+  "layout:nlp:random": Published((207, 20, 17), 2.68, 3.3),
+  "layout:nlp:default": Published((198, 20, 17), 2.57, 3.3),
+}
 _FUTILE_ATTEMPTS = 3
 _PAUSE_SECONDS = 2.0
 _TIMEOUT_SECONDS = 60.0
 _BLOCK_BYTES = 1 << 20
 _BROKEN_CONNECTION = (
-    urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+  urllib.error.URLError,
+  http.client.HTTPException,
+  ConnectionError,
+  TimeoutError,
+)
 
 
 class DownloadError(RuntimeError):
@@ -81,7 +86,8 @@ def archive_name(collection: str) -> str:
 
 
 def download_collection(
-    data_root: str | os.PathLike[str], collection: str, *, base_url: str = BASE_URL) -> Path:
+  data_root: str | os.PathLike[str], collection: str, *, base_url: str = BASE_URL
+) -> Path:
   """Downloads and unpacks one collection, unless its folder exists; returns the folder.
 
   An archive that is already in `data_root` is unpacked without a download. The archive is removed
@@ -99,8 +105,10 @@ def download_collection(
   """
   name = archive_name(collection)
   if not base_url.startswith(("http://", "https://")):
-    raise ValueError(f"base_url is {base_url!r}, expected http://... or https://...: copy archives "
-                     "that are on this machine into data_root")
+    raise ValueError(
+      f"base_url is {base_url!r}, expected http://... or https://...: copy archives "
+      "that are on this machine into data_root"
+    )
   data_root = Path(data_root).expanduser()
   folder = data_root.joinpath(*collection.split(":"))
   if folder.exists():
@@ -117,8 +125,9 @@ def download_collection(
     if is_local:
       raise DownloadError(f"{error}; delete it and run again") from error
     archive.unlink()
-    raise DownloadError(f"{error}; deleted: run again, and check --base_url if the archive is "
-                        "damaged again") from error
+    raise DownloadError(
+      f"{error}; deleted: run again, and check --base_url if the archive is damaged again"
+    ) from error
   archive.unlink()
   _report(collection, folder)
   return folder
@@ -147,13 +156,16 @@ def fetch(url: str, path: Path) -> bool:
         if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
           reason = console.one_line(error.reason)
           raise DownloadError(
-              f"{url}: the server answers {error.code} {reason}; check --base_url") from error
+            f"{url}: the server answers {error.code} {reason}; check --base_url"
+          ) from error
       # The size is compared with the largest so far: a restarted transfer is no progress.
       futile = 0 if _size(part) > furthest else futile + 1
       furthest = max(furthest, _size(part))
       if futile == _FUTILE_ATTEMPTS:
-        raise DownloadError(f"{url}: {console.one_line(error)}; check the network and run again, "
-                            f"{_size(part):,} bytes are kept") from error
+        raise DownloadError(
+          f"{url}: {console.one_line(error)}; check the network and run again, "
+          f"{_size(part):,} bytes are kept"
+        ) from error
       time.sleep(_PAUSE_SECONDS)
   is_checked = _verify_checksum(url, part, headers)
   os.replace(part, path)
@@ -187,7 +199,8 @@ def _transfer(url: str, part: Path) -> email.message.Message:
     if start and (start != have or identity not in ("", expected)):  # does not continue the part
       part.unlink(missing_ok=True)
       raise http.client.HTTPException(
-          f"expected bytes from {have} of file {expected}, found bytes from {start} of {identity}")
+        f"expected bytes from {have} of file {expected}, found bytes from {start} of {identity}"
+      )
     _check_room(part, start, total)
     if not start:  # the part and its identity are replaced together
       part.unlink(missing_ok=True)
@@ -215,16 +228,17 @@ def _check_room(part: Path, start: int, total: int | None) -> None:
   free = shutil.disk_usage(part.parent).free + (0 if start else _size(part))
   if total is not None and total - start > free:
     raise DownloadError(
-        f"{part.parent}: the archive needs {total - start:,} more bytes, and {free:,} are free; "
-        "make room or choose another --data_root")
+      f"{part.parent}: the archive needs {total - start:,} more bytes, and {free:,} are free; "
+      "make room or choose another --data_root"
+    )
 
 
 def _copy(response, part: Path, start: int, total: int | None) -> None:
   with (
-      open(part, "ab" if start else "wb") as file,
-      tqdm.tqdm(
-          desc=part.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None
-      ) as progress,
+    open(part, "ab" if start else "wb") as file,
+    tqdm.tqdm(
+      desc=part.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None
+    ) as progress,
   ):
     # `read` would lose an incomplete block if the connection breaks.
     while block := response.read1(_BLOCK_BYTES):
@@ -282,8 +296,8 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
   folder = re.escape(collection.replace(":", "/"))
   pattern = re.compile(rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/]+\.npz)")
   with (
-      tarfile.open(archive, "r:") as tar,  # an archive without compression, of known size
-      tqdm.tqdm(desc=f"unpack {archive.name}", unit=" files", disable=None) as progress,
+    tarfile.open(archive, "r:") as tar,  # an archive without compression, of known size
+    tqdm.tqdm(desc=f"unpack {archive.name}", unit=" files", disable=None) as progress,
   ):
     end = 0
     for member in tar:
@@ -341,12 +355,18 @@ def _size(path: Path) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
   """The command line; returns the exit status."""
   parser = argparse.ArgumentParser(
-      prog="python -m tpugraphs_jax.data.download",
-      description="Download the released TpuGraphs collections.")
+    prog="python -m tpugraphs_jax.data.download",
+    description="Download the released TpuGraphs collections.",
+  )
   parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s")
   parser.add_argument(
-      "--collections", nargs="+", default=collections.RELEASED, choices=collections.RELEASED,
-      metavar="NAME", help=f"default: all of {', '.join(collections.RELEASED)}")
+    "--collections",
+    nargs="+",
+    default=collections.RELEASED,
+    choices=collections.RELEASED,
+    metavar="NAME",
+    help=f"default: all of {', '.join(collections.RELEASED)}",
+  )
   parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
   args = parser.parse_args(argv)
   try:

@@ -49,7 +49,8 @@ class LayoutFactorer:
     order = np.argsort(self._first_node)  # final position -> group
     first_node = self._first_node[order]
     group_row = np.concatenate(
-        [rank[rows[:, node_group[first_node]]] for rows, node_group in self._blocks])
+      [rank[rows[:, node_group[first_node]]] for rows, node_group in self._blocks]
+    )
     position = np.argsort(order).astype(np.int32)
     return LayoutConfigs(_decode(np.sort(codes)), position[self._node_group], group_row, runtime_ns)
 
@@ -60,7 +61,8 @@ class LayoutFactorer:
     if not strays.size:
       return
     first, new_group = distinct_rows(
-        np.column_stack([self._node_group[strays], codes[:, strays].T]))
+      np.column_stack([self._node_group[strays], codes[:, strays].T])
+    )
     self._node_group = self._node_group.copy()  # earlier blocks refer to the old one
     self._node_group[strays] = len(self._first_node) + new_group
     self._first_node = np.append(self._first_node, strays[first])
@@ -70,8 +72,10 @@ class LayoutFactorer:
     distinct, which = np.unique(codes, return_inverse=True)
     rows = [self._row_of.setdefault(code, len(self._row_of)) for code in distinct.tolist()]
     if len(self._row_of) > _MAX_ROWS:
-      raise ValueError(f"has more than {_MAX_ROWS} distinct rows, the released data "
-                       "at most some thousand; these are not layout choices")
+      raise ValueError(
+        f"has more than {_MAX_ROWS} distinct rows, the released data "
+        "at most some thousand; these are not layout choices"
+      )
     return np.array(rows, np.uint16)[which.reshape(codes.shape)]
 
 
@@ -90,11 +94,12 @@ def factor_layout_configs(node_config_feat: np.ndarray, runtime_ns: np.ndarray) 
     raise ValueError(f"node_config_feat has shape {shape}, expected [C, K, 18]")
   if shape[0] != len(runtime_ns):
     raise ValueError(
-        f"node_config_feat has {shape[0]} configurations, runtime_ns {len(runtime_ns)}")
+      f"node_config_feat has {shape[0]} configurations, runtime_ns {len(runtime_ns)}"
+    )
   factorer = LayoutFactorer(shape[1])
   step = max(1, BLOCK_BYTES // (shape[1] * shape[2] * 4))
   for start in range(0, shape[0], step):
-    factorer.add(np.asarray(node_config_feat[start:start + step], np.float32))
+    factorer.add(np.asarray(node_config_feat[start : start + step], np.float32))
   return factorer.finish(np.asarray(runtime_ns, np.int64))
 
 
@@ -112,8 +117,8 @@ def output_orders(op_graph: OpGraph) -> OpGraph:
   group_row = row_of.ravel().astype(np.min_scalar_type(len(rows) - 1))[configs.group_row]
   first, group_of = distinct_rows(group_row.T)
   merged = LayoutConfigs(
-      rows, group_of.astype(np.int32)[configs.node_group], group_row[:, first],
-      configs.runtime_ns)
+    rows, group_of.astype(np.int32)[configs.node_group], group_row[:, first], configs.runtime_ns
+  )
   return dataclasses.replace(op_graph, configs=merged)
 
 

@@ -32,8 +32,9 @@ DIMENSIONS = sizes(NODE["shape"])  # of the output of a node, 0 beyond its rank
 ROLES = 3  # a choice has an order for output, input and kernel
 CONTRACTIONS = tuple(opcode_ids()[name] for name in ("convolution", "dot"))
 CONFIG_FEATURES = {  # of data.config_features
-    "tile": (("released",), ("released", "tile_counts")),
-    "layout": (("released",), ("outputs",))}  # all 18 integers, or `factoring.output_orders`
+  "tile": (("released",), ("released", "tile_counts")),
+  "layout": (("released",), ("outputs",)),
+}  # all 18 integers, or `factoring.output_orders`
 _BOUNDS = {"output": sizes(TILE["output_bounds"]), "kernel": sizes(TILE["kernel_bounds"])}
 _PER_ARRAY = 2 * (MAX_RANK + 1)
 
@@ -82,10 +83,12 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   layout = graph.configs.rows[row].reshape(len(row), ROLES, MAX_RANK).astype(int)
   minor, second = layout[..., 0], layout[..., 1]
   size = lambda axis: np.where(
-      (axis >= 0) & (tensors >= 0), dims[np.maximum(tensors, 0), np.maximum(axis, 0)], 0)
-  return np.concatenate([
-      padding(size(minor), LANES), padding(size(second), SUBLANES),
-      (minor < 0).astype(np.float32)], axis=1)
+    (axis >= 0) & (tensors >= 0), dims[np.maximum(tensors, 0), np.maximum(axis, 0)], 0
+  )
+  return np.concatenate(
+    [padding(size(minor), LANES), padding(size(second), SUBLANES), (minor < 0).astype(np.float32)],
+    axis=1,
+  )
 
 
 def registers(node_feat: np.ndarray) -> np.ndarray:
@@ -115,8 +118,10 @@ def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
   for node in contractions[::-1]:
     operands = graph.edge_index[graph.edge_index[:, 0] == node, 1]
     if len(operands) == 2:
-      return {"output": registers(graph.node_feat[node]),
-              "kernel": registers(graph.node_feat[operands[1]])}
+      return {
+        "output": registers(graph.node_feat[node]),
+        "kernel": registers(graph.node_feat[operands[1]]),
+      }
   shape = graph.node_feat[:, DIMENSIONS].astype(np.float64)
   elements = np.where(shape[:, 0] > 0, np.maximum(shape, 1).prod(axis=1), 0)
   return {"output": registers(graph.node_feat[elements.argmax()]), "kernel": none}
@@ -132,7 +137,8 @@ def tile_counts(graph: OpGraph) -> np.ndarray:
   """
   arrays, feat = tiled_arrays(graph), graph.configs.config_feat
   return np.concatenate(
-      [_cuts(arrays[name], feat[:, bounds]) for name, bounds in _BOUNDS.items()], axis=1)
+    [_cuts(arrays[name], feat[:, bounds]) for name, bounds in _BOUNDS.items()], axis=1
+  )
 
 
 def _cuts(counts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -141,8 +147,13 @@ def _cuts(counts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
   features = np.zeros((len(bounds), 2, MAX_RANK + 1))
   bound = bounds[:, :rank].astype(np.float64)
   tiles = np.ceil(counts / np.maximum(bound, 1))
-  logs = np.stack([np.log(np.maximum(tiles, 1)),
-                   np.log(np.maximum(tiles * np.maximum(bound, 1) / np.maximum(counts, 1), 1))], 1)
+  logs = np.stack(
+    [
+      np.log(np.maximum(tiles, 1)),
+      np.log(np.maximum(tiles * np.maximum(bound, 1) / np.maximum(counts, 1), 1)),
+    ],
+    1,
+  )
   features[:, :, :rank] = np.where(bound[:, None] > 0, logs, 0)[..., ::-1]
   features[:, :, MAX_RANK] = features[:, :, :MAX_RANK].sum(axis=-1)
   return features.reshape(len(bounds), _PER_ARRAY).astype(np.float32)
@@ -218,10 +229,13 @@ def _fits_window(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
   del left
   size = lambda shape, name: shape[int(np.clip(feat[NODE[name].start], 0, MAX_RANK - 1))]
   features = size(right, "kernel_output_feature_dimension")
-  elements = (feat[NODE["window_size"]][-1] * features
-              * size(right, "kernel_input_feature_dimension"))
-  return (features == size(feat[NODE["shape"]], "output_feature_dimension")
-          and elements == np.maximum(right, 1).prod())
+  elements = (
+    feat[NODE["window_size"]][-1] * features * size(right, "kernel_input_feature_dimension")
+  )
+  return (
+    features == size(feat[NODE["shape"]], "output_feature_dimension")
+    and elements == np.maximum(right, 1).prod()
+  )
 
 
 def _fits_product(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
@@ -229,5 +243,7 @@ def _fits_product(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool
   sides = [[int(size) for size in side if size] for side in (left, right)]
   result = [int(size) for size in feat[DIMENSIONS] if size]
   return any(
-      a == b and sides[0][:i] + sides[0][i + 1 :] + sides[1][:j] + sides[1][j + 1 :] == result
-      for i, a in enumerate(sides[0]) for j, b in enumerate(sides[1]))
+    a == b and sides[0][:i] + sides[0][i + 1 :] + sides[1][:j] + sides[1][j + 1 :] == result
+    for i, a in enumerate(sides[0])
+    for j, b in enumerate(sides[1])
+  )

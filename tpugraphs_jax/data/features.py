@@ -89,14 +89,20 @@ def _scaling(kind: str, statistics: Statistics) -> Scaling:
 
 # Columns of the 140 node features, by property.
 NODE_GROUPS: dict[str, range] = {
-    group: range(*span(NODE, first, last).indices(NODE_FEATURES)) for group, first, last in (
-        ("type", "is_root", "element_type"), ("shape", "shape", "parameter_number"),
-        ("dimensions", "dimensions", "dimensions"), ("window", "window_size", "window_reversal"),
-        ("convolution", "input_batch_dimension", "output_feature_dimension"),
-        ("groups", "feature_group_count", "batch_group_count"),
-        ("slice", "slice_start", "dynamic_slice_sizes"),
-        ("padding", "edge_padding_low", "edge_padding_high"), ("sort", "is_stable", "is_stable"),
-        ("layout", "minor_to_major", "minor_to_major"))}
+  group: range(*span(NODE, first, last).indices(NODE_FEATURES))
+  for group, first, last in (
+    ("type", "is_root", "element_type"),
+    ("shape", "shape", "parameter_number"),
+    ("dimensions", "dimensions", "dimensions"),
+    ("window", "window_size", "window_reversal"),
+    ("convolution", "input_batch_dimension", "output_feature_dimension"),
+    ("groups", "feature_group_count", "batch_group_count"),
+    ("slice", "slice_start", "dynamic_slice_sizes"),
+    ("padding", "edge_padding_low", "edge_padding_high"),
+    ("sort", "is_stable", "is_stable"),
+    ("layout", "minor_to_major", "minor_to_major"),
+  )
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -147,8 +153,9 @@ class Transform:
     """Refuses (ValueError) columns and numbers that no fitted transform has."""
     fields = {name: value for name, value in vars(self).items() if value is not None}
     if len({len(value) for value in fields.values()}) > 1:
-      raise ValueError("its columns have " + ", ".join(
-          f"{len(value)} of {name}" for name, value in fields.items()))
+      raise ValueError(
+        "its columns have " + ", ".join(f"{len(value)} of {name}" for name, value in fields.items())
+      )
     if (self.kept < 0).any() or (np.diff(self.kept) <= 0).any():
       raise ValueError("kept is no ascending list of columns")
     if not all(np.isfinite(value).all() for value in fields.values()) or (self.scale == 0).any():
@@ -160,8 +167,10 @@ def _log_shifted(x: np.ndarray, shift: np.ndarray, columns: np.ndarray) -> np.nd
   is_shifted = shift > 0
   if len(bad := np.argwhere(is_shifted & (x + shift <= 0))):
     row, column = bad[0]
-    raise ValueError(f"log_offset({shift[column]:g}) of column {columns[column]}, which holds "
-                     f"{x[row, column]:g}: take a larger number, or signed_log1p")
+    raise ValueError(
+      f"log_offset({shift[column]:g}) of column {columns[column]}, which holds "
+      f"{x[row, column]:g}: take a larger number, or signed_log1p"
+    )
   return np.where(is_shifted, np.log(np.where(is_shifted, x + shift, 1.0)), x)
 
 
@@ -187,15 +196,19 @@ def parse_kinds(text: str, groups: Sequence[str]) -> dict[str, str]:
   chosen = dict(part.strip().partition("=")[::2] for part in text.split(","))
   for group, kind in chosen.items():
     if group not in groups and group != "*":
-      raise ValueError(f"data.feature_transform names group {group!r}, expected one of "
-                       f"{', '.join(groups)} or *")
+      raise ValueError(
+        f"data.feature_transform names group {group!r}, expected one of {', '.join(groups)} or *"
+      )
     if kind not in KINDS and not _shift_of(kind):
-      raise ValueError(f"data.feature_transform of {group} is {kind!r}, expected one of "
-                       f"{', '.join(KINDS)} or log_offset(K) with K above 0")
+      raise ValueError(
+        f"data.feature_transform of {group} is {kind!r}, expected one of "
+        f"{', '.join(KINDS)} or log_offset(K) with K above 0"
+      )
   missing = [group for group in groups if group not in chosen]
   if missing and "*" not in chosen:
-    raise ValueError(f"data.feature_transform {text!r} leaves out {missing[0]}; add "
-                     "*=KIND for the rest")
+    raise ValueError(
+      f"data.feature_transform {text!r} leaves out {missing[0]}; add *=KIND for the rest"
+    )
   return {group: chosen.get(group, chosen.get("*")) for group in groups}
 
 
@@ -230,8 +243,12 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
     kept[own] = (scaling.keeps_constant | varies)[own] & (kind != "left_out")
   _log_shifted(statistics.low[None], shift, np.arange(len(kinds)))  # refuses logarithms below 0
   return Transform(
-      np.flatnonzero(kept), log[kept], offset[kept].astype(np.float32),
-      scale[kept].astype(np.float32), shift[kept].astype(np.float32) if shift.any() else None)
+    np.flatnonzero(kept),
+    log[kept],
+    offset[kept].astype(np.float32),
+    scale[kept].astype(np.float32),
+    shift[kept].astype(np.float32) if shift.any() else None,
+  )
 
 
 def _statistics(arrays: Iterable[np.ndarray], log: np.ndarray) -> Statistics:
@@ -263,15 +280,16 @@ class FeatureOptions(Options):
   section = "data"
   features: tuple[str, ...] = option((RELEASED,), "blocks of node features", some_of=lambda: BLOCKS)
   feature_transform: str = option(
-      "none", "transform of all columns, or by group: shape=log_offset(3),*=minmax")
+    "none", "transform of all columns, or by group: shape=log_offset(3),*=minmax"
+  )
   config_transform: str = option("none", "transform of configurations", one_of=lambda: KINDS)
   pad_value: int = option(
-      0, "positions of a layout beyond the rank: 0 as released, or -1", one_of=(0, -1))
+    0, "positions of a layout beyond the rank: 0 as released, or -1", one_of=(0, -1)
+  )
   fit_splits: tuple[str, ...] = option(
-      ("train",), "splits whose nodes (never labels) feature_transform is fitted on",
-      some_of=SPLITS)
-  fit_reduced: bool = option(
-      False, "fit feature_transform on the nodes that graph_reduction keeps")
+    ("train",), "splits whose nodes (never labels) feature_transform is fitted on", some_of=SPLITS
+  )
+  fit_reduced: bool = option(False, "fit feature_transform on the nodes that graph_reduction keeps")
 
 
 class NodeFeatures:
@@ -292,12 +310,17 @@ class NodeFeatures:
   def __init__(self, options: FeatureOptions):
     names = options.features
     if not names or len(set(names)) < len(names):
-      raise ValueError(f"data.features is {tuple(names)}, expected one or more different blocks "
-                       f"of {', '.join(BLOCKS)}")
+      raise ValueError(
+        f"data.features is {tuple(names)}, expected one or more different blocks "
+        f"of {', '.join(BLOCKS)}"
+      )
     self.names = tuple(names)
     self._blocks = {
-        name: functools.partial(BLOCKS[name], pad_value=options.pad_value) if name == RELEASED
-        else BLOCKS[name] for name in names}
+      name: functools.partial(BLOCKS[name], pad_value=options.pad_value)
+      if name == RELEASED
+      else BLOCKS[name]
+      for name in names
+    }
     others = [name for name in names if name != RELEASED]
     self._kinds = parse_kinds(options.feature_transform, (*NODE_GROUPS, *others))
     self.transforms: dict[str, Transform] = {}
@@ -322,8 +345,9 @@ class NodeFeatures:
     values = np.asarray(self._blocks[name](graph))
     if values.ndim != 2 or len(values) != graph.num_nodes or values.dtype.kind not in "fiub":
       raise ValueError(
-          f"feature block {name!r} gave {values.dtype} {list(values.shape)} for {graph.name}, "
-          f"expected numbers [{graph.num_nodes}, F], a row per node")
+        f"feature block {name!r} gave {values.dtype} {list(values.shape)} for {graph.name}, "
+        f"expected numbers [{graph.num_nodes}, F], a row per node"
+      )
     if not np.isfinite(values).all():
       raise ValueError(f"feature block {name!r} gave values for {graph.name} that are not finite")
     return values
@@ -345,8 +369,10 @@ class NodeFeatures:
   def _with_columns(self, graph: OpGraph, name: str, columns: int) -> np.ndarray:
     values = self.raw(graph, name)
     if values.shape[1] != columns:
-      raise ValueError(f"feature block {name!r} gave {values.shape[1]} columns for {graph.name} "
-                       f"and {columns} for another graph: the number must not change")
+      raise ValueError(
+        f"feature block {name!r} gave {values.shape[1]} columns for {graph.name} "
+        f"and {columns} for another graph: the number must not change"
+      )
     return values
 
   def __call__(self, graph: OpGraph) -> np.ndarray:
@@ -358,8 +384,10 @@ class NodeFeatures:
     transform, values = self.transforms[name], self.raw(graph, name)
     needed = int(transform.kept.max(initial=-1)) + 1
     if values.shape[1] < needed:
-      raise ValueError(f"feature block {name!r} of {graph.name} has {values.shape[1]} columns, the "
-                       f"model was trained on {needed}")
+      raise ValueError(
+        f"feature block {name!r} of {graph.name} has {values.shape[1]} columns, the "
+        f"model was trained on {needed}"
+      )
     return transform(values)
 
 
@@ -378,8 +406,9 @@ def load(path: Path) -> dict[str, Transform]:
     ValueError: the file is damaged.
   """
   if not path.exists():
-    raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model "
-                            "was trained in")
+    raise FileNotFoundError(
+      f"{path} is missing: --workdir must name a folder that a model was trained in"
+    )
   with trust.reading(path, "train again"):
     values = files.unseal(trust.parse(path.read_bytes()))
     return {name: Transform.from_dict(v) for name, v in values.items()}
@@ -395,7 +424,7 @@ def to_saved(nodes: Mapping[str, Transform], config: Transform) -> dict[str, Tra
 
 
 def from_saved(
-    saved: Mapping[str, Transform], where: str | os.PathLike[str]
+  saved: Mapping[str, Transform], where: str | os.PathLike[str]
 ) -> tuple[dict[str, Transform], Transform]:
   """Transforms by block, and the transform of configurations; the inverse of `to_saved`.
 

@@ -33,11 +33,15 @@ _GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "confi
 _CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
 _MAPPED = "group_row"
 _LEAST_MAPPED_BYTES = 1 << 16
-_SCHEMA = trust.Record({
+_SCHEMA = trust.Record(
+  {
     "name": str,
-    _DIGESTS: trust.Record({
-        f"{name}.npy": str for name in (*_GRAPH_ARRAYS, *_CONFIG_ARRAYS, _MAPPED)}),
-    "source": trust.Record(path=str, bytes=int, mtime_ns=int, sha256=str)})
+    _DIGESTS: trust.Record(
+      {f"{name}.npy": str for name in (*_GRAPH_ARRAYS, *_CONFIG_ARRAYS, _MAPPED)}
+    ),
+    "source": trust.Record(path=str, bytes=int, mtime_ns=int, sha256=str),
+  }
+)
 
 
 def read(folder: str | os.PathLike[str]) -> graph.OpGraph:
@@ -64,8 +68,10 @@ def read(folder: str | os.PathLike[str]) -> graph.OpGraph:
   except OSError as error:
     if error.errno not in (errno.EMFILE, errno.ENFILE):
       raise
-    raise OSError(f"{folder}: no more files can be opened, and every large graph of a store "
-                  "takes one: raise the limit (ulimit -n)") from None
+    raise OSError(
+      f"{folder}: no more files can be opened, and every large graph of a store "
+      "takes one: raise the limit (ulimit -n)"
+    ) from None
   configs = graph.LayoutConfigs(**{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, _MAPPED)})
   return graph.OpGraph(name=meta["name"], configs=configs, **arrays)
 
@@ -100,10 +106,11 @@ def _write_arrays(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> Non
   for name in (*_CONFIG_ARRAYS, _MAPPED):
     np.save(_file(folder, name), getattr(op_graph.configs, name))
   meta = {
-      "version": _VERSION,
-      "name": op_graph.name,
-      _DIGESTS: {path.name: files_lib.digest_of(path) for path in sorted(folder.iterdir())},
-      "source": source}
+    "version": _VERSION,
+    "name": op_graph.name,
+    _DIGESTS: {path.name: files_lib.digest_of(path) for path in sorted(folder.iterdir())},
+    "source": source,
+  }
   (folder / _META).write_text(json.dumps(files_lib.seal(meta), indent=1) + "\n")
 
 
@@ -140,8 +147,11 @@ def _read_meta(folder: Path) -> dict:
 def fingerprint(source: Path) -> dict:
   """Size in bytes, modification time and SHA-256 of a file."""
   stat = source.stat()
-  return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns,
-          "sha256": files_lib.digest_of(source)}
+  return {
+    "bytes": stat.st_size,
+    "mtime_ns": stat.st_mtime_ns,
+    "sha256": files_lib.digest_of(source),
+  }
 
 
 def why_outdated(folder: Path, source: Path) -> str:
@@ -157,8 +167,9 @@ def _is_built_from(meta: dict, source: Path) -> bool:
   """Whether a graph was built from this version of `source`. A copy may have another time."""
   known, stat = meta["source"], source.stat()
   return stat.st_size == known["bytes"] and (
-      stat.st_mtime_ns == known["mtime_ns"]
-      or files_lib.first_damaged({source: known["sha256"]}) is None)
+    stat.st_mtime_ns == known["mtime_ns"]
+    or files_lib.first_damaged({source: known["sha256"]}) is None
+  )
 
 
 def _replace_folder(new: Path, folder: Path) -> None:

@@ -83,8 +83,9 @@ class NpzArchive(contextlib.AbstractContextManager):
       self._zip = zipfile.ZipFile(self.path)
     except Exception as error:  # zipfile raises half a dozen types on bad bytes
       _raise_of_system(error, self.path)
-      raise NpzError(f"{self.path}: not a complete .npz archive "
-                     f"({type(error).__name__}: {error}); {_REMEDY}") from error
+      raise NpzError(
+        f"{self.path}: not a complete .npz archive ({type(error).__name__}: {error}); {_REMEDY}"
+      ) from error
     try:
       self._check_archive(most_bytes)
     except NpzError:
@@ -99,11 +100,16 @@ class NpzArchive(contextlib.AbstractContextManager):
         self.fail(name, f"occurs twice; {_REMEDY}")
     for member in members:
       if member.compress_type not in _METHODS:
-        self.fail(member.filename, f"is compressed by method {member.compress_type}, expected "
-                  "none or deflate, as np.savez_compressed writes")
+        self.fail(
+          member.filename,
+          f"is compressed by method {member.compress_type}, expected "
+          "none or deflate, as np.savez_compressed writes",
+        )
     if most_bytes is not None and (total := sum(m.file_size for m in members)) > most_bytes:
-      raise NpzError(f"{self.path}: its arrays take {console.size(total)}, more than the "
-                     f"{console.size(most_bytes)} that such a file may have")
+      raise NpzError(
+        f"{self.path}: its arrays take {console.size(total)}, more than the "
+        f"{console.size(most_bytes)} that such a file may have"
+      )
 
   def __exit__(self, *exc_info) -> None:
     self._zip.close()
@@ -147,7 +153,7 @@ class NpzArchive(contextlib.AbstractContextManager):
     step = _rows_per_block(member.shape, member.dtype)
     if member.fortran_order:
       array = self.read(name)
-      yield from (array[start:start + step] for start in range(0, rows, step))
+      yield from (array[start : start + step] for start in range(0, rows, step))
       return
     with self._open(name) as (stream, _):
       self._check_memory(name, member, step * member.nbytes // max(1, rows))
@@ -169,20 +175,27 @@ class NpzArchive(contextlib.AbstractContextManager):
       raise
     except Exception as error:  # zipfile, zlib and numpy raise a dozen types
       _raise_of_system(error, self.path)
-      raise NpzError(f"{self.path}: {name} is damaged ({type(error).__name__}: {error}); "
-                     f"{_REMEDY}") from error
+      raise NpzError(
+        f"{self.path}: {name} is damaged ({type(error).__name__}: {error}); {_REMEDY}"
+      ) from error
 
   def _check_memory(self, name: str, member: Member, needed: int) -> None:
     if needed > (available := machine.available()):
-      self.fail(name, f"of shape {member.shape} takes {console.size(needed)}, more than the "
-                f"{console.size(available)} of memory that are available")
+      self.fail(
+        name,
+        f"of shape {member.shape} takes {console.size(needed)}, more than the "
+        f"{console.size(available)} of memory that are available",
+      )
 
   def _check_size(self, name: str, member: Member, stored: int) -> None:
     if member.dtype.hasobject:
       self.fail(name, "holds Python objects, expected plain numbers")
     if member.nbytes != stored:
-      self.fail(name, f"of shape {member.shape} and dtype {member.dtype} needs "
-                f"{member.nbytes} bytes, the file holds {stored}; {_REMEDY}")
+      self.fail(
+        name,
+        f"of shape {member.shape} and dtype {member.dtype} needs "
+        f"{member.nbytes} bytes, the file holds {stored}; {_REMEDY}",
+      )
 
 
 def _rows_per_block(shape: tuple[int, ...], dtype: np.dtype) -> int:
@@ -206,20 +219,27 @@ _INTEGERS = ("int32", "int64")
 # Accepted dtypes and shape of each array; a letter has one size throughout a file. Released files
 # differ from the published description in several dtypes; both are accepted.
 _GRAPH_ARRAYS = {
-    "node_feat": (("float32",), ("N", columns.NODE_FEATURES)),
-    "node_opcode": (("uint8", *_INTEGERS), ("N",)),
-    "edge_index": (_INTEGERS, ("E", 2))}
+  "node_feat": (("float32",), ("N", columns.NODE_FEATURES)),
+  "node_opcode": (("uint8", *_INTEGERS), ("N",)),
+  "edge_index": (_INTEGERS, ("E", 2)),
+}
 _TILE_ARRAYS = _GRAPH_ARRAYS | {
-    "config_feat": (("float32",), ("C", columns.TILE_CONFIG_FEATURES)),
-    "config_runtime": (_INTEGERS, ("C",)),
-    "config_runtime_normalizers": (_INTEGERS, ("C",))}
-_WRITTEN = {"node_feat": np.float32, "node_opcode": np.uint8, "config_feat": np.float32,
-            "node_config_feat": np.float32}  # all others are int64
+  "config_feat": (("float32",), ("C", columns.TILE_CONFIG_FEATURES)),
+  "config_runtime": (_INTEGERS, ("C",)),
+  "config_runtime_normalizers": (_INTEGERS, ("C",)),
+}
+_WRITTEN = {
+  "node_feat": np.float32,
+  "node_opcode": np.uint8,
+  "config_feat": np.float32,
+  "node_config_feat": np.float32,
+}  # all others are int64
 _LAYOUT_ARRAYS = _GRAPH_ARRAYS | {
-    "node_config_feat": (("float32",), ("C", "K", columns.LAYOUT_CONFIG_FEATURES)),
-    "node_config_ids": (_INTEGERS, ("K",)),
-    "node_splits": (_INTEGERS, ("S",)),
-    "config_runtime": (_INTEGERS, ("C",))}
+  "node_config_feat": (("float32",), ("C", "K", columns.LAYOUT_CONFIG_FEATURES)),
+  "node_config_ids": (_INTEGERS, ("K",)),
+  "node_splits": (_INTEGERS, ("S",)),
+  "config_runtime": (_INTEGERS, ("C",)),
+}
 
 
 def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
@@ -236,13 +256,18 @@ def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
       archive.fail("config_feat", "has values that are not finite")
     normalizer_ns = archive.read("config_runtime_normalizers")
     if normalizer_ns.min() <= 0:
-      archive.fail("config_runtime_normalizers",
-                   f"has the value {normalizer_ns.min()}, expected positive nanoseconds")
+      archive.fail(
+        "config_runtime_normalizers",
+        f"has the value {normalizer_ns.min()}, expected positive nanoseconds",
+      )
     configs = graph.TileConfigs(config_feat, _read_runtime(archive), normalizer_ns.astype(np.int64))
     nodes = archive.member("node_opcode").shape[0]
     return _read_graph(
-        archive, node_splits=np.array([0, nodes], np.int64),
-        config_node=np.zeros(0, np.int32), configs=configs)
+      archive,
+      node_splits=np.array([0, nodes], np.int64),
+      config_node=np.zeros(0, np.int32),
+      configs=configs,
+    )
 
 
 def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
@@ -263,17 +288,27 @@ def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
   with NpzArchive(path) as archive:
     _check_members(archive, _LAYOUT_ARRAYS)
     return _read_graph(
-        archive, node_splits=_read_splits(archive), config_node=_read_config_node(archive),
-        configs=_read_layout_configs(archive))
+      archive,
+      node_splits=_read_splits(archive),
+      config_node=_read_config_node(archive),
+      configs=_read_layout_configs(archive),
+    )
 
 
 def write_tile(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
   """Writes a tile graph in the released form; an existing file is replaced atomically."""
   configs = op_graph.configs
-  _write(path, {
-      "node_feat": op_graph.node_feat, "node_opcode": op_graph.node_opcode,
-      "edge_index": op_graph.edge_index, "config_feat": configs.config_feat,
-      "config_runtime": configs.runtime_ns, "config_runtime_normalizers": configs.normalizer_ns})
+  _write(
+    path,
+    {
+      "node_feat": op_graph.node_feat,
+      "node_opcode": op_graph.node_opcode,
+      "edge_index": op_graph.edge_index,
+      "config_feat": configs.config_feat,
+      "config_runtime": configs.runtime_ns,
+      "config_runtime_normalizers": configs.normalizer_ns,
+    },
+  )
 
 
 def write_layout(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
@@ -281,17 +316,26 @@ def write_layout(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
 
   Configurations are decoded block by block.
   """
-  _write(path, {
-      "edge_index": op_graph.edge_index, "node_feat": op_graph.node_feat,
-      "node_opcode": op_graph.node_opcode, "node_config_feat": op_graph.configs,
-      "node_config_ids": op_graph.config_node, "node_splits": op_graph.node_splits[None],
-      "config_runtime": op_graph.configs.runtime_ns})
+  _write(
+    path,
+    {
+      "edge_index": op_graph.edge_index,
+      "node_feat": op_graph.node_feat,
+      "node_opcode": op_graph.node_opcode,
+      "node_config_feat": op_graph.configs,
+      "node_config_ids": op_graph.config_node,
+      "node_splits": op_graph.node_splits[None],
+      "config_runtime": op_graph.configs.runtime_ns,
+    },
+  )
 
 
 def _write(path: str | os.PathLike[str], arrays: dict) -> None:
   """Writes arrays by name in their released dtypes; `LayoutConfigs` are decoded in blocks."""
-  with (files_lib.replacing(path, "wb") as file,
-        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive):
+  with (
+    files_lib.replacing(path, "wb") as file,
+    zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+  ):
     for name, array in arrays.items():
       shape, blocks = getattr(array, "shape", None), [array]
       if isinstance(array, graph.LayoutConfigs):
@@ -299,8 +343,9 @@ def _write(path: str | os.PathLike[str], arrays: dict) -> None:
         blocks = _decoded_blocks(array, shape)
       dtype = np.dtype(_WRITTEN.get(name, np.int64))
       with archive.open(name + _SUFFIX, "w", force_zip64=True) as stream:
-        np.lib.format.write_array_header_1_0(stream, {
-            "descr": dtype.str, "fortran_order": False, "shape": shape})
+        np.lib.format.write_array_header_1_0(
+          stream, {"descr": dtype.str, "fortran_order": False, "shape": shape}
+        )
         for block in blocks:
           # A view of bytes, because an empty array with two axes has no buffer.
           stream.write(np.ascontiguousarray(block, dtype).reshape(-1).view(np.uint8).data)
@@ -323,16 +368,19 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
   if files_lib.is_remote(data_root):
     _fetch(data_root, parsed, split)
   if not root.is_dir():
-    raise FileNotFoundError(f"data_root {root} is not a folder; set it to the folder that "
-                            "holds the released tile/ and layout/ folders")
+    raise FileNotFoundError(
+      f"data_root {root} is not a folder; set it to the folder that "
+      "holds the released tile/ and layout/ folders"
+    )
   folder = parsed.folder(root, split)
   files = sorted(folder.glob("*.npz"), key=lambda path: path.name)
   if not files:
     folders = sorted({str(path.parent.relative_to(root)) for path in root.rglob("*.npz")})
     raise FileNotFoundError(
-        f"no .npz file in {folder}; data_root {root} has "
-        f"{'some in ' * bool(folders)}{', '.join(folders) or 'none anywhere'}; download or "
-        f"generate {collection} first, or name the folder that holds tile/ and layout/")
+      f"no .npz file in {folder}; data_root {root} has "
+      f"{'some in ' * bool(folders)}{', '.join(folders) or 'none anywhere'}; download or "
+      f"generate {collection} first, or name the folder that holds tile/ and layout/"
+    )
   return files
 
 
@@ -349,8 +397,10 @@ def _fetch(data_root: str | os.PathLike[str], parsed: collections.Collection, sp
   try:
     files_lib.fetch(place, parsed.folder(files_lib.local_of(data_root), split))
   except FileNotFoundError:
-    raise FileNotFoundError(f"no .npz file in {place}; --data_root must name a place with tile/ "
-                            f"and layout/: copy {parsed.name} there first") from None
+    raise FileNotFoundError(
+      f"no .npz file in {place}; --data_root must name a place with tile/ "
+      f"and layout/: copy {parsed.name} there first"
+    ) from None
 
 
 def _check_members(archive: NpzArchive, arrays: dict) -> None:
@@ -360,8 +410,9 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
   except ValueError as error:
     raise NpzError(f"{archive.path}: {error}") from None
   names = archive.names
-  other, read = (_LAYOUT_ARRAYS, "read_layout") if arrays is _TILE_ARRAYS else (
-      _TILE_ARRAYS, "read_tile")
+  other, read = (
+    (_LAYOUT_ARRAYS, "read_layout") if arrays is _TILE_ARRAYS else (_TILE_ARRAYS, "read_tile")
+  )
   if set(names) == set(other):
     raise NpzError(f"{archive.path} is a file of the other kind: read it with {read}")
   if missing := [name for name in arrays if name not in names]:
@@ -377,7 +428,8 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
 
 
 def _check_shape(
-    archive: NpzArchive, name: str, shape: tuple[int, ...], axes: tuple, sizes: dict) -> None:
+  archive: NpzArchive, name: str, shape: tuple[int, ...], axes: tuple, sizes: dict
+) -> None:
   """Checks a shape; `sizes` collects the size of each letter."""
   if name == "node_splits" and shape[:1] == (1,) and len(shape) == 2:
     shape = shape[1:]  # a row in released files
@@ -388,8 +440,11 @@ def _check_shape(
   for axis, size in zip(axes, shape):
     expected = sizes.setdefault(axis, size) if isinstance(axis, str) else axis
     if size != expected:
-      archive.fail(name, f"has shape {shape}, expected {expected} in place of {size}"
-                   + (f" as other arrays have (axis {axis})" if axis != expected else ""))
+      archive.fail(
+        name,
+        f"has shape {shape}, expected {expected} in place of {size}"
+        + (f" as other arrays have (axis {axis})" if axis != expected else ""),
+      )
 
 
 def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
@@ -397,16 +452,21 @@ def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
   node_feat = archive.read("node_feat")
   if not np.isfinite(node_feat).all():
     node, column = np.argwhere(~np.isfinite(node_feat))[0]
-    archive.fail("node_feat", f"is {node_feat[node, column]} for node {node}, column "
-                 f"{column}, expected finite features")
+    archive.fail(
+      "node_feat",
+      f"is {node_feat[node, column]} for node {node}, column {column}, expected finite features",
+    )
   opcode = archive.read("node_opcode")
   _check_range(archive, "node_opcode", opcode, columns.OPCODES)
   edge_index = archive.read("edge_index")
   _check_range(archive, "edge_index", edge_index, len(opcode))
   return graph.OpGraph(
-      name=archive.path.stem, node_feat=node_feat,
-      node_opcode=opcode.astype(np.uint8), edge_index=edge_index.astype(np.int32),
-      **fields)
+    name=archive.path.stem,
+    node_feat=node_feat,
+    node_opcode=opcode.astype(np.uint8),
+    edge_index=edge_index.astype(np.int32),
+    **fields,
+  )
 
 
 def _read_layout_configs(archive: NpzArchive) -> graph.LayoutConfigs:
@@ -424,12 +484,18 @@ def _read_runtime(archive: NpzArchive) -> np.ndarray:
   """Runtimes `[C]` int64 nanoseconds: all positive, or all zero (not labelled)."""
   runtime_ns = archive.read("config_runtime").astype(np.int64)
   if runtime_ns.min() < 0:
-    archive.fail("config_runtime", f"has the value {runtime_ns.min()}, expected "
-                 "nanoseconds, or zeros throughout where nothing was measured")
+    archive.fail(
+      "config_runtime",
+      f"has the value {runtime_ns.min()}, expected "
+      "nanoseconds, or zeros throughout where nothing was measured",
+    )
   zeros = np.count_nonzero(runtime_ns == 0)
   if zeros not in (0, len(runtime_ns)):
-    archive.fail("config_runtime", f"has {zeros} zeros among {len(runtime_ns)} values, "
-                 "expected none, or zeros throughout where nothing was measured")
+    archive.fail(
+      "config_runtime",
+      f"has {zeros} zeros among {len(runtime_ns)} values, "
+      "expected none, or zeros throughout where nothing was measured",
+    )
   return runtime_ns
 
 
@@ -439,8 +505,10 @@ def _read_config_node(archive: NpzArchive) -> np.ndarray:
   _check_range(archive, "node_config_ids", config_node, archive.member("node_opcode").shape[0])
   values, counts = np.unique(config_node, return_counts=True)
   if counts.max() > 1:
-    archive.fail("node_config_ids", f"names node {values[counts.argmax()]} "
-                 f"{counts.max()} times, expected each node once")
+    archive.fail(
+      "node_config_ids",
+      f"names node {values[counts.argmax()]} {counts.max()} times, expected each node once",
+    )
   return config_node.astype(np.int32)
 
 
@@ -453,8 +521,11 @@ def _read_splits(archive: NpzArchive) -> np.ndarray:
   splits = archive.read("node_splits").ravel().astype(np.int64)
   nodes = archive.member("node_opcode").shape[0]
   if splits[0] != 0 or splits[-1] > nodes or (np.diff(splits) < 0).any():
-    archive.fail("node_splits", f"is {_brief(splits)}, expected numbers that never fall, "
-                 f"from 0 to at most {nodes} (the nodes)")
+    archive.fail(
+      "node_splits",
+      f"is {_brief(splits)}, expected numbers that never fall, "
+      f"from 0 to at most {nodes} (the nodes)",
+    )
   return splits if splits[-1] == nodes else np.append(splits, nodes)
 
 

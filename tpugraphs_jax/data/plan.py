@@ -48,21 +48,31 @@ class BatchOptions(Options):
   graphs: int = option(8, "graphs per step, over all devices", least=1)
   configs: int = option(16, "configurations per graph and step", least=2)
   min_configs: int = option(
-      2, "fewest configurations of a graph in training and statistics", least=2)
+    2, "fewest configurations of a graph in training and statistics", least=2
+  )
   sampling: str = option(
-      "uniform", "how configurations are drawn; skewed prefers fast ones", one_of=SAMPLINGS)
+    "uniform", "how configurations are drawn; skewed prefers fast ones", one_of=SAMPLINGS
+  )
   graph_sampling: str = option(
-      "uniform", "how graphs are drawn; sqrt, proportional: by number of configurations; "
-      "every_config: each configuration once per pass", one_of=GRAPH_SAMPLINGS)
+    "uniform",
+    "how graphs are drawn; sqrt, proportional: by number of configurations; "
+    "every_config: each configuration once per pass",
+    one_of=GRAPH_SAMPLINGS,
+  )
   target: str = option(
-      "ratio", "label: official (layouts: runtime / 1e7 ns, tiles: runtime / normalizer), absolute "
-      "(ms), ratio or rank", one_of=TARGETS)
+    "ratio",
+    "label: official (layouts: runtime / 1e7 ns, tiles: runtime / normalizer), absolute "
+    "(ms), ratio or rank",
+    one_of=TARGETS,
+  )
   config_chunk: int = option(
-      0, "configurations in the model at a time, to save memory; 0 = all", least=0)
+    0, "configurations in the model at a time, to save memory; 0 = all", least=0
+  )
   slates_per_epoch: int = option(0, "length of an epoch; 0 = one slate of each graph", least=0)
   drop_remainder: bool = option(True, "leave out the last slates of an epoch if they fill no batch")
   keep_nodes: int = option(
-      5000, "nodes of the sampled block of a graph, for the dropout of ResModel", least=2)
+    5000, "nodes of the sampled block of a graph, for the dropout of ResModel", least=2
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +81,12 @@ class LoadingOptions(Options):
 
   section = "data"
   loader_threads: int = option(
-      1, "threads that prepare batches; 0 = the training loop prepares them", least=0)
+    1, "threads that prepare batches; 0 = the training loop prepares them", least=0
+  )
 
 
 def config_draw(
-    label: np.ndarray, count: int, sampling: str
+  label: np.ndarray, count: int, sampling: str
 ) -> Callable[[np.random.Generator], np.ndarray]:
   """A function that draws the numbers `[n]` int64 of `count` configurations of one graph.
 
@@ -101,7 +112,7 @@ def config_draw(
 
 
 def graph_weights(
-    configs: Sequence[TileConfigs | LayoutConfigs], kind: str, count: int
+  configs: Sequence[TileConfigs | LayoutConfigs], kind: str, count: int
 ) -> np.ndarray | None:
   """Relative frequency of each graph in training, `[graphs]` float64; int64 for `every_config`.
 
@@ -134,16 +145,21 @@ class ConfigSampler:
   """
 
   def __init__(
-      self, configs: Sequence[TileConfigs | LayoutConfigs], *, count: int, sampling: str,
-      targets: Callable[[TileConfigs | LayoutConfigs, np.ndarray], np.ndarray],
-      every: int | None = None):
+    self,
+    configs: Sequence[TileConfigs | LayoutConfigs],
+    *,
+    count: int,
+    sampling: str,
+    targets: Callable[[TileConfigs | LayoutConfigs, np.ndarray], np.ndarray],
+    every: int | None = None,
+  ):
     self._configs, self._targets, self._count = configs, targets, count
     self._every = every
     self._draws = [config_draw(c.label, count, sampling) for c in configs]
     self._permutation = functools.lru_cache(maxsize=len(configs))(self._permute)
 
   def __call__(
-      self, number: int, rng: np.random.Generator, turn: int
+    self, number: int, rng: np.random.Generator, turn: int
   ) -> tuple[np.ndarray, np.ndarray]:
     """Configuration numbers `[n]` int64 and targets `[n]` float32 of a slate.
 
@@ -200,8 +216,10 @@ def draw_slates(graphs: Sequence[PreparedGraph], sampler: Sampler) -> Draw:
     graphs: anything with `sizes`.
     sampler: draws configurations and targets, see `ConfigSampler`.
   """
+
   def draw(number: int, rng: np.random.Generator, turn: int) -> SlateDraft:
     graph = graphs[number]
+
     def finish() -> Slate:
       config_ids, target = sampler(number, rng, turn)
       return Slate(graph, config_ids, target, number)
@@ -241,9 +259,18 @@ class BatchPlan:
   """
 
   def __init__(
-      self, graphs: Sequence[PreparedGraph], *, slates_per_step: int, devices: int,
-      draw: Draw, seed: int, epochs: int,
-      slates_per_epoch: int = 0, drop_remainder: bool = True, weights: np.ndarray | None = None):
+    self,
+    graphs: Sequence[PreparedGraph],
+    *,
+    slates_per_step: int,
+    devices: int,
+    draw: Draw,
+    seed: int,
+    epochs: int,
+    slates_per_epoch: int = 0,
+    drop_remainder: bool = True,
+    weights: np.ndarray | None = None,
+  ):
     self._sizes = [graph.sizes for graph in graphs]
     self._draw, self._seed, self._devices = draw, seed, devices
     self._weights = weights
@@ -251,8 +278,10 @@ class BatchPlan:
     self._per_epoch = slates_per_epoch or int(weights.sum() if self._in_passes else len(graphs))
     self._per_step = min(slates_per_step, self._per_epoch)
     if self._per_step < devices:
-      raise ValueError(f"{self._per_step} slates per epoch for {devices} devices; set "
-                       f"batch.slates_per_epoch to at least {devices}")
+      raise ValueError(
+        f"{self._per_step} slates per epoch for {devices} devices; set "
+        f"batch.slates_per_epoch to at least {devices}"
+      )
     self.slates_per_device = slates_per_step // devices
     whole, rest = divmod(self._per_epoch, self._per_step)
     self.steps_per_epoch = whole + (rest > 0 and not drop_remainder)
@@ -311,8 +340,10 @@ class BatchPlan:
   def _device_sizes(self, step: int) -> list[dict[str, int]]:
     rngs = self._rngs(step)
     return [
-        batching.add_sizes([self._draw(int(graph), next(rngs), 0).sizes for graph in graphs])
-        for graphs in self.graphs_of_step(step) if len(graphs)]
+      batching.add_sizes([self._draw(int(graph), next(rngs), 0).sizes for graph in graphs])
+      for graphs in self.graphs_of_step(step)
+      if len(graphs)
+    ]
 
   def _choose_budgets(self, epochs: int) -> list[dict[str, int]]:
     look_ahead = min(min(epochs, _LOOK_AHEAD_EPOCHS) * self.steps_per_epoch, _LOOK_AHEAD_STEPS)
@@ -331,8 +362,10 @@ class BatchPlan:
     """The slates of one device, with their configurations."""
     shares, turns = self._of_step(step)
     rngs = self._rngs(step, sum(len(share) for share in shares[:device]))
-    return [self._draw(int(graph), rng, int(turn)).finish()
-            for graph, turn, rng in zip(shares[device], turns[device], rngs)]
+    return [
+      self._draw(int(graph), rng, int(turn)).finish()
+      for graph, turn, rng in zip(shares[device], turns[device], rngs)
+    ]
 
   def padding(self, steps: int) -> float:
     """Share of padding nodes over the first steps."""
@@ -354,14 +387,23 @@ class Batches(Generic[Batch]):
     stack: stacks the batches of the local devices on a leading axis.
   """
 
-  def __init__(self, plan: BatchPlan, total_steps: int, local_devices: Sequence[int],
-               assemble: Callable[[list[Slate], Budget], Batch],
-               stack: Callable[[list[Batch]], Batch]):
+  def __init__(
+    self,
+    plan: BatchPlan,
+    total_steps: int,
+    local_devices: Sequence[int],
+    assemble: Callable[[list[Slate], Budget], Batch],
+    stack: Callable[[list[Batch]], Batch],
+  ):
     self._plan, self._total_steps, self._local_devices = plan, total_steps, local_devices
     self._assemble, self._stack = assemble, stack
     padding = plan.padding(min(plan.steps_per_epoch, 200))
-    logging.info("batches have %d shape%s; %.0f %% of their nodes are padding", len(plan.budgets),
-                 "s" * (len(plan.budgets) != 1), 100 * padding)
+    logging.info(
+      "batches have %d shape%s; %.0f %% of their nodes are padding",
+      len(plan.budgets),
+      "s" * (len(plan.budgets) != 1),
+      100 * padding,
+    )
 
   def __len__(self) -> int:
     return self._total_steps
@@ -377,7 +419,8 @@ class Batches(Generic[Batch]):
 
 
 def training_batches(
-    source: Batches, *, threads: int = 1, prefetch: int = 4) -> grain.DatasetIterator:
+  source: Batches, *, threads: int = 1, prefetch: int = 4
+) -> grain.DatasetIterator:
   """An iterator of batches with a leading device axis, loaded by grain.
 
   The state of the iterator is the number of the next step, so that resuming is exact.
@@ -413,8 +456,11 @@ def cost(sizes: Sequence[Budget]) -> np.ndarray:
 
 
 def choose_budgets(
-    sizes: Sequence[Budget], *, steps: float = np.inf, max_budgets: int = MAX_BUDGETS,
-    multiple: int = 16,
+  sizes: Sequence[Budget],
+  *,
+  steps: float = np.inf,
+  max_budgets: int = MAX_BUDGETS,
+  multiple: int = 16,
 ) -> list[dict[str, int]]:
   """Budgets that hold every batch and minimise the time of a run, smallest first.
 
@@ -430,7 +476,8 @@ def choose_budgets(
   keys = list(sizes[0])
   # Distinct batches with their counts: epochs repeat sizes.
   table, counts = np.unique(
-      np.array([[size[k] for k in keys] for size in sizes]), axis=0, return_counts=True)
+    np.array([[size[k] for k in keys] for size in sizes]), axis=0, return_counts=True
+  )
   rows = cost([dict(zip(keys, row)) for row in table])
   by_rows = np.argsort(rows, kind="stable")
   table, counts, rows = table[by_rows], counts[by_rows], rows[by_rows]
@@ -443,8 +490,9 @@ def choose_budgets(
   starts = [0] + [cut + 1 for cut in cuts[:-1]]
   maxima = [table[start : stop + 1].max(axis=0) for start, stop in zip(starts, cuts)]
   return [
-      {k: _round_up(int(v) + (k == "nodes"), multiple) for k, v in zip(keys, budget)}
-      for budget in maxima]
+    {k: _round_up(int(v) + (k == "nodes"), multiple) for k, v in zip(keys, budget)}
+    for budget in maxima
+  ]
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -24,8 +24,10 @@ class VirtualNodes(Options):
 
   section = "data"
   virtual_node: str = option(
-      "none", "virtual nodes: output (consumes roots), or cluster (each consumes a range of nodes)",
-      one_of=VIRTUAL_NODES)
+    "none",
+    "virtual nodes: output (consumes roots), or cluster (each consumes a range of nodes)",
+    one_of=VIRTUAL_NODES,
+  )
   cluster_nodes: int = option(1000, "nodes per virtual node of cluster", least=1)
 
 
@@ -38,13 +40,17 @@ class Reduction(VirtualNodes):
   """
 
   graph_reduction: str = option(
-      "none", "none = whole graph, or config_neighborhood = nodes near a configurable node",
-      one_of=REDUCTIONS)
+    "none",
+    "none = whole graph, or config_neighborhood = nodes near a configurable node",
+    one_of=REDUCTIONS,
+  )
   reduction_hops: int = option(5, "largest distance from a configurable node", least=1)
   reduction_direction: str = option("both", "direction of the distance", one_of=DIRECTIONS)
   reduction_induced: str = option(
-      "node", "edges between the remaining nodes: all (node), or edges of the search (edge)",
-      one_of=INDUCED)
+    "node",
+    "edges between the remaining nodes: all (node), or edges of the search (edge)",
+    one_of=INDUCED,
+  )
 
 
 def with_output(graph: OpGraph) -> OpGraph:
@@ -92,8 +98,9 @@ def reduce_graph(graph: OpGraph, options: VirtualNodes) -> Subgraph:
   if isinstance(options, Reduction) and options.graph_reduction != "none":
     graph, nodes = _neighborhood(graph, options)
   if options.virtual_node == "cluster":
-    graph = _with_virtual_nodes(graph, len(nodes) + np.arange(len(nodes)) // options.cluster_nodes,
-                                np.arange(len(nodes)))
+    graph = _with_virtual_nodes(
+      graph, len(nodes) + np.arange(len(nodes)) // options.cluster_nodes, np.arange(len(nodes))
+    )
   return Subgraph(graph, nodes)
 
 
@@ -105,9 +112,12 @@ def _with_virtual_nodes(graph: OpGraph, owner: np.ndarray, member: np.ndarray) -
   splits = np.append(graph.node_splits[:-1], nodes + count)
   feat, opcode = graph.node_feat, graph.node_opcode
   return dataclasses.replace(
-      graph, node_feat=np.concatenate([feat, np.zeros((count, feat.shape[1]), feat.dtype)]),
-      node_opcode=np.concatenate([opcode, np.zeros(count, opcode.dtype)]),
-      edge_index=np.concatenate([graph.edge_index, edges]), node_splits=splits)
+    graph,
+    node_feat=np.concatenate([feat, np.zeros((count, feat.shape[1]), feat.dtype)]),
+    node_opcode=np.concatenate([opcode, np.zeros(count, opcode.dtype)]),
+    edge_index=np.concatenate([graph.edge_index, edges]),
+    node_splits=splits,
+  )
 
 
 def _neighborhood(graph: OpGraph, options: Reduction) -> tuple[OpGraph, np.ndarray]:
@@ -115,10 +125,13 @@ def _neighborhood(graph: OpGraph, options: Reduction) -> tuple[OpGraph, np.ndarr
   near, edges = _near(graph, options)
   number = np.cumsum(near) - 1
   part = dataclasses.replace(
-      graph, node_feat=graph.node_feat[near], node_opcode=graph.node_opcode[near],
-      edge_index=number[graph.edge_index[edges]].astype(np.int32),
-      node_splits=np.array([0, near.sum()]),
-      config_node=number[graph.config_node].astype(np.int32))
+    graph,
+    node_feat=graph.node_feat[near],
+    node_opcode=graph.node_opcode[near],
+    edge_index=number[graph.edge_index[edges]].astype(np.int32),
+    node_splits=np.array([0, near.sum()]),
+    config_node=number[graph.config_node].astype(np.int32),
+  )
   return part, np.flatnonzero(near)
 
 
@@ -147,4 +160,5 @@ def _near(graph: OpGraph, options: Reduction) -> tuple[np.ndarray, np.ndarray]:
 def edge_matrix(edges: np.ndarray, nodes: int) -> scipy.sparse.csr_array:
   """The adjacency matrix of `edges [E, 2]`, `[nodes, nodes]` float32; repeated edges add up."""
   return scipy.sparse.csr_array(
-      (np.ones(len(edges), np.float32), (edges[:, 0], edges[:, 1])), shape=(nodes, nodes))
+    (np.ones(len(edges), np.float32), (edges[:, 0], edges[:, 1])), shape=(nodes, nodes)
+  )

@@ -37,11 +37,14 @@ class TileOptions(Options):
   section = "data"
   skip_bad_files: bool = option(False, "leave out malformed files, by name, instead of stopping")
   config_features: tuple[str, ...] = option(
-      ("released",), "blocks of features of a tile",
-      one_of=feature_blocks.CONFIG_FEATURES["tile"])
+    ("released",), "blocks of features of a tile", one_of=feature_blocks.CONFIG_FEATURES["tile"]
+  )
   duplicate_policy: str = option(
-      "keep", "equal configurations of a training graph: keep all, the first, the fastest (min), "
-      "or their mean", one_of=DUPLICATE_POLICIES)
+    "keep",
+    "equal configurations of a training graph: keep all, the first, the fastest (min), "
+    "or their mean",
+    one_of=DUPLICATE_POLICIES,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,16 +52,22 @@ class LayoutOptions(TileOptions):
   """The programs and layouts of a run."""
 
   config_features: tuple[str, ...] = option(
-      ("released",), "integers of a configurable node: all 18, or outputs, the 6 of its output",
-      one_of=feature_blocks.CONFIG_FEATURES["layout"])
+    ("released",),
+    "integers of a configurable node: all 18, or outputs, the 6 of its output",
+    one_of=feature_blocks.CONFIG_FEATURES["layout"],
+  )
   store_dir: str = option("", "random-access copy; empty = <data_root>/store")
   leave_out: tuple[str, ...] = option(
-      (), "leave out training graphs with one of these words in the name")
+    (), "leave out training graphs with one of these words in the name"
+  )
   skip_constant: bool = option(
-      True, "leave out training graphs whose configurations or runtimes are all equal")
+    True, "leave out training graphs whose configurations or runtimes are all equal"
+  )
   max_configs: int = option(
-      0, "most configurations per training graph: a third each fastest, slowest, random; 0 = all",
-      least=0)
+    0,
+    "most configurations per training graph: a third each fastest, slowest, random; 0 = all",
+    least=0,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +77,8 @@ class JudgedOptions(Options):
   section = "eval"
   indices_dir: str = option("", "folder of the published validation indices; empty = none")
   max_configs: int = option(
-      1000, "most configurations per graph, a seeded sample; 0 = all", least=0)
+    1000, "most configurations per graph, a seeded sample; 0 = all", least=0
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +104,9 @@ class Data(Generic[Configs]):
     if not graphs:
       raise ValueError(f"all {len(files)} files in {files[0].parent} are malformed")
     if len(graphs) < len(files):
-      logging.warning("skipped %d of %d files in %s", len(files) - len(graphs), len(files),
-                      files[0].parent)
+      logging.warning(
+        "skipped %d of %d files in %s", len(files) - len(graphs), len(files), files[0].parent
+      )
     return self._for_training(graphs) if split == "train" else graphs
 
   def _read(self, files: Sequence[Path], data_root: str, split: str) -> list[OpGraph]:
@@ -182,9 +193,18 @@ class LayoutData(Data[LayoutConfigs]):
 
   def _read(self, files: Sequence[Path], data_root: str, split: str) -> list[OpGraph]:
     del files
-    graphs = list(map(graph_folder.read, store.ensure_store(
-        data_root, self.collection.name, split, store_dir=self.options.store_dir or None,
-        skip_bad_files=self.options.skip_bad_files)))
+    graphs = list(
+      map(
+        graph_folder.read,
+        store.ensure_store(
+          data_root,
+          self.collection.name,
+          split,
+          store_dir=self.options.store_dir or None,
+          skip_bad_files=self.options.skip_bad_files,
+        ),
+      )
+    )
     return list(map(output_orders, graphs)) if "outputs" in self.options.config_features else graphs
 
   def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
@@ -194,16 +214,24 @@ class LayoutData(Data[LayoutConfigs]):
     graphs = [self._limit_configs(graph) for graph in graphs]
     rest = sum(len(graph.configs) for graph in graphs)
     if rest < total:
-      logging.info("%s: data.duplicate_policy and data.max_configs keep %s of %s training "
-                   "configurations", self.collection.name, f"{rest:,}", f"{total:,}")
+      logging.info(
+        "%s: data.duplicate_policy and data.max_configs keep %s of %s training configurations",
+        self.collection.name,
+        f"{rest:,}",
+        f"{total:,}",
+      )
     return graphs
 
   def _left(self, graphs: list[OpGraph]) -> list[OpGraph]:
     words = self.options.leave_out
     left = [graph for graph in graphs if not any(word in graph.name for word in words)]
     if len(left) < len(graphs):
-      logging.warning("data.leave_out leaves out %d of %d training graphs of %s",
-                      len(graphs) - len(left), len(graphs), self.collection.name)
+      logging.warning(
+        "data.leave_out leaves out %d of %d training graphs of %s",
+        len(graphs) - len(left),
+        len(graphs),
+        self.collection.name,
+      )
     return left
 
   def _limit_configs(self, graph: OpGraph) -> OpGraph:
@@ -251,7 +279,7 @@ class LayoutData(Data[LayoutConfigs]):
 
 
 def keep(
-    graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[TileConfigs | LayoutConfigs], str]
+  graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[TileConfigs | LayoutConfigs], str]
 ) -> list[OpGraph]:
   """Graphs without a reason to leave them out. Logs the others with their reasons.
 
@@ -266,8 +294,14 @@ def keep(
     reason = why_not(graph.configs)
     (skipped[reason] if reason else usable).append(graph)
   for reason, group in skipped.items():
-    logging.warning("skipped %d of %d graphs for %s: %s: %s", len(group), len(graphs), purpose,
-                    reason, ", ".join(graph.name for graph in group))
+    logging.warning(
+      "skipped %d of %d graphs for %s: %s: %s",
+      len(group),
+      len(graphs),
+      purpose,
+      reason,
+      ", ".join(graph.name for graph in group),
+    )
   return usable
 
 
@@ -281,14 +315,20 @@ def why_not_judged(configs: TileConfigs | LayoutConfigs) -> str:
 def check_kind(graph: OpGraph, kind: type) -> None:
   """Refuses (ValueError) a graph whose configurations are not of the class `kind`."""
   if not isinstance(graph, OpGraph):
-    raise ValueError(f"the graph is a {type(graph).__name__}, expected an OpGraph: read a file "
-                     "with tpugraphs_jax.read_layout or read_tile, a program with hlo.featurize")
+    raise ValueError(
+      f"the graph is a {type(graph).__name__}, expected an OpGraph: read a file "
+      "with tpugraphs_jax.read_layout or read_tile, a program with hlo.featurize"
+    )
   if graph.configs is None:
-    raise ValueError(f"{graph.name} has no configurations to rank: call graph.with_layouts(300) of "
-                     "a program from hlo.featurize, or read it with its configurations")
+    raise ValueError(
+      f"{graph.name} has no configurations to rank: call graph.with_layouts(300) of "
+      "a program from hlo.featurize, or read it with its configurations"
+    )
   if not isinstance(graph.configs, kind):
-    raise ValueError(f"{graph.name} has configs of type {type(graph.configs).__name__}; the model "
-                     f"ranks {kind.__name__}")
+    raise ValueError(
+      f"{graph.name} has configs of type {type(graph.configs).__name__}; the model "
+      f"ranks {kind.__name__}"
+    )
 
 
 def drop_duplicates(graph: OpGraph, policy: str) -> OpGraph:
@@ -302,8 +342,9 @@ def drop_duplicates(graph: OpGraph, policy: str) -> OpGraph:
       fastest tile has the smallest runtime / normalizer, and `min` takes both numbers from it.
   """
   if policy not in DUPLICATE_POLICIES:
-    raise ValueError(f"data.duplicate_policy is {policy!r}, expected one of "
-                     f"{', '.join(DUPLICATE_POLICIES)}")
+    raise ValueError(
+      f"data.duplicate_policy is {policy!r}, expected one of {', '.join(DUPLICATE_POLICIES)}"
+    )
   if policy == "keep":
     return graph
   configs = graph.configs
@@ -338,8 +379,9 @@ def _load_indices(indices_dir: str, source: str, search: str) -> dict[str, np.nd
   """
   path = files.fetch(indices_dir) / f"{source}_{search}.json"
   if not path.exists():
-    raise FileNotFoundError(f"{path} is missing: eval.indices_dir must name the folder "
-                            "with the published index files")
+    raise FileNotFoundError(
+      f"{path} is missing: eval.indices_dir must name the folder with the published index files"
+    )
   try:
     table = trust.parse(path.read_text())
     return {name: _as_ids(ids) for name, ids in table.items()}
@@ -361,8 +403,10 @@ def _select_indices(indices: dict[str, np.ndarray], name: str, configs: int) -> 
     ValueError: the graph is not in the table, or has fewer configurations.
   """
   if name not in indices:
-    raise ValueError(f"the published validation indices do not name graph {name}; leave "
-                     "eval.indices_dir empty for other data")
+    raise ValueError(
+      f"the published validation indices do not name graph {name}; leave "
+      "eval.indices_dir empty for other data"
+    )
   ids = indices[name]
   wrong = ids[(ids < 0) | (ids >= configs)]
   if len(wrong):

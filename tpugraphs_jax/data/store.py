@@ -35,8 +35,11 @@ _WORTH_PROCESSES = 4 << 20
 
 
 def graph_folders(
-    data_root: str | os.PathLike[str], collection: str, split: str, *,
-    store_dir: str | os.PathLike[str] | None = None,
+  data_root: str | os.PathLike[str],
+  collection: str,
+  split: str,
+  *,
+  store_dir: str | os.PathLike[str] | None = None,
 ) -> dict[Path, Path]:
   """The folder in the store of every file of a split.
 
@@ -50,18 +53,27 @@ def graph_folders(
   files = npz.split_files(data_root, collection, split)
   parsed = Collection(collection)
   if parsed.kind != "layout":
-    raise ValueError(f"collection {collection} has no store: its files are small and are "
-                     "read as they are; a store is for layout collections")
-  root = (files_lib.local_of(data_root) / "store" if store_dir is None
-          else files_lib.local_of(store_dir))
+    raise ValueError(
+      f"collection {collection} has no store: its files are small and are "
+      "read as they are; a store is for layout collections"
+    )
+  root = (
+    files_lib.local_of(data_root) / "store" if store_dir is None else files_lib.local_of(store_dir)
+  )
   folder = parsed.folder(root, split)
   return {file: folder / file.stem for file in files}
 
 
 def ensure_store(
-    data_root: str | os.PathLike[str], collection: str, split: str, *,
-    store_dir: str | os.PathLike[str] | None = None, workers: int | None = None,
-    skip_bad_files: bool = False, progress: bool = True, beam: Sequence[str] | None = None,
+  data_root: str | os.PathLike[str],
+  collection: str,
+  split: str,
+  *,
+  store_dir: str | os.PathLike[str] | None = None,
+  workers: int | None = None,
+  skip_bad_files: bool = False,
+  progress: bool = True,
+  beam: Sequence[str] | None = None,
 ) -> list[Path]:
   """Builds missing graphs of a split; returns the folders of all graphs, sorted by name.
 
@@ -89,8 +101,16 @@ def ensure_store(
   folders = graph_folders(data_root, collection, split, store_dir=store_dir)
   if store_dir is not None and files_lib.is_remote(store_dir):
     return _ensure_remote_store(
-        data_root, collection, split, store_dir, folders, workers=workers,
-        skip_bad_files=skip_bad_files, progress=progress, beam=beam)
+      data_root,
+      collection,
+      split,
+      store_dir,
+      folders,
+      workers=workers,
+      skip_bad_files=skip_bad_files,
+      progress=progress,
+      beam=beam,
+    )
   bad = {}
   root = next(iter(folders.values())).parent
   if _outdated(folders):
@@ -101,16 +121,24 @@ def ensure_store(
         if folders[file].exists():
           logging.warning("%s: this graph is built again, in %s", reason, root)
       bad = _build(
-          {file: folders[file] for file in todo}, workers=workers, beam=beam,
-          stop_at_error=not skip_bad_files, bar=f"{collection} {split}" if progress else None)
+        {file: folders[file] for file in todo},
+        workers=workers,
+        beam=beam,
+        stop_at_error=not skip_bad_files,
+        bar=f"{collection} {split}" if progress else None,
+      )
   for error in bad.values():
     logging.warning("skipped %s", error)
   return [folder for file, folder in folders.items() if file not in bad]
 
 
 def _ensure_remote_store(
-    data_root: str | os.PathLike[str], collection: str, split: str,
-    store_dir: str | os.PathLike[str], folders: dict[Path, Path], **options: Any
+  data_root: str | os.PathLike[str],
+  collection: str,
+  split: str,
+  store_dir: str | os.PathLike[str],
+  folders: dict[Path, Path],
+  **options: Any,
 ) -> list[Path]:
   """`ensure_store` for a store in a bucket: copies it to this machine, and uploads new graphs.
 
@@ -140,20 +168,27 @@ def _build_lock(root: Path) -> Iterator[None]:
   # Each process of a script without a main guard runs the script again, and would wait forever for
   # the lock of the first process.
   if getattr(multiprocessing.current_process(), "_inheriting", False):
-    raise RuntimeError("the store is built by several processes, each of which imports the "
-                       'calling script: put its work under `if __name__ == "__main__":`')
+    raise RuntimeError(
+      "the store is built by several processes, each of which imports the "
+      'calling script: put its work under `if __name__ == "__main__":`'
+    )
   with contextlib.ExitStack() as stack:
     try:
       stack.enter_context(files_lib.hold(root, wait=True))
     except OSError as error:
-      raise OSError(f"cannot write the store {root} ({error.strerror}); name another "
-                    "folder with store_dir") from error
+      raise OSError(
+        f"cannot write the store {root} ({error.strerror}); name another folder with store_dir"
+      ) from error
     yield
 
 
 def _build(
-    todo: dict[Path, Path], *, workers: int | None, stop_at_error: bool, bar: str | None,
-    beam: Sequence[str] | None = None,
+  todo: dict[Path, Path],
+  *,
+  workers: int | None,
+  stop_at_error: bool,
+  bar: str | None,
+  beam: Sequence[str] | None = None,
 ) -> dict[Path, npz.NpzError]:
   """Builds graphs, the largest files first; returns the malformed files with their errors.
 
@@ -178,8 +213,9 @@ def _build(
     jobs.run(_build_on_cluster, todo_jobs, processes=workers, beam=beam)
     workers = 1  # checks every graph, and builds graphs that failed on the cluster
   bad = {}
-  with tqdm.tqdm(total=size, desc=f"store {bar}", unit="B", unit_scale=True,
-                 disable=console.bar(bar is not None)) as progress:
+  with tqdm.tqdm(
+    total=size, desc=f"store {bar}", unit="B", unit_scale=True, disable=console.bar(bar is not None)
+  ) as progress:
 
     def finished(built: tuple[Path, npz.NpzError | None]) -> None:
       file, error = built
@@ -216,19 +252,26 @@ def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
   own, beam = jobs.split_flags(argv)
   parser = argparse.ArgumentParser(
-      prog="python -m tpugraphs_jax.data.store",
-      description="The random-access store of the layout collections.",
-      epilog="-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster builds it")
+    prog="python -m tpugraphs_jax.data.store",
+    description="The random-access store of the layout collections.",
+    epilog="-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster builds it",
+  )
   parser.add_argument("command", choices=("build",))
-  parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT,
-                      help="folder of the released files (default: %(default)s)")
+  parser.add_argument(
+    "--data_root",
+    default=graph.DEFAULT_DATA_ROOT,
+    help="folder of the released files (default: %(default)s)",
+  )
   parser.add_argument("--store_dir", help="folder of the store (default: DATA_ROOT/store)")
-  parser.add_argument("--collection", help="default: every layout collection in DATA_ROOT; own "
-                      "ones in a bucket have to be named")
+  parser.add_argument(
+    "--collection",
+    help="default: every layout collection in DATA_ROOT; own ones in a bucket have to be named",
+  )
   parser.add_argument("--split", choices=graph.SPLITS, help="default: all that are there")
   parser.add_argument("--workers", type=int, help="processes (default: one per CPU)")
-  parser.add_argument("--skip_bad_files", action="store_true",
-                      help="name malformed files and go on (default: stop)")
+  parser.add_argument(
+    "--skip_bad_files", action="store_true", help="name malformed files and go on (default: stop)"
+  )
   return parser.parse_args(own, argparse.Namespace(beam=beam))
 
 
@@ -237,8 +280,12 @@ def _splits_to_build(args: argparse.Namespace) -> list[tuple[str, str]]:
   splits = [args.split] if args.split else graph.SPLITS
   root = files_lib.local_of(args.data_root)
   names = [args.collection] if args.collection else _layout_collections(root)
-  pairs = [(name, split) for name in names for split in splits
-           if npz.files_there(args.data_root, name, split)]
+  pairs = [
+    (name, split)
+    for name in names
+    for split in splits
+    if npz.files_there(args.data_root, name, split)
+  ]
   # Without files, the error of the first pair names the missing folder.
   return pairs or [(names[0], splits[0])]
 
@@ -247,7 +294,8 @@ def _layout_collections(root: Path) -> list[str]:
   """The released layout collections, and the own ones under `root`."""
   own = sorted(path.name for path in root.glob(f"layout/{OWN}/[A-Za-z0-9]*") if path.is_dir())
   return [name for name in RELEASED if Collection(name).kind == "layout"] + [
-      f"layout:{OWN}:{name}" for name in own]
+    f"layout:{OWN}:{name}" for name in own
+  ]
 
 
 @console.command
@@ -258,8 +306,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     folders = graph_folders(args.data_root, collection, split, store_dir=args.store_dir)
     print(f"{collection} {split}: {next(iter(folders.values())).parent}")
     built = ensure_store(
-        args.data_root, collection, split, store_dir=args.store_dir,
-        workers=args.workers, skip_bad_files=args.skip_bad_files, beam=args.beam)
+      args.data_root,
+      collection,
+      split,
+      store_dir=args.store_dir,
+      workers=args.workers,
+      skip_bad_files=args.skip_bad_files,
+      beam=args.beam,
+    )
     print(f"{len(built)} of {len(folders)} graphs built")
   return 0
 

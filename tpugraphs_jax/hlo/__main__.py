@@ -28,7 +28,8 @@ def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(prog="python -m tpugraphs_jax.hlo")
   commands = parser.add_subparsers(required=True)
   convert_parser = commands.add_parser(
-      "convert", help="the data set's tuning protobufs to .npz in the released format")
+    "convert", help="the data set's tuning protobufs to .npz in the released format"
+  )
   convert_parser.set_defaults(command=_convert)
   convert_parser.add_argument("files", nargs="+", metavar="IN.pb")
   convert_parser.add_argument("--out", required=True, help="folder for the .npz files")
@@ -48,8 +49,10 @@ def _convert(args: argparse.Namespace) -> int:
     print(f"skipped: {console.one_line(line)}")
   for line in result.failed:
     print(f"failed: {console.one_line(line)}", file=sys.stderr)
-  print(f"{len(result.written)} files written to {args.out}, {len(result.skipped)} modules "
-        f"skipped, {len(result.failed)} inputs failed")
+  print(
+    f"{len(result.written)} files written to {args.out}, {len(result.skipped)} modules "
+    f"skipped, {len(result.failed)} inputs failed"
+  )
   return 1 if result.failed else 0
 
 
@@ -60,7 +63,8 @@ def _show(args: argparse.Namespace) -> int:
   for entry in entries:
     module = entry if isinstance(entry, proto.HloModuleProto) else entry.module
     graph = module_graph.featurize_module(
-        module, where=loaded.where, name=module.name or loaded.name, edge_order="insertion")
+      module, where=loaded.where, name=module.name or loaded.name, edge_order="insertion"
+    )
     print(console.printable(show.summary(graph)), end="\n\n")
   return 0
 

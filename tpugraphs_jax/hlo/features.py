@@ -14,47 +14,55 @@ from tpugraphs_jax.hlo import proto
 
 # Block of columns: the list of an instruction that fills it.
 _LISTS = {
-    "shape": lambda i: i.shape.dimensions,
-    "dimensions": lambda i: i.dimensions,
-    "window_size": lambda i: [d.size for d in i.window.dimensions],
-    "window_stride": lambda i: [d.stride for d in i.window.dimensions],
-    "window_padding_low": lambda i: [d.padding_low for d in i.window.dimensions],
-    "window_padding_high": lambda i: [d.padding_high for d in i.window.dimensions],
-    "window_dilation": lambda i: [d.window_dilation for d in i.window.dimensions],
-    "base_dilation": lambda i: [d.base_dilation for d in i.window.dimensions],
-    "window_reversal": lambda i: [d.window_reversal for d in i.window.dimensions],
-    "input_spatial_dimensions":
-        lambda i: i.convolution_dimension_numbers.input_spatial_dimensions,
-    "kernel_spatial_dimensions":
-        lambda i: i.convolution_dimension_numbers.kernel_spatial_dimensions,
-    "slice_start": lambda i: [d.start for d in i.slice_dimensions],
-    "slice_stride": lambda i: [d.stride for d in i.slice_dimensions],
-    "slice_limit": lambda i: [d.limit for d in i.slice_dimensions],
-    "dynamic_slice_sizes": lambda i: i.dynamic_slice_sizes,
-    "edge_padding_low": lambda i: [d.edge_padding_low for d in i.padding_config.dimensions],
-    "edge_padding_high": lambda i: [d.edge_padding_high for d in i.padding_config.dimensions],
-    "minor_to_major": lambda i: i.shape.layout.minor_to_major,
-    "tuple_size": lambda i: (len(i.shape.tuple_shapes),),
-    "parameter_number": lambda i: (i.parameter_number,),
-    "feature_group_count": lambda i: (i.feature_group_count,),
-    "batch_group_count": lambda i: (i.batch_group_count,),
-    "is_stable": lambda i: (i.is_stable,)}
+  "shape": lambda i: i.shape.dimensions,
+  "dimensions": lambda i: i.dimensions,
+  "window_size": lambda i: [d.size for d in i.window.dimensions],
+  "window_stride": lambda i: [d.stride for d in i.window.dimensions],
+  "window_padding_low": lambda i: [d.padding_low for d in i.window.dimensions],
+  "window_padding_high": lambda i: [d.padding_high for d in i.window.dimensions],
+  "window_dilation": lambda i: [d.window_dilation for d in i.window.dimensions],
+  "base_dilation": lambda i: [d.base_dilation for d in i.window.dimensions],
+  "window_reversal": lambda i: [d.window_reversal for d in i.window.dimensions],
+  "input_spatial_dimensions": lambda i: i.convolution_dimension_numbers.input_spatial_dimensions,
+  "kernel_spatial_dimensions": lambda i: i.convolution_dimension_numbers.kernel_spatial_dimensions,
+  "slice_start": lambda i: [d.start for d in i.slice_dimensions],
+  "slice_stride": lambda i: [d.stride for d in i.slice_dimensions],
+  "slice_limit": lambda i: [d.limit for d in i.slice_dimensions],
+  "dynamic_slice_sizes": lambda i: i.dynamic_slice_sizes,
+  "edge_padding_low": lambda i: [d.edge_padding_low for d in i.padding_config.dimensions],
+  "edge_padding_high": lambda i: [d.edge_padding_high for d in i.padding_config.dimensions],
+  "minor_to_major": lambda i: i.shape.layout.minor_to_major,
+  "tuple_size": lambda i: (len(i.shape.tuple_shapes),),
+  "parameter_number": lambda i: (i.parameter_number,),
+  "feature_group_count": lambda i: (i.feature_group_count,),
+  "batch_group_count": lambda i: (i.batch_group_count,),
+  "is_stable": lambda i: (i.is_stable,),
+}
 # Blocks that have the name of a field of `convolution_dimension_numbers`.
 _DIMENSION_NUMBERS = (
-    "input_batch_dimension", "input_feature_dimension", "kernel_input_feature_dimension",
-    "kernel_output_feature_dimension", "output_batch_dimension", "output_feature_dimension")
+  "input_batch_dimension",
+  "input_feature_dimension",
+  "kernel_input_feature_dimension",
+  "kernel_output_feature_dimension",
+  "output_batch_dimension",
+  "output_feature_dimension",
+)
 
 
 def node_features(module: proto.HloModuleProto) -> np.ndarray:
   """The features of all instructions of a module, `[N, 140]` float32."""
   nodes = proto.instructions(module)
   lists = {name: [values(node) for node in nodes] for name, values in _LISTS.items()}
-  lists |= {name: [(getattr(node.convolution_dimension_numbers, name),) for node in nodes]
-            for name in _DIMENSION_NUMBERS}
+  lists |= {
+    name: [(getattr(node.convolution_dimension_numbers, name),) for node in nodes]
+    for name in _DIMENSION_NUMBERS
+  }
   result = columns.node_features(lists, len(nodes))
   result[:, NODE["is_root"].start] = [
-      instruction.id == computation.root_id for computation in module.computations
-      for instruction in computation.instructions]
+    instruction.id == computation.root_id
+    for computation in module.computations
+    for instruction in computation.instructions
+  ]
   types = [kind.number for kind in columns.ELEMENT_TYPES]
   element_type = np.array([node.shape.element_type for node in nodes], np.int64)
   result[:, NODE["element_type"]] = element_type[:, None] == types

@@ -71,8 +71,11 @@ class HloGraph(graph.OpGraph):
   def as_kernel(self, configs: graph.TileConfigs) -> HloGraph:
     """The graph as one kernel, in which no node is configurable, with these tiles."""
     return dataclasses.replace(
-        self, node_splits=np.array([0, self.num_nodes], np.int64),
-        config_node=np.zeros(0, np.int32), configs=configs)
+      self,
+      node_splits=np.array([0, self.num_nodes], np.int64),
+      config_node=np.zeros(0, np.int32),
+      configs=configs,
+    )
 
   def node_name(self, node: int) -> str:
     return self.origins[node].name
@@ -84,8 +87,11 @@ class HloGraph(graph.OpGraph):
 
 
 def featurize(
-    source: Any, *args: Any, optimized: bool = False, target: str | None = None,
-    edge_order: str = "sorted",
+  source: Any,
+  *args: Any,
+  optimized: bool = False,
+  target: str | None = None,
+  edge_order: str = "sorted",
 ) -> HloGraph:
   """The graph of an HLO module.
 
@@ -125,12 +131,17 @@ def featurize(
   loaded = sources.load(source, *args, optimized=optimized, target=target)
   module = proto.parse_module(loaded.data, where=loaded.where)
   result = featurize_module(
-      module, where=loaded.where, name=loaded.name or module.name, edge_order=edge_order)
+    module, where=loaded.where, name=loaded.name or module.name, edge_order=edge_order
+  )
   return dataclasses.replace(result, stage=loaded.stage)
 
 
 def featurize_module(
-    module: proto.HloModuleProto, *, where: str, name: str, edge_order: str = "sorted",
+  module: proto.HloModuleProto,
+  *,
+  where: str,
+  name: str,
+  edge_order: str = "sorted",
 ) -> HloGraph:
   """As `featurize`, for a parsed module; `where` begins every error message."""
   if edge_order not in _EDGE_ORDERS:
@@ -141,13 +152,14 @@ def featurize_module(
   node_opcode = _node_opcode(module, where=where)
   configurable = [opcode_ids()[opcode] for opcode in CONFIGURABLE_OPCODES]
   return HloGraph(
-      name=name,
-      node_feat=features.node_features(module),
-      node_opcode=node_opcode,
-      edge_index=edge_index.astype(np.int32),
-      node_splits=_node_splits(module),
-      config_node=np.flatnonzero(np.isin(node_opcode, configurable)).astype(np.int32),
-      module=module)
+    name=name,
+    node_feat=features.node_features(module),
+    node_opcode=node_opcode,
+    edge_index=edge_index.astype(np.int32),
+    node_splits=_node_splits(module),
+    config_node=np.flatnonzero(np.isin(node_opcode, configurable)).astype(np.int32),
+    module=module,
+  )
 
 
 def origin(instruction: proto.HloInstructionProto, module: proto.HloModuleProto) -> Origin:
@@ -156,8 +168,11 @@ def origin(instruction: proto.HloInstructionProto, module: proto.HloModuleProto)
   The line is the innermost one of the user's own files, or of any file where there is none.
   """
   metadata = instruction.metadata
-  lines = [(metadata.source_file, metadata.source_line)] if metadata.source_file else list(
-      _callers(metadata.stack_frame_id, module.stack_frame_index))
+  lines = (
+    [(metadata.source_file, metadata.source_line)]
+    if metadata.source_file
+    else list(_callers(metadata.stack_frame_id, module.stack_frame_index))
+  )
   own = [line for line in lines if not any(part in line[0] for part in _INSTALLED)]
   return Origin(instruction.name, metadata.op_name, *(own or lines or [("", 0)])[0])
 
@@ -181,8 +196,12 @@ def _node_opcode(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
   unknown = collections.Counter(opcode for opcode in opcodes if opcode not in ids)
   if unknown:
     names = ", ".join(f"{name!r} ({count})" for name, count in unknown.most_common())
-    logging.warning("%s: %d instructions have an opcode outside the table and get id 0: "
-                    "%s", where, unknown.total(), names)
+    logging.warning(
+      "%s: %d instructions have an opcode outside the table and get id 0: %s",
+      where,
+      unknown.total(),
+      names,
+    )
   return np.array([ids.get(opcode, 0) for opcode in opcodes], np.uint8)
 
 
@@ -202,10 +221,12 @@ def _edges(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
       edges.extend([(consumer, position[producer]) for producer in producers])
     except KeyError:
       missing = [f"operand id {each}" for each in instruction.operand_ids if each not in position]
-      missing += [f"the root of computation id {each}" for each in callees
-                  if root.get(each) not in position]
-      raise ValueError(_message(
-          where, module, consumer, f"{missing[0]} is no instruction of the module")) from None
+      missing += [
+        f"the root of computation id {each}" for each in callees if root.get(each) not in position
+      ]
+      raise ValueError(
+        _message(where, module, consumer, f"{missing[0]} is no instruction of the module")
+      ) from None
   edge_index = np.array(edges, np.int64).reshape(-1, 2)
   self_edges = np.flatnonzero(edge_index[:, 0] == edge_index[:, 1])
   if self_edges.size:
@@ -214,24 +235,36 @@ def _edges(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
 
 
 def _sorted_edges(
-    edge_index: np.ndarray, module: proto.HloModuleProto, *, where: str
+  edge_index: np.ndarray, module: proto.HloModuleProto, *, where: str
 ) -> np.ndarray:
   result = edge_index[np.lexsort((edge_index[:, 1], edge_index[:, 0]))]
   repeated = np.flatnonzero((result[1:] == result[:-1]).all(axis=1))
   if repeated.size:
     consumer, producer = result[repeated[0]]
     name = proto.instructions(module)[producer].name
-    raise ValueError(_message(
-        where, module, consumer, f"it consumes {name!r} twice, which a sorted edge list does "
-        "not allow; use edge_order='insertion'"))
+    raise ValueError(
+      _message(
+        where,
+        module,
+        consumer,
+        f"it consumes {name!r} twice, which a sorted edge list does "
+        "not allow; use edge_order='insertion'",
+      )
+    )
   return result
 
 
 def _node_splits(module: proto.HloModuleProto) -> np.ndarray:
   """Ends of the stretches that loops, branches and clusters cut, `[S]` int64."""
   ends = np.cumsum([0, *(len(each.instructions) for each in module.computations)])
-  splits = [0, *(end for end, computation in zip(ends[1:], module.computations)
-                 if any(name in computation.name for name in _SPLIT_NAMES))]
+  splits = [
+    0,
+    *(
+      end
+      for end, computation in zip(ends[1:], module.computations)
+      if any(name in computation.name for name in _SPLIT_NAMES)
+    ),
+  ]
   if splits[-1] < ends[-1]:
     splits.append(ends[-1])
   return np.array(splits, np.int64)
@@ -240,7 +273,11 @@ def _node_splits(module: proto.HloModuleProto) -> np.ndarray:
 def _message(where: str, module: proto.HloModuleProto, node: int, problem: str) -> str:
   """An error of a node, with the names of its computation and instruction."""
   owner, instruction = [
-      (computation, instruction) for computation in module.computations
-      for instruction in computation.instructions][node]
-  return (f"{where}: computation {owner.name!r}, instruction {instruction.name!r} "
-          f"(id {instruction.id}): {problem}")
+    (computation, instruction)
+    for computation in module.computations
+    for instruction in computation.instructions
+  ][node]
+  return (
+    f"{where}: computation {owner.name!r}, instruction {instruction.name!r} "
+    f"(id {instruction.id}): {problem}"
+  )

@@ -23,8 +23,9 @@ Message: TypeAlias = HloModuleProto | ModuleTuningData | TuningData
 
 def instructions(module: HloModuleProto) -> list[HloInstructionProto]:
   """All instructions in the order of the module: one per node of its graph."""
-  return [instruction for computation in module.computations
-          for instruction in computation.instructions]
+  return [
+    instruction for computation in module.computations for instruction in computation.instructions
+  ]
 
 
 def positions(module: HloModuleProto) -> dict[int, int]:
@@ -42,9 +43,10 @@ def parse_any(data: bytes, *, where: str) -> Message:
     ValueError: the bytes are neither.
   """
   for message_type, modules in (
-      (HloModuleProto, lambda module: [module]),
-      (TuningData, lambda tuning: [entry.module for entry in tuning.modules]),
-      (ModuleTuningData, lambda tuning: [tuning.module])):
+    (HloModuleProto, lambda module: [module]),
+    (TuningData, lambda tuning: [entry.module for entry in tuning.modules]),
+    (ModuleTuningData, lambda tuning: [tuning.module]),
+  ):
     try:
       message = message_type.FromString(data)
     except DecodeError:
@@ -57,8 +59,10 @@ def parse_any(data: bytes, *, where: str) -> Message:
   except DecodeError as error:
     raise ValueError(f"{where}: {len(data)} bytes that are no HLO module ({error})") from error
   if data and not message.ListFields():
-    raise ValueError(f"{where}: no field of an HLO module in {len(data)} bytes, expected a "
-                     "serialized HLO module or tuning data")
+    raise ValueError(
+      f"{where}: no field of an HLO module in {len(data)} bytes, expected a "
+      "serialized HLO module or tuning data"
+    )
   return message
 
 
@@ -70,8 +74,10 @@ def parse_module(data: bytes, *, where: str) -> HloModuleProto:
   """
   message = parse_any(data, where=where)
   if not isinstance(message, HloModuleProto):
-    raise ValueError(f"{where}: found {message.DESCRIPTOR.name}, expected one HLO module; "
-                     "read it with tpugraphs_jax.hlo.read_tuning")
+    raise ValueError(
+      f"{where}: found {message.DESCRIPTOR.name}, expected one HLO module; "
+      "read it with tpugraphs_jax.hlo.read_tuning"
+    )
   return message
 
 
@@ -80,7 +86,10 @@ def _unwrapped(message: Message) -> Message:
 
   Its buffer assignment then stands for a single run, and nothing else is set.
   """
-  if isinstance(message, ModuleTuningData) and len(message.runs) <= 1 and not (
-      message.fingerprint or message.config_index_to_node):
+  if (
+    isinstance(message, ModuleTuningData)
+    and len(message.runs) <= 1
+    and not (message.fingerprint or message.config_index_to_node)
+  ):
     return message.module
   return message

@@ -29,7 +29,7 @@ _LISTED = 1 << 17  # up to this many combinations all are listed, of more some a
 
 
 def layout_configs(
-    module: proto.HloModuleProto, config_node: np.ndarray, n: int, *, seed: int, where: str
+  module: proto.HloModuleProto, config_node: np.ndarray, n: int, *, seed: int, where: str
 ) -> LayoutConfigs:
   """Up to `n` distinct layout configurations of a module, as `HloGraph.with_layouts` says.
 
@@ -51,10 +51,11 @@ def layout_configs(
   for group, column in groups.items():
     group_row[:, column] = np.array([row_id[each] for each in group.rows])[choice[:, column]]
   return LayoutConfigs(
-      rows=np.array(list(row_id), np.int8),
-      node_group=np.array([groups[decision] for decision in decisions], np.int32),
-      group_row=group_row,
-      runtime_ns=np.zeros(len(choice), np.int64))
+    rows=np.array(list(row_id), np.int8),
+    node_group=np.array([groups[decision] for decision in decisions], np.int32),
+    group_row=group_row,
+    runtime_ns=np.zeros(len(choice), np.int64),
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ class _Decision:
 
 
 def _decisions(
-    module: proto.HloModuleProto, config_node: np.ndarray, where: str
+  module: proto.HloModuleProto, config_node: np.ndarray, where: str
 ) -> list[_Decision]:
   """One decision per configurable node."""
   nodes, position = proto.instructions(module), proto.positions(module)
@@ -76,9 +77,11 @@ def _decisions(
     node = nodes[index]
     operands = [nodes[position[operand]] for operand in node.operand_ids]
     if len(operands) != _OPERANDS.get(node.opcode, -1):
-      raise ValueError(f"{where}: configurable node {node.name!r} is {node.opcode!r} "
-                       f"with {len(operands)} operands, expected a convolution or dot "
-                       "with 2 or a reshape with 1")
+      raise ValueError(
+        f"{where}: configurable node {node.name!r} is {node.opcode!r} "
+        f"with {len(operands)} operands, expected a convolution or dot "
+        "with 2 or a reshape with 1"
+      )
     shapes = tuple(tuple(each.shape.dimensions) for each in (node, *operands))
     fits = max(map(len, shapes)) <= MAX_RANK
     rows = [layout_row(orders) for orders in _orders(node, shapes)] if fits else []
@@ -94,13 +97,16 @@ def _orders(node: proto.HloInstructionProto, shapes: Sequence[Dims]) -> Iterator
     return pair_orders(last_two(shape) for shape in shapes)
   numbers = node.convolution_dimension_numbers
   pairs = (
-      (numbers.output_batch_dimension, numbers.output_feature_dimension),
-      (numbers.input_batch_dimension, numbers.input_feature_dimension),
-      (numbers.kernel_input_feature_dimension, numbers.kernel_output_feature_dimension))
+    (numbers.output_batch_dimension, numbers.output_feature_dimension),
+    (numbers.input_batch_dimension, numbers.input_feature_dimension),
+    (numbers.kernel_input_feature_dimension, numbers.kernel_output_feature_dimension),
+  )
   for pair, shape in zip(pairs, shapes):
     if len({*pair}) != 2 or not {*pair} <= {*range(len(shape))}:
-      raise ValueError(f"convolution {node.name!r} has dimension numbers {pair} for a tensor "
-                       f"of {len(shape)} dimensions")
+      raise ValueError(
+        f"convolution {node.name!r} has dimension numbers {pair} for a tensor "
+        f"of {len(shape)} dimensions"
+      )
   return pair_orders(pairs)
 
 
@@ -124,9 +130,10 @@ def reshape_orders(output: Dims, operand: Dims) -> Iterator[tuple[Dims, Dims]]:
   parts = _equal_parts(output, operand)
   for permuted in itertools.permutations(parts):
     of_output, of_operand = (
-        tuple(itertools.chain.from_iterable(reversed(part[side]) for part in permuted))
-        + tuple(dim for dim in reversed(range(len(shape))) if shape[dim] == 1)
-        for side, shape in enumerate((output, operand)))
+      tuple(itertools.chain.from_iterable(reversed(part[side]) for part in permuted))
+      + tuple(dim for dim in reversed(range(len(shape))) if shape[dim] == 1)
+      for side, shape in enumerate((output, operand))
+    )
     yield of_output, of_operand
 
 
@@ -140,12 +147,17 @@ def _equal_parts(first: Dims, second: Dims) -> list[tuple[Dims, Dims]]:
   if math.prod(first) != math.prod(second) or min((*first, *second), default=1) < 1:
     return [(tuple(dims[0]), tuple(dims[1]))]
   # Number of elements up to each dimension; where both shapes have the same number, a part ends.
-  ends = [list(itertools.accumulate((shape[dim] for dim in each), operator.mul))
-          for shape, each in zip((first, second), dims)]
+  ends = [
+    list(itertools.accumulate((shape[dim] for dim in each), operator.mul))
+    for shape, each in zip((first, second), dims)
+  ]
   part = lambda side, low, high: tuple(
-      dim for dim, end in zip(dims[side], ends[side]) if low < end <= high)
-  return [(part(0, low, high), part(1, low, high))
-          for low, high in itertools.pairwise([1, *sorted(set(ends[0]) & set(ends[1]))])]
+    dim for dim, end in zip(dims[side], ends[side]) if low < end <= high
+  )
+  return [
+    (part(0, low, high), part(1, low, high))
+    for low, high in itertools.pairwise([1, *sorted(set(ends[0]) & set(ends[1]))])
+  ]
 
 
 def distinct_choices(options: Sequence[int], n: int, *, seed: int) -> np.ndarray:

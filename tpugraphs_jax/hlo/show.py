@@ -29,13 +29,21 @@ def summary(graph: module_graph.HloGraph) -> str:
 
 def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
   module = graph.module
-  yield (f"{graph.name}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
-         f"{len(module.computations)} computations")
+  yield (
+    f"{graph.name}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
+    f"{len(module.computations)} computations"
+  )
   yield f"node_splits: {graph.node_splits.tolist()}"
   yield "\ncomputations (id, instructions, root):"
   for computation in module.computations:
-    root = next((instruction.name for instruction in computation.instructions
-                 if instruction.id == computation.root_id), "none")
+    root = next(
+      (
+        instruction.name
+        for instruction in computation.instructions
+        if instruction.id == computation.root_id
+      ),
+      "none",
+    )
     yield f"  {computation.name}  {computation.id}  {len(computation.instructions)}  {root}"
   nodes = proto.instructions(module)
   yield "\nopcodes (id, nodes):"
@@ -48,5 +56,7 @@ def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
     node = nodes[index]
     operands = ", ".join(shape_text(nodes[position[operand]].shape) for operand in node.operand_ids)
     origin = graph.origins[index]
-    yield (f"  {index}  {node.opcode}  {shape_text(node.shape)} <- {operands}  {origin.name}"
-           + (f"  {origin.where}" if origin.where else ""))
+    yield (
+      f"  {index}  {node.opcode}  {shape_text(node.shape)} <- {operands}  {origin.name}"
+      + (f"  {origin.where}" if origin.where else "")
+    )

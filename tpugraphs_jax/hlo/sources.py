@@ -36,19 +36,26 @@ def load(source: Any, *args: Any, optimized: bool = False, target: str | None = 
     FileNotFoundError: there is no such file.
   """
   is_compiled, is_lowered = (
-      hasattr(source, name) for name in ("runtime_executable", "compiler_ir"))
+    hasattr(source, name) for name in ("runtime_executable", "compiler_ir")
+  )
   is_stage = is_compiled or is_lowered
   is_function = callable(source) and not is_stage
   kind = type(source).__name__
   if args and not is_function:
-    raise ValueError(f"{len(args)} arguments were given for a {kind}, which takes none; "
-                     "pass a function to give it example arguments")
+    raise ValueError(
+      f"{len(args)} arguments were given for a {kind}, which takes none; "
+      "pass a function to give it example arguments"
+    )
   if optimized and not (is_function or is_stage):
-    raise ValueError(f"optimized=True was given for a {kind}, which jax cannot compile; "
-                     "pass a function or a jax.stages.Lowered")
+    raise ValueError(
+      f"optimized=True was given for a {kind}, which jax cannot compile; "
+      "pass a function or a jax.stages.Lowered"
+    )
   if target is not None and not is_function:
-    raise ValueError(f"target={target!r} was given for a {kind}, which is compiled or "
-                     "lowered already; pass a function with its example arguments")
+    raise ValueError(
+      f"target={target!r} was given for a {kind}, which is compiled or "
+      "lowered already; pass a function with its example arguments"
+    )
   if is_function:
     return _function(source, args, optimized=optimized, target=target)
   if isinstance(source, (bytes, bytearray, memoryview)):
@@ -62,20 +69,22 @@ def load(source: Any, *args: Any, optimized: bool = False, target: str | None = 
   if is_lowered:
     return _lowered(source, optimized=optimized, where="lowered program")
   raise ValueError(
-      f"cannot read a {kind}, expected bytes, a path, HLO text, a "
-      "jax.stages.Lowered or Compiled, or a function with its arguments")
+    f"cannot read a {kind}, expected bytes, a path, HLO text, a "
+    "jax.stages.Lowered or Compiled, or a function with its arguments"
+  )
 
 
 def load_file(path: str | os.PathLike[str]) -> Loaded:
   """The message in a file: serialized, or made from HLO text."""
   path = Path(path)
   if not path.is_file():
-    raise FileNotFoundError(f"{path}: no such file, expected a serialized HLO module or "
-                            "HLO text")
+    raise FileNotFoundError(f"{path}: no such file, expected a serialized HLO module or HLO text")
   data = path.read_bytes()
   if data.startswith(_ZIP_START):
-    raise ValueError(f"{path} is an .npz or another archive, expected a serialized HLO module or "
-                     "HLO text: read graph files with tpugraphs_jax.read_layout or read_tile")
+    raise ValueError(
+      f"{path} is an .npz or another archive, expected a serialized HLO module or "
+      "HLO text: read graph files with tpugraphs_jax.read_layout or read_tile"
+    )
   if data.lstrip().startswith(_TEXT_START.encode()):
     try:
       data = text.module_of(data.decode(), str(path))
@@ -90,7 +99,7 @@ def stem(path: Path) -> str:
 
 
 def _function(
-    function: Callable[..., Any], args: tuple, *, optimized: bool, target: str | None
+  function: Callable[..., Any], args: tuple, *, optimized: bool, target: str | None
 ) -> Loaded:
   where = f"function {getattr(function, '__name__', type(function).__name__)}"
   if target is not None:
@@ -100,6 +109,7 @@ def _function(
       return Loaded(program.module, where, stage=f"{OPTIMIZED} for {target}")
     return Loaded(program.before_layouts, where, stage=f"{BEFORE_LAYOUTS} for {target}")
   import jax
+
   jitted = function if hasattr(function, "lower") else jax.jit(function)
   return _lowered(jitted.lower(*args), optimized=optimized, where=where)
 

@@ -29,11 +29,16 @@ def module_of(text: str, where: str) -> bytes:
   """
   try:
     process = subprocess.run(
-        [sys.executable, "-m", __name__, str(machine.available())], input=text.encode(),
-        capture_output=True, timeout=_SECONDS, check=False)
+      [sys.executable, "-m", __name__, str(machine.available())],
+      input=text.encode(),
+      capture_output=True,
+      timeout=_SECONDS,
+      check=False,
+    )
   except subprocess.TimeoutExpired:
-    raise ValueError(f"{where}: HLO text on which jax's parser took more than {_SECONDS:.0f} "
-                     "s") from None
+    raise ValueError(
+      f"{where}: HLO text on which jax's parser took more than {_SECONDS:.0f} s"
+    ) from None
   if process.returncode == 0:
     return process.stdout
   reason = console.one_line(process.stderr.decode(errors="replace"))

@@ -22,12 +22,13 @@ from tpugraphs_jax.hlo import proto
 
 # The smallest topology of each generation that the compiler accepts.
 TARGETS = {
-    "tpu:v2": "v2:2x2x1",
-    "tpu:v3": "v3:2x2x1",
-    "tpu:v4": "v4:2x2x1",
-    "tpu:v5e": "v5e:2x2",
-    "tpu:v5p": "v5p:2x2x1",
-    "tpu:v6e": "v6e:2x2"}
+  "tpu:v2": "v2:2x2x1",
+  "tpu:v3": "v3:2x2x1",
+  "tpu:v4": "v4:2x2x1",
+  "tpu:v5e": "v5e:2x2",
+  "tpu:v5p": "v5p:2x2x1",
+  "tpu:v6e": "v6e:2x2",
+}
 _STAGES = ("before_layout-assignment", "after_layout-assignment")
 
 
@@ -52,11 +53,15 @@ def full_name(target: str) -> str:
   name = target if ":" in target else f"tpu:{target}"
   if name not in TARGETS:
     short = ", ".join(key.removeprefix("tpu:") for key in TARGETS)
-    raise ValueError(f"target is {target!r}, expected a TPU generation, one of {short}; leave "
-                     "the target out for the machine at hand")
+    raise ValueError(
+      f"target is {target!r}, expected a TPU generation, one of {short}; leave "
+      "the target out for the machine at hand"
+    )
   if importlib.util.find_spec("libtpu") is None:
-    raise ValueError(f"target {target!r} needs the TPU compiler, and no libtpu is installed; "
-                     'run `pip install ".[tpu]"` in the folder of this project')
+    raise ValueError(
+      f"target {target!r} needs the TPU compiler, and no libtpu is installed; "
+      'run `pip install ".[tpu]"` in the folder of this project'
+    )
   return name
 
 
@@ -66,7 +71,11 @@ def libtpu_version() -> str:
 
 
 def compile_function(
-    function: Callable[..., Any], args: tuple, target: str, *, keep_stages: bool = False,
+  function: Callable[..., Any],
+  args: tuple,
+  target: str,
+  *,
+  keep_stages: bool = False,
 ) -> TpuProgram:
   """Compiles a function for a target, in this process; it takes seconds.
 
@@ -84,32 +93,46 @@ def compile_function(
     jax.errors.JaxRuntimeError: the compiler refuses the function.
   """
   import jax
+
   sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
   shapes = jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-      jax.eval_shape(lambda *leaves: leaves, *args))
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+    jax.eval_shape(lambda *leaves: leaves, *args),
+  )
   jitted = function if hasattr(function, "lower") else jax.jit(function)
   lowered = jitted.lower(*shapes)
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-    compiled = lowered.compile(compiler_options={
-        "xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment",
-        "xla_dump_hlo_as_proto": True} if keep_stages else None)
+    compiled = lowered.compile(
+      compiler_options={
+        "xla_dump_to": folder,
+        "xla_dump_hlo_pass_re": "layout-assignment",
+        "xla_dump_hlo_as_proto": True,
+      }
+      if keep_stages
+      else None
+    )
     before_layouts = None
     if keep_stages:
       before_layouts = with_layouts_of(*(_stage(Path(folder), name) for name in _STAGES))
-  module, = compiled.runtime_executable().hlo_modules()
+  (module,) = compiled.runtime_executable().hlo_modules()
   cost = compiled.cost_analysis()
-  return TpuProgram(module.as_serialized_hlo_module_proto(), float(cost["optimal_seconds"]),
-                    int(cost["bytes accessed"]), before_layouts)
+  return TpuProgram(
+    module.as_serialized_hlo_module_proto(),
+    float(cost["optimal_seconds"]),
+    int(cost["bytes accessed"]),
+    before_layouts,
+  )
 
 
 def _stage(folder: Path, name: str) -> bytes:
   files = sorted(folder.glob(f"*{name}*.hlo.pb"))
   if not files:
-    raise ValueError(f"the TPU compiler wrote no stage {name}, found "
-                     f"{', '.join(sorted(path.name for path in folder.iterdir())) or 'nothing'}")
+    raise ValueError(
+      f"the TPU compiler wrote no stage {name}, found "
+      f"{', '.join(sorted(path.name for path in folder.iterdir())) or 'nothing'}"
+    )
   return files[0].read_bytes()
 
 
@@ -124,8 +147,10 @@ def with_layouts_of(module: bytes, assigned: bytes) -> bytes:
   Returns:
     The serialized `HloModuleProto`.
   """
-  shapes = {each.name: each.shape for each in proto.instructions(
-      proto.parse_module(assigned, where="TPU program with layouts"))}
+  shapes = {
+    each.name: each.shape
+    for each in proto.instructions(proto.parse_module(assigned, where="TPU program with layouts"))
+  }
   result = proto.parse_module(module, where="TPU program before layouts")
   for instruction in proto.instructions(result):
     shape = shapes.get(instruction.name)
@@ -144,4 +169,5 @@ def devices(target: str) -> tuple[Any, ...]:
   topology = TARGETS[full_name(target)]
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   from jax.experimental import topologies
+
   return tuple(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)

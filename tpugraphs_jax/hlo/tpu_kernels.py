@@ -86,17 +86,26 @@ def kernels(function: Callable[..., Any], *args: Any, target: str) -> list[Kerne
 
 def module_kernels(module: proto.HloModuleProto) -> list[Kernel]:
   """As `kernels`, of a module after all optimisations."""
-  fused = {callee for computation in module.computations
-           for instruction in computation.instructions if instruction.opcode == "fusion"
-           for callee in instruction.called_computation_ids}
+  fused = {
+    callee
+    for computation in module.computations
+    for instruction in computation.instructions
+    if instruction.opcode == "fusion"
+    for callee in instruction.called_computation_ids
+  }
   result = []
   for computation in module.computations:
     # Instructions inside a fusion belong to the fusion's kernel.
     for instruction in () if computation.id in fused else computation.instructions:
       tiles = window(instruction)
       if tiles is not None:
-        result.append(Kernel(_graph(instruction, computation, module, tiles), tiles,
-                            module_graph.origin(instruction, module)))
+        result.append(
+          Kernel(
+            _graph(instruction, computation, module, tiles),
+            tiles,
+            module_graph.origin(instruction, module),
+          )
+        )
   return result
 
 
@@ -106,8 +115,9 @@ def window(instruction: proto.HloInstructionProto) -> Window | None:
   if "estimated_cycles" not in config:
     return None
   kernel, output, operand = (
-      tuple(int(bound) for bound in config.get(f"{name}_window_bounds", ()))
-      for name in ("kernel", "output", "input"))
+    tuple(int(bound) for bound in config.get(f"{name}_window_bounds", ()))
+    for name in ("kernel", "output", "input")
+  )
   cycles = int(config["estimated_cycles"])
   return Window(kernel, output, operand, None if cycles >= _NO_ESTIMATE else cycles)
 
@@ -145,19 +155,22 @@ def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
       unknown += inside.loops_counted_once
       missing += inside.without_estimate
   return Cycles(
-      sum(each.cycles for each in kernels), len(kernels), unknown, missing, tuple(kernels))
+    sum(each.cycles for each in kernels), len(kernels), unknown, missing, tuple(kernels)
+  )
 
 
 def _names(instruction: proto.HloInstructionProto, computations: dict) -> tuple[str, ...]:
   """The names of a kernel and of the instructions fused into it, as in `KernelCycles`."""
-  fused = sorted(_fused(instruction, computations),
-                 key=lambda node: node.opcode not in ("convolution", "dot"))
-  return tuple(dict.fromkeys(
-      node.metadata.op_name for node in (instruction, *fused) if node.metadata.op_name))
+  fused = sorted(
+    _fused(instruction, computations), key=lambda node: node.opcode not in ("convolution", "dot")
+  )
+  return tuple(
+    dict.fromkeys(node.metadata.op_name for node in (instruction, *fused) if node.metadata.op_name)
+  )
 
 
 def _fused(
-    instruction: proto.HloInstructionProto, computations: dict
+  instruction: proto.HloInstructionProto, computations: dict
 ) -> Iterator[proto.HloInstructionProto]:
   if instruction.opcode == "fusion":
     for callee in instruction.called_computation_ids:
@@ -181,9 +194,14 @@ def iterations(loop: proto.HloInstructionProto, condition: proto.HloComputationP
 
 # What is read of an instruction's JSON; the compiler writes numbers as strings.
 _SCHEMA = {
-    "window_config": {"estimated_cycles": (str, int), **dict.fromkeys(
-        ("kernel_window_bounds", "output_window_bounds", "input_window_bounds"), [(str, int)])},
-    "known_trip_count": {"n": (str, int)}}
+  "window_config": {
+    "estimated_cycles": (str, int),
+    **dict.fromkeys(
+      ("kernel_window_bounds", "output_window_bounds", "input_window_bounds"), [(str, int)]
+    ),
+  },
+  "known_trip_count": {"n": (str, int)},
+}
 
 
 def _backend_config(instruction: proto.HloInstructionProto) -> dict:
@@ -199,28 +217,33 @@ def _backend_config(instruction: proto.HloInstructionProto) -> dict:
 
 
 def _graph(
-    instruction: proto.HloInstructionProto, computation: proto.HloComputationProto,
-    module: proto.HloModuleProto, tiles: Window,
+  instruction: proto.HloInstructionProto,
+  computation: proto.HloComputationProto,
+  module: proto.HloModuleProto,
+  tiles: Window,
 ) -> module_graph.HloGraph:
   kernel = proto.HloModuleProto(name=instruction.name, stack_frame_index=module.stack_frame_index)
   by_id = {each.id: each for each in module.computations}
   callees = [by_id[callee] for callee in instruction.called_computation_ids]
   if instruction.opcode == "fusion":
     body = callees[0]
-    callees = [by_id[callee] for node in body.instructions
-               for callee in node.called_computation_ids]
+    callees = [
+      by_id[callee] for node in body.instructions for callee in node.called_computation_ids
+    ]
   else:
     body = _alone(instruction, computation)
   kernel.computations.extend([*_with_callees(callees, by_id), body])
   kernel.entry_computation_id = body.id
   op_graph = module_graph.featurize_module(
-      kernel, where=f"kernel {instruction.name}", name=instruction.name)
+    kernel, where=f"kernel {instruction.name}", name=instruction.name
+  )
   feat = columns.tile_features([tiles.kernel_bounds], [tiles.output_bounds], [tiles.input_bounds])
   return op_graph.as_kernel(TileConfigs(feat, np.zeros(1, np.int64), np.ones(1, np.int64)))
 
 
 def _with_callees(
-    computations: list[proto.HloComputationProto], by_id: dict,
+  computations: list[proto.HloComputationProto],
+  by_id: dict,
 ) -> Iterator[proto.HloComputationProto]:
   """Computations and all their callees, each once, callees first."""
   order: dict[int, proto.HloComputationProto] = {}
@@ -237,14 +260,18 @@ def _with_callees(
 
 
 def _alone(
-    instruction: proto.HloInstructionProto, computation: proto.HloComputationProto
+  instruction: proto.HloInstructionProto, computation: proto.HloComputationProto
 ) -> proto.HloComputationProto:
   """A computation of one instruction, its operands as parameters."""
   nodes = {node.id: node for node in computation.instructions}
   body = proto.HloComputationProto(name=instruction.name, id=computation.id, root_id=instruction.id)
   for number, operand in enumerate(dict.fromkeys(instruction.operand_ids)):
     body.instructions.add(
-        name=nodes[operand].name, opcode="parameter", id=operand, parameter_number=number,
-        shape=nodes[operand].shape)
+      name=nodes[operand].name,
+      opcode="parameter",
+      id=operand,
+      parameter_number=number,
+      shape=nodes[operand].shape,
+    )
   body.instructions.append(instruction)
   return body

@@ -46,12 +46,16 @@ def read_tuning(path: str | os.PathLike[str]) -> TuningGraphs:
   if isinstance(message, proto.TuningData):
     return tile_graphs(message, where=loaded.where, name=loaded.name)
   if isinstance(message, proto.HloModuleProto):
-    raise ValueError(f"{loaded.where}: an HLO module without runs, expected tuning data; "
-                     "read it with tpugraphs_jax.hlo.featurize")
+    raise ValueError(
+      f"{loaded.where}: an HLO module without runs, expected tuning data; "
+      "read it with tpugraphs_jax.hlo.featurize"
+    )
   layout = layout_graph(message, where=loaded.where, name=loaded.name)
   if not len(layout.configs):
-    return TuningGraphs([], [f"{loaded.where}: none of the {len(message.runs)} runs that "
-                             "were measured is the default"])
+    return TuningGraphs(
+      [],
+      [f"{loaded.where}: none of the {len(message.runs)} runs that were measured is the default"],
+    )
   return TuningGraphs([layout], [])
 
 
@@ -64,13 +68,16 @@ def layout_graph(tuning: proto.ModuleTuningData, *, where: str, name: str) -> mo
   op_graph = module_graph.featurize_module(tuning.module, where=where, name=name)
   config_node = np.array(tuning.config_index_to_node, np.uint64)
   if not config_node.size:
-    raise ValueError(f"{where}: config_index_to_node is empty, expected the configurable "
-                     "nodes of a layout search")
+    raise ValueError(
+      f"{where}: config_index_to_node is empty, expected the configurable nodes of a layout search"
+    )
   if len(np.unique(config_node)) < len(config_node):
     raise ValueError(f"{where}: config_index_to_node names a node twice")
   if config_node.max() >= op_graph.num_nodes:
-    raise ValueError(f"{where}: config_index_to_node has {config_node.max()}, expected "
-                     f"nodes below {op_graph.num_nodes}")
+    raise ValueError(
+      f"{where}: config_index_to_node has {config_node.max()}, expected "
+      f"nodes below {op_graph.num_nodes}"
+    )
   try:
     configs = _layout_configs(_layout_runs(tuning, where=where), config_node.size)
   except OverflowError as error:
@@ -103,7 +110,8 @@ def tile_graphs(tuning: proto.TuningData, *, where: str, name: str) -> TuningGra
   graphs = []
   for entry, entry_where, runs in entries:
     op_graph = module_graph.featurize_module(
-        entry.module, where=entry_where, name=f"{name}_{signed_hex(entry.fingerprint)}")
+      entry.module, where=entry_where, name=f"{name}_{signed_hex(entry.fingerprint)}"
+    )
     graphs.append(op_graph.as_kernel(_tile_configs(runs, default_ns[entry.module.name])))
   return TuningGraphs(graphs, skipped)
 
@@ -158,7 +166,8 @@ def _layout_configs(runs: Sequence[proto.ConfigProfile], nodes: int) -> graph.La
   rows = np.array(list(row_id), np.int8).reshape(-1, columns.LAYOUT_CONFIG_FEATURES)
   dtype = np.min_scalar_type(max(len(rows) - 1, 0))
   return graph.LayoutConfigs(
-      rows, node_group.ravel().astype(np.int32), groups.astype(dtype), _runtime_ns(runs))
+    rows, node_group.ravel().astype(np.int32), groups.astype(dtype), _runtime_ns(runs)
+  )
 
 
 def _tile_skip_reason(entry: proto.ModuleTuningData) -> str | None:
@@ -174,8 +183,10 @@ def _tile_skip_reason(entry: proto.ModuleTuningData) -> str | None:
 def _tile_configs(runs: Sequence[proto.ConfigProfile], default_ns: int) -> graph.TileConfigs:
   tiles = [run.op_config.tile_size_config for run in runs]
   feat = columns.tile_features(
-      [tile.kernel_bounds for tile in tiles], [tile.output_bounds for tile in tiles],
-      [tile.input_bounds for tile in tiles])
+    [tile.kernel_bounds for tile in tiles],
+    [tile.output_bounds for tile in tiles],
+    [tile.input_bounds for tile in tiles],
+  )
   return graph.TileConfigs(feat, _runtime_ns(runs), np.full(len(runs), default_ns, np.int64))
 
 
@@ -193,8 +204,10 @@ class Converted:
 
 
 def convert(
-    paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *,
-    jobs: int | None = None,
+  paths: Sequence[str | os.PathLike[str]],
+  out: str | os.PathLike[str],
+  *,
+  jobs: int | None = None,
 ) -> Converted:
   """Writes the graphs of `.pb` files as `.npz` files into one folder.
 
@@ -213,18 +226,25 @@ def convert(
   stems = collections.Counter(sources.stem(Path(path)) for path in paths)
   name, count = stems.most_common(1)[0] if stems else ("", 0)
   if count > 1:
-    raise ValueError(f"{count} inputs are named {name}, and their "
-                     "results would overwrite each other; convert them to different folders")
+    raise ValueError(
+      f"{count} inputs are named {name}, and their "
+      "results would overwrite each other; convert them to different folders"
+    )
   out = Path(out).expanduser()
   out.mkdir(parents=True, exist_ok=True)
   tasks = [(Path(path), out) for path in paths]
   with tqdm.tqdm(total=len(tasks), unit="file", disable=None) as bar:
-    results = jobs_lib.run(_convert_file, tasks, processes=jobs or os.cpu_count() or 1,
-                           finished=lambda result: bar.update())
+    results = jobs_lib.run(
+      _convert_file,
+      tasks,
+      processes=jobs or os.cpu_count() or 1,
+      finished=lambda result: bar.update(),
+    )
   return Converted(
-      written=[path for result in results for path in result.written],
-      skipped=[line for result in results for line in result.skipped],
-      failed=[line for result in results for line in result.failed])
+    written=[path for result in results for path in result.written],
+    skipped=[line for result in results for line in result.skipped],
+    failed=[line for result in results for line in result.failed],
+  )
 
 
 def _convert_file(task: tuple[Path, Path]) -> Converted:
@@ -251,8 +271,11 @@ def _convert_file(task: tuple[Path, Path]) -> Converted:
 
 def _write(target: Path, op_graph: module_graph.HloGraph) -> None:
   """Writes a graph; a file that its reader refuses (ValueError) is never there."""
-  write, read = ((npz.write_layout, npz.read_layout) if isinstance(
-      op_graph.configs, graph.LayoutConfigs) else (npz.write_tile, npz.read_tile))
+  write, read = (
+    (npz.write_layout, npz.read_layout)
+    if isinstance(op_graph.configs, graph.LayoutConfigs)
+    else (npz.write_tile, npz.read_tile)
+  )
   with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert") as folder:
     partial = Path(folder) / target.name
     write(partial, op_graph)

@@ -20,7 +20,8 @@ from typing import NoReturn, TextIO
 import tqdm
 
 _ADVICE = {errno.EROFS: ": name a folder that can be written"} | dict.fromkeys(
-    (errno.EACCES, errno.EPERM), ": check its permissions, or name another place")
+  (errno.EACCES, errno.EPERM), ": check its permissions, or name another place"
+)
 # Places in buckets by the local folder of their files: lines name the place, not the folder.
 places: dict[str, str] = {}
 
@@ -71,6 +72,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
 
   A mistake of the user is one line on standard error and status 2, Ctrl-C a line and status 130.
   """
+
   @functools.wraps(main)
   def run(argv: Sequence[str] | None = None) -> int:
     try:
@@ -122,7 +124,8 @@ def _discard(stream: TextIO, error: Exception) -> None:
       sys.stdout = open(os.devnull, "w", encoding="utf-8")
   if is_output:
     logging.getLogger("absl").warning(
-        "standard output cannot be written (%s): the run goes on without", error)
+      "standard output cannot be written (%s): the run goes on without", error
+    )
 
 
 class _Lines(logging.Handler):

@@ -179,8 +179,9 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
     with contextlib.suppress(OSError):  # it has not said yet, or no longer
       owner = note.read_text(encoding="utf-8")
     if not wait:
-      raise ValueError(f"{folder} is in use by {owner}: let that one end first, or name another "
-                       "folder") from None
+      raise ValueError(
+        f"{folder} is in use by {owner}: let that one end first, or name another folder"
+      ) from None
     logging.info("waiting for %s, which writes in %s", owner, folder)
     lock_file.acquire(poll_interval=_POLL_SECONDS)
   try:
@@ -294,15 +295,16 @@ _INDEX = ".index.json"  # in a bucket: the files that belong together
 _PUSH_SECONDS = 30.0
 _AT_A_TIME = 64  # files
 # Parts of names of files that are being written, or that only this machine can use.
-_NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded", "compilation_cache", LOCK,
-             _KNOWN)
+_NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded", "compilation_cache", LOCK, _KNOWN)
 
 
 def refuse(place: str, name: str) -> None:
   """Refuses (ValueError) a bucket where a folder of this machine is needed."""
   if is_remote(place):
-    raise ValueError(f"{name} is {place}, expected a folder of this machine: write there, then "
-                     "copy it to the bucket")
+    raise ValueError(
+      f"{name} is {place}, expected a folder of this machine: write there, then "
+      "copy it to the bucket"
+    )
 
 
 def join(place: str | os.PathLike[str], *parts: str) -> str:
@@ -337,8 +339,10 @@ def _reaching(place: str | os.PathLike[str]) -> Iterator[None]:
   except (OSError, ValueError):
     raise
   except Exception as error:
-    raise OSError(f"{os.fspath(place)} cannot be reached ({console.one_line(error)}): check the "
-                  "address, the network and your credentials") from error
+    raise OSError(
+      f"{os.fspath(place)} cannot be reached ({console.one_line(error)}): check the "
+      "address, the network and your credentials"
+    ) from error
 
 
 def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
@@ -370,8 +374,10 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
 
 
 def _copy(
-    system: fsspec.AbstractFileSystem, files: Mapping[str, Mapping[str, Any]], into: Path,
-    place: str,
+  system: fsspec.AbstractFileSystem,
+  files: Mapping[str, Mapping[str, Any]],
+  into: Path,
+  place: str,
 ) -> None:
   """Brings a copy up to date: gets new and changed files, removes files that are gone remotely."""
   if not files:
@@ -380,8 +386,9 @@ def _copy(
   with hold(into, wait=True):
     known = _known(into / _KNOWN)
     marks = {name: _mark(info) for name, info in files.items()}
-    todo = [name for name, mark in marks.items()
-            if known.get(name) != mark or not paths[name].exists()]
+    todo = [
+      name for name, mark in marks.items() if known.get(name) != mark or not paths[name].exists()
+    ]
     if todo:
       total = sum(files[name]["size"] or 0 for name in todo)
       console.say(f"{place}: {len(todo)} files, {console.size(total)}, are copied to {into}")
@@ -419,9 +426,15 @@ def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
     system, root = bucket_of(place)
     remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
     local_files = {name: folder / name for name in _whole_files(folder)}
-    _put(system, root, {
-        name: path for name, path in local_files.items()
-        if name.partition("/")[0] in again or remote_sizes.get(name) != path.stat().st_size})
+    _put(
+      system,
+      root,
+      {
+        name: path
+        for name, path in local_files.items()
+        if name.partition("/")[0] in again or remote_sizes.get(name) != path.stat().st_size
+      },
+    )
 
 
 @contextlib.contextmanager
@@ -469,8 +482,10 @@ def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
       raise OSError("files changed while they were sent")
   except Exception as error:  # of whatever file system it is
     del console.places[str(folder)]
-    raise OSError(f"{place} cannot be written ({console.one_line(error)}): the files of the run "
-                  f"stay in {folder}") from error
+    raise OSError(
+      f"{place} cannot be written ({console.one_line(error)}): the files of the run "
+      f"stay in {folder}"
+    ) from error
   shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -489,8 +504,12 @@ def _sending_along(mirror: _Mirror, place: str) -> Iterator[None]:
         mirror.push()
       except Exception as error:  # of whatever file system it is
         if not is_warned:
-          logging.warning("%s cannot be written (%s): tried again every %.0f s", place,
-                          console.one_line(error), _PUSH_SECONDS)
+          logging.warning(
+            "%s cannot be written (%s): tried again every %.0f s",
+            place,
+            console.one_line(error),
+            _PUSH_SECONDS,
+          )
         is_warned = True
 
   thread = threading.Thread(target=run, name="bucket", daemon=True)
@@ -517,8 +536,9 @@ class _Mirror:
   def pull(self) -> None:
     """Copies the files in the bucket that its index names."""
     files = _files(self._system, self._root)
-    _get(self._system, {
-        info["name"]: trust.inside(self._folder, name) for name, info in files.items()})
+    _get(
+      self._system, {info["name"]: trust.inside(self._folder, name) for name, info in files.items()}
+    )
     self._sent = self._here()
 
   def push(self) -> bool:
@@ -576,8 +596,11 @@ def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, 
   system.invalidate_cache()
   start = len(root.rstrip("/")) + 1
   own = (_KNOWN, LOCK)  # of copies on this machine
-  files = {path[start:]: info for path, info in system.find(root, detail=True).items()
-           if path[start:] and not path[start:].startswith(own)}
+  files = {
+    path[start:]: info
+    for path, info in system.find(root, detail=True).items()
+    if path[start:] and not path[start:].startswith(own)
+  }
   if _INDEX not in files:
     return files
   index = trust.parse(system.cat_file(files[_INDEX]["name"]))

@@ -28,12 +28,16 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
   if "--" not in items:
     return items, None
   place = items.index("--")
-  return items[:place], items[place + 1:]
+  return items[:place], items[place + 1 :]
 
 
 def run(
-    work: Callable[[_Job], _Result], jobs: Sequence[_Job], *, processes: int = 1,
-    beam: Sequence[str] | None = None, finished: Callable[[_Result], object] = lambda result: None,
+  work: Callable[[_Job], _Result],
+  jobs: Sequence[_Job],
+  *,
+  processes: int = 1,
+  beam: Sequence[str] | None = None,
+  finished: Callable[[_Result], object] = lambda result: None,
 ) -> list[_Result]:
   """Does every job; returns when the last one has ended.
 
@@ -68,15 +72,18 @@ def run(
     return results
   # Fresh processes: a fork of one that has threads (jax, absl) can hang.
   pool = concurrent.futures.ProcessPoolExecutor(
-      processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_process)
+    processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_process
+  )
   try:
     pending = [pool.submit(work, job) for job in jobs]
     for future in concurrent.futures.as_completed(pending):
       finished(future.result())
     return [future.result() for future in pending]
   except concurrent.futures.process.BrokenProcessPool as error:
-    raise OSError("a process was killed, out of memory perhaps: run again with fewer processes, "
-                  "finished jobs are kept") from error
+    raise OSError(
+      "a process was killed, out of memory perhaps: run again with fewer processes, "
+      "finished jobs are kept"
+    ) from error
   except SystemExit:  # of `stopping`: the other processes were not asked to end
     for child in multiprocessing.active_children():
       child.terminate()
@@ -133,22 +140,30 @@ def _begin_process() -> None:
 
 
 def run_on_beam(
-    work: Callable[[_Job], object], jobs: Sequence[_Job], *, processes: int = 1,
-    options: Sequence[str] = ()) -> None:
+  work: Callable[[_Job], object],
+  jobs: Sequence[_Job],
+  *,
+  processes: int = 1,
+  options: Sequence[str] = (),
+) -> None:
   """Does every job on Apache Beam: on this machine unless `options` name a `--runner`."""
   try:
     import apache_beam as beam
     from apache_beam.options import pipeline_options
   except ImportError as error:
-    raise ImportError("apache-beam is missing: pip install 'tpugraphs-jax[beam]' (or pip install "
-                      "apache-beam)") from error
+    raise ImportError(
+      "apache-beam is missing: pip install 'tpugraphs-jax[beam]' (or pip install apache-beam)"
+    ) from error
   if not jobs:
     return
   flags = list(options)
   if not any(option.startswith("--runner") for option in flags):
     # Threads of this process: work that takes long starts processes of its own.
-    flags += ["--runner=FnApiRunner", "--direct_running_mode=multi_threading",
-              f"--direct_num_workers={min(processes, len(jobs))}"]
+    flags += [
+      "--runner=FnApiRunner",
+      "--direct_running_mode=multi_threading",
+      f"--direct_num_workers={min(processes, len(jobs))}",
+    ]
   with beam.Pipeline(options=pipeline_options.PipelineOptions(flags)) as pipeline:
     _ = pipeline | beam.Create(list(jobs)) | beam.Reshuffle() | beam.Map(work)
 

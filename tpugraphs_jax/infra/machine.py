@@ -39,8 +39,10 @@ def keep_freed() -> None:
 _LEAST_BYTES = 25 << 26  # that jax needs to start, measured on 2 cores
 _MEMINFO, _CGROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 # Files with the limit and the usage of a cgroup, of version 2 and of version 1.
-_SECOND, _FIRST = ("memory.max", "memory.current"), (
-    "memory.limit_in_bytes", "memory.usage_in_bytes")
+_SECOND, _FIRST = (
+  ("memory.max", "memory.current"),
+  ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 _RECLAIMABLE = ("inactive_file", "active_file")  # counted as used, and given back on demand
 
 
@@ -53,8 +55,11 @@ def available() -> int:
   for folder, limit, used in _groups():
     with contextlib.suppress(OSError, ValueError):  # no such group; a limit "max"
       cached = _numbers(folder / "memory.stat")
-      limits.append(int((folder / limit).read_text()) - int((folder / used).read_text())
-                   + sum(cached.get(name, 0) for name in _RECLAIMABLE))
+      limits.append(
+        int((folder / limit).read_text())
+        - int((folder / used).read_text())
+        + sum(cached.get(name, 0) for name in _RECLAIMABLE)
+      )
   space, _ = resource.getrlimit(resource.RLIMIT_AS)
   if space != resource.RLIM_INFINITY:
     limits.append(space - _taken())
@@ -65,16 +70,19 @@ def check_address_space() -> None:
   """Refuses (ValueError) a limit under which jax cannot start and would abort."""
   space, _ = resource.getrlimit(resource.RLIMIT_AS)
   if space != resource.RLIM_INFINITY and space - _taken() < _LEAST_BYTES:
-    raise ValueError(f"the limit on address space (ulimit -v) is {space // 1024:,} kB, too "
-                     f"little for jax: allow {(_taken() + _LEAST_BYTES) // 1024:,} or more")
+    raise ValueError(
+      f"the limit on address space (ulimit -v) is {space // 1024:,} kB, too "
+      f"little for jax: allow {(_taken() + _LEAST_BYTES) // 1024:,} or more"
+    )
 
 
 def limit(more: int) -> None:
   """Limits the address space of this process to `more` bytes beyond its present size."""
   _, hard = resource.getrlimit(resource.RLIMIT_AS)
   space = _taken() + more
-  resource.setrlimit(resource.RLIMIT_AS, (
-      space if hard == resource.RLIM_INFINITY else min(space, hard), hard))
+  resource.setrlimit(
+    resource.RLIMIT_AS, (space if hard == resource.RLIM_INFINITY else min(space, hard), hard)
+  )
 
 
 def _taken() -> int:
@@ -107,8 +115,12 @@ def _groups() -> list[tuple[Path, str, str]]:
 
 _GOOGLE = "0x1ae0"  # vendor of PCI devices: TPUs, and network cards of its cloud
 # Without them libtpu asks the metadata server of the cloud, and writes six lines of errors.
-_OF_NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v3-8",
-              "TPU_WORKER_HOSTNAMES": "localhost", "TPU_STDERR_LOG_LEVEL": "3"}
+_OF_NO_TPU = {
+  "TPU_SKIP_MDS_QUERY": "1",
+  "TPU_ACCELERATOR_TYPE": "v3-8",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+  "TPU_STDERR_LOG_LEVEL": "3",
+}
 
 
 def has_tpu_chips() -> bool:
@@ -119,8 +131,9 @@ def has_tpu_chips() -> bool:
 def may_have_tpu() -> bool:
   """Whether this machine has any sign of a TPU, or of a host in the cloud that may have one."""
   return has_tpu_chips() or any(
-      Path(vendor).read_text().strip() == _GOOGLE
-      for vendor in glob.glob("/sys/bus/pci/devices/*/vendor"))
+    Path(vendor).read_text().strip() == _GOOGLE
+    for vendor in glob.glob("/sys/bus/pci/devices/*/vendor")
+  )
 
 
 def be_quiet() -> None:

@@ -39,8 +39,12 @@ _AGAIN = "start all of them again with --resume to go on from the newest checkpo
 
 
 def initialize(
-    coordinator_address: str | None = None, num_processes: int | None = None,
-    process_id: int | None = None, *, heartbeat_timeout_seconds: int = 40) -> None:
+  coordinator_address: str | None = None,
+  num_processes: int | None = None,
+  process_id: int | None = None,
+  *,
+  heartbeat_timeout_seconds: int = 40,
+) -> None:
   """Joins the processes of a run; call it before anything else uses jax.
 
   Without arguments jax finds the other hosts of a machine with TPU chips, and any other machine
@@ -57,21 +61,26 @@ def initialize(
     ValueError: some of the three arguments given, but not all, or out of range.
   """
   given: dict[str, Any] = {
-      "coordinator_address": coordinator_address or None, "num_processes": num_processes,
-      "process_id": process_id}
+    "coordinator_address": coordinator_address or None,
+    "num_processes": num_processes,
+    "process_id": process_id,
+  }
   missing = [name for name, value in given.items() if value is None]
   if len(missing) == len(given):
     if importlib.util.find_spec("libtpu") is not None and machine.has_tpu_chips():
       _initialize_from_surroundings(heartbeat_timeout_seconds)
     return
   if missing:
-    raise ValueError(f"several processes need all of --{', --'.join(given)}; missing:"
-                     f" --{', --'.join(missing)}")
+    raise ValueError(
+      f"several processes need all of --{', --'.join(given)}; missing: --{', --'.join(missing)}"
+    )
   if num_processes < 1:
     raise ValueError(f"--num_processes is {num_processes}, expected at least 1")
   if not 0 <= process_id < num_processes:
-    raise ValueError(f"--process_id is {process_id}, expected 0 to {num_processes - 1}"
-                     f" (--num_processes={num_processes})")
+    raise ValueError(
+      f"--process_id is {process_id}, expected 0 to {num_processes - 1}"
+      f" (--num_processes={num_processes})"
+    )
   if num_processes == 1:
     return
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -83,15 +92,23 @@ def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
   if hasattr(jax.config, "jax_enable_preemption_service"):  # not in jax 0.7.2
     jax.config.update("jax_enable_preemption_service", False)  # which would swallow SIGTERM
   jax.distributed.initialize(
-      **given, heartbeat_timeout_seconds=heartbeat_timeout_seconds,
-      shutdown_timeout_seconds=heartbeat_timeout_seconds)
+    **given,
+    heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+    shutdown_timeout_seconds=heartbeat_timeout_seconds,
+  )
   if process_count() > 1:
     hosts = gather_objects((socket.gethostname(), os.getpid()))
-    names = ", ".join(f"process {index} on {host} (process id {number})"
-                      for index, (host, number) in enumerate(hosts))
-    print(f"Process {process_index()} of {process_count()}: {names}. If one of them ends or is "
-          f"silent for {heartbeat_timeout_seconds} s, jax ends all of them: look at the output of "
-          f"the one that ended first, then {_AGAIN}", file=sys.stderr, flush=True)
+    names = ", ".join(
+      f"process {index} on {host} (process id {number})"
+      for index, (host, number) in enumerate(hosts)
+    )
+    print(
+      f"Process {process_index()} of {process_count()}: {names}. If one of them ends or is "
+      f"silent for {heartbeat_timeout_seconds} s, jax ends all of them: look at the output of "
+      f"the one that ended first, then {_AGAIN}",
+      file=sys.stderr,
+      flush=True,
+    )
 
 
 def leave_out_missing_tpu() -> None:
@@ -136,7 +153,8 @@ def compile_quickly() -> None:
     return
   flags = ["xla_backend_optimization_level=0", "xla_llvm_disable_expensive_passes=true"]
   if jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL and (
-      importlib.util.find_spec("libtpu") is None):
+    importlib.util.find_spec("libtpu") is None
+  ):
     flags.append("xla_cpu_use_fusion_emitters=false")
   _add_xla_flags(flags)
 
@@ -153,8 +171,10 @@ def compute_deterministically() -> None:
 def check_deterministic() -> None:
   """Refuses (ValueError) GPUs that may add up in another order in every run."""
   if jax.default_backend() == "gpu" and _DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
-    raise ValueError("train.deterministic is True, but XLA was started without its flag: set "
-                     f"XLA_FLAGS=--{_DETERMINISTIC}=true before jax is imported")
+    raise ValueError(
+      "train.deterministic is True, but XLA was started without its flag: set "
+      f"XLA_FLAGS=--{_DETERMINISTIC}=true before jax is imported"
+    )
 
 
 def warn_of_slow_sums() -> None:
@@ -167,10 +187,13 @@ def warn_of_slow_sums() -> None:
   is_slow = jax.default_backend() == "gpu" and first <= version < fixed
   if is_slow and _ATOMICS not in flags and _DETERMINISTIC not in flags:
     logging.warning(
-        "jaxlib %s adds up rows on NVIDIA GPUs by loops of compare-and-swap, which can take "
-        "hundreds of times longer: install a version before 0.10.2 or from 0.11.2 on "
-        "(pip install \".[cuda12]\" chooses one), or set "
-        "XLA_FLAGS=--xla_backend_extra_options=--%s", jaxlib.version.__version__, _ATOMICS)
+      "jaxlib %s adds up rows on NVIDIA GPUs by loops of compare-and-swap, which can take "
+      "hundreds of times longer: install a version before 0.10.2 or from 0.11.2 on "
+      '(pip install ".[cuda12]" chooses one), or set '
+      "XLA_FLAGS=--xla_backend_extra_options=--%s",
+      jaxlib.version.__version__,
+      _ATOMICS,
+    )
 
 
 def _add_xla_flags(flags: Sequence[str]) -> None:
@@ -194,14 +217,19 @@ def per_device(batch_size: int, *, field: str = "batch_size") -> int:
   devices = device_count()
   if batch_size < 1 or batch_size % devices:
     raise ValueError(
-        f"{field} is {batch_size}, expected a positive multiple of the {devices}"
-        f" devices ({process_count()} processes with {local_device_count()} each)")
+      f"{field} is {batch_size}, expected a positive multiple of the {devices}"
+      f" devices ({process_count()} processes with {local_device_count()} each)"
+    )
   return batch_size // devices
 
 
 def pmap(
-    function: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), local: bool = False,
-    in_axes: Any = 0, devices: Sequence[jax.Device] | None = None,
+  function: Callable[..., Any],
+  *,
+  donate_argnums: int | Sequence[int] = (),
+  local: bool = False,
+  in_axes: Any = 0,
+  devices: Sequence[jax.Device] | None = None,
 ) -> Callable[..., Any]:
   """`function` on each local device, with the axis name `DEVICES`.
 
@@ -217,8 +245,8 @@ def pmap(
   if devices is None and local:
     devices = jax.local_devices()
   return jax.pmap(
-      function, axis_name=DEVICES, donate_argnums=donate_argnums, in_axes=in_axes,
-      devices=devices)
+    function, axis_name=DEVICES, donate_argnums=donate_argnums, in_axes=in_axes, devices=devices
+  )
 
 
 def replicate(tree: Value) -> Value:
@@ -330,7 +358,8 @@ def on_primary(read: Callable[[], Value]) -> Value:
 
 
 def copy_from_primary(
-    source: np.ndarray | None, target: np.ndarray, *, block_bytes: int = 2**26) -> None:
+  source: np.ndarray | None, target: np.ndarray, *, block_bytes: int = 2**26
+) -> None:
   """Fills `target` with process 0's `source`, block by block of rows.
 
   Every process needs memory for one block beside the two arrays.
@@ -362,7 +391,11 @@ def stop_together() -> Iterator[None]:
     traceback.print_exc()
     first = (str(error).splitlines() or [""])[0]
     reason = f"{type(error).__name__}: {first}".rstrip(".: ")
-    print(f"error: process {process_index()} of {process_count()} stops ({reason}), and all others "
-          "with it. If this is a failed connection, look for the first error in the output of the "
-          f"others. Then {_AGAIN}", file=sys.stderr, flush=True)
+    print(
+      f"error: process {process_index()} of {process_count()} stops ({reason}), and all others "
+      "with it. If this is a failed connection, look for the first error in the output of the "
+      f"others. Then {_AGAIN}",
+      file=sys.stderr,
+      flush=True,
+    )
     os._exit(1)

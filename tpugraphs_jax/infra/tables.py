@@ -29,14 +29,18 @@ class Table:
   def __str__(self) -> str:
     table = [self.head, *self.rows]
     widths = {column: max(len(row[column]) for row in table) for column in self._columns()}
-    lines = ["  ".join(row[column].ljust(width) for column, width in widths.items()).rstrip()
-             for row in table]
+    lines = [
+      "  ".join(row[column].ljust(width) for column, width in widths.items()).rstrip()
+      for row in table
+    ]
     return "\n\n".join(filter(None, [self.title, "\n".join(lines) if widths else ""]))
 
   def _repr_html_(self) -> str:
     head, *rows = (
-        "".join(f"<{tag} {_CELL}>{html.escape(row[column])}</{tag}>" for column in self._columns())
-        for tag, row in [("th", self.head), *(("td", row) for row in self.rows)])
+      "".join(f"<{tag} {_CELL}>{html.escape(row[column])}</{tag}>" for column in self._columns())
+      for tag, row in [("th", self.head), *(("td", row) for row in self.rows)]
+    )
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return (f"<p>{html.escape(self.title)}</p>" * bool(self.title)
-            + f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" * bool(rows))
+    return f"<p>{html.escape(self.title)}</p>" * bool(
+      self.title
+    ) + f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" * bool(rows)

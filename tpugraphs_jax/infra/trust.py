@@ -36,15 +36,29 @@ _MOST = 1 << 20  # of a number in a config that counts something; no field has m
 _LAYERS = 256
 # What a ranker reads of a config: types, ranges of integers, [of lists], {of objects}.
 _CONFIG = {
-    "task": {"tile", "layout", "segments"}, "extensions": [str], "seed": COUNT,
-    "data": {"source": str, "search": str, "features": [str], "feature_transform": str,
-             "config_transform": str, "pad_value": range(-1, 1), "virtual_node": str,
-             "neighbour_slots": range(-1, 1 << 16), "cluster_nodes": range(1, 1 << 30),
-             "reduction_hops": range(1, _LAYERS)},
-    "eval": {"configs": range(2, 1 << 16), "graphs": range(1, 1 << 10),
-             "permutations": range(1, 1 << 10)},
-    "batch": {"configs": range(2, 1 << 16), "config_chunk": range(1 << 16)},
-    "model": {"name": str}}
+  "task": {"tile", "layout", "segments"},
+  "extensions": [str],
+  "seed": COUNT,
+  "data": {
+    "source": str,
+    "search": str,
+    "features": [str],
+    "feature_transform": str,
+    "config_transform": str,
+    "pad_value": range(-1, 1),
+    "virtual_node": str,
+    "neighbour_slots": range(-1, 1 << 16),
+    "cluster_nodes": range(1, 1 << 30),
+    "reduction_hops": range(1, _LAYERS),
+  },
+  "eval": {
+    "configs": range(2, 1 << 16),
+    "graphs": range(1, 1 << 10),
+    "permutations": range(1, 1 << 10),
+  },
+  "batch": {"configs": range(2, 1 << 16), "config_chunk": range(1 << 16)},
+  "model": {"name": str},
+}
 _COUNTS = re.compile(r"num_\w+|\w*(layers|steps|hops|heads|rounds)")
 
 
@@ -116,8 +130,9 @@ def check(value: Any, schema: Any, name: str) -> None:
     for part in value:
       check(part, schema[0], name)
   elif isinstance(schema, set):
-    _expect(isinstance(value, str) and value in schema, value,
-            f"one of {', '.join(sorted(schema))}", name)
+    _expect(
+      isinstance(value, str) and value in schema, value, f"one of {', '.join(sorted(schema))}", name
+    )
   elif isinstance(schema, range):
     is_inside = isinstance(value, int) and not isinstance(value, bool) and value in schema
     _expect(is_inside, value, f"an integer of {schema[0]}..{schema[-1]}", name)
@@ -173,9 +188,10 @@ def check_imported(extensions: Sequence[str]) -> None:
   """
   if missing := [name for name in extensions if name not in sys.modules]:
     raise ValueError(
-        f"the model needs the module {missing[0]!r}, which registers its parts, and no file may "
-        f"have code run: if you trust that module, import it, or pass extensions={missing!r} to "
-        f"load; a command takes them by its flag config.extensions=\"{tuple(missing)}\"")
+      f"the model needs the module {missing[0]!r}, which registers its parts, and no file may "
+      f"have code run: if you trust that module, import it, or pass extensions={missing!r} to "
+      f'load; a command takes them by its flag config.extensions="{tuple(missing)}"'
+    )
 
 
 def name(text: str) -> str:
@@ -187,9 +203,10 @@ def name(text: str) -> str:
   bad = next((c for c in text if not c.isprintable() or c in _SEPARATORS), "")
   if not text or bad or text[0] in _FORMULA:
     raise ValueError(
-        f"the name {text[:80]!r} {f'has {bad!r}' if bad else f'begins with {text[:1]!r}'}, "
-        f"expected printable characters without {' '.join(_SEPARATORS)}, the first none of "
-        f"{' '.join(_FORMULA)}: rename the file")
+      f"the name {text[:80]!r} {f'has {bad!r}' if bad else f'begins with {text[:1]!r}'}, "
+      f"expected printable characters without {' '.join(_SEPARATORS)}, the first none of "
+      f"{' '.join(_FORMULA)}: rename the file"
+    )
   return text
 
 

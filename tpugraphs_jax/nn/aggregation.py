@@ -45,8 +45,12 @@ _SIDES = {OPERANDS: (OPERANDS,), USERS: (USERS,), BOTH: (OPERANDS, USERS)}
 
 
 def neighbour_sum(
-    x: jax.Array, adjacency: Adjacency, direction: str, *, receivers: int | None = None,
-    own: bool = False,
+  x: jax.Array,
+  adjacency: Adjacency,
+  direction: str,
+  *,
+  receivers: int | None = None,
+  own: bool = False,
 ) -> jax.Array:
   """Sums each node's operands, users or both; a repeated edge counts repeatedly.
 
@@ -86,7 +90,7 @@ _neighbour_sum.defvjp(_neighbour_sum_fwd, _neighbour_sum_bwd)
 
 
 def _sum_rows(
-    x: jax.Array, adjacency: Adjacency, direction: str, receivers: int, own: bool
+  x: jax.Array, adjacency: Adjacency, direction: str, receivers: int, own: bool
 ) -> jax.Array:
   """`neighbour_sum` without its gradient rule."""
   tables = [getattr(adjacency, side) for side in _SIDES[direction]]
@@ -97,7 +101,8 @@ def _sum_rows(
   # XLA fuses one gather per column into a single pass, but not a gather of [receivers, columns, F]
   # with its reduction.
   gathered = lambda index: [
-      take_rows(flat, index[:, column]).astype(jnp.float32) for column in range(index.shape[1])]
+    take_rows(flat, index[:, column]).astype(jnp.float32) for column in range(index.shape[1])
+  ]
   for table in tables:
     total = sum(gathered(table.index[:receivers]), total)
   for table in tables:
@@ -120,9 +125,13 @@ def _add_sorted_rows(total: jax.Array, receiver: Array, rows: jax.Array) -> jax.
   add = lambda total, rows: total.at[receiver].add(rows, mode="drop", indices_are_sorted=True)
   if parts <= 1:
     return add(total, rows)
-  return jnp.concatenate([
-      add(*both) for both in zip(jnp.array_split(total, parts, axis=1),
-                                 jnp.array_split(rows, parts, axis=1))], axis=1)
+  return jnp.concatenate(
+    [
+      add(*both)
+      for both in zip(jnp.array_split(total, parts, axis=1), jnp.array_split(rows, parts, axis=1))
+    ],
+    axis=1,
+  )
 
 
 def take_rows(x: Array, index: Array) -> jax.Array:

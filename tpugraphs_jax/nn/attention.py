@@ -53,8 +53,10 @@ class KernelAttention(nn.Module):
     """Maps `x [N, C, F]` to `[N, C, features]`."""
     query, key = (self.linear(self.features, name=name)(x) for name in ("query", "key"))
     value = self.linear(self.features, use_bias=False, name="value")(x)
-    heads = [self._attend(*(_head(part, number, self.heads) for part in (query, key, value)))
-             for number in range(self.heads)]
+    heads = [
+      self._attend(*(_head(part, number, self.heads) for part in (query, key, value)))
+      for number in range(self.heads)
+    ]
     return concat(*heads)
 
   def _attend(self, query: Nodes, key: Nodes, value: Nodes) -> Nodes:
@@ -170,7 +172,7 @@ _products.defvjp(_products_fwd, _products_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _times(
-    x: jax.Array, matrix: jax.Array, graph_of: jax.Array, precision: str | None
+  x: jax.Array, matrix: jax.Array, graph_of: jax.Array, precision: str | None
 ) -> jax.Array:
   """`[n, C, X]` and `[G, C, X, Y]` to `[n, C, Y]` in the dtype of x; either C may be 1."""
   configs = max(x.shape[1], matrix.shape[1])
@@ -210,7 +212,7 @@ def _multiply_rows(x, matrix, graph_of, configs: int, precision: str | None) -> 
 
 
 def _einsum(
-    spec: str, x: jax.Array, y: jax.Array, configs: int, precision: str | None
+  spec: str, x: jax.Array, y: jax.Array, configs: int, precision: str | None
 ) -> jax.Array:
   """`jnp.einsum`; an axis c of length 1 is broadcast, and `configs` = 1 sums over c."""
   inputs, result = spec.split("->")
@@ -231,7 +233,7 @@ def _rows(x: jax.Array, start: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def _each_block(
-    function: Callable[..., jax.Array], initial: jax.Array, graph_of: jax.Array, graphs: int
+  function: Callable[..., jax.Array], initial: jax.Array, graph_of: jax.Array, graphs: int
 ) -> jax.Array:
   """Folds `function(value, first row, mask [rows], graph)` over blocks of rows.
 
@@ -338,7 +340,7 @@ class TransformerLayer(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x: jax.Array, to: jax.Array | None = None, mask: jax.Array | None = None
+    self, x: jax.Array, to: jax.Array | None = None, mask: jax.Array | None = None
   ) -> jax.Array:
     """Maps tokens `x [..., L, features]`, which attend to `to [..., M, F]` or to themselves.
 

@@ -113,8 +113,10 @@ def drop_edges(slates: Slates, key: jax.Array, max_rate: float) -> Slates:
   graph = slates.batch.graph
   keep = keep_function(key, max_rate, slates)
   dropped = dataclasses.replace(
-      slates, adjacency=_thin(slates.adjacency, keep, jnp.arange(slates.num_nodes)),
-      edge_mask=slates.edge_mask & keep(graph.receivers, graph.senders))
+    slates,
+    adjacency=_thin(slates.adjacency, keep, jnp.arange(slates.num_nodes)),
+    edge_mask=slates.edge_mask & keep(graph.receivers, graph.senders),
+  )
   if slates.by_hop is None:
     return dropped
   among_rows = _thin(slates.by_hop.adjacency, keep, jnp.concatenate(slates.by_hop.nodes))
@@ -129,8 +131,9 @@ def keep_function(key: jax.Array, max_rate: float, slates: Slates) -> Keep:
   bits = jax.vmap(draw)(node_keys(bits_key, slates)).T
 
   def keep(consumer, producer):
-    first, second = (part.at[end].get(mode="fill", fill_value=0)
-                     for part, end in zip(bits, (consumer, producer)))
+    first, second = (
+      part.at[end].get(mode="fill", fill_value=0) for part, end in zip(bits, (consumer, producer))
+    )
     return _uniform(first ^ (second * jnp.uint32(0x9E3779B1))) >= rate
 
   return keep
@@ -155,7 +158,9 @@ def _thin(adjacency: Adjacency, keep: Keep, node: jax.Array) -> Adjacency:
   def table(side: Neighbours, to_consumers: bool) -> Neighbours:
     rows = jnp.arange(len(side.index))
     return Neighbours(
-        thin(rows, side.index, to_consumers),
-        thin(side.overflow_receiver, side.overflow_index, to_consumers), side.overflow_receiver)
+      thin(rows, side.index, to_consumers),
+      thin(side.overflow_receiver, side.overflow_index, to_consumers),
+      side.overflow_receiver,
+    )
 
   return Adjacency(table(adjacency.operands, True), table(adjacency.users, False))

@@ -118,7 +118,8 @@ class JoinedDense(nn.Module):
   def __call__(self, sizes: Sequence[int]) -> tuple[list[jax.Array], jax.Array]:
     """A kernel block `[size, features]` per input size, and the bias `[1, features]`."""
     kernel = self.param(
-        "kernel", nn.initializers.glorot_uniform(), (sum(sizes), self.features), jnp.float32)
+      "kernel", nn.initializers.glorot_uniform(), (sum(sizes), self.features), jnp.float32
+    )
     bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
     return jnp.split(kernel, list(itertools.accumulate(sizes))[:-1]), bias[None]
 
@@ -152,8 +153,9 @@ def _take_few_rows_bwd(residuals, cotangent):
   index, table = residuals
   rows = cotangent.reshape(-1, cotangent.shape[-1])
   add = lambda rows, index: jnp.zeros((len(table), rows.shape[1]), rows.dtype).at[index].add(rows)
-  product = lambda rows, index: pooling.pool_sum(
-      rows, pooling.selection(index, len(table))).astype(rows.dtype)
+  product = lambda rows, index: pooling.pool_sum(rows, pooling.selection(index, len(table))).astype(
+    rows.dtype
+  )
   return jax.lax.platform_dependent(rows, index.reshape(-1), cuda=product, default=add), None
 
 
@@ -186,4 +188,3 @@ class OpcodeEmbedding(nn.Module):
 def _uniform_init(scale: float) -> Callable[..., jax.Array]:
   """The initialiser of embeddings in Keras, uniform on [-scale, scale]."""
   return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -scale, scale)
-

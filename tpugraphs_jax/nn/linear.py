@@ -70,7 +70,8 @@ class Linear(nn.Module):
     widths = [inputs[0].shape[-1]] if is_array else [x.width for x in inputs]
     rows = sum(widths)
     kernel = self.param(
-        "kernel", self.kernel_init or uniform(rows), (rows, self.features), jnp.float32)
+      "kernel", self.kernel_init or uniform(rows), (rows, self.features), jnp.float32
+    )
     blocks = jnp.split(kernel, list(itertools.accumulate(widths))[:-1])
     matmul = lambda x, block: layers.matmul(x, block, dtype=self.dtype)
     add_bias = lambda x: x
@@ -79,8 +80,9 @@ class Linear(nn.Module):
       add_bias = lambda x: x + bias.reshape((1,) * (x.ndim - 1) + (-1,)).astype(x.dtype)
     if is_array:
       return add_bias(matmul(inputs[0], kernel))
-    parts = [x.map(lambda rows, block=block: matmul(rows, block))
-             for x, block in zip(inputs, blocks)]
+    parts = [
+      x.map(lambda rows, block=block: matmul(rows, block)) for x, block in zip(inputs, blocks)
+    ]
     return combine(lambda *rows: add_bias(sum(rows[1:], rows[0])), *parts)
 
 
@@ -146,7 +148,8 @@ class Embedding(nn.Module):
   def __call__(self, index: jax.Array) -> jax.Array:
     """Maps `index [...]` int32 to vectors `[..., features]` float32."""
     table = self.param(
-        "table", nn.initializers.normal(1.0), (self.rows, self.features), jnp.float32)
+      "table", nn.initializers.normal(1.0), (self.rows, self.features), jnp.float32
+    )
     if self.max_norm:
       table += jax.lax.stop_gradient(shortened(table, self.max_norm) - table)
     return layers.take_few_rows(table, index)
@@ -159,7 +162,7 @@ def shortened(table: jax.Array, max_norm: float) -> jax.Array:
 
 
 def keep_rows_short(
-    optimizer: optax.GradientTransformation, max_norms: Mapping[tuple[str, ...], float]
+  optimizer: optax.GradientTransformation, max_norms: Mapping[tuple[str, ...], float]
 ) -> optax.GradientTransformation:
   """Wraps an optimizer for embeddings with a `max_norm`.
 
@@ -170,6 +173,7 @@ def keep_rows_short(
     optimizer: updates the shortened parameters.
     max_norms: largest length of rows of each table, by path in the parameters.
   """
+
   def shorten(params):
     flat = traverse_util.flatten_dict(params)
     short = {path: shortened(flat[path], norm) for path, norm in max_norms.items()}

@@ -41,8 +41,10 @@ Batch = TypeVar("Batch", bound=LayoutBatch | TileBatch)
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, meta_fields=[],
-    data_fields=["batch", "adjacency", "by_hop", "edge_mask", "graph_of"])
+  jax.tree_util.register_dataclass,
+  meta_fields=[],
+  data_fields=["batch", "adjacency", "by_hop", "edge_mask", "graph_of"],
+)
 @dataclasses.dataclass(frozen=True)
 class Slates(Generic[Batch]):
   """A batch of G slates with N nodes and C configurations, and the edges that DropEdge keeps.
@@ -115,8 +117,8 @@ class Slates(Generic[Batch]):
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["slates", "shared", "varying"],
-    meta_fields=["hop"])
+  jax.tree_util.register_dataclass, data_fields=["slates", "shared", "varying"], meta_fields=["hop"]
+)
 @dataclasses.dataclass(frozen=True)
 class Nodes:
   """Node features `[N, C, F]`; see the module.
@@ -150,7 +152,8 @@ class Nodes:
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
     """Applies a function to single nodes, `[n, C, F] -> [n, C, F']`."""
     shared, varying = (
-        None if part is None else function(part) for part in (self.shared, self.varying))
+      None if part is None else function(part) for part in (self.shared, self.varying)
+    )
     return Nodes(self.slates, shared, varying, self.hop)
 
   def everywhere(self) -> jax.Array:
@@ -212,16 +215,22 @@ def combine(function: Callable[..., jax.Array], *parts: Nodes) -> Nodes:
   hop = max(part.hop for part in parts)
   parts = tuple(part.within(hop) for part in parts)
   apply = lambda rows: None if rows[0] is None else function(*rows)
-  return Nodes(parts[0].slates, apply([part.shared for part in parts]),
-               apply([part.varying for part in parts]), hop)
+  return Nodes(
+    parts[0].slates,
+    apply([part.shared for part in parts]),
+    apply([part.varying for part in parts]),
+    hop,
+  )
 
 
 def concat(*parts: Nodes) -> Nodes:
   """Concatenates features `[N, C, F1]`, `[N, C, F2]`, ..."""
+
   def concatenate(*rows):
     configs = max(part.shape[1] for part in rows)
     return jnp.concatenate(
-        [jnp.broadcast_to(part, (len(part), configs, part.shape[2])) for part in rows], axis=-1)
+      [jnp.broadcast_to(part, (len(part), configs, part.shape[2])) for part in rows], axis=-1
+    )
 
   return combine(concatenate, *parts)
 
@@ -245,17 +254,18 @@ def neighbours(x: Nodes, direction: str, *, own: bool = False) -> Nodes:
   """
   slates = x.slates
   if not NONE < x.hop < EVERYWHERE:
-    return x.map(lambda rows: aggregation.neighbour_sum(
-        rows, slates.adjacency, direction, own=own))
+    return x.map(lambda rows: aggregation.neighbour_sum(rows, slates.adjacency, direction, own=own))
   hop, by_hop = x.hop + 1, slates.by_hop
   if hop >= len(by_hop.nodes):
     raise ValueError(
-        f"message passing round {hop} needs {hop + 1} hops, and the batch has "
-        f"{len(by_hop.nodes)}: set `Network.hops` to the number of rounds")
+      f"message passing round {hop} needs {hop + 1} hops, and the batch has "
+      f"{len(by_hop.nodes)}: set `Network.hops` to the number of rounds"
+    )
   unreached = jnp.where((by_hop.hop > x.hop)[:, None, None], x.shared, 0)
   from_unreached = aggregation.neighbour_sum(unreached, slates.adjacency, direction, own=own)
   from_reached = aggregation.neighbour_sum(
-      x.varying, by_hop.adjacency, direction, receivers=slates.rows_within(hop), own=own)
+    x.varying, by_hop.adjacency, direction, receivers=slates.rows_within(hop), own=own
+  )
   rows = take_rows(from_unreached, slates.nodes_within(hop))
   return Nodes(slates, from_unreached, from_reached + rows, hop)
 

@@ -79,7 +79,8 @@ def largest(x: Nodes, *, configurable: bool = False) -> jax.Array:
   The maximum over no nodes is 0.
   """
   most = functools.reduce(
-      jnp.maximum, (_segment_max(*part) for part in parts(x, configurable=configurable)))
+    jnp.maximum, (_segment_max(*part) for part in parts(x, configurable=configurable))
+  )
   return jnp.where(jnp.isfinite(most), most, 0)
 
 
@@ -112,8 +113,10 @@ def parts(x: Nodes, *, configurable: bool = False) -> list[tuple[jax.Array, jax.
     return [(x.everywhere(), selection(slates.graph_of, slates.graphs))]
   unreached = jnp.where(slates.by_hop.hop > x.hop, slates.graph_of, ABSENT)
   reached = slates.graph_of.at[slates.nodes_within(x.hop)].get(mode="fill", fill_value=ABSENT)
-  return [(x.shared, selection(unreached, slates.graphs)),
-          (x.varying, selection(reached, slates.graphs))]
+  return [
+    (x.shared, selection(unreached, slates.graphs)),
+    (x.varying, selection(reached, slates.graphs)),
+  ]
 
 
 def configurable_rows(slates: Slates) -> jax.Array:

@@ -40,8 +40,10 @@ def create(config: Mapping[str, Any], unscaled: Sequence[str] = ()) -> base.Fami
   if settings.task != "segments":
     return family
   if not isinstance(family, base.Programs):
-    raise ValueError(f"model {settings.model} is of the family {type(family).__name__}, expected "
-                     "one of base.Programs: others cannot be trained in segments")
+    raise ValueError(
+      f"model {settings.model} is of the family {type(family).__name__}, expected "
+      "one of base.Programs: others cannot be trained in segments"
+    )
   return Segments(family)
 
 

@@ -45,7 +45,8 @@ from tpugraphs_jax.rankers.scorer import Encoder, EvalOptions, network_step, Sco
 @dataclasses.dataclass(frozen=True)
 class _DataOptions(features.FeatureOptions, plan.LoadingOptions, collections.CollectionOptions):
   neighbour_slots: int = option(
-      -1, "width of neighbour tables; 0 = sorted segment sum; -1 = by platform", least=-1)
+    -1, "width of neighbour tables; 0 = sorted segment sum; -1 = by platform", least=-1
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +68,15 @@ class LayoutEvalOptions(EvalOptions, selection.JudgedOptions):
 
 TASKS = ("tile", "layout", "segments")
 DATA: dict[str, type[TileDataOptions] | type[LayoutDataOptions]] = {
-    "tile": TileDataOptions, "layout": LayoutDataOptions, "segments": LayoutDataOptions}
+  "tile": TileDataOptions,
+  "layout": LayoutDataOptions,
+  "segments": LayoutDataOptions,
+}
 EVAL: dict[str, type[EvalOptions]] = {
-    "tile": EvalOptions, "layout": LayoutEvalOptions, "segments": LayoutEvalOptions}
+  "tile": EvalOptions,
+  "layout": LayoutEvalOptions,
+  "segments": LayoutEvalOptions,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +108,14 @@ class Settings:
     """
     task = config["task"]
     return cls(
-        task=task, seed=config["seed"], data=DATA[task].of(config["data"]),
-        batch=plan.BatchOptions.of(config["batch"]), eval=EVAL[task].of(config["eval"]),
-        model=config["model"]["name"], segments=config.get("segments", {}))
+      task=task,
+      seed=config["seed"],
+      data=DATA[task].of(config["data"]),
+      batch=plan.BatchOptions.of(config["batch"]),
+      eval=EVAL[task].of(config["eval"]),
+      model=config["model"]["name"],
+      segments=config.get("segments", {}),
+    )
 
   @property
   def kind(self) -> str:
@@ -189,8 +201,11 @@ def options_of(build: Callable[..., Any]) -> dict[str, Any]:
   Arguments bound by `functools.partial` are fixed by the network's name and cannot be set.
   """
   fixed = build.keywords if isinstance(build, functools.partial) else {}
-  return {name: parameter.default for name, parameter in inspect.signature(build).parameters.items()
-          if name not in {"parent", "name", *fixed}}
+  return {
+    name: parameter.default
+    for name, parameter in inspect.signature(build).parameters.items()
+    if name not in {"parent", "name", *fixed}
+  }
 
 
 def create_network(kind: str, name: str, **options: Any) -> Network:
@@ -208,16 +223,21 @@ def create_network(kind: str, name: str, **options: Any) -> Network:
   build = MODELS[kind][name]
   names = options_of(build)
   if unknown := sorted(set(options) - set(names)):
-    raise ValueError(f"model {name} has no option {unknown[0]!r}; it has "
-                     f"{', '.join(sorted(names))}")
+    raise ValueError(
+      f"model {name} has no option {unknown[0]!r}; it has {', '.join(sorted(names))}"
+    )
   network = build(**options)
   if not isinstance(network, Network):
-    raise ValueError(f"model {name} is of type {type(network).__name__}, expected a module that is "
-                     "derived from tpugraphs_jax.rankers.base.Network")
+    raise ValueError(
+      f"model {name} is of type {type(network).__name__}, expected a module that is "
+      "derived from tpugraphs_jax.rankers.base.Network"
+    )
   for method in ("embed", "score"):
     if getattr(type(network), method) is getattr(Network, method):
-      raise ValueError(f"model {name} has no method {method!r}: a network has embed(batch, train=) "
-                       "and score(readout); see docs/add_your_own.md")
+      raise ValueError(
+        f"model {name} has no method {method!r}: a network has embed(batch, train=) "
+        "and score(readout); see docs/add_your_own.md"
+      )
   return network
 
 
@@ -278,8 +298,9 @@ class Family:
     transform = self.settings.data.config_transform
     if self.network.embeds_integers and transform != "none":
       raise ValueError(
-          f"data.config_transform is {transform!r}, but this model embeds the integers of "
-          "configurations: set it to 'none', or take another model")
+        f"data.config_transform is {transform!r}, but this model embeds the integers of "
+        "configurations: set it to 'none', or take another model"
+      )
 
   def reduce(self, graph: OpGraph) -> reduction.Subgraph:
     """The part of a graph that the network sees, with virtual nodes."""
@@ -314,8 +335,14 @@ class Family:
   # Training.
 
   def training(
-      self, step: Callable, batches: Any, *, params: optax.Params, batch: Any,
-      graphs: Sequence[Any], workdir: Path,
+    self,
+    step: Callable,
+    batches: Any,
+    *,
+    params: optax.Params,
+    batch: Any,
+    graphs: Sequence[Any],
+    workdir: Path,
   ) -> tuple[Callable, Any]:
     """Wraps the training step and the batches, for work before and after a step.
 
@@ -351,12 +378,20 @@ class Family:
     """Runs the network on batches, for families that score in one pass."""
     options = self.settings.eval
     return Encoder(
-        network_step(self.network), self.assemble, graphs=options.graphs,
-        configs=options.configs, even_slates=self.network.compares_configs)
+      network_step(self.network),
+      self.assemble,
+      graphs=options.graphs,
+      configs=options.configs,
+      even_slates=self.network.compares_configs,
+    )
 
   def scores(
-      self, params: optax.Params, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
-      progress: bool = False,
+    self,
+    params: optax.Params,
+    graphs: Sequence[Any],
+    config_ids: Sequence[np.ndarray],
+    *,
+    progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores of configurations `[n]` int64 of each prepared graph, `[n]` float32.
 
@@ -365,14 +400,20 @@ class Family:
     return self.encoder.run(params, graphs, config_ids, progress=progress)
 
   def charges(
-      self, params: optax.Params, program: Any, config: int, *, against: int | None = None
+    self, params: optax.Params, program: Any, config: int, *, against: int | None = None
   ) -> list[Any]:
     """The costs that add up to the score of a configuration; see `TablesFamily.charges`."""
     raise NotImplementedError
 
   def cheapest(
-      self, params: optax.Params, program: Any, n: int, *, near: int | None = None,
-      score: Callable[[np.ndarray], np.ndarray], **options: Any,
+    self,
+    params: optax.Params,
+    program: Any,
+    n: int,
+    *,
+    near: int | None = None,
+    score: Callable[[np.ndarray], np.ndarray],
+    **options: Any,
   ) -> Any:
     """The configurations with the lowest predicted cost; see `TablesFamily.cheapest`."""
     raise NotImplementedError
@@ -383,28 +424,38 @@ class Family:
 
   def scorer_of(self, scores: Callable[..., Sequence[np.ndarray]]) -> Scorer:
     """A scorer with another function than the method `scores`."""
-    return Scorer(scores, self.settings.eval, seed=self.settings.seed,
-                  compares_configs=self.network.compares_configs)
+    return Scorer(
+      scores,
+      self.settings.eval,
+      seed=self.settings.seed,
+      compares_configs=self.network.compares_configs,
+    )
 
 
 def _check_slates(batch: plan.BatchOptions) -> None:
   """Refuses chunks of slates for a network that compares the configurations of a slate."""
   if batch.config_chunk:
     raise ValueError(
-        f"batch.config_chunk is {batch.config_chunk}, but this model's scores depend on all "
-        "configurations of the slate: set it to 0")
+      f"batch.config_chunk is {batch.config_chunk}, but this model's scores depend on all "
+      "configurations of the slate: set it to 0"
+    )
 
 
 def _check_features(
-    reads: Sequence[str], features: tuple[str, ...], unscaled: Sequence[str]) -> None:
+  reads: Sequence[str], features: tuple[str, ...], unscaled: Sequence[str]
+) -> None:
   """Refuses blocks of node features that do not fit a network that reads columns."""
   last = features[len(features) - len(reads) :]
   if last != tuple(reads):
-    raise ValueError(f"data.features is {features}, but this model reads the columns of "
-                     f"{', '.join(reads)}: put these blocks last, in this order")
+    raise ValueError(
+      f"data.features is {features}, but this model reads the columns of "
+      f"{', '.join(reads)}: put these blocks last, in this order"
+    )
   if scaled := [name for name in reads if name not in unscaled]:
-    raise ValueError(f"data.feature_transform scales the block {scaled[0]}, but this model reads "
-                     f"its columns unscaled: add {scaled[0]}=none to data.feature_transform")
+    raise ValueError(
+      f"data.feature_transform scales the block {scaled[0]}, but this model reads "
+      f"its columns unscaled: add {scaled[0]}=none to data.feature_transform"
+    )
 
 
 def _check_opcodes(graph: OpGraph, opcodes: int) -> None:
@@ -412,8 +463,9 @@ def _check_opcodes(graph: OpGraph, opcodes: int) -> None:
   largest = int(graph.node_opcode.max(initial=0))
   if largest >= opcodes:
     raise ValueError(
-        f"{graph.name} has opcode {largest}, and the model has embeddings of the opcodes 0 to "
-        f"{opcodes - 1}: its weights were trained on data without that opcode")
+      f"{graph.name} has opcode {largest}, and the model has embeddings of the opcodes 0 to "
+      f"{opcodes - 1}: its weights were trained on data without that opcode"
+    )
 
 
 class Kernels(Family):
@@ -425,15 +477,19 @@ class Kernels(Family):
     reduced = self.reduce(graph)
     configs = feature_blocks.with_config_features(graph, self.settings.data.config_features).configs
     return batching.prepare(
-        dataclasses.replace(reduced.graph, configs=configs), reduced.rows(feat), slots=self.slots,
-        distinct=self.network.distinct)
+      dataclasses.replace(reduced.graph, configs=configs),
+      reduced.rows(feat),
+      slots=self.slots,
+      distinct=self.network.distinct,
+    )
 
   def assemble(
-      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+    self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
   ) -> TileBatch:
     """A padded batch; see `batching.assemble_tile`."""
     return batching.assemble_tile(
-        slates, budget, graphs=graphs, configs=configs, transform=self.config_transform)
+      slates, budget, graphs=graphs, configs=configs, transform=self.config_transform
+    )
 
 
 class Programs(Family):
@@ -450,8 +506,9 @@ class Programs(Family):
     return batching.prepare(graph, feat, hops=self.network.hops, slots=self.slots)
 
   def assemble(
-      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+    self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
   ) -> LayoutBatch:
     """A padded batch; see `batching.assemble_layout`."""
     return batching.assemble_layout(
-        slates, budget, graphs=graphs, configs=configs, transform=self.config_transform)
+      slates, budget, graphs=graphs, configs=configs, transform=self.config_transform
+    )

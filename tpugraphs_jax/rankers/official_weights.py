@@ -47,7 +47,8 @@ def weight_order(model: nn.Module) -> list[ParamPath]:
       order = _dense(("pre_0",), ("pre_1",), *updates) + _mlp("head", 2, bias=False)
     case _:
       raise ValueError(
-          f"{type(model).__name__} is not an official model; there are no weights for it")
+        f"{type(model).__name__} is not an official model; there are no weights for it"
+      )
   return [("op_embedding", "table", "embedding"), *order]
 
 
@@ -68,7 +69,8 @@ def params_from_official(model: Any, weights: Sequence[np.ndarray]) -> dict[str,
   if len(order) != len(weights):
     raise ValueError(f"{len(weights)} weights given, {type(model).__name__} has {len(order)}")
   return traverse_util.unflatten_dict(
-      {path: jnp.asarray(weight, jnp.float32) for path, weight in zip(order, weights)})
+    {path: jnp.asarray(weight, jnp.float32) for path, weight in zip(order, weights)}
+  )
 
 
 def official_from_params(model: Any, params: optax.Params, *, num_ops: int) -> list[np.ndarray]:
@@ -83,8 +85,10 @@ def official_from_params(model: Any, params: optax.Params, *, num_ops: int) -> l
     ValueError: the official code does not have the model, or the table has fewer rows.
   """
   if num_ops > model.opcodes:
-    raise ValueError(f"the data has the opcode {num_ops - 1}, and the model has embeddings of the "
-                     f"opcodes 0 to {model.opcodes - 1}")
+    raise ValueError(
+      f"the data has the opcode {num_ops - 1}, and the model has embeddings of the "
+      f"opcodes 0 to {model.opcodes - 1}"
+    )
   flat = traverse_util.flatten_dict(params)
   table, *others = (np.asarray(flat[path], np.float32) for path in weight_order(model))
   return [table[:num_ops], *others]

@@ -32,7 +32,7 @@ _PADDING = 0.25
 
 
 def network_step(
-    network: nn.Module, *, method: str | None = None, devices: Sequence[jax.Device] | None = None
+  network: nn.Module, *, method: str | None = None, devices: Sequence[jax.Device] | None = None
 ) -> Callable[[optax.Params, Any], Any]:
   """The mapped function `(params, batch) -> outputs`; both arguments have a device axis.
 
@@ -42,8 +42,10 @@ def network_step(
     devices: to compile for; the local devices unless given.
   """
   return parallel.pmap(
-      lambda params, batch: network.apply({"params": params}, batch, method=method),
-      local=True, devices=devices)
+    lambda params, batch: network.apply({"params": params}, batch, method=method),
+    local=True,
+    devices=devices,
+  )
 
 
 class Unit(NamedTuple):
@@ -78,7 +80,7 @@ class Budgets:
     self._sizes: set[tuple[int, ...]] = set()  # of earlier batches
 
   def for_sizes(
-      self, sizes: Sequence[Budget], *, max_budgets: int = plan.MAX_BUDGETS
+    self, sizes: Sequence[Budget], *, max_budgets: int = plan.MAX_BUDGETS
   ) -> list[Budget]:
     """Budgets that hold these batches, smallest first.
 
@@ -119,26 +121,42 @@ class Encoder:
   """
 
   def __init__(
-      self, step: Callable[[optax.Params, Any], Any], assemble: Callable[..., Any], *, graphs: int,
-      configs: int, even_slates: bool = False,
-      pieces: Callable[[Any], Sequence[PreparedGraph]] | None = None,
-      max_budgets: int = plan.MAX_BUDGETS):
+    self,
+    step: Callable[[optax.Params, Any], Any],
+    assemble: Callable[..., Any],
+    *,
+    graphs: int,
+    configs: int,
+    even_slates: bool = False,
+    pieces: Callable[[Any], Sequence[PreparedGraph]] | None = None,
+    max_budgets: int = plan.MAX_BUDGETS,
+  ):
     self._step, self._assemble, self._even = step, assemble, even_slates
     self._graphs, self._configs, self._max_budgets = graphs, configs, max_budgets
     self._pieces = pieces or (lambda graph: (graph,))
     self._budgets = Budgets()
 
   def run(
-      self, params: optax.Params, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
-      blocks: Sequence[tuple[int, int]] | None = None, progress: bool = False,
+    self,
+    params: optax.Params,
+    graphs: Sequence[Any],
+    config_ids: Sequence[np.ndarray],
+    *,
+    blocks: Sequence[tuple[int, int]] | None = None,
+    progress: bool = False,
   ) -> list[Any]:
     """The outputs of each graph, see `stream`."""
     outputs = dict(self.stream(params, graphs, config_ids, blocks=blocks, progress=progress))
     return [outputs[number] for number in range(len(graphs))]
 
   def stream(
-      self, params: optax.Params, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
-      blocks: Sequence[tuple[int, int]] | None = None, progress: bool = False,
+    self,
+    params: optax.Params,
+    graphs: Sequence[Any],
+    config_ids: Sequence[np.ndarray],
+    *,
+    blocks: Sequence[tuple[int, int]] | None = None,
+    progress: bool = False,
   ) -> Iterator[tuple[int, Any]]:
     """Outputs graph by graph, small graphs first, so that memory holds outputs of few graphs.
 
@@ -173,8 +191,11 @@ class Encoder:
       return [Unit(number, piece, 0, np.zeros(0, np.int64)) for piece in range(len(pieces))]
     parts = chunks(ids, self._configs, even=self._even)
     starts = np.cumsum([0, *map(len, parts)])
-    return [Unit(number, piece, int(start), part)
-            for start, part in zip(starts, parts) for piece in range(len(pieces))]
+    return [
+      Unit(number, piece, int(start), part)
+      for start, part in zip(starts, parts)
+      for piece in range(len(pieces))
+    ]
 
   def _add(self, total: Any, unit: Unit, output: Any, configs: int) -> Any:
     """Adds the output of a unit to the outputs of its graph."""
@@ -193,10 +214,12 @@ class Encoder:
     size = lambda batch: batching.total_sizes([pieces[unit.graph][unit.piece] for unit in batch])
     sizes = [[size(batch) for batch in group] for group in groups]
     budgets = self._budgets.for_sizes(
-        [plan.largest(group) for group in sizes], max_budgets=self._max_budgets)
+      [plan.largest(group) for group in sizes], max_budgets=self._max_budgets
+    )
     replicated = parallel.replicate(params)
-    bar = tqdm.tqdm(total=len(groups), unit="batch",
-                    disable=console.bar(progress and parallel.is_primary()))
+    bar = tqdm.tqdm(
+      total=len(groups), unit="batch", disable=console.bar(progress and parallel.is_primary())
+    )
     processes = parallel.process_count()
     for start in range(0, len(groups), processes):
       number, local = start + parallel.process_index(), None
@@ -214,13 +237,20 @@ class Encoder:
     # In the last group, devices without a batch repeat the last one.
     padded = group + group[-1:] * (parallel.local_device_count() - len(group))
     slate = lambda unit: Slate(
-        pieces[unit.graph][unit.piece], unit.config_ids,
-        np.zeros(len(unit.config_ids), np.float32), unit.graph,
-        blocks[unit.graph] if blocks else None)
-    batch = parallel.stack_for_devices([
-        self._assemble([slate(unit) for unit in units], budget, graphs=self._graphs,
-                       configs=self._configs or 1)
-        for units in padded])
+      pieces[unit.graph][unit.piece],
+      unit.config_ids,
+      np.zeros(len(unit.config_ids), np.float32),
+      unit.graph,
+      blocks[unit.graph] if blocks else None,
+    )
+    batch = parallel.stack_for_devices(
+      [
+        self._assemble(
+          [slate(unit) for unit in units], budget, graphs=self._graphs, configs=self._configs or 1
+        )
+        for units in padded
+      ]
+    )
     return jax.tree.map(np.asarray, self._step(params, batch))
 
 
@@ -241,8 +271,10 @@ class EvalOptions(Options):
   graphs: int = option(1, "graphs per device and scoring call", least=1)
   configs: int = option(100, "configurations per graph and scoring call", least=2)
   permutations: int = option(
-      1, "random orders of configurations to average over, for models that compare configurations",
-      least=1)
+    1,
+    "random orders of configurations to average over, for models that compare configurations",
+    least=1,
+  )
 
 
 class Scorer:
@@ -257,15 +289,24 @@ class Scorer:
   """
 
   def __init__(
-      self, scores: Callable[..., Sequence[np.ndarray]], options: EvalOptions, *, seed: int = 0,
-      compares_configs: bool = False):
+    self,
+    scores: Callable[..., Sequence[np.ndarray]],
+    options: EvalOptions,
+    *,
+    seed: int = 0,
+    compares_configs: bool = False,
+  ):
     self._scores, self._options, self._seed = scores, options, seed
     self._compares = compares_configs
 
   def __call__(
-      self, params: optax.Params, graphs: Sequence[Any],
-      config_ids: Sequence[np.ndarray] | None = None, *,
-      progress: bool = False, permutations: int | None = None,
+    self,
+    params: optax.Params,
+    graphs: Sequence[Any],
+    config_ids: Sequence[np.ndarray] | None = None,
+    *,
+    progress: bool = False,
+    permutations: int | None = None,
   ) -> list[np.ndarray]:
     """Scores of configurations of each graph, `[n]` float32, larger = slower.
 
@@ -289,8 +330,9 @@ class Scorer:
     if not len(graphs):
       return []
     with parallel.explaining_memory(
-        f"scoring takes less with a smaller eval.configs ({self._options.configs} now) or "
-        f"eval.graphs ({self._options.graphs} now)"):
+      f"scoring takes less with a smaller eval.configs ({self._options.configs} now) or "
+      f"eval.graphs ({self._options.graphs} now)"
+    ):
       if self._compares:
         orders = self._options.permutations if permutations is None else permutations
         scores = self._mean_over_orders(params, graphs, config_ids, progress, orders)
@@ -299,9 +341,10 @@ class Scorer:
     for graph, of_graph in zip(graphs, scores):
       if bad := np.count_nonzero(~np.isfinite(of_graph)):
         raise FloatingPointError(
-            f"{graph.name}: {bad} of {len(of_graph)} scores are not finite, because its features "
-            "or the parameters are too large for the model: train with a data.feature_transform "
-            "that bounds features, model.dtype=float32 or a lower optimizer.learning_rate")
+          f"{graph.name}: {bad} of {len(of_graph)} scores are not finite, because its features "
+          "or the parameters are too large for the model: train with a data.feature_transform "
+          "that bounds features, model.dtype=float32 or a lower optimizer.learning_rate"
+        )
     return scores
 
   def _scores_once(self, params, graphs, config_ids, progress):
@@ -314,8 +357,10 @@ class Scorer:
     rngs = [rng_of(graph, self._seed) for graph in graphs]
     total = [np.zeros(len(ids)) for ids in config_ids]
     for number in range(orders):
-      order = [rng.permutation(len(ids)) if number else np.arange(len(ids))
-               for rng, ids in zip(rngs, config_ids)]
+      order = [
+        rng.permutation(len(ids)) if number else np.arange(len(ids))
+        for rng, ids in zip(rngs, config_ids)
+      ]
       permuted = [ids[o] for ids, o in zip(config_ids, order)]
       scores = self._scores(params, graphs, permuted, progress=progress)
       for sums, o, new in zip(total, order, scores):

@@ -62,8 +62,12 @@ class LateJoin(base.Kernels):
   @functools.cached_property
   def encoder(self) -> Encoder:
     """The readout `[F]` of every kernel."""
-    return Encoder(network_step(self.network, method=self.encodes), self.assemble,
-                   graphs=self.settings.eval.graphs, configs=0)
+    return Encoder(
+      network_step(self.network, method=self.encodes),
+      self.assemble,
+      graphs=self.settings.eval.graphs,
+      configs=0,
+    )
 
   @functools.cached_property
   def _head(self) -> Callable:
@@ -71,16 +75,25 @@ class LateJoin(base.Kernels):
       return network.score(network.join(pooled, configs))
 
     return jax.jit(
-        lambda params, *inputs: self.network.apply({"params": params}, *inputs, method=head))
+      lambda params, *inputs: self.network.apply({"params": params}, *inputs, method=head)
+    )
 
   def scores(
-      self, params: optax.Params, graphs: Sequence[PreparedGraph],
-      config_ids: Sequence[np.ndarray], *, progress: bool = False,
+    self,
+    params: optax.Params,
+    graphs: Sequence[PreparedGraph],
+    config_ids: Sequence[np.ndarray],
+    *,
+    progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each kernel; see `Family.scores`."""
     pooled = np.stack(self.encoder.run(params, graphs, config_ids, progress=progress))
-    feat = np.concatenate([self.config_transform(graph.configs.config_feat[ids])
-                           for graph, ids in zip(graphs, config_ids)])
+    feat = np.concatenate(
+      [
+        self.config_transform(graph.configs.config_feat[ids])
+        for graph, ids in zip(graphs, config_ids)
+      ]
+    )
     kernel = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])
     scores = np.zeros(len(kernel), np.float32)
     for start in range(0, len(kernel), self.chunk):
@@ -101,15 +114,20 @@ class _TileModel(base.Network):
   op_embed_dim: int = option(64, "width of the opcode embedding", least=1)
   hidden_dim: int = option(64, "width of every other layer", least=1)
   reduction: str = option(
-      "sum", "readout over the nodes of a kernel, not scaled (published: sum; ResGCN: sum or mean)",
-      one_of=REDUCTIONS)
+    "sum",
+    "readout over the nodes of a kernel, not scaled (published: sum; ResGCN: sum or mean)",
+    one_of=REDUCTIONS,
+  )
   opcodes: int = option(
-      OPCODES,
-      "rows of the table of opcode embeddings (official: largest opcode of the data + 1)", least=1)
+    OPCODES,
+    "rows of the table of opcode embeddings (official: largest opcode of the data + 1)",
+    least=1,
+  )
   dtype: str = option(
-      "float32",
-      "dtype of the layers before the readout; the readout and the head are float32",
-      one_of=DTYPES)
+    "float32",
+    "dtype of the layers before the readout; the readout and the head are float32",
+    one_of=DTYPES,
+  )
   precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   @property
@@ -149,7 +167,7 @@ class _TileModel(base.Network):
     return self.op_embedding(batch.graph), batch.graph.nodes["feat"]
 
   def first_kernel(
-      self, layer: JoinedDense, batch: TileBatch, copies: int = 1
+    self, layer: JoinedDense, batch: TileBatch, copies: int = 1
   ) -> tuple[list[jax.Array], jax.Array]:
     """Kernel blocks of a layer on (embedding, configuration, features), and its bias.
 
@@ -166,7 +184,7 @@ class _TileModel(base.Network):
     return layer(sizes * copies)
 
   def project_static(
-      self, static: tuple[jax.Array, jax.Array], blocks: list[jax.Array]
+    self, static: tuple[jax.Array, jax.Array], blocks: list[jax.Array]
   ) -> jax.Array:
     """Applies their kernel blocks to embeddings and node features: `[N, H]`."""
     return self.matmul(static[0], blocks[0]) + self.matmul(static[1], blocks[2])
@@ -234,7 +252,8 @@ class ResGCN(_TileModel):
   def setup(self):
     mlp = lambda: MLP((self.hidden_dim, self.hidden_dim), dtype=self.dtype)
     convolution = (
-        lambda: {"forward": mlp(), "reverse": mlp(), "self": mlp()}) if self.directed else mlp
+      (lambda: {"forward": mlp(), "reverse": mlp(), "self": mlp()}) if self.directed else mlp
+    )
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), self.dense()
     self.gcn = [convolution() for _ in range(self.num_gnns)]
@@ -262,8 +281,9 @@ class ResGCN(_TileModel):
     forward, reverse = _row_normalised(y, batch)
     if not self.directed:
       return convolution(forward + reverse + y)
-    return (convolution["forward"](forward) + convolution["reverse"](reverse)
-            + convolution["self"](y))
+    return (
+      convolution["forward"](forward) + convolution["reverse"](reverse) + convolution["self"](y)
+    )
 
 
 def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
@@ -288,8 +308,9 @@ class PooledMLP(_TileModel):
   def __post_init__(self):
     super().__post_init__()
     if self.dtype != "float32":
-      raise ValueError(f"model.dtype is {self.dtype}, expected float32: an MLP has no layer before "
-                       "its readout")
+      raise ValueError(
+        f"model.dtype is {self.dtype}, expected float32: an MLP has no layer before its readout"
+      )
 
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
@@ -303,10 +324,10 @@ class PooledMLP(_TileModel):
 
 # The names of the official flags.
 for _name, _model in {
-    "EarlyJoinSAGE": functools.partial(SAGE, early_join=True),
-    "LateJoinSAGE": functools.partial(SAGE, early_join=False),
-    "EarlyJoinResGCN": functools.partial(ResGCN, early_join=True),
-    "LateJoinResGCN": functools.partial(ResGCN, early_join=False),
-    "MLP": PooledMLP,
+  "EarlyJoinSAGE": functools.partial(SAGE, early_join=True),
+  "LateJoinSAGE": functools.partial(SAGE, early_join=False),
+  "EarlyJoinResGCN": functools.partial(ResGCN, early_join=True),
+  "LateJoinResGCN": functools.partial(ResGCN, early_join=False),
+  "MLP": PooledMLP,
 }.items():
   base.TILE_MODELS.register(_name)(_model)

@@ -1,10 +1,10 @@
 """Report pages: one run, or several compared.
 
-    python -m tpugraphs_jax.report RUN...
+  python -m tpugraphs_jax.report RUN...
 
-  runs      reads working folders: runs, and groups of runs with one config
-  figures   curves, graphs, ranks (matplotlib)
-  page      one HTML file without anything from elsewhere, from the template page.html (jinja2)
+runs      reads working folders: runs, and groups of runs with one config
+figures   curves, graphs, ranks (matplotlib)
+page      one HTML file without anything from elsewhere, from the template page.html (jinja2)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = "report.html"  # the page of a run, in its working folder
 
 
 def write(
-    folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, graph: str = ""
+  folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, graph: str = ""
 ) -> None:
   """Writes the page of one or several runs.
 
@@ -44,9 +44,7 @@ def write(
     file.write(text)
 
 
-def try_write(
-    folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
-) -> None:
+def try_write(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:
   """As `write`, and says where the page is. A page that cannot be drawn fails no run."""
   try:
     write(folders, out)

@@ -1,7 +1,7 @@
 """The report page of one run, or of several compared.
 
-  python -m tpugraphs_jax.report out/tile
-  python -m tpugraphs_jax.report out/listmle out/mse --out=out/both.html
+python -m tpugraphs_jax.report out/tile
+python -m tpugraphs_jax.report out/listmle out/mse --out=out/both.html
 """
 
 from __future__ import annotations
@@ -20,11 +20,22 @@ from tpugraphs_jax.serve import judge
 
 def write_csv(runs: Sequence[Run], path: str) -> None:
   """Writes one row per run and validation graph."""
-  judge.write_csv(path, (
-      {"run": run.name, "seed": run.seed, "graph": graph.name, "nodes": graph.nodes,
-       "configs": len(graph.scores), "kendaltau": graph.kendall_tau,
-       "slowdown1": graph.slowdowns[1]}
-      for run in runs for graph in run.judged))
+  judge.write_csv(
+    path,
+    (
+      {
+        "run": run.name,
+        "seed": run.seed,
+        "graph": graph.name,
+        "nodes": graph.nodes,
+        "configs": len(graph.scores),
+        "kendaltau": graph.kendall_tau,
+        "slowdown1": graph.slowdowns[1],
+      }
+      for run in runs
+      for graph in run.judged
+    ),
+  )
 
 
 def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
@@ -47,12 +58,16 @@ def verdict(runs: Sequence[Run]) -> str:
   """Every collection with its labels, the sentences about its runs, and the page of each run."""
   lines = []
   for each in runs_lib.comparisons(runs):
-    lines += [f"{each.runs[0].collection} ({each.runs[0].labels})",
-              *(f"  {sentence}" for sentence in each.verdict)]
+    lines += [
+      f"{each.runs[0].collection} ({each.runs[0].labels})",
+      *(f"  {sentence}" for sentence in each.verdict),
+    ]
     for run in each.runs:
       seconds = run.summary.get("training", {}).get("seconds", 0)
-      lines.append(f"  {run.name}: {run.config['model.name']}, trained in "
-                   f"{console.duration(seconds)}, {files.join(run.folder, report.FILE)}")
+      lines.append(
+        f"  {run.name}: {run.config['model.name']}, trained in "
+        f"{console.duration(seconds)}, {files.join(run.folder, report.FILE)}"
+      )
   return "\n".join(lines)
 
 
@@ -68,16 +83,22 @@ def _beside(folders: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   parser = argparse.ArgumentParser(
-      prog="python -m tpugraphs_jax.report", description=__doc__,
-      formatter_class=argparse.RawDescriptionHelpFormatter)
+    prog="python -m tpugraphs_jax.report",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
   parser.add_argument("runs", nargs="+", metavar="RUN", help="working folder of a run")
-  parser.add_argument("--out", help="the page (default: report.html in the folder of the run, of "
-                                    "several in the folder that holds the first)")
+  parser.add_argument(
+    "--out",
+    help="the page (default: report.html in the folder of the run, of "
+    "several in the folder that holds the first)",
+  )
   parser.add_argument("--graph", default="", help="graph whose ranks are shown")
   parser.add_argument("--csv", help="also a row per run and graph into this file")
   parser.add_argument("--png", help="also the figures into this folder")
-  parser.add_argument("--verdict", action="store_true",
-                      help="instead of a page: what it says first, in lines")
+  parser.add_argument(
+    "--verdict", action="store_true", help="instead of a page: what it says first, in lines"
+  )
   args = parser.parse_args(argv)
   runs = runs_lib.read_all(args.runs) if args.verdict or args.csv or args.png else []
   if args.verdict:

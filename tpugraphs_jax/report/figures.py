@@ -39,11 +39,19 @@ _GREY, _LINE = "#888888", {"color": "#888888", "lw": 1}
 _INK, _GRID = "#222222", "#e4e4e4"  # a page puts its own colours in their place
 _NAMED = 24  # graphs whose names fit on an axis
 _STYLE: dict[Any, Any] = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "grid.color": _GRID, "axes.axisbelow": True, "svg.fonttype": "none",
-    "legend.frameon": False, "font.family": "sans-serif", "text.parse_math": False,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color",
-                     "ytick.color"), _INK),
+  "font.size": 9,
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.grid": True,
+  "grid.color": _GRID,
+  "axes.axisbelow": True,
+  "svg.fonttype": "none",
+  "legend.frameon": False,
+  "font.family": "sans-serif",
+  "text.parse_math": False,
+  **dict.fromkeys(
+    ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK
+  ),
 }
 _WIDTH = 6.8  # inches, 653 pixels of a page
 _SVG = "http://www.w3.org/2000/svg"
@@ -115,12 +123,16 @@ def _legend(drawn: figure.Figure) -> None:
   """Names the lines of the last panel below all panels; none for a single line."""
   handles, names = drawn.axes[-1].get_legend_handles_labels()
   if len(names) > 1:
-    drawn.legend(handles, list(map(_short, names)), loc="outside lower center",
-                 ncols=2 if max(map(len, names)) > 20 else 4)
+    drawn.legend(
+      handles,
+      list(map(_short, names)),
+      loc="outside lower center",
+      ncols=2 if max(map(len, names)) > 20 else 4,
+    )
 
 
 def _short(name: str, most: int = 48) -> str:
-  return name if len(name) <= most else f"{name[:most // 2 - 1]}…{name[-(most // 2):]}"
+  return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
 
 
 def _coloured(groups: Sequence[Group]) -> Iterable[tuple[Group, str]]:
@@ -154,20 +166,33 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
 
   if len(groups) == 1:
     values = np.array([[graph.slowdowns.get(k, 0.0) for k in ks] for graph in groups[0].judged])
-    axes.fill_between(ks, *np.percentile(values, _BAND, axis=0), color=_COLOURS[0], alpha=0.15,
-                      lw=0, label="{} to {} % of the graphs".format(*_BAND))
+    axes.fill_between(
+      ks,
+      *np.percentile(values, _BAND, axis=0),
+      color=_COLOURS[0],
+      alpha=0.15,
+      lw=0,
+      label="{} to {} % of the graphs".format(*_BAND),
+    )
   for group, colour in _coloured(groups):
     plot([graph.slowdowns for graph in group.judged], "o-", color=colour, label=group.name)
     if all(graph.tune_slowdowns for graph in group.judged):
-      plot([graph.tune_slowdowns for graph in group.judged], "s:", color=colour,
-           label=tune_name(group))
-  plot([metrics.random_slowdown(graph.label, ks) for graph in run.judged], "x--", color=_GREY,
-       label=RANDOM)
+      plot(
+        [graph.tune_slowdowns for graph in group.judged], "s:", color=colour, label=tune_name(group)
+      )
+  plot(
+    [metrics.random_slowdown(graph.label, ks) for graph in run.judged],
+    "x--",
+    color=_GREY,
+    label=RANDOM,
+  )
   if OWN_FIRST in comparison.references:
-    plot([graph.own_first_slowdowns(ks) for graph in run.judged], "+-.", color=_GREY,
-         label=OWN_FIRST)
-  axes.set(xscale="log", xlabel="k configurations tried, in the order of the model",
-           ylabel="slowdown")
+    plot(
+      [graph.own_first_slowdowns(ks) for graph in run.judged], "+-.", color=_GREY, label=OWN_FIRST
+    )
+  axes.set(
+    xscale="log", xlabel="k configurations tried, in the order of the model", ylabel="slowdown"
+  )
   axes.set_xticks(ks, list(map(str, ks)))
   axes.minorticks_off()
   _slowdown_scale(axes.yaxis)
@@ -175,9 +200,7 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
   return drawn
 
 
-def pairs_by_difference(
-    scores: np.ndarray, label: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def pairs_by_difference(scores: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Pairs in the right order and all pairs, by how far their runtimes differ.
 
   Pairs with equal runtimes count nowhere. Of pairs with equal scores one half counts as right,
@@ -211,7 +234,7 @@ def bins_of(counts: np.ndarray) -> list[int]:
   """
   starts = [0]
   for number in range(1, len(counts)):
-    if min(counts[starts[-1]:number].sum(), counts[number:].sum()) >= FEWEST:
+    if min(counts[starts[-1] : number].sum(), counts[number:].sum()) >= FEWEST:
       starts.append(number)
   return starts
 
@@ -221,12 +244,14 @@ def _calibration(groups: Sequence[Group]) -> figure.Figure:
   drawn, (axes,) = _axes()
   run = groups[0].runs[0]
   lines: dict[str, tuple[Sequence[ValidationGraph], str, dict[str, str]]] = {
-      group.name: (group.judged, "scores", {"color": colour, "marker": "o"})
-      for group, colour in _coloured(groups)}
+    group.name: (group.judged, "scores", {"color": colour, "marker": "o"})
+    for group, colour in _coloured(groups)
+  }
   if NOISELESS in run.references:
     lines[NOISELESS] = (run.judged, "ceiling_ns", {"color": _GREY, "ls": "--"})
   total = lambda judged, name: np.sum(
-      [pairs_by_difference(getattr(graph, name), graph.label) for graph in judged], axis=0)
+    [pairs_by_difference(getattr(graph, name), graph.label) for graph in judged], axis=0
+  )
   starts = bins_of(counts := total(run.judged, "scores")[1].astype(int))
   for label, (judged, name, style) in lines.items():
     right, every = np.add.reduceat(total(judged, name), starts, axis=1)
@@ -234,11 +259,15 @@ def _calibration(groups: Sequence[Group]) -> figure.Figure:
     gid = _tips(f"{label}: {part:.1%} of {pairs:,.0f} pairs" for part, pairs in zip(share, every))
     axes.plot(share, **style, label=label, gid=gid)
   axes.axhline(0.5, ls=":", color=_GREY, label=RANDOM)
-  axes.set(xlabel="slowdown of the slower configuration of a pair, and number of pairs",
-           ylabel="share in the right order", ylim=(None, 1.02))
+  axes.set(
+    xlabel="slowdown of the slower configuration of a pair, and number of pairs",
+    ylabel="share in the right order",
+    ylim=(None, 1.02),
+  )
   axes.set_xticks(np.arange(len(starts) + 1) - 0.5, [f"{EDGES[i]:g}" for i in starts] + ["∞"])
-  axes.set_xticks(range(len(starts)), [f"{n:,}" for n in np.add.reduceat(counts, starts)],
-                  minor=True)
+  axes.set_xticks(
+    range(len(starts)), [f"{n:,}" for n in np.add.reduceat(counts, starts)], minor=True
+  )
   axes.tick_params(axis="x", which="minor", length=0, labelsize=8, labelcolor=_GREY)
   return drawn
 
@@ -249,22 +278,47 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
   is_named, places = len(order) <= _NAMED, range(len(order))
   drawn, (left, right) = _axes(2, height=max(2.8, 0.22 * len(order) + 1.4) if is_named else 4)
   for group, colour in _coloured(groups):
-    for axes, name, value in ((left, "Kendall tau", lambda g: g.kendall_tau),
-                              (right, "slowdown1", lambda g: g.slowdowns[1])):
+    for axes, name, value in (
+      (left, "Kendall tau", lambda g: g.kendall_tau),
+      (right, "slowdown1", lambda g: g.slowdowns[1]),
+    ):
       values = group.by_graph(value)
-      points = [(values[graph.name], place, graph) for place, graph in enumerate(order)
-                if np.isfinite(values.get(graph.name, np.nan))]
-      gid = _tips(f"{graph.name} ({graph.nodes:,} nodes), {group.name}: {name} {number:.4f}"
-                  for number, _, graph in points)
-      axes.plot([point[0] for point in points], [point[1] for point in points], "o", ms=5,
-                color=colour, label=group.name, gid=gid)
+      points = [
+        (values[graph.name], place, graph)
+        for place, graph in enumerate(order)
+        if np.isfinite(values.get(graph.name, np.nan))
+      ]
+      gid = _tips(
+        f"{graph.name} ({graph.nodes:,} nodes), {group.name}: {name} {number:.4f}"
+        for number, _, graph in points
+      )
+      axes.plot(
+        [point[0] for point in points],
+        [point[1] for point in points],
+        "o",
+        ms=5,
+        color=colour,
+        label=group.name,
+        gid=gid,
+      )
   if NOISELESS in groups[0].runs[0].references:
-    left.plot([metrics.kendall_tau(graph.ceiling_ns, graph.label) for graph in order],
-              places, "|", color=_GREY)
+    left.plot(
+      [metrics.kendall_tau(graph.ceiling_ns, graph.label) for graph in order],
+      places,
+      "|",
+      color=_GREY,
+    )
     right.plot([], [], "|", color=_GREY, label=f"Kendall tau, {NOISELESS}")
   if DEFAULT in groups[0].runs[0].references:
-    right.plot([graph.default_slowdown for graph in order], places, "|", ms=10, mew=2,
-               color=_INK, label=DEFAULT)
+    right.plot(
+      [graph.default_slowdown for graph in order],
+      places,
+      "|",
+      ms=10,
+      mew=2,
+      color=_INK,
+      label=DEFAULT,
+    )
   left.axvline(0, **_LINE)
   left.set(xlabel="Kendall tau (random: 0)", xlim=(min(-0.1, left.get_xlim()[0]), 1.02))
   _slowdown_scale(right.xaxis)
@@ -290,8 +344,13 @@ def _curves(groups: Sequence[Group]) -> figure.Figure:
       for axes, name in ((left, "train/loss"), (right, metric)):
         points = [(row["step"], row[name]) for row in run.rows if row.get(name) is not None]
         gid = _tips(f"{run.name}: step {step}, {value:.4g}" for step, value in points)
-        axes.plot(*np.array(points).reshape(-1, 2).T, marker=".", color=colour,
-                  label="" if number else group.name, gid=gid)
+        axes.plot(
+          *np.array(points).reshape(-1, 2).T,
+          marker=".",
+          color=colour,
+          label="" if number else group.name,
+          gid=gid,
+        )
       best = run.summary.get("training", {}).get("best", {})
       if best.get("value") is not None:
         right.plot(best["step"], best["value"], "o", ms=9, mfc="none", color=colour)
@@ -308,16 +367,28 @@ def _ranks(graph: ValidationGraph) -> figure.Figure:
   """Every configuration of a graph, by its predicted rank and its rank by label."""
   drawn, (axes,) = _axes(height=4)
   predicted, by_label = graph.ranks
-  gid = _tips(
+  gid = (
+    _tips(
       f"configuration {number}: predicted rank {one}, by label {other}"
       for number, one, other in zip(graph.config_ids, predicted, by_label)
-  ) if len(predicted) <= _TOLD else ""
-  axes.plot(predicted, by_label, ".", ms=6 if len(predicted) < 200 else 2, color=_COLOURS[0],
-            label="a configuration", gid=gid)
+    )
+    if len(predicted) <= _TOLD
+    else ""
+  )
+  axes.plot(
+    predicted,
+    by_label,
+    ".",
+    ms=6 if len(predicted) < 200 else 2,
+    color=_COLOURS[0],
+    label="a configuration",
+    gid=gid,
+  )
   axes.axline((0, 0), slope=1, **_LINE)
   if graph.default is not None:
-    axes.plot(predicted[graph.default], by_label[graph.default], "D", ms=7, color=_COLOURS[1],
-              label=DEFAULT)
+    axes.plot(
+      predicted[graph.default], by_label[graph.default], "D", ms=7, color=_COLOURS[1], label=DEFAULT
+    )
   axes.set(xlabel="predicted rank (0: fastest)", ylabel="rank by label", aspect="equal")
   axes.locator_params(integer=True)
   return drawn

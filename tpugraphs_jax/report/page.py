@@ -22,8 +22,16 @@ from tpugraphs_jax.report.runs import Comparison, DEFAULT, Group, Run, Validatio
 
 _LISTED = 400  # graphs in a table
 _BESIDE = 2  # groups that have columns of their own in a table of graphs
-_FILES = ("results.csv", "validation.csv", "validation_programs.csv", "metrics.jsonl",
-          "summary.json", "config.json", "log.txt", "tensorboard")
+_FILES = (
+  "results.csv",
+  "validation.csv",
+  "validation_programs.csv",
+  "metrics.jsonl",
+  "summary.json",
+  "config.json",
+  "log.txt",
+  "tensorboard",
+)
 
 
 def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
@@ -38,19 +46,23 @@ def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
     ValueError: no run judged that graph.
   """
   environment = jinja2.Environment(
-      autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+  )
   environment.filters |= {"shown": _shown, "kind": figures.short_kind}
   environment.tests["numeric"] = lambda column: all(
-      isinstance(cell, (int, float, tuple)) or cell == "" for cell in column)
+    isinstance(cell, (int, float, tuple)) or cell == "" for cell in column
+  )
   template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
   check_judged(runs, graph)
   comparisons = runs_lib.comparisons(runs)
   return environment.from_string(template).render(
-      runs=runs, sections=[_section(each, graph) for each in comparisons],
-      names=list(dict.fromkeys(name for each in comparisons for name in each.references)),
-      about={run.name: _about(run) for run in runs},
-      links={run.name: _links(run, folder) for run in runs},
-      now=f"{datetime.datetime.now():%Y-%m-%d %H:%M}")
+    runs=runs,
+    sections=[_section(each, graph) for each in comparisons],
+    names=list(dict.fromkeys(name for each in comparisons for name in each.references)),
+    about={run.name: _about(run) for run in runs},
+    links={run.name: _links(run, folder) for run in runs},
+    now=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
+  )
 
 
 def check_judged(runs: Sequence[Run], name: str) -> None:
@@ -59,41 +71,59 @@ def check_judged(runs: Sequence[Run], name: str) -> None:
   if name and name not in known:
     some = f"expected one of {', '.join(known[:5])}" + ", ..." * (len(known) > 5)
     raise ValueError(
-        f"no run judged a graph {name!r}: {some if known else 'evaluate the runs first'}")
+      f"no run judged a graph {name!r}: {some if known else 'evaluate the runs first'}"
+    )
 
 
 def graph_of(comparison: Comparison, name: str) -> ValidationGraph | None:
   """The first group's graph of that name, else the one in the middle by Kendall tau."""
   order = comparison.groups[0].by_tau
   named = [graph for graph in order if graph.name == name]
-  return next(iter(named + order[len(order) // 2:]), None)
+  return next(iter(named + order[len(order) // 2 :]), None)
 
 
 def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
   """The part of the page about runs that compare."""
   first, groups = comparison.groups[0].runs[0], comparison.groups
   return {
-      "comparison": comparison, "name": first.collection, "labels": first.labels,
-      "most": figures.MOST,
-      "validation": first.summary.get("validation", {}),
-      "best": first.summary.get("training", {}).get("best", {}), "results": _results(comparison),
-      "leads": _table(
-          ["config", "graphs", "first better on", "Kendall tau below the first", "p"],
-          [[lead.other, lead.graphs, lead.better, lead.gain,
-            "too few graphs" if math.isnan(lead.p_value) else lead.p_value]
-           for lead in runs_lib.leads(groups)]),
-      "differences": _differences(groups),
-      "figures": {title: figures.svg(drawn) for title, drawn in figures.all_of(
-          comparison, graph_of(comparison, graph)).items()},
-      "graphs": _graphs(groups), "view": _view(groups[0]),
-      "programs": _programs(groups) if first.config.get("task") == "tile" else _table([], []),
-      "ended": _ended(comparison.runs)}
+    "comparison": comparison,
+    "name": first.collection,
+    "labels": first.labels,
+    "most": figures.MOST,
+    "validation": first.summary.get("validation", {}),
+    "best": first.summary.get("training", {}).get("best", {}),
+    "results": _results(comparison),
+    "leads": _table(
+      ["config", "graphs", "first better on", "Kendall tau below the first", "p"],
+      [
+        [
+          lead.other,
+          lead.graphs,
+          lead.better,
+          lead.gain,
+          "too few graphs" if math.isnan(lead.p_value) else lead.p_value,
+        ]
+        for lead in runs_lib.leads(groups)
+      ],
+    ),
+    "differences": _differences(groups),
+    "figures": {
+      title: figures.svg(drawn)
+      for title, drawn in figures.all_of(comparison, graph_of(comparison, graph)).items()
+    },
+    "graphs": _graphs(groups),
+    "view": _view(groups[0]),
+    "programs": _programs(groups) if first.config.get("task") == "tile" else _table([], []),
+    "ended": _ended(comparison.runs),
+  }
 
 
 def _differences(groups: Sequence[Group]) -> dict[str, Any]:
   """Fields in which configs differ: a row for each field, or for each config if those are more."""
   rows: list[Sequence[str]] = [
-      ["field", *(group.name for group in groups)], *runs_lib.differences(groups)]
+    ["field", *(group.name for group in groups)],
+    *runs_lib.differences(groups),
+  ]
   if len(rows) < len(groups):
     (_, *fields), *columns = zip(*rows)
     rows = [["config", *fields], *columns]
@@ -105,10 +135,13 @@ def _results(comparison: Comparison) -> dict[str, Any]:
   names, groups = list(comparison.groups[0].means), comparison.groups
   seeds = lambda group: ", ".join(str(run.seed) for run in group.runs)
   return _table(
-      ["config", "seeds", *names],
-      [[group.name, seeds(group), *map(group.spread, names)] for group in groups if names] + [
-          [of, "", *(means.get(name, math.nan) for name in names)]
-          for of, means in comparison.references.items()])
+    ["config", "seeds", *names],
+    [[group.name, seeds(group), *map(group.spread, names)] for group in groups if names]
+    + [
+      [of, "", *(means.get(name, math.nan) for name in names)]
+      for of, means in comparison.references.items()
+    ],
+  )
 
 
 def _ended(runs: Sequence[Run]) -> dict[str, Any]:
@@ -116,13 +149,33 @@ def _ended(runs: Sequence[Run]) -> dict[str, Any]:
   rows = []
   for run in runs:
     training = run.summary.get("training", {})
-    rows.append([run.name, run.seed, run.means.get(runs_lib.TAU, math.nan),
-                 run.means.get("slowdown1_mean", math.nan), training.get("ended", "not yet"),
-                 training.get("step") or "", training.get("best", {}).get("step") or "",
-                 round(training.get("seconds", 0)),
-                 round(training.get("peak_memory", {"bytes": 0})["bytes"] / 2**20)])
-  return _table(["run", "seed", runs_lib.TAU, "slowdown1_mean", "training ended", "steps",
-                 "best step", "seconds", "peak MiB"], rows)
+    rows.append(
+      [
+        run.name,
+        run.seed,
+        run.means.get(runs_lib.TAU, math.nan),
+        run.means.get("slowdown1_mean", math.nan),
+        training.get("ended", "not yet"),
+        training.get("step") or "",
+        training.get("best", {}).get("step") or "",
+        round(training.get("seconds", 0)),
+        round(training.get("peak_memory", {"bytes": 0})["bytes"] / 2**20),
+      ]
+    )
+  return _table(
+    [
+      "run",
+      "seed",
+      runs_lib.TAU,
+      "slowdown1_mean",
+      "training ended",
+      "steps",
+      "best step",
+      "seconds",
+      "peak MiB",
+    ],
+    rows,
+  )
 
 
 def _graphs(groups: Sequence[Group]) -> dict[str, Any]:
@@ -132,11 +185,25 @@ def _graphs(groups: Sequence[Group]) -> dict[str, Any]:
   taus = [group.by_graph(lambda graph: graph.kendall_tau) for group in best]
   firsts = [group.by_graph(lambda graph: graph.slowdowns[1]) for group in best]
   return _table(
-      ["graph", "nodes", "configurations", *(f"Kendall tau{of(group)}" for group in best),
-       *(f"slowdown1{of(group)}" for group in best), f"slowdown of {DEFAULT}"],
-      [[graph.name, graph.nodes, len(graph.scores),
-        *(column.get(graph.name, math.nan) for column in taus + firsts), graph.default_slowdown]
-       for graph in order[:_LISTED]])
+    [
+      "graph",
+      "nodes",
+      "configurations",
+      *(f"Kendall tau{of(group)}" for group in best),
+      *(f"slowdown1{of(group)}" for group in best),
+      f"slowdown of {DEFAULT}",
+    ],
+    [
+      [
+        graph.name,
+        graph.nodes,
+        len(graph.scores),
+        *(column.get(graph.name, math.nan) for column in taus + firsts),
+        graph.default_slowdown,
+      ]
+      for graph in order[:_LISTED]
+    ],
+  )
 
 
 def _programs(groups: Sequence[Group]) -> dict[str, Any]:
@@ -144,12 +211,18 @@ def _programs(groups: Sequence[Group]) -> dict[str, Any]:
   columns = {}
   for group in groups[:_BESIDE]:
     of = f", {group.name}" * (len(groups) > 1)
-    for name, value in (("Kendall tau", lambda graph: graph.kendall_tau),
-                        ("slowdown1", lambda graph: graph.slowdowns[1])):
+    for name, value in (
+      ("Kendall tau", lambda graph: graph.kendall_tau),
+      ("slowdown1", lambda graph: graph.slowdowns[1]),
+    ):
       columns[name + of] = metrics.mean_by_program(group.by_graph(value))
-  return _table(["program", *columns], [
+  return _table(
+    ["program", *columns],
+    [
       [program, *(column.get(program, math.nan) for column in columns.values())]
-      for program in sorted(set().union(*columns.values()))])
+      for program in sorted(set().union(*columns.values()))
+    ],
+  )
 
 
 def _view(group: Group) -> str:
@@ -174,11 +247,16 @@ def _about(run: Run) -> dict[str, str]:
   """How a run was made: command, device, versions and date, as far as they are known."""
   about, devices = run.about, run.about.get("devices", {})
   versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
-  rows = {"command": about.get("command", ""), "config": run.config["model.name"],
-          "device": f"{devices.get('count')} x {devices.get('kind')}" if devices else "",
-          "machine": about.get("machine", ""), "versions": versions,
-          "date": about.get("date", ""), "folder": run.folder,
-          "curves while it runs": f"tensorboard --logdir {shlex.quote(run.folder)}"}
+  rows = {
+    "command": about.get("command", ""),
+    "config": run.config["model.name"],
+    "device": f"{devices.get('count')} x {devices.get('kind')}" if devices else "",
+    "machine": about.get("machine", ""),
+    "versions": versions,
+    "date": about.get("date", ""),
+    "folder": run.folder,
+    "curves while it runs": f"tensorboard --logdir {shlex.quote(run.folder)}",
+  }
   return {name: value for name, value in rows.items() if value}
 
 
@@ -187,15 +265,19 @@ def _links(run: Run, folder: str) -> dict[str, str]:
   if not folder or files.is_remote(folder) or files.is_remote(run.folder):
     return {}
   own = Path(run.folder).expanduser()
-  return {name: Path(os.path.relpath(own / name, Path(folder).expanduser())).as_posix()
-          for name in _FILES if (own / name).exists()}
+  return {
+    name: Path(os.path.relpath(own / name, Path(folder).expanduser())).as_posix()
+    for name in _FILES
+    if (own / name).exists()
+  }
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, Any]:
   """A table without the columns that are empty in every row."""
   rows = list(rows)
-  kept = [i for i in range(len(head)) if not rows or any(_shown(row[i]) not in ("–", "")
-                                                         for row in rows)]
+  kept = [
+    i for i in range(len(head)) if not rows or any(_shown(row[i]) not in ("–", "") for row in rows)
+  ]
   return {"head": [head[i] for i in kept], "rows": [[row[i] for i in kept] for row in rows]}
 
 

@@ -69,8 +69,10 @@ class ValidationGraph(judge.GraphScores):
     if not len(others):
       return dict.fromkeys(ks, 0.0)
     best = np.minimum(others, own)
-    return {k: self.default_slowdown if k == 1 else metrics.random_slowdown(best, [k - 1])[k - 1]
-            for k in ks}
+    return {
+      k: self.default_slowdown if k == 1 else metrics.random_slowdown(best, [k - 1])[k - 1]
+      for k in ks
+    }
 
   @property
   def default_slowdown(self) -> float:
@@ -129,8 +131,11 @@ class Run:
   @property
   def protocol(self) -> tuple[Any, ...]:
     """Collection, labels, graphs and their sizes; runs with others do not compare."""
-    return (self.collection, self.labels,
-            frozenset((graph.name, len(graph.scores)) for graph in self.judged))
+    return (
+      self.collection,
+      self.labels,
+      frozenset((graph.name, len(graph.scores)) for graph in self.judged),
+    )
 
   @property
   def ks(self) -> list[int]:
@@ -160,7 +165,8 @@ class Run:
       orders[OWN_FIRST] = _means_by_k([graph.own_first_slowdowns(self.ks) for graph in self.judged])
     if all(graph.ceiling_ns is not None for graph in self.judged):
       orders[NOISELESS] = self._means(
-          [dataclasses.replace(graph, scores=graph.ceiling_ns) for graph in self.judged])
+        [dataclasses.replace(graph, scores=graph.ceiling_ns) for graph in self.judged]
+      )
     return orders
 
 
@@ -203,8 +209,11 @@ class Group:
   @functools.cached_property
   def taus(self) -> dict[str, float]:
     """Kendall tau of each graph that has one, mean over the runs."""
-    return {name: tau for name, tau in self.by_graph(lambda graph: graph.kendall_tau).items()
-            if not math.isnan(tau)}
+    return {
+      name: tau
+      for name, tau in self.by_graph(lambda graph: graph.kendall_tau).items()
+      if not math.isnan(tau)
+    }
 
   @property
   def by_tau(self) -> list[ValidationGraph]:
@@ -235,8 +244,10 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
   for run in runs:
     by_config.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
   names = [_common_name([run.name for run in group]) for group in by_config.values()]
-  groups = [Group(name if names.count(name) == 1 else group[0].name, tuple(group))
-            for name, group in zip(names, by_config.values())]
+  groups = [
+    Group(name if names.count(name) == 1 else group[0].name, tuple(group))
+    for name, group in zip(names, by_config.values())
+  ]
   return sorted(groups, key=lambda group: -np.nan_to_num(group.spread(TAU)[0], nan=-2))
 
 
@@ -246,7 +257,8 @@ def _common_name(names: Sequence[str]) -> str:
   if prefix in names:
     return prefix
   return re.sub(r"((^|[/._-]+)(s|seed))?[/._-]*\d*$", "", prefix) or (
-      f"{names[0]} and {len(names) - 1} more")
+    f"{names[0]} and {len(names) - 1} more"
+  )
 
 
 class Lead(NamedTuple):
@@ -277,8 +289,15 @@ def leads(groups: Sequence[Group]) -> list[Lead]:
     change = np.array([one[name] - two[name] for name in sorted(one.keys() & two.keys())])
     change = change[~np.isnan(change)]
     is_tested = np.count_nonzero(change) >= FEWEST_TESTED
-    rows.append(Lead(other.name, len(change), _mean(change), int((change > 0).sum()),
-                     float(stats.wilcoxon(change).pvalue) if is_tested else math.nan))
+    rows.append(
+      Lead(
+        other.name,
+        len(change),
+        _mean(change),
+        int((change > 0).sum()),
+        float(stats.wilcoxon(change).pvalue) if is_tested else math.nan,
+      )
+    )
   return rows
 
 
@@ -298,11 +317,14 @@ class Comparison:
   def references(self) -> dict[str, dict[str, float]]:
     """Metrics of other orders, by name; the first group's in the order of `tune`, where known."""
     first = self.groups[0]
-    orders, by_tune = dict(self.runs[0].references), [
-        graph.tune_slowdowns for graph in first.judged]
+    orders, by_tune = (
+      dict(self.runs[0].references),
+      [graph.tune_slowdowns for graph in first.judged],
+    )
     if by_tune and all(by_tune):
       orders[tune_name(first)] = {
-          name: value for name, value in _means_by_k(by_tune).items() if name in first.means}
+        name: value for name, value in _means_by_k(by_tune).items() if name in first.means
+      }
     return orders
 
   @property
@@ -314,18 +336,25 @@ class Comparison:
     tau = f"Kendall tau {first.spread(TAU)[0]:.3f}, mean of {len(first.taus)} graphs"
     if others:
       lead = leads(self.groups)[0]
-      test = ("too few graphs for a test" if math.isnan(lead.p_value) else
-              f"p = {lead.p_value:.2g}, Wilcoxon signed rank")
-      sentences = [f"{first.name} is first: {tau}, {lead.gain:.3f} above {lead.other} and better "
-                   f"on {lead.better} of {lead.graphs} ({test})."]
+      test = (
+        "too few graphs for a test"
+        if math.isnan(lead.p_value)
+        else f"p = {lead.p_value:.2g}, Wilcoxon signed rank"
+      )
+      sentences = [
+        f"{first.name} is first: {tau}, {lead.gain:.3f} above {lead.other} and better "
+        f"on {lead.better} of {lead.graphs} ({test})."
+      ]
     else:
       sentences = [f"{first.name}: {tau} (1 is the right order, 0 a random one)."]
     sentences.append(self._first_choices())
     if first.taus:
       name = min(first.taus, key=first.taus.get)
       slowdown = first.by_graph(lambda graph: graph.slowdowns[1])[name]
-      sentences.append(f"Its lowest Kendall tau is {first.taus[name]:.3f}, of {name}, whose first "
-                       f"choice is {_percent(slowdown)} slower than the fastest.")
+      sentences.append(
+        f"Its lowest Kendall tau is {first.taus[name]:.3f}, of {name}, whose first "
+        f"choice is {_percent(slowdown)} slower than the fastest."
+      )
     return sentences + self._best_of_several()
 
   def _first_choices(self) -> str:
@@ -346,16 +375,22 @@ class Comparison:
     """Says where several choices are behind random ones, and how good those of `tune` are."""
     first, random, sentences = self.groups[0], self.references[RANDOM], []
     ks = [k for k in self.runs[0].ks if k > 1]
-    worse = [f"the best of {k} is {_percent(first.means[name])} slower, of {k} random ones "
-              f"{_percent(random[name])}" for k in ks
-              if first.means[name := f"slowdown{k}_mean"] > random[name]]
+    worse = [
+      f"the best of {k} is {_percent(first.means[name])} slower, of {k} random ones "
+      f"{_percent(random[name])}"
+      for k in ks
+      if first.means[name := f"slowdown{k}_mean"] > random[name]
+    ]
     if worse:
       sentences.append(f"Its first choices are behind random ones: {'; '.join(worse)}.")
     if ks and tune_name(first) in self.references:
-      by_tune, at_random = (self.references[name][f"slowdown{ks[0]}_mean"]
-                            for name in (tune_name(first), OWN_FIRST))
-      sentences.append(f"In the order in which tune takes them, the best of {ks[0]} is "
-                       f"{_percent(by_tune)} slower ({OWN_FIRST}: {_percent(at_random)}).")
+      by_tune, at_random = (
+        self.references[name][f"slowdown{ks[0]}_mean"] for name in (tune_name(first), OWN_FIRST)
+      )
+      sentences.append(
+        f"In the order in which tune takes them, the best of {ks[0]} is "
+        f"{_percent(by_tune)} slower ({OWN_FIRST}: {_percent(at_random)})."
+      )
     return sentences
 
 
@@ -379,8 +414,10 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
 def differences(groups: Sequence[Group]) -> list[list[str]]:
   """Fields in which the groups' configs differ, each with the value of every group."""
   configs = [group.runs[0].config for group in groups]
-  rows = [[name, *(str(config.get(name, "none")) for config in configs)]
-          for name in sorted(set().union(*configs))]
+  rows = [
+    [name, *(str(config.get(name, "none")) for config in configs)]
+    for name in sorted(set().union(*configs))
+  ]
   return [row for row in rows if len(set(row[1:])) > 1]
 
 
@@ -390,26 +427,47 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
   Raises:
     FileNotFoundError, ValueError: as `read`.
   """
-  paths = [Path(os.fspath(folder).replace("://", "/") if files.is_remote(folder)
-                else Path(folder).expanduser().absolute()) for folder in folders]
+  paths = [
+    Path(
+      os.fspath(folder).replace("://", "/")
+      if files.is_remote(folder)
+      else Path(folder).expanduser().absolute()
+    )
+    for folder in folders
+  ]
   depth = 1
   while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
     depth += 1
-  return [dataclasses.replace(read(files.fetch(folder)), name="/".join(path.parts[-depth:]),
-                              folder=os.fspath(folder))
-          for folder, path in zip(folders, paths)]
+  return [
+    dataclasses.replace(
+      read(files.fetch(folder)), name="/".join(path.parts[-depth:]), folder=os.fspath(folder)
+    )
+    for folder, path in zip(folders, paths)
+  ]
 
 
-_ABOUT = {"command": str, "machine": str, "date": str, "versions": {...: str},
-          "devices": trust.Record(kind=str, count=trust.COUNT)}
+_ABOUT = {
+  "command": str,
+  "machine": str,
+  "date": str,
+  "versions": {...: str},
+  "devices": trust.Record(kind=str, count=trust.COUNT),
+}
 _CONFIG = {"seed": trust.COUNT, "data_root": str, "task": str, "train": {"best_metric": str}}
 _SUMMARY = {
-    "collection": str, "labels": str,
-    "training": {"ended": str, "step": trust.COUNT, "seconds": trust.NUMBER,
-                 "peak_memory": trust.Record(bytes=trust.NUMBER),
-                 "best": trust.Record(step=trust.COUNT, value=(*trust.NUMBER, type(None)))},
-    "validation": trust.Record(split=str, graphs=trust.COUNT, configurations=str,
-                               configurations_judged=trust.COUNT)}
+  "collection": str,
+  "labels": str,
+  "training": {
+    "ended": str,
+    "step": trust.COUNT,
+    "seconds": trust.NUMBER,
+    "peak_memory": trust.Record(bytes=trust.NUMBER),
+    "best": trust.Record(step=trust.COUNT, value=(*trust.NUMBER, type(None))),
+  },
+  "validation": trust.Record(
+    split=str, graphs=trust.COUNT, configurations=str, configurations_judged=trust.COUNT
+  ),
+}
 _ROW = trust.Record({"step": trust.COUNT, ...: (*trust.NUMBER, type(None))})
 
 
@@ -440,8 +498,17 @@ def read(folder: Path) -> Run:
         trust.check(summary["training"], trust.Record(ended=str), "training")
       if summary.get("collection"):
         Collection(summary["collection"])  # refuses what is none
-  run = Run(folder.name or str(folder), config, seed, summary, _rows(folder / "metrics.jsonl"), (),
-            str(folder), data_root, {name: manifest[name] for name in _ABOUT if name in manifest})
+  run = Run(
+    folder.name or str(folder),
+    config,
+    seed,
+    summary,
+    _rows(folder / "metrics.jsonl"),
+    (),
+    str(folder),
+    data_root,
+    {name: manifest[name] for name in _ABOUT if name in manifest},
+  )
   return dataclasses.replace(run, judged=_judged(folder / judge.SCORES_FILE, run))
 
 
@@ -466,13 +533,19 @@ def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
     raise ValueError(f"{path.with_name('summary.json')} names no collection: evaluate again")
   # In a collection made by `collect`, whose labels are of a known kind, it is configuration 0.
   has_default = not Collection(run.collection).is_released and (
-      run.labels not in (SYNTHETIC, UNKNOWN))
+    run.labels not in (SYNTHETIC, UNKNOWN)
+  )
   judged = []
   for one in judge.read_scores(path):
     default = int(np.argmin(one.config_ids)) if has_default and not one.config_ids.min() else None
-    judged.append(ValidationGraph(**vars(one), default=default,
-                         ceiling_ns=_ceiling(run, one),
-                         changed=_changed(run, one) if default == 0 else None))
+    judged.append(
+      ValidationGraph(
+        **vars(one),
+        default=default,
+        ceiling_ns=_ceiling(run, one),
+        changed=_changed(run, one) if default == 0 else None,
+      )
+    )
   return tuple(judged)
 
 

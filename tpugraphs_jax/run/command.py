@@ -50,24 +50,46 @@ def define_flags() -> None:
   """Defines the flags of both commands, except `--config` (`configs.parse_flags`)."""
   flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.")
   flags.DEFINE_string(
-      "data_root", None, f"Folder with tile/ and layout/ (default {DEFAULT_DATA_ROOT}).")
+    "data_root", None, f"Folder with tile/ and layout/ (default {DEFAULT_DATA_ROOT})."
+  )
   flags.DEFINE_boolean(
-      "synthetic", False, "Use tiny synthetic data, made in --workdir, instead of --data_root.")
+    "synthetic", False, "Use tiny synthetic data, made in --workdir, instead of --data_root."
+  )
   flags.DEFINE_boolean("print_config", False, "Print all fields of the config and end.")
-  flags.DEFINE_boolean("dry_run", False, "Print the disk, memory and hours of the run, measured on "
-                       "a few steps, and end.")
+  flags.DEFINE_boolean(
+    "dry_run",
+    False,
+    "Print the disk, memory and hours of the run, measured on a few steps, and end.",
+  )
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
-  flags.DEFINE_enum("mode", "all", MODES, "Steps to run; evaluate and predict use the model in "
-                    "--workdir.")
-  flags.DEFINE_enum("split", None, SPLITS, "With --mode=evaluate or predict: the split to evaluate "
-                    "(default valid) or to rank (default test).")
-  flags.DEFINE_list("ensemble", [], "With --mode=evaluate or predict: folders of trained models "
-                    "that rank together; results go to --workdir.")
-  flags.DEFINE_string("combine", "mean", "Average of an ensemble: of scores (mean), of scores "
-                      "scaled to [0, 1] (min_max), or of ranks (rank).")
+  flags.DEFINE_enum(
+    "mode", "all", MODES, "Steps to run; evaluate and predict use the model in --workdir."
+  )
+  flags.DEFINE_enum(
+    "split",
+    None,
+    SPLITS,
+    "With --mode=evaluate or predict: the split to evaluate "
+    "(default valid) or to rank (default test).",
+  )
+  flags.DEFINE_list(
+    "ensemble",
+    [],
+    "With --mode=evaluate or predict: folders of trained models "
+    "that rank together; results go to --workdir.",
+  )
+  flags.DEFINE_string(
+    "combine",
+    "mean",
+    "Average of an ensemble: of scores (mean), of scores "
+    "scaled to [0, 1] (min_max), or of ranks (rank).",
+  )
   flags.DEFINE_boolean("resume", False, "Continue the run in --workdir.")
-  flags.DEFINE_string("compilation_cache", None, "Folder for compiled programs, which runs may "
-                      "share (default: compilation_cache in --workdir).")
+  flags.DEFINE_string(
+    "compilation_cache",
+    None,
+    "Folder for compiled programs, which runs may share (default: compilation_cache in --workdir).",
+  )
   flags.DEFINE_string("coordinator_address", None, "host:port of process 0 of several.")
   flags.DEFINE_integer("num_processes", None, "Number of processes.")
   flags.DEFINE_integer("process_id", None, "Number of this process.")

@@ -46,7 +46,8 @@ def _importable() -> None:
   name = f"{tpugraphs_jax.__name__}.configs"
   if name not in sys.modules:
     spec = importlib.util.spec_from_file_location(
-        name, folder() / "__init__.py", submodule_search_locations=[str(folder())])
+      name, folder() / "__init__.py", submodule_search_locations=[str(folder())]
+    )
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
 
@@ -90,9 +91,11 @@ def load(value: str) -> ml_collections.ConfigDict:
   """
   path, colon, variant = resolve(value, "").partition(":")
   if not Path(path).is_file():
-    raise FileNotFoundError(f"there is no config file {value.partition(':')[0]}: name one of the "
-                            "project's with a variant, such as layout.py:xla-random or "
-                            "tile.py:recommended, or a file of your own")
+    raise FileNotFoundError(
+      f"there is no config file {value.partition(':')[0]}: name one of the "
+      "project's with a variant, such as layout.py:xla-random or "
+      "tile.py:recommended, or a file of your own"
+    )
   try:
     get_config = _definitions(Path(path))["get_config"]
     return get_config(variant) if colon else get_config()
@@ -194,8 +197,9 @@ def change(config: ml_collections.ConfigDict, fields: Mapping[str, Any]) -> None
   names = fields_of(config)
   for name in fields:
     if name not in names:
-      raise ValueError(f"the config has no field {name!r}; {options.nearest(name, names)}"
-                       "print it to see all")
+      raise ValueError(
+        f"the config has no field {name!r}; {options.nearest(name, names)}print it to see all"
+      )
   config.update_from_flattened_dict(dict(fields))
 
 
@@ -217,8 +221,10 @@ def _unknown_field(config: ml_collections.ConfigDict, argv: Sequence[str]) -> st
     flag = argument.partition("=")[0]
     field = re.sub(r"^--?config\.", "", flag)
     if field != flag and not any(f"{name}.".startswith(f"{field}.") for name in fields):
-      return (f"{argument}: the config has no field {field!r}; {options.nearest(field, fields)}"
-              "--print_config lists them")
+      return (
+        f"{argument}: the config has no field {field!r}; {options.nearest(field, fields)}"
+        "--print_config lists them"
+      )
   return ""
 
 
@@ -254,15 +260,24 @@ def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> Non
   if name not in base.MODELS[kind]:
     return  # A module of the flag `extensions` may register it; `schema.check` comes later.
   defaults = base.options_of(base.MODELS[kind][name])
-  config.model = schema.model(kind, name, **{
-      key: config.model[key] for key in _COMMON_OPTIONS if key in defaults and key in config.model})
+  config.model = schema.model(
+    kind,
+    name,
+    **{
+      key: config.model[key] for key in _COMMON_OPTIONS if key in defaults and key in config.model
+    },
+  )
 
 
 def _define_config(
-    config: ml_collections.ConfigDict, argv: Sequence[str], place: str, *, is_given: bool) -> None:
+  config: ml_collections.ConfigDict, argv: Sequence[str], place: str, *, is_given: bool
+) -> None:
   config_flags.DEFINE_config_dict(
-      "config", config, "FILE.py:VARIANT, or a variant alone; --config.FIELD changes a field.",
-      sys_argv=list(argv))
+    "config",
+    config,
+    "FILE.py:VARIANT, or a variant alone; --config.FIELD changes a field.",
+    sys_argv=list(argv),
+  )
   flag = flags.FLAGS["config"]
   flag.default_as_str = place  # instead of the whole config, for --help
   flag.present = int(is_given)

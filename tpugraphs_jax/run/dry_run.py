@@ -54,7 +54,7 @@ def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
 
 
 def _collection_lines(
-    config: ml_collections.ConfigDict, collection: Collection, scratch: Path
+  config: ml_collections.ConfigDict, collection: Collection, scratch: Path
 ) -> Generator[str, None, bool]:
   """Yields the sizes of a collection; returns whether a run can be measured on it."""
   yield f"collection  {collection.name}"
@@ -62,33 +62,42 @@ def _collection_lines(
   yield from _data_lines(config, collection, splits)
   if not {"train", "valid"} <= set(splits):
     only = f"only {', '.join(splits)}" if splits else "no data"
-    yield (f"time        not measured, which needs the splits train and valid: {only} at "
-           f"{config.data_root}")
+    yield (
+      f"time        not measured, which needs the splits train and valid: {only} at "
+      f"{config.data_root}"
+    )
     return False
   if collection.kind == "layout":
     is_incomplete, text = _store_line(config, collection, splits, scratch)
     yield text
     if is_incomplete:
-      yield (f"time        not measured: build the store first (python -m tpugraphs_jax.data.store "
-             f"build --data_root {config.data_root} --collection {collection.name})")
+      yield (
+        f"time        not measured: build the store first (python -m tpugraphs_jax.data.store "
+        f"build --data_root {config.data_root} --collection {collection.name})"
+      )
       return False
   yield from _host_lines(config, collection)
   return True
 
 
 def _data_lines(
-    config: ml_collections.ConfigDict, collection: Collection, splits: Sequence[str]
+  config: ml_collections.ConfigDict, collection: Collection, splits: Sequence[str]
 ) -> Iterator[str]:
-  size = sum(path.stat().st_size for split in splits
-             for path in npz.files_there(config.data_root, collection.name, split))
+  size = sum(
+    path.stat().st_size
+    for split in splits
+    for path in npz.files_there(config.data_root, collection.name, split)
+  )
   if splits:
     yield f"files       {console.size(size)} in {config.data_root} ({', '.join(splits)})"
   if not splits and collection.is_released:
     published = download.PUBLISHED[collection.name]
     size = console.size(1e9 * published.gigabytes)
-    yield (f"download    about {size}, twice that while it is unpacked: python -m "
-           f"tpugraphs_jax.data.download --data_root {config.data_root} "
-           f"--collections {collection.name}")
+    yield (
+      f"download    about {size}, twice that while it is unpacked: python -m "
+      f"tpugraphs_jax.data.download --data_root {config.data_root} "
+      f"--collections {collection.name}"
+    )
     if collection.kind == "layout":
       yield f"store       at most about {console.size(1e9 * published.store_gigabytes)}"
   place = files.local_of(config.data_root).absolute()
@@ -103,13 +112,14 @@ def _number(count: int, noun: str) -> str:
 
 
 def _store_line(
-    config: ml_collections.ConfigDict, collection: Collection, splits: Sequence[str], scratch: Path
+  config: ml_collections.ConfigDict, collection: Collection, splits: Sequence[str], scratch: Path
 ) -> tuple[bool, str]:
   """Whether the store has to be built before a measurement, and a line with its size."""
   size, absent, bound = 0, 0, 0
   for split in splits:
     folders = store.graph_folders(
-        config.data_root, collection.name, split, store_dir=config.data.store_dir or None)
+      config.data_root, collection.name, split, store_dir=config.data.store_dir or None
+    )
     for file, folder in folders.items():
       if not graph_folder.why_outdated(folder, file):
         size += sum(path.stat().st_size for path in folder.iterdir())
@@ -162,17 +172,26 @@ def _time_lines(job: job_lib.Job, scratch: Path) -> Iterator[str]:
   parameters = optax.tree.size(stage.state.params)
   total = steps * step + shapes * compilation + evaluations * sampled + final
   memory, peak_bytes = log.peak_memory()
-  yield (f"memory      {console.size(peak_bytes)} of the {memory} at its peak, "
-         f"{parameters:,} parameters")
+  yield (
+    f"memory      {console.size(peak_bytes)} of the {memory} at its peak, {parameters:,} parameters"
+  )
   state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(stage.state))
-  yield (f"checkpoints about {console.size(2 * state_bytes)}: two, each with parameters and state "
-         "of the optimizer")
-  yield (f"compiles    {_number(shapes, 'batch shape')} of training, {compilation:.1f} s each; a "
-         "shared compilation cache saves this in later runs")
-  yield (f"steps       {steps:,} of {step:.3g} s (mean of {len(later)} measured), "
-         f"{_number(evaluations, 'evaluation')} of {sampled:.3g} s, the last one of {final:.3g} s")
-  yield (f"time        about {console.duration(total)} on "
-         f"{_number(jax.device_count(), 'device')} like these")
+  yield (
+    f"checkpoints about {console.size(2 * state_bytes)}: two, each with parameters and state "
+    "of the optimizer"
+  )
+  yield (
+    f"compiles    {_number(shapes, 'batch shape')} of training, {compilation:.1f} s each; a "
+    "shared compilation cache saves this in later runs"
+  )
+  yield (
+    f"steps       {steps:,} of {step:.3g} s (mean of {len(later)} measured), "
+    f"{_number(evaluations, 'evaluation')} of {sampled:.3g} s, the last one of {final:.3g} s"
+  )
+  yield (
+    f"time        about {console.duration(total)} on "
+    f"{_number(jax.device_count(), 'device')} like these"
+  )
   if rankers.last_folder(job.config):
     yield "            without the fine-tuning of the head, which was not measured"
 
@@ -195,13 +214,14 @@ def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[TrainState, list[floa
 
 
 def _evaluation(
-    job: job_lib.Job, scorer: Scorer, params: optax.Params, valid: Sequence[Any]
+  job: job_lib.Job, scorer: Scorer, params: optax.Params, valid: Sequence[Any]
 ) -> tuple[float, float]:
   """Seconds of an evaluation during training, and after it, estimated from a few graphs."""
   sample, ids = training.validation_sample(job.config, valid)(0)
   by_size = sorted(range(len(sample)), key=lambda i: len(sample[i].opcode))
   numbers = sorted(
-      {by_size[i] for i in np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)})
+    {by_size[i] for i in np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)}
+  )
   graphs, graph_ids = [sample[i] for i in numbers], [ids[i] for i in numbers]
   score = lambda: scorer(params, graphs, graph_ids)
   score()  # compiles

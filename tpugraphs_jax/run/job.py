@@ -46,20 +46,28 @@ class Job:
     options.import_extensions(config.extensions)
     schema.check(config)
     ranker = Ranker(config.to_dict())
-    first, *also = (_data_of(ranker.settings, collection) for collection in (
-        ranker.collection, *map(Collection, config.data.get("also", ()))))
+    first, *also = (
+      _data_of(ranker.settings, collection)
+      for collection in (ranker.collection, *map(Collection, config.data.get("also", ())))
+    )
     return cls(config, first, ranker, tuple(also))
 
   def evaluations(self, workdir: Path) -> list[tuple[Job, Path]]:
     """A job and a folder of results for each collection, those of `data.also` first."""
-    others = [(dataclasses.replace(self, data=data, also=()),
-               workdir / _ALSO / data.collection.name.replace(":", "_")) for data in self.also]
+    others = [
+      (
+        dataclasses.replace(self, data=data, also=()),
+        workdir / _ALSO / data.collection.name.replace(":", "_"),
+      )
+      for data in self.also
+    ]
     return [*others, (self, workdir)]
 
   def load(self, split: str) -> list[OpGraph]:
     """Graphs of a split, from all collections that the network is trained on."""
-    return [graph for data in (self.data, *self.also)
-            for graph in data.load(self.config.data_root, split)]
+    return [
+      graph for data in (self.data, *self.also) for graph in data.load(self.config.data_root, split)
+    ]
 
   def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:
     """Graphs prepared for training and scoring; see `Ranker.prepare`."""
@@ -87,11 +95,13 @@ def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
   """
   least, data = job.config.batch.min_configs, job.data
   result = selection.keep(
-      graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least))
+    graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least)
+  )
   if not result:
     raise ValueError(
-        f"none of the {len(graphs)} training graphs of {data.collection.name} can be trained on: "
-        f"the lines above say why (batch.min_configs is {least})")
+      f"none of the {len(graphs)} training graphs of {data.collection.name} can be trained on: "
+      f"the lines above say why (batch.min_configs is {least})"
+    )
   return result
 
 
@@ -110,8 +120,10 @@ def load_graphs(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], li
   train_graphs = trainable(job, job.load("train"))
   valid_graphs = evaluable(data.load(config.data_root, "valid"))
   if not valid_graphs:
-    raise ValueError(f"no labelled validation graph of {data.collection.name} in "
-                     f"{config.data_root}; choosing the best checkpoint needs at least one")
+    raise ValueError(
+      f"no labelled validation graph of {data.collection.name} in "
+      f"{config.data_root}; choosing the best checkpoint needs at least one"
+    )
   _fit_once(job, train_graphs, workdir, resume=resume)
   log.write_manifest(workdir, config.to_dict())
   for each in (data, *job.also):  # raises before training starts

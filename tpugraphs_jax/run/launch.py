@@ -29,8 +29,9 @@ def launch(values: flags.FlagValues) -> None:
       print(configs.listing(values.config, values["config"].default_as_str))
       return
     with parallel.explaining_memory(
-        "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
-        "(layouts: variant gst_ed)"):
+      "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
+      "(layouts: variant gst_ed)"
+    ):
       (_dry_run if values.dry_run else _run)(values)
   except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
@@ -41,16 +42,27 @@ def _run(values: flags.FlagValues) -> None:
   """Trains, evaluates and ranks, by `--mode`."""
   _check_flags(values)
   _start(values)
-  parallel.use_compilation_cache(values.compilation_cache or trust.own_folder(
-      files.local_of(values.workdir) / "compilation_cache", files.cache() / "secret"))
+  parallel.use_compilation_cache(
+    values.compilation_cache
+    or trust.own_folder(
+      files.local_of(values.workdir) / "compilation_cache", files.cache() / "secret"
+    )
+  )
   # When one process fails, all stop: none waits for it.
-  with parallel.stop_together(), files.working_folder(
-      values.workdir, is_writing=parallel.is_primary()) as workdir:
+  with (
+    parallel.stop_together(),
+    files.working_folder(values.workdir, is_writing=parallel.is_primary()) as workdir,
+  ):
     if values.ensemble:
       _run_together(values, workdir)
       return
-    training.run(_config(values, workdir), workdir, mode=values.mode, resume=values.resume,
-                 split=values.split or "")
+    training.run(
+      _config(values, workdir),
+      workdir,
+      mode=values.mode,
+      resume=values.resume,
+      split=values.split or "",
+    )
     if values.report and values.mode != "predict" and parallel.is_primary():
       report.try_write([workdir], workdir / report.FILE)
 
@@ -62,8 +74,8 @@ def _dry_run(values: flags.FlagValues) -> None:
     config = values.config
     with config.unlocked():
       config.data_root = values.data_root or (
-          _synthetic(config, Path(scratch) / "synthetic") if values.synthetic
-          else DEFAULT_DATA_ROOT)
+        _synthetic(config, Path(scratch) / "synthetic") if values.synthetic else DEFAULT_DATA_ROOT
+      )
     for line in dry_run.lines(config, Path(scratch)):
       if parallel.is_primary():
         console.say(line)
@@ -87,11 +99,13 @@ def _check_flags(values: flags.FlagValues) -> None:
   is_later = values.mode in ("predict", "evaluate")
   for flag in ("split", "ensemble"):
     if getattr(values, flag) and not is_later:
-      raise ValueError(f"--{flag} goes with --mode=evaluate or predict, and --mode is "
-                       f"{values.mode}")
+      raise ValueError(
+        f"--{flag} goes with --mode=evaluate or predict, and --mode is {values.mode}"
+      )
   if values.ensemble and values.synthetic:
-    raise ValueError("--ensemble takes the data of its first model, or --data_root: leave out "
-                     "--synthetic")
+    raise ValueError(
+      "--ensemble takes the data of its first model, or --data_root: leave out --synthetic"
+    )
 
 
 def _with_overrides(values: flags.FlagValues, fields: dict) -> ml_collections.ConfigDict:
@@ -125,7 +139,8 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
 def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   """Evaluates or ranks with an ensemble, on the data of its first model."""
   config = _with_overrides(
-      values, parallel.on_primary(lambda: model_file.config_of(values.ensemble[0])))
+    values, parallel.on_primary(lambda: model_file.config_of(values.ensemble[0]))
+  )
   with config.unlocked():
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)
@@ -145,19 +160,22 @@ def _data_of(values: flags.FlagValues, config: ml_collections.ConfigDict, workdi
   """
   if values.synthetic:
     is_remote = files.is_remote(values.workdir)
-    return _synthetic(config, (files.local_of(values.workdir) if is_remote else workdir)
-                      / "synthetic")
+    return _synthetic(
+      config, (files.local_of(values.workdir) if is_remote else workdir) / "synthetic"
+    )
   if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
     return DEFAULT_DATA_ROOT
   if config.data.source == collections.OWN:
     raise FileNotFoundError(
-        f"there is no data at {DEFAULT_DATA_ROOT}: name the folder of the collection "
-        f"{config.data.search} with --data_root (in a checkout --data_root=data/own/npz has the "
-        "example programs; python -m tpugraphs_jax.collect makes one from your own)")
+      f"there is no data at {DEFAULT_DATA_ROOT}: name the folder of the collection "
+      f"{config.data.search} with --data_root (in a checkout --data_root=data/own/npz has the "
+      "example programs; python -m tpugraphs_jax.collect makes one from your own)"
+    )
   raise FileNotFoundError(
-      f"there is no data at {DEFAULT_DATA_ROOT}: download it (python -m "
-      f"tpugraphs_jax.data.download --data_root {DEFAULT_DATA_ROOT}), name another folder with "
-      "--data_root, or try the command on tiny synthetic data with --synthetic")
+    f"there is no data at {DEFAULT_DATA_ROOT}: download it (python -m "
+    f"tpugraphs_jax.data.download --data_root {DEFAULT_DATA_ROOT}), name another folder with "
+    "--data_root, or try the command on tiny synthetic data with --synthetic"
+  )
 
 
 def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
@@ -165,7 +183,8 @@ def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
   job = job_lib.Job.of(config)  # refuses the config before anything is written
   names = [data.collection.name for data in (job.data, *job.also)]
   make = functools.partial(
-      synthetic.generate, folder, scale="tiny", collections=names, progress=False)
+    synthetic.generate, folder, scale="tiny", collections=names, progress=False
+  )
   if parallel.is_primary():
     console.say(f"--synthetic: tiny synthetic data in {folder}, not measured on real programs")
     make()

@@ -51,8 +51,10 @@ def read_weights(path: Path) -> list[np.ndarray]:
     NpzError: it is no `.npz` of arrays.
   """
   if not path.is_file():
-    raise FileNotFoundError(f"{path} is missing: --weights must name the arrays of Keras' "
-                            "model.trainable_variables, saved by np.savez")
+    raise FileNotFoundError(
+      f"{path} is missing: --weights must name the arrays of Keras' "
+      "model.trainable_variables, saved by np.savez"
+    )
   with npz.NpzArchive(path) as archive:
     arrays = {name: archive.read(name) for name in archive.names}
   number = lambda name: [int(part) for part in re.findall(r"\d+", name)[:1]]
@@ -80,11 +82,16 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
   params = official.params_from_official(job.ranker.family.network, weights)
   if difference := state.first_difference(params, job.ranker.param_shapes(graphs[0])):
     name, weight, expected = difference
-    raise ValueError(f"the weights have {weight} for {name}, the model on this data has "
-                     f"{expected}: give the config (widths, number of layers) and the training "
-                     "split of the weights")
-  about = {"step": 0, "origin": "weights of the official TensorFlow baseline",
-           "versions": log.versions()}
+    raise ValueError(
+      f"the weights have {weight} for {name}, the model on this data has "
+      f"{expected}: give the config (widths, number of layers) and the training "
+      "split of the weights"
+    )
+  about = {
+    "step": 0,
+    "origin": "weights of the official TensorFlow baseline",
+    "versions": log.versions(),
+  }
   job.ranker.save(out / model_file.MODEL_FILE, params, about)
 
 
@@ -100,15 +107,18 @@ def weights_of(ranker: ranker_lib.Ranker, data_root: str) -> list[np.ndarray]:
     FileNotFoundError: there is no data of the ranker's collection.
   """
   return official.official_from_params(
-      ranker.family.network, ranker.params, num_ops=num_ops(data_root, ranker.collection.name))
+    ranker.family.network, ranker.params, num_ops=num_ops(data_root, ranker.collection.name)
+  )
 
 
 def num_ops(data_root: str, collection: str) -> int:
   """The largest opcode in all splits of a collection, plus 1, as in the official code."""
   paths = [path for split in SPLITS for path in npz.files_there(data_root, collection, split)]
   if not paths:
-    raise FileNotFoundError(f"no graph of {collection} under {data_root}; set --data_root to the "
-                            "folder that holds tile/ and layout/")
+    raise FileNotFoundError(
+      f"no graph of {collection} under {data_root}; set --data_root to the "
+      "folder that holds tile/ and layout/"
+    )
   largest = 0
   for path in paths:
     with npz.NpzArchive(path) as archive:
@@ -118,14 +128,22 @@ def num_ops(data_root: str, collection: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
-      prog="python -m tpugraphs_jax.run.official", description=__doc__.splitlines()[0])
+    prog="python -m tpugraphs_jax.run.official", description=__doc__.splitlines()[0]
+  )
   parser.add_argument("--config", help="such as tile.py:EarlyJoinSAGE; with --out")
-  parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="changes",
-                      help="changes a field of --config, such as model.hidden_dim=128")
+  parser.add_argument(
+    "--set",
+    action="append",
+    default=[],
+    metavar="FIELD=VALUE",
+    dest="changes",
+    help="changes a field of --config, such as model.hidden_dim=128",
+  )
   parser.add_argument("--out", help="folder for the model that is made from --weights")
   parser.add_argument("--model", help="trained model whose weights are written to --weights")
-  parser.add_argument("--weights", required=True, type=Path,
-                      help="arrays of model.trainable_variables, .npz")
+  parser.add_argument(
+    "--weights", required=True, type=Path, help="arrays of model.trainable_variables, .npz"
+  )
   parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")
   return parser
 
@@ -136,8 +154,10 @@ def _config_of(args: argparse.Namespace) -> ml_collections.ConfigDict:
   for change in args.changes:
     field, equals, text = change.partition("=")
     if not equals:
-      raise ValueError(f"--set={change}: expected a field of the config and its value, such as "
-                       "model.hidden_dim=128")
+      raise ValueError(
+        f"--set={change}: expected a field of the config and its value, such as "
+        "model.hidden_dim=128"
+      )
     value = text
     with contextlib.suppress(ValueError, SyntaxError):  # a string without quotes
       value = ast.literal_eval(text)

@@ -44,14 +44,20 @@ class Run:
     return path
 
   def __repr__(self) -> str:
-    known = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items()
-                      if value is not None)
+    known = ", ".join(
+      f"{name} {value:.4f}" for name, value in self.metrics.items() if value is not None
+    )
     return f"<Run {self.workdir}: {known or 'not evaluated'}>"
 
 
 def train_model(
-    config: str | ml_collections.ConfigDict, *, data_root: str | os.PathLike[str],
-    workdir: str | os.PathLike[str], resume: bool = False, predict: bool = False, **changes: Any,
+  config: str | ml_collections.ConfigDict,
+  *,
+  data_root: str | os.PathLike[str],
+  workdir: str | os.PathLike[str],
+  resume: bool = False,
+  predict: bool = False,
+  **changes: Any,
 ) -> Run:
   """Trains a ranker and evaluates it, as `run_tile.py` and `run_layout.py` do.
 
@@ -77,8 +83,9 @@ def train_model(
   with config.unlocked():
     config.data_root = str(data_root)
   if not resume and (workdir / model_file.CONFIG_FILE).exists():
-    raise ValueError(f"{workdir} holds a run already: go on with resume=True, or give another "
-                     "workdir")
+    raise ValueError(
+      f"{workdir} holds a run already: go on with resume=True, or give another workdir"
+    )
   training.run(config, workdir, mode="train", resume=resume)
   training.run(config, workdir, mode="evaluate")
   if predict:

@@ -36,9 +36,10 @@ SUMMARY_FILE = "summary.json"
 # The beginning of a run.
 
 _TASKS = {
-    "tile": "learn to rank tile sizes of fused kernels",
-    "layout": "learn to rank layouts of whole programs",
-    "segments": "learn to rank layouts of whole programs, from segments of them"}
+  "tile": "learn to rank tile sizes of fused kernels",
+  "layout": "learn to rank layouts of whole programs",
+  "segments": "learn to rank layouts of whole programs, from segments of them",
+}
 
 
 def announce(job: Job) -> None:
@@ -46,9 +47,15 @@ def announce(job: Job) -> None:
   collection, data_root = job.data.collection, job.config.data_root
   if parallel.is_primary():
     npz.files_there(data_root, collection.name, "train")  # copies the files of a bucket first
-    console.say(_rows({
-        "task": f"{_TASKS[job.config.task]}: collection {collection.name}", "data": data_root,
-        "labels": label_kind(data_root, collection)}))
+    console.say(
+      _rows(
+        {
+          "task": f"{_TASKS[job.config.task]}: collection {collection.name}",
+          "data": data_root,
+          "labels": label_kind(data_root, collection),
+        }
+      )
+    )
 
 
 def _rows(texts: Mapping[str, str]) -> str:
@@ -56,7 +63,7 @@ def _rows(texts: Mapping[str, str]) -> str:
 
 
 def banner(
-    job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
+  job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
 ) -> str:
   """The graphs, model, devices and steps of a run, a line each.
 
@@ -68,26 +75,30 @@ def banner(
   """
   config, model, batch = job.config, job.config.model, job.config.batch
   also = [data.collection.name for data in job.also]
-  return _rows({
+  return _rows(
+    {
       "training": _sizes(graphs) + (also and f", with {' and '.join(also)}" or ""),
       "validation": f"{_sizes(valid)}; judged by "
-                    f"{judge.mean_name(config.train.best_metric)} on "
-                    f"{_sample(config, 'all of them')}",
+      f"{judge.mean_name(config.train.best_metric)} on "
+      f"{_sample(config, 'all of them')}",
       "model": f"{model.name}, {optax.tree.size(training.state.params):,} parameters, "
-               f"{model.get('dtype', 'float32')}, matrix products "
-               f"{model.get('precision', 'default')}",
+      f"{model.get('dtype', 'float32')}, matrix products "
+      f"{model.get('precision', 'default')}",
       "devices": _devices(),
       "steps": f"{training.total_steps:,} in {training.epochs} epochs of "
-               f"{training.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
-               "configurations",
-      "folder": f"{workdir}, seed {config.seed}"})
+      f"{training.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
+      "configurations",
+      "folder": f"{workdir}, seed {config.seed}",
+    }
+  )
 
 
 def _sizes(graphs: Sequence[Any]) -> str:
   configs, nodes = sum(len(g.configs) for g in graphs), [len(g.opcode) for g in graphs]
   size = f"{min(nodes):,} to {max(nodes):,}" if min(nodes) < max(nodes) else f"{min(nodes):,}"
-  return f"{len(graphs):,} graph{'s' * (len(graphs) != 1)} of {size} nodes, " \
-         f"{configs:,} configurations"
+  return (
+    f"{len(graphs):,} graph{'s' * (len(graphs) != 1)} of {size} nodes, {configs:,} configurations"
+  )
 
 
 def _sample(config: ml_collections.ConfigDict, all_configs: str) -> str:
@@ -134,16 +145,21 @@ def _plain(value: Any) -> Any:
   return value
 
 
-def begin_summary(
-    config: ml_collections.ConfigDict, workdir: Path, collection: Collection) -> None:
+def begin_summary(config: ml_collections.ConfigDict, workdir: Path, collection: Collection) -> None:
   """Replaces the summary by a new one with the fields that are known before training."""
   if parallel.is_primary():
     (workdir / SUMMARY_FILE).unlink(missing_ok=True)
   update_summary(
-      workdir, collection=collection.name, model=config.model.name, seed=config.seed,
-      data_root=config.data_root, labels=label_kind(config.data_root, collection),
-      devices=f"{jax.device_count()} x {jax.devices()[0].device_kind}", versions=log.versions(),
-      date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"))
+    workdir,
+    collection=collection.name,
+    model=config.model.name,
+    seed=config.seed,
+    data_root=config.data_root,
+    labels=label_kind(config.data_root, collection),
+    devices=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    versions=log.versions(),
+    date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+  )
 
 
 @contextlib.contextmanager
@@ -154,8 +170,7 @@ def interruptions(workdir: Path) -> Iterator[None]:
     yield
   except SystemExit as end:
     code = end.code
-    name = (signal.Signals(code - 128).name if isinstance(code, int) and code > 128
-            else str(code))
+    name = signal.Signals(code - 128).name if isinstance(code, int) and code > 128 else str(code)
     why = f"asked to stop ({name})"
     raise
   except FloatingPointError as error:
@@ -167,7 +182,7 @@ def interruptions(workdir: Path) -> Iterator[None]:
 
 
 def of_training(
-    config: ml_collections.ConfigDict, result: loop.TrainResult, *, graphs: int, seconds: float
+  config: ml_collections.ConfigDict, result: loop.TrainResult, *, graphs: int, seconds: float
 ) -> dict[str, Any]:
   """The section `training` of the summary.
 
@@ -179,14 +194,20 @@ def of_training(
   """
   memory, _ = log.peak_memory()
   return {
-      "ended": result.why, "step": result.step, "seconds": seconds,
-      "compile_seconds": result.compile_seconds,
-      "peak_memory": {"of": memory, "bytes": result.peak_bytes},
-      "best": {
-          "step": result.best_step,
-          "metric": f"{loop.SAMPLE}/{judge.mean_name(config.train.best_metric)}",
-          "value": result.best_value, "split": "valid", "graphs": graphs,
-          "configurations": _sample(config, "all")}}
+    "ended": result.why,
+    "step": result.step,
+    "seconds": seconds,
+    "compile_seconds": result.compile_seconds,
+    "peak_memory": {"of": memory, "bytes": result.peak_bytes},
+    "best": {
+      "step": result.best_step,
+      "metric": f"{loop.SAMPLE}/{judge.mean_name(config.train.best_metric)}",
+      "value": result.best_value,
+      "split": "valid",
+      "graphs": graphs,
+      "configurations": _sample(config, "all"),
+    },
+  }
 
 
 # Evaluation.
@@ -210,18 +231,25 @@ def evaluate(job: Job, workdir: Path, *, split: str = "") -> dict[str, float]:
   graphs = job.prepare(graphs)  # frees the raw graphs
   scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
   return _write_evaluation(
-      job, graphs, judge.with_labels(graphs, ids, scores), workdir, split=split or "valid",
-      started=started, predicted_ns=_predicted_ns(job, graphs, ids, scores))
+    job,
+    graphs,
+    judge.with_labels(graphs, ids, scores),
+    workdir,
+    split=split or "valid",
+    started=started,
+    predicted_ns=_predicted_ns(job, graphs, ids, scores),
+  )
 
 
 def evaluate_together(
-    job: Job, ensemble: Ensemble, workdir: Path, *, split: str = ""
+  job: Job, ensemble: Ensemble, workdir: Path, *, split: str = ""
 ) -> dict[str, float]:
   """Like `evaluate`, with an ensemble instead of the ranker of `job`."""
   started = time.monotonic()
   if parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
-    raise ValueError(f"{workdir} holds a run, and the ensemble would replace its results: give "
-                     "another --workdir")
+    raise ValueError(
+      f"{workdir} holds a run, and the ensemble would replace its results: give another --workdir"
+    )
   graphs, ids = _to_judge(job, split)
   if not graphs:
     return {}
@@ -230,25 +258,39 @@ def evaluate_together(
   begin_summary(job.config, workdir, job.data.collection)
   update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
   return _write_evaluation(
-      job, graphs, judge.with_labels(graphs, ids, scores), workdir, split=split or "valid",
-      started=started)
+    job,
+    graphs,
+    judge.with_labels(graphs, ids, scores),
+    workdir,
+    split=split or "valid",
+    started=started,
+  )
 
 
 def _to_judge(job: Job, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
   """Labelled graphs of a split, and the numbers of the judged configurations of each."""
   graphs = evaluable(job.data.load(job.config.data_root, split or "valid"))
   if not graphs and split:
-    raise ValueError(f"no graph of the split {split} of {job.data.collection.name} has labels: "
-                     "evaluate --split=valid, or rank the split with --mode=predict")
+    raise ValueError(
+      f"no graph of the split {split} of {job.data.collection.name} has labels: "
+      "evaluate --split=valid, or rank the split with --mode=predict"
+    )
   if not graphs:
-    console.say(f"{job.data.collection.name}: no labelled graph in the validation split; nothing "
-                "to score")
+    console.say(
+      f"{job.data.collection.name}: no labelled graph in the validation split; nothing to score"
+    )
   return graphs, [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
 
 
 def _write_evaluation(
-    job: Job, graphs: Sequence[Any], judged_graphs: Sequence[judge.GraphScores], workdir: Path, *,
-    split: str, started: float, predicted_ns: Sequence[np.ndarray] | None = None,
+  job: Job,
+  graphs: Sequence[Any],
+  judged_graphs: Sequence[judge.GraphScores],
+  workdir: Path,
+  *,
+  split: str,
+  started: float,
+  predicted_ns: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
   """Computes metrics, writes the files, prints and returns the means."""
   collection = job.data.collection
@@ -260,25 +302,37 @@ def _write_evaluation(
   if split == "valid":  # the split of the report
     judge.write_scores(workdir / judge.SCORES_FILE, judged_graphs)
     if collection.kind == "tile":
-      judge.write_csv(workdir / judge.PROGRAMS_FILE,
-                      judge.program_rows(judged_graphs, predicted_ns))
+      judge.write_csv(
+        workdir / judge.PROGRAMS_FILE, judge.program_rows(judged_graphs, predicted_ns)
+      )
   configurations = _configurations(job.config, graphs, judged_graphs)
   random = judge.random_order([one.label for one in judged_graphs], collection.slowdown_ks)
   memory, peak_bytes = log.peak_memory()
-  update_summary(workdir, **{name: {
-      "split": split, "graphs": len(rows), "configurations": configurations,
-      "configurations_judged": sum(len(graph.scores) for graph in judged_graphs),
-      "metrics": {judge.mean_name(key): value for key, value in means.items()},
-      "random_order": {judge.mean_name(key): value for key, value in random.items()},
-      "seconds": time.monotonic() - started,
-      "peak_memory": {"of": memory, "bytes": peak_bytes}}})
-  console.say(judge.summary(
-      collection, rows, means, random=random, split=split, configurations=configurations))
+  update_summary(
+    workdir,
+    **{
+      name: {
+        "split": split,
+        "graphs": len(rows),
+        "configurations": configurations,
+        "configurations_judged": sum(len(graph.scores) for graph in judged_graphs),
+        "metrics": {judge.mean_name(key): value for key, value in means.items()},
+        "random_order": {judge.mean_name(key): value for key, value in random.items()},
+        "seconds": time.monotonic() - started,
+        "peak_memory": {"of": memory, "bytes": peak_bytes},
+      }
+    },
+  )
+  console.say(
+    judge.summary(
+      collection, rows, means, random=random, split=split, configurations=configurations
+    )
+  )
   return means
 
 
 def _predicted_ns(
-    job: Job, graphs: Sequence[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
+  job: Job, graphs: Sequence[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
 ) -> list[np.ndarray] | None:
   """Predicted runtimes `[n]` of kernels; None where scores give only the order.
 
@@ -286,17 +340,24 @@ def _predicted_ns(
   """
   target = job.config.batch.target
   meaning = losses.predicts(losses.LossOptions.of(job.config.loss).weighted)
-  if (job.data.collection.kind != "tile" or meaning == "order"
-      or target not in ("official", "absolute")):
+  if (
+    job.data.collection.kind != "tile"
+    or meaning == "order"
+    or target not in ("official", "absolute")
+  ):
     return None
-  return [(np.exp(graph_scores.astype(float)) if meaning == "log" else graph_scores)
-          * graph.configs.unit_ns(target)[graph_ids]
-          for graph, graph_ids, graph_scores in zip(graphs, ids, scores)]
+  return [
+    (np.exp(graph_scores.astype(float)) if meaning == "log" else graph_scores)
+    * graph.configs.unit_ns(target)[graph_ids]
+    for graph, graph_ids, graph_scores in zip(graphs, ids, scores)
+  ]
 
 
 def _configurations(
-    config: ml_collections.ConfigDict, graphs: Sequence[Any],
-    judged_graphs: Sequence[judge.GraphScores]) -> str:
+  config: ml_collections.ConfigDict,
+  graphs: Sequence[Any],
+  judged_graphs: Sequence[judge.GraphScores],
+) -> str:
   """The configurations per graph that an evaluation judges, in words."""
   if all(len(one.scores) == len(graph.configs) for one, graph in zip(judged_graphs, graphs)):
     return "all"
@@ -315,13 +376,15 @@ def check_ranked(job: Job, *, split: str) -> None:
     FileNotFoundError: the split has no graphs.
     ValueError: the name of a graph cannot be written to a CSV file.
   """
+
   def check() -> None:
     for data in (job.data, *job.also):
       try:
         files = npz.split_files(job.config.data_root, data.collection.name, split)
       except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error} (--mode=train and --mode=evaluate need no {split} "
-                                "split)") from None
+        raise FileNotFoundError(
+          f"{error} (--mode=train and --mode=evaluate need no {split} split)"
+        ) from None
       if not job.config.data.skip_bad_files:
         for file in files:
           trust.name(file.stem)
@@ -330,8 +393,8 @@ def check_ranked(job: Job, *, split: str) -> None:
 
 
 def predict(
-    data: Data, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *,
-    split: str = "test") -> None:
+  data: Data, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *, split: str = "test"
+) -> None:
   """Ranks a split; writes results.csv (results_valid.csv, ...) in the form of a submission.
 
   Warns of graphs whose five best configurations have equal scores: they stay in file order.
@@ -342,11 +405,15 @@ def predict(
     return
   name = data.collection.name
   path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
-  submission.write_results(path, name, {
-      graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)})
+  submission.write_results(
+    path, name, {graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)}
+  )
   tied = [graph.name for graph, s in zip(graphs, scores) if judge.is_tied(s)]
   if tied:
     logging.warning(
-        "the five best have equal scores, and stay in file order, in %d of %d graphs: %s",
-        len(tied), len(graphs), ", ".join(tied[:5]) + ", ..." * (len(tied) > 5))
+      "the five best have equal scores, and stay in file order, in %d of %d graphs: %s",
+      len(tied),
+      len(graphs),
+      ", ".join(tied[:5]) + ", ..." * (len(tied) > 5),
+    )
   console.say(f"{name}: ranked {len(graphs)} {split} graphs, wrote {path}")

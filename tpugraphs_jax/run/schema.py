@@ -33,8 +33,11 @@ class FinetuneOptimizer(state.Optimizer):
   section = "segments.finetune.optimizer"
 
 
-_SEGMENTS = {"segments": SegmentOptions, "segments.finetune": FinetuneOptions,
-             FinetuneOptimizer.section: FinetuneOptimizer}
+_SEGMENTS = {
+  "segments": SegmentOptions,
+  "segments.finetune": FinetuneOptions,
+  FinetuneOptimizer.section: FinetuneOptimizer,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +57,24 @@ def sections(task: str) -> dict[str, type[Options]]:
     task: `tile`, `layout` or `segments`.
   """
   return {
-      "": RunOptions, "data": base.DATA[task], "batch": plan.BatchOptions,
-      "loss": losses.LossOptions, "optimizer": state.Optimizer, "train": loop.TrainOptions,
-      "eval": base.EVAL[task],
-      **(_SEGMENTS if task == "segments" else {})}
+    "": RunOptions,
+    "data": base.DATA[task],
+    "batch": plan.BatchOptions,
+    "loss": losses.LossOptions,
+    "optimizer": state.Optimizer,
+    "train": loop.TrainOptions,
+    "eval": base.EVAL[task],
+    **(_SEGMENTS if task == "segments" else {}),
+  }
 
 
 def defaults(task: str) -> ConfigDict:
   """A config of a task with the default of every field, and no model."""
-  fields = {f"{section}.{name}".lstrip("."): value
-            for section, section_class in sections(task).items()
-            for name, value in section_class.defaults().items()}
+  fields = {
+    f"{section}.{name}".lstrip("."): value
+    for section, section_class in sections(task).items()
+    for name, value in section_class.defaults().items()
+  }
   return ConfigDict(traverse_util.unflatten_dict(fields | {"task": task, "model": {}}, sep="."))
 
 
@@ -86,9 +96,11 @@ def kind_of(config: ConfigDict) -> str:
 
 def limits(config: ConfigDict) -> dict[str, Limits]:
   """The limits of the fields of a config, by name (`batch.graphs`)."""
-  result = {f"{section}.{name}".lstrip("."): each
-            for section, section_class in sections(config.task).items()
-            for name, (_, each) in options.limits_of(section_class).items()}
+  result = {
+    f"{section}.{name}".lstrip("."): each
+    for section, section_class in sections(config.task).items()
+    for name, (_, each) in options.limits_of(section_class).items()
+  }
   models = base.MODELS[kind_of(config)]
   result["model.name"] = Limits("network", one_of=tuple(models))
   if config.model.get("name") in models:
@@ -122,11 +134,18 @@ def check_task(config: ConfigDict) -> None:
     raise ValueError(f"task is {task!r}, expected one of {', '.join(base.TASKS)}")
   for section, section_class in sections(task).items():
     fields = _section(config, section)
-    absent = [section] if fields is None else [
-        f"{section}.{name}".lstrip(".") for name in section_class.defaults() if name not in fields]
+    absent = (
+      [section]
+      if fields is None
+      else [
+        f"{section}.{name}".lstrip(".") for name in section_class.defaults() if name not in fields
+      ]
+    )
     if absent:
-      raise ValueError(f"task is {task}, but the config has no {absent[0]}: name a file and "
-                       "variant of that task in --config")
+      raise ValueError(
+        f"task is {task}, but the config has no {absent[0]}: name a file and "
+        "variant of that task in --config"
+      )
 
 
 def _section(config: ConfigDict, section: str) -> Mapping[str, Any] | None:
@@ -140,19 +159,23 @@ def _section(config: ConfigDict, section: str) -> Mapping[str, Any] | None:
 
 
 def _check_names(
-    config: ConfigDict, section: str, fields: Mapping[str, Any], section_class: type[Options]
+  config: ConfigDict, section: str, fields: Mapping[str, Any], section_class: type[Options]
 ) -> None:
   names = sections(config.task)
-  subsections = {name.removeprefix(f"{section}.").split(".")[0] for name in names
-                 if name.startswith(f"{section}.") or not section}
+  subsections = {
+    name.removeprefix(f"{section}.").split(".")[0]
+    for name in names
+    if name.startswith(f"{section}.") or not section
+  }
   others = set() if section else {"model", *_COMMAND_FIELDS}
   expected = options.limits_of(section_class).keys() | subsections | others
   for name in fields:
     if name not in expected:
       field = f"{section}.{name}".lstrip(".")
       near = options.nearest(field, [*limits(config), *names])
-      raise ValueError(f"the config has a field {field!r} that nothing reads; {near}--print_config "
-                       "lists all")
+      raise ValueError(
+        f"the config has a field {field!r} that nothing reads; {near}--print_config lists all"
+      )
 
 
 def _check_pairs(config: ConfigDict) -> None:
@@ -163,12 +186,16 @@ def _check_pairs(config: ConfigDict) -> None:
   if kind_of(config) == "layout" and is_released and data.search not in _SEARCHES:
     raise ValueError(f"data.search is {data.search!r}, expected {' or '.join(_SEARCHES)}")
   if batch.config_chunk and batch.configs % batch.config_chunk:
-    raise ValueError(f"batch.config_chunk is {batch.config_chunk}, expected a divisor of "
-                     f"batch.configs, which is {batch.configs}, or 0")
+    raise ValueError(
+      f"batch.config_chunk is {batch.config_chunk}, expected a divisor of "
+      f"batch.configs, which is {batch.configs}, or 0"
+    )
   for name, _ in losses.LossOptions.of(config.loss).weighted:
     if name in losses.NEED_POSITIVE_LABELS and target not in ("official", "absolute"):
-      raise ValueError(f"loss.losses has {name}, which needs runtimes, and batch.target is "
-                       f"{target!r}: set it to official or absolute")
+      raise ValueError(
+        f"loss.losses has {name}, which needs runtimes, and batch.target is "
+        f"{target!r}: set it to official or absolute"
+      )
   if config.task == "segments":
     _check_segments(config)
   if config.data.get("also"):
@@ -179,26 +206,39 @@ def _check_also(config: ConfigDict) -> None:
   first, also = collections.of("layout", config.data.source, config.data.search), config.data.also
   kinds = {collections.Collection(name).kind for name in also}
   if first.name in also or len(set(also)) < len(also) or kinds != {"layout"}:
-    raise ValueError(f"data.also is {tuple(also)}, expected different layout collections other "
-                     f"than {first.name}, which the config names")
+    raise ValueError(
+      f"data.also is {tuple(also)}, expected different layout collections other "
+      f"than {first.name}, which the config names"
+    )
   if config.task == "segments":
-    raise ValueError(f"data.also is {tuple(also)}, but Graph Segment Training takes one "
-                     "collection: take the variant full, or leave data.also empty")
+    raise ValueError(
+      f"data.also is {tuple(also)}, but Graph Segment Training takes one "
+      "collection: take the variant full, or leave data.also empty"
+    )
 
 
 def _check_segments(config: ConfigDict) -> None:
   if config.data.virtual_node != "none":
-    raise ValueError(f"data.virtual_node is {config.data.virtual_node!r}, but segments have no "
-                     "edges between them: set it to 'none', or train on whole graphs")
+    raise ValueError(
+      f"data.virtual_node is {config.data.virtual_node!r}, but segments have no "
+      "edges between them: set it to 'none', or train on whole graphs"
+    )
   if not config.batch.drop_remainder:
-    raise ValueError("batch.drop_remainder is False, but training on segments needs full batches: "
-                     "set it to True, or train on whole graphs (variant full)")
+    raise ValueError(
+      "batch.drop_remainder is False, but training on segments needs full batches: "
+      "set it to True, or train on whole graphs (variant full)"
+    )
   if config.batch.config_chunk:
-    raise ValueError("batch.config_chunk does not go with segments, which bound memory already: "
-                     "set it to 0")
+    raise ValueError(
+      "batch.config_chunk does not go with segments, which bound memory already: set it to 0"
+    )
   if config.segments.finetune.epochs and config.segments.readout == "scalar":
-    raise ValueError("segments.finetune.epochs needs segments.readout=embedding: with scalar the "
-                     "head comes before the sum over segments")
+    raise ValueError(
+      "segments.finetune.epochs needs segments.readout=embedding: with scalar the "
+      "head comes before the sum over segments"
+    )
   if config.segments.finetune.epochs and config.train.valid_sampling == "slates":
-    raise ValueError("train.valid_sampling is 'slates', but segments.finetune.epochs needs equal "
-                     "configurations in every evaluation: set it to fixed")
+    raise ValueError(
+      "train.valid_sampling is 'slates', but segments.finetune.epochs needs equal "
+      "configurations in every evaluation: set it to fixed"
+    )

@@ -88,8 +88,9 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
   for text in texts:
     field, colon, rest = text.partition(":")
     if not field or not colon or not re.fullmatch(f"{_VALUE}(,{_VALUE})*", rest):
-      raise ValueError(f"--grid={text}, expected FIELD:VALUE,VALUE such as "
-                       "optimizer.learning_rate:1e-3,3e-3")
+      raise ValueError(
+        f"--grid={text}, expected FIELD:VALUE,VALUE such as optimizer.learning_rate:1e-3,3e-3"
+      )
     if field in grid:
       raise ValueError(f"--grid names {field} twice: give all of its values in one --grid")
     grid[field] = re.findall(_VALUE, rest)
@@ -97,7 +98,7 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def runs_of(
-    command: Sequence[str], out: str, grid: dict[str, list[str]], seeds: Sequence[int]
+  command: Sequence[str], out: str, grid: dict[str, list[str]], seeds: Sequence[int]
 ) -> list[SweepRun]:
   """The runs of a sweep: every point of the grid with every seed, seeds innermost."""
   shorts = [field.rpartition(".")[2] for field in grid]
@@ -109,12 +110,16 @@ def runs_of(
     point = tuple(zip(grid, values))
     flags = tuple(f"--config.{field}={value}" for field, value in point)
     runs += [
-        SweepRun(f"{folder}/seed_{seed}", out, (*command, *flags, f"--config.seed={seed}"), point,
-                 seed)
-        for seed in seeds]
+      SweepRun(
+        f"{folder}/seed_{seed}", out, (*command, *flags, f"--config.seed={seed}"), point, seed
+      )
+      for seed in seeds
+    ]
   if len({run.name for run in runs}) < len(runs):
-    raise ValueError("two points of --grid have the same name: give values that differ in letters, "
-                     "digits, '.', '+' or '-'")
+    raise ValueError(
+      "two points of --grid have the same name: give values that differ in letters, "
+      "digits, '.', '+' or '-'"
+    )
   return runs
 
 
@@ -128,8 +133,11 @@ def do(run: SweepRun) -> None:
   resume = ["--resume"] * is_begun
   with tempfile.TemporaryFile() as log:  # a file in a bucket cannot grow
     process = subprocess.Popen(
-        [*run.command, f"--workdir={run.folder}", *resume], stdout=log, stderr=subprocess.STDOUT,
-        env=os.environ | {jobs.PARENT: str(os.getpid())})
+      [*run.command, f"--workdir={run.folder}", *resume],
+      stdout=log,
+      stderr=subprocess.STDOUT,
+      env=os.environ | {jobs.PARENT: str(os.getpid())},
+    )
     try:
       process.wait()
     except (KeyboardInterrupt, SystemExit) as error:
@@ -142,10 +150,17 @@ def do(run: SweepRun) -> None:
       output = log.read().decode(errors="replace")
       (run.folder / _LOG).write_text(output)
   metrics = run.summary.get("validation", {}).get("metrics", {})
-  figures = "".join(f", {name} {metrics[name]:.4f}" for name in _METRICS
-                    if metrics.get(name) is not None)
-  console.say(f"{run.name}: " + (f"ended with status {process.returncode}: {_complaint(output)}"
-                                 if process.returncode else f"done{figures}"))
+  figures = "".join(
+    f", {name} {metrics[name]:.4f}" for name in _METRICS if metrics.get(name) is not None
+  )
+  console.say(
+    f"{run.name}: "
+    + (
+      f"ended with status {process.returncode}: {_complaint(output)}"
+      if process.returncode
+      else f"done{figures}"
+    )
+  )
 
 
 def _complaint(output: str) -> str:
@@ -162,9 +177,14 @@ def row_of(run: SweepRun) -> dict[str, Any]:
     log = run.folder / _LOG
     state = _complaint(log.read_text()) if log.exists() else "not begun"
   return {
-      "run": run.name, **dict(run.point), "seed": run.seed, "state": state,
-      "step": training.get("step", ""), "seconds": training.get("seconds", ""),
-      **summary.get("validation", {}).get("metrics", {})}
+    "run": run.name,
+    **dict(run.point),
+    "seed": run.seed,
+    "state": state,
+    "step": training.get("step", ""),
+    "seconds": training.get("seconds", ""),
+    **summary.get("validation", {}).get("metrics", {}),
+  }
 
 
 def _write_rows(runs: Sequence[SweepRun], out: str) -> None:
@@ -182,8 +202,10 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
       trust.check(earlier, {}, "it")
     for name, value in settings.items():
       if earlier.get(name) != value:
-        raise ValueError(f"{path} is of a sweep with {name} {earlier.get(name)}, now it is "
-                         f"{value}: give the same, or another --out")
+        raise ValueError(
+          f"{path} is of a sweep with {name} {earlier.get(name)}, now it is "
+          f"{value}: give the same, or another --out"
+        )
     return
   with files.replacing(path) as file:
     file.write(json.dumps(settings, indent=2) + "\n")
@@ -196,32 +218,52 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
     ValueError, FileNotFoundError: there is no such config or field.
   """
   if not args.config.partition(":")[0].endswith(".py"):
-    raise ValueError(f"--config={args.config}, expected FILE.py:VARIANT such as "
-                     "tile.py:recommended")
+    raise ValueError(
+      f"--config={args.config}, expected FILE.py:VARIANT such as tile.py:recommended"
+    )
   place = configs.resolve(args.config, "")
   config = configs.load(place)
   schema.check_task(config)
   names = configs.fields_of(config)
   for field in fields:
     if field not in names:
-      raise ValueError(f"--grid names {field!r}, and the config has no such field: "
-                       f"{options.nearest(field, names)}--print_config of the command lists them")
+      raise ValueError(
+        f"--grid names {field!r}, and the config has no such field: "
+        f"{options.nearest(field, names)}--print_config of the command lists them"
+      )
   kind = schema.kind_of(config)
-  start = ("import sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import jobs; "
-           f"jobs.end_with_parent(); sys.argv[0] = 'run_{kind}.py'; run.{kind}()")
+  start = (
+    "import sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import jobs; "
+    f"jobs.end_with_parent(); sys.argv[0] = 'run_{kind}.py'; run.{kind}()"
+  )
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
-  return [sys.executable, "-c", start, f"--config={place}", *data,
-          *["--synthetic"] * args.synthetic, *args.fields]
+  return [
+    sys.executable,
+    "-c",
+    start,
+    f"--config={place}",
+    *data,
+    *["--synthetic"] * args.synthetic,
+    *args.fields,
+  ]
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
   own, beam = jobs.split_flags(argv)
   parser = argparse.ArgumentParser(
-      prog="python -m tpugraphs_jax.sweep", formatter_class=argparse.RawDescriptionHelpFormatter,
-      description=__doc__, allow_abbrev=False)
+    prog="python -m tpugraphs_jax.sweep",
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    description=__doc__,
+    allow_abbrev=False,
+  )
   parser.add_argument("--config", required=True, help="FILE.py:VARIANT, as in the commands")
-  parser.add_argument("--grid", action="append", default=[], metavar="FIELD:VALUE,...",
-                      help="values of a field; several --grid make all combinations")
+  parser.add_argument(
+    "--grid",
+    action="append",
+    default=[],
+    metavar="FIELD:VALUE,...",
+    help="values of a field; several --grid make all combinations",
+  )
   parser.add_argument("--seeds", type=int, default=1, help="number of seeds, from 0 (default: 1)")
   parser.add_argument("--out", required=True, help="folder of all runs; may be in a bucket")
   parser.add_argument("--data_root", default="", help="as in the commands")
@@ -230,13 +272,16 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   args, rest = parser.parse_known_args(own)
   wrong = next((arg for arg in rest if not arg.startswith("--config.") or "=" not in arg), None)
   if wrong is not None:
-    parser.error(f"unknown argument {wrong}; fields are --config.FIELD=VALUE, and Beam's own flags "
-                 "come after --")
+    parser.error(
+      f"unknown argument {wrong}; fields are --config.FIELD=VALUE, and Beam's own flags "
+      "come after --"
+    )
   for name in ("seeds", "jobs"):
     if getattr(args, name) < 1:
       parser.error(f"--{name}={getattr(args, name)}, expected at least 1")
   if any(text.startswith("seed:") for text in args.grid) or any(
-      field.startswith("--config.seed=") for field in rest):
+    field.startswith("--config.seed=") for field in rest
+  ):
     parser.error("seeds are 0, 1, ... up to --seeds: leave out --grid=seed and --config.seed")
   args.fields, args.beam, args.out = rest, beam, os.path.expanduser(args.out)
   return args
@@ -249,8 +294,15 @@ def main(argv: Sequence[str] | None = None) -> int:
   grid = grid_of(args.grid)
   command = _command_of(args, list(grid))
   runs = runs_of(command, args.out, grid, range(args.seeds))
-  _check_settings(args.out, {"config": args.config, "fields": sorted(args.fields),
-                             "data_root": args.data_root, "synthetic": args.synthetic})
+  _check_settings(
+    args.out,
+    {
+      "config": args.config,
+      "fields": sorted(args.fields),
+      "data_root": args.data_root,
+      "synthetic": args.synthetic,
+    },
+  )
   todo = [run for run in runs if not run.is_done]
   console.say(f"{len(runs)} runs, of which {len(runs) - len(todo)} are done")
   with jobs.stopping():

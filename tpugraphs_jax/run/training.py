@@ -58,8 +58,13 @@ _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive
 
 
 def run(
-    config: ml_collections.ConfigDict, workdir: Path, *, mode: str = "all", resume: bool = False,
-    split: str = "") -> None:
+  config: ml_collections.ConfigDict,
+  workdir: Path,
+  *,
+  mode: str = "all",
+  resume: bool = False,
+  split: str = "",
+) -> None:
   """Trains, evaluates and ranks.
 
   Args:
@@ -93,8 +98,12 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   """Fits transforms, trains, and keeps the best or the last checkpoint, by `train.result`."""
   config, started = job.config, time.monotonic()
   check_machine(config)
-  loop.check_workdir(workdir, resume=resume, config=model_file.fingerprint(config.to_dict()),
-                     files=job_lib.digests(workdir))
+  loop.check_workdir(
+    workdir,
+    resume=resume,
+    config=model_file.fingerprint(config.to_dict()),
+    files=job_lib.digests(workdir),
+  )
   results.announce(job)
   # One run at a time may write to the folder.
   with files_lib.hold(workdir) if parallel.is_primary() else contextlib.nullcontext():
@@ -102,8 +111,12 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
     with results.interruptions(workdir):
       result = _train_stages(job, graphs, valid, workdir, resume=resume)
     sample, _ = validation_sample(config, valid)(result.step)
-    results.update_summary(workdir, training=results.of_training(
-        config, result, graphs=len(sample), seconds=time.monotonic() - started))
+    results.update_summary(
+      workdir,
+      training=results.of_training(
+        config, result, graphs=len(sample), seconds=time.monotonic() - started
+      ),
+    )
     return result
 
 
@@ -116,7 +129,7 @@ def check_machine(config: ml_collections.ConfigDict) -> None:
 
 
 def _train_stages(
-    job: Job, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path, *, resume: bool
+  job: Job, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path, *, resume: bool
 ) -> loop.TrainResult:
   """Runs the stages of training, each with the parameters of the stage before."""
   config, params, result = job.config, None, None
@@ -127,24 +140,43 @@ def _train_stages(
       console.say(f"the first stage is done: next, the {stage.folder} alone")
     family, graphs = stage.begin(params, graphs, folder)
     training, _ = begin(
-        config, family, graphs, job.data.targets, epochs=stage.epochs, optimizer=stage.optimizer,
-        folder=folder, params=params)
+      config,
+      family,
+      graphs,
+      job.data.targets,
+      epochs=stage.epochs,
+      optimizer=stage.optimizer,
+      folder=folder,
+      params=params,
+    )
     if params is None:
       results.begin_summary(config, workdir, job.data.collection)
       if parallel.is_primary():
         console.say(results.banner(job, training, graphs, valid, workdir))
     result = train_stage(
-        job, training, family.scorer(), valid, folder, resume=resume,
-        files=job_lib.digests(workdir),
-        on_best=_model_writer(job, workdir) if stage is stages[-1] else None)
+      job,
+      training,
+      family.scorer(),
+      valid,
+      folder,
+      resume=resume,
+      files=job_lib.digests(workdir),
+      on_best=_model_writer(job, workdir) if stage is stages[-1] else None,
+    )
     params = result.state.eval_params
   return result
 
 
 def train_stage(
-    job: Job, training: loop.Training, scorer: Scorer, valid: Sequence[Any], folder: Path, *,
-    resume: bool, files: Mapping[str, str] | None = None,
-    on_best: loop.OnBest | None = None,
+  job: Job,
+  training: loop.Training,
+  scorer: Scorer,
+  valid: Sequence[Any],
+  folder: Path,
+  *,
+  resume: bool,
+  files: Mapping[str, str] | None = None,
+  on_best: loop.OnBest | None = None,
 ) -> loop.TrainResult:
   """Runs the training loop of a stage, with evaluation on a sample of validation graphs.
 
@@ -164,19 +196,29 @@ def train_stage(
     graphs, ids = sample(step)
     scores = scorer(params, graphs, ids, permutations=1)
     rows, means = judge.judge(
-        judge.with_labels(graphs, ids, scores), job.ranker.collection.slowdown_ks)
+      judge.with_labels(graphs, ids, scores), job.ranker.collection.slowdown_ks
+    )
     return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
   options = loop.TrainOptions.of(config.train)
   return loop.train(
-      training, evaluate, options, folder, metric=judge.mean_name(options.best_metric),
-      on_best=on_best, resume=resume, about=config.to_dict(),
-      config=model_file.fingerprint(config.to_dict()), files=files,
-      profile_steps=config.profile_steps)
+    training,
+    evaluate,
+    options,
+    folder,
+    metric=judge.mean_name(options.best_metric),
+    on_best=on_best,
+    resume=resume,
+    about=config.to_dict(),
+    config=model_file.fingerprint(config.to_dict()),
+    files=files,
+    profile_steps=config.profile_steps,
+  )
 
 
 def _model_writer(job: Job, workdir: Path) -> loop.OnBest:
   """A function that writes `model.npz`, called with the best parameters so far."""
+
   def write(params: optax.Params, step: int, metrics: dict[str, float]) -> None:
     if parallel.is_primary():
       about = {"step": step, loop.SAMPLE: metrics, "versions": log.versions()}
@@ -186,7 +228,7 @@ def _model_writer(job: Job, workdir: Path) -> loop.OnBest:
 
 
 def validation_sample(
-    config: ml_collections.ConfigDict, graphs: Sequence[Any]
+  config: ml_collections.ConfigDict, graphs: Sequence[Any]
 ) -> Callable[[int], tuple[Sequence[Any], list[np.ndarray]]]:
   """The sample of graphs and configurations that evaluations judge, by `train.valid_sampling`.
 
@@ -208,13 +250,17 @@ def validation_sample(
   batch, seed = config.batch, config.seed
   if config.train.valid_sampling == "fixed":
     rng = np.random.default_rng(seed)
-    ids = [selection.some_configs(len(graph.configs), config.train.valid_configs, rng)
-           for graph in graphs]
+    ids = [
+      selection.some_configs(len(graph.configs), config.train.valid_configs, rng)
+      for graph in graphs
+    ]
     return lambda step: (graphs, ids)
   graphs = [graph for graph in graphs if len(graph.configs) >= batch.min_configs]
   if not graphs:
-    raise ValueError(f"no validation graph has batch.min_configs={batch.min_configs} "
-                     "configurations: set train.valid_sampling to fixed")
+    raise ValueError(
+      f"no validation graph has batch.min_configs={batch.min_configs} "
+      "configurations: set train.valid_sampling to fixed"
+    )
   if batch.drop_remainder and len(graphs) > batch.graphs:
     graphs = graphs[: len(graphs) // batch.graphs * batch.graphs]
   draws = [config_draw(graph.configs.label, batch.configs, batch.sampling) for graph in graphs]
@@ -230,8 +276,15 @@ def validation_sample(
 
 
 def begin(
-    config: ml_collections.ConfigDict, family: Family, graphs: Sequence[Any], targets: Targets, *,
-    epochs: int, optimizer: Mapping[str, Any], folder: Path, params: optax.Params | None = None,
+  config: ml_collections.ConfigDict,
+  family: Family,
+  graphs: Sequence[Any],
+  targets: Targets,
+  *,
+  epochs: int,
+  optimizer: Mapping[str, Any],
+  folder: Path,
+  params: optax.Params | None = None,
 ) -> tuple[loop.Training, BatchPlan]:
   """State, step and batches of a stage, and the plan of its batches.
 
@@ -256,51 +309,84 @@ def begin(
   steps = epochs * plan.steps_per_epoch
   transformation = family.optimizer(state_lib.create_optimizer(total_steps=steps, **optimizer))
   train_step, batches = family.training(
-      make_step(config, family.network, transformation, sown=family.sown),
-      training_batches(
-          _source(config, family, plan, steps=steps), threads=config.data.loader_threads),
-      params=params, batch=batch, graphs=graphs, workdir=folder)
+    make_step(config, family.network, transformation, sown=family.sown),
+    training_batches(
+      _source(config, family, plan, steps=steps), threads=config.data.loader_threads
+    ),
+    params=params,
+    batch=batch,
+    graphs=graphs,
+    workdir=folder,
+  )
   return loop.Training(
-      state_lib.TrainState.create(params, transformation), train_step, batches, epochs,
-      plan.steps_per_epoch, state_lib.learning_rates(total_steps=steps, **optimizer)), plan
+    state_lib.TrainState.create(params, transformation),
+    train_step,
+    batches,
+    epochs,
+    plan.steps_per_epoch,
+    state_lib.learning_rates(total_steps=steps, **optimizer),
+  ), plan
 
 
 def first_stage(job: Job, graphs: Sequence[Any], folder: Path) -> tuple[loop.Training, BatchPlan]:
   """`begin` for the first stage of a job."""
   config, family = job.config, job.ranker.family
-  return begin(config, family, graphs, job.data.targets, epochs=config.train.epochs,
-               optimizer=config.optimizer, folder=folder)
+  return begin(
+    config,
+    family,
+    graphs,
+    job.data.targets,
+    epochs=config.train.epochs,
+    optimizer=config.optimizer,
+    folder=folder,
+  )
 
 
 def plan_of(
-    config: ml_collections.ConfigDict, family: Family, graphs: Sequence[Any], targets: Targets, *,
-    epochs: int,
+  config: ml_collections.ConfigDict,
+  family: Family,
+  graphs: Sequence[Any],
+  targets: Targets,
+  *,
+  epochs: int,
 ) -> BatchPlan:
   """The plan of the batches of a stage; arguments as `begin`."""
   batch, configs = config.batch, [graph.configs for graph in graphs]
   sampler = ConfigSampler(
-      configs, count=batch.configs, sampling=batch.sampling, targets=targets,
-      every=config.seed if batch.graph_sampling == EVERY else None)
+    configs,
+    count=batch.configs,
+    sampling=batch.sampling,
+    targets=targets,
+    every=config.seed if batch.graph_sampling == EVERY else None,
+  )
   return BatchPlan(
-      graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
-      draw=family.draw(graphs, sampler), seed=config.seed, epochs=epochs,
-      slates_per_epoch=batch.slates_per_epoch, drop_remainder=batch.drop_remainder,
-      weights=graph_weights(configs, batch.graph_sampling, batch.configs))
+    graphs,
+    slates_per_step=batch.graphs,
+    devices=parallel.device_count(),
+    draw=family.draw(graphs, sampler),
+    seed=config.seed,
+    epochs=epochs,
+    slates_per_epoch=batch.slates_per_epoch,
+    drop_remainder=batch.drop_remainder,
+    weights=graph_weights(configs, batch.graph_sampling, batch.configs),
+  )
 
 
 def first_batch(config: ml_collections.ConfigDict, family: Family, plan: BatchPlan) -> Any:
   """The first batch of one device, which sets the shapes of parameters."""
-  return family.assemble(plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device,
-                         configs=config.batch.configs)
+  return family.assemble(
+    plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device, configs=config.batch.configs
+  )
 
 
 def _source(
-    config: ml_collections.ConfigDict, family: Family, plan: BatchPlan, *, steps: int
+  config: ml_collections.ConfigDict, family: Family, plan: BatchPlan, *, steps: int
 ) -> Batches:
   """The part of this process in the batches of `steps` steps."""
   first = parallel.process_index() * parallel.local_device_count()
   assemble = lambda slates, budget: family.assemble(
-      slates, budget, graphs=plan.slates_per_device, configs=config.batch.configs)
+    slates, budget, graphs=plan.slates_per_device, configs=config.batch.configs
+  )
   stack = lambda batches: parallel.stack_for_devices(family.align(batches))
   return Batches(plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
 
@@ -314,8 +400,12 @@ def init_params(network: nn.Module, batch: Any, *, seed: int) -> optax.Params:
 
 
 def make_step(
-    config: ml_collections.ConfigDict, network: nn.Module, optimizer: optax.GradientTransformation,
-    *, sown: Sequence[str] = (), devices: Sequence[jax.Device] | None = None,
+  config: ml_collections.ConfigDict,
+  network: nn.Module,
+  optimizer: optax.GradientTransformation,
+  *,
+  sown: Sequence[str] = (),
+  devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[state_lib.TrainState, Any], tuple[state_lib.TrainState, dict[str, jax.Array]]]:
   """The mapped training step of a network, with metrics `[devices]`.
 
@@ -327,5 +417,11 @@ def make_step(
     devices: to compile for; all devices of the run unless given.
   """
   return state_lib.make_train_step(
-      network, optimizer, losses.LossOptions.of(config.loss), seed=config.seed,
-      config_chunk=config.batch.config_chunk, collections=sown, devices=devices)
+    network,
+    optimizer,
+    losses.LossOptions.of(config.loss),
+    seed=config.seed,
+    config_chunk=config.batch.config_chunk,
+    collections=sown,
+    devices=devices,
+  )

@@ -21,7 +21,10 @@ def min_max(scores: np.ndarray) -> np.ndarray:
 # Functions of scores `[C]`, applied before the average over rankers (`mean`: 1st, 2nd and 10th
 # place). With `rank`, equal scores share their mean rank, counted from 1.
 COMBINATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "mean": lambda scores: scores, "min_max": min_max, "rank": stats.rankdata}
+  "mean": lambda scores: scores,
+  "min_max": min_max,
+  "rank": stats.rankdata,
+}
 
 
 class Ensemble:
@@ -57,8 +60,11 @@ class Ensemble:
     return f"<Ensemble of {len(self.rankers)} rankers of {self.collection.name}>"
 
   def scores(
-      self, graphs: Sequence[OpGraph], config_ids: Sequence[np.ndarray] | None = None, *,
-      progress: bool = False,
+    self,
+    graphs: Sequence[OpGraph],
+    config_ids: Sequence[np.ndarray] | None = None,
+    *,
+    progress: bool = False,
   ) -> list[np.ndarray]:
     """Combined scores of configurations of each graph, `[n]` float64, larger = slower.
 
@@ -69,8 +75,9 @@ class Ensemble:
     """
     by_ranker = [ranker.scores(graphs, config_ids, progress=progress) for ranker in self.rankers]
     return [
-        np.mean([self._combine(scores.astype(np.float64)) for scores in of_graph], axis=0)
-        for of_graph in zip(*by_ranker)]
+      np.mean([self._combine(scores.astype(np.float64)) for scores in of_graph], axis=0)
+      for of_graph in zip(*by_ranker)
+    ]
 
   def rank(self, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
     """Order `[C]` int64, fastest first, and scores `[C]` float64 of one graph."""

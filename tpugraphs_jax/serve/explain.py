@@ -29,7 +29,8 @@ class Explanation(list):
   """
 
   def __init__(
-      self, rows: Iterable[Charge | Exchange], graph: OpGraph, config: int, against: int | None):
+    self, rows: Iterable[Charge | Exchange], graph: OpGraph, config: int, against: int | None
+  ):
     super().__init__(rows)
     self.graph, self.config, self.against = graph, config, against
 
@@ -57,8 +58,10 @@ class Explanation(list):
 
   def _title(self) -> str:
     other = "" if self.against is None else f" against configuration {self.against}"
-    return (f"score of configuration {self.config} of {self.graph.name}{other}: {len(self)} "
-            "choices, larger = slower")
+    return (
+      f"score of configuration {self.config} of {self.graph.name}{other}: {len(self)} "
+      "choices, larger = slower"
+    )
 
   def __repr__(self) -> str:
     return f"<Explanation: {self._title()}>"
@@ -91,8 +94,10 @@ class Proposals:
 def with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
   """The graph with unlabelled configurations of the rows `[n, groups]`."""
   configs = dataclasses.replace(
-      graph.configs, group_row=rows.astype(graph.configs.group_row.dtype),
-      runtime_ns=np.zeros(len(rows), np.int64))
+    graph.configs,
+    group_row=rows.astype(graph.configs.group_row.dtype),
+    runtime_ns=np.zeros(len(rows), np.int64),
+  )
   return dataclasses.replace(graph, configs=configs)
 
 
@@ -119,8 +124,11 @@ class Exchange(NamedTuple):
 
 
 def exchanges(
-    scores: Callable[[OpGraph], np.ndarray], graph: OpGraph, config: int, *,
-    against: int | None = None,
+  scores: Callable[[OpGraph], np.ndarray],
+  graph: OpGraph,
+  config: int,
+  *,
+  against: int | None = None,
 ) -> list[Exchange]:
   """How much every choice of `config` adds to its score, largest first.
 
@@ -148,12 +156,13 @@ def check_numbers(graph: OpGraph, *numbers: int | None) -> None:
   """Refuses (ValueError) numbers of configurations that a graph does not have; None passes."""
   for number in numbers:
     if number is not None and not 0 <= number < len(graph.configs):
-      raise ValueError(f"configuration {number} of {graph.name}, expected 0 to "
-                       f"{len(graph.configs) - 1}")
+      raise ValueError(
+        f"configuration {number} of {graph.name}, expected 0 to {len(graph.configs) - 1}"
+      )
 
 
 def _exchange_rows(
-    graph: OpGraph, config: int, against: int
+  graph: OpGraph, config: int, against: int
 ) -> tuple[TileConfigs | LayoutConfigs, list[_Part]]:
   """The configuration, then for each group that differs a copy with the row of `against`."""
   configs = graph.configs
@@ -162,16 +171,19 @@ def _exchange_rows(
   group_row = np.repeat(first[None], len(groups) + 1, axis=0)
   group_row[np.arange(1, len(groups) + 1), groups] = other[groups]
   parts = [
-      (tuple(graph.config_node[configs.node_group == group].tolist()),
-       tuple(configs.rows[first[group]].tolist()), tuple(configs.rows[other[group]].tolist()))
-      for group in groups]
+    (
+      tuple(graph.config_node[configs.node_group == group].tolist()),
+      tuple(configs.rows[first[group]].tolist()),
+      tuple(configs.rows[other[group]].tolist()),
+    )
+    for group in groups
+  ]
   return dataclasses.replace(
-      configs, group_row=group_row, runtime_ns=np.zeros(len(group_row), np.int64)), parts
+    configs, group_row=group_row, runtime_ns=np.zeros(len(group_row), np.int64)
+  ), parts
 
 
-def _exchange_columns(
-    graph: OpGraph, config: int, against: int
-) -> tuple[TileConfigs, list[_Part]]:
+def _exchange_columns(graph: OpGraph, config: int, against: int) -> tuple[TileConfigs, list[_Part]]:
   """The configuration, then for each column that differs a copy with the value of `against`."""
   configs = graph.configs
   first, other = configs.config_feat[config], configs.config_feat[against]

@@ -20,8 +20,15 @@ SCORES_FILE = "validation_scores.npz"
 PROGRAMS_FILE = "validation_programs.csv"  # of kernels
 # Arrays of SCORES_FILE, with the kinds of their dtypes and their smallest values.
 _JOINED = ("config_ids", "scores", "runtime_ns", "label")
-_SCORES = {"graphs": "U", "nodes": "iu", "sizes": "iu", "config_ids": "iu", "scores": "f",
-           "runtime_ns": "iu", "label": "iuf"}
+_SCORES = {
+  "graphs": "U",
+  "nodes": "iu",
+  "sizes": "iu",
+  "config_ids": "iu",
+  "scores": "f",
+  "runtime_ns": "iu",
+  "label": "iuf",
+}
 _LEAST = {"nodes": 0, "sizes": 1, "config_ids": 0, "scores": -np.inf, "runtime_ns": 1, "label": 0}
 _MOST_LINES = 30  # of programs in a summary
 _POOLED = ("opa",)  # metrics over the pairs of all graphs; other metrics are means over graphs
@@ -50,17 +57,26 @@ class GraphScores:
 
 
 def with_labels(
-    graphs: Sequence[Any], config_ids: Sequence[np.ndarray],
-    scores: Sequence[np.ndarray],
+  graphs: Sequence[Any],
+  config_ids: Sequence[np.ndarray],
+  scores: Sequence[np.ndarray],
 ) -> list[GraphScores]:
   """Scores `[n]` float32 of configurations `[n]` int64 of each graph, with its labels."""
-  return [GraphScores(graph.name, len(graph.opcode), ids, graph_scores,
-                      graph.configs.runtime_ns[ids], graph.configs.label[ids])
-          for graph, ids, graph_scores in zip(graphs, config_ids, scores)]
+  return [
+    GraphScores(
+      graph.name,
+      len(graph.opcode),
+      ids,
+      graph_scores,
+      graph.configs.runtime_ns[ids],
+      graph.configs.label[ids],
+    )
+    for graph, ids, graph_scores in zip(graphs, config_ids, scores)
+  ]
 
 
 def judge(
-    judged: Sequence[GraphScores], ks: Sequence[int]
+  judged: Sequence[GraphScores], ks: Sequence[int]
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
   """One row of metrics per graph, and their means with OPA pooled over all pairs (official).
 
@@ -72,16 +88,22 @@ def judge(
   for graph in judged:
     order = graph.scores, graph.label
     slowdown = metrics.top_k_slowdown(*order, ks)
-    rows.append({
-        "graph": graph.name, "nodes": graph.nodes, "configs": len(graph.scores),
-        "opa": metrics.opa(*order), "kendaltau": metrics.kendall_tau(*order),
-        **{f"slowdown{k}": value for k, value in slowdown.items()}})
+    rows.append(
+      {
+        "graph": graph.name,
+        "nodes": graph.nodes,
+        "configs": len(graph.scores),
+        "opa": metrics.opa(*order),
+        "kendaltau": metrics.kendall_tau(*order),
+        **{f"slowdown{k}": value for k, value in slowdown.items()},
+      }
+    )
   pairs = [metrics.ordered_pairs(graph.scores, graph.label) for graph in judged]
   return rows, mean_row(rows) | {"opa": metrics.pooled_opa(pairs)}
 
 
 def program_rows(
-    judged: Sequence[GraphScores], predicted_ns: Sequence[np.ndarray] | None = None
+  judged: Sequence[GraphScores], predicted_ns: Sequence[np.ndarray] | None = None
 ) -> list[dict[str, Any]]:
   """One row per program of tile kernels, as in the tables of the MLSys 2021 paper.
 
@@ -102,11 +124,17 @@ def program_rows(
     taus = [{"kendaltau": metrics.kendall_tau(one.scores, one.label)} for one in members]
     first = [metrics.best_of_top_k(one.scores, one.runtime_ns, 1) for one in members]
     best = [one.runtime_ns.min() for one in members]
-    row = {"program": program, "kernels": len(members), **mean_row(taus),
-           "tile_size_ape": metrics.tile_size_ape(np.array(first), np.array(best))}
+    row = {
+      "program": program,
+      "kernels": len(members),
+      **mean_row(taus),
+      "tile_size_ape": metrics.tile_size_ape(np.array(first), np.array(best)),
+    }
     if predicted_ns is not None:
-      row["mape"] = metrics.mape(np.concatenate([predicted_ns[number] for number in numbers]),
-                                 np.concatenate([one.runtime_ns for one in members]))
+      row["mape"] = metrics.mape(
+        np.concatenate([predicted_ns[number] for number in numbers]),
+        np.concatenate([one.runtime_ns for one in members]),
+      )
     rows.append(row)
   return rows
 
@@ -124,14 +152,22 @@ def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 
 def random_order(labels: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
   """Expected means, as from `judge`, of random orders of labels `[n]` of each graph."""
-  rows = [{f"slowdown{k}": value for k, value in metrics.random_slowdown(label, ks).items()}
-          for label in labels]
+  rows = [
+    {f"slowdown{k}": value for k, value in metrics.random_slowdown(label, ks).items()}
+    for label in labels
+  ]
   return {"opa": 0.5, "kendaltau": 0.0, **mean_row(rows)}
 
 
 def summary(
-    collection: Collection, rows: Sequence[Mapping[str, Any]], means: Mapping[str, float], *,
-    random: Mapping[str, float], split: str = "valid", configurations: str = "all") -> str:
+  collection: Collection,
+  rows: Sequence[Mapping[str, Any]],
+  means: Mapping[str, float],
+  *,
+  random: Mapping[str, float],
+  split: str = "valid",
+  configurations: str = "all",
+) -> str:
   """A line of means, a line of means of random orders, and a line for each program.
 
   Top-k slowdown is omitted where no graph has more than k configurations: it is 0.
@@ -148,22 +184,31 @@ def summary(
   zeros = {f"slowdown{k}" for k in collection.slowdown_ks if 1 < k >= most}
   names = [name for name in means if name not in zeros]
   starts = [f"{collection.name}: {len(rows)} graphs", "  a random order:"]
-  lines = ["  ".join([f"{start:<{len(starts[0])}}",
-                      *(f"{mean_name(name)} {values[name]:.4f}" for name in names)])
-           for start, values in zip(starts, (means, random))]
-  lines.append(f"  ({split} split, configurations: {configurations}; _pooled: over the pairs of "
-               "all graphs, _mean: over graphs)")
+  lines = [
+    "  ".join(
+      [f"{start:<{len(starts[0])}}", *(f"{mean_name(name)} {values[name]:.4f}" for name in names)]
+    )
+    for start, values in zip(starts, (means, random))
+  ]
+  lines.append(
+    f"  ({split} split, configurations: {configurations}; _pooled: over the pairs of "
+    "all graphs, _mean: over graphs)"
+  )
   if collection.kind == "layout":
     columns = [name for name in names if name == "kendaltau" or name.startswith("slowdown")]
     by_name = {name: {row["graph"]: row[name] for row in rows} for name in columns}
   else:
-    by_name = {f"slowdown{k}": metrics.mean_by_program(
-        {row["graph"]: row[f"slowdown{k}"] for row in rows}) for k in (1, 5)
-               if f"slowdown{k}" in names}
+    by_name = {
+      f"slowdown{k}": metrics.mean_by_program({row["graph"]: row[f"slowdown{k}"] for row in rows})
+      for k in (1, 5)
+      if f"slowdown{k}" in names
+    }
   programs = list(next(iter(by_name.values())))
-  lines += [f"  {program}: " + "  ".join(
-      f"{name} {values[program]:.4f}" for name, values in by_name.items())
-            for program in programs[:_MOST_LINES]]
+  lines += [
+    f"  {program}: "
+    + "  ".join(f"{name} {values[program]:.4f}" for name, values in by_name.items())
+    for program in programs[:_MOST_LINES]
+  ]
   if len(programs) > _MOST_LINES:
     lines.append(f"  ... and {len(programs) - _MOST_LINES} more, in the CSV file")
   return "\n".join(lines)
@@ -177,12 +222,16 @@ def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
   `[sum(sizes)]`, graph after graph.
   """
   joined: dict[str, Any] = {
-      name: np.concatenate([getattr(graph, name) for graph in judged]) for name in _JOINED}
+    name: np.concatenate([getattr(graph, name) for graph in judged]) for name in _JOINED
+  }
   with files.replacing(path, "wb") as file:
     np.savez_compressed(
-        file, graphs=np.array([graph.name for graph in judged]),
-        nodes=np.array([graph.nodes for graph in judged]),
-        sizes=np.array([len(graph.scores) for graph in judged]), **joined)
+      file,
+      graphs=np.array([graph.name for graph in judged]),
+      nodes=np.array([graph.nodes for graph in judged]),
+      sizes=np.array([len(graph.scores) for graph in judged]),
+      **joined,
+    )
 
 
 def read_scores(path: Path) -> list[GraphScores]:
@@ -194,16 +243,20 @@ def read_scores(path: Path) -> list[GraphScores]:
   with trust.reading(path, "evaluate again"), npz.NpzArchive(path) as archive:
     arrays = {name: archive.read(name) for name in _SCORES}
     sizes = arrays["sizes"]
-    lengths = {name: int(sizes.sum()) for name in _JOINED} | {"nodes": len(sizes),
-                                                              "graphs": len(sizes)}
+    lengths = {name: int(sizes.sum()) for name in _JOINED} | {
+      "nodes": len(sizes),
+      "graphs": len(sizes),
+    }
     for name, array in arrays.items():
       if array.shape != (lengths.get(name, array.size),) or array.dtype.kind not in _SCORES[name]:
         archive.fail(name, f"is {array.dtype} {list(array.shape)}")
       if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= _LEAST[name])).all():
         archive.fail(name, f"has a number that is not finite, or below {_LEAST[name]}")
     columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
-    return [GraphScores(trust.name(str(name)), int(nodes), *parts)
-            for name, nodes, *parts in zip(arrays["graphs"], arrays["nodes"], *columns)]
+    return [
+      GraphScores(trust.name(str(name)), int(nodes), *parts)
+      for name, nodes, *parts in zip(arrays["graphs"], arrays["nodes"], *columns)
+    ]
 
 
 def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -213,8 +266,10 @@ def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -
     if rows:
       writer = csv.DictWriter(file, fieldnames=list(rows[0]))
       writer.writeheader()
-      writer.writerows({name: f"{value:.6g}" if isinstance(value, float) else value
-                        for name, value in row.items()} for row in rows)
+      writer.writerows(
+        {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+      )
 
 
 def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -222,8 +277,9 @@ def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   numeric = [key for key, value in rows[0].items() if isinstance(value, float)] if rows else []
   columns = {key: np.array([row[key] for row in rows]) for key in numeric}
   return {
-      key: float(column[~np.isnan(column)].mean()) if (~np.isnan(column)).any() else float("nan")
-      for key, column in columns.items()}
+    key: float(column[~np.isnan(column)].mean()) if (~np.isnan(column)).any() else float("nan")
+    for key, column in columns.items()
+  }
 
 
 def is_tied(scores: np.ndarray) -> bool:

@@ -37,8 +37,12 @@ _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
 _FREE_DATA_FIELDS = ("skip_bad_files", "store_dir", "loader_threads", "neighbour_slots")
 _PARAMS = "params/"
 AGAIN = "copy it again, or train again"
-_CARD = {"format": int, "checksum": str, "transforms": {}, "about": {"labels": {"target": (
-    str, type(None))}}}
+_CARD = {
+  "format": int,
+  "checksum": str,
+  "transforms": {},
+  "about": {"labels": {"target": (str, type(None))}},
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,14 +58,16 @@ class Artefact:
 def write(path: Path, artefact: Artefact) -> None:
   """Writes a model file; an existing file is replaced atomically."""
   arrays: dict[str, Any] = {
-      _PARAMS + name: np.asarray(value)
-      for name, value in traverse_util.flatten_dict(artefact.params, sep="/").items()}
+    _PARAMS + name: np.asarray(value)
+    for name, value in traverse_util.flatten_dict(artefact.params, sep="/").items()
+  }
   card = {
-      "format": FORMAT,
-      "config": artefact.config,
-      "transforms": {name: t.to_dict() for name, t in artefact.transforms.items()},
-      "about": artefact.about,
-      "checksum": _checksum(arrays)}
+    "format": FORMAT,
+    "config": artefact.config,
+    "transforms": {name: t.to_dict() for name, t in artefact.transforms.items()},
+    "about": artefact.about,
+    "checksum": _checksum(arrays),
+  }
   text = np.frombuffer(json.dumps(card).encode(), np.uint8)
   with files_lib.replacing(path, "wb") as file:
     np.savez_compressed(file, card=text, **arrays)
@@ -75,8 +81,9 @@ def read_file(path: Path) -> Artefact:
     ValueError: it is damaged, or of a newer version.
   """
   if not path.is_file():
-    raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in, or a "
-                            "model file")
+    raise FileNotFoundError(
+      f"{path} is missing: name a folder that a model was trained in, or a model file"
+    )
   with trust.reading(path, AGAIN):
     with npz.NpzArchive(path, most_bytes=MOST_BYTES) as archive:
       arrays = {name: archive.read(name) for name in archive.names}
@@ -84,8 +91,10 @@ def read_file(path: Path) -> Artefact:
     trust.check(card, _CARD, "card")
     if (version := card["format"]) <= FORMAT:
       return _artefact(card, arrays)
-  raise ValueError(f"{path} is of format {version}, and this version of tpugraphs_jax reads up to "
-                   f"{FORMAT}: pip install --upgrade tpugraphs-jax")
+  raise ValueError(
+    f"{path} is of format {version}, and this version of tpugraphs_jax reads up to "
+    f"{FORMAT}: pip install --upgrade tpugraphs-jax"
+  )
 
 
 def _artefact(card: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Artefact:
@@ -96,9 +105,11 @@ def _artefact(card: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Artefac
       raise ValueError(f"{name} is {array.dtype}, expected parameters, float32")
   flat = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
   return Artefact(
-      config=trust.config(card["config"]),
-      transforms={name: Transform.from_dict(t) for name, t in card["transforms"].items()},
-      params=traverse_util.unflatten_dict(flat, sep="/"), about=card["about"])
+    config=trust.config(card["config"]),
+    transforms={name: Transform.from_dict(t) for name, t in card["transforms"].items()},
+    params=traverse_util.unflatten_dict(flat, sep="/"),
+    about=card["about"],
+  )
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
@@ -150,8 +161,9 @@ def best_checkpoint(workdir: Path, config: Mapping[str, Any]) -> checkpoint.Save
     ValueError: the checkpoints are of another config.
   """
   folder = workdir / rankers.last_folder(config) / loop.CHECKPOINTS
-  with contextlib.closing(checkpoint.Checkpoints(
-      folder, config=fingerprint(config), read_only=True)) as checkpoints:
+  with contextlib.closing(
+    checkpoint.Checkpoints(folder, config=fingerprint(config), read_only=True)
+  ) as checkpoints:
     return checkpoints.best()
 
 
@@ -177,7 +189,8 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
     except (ValueError, OSError):  # a running run may have replaced the checkpoint: once more
       return _from_checkpoints(path, config)
   artefact = parallel.on_primary(
-      lambda: read_file(path / MODEL_FILE if path.is_dir() or not path.suffix else path))
+    lambda: read_file(path / MODEL_FILE if path.is_dir() or not path.suffix else path)
+  )
   if config is not None:
     checkpoint.check_config(path, fingerprint(artefact.config), fingerprint(config))
   return artefact
@@ -194,8 +207,7 @@ def _from_checkpoints(workdir: Path, config: Mapping[str, Any] | None) -> Artefa
     transforms = features.load(workdir / TRANSFORMS_FILE)
     files = [workdir / name for name in best.files if (workdir / name).exists()]
     checkpoint.check_files(workdir / loop.CHECKPOINTS, best.files, digests(files, workdir))
-  return Artefact(
-      dict(config), parallel.from_primary(transforms), best.params, {"step": best.step})
+  return Artefact(dict(config), parallel.from_primary(transforms), best.params, {"step": best.step})
 
 
 # Models in the package, each with a card.
@@ -216,8 +228,10 @@ def shipped_file(place: str | Path) -> Path:
   if path.exists() or path.name != str(place):
     return path
   if path.name not in shipped_names():
-    raise FileNotFoundError(f"{place!s} is missing: name a folder that a model was trained in, a "
-                            f"model file, or a model that ships ({', '.join(shipped_names())})")
+    raise FileNotFoundError(
+      f"{place!s} is missing: name a folder that a model was trained in, a "
+      f"model file, or a model that ships ({', '.join(shipped_names())})"
+    )
   return SHIPPED / f"{place}.npz"
 
 

@@ -73,8 +73,11 @@ class Ranker:
     self.about: Mapping[str, Any] = {}
 
   def __repr__(self) -> str:
-    state = "not trained" if self.params is None else (
-        f"{sum(leaf.size for leaf in jax.tree.leaves(self.params)):,} parameters")
+    state = (
+      "not trained"
+      if self.params is None
+      else (f"{sum(leaf.size for leaf in jax.tree.leaves(self.params)):,} parameters")
+    )
     return f"<Ranker {self.config['model']['name']} of {self.collection.name}: {state}>"
 
   @classmethod
@@ -111,8 +114,14 @@ class Ranker:
     """Shapes and dtypes of the network's parameters, from a graph, without computing them."""
     prepared, ids = self.prepare(graph), np.arange(2)
     batches = plan.BatchPlan(
-        [prepared], slates_per_step=1, devices=1, seed=0, epochs=1, slates_per_epoch=1,
-        draw=self.family.draw([prepared], lambda number, rng, turn: (ids, np.zeros(2, np.float32))))
+      [prepared],
+      slates_per_step=1,
+      devices=1,
+      seed=0,
+      epochs=1,
+      slates_per_epoch=1,
+      draw=self.family.draw([prepared], lambda number, rng, turn: (ids, np.zeros(2, np.float32))),
+    )
     batch = self.family.assemble(batches.slates(0, 0), batches.budget(0), graphs=1, configs=2)
     return jax.eval_shape(self.family.network.init, jax.random.key(0), batch)["params"]
 
@@ -129,7 +138,8 @@ class Ranker:
     return features.to_saved(self.features.transforms, self.family.config_transform)
 
   def use_transforms(
-      self, transforms: Mapping[str, features.Transform], *, where: str | os.PathLike[str]) -> None:
+    self, transforms: Mapping[str, features.Transform], *, where: str | os.PathLike[str]
+  ) -> None:
     """Sets the transforms, as read from a file.
 
     Raises:
@@ -137,8 +147,10 @@ class Ranker:
     """
     nodes, self.family.config_transform = features.from_saved(transforms, where)
     if set(nodes) != set(self.features.names):
-      raise ValueError(f"{where} was trained on the feature blocks {', '.join(nodes)}, and "
-                       f"data.features is {', '.join(self.features.names)}: give the same")
+      raise ValueError(
+        f"{where} was trained on the feature blocks {', '.join(nodes)}, and "
+        f"data.features is {', '.join(self.features.names)}: give the same"
+      )
     self.features.transforms = nodes
 
   # Graphs.
@@ -196,8 +208,11 @@ class Ranker:
     return self.family.scorer()
 
   def scores(
-      self, graphs: Sequence[OpGraph], config_ids: Sequence[np.ndarray] | None = None, *,
-      progress: bool = False,
+    self,
+    graphs: Sequence[OpGraph],
+    config_ids: Sequence[np.ndarray] | None = None,
+    *,
+    progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores of configurations of each graph, `[n]` float32, larger = slower.
 
@@ -221,12 +236,13 @@ class Ranker:
     """
     (scores,) = self.scores([graph])
     if judge.is_tied(scores):
-      logging.warning("%s: the five best configurations have equal scores, and stay in file order",
-                      graph.name)
+      logging.warning(
+        "%s: the five best configurations have equal scores, and stay in file order", graph.name
+      )
     return np.argsort(scores, kind="stable"), scores
 
   def explain(
-      self, graph: OpGraph, config: int, *, against: int | None = None
+    self, graph: OpGraph, config: int, *, against: int | None = None
   ) -> explaining.Explanation:
     """How much each choice of a configuration adds to its score, largest first.
 
@@ -248,12 +264,11 @@ class Ranker:
     if self.family.can_propose:
       rows = self.family.charges(self.params, self.prepare(graph), config, against=against)
     else:
-      rows = explaining.exchanges(
-          lambda one: self.scores([one])[0], graph, config, against=against)
+      rows = explaining.exchanges(lambda one: self.scores([one])[0], graph, config, against=against)
     return explaining.Explanation(rows, graph, config, against)
 
   def propose(
-      self, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
+    self, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
   ) -> explaining.Proposals:
     """The n configurations with the lowest predicted cost, whether measured or not.
 
@@ -272,20 +287,26 @@ class Ranker:
     """
     graph = self._seen(graph)
     if not self.family.can_propose:
-      raise ValueError(f"model {self.settings.model} has no score table: train a model with score "
-                       "tables (variant tables of configs/layout.py)")
+      raise ValueError(
+        f"model {self.settings.model} has no score table: train a model with score "
+        "tables (variant tables of configs/layout.py)"
+      )
     self.check(graph)
     explaining.check_numbers(graph, near)
     score = lambda rows: self.scores([explaining.with_rows(graph, rows)])[0]
     rows, cost, gap, is_exact = self.family.cheapest(
-        self.params, self.prepare(graph), n, near=near, score=score, **options)
+      self.params, self.prepare(graph), n, near=near, score=score, **options
+    )
     return explaining.Proposals(explaining.with_rows(graph, rows), cost, gap, is_exact)
 
   # Files.
 
   def save(
-      self, path: str | os.PathLike[str], params: optax.Params | None = None,
-      about: Mapping[str, Any] | None = None) -> None:
+    self,
+    path: str | os.PathLike[str],
+    params: optax.Params | None = None,
+    about: Mapping[str, Any] | None = None,
+  ) -> None:
     """Writes a model file.
 
     Args:
@@ -302,8 +323,9 @@ class Ranker:
     about = self.about if about is None else about
     # The model does not depend on the folder of its training data.
     config = {k: v for k, v in self.config.items() if k != "data_root"}
-    model_file.write(Path(path), model_file.Artefact(
-        trust.config(config), self.transforms, params, dict(about)))
+    model_file.write(
+      Path(path), model_file.Artefact(trust.config(config), self.transforms, params, dict(about))
+    )
 
 
 def _small_graph(kind: str) -> OpGraph:
@@ -312,7 +334,8 @@ def _small_graph(kind: str) -> OpGraph:
   feat = np.zeros((4, NODE_FEATURES), np.float32)
   feat[:, NODE["shape"]][:, :2] = 8
   configs: TileConfigs | LayoutConfigs = TileConfigs(
-      np.ones((2, TILE_CONFIG_FEATURES), np.float32), times, times)
+    np.ones((2, TILE_CONFIG_FEATURES), np.float32), times, times
+  )
   config_node = np.zeros(0, np.int32)
   if kind == "layout":
     rows = np.full((2, 2, LAYOUT_CONFIG_FEATURES), -1, np.float32)
@@ -320,14 +343,24 @@ def _small_graph(kind: str) -> OpGraph:
     configs, config_node = factor_layout_configs(rows, times), np.array([2, 3], np.int32)
   names = ("parameter", "parameter", "dot", "reshape")
   return OpGraph(
-      "small", feat, np.array([ids[name] for name in names], np.uint8),
-      np.array([[2, 0], [2, 1], [3, 2]], np.int32), np.array([0, 4]), config_node, configs)
+    "small",
+    feat,
+    np.array([ids[name] for name in names], np.uint8),
+    np.array([[2, 0], [2, 1], [3, 2]], np.int32),
+    np.array([0, 4]),
+    config_node,
+    configs,
+  )
 
 
 @functools.cache
 def _warn_of_stage(name: str, stage: str, expected: str) -> None:
-  logging.warning("%s is a program %s, and the model was trained on programs %s: its "
-                  "ranking is less reliable", name, stage, expected)
+  logging.warning(
+    "%s is a program %s, and the model was trained on programs %s: its ranking is less reliable",
+    name,
+    stage,
+    expected,
+  )
 
 
 @functools.lru_cache(maxsize=4)
@@ -357,18 +390,28 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
     'layout'
   """
   options.import_extensions(extensions)
-  source = place if files.is_remote(place) else parallel.on_primary(
-      lambda: model_file.shipped_file(Path(place).expanduser()))
+  source = (
+    place
+    if files.is_remote(place)
+    else parallel.on_primary(lambda: model_file.shipped_file(Path(place).expanduser()))
+  )
   path = files.fetch(source).absolute()
   # The checkpoints of all stages of training.
-  marks = (path, path / model_file.MODEL_FILE, *path.glob(loop.CHECKPOINTS),
-           *path.glob(f"*/{loop.CHECKPOINTS}"))
+  marks = (
+    path,
+    path / model_file.MODEL_FILE,
+    *path.glob(loop.CHECKPOINTS),
+    *path.glob(f"*/{loop.CHECKPOINTS}"),
+  )
   return _loaded(path, max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0))
 
 
 def propose(
-    place: str | os.PathLike[str] | Ranker, graph: OpGraph, n: int = 10, *,
-    near: int | None = None,
+  place: str | os.PathLike[str] | Ranker,
+  graph: OpGraph,
+  n: int = 10,
+  *,
+  near: int | None = None,
 ) -> explaining.Proposals:
   """The n configurations with the lowest cost in a trained score table.
 
@@ -386,8 +429,11 @@ def propose(
 
 
 def explain(
-    place: str | os.PathLike[str] | Ranker, graph: OpGraph, config: int, *,
-    against: int | None = None,
+  place: str | os.PathLike[str] | Ranker,
+  graph: OpGraph,
+  config: int,
+  *,
+  against: int | None = None,
 ) -> explaining.Explanation:
   """How much each choice of a configuration adds to its score; see `Ranker.explain`.
 
@@ -419,13 +465,15 @@ def _ranker(place: str | os.PathLike[str] | Ranker | Ensemble, method: str) -> A
   if isinstance(place, (str, os.PathLike)):
     return load(place)
   if not hasattr(place, method):
-    raise ValueError(f"the model is of type {type(place).__name__}, expected a folder, a model "
-                     "file, the name of a model that ships, or a ranker from `load`")
+    raise ValueError(
+      f"the model is of type {type(place).__name__}, expected a folder, a model "
+      "file, the name of a model that ships, or a ranker from `load`"
+    )
   return place
 
 
 def rank(
-    place: str | os.PathLike[str] | Ranker | Ensemble, graph: OpGraph
+  place: str | os.PathLike[str] | Ranker | Ensemble, graph: OpGraph
 ) -> tuple[np.ndarray, np.ndarray]:
   """Ranks the configurations of a graph with a trained model.
 

@@ -51,8 +51,10 @@ NOISE_SD = 3.6e-4  # of the log of repeated measurements, median over graphs
 _NOISE_RANGE = (2e-4, 2e-3)
 CONFIG_CAP = 100_040
 # Files in train, valid and test; at scale `full` there are as many as in the released data.
-_COUNTS = {"tile": {"tiny": (12, 4, 4), "medium": (800, 100, 100)},
-           "layout": {"tiny": (4, 2, 2), "medium": (40, 8, 8)}}
+_COUNTS = {
+  "tile": {"tiny": (12, 4, 4), "medium": (800, 100, 100)},
+  "layout": {"tiny": (4, 2, 2), "medium": (40, 8, 8)},
+}
 # Quantiles of released sizes at equal steps; the quantiles of kernels have the released mean, 40.
 _TILE_NODES = (2, 6, 9, 13, 16, 19, 23, 26, 30, 33, 37, 40, 44, 47, 50, 53, 56, 60, 66, 80, 394)
 # Configurations asked for: some kernels have fewer tiles that fit, which brings the mean to
@@ -62,8 +64,22 @@ _IMAGE_NODES = (372, 4200, 5600, 8000, 10_300, 14_000, 19_500, 24_800, 43_615)
 # Lengths that fill the lanes badly, so that instructions differ in the order they prefer.
 _SEQUENCES = (48, 64, 96, 160, 192, 320)
 _TRAIN_PROGRAMS = (
-    "alexnet", "densenet", "inception", "mobilenet", "nasnet", "resnet", "retinanet", "ssd",
-    "bert", "gpt", "lstm", "transformer", "unet", "wavenet", "xception")
+  "alexnet",
+  "densenet",
+  "inception",
+  "mobilenet",
+  "nasnet",
+  "resnet",
+  "retinanet",
+  "ssd",
+  "bert",
+  "gpt",
+  "lstm",
+  "transformer",
+  "unet",
+  "wavenet",
+  "xception",
+)
 _OTHER_PROGRAMS = ("efficientnet", "mask_rcnn", "squeezenet", "t5", "vgg", "vit")
 
 
@@ -94,7 +110,7 @@ class FileSpec:
 
   def name(self) -> str:
     """The file's stem: program and hash for tiles, 32 hex digits in a test split."""
-    number = self.rng("name").integers(-2**63, 2**63)
+    number = self.rng("name").integers(-(2**63), 2**63)
     if not self.is_labelled:
       return hashlib.md5(f"{self}".encode()).hexdigest()
     if not self.is_tile:
@@ -122,7 +138,8 @@ class LayoutSize:
 
 
 def file_specs(
-    scale: str, seed: int, collection: str, *, limit: int | None = None) -> list[FileSpec]:
+  scale: str, seed: int, collection: str, *, limit: int | None = None
+) -> list[FileSpec]:
   """The files of a collection, at most `limit` per split.
 
   Raises:
@@ -131,12 +148,16 @@ def file_specs(
   if scale not in SCALES:
     raise ValueError(f"unknown scale {scale!r}, expected one of {', '.join(SCALES)}")
   collections.check_released(collection)
-  counts = (download.PUBLISHED[collection].graphs if scale == "full"
-            else _COUNTS[collection.partition(":")[0]][scale])
+  counts = (
+    download.PUBLISHED[collection].graphs
+    if scale == "full"
+    else _COUNTS[collection.partition(":")[0]][scale]
+  )
   return [
-      FileSpec(scale, seed, collection, split, index)
-      for split, count in zip(graph.SPLITS, counts)
-      for index in range(count if limit is None else min(count, limit))]
+    FileSpec(scale, seed, collection, split, index)
+    for split, count in zip(graph.SPLITS, counts)
+    for index in range(count if limit is None else min(count, limit))
+  ]
 
 
 def tile_size(spec: FileSpec) -> TileSize:
@@ -233,9 +254,14 @@ def _quantile(quantiles: tuple[int, ...], share: float) -> int:
 
 
 def generate(
-    out: str | os.PathLike[str], *, scale: str = "tiny", seed: int = 0,
-    collections: Iterable[str] = collections.RELEASED, limit: int | None = None,
-    workers: int | None = None, progress: bool = True,
+  out: str | os.PathLike[str],
+  *,
+  scale: str = "tiny",
+  seed: int = 0,
+  collections: Iterable[str] = collections.RELEASED,
+  limit: int | None = None,
+  workers: int | None = None,
+  progress: bool = True,
 ) -> Path:
   """Writes synthetic collections in the released form below `<out>/npz`.
 
@@ -265,7 +291,8 @@ def generate(
   if workers is None:
     workers = 1 if scale == "tiny" else os.cpu_count() or 1
   with tqdm.tqdm(
-      total=len(specs), unit="file", mininterval=1, disable=console.bar(progress)) as bar:
+    total=len(specs), unit="file", mininterval=1, disable=console.bar(progress)
+  ) as bar:
     jobs.run(write, specs, processes=workers, finished=lambda _: bar.update())
   return out / "npz"
 
@@ -278,11 +305,14 @@ def _stamp(out: Path, names: Iterable[str], settings: dict) -> None:
       stamp = trust.parse(path.read_text())
       trust.check(stamp, {}, "it")
     if stamp | settings != stamp:
-      raise ValueError(f"{out} holds synthetic data of {stamp}, asked for is {settings}; "
-                       "choose another folder or delete this one")
+      raise ValueError(
+        f"{out} holds synthetic data of {stamp}, asked for is {settings}; "
+        "choose another folder or delete this one"
+      )
   elif (out / "npz").exists():
-    raise ValueError(f"{out / 'npz'} exists and is not known to be synthetic data; "
-                     "choose another folder")
+    raise ValueError(
+      f"{out / 'npz'} exists and is not known to be synthetic data; choose another folder"
+    )
   for folder in (out, *(out / "npz" / Collection(name).path for name in names)):
     with files.replacing(folder / STAMP) as file:
       json.dump(settings, file)
@@ -315,7 +345,8 @@ def write_file(out: Path, spec: FileSpec) -> None:
 
 
 def read_ceiling(
-    data_root: str | os.PathLike[str], collection: str, split: str, name: str) -> Ceiling:
+  data_root: str | os.PathLike[str], collection: str, split: str, name: str
+) -> Ceiling:
   """Noise-free and measured runtimes of one synthetic file.
 
   Args:
@@ -328,8 +359,11 @@ def read_ceiling(
     FileNotFoundError: there is no such side file.
     npz.NpzError: it is damaged.
   """
-  path = Path(data_root).expanduser().parent.joinpath(
-      "ceiling", *collection.split(":"), split, f"{name}.npz")
+  path = (
+    Path(data_root)
+    .expanduser()
+    .parent.joinpath("ceiling", *collection.split(":"), split, f"{name}.npz")
+  )
   with npz.NpzArchive(path) as archive:
     return Ceiling(archive.read("runtime_ns"), archive.read("measured_ns"))
 
@@ -349,7 +383,8 @@ def _make_tile(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:
   normalizer_ns = _measure(np.full(len(runtime_ns), runtime_ns[0]), rng)
   shown = int(spec.is_labelled)
   configs = graph.TileConfigs(
-      config_feat, shown * measured_ns, normalizer_ns if shown else 0 * measured_ns + 1)
+    config_feat, shown * measured_ns, normalizer_ns if shown else 0 * measured_ns + 1
+  )
   op_graph = dataclasses.replace(kernel.program.graph(spec.name()), configs=configs)
   return op_graph, Ceiling(runtime_ns, measured_ns)
 
@@ -369,8 +404,10 @@ def _make_layout(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:
   measured_ns = _measure(runtime_ns, spec.rng("noise"))
   rows = np.take_along_axis(groups.options.T, options, axis=0)
   labelled = graph.LayoutConfigs(
-      rows=groups.rows, node_group=groups.node_group,
-      group_row=rows.astype(np.uint8 if len(groups.rows) <= 256 else np.uint16),
-      runtime_ns=measured_ns if spec.is_labelled else 0 * measured_ns)
+    rows=groups.rows,
+    node_group=groups.node_group,
+    group_row=rows.astype(np.uint8 if len(groups.rows) <= 256 else np.uint16),
+    runtime_ns=measured_ns if spec.is_labelled else 0 * measured_ns,
+  )
   op_graph = program.graph(spec.name(), groups.config_node)
   return dataclasses.replace(op_graph, configs=labelled), Ceiling(runtime_ns, measured_ns)

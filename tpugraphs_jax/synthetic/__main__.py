@@ -15,15 +15,22 @@ from tpugraphs_jax.synthetic import generate, SCALES
 def main(argv: Sequence[str] | None = None) -> int:
   """Writes the collections that the arguments name; returns the exit status."""
   parser = argparse.ArgumentParser(
-      prog="python -m tpugraphs_jax.synthetic",
-      description="Writes synthetic collections in the released form.")
+    prog="python -m tpugraphs_jax.synthetic",
+    description="Writes synthetic collections in the released form.",
+  )
   parser.add_argument("--out", required=True, help="folder to write into")
-  parser.add_argument("--scale", default="tiny", choices=SCALES,
-                      help="number and size of the graphs")
+  parser.add_argument(
+    "--scale", default="tiny", choices=SCALES, help="number and size of the graphs"
+  )
   parser.add_argument("--seed", type=int, default=0, help="everything follows from it")
-  parser.add_argument("--collections", nargs="+", default=collections.RELEASED,
-                      choices=collections.RELEASED, metavar="COLLECTION",
-                      help=f"some of {', '.join(collections.RELEASED)}")
+  parser.add_argument(
+    "--collections",
+    nargs="+",
+    default=collections.RELEASED,
+    choices=collections.RELEASED,
+    metavar="COLLECTION",
+    help=f"some of {', '.join(collections.RELEASED)}",
+  )
   parser.add_argument("--limit", type=int, help="files per split at most")
   parser.add_argument("--workers", type=int, help="processes")
   args = parser.parse_args(argv)
@@ -35,8 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   data_root = generate(**vars(args))
   paths = list(data_root.rglob("*.npz"))
   size = sum(path.stat().st_size for path in paths)
-  print(f"{len(paths)} files, {size / 1e6:.1f} MB; use --data_root={data_root}\n"
-        f"noise-free runtimes: {data_root.parent / 'ceiling'}")
+  print(
+    f"{len(paths)} files, {size / 1e6:.1f} MB; use --data_root={data_root}\n"
+    f"noise-free runtimes: {data_root.parent / 'ceiling'}"
+  )
   return 0
 
 

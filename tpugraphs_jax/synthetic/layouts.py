@@ -37,9 +37,20 @@ _CONFIGURABLE_RESHAPES = 0.92
 _DESCENTS = 8
 _UNSEEN_GAIN = 1e-3  # share of the runtime below which the compiler does not choose
 CONFIGURABLE = ("convolution", "dot", "reshape")
-_ANY_ORDER = frozenset((
-    "parameter", "constant", "broadcast", "iota", "rng", "tuple", "get-tuple-element",
-    "gather", "call", "all-reduce"))
+_ANY_ORDER = frozenset(
+  (
+    "parameter",
+    "constant",
+    "broadcast",
+    "iota",
+    "rng",
+    "tuple",
+    "get-tuple-element",
+    "gather",
+    "call",
+    "all-reduce",
+  )
+)
 _READS_ANY_ORDER = frozenset(("reduce", "tuple", "gather", "all-reduce", "broadcast", "call"))
 
 
@@ -103,16 +114,23 @@ def layout_cost(program: Program, node_group: dict[int, int], *, steps: int) -> 
   # Of two bits a and b, a + b - 2ab is 1 where they differ; where they agree, 1 minus that is 1.
   weight = np.triu(differ - same, 1)
   linear = orders[1] - orders[0] + weight.sum(0) + weight.sum(1)
-  return LayoutCost(base=orders[0].sum() + same.sum(), linear=linear[:-1],
-                    pairs=-2 * weight[:-1, :-1])
+  return LayoutCost(
+    base=orders[0].sum() + same.sum(), linear=linear[:-1], pairs=-2 * weight[:-1, :-1]
+  )
 
 
 def _owners(program: Program) -> tuple[list[int], list[int]]:
   """Per instruction the node whose order it takes over (or -1), and if turned round."""
   owner, flipped = [], []
   for node, op in enumerate(program.ops):
-    first = next((v for v in program.operands[node] if len(program.dims(v)) > 1 and
-                  program.ops[v].opcode not in _ANY_ORDER), None)
+    first = next(
+      (
+        v
+        for v in program.operands[node]
+        if len(program.dims(v)) > 1 and program.ops[v].opcode not in _ANY_ORDER
+      ),
+      None,
+    )
     if op.opcode in CONFIGURABLE:
       owner.append(node)
       flipped.append(0)
@@ -136,8 +154,12 @@ def _node_ns(program: Program, node: int, owner: int, order: int) -> float:
   op = program.ops[node]
   elements = _elements(program, node, owner, order)
   matrix = 2 * elements * program.contraction.get(node, 0) / machine.FLOPS_PER_NS
-  vector = (elements * machine.vector_cost(op.opcode) / machine.REGISTER_ELEMENTS /
-            machine.REGISTER_OPS_PER_NS)
+  vector = (
+    elements
+    * machine.vector_cost(op.opcode)
+    / machine.REGISTER_ELEMENTS
+    / machine.REGISTER_OPS_PER_NS
+  )
   return max(matrix + vector, 2 * elements * BYTES[op.dtype] / machine.BYTES_PER_NS)
 
 
@@ -196,8 +218,13 @@ def find_groups(program: Program, rng: np.random.Generator) -> Groups:
   rows = np.array([_option_rows(program, nodes[i]) for i in first], np.int8)
   distinct, inverse = np.unique(rows.reshape(-1, rows.shape[-1]), axis=0, return_inverse=True)
   return Groups(
-      config_node=np.array(nodes), node_group=np.array(node_group, np.int32), rows=distinct,
-      options=inverse.reshape(rows.shape[:2]), has_kernel=has_kernel, has_open=has_open)
+    config_node=np.array(nodes),
+    node_group=np.array(node_group, np.int32),
+    rows=distinct,
+    options=inverse.reshape(rows.shape[:2]),
+    has_kernel=has_kernel,
+    has_open=has_open,
+  )
 
 
 def _option_rows(program: Program, node: int) -> list[tuple[int, ...]]:
@@ -240,7 +267,8 @@ def _descend(cost: LayoutCost, bits: np.ndarray) -> np.ndarray:
 
 
 def random_search(
-    groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator) -> np.ndarray:
+  groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator
+) -> np.ndarray:
   """Uniform options `[configs, groups]` uint8; 40 of them the default if there are >= 80."""
   options = _unique_options(groups, start, configs, rng)
   if configs >= 4 * SEARCH_RUNS:
@@ -250,7 +278,8 @@ def random_search(
 
 
 def _unique_options(
-    groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator) -> np.ndarray:
+  groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator
+) -> np.ndarray:
   """Distinct draws while there are enough; a tiny space repeats itself."""
   options = np.zeros((0, len(groups)), np.uint8)
   for _ in range(4):
@@ -265,8 +294,11 @@ def _unique_options(
 
 
 def default_search(
-    groups: Groups, cost: LayoutCost, start: np.ndarray, configs: int,
-    rng: np.random.Generator,
+  groups: Groups,
+  cost: LayoutCost,
+  start: np.ndarray,
+  configs: int,
+  rng: np.random.Generator,
 ) -> np.ndarray:
   """Options `[configs, groups]` uint8 of 20 genetic runs from the default configuration."""
   default = default_options(groups, start)
@@ -279,7 +311,7 @@ def default_search(
     children = _children(groups, elite, flip_rate, rng)
     if begin == 0:
       children[:, :2] = default
-    runs[:, begin:begin + 8] = children[:, :length - begin]
+    runs[:, begin : begin + 8] = children[:, : length - begin]
     pool = np.concatenate([elite, children], axis=1)
     pool_ns = np.concatenate([elite_ns, cost(output_bits(children))], axis=1)
     keep = np.argsort(pool_ns, axis=1, kind="stable")[:, :8]
@@ -291,7 +323,8 @@ def default_search(
 def _children(groups: Groups, elite: np.ndarray, flip_rate: float, rng) -> np.ndarray:
   """One child per member: mutated output orders, fresh input and kernel orders."""
   parent = np.take_along_axis(
-      elite, rng.integers(0, elite.shape[1], elite.shape[:2])[..., None], axis=1)
+    elite, rng.integers(0, elite.shape[1], elite.shape[:2])[..., None], axis=1
+  )
   flips = rng.random(parent.shape) < flip_rate
   operands = rng.random((2, *parent.shape)) < _OPERAND_RATE
   child = 4 * (output_bits(parent) ^ flips)

@@ -22,8 +22,9 @@ _KERNEL_GRADIENT = (3, 0, 1, 2, 0, 0, 0, 3, 1, 2, 0, 0, 2, 3)
 _CHANNELS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _ADAM_NODES = 15
 _MASK_OPCODES = (
-    ("f32", ("multiply", "multiply", "add", "add", "subtract", "maximum", "sqrt")),
-    ("u32", ("shift-left", "or", "and", "shift-right-logical", "add")))
+  ("f32", ("multiply", "multiply", "add", "add", "subtract", "maximum", "sqrt")),
+  ("u32", ("shift-left", "or", "and", "shift-right-logical", "add")),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,14 +142,30 @@ class TextProgram:
     return program
 
 
-def _convolution(program: Program, left: int, right: int, dims, *, window: _Window,
-                 contraction: int, role: str, numbers=_FORWARD) -> int:
+def _convolution(
+  program: Program,
+  left: int,
+  right: int,
+  dims,
+  *,
+  window: _Window,
+  contraction: int,
+  role: str,
+  numbers=_FORWARD,
+) -> int:
   low = (window.kernel - 1) // 2
   high = low + 1 - max(window.stride, window.base)
   row = (window.kernel, window.stride, low, high, 1, window.base, 0)
   return program.add(
-      "convolution", dims, left, right, window=(row, row), convolution=numbers,
-      contraction=contraction, role=role)
+    "convolution",
+    dims,
+    left,
+    right,
+    window=(row, row),
+    convolution=numbers,
+    contraction=contraction,
+    role=role,
+  )
 
 
 def _convolution_block(program: Program, x: int, channels: int, window: _Window) -> _Product:
@@ -157,8 +174,9 @@ def _convolution_block(program: Program, x: int, channels: int, window: _Window)
   height, kernel = math.ceil(height / window.stride), window.kernel
   dims = (batch, height, height, channels)
   weight = program.add("parameter", (kernel, kernel, features, channels))
-  y = _convolution(program, x, weight, dims, window=window,
-                   contraction=kernel * kernel * features, role="forward")
+  y = _convolution(
+    program, x, weight, dims, window=window, contraction=kernel * kernel * features, role="forward"
+  )
   scale = program.like("rsqrt", program.reduce(y, (0, 1, 2)))
   z = program.like("multiply", y, program.spread(scale, dims, (3,)))
   bias = program.add("parameter", (channels,))
@@ -183,8 +201,14 @@ def _dense_head(program: Program, x: int, classes: int, tape: list) -> int:
   return _softmax(program, _dot(program, x, classes, "logits", tape))
 
 
-def _dot(program: Program, x: int, features: int, role: str, tape: list,
-         dims: tuple[int, ...] | None = None) -> int:
+def _dot(
+  program: Program,
+  x: int,
+  features: int,
+  role: str,
+  tape: list,
+  dims: tuple[int, ...] | None = None,
+) -> int:
   """A dense layer on the last axes of `x`, with bias; `dims` if they are split up."""
   depth = program.dims(x)[-1]
   dims = (*program.dims(x)[:-1], features) if dims is None else dims
@@ -210,16 +234,21 @@ def _encoder_layer(program: Program, x: int, heads: int, tape: list) -> int:
   depth = hidden // heads
   split = (batch, heads, sequence, depth)
   query, key, value = (
-      _dot(program, x, hidden, role, tape, split) for role in ("query", "key", "value"))
+    _dot(program, x, hidden, role, tape, split) for role in ("query", "key", "value")
+  )
   key = program.add("transpose", (batch, heads, depth, sequence), key, dimensions=(0, 1, 3, 2))
-  scores = program.add("dot", (batch, heads, sequence, sequence), query, key,
-                       contraction=depth, role="scores")
+  scores = program.add(
+    "dot", (batch, heads, sequence, sequence), query, key, contraction=depth, role="scores"
+  )
   tape.append(_Product(query, key, scores, scores, "scores"))
   shares = _softmax(program, scores)
   context = program.add("dot", split, shares, value, contraction=sequence, role="context")
   tape.append(_Product(shares, value, context, context, "context"))
-  joined = program.add("bitcast", program.dims(x), program.add(
-      "transpose", (batch, sequence, heads, depth), context, dimensions=(0, 2, 1, 3)))
+  joined = program.add(
+    "bitcast",
+    program.dims(x),
+    program.add("transpose", (batch, sequence, heads, depth), context, dimensions=(0, 2, 1, 3)),
+  )
   x = _residual_norm(program, x, _dot(program, joined, hidden, "output", tape))
   inner = _dot(program, x, 4 * hidden, "inner", tape)
   inner = program.like("multiply", inner, program.like("tanh", inner))
@@ -241,8 +270,11 @@ def _gradients(program: Program, tape: list[_Product], loss: int) -> list[tuple[
   newest, weights = {program.dims(loss): loss}, []
   for product in reversed(tape):
     dims = program.dims(product.activated)
-    active = program.like("convert", program.like(
-        "compare", product.activated, product.output, dtype="pred"), dtype="f32")
+    active = program.like(
+      "convert",
+      program.like("compare", product.activated, product.output, dtype="pred"),
+      dtype="f32",
+    )
     incoming = program.like("multiply", newest.get(dims, product.activated), active)
     left, right = _product_gradients(program, product, incoming)
     left_dims = program.dims(product.left)
@@ -264,21 +296,39 @@ def _product_gradients(program: Program, product: _Product, incoming: int) -> tu
   if kernel:
     turned = program.like("reverse", product.right, dimensions=(0, 1))
     return (
-        _convolution(program, incoming, turned, left, window=_Window(kernel, base=stride),
-                     contraction=kernel * kernel * out[-1], role="input gradient"),
-        _convolution(program, product.left, incoming, right, window=product.window,
-                     contraction=math.prod(out[:-1]), role="kernel gradient",
-                     numbers=_KERNEL_GRADIENT))
+      _convolution(
+        program,
+        incoming,
+        turned,
+        left,
+        window=_Window(kernel, base=stride),
+        contraction=kernel * kernel * out[-1],
+        role="input gradient",
+      ),
+      _convolution(
+        program,
+        product.left,
+        incoming,
+        right,
+        window=product.window,
+        contraction=math.prod(out[:-1]),
+        role="kernel gradient",
+        numbers=_KERNEL_GRADIENT,
+      ),
+    )
   turned = program.add(
-      "transpose", (*right[:-2], right[-1], right[-2]), product.right,
-      dimensions=(*range(len(right) - 2), len(right) - 1, len(right) - 2))
+    "transpose",
+    (*right[:-2], right[-1], right[-2]),
+    product.right,
+    dimensions=(*range(len(right) - 2), len(right) - 1, len(right) - 2),
+  )
   shared = math.prod(left) // left[-1]  # rows summed over in the right gradient
   if len(right) == 4:
     shared = left[-2]
   return (
-      program.add("dot", left, incoming, turned, contraction=out[-1], role=f"{role} left"),
-      program.add("dot", right, product.left, incoming, contraction=shared,
-                  role=f"{role} right"))
+    program.add("dot", left, incoming, turned, contraction=out[-1], role=f"{role} left"),
+    program.add("dot", right, product.left, incoming, contraction=shared, role=f"{role} right"),
+  )
 
 
 def _end_cluster(program: Program, loss: int, weights: list[tuple[int, int]]) -> None:
@@ -311,8 +361,10 @@ def _adam(program: Program, weight: int, gradient: int) -> int:
 def _fill(program: Program, rng: np.random.Generator, nodes: int, weights) -> None:
   """Adds optimizer steps, then masks, then the root, up to `nodes` nodes."""
   if len(program) >= nodes:
-    raise ValueError(f"the program has {len(program)} nodes before its root, "
-                     f"expected fewer than {nodes}; ask for fewer layers")
+    raise ValueError(
+      f"the program has {len(program)} nodes before its root, "
+      f"expected fewer than {nodes}; ask for fewer layers"
+    )
   results = []
   for weight, gradient in weights:
     if len(program) + _ADAM_NODES < nodes:

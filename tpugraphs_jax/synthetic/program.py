@@ -28,12 +28,30 @@ TILE_NS = 3000.0  # starting one tile: loop and transfer latency
 CUT_NS = 40.0  # starting one piece of a product's summed axis within a tile
 
 # Vector-unit cost of an opcode: 0 if it is free, else that of `_SLOW_OPCODES`, else 1.
-FREE_OPCODES = frozenset((
-    "parameter", "constant", "bitcast", "bitcast-convert", "broadcast", "get-tuple-element",
-    "tuple", "iota", "fusion", "convolution", "dot"))
+FREE_OPCODES = frozenset(
+  (
+    "parameter",
+    "constant",
+    "bitcast",
+    "bitcast-convert",
+    "broadcast",
+    "get-tuple-element",
+    "tuple",
+    "iota",
+    "fusion",
+    "convolution",
+    "dot",
+  )
+)
 _SLOW_OPCODES = {
-    "exponential": 48, "log": 48, "tanh": 48, "power": 48, "divide": 12, "sqrt": 12,
-    "rsqrt": 12}
+  "exponential": 48,
+  "log": 48,
+  "tanh": 48,
+  "power": 48,
+  "divide": 12,
+  "sqrt": 12,
+  "rsqrt": 12,
+}
 
 
 def vector_cost(opcode: str) -> int:
@@ -60,8 +78,15 @@ def register_shape(rank: int) -> tuple[int, ...]:
 BYTES = {kind.name: kind.bytes for kind in columns.ELEMENT_TYPES}
 _TYPE_NAMES = tuple(BYTES)
 # Blocks of columns in the order of the entries of `Op.window`.
-_WINDOW = ("window_size", "window_stride", "window_padding_low", "window_padding_high",
-           "window_dilation", "base_dilation", "window_reversal")
+_WINDOW = (
+  "window_size",
+  "window_stride",
+  "window_padding_low",
+  "window_padding_high",
+  "window_dilation",
+  "base_dilation",
+  "window_reversal",
+)
 _CONVOLUTION = columns.span(NODE, "input_batch_dimension", "output_feature_dimension")
 
 
@@ -86,12 +111,15 @@ class Op:
 def node_features(ops: Sequence[Op]) -> np.ndarray:
   """The features of instructions, `[N, 140]` float32; column 0 (root) is left 0."""
   lists: dict[str, Sequence[Sequence[int]]] = {
-      "shape": [op.dims for op in ops], "dimensions": [op.dimensions for op in ops],
-      "minor_to_major": [range(len(op.dims))[::-1] for op in ops],  # the last dimension is minor
-      "tuple_size": [(op.tuple_size,) for op in ops],
-      "parameter_number": [(op.parameter_number,) for op in ops]}
-  lists |= {name: [[row[place] for row in op.window] for op in ops]
-            for place, name in enumerate(_WINDOW)}
+    "shape": [op.dims for op in ops],
+    "dimensions": [op.dimensions for op in ops],
+    "minor_to_major": [range(len(op.dims))[::-1] for op in ops],  # the last dimension is minor
+    "tuple_size": [(op.tuple_size,) for op in ops],
+    "parameter_number": [(op.parameter_number,) for op in ops],
+  }
+  lists |= {
+    name: [[row[place] for row in op.window] for op in ops] for place, name in enumerate(_WINDOW)
+  }
   feat = columns.node_features(lists, len(ops))
   for row, op in zip(feat, ops):
     row[NODE["element_type"].start + _TYPE_NAMES.index(op.dtype)] = 1
@@ -131,8 +159,14 @@ class Program:
     return self.ops[node].dims
 
   def add(
-      self, opcode: str, dims: tuple[int, ...] = (), *operands: int,
-      contraction: int = 0, role: str = "", **attributes) -> int:
+    self,
+    opcode: str,
+    dims: tuple[int, ...] = (),
+    *operands: int,
+    contraction: int = 0,
+    role: str = "",
+    **attributes,
+  ) -> int:
     """Appends an instruction; `attributes` are fields of `Op`."""
     node = len(self.ops)
     self.ops.append(Op(opcode, tuple(dims), **attributes))
@@ -185,10 +219,13 @@ class Program:
       splits.append(len(ops))
     config_node = np.zeros(0) if config_node is None else config_node + self.offset
     return graph.OpGraph(
-        name=name, node_feat=node_feat,
-        node_opcode=np.array([columns.opcode_ids()[op.opcode] for op in ops], np.uint8),
-        edge_index=np.array(edges, np.int32).reshape(-1, 2),
-        node_splits=np.array(splits, np.int64), config_node=config_node.astype(np.int32))
+      name=name,
+      node_feat=node_feat,
+      node_opcode=np.array([columns.opcode_ids()[op.opcode] for op in ops], np.uint8),
+      edge_index=np.array(edges, np.int32).reshape(-1, 2),
+      node_splits=np.array(splits, np.int64),
+      config_node=config_node.astype(np.int32),
+    )
 
   def _with_bodies(self):
     """Instructions, operands and roots with the reduction bodies put first."""
@@ -196,8 +233,11 @@ class Program:
     operands, roots, body_root = [], [], {}
     for node, opcode in self._bodies.items():
       dtype, first = self.ops[node].dtype, len(ops)
-      ops += [Op("parameter", dtype=dtype), Op("parameter", dtype=dtype, parameter_number=1),
-              Op(opcode, dtype=dtype)]
+      ops += [
+        Op("parameter", dtype=dtype),
+        Op("parameter", dtype=dtype, parameter_number=1),
+        Op(opcode, dtype=dtype),
+      ]
       operands += [(), (), (first, first + 1)]
       roots.append(first + 2)
       body_root[node] = first + 2

@@ -139,8 +139,9 @@ class Kernel:
     """Ends the computation and adds the entry computation that calls it."""
     self.finish()
     entry = [
-        self.program.add("parameter", self.program.dims(p), parameter_number=i, dtype=self.dtype)
-        for i, p in enumerate(self.parameters)]
+      self.program.add("parameter", self.program.dims(p), parameter_number=i, dtype=self.dtype)
+      for i, p in enumerate(self.parameters)
+    ]
     self.program.like("fusion", self.root, *entry)
     self.program.end_computation()
     return self
@@ -162,7 +163,8 @@ def random_kernel(rng: np.random.Generator, *, nodes: int, configs: int = 1) -> 
   family = str(rng.choice(_FAMILIES, p=_FAMILY_SHARES))
   # A reduction has one of the axes no longer in its output.
   kernel = Kernel(
-      _output_sizes(rng, configs * (_REDUCED_TILES if family == "reduce" else 1)), dtype)
+    _output_sizes(rng, configs * (_REDUCED_TILES if family == "reduce" else 1)), dtype
+  )
   build = {"map": _map, "normalize": _normalize, "reduce": _reduce, "product": _product}
   build[family](kernel, _opcodes(rng, nodes), rng)
   return kernel.call()
@@ -175,10 +177,14 @@ def _output_sizes(rng: np.random.Generator, configs: int) -> dict[str, int]:
   """
   shapes = []
   for _ in range(_DRAWS):
-    major = {name: int(rng.choice((2, 4, 6, 8, 12, 16, 24, 32, 48, 64)))
-             for name in "ab"[:int(rng.choice(_RANKS, p=_RANK_SHARES)) - 2]}
-    minor = {"m": int(rng.choice((64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536))),
-             "n": int(rng.choice((128, 256, 384, 512, 768, 1024, 1536, 2048, 3072)))}
+    major = {
+      name: int(rng.choice((2, 4, 6, 8, 12, 16, 24, 32, 48, 64)))
+      for name in "ab"[: int(rng.choice(_RANKS, p=_RANK_SHARES)) - 2]
+    }
+    minor = {
+      "m": int(rng.choice((64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536))),
+      "n": int(rng.choice((128, 256, 384, 512, 768, 1024, 1536, 2048, 3072))),
+    }
     shapes.append(major | minor)
     if _regular_tiles(shapes[-1]) >= _TILES * configs:
       break
@@ -247,13 +253,19 @@ def _product(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
   rank = len(kernel.output_axes)
   numbers = [0] * 14
   numbers[1], numbers[7], numbers[13] = rank - 1, 1, rank - 1
-  x = kernel.add("convolution", kernel.output_axes, left, right, convolution=tuple(numbers),
-                 contraction=kernel.sizes["k"])
+  x = kernel.add(
+    "convolution",
+    kernel.output_axes,
+    left,
+    right,
+    convolution=tuple(numbers),
+    contraction=kernel.sizes["k"],
+  )
   kernel.chain(x, opcodes[1], rng)
 
 
 def tile_configs(
-    kernel: Kernel, rng: np.random.Generator, *, configs: int, tiled: bool = True
+  kernel: Kernel, rng: np.random.Generator, *, configs: int, tiled: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
   """Distinct tiles and their runtimes, the compiler's own choice first.
 
@@ -276,8 +288,8 @@ def tile_configs(
     return features, tile_cost(kernel, *whole)[0]
   for drawn in _DRAWN:
     tiles = _draw(_extent_choices(extents, drawn * configs, rng), drawn * configs, rng)
-    output = tiles[:, :len(kernel.output_axes)]
-    kernel_tile = tiles[:, len(kernel.output_axes):]
+    output = tiles[:, : len(kernel.output_axes)]
+    kernel_tile = tiles[:, len(kernel.output_axes) :]
     if kernel.kernel_axes:  # the other axis of a kernel is the output's minor axis
       kernel_tile = np.concatenate([kernel_tile, output[:, -1:]], axis=1)
     runtime, resident = tile_cost(kernel, output, kernel_tile)
@@ -316,7 +328,7 @@ def _draw(choices: list[np.ndarray], configs: int, rng: np.random.Generator) -> 
 
 
 def tile_cost(
-    kernel: Kernel, output_tile: np.ndarray, kernel_tile: np.ndarray
+  kernel: Kernel, output_tile: np.ndarray, kernel_tile: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Noise-free runtimes of one kernel.
 
@@ -333,8 +345,9 @@ def tile_cost(
   cut = _elements(kernel.kernel_axes, kernel_tile)
   cut = {axis: extent for axis, extent in cut.items() if axis not in tile}
   tiles = _pieces(kernel, tile)
-  users = np.bincount([v for node in kernel.fused for v in kernel.program.operands[node]],
-                      minlength=len(kernel.fused))
+  users = np.bincount(
+    [v for node in kernel.fused for v in kernel.program.operands[node]], minlength=len(kernel.fused)
+  )
   output = _registers(kernel, kernel.root, tile)
   vector, memory, resident = 0 * output, output, 2 * output
   for node, demands in _demands(kernel).items():
@@ -355,8 +368,11 @@ def tile_cost(
   busy = vector / machine.REGISTER_OPS_PER_NS + matrix_ns
   spilled = 2 * np.maximum(0, resident - machine.VMEM_REGISTERS)
   cuts = _pieces(kernel, cut)
-  each = (machine.TILE_NS + cuts * (machine.CUT_NS + spilled * _TRANSFER_NS) +
-          np.maximum(busy, memory * _TRANSFER_NS))
+  each = (
+    machine.TILE_NS
+    + cuts * (machine.CUT_NS + spilled * _TRANSFER_NS)
+    + np.maximum(busy, memory * _TRANSFER_NS)
+  )
   return tiles * each, resident
 
 
@@ -385,6 +401,7 @@ def _registers(kernel: Kernel, node: int, tile: dict[str, np.ndarray]) -> np.nda
   """Registers of one instruction's result, [C]; axes that are not in `tile` in full."""
   axes = kernel.axes[node]
   counts = [
-      np.ceil(np.minimum(tile.get(axis, kernel.sizes[axis]), kernel.sizes[axis]) / size)
-      for axis, size in zip(axes, machine.register_shape(len(axes)))]
+    np.ceil(np.minimum(tile.get(axis, kernel.sizes[axis]), kernel.sizes[axis]) / size)
+    for axis, size in zip(axes, machine.register_shape(len(axes)))
+  ]
   return np.prod(np.broadcast_arrays(1.0, *counts), axis=0)

@@ -78,8 +78,13 @@ class Checkpoints:
   """
 
   def __init__(
-      self, folder: str | Path, *, config: Mapping[str, Any] | None = None,
-      files: Mapping[str, str] | None = None, read_only: bool = False):
+    self,
+    folder: str | Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
+    read_only: bool = False,
+  ):
     self._folder = Path(folder).expanduser().absolute()
     self._config, self._files = _as_json(config or {}), dict(files or {})
     self._manager = None  # stays None in processes other than 0, and without a folder to read
@@ -100,19 +105,22 @@ class Checkpoints:
     best = preservation_policy.BestN(get_metric_fn=_rank, n=1)
     newest = preservation_policy.LatestN(1)
     return ocp.CheckpointManager(
-        self._folder,
-        options=ocp.CheckpointManagerOptions(
-            best_fn=_rank,
-            preservation_policy=preservation_policy.AnyPreservationPolicy([newest, best]),
-            step_prefix=_PREFIX,
-            todelete_subdir=None if read_only else _TRASH,  # atomic removal
-            create=False,
-            read_only=read_only,
-            cleanup_tmp_directories=not read_only,
-            save_interval_steps=0 if read_only else 1,
-            enable_async_checkpointing=False,
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=0, active_processes={0}, barrier_sync_key_prefix="checkpoints")))
+      self._folder,
+      options=ocp.CheckpointManagerOptions(
+        best_fn=_rank,
+        preservation_policy=preservation_policy.AnyPreservationPolicy([newest, best]),
+        step_prefix=_PREFIX,
+        todelete_subdir=None if read_only else _TRASH,  # atomic removal
+        create=False,
+        read_only=read_only,
+        cleanup_tmp_directories=not read_only,
+        save_interval_steps=0 if read_only else 1,
+        enable_async_checkpointing=False,
+        multiprocessing_options=ocp.options.MultiprocessingOptions(
+          primary_host=0, active_processes={0}, barrier_sync_key_prefix="checkpoints"
+        ),
+      ),
+    )
 
   def _tidy(self) -> None:
     """Removes superseded checkpoints that a killed run left."""
@@ -125,8 +133,14 @@ class Checkpoints:
     shutil.rmtree(self._folder / _TRASH, ignore_errors=True)
 
   def save(
-      self, step: int, state: Any, *, data: Any, progress: Mapping[str, Any],
-      value: float | None = None) -> None:
+    self,
+    step: int,
+    state: Any,
+    *,
+    data: Any,
+    progress: Mapping[str, Any],
+    value: float | None = None,
+  ) -> None:
     """Saves a state without a device axis.
 
     Args:
@@ -141,21 +155,32 @@ class Checkpoints:
     """
     if self._manager is None:
       return
-    notes = {"step": step, "config": self._config, "data": data, "progress": dict(progress),
-             "value": value, "files": self._files, _CHECKSUM: _digest(state)}
+    notes = {
+      "step": step,
+      "config": self._config,
+      "data": data,
+      "progress": dict(progress),
+      "value": value,
+      "files": self._files,
+      _CHECKSUM: _digest(state),
+    }
     newest = self._manager.latest_step()
     number = 0 if newest is None else newest + 1
-    items = ocp.args.Composite(**{
+    items = ocp.args.Composite(
+      **{
         _STATE: ocp.args.StandardSave(state),
-        _NOTES: ocp.args.JsonSave(files_lib.seal(_as_json(notes)))})
+        _NOTES: ocp.args.JsonSave(files_lib.seal(_as_json(notes))),
+      }
+    )
     try:
       self._manager.save(number, args=items, metrics={"value": value, "number": number}, force=True)
     except (OSError, ValueError, RuntimeError) as error:
       reason = _reason(error)
       advice = "free some space, then " * (reason in _DISK_FULL)
       raise OSError(
-          f"{self._folder}: checkpoint of step {step} not written ({reason}). Earlier checkpoints "
-          f"are untouched: {advice}go on with --resume") from error
+        f"{self._folder}: checkpoint of step {step} not written ({reason}). Earlier checkpoints "
+        f"are untouched: {advice}go on with --resume"
+      ) from error
     self._empty_trash()
 
   def newest_step(self) -> int | None:
@@ -191,6 +216,7 @@ class Checkpoints:
     Raises:
       ValueError: it has another config or other files, or is damaged.
     """
+
     def read() -> Saved | None:
       values = {number: self._read_notes(number)["value"] for number in self._manager.all_steps()}
       numbers = [n for n, value in values.items() if value is not None and not math.isnan(value)]
@@ -219,8 +245,9 @@ class Checkpoints:
       raise ValueError(f"{where} does not fit this model: {name} is {there} there and {here} here")
     if notes[_CHECKSUM] != _digest(state):
       raise _damaged(where, "its checksum does not fit")
-    return Saved(state=state, **{name: notes[name] for name in (
-        "step", "data", "progress", "value", "files")})
+    return Saved(
+      state=state, **{name: notes[name] for name in ("step", "data", "progress", "value", "files")}
+    )
 
   def _where(self, number: int) -> Path:
     return self._folder / f"{_PREFIX}_{number}"
@@ -252,8 +279,9 @@ class Checkpoints:
       return self._manager.restore(number, args=items)[_STATE]
     except Exception as error:  # see above
       message = "; ".join(str(error).splitlines()[:3])
-      raise ValueError(f"{self._where(number)} does not fit this model, or is damaged: "
-                       f"{message}") from None
+      raise ValueError(
+        f"{self._where(number)} does not fit this model, or is damaged: {message}"
+      ) from None
 
   def close(self) -> None:
     if self._manager is not None:
@@ -271,13 +299,15 @@ def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, An
   old, new = (traverse_util.flatten_dict(config, sep=".") for config in (saved, current))
   absent = "absent"
   differences = [
-      f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"
-      for name in sorted(old.keys() | new.keys())
-      if old.get(name, absent) != new.get(name, absent) and name not in _FREE_FIELDS]
+    f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"
+    for name in sorted(old.keys() | new.keys())
+    if old.get(name, absent) != new.get(name, absent) and name not in _FREE_FIELDS
+  ]
   if differences:
     raise ValueError(
-        f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the same "
-        "values, or another --workdir")
+      f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the same "
+      "values, or another --workdir"
+    )
 
 
 def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
@@ -291,8 +321,9 @@ def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str
   for name in sorted(saved.keys() & current.keys()):
     if saved[name] != current[name]:
       raise ValueError(
-          f"{name} is of another run: it is not the file that {where} was trained with. Put that "
-          "file back, or train again in another --workdir")
+        f"{name} is of another run: it is not the file that {where} was trained with. Put that "
+        "file back, or train again in another --workdir"
+      )
 
 
 def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
@@ -309,8 +340,10 @@ def _digest(state: Any) -> str:
 
 def _damaged(where: Path, reason: object) -> ValueError:
   reason = (str(reason).splitlines() or [type(reason).__name__])[0]
-  return ValueError(f"{where} is damaged ({reason}): remove it to go on from the checkpoint before "
-                    "it, or train again in another --workdir")
+  return ValueError(
+    f"{where} is damaged ({reason}): remove it to go on from the checkpoint before "
+    "it, or train again in another --workdir"
+  )
 
 
 def _as_json(value: Any) -> Any:
@@ -342,7 +375,8 @@ def _quiet_orbax() -> None:
 
 
 def _drop_late(
-    previous: Callable[[sys.UnraisableHookArgs], object], error: sys.UnraisableHookArgs) -> None:
+  previous: Callable[[sys.UnraisableHookArgs], object], error: sys.UnraisableHookArgs
+) -> None:
   """Passes an unraisable error to the previous hook, except that of a closed event loop."""
   if not (error.exc_type is RuntimeError and str(error.exc_value) == _LOOP_CLOSED):
     previous(error)

@@ -33,8 +33,19 @@ from tensorboardX.proto import event_pb2
 
 from tpugraphs_jax.infra import console, files, parallel, trust
 
-_PACKAGES = ("tpugraphs-jax", "jax", "jaxlib", "flax", "optax", "jraph", "rax", "grain",
-             "orbax-checkpoint", "numpy", "scipy")
+_PACKAGES = (
+  "tpugraphs-jax",
+  "jax",
+  "jaxlib",
+  "flax",
+  "optax",
+  "jraph",
+  "rax",
+  "grain",
+  "orbax-checkpoint",
+  "numpy",
+  "scipy",
+)
 _PROGRESS_SECONDS = 10.0  # between two progress lines
 _RATE_SECONDS = 1.0  # shortest time over which a rate is computed
 _WAITING_ROWS = 1000  # length of the queue to TensorBoard; more rows turn it off
@@ -95,10 +106,14 @@ class Log:
     start, since = self._clock
     if step > start:
       seconds, (memory, peak) = time.monotonic() - since, peak_memory()
-      self.events.write(step, {
+      self.events.write(
+        step,
+        {
           "measured/step_seconds": seconds / (step - start),
           "measured/data_wait_seconds": self._waited / (step - start),
-          f"measured/peak_memory_of_{memory}_mib": peak / 2**20})
+          f"measured/peak_memory_of_{memory}_mib": peak / 2**20,
+        },
+      )
     self._restart_measuring(step)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -145,7 +160,7 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
       if number == len(lines):
         break
       raise ValueError(
-          f"{path}: line {number} is not a JSON object with a step; remove the line"
+        f"{path}: line {number} is not a JSON object with a step; remove the line"
       ) from None
     if step <= last_step:
       earlier.append(line + "\n")
@@ -172,11 +187,14 @@ class Lines:
         # Unbuffered: the file is always a prefix of all lines.
         self._file = self._path.open("ab", buffering=0)
       while self._waiting:
-        self._waiting = self._waiting[self._file.write(self._waiting):]
+        self._waiting = self._waiting[self._file.write(self._waiting) :]
     except OSError as error:
       if not self._is_warned:
-        logging.warning("%s cannot be written (%s): the run goes on, and writes its lines as soon "
-                        "as possible", self._path, error.strerror)
+        logging.warning(
+          "%s cannot be written (%s): the run goes on, and writes its lines as soon as possible",
+          self._path,
+          error.strerror,
+        )
       self._is_warned = True
 
   def close(self) -> None:
@@ -202,8 +220,11 @@ class Events:
   def __init__(self, folder: Path, *, purge_step: int):
     self._folder, self._is_off = folder, not parallel.is_primary()
     self._rows: queue.Queue[Callable[[], event_pb2.Event] | None] = queue.Queue(_WAITING_ROWS)
-    self._put(lambda: event_pb2.Event(
-        step=purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)))
+    self._put(
+      lambda: event_pb2.Event(
+        step=purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+      )
+    )
     self._thread = threading.Thread(target=self._run, name="TensorBoard", daemon=True)
     if not self._is_off:
       self._thread.start()
@@ -211,14 +232,26 @@ class Events:
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Writes scalars of a step."""
     row, now = dict(values), time.time()
-    self._put(lambda: event_pb2.Event(step=step, wall_time=now, summary=_joined(
-        summary.scalar(name, value) for name, value in row.items())))
+    self._put(
+      lambda: event_pb2.Event(
+        step=step,
+        wall_time=now,
+        summary=_joined(summary.scalar(name, value) for name, value in row.items()),
+      )
+    )
 
   def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
     """Writes histograms of the finite numbers of arrays `[n]`, such as a metric by graph."""
     rows, now = {name: array[np.isfinite(array)] for name, array in values.items()}, time.time()
-    self._put(lambda: event_pb2.Event(step=step, wall_time=now, summary=_joined(
-        summary.histogram(name, array, bins=_BINS) for name, array in rows.items() if array.size)))
+    self._put(
+      lambda: event_pb2.Event(
+        step=step,
+        wall_time=now,
+        summary=_joined(
+          summary.histogram(name, array, bins=_BINS) for name, array in rows.items() if array.size
+        ),
+      )
+    )
 
   def describe(self, config: Mapping[str, Any], *, metric: str, parameters: int) -> None:
     """Writes the config, as a text and as hyperparameters, and the number of parameters.
@@ -230,11 +263,21 @@ class Events:
     """
     fields = {**traverse_util.flatten_dict(dict(config), sep="."), "parameters": parameters}
     table = "\n".join(["|field|value|", "|-|-|", *(f"|{k}|{v}|" for k, v in fields.items())])
-    hparams = {name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-               for name, value in fields.items()}
-    self._put(lambda: event_pb2.Event(summary=_joined([
-        summary.text("config", table), summary.scalar("parameters", parameters),
-        *summary.hparams(hparams, {metric: None})[:2]])))
+    hparams = {
+      name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+      for name, value in fields.items()
+    }
+    self._put(
+      lambda: event_pb2.Event(
+        summary=_joined(
+          [
+            summary.text("config", table),
+            summary.scalar("parameters", parameters),
+            *summary.hparams(hparams, {metric: None})[:2],
+          ]
+        )
+      )
+    )
 
   def _put(self, row: Callable[[], event_pb2.Event] | None) -> None:
     try:
@@ -261,8 +304,11 @@ class Events:
   def _give_up(self, reason: str) -> None:
     if not self._is_off:
       self._is_off = True
-      logging.warning("%s cannot be written (%s): the run goes on without TensorBoard",
-                      self._folder, " ".join(reason.split()))
+      logging.warning(
+        "%s cannot be written (%s): the run goes on without TensorBoard",
+        self._folder,
+        " ".join(reason.split()),
+      )
 
   def close(self) -> None:
     """Waits until all rows are written, at most `_CLOSE_SECONDS`."""
@@ -282,13 +328,18 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
     return
   devices = jax.devices()
   manifest = {
-      "config": dict(config),
-      "command": _command(),
-      "versions": {"python": platform.python_version(), **versions()},
-      "devices": {"platform": devices[0].platform, "kind": devices[0].device_kind,
-                  "count": len(devices), "processes": parallel.process_count()},
-      "machine": platform.platform(),
-      "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
+    "config": dict(config),
+    "command": _command(),
+    "versions": {"python": platform.python_version(), **versions()},
+    "devices": {
+      "platform": devices[0].platform,
+      "kind": devices[0].device_kind,
+      "count": len(devices),
+      "processes": parallel.process_count(),
+    },
+    "machine": platform.platform(),
+    "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+  }
   with files.replacing(workdir / "config.json", encoding="utf-8") as file:
     file.write(json.dumps(files.seal(manifest), indent=2) + "\n")
 

@@ -45,25 +45,34 @@ class TrainOptions(Options):
   epochs: int = option(10, "most epochs", least=1)
   eval_every_epochs: int = option(1, "epochs between evaluations", least=1)
   early_stop_epochs: int = option(
-      0, "epochs without a better evaluation that end the run; 0, or with result=last: never",
-      least=0)
+    0, "epochs without a better evaluation that end the run; 0, or with result=last: never", least=0
+  )
   best_metric: str = option(
-      "opa", "metric of validation that chooses the checkpoint", one_of=("opa", "kendaltau"))
+    "opa", "metric of validation that chooses the checkpoint", one_of=("opa", "kendaltau")
+  )
   result: str = option(
-      "best", "checkpoint that becomes the model: best by best_metric, or last",
-      one_of=("best", "last"))
+    "best",
+    "checkpoint that becomes the model: best by best_metric, or last",
+    one_of=("best", "last"),
+  )
   valid_sampling: str = option(
-      "fixed", "sample that evaluations judge: fixed, or slates drawn anew each time",
-      one_of=("fixed", "slates"))
+    "fixed",
+    "sample that evaluations judge: fixed, or slates drawn anew each time",
+    one_of=("fixed", "slates"),
+  )
   valid_configs: int = option(
-      200, "configurations of each graph in the fixed sample; 0 = all", least=0)
+    200, "configurations of each graph in the fixed sample; 0 = all", least=0
+  )
   log_every_steps: int = option(20, "steps between two lines of the log", least=1)
   checkpoint_every_steps: int = option(
-      0, "steps between checkpoints in addition to those of evaluations; 0 = none", least=0)
+    0, "steps between checkpoints in addition to those of evaluations; 0 = none", least=0
+  )
   deterministic: bool = option(
-      False, "on GPUs: two runs are equal, bit for bit, but sums take longer")
+    False, "on GPUs: two runs are equal, bit for bit, but sums take longer"
+  )
   quick_compile: bool = option(
-      False, "on CPUs: compiles in half the time, but steps take two to three times as long")
+    False, "on CPUs: compiles in half the time, but steps take two to three times as long"
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +107,9 @@ class Schedule:
     """Why an uninterrupted run ended after this step."""
     if step >= self.total_steps:
       return f"last epoch ({self.epochs})"
-    return (f"early stopping: {self.metric} did not improve in {self.options.early_stop_epochs} "
-            "epochs")
+    return (
+      f"early stopping: {self.metric} did not improve in {self.options.early_stop_epochs} epochs"
+    )
 
   def is_early_stop(self, step: int, best_step: int | None) -> bool:
     """Whether the run ends after this step because nothing improved since `best_step`.
@@ -108,7 +118,8 @@ class Schedule:
     """
     steps = step - (best_step or 0)
     return self.is_evaluated(step) and (
-        0 < self.options.early_stop_epochs * self.steps_per_epoch <= steps)
+      0 < self.options.early_stop_epochs * self.steps_per_epoch <= steps
+    )
 
   def is_logged(self, step: int) -> bool:
     return step % self.options.log_every_steps == 0
@@ -180,11 +191,18 @@ class TrainResult:
 
 
 def train(
-    training: Training, evaluate: Evaluate, options: TrainOptions, workdir: str | Path, *,
-    metric: str = "", on_best: OnBest | None = None,
-    resume: bool = False, about: Mapping[str, Any] | None = None,
-    config: Mapping[str, Any] | None = None, files: Mapping[str, str] | None = None,
-    profile_steps: str = "",
+  training: Training,
+  evaluate: Evaluate,
+  options: TrainOptions,
+  workdir: str | Path,
+  *,
+  metric: str = "",
+  on_best: OnBest | None = None,
+  resume: bool = False,
+  about: Mapping[str, Any] | None = None,
+  config: Mapping[str, Any] | None = None,
+  files: Mapping[str, str] | None = None,
+  profile_steps: str = "",
 ) -> TrainResult:
   """Trains until the last epoch, or until the validation metric stops improving.
 
@@ -209,51 +227,74 @@ def train(
   """
   workdir = Path(workdir)
   schedule = Schedule(
-      options, training.epochs, training.steps_per_epoch, metric or options.best_metric)
+    options, training.epochs, training.steps_per_epoch, metric or options.best_metric
+  )
   profile = log_lib.Profile(profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
     stop = stack.enter_context(jobs.StopSignals())
     check_workdir(workdir, resume=resume, config=config, files=files)
     files_lib.tidy(workdir)
-    checkpoints = stack.enter_context(contextlib.closing(
-        checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, files=files)))
+    checkpoints = stack.enter_context(
+      contextlib.closing(checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, files=files))
+    )
     state, step, progress = _begin(training, checkpoints)
     # A row that waits for its evaluation is not written yet.
-    log = stack.enter_context(contextlib.closing(log_lib.Log(
-        workdir, total_steps=schedule.total_steps,
-        first_step=step - 1 if progress.row else step)))
+    log = stack.enter_context(
+      contextlib.closing(
+        log_lib.Log(
+          workdir, total_steps=schedule.total_steps, first_step=step - 1 if progress.row else step
+        )
+      )
+    )
     stack.callback(profile.stop)
-    log.events.describe(about or {}, metric=f"{SAMPLE}/{schedule.metric}",
-                        parameters=optax.tree.size(state.params))
+    log.events.describe(
+      about or {}, metric=f"{SAMPLE}/{schedule.metric}", parameters=optax.tree.size(state.params)
+    )
     if resume:
       log.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
     return _Loop(
-        state=parallel.replicate(state), step=step, progress=progress, training=training,
-        evaluate=evaluate, on_best=on_best, checkpoints=checkpoints, log=log, profile=profile,
-        signals=stop, schedule=schedule).run()
+      state=parallel.replicate(state),
+      step=step,
+      progress=progress,
+      training=training,
+      evaluate=evaluate,
+      on_best=on_best,
+      checkpoints=checkpoints,
+      log=log,
+      profile=profile,
+      signals=stop,
+      schedule=schedule,
+    ).run()
 
 
 def check_workdir(
-    workdir: str | Path, *, resume: bool, config: Mapping[str, Any] | None = None,
-    files: Mapping[str, str] | None = None) -> None:
+  workdir: str | Path,
+  *,
+  resume: bool,
+  config: Mapping[str, Any] | None = None,
+  files: Mapping[str, str] | None = None,
+) -> None:
   """Refuses a folder that `train` would refuse; writes nothing.
 
   Raises:
     ValueError: the folder holds a run and `resume` is False, or the run has another config or
       other files.
   """
-  with contextlib.closing(checkpoint.Checkpoints(
-      Path(workdir) / CHECKPOINTS, config=config, files=files, read_only=True)) as checkpoints:
+  with contextlib.closing(
+    checkpoint.Checkpoints(Path(workdir) / CHECKPOINTS, config=config, files=files, read_only=True)
+  ) as checkpoints:
     step = checkpoints.newest_step()
     if step is not None and not resume:
-      raise ValueError(f"{workdir} holds a run already (checkpoint of step {step}): go on with "
-                       "--resume, or give another --workdir")
+      raise ValueError(
+        f"{workdir} holds a run already (checkpoint of step {step}): go on with "
+        "--resume, or give another --workdir"
+      )
     checkpoints.check_config()
 
 
 def _begin(
-    training: Training, checkpoints: checkpoint.Checkpoints
+  training: Training, checkpoints: checkpoint.Checkpoints
 ) -> tuple[TrainState, int, Progress]:
   """State, step and bookkeeping of the newest checkpoint; without one, at the start."""
   saved = checkpoints.newest(training.state)
@@ -310,8 +351,9 @@ class _Loop:
         batch = next(self.training.batches)
     except StopIteration:
       raise ValueError(
-          f"the batches ended after step {self.step}, expected {self.schedule.total_steps} "
-          f"({self.schedule.steps_per_epoch} per epoch): the iterator must be longer") from None
+        f"the batches ended after step {self.step}, expected {self.schedule.total_steps} "
+        f"({self.schedule.steps_per_epoch} per epoch): the iterator must be longer"
+      ) from None
     if not self.compile_seconds:
       self.log.say("compiling the training step")
     started = time.monotonic()
@@ -358,8 +400,9 @@ class _Loop:
   def _not_finite(self, what: str) -> FloatingPointError:
     saved = f"step {self.saved_step} is saved" if self.saved_step else "nothing is saved"
     return FloatingPointError(
-        f"{what} (last finite loss: {self.last_finite});"
-        f" lower optimizer.learning_rate or set optimizer.clip_norm; {saved}")
+      f"{what} (last finite loss: {self.last_finite});"
+      f" lower optimizer.learning_rate or set optimizer.clip_norm; {saved}"
+    )
 
   def _finite_state(self) -> TrainState:
     """The state without its device axis; FloatingPointError if it is not finite."""
@@ -384,7 +427,8 @@ class _Loop:
     """Moves the metrics since the last row, averaged over steps, into the next row."""
     steps, self.progress.window = self.progress.window, []
     self.progress.row |= {
-        f"train/{name}": sum(step[name] for step in steps) / len(steps) for name in steps[-1]}
+      f"train/{name}": sum(step[name] for step in steps) / len(steps) for name in steps[-1]
+    }
 
   def _write_row(self) -> None:
     row = {"epoch": self.step / self.schedule.steps_per_epoch, **self.progress.row}
@@ -404,7 +448,8 @@ class _Loop:
     metrics = {name: float(value) for name, value in values.items() if not np.ndim(value)}
     if self.schedule.metric not in metrics:
       raise ValueError(
-          f"best_metric is {self.schedule.metric!r}, expected one of {sorted(metrics)}")
+        f"best_metric is {self.schedule.metric!r}, expected one of {sorted(metrics)}"
+      )
     progress, value = self.progress, metrics[self.schedule.metric]
     is_first, progress.evaluated_step = not progress.evaluated_step, self.step
     is_last = self.schedule.options.result == "last"
@@ -414,8 +459,10 @@ class _Loop:
     if progress.window:  # a run that is shorter than `log_every_steps` has a loss too
       self._average_window()
     progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
-    self.log.events.histograms(self.step, {
-        f"{SAMPLE}/{name}": np.asarray(value) for name, value in values.items() if np.ndim(value)})
+    self.log.events.histograms(
+      self.step,
+      {f"{SAMPLE}/{name}": np.asarray(value) for name, value in values.items() if np.ndim(value)},
+    )
     self._write_row()
     if is_best and self.on_best is not None:
       # A run that is killed before it saves the checkpoint comes here again.
@@ -429,8 +476,12 @@ class _Loop:
 
   def _save(self, *, value: float | None = None) -> None:
     self.checkpoints.save(
-        self.step, self._finite_state(), data=self.training.batches.get_state(),
-        progress=dataclasses.asdict(self.progress), value=value)
+      self.step,
+      self._finite_state(),
+      data=self.training.batches.get_state(),
+      progress=dataclasses.asdict(self.progress),
+      value=value,
+    )
     self.saved_step = self.step
 
   def _stop_if_asked(self) -> None:
@@ -462,6 +513,11 @@ class _Loop:
     self.log.say(f"peak memory of the {what}: {console.size(peak_bytes)}")
     parallel.barrier("end of training")
     return TrainResult(
-        state=parallel.unreplicate(self.state), step=self.step, best_value=best.best_value,
-        best_step=best.best_step, why=why, compile_seconds=self.compile_seconds,
-        peak_bytes=peak_bytes)
+      state=parallel.unreplicate(self.state),
+      step=self.step,
+      best_value=best.best_value,
+      best_step=best.best_step,
+      why=why,
+      compile_seconds=self.compile_seconds,
+      peak_bytes=peak_bytes,
+    )

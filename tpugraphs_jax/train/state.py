@@ -44,8 +44,12 @@ class TrainState(flax.struct.PyTreeNode):
     return cls(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
   def apply_gradients(
-      self, grads: optax.Updates, optimizer: optax.GradientTransformation, *, norms: Any = None,
-      **changes: Any,
+    self,
+    grads: optax.Updates,
+    optimizer: optax.GradientTransformation,
+    *,
+    norms: Any = None,
+    **changes: Any,
   ) -> TrainState:
     """The state one step later.
 
@@ -58,8 +62,11 @@ class TrainState(flax.struct.PyTreeNode):
     optimizer = optax.with_extra_args_support(optimizer)
     updates, opt_state = optimizer.update(grads, self.opt_state, self.params, norms=norms)
     return self.replace(
-        step=self.step + 1, params=optax.apply_updates(self.params, updates), opt_state=opt_state,
-        **changes)
+      step=self.step + 1,
+      params=optax.apply_updates(self.params, updates),
+      opt_state=opt_state,
+      **changes,
+    )
 
   @property
   def eval_params(self) -> optax.Params:
@@ -71,9 +78,14 @@ class TrainState(flax.struct.PyTreeNode):
 def not_finite(state: TrainState) -> str:
   """Path of the first array of parameters or optimizer that is not finite; empty without one."""
   trees = {"params": state.params, "opt_state": state.opt_state}
-  return next((jax.tree_util.keystr(path)
-               for path, leaf in jax.tree_util.tree_leaves_with_path(trees)
-               if not np.isfinite(leaf).all()), "")
+  return next(
+    (
+      jax.tree_util.keystr(path)
+      for path, leaf in jax.tree_util.tree_leaves_with_path(trees)
+      if not np.isfinite(leaf).all()
+    ),
+    "",
+  )
 
 
 def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
@@ -83,8 +95,9 @@ def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
     Its name, and its description in each tree, such as `float32[2, 3]` or `nothing`.
   """
   describe = lambda tree: {
-      jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
-      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
   ours, theirs = describe(found), describe(expected)
   for name in sorted(ours.keys() | theirs.keys()):
     one, other = ours.get(name, "nothing"), theirs.get(name, "nothing")
@@ -99,14 +112,20 @@ class Optimizer(Options):
 
   section = "optimizer"
   name: str = option(
-      "adam", "adam (epsilon as in Keras), adamw (decoupled weight decay) or adam_l2 (Adam of "
-      "PyTorch: the decay is added to the gradient)", one_of=OPTIMIZERS)
+    "adam",
+    "adam (epsilon as in Keras), adamw (decoupled weight decay) or adam_l2 (Adam of "
+    "PyTorch: the decay is added to the gradient)",
+    one_of=OPTIMIZERS,
+  )
   learning_rate: float = option(1e-3, "value after the warm-up", above=0)
   schedule: str = option(
-      "constant", "constant, cosine (to final_learning_rate) or multistep (times milestone_factor)",
-      one_of=SCHEDULES)
+    "constant",
+    "constant, cosine (to final_learning_rate) or multistep (times milestone_factor)",
+    one_of=SCHEDULES,
+  )
   warmup_fraction: float = option(
-      0.0, "share of the run in which the rate grows from zero", least=0, below=1)
+    0.0, "share of the run in which the rate grows from zero", least=0, below=1
+  )
   final_learning_rate: float = option(0.0, "last learning rate of cosine", least=0)
   milestones: Sequence[float] = option((), "shares of the run at which multistep changes the rate")
   milestone_factor: float = option(0.1, "factor of the rate at each milestone", above=0)
@@ -114,19 +133,23 @@ class Optimizer(Options):
   beta2: float = option(0.999, "decay of Adam's mean of squared gradients", least=0, below=1)
   eps: float = option(1e-7, "added to the root of Adam's mean of squared gradients", above=0)
   weight_decay: float = option(0.0, "weight decay of adamw and adam_l2", least=0)
-  decay_layers: Sequence[str] = option(
-      (), "top-level layers whose parameters decay; empty = all")
+  decay_layers: Sequence[str] = option((), "top-level layers whose parameters decay; empty = all")
   clip_norm: float = option(
-      0.0, "largest global L2 norm of the gradients; 0 = no clipping", least=0)
+    0.0, "largest global L2 norm of the gradients; 0 = no clipping", least=0
+  )
   clip_norm_per_variable: float = option(
-      0.0, "largest L2 norm of each variable's gradient (Keras' clipnorm); 0 = no clipping",
-      least=0)
+    0.0, "largest L2 norm of each variable's gradient (Keras' clipnorm); 0 = no clipping", least=0
+  )
   accumulation_steps: int = option(1, "steps whose mean gradient makes one update", least=1)
   average_decay: float = option(
-      0.0, "decay of a moving average of the parameters (EMA), which is evaluated; 0 = none",
-      least=0, below=1)
+    0.0,
+    "decay of a moving average of the parameters (EMA), which is evaluated; 0 = none",
+    least=0,
+    below=1,
+  )
   average_window: Sequence[float] = option(
-      (), "FIRST,LAST shares of the run; their parameters are averaged (SWA)")
+    (), "FIRST,LAST shares of the run; their parameters are averaged (SWA)"
+  )
 
   def check(self) -> None:
     """Refuses (ValueError) fields that contradict each other."""
@@ -134,18 +157,34 @@ class Optimizer(Options):
     window, decay = tuple(self.average_window), self.average_decay
     increasing = all(a < b for a, b in zip((0.0, *milestones), (*milestones, 1.0)))
     for field, is_valid, expected in (
-        ("final_learning_rate", self.final_learning_rate <= rate,
-         f"between 0 and the learning rate {rate}"),
-        ("milestones", milestones or self.schedule != "multistep", "at least one"),
-        ("milestones", increasing, "increasing shares in (0, 1)"),
-        ("weight_decay", not self.weight_decay or self.name != "adam",
-         "0: optimizer.name='adam' has no weight decay, take 'adamw'"),
-        ("decay_layers", not self.decay_layers or self.name == "adamw",
-         f"(): optimizer.name is {self.name!r}, and only adamw leaves layers without decay"),
-        ("average_window", not window or len(window) == 2 and 0 <= window[0] < window[1] <= 1,
-         "two increasing shares in [0, 1], or ()"),
-        ("average_window", not (window and decay),
-         f"(): optimizer.average_decay is {decay}, and a run keeps one average")):
+      (
+        "final_learning_rate",
+        self.final_learning_rate <= rate,
+        f"between 0 and the learning rate {rate}",
+      ),
+      ("milestones", milestones or self.schedule != "multistep", "at least one"),
+      ("milestones", increasing, "increasing shares in (0, 1)"),
+      (
+        "weight_decay",
+        not self.weight_decay or self.name != "adam",
+        "0: optimizer.name='adam' has no weight decay, take 'adamw'",
+      ),
+      (
+        "decay_layers",
+        not self.decay_layers or self.name == "adamw",
+        f"(): optimizer.name is {self.name!r}, and only adamw leaves layers without decay",
+      ),
+      (
+        "average_window",
+        not window or len(window) == 2 and 0 <= window[0] < window[1] <= 1,
+        "two increasing shares in [0, 1], or ()",
+      ),
+      (
+        "average_window",
+        not (window and decay),
+        f"(): optimizer.average_decay is {decay}, and a run keeps one average",
+      ),
+    ):
       if not is_valid:
         raise ValueError(f"{self.section}.{field} is {getattr(self, field)!r}, expected {expected}")
 
@@ -157,12 +196,15 @@ class Optimizer(Options):
       rate = optax.constant_schedule(self.learning_rate)
     elif self.schedule == "cosine":
       rate = optax.cosine_decay_schedule(
-          self.learning_rate, max(1, total - warmup_steps),
-          alpha=self.final_learning_rate / self.learning_rate)
+        self.learning_rate,
+        max(1, total - warmup_steps),
+        alpha=self.final_learning_rate / self.learning_rate,
+      )
     else:
       steps = [round(share * total) - warmup_steps for share in self.milestones]
       rate = optax.piecewise_constant_schedule(
-          self.learning_rate, {step: self.milestone_factor for step in steps})
+        self.learning_rate, {step: self.milestone_factor for step in steps}
+      )
     if not warmup_steps:
       return rate
     warmup = optax.linear_schedule(0.0, self.learning_rate, warmup_steps)
@@ -173,14 +215,23 @@ class Optimizer(Options):
     rate = self.rate(total_steps)
     if self.name == "adam":
       adam = optax.chain(
-          scale_by_keras_adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps),
-          optax.scale_by_learning_rate(rate))
+        scale_by_keras_adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps),
+        optax.scale_by_learning_rate(rate),
+      )
     elif self.name == "adam_l2":
-      adam = optax.chain(optax.add_decayed_weights(self.weight_decay),
-                         optax.adam(rate, self.beta1, self.beta2, self.eps))
+      adam = optax.chain(
+        optax.add_decayed_weights(self.weight_decay),
+        optax.adam(rate, self.beta1, self.beta2, self.eps),
+      )
     else:
-      adam = optax.adamw(rate, self.beta1, self.beta2, self.eps, weight_decay=self.weight_decay,
-                         mask=self._decays if self.decay_layers else None)
+      adam = optax.adamw(
+        rate,
+        self.beta1,
+        self.beta2,
+        self.eps,
+        weight_decay=self.weight_decay,
+        mask=self._decays if self.decay_layers else None,
+      )
     # An update of one flat vector compiles faster than one update per variable.
     parts = [adam if self.decay_layers else optax.flatten(adam)]
     if self.clip_norm:
@@ -199,8 +250,10 @@ class Optimizer(Options):
 
   def _decays(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Which parameters decay."""
-    return {name: jax.tree.map(lambda leaf: name in self.decay_layers, layer)
-            for name, layer in params.items()}
+    return {
+      name: jax.tree.map(lambda leaf: name in self.decay_layers, layer)
+      for name, layer in params.items()
+    }
 
   def _updates(self, steps: int) -> int:
     return max(1, steps // self.accumulation_steps)
@@ -220,7 +273,7 @@ def learning_rates(*, total_steps: int, **fields: Any) -> Callable[[int], float]
 
 
 def scale_by_keras_adam(
-    *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-7
+  *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-7
 ) -> optax.GradientTransformation:
   """Adam with epsilon outside of the bias correction, as in Keras.
 
@@ -304,13 +357,15 @@ def track_mean(first: int, last: int) -> optax.GradientTransformation:
 
 def _tracking(share: Callable[[jax.Array], jax.Array]) -> optax.GradientTransformation:
   """Keeps an average of the parameters, to which update i gives new ones the weight `share(i)`."""
+
   def init(params: optax.Params) -> AverageState:
     # A copy, because a donated state may not hold one buffer twice.
     return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
 
   def update(updates, state, params):
     average = optax.incremental_update(
-        optax.apply_updates(params, updates), state.average_params, share(state.count))
+      optax.apply_updates(params, updates), state.average_params, share(state.count)
+    )
     return updates, AverageState(optax.safe_increment(state.count), average)
 
   return optax.GradientTransformation(init, update)
@@ -357,8 +412,12 @@ def keras_norms(grads: optax.Updates, lookup_grads: optax.Updates) -> Any:
 
 
 def apply_in_chunks(
-    model: nn.Module, variables: Mapping[str, Any], batch: TileBatch | LayoutBatch, *,
-    config_chunk: int, **options: Any,
+  model: nn.Module,
+  variables: Mapping[str, Any],
+  batch: TileBatch | LayoutBatch,
+  *,
+  config_chunk: int,
+  **options: Any,
 ) -> tuple[jax.Array, Mapping[str, Any]]:
   """`model.apply` on a few configurations at a time, with equal scores and gradients.
 
@@ -387,10 +446,14 @@ def apply_in_chunks(
 
 
 def make_train_step(
-    model: nn.Module, optimizer: optax.GradientTransformation,
-    options: losses_lib.LossOptions, *,
-    seed: int = 0, config_chunk: int = 0, collections: Sequence[str] = (),
-    devices: Sequence[jax.Device] | None = None,
+  model: nn.Module,
+  optimizer: optax.GradientTransformation,
+  options: losses_lib.LossOptions,
+  *,
+  seed: int = 0,
+  config_chunk: int = 0,
+  collections: Sequence[str] = (),
+  devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
 
@@ -410,23 +473,32 @@ def make_train_step(
   def loss_fn(params, perturbations, batch, key):
     variables = {"params": params, "perturbations": perturbations}
     flags: dict[str, Any] = dict(
-        train=True, mutable=["activity", *collections], rngs={"dropout": key})
+      train=True, mutable=["activity", *collections], rngs={"dropout": key}
+    )
     chunked = functools.partial(apply_in_chunks, model, config_chunk=config_chunk)
     scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **flags)
     totals, counts = losses_lib.loss_sums(
-        losses, scores, batch.target, where=batch.config_mask,
-        key=parallel.slate_keys(key, len(scores)), options=options, axis=parallel.DEVICES)
+      losses,
+      scores,
+      batch.target,
+      where=batch.config_mask,
+      key=parallel.slate_keys(key, len(scores)),
+      options=options,
+      axis=parallel.DEVICES,
+    )
     counts = jax.lax.psum(counts, parallel.DEVICES)
     ranking = losses_lib.combine(losses, totals, counts)
-    penalty = (options.kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
-               + options.activity_l2 * mean_activity(sown.get("activity", {})))
+    penalty = options.kernel_l2 * squared_kernels(params) / jax.lax.psum(
+      1, parallel.DEVICES
+    ) + options.activity_l2 * mean_activity(sown.get("activity", {}))
     metrics = {"loss": ranking + penalty, "ranking_loss": ranking}
     return ranking + penalty, (metrics, {name: sown[name] for name in collections})
 
   def train_step(key_data, state: TrainState, batch):
     key = jax.random.fold_in(jax.random.wrap_key_data(key_data), state.step)
     (grads, lookup_grads), (metrics, extra) = jax.grad(loss_fn, argnums=(0, 1), has_aux=True)(
-        state.params, zero_perturbations(model, batch), batch, key)
+      state.params, zero_perturbations(model, batch), batch, key
+    )
     grads, metrics = jax.lax.psum((grads, metrics), parallel.DEVICES)
     metrics["grad_norm"] = optax.tree.norm(grads)
     norms = keras_norms(grads, lookup_grads)

@@ -18,13 +18,20 @@ from tpugraphs_jax.infra import console
 from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.view import panes as panes_lib
 
-MISSING = ('the picture needs Model Explorer, and this is its table: pip install '
-           '"tpugraphs-jax[view]"')
+MISSING = (
+  'the picture needs Model Explorer, and this is its table: pip install "tpugraphs-jax[view]"'
+)
 
 
 def show(
-    graph: OpGraph, config: int | None = None, *, against: int | None = None,
-    model: Any = None, port: int = 0, browser: bool = True, as_table: bool = False,
+  graph: OpGraph,
+  config: int | None = None,
+  *,
+  against: int | None = None,
+  model: Any = None,
+  port: int = 0,
+  browser: bool = True,
+  as_table: bool = False,
 ) -> None:
   """Shows a graph: in a notebook below the cell, elsewhere in a browser until it is interrupted.
 
@@ -45,15 +52,19 @@ def show(
 
 
 def show_program(
-    program: layouts.Program, *, port: int = 0, browser: bool = True, as_table: bool = False
+  program: layouts.Program, *, port: int = 0, browser: bool = True, as_table: bool = False
 ) -> None:
   """Shows a program before and after its layouts were chosen; as `show`."""
   _show(program.graph, panes_lib.of_program(program), program.table(), port, browser, as_table)
 
 
 def _show(
-    graph: OpGraph, panes: list[panes_lib.Pane], table: Table, port: int, browser: bool,
-    as_table: bool,
+  graph: OpGraph,
+  panes: list[panes_lib.Pane],
+  table: Table,
+  port: int,
+  browser: bool,
+  as_table: bool,
 ) -> None:
   try:
     from tpugraphs_jax.view import explorer
@@ -66,6 +77,7 @@ def _show(
     return
   if "ipykernel" in sys.modules:
     from IPython import display
+
     display.display(table)
   else:
     print(console.printable(str(table)))

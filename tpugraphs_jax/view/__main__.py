@@ -1,6 +1,6 @@
 """Shows a program in a browser: a graph file, an HLO module, or layouts that `tune` chose.
 
-  python -m tpugraphs_jax.view program.npz --config 3 --against 0 --model layout-v3-estimate
+python -m tpugraphs_jax.view program.npz --config 3 --against 0 --model layout-v3-estimate
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def read(path: Path) -> OpGraph | layouts.Program:
     FileNotFoundError: there is no such file.
   """
   if not path.is_file():
-    raise FileNotFoundError(f"{path}: no such file, expected an .npz, an HLO module, or layouts "
-                            "that Tuned.save wrote")
+    raise FileNotFoundError(
+      f"{path}: no such file, expected an .npz, an HLO module, or layouts that Tuned.save wrote"
+    )
   with path.open("rb") as file:
     start = file.read(4).lstrip()
   if start.startswith(b"{"):
@@ -42,8 +43,10 @@ def read(path: Path) -> OpGraph | layouts.Program:
 def main(argv: list[str] | None = None) -> None:
   """Runs the command line."""
   parser = argparse.ArgumentParser(
-      prog="python -m tpugraphs_jax.view", description=__doc__,
-      formatter_class=argparse.RawDescriptionHelpFormatter)
+    prog="python -m tpugraphs_jax.view",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
   parser.add_argument("file", type=Path, help=".npz, serialized HLO, HLO text, or saved layouts")
   parser.add_argument("--config", type=int, help="number of a configuration, with its layouts")
   parser.add_argument("--against", type=int, help="number of another one, beside it")
@@ -60,8 +63,10 @@ def main(argv: list[str] | None = None) -> None:
     elif args.config is None and args.against is None and args.model is None:
       view.show_program(program, **server)
     else:
-      raise ValueError(f"{args.file} holds layouts that were chosen, which have no numbers: leave "
-                       "--config, --against and --model out")
+      raise ValueError(
+        f"{args.file} holds layouts that were chosen, which have no numbers: leave "
+        "--config, --against and --model out"
+      )
   except (ValueError, OSError) as error:
     console.fail(error)
 

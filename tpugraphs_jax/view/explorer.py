@@ -48,15 +48,24 @@ class Page(ModelExplorerConfig):
       # Model Explorer reads the overlays of one graph from a source: each side has its own.
       for overlay, values in pane.overlays.items():
         self.add_node_data(
-            overlay, node_data_builder.ModelNodeData({name: _node_data(values)}), source)
+          overlay, node_data_builder.ModelNodeData({name: _node_data(values)}), source
+        )
 
   def to_url_param_value(self) -> str:
     """The part of the page's address that says what is shown, on one side or two."""
     data = json.loads(parse.unquote(super().to_url_param_value()))
-    data["uiState"] = {"paneStates": [{
-        "selectedCollectionLabel": source, "selectedGraphId": name, "selectedNodeId": self._first,
-        "deepestExpandedGroupNodeIds": ["___all___"] if self._is_open and not self._first else [],
-        "widthFraction": 1 / len(self._sides)} for source, name in self._sides]}
+    data["uiState"] = {
+      "paneStates": [
+        {
+          "selectedCollectionLabel": source,
+          "selectedGraphId": name,
+          "selectedNodeId": self._first,
+          "deepestExpandedGroupNodeIds": ["___all___"] if self._is_open and not self._first else [],
+          "widthFraction": 1 / len(self._sides),
+        }
+        for source, name in self._sides
+      ]
+    }
     return parse.quote(json.dumps(data))
 
 
@@ -74,10 +83,16 @@ def serve(page: Page, *, port: int = 0, browser: bool = True) -> None:
     apis.visualize_from_config(page, port=port, no_open_in_browser=not browser)
     return
   from IPython import display
-  threading.Thread(target=apis.visualize_from_config, args=(page,), daemon=True, kwargs={
-      "port": port, "no_open_in_browser": True}).start()
-  display.display(display.IFrame(
-      f"http://localhost:{port}/?data={page.to_url_param_value()}", "100%", 800))
+
+  threading.Thread(
+    target=apis.visualize_from_config,
+    args=(page,),
+    daemon=True,
+    kwargs={"port": port, "no_open_in_browser": True},
+  ).start()
+  display.display(
+    display.IFrame(f"http://localhost:{port}/?data={page.to_url_param_value()}", "100%", 800)
+  )
 
 
 def _nodes(graph: OpGraph) -> Iterator[graph_builder.GraphNode]:
@@ -88,16 +103,23 @@ def _nodes(graph: OpGraph) -> Iterator[graph_builder.GraphNode]:
     operands[consumer].append(producer)
   facts = _hlo_facts(graph) if isinstance(graph, HloGraph) else _file_facts(graph)
   names, scopes, attributes_of = zip(*facts)
-  for node, (name, namespace, attributes, more) in enumerate(zip(
-      names, _sections(scopes), attributes_of, features)):
+  for node, (name, namespace, attributes, more) in enumerate(
+    zip(names, _sections(scopes), attributes_of, features)
+  ):
     opcode = columns.opcode_names().get(int(graph.node_opcode[node]), "unknown")
     attributes = {"opcode": opcode, "node": str(node), **attributes, **more}
     if node in configurable:
       attributes["configurable"] = "yes"
     yield graph_builder.GraphNode(
-        str(node), name or opcode, namespace, attrs=_key_values(attributes),
-        incomingEdges=[graph_builder.IncomingEdge(str(producer), targetNodeInputId=str(place))
-                       for place, producer in enumerate(operands[node])])
+      str(node),
+      name or opcode,
+      namespace,
+      attrs=_key_values(attributes),
+      incomingEdges=[
+        graph_builder.IncomingEdge(str(producer), targetNodeInputId=str(place))
+        for place, producer in enumerate(operands[node])
+      ],
+    )
 
 
 def _sections(namespaces: Sequence[str]) -> list[str]:
@@ -119,16 +141,22 @@ def _hlo_facts(graph: HloGraph) -> Iterator[tuple[str, str, dict[str, str]]]:
   namespaces = _namespaces(graph)
   nodes = proto.instructions(graph.module)
   for node, origin, namespace in zip(nodes, graph.origins, namespaces):
-    attributes = {"shape": show.shape_text(node.shape), "source": origin.where,
-                  "name in jax": origin.op_name}
+    attributes = {
+      "shape": show.shape_text(node.shape),
+      "source": origin.where,
+      "name in jax": origin.op_name,
+    }
     yield node.name, namespace, {name: text for name, text in attributes.items() if text}
 
 
 def _namespaces(graph: HloGraph) -> list[str]:
   """The scopes of each instruction, or its computation; in the entry those of its first user."""
   module = graph.module
-  computation = [each.name if each.id != module.entry_computation_id else ""
-                 for each in module.computations for _ in each.instructions]
+  computation = [
+    each.name if each.id != module.entry_computation_id else ""
+    for each in module.computations
+    for _ in each.instructions
+  ]
   result = []
   for node, origin, owner in zip(proto.instructions(module), graph.origins, computation):
     # The first part is the jitted function, the last one the operation.
@@ -154,8 +182,8 @@ def _shape_text(feat: np.ndarray) -> str:
   """A shape from the features `[140]` of a node, as HLO text writes it."""
   kinds = np.flatnonzero(feat[columns.NODE["element_type"]])
   sizes = feat[columns.sizes(columns.NODE["shape"])].astype(np.int64)
-  sizes = sizes[:np.count_nonzero(sizes)]
-  order = feat[columns.NODE["minor_to_major"]].astype(np.int64)[:len(sizes)]
+  sizes = sizes[: np.count_nonzero(sizes)]
+  order = feat[columns.NODE["minor_to_major"]].astype(np.int64)[: len(sizes)]
   layout = f"{{{','.join(map(str, order))}}}" if len(sizes) else ""
   name = columns.ELEMENT_TYPES[kinds[0]].name if len(kinds) else "invalid"
   return f"{name}[{','.join(map(str, sizes))}]{layout}"
@@ -174,9 +202,13 @@ def _features(node_feat: np.ndarray) -> list[dict[str, str]]:
 def _with_orders(nodes: Sequence[graph_builder.GraphNode], pane: Pane, name: str) -> dict:
   """The graph of a side: all nodes, configurable ones with their layouts."""
   shown = [
-      graph_builder.GraphNode(**{**vars(node), "attrs": [
-          *_key_values({"layouts": pane.orders[number]}), *node.attrs]})
-      if number in pane.orders else node for number, node in enumerate(nodes)]
+    graph_builder.GraphNode(
+      **{**vars(node), "attrs": [*_key_values({"layouts": pane.orders[number]}), *node.attrs]}
+    )
+    if number in pane.orders
+    else node
+    for number, node in enumerate(nodes)
+  ]
   return vars(graph_builder.Graph(name, shown, {"": dict(pane.about)}))
 
 
@@ -187,10 +219,14 @@ def _key_values(attributes: Mapping[str, str]) -> list[graph_builder.KeyValue]:
 def _node_data(values: Mapping[int, float | str]) -> node_data_builder.GraphNodeData:
   """An overlay: marks for texts; for numbers red above 0 and blue below, stronger if larger."""
   largest = max((abs(v) for v in values.values() if not isinstance(v, str)), default=0) or 1
-  return node_data_builder.GraphNodeData({
+  return node_data_builder.GraphNodeData(
+    {
       str(node): node_data_builder.NodeDataResult(
-          value, _AMBER if isinstance(value, str) else _color(value / largest), "#000")
-      for node, value in values.items()})
+        value, _AMBER if isinstance(value, str) else _color(value / largest), "#000"
+      )
+      for node, value in values.items()
+    }
+  )
 
 
 def _color(strength: float) -> str:

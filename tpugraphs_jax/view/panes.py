@@ -29,7 +29,11 @@ class Pane(NamedTuple):
 
 
 def of_graph(
-    graph: OpGraph, config: int | None = None, *, against: int | None = None, model: Any = None,
+  graph: OpGraph,
+  config: int | None = None,
+  *,
+  against: int | None = None,
+  model: Any = None,
 ) -> list[Pane]:
   """The sides of a graph: none of its configurations, one, or `against` and then `config`.
 
@@ -57,11 +61,14 @@ def of_graph(
     raise ValueError(f"{graph.name} has no configurations, found configuration {config}")
   explaining.check_numbers(graph, config, against)
   if model is not None and isinstance(graph.configs, TileConfigs):
-    raise ValueError(f"{graph.name} has tiles, whose costs belong to no node: leave the model out, "
-                     "and print tpugraphs_jax.explain(model, graph, number)")
+    raise ValueError(
+      f"{graph.name} has tiles, whose costs belong to no node: leave the model out, "
+      "and print tpugraphs_jax.explain(model, graph, number)"
+    )
   panes = []
-  for number, other in [(config, None)] if against is None else [
-      (against, config), (config, against)]:
+  for number, other in (
+    [(config, None)] if against is None else [(against, config), (config, against)]
+  ):
     orders = _orders(graph, number)
     overlays: dict[str, Mapping[int, float | str]] = dict(shared)
     if model is not None:
@@ -69,8 +76,9 @@ def of_graph(
     if other is not None:
       others = _orders(graph, other)
       overlays[CHANGED] = {node: text for node, text in orders.items() if text != others[node]}
-    panes.append(Pane(
-        f"configuration {number}", about | _config_facts(graph, number), orders, overlays))
+    panes.append(
+      Pane(f"configuration {number}", about | _config_facts(graph, number), orders, overlays)
+    )
   return panes
 
 
@@ -88,16 +96,24 @@ def of_program(program: layouts.Program) -> list[Pane]:
 
 def table(graph: OpGraph, panes: list[Pane]) -> Table:
   """The layouts and overlays of nodes on each side, of changed nodes alone where there are two."""
-  values = [(f"{name}, {pane.title}", of_node) for pane in panes
-            for name, of_node in [("layouts", pane.orders), *pane.overlays.items()]
-            if of_node and name != CHANGED]
+  values = [
+    (f"{name}, {pane.title}", of_node)
+    for pane in panes
+    for name, of_node in [("layouts", pane.orders), *pane.overlays.items()]
+    if of_node and name != CHANGED
+  ]
   if not values:
     return graph.table()
   shown = [of_node for pane in panes for of_node in pane.overlays.values()]
   nodes = sorted(set().union(*(shown if len(panes) > 1 else (of_node for _, of_node in values))))
-  return Table(["node", *(name for name, _ in values)], [
+  return Table(
+    ["node", *(name for name, _ in values)],
+    [
       [graph.node_name(node), *(_text(of_node.get(node, "")) for _, of_node in values)]
-      for node in nodes], repr(graph)[1:-1])
+      for node in nodes
+    ],
+    repr(graph)[1:-1],
+  )
 
 
 def _text(value: float | str) -> str:
@@ -109,8 +125,11 @@ def _compiler_cycles(graph: OpGraph) -> dict[int, int]:
   if not isinstance(graph, HloGraph):
     return {}
   windows = map(tpu_kernels.window, proto.instructions(graph.module))
-  return {node: window.estimated_cycles for node, window in enumerate(windows)
-          if window is not None and window.estimated_cycles is not None}
+  return {
+    node: window.estimated_cycles
+    for node, window in enumerate(windows)
+    if window is not None and window.estimated_cycles is not None
+  }
 
 
 def _orders(graph: OpGraph, number: int) -> dict[int, str]:
@@ -118,14 +137,19 @@ def _orders(graph: OpGraph, number: int) -> dict[int, str]:
   if not isinstance(graph.configs, LayoutConfigs):
     return {}
   rows = graph.configs.rows[graph.configs.row_id(np.array([number]))[0]]
-  return {node: columns.row_text(row)
-          for node, row in zip(graph.config_node.tolist(), rows.tolist())}
+  return {
+    node: columns.row_text(row) for node, row in zip(graph.config_node.tolist(), rows.tolist())
+  }
 
 
 def _config_facts(graph: OpGraph, number: int) -> dict[str, str]:
   configs = graph.configs
   facts = {"label": f"{configs.runtime_ns[number]:,}"} if configs.is_labelled else {}
   if isinstance(configs, TileConfigs):
-    facts |= {name.replace("_", " "): " ".join(f"{value:g}" for value in configs.config_feat[
-        number][columns.sizes(block)]) for name, block in columns.TILE.items()}
+    facts |= {
+      name.replace("_", " "): " ".join(
+        f"{value:g}" for value in configs.config_feat[number][columns.sizes(block)]
+      )
+      for name, block in columns.TILE.items()
+    }
   return facts

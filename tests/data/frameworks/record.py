@@ -40,8 +40,11 @@ def torch_xla() -> bytes:
 
   device = torch_xla.device()
   model = torch.nn.Sequential(
-      torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(),
-      torch.nn.Linear(8 * 8 * 16, 10)).to(device)
+    torch.nn.Conv2d(3, 16, 3, padding=1),
+    torch.nn.ReLU(),
+    torch.nn.Flatten(),
+    torch.nn.Linear(8 * 8 * 16, 10),
+  ).to(device)
   images = torch.zeros(4, 3, 8, 8, device=device)
   labels = torch.zeros(4, dtype=torch.int64, device=device)
   torch.nn.functional.cross_entropy(model(images), labels).backward()
@@ -56,14 +59,20 @@ def dump() -> bytes:
   import jax.numpy as jnp
 
   def loss(kernel, dense, images, labels):
-    x = jax.nn.relu(jax.lax.conv_general_dilated(
-        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    x = jax.nn.relu(
+      jax.lax.conv_general_dilated(
+        images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+      )
+    )
     logits = jax.nn.log_softmax(x.reshape(4, -1) @ dense)
     return -jnp.take_along_axis(logits, labels[:, None], 1).mean()
 
   jax.jit(jax.grad(loss, argnums=(0, 1)))(
-      jnp.zeros((3, 3, 3, 16)), jnp.zeros((8 * 8 * 16, 10)), jnp.zeros((4, 8, 8, 3)),
-      jnp.zeros(4, jnp.int32))
+    jnp.zeros((3, 3, 3, 16)),
+    jnp.zeros((8 * 8 * 16, 10)),
+    jnp.zeros((4, 8, 8, 3)),
+    jnp.zeros(4, jnp.int32),
+  )
   (path,) = Path(folder).glob("*jit_loss.before_optimizations.hlo.pb")
   return path.read_bytes()
 

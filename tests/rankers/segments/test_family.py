@@ -41,8 +41,12 @@ def expected_scores(model, params, values: np.ndarray) -> np.ndarray:
 def training_scores(model, params, batch):
   """Scores `[G, C]` that the training step computes on one device."""
   apply = lambda batch: model.apply(
-      {"params": params}, batch, train=True, mutable=[READOUT_COLLECTION],
-      rngs={"dropout": jax.random.key(0)})[0]
+    {"params": params},
+    batch,
+    train=True,
+    mutable=[READOUT_COLLECTION],
+    rngs={"dropout": jax.random.key(0)},
+  )[0]
   return np.asarray(apply(batch))
 
 
@@ -80,8 +84,10 @@ def test_segments_without_edges_between_give_the_score_of_the_whole_graph():
 
 
 @pytest.mark.parametrize("keep_unit", ["segment", "entry"])
-@pytest.mark.parametrize("segments, fresh, keep", [
-    (3, 1, 0.5), (5, 1, 0.5), (5, 2, 0.3), (8, 3, 0.9), (4, 1, 0.0), (4, 2, 1.0), (1, 1, 0.5)])
+@pytest.mark.parametrize(
+  "segments, fresh, keep",
+  [(3, 1, 0.5), (5, 1, 0.5), (5, 2, 0.3), (8, 3, 0.9), (4, 1, 0.0), (4, 2, 1.0), (1, 1, 0.5)],
+)
 def test_expected_aggregate_is_the_sum_over_all_segments(keep_unit, segments, fresh, keep):
   draws, configs = 4000, 2
   model = model_of(keep=keep, keep_unit=keep_unit)
@@ -92,11 +98,18 @@ def test_expected_aggregate_is_the_sum_over_all_segments(keep_unit, segments, fr
   known = np.broadcast_to(~is_fresh[:, None], (draws, configs, segments))
   stale = np.broadcast_to(values.swapaxes(0, 1), (draws, *values.swapaxes(0, 1).shape))
   batch = batching.SegmentBatch(
-      fresh=None, fresh_id=chosen, segments=np.full(draws, segments),
-      target=np.zeros((draws, configs)), config_mask=None, graph_id=None, config_id=None,
-      stale=Stale(stale, known) if keep else None)
-  weigh = parallel.pmap(lambda batch: model.apply(
-      {}, batch, method="others", rngs={"dropout": jax.random.key(1)}))
+    fresh=None,
+    fresh_id=chosen,
+    segments=np.full(draws, segments),
+    target=np.zeros((draws, configs)),
+    config_mask=None,
+    graph_id=None,
+    config_id=None,
+    stale=Stale(stale, known) if keep else None,
+  )
+  weigh = parallel.pmap(
+    lambda batch: model.apply({}, batch, method="others", rngs={"dropout": jax.random.key(1)})
+  )
   weight, others = (np.asarray(x[0]) for x in weigh(jax.tree.map(lambda x: x[None], batch)))
   aggregate = (weight[..., None] * values[chosen].sum(axis=1) + others).astype(np.float64)
   error = aggregate.std(axis=0) / np.sqrt(draws)
@@ -140,7 +153,8 @@ def test_scores_do_not_depend_on_chunks_or_on_other_graphs():
   model = model_of()
   params = params_of(model, graphs)
   score = lambda graphs, segments, configs: cases.scores(
-      cases.family_of(model, segments=segments, configs=configs), params, graphs)
+    cases.family_of(model, segments=segments, configs=configs), params, graphs
+  )
   together = score(graphs, 2, 2)
   for graph, scores in zip(graphs, together):
     assert scores.shape == (len(graph.configs),) and np.ptp(scores) > 0
@@ -168,9 +182,14 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
   # On two devices the second has fewer other segments than the first.
   shares = [slots] if devices == 1 else [slots[1:], slots[:1]]
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
-  batch = cases.per_device([
-      cases.batch_of(share, graphs=3, configs=CONFIGS, fresh=2, with_others=recompute,
-                     room_for=graphs) for share in shares])
+  batch = cases.per_device(
+    [
+      cases.batch_of(
+        share, graphs=3, configs=CONFIGS, fresh=2, with_others=recompute, room_for=graphs
+      )
+      for share in shares
+    ]
+  )
   step, recomputed = steps_of(model)
   step = recomputed if recompute else family_lib.without_others(step)
   state, metrics = step(on_devices(params, devices), batch)
@@ -218,21 +237,31 @@ def run_on(monkeypatch, folder, devices: int, place: str):
     ids, fresh = rng.permutation(len(graph.configs))[:CONFIGS], [rng.integers(len(graph.segments))]
     return plan.SlateDraft(graph.sizes, lambda: cases.slot(graph, number, ids, fresh))
 
-  batch_plan = plan.BatchPlan(graphs, slates_per_step=4, devices=devices, draw=draw, seed=0,
-                              epochs=6, slates_per_epoch=8)
+  batch_plan = plan.BatchPlan(
+    graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=6, slates_per_epoch=8
+  )
   assemble = lambda slots, budget: batching.assemble(
-      slots, budget, graphs=4 // devices, configs=CONFIGS, fresh=1,
-      assemble_layout=cases.assemble_layout)
+    slots,
+    budget,
+    graphs=4 // devices,
+    configs=CONFIGS,
+    fresh=1,
+    assemble_layout=cases.assemble_layout,
+  )
   batches = plan.training_batches(
-      plan.Batches(batch_plan, 12, range(devices), assemble, cases.per_device))
+    plan.Batches(batch_plan, 12, range(devices), assemble, cases.per_device)
+  )
   step = family_lib.with_history(steps_of(model)[0], table, keys)
   state, losses = on_devices(params_of(model, graphs), devices), []
   for _ in range(8):
     state, metrics = step(state, next(batches))
     losses.append(float(metrics["loss"][0]))
   everything = np.arange(keys.entries)[None].repeat(devices, axis=0)
-  return parallel.unreplicate(state.params), losses, [
-      np.asarray(x)[0] for x in table.read(everything)]
+  return (
+    parallel.unreplicate(state.params),
+    losses,
+    [np.asarray(x)[0] for x in table.read(everything)],
+  )
 
 
 def test_two_devices_equal_one_and_a_host_table_equals_one_on_the_device(monkeypatch, tmp_path):
@@ -266,14 +295,16 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
   np.testing.assert_allclose(scores[:2, :2], evaluated, rtol=1e-4, atol=1e-5)
   step = state_lib.make_train_step(head.network, optimizer, LOSS)
   state = state_lib.TrainState.create(params, optimizer)
-  state, _ = step(jax.tree.map(lambda x: jnp.asarray(x)[None], state),
-                  jax.tree.map(lambda x: x[None], batch))
+  state, _ = step(
+    jax.tree.map(lambda x: jnp.asarray(x)[None], state), jax.tree.map(lambda x: x[None], batch)
+  )
   trained = parallel.unreplicate(state.params)
   for name in ("node", "row"):
     jax.tree.map(np.testing.assert_array_equal, trained[name], params[name])
   for name in ("hidden", "out"):
     assert not np.array_equal(trained[name]["kernel"], params[name]["kernel"])
   for used in (params, trained):
-    for ours, theirs in zip(cases.scores(head, used, graphs, ids),
-                            cases.scores(family, used, graphs, ids)):
+    for ours, theirs in zip(
+      cases.scores(head, used, graphs, ids), cases.scores(family, used, graphs, ids)
+    ):
       np.testing.assert_array_equal(ours, theirs)

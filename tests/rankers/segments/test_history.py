@@ -61,8 +61,9 @@ def test_entries_land_at_their_own_graph_configuration_and_segment(place, graphs
   for step in range(6):
     batch = shuffled_batch(graphs, rng)
     others, fresh = keys.rows(batch)
-    known, value = (np.asarray(x) for x in (table.read(others).known_mask,
-                                            table.read(others).value))
+    known, value = (
+      np.asarray(x) for x in (table.read(others).known_mask, table.read(others).value)
+    )
     for d, g, c, j in np.ndindex(*known.shape):
       key = (int(batch.graph_id[d, g]), int(batch.config_id[d, g, c]), j)
       is_known = key in written and j not in batch.fresh_id[d, g]
@@ -135,10 +136,11 @@ def changed(graphs):
   other = cases.segmented(cases.op_graphs(nodes=(20, 25, 33))[2], segment=segment)
   assert [len(piece.opcode) for piece in other.segments] == sizes
   return {
-      "configurations": [graphs[0], dataclasses.replace(graphs[1], configs=configs), graphs[2]],
-      "partition": [graphs[0], graphs[1], other],
-      "order": [graphs[1], graphs[0], graphs[2]],
-      "name": [dataclasses.replace(graphs[0], name="another"), graphs[1], graphs[2]]}
+    "configurations": [graphs[0], dataclasses.replace(graphs[1], configs=configs), graphs[2]],
+    "partition": [graphs[0], graphs[1], other],
+    "order": [graphs[1], graphs[0], graphs[2]],
+    "name": [dataclasses.replace(graphs[0], name="another"), graphs[1], graphs[2]],
+  }
 
 
 @pytest.mark.parametrize("what", ["configurations", "partition", "order", "name"])

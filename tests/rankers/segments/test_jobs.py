@@ -13,8 +13,12 @@ from tpugraphs_jax.rankers.segments import family as family_lib
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job
 
-SMALL = ["--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
-         "--config.train.log_every_steps=1"]
+SMALL = [
+  "--config.model.hidden_dim=8",
+  "--config.model.num_gnns=1",
+  "--config.train.epochs=3",
+  "--config.train.log_every_steps=1",
+]
 SEGMENTS = [*SMALL, "--config.segments.finetune.epochs=2"]
 
 
@@ -32,24 +36,40 @@ class Jobs(NamedTuple):
 def jobs(tmp_path_factory):
   folder = tmp_path_factory.mktemp("jobs")
   data_root = synthetic.generate(
-      folder / "synthetic", collections=["layout:xla:random"], progress=False)
+    folder / "synthetic", collections=["layout:xla:random"], progress=False
+  )
 
   def run(name, *flags, variant="gst_efd", small=SEGMENTS, **options):
     return commands.Run(
-        ["run_layout.py", f"--config=configs/layout.py:xla-random,{variant},ci", *small,
-         f"--data_root={data_root}", f"--workdir={folder / name}", *flags], **options)
+      [
+        "run_layout.py",
+        f"--config=configs/layout.py:xla-random,{variant},ci",
+        *small,
+        f"--data_root={data_root}",
+        f"--workdir={folder / name}",
+        *flags,
+      ],
+      **options,
+    )
 
   # Adam divides by the size of a gradient; a large epsilon keeps it from enlarging the rounding.
   plain = "--config.optimizer.eps=0.1"
   runs = {
-      "whole": run("whole"),
-      "stopped": run("stopped", "--mode=train", stop_at_step=6),
-      "resumed": run("stopped", "--mode=train", "--resume"),
-      "other_table": run("stopped", "--resume", "--config.segments.max_nodes=50"),
-      "uncut": run("uncut", "--mode=train", plain, "--config.segments.max_nodes=5000",
-                   variant="gst_ed", small=SMALL),
-      "graphs": run("graphs", "--mode=train", plain, variant="full", small=SMALL),
-      "fresh": run("fresh", "--config.segments.fresh=9")}
+    "whole": run("whole"),
+    "stopped": run("stopped", "--mode=train", stop_at_step=6),
+    "resumed": run("stopped", "--mode=train", "--resume"),
+    "other_table": run("stopped", "--resume", "--config.segments.max_nodes=50"),
+    "uncut": run(
+      "uncut",
+      "--mode=train",
+      plain,
+      "--config.segments.max_nodes=5000",
+      variant="gst_ed",
+      small=SMALL,
+    ),
+    "graphs": run("graphs", "--mode=train", plain, variant="full", small=SMALL),
+    "fresh": run("fresh", "--config.segments.fresh=9"),
+  }
   return Jobs(folder, dict(zip(runs, commands.run_all(list(runs.values()), home=folder / "home"))))
 
 
@@ -82,9 +102,13 @@ def test_programs_below_the_size_are_trained_whole(jobs):
   np.testing.assert_allclose(uncut, graphs, rtol=2e-3)
 
 
-@pytest.mark.parametrize("name, complaint", [
+@pytest.mark.parametrize(
+  "name, complaint",
+  [
     ("other_table", "segments.max_nodes is 60 there and 50 here"),
-    ("fresh", "--config.segments.fresh is 9, but")])
+    ("fresh", "--config.segments.fresh is 9, but"),
+  ],
+)
 def test_segments_that_do_not_fit_the_data_end_before_training(jobs, name, complaint):
   assert jobs.ended[name].code == 2
   assert complaint in jobs.ended[name].complaint
@@ -101,8 +125,10 @@ def config(variant="gst_ed", **options) -> ml_collections.ConfigDict:
   return made
 
 
-@pytest.mark.parametrize("variant, uses_history", [
-    ("gst", False), ("gst_e", True), ("gst_ed", True), ("gst_efd", True), ("one", False)])
+@pytest.mark.parametrize(
+  "variant, uses_history",
+  [("gst", False), ("gst_e", True), ("gst_ed", True), ("gst_efd", True), ("one", False)],
+)
 def test_variants_have_a_table_where_they_need_one(variant, uses_history):
   made = config(variant)
   Job.of(made)
@@ -119,14 +145,23 @@ def test_segments_are_the_default_of_graphsage_alone():
     assert get_config(f"nlp-default,{variant}").task == "layout"
 
 
-@pytest.mark.parametrize("options, complaint", [
-    (dict(max_nodes=1), "max_nodes"), (dict(fresh=0), "fresh"), (dict(keep=1.5), "keep"),
-    (dict(keep=-0.1), "keep"), (dict(keep=float("nan")), "keep"),
-    (dict(recompute=True), "recompute"), (dict(partition="random"), "partition"),
-    (dict(readout="vector"), "readout"), (dict(keep_unit="node"), "keep_unit"),
+@pytest.mark.parametrize(
+  "options, complaint",
+  [
+    (dict(max_nodes=1), "max_nodes"),
+    (dict(fresh=0), "fresh"),
+    (dict(keep=1.5), "keep"),
+    (dict(keep=-0.1), "keep"),
+    (dict(keep=float("nan")), "keep"),
+    (dict(recompute=True), "recompute"),
+    (dict(partition="random"), "partition"),
+    (dict(readout="vector"), "readout"),
+    (dict(keep_unit="node"), "keep_unit"),
     (dict(history_dtype="int8"), "history_dtype"),
     (dict(readout="scalar", finetune=dict(epochs=2)), "finetune.epochs"),
-    (dict(finetune=dict(optimizer=dict(name="adam"))), "segments.finetune")])
+    (dict(finetune=dict(optimizer=dict(name="adam"))), "segments.finetune"),
+  ],
+)
 def test_impossible_options_are_refused(options, complaint):
   with pytest.raises(ValueError, match=complaint):
     Job.of(config(**options))

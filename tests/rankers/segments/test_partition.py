@@ -18,7 +18,8 @@ METHODS = list(batches.PARTITIONS)
 def graph(nodes: int = 90) -> OpGraph:
   rng = np.random.default_rng(nodes)
   return random_graphs.layout_graph(
-      rng, nodes=nodes, edges=2 * nodes, config_nodes=range(1, nodes, 4), configs=6)
+    rng, nodes=nodes, edges=2 * nodes, config_nodes=range(1, nodes, 4), configs=6
+  )
 
 
 def needs(method: str) -> None:
@@ -26,9 +27,17 @@ def needs(method: str) -> None:
     pytest.importorskip("pymetis")
 
 
-@pytest.mark.parametrize("nodes, max_nodes, borders", [
-    (372, 1000, [0, 372]), (999, 1000, [0, 999]), (1000, 1000, [0, 501, 1000]),
-    (3163, 1000, [0, 791, 1582, 2373, 3163]), (4, 2, [0, 2, 4]), (7, 2, [0, 2, 4, 6, 7])])
+@pytest.mark.parametrize(
+  "nodes, max_nodes, borders",
+  [
+    (372, 1000, [0, 372]),
+    (999, 1000, [0, 999]),
+    (1000, 1000, [0, 501, 1000]),
+    (3163, 1000, [0, 791, 1582, 2373, 3163]),
+    (4, 2, [0, 2, 4]),
+    (7, 2, [0, 2, 4, 6, 7]),
+  ],
+)
 def test_ranges_have_the_published_borders(nodes, max_nodes, borders):
   """Published: n // 1000 + 1 parts of n // parts + 1 nodes; the last may be short or missing."""
   segment = batches.partition(graph(nodes), method="published", max_nodes=max_nodes)
@@ -74,9 +83,11 @@ def test_segments_keep_nodes_edges_and_configurations(method):
 
 def test_a_segment_without_edges_or_configurable_nodes_is_still_one():
   whole = dataclasses.replace(
-      graph(6), edge_index=np.array([[1, 0]], np.int32),
-      config_node=np.array([0], np.int32),
-      configs=dataclasses.replace(graph(6).configs, node_group=np.zeros(1, np.int32)))
+    graph(6),
+    edge_index=np.array([[1, 0]], np.int32),
+    config_node=np.array([0], np.int32),
+    configs=dataclasses.replace(graph(6).configs, node_group=np.zeros(1, np.int32)),
+  )
   pieces, cut = batches.split(whole, np.array([0, 0, 0, 1, 1, 1], np.int32))
   assert [p.num_edges for p in pieces] == [1, 0] and cut == 0
   assert [len(p.config_node) for p in pieces] == [1, 0]

@@ -31,21 +31,29 @@ class Case(winners.Case):
     self.record = winners.Record(path)
     self.is_tile = "expected/tile_feat" in self.record
     self.weights = self.record.under("weights")
-    self.layers = sum(key.startswith("convs.") and key.endswith("lin_l.bias")
-                      for key in self.weights)
-    changes = {"model.op_embed_dim": self.weights["opcode_embed.weight"].shape[1],
-               "model.width": len(self.weights["pre_linear.0.bias"]),
-               "model.num_layers": self.layers}
+    self.layers = sum(
+      key.startswith("convs.") and key.endswith("lin_l.bias") for key in self.weights
+    )
+    changes = {
+      "model.op_embed_dim": self.weights["opcode_embed.weight"].shape[1],
+      "model.width": len(self.weights["pre_linear.0.bias"]),
+      "model.num_layers": self.layers,
+    }
     if self.is_tile:
-      changes |= {"model.token_width": len(self.weights["transformer.mlp.0.bias"]),
-                  "model.token_layers": sum(key.endswith("in_proj_bias") for key in self.weights)}
+      changes |= {
+        "model.token_width": len(self.weights["transformer.mlp.0.bias"]),
+        "model.token_layers": sum(key.endswith("in_proj_bias") for key in self.weights),
+      }
     self.graphs = sorted(self.record.names("input"))
     self.job = winners.run_of(
-        "tile.py:preset=fifth" if self.is_tile else "layout.py:xla-default,preset=fifth",
-        {"train": {name: self.record.under(f"input/{name}") for name in self.graphs}}, root,
-        **changes)
+      "tile.py:preset=fifth" if self.is_tile else "layout.py:xla-default,preset=fifth",
+      {"train": {name: self.record.under(f"input/{name}") for name in self.graphs}},
+      root,
+      **changes,
+    )
     self.loaded = sorted(
-        self.job.data.load(self.job.config.data_root, "train"), key=lambda graph: graph.name)
+      self.job.data.load(self.job.config.data_root, "train"), key=lambda graph: graph.name
+    )
     self.prepared = self.job.prepare(self.loaded)
 
   @functools.cached_property
@@ -55,12 +63,14 @@ class Case(winners.Case):
       return [np.arange(len(slate)) for slate in self.record["expected/y"]]
     found = []
     for graph, y, tiles in zip(
-        self.loaded, self.record["expected/y"], self.record["expected/tile_feat"]):
+      self.loaded, self.record["expected/y"], self.record["expected/tile_feat"]
+    ):
       configs = graph.configs
       target = self.job.data.targets(configs, np.arange(len(configs)))
       bounds = np.log1p(configs.config_feat.reshape(len(configs), 3, 8)[:, :, :6])
       near = (np.abs(target[None] - y[:, None]) <= 1e-6 * y.max()) & (
-          np.abs(bounds[None] - tiles[:, None]).max(axis=(2, 3)) < 1e-5)
+        np.abs(bounds[None] - tiles[:, None]).max(axis=(2, 3)) < 1e-5
+      )
       assert near.any(axis=1).all()
       found.append(near.argmax(axis=1))
     return found
@@ -80,33 +90,51 @@ class Case(winners.Case):
     column, opcode, rest = np.split(first, [columns, columns + embedded])
     tokens, layout, _ = np.split(rest, [6 * 23, 6 * 23 + 18])  # the last 18 are of tiles
     first = [column, opcode, rest] if self.is_tile else [column, tokens, opcode, layout]
-    ours = {"opcodes/table": w["opcode_embed.weight"],
-            "first/kernel": np.concatenate(first), "first/bias": w["pre_linear.0.bias"],
-            "last/kernel": w["head.weight"].T, "last/bias": w["head.bias"]}
+    ours = {
+      "opcodes/table": w["opcode_embed.weight"],
+      "first/kernel": np.concatenate(first),
+      "first/bias": w["pre_linear.0.bias"],
+      "last/kernel": w["head.weight"].T,
+      "last/bias": w["head.bias"],
+    }
     for number in range(self.layers):
       for theirs, direction in (("convs", "users"), ("rev_convs", "operands")):
         layer, name = f"{theirs}.{number}", f"{direction}_{number}"
-        ours |= {f"{name}/{direction}/kernel": w[f"{layer}.lin_l.weight"].T,
-                 f"{name}/self/bias": w[f"{layer}.lin_l.bias"],
-                 f"{name}/self/kernel": w[f"{layer}.lin_r.weight"].T}
+        ours |= {
+          f"{name}/{direction}/kernel": w[f"{layer}.lin_l.weight"].T,
+          f"{name}/self/bias": w[f"{layer}.lin_l.bias"],
+          f"{name}/self/kernel": w[f"{layer}.lin_r.weight"].T,
+        }
     return ours | (self.token_encoder(w) if self.is_tile else {})
 
   def token_encoder(self, w) -> dict[str, np.ndarray]:
     kernel = w["transformer.mlp.0.weight"].T  # token 23, own layouts 3, tile 3, number
     static, tile, number = np.split(kernel, [26, 29])
-    ours = {"tokens/tokens/kernel": np.concatenate([static, number, tile]),
-            "tokens/tokens/bias": w["transformer.mlp.0.bias"]}
+    ours = {
+      "tokens/tokens/kernel": np.concatenate([static, number, tile]),
+      "tokens/tokens/bias": w["transformer.mlp.0.bias"],
+    }
     for layer in range(self.job.config.model.token_layers):
       theirs, name = f"transformer.transformer.layers.{layer}", f"tokens/layer_{layer}"
       for part, last in (("kernel", "weight"), ("bias", "bias")):
         packed = np.split(w[f"{theirs}.self_attn.in_proj_{last}"], 3)
-        ours |= {f"{name}/heads/{own}/{part}": value.T
-                 for own, value in zip(("query", "key", "value"), packed)}
-        ours |= {f"{name}/{own}/{part}": w[f"{theirs}.{layer_}.{last}"].T for own, layer_ in (
-            ("heads/out", "self_attn.out_proj"), ("hidden", "linear1"), ("out", "linear2"))}
+        ours |= {
+          f"{name}/heads/{own}/{part}": value.T
+          for own, value in zip(("query", "key", "value"), packed)
+        }
+        ours |= {
+          f"{name}/{own}/{part}": w[f"{theirs}.{layer_}.{last}"].T
+          for own, layer_ in (
+            ("heads/out", "self_attn.out_proj"),
+            ("hidden", "linear1"),
+            ("out", "linear2"),
+          )
+        }
       for norm in range(2):
-        ours |= {f"{name}/norm_{norm}/scale": w[f"{theirs}.norm{norm + 1}.weight"],
-                 f"{name}/norm_{norm}/bias": w[f"{theirs}.norm{norm + 1}.bias"]}
+        ours |= {
+          f"{name}/norm_{norm}/scale": w[f"{theirs}.norm{norm + 1}.weight"],
+          f"{name}/norm_{norm}/bias": w[f"{theirs}.norm{norm + 1}.bias"],
+        }
     return ours
 
   def published(self, flat) -> dict[str, np.ndarray]:
@@ -136,8 +164,9 @@ def test_all_columns_from_the_raw_file_are_the_published_ones(case):
   record, feat = case.record, np.concatenate([graph.feat for graph in case.prepared])
   expected = [record["expected/x"], record["expected/dim_feat"].reshape(len(feat), -1)]
   if not case.is_tile:
-    configurable = np.concatenate([
-        np.isin(np.arange(graph.num_nodes), graph.config_node) for graph in case.loaded])
+    configurable = np.concatenate(
+      [np.isin(np.arange(graph.num_nodes), graph.config_node) for graph in case.loaded]
+    )
     own = record["expected/layout_feat"][:, 0]
     for slot in range(own.shape[1]):
       np.testing.assert_array_equal(feat[~configurable, -6:], own[~configurable, slot])
@@ -162,12 +191,19 @@ def test_layers_and_scores_are_the_published_ones(case):
   count = len(act["pre_linear"])
   first = jax.nn.relu(case.of_nodes(layers["first"], count))
   winners.assert_near(
-      first if act["pre_linear"].min() >= 0 else case.of_nodes(layers["first"], count),
-      act["pre_linear"], 1e-5, "pre_linear")
+    first if act["pre_linear"].min() >= 0 else case.of_nodes(layers["first"], count),
+    act["pre_linear"],
+    1e-5,
+    "pre_linear",
+  )
   for number in range(case.layers):
     for theirs, direction in (("convs", "users"), ("rev_convs", "operands")):
-      winners.assert_near(case.of_nodes(layers[f"{direction}_{number}"], count),
-                          act[f"{theirs}.{number}"], 1e-5, f"{theirs}.{number}")
+      winners.assert_near(
+        case.of_nodes(layers[f"{direction}_{number}"], count),
+        act[f"{theirs}.{number}"],
+        1e-5,
+        f"{theirs}.{number}",
+      )
   winners.assert_near(scores, case.record["scores"], 1e-5, "scores")
 
 
@@ -229,8 +265,10 @@ def test_training_goes_as_published(case):
 
 @of_every_record
 def test_initial_parameters_are_those_of_pytorch_and_spread_as_in_the_published_run(case):
-  layers = [f"tokens/layer_{layer}" for layer in range(
-      case.job.config.model.token_layers if case.is_tile else 0)]
+  layers = [
+    f"tokens/layer_{layer}"
+    for layer in range(case.job.config.model.token_layers if case.is_tile else 0)
+  ]
   width = case.job.config.model.get("token_width", 0)
   # A bound of 1 / sqrt(K) in place of xavier's sqrt(6 / (inputs + outputs)).
   xavier = {"tokens/tokens/kernel": (30 + width) / 6}
@@ -242,7 +280,8 @@ def test_initial_parameters_are_those_of_pytorch_and_spread_as_in_the_published_
     zeros |= {f"{layer}/norm_{number}/bias": 0 for number in range(2)}
   fan_in = {} if case.is_tile else {"first": case.weights["pre_linear.0.weight"].shape[1]}
   params = winners.assert_torch_parameters(
-      case.job.ranker.family.network, case.batch, fan_in | xavier, scale=1, **zeros)
+    case.job.ranker.family.network, case.batch, fan_in | xavier, scale=1, **zeros
+  )
   for key, value in case.published(params).items():
     if value.size < 100:
       continue
@@ -268,14 +307,19 @@ def test_tokens_are_lists_one_after_the_other_cut_into_six():
   feat, found = graph.node_feat, fifth.tokens(graph).reshape(-1, 6, 23)
   starts = {31: (0, 5), 45: (0, 4), 61: (-1, 4), 69: (0, 4), 77: (0, 4), 85: (0, 1)}
   for node in range(len(feat)):
-    numbers = [2 * (feat[node, start + place] - low) / (high - low) - 1
-               for start, (low, high) in starts.items() for place in range(6)]
-    numbers += [np.log(max(feat[node, start + place], 0) + 1)
-                for start in (21, 37, 53) for place in range(6)]
+    numbers = [
+      2 * (feat[node, start + place] - low) / (high - low) - 1
+      for start, (low, high) in starts.items()
+      for place in range(6)
+    ]
+    numbers += [
+      np.log(max(feat[node, start + place], 0) + 1) for start in (21, 37, 53) for place in range(6)
+    ]
     for token in range(6):
       named = [number == token and number > 0 for number in feat[node, 93:107]]
       np.testing.assert_allclose(
-          found[node, token], numbers[9 * token : 9 * token + 9] + named, atol=1e-6)
+        found[node, token], numbers[9 * token : 9 * token + 9] + named, atol=1e-6
+      )
 
 
 def test_numbers_below_the_published_smallest_have_finite_logarithms():
@@ -300,21 +344,29 @@ def batch_of(kind, *, spare=0, slots=1):
       feat[1, -138:] = feat[0, -138:]  # equal tokens
       feat[-1] = 0  # a virtual node
       prepared.append(batching.prepare(graph, feat, slots=slots, distinct=138))
-  budget = {key: size + (key == "nodes") + spare
-            for key, size in batching.total_sizes(prepared).items()}
+  budget = {
+    key: size + (key == "nodes") + spare for key, size in batching.total_sizes(prepared).items()
+  }
   make = batching.assemble_layout if kind == "layout" else batching.assemble_tile
-  batch = make(random_graphs.slots_of(prepared, 3), budget, graphs=2 + bool(spare), configs=3,
-               transform=lambda x: x.astype(np.float32))
+  batch = make(
+    random_graphs.slots_of(prepared, 3),
+    budget,
+    graphs=2 + bool(spare),
+    configs=3,
+    transform=lambda x: x.astype(np.float32),
+  )
   if kind == "layout":
     return batch
   tiles = 4 * np.random.default_rng(3).random((2, 3, 24)).astype(np.float32)
-  return batch._replace(config_feat=np.concatenate(
-      [tiles, np.zeros((len(batch.target) - 2, 3, 24), np.float32)]))
+  return batch._replace(
+    config_feat=np.concatenate([tiles, np.zeros((len(batch.target) - 2, 3, 24), np.float32)])
+  )
 
 
 def network_of(kind, batch, **options):
   small = dict(op_embed_dim=3, width=8, num_layers=2) | (
-      dict(token_width=4, token_layers=1) if kind == "tile" else {})
+    dict(token_width=4, token_layers=1) if kind == "tile" else {}
+  )
   network = base.create_network(kind, "Fifth", **small | options)
   return network, parts.params_of(network, batch)
 
@@ -336,7 +388,8 @@ def test_edges_are_left_out_in_training_alone(kind):
   @functools.partial(jax.jit, static_argnums=(0, 1))
   def run(network, train):
     scores = lambda key: network.apply(
-        {"params": params}, batch, train=train, rngs={"dropout": key})
+      {"params": params}, batch, train=train, rngs={"dropout": key}
+    )
     one_device = jax.vmap(scores, axis_name=parallel.DEVICES)
     return jax.lax.map(lambda key: one_device(key[None])[0], keys)
 
@@ -350,8 +403,12 @@ def test_edges_are_left_out_in_training_alone(kind):
 def test_operations_of_one_operand_share_an_opcode_vector():
   ids, batch = opcode_ids(), batch_of("layout")
   network, params = network_of("layout", batch)
-  score = jax.jit(lambda opcode: network.apply({"params": params}, batch._replace(
-      graph=batch.graph._replace(nodes=batch.graph.nodes | {"opcode": opcode}))))
+  score = jax.jit(
+    lambda opcode: network.apply(
+      {"params": params},
+      batch._replace(graph=batch.graph._replace(nodes=batch.graph.nodes | {"opcode": opcode})),
+    )
+  )
   of = lambda name: score(np.full(len(batch.graph.nodes["opcode"]), ids[name], np.int32))
   np.testing.assert_array_equal(of("abs"), of("tanh"))
   assert np.abs(of("abs") - of("add")).max() > 1e-4

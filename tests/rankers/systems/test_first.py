@@ -43,17 +43,24 @@ class Case(winners.Case):
     self.variant = "tile.py:preset=first" if self.is_tile else f"{collection},preset=first"
     weights = self.record.under("weights")
     train = {"graph": self.record.under("input")}
-    self.job = winners.run_of(self.variant, {"train": train}, root, **{
+    self.job = winners.run_of(
+      self.variant,
+      {"train": train},
+      root,
+      **{
         "model.width": weights["linear2.linear.weight"].shape[1],
         "model.op_embed_dim": weights["embedding_op.weight"].shape[1],
-        "model.value_embed_dim": weights["embedding_layout_cfg.weight"].shape[1]})
+        "model.value_embed_dim": weights["embedding_layout_cfg.weight"].shape[1],
+      },
+    )
     (self.graph,) = self.job.data.load(self.job.config.data_root, "train")
     self.fitted = self.job.ranker.features.transforms
     # The published scales are of graphs that the record does not hold.
     scaler = lambda name: Transform(
-        np.arange(len(self.record[f"input/{name}_mean"])),
-        np.zeros(len(self.record[f"input/{name}_mean"]), bool),
-        *(self.record[f"input/{name}_{part}"].astype(np.float32) for part in ("mean", "scale")))
+      np.arange(len(self.record[f"input/{name}_mean"])),
+      np.zeros(len(self.record[f"input/{name}_mean"]), bool),
+      *(self.record[f"input/{name}_{part}"].astype(np.float32) for part in ("mean", "scale")),
+    )
     ranker = self.job.ranker
     ranker.features.transforms = self.fitted | {ranker.features.names[0]: scaler("scaler")}
     if self.is_tile:
@@ -70,8 +77,10 @@ class Case(winners.Case):
   def params(self):
     weights = self.record.under("weights")
     rows = weights["embedding_op.weight"]
-    ours = {path_of(name): value if name.startswith("embedding") else value.T
-            for name, value in weights.items()}
+    ours = {
+      path_of(name): value if name.startswith("embedding") else value.T
+      for name, value in weights.items()
+    }
     ours["linear/linear/kernel"] = ours["linear/linear/kernel"][self.columns]
     ours["opcodes/embedding/table"] = np.pad(rows, ((0, 121 - len(rows)), (0, 0)))
     return winners.tree(ours)
@@ -103,18 +112,31 @@ def path_of(name: str) -> str:
     return "layouts/table" if "layout" in name else "opcodes/embedding/table"
   *layer, last = name.split(".")
   if last == "temperature":
-    return f"{layer[0]}/gates/cross_attn/temperature" if len(layer) == 2 else (
-        f"convs_{layer[1]}/gates/cross_attn/temperature")
+    return (
+      f"{layer[0]}/gates/cross_attn/temperature"
+      if len(layer) == 2
+      else (f"convs_{layer[1]}/gates/cross_attn/temperature")
+    )
   kind = "kernel" if last == "weight" else "bias"
   if layer[0] == "convs":
-    part = {"lin_l": {"kernel": "conv/users", "bias": "conv/self"}[kind], "lin_r": "conv/self",
-            "linear1": "gates/attn/linear1", "linear2": "gates/attn/linear2"}[layer[-1]]
+    part = {
+      "lin_l": {"kernel": "conv/users", "bias": "conv/self"}[kind],
+      "lin_r": "conv/self",
+      "linear1": "gates/attn/linear1",
+      "linear2": "gates/attn/linear2",
+    }[layer[-1]]
     return f"convs_{layer[1]}/{part}/{kind}"
   if layer[0] in ("linear", "linear2"):
     part = "linear" if layer[1] == "linear" else f"gates/attn/{layer[2]}"
     return f"{layer[0]}/{part}/{kind}"
-  place = {"classifier": "last", "dense_cfg.0": "dense_cfg_0", "dense_cfg.3": "dense_cfg_1",
-           "dense.0": "dense_0", "dense.3": "dense_1", "dense.6": "last"}[".".join(layer)]
+  place = {
+    "classifier": "last",
+    "dense_cfg.0": "dense_cfg_0",
+    "dense_cfg.3": "dense_cfg_1",
+    "dense.0": "dense_0",
+    "dense.3": "dense_1",
+    "dense.6": "last",
+  }[".".join(layer)]
   return f"{place}/{kind}"
 
 
@@ -131,8 +153,9 @@ def test_the_program_is_cut_as_published(case):
   np.testing.assert_array_equal(order(edges), order(theirs))
   np.testing.assert_array_equal(case.prepared.opcode, record["expected/node_opcode"])
   np.testing.assert_array_equal(
-      case.prepared.configs.decode(np.arange(len(case.prepared.configs))),
-      record["expected/node_config_feat"])
+    case.prepared.configs.decode(np.arange(len(case.prepared.configs))),
+    record["expected/node_config_feat"],
+  )
   configurable = case.prepared.by_hop.node[: len(case.graph.config_node)]
   np.testing.assert_array_equal(configurable, record["expected/node_config_ids"])
 
@@ -149,9 +172,12 @@ def test_scales_are_of_the_nodes_at_edges_of_configurable_nodes(case):
 
 
 FITTED_ON = {
-    "train/alexnet and valid/unet3d, pruned, -1 padded": (
-        "layout/xla/default/train/alexnet.npz", "layout/xla/default/valid/unet3d.npz"),
-    "the 9 released train kernels at hand": ("tile/xla/train/*.npz",)}
+  "train/alexnet and valid/unet3d, pruned, -1 padded": (
+    "layout/xla/default/train/alexnet.npz",
+    "layout/xla/default/valid/unet3d.npz",
+  ),
+  "the 9 released train kernels at hand": ("tile/xla/train/*.npz",),
+}
 
 
 @recorded.needs_npz
@@ -164,8 +190,10 @@ def test_statistics_are_the_published_ones(case, tmp_path):
   for path in (path for pattern in released for path in recorded.NPZ.glob(pattern)):
     with np.load(path) as file:
       few = slice(None) if case.is_tile else slice(100)  # scales do not depend on configurations
-      graphs[path.stem] = {key: file[key][few] if key in ("node_config_feat", "config_runtime")
-                           else file[key] for key in file.files}
+      graphs[path.stem] = {
+        key: file[key][few] if key in ("node_config_feat", "config_runtime") else file[key]
+        for key in file.files
+      }
   ranker = winners.run_of(case.variant, {"train": graphs}, tmp_path).ranker
   scalers = {"scaler": ranker.features.transforms[ranker.features.names[0]]}
   if case.is_tile:
@@ -182,7 +210,8 @@ def test_features_from_the_raw_file_are_the_published_ones(case):
   np.testing.assert_array_equal(feat[:, 134:], case.record["expected/node_layout_feat"])
   if case.is_tile:
     winners.assert_near(
-        case.batch.config_feat[0], case.record["expected/config_feat"], 1e-6, "tiles")
+      case.batch.config_feat[0], case.record["expected/config_feat"], 1e-6, "tiles"
+    )
 
 
 @of_every_record
@@ -220,8 +249,9 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
 @of_layouts
 def test_rates_updates_and_losses_of_a_run_are_the_published_ones(case):
   """Twenty updates of one slate without dropout."""
-  lrs, losses, norms = (case.record[f"train_without_dropout/{name}"]
-                        for name in ("lrs", "losses", "norms"))
+  lrs, losses, norms = (
+    case.record[f"train_without_dropout/{name}"] for name in ("lrs", "losses", "norms")
+  )
   fields = case.job.config.optimizer.to_dict()
   rates = state.learning_rates(total_steps=len(lrs), **fields)
   np.testing.assert_allclose([rates(step) for step in range(len(lrs))], lrs, atol=1e-9)
@@ -260,7 +290,8 @@ def check_update(before, after, grads, norm, rate):
 def test_initial_parameters_are_those_of_pytorch(case):
   special = [f"{block}/linear/{kind}" for block in BLOCKS[:2] for kind in ("kernel", "bias")]
   params = winners.assert_torch_parameters(
-      case.job.ranker.family.network, case.batch, skip=special, temperature=0.5)
+    case.job.ranker.family.network, case.batch, skip=special, temperature=0.5
+  )
   for block in BLOCKS[:2]:
     kernel = params[f"{block}/linear/kernel"]
     deviation = np.sqrt(2 / sum(kernel.shape))  # Xavier's normal
@@ -275,23 +306,51 @@ def test_lists_of_dimensions_are_marked_behind_their_ends():
   """A graph by hand: a dimension number of 0 stays where it is in the list."""
   dimensions = columns.NODE["dimensions"].start
   values = {  # of a window of two dimensions, one of them reversed; and of lists
-      "convolution": {91: 1, 92: 1, 95: 1, 96: 2}, "broadcast": {dimensions: 1, dimensions + 1: 2},
-      "transpose": {dimensions: 1}}
-  shapes = {"parameter": (4, 8), "convolution": (4, 8), "broadcast": (2, 4, 8),
-            "transpose": (8, 4), "reduce": (8,), "concatenate": (4, 8), "add": (4, 8)}
+    "convolution": {91: 1, 92: 1, 95: 1, 96: 2},
+    "broadcast": {dimensions: 1, dimensions + 1: 2},
+    "transpose": {dimensions: 1},
+  }
+  shapes = {
+    "parameter": (4, 8),
+    "convolution": (4, 8),
+    "broadcast": (2, 4, 8),
+    "transpose": (8, 4),
+    "reduce": (8,),
+    "concatenate": (4, 8),
+    "add": (4, 8),
+  }
   graph = made_of(
-      [*((name, "f32", shape, values.get(name, {}) | {
-          134 + place: len(shape) - 1 - place for place in range(len(shape))})
-         for name, shape in shapes.items()),
-       ("reduce", "tuple", (), {columns.NODE["tuple_size"].start: 2, dimensions: 1})],
-      [[1, 0], [2, 1], [3, 1], [4, 3], [5, 1], [6, 1], [7, 1]])
+    [
+      *(
+        (
+          name,
+          "f32",
+          shape,
+          values.get(name, {})
+          | {134 + place: len(shape) - 1 - place for place in range(len(shape))},
+        )
+        for name, shape in shapes.items()
+      ),
+      ("reduce", "tuple", (), {columns.NODE["tuple_size"].start: 2, dimensions: 1}),
+    ],
+    [[1, 0], [2, 1], [3, 1], [4, 3], [5, 1], [6, 1], [7, 1]],
+  )
   feat = graph.node_feat
   found = first.pad_lists(graph)
-  lists = {name: found[:, columns.NODE[name]].tolist() for name in (
-      "dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions")}
+  lists = {
+    name: found[:, columns.NODE[name]].tolist()
+    for name in ("dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions")
+  }
   assert lists["dimensions"] == [
-      [-1] * 6, [-1] * 6, [1, 2] + [-1] * 4, [1, 0] + [-1] * 4, [0] + [-1] * 5, [0] + [-1] * 5,
-      [-1] * 6, [1] + [-1] * 5]
+    [-1] * 6,
+    [-1] * 6,
+    [1, 2] + [-1] * 4,
+    [1, 0] + [-1] * 4,
+    [0] + [-1] * 5,
+    [0] + [-1] * 5,
+    [-1] * 6,
+    [1] + [-1] * 5,
+  ]
   nothing = [-1] * 4
   assert lists["input_spatial_dimensions"] == [nothing, [1, 2, -1, -1], *[nothing] * 6]
   assert lists["kernel_spatial_dimensions"] == [nothing, [0, 0, -1, -1], *[nothing] * 6]
@@ -326,13 +385,18 @@ def layouts(spare=0, configs=CONFIGS):
   rng, prepared = np.random.default_rng(0), []
   for nodes, count in ((9, 5), (5, 2)):
     graph = random_graphs.layout_graph(
-        rng, nodes=nodes, edges=2 * nodes, config_nodes=[2, 0], configs=count)
+      rng, nodes=nodes, edges=2 * nodes, config_nodes=[2, 0], configs=count
+    )
     feat = np.concatenate([rng.normal(size=(nodes, 4)), rng.integers(-1, 6, (nodes, 6))], axis=1)
     prepared.append(batching.prepare(graph, feat.astype(np.float32), hops=0, slots=1))
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
   return batching.assemble_layout(
-      random_graphs.slots_of(prepared, CONFIGS), budget, graphs=2 + (spare > 0), configs=configs,
-      transform=lambda rows: rows.astype(np.float32))
+    random_graphs.slots_of(prepared, CONFIGS),
+    budget,
+    graphs=2 + (spare > 0),
+    configs=configs,
+    transform=lambda rows: rows.astype(np.float32),
+  )
 
 
 def tiles(spare=0, configs=CONFIGS):
@@ -343,8 +407,12 @@ def tiles(spare=0, configs=CONFIGS):
     prepared.append(batching.prepare(graph, feat.astype(np.float32), slots=1))
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
   return batching.assemble_tile(
-      random_graphs.slots_of(prepared, CONFIGS), budget, graphs=2 + (spare > 0), configs=configs,
-      transform=lambda x: x)
+    random_graphs.slots_of(prepared, CONFIGS),
+    budget,
+    graphs=2 + (spare > 0),
+    configs=configs,
+    transform=lambda x: x,
+  )
 
 
 KINDS = pytest.mark.parametrize("kind, batches", [("layout", layouts), ("tile", tiles)])
@@ -366,6 +434,7 @@ def test_padding_changes_neither_scores_nor_gradients(kind, batches):
       scores = network.apply({"params": params}, batch)[:2, :CONFIGS]
       scores = jnp.where(plain.config_mask, scores, 0)
       return (scores * weight).sum(), scores
+
     return jax.grad(loss, has_aux=True)(params)
 
   (grads, scores), (padded_grads, padded_scores) = run(params, plain), run(params, padded)
@@ -385,12 +454,19 @@ def test_dropout_is_behind_sage_blocks_and_in_the_layers_of_tiles(kind, batches)
   @functools.partial(jax.vmap, in_axes=(None, None), axis_name=parallel.DEVICES, axis_size=1)
   def outputs(params, train):
     readout, seen = network.apply(
-        {"params": params}, batch, train=train, capture_intermediates=True, method="embed",
-        mutable=["intermediates"], rngs={"dropout": jax.random.key(1)})
+      {"params": params},
+      batch,
+      train=train,
+      capture_intermediates=True,
+      method="embed",
+      mutable=["intermediates"],
+      rngs={"dropout": jax.random.key(1)},
+    )
     return readout, seen["intermediates"]
 
   (readout, dropped), (_, whole) = (
-      jax.tree.map(lambda leaf: leaf[0], outputs(params, train)) for train in (True, False))
+    jax.tree.map(lambda leaf: leaf[0], outputs(params, train)) for train in (True, False)
+  )
   real = np.asarray(Slates.of(batch).graph_of) == 0  # has all configurations
   value = lambda seen, name: np.asarray(seen[name]["__call__"][0].everywhere())[real]
   for name in ("linear", "linear2"):
@@ -398,7 +474,8 @@ def test_dropout_is_behind_sage_blocks_and_in_the_layers_of_tiles(kind, batches)
   zero = value(dropped, "convs_0") == 0
   assert (zero == zero[:, :1]).all() and 0.4 < zero.mean() < 0.6
   np.testing.assert_allclose(
-      value(dropped, "convs_0"), np.where(zero, 0, 2 * value(whole, "convs_0")), rtol=1e-5)
+    value(dropped, "convs_0"), np.where(zero, 0, 2 * value(whole, "convs_0")), rtol=1e-5
+  )
   if kind == "tile":
     zero = np.asarray(readout[0]) == 0
     assert 0.2 < zero.mean() < 0.8 and (zero == zero[:1]).all()
@@ -406,15 +483,22 @@ def test_dropout_is_behind_sage_blocks_and_in_the_layers_of_tiles(kind, batches)
 
 def test_attention_across_configurations_is_a_softmax_over_real_ones():
   batch = layouts(spare=2, configs=CONFIGS + 1)
-  x = np.random.default_rng(0).normal(
-      size=(len(batch.block_mask), CONFIGS + 1, 4)).astype(np.float32)
+  x = (
+    np.random.default_rng(0).normal(size=(len(batch.block_mask), CONFIGS + 1, 4)).astype(np.float32)
+  )
   gate = first.CrossAttention()
-  found = np.asarray(jax.jit(lambda x: gate.apply(
-      {"params": {"temperature": np.float32(0.7)}}, Slates.of(batch).full(x)).everywhere())(x))
+  found = np.asarray(
+    jax.jit(
+      lambda x: gate.apply(
+        {"params": {"temperature": np.float32(0.7)}}, Slates.of(batch).full(x)
+      ).everywhere()
+    )(x)
+  )
   np.testing.assert_array_equal(found[..., :4], x)
   for node, graph in enumerate(np.asarray(Slates.of(batch).graph_of)):
     real = batch.config_mask[graph] if graph < 3 else np.zeros(CONFIGS + 1, bool)
     power = np.exp(x[node, real] / 0.7)
     np.testing.assert_allclose(
-        found[node, real, 4:], x[node, real] * power / power.sum(axis=0), rtol=1e-5)
+      found[node, real, 4:], x[node, real] * power / power.sum(axis=0), rtol=1e-5
+    )
     assert (found[node, ~real, 4:] == 0).all()

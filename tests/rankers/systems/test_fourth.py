@@ -34,8 +34,11 @@ def edges_of(batch):
   """Edges (consumer, producer) whose consumer is configurable."""
   _, configured = slow_configs(batch)
   real = int(batch.graph.n_edge[:-1].sum())
-  return [(int(c), int(p)) for c, p in zip(
-      batch.graph.receivers[:real], batch.graph.senders[:real]) if configured[c]]
+  return [
+    (int(c), int(p))
+    for c, p in zip(batch.graph.receivers[:real], batch.graph.senders[:real])
+    if configured[c]
+  ]
 
 
 @pytest.mark.parametrize("slots", [0, 1, 4])
@@ -44,8 +47,9 @@ def test_edges_are_those_of_configurable_consumers(slots):
   found = fourth.configurable_edges(Slates.of(batch))
   nodes = len(batch.graph.nodes["opcode"])
   kept = np.asarray(found.consumer) < nodes
-  ends = list(zip(np.asarray(found.consumer)[kept].tolist(),
-                  np.asarray(found.producer)[kept].tolist()))
+  ends = list(
+    zip(np.asarray(found.consumer)[kept].tolist(), np.asarray(found.producer)[kept].tolist())
+  )
   expected = sorted(edges_of(batch))
   assert sorted(ends) == expected and len(set(expected)) < len(expected)  # some occur twice
   rows = np.asarray(found.row)[kept]
@@ -83,7 +87,8 @@ def test_bilinear_pooling_equals_a_loop_over_edges():
 def test_padding_and_shared_nodes_change_nothing():
   model = base.create_network("layout", "Fourth", **SMALL)
   one, other = system_cases.scores_and_gradients(
-      model, [BATCH, system_cases.layout_batch(spare=7, reuse=False)])
+    model, [BATCH, system_cases.layout_batch(spare=7, reuse=False)]
+  )
   comparing.assert_trees_close(other, one, comparing.rounding(1_000))
 
 

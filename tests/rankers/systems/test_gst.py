@@ -23,17 +23,30 @@ RECORDS = winners.files("gst")
 SPLITS = ("train", "valid")
 PRE, HEAD = "model.pre_mp.Layer_0", "model.post_mp.layer_post_mp.model"
 PLACES = {
-    "op_weights": "op_weights", "config_weights": "config_weights",
-    "emb.weight": "opcodes/embedding/table",
-    **{f"{public}.{last}": f"{ours}/{kind}" for public, ours in (
-        ("linear_map", "linear_map"), (f"{PRE}.layer.model", "pre_mp"),
-        (f"{HEAD}.0.Layer_0.layer.model", "hidden"), (f"{HEAD}.1.model", "last"))
-       for last, kind in (("weight", "kernel"), ("bias", "bias"))},
-    f"{PRE}.post_layer.1.weight": "pre_mp_prelu/negative_slope",
-    **{f"model.gnn_layers.{number}.model.{public}": f"gnn_layers_{number}/{ours}"
-       for number in range(3) for public, ours in (
-           ("lin_l.weight", "users/kernel"), ("lin_l.bias", "self/bias"),
-           ("lin_r.weight", "self/kernel"))}}
+  "op_weights": "op_weights",
+  "config_weights": "config_weights",
+  "emb.weight": "opcodes/embedding/table",
+  **{
+    f"{public}.{last}": f"{ours}/{kind}"
+    for public, ours in (
+      ("linear_map", "linear_map"),
+      (f"{PRE}.layer.model", "pre_mp"),
+      (f"{HEAD}.0.Layer_0.layer.model", "hidden"),
+      (f"{HEAD}.1.model", "last"),
+    )
+    for last, kind in (("weight", "kernel"), ("bias", "bias"))
+  },
+  f"{PRE}.post_layer.1.weight": "pre_mp_prelu/negative_slope",
+  **{
+    f"model.gnn_layers.{number}.model.{public}": f"gnn_layers_{number}/{ours}"
+    for number in range(3)
+    for public, ours in (
+      ("lin_l.weight", "users/kernel"),
+      ("lin_l.bias", "self/bias"),
+      ("lin_r.weight", "self/kernel"),
+    )
+  },
+}
 
 
 class Case(winners.Case):
@@ -48,27 +61,36 @@ class Case(winners.Case):
       with np.load(recorded.ROOT / settings["files"]["test"]) as file:
         known[stems["test"]] = {key: file[key] for key in file.files}
     self.job = winners.run_of(
-        "layout.py:xla-default,preset=gst",
-        {split: {stem: known[stem]} for split, stem in stems.items()}, root, **{
-            "model.op_embed_dim": self.weights["emb.weight"].shape[1],
-            "model.map_width": len(self.weights["linear_map.bias"]),
-            "model.width": len(self.weights[f"{PRE}.layer.model.bias"]),
-            "model.dropout": settings["dropout_here"],
-            "segments.max_nodes": settings["thres"], "eval.configs": settings["configs_per_slate"]})
+      "layout.py:xla-default,preset=gst",
+      {split: {stem: known[stem]} for split, stem in stems.items()},
+      root,
+      **{
+        "model.op_embed_dim": self.weights["emb.weight"].shape[1],
+        "model.map_width": len(self.weights["linear_map.bias"]),
+        "model.width": len(self.weights[f"{PRE}.layer.model.bias"]),
+        "model.dropout": settings["dropout_here"],
+        "segments.max_nodes": settings["thres"],
+        "eval.configs": settings["configs_per_slate"],
+      },
+    )
     self.family = self.job.ranker.family
-    self.graphs = {split: self.job.data.load(self.job.config.data_root, split)[0]
-                   for split in SPLITS}
+    self.graphs = {
+      split: self.job.data.load(self.job.config.data_root, split)[0] for split in SPLITS
+    }
     self.prepared = dict(zip(SPLITS, self.job.prepare(list(self.graphs.values()))))
 
   @functools.cached_property
   def params(self):
-    transposed = {PLACES[name]: value.T if value.ndim == 2 and name != "emb.weight" else value
-                  for name, value in self.weights.items()}
+    transposed = {
+      PLACES[name]: value.T if value.ndim == 2 and name != "emb.weight" else value
+      for name, value in self.weights.items()
+    }
     ours = transposed | {
-        "op_weights": transposed["op_weights"].reshape(()),
-        "config_weights": transposed["config_weights"].reshape(-1),
-        "pre_mp_prelu/negative_slope": transposed["pre_mp_prelu/negative_slope"].reshape(()),
-        "opcodes/embedding/table": transposed["opcodes/embedding/table"][:121]}
+      "op_weights": transposed["op_weights"].reshape(()),
+      "config_weights": transposed["config_weights"].reshape(-1),
+      "pre_mp_prelu/negative_slope": transposed["pre_mp_prelu/negative_slope"].reshape(()),
+      "opcodes/embedding/table": transposed["opcodes/embedding/table"][:121],
+    }
     return winners.tree(ours)
 
   def sample(self, split):
@@ -82,31 +104,49 @@ class Case(winners.Case):
   def segments(self):
     """By split the scores `[J, C]` of segments and the outputs of layers on all of them."""
     results, network = {}, self.family.programs.network
-    apply = jax.jit(lambda params, batch: network.apply(
-        {"params": params}, batch, capture_intermediates=True, mutable=["intermediates"]))
+    apply = jax.jit(
+      lambda params, batch: network.apply(
+        {"params": params}, batch, capture_intermediates=True, mutable=["intermediates"]
+      )
+    )
     for split, graph in self.prepared.items():
       pieces = [Slate(piece, self.sample(split), self.target(split)) for piece in graph.segments]
-      budget = {key: size + (key == "nodes")
-                for key, size in batching.total_sizes(graph.segments).items()}
+      budget = {
+        key: size + (key == "nodes") for key, size in batching.total_sizes(graph.segments).items()
+      }
       batch = self.family.programs.assemble(
-          pieces, budget, graphs=len(pieces), configs=len(self.sample(split)))
+        pieces, budget, graphs=len(pieces), configs=len(self.sample(split))
+      )
       scores, seen = apply(self.params, batch)
-      results[split] = np.asarray(scores), {
-          name: value["__call__"][0] for name, value in seen["intermediates"].items()
-          if "__call__" in value}
+      results[split] = (
+        np.asarray(scores),
+        {
+          name: value["__call__"][0]
+          for name, value in seen["intermediates"].items()
+          if "__call__" in value
+        },
+      )
     return results
 
   @functools.cached_property
   def slate(self):
     """The slate of the recorded step."""
     return SegmentSlate(
-        self.prepared["train"], self.sample("train"), self.target("train"), 0,
-        np.array([int(self.record["input/train/segment"])]))
+      self.prepared["train"],
+      self.sample("train"),
+      self.target("train"),
+      0,
+      np.array([int(self.record["input/train/segment"])]),
+    )
 
   @functools.cached_property
   def batch(self):
-    budget = {key: size + (key == "nodes") for key, size in batching.total_sizes(
-        [self.prepared["train"].segments[piece] for piece in self.slate.fresh]).items()}
+    budget = {
+      key: size + (key == "nodes")
+      for key, size in batching.total_sizes(
+        [self.prepared["train"].segments[piece] for piece in self.slate.fresh]
+      ).items()
+    }
     return self.family.assemble([self.slate], budget, graphs=1, configs=len(self.slate.target))
 
   @functools.cached_property
@@ -114,13 +154,15 @@ class Case(winners.Case):
     """Of the loss of the recorded step, with the public stale scores."""
     count, keep = len(self.prepared["train"].segments), self.record.settings["keep"]
     eta = keep + (1 - keep) * count
-    stale = (self.record["expect/train/step_pred_published"]
-             - eta * self.record["expect/train/step_fresh"])
+    stale = (
+      self.record["expect/train/step_pred_published"] - eta * self.record["expect/train/step_fresh"]
+    )
     loss_of = winners.loss_of(self.job, self.batch)
 
     def loss(params):
       fresh = self.family.network.apply(
-          {"params": params}, self.batch.fresh, method="segment_readout")
+        {"params": params}, self.batch.fresh, method="segment_readout"
+      )
       return loss_of(eta * fresh[..., 0] + stale[None])
 
     return jax.jit(jax.grad(loss))(self.params)
@@ -159,9 +201,12 @@ def test_layers_and_scores_of_segments_are_the_published_ones(case):
     pre = rows("pre_mp")
     slope = float(case.weights[f"{PRE}.post_layer.1.weight"][0])
     hidden = np.maximum(np.asarray(layers["hidden"]), 0)
-    found = {"linear_map": rows("linear_map"), "pre_mp": unit(np.where(pre > 0, pre, slope * pre)),
-             **{f"conv{number}": rows(f"gnn_layers_{number}") for number in range(3)},
-             "head_hidden": unit(hidden)[:, :2]}
+    found = {
+      "linear_map": rows("linear_map"),
+      "pre_mp": unit(np.where(pre > 0, pre, slope * pre)),
+      **{f"conv{number}": rows(f"gnn_layers_{number}") for number in range(3)},
+      "head_hidden": unit(hidden)[:, :2],
+    }
     for name, expected in case.record.under(f"expect/{split}/act").items():
       winners.assert_near(found[name], expected, 1e-5, f"{split} {name}")
     winners.assert_near(scores, case.record[f"expect/{split}/segment_scores"], 1e-5, split)
@@ -171,8 +216,9 @@ def test_layers_and_scores_of_segments_are_the_published_ones(case):
 def test_scores_and_losses_of_evaluation_slates_are_the_published_ones(case):
   """All segments count once, of configurations drawn with replacement."""
   ids = [case.sample(split) for split in SPLITS]
-  for split, scores in zip(SPLITS, case.family.scores(
-      case.params, list(case.prepared.values()), ids)):
+  for split, scores in zip(
+    SPLITS, case.family.scores(case.params, list(case.prepared.values()), ids)
+  ):
     expected = case.record[f"expect/{split}/eval_scores"]
     winners.assert_near(scores, expected, 1e-5, split)
     batch = case.batch._replace(target=case.target(split)[None])
@@ -197,15 +243,24 @@ def test_a_step_reads_its_own_entries_and_writes_the_fresh_ones(case, monkeypatc
   found = {}
 
   def step(train_state, batch):
-    scores, extra = jax.jit(jax.vmap(lambda batch: case.family.network.apply(
-        {"params": case.params}, batch, train=True, mutable=[family_lib.READOUT_COLLECTION],
-        rngs={"dropout": jax.random.key(0)})))(batch)
+    scores, extra = jax.jit(
+      jax.vmap(
+        lambda batch: case.family.network.apply(
+          {"params": case.params},
+          batch,
+          train=True,
+          mutable=[family_lib.READOUT_COLLECTION],
+          rngs={"dropout": jax.random.key(0)},
+        )
+      )
+    )(batch)
     found["scores"] = np.asarray(scores)[0, 0]
     return train_state.replace(extra=extra), {}
 
   family_lib.with_history(step, table, keys)(
-      state.TrainState(0, case.params, ()),
-      jax.tree.map(lambda leaf: np.asarray(leaf)[None], case.batch))
+    state.TrainState(0, case.params, ()),
+    jax.tree.map(lambda leaf: np.asarray(leaf)[None], case.batch),
+  )
   winners.assert_near(found["scores"], record["expect/train/step_pred_own_entries"], 1e-5, "scores")
   found["table"] = table.read(np.arange(size)[None]).value[0, :, 0]
   winners.assert_near(found["table"], expected, 1e-5, "table")
@@ -216,8 +271,11 @@ def test_the_loss_and_the_gradients_of_a_step_are_the_published_ones(case):
   """Stale scores are those of the public code, which mixes them up for more than two segments."""
   grads = winners.flat(case.gradients)
   winners.assert_near(
-      winners.loss_of(case.job, case.batch)(case.record["expect/train/step_pred_published"][None]),
-      case.record["expect/train/step_loss"], 1e-6, "loss")
+    winners.loss_of(case.job, case.batch)(case.record["expect/train/step_pred_published"][None]),
+    case.record["expect/train/step_loss"],
+    1e-6,
+    "loss",
+  )
   for name, expected in case.record.under("expect/train/grad").items():
     if name == "emb.weight_norms":
       found = np.linalg.norm(grads["opcodes/embedding/table"], axis=1)
@@ -235,8 +293,10 @@ def test_the_rate_and_an_update_are_those_of_pytorch(case):
   fields = case.job.config.optimizer.to_dict()
   rates = state.learning_rates(total_steps=1000, **fields)
   np.testing.assert_allclose(
-      [rates(step) for step in (0, 250, 500, 999)],
-      [1e-4 * (1 + np.cos(np.pi * step / 1000)) / 2 for step in (0, 250, 500, 999)], atol=1e-11)
+    [rates(step) for step in (0, 250, 500, 999)],
+    [1e-4 * (1 + np.cos(np.pi * step / 1000)) / 2 for step in (0, 250, 500, 999)],
+    atol=1e-11,
+  )
   optimizer = case.family.optimizer(state.create_optimizer(total_steps=1000, **fields))
   update, _ = jax.jit(optimizer.update)(case.gradients, optimizer.init(case.params), case.params)
   update, grads, params = map(winners.flat, (update, case.gradients, case.params))
@@ -253,8 +313,12 @@ def test_the_rate_and_an_update_are_those_of_pytorch(case):
 @of_every_record
 def test_initial_parameters_are_those_of_pytorch(case):
   winners.assert_torch_parameters(
-      case.job.ranker.family.network, case.batch, op_weights=100, config_weights=100,
-      negative_slope=0.25)
+    case.job.ranker.family.network,
+    case.batch,
+    op_weights=100,
+    config_weights=100,
+    negative_slope=0.25,
+  )
 
 
 def test_columns_have_the_unbiased_deviation_and_none_goes():
@@ -268,18 +332,26 @@ def test_columns_have_the_unbiased_deviation_and_none_goes():
 @pytest.mark.parametrize("preset, prelus", [("gst", 1), ("seventh", 3)])
 def test_the_7th_place_has_an_activation_behind_each_round(preset, prelus, tmp_path):
   graph = random_graphs.layout_graph(
-      np.random.default_rng(0), nodes=12, edges=20, config_nodes=[0, 5], configs=4, features=140)
+    np.random.default_rng(0), nodes=12, edges=20, config_nodes=[0, 5], configs=4, features=140
+  )
   arrays = {
-      "node_feat": graph.node_feat, "node_opcode": graph.node_opcode,
-      "edge_index": graph.edge_index, "node_config_ids": graph.config_node,
-      "node_config_feat": graph.configs.decode(np.arange(4)), "config_runtime": np.arange(1, 5)}
+    "node_feat": graph.node_feat,
+    "node_opcode": graph.node_opcode,
+    "edge_index": graph.edge_index,
+    "node_config_ids": graph.config_node,
+    "node_config_feat": graph.configs.decode(np.arange(4)),
+    "config_runtime": np.arange(1, 5),
+  }
   job = winners.run_of(
-      f"layout.py:preset={preset},ci",
-      {split: {"graph": arrays} for split in ("train", "valid", "test")}, tmp_path)
+    f"layout.py:preset={preset},ci",
+    {split: {"graph": arrays} for split in ("train", "valid", "test")},
+    tmp_path,
+  )
   (prepared,) = job.prepare(job.data.load(job.config.data_root, "train"))
   slate = SegmentSlate(prepared, np.arange(4), np.ones(4, np.float32), 0, np.array([0]))
   budget = {key: size + 1 for key, size in prepared.sizes.items()}
   batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=4)
   params = jax.eval_shape(job.ranker.family.network.init, jax.random.key(0), batch)["params"]
-  assert sum("negative_slope" in layer for layer in params.values()
-             if isinstance(layer, dict)) == prelus
+  assert (
+    sum("negative_slope" in layer for layer in params.values() if isinstance(layer, dict)) == prelus
+  )

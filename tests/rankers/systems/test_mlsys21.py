@@ -72,8 +72,11 @@ def test_nodes_with_tiles_hear_each_other_and_are_reduced(reduction):
   for graph in range(3):
     for config in np.flatnonzero(TILES.config_mask[graph]):
       readout = slow_readout(x[GRAPH_OF == graph, config], params, reduction)
-      score = readout if reduction == "per_node" else dense(
-          relu(dense(readout, params["hidden"])), params["last"])
+      score = (
+        readout
+        if reduction == "per_node"
+        else dense(relu(dense(readout, params["hidden"])), params["last"])
+      )
       np.testing.assert_allclose(found[graph, config], score[0], rtol=2e-4, atol=2e-4)
 
 
@@ -85,12 +88,14 @@ def test_graph_attention_takes_the_place_of_graphsage():
   scores = score(params)
   # Without a logit all neighbours have one weight: then the vector does not matter.
   flat = jax.tree_util.tree_map_with_path(
-      lambda path, value: 0 * value if path[-1].key == "attention" else value, params)
+    lambda path, value: 0 * value if path[-1].key == "attention" else value, params
+  )
   assert not np.allclose(scores, score(flat))
 
 
-@pytest.mark.parametrize("options", [
-    dict(reduction="lstm"), dict(reduction="transformer"), dict(convolution="attention")])
+@pytest.mark.parametrize(
+  "options", [dict(reduction="lstm"), dict(reduction="transformer"), dict(convolution="attention")]
+)
 def test_padding_changes_nothing(options):
   model = base.create_network("tile", "MLSys21", **SMALL | dict(rounds=1) | options)
   one, other = system_cases.scores_and_gradients(model, [TILES, system_cases.tile_batch(spare=9)])
@@ -103,8 +108,11 @@ def test_every_kernel_has_a_state_of_its_own():
   params = parts.params_of(model, TILES)
   score = jax.jit(lambda batch: model.apply({"params": params}, batch))
   kernels = system_cases.raw_tiles()
-  together = score(system_cases.tile_batch(graphs=kernels[::-1])._replace(
-      config_feat=np.ones_like(TILES.config_feat)))
+  together = score(
+    system_cases.tile_batch(graphs=kernels[::-1])._replace(
+      config_feat=np.ones_like(TILES.config_feat)
+    )
+  )
   for number, kernel in enumerate(kernels[::-1]):
     batch = system_cases.tile_batch(graphs=[kernel])
     alone = score(batch._replace(config_feat=np.ones_like(batch.config_feat)))
@@ -143,11 +151,18 @@ def test_fusion_has_errors_of_log_runtimes():
 
 def test_the_work_of_a_kernel_by_hand():
   graph = made_of(
-      [("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "bf16", (2, 5, 5, 4), {}),
-       ("convolution", "f32", (2, 5, 5, 8), NUMBERS), ("tanh", "f32", (2, 5, 5, 8), {}),
-       ("add", "f32", (2, 5, 5, 8), {}), ("reduce", "f32", (8,), {}), ("dot", "f32", (8, 8), {}),
-       ("tuple", "tuple", (), {0: 1})],
-      [[2, 0], [2, 1], [3, 2], [4, 2], [4, 3], [5, 4], [6, 5], [6, 5], [7, 4], [7, 5]])
+    [
+      ("parameter", "f32", (3, 3, 4, 8), {}),
+      ("parameter", "bf16", (2, 5, 5, 4), {}),
+      ("convolution", "f32", (2, 5, 5, 8), NUMBERS),
+      ("tanh", "f32", (2, 5, 5, 8), {}),
+      ("add", "f32", (2, 5, 5, 8), {}),
+      ("reduce", "f32", (8,), {}),
+      ("dot", "f32", (8, 8), {}),
+      ("tuple", "tuple", (), {0: 1}),
+    ],
+    [[2, 0], [2, 1], [3, 2], [4, 2], [4, 3], [5, 4], [6, 5], [6, 5], [7, 4], [7, 5]],
+  )
   found = mlsys21.kernel_work(graph)
   operations = 2 * 400 * 9 * 4 + 400 + 400 + 400 + 2 * 64  # the last is an outer product
   expected = [operations, 288 * 4 + 200 * 2, 400 * 4 + 8 * 4, 400]

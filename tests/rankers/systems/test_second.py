@@ -12,9 +12,11 @@ from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.train import state
 
 RECORDS = winners.files("second")
-PRESETS = {"layout-xla-default": "layout.py:xla-default,preset=second_xla",
-           "layout-nlp-default": "layout.py:nlp-default,preset=second_nlp",
-           "tile-xla": "tile.py:preset=second_tile"}
+PRESETS = {
+  "layout-xla-default": "layout.py:xla-default,preset=second_xla",
+  "layout-nlp-default": "layout.py:nlp-default,preset=second_nlp",
+  "tile-xla": "tile.py:preset=second_tile",
+}
 
 
 class Case(winners.Case):
@@ -22,29 +24,45 @@ class Case(winners.Case):
 
   def __init__(self, path, root):
     self.record = winners.Record(path)
-    self.graphs = list(dict.fromkeys(
-        key.split("/")[1] for key in self.record.arrays
-        if key.startswith("input/") and key.endswith("/node_feat")))
+    self.graphs = list(
+      dict.fromkeys(
+        key.split("/")[1]
+        for key in self.record.arrays
+        if key.startswith("input/") and key.endswith("/node_feat")
+      )
+    )
     weights = self.record.under("weight")
-    widths = tuple(len(weights[f"convs.{number}.lin_l.bias"]) for number in range(
-        sum(key.endswith("lin_l.bias") for key in weights)))
+    widths = tuple(
+      len(weights[f"convs.{number}.lin_l.bias"])
+      for number in range(sum(key.endswith("lin_l.bias") for key in weights))
+    )
     files = {name: self.record.under(f"input/{name}") for name in self.graphs}
     self.job = winners.run_of(
-        PRESETS[self.record.settings["collection"]], {"train": files}, root, **{
-            "model.widths": widths, "data.leave_out": (), "batch.min_configs": 2,
-            "model.first_width": len(weights["input_shaping.bias"])}
-        if "layout" in self.record.settings["collection"] else {
-            "model.widths": widths, "model.first_width": len(weights["input_shaping.bias"])})
-    self.loaded = {graph.name: graph for graph in self.job.data.load(
-        self.job.config.data_root, "train")}
+      PRESETS[self.record.settings["collection"]],
+      {"train": files},
+      root,
+      **{
+        "model.widths": widths,
+        "data.leave_out": (),
+        "batch.min_configs": 2,
+        "model.first_width": len(weights["input_shaping.bias"]),
+      }
+      if "layout" in self.record.settings["collection"]
+      else {"model.widths": widths, "model.first_width": len(weights["input_shaping.bias"])},
+    )
+    self.loaded = {
+      graph.name: graph for graph in self.job.data.load(self.job.config.data_root, "train")
+    }
 
   @functools.cached_property
   def batch(self):
     prepared = {name: self.job.prepare([self.loaded[name]])[0] for name in self.graphs}
     graphs = [prepared[str(name)] for name in self.record["input/slate_graphs"]]
     # The record counts configurations without duplicates by runtime, ours in file order.
-    ids = [self.numbers(str(name))[slate] for name, slate in zip(
-        self.record["input/slate_graphs"], self.record["input/slates"])]
+    ids = [
+      self.numbers(str(name))[slate]
+      for name, slate in zip(self.record["input/slate_graphs"], self.record["input/slates"])
+    ]
     batch = winners.batch_of(self.job, graphs, ids)
     if "expect/clean_slates" in self.record:  # the others are in no loss of the record
       counts = np.isin(np.arange(len(ids)), self.record["expect/clean_slates"])
@@ -67,15 +85,21 @@ class Case(winners.Case):
   @functools.cached_property
   def params(self):
     w = self.record.under("weight")
-    ours = {"features/kernel": w["node_feat_embedding.weight"].T,
-            "features/bias": w["node_feat_embedding.bias"],
-            "opcodes/embedding/table": _rows(w["node_opcode_embedding.weight"], 121),
-            "first/kernel": w["input_shaping.weight"].T, "first/bias": w["input_shaping.bias"],
-            "node/kernel": w["output_shaping.weight"].T, "node/bias": w["output_shaping.bias"]}
+    ours = {
+      "features/kernel": w["node_feat_embedding.weight"].T,
+      "features/bias": w["node_feat_embedding.bias"],
+      "opcodes/embedding/table": _rows(w["node_opcode_embedding.weight"], 121),
+      "first/kernel": w["input_shaping.weight"].T,
+      "first/bias": w["input_shaping.bias"],
+      "node/kernel": w["output_shaping.weight"].T,
+      "node/bias": w["output_shaping.bias"],
+    }
     for number in range(len(self.job.config.model.widths)):
-      ours |= {f"sage_{number}/users/kernel": w[f"convs.{number}.lin_l.weight"].T,
-               f"sage_{number}/self/bias": w[f"convs.{number}.lin_l.bias"],
-               f"sage_{number}/self/kernel": w[f"convs.{number}.lin_r.weight"].T}
+      ours |= {
+        f"sage_{number}/users/kernel": w[f"convs.{number}.lin_l.weight"].T,
+        f"sage_{number}/self/bias": w[f"convs.{number}.lin_l.bias"],
+        f"sage_{number}/self/kernel": w[f"convs.{number}.lin_r.weight"].T,
+      }
     return winners.tree(ours)
 
   @property
@@ -101,7 +125,8 @@ def test_equal_configurations_count_once_with_the_published_runtime(case):
   for name in case.graphs:
     configs = case.loaded[name].configs
     np.testing.assert_array_equal(
-        configs.runtime_ns[case.numbers(name)], case.record[f"expect/{name}/runtime_deduplicated"])
+      configs.runtime_ns[case.numbers(name)], case.record[f"expect/{name}/runtime_deduplicated"]
+    )
 
 
 @of_every_record
@@ -116,15 +141,18 @@ def test_layers_and_scores_are_the_published_ones(case):
   scores, _, _, layers = case.results
   expected = case.record["expect/scores"].reshape(scores.shape)
   winners.assert_near(scores / case.unit, expected, 1e-5, "scores")
-  nodes, name = case.record["expect/shown_nodes"], {
-      "node_feat_embedding": "features", "input_shaping": "first", "per_node": "node"}
+  nodes, name = (
+    case.record["expect/shown_nodes"],
+    {"node_feat_embedding": "features", "input_shaping": "first", "per_node": "node"},
+  )
   for key, value in case.record.under("expect/act").items():
     if key == "features":
       continue
     ours = layers[name.get(key, key.replace("conv", "sage_"))]
     ours = ours.everywhere() if isinstance(ours, Nodes) else ours[:, None]
-    found = np.swapaxes(np.broadcast_to(
-        ours, (len(ours), scores.shape[1], ours.shape[-1]))[nodes, : len(value)], 0, 1)
+    found = np.swapaxes(
+      np.broadcast_to(ours, (len(ours), scores.shape[1], ours.shape[-1]))[nodes, : len(value)], 0, 1
+    )
     winners.assert_near(found, value, 1e-5, key)
 
 
@@ -160,7 +188,8 @@ def test_the_rate_and_an_update_are_those_of_pytorch(case):
   fields = case.job.config.optimizer.to_dict()
   rates = state.learning_rates(total_steps=1000, **fields)
   assert [rates(step) for step in (0, 599, 600, 899, 999)] == pytest.approx(
-      [1e-3, 1e-3, 1e-3 * 10**-0.5, 1e-3 * 10**-1.5, 1e-5])
+    [1e-3, 1e-3, 1e-3 * 10**-0.5, 1e-3 * 10**-1.5, 1e-5]
+  )
   before = winners.flat(case.params)
   grads = {key: value * 1e3 for key, value in case.results[2].items()}
   norm = np.sqrt(sum(np.sum(np.square(grad)) for grad in grads.values()))

@@ -11,9 +11,11 @@ import scipy.special
 import winners
 
 RECORDS = winners.files("sixth")
-PRESETS = {"GraphSAGE": ("layout.py:xla-default,preset=sixth", "layout:xla:default"),
-           "GIN": ("layout.py:xla-default,preset=sixth_gin", "layout:xla:default"),
-           "GATv2": ("tile.py:preset=sixth", "tile:xla")}
+PRESETS = {
+  "GraphSAGE": ("layout.py:xla-default,preset=sixth", "layout:xla:default"),
+  "GIN": ("layout.py:xla-default,preset=sixth_gin", "layout:xla:default"),
+  "GATv2": ("tile.py:preset=sixth", "tile:xla"),
+}
 
 
 class Case(winners.Case):
@@ -30,23 +32,38 @@ class Case(winners.Case):
     graph["edge_index"] = graph["edge_index"].T
     statistics = {name: self.described(name) for name in self.record.names("train_graphs")}
     self.job = winners.run_of(
-        PRESETS[self.kind][0], {"train": statistics, "valid": {"graph": graph}}, root, **{
-            "model.op_embed_dim": self.weights["node_opcode_embed.weight"].shape[1],
-            "model.width": len(self.weights["early_mlp.0.weight"]), "batch.min_configs": 2})
-    self.graph, = self.job.data.load(self.job.config.data_root, "valid")
-    self.prepared, = self.job.prepare([self.graph])
+      PRESETS[self.kind][0],
+      {"train": statistics, "valid": {"graph": graph}},
+      root,
+      **{
+        "model.op_embed_dim": self.weights["node_opcode_embed.weight"].shape[1],
+        "model.width": len(self.weights["early_mlp.0.weight"]),
+        "batch.min_configs": 2,
+      },
+    )
+    (self.graph,) = self.job.data.load(self.job.config.data_root, "valid")
+    (self.prepared,) = self.job.prepare([self.graph])
 
   def described(self, name):
     """A graph of the statistics, with whatever a file needs beside its features."""
     arrays = self.record.under(f"train_graphs/{name}")
     nodes = len(arrays["node_feat"])
     configs = len(arrays.get("config_feat", [0, 0]))
-    made = {"node_opcode": np.ones(nodes), "edge_index": np.zeros((0, 2)),
-            "config_runtime": np.arange(1, configs + 1)}
+    made = {
+      "node_opcode": np.ones(nodes),
+      "edge_index": np.zeros((0, 2)),
+      "config_runtime": np.arange(1, configs + 1),
+    }
     if self.kind == "GATv2":
       return made | {"config_runtime_normalizers": np.ones(configs)} | arrays
-    return made | {"node_config_ids": np.zeros(1), "node_config_feat":
-                   np.arange(2).reshape(2, 1, 1) * np.ones((2, 1, 18))} | arrays
+    return (
+      made
+      | {
+        "node_config_ids": np.zeros(1),
+        "node_config_feat": np.arange(2).reshape(2, 1, 1) * np.ones((2, 1, 18)),
+      }
+      | arrays
+    )
 
   @functools.cached_property
   def batch(self):
@@ -56,16 +73,23 @@ class Case(winners.Case):
   @functools.cached_property
   def params(self):
     w = self.weights
-    ours = {"opcodes/embedding/table": w["node_opcode_embed.weight"][:121],
-            "last/kernel": w["predict.weight"].T, "last/bias": w["predict.bias"]}
-    linear = {"early_0": "early_mlp.0", "early_1": "early_mlp.4", "late_0": "late_mlp.0",
-              "late_1": "late_mlp.3"}
+    ours = {
+      "opcodes/embedding/table": w["node_opcode_embed.weight"][:121],
+      "last/kernel": w["predict.weight"].T,
+      "last/bias": w["predict.bias"],
+    }
+    linear = {
+      "early_0": "early_mlp.0",
+      "early_1": "early_mlp.4",
+      "late_0": "late_mlp.0",
+      "late_1": "late_mlp.3",
+    }
     for number in range(self.job.config.model.layers):
       here, there = f"conv_{number}", f"gconv.{number}"
       linear |= {
-          "GraphSAGE": {f"{here}/users": f"{there}.lin_l", f"{here}/self": f"{there}.lin_r"},
-          "GIN": {f"{here}/dense_0": f"{there}.nn.0", f"{here}/dense_1": f"{there}.nn.3"},
-          "GATv2": {f"{here}/senders": f"{there}.lin_l", f"{here}/receivers": f"{there}.lin_r"},
+        "GraphSAGE": {f"{here}/users": f"{there}.lin_l", f"{here}/self": f"{there}.lin_r"},
+        "GIN": {f"{here}/dense_0": f"{there}.nn.0", f"{here}/dense_1": f"{there}.nn.3"},
+        "GATv2": {f"{here}/senders": f"{there}.lin_l", f"{here}/receivers": f"{there}.lin_r"},
       }[self.kind]
       if self.kind == "GATv2":
         ours |= {f"{here}/attention": w[f"{there}.att"][0], f"{here}/bias": w[f"{there}.bias"]}
@@ -84,7 +108,8 @@ class Case(winners.Case):
       return np.pad(table, ((0, 128 - len(table)), (0, 0)))
     conv = {"GraphSAGE": "users", "GIN": "dense_0", "GATv2": "senders"}[self.kind]
     name = {"early_mlp.0": "early_0", "late_mlp.0": "late_0", "predict": "last"}.get(
-        theirs.removesuffix(".weight"), f"conv_1/{conv}")
+      theirs.removesuffix(".weight"), f"conv_1/{conv}"
+    )
     return grads[f"{name}/kernel"].T
 
 
@@ -120,8 +145,10 @@ def activations(case: Case, layers: dict) -> dict:
   """`[C, nodes, F]` float64 by published names, from outputs of linear layers and convolutions."""
   nodes = case.record["expected/activation_nodes"]
   of = lambda name: np.asarray(layers[name].everywhere(), np.float64)[: len(case.prepared.opcode)]
-  found = {"early_mlp.0": of("early_0"),
-           "late_mlp": gelu(normal(np.asarray(layers["late_1"][0], np.float64)))}
+  found = {
+    "early_mlp.0": of("early_0"),
+    "late_mlp": gelu(normal(np.asarray(layers["late_1"][0], np.float64))),
+  }
   seen = []
   x = gelu(normal(of("early_1" if "early_1" in layers else "early_0")))
   found["early_mlp"] = x
@@ -135,8 +162,10 @@ def activations(case: Case, layers: dict) -> dict:
   elif case.kind == "GraphSAGE":
     readout = x.mean(axis=0) + x.max(axis=0)
     found["late_mlp.input"] = readout / np.linalg.norm(readout, axis=1, keepdims=True)
-  return {key: value if key.startswith("late_mlp") else np.swapaxes(value[nodes], 0, 1)
-          for key, value in found.items()}
+  return {
+    key: value if key.startswith("late_mlp") else np.swapaxes(value[nodes], 0, 1)
+    for key, value in found.items()
+  }
 
 
 def normal(x: np.ndarray) -> np.ndarray:
@@ -151,8 +180,9 @@ def gelu(x: np.ndarray) -> np.ndarray:
 def test_the_loss_and_its_gradients_are_the_published_ones(case):
   scores, _, grads, _ = case.results
   loss = winners.loss_of(case.job, case.batch)
-  winners.assert_near(loss(case.record["expected/scores"][None]), case.record["expected/loss"],
-                      1e-6, "loss")
+  winners.assert_near(
+    loss(case.record["expected/scores"][None]), case.record["expected/loss"], 1e-6, "loss"
+  )
   for key, value in case.record.under("expected/gradient").items():
     largest = max(np.abs(gradient).max() for gradient in grads.values())
     if np.abs(value).max() < 1e-5 * largest:  # what tiles share, which the norm takes out
@@ -166,7 +196,8 @@ def test_parameters_begin_as_in_pytorch(case):
   network = case.job.ranker.family.network.clone(layers=2)
   if case.kind != "GATv2":
     winners.assert_torch_parameters(
-        network, case.batch, fan_in={f"conv_{i}/self": network.width for i in range(2)})
+      network, case.batch, fan_in={f"conv_{i}/self": network.width for i in range(2)}
+    )
     return
   params = winners.flat(jax.jit(network.init)(jax.random.key(0), case.batch)["params"])
   for path, value in params.items():
@@ -180,14 +211,20 @@ def test_parameters_begin_as_in_pytorch(case):
 def test_a_run_trains_as_published(case):
   published, ours = case.record.settings["optimizer"], case.job.config.optimizer
   assert (ours.name, ours.learning_rate, ours.eps, ours.weight_decay, ours.schedule) == (
-      "adamw", published["lr"], published["eps"], published["weight_decay"], "constant")
+    "adamw",
+    published["lr"],
+    published["eps"],
+    published["weight_decay"],
+    "constant",
+  )
   assert ours.clip_norm == ours.clip_norm_per_variable == 0
   batch = case.job.config.batch
   assert batch.graphs * ours.accumulation_steps == published["accumulated_slates"]
   slate = "tile" if case.kind == "GATv2" else "xla-default"
   assert batch.configs == case.record.settings["slate"][slate]
-  assert case.job.config.eval.configs == case.record.settings["slate_in_evaluation"][
-      "layouts and tiles"]
+  assert (
+    case.job.config.eval.configs == case.record.settings["slate_in_evaluation"]["layouts and tiles"]
+  )
 
 
 @of_every_record

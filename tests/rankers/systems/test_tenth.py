@@ -33,8 +33,9 @@ from tpugraphs_jax.rankers import base
 from tpugraphs_jax.run.job import Job
 
 SMALL = dict(op_embed_dim=2, width=4, blocks=2, heads=2, steps=2, mlp_widths=(5, 3))
-SMALL_TILES = dict(op_embed_dim=2, width=4, blocks=2, attention_blocks=1, heads=2,
-                   mlp_widths=(3, 4), cross_blocks=2)
+SMALL_TILES = dict(
+  op_embed_dim=2, width=4, blocks=2, attention_blocks=1, heads=2, mlp_widths=(3, 4), cross_blocks=2
+)
 FORMS = {"xla": {}, "nlp": dict(attention="difformer", gated=True)}
 KERNELS = {"linear": elu_and_one, "difformer": unit_and_one}
 
@@ -64,19 +65,22 @@ def test_layouts_meet_nodes_behind_the_blocks(form):
     attended = slow_kernel_attention(normal, part("attention"), KERNELS[model.attention], 2)
     x = slow_join(x, attended, part("attention_gate"))
     normal = slow_layer_norm(x, part("messages_norm"))
-    moved = sum(slow_appnp(normal, part(direction), direction)
-                for direction in ("operands", "users"))
+    moved = sum(
+      slow_appnp(normal, part(direction), direction) for direction in ("operands", "users")
+    )
     x = slow_join(x, gelu(moved), part("messages_gate"))
   config, configured = slow_configs(BATCH)
   for graph, nodes in members():
     nodes, real = nodes[configured[nodes]], np.flatnonzero(BATCH.config_mask[graph])
     mean = np.zeros((len(real), 3))
     if len(nodes):
-      joined = np.concatenate([np.repeat(x[nodes][:, None], len(real), axis=1),
-                               config[nodes][:, real]], axis=-1)
+      joined = np.concatenate(
+        [np.repeat(x[nodes][:, None], len(real), axis=1), config[nodes][:, real]], axis=-1
+      )
       mean = gelu(dense(gelu(dense(joined, params["mlp_0"])), params["mlp_1"])).mean(axis=0)
     np.testing.assert_allclose(
-        found[graph, real], dense(mean, params["last"])[:, 0], rtol=1e-3, atol=1e-3)
+      found[graph, real], dense(mean, params["last"])[:, 0], rtol=1e-3, atol=1e-3
+    )
 
 
 def test_tiles_attend_to_the_nodes_of_their_kernel():
@@ -96,8 +100,10 @@ def test_tiles_attend_to_the_nodes_of_their_kernel():
           x[own] += slow_attention(normal[own], normal[own], heads, 2)
     normal = slow_layer_norm(x, params[f"messages_norm_{number}"])
     sage = params[f"messages_{number}"]
-    means = [slow_mean(normal, direction, TILES) @ sage[direction]["kernel"]
-             for direction in ("operands", "users")]
+    means = [
+      slow_mean(normal, direction, TILES) @ sage[direction]["kernel"]
+      for direction in ("operands", "users")
+    ]
     x = x + gelu(sum(means) + dense(normal, sage["self"]))
   assert "attention_0" not in params
   for graph in range(3):
@@ -106,7 +112,8 @@ def test_tiles_attend_to_the_nodes_of_their_kernel():
       query = dense(leaky_relu(query), params["mlp_1"])[None]
       for number in range(2):
         query = slow_transformer(
-            query, x[graph_of == graph], params[f"cross_{number}"], 2, epsilon=1e-6)
+          query, x[graph_of == graph], params[f"cross_{number}"], 2, epsilon=1e-6
+        )
       score = dense(query, params["last"])[0, 0]
       np.testing.assert_allclose(found[graph, config], score, rtol=1e-3, atol=1e-3)
 
@@ -115,7 +122,8 @@ def test_tiles_attend_to_the_nodes_of_their_kernel():
 def test_padding_and_shared_nodes_change_no_layout(form):
   model = base.create_network("layout", "Tenth", **SMALL | FORMS[form] | dict(blocks=1))
   one, other = system_cases.scores_and_gradients(
-      model, [BATCH, system_cases.layout_batch(spare=7, reuse=False)])
+    model, [BATCH, system_cases.layout_batch(spare=7, reuse=False)]
+  )
   comparing.assert_trees_close(other, one, 2 * comparing.rounding(1_000))
 
 
@@ -125,8 +133,9 @@ def test_padding_changes_no_tile():
   comparing.assert_trees_close(other, one, 2 * comparing.rounding(1_000))
 
 
-@pytest.mark.parametrize("kind, variant", [
-    ("layout", "xla-random"), ("layout", "nlp-random"), ("tile", "")])
+@pytest.mark.parametrize(
+  "kind, variant", [("layout", "xla-random"), ("layout", "nlp-random"), ("tile", "")]
+)
 def test_it_begins_as_in_pytorch(kind, variant):
   job = Job.of(parts.config_of(kind, f"{variant},preset=tenth,ci".strip(",")))
   # The kernels of attention with a softmax are Xavier's of [K, 3 K], within the root of 1.5 / K.
@@ -135,12 +144,17 @@ def test_it_begins_as_in_pytorch(kind, variant):
   xavier = {f"{path}/{name}": width / 1.5 for path in attentions for name in packed}
   zeros = {f"heads/{name}/bias": 0.0 for name in (*packed, "out")}
   winners.assert_torch_parameters(
-      job.ranker.family.network, BATCH if kind == "layout" else TILES, xavier, **zeros)
+    job.ranker.family.network, BATCH if kind == "layout" else TILES, xavier, **zeros
+  )
 
 
 def test_nlp_has_members_of_difformer():
-  form = {collection: Job.of(parts.config_of("layout", f"{collection},preset=tenth")).ranker.family
-          .network for collection in ("xla-random", "nlp-default")}
+  form = {
+    collection: Job.of(
+      parts.config_of("layout", f"{collection},preset=tenth")
+    ).ranker.family.network
+    for collection in ("xla-random", "nlp-default")
+  }
   assert (form["xla-random"].attention, form["xla-random"].blocks) == ("linear", 12)
   assert (form["nlp-default"].attention, form["nlp-default"].blocks) == ("difformer", 5)
   assert form["nlp-default"].gated and not form["xla-random"].gated

@@ -30,22 +30,28 @@ class Case(winners.Case):
     layers = sum(key.startswith("combination_nets") and key.endswith(".0.bias") for key in w)
     graph = self.record.under("input")
     self.job = winners.run_of(
-        "layout.py:xla-default,preset=third", {"train": {"graph": graph}}, root, **{
-            "model.op_embed_dim": w["embedding_layer.emb.weight"].shape[1],
-            "model.first_width": len(w["embedding_layer.mlp.0.bias"]),
-            "model.position_width": len(w["lpe_projection.0.bias"]),
-            "model.keys": len(w["linformers.0.key_layer.bias"]),
-            "model.messages": len(w["feature_sage_convs.0.agg_linear_in.bias"]),
-            "model.widths": tuple(len(w[f"combination_nets.{i}.0.bias"]) for i in range(layers)),
-            "batch.min_configs": 2})
-    graph, = self.job.data.load(self.job.config.data_root, "train")
-    self.prepared, = self.job.prepare([graph])
+      "layout.py:xla-default,preset=third",
+      {"train": {"graph": graph}},
+      root,
+      **{
+        "model.op_embed_dim": w["embedding_layer.emb.weight"].shape[1],
+        "model.first_width": len(w["embedding_layer.mlp.0.bias"]),
+        "model.position_width": len(w["lpe_projection.0.bias"]),
+        "model.keys": len(w["linformers.0.key_layer.bias"]),
+        "model.messages": len(w["feature_sage_convs.0.agg_linear_in.bias"]),
+        "model.widths": tuple(len(w[f"combination_nets.{i}.0.bias"]) for i in range(layers)),
+        "batch.min_configs": 2,
+      },
+    )
+    (graph,) = self.job.data.load(self.job.config.data_root, "train")
+    (self.prepared,) = self.job.prepare([graph])
 
   @functools.cached_property
   def batch(self):
     """With the record's shapes of operands, which the page says are in another order."""
     batch = winners.batch_of(
-        self.job, [self.prepared], [np.arange(len(self.record["input/config_runtime"]))])
+      self.job, [self.prepared], [np.arange(len(self.record["input/config_runtime"]))]
+    )
     feat = np.array(batch.graph.nodes["feat"])
     feat[: len(self.prepared.feat), OPERANDS] = self.record["expected/node_feat_216"][:, OPERANDS]
     return batch._replace(graph=batch.graph._replace(nodes=batch.graph.nodes | {"feat": feat}))
@@ -54,24 +60,38 @@ class Case(winners.Case):
   def params(self):
     w, layers = self.weights, len(self.job.config.model.widths)
     table = w["embedding_layer.emb.weight"]
-    ours = {"opcodes/embedding/table": np.concatenate([table[127:], table[1:121]]),
-            "last/kernel": w["projection_network.weight"].T}
-    linear = {"first/linear": "embedding_layer.mlp.0", "positions": "lpe_projection.0",
-              "last_0/linear": "mlp.0", "last_1/linear": "mlp.3"}
+    ours = {
+      "opcodes/embedding/table": np.concatenate([table[127:], table[1:121]]),
+      "last/kernel": w["projection_network.weight"].T,
+    }
+    linear = {
+      "first/linear": "embedding_layer.mlp.0",
+      "positions": "lpe_projection.0",
+      "last_0/linear": "mlp.0",
+      "last_1/linear": "mlp.3",
+    }
     norms = {"first/norm": "embedding_layer.mlp.2", "last_0/norm": "mlp.2", "last_1/norm": "mlp.5"}
     for i in range(layers):
       here, sage = f"layer_{i}", f"feature_sage_convs.{i}"
-      linear |= {f"{here}/{ours}": f"linformers.{i}.{ours}_layer"
-                 for ours in ("query", "key", "value")}
-      linear |= {f"{here}/mixed/linear": f"{sage}.mlp_out.2",
-                 f"{here}/both/linear": f"combination_nets.{i}.0",
-                 f"{here}/positions": f"lpe_sage_convs.{i}.mlp_out.1"}
+      linear |= {
+        f"{here}/{ours}": f"linformers.{i}.{ours}_layer" for ours in ("query", "key", "value")
+      }
+      linear |= {
+        f"{here}/mixed/linear": f"{sage}.mlp_out.2",
+        f"{here}/both/linear": f"combination_nets.{i}.0",
+        f"{here}/positions": f"lpe_sage_convs.{i}.mlp_out.1",
+      }
       for name, theirs in (("sage", sage), ("track", f"lpe_sage_convs.{i}")):
-        linear |= {f"{here}/{name}/own": f"{theirs}.linear",
-                   f"{here}/{name}/users": f"{theirs}.agg_linear_in",
-                   f"{here}/{name}/operands": f"{theirs}.agg_linear_out"}
-      norms |= {f"{here}/sage_norm": f"{sage}.mlp_out.1", f"{here}/mixed/norm": f"{sage}.mlp_out.4",
-                f"{here}/both/norm": f"combination_nets.{i}.2"}
+        linear |= {
+          f"{here}/{name}/own": f"{theirs}.linear",
+          f"{here}/{name}/users": f"{theirs}.agg_linear_in",
+          f"{here}/{name}/operands": f"{theirs}.agg_linear_out",
+        }
+      norms |= {
+        f"{here}/sage_norm": f"{sage}.mlp_out.1",
+        f"{here}/mixed/norm": f"{sage}.mlp_out.4",
+        f"{here}/both/norm": f"combination_nets.{i}.2",
+      }
     for name, theirs in linear.items():
       ours[f"{name}/kernel"] = w[f"{theirs}.weight"].T
       if f"{theirs}.bias" in w:
@@ -88,9 +108,13 @@ class Case(winners.Case):
       table = grads["opcodes/embedding/table"]
       unused = np.zeros((6, table.shape[1]), np.float32)
       return np.concatenate([unused[:1], table[1:], unused, table[:1]])
-    name = {"linformers": f"layer_{number}/value", "mlp": "last_0/linear",
-            "feature_sage_convs": f"layer_{number}/sage/users", "projection_network": "last",
-            "lpe_sage_convs": f"layer_{number}/track/own"}[part]
+    name = {
+      "linformers": f"layer_{number}/value",
+      "mlp": "last_0/linear",
+      "feature_sage_convs": f"layer_{number}/sage/users",
+      "projection_network": "last",
+      "lpe_sage_convs": f"layer_{number}/track/own",
+    }[part]
     return grads[f"{name}/kernel"].T
 
 
@@ -109,18 +133,24 @@ def test_the_graph_has_the_published_output_node(case):
 @of_every_record
 def test_features_from_the_raw_file_are_the_published_ones(case):
   feat, expected = case.prepared.feat, case.record["expected/node_feat_216"]
-  asym, sym = np.split(feat[:, -third.WALKS:], [third.DIRECTED_STEPS], axis=1)
+  asym, sym = np.split(feat[:, -third.WALKS :], [third.DIRECTED_STEPS], axis=1)
   left = lambda x: np.delete(x[:, :216], np.r_[OPERANDS], axis=1)
   winners.assert_near(left(feat), left(expected), 1e-6, "columns and places in registers")
   winners.assert_near(asym, case.record["expected/pe_asym"], 1e-6, "directed walks")
-  winners.assert_near(sym[case.record["expected/activation_nodes"]],
-                      case.record["expected/pe_sym"], 1e-6, "undirected walks")
+  winners.assert_near(
+    sym[case.record["expected/activation_nodes"]],
+    case.record["expected/pe_sym"],
+    1e-6,
+    "undirected walks",
+  )
 
 
 @of_every_record
 def test_shapes_of_operands_are_the_published_ones_up_to_left_and_right(case):
-  ours, theirs = (x[:, OPERANDS].reshape(-1, 2, 8) for x in (
-      case.prepared.feat, case.record["expected/node_feat_216"]))
+  ours, theirs = (
+    x[:, OPERANDS].reshape(-1, 2, 8)
+    for x in (case.prepared.feat, case.record["expected/node_feat_216"])
+  )
   same = np.isclose(ours, theirs, rtol=1e-6).all(axis=(1, 2))
   other_way = np.isclose(ours[:, ::-1], theirs, rtol=1e-6).all(axis=(1, 2))
   assert (same | other_way).all() and same.mean() > 0.9
@@ -142,10 +172,13 @@ def test_layers_and_scores_are_the_published_ones(case):
     elif part == "lpe_projection":
       ours = np.tanh(of_nodes(layers["positions"], len(value), nodes))
     else:
-      ours = {"embedding_layer": lambda: layers["first"], "mlp": lambda: layers["last_1"],
-              "feature_sage_convs": lambda: layers[f"{layer}/mixed"],
-              "lpe_sage_convs": lambda: layers[layer][0],
-              "combination_nets": lambda: layers[layer][1]}[part]()
+      ours = {
+        "embedding_layer": lambda: layers["first"],
+        "mlp": lambda: layers["last_1"],
+        "feature_sage_convs": lambda: layers[f"{layer}/mixed"],
+        "lpe_sage_convs": lambda: layers[layer][0],
+        "combination_nets": lambda: layers[layer][1],
+      }[part]()
       ours = of_nodes(ours, len(value), nodes)
     winners.assert_near(ours, value, 1e-5, key)
 
@@ -175,13 +208,19 @@ def test_parameters_begin_as_in_pytorch(case):
 def test_a_run_trains_as_published(case):
   published, ours = case.record.settings["optimizer"], case.job.config.optimizer
   assert (ours.name, ours.learning_rate, ours.eps, ours.weight_decay, ours.clip_norm) == (
-      "adamw", published["lr"], published["eps"], published["weight_decay"],
-      published["clip_total_norm"])
+    "adamw",
+    published["lr"],
+    published["eps"],
+    published["weight_decay"],
+    published["clip_total_norm"],
+  )
   assert (ours.beta1, ours.beta2) == tuple(published["betas"])
   assert (ours.schedule, ours.final_learning_rate) == ("cosine", 1e-6)
   batch = case.job.config.batch
   assert (batch.graphs, batch.configs) == (
-      case.record.settings["batch_graphs"], case.record.settings["list_size"])
+    case.record.settings["batch_graphs"],
+    case.record.settings["list_size"],
+  )
 
 
 @of_every_record
@@ -200,14 +239,21 @@ def test_tiles_by_hand():
   edges = np.array([[1, 0], [2, 0], [3, 1], [3, 2]])
   graph = random_graphs.tile_graph(rng, nodes=4, edges=0, configs=2)
   graph = dataclasses.replace(
-      graph, node_feat=rng.normal(size=(4, 5)).astype(np.float32), edge_index=edges,
-      configs=dataclasses.replace(
-          graph.configs, config_feat=rng.integers(0, 9, (2, 24)).astype(np.float32)))
+    graph,
+    node_feat=rng.normal(size=(4, 5)).astype(np.float32),
+    edge_index=edges,
+    configs=dataclasses.replace(
+      graph.configs, config_feat=rng.integers(0, 9, (2, 24)).astype(np.float32)
+    ),
+  )
   prepared = batching.prepare(graph, graph.node_feat)
   batch = batching.assemble_tile(
-      [batching.Slate(prepared, np.arange(2), np.zeros(2), 0)],
-      {key: size + (key == "nodes") for key, size in prepared.sizes.items()}, graphs=1, configs=2,
-      transform=lambda x: x)
+    [batching.Slate(prepared, np.arange(2), np.zeros(2), 0)],
+    {key: size + (key == "nodes") for key, size in prepared.sizes.items()},
+    graphs=1,
+    configs=2,
+    transform=lambda x: x,
+  )
   network = third.ThirdTile(op_embed_dim=3, first_width=4, widths=(4, 2))
   params = parts.params_of(network, batch, scale=1)
   layer = lambda x, p: x @ p["kernel"] + p.get("bias", 0)

@@ -43,12 +43,36 @@ def test_operand_shapes_equal_loops(nodes, edges):
 def test_the_wide_columns_of_the_3rd_place_are_logarithms():
   """The 43 columns of its published list; the others stay as they are."""
   graph = whole_numbers(1)
-  wide = [*range(21, 31), 37, 38, 39, 43, 44, 52, 53, 54, 59, 60, 68, 76, 84, *range(107, 113),
-          *range(117, 125), 126, 127, *range(129, 133)]
+  wide = [
+    *range(21, 31),
+    37,
+    38,
+    39,
+    43,
+    44,
+    52,
+    53,
+    54,
+    59,
+    60,
+    68,
+    76,
+    84,
+    *range(107, 113),
+    *range(117, 125),
+    126,
+    127,
+    *range(129, 133),
+  ]
   found, x = third.wide_logarithms(graph), graph.node_feat.astype(np.float64)
   assert len(wide) == 43
-  expected = [[math.copysign(math.log(1 + abs(v)), v) if column in wide else v
-               for column, v in enumerate(row)] for row in x.tolist()]
+  expected = [
+    [
+      math.copysign(math.log(1 + abs(v)), v) if column in wide else v
+      for column, v in enumerate(row)
+    ]
+    for row in x.tolist()
+  ]
   np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -63,7 +87,8 @@ def test_tile_modulo_equals_the_formula_of_every_column():
       assert abs(found[node, 30 + k] - math.floor(x / 128) / 10) < 1e-6
   full = dataclasses.replace(graph, node_feat=np.full_like(graph.node_feat, 128))
   np.testing.assert_allclose(
-      third.tile_modulo(full), [[127 / 128] * 30 + [0.1] * 30] * 20, rtol=1e-6)
+    third.tile_modulo(full), [[127 / 128] * 30 + [0.1] * 30] * 20, rtol=1e-6
+  )
 
 
 def test_walks_on_a_chain_of_three_nodes_by_hand():

@@ -11,8 +11,11 @@ from tpugraphs_jax.rankers.tables import batches as table_batches
 
 @functools.cache
 def programs() -> tuple[table_batches.PreparedTables, ...]:
-  cases = (dict(nodes=30, edges=50), dict(nodes=12, edges=8, config_nodes=[1]),
-           dict(nodes=45, edges=90, rows=9, configs=3))
+  cases = (
+    dict(nodes=30, edges=50),
+    dict(nodes=12, edges=8, config_nodes=[1]),
+    dict(nodes=45, edges=90, rows=9, configs=3),
+  )
   return tuple(table_cases.prepared(table_cases.program(i, **case)) for i, case in enumerate(cases))
 
 

@@ -13,8 +13,10 @@ def case(seed=0):
   """A program, costs of its nodes and pairs, and the scores of all its configurations."""
   program = table_cases.prepared(table_cases.program(seed))
   rng, width = np.random.default_rng(seed), program.terms.choices
-  costs = Costs(rng.normal(size=(len(program.choices.node), width)),
-                rng.normal(size=(len(program.pairs.ends), width, width)))
+  costs = Costs(
+    rng.normal(size=(len(program.choices.node), width)),
+    rng.normal(size=(len(program.pairs.ends), width, width)),
+  )
   unary = np.zeros((program.sizes["groups"], width))
   np.add.at(unary, program.choices.group, costs.unary)
   pair = np.zeros((program.sizes["columns"], width, width))

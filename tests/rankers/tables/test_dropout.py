@@ -19,15 +19,33 @@ def masks(devices, padding, rate=0.4, seed=0):
   """What is left of ones `[rows, 6]`, of each slate of all devices."""
   shares = np.split(np.arange(len(ROWS)), devices)
   size = padding + max(sum(ROWS[i] for i in share) for share in shares)
-  slate_of = np.stack([np.pad(
-      np.repeat(np.arange(len(share)), [ROWS[i] for i in share]),
-      (0, size - sum(ROWS[i] for i in share)), constant_values=1 << 30) for share in shares])
+  slate_of = np.stack(
+    [
+      np.pad(
+        np.repeat(np.arange(len(share)), [ROWS[i] for i in share]),
+        (0, size - sum(ROWS[i] for i in share)),
+        constant_values=1 << 30,
+      )
+      for share in shares
+    ]
+  )
   network = SlateDropout(rate)
-  left = parallel.pmap(lambda slates: network.apply(
-      {}, jnp.ones((size, 6)), slates, len(shares[0]), train=True,
-      rngs={"dropout": jax.random.key(seed)}), devices=jax.local_devices()[:devices])(slate_of)
-  return [np.asarray(left[device][slate_of[device] == i])
-          for device in range(devices) for i in range(len(shares[0]))]
+  left = parallel.pmap(
+    lambda slates: network.apply(
+      {},
+      jnp.ones((size, 6)),
+      slates,
+      len(shares[0]),
+      train=True,
+      rngs={"dropout": jax.random.key(seed)},
+    ),
+    devices=jax.local_devices()[:devices],
+  )(slate_of)
+  return [
+    np.asarray(left[device][slate_of[device] == i])
+    for device in range(devices)
+    for i in range(len(shares[0]))
+  ]
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -45,9 +63,12 @@ def test_slates_rows_and_steps_have_masks_of_their_own():
 
 def test_as_many_numbers_are_left_out_as_the_rate_says_and_others_are_scaled():
   x, slate_of = np.ones((4000, 20), np.float32), np.zeros(4000, np.int32)
-  found = parallel.pmap(lambda rows: SlateDropout(0.25).apply(
-      {}, rows, slate_of, 1, train=True, rngs={"dropout": jax.random.key(0)}),
-      devices=jax.local_devices()[:1])(x[None])[0]
+  found = parallel.pmap(
+    lambda rows: SlateDropout(0.25).apply(
+      {}, rows, slate_of, 1, train=True, rngs={"dropout": jax.random.key(0)}
+    ),
+    devices=jax.local_devices()[:1],
+  )(x[None])[0]
   assert set(np.unique(found)) == {np.float32(0), np.float32(1 / 0.75)}
   np.testing.assert_allclose(np.mean(found == 0), 0.25, atol=0.01)
   np.testing.assert_array_equal(SlateDropout(0.5).apply({}, x, slate_of, 1, train=False), x)
@@ -56,22 +77,28 @@ def test_as_many_numbers_are_left_out_as_the_rate_says_and_others_are_scaled():
 SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=2, rank=3, dropout=0.5)
 
 
-@pytest.mark.parametrize("model", [
+@pytest.mark.parametrize(
+  "model",
+  [
     *(ScoreTables(**SMALL, residual=name) for name in RESIDUALS[1:]),
-    TrafficTables(hidden_dim=8, dropout=0.5)],
-    ids=lambda model: getattr(model, "residual", "traffic"))
+    TrafficTables(hidden_dim=8, dropout=0.5),
+  ],
+  ids=lambda model: getattr(model, "residual", "traffic"),
+)
 def test_tables_train_alike_on_one_and_on_two_devices(model):
-  programs = [table_cases.prepared(table_cases.program(i, nodes=nodes),
-                                   describe=model.choice_features)
-              for i, nodes in enumerate((30, 12, 45, 20))]
+  programs = [
+    table_cases.prepared(table_cases.program(i, nodes=nodes), describe=model.choice_features)
+    for i, nodes in enumerate((30, 12, 45, 20))
+  ]
   whole = table_cases.batch_of(programs, order=range(4), graphs=4)
   halves = [table_cases.batch_of(programs, order=order, graphs=2) for order in ((0, 1), (2, 3))]
   params = parts.params_of(model, whole)
   scores = lambda batch: model.apply(
-      {"params": params}, batch, train=True, rngs={"dropout": jax.random.key(7)})
+    {"params": params}, batch, train=True, rngs={"dropout": jax.random.key(7)}
+  )
 
   def step(*batches):
-    devices = jax.local_devices()[:len(batches)]
+    devices = jax.local_devices()[: len(batches)]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
     return np.concatenate(parallel.pmap(scores, devices=devices)(stacked))
 

@@ -14,8 +14,14 @@ from tpugraphs_jax.rankers.tables import charges as table_charges
 from tpugraphs_jax.run import training
 from tpugraphs_jax.serve.ranker import Ranker
 
-SMALL = {"model.hidden_dim": 8, "model.num_gnns": 1, "train.epochs": 1, "batch.configs": 16,
-         "batch.graphs": 4, "batch.slates_per_epoch": 8}
+SMALL = {
+  "model.hidden_dim": 8,
+  "model.num_gnns": 1,
+  "train.epochs": 1,
+  "batch.configs": 16,
+  "batch.graphs": 4,
+  "batch.slates_per_epoch": 8,
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +49,11 @@ def test_looked_up_scores_are_those_of_the_model(trained):
     configs = len(graph.configs)
     (budget,) = plan.choose_budgets([batching.total_sizes([graph])])
     batch = ranker.family.assemble(
-        [Slate(graph, np.arange(configs), np.zeros(configs, np.float32))], budget, graphs=1,
-        configs=configs)
+      [Slate(graph, np.arange(configs), np.zeros(configs, np.float32))],
+      budget,
+      graphs=1,
+      configs=configs,
+    )
     expected = jax.jit(ranker.family.network.apply)({"params": ranker.params}, batch)[0]
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4 * np.ptp(expected))
 
@@ -105,8 +114,11 @@ def test_proposals_score_as_they_say_and_no_worse_than_any_given_configuration(t
 @pytest.mark.parametrize("residual", ["triples", "sage"])
 def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual):
   _, _, root = trained
-  job = parts.make("layout", f"tables{'+sage' if residual == 'sage' else ''},ci", **SMALL | {
-      "model.residual": residual})
+  job = parts.make(
+    "layout",
+    f"tables{'+sage' if residual == 'sage' else ''},ci",
+    **SMALL | {"model.residual": residual},
+  )
   graph = graphs_of(root, "valid")[0]
   job.fit([graph])
   prepared = job.ranker.prepare(graph)
@@ -121,7 +133,8 @@ def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual):
   assert sum(row.cost for row in rows) == pytest.approx(float(scores[3]), rel=1e-3, abs=1e-2)
   both = job.ranker.explain(graph, 3, against=5)
   assert sum(row.cost - row.before for row in both) == pytest.approx(
-      float(scores[3] - scores[5]), rel=1e-3, abs=1e-2)
+    float(scores[3] - scores[5]), rel=1e-3, abs=1e-2
+  )
   assert "more than two choices together" in str(both.table(top=len(both)))
   assert "digraph" in table_charges.dot(both)
   found = job.ranker.propose(graph, 3)

@@ -24,8 +24,11 @@ SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=2, rank=3)
 
 @functools.cache
 def programs() -> tuple[table_batches.PreparedTables, ...]:
-  cases = (dict(nodes=30, edges=50), dict(nodes=12, edges=8, config_nodes=[1], configs=3),
-           dict(nodes=45, edges=110, rows=9))
+  cases = (
+    dict(nodes=30, edges=50),
+    dict(nodes=12, edges=8, config_nodes=[1], configs=3),
+    dict(nodes=45, edges=110, rows=9),
+  )
   return tuple(table_cases.prepared(table_cases.program(i, **case)) for i, case in enumerate(cases))
 
 
@@ -65,8 +68,9 @@ class Slow:
   def nodes(self):
     graph, tree = self.program.graph, self.tree["encoder"]
     table = tree["OpcodeEmbedding_0"]["table"]["embedding"]
-    x = table_cases.gelu(self.dense("encoder", "input", np.concatenate(
-        [graph.feat, table[graph.opcode]], axis=1)))
+    x = table_cases.gelu(
+      self.dense("encoder", "input", np.concatenate([graph.feat, table[graph.opcode]], axis=1))
+    )
     edges = graph.edge_index.tolist()
     for i in range(SMALL["num_gnns"]):
       total = self.dense("encoder", f"self_{i}", x)
@@ -83,16 +87,23 @@ class Slow:
 
   def row(self, number):
     values = self.program.configs.rows[number].astype(int)
-    order = [0 if min(a, b) < 0 else np.sign(a - b)
-             for layout in values.reshape(3, 6) for a, b in zip(layout, layout[1:])]
+    order = [
+      0 if min(a, b) < 0 else np.sign(a - b)
+      for layout in values.reshape(3, 6)
+      for a, b in zip(layout, layout[1:])
+    ]
     one_hot = np.eye(7)[values + 1].reshape(-1)
     return table_cases.gelu(self.dense("", "row_state", np.concatenate([one_hot, order])))
 
   def unary(self, node, choice, row):
     """Costs `[heads]` of one node's choice, a row of the dictionary."""
     dense, choices = functools.partial(self.dense, "unary_costs"), self.program.choices
-    state = (dense("node", self.x[choices.node[node]]) + dense("mean", self.x.mean(axis=0))
-             + dense("feat", choices.feat[node, choice]) + dense("row", self.row(row)))
+    state = (
+      dense("node", self.x[choices.node[node]])
+      + dense("mean", self.x.mean(axis=0))
+      + dense("feat", choices.feat[node, choice])
+      + dense("row", self.row(row))
+    )
     cost = dense("cost", table_cases.gelu(dense("state", table_cases.gelu(state))))
     return cost[: self.heads] * choices.weight[node] + 0.1 * cost[self.heads :]
 
@@ -109,7 +120,8 @@ class Slow:
     pairs, part = self.program.pairs, "pair_costs"
     ends = pairs.ends[number]
     state = self.dense(part, "feat", pairs.feat[number]) + sum(
-        self.dense(part, f"ends_{i}", self.x[node]) for i, node in enumerate(ends))
+      self.dense(part, f"ends_{i}", self.x[node]) for i, node in enumerate(ends)
+    )
     state = table_cases.gelu(self.dense(part, "state", table_cases.gelu(state)))
     gate = self.dense(part, "gate", state)
     half = len(gate) // 2
@@ -148,13 +160,16 @@ def test_padding_changes_neither_scores_nor_gradients(residual):
 
   def loss(params, made):
     found = model.apply({"params": params}, made)
-    totals, counts = losses.loss_sums((("ListMLELoss", 1.0),), found, jnp.asarray(made.target),
-                                      where=made.config_mask)
+    totals, counts = losses.loss_sums(
+      (("ListMLELoss", 1.0),), found, jnp.asarray(made.target), where=made.config_mask
+    )
     return losses.combine((("ListMLELoss", 1.0),), totals, counts), found
 
   grad = jax.jit(jax.grad(loss, has_aux=True))
-  (grads, found), (expected_grads, expected) = (grad(params(residual=residual), made) for made in (
-      batch(spare=7, graphs=6, choices=14, configs=9), batch()))
+  (grads, found), (expected_grads, expected) = (
+    grad(params(residual=residual), made)
+    for made in (batch(spare=7, graphs=6, choices=14, configs=9), batch())
+  )
   assert np.isfinite(found).all()
   np.testing.assert_allclose(found[:3, :CONFIGS], expected, rtol=1e-5, atol=1e-5)
   comparing.assert_trees_close(grads, expected_grads, 1e-4)
@@ -170,10 +185,16 @@ def test_dropout_acts_in_training_alone():
   model, made = ScoreTables(**SMALL, dropout=0.5), batch()
   one = jax.tree.map(lambda leaf: leaf[None], made)  # on one device
   variables = {"params": params()}
-  run = {train: parallel.pmap(
+  run = {
+    train: parallel.pmap(
       lambda key, batch, train=train: model.apply(
-          variables, batch, train=train, rngs={"dropout": key}),
-      in_axes=(None, 0), devices=jax.local_devices()[:1]) for train in (False, True)}
+        variables, batch, train=train, rngs={"dropout": key}
+      ),
+      in_axes=(None, 0),
+      devices=jax.local_devices()[:1],
+    )
+    for train in (False, True)
+  }
   apply = lambda seed, train: run[train](jax.random.key(seed), one)
   np.testing.assert_array_equal(apply(0, False), apply(1, False))
   assert jnp.abs(apply(0, True) - apply(1, True)).max() > 0
@@ -185,8 +206,9 @@ def test_without_bytes_all_nodes_and_pairs_weigh_the_same():
   assert jnp.abs(scores(heavier) - scores(made)).max() > 1e-3
   np.testing.assert_array_equal(scores(heavier, by_bytes=False), scores(made, by_bytes=False))
   equal = made._replace(
-      choices=made.choices._replace(weight=np.ones_like(made.choices.weight)),
-      pairs=made.pairs._replace(weight=np.ones_like(made.pairs.weight)))
+    choices=made.choices._replace(weight=np.ones_like(made.choices.weight)),
+    pairs=made.pairs._replace(weight=np.ones_like(made.pairs.weight)),
+  )
   np.testing.assert_allclose(scores(made, by_bytes=False), scores(equal), rtol=1e-5, atol=1e-5)
 
 
@@ -215,8 +237,11 @@ class SlowResidual:
     mine = np.flatnonzero(choices.group == group)
     node = np.mean([self.dense("states", "node", self.x[choices.node[i]]) for i in mine], axis=0)
     feat = np.mean([choices.feat[i, choice] for i in mine], axis=0)
-    return table_cases.gelu(node + self.dense("states", "feat", feat)
-                + self.dense("states", "row", self.row[group, choice]))
+    return table_cases.gelu(
+      node
+      + self.dense("states", "feat", feat)
+      + self.dense("states", "row", self.row[group, choice])
+    )
 
   def neighbours(self, name):
     """`{group: [(neighbour, weight), ...]}` along all columns."""
@@ -226,8 +251,10 @@ class SlowResidual:
         continue
       weight = 0
       for i in np.flatnonzero(pairs.column == number):
-        state = table_cases.gelu(self.dense(name, "feat", pairs.feat[i]) + sum(
-            self.dense(name, f"end_{k}", self.x[pairs.ends[i, k]]) for k in range(3)))
+        state = table_cases.gelu(
+          self.dense(name, "feat", pairs.feat[i])
+          + sum(self.dense(name, f"end_{k}", self.x[pairs.ends[i, k]]) for k in range(3))
+        )
         scaled, flat = np.split(self.dense(name, "weight", state), 2)
         weight = weight + scaled * pairs.weight[i] + 0.1 * flat
       found.setdefault(g, []).append((h, weight))
@@ -235,8 +262,9 @@ class SlowResidual:
     return found
 
   def triples(self, code):
-    half = lambda group, part: np.split(
-        self.dense("factors", self.state(group, code[group])), 2)[part]
+    half = lambda group, part: np.split(self.dense("factors", self.state(group, code[group])), 2)[
+      part
+    ]
     total = 0.0
     for middle, around in self.neighbours("weights").items():
       for (a, wa), (b, wb) in itertools.combinations(around, 2):
@@ -279,6 +307,8 @@ def test_residuals_are_sums_over_groups(residual):
 def test_a_score_is_the_sum_of_tables_and_residual(residual):
   tree, made = params(residual=residual), batch()
   bare = applied("__call__")(
-      {"params": {name: part for name, part in tree.items() if name != "beyond"}}, made)
+    {"params": {name: part for name, part in tree.items() if name != "beyond"}}, made
+  )
   np.testing.assert_allclose(
-      scores(made, residual=residual), bare + residuals(residual, made), rtol=1e-4, atol=1e-4)
+    scores(made, residual=residual), bare + residuals(residual, made), rtol=1e-4, atol=1e-4
+  )

@@ -58,8 +58,8 @@ def test_pairs_are_those_of_a_search_from_every_node(seed, hops):
   pairs = node_pairs.find_pairs(graph, hops=hops)
   assert pairs.hop_limit == hops
   np.testing.assert_allclose(
-      np.reshape(as_tuples(pairs), (-1, 9)),
-      np.reshape(slow_pairs(graph, hops), (-1, 9)), rtol=1e-6)
+    np.reshape(as_tuples(pairs), (-1, 9)), np.reshape(slow_pairs(graph, hops), (-1, 9)), rtol=1e-6
+  )
 
 
 def chain(nodes, config_nodes, extra=()):
@@ -68,9 +68,13 @@ def chain(nodes, config_nodes, extra=()):
   feat[:, 28] = np.arange(nodes, 0, -1)
   edges = [(n + 1, n) for n in range(nodes - 1)] + list(extra)
   return OpGraph(
-      name="chain", node_feat=feat, node_opcode=np.ones(nodes, np.uint8),
-      edge_index=np.array(sorted(edges), np.int32).reshape(-1, 2),
-      node_splits=np.array([0, nodes]), config_node=np.array(config_nodes, np.int32))
+    name="chain",
+    node_feat=feat,
+    node_opcode=np.ones(nodes, np.uint8),
+    edge_index=np.array(sorted(edges), np.int32).reshape(-1, 2),
+    node_splits=np.array([0, nodes]),
+    config_node=np.array(config_nodes, np.int32),
+  )
 
 
 @pytest.mark.parametrize("config_nodes", [[], [2]])

@@ -9,8 +9,11 @@ from tpugraphs_jax.rankers.tables import search
 def instance(seed, *, groups=6, edges=9, most=4, ties=False):
   """Random costs; with `ties` they are small whole numbers."""
   rng = np.random.default_rng(seed)
-  draw = (lambda *shape: rng.integers(0, 3, shape).astype(float)) if ties else (
-      lambda *shape: rng.normal(size=shape))
+  draw = (
+    (lambda *shape: rng.integers(0, 3, shape).astype(float))
+    if ties
+    else (lambda *shape: rng.normal(size=shape))
+  )
   sizes = rng.integers(1, most + 1, groups)
   unary = [draw(n) for n in sizes]
   # Either order of groups, and a group with itself.
@@ -21,10 +24,13 @@ def instance(seed, *, groups=6, edges=9, most=4, ties=False):
 def brute_force(unary, pairs):
   """All choices and their costs, cheapest first."""
   choices = np.array(list(itertools.product(*(range(len(costs)) for costs in unary))))
-  cost = np.array([
+  cost = np.array(
+    [
       sum(costs[x] for costs, x in zip(unary, choice))
       + sum(costs[choice[g], choice[h]] for (g, h), costs in pairs.items())
-      for choice in choices])
+      for choice in choices
+    ]
+  )
   order = np.argsort(cost, kind="stable")
   return choices[order], cost[order]
 

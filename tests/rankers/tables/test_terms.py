@@ -36,7 +36,7 @@ def test_columns_are_the_groups_of_pairs_of_nodes(seed):
   ends = [(group[i], group[j]) for i, j in found.pairs.ends.tolist()]
   assert list(map(tuple, found.columns.tolist())) == sorted({tuple(sorted(pair)) for pair in ends})
   for pair, column, is_turned in zip(ends, found.pair_column, found.is_turned):
-    np.testing.assert_array_equal(found.columns[column][::-1 if is_turned else 1], pair)
+    np.testing.assert_array_equal(found.columns[column][:: -1 if is_turned else 1], pair)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -51,8 +51,9 @@ def test_codes_lead_back_to_the_rows(seed):
 def random_costs(found, seed):
   rng = np.random.default_rng(seed)
   shape = (found.choices, found.choices)
-  return terms.Costs(rng.normal(size=(len(found.row_table), shape[0])),
-                     rng.normal(size=(len(found.columns), *shape)))
+  return terms.Costs(
+    rng.normal(size=(len(found.row_table), shape[0])), rng.normal(size=(len(found.columns), *shape))
+  )
 
 
 @pytest.mark.parametrize("block", [3, 4096])
@@ -66,8 +67,10 @@ def test_total_is_the_sum_of_the_costs_of_a_configurations_choices(seed, block, 
   expected = []
   for chosen in graph.configs.group_row.tolist():
     x = [rows.index(row) for rows, row in zip(listed(found), chosen)]
-    expected.append(sum(costs.unary[g, choice] for g, choice in enumerate(x)) + sum(
-        costs.pair[q, x[a], x[b]] for q, (a, b) in enumerate(found.columns.tolist())))
+    expected.append(
+      sum(costs.unary[g, choice] for g, choice in enumerate(x))
+      + sum(costs.pair[q, x[a], x[b]] for q, (a, b) in enumerate(found.columns.tolist()))
+    )
   np.testing.assert_allclose(found.total(graph.configs.group_row, costs), expected)
 
 
@@ -89,8 +92,12 @@ def test_groups_of_too_many_choices_have_no_pairs_and_the_log_says_so(caplog):
 
 def test_codes_take_the_smallest_type_that_holds_them():
   graph = table_cases.program(0, config_nodes=[3], rows=400, configs=900)
-  graph = dataclasses.replace(graph, configs=dataclasses.replace(
-      graph.configs, group_row=(np.arange(900)[:, None] % 400).astype(np.uint16)))
+  graph = dataclasses.replace(
+    graph,
+    configs=dataclasses.replace(
+      graph.configs, group_row=(np.arange(900)[:, None] % 400).astype(np.uint16)
+    ),
+  )
   found = terms.terms_of(graph)
   assert found.code_dtype == np.uint16
   np.testing.assert_array_equal(found.encode(graph.configs.group_row)[0], np.arange(900) % 400)

@@ -41,8 +41,10 @@ def test_traffic_is_padded_bytes_over_what_convolutions_and_dots_read_and_write(
   dims = graph.node_feat[:, NODE["shape"]][:, :3].astype(int).tolist()
   orders = [(a, b) for a in range(3) for b in range(3) if a != b]
   least = [min(padded_bytes(each, *order) for order in orders) for each in dims]
-  total = sum(least[node] + sum(least[v] for u, v in graph.edge_index if u == node)
-              for node in graph.config_node)
+  total = sum(
+    least[node] + sum(least[v] for u, v in graph.edge_index if u == node)
+    for node in graph.config_node
+  )
   node, row = map(np.ravel, np.indices((len(graph.config_node), len(graph.configs.rows))))
   found = traffic.choice_features(graph, node, row)
   for each, number, feature in zip(node, row, found):
@@ -66,14 +68,16 @@ def test_the_compilers_own_order_costs_nothing_unless_a_user_has_another_one():
   assert sum(expected) == 1 + ((2, 0, 1) in full)
   found = traffic.changes_nothing(graph, node, row)
   assert found[[rows[r][0] >= 0 for r in row]].tolist() == [
-      each for each, r in zip(expected, row) if rows[r][0] >= 0]
+    each for each, r in zip(expected, row) if rows[r][0] >= 0
+  ]
   cost = traffic.choice_features(graph, node, row)[:, 0]
   assert ((cost == 0) == [each or rows[r][0] < 0 for each, r in zip(expected, row)]).all()
   other = next(node for node in range(graph.num_nodes) if node not in graph.config_node)
   feat[other] = feat[number]
   feat[other, NODE["minor_to_major"]] = [0, 1, 2, 0, 0, 0]
   turned = dataclasses.replace(
-      graph, node_feat=feat, edge_index=np.array([[other, number]], np.int32))
+    graph, node_feat=feat, edge_index=np.array([[other, number]], np.int32)
+  )
   assert not traffic.changes_nothing(turned, node, row)[node == 1].any()
 
 
@@ -84,8 +88,11 @@ def test_users_are_seen_beyond_nodes_of_the_same_shape():
   opcode = np.full(4, opcode_ids()["tanh"], np.uint8)
   opcode[3] = opcode_ids()["reduce"]
   chain = dataclasses.replace(
-      graph, node_feat=feat, node_opcode=opcode,
-      edge_index=np.array([[1, 0], [2, 1], [3, 2]], np.int32))
+    graph,
+    node_feat=feat,
+    node_opcode=opcode,
+    edge_index=np.array([[1, 0], [2, 1], [3, 2]], np.int32),
+  )
   reduces = traffic.USER_OPCODES.index("reduce")
   users = traffic._users(chain)
   assert users[:, reduces].tolist() == [False, False, True, False]
@@ -98,7 +105,8 @@ def test_users_are_seen_beyond_nodes_of_the_same_shape():
 def test_a_score_is_the_sum_of_costs_and_0_for_what_is_left_to_the_compiler():
   graph = program()
   made = batches.prepare(
-      graph, graph.node_feat, terms.terms_of(graph), describe=traffic.choice_features)
+    graph, graph.node_feat, terms.terms_of(graph), describe=traffic.choice_features
+  )
   slate = table_cases.slates([made], len(graph.configs))[0]
   budget = random_graphs.common_budget([batching.total_sizes([made])])
   batch = batches.assemble([slate], budget, graphs=1, configs=len(graph.configs))
@@ -109,8 +117,8 @@ def test_a_score_is_the_sum_of_costs_and_0_for_what_is_left_to_the_compiler():
   costs, none = network.apply(params, batch, method="node_tables")
   code = batch.code[batch.choices.group]
   np.testing.assert_allclose(
-      scores, np.take_along_axis(np.asarray(costs), code.astype(int), axis=1).sum(axis=0),
-      rtol=1e-5)
+    scores, np.take_along_axis(np.asarray(costs), code.astype(int), axis=1).sum(axis=0), rtol=1e-5
+  )
   assert none is None
   looked_up = table_sums(*network.apply(params, batch, method="tables"), batch)
   np.testing.assert_array_equal(scores, looked_up[0, :, 0])

@@ -62,8 +62,9 @@ class BlockPrograms(base.Programs):
     super().check()
     if self.settings.task == "segments":
       raise ValueError(
-          "this model samples blocks of nodes, which does not go with segments: set model.dropout "
-          "to fullgraph, or train on whole graphs (variant full)")
+        "this model samples blocks of nodes, which does not go with segments: set model.dropout "
+        "to fullgraph, or train on whole graphs (variant full)"
+      )
 
   def draw(self, graphs: Sequence[PreparedGraph], sampler: Sampler) -> Draw:
     """Draws slates and a block of each; see `Family.draw`."""
@@ -71,8 +72,9 @@ class BlockPrograms(base.Programs):
 
     def draw_with_block(number: int, rng: np.random.Generator, turn: int) -> SlateDraft:
       sizes, finish = draw(number, rng, turn)
-      return SlateDraft(sizes, lambda: finish()._replace(
-          block=self.draw_block(graphs[number], rng)))
+      return SlateDraft(
+        sizes, lambda: finish()._replace(block=self.draw_block(graphs[number], rng))
+      )
 
     return draw_with_block
 
@@ -81,8 +83,12 @@ class BlockPrograms(base.Programs):
     return plan.sample_block(len(graph.opcode), self.settings.batch.keep_nodes, rng)
 
   def scores(
-      self, params: optax.Params, graphs: Sequence[PreparedGraph],
-      config_ids: Sequence[np.ndarray], *, progress: bool = False,
+    self,
+    params: optax.Params,
+    graphs: Sequence[PreparedGraph],
+    config_ids: Sequence[np.ndarray],
+    *,
+    progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32; with the mode `dropout` the mean over sampled blocks."""
     if self.network.dropout != "dropout":
@@ -91,8 +97,7 @@ class BlockPrograms(base.Programs):
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):
       blocks = [self.draw_block(graph, rng) for graph, rng in zip(graphs, rngs)]
-      runs.append(self.encoder.run(
-          params, graphs, config_ids, blocks=blocks, progress=progress))
+      runs.append(self.encoder.run(params, graphs, config_ids, blocks=blocks, progress=progress))
     return [np.mean(scores, axis=0) for scores in zip(*runs)]
 
 
@@ -108,19 +113,24 @@ class ResModel(base.Network):
   hidden_dim: int = option(32, "width of node features", least=1)
   num_gnns: int = option(2, "rounds of message passing", least=1)
   adj_normalization: str = option(
-      "sym", "sym: one sum over both directions; asym: a mean and a kernel for each direction",
-      one_of=tuple(NORMALIZATIONS))
+    "sym",
+    "sym: one sum over both directions; asym: a mean and a kernel for each direction",
+    one_of=tuple(NORMALIZATIONS),
+  )
   dropout: str = option(
-      "backpropdropout",
-      "use of a sampled block of nodes: never, always, or in training",
-      one_of=DROPOUT_MODES)
+    "backpropdropout",
+    "use of a sampled block of nodes: never, always, or in training",
+    one_of=DROPOUT_MODES,
+  )
   opcodes: int = option(
-      OPCODES,
-      "rows of the table of opcode embeddings (official: largest opcode of the data + 1)", least=1)
+    OPCODES,
+    "rows of the table of opcode embeddings (official: largest opcode of the data + 1)",
+    least=1,
+  )
   remat: bool = option(False, "recompute each round in the backward pass instead of storing it")
   dtype: str = option(
-      "float32", "dtype of the computation; sums over neighbours and nodes are float32",
-      one_of=DTYPES)
+    "float32", "dtype of the computation; sums over neighbours and nodes are float32", one_of=DTYPES
+  )
   precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   @property
@@ -152,10 +162,12 @@ class ResModel(base.Network):
     if self.dropout == "backpropdropout" and train:
       block = inside_block(slates)
       inside, outside = self.encode(static, block), self.encode(static, slates)
-      return self.readout([merged(x, jax.lax.stop_gradient(other))
-                           for x, other in zip(inside, outside)])
-    return self.readout(self.encode(
-        static, inside_block(slates) if self.dropout == "dropout" else slates))
+      return self.readout(
+        [merged(x, jax.lax.stop_gradient(other)) for x, other in zip(inside, outside)]
+      )
+    return self.readout(
+      self.encode(static, inside_block(slates) if self.dropout == "dropout" else slates)
+    )
 
   def score(self, readout: jax.Array) -> jax.Array:
     """Scores `[...]` float32 of readouts `[..., P]`."""
@@ -174,7 +186,8 @@ class ResModel(base.Network):
       slates: with the edges and configurations of the pass.
     """
     (config_kernel, *kernels), bias = self.pre_0(
-        (slates.batch.rows.shape[-1], *(part.shape[-1] for part in static)))
+      (slates.batch.rows.shape[-1], *(part.shape[-1] for part in static))
+    )
     shared, *others = map(self.matmul, static, kernels)
     shared = sum(others, shared) + bias.astype(shared.dtype)
     x = slates.nodes(shared) + self.project(config_kernel, slates)
@@ -202,13 +215,15 @@ class ResModel(base.Network):
     means = []
     for config, own, direction in zip(blocks[::2], blocks[1::2], self.directions):
       message = add_to_configurable(
-          x.map(lambda v: self.matmul(v, own)), self.project(config, slates))
+        x.map(lambda v: self.matmul(v, own)), self.project(config, slates)
+      )
       by = self.divisor(degree(slates.adjacency, direction, slates.num_nodes))
       if self.adj_normalization == "sym":
         message = message.divide(by)
       means.append(neighbours(message, direction, own=True).divide(by))
-    return functools.reduce(operator.add, means).map(lambda v: leaky_relu(
-        self.update_1[layer](leaky_relu(v + bias[None].astype(v.dtype)))))
+    return functools.reduce(operator.add, means).map(
+      lambda v: leaky_relu(self.update_1[layer](leaky_relu(v + bias[None].astype(v.dtype))))
+    )
 
   def divisor(self, neighbours: jax.Array) -> jax.Array:
     """The divisor of each node by normalisation, from its number of `neighbours [N]`: `[N]`."""
@@ -257,27 +272,30 @@ def inside_block(slates: Slates[LayoutBatch]) -> Slates:
   at = lambda nodes: keep.at[nodes].get(mode="fill", fill_value=False)
   among_rows = among(by_hop.adjacency, at(slates.nodes_within(last)))
   return dataclasses.replace(
-      slates, adjacency=among(slates.adjacency, keep),
-      by_hop=by_hop._replace(adjacency=among_rows),
-      batch=batch._replace(row_id=jnp.where(at(by_hop.nodes[0])[:, None], batch.row_id, ABSENT)))
+    slates,
+    adjacency=among(slates.adjacency, keep),
+    by_hop=by_hop._replace(adjacency=among_rows),
+    batch=batch._replace(row_id=jnp.where(at(by_hop.nodes[0])[:, None], batch.row_id, ABSENT)),
+  )
 
 
 def among(adjacency: Adjacency, keep: jax.Array) -> Adjacency:
   """The edges with both ends in `keep [N]` bool."""
   # A branch makes XLA on CPU compute the tables once, instead of within every gather.
   return jax.lax.cond(
-      keep.all(), lambda: adjacency,
-      lambda: Adjacency(*(_among(table, keep) for table in adjacency)))
+    keep.all(), lambda: adjacency, lambda: Adjacency(*(_among(table, keep) for table in adjacency))
+  )
 
 
 def _among(table: Neighbours, keep: jax.Array) -> Neighbours:
   at = lambda node: keep.at[node].get(mode="fill", fill_value=False)
   select = lambda receiver, index: jnp.where(receiver[:, None] & at(index), index, ABSENT)
   return Neighbours(
-      index=select(keep, table.index),
-      # Receivers stay sorted.
-      overflow_index=select(at(table.overflow_receiver), table.overflow_index),
-      overflow_receiver=table.overflow_receiver)
+    index=select(keep, table.index),
+    # Receivers stay sorted.
+    overflow_index=select(at(table.overflow_receiver), table.overflow_index),
+    overflow_receiver=table.overflow_receiver,
+  )
 
 
 def merged(x: Nodes, others: Nodes) -> Nodes:
@@ -286,5 +304,7 @@ def merged(x: Nodes, others: Nodes) -> Nodes:
   row_mask = mask.at[x.slates.nodes_within(x.hop)].get(mode="fill", fill_value=False)
   select = lambda mask, x, other: jnp.where(mask[:, None, None], x, other)
   return dataclasses.replace(
-      x, shared=select(mask, x.shared, others.shared),
-      varying=select(row_mask, x.varying, others.varying))
+    x,
+    shared=select(mask, x.shared, others.shared),
+    varying=select(row_mask, x.varying, others.varying),
+  )

@@ -37,17 +37,19 @@ class SAGE(base.Network):
 
   op_embed_dim: int = option(64, "width of the opcode embedding", least=1)
   value_embed_dim: int = option(
-      4, "width of the embedding of each of the 18 layout values", least=1)
+    4, "width of the embedding of each of the 18 layout values", least=1
+  )
   hidden_dim: int = option(128, "width of node features", least=1)
   num_gnns: int = option(3, "rounds of message passing", least=1)
   pooling: Sequence[str] = option(
-      ("mean", "config_mean", "config_max"),
-      "readouts, concatenated; config_ = over configurable nodes",
-      some_of=pooling.names)
+    ("mean", "config_mean", "config_max"),
+    "readouts, concatenated; config_ = over configurable nodes",
+    some_of=pooling.names,
+  )
   remat: bool = option(False, "recompute each round in the backward pass instead of storing it")
   dtype: str = option(
-      "float32", "dtype of the computation; sums over neighbours and nodes are float32",
-      one_of=DTYPES)
+    "float32", "dtype of the computation; sums over neighbours and nodes are float32", one_of=DTYPES
+  )
   precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   embeds_integers = True
@@ -68,7 +70,8 @@ class SAGE(base.Network):
     self.layout_value = layers.Embed(high - low + 1, self.value_embed_dim)
     self.static, self.config = dense(), dense(use_bias=False)
     self.sentinel = self.param(
-        "sentinel", nn.initializers.normal(0.02), (1, self.hidden_dim), jnp.float32)
+      "sentinel", nn.initializers.normal(0.02), (1, self.hidden_dim), jnp.float32
+    )
     update = nn.remat(_Round) if self.remat else _Round
     self.sage = [update(self.hidden_dim, self.dtype) for _ in range(self.num_gnns)]
     self.head = layers.MLP((self.hidden_dim, self.hidden_dim, 1), nn.gelu)
@@ -97,7 +100,8 @@ class SAGE(base.Network):
     shared += sentinel
     configurable = slates.is_configurable_row()[:, None, None]
     config = dataclasses.replace(
-        config, varying=config.varying - jnp.where(configurable, sentinel[None], 0))
+      config, varying=config.varying - jnp.where(configurable, sentinel[None], 0)
+    )
     return (slates.nodes(shared) + config).map(nn.gelu)
 
   def embed_rows(self, rows: jax.Array) -> jax.Array:
@@ -115,6 +119,9 @@ class _Round(nn.Module):
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     dense = functools.partial(Dense, self.features, dtype=self.dtype)
-    y = sage(x, dense(name="self"), {
-        direction: dense(use_bias=False, name=direction) for direction in (OPERANDS, USERS)})
+    y = sage(
+      x,
+      dense(name="self"),
+      {direction: dense(use_bias=False, name=direction) for direction in (OPERANDS, USERS)},
+    )
     return x + y.map(nn.LayerNorm(dtype=self.dtype, name="norm")).map(nn.gelu)

@@ -61,8 +61,9 @@ def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
   try:
     import pymetis  # pylint: disable=import-outside-toplevel
   except ImportError:
-    raise ValueError("segments.partition is 'metis', which needs pymetis: "
-                     "pip install 'tpugraphs-jax[partition]'") from None
+    raise ValueError(
+      "segments.partition is 'metis', which needs pymetis: pip install 'tpugraphs-jax[partition]'"
+    ) from None
   nodes = graph.num_nodes
   if nodes <= max_nodes:
     return np.zeros(nodes)
@@ -82,9 +83,10 @@ def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
 
 
 PARTITIONS: dict[str, Callable[[OpGraph, int], np.ndarray]] = {
-    "contiguous": lambda graph, max_nodes: _even_ranges(graph.num_nodes, max_nodes),
-    "published": lambda graph, max_nodes: _published_ranges(graph.num_nodes, max_nodes),
-    "metis": _metis}
+  "contiguous": lambda graph, max_nodes: _even_ranges(graph.num_nodes, max_nodes),
+  "published": lambda graph, max_nodes: _published_ranges(graph.num_nodes, max_nodes),
+  "metis": _metis,
+}
 
 
 def split(graph: OpGraph, segment: np.ndarray) -> tuple[list[OpGraph], int]:
@@ -107,12 +109,17 @@ def split(graph: OpGraph, segment: np.ndarray) -> tuple[list[OpGraph], int]:
   for number, nodes in enumerate(np.split(order, np.cumsum(counts)[:-1])):
     edges = position[graph.edge_index[owner_of_edge == number]]
     mask = segment[graph.config_node] == number
-    pieces.append(OpGraph(
-        name=f"{graph.name}[{number}]", node_feat=graph.node_feat[nodes],
-        node_opcode=graph.node_opcode[nodes], edge_index=edges.astype(np.int32).reshape(-1, 2),
+    pieces.append(
+      OpGraph(
+        name=f"{graph.name}[{number}]",
+        node_feat=graph.node_feat[nodes],
+        node_opcode=graph.node_opcode[nodes],
+        edge_index=edges.astype(np.int32).reshape(-1, 2),
         node_splits=np.array([0, len(nodes)]),
         config_node=position[graph.config_node[mask]].astype(np.int32),
-        configs=dataclasses.replace(graph.configs, node_group=graph.configs.node_group[mask])))
+        configs=dataclasses.replace(graph.configs, node_group=graph.configs.node_group[mask]),
+      )
+    )
   return pieces, int(np.sum(~inner))
 
 
@@ -136,7 +143,7 @@ class SegmentedGraph:
 
 
 def segmented(
-    graph: OpGraph, segments: Sequence[PreparedGraph], *, fresh: int, cut_edges: int
+  graph: OpGraph, segments: Sequence[PreparedGraph], *, fresh: int, cut_edges: int
 ) -> SegmentedGraph:
   """The `SegmentedGraph` of an `OpGraph` and its prepared segments.
 
@@ -148,8 +155,14 @@ def segmented(
   """
   largest = {key: sum(sorted(s.sizes[key] for s in segments)[-fresh:]) for key in segments[0].sizes}
   return SegmentedGraph(
-      name=graph.name, opcode=graph.node_opcode.astype(np.int32), configs=graph.configs,
-      segments=tuple(segments), edges=graph.num_edges, cut_edges=cut_edges, sizes=largest)
+    name=graph.name,
+    opcode=graph.node_opcode.astype(np.int32),
+    configs=graph.configs,
+    segments=tuple(segments),
+    edges=graph.num_edges,
+    cut_edges=cut_edges,
+    sizes=largest,
+  )
 
 
 class SegmentSlate(NamedTuple):
@@ -199,8 +212,14 @@ class SegmentBatch(NamedTuple):
 
 
 def assemble(
-    slates: Sequence[SegmentSlate], budget: Budget, *, graphs: int, configs: int, fresh: int,
-    assemble_layout: Callable[..., LayoutBatch], with_others: bool = False,
+  slates: Sequence[SegmentSlate],
+  budget: Budget,
+  *,
+  graphs: int,
+  configs: int,
+  fresh: int,
+  assemble_layout: Callable[..., LayoutBatch],
+  with_others: bool = False,
 ) -> SegmentBatch:
   """A padded batch of segments.
 
@@ -213,25 +232,31 @@ def assemble(
     assemble_layout: `(slates, budget, graphs=, configs=) -> LayoutBatch`.
     with_others: include the other segments, for recomputation.
   """
+
   def layout(numbers_of: Sequence[Iterable[int]]) -> LayoutBatch:
     pieces = [
-        Slate(slate.graph.segments[number], slate.config_ids, slate.target, slate.graph_id)
-        for slate, numbers in zip(slates, numbers_of) for number in numbers]
+      Slate(slate.graph.segments[number], slate.config_ids, slate.target, slate.graph_id)
+      for slate, numbers in zip(slates, numbers_of)
+      for number in numbers
+    ]
     return assemble_layout(pieces, budget, graphs=graphs * fresh, configs=configs)
 
   pad = lambda rows, fill: np.concatenate(
-      [rows, np.full((graphs - len(slates), *rows.shape[1:]), fill, rows.dtype)])
+    [rows, np.full((graphs - len(slates), *rows.shape[1:]), fill, rows.dtype)]
+  )
   target, mask = targets(slates, graphs, configs)
   ids = np.full((graphs, configs), -1, np.int32)
   ids[mask] = np.concatenate([slate.config_ids for slate in slates])
   return SegmentBatch(
-      fresh=layout([slate.fresh for slate in slates]),
-      fresh_id=pad(np.array([s.fresh for s in slates], np.int32).reshape(-1, fresh), -1),
-      segments=pad(np.array([len(s.graph.segments) for s in slates], np.int32), 1),
-      target=target, config_mask=mask,
-      graph_id=pad(np.array([s.graph_id for s in slates], np.int32), -1),
-      config_id=ids,
-      others=_others(slates, graphs, fresh, layout) if with_others else ())
+    fresh=layout([slate.fresh for slate in slates]),
+    fresh_id=pad(np.array([s.fresh for s in slates], np.int32).reshape(-1, fresh), -1),
+    segments=pad(np.array([len(s.graph.segments) for s in slates], np.int32), 1),
+    target=target,
+    config_mask=mask,
+    graph_id=pad(np.array([s.graph_id for s in slates], np.int32), -1),
+    config_id=ids,
+    others=_others(slates, graphs, fresh, layout) if with_others else (),
+  )
 
 
 def _others(slates, graphs: int, fresh: int, layout) -> tuple[Others, ...]:
@@ -255,8 +280,9 @@ def align(batches: Sequence[SegmentBatch]) -> list[SegmentBatch]:
     owners, graphs = len(fill.graph), len(batches[0].graph_id)
     fill = fill._replace(graph=np.full(owners, graphs, np.int32))
   return [
-      batch._replace(others=batch.others + (fill,) * (rounds - len(batch.others)))
-      for batch in batches]
+    batch._replace(others=batch.others + (fill,) * (rounds - len(batch.others)))
+    for batch in batches
+  ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

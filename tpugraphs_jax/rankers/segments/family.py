@@ -66,28 +66,37 @@ class SegmentOptions(Options):
 
   section = "segments"
   partition: str = option(
-      "contiguous", "how nodes are cut into segments; published = ranges as in GST",
-      one_of=tuple(segment_batches.PARTITIONS))
+    "contiguous",
+    "how nodes are cut into segments; published = ranges as in GST",
+    one_of=tuple(segment_batches.PARTITIONS),
+  )
   max_nodes: int = option(1000, "most nodes of a segment", least=2)
   fresh: int = option(1, "segments per graph and step with gradients", least=1)
   keep: float = option(
-      1.0, "probability to keep a segment without gradients; 0 = no table", least=0, most=1)
+    1.0, "probability to keep a segment without gradients; 0 = no table", least=0, most=1
+  )
   keep_unit: str = option(
-      "segment", "unit to keep or drop: a segment for all configurations of a slate, or an entry "
-      "of the table", one_of=KEEP_UNITS)
+    "segment",
+    "unit to keep or drop: a segment for all configurations of a slate, or an entry of the table",
+    one_of=KEEP_UNITS,
+  )
   recompute: bool = option(
-      False, "compute other segments without gradients, instead of reading them from a table")
+    False, "compute other segments without gradients, instead of reading them from a table"
+  )
   readout: str = option(
-      "embedding", "embedding: the head scores the sum of readouts; scalar: sum of the scores of "
-      "segments", one_of=READOUTS)
+    "embedding",
+    "embedding: the head scores the sum of readouts; scalar: sum of the scores of segments",
+    one_of=READOUTS,
+  )
   aggregation: str = option("mean", "reduction over segments", one_of=AGGREGATIONS)
   history_dtype: str = option("float32", "dtype of the table", one_of=history.DTYPES)
 
   def check(self) -> None:
     """Refuses (ValueError) fields that contradict each other."""
     if self.recompute and self.keep != 1:
-      raise ValueError(f"segments.keep is {self.keep}, but segments.recompute keeps every segment: "
-                       "set keep to 1")
+      raise ValueError(
+        f"segments.keep is {self.keep}, but segments.recompute keeps every segment: set keep to 1"
+      )
 
   @property
   def uses_history(self) -> bool:
@@ -176,8 +185,12 @@ class SegmentModel(Precise):
     mask = batch.stale.known_mask
     weight = self.keep + (1 - self.keep) * segments / fresh
     mask = mask & self.keep_mask(graphs, mask.shape[1:])
-    others = jnp.einsum("gcj,gcjp->gcp", mask.astype(jnp.float32),
-                        batch.stale.value.astype(jnp.float32), precision="highest")
+    others = jnp.einsum(
+      "gcj,gcjp->gcp",
+      mask.astype(jnp.float32),
+      batch.stale.value.astype(jnp.float32),
+      precision="highest",
+    )
     return jnp.broadcast_to(weight, mask.shape[:2]), others
 
   def keep_mask(self, graphs: int, shape: Sequence[int]) -> jax.Array:
@@ -211,7 +224,8 @@ class Segments(Family):
     self.programs = programs
     self.options = SegmentOptions.of(programs.settings.segments)
     model = SegmentModel(
-        programs.network, **{name: getattr(self.options, name) for name in _MODEL_FIELDS})
+      programs.network, **{name: getattr(self.options, name) for name in _MODEL_FIELDS}
+    )
     super().__init__(model, programs.settings)
 
   def check(self) -> None:
@@ -221,8 +235,9 @@ class Segments(Family):
     if self.options.uses_history and (compares or network.sees_whole_graph):
       scope = "across configurations" if compares else "at the whole graph"
       raise ValueError(
-          f"this model looks {scope}: the history table has readouts of earlier steps, with other "
-          "segments and configurations. Train without a table (variants full, gst and one)")
+        f"this model looks {scope}: the history table has readouts of earlier steps, with other "
+        "segments and configurations. Train without a table (variants full, gst and one)"
+      )
 
   @property
   def config_transform(self) -> Transform | None:
@@ -239,29 +254,42 @@ class Segments(Family):
     """A reduced program, cut into segments; see `Family.prepare`."""
     reduced = self.programs.reduce(graph)
     segment = segment_batches.partition(
-        reduced.graph, method=self.options.partition, max_nodes=self.options.max_nodes)
+      reduced.graph, method=self.options.partition, max_nodes=self.options.max_nodes
+    )
     pieces, cut_edges = segment_batches.split(reduced.graph, segment)
     feats = segment_batches.rows_of_segments(reduced.rows(feat), segment)
     return segment_batches.segmented(
-        reduced.graph, list(map(self.programs.prepare_part, pieces, feats)),
-        fresh=self.options.fresh, cut_edges=cut_edges)
+      reduced.graph,
+      list(map(self.programs.prepare_part, pieces, feats)),
+      fresh=self.options.fresh,
+      cut_edges=cut_edges,
+    )
 
   def check_graphs(self, graphs: Sequence[SegmentedGraph]) -> None:
     """Logs the segments; refuses (ValueError) more fresh segments than a training graph has."""
     fewest, fresh = min(graphs, key=lambda graph: len(graph.segments)), self.options.fresh
     if fresh > len(fewest.segments):
       raise ValueError(
-          f"segments.fresh is {fresh}, but {fewest.name} has {len(fewest.segments)} "
-          "segment(s): lower it, or take smaller segments (segments.max_nodes)")
+        f"segments.fresh is {fresh}, but {fewest.name} has {len(fewest.segments)} "
+        "segment(s): lower it, or take smaller segments (segments.max_nodes)"
+      )
     segments = [len(graph.segments) for graph in graphs]
     edges, cut = sum(g.edges for g in graphs), sum(g.cut_edges for g in graphs)
     logging.info(
-        "%d graphs in %d segments (%d to %d each); %d of %d edges (%.1f %%) are between segments "
-        "and not used", len(graphs), sum(segments), min(segments), max(segments), cut, edges,
-        100 * cut / max(edges, 1))
+      "%d graphs in %d segments (%d to %d each); %d of %d edges (%.1f %%) are between segments "
+      "and not used",
+      len(graphs),
+      sum(segments),
+      min(segments),
+      max(segments),
+      cut,
+      edges,
+      100 * cut / max(edges, 1),
+    )
 
   def draw(self, graphs: Sequence[SegmentedGraph], sampler: Sampler) -> Draw:
     """Draws the fresh segments of a slate, which set its sizes, then its configurations."""
+
     def draw(number: int, rng: np.random.Generator, turn: int) -> SlateDraft:
       graph = graphs[number]
       fresh = np.sort(rng.choice(len(graph.segments), self.options.fresh, replace=False))
@@ -273,26 +301,39 @@ class Segments(Family):
     return draw
 
   def assemble(
-      self, slates: Sequence[SegmentSlate], budget: Budget, *, graphs: int, configs: int
+    self, slates: Sequence[SegmentSlate], budget: Budget, *, graphs: int, configs: int
   ) -> SegmentBatch:
     """A padded batch; see `batches.assemble`."""
     return segment_batches.assemble(
-        slates, budget, graphs=graphs, configs=configs, fresh=self.options.fresh,
-        assemble_layout=self.programs.assemble, with_others=self.options.recompute)
+      slates,
+      budget,
+      graphs=graphs,
+      configs=configs,
+      fresh=self.options.fresh,
+      assemble_layout=self.programs.assemble,
+      with_others=self.options.recompute,
+    )
 
   align = staticmethod(segment_batches.align)
 
   # Training.
 
   def training(
-      self, step: Callable, batches: Any, *, params: optax.Params, batch: SegmentBatch,
-      graphs: Sequence[SegmentedGraph], workdir: Path,
+    self,
+    step: Callable,
+    batches: Any,
+    *,
+    params: optax.Params,
+    batch: SegmentBatch,
+    graphs: Sequence[SegmentedGraph],
+    workdir: Path,
   ) -> tuple[Callable, Any]:
     """Gives the step the readouts of other segments; a table is saved with the batches."""
     if not self.options.recompute and not self.options.uses_history:
       return without_others(step), batches
     readout = lambda params, fresh: self.network.apply(
-        {"params": params}, fresh, method="segment_readout")
+      {"params": params}, fresh, method="segment_readout"
+    )
     width = jax.eval_shape(readout, params, batch.fresh).shape[-1]
     if self.options.recompute:
       return with_recomputed(step, self.network, width=width), batches
@@ -308,11 +349,18 @@ class Segments(Family):
     first = super().stages(epochs, optimizer)
     if not options.epochs:
       return first
-    return (*first, Stage(functools.partial(self._begin_head, options.configs), options.epochs,
-                          finetune["optimizer"], HEAD_FOLDER))
+    return (
+      *first,
+      Stage(
+        functools.partial(self._begin_head, options.configs),
+        options.epochs,
+        finetune["optimizer"],
+        HEAD_FOLDER,
+      ),
+    )
 
   def _begin_head(
-      self, count: int, params: optax.Params, graphs: Sequence[SegmentedGraph], folder: Path
+    self, count: int, params: optax.Params, graphs: Sequence[SegmentedGraph], folder: Path
   ) -> tuple[Family, Sequence[HeadGraph]]:
     """The family of the head, and sums of readouts of `count` configurations per graph."""
     rng = np.random.default_rng(self.settings.seed)
@@ -326,24 +374,34 @@ class Segments(Family):
     """Sums of readouts `[n, P]` over all segments of a program."""
     options = self.settings.eval
     return Encoder(
-        network_step(self.network, method=self.encodes), self.programs.assemble,
-        graphs=options.graphs, configs=options.configs,
-        even_slates=self.programs.network.compares_configs, max_budgets=1,
-        pieces=lambda graph: graph.segments)
+      network_step(self.network, method=self.encodes),
+      self.programs.assemble,
+      graphs=options.graphs,
+      configs=options.configs,
+      even_slates=self.programs.network.compares_configs,
+      max_budgets=1,
+      pieces=lambda graph: graph.segments,
+    )
 
   @functools.cached_property
   def _head(self) -> Callable:
-    return jax.jit(lambda params, *args: self.network.apply(
-        {"params": params}, *args, method="head"))
+    return jax.jit(
+      lambda params, *args: self.network.apply({"params": params}, *args, method="head")
+    )
 
   def scores(
-      self, params: optax.Params, graphs: Sequence[SegmentedGraph],
-      config_ids: Sequence[np.ndarray], *, progress: bool = False,
+    self,
+    params: optax.Params,
+    graphs: Sequence[SegmentedGraph],
+    config_ids: Sequence[np.ndarray],
+    *,
+    progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each program, from all segments with eta = 1."""
-    scores = {number: self.head(params, graphs[number], total)
-             for number, total in self.encoder.stream(
-                 params, graphs, config_ids, progress=progress)}
+    scores = {
+      number: self.head(params, graphs[number], total)
+      for number, total in self.encoder.stream(params, graphs, config_ids, progress=progress)
+    }
     return [scores[number] for number in range(len(graphs))]
 
   def head(self, params: optax.Params, graph: SegmentedGraph, total: np.ndarray) -> np.ndarray:
@@ -363,6 +421,7 @@ def without_others(step: Callable) -> Callable:
   Args:
     step: mapped training step with `READOUT_COLLECTION` in `state.extra`.
   """
+
   def train_step(state, batch):
     state, metrics = step(state, batch)
     return state.replace(extra=()), metrics
@@ -378,6 +437,7 @@ def with_history(step: Callable, table: history.History, keys: history.Keys) -> 
     table: changed by every step.
     keys: of the table.
   """
+
   def train_step(state, batch):
     others, fresh = keys.rows(batch)
     state, metrics = step(state, batch._replace(stale=table.read(others)))
@@ -396,6 +456,7 @@ def with_recomputed(step: Callable, model: SegmentModel, *, width: int) -> Calla
     model: computes readouts.
     width: width P of a readout.
   """
+
   def add(total, params, others: Others):
     values = model.apply({"params": params}, others.batch, method="segment_readout")
     return total.at[others.graph].add(values, mode="drop")
@@ -429,7 +490,7 @@ class Head(Family):
     """Checks nothing: the first stage has checked the config."""
 
   def assemble(
-      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+    self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
   ) -> HeadBatch:
     """A batch of sums; see `batches.assemble_head`."""
     del budget  # a batch has no nodes
@@ -445,8 +506,12 @@ class Head(Family):
     return optax.partition({"head": optimizer, "frozen": optax.set_to_zero()}, label)
 
   def scores(
-      self, params: optax.Params, graphs: Sequence[SegmentedGraph],
-      config_ids: Sequence[np.ndarray], *, progress: bool = False,
+    self,
+    params: optax.Params,
+    graphs: Sequence[SegmentedGraph],
+    config_ids: Sequence[np.ndarray],
+    *,
+    progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` of each program. Every call must have the same programs and configurations."""
     if self._totals is None:
@@ -455,8 +520,11 @@ class Head(Family):
 
 
 def refresh(
-    segments: Segments, params: optax.Params, graphs: Sequence[SegmentedGraph],
-    config_ids: Sequence[np.ndarray], folder: Path,
+  segments: Segments,
+  params: optax.Params,
+  graphs: Sequence[SegmentedGraph],
+  config_ids: Sequence[np.ndarray],
+  folder: Path,
 ) -> list[HeadGraph]:
   """Computes sums of readouts over the segments of each program, for the head.
 
@@ -475,9 +543,16 @@ def refresh(
   for number, total in segments.encoder.stream(params, graphs, config_ids, progress=True):
     if totals is None:
       totals = np.lib.format.open_memmap(
-          path, "w+", np.float32, shape=(int(first[-1]), total.shape[1]))
+        path, "w+", np.float32, shape=(int(first[-1]), total.shape[1])
+      )
     totals[first[number] : first[number] + len(total)] = total
   return [
-      HeadGraph(graph.name, graph.configs.subset(ids), totals[start : start + len(ids)],
-                len(graph.segments), {"nodes": 1})
-      for graph, ids, start in zip(graphs, config_ids, first)]
+    HeadGraph(
+      graph.name,
+      graph.configs.subset(ids),
+      totals[start : start + len(ids)],
+      len(graph.segments),
+      {"nodes": 1},
+    )
+    for graph, ids, start in zip(graphs, config_ids, first)
+  ]

@@ -73,13 +73,17 @@ class Keys:
     is_other = (number < count) & (number != batch.fresh_id[..., None]).all(axis=-2)
     others = start[..., None] + number
     mask = batch.config_mask
-    return (np.where(mask[..., None] & is_other[..., None, :], others, self.entries),
-            np.where(mask[..., None, :], fresh, self.entries))
+    return (
+      np.where(mask[..., None] & is_other[..., None, :], others, self.entries),
+      np.where(mask[..., None, :], fresh, self.entries),
+    )
 
 
 def _read(value, is_written, rows):
-  return Stale(value.at[rows].get(mode="fill", fill_value=0),
-               is_written.at[rows].get(mode="fill", fill_value=False))
+  return Stale(
+    value.at[rows].get(mode="fill", fill_value=0),
+    is_written.at[rows].get(mode="fill", fill_value=False),
+  )
 
 
 def _write(value, is_written, rows, new):
@@ -113,7 +117,8 @@ class DeviceHistory:
   def write(self, rows: np.ndarray, values: jax.Array) -> None:
     """Writes `values [devices, ..., P]`; numbers without an entry are ignored."""
     self._value, self._is_written = self._write(
-        self._value, self._is_written, rows.astype(np.int32), values)
+      self._value, self._is_written, rows.astype(np.int32), values
+    )
 
   def save(self, folder: Path) -> None:
     """Writes the table into an existing folder."""
@@ -123,6 +128,7 @@ class DeviceHistory:
 
   def restore(self, folder: Path) -> None:
     """Reads the files of `save`."""
+
     def load(name, array):
       saved = None
       if parallel.is_primary():
@@ -204,14 +210,17 @@ def create(keys: Keys, *, width: int, dtype: str, folder: Path) -> History:
   limits = {"device": _device_limit() if can_number else 0, "host": _host_limit(folder)}
   # Process 0 decides for all processes.
   fits = parallel.from_primary([place for place, limit in limits.items() if size <= limit])
-  text = (f"history table of {keys.entries:,} entries (graph, configuration, segment) with "
-          f"{width} {dtype}: {console.size(size)}")
+  text = (
+    f"history table of {keys.entries:,} entries (graph, configuration, segment) with "
+    f"{width} {dtype}: {console.size(size)}"
+  )
   if not fits:
     room = " and ".join(f"{console.size(limit)} on the {place}" for place, limit in limits.items())
     raise ValueError(
-        f"{text}; it may take {room}. Reduce it by segments.readout=scalar, "
-        "segments.history_dtype=bfloat16, fewer configurations (data.max_configs) or larger "
-        "segments (segments.max_nodes), or train without a table (variants gst and one)")
+      f"{text}; it may take {room}. Reduce it by segments.readout=scalar, "
+      "segments.history_dtype=bfloat16, fewer configurations (data.max_configs) or larger "
+      "segments (segments.max_nodes), or train without a table (variants gst and one)"
+    )
   logging.info("%s, on the %s", text, fits[0])
   if fits[0] == "device":
     return DeviceHistory(keys.entries, width, dtype)
@@ -293,7 +302,8 @@ class Snapshots:
     path, again = folder / _CARD, "train again in another --workdir"
     if not folder.is_dir():
       raise FileNotFoundError(
-          f"{folder} is missing, the history table of the newest checkpoint: {again}")
+        f"{folder} is missing, the history table of the newest checkpoint: {again}"
+      )
     try:
       card = files_lib.unseal(trust.parse(path.read_text()))
       identity, digests = card["identity"], dict(card["sha256"])
@@ -304,12 +314,15 @@ class Snapshots:
         raise ValueError(f"{folder / name} is damaged: its checksum does not fit; {again}")
     if identity != self._identity:
       raise ValueError(
-          f"{path} is the history table of other training data or another partition "
-          f"({identity[:12]} there, {self._identity[:12]} here): give the same --data_root and "
-          "fields of `segments`, or another --workdir")
+        f"{path} is the history table of other training data or another partition "
+        f"({identity[:12]} there, {self._identity[:12]} here): give the same --data_root and "
+        "fields of `segments`, or another --workdir"
+      )
     if files_lib.digest_of(path) != digest:
-      raise ValueError(f"{folder} is of another run: it is not the history table of the newest "
-                       f"checkpoint. Put that table back, or {again}")
+      raise ValueError(
+        f"{folder} is of another run: it is not the history table of the newest "
+        f"checkpoint. Put that table back, or {again}"
+      )
 
 
 class BatchesWithHistory:

@@ -56,16 +56,63 @@ from tpugraphs_jax.rankers.systems.system import System
 
 # Maxima of columns that are scaled from 0..maximum to -1..1.
 _SCALED = dict.fromkeys((0, 3, 6, 7, 10, 13, 15, 18, 20), 1) | {
-    30: 35, 91: 3, 92: 5, 113: 1, 114: 1, 115: 5, 125: 1, 128: 1, 133: 1}
+  30: 35,
+  91: 3,
+  92: 5,
+  113: 1,
+  114: 1,
+  115: 5,
+  125: 1,
+  128: 1,
+  133: 1,
+}
 # Minima of columns that become logarithms.
 _LOGARITHMS = {
-    27: 0, 28: 1, 29: 0, 43: 0, 44: 1, 51: 0, 52: 1, 59: 0, 60: 0, 67: -2, 68: 0, 75: 0, 76: 1,
-    83: 0, 84: 1, 107: 0, 108: 0, 109: 0, 110: 0, 111: 0, 112: 0, 117: 0, 118: 0, 119: 0, 120: 1,
-    121: 0, 122: 0, 123: 0, 124: 1, 126: 0, 127: -39, 129: 0, 130: 0, 131: -24, 132: 0}
+  27: 0,
+  28: 1,
+  29: 0,
+  43: 0,
+  44: 1,
+  51: 0,
+  52: 1,
+  59: 0,
+  60: 0,
+  67: -2,
+  68: 0,
+  75: 0,
+  76: 1,
+  83: 0,
+  84: 1,
+  107: 0,
+  108: 0,
+  109: 0,
+  110: 0,
+  111: 0,
+  112: 0,
+  117: 0,
+  118: 0,
+  119: 0,
+  120: 1,
+  121: 0,
+  122: 0,
+  123: 0,
+  124: 1,
+  126: 0,
+  127: -39,
+  129: 0,
+  130: 0,
+  131: -24,
+  132: 0,
+}
 # Minima and maxima of lists with a number per dimension.
 _SCALED_LISTS = {
-    "dimensions": (0, 5), "window_stride": (0, 4), "window_padding_high": (-1, 4),
-    "window_dilation": (0, 4), "base_dilation": (0, 4), "window_reversal": (0, 1)}
+  "dimensions": (0, 5),
+  "window_stride": (0, 4),
+  "window_padding_high": (-1, 4),
+  "window_dilation": (0, 4),
+  "base_dilation": (0, 4),
+  "window_reversal": (0, 1),
+}
 _LOGARITHM_LISTS = ("shape", "window_size", "window_padding_low")
 _CONVOLUTION = span(NODE, "input_batch_dimension", "output_feature_dimension")
 TOKEN = len(_SCALED_LISTS) + len(_LOGARITHM_LISTS) + 14  # numbers of a token
@@ -120,9 +167,28 @@ def own_layout(graph: OpGraph) -> np.ndarray:
 
 # Unary element-wise operations, which share one opcode vector.
 _UNARY = (
-    "abs", "cbrt", "ceil", "cosine", "exponential", "exponential-minus-one", "floor", "is-finite",
-    "log", "log-plus-one", "logistic", "negate", "not", "round-nearest-afz", "round-nearest-even",
-    "rsqrt", "sign", "sine", "sqrt", "tan", "tanh")
+  "abs",
+  "cbrt",
+  "ceil",
+  "cosine",
+  "exponential",
+  "exponential-minus-one",
+  "floor",
+  "is-finite",
+  "log",
+  "log-plus-one",
+  "logistic",
+  "negate",
+  "not",
+  "round-nearest-afz",
+  "round-nearest-even",
+  "rsqrt",
+  "sign",
+  "sine",
+  "sqrt",
+  "tan",
+  "tanh",
+)
 
 
 def _opcode_rows() -> np.ndarray:
@@ -140,11 +206,12 @@ class Fifth(System):
 
   op_embed_dim: int = option(64, "width of the opcode vector", least=1)
   width: int = option(
-      384,
-      "width of the first linear layer and of each round; a direction has half", least=1)
+    384, "width of the first linear layer and of each round; a direction has half", least=1
+  )
   num_layers: int = option(3, "SAGE rounds", least=1)
   drop_edge: float = option(
-      0.15, "largest share of edges that a training step drops", least=0, below=1)
+    0.15, "largest share of edges that a training step drops", least=0, below=1
+  )
 
   embeds_integers = True  # configurations are unscaled
 
@@ -158,8 +225,10 @@ class Fifth(System):
     opcode = Embedding(OPCODES, self.op_embed_dim, name="opcodes")(opcode)
     x = self.first(slates, jnp.asarray(batch.graph.nodes["feat"]), opcode).map(nn.relu)
     for number in range(self.num_layers):
-      sides = (Sage(self.width // 2, (direction,), self.linear, name=f"{direction}_{number}")(x)
-               for direction in (USERS, OPERANDS))
+      sides = (
+        Sage(self.width // 2, (direction,), self.linear, name=f"{direction}_{number}")(x)
+        for direction in (USERS, OPERANDS)
+      )
       x = nodes.concat(*sides).map(nn.relu)
     return pooling.total(x)
 
@@ -182,8 +251,7 @@ class FifthLayout(Fifth):
     # The published layer has 18 more inputs: tiles, which are 0 for programs.
     init = uniform(static.shape[-1] + 2 * LAYOUT_CONFIG_FEATURES)
     linear = self.linear(self.width, kernel_init=init, bias_init=init, name="first")
-    return linear(slates.nodes(static),
-                  Layouts(slates, jnp.asarray(slates.batch.rows), elsewhere))
+    return linear(slates.nodes(static), Layouts(slates, jnp.asarray(slates.batch.rows), elsewhere))
 
 
 @base.TILE_MODELS.register("Fifth")
@@ -200,7 +268,8 @@ class FifthTile(Fifth):
   def first(self, slates: Slates, feat: jax.Array, opcode: jax.Array) -> Nodes:
     """The first linear layer, on columns, opcode and the mean of encoded tokens."""
     encode = TokenEncoder(
-        self.token_width, self.token_layers, self.token_heads, self.linear, name="tokens")
+      self.token_width, self.token_layers, self.token_heads, self.linear, name="tokens"
+    )
     tokens = encode(feat[:, -TOKENS:].reshape(-1, MAX_RANK, TOKEN), slates)
     static = slates.nodes(jnp.concatenate([feat[:, :-TOKENS], opcode], axis=-1))
     return self.linear(self.width, name="first")(static, tokens)
@@ -235,7 +304,8 @@ class TokenEncoder(nn.Module):
     static = jnp.concatenate([static, _places(static), number.astype(static.dtype)], axis=-1)
     linear = functools.partial(self.linear, kernel_init=nn.initializers.glorot_uniform())
     x = linear(self.features, name="tokens")(
-        first.nodes(static), Tiles(first, _bounds(jnp.asarray(slates.batch.config_feat))))
+      first.nodes(static), Tiles(first, _bounds(jnp.asarray(slates.batch.config_feat)))
+    )
     x = x.map(nn.relu).everywhere()
     for layer in range(self.layers):
       x = TransformerLayer(self.features, self.heads, linear=linear, name=f"layer_{layer}")(x)

@@ -98,7 +98,7 @@ def pad_lists(graph: OpGraph) -> np.ndarray:
   Zeros at the end of `dimensions` of a `reverse`, or of a reduction of several arrays, count as
   padding.
   """
-  feat, opcode, ids = graph.node_feat[:, :_LAYOUT.stop].copy(), graph.node_opcode, opcode_ids()
+  feat, opcode, ids = graph.node_feat[:, : _LAYOUT.stop].copy(), graph.node_opcode, opcode_ids()
   rank = ranks(feat)
   operand = np.zeros_like(rank)
   np.maximum.at(operand, graph.edge_index[:, 0], rank[graph.edge_index[:, 1]])
@@ -212,9 +212,11 @@ class LinearBlock(nn.Module):
   def __call__(self, *inputs: Any) -> Nodes:
     """Maps inputs of `nn.linear.Linear` on nodes to `[N, C, width]`."""
     x = self.linear(
-        self.width // (1 + self.across_configs), name="linear",
-        kernel_init=nn.initializers.variance_scaling(1.0, "fan_avg", "normal"),
-        bias_init=nn.initializers.constant(0.01))(*inputs)
+      self.width // (1 + self.across_configs),
+      name="linear",
+      kernel_init=nn.initializers.variance_scaling(1.0, "fan_avg", "normal"),
+      bias_init=nn.initializers.constant(0.01),
+    )(*inputs)
     return Gates(self.across_configs, self.linear, name="gates")(instance_norm(x)).map(gelu)
 
 
@@ -251,7 +253,8 @@ class First(System):
   width: int = option(256, "width of all blocks and of the layers of tiles", least=1)
   across_configs: bool = option(True, "attention across configurations in every block")
   dropout: float = option(
-      0.2, "dropout rate after SAGE blocks and in the layers of tiles", least=0, below=1)
+    0.2, "dropout rate after SAGE blocks and in the layers of tiles", least=0, below=1
+  )
 
   def encode(self, slates: Slates, *, train: bool) -> Nodes:
     """Node features `[N, C, width]` after all blocks; to be called by a compact method."""
@@ -263,8 +266,11 @@ class First(System):
 
     graph = slates.batch.graph
     feat, opcode = jnp.asarray(graph.nodes["feat"]), Opcodes(self.op_embed_dim, name="opcodes")
-    static = slates.nodes(jnp.concatenate(
-        [feat[:, :-MAX_RANK], embed_values(feat[:, -MAX_RANK:]), opcode(graph)], axis=-1))
+    static = slates.nodes(
+      jnp.concatenate(
+        [feat[:, :-MAX_RANK], embed_values(feat[:, -MAX_RANK:]), opcode(graph)], axis=-1
+      )
+    )
     linear = functools.partial(LinearBlock, self.width, self.across_configs, self.linear)
     x = linear(name="linear")(static, *self.configurations(slates, embed_values))
     x = linear(name="linear2")(x)

@@ -40,7 +40,8 @@ class Fourth(System):
   op_embed_dim: int = option(10, "width of the opcode vector", least=1)
   edge_widths: Sequence[int] = option((1024, 128), "widths of the layers on edges")
   config_widths: Sequence[int] = option(
-      (1024, 128), "widths of the layers on edges with configurations")
+    (1024, 128), "widths of the layers on edges with configurations"
+  )
   head_widths: Sequence[int] = option((1024,), "widths of the hidden layers of the head")
 
   def __post_init__(self):

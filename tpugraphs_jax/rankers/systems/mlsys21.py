@@ -47,13 +47,49 @@ _KERAS = {"kernel_init": nn.initializers.glorot_uniform(), "bias_init": nn.initi
 
 # Instructions with one operation per element of their result.
 _TRANSCENDENTAL = (
-    "atan2", "cbrt", "cosine", "exponential", "exponential-minus-one", "log", "log-plus-one",
-    "logistic", "power", "rsqrt", "sine", "sqrt", "tan", "tanh")
+  "atan2",
+  "cbrt",
+  "cosine",
+  "exponential",
+  "exponential-minus-one",
+  "log",
+  "log-plus-one",
+  "logistic",
+  "power",
+  "rsqrt",
+  "sine",
+  "sqrt",
+  "tan",
+  "tanh",
+)
 _ARITHMETIC = _TRANSCENDENTAL + (
-    "abs", "add", "and", "ceil", "clamp", "compare", "convert", "divide", "floor", "is-finite",
-    "maximum", "minimum", "multiply", "negate", "not", "or", "remainder", "round-nearest-afz",
-    "round-nearest-even", "select", "shift-left", "shift-right-arithmetic",
-    "shift-right-logical", "sign", "subtract", "xor")
+  "abs",
+  "add",
+  "and",
+  "ceil",
+  "clamp",
+  "compare",
+  "convert",
+  "divide",
+  "floor",
+  "is-finite",
+  "maximum",
+  "minimum",
+  "multiply",
+  "negate",
+  "not",
+  "or",
+  "remainder",
+  "round-nearest-afz",
+  "round-nearest-even",
+  "select",
+  "shift-left",
+  "shift-right-arithmetic",
+  "shift-right-logical",
+  "sign",
+  "subtract",
+  "xor",
+)
 _REDUCE_OPCODES = ("reduce", "reduce-window")
 _TYPE_BYTES = np.array(list(map(operator.attrgetter("bytes"), ELEMENT_TYPES)), np.float64)
 
@@ -82,13 +118,19 @@ def kernel_work(graph: OpGraph) -> np.ndarray:
   dimension = np.clip(feat[nodes, number], 0, MAX_RANK - 1).astype(int)
   features = feat[nodes, NODE["shape"].start + dimension]
   terms = np.where(
-      graph.node_opcode[nodes] == ids["dot"],
-      np.sqrt(left * right / np.maximum(elements[nodes], 1)), right / np.maximum(features, 1))
+    graph.node_opcode[nodes] == ids["dot"],
+    np.sqrt(left * right / np.maximum(elements[nodes], 1)),
+    right / np.maximum(features, 1),
+  )
   operations[nodes] = 2 * elements[nodes] * terms
   is_result = feat[:, NODE["is_root"].start] > 0
   is_result[producer[(is_result & is_in(["tuple"]))[consumer]]] = True
-  work = [operations.sum(), size[is_in(["parameter"])].sum(), size[is_result].sum(),
-          elements[is_in(_TRANSCENDENTAL)].sum()]
+  work = [
+    operations.sum(),
+    size[is_in(["parameter"])].sum(),
+    size[is_result].sum(),
+    elements[is_in(_TRANSCENDENTAL)].sum(),
+  ]
   return np.tile(np.array(work, np.float32), (graph.num_nodes, 1))
 
 
@@ -102,16 +144,16 @@ class MLSys21(System):
   op_embed_dim: int = option(64, "width of the opcode vector", least=1)
   width: int = option(64, "width of every layer", least=1)
   rounds: int = option(3, "number of rounds along edges", least=1)
-  convolution: str = option(
-      "sage", "convolution along edges; attention is GATv2", one_of=ROUNDS)
+  convolution: str = option("sage", "convolution along edges; attention is GATv2", one_of=ROUNDS)
   reduction: str = option("columns", "reduction over nodes", one_of=REDUCTIONS)
   heads: int = option(4, "attention heads, along edges and in the transformer", least=1)
 
   def __post_init__(self):
     super().__post_init__()
     if self.width % self.heads:
-      raise ValueError(f"model.heads is {self.heads}, expected a divisor of model.width, which is "
-                       f"{self.width}")
+      raise ValueError(
+        f"model.heads is {self.heads}, expected a divisor of model.width, which is {self.width}"
+      )
 
   @property
   def sees_whole_graph(self) -> bool:
@@ -157,8 +199,9 @@ class MLSys21(System):
     if self.reduction == "lstm":
       return LastState(self.width, self.exact, name="lstm")(x)
     if self.reduction == "transformer":
-      layer = TransformerLayer(self.width, self.heads, linear=self.exact, epsilon=1e-6,
-                               name="transformer")
+      layer = TransformerLayer(
+        self.width, self.heads, linear=self.exact, epsilon=1e-6, name="transformer"
+      )
       attend = lambda tokens, mask: layer(tokens, mask=mask)
       return pooling.scaled_sum(between_nodes(attend, x))
     columns = (pooling.scaled_sum, pooling.mean, pooling.largest)

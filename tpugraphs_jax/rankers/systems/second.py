@@ -52,10 +52,12 @@ class Second(System):
   feature_width: int = option(20, "width of the linear layer on node features", least=1)
   op_embed_dim: int = option(12, "width of the opcode vector", least=1)
   first_width: int = option(
-      32, "width of the layer that joins features, opcode and configuration", least=1)
+    32, "width of the layer that joins features, opcode and configuration", least=1
+  )
   widths: Sequence[int] = option((64, 64, 128, 128, 256, 256), "widths of the SAGE rounds")
   residual: bool = option(
-      False, "add the input of a round to its convolution where the widths are equal")
+    False, "add the input of a round to its convolution where the widths are equal"
+  )
   score_scale: float = option(1.0, "factor of the sum over nodes")
 
   @nn.compact

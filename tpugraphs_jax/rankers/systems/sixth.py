@@ -67,12 +67,12 @@ class Sixth(System):
 
   op_embed_dim: int = option(128, "width of the opcode vector", least=1)
   width: int = option(
-      256,
-      "width of layers on nodes and of the head's first layer; its second layer has half",
-      least=1)
+    256,
+    "width of layers on nodes and of the head's first layer; its second layer has half",
+    least=1,
+  )
   layers: int = option(4, "number of convolutions", least=1)
-  dropout: float = option(
-      0.2, "dropout rate after the first block", least=0, below=1)
+  dropout: float = option(0.2, "dropout rate after the first block", least=0, below=1)
 
   compares_configs = True
   sees_whole_graph = True
@@ -97,7 +97,6 @@ class Sixth(System):
       x = self.exact(width, use_bias=False, name=f"late_{number}")(readout)
       readout = gelu(slate_norm(x, mask))
     return readout
-
 
 
 def mean_and_largest(x: Nodes) -> jax.Array:

@@ -21,8 +21,8 @@ class System(base.Network):
   """
 
   dtype: str = option(
-      "float32",
-      "dtype of the computation; sums over nodes and the head are float32", one_of=DTYPES)
+    "float32", "dtype of the computation; sums over nodes and the head are float32", one_of=DTYPES
+  )
   precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   @property

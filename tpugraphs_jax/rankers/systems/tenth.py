@@ -72,10 +72,10 @@ class TenthLayout(Tenth):
   attention: str = option("linear", "kernel of the attention", one_of=tuple(KERNELS))
   heads: int = option(4, "number of heads of the attention", least=1)
   steps: int = option(4, "number of steps of propagation in a block", least=1)
-  gated: bool = option(
-      False, "residual connections are learned gates instead of sums")
+  gated: bool = option(False, "residual connections are learned gates instead of sums")
   mlp_widths: Sequence[int] = option(
-      (256, 256), "widths of the layers on configurable nodes with their configurations")
+    (256, 256), "widths of the layers on configurable nodes with their configurations"
+  )
 
   @nn.compact
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
@@ -94,12 +94,17 @@ class TenthLayout(Tenth):
   def block(self, x: Nodes, number: int) -> Nodes:
     """A block on nodes `x`, `[N, C, width]`."""
     attend = KernelAttention(
-        self.width, KERNELS[self.attention], self.heads, linear=self.linear,
-        name=f"attention_{number}")
+      self.width,
+      KERNELS[self.attention],
+      self.heads,
+      linear=self.linear,
+      name=f"attention_{number}",
+    )
     x = self.join(x, attend(self.norm(f"attention_norm_{number}")(x)), f"attention_gate_{number}")
     y = self.norm(f"messages_norm_{number}")(x)
     appnp = lambda direction: Appnp(
-        self.width, direction, self.steps, linear=self.linear, name=f"{direction}_{number}")
+      self.width, direction, self.steps, linear=self.linear, name=f"{direction}_{number}"
+    )
     y = appnp(OPERANDS)(y) + appnp(USERS)(y)
     return self.join(x, y.map(nn.gelu), f"messages_gate_{number}")
 
@@ -118,8 +123,7 @@ class TenthTile(Tenth):
   op_embed_dim: int = option(64, "width of the opcode vector", least=1)
   width: int = option(128, "width of nodes", least=1)
   blocks: int = option(8, "number of blocks on nodes", least=1)
-  attention_blocks: int = option(
-      2, "number of last blocks with attention between nodes", least=1)
+  attention_blocks: int = option(2, "number of last blocks with attention between nodes", least=1)
   heads: int = option(4, "number of heads of each attention", least=1)
   mlp_widths: Sequence[int] = option((128, 128), "widths of the layers on tiles")
   cross_blocks: int = option(4, "number of blocks in which tiles attend to nodes", least=1)
@@ -142,8 +146,8 @@ class TenthTile(Tenth):
     queries, nodes = tile.reshape(1, -1, tile.shape[-1]), jnp.swapaxes(x.everywhere(), 0, 1)
     for number in range(self.cross_blocks):
       attend = TransformerLayer(
-          tile.shape[-1], self.heads, linear=self.exact, epsilon=EPSILON,
-          name=f"cross_{number}")
+        tile.shape[-1], self.heads, linear=self.exact, epsilon=EPSILON, name=f"cross_{number}"
+      )
       queries = attend(queries, nodes, mask)
     return queries.reshape(tile.shape)
 
@@ -162,5 +166,6 @@ def check_heads(network: base.Network) -> None:
   cross = network.mlp_widths[-1:] if isinstance(network, TenthTile) else ()
   for width in (network.width, *cross):
     if width % network.heads:
-      raise ValueError(f"model.heads is {network.heads}, expected a divisor of {width}, the width "
-                       "of its attention")
+      raise ValueError(
+        f"model.heads is {network.heads}, expected a divisor of {width}, the width of its attention"
+      )

@@ -88,8 +88,12 @@ def operand_shapes(graph: OpGraph) -> np.ndarray:
 
 
 _SIZES = np.r_[
-    sizes(NODE["shape"]), sizes(NODE["dimensions"]), sizes(NODE["window_size"]),
-    sizes(NODE["window_padding_low"]), sizes(NODE["window_padding_high"])]
+  sizes(NODE["shape"]),
+  sizes(NODE["dimensions"]),
+  sizes(NODE["window_size"]),
+  sizes(NODE["window_padding_low"]),
+  sizes(NODE["window_padding_high"]),
+]
 
 
 @BLOCKS.register("tile_modulo")
@@ -252,8 +256,10 @@ class Layer(nn.Module):
     local = SageConcat(self.features, self.messages, self.linear, name="sage")(positions, x)
     norm = nn.LayerNorm(epsilon=EPSILON, name="sage_norm")
     local = Block(self.features, self.linear, name="mixed")(local.map(activation(norm)))
-    key, query = (self.linear(self.keys, name=name)(positions, x).map(attention.positive)
-                  for name in ("key", "query"))
+    key, query = (
+      self.linear(self.keys, name=name)(positions, x).map(attention.positive)
+      for name in ("key", "query")
+    )
     products = [attention.graph_products(key, part) for part in (positions, x)]
     value = self.linear(self.features, use_bias=False, name="value")
     context = attention.TimesGraph(query, value(jnp.concatenate(products, axis=-1)))
@@ -273,7 +279,8 @@ class ThirdLayout(System):
 
   op_embed_dim: int = option(128, "width of the opcode vector", least=1)
   first_width: int = option(
-      512, "width of the layer that joins features, opcode and configuration", least=1)
+    512, "width of the layer that joins features, opcode and configuration", least=1
+  )
   position_width: int = option(64, "width of positions", least=1)
   widths: Sequence[int] = option((384, 256, 256, 256), "widths of the layers")
   keys: int = option(128, "width of queries and keys", least=1)
@@ -295,12 +302,14 @@ class ThirdLayout(System):
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
     static = slates.nodes(jnp.concatenate([opcode, feat[:, :-WALKS]], axis=-1))
     x = Block(self.first_width, self.linear, name="first")(
-        static, Layouts(slates, jnp.asarray(batch.rows) / 5))
+      static, Layouts(slates, jnp.asarray(batch.rows) / 5)
+    )
     walks = slates.nodes(feat[:, -WALKS:])
     positions = self.linear(self.position_width, name="positions")(walks).map(jnp.tanh)
     for number, width in enumerate(self.widths):
-      positions, x = Layer(
-          width, self.keys, self.messages, self.linear, name=f"layer_{number}")(positions, x)
+      positions, x = Layer(width, self.keys, self.messages, self.linear, name=f"layer_{number}")(
+        positions, x
+      )
     x = Block(self.position_width + x.width, self.linear, name="last_0")(positions, x)
     return pooling.total(Block(self.widths[-1], self.linear, name="last_1")(x))
 
@@ -324,10 +333,13 @@ class ThirdTile(System):
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
     static = slates.nodes(jnp.concatenate([opcode, jnp.asarray(graph.nodes["feat"])], axis=-1))
     x = Block(self.first_width, self.linear, name="first")(
-        static, Tiles(slates, jnp.asarray(batch.config_feat) / 5))
+      static, Tiles(slates, jnp.asarray(batch.config_feat) / 5)
+    )
     for number, width in enumerate(self.widths):
-      own, users = (self.linear(width, use_bias=bias, name=f"sage_{number}_{name}")
-                    for name, bias in (("own", True), ("users", False)))
+      own, users = (
+        self.linear(width, use_bias=bias, name=f"sage_{number}_{name}")
+        for name, bias in (("own", True), ("users", False))
+      )
       norm = nn.LayerNorm(epsilon=EPSILON, name=f"sage_{number}_norm")
       x = sage(x, own, {USERS: users}).map(lambda rows: norm(nn.silu(rows)))
     return pooling.total(x)

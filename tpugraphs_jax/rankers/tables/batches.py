@@ -85,9 +85,13 @@ class PreparedTables:
 
 
 def prepare(
-    graph: OpGraph, feat: np.ndarray, terms: terms_lib.Terms, *,
-    slots: int = batching.SLOTS, tiling: bool = True,
-    describe: Callable[..., np.ndarray] = feature_blocks.choice_features,
+  graph: OpGraph,
+  feat: np.ndarray,
+  terms: terms_lib.Terms,
+  *,
+  slots: int = batching.SLOTS,
+  tiling: bool = True,
+  describe: Callable[..., np.ndarray] = feature_blocks.choice_features,
 ) -> PreparedTables:
   """Arrays of a program for batches.
 
@@ -110,14 +114,18 @@ def prepare(
   choices = _choices(graph, terms, config_bytes / unit, describe, tiling)
   pairs = _group_pairs(graph, terms, unit)
   sizes = prepared.sizes | {
-      "rows": len(graph.configs.rows), "config_nodes": len(choices.node),
-      "groups": len(choices.row), "columns": len(pairs.groups), "pairs": len(pairs.ends),
-      "choices": terms.choices}
+    "rows": len(graph.configs.rows),
+    "config_nodes": len(choices.node),
+    "groups": len(choices.row),
+    "columns": len(pairs.groups),
+    "pairs": len(pairs.ends),
+    "choices": terms.choices,
+  }
   return PreparedTables(prepared, terms, choices, pairs, sizes)
 
 
 def _choices(
-    graph: OpGraph, terms, weight: np.ndarray, describe: Callable[..., np.ndarray], tiling: bool
+  graph: OpGraph, terms, weight: np.ndarray, describe: Callable[..., np.ndarray], tiling: bool
 ) -> Choices:
   row = terms.row_table
   node, choice = np.nonzero(row[graph.configs.node_group] >= 0)
@@ -125,9 +133,13 @@ def _choices(
   feat = np.zeros((len(graph.config_node), terms.choices, values.shape[1]), np.float32)
   if tiling:
     feat[node, choice] = values
-  return Choices(np.where(row < 0, ABSENT, row).astype(np.int32),
-                 graph.config_node.astype(np.int32), graph.configs.node_group.astype(np.int32),
-                 feat, weight.astype(np.float32))
+  return Choices(
+    np.where(row < 0, ABSENT, row).astype(np.int32),
+    graph.config_node.astype(np.int32),
+    graph.configs.node_group.astype(np.int32),
+    feat,
+    weight.astype(np.float32),
+  )
 
 
 def _group_pairs(graph: OpGraph, terms, unit: float) -> GroupPairs:
@@ -136,9 +148,13 @@ def _group_pairs(graph: OpGraph, terms, unit: float) -> GroupPairs:
   least = np.where(pairs.is_direct, pairs.nbytes[:, 0], pairs.nbytes.min(axis=1))
   ends = np.concatenate([graph.config_node[pairs.ends], pairs.via[:, None]], axis=1)
   return GroupPairs(
-      terms.columns, ends[order].astype(np.int32), pair_features(pairs, unit)[order],
-      (least / unit).astype(np.float32)[order], terms.pair_column[order],
-      terms.is_turned[order])
+    terms.columns,
+    ends[order].astype(np.int32),
+    pair_features(pairs, unit)[order],
+    (least / unit).astype(np.float32)[order],
+    terms.pair_column[order],
+    terms.is_turned[order],
+  )
 
 
 def pair_features(pairs: node_pairs.NodePairs, unit: float) -> np.ndarray:
@@ -153,13 +169,19 @@ def pair_features(pairs: node_pairs.NodePairs, unit: float) -> np.ndarray:
   """
   operand = np.minimum(pairs.operand, _OPERANDS - 1)[..., None] == np.arange(_OPERANDS)
   operand &= (pairs.operand != node_pairs.NO_OPERAND)[..., None]
-  return np.concatenate([
-      pairs.is_direct[:, None], pairs.hops / _HOP_SCALE, np.log1p(pairs.nbytes / unit),
-      operand.reshape(-1, 2 * _OPERANDS)], axis=1).astype(np.float32)
+  return np.concatenate(
+    [
+      pairs.is_direct[:, None],
+      pairs.hops / _HOP_SCALE,
+      np.log1p(pairs.nbytes / unit),
+      operand.reshape(-1, 2 * _OPERANDS),
+    ],
+    axis=1,
+  ).astype(np.float32)
 
 
 def assemble(
-    slates: Sequence[batching.Slate], budget: batching.Budget, *, graphs: int, configs: int
+  slates: Sequence[batching.Slate], budget: batching.Budget, *, graphs: int, configs: int
 ) -> TableBatch:
   """A padded batch of slates of `PreparedTables`.
 
@@ -176,8 +198,9 @@ def assemble(
   if any(v > budget[k] for k, v in batching.total_sizes(programs).items()):
     raise ValueError(f"programs {[p.name for p in programs]} exceed the budget {dict(budget)}")
   graph, tables, nodes = batching.assemble_graphs([p.graph for p in programs], budget, graphs)
-  first = {key: np.cumsum([0] + [p.sizes[key] for p in programs])
-           for key in ("rows", "groups", "columns")}
+  first = {
+    key: np.cumsum([0] + [p.sizes[key] for p in programs]) for key in ("rows", "groups", "columns")
+  }
   target, mask = batching.targets(slates, graphs, configs)
   code = np.zeros((budget["groups"], configs), np.min_scalar_type(choices - 1))
   for slate, group in zip(slates, first["groups"]):
@@ -185,33 +208,41 @@ def assemble(
     code[group : group + len(part), : part.shape[1]] = part
   slate_of = [np.full(p.sizes["groups"], i, np.int32) for i, p in enumerate(programs)]
   return TableBatch(
-      graph, tables, batching.padded([p.configs.rows.astype(np.float32) for p in programs],
-                                      budget["rows"], 0),
-      _assemble_choices([p.choices for p in programs], nodes, first, budget, choices),
-      _assemble_pairs([p.pairs for p in programs], nodes, first, budget),
-      batching.padded(slate_of, budget["groups"], ABSENT), code, target, mask)
+    graph,
+    tables,
+    batching.padded([p.configs.rows.astype(np.float32) for p in programs], budget["rows"], 0),
+    _assemble_choices([p.choices for p in programs], nodes, first, budget, choices),
+    _assemble_pairs([p.pairs for p in programs], nodes, first, budget),
+    batching.padded(slate_of, budget["groups"], ABSENT),
+    code,
+    target,
+    mask,
+  )
 
 
 def _assemble_choices(parts: Sequence[Choices], nodes, first, budget, choices: int) -> Choices:
   field = lambda name: [getattr(part, name) for part in parts]
   groups, config_nodes = budget["groups"], budget["config_nodes"]
   wide = lambda part, fill: np.pad(
-      part, [(0, 0), (0, choices - part.shape[1])] + [(0, 0)] * (part.ndim - 2),
-      constant_values=fill)
+    part, [(0, 0), (0, choices - part.shape[1])] + [(0, 0)] * (part.ndim - 2), constant_values=fill
+  )
   return Choices(
-      batching.shifted([wide(row, ABSENT) for row in field("row")], first["rows"], groups),
-      batching.shifted(field("node"), nodes, config_nodes),
-      batching.shifted(field("group"), first["groups"], config_nodes),
-      batching.padded([wide(feat, 0) for feat in field("feat")], config_nodes, 0),
-      batching.padded(field("weight"), config_nodes, 0))
+    batching.shifted([wide(row, ABSENT) for row in field("row")], first["rows"], groups),
+    batching.shifted(field("node"), nodes, config_nodes),
+    batching.shifted(field("group"), first["groups"], config_nodes),
+    batching.padded([wide(feat, 0) for feat in field("feat")], config_nodes, 0),
+    batching.padded(field("weight"), config_nodes, 0),
+  )
 
 
 def _assemble_pairs(parts: Sequence[GroupPairs], nodes, first, budget) -> GroupPairs:
   field = lambda name: [getattr(part, name) for part in parts]
   pairs = budget["pairs"]
   return GroupPairs(
-      batching.shifted(field("groups"), first["groups"], budget["columns"]),
-      batching.shifted(field("ends"), nodes, pairs),
-      batching.padded(field("feat"), pairs, 0), batching.padded(field("weight"), pairs, 0),
-      batching.shifted(field("column"), first["columns"], pairs),
-      batching.padded(field("is_turned"), pairs, 0))
+    batching.shifted(field("groups"), first["groups"], budget["columns"]),
+    batching.shifted(field("ends"), nodes, pairs),
+    batching.padded(field("feat"), pairs, 0),
+    batching.padded(field("weight"), pairs, 0),
+    batching.shifted(field("column"), first["columns"], pairs),
+    batching.padded(field("is_turned"), pairs, 0),
+  )

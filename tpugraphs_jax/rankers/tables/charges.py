@@ -54,7 +54,7 @@ class Charge(NamedTuple):
 
 
 def charges(
-    program: PreparedTables, costs: Costs, group_row: np.ndarray, other: np.ndarray | None = None
+  program: PreparedTables, costs: Costs, group_row: np.ndarray, other: np.ndarray | None = None
 ) -> list[Charge]:
   """The charges of a configuration; with `other` only charges that differ.
 
@@ -90,8 +90,9 @@ def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> li
   index = dict(zip(nodes, range(len(nodes))))
   for i, (first, second, via) in enumerate(program.pairs.ends.tolist()):
     a, b = index[first], index[second]
-    result.append(Charge(float(costs.pair[i, choice[a], choice[b]]), (first, second, via),
-                        (rows[a], rows[b])))
+    result.append(
+      Charge(float(costs.pair[i, choice[a], choice[b]]), (first, second, via), (rows[a], rows[b]))
+    )
   return result
 
 
@@ -124,8 +125,10 @@ def dot(rows: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: 
     if charge.is_pair:
       first, second, via = charge.nodes
       arrow = "" if via == second else ", dir=none, style=dashed"
-      lines.append(f"  n{first} -> n{second} [color={_quoted(_color(charge, largest))}, "
-                   f"label={_quoted(f'{charge.change:+.3f}')}{arrow}];")
+      lines.append(
+        f"  n{first} -> n{second} [color={_quoted(_color(charge, largest))}, "
+        f"label={_quoted(f'{charge.change:+.3f}')}{arrow}];"
+      )
   return "\n".join([*lines, "}"]) + "\n"
 
 

@@ -52,8 +52,10 @@ class TablesFamily(Family):
     is_segmented = self.settings.task == "segments"
     if self.settings.batch.config_chunk or is_segmented:
       field = "segments" if is_segmented else "batch.config_chunk"
-      raise ValueError(f"{field} does not apply to this model, which computes a program once for "
-                       "all configurations: train on whole graphs with batch.config_chunk=0")
+      raise ValueError(
+        f"{field} does not apply to this model, which computes a program once for "
+        "all configurations: train on whole graphs with batch.config_chunk=0"
+      )
 
   # Batches.
 
@@ -61,14 +63,22 @@ class TablesFamily(Family):
     """A program with the terms of its configurations; see `Family.prepare`."""
     reduced, data = self.reduce(graph), self.settings.data
     # Layouts do not meet at virtual nodes: pairs are found without them.
-    real = reduced if data.virtual_node == "none" else reduction.reduce_graph(
-        graph, dataclasses.replace(data, virtual_node="none"))
+    real = (
+      reduced
+      if data.virtual_node == "none"
+      else reduction.reduce_graph(graph, dataclasses.replace(data, virtual_node="none"))
+    )
     return batches.prepare(
-        reduced.graph, reduced.rows(feat), terms.terms_of(real.graph, hops=self.network.pair_hops),
-        slots=self.slots, tiling=self.network.tile_padding, describe=self.network.choice_features)
+      reduced.graph,
+      reduced.rows(feat),
+      terms.terms_of(real.graph, hops=self.network.pair_hops),
+      slots=self.slots,
+      tiling=self.network.tile_padding,
+      describe=self.network.choice_features,
+    )
 
   def assemble(
-      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+    self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
   ) -> TableBatch:
     """A padded batch; see `batches.assemble`."""
     return batches.assemble(slates, budget, graphs=graphs, configs=configs)
@@ -78,6 +88,7 @@ class TablesFamily(Family):
   @functools.cached_property
   def encoder(self) -> Encoder:
     """Computes the padded tables of a program."""
+
     def tables(params, batch):
       tables = self.network.apply({"params": params}, batch, method=self.encodes)
       return jax.tree.map(lambda table: table[None], tables)  # a batch has one program
@@ -86,35 +97,45 @@ class TablesFamily(Family):
 
   @functools.cached_property
   def _residual_encoder(self) -> Encoder:
-    return Encoder(network_step(self.network, method="residuals"), self.assemble, graphs=1,
-                   configs=_CHUNK)
+    return Encoder(
+      network_step(self.network, method="residuals"), self.assemble, graphs=1, configs=_CHUNK
+    )
 
   def scores(
-      self, params: optax.Params, graphs: Sequence[PreparedTables],
-      config_ids: Sequence[np.ndarray], *, progress: bool = False,
+    self,
+    params: optax.Params,
+    graphs: Sequence[PreparedTables],
+    config_ids: Sequence[np.ndarray],
+    *,
+    progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each program; see `Family.scores`."""
     totals = [
-        graph.terms.total(graph.configs.group_row[ids], costs)
-        for graph, ids, costs in zip(
-            graphs, config_ids, self.tables(params, graphs, progress=progress))]
+      graph.terms.total(graph.configs.group_row[ids], costs)
+      for graph, ids, costs in zip(
+        graphs, config_ids, self.tables(params, graphs, progress=progress)
+      )
+    ]
     if self.network.has_residual:
       rest = self.residuals(params, graphs, config_ids)
       totals = [total + more for total, more in zip(totals, rest)]
     return [total.astype(np.float32) for total in totals]
 
   def tables(
-      self, params: optax.Params, graphs: Sequence[PreparedTables], *, progress: bool = False
+    self, params: optax.Params, graphs: Sequence[PreparedTables], *, progress: bool = False
   ) -> list[Costs]:
     """The costs of groups and columns of each program, summed over heads."""
     nothing = [np.zeros(0, np.int64)] * len(graphs)
     outputs = self.encoder.run(params, graphs, nothing, progress=progress)
-    return [_cut(graph.sizes, "groups", "columns",
-                 *jax.tree.map(lambda table: table.sum(axis=-1), output))
-            for graph, output in zip(graphs, outputs)]
+    return [
+      _cut(
+        graph.sizes, "groups", "columns", *jax.tree.map(lambda table: table.sum(axis=-1), output)
+      )
+      for graph, output in zip(graphs, outputs)
+    ]
 
   def residuals(
-      self, params: optax.Params, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray]
+    self, params: optax.Params, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
     """Residuals `[n]` float32 of the configurations `[n]` of each program."""
     return self._residual_encoder.run(params, graphs, config_ids)
@@ -122,8 +143,7 @@ class TablesFamily(Family):
   # Explanations and proposals.
 
   def charges(
-      self, params: optax.Params, program: PreparedTables, config: int, *,
-      against: int | None = None
+    self, params: optax.Params, program: PreparedTables, config: int, *, against: int | None = None
   ) -> list[Charge]:
     """The costs that add up to the score of a configuration, largest first.
 
@@ -135,16 +155,23 @@ class TablesFamily(Family):
         returned.
     """
     numbers = [config] if against is None else [config, against]
-    rows = charges.charges(program, self._node_costs(params, program),
-                           *program.configs.group_row[numbers])
+    rows = charges.charges(
+      program, self._node_costs(params, program), *program.configs.group_row[numbers]
+    )
     if self.network.has_residual:
       (rest,) = self.residuals(params, [program], [np.array(numbers)])
       rows.append(Charge(float(rest[0]), (), (), *map(float, rest[1:])))
     return sorted(rows, key=lambda charge: -charge.change)
 
   def cheapest(
-      self, params: optax.Params, program: PreparedTables, n: int, *, near: int | None = None,
-      score: Callable[[np.ndarray], np.ndarray], **options: Any,
+    self,
+    params: optax.Params,
+    program: PreparedTables,
+    n: int,
+    *,
+    near: int | None = None,
+    score: Callable[[np.ndarray], np.ndarray],
+    **options: Any,
   ) -> tuple[np.ndarray, np.ndarray, float, bool]:
     """The configurations with the lowest predicted cost over all choices of all groups.
 
@@ -187,13 +214,14 @@ class TablesFamily(Family):
     (budget,) = plan.choose_budgets([program.sizes])
     slate = Slate(program, np.zeros(0, np.int64), np.zeros(0, np.float32))
     batch = self.assemble([slate], budget, graphs=1, configs=1)
-    tables = jax.jit(lambda params, batch: self.network.apply(
-        {"params": params}, batch, method="node_tables"))(params, batch)
+    tables = jax.jit(
+      lambda params, batch: self.network.apply({"params": params}, batch, method="node_tables")
+    )(params, batch)
     return _cut(program.sizes, "config_nodes", "pairs", *jax.tree.map(np.asarray, tables))
 
 
 def _cut(
-    sizes: Mapping[str, int], rows: str, columns: str, unary: np.ndarray, pair: np.ndarray | None
+  sizes: Mapping[str, int], rows: str, columns: str, unary: np.ndarray, pair: np.ndarray | None
 ) -> Costs:
   """Tables without padding; `rows` and `columns` are entries of a program's sizes."""
   choices = sizes["choices"]

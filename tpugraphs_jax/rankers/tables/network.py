@@ -116,8 +116,9 @@ def row_features(rows: Array) -> jax.Array:
 
 def add_up(x: Array, index: Array, rows: int) -> jax.Array:
   """Sums rows of `x [n, ...]` with equal indices into `[rows, ...]` float32."""
-  return jnp.zeros((rows,) + x.shape[1:], jnp.float32).at[index].add(
-      x.astype(jnp.float32), mode="drop")
+  return (
+    jnp.zeros((rows,) + x.shape[1:], jnp.float32).at[index].add(x.astype(jnp.float32), mode="drop")
+  )
 
 
 def by_bytes(cost: jax.Array, weight: Array) -> jax.Array:
@@ -134,23 +135,30 @@ class ScoreTables(base.Network):
   hidden_dim: int = option(32, "width of node, choice and pair states", least=1)
   num_gnns: int = option(4, "rounds of message passing", least=1)
   pairs: str = option(
-      "low_rank",
-      "costs of pairs of choices: none, or sums of `rank` products of a factor per choice and a "
-      "weight per pair", one_of=PAIRS)
+    "low_rank",
+    "costs of pairs of choices: none, or sums of `rank` products of a factor per choice and a "
+    "weight per pair",
+    one_of=PAIRS,
+  )
   residual: str = option("none", "network beyond the tables", one_of=RESIDUALS)
   by_bytes: bool = option(
-      True, "costs have a part that is proportional to the bytes of the tensors")
+    True, "costs have a part that is proportional to the bytes of the tensors"
+  )
   rank: int = option(8, "number of factors per direction", least=1)
   heads: int = option(1, "number of tables on the same states; their costs are added", least=1)
   dropout: float = option(0.0, "dropout rate on node, choice and pair states", least=0, below=1)
   dtype: str = option(
-      "float32", "dtype of the computation; sums over neighbours and costs are float32",
-      one_of=DTYPES)
+    "float32", "dtype of the computation; sums over neighbours and costs are float32", one_of=DTYPES
+  )
   pair_hops: int = option(
-      6, "most edges between two nodes whose layouts have a joint cost", least=1,
-      most=node_pairs.MAX_HOPS)
+    6,
+    "most edges between two nodes whose layouts have a joint cost",
+    least=1,
+    most=node_pairs.MAX_HOPS,
+  )
   tile_padding: bool = option(
-      True, "features of nodes and choices: padding to the 8 x 128 tiles of a TPU")
+    True, "features of nodes and choices: padding to the 8 x 128 tiles of a TPU"
+  )
   precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   # A cost depends on the mean node state of the program and on the bytes of all groups.
@@ -159,8 +167,7 @@ class ScoreTables(base.Network):
   choice_features = staticmethod(feature_blocks.choice_features)
 
   def setup(self):
-    options: dict[str, Any] = dict(
-        features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype)
+    options: dict[str, Any] = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype)
     self.encoder = GraphEncoder(op_embed_dim=self.op_embed_dim, rounds=self.num_gnns, **options)
     self.row_state = Dense(self.hidden_dim, dtype=self.dtype)
     self.unary_costs = _UnaryCosts(heads=self.heads, **options)
@@ -270,9 +277,13 @@ class _UnaryCosts(TablePart):
     mean = pooling.graph_sum(x, graph_of, len(batch.target))
     mean /= jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None]
     node = self.dense("node")(take_rows(x, choices.node)) + take_rows(
-        self.dense("mean", use_bias=False)(mean.astype(x.dtype)), take_rows(graph_of, choices.node))
-    state = (node[:, None] + self.dense("feat", use_bias=False)(choices.feat)
-             + take_rows(self.dense("row", use_bias=False)(row), choices.group))
+      self.dense("mean", use_bias=False)(mean.astype(x.dtype)), take_rows(graph_of, choices.node)
+    )
+    state = (
+      node[:, None]
+      + self.dense("feat", use_bias=False)(choices.feat)
+      + take_rows(self.dense("row", use_bias=False)(row), choices.group)
+    )
     slate_of = group_slates(batch, choices.group)
     state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), slate_of, batch, train)))
     return by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
@@ -353,7 +364,8 @@ class _ColumnWeights(TablePart):
     """Weights `[Q, H]` float32; 0 for pairs of a group with itself."""
     pairs = batch.pairs
     ends = [
-        take_rows(self.dense(f"end_{i}", use_bias=False)(x), pairs.ends[:, i]) for i in range(3)]
+      take_rows(self.dense(f"end_{i}", use_bias=False)(x), pairs.ends[:, i]) for i in range(3)
+    ]
     state = self.dense("feat")(pairs.feat) + sum(ends)
     state = self.drop(nn.gelu(state), _slate_of_pairs(batch), batch, train)
     weight = by_bytes(self.dense("weight", 2 * self.features)(state), pairs.weight[:, None])
@@ -435,4 +447,5 @@ class GroupSAGE(TablePart):
     cost = self.dense("cost", 2)(state)
     nbytes = add_up(batch.choices.weight, batch.choices.group, len(state))
     return pooling.graph_sum(
-        by_bytes(cost, nbytes[:, None, None]), batch.group_graph, len(batch.target))
+      by_bytes(cost, nbytes[:, None, None]), batch.group_graph, len(batch.target)
+    )

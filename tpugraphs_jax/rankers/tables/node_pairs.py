@@ -95,13 +95,21 @@ def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) 
   while (pairs := _pairs_within(graph, rows, limit, max_pairs)) is None:
     limit -= 1
   if limit < hops:
-    logging.warning("%s has more than %d pairs of configurable nodes within %d hops: the %d pairs "
-                    "within %d hops are used", graph.name, max_pairs, hops, len(pairs), limit)
+    logging.warning(
+      "%s has more than %d pairs of configurable nodes within %d hops: the %d pairs "
+      "within %d hops are used",
+      graph.name,
+      max_pairs,
+      hops,
+      len(pairs),
+      limit,
+    )
   return pairs
 
 
 def find_paths(
-    graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int) -> tuple[Paths, int]:
+  graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int
+) -> tuple[Paths, int]:
   """Nodes that configurable nodes reach along users, through nodes that are not configurable.
 
   Args:
@@ -131,8 +139,7 @@ def find_paths(
       return _concat(levels), hop - 1
     old = np.concatenate([old, key[new]])
     source, node, least = source[row], users.node[edge], least[row]
-    levels.append(Paths(
-        source, node, np.full(len(row), hop, np.uint8), users.operand[edge], least))
+    levels.append(Paths(source, node, np.full(len(row), hop, np.uint8), users.operand[edge], least))
     is_open = ~is_config[node]  # paths end at configurable nodes
     source, node, least = source[is_open], node[is_open], np.minimum(least, nbytes[node])[is_open]
   return _concat(levels), hops
@@ -186,9 +193,13 @@ def _pairs_within(graph: OpGraph, rows: Paths, limit: int, max_pairs: int) -> No
   first, second = (_concat([one, places.at(row)]) for one, row in zip((direct, ends), meetings))
   stack = lambda a, b, dtype: np.stack([a, b], axis=1).astype(dtype)
   return NodePairs(
-      stack(first.source, second.source, np.int32), first.node.astype(np.int32),
-      stack(first.hops, second.hops, np.uint8), stack(first.operand, second.operand, np.uint8),
-      stack(first.nbytes, second.nbytes, np.float32), limit)
+    stack(first.source, second.source, np.int32),
+    first.node.astype(np.int32),
+    stack(first.hops, second.hops, np.uint8),
+    stack(first.operand, second.operand, np.uint8),
+    stack(first.nbytes, second.nbytes, np.float32),
+    limit,
+  )
 
 
 def _meeting_places(graph: OpGraph, rows: Paths) -> Paths:

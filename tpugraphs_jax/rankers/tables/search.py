@@ -67,8 +67,14 @@ class _Bucket(NamedTuple):
 
 
 def propose(
-    unary: Sequence[np.ndarray], pairs: Pairs, n: int, *, table_limit: int = TABLE_LIMIT,
-    beam: int = BEAM, restarts: int = RESTARTS, seed: int = 0,
+  unary: Sequence[np.ndarray],
+  pairs: Pairs,
+  n: int,
+  *,
+  table_limit: int = TABLE_LIMIT,
+  beam: int = BEAM,
+  restarts: int = RESTARTS,
+  seed: int = 0,
 ) -> Assignments:
   """The n cheapest assignments of a choice to every group; fewer if there are fewer.
 
@@ -99,7 +105,7 @@ def propose(
 
 
 def propose_near(
-    unary: Sequence[np.ndarray], pairs: Pairs, start: np.ndarray, n: int, **options: Any
+  unary: Sequence[np.ndarray], pairs: Pairs, start: np.ndarray, n: int, **options: Any
 ) -> Assignments:
   """Up to n choices between a trusted choice and the cheapest.
 
@@ -126,8 +132,9 @@ def propose_near(
   gain = _largest_gain(unary, pairs, start)
   choices: list[np.ndarray] = []
   for penalty in gain * _FIRST_PENALTY * 2.0 ** -np.arange(n - 1) if gain > 0 else ():
-    with_penalty = [costs + penalty * (np.arange(len(costs)) != choice)
-                   for costs, choice in zip(unary, start)]
+    with_penalty = [
+      costs + penalty * (np.arange(len(costs)) != choice) for costs, choice in zip(unary, start)
+    ]
     choices += list(propose(with_penalty, pairs, 1, **options).choice)
   choice = np.stack([*choices, *cheapest.choice])
   _, first = np.unique(choice, axis=0, return_index=True)
@@ -149,7 +156,7 @@ def _largest_gain(unary, pairs, start: np.ndarray) -> float:
 
 
 def of_tables(
-    counts: np.ndarray, columns: np.ndarray, unary_cost: np.ndarray, pair_cost: np.ndarray
+  counts: np.ndarray, columns: np.ndarray, unary_cost: np.ndarray, pair_cost: np.ndarray
 ) -> tuple[list[np.ndarray], dict[tuple[int, int], np.ndarray]]:
   """Arguments of `propose` from padded tables.
 
@@ -287,8 +294,9 @@ def _descend(unary, neighbours, choice: np.ndarray) -> np.ndarray:
   while changed:
     changed = False
     for g, costs in enumerate(unary):
-      value = costs[None] + sum((table[choice[:, h]] for h, table in neighbours[g]),
-                                np.zeros((len(choice), len(costs))))
+      value = costs[None] + sum(
+        (table[choice[:, h]] for h, table in neighbours[g]), np.zeros((len(choice), len(costs)))
+      )
       best = value.argmin(axis=1)
       # A change must save something: equal costs would alternate forever.
       old, new = np.take_along_axis(value, np.stack([choice[:, g], best], axis=1), axis=1).T

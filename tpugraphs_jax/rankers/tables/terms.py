@@ -116,8 +116,9 @@ class Terms:
     """Slices of configurations, each with its choices `[B, c]` int32."""
     groups = len(self.row_start) - 1
     choice_of = np.full((groups, int(self.row.max(initial=-1)) + 2), -1, np.int32)
-    choice_of[np.repeat(np.arange(groups), self.counts), self.row] = (
-        np.arange(len(self.row)) - np.repeat(self.row_start[:-1], self.counts))
+    choice_of[np.repeat(np.arange(groups), self.counts), self.row] = np.arange(
+      len(self.row)
+    ) - np.repeat(self.row_start[:-1], self.counts)
     for start in range(0, len(group_row), _BLOCK_CONFIGS):
       block = slice(start, start + _BLOCK_CONFIGS)
       row = np.ascontiguousarray(group_row[block].T).astype(np.intp)
@@ -125,13 +126,14 @@ class Terms:
       if (code < 0).any():
         group, config = np.argwhere(code < 0)[0]
         raise ValueError(
-            f"configuration {start + config} gives group {group} the row {row[group, config]}, "
-            "which is none of its choices; compute the terms from all configurations to score")
+          f"configuration {start + config} gives group {group} the row {row[group, config]}, "
+          "which is none of its choices; compute the terms from all configurations to score"
+        )
       yield block, code
 
 
 def terms_of(
-    graph: OpGraph[LayoutConfigs], *, hops: int = node_pairs.HOPS, max_choices: int = MAX_CHOICES
+  graph: OpGraph[LayoutConfigs], *, hops: int = node_pairs.HOPS, max_choices: int = MAX_CHOICES
 ) -> Terms:
   """The choices that occur in the configurations of a graph, and their pairs.
 
@@ -153,12 +155,23 @@ def terms_of(
   ends = configs.node_group[pairs.ends].reshape(-1, 2)
   few = (counts[ends] <= max_choices).all(axis=1)
   if not few.all():
-    logging.warning("%s has groups with up to %d choices: %d of %d pairs of nodes are left out, "
-                    "because a group has more than %d choices", graph.name, counts.max(),
-                    (~few).sum(), len(few), max_choices)
+    logging.warning(
+      "%s has groups with up to %d choices: %d of %d pairs of nodes are left out, "
+      "because a group has more than %d choices",
+      graph.name,
+      counts.max(),
+      (~few).sum(),
+      len(few),
+      max_choices,
+    )
   columns, column = np.unique(np.sort(ends[few], axis=1), axis=0, return_inverse=True)
   pair_column = np.full(len(ends), -1, np.int32)
   pair_column[few] = column.ravel()
   return Terms(
-      pairs, pair_column, ends[:, 0] > ends[:, 1], columns.astype(np.int32),
-      np.nonzero(occurs)[1].astype(np.int32), np.concatenate([[0], np.cumsum(counts)]))
+    pairs,
+    pair_column,
+    ends[:, 0] > ends[:, 1],
+    columns.astype(np.int32),
+    np.nonzero(occurs)[1].astype(np.int32),
+    np.concatenate([[0], np.cumsum(counts)]),
+  )

@@ -29,7 +29,15 @@ from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tables.network import add_up, group_slates, table_sums
 
 USER_OPCODES = (
-    "convolution", "dot", "reshape", "transpose", "reduce", "concatenate", "tuple", "add")
+  "convolution",
+  "dot",
+  "reshape",
+  "transpose",
+  "reduce",
+  "concatenate",
+  "tuple",
+  "add",
+)
 _LARGEST = 6.0  # largest absolute logarithm of a factor
 
 
@@ -60,21 +68,42 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   more = lambda other: np.log1p(100 * np.maximum(traffic(padding) - traffic(other), 0))
   convolution, dot = (graph.node_opcode[at] == opcode for opcode in feature_blocks.CONTRACTIONS)
   batch, feature = (
-      feat[at, NODE[f"output_{name}_dimension"].start] for name in ("batch", "feature"))
+    feat[at, NODE[f"output_{name}_dimension"].start] for name in ("batch", "feature")
+  )
   is_weight = convolution & (batch > 0)
   gain, users = padding - reverse, _users(graph)
   columns = [
-      traffic(padding) * ~changes_nothing(graph, node, row), padding, gain, np.maximum(gain, 0),
-      np.abs(gain) < 0.01, padding - least[at],
-      least[at], feature_blocks.padding(size(minor), feature_blocks.LANES),
-      np.log(traffic(least[at]) + 1e-4), np.log1p(nbytes[at] * np.exp(padding)) / 10,
-      np.log1p(100 * traffic(padding)), more(least[at]), more(reverse),
-      convolution & ~is_weight, is_weight, dot, ~(convolution | dot),
-      gain * convolution, gain * dot, convolution & (minor == feature),
-      convolution & (minor == batch), minor == rank - 1, minor == 0, second == minor - 1,
-      np.abs(minor - second) != 1, rank > 2, size(minor) < feature_blocks.SUBLANES,
-      size(second) >= feature_blocks.LANES, dims[at, 0] < feature_blocks.SUBLANES,
-      nbytes[at] == 2 * np.abs(feat[at, NODE["shape"].stop - 1])]  # elements of two bytes
+    traffic(padding) * ~changes_nothing(graph, node, row),
+    padding,
+    gain,
+    np.maximum(gain, 0),
+    np.abs(gain) < 0.01,
+    padding - least[at],
+    least[at],
+    feature_blocks.padding(size(minor), feature_blocks.LANES),
+    np.log(traffic(least[at]) + 1e-4),
+    np.log1p(nbytes[at] * np.exp(padding)) / 10,
+    np.log1p(100 * traffic(padding)),
+    more(least[at]),
+    more(reverse),
+    convolution & ~is_weight,
+    is_weight,
+    dot,
+    ~(convolution | dot),
+    gain * convolution,
+    gain * dot,
+    convolution & (minor == feature),
+    convolution & (minor == batch),
+    minor == rank - 1,
+    minor == 0,
+    second == minor - 1,
+    np.abs(minor - second) != 1,
+    rank > 2,
+    size(minor) < feature_blocks.SUBLANES,
+    size(second) >= feature_blocks.LANES,
+    dims[at, 0] < feature_blocks.SUBLANES,
+    nbytes[at] == 2 * np.abs(feat[at, NODE["shape"].stop - 1]),
+  ]  # elements of two bytes
   values = np.concatenate([np.stack(columns, axis=1), users[at]], axis=1)
   return np.where(is_open[:, None], 0, values).astype(np.float32)
 
@@ -93,7 +122,8 @@ def changes_nothing(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
   consumer, producer = graph.edge_index[_keeps_shape(graph)].T
   return is_default_layout(graph, node, row) & ~np.isin(
-      at, producer[(layout[consumer] != layout[producer]).any(axis=1)])
+    at, producer[(layout[consumer] != layout[producer]).any(axis=1)]
+  )
 
 
 def is_default_layout(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -117,7 +147,8 @@ def _keeps_shape(graph: OpGraph) -> np.ndarray:
 def _padding(minor: np.ndarray, second: np.ndarray) -> np.ndarray:
   """Logarithm of padded over real elements, from the sizes of the two minor dimensions."""
   return feature_blocks.padding(minor, feature_blocks.LANES) + feature_blocks.padding(
-      second, feature_blocks.SUBLANES)
+    second, feature_blocks.SUBLANES
+  )
 
 
 def _least_padding(dims: np.ndarray) -> np.ndarray:
