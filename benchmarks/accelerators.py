@@ -37,9 +37,9 @@ import timing
 
 from tpugraphs_jax.configs import base
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.hlo import tpu, tpu_kernels
 from tpugraphs_jax.infra import files, parallel
 from tpugraphs_jax.run import configs
+from tpugraphs_jax.tuning import tpu, tpu_kernels
 
 # Config and changed fields, by the name of a case.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

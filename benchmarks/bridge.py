@@ -32,10 +32,10 @@ import pages
 from scipy import stats
 import timing
 
-from tpugraphs_jax.collect import choosing, labels, programs
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
+from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.tuning import choosing, labels, programs, tpu, tpu_kernels
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
 SPLITS = {"alexnet": "train", "unet3d": "valid"}  # of the released files

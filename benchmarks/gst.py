@@ -25,9 +25,9 @@ import timing
 import workloads
 
 from tpugraphs_jax.infra import machine, parallel
-from tpugraphs_jax.run import configs, training
-from tpugraphs_jax.run.job import Job
-from tpugraphs_jax.train import log
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.train import log, training
+from tpugraphs_jax.train.job import Job
 
 _VARIANTS = ("full", "gst", "gst_ed")
 _NODES = (5_000, 20_000, 43_615)

@@ -23,10 +23,8 @@ import pages
 import timing
 
 from tpugraphs_jax.infra import machine
-from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.run import training
-from tpugraphs_jax.serve import judge
-from tpugraphs_jax.train import log
+from tpugraphs_jax.train import evaluation, log, training
+from tpugraphs_jax.train import job as job_lib
 
 VARIANTS = ("full", "gst", "gst_e", "gst_ed", "gst_efd", "one")
 _SEGMENT_NODES, _FRESH, _CONFIGS = 256, 2, 200
@@ -93,7 +91,9 @@ def measure(config, workdir: Path) -> dict[str, float]:
   )
   valid, ids = training.validation_sample(config, valid)(0)
   scores = ranker.scorer(result.state.eval_params, valid, ids)
-  _, means = judge.judge(judge.with_labels(valid, ids, scores), ranker.collection.slowdown_ks)
+  _, means = evaluation.evaluate(
+    evaluation.with_labels(valid, ids, scores), ranker.collection.slowdown_ks
+  )
   return {
     "kendaltau": means["kendaltau"],
     "opa": means["opa"],

@@ -24,8 +24,9 @@ import workloads
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.data import npz, store
 from tpugraphs_jax.infra import machine
-from tpugraphs_jax.run import configs, training
-from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train import training
 
 _COLLECTION = "layout:nlp:random"
 _CONFIG_CAP = 100_040

@@ -21,7 +21,7 @@ import pages
 import race_run
 import systems
 
-from tpugraphs_jax import collections
+from tpugraphs_jax import datasets
 
 _NAMES = {
   "kendaltau": "Kendall tau",
@@ -103,7 +103,7 @@ def page(args: argparse.Namespace, collection: str) -> str:
       failed=failed,
       rows=[{"name": name, "cells": _cells(row, columns)} for name, row in ranked],
       budget=f"{args.steps} steps" if args.steps else f"{args.minutes:g} CPU minutes",
-      labels=collections.label_kind(str(args.data_root), collections.Collection(collection)),
+      labels=datasets.label_kind(str(args.data_root), datasets.Collection(collection)),
       command=repeat(collection, ranked[0][0], first, str(args.data_root)),
       machine=f"{machine['date']}, {machine['processor']}, {machine['device']}, "
       f"jax {machine['jax']}",
@@ -139,7 +139,7 @@ def main() -> None:
   parser.add_argument("--core", type=int, default=systems.CORE, help="core to run on")
   args = parser.parse_args()
   try:
-    name = collections.Collection(args.collection).name
+    name = datasets.Collection(args.collection).name
     (args.workdir / "runs").mkdir(parents=True, exist_ok=True)
     for system in args.systems or systems.racing(name):
       for seed in args.seeds:

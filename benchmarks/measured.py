@@ -33,9 +33,9 @@ import pages
 import timing
 
 from tpugraphs_jax import metrics
-from tpugraphs_jax.collect import choosing, programs
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.serve.ranker import load, Ranker
+from tpugraphs_jax.rankers.ranker import load, Ranker
+from tpugraphs_jax.tuning import choosing, programs
 
 ROOT = Path(__file__).parents[1]
 # The files of the split `test` were released without run times.

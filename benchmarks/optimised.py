@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from gpus import Gpu
 
-from tpugraphs_jax.hlo import proto, tpu_kernels
+from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.tuning import tpu_kernels
 
 # Instructions that start no kernel.
 _FREE = {

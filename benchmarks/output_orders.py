@@ -25,8 +25,9 @@ from scipy import stats
 import timing
 
 from tpugraphs_jax.data import factoring, npz
-from tpugraphs_jax.run import configs, training
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.train import training
 
 RANKERS = {"ResModel": "official", "GraphSAGE": "full", "score tables": "recommended"}
 _FEATURES = ("released", "outputs")

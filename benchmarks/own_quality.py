@@ -37,12 +37,12 @@ import pages
 import timing
 
 from tpugraphs_jax import columns, metrics
-from tpugraphs_jax.collect import strategies
 from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.rankers import orders
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.tables import traffic
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.train import job as job_lib
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = {
@@ -106,7 +106,7 @@ def figures(graph: Any, scores: np.ndarray) -> dict[str, Any]:
   """Figures of one program from scores `[C]`; `found8` is NaN if no choice is 2 % better."""
   label = graph.configs.runtime_ns[:]
   changed = graph.configs.group_row[:] != graph.configs.group_row[0]
-  tried = label[strategies.spread(np.argsort(scores, kind="stable"), scores, changed)]
+  tried = label[orders.spread(np.argsort(scores, kind="stable"), scores, changed)]
   return {
     "graph": graph.name,
     "kendaltau": metrics.kendall_tau(scores, label),

@@ -23,8 +23,8 @@ import timing
 
 from tpugraphs_jax import metrics, synthetic
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.serve import judge
+from tpugraphs_jax.train import evaluation
+from tpugraphs_jax.train import job as job_lib
 
 
 class Case(NamedTuple):
@@ -97,8 +97,8 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
     truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns[ids]
     # Scores are ranks: runtimes that differ can be equal as float32.
     scores = np.unique(truth, return_inverse=True)[1].astype(np.float32)
-    judged = judge.with_labels([job.ranker.prepare(graph)], [ids], [scores])
-    ceiling += judge.judge(judged, ks)[0]
+    judged = evaluation.with_labels([job.ranker.prepare(graph)], [ids], [scores])
+    ceiling += evaluation.evaluate(judged, ks)[0]
     pairs.append(metrics.ordered_pairs(scores, graph.configs.label[ids]))
     random.append(_random_row(graph.configs.label[ids], ks))
   means = {

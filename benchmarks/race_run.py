@@ -14,10 +14,8 @@ import numpy as np
 import timing
 
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.run import training
-from tpugraphs_jax.serve import judge
-from tpugraphs_jax.train import log, loop
+from tpugraphs_jax.train import evaluation, log, loop, training
+from tpugraphs_jax.train import job as job_lib
 
 # The time of a step is estimated from steps of so many CPU seconds: an estimate from 30 small steps
 # was up to 1.6 times too long.
@@ -63,8 +61,8 @@ def judged(job: job_lib.Job, graphs: Sequence[Any], scorer: Any, params: Any) ->
   started = time.process_time()
   scores = scorer(params, graphs, ids)
   seconds = time.process_time() - started
-  rows = judge.with_labels(graphs, ids, scores)
-  return judge.judge(rows, job.ranker.collection.slowdown_ks)[1] | {"rank_cpu_s": seconds}
+  rows = evaluation.with_labels(graphs, ids, scores)
+  return evaluation.evaluate(rows, job.ranker.collection.slowdown_ks)[1] | {"rank_cpu_s": seconds}
 
 
 def epochs_of(steps: int, graphs: int) -> tuple[int, int]:

@@ -23,13 +23,13 @@ import numpy as np
 from scipy import optimize
 import ship
 
-from tpugraphs_jax.collect import prior as prior_lib
-from tpugraphs_jax.collect import strategies
-from tpugraphs_jax.collect.prior import Prior
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.serve import model_file
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.tuning import prior as prior_lib
+from tpugraphs_jax.tuning import strategies
+from tpugraphs_jax.tuning.prior import Prior
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "data" / "own" / "npz" / "layout" / "own"

@@ -21,8 +21,8 @@ import numpy as np
 import own_quality
 
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.serve import model_file
-from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers.ranker import Ranker
 
 _MOST_BYTES = 1 << 20
 _SPLITS = ("train", "valid", "test")

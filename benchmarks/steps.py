@@ -17,11 +17,11 @@ from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.rankers.segments import batches as segments
-from tpugraphs_jax.run import training
-from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train import training
 
 STEPS = ("train", "score")
 _KERNEL_NODES = 40

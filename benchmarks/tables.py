@@ -36,9 +36,9 @@ from tpugraphs_jax.infra import machine
 from tpugraphs_jax.rankers.tables import batches as table_batching
 from tpugraphs_jax.rankers.tables import node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
-from tpugraphs_jax.run import configs, training
-from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.train import log
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train import log, training
 
 _LARGEST = 43_615  # nodes of the largest released graph
 # Nodes and configurations of the training programs of layout:xla:default, as published.

@@ -37,8 +37,8 @@ import timing
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.tables import search
-from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.synthetic import layouts
 
 COLLECTIONS = tuple(

@@ -22,9 +22,9 @@ import tqdm
 
 from tpugraphs_jax import graph, synthetic
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.run import configs, training
-from tpugraphs_jax.run.job import Job
-from tpugraphs_jax.train import log
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.train import log, training
+from tpugraphs_jax.train.job import Job
 
 _STEPS_IN_FLIGHT = 2  # as in the training loop
 TRAIN_KERNELS, SCORED_KERNELS = 5_709, 676 + 844

@@ -25,8 +25,9 @@ import timing
 import workloads
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
+from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.nn import aggregation
+from tpugraphs_jax.tuning import tpu, tpu_kernels
 
 NODES, FEATURES = 6000, 1024
 _BLOCKS = (128, 256)

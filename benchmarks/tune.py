@@ -4,7 +4,7 @@
 
 Simulates the search on labelled choices of `data/own`: a way of search may label a choice that
 has a label there, and is told it. The labels are estimates of the TPU v3 compiler and no
-measurements. The ways of search are those of `tpugraphs_jax.collect.strategies`. There are three
+measurements. The ways of search are those of `tpugraphs_jax.tuning.strategies`. There are three
 sets of programs: the test families of the collections `outputs` and `blocks`, all their families,
 and the three programs of `kept_out`, by which nothing was chosen.
 
@@ -43,12 +43,12 @@ import search_prior
 import ship
 import timing
 
-from tpugraphs_jax.collect import strategies, tuning
-from tpugraphs_jax.collect.prior import Prior
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.serve import ranker as ranker_lib
-from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.tuning import strategies, tune
+from tpugraphs_jax.tuning.prior import Prior
 
 # Collections and splits.
 SETS = {
@@ -103,7 +103,7 @@ def learn(
     programs: files of programs, with their families.
     workdir: folder of the models that are trained.
   """
-  ranker, shipped = ranker_lib.load(_MODEL), tuning.prior_of("tpu:v3")
+  ranker, shipped = ranker_lib.load(_MODEL), tune.prior_of("tpu:v3")
   families = np.random.default_rng(0).permutation(shipped.about["families"])
   part_of = {family: place % _PARTS for place, family in enumerate(families)}
   rankers = [

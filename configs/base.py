@@ -104,7 +104,7 @@ def in_segments(config: ConfigDict, *, finetune_epochs: int = 0, **fields: Any) 
     finetune_epochs: epochs of the head alone, after the other epochs.
     **fields: fields of the section `segments`.
   """
-  from tpugraphs_jax.run import schema
+  from tpugraphs_jax.train import schema
 
   config.task = "segments"
   config.segments = schema.defaults("segments").segments
@@ -123,7 +123,7 @@ def model(kind: str, name: str, **options: Any) -> ConfigDict:
     name: registered name of the network.
     **options: values of options; the others have their defaults.
   """
-  from tpugraphs_jax.run import schema
+  from tpugraphs_jax.train import schema
 
   return schema.model(kind, name, **options)
 
@@ -239,7 +239,7 @@ def variants(collections: Mapping[str, str], rankers: Mapping[str, Recipe]) -> d
 
 
 def _defaults(task: str, collection: str) -> ConfigDict:
-  from tpugraphs_jax.run import schema
+  from tpugraphs_jax.train import schema
 
   config = schema.defaults(task)
   source, _, search = collection.partition("-")

@@ -49,9 +49,9 @@ _NOT_TO_BE_HAD = (
   "Read timed out",
 )
 _TESTS_OF_TPU = (
-  "tests/hlo/test_tpu.py",
-  "tests/collect/test_tuning.py",
-  "tests/collect/test_own_data.py",
+  "tests/tuning/test_tpu.py",
+  "tests/tuning/test_tune.py",
+  "tests/tuning/test_own_data.py",
   "tests/nn/test_aggregation.py",
   "tests/docs/test_tune_page.py",
 )

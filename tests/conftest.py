@@ -20,14 +20,14 @@ LANES = {
   "hosts": (
     "infra/test_parallel.py",
     "infra/test_buckets.py",
-    "infra/test_jobs.py",
-    "collect/test_command.py",
+    "infra/test_tasks.py",
+    "tuning/test_collect.py",
   ),
   "systems": (
-    "run/test_official_pipeline.py",
+    "train/test_official_pipeline.py",
     "run/test_presets.py",
     "run/test_together.py",
-    "run/test_training.py",
+    "train/test_training.py",
     "rankers/systems",
     "rankers/test_lowering.py",
     "rankers/test_official_parity.py",

@@ -10,7 +10,7 @@ import pytest
 
 import tpugraphs_jax
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.run import schema
+from tpugraphs_jax.train import schema
 
 ROOT = Path(tpugraphs_jax.__file__).parent
 PATHS = [path for path in sorted(ROOT.rglob("*.py")) if path.name != "hlo_pb2.py"]

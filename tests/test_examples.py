@@ -11,13 +11,13 @@ MODULES = (
   "",
   ".data.npz",
   ".hlo.module_graph",
-  ".infra.jobs",
+  ".infra.tasks",
   ".infra.files",
   ".losses",
   ".metrics",
   ".run.configs",
-  ".serve.ensemble",
-  ".serve.ranker",
+  ".rankers.ensemble",
+  ".rankers.ranker",
 )
 
 

@@ -4,7 +4,7 @@ import parts
 import pytest
 
 from tpugraphs_jax.options import Registry
-from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.train.job import Job
 
 
 def registry_of(*names):

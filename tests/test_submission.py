@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tpugraphs_jax import collections, submission
+from tpugraphs_jax import datasets, submission
 
 CONFIGS = {
   "tile:xla": {"1a": 9, "2b": 3},
@@ -76,7 +76,7 @@ def test_file_has_header_ids_and_indices_from_fast_to_slow(tmp_path):
   assert path.read_text() == "ID,TopConfigs\ntile:xla:7f,3;0;2\n"
 
 
-@pytest.mark.parametrize("collection", collections.RELEASED)
+@pytest.mark.parametrize("collection", datasets.RELEASED)
 def test_reading_gives_back_what_was_written(tmp_path, collection):
   path = tmp_path / "results.csv"
   # Longer than the field limit of usual CSV readers.
@@ -116,7 +116,7 @@ def test_bad_rankings_are_not_written(tmp_path, collection, name, ranking):
 def test_combining_keeps_every_row_and_counts_them(tmp_path):
   path = _ranked(tmp_path, {name: _rankings(name) for name in CONFIGS})
   rows = submission.combine(tmp_path / "all.csv", [path])
-  assert rows == {name: len(CONFIGS.get(name, ())) for name in collections.RELEASED}
+  assert rows == {name: len(CONFIGS.get(name, ())) for name in datasets.RELEASED}
   combined = submission.read_results(tmp_path / "all.csv")
   expected = {
     f"{collection}:{name}": ranking.tolist()

@@ -27,10 +27,10 @@ _IS_INSTALLED = (
 )
 _TESTS = (
   "tests/test_losses.py",
-  "tests/run/test_schema.py",
+  "tests/train/test_schema.py",
   "tests/data/test_features.py",
   "tests/train/test_state.py",
-  "tests/serve/test_ranker.py::test_shipped_models_give_their_recorded_scores",
+  "tests/rankers/test_ranker.py::test_shipped_models_give_their_recorded_scores",
 )
 _SMALL = ("--synthetic", "--config.train.epochs=1", "--config.batch.slates_per_epoch=8")
 _RUNS = {"tpugraphs-tile": "recommended,ci", "tpugraphs-layout": "xla-random,gst_ed,ci"}

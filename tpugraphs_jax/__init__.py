@@ -52,14 +52,14 @@ __all__ = [
 
 with epy.lazy_api_imports(globals()):  # loaded when first used: importing the package stays quick
   from tpugraphs_jax import collect, hlo, metrics, report, view
-  from tpugraphs_jax.collect.layouts import apply
-  from tpugraphs_jax.collect.tuning import tune
   from tpugraphs_jax.data.npz import read_layout, read_tile
   from tpugraphs_jax.graph import OpGraph
-  from tpugraphs_jax.run import training
+  from tpugraphs_jax.rankers.ensemble import Ensemble
+  from tpugraphs_jax.rankers.ranker import explain, load, propose, rank
   from tpugraphs_jax.run.configs import load as load_config
   from tpugraphs_jax.run.python import train_model
-  from tpugraphs_jax.serve.ensemble import Ensemble
-  from tpugraphs_jax.serve.ranker import explain, load, propose, rank
+  from tpugraphs_jax.train import training
+  from tpugraphs_jax.tuning.layouts import apply
+  from tpugraphs_jax.tuning.tune import tune
 
 machine.be_quiet()

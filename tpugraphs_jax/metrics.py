@@ -19,6 +19,9 @@ import math
 import numpy as np
 from scipy import stats
 
+# Prefix of metrics of evaluations during training, which judge a sample of configurations.
+SAMPLE = "valid_sample"
+
 
 def ordered_pairs(scores: np.ndarray, runtime: np.ndarray) -> tuple[int, int]:
   """Pairs ranked correctly and pairs with a right order, `(concordant, pairs)`.
@@ -198,3 +201,8 @@ def _pairs_within(group_sizes: np.ndarray) -> int:
   """Number of unordered pairs inside groups of the given sizes."""
   sizes = group_sizes.astype(np.int64)
   return int((sizes * (sizes - 1) // 2).sum())
+
+
+def is_tied(scores: np.ndarray) -> bool:
+  """Whether the best five of more than five scores `[C]` are equal."""
+  return len(scores) > 5 and np.ptp(np.partition(scores, 4)[:5]) == 0

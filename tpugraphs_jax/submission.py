@@ -24,7 +24,7 @@ import sys
 
 import numpy as np
 
-from tpugraphs_jax import collections, metrics
+from tpugraphs_jax import datasets, metrics
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.infra import console, trust
 from tpugraphs_jax.infra import files as files_lib
@@ -38,14 +38,14 @@ _INDICES = re.compile(r"[0-9]{1,9}(;[0-9]{1,9})*")
 
 def graph_id(collection: str, name: str) -> str:
   """The ID of a graph, e.g. `layout:xla:random:resnet50`."""
-  collections.Collection(collection)  # refuses other names
+  datasets.Collection(collection)  # refuses other names
   return f"{collection}:{trust.name(name)}"
 
 
 def split_id(row_id: str) -> tuple[str, str]:
   """Collection and graph name of an ID; ValueError if it is not a valid one."""
   collection, _, name = row_id.rpartition(":")
-  if collection not in collections.RELEASED or not name:
+  if collection not in datasets.RELEASED or not name:
     raise ValueError(
       f"ID {row_id[:80]!r} is not tile:xla:<name> or layout:<source>:<search>:<name>"
     )
@@ -158,7 +158,7 @@ def score(
   }
   if problems := _problems(path, rows, files, data_root, split):
     raise ValueError(problems[0])
-  values_of: dict[str, list[float]] = {name: [] for name in collections.RELEASED if name in names}
+  values_of: dict[str, list[float]] = {name: [] for name in datasets.RELEASED if name in names}
   for row_id, file in files.items():
     collection, (_, ranking) = split_id(row_id)[0], rows[row_id]
     values_of[collection].append(_score_of(collection, ranking, file))
@@ -239,7 +239,7 @@ def _print_scores(scores: Mapping[str, tuple[float, int]]) -> None:
     print(f"{name:<20} {value:.4f}  {what}, mean of {graphs} graphs")
   mean = np.mean([value for value, _ in scores.values()])
   print(f"{'mean':<20} {mean:.4f}  of {len(scores)} collections")
-  missing = [name for name in collections.RELEASED if name not in scores]
+  missing = [name for name in datasets.RELEASED if name not in scores]
   if missing:
     print(
       f"warning: published scores are means of five collections; {', '.join(missing)} "
@@ -262,7 +262,7 @@ def _run_check(path: str, data_root: str) -> int:
 
 def _rows_per_collection(row_ids: Iterable[str]) -> dict[str, int]:
   names = [split_id(row_id)[0] for row_id in row_ids]
-  return {name: names.count(name) for name in collections.RELEASED}
+  return {name: names.count(name) for name in datasets.RELEASED}
 
 
 def _print_rows(path: str, what: str, rows: Mapping[str, int]) -> None:
@@ -300,7 +300,7 @@ def _ranking_problem(
 
 def _files_of(data_root: str | os.PathLike[str], split: str) -> dict[str, Path]:
   files = {}
-  for collection in collections.RELEASED:
+  for collection in datasets.RELEASED:
     for path in npz.files_there(data_root, collection, split):
       files[graph_id(collection, path.stem)] = path
   if not files:

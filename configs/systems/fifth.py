@@ -12,8 +12,8 @@ run.
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.collections import RELEASED
 from tpugraphs_jax.configs import base
+from tpugraphs_jax.datasets import RELEASED
 
 SMALL = dict(  # variant `ci`
   op_embed_dim=8, width=16, num_layers=1, token_width=16, token_layers=1

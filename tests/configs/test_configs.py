@@ -7,10 +7,10 @@ import parts
 import pytest
 
 from tpugraphs_jax.configs import base
+from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.run.job import Job
-from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.train import log
+from tpugraphs_jax.train.job import Job
 
 TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")

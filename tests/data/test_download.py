@@ -18,7 +18,7 @@ import time
 import numpy as np
 import pytest
 
-from tpugraphs_jax import collections, graph
+from tpugraphs_jax import datasets, graph
 from tpugraphs_jax.data import download
 
 TILE = "tile:xla"
@@ -118,7 +118,7 @@ def _no_pauses_and_no_proxy(monkeypatch):
 @pytest.fixture(name="server")
 def _server():
   with _Server() as server:
-    for collection in collections.RELEASED:
+    for collection in datasets.RELEASED:
       server.files[download.archive_name(collection)] = _tar_bytes(_members(collection))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -140,7 +140,7 @@ def _assert_complete(root, collection=TILE):
   assert found == expected
 
 
-@pytest.mark.parametrize("collection", collections.RELEASED)
+@pytest.mark.parametrize("collection", datasets.RELEASED)
 def test_collection_lies_in_its_folder_and_nothing_else_stays(server, tmp_path, collection):
   folder = _fetch(server, tmp_path, collection)
   assert folder == tmp_path.joinpath(*collection.split(":"))

@@ -238,7 +238,7 @@ def test_batches_are_the_plan_in_order():
     assert (batch["nodes"] == plan.budget(step)["nodes"]).all()
 
 
-def test_processes_load_their_own_devices_of_the_same_batches():
+def test_tasks_load_their_own_devices_of_the_same_batches():
   plan = plan_of(graphs_of(10), devices=4)
   whole = list(batches_of(plan, local_devices=range(4)))
   for devices in ((0, 1), (2, 3)):

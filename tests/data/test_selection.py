@@ -12,9 +12,9 @@ import pytest
 import random_graphs
 
 from tpugraphs_jax import synthetic
-from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import npz, selection
 from tpugraphs_jax.data.selection import JudgedOptions, LayoutData, LayoutOptions, TileData
+from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 
 

@@ -402,7 +402,7 @@ def _cluster(monkeypatch, takes):
       if takes(job[0]):
         work(job)
 
-  monkeypatch.setattr(store.jobs, "run_on_beam", run_on_beam)
+  monkeypatch.setattr(store.tasks, "run_on_beam", run_on_beam)
   return asked
 
 

@@ -133,7 +133,8 @@ def changed_files(section):
 
 
 USED = """
-from tpugraphs_jax.run import configs, job
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.train import job
 config = configs.load("layout.py:full,ci")
 print(configs.listing(config, "layout.py:full,ci"))
 for field in ("model.score_scale", "loss.label_shift"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import recorded
 
-from tpugraphs_jax.collect import measure
+from tpugraphs_jax.tuning import measure
 
 
 def blocks(page="tune"):

@@ -13,7 +13,7 @@ import pytest
 import recorded
 
 from tpugraphs_jax import hlo
-from tpugraphs_jax.hlo import proto, sources, tuning
+from tpugraphs_jax.hlo import proto, sources, tuning_data
 
 _HERE = Path(__file__).parents[1]
 _FOLDER = Path(os.environ.get("TPUGRAPHS_HLO_DIR", _HERE / "data" / "hlo"))
@@ -80,7 +80,7 @@ def _module_arrays(source):
 def _layout_arrays(path):
   data = path.read_bytes()
   message = proto.ModuleTuningData.FromString(data)
-  graph = tuning.layout_graph(message, where=str(path), name="sample")
+  graph = tuning_data.layout_graph(message, where=str(path), name="sample")
   configs = graph.configs
 
   def decoded():
@@ -115,7 +115,7 @@ def _default_ns(message):
 
 def _tile_graphs(path):
   message = proto.TuningData.FromString(path.read_bytes())
-  return tuning.tile_graphs(message, where=str(path), name="sample").graphs
+  return tuning_data.tile_graphs(message, where=str(path), name="sample").graphs
 
 
 def _tile_arrays(graph):

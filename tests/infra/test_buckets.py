@@ -12,11 +12,12 @@ import parts
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import collections, report, submission, synthetic
+from tpugraphs_jax import datasets, report, submission, synthetic
 from tpugraphs_jax.data import download, graph_folder, npz, store
 from tpugraphs_jax.hlo import __main__ as hlo_command
 from tpugraphs_jax.infra import files
-from tpugraphs_jax.run import official, training
+from tpugraphs_jax.run import official
+from tpugraphs_jax.train import training
 
 
 @pytest.fixture(scope="module")
@@ -214,9 +215,9 @@ def test_data_are_read_from_a_bucket(data_root, source):
   assert all(a.read_bytes() == b.read_bytes() for a, b in zip(found, expected))
   with pytest.raises(FileNotFoundError, match="layout/nlp/random/train"):
     npz.split_files(data_root, "layout:nlp:random", "train")
-  collection = collections.Collection("layout:xla:random")
-  assert collections.is_synthetic(data_root, collection)
-  assert not collections.is_synthetic(f"{data_root}/x/npz", collection)
+  collection = datasets.Collection("layout:xla:random")
+  assert datasets.is_synthetic(data_root, collection)
+  assert not datasets.is_synthetic(f"{data_root}/x/npz", collection)
 
 
 def test_a_store_in_a_bucket_is_built_once_for_all_machines(

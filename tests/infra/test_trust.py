@@ -15,13 +15,14 @@ import pytest
 import random_graphs
 
 import tpugraphs_jax
-from tpugraphs_jax import collections, hlo, submission
+from tpugraphs_jax import datasets, hlo, submission
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo import __main__ as hlo_command
 from tpugraphs_jax.infra import console, files, machine, trust
-from tpugraphs_jax.serve import judge, model_file
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.train import evaluation
 
 SHIPPED = model_file.SHIPPED / "layout-cpu-measured.npz"
 EVIL = "import pathlib\npathlib.Path({!r}).write_text('ran')\n"
@@ -274,8 +275,8 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
   assert submission.main(["check", str(tmp_path / "s.csv"), "--data_root", str(tmp_path)]) in (1, 2)
   rows = [{"graph": f"g{ESCAPE}", "nodes": 3, "configs": 4, "kendaltau": 1.0, "slowdown1": 0.0}]
   console.say(
-    judge.summary(
-      collections.Collection("layout:xla:random"),
+    evaluation.summary(
+      datasets.Collection("layout:xla:random"),
       rows,
       {"kendaltau": 1.0},
       random={"kendaltau": 0.0},

@@ -12,7 +12,7 @@ import parts
 import pytest
 
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.run import training
+from tpugraphs_jax.train import training
 
 PLATFORMS = "cpu", "cuda", "tpu"
 BFLOAT16 = {"model.dtype": "bfloat16", "model.precision": "default"}

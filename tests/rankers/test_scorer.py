@@ -120,7 +120,7 @@ def test_later_calls_use_the_shapes_of_earlier_ones():
   assert len(set(shapes)) == compiled
 
 
-def test_processes_score_their_share_and_all_get_everything(monkeypatch):
+def test_tasks_score_their_share_and_all_get_everything(monkeypatch):
   graphs, processes = tile_graphs(SIZES), 3
   here, barrier, shared = threading.local(), threading.Barrier(processes), {}
   monkeypatch.setattr(parallel, "local_device_count", lambda: 2)

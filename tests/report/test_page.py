@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from run_folders import move, several_runs, write_own, write_run, write_scores, write_synthetic
 
-from tpugraphs_jax import collections, report
+from tpugraphs_jax import datasets, report
 from tpugraphs_jax.report import figures, runs
 
 KINDS = (
-  collections.SYNTHETIC,
-  collections.MEASURED,
-  collections.UNKNOWN,
+  datasets.SYNTHETIC,
+  datasets.MEASURED,
+  datasets.UNKNOWN,
   "ESTIMATE of a compiler (v3)",
 )
 
@@ -133,15 +133,15 @@ def test_runs_that_do_not_compare_have_parts_of_their_own(tmp_path):
     [
       write_run(tmp_path / "a"),
       write_run(
-        tmp_path / "b", kind=collections.MEASURED, collection="layout:xla:random", sizes=(5, 6)
+        tmp_path / "b", kind=datasets.MEASURED, collection="layout:xla:random", sizes=(5, 6)
       ),
     ],
     tmp_path,
   )
   assert "do not compare" in text.split("<h2")[0] and "is first" not in text
   for number, collection, kind, name in (
-    (1, "tile:xla", collections.SYNTHETIC, "a"),
-    (2, "layout:xla:random", collections.MEASURED, "b"),
+    (1, "tile:xla", datasets.SYNTHETIC, "a"),
+    (2, "layout:xla:random", datasets.MEASURED, "b"),
   ):
     part = text.split(f'<h2 id="results{number}">')[1].split("<h2")[0]
     assert part.startswith(collection) and f"<b>{kind}</b>" in part

@@ -18,7 +18,7 @@ from run_folders import (
 from scipy import stats
 
 from tpugraphs_jax import metrics, synthetic
-from tpugraphs_jax.collections import SYNTHETIC, UNKNOWN
+from tpugraphs_jax.datasets import SYNTHETIC, UNKNOWN
 from tpugraphs_jax.report import runs
 
 

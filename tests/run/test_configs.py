@@ -6,7 +6,8 @@ from flax import traverse_util
 import parts
 import pytest
 
-from tpugraphs_jax.run import configs, schema
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.train import schema
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers import official_weights as official_models
-from tpugraphs_jax.run import official, results
-from tpugraphs_jax.run.job import evaluable
+from tpugraphs_jax.run import official
+from tpugraphs_jax.train import results
+from tpugraphs_jax.train.job import evaluable
 
 VARIANTS = {"tile": "LateJoinSAGE,ci", "layout": "xla-random,official,ci"}
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}

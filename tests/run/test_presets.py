@@ -9,9 +9,9 @@ import pytest
 
 from tpugraphs_jax.configs import base
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.run import training
-from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train import training
+from tpugraphs_jax.train.job import Job
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 

@@ -11,7 +11,7 @@ import time
 import pytest
 from run_folders import write_run
 
-from tpugraphs_jax.infra import jobs
+from tpugraphs_jax.infra import tasks
 from tpugraphs_jax.run import sweep
 
 
@@ -184,7 +184,7 @@ def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch,
       done.append(run.name)
       write_run(tmp_path / run.name, seed=run.seed)
 
-  monkeypatch.setattr(jobs, "run", run)
+  monkeypatch.setattr(tasks, "run", run)
   monkeypatch.setattr(sweep.report, "write", lambda runs, out: out.write_text(f"{len(runs)}"))
   write_run(tmp_path / "base/seed_0")
   arguments = ["--config=tile.py:ci", f"--out={tmp_path}", "--jobs=2"]
@@ -193,29 +193,29 @@ def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch,
   said = capsys.readouterr().out
   assert "2 runs, of which 1 are done" in said
   assert "seed_0 and 1 more: Kendall tau 1.000, mean of 6" in said
-  monkeypatch.setattr(jobs, "run", lambda *args, **options: None)
+  monkeypatch.setattr(tasks, "run", lambda *args, **options: None)
   assert sweep.main([*arguments, "--seeds=3"]) == 1  # one is still missing
   assert "2 of 3 runs are done" in capsys.readouterr().out
 
 
 RUN = """
 import pathlib, signal, sys, time
-from tpugraphs_jax.infra import jobs
+from tpugraphs_jax.infra import tasks
 folder = pathlib.Path(sys.argv[1].partition("=")[2])
 signal.signal(signal.SIGTERM, lambda *_: (folder / "saved").touch() or sys.exit(0))
-jobs.end_with_parent()
+tasks.end_with_parent()
 (folder / "begun").touch()
 time.sleep(60)
 """
 SWEEP = """
 import sys
-from tpugraphs_jax.infra import jobs
+from tpugraphs_jax.infra import tasks
 from tpugraphs_jax.run import sweep
 if __name__ == "__main__":
   command = (sys.executable, "-c", sys.argv[2])
   runs = [sweep.SweepRun(name, sys.argv[1], command, (), 0) for name in ("one", "two")]
-  with jobs.stopping():
-    jobs.run(sweep.do, runs, processes=int(sys.argv[3]))
+  with tasks.stopping():
+    tasks.run(sweep.do, runs, processes=int(sys.argv[3]))
 """
 
 
@@ -273,6 +273,6 @@ def test_a_run_ends_where_its_sweep_has_ended_before_it_began(tmp_path):
   ended.wait()
   process = subprocess.Popen(
     [sys.executable, "-c", RUN, f"--workdir={tmp_path}"],
-    env=os.environ | {jobs.PARENT: str(ended.pid)},
+    env=os.environ | {tasks.PARENT: str(ended.pid)},
   )
   assert process.wait(30) == 0 and (tmp_path / "saved").exists()

@@ -13,9 +13,9 @@ import pytest
 
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import features, npz
-from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.run import training
-from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train import training
 
 ALSO = ("layout:nlp:default", "layout:xla:default")
 NAMES = ("layout:xla:random", *ALSO)

@@ -27,8 +27,8 @@ import numpy as np
 import pytest
 import recorded
 
-from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import SPLITS
 
 FOLDER = Path(os.environ.get("TPUGRAPHS_PIPELINE_DIR") or recorded.ROOT / "pipeline")

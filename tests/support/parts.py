@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.train.job import Job
 
 # The smallest rankers of whole graphs.
 VARIANTS = {"tile": "ci", "layout": "full,ci"}

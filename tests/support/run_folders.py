@@ -1,13 +1,16 @@
 """Working folders of made-up runs."""
 
+import contextlib
 import dataclasses
 import json
 
 import numpy as np
 import random_graphs
 
-from tpugraphs_jax import collections, synthetic
+from tpugraphs_jax import datasets, rankers, synthetic
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.train import checkpoint, loop
 
 MEASURED_HERE = "measured run times on cpu"
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alex$net_{1")
@@ -19,7 +22,7 @@ def write_run(
   seed=0,
   quality=1.0,
   rate=0.001,
-  kind=collections.SYNTHETIC,
+  kind=datasets.SYNTHETIC,
   collection="tile:xla",
   sizes=tuple(range(12, 18)),
 ):
@@ -125,3 +128,13 @@ def move(run, data_root):
   config = json.loads((run / "config.json").read_text())
   config["config"]["data_root"] = str(data_root)
   (run / "config.json").write_text(json.dumps(config))
+
+
+def best_checkpoint(workdir):
+  """The best checkpoint of the last stage of a run; None without one."""
+  config = model_file.config_of(workdir)
+  folder = workdir / rankers.last_folder(config) / loop.CHECKPOINTS
+  with contextlib.closing(
+    checkpoint.Checkpoints(folder, config=model_file.fingerprint(config), read_only=True)
+  ) as checkpoints:
+    return checkpoints.best()

@@ -24,9 +24,9 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import state
+from tpugraphs_jax.train.job import Job
 
 _ROOT = Path(__file__).parents[2]
 FOLDERS = (

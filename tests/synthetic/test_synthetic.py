@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpugraphs_jax import collections, columns, graph, synthetic
+from tpugraphs_jax import columns, datasets, graph, synthetic
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.data import download, npz
 from tpugraphs_jax.synthetic import __main__ as command
@@ -28,7 +28,7 @@ def read(data_root: Path, collection: str, split: str) -> list[graph.OpGraph]:
 
 
 def every_graph(data_root: Path) -> list[graph.OpGraph]:
-  pairs = itertools.product(collections.RELEASED, graph.SPLITS)
+  pairs = itertools.product(datasets.RELEASED, graph.SPLITS)
   return [g for collection, split in pairs for g in read(data_root, collection, split)]
 
 
@@ -41,7 +41,7 @@ def digests(data_root: Path) -> dict[str, str]:
 
 
 def test_tiny_has_the_released_folders_and_is_small(tiny):
-  for collection in collections.RELEASED:
+  for collection in datasets.RELEASED:
     counts = tuple(len(npz.split_files(tiny, collection, s)) for s in graph.SPLITS)
     assert counts == ((12, 4, 4) if collection == "tile:xla" else (4, 2, 2))
   assert sum(path.stat().st_size for path in tiny.parent.rglob("*.npz")) < 2e6
@@ -72,7 +72,7 @@ def test_node_feature_sums_and_products_agree_with_dimensions(tiny):
 
 
 def test_test_splits_are_unlabelled_and_named_by_digits(tiny):
-  for collection in collections.RELEASED:
+  for collection in datasets.RELEASED:
     for g in read(tiny, collection, "test"):
       assert not g.configs.is_labelled
       assert len(g.name) == 32 and int(g.name, 16) > 0
@@ -83,7 +83,7 @@ def test_test_splits_are_unlabelled_and_named_by_digits(tiny):
 
 def test_labels_are_the_noise_free_runtimes_with_small_noise(tiny):
   spreads = []
-  for collection, split in itertools.product(collections.RELEASED, ("train", "valid")):
+  for collection, split in itertools.product(datasets.RELEASED, ("train", "valid")):
     for g in read(tiny, collection, split):
       ceiling = read_ceiling(tiny, collection, split, g.name)
       np.testing.assert_array_equal(ceiling.measured_ns, g.configs.runtime_ns)
@@ -118,7 +118,7 @@ def test_files_do_not_depend_on_workers_or_on_each_other(tiny, tmp_path):
   assert not set(other.values()) & set(everything.values())
 
 
-@pytest.mark.parametrize("collection", collections.RELEASED)
+@pytest.mark.parametrize("collection", datasets.RELEASED)
 def test_full_collections_have_as_many_files_as_the_released_ones(collection):
   splits = [spec.split for spec in synthetic.file_specs("full", 0, collection)]
   assert tuple(map(splits.count, graph.SPLITS)) == download.PUBLISHED[collection].graphs
@@ -135,7 +135,7 @@ def test_full_kernels_have_the_released_mean_of_40_nodes():
   assert min(size.nodes for size in sizes) >= 2 and max(size.configs for size in sizes) <= 10_500
 
 
-@pytest.mark.parametrize("collection", collections.RELEASED[1:])
+@pytest.mark.parametrize("collection", datasets.RELEASED[1:])
 def test_full_programs_have_sizes_of_the_released_range(collection):
   specs = synthetic.file_specs("full", 0, collection)
   nodes = [synthetic.layout_size(spec).program.nodes for spec in specs]

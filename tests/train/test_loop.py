@@ -19,7 +19,7 @@ from run_folders import metrics
 import toy
 from toy import make_batches
 
-from tpugraphs_jax.infra import jobs, parallel
+from tpugraphs_jax.infra import parallel, tasks
 from tpugraphs_jax.train import checkpoint, loop
 from tpugraphs_jax.train import state as state_lib
 
@@ -328,9 +328,9 @@ WAITS = {
 )
 def test_a_second_signal_ends_the_process_wherever_it_waits(where, number):
   program = (
-    "from tpugraphs_jax.infra import jobs\n"
+    "from tpugraphs_jax.infra import tasks\n"
     "say = lambda: print('waiting', flush=True)\n"
-    f"with jobs.StopSignals():\n  {WAITS[where]}\n"
+    f"with tasks.StopSignals():\n  {WAITS[where]}\n"
   )
   process = subprocess.Popen(
     [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=commands.ROOT
@@ -358,7 +358,7 @@ def test_earlier_signal_handlers_are_restored():
   wakeup = signal.set_wakeup_fd(-1)
   handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
   for _ in range(2):
-    with jobs.StopSignals():
+    with tasks.StopSignals():
       os.kill(os.getpid(), signal.SIGTERM)
   assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
   assert signal.set_wakeup_fd(wakeup) == -1

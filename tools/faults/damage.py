@@ -13,7 +13,7 @@ import numpy as np
 from table import outcome, Row
 
 from tpugraphs_jax.data import graph_folder
-from tpugraphs_jax.serve import model_file
+from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.train import loop
 
 KINDS = ("flipped", "cut", "emptied", "zeroed", "missing")

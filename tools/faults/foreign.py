@@ -17,12 +17,13 @@ import numpy as np
 from table import outcome, Row
 
 from tpugraphs_jax import hlo, report
-from tpugraphs_jax.collect import journal
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.serve import judge, model_file
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.train import evaluation
+from tpugraphs_jax.tuning import journal
 
 VALUES = (
   None,
@@ -142,9 +143,11 @@ def working_folders(source: Path, folder: Path, *, times: int, rng: np.random.Ge
   for number in range(times):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for name in ("config.json", "summary.json", "metrics.jsonl", judge.SCORES_FILE):
+    for name in ("config.json", "summary.json", "metrics.jsonl", evaluation.SCORES_FILE):
       shutil.copyfile(source / name, folder / name)
-    path = folder / ("config.json", "summary.json", "metrics.jsonl", judge.SCORES_FILE)[number % 4]
+    path = (
+      folder / ("config.json", "summary.json", "metrics.jsonl", evaluation.SCORES_FILE)[number % 4]
+    )
     _change(path, rng)
     row.count(
       outcome(lambda: report.write([folder], folder / "page.html"), names=path.name),

@@ -15,8 +15,8 @@ from table import outcome, Row
 
 from tpugraphs_jax import hlo, submission
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.hlo import tuning
-from tpugraphs_jax.serve import model_file
+from tpugraphs_jax.hlo import tuning_data
+from tpugraphs_jax.rankers import model_file
 
 _SECONDS = 20.0  # limit for one input; on a quiet machine an input takes less than 1 s
 
@@ -115,5 +115,5 @@ def readers(
   yield "submission", results, submission.read_results
   yield "model file", model, model_file.read_file
   yield "HLO module", protobufs / "fuzz06.hlo.pb", lambda path: hlo.featurize(path.read_bytes())
-  yield "tuning data of layouts", protobufs / "synth_layout_tuning.pb", tuning.read_tuning
-  yield "tuning data of tiles", protobufs / "synth_op_tuning.pb", tuning.read_tuning
+  yield "tuning data of layouts", protobufs / "synth_layout_tuning.pb", tuning_data.read_tuning
+  yield "tuning data of tiles", protobufs / "synth_op_tuning.pb", tuning_data.read_tuning

@@ -19,7 +19,6 @@ import run_folders
 from table import Row
 
 from tpugraphs_jax.data import store
-from tpugraphs_jax.serve import model_file
 
 _SHORT = (
   "--config.train.epochs=2",
@@ -315,7 +314,7 @@ def contents(workdir: Path) -> dict[str, object]:
   }
   for path in sorted(workdir.rglob("metrics.jsonl")):
     found[str(path.relative_to(workdir))] = run_folders.metrics(path.parent)
-  best = model_file.best_checkpoint(workdir, model_file.config_of(workdir))
+  best = run_folders.best_checkpoint(workdir)
   arrays = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(best.params)]
   return found | {"best": (best.step, best.value, arrays)}
 

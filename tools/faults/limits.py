@@ -12,9 +12,10 @@ import commands
 import jax
 from kills import SMALL
 import numpy as np
+import run_folders
 from table import Row
 
-from tpugraphs_jax.serve import model_file
+from tpugraphs_jax.rankers import model_file
 
 _LIMIT = np.iinfo(np.int64).max
 _TILE = ("run_tile.py", "configs/tile.py:ci", "tile/xla")
@@ -138,7 +139,7 @@ def _not_finite(workdir: Path) -> list[str]:
   """Names of parameters and files of a run that have values which are not finite."""
   if not (workdir / "checkpoints").is_dir():
     return []
-  found = model_file.best_checkpoint(workdir, model_file.config_of(workdir))
+  found = run_folders.best_checkpoint(workdir)
   trees = {} if found is None else {"best checkpoint": found.params}
   if (workdir / "model.npz").exists():
     trees["model file"] = model_file.read(workdir / "model.npz").params

@@ -33,8 +33,8 @@ def _ranker(variant: str, graph, **options: int):
   """A layout ranker of a variant with random parameters, fitted to a graph."""
   import jax
 
+  from tpugraphs_jax.rankers.ranker import Ranker
   from tpugraphs_jax.run import configs
-  from tpugraphs_jax.serve.ranker import Ranker
 
   config = configs.load(f"layout.py:xla-random{variant}").to_dict()
   config["eval"].update(options)
@@ -67,9 +67,9 @@ def _rank_whole(folder: Path, *, configs: int, at_a_time: int = 0) -> None:
 def _load_files(folder: Path, *, kind: str, files: int) -> None:
   """Loads a training split of `files` files twice; for layouts, the first time builds the store."""
   from tpugraphs_jax import synthetic
-  from tpugraphs_jax.collections import Collection
   from tpugraphs_jax.data import npz
   from tpugraphs_jax.data.selection import LayoutData, TileData
+  from tpugraphs_jax.datasets import Collection
 
   name = {"tile": "tile:xla", "layout": "layout:xla:random"}[kind]
   root = synthetic.generate(folder, collections=[name], progress=False)

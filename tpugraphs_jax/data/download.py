@@ -34,7 +34,7 @@ import zlib
 
 import tqdm
 
-from tpugraphs_jax import collections, graph
+from tpugraphs_jax import datasets, graph
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.infra import console, files
 
@@ -81,7 +81,7 @@ class DownloadError(RuntimeError):
 
 def archive_name(collection: str) -> str:
   """File name of the archive of a collection, such as `npz_layout_xla_random.tar`."""
-  collections.check_released(collection)
+  datasets.check_released(collection)
   return f"npz_{collection.replace(':', '_')}.tar"
 
 
@@ -95,7 +95,7 @@ def download_collection(
 
   Args:
     data_root: folder of `tile/` and `layout/`.
-    collection: one of `collections.RELEASED`.
+    collection: one of `datasets.RELEASED`.
     base_url: URL of the folder of the archives.
 
   Raises:
@@ -362,10 +362,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--collections",
     nargs="+",
-    default=collections.RELEASED,
-    choices=collections.RELEASED,
+    default=datasets.RELEASED,
+    choices=datasets.RELEASED,
     metavar="NAME",
-    help=f"default: all of {', '.join(collections.RELEASED)}",
+    help=f"default: all of {', '.join(datasets.RELEASED)}",
   )
   parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
   args = parser.parse_args(argv)

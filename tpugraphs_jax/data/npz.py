@@ -20,7 +20,7 @@ import zipfile
 
 import numpy as np
 
-from tpugraphs_jax import collections, columns, graph
+from tpugraphs_jax import columns, datasets, graph
 from tpugraphs_jax.data import factoring
 from tpugraphs_jax.infra import console, machine, trust
 from tpugraphs_jax.infra import files as files_lib
@@ -361,7 +361,7 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
     ValueError: no such collection or split exists.
     FileNotFoundError: the folder is missing or holds no `.npz`.
   """
-  parsed = collections.Collection(collection)
+  parsed = datasets.Collection(collection)
   if split not in graph.SPLITS:
     raise ValueError(f"unknown split {split!r}, expected one of {', '.join(graph.SPLITS)}")
   root = files_lib.local_of(data_root)
@@ -391,7 +391,7 @@ def files_there(data_root: str | os.PathLike[str], collection: str, split: str) 
   return []
 
 
-def _fetch(data_root: str | os.PathLike[str], parsed: collections.Collection, split: str) -> None:
+def _fetch(data_root: str | os.PathLike[str], parsed: datasets.Collection, split: str) -> None:
   """Copies the split of a collection from a bucket."""
   place = files_lib.join(data_root, *parsed.name.split(":"), split)
   try:

@@ -17,9 +17,9 @@ from typing import Generic
 from absl import logging
 import numpy as np
 
-from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import feature_blocks, graph_folder, npz, store
 from tpugraphs_jax.data.factoring import output_orders
+from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import Configs, distinct_rows, LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.options import option, Options

@@ -25,9 +25,9 @@ from absl import logging
 import tqdm
 
 from tpugraphs_jax import graph
-from tpugraphs_jax.collections import Collection, OWN, RELEASED
 from tpugraphs_jax.data import graph_folder, npz
-from tpugraphs_jax.infra import console, jobs
+from tpugraphs_jax.datasets import Collection, OWN, RELEASED
+from tpugraphs_jax.infra import console, tasks
 from tpugraphs_jax.infra import files as files_lib
 
 # Bytes of files below which starting processes takes longer than the work.
@@ -210,7 +210,7 @@ def _build(
   if workers is None:
     workers = 1 if size < _WORTH_PROCESSES and beam is None else os.cpu_count() or 1
   if beam is not None:
-    jobs.run(_build_on_cluster, todo_jobs, processes=workers, beam=beam)
+    tasks.run(_build_on_cluster, todo_jobs, processes=workers, beam=beam)
     workers = 1  # checks every graph, and builds graphs that failed on the cluster
   bad = {}
   with tqdm.tqdm(
@@ -225,7 +225,7 @@ def _build(
         bad[file] = error
       progress.update(file.stat().st_size)
 
-    jobs.run(_build_graph, todo_jobs, processes=workers, finished=finished)
+    tasks.run(_build_graph, todo_jobs, processes=workers, finished=finished)
   return bad
 
 
@@ -250,7 +250,7 @@ def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-  own, beam = jobs.split_flags(argv)
+  own, beam = tasks.split_flags(argv)
   parser = argparse.ArgumentParser(
     prog="python -m tpugraphs_jax.data.store",
     description="The random-access store of the layout collections.",

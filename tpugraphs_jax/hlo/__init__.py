@@ -7,8 +7,12 @@
 functions, jax's stages and HLO text.
 """
 
+from etils import epy
+
 from tpugraphs_jax.hlo.module_graph import featurize, HloGraph, Origin
-from tpugraphs_jax.hlo.tpu_kernels import Kernel, kernels
-from tpugraphs_jax.hlo.tuning import read_tuning, TuningGraphs
+from tpugraphs_jax.hlo.tuning_data import read_tuning, TuningGraphs
+
+with epy.lazy_api_imports(globals()):  # of the TPU compiler, which stands above this package
+  from tpugraphs_jax.tuning.tpu_kernels import Kernel, kernels
 
 __all__ = ["HloGraph", "Kernel", "Origin", "TuningGraphs", "featurize", "kernels", "read_tuning"]

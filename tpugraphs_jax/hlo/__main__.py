@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import os
 import sys
 
-from tpugraphs_jax.hlo import module_graph, proto, show, sources, tuning
+from tpugraphs_jax.hlo import module_graph, proto, show, sources, tuning_data
 from tpugraphs_jax.infra import console, files
 
 
@@ -44,7 +44,7 @@ def _convert(args: argparse.Namespace) -> int:
   files.refuse(args.out, "--out")
   if args.jobs is not None and args.jobs < 1:
     raise ValueError(f"--jobs={args.jobs}, expected at least 1")
-  result = tuning.convert(args.files, args.out, jobs=args.jobs)
+  result = tuning_data.convert(args.files, args.out, jobs=args.jobs)
   for line in result.skipped:
     print(f"skipped: {console.one_line(line)}")
   for line in result.failed:

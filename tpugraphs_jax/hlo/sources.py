@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
+import importlib
 import os
 from pathlib import Path
 from typing import Any
 
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED, OPTIMIZED
-from tpugraphs_jax.hlo import text, tpu
+from tpugraphs_jax.hlo import text
 
 _TEXT_START, _ZIP_START = "HloModule", b"PK\x03\x04"
 
@@ -103,6 +104,7 @@ def _function(
 ) -> Loaded:
   where = f"function {getattr(function, '__name__', type(function).__name__)}"
   if target is not None:
+    tpu = importlib.import_module("tpugraphs_jax.tuning.tpu")  # stands above this package
     target = tpu.full_name(target)
     program = tpu.compile_function(function, args, target, keep_stages=not optimized)
     if optimized:

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax import collections
+from tpugraphs_jax import datasets
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import batching, feature_blocks, features, plan, reduction, selection
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, TileBatch
@@ -43,7 +43,7 @@ from tpugraphs_jax.rankers.scorer import Encoder, EvalOptions, network_step, Sco
 
 
 @dataclasses.dataclass(frozen=True)
-class _DataOptions(features.FeatureOptions, plan.LoadingOptions, collections.CollectionOptions):
+class _DataOptions(features.FeatureOptions, plan.LoadingOptions, datasets.CollectionOptions):
   neighbour_slots: int = option(
     -1, "width of neighbour tables; 0 = sorted segment sum; -1 = by platform", least=-1
   )

@@ -15,12 +15,12 @@ from tpugraphs_jax import report
 from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.report.runs import Run
-from tpugraphs_jax.serve import judge
+from tpugraphs_jax.train import evaluation
 
 
 def write_csv(runs: Sequence[Run], path: str) -> None:
   """Writes one row per run and validation graph."""
-  judge.write_csv(
+  evaluation.write_csv(
     path,
     (
       {

@@ -27,8 +27,7 @@ from tpugraphs_jax.report.runs import (
   tune_name,
   ValidationGraph,
 )
-from tpugraphs_jax.serve import judge
-from tpugraphs_jax.train import loop
+from tpugraphs_jax.train import evaluation
 
 # matplotlib logs the making of its font cache, once on each machine.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -339,7 +338,9 @@ def _curves(groups: Sequence[Group]) -> figure.Figure:
   shown: dict[str, None] = {}
   for group, colour in _coloured(groups):
     for number, run in enumerate(group.runs):
-      metric = f"{loop.SAMPLE}/{judge.mean_name(run.config.get('train.best_metric', 'kendaltau'))}"
+      metric = (
+        f"{metrics.SAMPLE}/{evaluation.mean_name(run.config.get('train.best_metric', 'kendaltau'))}"
+      )
       shown[metric] = None
       for axes, name in ((left, "train/loss"), (right, metric)):
         points = [(row["step"], row[name]) for row in run.rows if row.get(name) is not None]

@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 
 from tpugraphs_jax import metrics
-from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.infra import files
 from tpugraphs_jax.report import figures
 from tpugraphs_jax.report import runs as runs_lib

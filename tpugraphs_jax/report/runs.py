@@ -17,11 +17,11 @@ import numpy as np
 from scipy import stats
 
 from tpugraphs_jax import metrics, synthetic
-from tpugraphs_jax.collect import strategies
-from tpugraphs_jax.collections import Collection, SYNTHETIC, UNKNOWN
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.datasets import Collection, SYNTHETIC, UNKNOWN
 from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.serve import judge
+from tpugraphs_jax.rankers import orders
+from tpugraphs_jax.train import evaluation
 
 RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "ceiling (no noise)"
 OWN_FIRST = "the compiler's own choice, then a random order"
@@ -31,7 +31,7 @@ FEWEST_TESTED = 6  # graphs with which a signed-rank test can have p < 0.05
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ValidationGraph(judge.GraphScores):
+class ValidationGraph(evaluation.GraphScores):
   """Scores of a validation graph beside its labels and other orders, as far as they are known.
 
   Attributes:
@@ -59,7 +59,7 @@ class ValidationGraph(judge.GraphScores):
     """Top-k slowdown by k, in the order in which `tune` takes choices; empty if not known."""
     if self.changed is None:
       return {}
-    order = strategies.spread(np.argsort(self.scores, kind="stable"), self.scores, self.changed)
+    order = orders.spread(np.argsort(self.scores, kind="stable"), self.scores, self.changed)
     places = np.argsort(order)  # as scores
     return metrics.top_k_slowdown(places, self.label, list(self.slowdowns))
 
@@ -120,7 +120,7 @@ class Run:
 
   @property
   def labels(self) -> str:
-    """The kind of the labels, see `collections.label_kind`."""
+    """The kind of the labels, see `datasets.label_kind`."""
     return self.summary.get("labels", UNKNOWN)
 
   def file_of(self, graph: str) -> Path:
@@ -148,16 +148,16 @@ class Run:
     """Metrics over the judged graphs, by name."""
     return self._means(self.judged) if self.judged else {}
 
-  def _means(self, judged: Sequence[judge.GraphScores]) -> dict[str, float]:
-    rows, means = judge.judge(judged, self.ks)
-    return _named(means, opa_mean=judge.mean_row(rows)["opa"])
+  def _means(self, judged: Sequence[evaluation.GraphScores]) -> dict[str, float]:
+    rows, means = evaluation.evaluate(judged, self.ks)
+    return _named(means, opa_mean=evaluation.mean_row(rows)["opa"])
 
   @functools.cached_property
   def references(self) -> dict[str, dict[str, float]]:
     """The same metrics of other orders than the model's, as far as they are known."""
     if not self.judged:
       return {}
-    random = judge.random_order([graph.label for graph in self.judged], self.ks)
+    random = evaluation.random_order([graph.label for graph in self.judged], self.ks)
     orders = {RANDOM: _named(random, opa_mean=0.5)}
     if all(graph.default is not None for graph in self.judged):  # one choice, which orders nothing
       slowdown = float(np.mean([graph.default_slowdown for graph in self.judged]))
@@ -171,14 +171,14 @@ class Run:
 
 
 def _means_by_k(slowdowns: Sequence[Mapping[int, float]]) -> dict[str, float]:
-  """Means over graphs by the names of `serve.judge`; 0 where a graph has fewer configurations."""
+  """Means over graphs, named as in `evaluation`; 0 where a graph has fewer than k."""
   ks = sorted({k for one in slowdowns for k in one})
   return {f"slowdown{k}_mean": _mean(one.get(k, 0.0) for one in slowdowns) for k in ks}
 
 
 def _named(means: Mapping[str, float], *, opa_mean: float) -> dict[str, float]:
-  """Means of `serve.judge` by the names that say how graphs were put together."""
-  named = {judge.mean_name(metric): value for metric, value in means.items()}
+  """Means of `train.evaluation` by the names that say how graphs were put together."""
+  named = {evaluation.mean_name(metric): value for metric, value in means.items()}
   pooled = named.pop("opa_pooled")
   return named | {"opa_pooled": pooled, "opa_mean": opa_mean}
 
@@ -509,7 +509,7 @@ def read(folder: Path) -> Run:
     data_root,
     {name: manifest[name] for name in _ABOUT if name in manifest},
   )
-  return dataclasses.replace(run, judged=_judged(folder / judge.SCORES_FILE, run))
+  return dataclasses.replace(run, judged=_judged(folder / evaluation.SCORES_FILE, run))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -536,7 +536,7 @@ def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
     run.labels not in (SYNTHETIC, UNKNOWN)
   )
   judged = []
-  for one in judge.read_scores(path):
+  for one in evaluation.read_scores(path):
     default = int(np.argmin(one.config_ids)) if has_default and not one.config_ids.min() else None
     judged.append(
       ValidationGraph(
@@ -549,7 +549,7 @@ def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
   return tuple(judged)
 
 
-def _changed(run: Run, judged: judge.GraphScores) -> np.ndarray | None:
+def _changed(run: Run, judged: evaluation.GraphScores) -> np.ndarray | None:
   """Groups in which layouts differ from those of the first, of data that are still there."""
   if Collection(run.collection).kind != "layout" or files.is_remote(run.data_root):
     return None
@@ -562,7 +562,7 @@ def _changed(run: Run, judged: judge.GraphScores) -> np.ndarray | None:
   return rows != rows[0] if is_same else None
 
 
-def _ceiling(run: Run, judged: judge.GraphScores) -> np.ndarray | None:
+def _ceiling(run: Run, judged: evaluation.GraphScores) -> np.ndarray | None:
   """Runtimes without noise, `[n]`, of synthetic data that are still there and the same."""
   if files.is_remote(run.data_root):
     return None

@@ -1,16 +1,12 @@
-"""From a config to results, read downward: the work of `run_tile.py` and `run_layout.py`.
+"""What a terminal and a notebook need: the work of `run_tile.py` and `run_layout.py`.
 
   command   the flags of both commands
   configs   config files, the flags that change a field, `--print_config`
-  schema    the sections of a config: fields, defaults, refusals
   launch    carries out a command after its flags are parsed
-  job       data and ranker of a config, and the graphs of a run
-  training  a run from its config to its files
-  results   banner, `summary.json`, evaluation and prediction
+  python    the commands as a function
 
-Further modules: `python` (the commands as a function), `dry_run`, `sweep` and `official` (weights
-of the TensorFlow baseline). Only this package knows config objects and flags; the modules that it
-calls take plain arguments.
+Further modules: `dry_run`, `sweep` and `official` (weights of the TensorFlow baseline). Flags stop
+in this package; `train.training` has the run itself.
 """
 
 from tpugraphs_jax.run.command import layout, tile

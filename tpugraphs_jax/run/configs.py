@@ -2,7 +2,7 @@
 
 A config is a `ConfigDict` that a file makes from the name of a variant
 (`layout.py:xla-random,recommended`). `--print_config` lists its fields with the help of
-`run.schema`, `--help` the variants. jax is imported when a config is made, not before.
+`train.schema`, `--help` the variants. jax is imported when a config is made, not before.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> Non
   if name is None or name == config.model.get("name"):
     return
   from tpugraphs_jax.rankers import base
-  from tpugraphs_jax.run import schema
+  from tpugraphs_jax.train import schema
 
   options.import_extensions(config.extensions)
   kind = schema.kind_of(config)
@@ -303,7 +303,7 @@ def listing(config: ml_collections.ConfigDict, place: str) -> str:
     config: with the changes of the flags.
     place: its `FILE.py:VARIANT`.
   """
-  from tpugraphs_jax.run import schema
+  from tpugraphs_jax.train import schema
 
   limits = schema.limits(config)
   lines: list[str] = []

@@ -19,16 +19,15 @@ import numpy as np
 import optax
 
 from tpugraphs_jax import rankers
-from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import download, graph_folder, npz, store
 from tpugraphs_jax.data.plan import BatchPlan
+from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, parallel
 from tpugraphs_jax.rankers.scorer import Scorer
-from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.run import training
-from tpugraphs_jax.train import log, loop
+from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train import log, loop, training
 from tpugraphs_jax.train.state import TrainState
 
 _STEPS = 8  # number of measured steps, without those that compile

@@ -10,13 +10,14 @@ from absl import flags, logging
 import ml_collections
 from ml_collections import config_flags
 
-from tpugraphs_jax import collections, options, report, synthetic
+from tpugraphs_jax import datasets, options, report, synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
 from tpugraphs_jax.infra import console, files, parallel, trust
-from tpugraphs_jax.run import configs, dry_run, results, schema, training
-from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.serve import model_file
-from tpugraphs_jax.serve.ensemble import Ensemble
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers.ensemble import Ensemble
+from tpugraphs_jax.run import configs, dry_run
+from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train import results, schema, training
 
 
 def launch(values: flags.FlagValues) -> None:
@@ -165,7 +166,7 @@ def _data_of(values: flags.FlagValues, config: ml_collections.ConfigDict, workdi
     )
   if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
     return DEFAULT_DATA_ROOT
-  if config.data.source == collections.OWN:
+  if config.data.source == datasets.OWN:
     raise FileNotFoundError(
       f"there is no data at {DEFAULT_DATA_ROOT}: name the folder of the collection "
       f"{config.data.search} with --data_root (in a checkout --data_root=data/own/npz has the "

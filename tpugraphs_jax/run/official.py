@@ -34,13 +34,13 @@ import numpy as np
 
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import SPLITS
-from tpugraphs_jax.infra import files
+from tpugraphs_jax.infra import files, trees
+from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers import official_weights as official
+from tpugraphs_jax.rankers import ranker as ranker_lib
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.run.job import Job, trainable
-from tpugraphs_jax.serve import model_file
-from tpugraphs_jax.serve import ranker as ranker_lib
-from tpugraphs_jax.train import log, state
+from tpugraphs_jax.train import log
+from tpugraphs_jax.train.job import Job, trainable
 
 
 def read_weights(path: Path) -> list[np.ndarray]:
@@ -80,7 +80,7 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
   graphs = trainable(job, job.data.load(config.data_root, "train"))
   job.fit(graphs)
   params = official.params_from_official(job.ranker.family.network, weights)
-  if difference := state.first_difference(params, job.ranker.param_shapes(graphs[0])):
+  if difference := trees.first_difference(params, job.ranker.param_shapes(graphs[0])):
     name, weight, expected = difference
     raise ValueError(
       f"the weights have {weight} for {name}, the model on this data has "

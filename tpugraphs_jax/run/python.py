@@ -12,9 +12,10 @@ from typing import Any
 import ml_collections
 
 from tpugraphs_jax import report
-from tpugraphs_jax.run import configs, results, training
-from tpugraphs_jax.serve import model_file
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.train import results, training
 
 
 @dataclasses.dataclass(frozen=True)

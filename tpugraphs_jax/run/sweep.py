@@ -27,10 +27,10 @@ from typing import Any
 from etils import epath
 
 from tpugraphs_jax import options, report
-from tpugraphs_jax.infra import console, files, jobs, trust
+from tpugraphs_jax.infra import console, files, tasks, trust
 from tpugraphs_jax.report import runs as runs_lib
-from tpugraphs_jax.run import configs, results, schema
-from tpugraphs_jax.serve import judge
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.train import evaluation, results, schema
 
 _DONE = ("last epoch", "early stopping")  # `summary.json`: training was not interrupted
 # A value of a grid, with its commas in brackets and quotes.
@@ -136,7 +136,7 @@ def do(run: SweepRun) -> None:
       [*run.command, f"--workdir={run.folder}", *resume],
       stdout=log,
       stderr=subprocess.STDOUT,
-      env=os.environ | {jobs.PARENT: str(os.getpid())},
+      env=os.environ | {tasks.PARENT: str(os.getpid())},
     )
     try:
       process.wait()
@@ -190,7 +190,7 @@ def row_of(run: SweepRun) -> dict[str, Any]:
 def _write_rows(runs: Sequence[SweepRun], out: str) -> None:
   rows = [row_of(run) for run in runs]
   empty = dict.fromkeys((name for row in rows for name in row), "")
-  judge.write_csv(epath.Path(out) / _ROWS, [empty | row for row in rows])
+  evaluation.write_csv(epath.Path(out) / _ROWS, [empty | row for row in rows])
 
 
 def _check_settings(out: str, settings: dict[str, Any]) -> None:
@@ -234,7 +234,7 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
   kind = schema.kind_of(config)
   start = (
     "import sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import jobs; "
-    f"jobs.end_with_parent(); sys.argv[0] = 'run_{kind}.py'; run.{kind}()"
+    f"tasks.end_with_parent(); sys.argv[0] = 'run_{kind}.py'; run.{kind}()"
   )
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
   return [
@@ -249,7 +249,7 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-  own, beam = jobs.split_flags(argv)
+  own, beam = tasks.split_flags(argv)
   parser = argparse.ArgumentParser(
     prog="python -m tpugraphs_jax.sweep",
     formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -305,8 +305,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   todo = [run for run in runs if not run.is_done]
   console.say(f"{len(runs)} runs, of which {len(runs) - len(todo)} are done")
-  with jobs.stopping():
-    jobs.run(do, todo, processes=args.jobs, beam=args.beam)
+  with tasks.stopping():
+    tasks.run(do, todo, processes=args.jobs, beam=args.beam)
   return _conclude(runs, args.out)
 
 

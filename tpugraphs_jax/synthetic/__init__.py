@@ -39,10 +39,10 @@ import zlib
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import collections, graph
-from tpugraphs_jax.collections import Collection, STAMP
+from tpugraphs_jax import datasets, graph
 from tpugraphs_jax.data import download, npz
-from tpugraphs_jax.infra import console, files, jobs, trust
+from tpugraphs_jax.datasets import Collection, STAMP
+from tpugraphs_jax.infra import console, files, tasks, trust
 from tpugraphs_jax.synthetic import layouts, tiles
 from tpugraphs_jax.synthetic.networks import ImageProgram, TextProgram
 
@@ -147,7 +147,7 @@ def file_specs(
   """
   if scale not in SCALES:
     raise ValueError(f"unknown scale {scale!r}, expected one of {', '.join(SCALES)}")
-  collections.check_released(collection)
+  datasets.check_released(collection)
   counts = (
     download.PUBLISHED[collection].graphs
     if scale == "full"
@@ -258,7 +258,7 @@ def generate(
   *,
   scale: str = "tiny",
   seed: int = 0,
-  collections: Iterable[str] = collections.RELEASED,
+  collections: Iterable[str] = datasets.RELEASED,
   limit: int | None = None,
   workers: int | None = None,
   progress: bool = True,
@@ -293,7 +293,7 @@ def generate(
   with tqdm.tqdm(
     total=len(specs), unit="file", mininterval=1, disable=console.bar(progress)
   ) as bar:
-    jobs.run(write, specs, processes=workers, finished=lambda _: bar.update())
+    tasks.run(write, specs, processes=workers, finished=lambda _: bar.update())
   return out / "npz"
 
 

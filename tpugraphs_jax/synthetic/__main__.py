@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 import sys
 
-from tpugraphs_jax import collections
+from tpugraphs_jax import datasets
 from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.synthetic import generate, SCALES
 
@@ -26,10 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--collections",
     nargs="+",
-    default=collections.RELEASED,
-    choices=collections.RELEASED,
+    default=datasets.RELEASED,
+    choices=datasets.RELEASED,
     metavar="COLLECTION",
-    help=f"some of {', '.join(collections.RELEASED)}",
+    help=f"some of {', '.join(datasets.RELEASED)}",
   )
   parser.add_argument("--limit", type=int, help="files per split at most")
   parser.add_argument("--workers", type=int, help="processes")

@@ -23,7 +23,6 @@ import shutil
 import sys
 from typing import Any, TypeVar
 
-from flax import traverse_util
 import jax
 import numpy as np
 import optax
@@ -31,16 +30,13 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from tpugraphs_jax.infra import files as files_lib
-from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.infra import parallel, trees
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
 _CHECKSUM = "state_sha256"  # a field of the notes
 _TRASH = "superseded"  # folder of checkpoints that are being removed
 _PREFIX = "save"  # folders are save_0, save_1, ...
 _FIELDS = "step", "config", "data", "progress", "value", "files", _CHECKSUM  # of the notes
-# Fields that a run passes as `config` and may change when it is resumed: they change no result.
-_FREE_FIELDS = ("batch.config_chunk",)
 _LOOP_CLOSED = "Event loop is closed"
 _DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 
@@ -192,7 +188,7 @@ class Checkpoints:
 
     def check() -> None:
       if (notes := self._newest_notes()) is not None:
-        check_config(self._folder, notes["config"], self._config)
+        trees.check_config(self._folder, notes["config"], self._config)
         check_files(self._folder, notes["files"], self._files)
 
     self._on_primary(check)
@@ -235,12 +231,12 @@ class Checkpoints:
       return None
     where = self._where(number)
     notes = self._read_notes(number)
-    check_config(where, notes["config"], self._config)
+    trees.check_config(where, notes["config"], self._config)
     check_files(where, notes["files"], self._files)
     # NumPy arrays can be restored on any device.
     host = self._shapes(number) if template is None else jax.tree.map(np.asarray, template)
     state = self._restore_state(number, host)
-    if template is not None and (difference := state_lib.first_difference(state, host)):
+    if template is not None and (difference := trees.first_difference(state, host)):
       name, there, here = difference
       raise ValueError(f"{where} does not fit this model: {name} is {there} there and {here} here")
     if notes[_CHECKSUM] != _digest(state):
@@ -286,28 +282,6 @@ class Checkpoints:
   def close(self) -> None:
     if self._manager is not None:
       self._manager.close()
-
-
-def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-  """Refuses (ValueError) a checkpoint of another config; the message has the fields that differ.
-
-  Args:
-    where: the checkpoint, for the message.
-    saved: nested fields (JSON types) of the checkpoint.
-    current: nested fields of the run.
-  """
-  old, new = (traverse_util.flatten_dict(config, sep=".") for config in (saved, current))
-  absent = "absent"
-  differences = [
-    f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"
-    for name in sorted(old.keys() | new.keys())
-    if old.get(name, absent) != new.get(name, absent) and name not in _FREE_FIELDS
-  ]
-  if differences:
-    raise ValueError(
-      f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the same "
-      "values, or another --workdir"
-    )
 
 
 def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:

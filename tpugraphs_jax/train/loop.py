@@ -21,7 +21,8 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax.infra import console, jobs, parallel
+from tpugraphs_jax import metrics as metrics_lib
+from tpugraphs_jax.infra import console, parallel, tasks
 from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.train import checkpoint
@@ -30,8 +31,6 @@ from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train.state import TrainState
 
 CHECKPOINTS = "checkpoints"  # folder under the working folder
-# Prefix of metrics of evaluations during training, which judge a sample of configurations.
-SAMPLE = "valid_sample"
 # Steps dispatched ahead: enough to keep devices busy while the host prepares a batch, few enough
 # that their batches take little memory.
 _STEPS_IN_FLIGHT = 2
@@ -232,7 +231,7 @@ def train(
   profile = log_lib.Profile(profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
-    stop = stack.enter_context(jobs.StopSignals())
+    stop = stack.enter_context(tasks.StopSignals())
     check_workdir(workdir, resume=resume, config=config, files=files)
     files_lib.tidy(workdir)
     checkpoints = stack.enter_context(
@@ -249,7 +248,9 @@ def train(
     )
     stack.callback(profile.stop)
     log.events.describe(
-      about or {}, metric=f"{SAMPLE}/{schedule.metric}", parameters=optax.tree.size(state.params)
+      about or {},
+      metric=f"{metrics_lib.SAMPLE}/{schedule.metric}",
+      parameters=optax.tree.size(state.params),
     )
     if resume:
       log.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
@@ -317,7 +318,7 @@ class _Loop:
   checkpoints: checkpoint.Checkpoints
   log: log_lib.Log
   profile: log_lib.Profile
-  signals: jobs.StopSignals
+  signals: tasks.StopSignals
   schedule: Schedule
 
   def __post_init__(self):
@@ -327,7 +328,7 @@ class _Loop:
     # (step, metrics), oldest first
     self.in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
     self.began = (self.step, time.monotonic())  # set again after the first step, which compiles
-    self.metric = f"{SAMPLE}/{self.schedule.metric}"
+    self.metric = f"{metrics_lib.SAMPLE}/{self.schedule.metric}"
 
   def run(self) -> TrainResult:
     while True:
@@ -441,7 +442,7 @@ class _Loop:
     try:
       with self.signals.interrupting():
         values = self.evaluate(params, self.step)
-    except jobs.Interrupted:
+    except tasks.Interrupted:
       return
     except FloatingPointError as error:
       raise FloatingPointError(f"step {self.step}: {error}") from error
@@ -458,10 +459,14 @@ class _Loop:
       progress.best_value, progress.best_step = value, self.step
     if progress.window:  # a run that is shorter than `log_every_steps` has a loss too
       self._average_window()
-    progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
+    progress.row |= {f"{metrics_lib.SAMPLE}/{name}": value for name, value in metrics.items()}
     self.log.events.histograms(
       self.step,
-      {f"{SAMPLE}/{name}": np.asarray(value) for name, value in values.items() if np.ndim(value)},
+      {
+        f"{metrics_lib.SAMPLE}/{name}": np.asarray(value)
+        for name, value in values.items()
+        if np.ndim(value)
+      },
     )
     self._write_row()
     if is_best and self.on_best is not None:

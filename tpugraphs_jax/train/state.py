@@ -88,24 +88,6 @@ def not_finite(state: TrainState) -> str:
   )
 
 
-def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
-  """The first array whose shape or dtype differs between two pytrees; None where all agree.
-
-  Returns:
-    Its name, and its description in each tree, such as `float32[2, 3]` or `nothing`.
-  """
-  describe = lambda tree: {
-    jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
-  ours, theirs = describe(found), describe(expected)
-  for name in sorted(ours.keys() | theirs.keys()):
-    one, other = ours.get(name, "nothing"), theirs.get(name, "nothing")
-    if one != other:
-      return name, one, other
-  return None
-
-
 @dataclasses.dataclass(frozen=True)
 class Optimizer(Options):
   """The optimizer of a run."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from tpugraphs_jax.collect import layouts
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.tuning import layouts
 from tpugraphs_jax.view import panes as panes_lib
 
 MISSING = (

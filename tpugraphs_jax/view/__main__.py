@@ -9,10 +9,10 @@ import argparse
 from pathlib import Path
 
 from tpugraphs_jax import hlo, view
-from tpugraphs_jax.collect import layouts
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console
+from tpugraphs_jax.tuning import layouts
 
 
 def read(path: Path) -> OpGraph | layouts.Program:

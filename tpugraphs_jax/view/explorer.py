@@ -19,9 +19,9 @@ import numpy as np
 import portpicker
 
 from tpugraphs_jax import columns
-from tpugraphs_jax.collect import choosing
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.hlo import HloGraph, proto, show
+from tpugraphs_jax.tuning import choosing
 from tpugraphs_jax.view.panes import CHANGED, Pane
 
 _RED, _BLUE, _AMBER = (215, 48, 39), (69, 117, 180), "#f5c26b"

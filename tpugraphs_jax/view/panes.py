@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpugraphs_jax import columns
-from tpugraphs_jax.collect import layouts
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
-from tpugraphs_jax.hlo import HloGraph, proto, tpu_kernels
+from tpugraphs_jax.hlo import HloGraph, proto
 from tpugraphs_jax.infra.tables import Table
-from tpugraphs_jax.serve import explain as explaining
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.rankers import explain as explaining
+from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.tuning import layouts, tpu_kernels
 
 CYCLES, COST, CHANGED = "estimated cycles", "cost", "changed orders"
 

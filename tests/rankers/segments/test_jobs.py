@@ -11,7 +11,7 @@ from run_folders import metrics
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.rankers.segments import family as family_lib
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.train.job import Job
 
 SMALL = [
   "--config.model.hidden_dim=8",

@@ -21,7 +21,7 @@ import winners
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import fourth
-from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.train.job import Job
 
 SMALL = dict(op_embed_dim=2, edge_widths=(5, 3), config_widths=(4, 2), head_widths=(4,))
 

@@ -22,7 +22,7 @@ from system_cases import (
 
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import mlsys21
-from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.train.job import Job
 
 VARIANTS = ("", "_per_node", "_lstm", "_transformer", "_gat")
 SMALL = dict(op_embed_dim=2, width=4, rounds=2, heads=2)

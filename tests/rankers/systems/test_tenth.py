@@ -30,7 +30,7 @@ from table_cases import gelu
 import winners
 
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.train.job import Job
 
 SMALL = dict(op_embed_dim=2, width=4, blocks=2, heads=2, steps=2, mlp_widths=(5, 3))
 SMALL_TILES = dict(

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import table_cases
 
+from tpugraphs_jax.rankers import explain
 from tpugraphs_jax.rankers.tables import charges as table_charges
 from tpugraphs_jax.rankers.tables.terms import Costs
-from tpugraphs_jax.serve import explain
 
 
 def case(seed=0):

@@ -10,9 +10,9 @@ import tpugraphs_jax
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import batching, npz, plan
 from tpugraphs_jax.data.batching import Slate
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.tables import charges as table_charges
-from tpugraphs_jax.run import training
-from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.train import training
 
 SMALL = {
   "model.hidden_dim": 8,

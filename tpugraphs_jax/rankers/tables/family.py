@@ -189,7 +189,7 @@ class TablesFamily(Family):
 
     Returns:
       Dictionary rows `[n, groups]`, costs `[n]` float64, and `gap` and `is_exact` as in
-      `serve.explain.Proposals`.
+      `rankers.explain.Proposals`.
 
     Raises:
       ValueError: n is below 1.

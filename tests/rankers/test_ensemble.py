@@ -1,0 +1,73 @@
+"""Combinations of the scores of several rankers."""
+
+import jobs as jobs_lib
+import numpy as np
+import pytest
+
+import tpugraphs_jax
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.rankers import ensemble
+from tpugraphs_jax.rankers.ensemble import COMBINATIONS, Ensemble
+
+
+@pytest.fixture(scope="module")
+def jobs():
+  return jobs_lib.all_jobs()
+
+
+@pytest.mark.parametrize(
+  "scores, expected",
+  [
+    ([3.0, 1.0, 2.0], [1.0, 0.0, 0.5]),
+    ([5.0], [0.0]),
+    ([2.0, 2.0], [0.0, 0.0]),
+    ([-1e30, 0.0, 1e30], [0.0, 0.5, 1.0]),
+  ],
+)
+def test_min_max_brings_scores_to_one_scale(scores, expected):
+  np.testing.assert_allclose(ensemble.min_max(np.array(scores)), expected)
+
+
+@pytest.mark.parametrize(
+  "scores, expected", [([3.0, 1.0, 2.0], [3, 1, 2]), ([5.0], [1]), ([2.0, 2.0, 1.0], [2.5, 2.5, 1])]
+)
+def test_equal_scores_share_their_mean_rank(scores, expected):
+  np.testing.assert_array_equal(ensemble.COMBINATIONS["rank"](np.array(scores)), expected)
+
+
+@pytest.mark.parametrize("combine", ["mean", "min_max", "rank"])
+def test_an_ensemble_averages_the_combined_scores_of_its_members(combine, jobs):
+  graph = npz.read_tile(npz.split_files(jobs.data_root, "tile:xla", "test")[0])
+  places = [jobs.workdir("tile_whole"), jobs.workdir("tile_two_devices")]
+  each = [tpugraphs_jax.load(place).scores([graph])[0].astype(np.float64) for place in places]
+  if combine == "min_max":
+    each = [(s - min(s)) / (max(s) - min(s)) for s in each]
+  elif combine == "rank":
+    each = [
+      [
+        np.mean([sum(other < one for other in s) + 1, sum(other <= one for other in s)])
+        for one in s
+      ]
+      for s in each
+    ]
+  ensemble = Ensemble(places, combine=combine)
+  (scores,) = ensemble.scores([graph])
+  some = np.array([4, 0, 2])
+  members = [ranker.scores([graph], [some])[0] for ranker in ensemble.rankers]
+  combine_of = COMBINATIONS[combine]
+  np.testing.assert_allclose(
+    ensemble.scores([graph], [some])[0],
+    np.mean([combine_of(m) for m in members], axis=0),
+    rtol=1e-6,
+  )
+  np.testing.assert_allclose(scores, np.mean(each, axis=0), rtol=1e-12)
+  np.testing.assert_array_equal(ensemble.rank(graph)[0], np.argsort(scores, kind="stable"))
+
+
+def test_impossible_ensembles_are_refused(jobs):
+  with pytest.raises(ValueError, match="collection"):
+    Ensemble([jobs.workdir("tile_whole"), jobs.workdir("layout_whole")])
+  with pytest.raises(ValueError, match="median"):
+    Ensemble([jobs.workdir("tile_whole")], combine="median")
+  with pytest.raises(ValueError, match="at least one"):
+    Ensemble([])

@@ -1,0 +1,323 @@
+"""What a job reads, leaves out, fits, judges and ranks; no model is compiled here."""
+
+import csv
+import dataclasses
+import json
+
+import numpy as np
+import parts as parts_lib
+import pytest
+import random_graphs
+
+from tpugraphs_jax import metrics, submission
+from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
+from tpugraphs_jax.data import features, npz
+from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.train import evaluation, results, training
+from tpugraphs_jax.train import job as job_lib
+
+COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
+KINDS = tuple(COLLECTIONS)
+
+
+def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
+  """A graph with full-width features and the given runtimes."""
+  rng, count = np.random.default_rng([seed, len(name)]), len(runtime_ns)
+  if kind == "tile":
+    graph = random_graphs.tile_graph(rng, nodes=7, edges=9, configs=count, name=name)
+    feat = rng.integers(0, 9, (1 if same else count, TILE_CONFIG_FEATURES)).astype(np.float32)
+    configs = graph.configs.__class__(
+      np.broadcast_to(feat, (count, TILE_CONFIG_FEATURES)),
+      np.array(runtime_ns, np.int64),
+      np.full(count, 100),
+    )
+  else:
+    graph = random_graphs.layout_graph(
+      rng, nodes=7, edges=9, config_nodes=[5, 1, 2], configs=count, name=name
+    )
+    numbers = np.full(count, 3) if same else np.arange(count)
+    configs = graph.configs.__class__(
+      graph.configs.rows,
+      np.arange(3, dtype=np.int32),
+      np.stack([numbers % 6, numbers // 6 % 6, numbers // 36], axis=1).astype(np.uint8),
+      np.array(runtime_ns, np.int64),
+    )
+  feat = rng.integers(0, 9, (7, NODE_FEATURES)).astype(np.float32)
+  return dataclasses.replace(graph, node_feat=feat, configs=configs)
+
+
+def fitted(kind, graphs, **changes):
+  job = parts_lib.make(kind, **changes)
+  job.fit(graphs)
+  return job
+
+
+def written(root, kind, **splits):
+  """A folder of data with these graphs."""
+  for split, graphs in splits.items():
+    folder = root.joinpath(*COLLECTIONS[kind].split(":"), split)
+    folder.mkdir(parents=True)
+    for graph in graphs:
+      (npz.write_tile if kind == "tile" else npz.write_layout)(folder / f"{graph.name}.npz", graph)
+  return str(root)
+
+
+def messages(caplog):
+  return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
+  job = parts_lib.make("layout", **{"batch.min_configs": 3})
+  good = graph_of("layout", "good", [3, 1, 2])
+  graphs = [
+    graph_of("layout", "few", [1, 2]),
+    good,
+    graph_of("layout", "same_a", [1, 2, 3], same=True),
+    graph_of("layout", "flat", [2**40] * 3),
+    graph_of("layout", "test", [0, 0, 0]),
+    *(graph_of("layout", f"same_{i}", [3, 2, 1], same=True) for i in range(9)),
+  ]
+  assert job_lib.trainable(job, graphs) == [good]
+  names = ", ".join(["same_a", *(f"same_{i}" for i in range(9))])
+  assert messages(caplog) == [
+    "skipped 1 of 14 graphs for training: fewer than 3 configurations: few",
+    f"skipped 10 of 14 graphs for training: all configurations equal: {names}",
+    "skipped 1 of 14 graphs for training: all runtimes equal: flat",
+    "skipped 1 of 14 graphs for training: no runtimes: test",
+  ]
+
+
+def validation_of(configs, **changes):
+  """The sample of kernels with so many configurations each, which are numbered."""
+  job = parts_lib.make("tile", "EarlyJoinSAGE", **changes)
+  graphs = [
+    graph_of("tile", f"g_{number}", np.arange(count) + 5) for number, count in enumerate(configs)
+  ]
+  job.fit(graphs)
+  return training.validation_sample(job.config, job.prepare(graphs))
+
+
+def test_a_fixed_validation_sample_is_the_same_after_every_step():
+  sample = validation_of([3, 400, 2], **{"train.valid_sampling": "fixed"})
+  (graphs, ids), (_, later) = sample(7), sample(8)
+  assert [graph.name for graph in graphs] == ["g_0", "g_1", "g_2"]
+  assert [len(one) for one in ids] == [3, 256, 2]
+  np.testing.assert_equal(ids, later)
+
+
+@pytest.mark.parametrize(
+  "configs, drop, names",
+  [
+    ([30, 9, 10, 40], False, [0, 2, 3]),
+    ([30, 9, 10, 40], True, [0, 2]),
+    ([30, 9, 10], True, [0, 2]),
+    ([30, 9], True, [0]),
+  ],
+)
+def test_validation_slates_are_drawn_anew_of_graphs_that_suffice(configs, drop, names):
+  changes = {"batch.graphs": 2, "batch.drop_remainder": drop}
+  sample = validation_of(configs, **changes)
+  (graphs, ids), (_, later) = sample(7), sample(8)
+  assert [graph.name for graph in graphs] == [f"g_{number}" for number in names]
+  for one, other, number in zip(ids, later, names):
+    assert len(set(one)) == len(set(other)) == 10 and max(one) < configs[number]
+    assert configs[number] == 10 or set(one) != set(other)
+  np.testing.assert_equal(validation_of(configs, **changes)(8)[1], later)  # after a resume
+
+
+def test_validation_slates_need_a_graph_with_enough_configurations():
+  with pytest.raises(ValueError, match="batch.min_configs=10 .* train.valid_sampling to fixed"):
+    validation_of([9, 3])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_to_train_on_is_an_error(kind):
+  with pytest.raises(ValueError, match="none"):
+    job = parts_lib.make(kind)
+    job_lib.trainable(job, [graph_of(kind, "unlabelled", [0] * 8)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unlabelled_graphs_are_ranked_not_scored(kind, caplog):
+  good, flat = graph_of(kind, "good", [3, 1]), graph_of(kind, "flat", [2, 2])
+  graphs = [good, graph_of(kind, "one", [4]), graph_of(kind, "unlabelled", [0, 0]), flat]
+  assert job_lib.evaluable(graphs) == [good, flat]
+  assert messages(caplog) == [
+    "skipped 1 of 4 graphs for evaluation: fewer than 2 configurations: one",
+    "skipped 1 of 4 graphs for evaluation: no runtimes (ranked, not scored): unlabelled",
+  ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_path):
+  train = [graph_of(kind, f"train{i}", [1, 2, 3], seed=i) for i in range(3)]
+  ranker, path = fitted(kind, train).ranker, tmp_path / "features.json"
+  features.save(path, ranker.transforms)
+  later = parts_lib.make(kind).ranker
+  later.use_transforms(features.load(path), where=path)
+  other = graph_of(kind, "other", [5, 4, 3, 2], seed=9)
+  expected, found = ranker.prepare(other), later.prepare(other)
+  np.testing.assert_array_equal(found.feat, expected.feat)
+  refitted = fitted(kind, [other]).ranker.prepare(other)
+  assert refitted.feat.shape != expected.feat.shape or (refitted.feat != expected.feat).any()
+
+
+def made_up(family, made):
+  """A scorer that returns the scores `made`, by graph name."""
+  return family.scorer_of(
+    lambda params, graphs, config_ids, *, progress=False: [
+      np.asarray(made[g.name], np.float32)[ids] for g, ids in zip(graphs, config_ids)
+    ]
+  )
+
+
+@pytest.mark.parametrize("kind, ks", [("tile", (1, 5, 10)), ("layout", (1, 10, 100))])
+def test_rows_hold_exact_metrics_and_opa_is_pooled_over_pairs(kind, ks):
+  rng = np.random.default_rng(3)
+  runtimes = {"a": rng.permutation(30) + 2**40, "b": rng.integers(1, 4, 12), "c": np.full(5, 7)}
+  scores = {name: rng.normal(size=len(r)) for name, r in runtimes.items()}
+  graphs = [graph_of(kind, name, runtime) for name, runtime in runtimes.items()]
+  ranker = fitted(kind, graphs).ranker
+  chosen = [np.array([3, 29, 1, 7]), np.arange(12), np.arange(5)]
+  prepared = [ranker.prepare(graph) for graph in graphs]
+  found = made_up(ranker.family, scores)(None, prepared, chosen)
+  rows, means = evaluation.evaluate(evaluation.with_labels(prepared, chosen, found), ks)
+  concordant = pairs = 0
+  for row, (name, runtime), ids in zip(rows, runtimes.items(), chosen):
+    s, r = scores[name].astype(np.float32)[ids], runtime[ids]
+    r = r / 100 if kind == "tile" else r  # the normalizer of all configurations
+    assert (row["graph"], row["nodes"], row["configs"]) == (name, 7, len(ids))
+    np.testing.assert_equal(row["opa"], metrics.opa(s, r))
+    np.testing.assert_equal(row["kendaltau"], metrics.kendall_tau(s, r))
+    best = {k: r[np.argsort(s, kind="stable")[:k]].min() for k in ks}
+    assert all(row[f"slowdown{k}"] == (best[k] - r.min()) / r.min() for k in ks)
+    slower = r[:, None] > r[None]
+    concordant += int((slower & (s[:, None] > s[None])).sum())
+    pairs += int(slower.sum())
+  assert means["opa"] == concordant / pairs
+  assert means["kendaltau"] == np.mean([rows[0]["kendaltau"], rows[1]["kendaltau"]])
+  assert means["slowdown1"] == np.mean([row["slowdown1"] for row in rows])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ties_are_ranked_in_file_order(kind, tmp_path):
+  graphs = [graph_of(kind, "same", [0] * 40, same=True), graph_of(kind, "some", [0] * 6)]
+  job = fitted(kind, graphs)
+  # Equal configurations are scored once, so that their made-up scores do not matter.
+  job.ranker.scorer = made_up(
+    job.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]}
+  )
+  np.testing.assert_array_equal(job.ranker.rank(graphs[0])[0], np.arange(40))
+  results.predict(job.data, written(tmp_path / "npz", kind, test=graphs), job.ranker, tmp_path)
+  saved, name = submission.read_results(tmp_path / "results.csv"), job.ranker.collection.name
+  np.testing.assert_array_equal(saved[f"{name}:same"], np.arange(40))
+  np.testing.assert_array_equal(saved[f"{name}:some"], [4, 1, 3, 0, 2, 5])
+
+
+def validation_ids(**changes):
+  graph = graph_of("layout", "unet", np.arange(1, 10))
+  return parts_lib.make("layout", **changes).data.validation_ids(graph.name, graph.configs)
+
+
+def test_layout_validation_takes_published_indices_else_a_seeded_sample(tmp_path):
+  (tmp_path / "xla_random.json").write_text(json.dumps({"unet": [7, 0, 7]}))
+  np.testing.assert_array_equal(validation_ids(**{"eval.indices_dir": str(tmp_path)}), [7, 0, 7])
+  sampled, again = (validation_ids(**{"eval.max_configs": 4}) for _ in range(2))
+  np.testing.assert_array_equal(sampled, again)
+  assert len(set(sampled.tolist())) == 4 and (np.diff(sampled) > 0).all()
+  for limit in (0, 9, 10):
+    np.testing.assert_array_equal(validation_ids(**{"eval.max_configs": limit}), np.arange(9))
+
+
+@pytest.mark.parametrize("is_predicted", [False, True])
+def test_programs_have_the_figures_of_the_mlsys_2021_tables(is_predicted):
+  rng = np.random.default_rng(5)
+  names = ["net_a_1", "net_a_2", "net_b_7", "net_a_3"]
+  runtimes = [rng.integers(1000, 9000, size) for size in (3, 6, 6, 6)]
+  runtimes[3][:] = 700  # no order, so no tau, but a MAPE
+  scores = [rng.uniform(0.5, 2, len(runtime)).astype(np.float32) for runtime in runtimes]
+  predicted = [2000 * found for found in scores] if is_predicted else None
+  rows = evaluation.program_rows(
+    [
+      evaluation.GraphScores(name, 7, np.arange(len(runtime)), found, runtime, runtime / 500)
+      for name, runtime, found in zip(names, runtimes, scores)
+    ],
+    predicted,
+  )
+  assert [(row["program"], row["kernels"]) for row in rows] == [("net_a", 3), ("net_b", 1)]
+  for row, members in zip(rows, ([0, 1, 3], [2])):
+    taus, lost, best, errors = [], 0, 0, []
+    for i in members:
+      runtime, s = runtimes[i], scores[i]
+      taus += [metrics.kendall_tau(s, runtime)] if np.ptp(runtime) else []
+      lost += int(runtime[np.argmin(s)] - runtime.min())
+      best += int(runtime.min())
+      errors += [abs(2000 * value - true) / true for value, true in zip(s, runtime.tolist())]
+    np.testing.assert_allclose(row["kendaltau"], np.mean(taus))
+    np.testing.assert_allclose(row["tile_size_ape"], 100 * lost / best)
+    assert ("mape" in row) == is_predicted
+    if is_predicted:
+      np.testing.assert_allclose(row["mape"], 100 * np.mean(errors), rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss, predict", [("LogMSE:1", np.exp), ("MSE:1", np.asarray)])
+def test_scores_of_regression_losses_predict_runtimes_in_the_unit_of_the_target(
+  loss, predict, tmp_path
+):
+  graph, scores = graph_of("tile", "net_1", [150, 320, 210]), [0.5, 1.5, 0.75]
+  job = fitted("tile", [graph], **{"loss.losses": loss, "batch.target": "official"})
+  with job.config.unlocked():
+    job.config.data_root = written(tmp_path / "npz", "tile", valid=[graph])
+  job.ranker.scorer = made_up(job.ranker.family, {"net_1": scores})
+  results.evaluate(job, tmp_path)
+  with (tmp_path / "validation_programs.csv").open() as file:
+    (row,) = csv.DictReader(file)
+  error = abs(100 * predict(scores) / graph.configs.runtime_ns - 1)  # the unit is 100 ns
+  assert float(row["mape"]) == pytest.approx(100 * error.mean(), rel=1e-5)
+
+
+def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
+  graph = graph_of("layout", "g", np.arange(60, 0, -1))
+  graph.configs.group_row[1::2] = graph.configs.group_row[0]
+  root = written(tmp_path / "npz", "layout", train=[graph], valid=[graph])
+  distinct = len(np.unique(graph.configs.decode(np.arange(60)), axis=0))
+  assert distinct == 30
+  assert len(parts_lib.make("layout").data.load(root, "train")[0].configs) == distinct
+  assert len(parts_lib.make("layout").data.load(root, "valid")[0].configs) == 60
+  keep = {"data.duplicate_policy": "keep"}
+  assert len(parts_lib.make("layout", **keep).data.load(root, "train")[0].configs) == 60
+  (limited,) = parts_lib.make("layout", **keep, **{"data.max_configs": 9}).data.load(root, "train")
+  assert {1, 2, 3, 58, 59, 60} < set(limited.configs.runtime_ns.tolist())
+  assert len(limited.configs) == 9
+
+
+def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
+  job = parts_lib.make("tile", **{"batch.graphs": 8})
+  with job.config.unlocked():
+    job.config.data_root = "/nowhere"
+  with files_lib.hold(tmp_path), pytest.raises(ValueError, match="in use"):
+    training.train(job, tmp_path)
+  assert all(path.name.startswith(files_lib.LOCK) for path in tmp_path.iterdir())
+
+
+def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
+  graphs = {
+    "valid": [graph_of("tile", "v", [3, 1, 2])],
+    "train": [graph_of("tile", "t", [2, 5])],
+    "test": [graph_of("tile", "u", [0, 0, 0])],
+  }
+  job = fitted("tile", graphs["train"])
+  with job.config.unlocked():
+    job.config.data_root = written(tmp_path / "npz", "tile", **graphs)
+  made = {"v": [3, 1, 2], "t": [5, 2], "u": [1, 2, 3]}
+  job.ranker.scorer = made_up(job.ranker.family, made)
+  assert results.evaluate(job, tmp_path)["kendaltau"] == 1
+  assert results.evaluate(job, tmp_path, split="train")["kendaltau"] == -1
+  found = json.loads((tmp_path / "summary.json").read_text())
+  assert (found["validation"]["split"], found["train"]["split"]) == ("valid", "train")
+  assert (tmp_path / "train.csv").exists()
+  results.predict(job.data, job.config.data_root, job.ranker, tmp_path, split="train")
+  ranking = submission.read_results(tmp_path / "results_train.csv")
+  assert {name: found.tolist() for name, found in ranking.items()} == {"tile:xla:t": [1, 0]}
+  with pytest.raises(ValueError, match="labels"):
+    results.evaluate(job, tmp_path, split="test")

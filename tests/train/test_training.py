@@ -1,0 +1,94 @@
+"""Options of data, loss, sampling and training work together, for every kind of ranker."""
+
+import csv
+
+import numpy as np
+import parts
+import pytest
+
+import tpugraphs_jax
+from tpugraphs_jax import synthetic
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.train import training
+
+COLLECTIONS = {"layout": "layout:xla:random", "tile": "tile:xla"}
+SMALL = {
+  "model.hidden_dim": 8,
+  "model.num_gnns": 1,
+  "train.epochs": 2,
+  "batch.graphs": 4,
+  "batch.slates_per_epoch": 16,
+  "train.log_every_steps": 1,
+  "model.op_embed_dim": 4,
+}
+TOGETHER = {
+  "optimizer.average_window": (0.5, 1.0),
+  "loss.score_norm_clip": 50.0,
+  "batch.sampling": "uniform_replacement",
+}
+CASES = {
+  "layout": (
+    "xla-random,full,ci",
+    {
+      "batch.configs": 8,
+      "data.graph_reduction": "config_neighborhood",
+      "data.virtual_node": "output",
+      "data.features": ("released", "operand_shapes", "tile_modulo"),
+      "data.feature_transform": "operand_shapes=log_offset(3),tile_modulo=varying,*=minmax",
+      "batch.graph_sampling": "sqrt",
+      "loss.losses": "RankHingeLoss:0.5,CrossHingeLoss:0.5",
+      "loss.pair_reduction": "mean_valid",
+    },
+  ),
+  "tables": (
+    "xla-random,tables,ci",
+    {
+      "batch.configs": 64,
+      "data.graph_reduction": "config_neighborhood",
+      "data.virtual_node": "cluster",
+      "data.cluster_nodes": 20,
+      "loss.margin": 0.02,
+      "loss.losses": "DiffMatLoss:1,CrossHingeLoss:1,ListMLELoss:1",
+    },
+  ),
+  "tile": (
+    "ci",
+    {
+      "batch.configs": 6,
+      "data.virtual_node": "cluster",
+      "data.cluster_nodes": 5,
+      "batch.graph_sampling": "proportional",
+      "loss.temperature": 1.0,
+      "loss.losses": "DiffMatLoss:1,MAPE:1",
+      "optimizer.learning_rate": 0.01,
+    },
+  ),
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  return synthetic.generate(
+    tmp_path_factory.mktemp("data"), collections=COLLECTIONS.values(), limit=6, progress=False
+  )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_options_together_train_rank_and_are_saved(name, root, tmp_path):
+  kind = "tile" if name == "tile" else "layout"
+  variant, changes = CASES[name]
+  config = parts.config_of(kind, variant, data_root=str(root), **(SMALL | TOGETHER | changes))
+  training.run(config, tmp_path)
+  with (tmp_path / "validation.csv").open() as file:
+    rows = list(csv.DictReader(file))
+  assert rows and all(np.isfinite(float(row["opa"])) for row in rows)
+  read = npz.read_tile if kind == "tile" else npz.read_layout
+  graph = read(npz.split_files(root, COLLECTIONS[kind], "test")[0])
+  order, scores = tpugraphs_jax.rank(tmp_path / "model.npz", graph)
+  assert np.isfinite(scores).all() and np.ptp(scores) > 0
+  np.testing.assert_array_equal(order, np.argsort(scores, kind="stable"))
+  added = tpugraphs_jax.load(tmp_path).prepare(graph).opcode
+  assert len(added) != graph.num_nodes and added[-1] == 0  # the last node is virtual
+  if kind == "tile":
+    with (tmp_path / "validation_programs.csv").open() as file:
+      assert all(float(row["mape"]) > 0 for row in csv.DictReader(file))

@@ -1,0 +1,93 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tpugraphs_jax.tuning import cache as cache_lib
+from tpugraphs_jax.tuning import labels
+from tpugraphs_jax.tuning import problem as problems
+
+_ARGS = (jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4), jnp.float32))
+_FIRST = [(0,), (1,)]
+
+
+def _product(x, y):
+  return jnp.tanh(x @ y)
+
+
+@pytest.fixture
+def problem():
+  return problems.Problem(_product, _ARGS, labels.BytesEstimate())
+
+
+@pytest.fixture
+def asked(monkeypatch):
+  """The choices that are labelled; option 2 fails."""
+  asked = []
+
+  def raw_labels(problem, candidates):
+    asked.extend(candidates)
+    return {
+      each: {"bytes_accessed": 10 + sum(each), "seconds": [1.0 + sum(each)]}
+      for each in candidates
+      if each != (2,)
+    }
+
+  monkeypatch.setattr(problems.Problem, "raw_labels", raw_labels)
+  return asked
+
+
+def test_a_label_is_made_once_and_then_taken_from_the_file(problem, asked, tmp_path):
+  path = tmp_path / "some" / "labels.jsonl"
+  found = cache_lib.Cache(path, problem).labels([*_FIRST, (2,)])
+  assert list(found) == asked == [(0,), (1,), (2,)] and found[(2,)] is None
+  again = cache_lib.Cache(path, problem)
+  assert again.labels([(1,), (2,), (0,)]) == found and len(asked) == 3
+  assert again.ratio((1,)) == 1.1 and again.ratio((2,)) == float("inf")
+
+
+def test_labels_of_another_program_or_compiler_are_not_taken(problem, asked, monkeypatch, tmp_path):
+  path = tmp_path / "labels.jsonl"
+  cache_lib.Cache(path, problem).labels(_FIRST)
+  other = problems.Problem(lambda x, y: jnp.sin(x @ y), _ARGS, problem.label)
+  assert len(other.options) == 1
+  cache_lib.Cache(path, other).labels(_FIRST)
+  assert asked == 2 * _FIRST
+  monkeypatch.setattr(labels.BytesEstimate, "versions", lambda label: {"jax": "0", "device": "cpu"})
+  cache_lib.Cache(path, problem).labels(_FIRST)
+  assert asked == 3 * _FIRST and len(path.read_text().splitlines()) == 6
+
+
+def test_a_line_that_a_kill_cut_short_is_made_again(problem, asked, tmp_path):
+  path = tmp_path / "labels.jsonl"
+  cache_lib.Cache(path, problem).labels(_FIRST)
+  whole = path.read_bytes()
+  path.write_bytes(whole[:-9])
+  cache_lib.Cache(path, problem).labels(_FIRST)
+  assert asked == [*_FIRST, (1,)] and path.read_bytes() == whole
+
+
+def test_another_file_is_refused_by_its_line(problem, tmp_path):
+  path = tmp_path / "labels.jsonl"
+  path.write_text("some notes\n")
+  with pytest.raises(ValueError, match="labels.jsonl, line 1: 'some notes' is no label"):
+    cache_lib.Cache(path, problem)
+
+
+def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypatch, tmp_path):
+  problem = problems.Problem(_product, _ARGS, labels.Measured())
+  speed = [1.0]
+  monkeypatch.setattr(
+    problems.Problem,
+    "raw_labels",
+    lambda problem, candidates: {
+      each: {"seconds": [speed[0] * (1 + sum(each))]} for each in candidates
+    },
+  )
+  path = tmp_path / "labels.jsonl"
+  cache_lib.Cache(path, problem).labels(_FIRST)
+  speed[0] = 3.0  # the machine is three times slower now
+  found = cache_lib.Cache(path, problem).labels([*_FIRST, (2,)])
+  assert [raw["seconds"] for raw in found.values()] == [[1.0], [2.0], [3.0]]
+  assert len(json.loads(path.read_text().splitlines()[-1])["numbers"]) == 1

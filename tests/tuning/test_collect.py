@@ -1,0 +1,293 @@
+"""The collect command, with a label that needs neither libtpu nor a quiet machine."""
+
+import json
+import os
+from pathlib import Path
+import pickle
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.infra import tasks
+from tpugraphs_jax.tuning import collect as command
+from tpugraphs_jax.tuning import journal
+
+_ROOT = Path(__file__).parents[2]
+_COLLECTION = "layout:own:tried"
+# The long form: TPUGRAPHS_KILLS=10 python -m pytest tests/tuning/test_collect.py
+_KILLS = int(os.environ.get("TPUGRAPHS_KILLS", "2"))
+_PROGRAMS = """
+import jax
+import jax.numpy as jnp
+
+
+def net(params, x):
+  for kernel in params["kernels"]:
+    x = jax.nn.relu(jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+  return x.reshape(x.shape[0], -1) @ params["out"]
+
+
+def array(*shape):
+  return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+ARGS = {"kernels": [array(3, 3, 5, 8), array(3, 3, 8, 8)], "out": array(8 * 42, 9)}, array(
+    3, 7, 6, 5)
+PROGRAMS = {
+    "net": (net, ARGS),
+    "gradient": (jax.grad(lambda *args: jnp.sum(net(*args) ** 2)), ARGS),
+    "nothing": (jnp.sin, (array(4),)),
+}
+"""
+
+
+def _arguments(root, out, *more):
+  return [
+    "--programs",
+    f"{root}/tried.py:net",
+    f"{root}/tried.py:gradient",
+    "--label",
+    "bytes_estimate",
+    "--configs",
+    "12",
+    "--out",
+    str(out),
+    "--collection",
+    _COLLECTION,
+    "--jobs",
+    "2",
+    "--quiet",
+    *more,
+  ]
+
+
+def _start(arguments):
+  environment = os.environ | {"PYTHONPATH": str(_ROOT)}
+  return subprocess.Popen(
+    [sys.executable, "-m", "tpugraphs_jax.collect", *arguments],
+    env=environment,
+    start_new_session=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("programs")
+  (folder / "tried.py").write_text(_PROGRAMS)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def collected(root):
+  process = _start(_arguments(root, root / "whole"))
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0, printed
+  assert "2 of 2 programs collected" in printed
+  assert int(re.search(r"; 24 labels, ([\d,]+) an hour and core", printed)[1].replace(",", "")) > 0
+  return root / "whole"
+
+
+def _files(out):
+  """`{path: bytes}` of all data and sidecars, with paths relative to the output folder."""
+  return {
+    path.relative_to(out): path.read_bytes()
+    for path in sorted((out / "npz").rglob("*"))
+    if path.is_file()
+  }
+
+
+def test_the_reader_of_the_released_files_reads_what_was_collected(collected):
+  folder = collected / "npz/layout/own/tried/train"
+  for name in ("tried_net", "tried_gradient"):
+    graph = npz.read_layout(folder / f"{name}.npz")
+    record = json.loads((folder / f"{name}.json").read_text())
+    assert record["source"] == f"tried.py:{name.removeprefix('tried_')}"
+    assert len(graph.configs) == len(record["configs"]) == 12
+    assert graph.configs.runtime_ns.tolist() == [
+      config["bytes_accessed"] for config in record["configs"]
+    ]
+    assert len(np.unique(graph.configs.runtime_ns)) > 2
+    # The first configuration is the compiler's own and decides nothing.
+    rows = graph.configs.decode(np.arange(12))
+    assert (rows[0] == -1).all()
+    assert all((row != -1).any() for row in rows[1:])
+    assert len({row.tobytes() for row in rows}) == 12
+    for group, numbers in zip(
+      record["groups"], np.transpose([config["numbers"] for config in record["configs"]])
+    ):
+      assert "<-" in group and numbers[0] == 0
+
+
+def _labelled(out):
+  """Number of configurations with a result or an error in the journals."""
+  return sum(journal.done(path) for path in out.rglob("*.jsonl"))
+
+
+def test_killed_at_random_moments_it_goes_on_and_gives_the_same_files(root, collected):
+  out = root / "killed"
+  rng = random.Random(0)
+  # Moments in the work, whatever the machine's speed: 24 configurations are labelled.
+  for number, moment in enumerate(sorted(rng.sample(range(1, 21), _KILLS))):
+    process = _start(_arguments(root, out))
+    while _labelled(out) < moment:
+      assert process.poll() is None, process.communicate()[0]
+      time.sleep(0.005)
+    # First the command alone: its workers must notice, and the next command waits for them.
+    (os.killpg if number else os.kill)(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+  process = _start(_arguments(root, out))
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0, printed
+  assert _files(out) == _files(collected)
+  for path in out.rglob("*.jsonl"):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    results = [line["candidate"] for line in lines if "candidate" in line]
+    assert len(results) == len(set(results)), "a configuration was compiled twice"
+
+
+def test_collected_files_are_left_alone_without_their_journal(root, collected, tmp_path):
+  out = tmp_path / "moved"
+  shutil.copytree(collected / "npz", out / "npz")
+  process = _start(_arguments(root, out))
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0 and "2 of 2 programs collected" in printed
+  assert _files(out) == _files(collected)
+  assert not list(out.rglob("*.jsonl")), "a configuration was labelled again"
+
+
+def run_here(work, jobs, *, processes, options):
+  """Stands for a cluster: runs every job as its machine gets it, by pickle."""
+  assert processes == 2 and options == ["--runner=X"]
+  for job in pickle.loads(pickle.dumps(list(jobs))):
+    work(job)
+
+
+def test_on_a_cluster_the_same_files_are_made(root, collected, monkeypatch, capsys):
+  monkeypatch.setattr(tasks, "run_on_beam", run_here)
+  out = root / "cluster"
+  assert command.main([*_arguments(root, out), "--", "--runner=X"]) == 0
+  assert _files(out) == _files(collected)
+  assert "2 of 2 programs collected" in capsys.readouterr().out
+
+
+def test_a_machine_that_fails_or_is_lost_is_reported(root, monkeypatch, capsys):
+  lost = _arguments(root, root / "partly")
+  lost[1] = f"{root}/tried.py:nothing"
+  monkeypatch.setattr(tasks, "run_on_beam", lambda work, jobs, **options: work(jobs[0]))
+  assert command.main([*lost, "--"]) == 1
+  printed = capsys.readouterr()
+  assert "0 of 2 programs collected" in printed.out
+  assert "tried_nothing: " in printed.err and "no layout of its 0 groups" in printed.err
+  assert "tried_gradient: its machine left no " in printed.err
+
+
+def test_a_candidate_that_crashes_the_compiler_is_a_failure_and_the_others_go_on(root):
+  # Stands for a compiler that aborts on some candidates.
+  (root / "crashing.py").write_text(
+    _PROGRAMS
+    + """
+import os
+from tpugraphs_jax.tuning import choosing
+from tpugraphs_jax.tuning.choosing import apply
+
+def crashing(function, choice):
+  if sum(place for place, orders in enumerate(choice.values()) if any(orders)) == 3:
+    os.abort()
+  return apply(function, choice)
+
+choosing.apply = crashing
+"""
+  )
+  arguments = _arguments(root, root / "crashed")
+  arguments[1:3] = [f"{root}/crashing.py:net"]
+  process = _start(arguments)
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0, printed
+  (record,) = [json.loads(path.read_text()) for path in (root / "crashed").rglob("*.json")]
+  assert record["failures"]
+  for failure in record["failures"]:
+    assert failure["error"] == "the compiler ended its process with status -6"
+  places = [sum(np.flatnonzero(config["numbers"])) for config in record["configs"]]
+  assert len(places) == 12 and 3 not in places
+
+
+# Programs that end or hang their process while jax traces them, and how they are named.
+_ENDING = {
+  "gone": ("sys.exit(0)", "ended with status 0"),
+  "hung": ("time.sleep(1000)", "labelled nothing for 15 s"),
+}
+
+
+@pytest.mark.parametrize("name", list(_ENDING))
+def test_a_program_that_ends_or_never_ends_is_a_failure_and_the_others_go_on(
+  root, name, tmp_path, capsys
+):
+  act, said = _ENDING[name]
+  (tmp_path / f"{name}.py").write_text(
+    _PROGRAMS
+    + f"""
+import sys, time
+
+def ending(x):
+  if "tpugraphs_jax.tuning.worker" in " ".join(sys.orig_argv):
+    {act}
+  return x
+
+PROGRAMS = {{"ending": (ending, (array(4, 4),))}}
+"""
+  )
+  arguments = _arguments(root, tmp_path / "out", "--timeout", "15")
+  arguments[1:3] = [str(tmp_path / f"{name}.py"), f"{root}/tried.py:net"]
+  assert command.main(arguments) == 1
+  printed = capsys.readouterr()
+  assert "1 of 2 programs collected" in printed.out
+  (failure,) = printed.err.splitlines()
+  assert failure.startswith(f"failed: {name}_ending: ") and said in failure
+  assert not list((tmp_path / "out/npz").rglob(f"{name}_ending*"))
+
+
+def test_a_damaged_module_of_an_unfinished_program_is_made_again(root, collected, tmp_path):
+  out = tmp_path / "damaged"
+  shutil.copytree(collected, out)
+  for path in out.rglob("*.hlo.pb"):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+  for path in (*out.rglob("*.npz"), *(out / "npz").rglob("*.json")):
+    path.unlink()
+  assert command.main(_arguments(root, out)) == 0
+  assert _files(out) == _files(collected)
+  assert {p.relative_to(out): p.read_bytes() for p in out.rglob("*.hlo.pb")} == {
+    p.relative_to(collected): p.read_bytes() for p in collected.rglob("*.hlo.pb")
+  }
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (("--timeout", "0"), "--timeout=0.0, expected seconds above 0"),
+    (("--collection", "layout:xla:random"), "expected layout:own:NAME"),
+    (("--configs", "1"), "--configs=1, expected at least 2"),
+    (("--label", "seconds"), "unknown label 'seconds', expected one of tpu_estimate"),
+    (("--label", "tpu_estimate"), "needs a target, such as --target=v3"),
+    (("--label", "measured", "--"), "--label=measured measures one program after the other"),
+    (("--target", "v3"), "label bytes_estimate is for the device at hand"),
+  ],
+)
+def test_mistakes_end_in_one_line(root, capsys, changes, message):
+  assert command.main([*_arguments(root, root / "none"), *changes]) == 2
+  (error,) = capsys.readouterr().err.splitlines()
+  assert error.startswith("error: ") and message in error

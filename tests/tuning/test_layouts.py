@@ -1,0 +1,119 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tpugraphs_jax
+from tpugraphs_jax import hlo
+from tpugraphs_jax.tuning import choosing, layouts
+
+_ARGS = (jnp.ones((6, 16)), jnp.full((16, 12), 0.5), jnp.ones((12, 6)))
+
+
+def step(x, y, z):
+  x = jax.nn.relu(x @ y).reshape(4, 18)
+  return x.T @ x, jnp.tanh(x.reshape(6, 12) @ z)
+
+
+@pytest.fixture
+def file(tmp_path):
+  choices = choosing.choices(step, *_ARGS)
+  numbers = [int(count > 1) for count in choices.options]
+  path = tmp_path / "layouts.json"
+  graph = hlo.featurize(step, *_ARGS)
+  nodes = graph.config_node.tolist()
+  change = layouts.Change(nodes[:1], "dot_general", ["step.py:7"], (1, 0), ((0, 1), (), ()), (7, 5))
+  layouts.save(
+    path,
+    step,
+    _ARGS,
+    choices.choice(numbers),
+    {"name": "step", "ratio": 0.9},
+    layouts.Program(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried"),
+  )
+  return path
+
+
+def test_a_function_gets_the_layouts_of_a_file_and_computes_the_same(file):
+  applied = tpugraphs_jax.apply(step, file)
+  assert applied.__name__ == "step"
+  for one, other in zip(jax.jit(applied)(*_ARGS), step(*_ARGS), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+  choices = choosing.choices(step, *_ARGS)
+  chosen = choosing.apply(step, choices.choice([int(count > 1) for count in choices.options]))
+  constraints = lambda function: jax.jit(function).lower(*_ARGS).as_text().count("LayoutConstraint")
+  assert constraints(applied) == constraints(chosen) > 0
+
+
+@pytest.mark.parametrize(
+  "other, message",
+  [
+    (lambda x, y, z: step(x, y, z)[0] @ _ARGS[0][:1].repeat(18, 0), "without dot_general"),
+    (lambda x, y, z: jax.nn.relu(x @ y), "with dot_general"),
+    (lambda x, y, z: jax.tree.map(jnp.sin, step(x, y, z)), "whose other operations have changed"),
+  ],
+)
+def test_another_program_is_refused_by_name(file, other, message):
+  with pytest.raises(ValueError, match=f"layouts.json was made for 'step'.*{message}"):
+    jax.jit(tpugraphs_jax.apply(other, file))(*_ARGS)
+
+
+def test_other_shapes_are_another_program(file):
+  with pytest.raises(ValueError, match=r"without dot_general float32\[6,12\] <- float32\[6,8\]"):
+    jax.jit(tpugraphs_jax.apply(step, file))(jnp.ones((6, 8)), jnp.ones((8, 12)), _ARGS[2])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"groups": [{}], "name": "a"}'])
+def test_a_file_of_something_else_is_refused(tmp_path, text):
+  path = tmp_path / "layouts.json"
+  path.write_text(text)
+  with pytest.raises(ValueError, match="layouts.json is damaged.*expected a file that Tuned.save"):
+    tpugraphs_jax.apply(step, path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match="no .*other.json, expected a file that Tuned.save"):
+    tpugraphs_jax.apply(step, tmp_path / "other.json")
+
+
+def test_a_file_gives_back_its_program_and_changes(file):
+  graph, found = hlo.featurize(step, *_ARGS), layouts.read(file)
+  np.testing.assert_array_equal(found.graph.node_feat, graph.node_feat)
+  node = int(graph.config_node[0])
+  assert found.graph.name == "step" and found.cycles == {node: (7, 5)}
+  assert found.changes[0].nodes == [node] and found.changes[0].orders == ("{1,0}", "{0,1}")
+  lines = str(found).splitlines()
+  assert lines[0] == "1 of 2 tried"
+  assert lines[-1].split() == ["dot_general", "step.py:7", "{1,0}", "->", "{0,1}", "7", "->", "5"]
+
+
+@pytest.mark.parametrize(
+  "damage",
+  [
+    lambda program: program.pop("module"),
+    lambda program: program.update(module="AAAA"),
+    lambda program: program.update(module="no base64"),
+    lambda program: program.update(cycles=[[0, 1]]),
+    lambda program: program.update(cycles=[[10**6, 1, 2]]),
+    lambda program: program["changes"][0].update(nodes=[10**6]),
+    lambda program: program["changes"][0].update(cycles=[1]),
+    lambda program: program["changes"][0].update(after=[]),
+    lambda program: program["changes"][0].update(other=1),
+  ],
+)
+def test_a_damaged_program_is_refused_by_the_name_of_its_file(file, damage):
+  record = json.loads(file.read_text())
+  damage(record["program"])
+  file.write_text(json.dumps(record))
+  with pytest.raises(ValueError, match="layouts.json is damaged.*Tuned.save"):
+    layouts.read(file)
+
+
+def test_a_file_says_what_it_was_made_for(file):
+  record = json.loads(file.read_text())
+  assert record["name"] == "step" and record["ratio"] == 0.9
+  assert record["groups"][0]["operation"] == (
+    "dot_general float32[6,12] <- float32[6,16], float32[16,12]"
+  )

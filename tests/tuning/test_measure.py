@@ -1,0 +1,105 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tpugraphs_jax.tuning import measure
+
+_X = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+
+class _Timer:
+  """A timer whose call number k, from 1, returns `seconds(function, k)`."""
+
+  def __init__(self, seconds):
+    self.seconds, self.order = seconds, []
+
+  def __call__(self, function, values, calls):
+    self.order.append(function)
+    return self.seconds(function, len(self.order))
+
+
+def _measured(timer, *functions):
+  return dict(measure.measure(enumerate(functions), (_X,), timer=timer))
+
+
+def _doubled(x):
+  return 2 * x
+
+
+def _same(x):
+  return x + x
+
+
+def test_every_round_times_every_version_and_two_copies_of_the_first():
+  timer = _Timer(lambda function, k: 0.01)
+  found, order = dict(measure.measure([(0, _doubled), (7, _same)], (_X,), timer=timer)), timer.order
+  assert list(found) == [0, 7]
+  assert len(found[0]["seconds"]) == len(found[7]["seconds"]) == 20
+  assert found[0]["noise"] == 0
+  warm_up = 2 * 4  # two versions and two copies: a first call, then a count of calls that take 5 ms
+  rounds = [order[k : k + 4] for k in range(warm_up, len(order), 4)]
+  assert len(rounds) == 20 and all(len(set(map(id, each))) == 4 for each in rounds)
+  assert len({tuple(map(id, each)) for each in rounds}) > 1  # in a new order each time
+
+
+def test_a_version_with_other_outputs_is_refused():
+  found = _measured(_Timer(lambda function, k: 0.01), _doubled, lambda x: 3 * x, lambda x: x @ x)
+  assert "outputs differ" in str(found[1])
+  assert isinstance(found[2], TypeError)
+  assert set(found[0]) == {"seconds", "noise"}
+
+
+def test_a_busy_machine_is_refused():
+  with pytest.raises(measure.NoisyMachineError):
+    _measured(_Timer(lambda function, k: 0.01 * k), _doubled)  # slower at every call
+
+
+def test_a_copy_of_the_default_that_takes_another_time_is_noise():
+  # The function warmed up last is a copy of the default: the same program, compiled again.
+  timer = _Timer(lambda function, k: 0.0104 if k > 6 and function is timer.order[6] else 0.01)
+  found = _measured(timer, _doubled, _same)
+  assert found[0]["noise"] == pytest.approx(0.04) and found[1]["noise"] == found[0]["noise"]
+  assert len(found[1]["seconds"]) == 400  # more rounds, because of the noise
+
+
+def test_rounds_go_on_until_the_machine_is_quiet():
+  # A busy spell of 25 rounds of four, in which every call has its own load.
+  load = iter(np.random.default_rng(0).uniform(1.5, 5, 8 + 25 * 4))
+  found = _measured(_Timer(lambda function, k: 0.01 * next(load, 1.0)), _doubled, _same)
+  assert found[0]["noise"] < 0.03 and 20 < len(found[0]["seconds"]) <= 26
+  assert min(found[1]["seconds"]) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("ratio", [0.8, 1.25])
+def test_pairs_tell_which_version_is_faster(ratio):
+  # First both are timed twice, to find how many calls take 5 ms; then come the pairs.
+  noise = iter(np.random.default_rng(0).uniform(1, 1.02, 1000))
+  timer = _Timer(
+    lambda function, k: (
+      next(noise) * (0.01 if k < 3 or function is timer.order[0] else 0.01 * ratio)
+    )
+  )
+  median, low, high = measure.compare(_doubled, _same, (_X,), timer=timer)
+  order = timer.order
+  assert low < median < high and (low < ratio < high or median == pytest.approx(ratio, rel=0.02))
+  assert (high < 1) == (ratio < 1)
+  pairs = [order[k : k + 2] for k in range(4, len(order), 2)]
+  assert len(pairs) == 25 and all(len(set(map(id, pair))) == 2 for pair in pairs)
+  assert {pair[0] is order[0] for pair in pairs} == {True, False}  # the two take turns to begin
+
+
+def test_the_interval_of_equal_times_holds_one():
+  noise = iter(np.random.default_rng(1).uniform(0.9, 1.1, 1000))
+  _, low, high = measure.compare(
+    _doubled, _same, (_X,), timer=_Timer(lambda function, k: 0.01 * next(noise))
+  )
+  assert low < 1 < high
+
+
+def test_functions_may_return_keys():
+  with_key = lambda x: (2 * x, jax.random.key(0))
+  other = lambda x: (2 * x, jax.random.key(1))
+  found = _measured(_Timer(lambda function, k: 0.01), with_key, with_key, other)
+  assert set(found[0]) == set(found[1]) == {"seconds", "noise"}
+  assert "outputs differ" in str(found[2])

@@ -1,0 +1,87 @@
+"""The collections of own programs in the repository: contents, and that they can be made anew."""
+
+import importlib.metadata
+import json
+
+import commands
+import jax
+import numpy as np
+import pytest
+import recorded
+
+from tpugraphs_jax import collect, hlo
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.tuning import choosing, labels, programs
+
+_OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
+_OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
+_BLOCKS = sorted(_OWN.joinpath("blocks").glob("*/*.npz"))
+_ESTIMATED = [*_OUTPUTS, *_BLOCKS, *sorted(_OWN.joinpath("kept_out").glob("*/*.npz"))]
+_MEASURED = sorted(_OWN.joinpath("programs_cpu").glob("*/*.npz"))
+_AGAIN = ("generated_train_perceptron_0", "generated_test_bilinear_0")  # compile in two seconds
+_CONFIGS = 4
+
+
+def record_of(path):
+  return json.loads(path.with_suffix(".json").read_text())
+
+
+def families(paths):
+  """Of each split, the files of `examples/programs` that its programs come from."""
+  found = {}
+  for path in paths:
+    found.setdefault(path.parent.name, set()).add(record_of(path)["source"].split(":")[0])
+  return found
+
+
+@pytest.mark.parametrize(
+  "paths, splits",
+  [
+    (_OUTPUTS, {"train", "valid", "test"}),
+    (_BLOCKS, {"train", "test"}),
+    (_MEASURED, {"train", "valid", "test"}),
+  ],
+  ids=["outputs", "blocks", "measured"],
+)
+def test_no_program_has_a_sibling_in_another_split(paths, splits):
+  found = families(paths)
+  assert set(found) == splits
+  assert len(set.union(*found.values())) == sum(map(len, found.values()))
+
+
+@pytest.mark.parametrize(
+  "path", [*_ESTIMATED, *_MEASURED], ids=lambda path: "/".join(path.parts[-3:])
+)
+def test_a_program_has_its_labels_beside_it(path):
+  graph, record = npz.read_layout(path), record_of(path)
+  value = {
+    "tpu_estimate": lambda raw: round(raw["optimal_seconds"] * 1e12),
+    "measured": lambda raw: round(min(raw["seconds"]) * 1e9),
+  }[record["label"]]
+  if path in _ESTIMATED:
+    for raw in record["configs"]:
+      assert sum(map(sum, raw["cycles"].values())) == raw["estimated_cycles"]
+  assert graph.configs.runtime_ns.tolist() == list(map(value, record["configs"]))
+  assert not any(record["configs"][0]["numbers"])  # the compiler's own choice comes first
+  assert graph.name == record["name"] == path.stem
+  assert record["source"].startswith("examples/programs/")  # relative to the repository
+
+
+@recorded.needs_libtpu
+@pytest.mark.parametrize("name", _AGAIN)
+def test_estimates_can_be_made_anew(name):
+  (path,) = [path for path in _OUTPUTS if path.stem == name]
+  record, shipped = record_of(path), npz.read_layout(path)
+  versions = {"libtpu": importlib.metadata.version("libtpu"), "jax": jax.__version__}
+  if versions != {name: record[name] for name in versions}:
+    pytest.skip(f"made with libtpu {record['libtpu']} and jax {record['jax']}, here are {versions}")
+  (program,) = programs.load(str(commands.ROOT / record["source"]))
+  choices = collect.choices(program.function, *program.args)
+  label = labels.create("tpu_estimate", target="v3", seed=0)
+  rows = record["configs"][:_CONFIGS]
+  functions = [choosing.apply(program.function, choices.choice(row["numbers"])) for row in rows]
+  for row, (_, raw) in zip(rows, label.run(enumerate(functions), program.args), strict=True):
+    assert raw == {key: value for key, value in row.items() if key != "numbers"}
+  graph = hlo.featurize(label.graph(functions[0], program.args))
+  for field in ("node_feat", "node_opcode", "edge_index", "config_node"):
+    np.testing.assert_array_equal(getattr(graph, field), getattr(shipped, field), err_msg=field)

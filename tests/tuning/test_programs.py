@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import jax
+import pytest
+
+from tpugraphs_jax.tuning import programs
+
+_EXAMPLES = Path(__file__).parents[2] / "examples" / "programs"
+_FILE = """
+import jax
+import jax.numpy as jnp
+
+SPLIT = "valid"
+x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+PROGRAMS = {"sine": (jnp.sin, (x,)), "cosine of x": (jnp.cos, (x,))}
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+  path = tmp_path / "some_programs.py"
+  path.write_text(_FILE)
+  return path
+
+
+def test_a_file_gives_all_its_programs_or_the_one_asked_for(file):
+  found = programs.load(str(file))
+  assert [program.name for program in found] == ["some_programs_sine", "some_programs_cosine_of_x"]
+  assert {program.split for program in found} == {"valid"}
+  (one,) = programs.load(found[1].source)
+  assert one.name == found[1].name
+  assert programs.load(found[0].source, split="test")[0].split == "test"
+
+
+@pytest.mark.parametrize(
+  "text, key, error",
+  [
+    (None, "", FileNotFoundError),
+    (_FILE, ":tan", ValueError),
+    ("number = 3", "", ValueError),
+    ("PROGRAMS = {'a': 3}", "", ValueError),
+    ("PROGRAMS = {1: 2}", "", ValueError),
+    ("number = nothing", "", ValueError),
+    (_FILE + "\nSPLIT = 'all'", "", ValueError),
+  ],
+)
+def test_a_file_without_valid_programs_is_refused(tmp_path, text, key, error):
+  path = tmp_path / "programs.py"
+  if text is not None:
+    path.write_text(text)
+  with pytest.raises(error, match="programs.py"):
+    programs.load(f"{path}{key}")
+
+
+def test_a_source_that_is_no_file_is_refused():
+  with pytest.raises(ValueError, match="FILE.py"):
+    programs.load("module:name")
+
+
+def test_a_drawn_program_is_the_same_at_every_call():
+  sources = [
+    f"{_EXAMPLES}/generated_{name}"
+    for name in ("train.py:plain_1", "valid.py:mixing_2", "test.py:bilinear_3")
+  ]
+  with jax.numpy_rank_promotion("allow"):
+    for source in sources:
+      first, second = (programs.load(source)[0] for _ in range(2))
+      texts = [jax.jit(each.function).lower(*each.args).as_text() for each in (first, second)]
+      assert texts[0] == texts[1]
+
+
+def test_a_file_may_define_dataclasses_with_annotations_as_texts(tmp_path):
+  path = tmp_path / "with_a_dataclass.py"
+  path.write_text(
+    "from __future__ import annotations\nimport dataclasses\n"
+    + _FILE
+    + """
+@dataclasses.dataclass
+class Layer:
+  width: int
+"""
+  )
+  assert len(programs.load(str(path))) == 2

@@ -1,0 +1,229 @@
+"""Ways of search over pools of choices with made-up labels."""
+
+import itertools
+import math
+
+import commands
+import numpy as np
+import pytest
+from scipy import stats
+from small_net import ARGS, network
+
+from tpugraphs_jax import columns
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.tuning import labels, strategies, tune
+from tpugraphs_jax.tuning import prior as prior_lib
+from tpugraphs_jax.tuning import problem as problems
+
+
+@pytest.fixture(scope="module")
+def problem():
+  return problems.Problem(network, ARGS, labels.Measured())
+
+
+@pytest.fixture(scope="module")
+def ranker():
+  return ranker_lib.load("layout-cpu-measured")
+
+
+@pytest.fixture(scope="module")
+def prior():
+  return tune.prior_of(None)
+
+
+def _pool(problem, count=None, *, is_open=False):
+  choices = list(itertools.islice(problem.candidates(), count))
+  return strategies.Pool(choices, problem.with_configs, problem.numbers_of if is_open else None)
+
+
+def _ways(pool, ranker, prior, seed=0):
+  return {
+    "learned": strategies.learned(pool, ranker, prior),
+    "model": strategies.model(pool, ranker),
+    "random": strategies.random(pool, seed),
+    "coordinate": strategies.coordinate(pool, seed),
+  }
+
+
+def _run(way, ratio, count=10_000):
+  """The choices that a way of search yields when it is told `ratio(numbers)`."""
+  tried = [next(way)]
+  while len(tried) < count:
+    try:
+      tried.append(way.send(ratio(tried[-1])))
+    except StopIteration:
+      break
+  return tried
+
+
+def _sums(numbers):
+  return math.exp(0.02 * sum(numbers))
+
+
+@pytest.mark.parametrize(
+  "told", [_sums, lambda numbers: None, lambda numbers: math.inf if any(numbers) else 1]
+)
+@pytest.mark.parametrize("name", tune.STRATEGIES)
+def test_every_choice_is_tried_once_the_compilers_own_first(problem, ranker, prior, name, told):
+  pool = _pool(problem, 12)
+  tried = _run(_ways(pool, ranker, prior)[name], told)
+  assert tried[0] == (0,) * len(problem.options)
+  assert sorted(tried) == sorted(pool.choices)
+
+
+@pytest.mark.parametrize("name", tune.STRATEGIES)
+def test_a_search_is_the_same_for_the_same_seed(problem, ranker, prior, name):
+  runs = [_run(_ways(_pool(problem), ranker, prior, seed=3)[name], _sums) for _ in range(2)]
+  assert runs[0] == runs[1]
+  if name in ("random", "coordinate"):
+    assert runs[0] != _run(_ways(_pool(problem), ranker, prior, seed=4)[name], _sums)
+
+
+def test_where_the_pool_is_open_what_gained_is_tried_with_everything_else(problem, ranker, prior):
+  pool = _pool(problem, 4, is_open=True)
+  gains = {change: 0.9 for change in pool.changes}
+  ratio = lambda numbers: math.prod(gains.get(each, 1) for each in enumerate(numbers))
+  tried = _run(strategies.learned(pool, ranker, prior), ratio, 30)
+  every = list(
+    itertools.product(
+      *(
+        {0, *(option for group, option in pool.changes if group == place)}
+        for place in range(len(problem.options))
+      )
+    )
+  )
+  assert min(map(ratio, tried)) == min(map(ratio, every)) < min(map(ratio, pool.choices))
+
+
+def test_a_change_that_cost_is_not_combined_and_one_that_gained_is(problem, ranker, prior):
+  pool = _pool(problem)
+  good, bad = pool.changes[0], next(each for each in pool.changes if each[0] != pool.changes[0][0])
+  belief = strategies.Belief.of(pool, ranker, prior)
+  single = lambda change: tuple(
+    change[1] if place == change[0] else 0 for place in range(len(problem.options))
+  )
+  before = belief.expected([single(good), single(bad)])
+  belief.learn(single(good), -0.2)
+  belief.learn(single(bad), 0.5)
+  after = belief.expected([single(good), single(bad)])
+  assert after[0] < before[0] and after[1] > before[1]
+  assert after[1] < prior_lib.LARGEST_EFFECT + 0.05  # larger costs are all the same
+
+
+def test_a_belief_is_the_posterior_of_linear_regression(problem, ranker, prior):
+  pool = _pool(problem)
+  belief, rng = strategies.Belief.of(pool, ranker, prior), np.random.default_rng(0)
+  mean, covariance = belief.mean.copy(), belief.covariance.copy()
+  chosen = [pool.choices[place] for place in rng.permutation(len(pool.choices))[:5]]
+  effects = rng.normal(0, 0.03, 5)
+  for numbers, effect in zip(chosen, effects):
+    belief.learn(numbers, effect)
+  rows = np.array(
+    [[numbers[group] == option for group, option in pool.changes] for numbers in chosen], float
+  )
+  # All labels at once, in the form with inverses of covariances.
+  precision = np.linalg.inv(covariance) + rows.T @ rows / prior.noise**2
+  expected = np.linalg.solve(
+    precision, np.linalg.solve(covariance, mean) + rows.T @ effects / prior.noise**2
+  )
+  np.testing.assert_allclose(belief.mean, expected, rtol=1e-6, atol=1e-9)
+  np.testing.assert_allclose(belief.covariance, np.linalg.inv(precision), rtol=1e-5, atol=1e-9)
+
+
+def test_the_most_promising_choice_has_the_largest_mean_gain_of_many_draws(problem, ranker, prior):
+  pool = _pool(problem)
+  belief, rng = strategies.Belief.of(pool, ranker, prior), np.random.default_rng(0)
+  draws = rng.multivariate_normal(belief.mean, belief.covariance, 200_000)
+  others = pool.choices[1:]
+  gains = np.maximum(-0.01 - draws @ pool.rows(others).T, 0).mean(axis=0)
+  found = belief.most_promising(others, -0.01)
+  assert gains[found] >= gains.max() * 0.97
+  assert stats.rankdata(-gains)[found] <= 2
+
+
+def test_coordinate_search_keeps_a_change_that_gains(problem):
+  pool = _pool(problem, is_open=True)
+  gain = pool.changes[-1]
+  tried = _run(
+    strategies.coordinate(pool, 0),
+    lambda numbers: 0.5 if numbers[gain[0]] == gain[1] else 1,
+    len(pool.changes) + 1,
+  )
+  place = next(place for place, numbers in enumerate(tried) if numbers[gain[0]] == gain[1])
+  assert all(
+    numbers[gain[0]] == gain[1] for numbers in tried[place:] if sum(map(bool, numbers)) > 1
+  )
+
+
+def test_a_pool_names_the_changes_of_each_choice(problem):
+  pool = _pool(problem, 9)
+  rows = pool.rows(pool.choices)
+  assert not rows[0].any()
+  for numbers, row in zip(pool.choices, rows):
+    assert {each for each, has in zip(pool.changes, row) if has} == {
+      (group, option) for group, option in enumerate(numbers) if option
+    }
+
+
+def test_a_prior_is_read_as_it_was_written_and_a_damaged_one_refused(prior, tmp_path):
+  path = tmp_path / "some.prior.json"
+  prior_lib.write(path, prior)
+  again = prior_lib.read(path)
+  np.testing.assert_array_equal(again.mean, prior.mean)
+  np.testing.assert_array_equal(again.log_spread, prior.log_spread)
+  assert (again.noise, again.correlation, again.unit) == (
+    prior.noise,
+    prior.correlation,
+    prior.unit,
+  )
+  path.write_text(path.read_text()[:-40])
+  with pytest.raises(ValueError, match="some.prior.json is damaged"):
+    prior_lib.read(path)
+
+
+def test_effects_of_one_kind_are_correlated_and_of_others_not(prior):
+  feat = np.zeros((3, len(prior.mean)))
+  feat[:, 0] = 1
+  _, covariance = prior.effects(feat, np.array([4, 4, 7]))
+  spread = np.sqrt(np.diag(covariance))
+  correlation = covariance / spread[:, None] / spread
+  np.testing.assert_allclose(
+    correlation, [[1, prior.correlation, 0], [prior.correlation, 1, 0], [0, 0, 1]]
+  )
+
+
+def test_kinds_of_changes_are_those_of_a_slow_formulation():
+  path = commands.ROOT / "data/own/npz/layout/own/kept_out/test/kept_out_diffusion.npz"
+  graph = npz.read_layout(path)
+  rows = graph.configs.row_id(np.arange(len(graph.configs)))
+  config, node = np.nonzero(rows[1:] != rows[0])
+  row, cost = rows[1:][config, node], np.linspace(0, 0.4, len(node))
+  feat, kind = prior_lib.features(graph, node, row, cost)
+  names = {number: name for name, number in columns.opcode_ids().items()}
+  column = lambda at, block: graph.node_feat[at, columns.NODE[block]]
+  shape = lambda at: tuple(column(at, "shape")[: columns.MAX_RANK].astype(int))
+  for each, (k, r) in enumerate(zip(node, row)):
+    at = graph.config_node[k]
+    rank = sum(size > 0 for size in shape(at))
+    operation = {
+      "convolution": "weight gradient"
+      if column(at, "output_batch_dimension")[0] > 0
+      else "convolution",
+      "dot": "batched dot" if rank > 2 else "dot",
+    }.get(names[graph.node_opcode[at]], "reshape")
+    given = [dim for dim in graph.configs.rows[r, :6] if dim >= 0]
+    order = given + [dim for dim in reversed(range(rank)) if dim not in given]
+    users = [user for user, producer in graph.edge_index if producer == at]
+    alike = [user for user in users if shape(user) == shape(at)]
+    layout = lambda at: column(at, "minor_to_major")[:rank].tolist()
+    expected = 2 if alike else 3
+    if order == layout(at):
+      expected = int(
+        any(layout(user) != layout(at) for user in alike if user not in graph.config_node)
+      )
+    assert kind[each] == prior_lib.OPERATIONS.index(operation) * len(prior_lib.ORDERS) + expected
+    *classes, last = feat[each, -5:]
+    assert last == min(cost[each], 0.3) and sum(classes) == 1
+    assert classes[sum(cost[each] >= edge for edge in prior_lib.COSTS)] == 1
+  assert len(set(kind.tolist())) > 4

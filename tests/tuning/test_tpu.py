@@ -1,0 +1,265 @@
+"""Stages and kernels of the TPU compiler. Tests that compile are skipped without libtpu."""
+
+import json
+import os
+import subprocess
+import sys
+
+import hlo_modules
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import recorded
+
+from tpugraphs_jax import collect, hlo
+from tpugraphs_jax.columns import NODE
+from tpugraphs_jax.tuning import labels, problem, tpu, tpu_kernels
+
+_ARGS = (
+  jax.ShapeDtypeStruct((4, 14, 14, 16), jnp.float32),
+  jax.ShapeDtypeStruct((3, 3, 16, 24), jnp.float32),
+  jax.ShapeDtypeStruct((14 * 14 * 24, 10), jnp.float32),
+)
+
+
+def _net(x, kernel, dense):
+  x = jax.nn.relu(
+    jax.lax.conv_general_dilated(
+      x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+  )
+  return x.reshape(x.shape[0], -1) @ dense
+
+
+def _window(cycles, **bounds):
+  names = ("kernel", "output", "input")
+  return json.dumps(
+    {
+      "window_config": {
+        "estimated_cycles": str(cycles),
+        **{
+          f"{name}_window_bounds": [str(bound) for bound in bounds.get(name, ())] for name in names
+        },
+      }
+    }
+  ).encode()
+
+
+def _looping_module(*, config=b"", bound=None):
+  body = hlo_modules.computation(
+    hlo_modules.instruction("parameter", id=1),
+    hlo_modules.instruction("tanh", id=2, operands=[1], backend_config=_window(100)),
+    name="body",
+    id=1,
+  )
+  limit = hlo_modules.instruction("constant", id=4)
+  if bound is not None:
+    limit.literal.s32s.append(bound)
+  condition = hlo_modules.computation(
+    hlo_modules.instruction("parameter", id=3),
+    limit,
+    hlo_modules.instruction("compare", id=5, operands=[3, 4]),
+    name="condition",
+    id=2,
+  )
+  main = hlo_modules.computation(
+    hlo_modules.instruction("parameter", id=6),
+    hlo_modules.instruction("copy", id=7, operands=[6], backend_config=_window(7)),
+    hlo_modules.instruction("while", id=8, operands=[7], callees=[1, 2], backend_config=config),
+    id=3,
+  )
+  module = hlo_modules.module(body, condition, main)
+  module.entry_computation_id = 3
+  return module
+
+
+@pytest.mark.parametrize(
+  "options, expected",
+  [
+    (dict(bound=5), tpu_kernels.Cycles(507, 2, 0)),
+    (dict(config=b'{"known_trip_count":{"n":"3"}}', bound=5), tpu_kernels.Cycles(307, 2, 0)),
+    (dict(), tpu_kernels.Cycles(107, 2, 1)),
+  ],
+)
+def test_the_body_of_a_loop_counts_as_often_as_it_turns(options, expected):
+  assert tpu_kernels.estimated_cycles(_looping_module(**options)) == expected
+
+
+def test_a_kernel_without_an_estimate_is_counted_apart():
+  module = _looping_module(bound=5)
+  tanh = module.computations[0].instructions[1]
+  tanh.backend_config = b"{uplo = 76 : ui8}"  # MLIR of an FFI call
+  assert tpu_kernels.window(tanh) is None
+  tanh.backend_config = b'{"window_config": 5}'
+  with pytest.raises(ValueError, match="backend_config"):
+    tpu_kernels.window(tanh)
+  tanh.backend_config = _window(2**63 - 1)
+  assert tpu_kernels.window(tanh).estimated_cycles is None
+  assert tpu_kernels.estimated_cycles(module) == tpu_kernels.Cycles(7, 2, 0, 1)
+
+
+def test_a_program_with_a_kernel_without_an_estimate_gets_no_label(monkeypatch):
+  module = _looping_module(bound=5)
+  module.computations[0].instructions[1].backend_config = _window(2**63 - 1)
+  program = tpu.TpuProgram(module.SerializeToString(), 1.0, 0, before_layouts=None)
+  monkeypatch.setattr(tpu, "compile_function", lambda *_, **__: program)
+  (found,) = labels.TpuEstimate("tpu:v3").run([(4, _net)], _ARGS)
+  assert found[0] == 4 and "no estimate for 1 of 2 kernels" in str(found[1])
+
+
+def test_kernels_have_the_compilers_window_and_what_is_inside_them():
+  reducer = hlo_modules.computation(hlo_modules.instruction("parameter", id=1), name="region", id=1)
+  fused = hlo_modules.computation(
+    hlo_modules.instruction("parameter", id=2, shape=[8, 128]),
+    hlo_modules.instruction("reduce", id=3, operands=[2], callees=[1], backend_config=_window(3)),
+    name="fused",
+    id=2,
+  )
+  main = hlo_modules.computation(
+    hlo_modules.instruction("parameter", id=4, shape=[8, 128]),
+    hlo_modules.instruction("copy", id=5, operands=[4], backend_config=_window(9, output=[2, 1])),
+    hlo_modules.instruction(
+      "fusion",
+      id=6,
+      operands=[5],
+      callees=[2],
+      backend_config=_window(20, kernel=[3, 4], output=[5], input=[2, 2]),
+    ),
+    id=3,
+  )
+  found = tpu_kernels.module_kernels(hlo_modules.module(reducer, fused, main))
+  assert [kernel.graph.name for kernel in found] == ["copy.5", "fusion.6"]
+  assert [kernel.estimated_cycles for kernel in found] == [9, 20]
+  assert [kernel.graph.num_nodes for kernel in found] == [2, 3]
+  assert found[0].graph.edge_index.tolist() == [[1, 0]]
+  feat = found[1].graph.configs.config_feat
+  assert feat.tolist() == [
+    [3, 4, 0, 0, 0, 0, 7, 12, 5, 0, 0, 0, 0, 0, 5, 5, 2, 2, 0, 0, 0, 0, 4, 4]
+  ]
+  assert not found[0].graph.configs.is_labelled
+
+
+def test_names_and_lines_of_the_user_are_beside_the_nodes():
+  graph = hlo.featurize(_net, *_ARGS)
+  (origin,) = [
+    graph.origins[index]
+    for index in graph.config_node
+    if graph.origins[index].name.startswith("conv")
+  ]
+  assert origin.where.startswith("test_tpu.py:")
+  assert origin.op_name.endswith("conv_general_dilated")
+  assert len(graph.origins) == graph.num_nodes
+
+
+def test_a_missing_compiler_and_an_unknown_target_are_refused(monkeypatch):
+  for target in ("cpu", "v7", "gpu:v3"):
+    with pytest.raises(ValueError, match=f"{target}.* v3, .*leave the target out"):
+      hlo.featurize(_net, *_ARGS, target=target)
+  with pytest.raises(ValueError, match="bytes"):
+    hlo.featurize(b"", target="v3")
+  monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(ValueError, match="libtpu"):
+    tpu.full_name("v3")
+
+
+@recorded.needs_libtpu
+def test_compiling_for_a_target_writes_nothing_where_there_is_no_tpu(tmp_path):
+  code = """
+import jax
+import tpugraphs_jax
+from tpugraphs_jax.tuning import tpu
+x = jax.random.key(0)
+for _ in range(2):
+  tpu.compile_function(lambda x: 2 * x, (jax.ShapeDtypeStruct((8,), "float32"),), "tpu:v3")
+"""
+  kept = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("JAX_PLATFORMS", "XLA_FLAGS") and not name.startswith("TPU_")
+  }
+  ended = subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    env=kept
+    | {
+      "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    },
+  )
+  assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_module_takes_the_layouts_of_instructions_of_the_same_name_and_shape():
+  def module(*layouts, extra=()):
+    nodes = [
+      hlo_modules.instruction("copy", id=place, shape=[place + 2, 3])
+      for place in range(len(layouts))
+    ]
+    for node, layout in zip(nodes, layouts):
+      node.shape.layout.minor_to_major.extend(layout)
+    return hlo_modules.module(hlo_modules.computation(*extra, *nodes, id=1))
+
+  assigned = module((0, 1), (0, 1), (0, 1), extra=[hlo_modules.instruction("copy", id=9)])
+  assigned.computations[0].instructions[2].shape.dimensions[0] = 9  # of another shape
+  found = tpu.with_layouts_of(
+    module((1, 0), (1, 0), (1, 0), (1, 0)).SerializeToString(), assigned.SerializeToString()
+  )
+  assert hlo.featurize(found).node_feat[:, NODE["minor_to_major"]][:, :2].tolist() == [
+    [0, 1],
+    [1, 0],
+    [0, 1],
+    [1, 0],
+  ]
+
+
+@recorded.needs_libtpu
+def test_the_graph_for_a_target_is_the_one_before_layout_assignment():
+  graph = hlo.featurize(_net, *_ARGS, target="v3")
+  layouts = graph.node_feat[graph.config_node][:, NODE["minor_to_major"]]
+  assert [3, 0, 2, 1] in layouts[:, :4].tolist()  # of the convolution, as the compiler assigns it
+  names = [graph.origins[node].name for node in graph.config_node]
+  assert sum(name.startswith("conv") for name in names) == 1
+  assert graph.num_nodes < hlo.featurize(_net, *_ARGS, target="v3", optimized=True).num_nodes
+
+
+@recorded.needs_libtpu
+def test_estimates_are_the_same_twice_and_layouts_change_them():
+  found = collect.choices(_net, *_ARGS, operands=True)
+  default = collect.apply(_net, found.default)
+  worst = collect.apply(_net, found.choice(found.options - 1))
+  programs = [
+    tpu.compile_function(function, _ARGS, "tpu:v3") for function in (_net, default, default, worst)
+  ]
+  cycles = [
+    tpu_kernels.estimated_cycles(hlo.featurize(program.module).module).cycles
+    for program in programs
+  ]
+  assert cycles[0] == cycles[1] == cycles[2] > 0
+  assert programs[1].optimal_seconds == programs[2].optimal_seconds > 0
+  assert cycles[3] != cycles[0]
+
+
+@recorded.needs_libtpu
+def test_the_cycles_of_all_kernels_add_up_and_most_are_of_a_group():
+  found = collect.choices(_net, *_ARGS)
+  label = labels.create("tpu_estimate", target="v3", seed=0)
+  ((_, raw),) = label.run([(0, collect.apply(_net, found.default))], _ARGS)
+  assert sum(sum(cycles) for cycles in raw["cycles"].values()) == raw["estimated_cycles"] > 0
+  assert {"0", "2"} <= set(raw["cycles"]) <= {"0", "1", "2", "rest"}
+  assert label.value(raw) == round(raw["optimal_seconds"] * 1e12)
+
+
+@recorded.needs_libtpu
+def test_nodes_of_the_compilers_graph_know_their_group():
+  found = collect.choices(_net, *_ARGS)
+  default = collect.apply(_net, found.default)
+  graph = hlo.featurize(default, *_ARGS, target="v3")
+  nodes = problem.node_options(graph, found)
+  assert sorted(node.group for node in nodes) == [0, 1, 2]
+  options = problem.visible_options(nodes, 3)
+  assert [len(each) for each in options] == found.options.tolist()
+  kernel_cycles = [kernel.estimated_cycles for kernel in hlo.kernels(default, *_ARGS, target="v3")]
+  assert kernel_cycles and min(kernel_cycles) > 0
+  assert np.isfinite(graph.node_feat).all()

@@ -1,0 +1,274 @@
+"""Choosing layouts for a function, with made-up labels or labels of this machine."""
+
+import dataclasses
+import itertools
+import logging
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import recorded
+from small_net import ARGS, network
+
+import tpugraphs_jax
+from tpugraphs_jax import hlo
+from tpugraphs_jax.rankers import orders
+from tpugraphs_jax.tuning import labels, layouts, measure, tune
+from tpugraphs_jax.tuning import problem as problems
+
+
+def _drawn(problem, count):
+  return list(itertools.islice(problem.candidates(), count))
+
+
+def _arrays():
+  rng = np.random.default_rng(0)
+  return tuple(jnp.asarray(rng.normal(size=arg.shape), arg.dtype) for arg in ARGS)
+
+
+@pytest.fixture(scope="module")
+def problem():
+  return problems.Problem(network, ARGS, labels.Measured(), operands=True)
+
+
+class Oracle:
+  """A ranker whose score of a configuration is the given cost of its option numbers."""
+
+  collection = tpugraphs_jax.rankers.ranker.datasets.Collection("layout:own:tried")
+
+  def __init__(self, problem, cost, *, tables=False):
+    self.problem, self.cost, self.asked = problem, cost, []
+    self.family = types.SimpleNamespace(can_propose=tables)
+    self.about = {"labels": {"label": "measured", "platform": "cpu"}}
+
+  def scores(self, graphs):
+    self.asked = self.problem.numbers_of(graphs[0])
+    return [np.array([self.cost(each) for each in self.asked])]
+
+  def propose(self, graph, n, *, near):
+    assert near == 0 and (graph.configs.decode(np.array([0])) == -1).all()  # the compiler's own
+    every = sorted(itertools.product(*self.problem.options), key=self.cost)[:n]
+    proposed = self.problem.with_configs([tuple(map(int, numbers)) for numbers in every])
+    return dataclasses.make_dataclass("Proposals", ["graph"])(proposed)
+
+
+def _labelled_by(monkeypatch, cost, failing=()):
+  """Replaces labels by costs; returns the list of candidates labelled from now on."""
+  tried = []
+
+  def raw_labels(problem, candidates):
+    tried.extend(candidates)
+    return {each: {"seconds": [cost(each) / 1e9]} for each in candidates if each not in failing}
+
+  monkeypatch.setattr(problems.Problem, "raw_labels", raw_labels)
+  return tried
+
+
+def _cost(numbers):
+  return 100 - 7 * numbers[0] + 11 * sum(numbers[1:])
+
+
+def test_configurations_of_the_graph_and_option_numbers_are_the_same_thing(problem):
+  drawn = _drawn(problem, 60)
+  assert drawn[0] == (0,) * len(problem.options) and len(set(drawn)) == 60
+  graph = problem.with_configs(drawn)
+  assert len(graph.configs) == 60
+  assert problem.numbers_of(graph) == drawn
+  nodes = problems.node_options(problem.graph, problem.choices)
+  for config, numbers in zip(graph.configs.decode(np.arange(60)), drawn):
+    for row, node in zip(config, nodes, strict=True):
+      np.testing.assert_array_equal(row, node.rows[numbers[node.group]])
+
+
+def _new_ones_first(drawn):
+  """By cost, the cheapest choice of every set of changed groups; of equal costs the first."""
+  of_cost, of_groups = {_cost(drawn[0]): drawn[0]}, {}
+  for numbers in sorted(drawn, key=_cost):
+    if of_cost.setdefault(_cost(numbers), numbers) == numbers and any(numbers):
+      of_groups.setdefault(tuple(np.flatnonzero(numbers)), numbers)
+  return list(of_groups.values())
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_in_a_models_order_the_first_are_tried_and_the_best_of_them_wins(
+  monkeypatch, problem, tables
+):
+  tried = _labelled_by(monkeypatch, _cost)
+  monkeypatch.setattr(measure, "compare", lambda *args, **options: (0.9, 0.85, 0.95))
+  ranker = Oracle(problem, _cost, tables=tables)
+  found = tune.tune(
+    network, *ARGS, model=ranker, budget=5, strategy="model", candidates=80, operands=True
+  )
+  assert len(tried) == 5 and tried[0] == (0,) * len(problem.options)
+  assert found.candidates == len(_drawn(problem, 80)) == 80 <= len(ranker.asked)
+  if not tables:
+    assert tried[1:] == _new_ones_first(ranker.asked)[:4]
+  best = min(tried, key=_cost)
+  assert found.numbers == best and not found.keeps_default
+  if tables:  # proposals reach choices that were not drawn
+    every = itertools.product(*problem.options)
+    assert _cost(best) == min(map(_cost, every))
+  assert found.ratio == 0.9 and found.compared == (0.9, 0.85, 0.95)
+  assert "takes 0.900 (0.850 to 0.950, in alternating pairs) of the measured time" in str(found)
+  assert [change.operation for change in found.changes] == [
+    str(group) for group, number in zip(problem.choices.groups, best) if number
+  ]
+  for change in found.changes:
+    assert change.lines[0].startswith("small_net.py:") and not change.cycles
+    assert f"{change.operation}  " in str(found) and change.lines[0] in str(found)
+  args = _arrays()
+  np.testing.assert_allclose(
+    jax.jit(found.function)(*args), jax.jit(network)(*args), rtol=1e-5, atol=1e-5
+  )
+
+
+def test_an_order_that_is_the_compilers_own_is_shown_as_fixed():
+  changes = [
+    layouts.Change([0], "dot", ["net.py:3"], before, ((0, 1), (), ()), ())
+    for before in ((1, 0), (0, 1), ())
+  ]
+  graph = hlo.featurize(lambda x: x @ x, jnp.ones((2, 2)))
+  rows = layouts.Program(graph, changes, {}, "tried").table().rows
+  assert [row[2] for row in rows] == ["{1,0} -> {0,1}", "{0,1} fixed", "? -> {0,1}"]
+
+
+def test_first_comes_one_choice_of_every_score_and_of_every_set_of_groups():
+  changed = np.array([[0, 0], [1, 0], [1, 0], [0, 1], [1, 1], [1, 0]], bool)
+  scores = np.array([0, 3, 2, 0, 2.5, 1], np.float32)
+  order = np.argsort(scores, kind="stable")
+  # 3 has the score of 0, the compiler's own; 2 and 1 change the same group as 5.
+  assert orders.spread(order, scores, changed) == [0, 5, 4, 2, 1, 3]
+  assert orders.spread(order[::-1], scores, changed) == [0, 1, 4, 2, 5, 3]
+
+
+@pytest.mark.parametrize(
+  "label, interval",
+  [
+    (lambda numbers: 100 + sum(numbers), None),  # nothing is better
+    (lambda numbers: 100, None),  # everything is as good
+    (_cost, (0.98, 0.93, 1.01)),  # better, but not beyond doubt
+  ],
+)
+def test_the_default_stays_unless_another_choice_is_really_better(
+  monkeypatch, problem, label, interval
+):
+  _labelled_by(monkeypatch, label)
+  monkeypatch.setattr(measure, "compare", lambda *args, **options: interval)
+  found = tune.tune(
+    network, *ARGS, model=Oracle(problem, _cost), budget=4, candidates=30, operands=True
+  )
+  assert found.keeps_default and found.function is network and found.ratio == 1
+  assert "the compiler's own choice stays" in str(found)
+  if interval is None:
+    assert "none had a lower measured time" in str(found)
+  else:  # the table below has a lower time
+    assert "0.980 (0.930 to 1.010) in alternating pairs" in str(found)
+    ratio = min(found.tried.values()) / 100
+    assert f"took {ratio:.3f} of its time in the trials" in str(found)
+
+
+def test_failures_are_counted_and_a_default_that_fails_is_an_error(monkeypatch, problem):
+  oracle = Oracle(problem, _cost)
+  tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers))
+  tune.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
+  _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[tried[1]])
+  found = tune.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
+  assert found.failed == 1 and len(found.tried) == 3
+  _labelled_by(monkeypatch, _cost, failing=[(0,) * len(problem.options)])
+  with pytest.raises(ValueError, match="labelled"):
+    tune.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
+
+
+def test_impossible_arguments_of_tune_are_refused(problem):
+  oracle = Oracle(problem, _cost)
+  with pytest.raises(ValueError, match="budget"):
+    tpugraphs_jax.tune(network, *ARGS, model=oracle, budget=1)
+  with pytest.raises(ValueError, match="strategy is 'best', expected one of learned"):
+    tpugraphs_jax.tune(network, *ARGS, model=oracle, strategy="best")
+  with pytest.raises(ValueError, match="layout"):
+    tpugraphs_jax.tune(jnp.sin, ARGS[0], model=oracle)
+  oracle.collection = tpugraphs_jax.rankers.ranker.datasets.Collection("tile:xla")
+  with pytest.raises(ValueError, match="tile"):
+    tpugraphs_jax.tune(network, *ARGS, model=oracle)
+
+
+@pytest.mark.parametrize("strategy", tune.STRATEGIES)
+def test_with_a_budget_for_all_every_choice_is_labelled(monkeypatch, strategy):
+  tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers))
+  outputs = problems.Problem(network, ARGS, labels.Measured())
+  found = tune.tune(network, *ARGS, model=Oracle(outputs, _cost), budget=40, strategy=strategy)
+  every = set(itertools.product(*outputs.options))
+  assert len(every) < 40 and len(tried) == len(every) and set(tried) == every
+  assert found.keeps_default
+
+
+def test_a_line_tells_of_every_label_and_the_file_of_labels_continues_a_search(
+  monkeypatch, capsys, tmp_path
+):
+  outputs = problems.Problem(network, ARGS, labels.Measured())
+  tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[(1, 0, 0)])
+  options = {"model": Oracle(outputs, _cost), "cache": tmp_path / "labels.jsonl"}
+  tune.tune(network, *ARGS, budget=4, **options)
+  lines = capsys.readouterr().err.splitlines()
+  assert [line.partition(":")[0] for line in lines] == [f"label {n} of 4" for n in (1, 2, 3, 4)]
+  assert "1.000 of the compiler's own; groups changed: none, the compiler's own" in lines[0]
+  first = list(tried)
+  tune.tune(network, *ARGS, budget=4, progress=False, **options)
+  assert tried == first and not capsys.readouterr().err
+  tune.tune(network, *ARGS, budget=8, progress=False, **options)
+  assert len(tried) == 8 + 1  # the compiler's own is measured beside the new ones
+
+
+def test_what_was_found_is_saved_and_applied(monkeypatch, tmp_path):
+  _labelled_by(monkeypatch, _cost)
+  monkeypatch.setattr(measure, "compare", lambda *args, **options: (0.9, 0.85, 0.95))
+  found = tune.tune(network, *ARGS, budget=9)
+  assert not found.keeps_default
+  found.save(tmp_path / "layouts.json")
+  lower = lambda function: jax.jit(function).lower(*ARGS).as_text().replace("chosen", "network")
+  assert lower(tpugraphs_jax.apply(network, tmp_path / "layouts.json")) == lower(found.function)
+
+
+def test_a_model_ships_for_the_machine_at_hand(monkeypatch):
+  _labelled_by(monkeypatch, lambda numbers: 100)
+  assert tune.tune(network, *ARGS, budget=2, candidates=9).keeps_default
+
+
+def test_a_model_of_other_labels_is_named(monkeypatch, caplog):
+  _labelled_by(monkeypatch, lambda numbers: 100)
+  with caplog.at_level(logging.WARNING, logger="absl"):
+    tune.tune(network, *ARGS, model="layout-v3-estimate", budget=2, candidates=9)
+  said = list(dict.fromkeys(record.getMessage() for record in caplog.records))
+  assert len(said) == 2  # its labels, and the stage of its programs
+  assert "labels of tpu:v3" in said[0] and "before layout assignment" in said[1]
+
+
+@recorded.needs_libtpu
+def test_a_target_without_a_model_that_ships_is_refused():
+  with pytest.raises(ValueError, match="v5e"):
+    tune.tune(network, *ARGS, target="v5e")
+
+
+@recorded.needs_libtpu
+def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
+  raw_labels = problems.Problem.raw_labels
+
+  def halved(problem, candidates):  # as if every choice were better than the compiler's own
+    raw = raw_labels(problem, candidates)
+    for numbers in filter(any, raw):
+      raw[numbers]["optimal_seconds"] /= 2
+    return raw
+
+  monkeypatch.setattr(problems.Problem, "raw_labels", halved)
+  found = tune.tune(network, *ARGS, target="v3", budget=2, candidates=9)
+  own, best = (found.raw[numbers] for numbers in ((0,) * len(found.numbers), found.numbers))
+  assert found.ratio == pytest.approx(best["optimal_seconds"] / own["optimal_seconds"], rel=1e-3)
+  for change, place in zip(found.changes, np.flatnonzero(found.numbers), strict=True):
+    assert sorted(change.before) == sorted(change.after[0])  # complete orders of one tensor
+    assert change.cycles == tuple(sum(raw["cycles"].get(str(place), [])) for raw in (own, best))
+  assert f"{own['estimated_cycles']:,} -> {best['estimated_cycles']:,}" in str(found)
+  assert f"the best takes {found.ratio:.3f} of the estimated time on tpu:v3" in str(found)
+  cycles = best["estimated_cycles"] / own["estimated_cycles"]
+  assert f"and {cycles:.3f} of the estimated cycles of the compiler's own" in str(found)

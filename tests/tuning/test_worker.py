@@ -1,0 +1,78 @@
+"""Which files count as a finished job, which is not collected again."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import random_graphs
+
+from tpugraphs_jax.columns import NODE_FEATURES
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.tuning import labels, worker
+from tpugraphs_jax.tuning.worker import LabelJob
+
+_HEADER = {"source": "a.py:net", "label": "bytes_estimate", "jax": "1", "program_sha256": "ab"}
+
+
+@pytest.fixture
+def job(tmp_path):
+  """A finished job with the four configurations that were asked for."""
+  job = LabelJob(
+    "a.py:net", "a_net", "valid", "layout:own:tried", str(tmp_path), "bytes_estimate", None, 4, 0, 1
+  )
+  rng = np.random.default_rng(0)
+  graph = random_graphs.layout_graph(
+    rng, nodes=6, edges=7, config_nodes=[1, 3], configs=4, name="a_net"
+  )
+  graph = dataclasses.replace(graph, node_feat=rng.random((6, NODE_FEATURES), np.float32))
+  npz.write_layout(job.npz, graph)
+  record = _HEADER | {
+    "split": "valid",
+    "configs_asked": 4,
+    "configs": [{"bytes_accessed": int(value)} for value in graph.configs.runtime_ns],
+  }
+  job.sidecar.write_text(json.dumps(record))
+  return job
+
+
+def _is_finished(job, header=_HEADER):
+  return worker.is_finished(job, header, labels.BytesEstimate())
+
+
+def _change(job, **fields):
+  job.sidecar.write_text(json.dumps(json.loads(job.sidecar.read_text()) | fields))
+
+
+def test_files_that_are_whole_and_of_the_same_program_are_finished(job):
+  assert _is_finished(job)
+
+
+@pytest.mark.parametrize("key", list(_HEADER))
+def test_another_program_label_or_version_is_not_finished(job, key):
+  assert not _is_finished(job, _HEADER | {key: "other"})
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"configs_asked": 3},
+    {"split": "train"},
+    {"configs": []},
+    {"configs": [{"bytes_accessed": 1}] * 4},
+    {"configs": [{"seconds": 1}] * 4},
+  ],
+)
+def test_another_number_split_or_label_in_the_sidecar_is_not_finished(job, fields):
+  _change(job, **fields)
+  assert not _is_finished(job)
+
+
+@pytest.mark.parametrize("kind", ["npz", "sidecar"])
+@pytest.mark.parametrize("data", [None, b"", b"half of a fi"])
+def test_missing_and_damaged_files_are_not_finished(job, kind, data):
+  path = getattr(job, kind)
+  path.unlink()
+  if data is not None:
+    path.write_bytes(data)
+  assert not _is_finished(job)

@@ -1,0 +1,18 @@
+"""Data sets of one's own: programs, their layout choices, and labels for them.
+
+  layouts = collect.choices(step, *arguments)           # groups of operations, with options
+  other = collect.apply(step, layouts.choice(numbers))  # the function with layouts chosen
+
+`python -m tpugraphs_jax.collect` labels many choices of many programs and writes
+them in the released format.
+"""
+
+import sys
+
+from tpugraphs_jax.tuning import collect, measure
+from tpugraphs_jax.tuning.choosing import apply, Choice, Choices, choices
+
+__all__ = ["Choice", "Choices", "apply", "choices", "measure"]
+
+if __name__ == "__main__":
+  sys.exit(collect.main())

@@ -1,0 +1,53 @@
+"""Comparison of nested values: arrays of parameters, and fields of configs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flax import traverse_util
+import jax
+
+# Fields of a config that may differ when a run is resumed. They do not affect results.
+_FREE_FIELDS = ("batch.config_chunk",)
+
+
+def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
+  """The first array whose shape or dtype differs between two pytrees; None where all agree.
+
+  Returns:
+    Its name, and its description in each tree, such as `float32[2, 3]` or `nothing`.
+  """
+  describe = lambda tree: {
+    jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+  ours, theirs = describe(found), describe(expected)
+  for name in sorted(ours.keys() | theirs.keys()):
+    one, other = ours.get(name, "nothing"), theirs.get(name, "nothing")
+    if one != other:
+      return name, one, other
+  return None
+
+
+def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+  """Refuses (ValueError) a checkpoint of another config; the message has the fields that differ.
+
+  Args:
+    where: the checkpoint, for the message.
+    saved: nested fields (JSON types) of the checkpoint.
+    current: nested fields of the run.
+  """
+  old, new = (traverse_util.flatten_dict(config, sep=".") for config in (saved, current))
+  absent = "absent"
+  differences = [
+    f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"
+    for name in sorted(old.keys() | new.keys())
+    if old.get(name, absent) != new.get(name, absent) and name not in _FREE_FIELDS
+  ]
+  if differences:
+    raise ValueError(
+      f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the same "
+      "values, or another --workdir"
+    )

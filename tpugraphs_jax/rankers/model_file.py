@@ -1,0 +1,202 @@
+"""Reads and writes trained models: working folders, model files, and models in the package.
+
+A model file `model.npz` has the parameters as arrays `params/<module>/.../<parameter>`, and the
+array `card`: the bytes of a JSON object with config, feature transforms, versions, origin, and a
+checksum of the parameters. NumPy can read it. A run writes it to its working folder whenever an
+evaluation is the best so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flax import traverse_util
+import numpy as np
+
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.data.features import Transform
+from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import parallel, trees, trust
+
+MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
+FORMAT = 1  # of model files; later formats are refused
+MOST_BYTES = 2**30  # of the arrays of a model file: 268 million parameters
+SHIPPED = Path(__file__).parent / "shipped_models"
+
+# Fields outside of the fingerprint: they may differ in a resumed run, and in a run that uses the
+# model.
+_FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
+_FREE_DATA_FIELDS = ("skip_bad_files", "store_dir", "loader_threads", "neighbour_slots")
+_PARAMS = "params/"
+AGAIN = "copy it again, or train again"
+_CARD = {
+  "format": int,
+  "checksum": str,
+  "transforms": {},
+  "about": {"labels": {"target": (str, type(None))}},
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Artefact:
+  """The content of a model file."""
+
+  config: dict[str, Any]  # JSON types: the config that the model was trained with
+  transforms: dict[str, Transform]  # as `features.to_saved` names them
+  params: dict[str, Any]  # nested, float32 arrays
+  about: dict[str, Any]  # JSON types: step, validation metrics, versions, ...
+
+
+def write(path: Path, artefact: Artefact) -> None:
+  """Writes a model file; an existing file is replaced atomically."""
+  arrays: dict[str, Any] = {
+    _PARAMS + name: np.asarray(value)
+    for name, value in traverse_util.flatten_dict(artefact.params, sep="/").items()
+  }
+  card = {
+    "format": FORMAT,
+    "config": artefact.config,
+    "transforms": {name: t.to_dict() for name, t in artefact.transforms.items()},
+    "about": artefact.about,
+    "checksum": _checksum(arrays),
+  }
+  text = np.frombuffer(json.dumps(card).encode(), np.uint8)
+  with files_lib.replacing(path, "wb") as file:
+    np.savez_compressed(file, card=text, **arrays)
+
+
+def read_file(path: Path) -> Artefact:
+  """Reads a model file.
+
+  Raises:
+    FileNotFoundError: it is missing.
+    ValueError: it is damaged, or of a newer version.
+  """
+  if not path.is_file():
+    raise FileNotFoundError(
+      f"{path} is missing: name a folder that a model was trained in, or a model file"
+    )
+  with trust.reading(path, AGAIN):
+    with npz.NpzArchive(path, most_bytes=MOST_BYTES) as archive:
+      arrays = {name: archive.read(name) for name in archive.names}
+    card = trust.parse(arrays.pop("card").tobytes())
+    trust.check(card, _CARD, "card")
+    if (version := card["format"]) <= FORMAT:
+      return _artefact(card, arrays)
+  raise ValueError(
+    f"{path} is of format {version}, and this version of tpugraphs_jax reads up to "
+    f"{FORMAT}: pip install --upgrade tpugraphs-jax"
+  )
+
+
+def _artefact(card: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Artefact:
+  if card["checksum"] != _checksum(arrays):
+    raise ValueError("the checksum of its parameters does not fit")
+  for name, array in arrays.items():
+    if not name.startswith(_PARAMS) or array.dtype != np.float32:
+      raise ValueError(f"{name} is {array.dtype}, expected parameters, float32")
+  flat = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
+  return Artefact(
+    config=trust.config(card["config"]),
+    transforms={name: Transform.from_dict(t) for name, t in card["transforms"].items()},
+    params=traverse_util.unflatten_dict(flat, sep="/"),
+    about=card["about"],
+  )
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+  digest = hashlib.sha256()
+  for name in sorted(arrays):
+    array = np.ascontiguousarray(arrays[name])
+    digest.update(f"{name} {array.dtype} {array.shape}".encode())
+    digest.update(array.tobytes())
+  return digest.hexdigest()
+
+
+def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The fields of a config on which a checkpoint depends."""
+  fields = {k: v for k, v in config.items() if k not in _FREE_FIELDS}
+  fields["data"] = {k: v for k, v in fields["data"].items() if k not in _FREE_DATA_FIELDS}
+  fields["extensions"] = sorted(fields["extensions"])
+  return fields
+
+
+def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
+  """The config of the trained model in a working folder, or in a folder with a model file.
+
+  Raises:
+    FileNotFoundError: nothing was trained there.
+    ValueError: its config.json is damaged.
+  """
+  path = files_lib.fetch(workdir) / CONFIG_FILE
+  model = path.with_name(MODEL_FILE)
+  if model.exists() and not path.exists():
+    return read_file(model).config
+  if not path.exists():
+    raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in")
+  with trust.reading(path, "train again"):
+    return trust.config(files_lib.unseal(trust.parse(path.read_bytes()))["config"])
+
+
+def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Artefact:
+  """The model of a working folder, or of a model file.
+
+  Process 0 reads; all processes get its result.
+
+  Args:
+    place: a folder with `model.npz`, such as one that a model was trained in, or a model file.
+    config: expected config of the model; unless given, its config of training.
+
+  Raises:
+    FileNotFoundError: nothing was trained there.
+    ValueError: the model is damaged, of a newer version or of another config.
+  """
+  path = files_lib.fetch(place)
+  artefact = parallel.on_primary(
+    lambda: read_file(path / MODEL_FILE if path.is_dir() or not path.suffix else path)
+  )
+  if config is not None:
+    trees.check_config(path, fingerprint(artefact.config), fingerprint(config))
+  return artefact
+
+
+# Models in the package, each with a card.
+
+
+def shipped_names() -> list[str]:
+  """Names of the models that ship, such as `layout-v3-estimate`."""
+  return sorted(path.stem for path in SHIPPED.glob("*.npz"))
+
+
+def shipped_file(place: str | Path) -> Path:
+  """The file of a model that ships, if `place` is its name; otherwise `place`.
+
+  Raises:
+    FileNotFoundError: `place` is a name of neither a file nor a model that ships.
+  """
+  path = Path(place)
+  if path.exists() or path.name != str(place):
+    return path
+  if path.name not in shipped_names():
+    raise FileNotFoundError(
+      f"{place!s} is missing: name a folder that a model was trained in, a "
+      f"model file, or a model that ships ({', '.join(shipped_names())})"
+    )
+  return SHIPPED / f"{place}.npz"
+
+
+def card(name: str) -> str:
+  """The card of a model that ships, in Markdown: its training data and its scores.
+
+  Raises:
+    ValueError: no model of that name ships.
+  """
+  if name not in shipped_names():
+    raise ValueError(f"no model {name!r} ships, expected one of {', '.join(shipped_names())}")
+  return (SHIPPED / f"{name}.md").read_text()

@@ -1,0 +1,494 @@
+"""Rankers: graphs to scores and orders.
+
+    config -> features, ranker family                 `Ranker(config)`
+    transforms and parameters                         fitted and trained, or loaded
+    OpGraph -> prepare -> scorer                      validation, evaluation, own programs
+
+`model_file` reads and writes trained rankers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import functools
+import os
+from pathlib import Path
+from typing import Any, TYPE_CHECKING
+
+from absl import logging
+import jax
+import numpy as np
+import optax
+
+from tpugraphs_jax import datasets, metrics, options, rankers
+from tpugraphs_jax.columns import (
+  LAYOUT_CONFIG_FEATURES,
+  NODE,
+  NODE_FEATURES,
+  opcode_ids,
+  TILE_CONFIG_FEATURES,
+)
+from tpugraphs_jax.data import features, plan, reduction, selection
+from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
+from tpugraphs_jax.graph import BEFORE_LAYOUTS, LayoutConfigs, LOWERED, OpGraph, TileConfigs
+from tpugraphs_jax.infra import files, parallel, trees, trust
+from tpugraphs_jax.rankers import explain as explaining
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers.base import Settings
+from tpugraphs_jax.rankers.scorer import Scorer
+
+if TYPE_CHECKING:
+  from tpugraphs_jax.rankers.ensemble import Ensemble
+
+_CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
+
+
+class Ranker:
+  """Scores and ranks graphs of a collection.
+
+  Args:
+    config: nested fields, see `configs/`; fields of training alone are not read.
+
+  Attributes:
+    config: the argument.
+    settings: the fields of the config that rankers read.
+    collection: of the graphs.
+    features: node features, with their transforms once fitted or loaded.
+    family: the ranker family, see `rankers.base`.
+    params: of the network, once trained or loaded.
+    about: origin of a loaded model: step, labels, versions, ...
+
+  Raises:
+    ValueError: fields that do not go together.
+  """
+
+  def __init__(self, config: Mapping[str, Any]):
+    self.config, self.settings = config, Settings.of(config)
+    data = self.settings.data
+    self.collection = datasets.of(self.settings.kind, data.source, data.search)
+    self.features = features.NodeFeatures(data)
+    self.family = rankers.create(config, self.features.unscaled)
+    self.params: optax.Params | None = None
+    self.about: Mapping[str, Any] = {}
+
+  def __repr__(self) -> str:
+    state = (
+      "not trained"
+      if self.params is None
+      else (f"{sum(leaf.size for leaf in jax.tree.leaves(self.params)):,} parameters")
+    )
+    return f"<Ranker {self.config['model']['name']} of {self.collection.name}: {state}>"
+
+  @classmethod
+  def load(cls, place: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Ranker:
+    """The trained ranker of a working folder or model file; see `model_file.read`.
+
+    Raises:
+      FileNotFoundError, ValueError: as `model_file.read`. Without `config` also ValueError for a
+        model that needs a module which is not imported.
+    """
+    artefact = model_file.read(place, config)
+    if config is not None:
+      return cls(config)._with(artefact, place)
+    trust.check_imported(artefact.config["extensions"])
+    with trust.reading(place, model_file.AGAIN):
+      ranker = cls(artefact.config)._with(artefact, place)
+      if not artefact.config["extensions"]:  # a family of the user's may want other graphs
+        ranker.check_params()
+    return ranker
+
+  def _with(self, artefact: model_file.Artefact, place: str | os.PathLike[str]) -> Ranker:
+    self.use_transforms(artefact.transforms, where=place)
+    self.params, self.about = artefact.params, artefact.about
+    return self
+
+  def check_params(self) -> None:
+    """Refuses (ValueError) parameters or transforms that do not fit the network."""
+    shapes = self.param_shapes(_small_graph(self.collection.kind))
+    if difference := trees.first_difference(self.params, shapes):
+      name, parameter, expected = difference
+      raise ValueError(f"{name} is {parameter}, the model of its config has {expected}")
+
+  def param_shapes(self, graph: OpGraph) -> optax.Params:
+    """Shapes and dtypes of the network's parameters, from a graph, without computing them."""
+    prepared, ids = self.prepare(graph), np.arange(2)
+    batches = plan.BatchPlan(
+      [prepared],
+      slates_per_step=1,
+      devices=1,
+      seed=0,
+      epochs=1,
+      slates_per_epoch=1,
+      draw=self.family.draw([prepared], lambda number, rng, turn: (ids, np.zeros(2, np.float32))),
+    )
+    batch = self.family.assemble(batches.slates(0, 0), batches.budget(0), graphs=1, configs=2)
+    return jax.eval_shape(self.family.network.init, jax.random.key(0), batch)["params"]
+
+  # Transforms.
+
+  def fit_configs(self, config_values: Sequence[np.ndarray]) -> None:
+    """Fits the transform of configurations `[n, F]` alone."""
+    kind, columns = self.settings.data.config_transform, config_values[0].shape[1]
+    self.family.config_transform = features.fit(config_values, np.full(columns, kind, dtype=object))
+
+  @property
+  def transforms(self) -> dict[str, features.Transform]:
+    """The fitted transforms, by their names in files."""
+    return features.to_saved(self.features.transforms, self.family.config_transform)
+
+  def use_transforms(
+    self, transforms: Mapping[str, features.Transform], *, where: str | os.PathLike[str]
+  ) -> None:
+    """Sets the transforms, as read from a file.
+
+    Raises:
+      ValueError: they are for other feature blocks than the config names.
+    """
+    nodes, self.family.config_transform = features.from_saved(transforms, where)
+    if set(nodes) != set(self.features.names):
+      raise ValueError(
+        f"{where} was trained on the feature blocks {', '.join(nodes)}, and "
+        f"data.features is {', '.join(self.features.names)}: give the same"
+      )
+    self.features.transforms = nodes
+
+  # Graphs.
+
+  def check(self, graph: OpGraph) -> None:
+    """Refuses (ValueError) a graph whose configurations are not of the ranker's kind.
+
+    Warns, once per program, if it is from another stage of compilation than the training programs.
+    """
+    selection.check_kind(graph, _CONFIGS[self.collection.kind])
+    if self.collection.kind == "layout" and graph.stage and not graph.stage.startswith(self.stage):
+      _warn_of_stage(graph.name, graph.stage, self.stage)
+
+  @property
+  def metrics(self) -> Mapping[str, float]:
+    """Metrics of validation that the model file holds, by name; empty without any.
+
+    A model that ships has means over the validation programs (`kendaltau`); `about["figures"]` has
+    more of them. A model file of a run has metrics of the sample of validation at its step
+    (`kendaltau_mean`).
+    """
+    figures = self.about.get("figures", {}).get("valid", {}).get("this model")
+    return figures or self.about.get(metrics.SAMPLE, {})
+
+  @property
+  def target(self) -> str:
+    """The TPU target of the estimates in the training labels; empty for measured labels."""
+    return self.about.get("labels", {}).get("target") or ""
+
+  @property
+  def stage(self) -> str:
+    """The stage of compilation of the training programs; empty if unknown."""
+    if self.collection.is_released:
+      return BEFORE_LAYOUTS
+    if "labels" not in self.about:
+      return ""
+    return f"{BEFORE_LAYOUTS} for {self.target}" if self.target else LOWERED
+
+  def prepare(self, graph: OpGraph) -> Any:
+    """Computes and transforms features, and prepares the graph; see `Family.prepare`."""
+    graph = self._seen(graph)
+    if self.settings.data.virtual_node == "output":
+      graph = reduction.with_output(graph)
+    return self.family.prepare(graph, self.features(graph))
+
+  def _seen(self, graph: OpGraph) -> OpGraph:
+    """The graph as in training: with output layouts alone where `data.config_features` says so."""
+    return output_orders(graph) if "outputs" in self.settings.data.config_features else graph
+
+  # Scores.
+
+  @functools.cached_property
+  def scorer(self) -> Scorer:
+    """Scores prepared graphs with any parameters of the network."""
+    return self.family.scorer()
+
+  def scores(
+    self,
+    graphs: Sequence[OpGraph],
+    config_ids: Sequence[np.ndarray] | None = None,
+    *,
+    progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores of configurations of each graph, `[n]` float32, larger = slower.
+
+    Args:
+      graphs: with configurations.
+      config_ids: `[n]` int64 for each graph; all configurations in file order unless given.
+      progress: shows a bar.
+
+    Raises:
+      ValueError: a graph has no configurations of the ranker's kind.
+    """
+    for graph in graphs:
+      self.check(graph)
+    prepared = [self.prepare(graph) for graph in graphs]
+    return self.scorer(self.params, prepared, config_ids, progress=progress)
+
+  def rank(self, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
+    """Configuration numbers of a graph from fastest to slowest, `[C]` int64, and all scores.
+
+    Equal scores stay in file order. Scores are `[C]` float32 in file order, larger = slower.
+    """
+    (scores,) = self.scores([graph])
+    if metrics.is_tied(scores):
+      logging.warning(
+        "%s: the five best configurations have equal scores, and stay in file order", graph.name
+      )
+    return np.argsort(scores, kind="stable"), scores
+
+  def explain(
+    self, graph: OpGraph, config: int, *, against: int | None = None
+  ) -> explaining.Explanation:
+    """How much each choice of a configuration adds to its score, largest first.
+
+    Score tables give charges that add up to the score. For other rankers, `exchanges` replaces one
+    choice at a time.
+
+    Args:
+      graph: with configurations.
+      config: number of the configuration to explain.
+      against: number of a configuration to compare with; only choices in which the two differ are
+        explained. `exchanges` compares with the best-ranked configuration unless given.
+
+    Raises:
+      ValueError: a number that the graph does not have.
+    """
+    self.check(graph)
+    graph = self._seen(graph)
+    explaining.check_numbers(graph, config, against)
+    if self.family.can_propose:
+      rows = self.family.charges(self.params, self.prepare(graph), config, against=against)
+    else:
+      rows = explaining.exchanges(lambda one: self.scores([one])[0], graph, config, against=against)
+    return explaining.Explanation(rows, graph, config, against)
+
+  def propose(
+    self, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
+  ) -> explaining.Proposals:
+    """The n configurations with the lowest predicted cost, whether measured or not.
+
+    A group can have any row that it has in some configuration of the graph.
+
+    Args:
+      graph: with configurations.
+      n: number of proposals; fewer if there are fewer combinations.
+      near: number of a trusted configuration, for instance the default of the compiler. The
+        proposals then lead from it to the cheapest, with more and more changes; see
+        `rankers.tables.search.propose_near`.
+      **options: of `rankers.tables.search.propose`.
+
+    Raises:
+      ValueError: the ranker has no score table, n is below 1, or the graph has no such number.
+    """
+    graph = self._seen(graph)
+    if not self.family.can_propose:
+      raise ValueError(
+        f"model {self.settings.model} has no score table: train a model with score "
+        "tables (variant tables of configs/layout.py)"
+      )
+    self.check(graph)
+    explaining.check_numbers(graph, near)
+    score = lambda rows: self.scores([explaining.with_rows(graph, rows)])[0]
+    rows, cost, gap, is_exact = self.family.cheapest(
+      self.params, self.prepare(graph), n, near=near, score=score, **options
+    )
+    return explaining.Proposals(explaining.with_rows(graph, rows), cost, gap, is_exact)
+
+  # Files.
+
+  def save(
+    self,
+    path: str | os.PathLike[str],
+    params: optax.Params | None = None,
+    about: Mapping[str, Any] | None = None,
+  ) -> None:
+    """Writes a model file.
+
+    Args:
+      path: the file, such as `model.npz`.
+      params: of the network; `self.params` unless given.
+      about: origin of the model, in JSON types; `self.about` unless given.
+
+    Raises:
+      ValueError: the ranker was neither trained nor loaded.
+    """
+    params = self.params if params is None else params
+    if params is None:
+      raise ValueError("the ranker has no parameters: train it, or load one")
+    about = self.about if about is None else about
+    # The model does not depend on the folder of its training data.
+    config = {k: v for k, v in self.config.items() if k != "data_root"}
+    model_file.write(
+      Path(path), model_file.Artefact(trust.config(config), self.transforms, params, dict(about))
+    )
+
+
+def _small_graph(kind: str) -> OpGraph:
+  """A dot and a reshape, as a program or a kernel with two configurations."""
+  ids, times = opcode_ids(), np.array([1, 2])
+  feat = np.zeros((4, NODE_FEATURES), np.float32)
+  feat[:, NODE["shape"]][:, :2] = 8
+  configs: TileConfigs | LayoutConfigs = TileConfigs(
+    np.ones((2, TILE_CONFIG_FEATURES), np.float32), times, times
+  )
+  config_node = np.zeros(0, np.int32)
+  if kind == "layout":
+    rows = np.full((2, 2, LAYOUT_CONFIG_FEATURES), -1, np.float32)
+    rows[1, :, :2] = 1, 0
+    configs, config_node = factor_layout_configs(rows, times), np.array([2, 3], np.int32)
+  names = ("parameter", "parameter", "dot", "reshape")
+  return OpGraph(
+    "small",
+    feat,
+    np.array([ids[name] for name in names], np.uint8),
+    np.array([[2, 0], [2, 1], [3, 2]], np.int32),
+    np.array([0, 4]),
+    config_node,
+    configs,
+  )
+
+
+@functools.cache
+def _warn_of_stage(name: str, stage: str, expected: str) -> None:
+  logging.warning(
+    "%s is a program %s, and the model was trained on programs %s: its ranking is less reliable",
+    name,
+    stage,
+    expected,
+  )
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(place: Path, saved_ns: int) -> Ranker:
+  del saved_ns  # key of the cache: a newer file is loaded again
+  return Ranker.load(place)
+
+
+def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ranker:
+  """The trained ranker of a working folder or a model file; cached while the files are unchanged.
+
+  Loading a model imports no module that it names: if a module registers its parts, name it in
+  `extensions` or import it first.
+
+  Args:
+    place: a folder that `run_tile.py` or `run_layout.py` trained in, a `model.npz`, or the
+      name of a model that ships (`model_file.shipped_names()`).
+    extensions: names of modules to import, which register parts of the model.
+
+  Raises:
+    FileNotFoundError: no trained model there.
+    ValueError: the model is damaged, of a newer version, or needs a module that is not imported.
+
+  Examples:
+    >>> import tpugraphs_jax
+    >>> tpugraphs_jax.load("layout-cpu-measured").collection.kind
+    'layout'
+  """
+  options.import_extensions(extensions)
+  source = (
+    place
+    if files.is_remote(place)
+    else parallel.on_primary(lambda: model_file.shipped_file(Path(place).expanduser()))
+  )
+  path = files.fetch(source).absolute()
+  marks = (path, path / model_file.MODEL_FILE)
+  return _loaded(path, max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0))
+
+
+def propose(
+  place: str | os.PathLike[str] | Ranker,
+  graph: OpGraph,
+  n: int = 10,
+  *,
+  near: int | None = None,
+) -> explaining.Proposals:
+  """The n configurations with the lowest cost in a trained score table.
+
+  Args:
+    place: as in `load`, or a loaded ranker.
+    graph: an `OpGraph` with layout configurations, whose rows are the choices of each group.
+    n: number of proposals.
+    near: number of a trusted configuration, such as the default of the compiler, from which the
+      proposals lead to the cheapest; None searches freely.
+
+  Raises:
+    FileNotFoundError, ValueError: as `load`; or the model has no score table.
+  """
+  return _ranker(place, "propose").propose(graph, n, near=near)
+
+
+def explain(
+  place: str | os.PathLike[str] | Ranker,
+  graph: OpGraph,
+  config: int,
+  *,
+  against: int | None = None,
+) -> explaining.Explanation:
+  """How much each choice of a configuration adds to its score; see `Ranker.explain`.
+
+  Args:
+    place: as in `load`, or a loaded ranker.
+    graph: with configurations.
+    config: number of the configuration to explain.
+    against: number of a configuration to compare with.
+
+  Returns:
+    A list of choices that prints as a table.
+
+  Raises:
+    FileNotFoundError, ValueError: as `load`; a number that the graph does not have.
+
+  Examples:
+    >>> import tpugraphs_jax
+    >>> graph = tpugraphs_jax.read_layout(
+    ...     "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz")
+    >>> rows = tpugraphs_jax.explain("layout-cpu-measured", graph, 3, against=0)
+    >>> all(one.change >= other.change for one, other in zip(rows, rows[1:]))
+    True
+  """
+  return _ranker(place, "explain").explain(graph, config, against=against)
+
+
+def _ranker(place: str | os.PathLike[str] | Ranker | Ensemble, method: str) -> Any:
+  """The ranker of a place, loaded unless it is one; refuses (ValueError) one without `method`."""
+  if isinstance(place, (str, os.PathLike)):
+    return load(place)
+  if not hasattr(place, method):
+    raise ValueError(
+      f"the model is of type {type(place).__name__}, expected a folder, a model "
+      "file, the name of a model that ships, or a ranker from `load`"
+    )
+  return place
+
+
+def rank(
+  place: str | os.PathLike[str] | Ranker | Ensemble, graph: OpGraph
+) -> tuple[np.ndarray, np.ndarray]:
+  """Ranks the configurations of a graph with a trained model.
+
+  Args:
+    place: as in `load`, or a loaded `Ranker` or `Ensemble`.
+    graph: an `OpGraph` with `configs`, from a file or from `tpugraphs_jax.hlo`.
+
+  Returns:
+    Configuration numbers from fastest to slowest, `[C]` int64, and the score of
+    each configuration, `[C]` float32, larger = slower.
+
+  Raises:
+    FileNotFoundError, ValueError: as `load` and `Ranker.scores`.
+
+  Examples:
+    >>> import tpugraphs_jax
+    >>> graph = tpugraphs_jax.read_layout(
+    ...     "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz")
+    >>> order, scores = tpugraphs_jax.rank("layout-cpu-measured", graph)
+    >>> len(order) == len(scores) == len(graph.configs)
+    True
+    >>> bool(scores[order[0]] == scores.min())
+    True
+  """
+  return _ranker(place, "rank").rank(graph)

@@ -1,1 +1,0 @@
-"""Trained models: load, score and rank, explain scores, propose configurations, ensembles."""

@@ -1,0 +1,282 @@
+"""Compares scores with labels: metrics per graph, their means, and a summary as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+import csv
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpugraphs_jax import metrics
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.datasets import Collection
+from tpugraphs_jax.infra import files, trust
+
+SCORES_FILE = "validation_scores.npz"
+PROGRAMS_FILE = "validation_programs.csv"  # of kernels
+# Arrays of SCORES_FILE, with the kinds of their dtypes and their smallest values.
+_JOINED = ("config_ids", "scores", "runtime_ns", "label")
+_SCORES = {
+  "graphs": "U",
+  "nodes": "iu",
+  "sizes": "iu",
+  "config_ids": "iu",
+  "scores": "f",
+  "runtime_ns": "iu",
+  "label": "iuf",
+}
+_LEAST = {"nodes": 0, "sizes": 1, "config_ids": 0, "scores": -np.inf, "runtime_ns": 1, "label": 0}
+_MOST_LINES = 30  # of programs in a summary
+_POOLED = ("opa",)  # metrics over the pairs of all graphs; other metrics are means over graphs
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GraphScores:
+  """Scores and labels of a graph.
+
+  Attributes:
+    name: of the graph.
+    nodes: number of nodes, after reduction.
+    config_ids: `[n]` int64 numbers of the scored configurations.
+    scores: `[n]` float32, larger = slower.
+    runtime_ns: `[n]` int64 runtimes.
+    label: `[n]` labels that define the true order: runtime over normalizer float64 for kernels,
+      runtime int64 ns for programs (`TileConfigs.label`, `LayoutConfigs.label`).
+  """
+
+  name: str
+  nodes: int
+  config_ids: np.ndarray
+  scores: np.ndarray
+  runtime_ns: np.ndarray
+  label: np.ndarray
+
+
+def with_labels(
+  graphs: Sequence[Any],
+  config_ids: Sequence[np.ndarray],
+  scores: Sequence[np.ndarray],
+) -> list[GraphScores]:
+  """Scores `[n]` float32 of configurations `[n]` int64 of each graph, with its labels."""
+  return [
+    GraphScores(
+      graph.name,
+      len(graph.opcode),
+      ids,
+      graph_scores,
+      graph.configs.runtime_ns[ids],
+      graph.configs.label[ids],
+    )
+    for graph, ids, graph_scores in zip(graphs, config_ids, scores)
+  ]
+
+
+def evaluate(
+  judged: Sequence[GraphScores], ks: Sequence[int]
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+  """One row of metrics per graph, and their means with OPA pooled over all pairs (official).
+
+  Args:
+    judged: scores and labels of graphs.
+    ks: the k of top-k slowdown (`Collection.slowdown_ks`).
+  """
+  rows = []
+  for graph in judged:
+    order = graph.scores, graph.label
+    slowdown = metrics.top_k_slowdown(*order, ks)
+    rows.append(
+      {
+        "graph": graph.name,
+        "nodes": graph.nodes,
+        "configs": len(graph.scores),
+        "opa": metrics.opa(*order),
+        "kendaltau": metrics.kendall_tau(*order),
+        **{f"slowdown{k}": value for k, value in slowdown.items()},
+      }
+    )
+  pairs = [metrics.ordered_pairs(graph.scores, graph.label) for graph in judged]
+  return rows, mean_row(rows) | {"opa": metrics.pooled_opa(pairs)}
+
+
+def program_rows(
+  judged: Sequence[GraphScores], predicted_ns: Sequence[np.ndarray] | None = None
+) -> list[dict[str, Any]]:
+  """One row per program of tile kernels, as in the tables of the MLSys 2021 paper.
+
+  Kendall's tau is the mean over kernels of the program, Tile-Size APE is computed over all kernels,
+  and MAPE over all their configurations, where runtimes are predicted. Tile-Size APE and MAPE use
+  nanoseconds, as in the paper, instead of labels.
+
+  Args:
+    judged: scores and labels of kernels.
+    predicted_ns: `[n]` predicted runtimes of each kernel; None if scores give only the order.
+  """
+  programs: dict[str, list[int]] = {}
+  for number, graph in enumerate(judged):
+    programs.setdefault(metrics.program_of(graph.name), []).append(number)
+  rows = []
+  for program, numbers in sorted(programs.items()):
+    members = [judged[number] for number in numbers]
+    taus = [{"kendaltau": metrics.kendall_tau(one.scores, one.label)} for one in members]
+    first = [metrics.best_of_top_k(one.scores, one.runtime_ns, 1) for one in members]
+    best = [one.runtime_ns.min() for one in members]
+    row = {
+      "program": program,
+      "kernels": len(members),
+      **mean_row(taus),
+      "tile_size_ape": metrics.tile_size_ape(np.array(first), np.array(best)),
+    }
+    if predicted_ns is not None:
+      row["mape"] = metrics.mape(
+        np.concatenate([predicted_ns[number] for number in numbers]),
+        np.concatenate([one.runtime_ns for one in members]),
+      )
+    rows.append(row)
+  return rows
+
+
+def mean_name(metric: str) -> str:
+  """The name of a metric over many graphs: `opa_pooled` (over all pairs), `kendaltau_mean`."""
+  return f"{metric}_pooled" if metric in _POOLED else f"{metric}_mean"
+
+
+def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+  """Arrays `{metric}_by_graph`, `[graphs]` float64, of every metric."""
+  names = [name for name, value in rows[0].items() if isinstance(value, float)] if rows else []
+  return {f"{name}_by_graph": np.array([row[name] for row in rows]) for name in names}
+
+
+def random_order(labels: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
+  """Expected means, as from `judge`, of random orders of labels `[n]` of each graph."""
+  rows = [
+    {f"slowdown{k}": value for k, value in metrics.random_slowdown(label, ks).items()}
+    for label in labels
+  ]
+  return {"opa": 0.5, "kendaltau": 0.0, **mean_row(rows)}
+
+
+def summary(
+  collection: Collection,
+  rows: Sequence[Mapping[str, Any]],
+  means: Mapping[str, float],
+  *,
+  random: Mapping[str, float],
+  split: str = "valid",
+  configurations: str = "all",
+) -> str:
+  """A line of means, a line of means of random orders, and a line for each program.
+
+  Top-k slowdown is omitted where no graph has more than k configurations: it is 0.
+
+  Args:
+    collection: of the graphs. Kernels of one program (names up to the last `_`) share a line.
+    rows: of the graphs.
+    means: from `judge`.
+    random: from `random_order`.
+    split: of the graphs.
+    configurations: the judged configurations of each graph, in words.
+  """
+  most = max((row["configs"] for row in rows), default=0)
+  zeros = {f"slowdown{k}" for k in collection.slowdown_ks if 1 < k >= most}
+  names = [name for name in means if name not in zeros]
+  starts = [f"{collection.name}: {len(rows)} graphs", "  a random order:"]
+  lines = [
+    "  ".join(
+      [f"{start:<{len(starts[0])}}", *(f"{mean_name(name)} {values[name]:.4f}" for name in names)]
+    )
+    for start, values in zip(starts, (means, random))
+  ]
+  lines.append(
+    f"  ({split} split, configurations: {configurations}; _pooled: over the pairs of "
+    "all graphs, _mean: over graphs)"
+  )
+  if collection.kind == "layout":
+    columns = [name for name in names if name == "kendaltau" or name.startswith("slowdown")]
+    by_name = {name: {row["graph"]: row[name] for row in rows} for name in columns}
+  else:
+    by_name = {
+      f"slowdown{k}": metrics.mean_by_program({row["graph"]: row[f"slowdown{k}"] for row in rows})
+      for k in (1, 5)
+      if f"slowdown{k}" in names
+    }
+  programs = list(next(iter(by_name.values())))
+  lines += [
+    f"  {program}: "
+    + "  ".join(f"{name} {values[program]:.4f}" for name, values in by_name.items())
+    for program in programs[:_MOST_LINES]
+  ]
+  if len(programs) > _MOST_LINES:
+    lines.append(f"  ... and {len(programs) - _MOST_LINES} more, in the CSV file")
+  return "\n".join(lines)
+
+
+def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
+  """Writes scores and labels, for `read_scores` or NumPy.
+
+  The `.npz` has `graphs` `[G]` names, `nodes` `[G]`, `sizes` `[G]` numbers of configurations, and
+  `config_ids`, `runtime_ns` int64, `label` (see `GraphScores`) and `scores` float32, each
+  `[sum(sizes)]`, graph after graph.
+  """
+  joined: dict[str, Any] = {
+    name: np.concatenate([getattr(graph, name) for graph in judged]) for name in _JOINED
+  }
+  with files.replacing(path, "wb") as file:
+    np.savez_compressed(
+      file,
+      graphs=np.array([graph.name for graph in judged]),
+      nodes=np.array([graph.nodes for graph in judged]),
+      sizes=np.array([len(graph.scores) for graph in judged]),
+      **joined,
+    )
+
+
+def read_scores(path: Path) -> list[GraphScores]:
+  """Reads a file of `write_scores`.
+
+  Raises:
+    ValueError: it is damaged.
+  """
+  with trust.reading(path, "evaluate again"), npz.NpzArchive(path) as archive:
+    arrays = {name: archive.read(name) for name in _SCORES}
+    sizes = arrays["sizes"]
+    lengths = {name: int(sizes.sum()) for name in _JOINED} | {
+      "nodes": len(sizes),
+      "graphs": len(sizes),
+    }
+    for name, array in arrays.items():
+      if array.shape != (lengths.get(name, array.size),) or array.dtype.kind not in _SCORES[name]:
+        archive.fail(name, f"is {array.dtype} {list(array.shape)}")
+      if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= _LEAST[name])).all():
+        archive.fail(name, f"has a number that is not finite, or below {_LEAST[name]}")
+    columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
+    return [
+      GraphScores(trust.name(str(name)), int(nodes), *parts)
+      for name, nodes, *parts in zip(arrays["graphs"], arrays["nodes"], *columns)
+    ]
+
+
+def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
+  """Writes rows with equal keys as CSV, numbers to 6 digits."""
+  rows = list(rows)
+  with files.replacing(path, newline="") as file:
+    if rows:
+      writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+      writer.writeheader()
+      writer.writerows(
+        {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+      )
+
+
+def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """Mean of every float column over the rows where it is not NaN."""
+  numeric = [key for key, value in rows[0].items() if isinstance(value, float)] if rows else []
+  columns = {key: np.array([row[key] for row in rows]) for key in numeric}
+  return {
+    key: float(column[~np.isnan(column)].mean()) if (~np.isnan(column)).any() else float("nan")
+    for key, column in columns.items()
+  }

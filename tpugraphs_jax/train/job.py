@@ -1,0 +1,156 @@
+"""The data and the ranker of a config, and the graphs of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from tpugraphs_jax import options
+from tpugraphs_jax.data import features, selection
+from tpugraphs_jax.data.selection import Data, JudgedOptions, LayoutData, LayoutOptions, TileData
+from tpugraphs_jax.datasets import Collection
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.infra import files, parallel
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers.base import Settings
+from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.train import log, schema
+
+_ALSO = "also"  # folder for results of further collections
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """The data and the ranker of a config.
+
+  Attributes:
+    config: see `configs/`; `config.data_root` is the folder of the data.
+    data: loads graphs and computes training targets.
+    ranker: scores graphs.
+    also: further layout collections that the network is trained on (`data.also`).
+  """
+
+  config: ml_collections.ConfigDict
+  data: Data
+  ranker: Ranker
+  also: tuple[Data, ...] = ()
+
+  @classmethod
+  def of(cls, config: ml_collections.ConfigDict) -> Job:
+    """The job of a config; refuses (ValueError) a config that cannot work."""
+    options.import_extensions(config.extensions)
+    schema.check(config)
+    ranker = Ranker(config.to_dict())
+    first, *also = (
+      _data_of(ranker.settings, collection)
+      for collection in (ranker.collection, *map(Collection, config.data.get("also", ())))
+    )
+    return cls(config, first, ranker, tuple(also))
+
+  def evaluations(self, workdir: Path) -> list[tuple[Job, Path]]:
+    """A job and a folder of results for each collection, those of `data.also` first."""
+    others = [
+      (
+        dataclasses.replace(self, data=data, also=()),
+        workdir / _ALSO / data.collection.name.replace(":", "_"),
+      )
+      for data in self.also
+    ]
+    return [*others, (self, workdir)]
+
+  def load(self, split: str) -> list[OpGraph]:
+    """Graphs of a split, from all collections that the network is trained on."""
+    return [
+      graph for data in (self.data, *self.also) for graph in data.load(self.config.data_root, split)
+    ]
+
+  def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:
+    """Graphs prepared for training and scoring; see `Ranker.prepare`."""
+    return [self.ranker.prepare(graph) for graph in graphs]
+
+  def fit(self, graphs: Sequence[OpGraph]) -> None:
+    """Fits the ranker's transforms on training graphs of all collections together.
+
+    Transforms of node features are also fitted on the graphs of `data.fit_splits`.
+    """
+    data, nodes = self.config.data, None
+    others = [split for split in data.fit_splits if split != "train"]
+    fitted = [*graphs, *(graph for split in others for graph in self.load(split))]
+    if data.fit_reduced:
+      nodes = [self.ranker.family.reduce(graph).nodes for graph in fitted]
+    self.ranker.features.fit(fitted, nodes)
+    self.ranker.fit_configs([self.data.config_values(graph) for graph in graphs])
+
+
+def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
+  """Graphs that can be trained on. Logs each other graph with the reason.
+
+  Raises:
+    ValueError: no graph is left.
+  """
+  least, data = job.config.batch.min_configs, job.data
+  result = selection.keep(
+    graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least)
+  )
+  if not result:
+    raise ValueError(
+      f"none of the {len(graphs)} training graphs of {data.collection.name} can be trained on: "
+      f"the lines above say why (batch.min_configs is {least})"
+    )
+  return result
+
+
+def evaluable(graphs: Sequence[OpGraph]) -> list[OpGraph]:
+  """Labelled graphs with at least two configurations. Logs the names of the others."""
+  return selection.keep(graphs, "evaluation", selection.why_not_judged)
+
+
+def load_graphs(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], list[Any]]:
+  """Loads graphs, fits transforms and prepares the graphs; raw graphs are freed.
+
+  Returns:
+    Training graphs of all collections, and labelled validation graphs of `job.data`.
+  """
+  config, data = job.config, job.data
+  train_graphs = trainable(job, job.load("train"))
+  valid_graphs = evaluable(data.load(config.data_root, "valid"))
+  if not valid_graphs:
+    raise ValueError(
+      f"no labelled validation graph of {data.collection.name} in "
+      f"{config.data_root}; choosing the best checkpoint needs at least one"
+    )
+  _fit_once(job, train_graphs, workdir, resume=resume)
+  log.write_manifest(workdir, config.to_dict())
+  for each in (data, *job.also):  # raises before training starts
+    for graph in valid_graphs if each is data else each.load(config.data_root, "valid"):
+      each.validation_ids(graph.name, graph.configs)
+  return job.prepare(train_graphs), job.prepare(valid_graphs)
+
+
+def _fit_once(job: Job, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool) -> None:
+  """Fits the transforms, or loads them where a run is resumed."""
+  path = workdir / model_file.TRANSFORMS_FILE
+  if parallel.from_primary(resume and path.exists()):
+    job.ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
+    return
+  job.fit(graphs)
+  if parallel.is_primary():
+    features.save(path, job.ranker.transforms)
+
+
+def digests(workdir: Path) -> dict[str, str]:
+  """SHA-256 of the file of transforms; empty without one, and in processes other than 0."""
+  path = workdir / model_file.TRANSFORMS_FILE
+  is_here = parallel.is_primary() and path.exists()
+  return {path.name: files.digest_of(path)} if is_here else {}
+
+
+def _data_of(settings: Settings, collection: Collection) -> Data:
+  data, target = settings.data, settings.batch.target
+  if isinstance(data, LayoutOptions) and isinstance(settings.eval, JudgedOptions):
+    return LayoutData(collection, data, target, settings.eval, settings.seed)
+  return TileData(collection, data, target)

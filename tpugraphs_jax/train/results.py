@@ -1,0 +1,418 @@
+"""Results of a run: banner, `summary.json`, evaluation and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import datetime
+import json
+import math
+from pathlib import Path
+import signal
+import time
+from typing import Any
+
+from absl import logging
+import jax
+import ml_collections
+import numpy as np
+import optax
+
+from tpugraphs_jax import losses, metrics, submission
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.data.selection import Data
+from tpugraphs_jax.datasets import Collection, label_kind
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.infra import console, files, parallel, trust
+from tpugraphs_jax.rankers.ensemble import Ensemble
+from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.train import evaluation, log, loop
+from tpugraphs_jax.train.job import evaluable, Job
+
+SUMMARY_FILE = "summary.json"
+
+
+# The beginning of a run.
+
+_TASKS = {
+  "tile": "learn to rank tile sizes of fused kernels",
+  "layout": "learn to rank layouts of whole programs",
+  "segments": "learn to rank layouts of whole programs, from segments of them",
+}
+
+
+def announce(job: Job) -> None:
+  """Prints the task and the data of a run, before the data is read."""
+  collection, data_root = job.data.collection, job.config.data_root
+  if parallel.is_primary():
+    npz.files_there(data_root, collection.name, "train")  # copies the files of a bucket first
+    console.say(
+      _rows(
+        {
+          "task": f"{_TASKS[job.config.task]}: collection {collection.name}",
+          "data": data_root,
+          "labels": label_kind(data_root, collection),
+        }
+      )
+    )
+
+
+def _rows(texts: Mapping[str, str]) -> str:
+  return "\n".join(f"{name:<11}{text}" for name, text in texts.items())
+
+
+def banner(
+  job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
+) -> str:
+  """The graphs, model, devices and steps of a run, a line each.
+
+  Args:
+    job: with data and ranker.
+    training: the first stage of the run.
+    graphs, valid: prepared training and validation graphs.
+    workdir: the working folder.
+  """
+  config, model, batch = job.config, job.config.model, job.config.batch
+  also = [data.collection.name for data in job.also]
+  return _rows(
+    {
+      "training": _sizes(graphs) + (also and f", with {' and '.join(also)}" or ""),
+      "validation": f"{_sizes(valid)}; judged by "
+      f"{evaluation.mean_name(config.train.best_metric)} on "
+      f"{_sample(config, 'all of them')}",
+      "model": f"{model.name}, {optax.tree.size(training.state.params):,} parameters, "
+      f"{model.get('dtype', 'float32')}, matrix products "
+      f"{model.get('precision', 'default')}",
+      "devices": _devices(),
+      "steps": f"{training.total_steps:,} in {training.epochs} epochs of "
+      f"{training.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
+      "configurations",
+      "folder": f"{workdir}, seed {config.seed}",
+    }
+  )
+
+
+def _sizes(graphs: Sequence[Any]) -> str:
+  configs, nodes = sum(len(g.configs) for g in graphs), [len(g.opcode) for g in graphs]
+  size = f"{min(nodes):,} to {max(nodes):,}" if min(nodes) < max(nodes) else f"{min(nodes):,}"
+  return (
+    f"{len(graphs):,} graph{'s' * (len(graphs) != 1)} of {size} nodes, {configs:,} configurations"
+  )
+
+
+def _sample(config: ml_collections.ConfigDict, all_configs: str) -> str:
+  """The configurations per graph that are judged during training, in words."""
+  if config.train.valid_sampling == "slates":
+    return f"{config.batch.configs} of each graph, drawn anew each time"
+  count = config.train.valid_configs
+  return f"a seeded {count} of each graph" if count else all_configs
+
+
+def _devices() -> str:
+  devices = jax.devices()
+  text = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
+  return text + f" in {jax.process_count()} processes" * (jax.process_count() > 1)
+
+
+# summary.json: the results of a run, and all that is needed to compare them with other runs.
+
+
+def read_summary(workdir: Path) -> dict[str, Any]:
+  """The summary of a working folder; empty where it is missing or damaged."""
+  try:
+    summary = trust.parse((workdir / SUMMARY_FILE).read_text())
+  except (OSError, ValueError):
+    return {}
+  return summary if isinstance(summary, dict) else {}
+
+
+def update_summary(workdir: Path, **sections: Any) -> None:
+  """Replaces sections of the summary; the others stay. Only the primary process writes."""
+  if not parallel.is_primary():
+    return
+  with files.replacing(workdir / SUMMARY_FILE, encoding="utf-8") as file:
+    json.dump(_plain(read_summary(workdir) | sections), file, indent=2)
+    file.write("\n")
+
+
+def _plain(value: Any) -> Any:
+  """`value` with None for numbers that are not finite, because JSON has no such numbers."""
+  if isinstance(value, Mapping):
+    return {key: _plain(entry) for key, entry in value.items()}
+  if isinstance(value, float):
+    return float(value) if math.isfinite(value) else None
+  return value
+
+
+def begin_summary(config: ml_collections.ConfigDict, workdir: Path, collection: Collection) -> None:
+  """Replaces the summary by a new one with the fields that are known before training."""
+  if parallel.is_primary():
+    (workdir / SUMMARY_FILE).unlink(missing_ok=True)
+  update_summary(
+    workdir,
+    collection=collection.name,
+    model=config.model.name,
+    seed=config.seed,
+    data_root=config.data_root,
+    labels=label_kind(config.data_root, collection),
+    devices=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    versions=log.versions(),
+    date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+  )
+
+
+@contextlib.contextmanager
+def interruptions(workdir: Path) -> Iterator[None]:
+  """Records in the summary that a signal, or a loss that is not finite, ended training."""
+  started, why = time.monotonic(), ""
+  try:
+    yield
+  except SystemExit as end:
+    code = end.code
+    name = signal.Signals(code - 128).name if isinstance(code, int) and code > 128 else str(code)
+    why = f"asked to stop ({name})"
+    raise
+  except FloatingPointError as error:
+    why = str(error).partition(";")[0]
+    raise
+  finally:
+    if why:
+      update_summary(workdir, training={"ended": why, "seconds": time.monotonic() - started})
+
+
+def of_training(
+  config: ml_collections.ConfigDict, result: loop.TrainResult, *, graphs: int, seconds: float
+) -> dict[str, Any]:
+  """The section `training` of the summary.
+
+  Args:
+    config: of the run.
+    result: of the training loop.
+    graphs: validation graphs that were judged during training.
+    seconds: wall time with evaluation and compilation.
+  """
+  memory, _ = log.peak_memory()
+  return {
+    "ended": result.why,
+    "step": result.step,
+    "seconds": seconds,
+    "compile_seconds": result.compile_seconds,
+    "peak_memory": {"of": memory, "bytes": result.peak_bytes},
+    "best": {
+      "step": result.best_step,
+      "metric": f"{metrics.SAMPLE}/{evaluation.mean_name(config.train.best_metric)}",
+      "value": result.best_value,
+      "split": "valid",
+      "graphs": graphs,
+      "configurations": _sample(config, "all"),
+    },
+  }
+
+
+# Evaluation.
+
+
+def evaluate(job: Job, workdir: Path, *, split: str = "") -> dict[str, float]:
+  """Compares scores of a split with its labels: writes files, prints and returns the means.
+
+  Args:
+    job: with a trained ranker.
+    workdir: folder for the files.
+    split: the validation split unless given.
+
+  Raises:
+    ValueError: `split` is given and none of its graphs has labels.
+  """
+  ranker, started = job.ranker, time.monotonic()
+  graphs, ids = _to_judge(job, split)
+  if not graphs:
+    return {}
+  graphs = job.prepare(graphs)  # frees the raw graphs
+  scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
+  return _write_evaluation(
+    job,
+    graphs,
+    evaluation.with_labels(graphs, ids, scores),
+    workdir,
+    split=split or "valid",
+    started=started,
+    predicted_ns=_predicted_ns(job, graphs, ids, scores),
+  )
+
+
+def evaluate_together(
+  job: Job, ensemble: Ensemble, workdir: Path, *, split: str = ""
+) -> dict[str, float]:
+  """Like `evaluate`, with an ensemble instead of the ranker of `job`."""
+  started = time.monotonic()
+  if parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
+    raise ValueError(
+      f"{workdir} holds a run, and the ensemble would replace its results: give another --workdir"
+    )
+  graphs, ids = _to_judge(job, split)
+  if not graphs:
+    return {}
+  scores = ensemble.scores(graphs, ids, progress=True)
+  graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]
+  begin_summary(job.config, workdir, job.data.collection)
+  update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
+  return _write_evaluation(
+    job,
+    graphs,
+    evaluation.with_labels(graphs, ids, scores),
+    workdir,
+    split=split or "valid",
+    started=started,
+  )
+
+
+def _to_judge(job: Job, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
+  """Labelled graphs of a split, and the numbers of the judged configurations of each."""
+  graphs = evaluable(job.data.load(job.config.data_root, split or "valid"))
+  if not graphs and split:
+    raise ValueError(
+      f"no graph of the split {split} of {job.data.collection.name} has labels: "
+      "evaluate --split=valid, or rank the split with --mode=predict"
+    )
+  if not graphs:
+    console.say(
+      f"{job.data.collection.name}: no labelled graph in the validation split; nothing to score"
+    )
+  return graphs, [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
+
+
+def _write_evaluation(
+  job: Job,
+  graphs: Sequence[Any],
+  judged_graphs: Sequence[evaluation.GraphScores],
+  workdir: Path,
+  *,
+  split: str,
+  started: float,
+  predicted_ns: Sequence[np.ndarray] | None = None,
+) -> dict[str, float]:
+  """Computes metrics, writes the files, prints and returns the means."""
+  collection = job.data.collection
+  rows, means = evaluation.evaluate(judged_graphs, collection.slowdown_ks)
+  if not parallel.is_primary():
+    return means
+  name = "validation" if split == "valid" else split
+  evaluation.write_csv(workdir / f"{name}.csv", rows)
+  if split == "valid":  # the split of the report
+    evaluation.write_scores(workdir / evaluation.SCORES_FILE, judged_graphs)
+    if collection.kind == "tile":
+      evaluation.write_csv(
+        workdir / evaluation.PROGRAMS_FILE, evaluation.program_rows(judged_graphs, predicted_ns)
+      )
+  configurations = _configurations(job.config, graphs, judged_graphs)
+  random = evaluation.random_order([one.label for one in judged_graphs], collection.slowdown_ks)
+  memory, peak_bytes = log.peak_memory()
+  update_summary(
+    workdir,
+    **{
+      name: {
+        "split": split,
+        "graphs": len(rows),
+        "configurations": configurations,
+        "configurations_judged": sum(len(graph.scores) for graph in judged_graphs),
+        "metrics": {evaluation.mean_name(key): value for key, value in means.items()},
+        "random_order": {evaluation.mean_name(key): value for key, value in random.items()},
+        "seconds": time.monotonic() - started,
+        "peak_memory": {"of": memory, "bytes": peak_bytes},
+      }
+    },
+  )
+  console.say(
+    evaluation.summary(
+      collection, rows, means, random=random, split=split, configurations=configurations
+    )
+  )
+  return means
+
+
+def _predicted_ns(
+  job: Job, graphs: Sequence[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
+) -> list[np.ndarray] | None:
+  """Predicted runtimes `[n]` of kernels; None where scores give only the order.
+
+  The losses decide (`losses.predicts`). With relative targets scores give only the order.
+  """
+  target = job.config.batch.target
+  meaning = losses.predicts(losses.LossOptions.of(job.config.loss).weighted)
+  if (
+    job.data.collection.kind != "tile"
+    or meaning == "order"
+    or target not in ("official", "absolute")
+  ):
+    return None
+  return [
+    (np.exp(graph_scores.astype(float)) if meaning == "log" else graph_scores)
+    * graph.configs.unit_ns(target)[graph_ids]
+    for graph, graph_ids, graph_scores in zip(graphs, ids, scores)
+  ]
+
+
+def _configurations(
+  config: ml_collections.ConfigDict,
+  graphs: Sequence[Any],
+  judged_graphs: Sequence[evaluation.GraphScores],
+) -> str:
+  """The configurations per graph that an evaluation judges, in words."""
+  if all(len(one.scores) == len(graph.configs) for one, graph in zip(judged_graphs, graphs)):
+    return "all"
+  if config.eval.get("indices_dir"):
+    return "the published ones of each graph"
+  return f"a seeded {config.eval.max_configs} of each graph"
+
+
+# Prediction.
+
+
+def check_ranked(job: Job, *, split: str) -> None:
+  """Refuses, before training, a split that could not be ranked afterwards.
+
+  Raises:
+    FileNotFoundError: the split has no graphs.
+    ValueError: the name of a graph cannot be written to a CSV file.
+  """
+
+  def check() -> None:
+    for data in (job.data, *job.also):
+      try:
+        files = npz.split_files(job.config.data_root, data.collection.name, split)
+      except FileNotFoundError as error:
+        raise FileNotFoundError(
+          f"{error} (--mode=train and --mode=evaluate need no {split} split)"
+        ) from None
+      if not job.config.data.skip_bad_files:
+        for file in files:
+          trust.name(file.stem)
+
+  parallel.on_primary(check)
+
+
+def predict(
+  data: Data, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *, split: str = "test"
+) -> None:
+  """Ranks a split; writes results.csv (results_valid.csv, ...) in the form of a submission.
+
+  Warns of graphs whose five best configurations have equal scores: they stay in file order.
+  """
+  graphs = data.load(data_root, split)
+  scores = ranker.scores(graphs, progress=True)
+  if not parallel.is_primary():
+    return
+  name = data.collection.name
+  path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
+  submission.write_results(
+    path, name, {graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)}
+  )
+  tied = [graph.name for graph, s in zip(graphs, scores) if metrics.is_tied(s)]
+  if tied:
+    logging.warning(
+      "the five best have equal scores, and stay in file order, in %d of %d graphs: %s",
+      len(tied),
+      len(graphs),
+      ", ".join(tied[:5]) + ", ..." * (len(tied) > 5),
+    )
+  console.say(f"{name}: ranked {len(graphs)} {split} graphs, wrote {path}")

@@ -1,0 +1,244 @@
+"""The schema of a config: its sections, their defaults and refusals.
+
+A section is a subclass of `options.Options`, declared where it is read. The section `model` has
+the options of its network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+import inspect
+from pathlib import Path
+from typing import Any
+
+from flax import traverse_util
+from ml_collections import ConfigDict
+
+from tpugraphs_jax import datasets, losses, options
+from tpugraphs_jax.data import plan
+from tpugraphs_jax.options import Limits, option, Options
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.segments.family import FinetuneOptions, SegmentOptions
+from tpugraphs_jax.train import log, loop, state
+
+_SEARCHES = ("random", "default")  # of the released layout collections
+_COMMAND_FIELDS = ("data_root",)  # set by the command
+
+
+class FinetuneOptimizer(state.Optimizer):
+  """The optimizer of the second stage."""
+
+  section = "segments.finetune.optimizer"
+
+
+_SEGMENTS = {
+  "segments": SegmentOptions,
+  "segments.finetune": FinetuneOptions,
+  FinetuneOptimizer.section: FinetuneOptimizer,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions(Options):
+  """Fields of a config outside of sections."""
+
+  task: str = option("layout", "what is ranked, and how it is trained", one_of=base.TASKS)
+  seed: int = option(0, "seed of parameters, batches and samples", least=0)
+  extensions: tuple[str, ...] = option((), "modules of your own that register models, losses, ...")
+  profile_steps: str = option("", "FIRST:LAST writes a trace of these steps")
+
+
+def sections(task: str) -> dict[str, type[Options]]:
+  """The class of each section by name, subsections such as `segments.finetune` included.
+
+  Args:
+    task: `tile`, `layout` or `segments`.
+  """
+  return {
+    "": RunOptions,
+    "data": base.DATA[task],
+    "batch": plan.BatchOptions,
+    "loss": losses.LossOptions,
+    "optimizer": state.Optimizer,
+    "train": loop.TrainOptions,
+    "eval": base.EVAL[task],
+    **(_SEGMENTS if task == "segments" else {}),
+  }
+
+
+def defaults(task: str) -> ConfigDict:
+  """A config of a task with the default of every field, and no model."""
+  fields = {
+    f"{section}.{name}".lstrip("."): value
+    for section, section_class in sections(task).items()
+    for name, value in section_class.defaults().items()
+  }
+  return ConfigDict(traverse_util.unflatten_dict(fields | {"task": task, "model": {}}, sep="."))
+
+
+def model(kind: str, name: str, **values: Any) -> ConfigDict:
+  """The section `model` of a config: all options of a network.
+
+  Args:
+    kind: `layout` or `tile`.
+    name: a registered name.
+    **values: of options; the others have their defaults.
+  """
+  return ConfigDict({"name": name} | base.options_of(base.MODELS[kind][name]) | values)
+
+
+def kind_of(config: ConfigDict) -> str:
+  """The kind of configurations that a config ranks: `tile` or `layout`."""
+  return "tile" if config.task == "tile" else "layout"
+
+
+def limits(config: ConfigDict) -> dict[str, Limits]:
+  """The limits of the fields of a config, by name (`batch.graphs`)."""
+  result = {
+    f"{section}.{name}".lstrip("."): each
+    for section, section_class in sections(config.task).items()
+    for name, (_, each) in options.limits_of(section_class).items()
+  }
+  models = base.MODELS[kind_of(config)]
+  result["model.name"] = Limits("network", one_of=tuple(models))
+  if config.model.get("name") in models:
+    build = models[config.model.name]
+    build = build.func if isinstance(build, functools.partial) else build
+    if inspect.isclass(build):
+      result |= {f"model.{name}": each for name, (_, each) in options.limits_of(build).items()}
+  return result
+
+
+def check(config: ConfigDict) -> None:
+  """Refuses unknown fields, and values that cannot work with any data.
+
+  `rankers.create` checks the options of the model.
+
+  Raises:
+    ValueError: the message has the field, its value and the expectation.
+  """
+  check_task(config)
+  for section, section_class in sections(config.task).items():
+    fields = _section(config, section)
+    _check_names(config, section, fields, section_class)
+    section_class.of(fields)
+  _check_pairs(config)
+
+
+def check_task(config: ConfigDict) -> None:
+  """Refuses (ValueError) a config without the sections of its task."""
+  task = config.get("task")
+  if task not in base.TASKS:
+    raise ValueError(f"task is {task!r}, expected one of {', '.join(base.TASKS)}")
+  for section, section_class in sections(task).items():
+    fields = _section(config, section)
+    absent = (
+      [section]
+      if fields is None
+      else [
+        f"{section}.{name}".lstrip(".") for name in section_class.defaults() if name not in fields
+      ]
+    )
+    if absent:
+      raise ValueError(
+        f"task is {task}, but the config has no {absent[0]}: name a file and "
+        "variant of that task in --config"
+      )
+
+
+def _section(config: ConfigDict, section: str) -> Mapping[str, Any] | None:
+  """The fields of a section; None without the section."""
+  fields = config.to_dict()
+  for name in filter(None, section.split(".")):
+    fields = fields.get(name)
+    if not isinstance(fields, Mapping):
+      return None
+  return fields
+
+
+def _check_names(
+  config: ConfigDict, section: str, fields: Mapping[str, Any], section_class: type[Options]
+) -> None:
+  names = sections(config.task)
+  subsections = {
+    name.removeprefix(f"{section}.").split(".")[0]
+    for name in names
+    if name.startswith(f"{section}.") or not section
+  }
+  others = set() if section else {"model", *_COMMAND_FIELDS}
+  expected = options.limits_of(section_class).keys() | subsections | others
+  for name in fields:
+    if name not in expected:
+      field = f"{section}.{name}".lstrip(".")
+      near = options.nearest(field, [*limits(config), *names])
+      raise ValueError(
+        f"the config has a field {field!r} that nothing reads; {near}--print_config lists all"
+      )
+
+
+def _check_pairs(config: ConfigDict) -> None:
+  """Rules that span sections."""
+  batch, target, data = config.batch, config.batch.target, config.data
+  log.Profile(config.profile_steps, Path())  # refuses malformed steps
+  is_released = data.source != datasets.OWN
+  if kind_of(config) == "layout" and is_released and data.search not in _SEARCHES:
+    raise ValueError(f"data.search is {data.search!r}, expected {' or '.join(_SEARCHES)}")
+  if batch.config_chunk and batch.configs % batch.config_chunk:
+    raise ValueError(
+      f"batch.config_chunk is {batch.config_chunk}, expected a divisor of "
+      f"batch.configs, which is {batch.configs}, or 0"
+    )
+  for name, _ in losses.LossOptions.of(config.loss).weighted:
+    if name in losses.NEED_POSITIVE_LABELS and target not in ("official", "absolute"):
+      raise ValueError(
+        f"loss.losses has {name}, which needs runtimes, and batch.target is "
+        f"{target!r}: set it to official or absolute"
+      )
+  if config.task == "segments":
+    _check_segments(config)
+  if config.data.get("also"):
+    _check_also(config)
+
+
+def _check_also(config: ConfigDict) -> None:
+  first, also = datasets.of("layout", config.data.source, config.data.search), config.data.also
+  kinds = {datasets.Collection(name).kind for name in also}
+  if first.name in also or len(set(also)) < len(also) or kinds != {"layout"}:
+    raise ValueError(
+      f"data.also is {tuple(also)}, expected different layout collections other "
+      f"than {first.name}, which the config names"
+    )
+  if config.task == "segments":
+    raise ValueError(
+      f"data.also is {tuple(also)}, but Graph Segment Training takes one "
+      "collection: take the variant full, or leave data.also empty"
+    )
+
+
+def _check_segments(config: ConfigDict) -> None:
+  if config.data.virtual_node != "none":
+    raise ValueError(
+      f"data.virtual_node is {config.data.virtual_node!r}, but segments have no "
+      "edges between them: set it to 'none', or train on whole graphs"
+    )
+  if not config.batch.drop_remainder:
+    raise ValueError(
+      "batch.drop_remainder is False, but training on segments needs full batches: "
+      "set it to True, or train on whole graphs (variant full)"
+    )
+  if config.batch.config_chunk:
+    raise ValueError(
+      "batch.config_chunk does not go with segments, which bound memory already: set it to 0"
+    )
+  if config.segments.finetune.epochs and config.segments.readout == "scalar":
+    raise ValueError(
+      "segments.finetune.epochs needs segments.readout=embedding: with scalar the "
+      "head comes before the sum over segments"
+    )
+  if config.segments.finetune.epochs and config.train.valid_sampling == "slates":
+    raise ValueError(
+      "train.valid_sampling is 'slates', but segments.finetune.epochs needs equal "
+      "configurations in every evaluation: set it to fixed"
+    )

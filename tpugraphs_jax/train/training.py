@@ -1,0 +1,429 @@
+"""A run, from its config to its files.
+
+    config -> data, ranker -> graphs, features beside them -> plan -> state, step, batches -> loop
+           -> model -> evaluation, ranked configurations
+
+Most rankers train in one stage. Fine-tuning of the head (+F) is a second stage, which begins with
+the parameters of the first. One network can be trained on several layout collections (`data.also`,
+5th place): their training graphs form one list. Validation on the collection of the config chooses
+the checkpoint. After training every collection is evaluated and ranked; results of further
+collections go to subfolders (`also/layout_nlp_default`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import dataclasses
+from pathlib import Path
+import time
+from typing import Any
+
+from flax import linen as nn
+import jax
+import ml_collections
+import numpy as np
+import optax
+
+from tpugraphs_jax import losses
+from tpugraphs_jax import metrics as metrics_lib
+from tpugraphs_jax.data import selection
+from tpugraphs_jax.data.plan import (
+  Batches,
+  BatchPlan,
+  config_draw,
+  ConfigSampler,
+  EVERY,
+  graph_weights,
+  training_batches,
+)
+from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
+from tpugraphs_jax.infra import console, parallel
+from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers.base import Family
+from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.train import evaluation, log, loop, results
+from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train.job import Job
+
+# Training targets: `(configs, ids [n] int64) -> [n] float32`.
+Targets = Callable[[TileConfigs | LayoutConfigs, np.ndarray], np.ndarray]
+_UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+# A run.
+
+
+def run(
+  config: ml_collections.ConfigDict,
+  workdir: Path,
+  *,
+  mode: str = "all",
+  resume: bool = False,
+  split: str = "",
+) -> None:
+  """Trains, evaluates and ranks.
+
+  Args:
+    config: see `configs/`; `config.data_root` is the folder of the data.
+    workdir: folder for checkpoints, metrics and results.
+    mode: one of `command.MODES`.
+    resume: continue the run in `workdir`.
+    split: to evaluate (default valid) or to rank (default test).
+  """
+  job = Job.of(config)
+  if parallel.is_primary():
+    for _, folder in job.evaluations(workdir):
+      files_lib.tidy(folder)
+  if mode == "all":
+    results.check_ranked(job, split=split or "test")
+  if mode in ("train", "all"):
+    train(job, workdir, resume=resume)
+  if mode == "train":
+    return
+  job = dataclasses.replace(job, ranker=ranker_lib.Ranker.load(workdir, config.to_dict()))
+  for each, folder in job.evaluations(workdir):
+    if mode in ("evaluate", "all"):
+      if folder != workdir:
+        results.begin_summary(config, folder, each.data.collection)
+      results.evaluate(each, folder, split=split)
+    if mode in ("predict", "all"):
+      results.predict(each.data, config.data_root, each.ranker, folder, split=split or "test")
+
+
+def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
+  """Fits transforms, trains, and keeps the best or the last checkpoint, by `train.result`."""
+  config, started = job.config, time.monotonic()
+  check_machine(config)
+  loop.check_workdir(
+    workdir,
+    resume=resume,
+    config=model_file.fingerprint(config.to_dict()),
+    files=job_lib.digests(workdir),
+  )
+  results.announce(job)
+  # One run at a time may write to the folder.
+  with files_lib.hold(workdir) if parallel.is_primary() else contextlib.nullcontext():
+    graphs, valid = job_lib.load_graphs(job, workdir, resume=resume)
+    with results.interruptions(workdir):
+      result = _train_stages(job, graphs, valid, workdir, resume=resume)
+    sample, _ = validation_sample(config, valid)(result.step)
+    results.update_summary(
+      workdir,
+      training=results.of_training(
+        config, result, graphs=len(sample), seconds=time.monotonic() - started
+      ),
+    )
+    return result
+
+
+def check_machine(config: ml_collections.ConfigDict) -> None:
+  """Refuses (ValueError) batches or determinism that the devices cannot have."""
+  parallel.per_device(config.batch.graphs, field="batch.graphs")
+  parallel.warn_of_slow_sums()
+  if config.train.deterministic:
+    parallel.check_deterministic()
+
+
+def _train_stages(
+  job: Job, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path, *, resume: bool
+) -> loop.TrainResult:
+  """Runs the stages of training, each with the parameters of the stage before."""
+  config, params, result = job.config, None, None
+  stages = job.ranker.family.stages(config.train.epochs, config.optimizer)
+  for stage in stages:
+    folder = workdir / stage.folder
+    if params is not None:
+      console.say(f"the first stage is done: next, the {stage.folder} alone")
+    family, graphs = stage.begin(params, graphs, folder)
+    training, _ = begin(
+      config,
+      family,
+      graphs,
+      job.data.targets,
+      epochs=stage.epochs,
+      optimizer=stage.optimizer,
+      folder=folder,
+      params=params,
+    )
+    if params is None:
+      results.begin_summary(config, workdir, job.data.collection)
+      if parallel.is_primary():
+        console.say(results.banner(job, training, graphs, valid, workdir))
+    result = train_stage(
+      job,
+      training,
+      family.scorer(),
+      valid,
+      folder,
+      resume=resume,
+      files=job_lib.digests(workdir),
+      on_best=_model_writer(job, workdir) if stage is stages[-1] else None,
+    )
+    params = result.state.eval_params
+  return result
+
+
+def train_stage(
+  job: Job,
+  training: loop.Training,
+  scorer: Scorer,
+  valid: Sequence[Any],
+  folder: Path,
+  *,
+  resume: bool,
+  files: Mapping[str, str] | None = None,
+  on_best: loop.OnBest | None = None,
+) -> loop.TrainResult:
+  """Runs the training loop of a stage, with evaluation on a sample of validation graphs.
+
+  Args:
+    job: with fitted transforms.
+    training: of the stage.
+    scorer: scores validation graphs with the parameters of the stage.
+    valid: prepared validation graphs.
+    folder: for the files of the stage.
+    resume: continue from the newest checkpoint of the folder.
+    files, on_best: see `loop.train`.
+  """
+  config = job.config
+  sample = validation_sample(config, valid)
+
+  def evaluate(params: optax.Params, step: int) -> dict[str, float | np.ndarray]:
+    graphs, ids = sample(step)
+    scores = scorer(params, graphs, ids, permutations=1)
+    rows, means = evaluation.evaluate(
+      evaluation.with_labels(graphs, ids, scores), job.ranker.collection.slowdown_ks
+    )
+    return {evaluation.mean_name(name): mean for name, mean in means.items()} | evaluation.by_graph(
+      rows
+    )
+
+  options = loop.TrainOptions.of(config.train)
+  return loop.train(
+    training,
+    evaluate,
+    options,
+    folder,
+    metric=evaluation.mean_name(options.best_metric),
+    on_best=on_best,
+    resume=resume,
+    about=config.to_dict(),
+    config=model_file.fingerprint(config.to_dict()),
+    files=files,
+    profile_steps=config.profile_steps,
+  )
+
+
+def _model_writer(job: Job, workdir: Path) -> loop.OnBest:
+  """A function that writes `model.npz`, called with the best parameters so far."""
+
+  def write(params: optax.Params, step: int, metrics: dict[str, float]) -> None:
+    if parallel.is_primary():
+      about = {"step": step, metrics_lib.SAMPLE: metrics, "versions": log.versions()}
+      job.ranker.save(workdir / model_file.MODEL_FILE, params, about)
+
+  return write
+
+
+def validation_sample(
+  config: ml_collections.ConfigDict, graphs: Sequence[Any]
+) -> Callable[[int], tuple[Sequence[Any], list[np.ndarray]]]:
+  """The sample of graphs and configurations that evaluations judge, by `train.valid_sampling`.
+
+  `fixed` draws `train.valid_configs` configurations of every graph once. `slates` draws slates as
+  in training, anew for each evaluation, from graphs with at least `batch.min_configs`
+  configurations; with `batch.drop_remainder` the last graphs, which do not fill a batch, are left
+  out (official).
+
+  Args:
+    config: of the run.
+    graphs: prepared validation graphs.
+
+  Returns:
+    `step -> (graphs, configurations [n] int64 of each)`.
+
+  Raises:
+    ValueError: with `slates`, no graph has enough configurations.
+  """
+  batch, seed = config.batch, config.seed
+  if config.train.valid_sampling == "fixed":
+    rng = np.random.default_rng(seed)
+    ids = [
+      selection.some_configs(len(graph.configs), config.train.valid_configs, rng)
+      for graph in graphs
+    ]
+    return lambda step: (graphs, ids)
+  graphs = [graph for graph in graphs if len(graph.configs) >= batch.min_configs]
+  if not graphs:
+    raise ValueError(
+      f"no validation graph has batch.min_configs={batch.min_configs} "
+      "configurations: set train.valid_sampling to fixed"
+    )
+  if batch.drop_remainder and len(graphs) > batch.graphs:
+    graphs = graphs[: len(graphs) // batch.graphs * batch.graphs]
+  draws = [config_draw(graph.configs.label, batch.configs, batch.sampling) for graph in graphs]
+
+  def slates(step: int) -> tuple[Sequence[Any], list[np.ndarray]]:
+    rng = np.random.default_rng([seed, 3, step])
+    return graphs, [draw(rng) for draw in draws]
+
+  return slates
+
+
+# From graphs to a state, a step and batches.
+
+
+def begin(
+  config: ml_collections.ConfigDict,
+  family: Family,
+  graphs: Sequence[Any],
+  targets: Targets,
+  *,
+  epochs: int,
+  optimizer: Mapping[str, Any],
+  folder: Path,
+  params: optax.Params | None = None,
+) -> tuple[loop.Training, BatchPlan]:
+  """State, step and batches of a stage, and the plan of its batches.
+
+  Args:
+    config: of the run.
+    family: with fitted transforms.
+    graphs: prepared training graphs.
+    targets: training targets, `(configs, ids [n] int64) -> [n] float32`.
+    epochs: most epochs.
+    optimizer: options of `state.create_optimizer`.
+    folder: for files of the family.
+    params: first parameters; initialised from the seed unless given.
+
+  Raises:
+    ValueError: graphs that the family cannot train on.
+  """
+  family.check_graphs(graphs)
+  plan = plan_of(config, family, graphs, targets, epochs=epochs)
+  batch = first_batch(config, family, plan)
+  if params is None:
+    params = init_params(family.network, batch, seed=config.seed)
+  steps = epochs * plan.steps_per_epoch
+  transformation = family.optimizer(state_lib.create_optimizer(total_steps=steps, **optimizer))
+  train_step, batches = family.training(
+    make_step(config, family.network, transformation, sown=family.sown),
+    training_batches(
+      _source(config, family, plan, steps=steps), threads=config.data.loader_threads
+    ),
+    params=params,
+    batch=batch,
+    graphs=graphs,
+    workdir=folder,
+  )
+  return loop.Training(
+    state_lib.TrainState.create(params, transformation),
+    train_step,
+    batches,
+    epochs,
+    plan.steps_per_epoch,
+    state_lib.learning_rates(total_steps=steps, **optimizer),
+  ), plan
+
+
+def first_stage(job: Job, graphs: Sequence[Any], folder: Path) -> tuple[loop.Training, BatchPlan]:
+  """`begin` for the first stage of a job."""
+  config, family = job.config, job.ranker.family
+  return begin(
+    config,
+    family,
+    graphs,
+    job.data.targets,
+    epochs=config.train.epochs,
+    optimizer=config.optimizer,
+    folder=folder,
+  )
+
+
+def plan_of(
+  config: ml_collections.ConfigDict,
+  family: Family,
+  graphs: Sequence[Any],
+  targets: Targets,
+  *,
+  epochs: int,
+) -> BatchPlan:
+  """The plan of the batches of a stage; arguments as `begin`."""
+  batch, configs = config.batch, [graph.configs for graph in graphs]
+  sampler = ConfigSampler(
+    configs,
+    count=batch.configs,
+    sampling=batch.sampling,
+    targets=targets,
+    every=config.seed if batch.graph_sampling == EVERY else None,
+  )
+  return BatchPlan(
+    graphs,
+    slates_per_step=batch.graphs,
+    devices=parallel.device_count(),
+    draw=family.draw(graphs, sampler),
+    seed=config.seed,
+    epochs=epochs,
+    slates_per_epoch=batch.slates_per_epoch,
+    drop_remainder=batch.drop_remainder,
+    weights=graph_weights(configs, batch.graph_sampling, batch.configs),
+  )
+
+
+def first_batch(config: ml_collections.ConfigDict, family: Family, plan: BatchPlan) -> Any:
+  """The first batch of one device, which sets the shapes of parameters."""
+  return family.assemble(
+    plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device, configs=config.batch.configs
+  )
+
+
+def _source(
+  config: ml_collections.ConfigDict, family: Family, plan: BatchPlan, *, steps: int
+) -> Batches:
+  """The part of this process in the batches of `steps` steps."""
+  first = parallel.process_index() * parallel.local_device_count()
+  assemble = lambda slates, budget: family.assemble(
+    slates, budget, graphs=plan.slates_per_device, configs=config.batch.configs
+  )
+  stack = lambda batches: parallel.stack_for_devices(family.align(batches))
+  return Batches(plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
+
+
+def init_params(network: nn.Module, batch: Any, *, seed: int) -> optax.Params:
+  """Initial parameters of a network, from a batch of one device."""
+  # Runs once: on CPUs, optimising the program takes longer than running it.
+  is_cpu = jax.default_backend() == "cpu"
+  init = jax.jit(network.init, compiler_options=_UNOPTIMISED if is_cpu else None)
+  return init(jax.random.key(seed), batch)["params"]
+
+
+def make_step(
+  config: ml_collections.ConfigDict,
+  network: nn.Module,
+  optimizer: optax.GradientTransformation,
+  *,
+  sown: Sequence[str] = (),
+  devices: Sequence[jax.Device] | None = None,
+) -> Callable[[state_lib.TrainState, Any], tuple[state_lib.TrainState, dict[str, jax.Array]]]:
+  """The mapped training step of a network, with metrics `[devices]`.
+
+  Args:
+    config: `loss`, `seed` and `batch.config_chunk` are read.
+    network: maps a batch to scores `[G, C]`.
+    optimizer: updates the parameters.
+    sown: collections of variables that the step also returns.
+    devices: to compile for; all devices of the run unless given.
+  """
+  return state_lib.make_train_step(
+    network,
+    optimizer,
+    losses.LossOptions.of(config.loss),
+    seed=config.seed,
+    config_chunk=config.batch.config_chunk,
+    collections=sown,
+    devices=devices,
+  )

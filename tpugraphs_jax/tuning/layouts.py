@@ -1,0 +1,249 @@
+"""Layouts of a function in a file, and the function with the layouts of a file.
+
+tuned.save("layouts.json")
+fast = jax.jit(tpugraphs_jax.apply(step, "layouts.json"))
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+import zlib
+
+import jax
+from jax.extend import core
+
+from tpugraphs_jax import hlo
+from tpugraphs_jax.hlo.search import Dims
+from tpugraphs_jax.infra import files, trust
+from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.tuning import choosing
+from tpugraphs_jax.tuning.choosing import Choice, Group, Orders
+
+_EXPECTED = "a file that Tuned.save wrote"
+_MOST_BYTES = 2**28  # of a module
+_CHANGE = trust.Record(
+  nodes=[trust.COUNT],
+  operation=str,
+  lines=[str],
+  before=[trust.COUNT],
+  after=[[trust.COUNT]],
+  cycles=[trust.COUNT],
+)
+_SCHEMA = trust.Record(
+  name=str,
+  operations=str,
+  groups=[trust.Record(operation=str, detail=str, orders=[[trust.COUNT]])],
+  program=trust.Record(
+    summary=str, stage=str, module=str, changes=[_CHANGE], cycles=[[trust.COUNT]]
+  ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """Equal operations with another order of dimensions than the compiler's own."""
+
+  nodes: list[int]  # of the program's graph
+  operation: str  # with types and shapes of output and operands
+  lines: list[str]  # of the user's source, such as `model.py:12`
+  before: Dims  # the compiler's own order of the output; empty where it is not known
+  # Minor to major, of the output and of operands; empty where it is left to the compiler.
+  after: Orders
+  cycles: tuple[int, ...]  # estimated, before and after; empty where times were measured
+
+  @property
+  def orders(self) -> tuple[str, str]:
+    """The layouts before and after, as text."""
+    before, output, *operands = (
+      "{" + ",".join(map(str, order)) + "}" if order else "?"
+      for order in (self.before, *self.after)
+    )
+    return before, output + (f" <- {', '.join(operands)}" if any(self.after[1:]) else "")
+
+  def cells(self) -> list[str]:
+    """A row of `Program.table`."""
+    before, after = self.orders
+    # Fixes an output to the order that the compiler chose anyway. This can still change layouts
+    # and fusions downstream.
+    is_fixed = self.before and self.before == self.after[0]
+    text = after.replace(before, f"{before} fixed", 1) if is_fixed else f"{before} -> {after}"
+    lines = ", ".join(self.lines[:2]) + (", ..." if len(self.lines) > 2 else "")
+    return [self.operation, lines, text, from_to(*self.cycles) if self.cycles else ""]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+  """A program and the changes of its layouts, as a file keeps them.
+
+  Attributes:
+    graph: the program as the compiler saw it before it assigned layouts.
+    changes: against the compiler's own choice.
+    cycles: the compiler's estimates for configurable nodes, before and after; empty where times
+      were measured.
+    summary: a sentence about the search.
+  """
+
+  graph: hlo.HloGraph
+  changes: list[Change]
+  cycles: dict[int, tuple[int, int]]
+  summary: str
+
+  def table(self, more: Sequence[Sequence[str]] = ()) -> Table:
+    """The changes, and more rows of the same columns below them."""
+    return Table(
+      ["changed output of", "line", "order", "estimated cycles"],
+      [*(change.cells() for change in self.changes), *more],
+      self.summary,
+    )
+
+  def __str__(self) -> str:
+    return str(self.table())
+
+
+def from_to(before: int, after: int) -> str:
+  """Two numbers of cycles, as text."""
+  return f"{before:,} -> {after:,}"
+
+
+def save(
+  path: Path,
+  function: Callable[..., Any],
+  args: tuple,
+  choice: Choice,
+  about: Mapping[str, Any],
+  program: Program,
+) -> None:
+  """Writes a choice of layouts for a function of these example arguments.
+
+  Args:
+    path: of the file, a JSON object.
+    function: that the choice was made for.
+    args: its example arguments.
+    choice: an option for each of its groups.
+    about: what else is known of the choice: `name` of the function, label, versions.
+    program: to be shown.
+  """
+  jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+  record = {
+    **about,
+    "operations": _hash(jaxpr),
+    "groups": [
+      {"operation": str(group), "detail": group.detail, "orders": orders}
+      for group, orders in choice.items()
+    ],
+    "program": {
+      "summary": program.summary,
+      "stage": program.graph.stage,
+      "module": base64.b64encode(zlib.compress(program.graph.module.SerializeToString())).decode(),
+      "changes": [dataclasses.asdict(change) for change in program.changes],
+      "cycles": [[node, *cycles] for node, cycles in program.cycles.items()],
+    },
+  }
+  with files.replacing(path) as file:
+    file.write(json.dumps(record, indent=1) + "\n")
+
+
+def read(path: str | os.PathLike[str]) -> Program:
+  """The program of a file that `Tuned.save` wrote.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it holds no layouts, or is damaged.
+  """
+  record = _record(path)
+  with trust.reading(path, f"expected {_EXPECTED}"):
+    saved = record["program"]
+    unpacked = zlib.decompressobj().decompress(
+      base64.b64decode(saved["module"], validate=True), _MOST_BYTES
+    )
+    graph = dataclasses.replace(hlo.featurize(unpacked), name=record["name"], stage=saved["stage"])
+    changes = [Change(**change) for change in saved["changes"]]
+    cycles = {node: (before, after) for node, before, after in saved["cycles"]}
+    if not set(cycles).union(*(change.nodes for change in changes)) <= set(range(graph.num_nodes)):
+      raise ValueError(f"it names nodes that its program of {graph.num_nodes} nodes does not have")
+    program = Program(graph, changes, cycles, saved["summary"])
+    program.table()  # finds whatever cannot be shown
+  return program
+
+
+def _record(path: str | os.PathLike[str]) -> dict[str, Any]:
+  if not Path(path).exists():
+    raise FileNotFoundError(f"there is no {path}, expected {_EXPECTED}")
+  with trust.reading(path, f"expected {_EXPECTED}"):
+    record = trust.parse(Path(path).read_text())
+    trust.check(record, _SCHEMA, "it")
+  return record
+
+
+def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callable[..., Any]:
+  """The function with the layouts that `Tuned.save` wrote; its outputs are equal up to rounding.
+
+  Call the result under `jax.jit`, with arguments of the shapes that it was tuned for.
+
+  Args:
+    function: that was tuned.
+    path: of the file.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: the file holds no layouts. The function that is returned raises it for a program
+      other than the tuned one.
+  """
+  record = _record(path)
+  saved = {
+    (each["operation"], each["detail"]): tuple(map(tuple, each["orders"]))
+    for each in record["groups"]
+  }
+
+  @functools.wraps(function)
+  def chosen(*args: Any, **kwargs: Any) -> Any:
+    jaxpr = jax.make_jaxpr(function)(*args, **kwargs).jaxpr
+    groups = dict.fromkeys(choosing.groups_of(jaxpr))
+    _check(path, record["name"], saved, groups)
+    if _hash(jaxpr) != record["operations"]:
+      raise ValueError(
+        f"{path} was made for {record['name']!r}, whose other operations have "
+        "changed: tune it again"
+      )
+    choice = {group: saved[str(group), group.detail] for group in groups}
+    return choosing.apply(function, choice)(*args, **kwargs)
+
+  return chosen
+
+
+def _check(
+  path: str | os.PathLike[str],
+  name: str,
+  saved: Mapping[tuple[str, str], Any],
+  groups: Mapping[Group, Any],
+) -> None:
+  """Raises ValueError where a program has other convolutions, dots or reshapes than a file."""
+  found = {(str(group), group.detail) for group in groups}
+  for is_new, differing in ((True, found - set(saved)), (False, set(saved) - found)):
+    if differing:
+      operation, _ = min(differing)
+      raise ValueError(
+        f"{path} was made for {name!r} {'without' if is_new else 'with'} "
+        f"{operation}: the program has changed, tune it again"
+      )
+
+
+def _hash(jaxpr: core.Jaxpr) -> str:
+  """SHA-256 of the primitives of a program and of the shapes and types that they get and give."""
+  return hashlib.sha256("\n".join(_operations(jaxpr)).encode()).hexdigest()
+
+
+def _operations(jaxpr: core.Jaxpr) -> Iterator[str]:
+  for equation in jaxpr.eqns:
+    arrays = [str(getattr(atom, "aval", atom)) for atom in (*equation.invars, *equation.outvars)]
+    yield f"{equation.primitive.name} {' '.join(arrays)}"
+    for inner in choosing.programs_of(equation):
+      yield from _operations(inner)

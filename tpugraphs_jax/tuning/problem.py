@@ -1,0 +1,245 @@
+"""A function's layouts as configurations of its graph, to be ranked by models and labelled.
+
+The compiler keeps the name of an equation's group in the instructions that it makes of
+the equation. A node takes the option of its group, written for the node's own dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import hashlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tpugraphs_jax import graph, hlo
+from tpugraphs_jax.columns import layout_row
+from tpugraphs_jax.data.factoring import factor_layout_configs
+from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo.search import Dims
+from tpugraphs_jax.tuning import choosing, draw, labels
+from tpugraphs_jax.tuning.choosing import Group, Orders
+from tpugraphs_jax.tuning.draw import Numbers
+
+# Opcodes of the instructions that the compiler makes of a primitive with the same tensors.
+_OPCODES = {
+  "conv_general_dilated": ("convolution", "dot"),
+  "dot_general": ("dot", "convolution"),
+  "reshape": ("reshape",),
+}
+
+
+class Problem:
+  """The layouts of a function: its groups and their options, its graph, and its labels.
+
+  Args:
+    function: that jax can trace.
+    args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
+    label: how choices are labelled; its compiler makes the graph.
+    name: of the graph and in messages; the function's own unless given.
+    seed: of candidates.
+    operands: whether the orders of operands are chosen too.
+    module: the serialized module of the graph, where it is known; the compiler makes it unless
+      given.
+
+  Attributes:
+    choices: the groups of equations and their options.
+    own: the option numbers of the compiler's own choice, all 0.
+    module: the serialized module of the graph.
+    graph: of the function with the compiler's own choice; it has no configurations.
+    options: per group, the options that the graph can tell apart (`visible_options`).
+
+  Raises:
+    ValueError: nothing can be chosen, or as `choosing.choices`.
+  """
+
+  def __init__(
+    self,
+    function: Callable[..., Any],
+    args: tuple,
+    label: labels.Label,
+    *,
+    name: str = "",
+    seed: int = 0,
+    operands: bool = False,
+    module: bytes | None = None,
+  ):
+    self.function, self.args, self.label, self.seed = function, args, label, seed
+    self.name = name or getattr(function, "__name__", "function")
+    self.choices = choosing.choices(function, *args, operands=operands)
+    self.own: Numbers = (0,) * len(self.choices.groups)
+    self.module = module or label.graph(self.apply(self.own), args)
+    self.graph = dataclasses.replace(hlo.featurize(self.module), name=self.name, stage=label.stage)
+    self._nodes = node_options(self.graph, self.choices)
+    self.options = visible_options(self._nodes, len(self.choices.groups))
+    if max(map(len, self.options), default=1) < 2:
+      raise ValueError(
+        f"{self.name}: no layout of its {len(self.options)} groups of equations "
+        "can be chosen; expected a convolution, dot or reshape"
+      )
+
+  def apply(self, numbers: Sequence[int]) -> Callable[..., Any]:
+    """The function with the layouts of option numbers `[groups]`."""
+    return choosing.apply(self.function, self.choices.choice(numbers))
+
+  def candidates(self) -> Iterator[Numbers]:
+    """Distinct choices, first the compiler's own; see `draw.candidates`."""
+    return draw.candidates(self.options, seed=self.seed, name=self.name)
+
+  def with_configs(
+    self, candidates: Sequence[Numbers], values: Sequence[int] | None = None
+  ) -> hlo.HloGraph:
+    """The graph with these choices as its configurations, and labels `[C]` where given."""
+    # A node of no group takes the option 0 of the last column.
+    numbers = np.column_stack([np.array(candidates, np.int64), np.zeros(len(candidates), int)])
+    feat = np.stack([node.rows[numbers[:, node.group]] for node in self._nodes], axis=1)
+    label = np.array([0] * len(candidates) if values is None else values, np.int64)
+    return dataclasses.replace(self.graph, configs=factor_layout_configs(feat, label))
+
+  def numbers_of(self, proposed: graph.OpGraph) -> list[Numbers]:
+    """The choices that are the configurations of a graph; other configurations are left out."""
+    numbers = []
+    for config in proposed.configs.decode(np.arange(len(proposed.configs))):  # [K, 18]
+      fits = [np.ones(len(group.options), bool) for group in self.choices.groups]
+      for node, row in zip(self._nodes, config):
+        if node.group >= 0:
+          fits[node.group] &= (node.rows == row).all(axis=1)
+      if all(fit.any() for fit in fits):
+        numbers.append(tuple(int(np.argmax(fit)) for fit in fits))
+    return numbers
+
+  def fingerprint(self) -> str:
+    """SHA-256 of the function as jax lowers it for this machine, and of its groups and options."""
+    text = jax.jit(self.function).lower(*self.args).as_text()
+    groups = [(str(group), group.detail, group.options) for group in self.choices.groups]
+    return hashlib.sha256(f"{text}{groups}".encode()).hexdigest()
+
+  def own_orders(self) -> list[Dims | None]:
+    """The order of each group's output that the compiler chooses by itself, minor to major.
+
+    Compiles the function once. None where equations of the group get different orders, or
+    where no instruction of the optimised program has the group's output.
+    """
+    program = hlo.featurize(
+      self.apply(self.own), *self.args, optimized=True, target=self.label.target
+    )
+    seen: list[set[Dims]] = [set() for _ in self.options]
+    for node in proto.instructions(program.module):
+      number = _group_number(node, self.choices)
+      axes = (
+        None
+        if number < 0
+        else _axes(self.choices.groups[number].shapes[0], tuple(node.shape.dimensions))
+      )
+      if axes is not None:
+        seen[number].add(tuple(axes.index(dim) for dim in node.shape.layout.minor_to_major))
+    return [orders.pop() if len(orders) == 1 else None for orders in seen]
+
+  def lines(self, group: int) -> list[str]:
+    """Where a group's equations stand in the user's files: `model.py:12`."""
+    nodes = self.nodes_of_groups().get(group, [])
+    return sorted({self.graph.origins[node].where for node in nodes} - {""})
+
+  def nodes_of_groups(self) -> dict[int, list[int]]:
+    """The configurable nodes of each group that has any."""
+    result: dict[int, list[int]] = {}
+    for index, node in zip(self.graph.config_node.tolist(), self._nodes):
+      if node.group >= 0:
+        result.setdefault(node.group, []).append(index)
+    return result
+
+  def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw]:
+    """The raw numbers of choices, found together; failed choices are left out."""
+    outcomes = dict(self.label.run(enumerate(map(self.apply, candidates)), self.args))
+    return {
+      candidates[place]: raw
+      for place, raw in sorted(outcomes.items())
+      if not isinstance(raw, Exception)
+    }
+
+
+class NodeOptions(NamedTuple):
+  """The options of a configurable node."""
+
+  group: int  # number of the group that decides; -1 for none
+  # [options, 18] int8 of the group, minor to major: output, first and second operand. -1 where an
+  # option leaves a tensor to the compiler, or where the compiler has changed its shape.
+  rows: np.ndarray
+
+
+def node_options(op_graph: hlo.HloGraph, choices: choosing.Choices) -> list[NodeOptions]:
+  """The options of every configurable node; a node of no group has one row of -1.
+
+  Args:
+    op_graph: the graph of `apply(function, choices.default)`.
+    choices: of the same function.
+  """
+  nodes = proto.instructions(op_graph.module)
+  position = proto.positions(op_graph.module)
+  options = []
+  for index in op_graph.config_node:
+    node = nodes[index]
+    number = _group_number(node, choices)
+    shapes = [tuple(node.shape.dimensions)] + [
+      tuple(nodes[position[operand]].shape.dimensions) for operand in node.operand_ids
+    ]
+    orders = _node_orders(choices.groups[number], shapes) if number >= 0 else [((),) * 2]
+    options.append(NodeOptions(number, np.array([layout_row(each) for each in orders], np.int8)))
+  return options
+
+
+def visible_options(nodes: Sequence[NodeOptions], groups: int) -> list[np.ndarray]:
+  """Per group, the options that the graph can tell apart, ascending, 0 first.
+
+  A group whose equations the compiler has simplified away has no node in the graph and
+  only option 0, because no model could tell its other options apart.
+  """
+  result = []
+  for group in range(groups):
+    seen = [node.rows for node in nodes if node.group == group] or [np.zeros((1, 1))]
+    _, first = np.unique(np.concatenate(seen, axis=1), axis=0, return_index=True)
+    result.append(np.sort(first))
+  return result
+
+
+def _group_number(node: proto.HloInstructionProto, choices: choosing.Choices) -> int:
+  """The group that an instruction was made of; -1 where it was made of none."""
+  number = choosing.number_in(node.metadata.op_name)
+  if number is None or number >= len(choices.groups):
+    return -1
+  return number if node.opcode in _OPCODES[choices.groups[number].primitive] else -1
+
+
+def _node_orders(group: Group, node_shapes: Sequence[Dims]) -> list[Orders]:
+  """The group's options, written for the dimensions of a node.
+
+  The compiler may have swapped the operands.
+  """
+  straight = [_axes(*pair) for pair in zip(group.shapes, node_shapes)]
+  swapped = [
+    _axes(*pair) for pair in zip(group.shapes, (node_shapes[0], *reversed(node_shapes[1:])))
+  ]
+  is_swapped = sum(axes is None for axes in swapped) < sum(axes is None for axes in straight)
+  axes = swapped if is_swapped else straight
+  result = []
+  for option in group.options:
+    output, *operands = (
+      tuple(each[dim] for dim in order) if each is not None else ()
+      for order, each in zip(option, axes)
+    )
+    result.append((output, *(reversed(operands) if is_swapped else operands)))
+  return result
+
+
+def _axes(shape: Dims, node_shape: Dims) -> Dims | None:
+  """The node's dimension for each dimension of an equation's tensor; None for other sizes.
+
+  The compiler may have transposed the tensor; dimensions of equal size are taken in order.
+  """
+  if sorted(shape) != sorted(node_shape):
+    return None
+  axes = np.empty(len(shape), int)
+  axes[np.argsort(shape, kind="stable")] = np.argsort(node_shape, kind="stable")
+  return tuple(axes.tolist())

@@ -1,0 +1,239 @@
+"""Which choice of layouts to label next: four ways of search over a pool of choices.
+
+A way of search is a generator. It yields a choice, is sent the label of the choice divided by
+that of the compiler's own, and ends when every choice of the pool has been yielded. It is sent
+infinity for a choice that failed, and None where the label is not known yet. The
+compiler's own choice comes first.
+
+learned      in turn the choice with the largest expected improvement (Mockus 1975; Jones,
+             Schonlau and Welch 1998) and the next one of `model`. Labels correct what is
+             believed of every change, by Bayesian linear regression from a `prior`
+model        the order of a model, the first of every score and set of changed groups first
+random       random choices
+coordinate   changes of one group at a time, in random order, each kept if it is better
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.rankers import orders
+from tpugraphs_jax.tuning import prior as prior_lib
+from tpugraphs_jax.tuning.draw import Numbers
+from tpugraphs_jax.tuning.prior import Prior
+
+Way = Generator[Numbers, float | None, None]
+
+# Factor on the standard deviations of the prior: effects have heavier tails than a normal
+# distribution. Chosen, like `prior.LARGEST_EFFECT`, on the training and validation programs of
+# `data/own`.
+_TAILS = 2.0
+_PROPOSALS = 32  # of a score table
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pool:
+  """The choices to search.
+
+  Attributes:
+    choices: distinct ones, the compiler's own first.
+    graph: makes the program's graph with choices as its configurations.
+    numbers_of: the choices that are the configurations of a graph; None where no choices but
+      those of the pool may be tried.
+  """
+
+  choices: list[Numbers]
+  graph: Callable[[Sequence[Numbers]], OpGraph]
+  numbers_of: Callable[[OpGraph], list[Numbers]] | None = None
+
+  @functools.cached_property
+  def changes(self) -> list[tuple[int, int]]:
+    """Every group and option in which a choice differs from the compiler's own, ascending."""
+    numbers, own = np.array(self.choices), self.choices[0]
+    return [
+      (group, int(option))
+      for group, column in enumerate(numbers.T)
+      for option in np.unique(column)
+      if option != own[group]
+    ]
+
+  @property
+  def is_open(self) -> bool:
+    """Whether other choices may be tried, of the options that occur in those of the pool."""
+    return self.numbers_of is not None
+
+  def rows(self, choices: Sequence[Numbers]) -> np.ndarray:
+    """Which of the changes choices have, `[n, T]` float64."""
+    numbers, own = np.array(choices), np.array(self.choices[0])
+    group, option = np.array(self.changes, np.int64).reshape(-1, 2).T
+    return ((numbers[:, group] == option) & (option != own[group])).astype(np.float64)
+
+
+def learned(pool: Pool, ranker: Any, prior: Prior) -> Way:
+  """In turn the choice of the largest expected improvement and the next of the model's order.
+
+  The order puts cheap changes first, one of every set of groups, and so is diverse. Expected
+  improvement goes to changes with uncertain effects, and follows what labels say. On the
+  training and validation programs of `data/own`, left out by family, both in turn miss less of
+  the gains than either alone.
+
+  Args:
+    pool: to search; where it is open the changes of the best choice come into it.
+    ranker: of layouts, whose scores of single changes are the predicted costs.
+    prior: of the effects of changes.
+  """
+  belief, choices, order = Belief.of(pool, ranker, prior), list(pool.choices), model(pool, ranker)
+  effects = {choices[0]: 0.0}
+  yield choices[0]
+  while len(effects) < len(choices):
+    best = min(effects, key=effects.get)
+    numbers = None
+    if len(effects) % 2 == 0:
+      numbers = next((each for each in order if each not in effects), None)
+    if numbers is None:
+      left = [each for each in choices if each not in effects]
+      numbers = left[belief.most_promising(left, effects[best])]
+    ratio = yield numbers
+    if ratio is None:  # no label yet: learns the expected effect
+      effects[numbers] = belief.expected([numbers])[0]
+      belief.learn(numbers, effects[numbers])
+      continue
+    effects[numbers] = math.log(ratio)
+    belief.learn(numbers, effects[numbers])
+    if pool.is_open and effects[numbers] < effects[best]:
+      choices = list(dict.fromkeys([*choices, *_changed(numbers, pool.changes, choices[0])]))
+
+
+def _changed(numbers: Numbers, changes: Sequence[tuple[int, int]], own: Numbers) -> list[Numbers]:
+  """The choices that differ from one in one group."""
+  options = [*changes, *enumerate(own)]
+  return [
+    (*numbers[:group], option, *numbers[group + 1 :])
+    for group, option in options
+    if option != numbers[group]
+  ]
+
+
+class Belief:
+  """A normal belief about the effects of the changes of a program.
+
+  The effect of a choice is the sum of the effects of its changes, plus noise. Labels above
+  `prior.LARGEST_EFFECT` count as that.
+
+  Args:
+    pool: with T changes.
+    mean: `[T]` of their effects.
+    covariance: `[T, T]` of their effects.
+    noise: standard deviation of what the sum leaves of a label.
+  """
+
+  def __init__(self, pool: Pool, mean: np.ndarray, covariance: np.ndarray, noise: float):
+    self._pool, self._noise = pool, noise
+    self.mean, self.covariance = mean.copy(), covariance.copy()
+
+  @classmethod
+  def of(cls, pool: Pool, ranker: Any, prior: Prior) -> Belief:
+    """The belief before any label."""
+    at, cost = costs(pool, ranker)
+    name = getattr(ranker, "about", {}).get("name")
+    mean, covariance = prior.effects(*prior_lib.features(*at, cost / prior.unit_of(name, cost)))
+    return cls(pool, mean, _TAILS**2 * covariance, prior.noise)
+
+  def learn(self, numbers: Numbers, effect: float) -> None:
+    """Takes in the effect of a choice."""
+    (row,) = self._pool.rows([numbers])
+    gain = self.covariance @ row
+    gain /= row @ gain + self._noise**2
+    self.mean += gain * (min(effect, prior_lib.LARGEST_EFFECT) - row @ self.mean)
+    self.covariance -= np.outer(gain, row @ self.covariance)
+
+  def expected(self, choices: Sequence[Numbers]) -> np.ndarray:
+    """The expected effects of choices `[n]`."""
+    return self._pool.rows(choices) @ self.mean
+
+  def most_promising(self, choices: Sequence[Numbers], best: float) -> int:
+    """The place of the choice with the largest expected improvement on an effect."""
+    rows = self._pool.rows(choices)
+    deviation = np.sqrt(np.maximum(np.einsum("ct,ct->c", rows @ self.covariance, rows), 1e-12))
+    expected = rows @ self.mean
+    margin = (best - expected) / deviation
+    improvement = deviation * (margin * stats.norm.cdf(margin) + stats.norm.pdf(margin))
+    return int(np.lexsort([expected, -improvement])[0])
+
+
+def costs(pool: Pool, ranker: Any) -> tuple[tuple[OpGraph, np.ndarray, np.ndarray], np.ndarray]:
+  """What a model predicts for every change alone.
+
+  Returns:
+    A graph, a configurable node that each change concerns `[T]`, and the dictionary row that the
+    change gives it `[T]`; and the score of each change alone minus that of the compiler's own
+    choice, `[T]` float64.
+  """
+  own = pool.choices[0]
+  graph = pool.graph(
+    [own, *((*own[:group], option, *own[group + 1 :]) for group, option in pool.changes)]
+  )
+  (scores,) = ranker.scores([graph])
+  rows = graph.configs.row_id(np.arange(len(graph.configs)))  # [1 + T, K]
+  node = (rows[1:] != rows[0]).argmax(axis=1)
+  return (
+    (graph, node, rows[np.arange(1, len(rows)), node]),
+    (scores[1:] - scores[0]).astype(np.float64),
+  )
+
+
+def model(pool: Pool, ranker: Any) -> Way:
+  """The order of a model, by `spread`.
+
+  Where the pool is open, a score table proposes choices of its own, near the compiler's own
+  choice, where it is most reliable; they take turns with the others.
+  """
+  proposed, choices = [], pool.choices
+  family = getattr(ranker, "family", None)  # an ensemble has none
+  if pool.is_open and family is not None and family.can_propose:
+    proposed = pool.numbers_of(ranker.propose(pool.graph(choices), _PROPOSALS, near=0).graph)
+    choices = list(dict.fromkeys([*choices, *proposed]))
+  (scores,) = ranker.scores([pool.graph(choices)])
+  place = {numbers: number for number, numbers in enumerate(choices)}
+  cheapest = np.argsort(scores, kind="stable")
+  turns = itertools.chain.from_iterable(zip(map(place.get, proposed), cheapest))
+  order = list(dict.fromkeys([*turns, *cheapest]))
+  for number in orders.spread(order, scores, np.array(choices) != choices[0]):
+    yield choices[number]
+
+
+def random(pool: Pool, seed: int) -> Way:
+  """The compiler's own choice, then the others in random order."""
+  yield pool.choices[0]
+  rng = np.random.default_rng(seed)
+  yield from (pool.choices[1 + place] for place in rng.permutation(len(pool.choices) - 1))
+
+
+def coordinate(pool: Pool, seed: int) -> Way:
+  """Changes of one group of the best choice so far, then the others in random order."""
+  rng, best, least, tried = np.random.default_rng(seed), pool.choices[0], 1.0, {pool.choices[0]}
+  yield best
+  known, changes = set(pool.choices), pool.changes
+  for place in rng.permutation(len(changes)):
+    group, option = changes[place]
+    numbers = (*best[:group], option, *best[group + 1 :])
+    if numbers in tried or not (pool.is_open or numbers in known):
+      continue
+    tried.add(numbers)
+    ratio = yield numbers
+    if ratio is not None and ratio < least:
+      best, least = numbers, ratio
+  yield from (
+    pool.choices[place]
+    for place in rng.permutation(len(pool.choices))
+    if pool.choices[place] not in tried
+  )

@@ -1,0 +1,278 @@
+"""The kernels that the TPU compiler makes of a function: tiles, graphs and estimated cycles.
+
+All numbers are read from a module after all optimisations. They are the compiler's own
+estimates and no measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tpugraphs_jax import columns
+from tpugraphs_jax.graph import TileConfigs
+from tpugraphs_jax.hlo import module_graph, proto
+from tpugraphs_jax.infra import trust
+from tpugraphs_jax.tuning import tpu
+
+# The compiler writes the largest int64 where it has no estimate.
+_NO_ESTIMATE = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+  """How the compiler cuts a kernel into tiles; bounds in vector registers."""
+
+  kernel_bounds: tuple[int, ...]
+  output_bounds: tuple[int, ...]
+  input_bounds: tuple[int, ...]
+  estimated_cycles: int | None  # None where the compiler has no estimate
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCycles:
+  """The estimate of one kernel, over all its calls."""
+
+  # jax's names of the kernel, then of convolutions and dots fused into it, then of the others.
+  names: tuple[str, ...]
+  cycles: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cycles:
+  """The sum of the estimates of a program's kernels."""
+
+  cycles: int
+  kernels: int  # how many instructions the compiler cuts into tiles
+  loops_counted_once: int  # loops whose number of iterations is not known
+  without_estimate: int = 0  # kernels without an estimate, which add nothing to the sum
+  by_kernel: tuple[KernelCycles, ...] = dataclasses.field(default=(), compare=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kernel:
+  """A fused kernel, or a single instruction that the compiler cuts into tiles."""
+
+  graph: module_graph.HloGraph  # its one configuration is the compiler's own, not labelled
+  window: Window
+  origin: module_graph.Origin  # of the instruction that calls the kernel
+
+  @property
+  def estimated_cycles(self) -> int | None:
+    """The compiler's estimate of one call, None where it has none; no measurement."""
+    return self.window.estimated_cycles
+
+
+def kernels(function: Callable[..., Any], *args: Any, target: str) -> list[Kernel]:
+  """The kernels of a function, in the order of the optimised module.
+
+  Args:
+    function: a function that jax can trace.
+    *args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
+    target: as of `featurize`.
+
+  Returns:
+    One kernel per instruction that has a window. The `TileConfigs.config_feat` `[1, 24]` of its
+    graph has the window's kernel, output and input bounds.
+
+  Raises:
+    ValueError: the target is unknown, or libtpu is missing.
+  """
+  program = tpu.compile_function(function, args, target)
+  return module_kernels(proto.parse_module(program.module, where=f"program for {target}"))
+
+
+def module_kernels(module: proto.HloModuleProto) -> list[Kernel]:
+  """As `kernels`, of a module after all optimisations."""
+  fused = {
+    callee
+    for computation in module.computations
+    for instruction in computation.instructions
+    if instruction.opcode == "fusion"
+    for callee in instruction.called_computation_ids
+  }
+  result = []
+  for computation in module.computations:
+    # Instructions inside a fusion belong to the fusion's kernel.
+    for instruction in () if computation.id in fused else computation.instructions:
+      tiles = window(instruction)
+      if tiles is not None:
+        result.append(
+          Kernel(
+            _graph(instruction, computation, module, tiles),
+            tiles,
+            module_graph.origin(instruction, module),
+          )
+        )
+  return result
+
+
+def window(instruction: proto.HloInstructionProto) -> Window | None:
+  """The tiles that the compiler chose for an instruction; None where it is not tiled."""
+  config = _backend_config(instruction).get("window_config", {})
+  if "estimated_cycles" not in config:
+    return None
+  kernel, output, operand = (
+    tuple(int(bound) for bound in config.get(f"{name}_window_bounds", ()))
+    for name in ("kernel", "output", "input")
+  )
+  cycles = int(config["estimated_cycles"])
+  return Window(kernel, output, operand, None if cycles >= _NO_ESTIMATE else cycles)
+
+
+def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
+  """Sums `estimated_cycles` over all kernels of the entry computation and of what it calls.
+
+  All branches of a conditional count, although one runs.
+
+  A kernel in the body of a loop counts as often as the loop iterates: `known_trip_count`
+  where the compiler left it, else the bound that the loop's condition compares its
+  counter with (jax's scans count from 0 by 1); once where neither is found.
+  """
+  computations = {computation.id: computation for computation in module.computations}
+  return _sum(computations, computations[module.entry_computation_id])
+
+
+def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
+  unknown = missing = 0
+  kernels: list[KernelCycles] = []
+  for instruction in computation.instructions:
+    tiles = window(instruction)
+    if tiles is not None:
+      kernels.append(KernelCycles(_names(instruction, computations), tiles.estimated_cycles or 0))
+      missing += tiles.estimated_cycles is None
+    if instruction.opcode not in ("while", "conditional", "call"):
+      continue
+    callees = [computations[callee] for callee in instruction.called_computation_ids]
+    times = 1
+    if instruction.opcode == "while":
+      times = iterations(instruction, callees[1])
+      unknown, times = unknown + (times is None), 1 if times is None else times
+    for inside in (_sum(computations, callee) for callee in callees):
+      kernels += [KernelCycles(each.names, times * each.cycles) for each in inside.by_kernel]
+      unknown += inside.loops_counted_once
+      missing += inside.without_estimate
+  return Cycles(
+    sum(each.cycles for each in kernels), len(kernels), unknown, missing, tuple(kernels)
+  )
+
+
+def _names(instruction: proto.HloInstructionProto, computations: dict) -> tuple[str, ...]:
+  """The names of a kernel and of the instructions fused into it, as in `KernelCycles`."""
+  fused = sorted(
+    _fused(instruction, computations), key=lambda node: node.opcode not in ("convolution", "dot")
+  )
+  return tuple(
+    dict.fromkeys(node.metadata.op_name for node in (instruction, *fused) if node.metadata.op_name)
+  )
+
+
+def _fused(
+  instruction: proto.HloInstructionProto, computations: dict
+) -> Iterator[proto.HloInstructionProto]:
+  if instruction.opcode == "fusion":
+    for callee in instruction.called_computation_ids:
+      for node in computations[callee].instructions:
+        yield node
+        yield from _fused(node, computations)
+
+
+def iterations(loop: proto.HloInstructionProto, condition: proto.HloComputationProto) -> int | None:
+  """How often a loop iterates; None where the module does not say."""
+  count = _backend_config(loop).get("known_trip_count", {}).get("n")
+  if count is not None:
+    return int(count)
+  nodes = {node.id: node for node in condition.instructions}
+  root = nodes[condition.root_id]
+  if root.opcode != "compare":
+    return None
+  bounds = [number for operand in root.operand_ids for number in nodes[operand].literal.s32s]
+  return bounds[0] if len(bounds) == 1 and bounds[0] >= 0 else None
+
+
+# What is read of an instruction's JSON; the compiler writes numbers as strings.
+_SCHEMA = {
+  "window_config": {
+    "estimated_cycles": (str, int),
+    **dict.fromkeys(
+      ("kernel_window_bounds", "output_window_bounds", "input_window_bounds"), [(str, int)]
+    ),
+  },
+  "known_trip_count": {"n": (str, int)},
+}
+
+
+def _backend_config(instruction: proto.HloInstructionProto) -> dict:
+  """The JSON of an instruction; empty where it has none, such as an FFI call, which has MLIR."""
+  if not instruction.backend_config.startswith(b"{"):
+    return {}
+  try:
+    config = trust.parse(instruction.backend_config)
+  except ValueError:  # {uplo = 76 : ui8}
+    return {}
+  trust.check(config, _SCHEMA, f"backend_config of {instruction.name}")
+  return config
+
+
+def _graph(
+  instruction: proto.HloInstructionProto,
+  computation: proto.HloComputationProto,
+  module: proto.HloModuleProto,
+  tiles: Window,
+) -> module_graph.HloGraph:
+  kernel = proto.HloModuleProto(name=instruction.name, stack_frame_index=module.stack_frame_index)
+  by_id = {each.id: each for each in module.computations}
+  callees = [by_id[callee] for callee in instruction.called_computation_ids]
+  if instruction.opcode == "fusion":
+    body = callees[0]
+    callees = [
+      by_id[callee] for node in body.instructions for callee in node.called_computation_ids
+    ]
+  else:
+    body = _alone(instruction, computation)
+  kernel.computations.extend([*_with_callees(callees, by_id), body])
+  kernel.entry_computation_id = body.id
+  op_graph = module_graph.featurize_module(
+    kernel, where=f"kernel {instruction.name}", name=instruction.name
+  )
+  feat = columns.tile_features([tiles.kernel_bounds], [tiles.output_bounds], [tiles.input_bounds])
+  return op_graph.as_kernel(TileConfigs(feat, np.zeros(1, np.int64), np.ones(1, np.int64)))
+
+
+def _with_callees(
+  computations: list[proto.HloComputationProto],
+  by_id: dict,
+) -> Iterator[proto.HloComputationProto]:
+  """Computations and all their callees, each once, callees first."""
+  order: dict[int, proto.HloComputationProto] = {}
+
+  def visit(computation: proto.HloComputationProto) -> None:
+    for node in computation.instructions:
+      for callee in node.called_computation_ids:
+        visit(by_id[callee])
+    order.setdefault(computation.id, computation)
+
+  for computation in computations:
+    visit(computation)
+  return iter(order.values())
+
+
+def _alone(
+  instruction: proto.HloInstructionProto, computation: proto.HloComputationProto
+) -> proto.HloComputationProto:
+  """A computation of one instruction, its operands as parameters."""
+  nodes = {node.id: node for node in computation.instructions}
+  body = proto.HloComputationProto(name=instruction.name, id=computation.id, root_id=instruction.id)
+  for number, operand in enumerate(dict.fromkeys(instruction.operand_ids)):
+    body.instructions.add(
+      name=nodes[operand].name,
+      opcode="parameter",
+      id=operand,
+      parameter_number=number,
+      shape=nodes[operand].shape,
+    )
+  body.instructions.append(instruction)
+  return body

@@ -1,0 +1,401 @@
+"""Chooses layouts for a function: labels a few of thousands of choices and keeps the best one.
+
+    choices(f)  ->  candidates  ->  the most promising one  ->  label it  ->  the best, if
+     of layouts     thousands       by what is believed         (compile      it is better
+                                            ^                    or time)
+                                            └── what labels teach ──┘
+
+The compiler's own choice is among those that are tried, and stays unless another one is
+really better: by the compiler's estimate, or, measured, in alternating pairs whose
+bootstrap interval lies below 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import html
+import itertools
+import math
+import os
+from pathlib import Path
+import sys
+from typing import Any
+
+from absl import logging
+
+from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers.ensemble import Ensemble
+from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.tuning import cache as cache_lib
+from tpugraphs_jax.tuning import choosing, labels, layouts, measure, strategies
+from tpugraphs_jax.tuning import prior as prior_lib
+from tpugraphs_jax.tuning.draw import Numbers
+from tpugraphs_jax.tuning.labels import Raw
+from tpugraphs_jax.tuning.problem import Problem
+
+# The model that ships for each target; None is the machine at hand. A prior of the effects of
+# changes ships with each model (`prior`).
+MODELS = {"tpu:v3": "layout-v3-estimate", None: "layout-cpu-measured"}
+# Functions of a pool, a ranker and a problem that start a search, by name of the strategy.
+STRATEGIES: dict[str, Callable[[strategies.Pool, Ranker | Ensemble, Problem], strategies.Way]] = {
+  "learned": lambda pool, ranker, problem: strategies.learned(
+    pool, ranker, prior_of(problem.label.target)
+  ),
+  "model": lambda pool, ranker, problem: strategies.model(pool, ranker),
+  "random": lambda pool, ranker, problem: strategies.random(pool, problem.seed),
+  "coordinate": lambda pool, ranker, problem: strategies.coordinate(pool, problem.seed),
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Tuned:
+  """A function with the best layouts that were labelled, and the record of the search.
+
+  Attributes:
+    function: with the layouts applied; the function itself where the default stays.
+    numbers: the option of every group, all 0 for the compiler's own choice.
+    ratio: label of `numbers` by label of the compiler's own choice; 1 where it stays.
+    compared: median ratio of run times and the ends of its 95 % bootstrap interval, of the
+      choice with the least time against the compiler's own, where run times were measured.
+    raw: the raw numbers of every choice that was labelled.
+    failed: how many choices could not be compiled or gave other outputs.
+    candidates: number of choices that were drawn for the search.
+    label: how choices were labelled.
+    changes: of operations, against the compiler's own choice.
+    problem: the function before and its choices.
+  """
+
+  function: Callable[..., Any]
+  numbers: Numbers
+  ratio: float
+  compared: tuple[float, float, float] | None
+  raw: dict[Numbers, Raw]
+  failed: int
+  candidates: int
+  label: labels.Label
+  changes: list[layouts.Change]
+  problem: Problem
+
+  @property
+  def tried(self) -> dict[Numbers, int]:
+    """The label of every choice that was labelled, the compiler's own choice first."""
+    return {numbers: self.label.value(raw) for numbers, raw in self.raw.items()}
+
+  @property
+  def keeps_default(self) -> bool:
+    """Whether the compiler's own choice stays."""
+    return not any(self.numbers)
+
+  @property
+  def program(self) -> layouts.Program:
+    """The program as the compiler saw it, with the changes of layouts and the cycles of nodes."""
+    return layouts.Program(self.problem.graph, self.changes, self._node_cycles(), self._summary())
+
+  def __repr__(self) -> str:
+    return f"<Tuned {self.problem.name}: {self._summary()}>"
+
+  def __str__(self) -> str:
+    return "\n\n".join([*map(str, self._tables()), self.label.worth])
+
+  def _repr_html_(self) -> str:
+    tables = "".join(table._repr_html_() for table in self._tables())
+    return f"{tables}<p>{html.escape(self.label.worth)}</p>"
+
+  def _tables(self) -> list[Table]:
+    """The changes of operations, and all trials."""
+    own = self.tried[self.problem.own]
+    trials = sorted(self.tried.items(), key=lambda item: item[1])
+    return [
+      self.program.table(self._other_cycles() if self.changes else ()),
+      Table(
+        [f"{self.label.what} / own", "groups changed"],
+        [[f"{value / own:.3f}", _groups_text(numbers)] for numbers, value in trials],
+      ),
+    ]
+
+  def view(self, **options: Any) -> None:
+    """Shows the program before and after in Model Explorer; see `view.show_program`."""
+    import tpugraphs_jax
+
+    tpugraphs_jax.view.show_program(self.program, **options)
+
+  def save(self, path: str | os.PathLike[str]) -> None:
+    """Writes the layouts to a file, with which `tpugraphs_jax.apply` makes the function again.
+
+    The file holds the program too, which `python -m tpugraphs_jax.view` shows.
+    """
+    layouts.save(
+      Path(path),
+      self.problem.function,
+      self.problem.args,
+      self.problem.choices.choice(self.numbers),
+      {
+        "name": self.problem.name,
+        "label": self.label.what,
+        "ratio": self.ratio,
+        **self.label.versions(),
+      },
+      self.program,
+    )
+
+  def _summary(self) -> str:
+    counts = f"{len(self.raw)} of {self.candidates:,} layouts tried, {self.failed} failed: "
+    if self.keeps_default:
+      return f"{counts}the compiler's own choice stays, {self._why()}"
+    between = ""
+    if self.compared:
+      between = "({:.3f} to {:.3f}, in alternating pairs) ".format(*self.compared[1:])
+    return (
+      f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} "
+      f"{self._cycles()}of the compiler's own choice, with layouts chosen for "
+      f"{sum(number > 0 for number in self.numbers)} of {len(self.numbers)} groups"
+    )
+
+  def _why(self) -> str:
+    """Why the compiler's own choice stays."""
+    if not self.compared:
+      return f"none had a lower {self.label.what}"
+    own, least = self.tried[self.problem.own], min(self.tried.values())
+    return (
+      f"the best other one took {least / own:.3f} of its time in the trials, and "
+      "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared)
+    )
+
+  def _own_and_best(self, name: str) -> tuple[Any, Any]:
+    """The raw numbers of a name of the compiler's own choice, and of the best choice."""
+    return self.raw[self.problem.own][name], self.raw[self.numbers][name]
+
+  def _cycles(self) -> str:
+    """The other estimate of the best choice, for a TPU."""
+    if not self.label.target:
+      return ""
+    own, best = self._own_and_best("estimated_cycles")
+    return f"and {best / own:.3f} of the estimated cycles "
+
+  def _node_cycles(self) -> dict[int, tuple[int, int]]:
+    """The estimated cycles of configurable nodes, before and after, for a TPU."""
+    if not self.label.target:
+      return {}
+    return {
+      node: tuple(
+        sum(cycles.get(str(group), ())) // len(nodes) for cycles in self._own_and_best("cycles")
+      )
+      for group, nodes in self.problem.nodes_of_groups().items()
+      for node in nodes
+    }
+
+  def _other_cycles(self) -> list[list[str]]:
+    """A row for the kernels of all other operations, so that the cycles add up to the total."""
+    if not self.label.target:
+      return []
+    totals = self._own_and_best("estimated_cycles")
+    rest = [
+      total - sum(change.cycles[place] for change in self.changes)
+      for place, total in enumerate(totals)
+    ]
+    return [
+      [name, "", "", layouts.from_to(*cycles)]
+      for name, cycles in (("all other kernels", rest), ("total", totals))
+    ]
+
+
+def _groups_text(numbers: Numbers) -> str:
+  changed = [str(group) for group, number in enumerate(numbers) if number]
+  return ", ".join(changed) or "none, the compiler's own"
+
+
+def tune(
+  function: Callable[..., Any],
+  *args: Any,
+  model: str | os.PathLike[str] | Ranker | Ensemble | None = None,
+  target: str | None = None,
+  budget: int = 16,
+  strategy: str = "learned",
+  candidates: int = 2000,
+  seed: int = 0,
+  operands: bool = False,
+  cache: str | os.PathLike[str] | None = None,
+  progress: bool = True,
+) -> Tuned:
+  """Chooses layouts for a function: of many choices the most promising few are labelled.
+
+  Each label of a TPU target compiles the function once, in this process and without a
+  TPU. Measured labels run it, on random arguments of the given shapes.
+
+  Args:
+    function: as for `collect.choices`.
+    *args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
+    model: of layouts: a working folder, a model file, the name of a model that ships, or a
+      loaded one. Without one, the model that ships for the target (`MODELS`).
+    target: a TPU generation such as `v3` (needs libtpu, no TPU), or None: measure here.
+    budget: how many choices are labelled, the compiler's own among them.
+    strategy: of search (`strategies`): `learned`, or for comparison `model`, `random` or
+      `coordinate`.
+    candidates: how many choices are drawn for the search, at least `budget`.
+    seed: of the candidates and of the blind strategies.
+    operands: whether the orders of operands are chosen too, not of outputs alone.
+    cache: file of labels by program, choice, compiler and target. Labels that it has are taken
+      from it, and new ones are added: a call with a larger budget goes on.
+    progress: whether a line on standard error tells of every label.
+
+  Returns:
+    The best function found; `print` shows changed operations, trials, and the worth of a label.
+
+  Raises:
+    ValueError: nothing can be chosen, a budget below 2, no such strategy, the model is not of
+      layouts, no model ships for the target, the compiler's own choice cannot be labelled, the
+      cache is no such file, or (`NoisyMachineError`) the machine is too busy to measure on.
+  """
+  if budget < 2:
+    raise ValueError(
+      f"budget is {budget}, expected at least 2: the compiler's own choice and another one"
+    )
+  if strategy not in STRATEGIES:
+    raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)}")
+  name = labels.Measured.name if target is None else labels.TpuEstimate.name
+  label = labels.create(name, target=target, seed=seed)
+  ranker = _ranker(model, label)
+  problem = Problem(function, args, label, seed=seed, operands=operands)
+  drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
+  pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of)
+  outcomes = _labelled(
+    STRATEGIES[strategy](pool, ranker, problem),
+    cache_lib.Cache(cache, problem),
+    budget,
+    together=label.is_comparative,
+    progress=progress,
+  )
+  tried = {numbers: raw for numbers, raw in outcomes.items() if raw is not None}
+  return _decide(problem, tried, failed=len(outcomes) - len(tried), candidates=len(drawn))
+
+
+def prior_of(target: str | None) -> prior_lib.Prior:
+  """The prior that ships for labels of a target; that of TPU v3 for every TPU."""
+  name = MODELS[target if target in MODELS else "tpu:v3"]
+  return prior_lib.read(model_file.SHIPPED / f"{name}.prior.json")
+
+
+def _labelled(
+  way: strategies.Way, cache: cache_lib.Cache, budget: int, *, together: bool, progress: bool
+) -> dict[Numbers, Raw | None]:
+  """The raw numbers of the choices that a way of search asks for; None for failed ones.
+
+  Args:
+    way: of search.
+    cache: makes labels, or knows them.
+    budget: how many.
+    together: whether all are made at once: the way of search then learns nothing from them.
+    progress: whether a line tells of each.
+  """
+  outcomes: dict[Numbers, Raw | None] = {}
+  if together:
+    outcomes = cache.labels(list(itertools.islice(way, budget)))
+    for place, numbers in enumerate(outcomes if progress else ()):
+      _tell(place, budget, numbers, cache.ratio(numbers))
+    return outcomes
+  numbers = next(way)
+  for place in range(budget):
+    outcomes |= cache.labels([numbers])
+    ratio = cache.ratio(numbers)
+    if progress:
+      _tell(place, budget, numbers, ratio)
+    try:
+      numbers = way.send(ratio)
+    except StopIteration:  # every choice was tried
+      break
+  return outcomes
+
+
+def _tell(place: int, budget: int, numbers: Numbers, ratio: float) -> None:
+  """A line of progress."""
+  said = f"{ratio:.3f} of the compiler's own" if math.isfinite(ratio) else "failed"
+  print(
+    f"label {place + 1} of {budget}: {said}; groups changed: {_groups_text(numbers)}",
+    file=sys.stderr,
+    flush=True,
+  )
+
+
+def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
+  """The model to rank with; warns where it has learnt another label than is tuned for."""
+  if model is None and label.target not in MODELS:
+    raise ValueError(
+      f"no model ships for {label.target}, only {', '.join(MODELS.values())}: give "
+      "model=, such as one that you trained on labels of this target"
+    )
+  model = MODELS[label.target] if model is None else model
+  ranker = ranker_lib.load(model) if isinstance(model, (str, os.PathLike)) else model
+  if ranker.collection.kind != "layout":
+    raise ValueError(
+      f"the model ranks {ranker.collection.kind} configurations, expected one of layouts"
+    )
+  for each in ranker.rankers if isinstance(ranker, Ensemble) else [ranker]:
+    learnt = each.about.get("labels")
+    if learnt and (learnt.get("target") or None) != label.target:
+      logging.warning(
+        "%r has learnt labels of %s, and tune labels the %s: its order is worth less",
+        each,
+        learnt.get("target") or "times measured on a device",
+        label.what,
+      )
+  return ranker
+
+
+def _decide(problem: Problem, tried: dict[Numbers, Raw], *, failed: int, candidates: int) -> Tuned:
+  """The best of the choices that were tried, or the compiler's own choice."""
+  default = problem.own
+  if default not in tried:
+    raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled")
+  value = {numbers: problem.label.value(raw) for numbers, raw in tried.items()}
+  best, compared = min(value, key=value.get), None  # the first of equals: the default
+  ratio = value[best] / value[default]
+  if isinstance(problem.label, labels.Measured) and best != default:
+    compared = measure.compare(
+      problem.apply(default), problem.apply(best), problem.args, seed=problem.seed
+    )
+    ratio = compared[0]
+    if compared[2] >= 1:
+      best, ratio = default, 1.0
+  return Tuned(
+    problem.apply(best) if any(best) else problem.function,
+    best,
+    ratio,
+    compared,
+    tried,
+    failed,
+    candidates,
+    problem.label,
+    _changes(problem, best, tried) if any(best) else [],
+    problem,
+  )
+
+
+def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[layouts.Change]:
+  """The changes of the best choice against the compiler's own, in the order of the groups."""
+  own = problem.own_orders()
+  changes = []
+  for place, (group, number) in enumerate(zip(problem.choices.groups, best)):
+    if number:
+      cycles = (
+        tuple(sum(tried[numbers]["cycles"].get(str(place), ())) for numbers in (problem.own, best))
+        if problem.label.target
+        else ()
+      )
+      after = tuple(
+        choosing.minor_to_major(order, len(shape)) if order else ()
+        for order, shape in zip(group.options[number], group.shapes)
+      )
+      changes.append(
+        layouts.Change(
+          problem.nodes_of_groups()[place],
+          str(group),
+          problem.lines(place),
+          own[place] or (),
+          after,
+          cycles,
+        )
+      )
+  return changes

@@ -1,0 +1,255 @@
+"""Collects one program, in a process of its own; `workers` starts it.
+
+A compiler that aborts takes only this process with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+from pathlib import Path
+import platform
+import sys
+from typing import Any
+
+import jax
+
+import tpugraphs_jax
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.infra import files, trust
+from tpugraphs_jax.tuning import draw, labels, programs
+from tpugraphs_jax.tuning.draw import Numbers
+from tpugraphs_jax.tuning.journal import Journal
+from tpugraphs_jax.tuning.problem import Problem
+
+# Exit statuses of a worker: after an error that was explained, and when all files are there. A
+# program that ends its process while jax traces it ends it with another one, such as 0.
+FAILED, DONE = 3, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelJob:
+  """One program to collect. Every field can be written as JSON, in which a worker gets it."""
+
+  source: str  # of `programs.load`
+  name: str  # of its files
+  split: str
+  collection: str  # layout:own:NAME
+  out: str  # folder of the data
+  label: str  # with `target`: of `labels.create`
+  target: str | None
+  configs: int
+  seed: int
+  operands: bool = False  # whether the orders of operands are chosen too
+  timeout: float = 3600.0  # seconds without a label after which a worker is ended
+  parent: int = 0  # id of the process that waits for the results
+
+  npz = property(lambda job: job.file("npz", ".npz"))
+  sidecar = property(lambda job: job.file("npz", ".json"))
+  journal = property(lambda job: job.file("journal", ".jsonl"))
+  # The serialized module that the graph is made of.
+  module = property(lambda job: job.file("journal", ".hlo.pb"))
+  log = property(lambda job: job.file("journal", ".log"))
+  # Lines about failures, as JSON, which a machine of a cluster writes when it has ended.
+  outcome = property(lambda job: job.file("journal", ".outcome.json"))
+
+  def file(self, kind: str, suffix: str) -> Path:
+    """A file of this program in the folder `kind` of the data."""
+    return (
+      Path(self.out)
+      .expanduser()
+      .joinpath(kind, *self.collection.split(":"), self.split, self.name + suffix)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Collecting:
+  """A program while it is collected."""
+
+  job: LabelJob
+  problem: Problem
+  journal: Journal
+
+
+def collect(job: LabelJob) -> None:
+  """Makes the missing labels and writes the program's npz and sidecar.
+
+  Does nothing where both files are there already, of the same program, label and versions.
+
+  Raises:
+    ValueError: the program cannot be collected, or the journal belongs to another program.
+  """
+  (program,) = programs.load(job.source, split=job.split)
+  label = labels.create(job.label, target=job.target, seed=job.seed)
+  header = {
+    "source": _source(job),
+    "label": job.label,
+    **label.versions(),
+    "seed": job.seed,
+    "operands": job.operands,
+    "program_sha256": _sha256(program),
+  }
+  if is_finished(job, header, label):
+    return
+  with contextlib.closing(Journal(job.journal, header)) as journal:
+    kept = journal.kept_module(job.module)
+    problem = Problem(
+      program.function,
+      program.args,
+      label,
+      name=job.name,
+      seed=job.seed,
+      operands=job.operands,
+      module=kept,
+    )
+    if kept is None:
+      journal.keep_module(job.module, problem.module)
+    work = _Collecting(job, problem, journal)
+    _write(work, _label_all(work), header)
+
+
+def is_finished(job: LabelJob, header: dict[str, Any], label: labels.Label) -> bool:
+  """Whether the job's files are whole and equal what the job would write; needs no journal.
+
+  Args:
+    job: a program and the labels that are asked for.
+    header: source, label, versions, seed and hash of the program, as in the sidecar.
+    label: turns the sidecar's raw numbers into labels.
+  """
+  try:
+    record = trust.parse(job.sidecar.read_text())
+    stored = npz.read_layout(job.npz).configs.runtime_ns.tolist()
+    labelled = [label.value(raw) for raw in record["configs"]]
+  except (OSError, ValueError, KeyError, TypeError):
+    return False  # missing, or damaged: it is made anew
+  expected = {**header, "split": job.split, "configs_asked": job.configs}
+  return stored == labelled and all(record.get(key) == expected[key] for key in expected)
+
+
+def _label_all(work: _Collecting) -> list[Numbers]:
+  """Labels candidates until there are enough; all that were tried, in order."""
+  stream = work.problem.candidates()
+  drawn: list[Numbers] = []
+  while True:
+    # Only times of one session compare: measured choices that failed are not replaced.
+    if drawn and work.problem.label.is_comparative:
+      return drawn
+    values = _values(work, len(drawn))
+    count = draw.wanted(values, work.job.configs, draws=len(drawn))
+    more = dict(enumerate(itertools.islice(stream, count), len(drawn)))
+    if not more:
+      return drawn
+    drawn += more.values()
+    raw, errors = work.journal.raw, work.journal.errors
+    again = work.problem.label.is_comparative and not more.keys() <= raw.keys() | errors.keys()
+    _label(
+      work,
+      {
+        number: numbers
+        for number, numbers in more.items()
+        if number not in errors and (again or number not in raw)
+      },
+    )
+
+
+def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
+  """Writes a result or an error of every candidate into the journal."""
+
+  def functions() -> Iterator[tuple[int, Callable[..., Any]]]:
+    for number, numbers in candidates.items():
+      if os.getppid() != work.job.parent:
+        raise SystemExit(1)  # the process that waits for the results was killed
+      work.journal.start(number)
+      yield number, work.problem.apply(numbers)
+
+  for number, outcome in work.problem.label.run(functions(), work.problem.args):
+    if isinstance(outcome, Exception):
+      work.journal.error(number, f"{type(outcome).__name__}: {str(outcome)[:500]}")
+    else:
+      work.journal.result(number, outcome)
+
+
+def _values(work: _Collecting, drawn: int) -> dict[int, int]:
+  """The labels of the first `drawn` candidates; the journal may hold more of an earlier run."""
+  return {
+    number: work.problem.label.value(raw)
+    for number, raw in sorted(work.journal.raw.items())
+    if number < drawn
+  }
+
+
+def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> None:
+  job, journal, problem = work.job, work.journal, work.problem
+  values = _values(work, len(drawn))
+  if 0 not in values:
+    raise ValueError(
+      f"{job.source}: the compiler's own choice failed, "
+      f"{journal.errors.get(0, 'it was not labelled')}"
+    )
+  kept = draw.kept(values, job.configs)
+  npz.write_layout(
+    job.npz,
+    problem.with_configs([drawn[number] for number in kept], [values[number] for number in kept]),
+  )
+  record = {
+    **header,
+    "name": job.name,
+    "split": job.split,
+    "collection": job.collection,
+    "configs_asked": job.configs,
+    "config_runtime": problem.label.unit,
+    "tpugraphs_jax": tpugraphs_jax.__version__,
+    "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+    "groups": [str(group) for group in problem.choices.groups],
+    "ties_left_out": len(values) - len(kept),
+    "failures": [
+      {"numbers": drawn[number], "error": error}
+      for number, error in sorted(journal.errors.items())
+      if number < len(drawn)
+    ],
+    "configs": [{"numbers": drawn[number], **journal.raw[number]} for number in kept],
+  }
+  with files.replacing(job.sidecar) as file:
+    file.write(_by_line(record))
+
+
+def _source(job: LabelJob) -> str:
+  """The source as the files of the data name it: without the folders of this machine."""
+  place, _, key = job.source.rpartition(":")
+  return f"{Path(place).name if Path(place).is_absolute() else place}:{key}"
+
+
+def _by_line(record: dict[str, Any]) -> str:
+  """JSON with a line per field, and per item of its lists."""
+  lines = []
+  for key, value in record.items():
+    text = json.dumps(value)
+    if isinstance(value, list) and value:
+      text = "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "]"
+    lines.append(f"{json.dumps(key)}: {text}")
+  return "{" + ",\n".join(lines) + "}\n"
+
+
+def _sha256(program: programs.Program) -> str:
+  """SHA-256 of the program as jax lowers it for this machine, without any choice."""
+  text = jax.jit(program.function).lower(*program.args).as_text()
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def main(argv: list[str]) -> int:
+  """Labels one program, described as JSON in the first argument; returns the exit code."""
+  try:
+    collect(LabelJob(**json.loads(argv[0])))
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return FAILED
+  return DONE
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv[1:]))
