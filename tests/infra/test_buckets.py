@@ -122,7 +122,6 @@ def test_a_working_folder_is_sent_at_the_end_and_found_again(bucket):
     (folder / "metrics.jsonl").write_text("1\n")
     for name in (
       ".a.partial",
-      "compilation_cache/x",
       ".lock",
       "checkpoints/save_1.orbax-checkpoint-tmp/y",
     ):

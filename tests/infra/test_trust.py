@@ -449,14 +449,3 @@ def test_parameters_of_another_shape_or_type_are_refused(tmp_path):
     params = jax.tree.map(change, artefact.params)
     model_file.write(tmp_path / "model.npz", dataclasses.replace(artefact, params=params))
     refused(lambda: tpugraphs_jax.load(tmp_path / "model.npz"), "model.npz", "damaged")
-
-
-def test_compiled_programs_of_somebody_else_are_not_found(tmp_path):
-  secret = tmp_path / "home/secret"
-  own = trust.own_folder(tmp_path / "run", secret)
-  assert trust.own_folder(tmp_path / "run", secret) == own and own.parent == tmp_path / "run"
-  assert secret.stat().st_mode & 0o77 == 0
-  assert trust.own_folder(tmp_path / "run", tmp_path / "other/secret") != own
-  (tmp_path / "file").touch()
-  nowhere = tmp_path / "file/secret"  # cannot be made
-  assert trust.own_folder(tmp_path / "run", nowhere) != trust.own_folder(tmp_path / "run", nowhere)

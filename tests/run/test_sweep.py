@@ -203,7 +203,7 @@ import pathlib, signal, sys, time
 from tpugraphs_jax.infra import tasks
 folder = pathlib.Path(sys.argv[1].partition("=")[2])
 signal.signal(signal.SIGTERM, lambda *_: (folder / "saved").touch() or sys.exit(0))
-tasks.end_with_parent()
+tasks.end_with_parent(signal.SIGTERM)
 (folder / "begun").touch()
 time.sleep(60)
 """

@@ -111,21 +111,18 @@ def _write(text: str, stream: TextIO | None) -> None:
 
 
 def _discard(stream: TextIO, error: Exception) -> None:
-  """Redirects all later writes to a broken stream to the null device, after one warning.
+  """Replaces a broken standard output or error by the null device, after one warning.
 
-  The run goes on, and the buffers of the stream do not fail when the process ends.
+  The run goes on.
   """
-  is_output = stream is sys.stdout
-  try:
-    with open(os.devnull, "wb") as nowhere:
-      os.dup2(nowhere.fileno(), stream.fileno())
-  except (OSError, ValueError):  # the stream is no file of the system
-    if is_output:
-      sys.stdout = open(os.devnull, "w", encoding="utf-8")
-  if is_output:
-    logging.getLogger("absl").warning(
-      "standard output cannot be written (%s): the run goes on without", error
-    )
+  nowhere = open(os.devnull, "w", encoding="utf-8")
+  if stream is not sys.stdout:
+    sys.stderr = nowhere
+    return
+  sys.stdout = nowhere
+  logging.getLogger("absl").warning(
+    "standard output cannot be written (%s): the run goes on without", error
+  )
 
 
 class _Lines(logging.Handler):

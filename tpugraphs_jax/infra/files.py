@@ -295,7 +295,7 @@ _INDEX = ".index.json"  # in a bucket: the files that belong together
 _PUSH_SECONDS = 30.0
 _AT_A_TIME = 64  # files
 # Parts of names of files that are being written, or that only this machine can use.
-_NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded", "compilation_cache", LOCK, _KNOWN)
+_NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded", LOCK, _KNOWN)
 
 
 def refuse(place: str, name: str) -> None:

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
@@ -72,7 +72,9 @@ def run(
     return results
   # Fresh processes: a fork of one that has threads (jax, absl) can hang.
   pool = concurrent.futures.ProcessPoolExecutor(
-    processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_process
+    processes,
+    mp_context=multiprocessing.get_context("spawn"),
+    initializer=_begin_process,
   )
   try:
     pending = [pool.submit(work, job) for job in jobs]
@@ -108,35 +110,29 @@ def _exit(number: int, frame: object) -> NoReturn:
   raise SystemExit(128 + number)
 
 
-PARENT = "TPUGRAPHS_PARENT"  # environment variable: number of the process that started this one
+PARENT = "TPUGRAPHS_PARENT"  # environment variable: id of the process that started this one
 
 
-def end_with_parent() -> None:
-  """Asks this process to end, by SIGTERM, once the process that started it has ended.
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+  """Sends this process a signal once the process that started it has ended.
 
-  The parent may have ended before this call. It can state its number in the variable `PARENT`.
+  A parent that may end before this call states its id in the variable `PARENT`.
   """
-  parent = int(os.environ.get(PARENT) or os.getppid())
+  parent = int(os.environ.pop(PARENT, os.getppid()))
 
   def watch() -> None:
     while os.getppid() == parent:
       time.sleep(_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), number)
 
   threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _begin_process() -> None:
-  """Leaves Ctrl-C to the process that started this one, and ends with it however it ends."""
+  """Leaves Ctrl-C to the process that started this one, and ends with it."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGTERM, _exit)
-  parent = multiprocessing.parent_process()
-
-  def watch() -> None:
-    parent.join()
-    os._exit(1)
-
-  threading.Thread(target=watch, name="parent", daemon=True).start()
+  end_with_parent()
 
 
 def run_on_beam(
@@ -178,31 +174,30 @@ class Interrupted(BaseException):
 
 
 class StopSignals:
-  """Turns SIGTERM and Ctrl-C into a request to stop; a second one ends the process at once.
+  """Turns SIGTERM and Ctrl-C into a request to stop; a second one ends the process.
 
-  The second one works wherever the process waits (compilation, a device, a disk), and saves
-  nothing: the newest checkpoint is what the run goes on from.
+  The second one saves nothing: the newest checkpoint is what the run goes on from. A call into a
+  library, such as a compilation, returns first.
   """
 
   def __init__(self):
     self.received: int | None = None
     self._may_interrupt = False
-    self._open = contextlib.ExitStack()
+    self._handlers: dict[int, Any] = {}
 
   def __enter__(self) -> StopSignals:
     if threading.current_thread() is threading.main_thread():
-      self._open.enter_context(_second_signal_ends())
-      for number in _STOP_SIGNALS:
-        self._open.callback(signal.signal, number, signal.signal(number, self._receive))
+      self._handlers = {number: signal.signal(number, self._receive) for number in _STOP_SIGNALS}
     return self
 
   def __exit__(self, *error: object) -> None:
-    self._open.close()
+    for number, handler in self._handlers.items():
+      signal.signal(number, handler)
 
   def _receive(self, number: int, frame: FrameType | None) -> None:
     del frame
-    if self.received is not None:
-      return
+    for each in _STOP_SIGNALS:
+      signal.signal(each, signal.SIG_DFL)
     self.received = number
     if self._may_interrupt:
       raise Interrupted
@@ -222,32 +217,3 @@ class StopSignals:
       yield
     finally:
       self._may_interrupt = False
-
-
-@contextlib.contextmanager
-def _second_signal_ends() -> Iterator[None]:
-  """A thread that ends the process at the second signal.
-
-  Handlers written in Python wait until the main thread is back from what it has called;
-  the interpreter writes the number of a signal into this pipe at once.
-  """
-  numbers, written = os.pipe()
-  os.set_blocking(written, False)
-  previous = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-  watcher = threading.Thread(target=_end_at_second, args=(numbers,), name="stop", daemon=True)
-  watcher.start()
-  try:
-    yield
-  finally:
-    signal.set_wakeup_fd(previous)
-    os.close(written)  # which ends the thread
-    watcher.join()
-    os.close(numbers)
-
-
-def _end_at_second(numbers: int) -> None:
-  seen = 0
-  while received := os.read(numbers, 1):
-    seen += received[0] in _STOP_SIGNALS
-    if seen == 2:
-      os._exit(128 + received[0])

@@ -3,7 +3,7 @@
 Such a file cannot make this package run code, open other files or fill the memory:
 
 * No module is imported because a file names it, see `check_imported`.
-* Compiled programs are read from a folder that only this user can name, see `own_folder`.
+* Compiled programs are kept in the cache of this user, not in a working folder.
 * Paths in a file are neither read nor written: `config` clears them, and `inside` refuses
   names that leave their folder.
 * An array that is larger than the available memory is not read, see `data.npz`.
@@ -17,7 +17,6 @@ import json
 import os
 from pathlib import Path, PurePosixPath
 import re
-import secrets
 import sys
 from typing import Any
 
@@ -220,24 +219,3 @@ def inside(folder: Path, name: str) -> Path:
   if not parts or ".." in parts or name.startswith(("/", "~")) or "\\" in name or "\0" in name:
     raise ValueError(f"the file name {name!r} leads outside its folder: nothing was written there")
   return folder.joinpath(*parts)
-
-
-def own_folder(folder: Path, secret: Path) -> Path:
-  """A subfolder for files that only this user can have written, such as compiled programs.
-
-  Its name is a secret. The sender of a working folder does not know the name, and cannot put
-  programs where this user's runs look for them.
-
-  Args:
-    folder: any folder.
-    secret: the user's file with the name, made where it is missing. Where it cannot be made,
-      every process takes a name of its own.
-  """
-  name = secrets.token_hex(16)
-  with contextlib.suppress(OSError):
-    secret.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-      with open(secret, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        file.write(name)
-    name = secret.read_text() or name
-  return folder / name

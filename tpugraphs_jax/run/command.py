@@ -88,7 +88,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "compilation_cache",
     None,
-    "Folder for compiled programs, which runs may share (default: compilation_cache in --workdir).",
+    "Folder for compiled programs, which runs may share (default: in the cache of the user).",
   )
   flags.DEFINE_string("coordinator_address", None, "host:port of process 0 of several.")
   flags.DEFINE_integer("num_processes", None, "Number of processes.")

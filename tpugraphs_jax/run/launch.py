@@ -43,12 +43,7 @@ def _run(values: flags.FlagValues) -> None:
   """Trains, evaluates and ranks, by `--mode`."""
   _check_flags(values)
   _start(values)
-  parallel.use_compilation_cache(
-    values.compilation_cache
-    or trust.own_folder(
-      files.local_of(values.workdir) / "compilation_cache", files.cache() / "secret"
-    )
-  )
+  parallel.use_compilation_cache(values.compilation_cache or files.cache() / "compiled")
   # When one process fails, all stop: none waits for it.
   with (
     parallel.stop_together(),

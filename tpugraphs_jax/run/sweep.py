@@ -233,8 +233,8 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
       )
   kind = schema.kind_of(config)
   start = (
-    "import sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import jobs; "
-    f"tasks.end_with_parent(); sys.argv[0] = 'run_{kind}.py'; run.{kind}()"
+    "import signal, sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import tasks; "
+    f"tasks.end_with_parent(signal.SIGTERM); sys.argv[0] = 'run_{kind}.py'; run.{kind}()"
   )
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
   return [

@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 import dataclasses
 import errno
-import functools
 import json
 import logging
 import math
 import os
 from pathlib import Path
 import shutil
-import sys
 from typing import Any, TypeVar
 
 import jax
@@ -37,7 +35,6 @@ _CHECKSUM = "state_sha256"  # a field of the notes
 _TRASH = "superseded"  # folder of checkpoints that are being removed
 _PREFIX = "save"  # folders are save_0, save_1, ...
 _FIELDS = "step", "config", "data", "progress", "value", "files", _CHECKSUM  # of the notes
-_LOOP_CLOSED = "Event loop is closed"
 _DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 
 Result = TypeVar("Result")
@@ -334,26 +331,11 @@ class _OrbaxFilter(logging.Filter):
 
 
 def _quiet_orbax() -> None:
-  """Drops the messages of Orbax, dozens of lines per checkpoint.
-
-  When several writes of a checkpoint fail, the first error is raised and closes the event loop.
-  Errors that threads of TensorStore report afterwards are dropped too.
-  """
+  """Drops the messages of Orbax, dozens of lines per checkpoint."""
   for name in ("absl", "asyncio"):
     logger = logging.getLogger(name)
     if not any(isinstance(item, _OrbaxFilter) for item in logger.filters):
       logger.addFilter(_OrbaxFilter())
-  previous = sys.unraisablehook
-  if getattr(previous, "__name__", "") != _drop_late.__name__:
-    sys.unraisablehook = functools.wraps(_drop_late)(functools.partial(_drop_late, previous))
-
-
-def _drop_late(
-  previous: Callable[[sys.UnraisableHookArgs], object], error: sys.UnraisableHookArgs
-) -> None:
-  """Passes an unraisable error to the previous hook, except that of a closed event loop."""
-  if not (error.exc_type is RuntimeError and str(error.exc_value) == _LOOP_CLOSED):
-    previous(error)
 
 
 def _reason(error: BaseException) -> str:

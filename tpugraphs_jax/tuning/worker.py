@@ -21,7 +21,7 @@ import jax
 
 import tpugraphs_jax
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.infra import files, trust
+from tpugraphs_jax.infra import files, tasks, trust
 from tpugraphs_jax.tuning import draw, labels, programs
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.journal import Journal
@@ -47,7 +47,6 @@ class LabelJob:
   seed: int
   operands: bool = False  # whether the orders of operands are chosen too
   timeout: float = 3600.0  # seconds without a label after which a worker is ended
-  parent: int = 0  # id of the process that waits for the results
 
   npz = property(lambda job: job.file("npz", ".npz"))
   sidecar = property(lambda job: job.file("npz", ".json"))
@@ -162,8 +161,6 @@ def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
 
   def functions() -> Iterator[tuple[int, Callable[..., Any]]]:
     for number, numbers in candidates.items():
-      if os.getppid() != work.job.parent:
-        raise SystemExit(1)  # the process that waits for the results was killed
       work.journal.start(number)
       yield number, work.problem.apply(numbers)
 
@@ -243,6 +240,7 @@ def _sha256(program: programs.Program) -> str:
 
 def main(argv: list[str]) -> int:
   """Labels one program, described as JSON in the first argument; returns the exit code."""
+  tasks.end_with_parent()
   try:
     collect(LabelJob(**json.loads(argv[0])))
   except (ValueError, OSError) as error:

@@ -101,9 +101,11 @@ def collect(job: LabelJob) -> list[str]:
 def _run_worker(job: LabelJob) -> int | None:
   """The exit status of a worker; None: it labelled nothing for too long and was ended."""
   job.log.parent.mkdir(parents=True, exist_ok=True)
-  command = json.dumps(dataclasses.asdict(dataclasses.replace(job, parent=os.getpid())))
+  command = json.dumps(dataclasses.asdict(job))
   is_measured = job.label == labels.Measured.name
-  environment = os.environ | ({} if is_measured else {"JAX_PLATFORMS": "cpu"})
+  environment = os.environ | {tasks.PARENT: str(os.getpid())}
+  if not is_measured:
+    environment["JAX_PLATFORMS"] = "cpu"
   with open(job.log, "ab") as log:
     worker = subprocess.Popen(
       [sys.executable, "-m", "tpugraphs_jax.tuning.worker", command],
