@@ -64,25 +64,22 @@ def measure(config, workdir: Path) -> dict[str, float]:
   train_graphs = job_lib.trainable(job, data.load(config.data_root, "train"))
   job.fit(train_graphs)
   valid = job.prepare(job_lib.evaluable(data.load(config.data_root, "valid")))
-  graphs, params = job.prepare(train_graphs), None
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
-  for stage in ranker.family.stages(config.train.epochs, config.optimizer):
-    folder = workdir / stage.folder
-    family, graphs = stage.begin(params, graphs, folder)
-    begun, _ = training.begin(
-      config,
-      family,
-      graphs,
-      data.targets,
-      epochs=stage.epochs,
-      optimizer=stage.optimizer,
-      folder=folder,
-      params=params,
-    )
+
+  def train(family, graphs, folder, **options):
+    stage, _ = training.begin(config, family, graphs, data.targets, folder=folder, **options)
     evaluations.append(_Evaluation(family.scorer(), compilations))
-    result = training.train_stage(job, begun, evaluations[-1], valid, folder, resume=False)
-    params = result.state.eval_params
+    return training.train_stage(job, stage, evaluations[-1], valid, folder, resume=False)
+
+  family = ranker.family
+  result = train(family, job.prepare(train_graphs), workdir, epochs=config.train.epochs)
+  finetune = config.segments.finetune if "segments" in config else {}
+  if finetune.get("epochs"):
+    params, folder = result.state.eval_params, workdir / "head"
+    head, sums = family.head_stage(params, job.prepare(train_graphs), folder)
+    rate = finetune.learning_rate
+    result = train(head, sums, folder, epochs=finetune.epochs, params=params, learning_rate=rate)
   seconds = (
     time.perf_counter()
     - started

@@ -20,10 +20,15 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.rankers.segments import batches as segments
+from tpugraphs_jax.rankers.segments.family import Segments
+from tpugraphs_jax.rankers.tables.family import TablesFamily
+from tpugraphs_jax.rankers.tile import LateJoin
 from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train import training
 
 STEPS = ("train", "score")
+# Methods of networks that are scored in two parts.
+_ENCODERS = {TablesFamily: "tables", Segments: "segment_readout", LateJoin: "pooled"}
 _KERNEL_NODES = 40
 _PRODUCT = re.compile(
   r"stablehlo\.(?:dot_general|convolution).*?precision(?:_config)? = \[([^\]]*)\]"
@@ -86,12 +91,12 @@ def _step(
   batch = training.first_batch(config, family, plan)
   params = jax.eval_shape(family.network.init, jax.random.key(0), batch)["params"]
   if step == "score":
-    mapped = network_step(family.network, method=family.encodes, devices=devices)
-    return mapped, [params, batch.fresh if family.sown else batch]
-  if family.sown:
+    mapped = network_step(family.network, method=_ENCODERS.get(type(family)), devices=devices)
+    return mapped, [params, batch.fresh if isinstance(family, Segments) else batch]
+  if isinstance(family, Segments):
     batch = _with_stale(ranker, params, batch, graphs[0])
   optimizer = family.optimizer(state_lib.create_optimizer(total_steps=1000, **config.optimizer))
-  mapped = training.make_step(config, family.network, optimizer, sown=family.sown, devices=devices)
+  mapped = training.make_step(config, family.network, optimizer, devices=devices)
   state = jax.eval_shape(
     lambda: state_lib.TrainState.create(
       jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer

@@ -110,7 +110,6 @@ def in_segments(config: ConfigDict, *, finetune_epochs: int = 0, **fields: Any) 
   config.segments = schema.defaults("segments").segments
   config.segments.update(fields)
   config.segments.finetune.epochs = finetune_epochs
-  config.segments.finetune.optimizer.update(layout().optimizer.to_dict() | {"learning_rate": 2e-3})
   config.batch.drop_remainder = True
   config.eval.graphs = 4  # segments per device and scoring call
 

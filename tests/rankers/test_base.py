@@ -155,7 +155,9 @@ def test_equal_configurations_are_scored_once_unless_a_network_compares_them(net
     asked.extend(ids.tolist() for ids in config_ids)
     return [np.zeros(len(ids), np.float32) for ids in config_ids]
 
-  (found,) = family.scorer_of(scores)(None, [graph], [np.zeros(9, np.int64)], permutations=1)
+  (found,) = families.scorer_of(family, scores)(
+    None, [graph], [np.zeros(9, np.int64)], permutations=1
+  )
   assert asked == expected and found.shape == (9,)
 
 

@@ -230,7 +230,7 @@ def test_scores_of_a_network_that_compares_configurations_are_means_over_orders(
     values = [numbers[ids] for numbers, ids in zip(made, config_ids)]
     return [np.array([np.mean(v[i - i % 3 : i + 1]) for i in range(len(v))]) for v in values]
 
-  scorer, ids = family.scorer_of(scores), [np.array([4, 0, 0, 7, 2, 3]), np.array([0, 1])]
+  scorer, ids = families.scorer_of(family, scores), [np.array([4, 0, 0, 7, 2, 3]), np.array([0, 1])]
   found = scorer(None, graphs, ids)
   assert len(calls) == orders and calls[0] == [chosen.tolist() for chosen in ids]
   for number, chosen in enumerate(ids):
@@ -263,7 +263,7 @@ def test_scores_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
       np.array([np.mean(ids[i - i % 3 : i + 1]) for i in range(len(ids))]) for ids in config_ids
     ]
 
-  scorer = family.scorer_of(scores)
+  scorer = families.scorer_of(family, scores)
   together = dict(zip("abc", scorer(None, graphs)))
   for chosen in (graphs[1:], graphs[::-1], graphs[2:]):
     for graph, found in zip(chosen, scorer(None, chosen)):

@@ -36,3 +36,9 @@ def of_config(kind: str, variant: str = "ci", **changes: Any) -> base.Family:
   family = rankers.create(parts.config_of(kind, variant, **changes).to_dict())
   family.config_transform = IDENTITY
   return family
+
+
+def scorer_of(family, scores):
+  """The scorer of a family whose method `scores` is the given function."""
+  family.scores = scores
+  return family.scorer()

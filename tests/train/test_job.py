@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 
+import families
 import numpy as np
 import parts as parts_lib
 import pytest
@@ -164,10 +165,11 @@ def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_p
 
 def made_up(family, made):
   """A scorer that returns the scores `made`, by graph name."""
-  return family.scorer_of(
+  return families.scorer_of(
+    family,
     lambda params, graphs, config_ids, *, progress=False: [
       np.asarray(made[g.name], np.float32)[ids] for g, ids in zip(graphs, config_ids)
-    ]
+    ],
   )
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import logging
-import types
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from small_net import ARGS, network
 import tpugraphs_jax
 from tpugraphs_jax import hlo
 from tpugraphs_jax.rankers import orders
+from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.tuning import labels, layouts, measure, tune
 from tpugraphs_jax.tuning import problem as problems
 
@@ -40,7 +40,7 @@ class Oracle:
 
   def __init__(self, problem, cost, *, tables=False):
     self.problem, self.cost, self.asked = problem, cost, []
-    self.family = types.SimpleNamespace(can_propose=tables)
+    self.family = TablesFamily.__new__(TablesFamily) if tables else None
     self.about = {"labels": {"label": "measured", "platform": "cpu"}}
 
   def scores(self, graphs):

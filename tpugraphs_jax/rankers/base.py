@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import inspect
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from flax import linen as nn
 import jax
@@ -34,6 +34,7 @@ from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slat
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, draw_slates, Sampler
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.nn.linear import keep_rows_short
 from tpugraphs_jax.options import check_value, limits_of, option, Registry
@@ -241,24 +242,6 @@ def create_network(kind: str, name: str, **options: Any) -> Network:
   return network
 
 
-class Stage(NamedTuple):
-  """One run of the training loop.
-
-  Attributes:
-    begin: `(params, graphs, folder) -> (family, graphs)`: the family to train and its prepared
-      training graphs. Arguments are parameters and graphs of the stage before; the first stage
-      gets None and the prepared training graphs of the run.
-    epochs: most epochs.
-    optimizer: options of `train.state.create_optimizer`.
-    folder: for files of the stage, relative to the working folder.
-  """
-
-  begin: Callable[[Any, Sequence[Any], Path], tuple[Family, Sequence[Any]]]
-  epochs: int
-  optimizer: Mapping[str, Any]
-  folder: str = ""
-
-
 class Family:
   """Base of ranker families: graphs to batches, batches to scores.
 
@@ -270,18 +253,10 @@ class Family:
   Attributes:
     network, settings: the arguments.
     config_transform: transform of configurations; set when transforms are fitted or loaded.
-    sown: flax collections that the network sows in training, for the steps of `training`.
-    can_propose: the family implements `charges` and `cheapest`, which explain scores and propose
-      configurations; see `rankers.tables.family.TablesFamily`.
-    encodes: the method of the network that `encoder` runs; None = its scores.
 
   Raises:
     ValueError: fields of the config that the network cannot work with.
   """
-
-  sown: tuple[str, ...] = ()
-  can_propose = False
-  encodes: str | None = None
 
   def __init__(self, network: nn.Module, settings: Settings, unscaled: Sequence[str] = ()):
     self.network, self.settings, self.unscaled = network, settings, unscaled
@@ -328,9 +303,9 @@ class Family:
     """A padded batch of at most `graphs` slates of `draw`, `configs` configurations each."""
     raise NotImplementedError
 
-  def align(self, batches: Sequence[Any]) -> Sequence[Any]:
-    """Gives batches of several devices one structure; most families return them unchanged."""
-    return batches
+  def stack(self, batches: Sequence[Any]) -> Any:
+    """Batches of the local devices as one, with a leading device axis."""
+    return parallel.stack_for_devices(batches)
 
   # Training.
 
@@ -362,15 +337,6 @@ class Family:
     norms = self.network.max_norms
     return keep_rows_short(optimizer, norms) if norms else optimizer
 
-  def stages(self, epochs: int, optimizer: Mapping[str, Any]) -> tuple[Stage, ...]:
-    """The stages of training; most families have one.
-
-    Args:
-      epochs: of the first stage.
-      optimizer: of the first stage.
-    """
-    return (Stage(lambda params, graphs, folder: (self, graphs), epochs, optimizer),)
-
   # Scores.
 
   @functools.cached_property
@@ -399,33 +365,10 @@ class Family:
     """
     return self.encoder.run(params, graphs, config_ids, progress=progress)
 
-  def charges(
-    self, params: optax.Params, program: Any, config: int, *, against: int | None = None
-  ) -> list[Any]:
-    """The costs that add up to the score of a configuration; see `TablesFamily.charges`."""
-    raise NotImplementedError
-
-  def cheapest(
-    self,
-    params: optax.Params,
-    program: Any,
-    n: int,
-    *,
-    near: int | None = None,
-    score: Callable[[np.ndarray], np.ndarray],
-    **options: Any,
-  ) -> Any:
-    """The configurations with the lowest predicted cost; see `TablesFamily.cheapest`."""
-    raise NotImplementedError
-
   def scorer(self) -> Scorer:
     """Scores prepared graphs with any parameters of the network."""
-    return self.scorer_of(self.scores)
-
-  def scorer_of(self, scores: Callable[..., Sequence[np.ndarray]]) -> Scorer:
-    """A scorer with another function than the method `scores`."""
     return Scorer(
-      scores,
+      self.scores,
       self.settings.eval,
       seed=self.settings.seed,
       compares_configs=self.network.compares_configs,

@@ -36,6 +36,7 @@ from tpugraphs_jax.rankers import explain as explaining
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.base import Settings
 from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.rankers.tables.family import TablesFamily
 
 if TYPE_CHECKING:
   from tpugraphs_jax.rankers.ensemble import Ensemble
@@ -260,11 +261,12 @@ class Ranker:
     self.check(graph)
     graph = self._seen(graph)
     explaining.check_numbers(graph, config, against)
-    if self.family.can_propose:
-      rows = self.family.charges(self.params, self.prepare(graph), config, against=against)
-    else:
-      rows = explaining.exchanges(lambda one: self.scores([one])[0], graph, config, against=against)
-    return explaining.Explanation(rows, graph, config, against)
+    if isinstance(self.family, TablesFamily):
+      charges = self.family.charges(self.params, self.prepare(graph), config, against=against)
+      return explaining.Explanation(charges, graph, config, against)
+    score = lambda one: self.scores([one])[0]
+    exchanges = explaining.exchanges(score, graph, config, against=against)
+    return explaining.Explanation(exchanges, graph, config, against)
 
   def propose(
     self, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
@@ -285,7 +287,7 @@ class Ranker:
       ValueError: the ranker has no score table, n is below 1, or the graph has no such number.
     """
     graph = self._seen(graph)
-    if not self.family.can_propose:
+    if not isinstance(self.family, TablesFamily):
       raise ValueError(
         f"model {self.settings.model} has no score table: train a model with score "
         "tables (variant tables of configs/layout.py)"

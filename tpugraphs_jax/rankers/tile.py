@@ -57,13 +57,12 @@ class LateJoin(base.Kernels):
   """
 
   chunk = 8192
-  encodes = "pooled"
 
   @functools.cached_property
   def encoder(self) -> Encoder:
     """The readout `[F]` of every kernel."""
     return Encoder(
-      network_step(self.network, method=self.encodes),
+      network_step(self.network, method="pooled"),
       self.assemble,
       graphs=self.settings.eval.graphs,
       configs=0,

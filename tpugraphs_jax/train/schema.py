@@ -27,17 +27,7 @@ _SEARCHES = ("random", "default")  # of the released layout collections
 _COMMAND_FIELDS = ("data_root",)  # set by the command
 
 
-class FinetuneOptimizer(state.Optimizer):
-  """The optimizer of the second stage."""
-
-  section = "segments.finetune.optimizer"
-
-
-_SEGMENTS = {
-  "segments": SegmentOptions,
-  "segments.finetune": FinetuneOptions,
-  FinetuneOptimizer.section: FinetuneOptimizer,
-}
+_SEGMENTS = {"segments": SegmentOptions, "segments.finetune": FinetuneOptions}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,7 @@ class TrainState(flax.struct.PyTreeNode):
   step: jax.Array  # [] int32, training steps taken
   params: optax.Params  # float32
   opt_state: optax.OptState
-  extra: Any = ()  # collections that the model sows, see `make_train_step`
+  extra: Any = ()  # readouts that the model sows, see `make_train_step`
 
   @classmethod
   def create(cls, params: optax.Params, optimizer: optax.GradientTransformation) -> TrainState:
@@ -434,11 +434,11 @@ def make_train_step(
   *,
   seed: int = 0,
   config_chunk: int = 0,
-  collections: Sequence[str] = (),
   devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
 
+  The state returns what the model sows as `readout`, see `rankers.segments.family`.
   The seed is an argument of the compiled program, so that a compilation cache serves all seeds.
 
   Args:
@@ -447,16 +447,13 @@ def make_train_step(
     options: losses and penalties.
     seed: of all random numbers; their keys also depend on the step.
     config_chunk: configurations that pass through the model at a time; 0 = all.
-    collections: further variables that the model sows, returned as `state.extra`.
     devices: to compile for; all devices of the run unless given.
   """
   losses = options.weighted
 
   def loss_fn(params, perturbations, batch, key):
     variables = {"params": params, "perturbations": perturbations}
-    flags: dict[str, Any] = dict(
-      train=True, mutable=["activity", *collections], rngs={"dropout": key}
-    )
+    flags: dict[str, Any] = dict(train=True, mutable=["activity", "readout"], rngs={"dropout": key})
     chunked = functools.partial(apply_in_chunks, model, config_chunk=config_chunk)
     scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **flags)
     totals, counts = losses_lib.loss_sums(
@@ -474,7 +471,7 @@ def make_train_step(
       1, parallel.DEVICES
     ) + options.activity_l2 * mean_activity(sown.get("activity", {}))
     metrics = {"loss": ranking + penalty, "ranking_loss": ranking}
-    return ranking + penalty, (metrics, {name: sown[name] for name in collections})
+    return ranking + penalty, (metrics, sown.get("readout", ()))
 
   def train_step(key_data, state: TrainState, batch):
     key = jax.random.fold_in(jax.random.wrap_key_data(key_data), state.step)
@@ -484,8 +481,7 @@ def make_train_step(
     grads, metrics = jax.lax.psum((grads, metrics), parallel.DEVICES)
     metrics["grad_norm"] = optax.tree.norm(grads)
     norms = keras_norms(grads, lookup_grads)
-    changes = {"extra": extra} if collections else {}
-    return state.apply_gradients(grads, optimizer, norms=norms, **changes), metrics
+    return state.apply_gradients(grads, optimizer, norms=norms, extra=extra), metrics
 
   mapped = parallel.pmap(train_step, donate_argnums=1, in_axes=(None, 0, 0), devices=devices)
   return functools.partial(mapped, np.asarray(jax.random.key_data(jax.random.key(seed))))

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 from pathlib import Path
 import time
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from flax import linen as nn
 import jax
@@ -44,10 +45,14 @@ from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers import ranker as ranker_lib
 from tpugraphs_jax.rankers.base import Family
 from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, Segments
 from tpugraphs_jax.train import evaluation, log, loop, results
 from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train.job import Job
+
+if TYPE_CHECKING:
+  import grain
 
 # Training targets: `(configs, ids [n] int64) -> [n] float32`.
 Targets = Callable[[TileConfigs | LayoutConfigs, np.ndarray], np.ndarray]
@@ -131,40 +136,28 @@ def check_machine(config: ml_collections.ConfigDict) -> None:
 def _train_stages(
   job: Job, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path, *, resume: bool
 ) -> loop.TrainResult:
-  """Runs the stages of training, each with the parameters of the stage before."""
-  config, params, result = job.config, None, None
-  stages = job.ranker.family.stages(config.train.epochs, config.optimizer)
-  for stage in stages:
-    folder = workdir / stage.folder
-    if params is not None:
-      console.say(f"the first stage is done: next, the {stage.folder} alone")
-    family, graphs = stage.begin(params, graphs, folder)
-    training, _ = begin(
-      config,
-      family,
-      graphs,
-      job.data.targets,
-      epochs=stage.epochs,
-      optimizer=stage.optimizer,
-      folder=folder,
-      params=params,
-    )
-    if params is None:
-      results.begin_summary(config, workdir, job.data.collection)
-      if parallel.is_primary():
-        console.say(results.banner(job, training, graphs, valid, workdir))
-    result = train_stage(
-      job,
-      training,
-      family.scorer(),
-      valid,
-      folder,
-      resume=resume,
-      files=job_lib.digests(workdir),
-      on_best=_model_writer(job, workdir) if stage is stages[-1] else None,
-    )
-    params = result.state.eval_params
-  return result
+  """Trains the network, then, with `segments.finetune.epochs`, the head alone (+F)."""
+  config, family, targets = job.config, job.ranker.family, job.data.targets
+  finetune = config.get("segments", {}).get("finetune", {})
+  head_epochs = finetune.get("epochs", 0)
+  stage, _ = begin(config, family, graphs, targets, epochs=config.train.epochs, folder=workdir)
+  results.begin_summary(config, workdir, job.data.collection)
+  if parallel.is_primary():
+    console.say(results.banner(job, stage, graphs, valid, workdir))
+  train = functools.partial(
+    train_stage, job, valid=valid, resume=resume, files=job_lib.digests(workdir)
+  )
+  write = _model_writer(job, workdir)
+  if not head_epochs:
+    return train(stage, family.scorer(), folder=workdir, on_best=write)
+  params = train(stage, family.scorer(), folder=workdir).state.eval_params
+  console.say(f"the first stage is done: next, the {HEAD_FOLDER} alone")
+  assert isinstance(family, Segments)
+  folder = workdir / HEAD_FOLDER
+  head, sums = family.head_stage(params, graphs, folder)
+  options = dict(params=params, learning_rate=finetune.learning_rate)
+  stage, _ = begin(config, head, sums, targets, epochs=head_epochs, folder=folder, **options)
+  return train(stage, head.scorer(), folder=folder, on_best=write)
 
 
 def train_stage(
@@ -284,9 +277,9 @@ def begin(
   targets: Targets,
   *,
   epochs: int,
-  optimizer: Mapping[str, Any],
   folder: Path,
   params: optax.Params | None = None,
+  **optimizer: Any,
 ) -> tuple[loop.Training, BatchPlan]:
   """State, step and batches of a stage, and the plan of its batches.
 
@@ -296,52 +289,35 @@ def begin(
     graphs: prepared training graphs.
     targets: training targets, `(configs, ids [n] int64) -> [n] float32`.
     epochs: most epochs.
-    optimizer: options of `state.create_optimizer`.
     folder: for files of the family.
     params: first parameters; initialised from the seed unless given.
+    **optimizer: options that differ from `config.optimizer`.
 
   Raises:
     ValueError: graphs that the family cannot train on.
   """
   family.check_graphs(graphs)
   plan = plan_of(config, family, graphs, targets, epochs=epochs)
-  batch = first_batch(config, family, plan)
+  first = first_batch(config, family, plan)
   if params is None:
-    params = init_params(family.network, batch, seed=config.seed)
-  steps = epochs * plan.steps_per_epoch
-  transformation = family.optimizer(state_lib.create_optimizer(total_steps=steps, **optimizer))
-  train_step, batches = family.training(
-    make_step(config, family.network, transformation, sown=family.sown),
-    training_batches(
-      _source(config, family, plan, steps=steps), threads=config.data.loader_threads
-    ),
-    params=params,
-    batch=batch,
-    graphs=graphs,
-    workdir=folder,
+    params = init_params(family.network, first, seed=config.seed)
+  steps, options = epochs * plan.steps_per_epoch, {**config.optimizer, **optimizer}
+  transformation = family.optimizer(state_lib.create_optimizer(total_steps=steps, **options))
+  step = make_step(config, family.network, transformation)
+  batches = load_batches(config, family, plan, steps=steps)
+  step, batches = family.training(
+    step, batches, params=params, batch=first, graphs=graphs, workdir=folder
   )
-  return loop.Training(
-    state_lib.TrainState.create(params, transformation),
-    train_step,
-    batches,
-    epochs,
-    plan.steps_per_epoch,
-    state_lib.learning_rates(total_steps=steps, **optimizer),
-  ), plan
+  state = state_lib.TrainState.create(params, transformation)
+  rates = state_lib.learning_rates(total_steps=steps, **options)
+  return loop.Training(state, step, batches, epochs, plan.steps_per_epoch, rates), plan
 
 
 def first_stage(job: Job, graphs: Sequence[Any], folder: Path) -> tuple[loop.Training, BatchPlan]:
   """`begin` for the first stage of a job."""
   config, family = job.config, job.ranker.family
-  return begin(
-    config,
-    family,
-    graphs,
-    job.data.targets,
-    epochs=config.train.epochs,
-    optimizer=config.optimizer,
-    folder=folder,
-  )
+  epochs = config.train.epochs
+  return begin(config, family, graphs, job.data.targets, epochs=epochs, folder=folder)
 
 
 def plan_of(
@@ -381,16 +357,17 @@ def first_batch(config: ml_collections.ConfigDict, family: Family, plan: BatchPl
   )
 
 
-def _source(
+def load_batches(
   config: ml_collections.ConfigDict, family: Family, plan: BatchPlan, *, steps: int
-) -> Batches:
-  """The part of this process in the batches of `steps` steps."""
-  first = parallel.process_index() * parallel.local_device_count()
-  assemble = lambda slates, budget: family.assemble(
-    slates, budget, graphs=plan.slates_per_device, configs=config.batch.configs
+) -> grain.DatasetIterator:
+  """The part of this process in the batches of `steps` steps, with a leading device axis."""
+  local = parallel.local_device_count()
+  first = parallel.process_index() * local
+  assemble = functools.partial(
+    family.assemble, graphs=plan.slates_per_device, configs=config.batch.configs
   )
-  stack = lambda batches: parallel.stack_for_devices(family.align(batches))
-  return Batches(plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
+  batches = Batches(plan, steps, range(first, first + local), assemble, family.stack)
+  return training_batches(batches, threads=config.data.loader_threads)
 
 
 def init_params(network: nn.Module, batch: Any, *, seed: int) -> optax.Params:
@@ -406,7 +383,6 @@ def make_step(
   network: nn.Module,
   optimizer: optax.GradientTransformation,
   *,
-  sown: Sequence[str] = (),
   devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[state_lib.TrainState, Any], tuple[state_lib.TrainState, dict[str, jax.Array]]]:
   """The mapped training step of a network, with metrics `[devices]`.
@@ -415,7 +391,6 @@ def make_step(
     config: `loss`, `seed` and `batch.config_chunk` are read.
     network: maps a batch to scores `[G, C]`.
     optimizer: updates the parameters.
-    sown: collections of variables that the step also returns.
     devices: to compile for; all devices of the run unless given.
   """
   return state_lib.make_train_step(
@@ -424,6 +399,5 @@ def make_step(
     losses.LossOptions.of(config.loss),
     seed=config.seed,
     config_chunk=config.batch.config_chunk,
-    collections=sown,
     devices=devices,
   )

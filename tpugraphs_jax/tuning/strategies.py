@@ -27,6 +27,7 @@ from scipy import stats
 
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers import orders
+from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.tuning import prior as prior_lib
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.prior import Prior
@@ -199,7 +200,7 @@ def model(pool: Pool, ranker: Any) -> Way:
   """
   proposed, choices = [], pool.choices
   family = getattr(ranker, "family", None)  # an ensemble has none
-  if pool.is_open and family is not None and family.can_propose:
+  if pool.is_open and isinstance(family, TablesFamily):
     proposed = pool.numbers_of(ranker.propose(pool.graph(choices), _PROPOSALS, near=0).graph)
     choices = list(dict.fromkeys([*choices, *proposed]))
   (scores,) = ranker.scores([pool.graph(choices)])

@@ -20,7 +20,6 @@ from tpugraphs_jax.rankers.segments import batches as batching
 from tpugraphs_jax.rankers.segments import family as family_lib
 from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.batches import Stale
-from tpugraphs_jax.rankers.segments.family import READOUT_COLLECTION
 from tpugraphs_jax.train import state as state_lib
 
 CONFIGS = 4
@@ -44,7 +43,7 @@ def training_scores(model, params, batch):
     {"params": params},
     batch,
     train=True,
-    mutable=[READOUT_COLLECTION],
+    mutable=["readout"],
     rngs={"dropout": jax.random.key(0)},
   )[0]
   return np.asarray(apply(batch))
@@ -163,7 +162,7 @@ def test_scores_do_not_depend_on_chunks_or_on_other_graphs():
 
 def steps_of(model):
   """The step on fresh segments alone, and the step that recomputes the others."""
-  step = state_lib.make_train_step(model, OPTIMIZER, LOSS, collections=(READOUT_COLLECTION,))
+  step = state_lib.make_train_step(model, OPTIMIZER, LOSS)
   return step, family_lib.with_recomputed(step, model, width=cases.WIDTH)
 
 

@@ -159,7 +159,7 @@ def test_segments_are_the_default_of_graphsage_alone():
     (dict(keep_unit="node"), "keep_unit"),
     (dict(history_dtype="int8"), "history_dtype"),
     (dict(readout="scalar", finetune=dict(epochs=2)), "finetune.epochs"),
-    (dict(finetune=dict(optimizer=dict(name="adam"))), "segments.finetune"),
+    (dict(finetune=dict(learning_rate=0.0)), "learning_rate"),
   ],
 )
 def test_impossible_options_are_refused(options, complaint):

@@ -249,13 +249,13 @@ def test_a_step_reads_its_own_entries_and_writes_the_fresh_ones(case, monkeypatc
           {"params": case.params},
           batch,
           train=True,
-          mutable=[family_lib.READOUT_COLLECTION],
+          mutable=["readout"],
           rngs={"dropout": jax.random.key(0)},
         )
       )
     )(batch)
     found["scores"] = np.asarray(scores)[0, 0]
-    return train_state.replace(extra=extra), {}
+    return train_state.replace(extra=extra["readout"]), {}
 
   family_lib.with_history(step, table, keys)(
     state.TrainState(0, case.params, ()),

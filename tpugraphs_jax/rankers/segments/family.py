@@ -37,7 +37,7 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.options import option, Options
-from tpugraphs_jax.rankers.base import Family, Programs, Stage
+from tpugraphs_jax.rankers.base import Family, Programs
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.segments import batches as segment_batches
 from tpugraphs_jax.rankers.segments import history
@@ -54,7 +54,6 @@ from tpugraphs_jax.rankers.segments.batches import (
 READOUTS = ("embedding", "scalar")
 AGGREGATIONS = ("mean", "sum")
 KEEP_UNITS = ("segment", "entry")
-READOUT_COLLECTION = "readout"
 _HISTORY_FOLDER = "history"
 HEAD_FOLDER = "head"  # of the stage of the head, relative to the working folder
 _MODEL_FIELDS = ("readout", "aggregation", "keep", "keep_unit")
@@ -111,6 +110,9 @@ class FinetuneOptions(Options):
   section = "segments.finetune"
   epochs: int = option(0, "epochs of the head alone, after train.epochs; 0 = none", least=0)
   configs: int = option(0, "configurations per graph for the head; 0 = all", least=0)
+  learning_rate: float = option(
+    2e-3, "learning rate of the head; other options are those of `optimizer`", above=0
+  )
 
 
 class SegmentModel(Precise):
@@ -148,7 +150,7 @@ class SegmentModel(Precise):
     nn.share_scope(self, self.model)
 
   def __call__(self, batch: SegmentBatch | HeadBatch, *, train: bool = False) -> jax.Array:
-    """Scores; training on segments sows readouts as `READOUT_COLLECTION`."""
+    """Scores; training on segments sows readouts."""
     if isinstance(batch, HeadBatch):
       return self.head(jnp.asarray(batch.total), batch.segments)
     graphs, fresh = batch.fresh_id.shape
@@ -156,7 +158,7 @@ class SegmentModel(Precise):
     values = values.reshape(graphs, fresh, *values.shape[1:])
     total = values.sum(axis=1)
     if train:
-      self.sow(READOUT_COLLECTION, "fresh", jax.lax.stop_gradient(values))
+      self.sow("readout", "fresh", jax.lax.stop_gradient(values))
       weight, others = self.others(batch)
       total = weight[..., None] * total + others
     return self.head(total, batch.segments)
@@ -217,8 +219,6 @@ class Segments(Family):
   """
 
   network: SegmentModel
-  sown = (READOUT_COLLECTION,)
-  encodes = "segment_readout"
 
   def __init__(self, programs: Programs):
     self.programs = programs
@@ -314,7 +314,9 @@ class Segments(Family):
       with_others=self.options.recompute,
     )
 
-  align = staticmethod(segment_batches.align)
+  def stack(self, batches: Sequence[SegmentBatch]) -> SegmentBatch:
+    """Batches of the local devices as one; see `batches.align`."""
+    return super().stack(segment_batches.align(batches))
 
   # Training.
 
@@ -342,27 +344,17 @@ class Segments(Family):
     snapshots = history.Snapshots(folder, keys, table)
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 
-  def stages(self, epochs: int, optimizer: Mapping[str, Any]) -> tuple[Stage, ...]:
-    """Training, then, with `segments.finetune.epochs`, training of the head (+F)."""
-    finetune = self.settings.segments.get("finetune", {})
-    options = FinetuneOptions.of(finetune)
-    first = super().stages(epochs, optimizer)
-    if not options.epochs:
-      return first
-    return (
-      *first,
-      Stage(
-        functools.partial(self._begin_head, options.configs),
-        options.epochs,
-        finetune["optimizer"],
-        HEAD_FOLDER,
-      ),
-    )
+  def head_stage(
+    self, params: optax.Params, graphs: Sequence[SegmentedGraph], folder: Path
+  ) -> tuple[Head, list[HeadGraph]]:
+    """The family of the head (+F), and its training graphs: sums of readouts.
 
-  def _begin_head(
-    self, count: int, params: optax.Params, graphs: Sequence[SegmentedGraph], folder: Path
-  ) -> tuple[Family, Sequence[HeadGraph]]:
-    """The family of the head, and sums of readouts of `count` configurations per graph."""
+    Args:
+      params: of the trained network.
+      graphs: prepared training graphs.
+      folder: for the sums.
+    """
+    count = FinetuneOptions.of(self.settings.segments["finetune"]).configs
     rng = np.random.default_rng(self.settings.seed)
     ids = [selection.some_configs(len(graph.configs), count, rng) for graph in graphs]
     return Head(self), refresh(self, params, graphs, ids, folder)
@@ -374,7 +366,7 @@ class Segments(Family):
     """Sums of readouts `[n, P]` over all segments of a program."""
     options = self.settings.eval
     return Encoder(
-      network_step(self.network, method=self.encodes),
+      network_step(self.network, method="segment_readout"),
       self.programs.assemble,
       graphs=options.graphs,
       configs=options.configs,
@@ -419,7 +411,7 @@ def without_others(step: Callable) -> Callable:
   """Training without other segments: eta = J / S.
 
   Args:
-    step: mapped training step with `READOUT_COLLECTION` in `state.extra`.
+    step: mapped training step with the readouts in `state.extra`.
   """
 
   def train_step(state, batch):
@@ -441,7 +433,7 @@ def with_history(step: Callable, table: history.History, keys: history.Keys) -> 
   def train_step(state, batch):
     others, fresh = keys.rows(batch)
     state, metrics = step(state, batch._replace(stale=table.read(others)))
-    (values,) = state.extra[READOUT_COLLECTION]["fresh"]
+    (values,) = state.extra["fresh"]
     table.write(fresh, values)
     return state.replace(extra=()), metrics
 

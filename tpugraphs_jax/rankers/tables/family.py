@@ -44,9 +44,6 @@ class TablesFamily(Family):
     choice_features: `(graph, node [U], row [U]) -> [U, F]`.
   """
 
-  can_propose = True
-  encodes = "tables"
-
   def check(self) -> None:
     super().check()
     is_segmented = self.settings.task == "segments"
@@ -90,7 +87,7 @@ class TablesFamily(Family):
     """Computes the padded tables of a program."""
 
     def tables(params, batch):
-      tables = self.network.apply({"params": params}, batch, method=self.encodes)
+      tables = self.network.apply({"params": params}, batch, method="tables")
       return jax.tree.map(lambda table: table[None], tables)  # a batch has one program
 
     return Encoder(parallel.pmap(tables, local=True), self.assemble, graphs=1, configs=0)
