@@ -31,6 +31,9 @@ import sys
 from typing import Any, ClassVar, Self, TypeVar
 
 _LIMITS = "limits"  # key of the metadata of a field
+# Largest values. A file's config is checked by them before anything is built from it.
+MOST = 2**20  # of an integer option that declares no bound of its own
+MOST_LAYERS = 256  # of an option that counts layers, rounds or heads, which are built one by one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,29 +79,35 @@ class Limits:
 
   @property
   def expected(self) -> str:
-    """The bounds of a number in words."""
+    """The bounds of a number in words; empty if it has none."""
     bounds = [
       (self.least, "at least"),
       (self.above, "above"),
       (self.most, "at most"),
       (self.below, "below"),
     ]
-    return " and ".join(f"{words} {bound:g}" for bound, words in bounds if math.isfinite(bound))
+    return " and ".join(f"{words} {bound}" for bound, words in bounds if math.isfinite(bound))
 
   def holds(self, value: float) -> bool:
-    """Whether a number is within the bounds; NaN never is."""
-    return self.least <= value <= self.most and self.above < value < self.below
+    """Whether a number is finite and within the bounds."""
+    is_finite = abs(value) <= sys.float_info.max
+    return is_finite and self.least <= value <= self.most and self.above < value < self.below
 
 
-def option(default: Any, help: str, **limits: Any) -> Any:
+def option(default: Any, help: str, *, kw_only: bool = False, **limits: Any) -> Any:
   """A field of a dataclass or flax module, with help and limits.
 
   Args:
     default: value unless a config sets the field; its type is the type of the field.
     help: one line.
-    **limits: fields of `Limits`.
+    kw_only: the field is no positional argument, so that subclasses may have fields without a
+      default.
+    **limits: fields of `Limits`; an integer is at most `MOST` unless they bound it.
   """
-  return dataclasses.field(default=default, metadata={_LIMITS: Limits(help, **limits)})
+  if type(default) is int:
+    limits = {"most": MOST} | limits
+  metadata = {_LIMITS: Limits(help, **limits)}
+  return dataclasses.field(default=default, metadata=metadata, kw_only=kw_only)
 
 
 def limits_of(cls: type) -> dict[str, tuple[Any, Limits]]:
@@ -124,12 +133,22 @@ def check_value(name: str, value: Any, default: Any, limits: Limits) -> None:
   value = tuple(value) if isinstance(value, list) else value
   if limits.choices and value not in limits.choices:
     raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(str, limits.choices))}")
-  if isinstance(value, (int, float)) and not (math.isfinite(value) and limits.holds(value)):
+  if isinstance(value, (int, float)) and not limits.holds(value):
     raise ValueError(f"{name} is {value}, expected {limits.expected or 'a finite number'}")
+  if isinstance(value, tuple):
+    _check_entries(name, value)
   if limits.entries and (unknown := [one for one in value if one not in limits.entries]):
     raise ValueError(
       f"{name} has {unknown[0]!r}, expected some of {', '.join(map(str, limits.entries))}"
     )
+
+
+def _check_entries(name: str, value: tuple[Any, ...]) -> None:
+  if len(value) > MOST_LAYERS:
+    raise ValueError(f"{name} has {len(value)} entries, expected at most {MOST_LAYERS}")
+  for entry in value:
+    if isinstance(entry, (int, float)) and not abs(entry) <= MOST:
+      raise ValueError(f"{name} has {entry}, expected numbers of at most {MOST}")
 
 
 _KINDS = {

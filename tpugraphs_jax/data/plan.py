@@ -46,7 +46,7 @@ class BatchOptions(Options):
 
   section = "batch"
   graphs: int = option(8, "graphs per step, over all devices", least=1)
-  configs: int = option(16, "configurations per graph and step", least=2)
+  configs: int = option(16, "configurations per graph and step", least=2, most=2**16)
   min_configs: int = option(
     2, "fewest configurations of a graph in training and statistics", least=2
   )
@@ -66,7 +66,7 @@ class BatchOptions(Options):
     one_of=TARGETS,
   )
   config_chunk: int = option(
-    0, "configurations in the model at a time, to save memory; 0 = all", least=0
+    0, "configurations in the model at a time, to save memory; 0 = all", least=0, most=2**16
   )
   slates_per_epoch: int = option(0, "length of an epoch; 0 = one slate of each graph", least=0)
   drop_remainder: bool = option(True, "leave out the last slates of an epoch if they fill no batch")
@@ -81,7 +81,7 @@ class LoadingOptions(Options):
 
   section = "data"
   loader_threads: int = option(
-    1, "threads that prepare batches; 0 = the training loop prepares them", least=0
+    1, "threads that prepare batches; 0 = the training loop prepares them", least=0, most=256
   )
 
 

@@ -44,7 +44,7 @@ class Reduction(VirtualNodes):
     "none = whole graph, or config_neighborhood = nodes near a configurable node",
     one_of=REDUCTIONS,
   )
-  reduction_hops: int = option(5, "largest distance from a configurable node", least=1)
+  reduction_hops: int = option(5, "largest distance from a configurable node", least=1, most=256)
   reduction_direction: str = option("both", "direction of the distance", one_of=DIRECTIONS)
   reduction_induced: str = option(
     "node",

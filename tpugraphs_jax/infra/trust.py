@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 from pathlib import Path, PurePosixPath
-import re
 import sys
 from typing import Any
 
@@ -31,38 +30,14 @@ _FORMULA = "=+-@"  # begin a formula in a cell of a spreadsheet
 NUMBER = (int, float)
 COUNT = range(1 << 62)
 SCALAR = (str, bool, int, float, type(None))
-_MOST = 1 << 20  # of a number in a config that counts something; no field has more
-_LAYERS = 256
-# What a ranker reads of a config: types, ranges of integers, [of lists], {of objects}.
-_CONFIG = {
-  "task": {"tile", "layout", "segments"},
-  "extensions": [str],
-  "seed": COUNT,
-  "data": {
-    "source": str,
-    "search": str,
-    "features": [str],
-    "feature_transform": str,
-    "config_transform": str,
-    "pad_value": range(-1, 1),
-    "virtual_node": str,
-    "neighbour_slots": range(-1, 1 << 16),
-    "cluster_nodes": range(1, 1 << 30),
-    "reduction_hops": range(1, _LAYERS),
-  },
-  "eval": {
-    "configs": range(2, 1 << 16),
-    "graphs": range(1, 1 << 10),
-    "permutations": range(1, 1 << 10),
-  },
-  "batch": {"configs": range(2, 1 << 16), "config_chunk": range(1 << 16)},
-  "model": {"name": str},
-}
-_COUNTS = re.compile(r"num_\w+|\w*(layers|steps|hops|heads|rounds)")
 
 
 class Record(dict):
   """A schema of objects that have every name; see `check`."""
+
+
+# What every config has.
+_CONFIG = Record(task=str, extensions=[str], data={}, model={"name": str})
 
 
 @contextlib.contextmanager
@@ -149,18 +124,13 @@ def _expect(is_right: bool, value: object, expected: str, name: str) -> None:
 def config(values: Any) -> dict[str, Any]:
   """The config in a file: its fields with tuples for lists, without places.
 
+  `options.Options` checks the values of its fields.
+
   Raises:
     ValueError: it is no config of this package.
   """
   check(values, _CONFIG, "config")
-  missing = [name for name in ("task", "data", "model", "extensions") if name not in values]
-  if missing:
-    raise ValueError(f"its config has no field {missing[0]}")
   fields = _plain(values, "config")
-  for field, value in fields["model"].items():
-    if isinstance(value, int) and not isinstance(value, bool):
-      most = _LAYERS if _COUNTS.fullmatch(field) else _MOST
-      check(value, range(-most, most + 1), f"model.{field}")
   for section, names in _PLACES.items():
     if section in fields:
       fields[section] |= {name: "" for name in names if name in fields[section]}

@@ -35,18 +35,30 @@ from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, draw_slates, Sampler
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.nn.layers import Precise
+from tpugraphs_jax.nn.layers import Precise, PRECISIONS
 from tpugraphs_jax.nn.linear import keep_rows_short
-from tpugraphs_jax.options import check_value, limits_of, option, Registry
+from tpugraphs_jax.options import check_value, Limits, limits_of, MOST, option, Options, Registry
 from tpugraphs_jax.rankers.scorer import Encoder, EvalOptions, network_step, Scorer
 
 # Sections of a config that rankers read.
+
+TASKS = ("tile", "layout", "segments")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions(Options):
+  """Fields of a config outside of sections."""
+
+  task: str = option("layout", "what is ranked, and how it is trained", one_of=TASKS)
+  seed: int = option(0, "seed of parameters, batches and samples", least=0, most=2**62 - 1)
+  extensions: tuple[str, ...] = option((), "modules of your own that register models, losses, ...")
+  profile_steps: str = option("", "FIRST:LAST writes a trace of these steps")
 
 
 @dataclasses.dataclass(frozen=True)
 class _DataOptions(features.FeatureOptions, plan.LoadingOptions, datasets.CollectionOptions):
   neighbour_slots: int = option(
-    -1, "width of neighbour tables; 0 = sorted segment sum; -1 = by platform", least=-1
+    -1, "width of neighbour tables; 0 = sorted segment sum; -1 = by platform", least=-1, most=2**16
   )
 
 
@@ -67,7 +79,6 @@ class LayoutEvalOptions(EvalOptions, selection.JudgedOptions):
   """The section `eval` for whole programs."""
 
 
-TASKS = ("tile", "layout", "segments")
 DATA: dict[str, type[TileDataOptions] | type[LayoutDataOptions]] = {
   "tile": TileDataOptions,
   "layout": LayoutDataOptions,
@@ -107,10 +118,11 @@ class Settings:
     Raises:
       ValueError: an impossible value, with the name of its field.
     """
-    task = config["task"]
+    fields = RunOptions.of(config)
+    task = fields.task
     return cls(
       task=task,
-      seed=config["seed"],
+      seed=fields.seed,
       data=DATA[task].of(config["data"]),
       batch=plan.BatchOptions.of(config["batch"]),
       eval=EVAL[task].of(config["eval"]),
@@ -144,7 +156,7 @@ class Network(Precise):
     max_norms: largest length of rows of embedding tables, by the path of a table in the parameters.
     distinct: width of the trailing block of node features that the token encoder of a network of
       kernels reads. Nodes of a kernel with equal values there share its result.
-    precision: of matrix products, see `nn.layers`; an option of most networks.
+    precision: of matrix products, see `nn.layers.Precise`.
     opcodes: rows of the embedding table, for opcodes 0 to `opcodes` - 1.
   """
 
@@ -153,9 +165,12 @@ class Network(Precise):
   max_norms: ClassVar[Mapping[tuple[str, ...], float]] = {}
   distinct = 0
   opcodes = OPCODES
+  precision: str = option(
+    "highest", "precision of matrix products", kw_only=True, one_of=PRECISIONS
+  )
 
   def __post_init__(self):
-    for name, (default, limits) in limits_of(type(self)).items():
+    for name, (default, limits) in limits_of_network(type(self)).items():
       check_value(f"model.{name}", getattr(self, name), default, limits)
     super().__post_init__()
 
@@ -207,6 +222,18 @@ def options_of(build: Callable[..., Any]) -> dict[str, Any]:
     for name, parameter in inspect.signature(build).parameters.items()
     if name not in {"parent", "name", *fixed}
   }
+
+
+def limits_of_network(build: Callable[..., Any]) -> dict[str, tuple[Any, Limits]]:
+  """Default and limits of the options of a registered network, by name.
+
+  An option that is not declared by `options.option` has a value of any type, and a number is at
+  most `options.MOST`.
+  """
+  maker = build.func if isinstance(build, functools.partial) else build
+  declared = limits_of(maker) if inspect.isclass(maker) else {}
+  plain = None, Limits("an option of the network, without a description", most=MOST)
+  return {name: declared.get(name, plain) for name in options_of(build)}
 
 
 def create_network(kind: str, name: str, **options: Any) -> Network:

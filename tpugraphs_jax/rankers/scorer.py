@@ -268,12 +268,13 @@ class EvalOptions(Options):
   """Batches of scoring."""
 
   section = "eval"
-  graphs: int = option(1, "graphs per device and scoring call", least=1)
-  configs: int = option(100, "configurations per graph and scoring call", least=2)
+  graphs: int = option(1, "graphs per device and scoring call", least=1, most=2**10)
+  configs: int = option(100, "configurations per graph and scoring call", least=2, most=2**16)
   permutations: int = option(
     1,
     "random orders of configurations to average over, for models that compare configurations",
     least=1,
+    most=2**10,
   )
 
 

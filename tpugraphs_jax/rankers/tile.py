@@ -38,9 +38,8 @@ from tpugraphs_jax.nn.layers import (
   leaky_relu,
   MLP,
   OpcodeEmbedding,
-  PRECISIONS,
 )
-from tpugraphs_jax.options import option
+from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 
@@ -127,7 +126,6 @@ class _TileModel(base.Network):
     "dtype of the layers before the readout; the readout and the head are float32",
     one_of=DTYPES,
   )
-  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   @property
   def family(self):
@@ -205,7 +203,7 @@ class SAGE(_TileModel):
   """`x <- l2_normalize(leaky_relu(Dense(concat(B x, x))))`; B sums over undirected edges."""
 
   early_join: bool = option(True, "join configurations to nodes, not to readouts")
-  num_gnns: int = option(3, "rounds of message passing", least=1)
+  num_gnns: int = option(3, "rounds of message passing", least=1, most=MOST_LAYERS)
 
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
@@ -245,7 +243,7 @@ class ResGCN(_TileModel):
 
   op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
   early_join: bool = option(True, "join configurations to nodes, not to readouts")
-  num_gnns: int = option(3, "rounds of message passing", least=1)
+  num_gnns: int = option(3, "rounds of message passing", least=1, most=MOST_LAYERS)
   directed: bool = option(False, "separate layers for users, operands and the node itself")
 
   def setup(self):
@@ -301,7 +299,7 @@ class PooledMLP(_TileModel):
   """No message passing: an MLP on pooled node features, pooled embeddings and the configuration."""
 
   op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
-  num_layers: int = option(2, "layers of the head before its last", least=1)
+  num_layers: int = option(2, "layers of the head before its last", least=1, most=MOST_LAYERS)
   early_join = False
 
   def __post_init__(self):

@@ -7,9 +7,6 @@ the options of its network.
 from __future__ import annotations
 
 from collections.abc import Mapping
-import dataclasses
-import functools
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from ml_collections import ConfigDict
 
 from tpugraphs_jax import datasets, losses, options
 from tpugraphs_jax.data import plan
-from tpugraphs_jax.options import Limits, option, Options
+from tpugraphs_jax.options import Limits, Options
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments.family import FinetuneOptions, SegmentOptions
 from tpugraphs_jax.train import log, loop, state
@@ -30,16 +27,6 @@ _COMMAND_FIELDS = ("data_root",)  # set by the command
 _SEGMENTS = {"segments": SegmentOptions, "segments.finetune": FinetuneOptions}
 
 
-@dataclasses.dataclass(frozen=True)
-class RunOptions(Options):
-  """Fields of a config outside of sections."""
-
-  task: str = option("layout", "what is ranked, and how it is trained", one_of=base.TASKS)
-  seed: int = option(0, "seed of parameters, batches and samples", least=0)
-  extensions: tuple[str, ...] = option((), "modules of your own that register models, losses, ...")
-  profile_steps: str = option("", "FIRST:LAST writes a trace of these steps")
-
-
 def sections(task: str) -> dict[str, type[Options]]:
   """The class of each section by name, subsections such as `segments.finetune` included.
 
@@ -47,7 +34,7 @@ def sections(task: str) -> dict[str, type[Options]]:
     task: `tile`, `layout` or `segments`.
   """
   return {
-    "": RunOptions,
+    "": base.RunOptions,
     "data": base.DATA[task],
     "batch": plan.BatchOptions,
     "loss": losses.LossOptions,
@@ -94,10 +81,8 @@ def limits(config: ConfigDict) -> dict[str, Limits]:
   models = base.MODELS[kind_of(config)]
   result["model.name"] = Limits("network", one_of=tuple(models))
   if config.model.get("name") in models:
-    build = models[config.model.name]
-    build = build.func if isinstance(build, functools.partial) else build
-    if inspect.isclass(build):
-      result |= {f"model.{name}": each for name, (_, each) in options.limits_of(build).items()}
+    network = base.limits_of_network(models[config.model.name])
+    result |= {f"model.{name}": each for name, (_, each) in network.items()}
   return result
 
 

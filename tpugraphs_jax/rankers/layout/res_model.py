@@ -40,11 +40,10 @@ from tpugraphs_jax.nn.layers import (
   JoinedDense,
   leaky_relu,
   OpcodeEmbedding,
-  PRECISIONS,
 )
 from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import neighbours, Nodes, Slates
-from tpugraphs_jax.options import option
+from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base, scorer
 
 # The network sees a sampled block of nodes: never, always, in training.
@@ -111,7 +110,7 @@ class ResModel(base.Network):
 
   op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
   hidden_dim: int = option(32, "width of node features", least=1)
-  num_gnns: int = option(2, "rounds of message passing", least=1)
+  num_gnns: int = option(2, "rounds of message passing", least=1, most=MOST_LAYERS)
   adj_normalization: str = option(
     "sym",
     "sym: one sum over both directions; asym: a mean and a kernel for each direction",
@@ -131,7 +130,6 @@ class ResModel(base.Network):
   dtype: str = option(
     "float32", "dtype of the computation; sums over neighbours and nodes are float32", one_of=DTYPES
   )
-  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   @property
   def family(self):

@@ -24,10 +24,10 @@ from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS
 from tpugraphs_jax.nn.conv import sage
-from tpugraphs_jax.nn.layers import Dense, DTYPES, OpcodeEmbedding, PRECISIONS
+from tpugraphs_jax.nn.layers import Dense, DTYPES, OpcodeEmbedding
 from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import Nodes, Slates
-from tpugraphs_jax.options import option
+from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 
 
@@ -40,7 +40,7 @@ class SAGE(base.Network):
     4, "width of the embedding of each of the 18 layout values", least=1
   )
   hidden_dim: int = option(128, "width of node features", least=1)
-  num_gnns: int = option(3, "rounds of message passing", least=1)
+  num_gnns: int = option(3, "rounds of message passing", least=1, most=MOST_LAYERS)
   pooling: Sequence[str] = option(
     ("mean", "config_mean", "config_max"),
     "readouts, concatenated; config_ = over configurable nodes",
@@ -50,7 +50,6 @@ class SAGE(base.Network):
   dtype: str = option(
     "float32", "dtype of the computation; sums over neighbours and nodes are float32", one_of=DTYPES
   )
-  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   embeds_integers = True
 

@@ -48,7 +48,7 @@ from tpugraphs_jax.nn.conv import Sage
 from tpugraphs_jax.nn.dropout import drop_edges
 from tpugraphs_jax.nn.linear import Embedding, Layouts, Tiles, uniform
 from tpugraphs_jax.nn.nodes import Nodes, Slates
-from tpugraphs_jax.options import option
+from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -208,7 +208,7 @@ class Fifth(System):
   width: int = option(
     384, "width of the first linear layer and of each round; a direction has half", least=1
   )
-  num_layers: int = option(3, "SAGE rounds", least=1)
+  num_layers: int = option(3, "SAGE rounds", least=1, most=MOST_LAYERS)
   drop_edge: float = option(
     0.15, "largest share of edges that a training step drops", least=0, below=1
   )
@@ -259,8 +259,10 @@ class FifthTile(Fifth):
   """The 5th place on tiles."""
 
   token_width: int = option(256, "width of the transformer over tokens", least=1)
-  token_layers: int = option(2, "number of layers of the transformer", least=1)
-  token_heads: int = option(2, "number of attention heads of the transformer", least=1)
+  token_layers: int = option(2, "number of layers of the transformer", least=1, most=MOST_LAYERS)
+  token_heads: int = option(
+    2, "number of attention heads of the transformer", least=1, most=MOST_LAYERS
+  )
 
   reads = ("fifth_columns", "fifth_tokens")
   distinct = TOKENS

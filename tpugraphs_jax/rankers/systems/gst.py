@@ -37,7 +37,7 @@ from tpugraphs_jax.nn.dropout import Dropout
 from tpugraphs_jax.nn.layers import l2_normalize
 from tpugraphs_jax.nn.linear import Layouts, Opcodes
 from tpugraphs_jax.nn.nodes import Slates
-from tpugraphs_jax.options import option
+from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -61,7 +61,7 @@ class Gst(System):
   op_embed_dim: int = option(128, "width of the opcode vector", least=1)
   map_width: int = option(128, "width of the first linear layer", least=1)
   width: int = option(256, "width of all later layers", least=1)
-  rounds: int = option(3, "number of SAGE rounds", least=1)
+  rounds: int = option(3, "number of SAGE rounds", least=1, most=MOST_LAYERS)
   activate_rounds: bool = option(False, "PReLU after each round (7th place)")
   gain: float = option(100.0, "initial factors of opcode and configuration")
   dropout: float = option(0.1, "dropout rate after the second linear layer", least=0, below=1)

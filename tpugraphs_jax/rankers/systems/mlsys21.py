@@ -35,7 +35,7 @@ from tpugraphs_jax.nn.conv import Gatv2, Sage
 from tpugraphs_jax.nn.layers import OpcodeEmbedding
 from tpugraphs_jax.nn.linear import Tiles
 from tpugraphs_jax.nn.nodes import Nodes, Slates
-from tpugraphs_jax.options import option
+from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -143,10 +143,12 @@ class MLSys21(System):
 
   op_embed_dim: int = option(64, "width of the opcode vector", least=1)
   width: int = option(64, "width of every layer", least=1)
-  rounds: int = option(3, "number of rounds along edges", least=1)
+  rounds: int = option(3, "number of rounds along edges", least=1, most=MOST_LAYERS)
   convolution: str = option("sage", "convolution along edges; attention is GATv2", one_of=ROUNDS)
   reduction: str = option("columns", "reduction over nodes", one_of=REDUCTIONS)
-  heads: int = option(4, "attention heads, along edges and in the transformer", least=1)
+  heads: int = option(
+    4, "attention heads, along edges and in the transformer", least=1, most=MOST_LAYERS
+  )
 
   def __post_init__(self):
     super().__post_init__()

@@ -49,7 +49,7 @@ from tpugraphs_jax.nn.layers import gelu, l2_normalize
 from tpugraphs_jax.nn.linear import Layouts, Opcodes
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.nn.norms import instance_norm, slate_norm
-from tpugraphs_jax.options import option
+from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -71,7 +71,7 @@ class Sixth(System):
     "width of layers on nodes and of the head's first layer; its second layer has half",
     least=1,
   )
-  layers: int = option(4, "number of convolutions", least=1)
+  layers: int = option(4, "number of convolutions", least=1, most=MOST_LAYERS)
   dropout: float = option(0.2, "dropout rate after the first block", least=0, below=1)
 
   compares_configs = True

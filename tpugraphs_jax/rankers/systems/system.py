@@ -7,7 +7,7 @@ import functools
 
 import jax
 
-from tpugraphs_jax.nn.layers import DTYPES, PRECISIONS
+from tpugraphs_jax.nn.layers import DTYPES
 from tpugraphs_jax.nn.linear import Linear
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
@@ -23,7 +23,6 @@ class System(base.Network):
   dtype: str = option(
     "float32", "dtype of the computation; sums over nodes and the head are float32", one_of=DTYPES
   )
-  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   @property
   def linear(self) -> Callable[..., Linear]:

@@ -31,7 +31,7 @@ from tpugraphs_jax.nn.attention import KernelAttention, NodeAttention, Transform
 from tpugraphs_jax.nn.conv import Appnp, Sage
 from tpugraphs_jax.nn.linear import Layouts, Opcodes
 from tpugraphs_jax.nn.nodes import combine, Nodes, Slates
-from tpugraphs_jax.options import option
+from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -68,10 +68,10 @@ class TenthLayout(Tenth):
 
   op_embed_dim: int = option(64, "width of the opcode vector", least=1)
   width: int = option(256, "width of nodes", least=1)
-  blocks: int = option(12, "number of blocks", least=1)
+  blocks: int = option(12, "number of blocks", least=1, most=MOST_LAYERS)
   attention: str = option("linear", "kernel of the attention", one_of=tuple(KERNELS))
-  heads: int = option(4, "number of heads of the attention", least=1)
-  steps: int = option(4, "number of steps of propagation in a block", least=1)
+  heads: int = option(4, "number of heads of the attention", least=1, most=MOST_LAYERS)
+  steps: int = option(4, "number of steps of propagation in a block", least=1, most=MOST_LAYERS)
   gated: bool = option(False, "residual connections are learned gates instead of sums")
   mlp_widths: Sequence[int] = option(
     (256, 256), "widths of the layers on configurable nodes with their configurations"
@@ -122,11 +122,15 @@ class TenthTile(Tenth):
 
   op_embed_dim: int = option(64, "width of the opcode vector", least=1)
   width: int = option(128, "width of nodes", least=1)
-  blocks: int = option(8, "number of blocks on nodes", least=1)
-  attention_blocks: int = option(2, "number of last blocks with attention between nodes", least=1)
-  heads: int = option(4, "number of heads of each attention", least=1)
+  blocks: int = option(8, "number of blocks on nodes", least=1, most=MOST_LAYERS)
+  attention_blocks: int = option(
+    2, "number of last blocks with attention between nodes", least=1, most=MOST_LAYERS
+  )
+  heads: int = option(4, "number of heads of each attention", least=1, most=MOST_LAYERS)
   mlp_widths: Sequence[int] = option((128, 128), "widths of the layers on tiles")
-  cross_blocks: int = option(4, "number of blocks in which tiles attend to nodes", least=1)
+  cross_blocks: int = option(
+    4, "number of blocks in which tiles attend to nodes", least=1, most=MOST_LAYERS
+  )
 
   @nn.compact
   def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:

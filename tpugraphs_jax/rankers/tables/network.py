@@ -42,8 +42,8 @@ from tpugraphs_jax.nn.aggregation import (
   USERS,
 )
 from tpugraphs_jax.nn.dropout import SlateDropout
-from tpugraphs_jax.nn.layers import Dense, DTYPES, PRECISIONS
-from tpugraphs_jax.options import option
+from tpugraphs_jax.nn.layers import Dense, DTYPES
+from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables.batches import TableBatch
@@ -133,7 +133,7 @@ class ScoreTables(base.Network):
 
   op_embed_dim: int = option(16, "width of the opcode embedding", least=1)
   hidden_dim: int = option(32, "width of node, choice and pair states", least=1)
-  num_gnns: int = option(4, "rounds of message passing", least=1)
+  num_gnns: int = option(4, "rounds of message passing", least=1, most=MOST_LAYERS)
   pairs: str = option(
     "low_rank",
     "costs of pairs of choices: none, or sums of `rank` products of a factor per choice and a "
@@ -145,7 +145,9 @@ class ScoreTables(base.Network):
     True, "costs have a part that is proportional to the bytes of the tensors"
   )
   rank: int = option(8, "number of factors per direction", least=1)
-  heads: int = option(1, "number of tables on the same states; their costs are added", least=1)
+  heads: int = option(
+    1, "number of tables on the same states; their costs are added", least=1, most=MOST_LAYERS
+  )
   dropout: float = option(0.0, "dropout rate on node, choice and pair states", least=0, below=1)
   dtype: str = option(
     "float32", "dtype of the computation; sums over neighbours and costs are float32", one_of=DTYPES
@@ -159,7 +161,6 @@ class ScoreTables(base.Network):
   tile_padding: bool = option(
     True, "features of nodes and choices: padding to the 8 x 128 tiles of a TPU"
   )
-  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   # A cost depends on the mean node state of the program and on the bytes of all groups.
   sees_whole_graph = True

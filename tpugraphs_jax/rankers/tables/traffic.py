@@ -20,7 +20,7 @@ from tpugraphs_jax.columns import MAX_RANK, NODE, opcode_ids
 from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn.dropout import SlateDropout
-from tpugraphs_jax.nn.layers import Dense, DTYPES, PRECISIONS
+from tpugraphs_jax.nn.layers import Dense, DTYPES
 from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import node_pairs
@@ -191,7 +191,6 @@ class TrafficTables(base.Network):
   hidden_dim: int = option(16, "width of the hidden layer that predicts the factor", least=1)
   dropout: float = option(0.3, "dropout rate on the hidden layer", least=0, below=1)
   dtype: str = option("float32", "dtype of the computation; costs are float32", one_of=DTYPES)
-  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   sees_whole_graph = True  # costs are relative to the bytes of the whole program
   embeds_integers = True
