@@ -39,7 +39,7 @@ def train(variant: str, epochs: int, seed: int, data_root: str, folder: Path) ->
     ("xla-default", variant),
     data_root,
     folder,
-    "--mode=train",
+    "--do=train",
     f"--config.train.epochs={epochs}",
     f"--config.seed={seed}",
     f"--config.data.store_dir={folder.parent / 'store'}",
@@ -48,7 +48,7 @@ def train(variant: str, epochs: int, seed: int, data_root: str, folder: Path) ->
     [
       sys.executable,
       "run_layout.py",
-      "--mode=evaluate",
+      "--do=evaluate",
       "--noreport",
       f"--data_root={data_root}",
       f"--workdir={folder}",

@@ -69,7 +69,7 @@ def measure(config: Any, data_root: str, folder: Path) -> dict[str, float]:
   """Taus on both programs, and CPU seconds of training and of ranking."""
   config.data_root, config.data.store_dir = data_root, str(folder.parent / "store")
   started = time.process_time()
-  training.run(config, folder, mode="train")
+  training.run(config, folder, do=["train"])
   trained = time.process_time()
   graphs = judged(data_root)
   scores = ranker_lib.Ranker.load(folder).scores(graphs)

@@ -83,7 +83,7 @@ def train(
     (collection, variant),
     data_root,
     workdir,
-    "--mode=train",
+    "--do=train",
     *flags,
     f"--config.seed={seed}",
     f"--compilation_cache={workdir.parent / 'compilation_cache'}",

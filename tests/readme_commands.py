@@ -75,7 +75,7 @@ def small(command: str, out: Path) -> str:
     command += f" --data_root={DATA}"
   if command.startswith("python run_") and "--workdir=out/tile" not in command:
     command += " --noreport"  # a page takes longer than most runs here
-    if "--mode" not in command and "train.epochs" not in command:
+    if "--do" not in command and "train.epochs" not in command:
       command += " --config.train.epochs=1"
   command = command.replace("--scale medium", "--scale tiny").replace(*_OWN_MODULE)
   command = re.sub(r"(?<=[ =])(?=submission.csv)", f"{out}/", command)

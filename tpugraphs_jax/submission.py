@@ -10,7 +10,7 @@ tile graph the best five at least, for a layout graph all of them.
   python -m tpugraphs_jax.submission score valid.csv --data_root ~/data/tpugraphs/npz
 
 The released test graphs have no labels: `score` takes rankings of the validation split
-(`--mode=predict --split=valid`).
+(`--do=predict --split=valid`).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def small(line, data_root):
     return arguments
   script = commands.ROOT / f"run_{command.removeprefix('tpugraphs-')}.py"
   default, flags = _SMALL[command]
-  if "--mode=evaluate" not in arguments:
+  if "--do=evaluate" not in arguments:
     if not any(argument.startswith("--config=") for argument in arguments):
       arguments.insert(0, f"--config={default}")
     arguments += [

@@ -37,7 +37,7 @@ def test_the_page_names_a_winner_and_a_command_that_trains_it(tmp_path):
   assert re.search("Not counted: .*min_configs", text)
   command = re.search("<pre>(.*?)</pre>", text, re.S)[1].replace("\\\n", " ")
   script, *flags = shlex.split(command)[1:]
-  ended = run(script, *flags, f"--workdir={tmp_path / 'winner'}", "--mode=train", "--noreport")
+  ended = run(script, *flags, f"--workdir={tmp_path / 'winner'}", "--do=train", "--noreport")
   assert ended.code == 0, ended.err[-3000:]
   log = (tmp_path / "winner" / "summary.json").read_text()
   assert re.search(r'"step": 3\b', log)

@@ -252,9 +252,9 @@ def test_a_run_lives_in_a_bucket(bucket, data_root):
   )
   place = f"{bucket}/runs/tile"
   with files.working_folder(place) as folder:
-    training.run(config, folder, mode="train")
+    training.run(config, folder, do=["train"])
   with files.working_folder(place) as folder:  # another machine goes on
-    training.run(config, folder, mode="predict")
+    training.run(config, folder, do=["predict"])
   assert {"model.npz", "results.csv", "summary.json", "config.json"} <= names(place)
   assert json.loads(text(f"{place}/summary.json"))["training"]["step"] == 2
   graph = npz.read_tile(npz.split_files(data_root, "tile:xla", "test")[0])

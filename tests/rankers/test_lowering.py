@@ -78,5 +78,5 @@ def test_all_mapped_functions_of_a_run_lower_for_every_platform(
       **changes,
     },
   )
-  training.run(config, tmp_path / "run", mode="train")
+  training.run(config, tmp_path / "run", do=["train"])
   assert len(lowered) >= 2 and set(lowered) == {PLATFORMS}

@@ -1,11 +1,14 @@
 """Configs by file, by variant and by flag, and how they are printed."""
 
+import json
 from pathlib import Path
 
 from flax import traverse_util
+import numpy as np
 import parts
 import pytest
 
+from tpugraphs_jax import options
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import schema
 
@@ -77,7 +80,7 @@ def test_fields_in_a_message_become_flags_and_nothing_else_does(message, expecte
       "ci",
       [
         "--config.batch.graphs=10 ",
-        "# graphs per step, over all devices",
+        "# [default 8] graphs per step, over all",
         "--config.model.name=EarlyJoinSAGE",
         "one of ",
         ", LateJoinSAGE,",
@@ -150,38 +153,61 @@ def test_every_field_is_described(kind, variant):
 
 
 @pytest.mark.parametrize(
-  "kind, variant, flags, expected",
-  [
-    (
-      "layout",
-      "xla-random",
-      ["--config.model.name=ResModel"],
-      dict(
-        name="ResModel",
-        op_embed_dim=32,
-        hidden_dim=32,
-        num_gnns=2,
-        adj_normalization="sym",
-        dropout="backpropdropout",
-        remat=False,
-        dtype="float32",
-        precision="highest",
-      ),
-    ),
-    ("layout", "xla-random", ["--config.model.name", "SAGE"], None),
-    ("layout", "xla-random", ["--config.model.name", "Nope"], None),
-    (
-      "tile",
-      "EarlyJoinSAGE",
-      ["-config.model.name=LateJoinResGCN"],
-      dict(name="LateJoinResGCN", reduction="sum", dtype="float32", precision="highest"),
-    ),
-  ],
+  "kind, variant, name",
+  [("layout", "xla-random", "ResModel"), ("tile", "EarlyJoinSAGE", "LateJoinResGCN")],
 )
-def test_a_model_named_by_a_flag_brings_its_own_options(kind, variant, flags, expected):
-  config = parts.config_of(kind, variant)
-  before = config.model.to_dict()
-  configs._follow_model(config, ["run.py", *flags])
-  found = config.model.to_dict()
-  assert found == before if expected is None else expected.items() <= found.items()
-  assert "early_join" not in found  # the name implies it
+def test_another_model_has_its_own_options_at_their_defaults(kind, variant, name):
+  by_flag, in_python = (parts.config_of(kind, variant, **{"model.dtype": "bfloat16"}) for _ in "ab")
+  configs.set_model(by_flag, configs._model_changes(["run.py", "--config.model.name", name]))
+  configs.change(in_python, {"model.name": name})
+  assert by_flag.model == in_python.model == schema.model(kind, name)
+  assert "early_join" not in by_flag.model  # the name implies it
+  configs.change(in_python, {"model.name": name, "model.hidden_dim": 8})
+  assert in_python.model.hidden_dim == 8
+
+
+def test_another_model_can_be_one_of_an_extension(tmp_path, monkeypatch):
+  (tmp_path / "wide_ranker.py").write_text(
+    "from tpugraphs_jax.options import option\n"
+    "from tpugraphs_jax.rankers import base\n\n\n"
+    "@base.LAYOUT_MODELS.register('WideRanker')\n"
+    "class WideRanker(base.Network):\n"
+    "  width: int = option(7, 'width of nodes', least=1, most=2**22)\n"
+    "  depth: int = 2\n"
+  )
+  monkeypatch.chdir(tmp_path)
+  config = parts.config_of("layout", "full,ci")
+  changes = {"extensions": ("wide_ranker",), "model.name": "WideRanker"}
+  configs.change(config, changes | {"model.width": 2**22})
+  assert config.model.to_dict() == dict(
+    name="WideRanker", width=2**22, depth=2, precision="highest"
+  )
+  assert "# [default 7] width of nodes" in configs.listing(config, "layout.py:full,ci")
+  for field, value in (("width", 2**22 + 1), ("depth", options.MOST + 1)):
+    with pytest.raises(ValueError, match=f"model.{field} is {value}, expected at "):
+      configs.change(config, {f"model.{field}": value})
+
+
+def test_values_of_numpy_are_taken_where_they_are_exact():
+  config = parts.config_of("tile", "ci")
+  configs.change(
+    config,
+    {
+      "seed": np.int64(3),
+      "train.quick_compile": np.bool_(False),
+      "optimizer.learning_rate": np.float32(0.5),
+      "optimizer.average_window": np.array([0.5, 1.0]),
+      "data.fit_splits": ["train"],
+    },
+  )
+  assert json.loads(config.to_json())["seed"] == 3 and config.train.quick_compile is False
+  assert config.optimizer.learning_rate == 0.5
+  assert config.optimizer.average_window == (0.5, 1.0) and config.data.fit_splits == ("train",)
+  for name, value in (
+    ("batch.graphs", np.float64(4)),
+    ("batch.graphs", True),
+    ("data.fit_splits", "train"),
+    ("train.quick_compile", 1),
+  ):
+    with pytest.raises(ValueError, match=f"^{name} is "):
+      configs.change(config, {name: value})

@@ -49,7 +49,7 @@ SIMPLE = {
     "did you mean optimizer.learning_rate? --print_config",
   ),
   "integer": ("tile", "--config.seed=x", "--config.seed=x: invalid literal"),
-  "section": ("tile", "--config.data=3", "flag --config.data=3: "),
+  "section": ("tile", "--config.data=3", "the config has no field 'data'"),
   "graphs": ("tile", "--config.batch.graphs=0", "batch.graphs is 0"),
   "loss without weight": (
     "tile",
@@ -58,11 +58,13 @@ SIMPLE = {
   ),
   "task": ("tile", "--config.task=nope", "task is 'nope', expected one of tile"),
   "typing error": ("tile", "--wrokdir=x", "Unknown command line flag 'wrokdir'. Did you"),
-  "mode": ("tile", "--mode=x", "value should be one of <train|evaluate"),
+  "mode": ("tile", "--mode=evaluate", "--do=train,evaluate,predict names the steps"),
+  "do": ("tile", "--do=evaluate,x", "expected some of train,evaluate,predict"),
+  "other command": ("tile", "--config=configs/layout.py:ci", "run run_layout.py"),
   "argument": ("tile", "train", "unexpected argument 'train'; options start with --"),
   "process": ("tile", "--num_processes=2", "several processes need all of --coordinator_addr"),
-  "split": ("tile", "--split=valid", "--split goes with --mode=evaluate or predict"),
-  "ensemble": ("tile", "--ensemble=a,b", "--ensemble goes with --mode=evaluate or predict"),
+  "split": ("tile", "--split=valid", "--split goes with --do=evaluate or predict"),
+  "ensemble": ("tile", "--ensemble=a,b", "--ensemble goes with --do=evaluate or predict"),
   "profile": ("tile", "--config.profile_steps=9", "profile_steps is '9'"),
 }
 
@@ -110,7 +112,7 @@ def mistakes(tmp_path_factory):
     "xla_random.json is missing: --config.eval.indices_dir",
   )
   runs["evaluate untrained"] = (
-    flags("tile", jobs, new(), "--mode=evaluate"),
+    flags("tile", jobs, new(), "--do=evaluate"),
     "config.json is missing: name a folder that a model was",
   )
   whole = jobs.workdir("tile_whole")
@@ -123,7 +125,7 @@ def mistakes(tmp_path_factory):
     "checkpoint of another config: ",
   )
   runs["evaluate another config"] = (
-    ["run_tile.py", f"--workdir={whole}", "--mode=evaluate", "--config.loss.temperature=3"],
+    ["run_tile.py", f"--workdir={whole}", "--do=evaluate", "--config.loss.temperature=3"],
     "checkpoint of another config: --config.loss.temperature is 10.0 there and 3.0 here",
   )
   runs["not finite"] = (
@@ -137,7 +139,7 @@ def mistakes(tmp_path_factory):
       jobs,
       new(),
       f"--data_root={root}",
-      "--mode=train",
+      "--do=train",
       "--config.data.skip_bad_files=True",
       "--config.train.epochs=1",
     ),
@@ -146,7 +148,7 @@ def mistakes(tmp_path_factory):
   for kind, split, line in (
     ("layout", "train", "no .npz file in "),
     ("tile", "valid", "no .npz file in "),
-    ("layout", "test", "--mode=train and --mode=evaluate need no test split"),
+    ("layout", "test", "--do=train,evaluate needs no test split"),
   ):
     root = without(jobs, folder, kind, split)
     runs[f"{kind} without {split}"] = flags(kind, jobs, new(), f"--data_root={root}"), line

@@ -204,7 +204,7 @@ def test_names_are_ordered_by_their_numbers(tmp_path):
 
 
 def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
-  """`--mode=... --ensemble=DIR,DIR` ranks by the average of both and judges it."""
+  """`--do=... --ensemble=DIR,DIR` ranks by the average of both and judges it."""
   _, weights = weights_of("tile", data_root)
   rng = np.random.default_rng(1)
   for name in ("a", "b"):
@@ -220,18 +220,18 @@ def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
   (tmp_path / "run/checkpoints").mkdir(parents=True)
   good, judged, bad, made_up, used = commands.run_all(
     [
-      run("--mode=predict", "--combine=rank"),
-      run("--mode=evaluate", "--combine=rank"),
+      run("--do=predict", "--combine=rank"),
+      run("--do=evaluate", "--combine=rank"),
       run(),
-      commands.Run(["run_tile.py", folders, "--mode=predict", "--synthetic", "--workdir=new"]),
-      run("--mode=evaluate", f"--workdir={tmp_path / 'run'}"),
+      commands.Run(["run_tile.py", folders, "--do=predict", "--synthetic", "--workdir=new"]),
+      run("--do=evaluate", f"--workdir={tmp_path / 'run'}"),
     ],
     home=home,
   )
   assert (good.code, judged.code) == (0, 0), good.err + judged.err
   assert made_up.complaint.endswith("leave out --synthetic")
   assert used.complaint.endswith("the ensemble would replace its results: give another --workdir")
-  assert bad.code == 2 and "--ensemble goes with --mode=evaluate or predict" in bad.complaint
+  assert bad.code == 2 and "--ensemble goes with --do=evaluate or predict" in bad.complaint
   ranked = submission.read_results(tmp_path / "out" / "results.csv")
   ensemble = tpugraphs_jax.Ensemble([tmp_path / "a", tmp_path / "b"], combine="rank")
   for path in npz.split_files(data_root, "tile:xla", "test"):

@@ -103,7 +103,7 @@ def ran(data_root, tmp_path_factory):
       command("whole"),
       command("stopped", stop_at_step=3),
       command("stopped", "--resume"),
-      command("whole", "--mode=evaluate"),
+      command("whole", "--do=evaluate"),
     ],
     home=folder / "home",
   )

@@ -103,7 +103,7 @@ def _runs(kind: str, folder: Path, data_root: Path) -> dict[str, commands.Run]:
       [script, f"--config={config}", *SMALL, no_data, "--synthetic"]
     )
     runs["tile_later"] = commands.Run(
-      [script, "--mode=evaluate", no_data, "--config.eval.configs=16"]
+      [script, "--do=evaluate", no_data, "--config.eval.configs=16"]
     )
   return runs
 

@@ -280,8 +280,7 @@ def converted(record: official_records.Record) -> tuple[Path, Prepared]:
   config.data_root = str(data.data_root)
   if record.kind == "layout":
     config.data.store_dir = str(folder / "store")
-  for mode in ("evaluate", "predict"):
-    training.run(config, folder / "out", mode=mode, split="valid")
+  training.run(config, folder / "out", do=["evaluate", "predict"], split="valid")
   return folder, data
 
 

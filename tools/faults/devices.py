@@ -50,7 +50,7 @@ def rows(
         "--config.batch.graphs=4",  # divides by 1, 2 and 4 devices
         f"--data_root={data_root}",
         f"--workdir={workdir}",
-        "--mode=train",
+        "--do=train",
         *flags,
       ],
       **how,

@@ -8,13 +8,15 @@ goes to standard output, warnings go to standard error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import datetime
 import errno
 import functools
 import logging
 import os
 import sys
+from types import ModuleType
 from typing import NoReturn, TextIO
 
 import tqdm
@@ -67,6 +69,28 @@ def fail(message: object) -> NoReturn:
   sys.exit(2)
 
 
+@contextlib.contextmanager
+def explaining_devices() -> Iterator[None]:
+  """Turns jax's error where it has no device of `JAX_PLATFORMS` into a ValueError of one line."""
+  try:
+    yield
+  except (RuntimeError, AssertionError):
+    platforms, jax = os.environ.get("JAX_PLATFORMS"), sys.modules.get("jax")
+    if platforms and jax and not _has_devices(jax):
+      raise ValueError(
+        f"JAX_PLATFORMS is {platforms!r}, and jax finds no such device here: unset the variable, "
+        "or install jax for that device (pip install 'jax[cuda12]')"
+      ) from None
+    raise
+
+
+def _has_devices(jax: ModuleType) -> bool:
+  try:
+    return bool(jax.devices())
+  except (RuntimeError, AssertionError):
+    return False
+
+
 def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
   """Decorates a function that takes the arguments of a command and returns its exit status.
 
@@ -76,7 +100,8 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
   @functools.wraps(main)
   def run(argv: Sequence[str] | None = None) -> int:
     try:
-      return main(argv)
+      with explaining_devices():
+        return main(argv)
     except (ValueError, OSError, ImportError) as error:
       print(f"error: {one_line(error)}", file=sys.stderr)
       return 2

@@ -236,6 +236,21 @@ def limits_of_network(build: Callable[..., Any]) -> dict[str, tuple[Any, Limits]
   return {name: declared.get(name, plain) for name in options_of(build)}
 
 
+def check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
+  """Refuses (ValueError) an unknown network or option, and a value beyond its limits.
+
+  Args:
+    kind: `tile` or `layout`.
+    name: of a network.
+    options: values by name.
+  """
+  known = limits_of_network(MODELS[kind][name])
+  for field, value in options.items():
+    if field not in known:
+      raise ValueError(f"model {name} has no option {field!r}; it has {', '.join(sorted(known))}")
+    check_value(f"model.{field}", value, *known[field])
+
+
 def create_network(kind: str, name: str, **options: Any) -> Network:
   """Creates a registered network.
 
@@ -245,16 +260,10 @@ def create_network(kind: str, name: str, **options: Any) -> Network:
     **options: attributes of the class, or arguments of the function.
 
   Raises:
-    ValueError: an unknown name, an option that the network does not have, or a network
-      without `embed` and `score`.
+    ValueError: as `check_options`, or for a network without `embed` and `score`.
   """
-  build = MODELS[kind][name]
-  names = options_of(build)
-  if unknown := sorted(set(options) - set(names)):
-    raise ValueError(
-      f"model {name} has no option {unknown[0]!r}; it has {', '.join(sorted(names))}"
-    )
-  network = build(**options)
+  check_options(kind, name, options)
+  network = MODELS[kind][name](**options)
   if not isinstance(network, Network):
     raise ValueError(
       f"model {name} is of type {type(network).__name__}, expected a module that is "

@@ -14,29 +14,29 @@ from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
 from tpugraphs_jax.infra import console, machine
 from tpugraphs_jax.run import configs
 
-MODES = ("train", "evaluate", "predict", "all")
+DO = ("train", "evaluate", "predict")
 
 
 def tile() -> None:
   """The command `tpugraphs-tile`, and `run_tile.py`."""
-  _launch("tile.py")
+  _launch("tile")
 
 
 def layout() -> None:
   """The command `tpugraphs-layout`, and `run_layout.py`."""
   machine.keep_freed()
-  _launch("layout.py")
+  _launch("layout")
 
 
-def _launch(default_config: str) -> None:
-  """Runs the command whose default config is this file of `configs/`."""
+def _launch(kind: str) -> None:
+  """Runs the command for a kind of configurations, whose default config is `configs/KIND.py`."""
   try:
     machine.check_address_space()
   except ValueError as error:
     console.fail(error)
   # jax logs every platform that it does not find.
   getLogger("jax._src.xla_bridge").setLevel("WARNING")
-  app.run(main, flags_parser=functools.partial(_parse_flags, default_config))
+  app.run(functools.partial(main, kind), flags_parser=functools.partial(_parse_flags, f"{kind}.py"))
 
 
 def _parse_flags(default_config: str, argv: list[str]) -> list[str]:
@@ -62,20 +62,26 @@ def define_flags() -> None:
     "Print the disk, memory and hours of the run, measured on a few steps, and end.",
   )
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
-  flags.DEFINE_enum(
-    "mode", "all", MODES, "Steps to run; evaluate and predict use the model in --workdir."
+  flags.DEFINE_list(
+    "do",
+    list(DO),
+    "Steps to take, of train, evaluate and predict (ranks); without train they use the model in "
+    "--workdir.",
+  )
+  flags.register_validator(
+    "do", lambda do: do and set(do) <= set(DO), message=f"expected some of {','.join(DO)}"
   )
   flags.DEFINE_enum(
     "split",
     None,
     SPLITS,
-    "With --mode=evaluate or predict: the split to evaluate "
+    "With --do=evaluate or predict: the split to evaluate "
     "(default valid) or to rank (default test).",
   )
   flags.DEFINE_list(
     "ensemble",
     [],
-    "With --mode=evaluate or predict: folders of trained models "
+    "With --do=evaluate or predict: folders of trained models "
     "that rank together; results go to --workdir.",
   )
   flags.DEFINE_string(
@@ -95,10 +101,10 @@ def define_flags() -> None:
   flags.DEFINE_integer("process_id", None, "Number of this process.")
 
 
-def main(argv: list[str]) -> None:
+def main(kind: str, argv: list[str]) -> None:
   """Runs the command; a mistake of the user ends in one line and exit code 2."""
   if len(argv) > 1:
     console.fail(f"unexpected argument {argv[1]!r}; options start with --")
   from tpugraphs_jax.run import launch
 
-  launch.launch(flags.FLAGS)
+  launch.launch(flags.FLAGS, kind)

@@ -7,7 +7,7 @@ A config is a `ConfigDict` that a file makes from the name of a variant
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import importlib.util
 from pathlib import Path
 import re
@@ -26,9 +26,11 @@ from tpugraphs_jax.infra import console
 
 _SECTIONS = ("data", "batch", "model", "loss", "optimizer", "train", "eval", "segments")
 _FIELD = re.compile(rf"(?<![\w./-])((?:{'|'.join(_SECTIONS)})(?:\.[a-z]\w*)+)")
+_FIELD_FLAG = re.compile(r"--?(no)?config\.")
+_MODEL_FLAG = re.compile(r"--?config\.(model\.name|extensions)(=|$)")
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
-_COMMON_OPTIONS = ("dtype", "precision")  # stay when a flag changes the model
 _LINE_WIDTH, _FLAG_WIDTH = 98, 44  # of `--print_config`
+_GONE = {"mode": "--mode is gone: --do=train,evaluate,predict names the steps to take"}
 
 
 # Files and variants.
@@ -41,18 +43,8 @@ def folder() -> Path:
   return inside if inside.is_dir() else package.parent / "configs"
 
 
-def _importable() -> None:
-  """Makes `folder()` importable as `tpugraphs_jax.configs`, in a checkout too."""
-  name = f"{tpugraphs_jax.__name__}.configs"
-  if name not in sys.modules:
-    spec = importlib.util.spec_from_file_location(
-      name, folder() / "__init__.py", submodule_search_locations=[str(folder())]
-    )
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-
-
-_importable()
+# In a checkout Python finds `tpugraphs_jax.configs` beside the package.
+tpugraphs_jax.__path__.append(str(folder().parent))
 
 
 def resolve(value: str, default: str) -> str:
@@ -98,7 +90,10 @@ def load(value: str) -> ml_collections.ConfigDict:
     )
   try:
     get_config = _definitions(Path(path))["get_config"]
-    return get_config(variant) if colon else get_config()
+    config = get_config(variant) if colon else get_config()
+    if "extensions" in config:
+      set_model(config, {})
+    return config
   except (ValueError, OSError):
     raise
   except Exception as error:  # a config file of the user may raise anything
@@ -139,24 +134,44 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
     argv: the program, then its arguments.
     default_config: name of the config file used when `--config` is not given.
   """
-  value, rest = _take(argv, "config")
-  place = resolve(value, default_config) if value else str(folder() / default_config)
-  if _HELP & set(rest):
-    print(_help(argv[0], place))
-    raise SystemExit(0)
-  try:  # refuses mistyped flags before it makes a config, which takes a second
-    flags.FLAGS([argument for argument in rest if not re.match("--?config[.]", argument)])
-  except flags.Error as error:
-    console.fail(one_line(str(error).splitlines()[-1]))
-  config = _load_or_fail(place)
+  values, known = flags.FLAGS, [argument for argument in argv if argument not in _HELP]
+  values.set_gnu_getopt()
+  about = "FILE.py:VARIANT, or a variant alone; --config.FIELD=VALUE changes a field."
+  flags.DEFINE_string("config", default_config, about, allow_override=True)
   try:
-    _follow_model(config, rest)
-    _define_config(config, rest, place, is_given=value is not None)
-    return flags.FLAGS(rest)
-  except (AttributeError, KeyError) as error:  # ml_collections escapes quotes in its messages
-    console.fail(_unknown_field(config, rest) or one_line(str(error)))
-  except (flags.Error, ValueError) as error:
+    rest = values(known, known_only=True)
+    place, is_given = resolve(values.config, default_config), values["config"].present
+    if len(known) < len(argv):
+      print(_help(argv[0], place))
+      raise SystemExit(0)
+    # Refuses mistyped flags before it makes a config, which takes a second.
+    values([argument for argument in rest if not _FIELD_FLAG.match(argument)])
+    config = load(place)
+    set_model(config, _model_changes(rest))
+    fields = [argument for argument in rest if _FIELD_FLAG.match(argument)]
+    _check_names(config, [_FIELD_FLAG.sub("", field).partition("=")[0] for field in fields])
+    delattr(values, "config")
+    config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
+    values["config"].default_as_str, values["config"].present = place, is_given
+    return values(rest)
+  except flags.UnrecognizedFlagError as error:
+    console.fail(_GONE.get(error.flagname) or one_line(error))
+  except (flags.Error, ValueError, OSError, AttributeError, KeyError, TypeError) as error:
     console.fail(one_line(str(error).splitlines()[-1]))
+
+
+def _model_changes(argv: Sequence[str]) -> dict[str, Any]:
+  """The values of the flags for `model.name` and `extensions`, by name."""
+  values, fields = flags.FlagValues(), {"model": {"name": ""}, "extensions": ()}
+  values.set_gnu_getopt()
+  config_flags.DEFINE_config_dict(
+    "config",
+    ml_collections.ConfigDict(fields),
+    flag_values=values,
+    sys_argv=[argument for argument in argv if _MODEL_FLAG.match(argument)],
+  )
+  values(argv, known_only=True)
+  return config_flags.get_override_values(values["config"])
 
 
 def _help(program: str, place: str) -> str:
@@ -181,28 +196,6 @@ def one_line(message: object) -> str:
   return re.sub(r"\\+(?=['\"])", "", console.one_line(message))
 
 
-def fields_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """The fields of a config by name, such as `batch.graphs`."""
-  from flax import traverse_util  # slow to import
-
-  return traverse_util.flatten_dict(config.to_dict(), sep=".")
-
-
-def change(config: ml_collections.ConfigDict, fields: Mapping[str, Any]) -> None:
-  """Changes fields of a config by name, such as `batch.graphs`.
-
-  Raises:
-    ValueError: a field that the config does not have.
-  """
-  names = fields_of(config)
-  for name in fields:
-    if name not in names:
-      raise ValueError(
-        f"the config has no field {name!r}; {options.nearest(name, names)}print it to see all"
-      )
-  config.update_from_flattened_dict(dict(fields))
-
-
 def as_flags(message: str, config: ml_collections.ConfigDict | None) -> str:
   """The message with each field of the config (`batch.graphs`) written as its flag."""
   fields = fields_of(config) if config else {}
@@ -214,73 +207,68 @@ def as_flags(message: str, config: ml_collections.ConfigDict | None) -> str:
   return _FIELD.sub(flag, message)
 
 
-def _unknown_field(config: ml_collections.ConfigDict, argv: Sequence[str]) -> str:
-  """Message on the first flag of a field that the config does not have; empty without one."""
-  fields = fields_of(config)
-  for argument in argv:
-    flag = argument.partition("=")[0]
-    field = re.sub(r"^--?config\.", "", flag)
-    if field != flag and not any(f"{name}.".startswith(f"{field}.") for name in fields):
-      return (
-        f"{argument}: the config has no field {field!r}; {options.nearest(field, fields)}"
-        "--print_config lists them"
-      )
-  return ""
+def fields_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The fields of a config by name, such as `batch.graphs`."""
+  from flax import traverse_util  # slow to import
+
+  return traverse_util.flatten_dict(config.to_dict(), sep=".")
 
 
-def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-  """The value of a flag (None without the flag), and the other arguments."""
-  value, rest, arguments = None, [], iter(argv)
-  for argument in arguments:
-    flag, equals, text = argument.partition("=")
-    if flag in (f"--{name}", f"-{name}"):
-      value = text if equals else next(arguments, "")
-    else:
-      rest.append(argument)
-  return value, rest
+def set_model(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> None:
+  """Imports extensions and gives the section `model` all options of its network.
 
+  Another network has its own options at their defaults.
 
-def _load_or_fail(place: str) -> ml_collections.ConfigDict:
-  try:
-    return load(place)
-  except (ValueError, OSError) as error:
-    console.fail(one_line(str(error)))
+  Args:
+    config: its section `model` is changed.
+    changes: fields by name, of which `extensions` and `model.name` are read.
 
-
-def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
-  """Replaces the section `model` where a flag changes the model: its options at their defaults."""
-  name, _ = _take(argv, "config.model.name")
-  if name is None or name == config.model.get("name"):
-    return
-  from tpugraphs_jax.rankers import base
+  Raises:
+    ValueError: a module that cannot be imported, or no such network.
+  """
   from tpugraphs_jax.train import schema
 
-  options.import_extensions(config.extensions)
-  kind = schema.kind_of(config)
-  if name not in base.MODELS[kind]:
-    return  # A module of the flag `extensions` may register it; `schema.check` comes later.
-  defaults = base.options_of(base.MODELS[kind][name])
-  config.model = schema.model(
-    kind,
-    name,
-    **{
-      key: config.model[key] for key in _COMMON_OPTIONS if key in defaults and key in config.model
-    },
-  )
+  options.import_extensions(changes.get("extensions", config.extensions))
+  name = changes.get("model.name", config.model.get("name"))
+  given = config.model.to_dict() if name == config.model.get("name") else {}
+  with config.unlocked():
+    config.model = schema.model(schema.kind_of(config), **{"name": name} | given)
 
 
-def _define_config(
-  config: ml_collections.ConfigDict, argv: Sequence[str], place: str, *, is_given: bool
-) -> None:
-  config_flags.DEFINE_config_dict(
-    "config",
-    config,
-    "FILE.py:VARIANT, or a variant alone; --config.FIELD changes a field.",
-    sys_argv=list(argv),
-  )
-  flag = flags.FLAGS["config"]
-  flag.default_as_str = place  # instead of the whole config, for --help
-  flag.present = int(is_given)
+def change(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> None:
+  """Changes fields of a config by name, such as `batch.graphs`.
+
+  `model.name` brings the options of that network at their defaults. Scalars and arrays of NumPy and
+  jax become Python's.
+
+  Raises:
+    ValueError: a field that the config does not have, or an impossible value.
+  """
+  from tpugraphs_jax.train import schema
+
+  changes = {name: _plain(value) for name, value in changes.items()}
+  set_model(config, changes)
+  _check_names(config, changes)
+  fields, limits = fields_of(config), schema.limits(config)
+  for name, value in changes.items():
+    options.check_value(name, value, fields[name], limits.get(name, options.Limits("")))
+  config.update_from_flattened_dict(changes)
+
+
+def _plain(value: Any) -> Any:
+  value = value.tolist() if hasattr(value, "tolist") else value
+  return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _check_names(config: ml_collections.ConfigDict, names: Iterable[str]) -> None:
+  """Refuses (ValueError) fields that the config does not have."""
+  fields = fields_of(config)
+  for name in names:
+    if name not in fields:
+      raise ValueError(
+        f"the config has no field {name!r}; {options.nearest(name, fields)}"
+        "--print_config of the command lists them"
+      )
 
 
 # Descriptions for users.
@@ -299,17 +287,24 @@ def variants(place: str) -> str:
 def listing(config: ml_collections.ConfigDict, place: str) -> str:
   """The text of `--print_config`: every field with its value, help and allowed values.
 
+  The default of a field is told where the value differs.
+
   Args:
     config: with the changes of the flags.
     place: its `FILE.py:VARIANT`.
   """
   from tpugraphs_jax.train import schema
 
-  limits = schema.limits(config)
+  limits, defaults = schema.limits(config), schema.defaults(config.task)
+  defaults.model = schema.model(schema.kind_of(config), config.model.name)
+  defaults = fields_of(defaults)
   lines: list[str] = []
   for name, value in fields_of(config).items():
     text = f'"{value}"' if isinstance(value, tuple) else value  # quotes for the shell
-    lines += _field_lines(f"--config.{name}={text}", limits[name].text if name in limits else "")
+    note = limits[name].text if name in limits else ""
+    if value != defaults.get(name, value):
+      note = f"[default {defaults[name]}] {note}"
+    lines += _field_lines(f"--config.{name}={text}", note)
   return "\n".join([*lines, "", variants(place)]).rstrip()
 
 

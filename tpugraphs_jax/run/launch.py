@@ -20,27 +20,39 @@ from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import results, schema, training
 
 
-def launch(values: flags.FlagValues) -> None:
-  """Carries out the command; a mistake of the user ends in one line and exit code 2."""
+def launch(values: flags.FlagValues, kind: str) -> None:
+  """Carries out the command; a mistake of the user ends in one line and exit code 2.
+
+  Args:
+    values: of the flags.
+    kind: of the configurations that the command ranks, `tile` or `layout`.
+  """
   parallel.leave_out_missing_tpu()
   console.install()
   try:
-    schema.check_task(values.config)
+    _check_kind(values.config, kind)
+    schema.check(values.config)
     if values.print_config:
       print(configs.listing(values.config, values["config"].default_as_str))
       return
-    with parallel.explaining_memory(
-      "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
-      "(layouts: variant gst_ed)"
+    with (
+      console.explaining_devices(),
+      parallel.explaining_memory(
+        "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
+        "(layouts: variant gst_ed)"
+      ),
     ):
-      (_dry_run if values.dry_run else _run)(values)
+      if values.dry_run:
+        _dry_run(values)
+      else:
+        _run(values, kind)
   except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
     console.fail(configs.as_flags(configs.one_line(error), values.config))
 
 
-def _run(values: flags.FlagValues) -> None:
-  """Trains, evaluates and ranks, by `--mode`."""
+def _run(values: flags.FlagValues, kind: str) -> None:
+  """Takes the steps of `--do`."""
   _check_flags(values)
   _start(values)
   parallel.use_compilation_cache(values.compilation_cache or files.cache() / "compiled")
@@ -50,16 +62,12 @@ def _run(values: flags.FlagValues) -> None:
     files.working_folder(values.workdir, is_writing=parallel.is_primary()) as workdir,
   ):
     if values.ensemble:
-      _run_together(values, workdir)
+      _run_together(values, workdir, kind)
       return
-    training.run(
-      _config(values, workdir),
-      workdir,
-      mode=values.mode,
-      resume=values.resume,
-      split=values.split or "",
-    )
-    if values.report and values.mode != "predict" and parallel.is_primary():
+    config = _config(values, workdir)
+    _check_kind(config, kind)
+    training.run(config, workdir, do=values.do, resume=values.resume, split=values.split or "")
+    if values.report and values.do != ["predict"] and parallel.is_primary():
       report.try_write([workdir], workdir / report.FILE)
 
 
@@ -86,17 +94,26 @@ def _start(values: flags.FlagValues) -> None:
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
 
 
+def _check_kind(config: ml_collections.ConfigDict, kind: str) -> None:
+  """Refuses (ValueError) a config of the other command."""
+  schema.check_task(config)
+  if (found := schema.kind_of(config)) != kind:
+    raise ValueError(
+      f"the config ranks {found}s, and this command {kind}s: run run_{found}.py, which an "
+      f"installation has as tpugraphs-{found}"
+    )
+
+
 def _check_flags(values: flags.FlagValues) -> None:
   """Refuses (ValueError) flags that do not go together."""
   if not values.workdir:
     raise ValueError("--workdir is missing: name a folder for checkpoints, metrics and results")
   if values.synthetic and values.data_root:
     raise ValueError("--synthetic generates the data: give it or --data_root, not both")
-  is_later = values.mode in ("predict", "evaluate")
   for flag in ("split", "ensemble"):
-    if getattr(values, flag) and not is_later:
+    if getattr(values, flag) and "train" in values.do:
       raise ValueError(
-        f"--{flag} goes with --mode=evaluate or predict, and --mode is {values.mode}"
+        f"--{flag} goes with --do=evaluate or predict, and --do is {','.join(values.do)}"
       )
   if values.ensemble and values.synthetic:
     raise ValueError(
@@ -121,7 +138,7 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
   """The config of the run, with the folder of the data as `data_root`."""
   config, data_root = values.config, values.data_root
   is_begun = parallel.from_primary((workdir / model_file.CONFIG_FILE).exists())
-  if values.mode in ("evaluate", "predict") or values.resume and is_begun:
+  if "train" not in values.do or values.resume and is_begun:
     # Process 0 reads: other hosts may not see the folder.
     fields = parallel.on_primary(lambda: model_file.config_of(workdir))
     data_root = data_root or (not values.synthetic and fields.get("data_root"))
@@ -132,19 +149,20 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
   return config
 
 
-def _run_together(values: flags.FlagValues, workdir: Path) -> None:
+def _run_together(values: flags.FlagValues, workdir: Path, kind: str) -> None:
   """Evaluates or ranks with an ensemble, on the data of its first model."""
   config = _with_overrides(
     values, parallel.on_primary(lambda: model_file.config_of(values.ensemble[0]))
   )
+  _check_kind(config, kind)
   with config.unlocked():
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
   job = job_lib.Job.of(config)
-  if values.mode == "evaluate":
+  if "evaluate" in values.do:
     results.evaluate_together(job, ensemble, workdir, split=values.split or "")
-  else:
+  if "predict" in values.do:
     results.predict(job.data, config.data_root, ensemble, workdir, split=values.split or "test")
 
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import SPLITS
-from tpugraphs_jax.infra import files, trees
+from tpugraphs_jax.infra import console, files, trees
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.rankers import ranker as ranker_lib
@@ -163,7 +163,7 @@ def _config_of(args: argparse.Namespace) -> ml_collections.ConfigDict:
       value = ast.literal_eval(text)
     try:
       configs.change(config, {field: value})
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
       raise ValueError(f"--set={change}: {configs.one_line(error)}") from None
   config.data_root = args.data_root
   return config
@@ -177,16 +177,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.error("give --config and --out to read --weights, or --model to write them")
   config, weights = None, args.weights.expanduser()
   try:
-    if args.model:
-      arrays = weights_of(ranker_lib.Ranker.load(args.model), args.data_root)
-      path = weights
-      with files.replacing(path, "wb") as file:
-        np.savez(file, *arrays)
-    else:
-      files.refuse(args.out, "--out")
-      config, out = _config_of(args), Path(args.out).expanduser()
-      convert(config, read_weights(weights), out)
-      path = out / model_file.MODEL_FILE
+    with console.explaining_devices():
+      if args.model:
+        arrays = weights_of(ranker_lib.Ranker.load(args.model), args.data_root)
+        path = weights
+        with files.replacing(path, "wb") as file:
+          np.savez(file, *arrays)
+      else:
+        files.refuse(args.out, "--out")
+        config, out = _config_of(args), Path(args.out).expanduser()
+        convert(config, read_weights(weights), out)
+        path = out / model_file.MODEL_FILE
   except (ValueError, OSError) as error:
     print(f"error: {configs.as_flags(configs.one_line(error), config)}", file=sys.stderr)
     return 2

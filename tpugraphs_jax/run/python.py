@@ -87,8 +87,6 @@ def train_model(
     raise ValueError(
       f"{workdir} holds a run already: go on with resume=True, or give another workdir"
     )
-  training.run(config, workdir, mode="train", resume=resume)
-  training.run(config, workdir, mode="evaluate")
-  if predict:
-    training.run(config, workdir, mode="predict")
+  do = ["train", "evaluate", *["predict"] * predict]
+  training.run(config, workdir, do=do, resume=resume)
   return Run(workdir)

@@ -272,7 +272,7 @@ def _to_judge(job: Job, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
   if not graphs and split:
     raise ValueError(
       f"no graph of the split {split} of {job.data.collection.name} has labels: "
-      "evaluate --split=valid, or rank the split with --mode=predict"
+      "evaluate --split=valid, or rank the split with --do=predict"
     )
   if not graphs:
     console.say(
@@ -381,9 +381,7 @@ def check_ranked(job: Job, *, split: str) -> None:
       try:
         files = npz.split_files(job.config.data_root, data.collection.name, split)
       except FileNotFoundError as error:
-        raise FileNotFoundError(
-          f"{error} (--mode=train and --mode=evaluate need no {split} split)"
-        ) from None
+        raise FileNotFoundError(f"{error} (--do=train,evaluate needs no {split} split)") from None
       if not job.config.data.skip_bad_files:
         for file in files:
           trust.name(file.stem)

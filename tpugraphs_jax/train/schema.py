@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from tpugraphs_jax import datasets, losses, options
 from tpugraphs_jax.data import plan
+from tpugraphs_jax.infra import trust
 from tpugraphs_jax.options import Limits, Options
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments.family import FinetuneOptions, SegmentOptions
@@ -61,9 +62,11 @@ def model(kind: str, name: str, **values: Any) -> ConfigDict:
   Args:
     kind: `layout` or `tile`.
     name: a registered name.
-    **values: of options; the others have their defaults.
+    **values: of options; the others have their defaults, if a config can have these.
   """
-  return ConfigDict({"name": name} | base.options_of(base.MODELS[kind][name]) | values)
+  defaults = base.options_of(base.MODELS[kind][name]).items()
+  plain = {option: value for option, value in defaults if isinstance(value, (*trust.SCALAR, tuple))}
+  return ConfigDict({"name": name} | plain | values)
 
 
 def kind_of(config: ConfigDict) -> str:
@@ -89,8 +92,6 @@ def limits(config: ConfigDict) -> dict[str, Limits]:
 def check(config: ConfigDict) -> None:
   """Refuses unknown fields, and values that cannot work with any data.
 
-  `rankers.create` checks the options of the model.
-
   Raises:
     ValueError: the message has the field, its value and the expectation.
   """
@@ -99,6 +100,8 @@ def check(config: ConfigDict) -> None:
     fields = _section(config, section)
     _check_names(config, section, fields, section_class)
     section_class.of(fields)
+  network = config.model.to_dict()
+  base.check_options(kind_of(config), network.pop("name"), network)
   _check_pairs(config)
 
 

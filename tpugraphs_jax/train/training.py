@@ -66,7 +66,7 @@ def run(
   config: ml_collections.ConfigDict,
   workdir: Path,
   *,
-  mode: str = "all",
+  do: Sequence[str] = ("train", "evaluate", "predict"),
   resume: bool = False,
   split: str = "",
 ) -> None:
@@ -75,7 +75,7 @@ def run(
   Args:
     config: see `configs/`; `config.data_root` is the folder of the data.
     workdir: folder for checkpoints, metrics and results.
-    mode: one of `command.MODES`.
+    do: steps to take, in this order; without `train` they use the model in `workdir`.
     resume: continue the run in `workdir`.
     split: to evaluate (default valid) or to rank (default test).
   """
@@ -83,19 +83,19 @@ def run(
   if parallel.is_primary():
     for _, folder in job.evaluations(workdir):
       files_lib.tidy(folder)
-  if mode == "all":
-    results.check_ranked(job, split=split or "test")
-  if mode in ("train", "all"):
+  if "train" in do:
+    if "predict" in do:
+      results.check_ranked(job, split=split or "test")
     train(job, workdir, resume=resume)
-  if mode == "train":
+  if not {"evaluate", "predict"} & set(do):
     return
   job = dataclasses.replace(job, ranker=ranker_lib.Ranker.load(workdir, config.to_dict()))
   for each, folder in job.evaluations(workdir):
-    if mode in ("evaluate", "all"):
+    if "evaluate" in do:
       if folder != workdir:
         results.begin_summary(config, folder, each.data.collection)
       results.evaluate(each, folder, split=split)
-    if mode in ("predict", "all"):
+    if "predict" in do:
       results.predict(each.data, config.data_root, each.ranker, folder, split=split or "test")
 
 

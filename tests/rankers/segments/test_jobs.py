@@ -56,18 +56,18 @@ def jobs(tmp_path_factory):
   plain = "--config.optimizer.eps=0.1"
   runs = {
     "whole": run("whole"),
-    "stopped": run("stopped", "--mode=train", stop_at_step=6),
-    "resumed": run("stopped", "--mode=train", "--resume"),
+    "stopped": run("stopped", "--do=train", stop_at_step=6),
+    "resumed": run("stopped", "--do=train", "--resume"),
     "other_table": run("stopped", "--resume", "--config.segments.max_nodes=50"),
     "uncut": run(
       "uncut",
-      "--mode=train",
+      "--do=train",
       plain,
       "--config.segments.max_nodes=5000",
       variant="gst_ed",
       small=SMALL,
     ),
-    "graphs": run("graphs", "--mode=train", plain, variant="full", small=SMALL),
+    "graphs": run("graphs", "--do=train", plain, variant="full", small=SMALL),
     "fresh": run("fresh", "--config.segments.fresh=9"),
   }
   return Jobs(folder, dict(zip(runs, commands.run_all(list(runs.values()), home=folder / "home"))))
