@@ -82,8 +82,21 @@ def test_metrics_are_nan_where_there_is_no_order():
   assert math.isnan(metrics.opa(np.array([1.0]), np.array([5])))
   assert math.isnan(metrics.pooled_opa([]))
   assert math.isnan(metrics.kendall_tau(varied, constant))
-  assert math.isnan(metrics.kendall_tau(constant, varied))
   assert math.isnan(metrics.kendall_tau(np.array([1.0]), np.array([5])))
+
+
+def test_equal_scores_are_as_good_as_a_random_order_for_tau_and_worse_for_opa():
+  constant, varied = np.full(3, 7), np.array([1, 2, 2])
+  assert metrics.kendall_tau(constant, varied) == 0.0 == metrics.opa(constant, varied)
+
+
+def test_a_mean_says_of_how_many_graphs_it_is_and_names_the_others():
+  assert metrics.mean_of(1, []) == "mean of 1 graph" and metrics.mean_of(3, []).endswith("3 graphs")
+  assert metrics.mean_of(9, ["a", "b"]) == "mean of 7 of 9 graphs; a, b have no order"
+  assert metrics.mean_of(9, list("abcdef")).endswith(
+    "of 9 graphs; a, b, c, d, e, ... have no order"
+  )
+  assert metrics.mean([1.0, math.nan, 2.0]) == 1.5 and math.isnan(metrics.mean([math.nan]))
 
 
 def test_top_k_slowdown_is_the_gap_to_the_best_among_the_k_lowest_scores():
@@ -109,7 +122,7 @@ def test_mape_averages_relative_errors():
 
 
 def test_means_of_programs_are_over_names_up_to_the_last_underscore():
-  means = metrics.mean_by_program({"b_c_-1": 1.0, "a_1": 5.0, "b_c_2": 2.0})
+  means = metrics.mean_by_program({"b_c_-1": 1.0, "a_1": 5.0, "b_c_2": 2.0, "a_2": math.nan})
   assert list(means.items()) == [("a", 5.0), ("b_c", 1.5)]
 
 

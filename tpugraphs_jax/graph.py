@@ -47,6 +47,16 @@ class _Configs:
     raise NotImplementedError
 
   @property
+  def choices(self) -> np.ndarray:
+    """A row per configuration, `[C, ...]`; equal configurations have equal rows."""
+    raise NotImplementedError
+
+  @property
+  def differ(self) -> bool:
+    """Whether any configuration differs from the first; reads rows until one differs."""
+    return any((row != self.choices[0]).any() for row in self.choices)
+
+  @property
   def is_labelled(self) -> bool:
     return bool(self.runtime_ns.any())
 
@@ -90,7 +100,6 @@ class TileConfigs(_Configs):
 
   @property
   def choices(self) -> np.ndarray:
-    """A row per configuration, `[C, ...]`; equal configurations have equal rows."""
     return self.config_feat
 
 
@@ -120,13 +129,7 @@ class LayoutConfigs(_Configs):
 
   @property
   def choices(self) -> np.ndarray:
-    """A row per configuration, `[C, ...]`; equal configurations have equal rows."""
     return self.group_row
-
-  @property
-  def differ(self) -> bool:
-    """Whether any configuration differs from the first; reads rows until one differs."""
-    return any((row != self.group_row[0]).any() for row in self.group_row)
 
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:
     """The configurations `config_ids [n]` only, in that order."""

@@ -78,7 +78,9 @@ def pooled_opa(counts: Iterable[tuple[int, int]]) -> float:
 def kendall_tau(scores: np.ndarray, runtime: np.ndarray) -> float:
   """Kendall's tau-b between scores and runtimes, in [-1, 1].
 
-  NaN when either is constant: no order is given or none is to be found.
+  NaN when all runtimes are equal: there is no order to find. Equal scores of all configurations
+  count as 0, as a random order does. The definition (and SciPy, which the
+  official code calls) gives NaN there, so that a mean over graphs leaves the graph out.
 
   Examples:
     >>> round(kendall_tau(np.array([0.5, 0.1, 0.2]), np.array([30, 20, 10])), 3)
@@ -87,8 +89,10 @@ def kendall_tau(scores: np.ndarray, runtime: np.ndarray) -> float:
   scores, runtime = _checked(scores=scores, runtime=runtime)
   score_rank = np.unique(scores, return_inverse=True)[1]
   runtime_rank = np.unique(runtime, return_inverse=True)[1]
-  if not score_rank.any() or not runtime_rank.any():
+  if not runtime_rank.any():
     return math.nan
+  if not score_rank.any():
+    return 0.0
   return float(stats.kendalltau(score_rank, runtime_rank).statistic)
 
 
@@ -166,11 +170,31 @@ def program_of(name: str) -> str:
 
 
 def mean_by_program(value_of: Mapping[str, float]) -> dict[str, float]:
-  """Mean of per-graph values over each program's kernels, programs sorted."""
+  """Mean of per-graph values, except NaN, over each program's kernels, programs sorted."""
   groups: dict[str, list[float]] = {}
   for name, value in value_of.items():
     groups.setdefault(program_of(name), []).append(value)
-  return {program: float(np.mean(groups[program])) for program in sorted(groups)}
+  return {program: mean(groups[program]) for program in sorted(groups)}
+
+
+def mean(values: Iterable[float]) -> float:
+  """Mean of the values that are not NaN; NaN without any."""
+  numbers = [value for value in values if not math.isnan(value)]
+  return float(np.mean(numbers)) if numbers else math.nan
+
+
+def mean_of(graphs: int, without_order: Sequence[str]) -> str:
+  """Says of how many graphs a mean is, and names those that have no order.
+
+  Examples:
+    >>> mean_of(2, ["p1"])
+    'mean of 1 of 2 graphs; p1 has no order'
+  """
+  if not without_order:
+    return f"mean of {graphs} graph{'s' * (graphs != 1)}"
+  names = ", ".join(without_order[:5]) + ", ..." * (len(without_order) > 5)
+  have = "has" if len(without_order) == 1 else "have"
+  return f"mean of {graphs - len(without_order)} of {graphs} graphs; {names} {have} no order"
 
 
 def _checked(**named: np.ndarray) -> list[np.ndarray]:

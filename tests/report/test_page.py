@@ -83,18 +83,20 @@ def test_a_run_stands_above_its_reference_orders(is_synthetic, tmp_path):
     assert re.search(f"<dt>{re.sub(r'[0-9]+', '<i>k</i>', name)}</dt>", text)
 
 
-def test_graphs_come_sorted_with_sizes_and_those_without_an_order_first(tmp_path):
+def test_graphs_come_sorted_with_sizes_and_those_without_an_order_last(tmp_path):
   run = write_run(tmp_path / "run")
   write_scores(
     run,
-    ["a", "b", "c"],
-    [np.array([10, 12, 15])] * 3,
-    [np.array(scores) for scores in ([0, 1, 2], [1, 0, 2], [3, 3, 3])],
+    ["d", "a", "b", "c"],
+    [np.array([10, 12, 15])] * 4,
+    [np.array(scores) for scores in ([3, 3, 3], [0, 1, 2], [1, 0, 2], [3, 3, 3])],
+    differ=[False, True, True, True],
   )
   assert table_of(page_of([run], tmp_path, drawn=True), "Graphs")[1:] == [
-    ["c", "2,007", "3", "–", "0.0000"],
-    ["b", "1,007", "3", "0.3333", "0.2000"],
-    ["a", "7", "3", "1.0000", "0.0000"],
+    ["c", "3,007", "3", "0.0000", "0.0000"],
+    ["b", "2,007", "3", "0.3333", "0.2000"],
+    ["a", "1,007", "3", "1.0000", "0.0000"],
+    ["d", "7", "3", "–", "0.0000"],
   ]
 
 

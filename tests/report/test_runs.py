@@ -137,6 +137,22 @@ def test_a_verdict_says_who_is_first_and_the_lowest_graph(several):
   assert f"lowest Kendall tau is {taus[name]:.3f}, of {name}" in text and "p = 0.031" in text
 
 
+def test_a_model_that_collapses_on_a_graph_is_not_first(tmp_path):
+  up, down, flat = np.arange(8), np.arange(8)[[1, 0, 3, 2, 5, 4, 7, 6]], np.zeros(8)
+  for name, scores in (("collapsed", [up, flat, flat]), ("fair", [down, down, flat])):
+    run = write_run(tmp_path / name, rate=len(name), sizes=(8, 8, 8))
+    write_scores(run, ["a", "b", "c"], [np.arange(10, 18)] * 3, scores, [True, True, False])
+  found = runs.read_all([tmp_path / "collapsed", tmp_path / "fair"])
+  (comparison,) = runs.comparisons(found)
+  assert [group.name for group in comparison.groups] == ["fair", "collapsed"]
+  assert comparison.verdict[0].startswith(
+    "fair is first: Kendall tau 0.714, mean of 2 of 3 graphs; c has no order, 0.214 above collapsed"
+  )
+  (lead,) = runs.leads(comparison.groups)
+  assert (lead.graphs, lead.better) == (2, 1)
+  assert runs.groups_of(found[:1])[0].taus == pytest.approx({"a": 1, "b": 0})
+
+
 @pytest.mark.parametrize("scores, is_behind", [([5, 4, 3, 2, 1, 0], True), (range(6), False)])
 def test_a_verdict_says_where_choices_are_behind_random_ones(scores, is_behind, tmp_path):
   folder = write_run(tmp_path / "run", sizes=(6,))

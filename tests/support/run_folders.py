@@ -79,11 +79,12 @@ def several_runs(folder):
   ]
 
 
-def write_scores(folder, names, runtime, scores):
+def write_scores(folder, names, runtime, scores, differ=None):
   np.savez(
     folder / "validation_scores.npz",
     graphs=np.array(names),
     nodes=np.arange(len(names)) * 1000 + 7,
+    differ=np.full(len(names), True) if differ is None else differ,
     sizes=[len(r) for r in runtime],
     config_ids=np.concatenate([np.arange(len(r)) for r in runtime]),
     runtime_ns=np.concatenate(runtime),

@@ -65,6 +65,45 @@ def test_kernels_are_judged_by_runtime_over_normalizer_and_programs_by_runtime()
   assert row["kendaltau"] == 1 and row["tile_size_ape"] == 100  # 200 ns chosen, 100 ns the best
 
 
+def test_graphs_that_no_ranker_can_order_are_counted_apart_and_equal_scores_are_not():
+  scores = lambda name, score, label, differ=True: evaluation.GraphScores(
+    name, 3, np.arange(4), np.float32(score), np.array(label), np.array(label), differ
+  )
+  judged = [
+    scores("right", [1, 2, 3, 4], [10, 20, 30, 40]),
+    scores("collapsed", [5, 5, 5, 5], [10, 20, 30, 40]),
+    scores("one time", [1, 2, 3, 4], [10, 10, 10, 10]),
+    scores("one tile", [5, 5, 5, 5], [20, 10, 10, 10], differ=False),
+  ]
+  rows, means = evaluation.evaluate(judged, (1,))
+  taus = [row["kendaltau"] for row in rows]
+  np.testing.assert_array_equal(taus, [1, 0, math.nan, math.nan])
+  np.testing.assert_array_equal([row["opa"] for row in rows], taus)
+  assert means == {"opa": 6 / 15, "kendaltau": 0.5, "slowdown1": 0.25}  # 3 pairs of one tile
+  assert evaluation.without_order(rows) == ["one time", "one tile"]
+  text = evaluation.summary(Collection("layout:xla:random"), rows, means, random=means)
+  assert text.count("one tile have no order") == 1 and "mean of 2 of 4 graphs" in text
+
+
+@pytest.mark.parametrize("kind", ["tile", "layout"])
+def test_the_features_of_the_judged_configurations_say_whether_there_is_an_order(kind):
+  graph = getattr(random_graphs, f"{kind}_graph")(
+    np.random.default_rng(0),
+    nodes=3,
+    edges=2,
+    configs=4,
+    **{"config_nodes": [1]} if kind == "layout" else {},
+  )
+  field = "config_feat" if kind == "tile" else "group_row"
+  choices = np.zeros_like(getattr(graph.configs, field))
+  choices[3] = 1
+  graph = dataclasses.replace(graph, configs=dataclasses.replace(graph.configs, **{field: choices}))
+  prepared = batching.prepare(graph, graph.node_feat)
+  ids = [np.arange(3), np.arange(4)]
+  found = evaluation.with_labels([prepared] * 2, ids, [np.zeros(3), np.zeros(4)])
+  assert [one.differ for one in found] == [False, True]
+
+
 @pytest.mark.parametrize("configs, shown", [(8, (1,)), (48, (1, 10)), (101, (1, 10, 100))])
 def test_no_slowdown_is_shown_for_more_configurations_than_there_are(configs, shown):
   collection = Collection("layout:xla:random")
@@ -80,7 +119,7 @@ def test_scores_are_saved_beside_runtimes(tmp_path):
       "b", 3, np.array([2, 0]), np.float32([0.5, 0.25]), np.array([30, 10]), np.array([1.5, 0.1])
     ),
     evaluation.GraphScores(
-      "a", 4, np.array([1]), np.float32([1.5]), np.array([7]), np.array([3.5])
+      "a", 4, np.array([1]), np.float32([1.5]), np.array([7]), np.array([3.5]), differ=False
     ),
   ]
   evaluation.write_scores(tmp_path / "s.npz", given)
@@ -90,6 +129,7 @@ def test_scores_are_saved_beside_runtimes(tmp_path):
     assert file["runtime_ns"].tolist() == [30, 10, 7] and file["runtime_ns"].dtype == np.int64
     assert file["label"].tolist() == [1.5, 0.1, 3.5]
     assert file["scores"].tolist() == [0.5, 0.25, 1.5]
+    assert file["differ"].tolist() == [True, False]
   for one, other in zip(evaluation.read_scores(tmp_path / "s.npz"), given, strict=True):
     np.testing.assert_equal(vars(one), vars(other))
 

@@ -7,6 +7,7 @@ one colour. A point of a line says its values where the mouse rests on it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
 import io
 import logging
 from typing import Any
@@ -302,7 +303,7 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
       )
   if NOISELESS in groups[0].runs[0].references:
     left.plot(
-      [metrics.kendall_tau(graph.ceiling_ns, graph.label) for graph in order],
+      [dataclasses.replace(graph, scores=graph.ceiling_ns).kendall_tau for graph in order],
       places,
       "|",
       color=_GREY,

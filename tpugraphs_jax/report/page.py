@@ -77,9 +77,9 @@ def check_judged(runs: Sequence[Run], name: str) -> None:
 
 def graph_of(comparison: Comparison, name: str) -> ValidationGraph | None:
   """The first group's graph of that name, else the one in the middle by Kendall tau."""
-  order = comparison.groups[0].by_tau
-  named = [graph for graph in order if graph.name == name]
-  return next(iter(named + order[len(order) // 2 :]), None)
+  first = comparison.groups[0]
+  named = [graph for graph in first.by_tau if graph.name == name]
+  return next(iter(named + first.by_tau[len(first.taus) // 2 :]), None)
 
 
 def _section(comparison: Comparison, graph: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -43,10 +43,6 @@ class ValidationGraph(evaluation.GraphScores):
   default: int | None = None
   ceiling_ns: np.ndarray | None = None
   changed: np.ndarray | None = None
-
-  @functools.cached_property
-  def kendall_tau(self) -> float:
-    return metrics.kendall_tau(self.scores, self.label)
 
   @functools.cached_property
   def slowdowns(self) -> dict[int, float]:
@@ -173,7 +169,7 @@ class Run:
 def _means_by_k(slowdowns: Sequence[Mapping[int, float]]) -> dict[str, float]:
   """Means over graphs, named as in `evaluation`; 0 where a graph has fewer than k."""
   ks = sorted({k for one in slowdowns for k in one})
-  return {f"slowdown{k}_mean": _mean(one.get(k, 0.0) for one in slowdowns) for k in ks}
+  return {f"slowdown{k}_mean": metrics.mean(one.get(k, 0.0) for one in slowdowns) for k in ks}
 
 
 def _named(means: Mapping[str, float], *, opa_mean: float) -> dict[str, float]:
@@ -181,12 +177,6 @@ def _named(means: Mapping[str, float], *, opa_mean: float) -> dict[str, float]:
   named = {evaluation.mean_name(metric): value for metric, value in means.items()}
   pooled = named.pop("opa_pooled")
   return named | {"opa_pooled": pooled, "opa_mean": opa_mean}
-
-
-def _mean(values: Iterable[float]) -> float:
-  """Mean of those that are numbers; NaN without any."""
-  numbers = [value for value in values if not math.isnan(value)]
-  return float(np.mean(numbers)) if numbers else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +198,7 @@ class Group:
 
   @functools.cached_property
   def taus(self) -> dict[str, float]:
-    """Kendall tau of each graph that has one, mean over the runs."""
+    """Kendall tau of each graph with an order, mean over the runs."""
     return {
       name: tau
       for name, tau in self.by_graph(lambda graph: graph.kendall_tau).items()
@@ -217,8 +207,13 @@ class Group:
 
   @property
   def by_tau(self) -> list[ValidationGraph]:
-    """The graphs of the first run, the lowest mean of Kendall tau first; without one before all."""
-    return sorted(self.runs[0].judged, key=lambda graph: self.taus.get(graph.name, -2))
+    """The graphs of the first run, the lowest mean of Kendall tau first, then without an order."""
+    return sorted(self.runs[0].judged, key=lambda graph: self.taus.get(graph.name, 2))
+
+  @property
+  def without_order(self) -> list[str]:
+    """Names of the graphs that no ranker can order."""
+    return [graph.name for graph in self.runs[0].judged if graph.name not in self.taus]
 
   @property
   def means(self) -> dict[str, float]:
@@ -228,14 +223,14 @@ class Group:
   def spread(self, metric: str) -> tuple[float, float]:
     """Mean and standard deviation (n - 1; NaN for one run) of a metric over the runs."""
     values = [run.means[metric] for run in self.runs if metric in run.means]
-    return _mean(values), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return metrics.mean(values), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
   def by_graph(self, value: Callable[[ValidationGraph], float]) -> dict[str, float]:
     """A number of each graph, mean over the runs."""
     numbers: dict[str, list[float]] = {}
     for graph in self.judged:
       numbers.setdefault(graph.name, []).append(value(graph))
-    return {name: _mean(values) for name, values in numbers.items()}
+    return {name: metrics.mean(values) for name, values in numbers.items()}
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
@@ -266,7 +261,7 @@ class Lead(NamedTuple):
 
   Attributes:
     other: the other group's name.
-    graphs: those with a Kendall tau in both.
+    graphs: those with an order, in both.
     gain: Kendall tau of the first less that of the other, mean over graphs.
     better: graphs on which the first has the larger Kendall tau.
     p_value: of the Wilcoxon signed-rank test that pairs graphs; NaN with fewer than
@@ -293,7 +288,7 @@ def leads(groups: Sequence[Group]) -> list[Lead]:
       Lead(
         other.name,
         len(change),
-        _mean(change),
+        metrics.mean(change),
         int((change > 0).sum()),
         float(stats.wilcoxon(change).pvalue) if is_tested else math.nan,
       )
@@ -333,7 +328,8 @@ class Comparison:
     first, *others = self.groups
     if not first.judged:
       return [f"{', '.join(group.name for group in self.groups)}: not evaluated yet."]
-    tau = f"Kendall tau {first.spread(TAU)[0]:.3f}, mean of {len(first.taus)} graphs"
+    graphs = metrics.mean_of(len(first.runs[0].judged), first.without_order)
+    tau = f"Kendall tau {first.spread(TAU)[0]:.3f}, {graphs}"
     if others:
       lead = leads(self.groups)[0]
       test = (

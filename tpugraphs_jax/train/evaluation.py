@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 import csv
 import dataclasses
+import functools
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,14 @@ _JOINED = ("config_ids", "scores", "runtime_ns", "label")
 _SCORES = {
   "graphs": "U",
   "nodes": "iu",
+  "differ": "b",
   "sizes": "iu",
   "config_ids": "iu",
   "scores": "f",
   "runtime_ns": "iu",
   "label": "iuf",
 }
-_LEAST = {"nodes": 0, "sizes": 1, "config_ids": 0, "scores": -np.inf, "runtime_ns": 1, "label": 0}
+_LEAST = {"sizes": 1, "scores": -np.inf, "runtime_ns": 1}  # 0 of the others
 _MOST_LINES = 30  # of programs in a summary
 _POOLED = ("opa",)  # metrics over the pairs of all graphs; other metrics are means over graphs
 
@@ -46,6 +49,7 @@ class GraphScores:
     runtime_ns: `[n]` int64 runtimes.
     label: `[n]` labels that define the true order: runtime over normalizer float64 for kernels,
       runtime int64 ns for programs (`TileConfigs.label`, `LayoutConfigs.label`).
+    differ: whether the features of any two configurations differ.
   """
 
   name: str
@@ -54,6 +58,17 @@ class GraphScores:
   scores: np.ndarray
   runtime_ns: np.ndarray
   label: np.ndarray
+  differ: bool = True
+
+  @property
+  def has_order(self) -> bool:
+    """Whether a ranker can be right: features and labels of configurations differ."""
+    return self.differ and np.ptp(self.label) > 0
+
+  @functools.cached_property
+  def kendall_tau(self) -> float:
+    """As `metrics.kendall_tau`; NaN for a graph without an order."""
+    return metrics.kendall_tau(self.scores, self.label) if self.has_order else math.nan
 
 
 def with_labels(
@@ -70,6 +85,7 @@ def with_labels(
       graph_scores,
       graph.configs.runtime_ns[ids],
       graph.configs.label[ids],
+      graph.configs.subset(ids).differ,
     )
     for graph, ids, graph_scores in zip(graphs, config_ids, scores)
   ]
@@ -78,7 +94,11 @@ def with_labels(
 def evaluate(
   judged: Sequence[GraphScores], ks: Sequence[int]
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-  """One row of metrics per graph, and their means with OPA pooled over all pairs (official).
+  """One row of metrics per graph, and their means with OPA pooled over all pairs.
+
+  A graph without an order (`GraphScores.has_order`) has neither Kendall's tau nor OPA: both are
+  NaN in its row, and their means leave it out. Pooled OPA is as published: pairs of configurations
+  with equal features count as wrong.
 
   Args:
     judged: scores and labels of graphs.
@@ -93,8 +113,8 @@ def evaluate(
         "graph": graph.name,
         "nodes": graph.nodes,
         "configs": len(graph.scores),
-        "opa": metrics.opa(*order),
-        "kendaltau": metrics.kendall_tau(*order),
+        "opa": metrics.opa(*order) if graph.has_order else math.nan,
+        "kendaltau": graph.kendall_tau,
         **{f"slowdown{k}": value for k, value in slowdown.items()},
       }
     )
@@ -107,7 +127,7 @@ def program_rows(
 ) -> list[dict[str, Any]]:
   """One row per program of tile kernels, as in the tables of the MLSys 2021 paper.
 
-  Kendall's tau is the mean over kernels of the program, Tile-Size APE is computed over all kernels,
+  Kendall's tau is the mean over kernels with an order, Tile-Size APE is computed over all kernels,
   and MAPE over all their configurations, where runtimes are predicted. Tile-Size APE and MAPE use
   nanoseconds, as in the paper, instead of labels.
 
@@ -121,13 +141,12 @@ def program_rows(
   rows = []
   for program, numbers in sorted(programs.items()):
     members = [judged[number] for number in numbers]
-    taus = [{"kendaltau": metrics.kendall_tau(one.scores, one.label)} for one in members]
     first = [metrics.best_of_top_k(one.scores, one.runtime_ns, 1) for one in members]
     best = [one.runtime_ns.min() for one in members]
     row = {
       "program": program,
       "kernels": len(members),
-      **mean_row(taus),
+      "kendaltau": metrics.mean(one.kendall_tau for one in members),
       "tile_size_ape": metrics.tile_size_ape(np.array(first), np.array(best)),
     }
     if predicted_ns is not None:
@@ -142,6 +161,11 @@ def program_rows(
 def mean_name(metric: str) -> str:
   """The name of a metric over many graphs: `opa_pooled` (over all pairs), `kendaltau_mean`."""
   return f"{metric}_pooled" if metric in _POOLED else f"{metric}_mean"
+
+
+def without_order(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Names of the graphs without an order, from their rows."""
+  return [row["graph"] for row in rows if math.isnan(row.get("kendaltau", 0.0))]
 
 
 def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -194,6 +218,8 @@ def summary(
     f"  ({split} split, configurations: {configurations}; _pooled: over the pairs of "
     "all graphs, _mean: over graphs)"
   )
+  if unordered := without_order(rows):
+    lines.append(f"  (kendaltau_mean: {metrics.mean_of(len(rows), unordered)})")
   if collection.kind == "layout":
     columns = [name for name in names if name == "kendaltau" or name.startswith("slowdown")]
     by_name = {name: {row["graph"]: row[name] for row in rows} for name in columns}
@@ -217,9 +243,9 @@ def summary(
 def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
   """Writes scores and labels, for `read_scores` or NumPy.
 
-  The `.npz` has `graphs` `[G]` names, `nodes` `[G]`, `sizes` `[G]` numbers of configurations, and
-  `config_ids`, `runtime_ns` int64, `label` (see `GraphScores`) and `scores` float32, each
-  `[sum(sizes)]`, graph after graph.
+  The `.npz` has `graphs` `[G]` names, `nodes` and `differ` `[G]`, `sizes` `[G]` numbers of
+  configurations, and `config_ids`, `runtime_ns` int64, `label` (see `GraphScores`) and `scores`
+  float32, each `[sum(sizes)]`, graph after graph.
   """
   joined: dict[str, Any] = {
     name: np.concatenate([getattr(graph, name) for graph in judged]) for name in _JOINED
@@ -229,6 +255,7 @@ def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
       file,
       graphs=np.array([graph.name for graph in judged]),
       nodes=np.array([graph.nodes for graph in judged]),
+      differ=np.array([graph.differ for graph in judged]),
       sizes=np.array([len(graph.scores) for graph in judged]),
       **joined,
     )
@@ -245,17 +272,21 @@ def read_scores(path: Path) -> list[GraphScores]:
     sizes = arrays["sizes"]
     lengths = {name: int(sizes.sum()) for name in _JOINED} | {
       "nodes": len(sizes),
+      "differ": len(sizes),
       "graphs": len(sizes),
     }
     for name, array in arrays.items():
       if array.shape != (lengths.get(name, array.size),) or array.dtype.kind not in _SCORES[name]:
         archive.fail(name, f"is {array.dtype} {list(array.shape)}")
-      if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= _LEAST[name])).all():
-        archive.fail(name, f"has a number that is not finite, or below {_LEAST[name]}")
+      least = _LEAST.get(name, 0)
+      if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= least)).all():
+        archive.fail(name, f"has a number that is not finite, or below {least}")
     columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
     return [
-      GraphScores(trust.name(str(name)), int(nodes), *parts)
-      for name, nodes, *parts in zip(arrays["graphs"], arrays["nodes"], *columns)
+      GraphScores(trust.name(str(name)), int(nodes), *parts, bool(differ))
+      for name, nodes, differ, *parts in zip(
+        arrays["graphs"], arrays["nodes"], arrays["differ"], *columns
+      )
     ]
 
 
@@ -275,8 +306,4 @@ def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -
 def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   """Mean of every float column over the rows where it is not NaN."""
   numeric = [key for key, value in rows[0].items() if isinstance(value, float)] if rows else []
-  columns = {key: np.array([row[key] for row in rows]) for key in numeric}
-  return {
-    key: float(column[~np.isnan(column)].mean()) if (~np.isnan(column)).any() else float("nan")
-    for key, column in columns.items()
-  }
+  return {key: metrics.mean(row[key] for row in rows) for key in numeric}

@@ -313,6 +313,7 @@ def _write_evaluation(
       name: {
         "split": split,
         "graphs": len(rows),
+        "graphs_without_order": evaluation.without_order(rows),
         "configurations": configurations,
         "configurations_judged": sum(len(graph.scores) for graph in judged_graphs),
         "metrics": {evaluation.mean_name(key): value for key, value in means.items()},
