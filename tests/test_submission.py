@@ -240,13 +240,31 @@ def test_scores_are_those_of_the_competition(labelled, tmp_path):
     _ranked(tmp_path, {"tile:xla": TILES, "layout:xla:random": LAYOUTS}), labelled
   )
   # Best of five against best of all: 25 and 10 in 1a; 7 and 7 in 2b, which has two.
-  assert found["tile:xla"] == (pytest.approx(((1 - 1.5) + 1) / 2), 2)
+  assert found["tile:xla"] == (pytest.approx(((1 - 1.5) + 1) / 2), 2, [])
   # The graph with equal runtimes has no order and is left out of the mean.
-  value, graphs = found["layout:xla:random"]
+  value, graphs, without_order = found["layout:xla:random"]
   assert value == pytest.approx(
     stats.kendalltau(np.argsort(LAYOUTS["net"]), LABELS["layout:xla:random"]["net"]).statistic
   )
-  assert graphs == 2
+  assert (graphs, without_order) == (2, ["flat"])
+
+
+def test_graphs_without_an_order_are_named_and_no_score_comes_from_them_alone(tmp_path, capsys):
+  arguments = ["score", str(tmp_path / "valid.csv"), "--data_root", str(tmp_path / "labelled")]
+  flat = {"flat": [4, 4, 4], "single": [7]}
+  path = _write_files(tmp_path / "labelled", "valid", {"layout:xla:random": flat})
+  rankings = {"flat": [0, 1, 2], "single": [0]}
+  _ranked(tmp_path, {"layout:xla:random": rankings})
+  assert submission.main(arguments) == 2
+  out, err = capsys.readouterr()
+  assert not out and err.startswith("error: layout:xla:random") and err.count("\n") == 1
+  (path / "layout" / "xla" / "random" / "valid" / "flat.npz").unlink()
+  np.savez(path / "layout" / "xla" / "random" / "valid" / "net.npz", config_runtime=[3, 9])
+  _ranked(tmp_path, {"layout:xla:random": {"net": [0, 1], "single": [0]}})
+  assert submission.main(arguments) == 0
+  assert (
+    "1.0000  Kendall tau, mean of 1 of 2 graphs; single has no order\n" in capsys.readouterr().out
+  )
 
 
 def test_kernels_are_scored_by_runtime_over_normalizer(labelled, tmp_path):
@@ -257,12 +275,14 @@ def test_kernels_are_scored_by_runtime_over_normalizer(labelled, tmp_path):
   )
   found = submission.score(_ranked(tmp_path, {"tile:xla": TILES}), labelled)
   # The quotients of 1a are 0.3, 0.5, 0.4, 0.2, 0.5, 0.6 and 0.25: configuration 6 against 3.
-  assert found["tile:xla"] == (pytest.approx(((1 - 0.25) + 1) / 2), 2)
+  assert found["tile:xla"] == (pytest.approx(((1 - 0.25) + 1) / 2), 2, [])
 
 
 def test_a_perfect_order_scores_one(labelled, tmp_path):
   best = {name: np.argsort(runtime, kind="stable") for name, runtime in LABELS["tile:xla"].items()}
-  assert submission.score(_ranked(tmp_path, {"tile:xla": best}), labelled) == {"tile:xla": (1, 2)}
+  assert submission.score(_ranked(tmp_path, {"tile:xla": best}), labelled) == {
+    "tile:xla": (1, 2, [])
+  }
 
 
 @pytest.mark.parametrize(
@@ -279,6 +299,17 @@ def test_rankings_that_fail_the_check_are_not_scored(labelled, tmp_path, tiles, 
   assert submission.main(["score", str(path), "--data_root", str(labelled)]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert complaint in line
+
+
+@pytest.mark.parametrize(
+  "changes", [{"config_runtime": [7, -8]}, {"config_runtime_normalizers": [100, 0]}]
+)
+def test_times_that_are_not_positive_are_refused_with_their_file(labelled, tmp_path, changes):
+  path = labelled / "tile" / "xla" / "valid" / "2b.npz"
+  with np.load(path) as file:
+    np.savez(path, **dict(file) | changes)
+  with pytest.raises(ValueError, match=f"2b.npz: {next(iter(changes))} .*positive"):
+    submission.score(_ranked(tmp_path, {"tile:xla": TILES}), labelled)
 
 
 def test_a_split_without_labels_is_not_scored(data_root, tmp_path):

@@ -21,6 +21,7 @@ import os
 from pathlib import Path
 import re
 import sys
+from typing import NamedTuple
 
 import numpy as np
 
@@ -127,14 +128,22 @@ def check(path: str | os.PathLike[str], data_root: str | os.PathLike[str]) -> li
   return _problems(path, _read_rows(path), _files_of(data_root, "test"), data_root, "test")
 
 
+class Score(NamedTuple):
+  """The score of a collection: its mean, the graphs, and the names of those without an order."""
+
+  mean: float
+  graphs: int
+  without_order: list[str]
+
+
 def score(
   path: str | os.PathLike[str], data_root: str | os.PathLike[str], *, split: str = "valid"
-) -> dict[str, tuple[float, int]]:
-  """The competition's metric of a submission: score and number of graphs of each collection.
+) -> dict[str, Score]:
+  """The competition's metric of a submission, by collection.
 
   The score of a tile graph is 1 - (best of the first five / best - 1) of runtime / normalizer, the
   score of a layout graph Kendall's tau-b between ranks and runtimes. A collection has the mean over
-  its graphs.
+  its graphs; a layout graph whose runtimes are all equal has no order and is not in it.
   The competition's score is the mean over its five collections (Kaggle, "Google - Fast or Slow?",
   2023).
 
@@ -145,7 +154,8 @@ def score(
 
   Raises:
     FileNotFoundError: no file at `path`, or no graph under `data_root`.
-    ValueError: a line or ranking that no check would accept, or a graph without labels.
+    ValueError: a line or ranking that no check would accept, a graph without labels, or a
+      collection without a graph that has an order.
   """
   rows = _read_rows(path)
   if not rows:
@@ -158,27 +168,41 @@ def score(
   }
   if problems := _problems(path, rows, files, data_root, split):
     raise ValueError(problems[0])
-  values_of: dict[str, list[float]] = {name: [] for name in datasets.RELEASED if name in names}
+  values_of: dict[str, dict[str, float]] = {name: {} for name in datasets.RELEASED if name in names}
   for row_id, file in files.items():
-    collection, (_, ranking) = split_id(row_id)[0], rows[row_id]
-    values_of[collection].append(_score_of(collection, ranking, file))
-  return {name: (float(np.nanmean(values)), len(values)) for name, values in values_of.items()}
+    (collection, name), (_, ranking) = split_id(row_id), rows[row_id]
+    values_of[collection][name] = _score_of(collection, ranking, file)
+  return {name: _mean_score(name, values) for name, values in values_of.items()}
+
+
+def _mean_score(collection: str, values: Mapping[str, float]) -> Score:
+  unordered = [name for name, value in values.items() if np.isnan(value)]
+  if len(unordered) == len(values):
+    raise ValueError(
+      f"{collection}: all runtimes of each graph are equal, so that no order is right or wrong; "
+      "score a split with other graphs"
+    )
+  return Score(metrics.mean(values.values()), len(values), unordered)
 
 
 def _score_of(collection: str, ranking: np.ndarray, file: Path) -> float:
   """The score of one graph; NaN where all runtimes are equal and no order is right."""
+  is_layout = collection.startswith("layout")
+  names = ["config_runtime", *["config_runtime_normalizers"] * (not is_layout)]
   with npz.NpzArchive(file) as archive:
-    runtime = archive.read("config_runtime")
-    is_layout = collection.startswith("layout")
-    normalizer = 1 if is_layout else archive.read("config_runtime_normalizers")
-  if not runtime.any():
-    raise ValueError(
-      f"{file} has no labels: only a split with runtimes can be scored, such as valid"
-    )
+    runtime, *others = (archive.read(name) for name in names)
+    if not runtime.any():
+      raise ValueError(
+        f"{file} has no labels: only a split with runtimes can be scored, such as valid"
+      )
+    for name, values in zip(names, (runtime, *others)):
+      if values.min() <= 0:
+        archive.fail(name, f"has the value {values.min()}, expected positive nanoseconds")
   place = np.full(len(runtime), len(runtime), np.int64)
   place[ranking] = np.arange(len(ranking))
   if is_layout:
     return metrics.kendall_tau(place, runtime)
+  (normalizer,) = others
   return 1 - metrics.top_k_slowdown(place, runtime / normalizer, [TILE_TOP])[TILE_TOP]
 
 
@@ -233,11 +257,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   return 0
 
 
-def _print_scores(scores: Mapping[str, tuple[float, int]]) -> None:
-  for name, (value, graphs) in scores.items():
+def _print_scores(scores: Mapping[str, Score]) -> None:
+  for name, found in scores.items():
     what = "Kendall tau" if name.startswith("layout") else "1 - slowdown of the best of five"
-    print(f"{name:<20} {value:.4f}  {what}, mean of {graphs} graphs")
-  mean = np.mean([value for value, _ in scores.values()])
+    graphs = metrics.mean_of(found.graphs, found.without_order)
+    print(f"{name:<20} {found.mean:.4f}  {what}, {graphs}")
+  mean = np.mean([found.mean for found in scores.values()])
   print(f"{'mean':<20} {mean:.4f}  of {len(scores)} collections")
   missing = [name for name in datasets.RELEASED if name not in scores]
   if missing:
