@@ -196,10 +196,12 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
   assert (result.best_value, result.best_step) == (0.5, 4)
 
 
-def test_a_run_can_end_with_its_last_checkpoint(tmp_path):
+def test_a_run_can_end_with_its_last_checkpoint_which_it_does_not_call_the_best(tmp_path, capsys):
   falling = lambda params, step: {"opa": 1 / step}
   result = toy.train(tmp_path, evaluate=falling, result="last")
-  assert result.best_step == result.step
+  assert (result.best_step, result.best_value) == (result.step, 1 / result.step)
+  out = capsys.readouterr().out
+  assert "best" not in out and f"last valid_sample/opa {1 / result.step:.4f} at step" in out
   with contextlib.closing(checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS)) as checkpoints:
     assert checkpoints.best().step == result.step
 

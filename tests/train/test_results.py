@@ -9,7 +9,7 @@ import parts
 import pytest
 
 from tpugraphs_jax.datasets import Collection
-from tpugraphs_jax.train import results
+from tpugraphs_jax.train import loop, results
 
 
 def test_sections_are_replaced_and_the_others_stay(tmp_path):
@@ -37,6 +37,14 @@ def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path):
   results.begin_summary(config, tmp_path, Collection("tile:xla"))
   found = results.read_summary(tmp_path)
   assert "validation" not in found and found["model"] == "EarlyJoinSAGE" and found["seed"] == 7
+
+
+@pytest.mark.parametrize("kept, other", [("best", "last"), ("last", "best")])
+def test_the_summary_calls_the_step_of_the_model_by_what_chose_it(kept, other):
+  config = parts.config_of("tile", **{"train.result": kept})
+  end = loop.TrainResult(None, 9, 0.25, 6, "last epoch", 1.0, 2)
+  found = results.of_training(config, end, graphs=2, seconds=3.0)
+  assert (found[kept]["step"], found[kept]["value"]) == (6, 0.25) and other not in found
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,7 @@ OnBest = Callable[[optax.Params, int, dict[str, float]], None]  # `(params, step
 class Progress:
   """Bookkeeping of the loop, saved with every checkpoint."""
 
+  # Of the step that becomes the model: with `result=last` the last evaluation.
   best_value: float | None = None
   best_step: int | None = None
   evaluated_step: int = 0  # step of the last evaluation
@@ -182,7 +183,9 @@ class TrainResult:
 
   state: TrainState  # the last state, of numpy arrays without a device axis
   step: int
-  best_value: float | None  # None without an evaluation that gave a number
+  # Of the step that became the model (`TrainOptions.result`); None without an evaluation that gave
+  # a number.
+  best_value: float | None
   best_step: int | None
   why: str  # reason of the end, in words
   compile_seconds: float  # of the first step, which compiles
@@ -377,7 +380,8 @@ class _Loop:
     """The loss, the best evaluation, and the time left at the mean rate."""
     parts = [f"loss {self.last_loss:.5g}"]
     if self.progress.best_value is not None:
-      parts.append(f"best {self.metric} {self.progress.best_value:.4f}")
+      name = f"{self.schedule.options.result} {self.metric}"
+      parts.append(f"{name} {self.progress.best_value:.4f}")
     first, since = self.began
     if self.step > first:
       seconds = (time.monotonic() - since) / (self.step - first)
@@ -474,7 +478,7 @@ class _Loop:
       self.on_best(params, self.step, metrics)
     self._save(value=float(self.step) if is_last else value)
     text = f"{self.metric} {value:.4f}"
-    if progress.best_step is not None:
+    if progress.best_step is not None and not is_last:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
     self.log.restart_clock(self.step)  # rates leave out the evaluation
     self.log.progress(self.step, lambda: text, is_due=is_first)
@@ -512,7 +516,8 @@ class _Loop:
     best, why = self.progress, self.schedule.why_ended(self.step)
     text = f"training ended at step {self.step}: {why}"
     if best.best_step is not None:
-      text += f"; best {self.metric} {best.best_value:.4f} at step {best.best_step}"
+      name = f"{self.schedule.options.result} {self.metric}"
+      text += f"; {name} {best.best_value:.4f} at step {best.best_step}"
     self.log.say(text)
     what, peak_bytes = log_lib.peak_memory()
     self.log.say(f"peak memory of the {what}: {console.size(peak_bytes)}")

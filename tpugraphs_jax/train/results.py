@@ -183,7 +183,7 @@ def interruptions(workdir: Path) -> Iterator[None]:
 def of_training(
   config: ml_collections.ConfigDict, result: loop.TrainResult, *, graphs: int, seconds: float
 ) -> dict[str, Any]:
-  """The section `training` of the summary.
+  """The section `training` of the summary; `best` or `last` has the step that became the model.
 
   Args:
     config: of the run.
@@ -198,7 +198,7 @@ def of_training(
     "seconds": seconds,
     "compile_seconds": result.compile_seconds,
     "peak_memory": {"of": memory, "bytes": result.peak_bytes},
-    "best": {
+    config.train.result: {
       "step": result.best_step,
       "metric": f"{metrics.SAMPLE}/{evaluation.mean_name(config.train.best_metric)}",
       "value": result.best_value,
