@@ -47,6 +47,11 @@ class _Configs:
     raise NotImplementedError
 
   @property
+  def label(self) -> np.ndarray:
+    """The number by which a ranking is judged, `[C]`."""
+    raise NotImplementedError
+
+  @property
   def choices(self) -> np.ndarray:
     """A row per configuration, `[C, ...]`; equal configurations have equal rows."""
     raise NotImplementedError
@@ -55,6 +60,11 @@ class _Configs:
   def differ(self) -> bool:
     """Whether any configuration differs from the first; reads rows until one differs."""
     return any((row != self.choices[0]).any() for row in self.choices)
+
+  @property
+  def has_order(self) -> bool:
+    """Whether a ranker can be right: labels and choices of configurations differ."""
+    return bool(np.ptp(self.label)) and self.differ
 
   @property
   def is_labelled(self) -> bool:

@@ -90,7 +90,7 @@ def test_graphs_come_sorted_with_sizes_and_those_without_an_order_last(tmp_path)
     ["d", "a", "b", "c"],
     [np.array([10, 12, 15])] * 4,
     [np.array(scores) for scores in ([3, 3, 3], [0, 1, 2], [1, 0, 2], [3, 3, 3])],
-    differ=[False, True, True, True],
+    has_order=[False, True, True, True],
   )
   assert table_of(page_of([run], tmp_path, drawn=True), "Graphs")[1:] == [
     ["c", "3,007", "3", "0.0000", "0.0000"],

@@ -79,12 +79,12 @@ def several_runs(folder):
   ]
 
 
-def write_scores(folder, names, runtime, scores, differ=None):
+def write_scores(folder, names, runtime, scores, has_order=None):
   np.savez(
     folder / "validation_scores.npz",
     graphs=np.array(names),
     nodes=np.arange(len(names)) * 1000 + 7,
-    differ=np.full(len(names), True) if differ is None else differ,
+    has_order=np.full(len(names), True) if has_order is None else has_order,
     sizes=[len(r) for r in runtime],
     config_ids=np.concatenate([np.arange(len(r)) for r in runtime]),
     runtime_ns=np.concatenate(runtime),

@@ -66,14 +66,14 @@ def test_kernels_are_judged_by_runtime_over_normalizer_and_programs_by_runtime()
 
 
 def test_graphs_that_no_ranker_can_order_are_counted_apart_and_equal_scores_are_not():
-  scores = lambda name, score, label, differ=True: evaluation.GraphScores(
-    name, 3, np.arange(4), np.float32(score), np.array(label), np.array(label), differ
+  scores = lambda name, score, label, has_order=True: evaluation.GraphScores(
+    name, 3, np.arange(4), np.float32(score), np.array(label), np.array(label), has_order
   )
   judged = [
     scores("right", [1, 2, 3, 4], [10, 20, 30, 40]),
     scores("collapsed", [5, 5, 5, 5], [10, 20, 30, 40]),
     scores("one time", [1, 2, 3, 4], [10, 10, 10, 10]),
-    scores("one tile", [5, 5, 5, 5], [20, 10, 10, 10], differ=False),
+    scores("one tile", [5, 5, 5, 5], [20, 10, 10, 10], has_order=False),
   ]
   rows, means = evaluation.evaluate(judged, (1,))
   taus = [row["kendaltau"] for row in rows]
@@ -101,7 +101,7 @@ def test_the_features_of_the_judged_configurations_say_whether_there_is_an_order
   prepared = batching.prepare(graph, graph.node_feat)
   ids = [np.arange(3), np.arange(4)]
   found = evaluation.with_labels([prepared] * 2, ids, [np.zeros(3), np.zeros(4)])
-  assert [one.differ for one in found] == [False, True]
+  assert [one.has_order for one in found] == [False, True]
 
 
 @pytest.mark.parametrize("configs, shown", [(8, (1,)), (48, (1, 10)), (101, (1, 10, 100))])
@@ -119,7 +119,7 @@ def test_scores_are_saved_beside_runtimes(tmp_path):
       "b", 3, np.array([2, 0]), np.float32([0.5, 0.25]), np.array([30, 10]), np.array([1.5, 0.1])
     ),
     evaluation.GraphScores(
-      "a", 4, np.array([1]), np.float32([1.5]), np.array([7]), np.array([3.5]), differ=False
+      "a", 4, np.array([1]), np.float32([1.5]), np.array([7]), np.array([3.5]), has_order=False
     ),
   ]
   evaluation.write_scores(tmp_path / "s.npz", given)
@@ -129,7 +129,7 @@ def test_scores_are_saved_beside_runtimes(tmp_path):
     assert file["runtime_ns"].tolist() == [30, 10, 7] and file["runtime_ns"].dtype == np.int64
     assert file["label"].tolist() == [1.5, 0.1, 3.5]
     assert file["scores"].tolist() == [0.5, 0.25, 1.5]
-    assert file["differ"].tolist() == [True, False]
+    assert file["has_order"].tolist() == [True, False]
   for one, other in zip(evaluation.read_scores(tmp_path / "s.npz"), given, strict=True):
     np.testing.assert_equal(vars(one), vars(other))
 

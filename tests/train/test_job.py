@@ -216,6 +216,18 @@ def test_ties_are_ranked_in_file_order(kind, tmp_path):
   np.testing.assert_array_equal(saved[f"{name}:some"], [4, 1, 3, 0, 2, 5])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("same", ["runtimes", "features"])
+def test_validation_graphs_without_an_order_choose_no_checkpoint(kind, same, tmp_path):
+  train = [graph_of(kind, f"t{number}", np.arange(1, 31)) for number in range(3)]
+  runtime = [7] * 30 if same == "runtimes" else np.arange(1, 31)
+  valid = graph_of(kind, "v", runtime, same=same == "features")
+  root = written(tmp_path / "npz", kind, train=train, valid=[valid])
+  job = parts_lib.make(kind, data_root=str(root))
+  with pytest.raises(ValueError, match="no labelled validation graph"):
+    job_lib.load_graphs(job, tmp_path, resume=False)
+
+
 def validation_ids(**changes):
   graph = graph_of("layout", "unet", np.arange(1, 10))
   return parts_lib.make("layout", **changes).data.validation_ids(graph.name, graph.configs)

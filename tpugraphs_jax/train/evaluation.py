@@ -25,7 +25,7 @@ _JOINED = ("config_ids", "scores", "runtime_ns", "label")
 _SCORES = {
   "graphs": "U",
   "nodes": "iu",
-  "differ": "b",
+  "has_order": "b",
   "sizes": "iu",
   "config_ids": "iu",
   "scores": "f",
@@ -49,7 +49,7 @@ class GraphScores:
     runtime_ns: `[n]` int64 runtimes.
     label: `[n]` labels that define the true order: runtime over normalizer float64 for kernels,
       runtime int64 ns for programs (`TileConfigs.label`, `LayoutConfigs.label`).
-    differ: whether the features of any two configurations differ.
+    has_order: as `TileConfigs.has_order`, of these configurations.
   """
 
   name: str
@@ -58,12 +58,7 @@ class GraphScores:
   scores: np.ndarray
   runtime_ns: np.ndarray
   label: np.ndarray
-  differ: bool = True
-
-  @property
-  def has_order(self) -> bool:
-    """Whether a ranker can be right: features and labels of configurations differ."""
-    return self.differ and np.ptp(self.label) > 0
+  has_order: bool = True
 
   @functools.cached_property
   def kendall_tau(self) -> float:
@@ -85,7 +80,7 @@ def with_labels(
       graph_scores,
       graph.configs.runtime_ns[ids],
       graph.configs.label[ids],
-      graph.configs.subset(ids).differ,
+      graph.configs.subset(ids).has_order,
     )
     for graph, ids, graph_scores in zip(graphs, config_ids, scores)
   ]
@@ -243,7 +238,7 @@ def summary(
 def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
   """Writes scores and labels, for `read_scores` or NumPy.
 
-  The `.npz` has `graphs` `[G]` names, `nodes` and `differ` `[G]`, `sizes` `[G]` numbers of
+  The `.npz` has `graphs` `[G]` names, `nodes` and `has_order` `[G]`, `sizes` `[G]` numbers of
   configurations, and `config_ids`, `runtime_ns` int64, `label` (see `GraphScores`) and `scores`
   float32, each `[sum(sizes)]`, graph after graph.
   """
@@ -255,7 +250,7 @@ def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
       file,
       graphs=np.array([graph.name for graph in judged]),
       nodes=np.array([graph.nodes for graph in judged]),
-      differ=np.array([graph.differ for graph in judged]),
+      has_order=np.array([graph.has_order for graph in judged]),
       sizes=np.array([len(graph.scores) for graph in judged]),
       **joined,
     )
@@ -272,7 +267,7 @@ def read_scores(path: Path) -> list[GraphScores]:
     sizes = arrays["sizes"]
     lengths = {name: int(sizes.sum()) for name in _JOINED} | {
       "nodes": len(sizes),
-      "differ": len(sizes),
+      "has_order": len(sizes),
       "graphs": len(sizes),
     }
     for name, array in arrays.items():
@@ -283,9 +278,9 @@ def read_scores(path: Path) -> list[GraphScores]:
         archive.fail(name, f"has a number that is not finite, or below {least}")
     columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
     return [
-      GraphScores(trust.name(str(name)), int(nodes), *parts, bool(differ))
-      for name, nodes, differ, *parts in zip(
-        arrays["graphs"], arrays["nodes"], arrays["differ"], *columns
+      GraphScores(trust.name(str(name)), int(nodes), *parts, bool(has_order))
+      for name, nodes, has_order, *parts in zip(
+        arrays["graphs"], arrays["nodes"], arrays["has_order"], *columns
       )
     ]
 

@@ -118,10 +118,10 @@ def load_graphs(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], li
   config, data = job.config, job.data
   train_graphs = trainable(job, job.load("train"))
   valid_graphs = evaluable(data.load(config.data_root, "valid"))
-  if not valid_graphs:
+  if not any(graph.configs.has_order for graph in valid_graphs):
     raise ValueError(
-      f"no labelled validation graph of {data.collection.name} in "
-      f"{config.data_root}; choosing the best checkpoint needs at least one"
+      f"no labelled validation graph of {data.collection.name} in {config.data_root} whose "
+      "runtimes and features of configurations differ; choosing the best checkpoint needs one"
     )
   _fit_once(job, train_graphs, workdir, resume=resume)
   log.write_manifest(workdir, config.to_dict())
