@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Explanation(list):
-  """Choices of a configuration by how much each adds to its score, largest first.
+  """Choices of a configuration by how much each changes its score, the largest change first.
 
   The items are `rankers.tables.charges.Charge` of a score table, `Exchange` of any other ranker.
   Each has `change`, in units of the score, and `places`, the nodes to which the change belongs.
@@ -31,7 +31,7 @@ class Explanation(list):
   def __init__(
     self, rows: Iterable[Charge | Exchange], graph: OpGraph, config: int, against: int | None
   ):
-    super().__init__(rows)
+    super().__init__(sorted(rows, key=lambda row: -abs(row.change)))
     self.graph, self.config, self.against = graph, config, against
 
   def by_node(self) -> dict[int, float]:
@@ -130,7 +130,7 @@ def exchanges(
   *,
   against: int | None = None,
 ) -> list[Exchange]:
-  """How much every choice of `config` adds to its score, largest first.
+  """How much every choice of `config` changes its score.
 
   Each choice in which `config` differs from `against` is replaced alone, and the graph is scored
   again. Choices interact: the results need not add up to the difference of the two scores.
@@ -148,8 +148,7 @@ def exchanges(
   if not parts:
     return []
   first, *others = scores(dataclasses.replace(graph, configs=configs)).astype(np.float64)
-  rows = [Exchange(*part, float(first - other)) for part, other in zip(parts, others)]
-  return sorted(rows, key=lambda row: -row.change)
+  return [Exchange(*part, float(first - other)) for part, other in zip(parts, others)]
 
 
 def check_numbers(graph: OpGraph, *numbers: int | None) -> None:

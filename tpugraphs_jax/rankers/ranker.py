@@ -244,7 +244,7 @@ class Ranker:
   def explain(
     self, graph: OpGraph, config: int, *, against: int | None = None
   ) -> explaining.Explanation:
-    """How much each choice of a configuration adds to its score, largest first.
+    """How much each choice of a configuration changes its score, the largest change first.
 
     Score tables give charges that add up to the score. For other rankers, `exchanges` replaces one
     choice at a time.
@@ -430,7 +430,7 @@ def explain(
   *,
   against: int | None = None,
 ) -> explaining.Explanation:
-  """How much each choice of a configuration adds to its score; see `Ranker.explain`.
+  """How much each choice of a configuration changes its score; see `Ranker.explain`.
 
   Args:
     place: as in `load`, or a loaded ranker.
@@ -449,7 +449,7 @@ def explain(
     >>> graph = tpugraphs_jax.read_layout(
     ...     "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz")
     >>> rows = tpugraphs_jax.explain("layout-cpu-measured", graph, 3, against=0)
-    >>> all(one.change >= other.change for one, other in zip(rows, rows[1:]))
+    >>> all(abs(one.change) >= abs(other.change) for one, other in zip(rows, rows[1:]))
     True
   """
   return _ranker(place, "explain").explain(graph, config, against=against)

@@ -90,9 +90,11 @@ def test_charges_add_up_to_the_score_and_their_differences_to_its_difference(tra
   ranker, graph = Ranker.load(workdir), graphs_of(root, "valid")[0]
   (scores,) = ranker.scores([graph])
   rows = ranker.explain(graph, 3)
-  assert [row.cost for row in rows] == sorted((row.cost for row in rows), reverse=True)
   assert sum(row.cost for row in rows) == pytest.approx(float(scores[3]), rel=1e-3, abs=1e-3)
   both = ranker.explain(graph, 3, against=5)
+  for found in (rows, both):
+    sizes = [abs(row.change) for row in found]
+    assert sizes == sorted(sizes, reverse=True) and min(row.change for row in found) < 0
   difference = sum(row.cost - row.before for row in both)
   assert difference == pytest.approx(float(scores[3] - scores[5]), rel=1e-3, abs=1e-3)
   with pytest.raises(ValueError, match="9999"):

@@ -142,7 +142,7 @@ class TablesFamily(Family):
   def charges(
     self, params: optax.Params, program: PreparedTables, config: int, *, against: int | None = None
   ) -> list[Charge]:
-    """The costs that add up to the score of a configuration, largest first.
+    """The costs that add up to the score of a configuration.
 
     Args:
       params: parameters of the network.
@@ -158,7 +158,7 @@ class TablesFamily(Family):
     if self.network.has_residual:
       (rest,) = self.residuals(params, [program], [np.array(numbers)])
       rows.append(Charge(float(rest[0]), (), (), *map(float, rest[1:])))
-    return sorted(rows, key=lambda charge: -charge.change)
+    return rows
 
   def cheapest(
     self,
