@@ -211,10 +211,15 @@ class TablesFamily(Family):
     (budget,) = plan.choose_budgets([program.sizes])
     slate = Slate(program, np.zeros(0, np.int64), np.zeros(0, np.float32))
     batch = self.assemble([slate], budget, graphs=1, configs=1)
-    tables = jax.jit(
-      lambda params, batch: self.network.apply({"params": params}, batch, method="node_tables")
-    )(params, batch)
+    tables = self._node_tables(params, batch)
     return _cut(program.sizes, "config_nodes", "pairs", *jax.tree.map(np.asarray, tables))
+
+  @functools.cached_property
+  def _node_tables(self) -> Callable[[optax.Params, TableBatch], tuple[jax.Array, jax.Array]]:
+    """Costs of nodes and of pairs of nodes of a padded program; compiled once for each shape."""
+    return jax.jit(
+      lambda params, batch: self.network.apply({"params": params}, batch, method="node_tables")
+    )
 
 
 def _cut(
