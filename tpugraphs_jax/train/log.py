@@ -10,17 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import datetime
 import importlib.metadata
-import io
 import json
 import math
 from pathlib import Path
 import platform
-import queue
 import re
 import resource
 import shlex
 import sys
-import threading
 import time
 from typing import Any
 
@@ -48,8 +45,8 @@ _PACKAGES = (
 )
 _PROGRESS_SECONDS = 10.0  # between two progress lines
 _RATE_SECONDS = 1.0  # shortest time over which a rate is computed
-_WAITING_ROWS = 1000  # length of the queue to TensorBoard; more rows turn it off
-_CLOSE_SECONDS = 10.0  # longest wait for a slow disk at the end of a run
+_FLUSH_SECONDS = 10.0  # between two rows after which TensorBoard's file is flushed to the disk
+_LINES_BYTES = 2**20  # lines of `metrics.jsonl` that can wait for room on the disk
 _BINS = 30  # of a histogram
 
 
@@ -72,8 +69,9 @@ class Log:
     self._progress_time = time.monotonic()  # of the last progress line
     self.restart_clock(first_step)
     if self._is_writing:
-      _drop_later_steps(workdir / "metrics.jsonl", first_step)
-      self._lines = Lines(workdir / "metrics.jsonl")
+      path = workdir / "metrics.jsonl"
+      _drop_later_steps(path, first_step)
+      self._lines, self._is_warned = path.open("ab", buffering=_LINES_BYTES), False
     self.events = Events(workdir / "tensorboard", purge_step=first_step + 1)
 
   def restart_clock(self, step: int) -> None:
@@ -123,8 +121,22 @@ class Log:
     """
     finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
     if self._is_writing:
-      self._lines.write(json.dumps({"step": step} | {name: finite.get(name) for name in values}))
+      self._write_line(json.dumps({"step": step} | {name: finite.get(name) for name in values}))
     self.events.write(step, finite)
+
+  def _write_line(self, line: str) -> None:
+    """Appends a line; it stays in the buffer until there is room on the disk."""
+    try:
+      self._lines.write(line.encode() + b"\n")
+      self._lines.flush()
+    except OSError as error:
+      if not self._is_warned:
+        logging.warning(
+          "%s cannot be written (%s): the run goes on, and writes its lines as soon as possible",
+          self._lines.name,
+          error.strerror,
+        )
+      self._is_warned = True
 
   def progress(self, step: int, text: Callable[[], str], *, is_due: bool = False) -> None:
     """Prints a line with the step, a text and the rate, at most every ten seconds unless due."""
@@ -143,7 +155,10 @@ class Log:
 
   def close(self) -> None:
     if self._is_writing:
-      self._lines.close()
+      try:
+        self._lines.close()
+      except OSError as error:
+        logging.warning("%s misses the last lines (%s)", self._lines.name, error.strerror)
     self.events.close()
 
 
@@ -168,49 +183,11 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
     file.writelines(earlier)
 
 
-class Lines:
-  """Appends lines to a file; a line that fails is written again with the next one."""
-
-  def __init__(self, path: Path):
-    self._path = path
-    self._file: io.FileIO | None = None
-    self._waiting, self._is_warned = b"", False
-
-  def write(self, line: str) -> None:
-    """Appends the lines that failed before, then this line."""
-    self._waiting += line.encode() + b"\n"
-    self._try()
-
-  def _try(self) -> None:
-    try:
-      if self._file is None:
-        # Unbuffered: the file is always a prefix of all lines.
-        self._file = self._path.open("ab", buffering=0)
-      while self._waiting:
-        self._waiting = self._waiting[self._file.write(self._waiting) :]
-    except OSError as error:
-      if not self._is_warned:
-        logging.warning(
-          "%s cannot be written (%s): the run goes on, and writes its lines as soon as possible",
-          self._path,
-          error.strerror,
-        )
-      self._is_warned = True
-
-  def close(self) -> None:
-    if self._waiting:
-      self._try()
-    if self._waiting:
-      logging.warning("%s misses %d lines", self._path, self._waiting.count(b"\n"))
-    if self._file is not None:
-      self._file.close()
-
-
 class Events:
-  """The event file of TensorBoard, written by a thread of the primary process.
+  """The event file of TensorBoard, written by the primary process.
 
-  Methods return at once: a slow or full disk delays no step. (The writer of tensorboardX blocks
-  when its queue is full, and its thread ends at an error without a message.)
+  An error ends TensorBoard and nothing else. (The writer of tensorboardX with a queue and a thread
+  hangs there: its thread ends without a message, and the queue is full.)
 
   Args:
     folder: of the event file.
@@ -218,16 +195,11 @@ class Events:
   """
 
   def __init__(self, folder: Path, *, purge_step: int):
-    self._folder, self._is_off = folder, not parallel.is_primary()
-    self._rows: queue.Queue[Callable[[], event_pb2.Event] | None] = queue.Queue(_WAITING_ROWS)
-    self._put(
-      lambda: event_pb2.Event(
-        step=purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-      )
-    )
-    self._thread = threading.Thread(target=self._run, name="TensorBoard", daemon=True)
-    if not self._is_off:
-      self._thread.start()
+    self._folder, self._is_on = folder, parallel.is_primary()
+    self._file: event_file_writer.EventsWriter | None = None
+    self._flushed = time.monotonic()
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    self._put(lambda: event_pb2.Event(step=purge_step, session_log=start))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Writes scalars of a step."""
@@ -248,7 +220,9 @@ class Events:
         step=step,
         wall_time=now,
         summary=_joined(
-          summary.histogram(name, array, bins=_BINS) for name, array in rows.items() if array.size
+          summary.histogram(name, array, bins=_edges(array))
+          for name, array in rows.items()
+          if array.size
         ),
       )
     )
@@ -279,42 +253,46 @@ class Events:
       )
     )
 
-  def _put(self, row: Callable[[], event_pb2.Event] | None) -> None:
+  def _put(self, row: Callable[[], event_pb2.Event]) -> None:
+    if not self._is_on:
+      return
     try:
-      if not self._is_off:
-        self._rows.put_nowait(row)
-    except queue.Full:
-      self._give_up("its disk is too slow")
-
-  def _run(self) -> None:
-    file = None
-    try:
-      self._folder.mkdir(parents=True, exist_ok=True)
-      file = event_file_writer.EventsWriter(str(self._folder / "events"))
-      while (row := self._rows.get()) is not None:
-        file.write_event(row())
-        if self._rows.empty():
-          file.flush()
-      file.close()
+      if self._file is None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._file = event_file_writer.EventsWriter(str(self._folder / "events"))
+      self._file.write_event(row())
+      if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
+        self._file.flush()
+        self._flushed = time.monotonic()
     except Exception as error:  # a full disk, a missing folder, an error of TensorBoard
-      self._give_up(str(error))
-      with contextlib.suppress(Exception):  # closing fails for the same reason
-        file.close()
+      self._give_up(error)
 
-  def _give_up(self, reason: str) -> None:
-    if not self._is_off:
-      self._is_off = True
-      logging.warning(
-        "%s cannot be written (%s): the run goes on without TensorBoard",
-        self._folder,
-        " ".join(reason.split()),
-      )
+  def _give_up(self, error: Exception) -> None:
+    self._is_on = False
+    logging.warning(
+      "%s cannot be written (%s): the run goes on without TensorBoard",
+      self._folder,
+      " ".join(str(error).split()),
+    )
+    if self._file is not None:
+      with contextlib.suppress(Exception):  # closing fails for the same reason
+        self._file.close()
 
   def close(self) -> None:
-    """Waits until all rows are written, at most `_CLOSE_SECONDS`."""
-    self._put(None)
-    if self._thread.is_alive():
-      self._thread.join(_CLOSE_SECONDS)
+    if self._is_on and self._file is not None:
+      try:
+        self._file.close()
+      except OSError as error:
+        self._give_up(error)
+
+
+def _edges(values: np.ndarray) -> np.ndarray:
+  """Edges `[_BINS + 1]` of bins over the range of values `[n]`, wider if they are nearly equal."""
+  low, high = values.min(), values.max()
+  least = 1e-6 * max(1.0, abs(low), abs(high))
+  if high - low < least:
+    low, high = low - least, high + least
+  return np.linspace(low, high, _BINS + 1)
 
 
 def _joined(parts: Iterable[summary.Summary]) -> summary.Summary:
