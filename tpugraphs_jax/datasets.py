@@ -136,7 +136,7 @@ def label_kind(data_root: str, collection: Collection) -> str:
   if collection.name in RELEASED:
     return MEASURED
   folder = files.local_of(data_root) / collection.path  # the copies of the files of a bucket
-  notes = sorted(folder.glob("*/*.json"))
+  notes = files.visible(folder, "*/*.json")
   try:
     return _of_note(trust.parse(notes[0].read_text(encoding="utf-8")))
   except (IndexError, KeyError, TypeError, ValueError, OSError):  # none, or not of `collect`

@@ -156,6 +156,38 @@ def test_every_form_of_a_file_gives_the_same_graph(tmp_path, kind, form):
   )
 
 
+@_both_kinds
+@pytest.mark.parametrize("version", [(2, 0), (3, 0)])
+def test_later_formats_of_npy_give_the_same_graph(tmp_path, kind, version):
+  path, arrays = _save(tmp_path / "x.npz", _MAKERS[kind]()), _MAKERS[kind]()
+  (later := tmp_path / "later").mkdir()
+  with zipfile.ZipFile(later / "x.npz", "w") as archive:
+    for name, array in arrays.items():
+      with archive.open(f"{name}.npy", "w") as stream:
+        np.lib.format.write_array(stream, array, version)
+  comparing.assert_same_graph(_READERS[kind](later / "x.npz"), _READERS[kind](path))
+
+
+def test_a_header_of_gigabytes_is_refused_before_memory_is_taken(tmp_path):
+  with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+    archive.writestr("node_feat.npy", np.lib.format.magic(2, 0) + b"\xff" * 64)
+  with npz.NpzArchive(tmp_path / "x.npz") as archive:
+    with pytest.raises(npz.NpzError, match="header of 4294967295 bytes"):
+      archive.member("node_feat")
+
+
+def test_hidden_files_are_no_graphs(tmp_path):
+  folder = tmp_path / "tile" / "xla" / "valid"
+  folder.mkdir(parents=True)
+  whole = _save(folder / "k.npz", _tile_arrays())
+  for name in ("._k.npz", ".k.npz"):
+    (folder / name).write_bytes(b"\0\5\x16\7")
+  assert npz.split_files(tmp_path, "tile:xla", "valid") == [whole]
+  whole.unlink()
+  with pytest.raises(FileNotFoundError, match="none anywhere"):
+    npz.split_files(tmp_path, "tile:xla", "valid")
+
+
 def test_splits_with_one_axis_or_without_the_end_mean_the_same(tmp_path):
   for splits in ([0, 4, 9], [0, 4], [[0, 4, 9]], [[0, 4]]):
     arrays = _layout_arrays() | {"node_splits": np.array(splits)}

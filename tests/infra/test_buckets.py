@@ -72,10 +72,12 @@ def text(place):
 
 
 def test_a_folder_is_copied_once_and_then_brought_up_to_date(bucket, capsys):
+  put(f"{bucket}/data/sub/._b.txt", b"of macOS")
   for name in ("a.txt", "sub/b.txt", "sub/c.txt"):
     put(f"{bucket}/data/{name}", name.encode())
   folder = files.fetch(f"{bucket}/data")
   assert (folder / "sub/b.txt").read_text() == "sub/b.txt"
+  assert not (folder / "sub/._b.txt").exists()
   assert f"{bucket}/data: 3 files" in capsys.readouterr().out
   assert files.fetch(f"{bucket}/data") == folder and capsys.readouterr().out == ""
   put(f"{bucket}/data/a.txt", b"changed")
@@ -123,6 +125,7 @@ def test_a_working_folder_is_sent_at_the_end_and_found_again(bucket):
     for name in (
       ".a.partial",
       ".lock",
+      ".DS_Store",
       "checkpoints/save_1.orbax-checkpoint-tmp/y",
     ):
       (folder / name).parent.mkdir(parents=True, exist_ok=True)

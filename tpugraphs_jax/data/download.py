@@ -36,7 +36,8 @@ import tqdm
 
 from tpugraphs_jax import datasets, graph
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.infra import console, files
+from tpugraphs_jax.infra import console
+from tpugraphs_jax.infra import files as files_lib
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
 
@@ -294,7 +295,7 @@ def _unpack(archive: Path, folder: Path, collection: str, *, is_checked: bool) -
 def _extract(archive: Path, collection: str, staging: Path) -> None:
   """Writes `npz/<collection>/<split>/<graph>.npz` to `<staging>/<split>/`."""
   folder = re.escape(collection.replace(":", "/"))
-  pattern = re.compile(rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/]+\.npz)")
+  pattern = re.compile(rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/.][^/]*\.npz)")
   with (
     tarfile.open(archive, "r:") as tar,  # an archive without compression, of known size
     tqdm.tqdm(desc=f"unpack {archive.name}", unit=" files", disable=None) as progress,
@@ -323,7 +324,7 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
 def _verify_files(staging: Path, *, is_checked: bool) -> None:
   """Raises an error unless every split has files, and every file is a complete zip archive."""
   for split in graph.SPLITS:
-    files = sorted(staging.glob(f"{split}/*.npz"))
+    files = files_lib.visible(staging, f"{split}/*.npz")
     if not files:
       raise DownloadError(f"it has no .npz file for the split {split}")
     for path in files:
@@ -336,7 +337,7 @@ def _verify_files(staging: Path, *, is_checked: bool) -> None:
 
 
 def _report(collection: str, folder: Path) -> None:
-  graphs = tuple(len(list(folder.glob(f"{split}/*.npz"))) for split in graph.SPLITS)
+  graphs = tuple(len(files_lib.visible(folder, f"{split}/*.npz")) for split in graph.SPLITS)
   counts = "/".join(map(str, graphs))
   print(f"{collection}: {counts} train/valid/test graphs in {folder}")
   published = PUBLISHED[collection].graphs
@@ -370,7 +371,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
   args = parser.parse_args(argv)
   try:
-    files.refuse(args.data_root, "--data_root")
+    files_lib.refuse(args.data_root, "--data_root")
     for collection in args.collections:
       download_collection(args.data_root, collection, base_url=args.base_url)
   except (DownloadError, ValueError, OSError) as error:

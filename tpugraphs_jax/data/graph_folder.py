@@ -108,7 +108,7 @@ def _write_arrays(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> Non
   meta = {
     "version": _VERSION,
     "name": op_graph.name,
-    _DIGESTS: {path.name: files_lib.digest_of(path) for path in sorted(folder.iterdir())},
+    _DIGESTS: {path.name: files_lib.digest_of(path) for path in files_lib.visible(folder, "*")},
     "source": source,
   }
   (folder / _META).write_text(json.dumps(files_lib.seal(meta), indent=1) + "\n")

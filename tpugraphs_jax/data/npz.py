@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import errno
+import io
 import math
 import os
 from pathlib import Path
@@ -208,8 +209,13 @@ _REMEDY = "fetch or generate the file again"
 
 
 def _read_header(stream: IO[bytes]) -> Member:
-  version = np.lib.format.read_magic(stream)
-  if version != (1, 0):  # headers of later versions can have 4 GiB
+  version, _ = np.lib.format.read_magic(stream)
+  if version in (2, 3):  # as version 1, but with four bytes of length: NumPy would read 4 GiB
+    length = int.from_bytes(stream.read(4), "little")
+    if length >= 1 << 16:
+      raise ValueError(f"a header of {length} bytes")
+    stream = io.BytesIO(length.to_bytes(2, "little") + stream.read(length))
+  elif version != 1:
     raise ValueError(f"npy format {version} is not supported")
   shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
   return Member(shape, dtype, fortran_order and len(shape) > 1)
@@ -373,9 +379,10 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
       "holds the released tile/ and layout/ folders"
     )
   folder = parsed.folder(root, split)
-  files = sorted(folder.glob("*.npz"), key=lambda path: path.name)
+  files = files_lib.visible(folder, "*.npz")
   if not files:
-    folders = sorted({str(path.parent.relative_to(root)) for path in root.rglob("*.npz")})
+    found = files_lib.visible(root, "**/*.npz")
+    folders = sorted({str(path.parent.relative_to(root)) for path in found})
     raise FileNotFoundError(
       f"no .npz file in {folder}; data_root {root} has "
       f"{'some in ' * bool(folders)}{', '.join(folders) or 'none anywhere'}; download or "

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import io
 import json
@@ -112,6 +113,29 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     raise
   finally:
     partial.unlink(missing_ok=True)
+
+
+def visible(folder: Path, pattern: str) -> list[Path]:
+  """The paths below a folder that match a pattern, sorted.
+
+  A hidden path, where a name begins with a dot, is none of them: file systems and tools put such
+  files beside others, as macOS does with `._graph.npz`. A line tells of them once per folder.
+  """
+  paths = sorted(folder.glob(pattern))
+  shown = [path for path in paths if not is_hidden(path.relative_to(folder).as_posix())]
+  if len(shown) < len(paths):
+    _tell_hidden(folder, pattern, len(paths) - len(shown))
+  return shown
+
+
+def is_hidden(name: str) -> bool:
+  """Whether a part of a name, with `/` between its parts, begins with a dot."""
+  return any(part.startswith(".") for part in name.split("/"))
+
+
+@functools.cache
+def _tell_hidden(folder: Path, pattern: str, count: int) -> None:
+  logging.info("%s: %d hidden files are left out of %s", folder, count, pattern)
 
 
 def partial_path(path: Path, *, note: str = "") -> Path:
@@ -295,7 +319,7 @@ _INDEX = ".index.json"  # in a bucket: the files that belong together
 _PUSH_SECONDS = 30.0
 _AT_A_TIME = 64  # files
 # Parts of names of files that are being written, or that only this machine can use.
-_NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded", LOCK, _KNOWN)
+_NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded")
 
 
 def refuse(place: str, name: str) -> None:
@@ -579,7 +603,7 @@ def _whole_files(folder: Path) -> Iterable[str]:
   for at, _, names in os.walk(folder):  # which lets folders go while it walks
     for name in names:
       path = Path(at, name).relative_to(folder).as_posix()
-      if not any(part in path for part in _NOT_SENT):
+      if not is_hidden(path) and not any(part in path for part in _NOT_SENT):
         yield path
 
 
@@ -595,11 +619,10 @@ def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, 
   """
   system.invalidate_cache()
   start = len(root.rstrip("/")) + 1
-  own = (_KNOWN, LOCK)  # of copies on this machine
   files = {
     path[start:]: info
     for path, info in system.find(root, detail=True).items()
-    if path[start:] and not path[start:].startswith(own)
+    if path[start:] == _INDEX or path[start:] and not is_hidden(path[start:])
   }
   if _INDEX not in files:
     return files

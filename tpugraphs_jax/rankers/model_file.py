@@ -171,7 +171,7 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
 
 def shipped_names() -> list[str]:
   """Names of the models that ship, such as `layout-v3-estimate`."""
-  return sorted(path.stem for path in SHIPPED.glob("*.npz"))
+  return [path.stem for path in files_lib.visible(SHIPPED, "*.npz")]
 
 
 def shipped_file(place: str | Path) -> Path:

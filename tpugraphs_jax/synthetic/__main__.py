@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       parser.error(f"--{name} is {value}, expected at least {least}")
   files.refuse(args.out, "--out")
   data_root = generate(**vars(args))
-  paths = list(data_root.rglob("*.npz"))
+  paths = files.visible(data_root, "**/*.npz")
   size = sum(path.stat().st_size for path in paths)
   print(
     f"{len(paths)} files, {size / 1e6:.1f} MB; use --data_root={data_root}\n"
