@@ -1,8 +1,10 @@
+import gzip
 from pathlib import Path
 import subprocess
 import sys
 
 import jax
+from jax import export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -77,14 +79,103 @@ def test_bytes_and_files_give_the_same_graph_named_after_the_file(tmp_path):
     _assert_same_graph(graph, hlo.featurize(path))
 
 
-def test_a_dump_of_xla_gives_the_module_in_it():
-  inner = _SAMPLE.read_bytes()
-  length, size = b"", len(inner)
+@pytest.mark.parametrize(
+  "text",
+  [
+    f"// RUN: opt\n/* of a test */\n\n{_TEXT}",
+    f"\ufeff\n# written by hand\n; twice\n{_TEXT}",
+    _TEXT.partition("\n")[2],
+    _TEXT.partition("\n")[2].strip().replace("\n", " "),
+  ],
+  ids=["comments", "mark", "headless", "line"],
+)
+def test_text_below_comments_or_without_its_first_line_is_parsed(text, tmp_path):
+  (path := tmp_path / "double.txt").write_text(text, encoding="utf-8")
+  graph = hlo.featurize(text if "{" in text.partition("\n")[0] else path)
+  assert graph.node_opcode.tolist() == [opcode_ids()["parameter"], opcode_ids()["add"]]
+
+
+def test_text_of_another_encoding_is_parsed():
+  assert hlo.featurize(_TEXT.encode("utf-16")).edge_index.tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("text", ["", " \n", "\ufeff\n"])
+def test_a_file_without_content_is_refused(text, tmp_path):
+  (path := tmp_path / "empty.hlo").write_text(text, encoding="utf-8")
+  for source in (path, text, text.encode()):
+    with pytest.raises(ValueError, match="empty"):
+      hlo.featurize(source)
+
+
+def test_stablehlo_gives_the_graph_of_its_function(tmp_path):
+  lowered = jax.jit(_layer).lower(_X, _W)
+  exported = export.export(jax.jit(_layer))(_X, _W)
+  bytecode = exported.mlir_module_serialized
+  # As FlatBuffers stores an array: its length in four bytes, then its values.
+  artifact = b"<\0\0\0" + bytes(40) + len(bytecode).to_bytes(4, "little") + bytecode + b"main"
+  (path := tmp_path / "layer.mlir").write_text(lowered.as_text(debug_info=True))
+  expected = hlo.featurize(lowered)
+  for source in (lowered.as_text(), path, bytecode, artifact, exported):
+    graph = hlo.featurize(source)
+    _assert_same_graph(graph, expected)
+    assert graph.stage == expected.stage
+
+
+def test_other_mlir_is_named_with_what_to_write():
+  with pytest.raises(ValueError, match=r"StableHLO.*as_text\('hlo'\)"):
+    hlo.featurize("module {\n  foo.bar\n}\n")
+
+
+def _field(number, data):
+  """A field of a serialized message that holds bytes."""
+  length, size = b"", len(data)
   while size > 127:
     length, size = length + bytes([size % 128 + 128]), size // 128
-  buffer_assignment = b"\x1a\x04\x0a\x02\x08\x05"  # field 3 of HloProto
-  dump = b"\x0a" + length + bytes([size]) + inner + buffer_assignment
-  _assert_same_graph(hlo.featurize(dump), hlo.featurize(inner))
+  return bytes([8 * number + 2]) + length + bytes([size]) + data
+
+
+def test_a_dump_or_a_snapshot_of_xla_gives_the_module_in_it():
+  inner, literal = _SAMPLE.read_bytes(), b"\x0a\x02\x10\x0b"
+  dump = _field(1, inner) + _field(3, b"\x0a\x02\x08\x05")  # with a buffer assignment
+  snapshot = _field(1, dump) + 2 * _field(2, literal) + _field(3, literal) + _field(4, b"cpu")
+  unoptimized = _field(1, inner) + _field(2, _field(1, literal)) + b"\x18\x01"
+  for data in (dump, snapshot, unoptimized):
+    _assert_same_graph(hlo.featurize(data), hlo.featurize(inner))
+
+
+def test_a_compressed_module_is_read_and_other_archives_are_named(tmp_path):
+  data = _SAMPLE.read_bytes()
+  (path := tmp_path / "program.hlo.pb.gz").write_bytes(gzip.compress(data))
+  graph = hlo.featurize(path)
+  _assert_same_graph(graph, hlo.featurize(data))
+  assert graph.name == "program"
+  for damaged in (gzip.compress(data)[:-9], b"\x1f\x8b" + data):
+    with pytest.raises(ValueError, match="write it again"):
+      hlo.featurize(damaged)
+  with pytest.raises(ValueError, match="zstd"):
+    hlo.featurize(b"\x28\xb5\x2f\xfd" + data)
+
+
+def test_a_folder_of_dumps_is_refused_with_its_modules_and_stages(tmp_path, capsys):
+  for name in (
+    "module_0001.jit_f.before_optimizations.txt",
+    "module_0001.jit_f.cpu_after_optimizations.txt",
+    "module_0001.jit_f.0002.simplify.after_start.before_dce.txt",
+    "module_0007.step.12.before_optimizations.hlo.pb",
+    "._module_0008.g.before_optimizations.hlo.pb",
+  ):
+    (tmp_path / name).write_text(_TEXT)
+  (tmp_path / "module_0001.jit_f.cpu_after_optimizations-memory-usage-report.txt").write_text("0")
+  with pytest.raises(ValueError, match=r"2 HLO modules.*jit_f.*cpu_after_opt.*step\.12 \(before"):
+    hlo.featurize(tmp_path)
+  assert cli.main(["show", str(tmp_path)]) == 0
+  assert capsys.readouterr().out == (
+    "module_0001.jit_f: 0002.simplify.after_start.before_dce, before_optimizations, "
+    "cpu_after_optimizations\nmodule_0007.step.12: before_optimizations\n"
+  )
+  (tmp_path / "none").mkdir()
+  with pytest.raises(ValueError, match="without HLO modules"):
+    hlo.featurize(tmp_path / "none")
 
 
 def test_tuning_data_is_not_taken_for_a_module():
@@ -108,7 +199,8 @@ def test_what_cannot_be_read_is_named(tmp_path):
 
 def test_jax_is_not_imported_for_files():
   code = (
-    "import sys; from tpugraphs_jax import hlo; hlo.featurize(b''); sys.exit('jax' in sys.modules)"
+    f"import sys; from tpugraphs_jax import hlo; hlo.featurize({str(_SAMPLE)!r}); "
+    "sys.exit('jax' in sys.modules)"
   )
   assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

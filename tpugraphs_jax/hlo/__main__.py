@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 import os
+from pathlib import Path
 import sys
 
 from tpugraphs_jax.hlo import module_graph, proto, show, sources, tuning_data
@@ -36,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
   convert_parser.add_argument("--jobs", type=int, help="processes; one per processor if not given")
   show_parser = commands.add_parser("show", help="a summary of an HLO module")
   show_parser.set_defaults(command=_show)
-  show_parser.add_argument("file", help="serialized module, tuning data, or HLO text")
+  show_parser.add_argument("file", help="module, tuning data or text, or a folder of dumps")
   return parser
 
 
@@ -57,6 +58,10 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
+  if (folder := Path(args.file)).is_dir() and (modules := sources.dump_stages(folder)):
+    for name, stages in modules.items():
+      print(console.printable(f"{name}: {', '.join(stages)}" if stages else name))
+    return 0
   loaded = sources.load_file(args.file)
   message = proto.parse_any(loaded.data, where=loaded.where)
   entries = getattr(message, "modules", [message])  # only TuningData has several

@@ -96,9 +96,9 @@ def featurize(
   """The graph of an HLO module.
 
   Args:
-    source: serialized `HloModuleProto` (or `HloProto`) as bytes, the path of a
-      file with them or with HLO text, HLO text, a `jax.stages.Lowered` or
-      `Compiled`, or a function.
+    source: a serialized `HloModuleProto`, `HloProto` or `HloSnapshot`, HLO text, StableHLO as text
+      or bytecode, or an artifact of `jax.export`: its bytes, text, or the path of a file, also one
+      that gzip compressed; a `jax.stages.Lowered` or `Compiled`, or a function.
     *args: the example arguments of a function, arrays or `jax.ShapeDtypeStruct`.
     optimized: whether a function or a `Lowered` is compiled first, so that the
       graph is the compiler's result for this machine's backend, or the target's.

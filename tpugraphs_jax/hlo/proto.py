@@ -82,10 +82,14 @@ def parse_module(data: bytes, *, where: str) -> HloModuleProto:
 
 
 def _unwrapped(message: Message) -> Message:
-  """Takes the module out of an `HloProto`, which parses as `ModuleTuningData`.
+  """Takes the module out of an `HloProto` or an `HloSnapshot`.
 
-  Its buffer assignment then stands for a single run, and nothing else is set.
+  They parse as `ModuleTuningData`, and as `TuningData` with one of them. The buffer assignment of
+  an `HloProto` then stands for a single run, and nothing else is set.
   """
+  if isinstance(message, TuningData) and len(message.modules) == 1:
+    inner = _unwrapped(message.modules[0])
+    return inner if isinstance(inner, HloModuleProto) else message
   if (
     isinstance(message, ModuleTuningData)
     and len(message.runs) <= 1

@@ -1,21 +1,34 @@
-"""HLO modules as bytes: from bytes, files, HLO text, jax's stages and functions.
+"""HLO modules as bytes: from bytes, files, text, StableHLO, jax's stages and functions.
 
 jax is imported only for the sources that need it.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 import dataclasses
 import importlib
 import os
 from pathlib import Path
+import re
 from typing import Any
+import zlib
 
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED, OPTIMIZED
 from tpugraphs_jax.hlo import text
+from tpugraphs_jax.infra import console, files, machine
 
-_TEXT_START, _ZIP_START = "HloModule", b"PK\x03\x04"
+_ZIP, _GZIP, _MLIR = b"PK\x03\x04", b"\x1f\x8b", b"ML\xefR"  # first bytes
+_PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # every serialized module has some
+_MLIR_TEXT = re.compile(
+  r"(?:\s|//.*\n)*(?:\"?builtin\.module\b|module\b|\"?func\.func\b|[#!][\w.]+ *=)"
+)
+# XLA names a dump NUMBER.MODULE.STAGE, where a stage is the start, the end or a pass.
+_DUMP = re.compile(r"(.+?)\.(\d{4}\.[^.]+\.after_.+|\w*(?:before|after)_optimizations)\.[a-z.]+")
+_SHOWN_MODULES = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +53,8 @@ def load(source: Any, *args: Any, optimized: bool = False, target: str | None = 
     hasattr(source, name) for name in ("runtime_executable", "compiler_ir")
   )
   is_stage = is_compiled or is_lowered
+  if hasattr(source, "mlir_module_serialized"):  # of jax.export
+    source = source.mlir_module_serialized
   is_function = callable(source) and not is_stage
   kind = type(source).__name__
   if args and not is_function:
@@ -60,9 +75,9 @@ def load(source: Any, *args: Any, optimized: bool = False, target: str | None = 
   if is_function:
     return _function(source, args, optimized=optimized, target=target)
   if isinstance(source, (bytes, bytearray, memoryview)):
-    return Loaded(bytes(source), "HLO bytes")
-  if isinstance(source, str) and source.lstrip().startswith(_TEXT_START):
-    return Loaded(text.module_of(source, "HLO text"), "HLO text")
+    return _read(bytes(source), "HLO bytes")
+  if isinstance(source, str) and _is_text(source):
+    return _read(source.encode(), "HLO text")
   if isinstance(source, (str, os.PathLike)):
     return load_file(source)
   if is_compiled:
@@ -70,33 +85,121 @@ def load(source: Any, *args: Any, optimized: bool = False, target: str | None = 
   if is_lowered:
     return _lowered(source, optimized=optimized, where="lowered program")
   raise ValueError(
-    f"cannot read a {kind}, expected bytes, a path, HLO text, a "
+    f"cannot read a {kind}, expected bytes, a path, HLO or StableHLO text, a "
     "jax.stages.Lowered or Compiled, or a function with its arguments"
   )
 
 
+def _is_text(source: str) -> bool:
+  """Whether a string is a text and no path: it has lines, braces, or nothing at all."""
+  is_line = "\n" not in source and bool(source.strip())
+  return not is_line or "{" in source and not os.path.exists(source)
+
+
 def load_file(path: str | os.PathLike[str]) -> Loaded:
-  """The message in a file: serialized, or made from HLO text."""
+  """The message in a file: serialized, or made from HLO text or StableHLO.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: a folder, or a file of another kind.
+  """
   path = Path(path)
+  if path.is_dir():
+    raise ValueError(_folder_message(path))
   if not path.is_file():
-    raise FileNotFoundError(f"{path}: no such file, expected a serialized HLO module or HLO text")
-  data = path.read_bytes()
-  if data.startswith(_ZIP_START):
+    raise FileNotFoundError(
+      f"{path}: no such file, expected a serialized HLO module, HLO text or StableHLO"
+    )
+  return _read(path.read_bytes(), str(path), stem(path))
+
+
+def _read(data: bytes, where: str, name: str | None = None) -> Loaded:
+  """The message in the bytes of a file, see `load_file`."""
+  if data.startswith(_ZIP):
     raise ValueError(
-      f"{path} is an .npz or another archive, expected a serialized HLO module or "
+      f"{where} is an .npz or another archive, expected a serialized HLO module or "
       "HLO text: read graph files with tpugraphs_jax.read_layout or read_tile"
     )
-  if data.lstrip().startswith(_TEXT_START.encode()):
-    try:
-      data = text.module_of(data.decode(), str(path))
-    except UnicodeDecodeError as error:
-      raise ValueError(f"{path}: HLO text that is not UTF-8 ({error})") from error
-  return Loaded(data, str(path), stem(path))
+  if packer := next((name for start, name in _PACKED.items() if data.startswith(start)), None):
+    raise ValueError(f"{where} is compressed by {packer}, which is not read: unpack it first")
+  if data.startswith(_GZIP):
+    data = _unpacked(data, where)
+  if not data.strip(codecs.BOM_UTF8 + b" \t\r\n"):
+    raise ValueError(f"{where} is empty, expected an HLO module")
+  if data[2:4] == b"\0\0" and (at := data.find(_MLIR)) >= 4:
+    # An artifact of jax.export, a FlatBuffer: the length of an array stands before the array.
+    data = data[at : at + int.from_bytes(data[at - 4 : at], "little")]
+  is_mlir = data.startswith(_MLIR)
+  source = None if is_mlir else _text_of(data, where)
+  if is_mlir or source and _MLIR_TEXT.match(source):
+    module = text.module_of(source or data, where, kind=text.STABLEHLO)
+    return Loaded(module, where, name, stage=LOWERED)
+  return Loaded(text.module_of(source, where) if source else data, where, name)
+
+
+def _unpacked(data: bytes, where: str) -> bytes:
+  unpacker, most = zlib.decompressobj(wbits=31), machine.available()
+  try:
+    unpacked = unpacker.decompress(data, most)
+  except zlib.error as error:
+    raise ValueError(f"{where} is damaged ({error}): write it again") from None
+  if unpacker.unconsumed_tail:
+    raise ValueError(f"{where} has more than the {console.size(most)} that are available")
+  if not unpacker.eof:
+    raise ValueError(f"{where} is cut short: write it again")
+  return unpacked
+
+
+def _text_of(data: bytes, where: str) -> str | None:
+  """The text in a file; None where its bytes are no text."""
+  is_utf_16 = data.startswith(_UTF_16)
+  if not is_utf_16 and _CONTROL.search(data):
+    return None
+  try:
+    return data.decode("utf-16" if is_utf_16 else "utf-8-sig")
+  except UnicodeDecodeError as error:
+    raise ValueError(f"{where}: text that is not UTF-8 ({error})") from None
+
+
+def dump_stages(folder: Path) -> dict[str, list[str]]:
+  """The stages of each module in a folder that XLA dumped modules to, `--xla_dump_to`.
+
+  Returns:
+    Lists of stages by module. A file with another name is a module without stages.
+  """
+  stages: dict[str, dict[str, None]] = {}
+  for path in files.visible(folder, "*"):
+    if path.is_file() and (path.name.endswith((".pb", ".pb.gz", ".mlir")) or _has_hlo(path)):
+      match = _DUMP.fullmatch(path.name)
+      module, stage = match.groups() if match else (path.name, "")
+      stages.setdefault(module, {}).update({stage: None} if stage else {})
+  return {module: list(names) for module, names in stages.items()}
+
+
+def _has_hlo(path: Path) -> bool:
+  with open(path, "rb") as file:
+    return b"HloModule " in file.read(1 << 12)
+
+
+def _folder_message(folder: Path) -> str:
+  stages = dump_stages(folder)
+  if not stages:
+    return f"{folder} is a folder without HLO modules, expected a file"
+  shown = [
+    f"{module} ({', '.join(names)})" if names else module
+    for module, names in list(stages.items())[:_SHOWN_MODULES]
+  ]
+  more = len(stages) - len(shown)
+  return (
+    f"{folder} is a folder of {len(stages)} HLO modules, expected one file of it: "
+    f"{', '.join(shown)}"
+    + (f" and {more} more, which python -m tpugraphs_jax.hlo show lists" if more else "")
+  )
 
 
 def stem(path: Path) -> str:
-  """The name that a file gives its graph: the file's, without `.hlo.pb` or `.pb`."""
-  return path.name.removesuffix(".pb").removesuffix(".hlo")
+  """The name that a file gives its graph: the file's, without `.hlo.pb` or `.pb`, also of `.gz`."""
+  return path.name.removesuffix(".gz").removesuffix(".pb").removesuffix(".hlo")
 
 
 def _function(

@@ -1,74 +1,102 @@
-"""HLO text to a serialized module, in a process of its own: a text can end its parser.
+"""Text and MLIR to a serialized HLO module, in a process of its own: a text can end its parser.
 
-jax's parser runs out of its stack on nested text, and out of memory on large numbers.
+jax's parsers run out of their stack on nested text, and out of memory on large numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 import importlib
+import operator
+import os
+from pathlib import Path
+import re
 import subprocess
 import sys
 from typing import Any
 
 from tpugraphs_jax.infra import console, machine
 
+HLO, STABLEHLO = "HLO text", "StableHLO"
 _SECONDS = 600.0  # limit for one text; a program of 40,000 instructions takes less than 2
 _REFUSED = 3  # exit status where the parser said why
+_PARSERS = {HLO: "hlo_module_from_text", STABLEHLO: "mlir.mlir_module_to_xla_computation"}
+_ROOT = Path(__file__).parents[2]  # of the package
+# PyTorch/XLA prints this attribute, which XLA's parser refuses.
+_UNSPECIFIED = re.compile(r",\s*api_version=API_VERSION_UNSPECIFIED\b")
+_COMMENTS = re.compile(r"\A(?:\s|[#;].*\n)+")  # that the parser does not know
+_CHECK = re.compile(r"Check failed:.*?(?=\*\*\*|\Z)", re.DOTALL)  # XLA's last words
 
 
-def module_of(text: str, where: str) -> bytes:
-  """The serialized `HloModuleProto` of HLO text.
+def module_of(source: str | bytes, where: str, *, kind: str = HLO) -> bytes:
+  """The serialized `HloModuleProto` of HLO text or StableHLO.
 
   Args:
-    text: as XLA prints it.
+    source: HLO as XLA prints it; StableHLO as text or as MLIR bytecode.
     where: begins error messages.
+    kind: `HLO` or `STABLEHLO`.
 
   Raises:
-    ValueError: no HLO text, a text that ends its parser, or no parser in this jaxlib.
+    ValueError: the parser refuses the source, the source ends its parser, or there is no parser in
+      this jaxlib.
   """
+  if isinstance(source, str):
+    if kind == HLO:
+      source = _COMMENTS.sub("", _UNSPECIFIED.sub("", source))
+    source = source.encode()
+  paths = os.environ.get("PYTHONPATH")
   try:
     process = subprocess.run(
-      [sys.executable, "-m", __name__, str(machine.available())],
-      input=text.encode(),
+      # -P: without the working folder, which may have a numpy.py.
+      [sys.executable, "-P", "-W", "ignore", __file__, kind, str(machine.available())],
+      input=source,
       capture_output=True,
       timeout=_SECONDS,
       check=False,
+      env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (paths, str(_ROOT))))},
     )
   except subprocess.TimeoutExpired:
     raise ValueError(
-      f"{where}: HLO text on which jax's parser took more than {_SECONDS:.0f} s"
+      f"{where}: {kind} on which jax's parser took more than {_SECONDS:.0f} s"
     ) from None
   if process.returncode == 0:
     return process.stdout
-  reason = console.one_line(process.stderr.decode(errors="replace"))
   if process.returncode == _REFUSED:
-    raise ValueError(f"{where}: jax cannot parse this HLO text ({reason})")
-  raise ValueError(f"{where}: HLO text that ended jax's parser (status {process.returncode})")
+    reason = console.one_line(process.stdout.decode(errors="replace"))
+    advice = ": write HLO, lowered.as_text('hlo')" * (kind == STABLEHLO)
+    raise ValueError(f"{where}: jax cannot read this {kind} ({reason}){advice}")
+  check = _CHECK.search(process.stderr.decode(errors="replace"))
+  reason = console.one_line(check[0]) if check else f"status {process.returncode}"
+  raise ValueError(f"{where}: {kind} that ended jax's parser ({reason})")
 
 
-def _parser() -> Callable[[str], Any]:
-  # No public module of jax parses HLO text; the parser has moved between these.
+def _parser(kind: str) -> Callable[..., Any]:
+  # No public module of jax has these parsers; they have moved between modules.
   for module in ("jaxlib._hlo", "jaxlib._jax"):
     try:
-      return importlib.import_module(module).hlo_module_from_text
+      return operator.attrgetter(_PARSERS[kind])(importlib.import_module(module))
     except (ImportError, AttributeError):
       continue
   raise RuntimeError("there is no jaxlib that can; install jaxlib, or give a serialized module")
 
 
-def main(argv: list[str]) -> int:
-  """Reads HLO text and writes the module; `argv` has the bytes of memory that it may take."""
+def main(kind: str, memory: str) -> int:
+  """Reads a source and writes the module, or the reason; `memory` is the bytes it may take."""
   try:
-    parse = _parser()
-    machine.limit(int(argv[0]))
-    module = parse(sys.stdin.buffer.read().decode()).as_serialized_hlo_module_proto()
+    parse, source = _parser(kind), sys.stdin.buffer.read()
+    machine.limit(int(memory))
+    parsed = (
+      parse(source.decode())
+      if kind == HLO
+      else parse(source, use_tuple_args=False, return_tuple=False)
+    )
+    module = parsed.as_serialized_hlo_module_proto()
   except (RuntimeError, MemoryError) as error:
-    print(console.one_line(error), file=sys.stderr)
+    print(console.one_line(error))
     return _REFUSED
   sys.stdout.buffer.write(module)
   return 0
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main(*sys.argv[1:]))

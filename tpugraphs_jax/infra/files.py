@@ -130,7 +130,7 @@ def visible(folder: Path, pattern: str) -> list[Path]:
 
 def is_hidden(name: str) -> bool:
   """Whether a part of a name, with `/` between its parts, begins with a dot."""
-  return any(part.startswith(".") for part in name.split("/"))
+  return any(part.startswith(".") and part.strip(".") for part in name.split("/"))
 
 
 @functools.cache
