@@ -25,7 +25,7 @@ class ElementType(NamedTuple):
 
   number: int
   name: str
-  bytes: int
+  bytes: float
 
 
 # In the order of the one-hot columns. Types that are no arrays count 0 bytes.
@@ -52,6 +52,28 @@ ELEMENT_TYPES = tuple(
       (13, "tuple", 0),
       (14, "opaque", 0),
       (17, "token", 0),
+    ),
+  )
+)
+
+# Types that XLA has added since the data set was made, which have no columns.
+LATER_TYPES = tuple(
+  itertools.starmap(
+    ElementType,
+    (
+      (19, "f8e5m2", 1),
+      (20, "f8e4m3fn", 1),
+      (21, "s4", 1 / 2),
+      (22, "u4", 1 / 2),
+      (23, "f8e4m3b11fnuz", 1),
+      (24, "f8e5m2fnuz", 1),
+      (25, "f8e4m3fnuz", 1),
+      (26, "s2", 1 / 4),
+      (27, "u2", 1 / 4),
+      (28, "f8e4m3", 1),
+      (29, "f8e3m4", 1),
+      (32, "f4e2m1fn", 1 / 2),
+      (33, "f8e8m0fnu", 1),
     ),
   )
 )

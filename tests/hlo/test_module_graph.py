@@ -4,8 +4,9 @@ import hlo_modules
 import numpy as np
 import pytest
 
-from tpugraphs_jax import hlo
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax import columns, hlo
+from tpugraphs_jax.hlo import proto, show
+from tpugraphs_jax.rankers.tables import node_pairs
 
 
 def _featurize(module, **options):
@@ -83,3 +84,48 @@ def test_opcodes_outside_the_table_have_id_0_and_are_reported_once(caplog):
   assert graph.node_opcode.dtype == np.uint8
   (record,) = caplog.records
   assert "'erf' (3), 'Add' (1)" in record.getMessage()
+
+
+# Bits of an element, from the name.
+LATER = {"s2": 2, "u2": 2, "s4": 4, "u4": 4, "f4e2m1fn": 4, "f8e5m2": 8, "f8e4m3fn": 8}
+
+
+def _of_types(*numbers, shape=(3, 5)):
+  main = hlo_modules.computation(
+    *(hlo_modules.instruction("parameter", id=k, shape=shape) for k in range(len(numbers)))
+  )
+  for instruction, number in zip(main.instructions, numbers):
+    instruction.shape.element_type = number
+  return hlo_modules.module(main)
+
+
+def test_types_that_the_data_set_does_not_know_cost_their_bytes_and_are_reported_once(caplog):
+  number = {kind.name: kind.number for kind in columns.LATER_TYPES}
+  with caplog.at_level(logging.WARNING, logger="absl"):
+    graph = _featurize(_of_types(*(number[name] for name in LATER), number["s4"], 11, 99))
+  (record,) = caplog.records
+  assert "9 arrays" in record.getMessage()
+  assert "'s4' (2)" in record.getMessage() and "'type 99' (1)" in record.getMessage()
+  nbytes = node_pairs.tensor_bytes(graph.for_rankers().node_feat)
+  assert nbytes.tolist() == [15 * bits / 8 for bits in (*LATER.values(), 4, 32, 0)]
+  # The data set's own features have no type there.
+  assert graph.node_feat[:, columns.NODE["element_type"]].sum() == 1
+  shapes = [show.shape_text(node.shape) for node in proto.instructions(graph.module)]
+  assert shapes[:3] == ["s2[3,5]", "u2[3,5]", "s4[3,5]"]
+
+
+def test_a_graph_of_known_types_is_the_same_for_rankers():
+  graph = _featurize(_of_types(*(kind.number for kind in columns.ELEMENT_TYPES)))
+  assert graph.for_rankers() is graph
+
+
+@pytest.mark.parametrize("is_tuple", [False, True])
+def test_a_dimension_without_a_size_is_refused(is_tuple):
+  module = _of_types(12, shape=(-(2**63), 16))
+  if is_tuple:
+    shape = module.computations[0].instructions[0].shape
+    module.computations[0].instructions[0].shape.CopyFrom(
+      proto.ShapeProto(element_type=13, tuple_shapes=[shape])
+    )
+  with pytest.raises(ValueError, match=r"'parameter.0'.*\[\?,16\]"):
+    _featurize(module)

@@ -49,6 +49,26 @@ _DIMENSION_NUMBERS = (
 )
 
 
+def with_later_types(node_feat: np.ndarray, module: proto.HloModuleProto) -> np.ndarray:
+  """Node features in which `columns.LATER_TYPES` count: their bytes are in the column of u8 or s8.
+
+  The extractor has no type for them, and so 0 bytes. The column of u8 stands for unsigned integers,
+  the one of s8 for all others.
+
+  Args:
+    node_feat: `[N, 140]` float32 of the module, returned where the module has no such type.
+    module: with N instructions.
+  """
+  names = [kind.name for kind in columns.ELEMENT_TYPES]
+  element_type = np.array([node.shape.element_type for node in proto.instructions(module)])
+  kinds = [kind for kind in columns.LATER_TYPES if (element_type == kind.number).any()]
+  result = node_feat.copy() if kinds else node_feat
+  for kind in kinds:
+    column = NODE["element_type"].start + names.index("u8" if kind.name[0] == "u" else "s8")
+    result[element_type == kind.number, column] = kind.bytes
+  return result
+
+
 def node_features(module: proto.HloModuleProto) -> np.ndarray:
   """The features of all instructions of a module, `[N, 140]` float32."""
   nodes = proto.instructions(module)

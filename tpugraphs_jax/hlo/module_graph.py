@@ -17,7 +17,7 @@ from typing import Any
 from absl import logging
 import numpy as np
 
-from tpugraphs_jax import graph
+from tpugraphs_jax import columns, graph
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.hlo import features, proto, search, sources
 
@@ -25,6 +25,7 @@ from tpugraphs_jax.hlo import features, proto, search, sources
 CONFIGURABLE_OPCODES = ("convolution", "dot", "reshape")
 # A computation whose name holds one of these words ends a stretch of `node_splits`.
 _SPLIT_NAMES = ("cluster", "while", "cond")
+_UNBOUNDED = -(2**63)  # XLA's size of a dimension `?`
 _EDGE_ORDERS = ("sorted", "insertion")
 # Folders of libraries, whose source lines are not the user's own.
 _INSTALLED = ("site-packages", "dist-packages")
@@ -76,6 +77,10 @@ class HloGraph(graph.OpGraph):
       config_node=np.zeros(0, np.int32),
       configs=configs,
     )
+
+  def for_rankers(self) -> HloGraph:
+    node_feat = features.with_later_types(self.node_feat, self.module)
+    return self if node_feat is self.node_feat else dataclasses.replace(self, node_feat=node_feat)
 
   def node_name(self, node: int) -> str:
     return self.origins[node].name
@@ -146,6 +151,7 @@ def featurize_module(
   """As `featurize`, for a parsed module; `where` begins every error message."""
   if edge_order not in _EDGE_ORDERS:
     raise ValueError(f"edge_order is {edge_order!r}, expected one of {_EDGE_ORDERS}")
+  _check_shapes(module, where=where)
   edge_index = _edges(module, where=where)
   if edge_order == "sorted":
     edge_index = _sorted_edges(edge_index, module, where=where)
@@ -190,17 +196,49 @@ def _callers(frame_id: int, stack: proto.StackFrameIndexProto) -> Iterator[tuple
     frame_id = frame.parent_frame_id
 
 
+def _check_shapes(module: proto.HloModuleProto, *, where: str) -> None:
+  """Refuses dimensions without a size; warns of element types that the data set does not know."""
+  later = {kind.number: kind.name for kind in columns.LATER_TYPES}
+  known = {kind.number for kind in columns.ELEMENT_TYPES}
+  others: collections.Counter[str] = collections.Counter()
+  for node, instruction in enumerate(proto.instructions(module)):
+    for shape in proto.arrays(instruction.shape):
+      if _UNBOUNDED in shape.dimensions:
+        sizes = ",".join("?" if size == _UNBOUNDED else str(size) for size in shape.dimensions)
+        raise ValueError(
+          _message(
+            where,
+            module,
+            node,
+            f"its shape [{sizes}] has a dimension without a size; give arguments of known shapes",
+          )
+        )
+      if shape.element_type not in known:
+        others[later.get(shape.element_type, f"type {shape.element_type}")] += 1
+  if others:
+    logging.warning(
+      "%s: %d arrays have an element type that the data set does not know, and rankers count its "
+      "bytes: %s",
+      where,
+      others.total(),
+      _counts(others),
+    )
+
+
+def _counts(names: collections.Counter[str]) -> str:
+  return ", ".join(f"{name!r} ({count})" for name, count in names.most_common())
+
+
 def _node_opcode(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
   ids = opcode_ids()
   opcodes = [instruction.opcode for instruction in proto.instructions(module)]
   unknown = collections.Counter(opcode for opcode in opcodes if opcode not in ids)
   if unknown:
-    names = ", ".join(f"{name!r} ({count})" for name, count in unknown.most_common())
     logging.warning(
       "%s: %d instructions have an opcode outside the table and get id 0: %s",
       where,
       unknown.total(),
-      names,
+      _counts(unknown),
     )
   return np.array([ids.get(opcode, 0) for opcode in opcodes], np.uint8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -31,6 +32,14 @@ def instructions(module: HloModuleProto) -> list[HloInstructionProto]:
 def positions(module: HloModuleProto) -> dict[int, int]:
   """The node of each instruction id; the last one where several have the same id."""
   return {instruction.id: node for node, instruction in enumerate(instructions(module))}
+
+
+def arrays(shape: ShapeProto) -> Iterator[ShapeProto]:
+  """The shapes in a tuple, or the shape itself."""
+  for part in shape.tuple_shapes:
+    yield from arrays(part)
+  if not shape.tuple_shapes:
+    yield shape
 
 
 def parse_any(data: bytes, *, where: str) -> Message:

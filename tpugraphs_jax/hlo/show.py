@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tpugraphs_jax import columns
 from tpugraphs_jax.hlo import module_graph, proto
 
-_TYPE_NAMES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES}
+_TYPE_NAMES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES + columns.LATER_TYPES}
 _TUPLE = 13
 
 

@@ -191,7 +191,7 @@ class Ranker:
 
   def prepare(self, graph: OpGraph) -> Any:
     """Computes and transforms features, and prepares the graph; see `Family.prepare`."""
-    graph = self._seen(graph)
+    graph = self._seen(graph).for_rankers()
     if self.settings.data.virtual_node == "output":
       graph = reduction.with_output(graph)
     return self.family.prepare(graph, self.features(graph))

@@ -70,8 +70,8 @@ class Paths(NamedTuple):
 def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
   """Bytes of each node's output `[N]` float32, from node features `[N, 140 or more]`.
 
-  Tuples and unknown element types have 0 bytes. Released products of dimensions can be negative
-  after an overflow: their absolute value is used.
+  Tuples and unknown element types have 0 bytes (see `OpGraph.for_rankers`). Released products of
+  dimensions can be negative after an overflow: their absolute value is used.
   """
   type_bytes = np.array([kind.bytes for kind in columns.ELEMENT_TYPES], np.float32)
   element = node_feat[:, _TYPES] @ type_bytes
