@@ -145,7 +145,7 @@ def test_layout_row_that_was_cut_short_is_not_combined(tmp_path):
 _ROWS = (
   "tile:xla:a",
   "tile:xla:a,1,2",
-  "",
+  '"tile:xla:a,1',
   "tile:a,1",
   "tile:xla:,1",
   "tile:xla:a,",
@@ -172,6 +172,22 @@ def test_unreadable_lines_are_refused_naming_file_and_line(tmp_path, lines, numb
     submission.read_results(path)
   assert str(error.value).startswith(f"{path}:{number}: ")
   assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "text, encoding",
+  [
+    ("ID,TopConfigs\ntile:xla:a,1;0\n\n \n", "utf-8"),
+    ("ID,TopConfigs\r\ntile:xla:a,1;0\r\n,\r\n", "utf-8-sig"),
+    ('"ID","TopConfigs"\n"tile:xla:a","1;0"', "utf-8"),
+  ],
+  ids=["blank lines", "of a spreadsheet", "quoted"],
+)
+def test_csv_of_other_programs_is_read(tmp_path, text, encoding):
+  (path := tmp_path / "a.csv").write_bytes(text.encode(encoding))
+  assert {key: row.tolist() for key, row in submission.read_results(path).items()} == {
+    "tile:xla:a": [1, 0]
+  }
 
 
 def test_tile_rows_need_the_best_five_only(tmp_path, data_root):

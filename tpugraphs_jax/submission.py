@@ -16,7 +16,8 @@ The released test graphs have no labels: `score` takes rankings of the validatio
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import csv
 import os
 from pathlib import Path
 import re
@@ -34,6 +35,7 @@ HEADER = "ID,TopConfigs"
 # The competition scores the best five of a tile graph.
 TILE_TOP = 5
 _SHOWN_PROBLEMS = 20
+_MOST_CHARACTERS = 1 << 26  # of a field; all indices of the largest graph take 600,000
 _INDICES = re.compile(r"[0-9]{1,9}(;[0-9]{1,9})*")
 
 
@@ -350,23 +352,33 @@ def _read_rows(path: str | os.PathLike[str]) -> dict[str, tuple[int, np.ndarray]
   if not local.is_file():
     raise FileNotFoundError(f"{path}: no such file")
   rows: dict[str, tuple[int, np.ndarray]] = {}
-  with open(local, encoding="utf-8", errors="replace") as file:
-    header = file.readline().rstrip("\n")
-    if header != HEADER:
-      raise ValueError(f"{path}:1: header is {header[:40]!r}, expected {HEADER!r}")
-    for line, text in enumerate(file, start=2):
-      try:
-        row_id, ranking = _read_row(text.rstrip("\n"))
-        if row_id in rows:
-          raise ValueError(f"{row_id} is already in line {rows[row_id][0]}")
-      except ValueError as error:
-        raise ValueError(f"{path}:{line}: {error}") from None
-      rows[row_id] = line, ranking
+  for line, fields in _lines(local, path):
+    try:
+      row_id, ranking = _read_row(fields)
+      if row_id in rows:
+        raise ValueError(f"{row_id} is already in line {rows[row_id][0]}")
+    except ValueError as error:
+      raise ValueError(f"{path}:{line}: {error}") from None
+    rows[row_id] = line, ranking
   return rows
 
 
-def _read_row(text: str) -> tuple[str, np.ndarray]:
-  fields = text.split(",")
+def _lines(local: Path, path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
+  """Number and fields of each line below the header that is not blank."""
+  with open(local, encoding="utf-8-sig", errors="replace", newline="") as file:
+    limit = csv.field_size_limit(_MOST_CHARACTERS)
+    reader = csv.reader(file, strict=True)
+    try:
+      if (header := next(reader, [])) != HEADER.split(","):
+        raise ValueError(f"{path}:1: header is {','.join(header)[:40]!r}, expected {HEADER!r}")
+      yield from ((reader.line_num, fields) for fields in reader if any(map(str.strip, fields)))
+    except csv.Error as error:
+      raise ValueError(f"{path}:{reader.line_num}: {error}") from None
+    finally:
+      csv.field_size_limit(limit)
+
+
+def _read_row(fields: Sequence[str]) -> tuple[str, np.ndarray]:
   if len(fields) != 2:
     raise ValueError(f"{len(fields)} fields, expected {HEADER}")
   row_id, indices = fields
