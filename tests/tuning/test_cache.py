@@ -16,6 +16,12 @@ def _product(x, y):
   return jnp.tanh(x @ y)
 
 
+def _found(path, problem, candidates):
+  found = cache_lib.Cache(path, problem)
+  found.find(candidates)
+  return found
+
+
 @pytest.fixture
 def problem():
   return problems.Problem(_product, _ARGS, labels.BytesEstimate())
@@ -29,9 +35,10 @@ def asked(monkeypatch):
   def raw_labels(problem, candidates):
     asked.extend(candidates)
     return {
-      each: {"bytes_accessed": 10 + sum(each), "seconds": [1.0 + sum(each)]}
+      each: ValueError("it fails")
+      if each == (2,)
+      else {"bytes_accessed": 10 + sum(each), "seconds": [1.0 + sum(each)]}
       for each in candidates
-      if each != (2,)
     }
 
   monkeypatch.setattr(problems.Problem, "raw_labels", raw_labels)
@@ -40,31 +47,32 @@ def asked(monkeypatch):
 
 def test_a_label_is_made_once_and_then_taken_from_the_file(problem, asked, tmp_path):
   path = tmp_path / "some" / "labels.jsonl"
-  found = cache_lib.Cache(path, problem).labels([*_FIRST, (2,)])
-  assert list(found) == asked == [(0,), (1,), (2,)] and found[(2,)] is None
-  again = cache_lib.Cache(path, problem)
-  assert again.labels([(1,), (2,), (0,)]) == found and len(asked) == 3
+  found = _found(path, problem, [*_FIRST, (2,)])
+  assert asked == [(0,), (1,), (2,)]
+  assert list(found.raw) == _FIRST and found.errors == {(2,): "it fails"}
+  again = _found(path, problem, asked)
+  assert (again.raw, again.errors) == (found.raw, found.errors) and len(asked) == 3
   assert again.ratio((1,)) == 1.1 and again.ratio((2,)) == float("inf")
 
 
 def test_labels_of_another_program_or_compiler_are_not_taken(problem, asked, monkeypatch, tmp_path):
   path = tmp_path / "labels.jsonl"
-  cache_lib.Cache(path, problem).labels(_FIRST)
+  _found(path, problem, _FIRST)
   other = problems.Problem(lambda x, y: jnp.sin(x @ y), _ARGS, problem.label)
   assert len(other.options) == 1
-  cache_lib.Cache(path, other).labels(_FIRST)
+  _found(path, other, _FIRST)
   assert asked == 2 * _FIRST
   monkeypatch.setattr(labels.BytesEstimate, "versions", lambda label: {"jax": "0", "device": "cpu"})
-  cache_lib.Cache(path, problem).labels(_FIRST)
+  _found(path, problem, _FIRST)
   assert asked == 3 * _FIRST and len(path.read_text().splitlines()) == 6
 
 
 def test_a_line_that_a_kill_cut_short_is_made_again(problem, asked, tmp_path):
   path = tmp_path / "labels.jsonl"
-  cache_lib.Cache(path, problem).labels(_FIRST)
+  _found(path, problem, _FIRST)
   whole = path.read_bytes()
   path.write_bytes(whole[:-9])
-  cache_lib.Cache(path, problem).labels(_FIRST)
+  _found(path, problem, _FIRST)
   assert asked == [*_FIRST, (1,)] and path.read_bytes() == whole
 
 
@@ -86,8 +94,8 @@ def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypat
     },
   )
   path = tmp_path / "labels.jsonl"
-  cache_lib.Cache(path, problem).labels(_FIRST)
+  _found(path, problem, _FIRST)
   speed[0] = 3.0  # the machine is three times slower now
-  found = cache_lib.Cache(path, problem).labels([*_FIRST, (2,)])
-  assert [raw["seconds"] for raw in found.values()] == [[1.0], [2.0], [3.0]]
+  found = _found(path, problem, [*_FIRST, (2,)])
+  assert [raw["seconds"] for raw in found.raw.values()] == [[1.0], [2.0], [3.0]]
   assert len(json.loads(path.read_text().splitlines()[-1])["numbers"]) == 1

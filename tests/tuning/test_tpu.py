@@ -99,13 +99,40 @@ def test_a_kernel_without_an_estimate_is_counted_apart():
   assert tpu_kernels.estimated_cycles(module) == tpu_kernels.Cycles(7, 2, 0, 1)
 
 
-def test_a_program_with_a_kernel_without_an_estimate_gets_no_label(monkeypatch):
+def test_a_program_with_a_kernel_without_an_estimate_says_so(monkeypatch):
   module = _looping_module(bound=5)
   module.computations[0].instructions[1].backend_config = _window(2**63 - 1)
   program = tpu.TpuProgram(module.SerializeToString(), 1.0, 0, before_layouts=None)
   monkeypatch.setattr(tpu, "compile_function", lambda *_, **__: program)
   (found,) = labels.TpuEstimate("tpu:v3").run([(4, _net)], _ARGS)
-  assert found[0] == 4 and "no estimate for 1 of 2 kernels" in str(found[1])
+  raw = {"estimated_cycles": 7, "optimal_seconds": 1.0, "bytes_accessed": 0, "kernels": 2}
+  assert found[1] == raw | {
+    "without_estimate": 1,
+    "cycles": {"rest": [7, 0]},
+    "loops_counted_once": 0,
+  }
+
+
+@pytest.mark.parametrize("cycles", [2**63 - 1, 2**62, -1])
+def test_a_saturated_number_is_no_estimate(cycles):
+  module = _looping_module(bound=5)
+  module.computations[2].instructions[1].backend_config = _window(cycles)
+  assert tpu_kernels.estimated_cycles(module) == tpu_kernels.Cycles(500, 2, 0, 1)
+
+
+def test_a_kernel_that_is_not_tiled_has_no_estimate():
+  json_of_kernel = b'{"used_scoped_memory_configs":[]}'
+  kernel = {"operands": [6], "backend_config": json_of_kernel}
+  main = hlo_modules.computation(
+    hlo_modules.instruction("parameter", id=6, shape=[8]),
+    hlo_modules.instruction("custom-call", id=7, shape=[8], **kernel),
+    hlo_modules.instruction("add", id=8, shape=[], **kernel),  # a scalar
+    hlo_modules.instruction("custom-call", id=9, shape=[8], backend_config=json_of_kernel),
+    hlo_modules.instruction("copy-start", id=10, shape=[8], operands=[7]),
+  )
+  module = hlo_modules.module(main)
+  module.entry_computation_id = main.id
+  assert tpu_kernels.estimated_cycles(module) == tpu_kernels.Cycles(0, 1, 0, 1)
 
 
 def test_kernels_have_the_compilers_window_and_what_is_inside_them():

@@ -60,7 +60,10 @@ def _labelled_by(monkeypatch, cost, failing=()):
 
   def raw_labels(problem, candidates):
     tried.extend(candidates)
-    return {each: {"seconds": [cost(each) / 1e9]} for each in candidates if each not in failing}
+    return {
+      each: ValueError("out of\nmemory") if each in failing else {"seconds": [cost(each) / 1e9]}
+      for each in candidates
+    }
 
   monkeypatch.setattr(problems.Problem, "raw_labels", raw_labels)
   return tried
@@ -169,15 +172,19 @@ def test_the_default_stays_unless_another_choice_is_really_better(
     assert f"took {ratio:.3f} of its time in the trials" in str(found)
 
 
-def test_failures_are_counted_and_a_default_that_fails_is_an_error(monkeypatch, problem):
+def test_failures_have_their_reason_and_a_default_that_fails_is_an_error(
+  monkeypatch, capsys, problem
+):
   oracle = Oracle(problem, _cost)
   tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers))
   tune.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
   _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[tried[1]])
   found = tune.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
   assert found.failed == 1 and len(found.tried) == 3
+  assert found.errors == {tried[1]: "out of"}  # the first line
+  assert "label 2 of 4: failed: out of; groups changed" in capsys.readouterr().err
   _labelled_by(monkeypatch, _cost, failing=[(0,) * len(problem.options)])
-  with pytest.raises(ValueError, match="labelled"):
+  with pytest.raises(ValueError, match="own choice cannot be labelled: out of$"):
     tune.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
 
 
@@ -249,6 +256,26 @@ def test_a_model_of_other_labels_is_named(monkeypatch, caplog):
 def test_a_target_without_a_model_that_ships_is_refused():
   with pytest.raises(ValueError, match="v5e"):
     tune.tune(network, *ARGS, target="v5e")
+
+
+@pytest.mark.parametrize("gap", [0, 2])
+def test_what_a_label_leaves_out_is_in_the_summary(monkeypatch, problem, gap):
+  def raw_labels(problem, candidates):
+    raw = {"optimal_seconds": -1.0 if gap else 1e-6, "kernels": 9, "without_estimate": gap}
+    return {
+      each: raw | {"estimated_cycles": 500 + sum(each), "cycles": {}, "loops_counted_once": 0}
+      for each in candidates
+    }
+
+  module = problem.module
+  monkeypatch.setattr(problems.Problem, "raw_labels", raw_labels)
+  monkeypatch.setattr(labels, "create", lambda name, **options: labels.TpuEstimate("tpu:v3"))
+  monkeypatch.setattr(labels.TpuEstimate, "graph", lambda *args: module)
+  monkeypatch.setattr(labels.TpuEstimate, "versions", lambda label: {})
+  found = tune.tune(network, *ARGS, model=Oracle(problem, _cost), budget=2, operands=True)
+  assert ("2 of its own choice's 9 kernels" in repr(found)) == bool(gap)
+  lower = "estimated cycles" if gap else "estimated time"
+  assert f"the compiler's own choice stays, none had a lower {lower} on tpu:v3" in repr(found)
 
 
 @recorded.needs_libtpu

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.tuning.draw import Numbers
-from tpugraphs_jax.tuning.labels import Raw
+from tpugraphs_jax.tuning.labels import Raw, reason
 from tpugraphs_jax.tuning.problem import Problem
 
 
@@ -23,6 +23,11 @@ class Cache:
   Args:
     path: of the file, which is made where it is missing; None keeps nothing.
     problem: whose labels.
+
+  Attributes:
+    raw: the raw numbers of choices that have a label, the compiler's own choice first.
+    errors: the reasons of choices that failed, a line each.
+    label: of the program, once the compiler's own choice is labelled.
 
   Raises:
     ValueError: the file holds something else.
@@ -36,14 +41,18 @@ class Cache:
       "label": problem.label.name,
       **problem.label.versions(),
     }
-    self._known: dict[Numbers, Raw | None] = {}
+    self._known: dict[Numbers, Raw | str] = {}
+    self.raw: dict[Numbers, Raw] = {}
+    self.errors: dict[Numbers, str] = {}
+    self.label = problem.label
     for number, line in enumerate(files.lines(self._path) if self._path else (), 1):
       try:
         record = trust.parse(line)
         if all(record[name] == value for name, value in self._key.items()):
-          if record["raw"] is not None:
-            problem.label.value(record["raw"])  # refuses what is no label
-          self._known[tuple(record["numbers"])] = record["raw"]
+          if "raw" in record:
+            problem.label.of(record["raw"]).value(record["raw"])  # refuses what is no label
+          outcome = record["raw"] if "raw" in record else str(record["error"])
+          self._known[tuple(record["numbers"])] = outcome
       except (ValueError, KeyError, TypeError, OverflowError):
         start = line[:60].decode(errors="replace")
         raise ValueError(
@@ -51,31 +60,47 @@ class Cache:
           "as cache=, or remove the line"
         ) from None
 
-  def labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, Raw | None]:
-    """The raw numbers of choices, in their order; None for those that failed.
+  def find(self, candidates: Sequence[Numbers]) -> None:
+    """Labels choices, the compiler's own before all others.
 
     Times from the file and new times compare only through the compiler's own choice. It is measured
     again with the new choices. Their times are multiplied by its time in the file and divided by
     its time now.
     """
     new = [numbers for numbers in candidates if numbers not in self._known]
-    own = self._problem.own
-    again = [own] if self._problem.label.is_comparative and self._known.get(own) and new else []
+    own, value = self._problem.own, self._problem.label.value
+    known = self._known.get(own)
+    again = [own] if self._problem.label.is_comparative and isinstance(known, dict) and new else []
     found = self._problem.raw_labels([*again, *new]) if new else {}
     factor = 1.0
-    if again and own in found:
-      factor = self._problem.label.value(self._known[own]) / self._problem.label.value(found[own])
-    for numbers in new:
-      raw = found.get(numbers)
-      if raw and again:
-        raw = raw | {"seconds": [seconds * factor for seconds in raw["seconds"]]}
-      self._known[numbers] = raw
+    if again and isinstance(found[own], dict):
+      factor = value(known) / value(found[own])
+    for numbers in filter(found.get, new):
+      outcome = found[numbers]
+      if isinstance(outcome, Exception):
+        outcome = reason(outcome)
+      elif again:
+        outcome = outcome | {"seconds": [seconds * factor for seconds in outcome["seconds"]]}
+      self._known[numbers] = outcome
       if self._path:
-        files.append(self._path, json.dumps({**self._key, "numbers": numbers, "raw": raw}).encode())
-    return {numbers: self._known[numbers] for numbers in candidates}
+        record = {"numbers": numbers, "error" if isinstance(outcome, str) else "raw": outcome}
+        files.append(self._path, json.dumps(self._key | record).encode())
+    for numbers in filter(self._known.get, candidates):
+      self._take(numbers, self._known[numbers])
+
+  def _take(self, numbers: Numbers, outcome: Raw | str) -> None:
+    if isinstance(outcome, str):
+      self.errors[numbers] = outcome
+      return
+    if numbers == self._problem.own:
+      self.label = self.label.of(outcome)
+    try:
+      self.label.value(outcome)
+      self.raw[numbers] = outcome
+    except ValueError as error:
+      self.errors[numbers] = str(error)
 
   def ratio(self, numbers: Numbers) -> float:
     """The label of a choice over that of the compiler's own; infinite unless both are labelled."""
-    value, own = self._problem.label.value, self._known.get(self._problem.own)
-    raw = self._known.get(numbers)
-    return value(raw) / value(own) if raw and own else math.inf
+    raw, own = self.raw.get(numbers), self.raw.get(self._problem.own)
+    return self.label.value(raw) / self.label.value(own) if raw and own else math.inf

@@ -62,7 +62,8 @@ def measure(
 
   Yields:
     The number of a function and `{"seconds": [...], "noise": ...}`, the seconds of a call
-    in each round, or the error with which the function was refused.
+    in each round, or the error with which the function was refused. Nothing more after an error of
+    the first one.
 
   Raises:
     NoisyMachineError: copies of the default differ by more than 5 %.
@@ -73,9 +74,11 @@ def measure(
   for number, function in functions:
     try:
       version = _compiled(function, values)
-      outputs = version(*values)
+      outputs = jax.block_until_ready(version(*values))
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
       yield number, error
+      if first is None:
+        return
       continue
     if first is None:
       first, expected = function, outputs
@@ -83,8 +86,6 @@ def measure(
       yield number, ValueError("its outputs differ from the outputs of the compiler's own choice")
       continue
     compiled[number] = version
-  if not compiled:
-    return
   default = next(iter(compiled))
   copies = {copy: _compiled(first, values) for copy in _COPIES}
   seconds = _rounds({**compiled, **copies}, [default, *copies], values, seed, timer)

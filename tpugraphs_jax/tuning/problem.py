@@ -150,14 +150,10 @@ class Problem:
         result.setdefault(node.group, []).append(index)
     return result
 
-  def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw]:
-    """The raw numbers of choices, found together; failed choices are left out."""
+  def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw | Exception]:
+    """The raw numbers of choices, found together, or the errors with which they failed."""
     outcomes = dict(self.label.run(enumerate(map(self.apply, candidates)), self.args))
-    return {
-      candidates[place]: raw
-      for place, raw in sorted(outcomes.items())
-      if not isinstance(raw, Exception)
-    }
+    return {candidates[place]: outcome for place, outcome in sorted(outcomes.items())}
 
 
 class NodeOptions(NamedTuple):

@@ -37,7 +37,7 @@ class TpuProgram:
   """A compiled function."""
 
   module: bytes  # serialized HloModuleProto after all optimisations, with windows
-  optimal_seconds: float  # the compiler's estimate, no measurement
+  optimal_seconds: float  # the compiler's estimate, no measurement; 0 of a program without kernels
   bytes_accessed: int  # the compiler's estimate too
   # Serialized HloModuleProto before layout assignment, if asked for. Its arrays have the layouts
   # that the compiler then assigns.
@@ -120,8 +120,8 @@ def compile_function(
   cost = compiled.cost_analysis()
   return TpuProgram(
     module.as_serialized_hlo_module_proto(),
-    float(cost["optimal_seconds"]),
-    int(cost["bytes accessed"]),
+    float(cost.get("optimal_seconds", 0.0)),
+    int(cost.get("bytes accessed", 0)),
     before_layouts,
   )
 

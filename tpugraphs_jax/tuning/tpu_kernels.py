@@ -18,8 +18,10 @@ from tpugraphs_jax.hlo import module_graph, proto
 from tpugraphs_jax.infra import trust
 from tpugraphs_jax.tuning import tpu
 
-# The compiler writes the largest int64 where it has no estimate.
-_NO_ESTIMATE = 2**63 - 1
+# The compiler writes the largest int64, or sums of it, where it has no estimate. So many cycles
+# would take months.
+SATURATED = 2**53
+_CALLERS = ("while", "conditional", "call")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Cycles:
   """The sum of the estimates of a program's kernels."""
 
   cycles: int
-  kernels: int  # how many instructions the compiler cuts into tiles
+  kernels: int
   loops_counted_once: int  # loops whose number of iterations is not known
   without_estimate: int = 0  # kernels without an estimate, which add nothing to the sum
   by_kernel: tuple[KernelCycles, ...] = dataclasses.field(default=(), compare=False)
@@ -120,7 +122,7 @@ def window(instruction: proto.HloInstructionProto) -> Window | None:
     for name in ("kernel", "output", "input")
   )
   cycles = int(config["estimated_cycles"])
-  return Window(kernel, output, operand, None if cycles >= _NO_ESTIMATE else cycles)
+  return Window(kernel, output, operand, cycles if 0 <= cycles < SATURATED else None)
 
 
 def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
@@ -137,14 +139,16 @@ def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
 
 
 def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
-  unknown = missing = 0
+  unknown = missing = count = 0
   kernels: list[KernelCycles] = []
   for instruction in computation.instructions:
     tiles = window(instruction)
     if tiles is not None:
       kernels.append(KernelCycles(_names(instruction, computations), tiles.estimated_cycles or 0))
-      missing += tiles.estimated_cycles is None
-    if instruction.opcode not in ("while", "conditional", "call"):
+    if tiles is not None or _is_untiled_kernel(instruction):
+      count += 1
+      missing += tiles is None or tiles.estimated_cycles is None
+    if instruction.opcode not in _CALLERS:
       continue
     callees = [computations[callee] for callee in instruction.called_computation_ids]
     times = 1
@@ -154,9 +158,23 @@ def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
     for inside in (_sum(computations, callee) for callee in callees):
       kernels += [KernelCycles(each.names, times * each.cycles) for each in inside.by_kernel]
       unknown += inside.loops_counted_once
+      count += inside.kernels
       missing += inside.without_estimate
-  return Cycles(
-    sum(each.cycles for each in kernels), len(kernels), unknown, missing, tuple(kernels)
+  return Cycles(sum(each.cycles for each in kernels), count, unknown, missing, tuple(kernels))
+
+
+def _is_untiled_kernel(instruction: proto.HloInstructionProto) -> bool:
+  """Whether an instruction is a kernel that is not cut into tiles, such as a Cholesky or a sort.
+
+  The compiler writes JSON for every kernel. It does so for scalars too, and for buffers, which have
+  no operand.
+  """
+  is_array = bool(instruction.shape.dimensions or instruction.shape.tuple_shapes)
+  return (
+    is_array
+    and bool(instruction.operand_ids)
+    and instruction.opcode not in _CALLERS
+    and "used_scoped_memory_configs" in _backend_config(instruction)
   )
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 import dataclasses
 import html
 import itertools
-import math
 import os
 from pathlib import Path
 import sys
@@ -61,9 +60,10 @@ class Tuned:
     compared: median ratio of run times and the ends of its 95 % bootstrap interval, of the
       choice with the least time against the compiler's own, where run times were measured.
     raw: the raw numbers of every choice that was labelled.
-    failed: how many choices could not be compiled or gave other outputs.
+    errors: the reasons of the choices that could not be compiled or compared, or gave other
+      outputs.
     candidates: number of choices that were drawn for the search.
-    label: how choices were labelled.
+    label: how choices were labelled, and what it leaves out (`gap`).
     changes: of operations, against the compiler's own choice.
     problem: the function before and its choices.
   """
@@ -73,7 +73,7 @@ class Tuned:
   ratio: float
   compared: tuple[float, float, float] | None
   raw: dict[Numbers, Raw]
-  failed: int
+  errors: dict[Numbers, str]
   candidates: int
   label: labels.Label
   changes: list[layouts.Change]
@@ -83,6 +83,11 @@ class Tuned:
   def tried(self) -> dict[Numbers, int]:
     """The label of every choice that was labelled, the compiler's own choice first."""
     return {numbers: self.label.value(raw) for numbers, raw in self.raw.items()}
+
+  @property
+  def failed(self) -> int:
+    """How many choices failed."""
+    return len(self.errors)
 
   @property
   def keeps_default(self) -> bool:
@@ -143,15 +148,16 @@ class Tuned:
 
   def _summary(self) -> str:
     counts = f"{len(self.raw)} of {self.candidates:,} layouts tried, {self.failed} failed: "
+    gap = f"; {self.label.gap}" * bool(self.label.gap)
     if self.keeps_default:
-      return f"{counts}the compiler's own choice stays, {self._why()}"
+      return f"{counts}the compiler's own choice stays, {self._why()}{gap}"
     between = ""
     if self.compared:
       between = "({:.3f} to {:.3f}, in alternating pairs) ".format(*self.compared[1:])
     return (
       f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} "
       f"{self._cycles()}of the compiler's own choice, with layouts chosen for "
-      f"{sum(number > 0 for number in self.numbers)} of {len(self.numbers)} groups"
+      f"{sum(number > 0 for number in self.numbers)} of {len(self.numbers)} groups{gap}"
     )
 
   def _why(self) -> str:
@@ -170,9 +176,11 @@ class Tuned:
 
   def _cycles(self) -> str:
     """The other estimate of the best choice, for a TPU."""
-    if not self.label.target:
+    if not self.label.target or not self.label.is_of_seconds:
       return ""
     own, best = self._own_and_best("estimated_cycles")
+    if not own:
+      return ""
     return f"and {best / own:.3f} of the estimated cycles "
 
   def _node_cycles(self) -> dict[int, tuple[int, int]]:
@@ -261,15 +269,15 @@ def tune(
   problem = Problem(function, args, label, seed=seed, operands=operands)
   drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
   pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of)
-  outcomes = _labelled(
+  found = cache_lib.Cache(cache, problem)
+  _label(
     STRATEGIES[strategy](pool, ranker, problem),
-    cache_lib.Cache(cache, problem),
+    found,
     budget,
     together=label.is_comparative,
     progress=progress,
   )
-  tried = {numbers: raw for numbers, raw in outcomes.items() if raw is not None}
-  return _decide(problem, tried, failed=len(outcomes) - len(tried), candidates=len(drawn))
+  return _decide(problem, found, candidates=len(drawn))
 
 
 def prior_of(target: str | None) -> prior_lib.Prior:
@@ -278,40 +286,37 @@ def prior_of(target: str | None) -> prior_lib.Prior:
   return prior_lib.read(model_file.SHIPPED / f"{name}.prior.json")
 
 
-def _labelled(
-  way: strategies.Way, cache: cache_lib.Cache, budget: int, *, together: bool, progress: bool
-) -> dict[Numbers, Raw | None]:
-  """The raw numbers of the choices that a way of search asks for; None for failed ones.
+def _label(
+  way: strategies.Way, found: cache_lib.Cache, budget: int, *, together: bool, progress: bool
+) -> None:
+  """Labels the choices that a way of search asks for, the compiler's own first.
 
   Args:
     way: of search.
-    cache: makes labels, or knows them.
+    found: makes labels, or knows them, and keeps them.
     budget: how many.
     together: whether all are made at once: the way of search then learns nothing from them.
     progress: whether a line tells of each.
   """
-  outcomes: dict[Numbers, Raw | None] = {}
-  if together:
-    outcomes = cache.labels(list(itertools.islice(way, budget)))
-    for place, numbers in enumerate(outcomes if progress else ()):
-      _tell(place, budget, numbers, cache.ratio(numbers))
-    return outcomes
-  numbers = next(way)
+  asked = list(itertools.islice(way, budget if together else 1))
   for place in range(budget):
-    outcomes |= cache.labels([numbers])
-    ratio = cache.ratio(numbers)
+    if place == len(asked):
+      try:
+        asked.append(way.send(found.ratio(asked[-1])))
+      except StopIteration:  # every choice was tried
+        break
+    if place == 0 or not together:
+      found.find(asked[place:])
     if progress:
-      _tell(place, budget, numbers, ratio)
-    try:
-      numbers = way.send(ratio)
-    except StopIteration:  # every choice was tried
-      break
-  return outcomes
+      _tell(place, budget, asked[place], found)
+    if asked[0] in found.errors:
+      break  # the compiler's own choice, to which the others are compared
 
 
-def _tell(place: int, budget: int, numbers: Numbers, ratio: float) -> None:
+def _tell(place: int, budget: int, numbers: Numbers, found: cache_lib.Cache) -> None:
   """A line of progress."""
-  said = f"{ratio:.3f} of the compiler's own" if math.isfinite(ratio) else "failed"
+  failed = found.errors.get(numbers)
+  said = f"failed: {failed}" if failed else f"{found.ratio(numbers):.3f} of the compiler's own"
   print(
     f"label {place + 1} of {budget}: {said}; groups changed: {_groups_text(numbers)}",
     file=sys.stderr,
@@ -344,15 +349,17 @@ def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   return ranker
 
 
-def _decide(problem: Problem, tried: dict[Numbers, Raw], *, failed: int, candidates: int) -> Tuned:
+def _decide(problem: Problem, found: cache_lib.Cache, *, candidates: int) -> Tuned:
   """The best of the choices that were tried, or the compiler's own choice."""
-  default = problem.own
-  if default not in tried:
-    raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled")
-  value = {numbers: problem.label.value(raw) for numbers, raw in tried.items()}
+  default, label = problem.own, found.label
+  if default in found.errors:
+    raise ValueError(
+      f"{problem.name}: the compiler's own choice cannot be labelled: {found.errors[default]}"
+    )
+  value = {numbers: label.value(raw) for numbers, raw in found.raw.items()}
   best, compared = min(value, key=value.get), None  # the first of equals: the default
   ratio = value[best] / value[default]
-  if isinstance(problem.label, labels.Measured) and best != default:
+  if isinstance(label, labels.Measured) and best != default:
     compared = measure.compare(
       problem.apply(default), problem.apply(best), problem.args, seed=problem.seed
     )
@@ -364,11 +371,11 @@ def _decide(problem: Problem, tried: dict[Numbers, Raw], *, failed: int, candida
     best,
     ratio,
     compared,
-    tried,
-    failed,
+    found.raw,
+    found.errors,
     candidates,
-    problem.label,
-    _changes(problem, best, tried) if any(best) else [],
+    label,
+    _changes(problem, best, found.raw) if any(best) else [],
     problem,
   )
 

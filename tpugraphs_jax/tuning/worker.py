@@ -123,8 +123,9 @@ def is_finished(job: LabelJob, header: dict[str, Any], label: labels.Label) -> b
   try:
     record = trust.parse(job.sidecar.read_text())
     stored = npz.read_layout(job.npz).configs.runtime_ns.tolist()
+    label = label.of(record["configs"][0])
     labelled = [label.value(raw) for raw in record["configs"]]
-  except (OSError, ValueError, KeyError, TypeError):
+  except (OSError, ValueError, KeyError, IndexError, TypeError):
     return False  # missing, or damaged: it is made anew
   expected = {**header, "split": job.split, "configs_asked": job.configs}
   return stored == labelled and all(record.get(key) == expected[key] for key in expected)
@@ -138,7 +139,9 @@ def _label_all(work: _Collecting) -> list[Numbers]:
     # Only times of one session compare: measured choices that failed are not replaced.
     if drawn and work.problem.label.is_comparative:
       return drawn
-    values = _values(work, len(drawn))
+    if 0 in work.journal.errors:
+      return drawn  # without the compiler's own choice the others say nothing
+    values, _ = _labels(work, len(drawn))
     count = draw.wanted(values, work.job.configs, draws=len(drawn))
     more = dict(enumerate(itertools.islice(stream, count), len(drawn)))
     if not more:
@@ -166,27 +169,39 @@ def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
 
   for number, outcome in work.problem.label.run(functions(), work.problem.args):
     if isinstance(outcome, Exception):
-      work.journal.error(number, f"{type(outcome).__name__}: {str(outcome)[:500]}")
+      work.journal.error(number, labels.reason(outcome))
     else:
       work.journal.result(number, outcome)
 
 
-def _values(work: _Collecting, drawn: int) -> dict[int, int]:
-  """The labels of the first `drawn` candidates; the journal may hold more of an earlier run."""
-  return {
-    number: work.problem.label.value(raw)
-    for number, raw in sorted(work.journal.raw.items())
-    if number < drawn
-  }
+def _labels(work: _Collecting, drawn: int) -> tuple[dict[int, int], dict[int, str]]:
+  """The labels of the first `drawn` candidates, and the reasons of those without a label.
+
+  The journal may hold more candidates, of an earlier run.
+  """
+  label, values = _label_of(work), {}
+  errors = {number: text for number, text in work.journal.errors.items() if number < drawn}
+  for number, raw in sorted(work.journal.raw.items()):
+    if number < drawn:
+      try:
+        values[number] = label.value(raw)
+      except ValueError as error:
+        errors[number] = str(error)
+  return values, errors
+
+
+def _label_of(work: _Collecting) -> labels.Label:
+  """The label of the program, where the compiler's own choice is labelled."""
+  own = work.journal.raw.get(0)
+  return work.problem.label.of(own) if own else work.problem.label
 
 
 def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> None:
   job, journal, problem = work.job, work.journal, work.problem
-  values = _values(work, len(drawn))
+  values, errors = _labels(work, len(drawn))
   if 0 not in values:
     raise ValueError(
-      f"{job.source}: the compiler's own choice failed, "
-      f"{journal.errors.get(0, 'it was not labelled')}"
+      f"{job.source}: the compiler's own choice failed: {errors.get(0, 'it was not labelled')}"
     )
   kept = draw.kept(values, job.configs)
   npz.write_layout(
@@ -199,15 +214,14 @@ def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> N
     "split": job.split,
     "collection": job.collection,
     "configs_asked": job.configs,
-    "config_runtime": problem.label.unit,
+    "config_runtime": _label_of(work).unit,
+    "not_labelled": _label_of(work).gap,
     "tpugraphs_jax": tpugraphs_jax.__version__,
     "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
     "groups": [str(group) for group in problem.choices.groups],
     "ties_left_out": len(values) - len(kept),
     "failures": [
-      {"numbers": drawn[number], "error": error}
-      for number, error in sorted(journal.errors.items())
-      if number < len(drawn)
+      {"numbers": drawn[number], "error": error} for number, error in sorted(errors.items())
     ],
     "configs": [{"numbers": drawn[number], **journal.raw[number]} for number in kept],
   }
