@@ -28,8 +28,22 @@ TARGETS = {
   "tpu:v5e": "v5e:2x2",
   "tpu:v5p": "v5p:2x2x1",
   "tpu:v6e": "v6e:2x2",
+  "tpu:7x": "tpu7x:2x2x1",
 }
 _STAGES = ("before_layout-assignment", "after_layout-assignment")
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """Bytes of a device's memory that the compiler plans."""
+
+  arguments: int
+  outputs: int  # without outputs that take the place of donated arguments
+  temporaries: int
+
+  @property
+  def total(self) -> int:
+    return self.arguments + self.outputs + self.temporaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +53,8 @@ class TpuProgram:
   module: bytes  # serialized HloModuleProto after all optimisations, with windows
   optimal_seconds: float  # the compiler's estimate, no measurement; 0 of a program without kernels
   bytes_accessed: int  # the compiler's estimate too
+  flops: float  # as the compiler counts them; kernels of other compilers add nothing
+  memory: Memory
   # Serialized HloModuleProto before layout assignment, if asked for. Its arrays have the layouts
   # that the compiler then assigns.
   before_layouts: bytes | None
@@ -117,11 +133,17 @@ def compile_function(
     if keep_stages:
       before_layouts = with_layouts_of(*(_stage(Path(folder), name) for name in _STAGES))
   (module,) = compiled.runtime_executable().hlo_modules()
-  cost = compiled.cost_analysis()
+  cost, planned = compiled.cost_analysis(), compiled.memory_analysis()
   return TpuProgram(
     module.as_serialized_hlo_module_proto(),
     float(cost.get("optimal_seconds", 0.0)),
     int(cost.get("bytes accessed", 0)),
+    float(cost.get("flops", 0)),
+    Memory(
+      planned.argument_size_in_bytes,
+      planned.output_size_in_bytes - planned.alias_size_in_bytes,
+      planned.temp_size_in_bytes,
+    ),
     before_layouts,
   )
 
