@@ -8,7 +8,7 @@ LANES := test-faults test-hosts test-systems test-docs
 STARTED := $(shell date +%s)
 TOOK = $$(($$(date +%s) - $(STARTED))) s
 
-.PHONY: install lint test test-all $(LANES) demo docs wheel benchmarks clean
+.PHONY: install lint test test-all $(LANES) demo docs wheel dist benchmarks clean
 
 install: $(VENV)/.installed
 
@@ -23,11 +23,17 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	touch $@
 	@echo "installation took $(TOOK)"
 
-# Format, style, imports, docstrings and types; settings are in pyproject.toml.
+# Format, style, imports, docstrings and types, with the settings in pyproject.toml; and the files of
+# .github, without network.
+SCHEMA := $(BIN)/check-jsonschema -q --builtin-schema vendor
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/zizmor --quiet --offline --strict-collection .
+	$(SCHEMA).github-workflows .github/workflows/*.yml
+	$(SCHEMA).github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(SCHEMA).dependabot .github/dependabot.yml
 
 # In the order of names: slow files begin early, so that no core waits for them at the end.
 PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
@@ -75,6 +81,17 @@ docs: install
 # The package in one file, out/tpugraphs_jax-VERSION-py3-none-any.whl: for Colab, and other machines.
 wheel: install
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir out .
+
+# Wheel and sdist of a release in out/dist. VERSION, where it is given, must be that of the package.
+# REPOSITORY_URL is the one place where the address of the project stands: packages and the
+# documentation have it where it is given.
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tpugraphs_jax/__init__.py)
+dist: install
+	test '$(VERSION)' = "$$($(BIN)/python -c 'import tpugraphs_jax; print(tpugraphs_jax.__version__)')"
+	rm -rf out/dist && mkdir -p out/dist
+	printf '[metadata]\nurl = %s\n' "$$REPOSITORY_URL" > out/url.cfg
+	$(BIN)/python -m pip install --quiet build
+	DIST_EXTRA_CONFIG=$(CURDIR)/out/url.cfg $(BIN)/python -m build --outdir out/dist
 
 benchmarks: install
 	$(BIN)/python benchmarks/run_all.py
