@@ -5,7 +5,7 @@
 Changed are only the size (variant `ci`, scale `tiny`, one epoch), the data and where files go; one
 run draws its report page. Commands for the network and for hours (benchmarks) are asked for
 `--help`. A command that stands on two pages runs once. Pages of `ELSEWHERE` have tests of their
-own, as notebooks do. Links are followed in README.md, CONTRIBUTING.md and CHANGELOG.md; the site
+own, as notebooks do. Links are followed in the pages at the top; the site
 checks those between pages.
 """
 
@@ -123,7 +123,9 @@ def anchors(page: Path) -> set[str]:
 
 def check_links() -> None:
   """Raises SystemExit where a link of a page outside the site leads nowhere."""
-  for page in map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")):
+  for page in map(
+    ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md", "SECURITY.md")
+  ):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
       name, _, anchor = target.partition("#")
