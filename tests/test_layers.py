@@ -21,6 +21,7 @@ LAYERS = (
 )
 # All imports within a layer: the first imports the second.
 WITHIN = {
+  ("data", "metrics"),
   ("graph", "columns"),
   ("hlo", "data"),
   ("nn", "data"),

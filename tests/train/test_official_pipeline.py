@@ -288,7 +288,7 @@ def converted(record: official_records.Record) -> tuple[Path, Prepared]:
 def test_a_model_from_official_weights_scores_all_configurations_as_there(record):
   folder, data = converted(record)
   judged = {
-    one.name: one for one in evaluation.read_scores(folder / "out" / evaluation.SCORES_FILE)
+    one.name: one for one in evaluation.read_scores(folder / "out" / "validation_scores.npz")
   }
   assert set(judged) == set(data.graphs["valid"])
   largest = np.abs(record["valid_scores"]).max()
@@ -309,7 +309,7 @@ def test_the_csv_file_ranks_all_configurations_as_the_official_scores_do(record)
   header, *lines, end = (folder / "out" / "results_valid.csv").read_text().split("\n")
   assert (header, end) == ("ID,TopConfigs", "")
   judged = {
-    one.name: one for one in evaluation.read_scores(folder / "out" / evaluation.SCORES_FILE)
+    one.name: one for one in evaluation.read_scores(folder / "out" / "validation_scores.npz")
   }
   expected = {}
   for name, one in sorted(judged.items()):

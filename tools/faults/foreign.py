@@ -22,7 +22,6 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers import ranker as ranker_lib
-from tpugraphs_jax.train import evaluation
 from tpugraphs_jax.tuning import journal
 
 VALUES = (
@@ -143,10 +142,10 @@ def working_folders(source: Path, folder: Path, *, times: int, rng: np.random.Ge
   for number in range(times):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for name in ("config.json", "summary.json", "metrics.jsonl", evaluation.SCORES_FILE):
+    for name in ("config.json", "summary.json", "metrics.jsonl", "validation_scores.npz"):
       shutil.copyfile(source / name, folder / name)
     path = (
-      folder / ("config.json", "summary.json", "metrics.jsonl", evaluation.SCORES_FILE)[number % 4]
+      folder / ("config.json", "summary.json", "metrics.jsonl", "validation_scores.npz")[number % 4]
     )
     _change(path, rng)
     row.count(

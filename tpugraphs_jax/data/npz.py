@@ -301,6 +301,20 @@ def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
     )
 
 
+def read_structure(
+  path: str | os.PathLike[str], kind: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Edges `[E, 2]`, opcodes `[N]` and runtimes `[C]` of a file of a kind, `tile` or `layout`.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    NpzError: the file is damaged or malformed.
+  """
+  with NpzArchive(path) as archive:
+    _check_members(archive, _TILE_ARRAYS if kind == "tile" else _LAYOUT_ARRAYS)
+    return archive.read("edge_index"), archive.read("node_opcode"), _read_runtime(archive)
+
+
 def write_tile(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
   """Writes a tile graph in the released form; an existing file is replaced atomically."""
   configs = op_graph.configs

@@ -17,7 +17,7 @@ from typing import Generic
 from absl import logging
 import numpy as np
 
-from tpugraphs_jax.data import feature_blocks, graph_folder, npz, store
+from tpugraphs_jax.data import feature_blocks, folds, graph_folder, npz, store
 from tpugraphs_jax.data.factoring import output_orders
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import Configs, distinct_rows, LayoutConfigs, OpGraph, TileConfigs
@@ -45,6 +45,21 @@ class TileOptions(Options):
     "or their mean",
     one_of=DUPLICATE_POLICIES,
   )
+  folds: int = option(
+    0, "divide labelled graphs of train and valid into folds; 0 = the released splits", least=0
+  )
+  fold: int = option(0, "the fold that is the test split; the next one validates", least=0)
+
+  def check(self) -> None:
+    """Refuses (ValueError) folds that cannot test, validate and train."""
+    if 0 < self.folds < folds.LEAST:
+      raise ValueError(
+        f"data.folds is {self.folds}, expected 0 (the released splits) or at least {folds.LEAST}: "
+        "one fold tests, one validates, the others train"
+      )
+    if self.fold >= max(self.folds, 1):
+      expected = f"0 to {self.folds - 1}" if self.folds else "0 without data.folds"
+      raise ValueError(f"data.fold is {self.fold}, expected {expected}: set data.folds and it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +98,39 @@ class JudgedOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Data(Generic[Configs]):
-  """Base of tile and layout collections."""
+  """Base of tile and layout collections.
+
+  Attributes:
+    collection: one.
+    options: of graphs and configurations.
+    target: one of `TARGETS`.
+    together: names of all collections of the run, which are divided into folds together.
+  """
 
   collection: Collection
   options: TileOptions = TileOptions()
   target: str = "official"
+  together: tuple[str, ...] = ()
+
+  def division(self, data_root: str) -> folds.Division:
+    """The folds of the collections of the run.
+
+    Raises:
+      ValueError, FileNotFoundError: as `folds.divide`.
+    """
+    names = self.together or (self.collection.name,)
+    skip = self.options.skip_bad_files
+    return folds.divide(data_root, names, self.options.folds, skip_bad_files=skip)
+
+  def files(self, data_root: str, split: str) -> list[Path]:
+    """The files of a split, which with `data.folds` are those of its folds, sorted by name.
+
+    Raises:
+      ValueError, FileNotFoundError: as `npz.split_files` and `folds.divide`.
+    """
+    if not self.options.folds:
+      return npz.split_files(data_root, self.collection.name, split)
+    return self.division(data_root).files(data_root, self.collection, self.options.fold, split)
 
   def load(self, data_root: str, split: str) -> list[OpGraph]:
     """Graphs of a split, sorted by name; options for training apply to the split `train`.
@@ -96,9 +139,9 @@ class Data(Generic[Configs]):
       ValueError: a file is malformed (with `skip_bad_files`: all files are).
       FileNotFoundError: there are no files.
     """
-    files = npz.split_files(data_root, self.collection.name, split)
+    files = self.files(data_root, split)
     try:
-      graphs = self._read(files, data_root, split)
+      graphs = self._read(files, data_root)
     except npz.NpzError as error:
       raise ValueError(f"{error}; data.skip_bad_files=True leaves such files out") from None
     if not graphs:
@@ -109,7 +152,7 @@ class Data(Generic[Configs]):
       )
     return self._for_training(graphs) if split == "train" else graphs
 
-  def _read(self, files: Sequence[Path], data_root: str, split: str) -> list[OpGraph]:
+  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph]:
     raise NotImplementedError
 
   def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
@@ -135,16 +178,10 @@ class Data(Generic[Configs]):
 
 
 class TileData(Data[TileConfigs]):
-  """A tile collection: fused kernels, read from their files.
+  """A tile collection: fused kernels, read from their files."""
 
-  Attributes:
-    collection: of kind `tile`.
-    options: of graphs and configurations.
-    target: one of `TARGETS`.
-  """
-
-  def _read(self, files: Sequence[Path], data_root: str, split: str) -> list[OpGraph]:
-    del data_root, split
+  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph]:
+    del data_root
     graphs = []
     for path in files:
       try:
@@ -180,9 +217,6 @@ class LayoutData(Data[LayoutConfigs]):
   """A layout collection: whole programs, read through the store.
 
   Attributes:
-    collection: of kind `layout`.
-    options: of graphs and configurations.
-    target: one of `TARGETS`.
     judged: options of the final evaluation.
     seed: of samples.
   """
@@ -191,20 +225,20 @@ class LayoutData(Data[LayoutConfigs]):
   judged: JudgedOptions = JudgedOptions()
   seed: int = 0
 
-  def _read(self, files: Sequence[Path], data_root: str, split: str) -> list[OpGraph]:
-    del files
-    graphs = list(
-      map(
-        graph_folder.read,
-        store.ensure_store(
-          data_root,
-          self.collection.name,
-          split,
-          store_dir=self.options.store_dir or None,
-          skip_bad_files=self.options.skip_bad_files,
-        ),
+  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph]:
+    folders = {
+      (split, folder.name): folder
+      for split in sorted({file.parent.name for file in files})
+      for folder in store.ensure_store(
+        data_root,
+        self.collection.name,
+        split,
+        store_dir=self.options.store_dir or None,
+        skip_bad_files=self.options.skip_bad_files,
       )
-    )
+    }
+    places = [(file.parent.name, file.stem) for file in files]
+    graphs = [graph_folder.read(folders[place]) for place in places if place in folders]
     return list(map(output_orders, graphs)) if "outputs" in self.options.config_features else graphs
 
   def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:

@@ -155,8 +155,8 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
   configurations are tried. k is cut at the median number of configurations per graph.
   """
   drawn, (axes,) = _axes()
-  groups, run = comparison.groups[:MOST], comparison.groups[0].runs[0]
-  half = np.median([len(graph.scores) for graph in run.judged])
+  groups, graphs = comparison.groups[:MOST], comparison.groups[0].graphs
+  half = np.median([len(graph.scores) for graph in graphs])
   ks = [k for k in KS if k == 1 or k <= half]
 
   def plot(slowdowns: Sequence[Mapping[int, float]], style: str, *, label: str, **kwargs) -> None:
@@ -181,15 +181,13 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
         [graph.tune_slowdowns for graph in group.judged], "s:", color=colour, label=tune_name(group)
       )
   plot(
-    [metrics.random_slowdown(graph.label, ks) for graph in run.judged],
+    [metrics.random_slowdown(graph.label, ks) for graph in graphs],
     "x--",
     color=_GREY,
     label=RANDOM,
   )
   if OWN_FIRST in comparison.references:
-    plot(
-      [graph.own_first_slowdowns(ks) for graph in run.judged], "+-.", color=_GREY, label=OWN_FIRST
-    )
+    plot([graph.own_first_slowdowns(ks) for graph in graphs], "+-.", color=_GREY, label=OWN_FIRST)
   axes.set(
     xscale="log", xlabel="k configurations tried, in the order of the model", ylabel="slowdown"
   )
@@ -242,17 +240,17 @@ def bins_of(counts: np.ndarray) -> list[int]:
 def _calibration(groups: Sequence[Group]) -> figure.Figure:
   """How often pairs are in the right order, beside the order without noise where it is known."""
   drawn, (axes,) = _axes()
-  run = groups[0].runs[0]
+  graphs = groups[0].graphs
   lines: dict[str, tuple[Sequence[ValidationGraph], str, dict[str, str]]] = {
     group.name: (group.judged, "scores", {"color": colour, "marker": "o"})
     for group, colour in _coloured(groups)
   }
-  if NOISELESS in run.references:
-    lines[NOISELESS] = (run.judged, "ceiling_ns", {"color": _GREY, "ls": "--"})
+  if all(graph.ceiling_ns is not None for graph in graphs):
+    lines[NOISELESS] = (graphs, "ceiling_ns", {"color": _GREY, "ls": "--"})
   total = lambda judged, name: np.sum(
     [pairs_by_difference(getattr(graph, name), graph.label) for graph in judged], axis=0
   )
-  starts = bins_of(counts := total(run.judged, "scores")[1].astype(int))
+  starts = bins_of(counts := total(graphs, "scores")[1].astype(int))
   for label, (judged, name, style) in lines.items():
     right, every = np.add.reduceat(total(judged, name), starts, axis=1)
     share = right / np.maximum(every, 1)

@@ -19,6 +19,7 @@ from tpugraphs_jax.infra import files
 from tpugraphs_jax.report import figures
 from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.report.runs import Comparison, DEFAULT, Group, Run, ValidationGraph
+from tpugraphs_jax.train import evaluation
 
 _LISTED = 400  # graphs in a table
 _BESIDE = 2  # groups that have columns of their own in a table of graphs
@@ -26,6 +27,8 @@ _FILES = (
   "results.csv",
   "validation.csv",
   "validation_programs.csv",
+  "test.csv",
+  "folds.json",
   "metrics.jsonl",
   "summary.json",
   "config.json",
@@ -90,8 +93,8 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
     "name": first.collection,
     "labels": first.labels,
     "most": figures.MOST,
-    "validation": first.summary.get("validation", {}),
-    "best": first.summary.get("training", {}).get("best", {}),
+    "judged": first.summary.get(evaluation.reported(first.config.get("data.folds", 0)), {}),
+    "best": first.summary.get("training", {}).get("best", {}) if first.fold is None else {},
     "results": _results(comparison),
     "leads": _table(
       ["config", "graphs", "first better on", "Kendall tau below the first", "p"],
@@ -133,12 +136,17 @@ def _differences(groups: Sequence[Group]) -> dict[str, Any]:
 def _results(comparison: Comparison) -> dict[str, Any]:
   """A row for every config and every reference."""
   names, groups = list(comparison.groups[0].means), comparison.groups
-  seeds = lambda group: ", ".join(str(run.seed) for run in group.runs)
+  seeds = lambda group: ", ".join(str(seed) for seed in sorted({r.seed for r in group.runs}))
+  folds = lambda group: ", ".join(map(str, group.folds))
   return _table(
-    ["config", "seeds", *names],
-    [[group.name, seeds(group), *map(group.spread, names)] for group in groups if names]
+    ["config", "seeds", "test folds", *names],
+    [
+      [group.name, seeds(group), folds(group), *map(group.spread, names)]
+      for group in groups
+      if names
+    ]
     + [
-      [of, "", *(means.get(name, math.nan) for name in names)]
+      [of, "", "", *(means.get(name, math.nan) for name in names)]
       for of, means in comparison.references.items()
     ],
   )
@@ -153,6 +161,7 @@ def _ended(runs: Sequence[Run]) -> dict[str, Any]:
       [
         run.name,
         run.seed,
+        "" if run.fold is None else run.fold,
         run.means.get(runs_lib.TAU, math.nan),
         run.means.get("slowdown1_mean", math.nan),
         training.get("ended", "not yet"),
@@ -166,6 +175,7 @@ def _ended(runs: Sequence[Run]) -> dict[str, Any]:
     [
       "run",
       "seed",
+      "test fold",
       runs_lib.TAU,
       "slowdown1_mean",
       "training ended",

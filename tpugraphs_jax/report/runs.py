@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from tpugraphs_jax import metrics, synthetic
-from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import folds, npz
 from tpugraphs_jax.datasets import Collection, SYNTHETIC, UNKNOWN
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.rankers import orders
@@ -90,14 +90,16 @@ class Run:
 
   Attributes:
     name: the last parts of its path, as many as tell the runs apart.
-    config: flat, by field (`batch.graphs`), without the seed.
+    config: flat, by field (`batch.graphs`), without seed and fold.
     seed: of the run.
     summary: `summary.json`; empty if there is none.
     rows: lines of `metrics.jsonl`.
-    judged: validation graphs; empty before evaluation.
+    judged: validation graphs, with folds those of the test fold; empty before evaluation.
     folder: its place, as it was given.
     data_root: place of its data.
     about: command, versions, devices and date of `config.json`.
+    fold: number of the test fold; None without folds.
+    division: the fold of every graph, without folds empty: runs with others do not compare.
   """
 
   name: str
@@ -109,6 +111,8 @@ class Run:
   folder: str = ""
   data_root: str = ""
   about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  fold: int | None = None
+  division: str = ""
 
   @property
   def collection(self) -> str:
@@ -120,13 +124,19 @@ class Run:
     return self.summary.get("labels", UNKNOWN)
 
   def file_of(self, graph: str) -> Path:
-    """The file of a validation graph, where its data are on this machine and still there."""
-    root = Path(self.data_root).expanduser()
-    return Collection(self.collection).folder(root, "valid") / f"{graph}.npz"
+    """The file of a judged graph, where its data are on this machine and still there."""
+    root, collection = Path(self.data_root).expanduser(), Collection(self.collection)
+    places = [collection.folder(root, split) / f"{graph}.npz" for split in ("train", "valid")]
+    return places[0] if self.division and places[0].exists() else places[1]
 
   @property
   def protocol(self) -> tuple[Any, ...]:
-    """Collection, labels, graphs and their sizes; runs with others do not compare."""
+    """Collection, labels, graphs and their sizes; runs with others do not compare.
+
+    Of runs on folds it has the folds and the limit of sizes: each run judges other graphs.
+    """
+    if self.division:
+      return self.collection, self.labels, self.division, self.config.get("eval.max_configs")
     return (
       self.collection,
       self.labels,
@@ -181,7 +191,7 @@ def _named(means: Mapping[str, float], *, opa_mean: float) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """Runs that differ in their seeds alone.
+  """Runs that differ in their seeds and folds alone.
 
   Attributes:
     name: the common part of its runs' names.
@@ -196,6 +206,19 @@ class Group:
     """The judged graphs of all runs."""
     return [graph for run in self.runs for graph in run.judged]
 
+  @property
+  def graphs(self) -> list[ValidationGraph]:
+    """Every judged graph, of the first run that judged it."""
+    first: dict[str, ValidationGraph] = {}
+    for graph in self.judged:
+      first.setdefault(graph.name, graph)
+    return list(first.values())
+
+  @property
+  def folds(self) -> list[int]:
+    """The test folds of its runs; empty without folds."""
+    return sorted({run.fold for run in self.runs if run.fold is not None})
+
   @functools.cached_property
   def taus(self) -> dict[str, float]:
     """Kendall tau of each graph with an order, mean over the runs."""
@@ -207,13 +230,13 @@ class Group:
 
   @property
   def by_tau(self) -> list[ValidationGraph]:
-    """The graphs of the first run, the lowest mean of Kendall tau first, then without an order."""
-    return sorted(self.runs[0].judged, key=lambda graph: self.taus.get(graph.name, 2))
+    """Its graphs, the lowest mean of Kendall tau first, then graphs without an order."""
+    return sorted(self.graphs, key=lambda graph: self.taus.get(graph.name, 2))
 
   @property
   def without_order(self) -> list[str]:
     """Names of the graphs that no ranker can order."""
-    return [graph.name for graph in self.runs[0].judged if graph.name not in self.taus]
+    return [graph.name for graph in self.graphs if graph.name not in self.taus]
 
   @property
   def means(self) -> dict[str, float]:
@@ -312,10 +335,8 @@ class Comparison:
   def references(self) -> dict[str, dict[str, float]]:
     """Metrics of other orders, by name; the first group's in the order of `tune`, where known."""
     first = self.groups[0]
-    orders, by_tune = (
-      dict(self.runs[0].references),
-      [graph.tune_slowdowns for graph in first.judged],
-    )
+    whole = dataclasses.replace(first.runs[0], judged=tuple(first.graphs))
+    orders, by_tune = dict(whole.references), [graph.tune_slowdowns for graph in first.judged]
     if by_tune and all(by_tune):
       orders[tune_name(first)] = {
         name: value for name, value in _means_by_k(by_tune).items() if name in first.means
@@ -328,8 +349,10 @@ class Comparison:
     first, *others = self.groups
     if not first.judged:
       return [f"{', '.join(group.name for group in self.groups)}: not evaluated yet."]
-    graphs = metrics.mean_of(len(first.runs[0].judged), first.without_order)
+    graphs = metrics.mean_of(len(first.graphs), first.without_order)
     tau = f"Kendall tau {first.spread(TAU)[0]:.3f}, {graphs}"
+    if first.folds:
+      tau += f" in the test folds {', '.join(map(str, first.folds))}"
     if others:
       lead = leads(self.groups)[0]
       test = (
@@ -449,7 +472,16 @@ _ABOUT = {
   "versions": {...: str},
   "devices": trust.Record(kind=str, count=trust.COUNT),
 }
-_CONFIG = {"seed": trust.COUNT, "data_root": str, "task": str, "train": {"best_metric": str}}
+_CONFIG = {
+  "data": {"folds": trust.COUNT, "fold": trust.COUNT},
+  "seed": trust.COUNT,
+  "data_root": str,
+  "task": str,
+  "train": {"best_metric": str},
+}
+_JUDGED = trust.Record(
+  split=str, graphs=trust.COUNT, configurations=str, configurations_judged=trust.COUNT
+)
 _SUMMARY = {
   "collection": str,
   "labels": str,
@@ -460,9 +492,8 @@ _SUMMARY = {
     "peak_memory": trust.Record(bytes=trust.NUMBER),
     "best": trust.Record(step=trust.COUNT, value=(*trust.NUMBER, type(None))),
   },
-  "validation": trust.Record(
-    split=str, graphs=trust.COUNT, configurations=str, configurations_judged=trust.COUNT
-  ),
+  "validation": _JUDGED,
+  "test": _JUDGED,
 }
 _ROW = trust.Record({"step": trust.COUNT, ...: (*trust.NUMBER, type(None))})
 
@@ -485,6 +516,9 @@ def read(folder: Path) -> Run:
     config = traverse_util.flatten_dict(manifest["config"], sep=".")
   seed = config.pop("seed", 0)
   data_root, path = config.pop("data_root", ""), folder / "summary.json"
+  fold, division = config.pop("data.fold", 0), ""
+  if is_divided := bool(config.get("data.folds", 0)):
+    division = json.dumps(folds.read(folder / folds.FILE)[0].fold_of, sort_keys=True)
   summary = {}
   if path.exists():
     with trust.reading(path, "evaluate again"):
@@ -504,8 +538,11 @@ def read(folder: Path) -> Run:
     str(folder),
     data_root,
     {name: manifest[name] for name in _ABOUT if name in manifest},
+    fold if is_divided else None,
+    division,
   )
-  return dataclasses.replace(run, judged=_judged(folder / evaluation.SCORES_FILE, run))
+  scores = evaluation.SCORES_FILE.format(evaluation.reported(is_divided))
+  return dataclasses.replace(run, judged=_judged(folder / scores, run))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -563,7 +600,8 @@ def _ceiling(run: Run, judged: evaluation.GraphScores) -> np.ndarray | None:
   if files.is_remote(run.data_root):
     return None
   try:
-    ceiling = synthetic.read_ceiling(run.data_root, run.collection, "valid", judged.name)
+    split = run.file_of(judged.name).parent.name
+    ceiling = synthetic.read_ceiling(run.data_root, run.collection, split, judged.name)
     is_same = np.array_equal(ceiling.measured_ns[judged.config_ids], judged.runtime_ns)
   except (OSError, ValueError, IndexError):
     return None

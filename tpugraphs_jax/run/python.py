@@ -15,7 +15,7 @@ from tpugraphs_jax import report
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers import ranker as ranker_lib
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import results, training
+from tpugraphs_jax.train import evaluation, results, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,12 @@ class Run:
 
   @property
   def metrics(self) -> Mapping[str, float | None]:
-    """Metrics of the validation split, by their names in `summary.json`; None = not finite."""
-    return results.read_summary(self.workdir).get("validation", {}).get("metrics", {})
+    """Metrics of the validation split, by their names in `summary.json`; None = not finite.
+
+    With `data.folds` they are of the test fold.
+    """
+    summary = results.read_summary(self.workdir)
+    return summary.get(evaluation.reported(summary.get("folds", 0)), {}).get("metrics", {})
 
   @functools.cached_property
   def model(self) -> ranker_lib.Ranker:

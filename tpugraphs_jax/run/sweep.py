@@ -73,7 +73,13 @@ class SweepRun:
     """Whether training ended without an interruption, and was evaluated."""
     summary = self.summary
     ended = str(summary.get("training", {}).get("ended", ""))
-    return ended.startswith(_DONE) and "validation" in summary
+    return ended.startswith(_DONE) and evaluation.reported(summary.get("folds", 0)) in summary
+
+  @property
+  def means(self) -> dict[str, Any]:
+    """Metrics of the validation split, with `data.folds` of the test fold; empty without any."""
+    summary = self.summary
+    return summary.get(evaluation.reported(summary.get("folds", 0)), {}).get("metrics", {})
 
 
 def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -149,7 +155,7 @@ def do(run: SweepRun) -> None:
       log.seek(0)
       output = log.read().decode(errors="replace")
       (run.folder / _LOG).write_text(output)
-  metrics = run.summary.get("validation", {}).get("metrics", {})
+  metrics = run.means
   figures = "".join(
     f", {name} {metrics[name]:.4f}" for name in _METRICS if metrics.get(name) is not None
   )
@@ -183,7 +189,7 @@ def row_of(run: SweepRun) -> dict[str, Any]:
     "state": state,
     "step": training.get("step", ""),
     "seconds": training.get("seconds", ""),
-    **summary.get("validation", {}).get("metrics", {}),
+    **run.means,
   }
 
 

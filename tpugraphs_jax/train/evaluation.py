@@ -18,8 +18,7 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.infra import files, trust
 
-SCORES_FILE = "validation_scores.npz"
-PROGRAMS_FILE = "validation_programs.csv"  # of kernels
+SCORES_FILE = "{}_scores.npz"  # of `validation` or `test`
 # Arrays of SCORES_FILE, with the kinds of their dtypes and their smallest values.
 _JOINED = ("config_ids", "scores", "runtime_ns", "label")
 _SCORES = {
@@ -64,6 +63,14 @@ class GraphScores:
   def kendall_tau(self) -> float:
     """As `metrics.kendall_tau`; NaN for a graph without an order."""
     return metrics.kendall_tau(self.scores, self.label) if self.has_order else math.nan
+
+
+def reported(folds: int) -> str:
+  """The section of a summary, and the first word of files, with the figures of a run.
+
+  They are of the test fold; without folds (0) of the validation split, which chose the checkpoint.
+  """
+  return "test" if folds else "validation"
 
 
 def with_labels(

@@ -45,10 +45,9 @@ class Job:
     options.import_extensions(RunOptions.of(config.to_dict()).extensions)
     schema.check(config)
     ranker = Ranker(config.to_dict())
-    first, *also = (
-      _data_of(ranker.settings, collection)
-      for collection in (ranker.collection, *map(Collection, config.data.get("also", ())))
-    )
+    collections = (ranker.collection, *map(Collection, config.data.get("also", ())))
+    together = tuple(collection.name for collection in collections)
+    first, *also = (_data_of(ranker.settings, each, together) for each in collections)
     return cls(config, first, ranker, tuple(also))
 
   def evaluations(self, workdir: Path) -> list[tuple[Job, Path]]:
@@ -116,6 +115,7 @@ def load_graphs(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], li
     Training graphs of all collections, and labelled validation graphs of `job.data`.
   """
   config, data = job.config, job.data
+  keep_folds(job, workdir)
   train_graphs = trainable(job, job.load("train"))
   valid_graphs = evaluable(data.load(config.data_root, "valid"))
   if not any(graph.configs.has_order for graph in valid_graphs):
@@ -129,6 +129,22 @@ def load_graphs(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], li
     for graph in valid_graphs if each is data else each.load(config.data_root, "valid"):
       each.validation_ids(graph.name, graph.configs)
   return job.prepare(train_graphs), job.prepare(valid_graphs)
+
+
+def keep_folds(job: Job, workdir: Path) -> None:
+  """Writes the folds of a run beside its results, or compares them with those that are there.
+
+  Raises:
+    ValueError: the files of the data have changed, and with them the folds.
+  """
+
+  def keep() -> None:
+    division = job.data.division(job.config.data_root)
+    for each, folder in job.evaluations(workdir):
+      division.keep(folder, each.config.data.fold)
+
+  if job.config.data.folds:
+    parallel.on_primary(keep)
 
 
 def _fit_once(job: Job, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool) -> None:
@@ -149,8 +165,8 @@ def digests(workdir: Path) -> dict[str, str]:
   return {path.name: files.digest_of(path)} if is_here else {}
 
 
-def _data_of(settings: Settings, collection: Collection) -> Data:
+def _data_of(settings: Settings, collection: Collection, together: tuple[str, ...]) -> Data:
   data, target = settings.data, settings.batch.target
   if isinstance(data, LayoutOptions) and isinstance(settings.eval, JudgedOptions):
-    return LayoutData(collection, data, target, settings.eval, settings.seed)
-  return TileData(collection, data, target)
+    return LayoutData(collection, data, target, together, settings.eval, settings.seed)
+  return TileData(collection, data, target, together)

@@ -53,6 +53,7 @@ def announce(job: Job) -> None:
           "data": data_root,
           "labels": label_kind(data_root, collection),
         }
+        | ({"folds": job.data.division(data_root).text} if job.config.data.folds else {})
       )
     )
 
@@ -153,6 +154,8 @@ def begin_summary(config: ml_collections.ConfigDict, workdir: Path, collection: 
     collection=collection.name,
     model=config.model.name,
     seed=config.seed,
+    folds=config.data.folds,
+    fold=config.data.fold,
     data_root=config.data_root,
     labels=label_kind(config.data_root, collection),
     devices=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
@@ -249,6 +252,7 @@ def evaluate_together(
     raise ValueError(
       f"{workdir} holds a run, and the ensemble would replace its results: give another --workdir"
     )
+  _check_folds(job, ensemble, split)
   graphs, ids = _to_judge(job, split)
   if not graphs:
     return {}
@@ -264,6 +268,18 @@ def evaluate_together(
     split=split or "valid",
     started=started,
   )
+
+
+def _check_folds(job: Job, ensemble: Ensemble, split: str) -> None:
+  """Refuses (ValueError) graphs on which a model of another fold may have been trained."""
+  fold_of = lambda config: (config["data"].get("folds", 0), config["data"].get("fold", 0))
+  own = fold_of(job.config)
+  others = {fold_of(ranker.config) for ranker in ensemble.rankers} - {own}
+  if others and (own[0] or split != "test"):
+    raise ValueError(
+      "models of different folds have been trained on each other's test graphs: evaluate each "
+      "alone, or rank the released test split with all (--mode=predict, data.folds=0, data.fold=0)"
+    )
 
 
 def _to_judge(job: Job, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
@@ -298,11 +314,11 @@ def _write_evaluation(
     return means
   name = "validation" if split == "valid" else split
   evaluation.write_csv(workdir / f"{name}.csv", rows)
-  if split == "valid":  # the split of the report
-    evaluation.write_scores(workdir / evaluation.SCORES_FILE, judged_graphs)
+  if name in ("validation", evaluation.reported(job.config.data.folds)):
+    evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged_graphs)
     if collection.kind == "tile":
       evaluation.write_csv(
-        workdir / evaluation.PROGRAMS_FILE, evaluation.program_rows(judged_graphs, predicted_ns)
+        workdir / f"{name}_programs.csv", evaluation.program_rows(judged_graphs, predicted_ns)
       )
   configurations = _configurations(job.config, graphs, judged_graphs)
   random = evaluation.random_order([one.label for one in judged_graphs], collection.slowdown_ks)
@@ -380,7 +396,7 @@ def check_ranked(job: Job, *, split: str) -> None:
   def check() -> None:
     for data in (job.data, *job.also):
       try:
-        files = npz.split_files(job.config.data_root, data.collection.name, split)
+        files = data.files(job.config.data_root, split)
       except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} (--do=train,evaluate needs no {split} split)") from None
       if not job.config.data.skip_bad_files:

@@ -90,11 +90,14 @@ def run(
   if not {"evaluate", "predict"} & set(do):
     return
   job = dataclasses.replace(job, ranker=ranker_lib.Ranker.load(workdir, config.to_dict()))
+  job_lib.keep_folds(job, workdir)
+  judged = ("valid", "test") if config.data.folds and not split else (split,)
   for each, folder in job.evaluations(workdir):
     if "evaluate" in do:
       if folder != workdir:
         results.begin_summary(config, folder, each.data.collection)
-      results.evaluate(each, folder, split=split)
+      for one in judged:
+        results.evaluate(each, folder, split=one)
     if "predict" in do:
       results.predict(each.data, config.data_root, each.ranker, folder, split=split or "test")
 

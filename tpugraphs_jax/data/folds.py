@@ -1,0 +1,238 @@
+"""Folds: test splits with labels, out of the released splits train and valid.
+
+The released test splits have no labels. With `data.folds=5` the labelled graphs of train and valid
+are divided into five folds. Fold `data.fold` is the test split, the next one validates, and the
+others train. Graphs of one family are in one fold: programs with equal edges and opcodes, and
+kernels of one program. The division depends on the files alone, and on no seed.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping
+import dataclasses
+from fractions import Fraction
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tpugraphs_jax import metrics
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.datasets import Collection
+from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import trust
+
+FILE = "folds.json"  # the division of a run, in its working folder
+LEAST = 3  # one fold tests, one validates, the others train
+_DIVIDED = ("train", "valid")  # the splits with labels
+_SCHEMA = trust.Record(folds=range(LEAST, 1 << 20), fold=trust.COUNT, fold_of={...: {...: int}})
+
+
+class _Member(NamedTuple):
+  """A labelled graph."""
+
+  collection: str
+  place: str  # its file below the folder of the collection, such as `train/alexnet`
+  family: str
+  configs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+  """The labelled graphs of one or several collections in folds.
+
+  Attributes:
+    folds: number of folds.
+    fold_of: by collection, the fold of each graph (`train/alexnet`).
+    text: sizes of folds and of the largest family, and graphs in no fold, in one line.
+  """
+
+  folds: int
+  fold_of: Mapping[str, Mapping[str, int]]
+  text: str = dataclasses.field(default="", compare=False)
+
+  def files(
+    self, data_root: str | os.PathLike[str], collection: Collection, fold: int, split: str
+  ) -> list[Path]:
+    """The files of a split of a run whose test split is `fold`, sorted by name."""
+    folder = files_lib.local_of(data_root) / collection.path
+    role = lambda other: {0: "test", 1: "valid"}.get((other - fold) % self.folds, "train")
+    fold_of = self.fold_of[collection.name]
+    paths = (folder / f"{place}.npz" for place, one in fold_of.items() if role(one) == split)
+    return sorted(paths, key=lambda path: path.name)
+
+  def keep(self, folder: Path, fold: int) -> None:
+    """Writes the division of a run into its folder, or compares it with the one that is there.
+
+    Raises:
+      ValueError: the one that is there differs, or is damaged.
+    """
+    if not (folder / FILE).exists():
+      with files_lib.replacing(folder / FILE) as file:
+        json.dump({"folds": self.folds, "fold": fold, "fold_of": self.fold_of}, file, indent=1)
+    elif read(folder / FILE)[0] != self:
+      raise ValueError(
+        f"{folder / FILE} has other folds than the labelled files of the data make now: the run "
+        "would be judged on graphs that it was trained on; give it the files that it began with"
+      )
+
+
+def read(path: Path) -> tuple[Division, int]:
+  """The division of a run, and the fold that is its test split.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is damaged.
+  """
+  with trust.reading(path, "train again"):
+    kept = trust.parse(path.read_text())
+    trust.check(kept, _SCHEMA, "it")
+    for collection, fold_of in kept["fold_of"].items():
+      Collection(collection)  # refuses what is none
+      for place in fold_of:
+        split, _, name = place.partition("/")
+        trust.check(split, set(_DIVIDED), "split")
+        trust.name(name)
+    return Division(kept["folds"], kept["fold_of"]), kept["fold"]
+
+
+def divide(
+  data_root: str | os.PathLike[str],
+  names: Iterable[str],
+  folds: int,
+  *,
+  skip_bad_files: bool = False,
+) -> Division:
+  """Divides the labelled graphs of train and valid into folds that share no family.
+
+  Families go, the largest first, to the fold that has the least of what they have: graphs and
+  configurations of each collection, as shares of all.
+
+  Args:
+    data_root: the folder with tile/ and layout/.
+    names: of collections, such as `tile:xla`. A family is in the same fold in all of them.
+    folds: number of folds, at least `LEAST`.
+    skip_bad_files: leave out malformed files instead of raising.
+
+  Raises:
+    FileNotFoundError: a collection has no files.
+    ValueError: a file is malformed, two graphs of a collection have one name, or a collection has
+      too few families.
+  """
+  members: list[_Member] = []
+  left_out: dict[str, list[str]] = collections.defaultdict(list)
+  for name in sorted(set(names)):
+    for path in _files(data_root, name):
+      place = f"{path.parent.name}/{path.stem}"
+      try:
+        stat = path.stat()
+        family, configs = _read(path, name.partition(":")[0], stat.st_size, stat.st_mtime_ns)
+      except npz.NpzError as error:
+        if not skip_bad_files:
+          raise ValueError(f"{error}; data.skip_bad_files=True leaves such files out") from None
+        left_out["malformed"].append(place)
+        continue
+      if configs:
+        members.append(_Member(name, place, family, configs))
+      else:
+        left_out["without labels"].append(place)
+  shares = _shares(members)
+  fold_of_family = _assign(shares, folds)
+  fold_of: dict[str, dict[str, int]] = {name: {} for name in sorted(set(names))}
+  for one in members:
+    fold_of[one.collection][one.place] = fold_of_family[one.family]
+  for name, places in fold_of.items():
+    if len(set(places.values())) < folds:
+      families = {one.family for one in members if one.collection == name}
+      raise ValueError(
+        f"data.folds is {folds}, and the labelled graphs of {name} in {data_root} are of "
+        f"{len(families)} families, which do not fill {folds} folds: give fewer"
+      )
+  return Division(folds, fold_of, _text(members, shares, fold_of_family, folds, left_out))
+
+
+def _files(data_root: str | os.PathLike[str], name: str) -> list[Path]:
+  """The files of the divided splits of a collection."""
+  found = [path for split in _DIVIDED for path in npz.files_there(data_root, name, split)]
+  names = collections.Counter(path.stem for path in found)
+  twice = next((stem for stem, count in names.items() if count > 1), None)
+  if twice is not None:
+    raise ValueError(
+      f"{name} has two graphs {twice}, one in train and one in valid, and folds mix the two "
+      "splits: rename one file"
+    )
+  return found or npz.split_files(data_root, name, _DIVIDED[0])  # which raises
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _read(path: Path, kind: str, *state: int) -> tuple[str, int]:
+  """The family of a file, and its number of labelled configurations.
+
+  Args:
+    path: the file.
+    kind: `tile` or `layout`.
+    *state: size and time of the file: one that has changed is read again.
+  """
+  edges, opcodes, runtime_ns = npz.read_structure(path, kind)
+  configs = len(runtime_ns) if runtime_ns.any() else 0
+  if kind == "tile":
+    return metrics.program_of(path.stem), configs
+  digest = hashlib.sha256(opcodes.astype(np.int64).tobytes())
+  digest.update(edges[np.lexsort(edges.T)].astype(np.int64).tobytes())
+  return digest.hexdigest(), configs
+
+
+def _shares(members: Iterable[_Member]) -> dict[str, dict[tuple[str, str], Fraction]]:
+  """Shares of a family in the graphs and configurations of each collection, by family."""
+  counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+  for one in members:
+    counts[one.family] += collections.Counter(
+      {(one.collection, "graphs"): 1, (one.collection, "configurations"): one.configs}
+    )
+  total = sum(counts.values(), collections.Counter())
+  return {
+    family: {key: Fraction(count, total[key]) for key, count in sizes.items()}
+    for family, sizes in counts.items()
+  }
+
+
+def _assign(shares: Mapping[str, Mapping[tuple[str, str], Fraction]], folds: int) -> dict[str, int]:
+  """The fold of every family. Fractions are exact, so that ties are the same on any machine."""
+  loads: list[collections.Counter] = [collections.Counter() for _ in range(folds)]
+  fold_of = {}
+  for family, sizes in sorted(shares.items(), key=lambda one: (-sum(one[1].values()), one[0])):
+    costs = [sum(load[key] * share for key, share in sizes.items()) for load in loads]
+    fold_of[family] = costs.index(min(costs))
+    loads[fold_of[family]].update(sizes)
+  return fold_of
+
+
+def _text(
+  members: list[_Member],
+  shares: Mapping[str, Mapping[tuple[str, str], Fraction]],
+  fold_of_family: Mapping[str, int],
+  folds: int,
+  left_out: Mapping[str, list[str]],
+) -> str:
+  """The text of a `Division`."""
+  of_fold = [[one for one in members if fold_of_family[one.family] == k] for k in range(folds)]
+  graphs = ", ".join(f"{len(some):,}" for some in of_fold)
+  configs = ", ".join(f"{sum(one.configs for one in some):,}" for some in of_fold)
+  largest = max(shares, key=lambda family: (sum(shares[family].values()), family))
+  family = [one for one in members if one.family == largest]
+  is_larger = max(shares[largest].values()) * folds > 1
+  parts = [
+    f"{folds} of {len(members):,} graphs in {len(shares):,} families: {graphs} graphs with "
+    f"{configs} configurations",
+    f"the largest family, of {family[0].place}, has {len(family):,} graphs with "
+    f"{sum(one.configs for one in family):,} configurations"
+    + is_larger
+    * f", more than 1/{folds} of all: folds differ in size",
+  ]
+  parts += [f"in no fold, {why}: {', '.join(places)}" for why, places in left_out.items()]
+  return "; ".join(parts)
