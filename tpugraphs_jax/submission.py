@@ -10,7 +10,9 @@ tile graph the best five at least, for a layout graph all of them.
   python -m tpugraphs_jax.submission score valid.csv --data_root ~/data/tpugraphs/npz
 
 The released test graphs have no labels: `score` takes rankings of the validation split
-(`--do=predict --split=valid`).
+(`--do=predict --split=valid`), or of test folds (`data.folds`), one file a fold:
+
+  python -m tpugraphs_jax.submission score out/fold=*/seed_0/results.csv --data_root DIR
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpugraphs_jax import datasets, metrics
-from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import folds, npz
 from tpugraphs_jax.infra import console, trust
 from tpugraphs_jax.infra import files as files_lib
 
@@ -152,7 +154,7 @@ def score(
   Args:
     path: rankings of all graphs of this split of one or more collections.
     data_root: has the labels.
-    split: name of the ranked split.
+    split: name of the ranked split. With `folds.json` beside the file it is that of the folds.
 
   Raises:
     FileNotFoundError: no file at `path`, or no graph under `data_root`.
@@ -165,7 +167,7 @@ def score(
   names = {split_id(row_id)[0] for row_id in rows}
   files = {
     row_id: file
-    for row_id, file in _files_of(data_root, split).items()
+    for row_id, file in _files_of(data_root, split, _folds_beside(path)).items()
     if split_id(row_id)[0] in names
   }
   if problems := _problems(path, rows, files, data_root, split):
@@ -185,6 +187,43 @@ def _mean_score(collection: str, values: Mapping[str, float]) -> Score:
       "score a split with other graphs"
     )
   return Score(metrics.mean(values.values()), len(values), unordered)
+
+
+def score_folds(
+  paths: Sequence[str | os.PathLike[str]], data_root: str | os.PathLike[str]
+) -> dict[str, list[tuple[float, int]]]:
+  """Score and number of graphs of each collection, in every file of rankings of a test fold.
+
+  Raises:
+    FileNotFoundError, ValueError: as `score`, a file without folds, or of other folds than the
+      first one, or two files that rank a graph.
+  """
+  division, _ = _folds_beside(paths[0]) or (None, 0)
+  origin: dict[str, str | os.PathLike[str]] = {}
+  found: dict[str, list[tuple[float, int]]] = {}
+  for path in paths:
+    beside = _folds_beside(path)
+    if beside is None or beside[0] != division:
+      raise ValueError(
+        f"{path} has {'other' if beside else 'no'} folds in {folds.FILE} beside it: several files "
+        "are scored together where each has another test fold of one division (data.fold)"
+      )
+    for row_id in read_results(path):
+      if row_id in origin:
+        raise ValueError(f"{path} and {origin[row_id]} both rank {row_id}: give each fold once")
+      origin[row_id] = path
+    for name, (value, graphs, *_) in score(path, data_root, split="test").items():
+      found.setdefault(name, []).append((value, graphs))
+  return found
+
+
+def _folds_beside(path: str | os.PathLike[str]) -> tuple[folds.Division, int] | None:
+  """The folds of the run in whose folder a file is, and its test fold; None without folds."""
+  place = files_lib.join(os.path.dirname(os.fspath(path)) or ".", folds.FILE)
+  try:
+    return folds.read(files_lib.fetch(place))
+  except FileNotFoundError:
+    return None
 
 
 def _score_of(collection: str, ranking: np.ndarray, file: Path) -> float:
@@ -246,14 +285,21 @@ def main(argv: Sequence[str] | None = None) -> int:
   command.add_argument("submission", metavar="CSV")
   command.add_argument("--data_root", required=True, help="holds tile/ and layout/")
   command = commands.add_parser("score", help="the competition's metric, against labels")
-  command.add_argument("submission", metavar="CSV")
+  command.add_argument("submission", nargs="+", metavar="CSV")
   command.add_argument("--data_root", required=True, help="holds the labels")
-  command.add_argument("--split", default="valid", help="the ranked split (default: valid)")
+  command.add_argument(
+    "--split", help="the ranked split (default: valid, of a run with data.folds test)"
+  )
   args = parser.parse_args(argv)
   if args.command == "check":
     return _run_check(args.submission, args.data_root)
   if args.command == "score":
-    _print_scores(score(args.submission, args.data_root, split=args.split))
+    first, *others = args.submission
+    if others:
+      _print_folds(score_folds(args.submission, args.data_root))
+    else:
+      split = args.split or ("test" if _folds_beside(first) else "valid")
+      _print_scores(score(first, args.data_root, split=split))
   else:
     _print_rows(args.out, "rows", combine(args.out, args.files))
   return 0
@@ -273,6 +319,15 @@ def _print_scores(scores: Mapping[str, Score]) -> None:
       f"{'is' if len(missing) == 1 else 'are'} not in this one",
       file=sys.stderr,
     )
+
+
+def _print_folds(scores: Mapping[str, Sequence[tuple[float, int]]]) -> None:
+  for name, found in scores.items():
+    values = [value for value, _ in found]
+    spread = f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
+    graphs = sum(count for _, count in found)
+    print(f"{name:<20} {np.mean(values):.4f}{spread}  of {len(values)} test folds, {graphs} graphs")
+    print(f"{'':<20} {'  '.join(f'{value:.4f}' for value in values)}")
 
 
 def _run_check(path: str, data_root: str) -> int:
@@ -325,10 +380,20 @@ def _ranking_problem(
   return None
 
 
-def _files_of(data_root: str | os.PathLike[str], split: str) -> dict[str, Path]:
+def _files_of(
+  data_root: str | os.PathLike[str],
+  split: str,
+  kept: tuple[folds.Division, int] | None = None,
+) -> dict[str, Path]:
+  """The files of a split by ID, with folds those of its folds."""
   files = {}
-  for collection in datasets.RELEASED:
-    for path in npz.files_there(data_root, collection, split):
+  for collection in datasets.RELEASED if kept is None else kept[0].fold_of:
+    paths = (
+      npz.files_there(data_root, collection, split)
+      if kept is None
+      else kept[0].files(data_root, datasets.Collection(collection), kept[1], split)
+    )
+    for path in paths:
       files[graph_id(collection, path.stem)] = path
   if not files:
     raise FileNotFoundError(

@@ -126,7 +126,8 @@ def divide(
   """
   members: list[_Member] = []
   left_out: dict[str, list[str]] = collections.defaultdict(list)
-  for name in sorted(set(names)):
+  names = sorted(set(names))
+  for name in names:
     for path in _files(data_root, name):
       place = f"{path.parent.name}/{path.stem}"
       try:
@@ -143,7 +144,7 @@ def divide(
         left_out["without labels"].append(place)
   shares = _shares(members)
   fold_of_family = _assign(shares, folds)
-  fold_of: dict[str, dict[str, int]] = {name: {} for name in sorted(set(names))}
+  fold_of: dict[str, dict[str, int]] = {name: {} for name in names}
   for one in members:
     fold_of[one.collection][one.place] = fold_of_family[one.family]
   for name, places in fold_of.items():

@@ -1,0 +1,245 @@
+"""Folds share no family, depend on the files alone, and are the splits of a run."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+import random_graphs
+
+from tpugraphs_jax import options
+from tpugraphs_jax.data import folds, npz
+from tpugraphs_jax.data.selection import LayoutData, LayoutOptions, TileData, TileOptions
+from tpugraphs_jax.datasets import Collection
+
+TILE, LAYOUT, OWN = "tile:xla", "layout:xla:random", "layout:own:mine"
+SPLITS = ("train", "valid", "test")
+
+
+def write(root, collection, split, name, *, structure=0, configs=4, labelled=True):
+  """A graph whose edges and opcodes follow from `structure`; all else of it differs by name."""
+  is_tile = collection.startswith("tile")
+  rng, shape = np.random.default_rng(list(name.encode())), np.random.default_rng(structure)
+  if is_tile:
+    graph = random_graphs.tile_graph(rng, nodes=6, edges=7, configs=configs)
+    choices = {"config_feat": rng.random((configs, 24), np.float32)}
+  else:
+    graph = random_graphs.layout_graph(
+      rng, nodes=6, edges=7, config_nodes=[1, 3], configs=configs, features=140
+    )
+    choices = {}
+  graph = dataclasses.replace(
+    graph,
+    name=name,
+    node_feat=rng.random((6, 140), np.float32),
+    node_opcode=shape.integers(1, 121, 6).astype(np.uint8),
+    edge_index=random_graphs.random_edges(shape, 6, 7),
+    configs=dataclasses.replace(
+      graph.configs, runtime_ns=graph.configs.runtime_ns * labelled, **choices
+    ),
+  )
+  path = Collection(collection).folder(root, split) / f"{name}.npz"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  (npz.write_tile if is_tile else npz.write_layout)(path, graph)
+
+
+def write_families(root, collection, sizes, *, first=0):
+  """Graphs of families of these sizes, every third one in valid; returns the family by graph."""
+  families, count = {}, itertools.count()
+  for family, size in enumerate(sizes):
+    for number in range(size):
+      name = f"program{family}_{number}"
+      split = "valid" if next(count) % 3 == 2 else "train"
+      write(root, collection, split, name, structure=first + family)
+      families[name] = family
+  return families
+
+
+def data_of(collection, *, fold=0, count=3, together=(), **fields):
+  if collection.startswith("tile"):
+    options = TileOptions(folds=count, fold=fold, **fields)
+    return TileData(Collection(collection), options, together=together)
+  options = LayoutOptions(folds=count, fold=fold, **fields)
+  return LayoutData(Collection(collection), options, together=together)
+
+
+def names(data, root):
+  """Names of the graphs of each split."""
+  return {split: {path.stem for path in data.files(root, split)} for split in SPLITS}
+
+
+@pytest.mark.parametrize("collection", [TILE, LAYOUT, OWN])
+def test_every_labelled_graph_is_tested_once_and_no_family_is_in_two_splits(tmp_path, collection):
+  families = write_families(tmp_path, collection, [2, 2, 1, 2, 1, 1])
+  tested = []
+  for fold in range(3):
+    found = names(data_of(collection, fold=fold), tmp_path)
+    assert set().union(*found.values()) == families.keys()
+    for one, other in itertools.combinations(SPLITS, 2):
+      assert not {families[name] for name in found[one]} & {families[name] for name in found[other]}
+    assert found["valid"] == names(data_of(collection, fold=(fold + 1) % 3), tmp_path)["test"]
+    assert all(len(found[split]) == 3 for split in SPLITS)  # nine graphs in three folds
+    tested += found["test"]
+  assert sorted(tested) == sorted(families)
+
+
+@pytest.mark.parametrize("collection", [TILE, LAYOUT])
+def test_loaded_splits_are_those_of_the_folds(tmp_path, collection):
+  write_families(tmp_path, collection, [1, 2, 1, 2])
+  data = data_of(collection)
+  for split in SPLITS:
+    graphs = data.load(str(tmp_path), split)
+    assert [graph.name for graph in graphs] == sorted(names(data, tmp_path)[split])
+    assert all(graph.configs.is_labelled for graph in graphs)
+
+
+def test_edges_in_another_order_are_the_same_family_and_configurations_do_not_matter(tmp_path):
+  write_families(tmp_path, LAYOUT, [1, 1, 1])
+  write(tmp_path, LAYOUT, "valid", "again", structure=1, configs=9)
+  path = tmp_path / "layout/xla/random/valid/again.npz"
+  graph = npz.read_layout(path)
+  npz.write_layout(path, dataclasses.replace(graph, edge_index=graph.edge_index[::-1]))
+  fold_of = folds.divide(tmp_path, [LAYOUT], 3).fold_of[LAYOUT]
+  assert fold_of["valid/again"] == fold_of["train/program1_0"]
+  assert sorted(fold_of.values()) == sorted([0, 1, 2, fold_of["valid/again"]])
+
+
+def test_folds_are_balanced_by_graphs_and_by_configurations(tmp_path):
+  for number, configs in enumerate((40, 30, 20, 20, 30, 40)):
+    write(tmp_path, LAYOUT, "train", f"a{number}", structure=number, configs=configs)
+  fold_of = folds.divide(tmp_path, [LAYOUT], 3).fold_of[LAYOUT]
+  configs = {f"train/a{n}": c for n, c in enumerate((40, 30, 20, 20, 30, 40))}
+  for fold in range(3):
+    inside = [configs[place] for place, one in fold_of.items() if one == fold]
+    assert len(inside) == 2 and sum(inside) == 60
+
+
+def test_the_division_depends_on_the_files_alone(tmp_path):
+  for root, order in ((tmp_path / "a", range(8)), (tmp_path / "b", reversed(range(8)))):
+    for number in order:
+      write(root, LAYOUT, "train", f"program{number}", structure=number)
+  one, other = (folds.divide(tmp_path / name, [LAYOUT], 4) for name in "ab")
+  assert one == other
+  assert dict(one.fold_of) == dict(other.fold_of)
+
+
+def test_a_family_is_in_the_same_fold_of_every_collection_of_a_run(tmp_path):
+  others = "layout:nlp:random"
+  write_families(tmp_path, LAYOUT, [1, 1, 1, 1, 1])
+  write_families(tmp_path, others, [2, 1, 1, 1], first=2)  # the families 2 to 5 of the other one
+  together = (LAYOUT, others)
+  division = folds.divide(tmp_path, reversed(together), 3)
+  one, other = division.fold_of[LAYOUT], division.fold_of[others]
+  for number in range(2, 5):
+    (mine,) = [fold for place, fold in one.items() if f"program{number}_0" in place]
+    theirs = {fold for place, fold in other.items() if f"program{number - 2}_" in place}
+    assert theirs == {mine}
+  for fold in range(3):
+    found = [names(data_of(name, fold=fold, together=together), tmp_path) for name in together]
+    assert all(each[split] for each in found for split in SPLITS)
+
+
+@pytest.mark.parametrize("collection", [TILE, LAYOUT, OWN])
+def test_a_family_larger_than_a_fold_stays_whole_and_is_said(tmp_path, collection):
+  families = write_families(tmp_path, collection, [5, 1, 1, 1])
+  division = folds.divide(tmp_path, [collection], 3)
+  fold_of = {place.split("/")[1]: fold for place, fold in division.fold_of[collection].items()}
+  large = {fold_of[name] for name, family in families.items() if family == 0}
+  assert len(large) == 1 and list(fold_of.values()).count(*large) == 5
+  assert "5 graphs with 20 configurations, more than 1/3 of all" in division.text
+  write_families(tmp_path / "even", collection, [1, 1, 1])
+  assert "more than" not in folds.divide(tmp_path / "even", [collection], 3).text
+
+
+@pytest.mark.parametrize("collection", [TILE, LAYOUT, OWN])
+def test_fewer_families_than_folds_are_refused(tmp_path, collection):
+  write_families(tmp_path, collection, [3, 2])
+  with pytest.raises(ValueError, match="2 families"):
+    data_of(collection).load(str(tmp_path), "train")
+
+
+@pytest.mark.parametrize("collection", [TILE, LAYOUT, OWN])
+def test_a_graph_without_labels_is_in_no_fold_and_is_named(tmp_path, collection):
+  write_families(tmp_path, collection, [1, 1, 1])
+  write(tmp_path, collection, "valid", "unmeasured", structure=9, labelled=False)
+  division = folds.divide(tmp_path, [collection], 3)
+  assert len(division.fold_of[collection]) == 3
+  assert "without labels: valid/unmeasured" in division.text
+
+
+def test_a_malformed_file_is_refused_or_left_out_by_name(tmp_path):
+  write_families(tmp_path, TILE, [1, 1, 1])
+  (tmp_path / "tile/xla/train/bad_1.npz").write_bytes(b"no archive")
+  with pytest.raises(ValueError, match="skip_bad_files"):
+    data_of(TILE).load(str(tmp_path), "train")
+  data = data_of(TILE, skip_bad_files=True)
+  assert "malformed: train/bad_1" in data.division(tmp_path).text
+  assert len(data.load(str(tmp_path), "train")) == 1
+
+
+def test_graphs_of_one_name_in_both_splits_are_refused(tmp_path):
+  for split in ("train", "valid"):
+    write(tmp_path, TILE, split, "resnet_1")
+  with pytest.raises(ValueError, match="resnet_1"):
+    folds.divide(tmp_path, [TILE], 3)
+
+
+def test_a_collection_without_valid_can_be_divided_and_one_without_files_is_refused(tmp_path):
+  for number in range(3):
+    write(tmp_path, OWN, "train", f"mine{number}", structure=number)
+  assert all(len(some) == 1 for some in names(data_of(OWN), tmp_path).values())
+  with pytest.raises(FileNotFoundError, match="tile"):
+    folds.divide(tmp_path, [TILE], 3)
+
+
+@pytest.mark.parametrize(
+  "fields, said",
+  [
+    (dict(folds=2), "data.folds is 2"),
+    (dict(folds=5, fold=5), "data.fold is 5, expected 0 to 4"),
+    (dict(fold=1), "data.fold is 1, expected 0 without"),
+    (dict(folds=-1), "data.folds"),
+  ],
+)
+def test_impossible_folds_are_refused(fields, said):
+  with pytest.raises(ValueError, match=said):
+    LayoutOptions(**fields)
+
+
+def test_without_folds_the_released_splits_stay(tmp_path):
+  write_families(tmp_path, TILE, [2, 1])
+  data = TileData(Collection(TILE))
+  for split in ("train", "valid"):
+    assert data.files(tmp_path, split) == npz.split_files(tmp_path, TILE, split)
+  assert options.limits_of(TileOptions)["folds"][0] == 0
+
+
+def test_kept_folds_are_read_again_and_those_of_changed_files_are_refused(tmp_path):
+  root, run = tmp_path / "npz", tmp_path / "run"
+  write_families(root, LAYOUT, [1, 1, 1])
+  division = folds.divide(root, [LAYOUT], 3)
+  division.keep(run, 2)
+  division.keep(run, 2)  # a resumed run
+  assert folds.read(run / folds.FILE) == (division, 2)
+  write(root, LAYOUT, "train", "new", structure=7)
+  with pytest.raises(ValueError, match="other folds"):
+    folds.divide(root, [LAYOUT], 3).keep(run, 2)
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"fold_of": {TILE: {"train/../../etc": 0}}},
+    {"fold_of": {TILE: {"test/a": 0}}},
+    {"fold_of": {"tile:other": {"train/a": 0}}},
+    {"fold_of": {TILE: {"train/a": "0"}}},
+    {"folds": 0},
+  ],
+)
+def test_nothing_in_a_file_of_folds_is_trusted(tmp_path, change):
+  good = {"folds": 3, "fold": 0, "fold_of": {TILE: {"train/a": 0}}}
+  path = tmp_path / folds.FILE
+  path.write_text(json.dumps(good | change))
+  with pytest.raises(ValueError, match=folds.FILE):
+    folds.read(path)
