@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from tpugraphs_jax import datasets, submission
+from tpugraphs_jax.data import folds
 
 CONFIGS = {
   "tile:xla": {"1a": 9, "2b": 3},
@@ -339,3 +340,58 @@ def test_a_file_without_rows_is_not_scored(labelled, tmp_path):
   path.write_text("ID,TopConfigs\n")
   with pytest.raises(ValueError, match="no row"):
     submission.score(path, labelled)
+
+
+def _write_folds(root, folder):
+  """Nine labelled graphs in folds of three, and the rankings of three runs, perfect in fold 0."""
+  rng = np.random.default_rng(0)
+  labels = {f"net{number}": rng.permutation(8) + 1 for number in range(9)}
+  splits = {name: "valid" if number > 5 else "train" for number, name in enumerate(labels)}
+  for split in ("train", "valid"):
+    some = {name: runtime for name, runtime in labels.items() if splits[name] == split}
+    _write_files(root, split, {"layout:xla:random": some})
+  fold_of = {f"{splits[name]}/{name}": number % 3 for number, name in enumerate(labels)}
+  division, paths, taus = folds.Division(3, {"layout:xla:random": fold_of}), [], []
+  for fold in range(3):
+    tested = [name for name in labels if fold_of[f"{splits[name]}/{name}"] == fold]
+    ranked = {
+      name: np.argsort(labels[name]) if fold == 0 else rng.permutation(8) for name in tested
+    }
+    paths.append(folder / f"fold={fold}" / "results.csv")
+    paths[-1].parent.mkdir(parents=True)
+    division.keep(paths[-1].parent, fold)
+    submission.write_results(paths[-1], "layout:xla:random", ranked)
+    taus.append(
+      np.mean(
+        [
+          stats.kendalltau(np.argsort(order), labels[name]).statistic
+          for name, order in ranked.items()
+        ]
+      )
+    )
+  return paths, taus
+
+
+def test_test_folds_are_scored_alone_and_together(tmp_path, capsys):
+  paths, taus = _write_folds(tmp_path / "npz", tmp_path)
+  found = submission.score_folds(paths, tmp_path / "npz")["layout:xla:random"]
+  assert found == [(pytest.approx(tau), 3) for tau in taus] and taus[0] == pytest.approx(1)
+  arguments = ["score", *map(str, paths), "--data_root", str(tmp_path / "npz")]
+  assert submission.main(arguments) == 0
+  said = capsys.readouterr().out
+  assert f"{np.mean(taus):.4f} ± {np.std(taus, ddof=1):.4f}  of 3 test folds, 9 graphs" in said
+  assert submission.main(["score", str(paths[0]), "--data_root", str(tmp_path / "npz")]) == 0
+  assert "1.0000  Kendall tau" in capsys.readouterr().out
+
+
+def test_files_of_other_folds_or_of_none_are_not_scored_together(tmp_path):
+  paths, _ = _write_folds(tmp_path / "npz", tmp_path)
+  with pytest.raises(ValueError, match="both rank"):
+    submission.score_folds([paths[0], paths[1], paths[0]], tmp_path / "npz")
+  kept = paths[2].with_name(folds.FILE)
+  kept.write_text(kept.read_text().replace('net8": 2', 'net8": 1'))
+  with pytest.raises(ValueError, match="other folds"):
+    submission.score_folds(paths, tmp_path / "npz")
+  kept.unlink()
+  with pytest.raises(ValueError, match="no folds"):
+    submission.score_folds(paths, tmp_path / "npz")

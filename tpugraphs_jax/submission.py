@@ -190,9 +190,17 @@ def _mean_score(collection: str, values: Mapping[str, float]) -> Score:
 
 
 def score_folds(
-  paths: Sequence[str | os.PathLike[str]], data_root: str | os.PathLike[str]
+  paths: Sequence[str | os.PathLike[str]],
+  data_root: str | os.PathLike[str],
+  *,
+  split: str = "test",
 ) -> dict[str, list[tuple[float, int]]]:
-  """Score and number of graphs of each collection, in every file of rankings of a test fold.
+  """Score and number of graphs of each collection, in every file of rankings of a fold.
+
+  Args:
+    paths: files of runs on folds of the same division, each with another test fold.
+    data_root: has the labels.
+    split: name of the ranked split.
 
   Raises:
     FileNotFoundError, ValueError: as `score`, a file without folds, or of other folds than the
@@ -212,7 +220,7 @@ def score_folds(
       if row_id in origin:
         raise ValueError(f"{path} and {origin[row_id]} both rank {row_id}: give each fold once")
       origin[row_id] = path
-    for name, (value, graphs, *_) in score(path, data_root, split="test").items():
+    for name, (value, graphs, *_) in score(path, data_root, split=split).items():
       found.setdefault(name, []).append((value, graphs))
   return found
 
@@ -296,7 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   if args.command == "score":
     first, *others = args.submission
     if others:
-      _print_folds(score_folds(args.submission, args.data_root))
+      _print_folds(score_folds(args.submission, args.data_root, split=args.split or "test"))
     else:
       split = args.split or ("test" if _folds_beside(first) else "valid")
       _print_scores(score(first, args.data_root, split=split))

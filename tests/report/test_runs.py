@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from run_folders import (
 from scipy import stats
 
 from tpugraphs_jax import metrics, synthetic
+from tpugraphs_jax.data import folds
 from tpugraphs_jax.datasets import SYNTHETIC, UNKNOWN
 from tpugraphs_jax.report import runs
 
@@ -220,3 +222,50 @@ def test_a_run_that_was_not_evaluated_says_so_beside_others(tmp_path):
   (folders[0] / "validation_scores.npz").unlink()
   first, second = runs.comparisons(runs.read_all(folders))
   assert first.verdict == ["a: not evaluated yet."] and second.verdict[0].startswith("b: Kendall")
+
+
+def write_fold(folder, fold, taus):
+  """A run whose test fold has as many graphs; the order of a graph is right, or reversed."""
+  write_run(folder)
+  config = json.loads((folder / "config.json").read_text())
+  config["config"]["data"] = {"folds": 3, "fold": fold}
+  (folder / "config.json").write_text(json.dumps(config))
+  fold_of = {f"train/g{number}": number % 3 for number in range(9)}
+  folds.Division(3, {"tile:xla": fold_of}).keep(folder, fold)
+  names = [f"g{number}" for number in range(9) if number % 3 == fold]
+  runtime = [np.arange(5, 12)] * 3
+  write_scores(folder, names, runtime, [tau * runtime[0] for tau in taus])
+  (folder / "validation_scores.npz").rename(folder / "test_scores.npz")
+  return folder
+
+
+def test_runs_on_folds_are_one_config_and_compare_graph_by_graph(tmp_path):
+  signs = {"good": [(1, 1, 1), (1, 1, -1), (1, 1, 1)], "bad": [(1, -1, -1), (1, 1, -1), (1, -1, 1)]}
+  folders = [
+    write_fold(tmp_path / name / f"fold={fold}", fold, taus)
+    for name, by_fold in signs.items()
+    for fold, taus in enumerate(by_fold)
+  ]
+  for folder in folders[3:]:  # another config
+    config = json.loads((folder / "config.json").read_text())
+    config["config"]["optimizer"]["learning_rate"] = 0.5
+    (folder / "config.json").write_text(json.dumps(config))
+  (comparison,) = runs.comparisons(runs.read_all(folders))
+  good, bad = comparison.groups
+  assert (good.name, good.folds, len(good.graphs)) == ("good", [0, 1, 2], 9)
+  means = [np.mean(taus) for taus in signs["good"]]
+  expected = (pytest.approx(np.mean(means)), pytest.approx(np.std(means, ddof=1)))
+  assert good.spread(runs.TAU) == expected
+  (lead,) = runs.leads(comparison.groups)
+  change = np.subtract(np.concatenate(signs["good"]), np.concatenate(signs["bad"]))
+  assert (lead.graphs, lead.gain, lead.better) == (9, pytest.approx(change.mean()), 3)
+  assert comparison.references[runs.RANDOM]["kendaltau_mean"] == 0
+  assert "9 graphs in the test folds 0, 1, 2" in comparison.verdict[0]
+
+
+def test_runs_on_other_folds_do_not_compare(tmp_path):
+  one, other = (write_fold(tmp_path / name, 0, (1, 1, 1)) for name in "ab")
+  path = other / folds.FILE
+  path.write_text(path.read_text().replace('g8": 2', 'g8": 1'))
+  released = write_run(tmp_path / "c")
+  assert len(runs.comparisons(runs.read_all([one, other, released]))) == 3

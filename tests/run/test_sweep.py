@@ -84,6 +84,17 @@ def test_a_run_is_done_when_it_ended_by_itself_and_was_judged(tmp_path, options,
   assert run.is_done == expected
 
 
+def test_a_run_on_folds_is_done_when_its_test_fold_was_judged(tmp_path):
+  run = a_run(tmp_path)
+  finish(tmp_path / run.name)
+  path = tmp_path / run.name / "summary.json"
+  found = json.loads(path.read_text()) | {"folds": 3}
+  path.write_text(json.dumps(found))
+  assert not run.is_done
+  path.write_text(json.dumps(found | {"test": {"metrics": {"opa_pooled": 0.5}}}))
+  assert run.is_done and sweep.row_of(run)["opa_pooled"] == 0.5
+
+
 SAY = "import sys; print(sys.argv[1:]); sys.exit('error: {0}' if '{0}' else 0)"
 
 

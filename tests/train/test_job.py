@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import types
 
 import families
 import numpy as np
@@ -14,6 +15,7 @@ from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.train import evaluation, results, training
 from tpugraphs_jax.train import job as job_lib
 
@@ -335,3 +337,62 @@ def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
   assert {name: found.tolist() for name, found in ranking.items()} == {"tile:xla:t": [1, 0]}
   with pytest.raises(ValueError, match="labels"):
     results.evaluate(job, tmp_path, split="test")
+
+
+def test_collections_of_a_run_share_their_folds(tmp_path):
+  """The two collections have the programs 0 to 5 in common, under other names and layouts."""
+  names = ("layout:xla:random", "layout:xla:default")
+  for collection, word in zip(names, ("random", "default")):
+    folder = tmp_path.joinpath("npz", *collection.split(":"), "train")
+    folder.mkdir(parents=True)
+    for number in range(6):
+      graph = graph_of("layout", f"{word}{number}", np.arange(1, 5 + number), seed=number)
+      shared = graph_of("layout", "same length", [1], seed=number)
+      graph = dataclasses.replace(
+        graph, edge_index=shared.edge_index, node_opcode=shared.node_opcode
+      )
+      npz.write_layout(folder / f"{graph.name}.npz", graph)
+  job = parts_lib.make(
+    "layout",
+    **{"data.also": names[1:], "data.folds": 3, "data.fold": 2, "data_root": str(tmp_path / "npz")},
+  )
+  programs = {
+    split: {graph.name.strip("randomefult") for graph in job.load(split)}
+    for split in ("train", "valid", "test")
+  }
+  assert [len(programs[split]) for split in programs] == [2, 2, 2]
+  assert set().union(*programs.values()) == set("012345")
+  assert len(job.load("test")) == 4
+  job_lib.keep_folds(job, tmp_path / "run")
+  (also, _) = (folder for _, folder in job.evaluations(tmp_path / "run"))
+  assert (also / "folds.json").read_text() == (tmp_path / "run/folds.json").read_text()
+
+
+def test_segments_take_the_same_folds_as_whole_programs(data_root):
+  whole, segments = (
+    parts_lib.make("layout", variant, **{"data.folds": 3})
+    for variant in ("full,ci", "xla-random,ci")
+  )
+  assert segments.config.task == "segments"
+  for split in ("train", "valid", "test"):
+    assert segments.data.files(str(data_root), split) == whole.data.files(str(data_root), split)
+
+
+@pytest.mark.parametrize("fields", [{"data.folds": 5}, {"data.folds": 5, "data.fold": 1}])
+def test_folds_are_part_of_the_fingerprint_of_a_run(fields):
+  one, other = (
+    model_file.fingerprint(parts_lib.config_of("tile", **changes).to_dict())
+    for changes in ({"data.folds": 5, "data.fold": 4}, fields)
+  )
+  assert one != other
+
+
+def test_models_of_different_folds_are_not_judged_together(tmp_path):
+  job = parts_lib.make("tile", **{"data.folds": 3, "data_root": str(tmp_path)})
+  other = parts_lib.make("tile", **{"data.folds": 3, "data.fold": 1})
+  ensemble = types.SimpleNamespace(rankers=[job.ranker, other.ranker])
+  with pytest.raises(ValueError, match="each other"):
+    results.evaluate_together(job, ensemble, tmp_path)
+  released = parts_lib.make("tile", **{"data_root": str(tmp_path)})
+  with pytest.raises(ValueError, match="each other"):
+    results.evaluate_together(released, ensemble, tmp_path)

@@ -1,14 +1,17 @@
 """Options of data, loss, sampling and training work together, for every kind of ranker."""
 
 import csv
+import json
 
 import numpy as np
 import parts
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import synthetic
-from tpugraphs_jax.data import npz
+from tpugraphs_jax import submission, synthetic
+from tpugraphs_jax.data import folds, npz
+from tpugraphs_jax.datasets import Collection
+from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.train import training
 
 COLLECTIONS = {"layout": "layout:xla:random", "tile": "tile:xla"}
@@ -92,3 +95,30 @@ def test_options_together_train_rank_and_are_saved(name, root, tmp_path):
   if kind == "tile":
     with (tmp_path / "validation_programs.csv").open() as file:
       assert all(float(row["mape"]) > 0 for row in csv.DictReader(file))
+
+
+def test_a_run_on_folds_is_judged_on_its_test_fold(root, tmp_path):
+  fields = {"data.folds": 3, "data.fold": 1, "model.hidden_dim": 4, "train.epochs": 1}
+  config = parts.config_of("tile", "ci", data_root=str(root), **(SMALL | fields))
+  training.run(config, tmp_path)
+  division, fold = folds.read(tmp_path / folds.FILE)
+  assert (division, fold) == (folds.divide(root, ["tile:xla"], 3), 1)
+  found = json.loads((tmp_path / "summary.json").read_text())
+  for split, name in (("test", "test"), ("valid", "validation")):
+    files = division.files(root, Collection("tile:xla"), 1, split)
+    with (tmp_path / f"{name}.csv").open() as file:
+      assert sorted(row["graph"] for row in csv.DictReader(file)) == [path.stem for path in files]
+    assert (found[name]["split"], found[name]["graphs"]) == (split, len(files))
+  tested = [path.stem for path in division.files(root, Collection("tile:xla"), 1, "test")]
+  (value, graphs, *_) = submission.score(tmp_path / "results.csv", root, split="test")["tile:xla"]
+  assert graphs == len(tested)
+  assert value == pytest.approx(1 - found["test"]["metrics"]["slowdown5_mean"])
+  run = runs_lib.read(tmp_path)
+  assert (sorted(graph.name for graph in run.judged), run.fold) == (sorted(tested), 1)
+  assert all(run.file_of(name).exists() for name in tested)
+  assert all(graph.ceiling_ns is not None for graph in run.judged)
+  # A new file changes the folds: what was trained on would be tested.
+  kept = (tmp_path / folds.FILE).read_text()
+  (tmp_path / folds.FILE).write_text(kept.replace(f'/{tested[0]}": 1', f'/{tested[0]}": 2'))
+  with pytest.raises(ValueError, match="other folds"):
+    training.run(config, tmp_path, mode="evaluate")

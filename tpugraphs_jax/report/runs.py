@@ -274,7 +274,7 @@ def _common_name(names: Sequence[str]) -> str:
   prefix = os.path.commonprefix(names)
   if prefix in names:
     return prefix
-  return re.sub(r"((^|[/._-]+)(s|seed))?[/._-]*\d*$", "", prefix) or (
+  return re.sub(r"((^|[/,._-]+)(s|seed|fold)=?)?[/,._-]*\d*$", "", prefix) or (
     f"{names[0]} and {len(names) - 1} more"
   )
 
