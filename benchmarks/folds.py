@@ -115,6 +115,25 @@ def table(results: dict[str, Any]) -> str:
   return pages.table(head, lines)
 
 
+def paired_table(results: dict[str, Any]) -> str:
+  """The two rankers graph by graph as a Markdown table, of collections with all runs."""
+  lines = [
+    [
+      f"`{name}`",
+      row["column"],
+      str(row["graphs"]),
+      f"{row['mean']:+.3f}",
+      str(row["larger"]),
+      str(row["smaller"]),
+      f"{row['p_value']:.1g}",
+    ]
+    for name, found in results.items()
+    if (row := found.get("paired"))
+  ]
+  head = ["collection", "metric", "graphs", "mean difference", "larger", "smaller", "p"]
+  return pages.table(head, lines)
+
+
 def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")

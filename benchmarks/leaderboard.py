@@ -6,19 +6,23 @@ r"""Trains every ranker on your data for some minutes each, and writes one page 
 The rankers are those of the race (`systems.py`): the presets, the official settings, the default
 and the recommended one. Each trains on one core for as many CPU minutes, once for every seed. The
 page has the command of an ordinary run with the winner's settings and number of steps. The same
-call again makes the runs that are missing, and a longer list of `--seeds` adds to it.
+call again makes the runs that are missing, and a longer list of `--seeds` adds to it. `--folds 5`
+trains every ranker once for each fold, and judges it on test folds instead of the validation split.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import copy
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import pages
 import race_run
+from scipy import stats
 import systems
 
 from tpugraphs_jax import datasets
@@ -46,16 +50,18 @@ pre { padding: .7rem; overflow-x: auto; border: 1px solid #8886 }
 <p>This command trains it again, with as many steps:</p>
 <pre>{{ command }}</pre>
 <div class="table"><table><tr><th>ranker</th>{% for name in columns %}<th>{{ name }}</th>
-{%- endfor %}<th>updates</th><th>ms a step</th><th>s to rank</th><th>peak MiB</th><th>seeds</th>
+{%- endfor %}<th>updates</th><th>ms a step</th><th>s to rank</th><th>peak MiB</th><th>runs</th>
 </tr>
 {% for row in rows %}
 <tr><td><code>{{ row.name }}</code></td>{% for cell in row.cells %}<td>{{ cell }}</td>
 {%- endfor %}</tr>
 {% endfor %}
 </table></div>
-<p>Means over the graphs of the validation split and over seeds, ± the standard deviation over
-seeds, after the last step. Larger is better of Kendall tau and OPA, smaller of slowdowns. A ranker
-with fewer than 100 updates has hardly begun to learn.</p>
+{% for line in paired %}<p>{{ line }}</p>{% endfor %}
+<p>Means over the graphs of {{ "a test fold, over folds" if folds else "the validation split" }} and
+over seeds, ± the standard deviation over {{ "folds and " if folds }}seeds, after the last step.
+Larger is better of Kendall tau and OPA, smaller of slowdowns. A ranker with fewer than 100 updates
+has hardly begun to learn.</p>
 {% for line in failed %}<p>Not counted: {{ line }}</p>{% endfor %}
 <p>{{ machine }}</p>
 </body></html>
@@ -78,13 +84,60 @@ def repeat(collection: str, system: str, row: Mapping[str, Any], data_root: str)
   return f"python run_{systems.kind_of(collection)}.py " + " \\\n    ".join(flags)
 
 
+def on_folds(system: str, folds: int) -> list[str]:
+  """A system with every fold as its test fold; itself without folds."""
+  return [f"{system}+data.folds={folds}+data.fold={k}" for k in range(folds)] or [system]
+
+
+def finished(
+  args: argparse.Namespace, collection: str
+) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+  """Figures of finished runs by system, all folds together, and a line for each other run.
+
+  A system without a run of every fold is left out, because it has been judged on other graphs.
+  """
+  runs, failed = {}, []
+  for system in args.systems or systems.racing(collection):
+    asked = copy.copy(args)
+    asked.systems = on_folds(system, args.folds)
+    rows, lines = systems.finished(asked, collection)
+    failed += lines
+    if len(rows) == len(asked.systems):
+      runs[system] = [row for some in rows.values() for row in some]
+  return runs, failed
+
+
+def paired(first: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], headline: str) -> list[str]:
+  """How far the first system is from each other one, graph by graph, in sentences."""
+
+  def by_graph(system: str) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for run in runs[system]:
+      for graph, row in run.get("by_graph", {}).items():
+        values.setdefault(graph, []).append(row[headline])
+    return {graph: float(np.mean(some)) for graph, some in values.items()}
+
+  one, lines = by_graph(first), []
+  for other in runs:
+    two = by_graph(other)
+    change = np.array([one[graph] - two[graph] for graph in sorted(one.keys() & two.keys())])
+    change = change[~np.isnan(change)]
+    if other != first and change.any():
+      lines.append(
+        f"{_NAMES[headline]} of {first} less that of {other}, graph by graph: {change.mean():.3f} "
+        f"on average over {len(change)} graphs, p = {stats.wilcoxon(change).pvalue:.2g} "
+        "(Wilcoxon signed rank)."
+      )
+  return lines
+
+
 def page(args: argparse.Namespace, collection: str) -> str:
   """The page of all finished runs.
 
   Raises:
     ValueError: no run is finished.
   """
-  runs, failed = systems.finished(args, collection)
+  runs, failed = finished(args, collection)
   if not runs:
     raise ValueError(f"no run of {collection} is finished: {'; '.join(failed)}")
   columns = systems.columns_of(collection)
@@ -93,7 +146,7 @@ def page(args: argparse.Namespace, collection: str) -> str:
     systems.kind_of(collection),
   )
   first = runs[ranked[0][0]][0]
-  machine = first["machine"]
+  machine, winner = first["machine"], ranked[0][0]
   return (
     jinja2.Environment(autoescape=True)
     .from_string(_PAGE)
@@ -104,7 +157,9 @@ def page(args: argparse.Namespace, collection: str) -> str:
       rows=[{"name": name, "cells": _cells(row, columns)} for name, row in ranked],
       budget=f"{args.steps} steps" if args.steps else f"{args.minutes:g} CPU minutes",
       labels=datasets.label_kind(str(args.data_root), datasets.Collection(collection)),
-      command=repeat(collection, ranked[0][0], first, str(args.data_root)),
+      command=repeat(collection, first["system"], first, str(args.data_root)),
+      folds=args.folds,
+      paired=paired(winner, runs, systems.HEADLINES[systems.kind_of(collection)]),
       machine=f"{machine['date']}, {machine['processor']}, {machine['device']}, "
       f"jax {machine['jax']}",
     )
@@ -132,6 +187,7 @@ def main() -> None:
   parser.add_argument("--steps", type=int, default=0, help="training steps, instead of --minutes")
   parser.add_argument("--systems", nargs="+", help="names of presets, or variants; default: all")
   parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+  parser.add_argument("--folds", type=int, default=0, help="test folds; 0 = the validation split")
   parser.add_argument(
     "--workdir", type=Path, default=Path("out/leaderboard"), help="folder of finished runs"
   )
@@ -142,8 +198,9 @@ def main() -> None:
     name = datasets.Collection(args.collection).name
     (args.workdir / "runs").mkdir(parents=True, exist_ok=True)
     for system in args.systems or systems.racing(name):
-      for seed in args.seeds:
-        systems.run_missing(args, name, system, seed)
+      for one in on_folds(system, args.folds):
+        for seed in args.seeds:
+          systems.run_missing(args, name, one, seed)
     args.page.write_text(page(args, name))
   except ValueError as error:
     parser.error(str(error))

@@ -55,14 +55,16 @@ class Steps:
 
 
 def judged(job: job_lib.Job, graphs: Sequence[Any], scorer: Any, params: Any) -> dict[str, float]:
-  """Metrics of validation graphs, means over graphs, and CPU seconds of scoring all of them."""
+  """Means over graphs, metrics of each graph, and CPU seconds of scoring all of them."""
   ids = [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
   scorer(params, graphs, [some[: job.config.eval.configs] for some in ids])  # compiles
   started = time.process_time()
   scores = scorer(params, graphs, ids)
   seconds = time.process_time() - started
-  rows = evaluation.with_labels(graphs, ids, scores)
-  return evaluation.evaluate(rows, job.ranker.collection.slowdown_ks)[1] | {"rank_cpu_s": seconds}
+  rows, means = evaluation.evaluate(
+    evaluation.with_labels(graphs, ids, scores), job.ranker.collection.slowdown_ks
+  )
+  return means | {"by_graph": {row["graph"]: row for row in rows}, "rank_cpu_s": seconds}
 
 
 def epochs_of(steps: int, graphs: int) -> tuple[int, int]:
@@ -100,6 +102,8 @@ def seconds_per_step(job: job_lib.Job, graphs: Sequence[Any]) -> float:
 def measure(config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0) -> dict[str, Any]:
   """Trains a ranker for `budget` CPU seconds or for `steps` steps, and judges it.
 
+  With `data.folds` it is judged on the test fold, otherwise on the validation split.
+
   Args:
     config: of the ranker.
     folder: for files of its training.
@@ -119,6 +123,8 @@ def measure(config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0
     if not np.isfinite(taking.loss):
       return {"error": f"the loss is {taking.loss} after {taking.taken} of {total} steps"}
   peak_mib = log.peak_memory()[1] / 2**20
+  if config.data.folds:
+    valid = job.prepare(job_lib.evaluable(job.data.load(config.data_root, "test")))
   return judged(job, valid, job.ranker.family.scorer(), taking.params) | {
     "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
     "steps": taking.taken,

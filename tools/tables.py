@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(BENCHMARKS), str(FAULTS)]
 import accelerators
 import alexnet
 import bridge
+import folds
 import gst
 import gst_quality
 import measured
@@ -271,6 +272,8 @@ TABLES: dict[str, Callable[[], str]] = {
   "output orders": lambda: output_orders.table(recorded("output_orders")),
   "alexnet": lambda: alexnet.table(recorded("alexnet")),
   "comparisons": lambda: run_all.table(recorded("results")),
+  "folds": lambda: folds.table(recorded("folds")),
+  "folds graph by graph": lambda: folds.paired_table(recorded("folds")),
   "starts": starts,
   "compiled": lambda: accelerators.table(recorded("accelerators")),
   "segments by size": lambda: gst.table(recorded("results")["gst"]),

@@ -23,6 +23,8 @@ def test_the_page_names_a_winner_and_a_command_that_trains_it(tmp_path):
     data_root,
     "--steps",
     3,
+    "--folds",
+    3,
     "--systems",
     "MLP",
     "MLP+batch.min_configs=100000",
@@ -33,6 +35,7 @@ def test_the_page_names_a_winner_and_a_command_that_trains_it(tmp_path):
   )
   assert ended.code == 0, ended.err[-3000:]
   text = page.read_text()
+  assert "a test fold, over folds" in text and text.count("--config.data.folds=3") == 1
   assert "<code>MLP</code> wins" in text
   assert re.search("Not counted: .*min_configs", text)
   command = re.search("<pre>(.*?)</pre>", text, re.S)[1].replace("\\\n", " ")
