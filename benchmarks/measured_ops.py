@@ -134,7 +134,9 @@ def operations() -> dict[str, type]:
     except ModuleNotFoundError:
       continue
     for name, value in vars(module).items():
-      if inspect.isclass(value) and issubclass(value, op.Op) and value.__module__ == module.__name__:
+      if (
+        inspect.isclass(value) and issubclass(value, op.Op) and value.__module__ == module.__name__
+      ):
         found[re.sub(r"(?!^)([A-Z])", r"_\1", name).lower()] = value
   return found
 
