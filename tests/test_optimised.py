@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import compilers
+import device
 import gpus
 import gst_quality
 import jax
@@ -77,3 +81,25 @@ def test_a_figure_of_one_seed_has_no_spread():
   )
   assert "0.500 |" in one and "nan" not in one
   assert "0.600 ± 0.141" in two
+
+
+def test_a_part_that_fails_is_named_and_keeps_its_figures(tmp_path, monkeypatch):
+  def part(small):
+    yield {"scores": 1e-6}
+    raise ValueError("no memory")
+
+  monkeypatch.setitem(device.PARTS, "SAGE", (part, 1))
+  with pytest.raises(ValueError, match="memory"):
+    device.run_here("SAGE", False, tmp_path / "out.json")
+  found = json.loads((tmp_path / "out.json").read_text())
+  assert found["figures"] == {"scores": 1e-6} and "no memory" in found["failure"]
+  record = {"machine": found["machine"], "small": False, "SAGE": found["figures"]}
+  text = device.table(record | {"failures": {"SAGE": found["failure"]}})
+  assert "1e-06" in text and "not measured" in text and "no memory" in text
+
+
+def test_differences_are_relative_to_the_largest_number_of_an_array():
+  assert device.difference({"a": [1.0, 3.0], "b": 0.5}, {"a": [2.0, 4.0], "b": 1.0}) == 0.5
+  assert device.difference([0.0], [0.0]) == 0
+  assert device.difference([1e-9, 1.0], [0.0, 1.0]) == pytest.approx(1e-7)
+  assert math.isnan(device.difference([1.0, float("nan")], [1.0, 1.0]))

@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(BENCHMARKS), str(FAULTS)]
 import accelerators
 import alexnet
 import bridge
+import device
 import folds
 import gst
 import gst_quality
@@ -170,6 +171,14 @@ def starts() -> str:
   )
 
 
+def on_device() -> str:
+  """The record of a GPU, or a sentence where there is none."""
+  path = BENCHMARKS / "device.json"
+  if not path.exists():
+    return "No GPU has run this yet."
+  return device.table(json.loads(path.read_text()))
+
+
 def score_table_speed() -> str:
   found = recorded("results")["tables"]
   cell = lambda part, configs: (
@@ -275,6 +284,7 @@ TABLES: dict[str, Callable[[], str]] = {
   "folds": lambda: folds.table(recorded("folds")),
   "folds graph by graph": lambda: folds.paired_table(recorded("folds")),
   "starts": starts,
+  "device": on_device,
   "compiled": lambda: accelerators.table(recorded("accelerators")),
   "segments by size": lambda: gst.table(recorded("results")["gst"]),
   "default beside whole graphs": beside_default,

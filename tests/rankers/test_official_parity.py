@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import flax
 import jax
@@ -24,8 +26,9 @@ from tpugraphs_jax.train import state as state_lib
 FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR", Path(__file__).parents[1] / "data/parity"))
 TILE_FILES = sorted(FOLDER.glob("tile_*.npz"))
 LAYOUT_FILES = sorted(FOLDER.glob("layout_*.npz"))
-SCORE_TOLERANCE = 1e-5
-STEPS_TOLERANCE = 5e-5
+# Of the largest number, by what is compared.
+TOLERANCES = {"scores": 1e-5, "loss": 1e-5, "gradients": 2e-5, "steps": 5e-5}
+Comparisons = Iterator[tuple[str, Any, np.ndarray]]  # what, ours, recorded
 
 
 def test_there_are_recorded_cases():
@@ -54,10 +57,13 @@ class Recorded:
     ]
 
 
-def assert_close(actual, expected, tolerance):
-  expected = np.asarray(expected)
-  scale = max(np.abs(expected).max(), 1e-30)
-  np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * scale)
+def assert_all_close(comparisons: Comparisons):
+  for what, actual, expected in comparisons:
+    scale = max(np.abs(expected).max(), 1e-30)
+    tolerance = TOLERANCES[what]
+    np.testing.assert_allclose(
+      actual, expected, rtol=tolerance, atol=tolerance * scale, err_msg=what
+    )
 
 
 def op_graph(arrays, configs) -> OpGraph:
@@ -99,7 +105,9 @@ def loss_function(model, batch, losses: str):
   return loss
 
 
-def check_three_steps(case: Recorded, model, batch, score, *, losses: str, temperature: float):
+def three_steps(
+  case: Recorded, model, batch, score, *, losses: str, temperature: float
+) -> Comparisons:
   """Scores, losses and weights of three training steps from the recorded start."""
   optimizer = state_lib.create_optimizer(
     learning_rate=case.meta["adam"]["lr"],
@@ -120,33 +128,28 @@ def check_three_steps(case: Recorded, model, batch, score, *, losses: str, tempe
   )
   for i, expected in enumerate(case["total_loss_per_step"]):
     train_state, metrics = train_step(train_state, stacked)
-    assert_close(parallel.unreplicate(metrics)["loss"], expected, STEPS_TOLERANCE)
+    yield "steps", parallel.unreplicate(metrics)["loss"], expected
     params = parallel.unreplicate(train_state).params
-    assert_close(score(params), case[f"scores_after_step{i + 1}"], STEPS_TOLERANCE)
-  assert_weights_match(model, params, case.weights("final"))
-
-
-def assert_weights_match(model, params, expected):
+    yield "steps", score(params), case[f"scores_after_step{i + 1}"]
   flat = flax.traverse_util.flatten_dict(params)
-  for path, weight in zip(official.weight_order(model), expected):
-    np.testing.assert_allclose(
-      flat[path],
-      weight,
-      rtol=STEPS_TOLERANCE,
-      atol=STEPS_TOLERANCE * np.abs(weight).max(),
-      err_msg="/".join(path),
-    )
+  for path, weight in zip(official.weight_order(model), case.weights("final"), strict=True):
+    yield "steps", flat[path], weight
 
 
-@pytest.mark.parametrize("path", TILE_FILES, ids=lambda path: path.stem)
-def test_tile_models_match(path):
+def tile_comparisons(path: Path) -> Comparisons:
+  """Scores and training steps of a recorded model of kernels."""
   case = Recorded(path)
   model = base.create_network("tile", case.meta["model"], **case.meta["kwargs"])
   params = official.params_from_official(model, case.weights("init"))
   batch = tile_batch(case, padding=9)
   score = jax.jit(lambda params: model.apply({"params": params}, batch, train=True))
-  assert_close(score(params), case["scores"], SCORE_TOLERANCE)
-  check_three_steps(case, model, batch, score, losses=case.meta["loss"], temperature=10.0)
+  yield "scores", score(params), case["scores"]
+  yield from three_steps(case, model, batch, score, losses=case.meta["loss"], temperature=10.0)
+
+
+@pytest.mark.parametrize("path", TILE_FILES, ids=lambda path: path.stem)
+def test_tile_models_match(path):
+  assert_all_close(tile_comparisons(path))
 
 
 def factored(node_config_feat, runtime) -> LayoutConfigs:
@@ -175,18 +178,23 @@ def layout_batch(case: Recorded, *, hops: int, padding: int):
   return batch._replace(block_mask=block_mask)
 
 
-@pytest.mark.parametrize("path", LAYOUT_FILES, ids=lambda path: path.stem)
-def test_layout_models_match(path):
+def layout_comparisons(path: Path) -> Comparisons:
+  """Scores, loss, gradients and training steps of a recorded model of programs."""
   case = Recorded(path)
   model = res_model.ResModel(**case.meta["kwargs"])
   params = official.params_from_official(model, case.weights("init"))
   batch = layout_batch(case, hops=model.hops, padding=7)
   loss_of = jax.jit(jax.value_and_grad(loss_function(model, batch, "ListMLELoss:1"), has_aux=True))
   (loss, scores), grads = loss_of(params)
-  assert_close(scores, case["scores"], SCORE_TOLERANCE)
-  assert_close(loss, case["listmle_loss"], SCORE_TOLERANCE)
+  yield "scores", scores, case["scores"]
+  yield "loss", loss, case["listmle_loss"]
   flat = flax.traverse_util.flatten_dict(grads)
   for weight_path, grad in zip(official.weight_order(model), case.weights("grad"), strict=True):
-    assert_close(flat[weight_path], grad, 2 * SCORE_TOLERANCE)
+    yield "gradients", flat[weight_path], grad
   score = lambda params: loss_of(params)[0][1]
-  check_three_steps(case, model, batch, score, losses="ListMLELoss:1", temperature=1.0)
+  yield from three_steps(case, model, batch, score, losses="ListMLELoss:1", temperature=1.0)
+
+
+@pytest.mark.parametrize("path", LAYOUT_FILES, ids=lambda path: path.stem)
+def test_layout_models_match(path):
+  assert_all_close(layout_comparisons(path))
