@@ -121,9 +121,9 @@ def _larger(one: float, other: float) -> float:
 # Runs.
 
 
-def train(folder: str, data_root: str, stop_at: int, resume: bool) -> None:
+def train(folder: str, data_root: str, *, small: bool, stop_at: int, resume: bool) -> None:
   """A deterministic run of Graph Segment Training on tiny data; SIGTERM ends it at `stop_at`."""
-  config = configs.load("layout.py:xla-random,gst_ed,ci")
+  config = configs.load(f"layout.py:xla-random,gst_ed{',ci' if small else ''}")
   config.update_from_flattened_dict(
     {
       "data_root": data_root,
@@ -132,6 +132,8 @@ def train(folder: str, data_root: str, stop_at: int, resume: bool) -> None:
       "train.result": "last",
       "train.epochs": 3,
       "train.log_every_steps": 1,
+      "train.valid_configs": 20,
+      "batch.slates_per_epoch": 64,
     }
   )
   parallel.compile_quickly()  # on CPUs alone
@@ -148,7 +150,6 @@ def train(folder: str, data_root: str, stop_at: int, resume: bool) -> None:
 
 def run_training(small: bool) -> Iterator[Figures]:
   """Whether a second run, and one that was stopped and resumed, give the same parameters."""
-  del small
   with tempfile.TemporaryDirectory() as scratch:
     root = synthetic.generate(
       Path(scratch) / "data", collections=["layout:xla:random"], limit=8, progress=False
@@ -156,6 +157,7 @@ def run_training(small: bool) -> Iterator[Figures]:
 
     def start(name: str, *more: str) -> subprocess.Popen:
       line = [sys.executable, __file__, "--train", f"{scratch}/{name}", str(root), *more]
+      line += ["--small"] * small
       return subprocess.Popen(line, stdout=subprocess.DEVNULL)
 
     ended = [run.wait() for run in (start("one"), start("two"), start("three", "--stop_at", "6"))]
@@ -489,7 +491,7 @@ def table(record: Mapping[str, Any]) -> str:
         "gradients",
         "XLA's estimates of ours: time, temporaries",
       ],
-      [_step_cells(name, record.get(name, {})) for name in _STEPS],
+      [_step_cells(name, record[name]) for name in _STEPS if record.get(name)],
     ),
     pages.table(["check", "result"], list(_checks(record))),
   ]
@@ -556,7 +558,7 @@ def main() -> None:
   parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.train:
-    train(*args.train, args.stop_at, args.resume)
+    train(*args.train, small=args.small, stop_at=args.stop_at, resume=args.resume)
   elif args.only:
     run_here(args.only, args.small, args.out)
   else:
