@@ -222,10 +222,14 @@ def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
 def steps_that_overflow(at):
   """A step whose parameters are not finite after step `at`; all losses are finite."""
 
+  multiply = parallel.pmap(
+    lambda params, factor: jax.tree.map(lambda x: x * factor, params), in_axes=(0, None)
+  )
+
   def step(state, batch):
     state, metrics = toy.TRAIN_STEP(state, batch)
     is_last = int(parallel.unreplicate(state.step)) == at
-    params = jax.tree.map(lambda x: x * (math.inf if is_last else 1), state.params)
+    params = multiply(state.params, math.inf if is_last else 1.0)
     return state.replace(params=params), metrics
 
   return step
