@@ -1,11 +1,15 @@
 """The examples of the API page and of `examples/` give what they say."""
 
 import doctest
+import functools
 import importlib
+import re
 import runpy
 
 import commands
 import pytest
+
+from tpugraphs_jax.tuning import measure
 
 MODULES = (
   "",
@@ -18,12 +22,16 @@ MODULES = (
   ".run.configs",
   ".rankers.ensemble",
   ".rankers.ranker",
+  ".tuning.tune",
 )
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_give_what_they_say(name, monkeypatch):
   monkeypatch.chdir(commands.ROOT)  # where data/own is
+  # In place of a quiet machine, a clock by which all choices take the same time.
+  still = functools.partial(measure.measure, timer=lambda function, values, calls: 0.01)
+  monkeypatch.setattr(measure, "measure", still)
   found = doctest.testmod(importlib.import_module(f"tpugraphs_jax{name}"))
   assert found.attempted and not found.failed
 
@@ -38,3 +46,11 @@ def test_the_example_goes_from_functions_to_rankings(capsys):
   for end in ("fastest", "slowest"):
     assert printed.count(f"predicted {end}: configuration ") == 2
   assert printed.count("output ") >= 4 * 5  # the choices of each configuration
+
+
+def test_the_loop_of_ones_own_learns(monkeypatch, capsys):
+  monkeypatch.chdir(commands.ROOT)
+  runpy.run_path(str(commands.ROOT / "examples" / "own_loop.py"))["main"](steps=20)
+  printed = capsys.readouterr().out
+  before, after = (float(tau) for tau in re.findall(r"tau (-?[0-9.]+)", printed))
+  assert after > before

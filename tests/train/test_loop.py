@@ -221,7 +221,6 @@ def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
 
 def steps_that_overflow(at):
   """A step whose parameters are not finite after step `at`; all losses are finite."""
-
   multiply = parallel.pmap(
     lambda params, factor: jax.tree.map(lambda x: x * factor, params), in_axes=(0, None)
   )

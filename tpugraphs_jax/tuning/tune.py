@@ -256,6 +256,16 @@ def tune(
     ValueError: nothing can be chosen, a budget below 2, no such strategy, the model is not of
       layouts, no model ships for the target, the compiler's own choice cannot be labelled, the
       cache is no such file, or (`NoisyMachineError`) the machine is too busy to measure on.
+
+  Examples:
+    >>> import jax
+    >>> def layer(x, w):
+    ...   return jax.lax.conv(x, w, window_strides=(1, 1), padding="SAME")
+    >>> x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 4, 9, 9), (6, 4, 3, 3)))
+    >>> tuned = tune(layer, x, w, budget=3, progress=False)  # measured on this machine
+    >>> len(tuned.tried), tuned.ratio <= 1
+    (3, True)
+    >>> fast = jax.jit(tuned.function)
   """
   if budget < 2:
     raise ValueError(
