@@ -18,7 +18,7 @@ class Recipe(NamedTuple):
   """Settings of a network and its training.
 
   Attributes:
-    settings: changes a config from `tile` or `layout`.
+    settings: changes the config that `get_config` of `tile.py` or `layout.py` begins.
     ci_options: options of the network for `ci`.
     is_published: apply `_published` before `settings`.
   """
@@ -51,48 +51,18 @@ _ONE_RANKER = (
 )
 
 
-def tile(collection: str = "xla") -> ConfigDict:
-  """A config for kernels without a model; slates, loss and length are from the official baseline.
+def defaults(task: str, collection: str) -> ConfigDict:
+  """A config of a collection with the default of every field, without a model.
 
   Args:
-    collection: `xla` or `own-NAME`.
+    task: `tile` or `layout`.
+    collection: name such as `xla` (kernels), `nlp-default` (programs) or `own-NAME`.
   """
-  config = _defaults("tile", collection)
-  config.data.update(feature_transform="minmax", config_transform="minmax", loader_threads=0)
-  config.batch.update(graphs=10, configs=10, min_configs=10, target="official")
-  config.loss.update(
-    losses="ListMLELoss:1,MSE:0.02", temperature=10.0, kernel_l2=1e-4, activity_l2=1e-4
-  )
-  config.optimizer.clip_norm_per_variable = 1e-3
-  config.train.update(
-    epochs=100,
-    early_stop_epochs=20,
-    valid_sampling="slates",
-    valid_configs=256,
-    log_every_steps=100,
-  )
-  config.eval.update(graphs=8, configs=64)
-  return config
+  from tpugraphs_jax.train import schema
 
-
-def layout(collection: str = "xla-random") -> ConfigDict:
-  """A config for whole programs without a model.
-
-  Args:
-    collection: name such as `nlp-default`, or `own-NAME`.
-  """
-  config = _defaults("layout", collection)
-  config.data.update(feature_transform="signed_log1p", pad_value=-1, duplicate_policy="min")
-  config.batch.slates_per_epoch = 1024
-  config.optimizer.update(
-    name="adamw",
-    learning_rate=3e-3,
-    clip_norm=1.0,
-    schedule="cosine",
-    warmup_fraction=0.05,
-    weight_decay=1e-4,
-  )
-  config.train.best_metric = "kendaltau"
+  config = schema.defaults(task)
+  source, _, search = collection.partition("-")
+  config.data.source, config.data.search = source, search
   return config
 
 
@@ -235,12 +205,3 @@ def variants(collections: Mapping[str, str], rankers: Mapping[str, Recipe]) -> d
   own = {f"{OWN}NAME": "a collection of your own"}
   named = {name: ranker.description for name, ranker in rankers.items() if name}
   return {**collections, **own, **named, _CI: "a few seconds on a CPU"}
-
-
-def _defaults(task: str, collection: str) -> ConfigDict:
-  from tpugraphs_jax.train import schema
-
-  config = schema.defaults(task)
-  source, _, search = collection.partition("-")
-  config.data.source, config.data.search = source, search
-  return config

@@ -86,6 +86,7 @@ RANKERS = {
     **tables.PROGRAMS,
   }.items()
 } | base.presets("layout")
+OWN_RANKERS = {"recommended": RANKERS["traffic"]}  # in place of a ranker, on own programs
 VARIANTS = base.variants(
   {name: "the collection" for name in COLLECTIONS[:-1]}
   | {"own": "the programs of data/own with their output orders; needs --data_root=data/own/npz"},
@@ -99,6 +100,36 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
     variant, file="layout.py", collections=COLLECTIONS, rankers=RANKERS
   )
   collection = "own-outputs" if collection == "own" else collection or "xla-random"
-  config = base.layout(collection)
-  RANKERS[ranker].apply(config, ci=ci)
+  config = base.defaults("layout", collection)
+
+  # Data.
+  config.data.feature_transform = "signed_log1p"
+  config.data.pad_value = -1  # positions of a layout beyond the rank
+  config.data.duplicate_policy = "min"  # of equal configurations the fastest
+
+  # Slates.
+  config.batch.graphs = 8  # in a step, over all devices
+  config.batch.configs = 16  # of each graph
+  config.batch.slates_per_epoch = 1024
+  config.batch.target = "ratio"
+
+  # Loss.
+  config.loss.losses = "ListMLELoss:1"
+  config.loss.temperature = 1.0
+
+  # Optimizer.
+  config.optimizer.name = "adamw"
+  config.optimizer.learning_rate = 3e-3
+  config.optimizer.schedule = "cosine"
+  config.optimizer.warmup_fraction = 0.05
+  config.optimizer.weight_decay = 1e-4
+  config.optimizer.clip_norm = 1.0
+
+  # Length, and the choice of the checkpoint.
+  config.train.epochs = 10
+  config.train.best_metric = "kendaltau"
+
+  # Model, and what its ranker changes.
+  own = OWN_RANKERS if config.data.source == "own" else {}
+  own.get(ranker, RANKERS[ranker]).apply(config, ci=ci)
   return config

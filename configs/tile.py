@@ -56,7 +56,43 @@ VARIANTS = base.variants({}, RANKERS)
 def get_config(variant: str = _DEFAULT) -> ConfigDict:
   """The config of a ranker, a collection and `ci`: see `VARIANTS`."""
   collection, ranker, ci = base.arguments(variant, file="tile.py", collections=(), rankers=RANKERS)
-  config, settings = base.tile(collection or "xla"), RANKERS[ranker or _DEFAULT]
+  config = base.defaults("tile", collection or "xla")
+
+  # Data.
+  config.data.feature_transform = "minmax"
+  config.data.config_transform = "minmax"
+  config.data.loader_threads = 0
+
+  # Slates.
+  config.batch.graphs = 10  # in a step, over all devices
+  config.batch.configs = 10  # of each kernel
+  config.batch.min_configs = 10  # smaller kernels are left out
+  config.batch.target = "official"
+
+  # Loss.
+  config.loss.losses = "ListMLELoss:1,MSE:0.02"
+  config.loss.temperature = 10.0
+  config.loss.kernel_l2 = config.loss.activity_l2 = 1e-4
+
+  # Optimizer.
+  config.optimizer.name = "adam"
+  config.optimizer.learning_rate = 1e-3
+  config.optimizer.schedule = "constant"
+  config.optimizer.clip_norm_per_variable = 1e-3
+
+  # Length, and the choice of the checkpoint.
+  config.train.epochs = 100
+  config.train.early_stop_epochs = 20
+  config.train.valid_sampling = "slates"
+  config.train.valid_configs = 256
+  config.train.log_every_steps = 100
+
+  # Scoring.
+  config.eval.graphs = 8
+  config.eval.configs = 64
+
+  # Model, and what its ranker changes.
+  settings = RANKERS[ranker or _DEFAULT]
   settings.apply(config, ci=ci)
   if ci and not settings.is_published:
     config.batch.update(graphs=10, configs=6, slates_per_epoch=40, min_configs=2)

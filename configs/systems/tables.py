@@ -19,7 +19,7 @@ from tpugraphs_jax.configs import base
 
 def recommended(config: ConfigDict) -> None:
   """For programs outside the training data: ScoreTables, on own data TrafficTables."""
-  (traffic if config.data.source == "own" else tables)(config)
+  tables(config)
 
 
 def tables(config: ConfigDict) -> None:
