@@ -134,14 +134,11 @@ def changed_files(section):
 
 USED = """
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import job
 config = configs.load("layout.py:full,ci")
 print(configs.listing(config, "layout.py:full,ci"))
 for field in ("model.score_scale", "loss.label_shift"):
-  changed = config.copy_and_resolve_references()
-  configs.change(changed, {field: -1.0})
   try:
-    job.Job.of(changed)
+    configs.change(config, {field: -1.0})
   except ValueError as error:
     print("refused:", error)
 """

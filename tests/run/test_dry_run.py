@@ -6,7 +6,7 @@ import shutil
 import parts
 import pytest
 
-from tpugraphs_jax.data import download, store
+from tpugraphs_jax.data import download, npz, store
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.run import dry_run
 
@@ -56,6 +56,15 @@ def test_steps_and_evaluations_are_those_of_the_config(tile):
   steps, measured, evaluations = map(int, found.groups())
   assert (steps, evaluations) == (9, 3) and 3 <= measured <= 8
   assert seconds(tile["steps"]) > 0 and " on 4 devices" in tile["time"]
+
+
+def test_the_time_includes_ranking_all_configurations_of_the_test_split(tile, data_root):
+  graphs = [npz.read_tile(path) for path in npz.split_files(data_root, "tile:xla", "test")]
+  count, taken = re.search(
+    r"([\d,]+) configurations of the test split in ([\d.e+-]+) s", tile["ranking"]
+  ).groups()
+  assert int(count.replace(",", "")) == sum(len(graph.configs) for graph in graphs)
+  assert float(taken) > 0
 
 
 def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path):

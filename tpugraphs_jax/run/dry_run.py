@@ -160,16 +160,19 @@ def _time_lines(job: job_lib.Job, scratch: Path) -> Iterator[str]:
   stage, plan = training.first_stage(job, graphs, scratch)
   state, first, later = _steps(stage, plan)
   params, scorer = parallel.unreplicate(state.eval_params), job.ranker.family.scorer()
-  sampled, final = _evaluation(job, scorer, params, valid)
+  sampled, final, rate = _evaluation(job, scorer, params, valid)
+  ranked, configs = _ranking(job, rate)
   for other, _ in job.evaluations(scratch)[:-1]:  # evaluated after training only
     graphs = job.prepare(job_lib.evaluable(other.data.load(job.config.data_root, "valid")))
-    final += _evaluation(other, scorer, params, graphs)[1]
+    _, seconds, rate = _evaluation(other, scorer, params, graphs)
+    more, more_configs = _ranking(other, rate)
+    final, ranked, configs = final + seconds, ranked + more, configs + more_configs
   step = float(np.mean(later))
   compilation = max(0.0, float(np.mean(first)) - step)  # of a batch shape
   steps, shapes = stage.total_steps, len(plan.budgets)
   evaluations = -(-stage.epochs // job.config.train.eval_every_epochs)
   parameters = optax.tree.size(stage.state.params)
-  total = steps * step + shapes * compilation + evaluations * sampled + final
+  total = steps * step + shapes * compilation + evaluations * sampled + final + ranked
   memory, peak_bytes = log.peak_memory()
   yield (
     f"memory      {console.size(peak_bytes)} of the {memory} at its peak, {parameters:,} parameters"
@@ -186,6 +189,11 @@ def _time_lines(job: job_lib.Job, scratch: Path) -> Iterator[str]:
   yield (
     f"steps       {steps:,} of {step:.3g} s (mean of {len(later)} measured), "
     f"{_number(evaluations, 'evaluation')} of {sampled:.3g} s, the last one of {final:.3g} s"
+  )
+  yield (
+    f"ranking     {_number(configs, 'configuration')} of the test split in {ranked:.3g} s"
+    if configs
+    else "ranking     not counted: there is no test split"
   )
   yield (
     f"time        about {console.duration(total)} on "
@@ -214,8 +222,11 @@ def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[TrainState, list[floa
 
 def _evaluation(
   job: job_lib.Job, scorer: Scorer, params: optax.Params, valid: Sequence[Any]
-) -> tuple[float, float]:
-  """Seconds of an evaluation during training, and after it, estimated from a few graphs."""
+) -> tuple[float, float, float]:
+  """Seconds of an evaluation during training, after it, and of a node with one configuration.
+
+  Estimated from a few graphs.
+  """
   sample, ids = training.validation_sample(job.config, valid)(0)
   by_size = sorted(range(len(sample)), key=lambda i: len(sample[i].opcode))
   numbers = sorted(
@@ -228,7 +239,17 @@ def _evaluation(
   score()
   rate = (time.monotonic() - since) / _work(graphs, graph_ids)
   final_ids = [job.data.validation_ids(graph.name, graph.configs) for graph in valid]
-  return rate * _work(sample, ids), rate * _work(valid, final_ids)
+  return rate * _work(sample, ids), rate * _work(valid, final_ids), rate
+
+
+def _ranking(job: job_lib.Job, rate: float) -> tuple[float, int]:
+  """Seconds of ranking the test split of a collection, and its number of configurations."""
+  data_root, collection = job.config.data_root, job.data.collection.name
+  if not npz.files_there(data_root, collection, "test"):
+    return 0.0, 0
+  graphs = job.prepare(job.data.load(data_root, "test"))
+  ids = [np.arange(len(graph.configs)) for graph in graphs]
+  return rate * _work(graphs, ids), sum(map(len, ids))
 
 
 def _work(graphs: Sequence[Any], ids: Sequence[np.ndarray]) -> int:
