@@ -4,6 +4,7 @@ import io
 import logging
 import re
 
+import jax
 import pytest
 import tqdm
 
@@ -76,6 +77,20 @@ def test_a_mistake_ends_a_command_in_one_line_with_exit_code_2(capsys):
   with pytest.raises(SystemExit) as ended:
     console.fail(ValueError("no\nfolder"))
   assert ended.value.code == 2 and capsys.readouterr().err == "error: no folder\n"
+
+
+def test_a_platform_without_a_device_ends_a_command_in_one_line(monkeypatch, capsys):
+  def fails(*_):
+    raise RuntimeError("Unable to initialize backend 'cuda'\nand more")
+
+  command = console.command(fails)
+  monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+  with pytest.raises(RuntimeError):  # the platform has devices: it is another error
+    command([])
+  monkeypatch.setattr(jax, "devices", fails)
+  assert command([]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith("error: JAX_PLATFORMS is 'cuda'")
 
 
 def test_characters_that_a_stream_does_not_have_are_escaped(monkeypatch):

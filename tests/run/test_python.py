@@ -4,6 +4,7 @@ import jobs as jobs_lib
 import pytest
 
 import tpugraphs_jax
+from tpugraphs_jax.run import python
 from tpugraphs_jax.run.python import Run
 
 FEW = dict(train__epochs=2, batch__slates_per_epoch=20, batch__graphs=4)
@@ -35,6 +36,14 @@ def test_a_second_run_in_the_folder_is_refused_unless_it_goes_on(run):
     tpugraphs_jax.train_model("tile.py:ci", **options)
   again = tpugraphs_jax.train_model("tile.py:ci", resume=True, **options)
   assert again.metrics == run.metrics
+
+
+def test_all_steps_are_one_run(monkeypatch, tmp_path):
+  runs = []
+  monkeypatch.setattr(python.training, "run", lambda *_, **options: runs.append(options))
+  for predict, do in ((False, ["train", "evaluate"]), (True, ["train", "evaluate", "predict"])):
+    tpugraphs_jax.train_model("tile.py:ci", data_root="x", workdir=tmp_path, predict=predict)
+    assert runs.pop() == dict(do=do, resume=False) and not runs
 
 
 def test_a_metric_that_is_no_number_is_left_out_of_the_text_of_a_run(tmp_path):
