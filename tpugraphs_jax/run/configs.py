@@ -285,7 +285,7 @@ def variants(place: str) -> str:
 
 
 def listing(config: ml_collections.ConfigDict, place: str) -> str:
-  """The text of `--print_config`: every field with its value, help and allowed values.
+  """The text of `--print_config`: the variants, then every field with its help.
 
   The default of a field is told where the value differs.
 
@@ -305,7 +305,7 @@ def listing(config: ml_collections.ConfigDict, place: str) -> str:
     if value != defaults.get(name, value):
       note = f"[default {defaults[name]}] {note}"
     lines += _field_lines(f"--config.{name}={text}", note)
-  return "\n".join([*lines, "", variants(place)]).rstrip()
+  return "\n".join([variants(place), "", *lines]).lstrip()
 
 
 def _field_lines(flag: str, note: str) -> Iterator[str]:

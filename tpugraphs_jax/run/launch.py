@@ -42,16 +42,13 @@ def launch(values: flags.FlagValues, kind: str) -> None:
         "(layouts: variant gst_ed)"
       ),
     ):
-      if values.dry_run:
-        _dry_run(values)
-      else:
-        _run(values, kind)
+      (_dry_run if values.dry_run else _run)(values)
   except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
     console.fail(configs.as_flags(configs.one_line(error), values.config))
 
 
-def _run(values: flags.FlagValues, kind: str) -> None:
+def _run(values: flags.FlagValues) -> None:
   """Takes the steps of `--do`."""
   _check_flags(values)
   _start(values)
@@ -62,11 +59,15 @@ def _run(values: flags.FlagValues, kind: str) -> None:
     files.working_folder(values.workdir, is_writing=parallel.is_primary()) as workdir,
   ):
     if values.ensemble:
-      _run_together(values, workdir, kind)
+      _run_together(values, workdir)
       return
-    config = _config(values, workdir)
-    _check_kind(config, kind)
-    training.run(config, workdir, do=values.do, resume=values.resume, split=values.split or "")
+    training.run(
+      _config(values, workdir),
+      workdir,
+      do=values.do,
+      resume=values.resume,
+      split=values.split or "",
+    )
     if values.report and values.do != ["predict"] and parallel.is_primary():
       report.try_write([workdir], workdir / report.FILE)
 
@@ -127,6 +128,7 @@ def _with_overrides(values: flags.FlagValues, fields: dict) -> ml_collections.Co
   Only modules of the flag `extensions` are imported, none that the model names.
   """
   config = ml_collections.ConfigDict(fields)
+  _check_kind(config, schema.kind_of(values.config))
   changes = config_flags.get_override_values(values["config"])
   options.import_extensions(changes.get("extensions", ()))
   trust.check_imported(config.extensions)
@@ -149,12 +151,11 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
   return config
 
 
-def _run_together(values: flags.FlagValues, workdir: Path, kind: str) -> None:
+def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   """Evaluates or ranks with an ensemble, on the data of its first model."""
   config = _with_overrides(
     values, parallel.on_primary(lambda: model_file.config_of(values.ensemble[0]))
   )
-  _check_kind(config, kind)
   with config.unlocked():
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)

@@ -169,28 +169,23 @@ def _config_of(args: argparse.Namespace) -> ml_collections.ConfigDict:
   return config
 
 
+@console.command
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   parser = _parser()
   args = parser.parse_args(argv)
   if bool(args.model) == bool(args.config) or bool(args.config) != bool(args.out):
     parser.error("give --config and --out to read --weights, or --model to write them")
-  config, weights = None, args.weights.expanduser()
-  try:
-    with console.explaining_devices():
-      if args.model:
-        arrays = weights_of(ranker_lib.Ranker.load(args.model), args.data_root)
-        path = weights
-        with files.replacing(path, "wb") as file:
-          np.savez(file, *arrays)
-      else:
-        files.refuse(args.out, "--out")
-        config, out = _config_of(args), Path(args.out).expanduser()
-        convert(config, read_weights(weights), out)
-        path = out / model_file.MODEL_FILE
-  except (ValueError, OSError) as error:
-    print(f"error: {configs.as_flags(configs.one_line(error), config)}", file=sys.stderr)
-    return 2
+  path = args.weights.expanduser()
+  if args.model:
+    arrays = weights_of(ranker_lib.Ranker.load(args.model), args.data_root)
+    with files.replacing(path, "wb") as file:
+      np.savez(file, *arrays)
+  else:
+    files.refuse(args.out, "--out")
+    out = Path(args.out).expanduser()
+    convert(_config_of(args), read_weights(path), out)
+    path = out / model_file.MODEL_FILE
   print(f"wrote {path}")
   return 0
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from tpugraphs_jax import hlo, view
 from tpugraphs_jax.data import npz
@@ -41,19 +40,6 @@ def read(path: Path) -> OpGraph | layouts.Program:
   return npz.read_layout(path) if is_layout else npz.read_tile(path)
 
 
-def _show(args: argparse.Namespace, server: dict[str, Any]) -> None:
-  program = read(args.file.expanduser())
-  if isinstance(program, OpGraph):
-    view.show(program, args.config, against=args.against, model=args.model, **server)
-  elif args.config is None and args.against is None and args.model is None:
-    view.show_program(program, **server)
-  else:
-    raise ValueError(
-      f"{args.file} holds layouts that were chosen, which have no numbers: leave "
-      "--config, --against and --model out"
-    )
-
-
 def main(argv: list[str] | None = None) -> None:
   """Runs the command line."""
   parser = argparse.ArgumentParser(
@@ -71,8 +57,17 @@ def main(argv: list[str] | None = None) -> None:
   args = parser.parse_args(argv)
   server = {"port": args.port, "browser": not args.no_browser, "as_table": args.table}
   try:
+    program = read(args.file.expanduser())
     with console.explaining_devices():
-      _show(args, server)
+      if isinstance(program, OpGraph):
+        view.show(program, args.config, against=args.against, model=args.model, **server)
+      elif args.config is None and args.against is None and args.model is None:
+        view.show_program(program, **server)
+      else:
+        raise ValueError(
+          f"{args.file} holds layouts that were chosen, which have no numbers: leave "
+          "--config, --against and --model out"
+        )
   except (ValueError, OSError) as error:
     console.fail(error)
 
