@@ -269,8 +269,9 @@ def import_extensions(extensions: Sequence[str]) -> None:
       is not imported, see `trust.check_imported`.
 
   Raises:
-    ValueError: a module cannot be imported, with the reason.
+    ValueError: a module cannot be imported, with the reason, or `extensions` is no tuple.
   """
+  check_value("extensions", extensions, (), Limits(""))
   here = os.getcwd()
   is_added = here not in sys.path
   if is_added:

@@ -85,7 +85,6 @@ def check(value: Any, schema: Any, name: str) -> None:
     schema: one of
       a type, or a tuple of types;
       a `range`: the integers in it;
-      a set: the texts in it;
       `[schema]`: lists of values of that schema;
       `{name: schema}`: objects. A name may be missing. Other names are allowed; their values have
         the schema of the key `...` where there is one;
@@ -103,10 +102,6 @@ def check(value: Any, schema: Any, name: str) -> None:
     _expect(isinstance(value, (list, tuple)), value, "a list", name)
     for part in value:
       check(part, schema[0], name)
-  elif isinstance(schema, set):
-    _expect(
-      isinstance(value, str) and value in schema, value, f"one of {', '.join(sorted(schema))}", name
-    )
   elif isinstance(schema, range):
     is_inside = isinstance(value, int) and not isinstance(value, bool) and value in schema
     _expect(is_inside, value, f"an integer of {schema[0]}..{schema[-1]}", name)

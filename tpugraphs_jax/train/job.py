@@ -16,7 +16,7 @@ from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import files, parallel
 from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.rankers.base import RunOptions, Settings
+from tpugraphs_jax.rankers.base import Settings
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.train import log, schema
 
@@ -42,7 +42,7 @@ class Job:
   @classmethod
   def of(cls, config: ml_collections.ConfigDict) -> Job:
     """The job of a config; refuses (ValueError) a config that cannot work."""
-    options.import_extensions(RunOptions.of(config.to_dict()).extensions)
+    options.import_extensions(config.extensions)
     schema.check(config)
     ranker = Ranker(config.to_dict())
     collections = (ranker.collection, *map(Collection, config.data.get("also", ())))
