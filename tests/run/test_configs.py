@@ -9,6 +9,7 @@ import parts
 import pytest
 
 from tpugraphs_jax import options
+from tpugraphs_jax.rankers import base
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import schema
 
@@ -176,6 +177,7 @@ def test_another_model_can_be_one_of_an_extension(tmp_path, monkeypatch):
     "  depth: int = 2\n"
   )
   monkeypatch.chdir(tmp_path)
+  monkeypatch.setitem(base.LAYOUT_MODELS, "WideRanker", None)  # forgotten after the test
   config = parts.config_of("layout", "full,ci")
   changes = {"extensions": ("wide_ranker",), "model.name": "WideRanker"}
   configs.change(config, changes | {"model.width": 2**22})

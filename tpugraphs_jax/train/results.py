@@ -83,7 +83,7 @@ def banner(
       f"{_sample(config, 'all of them')}",
       "model": f"{model.name}, {optax.tree.size(training.state.params):,} parameters, "
       f"{model.get('dtype', 'float32')}, matrix products "
-      f"{model.get('precision', 'default')}",
+      f"{model.get('precision', 'highest')}",
       "devices": _devices(),
       "steps": f"{training.total_steps:,} in {training.epochs} epochs of "
       f"{training.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
