@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 from flax import traverse_util
+import ml_collections
 import numpy as np
 import parts
 import pytest
 
 from tpugraphs_jax import options
+from tpugraphs_jax.infra import trust
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import schema
@@ -184,6 +186,8 @@ def test_another_model_can_be_one_of_an_extension(tmp_path, monkeypatch):
   assert config.model.to_dict() == dict(
     name="WideRanker", width=2**22, depth=2, precision="highest"
   )
+  sent = trust.config(json.loads(json.dumps(config.to_dict())))
+  schema.check(ml_collections.ConfigDict(sent))  # as of a file
   assert "# [default 7] width of nodes" in configs.listing(config, "layout.py:full,ci")
   for field, value in (("width", 2**22 + 1), ("depth", options.MOST + 1)):
     with pytest.raises(ValueError, match=f"model.{field} is {value}, expected at "):
