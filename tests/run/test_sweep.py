@@ -11,6 +11,7 @@ import time
 import pytest
 from run_folders import write_run
 
+from tpugraphs_jax import run as run_lib
 from tpugraphs_jax.infra import tasks
 from tpugraphs_jax.run import sweep
 
@@ -50,7 +51,7 @@ def test_a_grid_is_fields_with_values(texts, expected):
 
 def test_every_point_is_run_with_every_seed():
   grid = {"optimizer.learning_rate": ["1e-3", "3e-3"], "model.hidden_dim": ["8"]}
-  found = sweep.runs_of(["run"], "out", grid, range(2))
+  found = sweep.runs_of({"tile.py": ["run"]}, "out", grid, range(2))
   assert [run.name for run in found] == [
     f"learning_rate={rate},hidden_dim=8/seed_{seed}" for rate in ("1e-3", "3e-3") for seed in (0, 1)
   ]
@@ -65,7 +66,17 @@ def test_every_point_is_run_with_every_seed():
 
 def test_values_that_make_one_folder_are_refused():
   with pytest.raises(ValueError, match="name"):
-    sweep.runs_of(["run"], "out", {"x": ["(1)", "[1]"]}, [0])
+    sweep.runs_of({"tile.py": ["run"]}, "out", {"x": ["(1)", "[1]"]}, [0])
+
+
+def test_every_config_is_run_at_every_point_in_a_folder_of_its_name():
+  commands = {"layout.py:xla-random,full": ["a"], "my/layout.py:gst_ed": ["b"]}
+  found = sweep.runs_of(commands, "out", {"x": ["1"]}, [0])
+  assert [run.name for run in found] == ["xla-random,full,x=1/seed_0", "gst_ed,x=1/seed_0"]
+  assert [run.command[0] for run in found] == ["a", "b"]
+  assert found[1].point == (("config", "my/layout.py:gst_ed"), ("x", "1"))
+  same = sweep.runs_of({"a.py:ci": ["a"], "b.py:ci": ["b"]}, "out", {}, [0])
+  assert [run.name for run in same] == ["a.py_ci/seed_0", "b.py_ci/seed_0"]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +120,29 @@ def test_a_run_that_was_begun_is_resumed(tmp_path, is_begun, capsys):
   assert ("goes on" if is_begun else "begins") in capsys.readouterr().out
 
 
+def test_the_log_of_a_run_grows_while_it_goes_and_keeps_what_earlier_processes_said(tmp_path):
+  log, said = tmp_path / "base/seed_0/log.txt", "import pathlib; print('first', flush=True); "
+  sweep.do(a_run(tmp_path, [sys.executable, "-c", said + "raise SystemExit('error: gone')"]))
+  # The process itself reads the log, while it goes.
+  wait = f"print(pathlib.Path({str(log)!r}).read_text().splitlines().count('first'))"
+  again = a_run(tmp_path, [sys.executable, "-c", said + wait])
+  sweep.do(again)
+  lines = log.read_text().splitlines()
+  assert [line[:4] for line in lines] == ["--- ", "firs", "erro", "--- ", "firs", "2"]
+  assert sweep.row_of(again)["state"] == "2"  # of the last process
+
+
+def test_a_log_in_a_bucket_is_appended_at_the_end(tmp_path, monkeypatch):
+  path = sweep.epath.Path(tmp_path / "log.txt")
+  monkeypatch.setattr(sweep.files, "is_remote", lambda place: True)
+  for text in (b"one", b"two"):
+    with sweep._log(path) as log:
+      log.write(text)
+      log.flush()
+      assert not path.exists() or path.read_bytes() == b"one"
+  assert path.read_bytes() == b"onetwo"
+
+
 def test_a_run_that_fails_stops_no_other_and_says_why(tmp_path, capsys):
   failing = a_run(tmp_path, command=[sys.executable, "-c", SAY.format("no such field")])
   sweep.do(failing)
@@ -117,7 +151,9 @@ def test_a_run_that_fails_stops_no_other_and_says_why(tmp_path, capsys):
 
 
 def test_there_is_a_row_for_every_run(tmp_path):
-  runs = sweep.runs_of(["run"], str(tmp_path), {"optimizer.learning_rate": ["1", "2"]}, [0])
+  runs = sweep.runs_of(
+    {"tile.py": ["run"]}, str(tmp_path), {"optimizer.learning_rate": ["1", "2"]}, [0]
+  )
   finish(tmp_path / runs[0].name, kendaltau_mean=0.5)
   sweep._write_rows(runs, str(tmp_path))
   with (tmp_path / "runs.csv").open(newline="") as file:
@@ -148,7 +184,7 @@ ARGUMENTS = ["--config=tile.py:ci", "--out=OUT"]
 @pytest.mark.parametrize(
   "more, complaint",
   [
-    (["--grid=optimizer.rate:1"], "'optimizer.rate', and the config has no such field"),
+    (["--grid=optimizer.rate:1"], "'optimizer.rate', and the config tile.py:ci has no such field"),
     (["--grid=optimizer.learning_rat:1"], "did you mean optimizer.learning_rate? --print_config"),
     (["--grid=x"], "expected FIELD:VALUE"),
     (["--config=recommended"], "--config=recommended, expected FILE.py:VARIANT such as tile.py:"),
@@ -170,6 +206,7 @@ def test_mistakes_take_one_line(more, complaint, tmp_path, capsys):
     (["--config.x"], "unknown argument --config.x"),
     (["--seeds=0"], "--seeds=0, expected at least 1"),
     (["--jobs=-1"], "expected at least 1"),
+    (["--config=tile.py:ci"], "the same --config twice"),
   ],
 )
 def test_unknown_arguments_are_refused(more, complaint, capsys):
@@ -181,9 +218,19 @@ def test_unknown_arguments_are_refused(more, complaint, capsys):
 def test_fields_go_to_every_run_and_what_follows_the_dashes_to_beam():
   args = sweep._parse([*ARGUMENTS, "--config.train.epochs=2", "--synthetic", "--", "--runner=X"])
   assert (args.fields, args.beam) == (["--config.train.epochs=2"], ["--runner=X"])
-  command = sweep._command_of(args, ["optimizer.learning_rate"])
+  command = sweep._command_of(args, "tile.py:ci", ["optimizer.learning_rate"])
   assert command[0] == sys.executable and "run.tile()" in command[2]
   assert command[-2:] == ["--synthetic", "--config.train.epochs=2"]
+
+
+def test_the_command_of_a_run_ends_with_its_sweep_and_carries_out_the_config(monkeypatch):
+  done = []
+  monkeypatch.setattr(tasks, "end_with_parent", lambda: done.append("watched"))
+  monkeypatch.setattr(run_lib, "layout", lambda: done.append(list(sys.argv)))
+  monkeypatch.setattr(sys, "argv", ["-c", "--config=x"])
+  value = "layout.py:xla-random,ci"
+  exec(sweep._command_of(sweep._parse([f"--config={value}", "--out=o"]), value, [])[2], {})
+  assert done == ["watched", ["run_layout.py", "--config=x"]]
 
 
 def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch, capsys):
@@ -276,7 +323,9 @@ def test_damaged_settings_of_a_sweep_are_named(tmp_path, capsys, text):
 
 def test_output_is_kept_whatever_its_bytes_are(tmp_path):
   sweep.do(a_run(tmp_path, [sys.executable, "-c", "import os; os.write(1, bytes([255, 10]))"]))
-  assert (tmp_path / "base/seed_0/log.txt").read_text() == "\ufffd\n"
+  run = a_run(tmp_path)
+  assert (run.folder / "log.txt").read_bytes().splitlines()[1:] == [b"\xff"]
+  assert sweep.row_of(run)["state"] == "\ufffd"
 
 
 def test_a_run_ends_where_its_sweep_has_ended_before_it_began(tmp_path):

@@ -1,7 +1,9 @@
-r"""A sweep: runs of one config, for every point of a grid and every seed.
+r"""A sweep: runs of one or several configs, for every point of a grid and every seed.
 
   python -m tpugraphs_jax.sweep --config=configs/tile.py:recommended \
       --grid=optimizer.learning_rate:1e-3,3e-3 --seeds=3 --out=out/rates
+  python -m tpugraphs_jax.sweep --config=layout.py:xla-random,full \
+      --config=layout.py:xla-random,gst_ed --seeds=3 --out=out/segments
 
 Each run is a process of `run_tile.py` or `run_layout.py`, with a working folder below `--out`.
 The same command again continues interrupted runs and skips finished ones. `runs.csv` has a row per
@@ -13,16 +15,19 @@ Flags of Apache Beam after `--` run the sweep on a cluster:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
+import datetime
 import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
-from typing import Any
+from typing import Any, IO
 
 from etils import epath
 
@@ -38,6 +43,7 @@ _VALUE = r"""(?:[^,'"(\[]|'[^']*'|"[^"]*"|\([^()]*\)|\[[^\[\]]*\])+"""
 _SETTINGS = "sweep.json"
 _ROWS = "runs.csv"
 _LOG = "log.txt"
+_HEAD = "--- "  # begins the first line of each process in `log.txt`
 _METRICS = ("kendaltau_mean", "slowdown1_mean")  # in the last line of a run
 
 
@@ -49,7 +55,7 @@ class SweepRun:
     name: its folder below `out`.
     out: folder of the sweep.
     command: without `--workdir` and `--resume`.
-    point: fields of the grid with their values.
+    point: fields of the grid with their values; of a sweep with several configs also `config`.
     seed: of the run.
   """
 
@@ -104,40 +110,67 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def runs_of(
-  command: Sequence[str], out: str, grid: dict[str, list[str]], seeds: Sequence[int]
+  commands: Mapping[str, Sequence[str]],
+  out: str,
+  grid: dict[str, list[str]],
+  seeds: Sequence[int],
 ) -> list[SweepRun]:
-  """The runs of a sweep: every point of the grid with every seed, seeds innermost."""
+  """The runs of a sweep: every config at every point of the grid with every seed.
+
+  Args:
+    commands: the command of each value of `--config`.
+    out: folder of the sweep.
+    grid: values by field.
+    seeds: of each point.
+  """
   shorts = [field.rpartition(".")[2] for field in grid]
   names = [short if shorts.count(short) == 1 else field for short, field in zip(shorts, grid)]
   runs = []
-  for values in itertools.product(*grid.values()):
-    parts = (f"{name}={value}" for name, value in zip(names, values))
-    folder = ",".join(re.sub(r"[^\w.+=-]+", "_", part) for part in parts) or "base"
+  for config, *values in itertools.product(commands, *grid.values()):
+    parts = [f"{name}={value}" for name, value in zip(names, values)]
     point = tuple(zip(grid, values))
     flags = tuple(f"--config.{field}={value}" for field, value in point)
+    if len(commands) > 1:
+      parts, point = [_short(config, commands), *parts], (("config", config), *point)
+    folder = ",".join(re.sub(r"[^\w.,+=-]+", "_", part) for part in parts) or "base"
     runs += [
       SweepRun(
-        f"{folder}/seed_{seed}", out, (*command, *flags, f"--config.seed={seed}"), point, seed
+        f"{folder}/seed_{seed}",
+        out,
+        (*commands[config], *flags, f"--config.seed={seed}"),
+        point,
+        seed,
       )
       for seed in seeds
     ]
   if len({run.name for run in runs}) < len(runs):
     raise ValueError(
-      "two points of --grid have the same name: give values that differ in letters, "
+      "two configs or points of --grid have the same name: give values that differ in letters, "
       "digits, '.', '+' or '-'"
     )
   return runs
 
 
+def _short(config: str, configs: Iterable[str]) -> str:
+  """The variant of a value of `--config`, unless two files have one of that name."""
+  variants = [value.rpartition(":")[2] for value in configs]
+  variant = config.rpartition(":")[2]
+  return variant if variants.count(variant) == 1 else config
+
+
 def do(run: SweepRun) -> None:
-  """Begins or continues a run; its output goes to `log.txt` in its folder."""
+  """Begins or continues a run; its output is appended to `log.txt` in its folder."""
   if run.is_done:
     return
   run.folder.mkdir(parents=True, exist_ok=True)
   is_begun = (run.folder / "checkpoints").exists()
   console.say(f"{run.name}: {'goes on' if is_begun else 'begins'}")
   resume = ["--resume"] * is_begun
-  with tempfile.TemporaryFile() as log:  # a file in a bucket cannot grow
+  with _log(run.folder / _LOG) as log:
+    log.write(
+      f"{_HEAD}{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {shlex.join(run.command)}\n".encode()
+    )
+    log.flush()
     process = subprocess.Popen(
       [*run.command, f"--workdir={run.folder}", *resume],
       stdout=log,
@@ -151,10 +184,6 @@ def do(run: SweepRun) -> None:
         process.terminate()
       process.wait()  # the run saves a checkpoint
       raise
-    finally:
-      log.seek(0)
-      output = log.read().decode(errors="replace")
-      (run.folder / _LOG).write_text(output)
   metrics = run.means
   figures = "".join(
     f", {name} {metrics[name]:.4f}" for name in _METRICS if metrics.get(name) is not None
@@ -162,16 +191,35 @@ def do(run: SweepRun) -> None:
   console.say(
     f"{run.name}: "
     + (
-      f"ended with status {process.returncode}: {_complaint(output)}"
+      f"ended with status {process.returncode}: {_complaint(run.folder / _LOG)}"
       if process.returncode
       else f"done{figures}"
     )
   )
 
 
-def _complaint(output: str) -> str:
-  """The last line that begins with `error: `, else the last line."""
-  lines = output.splitlines() or ["no output"]
+@contextlib.contextmanager
+def _log(path: epath.Path) -> Iterator[IO[bytes]]:
+  """A file for the output of a process, behind the output of earlier ones.
+
+  It grows while the process runs; in a bucket, where no file can grow, it is written at the end.
+  """
+  if not files.is_remote(path):
+    with open(path, "ab") as log:
+      yield log
+    return
+  with tempfile.TemporaryFile() as log:
+    try:
+      yield log
+    finally:
+      log.seek(0)
+      path.write_bytes((path.read_bytes() if path.exists() else b"") + log.read())
+
+
+def _complaint(path: epath.Path) -> str:
+  """The last line of the last process that begins with `error: `, else the last line."""
+  *_, output = path.read_bytes().decode(errors="replace").rpartition(f"\n{_HEAD}")
+  lines = output.splitlines()[1:] or ["no output"]
   return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
 
 
@@ -181,7 +229,7 @@ def row_of(run: SweepRun) -> dict[str, Any]:
   training, state = summary.get("training", {}), "done"
   if not run.is_done:
     log = run.folder / _LOG
-    state = _complaint(log.read_text()) if log.exists() else "not begun"
+    state = _complaint(log) if log.exists() else "not begun"
   return {
     "run": run.name,
     **dict(run.point),
@@ -217,24 +265,22 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
     file.write(json.dumps(settings, indent=2) + "\n")
 
 
-def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
-  """The command of all runs with the flags that they have in common.
+def _command_of(args: argparse.Namespace, value: str, fields: Sequence[str]) -> list[str]:
+  """The command of all runs of a value of `--config` with the flags that they have in common.
 
   Raises:
     ValueError, FileNotFoundError: there is no such config or field.
   """
-  if not args.config.partition(":")[0].endswith(".py"):
-    raise ValueError(
-      f"--config={args.config}, expected FILE.py:VARIANT such as tile.py:recommended"
-    )
-  place = configs.resolve(args.config, "")
+  if not value.partition(":")[0].endswith(".py"):
+    raise ValueError(f"--config={value}, expected FILE.py:VARIANT such as tile.py:recommended")
+  place = configs.resolve(value, "")
   config = configs.load(place)
   schema.check_task(config)
   names = configs.fields_of(config)
   for field in fields:
     if field not in names:
       raise ValueError(
-        f"--grid names {field!r}, and the config has no such field: "
+        f"--grid names {field!r}, and the config {value} has no such field: "
         f"{options.nearest(field, names)}--print_config of the command lists them"
       )
   kind = schema.kind_of(config)
@@ -262,7 +308,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     description=__doc__,
     allow_abbrev=False,
   )
-  parser.add_argument("--config", required=True, help="FILE.py:VARIANT, as in the commands")
+  parser.add_argument(
+    "--config",
+    action="append",
+    required=True,
+    help="FILE.py:VARIANT, as in the commands; several --config run all of them",
+  )
   parser.add_argument(
     "--grid",
     action="append",
@@ -282,6 +333,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
       f"unknown argument {wrong}; fields are --config.FIELD=VALUE, and Beam's own flags "
       "come after --"
     )
+  if len(set(args.config)) < len(args.config):
+    parser.error("the same --config twice: give each once, and --seeds for several runs of it")
   for name in ("seeds", "jobs"):
     if getattr(args, name) < 1:
       parser.error(f"--{name}={getattr(args, name)}, expected at least 1")
@@ -298,12 +351,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; 0 where every run is done."""
   args = _parse(sys.argv[1:] if argv is None else argv)
   grid = grid_of(args.grid)
-  command = _command_of(args, list(grid))
-  runs = runs_of(command, args.out, grid, range(args.seeds))
+  commands = {value: _command_of(args, value, list(grid)) for value in args.config}
+  runs = runs_of(commands, args.out, grid, range(args.seeds))
   _check_settings(
     args.out,
     {
-      "config": args.config,
+      "config": " ".join(args.config),
       "fields": sorted(args.fields),
       "data_root": args.data_root,
       "synthetic": args.synthetic,
