@@ -29,6 +29,16 @@ def several(tmp_path):
   return runs.read_all(several_runs(tmp_path))
 
 
+def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path):
+  several_runs(tmp_path)
+  (tmp_path / "c" / "0").mkdir(parents=True)  # not begun
+  one = runs.read_all([tmp_path])
+  assert [run.name for run in one] == [f"{name}/{seed}" for name in "ab" for seed in range(3)]
+  assert len(runs.read_all([tmp_path, tmp_path / "b" / "1"])) == 6
+  with pytest.raises(FileNotFoundError, match="config.json is missing"):
+    runs.read_all([tmp_path / "c"])
+
+
 def test_each_metric_has_one_name_and_one_definition(tmp_path):
   run = runs.read(write_run(tmp_path / "run", quality=0.6, sizes=(3, 8, 40)))
   pairs = [metrics.ordered_pairs(graph.scores, graph.runtime_ns) for graph in run.judged]

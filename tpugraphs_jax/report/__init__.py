@@ -25,7 +25,7 @@ def write(
   """Writes the page of one or several runs.
 
   Args:
-    folders: working folders.
+    folders: working folders of runs or of sweeps.
     out: the HTML file.
     graph: whose predicted ranks and ranks by label are shown; the median one by Kendall tau if not
       given.

@@ -2,6 +2,7 @@
 
 python -m tpugraphs_jax.report out/tile
 python -m tpugraphs_jax.report out/listmle out/mse --out=out/both.html
+python -m tpugraphs_jax.report out/rates       (a sweep: all of its runs)
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument("runs", nargs="+", metavar="RUN", help="working folder of a run")
+  parser.add_argument(
+    "runs", nargs="+", metavar="RUN", help="working folder of a run, or of a sweep"
+  )
   parser.add_argument(
     "--out",
     help="the page (default: report.html in the folder of the run, of "

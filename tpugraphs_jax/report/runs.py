@@ -443,9 +443,13 @@ def differences(groups: Sequence[Group]) -> list[list[str]]:
 def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
   """The runs of working folders, with as much of each path as tells them apart.
 
+  Args:
+    folders: of runs, or of sweeps, whose runs are all read.
+
   Raises:
     FileNotFoundError, ValueError: as `read`.
   """
+  folders = list(dict.fromkeys(place for folder in folders for place in _runs_in(folder)))
   paths = [
     Path(
       os.fspath(folder).replace("://", "/")
@@ -463,6 +467,15 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
     )
     for folder, path in zip(folders, paths)
   ]
+
+
+def _runs_in(folder: str | os.PathLike[str]) -> list[str]:
+  """The folder of a run, or the folders of a sweep's runs that have begun (`POINT/seed_N`)."""
+  local = files.fetch(folder)
+  if (local / "config.json").exists():
+    return [os.fspath(folder)]
+  runs = [path.parent.relative_to(local) for path in local.glob("*/*/config.json")]
+  return [files.join(folder, *run.parts) for run in sorted(runs)] or [os.fspath(folder)]
 
 
 _ABOUT = {
