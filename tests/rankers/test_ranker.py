@@ -293,6 +293,10 @@ def test_the_file_holds_the_best_checkpoint(kind, jobs):
   workdir = jobs.workdir(f"{kind}_whole")
   found, best = model_file.read_file(workdir / model_file.MODEL_FILE), model_file.read(workdir)
   assert found.about["step"] == best.about["step"]
+  config, collection = model_file.config_of(workdir), Ranker.load(workdir).collection
+  files = npz.split_files(config["data_root"], collection.name, "train")
+  assert 0 < len(found.about["training_graphs"]) <= len(files)
+  assert set(found.about["training_graphs"]) <= {file.stem for file in files}
   assert found.about["valid_sample"]["opa_pooled"] > 0 and "jax" in found.about["versions"]
   assert json.dumps(found.config, default=list)
   assert "data_root" not in found.config

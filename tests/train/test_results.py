@@ -70,3 +70,15 @@ def test_graphs_with_ties_at_the_top_of_their_ranking_are_named(tmp_path, caplog
   ranker = types.SimpleNamespace(scores=lambda graphs, progress: [np.zeros(8), np.arange(8.0)])
   results.predict(data, "", ranker, tmp_path)
   assert "tied_graph" in caplog.text and "clear_graph" not in caplog.text
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_graphs_on_which_a_judged_model_was_trained_are_named(count, caplog):
+  ranker = lambda names: types.SimpleNamespace(about={"training_graphs": names} if names else {})
+  graphs = [types.SimpleNamespace(name=name) for name in ("seen", "new")]
+  results._warn_of_training([ranker([])] * count, graphs)
+  assert not caplog.text
+  results._warn_of_training([ranker(["other", "seen"]), ranker(["other"])][:count], graphs)
+  (said,) = caplog.messages
+  assert said.startswith("1 of 2 judged graphs") and said.endswith(": seen")
+  assert ("ensemble" in said) == (count == 2)

@@ -39,7 +39,7 @@ _CARD = {
   "format": int,
   "checksum": str,
   "transforms": {},
-  "about": {"labels": {"target": (str, type(None))}},
+  "about": {"labels": {"target": (str, type(None))}, "training_graphs": [str]},
 }
 
 

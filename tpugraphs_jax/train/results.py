@@ -230,6 +230,7 @@ def evaluate(job: Job, workdir: Path, *, split: str = "") -> dict[str, float]:
   graphs, ids = _to_judge(job, split)
   if not graphs:
     return {}
+  _warn_of_training([ranker], graphs)
   graphs = job.prepare(graphs)  # frees the raw graphs
   scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
   return _write_evaluation(
@@ -256,6 +257,7 @@ def evaluate_together(
   graphs, ids = _to_judge(job, split)
   if not graphs:
     return {}
+  _warn_of_training(ensemble.rankers, graphs)
   scores = ensemble.scores(graphs, ids, progress=True)
   graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]
   begin_summary(job.config, workdir, job.data.collection)
@@ -295,6 +297,20 @@ def _to_judge(job: Job, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
       f"{job.data.collection.name}: no labelled graph in the validation split; nothing to score"
     )
   return graphs, [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
+
+
+def _warn_of_training(rankers: Sequence[Ranker], graphs: Sequence[OpGraph]) -> None:
+  """Warns of judged graphs on which one of the rankers was trained, as far as models say it."""
+  trained = {name for ranker in rankers for name in ranker.about.get("training_graphs", ())}
+  if both := [graph.name for graph in graphs if graph.name in trained]:
+    logging.warning(
+      "%d of %d judged graphs are training graphs of the model%s, so that the figures are better "
+      "than on new graphs: %s",
+      len(both),
+      len(graphs),
+      " or of one in the ensemble" * (len(rankers) > 1),
+      ", ".join(both[:5]) + ", ..." * (len(both) > 5),
+    )
 
 
 def _write_evaluation(

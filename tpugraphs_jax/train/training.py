@@ -150,7 +150,7 @@ def _train_stages(
   train = functools.partial(
     train_stage, job, valid=valid, resume=resume, files=job_lib.digests(workdir)
   )
-  write = _model_writer(job, workdir)
+  write = _model_writer(job, workdir, [graph.name for graph in graphs])
   if not head_epochs:
     return train(stage, family.scorer(), folder=workdir, on_best=write)
   params = train(stage, family.scorer(), folder=workdir).state.eval_params
@@ -214,12 +214,23 @@ def train_stage(
   )
 
 
-def _model_writer(job: Job, workdir: Path) -> loop.OnBest:
-  """A function that writes `model.npz`, called with the best parameters so far."""
+def _model_writer(job: Job, workdir: Path, names: Sequence[str]) -> loop.OnBest:
+  """A function that writes `model.npz` with the best parameters so far.
+
+  Args:
+    job: with fitted transforms.
+    workdir: for the file.
+    names: of the training graphs.
+  """
 
   def write(params: optax.Params, step: int, metrics: dict[str, float]) -> None:
     if parallel.is_primary():
-      about = {"step": step, metrics_lib.SAMPLE: metrics, "versions": log.versions()}
+      about = {
+        "step": step,
+        metrics_lib.SAMPLE: metrics,
+        "versions": log.versions(),
+        "training_graphs": list(names),
+      }
       job.ranker.save(workdir / model_file.MODEL_FILE, params, about)
 
   return write
