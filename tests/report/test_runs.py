@@ -118,6 +118,11 @@ def test_the_first_is_compared_with_the_others_graph_by_graph(several):
   change = [one[name] - two[name] for name in NAMES]
   assert (lead.other, lead.graphs) == (second.name, 6)
   assert lead.gain == pytest.approx(np.mean(change))
+  gains = [
+    one.means["kendaltau_mean"] - two.means["kendaltau_mean"]
+    for one, two in zip(first.runs, second.runs)
+  ]
+  assert lead.spread == pytest.approx(np.std(gains, ddof=1))
   assert all(c > 0 for c in change) and lead.better == 6 and lead.p_value == pytest.approx(2 / 2**6)
   (same,) = runs.leads([first, first])
   assert (same.gain, same.better) == (0, 0) and np.isnan(same.p_value)
@@ -149,6 +154,24 @@ def test_a_verdict_says_who_is_first_and_the_lowest_graph(several):
   assert f"lowest Kendall tau is {taus[name]:.3f}, of {name}" in text and "p = 0.031" in text
 
 
+@pytest.mark.parametrize(
+  "seeds, is_paired",
+  [((0, 1, 2), True), ((5, 6, 7), False)],
+)
+def test_configs_within_the_spread_over_seeds_are_level(seeds, is_paired, tmp_path):
+  order = {1.0: [0, 1, 2, 3, 4], 0.6: [1, 0, 2, 4, 3], 0.4: [2, 1, 0, 3, 4]}
+  for name, taus, seeds_of in (("a", (1.0, 0.6, 1.0), (0, 1, 2)), ("b", (0.6, 1.0, 0.4), seeds)):
+    for tau, seed in zip(taus, seeds_of):
+      run = write_run(tmp_path / name / str(seed), seed=seed, rate=ord(name), sizes=(5,))
+      write_scores(run, ["g"], [np.arange(10, 15)], [np.array(order[tau])])
+  (comparison,) = runs.comparisons(runs.read_all([tmp_path]))
+  (lead,) = runs.leads(comparison.groups)
+  a, b = np.array([1.0, 0.6, 1.0]), np.array([0.6, 1.0, 0.4])
+  spread = np.std(a - b, ddof=1) if is_paired else np.hypot(a.std(ddof=1), b.std(ddof=1))
+  assert lead.gain == pytest.approx(0.2) and lead.spread == pytest.approx(spread)
+  assert "are level: Kendall tau 0.867" in comparison.verdict[0]
+
+
 def test_a_model_that_collapses_on_a_graph_is_not_first(tmp_path):
   up, down, flat = np.arange(8), np.arange(8)[[1, 0, 3, 2, 5, 4, 7, 6]], np.zeros(8)
   for name, scores in (("collapsed", [up, flat, flat]), ("fair", [down, down, flat])):
@@ -158,16 +181,19 @@ def test_a_model_that_collapses_on_a_graph_is_not_first(tmp_path):
   (comparison,) = runs.comparisons(found)
   assert [group.name for group in comparison.groups] == ["fair", "collapsed"]
   assert comparison.verdict[0].startswith(
-    "fair is first: Kendall tau 0.714, mean of 2 of 3 graphs; c has no order, 0.214 above collapsed"
+    "fair is ahead: Kendall tau 0.714, mean of 2 of 3 graphs; c has no order, 0.214 above collapsed"
   )
   (lead,) = runs.leads(comparison.groups)
   assert (lead.graphs, lead.better) == (2, 1)
   assert runs.groups_of(found[:1])[0].taus == pytest.approx({"a": 1, "b": 0})
 
 
+@pytest.mark.parametrize("collection", ["tile:xla", "layout:xla:random"])
 @pytest.mark.parametrize("scores, is_behind", [([5, 4, 3, 2, 1, 0], True), (range(6), False)])
-def test_a_verdict_says_where_choices_are_behind_random_ones(scores, is_behind, tmp_path):
-  folder = write_run(tmp_path / "run", sizes=(6,))
+def test_a_verdict_says_where_choices_are_behind_random_ones(
+  scores, is_behind, collection, tmp_path
+):
+  folder = write_run(tmp_path / "run", sizes=(6,), collection=collection)
   write_scores(folder, ["a"], [np.arange(10, 16)], [np.array(scores)])
   (comparison,) = runs.comparisons([runs.read(folder)])
   expected = "the best of 5 is 10 % slower, of 5 random ones 1.7 %"  # 11 / 10, and 1 in 6 misses 10
@@ -189,13 +215,14 @@ def test_choices_in_the_order_of_tune_begin_with_the_compilers_own(tmp_path):
     seen.add(score)
     sets.add(changed)
   order += later + equal
-  assert set(judged.tune_slowdowns) == {1, 2, 5, 10}
+  assert set(judged.tune_slowdowns) == {1, 2, 5, 8, 10}
   for k, slowdown in judged.tune_slowdowns.items():
     assert slowdown == pytest.approx(label[order[:k]].min() / label.min() - 1)
   (comparison,) = runs.comparisons([run])
   tuned = comparison.references["run, in the order of tune"]
   assert tuned["slowdown5_mean"] == judged.tune_slowdowns[5]
-  assert "In the order in which tune takes them, the best of 5" in comparison.verdict[-1]
+  percent = [f"{k} labels {runs._percent(judged.tune_slowdowns[k])}" for k in (5, 8)]
+  assert all(text in comparison.verdict[-1] for text in percent)
   move(folder, tmp_path / "nowhere")
   assert not runs.read(folder).judged[0].tune_slowdowns
 

@@ -97,13 +97,21 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
     "best": first.summary.get("training", {}).get("best", {}) if first.fold is None else {},
     "results": _results(comparison),
     "leads": _table(
-      ["config", "graphs", "first better on", "Kendall tau below the first", "p"],
+      [
+        "config",
+        "graphs",
+        "first better on",
+        "Kendall tau below the first",
+        "spread over seeds",
+        "p",
+      ],
       [
         [
           lead.other,
           lead.graphs,
           lead.better,
           lead.gain,
+          lead.spread,
           "too few graphs" if math.isnan(lead.p_value) else lead.p_value,
         ]
         for lead in runs_lib.leads(groups)

@@ -28,6 +28,7 @@ OWN_FIRST = "the compiler's own choice, then a random order"
 KS = (1, 2, 5, 10, 20, 50, 100)
 TAU = "kendaltau_mean"
 FEWEST_TESTED = 6  # graphs with which a signed-rank test can have p < 0.05
+_LABELS = (5, 8)  # labels of `tune` in a verdict
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,7 +58,7 @@ class ValidationGraph(evaluation.GraphScores):
       return {}
     order = orders.spread(np.argsort(self.scores, kind="stable"), self.scores, self.changed)
     places = np.argsort(order)  # as scores
-    return metrics.top_k_slowdown(places, self.label, list(self.slowdowns))
+    return metrics.top_k_slowdown(places, self.label, [*self.slowdowns, *_LABELS])
 
   def own_first_slowdowns(self, ks: Sequence[int]) -> dict[int, float]:
     """Expected slowdown of the compiler's own choice and k - 1 random others, by k."""
@@ -287,6 +288,7 @@ class Lead(NamedTuple):
     graphs: those with an order, in both.
     gain: Kendall tau of the first less that of the other, mean over graphs.
     better: graphs on which the first has the larger Kendall tau.
+    spread: standard deviation (n - 1) over seeds of the gain; NaN if either has a single seed.
     p_value: of the Wilcoxon signed-rank test that pairs graphs; NaN with fewer than
       `FEWEST_TESTED` graphs that differ.
   """
@@ -295,6 +297,7 @@ class Lead(NamedTuple):
   graphs: int
   gain: float
   better: int
+  spread: float
   p_value: float
 
 
@@ -313,10 +316,20 @@ def leads(groups: Sequence[Group]) -> list[Lead]:
         len(change),
         metrics.mean(change),
         int((change > 0).sum()),
+        _spread_of_gain(first, other),
         float(stats.wilcoxon(change).pvalue) if is_tested else math.nan,
       )
     )
   return rows
+
+
+def _spread_of_gain(first: Group, other: Group) -> float:
+  """The spread over seeds of the difference in Kendall tau, of pairs of equal seeds where known."""
+  one, two = ({run.seed: run.means.get(TAU, math.nan) for run in g.runs} for g in (first, other))
+  gains = [one[seed] - two[seed] for seed in sorted(one.keys() & two.keys())]
+  if len(gains) > 1:
+    return float(np.std(gains, ddof=1))
+  return math.hypot(first.spread(TAU)[1], other.spread(TAU)[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -353,19 +366,9 @@ class Comparison:
     tau = f"Kendall tau {first.spread(TAU)[0]:.3f}, {graphs}"
     if first.folds:
       tau += f" in the test folds {', '.join(map(str, first.folds))}"
+    sentences = [f"{first.name}: {tau} (1 is the right order, 0 a random one)."]
     if others:
-      lead = leads(self.groups)[0]
-      test = (
-        "too few graphs for a test"
-        if math.isnan(lead.p_value)
-        else f"p = {lead.p_value:.2g}, Wilcoxon signed rank"
-      )
-      sentences = [
-        f"{first.name} is first: {tau}, {lead.gain:.3f} above {lead.other} and better "
-        f"on {lead.better} of {lead.graphs} ({test})."
-      ]
-    else:
-      sentences = [f"{first.name}: {tau} (1 is the right order, 0 a random one)."]
+      sentences = [self._lead(tau)]
     sentences.append(self._first_choices())
     if first.taus:
       name = min(first.taus, key=first.taus.get)
@@ -375,6 +378,30 @@ class Comparison:
         f"choice is {_percent(slowdown)} slower than the fastest."
       )
     return sentences + self._best_of_several()
+
+  def _lead(self, tau: str) -> str:
+    """Whether the first group is ahead of the second by more than the spread over seeds."""
+    first, lead = self.groups[0].name, leads(self.groups)[0]
+    test = (
+      "too few graphs for a test"
+      if math.isnan(lead.p_value)
+      else f"p = {lead.p_value:.2g}, Wilcoxon signed rank"
+    )
+    by_graph = f"better on {lead.better} of {lead.graphs} ({test})"
+    if math.isnan(lead.spread):
+      return (
+        f"{first} is ahead: {tau}, {lead.gain:.3f} above {lead.other} and {by_graph}. "
+        "Without several seeds of each, this may be chance."
+      )
+    if lead.gain > lead.spread:
+      return (
+        f"{first} is first: {tau}, {lead.gain:.3f} above {lead.other}, more than the spread over "
+        f"seeds ({lead.spread:.3f}), and {by_graph}."
+      )
+    return (
+      f"{first} and {lead.other} are level: {tau}, {lead.gain:.3f} above {lead.other}, within the "
+      f"spread over seeds ({lead.spread:.3f}), and {by_graph}."
+    )
 
   def _first_choices(self) -> str:
     """The slowdown of first choices, beside those of others."""
@@ -392,23 +419,29 @@ class Comparison:
 
   def _best_of_several(self) -> list[str]:
     """Says where several choices are behind random ones, and how good those of `tune` are."""
-    first, random, sentences = self.groups[0], self.references[RANDOM], []
-    ks = [k for k in self.runs[0].ks if k > 1]
-    worse = [
-      f"the best of {k} is {_percent(first.means[name])} slower, of {k} random ones "
-      f"{_percent(random[name])}"
-      for k in ks
-      if first.means[name := f"slowdown{k}_mean"] > random[name]
-    ]
+    first, judged, sentences, worse = self.groups[0], self.runs[0].judged, [], []
+    most = max(len(graph.scores) for graph in judged)
+    for k in sorted({5, *self.runs[0].ks} - {1}):
+      own = metrics.mean(graph.slowdowns.get(k, 0.0) for graph in first.judged)
+      random = metrics.mean(metrics.random_slowdown(graph.label, [k])[k] for graph in judged)
+      if k < most and own > random:
+        worse.append(
+          f"the best of {k} is {_percent(own)} slower, of {k} random ones {_percent(random)}"
+        )
     if worse:
       sentences.append(f"Its first choices are behind random ones: {'; '.join(worse)}.")
-    if ks and tune_name(first) in self.references:
-      by_tune, at_random = (
-        self.references[name][f"slowdown{ks[0]}_mean"] for name in (tune_name(first), OWN_FIRST)
-      )
+    if all(graph.tune_slowdowns for graph in first.judged):
+      found = [
+        f"{k} labels {_percent(metrics.mean(graph.tune_slowdowns[k] for graph in first.judged))}"
+        for k in _LABELS
+      ]
+      random = [
+        _percent(metrics.mean(graph.own_first_slowdowns([k])[k] for graph in judged))
+        for k in _LABELS
+      ]
       sentences.append(
-        f"In the order in which tune takes them, the best of {ks[0]} is "
-        f"{_percent(by_tune)} slower ({OWN_FIRST}: {_percent(at_random)})."
+        f"tune would have found: with {found[0]} slower than the fastest, with {found[1]} "
+        f"({OWN_FIRST}: {' and '.join(random)})."
       )
     return sentences
 
