@@ -212,6 +212,27 @@ def test_layout_scores_equal_one_graph_and_one_configuration_at_a_time():
   assert all((a != b).any() for a, b in zip(whole, of_blocks))
 
 
+@pytest.mark.parametrize("free, largest", [(1 << 40, 4), (1, 1), (None, 2)])
+def test_a_call_takes_as_many_configurations_as_the_free_memory_holds(monkeypatch, free, largest):
+  graphs = tile_graphs([(9, 20, 7), (3, 0, 1)])
+  taken = []
+
+  def assemble(slots, budget, *, graphs, configs):
+    taken.append(configs)
+    return assemble_tile(slots, budget, graphs=graphs, configs=configs)
+
+  model = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
+  params, step = params_of(model, graphs, assemble_tile), scorer_lib.network_step(model)
+  if free is None:  # the program of four configurations takes 1.5 times as much
+    monkeypatch.setattr(parallel, "memory_of", lambda *args: 1500)
+    free = 1000
+  monkeypatch.setattr(parallel, "free_memory", lambda: free)
+  encoder = scorer_lib.Encoder(step, assemble, graphs=2, configs=4)
+  found = scores_of(encoder, params, graphs)
+  assert taken[-1] == largest
+  assert_close_lists(found, one_by_one(model, params, graphs, assemble_tile))
+
+
 class SlateMean(base.Network):
   compares_configs = True
 

@@ -308,6 +308,20 @@ def explaining_memory(advice: str) -> Iterator[None]:
     raise ValueError(f"{str(error).splitlines()[0].rstrip('.')}; {advice}") from error
 
 
+def free_memory() -> int:
+  """Bytes that each local device can still take; devices of the CPU share the machine's memory."""
+  stats = [device.memory_stats() for device in jax.local_devices()]
+  if not all(stats):
+    return machine.available() // len(stats)
+  return min(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
+
+
+def memory_of(step: Callable[..., Any], *args: Any) -> int:
+  """Bytes that a mapped function takes on each device, with its arguments; compiles it."""
+  sizes = step.lower(*args).compile().memory_analysis()
+  return sizes.temp_size_in_bytes + sizes.argument_size_in_bytes + sizes.output_size_in_bytes
+
+
 def barrier(name: str) -> None:
   """Waits until every process has come here."""
   if process_count() > 1:

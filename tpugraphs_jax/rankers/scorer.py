@@ -27,8 +27,13 @@ from tpugraphs_jax.graph import distinct_rows
 from tpugraphs_jax.infra import console, parallel
 from tpugraphs_jax.options import option, Options
 
+_FEWER = "; a run takes less with a smaller eval.graphs"
 # More padding than this share of a batch is worth another compilation.
 _PADDING = 0.25
+# No program takes more for a row (node, edge or entry of a table) and configuration. XLA tells the
+# memory of a program that may exceed the free memory by this bound.
+_MOST_ROW_BYTES = 1 << 12
+_FREE = 0.8  # share of the free memory that a program of fewer configurations may take
 
 
 def network_step(
@@ -135,6 +140,7 @@ class Encoder:
     self._graphs, self._configs, self._max_budgets = graphs, configs, max_budgets
     self._pieces = pieces or (lambda graph: (graph,))
     self._budgets = Budgets()
+    self._needed: dict[tuple[int, ...], int] = {}  # bytes of programs, by budget
 
   def run(
     self,
@@ -174,10 +180,11 @@ class Encoder:
     pieces = [list(self._pieces(graph)) for graph in graphs]
     nodes = [sum(piece.sizes["nodes"] for piece in parts) for parts in pieces]
     by_size = sorted(range(len(graphs)), key=lambda i: (nodes[i], i))
-    units = [unit for i in by_size for unit in self._units(i, pieces[i], config_ids[i])]
+    configs = self._fitting_configs(params, pieces, blocks)
+    units = [unit for i in by_size for unit in self._units(i, pieces[i], config_ids[i], configs)]
     left = np.bincount([unit.graph for unit in units], minlength=len(graphs))
     outputs: dict[int, Any] = {}
-    for unit, output in self._outputs(params, pieces, units, blocks, progress):
+    for unit, output in self._outputs(params, pieces, units, blocks, configs, progress):
       number = unit.graph
       outputs[number] = self._add(outputs.get(number), unit, output, len(config_ids[number]))
       left[number] -= 1
@@ -186,16 +193,41 @@ class Encoder:
     for number in (i for i, ids in enumerate(config_ids) if self._configs and not len(ids)):
       yield number, np.zeros(0, np.float32)
 
-  def _units(self, number: int, pieces: Sequence[PreparedGraph], ids: np.ndarray) -> list[Unit]:
+  def _units(
+    self, number: int, pieces: Sequence[PreparedGraph], ids: np.ndarray, configs: int
+  ) -> list[Unit]:
     if not self._configs:
       return [Unit(number, piece, 0, np.zeros(0, np.int64)) for piece in range(len(pieces))]
-    parts = chunks(ids, self._configs, even=self._even)
+    parts = chunks(ids, configs, even=self._even)
     starts = np.cumsum([0, *map(len, parts)])
     return [
       Unit(number, piece, int(start), part)
       for start, part in zip(starts, parts)
       for piece in range(len(pieces))
     ]
+
+  def _fitting_configs(self, params, pieces, blocks) -> int:
+    """Configurations per unit: `configs`, or fewer where free memory does not hold so many.
+
+    Slates of a network that compares configurations keep their size.
+    """
+    if not self._configs or self._even or not pieces:
+      return self._configs
+    free = min(parallel.gather_objects(parallel.free_memory()))
+    rows = lambda place: sum(pieces[place[0]][place[1]].sizes.values())
+    places = ((graph, piece) for graph, parts in enumerate(pieces) for piece in range(len(parts)))
+    graph, piece = max(places, key=rows)
+    if self._graphs * self._configs * rows((graph, piece)) * _MOST_ROW_BYTES <= free:
+      return self._configs
+    unit = Unit(graph, piece, 0, np.zeros(1, np.int64))
+    (budget,) = plan.choose_budgets([batching.total_sizes([pieces[graph][piece]] * self._graphs)])
+    key = tuple(budget.values())
+    if key not in self._needed:
+      batch = self._batch(pieces, [[unit] * self._graphs], budget, blocks, self._configs)
+      self._needed[key] = parallel.memory_of(self._step, parallel.replicate(params), batch)
+    if self._needed[key] <= free:
+      return self._configs
+    return max(1, int(self._configs * _FREE * free / self._needed[key]))
 
   def _add(self, total: Any, unit: Unit, output: Any, configs: int) -> Any:
     """Adds the output of a unit to the outputs of its graph."""
@@ -207,7 +239,7 @@ class Encoder:
     total[unit.start : unit.start + count] += output[:count]
     return total
 
-  def _outputs(self, params, pieces, units: list[Unit], blocks, progress):
+  def _outputs(self, params, pieces, units: list[Unit], blocks, configs, progress):
     """Every unit with its output, in the same order in all processes."""
     batches = _runs_of(units, self._graphs)
     groups = _runs_of(batches, parallel.local_device_count())
@@ -225,7 +257,8 @@ class Encoder:
       number, local = start + parallel.process_index(), None
       if number < len(groups):
         budget = budgets[plan.smallest_fit(sizes[number], budgets)]
-        local = self._run_group(replicated, pieces, groups[number], budget, blocks)
+        batch = self._batch(pieces, groups[number], budget, blocks, configs)
+        local = jax.tree.map(np.asarray, self._step(replicated, batch))
       for group, outputs in zip(groups[start:], parallel.gather_objects(local)):
         bar.update()
         for device, batch in enumerate(group):
@@ -233,7 +266,7 @@ class Encoder:
             yield unit, jax.tree.map(lambda leaf: leaf[device][place], outputs)
     bar.close()
 
-  def _run_group(self, params, pieces, group: list[list[Unit]], budget: Budget, blocks) -> Any:
+  def _batch(self, pieces, group: list[list[Unit]], budget: Budget, blocks, configs: int) -> Any:
     # In the last group, devices without a batch repeat the last one.
     padded = group + group[-1:] * (parallel.local_device_count() - len(group))
     slate = lambda unit: Slate(
@@ -243,15 +276,14 @@ class Encoder:
       unit.graph,
       blocks[unit.graph] if blocks else None,
     )
-    batch = parallel.stack_for_devices(
+    return parallel.stack_for_devices(
       [
         self._assemble(
-          [slate(unit) for unit in units], budget, graphs=self._graphs, configs=self._configs or 1
+          [slate(unit) for unit in units], budget, graphs=self._graphs, configs=configs or 1
         )
         for units in padded
       ]
     )
-    return jax.tree.map(np.asarray, self._step(params, batch))
 
 
 def _runs_of(items: list, count: int) -> list[list]:
@@ -330,9 +362,13 @@ class Scorer:
       config_ids = [np.arange(len(graph.configs)) for graph in graphs]
     if not len(graphs):
       return []
+    options = self._options
     with parallel.explaining_memory(
-      f"scoring takes less with a smaller eval.configs ({self._options.configs} now) or "
-      f"eval.graphs ({self._options.graphs} now)"
+      f"the model compares {options.configs} configurations of a graph (eval.configs of its run) "
+      "and takes no fewer at a time: rank where there is more memory"
+      if self._compares
+      else "scoring takes as few configurations at a time as free memory asks for: end other "
+      f"programs, or rank where there is more memory{_FEWER * (options.graphs > 1)}"
     ):
       if self._compares:
         orders = self._options.permutations if permutations is None else permutations
