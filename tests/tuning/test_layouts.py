@@ -7,7 +7,7 @@ import pytest
 
 import tpugraphs_jax
 from tpugraphs_jax import hlo
-from tpugraphs_jax.tuning import choosing, layouts
+from tpugraphs_jax.tuning import calls, choosing, layouts
 
 _ARGS = (jnp.ones((6, 16)), jnp.full((16, 12), 0.5), jnp.ones((12, 6)))
 
@@ -27,8 +27,7 @@ def file(tmp_path):
   change = layouts.Change(nodes[:1], "dot_general", ["step.py:7"], (1, 0), ((0, 1), (), ()), (7, 5))
   layouts.save(
     path,
-    step,
-    _ARGS,
+    calls.Call(step, _ARGS, {}),
     choices.choice(numbers),
     {"name": "step", "ratio": 0.9},
     layouts.Program(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried"),

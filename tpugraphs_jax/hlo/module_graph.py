@@ -97,6 +97,7 @@ def featurize(
   optimized: bool = False,
   target: str | None = None,
   edge_order: str = "sorted",
+  **kwargs: Any,
 ) -> HloGraph:
   """The graph of an HLO module.
 
@@ -104,7 +105,8 @@ def featurize(
     source: a serialized `HloModuleProto`, `HloProto` or `HloSnapshot`, HLO text, StableHLO as text
       or bytecode, or an artifact of `jax.export`: its bytes, text, or the path of a file, also one
       that gzip compressed; a `jax.stages.Lowered` or `Compiled`, or a function.
-    *args: the example arguments of a function, arrays or `jax.ShapeDtypeStruct`.
+    *args: the example arguments of a function, arrays or `jax.ShapeDtypeStruct`; whatever is no
+      array is part of the program.
     optimized: whether a function or a `Lowered` is compiled first, so that the
       graph is the compiler's result for this machine's backend, or the target's.
     target: a TPU generation, `v2`, `v3`, `v4`, `v5e`, `v5p` or `v6e`: a function
@@ -114,6 +116,7 @@ def featurize(
       None: the function as jax lowers it, before any compiler.
     edge_order: "sorted" by (consumer, producer), each pair once, or "insertion",
       where an instruction that calls a computation twice has two equal edges.
+    **kwargs: further keyword arguments are those of the function.
 
   Returns:
     A graph with `node_feat` [N, 140] float32, `node_opcode` [N] uint8 (0 for an
@@ -133,7 +136,7 @@ def featurize(
     >>> graph.node_feat.shape[1], len(graph.config_node)  # the dot can have layouts
     (140, 1)
   """
-  loaded = sources.load(source, *args, optimized=optimized, target=target)
+  loaded = sources.load(source, *args, optimized=optimized, target=target, kwargs=kwargs)
   module = proto.parse_module(loaded.data, where=loaded.where)
   result = featurize_module(
     module, where=loaded.where, name=loaded.name or module.name, edge_order=edge_order

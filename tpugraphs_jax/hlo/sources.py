@@ -6,7 +6,7 @@ jax is imported only for the sources that need it.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import importlib
 import os
@@ -41,7 +41,13 @@ class Loaded:
   stage: str = ""  # of compilation, where it is known
 
 
-def load(source: Any, *args: Any, optimized: bool = False, target: str | None = None) -> Loaded:
+def load(
+  source: Any,
+  *args: Any,
+  optimized: bool = False,
+  target: str | None = None,
+  kwargs: Mapping[str, Any] | None = None,
+) -> Loaded:
   """The serialized module of a source, as `featurize` describes it.
 
   Raises:
@@ -57,9 +63,9 @@ def load(source: Any, *args: Any, optimized: bool = False, target: str | None = 
     source = source.mlir_module_serialized
   is_function = callable(source) and not is_stage
   kind = type(source).__name__
-  if args and not is_function:
+  if (args or kwargs) and not is_function:
     raise ValueError(
-      f"{len(args)} arguments were given for a {kind}, which takes none; "
+      f"{len(args) + len(kwargs or {})} arguments were given for a {kind}, which takes none; "
       "pass a function to give it example arguments"
     )
   if optimized and not (is_function or is_stage):
@@ -73,7 +79,7 @@ def load(source: Any, *args: Any, optimized: bool = False, target: str | None = 
       "lowered already; pass a function with its example arguments"
     )
   if is_function:
-    return _function(source, args, optimized=optimized, target=target)
+    return _function(source, args, kwargs or {}, optimized=optimized, target=target)
   if isinstance(source, (bytes, bytearray, memoryview)):
     return _read(bytes(source), "HLO bytes")
   if isinstance(source, str) and _is_text(source):
@@ -203,20 +209,24 @@ def stem(path: Path) -> str:
 
 
 def _function(
-  function: Callable[..., Any], args: tuple, *, optimized: bool, target: str | None
+  function: Callable[..., Any],
+  args: tuple,
+  kwargs: Mapping[str, Any],
+  *,
+  optimized: bool,
+  target: str | None,
 ) -> Loaded:
   where = f"function {getattr(function, '__name__', type(function).__name__)}"
   if target is not None:
     tpu = importlib.import_module("tpugraphs_jax.tuning.tpu")  # stands above this package
     target = tpu.full_name(target)
-    program = tpu.compile_function(function, args, target, keep_stages=not optimized)
+    program = tpu.compile_function(function, args, target, kwargs=kwargs, keep_stages=not optimized)
     if optimized:
       return Loaded(program.module, where, stage=f"{OPTIMIZED} for {target}")
     return Loaded(program.before_layouts, where, stage=f"{BEFORE_LAYOUTS} for {target}")
-  import jax
-
-  jitted = function if hasattr(function, "lower") else jax.jit(function)
-  return _lowered(jitted.lower(*args), optimized=optimized, where=where)
+  calls = importlib.import_module("tpugraphs_jax.tuning.calls")  # stands above this package
+  call = calls.Call(function, args, kwargs)
+  return _lowered(call.lower(call.arrays), optimized=optimized, where=where)
 
 
 def _lowered(lowered: Any, *, optimized: bool, where: str) -> Loaded:

@@ -36,11 +36,13 @@ class Cache:
   def __init__(self, path: str | os.PathLike[str] | None, problem: Problem):
     self._path = Path(path) if path else None
     self._problem = problem
-    self._key = {
-      "program": problem.fingerprint(),
-      "label": problem.label.name,
-      **problem.label.versions(),
-    }
+    self._key: dict[str, str] = {}
+    if self._path:
+      self._key = {
+        "program": problem.fingerprint(),
+        "label": problem.label.name,
+        **problem.label.versions(),
+      }
     self._known: dict[Numbers, Raw | str] = {}
     self.raw: dict[Numbers, Raw] = {}
     self.errors: dict[Numbers, str] = {}

@@ -11,14 +11,17 @@ equal decide together and form a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import collections
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
 import re
 from typing import Any
 
+from absl import logging
 import jax
 from jax.experimental import layout as jax_layout
 from jax.extend import core, source_info_util
@@ -27,6 +30,7 @@ import numpy as np
 from tpugraphs_jax.columns import MAX_RANK
 from tpugraphs_jax.hlo import search
 from tpugraphs_jax.hlo.search import Dims
+from tpugraphs_jax.tuning.calls import Call
 
 # The orders of output and operands, minor to major; an empty one is left to the compiler.
 Orders = tuple[Dims, ...]
@@ -64,8 +68,8 @@ CALLS = (
   "custom_vjp_call",
   "custom_vjp_call_jaxpr",
 )
-# Primitives with hand-written kernels, whose inner programs XLA does not lay out.
-_SEALED = ("pallas_call", "tpu_custom_call")
+_MAPS = ("shard_map", "xla_pmap")  # primitives that run their programs on many devices
+_CONSTRAINTS = ("sharding_constraint", "reshard", "mesh_cast")  # of shardings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +103,9 @@ class Choices:
   """The groups of a program, each with its options."""
 
   groups: tuple[Group, ...]
+  # How many convolutions, dots and reshapes the compiler lays out alone, by the primitive that
+  # holds them.
+  left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   @property
   def options(self) -> np.ndarray:
@@ -137,38 +144,69 @@ def choices(
   on TPU v3, the orders of outputs explain over 99.99 % of the variance of the log run time.
 
   Args:
-    function: a function that jax can trace; one that `jax.jit`, `jax.grad` or
-      `jax.vmap` returned as well.
-    *args: its example arguments, arrays or `jax.ShapeDtypeStruct`; as `**kwargs`.
+    function: a function that jax can trace; one that `jax.jit`, `jax.grad`,
+      `jax.vmap` or `eqx.filter_jit` returned as well.
+    *args: its example arguments, arrays or `jax.ShapeDtypeStruct`; as `**kwargs`. Whatever is no
+      array is part of the program.
     operands: whether the orders of operands are chosen too.
 
   Raises:
-    ValueError: a convolution, dot or reshape is where its layouts cannot be chosen.
+    ValueError: a convolution, dot or reshape is inside `shard_map`.
   """
-  jaxpr = jax.make_jaxpr(function)(*args, **kwargs).jaxpr
+  jaxpr = Call(function, args, kwargs).trace()[0].jaxpr
   groups = dict.fromkeys(groups_of(jaxpr))
-  return Choices(tuple(group if operands else group.of_outputs() for group in groups))
+  return Choices(
+    tuple(group if operands else group.of_outputs() for group in groups), left_out(jaxpr)
+  )
 
 
 def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
   """The same function with layouts chosen; its outputs are equal up to rounding.
 
   Call the result under `jax.jit`, with arguments of the shapes that the choice was made
-  for; donate arguments there. Layouts are chosen inside scans, loops, branches, nested
-  jits and checkpoints too. The compiler chooses for equations that are in no group of the
-  choice, in the rules of custom derivatives, and in derivatives of the result: to choose
-  layouts for a gradient, apply a choice to the function that computes it.
+  for; donate arguments and name static ones there. Layouts are chosen inside scans, loops,
+  branches, nested jits and checkpoints too. The compiler chooses for equations that are in no
+  group of the choice, in the rules of custom derivatives, in linear solvers and other primitives
+  with programs of their own, and in derivatives of the result: to choose layouts for a gradient,
+  apply a choice to the function that computes it.
   """
 
   def chosen(*args: Any, **kwargs: Any) -> Any:
-    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
-    outputs = _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves((args, kwargs)), choice)
-    return jax.tree.unflatten(
-      jax.tree.structure(shapes), _behind_barriers(jaxpr.jaxpr, outputs, choice)
-    )
+    call = Call(function, args, kwargs)
+    jaxpr, outputs_of = call.trace()
+    outputs = _evaluate(jaxpr, call.arrays, functools.partial(_bind, choice=choice))
+    return outputs_of(_behind_barriers(jaxpr.jaxpr, outputs, choice))
 
   chosen.__name__ = getattr(function, "__name__", "chosen")
   return chosen
+
+
+def for_one_device(call: Call) -> Call:
+  """A call without mesh and constraints on shardings, of which a warning tells.
+
+  Raises:
+    ValueError: it maps over devices.
+  """
+  jaxpr, _ = call.trace()
+  if mapped := set(primitives(jaxpr.jaxpr)).intersection(_MAPS):
+    raise ValueError(
+      f"{call.__name__} has {min(mapped)}, and a target is one device: call the function that it "
+      "maps, with the shapes of one device"
+    )
+  is_constrained = _has_shardings(jaxpr.jaxpr)
+  if is_constrained or not jax.sharding.get_abstract_mesh().empty:
+    logging.warning(
+      "the mesh and the constraints on shardings of %s are left out: a target is one device",
+      call.__name__,
+    )
+  if not is_constrained:
+    return call
+
+  def single(*arrays: Any) -> Any:
+    return _evaluate(jaxpr, arrays, _bind_unsharded)
+
+  single.__name__ = call.__name__
+  return Call(single, call.arrays, {})
 
 
 def minor_to_major(order: Dims, rank: int) -> Dims:
@@ -185,18 +223,17 @@ def number_in(op_name: str) -> int | None:
   return int(numbers[-1]) if numbers else None
 
 
-def _evaluate(
-  jaxpr: core.Jaxpr, consts: Sequence[Any], args: Sequence[Any], choice: Choice
-) -> list[Any]:
-  """The outputs of a program, of which each equation is evaluated with its layouts."""
-  values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+def _evaluate(closed: core.ClosedJaxpr, args: Sequence[Any], bind: _Bind) -> list[Any]:
+  """The outputs of a program, of which each equation is evaluated by `bind`."""
+  jaxpr = closed.jaxpr
+  values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *args), strict=True))
 
   def read(atom: Any) -> Any:
     return atom.val if isinstance(atom, core.Literal) else values[atom]
 
   for equation in jaxpr.eqns:
     with _written_at(equation):
-      outputs = _bind(equation, [read(atom) for atom in equation.invars], choice)
+      outputs = bind(equation, [read(atom) for atom in equation.invars])
     values.update(zip(equation.outvars, outputs, strict=True))
   return [read(atom) for atom in jaxpr.outvars]
 
@@ -229,6 +266,10 @@ def _written_at(equation: core.JaxprEqn):
     yield
 
 
+# The outputs of an equation for inputs.
+_Bind = Callable[[core.JaxprEqn, list[Any]], Sequence[Any]]
+
+
 def _bind(equation: core.JaxprEqn, inputs: list[Any], choice: Choice) -> Sequence[Any]:
   group = group_of(equation)
   if group in choice:
@@ -238,7 +279,36 @@ def _bind(equation: core.JaxprEqn, inputs: list[Any], choice: Choice) -> Sequenc
       return [_constrained(_bind_primitive(equation, equation.params, inputs)[0], output)]
   params = equation.params
   if equation.primitive.name in CALLS:
-    params = {key: _rewritten(value, choice) for key, value in params.items()}
+    rewrite = functools.partial(_rewritten, bind=functools.partial(_bind, choice=choice))
+    is_chosen = any(group in choice for group in _groups_in(equation))
+    params = {key: rewrite(value) for key, value in params.items()} if is_chosen else params
+  return _bind_primitive(equation, params, inputs)
+
+
+def _has_shardings(jaxpr: core.Jaxpr) -> bool:
+  return any(
+    equation.primitive.name in _CONSTRAINTS
+    or any(isinstance(leaf, jax.sharding.Sharding) for leaf in jax.tree.leaves(equation.params))
+    or any(map(_has_shardings, programs_of(equation)))
+    for equation in jaxpr.eqns
+  )
+
+
+def _bind_unsharded(equation: core.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+  name, params = equation.primitive.name, equation.params
+  if name in _CONSTRAINTS:
+    return inputs
+  if name in ("jit", "pjit"):
+    inner = params["jaxpr"]
+    called = lambda *args: _evaluate(inner, args, _bind_unsharded)
+    called.__name__ = params["name"]
+    return jax.jit(called)(*inputs)
+  params = {
+    key: None if isinstance(value, jax.sharding.Sharding) else value
+    for key, value in params.items()
+  }
+  if name in CALLS:
+    params = {key: _rewritten(value, _bind_unsharded) for key, value in params.items()}
   return _bind_primitive(equation, params, inputs)
 
 
@@ -250,27 +320,25 @@ def _bind_primitive(equation: core.JaxprEqn, params: dict, inputs: list[Any]) ->
   return outputs if equation.primitive.multiple_results else [outputs]
 
 
-def _rewritten(value: Any, choice: Choice) -> Any:
-  """A parameter of a call, with layouts in the programs that it holds."""
+def _rewritten(value: Any, bind: _Bind) -> Any:
+  """A parameter of a call, whose programs are traced again with `bind`."""
   if isinstance(value, (tuple, list)):
     return (
-      type(value)(_rewritten(item, choice) for item in value)
+      type(value)(_rewritten(item, bind) for item in value)
       if any(isinstance(item, (core.Jaxpr, core.ClosedJaxpr)) for item in value)
       else value
     )
   if isinstance(value, core.Jaxpr):
-    return _traced(core.ClosedJaxpr(value, ()), choice).jaxpr
-  return _traced(value, choice) if isinstance(value, core.ClosedJaxpr) else value
+    return _traced(core.ClosedJaxpr(value, ()), bind).jaxpr
+  return _traced(value, bind) if isinstance(value, core.ClosedJaxpr) else value
 
 
-def _traced(closed: core.ClosedJaxpr, choice: Choice) -> core.ClosedJaxpr:
-  if not any(group in choice for group in groups_of(closed.jaxpr)):
-    return closed
+def _traced(closed: core.ClosedJaxpr, bind: _Bind) -> core.ClosedJaxpr:
   shapes = [
     jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
     for aval in (variable.aval for variable in closed.jaxpr.invars)
   ]
-  return jax.make_jaxpr(lambda *args: _evaluate(closed.jaxpr, closed.consts, args, choice))(*shapes)
+  return jax.make_jaxpr(lambda *args: _evaluate(closed, args, bind))(*shapes)
 
 
 def _constrained(value: Any, order: Dims) -> Any:
@@ -311,8 +379,7 @@ def groups_of(jaxpr: core.Jaxpr) -> Iterator[Group]:
   """The group of every equation in a program and in the programs it calls.
 
   Raises:
-    ValueError: a convolution, dot or reshape is inside a primitive such as `shard_map`, in
-      which no layout can be chosen.
+    ValueError: a convolution, dot or reshape is inside `shard_map`.
   """
   return itertools.chain.from_iterable(map(_groups_in, jaxpr.eqns))
 
@@ -326,6 +393,83 @@ def _groups_in(equation: core.JaxprEqn) -> Iterator[Group]:
     yield from groups_of(inner)
 
 
+def left_out(jaxpr: core.Jaxpr) -> dict[str, int]:
+  """How many convolutions, dots and reshapes `groups_of` leaves out, by the primitive."""
+  found: collections.Counter[str] = collections.Counter()
+  for equation in jaxpr.eqns:
+    name, programs = equation.primitive.name, list(programs_of(equation))
+    for program in programs:
+      if name in CALLS:
+        found.update(left_out(program))
+      elif count := sum(primitive in _DETAILS for primitive in primitives(program)):
+        found[name] += count
+  return dict(found)
+
+
+def primitives(jaxpr: core.Jaxpr) -> Iterator[str]:
+  """The names of the primitives of a program and of all programs within."""
+  for equation in jaxpr.eqns:
+    yield equation.primitive.name
+    yield from itertools.chain.from_iterable(map(primitives, programs_of(equation)))
+
+
+def operations(closed: core.ClosedJaxpr, *, with_details: bool) -> Iterator[str]:
+  """A line for each equation of a program, the same for equal programs.
+
+  Weak types and nested jits are no part of it, as they do not change what is computed.
+
+  Args:
+    closed: the program.
+    with_details: whether lines have parameters, constants, and from which equations the operands
+      come; without them lines are the same in every version of jax.
+  """
+  numbers = map(str, itertools.count())
+
+  def lines(closed: core.ClosedJaxpr, inputs: Iterable[str]) -> Generator[str, None, list[str]]:
+    jaxpr = closed.jaxpr
+    places = dict(zip(jaxpr.invars, inputs))
+    if with_details:
+      places |= zip(jaxpr.constvars, map(_digest, closed.consts))
+    place = lambda atom: str(atom) if isinstance(atom, core.Literal) else places.get(atom, "")
+    for equation in jaxpr.eqns:
+      name, params = equation.primitive.name, equation.params
+      operands = list(map(place, equation.invars))
+      if name in ("jit", "pjit"):
+        places |= zip(equation.outvars, (yield from lines(params["jaxpr"], operands)))
+        continue
+      if name == "convert_element_type" and params["new_dtype"] == equation.invars[0].aval.dtype:
+        places[equation.outvars[0]] = operands[0]
+        continue
+      places |= zip(equation.outvars, numbers)
+      atoms = (*equation.invars, *equation.outvars)
+      shapes = [getattr(atom.aval, "str_short", str)() for atom in atoms]
+      details = [operands, _details(params)] if with_details else []
+      yield " ".join(map(str, [name, *shapes, *details]))
+      for inner in programs_of(equation):
+        yield from lines(core.ClosedJaxpr(inner, ()), numbers)
+    return list(map(place, jaxpr.outvars))
+
+  outputs = yield from lines(closed, numbers)
+  if with_details:
+    yield str(outputs)
+
+
+def _details(params: Mapping[str, Any]) -> str:
+  """The parameters of an equation but its programs, without addresses of functions."""
+  holds_programs = lambda value: any(
+    isinstance(item, (core.Jaxpr, core.ClosedJaxpr))
+    for item in (value if isinstance(value, (tuple, list)) else [value])
+  )
+  kept = {key: value for key, value in params.items() if not holds_programs(value)}
+  return re.sub(r"0x[0-9a-f]+", "", str(sorted(kept.items(), key=lambda item: item[0])))
+
+
+def _digest(const: Any) -> str:
+  if jax.dtypes.issubdtype(const.dtype, jax.dtypes.prng_key):
+    const = jax.random.key_data(const)
+  return hashlib.sha256(np.asarray(const).tobytes()).hexdigest()
+
+
 def programs_of(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:
   """The programs among the parameters of an equation."""
   for value in equation.params.values():
@@ -337,14 +481,17 @@ def programs_of(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:
 def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
   """The programs that an equation calls and in which layouts can be chosen.
 
+  Programs of other primitives, such as linear solvers and hand-written kernels, are left to the
+  compiler.
+
   Raises:
     ValueError: as `groups_of`.
   """
-  if equation.primitive.name in _SEALED:
-    return []
   programs, name = list(programs_of(equation)), equation.primitive.name
   if name in CALLS:
     return programs
+  if name not in _MAPS:
+    return []
   inside = next(itertools.chain.from_iterable(map(groups_of, programs)), None)
   if inside is not None:
     raise ValueError(

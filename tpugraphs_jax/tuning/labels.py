@@ -231,7 +231,7 @@ class Measured(Label):
   name: ClassVar[str] = "measured"
   unit: ClassVar[str] = "nanoseconds of a call, the minimum of interleaved rounds"
   what = "measured time"
-  worth: ClassVar[str] = "Measured on the device at hand, on random arguments."
+  worth: ClassVar[str] = "Measured on the device at hand, with random arrays for shapes."
   is_comparative: ClassVar[bool] = True
 
   def versions(self) -> dict[str, str]:

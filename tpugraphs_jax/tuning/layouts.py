@@ -7,7 +7,7 @@ fast = jax.jit(tpugraphs_jax.apply(step, "layouts.json"))
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 import zlib
 
-import jax
 from jax.extend import core
 
 from tpugraphs_jax import hlo
+from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.tuning import choosing
+from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.choosing import Choice, Group, Orders
 
 _EXPECTED = "a file that Tuned.save wrote"
@@ -115,26 +116,30 @@ def from_to(before: int, after: int) -> str:
 
 def save(
   path: Path,
-  function: Callable[..., Any],
-  args: tuple,
+  call: Call,
   choice: Choice,
   about: Mapping[str, Any],
   program: Program,
 ) -> None:
-  """Writes a choice of layouts for a function of these example arguments.
+  """Writes a choice of layouts for a function.
+
+  The literals of the program are not written: neither `view` nor `apply` needs them.
 
   Args:
     path: of the file, a JSON object.
-    function: that the choice was made for.
-    args: its example arguments.
+    call: the function and example arguments that the choice was made for.
     choice: an option for each of its groups.
     about: what else is known of the choice: `name` of the function, label, versions.
     program: to be shown.
   """
-  jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+  module = proto.HloModuleProto()
+  module.CopyFrom(program.graph.module)
+  module.DiscardUnknownFields()
+  for instruction in proto.instructions(module):
+    instruction.ClearField("literal")
   record = {
     **about,
-    "operations": _hash(jaxpr),
+    "operations": _hash(call.trace()[0]),
     "groups": [
       {"operation": str(group), "detail": group.detail, "orders": orders}
       for group, orders in choice.items()
@@ -142,7 +147,7 @@ def save(
     "program": {
       "summary": program.summary,
       "stage": program.graph.stage,
-      "module": base64.b64encode(zlib.compress(program.graph.module.SerializeToString())).decode(),
+      "module": base64.b64encode(zlib.compress(module.SerializeToString())).decode(),
       "changes": [dataclasses.asdict(change) for change in program.changes],
       "cycles": [[node, *cycles] for node, cycles in program.cycles.items()],
     },
@@ -205,8 +210,8 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
 
   @functools.wraps(function)
   def chosen(*args: Any, **kwargs: Any) -> Any:
-    jaxpr = jax.make_jaxpr(function)(*args, **kwargs).jaxpr
-    groups = dict.fromkeys(choosing.groups_of(jaxpr))
+    jaxpr, _ = Call(function, args, kwargs).trace()
+    groups = dict.fromkeys(choosing.groups_of(jaxpr.jaxpr))
     _check(path, record["name"], saved, groups)
     if _hash(jaxpr) != record["operations"]:
       raise ValueError(
@@ -236,14 +241,7 @@ def _check(
       )
 
 
-def _hash(jaxpr: core.Jaxpr) -> str:
+def _hash(jaxpr: core.ClosedJaxpr) -> str:
   """SHA-256 of the primitives of a program and of the shapes and types that they get and give."""
-  return hashlib.sha256("\n".join(_operations(jaxpr)).encode()).hexdigest()
-
-
-def _operations(jaxpr: core.Jaxpr) -> Iterator[str]:
-  for equation in jaxpr.eqns:
-    arrays = [str(getattr(atom, "aval", atom)) for atom in (*equation.invars, *equation.outvars)]
-    yield f"{equation.primitive.name} {' '.join(arrays)}"
-    for inner in choosing.programs_of(equation):
-      yield from _operations(inner)
+  lines = choosing.operations(jaxpr, with_details=False)
+  return hashlib.sha256("\n".join(lines).encode()).hexdigest()

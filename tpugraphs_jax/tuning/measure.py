@@ -56,7 +56,8 @@ def measure(
 
   Args:
     functions: with their numbers.
-    args: example arguments; the functions get random values of their shapes and types.
+    args: example arguments. Arrays are used as given; the functions get random values for
+      `jax.ShapeDtypeStruct`.
     seed: of these values and of the order of measurements.
     timer: takes the time of calls.
 
@@ -68,7 +69,7 @@ def measure(
   Raises:
     NoisyMachineError: copies of the default differ by more than 5 %.
   """
-  values = _random_arguments(args, seed)
+  values = _values(args, seed)
   compiled: dict[int, Callable[..., Any]] = {}
   first = expected = None
   for number, function in functions:
@@ -114,13 +115,13 @@ def compare(
     default: a function.
     other: computes the same.
     args: example arguments of both.
-    seed: of random arguments and of the resampling.
+    seed: of random arrays and of the resampling.
     timer: takes the time of calls.
 
   Returns:
     The median ratio of the pairs' times, and the ends of its 95 % bootstrap interval.
   """
-  values = _random_arguments(args, seed)
+  values = _values(args, seed)
   pair = [_compiled(function, values) for function in (default, other)]
   calls = [_calls(function, values, timer) for function in pair]
   rng, ratios = np.random.default_rng(seed), []
@@ -176,26 +177,35 @@ def _calls(function: Callable[..., Any], values: tuple, timer: Timer) -> int:
   return calls
 
 
-def _random_arguments(args: tuple, seed: int) -> tuple:
-  """Standard normal numbers; integers are 0 or 1, indices that every table has."""
+def _values(args: tuple, seed: int) -> tuple:
+  """The arguments, with arrays for shapes.
+
+  Numbers are standard normal; integers are 0 or 1, indices that every table has.
+  """
   rng = np.random.default_rng(seed)
 
-  def values(leaf: Any) -> jax.Array:
+  def values(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+      return jax.device_put(leaf) if isinstance(leaf, np.ndarray) else leaf
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
       return jax.random.split(jax.random.key(seed), leaf.shape)
     if jnp.issubdtype(leaf.dtype, jnp.floating):
       return jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype)
     return jnp.asarray(rng.integers(0, 2, leaf.shape), leaf.dtype)
 
-  return jax.tree.map(values, jax.eval_shape(lambda *leaves: leaves, *args))
+  return jax.tree.map(values, args)
 
 
 def _close(one: Any, other: Any) -> bool:
-  """Whether outputs are equal up to rounding."""
-  return all(
-    np.allclose(a, b, rtol=1e-3, atol=1e-3 * (np.abs(b).max(initial=0) + 1e-30), equal_nan=True)
-    for a, b in zip(_leaves(one), _leaves(other), strict=True)
-  )
+  """Whether outputs are equal up to rounding, with NaN and infinities at the same places."""
+
+  def is_close(a: Any, b: Any) -> bool:
+    finite = np.abs(b)[np.isfinite(b)]
+    atol = 1e-3 * (finite.max(initial=0) + 1e-30)
+    return np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-3, atol=atol, equal_nan=True)
+
+  wide = lambda leaf: np.asarray(leaf, np.result_type(leaf.dtype, np.float64))
+  return all(is_close(wide(a), wide(b)) for a, b in zip(_leaves(one), _leaves(other), strict=True))
 
 
 def _leaves(outputs: Any) -> list[jax.Array]:

@@ -6,20 +6,20 @@ the equation. A node takes the option of its group, written for the node's own d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from tpugraphs_jax import graph, hlo
-from tpugraphs_jax.columns import layout_row
+from tpugraphs_jax.columns import layout_row, MAX_RANK
 from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.tuning import choosing, draw, labels
+from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.choosing import Group, Orders
 from tpugraphs_jax.tuning.draw import Numbers
 
@@ -37,6 +37,7 @@ class Problem:
   Args:
     function: that jax can trace.
     args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
+    kwargs: its keyword arguments.
     label: how choices are labelled; its compiler makes the graph.
     name: of the graph and in messages; the function's own unless given.
     seed: of candidates.
@@ -46,6 +47,7 @@ class Problem:
 
   Attributes:
     choices: the groups of equations and their options.
+    call: the function of the arrays in its arguments.
     own: the option numbers of the compiler's own choice, all 0.
     module: the serialized module of the graph.
     graph: of the function with the compiler's own choice; it has no configurations.
@@ -61,28 +63,46 @@ class Problem:
     args: tuple,
     label: labels.Label,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     name: str = "",
     seed: int = 0,
     operands: bool = False,
     module: bytes | None = None,
   ):
-    self.function, self.args, self.label, self.seed = function, args, label, seed
-    self.name = name or getattr(function, "__name__", "function")
-    self.choices = choosing.choices(function, *args, operands=operands)
+    self.call, self.label, self.seed = Call(function, args, kwargs or {}), label, seed
+    self.name = name or self.call.__name__
+    self.choices = choosing.choices(self.call, *self.call.arrays, operands=operands)
     self.own: Numbers = (0,) * len(self.choices.groups)
-    self.module = module or label.graph(self.apply(self.own), args)
+    self.module = module or label.graph(self.apply(self.own), self.call.arrays)
     self.graph = dataclasses.replace(hlo.featurize(self.module), name=self.name, stage=label.stage)
     self._nodes = node_options(self.graph, self.choices)
     self.options = visible_options(self._nodes, len(self.choices.groups))
     if max(map(len, self.options), default=1) < 2:
       raise ValueError(
         f"{self.name}: no layout of its {len(self.options)} groups of equations "
-        "can be chosen; expected a convolution, dot or reshape"
+        f"can be chosen{self._why()}; expected a convolution, dot or reshape"
       )
 
+  def _why(self) -> str:
+    """Why groups have no options, in words."""
+    ranks = [max(map(len, group.shapes)) for group in self.choices.groups]
+    if high := [rank for rank in ranks if rank > MAX_RANK]:
+      return (
+        f": {len(high)} have an array of rank {max(high)}, and layouts are chosen up to rank "
+        f"{MAX_RANK}"
+      )
+    return self.left_out
+
+  @property
+  def left_out(self) -> str:
+    """The operations that are left to the compiler, in words; empty where there are none."""
+    names = ", ".join(self.choices.left_out)
+    count = sum(self.choices.left_out.values())
+    return f"; {count} operations inside {names} are left to the compiler" if count else ""
+
   def apply(self, numbers: Sequence[int]) -> Callable[..., Any]:
-    """The function with the layouts of option numbers `[groups]`."""
-    return choosing.apply(self.function, self.choices.choice(numbers))
+    """The function of the arrays, with the layouts of option numbers `[groups]`."""
+    return choosing.apply(self.call, self.choices.choice(numbers))
 
   def candidates(self) -> Iterator[Numbers]:
     """Distinct choices, first the compiler's own; see `draw.candidates`."""
@@ -111,10 +131,11 @@ class Problem:
     return numbers
 
   def fingerprint(self) -> str:
-    """SHA-256 of the function as jax lowers it for this machine, and of its groups and options."""
-    text = jax.jit(self.function).lower(*self.args).as_text()
+    """SHA-256 of the operations and constants of the function, and of its groups and options."""
+    jaxpr, _ = self.call.trace()
     groups = [(str(group), group.detail, group.options) for group in self.choices.groups]
-    return hashlib.sha256(f"{text}{groups}".encode()).hexdigest()
+    lines = [*choosing.operations(jaxpr, with_details=True), str(groups)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
   def own_orders(self) -> list[Dims | None]:
     """The order of each group's output that the compiler chooses by itself, minor to major.
@@ -123,7 +144,7 @@ class Problem:
     where no instruction of the optimised program has the group's output.
     """
     program = hlo.featurize(
-      self.apply(self.own), *self.args, optimized=True, target=self.label.target
+      self.apply(self.own), *self.call.arrays, optimized=True, target=self.label.target
     )
     seen: list[set[Dims]] = [set() for _ in self.options]
     for node in proto.instructions(program.module):
@@ -152,7 +173,7 @@ class Problem:
 
   def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw | Exception]:
     """The raw numbers of choices, found together, or the errors with which they failed."""
-    outcomes = dict(self.label.run(enumerate(map(self.apply, candidates)), self.args))
+    outcomes = dict(self.label.run(enumerate(map(self.apply, candidates)), self.call.arrays))
     return {candidates[place]: outcome for place, outcome in sorted(outcomes.items())}
 
 

@@ -23,6 +23,7 @@ class Program:
   split: str
   function: Callable[..., Any]
   args: tuple  # arrays or jax.ShapeDtypeStruct, in any nesting
+  kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def load(source: str, *, split: str | None = None) -> list[Program]:
@@ -59,21 +60,23 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
     raise ValueError(f"{place} has no program {key!r}, it has {', '.join(programs)}")
   file_name = lambda name: re.sub(r"[^A-Za-z0-9.-]+", "_", f"{Path(place).stem}_{name}")
   return [
-    Program(f"{place}:{name}", file_name(name), split, *_pair(programs[name], f"{place}:{name}"))
+    Program(f"{place}:{name}", file_name(name), split, *_parts(programs[name], f"{place}:{name}"))
     for name in ([key] if key else programs)
   ]
 
 
-def _pair(value: Any, where: str) -> tuple[Callable[..., Any], tuple]:
+def _parts(value: Any, where: str) -> tuple[Any, ...]:
+  """Function, arguments and, where there are some, keyword arguments."""
+  types_of_parts = (Callable, tuple, Mapping)
   if (
     isinstance(value, tuple)
-    and len(value) == 2
-    and callable(value[0])
-    and (isinstance(value[1], tuple))
+    and len(value) in (2, 3)
+    and all(map(isinstance, value, types_of_parts))
   ):
     return value
   raise ValueError(
-    f"{where} is a {type(value).__name__}, expected a pair (function, tuple of example arguments)"
+    f"{where} is a {type(value).__name__}, expected a pair (function, tuple of example arguments), "
+    "or with a dictionary of keyword arguments as the third"
   )
 
 

@@ -7,7 +7,7 @@ after all optimisations for tile kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import importlib.metadata
@@ -18,7 +18,11 @@ import tempfile
 from typing import Any
 import warnings
 
+import jax
+import numpy as np
+
 from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.tuning import calls, choosing
 
 # The smallest topology of each generation that the compiler accepts.
 TARGETS = {
@@ -91,6 +95,7 @@ def compile_function(
   args: tuple,
   target: str,
   *,
+  kwargs: Mapping[str, Any] | None = None,
   keep_stages: bool = False,
 ) -> TpuProgram:
   """Compiles a function for a target, in this process; it takes seconds.
@@ -99,24 +104,20 @@ def compile_function(
   processes of their own.
 
   Args:
-    function: a function, or one that `jax.jit` returned.
+    function: a function, or one that `jax.jit` returned. Its constraints on shardings are left out.
     args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
     target: a TPU generation such as `v3`.
+    kwargs: keyword arguments of the function.
     keep_stages: whether `before_layouts` is kept.
 
   Raises:
-    ValueError: as `full_name`.
+    ValueError: the function maps over devices, or as `full_name`.
     jax.errors.JaxRuntimeError: the compiler refuses the function.
   """
-  import jax
-
   sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
-  shapes = jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-    jax.eval_shape(lambda *leaves: leaves, *args),
-  )
-  jitted = function if hasattr(function, "lower") else jax.jit(function)
-  lowered = jitted.lower(*shapes)
+  call = choosing.for_one_device(calls.Call(function, args, kwargs or {}))
+  with jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ())):  # no mesh
+    lowered = call.lower(call.shapes(sharding))
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")

@@ -68,13 +68,14 @@ class Kernel:
     return self.window.estimated_cycles
 
 
-def kernels(function: Callable[..., Any], *args: Any, target: str) -> list[Kernel]:
+def kernels(function: Callable[..., Any], *args: Any, target: str, **kwargs: Any) -> list[Kernel]:
   """The kernels of a function, in the order of the optimised module.
 
   Args:
     function: a function that jax can trace.
     *args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
     target: as of `featurize`.
+    **kwargs: further keyword arguments are those of the function.
 
   Returns:
     One kernel per instruction that has a window. The `TileConfigs.config_feat` `[1, 24]` of its
@@ -83,7 +84,7 @@ def kernels(function: Callable[..., Any], *args: Any, target: str) -> list[Kerne
   Raises:
     ValueError: the target is unknown, or libtpu is missing.
   """
-  program = tpu.compile_function(function, args, target)
+  program = tpu.compile_function(function, args, target, kwargs=kwargs)
   return module_kernels(proto.parse_module(program.module, where=f"program for {target}"))
 
 

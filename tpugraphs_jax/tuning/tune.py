@@ -134,8 +134,7 @@ class Tuned:
     """
     layouts.save(
       Path(path),
-      self.problem.function,
-      self.problem.args,
+      self.problem.call,
       self.problem.choices.choice(self.numbers),
       {
         "name": self.problem.name,
@@ -148,7 +147,7 @@ class Tuned:
 
   def _summary(self) -> str:
     counts = f"{len(self.raw)} of {self.candidates:,} layouts tried, {self.failed} failed: "
-    gap = f"; {self.label.gap}" * bool(self.label.gap)
+    gap = f"; {self.label.gap}" * bool(self.label.gap) + self.problem.left_out
     if self.keeps_default:
       return f"{counts}the compiler's own choice stays, {self._why()}{gap}"
     between = ""
@@ -227,15 +226,18 @@ def tune(
   operands: bool = False,
   cache: str | os.PathLike[str] | None = None,
   progress: bool = True,
+  **kwargs: Any,
 ) -> Tuned:
   """Chooses layouts for a function: of many choices the most promising few are labelled.
 
   Each label of a TPU target compiles the function once, in this process and without a
-  TPU. Measured labels run it, on random arguments of the given shapes.
+  TPU. Measured labels run it: arrays among the arguments are used as given, shapes become
+  random arrays.
 
   Args:
     function: as for `collect.choices`.
-    *args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
+    *args: its example arguments, arrays or `jax.ShapeDtypeStruct`. Whatever is no array is part of
+      the program.
     model: of layouts: a working folder, a model file, the name of a model that ships, or a
       loaded one. Without one, the model that ships for the target (`MODELS`).
     target: a TPU generation such as `v3` (needs libtpu, no TPU), or None: measure here.
@@ -248,6 +250,7 @@ def tune(
     cache: file of labels by program, choice, compiler and target. Labels that it has are taken
       from it, and new ones are added: a call with a larger budget goes on.
     progress: whether a line on standard error tells of every label.
+    **kwargs: further keyword arguments are those of the function.
 
   Returns:
     The best function found; `print` shows changed operations, trials, and the worth of a label.
@@ -276,7 +279,7 @@ def tune(
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
   label = labels.create(name, target=target, seed=seed)
   ranker = _ranker(model, label)
-  problem = Problem(function, args, label, seed=seed, operands=operands)
+  problem = Problem(function, args, label, kwargs=kwargs, seed=seed, operands=operands)
   drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
   pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of)
   found = cache_lib.Cache(cache, problem)
@@ -287,7 +290,7 @@ def tune(
     together=label.is_comparative,
     progress=progress,
   )
-  return _decide(problem, found, candidates=len(drawn))
+  return _decide(function, problem, found, candidates=len(drawn))
 
 
 def prior_of(target: str | None) -> prior_lib.Prior:
@@ -359,7 +362,9 @@ def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   return ranker
 
 
-def _decide(problem: Problem, found: cache_lib.Cache, *, candidates: int) -> Tuned:
+def _decide(
+  function: Callable[..., Any], problem: Problem, found: cache_lib.Cache, *, candidates: int
+) -> Tuned:
   """The best of the choices that were tried, or the compiler's own choice."""
   default, label = problem.own, found.label
   if default in found.errors:
@@ -371,13 +376,13 @@ def _decide(problem: Problem, found: cache_lib.Cache, *, candidates: int) -> Tun
   ratio = value[best] / value[default]
   if isinstance(label, labels.Measured) and best != default:
     compared = measure.compare(
-      problem.apply(default), problem.apply(best), problem.args, seed=problem.seed
+      problem.apply(default), problem.apply(best), problem.call.arrays, seed=problem.seed
     )
     ratio = compared[0]
     if compared[2] >= 1:
       best, ratio = default, 1.0
   return Tuned(
-    problem.apply(best) if any(best) else problem.function,
+    choosing.apply(function, problem.choices.choice(best)) if any(best) else function,
     best,
     ratio,
     compared,

@@ -17,12 +17,11 @@ import platform
 import sys
 from typing import Any
 
-import jax
-
 import tpugraphs_jax
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.infra import files, tasks, trust
-from tpugraphs_jax.tuning import draw, labels, programs
+from tpugraphs_jax.tuning import choosing, draw, labels, programs
+from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.journal import Journal
 from tpugraphs_jax.tuning.problem import Problem
@@ -101,6 +100,7 @@ def collect(job: LabelJob) -> None:
       program.function,
       program.args,
       label,
+      kwargs=program.kwargs,
       name=job.name,
       seed=job.seed,
       operands=job.operands,
@@ -167,7 +167,7 @@ def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
       work.journal.start(number)
       yield number, work.problem.apply(numbers)
 
-  for number, outcome in work.problem.label.run(functions(), work.problem.args):
+  for number, outcome in work.problem.label.run(functions(), work.problem.call.arrays):
     if isinstance(outcome, Exception):
       work.journal.error(number, labels.reason(outcome))
     else:
@@ -219,6 +219,7 @@ def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> N
     "tpugraphs_jax": tpugraphs_jax.__version__,
     "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
     "groups": [str(group) for group in problem.choices.groups],
+    "left_out": problem.choices.left_out,
     "ties_left_out": len(values) - len(kept),
     "failures": [
       {"numbers": drawn[number], "error": error} for number, error in sorted(errors.items())
@@ -247,8 +248,15 @@ def _by_line(record: dict[str, Any]) -> str:
 
 
 def _sha256(program: programs.Program) -> str:
-  """SHA-256 of the program as jax lowers it for this machine, without any choice."""
-  text = jax.jit(program.function).lower(*program.args).as_text()
+  """SHA-256 of the program without any choice: as jax lowers it for this machine.
+
+  Of programs that exist for a TPU alone, such as Pallas kernels, that of their equations.
+  """
+  call = Call(program.function, program.args, program.kwargs)
+  try:
+    text = call.lower(call.arrays).as_text()
+  except (ValueError, NotImplementedError):
+    text = "\n".join(choosing.operations(call.trace()[0], with_details=True))
   return hashlib.sha256(text.encode()).hexdigest()
 
 

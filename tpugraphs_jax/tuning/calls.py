@@ -1,0 +1,93 @@
+"""A function with example arguments as a function of arrays alone.
+
+Everything else among the arguments and outputs, such as a number of steps or an activation
+function, is part of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+_SCALARS = (bool, int, float, complex)
+
+
+class Call:
+  """A function of the arrays in the arguments of a call.
+
+  Python scalars count as arrays, as under `jax.jit`. Where the function is jitted already they are
+  part of the program, and its wrapper decides.
+
+  Args:
+    function: a function that jax can trace; one that `jax.jit` or `eqx.filter_jit` returned too.
+    args: its example arguments, arrays or `jax.ShapeDtypeStruct`, in any nesting.
+    kwargs: its keyword arguments.
+
+  Attributes:
+    arrays: the arrays in the arguments, in the order of their leaves.
+  """
+
+  def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
+    kinds = _ARRAYS if hasattr(function, "lower") else _ARRAYS + _SCALARS
+    leaves, self._tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    self._function = function
+    self._is_array = [isinstance(leaf, kinds) for leaf in leaves]
+    self._others = [None if is_array else leaf for leaf, is_array in zip(leaves, self._is_array)]
+    self.arrays = tuple(leaf for leaf, is_array in zip(leaves, self._is_array) if is_array)
+    self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+  def __call__(self, *arrays: Any) -> Any:
+    """The outputs of the function for other values of the arrays."""
+    return self._call(arrays)
+
+  def shapes(self, sharding: jax.sharding.Sharding) -> list[jax.ShapeDtypeStruct]:
+    """The shapes of the arrays, on a device."""
+    avals = map(jax.typeof, jax.eval_shape(lambda *arrays: arrays, *self.arrays))
+    return [
+      jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+      for aval in avals
+    ]
+
+  def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
+    """The function as jax lowers it for these arrays, with the names of its arguments."""
+    args, kwargs = self._arguments(arrays)
+    lowered = None
+    if hasattr(self._function, "lower"):
+      lowered = self._function.lower(*args, **kwargs)
+    elif all(self._is_array):
+      lowered = jax.jit(self._function).lower(*args, **kwargs)
+    # Other wrappers than jax's return classes of their own.
+    return lowered if isinstance(lowered, jax.stages.Lowered) else jax.jit(self).lower(*arrays)
+
+  def trace(self) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
+    """The closed jaxpr of the arrays, and a function from its outputs to the function's."""
+    shape: list[Any] = []
+
+    def arrays_out(*arrays: Any) -> list[Any]:
+      leaves, tree = jax.tree.flatten(self._call(arrays))
+      is_array = [isinstance(leaf, _ARRAYS + _SCALARS) for leaf in leaves]
+      shape[:] = [leaves, is_array, tree]
+      return [leaf for leaf, is_one in zip(leaves, is_array) if is_one]
+
+    def outputs(arrays: Sequence[Any]) -> Any:
+      leaves, is_array, tree = shape
+      each = iter(arrays)
+      merged = [next(each) if is_one else leaf for leaf, is_one in zip(leaves, is_array)]
+      return jax.tree.unflatten(tree, merged)
+
+    return jax.make_jaxpr(arrays_out)(*self.arrays), outputs
+
+  def _call(self, arrays: Sequence[Any]) -> Any:
+    args, kwargs = self._arguments(arrays)
+    return self._function(*args, **kwargs)
+
+  def _arguments(self, arrays: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
+    each = iter(arrays)
+    leaves = [
+      next(each) if is_array else leaf for leaf, is_array in zip(self._others, self._is_array)
+    ]
+    return jax.tree.unflatten(self._tree, leaves)
