@@ -1,9 +1,12 @@
 import jax
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tpugraphs_jax import collect
+from tpugraphs_jax.tuning import choosing
+from tpugraphs_jax.tuning.calls import Call
 
 
 @jax.custom_jvp
@@ -165,3 +168,95 @@ def test_layouts_inside_an_opaque_primitive_are_refused_by_its_name():
   )
   with pytest.raises(ValueError, match="shard_map"):
     collect.choices(function, jnp.ones((4, 8)), jnp.ones((8, 8)))
+
+
+def _opaque(x, w):
+  """A solver and a Pallas kernel between two dots."""
+  kernel = lambda rows, out: out.__setitem__(..., rows[...] @ rows[...])
+  square = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((8, 8), x.dtype), interpret=True)
+  solved = jnp.linalg.solve(x.T @ x + jnp.eye(8), w)
+  return jnp.tanh(square(w) @ solved), jnp.linalg.inv(w + 8 * jnp.eye(8))
+
+
+def test_solvers_and_hand_written_kernels_are_left_to_the_compiler():
+  rng = np.random.default_rng(0)
+  args = tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((9, 8), (8, 8)))
+  found = collect.choices(_opaque, *args)
+  outputs = [group.shapes[0] for group in found.groups if group.primitive == "dot_general"]
+  assert (8, 8) in outputs and len(found.groups) >= 2
+  assert found.left_out["pallas_call"] == 1 and found.left_out["custom_linear_solve"] > 0
+  chosen = jax.jit(collect.apply(_opaque, found.choice(found.options - 1)))
+  _assert_equal(chosen(*args), jax.jit(_opaque)(*args))
+
+
+@pytest.mark.parametrize("solver", [jax.scipy.sparse.linalg.cg, jax.scipy.sparse.linalg.gmres])
+def test_iterative_solvers_are_left_to_the_compiler(solver):
+  function = lambda x, b: jnp.tanh(x @ solver(lambda v: x.T @ (x @ v) + v, b)[0])
+  found = collect.choices(function, jnp.ones((4, 8)), jnp.ones(8))
+  assert found.groups[-1].shapes == ((4,), (4, 8), (8,))
+  assert sum(found.left_out.values()) >= 2
+
+
+def _sharded(mesh):
+  spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+  inner = jax.jit(lambda x, w: x @ w, in_shardings=(spec, None))
+  return {
+    "constraint": lambda x, w: jax.lax.with_sharding_constraint(x @ w, spec),
+    "jit": inner,
+    "loop": lambda x, w: jax.lax.fori_loop(0, 2, lambda _, y: inner(y, w), x),
+  }
+
+
+@pytest.mark.parametrize("name", ["constraint", "jit", "loop"])
+def test_for_one_device_shardings_are_left_out_and_said(name, caplog):
+  mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+  function, args = _sharded(mesh)[name], (jnp.ones((4, 8)), jnp.full((8, 8), 0.5))
+  call = choosing.for_one_device(Call(function, args, {}))
+  assert "shardings" in caplog.text
+  text = jax.jit(call).lower(*args).as_text()
+  assert "sharding" not in text and "sdy" not in text
+  _assert_equal(jax.jit(call)(*args), function(*args))
+
+
+def test_a_mesh_in_context_is_said_and_other_programs_stay_as_they_are(caplog):
+  call = Call(lambda x: x @ x, (jnp.ones((4, 4)),), {})
+  assert choosing.for_one_device(call) is call and not caplog.text
+  with jax.set_mesh(jax.make_mesh((1,), ("x",))):
+    assert choosing.for_one_device(call) is call
+  assert "the mesh" in caplog.text
+
+
+def test_a_function_over_devices_has_none_for_one_device():
+  mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+  spec = jax.sharding.PartitionSpec("x")
+  function = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
+  with pytest.raises(ValueError, match="shard_map.*one device"):
+    choosing.for_one_device(Call(function, (jnp.ones(4),), {}))
+
+
+def _lines(function, *args, with_details=True):
+  return list(choosing.operations(Call(function, args, {}).trace()[0], with_details=with_details))
+
+
+def test_weak_types_and_outer_jits_are_no_operations():
+  function = lambda x, s: jnp.tanh(x @ x) * s
+  x, strong = jnp.ones((4, 4)), jnp.float32(2)
+  want = _lines(function, x, strong)
+  assert _lines(function, x, 2.0) == _lines(jax.jit(function), x, strong) == want
+  assert _lines(jax.jit(jax.jit(function)), x, strong) == want
+  for with_details in (True, False):
+    assert _lines(lambda x, s: jnp.sin(x @ x) * s, x, strong, with_details=with_details) != want
+
+
+def test_details_tell_constants_parameters_and_operands_apart():
+  table = np.arange(16, dtype=np.float32).reshape(4, 4)
+  pairs = [
+    (lambda x: x @ table, lambda x: x @ (table + 1)),
+    (lambda x: x.sum(0), lambda x: x.sum(1)),
+    (lambda x: (x + 1) - x, lambda x: x - (x + 1)),
+    (lambda x: x * 2.0, lambda x: x * 3.0),
+  ]
+  x = jnp.ones((4, 4))
+  for one, other in pairs:
+    assert _lines(one, x) != _lines(other, x)
+    assert _lines(one, x, with_details=False) == _lines(other, x, with_details=False)

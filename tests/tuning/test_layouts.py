@@ -116,3 +116,45 @@ def test_a_file_says_what_it_was_made_for(file):
   assert record["groups"][0]["operation"] == (
     "dot_general float32[6,12] <- float32[6,16], float32[16,12]"
   )
+
+
+def _saved(path, function, args):
+  choices = choosing.choices(function, *args)
+  graph = hlo.featurize(function, *args)
+  layouts.save(
+    path,
+    calls.Call(function, args, {}),
+    choices.choice(choices.options - 1),
+    {"name": "step"},
+    layouts.Program(graph, [], {}, "tried"),
+  )
+  return path
+
+
+def test_an_unchanged_program_is_taken_with_scalars_and_jitted_or_not(tmp_path):
+  function = lambda x, w, s: jnp.tanh(x @ w) * s
+  args = (jnp.ones((8, 16)), jnp.ones((16, 4)))
+  wanted = function(*args, 2.0)
+  for tuned, scalar in (
+    (function, jax.ShapeDtypeStruct((), jnp.float32)),
+    (jax.jit(function), 2.0),
+  ):
+    path = _saved(tmp_path / "layouts.json", tuned, (*args, scalar))
+    for other in (function, jax.jit(function)):
+      for given in (2.0, jnp.float32(2)):
+        found = jax.jit(tpugraphs_jax.apply(other, path))(*args, given)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_a_file_has_no_constants_of_the_program(tmp_path):
+  table = np.random.default_rng(0).normal(size=(512, 256)).astype(np.float32)  # 512 kB
+  function = lambda x: jnp.tanh(x @ table)
+  args = (jnp.ones((4, 512)),)
+  path = _saved(tmp_path / "layouts.json", function, args)
+  assert path.stat().st_size < 20_000
+  graph, found = hlo.featurize(function, *args), layouts.read(path).graph
+  for field in ("node_feat", "node_opcode", "edge_index", "config_node"):
+    np.testing.assert_array_equal(getattr(found, field), getattr(graph, field))
+  assert [each.where for each in found.origins] == [each.where for each in graph.origins]
+  applied = tpugraphs_jax.apply(function, path)
+  np.testing.assert_allclose(jax.jit(applied)(*args), function(*args), rtol=1e-4)

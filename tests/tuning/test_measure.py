@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax.tuning import measure
+from tpugraphs_jax.tuning import labels, measure
 
 _X = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 
@@ -103,3 +103,63 @@ def test_functions_may_return_keys():
   found = _measured(_Timer(lambda function, k: 0.01), with_key, with_key, other)
   assert set(found[0]) == set(found[1]) == {"seconds", "noise"}
   assert "outputs differ" in str(found[2])
+
+
+def _outputs(*values):
+  return (np.array(values, np.float32),)
+
+
+_NAN, _INF = np.nan, np.inf
+
+
+@pytest.mark.parametrize(
+  "one, other, is_close",
+  [
+    ((_NAN, 1), (_NAN, 1.0000002), True),
+    ((_NAN, 1), (_NAN, 2), False),
+    ((_NAN, 1), (1, _NAN), False),
+    ((_INF, 1), (_INF, 1.0000002), True),
+    ((_INF, 1), (_INF, 2), False),
+    ((_INF, 1), (-_INF, 1), False),
+    ((_INF, 1), (5, 1), False),
+    ((5, 1), (_INF, 1), False),
+    ((_NAN, _NAN), (_NAN, _NAN), True),
+    ((), (), True),
+    ((1000, 0.5), (1000, 0.9), True),  # small beside the largest
+    ((1000, 0.5), (1000, 2.9), False),
+  ],
+)
+def test_outputs_are_compared_by_their_finite_values(one, other, is_close):
+  assert measure._close(_outputs(*one), _outputs(*other)) is is_close
+
+
+@pytest.mark.parametrize(
+  "dtype", [jnp.bfloat16, jnp.float8_e4m3fn, jnp.int4, jnp.bool_, jnp.complex64]
+)
+def test_outputs_of_every_type_are_compared(dtype):
+  one = (jnp.array([1, 0, 1], dtype),)
+  assert measure._close(one, one) and not measure._close(one, (jnp.array([0, 1, 1], dtype),))
+
+
+def test_arrays_are_used_as_given():
+  seen = []
+  variance = jnp.array([2.0, 0.25, 4.0])
+
+  def timer(function, values, calls):
+    seen.append(values)
+    return 0.01
+
+  args = ({"variance": variance, "scale": 3.0}, _X)
+  function = lambda tree, x: x / jnp.sqrt(tree["variance"])[:, None] * tree["scale"]
+  assert "seconds" in dict(measure.measure([(0, function)], args, timer=timer))[0]
+  tree, x = seen[0]
+  assert tree["variance"] is variance and tree["scale"] == 3.0 and x.shape == _X.shape
+
+
+def test_an_error_of_the_first_one_ends_it_and_a_callback_has_a_reason():
+  def missing(x):
+    raise KeyError("no such table")
+
+  function = lambda x: jax.pure_callback(missing, _X, x) * 2
+  ((number, error),) = measure.measure([(3, function), (4, _doubled)], (_X,))
+  assert number == 3 and labels.reason(error) == "KeyError: 'no such table'"

@@ -1,5 +1,6 @@
 import hlo_modules
 import jax
+from jax.experimental import pallas as pl
 import jax.numpy as jnp
 import pytest
 
@@ -80,3 +81,33 @@ def test_every_kernel_is_of_one_group_or_of_the_rest():
     tpu_kernels.KernelCycles((f"{tag}12/{choosing.SCOPE}3/dot_general",), 13),
   ]
   assert labels.cycles_by_group(kernels) == {"3": [5, 13], "1": [7], "rest": [11, 0]}
+
+
+def test_a_rank_without_layouts_is_the_reason():
+  function = lambda x, w: jnp.tensordot(x.reshape(2, 3, 2, 2, 2, 2, 3), w, ((1,), (0,)))
+  args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((12, 24), (3, 4))]
+  with pytest.raises(ValueError, match="rank 7, and layouts are chosen up to rank 6"):
+    problem.Problem(function, args, labels.BytesEstimate())
+
+
+def test_the_fingerprint_is_that_of_the_program_and_needs_no_compiler(monkeypatch):
+  kernel = lambda rows, out: out.__setitem__(..., rows[...] @ rows[...])
+  square = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+
+  def function(x, s):
+    return jnp.tanh(x @ x) @ pl.pallas_call(kernel, out_shape=square)(x) * s
+
+  def fingerprint(function, *args):
+    return problem.Problem(function, args, label).fingerprint()
+
+  label = labels.BytesEstimate()
+  interpreted = lambda x, s: jnp.tanh(x @ x) @ x * s
+  module = label.graph(collect.apply(interpreted, {}), (square, 1.0))
+  monkeypatch.setattr(labels.BytesEstimate, "graph", lambda *args: module)
+  monkeypatch.setattr(problem, "visible_options", lambda nodes, groups: [range(3)] * groups)
+  scalar = jax.ShapeDtypeStruct((), jnp.float32)
+  found = fingerprint(function, square, scalar)  # a kernel that no CPU compiles
+  assert (
+    found == fingerprint(function, square, 2.0) == fingerprint(jax.jit(function), square, scalar)
+  )
+  assert found != fingerprint(lambda x, s: jnp.sin(function(x, s)), square, scalar)

@@ -15,7 +15,7 @@ import tpugraphs_jax
 from tpugraphs_jax import hlo
 from tpugraphs_jax.rankers import orders
 from tpugraphs_jax.rankers.tables.family import TablesFamily
-from tpugraphs_jax.tuning import labels, layouts, measure, tune
+from tpugraphs_jax.tuning import labels, layouts, measure, tpu, tune
 from tpugraphs_jax.tuning import problem as problems
 
 
@@ -252,10 +252,13 @@ def test_a_model_of_other_labels_is_named(monkeypatch, caplog):
   assert "labels of tpu:v3" in said[0] and "before layout assignment" in said[1]
 
 
-@recorded.needs_libtpu
-def test_a_target_without_a_model_that_ships_is_refused():
-  with pytest.raises(ValueError, match="v5e"):
-    tune.tune(network, *ARGS, target="v5e")
+@pytest.mark.parametrize("target", tpu.TARGETS)
+def test_a_model_and_a_prior_ship_for_every_tpu(target, caplog):
+  label = labels.TpuEstimate(target)
+  with caplog.at_level(logging.WARNING, logger="absl"):
+    assert tune._ranker(None, label).about["name"] == "layout-v3-estimate"
+  assert bool(caplog.records) == (target != "tpu:v3")  # it has learnt labels of v3
+  assert tune.prior_of(target).about["model"] == "layout-v3-estimate"
 
 
 @pytest.mark.parametrize("gap", [0, 2])

@@ -61,25 +61,37 @@ class Call:
     elif all(self._is_array):
       lowered = jax.jit(self._function).lower(*args, **kwargs)
     # Other wrappers than jax's return classes of their own.
-    return lowered if isinstance(lowered, jax.stages.Lowered) else jax.jit(self).lower(*arrays)
+    if isinstance(lowered, jax.stages.Lowered):
+      return lowered
+
+    def arrays_of(*arrays: Any) -> list[Any]:
+      return self._array_outputs(arrays)[0]
+
+    arrays_of.__name__ = self.__name__
+    return jax.jit(arrays_of).lower(*arrays)
 
   def trace(self) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
     """The closed jaxpr of the arrays, and a function from its outputs to the function's."""
-    shape: list[Any] = []
+    kept: list[Any] = []
 
-    def arrays_out(*arrays: Any) -> list[Any]:
-      leaves, tree = jax.tree.flatten(self._call(arrays))
-      is_array = [isinstance(leaf, _ARRAYS + _SCALARS) for leaf in leaves]
-      shape[:] = [leaves, is_array, tree]
-      return [leaf for leaf, is_one in zip(leaves, is_array) if is_one]
+    def arrays_of(*arrays: Any) -> list[Any]:
+      outputs, leaves, tree = self._array_outputs(arrays)
+      kept[:] = leaves, tree
+      return outputs
 
-    def outputs(arrays: Sequence[Any]) -> Any:
-      leaves, is_array, tree = shape
+    def outputs_of(arrays: Sequence[Any]) -> Any:
+      leaves, tree = kept
       each = iter(arrays)
-      merged = [next(each) if is_one else leaf for leaf, is_one in zip(leaves, is_array)]
-      return jax.tree.unflatten(tree, merged)
+      return jax.tree.unflatten(tree, [next(each) if leaf is None else leaf for leaf in leaves])
 
-    return jax.make_jaxpr(arrays_out)(*self.arrays), outputs
+    return jax.make_jaxpr(arrays_of)(*self.arrays), outputs_of
+
+  def _array_outputs(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
+    """The arrays among the outputs; all leaves with None for arrays, and their tree."""
+    leaves, tree = jax.tree.flatten(self._call(arrays))
+    is_array = [isinstance(leaf, _ARRAYS + _SCALARS) for leaf in leaves]
+    others = [None if is_one else leaf for leaf, is_one in zip(leaves, is_array)]
+    return [leaf for leaf, is_one in zip(leaves, is_array) if is_one], others, tree
 
   def _call(self, arrays: Sequence[Any]) -> Any:
     args, kwargs = self._arguments(arrays)

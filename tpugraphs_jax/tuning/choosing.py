@@ -187,7 +187,7 @@ def for_one_device(call: Call) -> Call:
   Raises:
     ValueError: it maps over devices.
   """
-  jaxpr, _ = call.trace()
+  jaxpr, outputs_of = call.trace()
   if mapped := set(primitives(jaxpr.jaxpr)).intersection(_MAPS):
     raise ValueError(
       f"{call.__name__} has {min(mapped)}, and a target is one device: call the function that it "
@@ -203,7 +203,7 @@ def for_one_device(call: Call) -> Call:
     return call
 
   def single(*arrays: Any) -> Any:
-    return _evaluate(jaxpr, arrays, _bind_unsharded)
+    return outputs_of(_evaluate(jaxpr, arrays, _bind_unsharded))
 
   single.__name__ = call.__name__
   return Call(single, call.arrays, {})

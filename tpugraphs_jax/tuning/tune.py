@@ -239,7 +239,7 @@ def tune(
     *args: its example arguments, arrays or `jax.ShapeDtypeStruct`. Whatever is no array is part of
       the program.
     model: of layouts: a working folder, a model file, the name of a model that ships, or a
-      loaded one. Without one, the model that ships for the target (`MODELS`).
+      loaded one. Without one, the model that ships for the target (`MODELS`), or for TPU v3.
     target: a TPU generation such as `v3` (needs libtpu, no TPU), or None: measure here.
     budget: how many choices are labelled, the compiler's own among them.
     strategy: of search (`strategies`): `learned`, or for comparison `model`, `random` or
@@ -257,8 +257,8 @@ def tune(
 
   Raises:
     ValueError: nothing can be chosen, a budget below 2, no such strategy, the model is not of
-      layouts, no model ships for the target, the compiler's own choice cannot be labelled, the
-      cache is no such file, or (`NoisyMachineError`) the machine is too busy to measure on.
+      layouts, the compiler's own choice cannot be labelled, the cache is no such file, or
+      (`NoisyMachineError`) the machine is too busy to measure on.
 
   Examples:
     >>> import jax
@@ -295,8 +295,12 @@ def tune(
 
 def prior_of(target: str | None) -> prior_lib.Prior:
   """The prior that ships for labels of a target; that of TPU v3 for every TPU."""
-  name = MODELS[target if target in MODELS else "tpu:v3"]
-  return prior_lib.read(model_file.SHIPPED / f"{name}.prior.json")
+  return prior_lib.read(model_file.SHIPPED / f"{_shipped(target)}.prior.json")
+
+
+def _shipped(target: str | None) -> str:
+  """The model that ships for a target: that of TPU v3 for a TPU without one of its own."""
+  return MODELS[target if target in MODELS else "tpu:v3"]
 
 
 def _label(
@@ -339,12 +343,7 @@ def _tell(place: int, budget: int, numbers: Numbers, found: cache_lib.Cache) -> 
 
 def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   """The model to rank with; warns where it has learnt another label than is tuned for."""
-  if model is None and label.target not in MODELS:
-    raise ValueError(
-      f"no model ships for {label.target}, only {', '.join(MODELS.values())}: give "
-      "model=, such as one that you trained on labels of this target"
-    )
-  model = MODELS[label.target] if model is None else model
+  model = _shipped(label.target) if model is None else model
   ranker = ranker_lib.load(model) if isinstance(model, (str, os.PathLike)) else model
   if ranker.collection.kind != "layout":
     raise ValueError(
