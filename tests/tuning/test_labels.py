@@ -34,7 +34,7 @@ def test_seconds_label_up_to_v4_and_cycles_newer_ones(target):
   label = _label(target, _raw())
   assert label.value(_raw()) == (3_000_000 if is_of_seconds else 7000)
   assert ("picoseconds" in label.unit) == is_of_seconds and label.gap == ""
-  assert label.what == f"estimated {'time' if is_of_seconds else 'cycles'} on {target}"
+  assert label.what.endswith(f"estimated {'time' if is_of_seconds else 'cycles'} on {target}")
   assert ("0.55" in label.worth) == is_of_seconds
 
 
@@ -45,7 +45,7 @@ def test_cycles_label_all_choices_of_a_program_whose_own_choice_lacks_seconds(ta
   label = _label(target, own)
   others = [_raw(6500), _raw(9000, seconds=-2.0, without=1)]
   assert [label.value(raw) for raw in (own, *others)] == [7000, 6500, 9000]
-  assert label.unit.startswith("cycles") and "1 of its own choice's 6 kernels" in label.gap
+  assert label.unit.startswith("cycles") and "1 of 6 kernels" in label.gap
   with pytest.raises(ValueError, match="no estimated cycles for 2 of its 6 kernels"):
     label.value(_raw(10, seconds=seconds, without=2))  # cheap, because more is not counted
 
@@ -131,4 +131,4 @@ def test_programs_without_some_seconds_have_different_labels(target, function, a
   label = label.of(raw[0])
   values = [label.value(each) for each in raw if each["without_estimate"] == 1]
   assert len(set(values)) > 1 and min(values) > 1 and values[0] == raw[0]["estimated_cycles"]
-  assert f"1 of its own choice's {raw[0]['kernels']} kernels" in label.gap
+  assert f"1 of {raw[0]['kernels']} kernels" in label.gap

@@ -40,6 +40,7 @@ def test_a_file_gives_all_its_programs_or_the_one_asked_for(file):
     ("number = 3", "", ValueError),
     ("PROGRAMS = {'a': 3}", "", ValueError),
     ("PROGRAMS = {1: 2}", "", ValueError),
+    ("PROGRAMS = {'a': (print, (), 3)}", "", ValueError),
     ("number = nothing", "", ValueError),
     (_FILE + "\nSPLIT = 'all'", "", ValueError),
   ],
@@ -81,3 +82,11 @@ class Layer:
 """
   )
   assert len(programs.load(str(path))) == 2
+
+
+def test_a_program_may_have_keyword_arguments(tmp_path):
+  path = tmp_path / "programs.py"
+  path.write_text(_FILE.replace("(jnp.sin, (x,))", "(jnp.matmul, (x,), {'b': x})"))
+  (program,) = programs.load(f"{path}:sine")
+  assert list(program.kwargs) == ["b"] and len(program.args) == 1
+  assert programs.load(f"{path}:cosine of x")[0].kwargs == {}

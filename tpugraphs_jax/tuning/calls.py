@@ -55,14 +55,10 @@ class Call:
   def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
     """The function as jax lowers it for these arrays, with the names of its arguments."""
     args, kwargs = self._arguments(arrays)
-    lowered = None
-    if hasattr(self._function, "lower"):
-      lowered = self._function.lower(*args, **kwargs)
-    elif all(self._is_array):
-      lowered = jax.jit(self._function).lower(*args, **kwargs)
-    # Other wrappers than jax's return classes of their own.
-    if isinstance(lowered, jax.stages.Lowered):
-      return lowered
+    if hasattr(self._function, "trace"):  # of `jax.jit`
+      return self._function.lower(*args, **kwargs)
+    if all(self._is_array) and not hasattr(self._function, "lower"):
+      return jax.jit(self._function).lower(*args, **kwargs)
 
     def arrays_of(*arrays: Any) -> list[Any]:
       return self._array_outputs(arrays)[0]

@@ -139,15 +139,16 @@ class TpuEstimate(Label):
 
   @property
   def what(self) -> str:
-    return f"estimated {'time' if self.is_of_seconds else 'cycles'} on {self.target}"
+    what = "estimated time" if self.is_of_seconds else "number of estimated cycles"
+    return f"{what} on {self.target}"
 
   @property
   def gap(self) -> str:
     if self.own is None or self.is_of_seconds or not self.own.get("without_estimate"):
       return ""
     return (
-      f"the compiler has no estimated cycles for {self.own['without_estimate']} of its own "
-      f"choice's {self.own['kernels']} kernels, which no label counts"
+      f"{self.own['without_estimate']} of {self.own['kernels']} kernels have no estimated cycles, "
+      "and no label counts them"
     )
 
   def versions(self) -> dict[str, str]:
