@@ -2,7 +2,7 @@
 
     python -m venv ENV
     ENV/bin/pip install . -r benchmarks/compilers.txt
-    ENV/bin/python benchmarks/measured_ops.py --data DIR --work DIR
+    ENV/bin/python benchmarks/measured_ops.py --data DIR --work DIR --out benchmarks/measured_ops.json
 
 The times are those of tokamax' autotuning caches: operations of real models that plain XLA
 computes, five times each. `--data` is a folder of such caches, `DEVICE/OPERATION.json`; its default
@@ -12,249 +12,382 @@ the TPU it was measured on. Only the times are measured; all other numbers are e
 `--work` keeps what the compiler said, a program a line, and the optimised modules: a killed command
 goes on where it was. A compiler that ends its process costs one program. Keys that differ in
 `return_residuals` alone are one program. `--sample` compiles that many programs of each file,
-drawn with a fixed seed; a larger sample contains the smaller one.
+drawn with a fixed seed; a larger sample contains the smaller one. The record is made of all programs
+that were compiled so far. `--times` also writes the factors from which `tpugraphs_jax.estimate`
+makes milliseconds.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-import dataclasses
-import functools
-import hashlib
-import importlib
-import importlib.metadata
-import inspect
+import collections
+from collections.abc import Callable, Mapping, Sequence
+import importlib.util
 import json
-import math
 import os
 from pathlib import Path
-import pkgutil
-import re
-import signal
 import subprocess
 import sys
 from typing import Any
 import zlib
 
 from absl import flags
-import jax
 import numpy as np
+import pages
+from scipy import optimize, stats
+import timing
+import tokamax_ops
 
-from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.tuning import journal, tpu
+from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.tuning import estimate, journal, tpu_kernels
 
-# Targets by the name that tokamax' caches give a device.
-DEVICES = {
-  "tpu_v5_lite": "tpu:v5e",
-  "tpu_v5": "tpu:v5p",
-  "tpu_v6_lite": "tpu:v6e",
-  "tpu7x": "tpu:7x",
+# What a row of the record has; times and estimates of one program.
+COLUMNS = ("measured_ms", "cycles", "product_cycles", "optimal_seconds", "bytes", "flops")
+_CLOSE = 0.2  # a relative error that counts as close
+_FEWEST = 3  # programs of an operation with an error of its own
+_PRODUCTS = ("convolution", "dot")
+_ENDS = (0.05, 0.95)
+Rows = Mapping[str, np.ndarray]  # by column, an entry for each program
+
+
+def whole(seconds: np.ndarray) -> np.ndarray:
+  """Optimal seconds without the ones that the compiler subtracts for kernels without an estimate."""
+  return seconds - np.minimum(np.floor(seconds), 0)
+
+
+# What a time is made of, by the name of a method: one or two terms, each with a number to fit.
+METHODS: dict[str, Callable[[Rows, str], list[np.ndarray]]] = {
+  "cycles": lambda rows, target: [rows["cycles"]],
+  "optimal seconds": lambda rows, target: [whole(rows["optimal_seconds"])],
+  "geometric mean of both": lambda rows, target: [
+    np.sqrt(rows["cycles"] * whole(rows["optimal_seconds"]))
+  ],
+  "roofline": lambda rows, target: [
+    np.maximum(
+      rows["flops"] / estimate.DEVICES[target].flops,
+      rows["bytes"] / estimate.DEVICES[target].bandwidth,
+    )
+  ],
+  "cycles and optimal seconds": lambda rows, target: [
+    rows["cycles"],
+    whole(rows["optimal_seconds"]),
+  ],
+  "cycles of products and of the rest": lambda rows, target: [
+    rows["product_cycles"],
+    rows["cycles"] - rows["product_cycles"],
+  ],
+  "cycles and a constant": lambda rows, target: [rows["cycles"], np.ones(len(rows["cycles"]))],
 }
-_XLA = "{}"  # the configuration of an operation that XLA compiles without a choice
-_TWIN = "return_residuals"
-_SEED = 0
-_SHAPE = re.compile(r"\b(?:bool|bf|f|i|u)(\d*)[a-z0-9_]*\[([\d,]*)\]")
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-  """An operation with its arguments, and the times measured on a device."""
+def figures(program: tokamax_ops.Program, raw: Mapping[str, Any], module: bytes) -> dict[str, Any]:
+  """Times and estimates of a compiled program, and why it has no estimate, if it has none."""
+  parsed = proto.parse_module(module, where=program.name)
+  cycles = tpu_kernels.estimated_cycles(parsed)
+  missing = estimate.severe(cycles, raw["bytes_accessed"])
+  names = sorted({" ".join(filter(None, [each.kind, each.target])) for each in missing})
+  return {
+    "measured_ms": float(np.median(program.times_ms)),
+    "cycles": cycles.cycles,
+    "product_cycles": _product_cycles(parsed, cycles),
+    "optimal_seconds": raw["optimal_seconds"],
+    "bytes": raw["bytes_accessed"],
+    "flops": raw["flops"],
+    "without": ", ".join(names) if missing or cycles.cycles else "all kernels",
+  }
 
-  device: str  # a key of `DEVICES`
-  operation: str
-  key: str  # arguments as JSON
-  times_ms: tuple[float, ...]
 
-  @functools.cached_property
-  def name(self) -> str:
-    """Device, operation and a checksum of the arguments, the same for both twins."""
-    arguments = {name: each for name, each in json.loads(self.key).items() if name != _TWIN}
-    text = json.dumps(arguments, sort_keys=True)
-    return f"{self.device}/{self.operation}/{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+def _product_cycles(module: proto.HloModuleProto, cycles: tpu_kernels.Cycles) -> int:
+  """Cycles of the kernels that compute convolutions or dots."""
+  bodies = {computation.id: computation.instructions for computation in module.computations}
 
-  @property
-  def size(self) -> int:
-    """Bits of all arrays among the arguments."""
-    return sum(
-      int(bits or 8) * math.prod(int(size) for size in shape.split(",") if size)
-      for bits, shape in _SHAPE.findall(self.key)
+  def has_product(node: proto.HloInstructionProto) -> bool:
+    inside = node.called_computation_ids if node.opcode == "fusion" else ()
+    return node.opcode in _PRODUCTS or any(
+      has_product(each) for callee in inside for each in bodies[callee]
     )
 
-
-def read(folder: Path) -> tuple[list[Program], list[str]]:
-  """The distinct programs of a folder of caches, and a line for each file without any."""
-  programs: dict[str, Program] = {}
-  without = []
-  for path in sorted(folder.glob("*/*.json")):
-    device, operation = path.parent.name, path.stem
-    if device not in DEVICES:
-      continue
-    try:
-      cache = trust.parse(path.read_text() or "{}")
-      found = [
-        Program(device, operation, key, tuple(row[_XLA]["evaluation_times_ms"]))
-        for key, row in cache.items()
-        if _XLA in row
-      ]
-    except (ValueError, KeyError, TypeError) as error:
-      without.append(f"{device}/{operation}: {str(error) or type(error).__name__}")
-      continue
-    if not found:
-      without.append(f"{device}/{operation}: no times of plain XLA")
-    # Programs that return no residuals come first and stay.
-    for program in sorted(found, key=lambda each: json.loads(each.key).get(_TWIN, False)):
-      programs.setdefault(program.name, program)
-  return list(programs.values()), without
+  products = {node.name for nodes in bodies.values() for node in nodes if has_product(node)}
+  return sum(each.cycles for each in cycles.by_kernel if each.origin.name in products)
 
 
-def sample(programs: Sequence[Program], count: int | None) -> list[Program]:
-  """At most `count` programs of each operation of each device, smallest first."""
-  kept = []
-  for pair in sorted({(each.device, each.operation) for each in programs}):
-    found = sorted(
-      (each for each in programs if (each.device, each.operation) == pair),
-      key=lambda each: each.name,
+def record(
+  programs: Sequence[tokamax_ops.Program], without: Sequence[str], work: tokamax_ops.Work
+) -> dict[str, Any]:
+  """All that was compiled so far, by device and operation."""
+  kept = work.open()
+  operations: dict[str, dict[str, Any]] = {}
+  for program in sorted(programs, key=lambda each: each.name):
+    target = tokamax_ops.DEVICES[program.device]
+    row = operations.setdefault(
+      f"{target} {program.operation}",
+      {"distinct": 0, "failed": {}, "without_estimate": {}, "programs": {}},
     )
-    order = np.random.default_rng(_SEED).permutation(len(found))[:count]
-    kept += [found[place] for place in order]
-  return sorted(kept, key=lambda each: (each.size, each.name))
-
-
-@functools.cache
-def operations() -> dict[str, type]:
-  """The operations that tokamax computes with plain XLA, by the name of their caches."""
-  import tokamax._src.ops as package
-  from tokamax._src.ops import op
-
-  found = {}
-  for each in pkgutil.iter_modules(package.__path__):
-    try:
-      module = importlib.import_module(f"{package.__name__}.{each.name}.base")
-    except ModuleNotFoundError:
+    row["distinct"] += 1
+    if program.name in kept.errors:
+      reason = kept.errors[program.name].splitlines()[0][:200]
+      row["failed"][reason] = row["failed"].get(reason, 0) + 1
+    if program.name not in kept.raw:
       continue
-    for name, value in vars(module).items():
-      if (
-        inspect.isclass(value) and issubclass(value, op.Op) and value.__module__ == module.__name__
-      ):
-        found[re.sub(r"(?!^)([A-Z])", r"_\1", name).lower()] = value
-  return found
+    module = zlib.decompress(work.module(program.name).read_bytes())
+    found = figures(program, kept.raw[program.name], module)
+    if found["without"]:
+      row["without_estimate"][found["without"]] = (
+        row["without_estimate"].get(found["without"], 0) + 1
+      )
+    else:
+      row["programs"][program.name.rpartition("/")[2]] = [found[column] for column in COLUMNS]
+  kept.close()
+  return {
+    **work.versions(),
+    "columns": COLUMNS,
+    "files_without_times": list(without),
+    "operations": operations,
+  }
 
 
-def function(program: Program) -> tuple[Any, tuple[list[jax.ShapeDtypeStruct]]]:
-  """The function of a program and its one argument, all arrays, as tokamax times it.
+def _rows(found: Mapping[str, Any]) -> Rows:
+  """The columns of an operation's programs."""
+  values = np.array(list(found["programs"].values()), np.float64).reshape(-1, len(COLUMNS))
+  return dict(zip(COLUMNS, values.T))
 
-  Raises:
-    ValueError: the installed tokamax has no such operation, or does not know its arguments.
+
+def fit(parts: Sequence[tuple[list[np.ndarray], np.ndarray]]) -> np.ndarray:
+  """The numbers by which terms are multiplied, every operation of the same weight.
+
+  One term gets the weighted median of measured time by term. Two get numbers of at least 0 with
+  the least squares of relative errors.
+
+  Args:
+    parts: terms and measured milliseconds of each operation.
   """
-  import pydantic
-  from tokamax._src import benchmarking
-  from tokamax._src import pydantic as models
-
-  if program.operation not in operations():
-    raise ValueError(f"tokamax {_version()} has no operation {program.operation}")
-  operation = operations()[program.operation]()
-  signature = operation._fwd_signature
-  arguments = json.loads(program.key)
-  for name in sorted(arguments.keys() - signature.parameters.keys()):
-    # A newer tokamax writes its defaults.
-    if arguments.pop(name) not in (None, False, True):
-      raise ValueError(f"tokamax {_version()} knows no argument {name} of {program.operation}")
-  precision = arguments.get("precision")
-  if isinstance(precision, list) and all(isinstance(each, list) for each in precision):
-    if any(len(set(each)) != 1 for each in precision):
-      raise ValueError(f"precision {precision}, expected one precision of each product")
-    arguments["precision"] = [each[0] for each in precision]  # as older versions write it
-  spec = pydantic.TypeAdapter(pydantic.Json[models.get_arg_spec_model("Spec", signature)])
-  values = spec.validate_python(json.dumps(arguments))
-  forward, arrays = benchmarking.standardize_function(operation, kwargs=values, seed=None)
-  return forward, (arrays,)
+  shares = np.concatenate([np.stack(terms, 1) / ms[:, None] for terms, ms in parts])
+  weights = np.concatenate([np.full(len(ms), 1 / len(ms)) for _, ms in parts])
+  if shares.shape[1] == 1:
+    return np.array([quantile(1 / shares[:, 0], weights, 0.5)])
+  root = np.sqrt(weights)
+  return optimize.nnls(shares * root[:, None], root)[0]
 
 
-def _version() -> str:
-  return importlib.metadata.version("tokamax")
+def quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
+  """The smallest value up to which values have `share` of the weight."""
+  order = np.argsort(values)
+  mass = np.cumsum(weights[order])
+  return float(values[order][np.searchsorted(mass, share * mass[-1])])
 
 
-class Work:
-  """What the compiler said of programs, in a folder.
+def ratios(fitted: np.ndarray, terms: list[np.ndarray], ms: np.ndarray) -> np.ndarray:
+  """Measured by estimated time, of every program."""
+  return ms / (np.stack(terms, 1) @ fitted)
 
-  Attributes:
-    path: of the journal.
+
+def errors(ratio: np.ndarray) -> np.ndarray:
+  """Relative errors of estimated times."""
+  return np.abs(1 / ratio - 1)
+
+
+def by_generation(found: Mapping[str, Any]) -> dict[str, dict[str, Rows]]:
+  """The programs with an estimate, by target and operation."""
+  result: dict[str, dict[str, Rows]] = collections.defaultdict(dict)
+  for name, row in found["operations"].items():
+    target, operation = name.split()
+    if len(row["programs"]) >= _FEWEST:
+      result[target][operation] = _rows(row)
+  return result
+
+
+def left_out(operations: Mapping[str, Rows], target: str, method: str) -> dict[str, np.ndarray]:
+  """Measured by estimated time, by operation, with numbers fitted to the other operations."""
+  parts = {
+    name: (METHODS[method](rows, target), rows["measured_ms"]) for name, rows in operations.items()
+  }
+  return {
+    name: ratios(fit([part for other, part in parts.items() if other != name]), *parts[name])
+    for name in parts
+    if len(parts) > 1
+  }
+
+
+def times(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """The factor of every generation, and the interval of measured times, for `estimate`.
+
+  The interval is one of all generations: nine of ten measured programs, every operation of the
+  same weight, each estimated by the other operations of its generation.
   """
-
-  def __init__(self, folder: Path):
-    self.folder, self.path = folder, folder / "journal.jsonl"
-
-  def module(self, name: str) -> Path:
-    """The file of a program's optimised module, compressed."""
-    return self.folder / f"{name}.hlo.pb.z"
-
-  def open(self) -> journal.Journal:
-    return journal.Journal(
-      self.path,
-      {"libtpu": tpu.libtpu_version(), "jax": jax.__version__, "tokamax": _version()},
-    )
-
-  def compile(self, programs: Sequence[Program], timeout: int) -> None:
-    """Compiles programs, in this process, which a crash of the compiler ends."""
-    kept = self.open()
-    for program in programs:
-      if program.name in kept.raw or program.name in kept.errors:
-        continue
-      kept.start(program.name)
-      signal.alarm(timeout)  # ends this process while the compiler is busy
-      try:
-        kept.result(program.name, self._compile(program))
-      except (ValueError, TypeError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
-        kept.error(program.name, f"{type(error).__name__}: {str(error)[:500]}")
-      signal.alarm(0)
-
-  def _compile(self, program: Program) -> dict[str, Any]:
-    found = tpu.compile_function(*function(program), DEVICES[program.device])
-    path = self.module(program.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(path, "wb") as file:
-      file.write(zlib.compress(found.module))
-    return {
-      "optimal_seconds": found.optimal_seconds,
-      "bytes_accessed": found.bytes_accessed,
-      "flops": found.flops,
-      "memory": dataclasses.asdict(found.memory),
+  generations = by_generation(found)
+  parts = [
+    ratio
+    for target, operations in generations.items()
+    for ratio in left_out(operations, target, "cycles").values()
+  ]
+  values = np.concatenate(parts)
+  weights = np.concatenate([np.full(len(ratio), 1 / len(ratio)) for ratio in parts])
+  low, high = (round(quantile(values, weights, end), 2) for end in _ENDS)
+  return {
+    target: {
+      "ms": round(
+        1e6
+        * float(fit([([rows["cycles"]], rows["measured_ms"]) for rows in operations.values()])[0]),
+        3,
+      ),
+      "low": low,
+      "high": high,
+      "programs": sum(len(rows["cycles"]) for rows in operations.values()),
+      "operations": len(operations),
     }
+    for target, operations in generations.items()
+  }
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--data", type=Path, help="folder of caches (default: tokamax' own)")
-  parser.add_argument("--work", required=True, type=Path, help="folder of compiled programs")
-  parser.add_argument("--sample", type=int, help="programs of each file (default: all)")
-  parser.add_argument("--timeout", type=int, default=300, help="seconds to compile a program")
-  parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-  args = parser.parse_args()
-  if args.data is None:
-    args.data = Path(importlib.util.find_spec("tokamax").origin).parent / "data" / "autotuning"
-  programs, without = read(args.data)
-  chosen = sample(programs, args.sample)
-  work = Work(args.work)
-  if args.worker:
-    flags.FLAGS(sys.argv[:1])  # which tokamax would parse otherwise
-    return work.compile(chosen, args.timeout)
-  compile_all(work, chosen)
+def table(found: Mapping[str, Any]) -> str:
+  """Both estimates of every generation and operation, after one factor, as a Markdown table."""
+  lines = []
+  for target, operations in by_generation(found).items():
+    for name, rows in operations.items():
+      lines.append(
+        [_short(target), _spoken(name), str(len(rows["cycles"])), *_judged(rows, target)]
+      )
+    if len(operations) > 1:
+      every = {
+        column: np.concatenate([rows[column] for rows in operations.values()]) for column in COLUMNS
+      }
+      lines.append([_short(target), "all", str(len(every["cycles"])), *_judged(every, target)])
+  return pages.table(
+    [
+      "TPU",
+      "operation",
+      "programs",
+      "ms of a million cycles",
+      "tau-b",
+      "mean error",
+      "within 20 %",
+      "measured / estimated, 5 to 95 %",
+      "ms of an optimal ms",
+      "tau-b",
+      "mean error",
+      "within 20 %",
+    ],
+    lines,
+  )
 
 
-def compile_all(work: Work, programs: Sequence[Program]) -> None:
-  """Compiles programs in processes of their own, one after the other."""
-  while True:
-    status = subprocess.run(
-      [sys.executable, __file__, *sys.argv[1:], "--worker"],
-      env=os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"},
-    ).returncode
-    if not status:
-      return
+def _judged(rows: Rows, target: str) -> list[str]:
+  cells = []
+  for method, unit in (("cycles", 1e6), ("optimal seconds", 1e-3)):
+    terms, ms = METHODS[method](rows, target), rows["measured_ms"]
+    fitted = fit([(terms, ms)])
+    ratio = ratios(fitted, terms, ms)
+    tau = stats.kendalltau(terms[0], ms).statistic
+    cells += [
+      f"{unit * fitted[0]:.3f}",
+      f"{tau:.3f}",
+      f"{errors(ratio).mean():.1%}",
+      f"{(errors(ratio) <= _CLOSE).mean():.0%}",
+    ]
+    if method == "cycles":
+      cells.append(" to ".join(f"{end:.2f}" for end in np.quantile(ratio, _ENDS)))
+  return cells
+
+
+def tried_table(found: Mapping[str, Any]) -> str:
+  """Mean errors of all methods, their numbers fitted to other operations or to the operation."""
+  generations = by_generation(found)
+  lines = []
+  for method in METHODS:
+    cells = [method]
+    for target, operations in generations.items():
+      if len(operations) < 2:
+        continue
+      others = [errors(ratio).mean() for ratio in left_out(operations, target, method).values()]
+      own = [
+        errors(ratios(fit([part]), *part)).mean()
+        for rows in operations.values()
+        for part in [(METHODS[method](rows, target), rows["measured_ms"])]
+      ]
+      cells.append(f"{np.mean(others):.0%}, {np.mean(own):.1%}")
+    lines.append(cells)
+  head = [_short(target) for target, operations in generations.items() if len(operations) > 1]
+  return pages.table(["time is made of", *head], lines)
+
+
+def without_table(found: Mapping[str, Any]) -> str:
+  """Programs that were not compiled or have no estimate, by operation and reason."""
+  lines = []
+  for name, row in found["operations"].items():
+    target, operation = name.split()
+    reasons = [
+      *((count, reason) for reason, count in row["without_estimate"].items()),
+      *((count, f"not compiled: {reason}") for reason, count in row["failed"].items()),
+    ]
+    compiled = len(row["programs"]) + sum(row["without_estimate"].values())
+    lines.append(
+      [
+        _short(target),
+        _spoken(operation),
+        str(row["distinct"]),
+        str(compiled),
+        str(len(row["programs"])),
+        "; ".join(f"{count} {reason}" for count, reason in sorted(reasons, reverse=True)),
+      ]
+    )
+  return pages.table(
+    [
+      "TPU",
+      "operation",
+      "programs",
+      "compiled",
+      "with an estimate",
+      "without: what the compiler does not estimate",
+    ],
+    lines,
+  )
+
+
+def _short(target: str) -> str:
+  return target.removeprefix("tpu:")
+
+
+def _spoken(operation: str) -> str:
+  return operation.replace("_", " ")
+
+
+def compile_all(work: tokamax_ops.Work) -> None:
+  """Compiles the programs of this command in processes of their own, one after the other."""
+  while status := subprocess.run(
+    [sys.executable, __file__, *sys.argv[1:], "--worker"],
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"},
+  ).returncode:
     name = journal.interrupted(work.path) if status < 0 and work.path.exists() else None
     if name is None:
       sys.exit(f"error: the compiling process ended with status {status}")
     journal.add_error(work.path, name, f"the compiler ended its process with status {status}")
+
+
+def main() -> None:
+  parser = timing.parser(__doc__)
+  parser.add_argument("--data", type=Path, help="folder of caches (default: tokamax' own)")
+  parser.add_argument("--work", required=True, type=Path, help="folder of compiled programs")
+  parser.add_argument("--sample", type=int, help="most programs of a file (default: all)")
+  parser.add_argument("--timeout", type=int, default=300, help="seconds to compile a program")
+  parser.add_argument("--times", type=Path, help="also write the factors, such as times.json")
+  parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.data is None:
+    args.data = Path(importlib.util.find_spec("tokamax").origin).parent / "data" / "autotuning"
+  programs, without = tokamax_ops.read(args.data)
+  if not programs:
+    parser.error(f"--data={args.data} has no times of TPUs, expected DEVICE/OPERATION.json")
+  work = tokamax_ops.Work(args.work)
+  if args.worker:
+    flags.FLAGS(sys.argv[:1])  # which tokamax would parse otherwise
+    return work.compile(tokamax_ops.sample(programs, args.sample), args.timeout)
+  if args.sample != 0:
+    compile_all(work)
+  found = record(programs, without, work)
+  timing.write(found, args.out)
+  if args.times:
+    args.times.write_text(json.dumps(times(found), indent=2) + "\n")
+  print("\n\n".join([table(found), tried_table(found), without_table(found)]))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ LAYERS = (
   ("train",),
   ("tuning", "report"),
   ("view", "run"),
-  ("collect", "sweep", "__main__"),
+  ("collect", "estimate", "sweep", "__main__"),
 )
 # All imports within a layer: the first imports the second.
 WITHIN = {
@@ -81,7 +81,7 @@ def test_a_layer_knows_only_its_own_tools(path):
 
 
 # Only the top level and `view` know the wing for programs of one's own.
-ABOVE_TUNING = ("tuning", "view", "collect", "__init__", "")
+ABOVE_TUNING = ("tuning", "view", "collect", "estimate", "__init__", "")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -16,7 +16,8 @@ Examples:
   True
 
 `print(graph)` and `print(rows)` show tables, `OpGraph.view()` shows the program. `tune(function,
-*arguments)` chooses layouts for a function, and `apply` applies those of a file. Training is
+*arguments)` chooses layouts for a function, `apply` applies those of a file, and `estimate(function,
+*arguments)` tells what a function costs on TPUs. Training is
 `train_model(config, data_root=..., workdir=...)`, whose result has `metrics`, `model` and
 `report()`.
 
@@ -34,6 +35,7 @@ __all__ = [
   "OpGraph",
   "apply",
   "collect",
+  "estimate",
   "explain",
   "hlo",
   "load",
@@ -59,6 +61,7 @@ with epy.lazy_api_imports(globals()):  # loaded when first used: importing the p
   from tpugraphs_jax.run.configs import load as load_config
   from tpugraphs_jax.run.python import train_model
   from tpugraphs_jax.train import training
+  from tpugraphs_jax.tuning.estimate import estimate
   from tpugraphs_jax.tuning.layouts import apply
   from tpugraphs_jax.tuning.tune import tune
 

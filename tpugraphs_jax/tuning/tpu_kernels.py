@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import math
+import re
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,21 @@ from tpugraphs_jax.tuning import tpu
 # would take months.
 SATURATED = 2**53
 _CALLERS = ("while", "conditional", "call")
+# Instructions that take no time of their own: names of values, containers of other instructions,
+# and copies beside the computation.
+_FREE = frozenset(
+  "after-all add-dependency async-done async-start async-update bitcast call conditional constant "
+  "copy-done copy-start domain get-tuple-element opt-barrier parameter partition-id replica-id "
+  "tuple while".split()
+)
+# Custom calls that mark values or plan memory. The compiler's optimal seconds count -1 for some.
+_FREE_CALLS = frozenset(
+  "AllocateBuffer AssumeGatherIndicesInBound ConcatBitcast PrepareAsyncCallDone "
+  "PrepareAsyncCallStart Sharding".split()
+)
+_REGISTER = 8 * 128  # elements of a vector register; smaller results cost nothing to speak of
+_TYPE_NAMES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES}
+_BITS = re.compile(r"\d+")  # in the name of an element type; the others have 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +58,25 @@ class KernelCycles:
   # jax's names of the kernel, then of convolutions and dots fused into it, then of the others.
   names: tuple[str, ...]
   cycles: int
+  origin: module_graph.Origin | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Uncounted:
+  """An instruction whose time the compiler does not estimate; it adds nothing to the cycles.
+
+  Attributes:
+    kind: its opcode; `loop` where the length is unknown (its body is counted once), `kernel` where
+      it has tiles and no estimate.
+    target: of a custom call.
+    origin: of the instruction.
+    size: bytes of its results.
+  """
+
+  kind: str
+  target: str
+  origin: module_graph.Origin
+  size: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +88,7 @@ class Cycles:
   loops_counted_once: int  # loops whose number of iterations is not known
   without_estimate: int = 0  # kernels without an estimate, which add nothing to the sum
   by_kernel: tuple[KernelCycles, ...] = dataclasses.field(default=(), compare=False)
+  uncounted: tuple[Uncounted, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,32 +173,51 @@ def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
   counter with (jax's scans count from 0 by 1); once where neither is found.
   """
   computations = {computation.id: computation for computation in module.computations}
-  return _sum(computations, computations[module.entry_computation_id])
+  return _sum(module, computations, computations[module.entry_computation_id])
 
 
-def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
+def _sum(
+  module: proto.HloModuleProto, computations: dict, computation: proto.HloComputationProto
+) -> Cycles:
   unknown = missing = count = 0
   kernels: list[KernelCycles] = []
+  uncounted: list[Uncounted] = []
   for instruction in computation.instructions:
     tiles = window(instruction)
     if tiles is not None:
-      kernels.append(KernelCycles(_names(instruction, computations), tiles.estimated_cycles or 0))
+      names = _names(instruction, computations)
+      origin = module_graph.origin(instruction, module)
+      kernels.append(KernelCycles(names, tiles.estimated_cycles or 0, origin))
     if tiles is not None or _is_untiled_kernel(instruction):
       count += 1
       missing += tiles is None or tiles.estimated_cycles is None
-    if instruction.opcode not in _CALLERS:
-      continue
-    callees = [computations[callee] for callee in instruction.called_computation_ids]
-    times = 1
-    if instruction.opcode == "while":
-      times = iterations(instruction, callees[1])
-      unknown, times = unknown + (times is None), 1 if times is None else times
-    for inside in (_sum(computations, callee) for callee in callees):
-      kernels += [KernelCycles(each.names, times * each.cycles) for each in inside.by_kernel]
+    callees = (
+      [computations[callee] for callee in instruction.called_computation_ids]
+      if instruction.opcode in _CALLERS
+      else []
+    )
+    times = iterations(instruction, callees[1]) if instruction.opcode == "while" else 1
+    kind = "loop" if times is None else _uncounted_kind(instruction, tiles)
+    unknown, times = unknown + (times is None), 1 if times is None else times
+    if kind:
+      target, origin = instruction.custom_call_target, module_graph.origin(instruction, module)
+      uncounted.append(Uncounted(kind, target, origin, _size(instruction.shape)))
+    for inside in (_sum(module, computations, callee) for callee in callees):
+      kernels += [
+        dataclasses.replace(each, cycles=times * each.cycles) for each in inside.by_kernel
+      ]
       unknown += inside.loops_counted_once
       count += inside.kernels
       missing += inside.without_estimate
-  return Cycles(sum(each.cycles for each in kernels), count, unknown, missing, tuple(kernels))
+      uncounted += inside.uncounted
+  return Cycles(
+    sum(each.cycles for each in kernels),
+    count,
+    unknown,
+    missing,
+    tuple(kernels),
+    tuple(uncounted),
+  )
 
 
 def _is_untiled_kernel(instruction: proto.HloInstructionProto) -> bool:
@@ -177,6 +233,28 @@ def _is_untiled_kernel(instruction: proto.HloInstructionProto) -> bool:
     and instruction.opcode not in _CALLERS
     and "used_scoped_memory_configs" in _backend_config(instruction)
   )
+
+
+def _uncounted_kind(instruction: proto.HloInstructionProto, tiles: Window | None) -> str:
+  """The kind of an instruction without an estimate; empty where it has one or is free."""
+  if tiles is not None:
+    return "" if tiles.estimated_cycles is not None else "kernel"
+  if instruction.opcode == "custom-call":
+    return "" if instruction.custom_call_target in _FREE_CALLS else "custom-call"
+  shapes = instruction.shape.tuple_shapes or [instruction.shape]
+  is_free = instruction.opcode in _FREE or all(
+    math.prod(shape.dimensions) <= _REGISTER for shape in shapes
+  )
+  return "" if is_free else instruction.opcode
+
+
+def _size(shape: proto.ShapeProto) -> int:
+  """Bytes of an array, or of all arrays of a tuple."""
+  if shape.tuple_shapes:
+    return sum(map(_size, shape.tuple_shapes))
+  name = _TYPE_NAMES.get(shape.element_type, "")
+  bits = int(found[0]) if (found := _BITS.search(name)) else 8
+  return math.prod(shape.dimensions) * bits // 8
 
 
 def _names(instruction: proto.HloInstructionProto, computations: dict) -> tuple[str, ...]:

@@ -1,0 +1,10 @@
+"""The command `python -m tpugraphs_jax.estimate`; the function is `tpugraphs_jax.estimate`."""
+
+import sys
+
+if __name__ != "__main__":  # else the module would take the function's place in the package
+  raise ImportError("tpugraphs_jax.estimate is a function: from tpugraphs_jax import estimate")
+
+from tpugraphs_jax.tuning import estimate
+
+sys.exit(estimate.main())

@@ -1,0 +1,324 @@
+"""What a function costs on TPUs, estimated by their compiler before a job is started.
+
+    python -m tpugraphs_jax.estimate FILE.py:NAME --targets v5e v6e
+
+It needs libtpu and no TPU. The compiler estimates cycles. `times.json` has the time that they took
+in measured programs (`benchmarks/measured_ops.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.infra import console
+from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.tuning import programs, tpu, tpu_kernels
+
+TARGETS = ("v5e", "v5p", "v6e", "7x")  # unless others are asked for
+TIMES = Path(__file__).with_name("times.json")
+_DEAREST = 5
+_GIB = 2**30
+# Kinds of `tpu_kernels.Uncounted` whose time does not follow from the size of their results.
+_UNTOLD = ("loop", "kernel", "custom-call")
+_SORT_PASSES = 100  # over the results of a sort, about log2(n)^2 / 2 of a bitonic one
+# Of the bytes that a program moves, the share that other instructions without an estimate may write.
+_SMALL_SHARE = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """A TPU device as jax and its compiler see it.
+
+  Attributes:
+    flops: peak of bfloat16 operations a second.
+    bandwidth: bytes a second between the memory and the chip.
+    memory: bytes of memory that the compiler may plan, as its refusals say (libtpu 0.0.42.1).
+  """
+
+  flops: float
+  bandwidth: float
+  memory: int
+
+
+def _device(teraflops: float, gigabytes: float, gib: float, *, cores: int = 1) -> Device:
+  """A device from the figures of a chip, whose `cores` are devices of their own."""
+  return Device(1e12 * teraflops / cores, 1e9 * gigabytes / cores, round(gib * _GIB))
+
+
+# Peaks of a chip as in Google's pages on each generation (docs.cloud.google.com/tpu/docs), for v2
+# as in Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training Deep Neural Networks".
+DEVICES = {
+  "tpu:v2": _device(46, 700, 7.48, cores=2),
+  "tpu:v3": _device(123, 900, 15.48, cores=2),
+  "tpu:v4": _device(275, 1200, 15.25, cores=2),
+  "tpu:v5e": _device(197, 819, 15.75),
+  "tpu:v5p": _device(459, 2765, 95.74),
+  "tpu:v6e": _device(918, 1600, 31.25),
+  "tpu:7x": _device(2307, 7380, 94.75, cores=2),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+  """How long estimated cycles take on a generation, from programs measured on it.
+
+  Attributes:
+    ms: milliseconds of a million cycles.
+    low, high: what nine of ten measured programs took, as multiples of their estimated time.
+    programs: how many were measured, of `operations` operations.
+  """
+
+  ms: float
+  low: float
+  high: float
+  programs: int
+  operations: int
+
+
+@functools.cache
+def times() -> dict[str, Time]:
+  """The generations on which programs were measured."""
+  return {target: Time(**row) for target, row in json.loads(TIMES.read_text()).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What a function costs on one generation; all but `memory` are estimates of the compiler.
+
+  Attributes:
+    target: such as `tpu:v6e`.
+    milliseconds: estimated time; None where it cannot be told.
+    interval: milliseconds between which nine of ten measured programs of such an estimate were.
+    cycles: of all kernels; None where the compiler refuses the function.
+    bytes_accessed: bytes that the kernels read and write.
+    flops: floating-point operations.
+    memory: what the compiler plans on the device.
+    fits: whether the memory of the device suffices for it.
+    bound: `compute` or `memory`: which peak of the device takes longer.
+    kernels: the dearest first, with the cycles of all their calls.
+    uncounted: what the compiler does not estimate.
+    why: why there is no time; empty where there is one.
+  """
+
+  target: str
+  milliseconds: float | None = None
+  interval: tuple[float, float] | None = None
+  cycles: int | None = None
+  bytes_accessed: int | None = None
+  flops: float | None = None
+  memory: tpu.Memory | None = None
+  fits: bool = False
+  bound: str = ""
+  kernels: tuple[tpu_kernels.KernelCycles, ...] = ()
+  uncounted: tuple[tpu_kernels.Uncounted, ...] = ()
+  why: str = ""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Estimate:
+  """What a function costs, as text and as tables of a notebook.
+
+  Attributes:
+    name: of the function.
+    rows: one for each generation.
+  """
+
+  name: str
+  rows: tuple[Row, ...]
+
+  def __repr__(self) -> str:
+    return "\n\n".join([*map(str, self._tables()), *self._notes()])
+
+  def _repr_html_(self) -> str:
+    notes = Table(["notes"], [[note] for note in self._notes()])
+    return "".join(table._repr_html_() for table in (*self._tables(), notes))
+
+  def _tables(self) -> list[Table]:
+    """A row for each generation, and the dearest kernels of each."""
+    head = [
+      "",
+      "ms",
+      "9 of 10",
+      "M cycles",
+      "GB moved",
+      "arguments",
+      "temporaries",
+      "fits",
+      "bound",
+    ]
+    title = f"{self.name}: estimates of the TPU compiler, for one device"
+    return [Table(head, [_cells(row) for row in self.rows], title)] + [
+      Table(
+        ["share", "M cycles", "kernel", "line"],
+        [
+          [f"{each.cycles / row.cycles:.1%}", f"{each.cycles / 1e6:.3g}", *_place(each.origin)]
+          for each in row.kernels[:_DEAREST]
+        ],
+        f"{_short(row.target)}: {min(_DEAREST, len(row.kernels))} dearest of {len(row.kernels)} kernels",
+      )
+      for row in self.rows
+      if row.cycles
+    ]
+
+  def _notes(self) -> Iterator[str]:
+    """What is not in the cycles, why times are missing, and what the others rest on."""
+    for row in self.rows:
+      if row.why:
+        yield f"{_short(row.target)}: no time, because {row.why}"
+      elif row.uncounted:
+        yield f"{_short(row.target)}: without {_named(row.uncounted)}, which have no estimate"
+    for row in self.rows:
+      if row.milliseconds is not None:
+        time = times()[row.target]
+        yield (
+          f"{_short(row.target)}: by {time.programs} programs of {time.operations} operations that "
+          f"were measured on it, {time.low:.2f} to {time.high:.2f} of their estimate for 9 of 10"
+        )
+
+
+def _cells(row: Row) -> list[str]:
+  number = lambda value, scale: "" if value is None else f"{value / scale:.3g}"
+  memory = row.memory
+  return [
+    _short(row.target),
+    number(row.milliseconds, 1),
+    " to ".join(f"{end:.3g}" for end in row.interval or ()),
+    number(row.cycles, 1e6),
+    number(row.bytes_accessed, 1e9),
+    f"{memory.arguments / _GIB:.3g} GiB" if memory else "",
+    f"{memory.temporaries / _GIB:.3g} GiB" if memory else "",
+    f"{'yes' if row.fits else 'no'}, of {DEVICES[row.target].memory / _GIB:.4g} GiB",
+    row.bound,
+  ]
+
+
+def _short(target: str) -> str:
+  return target.removeprefix("tpu:")
+
+
+def _place(origin: Any) -> list[str]:
+  """The operation of an instruction as jax names it, and its source line."""
+  return [origin.op_name.rpartition("/")[2] or origin.name, origin.where]
+
+
+def _named(uncounted: Sequence[tpu_kernels.Uncounted]) -> str:
+  """Instructions by kind, jax's name and line, the commonest first."""
+  kinds = {"loop": "a loop of unknown length", "kernel": "a kernel"}
+  names = collections.Counter(
+    " ".join(filter(None, [kinds.get(each.kind, each.kind), each.target, *_place(each.origin)]))
+    for each in uncounted
+  )
+  return ", ".join(
+    f"{count} x {name}" if count > 1 else name for name, count in names.most_common()
+  )
+
+
+def untold(cycles: tpu_kernels.Cycles, bytes_accessed: float) -> list[tpu_kernels.Uncounted]:
+  """Why the time of a program cannot be told: its work without an estimate, if it is not small.
+
+  Loops of unknown length, custom calls and kernels without an estimate are never small. Gathers,
+  scatters, sorts and the like are, together, where they write few of the program's bytes.
+
+  Args:
+    cycles: of a program.
+    bytes_accessed: by the program.
+  """
+  written = sum(
+    each.size * (_SORT_PASSES if each.kind == "sort" else 1)
+    for each in cycles.uncounted
+    if each.kind not in _UNTOLD
+  )
+  is_small = written <= _SMALL_SHARE * bytes_accessed
+  return [each for each in cycles.uncounted if each.kind in _UNTOLD or not is_small]
+
+
+def estimate(
+  function: Callable[..., Any], *args: Any, targets: Sequence[str] = TARGETS
+) -> Estimate:
+  """What a function costs on TPUs, such as a training step; it is compiled and does not run.
+
+  Compiling takes seconds to minutes a target, in this process and on one device: sharding and
+  communication between devices are not part of it.
+
+  Args:
+    function: a function, or one that `jax.jit` returned.
+    *args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
+    targets: TPU generations: `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e`, `7x`.
+
+  Raises:
+    ValueError: a target is unknown, or libtpu is missing.
+    jax.errors.JaxRuntimeError: the compiler refuses the function, other than for its memory.
+  """
+  if isinstance(targets, str):
+    targets = [targets]
+  names = [tpu.full_name(target) for target in targets]
+  name = getattr(function, "__name__", type(function).__name__)
+  return Estimate(name, tuple(_row(function, args, target) for target in names))
+
+
+def _row(function: Callable[..., Any], args: tuple, target: str) -> Row:
+  try:
+    program = tpu.compile_function(function, args, target)
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    return Row(target, why=f"the compiler says: {console.one_line(error)}")
+  cycles = tpu_kernels.estimated_cycles(
+    proto.parse_module(program.module, where=f"program for {target}")
+  )
+  device, why = DEVICES[target], ""
+  if found := untold(cycles, program.bytes_accessed):
+    why = f"the compiler does not estimate {_named(found)}"
+  elif target not in times():
+    why = "no program with estimates was measured on it"
+  seconds = {
+    "compute": program.flops / device.flops,
+    "memory": program.bytes_accessed / device.bandwidth,
+  }
+  row = Row(
+    target,
+    cycles=cycles.cycles,
+    bytes_accessed=program.bytes_accessed,
+    flops=program.flops,
+    memory=program.memory,
+    fits=program.memory.total <= device.memory,
+    bound=max(seconds, key=seconds.get),
+    kernels=tuple(sorted(cycles.by_kernel, key=lambda each: -each.cycles)),
+    uncounted=cycles.uncounted,
+    why=why,
+  )
+  if why:
+    return row
+  time = times()[target]
+  milliseconds = time.ms * cycles.cycles / 1e6
+  interval = (time.low * milliseconds, time.high * milliseconds)
+  return dataclasses.replace(row, milliseconds=milliseconds, interval=interval)
+
+
+@console.command
+def main(argv: Sequence[str] | None = None) -> int:
+  """Prints what each program of a source costs; 0, or 2 where the command was used wrongly."""
+  parser = argparse.ArgumentParser(
+    prog="python -m tpugraphs_jax.estimate",
+    description="Estimates what functions cost on TPUs, without a TPU.",
+  )
+  parser.add_argument(
+    "source", help="FILE.py:KEY, FILE.py with a dictionary PROGRAMS, or a folder of such files"
+  )
+  parser.add_argument("--targets", nargs="+", default=TARGETS, help=f"default: {' '.join(TARGETS)}")
+  args = parser.parse_args(argv)
+  jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
+  for program in programs.load(args.source):
+    found = estimate(program.function, *program.args, targets=args.targets)
+    print(f"{dataclasses.replace(found, name=program.name)}\n", flush=True)
+  return 0
