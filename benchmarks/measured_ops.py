@@ -2,7 +2,7 @@
 
     python -m venv ENV
     ENV/bin/pip install . -r benchmarks/compilers.txt
-    ENV/bin/python benchmarks/measured_ops.py --data DIR --work DIR --out benchmarks/measured_ops.json
+    ENV/bin/python benchmarks/measured_ops.py --data DIR --work DIR --out RECORD.json
 
 The times are those of tokamax' autotuning caches: operations of real models that plain XLA
 computes, five times each. `--data` is a folder of such caches, `DEVICE/OPERATION.json`; its default
@@ -12,9 +12,9 @@ the TPU it was measured on. Only the times are measured; all other numbers are e
 `--work` keeps what the compiler said, a program a line, and the optimised modules: a killed command
 goes on where it was. A compiler that ends its process costs one program. Keys that differ in
 `return_residuals` alone are one program. `--sample` compiles that many programs of each file,
-drawn with a fixed seed; a larger sample contains the smaller one. The record is made of all programs
-that were compiled so far. `--times` also writes the factors from which `tpugraphs_jax.estimate`
-makes milliseconds.
+drawn with a fixed seed; a larger sample contains the smaller one. The record is made of all
+programs that were compiled so far. `--times` also writes the factors from which
+`tpugraphs_jax.estimate` makes milliseconds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Rows = Mapping[str, np.ndarray]  # by column, an entry for each program
 
 
 def whole(seconds: np.ndarray) -> np.ndarray:
-  """Optimal seconds without the ones that the compiler subtracts for kernels without an estimate."""
+  """Optimal seconds without the ones that the compiler subtracts, one for each custom call."""
   return seconds - np.minimum(np.floor(seconds), 0)
 
 
@@ -84,7 +84,7 @@ def figures(program: tokamax_ops.Program, raw: Mapping[str, Any], module: bytes)
   """Times and estimates of a compiled program, and why it has no estimate, if it has none."""
   parsed = proto.parse_module(module, where=program.name)
   cycles = tpu_kernels.estimated_cycles(parsed)
-  missing = estimate.severe(cycles, raw["bytes_accessed"])
+  missing = estimate.untold(cycles, raw["bytes_accessed"])
   names = sorted({" ".join(filter(None, [each.kind, each.target])) for each in missing})
   return {
     "measured_ms": float(np.median(program.times_ms)),
@@ -155,18 +155,17 @@ def _rows(found: Mapping[str, Any]) -> Rows:
 def fit(parts: Sequence[tuple[list[np.ndarray], np.ndarray]]) -> np.ndarray:
   """The numbers by which terms are multiplied, every operation of the same weight.
 
-  One term gets the weighted median of measured time by term. Two get numbers of at least 0 with
-  the least squares of relative errors.
+  One term gets the median of measured time by term, of several operations the geometric mean of
+  their medians. Two terms get numbers of at least 0 with the least squares of relative errors.
 
   Args:
     parts: terms and measured milliseconds of each operation.
   """
-  shares = np.concatenate([np.stack(terms, 1) / ms[:, None] for terms, ms in parts])
-  weights = np.concatenate([np.full(len(ms), 1 / len(ms)) for _, ms in parts])
-  if shares.shape[1] == 1:
-    return np.array([quantile(1 / shares[:, 0], weights, 0.5)])
-  root = np.sqrt(weights)
-  return optimize.nnls(shares * root[:, None], root)[0]
+  shares = [np.stack(terms, 1) / ms[:, None] for terms, ms in parts]
+  if shares[0].shape[1] == 1:
+    return stats.gmean([np.median(1 / each[:, 0]) for each in shares], keepdims=True)
+  root = np.concatenate([np.full(len(ms), len(ms) ** -0.5) for _, ms in parts])
+  return optimize.nnls(np.concatenate(shares) * root[:, None], root)[0]
 
 
 def quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:

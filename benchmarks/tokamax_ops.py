@@ -1,12 +1,13 @@
 """Operations that tokamax timed on TPUs: their programs, and what the TPU compiler says of them.
 
-A folder of tokamax' autotuning caches has `DEVICE/OPERATION.json`, from arguments as JSON to the times
-of each configuration; the configuration `{}` is plain XLA. The operations are tokamax' own.
+A folder of tokamax' autotuning caches has `DEVICE/OPERATION.json`, from arguments as JSON to the
+times of each configuration; the configuration `{}` is plain XLA. The operations are tokamax' own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -182,17 +183,17 @@ class Work:
 
   def compile(self, programs: Sequence[Program], timeout: int) -> None:
     """Compiles programs, in this process, which a crash of the compiler ends."""
-    kept = self.open()
-    for program in programs:
-      if program.name in kept.raw or program.name in kept.errors:
-        continue
-      kept.start(program.name)
-      signal.alarm(timeout)  # ends this process while the compiler is busy
-      try:
-        kept.result(program.name, self._compile(program))
-      except (ValueError, TypeError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
-        kept.error(program.name, f"{type(error).__name__}: {str(error)[:500]}")
-      signal.alarm(0)
+    with contextlib.closing(self.open()) as kept:
+      for program in programs:
+        if program.name in kept.raw or program.name in kept.errors:
+          continue
+        kept.start(program.name)
+        signal.alarm(timeout)  # ends this process while the compiler is busy
+        try:
+          kept.result(program.name, self._compile(program))
+        except (ValueError, TypeError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+          kept.error(program.name, f"{type(error).__name__}: {str(error)[:500]}")
+        signal.alarm(0)
 
   def _compile(self, program: Program) -> dict[str, Any]:
     found = tpu.compile_function(*function(program), DEVICES[program.device])

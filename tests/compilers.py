@@ -50,6 +50,7 @@ _NOT_TO_BE_HAD = (
 )
 _TESTS_OF_TPU = (
   "tests/tuning/test_tpu.py",
+  "tests/tuning/test_estimate.py",
   "tests/tuning/test_tune.py",
   "tests/tuning/test_own_data.py",
   "tests/nn/test_aggregation.py",

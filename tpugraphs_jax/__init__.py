@@ -16,8 +16,8 @@ Examples:
   True
 
 `print(graph)` and `print(rows)` show tables, `OpGraph.view()` shows the program. `tune(function,
-*arguments)` chooses layouts for a function, `apply` applies those of a file, and `estimate(function,
-*arguments)` tells what a function costs on TPUs. Training is
+*arguments)` chooses layouts for a function, `apply` applies those of a file, and
+`estimate(function, *arguments)` tells what a function costs on TPUs. Training is
 `train_model(config, data_root=..., workdir=...)`, whose result has `metrics`, `model` and
 `report()`.
 

@@ -109,7 +109,7 @@ def featurize(
       array is part of the program.
     optimized: whether a function or a `Lowered` is compiled first, so that the
       graph is the compiler's result for this machine's backend, or the target's.
-    target: a TPU generation, `v2`, `v3`, `v4`, `v5e`, `v5p` or `v6e`: a function
+    target: a TPU generation, `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e` or `7x`: a function
       goes through the TPU compiler (no TPU is needed, but libtpu), and the graph is
       the one before layout assignment, as in the data set's layout collections. Its arrays
       have the layouts that the compiler then assigns, where the data set has the default ones.

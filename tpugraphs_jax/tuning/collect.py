@@ -127,7 +127,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     help="FILE.py with a dictionary PROGRAMS, a folder of them, or FILE.py:KEY",
   )
   parser.add_argument("--label", required=True, help="tpu_estimate, bytes_estimate or measured")
-  parser.add_argument("--target", help="of tpu_estimate: v2, v3, v4, v5e, v5p or v6e")
+  parser.add_argument("--target", help="of tpu_estimate: v2, v3, v4, v5e, v5p, v6e or 7x")
   parser.add_argument("--configs", type=int, default=64, help="per program (default: 64)")
   parser.add_argument(
     "--operands",

@@ -26,12 +26,13 @@ from tpugraphs_jax.tuning import programs, tpu, tpu_kernels
 
 TARGETS = ("v5e", "v5p", "v6e", "7x")  # unless others are asked for
 TIMES = Path(__file__).with_name("times.json")
-_DEAREST = 5
+_DEAREST = _NAMED = 5
 _GIB = 2**30
+_FITS = {True: "yes, {:.4g} GiB", False: "no, {:.4g} GiB", None: ""}
 # Kinds of `tpu_kernels.Uncounted` whose time does not follow from the size of their results.
 _UNTOLD = ("loop", "kernel", "custom-call")
 _SORT_PASSES = 100  # over the results of a sort, about log2(n)^2 / 2 of a bitonic one
-# Of the bytes that a program moves, the share that other instructions without an estimate may write.
+# Share of a program's bytes that the other instructions without an estimate may write.
 _SMALL_SHARE = 0.1
 
 
@@ -103,7 +104,8 @@ class Row:
     bytes_accessed: bytes that the kernels read and write.
     flops: floating-point operations.
     memory: what the compiler plans on the device.
-    fits: whether the memory of the device suffices for it.
+    fits: whether the memory of the device suffices for it; None where the compiler refuses the
+      function for another reason.
     bound: `compute` or `memory`: which peak of the device takes longer.
     kernels: the dearest first, with the cycles of all their calls.
     uncounted: what the compiler does not estimate.
@@ -117,7 +119,7 @@ class Row:
   bytes_accessed: int | None = None
   flops: float | None = None
   memory: tpu.Memory | None = None
-  fits: bool = False
+  fits: bool | None = None
   bound: str = ""
   kernels: tuple[tpu_kernels.KernelCycles, ...] = ()
   uncounted: tuple[tpu_kernels.Uncounted, ...] = ()
@@ -145,30 +147,10 @@ class Estimate:
 
   def _tables(self) -> list[Table]:
     """A row for each generation, and the dearest kernels of each."""
-    head = [
-      "",
-      "ms",
-      "9 of 10",
-      "M cycles",
-      "GB moved",
-      "arguments",
-      "temporaries",
-      "fits",
-      "bound",
-    ]
+    head = ["", "ms", "9 of 10", "M cycles", "GB", "arguments", "temporaries", "fits", "bound by"]
     title = f"{self.name}: estimates of the TPU compiler, for one device"
-    return [Table(head, [_cells(row) for row in self.rows], title)] + [
-      Table(
-        ["share", "M cycles", "kernel", "line"],
-        [
-          [f"{each.cycles / row.cycles:.1%}", f"{each.cycles / 1e6:.3g}", *_place(each.origin)]
-          for each in row.kernels[:_DEAREST]
-        ],
-        f"{_short(row.target)}: {min(_DEAREST, len(row.kernels))} dearest of {len(row.kernels)} kernels",
-      )
-      for row in self.rows
-      if row.cycles
-    ]
+    kernels = [_kernels(row) for row in self.rows if row.cycles]
+    return [Table(head, [_cells(row) for row in self.rows], title), *kernels]
 
   def _notes(self) -> Iterator[str]:
     """What is not in the cycles, why times are missing, and what the others rest on."""
@@ -197,9 +179,19 @@ def _cells(row: Row) -> list[str]:
     number(row.bytes_accessed, 1e9),
     f"{memory.arguments / _GIB:.3g} GiB" if memory else "",
     f"{memory.temporaries / _GIB:.3g} GiB" if memory else "",
-    f"{'yes' if row.fits else 'no'}, of {DEVICES[row.target].memory / _GIB:.4g} GiB",
+    _FITS[row.fits].format(DEVICES[row.target].memory / _GIB),
     row.bound,
   ]
+
+
+def _kernels(row: Row) -> Table:
+  """The dearest kernels of a row."""
+  cells = [
+    [f"{each.cycles / row.cycles:.1%}", f"{each.cycles / 1e6:.3g}", *_place(each.origin)]
+    for each in row.kernels[:_DEAREST]
+  ]
+  title = f"{_short(row.target)}: the {len(cells)} dearest of {len(row.kernels)} kernels"
+  return Table(["share", "M cycles", "kernel", "line"], cells, title)
 
 
 def _short(target: str) -> str:
@@ -218,9 +210,9 @@ def _named(uncounted: Sequence[tpu_kernels.Uncounted]) -> str:
     " ".join(filter(None, [kinds.get(each.kind, each.kind), each.target, *_place(each.origin)]))
     for each in uncounted
   )
-  return ", ".join(
-    f"{count} x {name}" if count > 1 else name for name, count in names.most_common()
-  )
+  texts = [f"{count} x {name}" if count > 1 else name for name, count in names.most_common()]
+  more = [f"{len(texts) - _NAMED} more"] if len(texts) > _NAMED else []
+  return ", ".join(texts[:_NAMED] + more)
 
 
 def untold(cycles: tpu_kernels.Cycles, bytes_accessed: float) -> list[tpu_kernels.Uncounted]:
@@ -247,8 +239,8 @@ def estimate(
 ) -> Estimate:
   """What a function costs on TPUs, such as a training step; it is compiled and does not run.
 
-  Compiling takes seconds to minutes a target, in this process and on one device: sharding and
-  communication between devices are not part of it.
+  Compiling takes seconds to minutes a target, in this process. The estimate is of one device:
+  sharding and communication between devices are not part of it.
 
   Args:
     function: a function, or one that `jax.jit` returned.
@@ -257,7 +249,6 @@ def estimate(
 
   Raises:
     ValueError: a target is unknown, or libtpu is missing.
-    jax.errors.JaxRuntimeError: the compiler refuses the function, other than for its memory.
   """
   if isinstance(targets, str):
     targets = [targets]
@@ -270,15 +261,16 @@ def _row(function: Callable[..., Any], args: tuple, target: str) -> Row:
   try:
     program = tpu.compile_function(function, args, target)
   except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
-      raise
-    return Row(target, why=f"the compiler says: {console.one_line(error)}")
+    fits = False if "RESOURCE_EXHAUSTED" in str(error) else None
+    return Row(target, fits=fits, why=f"the compiler says: {console.one_line(error)}")
   cycles = tpu_kernels.estimated_cycles(
     proto.parse_module(program.module, where=f"program for {target}")
   )
   device, why = DEVICES[target], ""
   if found := untold(cycles, program.bytes_accessed):
     why = f"the compiler does not estimate {_named(found)}"
+  elif not cycles.cycles:
+    why = "the compiler estimates no cycles"
   elif target not in times():
     why = "no program with estimates was measured on it"
   seconds = {
