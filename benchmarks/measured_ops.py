@@ -222,13 +222,12 @@ def times(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   values = np.concatenate(parts)
   weights = np.concatenate([np.full(len(ratio), 1 / len(ratio)) for ratio in parts])
   low, high = (round(quantile(values, weights, end), 2) for end in _ENDS)
+  factor = lambda operations: fit(
+    [([rows["cycles"]], rows["measured_ms"]) for rows in operations.values()]
+  )[0]
   return {
     target: {
-      "ms": round(
-        1e6
-        * float(fit([([rows["cycles"]], rows["measured_ms"]) for rows in operations.values()])[0]),
-        3,
-      ),
+      "ms": round(1e6 * float(factor(operations)), 3),
       "low": low,
       "high": high,
       "programs": sum(len(rows["cycles"]) for rows in operations.values()),
@@ -261,6 +260,7 @@ def table(found: Mapping[str, Any]) -> str:
       "mean error",
       "within 20 %",
       "measured / estimated, 5 to 95 %",
+      "negative optimal seconds",
       "ms of an optimal ms",
       "tau-b",
       "mean error",
@@ -285,6 +285,7 @@ def _judged(rows: Rows, target: str) -> list[str]:
     ]
     if method == "cycles":
       cells.append(" to ".join(f"{end:.2f}" for end in np.quantile(ratio, _ENDS)))
+      cells.append(str((rows["optimal_seconds"] < 0).sum()))
   return cells
 
 

@@ -29,6 +29,7 @@ import folds
 import gst
 import gst_quality
 import measured
+import measured_ops
 import output_orders
 import own_quality
 import pages
@@ -298,6 +299,9 @@ TABLES: dict[str, Callable[[], str]] = {
   },
   "measured": lambda: measured.table(recorded("measured")),
   "measured in front": front_measured,
+  "measured operations": lambda: measured_ops.table(recorded("measured_ops")),
+  "measured operations, tried": lambda: measured_ops.tried_table(recorded("measured_ops")),
+  "measured operations, without": lambda: measured_ops.without_table(recorded("measured_ops")),
   "bridge": lambda: bridge.table(recorded("bridge")),
   "bridge tau-b": lambda: bridge.tau_table(recorded("bridge")),
   "bridge of single operations": lambda: bridge.alone_table(recorded("bridge_unet3d")),
