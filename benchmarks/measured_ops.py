@@ -155,15 +155,15 @@ def _rows(found: Mapping[str, Any]) -> Rows:
 def fit(parts: Sequence[tuple[list[np.ndarray], np.ndarray]]) -> np.ndarray:
   """The numbers by which terms are multiplied, every operation of the same weight.
 
-  One term gets the median of measured time by term, of several operations the geometric mean of
-  their medians. Two terms get numbers of at least 0 with the least squares of relative errors.
+  One term gets the median of measured time by term, of several operations the median of their
+  medians. Two terms get numbers of at least 0 with the least squares of relative errors.
 
   Args:
     parts: terms and measured milliseconds of each operation.
   """
   shares = [np.stack(terms, 1) / ms[:, None] for terms, ms in parts]
   if shares[0].shape[1] == 1:
-    return stats.gmean([np.median(1 / each[:, 0]) for each in shares], keepdims=True)
+    return np.median([np.median(1 / each[:, 0]) for each in shares], keepdims=True)
   root = np.concatenate([np.full(len(ms), len(ms) ** -0.5) for _, ms in parts])
   return optimize.nnls(np.concatenate(shares) * root[:, None], root)[0]
 
