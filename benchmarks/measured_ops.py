@@ -42,7 +42,16 @@ from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.tuning import estimate, journal, tpu_kernels
 
 # What a row of the record has; times and estimates of one program.
-COLUMNS = ("measured_ms", "cycles", "product_cycles", "optimal_seconds", "bytes", "flops")
+COLUMNS = (
+  "measured_ms",
+  "cycles",
+  "product_cycles",
+  "optimal_seconds",
+  "bytes",
+  "flops",
+  "planned_memory",  # by the memory that the compiler of the measurement planned
+)
+_SAME_PLAN = 0.05  # relative difference of planned memories
 _CLOSE = 0.2  # a relative error that counts as close
 _FEWEST = 3  # programs of an operation with an error of its own
 _PRODUCTS = ("convolution", "dot")
@@ -86,14 +95,19 @@ def figures(program: tokamax_ops.Program, raw: Mapping[str, Any], module: bytes)
   cycles = tpu_kernels.estimated_cycles(parsed)
   missing = estimate.untold(cycles, raw["bytes_accessed"])
   names = sorted({" ".join(filter(None, [each.kind, each.target])) for each in missing})
+  ms = float(np.median(program.times_ms))
+  peak = estimate.DEVICES[tokamax_ops.DEVICES[program.device]].flops
+  if not names and 1e3 * raw["flops"] / peak > ms:
+    names = ["another program was measured: at the peak the operations of this one take longer"]
   return {
-    "measured_ms": float(np.median(program.times_ms)),
+    "measured_ms": ms,
     "cycles": cycles.cycles,
     "product_cycles": _product_cycles(parsed, cycles),
     "optimal_seconds": raw["optimal_seconds"],
     "bytes": raw["bytes_accessed"],
     "flops": raw["flops"],
-    "without": ", ".join(names) if missing or cycles.cycles else "all kernels",
+    "planned_memory": round(sum(raw["memory"].values()) / (1e6 * program.peak_mb), 3),
+    "without": ", ".join(names) if names or cycles.cycles else "all kernels",
   }
 
 
@@ -260,6 +274,7 @@ def table(found: Mapping[str, Any]) -> str:
       "mean error",
       "within 20 %",
       "measured / estimated, 5 to 95 %",
+      "of these with the same plan of memory: programs, mean error",
       "negative optimal seconds",
       "ms of an optimal ms",
       "tau-b",
@@ -285,6 +300,10 @@ def _judged(rows: Rows, target: str) -> list[str]:
     ]
     if method == "cycles":
       cells.append(" to ".join(f"{end:.2f}" for end in np.quantile(ratio, _ENDS)))
+      same = np.abs(rows["planned_memory"] - 1) <= _SAME_PLAN
+      if same.any():
+        ratio = ratios(fit([([terms[0][same]], ms[same])]), [terms[0][same]], ms[same])
+      cells.append(f"{same.sum()}, {errors(ratio).mean():.1%}" if same.any() else "0")
       cells.append(str((rows["optimal_seconds"] < 0).sum()))
   return cells
 
@@ -308,6 +327,38 @@ def tried_table(found: Mapping[str, Any]) -> str:
     lines.append(cells)
   head = [_short(target) for target, operations in generations.items() if len(operations) > 1]
   return pages.table(["time is made of", *head], lines)
+
+
+def kinds_table(found: Mapping[str, Any]) -> str:
+  """Kernels with and without products, and the peak of the memory, by operation."""
+  lines, method = [], "cycles of products and of the rest"
+  for target, operations in by_generation(found).items():
+    for name, rows in operations.items():
+      terms, ms = METHODS[method](rows, target), rows["measured_ms"]
+      fitted = fit([(terms, ms)])
+      seconds = rows["bytes"] / estimate.DEVICES[target].bandwidth
+      lines.append(
+        [
+          _short(target),
+          _spoken(name),
+          f"{np.median(terms[0] / rows['cycles']):.0%}",
+          *(f"{1e6 * number:.2f}" if term.any() else "-" for number, term in zip(fitted, terms)),
+          f"{errors(ratios(fitted, terms, ms)).mean():.1%}",
+          f"{np.median(1e3 * seconds / ms):.0%}",
+        ]
+      )
+  return pages.table(
+    [
+      "TPU",
+      "operation",
+      "cycles in kernels of products",
+      "ms of a million of them",
+      "ms of a million others",
+      "mean error",
+      "bytes at the peak / measured time",
+    ],
+    lines,
+  )
 
 
 def without_table(found: Mapping[str, Any]) -> str:
@@ -387,7 +438,8 @@ def main() -> None:
   timing.write(found, args.out)
   if args.times:
     args.times.write_text(json.dumps(times(found), indent=2) + "\n")
-  print("\n\n".join([table(found), tried_table(found), without_table(found)]))
+  tables = table, tried_table, kinds_table, without_table
+  print("\n\n".join(each(found) for each in tables))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ class Program:
   operation: str
   key: str  # arguments as JSON
   times_ms: tuple[float, ...]
+  peak_mb: float = math.nan  # of memory, as the compiler of the measurement planned it
 
   @functools.cached_property
   def name(self) -> str:
@@ -78,7 +79,13 @@ def read(folder: Path) -> tuple[list[Program], list[str]]:
     try:
       cache = trust.parse(path.read_text() or "{}")
       found = [
-        Program(device, operation, key, tuple(row[_XLA]["evaluation_times_ms"]))
+        Program(
+          device,
+          operation,
+          key,
+          tuple(row[_XLA]["evaluation_times_ms"]),
+          row[_XLA].get("peak_memory_mb", math.nan),
+        )
         for key, row in cache.items()
         if _XLA in row
       ]

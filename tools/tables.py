@@ -301,6 +301,7 @@ TABLES: dict[str, Callable[[], str]] = {
   "measured in front": front_measured,
   "measured operations": lambda: measured_ops.table(recorded("measured_ops")),
   "measured operations, tried": lambda: measured_ops.tried_table(recorded("measured_ops")),
+  "measured operations, kinds": lambda: measured_ops.kinds_table(recorded("measured_ops")),
   "measured operations, without": lambda: measured_ops.without_table(recorded("measured_ops")),
   "bridge": lambda: bridge.table(recorded("bridge")),
   "bridge tau-b": lambda: bridge.tau_table(recorded("bridge")),

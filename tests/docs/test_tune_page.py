@@ -1,4 +1,4 @@
-"""The Python of docs/tune.md, docs/own_programs.md and README.md: functions, graphs, layouts."""
+"""The Python of docs/tune.md, docs/estimate.md, docs/own_programs.md and README.md."""
 
 import functools
 import re
@@ -64,6 +64,15 @@ def test_estimated_for_a_tpu_target(names, capsys):
     min(tuned.tried.values())
   )
   _assert_computes_the_same(names)
+
+
+@recorded.needs_libtpu
+def test_what_a_step_costs_on_a_tpu_target(capsys):
+  names = {}
+  exec(blocks("estimate")[0], names)  # pylint: disable=exec-used
+  assert "v6e: the 5 dearest of" in capsys.readouterr().out
+  old, new = names["cost"].rows
+  assert old.fits and new.fits and new.interval[0] < new.milliseconds < new.interval[1]
 
 
 def test_layouts_are_saved_and_applied(names, tmp_path, monkeypatch):
