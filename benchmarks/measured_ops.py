@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import collections
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import importlib.util
 import json
 import os
@@ -51,6 +52,8 @@ COLUMNS = (
   "flops",
   "planned_memory",  # by the memory that the compiler of the measurement planned
 )
+_AT_LEAST = "cycles, at least 0.7 of the bytes at the peak bandwidth"
+_MOVED = 0.7  # share of the bytes that leave the chip; the best of 0.3 to 1 on these programs
 _SAME_PLAN = 0.05  # relative difference of planned memories
 _CLOSE = 0.2  # a relative error that counts as close
 _FEWEST = 3  # programs of an operation with an error of its own
@@ -67,6 +70,7 @@ def whole(seconds: np.ndarray) -> np.ndarray:
 # What a time is made of, by the name of a method: one or two terms, each with a number to fit.
 METHODS: dict[str, Callable[[Rows, str], list[np.ndarray]]] = {
   "cycles": lambda rows, target: [rows["cycles"]],
+  _AT_LEAST: lambda rows, target: [rows["cycles"]],
   "optimal seconds": lambda rows, target: [whole(rows["optimal_seconds"])],
   "geometric mean of both": lambda rows, target: [
     np.sqrt(rows["cycles"] * whole(rows["optimal_seconds"]))
@@ -166,19 +170,46 @@ def _rows(found: Mapping[str, Any]) -> Rows:
   return dict(zip(COLUMNS, values.T))
 
 
-def fit(parts: Sequence[tuple[list[np.ndarray], np.ndarray]]) -> np.ndarray:
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """Programs of an operation, as a method sees them; arrays have an entry for each program.
+
+  Attributes:
+    terms: what the time is made of.
+    ms: measured milliseconds.
+    least: milliseconds below which no time is estimated.
+  """
+
+  terms: Sequence[np.ndarray]
+  ms: np.ndarray
+  least: np.ndarray
+
+  def ratios(self, fitted: np.ndarray) -> np.ndarray:
+    """Measured by estimated time, with a number for each term."""
+    return self.ms / np.maximum(np.stack(self.terms, 1) @ fitted, self.least)
+
+  def errors(self, fitted: np.ndarray) -> np.ndarray:
+    """Relative errors of estimated times."""
+    return np.abs(1 / self.ratios(fitted) - 1)
+
+
+def part(rows: Rows, target: str, method: str) -> Part:
+  """The programs of an operation, as a method sees them."""
+  share = _MOVED if method == _AT_LEAST else 0
+  least = 1e3 * share * rows["bytes"] / estimate.DEVICES[target].bandwidth
+  return Part(METHODS[method](rows, target), rows["measured_ms"], least)
+
+
+def fit(parts: Sequence[Part]) -> np.ndarray:
   """The numbers by which terms are multiplied, every operation of the same weight.
 
   One term gets the median of measured time by term, of several operations the median of their
   medians. Two terms get numbers of at least 0 with the least squares of relative errors.
-
-  Args:
-    parts: terms and measured milliseconds of each operation.
   """
-  shares = [np.stack(terms, 1) / ms[:, None] for terms, ms in parts]
+  shares = [np.stack(each.terms, 1) / each.ms[:, None] for each in parts]
   if shares[0].shape[1] == 1:
     return np.median([np.median(1 / each[:, 0]) for each in shares], keepdims=True)
-  root = np.concatenate([np.full(len(ms), len(ms) ** -0.5) for _, ms in parts])
+  root = np.concatenate([np.full(len(each.ms), len(each.ms) ** -0.5) for each in parts])
   return optimize.nnls(np.concatenate(shares) * root[:, None], root)[0]
 
 
@@ -187,16 +218,6 @@ def quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
   order = np.argsort(values)
   mass = np.cumsum(weights[order])
   return float(values[order][np.searchsorted(mass, share * mass[-1])])
-
-
-def ratios(fitted: np.ndarray, terms: list[np.ndarray], ms: np.ndarray) -> np.ndarray:
-  """Measured by estimated time, of every program."""
-  return ms / (np.stack(terms, 1) @ fitted)
-
-
-def errors(ratio: np.ndarray) -> np.ndarray:
-  """Relative errors of estimated times."""
-  return np.abs(1 / ratio - 1)
 
 
 def by_generation(found: Mapping[str, Any]) -> dict[str, dict[str, Rows]]:
@@ -209,13 +230,13 @@ def by_generation(found: Mapping[str, Any]) -> dict[str, dict[str, Rows]]:
   return result
 
 
-def left_out(operations: Mapping[str, Rows], target: str, method: str) -> dict[str, np.ndarray]:
-  """Measured by estimated time, by operation, with numbers fitted to the other operations."""
-  parts = {
-    name: (METHODS[method](rows, target), rows["measured_ms"]) for name, rows in operations.items()
-  }
+def left_out(
+  operations: Mapping[str, Rows], target: str, method: str
+) -> dict[str, tuple[Part, np.ndarray]]:
+  """The programs of every operation, with numbers fitted to the other operations."""
+  parts = {name: part(rows, target, method) for name, rows in operations.items()}
   return {
-    name: ratios(fit([part for other, part in parts.items() if other != name]), *parts[name])
+    name: (parts[name], fit([each for other, each in parts.items() if other != name]))
     for name in parts
     if len(parts) > 1
   }
@@ -228,20 +249,20 @@ def times(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   same weight, each estimated by the other operations of its generation.
   """
   generations = by_generation(found)
-  parts = [
-    ratio
+  ratios = [
+    each.ratios(fitted)
     for target, operations in generations.items()
-    for ratio in left_out(operations, target, "cycles").values()
+    for each, fitted in left_out(operations, target, "cycles").values()
   ]
-  values = np.concatenate(parts)
-  weights = np.concatenate([np.full(len(ratio), 1 / len(ratio)) for ratio in parts])
+  values = np.concatenate(ratios)
+  weights = np.concatenate([np.full(len(ratio), 1 / len(ratio)) for ratio in ratios])
   low, high = (round(quantile(values, weights, end), 2) for end in _ENDS)
-  factor = lambda operations: fit(
-    [([rows["cycles"]], rows["measured_ms"]) for rows in operations.values()]
+  factor = lambda target: fit(
+    [part(rows, target, "cycles") for rows in generations[target].values()]
   )[0]
   return {
     target: {
-      "ms": round(1e6 * float(factor(operations)), 3),
+      "ms": round(1e6 * float(factor(target)), 3),
       "low": low,
       "high": high,
       "programs": sum(len(rows["cycles"]) for rows in operations.values()),
@@ -288,45 +309,46 @@ def table(found: Mapping[str, Any]) -> str:
 def _judged(rows: Rows, target: str) -> list[str]:
   cells = []
   for method, unit in (("cycles", 1e6), ("optimal seconds", 1e-3)):
-    terms, ms = METHODS[method](rows, target), rows["measured_ms"]
-    fitted = fit([(terms, ms)])
-    ratio = ratios(fitted, terms, ms)
-    tau = stats.kendalltau(terms[0], ms).statistic
+    programs = part(rows, target, method)
+    fitted = fit([programs])
+    errors = programs.errors(fitted)
     cells += [
       f"{unit * fitted[0]:.3f}",
-      f"{tau:.3f}",
-      f"{errors(ratio).mean():.1%}",
-      f"{(errors(ratio) <= _CLOSE).mean():.0%}",
+      f"{stats.kendalltau(programs.terms[0], programs.ms).statistic:.3f}",
+      f"{errors.mean():.1%}",
+      f"{(errors <= _CLOSE).mean():.0%}",
     ]
     if method == "cycles":
-      cells.append(" to ".join(f"{end:.2f}" for end in np.quantile(ratio, _ENDS)))
-      same = np.abs(rows["planned_memory"] - 1) <= _SAME_PLAN
-      if same.any():
-        ratio = ratios(fit([([terms[0][same]], ms[same])]), [terms[0][same]], ms[same])
-      cells.append(f"{same.sum()}, {errors(ratio).mean():.1%}" if same.any() else "0")
+      ends = np.quantile(programs.ratios(fitted), _ENDS)
+      cells += [" to ".join(f"{end:.2f}" for end in ends), _same_plan(rows, target)]
       cells.append(str((rows["optimal_seconds"] < 0).sum()))
   return cells
 
 
+def _same_plan(rows: Rows, target: str) -> str:
+  """Number and mean error of the programs for which both compilers plan the same memory."""
+  same = np.abs(rows["planned_memory"] - 1) <= _SAME_PLAN
+  if not same.any():
+    return "0"
+  programs = part({column: values[same] for column, values in rows.items()}, target, "cycles")
+  return f"{same.sum()}, {programs.errors(fit([programs])).mean():.1%}"
+
+
 def tried_table(found: Mapping[str, Any]) -> str:
   """Mean errors of all methods, their numbers fitted to other operations or to the operation."""
-  generations = by_generation(found)
+  generations = {
+    target: operations for target, operations in by_generation(found).items() if len(operations) > 1
+  }
   lines = []
   for method in METHODS:
     cells = [method]
     for target, operations in generations.items():
-      if len(operations) < 2:
-        continue
-      others = [errors(ratio).mean() for ratio in left_out(operations, target, method).values()]
-      own = [
-        errors(ratios(fit([part]), *part)).mean()
-        for rows in operations.values()
-        for part in [(METHODS[method](rows, target), rows["measured_ms"])]
-      ]
+      fits = left_out(operations, target, method).values()
+      others = [each.errors(fitted).mean() for each, fitted in fits]
+      own = [each.errors(fit([each])).mean() for each, _ in fits]
       cells.append(f"{np.mean(others):.0%}, {np.mean(own):.1%}")
     lines.append(cells)
-  head = [_short(target) for target, operations in generations.items() if len(operations) > 1]
-  return pages.table(["time is made of", *head], lines)
+  return pages.table(["time is made of", *map(_short, generations)], lines)
 
 
 def kinds_table(found: Mapping[str, Any]) -> str:
@@ -334,8 +356,8 @@ def kinds_table(found: Mapping[str, Any]) -> str:
   lines, method = [], "cycles of products and of the rest"
   for target, operations in by_generation(found).items():
     for name, rows in operations.items():
-      terms, ms = METHODS[method](rows, target), rows["measured_ms"]
-      fitted = fit([(terms, ms)])
+      programs = part(rows, target, method)
+      fitted, terms = fit([programs]), programs.terms
       seconds = rows["bytes"] / estimate.DEVICES[target].bandwidth
       lines.append(
         [
@@ -343,8 +365,8 @@ def kinds_table(found: Mapping[str, Any]) -> str:
           _spoken(name),
           f"{np.median(terms[0] / rows['cycles']):.0%}",
           *(f"{1e6 * number:.2f}" if term.any() else "-" for number, term in zip(fitted, terms)),
-          f"{errors(ratios(fitted, terms, ms)).mean():.1%}",
-          f"{np.median(1e3 * seconds / ms):.0%}",
+          f"{programs.errors(fitted).mean():.1%}",
+          f"{np.median(1e3 * seconds / programs.ms):.0%}",
         ]
       )
   return pages.table(

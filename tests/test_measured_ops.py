@@ -124,10 +124,12 @@ def test_the_factor_of_an_operation_is_the_median_and_its_errors_are_those_of_th
 
 def test_every_operation_is_estimated_by_the_others_for_the_interval():
   found = _record(a=[(1, 1.0)] * 3, b=[(1, 2.0)] * 30)
-  left_out = measured_ops.left_out(
-    measured_ops.by_generation(found)["tpu:v6e"], "tpu:v6e", "cycles"
-  )
-  assert left_out["a"].tolist() == [0.5] * 3 and left_out["b"].tolist() == [2.0] * 30
+  operations = measured_ops.by_generation(found)["tpu:v6e"]
+  ratios = {
+    name: part.ratios(fitted).tolist()
+    for name, (part, fitted) in measured_ops.left_out(operations, "tpu:v6e", "cycles").items()
+  }
+  assert ratios == {"a": [0.5] * 3, "b": [2.0] * 30}
   (time,) = measured_ops.times(found).values()
   assert time == {"ms": 1.5, "low": 0.5, "high": 2.0, "programs": 33, "operations": 2}
   assert "1 not compiled: ValueError: no" in measured_ops.without_table(found)
@@ -137,5 +139,13 @@ def test_two_terms_are_fitted_with_operations_of_equal_weight():
   rng = np.random.default_rng(0)
   terms = [rng.uniform(1, 9, 40), rng.uniform(1, 9, 40)]
   ms = 2 * terms[0] + 0.5 * terms[1]
-  parts = [([term[:5] for term in terms], ms[:5]), ([term[5:] for term in terms], ms[5:])]
+  parts = [
+    measured_ops.Part([term[few] for term in terms], ms[few], 0 * ms[few])
+    for few in (slice(5), slice(5, None))
+  ]
   np.testing.assert_allclose(measured_ops.fit(parts), [2, 0.5])
+
+
+def test_no_time_is_estimated_below_its_least():
+  part = measured_ops.Part([np.array([1.0, 4.0])], np.array([2.0, 4.0]), np.array([2.0, 2.0]))
+  assert part.ratios(np.array([1.0])).tolist() == [1.0, 1.0]
