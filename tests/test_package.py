@@ -27,6 +27,7 @@ def test_every_folder_of_the_package_is_installed():
     "data.store build --data_root none",
     "synthetic --out x --scale none",
     "collect --programs none.py --label measured --out x --collection layout:own:a",
+    "estimate none.py:step",
     "hlo show none.pb",
     "submission combine --out x none.csv",
     "report none",

@@ -1,4 +1,4 @@
-"""The command `python -m tpugraphs_jax.estimate`; the function is `tpugraphs_jax.estimate`."""
+"""The command `python -m tpugraphs_jax.estimate`; its code is beside that of the function."""
 
 import sys
 
