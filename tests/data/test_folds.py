@@ -222,6 +222,8 @@ def test_kept_folds_are_read_again_and_those_of_changed_files_are_refused(tmp_pa
   division.keep(run, 2)
   division.keep(run, 2)  # a resumed run
   assert folds.read(run / folds.FILE) == (division, 2)
+  with pytest.raises(ValueError, match="other folds"):
+    division.keep(run, 1)
   write(root, LAYOUT, "train", "new", structure=7)
   with pytest.raises(ValueError, match="other folds"):
     folds.divide(root, [LAYOUT], 3).keep(run, 2)

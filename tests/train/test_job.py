@@ -366,6 +366,11 @@ def test_collections_of_a_run_share_their_folds(tmp_path):
   job_lib.keep_folds(job, tmp_path / "run")
   (also, _) = (folder for _, folder in job.evaluations(tmp_path / "run"))
   assert (also / "folds.json").read_text() == (tmp_path / "run/folds.json").read_text()
+  released = parts_lib.make("layout", **{"data.also": names[1:]})
+  job_lib.keep_folds(released, tmp_path / "run")
+  assert (also / "folds.json").exists()
+  job_lib.keep_folds(released, tmp_path / "run", resume=False)  # a new run without folds
+  assert not (also / "folds.json").exists()
 
 
 def test_segments_take_the_same_folds_as_whole_programs(data_root):

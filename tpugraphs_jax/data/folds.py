@@ -75,7 +75,7 @@ class Division:
     if not (folder / FILE).exists():
       with files_lib.replacing(folder / FILE) as file:
         json.dump({"folds": self.folds, "fold": fold, "fold_of": self.fold_of}, file, indent=1)
-    elif read(folder / FILE)[0] != self:
+    elif read(folder / FILE) != (self, fold):
       raise ValueError(
         f"{folder / FILE} has other folds than the labelled files of the data make now: the run "
         "would be judged on graphs that it was trained on; give it the files that it began with"

@@ -59,7 +59,8 @@ def _collection_lines(
   yield f"collection  {collection.name}"
   splits = [split for split in SPLITS if npz.files_there(config.data_root, collection.name, split)]
   yield from _data_lines(config, collection, splits)
-  if not {"train", "valid"} <= set(splits):
+  labelled = {"train", "valid"} & set(splits)
+  if len(labelled) < (1 if config.data.folds else 2):
     only = f"only {', '.join(splits)}" if splits else "no data"
     yield (
       f"time        not measured, which needs the splits train and valid: {only} at "

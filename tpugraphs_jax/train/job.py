@@ -10,7 +10,7 @@ from typing import Any
 import ml_collections
 
 from tpugraphs_jax import options
-from tpugraphs_jax.data import features, selection
+from tpugraphs_jax.data import features, folds, selection
 from tpugraphs_jax.data.selection import Data, JudgedOptions, LayoutData, LayoutOptions, TileData
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import OpGraph
@@ -115,7 +115,7 @@ def load_graphs(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], li
     Training graphs of all collections, and labelled validation graphs of `job.data`.
   """
   config, data = job.config, job.data
-  keep_folds(job, workdir)
+  keep_folds(job, workdir, resume=resume)
   train_graphs = trainable(job, job.load("train"))
   valid_graphs = evaluable(data.load(config.data_root, "valid"))
   if not any(graph.configs.has_order for graph in valid_graphs):
@@ -131,20 +131,21 @@ def load_graphs(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], li
   return job.prepare(train_graphs), job.prepare(valid_graphs)
 
 
-def keep_folds(job: Job, workdir: Path) -> None:
-  """Writes the folds of a run beside its results, or compares them with those that are there.
+def keep_folds(job: Job, workdir: Path, *, resume: bool = True) -> None:
+  """Writes the folds of a run beside its results; of an earlier run, compares them.
 
   Raises:
     ValueError: the files of the data have changed, and with them the folds.
   """
 
   def keep() -> None:
-    division = job.data.division(job.config.data_root)
     for each, folder in job.evaluations(workdir):
-      division.keep(folder, each.config.data.fold)
+      if not resume:
+        (folder / folds.FILE).unlink(missing_ok=True)
+      if job.config.data.folds:
+        each.data.division(job.config.data_root).keep(folder, job.config.data.fold)
 
-  if job.config.data.folds:
-    parallel.on_primary(keep)
+  parallel.on_primary(keep)
 
 
 def _fit_once(job: Job, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool) -> None:
