@@ -197,8 +197,8 @@ def test_a_collection_without_valid_can_be_divided_and_one_without_files_is_refu
   "fields, said",
   [
     (dict(folds=2), "data.folds is 2"),
-    (dict(folds=5, fold=5), "data.fold is 5, expected 0 to 4"),
-    (dict(fold=1), "data.fold is 1, expected 0 without"),
+    (dict(folds=5, fold=5), "data.fold is 5, expected less than data.folds"),
+    (dict(fold=1), "data.fold is 1, expected less than data.folds"),
     (dict(folds=-1), "data.folds"),
   ],
 )

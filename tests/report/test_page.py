@@ -8,7 +8,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from run_folders import move, several_runs, write_own, write_run, write_scores, write_synthetic
+from run_folders import (
+  move,
+  several_runs,
+  write_fold,
+  write_own,
+  write_run,
+  write_scores,
+  write_synthetic,
+)
 
 from tpugraphs_jax import datasets, report
 from tpugraphs_jax.report import figures, runs
@@ -149,6 +157,20 @@ def test_runs_that_do_not_compare_have_parts_of_their_own(tmp_path):
     assert part.startswith(collection) and f"<b>{kind}</b>" in part
     rows = re.findall("<td>(.*?)</td>", part)
     assert name in rows and runs.RANDOM in rows and ("a" if name == "b" else "b") not in rows
+
+
+def test_the_page_of_folds_has_their_deviation_and_every_graph(tmp_path):
+  taus = [(1, 1, 1), (1, 1, -1), (1, -1, -1)]
+  folders = [write_fold(tmp_path / f"fold={k}", k, some) for k, some in enumerate(taus)]
+  text = page_of(folders, tmp_path, drawn=True)
+  head, first, *_ = table_of(text, "Results")
+  found = dict(zip(head, first))
+  assert (found["seeds"], found["test folds"]) == ("0", "0, 1, 2")
+  means = [1, 1 / 3, -1 / 3]
+  assert found["kendaltau_mean"] == f"{np.mean(means):.4f} ± {np.std(means, ddof=1):.4f}"
+  assert len(table_of(text, "Graphs")) == 1 + 9
+  assert "9 graphs of the split test (test folds 0, 1, 2 of 3;" in text
+  assert "favours the figures" not in text  # test graphs chose no step
 
 
 def test_a_run_has_its_command_versions_device_and_files(tmp_path):

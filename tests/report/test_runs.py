@@ -11,6 +11,7 @@ from run_folders import (
   move,
   NAMES,
   several_runs,
+  write_fold,
   write_own,
   write_run,
   write_scores,
@@ -259,21 +260,6 @@ def test_a_run_that_was_not_evaluated_says_so_beside_others(tmp_path):
   (folders[0] / "validation_scores.npz").unlink()
   first, second = runs.comparisons(runs.read_all(folders))
   assert first.verdict == ["a: not evaluated yet."] and second.verdict[0].startswith("b: Kendall")
-
-
-def write_fold(folder, fold, taus):
-  """A run whose test fold has as many graphs; the order of a graph is right, or reversed."""
-  write_run(folder)
-  config = json.loads((folder / "config.json").read_text())
-  config["config"]["data"] = {"folds": 3, "fold": fold}
-  (folder / "config.json").write_text(json.dumps(config))
-  fold_of = {f"train/g{number}": number % 3 for number in range(9)}
-  folds.Division(3, {"tile:xla": fold_of}).keep(folder, fold)
-  names = [f"g{number}" for number in range(9) if number % 3 == fold]
-  runtime = [np.arange(5, 12)] * 3
-  write_scores(folder, names, runtime, [tau * runtime[0] for tau in taus])
-  (folder / "validation_scores.npz").rename(folder / "test_scores.npz")
-  return folder
 
 
 def test_runs_on_folds_are_one_config_and_compare_graph_by_graph(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import random_graphs
 
 from tpugraphs_jax import datasets, rankers, synthetic
-from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import folds, npz
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.train import checkpoint, loop
 
@@ -91,6 +91,24 @@ def write_scores(folder, names, runtime, scores, has_order=None):
     label=np.concatenate(runtime),
     scores=np.concatenate(scores).astype(np.float32),
   )
+
+
+def write_fold(folder, fold, taus):
+  """A run on three folds of nine kernels; a tau of 1 orders a kernel right, -1 in reverse."""
+  write_run(folder)
+  config = json.loads((folder / "config.json").read_text())
+  config["config"]["data"] = {"folds": 3, "fold": fold}
+  (folder / "config.json").write_text(json.dumps(config))
+  summary = json.loads((folder / "summary.json").read_text())
+  summary |= {"folds": 3, "test": summary["validation"] | {"split": "test"}}
+  (folder / "summary.json").write_text(json.dumps(summary))
+  fold_of = {f"train/g{number}": number % 3 for number in range(9)}
+  folds.Division(3, {"tile:xla": fold_of}).keep(folder, fold)
+  names = [f"g{number}" for number in range(9) if number % 3 == fold]
+  runtime = [np.arange(5, 12)] * 3
+  write_scores(folder, names, runtime, [tau * runtime[0] for tau in taus])
+  (folder / "validation_scores.npz").rename(folder / "test_scores.npz")
+  return folder
 
 
 def write_synthetic(folder):

@@ -58,8 +58,9 @@ class TileOptions(Options):
         "one fold tests, one validates, the others train"
       )
     if self.fold >= max(self.folds, 1):
-      expected = f"0 to {self.folds - 1}" if self.folds else "0 without data.folds"
-      raise ValueError(f"data.fold is {self.fold}, expected {expected}: set data.folds and it")
+      raise ValueError(
+        f"data.fold is {self.fold}, expected less than data.folds, which is {self.folds}"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +102,10 @@ class Data(Generic[Configs]):
   """Base of tile and layout collections.
 
   Attributes:
-    collection: one.
+    collection: of graphs of one kind.
     options: of graphs and configurations.
     target: one of `TARGETS`.
-    together: names of all collections of the run, which are divided into folds together.
+    together: names of all collections of the run; in each of them a family has the same fold.
   """
 
   collection: Collection

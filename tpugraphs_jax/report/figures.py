@@ -299,7 +299,7 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
         label=group.name,
         gid=gid,
       )
-  if NOISELESS in groups[0].runs[0].references:
+  if all(graph.ceiling_ns is not None for graph in order):
     left.plot(
       [dataclasses.replace(graph, scores=graph.ceiling_ns).kendall_tau for graph in order],
       places,
@@ -307,7 +307,7 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
       color=_GREY,
     )
     right.plot([], [], "|", color=_GREY, label=f"Kendall tau, {NOISELESS}")
-  if DEFAULT in groups[0].runs[0].references:
+  if all(graph.default is not None for graph in order):
     right.plot(
       [graph.default_slowdown for graph in order],
       places,

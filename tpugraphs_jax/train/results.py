@@ -46,16 +46,15 @@ def announce(job: Job) -> None:
   collection, data_root = job.data.collection, job.config.data_root
   if parallel.is_primary():
     npz.files_there(data_root, collection.name, "train")  # copies the files of a bucket first
-    console.say(
-      _rows(
-        {
-          "task": f"{_TASKS[job.config.task]}: collection {collection.name}",
-          "data": data_root,
-          "labels": label_kind(data_root, collection),
-        }
-        | ({"folds": job.data.division(data_root).text} if job.config.data.folds else {})
-      )
-    )
+    rows = {
+      "task": f"{_TASKS[job.config.task]}: collection {collection.name}",
+      "data": data_root,
+      "labels": label_kind(data_root, collection),
+    }
+    if job.config.data.folds:
+      text = job.data.division(data_root).text
+      rows["folds"] = f"{text}; the test split is fold {job.config.data.fold}"
+    console.say(_rows(rows))
 
 
 def _rows(texts: Mapping[str, str]) -> str:
