@@ -392,12 +392,13 @@ def test_folds_are_part_of_the_fingerprint_of_a_run(fields):
   assert one != other
 
 
-def test_models_of_different_folds_are_not_judged_together(tmp_path):
-  job = parts_lib.make("tile", **{"data.folds": 3, "data_root": str(tmp_path)})
+def test_models_of_different_folds_are_not_judged_together():
+  job = parts_lib.make("tile", **{"data.folds": 3})
   other = parts_lib.make("tile", **{"data.folds": 3, "data.fold": 1})
   ensemble = types.SimpleNamespace(rankers=[job.ranker, other.ranker])
-  with pytest.raises(ValueError, match="each other"):
-    results.evaluate_together(job, ensemble, tmp_path)
-  released = parts_lib.make("tile", **{"data_root": str(tmp_path)})
-  with pytest.raises(ValueError, match="each other"):
-    results.evaluate_together(released, ensemble, tmp_path)
+  released = parts_lib.make("tile")
+  for judged, split in ((job, "test"), (job, "valid"), (released, "valid")):
+    with pytest.raises(ValueError, match="each other"):
+      results.check_folds(judged, ensemble, split=split)
+  results.check_folds(released, ensemble, split="test")  # no model was trained on it
+  results.check_folds(job, types.SimpleNamespace(rankers=[job.ranker] * 2), split="test")

@@ -161,6 +161,9 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
   job = job_lib.Job.of(config)
+  steps = {"evaluate": "valid", "predict": "test"}
+  for step in filter(values.do.__contains__, steps):
+    results.check_folds(job, ensemble, split=values.split or steps[step])
   if "evaluate" in values.do:
     results.evaluate_together(job, ensemble, workdir, split=values.split or "")
   if "predict" in values.do:

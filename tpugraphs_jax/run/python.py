@@ -15,7 +15,7 @@ from tpugraphs_jax import report
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers import ranker as ranker_lib
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import evaluation, results, training
+from tpugraphs_jax.train import results, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +34,7 @@ class Run:
 
     With `data.folds` they are of the test fold.
     """
-    summary = results.read_summary(self.workdir)
-    return summary.get(evaluation.reported(summary.get("folds", 0)), {}).get("metrics", {})
+    return results.judged(results.read_summary(self.workdir)).get("metrics", {})
 
   @functools.cached_property
   def model(self) -> ranker_lib.Ranker:

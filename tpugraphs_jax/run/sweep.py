@@ -79,13 +79,7 @@ class SweepRun:
     """Whether training ended without an interruption, and was evaluated."""
     summary = self.summary
     ended = str(summary.get("training", {}).get("ended", ""))
-    return ended.startswith(_DONE) and evaluation.reported(summary.get("folds", 0)) in summary
-
-  @property
-  def means(self) -> dict[str, Any]:
-    """Metrics of the validation split, with `data.folds` of the test fold; empty without any."""
-    summary = self.summary
-    return summary.get(evaluation.reported(summary.get("folds", 0)), {}).get("metrics", {})
+    return ended.startswith(_DONE) and bool(results.judged(summary))
 
 
 def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -184,7 +178,7 @@ def do(run: SweepRun) -> None:
         process.terminate()
       process.wait()  # the run saves a checkpoint
       raise
-  metrics = run.means
+  metrics = results.judged(run.summary).get("metrics", {})
   figures = "".join(
     f", {name} {metrics[name]:.4f}" for name in _METRICS if metrics.get(name) is not None
   )
@@ -237,7 +231,7 @@ def row_of(run: SweepRun) -> dict[str, Any]:
     "state": state,
     "step": training.get("step", ""),
     "seconds": training.get("seconds", ""),
-    **run.means,
+    **results.judged(summary).get("metrics", {}),
   }
 
 

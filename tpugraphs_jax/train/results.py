@@ -126,6 +126,11 @@ def read_summary(workdir: Path) -> dict[str, Any]:
   return summary if isinstance(summary, dict) else {}
 
 
+def judged(summary: Mapping[str, Any]) -> dict[str, Any]:
+  """The section of a run's own figures, see `evaluation.reported`; empty before evaluation."""
+  return summary.get(evaluation.reported(summary.get("folds", 0)), {})
+
+
 def update_summary(workdir: Path, **sections: Any) -> None:
   """Replaces sections of the summary; the others stay. Only the primary process writes."""
   if not parallel.is_primary():
@@ -252,7 +257,6 @@ def evaluate_together(
     raise ValueError(
       f"{workdir} holds a run, and the ensemble would replace its results: give another --workdir"
     )
-  _check_folds(job, ensemble, split)
   graphs, ids = _to_judge(job, split)
   if not graphs:
     return {}
@@ -271,15 +275,15 @@ def evaluate_together(
   )
 
 
-def _check_folds(job: Job, ensemble: Ensemble, split: str) -> None:
+def check_folds(job: Job, ensemble: Ensemble, *, split: str) -> None:
   """Refuses (ValueError) graphs on which a model of another fold may have been trained."""
   fold_of = lambda config: (config["data"].get("folds", 0), config["data"].get("fold", 0))
   own = fold_of(job.config)
   others = {fold_of(ranker.config) for ranker in ensemble.rankers} - {own}
   if others and (own[0] or split != "test"):
     raise ValueError(
-      "models of different folds have been trained on each other's test graphs: evaluate each "
-      "alone, or rank the released test split with all (--mode=predict, data.folds=0, data.fold=0)"
+      "models of different folds have been trained on each other's test graphs: judge each alone, "
+      "or rank the released test split with all (--mode=predict, data.folds=0, data.fold=0)"
     )
 
 
