@@ -136,7 +136,7 @@ def test_fields_of_the_config_can_be_changed(data_root, tmp_path, capsys):
   for change, complaint in (
     ("model.hiden_dim=9", "did you mean model.hidden_dim?"),
     ("model.hidden_dim", "expected a field"),
-    ("model.hidden_dim=a", "cannot be casted"),
+    ("model.hidden_dim=a", "expected a whole number"),
   ):
     assert run(change) == 2
     (line,) = capsys.readouterr().err.splitlines()
