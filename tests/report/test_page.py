@@ -108,6 +108,15 @@ def test_graphs_come_sorted_with_sizes_and_those_without_an_order_last(tmp_path)
   ]
 
 
+def test_the_graph_with_the_lowest_tau_links_to_its_row(tmp_path):
+  run = write_run(tmp_path / "run")
+  scores = [np.array(scores) for scores in ([0, 1, 2], [1, 0, 2])]
+  write_scores(run, ["a", "<b> of a"], [np.array([10, 12, 15])] * 2, scores)
+  text = page_of([run], tmp_path)
+  assert text.count('<a href="#lowest1">&lt;b&gt; of a</a>, whose first choice') == 1
+  assert text.count('<td id="lowest1">&lt;b&gt; of a</td>') == 1
+
+
 def test_the_page_of_several_runs_begins_with_the_first_and_what_differs(tmp_path):
   text = page_of(several_runs(tmp_path), tmp_path, drawn=True)
   _, first, second, *_ = table_of(text, "Results")

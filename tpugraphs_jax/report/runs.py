@@ -370,14 +370,19 @@ class Comparison:
     if others:
       sentences = [self._lead(tau)]
     sentences.append(self._first_choices())
-    if first.taus:
-      name = min(first.taus, key=first.taus.get)
+    if name := self.lowest:
       slowdown = first.by_graph(lambda graph: graph.slowdowns[1])[name]
       sentences.append(
         f"Its lowest Kendall tau is {first.taus[name]:.3f}, of {name}, whose first "
         f"choice is {_percent(slowdown)} slower than the fastest."
       )
     return sentences + self._best_of_several()
+
+  @property
+  def lowest(self) -> str:
+    """The graph with the lowest Kendall tau of the first group; empty without one."""
+    first = self.groups[0]
+    return first.by_tau[0].name if first.taus else ""
 
   def _lead(self, tau: str) -> str:
     """Whether the first group is ahead of the second by more than the spread over seeds."""
