@@ -206,13 +206,6 @@ class TablesFamily(Family):
     first = np.argsort(scores, kind="stable")[:n]
     return rows[first], scores[first].astype(float), np.nan, False
 
-  @functools.cached_property
-  def _node_tables(self) -> Callable[..., Any]:
-    """Computes the tables of nodes; compiled once for each shape of programs."""
-    return jax.jit(
-      lambda params, batch: self.network.apply({"params": params}, batch, method="node_tables")
-    )
-
   def _node_costs(self, params: optax.Params, program: PreparedTables) -> Costs:
     """Costs of every configurable node and pair of nodes."""
     (budget,) = plan.choose_budgets([program.sizes])
