@@ -145,7 +145,7 @@ def train(folder: str, data_root: str, *, small: bool, stop_at: int, resume: boo
       signal.raise_signal(signal.SIGTERM)
 
   log.Log.progress = progress_and_stop
-  training.run(config, Path(folder), mode="train", resume=resume)
+  training.run(config, Path(folder), do=("train",), resume=resume)
 
 
 def run_training(small: bool) -> Iterator[Figures]:
