@@ -225,12 +225,18 @@ def test_fields_go_to_every_run_and_what_follows_the_dashes_to_beam():
 
 def test_the_command_of_a_run_ends_with_its_sweep_and_carries_out_the_config(monkeypatch):
   done = []
-  monkeypatch.setattr(tasks, "end_with_parent", lambda: done.append("watched"))
+  monkeypatch.setattr(tasks, "end_with_parent", lambda number: done.append("watched"))
   monkeypatch.setattr(run_lib, "layout", lambda: done.append(list(sys.argv)))
   monkeypatch.setattr(sys, "argv", ["-c", "--config=x"])
   value = "layout.py:xla-random,ci"
   exec(sweep._command_of(sweep._parse([f"--config={value}", "--out=o"]), value, [])[2], {})
   assert done == ["watched", ["run_layout.py", "--config=x"]]
+
+
+def test_a_grid_has_options_of_the_model_that_a_flag_names():
+  value = "tile.py:ci"
+  args = sweep._parse([f"--config={value}", "--out=o", "--config.model.name=MLP"])
+  assert "--config.model.name=MLP" in sweep._command_of(args, value, ["model.num_layers"])
 
 
 def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch, capsys):

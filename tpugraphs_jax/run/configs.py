@@ -147,7 +147,7 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
     # Refuses mistyped flags before it makes a config, which takes a second.
     values([argument for argument in rest if not _FIELD_FLAG.match(argument)])
     config = load(place)
-    set_model(config, _model_changes(rest))
+    set_model(config, model_changes(rest))
     fields = [argument for argument in rest if _FIELD_FLAG.match(argument)]
     _check_names(config, [_FIELD_FLAG.sub("", field).partition("=")[0] for field in fields])
     delattr(values, "config")
@@ -160,7 +160,7 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
     console.fail(one_line(str(error).splitlines()[-1]))
 
 
-def _model_changes(argv: Sequence[str]) -> dict[str, Any]:
+def model_changes(argv: Sequence[str]) -> dict[str, Any]:
   """The values of the flags for `model.name` and `extensions`, by name."""
   values, fields = flags.FlagValues(), {"model": {"name": ""}, "extensions": ()}
   values.set_gnu_getopt()

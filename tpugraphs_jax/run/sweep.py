@@ -269,6 +269,7 @@ def _command_of(args: argparse.Namespace, value: str, fields: Sequence[str]) -> 
     raise ValueError(f"--config={value}, expected FILE.py:VARIANT such as tile.py:recommended")
   place = configs.resolve(value, "")
   config = configs.load(place)
+  configs.set_model(config, configs.model_changes([place, *args.fields]))
   schema.check_task(config)
   names = configs.fields_of(config)
   for field in fields:
