@@ -79,7 +79,7 @@ def explaining_devices() -> Iterator[None]:
     if platforms and jax and not _has_devices(jax):
       raise ValueError(
         f"JAX_PLATFORMS is {platforms!r}, and jax finds no such device here: unset the variable, "
-        "or install jax for that device (pip install 'jax[cuda12]')"
+        "or install jax for that device"
       ) from None
     raise
 
