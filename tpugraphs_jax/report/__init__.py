@@ -3,6 +3,7 @@
   python -m tpugraphs_jax.report RUN...
 
 runs      reads working folders: runs, and groups of runs with one config
+errors    Kendall tau by size, configurations and opcodes of graphs
 figures   curves, graphs, ranks (matplotlib)
 page      one HTML file without anything from elsewhere, from the template page.html (jinja2)
 """

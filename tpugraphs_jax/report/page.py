@@ -16,7 +16,7 @@ import jinja2
 from tpugraphs_jax import metrics
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.infra import files
-from tpugraphs_jax.report import figures
+from tpugraphs_jax.report import errors, figures
 from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.report.runs import Comparison, DEFAULT, Group, Run, ValidationGraph
 from tpugraphs_jax.train import evaluation
@@ -124,6 +124,7 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
     },
     "graphs": _graphs(groups),
     "view": _view(groups[0]),
+    "errors": _table(["graphs", "number", "Kendall tau", "slowdown1"], errors.rows(groups[0])),
     "programs": _programs(groups) if first.config.get("task") == "tile" else _table([], []),
     "ended": _ended(comparison.runs),
   }
