@@ -440,13 +440,13 @@ class Comparison:
         f"{k} labels {_percent(metrics.mean(graph.tune_slowdowns[k] for graph in first.judged))}"
         for k in _LABELS
       ]
-      blind = [
+      at_random = [
         _percent(metrics.mean(graph.own_first_slowdowns([k])[k] for graph in judged))
         for k in _LABELS
       ]
       sentences.append(
         f"tune would have found: with {found[0]} slower than the fastest, with {found[1]} "
-        f"({OWN_FIRST}: {' and '.join(blind)})."
+        f"({OWN_FIRST}: {' and '.join(at_random)})."
       )
     return sentences
 

@@ -285,8 +285,8 @@ def read_scores(path: Path) -> list[GraphScores]:
         archive.fail(name, f"has a number that is not finite, or below {least}")
     columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
     return [
-      GraphScores(trust.name(str(name)), int(nodes), *parts, has_order=bool(has_order))
-      for name, nodes, has_order, *parts in zip(
+      GraphScores(trust.name(str(name)), int(nodes), ids, scores, runtime, label, bool(has_order))
+      for name, nodes, has_order, ids, scores, runtime, label in zip(
         arrays["graphs"], arrays["nodes"], arrays["has_order"], *columns
       )
     ]
