@@ -10,6 +10,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.tuning.draw import Numbers
@@ -70,24 +71,27 @@ class Cache:
     its time now.
     """
     new = [numbers for numbers in candidates if numbers not in self._known]
-    own, value = self._problem.own, self._problem.label.value
+    own, label = self._problem.own, self._problem.label
     known = self._known.get(own)
-    again = [own] if self._problem.label.is_comparative and isinstance(known, dict) and new else []
+    again = [own] if label.is_comparative and isinstance(known, dict) and new else []
     found = self._problem.raw_labels([*again, *new]) if new else {}
     factor = 1.0
-    if again and isinstance(found[own], dict):
-      factor = value(known) / value(found[own])
-    for numbers in filter(found.get, new):
-      outcome = found[numbers]
+    if again and isinstance(known, dict) and isinstance(anew := found[own], dict):
+      factor = label.value(known) / label.value(anew)
+    for numbers in new:
+      # Nothing is measured after an error of the compiler's own choice.
+      outcome = found[numbers] if numbers in found else found[own]
       if isinstance(outcome, Exception):
-        outcome = reason(outcome)
-      elif again:
-        outcome = outcome | {"seconds": [seconds * factor for seconds in outcome["seconds"]]}
-      self._known[numbers] = outcome
-      if self._path:
-        record = {"numbers": numbers, "error" if isinstance(outcome, str) else "raw": outcome}
+        self._known[numbers] = text = reason(outcome)
+        record: dict[str, Any] = {"numbers": numbers, "error": text}
+      else:
+        if again:
+          outcome = outcome | {"seconds": [seconds * factor for seconds in outcome["seconds"]]}
+        self._known[numbers] = outcome
+        record = {"numbers": numbers, "raw": outcome}
+      if self._path and numbers in found:
         files.append(self._path, json.dumps(self._key | record).encode())
-    for numbers in filter(self._known.get, candidates):
+    for numbers in candidates:
       self._take(numbers, self._known[numbers])
 
   def _take(self, numbers: Numbers, outcome: Raw | str) -> None:

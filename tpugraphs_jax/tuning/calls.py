@@ -34,7 +34,7 @@ class Call:
   def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
     kinds = _ARRAYS if hasattr(function, "lower") else _ARRAYS + _SCALARS
     leaves, self._tree = jax.tree.flatten((tuple(args), dict(kwargs)))
-    self._function = function
+    self._function: Any = function
     self._is_array = [isinstance(leaf, kinds) for leaf in leaves]
     self._others = [None if is_array else leaf for leaf, is_array in zip(leaves, self._is_array)]
     self.arrays = tuple(leaf for leaf, is_array in zip(leaves, self._is_array) if is_array)

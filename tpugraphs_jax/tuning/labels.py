@@ -40,16 +40,25 @@ class Label:
   """
 
   name: ClassVar[str]
-  unit: ClassVar[str]
-  worth: ClassVar[str]
-  gap: str = ""
   target: str | None = None
   is_comparative: ClassVar[bool] = False
+
+  @property
+  def unit(self) -> str:
+    raise NotImplementedError
+
+  @property
+  def worth(self) -> str:
+    raise NotImplementedError
 
   @property
   def what(self) -> str:
     """The name of the label in messages, such as `measured time`."""
     raise NotImplementedError
+
+  @property
+  def gap(self) -> str:
+    return ""
 
   @property
   def stage(self) -> str:
@@ -212,9 +221,9 @@ class BytesEstimate(Label):
   """
 
   name: ClassVar[str] = "bytes_estimate"
-  unit: ClassVar[str] = "bytes accessed, an estimate of this machine's compiler"
+  unit = "bytes accessed, an estimate of this machine's compiler"
   what = "number of bytes accessed"
-  worth: ClassVar[str] = "An estimate of this machine's compiler and no run time."
+  worth = "An estimate of this machine's compiler and no run time."
 
   def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
     cost = jax.jit(function).lower(*args).compile().cost_analysis()
@@ -230,9 +239,9 @@ class Measured(Label):
 
   seed: int = 0
   name: ClassVar[str] = "measured"
-  unit: ClassVar[str] = "nanoseconds of a call, the minimum of interleaved rounds"
+  unit = "nanoseconds of a call, the minimum of interleaved rounds"
   what = "measured time"
-  worth: ClassVar[str] = "Measured on the device at hand, with random arrays for shapes."
+  worth = "Measured on the device at hand, with random arrays for shapes."
   is_comparative: ClassVar[bool] = True
 
   def versions(self) -> dict[str, str]:

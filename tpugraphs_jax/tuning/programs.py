@@ -67,13 +67,10 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
 
 def _parts(value: Any, where: str) -> tuple[Any, ...]:
   """Function, arguments and, where there are some, keyword arguments."""
-  types_of_parts = (Callable, tuple, Mapping)
-  if (
-    isinstance(value, tuple)
-    and len(value) in (2, 3)
-    and all(map(isinstance, value, types_of_parts))
-  ):
-    return value
+  kinds: tuple[Any, ...] = (Callable, tuple, Mapping)
+  if isinstance(value, tuple) and len(value) in (2, 3):
+    if all(isinstance(part, kind) for part, kind in zip(value, kinds)):
+      return value
   raise ValueError(
     f"{where} is a {type(value).__name__}, expected a pair (function, tuple of example arguments), "
     "or with a dictionary of keyword arguments as the third"

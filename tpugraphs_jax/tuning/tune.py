@@ -175,7 +175,7 @@ class Tuned:
 
   def _cycles(self) -> str:
     """The other estimate of the best choice, for a TPU."""
-    if not self.label.target or not self.label.is_of_seconds:
+    if not isinstance(self.label, labels.TpuEstimate) or not self.label.is_of_seconds:
       return ""
     own, best = self._own_and_best("estimated_cycles")
     if not own:
