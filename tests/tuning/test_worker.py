@@ -76,3 +76,24 @@ def test_missing_and_damaged_files_are_not_finished(job, kind, data):
   if data is not None:
     path.write_bytes(data)
   assert not _is_finished(job)
+
+
+@pytest.mark.parametrize("target", ["tpu:v3", "tpu:v6e"])
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_labels_of_a_sidecar_follow_from_its_first_configuration(job, target, lacking):
+  label = labels.TpuEstimate(target)
+  of_seconds = target == "tpu:v3" and not lacking
+  values = npz.read_layout(job.npz).configs.runtime_ns.tolist()
+  raw = [
+    {
+      "estimated_cycles": 7 if of_seconds else value,
+      "optimal_seconds": value / 1e12 - lacking,
+      "kernels": 3,
+      "without_estimate": lacking,
+    }
+    for value in values
+  ]
+  _change(job, configs=raw)
+  assert worker.is_finished(job, _HEADER, label)
+  _change(job, configs=[raw[0] | {"estimated_cycles": 0, "optimal_seconds": -1.0}, *raw[1:]])
+  assert not worker.is_finished(job, _HEADER, label)

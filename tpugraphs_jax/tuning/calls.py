@@ -23,7 +23,7 @@ class Call:
   part of the program, and its wrapper decides.
 
   Args:
-    function: a function that jax can trace; one that `jax.jit` or `eqx.filter_jit` returned too.
+    function: a function that jax can trace; one that `jax.jit` or Equinox returned too.
     args: its example arguments, arrays or `jax.ShapeDtypeStruct`, in any nesting.
     kwargs: its keyword arguments.
 

@@ -145,7 +145,7 @@ def choices(
 
   Args:
     function: a function that jax can trace; one that `jax.jit`, `jax.grad`,
-      `jax.vmap` or `eqx.filter_jit` returned as well.
+      `jax.vmap` or Equinox's `filter_jit` returned as well.
     *args: its example arguments, arrays or `jax.ShapeDtypeStruct`; as `**kwargs`. Whatever is no
       array is part of the program.
     operands: whether the orders of operands are chosen too.
