@@ -111,3 +111,14 @@ def test_the_fingerprint_is_that_of_the_program_and_needs_no_compiler(monkeypatc
     found == fingerprint(function, square, 2.0) == fingerprint(jax.jit(function), square, scalar)
   )
   assert found != fingerprint(lambda x, s: jnp.sin(function(x, s)), square, scalar)
+
+
+def test_operations_that_are_left_out_are_counted_in_words():
+  function = lambda x, w: jnp.tanh(x @ jnp.linalg.inv(w))
+  args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 6), (6, 6))]
+  found = problem.Problem(function, args, labels.BytesEstimate())
+  count = found.choices.left_out["custom_linear_solve"]
+  assert found.left_out == (
+    f"; {count} operations inside custom_linear_solve are left to the compiler"
+  )
+  assert problem.Problem(_product, (_X, _W), labels.BytesEstimate()).left_out == ""
