@@ -282,10 +282,32 @@ def test_a_loaded_ranker_is_kept_until_its_file_changes(jobs, tmp_path):
   path = tmp_path / "model.npz"
   shutil.copy(jobs.workdir("tile_whole") / model_file.MODEL_FILE, path)
   for place in (path, "layout-cpu-measured"):
-    assert tpugraphs_jax.load(place) is tpugraphs_jax.load(str(place))
+    assert tpugraphs_jax.load(place).family is tpugraphs_jax.load(str(place)).family
   before = tpugraphs_jax.load(path)
   os.utime(path, ns=(0, 0))
-  assert tpugraphs_jax.load(path) is not before
+  assert tpugraphs_jax.load(path).family is not before.family
+
+
+def test_a_change_of_a_loaded_ranker_stays_its_own(jobs, tmp_path):
+  path, graph = tmp_path / "model.npz", graph_of("tile")
+  shutil.copy(jobs.workdir("tile_whole") / model_file.MODEL_FILE, path)
+  expected = tpugraphs_jax.rank(path, graph)[1]
+  changed = tpugraphs_jax.load(path)
+  name = next(iter(changed.params))
+  changed.params[name] = jax.tree.map(np.zeros_like, changed.params[name])
+  changed.about["step"] = changed.config["seed"] = -1
+  saved = changed.transforms
+  changed.use_transforms(
+    {key: dataclasses.replace(value, scale=2 * value.scale) for key, value in saved.items()},
+    where="here",
+  )
+  assert (changed.rank(graph)[1] != expected).any()
+  np.testing.assert_array_equal(tpugraphs_jax.rank(path, graph)[1], expected)
+  again = tpugraphs_jax.load(path)
+  assert again.about["step"] != -1 and again.config["seed"] != -1
+  changed = tpugraphs_jax.load(path)
+  changed.params = None
+  np.testing.assert_array_equal(tpugraphs_jax.load(path).rank(graph)[1], expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import copy
 import functools
 import os
 from pathlib import Path
@@ -125,12 +126,30 @@ class Ranker:
     batch = self.family.assemble(batches.slates(0, 0), batches.budget(0), graphs=1, configs=2)
     return jax.eval_shape(self.family.network.init, jax.random.key(0), batch)["params"]
 
+  def copy(self) -> Ranker:
+    """A ranker that can be changed apart from this one; both share compiled functions.
+
+    Arrays of parameters are shared too, and read-only.
+    """
+    result = copy.copy(self)
+    result.config, result.about = copy.deepcopy(self.config), copy.deepcopy(self.about)
+    result.params = jax.tree.map(lambda array: array, self.params)
+    result.features = copy.copy(self.features)
+    result.features.transforms = copy.deepcopy(self.features.transforms)
+    return result
+
   # Transforms.
+
+  def _set_config_transform(self, transform: features.Transform | None) -> None:
+    # The family is a new one: copies of this ranker keep theirs.
+    self.family = rankers.create(self.config, self.features.unscaled)
+    self.family.config_transform = transform
+    self.__dict__.pop("scorer", None)
 
   def fit_configs(self, config_values: Sequence[np.ndarray]) -> None:
     """Fits the transform of configurations `[n, F]` alone."""
     kind, columns = self.settings.data.config_transform, config_values[0].shape[1]
-    self.family.config_transform = features.fit(config_values, np.full(columns, kind, dtype=object))
+    self._set_config_transform(features.fit(config_values, np.full(columns, kind, dtype=object)))
 
   @property
   def transforms(self) -> dict[str, features.Transform]:
@@ -145,13 +164,14 @@ class Ranker:
     Raises:
       ValueError: they are for other feature blocks than the config names.
     """
-    nodes, self.family.config_transform = features.from_saved(transforms, where)
+    nodes, configs = features.from_saved(transforms, where)
     if set(nodes) != set(self.features.names):
       raise ValueError(
         f"{where} was trained on the feature blocks {', '.join(nodes)}, and "
         f"data.features is {', '.join(self.features.names)}: give the same"
       )
     self.features.transforms = nodes
+    self._set_config_transform(configs)
 
   # Graphs.
 
@@ -371,8 +391,9 @@ def _loaded(place: Path, saved_ns: int) -> Ranker:
 
 
 def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ranker:
-  """The trained ranker of a working folder or a model file; cached while the files are unchanged.
+  """The trained ranker of a working folder or a model file.
 
+  While the files are unchanged, later calls return copies that share its compiled functions.
   Loading a model imports no module that it names: if a module registers its parts, name it in
   `extensions` or import it first.
 
@@ -398,7 +419,8 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
   )
   path = files.fetch(source).absolute()
   marks = (path, path / model_file.MODEL_FILE)
-  return _loaded(path, max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0))
+  saved_ns = max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0)
+  return _loaded(path, saved_ns).copy()
 
 
 def propose(

@@ -307,3 +307,5 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
       cases.scores(head, used, graphs, ids), cases.scores(family, used, graphs, ids)
     ):
       np.testing.assert_array_equal(ours, theirs)
+  with pytest.raises(AssertionError, match="other programs"):
+    cases.scores(head, trained, graphs, [ids[0][:2], ids[1]])

@@ -476,6 +476,7 @@ class Head(Family):
   def __init__(self, segments: Segments):
     self._segments = segments
     self._totals: list[np.ndarray] | None = None
+    self._key: list[tuple[str, bytes]] = []
     super().__init__(segments.network, segments.settings)
 
   def check(self) -> None:
@@ -506,8 +507,11 @@ class Head(Family):
     progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` of each program. Every call must have the same programs and configurations."""
+    key = [(graph.name, ids.tobytes()) for graph, ids in zip(graphs, config_ids)]
     if self._totals is None:
       self._totals = self._segments.encoder.run(params, graphs, config_ids, progress=progress)
+      self._key = key
+    assert key == self._key, "other programs or configurations than in the first call"
     return [self._segments.head(params, graph, total) for graph, total in zip(graphs, self._totals)]
 
 
