@@ -115,21 +115,10 @@ def test_a_recipe_runs_as_it_is_written(title, data_root, tmp_path, monkeypatch)
     np.testing.assert_array_equal(np.sort(order), np.arange(len(graph.configs)))
 
 
-def changed_files(section):
-  """The files that the diffs of a section change, by path, with the new text."""
+def patches_of(section):
+  """The patches of a section."""
   text = re.search(rf"^## {section}\n(.*?)(?=^## |^# Add |\Z)", TEXT, re.M | re.S)[1]
-  diffs, new = re.findall(r"^```diff\n(.*?)^```", text, re.M | re.S), []
-  for diff in diffs:
-    path = re.search(r"^\+\+\+ b/(.*)$", diff, re.M)[1]
-    source = (commands.ROOT / path).read_text()
-    for part in re.split(r"^@@\n", diff, flags=re.M)[1:]:
-      side = lambda sign: "".join(
-        line[1:] for line in part.splitlines(keepends=True) if line[0] in (" ", sign)
-      )
-      assert source.count(side("-")) == 1, part
-      source = source.replace(side("-"), side("+"))
-    new.append((path, source))
-  return new
+  return re.findall(r"^```diff\n(.*?)^```", text, re.M | re.S)
 
 
 USED = """
@@ -147,10 +136,10 @@ for field in ("model.score_scale", "loss.label_shift"):
 def test_an_option_of_a_network_or_a_loss_is_a_change_of_one_file(tmp_path):
   for folder in ("tpugraphs_jax", "configs"):
     shutil.copytree(commands.ROOT / folder, tmp_path / folder)
-  files = changed_files("An option of the project's own code")
-  assert len(files) == len(dict(files)) == 2
-  for path, text in files:
-    (tmp_path / path).write_text(text)
+  patches = patches_of("An option of the project's own code")
+  assert [patch.count("+++ b/") for patch in patches] == [1, 1]
+  for patch in patches:
+    subprocess.run(["git", "apply"], cwd=tmp_path, input=patch, text=True, check=True)
   environment = os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
   told = subprocess.run(
     [sys.executable, "-c", USED],

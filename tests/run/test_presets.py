@@ -41,6 +41,24 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
   assert np.mean(moved) > 0.7 and all(np.isfinite(a).all() for a in jax.tree.leaves(after))
 
 
+def test_the_sum_of_hinges_is_the_same_on_two_devices(data_root, tmp_path, monkeypatch):
+  """Rounding of float32 sums is all that differs; in float64 the losses are equal to 1e-10."""
+  config = parts.config_of("layout", "preset=third,ci", data_root=str(data_root))
+  with config.unlocked():
+    config.data.store_dir = str(tmp_path / "store")
+  job = job_lib.Job.of(config)
+  graphs, _ = job_lib.load_graphs(job, tmp_path, resume=False)
+  losses = []
+  for devices in (1, 2):
+    monkeypatch.setattr(parallel, "device_count", lambda: devices)
+    monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
+    phase, _ = training.first_stage(job, graphs, tmp_path)
+    state = jax.tree.map(lambda leaf: np.stack([leaf] * devices), phase.state)
+    _, metrics = phase.train_step(state, next(phase.batches))
+    losses.append(float(metrics["loss"][0]))
+  assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0] > 1
+
+
 @pytest.mark.parametrize("variant", ["xla-default,preset=first", "xla-random,preset=third"])
 def test_a_network_that_looks_further_than_a_segment_has_no_history(variant):
   config = parts.config_of("layout", variant, **{"data.virtual_node": "none"})
