@@ -316,7 +316,7 @@ def free_memory() -> int:
   return min(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
 
 
-def memory_of(step: Callable[..., Any], *args: Any) -> int:
+def memory_of(step: Any, *args: Any) -> int:
   """Bytes that a mapped function takes on each device, with its arguments; compiles it."""
   sizes = step.lower(*args).compile().memory_analysis()
   return sizes.temp_size_in_bytes + sizes.argument_size_in_bytes + sizes.output_size_in_bytes
