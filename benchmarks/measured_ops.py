@@ -52,12 +52,13 @@ COLUMNS = (
   "flops",
   "planned_memory",  # by the memory that the compiler of the measurement planned
 )
-_AT_LEAST = "cycles, at least 0.7 of the bytes at the peak bandwidth"
-_MOVED = 0.7  # share of the bytes that leave the chip; the best of 0.3 to 1 on these programs
+_KINDS = "cycles of products and of the rest"
+# A time is at least that of the operations and of 0.7 of the bytes at the peaks of the device.
+_AT_LEAST = ", at least the peaks"
+_MILLISECONDS = _KINDS + _AT_LEAST  # as `estimate` tells them
 _SAME_PLAN = 0.05  # relative difference of planned memories
 _CLOSE = 0.2  # a relative error that counts as close
 _FEWEST = 3  # programs of an operation with an error of its own
-_PRODUCTS = ("convolution", "dot")
 _ENDS = (0.05, 0.95)
 Rows = Mapping[str, np.ndarray]  # by column, an entry for each program
 
@@ -70,7 +71,7 @@ def whole(seconds: np.ndarray) -> np.ndarray:
 # What a time is made of, by the name of a method: one or two terms, each with a number to fit.
 METHODS: dict[str, Callable[[Rows, str], list[np.ndarray]]] = {
   "cycles": lambda rows, target: [rows["cycles"]],
-  _AT_LEAST: lambda rows, target: [rows["cycles"]],
+  f"cycles{_AT_LEAST}": lambda rows, target: [rows["cycles"]],
   "optimal seconds": lambda rows, target: [whole(rows["optimal_seconds"])],
   "geometric mean of both": lambda rows, target: [
     np.sqrt(rows["cycles"] * whole(rows["optimal_seconds"]))
@@ -85,18 +86,17 @@ METHODS: dict[str, Callable[[Rows, str], list[np.ndarray]]] = {
     rows["cycles"],
     whole(rows["optimal_seconds"]),
   ],
-  "cycles of products and of the rest": lambda rows, target: [
-    rows["product_cycles"],
-    rows["cycles"] - rows["product_cycles"],
-  ],
+  **dict.fromkeys(
+    (_KINDS, _MILLISECONDS),
+    lambda rows, target: [rows["product_cycles"], rows["cycles"] - rows["product_cycles"]],
+  ),
   "cycles and a constant": lambda rows, target: [rows["cycles"], np.ones(len(rows["cycles"]))],
 }
 
 
 def figures(program: tokamax_ops.Program, raw: Mapping[str, Any], module: bytes) -> dict[str, Any]:
   """Times and estimates of a compiled program, and why it has no estimate, if it has none."""
-  parsed = proto.parse_module(module, where=program.name)
-  cycles = tpu_kernels.estimated_cycles(parsed)
+  cycles = tpu_kernels.estimated_cycles(proto.parse_module(module, where=program.name))
   missing = estimate.untold(cycles, raw["bytes_accessed"])
   names = sorted({" ".join(filter(None, [each.kind, each.target])) for each in missing})
   ms = float(np.median(program.times_ms))
@@ -106,27 +106,13 @@ def figures(program: tokamax_ops.Program, raw: Mapping[str, Any], module: bytes)
   return {
     "measured_ms": ms,
     "cycles": cycles.cycles,
-    "product_cycles": _product_cycles(parsed, cycles),
+    "product_cycles": cycles.of_products,
     "optimal_seconds": raw["optimal_seconds"],
     "bytes": raw["bytes_accessed"],
     "flops": raw["flops"],
     "planned_memory": round(sum(raw["memory"].values()) / (1e6 * program.peak_mb), 3),
     "without": ", ".join(names) if names or cycles.cycles else "all kernels",
   }
-
-
-def _product_cycles(module: proto.HloModuleProto, cycles: tpu_kernels.Cycles) -> int:
-  """Cycles of the kernels that compute convolutions or dots."""
-  bodies = {computation.id: computation.instructions for computation in module.computations}
-
-  def has_product(node: proto.HloInstructionProto) -> bool:
-    inside = node.called_computation_ids if node.opcode == "fusion" else ()
-    return node.opcode in _PRODUCTS or any(
-      has_product(each) for callee in inside for each in bodies[callee]
-    )
-
-  products = {node.name for nodes in bodies.values() for node in nodes if has_product(node)}
-  return sum(each.cycles for each in cycles.by_kernel if each.origin.name in products)
 
 
 def record(
@@ -195,8 +181,7 @@ class Part:
 
 def part(rows: Rows, target: str, method: str) -> Part:
   """The programs of an operation, as a method sees them."""
-  share = _MOVED if method == _AT_LEAST else 0
-  least = 1e3 * share * rows["bytes"] / estimate.DEVICES[target].bandwidth
+  least = estimate.least_ms(target, rows["flops"], rows["bytes"]) * method.endswith(_AT_LEAST)
   return Part(METHODS[method](rows, target), rows["measured_ms"], least)
 
 
@@ -243,7 +228,7 @@ def left_out(
 
 
 def times(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """The factor of every generation, and the interval of measured times, for `estimate`.
+  """The numbers of every generation, and the interval of measured times, for `estimate`.
 
   The interval is one of all generations: nine of ten measured programs, every operation of the
   same weight, each estimated by the other operations of its generation.
@@ -252,17 +237,20 @@ def times(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   ratios = [
     each.ratios(fitted)
     for target, operations in generations.items()
-    for each, fitted in left_out(operations, target, "cycles").values()
+    for each, fitted in left_out(operations, target, _MILLISECONDS).values()
   ]
   values = np.concatenate(ratios)
   weights = np.concatenate([np.full(len(ratio), 1 / len(ratio)) for ratio in ratios])
   low, high = (round(quantile(values, weights, end), 2) for end in _ENDS)
-  factor = lambda target: fit(
-    [part(rows, target, "cycles") for rows in generations[target].values()]
-  )[0]
+  numbers = lambda target: fit(
+    [part(rows, target, _MILLISECONDS) for rows in generations[target].values()]
+  )
   return {
     target: {
-      "ms": round(1e6 * float(factor(target)), 3),
+      **{
+        name: round(1e6 * float(number), 3)
+        for name, number in zip(("product_ms", "other_ms"), numbers(target))
+      },
       "low": low,
       "high": high,
       "programs": sum(len(rows["cycles"]) for rows in operations.values()),
@@ -353,10 +341,10 @@ def tried_table(found: Mapping[str, Any]) -> str:
 
 def kinds_table(found: Mapping[str, Any]) -> str:
   """Kernels with and without products, and the peak of the memory, by operation."""
-  lines, method = [], "cycles of products and of the rest"
+  lines = []
   for target, operations in by_generation(found).items():
     for name, rows in operations.items():
-      programs = part(rows, target, method)
+      programs = part(rows, target, _KINDS)
       fitted, terms = fit([programs]), programs.terms
       seconds = rows["bytes"] / estimate.DEVICES[target].bandwidth
       lines.append(

@@ -36,6 +36,7 @@ _FREE_CALLS = frozenset(
   "AllocateBuffer AssumeGatherIndicesInBound ConcatBitcast PrepareAsyncCallDone "
   "PrepareAsyncCallStart Sharding".split()
 )
+_PRODUCTS = ("convolution", "dot")
 _REGISTER = 8 * 128  # elements of a vector register; smaller results cost nothing to speak of
 _TYPE_NAMES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES}
 _BITS = re.compile(r"\d+")  # in the name of an element type; the others have 8
@@ -59,6 +60,7 @@ class KernelCycles:
   names: tuple[str, ...]
   cycles: int
   origin: module_graph.Origin | None = None
+  has_product: bool = False  # whether it computes a convolution or a dot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +91,11 @@ class Cycles:
   without_estimate: int = 0  # kernels without an estimate, which add nothing to the sum
   by_kernel: tuple[KernelCycles, ...] = dataclasses.field(default=(), compare=False)
   uncounted: tuple[Uncounted, ...] = dataclasses.field(default=(), compare=False)
+
+  @property
+  def of_products(self) -> int:
+    """The cycles of the kernels that compute convolutions or dots."""
+    return sum(kernel.cycles for kernel in self.by_kernel if kernel.has_product)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -185,9 +192,7 @@ def _sum(
   for instruction in computation.instructions:
     tiles = window(instruction)
     if tiles is not None:
-      names = _names(instruction, computations)
-      origin = module_graph.origin(instruction, module)
-      kernels.append(KernelCycles(names, tiles.estimated_cycles or 0, origin))
+      kernels.append(_kernel_cycles(instruction, tiles, module, computations))
     if tiles is not None or _is_untiled_kernel(instruction):
       count += 1
       missing += tiles is None or tiles.estimated_cycles is None
@@ -257,13 +262,21 @@ def _size(shape: proto.ShapeProto) -> int:
   return math.prod(shape.dimensions) * bits // 8
 
 
-def _names(instruction: proto.HloInstructionProto, computations: dict) -> tuple[str, ...]:
-  """The names of a kernel and of the instructions fused into it, as in `KernelCycles`."""
-  fused = sorted(
-    _fused(instruction, computations), key=lambda node: node.opcode not in ("convolution", "dot")
-  )
-  return tuple(
-    dict.fromkeys(node.metadata.op_name for node in (instruction, *fused) if node.metadata.op_name)
+def _kernel_cycles(
+  instruction: proto.HloInstructionProto,
+  tiles: Window,
+  module: proto.HloModuleProto,
+  computations: dict,
+) -> KernelCycles:
+  """The cycles of one call of a kernel."""
+  nodes = [instruction, *_fused(instruction, computations)]
+  products = [node for node in nodes if node.opcode in _PRODUCTS]
+  names = [node.metadata.op_name for node in (instruction, *products, *nodes)]
+  return KernelCycles(
+    tuple(dict.fromkeys(filter(None, names))),
+    tiles.estimated_cycles or 0,
+    module_graph.origin(instruction, module),
+    bool(products),
   )
 
 
