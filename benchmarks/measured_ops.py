@@ -294,6 +294,35 @@ def table(found: Mapping[str, Any]) -> str:
   )
 
 
+def worth_table(found: Mapping[str, Any]) -> str:
+  """What both estimates and the milliseconds of `estimate` are worth, in short."""
+  lines = []
+  for target, row in times(found).items():
+    numbers = np.array([row["product_ms"], row["other_ms"]]) / 1e6
+    for name, rows in by_generation(found)[target].items():
+      cells = [_short(target), _spoken(name), str(len(rows["cycles"]))]
+      for method in ("cycles", "optimal seconds"):
+        programs = part(rows, target, method)
+        tau = stats.kendalltau(programs.terms[0], programs.ms).statistic
+        cells.append(f"{tau:.2f}, {programs.errors(fit([programs])).mean():.0%}")
+      programs = part(rows, target, _MILLISECONDS)
+      ratios = programs.ratios(numbers)
+      inside = ((row["low"] <= ratios) & (ratios <= row["high"])).mean()
+      lines.append([*cells, f"{programs.errors(numbers).mean():.0%}", f"{inside:.0%}"])
+  return pages.table(
+    [
+      "TPU",
+      "operation",
+      "programs",
+      "cycles: tau-b, error",
+      "optimal seconds: tau-b, error",
+      "`estimate`: error",
+      "within its interval",
+    ],
+    lines,
+  )
+
+
 def _judged(rows: Rows, target: str) -> list[str]:
   cells = []
   for method, unit in (("cycles", 1e6), ("optimal seconds", 1e-3)):
@@ -448,7 +477,7 @@ def main() -> None:
   timing.write(found, args.out)
   if args.times:
     args.times.write_text(json.dumps(times(found), indent=2) + "\n")
-  tables = table, tried_table, kinds_table, without_table
+  tables = worth_table, table, tried_table, kinds_table, without_table
   print("\n\n".join(each(found) for each in tables))
 
 

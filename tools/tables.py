@@ -300,6 +300,7 @@ TABLES: dict[str, Callable[[], str]] = {
   "measured": lambda: measured.table(recorded("measured")),
   "measured in front": front_measured,
   "measured operations": lambda: measured_ops.table(recorded("measured_ops")),
+  "measured operations, worth": lambda: measured_ops.worth_table(recorded("measured_ops")),
   "measured operations, tried": lambda: measured_ops.tried_table(recorded("measured_ops")),
   "measured operations, kinds": lambda: measured_ops.kinds_table(recorded("measured_ops")),
   "measured operations, without": lambda: measured_ops.without_table(recorded("measured_ops")),
