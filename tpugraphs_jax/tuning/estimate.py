@@ -285,12 +285,13 @@ def _row(function: Callable[..., Any], args: tuple, target: str) -> Row:
     proto.parse_module(program.module, where=f"program for {target}")
   )
   device, why = DEVICES[target], ""
+  least = float(least_ms(target, program.flops, program.bytes_accessed))
   if found := untold(cycles, program.bytes_accessed):
     why = f"the compiler does not estimate {_named(found)}"
   elif not cycles.cycles:
     why = "the compiler estimates no cycles"
   elif target not in times():
-    why = "no program with estimates was measured on it"
+    why = f"no program with estimates was measured on it; the peaks take {least:.3g} ms"
   seconds = {
     "compute": program.flops / device.flops,
     "memory": program.bytes_accessed / device.bandwidth,
@@ -310,7 +311,6 @@ def _row(function: Callable[..., Any], args: tuple, target: str) -> Row:
   if why:
     return row
   time, products = times()[target], cycles.of_products
-  least = float(least_ms(target, program.flops, program.bytes_accessed))
   ms = max((time.product_ms * products + time.other_ms * (cycles.cycles - products)) / 1e6, least)
   return dataclasses.replace(
     row, milliseconds=ms, interval=(max(time.low * ms, least), time.high * ms)
