@@ -206,11 +206,14 @@ def quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
 
 
 def by_generation(found: Mapping[str, Any]) -> dict[str, dict[str, Rows]]:
-  """The programs with an estimate, by target and operation."""
+  """The programs with an estimate, by target and operation.
+
+  An operation of which most programs have none was another one when it was measured.
+  """
   result: dict[str, dict[str, Rows]] = collections.defaultdict(dict)
   for name, row in found["operations"].items():
     target, operation = name.split()
-    if len(row["programs"]) >= _FEWEST:
+    if len(row["programs"]) >= max(_FEWEST, sum(row["without_estimate"].values())):
       result[target][operation] = _rows(row)
   return result
 

@@ -72,7 +72,7 @@ def test_what_a_step_costs_on_a_tpu_target(capsys):
   exec(blocks("estimate")[0], names)  # pylint: disable=exec-used
   assert "v6e: the 5 dearest of" in capsys.readouterr().out
   old, new = names["cost"].rows
-  assert old.fits and new.fits and new.interval[0] < new.milliseconds < new.interval[1]
+  assert old.fits and new.fits and new.interval[0] <= new.milliseconds < new.interval[1]
 
 
 def test_layouts_are_saved_and_applied(names, tmp_path, monkeypatch):

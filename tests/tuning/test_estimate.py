@@ -175,7 +175,7 @@ def test_estimates_of_a_real_target_have_time_memory_and_lines():
   shape = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
   (row,) = estimate.estimate(jax.grad(loss), shape, shape, targets="v6e").rows
   assert row.memory.arguments == 2 * 2 * 1024**2 and row.fits and not row.why
-  assert row.interval[0] < row.milliseconds < row.interval[1]
+  assert row.interval[0] <= row.milliseconds < row.interval[1]
   assert sum(kernel.cycles for kernel in row.kernels) == row.cycles > 0
   assert row.kernels[0].origin.where.startswith("test_estimate.py:")
   (row,) = estimate.estimate(
