@@ -147,7 +147,8 @@ def test_a_family_larger_than_a_fold_stays_whole_and_is_said(tmp_path, collectio
   fold_of = {place.split("/")[1]: fold for place, fold in division.fold_of[collection].items()}
   large = {fold_of[name] for name, family in families.items() if family == 0}
   assert len(large) == 1 and list(fold_of.values()).count(*large) == 5
-  assert "5 graphs with 20 configurations, more than 1/3 of all" in division.text
+  assert "has 5 of the graphs and 20 of the configurations" in division.text
+  assert "more than 1/3, so that folds differ: train/program0_0" in division.text
   write_families(tmp_path / "even", collection, [1, 1, 1])
   assert "more than" not in folds.divide(tmp_path / "even", [collection], 3).text
 

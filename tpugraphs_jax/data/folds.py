@@ -224,16 +224,17 @@ def _text(
   of_fold = [[one for one in members if fold_of_family[one.family] == k] for k in range(folds)]
   graphs = ", ".join(f"{len(some):,}" for some in of_fold)
   configs = ", ".join(f"{sum(one.configs for one in some):,}" for some in of_fold)
-  largest = max(shares, key=lambda family: (sum(shares[family].values()), family))
+  place_of = {one.family: one.place for one in reversed(members)}
+  largest = max(shares, key=lambda family: (sum(shares[family].values()), place_of[family]))
   family = [one for one in members if one.family == largest]
-  is_larger = max(shares[largest].values()) * folds > 1
+  larger = [place_of[one] for one in shares if max(shares[one].values()) * folds > 1]
   parts = [
     f"{folds} of {len(members):,} graphs in {len(shares):,} families: {graphs} graphs with "
     f"{configs} configurations",
-    f"the largest family, of {family[0].place}, has {len(family):,} graphs with "
-    f"{sum(one.configs for one in family):,} configurations"
-    + is_larger
-    * f", more than 1/{folds} of all: folds differ in size",
+    f"the largest family, of {place_of[largest]}, has {len(family):,} of the graphs and "
+    f"{sum(one.configs for one in family):,} of the configurations",
   ]
+  if larger:
+    parts.append(f"families with more than 1/{folds}, so that folds differ: {', '.join(larger)}")
   parts += [f"in no fold, {why}: {', '.join(places)}" for why, places in left_out.items()]
   return "; ".join(parts)
