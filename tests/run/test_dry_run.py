@@ -109,3 +109,11 @@ def test_missing_data_for_measuring_are_named(data_root, tmp_path):
     lines = told(parts.config_of("tile", "ci"), tmp_path / place, tmp_path / f"scratch_{place}")
     needs = f"needs the splits train and valid: {there} at {tmp_path / place}"
     assert needs in by_name(lines)["time"]
+
+
+def test_folds_need_one_labelled_split(data_root, tmp_path):
+  place = tmp_path / "npz/layout/xla/random/train"
+  shutil.copytree(data_root / "layout/xla/random/train", place)
+  for count, said in ((0, "needs the splits train and valid"), (3, "build the store first")):
+    config = parts.config_of("layout", **{"data.folds": count})
+    assert said in by_name(told(config, tmp_path / "npz", tmp_path / f"scratch_{count}"))["time"]
