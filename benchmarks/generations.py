@@ -1,0 +1,149 @@
+"""How well the model and the prior of TPU v3 serve newer TPUs, on labels of their compilers.
+
+    python benchmarks/generations.py
+
+Reads the collections `outputs_T`, `blocks_T` and `kept_out_T` of `data/own` for each generation T.
+Their labels are **estimates** of the TPU compiler for T and no measurements. The columns, for each
+generation and each of the two estimates:
+
+`tau-b` is the mean over programs of Kendall's tau-b between the label and the order of the model.
+`changed groups` is the same of the number of changed groups. `own` is how much the compiler's own
+choice costs above the best labelled one. `best of k` is simulated as in `benchmarks/tune.py`, with
+five draws of the choices of each program.
+
+Programs of the test families are judged apart from all programs: neither the model nor the prior
+has learnt from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pages
+import run_all
+import search_prior
+import timing
+import tune as tune_benchmark
+
+from tpugraphs_jax import metrics
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.tuning import strategies, tune
+
+GENERATIONS = ("v3", "v5e", "v5p", "v6e")
+COLLECTIONS = ("outputs", "blocks", "kept_out")
+SETS = {"test families": ("test",), "all programs": ("train", "valid", "test")}
+_MODEL = "layout-v3-estimate"
+
+
+def programs(generation: str, splits: Sequence[str]) -> list[Path]:
+  """Files of labelled programs of a generation."""
+  suffix = "" if generation == "v3" else f"_{generation}"
+  return [
+    path
+    for collection in COLLECTIONS
+    for split in splits
+    for path in sorted((search_prior.DATA / (collection + suffix) / split).glob("*.npz"))
+  ]
+
+
+def mean_tau(orders: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> float:
+  """The mean of Kendall's tau-b over the programs whose labels differ."""
+  return float(
+    np.mean(
+      [
+        metrics.kendall_tau(order, label)
+        for order, label in zip(orders, labels)
+        if np.ptp(label) > 0
+      ]
+    )
+  )
+
+
+def changed_groups(graph: OpGraph) -> np.ndarray:
+  """The number of groups in which each choice differs from the first one, `[C]`."""
+  rows = graph.configs.group_row[:]
+  return (rows != rows[0]).sum(axis=1)
+
+
+def judge(paths: Sequence[Path], seeds: int) -> dict[str, Any]:
+  """Figures of the model of v3 on the programs of one generation, by both estimates."""
+  ranker, prior = ranker_lib.load(_MODEL), tune.prior_of("tpu:v3")
+  graphs = list(map(npz.read_layout, paths))
+  scores = ranker.scores(graphs)
+  records = [json.loads(path.with_suffix(".json").read_text())["configs"] for path in paths]
+  estimates = {
+    name: [np.array([raw[key] for raw in record], np.float64) for record in records]
+    for name, key in tune_benchmark.LABELS.items()
+  }
+  searches = {
+    "learned": lambda pool, seed: strategies.learned(pool, ranker, prior),
+    "model": lambda pool, seed: strategies.model(pool, ranker),
+    "random": strategies.random,
+    "coordinate": strategies.coordinate,
+  }
+  first, second = estimates.values()
+  rows: dict[str, Any] = {"both estimates": mean_tau(first, second)}
+  for name, labels in estimates.items():
+    whole = [place for place, label in enumerate(labels) if (label > 0).all()]
+    kept = [labels[place] for place in whole]
+    rows[name] = {
+      **tune_benchmark.measure(
+        [paths[place] for place in whole], tune_benchmark.LABELS[name], searches, seeds
+      ),
+      "left out": len(paths) - len(whole),
+      "tau-b": {
+        "model": mean_tau([scores[place] for place in whole], kept),
+        "changed groups": mean_tau([changed_groups(graphs[place]) for place in whole], kept),
+      },
+    }
+  return rows
+
+
+def table(results: Mapping[str, Any], part: str) -> str:
+  """Tau-b and the best of 5 and of 8 labels of every generation, Markdown."""
+  rows = []
+  for generation in GENERATIONS:
+    for name in tune_benchmark.LABELS:
+      row = results.get(f"{generation}, {part}", {}).get(name)
+      if row is None:
+        continue
+      ways = row["ways"]
+      rows.append(
+        [
+          f"{generation}, {name}",
+          str(row["programs"]),
+          *(f"{row['tau-b'][order]:.3f}" for order in ("model", "changed groups")),
+          f"{row['own']:.4f}",
+          *(f"{ways[way][f'best{k}']:.4f}" for k in (5, 8) for way in ways),
+        ]
+      )
+  ways = ("learned", "model", "random", "coordinate")
+  head = ["label", "programs", "tau-b", "changed groups", "own"]
+  return pages.table([*head, *(f"{way}, {k}" for k in (5, 8) for way in ways)], rows)
+
+
+def main() -> None:
+  parser = timing.parser(__doc__)
+  parser.add_argument("--seeds", type=int, default=5, help="draws of the choices")
+  parser.add_argument("--generations", nargs="+", choices=GENERATIONS, default=GENERATIONS)
+  args = parser.parse_args()
+  results: dict[str, Any] = {"seeds": args.seeds}
+  for part, splits in SETS.items():
+    for generation in args.generations:
+      if paths := programs(generation, splits):
+        results[f"{generation}, {part}"] = judge(paths, args.seeds)
+    print(f"{part}\n\n{table(results, part)}\n", flush=True)
+  if args.out:
+    timing.write(results, args.out)
+  else:
+    run_all.record("generations", results)
+
+
+if __name__ == "__main__":
+  main()
