@@ -242,6 +242,8 @@ def times(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for target, operations in generations.items()
     for each, fitted in left_out(operations, target, _MILLISECONDS).values()
   ]
+  if not ratios:
+    raise ValueError("no generation has two operations with estimates, expected one for --times")
   values = np.concatenate(ratios)
   weights = np.concatenate([np.full(len(ratio), 1 / len(ratio)) for ratio in ratios])
   low, high = (round(quantile(values, weights, end), 2) for end in _ENDS)
@@ -299,20 +301,23 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def worth_table(found: Mapping[str, Any]) -> str:
-  """What both estimates and the milliseconds of `estimate` are worth, in short."""
+  """What both estimates and the milliseconds of `estimate`, as it ships, are worth."""
   lines = []
-  for target, row in times(found).items():
-    numbers = np.array([row["product_ms"], row["other_ms"]]) / 1e6
-    for name, rows in by_generation(found)[target].items():
+  for target, operations in by_generation(found).items():
+    time = estimate.times().get(target)
+    for name, rows in operations.items():
       cells = [_short(target), _spoken(name), str(len(rows["cycles"]))]
       for method in ("cycles", "optimal seconds"):
         programs = part(rows, target, method)
         tau = stats.kendalltau(programs.terms[0], programs.ms).statistic
         cells.append(f"{tau:.2f}, {programs.errors(fit([programs])).mean():.0%}")
-      programs = part(rows, target, _MILLISECONDS)
-      ratios = programs.ratios(numbers)
-      inside = ((row["low"] <= ratios) & (ratios <= row["high"])).mean()
-      lines.append([*cells, f"{programs.errors(numbers).mean():.0%}", f"{inside:.0%}"])
+      if time is not None:
+        programs = part(rows, target, _MILLISECONDS)
+        numbers = np.array([time.product_ms, time.other_ms]) / 1e6
+        ratios = programs.ratios(numbers)
+        inside = (time.low <= ratios) & (ratios <= time.high)
+        cells += [f"{programs.errors(numbers).mean():.0%}", f"{inside.mean():.0%}"]
+      lines.append([*cells, *[""] * (7 - len(cells))])
   return pages.table(
     [
       "TPU",
