@@ -96,7 +96,8 @@ def read(path: Path) -> tuple[Division, int]:
       Collection(collection)  # refuses what is none
       for place in fold_of:
         split, _, name = place.partition("/")
-        trust.check(split, set(_DIVIDED), "split")
+        if split not in _DIVIDED:
+          raise ValueError(f"split is {split!r}, expected one of {', '.join(_DIVIDED)}")
         trust.name(name)
     return Division(kept["folds"], kept["fold_of"]), kept["fold"]
 

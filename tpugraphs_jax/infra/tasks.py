@@ -75,6 +75,7 @@ def run(
     processes,
     mp_context=multiprocessing.get_context("spawn"),
     initializer=_begin_process,
+    initargs=(os.getpid(),),
   )
   try:
     pending = [pool.submit(work, job) for job in jobs]
@@ -113,12 +114,15 @@ def _exit(number: int, frame: object) -> NoReturn:
 PARENT = "TPUGRAPHS_PARENT"  # environment variable: id of the process that started this one
 
 
-def end_with_parent(number: int = signal.SIGKILL) -> None:
+def end_with_parent(number: int = signal.SIGKILL, *, parent: int | None = None) -> None:
   """Sends this process a signal once the process that started it has ended.
 
-  A parent that may end before this call states its id in the variable `PARENT`.
+  Args:
+    number: the signal.
+    parent: id of the process that started this one, which may have ended already; unless given,
+      the value of the variable `PARENT`, or the parent at this call.
   """
-  parent = int(os.environ.pop(PARENT, os.getppid()))
+  parent = parent or int(os.environ.pop(PARENT, os.getppid()))
 
   def watch() -> None:
     while os.getppid() == parent:
@@ -128,11 +132,11 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
   threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _begin_process() -> None:
+def _begin_process(parent: int) -> None:
   """Leaves Ctrl-C to the process that started this one, and ends with it."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGTERM, _exit)
-  end_with_parent()
+  end_with_parent(parent=parent)
 
 
 def run_on_beam(

@@ -43,7 +43,7 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
   if Path(source).is_dir():
     return [
       program
-      for path in sorted(Path(source).glob("[!_]*.py"))
+      for path in sorted(Path(source).glob("[!_.]*.py"))
       for program in load(str(path), split=split)
     ]
   place, _, key = source.partition(":")

@@ -63,8 +63,8 @@ def test_a_charge_has_the_layouts_of_its_ends():
 def test_a_table_names_instructions_and_adds_up_what_it_leaves_out():
   program, costs, scores = case()
   found = table_charges.charges(program, costs, program.configs.group_row[0])
-  first = found[0].nodes[0]
   explanation = explain.Explanation(found, table_cases.program(0), 0, None)
+  first = max(found, key=lambda charge: abs(charge.change)).nodes[0]
   rows = explanation.table(names={first: "convolution.7"}, top=3).rows
   assert len(rows) == 4 and rows[0][1].startswith("convolution.7: ")
   assert rows[-1][1] == f"{len(found) - 3} more"
