@@ -17,6 +17,8 @@ _OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
 _OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
 _BLOCKS = sorted(_OWN.joinpath("blocks").glob("*/*.npz"))
 _ESTIMATED = [*_OUTPUTS, *_BLOCKS, *sorted(_OWN.joinpath("kept_out").glob("*/*.npz"))]
+# Labels of newer TPUs, by generation.
+_NEWER = {target: sorted(_OWN.glob(f"*_{target}/*/*.npz")) for target in ("v5e", "v5p", "v6e")}
 _MEASURED = sorted(_OWN.joinpath("programs_cpu").glob("*/*.npz"))
 _AGAIN = ("generated_train_perceptron_0", "generated_test_bilinear_0")  # compile in two seconds
 _CONFIGS = 4
@@ -40,8 +42,9 @@ def families(paths):
     (_OUTPUTS, {"train", "valid", "test"}),
     (_BLOCKS, {"train", "test"}),
     (_MEASURED, {"train", "valid", "test"}),
+    *((paths, {"train", "valid", "test"}) for paths in _NEWER.values()),
   ],
-  ids=["outputs", "blocks", "measured"],
+  ids=["outputs", "blocks", "measured", *_NEWER],
 )
 def test_no_program_has_a_sibling_in_another_split(paths, splits):
   found = families(paths)
@@ -50,15 +53,23 @@ def test_no_program_has_a_sibling_in_another_split(paths, splits):
 
 
 @pytest.mark.parametrize(
-  "path", [*_ESTIMATED, *_MEASURED], ids=lambda path: "/".join(path.parts[-3:])
+  "path",
+  [*_ESTIMATED, *_MEASURED, *(path for paths in _NEWER.values() for path in paths)],
+  ids=lambda path: "/".join(path.parts[-3:]),
 )
 def test_a_program_has_its_labels_beside_it(path):
   graph, record = npz.read_layout(path), record_of(path)
   value = {
-    "tpu_estimate": lambda raw: round(raw["optimal_seconds"] * 1e12),
+    "tpu_estimate": (
+      lambda raw: (
+        round(raw["optimal_seconds"] * 1e12)
+        if record["target"] == "tpu:v3"
+        else raw["estimated_cycles"]
+      )
+    ),
     "measured": lambda raw: round(min(raw["seconds"]) * 1e9),
   }[record["label"]]
-  if path in _ESTIMATED:
+  if path not in _MEASURED:
     for raw in record["configs"]:
       assert sum(map(sum, raw["cycles"].values())) == raw["estimated_cycles"]
   assert graph.configs.runtime_ns.tolist() == list(map(value, record["configs"]))
