@@ -76,7 +76,6 @@ def _step(
   if step == "score":
     config.batch.configs = config.eval.configs
   ranker = Ranker(config.to_dict())
-  family = ranker.family
   graph = _graph(config, nodes)
   if config.task == "tile":
     blocks = config.data.config_features
@@ -85,6 +84,7 @@ def _step(
     raw = graph.configs.rows
   ranker.features.fit([graph])
   ranker.fit_configs([raw])
+  family = ranker.family
   graphs = [ranker.prepare(graph)] * config.batch.graphs
   targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
   plan = training.plan_of(config, family, graphs, targets, epochs=1)

@@ -31,6 +31,7 @@ _ONLY_HELP = (
   "tpugraphs_jax.collect",
   "tpugraphs_jax.estimate",
   "tpugraphs_jax.sweep",
+  "out/folds",  # which a sweep makes
   "benchmarks/",
 )
 # These pages make files that others use; the others follow by name.

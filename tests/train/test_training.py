@@ -121,4 +121,4 @@ def test_a_run_on_folds_is_judged_on_its_test_fold(root, tmp_path):
   kept = (tmp_path / folds.FILE).read_text()
   (tmp_path / folds.FILE).write_text(kept.replace(f'/{tested[0]}": 1', f'/{tested[0]}": 2'))
   with pytest.raises(ValueError, match="other folds"):
-    training.run(config, tmp_path, mode="evaluate")
+    training.run(config, tmp_path, do=("evaluate",))
