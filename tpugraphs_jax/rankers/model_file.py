@@ -19,7 +19,7 @@ from typing import Any
 from flax import traverse_util
 import numpy as np
 
-from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.infra import parallel, trees, trust
@@ -159,10 +159,22 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
   """
   path = files_lib.fetch(place)
   artefact = parallel.on_primary(
-    lambda: read_file(path / MODEL_FILE if path.is_dir() or not path.suffix else path)
+    lambda: read_file(path) if path.is_file() or path.suffix else _of_folder(path)
   )
   if config is not None:
     trees.check_config(path, fingerprint(artefact.config), fingerprint(config))
+  return artefact
+
+
+def _of_folder(folder: Path) -> Artefact:
+  """The model file of a folder; refuses (ValueError) one of another run than the transforms."""
+  artefact, path = read_file(folder / MODEL_FILE), folder / TRANSFORMS_FILE
+  plain = lambda transforms: {name: each.to_dict() for name, each in transforms.items()}
+  if path.exists() and plain(features.load(path)) != plain(artefact.transforms):
+    raise ValueError(
+      f"{folder / MODEL_FILE} is of another run than {TRANSFORMS_FILE} beside it: put the files of "
+      "one run there, or train again in another --workdir"
+    )
   return artefact
 
 
