@@ -6,8 +6,9 @@
   tables     score tables: the network runs once per program, scores are sums of table entries
   systems    published systems, one file each
 
-`scorer` runs the network of any family on graphs of any size, `official_weights` converts weights
-of the official models.
+`scorer` runs the network of any family on graphs of any size. `ranker` is a network with its
+features and weights; `model_file` reads and writes it. `official_weights` converts weights of the
+official models.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Training: state and step, loop, checkpoints, log."""
+"""Training: a run from its config to its files, the step, the loop, checkpoints, evaluation."""

@@ -283,7 +283,7 @@ def check_folds(job: Job, ensemble: Ensemble, *, split: str) -> None:
   if others and (own[0] or split != "test"):
     raise ValueError(
       "models of different folds have been trained on each other's test graphs: judge each alone, "
-      "or rank the released test split with all (--mode=predict, data.folds=0, data.fold=0)"
+      "or rank the released test split with all (--do=predict, data.folds=0, data.fold=0)"
     )
 
 
