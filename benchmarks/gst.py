@@ -27,7 +27,7 @@ import workloads
 from tpugraphs_jax.infra import machine, parallel
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log, training
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import Experiment
 
 _VARIANTS = ("full", "gst", "gst_ed")
 _NODES = (5_000, 20_000, 43_615)
@@ -43,21 +43,21 @@ def config_of(variant: str):
   return config
 
 
-def prepare(variant: str, nodes: int) -> tuple[Job, Any]:
-  """The job and the prepared graph; the raw graph is freed on return, as in a training run."""
+def prepare(variant: str, nodes: int) -> tuple[Experiment, Any]:
+  """The experiment and the prepared graph; the raw graph is freed, as in a training run."""
   graph = workloads.program(
     np.random.default_rng(0), nodes=nodes, config_nodes=nodes // 25, configs=_CONFIGS
   )
-  job = Job.of(config_of(variant))
-  job.fit([graph])
-  return job, job.ranker.prepare(graph)
+  experiment = Experiment.of(config_of(variant))
+  experiment.fit([graph])
+  return experiment, experiment.ranker.prepare(graph)
 
 
 def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
   """Median seconds of a step and peak MiB, in this process."""
-  job, prepared = prepare(variant, nodes)
+  experiment, prepared = prepare(variant, nodes)
   with tempfile.TemporaryDirectory() as folder:
-    phase, _ = training.first_stage(job, [prepared], Path(folder))
+    phase, _ = training.first_stage(experiment, [prepared], Path(folder))
     state, seconds = parallel.replicate(phase.state), []
     for _ in range(repeats + 1):
       started = time.perf_counter()

@@ -24,7 +24,7 @@ import timing
 
 from tpugraphs_jax.infra import machine
 from tpugraphs_jax.train import evaluation, log, training
-from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train.experiment import evaluable, Experiment, trainable
 
 VARIANTS = ("full", "gst", "gst_e", "gst_ed", "gst_efd", "one")
 _SEGMENT_NODES, _FRESH, _CONFIGS = 256, 2, 200
@@ -59,25 +59,25 @@ def config_of(variant: str, seed: int, epochs: int, data_root: str):
 
 def measure(config, workdir: Path) -> dict[str, float]:
   """Trains once; returns Kendall tau, OPA, seconds of training and peak MiB."""
-  job = job_lib.Job.of(config)
-  ranker, data = job.ranker, job.data
-  train_graphs = job_lib.trainable(job, data.load(config.data_root, "train"))
-  job.fit(train_graphs)
-  valid = job.prepare(job_lib.evaluable(data.load(config.data_root, "valid")))
+  experiment = Experiment.of(config)
+  ranker, data = experiment.ranker, experiment.data
+  train_graphs = trainable(experiment, data.load(config.data_root, "train"))
+  experiment.fit(train_graphs)
+  valid = experiment.prepare(evaluable(data.load(config.data_root, "valid")))
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
 
   def train(family, graphs, folder, **options):
     stage, _ = training.begin(config, family, graphs, data.targets, folder=folder, **options)
     evaluations.append(_Evaluation(family.scorer(), compilations))
-    return training.train_stage(job, stage, evaluations[-1], valid, folder, resume=False)
+    return training.train_stage(experiment, stage, evaluations[-1], valid, folder, resume=False)
 
   family = ranker.family
-  result = train(family, job.prepare(train_graphs), workdir, epochs=config.train.epochs)
+  result = train(family, experiment.prepare(train_graphs), workdir, epochs=config.train.epochs)
   finetune = config.segments.finetune if "segments" in config else {}
   if finetune.get("epochs"):
     params, folder = result.state.eval_params, workdir / "head"
-    head, sums = family.head_stage(params, job.prepare(train_graphs), folder)
+    head, sums = family.head_stage(params, experiment.prepare(train_graphs), folder)
     rate = finetune.learning_rate
     result = train(head, sums, folder, epochs=finetune.epochs, params=params, learning_rate=rate)
   seconds = (

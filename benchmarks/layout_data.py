@@ -25,8 +25,8 @@ from tpugraphs_jax import columns, graph
 from tpugraphs_jax.data import npz, store
 from tpugraphs_jax.infra import machine
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import training
+from tpugraphs_jax.train.experiment import Experiment
 
 _COLLECTION = "layout:nlp:random"
 _CONFIG_CAP = 100_040
@@ -125,7 +125,7 @@ def measure_split(root: Path) -> dict[str, float]:
   config.data_root = str(root)
   config.batch.slates_per_epoch = 8 * _TRAINING_STEPS
   config.train.epochs = 1
-  result = training.train(job_lib.Job.of(config), root / "run")
+  result = training.train(Experiment.of(config), root / "run")
   return {
     "graphs": len(sizes),
     "configs": sum(size.configs for size in sizes),

@@ -42,7 +42,7 @@ from tpugraphs_jax.rankers import orders
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.tables import traffic
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = {
@@ -94,7 +94,7 @@ def train(
 def load(collection: str, split: str, data_root: str) -> Sequence[Any]:
   """The programs of a split."""
   config = configs.load(f"layout.py:{collection}")
-  return job_lib.Job.of(config).data.load(data_root, split)
+  return Experiment.of(config).data.load(data_root, split)
 
 
 def rows_of(ranker: Ranker, graphs: Sequence[Any]) -> list[dict[str, Any]]:

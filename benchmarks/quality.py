@@ -24,7 +24,7 @@ import timing
 from tpugraphs_jax import metrics, synthetic
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import evaluation
-from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train.experiment import evaluable, Experiment
 
 
 class Case(NamedTuple):
@@ -88,16 +88,19 @@ def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) ->
 
 def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, float]]:
   """Expected figures of a random order, and figures of ranking by the noise-free runtimes."""
-  job = job_lib.Job.of(configs.load(f"{case.config}.py:{case.collection}"))
-  graphs, ks = job_lib.evaluable(job.data.load(data_root, "valid")), job.data.collection.slowdown_ks
-  job.fit(graphs)
+  experiment = Experiment.of(configs.load(f"{case.config}.py:{case.collection}"))
+  graphs, ks = (
+    evaluable(experiment.data.load(data_root, "valid")),
+    experiment.data.collection.slowdown_ks,
+  )
+  experiment.fit(graphs)
   random, ceiling, pairs = [], [], []
   for graph in graphs:
-    ids = job.data.validation_ids(graph.name, graph.configs)
+    ids = experiment.data.validation_ids(graph.name, graph.configs)
     truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns[ids]
     # Scores are ranks: runtimes that differ can be equal as float32.
     scores = np.unique(truth, return_inverse=True)[1].astype(np.float32)
-    judged = evaluation.with_labels([job.ranker.prepare(graph)], [ids], [scores])
+    judged = evaluation.with_labels([experiment.ranker.prepare(graph)], [ids], [scores])
     ceiling += evaluation.evaluate(judged, ks)[0]
     pairs.append(metrics.ordered_pairs(scores, graph.configs.label[ids]))
     random.append(_random_row(graph.configs.label[ids], ks))

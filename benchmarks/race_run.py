@@ -15,7 +15,7 @@ import timing
 
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.train import evaluation, log, loop, training
-from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train.experiment import evaluable, Experiment, load_graphs
 
 # The time of a step is estimated from steps of so many CPU seconds: an estimate from 30 small steps
 # was up to 1.6 times too long.
@@ -54,15 +54,17 @@ class Steps:
       self._seconds += time.process_time() - started
 
 
-def judged(job: job_lib.Job, graphs: Sequence[Any], scorer: Any, params: Any) -> dict[str, float]:
+def judged(
+  experiment: Experiment, graphs: Sequence[Any], scorer: Any, params: Any
+) -> dict[str, float]:
   """Means over graphs, metrics of each graph, and CPU seconds of scoring all of them."""
-  ids = [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
-  scorer(params, graphs, [some[: job.config.eval.configs] for some in ids])  # compiles
+  ids = [experiment.data.validation_ids(graph.name, graph.configs) for graph in graphs]
+  scorer(params, graphs, [some[: experiment.config.eval.configs] for some in ids])  # compiles
   started = time.process_time()
   scores = scorer(params, graphs, ids)
   seconds = time.process_time() - started
   rows, means = evaluation.evaluate(
-    evaluation.with_labels(graphs, ids, scores), job.ranker.collection.slowdown_ks
+    evaluation.with_labels(graphs, ids, scores), experiment.ranker.collection.slowdown_ks
   )
   return means | {"by_graph": {row["graph"]: row for row in rows}, "rank_cpu_s": seconds}
 
@@ -76,22 +78,24 @@ def epochs_of(steps: int, graphs: int) -> tuple[int, int]:
   return epochs, max(1, round(steps / epochs)) * graphs
 
 
-def planned(job: job_lib.Job, steps: int) -> job_lib.Job:
-  """The same job for about `steps` steps."""
-  config = job.config.copy_and_resolve_references()
+def planned(experiment: Experiment, steps: int) -> Experiment:
+  """The same experiment for about `steps` steps."""
+  config = experiment.config.copy_and_resolve_references()
   config.train.epochs, config.batch.slates_per_epoch = epochs_of(steps, config.batch.graphs)
-  return dataclasses.replace(job, config=config)
+  return dataclasses.replace(experiment, config=config)
 
 
-def phase_of(job: job_lib.Job, graphs: Sequence[Any], folder: Path, *, steps: int) -> loop.Training:
+def phase_of(
+  experiment: Experiment, graphs: Sequence[Any], folder: Path, *, steps: int
+) -> loop.Training:
   """The first stage of training; a second stage, of the head alone, is left out of the race."""
-  return training.first_stage(planned(job, steps), graphs, folder)[0]
+  return training.first_stage(planned(experiment, steps), graphs, folder)[0]
 
 
-def seconds_per_step(job: job_lib.Job, graphs: Sequence[Any]) -> float:
+def seconds_per_step(experiment: Experiment, graphs: Sequence[Any]) -> float:
   """Mean CPU seconds of a training step, from some timed steps; 0 if each of them compiled."""
   with tempfile.TemporaryDirectory() as folder:
-    steps = Steps(phase_of(job, graphs, Path(folder), steps=_MOST_TIMED))
+    steps = Steps(phase_of(experiment, graphs, Path(folder), steps=_MOST_TIMED))
     while steps.seconds < _TIMED_SECONDS and steps.taken < (
       _MOST_TIMED if steps.mean_seconds else _MOST_COMPILED
     ):
@@ -113,10 +117,12 @@ def measure(config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0
   Returns:
     Quality, cost and versions by name, or the error alone if the loss was not finite.
   """
-  job, compilations = job_lib.Job.of(config), timing.Compilations()
-  graphs, valid = job_lib.load_graphs(job, folder, resume=False)
-  timed = 0.0 if steps else seconds_per_step(job, graphs)
-  phase = phase_of(job, graphs, folder, steps=steps or max(1, round(budget / max(timed, 1e-6))))
+  experiment, compilations = Experiment.of(config), timing.Compilations()
+  graphs, valid = load_graphs(experiment, folder, resume=False)
+  timed = 0.0 if steps else seconds_per_step(experiment, graphs)
+  phase = phase_of(
+    experiment, graphs, folder, steps=steps or max(1, round(budget / max(timed, 1e-6)))
+  )
   taking, total = Steps(phase), phase.total_steps
   while taking.taken < total and taking.seconds < budget:
     taking.take()
@@ -124,8 +130,8 @@ def measure(config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0
       return {"error": f"the loss is {taking.loss} after {taking.taken} of {total} steps"}
   peak_mib = log.peak_memory()[1] / 2**20
   if config.data.folds:
-    valid = job.prepare(job_lib.evaluable(job.data.load(config.data_root, "test")))
-  return judged(job, valid, job.ranker.family.scorer(), taking.params) | {
+    valid = experiment.prepare(evaluable(experiment.data.load(config.data_root, "test")))
+  return judged(experiment, valid, experiment.ranker.family.scorer(), taking.params) | {
     "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
     "steps": taking.taken,
     "planned_steps": total,

@@ -37,8 +37,8 @@ from tpugraphs_jax.rankers.tables import batches as table_batching
 from tpugraphs_jax.rankers.tables import node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import log, training
+from tpugraphs_jax.train.experiment import Experiment
 
 _LARGEST = 43_615  # nodes of the largest released graph
 # Nodes and configurations of the training programs of layout:xla:default, as published.
@@ -156,7 +156,7 @@ def measure_step(model, batch, repeats: int) -> dict[str, float]:
 
 def measure_sage_step(repeats: int) -> dict[str, float]:
   """Median seconds of a training step of GraphSAGE on programs of the sizes of `table_batch`."""
-  model = job_lib.Job.of(configs.load("layout.py:xla-random,full")).ranker.family.network
+  model = Experiment.of(configs.load("layout.py:xla-random,full")).ranker.family.network
   batch = workloads.layout_batch(
     graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops
   )
@@ -165,11 +165,11 @@ def measure_sage_step(repeats: int) -> dict[str, float]:
 
 def measure_scores(variant: str, programs) -> dict[str, float]:
   """Seconds of a first scoring, with compilation, and of a second one; its configurations/s."""
-  job, seconds = job_lib.Job.of(configs.load(f"layout.py:xla-random,{variant}")), []
-  job.fit(programs[:1])
-  ranker = job.ranker
+  experiment, seconds = Experiment.of(configs.load(f"layout.py:xla-random,{variant}")), []
+  experiment.fit(programs[:1])
+  ranker = experiment.ranker
   with tempfile.TemporaryDirectory() as folder:
-    stage, _ = training.first_stage(job, job.prepare(programs[:1]), Path(folder))
+    stage, _ = training.first_stage(experiment, experiment.prepare(programs[:1]), Path(folder))
   ranker.params = stage.state.params
   for _ in range(2):
     started = time.perf_counter()

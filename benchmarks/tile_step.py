@@ -24,7 +24,7 @@ from tpugraphs_jax import graph, synthetic
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log, training
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import Experiment
 
 _STEPS_IN_FLIGHT = 2  # as in the training loop
 TRAIN_KERNELS, SCORED_KERNELS = 5_709, 676 + 844
@@ -47,10 +47,10 @@ def kernels(count: int, pool_size: int) -> list[graph.OpGraph]:
   return [copy(number) for number in range(count)]
 
 
-def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
+def measure_training(experiment: Experiment, graphs: list[graph.OpGraph]) -> dict[str, float]:
   """Figures of the second of two epochs from data in memory; the first one compiles."""
-  job.fit(graphs)
-  phase, plan = training.first_stage(job, job.prepare(graphs), Path())
+  experiment.fit(graphs)
+  phase, plan = training.first_stage(experiment, experiment.prepare(graphs), Path())
   batches, train_step = phase.batches, phase.train_step
   steps = plan.steps_per_epoch
   state = parallel.replicate(phase.state)
@@ -74,10 +74,10 @@ def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
   }
 
 
-def measure_scoring(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
+def measure_scoring(experiment: Experiment, graphs: list[graph.OpGraph]) -> dict[str, float]:
   """Seconds to score all configurations of the graphs, with compilation."""
-  prepared, family = job.prepare(graphs), job.ranker.family
-  stage, _ = training.first_stage(job, prepared[: job.config.batch.graphs], Path())
+  prepared, family = experiment.prepare(graphs), experiment.ranker.family
+  stage, _ = training.first_stage(experiment, prepared[: experiment.config.batch.graphs], Path())
   params = stage.state.params
   started = time.perf_counter()
   family.scores(
@@ -92,11 +92,11 @@ def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--pool", type=int, default=300, help="number of distinct kernels")
   args = parser.parse_args()
-  job = Job.of(configs.load("tile.py"))
+  experiment = Experiment.of(configs.load("tile.py"))
   graphs = kernels(TRAIN_KERNELS, args.pool)
   figures = {"train_kernels": len(graphs), "train_configs": sum(len(g.configs) for g in graphs)}
-  figures |= measure_training(job, graphs)
-  figures |= measure_scoring(job, graphs[:SCORED_KERNELS])
+  figures |= measure_training(experiment, graphs)
+  figures |= measure_scoring(experiment, graphs[:SCORED_KERNELS])
   figures["peak_memory_mib"] = log.peak_memory()[1] / 2**20
   timing.report(figures, args.out)
 

@@ -4,7 +4,7 @@ import parts
 import pytest
 
 from tpugraphs_jax.options import Registry
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import Experiment
 
 
 def registry_of(*names):
@@ -47,6 +47,6 @@ def test_a_module_that_cannot_be_imported_is_an_error_in_one_line(
   with config.unlocked():
     config.extensions = (name,)
   with pytest.raises(ValueError, match=name) as error:
-    Job.of(config)
+    Experiment.of(config)
   assert reason in str(error.value) and "\n" not in str(error.value)
   assert "PYTHONPATH" in str(error.value)

@@ -1,4 +1,4 @@
-"""Every variant makes a job; what cannot work is refused by the name of its field."""
+"""Every variant makes an experiment; what cannot work is refused by the name of its field."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from tpugraphs_jax.configs import base
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import Experiment
 
 TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
@@ -40,7 +40,7 @@ CONFIGS = {
 )
 def test_every_variant_makes_a_job(kind, variant, tmp_path):
   config = CONFIGS[kind](variant)
-  ranker = Job.of(config).ranker
+  ranker = Experiment.of(config).ranker
   if kind == "tile":
     assert ranker.collection.name == "tile:xla"
     name = variant.split(",")[0]
@@ -52,7 +52,7 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
   # The config in a working folder makes the same model again.
   log.write_manifest(tmp_path, config.to_dict())
   saved = ml_collections.ConfigDict(model_file.config_of(tmp_path))
-  assert saved == config and Job.of(saved).ranker.family.network == ranker.family.network
+  assert saved == config and Experiment.of(saved).ranker.family.network == ranker.family.network
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_fields_that_nothing_reads_and_values_of_another_type_are_refused(
       part = part[each]
     part[field] = value
   with pytest.raises(ValueError, match=complaint) as error:
-    Job.of(config)
+    Experiment.of(config)
   assert "\n" not in str(error.value)
 
 

@@ -206,9 +206,9 @@ def test_the_largest_bounds_of_released_contractions_are_the_registers():
 def test_a_ranker_gets_the_counts_where_its_config_says_so():
   graph = kernel([PARAMETER, PARAMETER, DOT], ARRAYS[:3], [(2, 0), (2, 1)], 5 * [((1, 2), (3, 4))])
   plain, more = (parts.make("tile", variant) for variant in ("ci", "recommended,ci"))
-  for job, columns in ((plain, 24), (more, 24 + 28)):
-    assert job.data.config_values(graph).shape == (5, columns)
-    job.fit([graph])
-    prepared = job.ranker.prepare(graph)
+  for experiment, columns in ((plain, 24), (more, 24 + 28)):
+    assert experiment.data.config_values(graph).shape == (5, columns)
+    experiment.fit([graph])
+    prepared = experiment.ranker.prepare(graph)
     assert prepared.configs.config_feat.shape == (5, columns)
     np.testing.assert_array_equal(prepared.configs.config_feat[:, :24], graph.configs.config_feat)

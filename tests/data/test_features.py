@@ -261,7 +261,7 @@ def test_transforms_are_saved_with_the_names_of_their_blocks():
 def test_blocks_look_at_the_whole_graph_before_it_is_reduced():
   BLOCKS.register("test_size")(lambda graph: np.full((graph.num_nodes, 1), graph.num_nodes))
   graph = graph_of(nodes=30, edges=30)
-  job = parts.make(
+  experiment = parts.make(
     "layout",
     **{
       "data.features": ("test_size",),
@@ -270,7 +270,7 @@ def test_blocks_look_at_the_whole_graph_before_it_is_reduced():
       "data.reduction_hops": 1,
     },
   )
-  job.fit([graph])
-  prepared = job.ranker.prepare(graph)
+  experiment.fit([graph])
+  prepared = experiment.ranker.prepare(graph)
   assert len(prepared.opcode) < 30
   np.testing.assert_array_equal(prepared.feat, np.full((len(prepared.opcode), 1), 30))

@@ -16,25 +16,25 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers import official_weights as official_models
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import results
-from tpugraphs_jax.train.job import evaluable
+from tpugraphs_jax.train.experiment import evaluable
 
 VARIANTS = {"tile": "LateJoinSAGE,ci", "layout": "xla-random,official,ci"}
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 
 
 def weights_of(kind, data_root):
-  """Random weights as the official code has them, and a job whose table has all opcodes."""
-  job = parts.make(kind, VARIANTS[kind])
-  graphs = evaluable(job.data.load(data_root, "train"))
-  job.fit(graphs)
-  shapes = traverse_util.flatten_dict(job.ranker.param_shapes(graphs[0]))
+  """Random weights as the official code has them, and an experiment whose table has all opcodes."""
+  experiment = parts.make(kind, VARIANTS[kind])
+  graphs = evaluable(experiment.data.load(data_root, "train"))
+  experiment.fit(graphs)
+  shapes = traverse_util.flatten_dict(experiment.ranker.param_shapes(graphs[0]))
   rng = np.random.default_rng(0)
   weights = [
     rng.normal(0, 0.3, shapes[path].shape).astype(np.float32)
-    for path in official_models.weight_order(job.ranker.family.network)
+    for path in official_models.weight_order(experiment.ranker.family.network)
   ]
   weights[0] = weights[0][: official.num_ops(data_root, COLLECTIONS[kind])]
-  return job, weights
+  return experiment, weights
 
 
 def with_all_opcodes(weights):
@@ -55,17 +55,17 @@ def command(kind, data_root, weights, out):
 
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_the_model_scores_as_its_weights_say(kind, data_root, tmp_path):
-  job, weights = weights_of(kind, data_root)
+  experiment, weights = weights_of(kind, data_root)
   np.savez(tmp_path / "weights.npz", *weights)  # twelve and more: arr_10 comes after arr_9
   assert command(kind, data_root, tmp_path / "weights.npz", tmp_path / "out") == 0
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.npz"]
   path = npz.split_files(data_root, COLLECTIONS[kind], "test")[0]
   graph = (npz.read_tile if kind == "tile" else npz.read_layout)(path)
   assert len(weights[0]) < OPCODES
-  job.ranker.params = official_models.params_from_official(
-    job.ranker.family.network, with_all_opcodes(weights)
+  experiment.ranker.params = official_models.params_from_official(
+    experiment.ranker.family.network, with_all_opcodes(weights)
   )
-  (expected,) = job.ranker.scores([graph])
+  (expected,) = experiment.ranker.scores([graph])
   _, found = tpugraphs_jax.rank(tmp_path / "out", graph)
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
   assert np.ptp(found) > 0
@@ -73,10 +73,10 @@ def test_the_model_scores_as_its_weights_say(kind, data_root, tmp_path):
 
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_a_trained_model_becomes_the_official_weights_for_its_data(kind, data_root, tmp_path):
-  job, weights = weights_of(kind, data_root)
-  network = job.ranker.family.network
+  experiment, weights = weights_of(kind, data_root)
+  network = experiment.ranker.family.network
   params = official_models.params_from_official(network, with_all_opcodes(weights))
-  job.ranker.save(tmp_path / "model.npz", params, {})
+  experiment.ranker.save(tmp_path / "model.npz", params, {})
   path = tmp_path / "weights.npz"
   assert (
     official.main([f"--model={tmp_path}", f"--data_root={data_root}", f"--weights={path}"]) == 0

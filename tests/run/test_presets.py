@@ -9,9 +9,8 @@ import pytest
 
 from tpugraphs_jax.configs import base
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import training
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import Experiment, load_graphs
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 
@@ -26,9 +25,9 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
       config.data.store_dir = str(tmp_path / "store")
     if config.data.get("also"):  # see test_together
       config.data.also = ()
-  job = job_lib.Job.of(config)
-  graphs, _ = job_lib.load_graphs(job, tmp_path, resume=False)
-  phase, _ = training.first_stage(job, graphs, tmp_path)
+  experiment = Experiment.of(config)
+  graphs, _ = load_graphs(experiment, tmp_path, resume=False)
+  phase, _ = training.first_stage(experiment, graphs, tmp_path)
   before = jax.tree.map(np.asarray, phase.state.params)
   state = parallel.replicate(phase.state)
   for _ in range(2):
@@ -46,13 +45,13 @@ def test_the_sum_of_hinges_is_the_same_on_two_devices(data_root, tmp_path, monke
   config = parts.config_of("layout", "preset=third,ci", data_root=str(data_root))
   with config.unlocked():
     config.data.store_dir = str(tmp_path / "store")
-  job = job_lib.Job.of(config)
-  graphs, _ = job_lib.load_graphs(job, tmp_path, resume=False)
+  experiment = Experiment.of(config)
+  graphs, _ = load_graphs(experiment, tmp_path, resume=False)
   losses = []
   for devices in (1, 2):
     monkeypatch.setattr(parallel, "device_count", lambda: devices)
     monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
-    phase, _ = training.first_stage(job, graphs, tmp_path)
+    phase, _ = training.first_stage(experiment, graphs, tmp_path)
     state = jax.tree.map(lambda leaf: np.stack([leaf] * devices), phase.state)
     _, metrics = phase.train_step(state, next(phase.batches))
     losses.append(float(metrics["loss"][0]))
@@ -64,7 +63,7 @@ def test_a_network_that_looks_further_than_a_segment_has_no_history(variant):
   config = parts.config_of("layout", variant, **{"data.virtual_node": "none"})
   base.in_segments(config, keep=0.5)
   with pytest.raises(ValueError, match="history"):
-    Job.of(config)
+    Experiment.of(config)
 
 
 def test_presets_have_the_published_settings():

@@ -14,8 +14,8 @@ import pytest
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import training
+from tpugraphs_jax.train.experiment import Experiment, load_graphs
 
 ALSO = ("layout:nlp:default", "layout:xla:default")
 NAMES = ("layout:xla:random", *ALSO)
@@ -29,8 +29,8 @@ def data_root(tmp_path_factory):
   )
 
 
-def job_of(data_root, store, variant="preset=fifth_all,ci", **fields):
-  return job_lib.Job.of(
+def experiment_of(data_root, store, variant="preset=fifth_all,ci", **fields):
+  return Experiment.of(
     parts.config_of(
       "layout",
       variant,
@@ -39,20 +39,23 @@ def job_of(data_root, store, variant="preset=fifth_all,ci", **fields):
   )
 
 
-def train_graphs(job):
+def train_graphs(experiment):
   return {
-    data.collection.name: data.load(job.config.data_root, "train") for data in (job.data, *job.also)
+    data.collection.name: data.load(experiment.config.data_root, "train")
+    for data in (experiment.data, *experiment.also)
   }
 
 
 def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations(
   data_root, tmp_path
 ):
-  job = job_of(data_root, tmp_path / "store", **{"batch.slates_per_epoch": 200})
-  prepared, _ = job_lib.load_graphs(job, tmp_path, resume=False)
-  counts = [len(graph.configs) for graphs in train_graphs(job).values() for graph in graphs]
+  experiment = experiment_of(data_root, tmp_path / "store", **{"batch.slates_per_epoch": 200})
+  prepared, _ = load_graphs(experiment, tmp_path, resume=False)
+  counts = [len(graph.configs) for graphs in train_graphs(experiment).values() for graph in graphs]
   assert [len(graph.configs) for graph in prepared] == counts
-  plan = training.plan_of(job.config, job.ranker.family, prepared, job.data.targets, epochs=1)
+  plan = training.plan_of(
+    experiment.config, experiment.ranker.family, prepared, experiment.data.targets, epochs=1
+  )
   drawn = collections.Counter(
     itertools.chain(
       *(
@@ -68,10 +71,10 @@ def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations
 
 @pytest.mark.parametrize("variant", ["official,ci", "tables,ci"])
 def test_transforms_are_fitted_on_all_collections_together(variant, data_root, tmp_path):
-  job = job_of(data_root, tmp_path / "store", variant)
-  job_lib.load_graphs(job, tmp_path, resume=False)
-  graphs = list(itertools.chain(*train_graphs(job).values()))
-  alone = job_of(data_root, tmp_path / "store", variant, **{"data.also": ()})
+  experiment = experiment_of(data_root, tmp_path / "store", variant)
+  load_graphs(experiment, tmp_path, resume=False)
+  graphs = list(itertools.chain(*train_graphs(experiment).values()))
+  alone = experiment_of(data_root, tmp_path / "store", variant, **{"data.also": ()})
   alone.fit(graphs)
   for name, transform in alone.ranker.transforms.items():
     jax.tree.map(

@@ -1,4 +1,4 @@
-"""Jobs of the project's configs with some fields changed, and parameters of networks."""
+"""Experiments of the project's configs with some fields changed, and parameters of networks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import Experiment
 
 # The smallest rankers of whole graphs.
 VARIANTS = {"tile": "ci", "layout": "full,ci"}
@@ -23,9 +23,9 @@ def config_of(kind: str, variant: str = "", **changes: Any) -> ml_collections.Co
   return config
 
 
-def make(kind: str, variant: str = "", **changes: Any) -> Job:
-  """The job of a config with some fields changed."""
-  return Job.of(config_of(kind, variant, **changes))
+def make(kind: str, variant: str = "", **changes: Any) -> Experiment:
+  """The experiment of a config with some fields changed."""
+  return Experiment.of(config_of(kind, variant, **changes))
 
 
 def params_of(network: Any, batch: Any, seed: int = 0, scale: float = 0.3) -> Any:

@@ -24,9 +24,8 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import state
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import Experiment, trainable
 
 _ROOT = Path(__file__).parents[2]
 FOLDERS = (
@@ -85,14 +84,14 @@ class Case:
   """
 
   record: Record
-  job: Job
+  experiment: Experiment
   params: Any  # from the published weights
   batch: Any  # from the published inputs
 
   @functools.cached_property
   def run(self) -> Callable[[Any], Any]:
     """Compiled function from parameters to `((loss, (scores [G, C], layers)), gradients)`."""
-    network, loss = self.job.ranker.family.network, loss_of(self.job, self.batch)
+    network, loss = self.experiment.ranker.family.network, loss_of(self.experiment, self.batch)
 
     def of(params):
       scores, seen = network.apply(
@@ -113,8 +112,8 @@ class Case:
 
   def update(self, grads: Mapping[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray]:
     """The first update of the parameters by path, with changed fields of the optimiser."""
-    fields = self.job.config.optimizer.to_dict() | {"total_steps": 100} | changes
-    optimizer = self.job.ranker.family.optimizer(state.create_optimizer(**fields))
+    fields = self.experiment.config.optimizer.to_dict() | {"total_steps": 100} | changes
+    optimizer = self.experiment.ranker.family.optimizer(state.create_optimizer(**fields))
     first = lambda grads, params: optimizer.update(grads, optimizer.init(params), params)[0]
     return flat(jax.jit(first)(tree(grads), self.params))
 
@@ -164,8 +163,8 @@ def run_of(
   splits: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]],
   root: Path,
   **changes: Any,
-) -> Job:
-  """A job with fitted transforms on graphs that are written as released files.
+) -> Experiment:
+  """An experiment with fitted transforms on graphs that are written as released files.
 
   Args:
     variant: of --config, such as `layout.py:xla-default,preset=second_xla`.
@@ -179,20 +178,20 @@ def run_of(
     config.update_from_flattened_dict(changes)
     if config.task != "tile":
       config.data.store_dir = str(root / "store")
-  job = Job.of(config)
+  experiment = Experiment.of(config)
   for split, graphs in splits.items():
     for name, arrays in graphs.items():
-      write_graph(root / "npz" / job.data.collection.path / split, name, arrays)
+      write_graph(root / "npz" / experiment.data.collection.path / split, name, arrays)
   with config.unlocked():
     config.data_root = str(root / "npz")
-  job = Job.of(config)
-  graphs = job_lib.trainable(job, job.data.load(config.data_root, "train"))
-  job.fit(graphs)
-  return job
+  experiment = Experiment.of(config)
+  graphs = trainable(experiment, experiment.data.load(config.data_root, "train"))
+  experiment.fit(graphs)
+  return experiment
 
 
 def batch_of(
-  job: Job,
+  experiment: Experiment,
   graphs: Sequence[Any],
   config_ids: Sequence[np.ndarray],
   targets: Sequence[np.ndarray] | None = None,
@@ -200,20 +199,22 @@ def batch_of(
   """The batch of one slate of each prepared graph.
 
   Args:
-    job: of the graphs.
+    experiment: of the graphs.
     graphs: prepared ones; a graph may come twice.
     config_ids: `[n]` int64 of each slate.
     targets: `[n]` of each; those of training unless given.
   """
   if targets is None:
-    targets = [job.data.targets(graph.configs, ids) for graph, ids in zip(graphs, config_ids)]
+    targets = [
+      experiment.data.targets(graph.configs, ids) for graph, ids in zip(graphs, config_ids)
+    ]
   slates = [
     Slate(graph, ids, target, number)
     for number, (graph, ids, target) in enumerate(zip(graphs, config_ids, targets))
   ]
   sizes = batching.total_sizes(graphs)
   budget = {key: size + (key == "nodes") for key, size in sizes.items()}
-  return job.ranker.family.assemble(
+  return experiment.ranker.family.assemble(
     slates, budget, graphs=len(slates), configs=max(map(len, config_ids))
   )
 
@@ -231,9 +232,9 @@ def flat(params: Any) -> dict[str, np.ndarray]:
   }
 
 
-def loss_of(job: Job, batch: Any) -> Any:
+def loss_of(experiment: Experiment, batch: Any) -> Any:
   """The training loss as a function of scores `[G, C]`, without penalties."""
-  options = losses_lib.LossOptions.of(job.config.loss)
+  options = losses_lib.LossOptions.of(experiment.config.loss)
 
   def on_device(scores):
     totals, counts = losses_lib.loss_sums(

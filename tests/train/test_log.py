@@ -247,7 +247,7 @@ def test_a_reader_of_the_output_that_is_gone_does_not_end_a_run(tmp_path, monkey
       raise BrokenPipeError(32, "Broken pipe")
 
   monkeypatch.setattr(sys, "stdout", Gone())
-  console.say("of a job")
+  console.say("of a run")
   assert train(tmp_path).step == toy.STEPS
   sys.stdout.close()  # the null device by now
   assert len(warnings_of(caplog, "standard output cannot be written")) == 1

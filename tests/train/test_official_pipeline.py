@@ -22,8 +22,8 @@ from tpugraphs_jax.data.batching import Slate, total_sizes
 from tpugraphs_jax.rankers import model_file, official_weights
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import evaluation, training
-from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train.experiment import Experiment, load_graphs
 
 RECORDS = official_records.RECORDS
 LOSS_STEPS, WEIGHT_STEPS = 30, 20  # later steps may leave the path by float32 rounding
@@ -55,7 +55,7 @@ class Prepared(NamedTuple):
   """The data of a record as a run prepares it."""
 
   data_root: Path
-  job: job_lib.Job  # with fitted transforms
+  experiment: Experiment  # with fitted transforms
   raw: dict[str, dict[str, Any]]  # graphs as they are read, by split and name
   graphs: dict[str, dict[str, Any]]  # in the order of the run
 
@@ -67,18 +67,18 @@ def prepared(record: official_records.Record) -> Prepared:
   changes = record.changes() | {"data_root": str(data_root)}
   if record.kind == "layout":
     changes["data.store_dir"] = str(folder / "store")
-  job = parts.make(record.kind, record.variant, **changes)
+  experiment = parts.make(record.kind, record.variant, **changes)
   (folder / "run").mkdir()
-  train, valid = job_lib.load_graphs(job, folder / "run", resume=False)
-  raw = {split: job.data.load(str(data_root), split) for split in ("train", "valid")}
+  train, valid = load_graphs(experiment, folder / "run", resume=False)
+  raw = {split: experiment.data.load(str(data_root), split) for split in ("train", "valid")}
   graphs = {"train": train, "valid": valid}
   if npz.files_there(data_root, record.collection, "test"):
-    raw["test"] = job.data.load(str(data_root), "test")
-    graphs["test"] = job.prepare(raw["test"])
+    raw["test"] = experiment.data.load(str(data_root), "test")
+    graphs["test"] = experiment.prepare(raw["test"])
   named = lambda splits: {
     split: {graph.name: graph for graph in each} for split, each in splits.items()
   }
-  return Prepared(data_root, job, named(raw), named(graphs))
+  return Prepared(data_root, experiment, named(raw), named(graphs))
 
 
 def assert_same(found, expected):
@@ -126,11 +126,11 @@ def test_inputs_and_labels_are_those_of_the_official_code_bit_for_bit(record):
 
 def tile_configs_match(record, data, split, number, graph):
   part = slice(*record[f"{split}/config_ranges"][number : number + 2])
-  transform, label = data.job.ranker.family.config_transform, record[f"{split}/label"][part]
+  transform, label = data.experiment.ranker.family.config_transform, record[f"{split}/label"][part]
   assert_same(transform(graph.configs.config_feat), record[f"{split}/config_feat"][part])
   assert_same(graph.configs.normalizer_ns, record[f"{split}/normalizer"][part])
   assert_same(graph.configs.label, label)
-  targets = data.job.data.targets(graph.configs, np.arange(len(graph.configs)))
+  targets = data.experiment.data.targets(graph.configs, np.arange(len(graph.configs)))
   assert_same(targets, label.astype(np.float32))
 
 
@@ -139,10 +139,10 @@ def layout_configs_match(record, data, split, number, graph):
   nodes = slice(*record[f"{split}/config_node_ranges"][number : number + 2])
   config_node = data.raw[split][name].config_node
   np.testing.assert_array_equal(config_node, record[f"{split}/node_config_ids"][nodes])
-  rows = data.job.ranker.family.config_transform(configs.rows)
+  rows = data.experiment.ranker.family.config_transform(configs.rows)
   ids = record[f"{split}/{name}/cfg_ids"]
   assert_same(rows[configs.row_id(ids)], record[f"{split}/{name}/cfg_feat"])
-  targets = data.job.data.targets(configs, np.arange(len(configs)))
+  targets = data.experiment.data.targets(configs, np.arange(len(configs)))
   assert_same(targets, record[f"{split}/{name}/label"])
 
 
@@ -153,9 +153,9 @@ def layout_configs_match(record, data, split, number, graph):
 )
 def test_the_mlp_has_the_official_widths(record):
   data = prepared(record)
-  job = parts.make("tile", "MLP", **record.changes())
-  job.ranker.use_transforms(data.job.ranker.transforms, where="")
-  shapes = job.ranker.param_shapes(data.raw["train"][record["train/names"][0]])
+  experiment = parts.make("tile", "MLP", **record.changes())
+  experiment.ranker.use_transforms(data.experiment.ranker.transforms, where="")
+  shapes = experiment.ranker.param_shapes(data.raw["train"][record["train/names"][0]])
   columns = record["train/node_feat"].shape[1] + record["train/config_feat"].shape[1]
   assert shapes["head"]["Dense_0"]["kernel"].shape == (32 + columns, 64)
   assert shapes["op_embedding"]["table"]["embedding"].shape[1] == 32
@@ -167,7 +167,7 @@ def test_the_mlp_has_the_official_widths(record):
 def slate_of(data: Prepared, split: str, given: official_records.Slate) -> Slate:
   """A slate of the record, with the target that a run computes."""
   graph = data.graphs[split][given.name]
-  targets = data.job.data.targets(graph.configs, given.config_ids)
+  targets = data.experiment.data.targets(graph.configs, given.config_ids)
   assert_same(targets, given.labels.astype(np.float32))
   return Slate(graph, given.config_ids, targets, block=given.block)
 
@@ -176,7 +176,7 @@ def slate_of(data: Prepared, split: str, given: official_records.Slate) -> Slate
 def batches_of(record: official_records.Record) -> list[Any]:
   """The first recorded batches, assembled as in a run."""
   data = prepared(record)
-  batch, family = data.job.config.batch, data.job.ranker.family
+  batch, family = data.experiment.config.batch, data.experiment.ranker.family
   steps = [[slate_of(data, "train", given) for given in step] for step in record.steps[:LOSS_STEPS]]
   (budget,) = plan.choose_budgets(
     [total_sizes([slate.graph for slate in step]) for step in steps], max_budgets=1
@@ -190,11 +190,11 @@ def batches_of(record: official_records.Record) -> list[Any]:
 def test_epochs_and_validation_have_the_official_sizes(record):
   data = prepared(record)
   config, (train, valid) = (
-    data.job.config,
+    data.experiment.config,
     (list(data.graphs[split].values()) for split in ("train", "valid")),
   )
   batch_plan = training.plan_of(
-    config, data.job.ranker.family, train, data.job.data.targets, epochs=1
+    config, data.experiment.ranker.family, train, data.experiment.data.targets, epochs=1
   )
   assert batch_plan.steps_per_epoch == record.meta["steps_per_epoch"]
   sample = training.validation_sample(config, valid)
@@ -225,7 +225,7 @@ def test_the_first_batch_is_the_official_one_bit_for_bit(record):
 @of_runs
 def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
   data = prepared(record)
-  config, network = data.job.config, data.job.ranker.family.network
+  config, network = data.experiment.config, data.experiment.ranker.family.network
   with_table = network.clone(opcodes=len(record.weights(0)[0]))
   optimizer = state_lib.create_optimizer(total_steps=len(record["loss"]), **config.optimizer)
   device = jax.devices()[:1]

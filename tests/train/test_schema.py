@@ -15,7 +15,7 @@ from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.base import TASKS
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.train import schema
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import Experiment
 
 
 def names_in_use():
@@ -127,9 +127,9 @@ def check_field(name, default, limits, config_of, *, is_read_by_rankers=True):
   inside, beyond = edges(default, limits)
   for value in [*inside, *beyond]:
     config = config_of(**{name: value})
-    given = refusal(lambda: Job.of(config))
+    given = refusal(lambda: Experiment.of(config))
     sent = trust.config(json.loads(json.dumps(config.to_dict())))
-    assert refusal(lambda: Job.of(ml_collections.ConfigDict(sent))) == given, (name, value)
+    assert refusal(lambda: Experiment.of(ml_collections.ConfigDict(sent))) == given, (name, value)
     loaded = refusal(lambda: Ranker(sent))
     if value in beyond:
       assert given.startswith((f"{name} is", f"{name} has")), (name, value, given)

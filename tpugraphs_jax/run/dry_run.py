@@ -26,8 +26,8 @@ from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, parallel
 from tpugraphs_jax.rankers.scorer import Scorer
-from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import log, loop, training
+from tpugraphs_jax.train.experiment import evaluable, Experiment, load_graphs
 from tpugraphs_jax.train.state import TrainState
 
 _STEPS = 8  # number of measured steps, without those that compile
@@ -45,11 +45,11 @@ def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
   Raises:
     ValueError: the config cannot work, or a file of the data is malformed.
   """
-  job, is_ready = job_lib.Job.of(config), True
-  for data in (job.data, *job.also):
+  experiment, is_ready = Experiment.of(config), True
+  for data in (experiment.data, *experiment.also):
     is_ready &= yield from _collection_lines(config, data.collection, scratch)
   if is_ready:
-    yield from _time_lines(job, scratch)
+    yield from _time_lines(experiment, scratch)
 
 
 def _collection_lines(
@@ -154,24 +154,24 @@ def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> It
   yield f"hosts       each reads {folders}; process 0 alone reads and writes --workdir"
 
 
-def _time_lines(job: job_lib.Job, scratch: Path) -> Iterator[str]:
+def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
   """Takes a few steps of the first stage and scores a few graphs; yields what the run takes."""
-  training.check_machine(job.config)
-  graphs, valid = job_lib.load_graphs(job, scratch, resume=False)
-  stage, plan = training.first_stage(job, graphs, scratch)
+  training.check_machine(experiment.config)
+  graphs, valid = load_graphs(experiment, scratch, resume=False)
+  stage, plan = training.first_stage(experiment, graphs, scratch)
   state, first, later = _steps(stage, plan)
-  params, scorer = parallel.unreplicate(state.eval_params), job.ranker.family.scorer()
-  sampled, final, rate = _evaluation(job, scorer, params, valid)
-  ranked, configs = _ranking(job, rate)
-  for other, _ in job.evaluations(scratch)[:-1]:  # evaluated after training only
-    graphs = job.prepare(job_lib.evaluable(other.data.load(job.config.data_root, "valid")))
+  params, scorer = parallel.unreplicate(state.eval_params), experiment.ranker.family.scorer()
+  sampled, final, rate = _evaluation(experiment, scorer, params, valid)
+  ranked, configs = _ranking(experiment, rate)
+  for other, _ in experiment.evaluations(scratch)[:-1]:  # evaluated after training only
+    graphs = experiment.prepare(evaluable(other.data.load(experiment.config.data_root, "valid")))
     _, seconds, rate = _evaluation(other, scorer, params, graphs)
     more, more_configs = _ranking(other, rate)
     final, ranked, configs = final + seconds, ranked + more, configs + more_configs
   step = float(np.mean(later))
   compilation = max(0.0, float(np.mean(first)) - step)  # of a batch shape
   steps, shapes = stage.total_steps, len(plan.budgets)
-  evaluations = -(-stage.epochs // job.config.train.eval_every_epochs)
+  evaluations = -(-stage.epochs // experiment.config.train.eval_every_epochs)
   parameters = optax.tree.size(stage.state.params)
   total = steps * step + shapes * compilation + evaluations * sampled + final + ranked
   memory, peak_bytes = log.peak_memory()
@@ -200,7 +200,7 @@ def _time_lines(job: job_lib.Job, scratch: Path) -> Iterator[str]:
     f"time        about {console.duration(total)} on "
     f"{_number(jax.device_count(), 'device')} like these"
   )
-  if rankers.last_folder(job.config):
+  if rankers.last_folder(experiment.config):
     yield "            without the fine-tuning of the head, which was not measured"
 
 
@@ -222,13 +222,13 @@ def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[TrainState, list[floa
 
 
 def _evaluation(
-  job: job_lib.Job, scorer: Scorer, params: optax.Params, valid: Sequence[Any]
+  experiment: Experiment, scorer: Scorer, params: optax.Params, valid: Sequence[Any]
 ) -> tuple[float, float, float]:
   """Seconds of an evaluation during training, after it, and of a node with one configuration.
 
   Estimated from a few graphs.
   """
-  sample, ids = training.validation_sample(job.config, valid)(0)
+  sample, ids = training.validation_sample(experiment.config, valid)(0)
   by_size = sorted(range(len(sample)), key=lambda i: len(sample[i].opcode))
   numbers = sorted(
     {by_size[i] for i in np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)}
@@ -239,16 +239,16 @@ def _evaluation(
   since = time.monotonic()
   score()
   rate = (time.monotonic() - since) / _work(graphs, graph_ids)
-  final_ids = [job.data.validation_ids(graph.name, graph.configs) for graph in valid]
+  final_ids = [experiment.data.validation_ids(graph.name, graph.configs) for graph in valid]
   return rate * _work(sample, ids), rate * _work(valid, final_ids), rate
 
 
-def _ranking(job: job_lib.Job, rate: float) -> tuple[float, int]:
+def _ranking(experiment: Experiment, rate: float) -> tuple[float, int]:
   """Seconds of ranking the test split of a collection, and its number of configurations."""
-  data_root, collection = job.config.data_root, job.data.collection.name
+  data_root, collection = experiment.config.data_root, experiment.data.collection.name
   if not npz.files_there(data_root, collection, "test"):
     return 0.0, 0
-  graphs = job.prepare(job.data.load(data_root, "test"))
+  graphs = experiment.prepare(experiment.data.load(data_root, "test"))
   ids = [np.arange(len(graph.configs)) for graph in graphs]
   return rate * _work(graphs, ids), sum(map(len, ids))
 

@@ -16,8 +16,8 @@ from tpugraphs_jax.infra import console, files, parallel, trust
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.run import configs, dry_run
-from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import results, schema, training
+from tpugraphs_jax.train.experiment import Experiment
 
 
 def launch(values: flags.FlagValues, kind: str) -> None:
@@ -160,14 +160,16 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
-  job = job_lib.Job.of(config)
+  experiment = Experiment.of(config)
   steps = {"evaluate": "valid", "predict": "test"}
   for step in filter(values.do.__contains__, steps):
-    results.check_folds(job, ensemble, split=values.split or steps[step])
+    results.check_folds(experiment, ensemble, split=values.split or steps[step])
   if "evaluate" in values.do:
-    results.evaluate_together(job, ensemble, workdir, split=values.split or "")
+    results.evaluate_together(experiment, ensemble, workdir, split=values.split or "")
   if "predict" in values.do:
-    results.predict(job.data, config.data_root, ensemble, workdir, split=values.split or "test")
+    results.predict(
+      experiment.data, config.data_root, ensemble, workdir, split=values.split or "test"
+    )
 
 
 def _data_of(values: flags.FlagValues, config: ml_collections.ConfigDict, workdir: Path) -> str:
@@ -198,8 +200,8 @@ def _data_of(values: flags.FlagValues, config: ml_collections.ConfigDict, workdi
 
 def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
   """Generates tiny synthetic data of the config's collections."""
-  job = job_lib.Job.of(config)  # refuses the config before anything is written
-  names = [data.collection.name for data in (job.data, *job.also)]
+  experiment = Experiment.of(config)  # refuses the config before anything is written
+  names = [data.collection.name for data in (experiment.data, *experiment.also)]
   make = functools.partial(
     synthetic.generate, folder, scale="tiny", collections=names, progress=False
   )

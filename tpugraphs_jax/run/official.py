@@ -40,7 +40,7 @@ from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.rankers import ranker as ranker_lib
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log
-from tpugraphs_jax.train.job import Job, trainable
+from tpugraphs_jax.train.experiment import Experiment, trainable
 
 
 def read_weights(path: Path) -> list[np.ndarray]:
@@ -73,14 +73,14 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
     ValueError: the weights do not fit the model of the config on this data.
   """
   # Refuses weights of another model before the data is read.
-  official.params_from_official(Job.of(config).ranker.family.network, weights)
+  official.params_from_official(Experiment.of(config).ranker.family.network, weights)
   with config.unlocked():
     config.model.opcodes = np.atleast_1d(weights[0]).shape[0]
-  job = Job.of(config)
-  graphs = trainable(job, job.data.load(config.data_root, "train"))
-  job.fit(graphs)
-  params = official.params_from_official(job.ranker.family.network, weights)
-  if difference := trees.first_difference(params, job.ranker.param_shapes(graphs[0])):
+  experiment = Experiment.of(config)
+  graphs = trainable(experiment, experiment.data.load(config.data_root, "train"))
+  experiment.fit(graphs)
+  params = official.params_from_official(experiment.ranker.family.network, weights)
+  if difference := trees.first_difference(params, experiment.ranker.param_shapes(graphs[0])):
     name, weight, expected = difference
     raise ValueError(
       f"the weights have {weight} for {name}, the model on this data has "
@@ -92,7 +92,7 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
     "origin": "weights of the official TensorFlow baseline",
     "versions": log.versions(),
   }
-  job.ranker.save(out / model_file.MODEL_FILE, params, about)
+  experiment.ranker.save(out / model_file.MODEL_FILE, params, about)
 
 
 def weights_of(ranker: ranker_lib.Ranker, data_root: str) -> list[np.ndarray]:

@@ -27,7 +27,7 @@ from tpugraphs_jax.infra import console, files, parallel, trust
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.train import evaluation, log, loop
-from tpugraphs_jax.train.job import evaluable, Job
+from tpugraphs_jax.train.experiment import evaluable, Experiment
 
 SUMMARY_FILE = "summary.json"
 
@@ -41,19 +41,19 @@ _TASKS = {
 }
 
 
-def announce(job: Job) -> None:
+def announce(experiment: Experiment) -> None:
   """Prints the task and the data of a run, before the data is read."""
-  collection, data_root = job.data.collection, job.config.data_root
+  collection, data_root = experiment.data.collection, experiment.config.data_root
   if parallel.is_primary():
     npz.files_there(data_root, collection.name, "train")  # copies the files of a bucket first
     rows = {
-      "task": f"{_TASKS[job.config.task]}: collection {collection.name}",
+      "task": f"{_TASKS[experiment.config.task]}: collection {collection.name}",
       "data": data_root,
       "labels": label_kind(data_root, collection),
     }
-    if job.config.data.folds:
-      text = job.data.division(data_root).text
-      rows["folds"] = f"{text}; the test split is fold {job.config.data.fold}"
+    if experiment.config.data.folds:
+      text = experiment.data.division(data_root).text
+      rows["folds"] = f"{text}; the test split is fold {experiment.config.data.fold}"
     console.say(_rows(rows))
 
 
@@ -62,18 +62,22 @@ def _rows(texts: Mapping[str, str]) -> str:
 
 
 def banner(
-  job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
+  experiment: Experiment,
+  training: loop.Training,
+  graphs: Sequence[Any],
+  valid: Sequence[Any],
+  workdir: Path,
 ) -> str:
   """The graphs, model, devices and steps of a run, a line each.
 
   Args:
-    job: with data and ranker.
+    experiment: with data and ranker.
     training: the first stage of the run.
     graphs, valid: prepared training and validation graphs.
     workdir: the working folder.
   """
-  config, model, batch = job.config, job.config.model, job.config.batch
-  also = [data.collection.name for data in job.also]
+  config, model, batch = experiment.config, experiment.config.model, experiment.config.batch
+  also = [data.collection.name for data in experiment.also]
   return _rows(
     {
       "training": _sizes(graphs) + (also and f", with {' and '.join(also)}" or ""),
@@ -219,54 +223,54 @@ def of_training(
 # Evaluation.
 
 
-def evaluate(job: Job, workdir: Path, *, split: str = "") -> dict[str, float]:
+def evaluate(experiment: Experiment, workdir: Path, *, split: str = "") -> dict[str, float]:
   """Compares scores of a split with its labels: writes files, prints and returns the means.
 
   Args:
-    job: with a trained ranker.
+    experiment: with a trained ranker.
     workdir: folder for the files.
     split: the validation split unless given.
 
   Raises:
     ValueError: `split` is given and none of its graphs has labels.
   """
-  ranker, started = job.ranker, time.monotonic()
-  graphs, ids = _to_judge(job, split)
+  ranker, started = experiment.ranker, time.monotonic()
+  graphs, ids = _to_judge(experiment, split)
   if not graphs:
     return {}
   _warn_of_training([ranker], graphs)
-  graphs = job.prepare(graphs)  # frees the raw graphs
+  graphs = experiment.prepare(graphs)  # frees the raw graphs
   scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
   return _write_evaluation(
-    job,
+    experiment,
     graphs,
     evaluation.with_labels(graphs, ids, scores),
     workdir,
     split=split or "valid",
     started=started,
-    predicted_ns=_predicted_ns(job, graphs, ids, scores),
+    predicted_ns=_predicted_ns(experiment, graphs, ids, scores),
   )
 
 
 def evaluate_together(
-  job: Job, ensemble: Ensemble, workdir: Path, *, split: str = ""
+  experiment: Experiment, ensemble: Ensemble, workdir: Path, *, split: str = ""
 ) -> dict[str, float]:
-  """Like `evaluate`, with an ensemble instead of the ranker of `job`."""
+  """Like `evaluate`, with an ensemble instead of the ranker of `experiment`."""
   started = time.monotonic()
   if parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
     raise ValueError(
       f"{workdir} holds a run, and the ensemble would replace its results: give another --workdir"
     )
-  graphs, ids = _to_judge(job, split)
+  graphs, ids = _to_judge(experiment, split)
   if not graphs:
     return {}
   _warn_of_training(ensemble.rankers, graphs)
   scores = ensemble.scores(graphs, ids, progress=True)
   graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]
-  begin_summary(job.config, workdir, job.data.collection)
+  begin_summary(experiment.config, workdir, experiment.data.collection)
   update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
   return _write_evaluation(
-    job,
+    experiment,
     graphs,
     evaluation.with_labels(graphs, ids, scores),
     workdir,
@@ -275,10 +279,10 @@ def evaluate_together(
   )
 
 
-def check_folds(job: Job, ensemble: Ensemble, *, split: str) -> None:
+def check_folds(experiment: Experiment, ensemble: Ensemble, *, split: str) -> None:
   """Refuses (ValueError) graphs on which a model of another fold may have been trained."""
   fold_of = lambda config: (config["data"].get("folds", 0), config["data"].get("fold", 0))
-  own = fold_of(job.config)
+  own = fold_of(experiment.config)
   others = {fold_of(ranker.config) for ranker in ensemble.rankers} - {own}
   if others and (own[0] or split != "test"):
     raise ValueError(
@@ -287,19 +291,19 @@ def check_folds(job: Job, ensemble: Ensemble, *, split: str) -> None:
     )
 
 
-def _to_judge(job: Job, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
+def _to_judge(experiment: Experiment, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
   """Labelled graphs of a split, and the numbers of the judged configurations of each."""
-  graphs = evaluable(job.data.load(job.config.data_root, split or "valid"))
+  data = experiment.data
+  graphs = evaluable(data.load(experiment.config.data_root, split or "valid"))
+  name = data.collection.name
   if not graphs and split:
     raise ValueError(
-      f"no graph of the split {split} of {job.data.collection.name} has labels: "
+      f"no graph of the split {split} of {name} has labels: "
       "evaluate --split=valid, or rank the split with --do=predict"
     )
   if not graphs:
-    console.say(
-      f"{job.data.collection.name}: no labelled graph in the validation split; nothing to score"
-    )
-  return graphs, [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
+    console.say(f"{name}: no labelled graph in the validation split; nothing to score")
+  return graphs, [data.validation_ids(graph.name, graph.configs) for graph in graphs]
 
 
 def _warn_of_training(rankers: Sequence[Ranker], graphs: Sequence[OpGraph]) -> None:
@@ -317,7 +321,7 @@ def _warn_of_training(rankers: Sequence[Ranker], graphs: Sequence[OpGraph]) -> N
 
 
 def _write_evaluation(
-  job: Job,
+  experiment: Experiment,
   graphs: Sequence[Any],
   judged_graphs: Sequence[evaluation.GraphScores],
   workdir: Path,
@@ -327,19 +331,19 @@ def _write_evaluation(
   predicted_ns: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
   """Computes metrics, writes the files, prints and returns the means."""
-  collection = job.data.collection
+  collection = experiment.data.collection
   rows, means = evaluation.evaluate(judged_graphs, collection.slowdown_ks)
   if not parallel.is_primary():
     return means
   name = "validation" if split == "valid" else split
   evaluation.write_csv(workdir / f"{name}.csv", rows)
-  if name in ("validation", evaluation.reported(job.config.data.folds)):
+  if name in ("validation", evaluation.reported(experiment.config.data.folds)):
     evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged_graphs)
     if collection.kind == "tile":
       evaluation.write_csv(
         workdir / f"{name}_programs.csv", evaluation.program_rows(judged_graphs, predicted_ns)
       )
-  configurations = _configurations(job.config, graphs, judged_graphs)
+  configurations = _configurations(experiment.config, graphs, judged_graphs)
   random = evaluation.random_order([one.label for one in judged_graphs], collection.slowdown_ks)
   memory, peak_bytes = log.peak_memory()
   update_summary(
@@ -367,16 +371,19 @@ def _write_evaluation(
 
 
 def _predicted_ns(
-  job: Job, graphs: Sequence[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
+  experiment: Experiment,
+  graphs: Sequence[Any],
+  ids: Sequence[np.ndarray],
+  scores: Sequence[np.ndarray],
 ) -> list[np.ndarray] | None:
   """Predicted runtimes `[n]` of kernels; None where scores give only the order.
 
   The losses decide (`losses.predicts`). With relative targets scores give only the order.
   """
-  target = job.config.batch.target
-  meaning = losses.predicts(losses.LossOptions.of(job.config.loss).weighted)
+  target = experiment.config.batch.target
+  meaning = losses.predicts(losses.LossOptions.of(experiment.config.loss).weighted)
   if (
-    job.data.collection.kind != "tile"
+    experiment.data.collection.kind != "tile"
     or meaning == "order"
     or target not in ("official", "absolute")
   ):
@@ -404,7 +411,7 @@ def _configurations(
 # Prediction.
 
 
-def check_ranked(job: Job, *, split: str) -> None:
+def check_ranked(experiment: Experiment, *, split: str) -> None:
   """Refuses, before training, a split that could not be ranked afterwards.
 
   Raises:
@@ -413,12 +420,12 @@ def check_ranked(job: Job, *, split: str) -> None:
   """
 
   def check() -> None:
-    for data in (job.data, *job.also):
+    for data in (experiment.data, *experiment.also):
       try:
-        files = data.files(job.config.data_root, split)
+        files = data.files(experiment.config.data_root, split)
       except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} (--do=train,evaluate needs no {split} split)") from None
-      if not job.config.data.skip_bad_files:
+      if not experiment.config.data.skip_bad_files:
         for file in files:
           trust.name(file.stem)
 

@@ -47,9 +47,8 @@ from tpugraphs_jax.rankers.base import Family
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, Segments
 from tpugraphs_jax.train import evaluation, log, loop, results
-from tpugraphs_jax.train import job as job_lib
 from tpugraphs_jax.train import state as state_lib
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import digests, Experiment, keep_folds, load_graphs
 
 if TYPE_CHECKING:
   import grain
@@ -79,20 +78,22 @@ def run(
     resume: continue the run in `workdir`.
     split: to evaluate (default valid) or to rank (default test).
   """
-  job = Job.of(config)
+  experiment = Experiment.of(config)
   if parallel.is_primary():
-    for _, folder in job.evaluations(workdir):
+    for _, folder in experiment.evaluations(workdir):
       files_lib.tidy(folder)
   if "train" in do:
     if "predict" in do:
-      results.check_ranked(job, split=split or "test")
-    train(job, workdir, resume=resume)
+      results.check_ranked(experiment, split=split or "test")
+    train(experiment, workdir, resume=resume)
   if not {"evaluate", "predict"} & set(do):
     return
-  job = dataclasses.replace(job, ranker=ranker_lib.Ranker.load(workdir, config.to_dict()))
-  job_lib.keep_folds(job, workdir)
+  experiment = dataclasses.replace(
+    experiment, ranker=ranker_lib.Ranker.load(workdir, config.to_dict())
+  )
+  keep_folds(experiment, workdir)
   judged = ("valid", "test") if config.data.folds and not split else (split,)
-  for each, folder in job.evaluations(workdir):
+  for each, folder in experiment.evaluations(workdir):
     if "evaluate" in do:
       if folder != workdir:
         results.begin_summary(config, folder, each.data.collection)
@@ -102,22 +103,22 @@ def run(
       results.predict(each.data, config.data_root, each.ranker, folder, split=split or "test")
 
 
-def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
+def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   """Fits transforms, trains, and keeps the best or the last checkpoint, by `train.result`."""
-  config, started = job.config, time.monotonic()
+  config, started = experiment.config, time.monotonic()
   check_machine(config)
   loop.check_workdir(
     workdir,
     resume=resume,
     config=model_file.fingerprint(config.to_dict()),
-    files=job_lib.digests(workdir),
+    files=digests(workdir),
   )
-  results.announce(job)
+  results.announce(experiment)
   # One run at a time may write to the folder.
   with files_lib.hold(workdir) if parallel.is_primary() else contextlib.nullcontext():
-    graphs, valid = job_lib.load_graphs(job, workdir, resume=resume)
+    graphs, valid = load_graphs(experiment, workdir, resume=resume)
     with results.interruptions(workdir):
-      result = _train_stages(job, graphs, valid, workdir, resume=resume)
+      result = _train_stages(experiment, graphs, valid, workdir, resume=resume)
     sample, _ = validation_sample(config, valid)(result.step)
     results.update_summary(
       workdir,
@@ -137,20 +138,25 @@ def check_machine(config: ml_collections.ConfigDict) -> None:
 
 
 def _train_stages(
-  job: Job, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path, *, resume: bool
+  experiment: Experiment,
+  graphs: Sequence[Any],
+  valid: Sequence[Any],
+  workdir: Path,
+  *,
+  resume: bool,
 ) -> loop.TrainResult:
   """Trains the network, then, with `segments.finetune.epochs`, the head alone (+F)."""
-  config, family, targets = job.config, job.ranker.family, job.data.targets
+  config, family, targets = experiment.config, experiment.ranker.family, experiment.data.targets
   finetune = config.get("segments", {}).get("finetune", {})
   head_epochs = finetune.get("epochs", 0)
   stage, _ = begin(config, family, graphs, targets, epochs=config.train.epochs, folder=workdir)
-  results.begin_summary(config, workdir, job.data.collection)
+  results.begin_summary(config, workdir, experiment.data.collection)
   if parallel.is_primary():
-    console.say(results.banner(job, stage, graphs, valid, workdir))
+    console.say(results.banner(experiment, stage, graphs, valid, workdir))
   train = functools.partial(
-    train_stage, job, valid=valid, resume=resume, files=job_lib.digests(workdir)
+    train_stage, experiment, valid=valid, resume=resume, files=digests(workdir)
   )
-  write = _model_writer(job, workdir, [graph.name for graph in graphs])
+  write = _model_writer(experiment, workdir, [graph.name for graph in graphs])
   if not head_epochs:
     return train(stage, family.scorer(), folder=workdir, on_best=write)
   params = train(stage, family.scorer(), folder=workdir).state.eval_params
@@ -164,7 +170,7 @@ def _train_stages(
 
 
 def train_stage(
-  job: Job,
+  experiment: Experiment,
   training: loop.Training,
   scorer: Scorer,
   valid: Sequence[Any],
@@ -177,7 +183,7 @@ def train_stage(
   """Runs the training loop of a stage, with evaluation on a sample of validation graphs.
 
   Args:
-    job: with fitted transforms.
+    experiment: with fitted transforms.
     training: of the stage.
     scorer: scores validation graphs with the parameters of the stage.
     valid: prepared validation graphs.
@@ -185,14 +191,14 @@ def train_stage(
     resume: continue from the newest checkpoint of the folder.
     files, on_best: see `loop.train`.
   """
-  config = job.config
+  config = experiment.config
   sample = validation_sample(config, valid)
 
   def evaluate(params: optax.Params, step: int) -> dict[str, float | np.ndarray]:
     graphs, ids = sample(step)
     scores = scorer(params, graphs, ids, permutations=1)
     rows, means = evaluation.evaluate(
-      evaluation.with_labels(graphs, ids, scores), job.ranker.collection.slowdown_ks
+      evaluation.with_labels(graphs, ids, scores), experiment.ranker.collection.slowdown_ks
     )
     return {evaluation.mean_name(name): mean for name, mean in means.items()} | evaluation.by_graph(
       rows
@@ -214,11 +220,11 @@ def train_stage(
   )
 
 
-def _model_writer(job: Job, workdir: Path, names: Sequence[str]) -> loop.OnBest:
+def _model_writer(experiment: Experiment, workdir: Path, names: Sequence[str]) -> loop.OnBest:
   """A function that writes `model.npz` with the best parameters so far.
 
   Args:
-    job: with fitted transforms.
+    experiment: with fitted transforms.
     workdir: for the file.
     names: of the training graphs.
   """
@@ -231,7 +237,7 @@ def _model_writer(job: Job, workdir: Path, names: Sequence[str]) -> loop.OnBest:
         "versions": log.versions(),
         "training_graphs": list(names),
       }
-      job.ranker.save(workdir / model_file.MODEL_FILE, params, about)
+      experiment.ranker.save(workdir / model_file.MODEL_FILE, params, about)
 
   return write
 
@@ -327,11 +333,13 @@ def begin(
   return loop.Training(state, step, batches, epochs, plan.steps_per_epoch, rates), plan
 
 
-def first_stage(job: Job, graphs: Sequence[Any], folder: Path) -> tuple[loop.Training, BatchPlan]:
-  """`begin` for the first stage of a job."""
-  config, family = job.config, job.ranker.family
+def first_stage(
+  experiment: Experiment, graphs: Sequence[Any], folder: Path
+) -> tuple[loop.Training, BatchPlan]:
+  """`begin` for the first stage of an experiment."""
+  config, family = experiment.config, experiment.ranker.family
   epochs = config.train.epochs
-  return begin(config, family, graphs, job.data.targets, epochs=epochs, folder=folder)
+  return begin(config, family, graphs, experiment.data.targets, epochs=epochs, folder=folder)
 
 
 def plan_of(

@@ -11,7 +11,7 @@ from run_folders import metrics
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.rankers.segments import family as family_lib
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import Experiment
 
 SMALL = [
   "--config.model.hidden_dim=8",
@@ -131,7 +131,7 @@ def config(variant="gst_ed", **options) -> ml_collections.ConfigDict:
 )
 def test_variants_have_a_table_where_they_need_one(variant, uses_history):
   made = config(variant)
-  Job.of(made)
+  Experiment.of(made)
   assert family_lib.SegmentOptions.of(made.segments).uses_history == uses_history
   assert bool(made.segments.finetune.epochs) == (variant == "gst_efd")
 
@@ -164,4 +164,4 @@ def test_segments_are_the_default_of_graphsage_alone():
 )
 def test_impossible_options_are_refused(options, complaint):
   with pytest.raises(ValueError, match=complaint):
-    Job.of(config(**options))
+    Experiment.of(config(**options))

@@ -45,16 +45,17 @@ class Case(winners.Case):
         "model.token_layers": sum(key.endswith("in_proj_bias") for key in self.weights),
       }
     self.graphs = sorted(self.record.names("input"))
-    self.job = winners.run_of(
+    self.experiment = winners.run_of(
       "tile.py:preset=fifth" if self.is_tile else "layout.py:xla-default,preset=fifth",
       {"train": {name: self.record.under(f"input/{name}") for name in self.graphs}},
       root,
       **changes,
     )
     self.loaded = sorted(
-      self.job.data.load(self.job.config.data_root, "train"), key=lambda graph: graph.name
+      self.experiment.data.load(self.experiment.config.data_root, "train"),
+      key=lambda graph: graph.name,
     )
-    self.prepared = self.job.prepare(self.loaded)
+    self.prepared = self.experiment.prepare(self.loaded)
 
   @functools.cached_property
   def ids(self) -> list[np.ndarray]:
@@ -66,7 +67,7 @@ class Case(winners.Case):
       self.loaded, self.record["expected/y"], self.record["expected/tile_feat"]
     ):
       configs = graph.configs
-      target = self.job.data.targets(configs, np.arange(len(configs)))
+      target = self.experiment.data.targets(configs, np.arange(len(configs)))
       bounds = np.log1p(configs.config_feat.reshape(len(configs), 3, 8)[:, :, :6])
       near = (np.abs(target[None] - y[:, None]) <= 1e-6 * y.max()) & (
         np.abs(bounds[None] - tiles[:, None]).max(axis=(2, 3)) < 1e-5
@@ -77,7 +78,7 @@ class Case(winners.Case):
 
   @functools.cached_property
   def batch(self):
-    return winners.batch_of(self.job, self.prepared, self.ids)
+    return winners.batch_of(self.experiment, self.prepared, self.ids)
 
   @functools.cached_property
   def params(self):
@@ -114,7 +115,7 @@ class Case(winners.Case):
       "tokens/tokens/kernel": np.concatenate([static, number, tile]),
       "tokens/tokens/bias": w["transformer.mlp.0.bias"],
     }
-    for layer in range(self.job.config.model.token_layers):
+    for layer in range(self.experiment.config.model.token_layers):
       theirs, name = f"transformer.transformer.layers.{layer}", f"tokens/layer_{layer}"
       for part, last in (("kernel", "weight"), ("bias", "bias")):
         packed = np.split(w[f"{theirs}.self_attn.in_proj_{last}"], 3)
@@ -211,7 +212,7 @@ def test_layers_and_scores_are_the_published_ones(case):
 def test_the_loss_and_its_gradients_are_the_published_ones(case):
   _, _, grads, _ = case.results
   record, grads = case.record, case.published(grads)
-  loss = winners.loss_of(case.job, case.batch)(record["scores"])
+  loss = winners.loss_of(case.experiment, case.batch)(record["scores"])
   winners.assert_near(loss, record["loss"], 1e-6, "loss")
   norm = np.linalg.norm(list(record.under("grad_norm").values()))
   for key, value in record.under("grad_norm").items():  # that of head.bias is 0 but for rounding
@@ -223,7 +224,9 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
 @of_every_record
 def test_the_rate_falls_as_in_the_published_run(case):
   expected = case.record["train_without_dropout/lrs"]
-  rates = state.learning_rates(total_steps=len(expected), **case.job.config.optimizer.to_dict())
+  rates = state.learning_rates(
+    total_steps=len(expected), **case.experiment.config.optimizer.to_dict()
+  )
   winners.assert_near([rates(step) for step in range(len(expected))], expected, 1e-6)
 
 
@@ -243,7 +246,7 @@ def test_an_update_is_that_of_adamw_with_a_clipped_gradient(case):
 @of_every_record
 def test_training_goes_as_published(case):
   expected = case.record.under("train_without_dropout")
-  fields = case.job.config.optimizer.to_dict()
+  fields = case.experiment.config.optimizer.to_dict()
   optimizer = state.create_optimizer(total_steps=len(expected["losses"]), **fields)
 
   @jax.jit
@@ -267,9 +270,9 @@ def test_training_goes_as_published(case):
 def test_initial_parameters_are_those_of_pytorch_and_spread_as_in_the_published_run(case):
   layers = [
     f"tokens/layer_{layer}"
-    for layer in range(case.job.config.model.token_layers if case.is_tile else 0)
+    for layer in range(case.experiment.config.model.token_layers if case.is_tile else 0)
   ]
-  width = case.job.config.model.get("token_width", 0)
+  width = case.experiment.config.model.get("token_width", 0)
   # A bound of 1 / sqrt(K) in place of xavier's sqrt(6 / (inputs + outputs)).
   xavier = {"tokens/tokens/kernel": (30 + width) / 6}
   zeros = {}
@@ -280,7 +283,7 @@ def test_initial_parameters_are_those_of_pytorch_and_spread_as_in_the_published_
     zeros |= {f"{layer}/norm_{number}/bias": 0 for number in range(2)}
   fan_in = {} if case.is_tile else {"first": case.weights["pre_linear.0.weight"].shape[1]}
   params = winners.assert_torch_parameters(
-    case.job.ranker.family.network, case.batch, fan_in | xavier, scale=1, **zeros
+    case.experiment.ranker.family.network, case.batch, fan_in | xavier, scale=1, **zeros
   )
   for key, value in case.published(params).items():
     if value.size < 100:

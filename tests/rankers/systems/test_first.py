@@ -43,7 +43,7 @@ class Case(winners.Case):
     self.variant = "tile.py:preset=first" if self.is_tile else f"{collection},preset=first"
     weights = self.record.under("weights")
     train = {"graph": self.record.under("input")}
-    self.job = winners.run_of(
+    self.experiment = winners.run_of(
       self.variant,
       {"train": train},
       root,
@@ -53,25 +53,25 @@ class Case(winners.Case):
         "model.value_embed_dim": weights["embedding_layout_cfg.weight"].shape[1],
       },
     )
-    (self.graph,) = self.job.data.load(self.job.config.data_root, "train")
-    self.fitted = self.job.ranker.features.transforms
+    (self.graph,) = self.experiment.data.load(self.experiment.config.data_root, "train")
+    self.fitted = self.experiment.ranker.features.transforms
     # The published scales are of graphs that the record does not hold.
     scaler = lambda name: Transform(
       np.arange(len(self.record[f"input/{name}_mean"])),
       np.zeros(len(self.record[f"input/{name}_mean"]), bool),
       *(self.record[f"input/{name}_{part}"].astype(np.float32) for part in ("mean", "scale")),
     )
-    ranker = self.job.ranker
+    ranker = self.experiment.ranker
     ranker.features.transforms = self.fitted | {ranker.features.names[0]: scaler("scaler")}
     if self.is_tile:
       ranker.family.config_transform = scaler("cfg_scaler")
-    (self.prepared,) = self.job.prepare([self.graph])
+    (self.prepared,) = self.experiment.prepare([self.graph])
 
   @functools.cached_property
   def batch(self):
     count = len(self.record["scores"])
     assert len(self.graph.configs) == count
-    return winners.batch_of(self.job, [self.prepared], [np.arange(count)])
+    return winners.batch_of(self.experiment, [self.prepared], [np.arange(count)])
 
   @functools.cached_property
   def params(self):
@@ -231,7 +231,7 @@ def test_blocks_and_scores_are_the_published_ones(case):
 @of_every_record
 def test_the_loss_and_its_gradients_are_the_published_ones(case):
   _, _, grads, _ = case.results
-  loss = winners.loss_of(case.job, case.batch)(case.record["scores"][None])
+  loss = winners.loss_of(case.experiment, case.batch)(case.record["scores"][None])
   winners.assert_near(loss, case.record["loss"], 1e-6, "loss")
   norms, rows = case.record.under("grad_norm"), case.record.under("grad_first_rows")
   largest = max(norms.values())
@@ -252,7 +252,7 @@ def test_rates_updates_and_losses_of_a_run_are_the_published_ones(case):
   lrs, losses, norms = (
     case.record[f"train_without_dropout/{name}"] for name in ("lrs", "losses", "norms")
   )
-  fields = case.job.config.optimizer.to_dict()
+  fields = case.experiment.config.optimizer.to_dict()
   rates = state.learning_rates(total_steps=len(lrs), **fields)
   np.testing.assert_allclose([rates(step) for step in range(len(lrs))], lrs, atol=1e-9)
   optimizer = state.create_optimizer(total_steps=len(lrs), **fields)
@@ -290,7 +290,7 @@ def check_update(before, after, grads, norm, rate):
 def test_initial_parameters_are_those_of_pytorch(case):
   special = [f"{block}/linear/{kind}" for block in BLOCKS[:2] for kind in ("kernel", "bias")]
   params = winners.assert_torch_parameters(
-    case.job.ranker.family.network, case.batch, skip=special, temperature=0.5
+    case.experiment.ranker.family.network, case.batch, skip=special, temperature=0.5
   )
   for block in BLOCKS[:2]:
     kernel = params[f"{block}/linear/kernel"]

@@ -21,7 +21,7 @@ import winners
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import fourth
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import Experiment
 
 SMALL = dict(op_embed_dim=2, edge_widths=(5, 3), config_widths=(4, 2), head_widths=(4,))
 
@@ -93,5 +93,5 @@ def test_padding_and_shared_nodes_change_nothing():
 
 
 def test_it_begins_as_in_pytorch():
-  job = Job.of(parts.config_of("layout", "xla-random,preset=fourth,ci"))
-  winners.assert_torch_parameters(job.ranker.family.network, BATCH)
+  experiment = Experiment.of(parts.config_of("layout", "xla-random,preset=fourth,ci"))
+  winners.assert_torch_parameters(experiment.ranker.family.network, BATCH)

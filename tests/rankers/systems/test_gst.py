@@ -60,7 +60,7 @@ class Case(winners.Case):
     if stems["test"] not in known:
       with np.load(recorded.ROOT / settings["files"]["test"]) as file:
         known[stems["test"]] = {key: file[key] for key in file.files}
-    self.job = winners.run_of(
+    self.experiment = winners.run_of(
       "layout.py:xla-default,preset=gst",
       {split: {stem: known[stem]} for split, stem in stems.items()},
       root,
@@ -73,11 +73,12 @@ class Case(winners.Case):
         "eval.configs": settings["configs_per_slate"],
       },
     )
-    self.family = self.job.ranker.family
+    self.family = self.experiment.ranker.family
     self.graphs = {
-      split: self.job.data.load(self.job.config.data_root, split)[0] for split in SPLITS
+      split: self.experiment.data.load(self.experiment.config.data_root, split)[0]
+      for split in SPLITS
     }
-    self.prepared = dict(zip(SPLITS, self.job.prepare(list(self.graphs.values()))))
+    self.prepared = dict(zip(SPLITS, self.experiment.prepare(list(self.graphs.values()))))
 
   @functools.cached_property
   def params(self):
@@ -98,7 +99,7 @@ class Case(winners.Case):
 
   def target(self, split):
     ids = self.sample(split)
-    return self.job.data.targets(self.graphs[split].configs, ids)
+    return self.experiment.data.targets(self.graphs[split].configs, ids)
 
   @functools.cached_property
   def segments(self):
@@ -157,7 +158,7 @@ class Case(winners.Case):
     stale = (
       self.record["expect/train/step_pred_published"] - eta * self.record["expect/train/step_fresh"]
     )
-    loss_of = winners.loss_of(self.job, self.batch)
+    loss_of = winners.loss_of(self.experiment, self.batch)
 
     def loss(params):
       fresh = self.family.network.apply(
@@ -181,7 +182,7 @@ def test_features_from_the_raw_files_are_the_published_ones(case):
   """Scaled by the nodes of training, validation and test."""
   for split in SPLITS:
     expected = case.record[f"expect/{split}/op_feats"]
-    found = case.job.ranker.features(case.graphs[split])[: len(expected)]
+    found = case.experiment.ranker.features(case.graphs[split])[: len(expected)]
     winners.assert_near(found, expected, 1e-6, split)
 
 
@@ -222,7 +223,7 @@ def test_scores_and_losses_of_evaluation_slates_are_the_published_ones(case):
     expected = case.record[f"expect/{split}/eval_scores"]
     winners.assert_near(scores, expected, 1e-5, split)
     batch = case.batch._replace(target=case.target(split)[None])
-    loss = winners.loss_of(case.job, batch)(expected[None])
+    loss = winners.loss_of(case.experiment, batch)(expected[None])
     winners.assert_near(loss, case.record[f"expect/{split}/eval_loss"], 1e-6, "loss")
 
 
@@ -271,7 +272,9 @@ def test_the_loss_and_the_gradients_of_a_step_are_the_published_ones(case):
   """Stale scores are those of the public code, which mixes them up for more than two segments."""
   grads = winners.flat(case.gradients)
   winners.assert_near(
-    winners.loss_of(case.job, case.batch)(case.record["expect/train/step_pred_published"][None]),
+    winners.loss_of(case.experiment, case.batch)(
+      case.record["expect/train/step_pred_published"][None]
+    ),
     case.record["expect/train/step_loss"],
     1e-6,
     "loss",
@@ -290,7 +293,7 @@ def test_the_loss_and_the_gradients_of_a_step_are_the_published_ones(case):
 @of_every_record
 def test_the_rate_and_an_update_are_those_of_pytorch(case):
   """Adam with the decay in the gradient; opcode vectors are shortened before."""
-  fields = case.job.config.optimizer.to_dict()
+  fields = case.experiment.config.optimizer.to_dict()
   rates = state.learning_rates(total_steps=1000, **fields)
   np.testing.assert_allclose(
     [rates(step) for step in (0, 250, 500, 999)],
@@ -313,7 +316,7 @@ def test_the_rate_and_an_update_are_those_of_pytorch(case):
 @of_every_record
 def test_initial_parameters_are_those_of_pytorch(case):
   winners.assert_torch_parameters(
-    case.job.ranker.family.network,
+    case.experiment.ranker.family.network,
     case.batch,
     op_weights=100,
     config_weights=100,
@@ -342,16 +345,16 @@ def test_the_7th_place_has_an_activation_behind_each_round(preset, prelus, tmp_p
     "node_config_feat": graph.configs.decode(np.arange(4)),
     "config_runtime": np.arange(1, 5),
   }
-  job = winners.run_of(
+  experiment = winners.run_of(
     f"layout.py:preset={preset},ci",
     {split: {"graph": arrays} for split in ("train", "valid", "test")},
     tmp_path,
   )
-  (prepared,) = job.prepare(job.data.load(job.config.data_root, "train"))
+  (prepared,) = experiment.prepare(experiment.data.load(experiment.config.data_root, "train"))
   slate = SegmentSlate(prepared, np.arange(4), np.ones(4, np.float32), 0, np.array([0]))
   budget = {key: size + 1 for key, size in prepared.sizes.items()}
-  batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=4)
-  params = jax.eval_shape(job.ranker.family.network.init, jax.random.key(0), batch)["params"]
+  batch = experiment.ranker.family.assemble([slate], budget, graphs=1, configs=4)
+  params = jax.eval_shape(experiment.ranker.family.network.init, jax.random.key(0), batch)["params"]
   assert (
     sum("negative_slope" in layer for layer in params.values() if isinstance(layer, dict)) == prelus
   )

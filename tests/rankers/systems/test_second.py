@@ -37,7 +37,7 @@ class Case(winners.Case):
       for number in range(sum(key.endswith("lin_l.bias") for key in weights))
     )
     files = {name: self.record.under(f"input/{name}") for name in self.graphs}
-    self.job = winners.run_of(
+    self.experiment = winners.run_of(
       PRESETS[self.record.settings["collection"]],
       {"train": files},
       root,
@@ -51,19 +51,20 @@ class Case(winners.Case):
       else {"model.widths": widths, "model.first_width": len(weights["input_shaping.bias"])},
     )
     self.loaded = {
-      graph.name: graph for graph in self.job.data.load(self.job.config.data_root, "train")
+      graph.name: graph
+      for graph in self.experiment.data.load(self.experiment.config.data_root, "train")
     }
 
   @functools.cached_property
   def batch(self):
-    prepared = {name: self.job.prepare([self.loaded[name]])[0] for name in self.graphs}
+    prepared = {name: self.experiment.prepare([self.loaded[name]])[0] for name in self.graphs}
     graphs = [prepared[str(name)] for name in self.record["input/slate_graphs"]]
     # The record counts configurations without duplicates by runtime, ours in file order.
     ids = [
       self.numbers(str(name))[slate]
       for name, slate in zip(self.record["input/slate_graphs"], self.record["input/slates"])
     ]
-    batch = winners.batch_of(self.job, graphs, ids)
+    batch = winners.batch_of(self.experiment, graphs, ids)
     if "expect/clean_slates" in self.record:  # the others are in no loss of the record
       counts = np.isin(np.arange(len(ids)), self.record["expect/clean_slates"])
       batch = batch._replace(config_mask=batch.config_mask & counts[:, None])
@@ -94,7 +95,7 @@ class Case(winners.Case):
       "node/kernel": w["output_shaping.weight"].T,
       "node/bias": w["output_shaping.bias"],
     }
-    for number in range(len(self.job.config.model.widths)):
+    for number in range(len(self.experiment.config.model.widths)):
       ours |= {
         f"sage_{number}/users/kernel": w[f"convs.{number}.lin_l.weight"].T,
         f"sage_{number}/self/bias": w[f"convs.{number}.lin_l.bias"],
@@ -132,7 +133,7 @@ def test_equal_configurations_count_once_with_the_published_runtime(case):
 @of_every_record
 def test_features_from_the_raw_file_are_the_published_ones(case):
   first = case.loaded[case.graphs[0]]
-  feat = case.job.ranker.features(first)
+  feat = case.experiment.ranker.features(first)
   winners.assert_near(feat, case.record["expect/act/features"], 1e-6)
 
 
@@ -160,7 +161,7 @@ def test_layers_and_scores_are_the_published_ones(case):
 def test_the_loss_and_its_gradients_are_the_published_ones(case):
   scores, _, grads, _ = case.results
   expected = case.record["expect/scores"].reshape(scores.shape) * case.unit
-  loss = winners.loss_of(case.job, case.batch)(expected)
+  loss = winners.loss_of(case.experiment, case.batch)(expected)
   winners.assert_near(loss, case.record["expect/loss"], 1e-6, "loss")
   names = {"node_feat_embedding": "features", "input_shaping": "first", "output_shaping": "node"}
   for key, value in case.record.under("expect/grad").items():
@@ -185,7 +186,7 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
 @of_every_record
 def test_the_rate_and_an_update_are_those_of_pytorch(case):
   """The rate falls by the root of ten at 0.6, 0.7, 0.8 and 0.9 of a run."""
-  fields = case.job.config.optimizer.to_dict()
+  fields = case.experiment.config.optimizer.to_dict()
   rates = state.learning_rates(total_steps=1000, **fields)
   assert [rates(step) for step in (0, 599, 600, 899, 999)] == pytest.approx(
     [1e-3, 1e-3, 1e-3 * 10**-0.5, 1e-3 * 10**-1.5, 1e-5]
@@ -204,5 +205,5 @@ def test_the_rate_and_an_update_are_those_of_pytorch(case):
 
 @of_every_record
 def test_initial_parameters_are_those_of_pytorch(case):
-  network = case.job.ranker.family.network
+  network = case.experiment.ranker.family.network
   winners.assert_torch_parameters(network.clone(widths=network.widths[:2]), case.batch)

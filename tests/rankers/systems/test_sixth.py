@@ -31,7 +31,7 @@ class Case(winners.Case):
     graph = self.record.under("input")
     graph["edge_index"] = graph["edge_index"].T
     statistics = {name: self.described(name) for name in self.record.names("train_graphs")}
-    self.job = winners.run_of(
+    self.experiment = winners.run_of(
       PRESETS[self.kind][0],
       {"train": statistics, "valid": {"graph": graph}},
       root,
@@ -41,8 +41,8 @@ class Case(winners.Case):
         "batch.min_configs": 2,
       },
     )
-    (self.graph,) = self.job.data.load(self.job.config.data_root, "valid")
-    (self.prepared,) = self.job.prepare([self.graph])
+    (self.graph,) = self.experiment.data.load(self.experiment.config.data_root, "valid")
+    (self.prepared,) = self.experiment.prepare([self.graph])
 
   def described(self, name):
     """A graph of the statistics, with whatever a file needs beside its features."""
@@ -68,7 +68,7 @@ class Case(winners.Case):
   @functools.cached_property
   def batch(self):
     configs = len(self.record["input/config_runtime"])
-    return winners.batch_of(self.job, [self.prepared], [np.arange(configs)])
+    return winners.batch_of(self.experiment, [self.prepared], [np.arange(configs)])
 
   @functools.cached_property
   def params(self):
@@ -84,7 +84,7 @@ class Case(winners.Case):
       "late_0": "late_mlp.0",
       "late_1": "late_mlp.3",
     }
-    for number in range(self.job.config.model.layers):
+    for number in range(self.experiment.config.model.layers):
       here, there = f"conv_{number}", f"gconv.{number}"
       linear |= {
         "GraphSAGE": {f"{here}/users": f"{there}.lin_l", f"{here}/self": f"{there}.lin_r"},
@@ -152,7 +152,7 @@ def activations(case: Case, layers: dict) -> dict:
   seen = []
   x = gelu(normal(of("early_1" if "early_1" in layers else "early_0")))
   found["early_mlp"] = x
-  for number in range(case.job.config.model.layers):
+  for number in range(case.experiment.config.model.layers):
     found[f"gconv.{number}"] = y = of(f"conv_{number}")
     seen.append(y.mean(axis=0))
     found[f"norm.{number}"] = normal(y if case.kind == "GATv2" else x + y)
@@ -179,7 +179,7 @@ def gelu(x: np.ndarray) -> np.ndarray:
 @of_every_record
 def test_the_loss_and_its_gradients_are_the_published_ones(case):
   scores, _, grads, _ = case.results
-  loss = winners.loss_of(case.job, case.batch)
+  loss = winners.loss_of(case.experiment, case.batch)
   winners.assert_near(
     loss(case.record["expected/scores"][None]), case.record["expected/loss"], 1e-6, "loss"
   )
@@ -193,7 +193,7 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
 
 @of_every_record
 def test_parameters_begin_as_in_pytorch(case):
-  network = case.job.ranker.family.network.clone(layers=2)
+  network = case.experiment.ranker.family.network.clone(layers=2)
   if case.kind != "GATv2":
     winners.assert_torch_parameters(
       network, case.batch, fan_in={f"conv_{i}/self": network.width for i in range(2)}
@@ -209,7 +209,7 @@ def test_parameters_begin_as_in_pytorch(case):
 
 @of_every_record
 def test_a_run_trains_as_published(case):
-  published, ours = case.record.settings["optimizer"], case.job.config.optimizer
+  published, ours = case.record.settings["optimizer"], case.experiment.config.optimizer
   assert (ours.name, ours.learning_rate, ours.eps, ours.weight_decay, ours.schedule) == (
     "adamw",
     published["lr"],
@@ -218,12 +218,13 @@ def test_a_run_trains_as_published(case):
     "constant",
   )
   assert ours.clip_norm == ours.clip_norm_per_variable == 0
-  batch = case.job.config.batch
+  batch = case.experiment.config.batch
   assert batch.graphs * ours.accumulation_steps == published["accumulated_slates"]
   slate = "tile" if case.kind == "GATv2" else "xla-default"
   assert batch.configs == case.record.settings["slate"][slate]
   assert (
-    case.job.config.eval.configs == case.record.settings["slate_in_evaluation"]["layouts and tiles"]
+    case.experiment.config.eval.configs
+    == case.record.settings["slate_in_evaluation"]["layouts and tiles"]
   )
 
 

@@ -30,7 +30,7 @@ from table_cases import gelu
 import winners
 
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.train.job import Job
+from tpugraphs_jax.train.experiment import Experiment
 
 SMALL = dict(op_embed_dim=2, width=4, blocks=2, heads=2, steps=2, mlp_widths=(5, 3))
 SMALL_TILES = dict(
@@ -137,20 +137,20 @@ def test_padding_changes_no_tile():
   "kind, variant", [("layout", "xla-random"), ("layout", "nlp-random"), ("tile", "")]
 )
 def test_it_begins_as_in_pytorch(kind, variant):
-  job = Job.of(parts.config_of(kind, f"{variant},preset=tenth,ci".strip(",")))
+  experiment = Experiment.of(parts.config_of(kind, f"{variant},preset=tenth,ci".strip(",")))
   # The kernels of attention with a softmax are Xavier's of [K, 3 K], within the root of 1.5 / K.
-  width, packed = job.config.model.width, ("query", "key", "value")
+  width, packed = experiment.config.model.width, ("query", "key", "value")
   attentions = ("cross_0/heads", "attention_0/heads") if kind == "tile" else ()
   xavier = {f"{path}/{name}": width / 1.5 for path in attentions for name in packed}
   zeros = {f"heads/{name}/bias": 0.0 for name in (*packed, "out")}
   winners.assert_torch_parameters(
-    job.ranker.family.network, BATCH if kind == "layout" else TILES, xavier, **zeros
+    experiment.ranker.family.network, BATCH if kind == "layout" else TILES, xavier, **zeros
   )
 
 
 def test_nlp_has_members_of_difformer():
   form = {
-    collection: Job.of(
+    collection: Experiment.of(
       parts.config_of("layout", f"{collection},preset=tenth")
     ).ranker.family.network
     for collection in ("xla-random", "nlp-default")

@@ -29,7 +29,7 @@ class Case(winners.Case):
     w = self.weights = self.record.under("weights")
     layers = sum(key.startswith("combination_nets") and key.endswith(".0.bias") for key in w)
     graph = self.record.under("input")
-    self.job = winners.run_of(
+    self.experiment = winners.run_of(
       "layout.py:xla-default,preset=third",
       {"train": {"graph": graph}},
       root,
@@ -43,14 +43,14 @@ class Case(winners.Case):
         "batch.min_configs": 2,
       },
     )
-    (graph,) = self.job.data.load(self.job.config.data_root, "train")
-    (self.prepared,) = self.job.prepare([graph])
+    (graph,) = self.experiment.data.load(self.experiment.config.data_root, "train")
+    (self.prepared,) = self.experiment.prepare([graph])
 
   @functools.cached_property
   def batch(self):
     """With the record's shapes of operands, which the page says are in another order."""
     batch = winners.batch_of(
-      self.job, [self.prepared], [np.arange(len(self.record["input/config_runtime"]))]
+      self.experiment, [self.prepared], [np.arange(len(self.record["input/config_runtime"]))]
     )
     feat = np.array(batch.graph.nodes["feat"])
     feat[: len(self.prepared.feat), OPERANDS] = self.record["expected/node_feat_216"][:, OPERANDS]
@@ -58,7 +58,7 @@ class Case(winners.Case):
 
   @functools.cached_property
   def params(self):
-    w, layers = self.weights, len(self.job.config.model.widths)
+    w, layers = self.weights, len(self.experiment.config.model.widths)
     table = w["embedding_layer.emb.weight"]
     ours = {
       "opcodes/embedding/table": np.concatenate([table[127:], table[1:121]]),
@@ -192,7 +192,7 @@ def of_nodes(x: Nodes, configs: int, nodes: np.ndarray) -> np.ndarray:
 
 @of_every_record
 def test_the_loss_and_its_gradients_are_the_published_ones(case):
-  loss = winners.loss_of(case.job, case.batch)(case.record["expected/scores"][None])
+  loss = winners.loss_of(case.experiment, case.batch)(case.record["expected/scores"][None])
   winners.assert_near(loss, case.record["expected/loss"], 1e-6, "loss")
   for key, value in case.record.under("expected/gradient").items():
     winners.assert_near(case.gradient(key), value, 1e-3, key)
@@ -200,13 +200,13 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
 
 @of_every_record
 def test_parameters_begin_as_in_pytorch(case):
-  network = case.job.ranker.family.network
+  network = case.experiment.ranker.family.network
   winners.assert_torch_parameters(network.clone(widths=network.widths[:1]), case.batch)
 
 
 @of_every_record
 def test_a_run_trains_as_published(case):
-  published, ours = case.record.settings["optimizer"], case.job.config.optimizer
+  published, ours = case.record.settings["optimizer"], case.experiment.config.optimizer
   assert (ours.name, ours.learning_rate, ours.eps, ours.weight_decay, ours.clip_norm) == (
     "adamw",
     published["lr"],
@@ -216,7 +216,7 @@ def test_a_run_trains_as_published(case):
   )
   assert (ours.beta1, ours.beta2) == tuple(published["betas"])
   assert (ours.schedule, ours.final_learning_rate) == ("cosine", 1e-6)
-  batch = case.job.config.batch
+  batch = case.experiment.config.batch
   assert (batch.graphs, batch.configs) == (
     case.record.settings["batch_graphs"],
     case.record.settings["list_size"],

@@ -1,4 +1,4 @@
-"""Score tables through the job of every ranker: train, rank, save, explain, propose."""
+"""Score tables take every step of a ranker: train, rank, save, explain, propose."""
 
 import jax
 import numpy as np
@@ -73,9 +73,9 @@ def test_chosen_configurations_alone_have_the_same_scores(trained):
 def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
   program = table_cases.program(0, config_nodes=config_nodes, configs=3)
   prepared = table_cases.prepared(program)
-  job = parts.make("layout", "tables,ci", **{"model.hidden_dim": 4, "model.num_gnns": 1})
+  experiment = parts.make("layout", "tables,ci", **{"model.hidden_dim": 4, "model.num_gnns": 1})
   (budget,) = plan.choose_budgets([prepared.sizes])
-  family = job.ranker.family
+  family = experiment.ranker.family
   slate = Slate(prepared, np.arange(1), np.zeros(1, np.float32))
   batch = family.assemble([slate], budget, graphs=1, configs=1)
   params = parts.params_of(family.network, batch)
@@ -127,31 +127,33 @@ def test_proposals_score_as_they_say_and_no_worse_than_any_given_configuration(t
 @pytest.mark.parametrize("residual", ["triples", "sage"])
 def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual):
   _, _, root = trained
-  job = parts.make(
+  experiment = parts.make(
     "layout",
     f"tables{'+sage' if residual == 'sage' else ''},ci",
     **SMALL | {"model.residual": residual},
   )
   graph = graphs_of(root, "valid")[0]
-  job.fit([graph])
-  prepared = job.ranker.prepare(graph)
+  experiment.fit([graph])
+  prepared = experiment.ranker.prepare(graph)
   (budget,) = plan.choose_budgets([prepared.sizes])
   slate = Slate(prepared, np.arange(8), np.zeros(8, np.float32))
-  batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=8)
-  job.ranker.params = parts.params_of(job.ranker.family.network, batch)
-  (scores,) = job.ranker.scores([graph])
-  expected = jax.jit(job.ranker.family.network.apply)({"params": job.ranker.params}, batch)[0]
+  batch = experiment.ranker.family.assemble([slate], budget, graphs=1, configs=8)
+  experiment.ranker.params = parts.params_of(experiment.ranker.family.network, batch)
+  (scores,) = experiment.ranker.scores([graph])
+  expected = jax.jit(experiment.ranker.family.network.apply)(
+    {"params": experiment.ranker.params}, batch
+  )[0]
   np.testing.assert_allclose(scores[:8], expected, rtol=1e-3, atol=1e-3 * np.ptp(scores))
-  rows = job.ranker.explain(graph, 3)
+  rows = experiment.ranker.explain(graph, 3)
   assert sum(row.cost for row in rows) == pytest.approx(float(scores[3]), rel=1e-3, abs=1e-2)
-  both = job.ranker.explain(graph, 3, against=5)
+  both = experiment.ranker.explain(graph, 3, against=5)
   assert sum(row.cost - row.before for row in both) == pytest.approx(
     float(scores[3] - scores[5]), rel=1e-3, abs=1e-2
   )
   assert "more than two choices together" in str(both.table(top=len(both)))
   assert "digraph" in table_charges.dot(both)
-  found = job.ranker.propose(graph, 3)
-  np.testing.assert_allclose(job.ranker.scores([found.graph])[0], found.scores, rtol=1e-4)
+  found = experiment.ranker.propose(graph, 3)
+  np.testing.assert_allclose(experiment.ranker.scores([found.graph])[0], found.scores, rtol=1e-4)
   assert np.isnan(found.gap) and not found.is_exact and (np.diff(found.scores) >= 0).all()
 
 
@@ -168,6 +170,6 @@ def test_proposals_near_a_configuration_begin_with_few_changes(trained):
 
 
 def test_a_model_without_tables_proposes_nothing():
-  job = parts.make("layout")
+  experiment = parts.make("layout")
   with pytest.raises(ValueError, match="SAGE"):
-    job.ranker.propose(table_cases.program(0))
+    experiment.ranker.propose(table_cases.program(0))

@@ -1,4 +1,4 @@
-"""What a job reads, leaves out, fits, judges and ranks; no model is compiled here."""
+"""What an experiment reads, leaves out, fits, judges and ranks; no model is compiled here."""
 
 import csv
 import dataclasses
@@ -17,7 +17,7 @@ from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.train import evaluation, results, training
-from tpugraphs_jax.train import job as job_lib
+from tpugraphs_jax.train.experiment import evaluable, keep_folds, load_graphs, trainable
 
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 KINDS = tuple(COLLECTIONS)
@@ -50,9 +50,9 @@ def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
 
 
 def fitted(kind, graphs, **changes):
-  job = parts_lib.make(kind, **changes)
-  job.fit(graphs)
-  return job
+  experiment = parts_lib.make(kind, **changes)
+  experiment.fit(graphs)
+  return experiment
 
 
 def written(root, kind, **splits):
@@ -70,7 +70,7 @@ def messages(caplog):
 
 
 def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
-  job = parts_lib.make("layout", **{"batch.min_configs": 3})
+  experiment = parts_lib.make("layout", **{"batch.min_configs": 3})
   good = graph_of("layout", "good", [3, 1, 2])
   graphs = [
     graph_of("layout", "few", [1, 2]),
@@ -80,7 +80,7 @@ def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
     graph_of("layout", "test", [0, 0, 0]),
     *(graph_of("layout", f"same_{i}", [3, 2, 1], same=True) for i in range(9)),
   ]
-  assert job_lib.trainable(job, graphs) == [good]
+  assert trainable(experiment, graphs) == [good]
   names = ", ".join(["same_a", *(f"same_{i}" for i in range(9))])
   assert messages(caplog) == [
     "skipped 1 of 14 graphs for training: fewer than 3 configurations: few",
@@ -92,12 +92,12 @@ def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
 
 def validation_of(configs, **changes):
   """The sample of kernels with so many configurations each, which are numbered."""
-  job = parts_lib.make("tile", "EarlyJoinSAGE", **changes)
+  experiment = parts_lib.make("tile", "EarlyJoinSAGE", **changes)
   graphs = [
     graph_of("tile", f"g_{number}", np.arange(count) + 5) for number, count in enumerate(configs)
   ]
-  job.fit(graphs)
-  return training.validation_sample(job.config, job.prepare(graphs))
+  experiment.fit(graphs)
+  return training.validation_sample(experiment.config, experiment.prepare(graphs))
 
 
 def test_a_fixed_validation_sample_is_the_same_after_every_step():
@@ -136,15 +136,15 @@ def test_validation_slates_need_a_graph_with_enough_configurations():
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_to_train_on_is_an_error(kind):
   with pytest.raises(ValueError, match="none"):
-    job = parts_lib.make(kind)
-    job_lib.trainable(job, [graph_of(kind, "unlabelled", [0] * 8)])
+    experiment = parts_lib.make(kind)
+    trainable(experiment, [graph_of(kind, "unlabelled", [0] * 8)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_unlabelled_graphs_are_ranked_not_scored(kind, caplog):
   good, flat = graph_of(kind, "good", [3, 1]), graph_of(kind, "flat", [2, 2])
   graphs = [good, graph_of(kind, "one", [4]), graph_of(kind, "unlabelled", [0, 0]), flat]
-  assert job_lib.evaluable(graphs) == [good, flat]
+  assert evaluable(graphs) == [good, flat]
   assert messages(caplog) == [
     "skipped 1 of 4 graphs for evaluation: fewer than 2 configurations: one",
     "skipped 1 of 4 graphs for evaluation: no runtimes (ranked, not scored): unlabelled",
@@ -206,14 +206,16 @@ def test_rows_hold_exact_metrics_and_opa_is_pooled_over_pairs(kind, ks):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ties_are_ranked_in_file_order(kind, tmp_path):
   graphs = [graph_of(kind, "same", [0] * 40, same=True), graph_of(kind, "some", [0] * 6)]
-  job = fitted(kind, graphs)
+  experiment = fitted(kind, graphs)
   # Equal configurations are scored once, so that their made-up scores do not matter.
-  job.ranker.scorer = made_up(
-    job.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]}
+  experiment.ranker.scorer = made_up(
+    experiment.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]}
   )
-  np.testing.assert_array_equal(job.ranker.rank(graphs[0])[0], np.arange(40))
-  results.predict(job.data, written(tmp_path / "npz", kind, test=graphs), job.ranker, tmp_path)
-  saved, name = submission.read_results(tmp_path / "results.csv"), job.ranker.collection.name
+  np.testing.assert_array_equal(experiment.ranker.rank(graphs[0])[0], np.arange(40))
+  results.predict(
+    experiment.data, written(tmp_path / "npz", kind, test=graphs), experiment.ranker, tmp_path
+  )
+  saved, name = submission.read_results(tmp_path / "results.csv"), experiment.ranker.collection.name
   np.testing.assert_array_equal(saved[f"{name}:same"], np.arange(40))
   np.testing.assert_array_equal(saved[f"{name}:some"], [4, 1, 3, 0, 2, 5])
 
@@ -225,9 +227,9 @@ def test_validation_graphs_without_an_order_choose_no_checkpoint(kind, same, tmp
   runtime = [7] * 30 if same == "runtimes" else np.arange(1, 31)
   valid = graph_of(kind, "v", runtime, same=same == "features")
   root = written(tmp_path / "npz", kind, train=train, valid=[valid])
-  job = parts_lib.make(kind, data_root=str(root))
+  experiment = parts_lib.make(kind, data_root=str(root))
   with pytest.raises(ValueError, match="no labelled validation graph"):
-    job_lib.load_graphs(job, tmp_path, resume=False)
+    load_graphs(experiment, tmp_path, resume=False)
 
 
 def validation_ids(**changes):
@@ -281,11 +283,11 @@ def test_scores_of_regression_losses_predict_runtimes_in_the_unit_of_the_target(
   loss, predict, tmp_path
 ):
   graph, scores = graph_of("tile", "net_1", [150, 320, 210]), [0.5, 1.5, 0.75]
-  job = fitted("tile", [graph], **{"loss.losses": loss, "batch.target": "official"})
-  with job.config.unlocked():
-    job.config.data_root = written(tmp_path / "npz", "tile", valid=[graph])
-  job.ranker.scorer = made_up(job.ranker.family, {"net_1": scores})
-  results.evaluate(job, tmp_path)
+  experiment = fitted("tile", [graph], **{"loss.losses": loss, "batch.target": "official"})
+  with experiment.config.unlocked():
+    experiment.config.data_root = written(tmp_path / "npz", "tile", valid=[graph])
+  experiment.ranker.scorer = made_up(experiment.ranker.family, {"net_1": scores})
+  results.evaluate(experiment, tmp_path)
   with (tmp_path / "validation_programs.csv").open() as file:
     (row,) = csv.DictReader(file)
   error = abs(100 * predict(scores) / graph.configs.runtime_ns - 1)  # the unit is 100 ns
@@ -308,11 +310,11 @@ def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
 
 
 def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
-  job = parts_lib.make("tile", **{"batch.graphs": 8})
-  with job.config.unlocked():
-    job.config.data_root = "/nowhere"
+  experiment = parts_lib.make("tile", **{"batch.graphs": 8})
+  with experiment.config.unlocked():
+    experiment.config.data_root = "/nowhere"
   with files_lib.hold(tmp_path), pytest.raises(ValueError, match="in use"):
-    training.train(job, tmp_path)
+    training.train(experiment, tmp_path)
   assert all(path.name.startswith(files_lib.LOCK) for path in tmp_path.iterdir())
 
 
@@ -322,21 +324,23 @@ def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
     "train": [graph_of("tile", "t", [2, 5])],
     "test": [graph_of("tile", "u", [0, 0, 0])],
   }
-  job = fitted("tile", graphs["train"])
-  with job.config.unlocked():
-    job.config.data_root = written(tmp_path / "npz", "tile", **graphs)
+  experiment = fitted("tile", graphs["train"])
+  with experiment.config.unlocked():
+    experiment.config.data_root = written(tmp_path / "npz", "tile", **graphs)
   made = {"v": [3, 1, 2], "t": [5, 2], "u": [1, 2, 3]}
-  job.ranker.scorer = made_up(job.ranker.family, made)
-  assert results.evaluate(job, tmp_path)["kendaltau"] == 1
-  assert results.evaluate(job, tmp_path, split="train")["kendaltau"] == -1
+  experiment.ranker.scorer = made_up(experiment.ranker.family, made)
+  assert results.evaluate(experiment, tmp_path)["kendaltau"] == 1
+  assert results.evaluate(experiment, tmp_path, split="train")["kendaltau"] == -1
   found = json.loads((tmp_path / "summary.json").read_text())
   assert (found["validation"]["split"], found["train"]["split"]) == ("valid", "train")
   assert (tmp_path / "train.csv").exists()
-  results.predict(job.data, job.config.data_root, job.ranker, tmp_path, split="train")
+  results.predict(
+    experiment.data, experiment.config.data_root, experiment.ranker, tmp_path, split="train"
+  )
   ranking = submission.read_results(tmp_path / "results_train.csv")
   assert {name: found.tolist() for name, found in ranking.items()} == {"tile:xla:t": [1, 0]}
   with pytest.raises(ValueError, match="labels"):
-    results.evaluate(job, tmp_path, split="test")
+    results.evaluate(experiment, tmp_path, split="test")
 
 
 def test_collections_of_a_run_share_their_folds(tmp_path):
@@ -352,24 +356,24 @@ def test_collections_of_a_run_share_their_folds(tmp_path):
         graph, edge_index=shared.edge_index, node_opcode=shared.node_opcode
       )
       npz.write_layout(folder / f"{graph.name}.npz", graph)
-  job = parts_lib.make(
+  experiment = parts_lib.make(
     "layout",
     **{"data.also": names[1:], "data.folds": 3, "data.fold": 2, "data_root": str(tmp_path / "npz")},
   )
   programs = {
-    split: {graph.name.strip("randomefult") for graph in job.load(split)}
+    split: {graph.name.strip("randomefult") for graph in experiment.load(split)}
     for split in ("train", "valid", "test")
   }
   assert [len(programs[split]) for split in programs] == [2, 2, 2]
   assert set().union(*programs.values()) == set("012345")
-  assert len(job.load("test")) == 4
-  job_lib.keep_folds(job, tmp_path / "run")
-  (also, _) = (folder for _, folder in job.evaluations(tmp_path / "run"))
+  assert len(experiment.load("test")) == 4
+  keep_folds(experiment, tmp_path / "run")
+  (also, _) = (folder for _, folder in experiment.evaluations(tmp_path / "run"))
   assert (also / "folds.json").read_text() == (tmp_path / "run/folds.json").read_text()
   released = parts_lib.make("layout", **{"data.also": names[1:]})
-  job_lib.keep_folds(released, tmp_path / "run")
+  keep_folds(released, tmp_path / "run")
   assert (also / "folds.json").exists()
-  job_lib.keep_folds(released, tmp_path / "run", resume=False)  # a new run without folds
+  keep_folds(released, tmp_path / "run", resume=False)  # a new run without folds
   assert not (also / "folds.json").exists()
 
 
@@ -393,12 +397,14 @@ def test_folds_are_part_of_the_fingerprint_of_a_run(fields):
 
 
 def test_models_of_different_folds_are_not_judged_together():
-  job = parts_lib.make("tile", **{"data.folds": 3})
+  experiment = parts_lib.make("tile", **{"data.folds": 3})
   other = parts_lib.make("tile", **{"data.folds": 3, "data.fold": 1})
-  ensemble = types.SimpleNamespace(rankers=[job.ranker, other.ranker])
+  ensemble = types.SimpleNamespace(rankers=[experiment.ranker, other.ranker])
   released = parts_lib.make("tile")
-  for judged, split in ((job, "test"), (job, "valid"), (released, "valid")):
+  for judged, split in ((experiment, "test"), (experiment, "valid"), (released, "valid")):
     with pytest.raises(ValueError, match="each other"):
       results.check_folds(judged, ensemble, split=split)
   results.check_folds(released, ensemble, split="test")  # no model was trained on it
-  results.check_folds(job, types.SimpleNamespace(rankers=[job.ranker] * 2), split="test")
+  results.check_folds(
+    experiment, types.SimpleNamespace(rankers=[experiment.ranker] * 2), split="test"
+  )

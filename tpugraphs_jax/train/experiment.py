@@ -24,7 +24,7 @@ _ALSO = "also"  # folder for results of further collections
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Experiment:
   """The data and the ranker of a config.
 
   Attributes:
@@ -40,8 +40,8 @@ class Job:
   also: tuple[Data, ...] = ()
 
   @classmethod
-  def of(cls, config: ml_collections.ConfigDict) -> Job:
-    """The job of a config; refuses (ValueError) a config that cannot work."""
+  def of(cls, config: ml_collections.ConfigDict) -> Experiment:
+    """The experiment of a config; refuses (ValueError) a config that cannot work."""
     options.import_extensions(config.extensions)
     schema.check(config)
     ranker = Ranker(config.to_dict())
@@ -50,8 +50,8 @@ class Job:
     first, *also = (_data_of(ranker.settings, each, together) for each in collections)
     return cls(config, first, ranker, tuple(also))
 
-  def evaluations(self, workdir: Path) -> list[tuple[Job, Path]]:
-    """A job and a folder of results for each collection, those of `data.also` first."""
+  def evaluations(self, workdir: Path) -> list[tuple[Experiment, Path]]:
+    """An experiment and a folder of results for each collection, those of `data.also` first."""
     others = [
       (
         dataclasses.replace(self, data=data, also=()),
@@ -85,13 +85,13 @@ class Job:
     self.ranker.fit_configs([self.data.config_values(graph) for graph in graphs])
 
 
-def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
+def trainable(experiment: Experiment, graphs: Sequence[OpGraph]) -> list[OpGraph]:
   """Graphs that can be trained on. Logs each other graph with the reason.
 
   Raises:
     ValueError: no graph is left.
   """
-  least, data = job.config.batch.min_configs, job.data
+  least, data = experiment.config.batch.min_configs, experiment.data
   result = selection.keep(
     graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least)
   )
@@ -108,30 +108,32 @@ def evaluable(graphs: Sequence[OpGraph]) -> list[OpGraph]:
   return selection.keep(graphs, "evaluation", selection.why_not_judged)
 
 
-def load_graphs(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], list[Any]]:
+def load_graphs(
+  experiment: Experiment, workdir: Path, *, resume: bool
+) -> tuple[list[Any], list[Any]]:
   """Loads graphs, fits transforms and prepares the graphs; raw graphs are freed.
 
   Returns:
-    Training graphs of all collections, and labelled validation graphs of `job.data`.
+    Training graphs of all collections, and labelled validation graphs of `experiment.data`.
   """
-  config, data = job.config, job.data
-  keep_folds(job, workdir, resume=resume)
-  train_graphs = trainable(job, job.load("train"))
+  config, data = experiment.config, experiment.data
+  keep_folds(experiment, workdir, resume=resume)
+  train_graphs = trainable(experiment, experiment.load("train"))
   valid_graphs = evaluable(data.load(config.data_root, "valid"))
   if not any(graph.configs.has_order for graph in valid_graphs):
     raise ValueError(
       f"no labelled validation graph of {data.collection.name} in {config.data_root} whose "
       "runtimes and features of configurations differ; choosing the best checkpoint needs one"
     )
-  _fit_once(job, train_graphs, workdir, resume=resume)
+  _fit_once(experiment, train_graphs, workdir, resume=resume)
   log.write_manifest(workdir, config.to_dict())
-  for each in (data, *job.also):  # raises before training starts
+  for each in (data, *experiment.also):  # raises before training starts
     for graph in valid_graphs if each is data else each.load(config.data_root, "valid"):
       each.validation_ids(graph.name, graph.configs)
-  return job.prepare(train_graphs), job.prepare(valid_graphs)
+  return experiment.prepare(train_graphs), experiment.prepare(valid_graphs)
 
 
-def keep_folds(job: Job, workdir: Path, *, resume: bool = True) -> None:
+def keep_folds(experiment: Experiment, workdir: Path, *, resume: bool = True) -> None:
   """Writes the folds of a run beside its results; of an earlier run, compares them.
 
   Raises:
@@ -139,24 +141,26 @@ def keep_folds(job: Job, workdir: Path, *, resume: bool = True) -> None:
   """
 
   def keep() -> None:
-    for each, folder in job.evaluations(workdir):
+    for each, folder in experiment.evaluations(workdir):
       if not resume:
         (folder / folds.FILE).unlink(missing_ok=True)
-      if job.config.data.folds:
-        each.data.division(job.config.data_root).keep(folder, job.config.data.fold)
+      if experiment.config.data.folds:
+        each.data.division(experiment.config.data_root).keep(folder, experiment.config.data.fold)
 
   parallel.on_primary(keep)
 
 
-def _fit_once(job: Job, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool) -> None:
+def _fit_once(
+  experiment: Experiment, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool
+) -> None:
   """Fits the transforms, or loads them where a run is resumed."""
   path = workdir / model_file.TRANSFORMS_FILE
   if parallel.from_primary(resume and path.exists()):
-    job.ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
+    experiment.ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
     return
-  job.fit(graphs)
+  experiment.fit(graphs)
   if parallel.is_primary():
-    features.save(path, job.ranker.transforms)
+    features.save(path, experiment.ranker.transforms)
 
 
 def digests(workdir: Path) -> dict[str, str]:
