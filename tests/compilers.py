@@ -148,8 +148,8 @@ def check(python: Path | str) -> None:
     SystemExit: something is wrong.
   """
   with futures.ThreadPoolExecutor(max_workers=2) as pool:
-    jobs = [pool.submit(compile_steps, python, *part) for part in _COMPILED]
-    wrong = [each for job in jobs for each in job.result()]
+    compilations = [pool.submit(compile_steps, python, *part) for part in _COMPILED]
+    wrong = [each for one in compilations for each in one.result()]
   if wrong:
     sys.exit("\n".join([*wrong, "error: steps compiled for accelerators are not as they must be"]))
 

@@ -393,14 +393,14 @@ def test_malformed_file_can_be_skipped_by_name(tmp_path, caplog):
 
 
 def _cluster(monkeypatch, takes):
-  """Stands for Beam: jobs arrive by pickle and are done where `takes(file)`; returns the calls."""
+  """Stands for Beam: tasks arrive by pickle and are done where `takes(file)`; returns the calls."""
   asked = []
 
-  def run_on_beam(work, jobs, *, processes, options):
-    asked.append((len(jobs), list(options)))
-    for job in pickle.loads(pickle.dumps(jobs)):
-      if takes(job[0]):
-        work(job)
+  def run_on_beam(work, todo, *, processes, options):
+    asked.append((len(todo), list(options)))
+    for task in pickle.loads(pickle.dumps(todo)):
+      if takes(task[0]):
+        work(task)
 
   monkeypatch.setattr(store.tasks, "run_on_beam", run_on_beam)
   return asked

@@ -114,7 +114,7 @@ def test_converted_files_read_back_as_the_same_graphs(tmp_path):
   tile = TuningData(modules=[ModuleTuningData(module=_module(), fingerprint=11, runs=_GOOD_TILES)])
   layout = _good_layout()
   paths = [_write(tmp_path, tile, "kernels.pb"), _write(tmp_path, layout)]
-  result = tuning_data.convert(paths, tmp_path / "out", jobs=2)
+  result = tuning_data.convert(paths, tmp_path / "out", processes=2)
   assert [path.name for path in result.written] == ["kernels_b.npz", "program.npz"]
   assert not result.failed and not result.skipped
   for path, read in zip(paths, (npz.read_tile, npz.read_layout)):

@@ -1,4 +1,4 @@
-"""Every job is done once, here or on Beam; an error ends the rest."""
+"""Every task is done once, here or on Beam; an error ends the rest."""
 
 import os
 from pathlib import Path
@@ -11,16 +11,16 @@ import pytest
 from tpugraphs_jax.infra import tasks
 
 
-def write_number(job):
-  folder, number = job
+def write_number(task):
+  folder, number = task
   with open(f"{folder}/{number}", "a") as file:
     file.write("x")
   return number * number
 
 
-def wait(job):
+def wait(task):
   time.sleep(0.05)
-  return write_number(job)
+  return write_number(task)
 
 
 def die(number):
@@ -28,7 +28,7 @@ def die(number):
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_every_job_is_done_once_and_results_come_in_order(tmp_path, processes):
+def test_every_task_is_done_once_and_results_come_in_order(tmp_path, processes):
   ended = []
   found = tasks.run(
     write_number, [(str(tmp_path), n) for n in range(5)], processes=processes, finished=ended.append
@@ -68,7 +68,7 @@ def test_flags_of_beam_come_after_the_dashes():
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_beam_does_every_job_once(tmp_path, processes):
+def test_beam_does_every_task_once(tmp_path, processes):
   pytest.importorskip("apache_beam", reason="no apache-beam: pip install apache-beam")
   tests = Path(__file__).parent
   code = (

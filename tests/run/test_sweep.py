@@ -242,9 +242,9 @@ def test_a_grid_has_options_of_the_model_that_a_flag_names():
 def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch, capsys):
   done = []
 
-  def run(work, jobs, *, processes, beam):
+  def run(work, todo, *, processes, beam):
     assert work is sweep.do and processes == 2 and beam == ["--runner=X"]
-    for run in jobs:
+    for run in todo:
       done.append(run.name)
       write_run(tmp_path / run.name, seed=run.seed)
 

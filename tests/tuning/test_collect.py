@@ -168,11 +168,11 @@ def test_collected_files_are_left_alone_without_their_journal(root, collected, t
   assert not list(out.rglob("*.jsonl")), "a configuration was labelled again"
 
 
-def run_here(work, jobs, *, processes, options):
-  """Stands for a cluster: runs every job as its machine gets it, by pickle."""
+def run_here(work, requests, *, processes, options):
+  """Stands for a cluster: runs every request as its machine gets it, by pickle."""
   assert processes == 2 and options == ["--runner=X"]
-  for job in pickle.loads(pickle.dumps(list(jobs))):
-    work(job)
+  for request in pickle.loads(pickle.dumps(list(requests))):
+    work(request)
 
 
 def test_on_a_cluster_the_same_files_are_made(root, collected, monkeypatch, capsys):
@@ -186,7 +186,7 @@ def test_on_a_cluster_the_same_files_are_made(root, collected, monkeypatch, caps
 def test_a_machine_that_fails_or_is_lost_is_reported(root, monkeypatch, capsys):
   lost = _arguments(root, root / "partly")
   lost[1] = f"{root}/tried.py:nothing"
-  monkeypatch.setattr(tasks, "run_on_beam", lambda work, jobs, **options: work(jobs[0]))
+  monkeypatch.setattr(tasks, "run_on_beam", lambda work, requests, **options: work(requests[0]))
   assert command.main([*lost, "--"]) == 1
   printed = capsys.readouterr()
   assert "0 of 2 programs collected" in printed.out

@@ -1,4 +1,4 @@
-"""Which files count as a finished job, which is not collected again."""
+"""Which files count as a finished request, which is not collected again."""
 
 import dataclasses
 import json
@@ -10,15 +10,15 @@ import random_graphs
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.tuning import labels, worker
-from tpugraphs_jax.tuning.worker import LabelJob
+from tpugraphs_jax.tuning.worker import LabelRequest
 
 _HEADER = {"source": "a.py:net", "label": "bytes_estimate", "jax": "1", "program_sha256": "ab"}
 
 
 @pytest.fixture
-def job(tmp_path):
-  """A finished job with the four configurations that were asked for."""
-  job = LabelJob(
+def asked(tmp_path):
+  """A finished request with the four configurations that were asked for."""
+  asked = LabelRequest(
     "a.py:net", "a_net", "valid", "layout:own:tried", str(tmp_path), "bytes_estimate", None, 4, 0, 1
   )
   rng = np.random.default_rng(0)
@@ -26,31 +26,31 @@ def job(tmp_path):
     rng, nodes=6, edges=7, config_nodes=[1, 3], configs=4, name="a_net"
   )
   graph = dataclasses.replace(graph, node_feat=rng.random((6, NODE_FEATURES), np.float32))
-  npz.write_layout(job.npz, graph)
+  npz.write_layout(asked.npz, graph)
   record = _HEADER | {
     "split": "valid",
     "configs_asked": 4,
     "configs": [{"bytes_accessed": int(value)} for value in graph.configs.runtime_ns],
   }
-  job.sidecar.write_text(json.dumps(record))
-  return job
+  asked.sidecar.write_text(json.dumps(record))
+  return asked
 
 
-def _is_finished(job, header=_HEADER):
-  return worker.is_finished(job, header, labels.BytesEstimate())
+def _is_finished(asked, header=_HEADER):
+  return worker.is_finished(asked, header, labels.BytesEstimate())
 
 
-def _change(job, **fields):
-  job.sidecar.write_text(json.dumps(json.loads(job.sidecar.read_text()) | fields))
+def _change(asked, **fields):
+  asked.sidecar.write_text(json.dumps(json.loads(asked.sidecar.read_text()) | fields))
 
 
-def test_files_that_are_whole_and_of_the_same_program_are_finished(job):
-  assert _is_finished(job)
+def test_files_that_are_whole_and_of_the_same_program_are_finished(asked):
+  assert _is_finished(asked)
 
 
 @pytest.mark.parametrize("key", list(_HEADER))
-def test_another_program_label_or_version_is_not_finished(job, key):
-  assert not _is_finished(job, _HEADER | {key: "other"})
+def test_another_program_label_or_version_is_not_finished(asked, key):
+  assert not _is_finished(asked, _HEADER | {key: "other"})
 
 
 @pytest.mark.parametrize(
@@ -63,27 +63,27 @@ def test_another_program_label_or_version_is_not_finished(job, key):
     {"configs": [{"seconds": 1}] * 4},
   ],
 )
-def test_another_number_split_or_label_in_the_sidecar_is_not_finished(job, fields):
-  _change(job, **fields)
-  assert not _is_finished(job)
+def test_another_number_split_or_label_in_the_sidecar_is_not_finished(asked, fields):
+  _change(asked, **fields)
+  assert not _is_finished(asked)
 
 
 @pytest.mark.parametrize("kind", ["npz", "sidecar"])
 @pytest.mark.parametrize("data", [None, b"", b"half of a fi"])
-def test_missing_and_damaged_files_are_not_finished(job, kind, data):
-  path = getattr(job, kind)
+def test_missing_and_damaged_files_are_not_finished(asked, kind, data):
+  path = getattr(asked, kind)
   path.unlink()
   if data is not None:
     path.write_bytes(data)
-  assert not _is_finished(job)
+  assert not _is_finished(asked)
 
 
 @pytest.mark.parametrize("target", ["tpu:v3", "tpu:v6e"])
 @pytest.mark.parametrize("lacking", [0, 1])
-def test_labels_of_a_sidecar_follow_from_its_first_configuration(job, target, lacking):
+def test_labels_of_a_sidecar_follow_from_its_first_configuration(asked, target, lacking):
   label = labels.TpuEstimate(target)
   of_seconds = target == "tpu:v3" and not lacking
-  values = npz.read_layout(job.npz).configs.runtime_ns.tolist()
+  values = npz.read_layout(asked.npz).configs.runtime_ns.tolist()
   raw = [
     {
       "estimated_cycles": 7 if of_seconds else value,
@@ -93,7 +93,7 @@ def test_labels_of_a_sidecar_follow_from_its_first_configuration(job, target, la
     }
     for value in values
   ]
-  _change(job, configs=raw)
-  assert worker.is_finished(job, _HEADER, label)
-  _change(job, configs=[raw[0] | {"estimated_cycles": 0, "optimal_seconds": -1.0}, *raw[1:]])
-  assert not worker.is_finished(job, _HEADER, label)
+  _change(asked, configs=raw)
+  assert worker.is_finished(asked, _HEADER, label)
+  _change(asked, configs=[raw[0] | {"estimated_cycles": 0, "optimal_seconds": -1.0}, *raw[1:]])
+  assert not worker.is_finished(asked, _HEADER, label)

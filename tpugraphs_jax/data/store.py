@@ -205,12 +205,12 @@ def _build(
     OSError: the store cannot be written, or a process was killed.
     ImportError: Beam is not installed.
   """
-  todo_jobs = sorted(todo.items(), key=lambda job: job[0].stat().st_size, reverse=True)
-  size = sum(file.stat().st_size for file, _ in todo_jobs)
+  largest_first = sorted(todo.items(), key=lambda item: item[0].stat().st_size, reverse=True)
+  size = sum(file.stat().st_size for file, _ in largest_first)
   if workers is None:
     workers = 1 if size < _WORTH_PROCESSES and beam is None else os.cpu_count() or 1
   if beam is not None:
-    tasks.run(_build_on_cluster, todo_jobs, processes=workers, beam=beam)
+    tasks.run(_build_on_cluster, largest_first, processes=workers, beam=beam)
     workers = 1  # checks every graph, and builds graphs that failed on the cluster
   bad = {}
   with tqdm.tqdm(
@@ -225,19 +225,19 @@ def _build(
         bad[file] = error
       progress.update(file.stat().st_size)
 
-    tasks.run(_build_graph, todo_jobs, processes=workers, finished=finished)
+    tasks.run(_build_graph, largest_first, processes=workers, finished=finished)
   return bad
 
 
-def _build_on_cluster(job: tuple[Path, Path]) -> None:
+def _build_on_cluster(task: tuple[Path, Path]) -> None:
   """Builds a graph on a cluster; after an error this machine builds it again."""
   with contextlib.suppress(OSError):
-    _build_graph(job)
+    _build_graph(task)
 
 
-def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
+def _build_graph(task: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
   """Builds one graph of the store; returns its file, and the error if it is malformed."""
-  file, folder = job
+  file, folder = task
   if not graph_folder.why_outdated(folder, file):  # built on a cluster
     return file, None
   state = graph_folder.fingerprint(file)

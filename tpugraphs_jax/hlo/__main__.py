@@ -45,7 +45,7 @@ def _convert(args: argparse.Namespace) -> int:
   files.refuse(args.out, "--out")
   if args.jobs is not None and args.jobs < 1:
     raise ValueError(f"--jobs={args.jobs}, expected at least 1")
-  result = tuning_data.convert(args.files, args.out, jobs=args.jobs)
+  result = tuning_data.convert(args.files, args.out, processes=args.jobs)
   for line in result.skipped:
     print(f"skipped: {console.one_line(line)}")
   for line in result.failed:

@@ -207,7 +207,7 @@ def convert(
   paths: Sequence[str | os.PathLike[str]],
   out: str | os.PathLike[str],
   *,
-  jobs: int | None = None,
+  processes: int | None = None,
 ) -> Converted:
   """Writes the graphs of `.pb` files as `.npz` files into one folder.
 
@@ -218,7 +218,7 @@ def convert(
   Args:
     paths: the files.
     out: the folder, made where it does not exist.
-    jobs: how many processes share the files; as many as processors if not given.
+    processes: how many processes share the files; as many as processors if not given.
 
   Raises:
     ValueError: two inputs would write the same file.
@@ -237,7 +237,7 @@ def convert(
     results = tasks.run(
       _convert_file,
       conversions,
-      processes=jobs or os.cpu_count() or 1,
+      processes=processes or os.cpu_count() or 1,
       finished=lambda result: bar.update(),
     )
   return Converted(

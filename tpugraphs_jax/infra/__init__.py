@@ -2,7 +2,7 @@
 
 files      atomic writes, locks and checksums; buckets, copied to and from this machine
 console    lines for the user, and errors in one line
-jobs       many independent jobs, in processes or on a cluster; stopping without losing work
+tasks      many independent tasks, in processes or on a cluster; stopping without losing work
 parallel   devices and processes of a run
 machine    available memory, the allocator's settings, signs of a TPU
 tables     a table as text on a terminal and as HTML in a notebook

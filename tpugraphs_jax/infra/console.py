@@ -1,6 +1,6 @@
 """Progress and log lines of the commands: whole lines, with a time where nobody is watching.
 
-On a terminal a line is shown as it is. Elsewhere (a log file, a job's output) each begins
+On a terminal a line is shown as it is. Elsewhere (a log file, the output of a task) each begins
 with date and time, and progress bars, which rewrite their line, are left out. Messages of
 the log (`absl.logging`) take the same form once a command has called `install`: information
 goes to standard output, warnings go to standard error.

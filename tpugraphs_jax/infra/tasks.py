@@ -1,6 +1,6 @@
-"""Many independent jobs: in processes of this machine, or on a cluster by Apache Beam.
+"""Many independent tasks: in processes of this machine, or on a cluster by Apache Beam.
 
-Jobs must be repeatable: a cluster may start one twice. `StopSignals` stops work on SIGTERM and
+Tasks must be repeatable: a cluster may start one twice. `StopSignals` stops work on SIGTERM and
 Ctrl-C without losing it.
 """
 
@@ -17,7 +17,7 @@ import time
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-_Job = TypeVar("_Job")
+_Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _SECONDS = 0.2  # between two looks at the process that started this one
 
@@ -32,25 +32,25 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def run(
-  work: Callable[[_Job], _Result],
-  jobs: Sequence[_Job],
+  work: Callable[[_Task], _Result],
+  tasks: Sequence[_Task],
   *,
   processes: int = 1,
   beam: Sequence[str] | None = None,
   finished: Callable[[_Result], object] = lambda result: None,
 ) -> list[_Result]:
-  """Does every job; returns when the last one has ended.
+  """Does every task; returns when the last one has ended.
 
   Args:
-    work: does one job. A function of a module, since other processes have to find it.
-    jobs: arguments of `work` that can be pickled, such as tuples and dataclasses.
-    processes: jobs at a time on this machine; 1 = in this process.
+    work: does one task. A function of a module, since other processes have to find it.
+    tasks: arguments of `work` that can be pickled, such as tuples and dataclasses.
+    processes: tasks at a time on this machine; 1 = in this process.
     beam: flags of Apache Beam, such as `--runner=FlinkRunner`, to run on a cluster; None = here.
-      A cluster returns no results: a job leaves its result in a place that all machines see.
-    finished: called with each result as its job ends; an error that it raises ends the rest.
+      A cluster returns no results: a task leaves its result in a place that all machines see.
+    finished: called with each result as its task ends; an error that it raises ends the rest.
 
   Returns:
-    Results in the order of the jobs; empty with `beam`.
+    Results in the order of the tasks; empty with `beam`.
 
   Raises:
     ImportError: Beam is not installed.
@@ -61,13 +61,13 @@ def run(
     [1, 2, 3]
   """
   if beam is not None:
-    run_on_beam(work, jobs, processes=processes, options=beam)
+    run_on_beam(work, tasks, processes=processes, options=beam)
     return []
-  processes = min(processes, len(jobs))
+  processes = min(processes, len(tasks))
   if processes <= 1:
     results = []
-    for job in jobs:
-      results.append(work(job))
+    for task in tasks:
+      results.append(work(task))
       finished(results[-1])
     return results
   # Fresh processes: a fork of one that has threads (jax, absl) can hang.
@@ -78,14 +78,14 @@ def run(
     initargs=(os.getpid(),),
   )
   try:
-    pending = [pool.submit(work, job) for job in jobs]
+    pending = [pool.submit(work, task) for task in tasks]
     for future in concurrent.futures.as_completed(pending):
       finished(future.result())
     return [future.result() for future in pending]
   except concurrent.futures.process.BrokenProcessPool as error:
     raise OSError(
       "a process was killed, out of memory perhaps: run again with fewer processes, "
-      "finished jobs are kept"
+      "finished tasks are kept"
     ) from error
   except SystemExit:  # of `stopping`: the other processes were not asked to end
     for child in multiprocessing.active_children():
@@ -140,13 +140,13 @@ def _begin_process(parent: int) -> None:
 
 
 def run_on_beam(
-  work: Callable[[_Job], object],
-  jobs: Sequence[_Job],
+  work: Callable[[_Task], object],
+  tasks: Sequence[_Task],
   *,
   processes: int = 1,
   options: Sequence[str] = (),
 ) -> None:
-  """Does every job on Apache Beam: on this machine unless `options` name a `--runner`."""
+  """Does every task on Apache Beam: on this machine unless `options` name a `--runner`."""
   try:
     import apache_beam as beam
     from apache_beam.options import pipeline_options
@@ -154,7 +154,7 @@ def run_on_beam(
     raise ImportError(
       "apache-beam is missing: pip install 'tpugraphs-jax[beam]' (or pip install apache-beam)"
     ) from error
-  if not jobs:
+  if not tasks:
     return
   flags = list(options)
   if not any(option.startswith("--runner") for option in flags):
@@ -162,10 +162,10 @@ def run_on_beam(
     flags += [
       "--runner=FnApiRunner",
       "--direct_running_mode=multi_threading",
-      f"--direct_num_workers={min(processes, len(jobs))}",
+      f"--direct_num_workers={min(processes, len(tasks))}",
     ]
   with beam.Pipeline(options=pipeline_options.PipelineOptions(flags)) as pipeline:
-    _ = pipeline | beam.Create(list(jobs)) | beam.Reshuffle() | beam.Map(work)
+    _ = pipeline | beam.Create(list(tasks)) | beam.Reshuffle() | beam.Map(work)
 
 
 # Stopping without losing work.
@@ -212,7 +212,7 @@ class StopSignals:
 
     Not with several processes, which would be left waiting for this one.
     """
-    from tpugraphs_jax.infra import parallel  # imports jax, which few jobs need
+    from tpugraphs_jax.infra import parallel  # imports jax, which few tasks need
 
     self._may_interrupt = parallel.process_count() == 1
     try:

@@ -25,7 +25,7 @@ import jax
 from tpugraphs_jax import datasets, graph
 from tpugraphs_jax.infra import console, files, tasks
 from tpugraphs_jax.tuning import labels, programs, workers
-from tpugraphs_jax.tuning.worker import LabelJob
+from tpugraphs_jax.tuning.worker import LabelRequest
 
 _SECONDS_MEASURED = 86400.0
 
@@ -34,14 +34,14 @@ _SECONDS_MEASURED = 86400.0
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; 0 where every program was collected, 1 where some failed, 2 if refused."""
   args = _parse(sys.argv[1:] if argv is None else argv)
-  jobs = _jobs(args)
-  known = workers.labelled(jobs)
-  failures = workers.run(jobs, processes=args.jobs, progress=not args.quiet, beam=args.beam)
+  requests = _requests(args)
+  known = workers.labelled(requests)
+  failures = workers.run(requests, processes=args.jobs, progress=not args.quiet, beam=args.beam)
   for line in failures:
     print(f"failed: {line}", file=sys.stderr)
   print(
-    f"{len(jobs) - len(failures)} of {len(jobs)} programs collected in "
-    f"{args.out} as {args.collection}{_rate(workers.labelled(jobs) - known)}"
+    f"{len(requests) - len(failures)} of {len(requests)} programs collected in "
+    f"{args.out} as {args.collection}{_rate(workers.labelled(requests) - known)}"
   )
   return 1 if failures else 0
 
@@ -53,8 +53,8 @@ def _rate(made: int) -> str:
   return f"; {made:,} labels, {made / hours:,.0f} an hour and core" if made and hours else ""
 
 
-def _jobs(args: argparse.Namespace) -> list[LabelJob]:
-  """One job per program, in the order given.
+def _requests(args: argparse.Namespace) -> list[LabelRequest]:
+  """One request per program, in the order given.
 
   Raises:
     ValueError, FileNotFoundError: an option is wrong, as `programs.load`, or two
@@ -74,7 +74,7 @@ def _jobs(args: argparse.Namespace) -> list[LabelJob]:
   if args.jobs < 1:
     raise ValueError(f"--jobs={args.jobs}, expected at least 1")
   if args.timeout is None:
-    args.timeout = _SECONDS_MEASURED if args.label == labels.Measured.name else LabelJob.timeout
+    args.timeout = _SECONDS_MEASURED if args.label == labels.Measured.name else LabelRequest.timeout
   if args.timeout <= 0:
     raise ValueError(f"--timeout={args.timeout}, expected seconds above 0")
   if args.label != labels.Measured.name:
@@ -95,7 +95,7 @@ def _jobs(args: argparse.Namespace) -> list[LabelJob]:
       f"{min(repeated)}; rename the file or the key"
     )
   return [
-    LabelJob(
+    LabelRequest(
       program.source,
       program.name,
       program.split,
@@ -151,7 +151,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     type=float,
     metavar="SECONDS",
     help="a worker that labels nothing for so long is ended, and what it worked "
-    f"on counts as failed (default: {LabelJob.timeout:g}; {_SECONDS_MEASURED:g} "
+    f"on counts as failed (default: {LabelRequest.timeout:g}; {_SECONDS_MEASURED:g} "
     "for measured, which labels all choices of a program at its end)",
   )
   parser.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -1,4 +1,4 @@
-"""What a function costs on TPUs, estimated by their compiler before a job is started.
+"""What a function costs on TPUs, estimated by their compiler before a run is started.
 
     python -m tpugraphs_jax.estimate FILE.py:NAME --targets v5e v6e
 

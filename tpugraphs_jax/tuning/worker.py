@@ -32,7 +32,7 @@ FAILED, DONE = 3, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelJob:
+class LabelRequest:
   """One program to collect. Every field can be written as JSON, in which a worker gets it."""
 
   source: str  # of `programs.load`
@@ -47,14 +47,14 @@ class LabelJob:
   operands: bool = False  # whether the orders of operands are chosen too
   timeout: float = 3600.0  # seconds without a label after which a worker is ended
 
-  npz = property(lambda job: job.file("npz", ".npz"))
-  sidecar = property(lambda job: job.file("npz", ".json"))
-  journal = property(lambda job: job.file("journal", ".jsonl"))
+  npz = property(lambda request: request.file("npz", ".npz"))
+  sidecar = property(lambda request: request.file("npz", ".json"))
+  journal = property(lambda request: request.file("journal", ".jsonl"))
   # The serialized module that the graph is made of.
-  module = property(lambda job: job.file("journal", ".hlo.pb"))
-  log = property(lambda job: job.file("journal", ".log"))
+  module = property(lambda request: request.file("journal", ".hlo.pb"))
+  log = property(lambda request: request.file("journal", ".log"))
   # Lines about failures, as JSON, which a machine of a cluster writes when it has ended.
-  outcome = property(lambda job: job.file("journal", ".outcome.json"))
+  outcome = property(lambda request: request.file("journal", ".outcome.json"))
 
   def file(self, kind: str, suffix: str) -> Path:
     """A file of this program in the folder `kind` of the data."""
@@ -69,12 +69,12 @@ class LabelJob:
 class _Collecting:
   """A program while it is collected."""
 
-  job: LabelJob
+  request: LabelRequest
   problem: Problem
   journal: Journal
 
 
-def collect(job: LabelJob) -> None:
+def collect(request: LabelRequest) -> None:
   """Makes the missing labels and writes the program's npz and sidecar.
 
   Does nothing where both files are there already, of the same program, label and versions.
@@ -82,52 +82,52 @@ def collect(job: LabelJob) -> None:
   Raises:
     ValueError: the program cannot be collected, or the journal belongs to another program.
   """
-  (program,) = programs.load(job.source, split=job.split)
-  label = labels.create(job.label, target=job.target, seed=job.seed)
+  (program,) = programs.load(request.source, split=request.split)
+  label = labels.create(request.label, target=request.target, seed=request.seed)
   header = {
-    "source": _source(job),
-    "label": job.label,
+    "source": _source(request),
+    "label": request.label,
     **label.versions(),
-    "seed": job.seed,
-    "operands": job.operands,
+    "seed": request.seed,
+    "operands": request.operands,
     "program_sha256": _sha256(program),
   }
-  if is_finished(job, header, label):
+  if is_finished(request, header, label):
     return
-  with contextlib.closing(Journal(job.journal, header)) as journal:
-    kept = journal.kept_module(job.module)
+  with contextlib.closing(Journal(request.journal, header)) as journal:
+    kept = journal.kept_module(request.module)
     problem = Problem(
       program.function,
       program.args,
       label,
       kwargs=program.kwargs,
-      name=job.name,
-      seed=job.seed,
-      operands=job.operands,
+      name=request.name,
+      seed=request.seed,
+      operands=request.operands,
       module=kept,
     )
     if kept is None:
-      journal.keep_module(job.module, problem.module)
-    work = _Collecting(job, problem, journal)
+      journal.keep_module(request.module, problem.module)
+    work = _Collecting(request, problem, journal)
     _write(work, _label_all(work), header)
 
 
-def is_finished(job: LabelJob, header: dict[str, Any], label: labels.Label) -> bool:
-  """Whether the job's files are whole and equal what the job would write; needs no journal.
+def is_finished(request: LabelRequest, header: dict[str, Any], label: labels.Label) -> bool:
+  """Whether the request's files are whole and equal what the request would write; needs no journal.
 
   Args:
-    job: a program and the labels that are asked for.
+    request: a program and the labels that are asked for.
     header: source, label, versions, seed and hash of the program, as in the sidecar.
     label: turns the sidecar's raw numbers into labels.
   """
   try:
-    record = trust.parse(job.sidecar.read_text())
-    stored = npz.read_layout(job.npz).configs.runtime_ns.tolist()
+    record = trust.parse(request.sidecar.read_text())
+    stored = npz.read_layout(request.npz).configs.runtime_ns.tolist()
     label = label.of(record["configs"][0])
     labelled = [label.value(raw) for raw in record["configs"]]
   except (OSError, ValueError, KeyError, IndexError, TypeError):
     return False  # missing, or damaged: it is made anew
-  expected = {**header, "split": job.split, "configs_asked": job.configs}
+  expected = {**header, "split": request.split, "configs_asked": request.configs}
   return stored == labelled and all(record.get(key) == expected[key] for key in expected)
 
 
@@ -142,7 +142,7 @@ def _label_all(work: _Collecting) -> list[Numbers]:
     if 0 in work.journal.errors:
       return drawn  # without the compiler's own choice the others say nothing
     values, _ = _labels(work, len(drawn))
-    count = draw.wanted(values, work.job.configs, draws=len(drawn))
+    count = draw.wanted(values, work.request.configs, draws=len(drawn))
     more = dict(enumerate(itertools.islice(stream, count), len(drawn)))
     if not more:
       return drawn
@@ -197,23 +197,23 @@ def _label_of(work: _Collecting) -> labels.Label:
 
 
 def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> None:
-  job, journal, problem = work.job, work.journal, work.problem
+  request, journal, problem = work.request, work.journal, work.problem
   values, errors = _labels(work, len(drawn))
   if 0 not in values:
     raise ValueError(
-      f"{job.source}: the compiler's own choice failed: {errors.get(0, 'it was not labelled')}"
+      f"{request.source}: the compiler's own choice failed: {errors.get(0, 'it was not labelled')}"
     )
-  kept = draw.kept(values, job.configs)
+  kept = draw.kept(values, request.configs)
   npz.write_layout(
-    job.npz,
+    request.npz,
     problem.with_configs([drawn[number] for number in kept], [values[number] for number in kept]),
   )
   record = {
     **header,
-    "name": job.name,
-    "split": job.split,
-    "collection": job.collection,
-    "configs_asked": job.configs,
+    "name": request.name,
+    "split": request.split,
+    "collection": request.collection,
+    "configs_asked": request.configs,
     "config_runtime": _label_of(work).unit,
     "not_labelled": _label_of(work).gap,
     "tpugraphs_jax": tpugraphs_jax.__version__,
@@ -226,13 +226,13 @@ def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> N
     ],
     "configs": [{"numbers": drawn[number], **journal.raw[number]} for number in kept],
   }
-  with files.replacing(job.sidecar) as file:
+  with files.replacing(request.sidecar) as file:
     file.write(_by_line(record))
 
 
-def _source(job: LabelJob) -> str:
+def _source(request: LabelRequest) -> str:
   """The source as the files of the data name it: without the folders of this machine."""
-  place, _, key = job.source.rpartition(":")
+  place, _, key = request.source.rpartition(":")
   return f"{Path(place).name if Path(place).is_absolute() else place}:{key}"
 
 
@@ -264,7 +264,7 @@ def main(argv: list[str]) -> int:
   """Labels one program, described as JSON in the first argument; returns the exit code."""
   tasks.end_with_parent()
   try:
-    collect(LabelJob(**json.loads(argv[0])))
+    collect(LabelRequest(**json.loads(argv[0])))
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return FAILED

@@ -1,6 +1,6 @@
 """Collects many programs: with worker processes of this machine, or on a cluster by Apache Beam.
 
-    command ── one job per program ──► worker process: journal, npz, sidecar
+    command ── one request per program ──► worker process: journal, npz, sidecar
        └────── starts a worker again that was killed or that its compiler aborted
 
 A compiler can end its process, which would end a process pool: here a thread waits for each
@@ -25,7 +25,7 @@ import tqdm
 
 from tpugraphs_jax.infra import console, files, tasks, trust
 from tpugraphs_jax.tuning import journal, labels, worker
-from tpugraphs_jax.tuning.worker import LabelJob
+from tpugraphs_jax.tuning.worker import LabelRequest
 
 _SECONDS = 1.0  # between two looks at the journals
 _TRIES = 3  # starts in a row of a worker that labels nothing
@@ -34,17 +34,17 @@ _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def run(
-  jobs: Sequence[LabelJob],
+  requests: Sequence[LabelRequest],
   *,
   processes: int,
   progress: bool = True,
   beam: Sequence[str] | None = None,
 ) -> list[str]:
-  """Collects every job; a line for each failure.
+  """Collects every request; a line for each failure.
 
   Args:
-    jobs: programs, which with `beam` every machine finds under the same name.
-    processes: jobs at a time on this machine.
+    requests: programs, which with `beam` every machine finds under the same name.
+    processes: requests at a time on this machine.
     progress: shows a bar, unless `beam` is given.
     beam: flags of Apache Beam, such as `--runner=FlinkRunner`; None = on this machine.
 
@@ -52,32 +52,33 @@ def run(
     ImportError: Beam is asked for and not installed.
   """
   if beam is not None:
-    for job in jobs:
-      job.outcome.unlink(missing_ok=True)
-    tasks.run(_collect_on_cluster, jobs, processes=processes, beam=beam)
-    return [line for job in jobs for line in _failures(job)]
-  pool, total = concurrent.futures.ThreadPoolExecutor(processes), sum(job.configs for job in jobs)
+    for request in requests:
+      request.outcome.unlink(missing_ok=True)
+    tasks.run(_collect_on_cluster, requests, processes=processes, beam=beam)
+    return [line for request in requests for line in _failures(request)]
+  pool = concurrent.futures.ThreadPoolExecutor(processes)
+  total = sum(request.configs for request in requests)
   with tqdm.tqdm(total=total, unit="configuration", disable=console.bar(progress)) as bar:
     try:
-      results = {pool.submit(collect, job): job for job in jobs}
+      results = {pool.submit(collect, request): request for request in requests}
       running = set(results)
       while running:
         _, running = concurrent.futures.wait(
           running, timeout=_SECONDS, return_when=concurrent.futures.FIRST_COMPLETED
         )
         left = [results[each] for each in running]
-        bar.update(total - sum(job.configs for job in left) + labelled(left) - bar.n)
+        bar.update(total - sum(request.configs for request in left) + labelled(left) - bar.n)
       return [line for each in results for line in each.result()]
     finally:
       pool.shutdown(cancel_futures=True)
 
 
-def labelled(jobs: Sequence[LabelJob]) -> int:
-  """How many configurations of the jobs have a label or a failure in their journals."""
-  return sum(min(journal.done(job.journal), job.configs) for job in jobs)
+def labelled(requests: Sequence[LabelRequest]) -> int:
+  """How many configurations of the requests have a label or a failure in their journals."""
+  return sum(min(journal.done(request.journal), request.configs) for request in requests)
 
 
-def collect(job: LabelJob) -> list[str]:
+def collect(request: LabelRequest) -> list[str]:
   """Collects a program, with as many workers as it takes; a line where it failed.
 
   The candidate on which a compiler aborted or took too long counts as a failure. After a kill
@@ -85,28 +86,28 @@ def collect(job: LabelJob) -> list[str]:
   """
   tries = _TRIES
   while tries:
-    done = journal.done(job.journal)
-    status = _run_worker(job)
+    done = journal.done(request.journal)
+    status = _run_worker(request)
     if status in (worker.DONE, 0, worker.FAILED, -signal.SIGINT):
       break
-    candidate = journal.interrupted(job.journal)
-    if status is None and (candidate is None or job.label == labels.Measured.name):
+    candidate = journal.interrupted(request.journal)
+    if status is None and (candidate is None or request.label == labels.Measured.name):
       break  # the program itself does not end; candidates are measured together
     if status not in _FROM_OUTSIDE and candidate is not None:
-      journal.add_error(job.journal, candidate, _ended(job, status))
-    tries = _TRIES if journal.done(job.journal) > done else tries - 1
-  return [] if status == worker.DONE else [_reason(job, status)]
+      journal.add_error(request.journal, candidate, _ended(request, status))
+    tries = _TRIES if journal.done(request.journal) > done else tries - 1
+  return [] if status == worker.DONE else [_reason(request, status)]
 
 
-def _run_worker(job: LabelJob) -> int | None:
+def _run_worker(request: LabelRequest) -> int | None:
   """The exit status of a worker; None: it labelled nothing for too long and was ended."""
-  job.log.parent.mkdir(parents=True, exist_ok=True)
-  command = json.dumps(dataclasses.asdict(job))
-  is_measured = job.label == labels.Measured.name
+  request.log.parent.mkdir(parents=True, exist_ok=True)
+  command = json.dumps(dataclasses.asdict(request))
+  is_measured = request.label == labels.Measured.name
   environment = os.environ | {tasks.PARENT: str(os.getpid())}
   if not is_measured:
     environment["JAX_PLATFORMS"] = "cpu"
-  with open(job.log, "ab") as log:
+  with open(request.log, "ab") as log:
     worker = subprocess.Popen(
       [sys.executable, "-m", "tpugraphs_jax.tuning.worker", command],
       stdout=log,
@@ -114,18 +115,18 @@ def _run_worker(job: LabelJob) -> int | None:
       env=environment,
     )
     try:
-      return _status(worker, job)
+      return _status(worker, request)
     finally:
       worker.kill()
 
 
-def _status(worker: subprocess.Popen, job: LabelJob) -> int | None:
+def _status(worker: subprocess.Popen, request: LabelRequest) -> int | None:
   """Waits until a worker ends, or writes nothing into its journal for too long."""
   written, since = None, time.monotonic()
-  while time.monotonic() - since < job.timeout:
+  while time.monotonic() - since < request.timeout:
     with contextlib.suppress(subprocess.TimeoutExpired):
       return worker.wait(_SECONDS)
-    size = job.journal.stat().st_size if job.journal.exists() else None
+    size = request.journal.stat().st_size if request.journal.exists() else None
     if size != written:
       written, since = size, time.monotonic()
   worker.kill()
@@ -133,35 +134,37 @@ def _status(worker: subprocess.Popen, job: LabelJob) -> int | None:
   return None
 
 
-def _ended(job: LabelJob, status: int | None) -> str:
+def _ended(request: LabelRequest, status: int | None) -> str:
   """How a worker ended that was not killed from outside."""
   if status is None:
-    return f"it labelled nothing for {job.timeout:g} s"
+    return f"it labelled nothing for {request.timeout:g} s"
   return f"the compiler ended its process with status {status}"
 
 
-def _reason(job: LabelJob, status: int | None) -> str:
-  lines = job.log.read_text(errors="replace").splitlines()
+def _reason(request: LabelRequest, status: int | None) -> str:
+  lines = request.log.read_text(errors="replace").splitlines()
   said = next((line for line in reversed(lines) if line.startswith("error: ")), None)
   if status == worker.FAILED and said:
-    return f"{job.name}: {said.removeprefix('error: ')}"
+    return f"{request.name}: {said.removeprefix('error: ')}"
   if status is None:
-    return f"{job.name}: {_ended(job, status)}; see {job.log}, or give a larger --timeout"
-  return f"{job.name}: its process ended with status {status}; see {job.log}"
+    return (
+      f"{request.name}: {_ended(request, status)}; see {request.log}, or give a larger --timeout"
+    )
+  return f"{request.name}: its process ended with status {status}; see {request.log}"
 
 
-def _collect_on_cluster(job: LabelJob) -> None:
+def _collect_on_cluster(request: LabelRequest) -> None:
   """Collects a program on the machine at hand and leaves its outcome in the shared folder."""
   with contextlib.suppress(OSError):  # `_failures` tells of a machine that leaves no outcome
-    failures = collect(job)
-    with files.replacing(job.outcome) as file:
+    failures = collect(request)
+    with files.replacing(request.outcome) as file:
       file.write(json.dumps(failures) + "\n")
 
 
-def _failures(job: LabelJob) -> list[str]:
-  if not job.outcome.exists():
+def _failures(request: LabelRequest) -> list[str]:
+  if not request.outcome.exists():
     return [
-      f"{job.name}: its machine left no {job.outcome}; expected --out in a folder that all "
+      f"{request.name}: its machine left no {request.outcome}; expected --out in a folder that all "
       "machines share"
     ]
-  return trust.parse(job.outcome.read_text())
+  return trust.parse(request.outcome.read_text())
