@@ -1,8 +1,8 @@
 """Combinations of the scores of several rankers."""
 
-import jobs as jobs_lib
 import numpy as np
 import pytest
+import small_runs
 
 import tpugraphs_jax
 from tpugraphs_jax.data import npz
@@ -11,8 +11,8 @@ from tpugraphs_jax.rankers.ensemble import COMBINATIONS, Ensemble
 
 
 @pytest.fixture(scope="module")
-def jobs():
-  return jobs_lib.all_jobs()
+def runs():
+  return small_runs.all_runs()
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_equal_scores_share_their_mean_rank(scores, expected):
 
 
 @pytest.mark.parametrize("combine", ["mean", "min_max", "rank"])
-def test_an_ensemble_averages_the_combined_scores_of_its_members(combine, jobs):
-  graph = npz.read_tile(npz.split_files(jobs.data_root, "tile:xla", "test")[0])
-  places = [jobs.workdir("tile_whole"), jobs.workdir("tile_two_devices")]
+def test_an_ensemble_averages_the_combined_scores_of_its_members(combine, runs):
+  graph = npz.read_tile(npz.split_files(runs.data_root, "tile:xla", "test")[0])
+  places = [runs.workdir("tile_whole"), runs.workdir("tile_two_devices")]
   each = [tpugraphs_jax.load(place).scores([graph])[0].astype(np.float64) for place in places]
   if combine == "min_max":
     each = [(s - min(s)) / (max(s) - min(s)) for s in each]
@@ -64,10 +64,10 @@ def test_an_ensemble_averages_the_combined_scores_of_its_members(combine, jobs):
   np.testing.assert_array_equal(ensemble.rank(graph)[0], np.argsort(scores, kind="stable"))
 
 
-def test_impossible_ensembles_are_refused(jobs):
+def test_impossible_ensembles_are_refused(runs):
   with pytest.raises(ValueError, match="collection"):
-    Ensemble([jobs.workdir("tile_whole"), jobs.workdir("layout_whole")])
+    Ensemble([runs.workdir("tile_whole"), runs.workdir("layout_whole")])
   with pytest.raises(ValueError, match="median"):
-    Ensemble([jobs.workdir("tile_whole")], combine="median")
+    Ensemble([runs.workdir("tile_whole")], combine="median")
   with pytest.raises(ValueError, match="at least one"):
     Ensemble([])

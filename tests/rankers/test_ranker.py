@@ -9,11 +9,11 @@ import shutil
 
 import commands
 import jax
-import jobs as jobs_lib
-from jobs import COLLECTIONS
 import ml_collections
 import numpy as np
 import pytest
+import small_runs
+from small_runs import COLLECTIONS
 
 import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
@@ -27,13 +27,13 @@ KINDS = tuple(COLLECTIONS)
 
 
 @pytest.fixture(scope="module")
-def jobs():
-  return jobs_lib.all_jobs()
+def runs():
+  return small_runs.all_runs()
 
 
 @functools.cache
 def graph_of(kind, split="test", number=0):
-  path = npz.split_files(jobs_lib.all_jobs().data_root, COLLECTIONS[kind], split)[number]
+  path = npz.split_files(small_runs.all_runs().data_root, COLLECTIONS[kind], split)[number]
   return (npz.read_tile if kind == "tile" else npz.read_layout)(path)
 
 
@@ -49,9 +49,9 @@ def with_configs(graph, ids, runtime_ns=None):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rank_agrees_with_the_results_of_the_command(jobs, kind):
+def test_rank_agrees_with_the_results_of_the_command(runs, kind):
   """Other devices and shapes round differently: only near ties may change places."""
-  workdir = jobs.workdir(f"{kind}_whole")
+  workdir = runs.workdir(f"{kind}_whole")
   results = submission.read_results(workdir / "results.csv")
   graph = graph_of(kind)
   order, scores = tpugraphs_jax.rank(workdir, graph)
@@ -64,11 +64,11 @@ def test_rank_agrees_with_the_results_of_the_command(jobs, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_configurations_stay_in_file_order(jobs, kind, caplog):
+def test_equal_configurations_stay_in_file_order(runs, kind, caplog):
   """Also across chunks: a score does not depend on the place of its configuration."""
   graph = graph_of(kind)
   order, scores = tpugraphs_jax.rank(
-    jobs.workdir(f"{kind}_whole"), with_configs(graph, np.full(230, 3))
+    runs.workdir(f"{kind}_whole"), with_configs(graph, np.full(230, 3))
   )
   assert len(np.unique(scores)) == 1
   np.testing.assert_array_equal(order, np.arange(230))
@@ -76,8 +76,8 @@ def test_equal_configurations_stay_in_file_order(jobs, kind, caplog):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_labels_have_no_influence_and_one_configuration_is_enough(jobs, kind):
-  workdir, graph = jobs.workdir(f"{kind}_whole"), graph_of(kind, "valid")
+def test_labels_have_no_influence_and_one_configuration_is_enough(runs, kind):
+  workdir, graph = runs.workdir(f"{kind}_whole"), graph_of(kind, "valid")
   assert graph.configs.is_labelled
   ids = np.arange(9)
   labelled = tpugraphs_jax.rank(workdir, with_configs(graph, ids))
@@ -89,8 +89,8 @@ def test_labels_have_no_influence_and_one_configuration_is_enough(jobs, kind):
 
 
 @pytest.mark.parametrize("kind, other", [("tile", "layout"), ("layout", "tile")])
-def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
-  workdir = jobs.workdir(f"{kind}_whole")
+def test_a_graph_of_another_kind_is_refused(runs, kind, other):
+  workdir = runs.workdir(f"{kind}_whole")
   with pytest.raises(ValueError, match="ranks"):
     tpugraphs_jax.rank(workdir, graph_of(other))
   with pytest.raises(ValueError, match="has no configurations to rank"):
@@ -110,25 +110,25 @@ def test_a_program_from_another_stage_is_warned_of_once(caplog):
   assert caplog.text.count("less reliable") == 1
 
 
-def test_a_folder_without_a_model_says_what_is_missing(jobs, tmp_path):
+def test_a_folder_without_a_model_says_what_is_missing(runs, tmp_path):
   with pytest.raises(FileNotFoundError, match="model.npz"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
-  shutil.copytree(jobs.workdir("tile_whole") / "checkpoints", tmp_path / "checkpoints")
+  shutil.copytree(runs.workdir("tile_whole") / "checkpoints", tmp_path / "checkpoints")
   with pytest.raises(FileNotFoundError, match="model.npz"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
 
 
-def test_scores_that_are_not_finite_are_refused(jobs):
-  ranker = Ranker.load(jobs.workdir("tile_whole"))
+def test_scores_that_are_not_finite_are_refused(runs):
+  ranker = Ranker.load(runs.workdir("tile_whole"))
   ranker.params = jax.tree.map(lambda leaf: np.full_like(leaf, np.inf), ranker.params)
   with pytest.raises(FloatingPointError, match="finite"):
     ranker.rank(graph_of("tile"))
 
 
-def load(jobs, changes):
-  config = ml_collections.ConfigDict(model_file.config_of(jobs.workdir("tile_whole")))
+def load(runs, changes):
+  config = ml_collections.ConfigDict(model_file.config_of(runs.workdir("tile_whole")))
   config.update_from_flattened_dict(changes)
-  return Ranker.load(jobs.workdir("tile_whole"), config.to_dict()).params
+  return Ranker.load(runs.workdir("tile_whole"), config.to_dict()).params
 
 
 @pytest.mark.parametrize(
@@ -141,20 +141,20 @@ def load(jobs, changes):
     ("seed", 7),
   ],
 )
-def test_a_checkpoint_of_another_config_is_refused(jobs, field, value):
+def test_a_checkpoint_of_another_config_is_refused(runs, field, value):
   with pytest.raises(ValueError, match=field):
-    load(jobs, {field: value})
+    load(runs, {field: value})
 
 
-def test_a_model_file_of_another_config_is_refused(jobs, tmp_path):
-  shutil.copy(jobs.workdir("tile_whole") / model_file.MODEL_FILE, tmp_path)
+def test_a_model_file_of_another_config_is_refused(runs, tmp_path):
+  shutil.copy(runs.workdir("tile_whole") / model_file.MODEL_FILE, tmp_path)
   config = model_file.config_of(tmp_path)
   assert Ranker.load(tmp_path, config | {"train": {}}).params
   with pytest.raises(ValueError, match="data.pad_value"):
     Ranker.load(tmp_path, config | {"data": config["data"] | {"pad_value": -1}})
 
 
-def test_what_a_model_does_not_depend_on_may_change(jobs):
+def test_what_a_model_does_not_depend_on_may_change(runs):
   free = {
     "eval.configs": 7,
     "eval.graphs": 2,
@@ -165,7 +165,7 @@ def test_what_a_model_does_not_depend_on_may_change(jobs):
     "data_root": "/elsewhere",
     "profile_steps": "1:2",
   }
-  expected, found = load(jobs, {}), load(jobs, free)
+  expected, found = load(runs, {}), load(runs, free)
   np.testing.assert_array_equal(
     found["op_embedding"]["table"]["embedding"], expected["op_embedding"]["table"]["embedding"]
   )
@@ -265,8 +265,8 @@ def test_names_that_cannot_be_printed_are_escaped(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_file_alone_ranks_as_the_folder_does(kind, jobs, tmp_path):
-  workdir, graph = jobs.workdir(f"{kind}_whole"), graph_of(kind)
+def test_the_file_alone_ranks_as_the_folder_does(kind, runs, tmp_path):
+  workdir, graph = runs.workdir(f"{kind}_whole"), graph_of(kind)
   source = workdir / model_file.MODEL_FILE
   assert source.stat().st_size < 500_000
   copy = tmp_path / "elsewhere.npz"
@@ -278,9 +278,9 @@ def test_the_file_alone_ranks_as_the_folder_does(kind, jobs, tmp_path):
     np.testing.assert_array_equal(found[1], expected[1])
 
 
-def test_a_loaded_ranker_is_kept_until_its_file_changes(jobs, tmp_path):
+def test_a_loaded_ranker_is_kept_until_its_file_changes(runs, tmp_path):
   path = tmp_path / "model.npz"
-  shutil.copy(jobs.workdir("tile_whole") / model_file.MODEL_FILE, path)
+  shutil.copy(runs.workdir("tile_whole") / model_file.MODEL_FILE, path)
   for place in (path, "layout-cpu-measured"):
     assert tpugraphs_jax.load(place).family is tpugraphs_jax.load(str(place)).family
   before = tpugraphs_jax.load(path)
@@ -288,9 +288,9 @@ def test_a_loaded_ranker_is_kept_until_its_file_changes(jobs, tmp_path):
   assert tpugraphs_jax.load(path).family is not before.family
 
 
-def test_a_change_of_a_loaded_ranker_stays_its_own(jobs, tmp_path):
+def test_a_change_of_a_loaded_ranker_stays_its_own(runs, tmp_path):
   path, graph = tmp_path / "model.npz", graph_of("tile")
-  shutil.copy(jobs.workdir("tile_whole") / model_file.MODEL_FILE, path)
+  shutil.copy(runs.workdir("tile_whole") / model_file.MODEL_FILE, path)
   expected = tpugraphs_jax.rank(path, graph)[1]
   changed = tpugraphs_jax.load(path)
   name = next(iter(changed.params))
@@ -311,8 +311,8 @@ def test_a_change_of_a_loaded_ranker_stays_its_own(jobs, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_file_holds_the_best_checkpoint(kind, jobs):
-  workdir = jobs.workdir(f"{kind}_whole")
+def test_the_file_holds_the_best_checkpoint(kind, runs):
+  workdir = runs.workdir(f"{kind}_whole")
   found, best = model_file.read_file(workdir / model_file.MODEL_FILE), model_file.read(workdir)
   assert found.about["step"] == best.about["step"]
   config, collection = model_file.config_of(workdir), Ranker.load(workdir).collection
@@ -325,9 +325,9 @@ def test_the_file_holds_the_best_checkpoint(kind, jobs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_charge_is_the_score_change_of_one_exchanged_choice(kind, jobs):
+def test_a_charge_is_the_score_change_of_one_exchanged_choice(kind, runs):
   """Each row against a graph whose configuration is written out by hand."""
-  ranker, graph = Ranker.load(jobs.workdir(f"{kind}_whole")), graph_of(kind)
+  ranker, graph = Ranker.load(runs.workdir(f"{kind}_whole")), graph_of(kind)
   order, scores = ranker.rank(graph)
   worst, best = int(order[-1]), int(order[0])
   rows = ranker.explain(graph, worst)

@@ -6,21 +6,21 @@ from pathlib import Path
 import re
 import shutil
 
-import jobs as jobs_lib
-from jobs import COLLECTIONS, COMMANDS, STOPPED_AT
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import recorded
 from run_folders import metrics
+import small_runs
+from small_runs import COLLECTIONS, COMMANDS, STOPPED_AT
 
 from tpugraphs_jax import submission
 from tpugraphs_jax.data import npz
 
 
 @pytest.fixture(scope="module")
-def jobs():
-  return jobs_lib.all_jobs()
+def runs():
+  return small_runs.all_runs()
 
 
 def rows_of(path):
@@ -39,8 +39,8 @@ def rows_of(path):
     ("tile_later", 0),
   ],
 )
-def test_commands_end_with_their_exit_codes(jobs, name, code):
-  ended = jobs.ended[name]
+def test_commands_end_with_their_exit_codes(runs, name, code):
+  ended = runs.ended[name]
   assert ended.code == code and "Traceback" not in ended.err, ended.err
 
 
@@ -51,8 +51,8 @@ def test_commands_end_with_their_exit_codes(jobs, name, code):
     ("layout", "graph nodes configs opa kendaltau slowdown1 slowdown10 slowdown100"),
   ],
 )
-def test_a_working_folder_holds_everything(jobs, kind, columns):
-  workdir = jobs.workdir(f"{kind}_whole")
+def test_a_working_folder_holds_everything(runs, kind, columns):
+  workdir = runs.workdir(f"{kind}_whole")
   names = {path.name for path in workdir.iterdir()}
   assert names >= {
     "config.json",
@@ -66,20 +66,20 @@ def test_a_working_folder_holds_everything(jobs, kind, columns):
   assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
   assert not [path for path in workdir.rglob("*") if path.suffix == ".partial"]
   config = json.loads((workdir / "config.json").read_text())["config"]
-  assert config["train"]["epochs"] == 3 and config["data_root"] == str(jobs.data_root)
+  assert config["train"]["epochs"] == 3 and config["data_root"] == str(runs.data_root)
   rows = rows_of(workdir / "validation.csv")
   assert list(rows[0]) == columns.split()
-  files = npz.split_files(jobs.data_root, COLLECTIONS[kind], "valid")
+  files = npz.split_files(runs.data_root, COLLECTIONS[kind], "valid")
   assert [row["graph"] for row in rows] == [path.stem for path in files]
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_results_pass_the_check_of_a_submission(jobs, tmp_path, kind, capsys):
-  results = jobs.workdir(f"{kind}_whole") / "results.csv"
+def test_results_pass_the_check_of_a_submission(runs, tmp_path, kind, capsys):
+  results = runs.workdir(f"{kind}_whole") / "results.csv"
   # The other collection's test graphs are not asked for.
   root = tmp_path / "npz"
   collection = Path(*COLLECTIONS[kind].split(":"))
-  shutil.copytree(jobs.data_root / collection, root / collection)
+  shutil.copytree(runs.data_root / collection, root / collection)
   assert submission.check(results, root) == []
   assert submission.main(["check", str(results), "--data_root", str(root)]) == 0
   assert "no problem" in capsys.readouterr().out
@@ -89,9 +89,9 @@ def test_results_pass_the_check_of_a_submission(jobs, tmp_path, kind, capsys):
   }
 
 
-def test_training_makes_rankers_better(jobs):
+def test_training_makes_rankers_better(runs):
   for kind in COMMANDS:
-    rows = metrics(jobs.workdir(f"{kind}_whole"))
+    rows = metrics(runs.workdir(f"{kind}_whole"))
     loss = [row["train/loss"] for row in rows if "train/loss" in row]
     assert len(loss) == 6 and loss[-1] < loss[0]
     opa = [row["valid_sample/opa_pooled"] for row in rows if "valid_sample/opa_pooled" in row]
@@ -116,10 +116,10 @@ def flatten(tree, prefix=""):
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_stopped_and_resumed_equals_never_stopped_bit_for_bit(jobs, kind):
-  assert f"SIGTERM: saved step {STOPPED_AT}" in jobs.ended[f"{kind}_stopped"].out
-  assert f"resumed at step {STOPPED_AT}" in jobs.ended[f"{kind}_resumed"].out
-  whole, stopped = jobs.workdir(f"{kind}_whole"), jobs.workdir(f"{kind}_stopped")
+def test_stopped_and_resumed_equals_never_stopped_bit_for_bit(runs, kind):
+  assert f"SIGTERM: saved step {STOPPED_AT}" in runs.ended[f"{kind}_stopped"].out
+  assert f"resumed at step {STOPPED_AT}" in runs.ended[f"{kind}_resumed"].out
+  whole, stopped = runs.workdir(f"{kind}_whole"), runs.workdir(f"{kind}_stopped")
   expected, found = newest_state(whole), newest_state(stopped)
   assert expected.keys() == found.keys() and len(expected) > 10
   for name, array in expected.items():
@@ -129,41 +129,41 @@ def test_stopped_and_resumed_equals_never_stopped_bit_for_bit(jobs, kind):
     assert (stopped / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_two_devices_equal_one(jobs):
-  one = metrics(jobs.workdir("tile_whole"))
-  two = metrics(jobs.workdir("tile_two_devices"))
+def test_two_devices_equal_one(runs):
+  one = metrics(runs.workdir("tile_whole"))
+  two = metrics(runs.workdir("tile_two_devices"))
   assert [row.keys() for row in one] == [row.keys() for row in two]
   for a, b in zip(one, two):
     for name in ("train/loss", "train/ranking_loss", "train/grad_norm"):
       if name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=1e-4)
   configs = [
-    json.loads((jobs.workdir(name) / "config.json").read_text())
+    json.loads((runs.workdir(name) / "config.json").read_text())
     for name in ("tile_whole", "tile_two_devices")
   ]
   assert [config["devices"]["count"] for config in configs] == [1, 2]
 
 
-def test_synthetic_data_are_made_when_asked_for_and_named_as_synthetic(jobs):
-  told, workdir = jobs.ended["tile_no_data"].told, jobs.workdir("tile_no_data")
+def test_synthetic_data_are_made_when_asked_for_and_named_as_synthetic(runs):
+  told, workdir = runs.ended["tile_no_data"].told, runs.workdir("tile_no_data")
   (made,) = [line for line in told if line.startswith("--synthetic")]
   assert str(workdir / "synthetic") in made and "not measured" in made
-  assert "SYNTHETIC" in jobs.ended["tile_no_data"].page["labels"]
+  assert "SYNTHETIC" in runs.ended["tile_no_data"].page["labels"]
   assert (workdir / "results.csv").exists()
 
 
-def test_evaluation_later_needs_the_working_folder_alone(jobs):
+def test_evaluation_later_needs_the_working_folder_alone(runs):
   """Overrides work without --config too: here another number of configurations per batch."""
-  before, later = jobs.ended["tile_no_data"].told, jobs.ended["tile_later"].told
+  before, later = runs.ended["tile_no_data"].told, runs.ended["tile_later"].told
   assert later[0].startswith("tile:xla: 4 graphs  opa") and later[0] in before
   assert not any("tile:xla: ranked" in line for line in later)
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_a_run_says_what_it_does_and_how_it_ended(jobs, kind):
-  told = jobs.ended[f"{kind}_whole"].told
-  files = npz.split_files(jobs.data_root, COLLECTIONS[kind], "train")
-  page = jobs.ended[f"{kind}_whole"].page
+def test_a_run_says_what_it_does_and_how_it_ended(runs, kind):
+  told = runs.ended[f"{kind}_whole"].told
+  files = npz.split_files(runs.data_root, COLLECTIONS[kind], "train")
+  page = runs.ended[f"{kind}_whole"].page
   assert list(page) == "task data labels training validation model devices steps folder".split()
   compiling = told.index("compiling the training step")
   assert told[compiling - 1].startswith("folder ")
@@ -177,13 +177,13 @@ def test_a_run_says_what_it_does_and_how_it_ended(jobs, kind):
     r"best valid_sample/\w+ 0\.\d{4} at step \d+",
     end,
   )
-  assert "skipped" not in jobs.ended[f"{kind}_whole"].err
-  assert not any("\r" in jobs.ended[name].out + jobs.ended[name].err for name in jobs.ended)
+  assert "skipped" not in runs.ended[f"{kind}_whole"].err
+  assert not any("\r" in runs.ended[name].out + runs.ended[name].err for name in runs.ended)
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_the_summary_holds_every_result_with_its_protocol(jobs, kind):
-  workdir = jobs.workdir(f"{kind}_whole")
+def test_the_summary_holds_every_result_with_its_protocol(runs, kind):
+  workdir = runs.workdir(f"{kind}_whole")
   found = json.loads((workdir / "summary.json").read_text())
   assert found["collection"] == COLLECTIONS[kind] and found["seed"] == 0
   assert found["training"]["ended"] == "last epoch (3)" and found["training"]["step"] == 12
@@ -199,19 +199,19 @@ def test_the_summary_holds_every_result_with_its_protocol(jobs, kind):
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_a_run_leaves_its_own_page(jobs, kind):
-  assert jobs.ended[f"{kind}_whole"].told[-1].startswith("report: ")
-  text = (jobs.workdir(f"{kind}_whole") / "report.html").read_text()
+def test_a_run_leaves_its_own_page(runs, kind):
+  assert runs.ended[f"{kind}_whole"].told[-1].startswith("report: ")
+  text = (runs.workdir(f"{kind}_whole") / "report.html").read_text()
   assert text.count("<svg") == 5 and COLLECTIONS[kind] in text
 
 
 @recorded.needs_npz
-def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(jobs):
-  assert jobs.ended["tile_real"].code == 0, jobs.ended["tile_real"].err
-  page = jobs.ended["tile_real"].page
+def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(runs):
+  assert runs.ended["tile_real"].code == 0, runs.ended["tile_real"].err
+  page = runs.ended["tile_real"].page
   # Six of nine training kernels have fewer than 10 configurations.
   assert page["training"].startswith("3 graphs") and page["validation"].startswith("3 graphs")
-  workdir = jobs.workdir("tile_real")
+  workdir = runs.workdir("tile_real")
   assert len(rows_of(workdir / "validation.csv")) == 3
   results = submission.read_results(workdir / "results.csv")
   assert len(results) == 8
@@ -223,9 +223,9 @@ def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(jobs):
 
 
 @recorded.needs_npz
-def test_the_released_layout_graph_gets_a_full_permutation(jobs):
-  assert jobs.ended["layout_real"].code == 0, jobs.ended["layout_real"].err
-  workdir = jobs.workdir("layout_real")
+def test_the_released_layout_graph_gets_a_full_permutation(runs):
+  assert runs.ended["layout_real"].code == 0, runs.ended["layout_real"].err
+  workdir = runs.workdir("layout_real")
   rows = rows_of(workdir / "validation.csv")
   assert [(row["graph"], row["configs"]) for row in rows] == [("alexnet", "100"), ("unet3d", "100")]
   (ranking,) = submission.read_results(workdir / "results.csv").values()

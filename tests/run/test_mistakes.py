@@ -3,39 +3,39 @@
 import shutil
 
 import commands
-import jobs as jobs_lib
-from jobs import COLLECTIONS, COMMANDS
 import pytest
+import small_runs
+from small_runs import COLLECTIONS, COMMANDS
 
 from tpugraphs_jax.data import npz
 
-# So small that an unnoticed mistake costs little; the jobs have compiled these programs.
+# So small that an unnoticed mistake costs little; the small runs have compiled these programs.
 TINY = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1")
 SKIPPED = "a skipped file"  # the only run that must succeed
 
 
-def flags(kind, jobs, workdir, *more, config=None):
+def flags(kind, done, workdir, *more, config=None):
   script, default = COMMANDS[kind]
   return [
     script,
     f"--config={config or default}",
-    f"--data_root={jobs.data_root}",
+    f"--data_root={done.data_root}",
     f"--workdir={workdir}",
     *TINY,
     *more,
   ]
 
 
-def damaged(jobs, folder, kind, *, split, keep=0):
+def damaged(done, folder, kind, *, split, keep=0):
   """A copy of the data whose files of a split are cut short, but for the first few."""
-  root = shutil.copytree(jobs.data_root, folder / f"damaged_{kind}_{split}")
+  root = shutil.copytree(done.data_root, folder / f"damaged_{kind}_{split}")
   for path in npz.split_files(root, COLLECTIONS[kind], split)[keep:]:
     path.write_bytes(path.read_bytes()[:500])
   return root
 
 
-def without(jobs, folder, kind, split):
-  root = shutil.copytree(jobs.data_root, folder / f"without_{kind}_{split}")
+def without(done, folder, kind, split):
+  root = shutil.copytree(done.data_root, folder / f"without_{kind}_{split}")
   shutil.rmtree(root.joinpath(*COLLECTIONS[kind].split(":"), split))
   return root
 
@@ -72,18 +72,18 @@ SIMPLE = {
 @pytest.fixture(scope="module")
 def mistakes(tmp_path_factory):
   """Command and part of the error line of every mistake, by name."""
-  folder, jobs = tmp_path_factory.mktemp("mistakes"), jobs_lib.all_jobs()
+  folder, done = tmp_path_factory.mktemp("mistakes"), small_runs.all_runs()
   new = lambda: folder / f"workdir_{len(runs)}"
   runs = {}
   for name, (kind, flag, line) in SIMPLE.items():
-    runs[name] = flags(kind, jobs, new(), flag), line
+    runs[name] = flags(kind, done, new(), flag), line
   runs["variant"] = (
-    flags("tile", jobs, new(), config="configs/tile.py:nope"),
+    flags("tile", done, new(), config="configs/tile.py:nope"),
     "configs/tile.py has no variant 'nope'; it has EarlyJoinSAGE",
   )
-  runs["config file"] = (flags("tile", jobs, new(), config="configs/nope.py"), "configs/nope.py")
+  runs["config file"] = (flags("tile", done, new(), config="configs/nope.py"), "configs/nope.py")
   runs["printed task"] = (
-    flags("tile", jobs, new(), "--print_config", "--config.task=nope"),
+    flags("tile", done, new(), "--print_config", "--config.task=nope"),
     "task is 'nope', expected one of tile",
   )
   runs["no workdir"] = ["run_tile.py"], "--workdir is missing: name a folder"
@@ -93,7 +93,7 @@ def mistakes(tmp_path_factory):
     "npz: download it (python -m tpugraphs_jax.data.download --data_root ~",
   )
   runs["two sources"] = (
-    flags("tile", jobs, new(), "--synthetic"),
+    flags("tile", done, new(), "--synthetic"),
     "--synthetic generates the data: give it or --data_root",
   )
   runs["bucket"] = (
@@ -106,22 +106,22 @@ def mistakes(tmp_path_factory):
   )
   file = folder / "file"
   file.touch()
-  runs["workdir is a file"] = flags("tile", jobs, file), str(file)
+  runs["workdir is a file"] = flags("tile", done, file), str(file)
   runs["indices"] = (
-    flags("layout", jobs, new(), f"--config.eval.indices_dir={folder}"),
+    flags("layout", done, new(), f"--config.eval.indices_dir={folder}"),
     "xla_random.json is missing: --config.eval.indices_dir",
   )
   runs["evaluate untrained"] = (
-    flags("tile", jobs, new(), "--do=evaluate"),
+    flags("tile", done, new(), "--do=evaluate"),
     "config.json is missing: name a folder that a model was",
   )
-  whole = jobs.workdir("tile_whole")
+  whole = done.workdir("tile_whole")
   runs["used workdir"] = (
-    flags("tile", jobs, whole),
+    flags("tile", done, whole),
     "holds a run already (checkpoint of step 12): go on with --resume, or give another --workdir",
   )
   runs["another config"] = (
-    flags("tile", jobs, whole, "--resume", "--config.seed=3"),
+    flags("tile", done, whole, "--resume", "--config.seed=3"),
     "checkpoint of another config: ",
   )
   runs["evaluate another config"] = (
@@ -129,14 +129,14 @@ def mistakes(tmp_path_factory):
     "checkpoint of another config: --config.loss.temperature is 10.0 there and 3.0 here",
   )
   runs["not finite"] = (
-    flags("tile", jobs, new(), "--config.optimizer.learning_rate=1e30"),
+    flags("tile", done, new(), "--config.optimizer.learning_rate=1e30"),
     "lower --config.optimizer.learning_rate or set --config.optimizer.clip_norm",
   )
-  root = damaged(jobs, folder, "tile", split="valid", keep=3)
+  root = damaged(done, folder, "tile", split="valid", keep=3)
   runs[SKIPPED] = (
     flags(
       "tile",
-      jobs,
+      done,
       new(),
       f"--data_root={root}",
       "--do=train",
@@ -150,23 +150,23 @@ def mistakes(tmp_path_factory):
     ("tile", "valid", "no .npz file in "),
     ("layout", "test", "--do=train,evaluate needs no test split"),
   ):
-    root = without(jobs, folder, kind, split)
-    runs[f"{kind} without {split}"] = flags(kind, jobs, new(), f"--data_root={root}"), line
-  root = shutil.copytree(jobs.data_root, folder / "named")
+    root = without(done, folder, kind, split)
+    runs[f"{kind} without {split}"] = flags(kind, done, new(), f"--data_root={root}"), line
+  root = shutil.copytree(done.data_root, folder / "named")
   path = npz.split_files(root, COLLECTIONS["tile"], "test")[0]
   path.rename(path.with_name("=a,b.npz"))
   runs["tile of another name"] = (
-    flags("tile", jobs, new(), f"--data_root={root}"),
+    flags("tile", done, new(), f"--data_root={root}"),
     "the name '=a,b' has ','",
   )
-  root = damaged(jobs, folder, "tile", split="train")
+  root = damaged(done, folder, "tile", split="train")
   runs["tile truncated"] = (
-    flags("tile", jobs, new(), f"--data_root={root}"),
+    flags("tile", done, new(), f"--data_root={root}"),
     "--config.data.skip_bad_files=True leaves such files out",
   )
-  root = damaged(jobs, folder, "layout", split="train")
+  root = damaged(done, folder, "layout", split="train")
   runs["layout all truncated"] = (
-    flags("layout", jobs, new(), f"--data_root={root}", "--config.data.skip_bad_files=True"),
+    flags("layout", done, new(), f"--data_root={root}", "--config.data.skip_bad_files=True"),
     "are malformed",
   )
   return runs
@@ -174,10 +174,10 @@ def mistakes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(mistakes):
-  jobs = jobs_lib.all_jobs()
-  before = snapshot(jobs.workdir("tile_whole"))
+  done = small_runs.all_runs()
+  before = snapshot(done.workdir("tile_whole"))
   runs = [commands.Run(arguments) for arguments, _ in mistakes.values()]
-  results = commands.run_all(runs, home=jobs.folder / "home_tile")
+  results = commands.run_all(runs, home=done.folder / "home_tile")
   return dict(zip(mistakes, results)) | {"before": before}
 
 
@@ -221,7 +221,7 @@ def test_a_mistake_ends_in_one_line(mistakes, ended, name):
 
 
 def test_a_refused_run_leaves_the_working_folder_as_it_was(ended):
-  assert snapshot(jobs_lib.all_jobs().workdir("tile_whole")) == ended["before"]
+  assert snapshot(small_runs.all_runs().workdir("tile_whole")) == ended["before"]
 
 
 def test_skipped_files_are_named_and_the_job_goes_on(ended):

@@ -1,7 +1,7 @@
 """Training from Python, and going on with a run by its folder alone."""
 
-import jobs as jobs_lib
 import pytest
+import small_runs
 
 import tpugraphs_jax
 from tpugraphs_jax.run import python
@@ -14,7 +14,7 @@ FEW = dict(train__epochs=2, batch__slates_per_epoch=20, batch__graphs=4)
 def run(tmp_path_factory):
   return tpugraphs_jax.train_model(
     "tile.py:ci",
-    data_root=jobs_lib.all_jobs().data_root,
+    data_root=small_runs.all_runs().data_root,
     seed=3,
     workdir=str(tmp_path_factory.mktemp("python") / "run"),
     **FEW,
@@ -31,7 +31,7 @@ def test_a_run_has_metrics_a_model_and_a_report(run):
 
 
 def test_a_second_run_in_the_folder_is_refused_unless_it_goes_on(run):
-  options = dict(data_root=jobs_lib.all_jobs().data_root, workdir=run.workdir, seed=3, **FEW)
+  options = dict(data_root=small_runs.all_runs().data_root, workdir=run.workdir, seed=3, **FEW)
   with pytest.raises(ValueError, match="resume=True"):
     tpugraphs_jax.train_model("tile.py:ci", **options)
   again = tpugraphs_jax.train_model("tile.py:ci", resume=True, **options)

@@ -1,4 +1,4 @@
-"""Jobs of both commands on tiny data, run once for all test files that ask for them.
+"""Runs of both commands on tiny data, run once for all test files that ask for them.
 
 The process that asks first runs them; the others wait for it.
 """
@@ -34,31 +34,31 @@ SMALL = (
 STOPPED_AT = 6  # in the middle of the second epoch of four steps
 
 
-class Jobs(NamedTuple):
-  """The folders and ends of all jobs."""
+class SmallRuns(NamedTuple):
+  """The folders and ends of all runs."""
 
   folder: Path
   data_root: Path
-  ended: dict[str, commands.Ended]  # by name of the job
+  ended: dict[str, commands.Ended]  # by name of the run
 
   def workdir(self, name: str) -> Path:
     return self.folder / name
 
 
 @functools.cache
-def all_jobs() -> Jobs:
-  """Runs all jobs, or reads the result of the test process that has run them."""
+def all_runs() -> SmallRuns:
+  """Does all runs, or reads the result of the test process that has run them."""
   shared = Path(os.environ["TPUGRAPHS_TESTS_SHARED"])
-  with (shared / "jobs.lock").open("w") as lock:
+  with (shared / "runs.lock").open("w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
-    kept = shared / "jobs.pickle"
+    kept = shared / "runs.pickle"
     if not kept.exists():
       kept.write_bytes(pickle.dumps(_run_all(Path(tempfile.mkdtemp(dir=shared)))))
     return pickle.loads(kept.read_bytes())
 
 
-def _run_all(folder: Path) -> Jobs:
-  """Runs tile and layout jobs side by side."""
+def _run_all(folder: Path) -> SmallRuns:
+  """Does tile and layout runs side by side."""
   data_root = synthetic.generate(
     folder / "synthetic", collections=COLLECTIONS.values(), progress=False
   )
@@ -73,7 +73,7 @@ def _run_all(folder: Path) -> Jobs:
 
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
     tile, layout = pool.map(work, COMMANDS)
-  return Jobs(folder, data_root, tile | layout)
+  return SmallRuns(folder, data_root, tile | layout)
 
 
 def _runs(kind: str, folder: Path, data_root: Path) -> dict[str, commands.Run]:

@@ -22,7 +22,7 @@ SMALL = [
 SEGMENTS = [*SMALL, "--config.segments.finetune.epochs=2"]
 
 
-class Jobs(NamedTuple):
+class Runs(NamedTuple):
   """The folder and the ends of all runs of this file."""
 
   folder: object
@@ -33,8 +33,8 @@ class Jobs(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("jobs")
+def done(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("done")
   data_root = synthetic.generate(
     folder / "synthetic", collections=["layout:xla:random"], progress=False
   )
@@ -70,34 +70,34 @@ def jobs(tmp_path_factory):
     "graphs": run("graphs", "--do=train", plain, variant="full", small=SMALL),
     "fresh": run("fresh", "--config.segments.fresh=9"),
   }
-  return Jobs(folder, dict(zip(runs, commands.run_all(list(runs.values()), home=folder / "home"))))
+  return Runs(folder, dict(zip(runs, commands.run_all(list(runs.values()), home=folder / "home"))))
 
 
 def losses(rows):
   return [row["train/loss"] for row in rows if "train/loss" in row]
 
 
-def test_all_phases_run_and_rank(jobs):
-  assert jobs.ended["whole"].code == 0, jobs.ended["whole"].err
-  assert len(losses(jobs.rows("whole"))) == 12 and len(losses(jobs.rows("whole/head"))) == 8
-  results = (jobs.folder / "whole" / "results.csv").read_text().splitlines()
+def test_all_phases_run_and_rank(done):
+  assert done.ended["whole"].code == 0, done.ended["whole"].err
+  assert len(losses(done.rows("whole"))) == 12 and len(losses(done.rows("whole/head"))) == 8
+  results = (done.folder / "whole" / "results.csv").read_text().splitlines()
   assert len(results) == 1 + 2
-  assert "history table of" in jobs.ended["whole"].out
-  assert "between segments" in jobs.ended["whole"].out
+  assert "history table of" in done.ended["whole"].out
+  assert "between segments" in done.ended["whole"].out
 
 
-def test_a_stopped_run_goes_on_with_its_table_as_if_it_had_not_been(jobs):
-  assert jobs.ended["stopped"].code == 128 + 15
-  assert jobs.ended["resumed"].code == 0, jobs.ended["resumed"].err
+def test_a_stopped_run_goes_on_with_its_table_as_if_it_had_not_been(done):
+  assert done.ended["stopped"].code == 128 + 15
+  assert done.ended["resumed"].code == 0, done.ended["resumed"].err
   for folder in ("", "head"):
-    assert losses(jobs.rows(f"stopped/{folder}")) == losses(jobs.rows(f"whole/{folder}"))
+    assert losses(done.rows(f"stopped/{folder}")) == losses(done.rows(f"whole/{folder}"))
 
 
-def test_programs_below_the_size_are_trained_whole(jobs):
+def test_programs_below_the_size_are_trained_whole(done):
   """One segment is the program: the same steps as without segments, but for rounding."""
   for name in ("uncut", "graphs"):
-    assert jobs.ended[name].code == 0, jobs.ended[name].err
-  uncut, graphs = losses(jobs.rows("uncut")), losses(jobs.rows("graphs"))
+    assert done.ended[name].code == 0, done.ended[name].err
+  uncut, graphs = losses(done.rows("uncut")), losses(done.rows("graphs"))
   np.testing.assert_allclose(uncut[:3], graphs[:3], rtol=1e-5)
   np.testing.assert_allclose(uncut, graphs, rtol=2e-3)
 
@@ -109,10 +109,10 @@ def test_programs_below_the_size_are_trained_whole(jobs):
     ("fresh", "--config.segments.fresh is 9, but"),
   ],
 )
-def test_segments_that_do_not_fit_the_data_end_before_training(jobs, name, complaint):
-  assert jobs.ended[name].code == 2
-  assert complaint in jobs.ended[name].complaint
-  assert not (jobs.folder / name / "metrics.jsonl").exists()
+def test_segments_that_do_not_fit_the_data_end_before_training(done, name, complaint):
+  assert done.ended[name].code == 2
+  assert complaint in done.ended[name].complaint
+  assert not (done.folder / name / "metrics.jsonl").exists()
 
 
 def get_config(variant: str) -> ml_collections.ConfigDict:
