@@ -1,4 +1,4 @@
-"""Folds share no family, depend on the files alone, and are the splits of a run."""
+"""Folds share no cohort, depend on the files alone, and are the splits of a run."""
 
 import dataclasses
 import itertools
@@ -44,16 +44,16 @@ def write(root, collection, split, name, *, structure=0, configs=4, labelled=Tru
   (npz.write_tile if is_tile else npz.write_layout)(path, graph)
 
 
-def write_families(root, collection, sizes, *, first=0):
-  """Graphs of families of these sizes, every third one in valid; returns the family by graph."""
-  families, count = {}, itertools.count()
-  for family, size in enumerate(sizes):
+def write_cohorts(root, collection, sizes, *, first=0):
+  """Graphs of cohorts of these sizes, every third one in valid; returns the cohort by graph."""
+  cohorts, count = {}, itertools.count()
+  for cohort, size in enumerate(sizes):
     for number in range(size):
-      name = f"program{family}_{number}"
+      name = f"program{cohort}_{number}"
       split = "valid" if next(count) % 3 == 2 else "train"
-      write(root, collection, split, name, structure=first + family)
-      families[name] = family
-  return families
+      write(root, collection, split, name, structure=first + cohort)
+      cohorts[name] = cohort
+  return cohorts
 
 
 def data_of(collection, *, fold=0, count=3, together=(), **fields):
@@ -70,23 +70,23 @@ def names(data, root):
 
 
 @pytest.mark.parametrize("collection", [TILE, LAYOUT, OWN])
-def test_every_labelled_graph_is_tested_once_and_no_family_is_in_two_splits(tmp_path, collection):
-  families = write_families(tmp_path, collection, [2, 2, 1, 2, 1, 1])
+def test_every_labelled_graph_is_tested_once_and_no_cohort_is_in_two_splits(tmp_path, collection):
+  cohorts = write_cohorts(tmp_path, collection, [2, 2, 1, 2, 1, 1])
   tested = []
   for fold in range(3):
     found = names(data_of(collection, fold=fold), tmp_path)
-    assert set().union(*found.values()) == families.keys()
+    assert set().union(*found.values()) == cohorts.keys()
     for one, other in itertools.combinations(SPLITS, 2):
-      assert not {families[name] for name in found[one]} & {families[name] for name in found[other]}
+      assert not {cohorts[name] for name in found[one]} & {cohorts[name] for name in found[other]}
     assert found["valid"] == names(data_of(collection, fold=(fold + 1) % 3), tmp_path)["test"]
     assert all(len(found[split]) == 3 for split in SPLITS)  # nine graphs in three folds
     tested += found["test"]
-  assert sorted(tested) == sorted(families)
+  assert sorted(tested) == sorted(cohorts)
 
 
 @pytest.mark.parametrize("collection", [TILE, LAYOUT])
 def test_loaded_splits_are_those_of_the_folds(tmp_path, collection):
-  write_families(tmp_path, collection, [1, 2, 1, 2])
+  write_cohorts(tmp_path, collection, [1, 2, 1, 2])
   data = data_of(collection)
   for split in SPLITS:
     graphs = data.load(str(tmp_path), split)
@@ -94,8 +94,8 @@ def test_loaded_splits_are_those_of_the_folds(tmp_path, collection):
     assert all(graph.configs.is_labelled for graph in graphs)
 
 
-def test_edges_in_another_order_are_the_same_family_and_configurations_do_not_matter(tmp_path):
-  write_families(tmp_path, LAYOUT, [1, 1, 1])
+def test_edges_in_another_order_are_the_same_cohort_and_configurations_do_not_matter(tmp_path):
+  write_cohorts(tmp_path, LAYOUT, [1, 1, 1])
   write(tmp_path, LAYOUT, "valid", "again", structure=1, configs=9)
   path = tmp_path / "layout/xla/random/valid/again.npz"
   graph = npz.read_layout(path)
@@ -124,10 +124,10 @@ def test_the_division_depends_on_the_files_alone(tmp_path):
   assert dict(one.fold_of) == dict(other.fold_of)
 
 
-def test_a_family_is_in_the_same_fold_of_every_collection_of_a_run(tmp_path):
+def test_a_cohort_is_in_the_same_fold_of_every_collection_of_a_run(tmp_path):
   others = "layout:nlp:random"
-  write_families(tmp_path, LAYOUT, [1, 1, 1, 1, 1])
-  write_families(tmp_path, others, [2, 1, 1, 1], first=2)  # the families 2 to 5 of the other one
+  write_cohorts(tmp_path, LAYOUT, [1, 1, 1, 1, 1])
+  write_cohorts(tmp_path, others, [2, 1, 1, 1], first=2)  # the cohorts 2 to 5 of the other one
   together = (LAYOUT, others)
   division = folds.divide(tmp_path, reversed(together), 3)
   one, other = division.fold_of[LAYOUT], division.fold_of[others]
@@ -141,28 +141,28 @@ def test_a_family_is_in_the_same_fold_of_every_collection_of_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("collection", [TILE, LAYOUT, OWN])
-def test_a_family_larger_than_a_fold_stays_whole_and_is_said(tmp_path, collection):
-  families = write_families(tmp_path, collection, [5, 1, 1, 1])
+def test_a_cohort_larger_than_a_fold_stays_whole_and_is_said(tmp_path, collection):
+  cohorts = write_cohorts(tmp_path, collection, [5, 1, 1, 1])
   division = folds.divide(tmp_path, [collection], 3)
   fold_of = {place.split("/")[1]: fold for place, fold in division.fold_of[collection].items()}
-  large = {fold_of[name] for name, family in families.items() if family == 0}
+  large = {fold_of[name] for name, cohort in cohorts.items() if cohort == 0}
   assert len(large) == 1 and list(fold_of.values()).count(*large) == 5
   assert "has 5 of the graphs and 20 of the configurations" in division.text
   assert "more than 1/3, so that folds differ: train/program0_0" in division.text
-  write_families(tmp_path / "even", collection, [1, 1, 1])
+  write_cohorts(tmp_path / "even", collection, [1, 1, 1])
   assert "more than" not in folds.divide(tmp_path / "even", [collection], 3).text
 
 
 @pytest.mark.parametrize("collection", [TILE, LAYOUT, OWN])
-def test_fewer_families_than_folds_are_refused(tmp_path, collection):
-  write_families(tmp_path, collection, [3, 2])
-  with pytest.raises(ValueError, match="2 families"):
+def test_fewer_cohorts_than_folds_are_refused(tmp_path, collection):
+  write_cohorts(tmp_path, collection, [3, 2])
+  with pytest.raises(ValueError, match="2 cohorts"):
     data_of(collection).load(str(tmp_path), "train")
 
 
 @pytest.mark.parametrize("collection", [TILE, LAYOUT, OWN])
 def test_a_graph_without_labels_is_in_no_fold_and_is_named(tmp_path, collection):
-  write_families(tmp_path, collection, [1, 1, 1])
+  write_cohorts(tmp_path, collection, [1, 1, 1])
   write(tmp_path, collection, "valid", "unmeasured", structure=9, labelled=False)
   division = folds.divide(tmp_path, [collection], 3)
   assert len(division.fold_of[collection]) == 3
@@ -170,7 +170,7 @@ def test_a_graph_without_labels_is_in_no_fold_and_is_named(tmp_path, collection)
 
 
 def test_a_malformed_file_is_refused_or_left_out_by_name(tmp_path):
-  write_families(tmp_path, TILE, [1, 1, 1])
+  write_cohorts(tmp_path, TILE, [1, 1, 1])
   (tmp_path / "tile/xla/train/bad_1.npz").write_bytes(b"no archive")
   with pytest.raises(ValueError, match="skip_bad_files"):
     data_of(TILE).load(str(tmp_path), "train")
@@ -209,7 +209,7 @@ def test_impossible_folds_are_refused(fields, said):
 
 
 def test_without_folds_the_released_splits_stay(tmp_path):
-  write_families(tmp_path, TILE, [2, 1])
+  write_cohorts(tmp_path, TILE, [2, 1])
   data = TileData(Collection(TILE))
   for split in ("train", "valid"):
     assert data.files(tmp_path, split) == npz.split_files(tmp_path, TILE, split)
@@ -218,7 +218,7 @@ def test_without_folds_the_released_splits_stay(tmp_path):
 
 def test_kept_folds_are_read_again_and_those_of_changed_files_are_refused(tmp_path):
   root, run = tmp_path / "npz", tmp_path / "run"
-  write_families(root, LAYOUT, [1, 1, 1])
+  write_cohorts(root, LAYOUT, [1, 1, 1])
   division = folds.divide(root, [LAYOUT], 3)
   division.keep(run, 2)
   division.keep(run, 2)  # a resumed run

@@ -2,8 +2,8 @@
 
 The released test splits have no labels. With `data.folds=5` the labelled graphs of train and valid
 are divided into five folds. Fold `data.fold` is the test split, the next one validates, and the
-others train. Graphs of one family are in one fold: programs with equal edges and opcodes, and
-kernels of one program. The division depends on the files alone, and on no seed.
+others train. A cohort, which is all programs with equal edges and opcodes or all kernels of one
+program, is in one fold. The division depends on the files alone, and on no seed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Member(NamedTuple):
 
   collection: str
   place: str  # its file below the folder of the collection, such as `train/alexnet`
-  family: str
+  cohort: str
   configs: int
 
 
@@ -49,7 +49,7 @@ class Division:
   Attributes:
     folds: number of folds.
     fold_of: by collection, the fold of each graph (`train/alexnet`).
-    text: sizes of folds and of the largest family, and graphs in no fold, in one line.
+    text: sizes of folds and of the largest cohort, and graphs in no fold, in one line.
   """
 
   folds: int
@@ -109,21 +109,21 @@ def divide(
   *,
   skip_bad_files: bool = False,
 ) -> Division:
-  """Divides the labelled graphs of train and valid into folds that share no family.
+  """Divides the labelled graphs of train and valid into folds that share no cohort.
 
-  Families go, the largest first, to the fold that has the least of what they have: graphs and
+  Cohorts go, the largest first, to the fold that has the least of what they have: graphs and
   configurations of each collection, as shares of all.
 
   Args:
     data_root: the folder with tile/ and layout/.
-    names: of collections, such as `tile:xla`. A family is in the same fold in all of them.
+    names: of collections, such as `tile:xla`. A cohort is in the same fold in all of them.
     folds: number of folds, at least `LEAST`.
     skip_bad_files: leave out malformed files instead of raising.
 
   Raises:
     FileNotFoundError: a collection has no files.
     ValueError: a file is malformed, two graphs of a collection have one name, or a collection has
-      too few families.
+      too few cohorts.
   """
   members: list[_Member] = []
   left_out: dict[str, list[str]] = collections.defaultdict(list)
@@ -133,29 +133,29 @@ def divide(
       place = f"{path.parent.name}/{path.stem}"
       try:
         stat = path.stat()
-        family, configs = _read(path, name.partition(":")[0], stat.st_size, stat.st_mtime_ns)
+        cohort, configs = _read(path, name.partition(":")[0], stat.st_size, stat.st_mtime_ns)
       except npz.NpzError as error:
         if not skip_bad_files:
           raise ValueError(f"{error}; data.skip_bad_files=True leaves such files out") from None
         left_out["malformed"].append(place)
         continue
       if configs:
-        members.append(_Member(name, place, family, configs))
+        members.append(_Member(name, place, cohort, configs))
       else:
         left_out["without labels"].append(place)
   shares = _shares(members)
-  fold_of_family = _assign(shares, folds)
+  fold_of_cohort = _assign(shares, folds)
   fold_of: dict[str, dict[str, int]] = {name: {} for name in names}
   for one in members:
-    fold_of[one.collection][one.place] = fold_of_family[one.family]
+    fold_of[one.collection][one.place] = fold_of_cohort[one.cohort]
   for name, places in fold_of.items():
     if len(set(places.values())) < folds:
-      families = {one.family for one in members if one.collection == name}
+      cohorts = {one.cohort for one in members if one.collection == name}
       raise ValueError(
         f"data.folds is {folds}, and the labelled graphs of {name} in {data_root} are of "
-        f"{len(families)} families, which do not fill {folds} folds: give fewer"
+        f"{len(cohorts)} cohorts, which do not fill {folds} folds: give fewer"
       )
-  return Division(folds, fold_of, _text(members, shares, fold_of_family, folds, left_out))
+  return Division(folds, fold_of, _text(members, shares, fold_of_cohort, folds, left_out))
 
 
 def _files(data_root: str | os.PathLike[str], name: str) -> list[Path]:
@@ -173,7 +173,7 @@ def _files(data_root: str | os.PathLike[str], name: str) -> list[Path]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _read(path: Path, kind: str, *state: int) -> tuple[str, int]:
-  """The family of a file, and its number of labelled configurations.
+  """The cohort of a file, and its number of labelled configurations.
 
   Args:
     path: the file.
@@ -190,52 +190,52 @@ def _read(path: Path, kind: str, *state: int) -> tuple[str, int]:
 
 
 def _shares(members: Iterable[_Member]) -> dict[str, dict[tuple[str, str], Fraction]]:
-  """Shares of a family in the graphs and configurations of each collection, by family."""
+  """Shares of a cohort in the graphs and configurations of each collection, by cohort."""
   counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
   for one in members:
-    counts[one.family] += collections.Counter(
+    counts[one.cohort] += collections.Counter(
       {(one.collection, "graphs"): 1, (one.collection, "configurations"): one.configs}
     )
   total = sum(counts.values(), collections.Counter())
   return {
-    family: {key: Fraction(count, total[key]) for key, count in sizes.items()}
-    for family, sizes in counts.items()
+    cohort: {key: Fraction(count, total[key]) for key, count in sizes.items()}
+    for cohort, sizes in counts.items()
   }
 
 
 def _assign(shares: Mapping[str, Mapping[tuple[str, str], Fraction]], folds: int) -> dict[str, int]:
-  """The fold of every family. Fractions are exact, so that ties are the same on any machine."""
+  """The fold of every cohort. Fractions are exact, so that ties are the same on any machine."""
   loads: list[collections.Counter] = [collections.Counter() for _ in range(folds)]
   fold_of = {}
-  for family, sizes in sorted(shares.items(), key=lambda one: (-sum(one[1].values()), one[0])):
+  for cohort, sizes in sorted(shares.items(), key=lambda one: (-sum(one[1].values()), one[0])):
     costs = [sum(load[key] * share for key, share in sizes.items()) for load in loads]
-    fold_of[family] = costs.index(min(costs))
-    loads[fold_of[family]].update(sizes)
+    fold_of[cohort] = costs.index(min(costs))
+    loads[fold_of[cohort]].update(sizes)
   return fold_of
 
 
 def _text(
   members: list[_Member],
   shares: Mapping[str, Mapping[tuple[str, str], Fraction]],
-  fold_of_family: Mapping[str, int],
+  fold_of_cohort: Mapping[str, int],
   folds: int,
   left_out: Mapping[str, list[str]],
 ) -> str:
   """The text of a `Division`."""
-  of_fold = [[one for one in members if fold_of_family[one.family] == k] for k in range(folds)]
+  of_fold = [[one for one in members if fold_of_cohort[one.cohort] == k] for k in range(folds)]
   graphs = ", ".join(f"{len(some):,}" for some in of_fold)
   configs = ", ".join(f"{sum(one.configs for one in some):,}" for some in of_fold)
-  place_of = {one.family: one.place for one in reversed(members)}
-  largest = max(shares, key=lambda family: (sum(shares[family].values()), place_of[family]))
-  family = [one for one in members if one.family == largest]
+  place_of = {one.cohort: one.place for one in reversed(members)}
+  largest = max(shares, key=lambda cohort: (sum(shares[cohort].values()), place_of[cohort]))
+  cohort = [one for one in members if one.cohort == largest]
   larger = [place_of[one] for one in shares if max(shares[one].values()) * folds > 1]
   parts = [
-    f"{folds} of {len(members):,} graphs in {len(shares):,} families: {graphs} graphs with "
+    f"{folds} of {len(members):,} graphs in {len(shares):,} cohorts: {graphs} graphs with "
     f"{configs} configurations",
-    f"the largest family, of {place_of[largest]}, has {len(family):,} of the graphs and "
-    f"{sum(one.configs for one in family):,} of the configurations",
+    f"the largest cohort, of {place_of[largest]}, has {len(cohort):,} of the graphs and "
+    f"{sum(one.configs for one in cohort):,} of the configurations",
   ]
   if larger:
-    parts.append(f"families with more than 1/{folds}, so that folds differ: {', '.join(larger)}")
+    parts.append(f"cohorts with more than 1/{folds}, so that folds differ: {', '.join(larger)}")
   parts += [f"in no fold, {why}: {', '.join(places)}" for why, places in left_out.items()]
   return "; ".join(parts)

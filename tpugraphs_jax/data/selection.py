@@ -105,7 +105,7 @@ class Data(Generic[Configs]):
     collection: of graphs of one kind.
     options: of graphs and configurations.
     target: one of `TARGETS`.
-    together: names of all collections of the run; in each of them a family has the same fold.
+    together: names of all collections of the run; in each of them a cohort has the same fold.
   """
 
   collection: Collection
