@@ -14,16 +14,16 @@ from ml_collections import ConfigDict
 Change = Callable[[ConfigDict], None]  # the first line of its docstring describes the ranker
 
 
-class Recipe(NamedTuple):
-  """Settings of a network and its training.
+class RankerSettings(NamedTuple):
+  """Settings of a network and its training, under the name of a ranker.
 
   Attributes:
-    settings: changes the config that `get_config` of `tile.py` or `layout.py` begins.
+    change: changes the config that `get_config` of `tile.py` or `layout.py` begins.
     ci_options: options of the network for `ci`.
-    is_published: apply `_published` before `settings`.
+    is_published: apply `_published` before `change`.
   """
 
-  settings: Change
+  change: Change
   ci_options: Mapping[str, Any] = {}
   is_published: bool = False
 
@@ -31,7 +31,7 @@ class Recipe(NamedTuple):
     """Adds the network and its training to a config that has none; `ci` makes the run small."""
     if self.is_published:
       _published(config)
-    self.settings(config)
+    self.change(config)
     if ci:
       small(config, **self.ci_options)
       config.eval.configs = 8 if self.is_published else config.eval.configs
@@ -39,7 +39,7 @@ class Recipe(NamedTuple):
   @property
   def description(self) -> str:
     """A description in one line."""
-    return self.settings.__doc__.splitlines()[0].removesuffix(".")
+    return self.change.__doc__.splitlines()[0].removesuffix(".")
 
 
 _CI = "ci"
@@ -97,7 +97,7 @@ def model(kind: str, name: str, **options: Any) -> ConfigDict:
   return schema.model(kind, name, **options)
 
 
-def presets(kind: str) -> dict[str, Recipe]:
+def presets(kind: str) -> dict[str, RankerSettings]:
   """The published systems of `configs/systems`, by variant.
 
   Args:
@@ -109,8 +109,8 @@ def presets(kind: str) -> dict[str, Recipe]:
   for module in pkgutil.iter_modules(systems.__path__):
     file = importlib.import_module(f"{systems.__name__}.{module.name}")
     rankers |= {
-      PRESET + name: Recipe(settings, file.SMALL, is_published=True)
-      for name, settings in getattr(file, f"{kind.upper()}S", {}).items()
+      PRESET + name: RankerSettings(change, file.SMALL, is_published=True)
+      for name, change in getattr(file, f"{kind.upper()}S", {}).items()
     }
   return rankers
 
@@ -157,7 +157,7 @@ def small(config: ConfigDict, **options: Any) -> None:
 
 
 def arguments(
-  text: str, *, file: str, collections: Sequence[str], rankers: Mapping[str, Recipe]
+  text: str, *, file: str, collections: Sequence[str], rankers: Mapping[str, RankerSettings]
 ) -> tuple[str, str, bool]:
   """Parses a variant into the collection, the ranker, and whether it has `ci`.
 
@@ -200,7 +200,9 @@ def _hint(name: str, file: str, allowed: Sequence[str]) -> str:
   return f"did you mean {near[0]}? " if near else ""
 
 
-def variants(collections: Mapping[str, str], rankers: Mapping[str, Recipe]) -> dict[str, str]:
+def variants(
+  collections: Mapping[str, str], rankers: Mapping[str, RankerSettings]
+) -> dict[str, str]:
   """Descriptions of all names after the colon, by name."""
   own = {f"{OWN}NAME": "a collection of your own"}
   named = {name: ranker.description for name, ranker in rankers.items() if name}

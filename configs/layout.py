@@ -20,7 +20,7 @@ in 41 CPU seconds.
 from ml_collections import ConfigDict
 
 from tpugraphs_jax.configs import base
-from tpugraphs_jax.configs.base import Recipe
+from tpugraphs_jax.configs.base import RankerSettings
 from tpugraphs_jax.configs.systems import official, tables
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default", "own")
@@ -73,8 +73,8 @@ def one(config: ConfigDict) -> None:
 
 
 RANKERS = {
-  name: Recipe(settings, _SMALL)
-  for name, settings in {
+  name: RankerSettings(change, _SMALL)
+  for name, change in {
     "": default,
     "full": full,
     "gst_ed": gst_ed,

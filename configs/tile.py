@@ -15,7 +15,7 @@ data: 0.001 in 3 minutes on one CPU core.
 from ml_collections import ConfigDict
 
 from tpugraphs_jax.configs import base
-from tpugraphs_jax.configs.base import Recipe
+from tpugraphs_jax.configs.base import RankerSettings
 from tpugraphs_jax.configs.systems import official
 
 _DEFAULT = "EarlyJoinSAGE"
@@ -47,8 +47,8 @@ def recommended(config: ConfigDict) -> None:
 
 
 RANKERS = {
-  name: Recipe(settings, _SMALL)
-  for name, settings in {**official.KERNELS, "recommended": recommended}.items()
+  name: RankerSettings(change, _SMALL)
+  for name, change in {**official.KERNELS, "recommended": recommended}.items()
 } | base.presets("tile")
 VARIANTS = base.variants({}, RANKERS)
 
