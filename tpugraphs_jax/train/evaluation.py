@@ -177,7 +177,7 @@ def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def random_order(labels: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
-  """Expected means, as from `judge`, of random orders of labels `[n]` of each graph."""
+  """Expected means, as from `evaluate`, of random orders of labels `[n]` of each graph."""
   rows = [
     {f"slowdown{k}": value for k, value in metrics.random_slowdown(label, ks).items()}
     for label in labels
@@ -201,7 +201,7 @@ def summary(
   Args:
     collection: of the graphs. Kernels of one program (names up to the last `_`) share a line.
     rows: of the graphs.
-    means: from `judge`.
+    means: from `evaluate`.
     random: from `random_order`.
     split: of the graphs.
     configurations: the judged configurations of each graph, in words.
