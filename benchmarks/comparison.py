@@ -26,13 +26,12 @@ import plain
 import timing
 import workloads
 
-from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax import losses
 from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.infra import machine, parallel
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.scorer import network_step
-from tpugraphs_jax.train import log
-from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train import log, state
 
 VARIANTS = ("plain", "ours")
 
@@ -79,9 +78,9 @@ class Training:
 
   def __init__(self, case: Case, variant: str):
     model, (self._batch,) = case.variant(variant)
-    optimizer = state_lib.create_optimizer(total_steps=1000)
-    self._state = parallel.replicate(state_lib.TrainState.create(case.params(), optimizer))
-    self._step = state_lib.make_train_step(model, optimizer, losses_lib.LossOptions())
+    optimizer = state.create_optimizer(total_steps=1000)
+    self._state = parallel.replicate(state.TrainState.create(case.params(), optimizer))
+    self._step = state.make_train_step(model, optimizer, losses.LossOptions())
 
   def __call__(self) -> dict[str, jax.Array]:
     self._state, metrics = self._step(self._state, self._batch)

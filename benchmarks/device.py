@@ -57,7 +57,7 @@ from tpugraphs_jax import losses, synthetic
 from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers import ranker
 from tpugraphs_jax.rankers.segments.batches import SegmentSlate
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log, training
@@ -81,11 +81,11 @@ _STEP_FLAGS = "--xla_gpu_collect_cost_model_stats=true"
 def parity(kind: str, small: bool) -> Iterator[Figures]:
   """The largest relative difference from each recorded case, by what is compared."""
   sys.path.insert(0, str(ROOT / "tests" / "rankers"))
-  import test_official_parity as recorded
+  import test_official_parity
 
   files, comparisons = {
-    "tile": (recorded.TILE_FILES, recorded.tile_comparisons),
-    "layout": (recorded.LAYOUT_FILES, recorded.layout_comparisons),
+    "tile": (test_official_parity.TILE_FILES, test_official_parity.tile_comparisons),
+    "layout": (test_official_parity.LAYOUT_FILES, test_official_parity.layout_comparisons),
   }[kind]
   for path in files[: 1 if small else None]:
     largest: dict[str, float] = {}
@@ -162,7 +162,7 @@ def run_training(small: bool) -> Iterator[Figures]:
 
     ended = [run.wait() for run in (start("one"), start("two"), start("three", "--stop_at", "6"))]
     ended.append(start("three", "--resume").wait())
-    load = lambda name: ranker_lib.load(f"{scratch}/{name}").params
+    load = lambda name: ranker.load(f"{scratch}/{name}").params
     one, two, three = map(load, ("one", "two", "three"))
   yield {
     "ends": ended,

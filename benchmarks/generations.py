@@ -27,12 +27,12 @@ import pages
 import run_all
 import search_prior
 import timing
-import tune as tune_benchmark
+from tune import LABELS, measure
 
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers.ranker import load
 from tpugraphs_jax.tuning import strategies, tune
 
 GENERATIONS = ("v3", "v5e", "v5p", "v6e")
@@ -73,13 +73,13 @@ def changed_groups(graph: OpGraph) -> np.ndarray:
 
 def judge(paths: Sequence[Path], seeds: int) -> dict[str, Any]:
   """Figures of the model of v3 on the programs of one generation, by both estimates."""
-  ranker, prior = ranker_lib.load(_MODEL), tune.prior_of("tpu:v3")
+  ranker, prior = load(_MODEL), tune.prior_of("tpu:v3")
   graphs = list(map(npz.read_layout, paths))
   scores = ranker.scores(graphs)
   records = [json.loads(path.with_suffix(".json").read_text())["configs"] for path in paths]
   estimates = {
     name: [np.array([raw[key] for raw in record], np.float64) for record in records]
-    for name, key in tune_benchmark.LABELS.items()
+    for name, key in LABELS.items()
   }
   searches = {
     "learned": lambda pool, seed: strategies.learned(pool, ranker, prior),
@@ -93,9 +93,7 @@ def judge(paths: Sequence[Path], seeds: int) -> dict[str, Any]:
     whole = [place for place, label in enumerate(labels) if (label > 0).all()]
     kept = [labels[place] for place in whole]
     rows[name] = {
-      **tune_benchmark.measure(
-        [paths[place] for place in whole], tune_benchmark.LABELS[name], searches, seeds
-      ),
+      **measure([paths[place] for place in whole], LABELS[name], searches, seeds),
       "left out": len(paths) - len(whole),
       "tau-b": {
         "model": mean_tau([scores[place] for place in whole], kept),
@@ -109,7 +107,7 @@ def table(results: Mapping[str, Any], part: str) -> str:
   """Tau-b and the best of 5 and of 8 labels of every generation, Markdown."""
   rows = []
   for generation in GENERATIONS:
-    for name in tune_benchmark.LABELS:
+    for name in LABELS:
       row = results.get(f"{generation}, {part}", {}).get(name)
       if row is None:
         continue

@@ -25,7 +25,7 @@ from scipy import stats
 import timing
 
 from tpugraphs_jax.data import factoring, npz
-from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers import ranker
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import training
 
@@ -72,7 +72,7 @@ def measure(config: Any, data_root: str, folder: Path) -> dict[str, float]:
   training.run(config, folder, do=["train"])
   trained = time.process_time()
   graphs = judged(data_root)
-  scores = ranker_lib.Ranker.load(folder).scores(graphs)
+  scores = ranker.Ranker.load(folder).scores(graphs)
   row = {"train_s": trained - started, "rank_s": time.process_time() - trained}
   for name, graph, each in zip(_PROGRAMS, graphs, scores):
     row[f"{name}_tau_b"], row[f"{name}_tau"] = taus(each, graph.configs.runtime_ns)

@@ -26,9 +26,8 @@ import ship
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.rankers import ranker as ranker_lib
-from tpugraphs_jax.tuning import prior as prior_lib
-from tpugraphs_jax.tuning import strategies
+from tpugraphs_jax.rankers.ranker import load
+from tpugraphs_jax.tuning import prior, strategies
 from tpugraphs_jax.tuning.prior import Prior
 
 ROOT = Path(__file__).parents[1]
@@ -82,14 +81,14 @@ class Examples:
     for graph in graphs:
       choices = pool(graph)
       at, cost = strategies.costs(choices, ranker)
-      feat, kind = prior_lib.features(*at, cost / unit)
+      feat, kind = prior.features(*at, cost / unit)
       label = graph.configs.runtime_ns[:]
       programs.append(
         (
           feat,
           kind[:, None] == kind,
           choices.rows(choices.choices),
-          np.minimum(np.log(label / label[0]), prior_lib.LARGEST_EFFECT),
+          np.minimum(np.log(label / label[0]), prior.LARGEST_EFFECT),
           np.ones(len(label)),
         )
       )
@@ -163,7 +162,7 @@ def main() -> None:
   parser.add_argument("--model", default="layout-v3-estimate", help="name of a model that ships")
   parser.add_argument("--collections", nargs="+", default=["outputs", "blocks"])
   args = parser.parse_args()
-  ranker = ranker_lib.load(args.model)
+  ranker = load(args.model)
   paths = [
     path
     for name in args.collections
@@ -181,9 +180,9 @@ def main() -> None:
   }
   unit = 1.0
   if args.model != UNIT_OF:
-    unit = rms_cost(graphs, ranker) / prior_lib.read(_file(UNIT_OF)).about["rms_cost"]
+    unit = rms_cost(graphs, ranker) / prior.read(_file(UNIT_OF)).about["rms_cost"]
   about["rms_cost"] = rms_cost(graphs, ranker)
-  prior_lib.write(_file(args.model), learn(graphs, ranker, unit, about))
+  prior.write(_file(args.model), learn(graphs, ranker, unit, about))
   print(f"{len(graphs)} programs -> {_file(args.model)}")
 
 

@@ -19,12 +19,12 @@ from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.scorer import network_step
-from tpugraphs_jax.rankers.segments import batches as segments
+from tpugraphs_jax.rankers.segments import batches
 from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tile import LateJoin
-from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train import training
+from tpugraphs_jax.train.state import create_optimizer, TrainState
 
 STEPS = ("train", "score")
 # Methods of networks that are scored in two parts.
@@ -95,10 +95,10 @@ def _step(
     return mapped, [params, batch.fresh if isinstance(family, Segments) else batch]
   if isinstance(family, Segments):
     batch = _with_stale(ranker, params, batch, graphs[0])
-  optimizer = family.optimizer(state_lib.create_optimizer(total_steps=1000, **config.optimizer))
+  optimizer = family.optimizer(create_optimizer(total_steps=1000, **config.optimizer))
   mapped = training.make_step(config, family.network, optimizer, devices=devices)
   state = jax.eval_shape(
-    lambda: state_lib.TrainState.create(
+    lambda: TrainState.create(
       jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer
     )
   )
@@ -134,7 +134,7 @@ def _with_stale(ranker: Ranker, params: Any, batch: Any, graph: Any) -> Any:
   )
   width = jax.eval_shape(readout, params, batch.fresh).shape[-1]
   shape = (*batch.target.shape, len(graph.segments))
-  stale = segments.Stale(
+  stale = batches.Stale(
     jax.ShapeDtypeStruct((*shape, width), jnp.float32), jax.ShapeDtypeStruct(shape, bool)
   )
   return batch._replace(stale=stale)

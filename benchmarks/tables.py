@@ -30,11 +30,10 @@ import optax
 import timing
 import workloads
 
-from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.infra import machine
-from tpugraphs_jax.rankers.tables import batches as table_batching
-from tpugraphs_jax.rankers.tables import node_pairs, terms
+from tpugraphs_jax.rankers.tables import batches, node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log, training
@@ -105,7 +104,7 @@ _SPLIT = (
   (40332, 11152),
   (43615, 1960),
 )
-_LOSSES = losses_lib.parse_losses("ListMLELoss:1")
+_LOSSES = losses.parse_losses("ListMLELoss:1")
 _ROUNDS, _WIDTH, _HOPS = 4, 32, 6  # of score tables
 
 
@@ -116,15 +115,13 @@ def table_batch():
     graph = workloads.program(
       np.random.default_rng(seed), nodes=6_000, config_nodes=250, configs=256
     )
-    programs.append(
-      table_batching.prepare(graph, graph.node_feat, terms.terms_of(graph, hops=_HOPS))
-    )
+    programs.append(batches.prepare(graph, graph.node_feat, terms.terms_of(graph, hops=_HOPS)))
   slates = [
     batching.Slate(program, np.arange(256), np.arange(256, dtype=np.float32))
     for program in programs
   ]
   (budget,) = plan.choose_budgets([batching.total_sizes(programs)])
-  return table_batching.assemble(slates, budget, graphs=len(slates), configs=256)
+  return batches.assemble(slates, budget, graphs=len(slates), configs=256)
 
 
 def measure_step(model, batch, repeats: int) -> dict[str, float]:
@@ -133,8 +130,8 @@ def measure_step(model, batch, repeats: int) -> dict[str, float]:
 
   def loss(params, batch):
     found = model.apply({"params": params}, batch, train=True)
-    return losses_lib.combine(
-      _LOSSES, *losses_lib.loss_sums(_LOSSES, found, batch.target, where=batch.config_mask)
+    return losses.combine(
+      _LOSSES, *losses.loss_sums(_LOSSES, found, batch.target, where=batch.config_mask)
     )
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))

@@ -116,13 +116,13 @@ def sample(programs: Sequence[Program], count: int | None) -> list[Program]:
 @functools.cache
 def operations() -> dict[str, type]:
   """The operations that tokamax computes with plain XLA, by the name of their caches."""
-  import tokamax._src.ops as package
+  from tokamax._src import ops
   from tokamax._src.ops import op
 
   found = {}
-  for each in pkgutil.iter_modules(package.__path__):
+  for each in pkgutil.iter_modules(ops.__path__):
     try:
-      module = importlib.import_module(f"{package.__name__}.{each.name}.base")
+      module = importlib.import_module(f"{ops.__name__}.{each.name}.base")
     except ModuleNotFoundError:
       continue
     for name, value in vars(module).items():
@@ -141,7 +141,7 @@ def function(program: Program) -> tuple[Any, tuple[list[jax.ShapeDtypeStruct]]]:
   """
   import pydantic
   from tokamax._src import benchmarking
-  from tokamax._src import pydantic as models
+  from tokamax._src.pydantic import get_arg_spec_model
 
   if program.operation not in operations():
     raise ValueError(f"tokamax {version()} has no operation {program.operation}")
@@ -157,7 +157,7 @@ def function(program: Program) -> tuple[Any, tuple[list[jax.ShapeDtypeStruct]]]:
     if any(len(set(each)) != 1 for each in precision):
       raise ValueError(f"precision {precision}, expected one precision of each product")
     arguments["precision"] = [each[0] for each in precision]  # as older versions write it
-  spec = pydantic.TypeAdapter(pydantic.Json[models.get_arg_spec_model("Spec", signature)])
+  spec = pydantic.TypeAdapter(pydantic.Json[get_arg_spec_model("Spec", signature)])
   values = spec.validate_python(json.dumps(arguments))
   forward, arrays = benchmarking.standardize_function(operation, kwargs=values, seed=None)
   return forward, (arrays,)

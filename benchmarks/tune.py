@@ -45,8 +45,7 @@ import timing
 
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.rankers import ranker as ranker_lib
-from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.rankers.ranker import load, Ranker
 from tpugraphs_jax.tuning import strategies, tune
 from tpugraphs_jax.tuning.prior import Prior
 
@@ -103,7 +102,7 @@ def learn(
     programs: files of programs, with their families.
     workdir: folder of the models that are trained.
   """
-  ranker, shipped = ranker_lib.load(_MODEL), tune.prior_of("tpu:v3")
+  ranker, shipped = load(_MODEL), tune.prior_of("tpu:v3")
   families = np.random.default_rng(0).permutation(shipped.about["families"])
   part_of = {family: place % _PARTS for place, family in enumerate(families)}
   rankers = [

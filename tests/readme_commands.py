@@ -22,7 +22,7 @@ import time
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-import commands as commands_lib
+import commands
 
 ROOT = Path(__file__).parents[1]
 DATA = "~/data/tpugraphs/npz"  # as the README writes it
@@ -51,7 +51,7 @@ def pages() -> list[str]:
   return [*_FIRST, *sorted(known - ELSEWHERE - set(_FIRST))]
 
 
-def commands(page: str) -> list[str]:
+def commands_of(page: str) -> list[str]:
   """The shell commands in the fenced blocks of a page, without comments."""
   blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
   lines = [
@@ -103,7 +103,7 @@ def run(title: str, command: str) -> None:
     for word in shlex.split(command)[1:]
     for name in (sorted(glob.glob(word)) if "*" in word else [word])
   ]
-  ended = commands_lib.run(commands_lib.Run(words), home=Path.home())
+  ended = commands.run(commands.Run(words), home=Path.home())
   print(f"  {time.monotonic() - started:.0f} s", flush=True)
   if ended.code:
     sys.exit(f"{ended.out[-2000:]}{ended.err[-2000:]}\nerror: exit code {ended.code} of {title}")
@@ -143,11 +143,11 @@ def main() -> None:
   ran: set[str] = set()
   with tempfile.TemporaryDirectory() as folder:
     out = Path(folder)
-    os.environ.setdefault(commands_lib.COMPILED, str(out / "compiled"))
+    os.environ.setdefault(commands.COMPILED, str(out / "compiled"))
     os.chdir(ROOT)
     for page in pages():
       text = (ROOT / page).read_text()
-      for command in commands(text):
+      for command in commands_of(text):
         if command not in ran:
           run(command, small(command, out))
           ran.add(command)

@@ -36,7 +36,7 @@ import pages
 import run_all
 import system_steps
 import systems
-import table as faults
+import table
 import tables_quality
 import tune
 
@@ -319,7 +319,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for collection in systems.RACE
   },
   "system steps": lambda: system_steps.table(recorded("system_steps")),
-  "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),
+  "faults": lambda: table.markdown(table.Kept(FAULTS / "long_form.json").rows).rstrip(),
 }
 
 

@@ -30,8 +30,7 @@ import numpy as np
 
 from tpugraphs_jax import datasets, metrics
 from tpugraphs_jax.data import folds, npz
-from tpugraphs_jax.infra import console, trust
-from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import console, files, trust
 
 HEADER = "ID,TopConfigs"
 # The competition scores the best five of a tile graph.
@@ -165,15 +164,15 @@ def score(
   if not rows:
     raise ValueError(f"{path} has no row, expected rankings of the {split} graphs")
   names = {split_id(row_id)[0] for row_id in rows}
-  files = {
+  paths = {
     row_id: file
     for row_id, file in _files_of(data_root, split, _folds_beside(path)).items()
     if split_id(row_id)[0] in names
   }
-  if problems := _problems(path, rows, files, data_root, split):
+  if problems := _problems(path, rows, paths, data_root, split):
     raise ValueError(problems[0])
   values_of: dict[str, dict[str, float]] = {name: {} for name in datasets.RELEASED if name in names}
-  for row_id, file in files.items():
+  for row_id, file in paths.items():
     (collection, name), (_, ranking) = split_id(row_id), rows[row_id]
     values_of[collection][name] = _score_of(collection, ranking, file)
   return {name: _mean_score(name, values) for name, values in values_of.items()}
@@ -227,9 +226,9 @@ def score_folds(
 
 def _folds_beside(path: str | os.PathLike[str]) -> tuple[folds.Division, int] | None:
   """The folds of the run in whose folder a file is, and its test fold; None without folds."""
-  place = files_lib.join(os.path.dirname(os.fspath(path)) or ".", folds.FILE)
+  place = files.join(os.path.dirname(os.fspath(path)) or ".", folds.FILE)
   try:
-    return folds.read(files_lib.fetch(place))
+    return folds.read(files.fetch(place))
   except FileNotFoundError:
     return None
 
@@ -258,21 +257,21 @@ def _score_of(collection: str, ranking: np.ndarray, file: Path) -> float:
 def _problems(
   path: str | os.PathLike[str],
   rows: Mapping[str, tuple[int, np.ndarray]],
-  files: Mapping[str, Path],
+  paths: Mapping[str, Path],
   data_root: str | os.PathLike[str],
   split: str,
 ) -> list[str]:
   problems = []
   for row_id, (line, ranking) in rows.items():
-    if row_id not in files:
+    if row_id not in paths:
       problems.append(f"{path}:{line}: {row_id} is not a {split} graph of {data_root}")
       continue
-    configs = _config_count(files[row_id])
+    configs = _config_count(paths[row_id])
     if problem := _ranking_problem(split_id(row_id)[0], ranking, configs):
       problems.append(f"{path}:{line}: {row_id} {problem}")
   problems += [
     f"{path}: {row_id} has no row, expected every {split} graph of {data_root}"
-    for row_id in files
+    for row_id in paths
     if row_id not in rows
   ]
   return problems
@@ -394,7 +393,7 @@ def _files_of(
   kept: tuple[folds.Division, int] | None = None,
 ) -> dict[str, Path]:
   """The files of a split by ID, with folds those of its folds."""
-  files = {}
+  by_id = {}
   for collection in datasets.RELEASED if kept is None else kept[0].fold_of:
     paths = (
       npz.files_there(data_root, collection, split)
@@ -402,13 +401,13 @@ def _files_of(
       else kept[0].files(data_root, datasets.Collection(collection), kept[1], split)
     )
     for path in paths:
-      files[graph_id(collection, path.stem)] = path
-  if not files:
+      by_id[graph_id(collection, path.stem)] = path
+  if not by_id:
     raise FileNotFoundError(
       f"no {split} graph under {data_root}; set --data_root to the folder "
       "that holds tile/ and layout/"
     )
-  return files
+  return by_id
 
 
 def _config_count(path: Path) -> int:
@@ -421,7 +420,7 @@ def _config_count(path: Path) -> int:
 
 def _read_rows(path: str | os.PathLike[str]) -> dict[str, tuple[int, np.ndarray]]:
   """Line number and ranking of each ID."""
-  local = files_lib.fetch(path)
+  local = files.fetch(path)
   if not local.is_file():
     raise FileNotFoundError(f"{path}: no such file")
   rows: dict[str, tuple[int, np.ndarray]] = {}
@@ -463,7 +462,7 @@ def _read_row(fields: Sequence[str]) -> tuple[str, np.ndarray]:
 
 
 def _write(path: str | os.PathLike[str], rankings: Mapping[str, np.ndarray]) -> None:
-  with files_lib.replacing(path, encoding="utf-8") as file:
+  with files.replacing(path, encoding="utf-8") as file:
     file.write(HEADER + "\n")
     for row_id, ranking in rankings.items():
       file.write(f"{row_id},{';'.join(map(str, ranking.tolist()))}\n")

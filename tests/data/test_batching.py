@@ -12,7 +12,7 @@ import random_graphs
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.rankers import base
@@ -149,7 +149,7 @@ def test_a_batch_holds_rows_targets_and_blocks_of_its_slates():
 def results(model):
   def loss(params, batch):
     scores = model.apply({"params": params}, batch, train=True)
-    total, count = losses_lib.listmle(
+    total, count = losses.listmle(
       scores, jnp.asarray(batch.target), where=jnp.asarray(batch.config_mask)
     )
     return total / count, scores

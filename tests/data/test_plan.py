@@ -14,8 +14,23 @@ import pytest
 import random_graphs
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.data import plan as plan_lib
 from tpugraphs_jax.data.batching import Slate
+from tpugraphs_jax.data.plan import (
+  Batches,
+  BatchPlan,
+  choose_budgets,
+  config_draw,
+  ConfigSampler,
+  cost,
+  draw_slates,
+  graph_weights,
+  MAX_BUDGETS,
+  sample_block,
+  SAMPLINGS,
+  SlateDraft,
+  smallest_fit,
+  training_batches,
+)
 from tpugraphs_jax.graph import LayoutConfigs
 
 
@@ -35,9 +50,9 @@ def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **option
       ids = rng.choice(20, 3, replace=False)
       return Slate(graphs[number], ids, ids.astype(np.float32), number)
 
-    return plan_lib.SlateDraft(graphs[number].sizes, finish)
+    return SlateDraft(graphs[number].sizes, finish)
 
-  return plan_lib.BatchPlan(
+  return BatchPlan(
     graphs,
     slates_per_step=slates_per_step,
     devices=devices,
@@ -111,15 +126,13 @@ def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
 
   def draw(number, rng, turn):
     nodes = int(rng.integers(1, 200))
-    return plan_lib.SlateDraft(
+    return SlateDraft(
       graphs[number].sizes | {"nodes": nodes},
       lambda: Slate(graphs[number], np.arange(nodes), np.zeros(0), number),
     )
 
   graphs = graphs_of(8)
-  plan = plan_lib.BatchPlan(
-    graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=1000
-  )
+  plan = BatchPlan(graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=1000)
   budgets = set()
   for step in range(20):
     drawn = [
@@ -162,7 +175,7 @@ def test_the_last_batch_of_an_epoch_can_be_smaller(graphs, slates, last, devices
 
 def test_a_device_without_a_slate_gets_a_batch_of_padding():
   plan = plan_of(graphs_of(9), devices=4, drop_remainder=False)
-  source = plan_lib.Batches(
+  source = Batches(
     plan,
     30,
     range(4),
@@ -201,7 +214,7 @@ def test_fewer_slates_than_devices_are_refused():
 @pytest.mark.parametrize("graphs", [5, 60])
 def test_budgets_hold_every_batch_of_every_device(devices, graphs):
   plan = plan_of(graphs_of(graphs), devices=devices)
-  assert len(plan.budgets) <= plan_lib.MAX_BUDGETS
+  assert len(plan.budgets) <= MAX_BUDGETS
   # Far beyond the epochs that the budgets were chosen from.
   for step in (*range(40), *range(1000, 1040)):
     budget = plan.budget(step)
@@ -217,9 +230,7 @@ def batches_of(plan, local_devices=(0,), **options):
     return {"slates": np.array(numbers), "nodes": np.array(budget["nodes"])}
 
   stack = lambda parts: {key: np.stack([part[key] for part in parts]) for key in parts[0]}
-  return plan_lib.training_batches(
-    plan_lib.Batches(plan, 11, local_devices, assemble, stack), **options
-  )
+  return training_batches(Batches(plan, 11, local_devices, assemble, stack), **options)
 
 
 def assert_same(found, expected):
@@ -277,10 +288,8 @@ def test_waste_of_an_endless_run_is_the_least_possible(seed, max_budgets):
   nodes = np.random.default_rng(seed).integers(1, 400, 9)
   # Only nodes, so that no other entry forces a batch into a larger budget.
   sizes = [{"nodes": int(n) - 1} for n in nodes]
-  budgets = plan_lib.choose_budgets(sizes, max_budgets=max_budgets, multiple=1)
-  found = 1 - nodes.sum() / sum(
-    budgets[plan_lib.smallest_fit([size], budgets)]["nodes"] for size in sizes
-  )
+  budgets = choose_budgets(sizes, max_budgets=max_budgets, multiple=1)
+  found = 1 - nodes.sum() / sum(budgets[smallest_fit([size], budgets)]["nodes"] for size in sizes)
   assert found <= least_waste(nodes, max_budgets) + 0.02
 
 
@@ -289,24 +298,24 @@ def test_a_budget_must_save_more_padding_than_its_compilation_costs():
   # The second of two budgets saves 1,200 nodes in four steps, each in 16 configurations.
   saved_rows = 16 * (4 * 800 - (2 * 200 + 2 * 800)) / 4
   short, long = (1.5e6 / saved_rows * factor for factor in (0.99, 1.01))
-  assert len(plan_lib.choose_budgets(sizes, steps=short)) == 1
-  assert len(plan_lib.choose_budgets(sizes, steps=long)) == 2
-  assert len(plan_lib.choose_budgets(sizes)) == 4
+  assert len(choose_budgets(sizes, steps=short)) == 1
+  assert len(choose_budgets(sizes, steps=long)) == 2
+  assert len(choose_budgets(sizes)) == 4
 
 
 def test_nodes_of_score_tables_count_once():
   kernels = [{"nodes": n} for n in (100, 200, 400, 800)]
   tables = [size | {"choices": 7} for size in kernels]
-  assert plan_lib.cost(tables).tolist() == [100, 200, 400, 800]
-  assert len(plan_lib.choose_budgets(kernels, steps=600)) > 1
-  assert len(plan_lib.choose_budgets(tables, steps=600)) == 1
+  assert cost(tables).tolist() == [100, 200, 400, 800]
+  assert len(choose_budgets(kernels, steps=600)) > 1
+  assert len(choose_budgets(tables, steps=600)) == 1
 
 
 DRAWS = 20_000
 
 
 def counts_of(runtime, count, kind):
-  rng, draw = np.random.default_rng(0), plan_lib.config_draw(np.array(runtime), count, kind)
+  rng, draw = np.random.default_rng(0), config_draw(np.array(runtime), count, kind)
   return collections.Counter(tuple(sorted(draw(rng).tolist())) for _ in range(DRAWS))
 
 
@@ -353,16 +362,16 @@ def test_uniform_slates_give_every_set_the_same_chance():
 
 def test_graphs_weigh_by_their_configurations():
   configs = [configs_of(np.arange(1, n + 1)) for n in (4, 9, 1)]
-  assert plan_lib.graph_weights(configs, "uniform", 2) is None
-  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "proportional", 2), [4, 9, 1])
-  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "sqrt", 2), [2, 3, 1])
-  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "every_config", 2), [2, 4, 1])
+  assert graph_weights(configs, "uniform", 2) is None
+  np.testing.assert_array_equal(graph_weights(configs, "proportional", 2), [4, 9, 1])
+  np.testing.assert_array_equal(graph_weights(configs, "sqrt", 2), [2, 3, 1])
+  np.testing.assert_array_equal(graph_weights(configs, "every_config", 2), [2, 4, 1])
 
 
 @pytest.mark.parametrize("configs, count", [(40, 10), (4, 4), (4, 5), (4, 16)])
-@pytest.mark.parametrize("kind", plan_lib.SAMPLINGS)
+@pytest.mark.parametrize("kind", SAMPLINGS)
 def test_a_slate_is_a_pure_function_of_the_generator_and_has_what_there_is(kind, configs, count):
-  draw = plan_lib.config_draw(np.arange(configs)[::-1], count, kind)
+  draw = config_draw(np.arange(configs)[::-1], count, kind)
   first, second = (draw(np.random.default_rng(7)) for _ in range(2))
   np.testing.assert_array_equal(first, second)
   assert set(first.tolist()) <= set(range(configs))
@@ -384,7 +393,7 @@ def configs_of(runtime_ns):
 @pytest.mark.parametrize("nodes, keep", [(10, 3), (9, 3), (3, 3), (2, 5), (1, 1)])
 def test_blocks_partition_the_graph_and_each_is_drawn_evenly(nodes, keep):
   rng, draws = np.random.default_rng(4), 4000
-  counts = collections.Counter(plan_lib.sample_block(nodes, keep, rng) for _ in range(draws))
+  counts = collections.Counter(sample_block(nodes, keep, rng) for _ in range(draws))
   covered = [node for start, stop in sorted(counts) for node in range(start, stop)]
   assert covered == list(range(nodes))
   assert max(stop - start for start, stop in counts) == min(nodes, keep)
@@ -406,18 +415,18 @@ def test_every_configuration_comes_once_before_any_comes_twice(per_epoch):
     )
     for graph, size in zip(graphs, sizes)
   ]
-  sampler = plan_lib.ConfigSampler(
+  sampler = ConfigSampler(
     configs, count=3, sampling="uniform", targets=lambda configs, ids: ids, every=7
   )
-  plan = plan_lib.BatchPlan(
+  plan = BatchPlan(
     graphs,
     slates_per_step=1,
     devices=1,
-    draw=plan_lib.draw_slates(graphs, sampler),
+    draw=draw_slates(graphs, sampler),
     seed=0,
     epochs=8,
     slates_per_epoch=per_epoch,
-    weights=plan_lib.graph_weights(configs, "every_config", 3),
+    weights=graph_weights(configs, "every_config", 3),
   )
   assert plan.steps_per_epoch == (per_epoch or 6)
   seen = {number: [] for number in range(3)}

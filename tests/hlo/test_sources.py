@@ -11,8 +11,8 @@ import pytest
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.columns import opcode_ids
-from tpugraphs_jax.hlo import __main__ as cli
 from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo.__main__ import main
 
 _SAMPLE = Path(__file__).parents[1] / "data" / "hlo" / "fuzz01.hlo.pb"
 _X = jax.ShapeDtypeStruct((4, 8), jnp.float32)
@@ -168,7 +168,7 @@ def test_a_folder_of_dumps_is_refused_with_its_modules_and_stages(tmp_path, caps
   (tmp_path / "module_0001.jit_f.cpu_after_optimizations-memory-usage-report.txt").write_text("0")
   with pytest.raises(ValueError, match=r"2 HLO modules.*jit_f.*cpu_after_opt.*step\.12 \(before"):
     hlo.featurize(tmp_path)
-  assert cli.main(["show", str(tmp_path)]) == 0
+  assert main(["show", str(tmp_path)]) == 0
   assert capsys.readouterr().out == (
     "module_0001.jit_f: 0002.simplify.after_start.before_dce, before_optimizations, "
     "cpu_after_optimizations\nmodule_0007.step.12: before_optimizations\n"
@@ -206,5 +206,5 @@ def test_jax_is_not_imported_for_files():
 
 
 def test_the_command_prints_a_file(capsys):
-  assert cli.main(["show", str(_SAMPLE.with_name("text_ops1.hlo.pb"))]) == 0
+  assert main(["show", str(_SAMPLE.with_name("text_ops1.hlo.pb"))]) == 0
   assert capsys.readouterr().out.startswith("text_ops1: 58 nodes, 59 edges")

@@ -4,8 +4,8 @@ import pytest
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.hlo import __main__ as cli
 from tpugraphs_jax.hlo import tuning_data
+from tpugraphs_jax.hlo.__main__ import main
 from tpugraphs_jax.hlo.proto import ConfigProfile, ModuleTuningData, TuningData
 
 
@@ -129,7 +129,7 @@ def test_conversion_goes_on_after_a_file_that_cannot_be_read(tmp_path, capsys):
   module.write_bytes(_module().SerializeToString())
   paths = [module, tmp_path / "missing.pb", _write(tmp_path, layout)]
   out = tmp_path / "out"
-  assert cli.main(["convert", *map(str, paths), "--out", str(out), "--jobs", "1"]) == 1
+  assert main(["convert", *map(str, paths), "--out", str(out), "--jobs", "1"]) == 1
   assert [path.name for path in out.iterdir()] == ["program.npz"]
   printed = capsys.readouterr()
   assert "1 files written" in printed.out and "2 inputs failed" in printed.out
@@ -162,6 +162,6 @@ def test_what_the_reader_of_npz_refuses_is_not_written_and_others_are(tmp_path, 
       ("good", _good_layout()),
     )
   ]
-  assert cli.main(["convert", *map(str, paths), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
+  assert main(["convert", *map(str, paths), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.npz"]
   assert "names a node twice" in capsys.readouterr().err

@@ -18,10 +18,9 @@ import tpugraphs_jax
 from tpugraphs_jax import datasets, hlo, submission
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import TileConfigs
-from tpugraphs_jax.hlo import __main__ as hlo_command
+from tpugraphs_jax.hlo.__main__ import main
 from tpugraphs_jax.infra import console, files, machine, trust
-from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers import model_file, ranker
 from tpugraphs_jax.train import evaluation
 
 SHIPPED = model_file.SHIPPED / "layout-cpu-measured.npz"
@@ -266,7 +265,7 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
     for node in each.instructions:
       node.name = f"n{ESCAPE}"
   (tmp_path / "m.pb").write_bytes(module.SerializeToString())
-  assert hlo_command.main(["show", str(tmp_path / "m.pb")]) == 0
+  assert main(["show", str(tmp_path / "m.pb")]) == 0
   (tmp_path / "s.csv").write_text(f"{submission.HEADER}\ntile:xla:a{ESCAPE},0;1;2;3;4\n")
   npz.write_tile(
     tmp_path / "tile/xla/test/a.npz",
@@ -351,11 +350,11 @@ def test_a_model_can_be_saved_again(tmp_path):
   np.testing.assert_array_equal(again.rank(graph)[1], model.rank(graph)[1])
   assert again.about == model.about
   with pytest.raises(ValueError, match="no parameters"):
-    ranker_lib.Ranker(model.config).save(tmp_path / "none.npz")
+    ranker.Ranker(model.config).save(tmp_path / "none.npz")
 
 
 def test_showing_a_graph_file_says_what_reads_it(capsys):
-  assert hlo_command.main(["show", GRAPH]) == 2
+  assert main(["show", GRAPH]) == 2
   assert "read_layout" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ import plain
 import pytest
 import random_graphs
 
-from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout import res_model, sage
@@ -74,7 +74,7 @@ def loss_and_gradient(scores, target, mask):
   """ListMLE and its gradient with respect to scores; compiled once for all models."""
 
   def loss(scores):
-    total, count = losses_lib.listmle(scores, target, where=mask)
+    total, count = losses.listmle(scores, target, where=mask)
     return total / count
 
   return jax.value_and_grad(loss)(scores)

@@ -14,14 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers import official_weights as official
+from tpugraphs_jax.losses import combine, loss_sums, LossOptions, parse_losses
+from tpugraphs_jax.rankers import base, official_weights
 from tpugraphs_jax.rankers.layout import res_model
-from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train import state
 
 FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR", Path(__file__).parents[1] / "data/parity"))
 TILE_FILES = sorted(FOLDER.glob("tile_*.npz"))
@@ -95,12 +94,12 @@ def tile_batch(case: Recorded, *, padding: int):
 
 def loss_function(model, batch, losses: str):
   """`params -> (loss, scores)`, without penalties."""
-  parsed = losses_lib.parse_losses(losses)
+  parsed = parse_losses(losses)
 
   def loss(params):
     scores = model.apply({"params": params}, batch, train=True)
-    sums = losses_lib.loss_sums(parsed, scores, jnp.asarray(batch.target), where=batch.config_mask)
-    return losses_lib.combine(parsed, *sums), scores
+    sums = loss_sums(parsed, scores, jnp.asarray(batch.target), where=batch.config_mask)
+    return combine(parsed, *sums), scores
 
   return loss
 
@@ -109,22 +108,20 @@ def three_steps(
   case: Recorded, model, batch, score, *, losses: str, temperature: float
 ) -> Comparisons:
   """Scores, losses and weights of three training steps from the recorded start."""
-  optimizer = state_lib.create_optimizer(
+  optimizer = state.create_optimizer(
     learning_rate=case.meta["adam"]["lr"],
     total_steps=3,
     clip_norm_per_variable=case.meta["adam"]["clipnorm"],
   )
-  train_step = state_lib.make_train_step(
+  train_step = state.make_train_step(
     model,
     optimizer,
-    losses_lib.LossOptions(
-      losses=losses, temperature=temperature, kernel_l2=1e-4, activity_l2=1e-4
-    ),
+    LossOptions(losses=losses, temperature=temperature, kernel_l2=1e-4, activity_l2=1e-4),
     devices=jax.local_devices()[:1],
   )
-  params = official.params_from_official(model, case.weights("init"))
+  params = official_weights.params_from_official(model, case.weights("init"))
   train_state, stacked = jax.tree.map(
-    lambda leaf: np.asarray(leaf)[None], (state_lib.TrainState.create(params, optimizer), batch)
+    lambda leaf: np.asarray(leaf)[None], (state.TrainState.create(params, optimizer), batch)
   )
   for i, expected in enumerate(case["total_loss_per_step"]):
     train_state, metrics = train_step(train_state, stacked)
@@ -132,7 +129,7 @@ def three_steps(
     params = parallel.unreplicate(train_state).params
     yield "steps", score(params), case[f"scores_after_step{i + 1}"]
   flat = flax.traverse_util.flatten_dict(params)
-  for path, weight in zip(official.weight_order(model), case.weights("final"), strict=True):
+  for path, weight in zip(official_weights.weight_order(model), case.weights("final"), strict=True):
     yield "steps", flat[path], weight
 
 
@@ -140,7 +137,7 @@ def tile_comparisons(path: Path) -> Comparisons:
   """Scores and training steps of a recorded model of kernels."""
   case = Recorded(path)
   model = base.create_network("tile", case.meta["model"], **case.meta["kwargs"])
-  params = official.params_from_official(model, case.weights("init"))
+  params = official_weights.params_from_official(model, case.weights("init"))
   batch = tile_batch(case, padding=9)
   score = jax.jit(lambda params: model.apply({"params": params}, batch, train=True))
   yield "scores", score(params), case["scores"]
@@ -182,14 +179,16 @@ def layout_comparisons(path: Path) -> Comparisons:
   """Scores, loss, gradients and training steps of a recorded model of programs."""
   case = Recorded(path)
   model = res_model.ResModel(**case.meta["kwargs"])
-  params = official.params_from_official(model, case.weights("init"))
+  params = official_weights.params_from_official(model, case.weights("init"))
   batch = layout_batch(case, hops=model.hops, padding=7)
   loss_of = jax.jit(jax.value_and_grad(loss_function(model, batch, "ListMLELoss:1"), has_aux=True))
   (loss, scores), grads = loss_of(params)
   yield "scores", scores, case["scores"]
   yield "loss", loss, case["listmle_loss"]
   flat = flax.traverse_util.flatten_dict(grads)
-  for weight_path, grad in zip(official.weight_order(model), case.weights("grad"), strict=True):
+  for weight_path, grad in zip(
+    official_weights.weight_order(model), case.weights("grad"), strict=True
+  ):
     yield "gradients", flat[weight_path], grad
   score = lambda params: loss_of(params)[0][1]
   yield from three_steps(case, model, batch, score, losses="ListMLELoss:1", temperature=1.0)

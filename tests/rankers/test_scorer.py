@@ -15,8 +15,8 @@ import random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers import scorer as scorer_lib
 from tpugraphs_jax.rankers.layout.res_model import ResModel
+from tpugraphs_jax.rankers.scorer import chunks, Encoder, network_step
 
 IDENTITY = lambda x: x
 
@@ -74,16 +74,14 @@ def test_every_configuration_gets_its_own_score_in_order(
 ):
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   graphs = tile_graphs(SIZES)
-  encoder = scorer_lib.Encoder(
-    read_number, assemble_tile, graphs=graphs_per_batch, configs=configs_per_batch
-  )
+  encoder = Encoder(read_number, assemble_tile, graphs=graphs_per_batch, configs=configs_per_batch)
   assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
 
 
 def test_subsets_are_scored_in_the_order_asked_for():
   graphs, rng = tile_graphs(SIZES), np.random.default_rng(1)
   chosen = [rng.integers(0, n, k) for (_, _, n), k in zip(SIZES, (3, 1, 40, 0, 12, 2))]
-  encoder = scorer_lib.Encoder(read_number, assemble_tile, graphs=2, configs=4)
+  encoder = Encoder(read_number, assemble_tile, graphs=2, configs=4)
   found = scores_of(encoder, {}, graphs, chosen)
   assert_equal_lists(found, [n[ids] for n, ids in zip(numbers_of(graphs), chosen)])
 
@@ -95,7 +93,7 @@ def test_devices_share_a_shape_though_one_graph_has_more_edges_and_one_more_node
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   sizes = [(10, 600, 4)] * 3 + [(200, 16, 4)] * 2
   graphs = tile_graphs(sizes)
-  encoder = scorer_lib.Encoder(read_number, assemble_tile, graphs=1, configs=4)
+  encoder = Encoder(read_number, assemble_tile, graphs=1, configs=4)
   assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
 
 
@@ -106,7 +104,7 @@ def test_later_calls_use_the_shapes_of_earlier_ones():
     shapes.append(batch.config_feat.shape + batch.graph.nodes["feat"].shape)
     return read_number(params, batch)
 
-  encoder = scorer_lib.Encoder(recorded_number, assemble_tile, graphs=1, configs=8)
+  encoder = Encoder(recorded_number, assemble_tile, graphs=1, configs=8)
   # The same again, one almost as large, one that is much smaller, one that is larger.
   for nodes, compiled in ((400, 1), (400, 1), (390, 1), (40, 2), (39, 2), (900, 3), (400, 3)):
     graphs = tile_graphs([(nodes, nodes, 3)])
@@ -143,7 +141,7 @@ def test_tasks_score_their_share_and_all_get_everything(monkeypatch):
       steps[index] += 1
       return read_number(params, batch)
 
-    return scores_of(scorer_lib.Encoder(counted, assemble_tile, graphs=1, configs=4), {}, graphs)
+    return scores_of(Encoder(counted, assemble_tile, graphs=1, configs=4), {}, graphs)
 
   with concurrent.futures.ThreadPoolExecutor(processes) as pool:
     for found in pool.map(process, range(processes)):
@@ -186,7 +184,7 @@ def test_tile_scores_equal_one_graph_and_one_configuration_at_a_time():
   params = params_of(model, graphs, assemble_tile)
   expected = one_by_one(model, params, graphs, assemble_tile)
   assert np.ptp(expected[0]) > 0
-  encoder = scorer_lib.Encoder(scorer_lib.network_step(model), assemble_tile, graphs=2, configs=4)
+  encoder = Encoder(network_step(model), assemble_tile, graphs=2, configs=4)
   assert_close_lists(scores_of(encoder, params, graphs), expected)
 
 
@@ -203,7 +201,7 @@ def test_layout_scores_equal_one_graph_and_one_configuration_at_a_time():
     "layout", "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=2, dropout="dropout"
   )
   params = params_of(model, prepared, assemble_layout)
-  encoder = scorer_lib.Encoder(scorer_lib.network_step(model), assemble_layout, graphs=2, configs=4)
+  encoder = Encoder(network_step(model), assemble_layout, graphs=2, configs=4)
   whole = one_by_one(model, params, prepared, assemble_layout)
   assert_close_lists(scores_of(encoder, params, prepared), whole)
   blocks = [(0, 6), (10, 30), (4, 8)]
@@ -222,12 +220,12 @@ def test_a_call_takes_as_many_configurations_as_the_free_memory_holds(monkeypatc
     return assemble_tile(slots, budget, graphs=graphs, configs=configs)
 
   model = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
-  params, step = params_of(model, graphs, assemble_tile), scorer_lib.network_step(model)
+  params, step = params_of(model, graphs, assemble_tile), network_step(model)
   if free is None:  # the program of four configurations takes 1.5 times as much
     monkeypatch.setattr(parallel, "memory_of", lambda *args: 1500)
     free = 1000
   monkeypatch.setattr(parallel, "free_memory", lambda: free)
-  encoder = scorer_lib.Encoder(step, assemble, graphs=2, configs=4)
+  encoder = Encoder(step, assemble, graphs=2, configs=4)
   found = scores_of(encoder, params, graphs)
   assert taken[-1] == largest
   assert_close_lists(found, one_by_one(model, params, graphs, assemble_tile))
@@ -341,7 +339,7 @@ def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(monkey
 def test_chunks_hold_every_configuration_once(count, even):
   """As few as possible; even ones differ by one in length."""
   ids = np.arange(100, 100 + count)
-  parts_of = scorer_lib.chunks(ids, 6, even=even)
+  parts_of = chunks(ids, 6, even=even)
   sizes = [len(part) for part in parts_of]
   assert len(sizes) == -(-count // 6) and all(0 < size <= 6 for size in sizes)
   assert not even or max(sizes, default=0) - min(sizes, default=0) <= 1

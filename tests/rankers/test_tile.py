@@ -8,8 +8,7 @@ import random_graphs
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers import scorer as scorer_lib
+from tpugraphs_jax.rankers import base, scorer
 
 MODELS = ("LateJoinSAGE", "LateJoinResGCN", "MLP")
 # Nodes, edges and configurations: an isolated node, one configuration, and many.
@@ -44,9 +43,7 @@ def made(name, kernels):
   budget = random_graphs.common_budget([kernels[0].sizes])
   batch = family.assemble(slates, budget, graphs=1, configs=2)
   params = parts.params_of(family.network, batch)
-  plain = scorer_lib.Encoder(
-    scorer_lib.network_step(family.network), family.assemble, graphs=2, configs=4
-  )
+  plain = scorer.Encoder(scorer.network_step(family.network), family.assemble, graphs=2, configs=4)
   return family, params, plain.run(params, kernels, every(kernels))
 
 

@@ -9,13 +9,13 @@ import pytest
 from run_folders import write_run
 
 from tpugraphs_jax import report
-from tpugraphs_jax.report import __main__ as command
+from tpugraphs_jax.report.__main__ import _beside, main
 
 
 def test_the_command_also_writes_csv_and_png(tmp_path, capsys):
   out, several = tmp_path / "out", [write_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
   assert (
-    command.main(
+    main(
       [
         *map(str, several),
         "--out",
@@ -44,7 +44,7 @@ def test_a_verdict_names_every_run_with_its_labels_and_page(tmp_path, capsys):
     write_run(tmp_path / "other", rate=0.1, quality=0.5),
     write_run(tmp_path / "own", kind=kind, collection="layout:own:mine"),
   ]
-  assert command.main([*map(str, folders), "--verdict"]) == 0
+  assert main([*map(str, folders), "--verdict"]) == 0
   tile, own = re.split("(?=^layout)", capsys.readouterr().out, flags=re.M)
   assert tile.startswith("tile:xla (SYNTHETIC") and kind in own.splitlines()[0]
   assert "tile is ahead: Kendall tau 1.000" in tile and "above other and better on 6 of 6" in tile
@@ -66,19 +66,19 @@ def test_a_verdict_names_every_run_with_its_labels_and_page(tmp_path, capsys):
   ],
 )
 def test_a_page_comes_beside_its_runs(names, place):
-  assert command._beside(names) == f"{place}/report.html"
+  assert _beside(names) == f"{place}/report.html"
 
 
 def test_the_page_of_a_run_is_in_its_folder(tmp_path, capsys):
   run = write_run(tmp_path / "run")
-  assert command.main([str(run)]) == 0
+  assert main([str(run)]) == 0
   assert f"wrote {run}/report.html" in capsys.readouterr().out
   assert 'href="metrics.jsonl"' in (run / "report.html").read_text()
 
 
 def test_help_describes_the_command_by_an_example(capsys):
   with pytest.raises(SystemExit) as end:
-    command.main(["--help"])
+    main(["--help"])
   assert end.value.code == 0 and "python -m tpugraphs_jax.report out/" in capsys.readouterr().out
 
 
@@ -87,7 +87,7 @@ def test_help_describes_the_command_by_an_example(capsys):
 )
 def test_mistakes_take_one_line(arguments, complaint, tmp_path, capsys):
   run = str(write_run(tmp_path / "run"))
-  assert command.main([a.format(run=run) for a in arguments]) == 2
+  assert main([a.format(run=run) for a in arguments]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith("error: ") and complaint in line
 
@@ -119,5 +119,5 @@ def test_a_page_that_cannot_be_drawn_fails_no_run(tmp_path, caplog):
 def test_names_with_signs_of_formulas_are_drawn(tmp_path):
   run = write_run(tmp_path / "a$b_{c", kind="estimate $x_{")
   page, figures = tmp_path / "page.html", tmp_path / "figures"
-  assert command.main([str(run), "--out", str(page), "--png", str(figures)]) == 0
+  assert main([str(run), "--out", str(page), "--png", str(figures)]) == 0
   assert "alex$net_{1" in page.read_text() and list(figures.iterdir())

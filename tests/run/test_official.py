@@ -13,7 +13,7 @@ import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.rankers import official_weights as official_models
+from tpugraphs_jax.rankers import official_weights
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import results
 from tpugraphs_jax.train.experiment import evaluable
@@ -31,7 +31,7 @@ def weights_of(kind, data_root):
   rng = np.random.default_rng(0)
   weights = [
     rng.normal(0, 0.3, shapes[path].shape).astype(np.float32)
-    for path in official_models.weight_order(experiment.ranker.family.network)
+    for path in official_weights.weight_order(experiment.ranker.family.network)
   ]
   weights[0] = weights[0][: official.num_ops(data_root, COLLECTIONS[kind])]
   return experiment, weights
@@ -62,7 +62,7 @@ def test_the_model_scores_as_its_weights_say(kind, data_root, tmp_path):
   path = npz.split_files(data_root, COLLECTIONS[kind], "test")[0]
   graph = (npz.read_tile if kind == "tile" else npz.read_layout)(path)
   assert len(weights[0]) < OPCODES
-  experiment.ranker.params = official_models.params_from_official(
+  experiment.ranker.params = official_weights.params_from_official(
     experiment.ranker.family.network, with_all_opcodes(weights)
   )
   (expected,) = experiment.ranker.scores([graph])
@@ -75,7 +75,7 @@ def test_the_model_scores_as_its_weights_say(kind, data_root, tmp_path):
 def test_a_trained_model_becomes_the_official_weights_for_its_data(kind, data_root, tmp_path):
   experiment, weights = weights_of(kind, data_root)
   network = experiment.ranker.family.network
-  params = official_models.params_from_official(network, with_all_opcodes(weights))
+  params = official_weights.params_from_official(network, with_all_opcodes(weights))
   experiment.ranker.save(tmp_path / "model.npz", params, {})
   path = tmp_path / "weights.npz"
   assert (

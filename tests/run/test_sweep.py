@@ -11,7 +11,6 @@ import time
 import pytest
 from run_folders import write_run
 
-from tpugraphs_jax import run as run_lib
 from tpugraphs_jax.infra import tasks
 from tpugraphs_jax.run import sweep
 
@@ -226,7 +225,7 @@ def test_fields_go_to_every_run_and_what_follows_the_dashes_to_beam():
 def test_the_command_of_a_run_ends_with_its_sweep_and_carries_out_the_config(monkeypatch):
   done = []
   monkeypatch.setattr(tasks, "end_with_parent", lambda number: done.append("watched"))
-  monkeypatch.setattr(run_lib, "layout", lambda: done.append(list(sys.argv)))
+  monkeypatch.setattr("tpugraphs_jax.run.layout", lambda: done.append(list(sys.argv)))
   monkeypatch.setattr(sys, "argv", ["-c", "--config=x"])
   value = "layout.py:xla-random,ci"
   exec(sweep._command_of(sweep._parse([f"--config={value}", "--out=o"]), value, [])[2], {})

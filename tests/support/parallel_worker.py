@@ -13,8 +13,7 @@ import toy
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers import scorer as scorer_lib
+from tpugraphs_jax.rankers import base, scorer
 
 
 class Batches:
@@ -71,7 +70,7 @@ def check_scores():
     for graph in graphs
   ]
   params = jax.jit(model.init)(jax.random.key(0), alone[0])["params"]
-  encoder = scorer_lib.Encoder(scorer_lib.network_step(model), assemble, graphs=1, configs=5)
+  encoder = scorer.Encoder(scorer.network_step(model), assemble, graphs=1, configs=5)
   found = encoder.run(params, graphs, [np.arange(5)] * len(graphs))
   apply = jax.jit(lambda batch: model.apply({"params": params}, batch))
   for scores, batch in zip(found, alone, strict=True):

@@ -17,7 +17,7 @@ from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.segments import batches as segment_batches
+from tpugraphs_jax.rankers.segments import batches
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, SegmentSlate
 from tpugraphs_jax.rankers.segments.family import SegmentModel, Segments
 
@@ -69,10 +69,10 @@ def segmented(
 ) -> SegmentedGraph:
   """Prepared contiguous segments, or those given by `segment [N]`."""
   if segment is None:
-    segment = segment_batches.partition(graph, method="contiguous", max_nodes=max_nodes)
-  pieces, cut = segment_batches.split(graph, segment)
+    segment = batches.partition(graph, method="contiguous", max_nodes=max_nodes)
+  pieces, cut = batches.split(graph, segment)
   prepared = [batching.prepare(piece, piece.node_feat, hops=1) for piece in pieces]
-  return segment_batches.segmented(graph, prepared, fresh=fresh, cut_edges=cut)
+  return batches.segmented(graph, prepared, fresh=fresh, cut_edges=cut)
 
 
 def assemble_layout(slots, budget, *, graphs, configs):
@@ -102,7 +102,7 @@ def batch_of(
 ) -> SegmentBatch:
   """A batch of one device; `room_for` are the graphs of all devices."""
   budget = budget_for(room_for or [slot.graph for slot in slots], graphs * fresh)
-  return segment_batches.assemble(
+  return batches.assemble(
     slots,
     budget,
     graphs=graphs,
@@ -124,9 +124,9 @@ def readouts(model, params, graph: SegmentedGraph, config_ids) -> np.ndarray:
   return np.stack(values)
 
 
-def per_device(batches: Sequence[SegmentBatch]) -> SegmentBatch:
+def per_device(parts: Sequence[SegmentBatch]) -> SegmentBatch:
   """One batch with a leading axis of devices."""
-  return parallel.stack_for_devices(segment_batches.align(batches))
+  return parallel.stack_for_devices(batches.align(parts))
 
 
 def graphs_of(segments: tuple[int, ...] = (3, 4, 5), fresh: int = 1):

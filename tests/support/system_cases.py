@@ -10,7 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import parts as parts_lib
+import parts
 import random_graphs
 
 from tpugraphs_jax.data import batching
@@ -147,7 +147,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def features(hop: int, width: int = WIDTH, seed: int = 0) -> tuple[np.ndarray | None, ...]:
-  """The parts `shared` and `varying` of random features of `BATCH` in one form."""
+  """The halves `shared` and `varying` of random features of `BATCH` in one form."""
   shared = random(NODES, 1, width, seed=seed)
   if hop == NONE:
     return shared, None
@@ -157,16 +157,16 @@ def features(hop: int, width: int = WIDTH, seed: int = 0) -> tuple[np.ndarray | 
   return shared, random(rows, CONFIGS, width, seed=seed + 1)
 
 
-def nodes_of(parts: Sequence[Any], hop: int, batch: Any = BATCH) -> Nodes:
+def nodes_of(halves: Sequence[Any], hop: int, batch: Any = BATCH) -> Nodes:
   """`features` as `Nodes`."""
   return Nodes(
-    Slates.of(batch), *(None if part is None else jnp.asarray(part) for part in parts), hop
+    Slates.of(batch), *(None if part is None else jnp.asarray(part) for part in halves), hop
   )
 
 
-def full_of(parts: Sequence[Any], hop: int) -> np.ndarray:
+def full_of(halves: Sequence[Any], hop: int) -> np.ndarray:
   """The tensor `[N, C, F]` that `features` stand for, row by row."""
-  shared, varying = parts
+  shared, varying = halves
   if hop == EVERYWHERE:
     return varying
   full = np.repeat(shared, CONFIGS, axis=1)
@@ -187,24 +187,24 @@ def apply_to(
 
   The module takes `Nodes` in the form `hop`, and the result is brought to `[N, C, F']`.
   """
-  parts = features(hop, seed=seed)
-  call = lambda params, parts: module.apply(
-    {"params": params}, nodes_of(parts, hop), *more, **options
+  halves = features(hop, seed=seed)
+  call = lambda params, halves: module.apply(
+    {"params": params}, nodes_of(halves, hop), *more, **options
   )
   shapes = jax.eval_shape(
-    lambda parts: module.init(jax.random.key(0), nodes_of(parts, hop), *more, **options), parts
+    lambda halves: module.init(jax.random.key(0), nodes_of(halves, hop), *more, **options), halves
   )
   params = random_like(shapes.get("params", {}), scale)
 
   @jax.jit
-  def run(params, parts):
-    found = call(params, parts)
+  def run(params, halves):
+    found = call(params, halves)
     return found.everywhere() if isinstance(found, Nodes) else found
 
-  found = np.asarray(run(params, parts))
+  found = np.asarray(run(params, halves))
   if found.shape[:2] == (NODES, 1):
     found = np.repeat(found, CONFIGS, axis=1)
-  return params, full_of(parts, hop), found
+  return params, full_of(halves, hop), found
 
 
 def random_like(shapes: Any, scale: float = 0.5, seed: int = 7) -> Any:
@@ -352,7 +352,7 @@ def slow_inputs(batch: Any, table: np.ndarray) -> np.ndarray:
 
 def scores_and_gradients(network: Any, batches: Sequence[Any]) -> list[tuple[np.ndarray, Any]]:
   """Scores `[G, C]` (0 for padding) and gradients in training, of each batch."""
-  params = parts_lib.params_of(network, batches[0])
+  params = parts.params_of(network, batches[0])
   weight = random(*batches[0].target.shape, seed=3)
 
   def loss(params, batch):

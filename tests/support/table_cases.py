@@ -11,8 +11,7 @@ import random_graphs
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.rankers.tables import batches as table_batches
-from tpugraphs_jax.rankers.tables import terms
+from tpugraphs_jax.rankers.tables import batches, terms
 
 CONFIGS = 4
 
@@ -48,12 +47,12 @@ def program(
   return dataclasses.replace(graph, node_feat=feat, edge_index=edge_index)
 
 
-def prepared(graph: OpGraph, **options) -> table_batches.PreparedTables:
+def prepared(graph: OpGraph, **options) -> batches.PreparedTables:
   """The program with its node features scaled down and the terms of all configurations."""
-  return table_batches.prepare(graph, np.log1p(graph.node_feat), terms.terms_of(graph), **options)
+  return batches.prepare(graph, np.log1p(graph.node_feat), terms.terms_of(graph), **options)
 
 
-def slates(programs: Sequence[table_batches.PreparedTables], configs: int) -> list[batching.Slate]:
+def slates(programs: Sequence[batches.PreparedTables], configs: int) -> list[batching.Slate]:
   """The first `configs` configurations of each program, last first."""
   made = []
   for i, program_ in enumerate(programs):
@@ -64,18 +63,18 @@ def slates(programs: Sequence[table_batches.PreparedTables], configs: int) -> li
 
 
 def batch_of(
-  programs: Sequence[table_batches.PreparedTables],
+  programs: Sequence[batches.PreparedTables],
   *,
   order: Sequence[int] = (0, 1, 2),
   spare: int = 0,
   graphs: int = 3,
   configs: int = CONFIGS,
   choices: int = 0,
-) -> table_batches.TableBatch:
+) -> batches.TableBatch:
   """Slates of some of the programs, in a batch with room for all of them."""
   sizes, made = batching.total_sizes(programs), slates(programs, CONFIGS)
   budget = random_graphs.common_budget([sizes], spare=spare)
-  return table_batches.assemble(
+  return batches.assemble(
     [made[i] for i in order],
     budget | {"choices": choices or sizes["choices"]},
     graphs=graphs,

@@ -9,14 +9,14 @@ import numpy as np
 
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.train import loop
-from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train.state import create_optimizer, TrainState
 
 DEVICES = 4  # of all processes
 STEPS_PER_EPOCH = 4
 EPOCHS = 3
 STEPS = STEPS_PER_EPOCH * EPOCHS
 
-OPTIMIZER = state_lib.create_optimizer(
+OPTIMIZER = create_optimizer(
   learning_rate=0.1,
   schedule="cosine",
   warmup_fraction=0.2,
@@ -43,7 +43,7 @@ def make_batches(size=100):
 
 def make_state():
   params = {"slope": jnp.asarray(0.3), "offset": jnp.asarray(-0.1)}
-  return state_lib.TrainState.create(params, OPTIMIZER).replace(extra=jnp.zeros(5))
+  return TrainState.create(params, OPTIMIZER).replace(extra=jnp.zeros(5))
 
 
 def device_step(state, batch):

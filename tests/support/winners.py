@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 
-from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
@@ -234,10 +234,10 @@ def flat(params: Any) -> dict[str, np.ndarray]:
 
 def loss_of(experiment: Experiment, batch: Any) -> Any:
   """The training loss as a function of scores `[G, C]`, without penalties."""
-  options = losses_lib.LossOptions.of(experiment.config.loss)
+  options = losses.LossOptions.of(experiment.config.loss)
 
   def on_device(scores):
-    totals, counts = losses_lib.loss_sums(
+    totals, counts = losses.loss_sums(
       options.weighted,
       scores,
       batch.target,
@@ -246,7 +246,7 @@ def loss_of(experiment: Experiment, batch: Any) -> Any:
       options=options,
       axis=parallel.DEVICES,
     )
-    return losses_lib.combine(options.weighted, totals, counts)
+    return losses.combine(options.weighted, totals, counts)
 
   return lambda scores: jax.vmap(on_device, axis_name=parallel.DEVICES)(scores[None])[0]
 

@@ -13,8 +13,8 @@ import pytest
 from tpugraphs_jax import columns, datasets, graph, synthetic
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.data import download, npz
-from tpugraphs_jax.synthetic import __main__ as command
 from tpugraphs_jax.synthetic import generate, read_ceiling, tiles
+from tpugraphs_jax.synthetic.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -169,5 +169,5 @@ def test_a_full_disk_ends_the_command_in_one_line_with_status_2(tmp_path, monkey
 
   monkeypatch.setattr(synthetic.files, "replacing", full)
   arguments = ["--out", str(tmp_path / "out"), "--collections", "tile:xla", "--workers", "1"]
-  assert command.main(arguments) == 2
+  assert main(arguments) == 2
   assert capsys.readouterr().err == f"error: {tmp_path}: No space left on device\n"

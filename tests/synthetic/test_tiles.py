@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from tpugraphs_jax.synthetic import program as machine
+from tpugraphs_jax.synthetic import program
 from tpugraphs_jax.synthetic.tiles import Kernel, tile_cost
 
 
@@ -27,10 +27,10 @@ def test_tile_time_counts_what_feeds_a_reduction_once_per_tile():
   for (rows, columns), time in zip(tile, found):
     tiles = math.ceil(32 / rows) * math.ceil(16 / columns)
     # The exponential needs whole rows of 16 registers, one register holds the sums.
-    vector = machine.vector_cost("exponential") * rows * 16 + 1 + 2 * rows * columns
+    vector = program.vector_cost("exponential") * rows * 16 + 1 + 2 * rows * columns
     memory = (rows * 16 + rows * columns) + rows * columns
-    transfer = machine.REGISTER_BYTES / machine.BYTES_PER_NS
-    start = machine.TILE_NS + machine.CUT_NS
+    transfer = program.REGISTER_BYTES / program.BYTES_PER_NS
+    start = program.TILE_NS + program.CUT_NS
     expected = tiles * (start + max(vector, memory * transfer))
     assert time == pytest.approx(expected, rel=1e-12)
 

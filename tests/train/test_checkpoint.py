@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax.train import checkpoint
-from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train.state import create_optimizer, TrainState
 
 CONFIG = {"model": {"name": "sage", "hidden": 64}, "seed": 0}
 
 
 @functools.cache
 def make_state(step=0, width=3):
-  optimizer = state_lib.create_optimizer(
+  optimizer = create_optimizer(
     total_steps=10, accumulation_steps=2, clip_norm=1.0, average_decay=0.9
   )
   rng = np.random.default_rng(step)
@@ -28,7 +28,7 @@ def make_state(step=0, width=3):
     "scalar": jnp.asarray(rng.normal(), jnp.float32),
   }
   table = {"values": rng.normal(size=(5, 2)).astype(np.float32), "seen": np.ones(5, bool)}
-  state = state_lib.TrainState.create(params, optimizer).replace(extra=table)
+  state = TrainState.create(params, optimizer).replace(extra=table)
   state = state.apply_gradients(jax.tree.map(jnp.ones_like, params), optimizer)
   return jax.tree.map(np.asarray, state.replace(step=np.int32(step)))
 
@@ -133,14 +133,14 @@ def test_another_config_is_refused_naming_the_fields(folder):
 
 def test_a_checkpoint_saved_beside_other_files_is_refused_naming_the_file(folder):
   files = {"features.json": "a", "more/features.json": "b"}
-  save(checkpoint.Checkpoints(folder, files=files), 1)
-  other = checkpoint.Checkpoints(folder, files=files | {"more/features.json": "c"})
+  save(checkpoint.Checkpoints(folder, digests=files), 1)
+  other = checkpoint.Checkpoints(folder, digests=files | {"more/features.json": "c"})
   with pytest.raises(ValueError, match="more/features"):
     other.newest(make_state())
   with pytest.raises(ValueError, match="more/features"):
     other.check_config()
   for known in (files, {}, {"features.json": "a", "new": "d"}):  # files of both are compared
-    found = checkpoint.Checkpoints(folder, files=known)
+    found = checkpoint.Checkpoints(folder, digests=known)
     assert found.newest(make_state()).step == 1 and found.best().files == files
 
 

@@ -7,14 +7,14 @@ import types
 
 import families
 import numpy as np
-import parts as parts_lib
+import parts
 import pytest
 import random_graphs
 
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import features, npz
-from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import files
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.train import evaluation, results, training
 from tpugraphs_jax.train.experiment import evaluable, keep_folds, load_graphs, trainable
@@ -50,7 +50,7 @@ def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
 
 
 def fitted(kind, graphs, **changes):
-  experiment = parts_lib.make(kind, **changes)
+  experiment = parts.make(kind, **changes)
   experiment.fit(graphs)
   return experiment
 
@@ -70,7 +70,7 @@ def messages(caplog):
 
 
 def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
-  experiment = parts_lib.make("layout", **{"batch.min_configs": 3})
+  experiment = parts.make("layout", **{"batch.min_configs": 3})
   good = graph_of("layout", "good", [3, 1, 2])
   graphs = [
     graph_of("layout", "few", [1, 2]),
@@ -92,7 +92,7 @@ def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
 
 def validation_of(configs, **changes):
   """The sample of kernels with so many configurations each, which are numbered."""
-  experiment = parts_lib.make("tile", "EarlyJoinSAGE", **changes)
+  experiment = parts.make("tile", "EarlyJoinSAGE", **changes)
   graphs = [
     graph_of("tile", f"g_{number}", np.arange(count) + 5) for number, count in enumerate(configs)
   ]
@@ -136,7 +136,7 @@ def test_validation_slates_need_a_graph_with_enough_configurations():
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_to_train_on_is_an_error(kind):
   with pytest.raises(ValueError, match="none"):
-    experiment = parts_lib.make(kind)
+    experiment = parts.make(kind)
     trainable(experiment, [graph_of(kind, "unlabelled", [0] * 8)])
 
 
@@ -156,7 +156,7 @@ def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_p
   train = [graph_of(kind, f"train{i}", [1, 2, 3], seed=i) for i in range(3)]
   ranker, path = fitted(kind, train).ranker, tmp_path / "features.json"
   features.save(path, ranker.transforms)
-  later = parts_lib.make(kind).ranker
+  later = parts.make(kind).ranker
   later.use_transforms(features.load(path), where=path)
   other = graph_of(kind, "other", [5, 4, 3, 2], seed=9)
   expected, found = ranker.prepare(other), later.prepare(other)
@@ -227,14 +227,14 @@ def test_validation_graphs_without_an_order_choose_no_checkpoint(kind, same, tmp
   runtime = [7] * 30 if same == "runtimes" else np.arange(1, 31)
   valid = graph_of(kind, "v", runtime, same=same == "features")
   root = written(tmp_path / "npz", kind, train=train, valid=[valid])
-  experiment = parts_lib.make(kind, data_root=str(root))
+  experiment = parts.make(kind, data_root=str(root))
   with pytest.raises(ValueError, match="no labelled validation graph"):
     load_graphs(experiment, tmp_path, resume=False)
 
 
 def validation_ids(**changes):
   graph = graph_of("layout", "unet", np.arange(1, 10))
-  return parts_lib.make("layout", **changes).data.validation_ids(graph.name, graph.configs)
+  return parts.make("layout", **changes).data.validation_ids(graph.name, graph.configs)
 
 
 def test_layout_validation_takes_published_indices_else_a_seeded_sample(tmp_path):
@@ -300,22 +300,22 @@ def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
   root = written(tmp_path / "npz", "layout", train=[graph], valid=[graph])
   distinct = len(np.unique(graph.configs.decode(np.arange(60)), axis=0))
   assert distinct == 30
-  assert len(parts_lib.make("layout").data.load(root, "train")[0].configs) == distinct
-  assert len(parts_lib.make("layout").data.load(root, "valid")[0].configs) == 60
+  assert len(parts.make("layout").data.load(root, "train")[0].configs) == distinct
+  assert len(parts.make("layout").data.load(root, "valid")[0].configs) == 60
   keep = {"data.duplicate_policy": "keep"}
-  assert len(parts_lib.make("layout", **keep).data.load(root, "train")[0].configs) == 60
-  (limited,) = parts_lib.make("layout", **keep, **{"data.max_configs": 9}).data.load(root, "train")
+  assert len(parts.make("layout", **keep).data.load(root, "train")[0].configs) == 60
+  (limited,) = parts.make("layout", **keep, **{"data.max_configs": 9}).data.load(root, "train")
   assert {1, 2, 3, 58, 59, 60} < set(limited.configs.runtime_ns.tolist())
   assert len(limited.configs) == 9
 
 
 def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
-  experiment = parts_lib.make("tile", **{"batch.graphs": 8})
+  experiment = parts.make("tile", **{"batch.graphs": 8})
   with experiment.config.unlocked():
     experiment.config.data_root = "/nowhere"
-  with files_lib.hold(tmp_path), pytest.raises(ValueError, match="in use"):
+  with files.hold(tmp_path), pytest.raises(ValueError, match="in use"):
     training.train(experiment, tmp_path)
-  assert all(path.name.startswith(files_lib.LOCK) for path in tmp_path.iterdir())
+  assert all(path.name.startswith(files.LOCK) for path in tmp_path.iterdir())
 
 
 def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
@@ -356,7 +356,7 @@ def test_collections_of_a_run_share_their_folds(tmp_path):
         graph, edge_index=shared.edge_index, node_opcode=shared.node_opcode
       )
       npz.write_layout(folder / f"{graph.name}.npz", graph)
-  experiment = parts_lib.make(
+  experiment = parts.make(
     "layout",
     **{"data.also": names[1:], "data.folds": 3, "data.fold": 2, "data_root": str(tmp_path / "npz")},
   )
@@ -370,7 +370,7 @@ def test_collections_of_a_run_share_their_folds(tmp_path):
   keep_folds(experiment, tmp_path / "run")
   (also, _) = (folder for _, folder in experiment.evaluations(tmp_path / "run"))
   assert (also / "folds.json").read_text() == (tmp_path / "run/folds.json").read_text()
-  released = parts_lib.make("layout", **{"data.also": names[1:]})
+  released = parts.make("layout", **{"data.also": names[1:]})
   keep_folds(released, tmp_path / "run")
   assert (also / "folds.json").exists()
   keep_folds(released, tmp_path / "run", resume=False)  # a new run without folds
@@ -379,8 +379,7 @@ def test_collections_of_a_run_share_their_folds(tmp_path):
 
 def test_segments_take_the_same_folds_as_whole_programs(data_root):
   whole, segments = (
-    parts_lib.make("layout", variant, **{"data.folds": 3})
-    for variant in ("full,ci", "xla-random,ci")
+    parts.make("layout", variant, **{"data.folds": 3}) for variant in ("full,ci", "xla-random,ci")
   )
   assert segments.config.task == "segments"
   for split in ("train", "valid", "test"):
@@ -390,17 +389,17 @@ def test_segments_take_the_same_folds_as_whole_programs(data_root):
 @pytest.mark.parametrize("fields", [{"data.folds": 5}, {"data.folds": 5, "data.fold": 1}])
 def test_folds_are_part_of_the_fingerprint_of_a_run(fields):
   one, other = (
-    model_file.fingerprint(parts_lib.config_of("tile", **changes).to_dict())
+    model_file.fingerprint(parts.config_of("tile", **changes).to_dict())
     for changes in ({"data.folds": 5, "data.fold": 4}, fields)
   )
   assert one != other
 
 
 def test_models_of_different_folds_are_not_judged_together():
-  experiment = parts_lib.make("tile", **{"data.folds": 3})
-  other = parts_lib.make("tile", **{"data.folds": 3, "data.fold": 1})
+  experiment = parts.make("tile", **{"data.folds": 3})
+  other = parts.make("tile", **{"data.folds": 3, "data.fold": 1})
   ensemble = types.SimpleNamespace(rankers=[experiment.ranker, other.ranker])
-  released = parts_lib.make("tile")
+  released = parts.make("tile")
   for judged, split in ((experiment, "test"), (experiment, "valid"), (released, "valid")):
     with pytest.raises(ValueError, match="each other"):
       results.check_folds(judged, ensemble, split=split)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import sys
+import time
 
 import jax
 import numpy as np
@@ -13,21 +14,21 @@ from run_folders import metrics
 from tensorboardX.proto import event_pb2, plugin_hparams_pb2
 import toy
 
-from tpugraphs_jax.infra import console
-from tpugraphs_jax.train import log as log_lib
+from tpugraphs_jax.infra import console, parallel
+from tpugraphs_jax.train.log import Log, Profile, write_manifest
 
 FULL = "/dev/full"  # every write ends with: no space left on device
 
 
 def write_steps(workdir, steps):
-  log = log_lib.Log(workdir, total_steps=100)
+  log = Log(workdir, total_steps=100)
   for step in steps:
     log.write(step, {"train/loss": step / 3, "note": np.float32(0.5)})
   log.close()
 
 
 def test_lines_can_be_read_while_the_run_goes_on(tmp_path):
-  log = log_lib.Log(tmp_path, total_steps=10)
+  log = Log(tmp_path, total_steps=10)
   log.write(1, {"x": 1.0, "none": math.nan, "infinite": math.inf})
   assert metrics(tmp_path) == [{"step": 1, "x": 1.0, "none": None, "infinite": None}]
   log.close()
@@ -36,7 +37,7 @@ def test_lines_can_be_read_while_the_run_goes_on(tmp_path):
 def test_a_broken_line_in_the_middle_is_named(tmp_path):
   (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nwhat\n{"step": 2}\n')
   with pytest.raises(ValueError, match="line 2"):
-    log_lib.Log(tmp_path, total_steps=10)
+    Log(tmp_path, total_steps=10)
 
 
 def events_of(workdir):
@@ -53,9 +54,9 @@ def events_of(workdir):
 
 def test_measurements_are_in_tensorboard_and_not_in_the_metrics_file(tmp_path, monkeypatch):
   now = [100.0]
-  monkeypatch.setattr(log_lib.time, "monotonic", lambda: now[0])
-  monkeypatch.setattr(log_lib, "peak_memory", lambda: ("device", 3 * 2**20))
-  log = log_lib.Log(tmp_path, total_steps=100)
+  monkeypatch.setattr(time, "monotonic", lambda: now[0])
+  monkeypatch.setattr("tpugraphs_jax.train.log.peak_memory", lambda: ("device", 3 * 2**20))
+  log = Log(tmp_path, total_steps=100)
   for _ in range(4):
     with log.waiting():
       now[0] += 0.25
@@ -78,8 +79,8 @@ def test_a_progress_line_comes_every_ten_seconds_with_the_rate_since_the_last(
   tmp_path, monkeypatch, capsys
 ):
   now = [100.0]
-  monkeypatch.setattr(log_lib.time, "monotonic", lambda: now[0])
-  log = log_lib.Log(tmp_path, total_steps=100)
+  monkeypatch.setattr(time, "monotonic", lambda: now[0])
+  log = Log(tmp_path, total_steps=100)
   for step in range(1, 7):
     now[0] += 4.0
     log.progress(step, lambda: "loss 1")
@@ -96,7 +97,7 @@ def test_a_progress_line_comes_every_ten_seconds_with_the_rate_since_the_last(
 
 
 def test_tensorboard_has_the_config_as_text_and_as_hyperparameters(tmp_path):
-  log = log_lib.Log(tmp_path, total_steps=100)
+  log = Log(tmp_path, total_steps=100)
   config = {"task": "tile", "model": {"dims": (3, 4), "dropout": None}, "rate": 0.5, "on": True}
   log.events.describe(config, metric="valid_sample/opa", parameters=12)
   log.close()
@@ -118,7 +119,7 @@ def test_tensorboard_has_the_config_as_text_and_as_hyperparameters(tmp_path):
 
 
 def test_histograms_hold_the_numbers_that_are_finite(tmp_path):
-  log = log_lib.Log(tmp_path, total_steps=100)
+  log = Log(tmp_path, total_steps=100)
   values = np.array([0.5, math.nan, -1.0, 0.75, math.inf])
   log.events.histograms(7, {"tau": values, "nothing": np.array([math.nan])})
   log.close()
@@ -133,7 +134,7 @@ def test_histograms_hold_the_numbers_that_are_finite(tmp_path):
   [[0.5], [0.5] * 3, [0.5, np.nextafter(0.5, 1)], [1e-300, 2e-300], [1e15, 1e15 + 1], [0.0, -0.0]],
 )
 def test_histograms_of_nearly_equal_numbers_stop_nothing(values, tmp_path, caplog):
-  log = log_lib.Log(tmp_path, total_steps=100)
+  log = Log(tmp_path, total_steps=100)
   log.events.histograms(1, {"tau": np.array(values)})
   log.write(2, {"x": 1.0})
   log.close()
@@ -143,10 +144,10 @@ def test_histograms_of_nearly_equal_numbers_stop_nothing(values, tmp_path, caplo
 
 
 def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(log_lib.parallel, "is_primary", lambda: False)
+  monkeypatch.setattr(parallel, "is_primary", lambda: False)
   write_steps(tmp_path, [1, 2])
-  log_lib.write_manifest(tmp_path, {})
-  log = log_lib.Log(tmp_path, total_steps=100)
+  write_manifest(tmp_path, {})
+  log = Log(tmp_path, total_steps=100)
   log.progress(25, lambda: "loss 0.5")
   log.events.describe({}, metric="x", parameters=1)
   log.events.histograms(25, {"tau": np.ones(2)})
@@ -165,15 +166,15 @@ def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
   ],
 )
 def test_a_manifest_has_the_command_of_a_run(argv, command, tmp_path, monkeypatch):
-  monkeypatch.setattr(log_lib.sys, "argv", argv)
-  log_lib.write_manifest(tmp_path, {})
+  monkeypatch.setattr(sys, "argv", argv)
+  write_manifest(tmp_path, {})
   assert json.loads((tmp_path / "config.json").read_text())["command"] == command
 
 
 @pytest.mark.parametrize("steps", ["10", "5:5", "6:2", "-1:2", "a:b", "1:2:3"])
 def test_wrong_profile_steps_are_refused(tmp_path, steps):
   with pytest.raises(ValueError, match="profile_steps"):
-    log_lib.Profile(steps, tmp_path)
+    Profile(steps, tmp_path)
 
 
 def warnings_of(caplog, text):
@@ -222,7 +223,7 @@ class Flaky(io.FileIO):
 
 
 def test_lines_that_found_no_room_are_written_later_in_order(tmp_path, caplog):
-  log = log_lib.Log(tmp_path, total_steps=10)
+  log = Log(tmp_path, total_steps=10)
   disk = Flaky(tmp_path / "metrics.jsonl", "a")
   log._lines.close()
   log._lines = io.BufferedWriter(disk)

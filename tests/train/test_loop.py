@@ -21,7 +21,7 @@ from toy import make_batches
 
 from tpugraphs_jax.infra import parallel, tasks
 from tpugraphs_jax.train import checkpoint, loop
-from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train.state import TrainState
 
 
 def run(workdir, **changes):
@@ -173,7 +173,7 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
     return state, {"loss": jax.lax.pmean(loss, parallel.DEVICES)}
 
   def go(batches, **changes):
-    state = state_lib.TrainState.create({"count": jnp.zeros(())}, toy.OPTIMIZER)
+    state = TrainState.create({"count": jnp.zeros(())}, toy.OPTIMIZER)
     return toy.train(
       tmp_path,
       state.replace(opt_state=()),

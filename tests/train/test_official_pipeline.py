@@ -22,8 +22,8 @@ from tpugraphs_jax.data.batching import Slate, total_sizes
 from tpugraphs_jax.rankers import model_file, official_weights
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import evaluation, training
-from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train.experiment import Experiment, load_graphs
+from tpugraphs_jax.train.state import create_optimizer, TrainState
 
 RECORDS = official_records.RECORDS
 LOSS_STEPS, WEIGHT_STEPS = 30, 20  # later steps may leave the path by float32 rounding
@@ -227,13 +227,11 @@ def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
   data = prepared(record)
   config, network = data.experiment.config, data.experiment.ranker.family.network
   with_table = network.clone(opcodes=len(record.weights(0)[0]))
-  optimizer = state_lib.create_optimizer(total_steps=len(record["loss"]), **config.optimizer)
+  optimizer = create_optimizer(total_steps=len(record["loss"]), **config.optimizer)
   device = jax.devices()[:1]
   step = training.make_step(config, with_table, optimizer, devices=device)
   params = official_weights.params_from_official(with_table, record.weights(0))
-  state = jax.tree.map(
-    lambda leaf: np.asarray(leaf)[None], state_lib.TrainState.create(params, optimizer)
-  )
+  state = jax.tree.map(lambda leaf: np.asarray(leaf)[None], TrainState.create(params, optimizer))
   order = official_weights.weight_order(with_table)
   for number, batch in enumerate(batches_of(record), start=1):
     state, found = step(state, jax.tree.map(lambda leaf: leaf[None], batch))

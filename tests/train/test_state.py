@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train.state import clip_by_variable_norm, create_optimizer, Optimizer, TrainState
 
 STEPS = 7
 
@@ -26,7 +26,7 @@ def make_grads(step, scale=1.0):
 
 
 def run(optimizer, steps=STEPS, grads=make_grads):
-  state = state_lib.TrainState.create(make_params(), optimizer)
+  state = TrainState.create(make_params(), optimizer)
   for step in range(steps):
     state = state.apply_gradients(grads(step), optimizer)
   return state
@@ -51,7 +51,7 @@ def assert_trees_close(found, expected, rtol=1e-5):
 
 
 def test_adam_is_keras_adam():
-  found = run(state_lib.create_optimizer(learning_rate=0.01, total_steps=STEPS))
+  found = run(create_optimizer(learning_rate=0.01, total_steps=STEPS))
   for name, param in make_params().items():
     grads = [make_grads(step)[name] for step in range(STEPS)]
     expected = slow_keras_adam(param, grads, [0.01] * STEPS)
@@ -60,7 +60,7 @@ def test_adam_is_keras_adam():
 
 
 def test_adamw_is_adam_plus_decoupled_decay():
-  optimizer = state_lib.create_optimizer(
+  optimizer = create_optimizer(
     name="adamw", learning_rate=0.01, weight_decay=0.1, eps=1e-8, total_steps=1
   )
   state = run(optimizer, steps=1)
@@ -73,7 +73,7 @@ def test_adamw_is_adam_plus_decoupled_decay():
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e4])
 def test_per_variable_clipping_scales_each_variable_by_its_own_norm(scale):
   grads = make_grads(3, scale)
-  clip = state_lib.clip_by_variable_norm(0.5)
+  clip = clip_by_variable_norm(0.5)
   clipped, _ = clip.update(grads, clip.init(grads))
   for name, grad in grads.items():
     norm = np.linalg.norm(np.asarray(grad, np.float64))
@@ -84,7 +84,7 @@ def test_per_variable_clipping_scales_each_variable_by_its_own_norm(scale):
 @pytest.mark.parametrize("field", ["clip_norm", "clip_norm_per_variable"])
 def test_clipping_happens_before_adam(field):
   options = dict(learning_rate=0.1, total_steps=2)
-  clipped = run(state_lib.create_optimizer(**options, **{field: 1e-6}), steps=2)
+  clipped = run(create_optimizer(**options, **{field: 1e-6}), steps=2)
   norms = {
     "clip_norm": lambda grads: [np.sqrt(sum(np.sum(g**2) for g in grads.values()))] * 2,
     "clip_norm_per_variable": lambda grads: [np.linalg.norm(g) for g in grads.values()],
@@ -99,7 +99,7 @@ def test_clipping_happens_before_adam(field):
 
 
 def test_cosine_warms_up_and_ends_at_the_final_rate():
-  rate = state_lib.Optimizer(
+  rate = Optimizer(
     learning_rate=0.8, schedule="cosine", warmup_fraction=0.2, final_learning_rate=0.2
   ).rate(100)
   found = [float(rate(step)) for step in (0, 10, 20, 60, 100)]
@@ -107,7 +107,7 @@ def test_cosine_warms_up_and_ends_at_the_final_rate():
 
 
 def test_multistep_multiplies_at_each_milestone():
-  rate = state_lib.Optimizer(
+  rate = Optimizer(
     learning_rate=1.0,
     schedule="multistep",
     warmup_fraction=0.1,
@@ -120,16 +120,16 @@ def test_multistep_multiplies_at_each_milestone():
 
 def test_accumulation_updates_once_with_the_mean_gradient():
   options = dict(learning_rate=0.01, clip_norm_per_variable=0.1)
-  optimizer = state_lib.create_optimizer(**options, total_steps=6, accumulation_steps=3)
+  optimizer = create_optimizer(**options, total_steps=6, accumulation_steps=3)
   assert_trees_close(run(optimizer, steps=2).params, make_params(), rtol=0)
   mean = jax.tree.map(lambda *g: sum(g) / 3, *[make_grads(step) for step in range(3)])
-  plain = state_lib.create_optimizer(**options, total_steps=2)
+  plain = create_optimizer(**options, total_steps=2)
   expected = run(plain, steps=1, grads=lambda _: mean)
   assert_trees_close(run(optimizer, steps=3).params, expected.params)
 
 
 def test_schedule_counts_updates_not_accumulated_steps():
-  optimizer = state_lib.create_optimizer(
+  optimizer = create_optimizer(
     learning_rate=1.0,
     schedule="multistep",
     milestones=(0.5,),
@@ -144,8 +144,8 @@ def test_schedule_counts_updates_not_accumulated_steps():
 
 
 def test_average_follows_the_parameters():
-  optimizer = state_lib.create_optimizer(learning_rate=0.1, total_steps=STEPS, average_decay=0.5)
-  state = state_lib.TrainState.create(make_params(), optimizer)
+  optimizer = create_optimizer(learning_rate=0.1, total_steps=STEPS, average_decay=0.5)
+  state = TrainState.create(make_params(), optimizer)
   expected = np.asarray(make_params()["bias"], np.float64)
   for step in range(STEPS):
     state = state.apply_gradients(make_grads(step), optimizer)
@@ -165,8 +165,8 @@ def test_average_follows_the_parameters():
   ],
 )
 def test_swa_is_the_plain_mean_over_its_window(window, counted):
-  optimizer = state_lib.create_optimizer(learning_rate=0.1, total_steps=10, average_window=window)
-  state, seen = state_lib.TrainState.create(make_params(), optimizer), []
+  optimizer = create_optimizer(learning_rate=0.1, total_steps=10, average_window=window)
+  state, seen = TrainState.create(make_params(), optimizer), []
   for step in range(10):
     state = state.apply_gradients(make_grads(step), optimizer)
     seen.append(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state.params))
@@ -178,10 +178,10 @@ def test_swa_is_the_plain_mean_over_its_window(window, counted):
 
 
 def test_swa_counts_updates_and_not_the_steps_that_they_gather():
-  optimizer = state_lib.create_optimizer(
+  optimizer = create_optimizer(
     learning_rate=0.1, total_steps=8, accumulation_steps=2, average_window=(0.5, 1.0)
   )
-  state, seen = state_lib.TrainState.create(make_params(), optimizer), []
+  state, seen = TrainState.create(make_params(), optimizer), []
   for step in range(8):
     state = state.apply_gradients(make_grads(step), optimizer)
     seen.append(np.asarray(state.params["bias"], np.float64))
@@ -216,4 +216,4 @@ def test_swa_counts_updates_and_not_the_steps_that_they_gather():
 )
 def test_impossible_values_are_refused_by_field_name(field, value):
   with pytest.raises(ValueError, match=rf"optimizer\.{field} is"):
-    state_lib.create_optimizer(total_steps=10, **{field: value})
+    create_optimizer(total_steps=10, **{field: value})

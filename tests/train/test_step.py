@@ -13,11 +13,16 @@ import plain
 import pytest
 import random_graphs
 
-from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train.state import (
+  clip_by_variable_norm,
+  make_train_step,
+  TrainState,
+  variable_norms,
+)
 
 GRAPHS, CONFIGS, SLOTS = 6, 4, 8
 KERNEL_L2, ACTIVITY_L2, TEMPERATURE = 0.01, 0.3, 2.0
@@ -25,7 +30,7 @@ MAX_NORM = 0.05
 LOSSES = "ListMLELoss:3,MSE:1"
 LAYERS = 1
 MODEL = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=LAYERS)
-OPTIMIZER = optax.chain(state_lib.clip_by_variable_norm(MAX_NORM), optax.sgd(1.0))
+OPTIMIZER = optax.chain(clip_by_variable_norm(MAX_NORM), optax.sgd(1.0))
 
 
 def slots() -> list[batching.Slate]:
@@ -57,10 +62,10 @@ def init_params():
 
 @pytest.fixture(scope="module")
 def train_step():
-  return state_lib.make_train_step(
+  return make_train_step(
     MODEL,
     OPTIMIZER,
-    losses_lib.LossOptions(
+    losses.LossOptions(
       losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2
     ),
   )
@@ -70,7 +75,7 @@ def take_step(train_step, batches, steps: int = 1):
   """Parameters and metrics after steps on as many devices as there are batches."""
   devices = len(batches)
   repeat = lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], devices, axis=0)
-  state = jax.tree.map(repeat, state_lib.TrainState.create(init_params(), OPTIMIZER))
+  state = jax.tree.map(repeat, TrainState.create(init_params(), OPTIMIZER))
   stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
   for _ in range(steps):
     state, metrics = train_step(state, stacked)
@@ -111,10 +116,10 @@ def per_lookup(params, batch):
 
 
 def test_chunks_of_configurations_take_the_same_step(train_step):
-  chunked = state_lib.make_train_step(
+  chunked = make_train_step(
     MODEL,
     OPTIMIZER,
-    losses_lib.LossOptions(
+    losses.LossOptions(
       losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2
     ),
     config_chunk=CONFIGS // 2,
@@ -134,7 +139,7 @@ def test_step_follows_the_formulas_of_loss_penalties_and_clipping(train_step):
   assert metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
   assert metrics["ranking_loss"] == pytest.approx(float(ranking), rel=1e-5)
 
-  norms = state_lib.variable_norms(grads)
+  norms = variable_norms(grads)
   lookups = grads["op_embedding"]["table"]["embedding"]
   table = start["op_embedding"]["table"]["embedding"]
   by_opcode = jnp.zeros_like(table).at[batch.graph.nodes["opcode"]].add(lookups)
@@ -185,13 +190,11 @@ class Noisy(nn.Module):
 
 
 def noisy_step(seed):
-  return state_lib.make_train_step(
-    Noisy(), optax.sgd(0.5), losses_lib.LossOptions(losses="MSE:1"), seed=seed
-  )
+  return make_train_step(Noisy(), optax.sgd(0.5), losses.LossOptions(losses="MSE:1"), seed=seed)
 
 
 def noisy_state(step):
-  state = state_lib.TrainState.create({"scale": jnp.zeros(())}, optax.sgd(0.5))
+  state = TrainState.create({"scale": jnp.zeros(())}, optax.sgd(0.5))
   return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state.replace(step=step))
 
 

@@ -11,7 +11,7 @@ import tpugraphs_jax
 from tpugraphs_jax import submission, synthetic
 from tpugraphs_jax.data import folds, npz
 from tpugraphs_jax.datasets import Collection
-from tpugraphs_jax.report import runs as runs_lib
+from tpugraphs_jax.report import runs
 from tpugraphs_jax.train import training
 
 COLLECTIONS = {"layout": "layout:xla:random", "tile": "tile:xla"}
@@ -113,7 +113,7 @@ def test_a_run_on_folds_is_judged_on_its_test_fold(root, tmp_path):
   (value, graphs, *_) = submission.score(tmp_path / "results.csv", root, split="test")["tile:xla"]
   assert graphs == len(tested)
   assert value == pytest.approx(1 - found["test"]["metrics"]["slowdown5_mean"])
-  run = runs_lib.read(tmp_path)
+  run = runs.read(tmp_path)
   assert (sorted(graph.name for graph in run.judged), run.fold) == (sorted(tested), 1)
   assert all(run.file_of(name).exists() for name in tested)
   assert all(graph.ceiling_ns is not None for graph in run.judged)

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tpugraphs_jax.tuning import cache as cache_lib
-from tpugraphs_jax.tuning import labels
-from tpugraphs_jax.tuning import problem as problems
+from tpugraphs_jax.tuning import cache, labels
+from tpugraphs_jax.tuning.problem import Problem
 
 _ARGS = (jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4), jnp.float32))
 _FIRST = [(0,), (1,)]
@@ -17,14 +16,14 @@ def _product(x, y):
 
 
 def _found(path, problem, candidates):
-  found = cache_lib.Cache(path, problem)
+  found = cache.Cache(path, problem)
   found.find(candidates)
   return found
 
 
 @pytest.fixture
 def problem():
-  return problems.Problem(_product, _ARGS, labels.BytesEstimate())
+  return Problem(_product, _ARGS, labels.BytesEstimate())
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def asked(monkeypatch):
       for each in candidates
     }
 
-  monkeypatch.setattr(problems.Problem, "raw_labels", raw_labels)
+  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
   return asked
 
 
@@ -58,7 +57,7 @@ def test_a_label_is_made_once_and_then_taken_from_the_file(problem, asked, tmp_p
 def test_labels_of_another_program_or_compiler_are_not_taken(problem, asked, monkeypatch, tmp_path):
   path = tmp_path / "labels.jsonl"
   _found(path, problem, _FIRST)
-  other = problems.Problem(lambda x, y: jnp.sin(x @ y), _ARGS, problem.label)
+  other = Problem(lambda x, y: jnp.sin(x @ y), _ARGS, problem.label)
   assert len(other.options) == 1
   _found(path, other, _FIRST)
   assert asked == 2 * _FIRST
@@ -80,14 +79,14 @@ def test_another_file_is_refused_by_its_line(problem, tmp_path):
   path = tmp_path / "labels.jsonl"
   path.write_text("some notes\n")
   with pytest.raises(ValueError, match="labels.jsonl, line 1: 'some notes' is no label"):
-    cache_lib.Cache(path, problem)
+    cache.Cache(path, problem)
 
 
 def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypatch, tmp_path):
-  problem = problems.Problem(_product, _ARGS, labels.Measured())
+  problem = Problem(_product, _ARGS, labels.Measured())
   speed = [1.0]
   monkeypatch.setattr(
-    problems.Problem,
+    Problem,
     "raw_labels",
     lambda problem, candidates: {
       each: {"seconds": [speed[0] * (1 + sum(each))]} for each in candidates

@@ -17,8 +17,7 @@ import pytest
 
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.infra import tasks
-from tpugraphs_jax.tuning import collect as command
-from tpugraphs_jax.tuning import journal
+from tpugraphs_jax.tuning import collect, journal
 
 _ROOT = Path(__file__).parents[2]
 _COLLECTION = "layout:own:tried"
@@ -178,7 +177,7 @@ def run_here(work, requests, *, processes, options):
 def test_on_a_cluster_the_same_files_are_made(root, collected, monkeypatch, capsys):
   monkeypatch.setattr(tasks, "run_on_beam", run_here)
   out = root / "cluster"
-  assert command.main([*_arguments(root, out), "--", "--runner=X"]) == 0
+  assert collect.main([*_arguments(root, out), "--", "--runner=X"]) == 0
   assert _files(out) == _files(collected)
   assert "2 of 2 programs collected" in capsys.readouterr().out
 
@@ -187,7 +186,7 @@ def test_a_machine_that_fails_or_is_lost_is_reported(root, monkeypatch, capsys):
   lost = _arguments(root, root / "partly")
   lost[1] = f"{root}/tried.py:nothing"
   monkeypatch.setattr(tasks, "run_on_beam", lambda work, requests, **options: work(requests[0]))
-  assert command.main([*lost, "--"]) == 1
+  assert collect.main([*lost, "--"]) == 1
   printed = capsys.readouterr()
   assert "0 of 2 programs collected" in printed.out
   assert "tried_nothing: " in printed.err and "no layout of its 0 groups" in printed.err
@@ -251,7 +250,7 @@ PROGRAMS = {{"ending": (ending, (array(4, 4),))}}
   )
   arguments = _arguments(root, tmp_path / "out", "--timeout", "15")
   arguments[1:3] = [str(tmp_path / f"{name}.py"), f"{root}/tried.py:net"]
-  assert command.main(arguments) == 1
+  assert collect.main(arguments) == 1
   printed = capsys.readouterr()
   assert "1 of 2 programs collected" in printed.out
   (failure,) = printed.err.splitlines()
@@ -268,7 +267,7 @@ def test_a_damaged_module_of_an_unfinished_program_is_made_again(root, collected
     path.write_bytes(data)
   for path in (*out.rglob("*.npz"), *(out / "npz").rglob("*.json")):
     path.unlink()
-  assert command.main(_arguments(root, out)) == 0
+  assert collect.main(_arguments(root, out)) == 0
   assert _files(out) == _files(collected)
   assert {p.relative_to(out): p.read_bytes() for p in out.rglob("*.hlo.pb")} == {
     p.relative_to(collected): p.read_bytes() for p in collected.rglob("*.hlo.pb")
@@ -288,6 +287,6 @@ def test_a_damaged_module_of_an_unfinished_program_is_made_again(root, collected
   ],
 )
 def test_mistakes_end_in_one_line(root, capsys, changes, message):
-  assert command.main([*_arguments(root, root / "none"), *changes]) == 2
+  assert collect.main([*_arguments(root, root / "none"), *changes]) == 2
   (error,) = capsys.readouterr().err.splitlines()
   assert error.startswith("error: ") and message in error

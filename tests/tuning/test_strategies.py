@@ -11,20 +11,28 @@ from small_net import ARGS, network
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers.ranker import load
 from tpugraphs_jax.tuning import labels, strategies, tune
-from tpugraphs_jax.tuning import prior as prior_lib
-from tpugraphs_jax.tuning import problem as problems
+from tpugraphs_jax.tuning.prior import (
+  COSTS,
+  features,
+  LARGEST_EFFECT,
+  OPERATIONS,
+  ORDERS,
+  read,
+  write,
+)
+from tpugraphs_jax.tuning.problem import Problem
 
 
 @pytest.fixture(scope="module")
 def problem():
-  return problems.Problem(network, ARGS, labels.Measured())
+  return Problem(network, ARGS, labels.Measured())
 
 
 @pytest.fixture(scope="module")
 def ranker():
-  return ranker_lib.load("layout-cpu-measured")
+  return load("layout-cpu-measured")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +116,7 @@ def test_a_change_that_cost_is_not_combined_and_one_that_gained_is(problem, rank
   belief.learn(single(bad), 0.5)
   after = belief.expected([single(good), single(bad)])
   assert after[0] < before[0] and after[1] > before[1]
-  assert after[1] < prior_lib.LARGEST_EFFECT + 0.05  # larger costs are all the same
+  assert after[1] < LARGEST_EFFECT + 0.05  # larger costs are all the same
 
 
 def test_a_belief_is_the_posterior_of_linear_regression(problem, ranker, prior):
@@ -168,8 +176,8 @@ def test_a_pool_names_the_changes_of_each_choice(problem):
 
 def test_a_prior_is_read_as_it_was_written_and_a_damaged_one_refused(prior, tmp_path):
   path = tmp_path / "some.prior.json"
-  prior_lib.write(path, prior)
-  again = prior_lib.read(path)
+  write(path, prior)
+  again = read(path)
   np.testing.assert_array_equal(again.mean, prior.mean)
   np.testing.assert_array_equal(again.log_spread, prior.log_spread)
   assert (again.noise, again.correlation, again.unit) == (
@@ -179,7 +187,7 @@ def test_a_prior_is_read_as_it_was_written_and_a_damaged_one_refused(prior, tmp_
   )
   path.write_text(path.read_text()[:-40])
   with pytest.raises(ValueError, match="some.prior.json is damaged"):
-    prior_lib.read(path)
+    read(path)
 
 
 def test_effects_of_one_kind_are_correlated_and_of_others_not(prior):
@@ -199,7 +207,7 @@ def test_kinds_of_changes_are_those_of_a_slow_formulation():
   rows = graph.configs.row_id(np.arange(len(graph.configs)))
   config, node = np.nonzero(rows[1:] != rows[0])
   row, cost = rows[1:][config, node], np.linspace(0, 0.4, len(node))
-  feat, kind = prior_lib.features(graph, node, row, cost)
+  feat, kind = features(graph, node, row, cost)
   names = {number: name for name, number in columns.opcode_ids().items()}
   column = lambda at, block: graph.node_feat[at, columns.NODE[block]]
   shape = lambda at: tuple(column(at, "shape")[: columns.MAX_RANK].astype(int))
@@ -222,8 +230,8 @@ def test_kinds_of_changes_are_those_of_a_slow_formulation():
       expected = int(
         any(layout(user) != layout(at) for user in alike if user not in graph.config_node)
       )
-    assert kind[each] == prior_lib.OPERATIONS.index(operation) * len(prior_lib.ORDERS) + expected
+    assert kind[each] == OPERATIONS.index(operation) * len(ORDERS) + expected
     *classes, last = feat[each, -5:]
     assert last == min(cost[each], 0.3) and sum(classes) == 1
-    assert classes[sum(cost[each] >= edge for edge in prior_lib.COSTS)] == 1
+    assert classes[sum(cost[each] >= edge for edge in COSTS)] == 1
   assert len(set(kind.tolist())) > 4

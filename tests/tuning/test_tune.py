@@ -16,7 +16,7 @@ from tpugraphs_jax import hlo
 from tpugraphs_jax.rankers import orders
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.tuning import labels, layouts, measure, tpu, tune
-from tpugraphs_jax.tuning import problem as problems
+from tpugraphs_jax.tuning.problem import node_options, Problem
 
 
 def _drawn(problem, count):
@@ -30,7 +30,7 @@ def _arrays():
 
 @pytest.fixture(scope="module")
 def problem():
-  return problems.Problem(network, ARGS, labels.Measured(), operands=True)
+  return Problem(network, ARGS, labels.Measured(), operands=True)
 
 
 class Oracle:
@@ -65,7 +65,7 @@ def _labelled_by(monkeypatch, cost, failing=()):
       for each in candidates
     }
 
-  monkeypatch.setattr(problems.Problem, "raw_labels", raw_labels)
+  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
   return tried
 
 
@@ -79,7 +79,7 @@ def test_configurations_of_the_graph_and_option_numbers_are_the_same_thing(probl
   graph = problem.with_configs(drawn)
   assert len(graph.configs) == 60
   assert problem.numbers_of(graph) == drawn
-  nodes = problems.node_options(problem.graph, problem.choices)
+  nodes = node_options(problem.graph, problem.choices)
   for config, numbers in zip(graph.configs.decode(np.arange(60)), drawn):
     for row, node in zip(config, nodes, strict=True):
       np.testing.assert_array_equal(row, node.rows[numbers[node.group]])
@@ -204,7 +204,7 @@ def test_impossible_arguments_of_tune_are_refused(problem):
 @pytest.mark.parametrize("strategy", tune.STRATEGIES)
 def test_with_a_budget_for_all_every_choice_is_labelled(monkeypatch, strategy):
   tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers))
-  outputs = problems.Problem(network, ARGS, labels.Measured())
+  outputs = Problem(network, ARGS, labels.Measured())
   found = tune.tune(network, *ARGS, model=Oracle(outputs, _cost), budget=40, strategy=strategy)
   every = set(itertools.product(*outputs.options))
   assert len(every) < 40 and len(tried) == len(every) and set(tried) == every
@@ -214,7 +214,7 @@ def test_with_a_budget_for_all_every_choice_is_labelled(monkeypatch, strategy):
 def test_a_line_tells_of_every_label_and_the_file_of_labels_continues_a_search(
   monkeypatch, capsys, tmp_path
 ):
-  outputs = problems.Problem(network, ARGS, labels.Measured())
+  outputs = Problem(network, ARGS, labels.Measured())
   tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[(1, 0, 0)])
   options = {"model": Oracle(outputs, _cost), "cache": tmp_path / "labels.jsonl"}
   tune.tune(network, *ARGS, budget=4, **options)
@@ -271,7 +271,7 @@ def test_what_a_label_leaves_out_is_in_the_summary(monkeypatch, problem, gap):
     }
 
   module = problem.module
-  monkeypatch.setattr(problems.Problem, "raw_labels", raw_labels)
+  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
   monkeypatch.setattr(labels, "create", lambda name, **options: labels.TpuEstimate("tpu:v3"))
   monkeypatch.setattr(labels.TpuEstimate, "graph", lambda *args: module)
   monkeypatch.setattr(labels.TpuEstimate, "versions", lambda label: {})
@@ -283,7 +283,7 @@ def test_what_a_label_leaves_out_is_in_the_summary(monkeypatch, problem, gap):
 
 @recorded.needs_libtpu
 def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
-  raw_labels = problems.Problem.raw_labels
+  raw_labels = Problem.raw_labels
 
   def halved(problem, candidates):  # as if every choice were better than the compiler's own
     raw = raw_labels(problem, candidates)
@@ -291,7 +291,7 @@ def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
       raw[numbers]["optimal_seconds"] /= 2
     return raw
 
-  monkeypatch.setattr(problems.Problem, "raw_labels", halved)
+  monkeypatch.setattr(Problem, "raw_labels", halved)
   found = tune.tune(network, *ARGS, target="v3", budget=2, candidates=9)
   own, best = (found.raw[numbers] for numbers in ((0,) * len(found.numbers), found.numbers))
   assert found.ratio == pytest.approx(best["optimal_seconds"] / own["optimal_seconds"], rel=1e-3)

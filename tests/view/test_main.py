@@ -8,7 +8,7 @@ import pytest
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.view import __main__ as command
+from tpugraphs_jax.view.__main__ import main
 
 
 @pytest.fixture
@@ -19,14 +19,14 @@ def program(tmp_path):
 
 
 def said_by(capsys, *arguments):
-  command.main([*map(str, arguments)])
+  main([*map(str, arguments)])
   return capsys.readouterr()
 
 
 def refused(capsys, *arguments):
   """The line with which the command refuses."""
   with pytest.raises(SystemExit) as ended:
-    command.main([*map(str, arguments)])
+    main([*map(str, arguments)])
   assert ended.value.code == 2
   (line,) = capsys.readouterr().err.splitlines()
   return line

@@ -20,8 +20,7 @@ from tpugraphs_jax import hlo, report
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers import model_file, ranker
 from tpugraphs_jax.tuning import journal
 
 VALUES = (
@@ -130,7 +129,7 @@ def model_files(
     text = np.frombuffer(json.dumps(other).encode(), np.uint8)
     np.savez(target, card=text, **params)
     row.count(
-      outcome(lambda: ranker_lib.Ranker.load(target).rank(graph), names=target.name), of=f"{number}"
+      outcome(lambda: ranker.Ranker.load(target).rank(graph), names=target.name), of=f"{number}"
     )
   return row
 

@@ -36,8 +36,7 @@ import tqdm
 
 from tpugraphs_jax import datasets, graph
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.infra import console
-from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import console, files
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
 
@@ -324,10 +323,10 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
 def _verify_files(staging: Path, *, is_checked: bool) -> None:
   """Raises an error unless every split has files, and every file is a complete zip archive."""
   for split in graph.SPLITS:
-    files = files_lib.visible(staging, f"{split}/*.npz")
-    if not files:
+    paths = files.visible(staging, f"{split}/*.npz")
+    if not paths:
       raise DownloadError(f"it has no .npz file for the split {split}")
-    for path in files:
+    for path in paths:
       try:
         with npz.NpzArchive(path) as archive:
           if not is_checked:
@@ -337,7 +336,7 @@ def _verify_files(staging: Path, *, is_checked: bool) -> None:
 
 
 def _report(collection: str, folder: Path) -> None:
-  graphs = tuple(len(files_lib.visible(folder, f"{split}/*.npz")) for split in graph.SPLITS)
+  graphs = tuple(len(files.visible(folder, f"{split}/*.npz")) for split in graph.SPLITS)
   counts = "/".join(map(str, graphs))
   print(f"{collection}: {counts} train/valid/test graphs in {folder}")
   published = PUBLISHED[collection].graphs
@@ -371,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
   args = parser.parse_args(argv)
   try:
-    files_lib.refuse(args.data_root, "--data_root")
+    files.refuse(args.data_root, "--data_root")
     for collection in args.collections:
       download_collection(args.data_root, collection, base_url=args.base_url)
   except (DownloadError, ValueError, OSError) as error:

@@ -24,8 +24,7 @@ import numpy as np
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.datasets import Collection
-from tpugraphs_jax.infra import files as files_lib
-from tpugraphs_jax.infra import trust
+from tpugraphs_jax.infra import files, trust
 
 FILE = "folds.json"  # the division of a run, in its working folder
 LEAST = 3  # one fold tests, one validates, the others train
@@ -60,7 +59,7 @@ class Division:
     self, data_root: str | os.PathLike[str], collection: Collection, fold: int, split: str
   ) -> list[Path]:
     """The files of a split of a run whose test split is `fold`, sorted by name."""
-    folder = files_lib.local_of(data_root) / collection.path
+    folder = files.local_of(data_root) / collection.path
     role = lambda other: {0: "test", 1: "valid"}.get((other - fold) % self.folds, "train")
     fold_of = self.fold_of[collection.name]
     paths = (folder / f"{place}.npz" for place, one in fold_of.items() if role(one) == split)
@@ -73,7 +72,7 @@ class Division:
       ValueError: the one that is there differs, or is damaged.
     """
     if not (folder / FILE).exists():
-      with files_lib.replacing(folder / FILE) as file:
+      with files.replacing(folder / FILE) as file:
         json.dump({"folds": self.folds, "fold": fold, "fold_of": self.fold_of}, file, indent=1)
     elif read(folder / FILE) != (self, fold):
       raise ValueError(

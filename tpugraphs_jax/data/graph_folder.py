@@ -21,8 +21,7 @@ import shutil
 import numpy as np
 
 from tpugraphs_jax import graph
-from tpugraphs_jax.infra import files as files_lib
-from tpugraphs_jax.infra import trust
+from tpugraphs_jax.infra import files, trust
 
 _VERSION = 2  # of the format
 _META, _DIGESTS = "meta.json", "sha256"
@@ -88,10 +87,10 @@ def write(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: 
   Raises:
     OSError: the folder cannot be written; the earlier copy stays.
   """
-  partial = files_lib.partial_path(folder)
+  partial = files.partial_path(folder)
   partial.mkdir()
   try:
-    with files_lib.lock(partial):
+    with files.lock(partial):
       _write_arrays(partial, op_graph, source={"path": _relative(source, folder), **source_state})
     _replace_folder(partial, folder)
   except OSError as error:
@@ -108,10 +107,10 @@ def _write_arrays(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> Non
   meta = {
     "version": _VERSION,
     "name": op_graph.name,
-    _DIGESTS: {path.name: files_lib.digest_of(path) for path in files_lib.visible(folder, "*")},
+    _DIGESTS: {path.name: files.digest_of(path) for path in files.visible(folder, "*")},
     "source": source,
   }
-  (folder / _META).write_text(json.dumps(files_lib.seal(meta), indent=1) + "\n")
+  (folder / _META).write_text(json.dumps(files.seal(meta), indent=1) + "\n")
 
 
 def _read_meta(folder: Path) -> dict:
@@ -129,7 +128,7 @@ def _read_meta(folder: Path) -> dict:
   try:
     meta = trust.parse(path.read_text())
     if (version := meta["version"]) == _VERSION:
-      meta = files_lib.unseal(meta)
+      meta = files.unseal(meta)
       trust.check(meta, _SCHEMA, "it")
       name, digests = trust.name(meta["name"]), meta[_DIGESTS]
   except (ValueError, KeyError, TypeError, AttributeError):
@@ -138,7 +137,7 @@ def _read_meta(folder: Path) -> dict:
     raise ValueError(f"{folder} is of format {version!r:.20}, expected {_VERSION}")
   if name != folder.name:
     raise ValueError(f"{folder} holds another graph, {name}")
-  damaged = files_lib.first_damaged({folder / file: digest for file, digest in digests.items()})
+  damaged = files.first_damaged({folder / file: digest for file, digest in digests.items()})
   if damaged is not None:
     raise ValueError(f"{damaged} is missing or damaged: its checksum does not fit")
   return meta
@@ -150,7 +149,7 @@ def fingerprint(source: Path) -> dict:
   return {
     "bytes": stat.st_size,
     "mtime_ns": stat.st_mtime_ns,
-    "sha256": files_lib.digest_of(source),
+    "sha256": files.digest_of(source),
   }
 
 
@@ -167,14 +166,13 @@ def _is_built_from(meta: dict, source: Path) -> bool:
   """Whether a graph was built from this version of `source`. A copy may have another time."""
   known, stat = meta["source"], source.stat()
   return stat.st_size == known["bytes"] and (
-    stat.st_mtime_ns == known["mtime_ns"]
-    or files_lib.first_damaged({source: known["sha256"]}) is None
+    stat.st_mtime_ns == known["mtime_ns"] or files.first_damaged({source: known["sha256"]}) is None
   )
 
 
 def _replace_folder(new: Path, folder: Path) -> None:
   # A folder cannot be renamed to the name of a folder with files.
-  old = files_lib.partial_path(folder, note=".old")
+  old = files.partial_path(folder, note=".old")
   with contextlib.suppress(FileNotFoundError):
     os.replace(folder, old)
   os.replace(new, folder)

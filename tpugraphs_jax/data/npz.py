@@ -7,7 +7,7 @@ files. Deflated members cannot be memory-mapped, so that large members are read 
 
 from __future__ import annotations
 
-import collections as collections_lib
+import collections
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -23,8 +23,7 @@ import numpy as np
 
 from tpugraphs_jax import columns, datasets, graph
 from tpugraphs_jax.data import factoring
-from tpugraphs_jax.infra import console, machine, trust
-from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import console, files, machine, trust
 
 _SUFFIX = ".npy"
 # Other methods can expand a kilobyte to a gigabyte.
@@ -96,7 +95,7 @@ class NpzArchive(contextlib.AbstractContextManager):
   def _check_archive(self, most_bytes: int | None) -> None:
     """Refuses archives of another form than NumPy's, before any member is read."""
     members = self._zip.infolist()
-    for name, count in collections_lib.Counter(self.names).items():
+    for name, count in collections.Counter(self.names).items():
       if count > 1:
         self.fail(name, f"occurs twice; {_REMEDY}")
     for member in members:
@@ -353,7 +352,7 @@ def write_layout(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
 def _write(path: str | os.PathLike[str], arrays: dict) -> None:
   """Writes arrays by name in their released dtypes; `LayoutConfigs` are decoded in blocks."""
   with (
-    files_lib.replacing(path, "wb") as file,
+    files.replacing(path, "wb") as file,
     zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
   ):
     for name, array in arrays.items():
@@ -384,8 +383,8 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
   parsed = datasets.Collection(collection)
   if split not in graph.SPLITS:
     raise ValueError(f"unknown split {split!r}, expected one of {', '.join(graph.SPLITS)}")
-  root = files_lib.local_of(data_root)
-  if files_lib.is_remote(data_root):
+  root = files.local_of(data_root)
+  if files.is_remote(data_root):
     _fetch(data_root, parsed, split)
   if not root.is_dir():
     raise FileNotFoundError(
@@ -393,16 +392,16 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
       "holds the released tile/ and layout/ folders"
     )
   folder = parsed.folder(root, split)
-  files = files_lib.visible(folder, "*.npz")
-  if not files:
-    found = files_lib.visible(root, "**/*.npz")
+  paths = files.visible(folder, "*.npz")
+  if not paths:
+    found = files.visible(root, "**/*.npz")
     folders = sorted({str(path.parent.relative_to(root)) for path in found})
     raise FileNotFoundError(
       f"no .npz file in {folder}; data_root {root} has "
       f"{'some in ' * bool(folders)}{', '.join(folders) or 'none anywhere'}; download or "
       f"generate {collection} first, or name the folder that holds tile/ and layout/"
     )
-  return files
+  return paths
 
 
 def files_there(data_root: str | os.PathLike[str], collection: str, split: str) -> list[Path]:
@@ -414,9 +413,9 @@ def files_there(data_root: str | os.PathLike[str], collection: str, split: str) 
 
 def _fetch(data_root: str | os.PathLike[str], parsed: datasets.Collection, split: str) -> None:
   """Copies the split of a collection from a bucket."""
-  place = files_lib.join(data_root, *parsed.name.split(":"), split)
+  place = files.join(data_root, *parsed.name.split(":"), split)
   try:
-    files_lib.fetch(place, parsed.folder(files_lib.local_of(data_root), split))
+    files.fetch(place, parsed.folder(files.local_of(data_root), split))
   except FileNotFoundError:
     raise FileNotFoundError(
       f"no .npz file in {place}; --data_root must name a place with tile/ "

@@ -27,8 +27,7 @@ import tqdm
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import graph_folder, npz
 from tpugraphs_jax.datasets import Collection, OWN, RELEASED
-from tpugraphs_jax.infra import console, tasks
-from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import console, files, tasks
 
 # Bytes of files below which starting processes takes longer than the work.
 _WORTH_PROCESSES = 4 << 20
@@ -50,18 +49,16 @@ def graph_folders(
     ValueError, FileNotFoundError: as `npz.split_files`; `collection` is no
       layout collection.
   """
-  files = npz.split_files(data_root, collection, split)
+  paths = npz.split_files(data_root, collection, split)
   parsed = Collection(collection)
   if parsed.kind != "layout":
     raise ValueError(
       f"collection {collection} has no store: its files are small and are "
       "read as they are; a store is for layout collections"
     )
-  root = (
-    files_lib.local_of(data_root) / "store" if store_dir is None else files_lib.local_of(store_dir)
-  )
+  root = files.local_of(data_root) / "store" if store_dir is None else files.local_of(store_dir)
   folder = parsed.folder(root, split)
-  return {file: folder / file.stem for file in files}
+  return {file: folder / file.stem for file in paths}
 
 
 def ensure_store(
@@ -99,7 +96,7 @@ def ensure_store(
   if workers is not None and workers < 1:
     raise ValueError(f"workers is {workers}, expected at least 1")
   folders = graph_folders(data_root, collection, split, store_dir=store_dir)
-  if store_dir is not None and files_lib.is_remote(store_dir):
+  if store_dir is not None and files.is_remote(store_dir):
     return _ensure_remote_store(
       data_root,
       collection,
@@ -115,7 +112,7 @@ def ensure_store(
   root = next(iter(folders.values())).parent
   if _outdated(folders):
     with _build_lock(root):
-      files_lib.tidy(root)
+      files.tidy(root)
       todo = _outdated(folders)  # again: another process may have built some
       for file, reason in todo.items():
         if folders[file].exists():
@@ -144,14 +141,14 @@ def _ensure_remote_store(
 
   The copy stays, because only local files can be memory-mapped.
   """
-  place = files_lib.join(store_dir, *collection.split(":"), split)
+  place = files.join(store_dir, *collection.split(":"), split)
   folder = next(iter(folders.values())).parent
   with contextlib.suppress(FileNotFoundError):  # nothing there yet
-    files_lib.fetch(place, folder)
-  todo, local = _outdated(folders), files_lib.local_of(store_dir)
+    files.fetch(place, folder)
+  todo, local = _outdated(folders), files.local_of(store_dir)
   built = ensure_store(data_root, collection, split, store_dir=local, **options)
   # Also without graphs to build: an earlier run may have ended before it sent its graphs.
-  files_lib.send(folder, place, again=[folders[file].name for file in todo])
+  files.send(folder, place, again=[folders[file].name for file in todo])
   return built
 
 
@@ -174,7 +171,7 @@ def _build_lock(root: Path) -> Iterator[None]:
     )
   with contextlib.ExitStack() as stack:
     try:
-      stack.enter_context(files_lib.hold(root, wait=True))
+      stack.enter_context(files.hold(root, wait=True))
     except OSError as error:
       raise OSError(
         f"cannot write the store {root} ({error.strerror}); name another folder with store_dir"
@@ -278,7 +275,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _splits_to_build(args: argparse.Namespace) -> list[tuple[str, str]]:
   """The pairs (collection, split) of the flags, by default all that have files."""
   splits = [args.split] if args.split else graph.SPLITS
-  root = files_lib.local_of(args.data_root)
+  root = files.local_of(args.data_root)
   names = [args.collection] if args.collection else _layout_collections(root)
   pairs = [
     (name, split)

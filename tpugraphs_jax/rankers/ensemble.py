@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers import ranker
 
 
 def min_max(scores: np.ndarray) -> np.ndarray:
@@ -48,7 +48,7 @@ class Ensemble:
       raise ValueError(f"combine is {combine!r}, expected one of {', '.join(COMBINATIONS)}")
     if not places:
       raise ValueError("an ensemble needs at least one folder with a trained model")
-    self.rankers = [ranker_lib.load(place) for place in places]
+    self.rankers = [ranker.load(place) for place in places]
     self._combine = COMBINATIONS[combine]
     names = {str(place): r.collection.name for place, r in zip(places, self.rankers)}
     if len(set(names.values())) > 1:
@@ -73,7 +73,7 @@ class Ensemble:
       config_ids: `[n]` int64 for each graph; all configurations in file order unless given.
       progress: shows a bar for each ranker.
     """
-    by_ranker = [ranker.scores(graphs, config_ids, progress=progress) for ranker in self.rankers]
+    by_ranker = [each.scores(graphs, config_ids, progress=progress) for each in self.rankers]
     return [
       np.mean([self._combine(scores.astype(np.float64)) for scores in of_graph], axis=0)
       for of_graph in zip(*by_ranker)

@@ -21,8 +21,7 @@ import numpy as np
 
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.infra import files as files_lib
-from tpugraphs_jax.infra import parallel, trees, trust
+from tpugraphs_jax.infra import files, parallel, trees, trust
 
 MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
 FORMAT = 1  # of model files; later formats are refused
@@ -67,7 +66,7 @@ def write(path: Path, artefact: Artefact) -> None:
     "checksum": _checksum(arrays),
   }
   text = np.frombuffer(json.dumps(card).encode(), np.uint8)
-  with files_lib.replacing(path, "wb") as file:
+  with files.replacing(path, "wb") as file:
     np.savez_compressed(file, card=text, **arrays)
 
 
@@ -134,14 +133,14 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     FileNotFoundError: nothing was trained there.
     ValueError: its config.json is damaged.
   """
-  path = files_lib.fetch(workdir) / CONFIG_FILE
+  path = files.fetch(workdir) / CONFIG_FILE
   model = path.with_name(MODEL_FILE)
   if model.exists() and not path.exists():
     return read_file(model).config
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in")
   with trust.reading(path, "train again"):
-    return trust.config(files_lib.unseal(trust.parse(path.read_bytes()))["config"])
+    return trust.config(files.unseal(trust.parse(path.read_bytes()))["config"])
 
 
 def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Artefact:
@@ -157,7 +156,7 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
     FileNotFoundError: nothing was trained there.
     ValueError: the model is damaged, of a newer version or of another config.
   """
-  path = files_lib.fetch(place)
+  path = files.fetch(place)
   artefact = parallel.on_primary(
     lambda: read_file(path) if path.is_file() or path.suffix else _of_folder(path)
   )
@@ -183,7 +182,7 @@ def _of_folder(folder: Path) -> Artefact:
 
 def shipped_names() -> list[str]:
   """Names of the models that ship, such as `layout-v3-estimate`."""
-  return [path.stem for path in files_lib.visible(SHIPPED, "*.npz")]
+  return [path.stem for path in files.visible(SHIPPED, "*.npz")]
 
 
 def shipped_file(place: str | Path) -> Path:

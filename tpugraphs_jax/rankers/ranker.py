@@ -33,9 +33,15 @@ from tpugraphs_jax.data import features, plan, reduction, selection
 from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LayoutConfigs, LOWERED, OpGraph, TileConfigs
 from tpugraphs_jax.infra import files, parallel, trees, trust
-from tpugraphs_jax.rankers import explain as explaining
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.base import Settings
+from tpugraphs_jax.rankers.explain import (
+  check_numbers,
+  exchanges,
+  Explanation,
+  Proposals,
+  with_rows,
+)
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 
@@ -261,9 +267,7 @@ class Ranker:
       )
     return np.argsort(scores, kind="stable"), scores
 
-  def explain(
-    self, graph: OpGraph, config: int, *, against: int | None = None
-  ) -> explaining.Explanation:
+  def explain(self, graph: OpGraph, config: int, *, against: int | None = None) -> Explanation:
     """How much each choice of a configuration changes its score, the largest change first.
 
     Score tables give charges that add up to the score. For other rankers, `exchanges` replaces one
@@ -280,17 +284,17 @@ class Ranker:
     """
     self.check(graph)
     graph = self._seen(graph)
-    explaining.check_numbers(graph, config, against)
+    check_numbers(graph, config, against)
     if isinstance(self.family, TablesFamily):
       charges = self.family.charges(self.params, self.prepare(graph), config, against=against)
-      return explaining.Explanation(charges, graph, config, against)
+      return Explanation(charges, graph, config, against)
     score = lambda one: self.scores([one])[0]
-    exchanges = explaining.exchanges(score, graph, config, against=against)
-    return explaining.Explanation(exchanges, graph, config, against)
+    rows = exchanges(score, graph, config, against=against)
+    return Explanation(rows, graph, config, against)
 
   def propose(
     self, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
-  ) -> explaining.Proposals:
+  ) -> Proposals:
     """The n configurations with the lowest predicted cost, whether measured or not.
 
     A group can have any row that it has in some configuration of the graph.
@@ -313,12 +317,12 @@ class Ranker:
         "tables (variant tables of configs/layout.py)"
       )
     self.check(graph)
-    explaining.check_numbers(graph, near)
-    score = lambda rows: self.scores([explaining.with_rows(graph, rows)])[0]
+    check_numbers(graph, near)
+    score = lambda rows: self.scores([with_rows(graph, rows)])[0]
     rows, cost, gap, is_exact = self.family.cheapest(
       self.params, self.prepare(graph), n, near=near, score=score, **options
     )
-    return explaining.Proposals(explaining.with_rows(graph, rows), cost, gap, is_exact)
+    return Proposals(with_rows(graph, rows), cost, gap, is_exact)
 
   # Files.
 
@@ -429,7 +433,7 @@ def propose(
   n: int = 10,
   *,
   near: int | None = None,
-) -> explaining.Proposals:
+) -> Proposals:
   """The n configurations with the lowest cost in a trained score table.
 
   Args:
@@ -451,7 +455,7 @@ def explain(
   config: int,
   *,
   against: int | None = None,
-) -> explaining.Explanation:
+) -> Explanation:
   """How much each choice of a configuration changes its score; see `Ranker.explain`.
 
   Args:

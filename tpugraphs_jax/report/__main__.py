@@ -14,8 +14,7 @@ import sys
 
 from tpugraphs_jax import report
 from tpugraphs_jax.infra import console, files
-from tpugraphs_jax.report import runs as runs_lib
-from tpugraphs_jax.report.runs import Run
+from tpugraphs_jax.report.runs import comparisons, read_all, Run
 from tpugraphs_jax.train import evaluation
 
 
@@ -44,10 +43,10 @@ def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
   from tpugraphs_jax.report import figures, page  # they need the extra `plots`
 
   page.check_judged(runs, graph)
-  comparisons = runs_lib.comparisons(runs)
-  for number, each in enumerate(comparisons, 1):
+  found = comparisons(runs)
+  for number, each in enumerate(found, 1):
     # Runs of one collection with other labels or graphs do not compare: a number tells them apart.
-    start = f"{each.runs[0].collection} {number} " * (len(comparisons) > 1)
+    start = f"{each.runs[0].collection} {number} " * (len(found) > 1)
     for title, drawn in figures.all_of(each, page.graph_of(each, graph)).items():
       drawn.suptitle(f"labels: {each.runs[0].labels}", fontsize=8)
       name = re.sub(r"\W+", "_", (start + title).lower()).strip("_")
@@ -58,7 +57,7 @@ def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
 def verdict(runs: Sequence[Run]) -> str:
   """Every collection with its labels, the sentences about its runs, and the page of each run."""
   lines = []
-  for each in runs_lib.comparisons(runs):
+  for each in comparisons(runs):
     lines += [
       f"{each.runs[0].collection} ({each.runs[0].labels})",
       *(f"  {sentence}" for sentence in each.verdict),
@@ -103,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     "--verdict", action="store_true", help="instead of a page: what it says first, in lines"
   )
   args = parser.parse_args(argv)
-  runs = runs_lib.read_all(args.runs) if args.verdict or args.csv or args.png else []
+  runs = read_all(args.runs) if args.verdict or args.csv or args.png else []
   if args.verdict:
     print(console.printable(verdict(runs)))
     return 0

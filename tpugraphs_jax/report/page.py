@@ -17,8 +17,17 @@ from tpugraphs_jax import metrics
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.infra import files
 from tpugraphs_jax.report import errors, figures
-from tpugraphs_jax.report import runs as runs_lib
-from tpugraphs_jax.report.runs import Comparison, DEFAULT, Group, Run, ValidationGraph
+from tpugraphs_jax.report.runs import (
+  Comparison,
+  comparisons,
+  DEFAULT,
+  differences,
+  Group,
+  leads,
+  Run,
+  TAU,
+  ValidationGraph,
+)
 from tpugraphs_jax.train import evaluation
 
 _LISTED = 400  # graphs in a table
@@ -57,11 +66,11 @@ def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
   )
   template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
   check_judged(runs, graph)
-  comparisons = runs_lib.comparisons(runs)
+  compared = comparisons(runs)
   return environment.from_string(template).render(
     runs=runs,
-    sections=[_section(each, graph) for each in comparisons],
-    names=list(dict.fromkeys(name for each in comparisons for name in each.references)),
+    sections=[_section(each, graph) for each in compared],
+    names=list(dict.fromkeys(name for each in compared for name in each.references)),
     about={run.name: _about(run) for run in runs},
     links={run.name: _links(run, folder) for run in runs},
     now=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
@@ -114,7 +123,7 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
           lead.spread,
           "too few graphs" if math.isnan(lead.p_value) else lead.p_value,
         ]
-        for lead in runs_lib.leads(groups)
+        for lead in leads(groups)
       ],
     ),
     "differences": _differences(groups),
@@ -134,7 +143,7 @@ def _differences(groups: Sequence[Group]) -> dict[str, Any]:
   """Fields in which configs differ: a row for each field, or for each config if those are more."""
   rows: list[Sequence[str]] = [
     ["field", *(group.name for group in groups)],
-    *runs_lib.differences(groups),
+    *differences(groups),
   ]
   if len(rows) < len(groups):
     (_, *fields), *columns = zip(*rows)
@@ -171,7 +180,7 @@ def _ended(runs: Sequence[Run]) -> dict[str, Any]:
         run.name,
         run.seed,
         "" if run.fold is None else run.fold,
-        run.means.get(runs_lib.TAU, math.nan),
+        run.means.get(TAU, math.nan),
         run.means.get("slowdown1_mean", math.nan),
         training.get("ended", "not yet"),
         training.get("step") or "",
@@ -185,7 +194,7 @@ def _ended(runs: Sequence[Run]) -> dict[str, Any]:
       "run",
       "seed",
       "test fold",
-      runs_lib.TAU,
+      TAU,
       "slowdown1_mean",
       "training ended",
       "steps",

@@ -35,9 +35,8 @@ import numpy as np
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, trees
-from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.rankers import official_weights as official
-from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers import model_file, official_weights
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log
 from tpugraphs_jax.train.experiment import Experiment, trainable
@@ -73,13 +72,13 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
     ValueError: the weights do not fit the model of the config on this data.
   """
   # Refuses weights of another model before the data is read.
-  official.params_from_official(Experiment.of(config).ranker.family.network, weights)
+  official_weights.params_from_official(Experiment.of(config).ranker.family.network, weights)
   with config.unlocked():
     config.model.opcodes = np.atleast_1d(weights[0]).shape[0]
   experiment = Experiment.of(config)
   graphs = trainable(experiment, experiment.data.load(config.data_root, "train"))
   experiment.fit(graphs)
-  params = official.params_from_official(experiment.ranker.family.network, weights)
+  params = official_weights.params_from_official(experiment.ranker.family.network, weights)
   if difference := trees.first_difference(params, experiment.ranker.param_shapes(graphs[0])):
     name, weight, expected = difference
     raise ValueError(
@@ -95,7 +94,7 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
   experiment.ranker.save(out / model_file.MODEL_FILE, params, about)
 
 
-def weights_of(ranker: ranker_lib.Ranker, data_root: str) -> list[np.ndarray]:
+def weights_of(ranker: Ranker, data_root: str) -> list[np.ndarray]:
   """The weights `[...]` float32 of a trained official model, in the order of Keras.
 
   Args:
@@ -106,7 +105,7 @@ def weights_of(ranker: ranker_lib.Ranker, data_root: str) -> list[np.ndarray]:
     ValueError: the model is not an official one, or has no embedding of an opcode.
     FileNotFoundError: there is no data of the ranker's collection.
   """
-  return official.official_from_params(
+  return official_weights.official_from_params(
     ranker.family.network, ranker.params, num_ops=num_ops(data_root, ranker.collection.name)
   )
 
@@ -178,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.error("give --config and --out to read --weights, or --model to write them")
   path = args.weights.expanduser()
   if args.model:
-    arrays = weights_of(ranker_lib.Ranker.load(args.model), args.data_root)
+    arrays = weights_of(Ranker.load(args.model), args.data_root)
     with files.replacing(path, "wb") as file:
       np.savez(file, *arrays)
   else:

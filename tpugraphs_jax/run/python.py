@@ -12,8 +12,7 @@ from typing import Any
 import ml_collections
 
 from tpugraphs_jax import report
-from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers import model_file, ranker
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import results, training
 
@@ -37,9 +36,9 @@ class Run:
     return results.judged(results.read_summary(self.workdir)).get("metrics", {})
 
   @functools.cached_property
-  def model(self) -> ranker_lib.Ranker:
+  def model(self) -> ranker.Ranker:
     """The trained ranker."""
-    return ranker_lib.load(self.workdir)
+    return ranker.load(self.workdir)
 
   def report(self) -> Path:
     """Writes `report.html` into the folder; returns its path."""

@@ -33,7 +33,7 @@ from etils import epath
 
 from tpugraphs_jax import options, report
 from tpugraphs_jax.infra import console, files, tasks, trust
-from tpugraphs_jax.report import runs as runs_lib
+from tpugraphs_jax.report.runs import comparisons, read_all
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import evaluation, results, schema
 
@@ -371,7 +371,7 @@ def _conclude(runs: Sequence[SweepRun], out: str) -> int:
   console.say(f"{len(done)} of {len(runs)} runs are done: {epath.Path(out) / _ROWS}")
   if done:
     folders = [run.folder for run in done]
-    for each in runs_lib.comparisons(runs_lib.read_all(folders)):
+    for each in comparisons(read_all(folders)):
       console.say("\n".join(each.verdict))
     report.try_write(folders, epath.Path(out) / report.FILE)
   return 0 if len(done) == len(runs) else 1

@@ -27,8 +27,16 @@ import itertools
 import numpy as np
 
 from tpugraphs_jax import columns
-from tpugraphs_jax.synthetic import program as machine
-from tpugraphs_jax.synthetic.program import BYTES, Program
+from tpugraphs_jax.synthetic.program import (
+  BYTES,
+  BYTES_PER_NS,
+  FLOPS_PER_NS,
+  padded_elements,
+  Program,
+  REGISTER_ELEMENTS,
+  REGISTER_OPS_PER_NS,
+  vector_cost,
+)
 
 SEARCH_RUNS = 20  # independent runs per file, each starting with the default twice
 _COPY_RATE = 0.1  # children that equal their parent
@@ -153,20 +161,15 @@ def _node_ns(program: Program, node: int, owner: int, order: int) -> float:
   """Roofline time of one instruction whose output has the given order."""
   op = program.ops[node]
   elements = _elements(program, node, owner, order)
-  matrix = 2 * elements * program.contraction.get(node, 0) / machine.FLOPS_PER_NS
-  vector = (
-    elements
-    * machine.vector_cost(op.opcode)
-    / machine.REGISTER_ELEMENTS
-    / machine.REGISTER_OPS_PER_NS
-  )
-  return max(matrix + vector, 2 * elements * BYTES[op.dtype] / machine.BYTES_PER_NS)
+  matrix = 2 * elements * program.contraction.get(node, 0) / FLOPS_PER_NS
+  vector = elements * vector_cost(op.opcode) / REGISTER_ELEMENTS / REGISTER_OPS_PER_NS
+  return max(matrix + vector, 2 * elements * BYTES[op.dtype] / BYTES_PER_NS)
 
 
 def _copy_ns(program: Program, node: int, owner: int) -> float:
   """Reading a tensor in one order and writing it in the other."""
   elements = sum(_elements(program, node, owner, order) for order in (0, 1))
-  return elements * BYTES[program.ops[node].dtype] / machine.BYTES_PER_NS
+  return elements * BYTES[program.ops[node].dtype] / BYTES_PER_NS
 
 
 def _elements(program: Program, node: int, owner: int, order: int) -> int:
@@ -174,7 +177,7 @@ def _elements(program: Program, node: int, owner: int, order: int) -> int:
   same_rank = owner >= 0 and len(program.dims(owner)) == len(dims)
   pair = _minor_pair(program, owner if same_rank else node)
   minor, second = pair if order == 0 else pair[::-1]
-  return machine.padded_elements(dims, minor, second)
+  return padded_elements(dims, minor, second)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,8 +27,8 @@ import optax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.infra import parallel, trees
+from tpugraphs_jax.infra.files import digest_of_arrays, seal, unseal
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
 _CHECKSUM = "state_sha256"  # a field of the notes
@@ -65,7 +65,7 @@ class Checkpoints:
     folder: of the checkpoints; created if missing.
     config: nested fields (JSON types) that a checkpoint must have to be restored, without
       fields that may change between two runs.
-    files: SHA-256 of other files that a run reads, by path within its working folder. A
+    digests: SHA-256 of other files that a run reads, by path within its working folder. A
       checkpoint with other digests is refused.
     read_only: changes nothing on disk; another run may be saving at the same time.
   """
@@ -75,11 +75,11 @@ class Checkpoints:
     folder: str | Path,
     *,
     config: Mapping[str, Any] | None = None,
-    files: Mapping[str, str] | None = None,
+    digests: Mapping[str, str] | None = None,
     read_only: bool = False,
   ):
     self._folder = Path(folder).expanduser().absolute()
-    self._config, self._files = _as_json(config or {}), dict(files or {})
+    self._config, self._digests = _as_json(config or {}), dict(digests or {})
     self._manager = None  # stays None in processes other than 0, and without a folder to read
     if parallel.is_primary() and (self._folder.is_dir() or not read_only):
       try:
@@ -154,7 +154,7 @@ class Checkpoints:
       "data": data,
       "progress": dict(progress),
       "value": value,
-      "files": self._files,
+      "files": self._digests,
       _CHECKSUM: _digest(state),
     }
     newest = self._manager.latest_step()
@@ -162,7 +162,7 @@ class Checkpoints:
     items = ocp.args.Composite(
       **{
         _STATE: ocp.args.StandardSave(state),
-        _NOTES: ocp.args.JsonSave(files_lib.seal(_as_json(notes))),
+        _NOTES: ocp.args.JsonSave(seal(_as_json(notes))),
       }
     )
     try:
@@ -186,7 +186,7 @@ class Checkpoints:
     def check() -> None:
       if (notes := self._newest_notes()) is not None:
         trees.check_config(self._folder, notes["config"], self._config)
-        check_files(self._folder, notes["files"], self._files)
+        check_files(self._folder, notes["files"], self._digests)
 
     self._on_primary(check)
 
@@ -229,7 +229,7 @@ class Checkpoints:
     where = self._where(number)
     notes = self._read_notes(number)
     trees.check_config(where, notes["config"], self._config)
-    check_files(where, notes["files"], self._files)
+    check_files(where, notes["files"], self._digests)
     # NumPy arrays can be restored on any device.
     host = self._shapes(number) if template is None else jax.tree.map(np.asarray, template)
     state = self._restore_state(number, host)
@@ -261,7 +261,7 @@ class Checkpoints:
   def _read_notes(self, number: int) -> dict[str, Any]:
     items = ocp.args.Composite(**{_NOTES: ocp.args.JsonRestore()})
     try:
-      notes = files_lib.unseal(self._manager.restore(number, args=items)[_NOTES])
+      notes = unseal(self._manager.restore(number, args=items)[_NOTES])
       return {name: notes[name] for name in _FIELDS}
     except Exception as error:  # Orbax raises a dozen types
       raise _damaged(self._where(number), error) from None
@@ -306,7 +306,7 @@ def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
 
 
 def _digest(state: Any) -> str:
-  return files_lib.digest_of_arrays(jax.tree.leaves(state))
+  return digest_of_arrays(jax.tree.leaves(state))
 
 
 def _damaged(where: Path, reason: object) -> ValueError:

@@ -163,7 +163,7 @@ def _fit_once(
     features.save(path, experiment.ranker.transforms)
 
 
-def digests(workdir: Path) -> dict[str, str]:
+def transforms_digest(workdir: Path) -> dict[str, str]:
   """SHA-256 of the file of transforms; empty without one, and in processes other than 0."""
   path = workdir / model_file.TRANSFORMS_FILE
   is_here = parallel.is_primary() and path.exists()

@@ -21,14 +21,12 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax import metrics as metrics_lib
-from tpugraphs_jax.infra import console, parallel, tasks
-from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import console, files, parallel, tasks
+from tpugraphs_jax.metrics import SAMPLE
 from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.train import checkpoint
-from tpugraphs_jax.train import log as log_lib
-from tpugraphs_jax.train import state as state_lib
-from tpugraphs_jax.train.state import TrainState
+from tpugraphs_jax.train.log import Log, peak_memory, Profile
+from tpugraphs_jax.train.state import not_finite, TrainState
 
 CHECKPOINTS = "checkpoints"  # folder under the working folder
 # Steps dispatched ahead: enough to keep devices busy while the host prepares a batch, few enough
@@ -203,7 +201,7 @@ def train(
   resume: bool = False,
   about: Mapping[str, Any] | None = None,
   config: Mapping[str, Any] | None = None,
-  files: Mapping[str, str] | None = None,
+  digests: Mapping[str, str] | None = None,
   profile_steps: str = "",
 ) -> TrainResult:
   """Trains until the last epoch, or until the validation metric stops improving.
@@ -218,7 +216,7 @@ def train(
       checkpoint is saved. If the run is killed in between, the resumed run calls it again.
     resume: continue from the newest checkpoint in `workdir`, if there is one.
     about: nested fields to show in TensorBoard.
-    config, files: must equal those of the checkpoint to resume, see `Checkpoints`.
+    config, digests: must equal those of the checkpoint to resume, see `Checkpoints`.
     profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
 
   Raises:
@@ -231,20 +229,22 @@ def train(
   schedule = Schedule(
     options, training.epochs, training.steps_per_epoch, metric or options.best_metric
   )
-  profile = log_lib.Profile(profile_steps, workdir / "profile")
+  profile = Profile(profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
     stop = stack.enter_context(tasks.StopSignals())
-    check_workdir(workdir, resume=resume, config=config, files=files)
-    files_lib.tidy(workdir)
+    check_workdir(workdir, resume=resume, config=config, digests=digests)
+    files.tidy(workdir)
     checkpoints = stack.enter_context(
-      contextlib.closing(checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, files=files))
+      contextlib.closing(
+        checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, digests=digests)
+      )
     )
     state, step, progress = _begin(training, checkpoints)
     # A row that waits for its evaluation is not written yet.
     log = stack.enter_context(
       contextlib.closing(
-        log_lib.Log(
+        Log(
           workdir, total_steps=schedule.total_steps, first_step=step - 1 if progress.row else step
         )
       )
@@ -252,7 +252,7 @@ def train(
     stack.callback(profile.stop)
     log.events.describe(
       about or {},
-      metric=f"{metrics_lib.SAMPLE}/{schedule.metric}",
+      metric=f"{SAMPLE}/{schedule.metric}",
       parameters=optax.tree.size(state.params),
     )
     if resume:
@@ -277,7 +277,7 @@ def check_workdir(
   *,
   resume: bool,
   config: Mapping[str, Any] | None = None,
-  files: Mapping[str, str] | None = None,
+  digests: Mapping[str, str] | None = None,
 ) -> None:
   """Refuses a folder that `train` would refuse; writes nothing.
 
@@ -286,7 +286,9 @@ def check_workdir(
       other files.
   """
   with contextlib.closing(
-    checkpoint.Checkpoints(Path(workdir) / CHECKPOINTS, config=config, files=files, read_only=True)
+    checkpoint.Checkpoints(
+      Path(workdir) / CHECKPOINTS, config=config, digests=digests, read_only=True
+    )
   ) as checkpoints:
     step = checkpoints.newest_step()
     if step is not None and not resume:
@@ -319,8 +321,8 @@ class _Loop:
   evaluate: Evaluate
   on_best: OnBest | None
   checkpoints: checkpoint.Checkpoints
-  log: log_lib.Log
-  profile: log_lib.Profile
+  log: Log
+  profile: Profile
   signals: tasks.StopSignals
   schedule: Schedule
 
@@ -331,7 +333,7 @@ class _Loop:
     # (step, metrics), oldest first
     self.in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
     self.began = (self.step, time.monotonic())  # set again after the first step, which compiles
-    self.metric = f"{metrics_lib.SAMPLE}/{self.schedule.metric}"
+    self.metric = f"{SAMPLE}/{self.schedule.metric}"
 
   def run(self) -> TrainResult:
     while True:
@@ -413,7 +415,7 @@ class _Loop:
     """The state without its device axis; FloatingPointError if it is not finite."""
     self._wait()
     state = parallel.unreplicate(self.state)
-    if part := state_lib.not_finite(state):
+    if part := not_finite(state):
       raise self._not_finite(f"the state{part} is not finite after step {self.step}")
     return state
 
@@ -463,14 +465,10 @@ class _Loop:
       progress.best_value, progress.best_step = value, self.step
     if progress.window:  # a run that is shorter than `log_every_steps` has a loss too
       self._average_window()
-    progress.row |= {f"{metrics_lib.SAMPLE}/{name}": value for name, value in metrics.items()}
+    progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
     self.log.events.histograms(
       self.step,
-      {
-        f"{metrics_lib.SAMPLE}/{name}": np.asarray(value)
-        for name, value in values.items()
-        if np.ndim(value)
-      },
+      {f"{SAMPLE}/{name}": np.asarray(value) for name, value in values.items() if np.ndim(value)},
     )
     self._write_row()
     if is_best and self.on_best is not None:
@@ -519,7 +517,7 @@ class _Loop:
       name = f"{self.schedule.options.result} {self.metric}"
       text += f"; {name} {best.best_value:.4f} at step {best.best_step}"
     self.log.say(text)
-    what, peak_bytes = log_lib.peak_memory()
+    what, peak_bytes = peak_memory()
     self.log.say(f"peak memory of the {what}: {console.size(peak_bytes)}")
     parallel.barrier("end of training")
     return TrainResult(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.infra import parallel
@@ -430,7 +430,7 @@ def apply_in_chunks(
 def make_train_step(
   model: nn.Module,
   optimizer: optax.GradientTransformation,
-  options: losses_lib.LossOptions,
+  options: losses.LossOptions,
   *,
   seed: int = 0,
   config_chunk: int = 0,
@@ -449,15 +449,15 @@ def make_train_step(
     config_chunk: configurations that pass through the model at a time; 0 = all.
     devices: to compile for; all devices of the run unless given.
   """
-  losses = options.weighted
+  weighted = options.weighted
 
   def loss_fn(params, perturbations, batch, key):
     variables = {"params": params, "perturbations": perturbations}
     flags: dict[str, Any] = dict(train=True, mutable=["activity", "readout"], rngs={"dropout": key})
     chunked = functools.partial(apply_in_chunks, model, config_chunk=config_chunk)
     scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **flags)
-    totals, counts = losses_lib.loss_sums(
-      losses,
+    totals, counts = losses.loss_sums(
+      weighted,
       scores,
       batch.target,
       where=batch.config_mask,
@@ -466,7 +466,7 @@ def make_train_step(
       axis=parallel.DEVICES,
     )
     counts = jax.lax.psum(counts, parallel.DEVICES)
-    ranking = losses_lib.combine(losses, totals, counts)
+    ranking = losses.combine(weighted, totals, counts)
     penalty = options.kernel_l2 * squared_kernels(params) / jax.lax.psum(
       1, parallel.DEVICES
     ) + options.activity_l2 * mean_activity(sown.get("activity", {}))

@@ -27,7 +27,6 @@ import numpy as np
 import optax
 
 from tpugraphs_jax import losses
-from tpugraphs_jax import metrics as metrics_lib
 from tpugraphs_jax.data import selection
 from tpugraphs_jax.data.plan import (
   Batches,
@@ -39,16 +38,16 @@ from tpugraphs_jax.data.plan import (
   training_batches,
 )
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
-from tpugraphs_jax.infra import console, parallel
-from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import console, files, parallel
+from tpugraphs_jax.metrics import SAMPLE
 from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.rankers import ranker as ranker_lib
 from tpugraphs_jax.rankers.base import Family
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, Segments
 from tpugraphs_jax.train import evaluation, log, loop, results
-from tpugraphs_jax.train import state as state_lib
-from tpugraphs_jax.train.experiment import digests, Experiment, keep_folds, load_graphs
+from tpugraphs_jax.train.experiment import Experiment, keep_folds, load_graphs, transforms_digest
+from tpugraphs_jax.train.state import create_optimizer, learning_rates, make_train_step, TrainState
 
 if TYPE_CHECKING:
   import grain
@@ -81,16 +80,14 @@ def run(
   experiment = Experiment.of(config)
   if parallel.is_primary():
     for _, folder in experiment.evaluations(workdir):
-      files_lib.tidy(folder)
+      files.tidy(folder)
   if "train" in do:
     if "predict" in do:
       results.check_ranked(experiment, split=split or "test")
     train(experiment, workdir, resume=resume)
   if not {"evaluate", "predict"} & set(do):
     return
-  experiment = dataclasses.replace(
-    experiment, ranker=ranker_lib.Ranker.load(workdir, config.to_dict())
-  )
+  experiment = dataclasses.replace(experiment, ranker=Ranker.load(workdir, config.to_dict()))
   keep_folds(experiment, workdir)
   judged = ("valid", "test") if config.data.folds and not split else (split,)
   for each, folder in experiment.evaluations(workdir):
@@ -111,11 +108,11 @@ def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loo
     workdir,
     resume=resume,
     config=model_file.fingerprint(config.to_dict()),
-    files=digests(workdir),
+    digests=transforms_digest(workdir),
   )
   results.announce(experiment)
   # One run at a time may write to the folder.
-  with files_lib.hold(workdir) if parallel.is_primary() else contextlib.nullcontext():
+  with files.hold(workdir) if parallel.is_primary() else contextlib.nullcontext():
     graphs, valid = load_graphs(experiment, workdir, resume=resume)
     with results.interruptions(workdir):
       result = _train_stages(experiment, graphs, valid, workdir, resume=resume)
@@ -154,7 +151,7 @@ def _train_stages(
   if parallel.is_primary():
     console.say(results.banner(experiment, stage, graphs, valid, workdir))
   train = functools.partial(
-    train_stage, experiment, valid=valid, resume=resume, files=digests(workdir)
+    train_stage, experiment, valid=valid, resume=resume, digests=transforms_digest(workdir)
   )
   write = _model_writer(experiment, workdir, [graph.name for graph in graphs])
   if not head_epochs:
@@ -177,7 +174,7 @@ def train_stage(
   folder: Path,
   *,
   resume: bool,
-  files: Mapping[str, str] | None = None,
+  digests: Mapping[str, str] | None = None,
   on_best: loop.OnBest | None = None,
 ) -> loop.TrainResult:
   """Runs the training loop of a stage, with evaluation on a sample of validation graphs.
@@ -189,7 +186,7 @@ def train_stage(
     valid: prepared validation graphs.
     folder: for the files of the stage.
     resume: continue from the newest checkpoint of the folder.
-    files, on_best: see `loop.train`.
+    digests, on_best: see `loop.train`.
   """
   config = experiment.config
   sample = validation_sample(config, valid)
@@ -215,7 +212,7 @@ def train_stage(
     resume=resume,
     about=config.to_dict(),
     config=model_file.fingerprint(config.to_dict()),
-    files=files,
+    digests=digests,
     profile_steps=config.profile_steps,
   )
 
@@ -233,7 +230,7 @@ def _model_writer(experiment: Experiment, workdir: Path, names: Sequence[str]) -
     if parallel.is_primary():
       about = {
         "step": step,
-        metrics_lib.SAMPLE: metrics,
+        SAMPLE: metrics,
         "versions": log.versions(),
         "training_graphs": list(names),
       }
@@ -322,14 +319,14 @@ def begin(
   if params is None:
     params = init_params(family.network, first, seed=config.seed)
   steps, options = epochs * plan.steps_per_epoch, {**config.optimizer, **optimizer}
-  transformation = family.optimizer(state_lib.create_optimizer(total_steps=steps, **options))
+  transformation = family.optimizer(create_optimizer(total_steps=steps, **options))
   step = make_step(config, family.network, transformation)
   batches = load_batches(config, family, plan, steps=steps)
   step, batches = family.training(
     step, batches, params=params, batch=first, graphs=graphs, workdir=folder
   )
-  state = state_lib.TrainState.create(params, transformation)
-  rates = state_lib.learning_rates(total_steps=steps, **options)
+  state = TrainState.create(params, transformation)
+  rates = learning_rates(total_steps=steps, **options)
   return loop.Training(state, step, batches, epochs, plan.steps_per_epoch, rates), plan
 
 
@@ -406,7 +403,7 @@ def make_step(
   optimizer: optax.GradientTransformation,
   *,
   devices: Sequence[jax.Device] | None = None,
-) -> Callable[[state_lib.TrainState, Any], tuple[state_lib.TrainState, dict[str, jax.Array]]]:
+) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped training step of a network, with metrics `[devices]`.
 
   Args:
@@ -415,7 +412,7 @@ def make_step(
     optimizer: updates the parameters.
     devices: to compile for; all devices of the run unless given.
   """
-  return state_lib.make_train_step(
+  return make_train_step(
     network,
     optimizer,
     losses.LossOptions.of(config.loss),

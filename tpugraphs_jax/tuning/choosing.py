@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import logging
 import jax
-from jax.experimental import layout as jax_layout
+from jax.experimental import layout
 from jax.extend import core, source_info_util
 import numpy as np
 
@@ -349,7 +349,7 @@ def _constrained(value: Any, order: Dims) -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _with_layout(value: Any, major_to_minor: Dims) -> Any:
-  return jax_layout.with_layout_constraint(value, jax_layout.Layout(major_to_minor))
+  return layout.with_layout_constraint(value, layout.Layout(major_to_minor))
 
 
 @_with_layout.defjvp

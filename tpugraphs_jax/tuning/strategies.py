@@ -28,9 +28,8 @@ from scipy import stats
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers import orders
 from tpugraphs_jax.rankers.tables.family import TablesFamily
-from tpugraphs_jax.tuning import prior as prior_lib
 from tpugraphs_jax.tuning.draw import Numbers
-from tpugraphs_jax.tuning.prior import Prior
+from tpugraphs_jax.tuning.prior import features, LARGEST_EFFECT, Prior
 
 Way = Generator[Numbers, float | None, None]
 
@@ -146,7 +145,7 @@ class Belief:
     """The belief before any label."""
     at, cost = costs(pool, ranker)
     name = getattr(ranker, "about", {}).get("name")
-    mean, covariance = prior.effects(*prior_lib.features(*at, cost / prior.unit_of(name, cost)))
+    mean, covariance = prior.effects(*features(*at, cost / prior.unit_of(name, cost)))
     return cls(pool, mean, _TAILS**2 * covariance, prior.noise)
 
   def learn(self, numbers: Numbers, effect: float) -> None:
@@ -154,7 +153,7 @@ class Belief:
     (row,) = self._pool.rows([numbers])
     gain = self.covariance @ row
     gain /= row @ gain + self._noise**2
-    self.mean += gain * (min(effect, prior_lib.LARGEST_EFFECT) - row @ self.mean)
+    self.mean += gain * (min(effect, LARGEST_EFFECT) - row @ self.mean)
     self.covariance -= np.outer(gain, row @ self.covariance)
 
   def expected(self, choices: Sequence[Numbers]) -> np.ndarray:

@@ -25,12 +25,10 @@ from absl import logging
 
 from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.rankers import ranker as ranker_lib
 from tpugraphs_jax.rankers.ensemble import Ensemble
-from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.tuning import cache as cache_lib
-from tpugraphs_jax.tuning import choosing, labels, layouts, measure, strategies
-from tpugraphs_jax.tuning import prior as prior_lib
+from tpugraphs_jax.rankers.ranker import load, Ranker
+from tpugraphs_jax.tuning import choosing, labels, layouts, measure, prior, strategies
+from tpugraphs_jax.tuning.cache import Cache
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.labels import Raw
 from tpugraphs_jax.tuning.problem import Problem
@@ -282,7 +280,7 @@ def tune(
   problem = Problem(function, args, label, kwargs=kwargs, seed=seed, operands=operands)
   drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
   pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of)
-  found = cache_lib.Cache(cache, problem)
+  found = Cache(cache, problem)
   _label(
     STRATEGIES[strategy](pool, ranker, problem),
     found,
@@ -293,9 +291,9 @@ def tune(
   return _decide(function, problem, found, candidates=len(drawn))
 
 
-def prior_of(target: str | None) -> prior_lib.Prior:
+def prior_of(target: str | None) -> prior.Prior:
   """The prior that ships for labels of a target; that of TPU v3 for every TPU."""
-  return prior_lib.read(model_file.SHIPPED / f"{_shipped(target)}.prior.json")
+  return prior.read(model_file.SHIPPED / f"{_shipped(target)}.prior.json")
 
 
 def _shipped(target: str | None) -> str:
@@ -304,7 +302,7 @@ def _shipped(target: str | None) -> str:
 
 
 def _label(
-  way: strategies.Way, found: cache_lib.Cache, budget: int, *, together: bool, progress: bool
+  way: strategies.Way, found: Cache, budget: int, *, together: bool, progress: bool
 ) -> None:
   """Labels the choices that a way of search asks for, the compiler's own first.
 
@@ -330,7 +328,7 @@ def _label(
       break  # the compiler's own choice, to which the others are compared
 
 
-def _tell(place: int, budget: int, numbers: Numbers, found: cache_lib.Cache) -> None:
+def _tell(place: int, budget: int, numbers: Numbers, found: Cache) -> None:
   """A line of progress."""
   failed = found.errors.get(numbers)
   said = f"failed: {failed}" if failed else f"{found.ratio(numbers):.3f} of the compiler's own"
@@ -344,7 +342,7 @@ def _tell(place: int, budget: int, numbers: Numbers, found: cache_lib.Cache) -> 
 def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   """The model to rank with; warns where it has learnt another label than is tuned for."""
   model = _shipped(label.target) if model is None else model
-  ranker = ranker_lib.load(model) if isinstance(model, (str, os.PathLike)) else model
+  ranker = load(model) if isinstance(model, (str, os.PathLike)) else model
   if ranker.collection.kind != "layout":
     raise ValueError(
       f"the model ranks {ranker.collection.kind} configurations, expected one of layouts"
@@ -362,7 +360,7 @@ def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
 
 
 def _decide(
-  function: Callable[..., Any], problem: Problem, found: cache_lib.Cache, *, candidates: int
+  function: Callable[..., Any], problem: Problem, found: Cache, *, candidates: int
 ) -> Tuned:
   """The best of the choices that were tried, or the compiler's own choice."""
   default, label = problem.own, found.label

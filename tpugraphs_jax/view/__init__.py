@@ -16,7 +16,7 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.tuning import layouts
-from tpugraphs_jax.view import panes as panes_lib
+from tpugraphs_jax.view import panes
 
 MISSING = (
   'the picture needs Model Explorer, and this is its table: pip install "tpugraphs-jax[view]"'
@@ -47,20 +47,20 @@ def show(
   Raises:
     ValueError, FileNotFoundError: as `panes.of_graph`.
   """
-  panes = panes_lib.of_graph(graph, config, against=against, model=model)
-  _show(graph, panes, panes_lib.table(graph, panes), port, browser, as_table)
+  views = panes.of_graph(graph, config, against=against, model=model)
+  _show(graph, views, panes.table(graph, views), port, browser, as_table)
 
 
 def show_program(
   program: layouts.Program, *, port: int = 0, browser: bool = True, as_table: bool = False
 ) -> None:
   """Shows a program before and after its layouts were chosen; as `show`."""
-  _show(program.graph, panes_lib.of_program(program), program.table(), port, browser, as_table)
+  _show(program.graph, panes.of_program(program), program.table(), port, browser, as_table)
 
 
 def _show(
   graph: OpGraph,
-  panes: list[panes_lib.Pane],
+  views: list[panes.Pane],
   table: Table,
   port: int,
   browser: bool,
@@ -73,7 +73,7 @@ def _show(
       raise
     explorer = None
   if explorer is not None and not as_table:
-    explorer.serve(explorer.Page(graph, panes), port=port, browser=browser)
+    explorer.serve(explorer.Page(graph, views), port=port, browser=browser)
     return
   if "ipykernel" in sys.modules:
     from IPython import display

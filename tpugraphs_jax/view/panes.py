@@ -11,8 +11,7 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.hlo import HloGraph, proto
 from tpugraphs_jax.infra.tables import Table
-from tpugraphs_jax.rankers import explain as explaining
-from tpugraphs_jax.rankers import ranker as ranker_lib
+from tpugraphs_jax.rankers import explain, ranker
 from tpugraphs_jax.tuning import layouts, tpu_kernels
 
 CYCLES, COST, CHANGED = "estimated cycles", "cost", "changed orders"
@@ -59,7 +58,7 @@ def of_graph(
     return [Pane(graph.stage or "program", about, {}, shared)]
   if graph.configs is None:
     raise ValueError(f"{graph.name} has no configurations, found configuration {config}")
-  explaining.check_numbers(graph, config, against)
+  explain.check_numbers(graph, config, against)
   if model is not None and isinstance(graph.configs, TileConfigs):
     raise ValueError(
       f"{graph.name} has tiles, whose costs belong to no node: leave the model out, "
@@ -72,7 +71,7 @@ def of_graph(
     orders = _orders(graph, number)
     overlays: dict[str, Mapping[int, float | str]] = dict(shared)
     if model is not None:
-      overlays[COST] = ranker_lib.explain(model, graph, number, against=other).by_node()
+      overlays[COST] = ranker.explain(model, graph, number, against=other).by_node()
     if other is not None:
       others = _orders(graph, other)
       overlays[CHANGED] = {node: text for node, text in orders.items() if text != others[node]}

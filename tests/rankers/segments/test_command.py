@@ -9,7 +9,7 @@ import pytest
 from run_folders import metrics
 
 from tpugraphs_jax import synthetic
-from tpugraphs_jax.rankers.segments import family as family_lib
+from tpugraphs_jax.rankers.segments import family
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train.experiment import Experiment
 
@@ -132,7 +132,7 @@ def config(variant="gst_ed", **options) -> ml_collections.ConfigDict:
 def test_variants_have_a_table_where_they_need_one(variant, uses_history):
   made = config(variant)
   Experiment.of(made)
-  assert family_lib.SegmentOptions.of(made.segments).uses_history == uses_history
+  assert family.SegmentOptions.of(made.segments).uses_history == uses_history
   assert bool(made.segments.finetune.epochs) == (variant == "gst_efd")
 
 

@@ -10,26 +10,31 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import segment_cases as cases
+import segment_cases
 from segment_cases import graphs_of, model_of, params_of
 
-from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import plan
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.rankers.segments import batches as batching
-from tpugraphs_jax.rankers.segments import family as family_lib
-from tpugraphs_jax.rankers.segments import history
+from tpugraphs_jax.losses import LossOptions
+from tpugraphs_jax.rankers.segments import batches, history
 from tpugraphs_jax.rankers.segments.batches import Stale
-from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.rankers.segments.family import (
+  Head,
+  refresh,
+  with_history,
+  with_recomputed,
+  without_others,
+)
+from tpugraphs_jax.train.state import make_train_step, TrainState
 
 CONFIGS = 4
-LOSS = losses_lib.LossOptions(losses="MSE:1")
+LOSS = LossOptions(losses="MSE:1")
 OPTIMIZER = optax.sgd(0.05)
 
 
 def expected_scores(model, params, values: np.ndarray) -> np.ndarray:
   """Scores `[n]` by definition, of readouts `[J, n, P]` with weight 1 each."""
-  toy = cases.ToyModel()
+  toy = segment_cases.ToyModel()
   score = lambda pooled: np.asarray(toy.apply({"params": params}, pooled, method="score"))
   mean = 1 / len(values) if model.aggregation == "mean" else 1
   if model.readout == "scalar":
@@ -55,29 +60,33 @@ def test_all_segments_fresh_give_the_score_of_the_segmented_graph(readout, aggre
   graphs = graphs_of((3, 3, 3))
   model = model_of(readout=readout, aggregation=aggregation, keep=1.0)
   params = params_of(model, graphs)
-  slots = [cases.slot(graph, i, [3, 1, 0], [0, 1, 2]) for i, graph in enumerate(graphs)]
-  batch = cases.batch_of(slots, graphs=4, configs=CONFIGS, fresh=3)
+  slots = [segment_cases.slot(graph, i, [3, 1, 0], [0, 1, 2]) for i, graph in enumerate(graphs)]
+  batch = segment_cases.batch_of(slots, graphs=4, configs=CONFIGS, fresh=3)
   trained = training_scores(model, params, batch)
   evaluated = np.asarray(model.apply({"params": params}, batch))
-  scored = cases.scores(cases.family_of(model), params, graphs, [s.config_ids for s in slots])
+  scored = segment_cases.scores(
+    segment_cases.family_of(model), params, graphs, [s.config_ids for s in slots]
+  )
   for i, graph in enumerate(graphs):
-    values = cases.readouts(model.model, params, graph, [3, 1, 0])
+    values = segment_cases.readouts(model.model, params, graph, [3, 1, 0])
     expected = expected_scores(model, params, values)
     for scores in (trained[i, :3], evaluated[i, :3], scored[i]):
       np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_segments_without_edges_between_give_the_score_of_the_whole_graph():
-  (whole,) = cases.op_graphs(nodes=(20,))
+  (whole,) = segment_cases.op_graphs(nodes=(20,))
   segment = np.repeat(np.arange(4, dtype=np.int32), 5)
   inner = segment[whole.edge_index[:, 0]] == segment[whole.edge_index[:, 1]]
   whole = dataclasses.replace(whole, edge_index=whole.edge_index[inner])
   model = model_of(aggregation="sum")
-  one = cases.segmented(whole, max_nodes=20)
-  four = cases.segmented(whole, segment=segment)
+  one = segment_cases.segmented(whole, max_nodes=20)
+  four = segment_cases.segmented(whole, segment=segment)
   assert len(one.segments) == 1 and len(four.segments) == 4 and four.cut_edges == 0
   params = params_of(model, [four])
-  of_one, of_four = cases.scores(cases.family_of(model, segments=3), params, [one, four])
+  of_one, of_four = segment_cases.scores(
+    segment_cases.family_of(model, segments=3), params, [one, four]
+  )
   assert of_one.shape == (5,) and np.ptp(of_one) > 0.01
   np.testing.assert_allclose(of_four, of_one, rtol=1e-4, atol=1e-5)
 
@@ -91,12 +100,12 @@ def test_expected_aggregate_is_the_sum_over_all_segments(keep_unit, segments, fr
   draws, configs = 4000, 2
   model = model_of(keep=keep, keep_unit=keep_unit)
   rng = np.random.default_rng(0)
-  values = rng.normal(1, 1, (segments, configs, cases.WIDTH)).astype(np.float32)
+  values = rng.normal(1, 1, (segments, configs, segment_cases.WIDTH)).astype(np.float32)
   chosen = np.stack([rng.permutation(segments)[:fresh] for _ in range(draws)])
   is_fresh = (np.arange(segments) == chosen[..., None]).any(axis=1)  # [draws, J]
   known = np.broadcast_to(~is_fresh[:, None], (draws, configs, segments))
   stale = np.broadcast_to(values.swapaxes(0, 1), (draws, *values.swapaxes(0, 1).shape))
-  batch = batching.SegmentBatch(
+  batch = batches.SegmentBatch(
     fresh=None,
     fresh_id=chosen,
     segments=np.full(draws, segments),
@@ -119,7 +128,7 @@ def test_expected_aggregate_is_the_sum_over_all_segments(keep_unit, segments, fr
   np.testing.assert_allclose(weight, np.full((draws, configs), eta), rtol=1e-6)
   is_random = 0 < keep < 1 and segments > fresh
   # Entries of a slate are dropped together, or each on its own (`keep_unit`).
-  kept_sum = np.einsum("dcp,p->dc", others, np.ones(cases.WIDTH)) if is_random else None
+  kept_sum = np.einsum("dcp,p->dc", others, np.ones(segment_cases.WIDTH)) if is_random else None
   if is_random and segments - fresh == 2:
     all_dropped = (kept_sum == 0).mean(axis=0)
     np.testing.assert_allclose(all_dropped, (1 - keep) ** 2, atol=0.05)
@@ -132,16 +141,16 @@ def test_unwritten_entries_count_as_zero():
   graphs = graphs_of((5, 5))
   model = model_of(keep=1.0, aggregation="sum")
   params = params_of(model, graphs)
-  slots = [cases.slot(graph, i, [2, 0, 4], [1, 3]) for i, graph in enumerate(graphs)]
-  batch = cases.batch_of(slots, graphs=2, configs=3, fresh=2)
+  slots = [segment_cases.slot(graph, i, [2, 0, 4], [1, 3]) for i, graph in enumerate(graphs)]
+  batch = segment_cases.batch_of(slots, graphs=2, configs=3, fresh=2)
   rng = np.random.default_rng(3)
   known = rng.random((2, 3, 5)) < 0.5
   known[:, :, [1, 3]] = False  # fresh
   known[0, 0], known[1, 2, [0, 2, 4]] = False, True
-  value = rng.normal(size=(2, 3, 5, cases.WIDTH)).astype(np.float32)
+  value = rng.normal(size=(2, 3, 5, segment_cases.WIDTH)).astype(np.float32)
   scores = training_scores(model, params, batch._replace(stale=Stale(value, known)))
   for g, c in np.ndindex(2, 3):
-    fresh = cases.readouts(model.model, params, graphs[g], slots[g].config_ids)[[1, 3], c]
+    fresh = segment_cases.readouts(model.model, params, graphs[g], slots[g].config_ids)[[1, 3], c]
     total = fresh.sum(axis=0) + value[g, c][known[g, c]].sum(axis=0)
     expected = expected_scores(model, params, total[None, None])[0]
     np.testing.assert_allclose(scores[g, c], expected, rtol=1e-4, atol=1e-5)
@@ -151,8 +160,8 @@ def test_scores_do_not_depend_on_chunks_or_on_other_graphs():
   graphs = graphs_of((3, 4, 5))
   model = model_of()
   params = params_of(model, graphs)
-  score = lambda graphs, segments, configs: cases.scores(
-    cases.family_of(model, segments=segments, configs=configs), params, graphs
+  score = lambda graphs, segments, configs: segment_cases.scores(
+    segment_cases.family_of(model, segments=segments, configs=configs), params, graphs
   )
   together = score(graphs, 2, 2)
   for graph, scores in zip(graphs, together):
@@ -162,13 +171,13 @@ def test_scores_do_not_depend_on_chunks_or_on_other_graphs():
 
 def steps_of(model):
   """The step on fresh segments alone, and the step that recomputes the others."""
-  step = state_lib.make_train_step(model, OPTIMIZER, LOSS)
-  return step, family_lib.with_recomputed(step, model, width=cases.WIDTH)
+  step = make_train_step(model, OPTIMIZER, LOSS)
+  return step, with_recomputed(step, model, width=segment_cases.WIDTH)
 
 
 def on_devices(params, devices: int):
   repeat = lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], devices, axis=0)
-  return jax.tree.map(repeat, state_lib.TrainState.create(params, OPTIMIZER))
+  return jax.tree.map(repeat, TrainState.create(params, OPTIMIZER))
 
 
 @pytest.mark.parametrize("recompute, devices", [(True, 1), (True, 2), (False, 1)])
@@ -177,20 +186,23 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
   graphs = graphs_of((3, 5), fresh=2)
   model = model_of(keep=1.0 if recompute else 0.0)
   params = params_of(model, graphs)
-  slots = [cases.slot(graphs[0], 0, [4, 1], [0, 2]), cases.slot(graphs[1], 1, [0, 5, 2], [1, 4])]
+  slots = [
+    segment_cases.slot(graphs[0], 0, [4, 1], [0, 2]),
+    segment_cases.slot(graphs[1], 1, [0, 5, 2], [1, 4]),
+  ]
   # On two devices the second has fewer other segments than the first.
   shares = [slots] if devices == 1 else [slots[1:], slots[:1]]
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
-  batch = cases.per_device(
+  batch = segment_cases.per_device(
     [
-      cases.batch_of(
+      segment_cases.batch_of(
         share, graphs=3, configs=CONFIGS, fresh=2, with_others=recompute, room_for=graphs
       )
       for share in shares
     ]
   )
   step, recomputed = steps_of(model)
-  step = recomputed if recompute else family_lib.without_others(step)
+  step = recomputed if recompute else without_others(step)
   state, metrics = step(on_devices(params, devices), batch)
 
   def loss(params):
@@ -202,7 +214,7 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
       if not recompute:
         total = fresh.sum(axis=0) * len(values) / 2
       pooled = total / len(values)
-      scores = cases.ToyModel().apply({"params": params}, pooled, method="score")
+      scores = segment_cases.ToyModel().apply({"params": params}, pooled, method="score")
       errors.append(jnp.square(scores - slot.target))
     return jnp.concatenate(errors).mean()
 
@@ -214,11 +226,11 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
 
 
 def _readouts(params, graph, ids):
-  """As `cases.readouts`, differentiable."""
-  toy, budget, values = cases.ToyModel(), cases.budget_for([graph], 1), []
+  """As `segment_cases.readouts`, differentiable."""
+  toy, budget, values = segment_cases.ToyModel(), segment_cases.budget_for([graph], 1), []
   for piece in graph.segments:
-    slot = batching.Slate(piece, np.asarray(ids), np.zeros(len(ids), np.float32))
-    batch = cases.assemble_layout([slot], budget, graphs=1, configs=len(ids))
+    slot = batches.Slate(piece, np.asarray(ids), np.zeros(len(ids), np.float32))
+    batch = segment_cases.assemble_layout([slot], budget, graphs=1, configs=len(ids))
     values.append(toy.apply({"params": params}, batch, method="embed")[0])
   return jnp.stack(values)
 
@@ -228,32 +240,32 @@ def run_on(monkeypatch, folder, devices: int, place: str):
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   graphs, model = graphs_of((3, 4, 5)), model_of(keep=0.5)
   keys = history.Keys.of(graphs)
-  spec = (keys.entries, cases.WIDTH, "float32")
+  spec = (keys.entries, segment_cases.WIDTH, "float32")
   table = history.DeviceHistory(*spec) if place == "device" else history.HostHistory(*spec, folder)
 
   def draw(number, rng, turn):
     graph = graphs[number]
     ids, fresh = rng.permutation(len(graph.configs))[:CONFIGS], [rng.integers(len(graph.segments))]
-    return plan.SlateDraft(graph.sizes, lambda: cases.slot(graph, number, ids, fresh))
+    return plan.SlateDraft(graph.sizes, lambda: segment_cases.slot(graph, number, ids, fresh))
 
   batch_plan = plan.BatchPlan(
     graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=6, slates_per_epoch=8
   )
-  assemble = lambda slots, budget: batching.assemble(
+  assemble = lambda slots, budget: batches.assemble(
     slots,
     budget,
     graphs=4 // devices,
     configs=CONFIGS,
     fresh=1,
-    assemble_layout=cases.assemble_layout,
+    assemble_layout=segment_cases.assemble_layout,
   )
-  batches = plan.training_batches(
-    plan.Batches(batch_plan, 12, range(devices), assemble, cases.per_device)
+  drawn = plan.training_batches(
+    plan.Batches(batch_plan, 12, range(devices), assemble, segment_cases.per_device)
   )
-  step = family_lib.with_history(steps_of(model)[0], table, keys)
+  step = with_history(steps_of(model)[0], table, keys)
   state, losses = on_devices(params_of(model, graphs), devices), []
   for _ in range(8):
-    state, metrics = step(state, next(batches))
+    state, metrics = step(state, next(drawn))
     losses.append(float(metrics["loss"][0]))
   everything = np.arange(keys.entries)[None].repeat(devices, axis=0)
   return (
@@ -278,22 +290,25 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
   graphs = graphs_of((3, 4))
   model = model_of()
   params = params_of(model, graphs)
-  family = cases.family_of(model, configs=3)
+  family = segment_cases.family_of(model, configs=3)
   ids = [np.array([0, 2, 3, 4]), np.array([5, 1])]
-  known = family_lib.refresh(family, params, graphs, ids, tmp_path / "head")
+  known = refresh(family, params, graphs, ids, tmp_path / "head")
   for graph, head_graph, chosen in zip(graphs, known, ids):
-    values = cases.readouts(model.model, params, graph, chosen).sum(axis=0)
+    values = segment_cases.readouts(model.model, params, graph, chosen).sum(axis=0)
     np.testing.assert_allclose(head_graph.total, values, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(head_graph.configs.runtime_ns, graph.configs.runtime_ns[chosen])
-  head = family_lib.Head(family)
+  head = Head(family)
   optimizer = head.optimizer(optax.sgd(0.1))
-  slots = [cases.slot(known[0], 0, [3, 1], [0]), cases.slot(known[1], 1, [0, 1], [0])]
+  slots = [
+    segment_cases.slot(known[0], 0, [3, 1], [0]),
+    segment_cases.slot(known[1], 1, [0, 1], [0]),
+  ]
   batch = head.assemble(slots, {}, graphs=3, configs=CONFIGS)
   scores = head.network.apply({"params": params}, batch)
-  evaluated = cases.scores(family, params, graphs, [np.array([4, 2]), np.array([5, 1])])
+  evaluated = segment_cases.scores(family, params, graphs, [np.array([4, 2]), np.array([5, 1])])
   np.testing.assert_allclose(scores[:2, :2], evaluated, rtol=1e-4, atol=1e-5)
-  step = state_lib.make_train_step(head.network, optimizer, LOSS)
-  state = state_lib.TrainState.create(params, optimizer)
+  step = make_train_step(head.network, optimizer, LOSS)
+  state = TrainState.create(params, optimizer)
   state, _ = step(
     jax.tree.map(lambda x: jnp.asarray(x)[None], state), jax.tree.map(lambda x: x[None], batch)
   )
@@ -304,8 +319,8 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
     assert not np.array_equal(trained[name]["kernel"], params[name]["kernel"])
   for used in (params, trained):
     for ours, theirs in zip(
-      cases.scores(head, used, graphs, ids), cases.scores(family, used, graphs, ids)
+      segment_cases.scores(head, used, graphs, ids), segment_cases.scores(family, used, graphs, ids)
     ):
       np.testing.assert_array_equal(ours, theirs)
   with pytest.raises(AssertionError, match="other programs"):
-    cases.scores(head, trained, graphs, [ids[0][:2], ids[1]])
+    segment_cases.scores(head, trained, graphs, [ids[0][:2], ids[1]])

@@ -8,7 +8,7 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import segment_cases as cases
+import segment_cases
 
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.segments import history
@@ -21,7 +21,10 @@ CONFIGS = 4
 @pytest.fixture(name="graphs", scope="module")
 def _graphs():
   """Graphs of 3, 4 and 5 segments and 5, 6 and 7 configurations."""
-  graphs = [cases.segmented(graph, max_nodes=7) for graph in cases.op_graphs(nodes=(20, 25, 33))]
+  graphs = [
+    segment_cases.segmented(graph, max_nodes=7)
+    for graph in segment_cases.op_graphs(nodes=(20, 25, 33))
+  ]
   assert [len(graph.segments) for graph in graphs] == [3, 4, 5]
   return graphs
 
@@ -50,9 +53,11 @@ def shuffled_batch(graphs, rng):
       graph = graphs[number]
       ids = rng.permutation(len(graph.configs))[: rng.integers(2, CONFIGS + 1)]
       segments = np.sort(rng.permutation(len(graph.segments))[:2])
-      slots.append(cases.slot(graph, int(number), ids, segments))
-    batches.append(cases.batch_of(slots, graphs=3, configs=CONFIGS, fresh=2, room_for=graphs))
-  return cases.per_device(batches)
+      slots.append(segment_cases.slot(graph, int(number), ids, segments))
+    batches.append(
+      segment_cases.batch_of(slots, graphs=3, configs=CONFIGS, fresh=2, room_for=graphs)
+    )
+  return segment_cases.per_device(batches)
 
 
 @pytest.mark.parametrize("place", ["device", "host"])
@@ -133,7 +138,7 @@ def changed(graphs):
   sizes = [len(piece.opcode) for piece in graphs[2].segments]
   segment = np.repeat(np.arange(5, dtype=np.int32), sizes)[::-1].copy()
   segment = np.random.default_rng(0).permutation(segment)
-  other = cases.segmented(cases.op_graphs(nodes=(20, 25, 33))[2], segment=segment)
+  other = segment_cases.segmented(segment_cases.op_graphs(nodes=(20, 25, 33))[2], segment=segment)
   assert [len(piece.opcode) for piece in other.segments] == sizes
   return {
     "configurations": [graphs[0], dataclasses.replace(graphs[1], configs=configs), graphs[2]],

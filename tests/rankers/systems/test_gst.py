@@ -14,8 +14,7 @@ import winners
 
 from tpugraphs_jax.data import batching, features
 from tpugraphs_jax.data.batching import Slate
-from tpugraphs_jax.rankers.segments import family as family_lib
-from tpugraphs_jax.rankers.segments import history
+from tpugraphs_jax.rankers.segments import family, history
 from tpugraphs_jax.rankers.segments.batches import SegmentSlate
 from tpugraphs_jax.train import state
 
@@ -240,7 +239,7 @@ def test_a_step_reads_its_own_entries_and_writes_the_fresh_ones(case, monkeypatc
   table.write(np.arange(size)[None], values[None, :, None])
   keep = np.zeros((1, len(ids), len(graph.segments)), bool)
   keep[0, :, case.slate.others] = record["input/train/keep"]
-  monkeypatch.setattr(family_lib.SegmentModel, "keep_mask", lambda self, graphs, shape: keep)
+  monkeypatch.setattr(family.SegmentModel, "keep_mask", lambda self, graphs, shape: keep)
   found = {}
 
   def step(train_state, batch):
@@ -258,7 +257,7 @@ def test_a_step_reads_its_own_entries_and_writes_the_fresh_ones(case, monkeypatc
     found["scores"] = np.asarray(scores)[0, 0]
     return train_state.replace(extra=extra["readout"]), {}
 
-  family_lib.with_history(step, table, keys)(
+  family.with_history(step, table, keys)(
     state.TrainState(0, case.params, ()),
     jax.tree.map(lambda leaf: np.asarray(leaf)[None], case.batch),
   )

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import table_cases
 
-from tpugraphs_jax.rankers.tables import batches as table_batches
+from tpugraphs_jax.rankers.tables import batches
 
 
 @functools.cache
-def programs() -> tuple[table_batches.PreparedTables, ...]:
+def programs() -> tuple[batches.PreparedTables, ...]:
   cases = (
     dict(nodes=30, edges=50),
     dict(nodes=12, edges=8, config_nodes=[1]),

@@ -5,7 +5,7 @@ import pytest
 import table_cases
 
 from tpugraphs_jax.rankers import explain
-from tpugraphs_jax.rankers.tables import charges as table_charges
+from tpugraphs_jax.rankers.tables import charges
 from tpugraphs_jax.rankers.tables.terms import Costs
 
 
@@ -29,7 +29,7 @@ def case(seed=0):
 def test_charges_add_up_to_the_score(seed):
   program, costs, scores = case(seed)
   for config, score in enumerate(scores):
-    found = table_charges.charges(program, costs, program.configs.group_row[config])
+    found = charges.charges(program, costs, program.configs.group_row[config])
     assert sum(charge.cost for charge in found) == pytest.approx(score)
     assert len(found) == len(costs.unary) + len(costs.pair)
 
@@ -37,18 +37,18 @@ def test_charges_add_up_to_the_score(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_differences_add_up_to_the_difference_of_scores(seed):
   program, costs, scores = case(seed)
-  found = table_charges.charges(program, costs, *program.configs.group_row[[3, 5]])
+  found = charges.charges(program, costs, *program.configs.group_row[[3, 5]])
   assert sum(c.cost - c.before for c in found) == pytest.approx(scores[3] - scores[5])
 
 
 def test_a_difference_has_only_charges_of_other_choices():
   program, costs, _ = case()
   row = program.configs.group_row[0]
-  assert table_charges.charges(program, costs, row, row) == []
+  assert charges.charges(program, costs, row, row) == []
   other = row.copy()
   other[0] = next(r for r in program.terms.row_table[0] if r not in (row[0], -1))
   nodes = set(program.choices.node[program.choices.group == 0].tolist())
-  for charge in table_charges.charges(program, costs, other, row):
+  for charge in charges.charges(program, costs, other, row):
     assert nodes & set(charge.nodes[:2])
 
 
@@ -56,13 +56,13 @@ def test_a_charge_has_the_layouts_of_its_ends():
   program, costs, _ = case()
   rows = program.configs.rows[program.configs.row_id([0])[0]].tolist()
   row_of = dict(zip(program.choices.node.tolist(), map(tuple, rows)))
-  for charge in table_charges.charges(program, costs, program.configs.group_row[0]):
+  for charge in charges.charges(program, costs, program.configs.group_row[0]):
     assert charge.rows == tuple(row_of[node] for node in charge.nodes[: len(charge.rows)])
 
 
 def test_a_table_names_instructions_and_adds_up_what_it_leaves_out():
   program, costs, scores = case()
-  found = table_charges.charges(program, costs, program.configs.group_row[0])
+  found = charges.charges(program, costs, program.configs.group_row[0])
   explanation = explain.Explanation(found, table_cases.program(0), 0, None)
   first = max(found, key=lambda charge: abs(charge.change)).nodes[0]
   rows = explanation.table(names={first: "convolution.7"}, top=3).rows

@@ -11,7 +11,7 @@ from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import batching, npz, plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.tables import charges as table_charges
+from tpugraphs_jax.rankers.tables import charges
 from tpugraphs_jax.train import training
 
 SMALL = {
@@ -151,7 +151,7 @@ def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual):
     float(scores[3] - scores[5]), rel=1e-3, abs=1e-2
   )
   assert "more than two choices together" in str(both.table(top=len(both)))
-  assert "digraph" in table_charges.dot(both)
+  assert "digraph" in charges.dot(both)
   found = experiment.ranker.propose(graph, 3)
   np.testing.assert_allclose(experiment.ranker.scores([found.graph])[0], found.scores, rtol=1e-4)
   assert np.isnan(found.gap) and not found.is_exact and (np.diff(found.scores) >= 0).all()

@@ -15,7 +15,7 @@ import table_cases
 
 from tpugraphs_jax import losses
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.rankers.tables import batches as table_batches
+from tpugraphs_jax.rankers.tables import batches
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 
 CONFIGS = table_cases.CONFIGS
@@ -23,7 +23,7 @@ SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=2, rank=3)
 
 
 @functools.cache
-def programs() -> tuple[table_batches.PreparedTables, ...]:
+def programs() -> tuple[batches.PreparedTables, ...]:
   cases = (
     dict(nodes=30, edges=50),
     dict(nodes=12, edges=8, config_nodes=[1], configs=3),

@@ -39,15 +39,22 @@ from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.rankers.base import Family, Programs
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
-from tpugraphs_jax.rankers.segments import batches as segment_batches
 from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.batches import (
+  align,
+  assemble,
+  assemble_head,
   HeadBatch,
   HeadGraph,
   Others,
+  partition,
+  PARTITIONS,
+  rows_of_segments,
   SegmentBatch,
+  segmented,
   SegmentedGraph,
   SegmentSlate,
+  split,
   Stale,
 )
 
@@ -67,7 +74,7 @@ class SegmentOptions(Options):
   partition: str = option(
     "contiguous",
     "how nodes are cut into segments; published = ranges as in GST",
-    one_of=tuple(segment_batches.PARTITIONS),
+    one_of=tuple(PARTITIONS),
   )
   max_nodes: int = option(1000, "most nodes of a segment", least=2)
   fresh: int = option(1, "segments per graph and step with gradients", least=1)
@@ -253,12 +260,12 @@ class Segments(Family):
   def prepare(self, graph: OpGraph, feat: np.ndarray) -> SegmentedGraph:
     """A reduced program, cut into segments; see `Family.prepare`."""
     reduced = self.programs.reduce(graph)
-    segment = segment_batches.partition(
+    segment = partition(
       reduced.graph, method=self.options.partition, max_nodes=self.options.max_nodes
     )
-    pieces, cut_edges = segment_batches.split(reduced.graph, segment)
-    feats = segment_batches.rows_of_segments(reduced.rows(feat), segment)
-    return segment_batches.segmented(
+    pieces, cut_edges = split(reduced.graph, segment)
+    feats = rows_of_segments(reduced.rows(feat), segment)
+    return segmented(
       reduced.graph,
       list(map(self.programs.prepare_part, pieces, feats)),
       fresh=self.options.fresh,
@@ -304,7 +311,7 @@ class Segments(Family):
     self, slates: Sequence[SegmentSlate], budget: Budget, *, graphs: int, configs: int
   ) -> SegmentBatch:
     """A padded batch; see `batches.assemble`."""
-    return segment_batches.assemble(
+    return assemble(
       slates,
       budget,
       graphs=graphs,
@@ -316,7 +323,7 @@ class Segments(Family):
 
   def stack(self, batches: Sequence[SegmentBatch]) -> SegmentBatch:
     """Batches of the local devices as one; see `batches.align`."""
-    return super().stack(segment_batches.align(batches))
+    return super().stack(align(batches))
 
   # Training.
 
@@ -487,7 +494,7 @@ class Head(Family):
   ) -> HeadBatch:
     """A batch of sums; see `batches.assemble_head`."""
     del budget  # a batch has no nodes
-    return segment_batches.assemble_head(slates, graphs=graphs, configs=configs)
+    return assemble_head(slates, graphs=graphs, configs=configs)
 
   def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Applies `optimizer` to the parameters of the head; the others stay."""

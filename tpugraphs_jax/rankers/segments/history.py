@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax.infra import console, parallel, trust
-from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import console, files, parallel, trust
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, Stale
 
 DTYPES = ("float32", "bfloat16")
@@ -272,13 +271,13 @@ class Snapshots:
       partial.mkdir(parents=True)
     self._history.save(partial)
     if parallel.is_primary():
-      digests = {path.name: files_lib.digest_of(path) for path in sorted(partial.iterdir())}
-      card = files_lib.seal({"identity": self._identity, "sha256": digests})
+      digests = {path.name: files.digest_of(path) for path in sorted(partial.iterdir())}
+      card = files.seal({"identity": self._identity, "sha256": digests})
       (partial / _CARD).write_text(json.dumps(card) + "\n")
       os.replace(partial, self._folder / name)
     self._newest = name
     # The card has the SHA-256 of the other files.
-    digest = files_lib.digest_of(self._folder / name / _CARD) if parallel.is_primary() else ""
+    digest = files.digest_of(self._folder / name / _CARD) if parallel.is_primary() else ""
     return {"table": name, "sha256": digest}
 
   def restore(self, saved: Mapping[str, str]) -> None:
@@ -305,12 +304,12 @@ class Snapshots:
         f"{folder} is missing, the history table of the newest checkpoint: {again}"
       )
     try:
-      card = files_lib.unseal(trust.parse(path.read_text()))
+      card = files.unseal(trust.parse(path.read_text()))
       identity, digests = card["identity"], dict(card["sha256"])
     except (ValueError, KeyError, TypeError, OSError) as error:
       raise ValueError(f"{path} is damaged ({error}): {again}") from None
     for name, expected in digests.items():
-      if not (folder / name).is_file() or files_lib.digest_of(folder / name) != expected:
+      if not (folder / name).is_file() or files.digest_of(folder / name) != expected:
         raise ValueError(f"{folder / name} is damaged: its checksum does not fit; {again}")
     if identity != self._identity:
       raise ValueError(
@@ -318,7 +317,7 @@ class Snapshots:
         f"({identity[:12]} there, {self._identity[:12]} here): give the same --data_root and "
         "fields of `segments`, or another --workdir"
       )
-    if files_lib.digest_of(path) != digest:
+    if files.digest_of(path) != digest:
       raise ValueError(
         f"{folder} is of another run: it is not the history table of the newest "
         f"checkpoint. Put that table back, or {again}"

@@ -19,7 +19,7 @@ from tpugraphs_jax.data import batching, feature_blocks
 from tpugraphs_jax.data.batching import ABSENT, Adjacency, Array
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs
-from tpugraphs_jax.rankers.tables import terms as terms_lib
+from tpugraphs_jax.rankers.tables.terms import Terms
 
 _HOP_SCALE = 10.0  # most pairs have fewer hops
 _OPERANDS = 3  # classes of operands: first, second, later
@@ -65,7 +65,7 @@ class PreparedTables:
   """A program with all arrays that do not depend on its slate or batch."""
 
   graph: batching.PreparedGraph
-  terms: terms_lib.Terms
+  terms: Terms
   choices: Choices  # nodes and groups are numbered from 0 in each graph
   pairs: GroupPairs
   sizes: dict[str, int]  # sizes of the program by entry of a budget
@@ -87,7 +87,7 @@ class PreparedTables:
 def prepare(
   graph: OpGraph,
   feat: np.ndarray,
-  terms: terms_lib.Terms,
+  terms: Terms,
   *,
   slots: int = batching.SLOTS,
   tiling: bool = True,
