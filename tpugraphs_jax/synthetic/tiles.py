@@ -33,20 +33,8 @@ import math
 import numpy as np
 
 from tpugraphs_jax import columns
-from tpugraphs_jax.synthetic.program import (
-  BYTES,
-  BYTES_PER_NS,
-  CUT_NS,
-  FLOPS_PER_NS,
-  Program,
-  REGISTER_BYTES,
-  REGISTER_ELEMENTS,
-  REGISTER_OPS_PER_NS,
-  register_shape,
-  TILE_NS,
-  vector_cost,
-  VMEM_REGISTERS,
-)
+from tpugraphs_jax.synthetic import program
+from tpugraphs_jax.synthetic.program import BYTES, Program
 
 _CHEAP = ("add", "multiply", "subtract", "maximum", "minimum", "negate")
 _UNARY = ("negate", "exponential", "tanh", "log", "rsqrt", "sqrt")
@@ -61,7 +49,7 @@ _DRAWS = 100  # of a shape
 _DRAWN = (2, 6, 24)  # tiles drawn for each one wanted, more if too few fit on chip
 _UNTILED_CONFIGS = 32
 _COMPILER_ERROR = 0.1  # sd of the log of the compiler's own estimate
-_TRANSFER_NS = REGISTER_BYTES / BYTES_PER_NS  # per register
+_TRANSFER_NS = program.REGISTER_BYTES / program.BYTES_PER_NS  # per register
 
 
 class Kernel:
@@ -205,7 +193,7 @@ def _output_sizes(rng: np.random.Generator, configs: int) -> dict[str, int]:
 
 def _regular_tiles(sizes: dict[str, int]) -> int:
   """How many tiles of whole registers divide an output evenly."""
-  units = register_shape(len(sizes))
+  units = program.register_shape(len(sizes))
   extents = (math.ceil(size / unit) for size, unit in zip(sizes.values(), units))
   return math.prod(len(_divisors(extent)) for extent in extents)
 
@@ -306,7 +294,7 @@ def tile_configs(
       kernel_tile = np.concatenate([kernel_tile, output[:, -1:]], axis=1)
     runtime, resident = tile_cost(kernel, output, kernel_tile)
     # The tiles that fit on chip, or the smallest eight if few do.
-    limit = max(VMEM_REGISTERS, np.sort(resident)[:8][-1])
+    limit = max(program.VMEM_REGISTERS, np.sort(resident)[:8][-1])
     fitting = np.flatnonzero(resident <= limit)[:configs]
     if len(fitting) == configs:
       break
@@ -317,7 +305,7 @@ def tile_configs(
 
 
 def _units(kernel: Kernel, axes: tuple[str, ...]) -> tuple[int, ...]:
-  sizes = zip(axes, register_shape(len(axes)))
+  sizes = zip(axes, program.register_shape(len(axes)))
   return tuple(math.ceil(kernel.sizes[axis] / size) for axis, size in sizes)
 
 
@@ -369,19 +357,21 @@ def tile_cost(
       tiled = {axis: tile[axis] for axis in demand}
       registers = _registers(kernel, node, tiled)
       on_chip = _registers(kernel, node, tiled | cut)
-      vector = vector + vector_cost(op.opcode) * registers
+      vector = vector + program.vector_cost(op.opcode) * registers
       if op.opcode == "parameter":
         memory = memory + registers * share
         resident = resident + 2 * on_chip * share
       elif users[node] > 1:
         resident = resident + on_chip
   depth = sum(kernel.program.contraction.values())
-  matrix_ns = 2 * depth * REGISTER_ELEMENTS * output / FLOPS_PER_NS
-  busy = vector / REGISTER_OPS_PER_NS + matrix_ns
-  spilled = 2 * np.maximum(0, resident - VMEM_REGISTERS)
+  matrix_ns = 2 * depth * program.REGISTER_ELEMENTS * output / program.FLOPS_PER_NS
+  busy = vector / program.REGISTER_OPS_PER_NS + matrix_ns
+  spilled = 2 * np.maximum(0, resident - program.VMEM_REGISTERS)
   cuts = _pieces(kernel, cut)
   each = (
-    TILE_NS + cuts * (CUT_NS + spilled * _TRANSFER_NS) + np.maximum(busy, memory * _TRANSFER_NS)
+    program.TILE_NS
+    + cuts * (program.CUT_NS + spilled * _TRANSFER_NS)
+    + np.maximum(busy, memory * _TRANSFER_NS)
   )
   return tiles * each, resident
 
@@ -398,7 +388,7 @@ def _demands(kernel: Kernel) -> dict[int, set[frozenset[str]]]:
 
 def _elements(axes: tuple[str, ...], tile: np.ndarray) -> dict[str, np.ndarray]:
   """Extents `[C]` in elements of a tile `[C, axes]` given in register units."""
-  return dict(zip(axes, (tile * register_shape(len(axes))).T))
+  return dict(zip(axes, (tile * program.register_shape(len(axes))).T))
 
 
 def _pieces(kernel: Kernel, tile: dict[str, np.ndarray]) -> np.ndarray:
@@ -412,6 +402,6 @@ def _registers(kernel: Kernel, node: int, tile: dict[str, np.ndarray]) -> np.nda
   axes = kernel.axes[node]
   counts = [
     np.ceil(np.minimum(tile.get(axis, kernel.sizes[axis]), kernel.sizes[axis]) / size)
-    for axis, size in zip(axes, register_shape(len(axes)))
+    for axis, size in zip(axes, program.register_shape(len(axes)))
   ]
   return np.prod(np.broadcast_arrays(1.0, *counts), axis=0)
