@@ -17,7 +17,7 @@ import pytest
 from run_folders import metrics
 import toy
 
-from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.infra import console, machine, parallel
 
 
 def test_unreplicate_undoes_replicate_bit_for_bit():
@@ -48,6 +48,15 @@ def test_unreplicated_arrays_outlive_donation():
 def test_stack_for_devices_refuses_another_number_of_devices():
   with pytest.raises(ValueError, match="per-device"):
     parallel.stack_for_devices([{"x": np.zeros(1)}] * 3)
+
+
+def test_other_processes_neither_write_nor_speak(monkeypatch, capsys):
+  write = parallel.primary_only(lambda text, *, end: text + end)
+  assert write("a", end="b") == "ab" and console.bar(True) is None
+  monkeypatch.setattr(machine, "is_primary", lambda: False)
+  assert write("a", end="b") is None and console.bar(True)
+  console.say("x")
+  assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("batch_size", [0, -4, 3, 10])

@@ -12,7 +12,7 @@ import random_graphs
 import toy
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.infra import machine, parallel
 from tpugraphs_jax.rankers import base, scorer
 
 
@@ -85,9 +85,12 @@ def check_exchange():
   assert parallel.from_primary(0.1 if not is_second else None) == 0.1
   source = np.arange(700, dtype=np.int64).reshape(100, 7) << 40
   target = np.zeros_like(source)
-  parallel.copy_from_primary(None if is_second else source, target, block_bytes=1000)
+  parallel.copy_from_primary(lambda: source, target, block_bytes=1000)
   np.testing.assert_array_equal(target, source)
   check_scores()
+  called = []
+  write = parallel.primary_only(lambda value: called.append(value) or "written")
+  assert write(3) == (None if is_second else "written") and called == [3] * (not is_second)
   assert parallel.any_process(is_second) and not parallel.any_process(False)
   assert parallel.per_device(8) == 2
 
@@ -112,7 +115,7 @@ def main(
   if processes == 2:
     check_exchange()
   # Only process 0's folder is ever used.
-  folder = workdir if parallel.is_primary() else workdir / "of-the-second"
+  folder = workdir if machine.is_primary() else workdir / "of-the-second"
   toy.train(
     folder,
     batches=Batches(EVENTS[what if process_id == culprit else "train"]),

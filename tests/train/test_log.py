@@ -14,7 +14,7 @@ from run_folders import metrics
 from tensorboardX.proto import event_pb2, plugin_hparams_pb2
 import toy
 
-from tpugraphs_jax.infra import console, parallel
+from tpugraphs_jax.infra import console, machine
 from tpugraphs_jax.train.log import Log, Profile, write_manifest
 
 FULL = "/dev/full"  # every write ends with: no space left on device
@@ -144,7 +144,7 @@ def test_histograms_of_nearly_equal_numbers_stop_nothing(values, tmp_path, caplo
 
 
 def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(parallel, "is_primary", lambda: False)
+  monkeypatch.setattr(machine, "is_primary", lambda: False)
   write_steps(tmp_path, [1, 2])
   write_manifest(tmp_path, {})
   log = Log(tmp_path, total_steps=100)

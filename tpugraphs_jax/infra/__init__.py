@@ -4,7 +4,7 @@ files      atomic writes, locks and checksums; buckets, copied to and from this 
 console    lines for the user, and errors in one line
 tasks      many independent tasks, in processes or on a cluster; stopping without losing work
 parallel   devices and processes of a run
-machine    available memory, the allocator's settings, signs of a TPU
+machine    which process writes, memory, the allocator's settings, signs of a TPU
 tables     a table as text on a terminal and as HTML in a notebook
 trust      validation of files from other people
 """

@@ -21,6 +21,8 @@ from typing import NoReturn, TextIO
 
 import tqdm
 
+from tpugraphs_jax.infra import machine
+
 _ADVICE = {errno.EROFS: ": name a folder that can be written"} | dict.fromkeys(
   (errno.EACCES, errno.EPERM), ": check its permissions, or name another place"
 )
@@ -32,8 +34,9 @@ duration = tqdm.tqdm.format_interval  # of seconds, such as `12:00` or `3:30:00`
 
 
 def say(text: str) -> None:
-  """Writes one or several lines to standard output."""
-  _write(text, sys.stdout)
+  """Writes one or several lines to standard output; only the first process of a run does."""
+  if machine.is_primary():
+    _write(text, sys.stdout)
 
 
 def with_places(text: str) -> str:
@@ -114,7 +117,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
 
 def bar(is_wanted: bool) -> bool | None:
   """The argument `disable` of a `tqdm` bar: shown where it is wanted and on a terminal."""
-  return None if is_wanted else True
+  return None if is_wanted and machine.is_primary() else True
 
 
 def install() -> None:

@@ -37,7 +37,7 @@ import fsspec
 import numpy as np
 import tqdm
 
-from tpugraphs_jax.infra import console, trust
+from tpugraphs_jax.infra import console, machine, trust
 
 LOCK = ".lock"  # in a folder that one process at a time may write
 _OWNER = f"{LOCK}.owner"  # names the process that holds the lock
@@ -462,15 +462,14 @@ def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
 
 
 @contextlib.contextmanager
-def working_folder(place: str, *, is_writing: bool = True) -> Iterator[Path]:
+def working_folder(place: str) -> Iterator[Path]:
   """The local folder that stands for a working folder, which may be in a bucket.
 
-  A remote one is copied to this machine, and changed files are sent back every half minute and at
-  the end, however the block ends. Changes that a killed process had not sent are lost.
+  A remote one is copied to this machine, and process 0 sends changed files back every half minute
+  and at the end, however the block ends. Changes that a killed process had not sent are lost.
 
   Args:
     place: local or remote.
-    is_writing: whether this process sends files to the bucket; only one process of a run may.
 
   Raises:
     OSError: at the end, if it cannot be sent; it stays on this machine then.
@@ -492,7 +491,7 @@ def working_folder(place: str, *, is_writing: bool = True) -> Iterator[Path]:
     raise
   with contextlib.ExitStack() as stack:
     console.places[str(folder)] = place.rstrip("/")
-    if is_writing:
+    if machine.is_primary():
       stack.callback(_send_last, mirror, folder, place)
       stack.enter_context(_sending_along(mirror, place))
     else:

@@ -1,4 +1,4 @@
-"""This machine: available memory, the settings of glibc's allocator, and signs of a TPU.
+"""This machine and this process: memory, the settings of glibc's allocator, signs of a TPU.
 
 XLA's CPU backend asks for fresh memory in every step, and by default glibc returns large
 blocks to the system, which clears them again in the next step. On 2 cores the step of
@@ -17,12 +17,19 @@ import os
 from pathlib import Path, PurePosixPath
 import platform
 import resource
+import sys
 
 # Parameters of mallopt(3). One arena, since only the first one holds large blocks; blocks
 # beyond 512 MiB get mappings of their own, and at most 2 GiB of free memory is kept at the
 # end, so that the process holds a bounded amount beyond its need.
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
 _KEPT = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 512 << 20), (_TRIM_THRESHOLD, (2 << 30) - 1))
+
+
+def is_primary() -> bool:
+  """Whether this process is the only one of a run or its first: it writes files and lines."""
+  jax = sys.modules.get("jax")
+  return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def keep_freed() -> None:

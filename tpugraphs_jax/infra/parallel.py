@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import functools
 import glob
 import importlib.util
 import os
@@ -16,7 +17,7 @@ import pickle
 import socket
 import sys
 import traceback
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from absl import logging
 import jax
@@ -34,6 +35,7 @@ _ATOMICS, _DETERMINISTIC = "nvptx-allow-ftz-atomics", "xla_gpu_deterministic_ops
 process_count, process_index = jax.process_count, jax.process_index
 local_device_count = jax.local_device_count
 device_count = jax.device_count  # over all processes
+Args = ParamSpec("Args")
 Value = TypeVar("Value")  # a pytree, or an object that can be pickled
 _AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
 
@@ -203,11 +205,6 @@ def _add_xla_flags(flags: Sequence[str]) -> None:
   os.environ["XLA_FLAGS"] = " ".join([*present.split(), *new])
 
 
-def is_primary() -> bool:
-  """Whether this process writes the files."""
-  return jax.process_index() == 0
-
-
 def per_device(batch_size: int, *, field: str = "batch_size") -> int:
   """The share of one device in a batch of `batch_size`.
 
@@ -351,16 +348,26 @@ def from_primary(value: Value) -> Value:
   """The value of process 0, bit for bit, in every process."""
   if process_count() == 1:
     return value
-  data = np.frombuffer(pickle.dumps(value if is_primary() else None), np.uint8)
+  data = np.frombuffer(pickle.dumps(value if machine.is_primary() else None), np.uint8)
   size = int(multihost_utils.broadcast_one_to_all(np.asarray(data.size, np.int32)))
-  data = data if is_primary() else np.zeros(size, np.uint8)
+  data = data if machine.is_primary() else np.zeros(size, np.uint8)
   return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
+
+
+def primary_only(write: Callable[Args, Value]) -> Callable[Args, Value | None]:
+  """Decorates a function that writes: it runs in process 0, and returns None in the others."""
+
+  @functools.wraps(write)
+  def run(*args: Args.args, **kwargs: Args.kwargs) -> Value | None:
+    return write(*args, **kwargs) if machine.is_primary() else None
+
+  return run
 
 
 def on_primary(read: Callable[[], Value]) -> Value:
   """The result of `read` in process 0, or its ValueError or OSError, in every process."""
   value = error = None
-  if is_primary():
+  if machine.is_primary():
     try:
       value = read()
     except (ValueError, OSError) as found:
@@ -372,17 +379,18 @@ def on_primary(read: Callable[[], Value]) -> Value:
 
 
 def copy_from_primary(
-  source: np.ndarray | None, target: np.ndarray, *, block_bytes: int = 2**26
+  read: Callable[[], np.ndarray], target: np.ndarray, *, block_bytes: int = 2**26
 ) -> None:
-  """Fills `target` with process 0's `source`, block by block of rows.
+  """Fills `target` with an array of process 0, block by block of rows.
 
   Every process needs memory for one block beside the two arrays.
 
   Args:
-    source: `[n, ...]` like `target`; None in the other processes.
+    read: returns an array `[n, ...]` like `target`; called in process 0 alone.
     target: `[n, ...]`, written in every process.
     block_bytes: size of a block.
   """
+  source = primary_only(read)()
   rows = max(1, block_bytes // max(1, target[:1].nbytes))
   for start in range(0, len(target), rows):
     stop = start + rows

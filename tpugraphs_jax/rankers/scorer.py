@@ -249,9 +249,7 @@ class Encoder:
       [plan.largest(group) for group in sizes], max_budgets=self._max_budgets
     )
     replicated = parallel.replicate(params)
-    bar = tqdm.tqdm(
-      total=len(groups), unit="batch", disable=console.bar(progress and parallel.is_primary())
-    )
+    bar = tqdm.tqdm(total=len(groups), unit="batch", disable=console.bar(progress))
     processes = parallel.process_count()
     for start in range(0, len(groups), processes):
       number, local = start + parallel.process_index(), None

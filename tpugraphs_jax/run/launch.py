@@ -56,7 +56,7 @@ def _run(values: flags.FlagValues) -> None:
   # When one process fails, all stop: none waits for it.
   with (
     parallel.stop_together(),
-    files.working_folder(values.workdir, is_writing=parallel.is_primary()) as workdir,
+    files.working_folder(values.workdir) as workdir,
   ):
     if values.ensemble:
       _run_together(values, workdir)
@@ -68,8 +68,8 @@ def _run(values: flags.FlagValues) -> None:
       resume=values.resume,
       split=values.split or "",
     )
-    if values.report and values.do != ["predict"] and parallel.is_primary():
-      report.try_write([workdir], workdir / report.FILE)
+    if values.report and values.do != ["predict"]:
+      parallel.primary_only(report.try_write)([workdir], workdir / report.FILE)
 
 
 def _dry_run(values: flags.FlagValues) -> None:
@@ -82,8 +82,7 @@ def _dry_run(values: flags.FlagValues) -> None:
         _synthetic(config, Path(scratch) / "synthetic") if values.synthetic else DEFAULT_DATA_ROOT
       )
     for line in dry_run.lines(config, Path(scratch)):
-      if parallel.is_primary():
-        console.say(line)
+      console.say(line)
 
 
 def _start(values: flags.FlagValues) -> None:
@@ -167,9 +166,8 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   if "evaluate" in values.do:
     results.evaluate_together(experiment, ensemble, workdir, split=values.split or "")
   if "predict" in values.do:
-    results.predict(
-      experiment.data, config.data_root, ensemble, workdir, split=values.split or "test"
-    )
+    data, split = experiment.data, values.split or "test"
+    results.predict(data, config.data_root, ensemble, workdir, split=split)
 
 
 def _data_of(values: flags.FlagValues, config: ml_collections.ConfigDict, workdir: Path) -> str:
@@ -205,9 +203,8 @@ def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
   make = functools.partial(
     synthetic.generate, folder, scale="tiny", collections=names, progress=False
   )
-  if parallel.is_primary():
-    console.say(f"--synthetic: tiny synthetic data in {folder}, not measured on real programs")
-    make()
+  console.say(f"--synthetic: tiny synthetic data in {folder}, not measured on real programs")
+  parallel.primary_only(make)()
   parallel.barrier("synthetic data")
   if not folder.exists():  # on a host that does not share the disk
     make()

@@ -27,7 +27,7 @@ import optax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from tpugraphs_jax.infra import parallel, trees
+from tpugraphs_jax.infra import machine, parallel, trees
 from tpugraphs_jax.infra.files import digest_of_arrays, seal, unseal
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
@@ -81,7 +81,7 @@ class Checkpoints:
     self._folder = Path(folder).expanduser().absolute()
     self._config, self._digests = _as_json(config or {}), dict(digests or {})
     self._manager = None  # stays None in processes other than 0, and without a folder to read
-    if parallel.is_primary() and (self._folder.is_dir() or not read_only):
+    if machine.is_primary() and (self._folder.is_dir() or not read_only):
       try:
         self._manager = self._create_manager(read_only)
         if not read_only:

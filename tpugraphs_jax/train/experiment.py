@@ -108,9 +108,7 @@ def evaluable(graphs: Sequence[OpGraph]) -> list[OpGraph]:
   return selection.keep(graphs, "evaluation", selection.why_not_judged)
 
 
-def load_graphs(
-  experiment: Experiment, workdir: Path, *, resume: bool
-) -> tuple[list[Any], list[Any]]:
+def load_graphs(experiment: Experiment, workdir: Path, *, resume: bool) -> tuple[list, list]:
   """Loads graphs, fits transforms and prepares the graphs; raw graphs are freed.
 
   Returns:
@@ -125,7 +123,7 @@ def load_graphs(
       f"no labelled validation graph of {data.collection.name} in {config.data_root} whose "
       "runtimes and features of configurations differ; choosing the best checkpoint needs one"
     )
-  _fit_once(experiment, train_graphs, workdir, resume=resume)
+  _fit(experiment, train_graphs, workdir, resume=resume)
   log.write_manifest(workdir, config.to_dict())
   for each in (data, *experiment.also):  # raises before training starts
     for graph in valid_graphs if each is data else each.load(config.data_root, "valid"):
@@ -150,24 +148,20 @@ def keep_folds(experiment: Experiment, workdir: Path, *, resume: bool = True) ->
   parallel.on_primary(keep)
 
 
-def _fit_once(
-  experiment: Experiment, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool
-) -> None:
+def _fit(experiment: Experiment, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool) -> None:
   """Fits the transforms, or loads them where a run is resumed."""
   path = workdir / model_file.TRANSFORMS_FILE
   if parallel.from_primary(resume and path.exists()):
     experiment.ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
     return
   experiment.fit(graphs)
-  if parallel.is_primary():
-    features.save(path, experiment.ranker.transforms)
+  parallel.primary_only(features.save)(path, experiment.ranker.transforms)
 
 
 def transforms_digest(workdir: Path) -> dict[str, str]:
-  """SHA-256 of the file of transforms; empty without one, and in processes other than 0."""
+  """SHA-256 of the file of transforms; empty without one."""
   path = workdir / model_file.TRANSFORMS_FILE
-  is_here = parallel.is_primary() and path.exists()
-  return {path.name: files.digest_of(path)} if is_here else {}
+  return {path.name: files.digest_of(path)} if path.exists() else {}
 
 
 def _data_of(settings: Settings, collection: Collection, together: tuple[str, ...]) -> Data:

@@ -60,19 +60,20 @@ class Log:
       step has one row.
 
   Attributes:
-    events: TensorBoard; writes in the primary process only.
+    events: TensorBoard.
   """
 
   def __init__(self, workdir: Path, *, total_steps: int, first_step: int = 0):
     self._total_steps = total_steps
-    self._is_writing = parallel.is_primary()
     self._progress_time = time.monotonic()  # of the last progress line
     self.restart_clock(first_step)
-    if self._is_writing:
-      path = workdir / "metrics.jsonl"
-      _drop_later_steps(path, first_step)
-      self._lines, self._is_warned = path.open("ab", buffering=_LINES_BYTES), False
+    self._open(workdir / "metrics.jsonl", first_step)
     self.events = Events(workdir / "tensorboard", purge_step=first_step + 1)
+
+  @parallel.primary_only
+  def _open(self, path: Path, first_step: int) -> None:
+    _drop_later_steps(path, first_step)
+    self._lines, self._is_warned = path.open("ab", buffering=_LINES_BYTES), False
 
   def restart_clock(self, step: int) -> None:
     """Restarts the clocks of the rates at this step, to leave out an evaluation."""
@@ -120,10 +121,10 @@ class Log:
     Numbers that are not finite are null in `metrics.jsonl` and missing in TensorBoard.
     """
     finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
-    if self._is_writing:
-      self._write_line(json.dumps({"step": step} | {name: finite.get(name) for name in values}))
+    self._write_line(json.dumps({"step": step} | {name: finite.get(name) for name in values}))
     self.events.write(step, finite)
 
+  @parallel.primary_only
   def _write_line(self, line: str) -> None:
     """Appends a line; it stays in the buffer until there is room on the disk."""
     try:
@@ -146,19 +147,14 @@ class Log:
     has_rate, seconds = now - since >= _RATE_SECONDS, max(now - since, _RATE_SECONDS)
     rate = [f"{(step - first) / seconds:.3g} steps/s"] * has_rate
     self._progress_time, self._pace = now, (step, now)
-    self.say("  ".join([f"step {step}/{self._total_steps}", text(), *rate]))
+    console.say("  ".join([f"step {step}/{self._total_steps}", text(), *rate]))
 
-  def say(self, line: str) -> None:
-    """Prints one line."""
-    if self._is_writing:
-      console.say(line)
-
+  @parallel.primary_only
   def close(self) -> None:
-    if self._is_writing:
-      try:
-        self._lines.close()
-      except OSError as error:
-        logging.warning("%s misses the last lines (%s)", self._lines.name, error.strerror)
+    try:
+      self._lines.close()
+    except OSError as error:
+      logging.warning("%s misses the last lines (%s)", self._lines.name, error.strerror)
     self.events.close()
 
 
@@ -184,7 +180,7 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
 
 
 class Events:
-  """The event file of TensorBoard, written by the primary process.
+  """The event file of TensorBoard.
 
   An error ends TensorBoard and nothing else. (The writer of tensorboardX with a queue and a thread
   hangs there: its thread ends without a message, and the queue is full.)
@@ -195,7 +191,7 @@ class Events:
   """
 
   def __init__(self, folder: Path, *, purge_step: int):
-    self._folder, self._is_on = folder, parallel.is_primary()
+    self._folder, self._is_on = folder, True
     self._file: event_file_writer.EventsWriter | None = None
     self._flushed = time.monotonic()
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -253,6 +249,7 @@ class Events:
       )
     )
 
+  @parallel.primary_only
   def _put(self, row: Callable[[], event_pb2.Event]) -> None:
     if not self._is_on:
       return
@@ -300,10 +297,9 @@ def _joined(parts: Iterable[summary.Summary]) -> summary.Summary:
   return summary.Summary(value=[value for part in parts for value in part.value])
 
 
+@parallel.primary_only
 def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
   """Writes `config.json`: the config, the command, the versions and the devices of a run."""
-  if not parallel.is_primary():
-    return
   devices = jax.devices()
   manifest = {
     "config": dict(config),

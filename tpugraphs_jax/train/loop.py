@@ -256,7 +256,7 @@ def train(
       parameters=optax.tree.size(state.params),
     )
     if resume:
-      log.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
+      console.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
     return _Loop(
       state=parallel.replicate(state),
       step=step,
@@ -361,7 +361,7 @@ class _Loop:
         f"({self.schedule.steps_per_epoch} per epoch): the iterator must be longer"
       ) from None
     if not self.compile_seconds:
-      self.log.say("compiling the training step")
+      console.say("compiling the training step")
     started = time.monotonic()
     with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
       self.state, metrics = self.training.train_step(self.state, batch)
@@ -370,7 +370,7 @@ class _Loop:
     if not self.compile_seconds:
       self._wait()
       self.compile_seconds = time.monotonic() - started
-      self.log.say(f"first step, with compilation: {self.compile_seconds:.1f} s")
+      console.say(f"first step, with compilation: {self.compile_seconds:.1f} s")
       self.log.restart_clock(self.step)
       self.began = (self.step, time.monotonic())
     self._wait(keep=_STEPS_IN_FLIGHT)
@@ -506,7 +506,7 @@ class _Loop:
       self._save()
     number = self.signals.received or signal.SIGTERM
     name = signal.Signals(number).name
-    self.log.say(f"{name}: saved step {self.step}; go on with --resume")
+    console.say(f"{name}: saved step {self.step}; go on with --resume")
     raise SystemExit(128 + number)
 
   def _finish(self) -> TrainResult:
@@ -516,9 +516,9 @@ class _Loop:
     if best.best_step is not None:
       name = f"{self.schedule.options.result} {self.metric}"
       text += f"; {name} {best.best_value:.4f} at step {best.best_step}"
-    self.log.say(text)
+    console.say(text)
     what, peak_bytes = peak_memory()
-    self.log.say(f"peak memory of the {what}: {console.size(peak_bytes)}")
+    console.say(f"peak memory of the {what}: {console.size(peak_bytes)}")
     parallel.barrier("end of training")
     return TrainResult(
       state=parallel.unreplicate(self.state),

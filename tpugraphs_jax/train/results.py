@@ -41,20 +41,20 @@ _TASKS = {
 }
 
 
+@parallel.primary_only
 def announce(experiment: Experiment) -> None:
   """Prints the task and the data of a run, before the data is read."""
   collection, data_root = experiment.data.collection, experiment.config.data_root
-  if parallel.is_primary():
-    npz.files_there(data_root, collection.name, "train")  # copies the files of a bucket first
-    rows = {
-      "task": f"{_TASKS[experiment.config.task]}: collection {collection.name}",
-      "data": data_root,
-      "labels": label_kind(data_root, collection),
-    }
-    if experiment.config.data.folds:
-      text = experiment.data.division(data_root).text
-      rows["folds"] = f"{text}; the test split is fold {experiment.config.data.fold}"
-    console.say(_rows(rows))
+  npz.files_there(data_root, collection.name, "train")  # copies the files of a bucket first
+  rows = {
+    "task": f"{_TASKS[experiment.config.task]}: collection {collection.name}",
+    "data": data_root,
+    "labels": label_kind(data_root, collection),
+  }
+  if experiment.config.data.folds:
+    text = experiment.data.division(data_root).text
+    rows["folds"] = f"{text}; the test split is fold {experiment.config.data.fold}"
+  console.say(_rows(rows))
 
 
 def _rows(texts: Mapping[str, str]) -> str:
@@ -62,11 +62,7 @@ def _rows(texts: Mapping[str, str]) -> str:
 
 
 def banner(
-  experiment: Experiment,
-  training: loop.Training,
-  graphs: Sequence[Any],
-  valid: Sequence[Any],
-  workdir: Path,
+  experiment: Experiment, training: loop.Training, graphs: list, valid: list, workdir: Path
 ) -> str:
   """The graphs, model, devices and steps of a run, a line each.
 
@@ -135,10 +131,9 @@ def judged(summary: Mapping[str, Any]) -> dict[str, Any]:
   return summary.get(evaluation.reported(summary.get("folds", 0)), {})
 
 
+@parallel.primary_only
 def update_summary(workdir: Path, **sections: Any) -> None:
-  """Replaces sections of the summary; the others stay. Only the primary process writes."""
-  if not parallel.is_primary():
-    return
+  """Replaces sections of the summary; the others stay."""
   with files.replacing(workdir / SUMMARY_FILE, encoding="utf-8") as file:
     json.dump(_plain(read_summary(workdir) | sections), file, indent=2)
     file.write("\n")
@@ -153,10 +148,10 @@ def _plain(value: Any) -> Any:
   return value
 
 
+@parallel.primary_only
 def begin_summary(config: ml_collections.ConfigDict, workdir: Path, collection: Collection) -> None:
   """Replaces the summary by a new one with the fields that are known before training."""
-  if parallel.is_primary():
-    (workdir / SUMMARY_FILE).unlink(missing_ok=True)
+  (workdir / SUMMARY_FILE).unlink(missing_ok=True)
   update_summary(
     workdir,
     collection=collection.name,
@@ -223,8 +218,8 @@ def of_training(
 # Evaluation.
 
 
-def evaluate(experiment: Experiment, workdir: Path, *, split: str = "") -> dict[str, float]:
-  """Compares scores of a split with its labels: writes files, prints and returns the means.
+def evaluate(experiment: Experiment, workdir: Path, *, split: str = "") -> dict[str, float] | None:
+  """Compares scores with labels: process 0 writes files, prints the means and returns them.
 
   Args:
     experiment: with a trained ranker.
@@ -254,7 +249,7 @@ def evaluate(experiment: Experiment, workdir: Path, *, split: str = "") -> dict[
 
 def evaluate_together(
   experiment: Experiment, ensemble: Ensemble, workdir: Path, *, split: str = ""
-) -> dict[str, float]:
+) -> dict[str, float] | None:
   """Like `evaluate`, with an ensemble instead of the ranker of `experiment`."""
   started = time.monotonic()
   if parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
@@ -320,6 +315,7 @@ def _warn_of_training(rankers: Sequence[Ranker], graphs: Sequence[OpGraph]) -> N
     )
 
 
+@parallel.primary_only
 def _write_evaluation(
   experiment: Experiment,
   graphs: Sequence[Any],
@@ -333,8 +329,6 @@ def _write_evaluation(
   """Computes metrics, writes the files, prints and returns the means."""
   collection = experiment.data.collection
   rows, means = evaluation.evaluate(judged_graphs, collection.slowdown_ks)
-  if not parallel.is_primary():
-    return means
   name = "validation" if split == "valid" else split
   evaluation.write_csv(workdir / f"{name}.csv", rows)
   if name in ("validation", evaluation.reported(experiment.config.data.folds)):
@@ -371,10 +365,7 @@ def _write_evaluation(
 
 
 def _predicted_ns(
-  experiment: Experiment,
-  graphs: Sequence[Any],
-  ids: Sequence[np.ndarray],
-  scores: Sequence[np.ndarray],
+  experiment: Experiment, graphs: list[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
 ) -> list[np.ndarray] | None:
   """Predicted runtimes `[n]` of kernels; None where scores give only the order.
 
@@ -441,10 +432,14 @@ def predict(
   """
   graphs = data.load(data_root, split)
   scores = ranker.scores(graphs, progress=True)
-  if not parallel.is_primary():
-    return
-  name = data.collection.name
   path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
+  _write_ranking(data.collection.name, split, graphs, scores, path)
+
+
+@parallel.primary_only
+def _write_ranking(
+  name: str, split: str, graphs: Sequence[OpGraph], scores: Sequence[np.ndarray], path: Path
+) -> None:
   submission.write_results(
     path, name, {graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)}
   )

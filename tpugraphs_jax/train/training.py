@@ -38,7 +38,7 @@ from tpugraphs_jax.data.plan import (
   training_batches,
 )
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
-from tpugraphs_jax.infra import console, files, parallel
+from tpugraphs_jax.infra import console, files, machine, parallel
 from tpugraphs_jax.metrics import SAMPLE
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.base import Family
@@ -78,9 +78,8 @@ def run(
     split: to evaluate (default valid) or to rank (default test).
   """
   experiment = Experiment.of(config)
-  if parallel.is_primary():
-    for _, folder in experiment.evaluations(workdir):
-      files.tidy(folder)
+  for _, folder in experiment.evaluations(workdir):
+    files.tidy(folder)
   if "train" in do:
     if "predict" in do:
       results.check_ranked(experiment, split=split or "test")
@@ -112,7 +111,7 @@ def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loo
   )
   results.announce(experiment)
   # One run at a time may write to the folder.
-  with files.hold(workdir) if parallel.is_primary() else contextlib.nullcontext():
+  with files.hold(workdir) if machine.is_primary() else contextlib.nullcontext():
     graphs, valid = load_graphs(experiment, workdir, resume=resume)
     with results.interruptions(workdir):
       result = _train_stages(experiment, graphs, valid, workdir, resume=resume)
@@ -135,12 +134,7 @@ def check_machine(config: ml_collections.ConfigDict) -> None:
 
 
 def _train_stages(
-  experiment: Experiment,
-  graphs: Sequence[Any],
-  valid: Sequence[Any],
-  workdir: Path,
-  *,
-  resume: bool,
+  experiment: Experiment, graphs: list[Any], valid: list[Any], workdir: Path, *, resume: bool
 ) -> loop.TrainResult:
   """Trains the network, then, with `segments.finetune.epochs`, the head alone (+F)."""
   config, family, targets = experiment.config, experiment.ranker.family, experiment.data.targets
@@ -148,8 +142,7 @@ def _train_stages(
   head_epochs = finetune.get("epochs", 0)
   stage, _ = begin(config, family, graphs, targets, epochs=config.train.epochs, folder=workdir)
   results.begin_summary(config, workdir, experiment.data.collection)
-  if parallel.is_primary():
-    console.say(results.banner(experiment, stage, graphs, valid, workdir))
+  console.say(results.banner(experiment, stage, graphs, valid, workdir))
   train = functools.partial(
     train_stage, experiment, valid=valid, resume=resume, digests=transforms_digest(workdir)
   )
@@ -226,15 +219,15 @@ def _model_writer(experiment: Experiment, workdir: Path, names: Sequence[str]) -
     names: of the training graphs.
   """
 
+  @parallel.primary_only
   def write(params: optax.Params, step: int, metrics: dict[str, float]) -> None:
-    if parallel.is_primary():
-      about = {
-        "step": step,
-        SAMPLE: metrics,
-        "versions": log.versions(),
-        "training_graphs": list(names),
-      }
-      experiment.ranker.save(workdir / model_file.MODEL_FILE, params, about)
+    about = {
+      "step": step,
+      SAMPLE: metrics,
+      "versions": log.versions(),
+      "training_graphs": list(names),
+    }
+    experiment.ranker.save(workdir / model_file.MODEL_FILE, params, about)
 
   return write
 

@@ -121,19 +121,16 @@ class DeviceHistory:
 
   def save(self, folder: Path) -> None:
     """Writes the table into an existing folder."""
-    if parallel.is_primary():
-      for name, array in (("value", self._value), ("is_written", self._is_written)):
-        parallel.unreplicate(array).tofile(folder / name)
+    for name, array in (("value", self._value), ("is_written", self._is_written)):
+      parallel.unreplicate(array).tofile(folder / name)
 
   def restore(self, folder: Path) -> None:
     """Reads the files of `save`."""
 
     def load(name, array):
-      saved = None
-      if parallel.is_primary():
-        saved = np.memmap(folder / name, array.dtype, "r", 0, array.shape[1:])
       value = np.empty(array.shape[1:], array.dtype)
-      parallel.copy_from_primary(saved, value)
+      read = lambda: np.memmap(folder / name, array.dtype, "r", 0, array.shape[1:])
+      parallel.copy_from_primary(read, value)
       return parallel.replicate(value)
 
     self._value = load("value", self._value)
@@ -175,18 +172,16 @@ class HostHistory:
 
   def save(self, folder: Path) -> None:
     """Writes the table into an existing folder."""
-    if parallel.is_primary():
-      for array in (self._value, self._is_written):
-        array.flush()
-        shutil.copyfile(array.filename, folder / Path(array.filename).name)
+    for array in (self._value, self._is_written):
+      array.flush()
+      shutil.copyfile(array.filename, folder / Path(array.filename).name)
 
   def restore(self, folder: Path) -> None:
     """Reads the files of `save`."""
     for array in (self._value, self._is_written):
-      saved = None
-      if parallel.is_primary():
-        saved = np.memmap(folder / Path(array.filename).name, array.dtype, "r", 0, array.shape)
-      parallel.copy_from_primary(saved, array)
+      saved = folder / Path(array.filename).name
+      read = lambda: np.memmap(saved, array.dtype, "r", 0, array.shape)
+      parallel.copy_from_primary(read, array)
 
 
 History = DeviceHistory | HostHistory
@@ -253,8 +248,9 @@ class Snapshots:
     self._folder, self._identity, self._history = folder, keys.identity, history
     self._newest: str | None = None  # name of the table of the newest checkpoint, if known
 
+  @parallel.primary_only
   def save(self) -> dict[str, str]:
-    """Saves the table; returns its name and (in process 0) its SHA-256, for `restore`.
+    """Saves the table; returns its name and its SHA-256, for `restore`.
 
     The table of the newest checkpoint stays until the checkpoint of the new table is written. All
     others are removed first, so that the disk has at most two.
@@ -262,23 +258,20 @@ class Snapshots:
     numbers = [int(path.name.removeprefix("table_")) for path in self._folder.glob("table_*")]
     name = f"table_{max(numbers, default=-1) + 1}"
     partial = self._folder / f".{name}.partial"
-    if parallel.is_primary():
-      for number in numbers:
-        if f"table_{number}" != self._newest:
-          shutil.rmtree(self._folder / f"table_{number}")
-      for leftover in self._folder.glob(".table_*.partial"):
-        shutil.rmtree(leftover)
-      partial.mkdir(parents=True)
+    for number in numbers:
+      if f"table_{number}" != self._newest:
+        shutil.rmtree(self._folder / f"table_{number}")
+    for leftover in self._folder.glob(".table_*.partial"):
+      shutil.rmtree(leftover)
+    partial.mkdir(parents=True)
     self._history.save(partial)
-    if parallel.is_primary():
-      digests = {path.name: files.digest_of(path) for path in sorted(partial.iterdir())}
-      card = files.seal({"identity": self._identity, "sha256": digests})
-      (partial / _CARD).write_text(json.dumps(card) + "\n")
-      os.replace(partial, self._folder / name)
+    digests = {path.name: files.digest_of(path) for path in sorted(partial.iterdir())}
+    card = files.seal({"identity": self._identity, "sha256": digests})
+    (partial / _CARD).write_text(json.dumps(card) + "\n")
+    os.replace(partial, self._folder / name)
     self._newest = name
     # The card has the SHA-256 of the other files.
-    digest = files.digest_of(self._folder / name / _CARD) if parallel.is_primary() else ""
-    return {"table": name, "sha256": digest}
+    return {"table": name, "sha256": files.digest_of(self._folder / name / _CARD)}
 
   def restore(self, saved: Mapping[str, str]) -> None:
     """Reads a saved table.
@@ -291,11 +284,11 @@ class Snapshots:
       ValueError: it is damaged, or of another run, other graphs or another partition.
     """
     folder = self._folder / saved["table"]
-    if parallel.is_primary():
-      self._check(folder, saved["sha256"])
+    self._check(folder, saved["sha256"])
     self._history.restore(folder)
     self._newest = folder.name
 
+  @parallel.primary_only
   def _check(self, folder: Path, digest: str) -> None:
     """Refuses a table that is damaged, or whose card has another SHA-256."""
     path, again = folder / _CARD, "train again in another --workdir"
@@ -339,7 +332,7 @@ class BatchesWithHistory:
     return next(self._batches)
 
   def get_state(self) -> dict[str, Any]:
-    return {"batches": self._batches.get_state(), **self._snapshots.save()}
+    return {"batches": self._batches.get_state(), **(self._snapshots.save() or {})}
 
   def set_state(self, state: dict[str, Any]) -> None:
     self._batches.set_state(state["batches"])
