@@ -1,7 +1,7 @@
 """Compares the TPU compiler's estimates with times measured on TPU v5e, v5p, v6e and 7x.
 
     python -m venv ENV
-    ENV/bin/pip install . -r benchmarks/compilers.txt
+    ENV/bin/pip install '.[tpu]' 'tokamax>=0.0.12'
     ENV/bin/python benchmarks/measured_ops.py --data DIR --work DIR --out RECORD.json
 
 The times are those of tokamax' autotuning caches: operations of real models that plain XLA
