@@ -82,7 +82,8 @@ def _neighbour_sum_bwd(direction, receivers, own, residuals, cotangent):
   # The transpose of a neighbour sum is the neighbour sum in the opposite direction, whose table is
   # sorted as well: the backward pass never scatters unsorted edges.
   del receivers
-  adjacency, senders = residuals
+  # Constants are no arrays here in jax 0.7, where `jax.grad` runs outside `jax.jit`.
+  adjacency, senders = jax.tree.map(jnp.asarray, residuals)
   return _sum_rows(cotangent, adjacency, _OPPOSITE[direction], len(senders), own), None
 
 
