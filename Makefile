@@ -50,7 +50,7 @@ test-faults test-systems test-docs: test-%: install
 # $(VENV): the other tests run without them.
 HOSTS := out/hosts
 test-hosts: install
-	$(PYTHON) -m venv $(HOSTS)
+	$(PYTHON) -m venv --without-pip $(HOSTS)
 	packages=$$(realpath $(VENV)/lib/python3*/site-packages); \
 	  cd $(HOSTS)/lib/python3*/site-packages; \
 	  echo "import site; site.addsitedir('$$packages')" > beside.pth
