@@ -96,8 +96,9 @@ def check(config: ConfigDict) -> None:
     ValueError: the message has the field, its value and the expectation.
   """
   check_task(config)
+  every = config.to_dict()
   for section, section_class in sections(config.task).items():
-    fields = _section(config, section)
+    fields = _section(every, section)
     _check_names(config, section, fields, section_class)
     section_class.of(fields)
   network = config.model.to_dict()
@@ -110,8 +111,9 @@ def check_task(config: ConfigDict) -> None:
   task = config.get("task")
   if task not in base.TASKS:
     raise ValueError(f"task is {task!r}, expected one of {', '.join(base.TASKS)}")
+  every = config.to_dict()
   for section, section_class in sections(task).items():
-    fields = _section(config, section)
+    fields = _section(every, section)
     absent = (
       [section]
       if fields is None
@@ -126,9 +128,8 @@ def check_task(config: ConfigDict) -> None:
       )
 
 
-def _section(config: ConfigDict, section: str) -> Mapping[str, Any] | None:
-  """The fields of a section; None without the section."""
-  fields = config.to_dict()
+def _section(fields: Mapping[str, Any], section: str) -> Mapping[str, Any] | None:
+  """The fields of a section of a config; None without the section."""
   for name in filter(None, section.split(".")):
     fields = fields.get(name)
     if not isinstance(fields, Mapping):
