@@ -3,11 +3,12 @@
 import csv
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
-import time
 
+import commands
 import pytest
 from run_folders import write_run
 
@@ -69,8 +70,8 @@ def test_values_that_make_one_folder_are_refused():
 
 
 def test_every_config_is_run_at_every_point_in_a_folder_of_its_name():
-  commands = {"layout.py:xla-random,full": ["a"], "my/layout.py:gst_ed": ["b"]}
-  found = sweep.runs_of(commands, "out", {"x": ["1"]}, [0])
+  command_of = {"layout.py:xla-random,full": ["a"], "my/layout.py:gst_ed": ["b"]}
+  found = sweep.runs_of(command_of, "out", {"x": ["1"]}, [0])
   assert [run.name for run in found] == ["xla-random,full,x=1/seed_0", "gst_ed,x=1/seed_0"]
   assert [run.command[0] for run in found] == ["a", "b"]
   assert found[1].point == (("config", "my/layout.py:gst_ed"), ("x", "1"))
@@ -271,45 +272,33 @@ tasks.end_with_parent(signal.SIGTERM)
 time.sleep(60)
 """
 SWEEP = """
-import sys
+import os, sys
 from tpugraphs_jax.infra import tasks
 from tpugraphs_jax.run import sweep
 if __name__ == "__main__":
-  command = (sys.executable, "-c", sys.argv[2])
-  runs = [sweep.SweepRun(name, sys.argv[1], command, (), 0) for name in ("one", "two")]
+  sys.stdout = sys.stderr = open(os.devnull, "w")
+  runs = [sweep.SweepRun(name, {out!r}, {command!r}, (), 0) for name in ("one", "two")]
   with tasks.stopping():
-    tasks.run(sweep.do, runs, processes=int(sys.argv[3]))
+    tasks.run(sweep.do, runs, processes={processes})
 """
-
-
-def wait_for(*paths):
-  for _ in range(600):
-    if all(path.exists() for path in paths):
-      return
-    time.sleep(0.05)
-  raise AssertionError(f"{paths} did not come")
 
 
 @pytest.mark.parametrize(
   "processes, number", [(1, signal.SIGTERM), (1, signal.SIGKILL), (2, signal.SIGTERM)]
 )
 def test_runs_are_saved_and_end_with_their_sweep(tmp_path, processes, number):
-  script = tmp_path / "sweeping.py"
-  script.write_text(SWEEP)
-  process = subprocess.Popen(
-    [sys.executable, script, tmp_path, RUN, str(processes)],
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
-    env=os.environ | {"PYTHONPATH": os.getcwd()},
-  )
+  script, command = tmp_path / "sweeping.py", (sys.executable, "-c", RUN)
+  script.write_text(SWEEP.format(out=str(tmp_path), command=command, processes=processes))
+  process = commands.server().Process(target=runpy.run_path, args=(str(script), None, "__main__"))
+  process.start()
   folders = [tmp_path / name for name in ("one", "two")[:processes]]
-  wait_for(*(folder / "begun" for folder in folders))
-  process.send_signal(number)
+  commands.wait_until(lambda: all((folder / "begun").exists() for folder in folders))
+  os.kill(process.pid, number)
+  process.join()
   if number == signal.SIGTERM:
-    assert process.wait(30) == 143
+    assert process.exitcode == 143
     assert all((folder / "saved").exists() for folder in folders)
-  process.wait(30)
-  wait_for(*(folder / "saved" for folder in folders))
+  commands.wait_until(lambda: all((folder / "saved").exists() for folder in folders))
 
 
 @pytest.mark.parametrize("flag", ["--grid=seed:5,6", "--config.seed=3"])
