@@ -66,6 +66,15 @@ def test_labels_of_another_program_or_compiler_are_not_taken(problem, asked, mon
   assert asked == 3 * _FIRST and len(path.read_text().splitlines()) == 6
 
 
+def test_labels_of_other_compiler_options_are_not_taken(asked, tmp_path):
+  for count, values in enumerate([[1, 2], [1, 2], [2, 1]]):
+    problem = problems.Problem(
+      _product, _ARGS, labels.BytesEstimate(), compiler_options={"xla_flag": values}
+    )
+    _found(tmp_path / "labels.jsonl", problem, [(0, 0), (0, 1)])
+    assert len(asked) == (2, 2, 4)[count]
+
+
 def test_a_line_that_a_kill_cut_short_is_made_again(problem, asked, tmp_path):
   path = tmp_path / "labels.jsonl"
   _found(path, problem, _FIRST)

@@ -125,8 +125,8 @@ def test_programs_without_some_seconds_have_different_labels(target, function, a
   label = labels.create("tpu_estimate", target=target, seed=0)
   found = collect.choices(function, *args)
   numbers = np.eye(2, len(found.groups), k=-1, dtype=int)  # the compiler's own, and another
-  functions = [collect.apply(function, found.choice(each)) for each in numbers]
-  raw = [raw for _, raw in label.run(enumerate(functions), args)]
+  functions = [(0, collect.apply(function, found.choice(each)), {}) for each in numbers]
+  raw = [raw for _, raw in label.run(functions, args)]
   assert raw[0]["optimal_seconds"] < 0 < raw[0]["without_estimate"]
   label = label.of(raw[0])
   values = [label.value(each) for each in raw if each["without_estimate"] == 1]

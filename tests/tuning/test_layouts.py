@@ -64,6 +64,14 @@ def test_other_shapes_are_another_program(file):
     jax.jit(tpugraphs_jax.apply(step, file))(jnp.ones((6, 8)), jnp.ones((8, 12)), _ARGS[2])
 
 
+@pytest.mark.parametrize("value", [["often"], [1], {"xla_flag": None}, {"xla_flag": [1]}])
+def test_damaged_compiler_options_are_refused_and_older_files_have_none(file, value):
+  assert tpugraphs_jax.apply(step, file).compiler_options == {}
+  file.write_text(json.dumps(json.loads(file.read_text()) | {"compiler_options": value}))
+  with pytest.raises(ValueError, match="layouts.json is damaged.*compiler_options"):
+    tpugraphs_jax.apply(step, file)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"groups": [{}], "name": "a"}'])
 def test_a_file_of_something_else_is_refused(tmp_path, text):
   path = tmp_path / "layouts.json"

@@ -20,7 +20,8 @@ class _Timer:
 
 
 def _measured(timer, *functions):
-  return dict(measure.measure(enumerate(functions), (_X,), timer=timer))
+  versions = ((number, function, {}) for number, function in enumerate(functions))
+  return dict(measure.measure(versions, (_X,), timer=timer))
 
 
 def _doubled(x):
@@ -33,7 +34,8 @@ def _same(x):
 
 def test_every_round_times_every_version_and_two_copies_of_the_first():
   timer = _Timer(lambda function, k: 0.01)
-  found, order = dict(measure.measure([(0, _doubled), (7, _same)], (_X,), timer=timer)), timer.order
+  versions = [(0, _doubled, {}), (7, _same, {})]
+  found, order = dict(measure.measure(versions, (_X,), timer=timer)), timer.order
   assert list(found) == [0, 7]
   assert len(found[0]["seconds"]) == len(found[7]["seconds"]) == 20
   assert found[0]["noise"] == 0
@@ -48,6 +50,15 @@ def test_a_version_with_other_outputs_is_refused():
   assert "outputs differ" in str(found[1])
   assert isinstance(found[2], TypeError)
   assert set(found[0]) == {"seconds", "noise"}
+
+
+def test_versions_are_compiled_with_their_options():
+  known, unknown = {"xla_cpu_enable_fast_math": True}, {"xla_no_such": True}
+  versions = [(0, _doubled, {}), (1, _same, known), (2, _same, unknown)]
+  found = dict(measure.measure(versions, (_X,), timer=_Timer(lambda function, k: 0.01)))
+  assert "xla_no_such" in str(found[2]) and set(found[1]) == {"seconds", "noise"}
+  with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
+    measure.compare(_doubled, _same, (_X,), unknown)
 
 
 def test_a_busy_machine_is_refused():
@@ -80,7 +91,7 @@ def test_pairs_tell_which_version_is_faster(ratio):
       next(noise) * (0.01 if k < 3 or function is timer.order[0] else 0.01 * ratio)
     )
   )
-  median, low, high = measure.compare(_doubled, _same, (_X,), timer=timer)
+  median, low, high = measure.compare(_doubled, _same, (_X,), {}, timer=timer)
   order = timer.order
   assert low < median < high and (low < ratio < high or median == pytest.approx(ratio, rel=0.02))
   assert (high < 1) == (ratio < 1)
@@ -92,7 +103,7 @@ def test_pairs_tell_which_version_is_faster(ratio):
 def test_the_interval_of_equal_times_holds_one():
   noise = iter(np.random.default_rng(1).uniform(0.9, 1.1, 1000))
   _, low, high = measure.compare(
-    _doubled, _same, (_X,), timer=_Timer(lambda function, k: 0.01 * next(noise))
+    _doubled, _same, (_X,), {}, timer=_Timer(lambda function, k: 0.01 * next(noise))
   )
   assert low < 1 < high
 
@@ -151,7 +162,7 @@ def test_arrays_are_used_as_given():
 
   args = ({"variance": variance, "scale": 3.0}, _X)
   function = lambda tree, x: x / jnp.sqrt(tree["variance"])[:, None] * tree["scale"]
-  assert "seconds" in dict(measure.measure([(0, function)], args, timer=timer))[0]
+  assert "seconds" in dict(measure.measure([(0, function, {})], args, timer=timer))[0]
   tree, x = seen[0]
   assert tree["variance"] is variance and tree["scale"] == 3.0 and x.shape == _X.shape
 
@@ -161,5 +172,5 @@ def test_an_error_of_the_first_one_ends_it_and_a_callback_has_a_reason():
     raise KeyError("no such table")
 
   function = lambda x: jax.pure_callback(missing, _X, x) * 2
-  ((number, error),) = measure.measure([(3, function), (4, _doubled)], (_X,))
+  ((number, error),) = measure.measure([(3, function, {}), (4, _doubled, {})], (_X,))
   assert number == 3 and labels.reason(error) == "KeyError: 'no such table'"

@@ -90,11 +90,13 @@ def test_estimates_can_be_made_anew(name):
   choices = collect.choices(program.function, *program.args)
   label = labels.create("tpu_estimate", target="v3", seed=0)
   rows = record["configs"][:_CONFIGS]
-  functions = [choosing.apply(program.function, choices.choice(row["numbers"])) for row in rows]
-  for row, (_, raw) in zip(rows, label.run(enumerate(functions), program.args), strict=True):
+  functions = [
+    (0, choosing.apply(program.function, choices.choice(row["numbers"])), {}) for row in rows
+  ]
+  for row, (_, raw) in zip(rows, label.run(functions, program.args), strict=True):
     assert {key: raw[key] for key in row if key != "numbers"} == {
       key: value for key, value in row.items() if key != "numbers"
     }
-  graph = hlo.featurize(label.graph(functions[0], program.args))
+  graph = hlo.featurize(label.graph(functions[0][1], program.args))
   for field in ("node_feat", "node_opcode", "edge_index", "config_node"):
     np.testing.assert_array_equal(getattr(graph, field), getattr(shipped, field), err_msg=field)

@@ -164,6 +164,37 @@ def test_coordinate_search_keeps_a_change_that_gains(problem):
   )
 
 
+def test_beliefs_about_compiler_options_are_wide_and_cost_nothing_of_the_model(ranker, prior):
+  options = {"xla_flag": [1, 2]}
+  with_options = problems.Problem(network, ARGS, labels.Measured(), compiler_options=options)
+  pool = _pool(with_options, is_open=True)
+  pool = strategies.Pool(pool.choices, pool.graph, pool.numbers_of, compiler_options=1)
+  belief = strategies.Belief.of(pool, ranker, prior)
+  plain = strategies.Belief.of(
+    _pool(problems.Problem(network, ARGS, labels.Measured())), ranker, prior
+  )
+  count = len(plain.mean)
+  assert [group for group, _ in pool.changes[count:]] == [pool.layouts] * 2
+  np.testing.assert_array_equal(belief.mean[:count], plain.mean)
+  np.testing.assert_array_equal(belief.covariance[:count, :count], plain.covariance)
+  assert not belief.covariance[:count, count:].any()
+  deviation = np.sqrt(np.diag(belief.covariance))
+  assert deviation[count:].min() > deviation[:count].max() and np.ptp(belief.mean[count:]) == 0
+
+
+def test_options_of_the_best_choice_go_into_the_models_turns(ranker, prior):
+  options = {"xla_flag": [1, 2]}
+  with_options = problems.Problem(network, ARGS, labels.Measured(), compiler_options=options)
+  choices = list(with_options.candidates())
+  pool = strategies.Pool(choices, with_options.with_configs, with_options.numbers_of, 1)
+  ratio = lambda numbers: 0.7 if numbers[-1] == 2 else 1 + 0.05 * sum(numbers)
+  assert all(numbers[-1] == 0 for numbers in _run(strategies.model(pool, ranker), ratio, 4))
+  tried = _run(strategies.learned(pool, ranker, prior), ratio, 12)
+  found = next(place for place, numbers in enumerate(tried) if numbers[-1] == 2)
+  assert {numbers[-1] for numbers in tried[found + 1 + found % 2 :: 2]} == {2}
+  assert (0,) * (len(choices[0]) - 1) + (2,) in tried
+
+
 def test_a_pool_names_the_changes_of_each_choice(problem):
   pool = _pool(problem, 9)
   rows = pool.rows(pool.choices)

@@ -105,7 +105,7 @@ def test_a_program_with_a_kernel_without_an_estimate_says_so(monkeypatch):
   memory = tpu.Memory(arguments=1, outputs=1, temporaries=1)
   program = tpu.TpuProgram(module.SerializeToString(), 1.0, 0, 0.0, memory, before_layouts=None)
   monkeypatch.setattr(tpu, "compile_function", lambda *_, **__: program)
-  (found,) = labels.TpuEstimate("tpu:v3").run([(4, _net)], _ARGS)
+  (found,) = labels.TpuEstimate("tpu:v3").run([(4, _net, {})], _ARGS)
   raw = {"estimated_cycles": 7, "optimal_seconds": 1.0, "bytes_accessed": 0, "kernels": 2}
   assert found[1] == raw | {
     "without_estimate": 1,
@@ -273,7 +273,7 @@ def test_estimates_are_the_same_twice_and_layouts_change_them():
 def test_the_cycles_of_all_kernels_add_up_and_most_are_of_a_group():
   found = collect.choices(_net, *_ARGS)
   label = labels.create("tpu_estimate", target="v3", seed=0)
-  ((_, raw),) = label.run([(0, collect.apply(_net, found.default))], _ARGS)
+  ((_, raw),) = label.run([(0, collect.apply(_net, found.default), {})], _ARGS)
   assert sum(sum(cycles) for cycles in raw["cycles"].values()) == raw["estimated_cycles"] > 0
   assert {"0", "2"} <= set(raw["cycles"]) <= {"0", "1", "2", "rest"}
   assert label.value(raw) == round(raw["optimal_seconds"] * 1e12)

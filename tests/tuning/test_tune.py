@@ -261,24 +261,108 @@ def test_a_model_and_a_prior_ship_for_every_tpu(target, caplog):
   assert tune.prior_of(target).about["model"] == "layout-v3-estimate"
 
 
+def _estimated(monkeypatch, target, estimates):
+  """Replaces estimates of the TPU compiler by `estimates(problem, numbers)`."""
+
+  def raw_labels(problem, candidates):
+    raw = {"cycles": {}, "loops_counted_once": 0, "without_estimate": 0, "optimal_seconds": 1e-6}
+    return {each: raw | {"kernels": 9} | estimates(problem, each) for each in candidates}
+
+  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
+  monkeypatch.setattr(labels, "create", lambda name, **options: labels.TpuEstimate(target))
+  monkeypatch.setattr(labels.TpuEstimate, "graph", labels.BytesEstimate().graph)
+  monkeypatch.setattr(labels.TpuEstimate, "compile", labels.BytesEstimate().compile)
+  monkeypatch.setattr(labels.TpuEstimate, "versions", lambda label: {})
+
+
 @pytest.mark.parametrize("gap", [0, 2])
 def test_what_a_label_leaves_out_is_in_the_summary(monkeypatch, problem, gap):
-  def raw_labels(problem, candidates):
-    raw = {"optimal_seconds": -1.0 if gap else 1e-6, "kernels": 9, "without_estimate": gap}
-    return {
-      each: raw | {"estimated_cycles": 500 + sum(each), "cycles": {}, "loops_counted_once": 0}
-      for each in candidates
-    }
-
-  module = problem.module
-  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
-  monkeypatch.setattr(labels, "create", lambda name, **options: labels.TpuEstimate("tpu:v3"))
-  monkeypatch.setattr(labels.TpuEstimate, "graph", lambda *args: module)
-  monkeypatch.setattr(labels.TpuEstimate, "versions", lambda label: {})
+  _estimated(
+    monkeypatch,
+    "tpu:v3",
+    lambda problem, numbers: {
+      "optimal_seconds": -1.0 if gap else 1e-6,
+      "without_estimate": gap,
+      "estimated_cycles": 500 + sum(numbers),
+    },
+  )
   found = tune.tune(network, *ARGS, model=Oracle(problem, _cost), budget=2, operands=True)
   assert ("2 of 9 kernels" in repr(found)) == bool(gap)
   lower = "number of estimated cycles" if gap else "estimated time"
   assert f"the compiler's own choice stays, none had a lower {lower} on tpu:v3" in repr(found)
+
+
+# Options of the CPU's compiler.
+_OPTIONS = {"xla_cpu_enable_fast_math": [True], "xla_cpu_parallel_codegen_split_count": [1, 2, 4]}
+_HELPS = {"xla_cpu_parallel_codegen_split_count": 2}
+
+
+def _cycles(problem, numbers):
+  values = problem.compiler_options_of(numbers)
+  cost = 70 * (values.get("xla_cpu_enable_fast_math") is True)
+  gain = 150 * (values.items() >= _HELPS.items())
+  return {"estimated_cycles": 1000 + 20 * sum(problem.layouts_of(numbers)) + cost - gain}
+
+
+@pytest.mark.parametrize("function, args", [(network, ARGS), (jnp.tanh, ARGS[:1])])
+def test_a_compiler_option_that_helps_is_found_with_and_without_layouts(
+  monkeypatch, capsys, function, args
+):
+  _estimated(monkeypatch, "tpu:v6e", _cycles)
+  monkeypatch.setattr(Problem, "own_orders", lambda problem: [None] * len(problem.own))
+  found = tpugraphs_jax.tune(function, *args, target="v6e", budget=10, options=_OPTIONS)
+  assert found.compiler_options == _HELPS and found.ratio == 0.85 and not found.keeps_default
+  assert found.function is function  # no layout helps
+  text = "xla_cpu_parallel_codegen_split_count=2"
+  assert f"layouts chosen for 0 of {len(found.numbers) - 2} groups, {text}" in repr(found)
+  assert f"0.850 of the compiler's own; groups changed: {text}" in capsys.readouterr().err
+  jax.jit(found.function, compiler_options=found.compiler_options).lower(*args).compile()
+
+
+@pytest.mark.parametrize("strategy", tune.STRATEGIES)
+def test_every_value_of_an_option_is_tried_by_every_strategy(monkeypatch, strategy):
+  _estimated(monkeypatch, "tpu:v6e", _cycles)
+  found = tune.tune(
+    jnp.tanh, ARGS[0], target="v6e", budget=9, strategy=strategy, options=_OPTIONS, progress=False
+  )
+  assert sorted(found.tried) == [(fast, count) for fast in range(2) for count in range(4)]
+
+
+def test_measured_options_are_compared_and_saved_with_the_layouts(monkeypatch, tmp_path):
+  tried, compared = _labelled_by(monkeypatch, lambda numbers: 100 - sum(numbers)), []
+  monkeypatch.setattr(
+    measure, "compare", lambda *args, **options: compared.append(args[3]) or (0.9, 0.85, 0.95)
+  )
+  found = tune.tune(network, *ARGS, budget=20, strategy="random", options=_OPTIONS)
+  assert len(tried) == 20 and found.problem.layouts_of(found.numbers) != (0, 0, 0)
+  assert compared == [found.compiler_options] != [{}]
+  found.save(tmp_path / "layouts.json")
+  applied = tpugraphs_jax.apply(network, tmp_path / "layouts.json")
+  assert applied.compiler_options == found.compiler_options
+  np.testing.assert_allclose(
+    jax.jit(applied, compiler_options=applied.compiler_options)(*_arrays()),
+    network(*_arrays()),
+    rtol=1e-4,
+    atol=1e-4,
+  )
+
+
+@pytest.mark.parametrize(
+  "options, message",
+  [
+    ({"xla_no_such": [True]}, "refuses the option xla_no_such=True: .*No such compile option"),
+    (_OPTIONS | {"xla_cpu_use_fusion_emitters": ["often"]}, "xla_cpu_use_fusion_emitters='often'"),
+    (["xla_cpu_enable_fast_math"], "expected a dictionary from names to lists"),
+    ({1: [True]}, "refuses the option 1=True"),
+    ({"xla_cpu_enable_fast_math": True}, "fast_math is True, expected a list"),
+    ({"xla_cpu_enable_fast_math": []}, r"fast_math is \[\], expected a list"),
+    ({"xla_cpu_enable_fast_math": [None]}, "fast_math has None, expected a truth value"),
+  ],
+)
+def test_an_option_that_the_compiler_refuses_is_named_in_a_line(options, message):
+  with pytest.raises(ValueError, match=message) as caught:
+    tune.tune(network, *ARGS, options=options)
+  assert "\n" not in str(caught.value)
 
 
 @recorded.needs_libtpu

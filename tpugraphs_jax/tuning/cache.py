@@ -26,6 +26,7 @@ class Cache:
     problem: whose labels.
 
   Attributes:
+    problem: the argument.
     raw: the raw numbers of choices that have a label, the compiler's own choice first.
     errors: the reasons of choices that failed, a line each.
     label: of the program, once the compiler's own choice is labelled.
@@ -36,7 +37,7 @@ class Cache:
 
   def __init__(self, path: str | os.PathLike[str] | None, problem: Problem):
     self._path = Path(path) if path else None
-    self._problem = problem
+    self.problem = problem
     self._key: dict[str, str] = {}
     if self._path:
       self._key = {
@@ -71,10 +72,10 @@ class Cache:
     its time now.
     """
     new = [numbers for numbers in candidates if numbers not in self._known]
-    own, label = self._problem.own, self._problem.label
+    own, label = self.problem.own, self.problem.label
     known = self._known.get(own)
     again = [own] if label.is_comparative and isinstance(known, dict) and new else []
-    found = self._problem.raw_labels([*again, *new]) if new else {}
+    found = self.problem.raw_labels([*again, *new]) if new else {}
     factor = 1.0
     if again and isinstance(known, dict) and isinstance(anew := found[own], dict):
       factor = label.value(known) / label.value(anew)
@@ -98,7 +99,7 @@ class Cache:
     if isinstance(outcome, str):
       self.errors[numbers] = outcome
       return
-    if numbers == self._problem.own:
+    if numbers == self.problem.own:
       self.label = self.label.of(outcome)
     try:
       self.label.value(outcome)
@@ -108,5 +109,5 @@ class Cache:
 
   def ratio(self, numbers: Numbers) -> float:
     """The label of a choice over that of the compiler's own; infinite unless both are labelled."""
-    raw, own = self.raw.get(numbers), self.raw.get(self._problem.own)
+    raw, own = self.raw.get(numbers), self.raw.get(self.problem.own)
     return self.label.value(raw) / self.label.value(own) if raw and own else math.inf

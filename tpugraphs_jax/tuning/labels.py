@@ -16,8 +16,8 @@ from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED
 from tpugraphs_jax.hlo import proto, sources
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.tuning import choosing, measure, tpu, tpu_kernels
+from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 
-Functions = Iterable[tuple[int, Callable[..., Any]]]  # with the numbers of the candidates
 Raw = dict[str, Any]  # the numbers found for a candidate, as the sidecar of a program keeps them
 
 # Targets whose label is `optimal_seconds`.
@@ -77,16 +77,22 @@ class Label:
     """The serialized module from which the graph is made: as jax lowers the function."""
     return sources.load(function, *args).data
 
+  def compile(
+    self, function: Callable[..., Any], args: tuple, compiler_options: CompilerOptions
+  ) -> Any:
+    """The function as the label's compiler compiles it."""
+    return measure.compile_function(function, args, compiler_options)
+
   def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, Raw | Exception]]:
     """The raw numbers of each function, or the error with which it failed."""
-    for number, function in functions:
+    for number, function, compiler_options in functions:
       try:
-        yield number, self.estimate(function, args)
+        yield number, self.estimate(self.compile(function, args, compiler_options))
       except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
         yield number, error
 
-  def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
-    """The raw numbers of one function; labels that compare functions override `run` instead."""
+  def estimate(self, compiled: Any) -> Raw:
+    """The raw numbers of what `compile` returns; labels that compare functions override `run`."""
     raise NotImplementedError
 
   def value(self, raw: Raw) -> int:
@@ -167,13 +173,18 @@ class TpuEstimate(Label):
     """The program before layout assignment, with the layouts that the compiler then assigns."""
     return tpu.compile_function(function, args, self.target, keep_stages=True).before_layouts
 
-  def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
-    program = tpu.compile_function(function, args, self.target)
-    estimate = tpu_kernels.estimated_cycles(proto.parse_module(program.module, where="TPU program"))
+  def compile(
+    self, function: Callable[..., Any], args: tuple, compiler_options: CompilerOptions
+  ) -> tpu.TpuProgram:
+    return tpu.compile_function(function, args, self.target, compiler_options=compiler_options)
+
+  def estimate(self, compiled: tpu.TpuProgram) -> Raw:
+    module = proto.parse_module(compiled.module, where="TPU program")
+    estimate = tpu_kernels.estimated_cycles(module)
     raw = {
       "estimated_cycles": estimate.cycles,
-      "optimal_seconds": program.optimal_seconds,
-      "bytes_accessed": program.bytes_accessed,
+      "optimal_seconds": compiled.optimal_seconds,
+      "bytes_accessed": compiled.bytes_accessed,
       "kernels": estimate.kernels,
       "without_estimate": estimate.without_estimate,
       "cycles": cycles_by_group(estimate.by_kernel),
@@ -225,9 +236,8 @@ class BytesEstimate(Label):
   what = "number of bytes accessed"
   worth = "An estimate of this machine's compiler and no run time."
 
-  def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
-    cost = jax.jit(function).lower(*args).compile().cost_analysis()
-    return {"bytes_accessed": int(cost["bytes accessed"])}
+  def estimate(self, compiled: jax.stages.Compiled) -> Raw:
+    return {"bytes_accessed": int(compiled.cost_analysis()["bytes accessed"])}
 
   def value(self, raw: Raw) -> int:
     return raw["bytes_accessed"]

@@ -46,6 +46,7 @@ _SCHEMA = trust.Record(
     summary=str, stage=str, module=str, changes=[_CHANGE], cycles=[[trust.COUNT]]
   ),
 )
+_OPTIONS = {"compiler_options": {...: (bool, int, float, str)}}  # older files have none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +130,8 @@ def save(
     path: of the file, a JSON object.
     call: the function and example arguments that the choice was made for.
     choice: an option for each of its groups.
-    about: what else is known of the choice: `name` of the function, label, versions.
+    about: what else is known of the choice: `name` of the function, `compiler_options`, label,
+      versions.
     program: to be shown.
   """
   module = proto.HloModuleProto()
@@ -185,13 +187,16 @@ def _record(path: str | os.PathLike[str]) -> dict[str, Any]:
   with trust.reading(path, f"expected {_EXPECTED}"):
     record = trust.parse(Path(path).read_text())
     trust.check(record, _SCHEMA, "it")
+    trust.check(record, _OPTIONS, "it")
   return record
 
 
 def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callable[..., Any]:
   """The function with the layouts that `Tuned.save` wrote; its outputs are equal up to rounding.
 
-  Call the result under `jax.jit`, with arguments of the shapes that it was tuned for.
+  Call the result under `jax.jit`, with arguments of the shapes that it was tuned for. Its attribute
+  `compiler_options` has the options of the file, which `jax.jit` takes by this name; it is empty
+  where none were chosen.
 
   Args:
     function: that was tuned.
@@ -221,7 +226,9 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
     choice = {group: saved[str(group), group.detail] for group in groups}
     return choosing.apply(function, choice)(*args, **kwargs)
 
-  return chosen
+  applied: Any = chosen
+  applied.compiler_options = record.get("compiler_options", {})
+  return applied
 
 
 def _check(

@@ -11,7 +11,7 @@ above 5 % all times are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import time
 from typing import Any
 
@@ -33,6 +33,11 @@ class NoisyMachineError(ValueError):
   """Compilations of one function took different times."""
 
 
+CompilerOptions = Mapping[str, Any]  # as of `jax.jit`
+# The versions of a function: number, function of arrays, and what to compile it with.
+Functions = Iterable[tuple[int, Callable[..., Any], CompilerOptions]]
+
+
 def seconds_of_call(function: Callable[..., Any], values: tuple, calls: int) -> float:
   """The mean time of so many calls, in seconds."""
   start = time.perf_counter()
@@ -46,7 +51,7 @@ Timer = Callable[[Callable[..., Any], tuple, int], float]  # as `seconds_of_call
 
 
 def measure(
-  functions: Iterable[tuple[int, Callable[..., Any]]],
+  functions: Functions,
   args: tuple,
   *,
   seed: int = 0,
@@ -55,7 +60,7 @@ def measure(
   """Measures functions that compute the same outputs; the first one is the default.
 
   Args:
-    functions: with their numbers.
+    functions: with their numbers and compiler options.
     args: example arguments. Arrays are used as given; the functions get random values for
       `jax.ShapeDtypeStruct`.
     seed: of these values and of the order of measurements.
@@ -72,9 +77,9 @@ def measure(
   values = _values(args, seed)
   compiled: dict[int, Callable[..., Any]] = {}
   first = expected = None
-  for number, function in functions:
+  for number, function, compiler_options in functions:
     try:
-      version = _compiled(function, values)
+      version = compile_function(function, values, compiler_options)
       outputs = jax.block_until_ready(version(*values))
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
       yield number, error
@@ -82,13 +87,13 @@ def measure(
         return
       continue
     if first is None:
-      first, expected = function, outputs
+      first, expected = (function, values, compiler_options), outputs
     elif not _close(outputs, expected):
       yield number, ValueError("its outputs differ from the outputs of the compiler's own choice")
       continue
     compiled[number] = version
   default = next(iter(compiled))
-  copies = {copy: _compiled(first, values) for copy in _COPIES}
+  copies = {copy: compile_function(*first) for copy in _COPIES}
   seconds = _rounds({**compiled, **copies}, [default, *copies], values, seed, timer)
   noise, equal = _noise(seconds, [default, *copies])
   if noise > _NOISE:
@@ -105,6 +110,7 @@ def compare(
   default: Callable[..., Any],
   other: Callable[..., Any],
   args: tuple,
+  compiler_options: CompilerOptions,
   *,
   seed: int = 0,
   timer: Timer = seconds_of_call,
@@ -115,6 +121,7 @@ def compare(
     default: a function.
     other: computes the same.
     args: example arguments of both.
+    compiler_options: of the other one.
     seed: of random arrays and of the resampling.
     timer: takes the time of calls.
 
@@ -122,7 +129,10 @@ def compare(
     The median ratio of the pairs' times, and the ends of its 95 % bootstrap interval.
   """
   values = _values(args, seed)
-  pair = [_compiled(function, values) for function in (default, other)]
+  pair = [
+    compile_function(default, values, {}),
+    compile_function(other, values, compiler_options),
+  ]
   calls = [_calls(function, values, timer) for function in pair]
   rng, ratios = np.random.default_rng(seed), []
   for turn in range(_PAIRS):
@@ -164,8 +174,11 @@ def _noise(seconds: dict[int, list[float]], equal: list[int]) -> tuple[float, li
   return minima[-1] / minima[0] - 1, minima
 
 
-def _compiled(function: Callable[..., Any], values: tuple) -> Callable[..., Any]:
-  return jax.jit(function).lower(*values).compile()
+def compile_function(
+  function: Callable[..., Any], args: tuple, compiler_options: CompilerOptions
+) -> jax.stages.Compiled:
+  """The function as the compiler of this machine compiles it."""
+  return jax.jit(function).lower(*args).compile(compiler_options=dict(compiler_options))
 
 
 def _calls(function: Callable[..., Any], values: tuple, timer: Timer) -> int:

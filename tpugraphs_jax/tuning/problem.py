@@ -1,5 +1,8 @@
 """A function's layouts as configurations of its graph, to be ranked by models and labelled.
 
+A choice gives every group of equations an option, and every compiler option a value. The graph
+shows the layouts alone.
+
 The compiler keeps the name of an equation's group in the instructions that it makes of
 the equation. A node takes the option of its group, written for the node's own dimensions.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
+import types
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +36,7 @@ _OPCODES = {
 
 
 class Problem:
-  """The layouts of a function: its groups and their options, its graph, and its labels.
+  """The choices of a function, of layouts and compiler options, its graph, and its labels.
 
   Args:
     function: that jax can trace.
@@ -42,16 +46,19 @@ class Problem:
     name: of the graph and in messages; the function's own unless given.
     seed: of candidates.
     operands: whether the orders of operands are chosen too.
+    compiler_options: values to choose from by name; the compiler's own default is always one.
     module: the serialized module of the graph, where it is known; the compiler makes it unless
       given.
 
   Attributes:
     choices: the groups of equations and their options.
     call: the function of the arrays in its arguments.
+    compiler_options: the argument.
     own: the option numbers of the compiler's own choice, all 0.
     module: the serialized module of the graph.
     graph: of the function with the compiler's own choice; it has no configurations.
-    options: per group, the options that the graph can tell apart (`visible_options`).
+    options: per group, the options that the graph can tell apart (`visible_options`). Then per
+      compiler option 0 for the default, and the numbers of its values from 1.
 
   Raises:
     ValueError: nothing can be chosen, or as `choosing.choices`.
@@ -67,16 +74,19 @@ class Problem:
     name: str = "",
     seed: int = 0,
     operands: bool = False,
+    compiler_options: Mapping[str, Sequence[Any]] = types.MappingProxyType({}),
     module: bytes | None = None,
   ):
     self.call, self.label, self.seed = Call(function, args, kwargs or {}), label, seed
     self.name = name or self.call.__name__
     self.choices = choosing.choices(self.call, *self.call.arrays, operands=operands)
-    self.own: Numbers = (0,) * len(self.choices.groups)
+    self.compiler_options = compiler_options
+    self.own: Numbers = (0,) * (len(self.choices.groups) + len(compiler_options))
     self.module = module or label.graph(self.apply(self.own), self.call.arrays)
     self.graph = dataclasses.replace(hlo.featurize(self.module), name=self.name, stage=label.stage)
     self._nodes = node_options(self.graph, self.choices)
     self.options = visible_options(self._nodes, len(self.choices.groups))
+    self.options += [np.arange(1 + len(values)) for values in compiler_options.values()]
     if max(map(len, self.options), default=1) < 2:
       raise ValueError(
         f"{self.name}: no layout of its {len(self.options)} groups of equations "
@@ -102,9 +112,24 @@ class Problem:
     count = sum(self.choices.left_out.values())
     return f"; {count} operations inside {names} are left to the compiler" if count else ""
 
-  def apply(self, numbers: Sequence[int]) -> Callable[..., Any]:
-    """The function of the arrays, with the layouts of option numbers `[groups]`."""
-    return choosing.apply(self.call, self.choices.choice(numbers))
+  def layouts_of(self, numbers: Numbers) -> Numbers:
+    """The options of the groups of equations in a choice."""
+    return numbers[: len(self.choices.groups)]
+
+  def compiler_options_of(self, numbers: Numbers) -> dict[str, Any]:
+    """The values of compiler options in a choice, without those that stay at their default."""
+    chosen = zip(self.compiler_options.items(), numbers[len(self.choices.groups) :])
+    return {name: values[number - 1] for (name, values), number in chosen if number}
+
+  def describe(self, numbers: Numbers) -> str:
+    """The numbers of changed groups and the values of compiler options in a choice, in words."""
+    groups = [str(group) for group, number in enumerate(self.layouts_of(numbers)) if number]
+    values = [f"{name}={value}" for name, value in self.compiler_options_of(numbers).items()]
+    return ", ".join(groups + values) or "none, the compiler's own"
+
+  def apply(self, numbers: Numbers) -> Callable[..., Any]:
+    """The function of the arrays, with the layouts of a choice."""
+    return choosing.apply(self.call, self.choices.choice(self.layouts_of(numbers)))
 
   def candidates(self) -> Iterator[Numbers]:
     """Distinct choices, first the compiler's own; see `draw.candidates`."""
@@ -113,7 +138,7 @@ class Problem:
   def with_configs(
     self, candidates: Sequence[Numbers], values: Sequence[int] | None = None
   ) -> hlo.HloGraph:
-    """The graph with these choices as its configurations, and labels `[C]` where given."""
+    """The graph with the layouts of choices as its configurations, and labels `[C]` where given."""
     # A node of no group takes the option 0 of the last column.
     numbers = np.column_stack([np.array(candidates, np.int64), np.zeros(len(candidates), int)])
     feat = np.stack([node.rows[numbers[:, node.group]] for node in self._nodes], axis=1)
@@ -121,7 +146,10 @@ class Problem:
     return dataclasses.replace(self.graph, configs=factor_layout_configs(feat, label))
 
   def numbers_of(self, proposed: graph.OpGraph) -> list[Numbers]:
-    """The choices that are the configurations of a graph; other configurations are left out."""
+    """The choices that are the configurations of a graph; other configurations are left out.
+
+    Compiler options stay at their defaults.
+    """
     numbers = []
     for config in proposed.configs.decode(np.arange(len(proposed.configs))):  # [K, 18]
       fits = [np.ones(len(group.options), bool) for group in self.choices.groups]
@@ -129,14 +157,16 @@ class Problem:
         if node.group >= 0:
           fits[node.group] &= (node.rows == row).all(axis=1)
       if all(fit.any() for fit in fits):
-        numbers.append(tuple(int(np.argmax(fit)) for fit in fits))
+        chosen = tuple(int(np.argmax(fit)) for fit in fits)
+        numbers.append(chosen + self.own[len(chosen) :])
     return numbers
 
   def fingerprint(self) -> str:
-    """SHA-256 of the operations and constants of the function, and of its groups and options."""
+    """SHA-256 of the function's operations and constants, its groups and all their options."""
     jaxpr, _ = self.call.trace()
     groups = [(str(group), group.detail, group.options) for group in self.choices.groups]
     lines = [*choosing.operations(jaxpr, with_details=True), str(groups)]
+    lines += map(str, self.compiler_options.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
   def own_orders(self) -> list[Dims | None]:
@@ -148,7 +178,7 @@ class Problem:
     program = hlo.featurize(
       self.apply(self.own), *self.call.arrays, optimized=True, target=self.label.target
     )
-    seen: list[set[Dims]] = [set() for _ in self.options]
+    seen: list[set[Dims]] = [set() for _ in self.choices.groups]
     for node in proto.instructions(program.module):
       number = _group_number(node, self.choices)
       axes = (
@@ -175,7 +205,11 @@ class Problem:
 
   def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw | Exception]:
     """The raw numbers of choices, found together, or the errors with which they failed."""
-    outcomes = dict(self.label.run(enumerate(map(self.apply, candidates)), self.call.arrays))
+    functions = (
+      (place, self.apply(numbers), self.compiler_options_of(numbers))
+      for place, numbers in enumerate(candidates)
+    )
+    outcomes = dict(self.label.run(functions, self.call.arrays))
     return {candidates[place]: outcome for place, outcome in sorted(outcomes.items())}
 
 

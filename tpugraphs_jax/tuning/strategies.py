@@ -23,7 +23,7 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import linalg, stats
 
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers import orders
@@ -37,6 +37,8 @@ Way = Generator[Numbers, float | None, None]
 # distribution. Chosen, like `prior.LARGEST_EFFECT`, on the training and validation programs of
 # `data/own`.
 _TAILS = 2.0
+# Mean and standard deviation of the effect of a compiler option, of which no prior was learnt.
+_OPTION = 0.05, 0.2
 _PROPOSALS = 32  # of a score table
 
 
@@ -49,11 +51,14 @@ class Pool:
     graph: makes the program's graph with choices as its configurations.
     numbers_of: the choices that are the configurations of a graph; None where no choices but
       those of the pool may be tried.
+    compiler_options: how many of the last groups are compiler options, which the graph does not
+      show.
   """
 
   choices: list[Numbers]
   graph: Callable[[Sequence[Numbers]], OpGraph]
   numbers_of: Callable[[OpGraph], list[Numbers]] | None = None
+  compiler_options: int = 0
 
   @functools.cached_property
   def changes(self) -> list[tuple[int, int]]:
@@ -65,6 +70,16 @@ class Pool:
       for option in np.unique(column)
       if option != own[group]
     ]
+
+  @property
+  def layouts(self) -> int:
+    """How many of the first groups are layouts."""
+    return len(self.choices[0]) - self.compiler_options
+
+  @property
+  def layout_changes(self) -> list[tuple[int, int]]:
+    """The changes of layouts, which come before those of compiler options."""
+    return [change for change in self.changes if change[0] < self.layouts]
 
   @property
   def is_open(self) -> bool:
@@ -81,24 +96,27 @@ class Pool:
 def learned(pool: Pool, ranker: Any, prior: Prior) -> Way:
   """In turn the choice of the largest expected improvement and the next of the model's order.
 
-  The order puts cheap changes first, one of every set of groups, and so is diverse. Expected
-  improvement goes to changes with uncertain effects, and follows what labels say. On the
-  training and validation programs of `data/own`, left out by family, both in turn miss less of
-  the gains than either alone.
+  The order puts cheap changes first, one of every set of groups, and so is diverse. It knows
+  nothing of compiler options, which are taken from the best choice so far. Expected improvement
+  goes to changes with uncertain effects, and follows what labels say. On the training and
+  validation programs of `data/own`, left out by family, both in turn miss less of the gains than
+  either alone.
 
   Args:
     pool: to search; where it is open the changes of the best choice come into it.
     ranker: of layouts, whose scores of single changes are the predicted costs.
     prior: of the effects of changes.
   """
-  belief, choices, order = Belief.of(pool, ranker, prior), list(pool.choices), model(pool, ranker)
-  effects = {choices[0]: 0.0}
+  belief, choices = Belief.of(pool, ranker, prior), list(pool.choices)
+  order, effects = list(model(pool, ranker)), {choices[0]: 0.0}
   yield choices[0]
   while len(effects) < len(choices):
     best = min(effects, key=effects.get)
     numbers = None
     if len(effects) % 2 == 0:
-      numbers = next((each for each in order if each not in effects), None)
+      turns = (each[: pool.layouts] + best[pool.layouts :] for each in order)
+      may = lambda each: each not in effects and (pool.is_open or each in pool.choices)
+      numbers = next(filter(may, turns), None)
     if numbers is None:
       left = [each for each in choices if each not in effects]
       numbers = left[belief.most_promising(left, effects[best])]
@@ -143,10 +161,19 @@ class Belief:
   @classmethod
   def of(cls, pool: Pool, ranker: Any, prior: Prior) -> Belief:
     """The belief before any label."""
-    at, cost = costs(pool, ranker)
-    name = getattr(ranker, "about", {}).get("name")
-    mean, covariance = prior.effects(*features(*at, cost / prior.unit_of(name, cost)))
-    return cls(pool, mean, _TAILS**2 * covariance, prior.noise)
+    mean, covariance = np.zeros(0), np.zeros((0, 0))
+    if pool.layout_changes:
+      at, cost = costs(pool, ranker)
+      name = getattr(ranker, "about", {}).get("name")
+      mean, covariance = prior.effects(*features(*at, cost / prior.unit_of(name, cost)))
+    expected, deviation = _OPTION
+    options = len(pool.changes) - len(mean)
+    return cls(
+      pool,
+      np.append(mean, np.full(options, expected)),
+      linalg.block_diag(_TAILS**2 * covariance, deviation**2 * np.eye(options)),
+      prior.noise,
+    )
 
   def learn(self, numbers: Numbers, effect: float) -> None:
     """Takes in the effect of a choice."""
@@ -171,7 +198,7 @@ class Belief:
 
 
 def costs(pool: Pool, ranker: Any) -> tuple[tuple[OpGraph, np.ndarray, np.ndarray], np.ndarray]:
-  """What a model predicts for every change alone.
+  """What a model predicts for every change of layouts alone.
 
   Returns:
     A graph, a configurable node that each change concerns `[T]`, and the dictionary row that the
@@ -180,7 +207,7 @@ def costs(pool: Pool, ranker: Any) -> tuple[tuple[OpGraph, np.ndarray, np.ndarra
   """
   own = pool.choices[0]
   graph = pool.graph(
-    [own, *((*own[:group], option, *own[group + 1 :]) for group, option in pool.changes)]
+    [own, *((*own[:group], option, *own[group + 1 :]) for group, option in pool.layout_changes)]
   )
   (scores,) = ranker.scores([graph])
   rows = graph.configs.row_id(np.arange(len(graph.configs)))  # [1 + T, K]
@@ -199,12 +226,16 @@ def model(pool: Pool, ranker: Any) -> Way:
   """
   proposed, choices = [], pool.choices
   family = getattr(ranker, "family", None)  # an ensemble has none
-  if pool.is_open and isinstance(family, TablesFamily):
+  if pool.is_open and pool.layout_changes and isinstance(family, TablesFamily):
     proposed = pool.numbers_of(ranker.propose(pool.graph(choices), _PROPOSALS, near=0).graph)
     choices = list(dict.fromkeys([*choices, *proposed]))
-  (scores,) = ranker.scores([pool.graph(choices)])
+  scores = np.zeros(len(choices))
+  if pool.layout_changes:
+    (scores,) = ranker.scores([pool.graph(choices)])
   place = {numbers: number for number, numbers in enumerate(choices)}
-  cheapest = np.argsort(scores, kind="stable")
+  # Of equal layouts first the one with the fewest compiler options changed.
+  options = np.array(choices)[:, pool.layouts :]
+  cheapest = np.lexsort([(options > 0).sum(axis=1), scores])
   turns = itertools.chain.from_iterable(zip(map(place.get, proposed), cheapest))
   order = list(dict.fromkeys([*turns, *cheapest]))
   for number in orders.spread(order, scores, np.array(choices) != choices[0]):

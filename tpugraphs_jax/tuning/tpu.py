@@ -96,6 +96,7 @@ def compile_function(
   target: str,
   *,
   kwargs: Mapping[str, Any] | None = None,
+  compiler_options: Mapping[str, Any] | None = None,
   keep_stages: bool = False,
 ) -> TpuProgram:
   """Compiles a function for a target, in this process; it takes seconds.
@@ -108,11 +109,12 @@ def compile_function(
     args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
     target: a TPU generation such as `v3`.
     kwargs: keyword arguments of the function.
+    compiler_options: as of `jax.jit`.
     keep_stages: whether `before_layouts` is kept.
 
   Raises:
     ValueError: the function maps over devices, or as `full_name`.
-    jax.errors.JaxRuntimeError: the compiler refuses the function.
+    jax.errors.JaxRuntimeError: the compiler refuses the function or an option.
   """
   sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
   call = choosing.for_one_device(calls.Call(function, args, kwargs or {}))
@@ -121,14 +123,13 @@ def compile_function(
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
+    dumps: dict[str, Any] = {
+      "xla_dump_to": folder,
+      "xla_dump_hlo_pass_re": "layout-assignment",
+      "xla_dump_hlo_as_proto": True,
+    }
     compiled = lowered.compile(
-      compiler_options={
-        "xla_dump_to": folder,
-        "xla_dump_hlo_pass_re": "layout-assignment",
-        "xla_dump_hlo_as_proto": True,
-      }
-      if keep_stages
-      else None
+      compiler_options={**(compiler_options or {}), **(dumps if keep_stages else {})}
     )
     before_layouts = None
     if keep_stages:

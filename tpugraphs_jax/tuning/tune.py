@@ -5,6 +5,8 @@
                                             ^                    or time)
                                             └── what labels teach ──┘
 
+Compiler options that the caller lists are chosen together with layouts.
+
 The compiler's own choice is among those that are tried, and stays unless another one is
 really better: by the compiler's estimate, or, measured, in alternating pairs whose
 bootstrap interval lies below 1.
@@ -12,16 +14,19 @@ bootstrap interval lies below 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import html
 import itertools
 import os
 from pathlib import Path
 import sys
+import types
 from typing import Any
 
 from absl import logging
+import jax
+import numpy as np
 
 from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.rankers import model_file
@@ -49,11 +54,12 @@ STRATEGIES: dict[str, Callable[[strategies.Pool, Ranker | Ensemble, Problem], st
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Tuned:
-  """A function with the best layouts that were labelled, and the record of the search.
+  """A function with the best choice that was labelled, and the record of the search.
 
   Attributes:
-    function: with the layouts applied; the function itself where the default stays.
-    numbers: the option of every group, all 0 for the compiler's own choice.
+    function: with the layouts applied; the function itself where no layout was changed.
+    numbers: the option of every group, then of every compiler option; all 0 for the compiler's own
+      choice.
     ratio: label of `numbers` by label of the compiler's own choice; 1 where it stays.
     compared: median ratio of run times and the ends of its 95 % bootstrap interval, of the
       choice with the least time against the compiler's own, where run times were measured.
@@ -93,6 +99,11 @@ class Tuned:
     return not any(self.numbers)
 
   @property
+  def compiler_options(self) -> dict[str, Any]:
+    """The compiler options of the choice, for `jax.jit(function, compiler_options=...)`."""
+    return self.problem.compiler_options_of(self.numbers)
+
+  @property
   def program(self) -> layouts.Program:
     """The program as the compiler saw it, with the changes of layouts and the cycles of nodes."""
     return layouts.Program(self.problem.graph, self.changes, self._node_cycles(), self._summary())
@@ -115,7 +126,7 @@ class Tuned:
       self.program.table(self._other_cycles() if self.changes else ()),
       Table(
         [f"{self.label.what} / own", "groups changed"],
-        [[f"{value / own:.3f}", _groups_text(numbers)] for numbers, value in trials],
+        [[f"{value / own:.3f}", self.problem.describe(numbers)] for numbers, value in trials],
       ),
     ]
 
@@ -126,15 +137,16 @@ class Tuned:
     tpugraphs_jax.view.show_program(self.program, **options)
 
   def save(self, path: str | os.PathLike[str]) -> None:
-    """Writes the layouts to a file, with which `tpugraphs_jax.apply` makes the function again.
+    """Writes the choice to a file, with which `tpugraphs_jax.apply` makes the function again.
 
     The file holds the program too, which `python -m tpugraphs_jax.view` shows.
     """
     layouts.save(
       Path(path),
       self.problem.call,
-      self.problem.choices.choice(self.numbers),
+      self.problem.choices.choice(self.problem.layouts_of(self.numbers)),
       {
+        "compiler_options": self.compiler_options,
         "name": self.problem.name,
         "label": self.label.what,
         "ratio": self.ratio,
@@ -144,17 +156,20 @@ class Tuned:
     )
 
   def _summary(self) -> str:
-    counts = f"{len(self.raw)} of {self.candidates:,} layouts tried, {self.failed} failed: "
+    what = "choices" if self.problem.compiler_options else "layouts"
+    counts = f"{len(self.raw)} of {self.candidates:,} {what} tried, {self.failed} failed: "
     gap = f"; {self.label.gap}" * bool(self.label.gap) + self.problem.left_out
     if self.keeps_default:
       return f"{counts}the compiler's own choice stays, {self._why()}{gap}"
     between = ""
     if self.compared:
       between = "({:.3f} to {:.3f}, in alternating pairs) ".format(*self.compared[1:])
+    numbers = self.problem.layouts_of(self.numbers)
+    values = "".join(f", {name}={value}" for name, value in self.compiler_options.items())
     return (
       f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} "
       f"{self._cycles()}of the compiler's own choice, with layouts chosen for "
-      f"{sum(number > 0 for number in self.numbers)} of {len(self.numbers)} groups{gap}"
+      f"{sum(number > 0 for number in numbers)} of {len(numbers)} groups{values}{gap}"
     )
 
   def _why(self) -> str:
@@ -207,11 +222,6 @@ class Tuned:
     ]
 
 
-def _groups_text(numbers: Numbers) -> str:
-  changed = [str(group) for group, number in enumerate(numbers) if number]
-  return ", ".join(changed) or "none, the compiler's own"
-
-
 def tune(
   function: Callable[..., Any],
   *args: Any,
@@ -220,13 +230,14 @@ def tune(
   budget: int = 16,
   strategy: str = "learned",
   candidates: int = 2000,
+  options: Mapping[str, Sequence[Any]] = types.MappingProxyType({}),
   seed: int = 0,
   operands: bool = False,
   cache: str | os.PathLike[str] | None = None,
   progress: bool = True,
   **kwargs: Any,
 ) -> Tuned:
-  """Chooses layouts for a function: of many choices the most promising few are labelled.
+  """Chooses layouts and compiler options: of many choices the most promising few are labelled.
 
   Each label of a TPU target compiles the function once, in this process and without a
   TPU. Measured labels run it: arrays among the arguments are used as given, shapes become
@@ -243,10 +254,13 @@ def tune(
     strategy: of search (`strategies`): `learned`, or for comparison `model`, `random` or
       `coordinate`.
     candidates: how many choices are drawn for the search, at least `budget`.
+    options: names of compiler options, each with values to choose from; the compiler's default is
+      always among them. No other option is changed. The result is compiled with
+      `jax.jit(tuned.function, compiler_options=tuned.compiler_options)`.
     seed: of the candidates and of the blind strategies.
     operands: whether the orders of operands are chosen too, not of outputs alone.
-    cache: file of labels by program, choice, compiler and target. Labels that it has are taken
-      from it, and new ones are added: a call with a larger budget goes on.
+    cache: file of labels by program, `options`, choice, compiler and target. Labels that it has
+      are taken from it, and new ones are added: a call with a larger budget goes on.
     progress: whether a line on standard error tells of every label.
     **kwargs: further keyword arguments are those of the function.
 
@@ -254,9 +268,9 @@ def tune(
     The best function found; `print` shows changed operations, trials, and the worth of a label.
 
   Raises:
-    ValueError: nothing can be chosen, a budget below 2, no such strategy, the model is not of
-      layouts, the compiler's own choice cannot be labelled, the cache is no such file, or
-      (`NoisyMachineError`) the machine is too busy to measure on.
+    ValueError: nothing can be chosen, a budget below 2, no such strategy, the compiler refuses an
+      option, the model is not of layouts, the compiler's own choice cannot be labelled, the cache
+      is no such file, or (`NoisyMachineError`) the machine is too busy to measure on.
 
   Examples:
     >>> import jax
@@ -276,10 +290,19 @@ def tune(
     raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)}")
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
   label = labels.create(name, target=target, seed=seed)
+  _check_options(options, label)
   ranker = _ranker(model, label)
-  problem = Problem(function, args, label, kwargs=kwargs, seed=seed, operands=operands)
+  problem = Problem(
+    function,
+    args,
+    label,
+    kwargs=kwargs,
+    seed=seed,
+    operands=operands,
+    compiler_options=options,
+  )
   drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
-  pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of)
+  pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of, len(options))
   found = Cache(cache, problem)
   _label(
     STRATEGIES[strategy](pool, ranker, problem),
@@ -299,6 +322,26 @@ def prior_of(target: str | None) -> prior.Prior:
 def _shipped(target: str | None) -> str:
   """The model that ships for a target: that of TPU v3 for a TPU without one of its own."""
   return MODELS[target if target in MODELS else "tpu:v3"]
+
+
+def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) -> None:
+  """Refuses (ValueError) options or values that the compiler does not take."""
+  if not isinstance(options, Mapping):
+    raise ValueError(f"options is {options!r}, expected a dictionary from names to lists of values")
+  for name, values in options.items():
+    if not isinstance(values, (list, tuple)) or not values:
+      raise ValueError(f"options: {name} is {values!r}, expected a list of values to choose from")
+    for value in values:
+      if not isinstance(value, (bool, int, float, str)):
+        raise ValueError(
+          f"options: {name} has {value!r}, expected a truth value, a number or a text"
+        )
+      try:
+        label.compile(lambda x: x, (np.float32(0),), {name: value})
+      except (jax.errors.JaxRuntimeError, TypeError) as error:
+        raise ValueError(
+          f"the compiler refuses the option {name}={value!r}: {labels.reason(error)}"
+        ) from None
 
 
 def _label(
@@ -333,7 +376,7 @@ def _tell(place: int, budget: int, numbers: Numbers, found: Cache) -> None:
   failed = found.errors.get(numbers)
   said = f"failed: {failed}" if failed else f"{found.ratio(numbers):.3f} of the compiler's own"
   print(
-    f"label {place + 1} of {budget}: {said}; groups changed: {_groups_text(numbers)}",
+    f"label {place + 1} of {budget}: {said}; groups changed: {found.problem.describe(numbers)}",
     file=sys.stderr,
     flush=True,
   )
@@ -373,13 +416,18 @@ def _decide(
   ratio = value[best] / value[default]
   if isinstance(label, labels.Measured) and best != default:
     compared = measure.compare(
-      problem.apply(default), problem.apply(best), problem.call.arrays, seed=problem.seed
+      problem.apply(default),
+      problem.apply(best),
+      problem.call.arrays,
+      problem.compiler_options_of(best),
+      seed=problem.seed,
     )
     ratio = compared[0]
     if compared[2] >= 1:
       best, ratio = default, 1.0
+  chosen = problem.layouts_of(best)
   return Tuned(
-    choosing.apply(function, problem.choices.choice(best)) if any(best) else function,
+    choosing.apply(function, problem.choices.choice(chosen)) if any(chosen) else function,
     best,
     ratio,
     compared,
@@ -387,7 +435,7 @@ def _decide(
     found.errors,
     candidates,
     label,
-    _changes(problem, best, found.raw) if any(best) else [],
+    _changes(problem, best, found.raw) if any(chosen) else [],
     problem,
   )
 

@@ -5,7 +5,6 @@ A compiler that aborts takes only this process with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import hashlib
@@ -24,6 +23,7 @@ from tpugraphs_jax.tuning import choosing, draw, labels, programs
 from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.journal import Journal
+from tpugraphs_jax.tuning.measure import Functions
 from tpugraphs_jax.tuning.problem import Problem
 
 # Exit statuses of a worker: after an error that was explained, and when all files are there. A
@@ -162,10 +162,10 @@ def _label_all(work: _Collecting) -> list[Numbers]:
 def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
   """Writes a result or an error of every candidate into the journal."""
 
-  def functions() -> Iterator[tuple[int, Callable[..., Any]]]:
+  def functions() -> Functions:
     for number, numbers in candidates.items():
       work.journal.start(number)
-      yield number, work.problem.apply(numbers)
+      yield number, work.problem.apply(numbers), {}
 
   for number, outcome in work.problem.label.run(functions(), work.problem.call.arrays):
     if isinstance(outcome, Exception):
