@@ -74,16 +74,23 @@ def _looping_module(*, config=b"", bound=None):
   return module
 
 
+def _sums(module):
+  """Cycles, kernels, loops of unknown length, and kernels without an estimate."""
+  found = tpu_kernels.estimated_cycles(module)
+  return found.cycles, found.kernels, found.loops_counted_once, found.without_estimate
+
+
 @pytest.mark.parametrize(
   "options, expected",
   [
-    (dict(bound=5), tpu_kernels.Cycles(507, 2, 0)),
-    (dict(config=b'{"known_trip_count":{"n":"3"}}', bound=5), tpu_kernels.Cycles(307, 2, 0)),
-    (dict(), tpu_kernels.Cycles(107, 2, 1)),
+    (dict(bound=5), (507, 2, 0, 0)),
+    (dict(config=b'{"known_trip_count":{"n":"3"}}', bound=5), (307, 2, 0, 0)),
+    (dict(config=b'{"known_trip_count":{"n":"0"}}', bound=5), (7, 2, 0, 0)),
+    (dict(), (107, 2, 1, 0)),
   ],
 )
 def test_the_body_of_a_loop_counts_as_often_as_it_turns(options, expected):
-  assert tpu_kernels.estimated_cycles(_looping_module(**options)) == expected
+  assert _sums(_looping_module(**options)) == expected
 
 
 def test_a_kernel_without_an_estimate_is_counted_apart():
@@ -96,7 +103,7 @@ def test_a_kernel_without_an_estimate_is_counted_apart():
     tpu_kernels.window(tanh)
   tanh.backend_config = _window(2**63 - 1)
   assert tpu_kernels.window(tanh).estimated_cycles is None
-  assert tpu_kernels.estimated_cycles(module) == tpu_kernels.Cycles(7, 2, 0, 1)
+  assert _sums(module) == (7, 2, 0, 1)
 
 
 def test_a_program_with_a_kernel_without_an_estimate_says_so(monkeypatch):
@@ -118,22 +125,26 @@ def test_a_program_with_a_kernel_without_an_estimate_says_so(monkeypatch):
 def test_a_saturated_number_is_no_estimate(cycles):
   module = _looping_module(bound=5)
   module.computations[2].instructions[1].backend_config = _window(cycles)
-  assert tpu_kernels.estimated_cycles(module) == tpu_kernels.Cycles(500, 2, 0, 1)
+  assert _sums(module) == (500, 2, 0, 1)
 
 
 def test_a_kernel_that_is_not_tiled_has_no_estimate():
   json_of_kernel = b'{"used_scoped_memory_configs":[]}'
   kernel = {"operands": [6], "backend_config": json_of_kernel}
+  buffer = hlo_modules.instruction("custom-call", id=9, shape=[8], backend_config=json_of_kernel)
+  buffer.custom_call_target = "AllocateBuffer"
   main = hlo_modules.computation(
     hlo_modules.instruction("parameter", id=6, shape=[8]),
     hlo_modules.instruction("custom-call", id=7, shape=[8], **kernel),
     hlo_modules.instruction("add", id=8, shape=[], **kernel),  # a scalar
-    hlo_modules.instruction("custom-call", id=9, shape=[8], backend_config=json_of_kernel),
+    buffer,
     hlo_modules.instruction("copy-start", id=10, shape=[8], operands=[7]),
+    hlo_modules.instruction("sort", id=11, shape=[4096], operands=[7]),
+    hlo_modules.instruction("sort", id=12, shape=[1024], operands=[7]),  # a register
   )
   module = hlo_modules.module(main)
   module.entry_computation_id = main.id
-  assert tpu_kernels.estimated_cycles(module) == tpu_kernels.Cycles(0, 1, 0, 1)
+  assert _sums(module) == (0, 2, 0, 2)
 
 
 def test_kernels_have_the_compilers_window_and_what_is_inside_them():

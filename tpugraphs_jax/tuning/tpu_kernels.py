@@ -83,14 +83,30 @@ class Uncounted:
 
 @dataclasses.dataclass(frozen=True)
 class Cycles:
-  """The sum of the estimates of a program's kernels."""
+  """The estimates of a program's kernels, and what has none."""
 
-  cycles: int
-  kernels: int
-  loops_counted_once: int  # loops whose number of iterations is not known
-  without_estimate: int = 0  # kernels without an estimate, which add nothing to the sum
-  by_kernel: tuple[KernelCycles, ...] = dataclasses.field(default=(), compare=False)
-  uncounted: tuple[Uncounted, ...] = dataclasses.field(default=(), compare=False)
+  by_kernel: tuple[KernelCycles, ...]  # of all that are cut into tiles, 0 without an estimate
+  uncounted: tuple[Uncounted, ...]
+
+  @property
+  def cycles(self) -> int:
+    """The sum of all estimates."""
+    return sum(kernel.cycles for kernel in self.by_kernel)
+
+  @property
+  def kernels(self) -> int:
+    """How many kernels there are, with and without an estimate."""
+    return len(self.by_kernel) + sum(each.kind not in ("loop", "kernel") for each in self.uncounted)
+
+  @property
+  def without_estimate(self) -> int:
+    """How many kernels have no estimate and add nothing to the sum."""
+    return len(self.uncounted) - self.loops_counted_once
+
+  @property
+  def loops_counted_once(self) -> int:
+    """How many loops have a number of iterations that is not known."""
+    return sum(each.kind == "loop" for each in self.uncounted)
 
   @property
   def of_products(self) -> int:
@@ -186,16 +202,12 @@ def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
 def _sum(
   module: proto.HloModuleProto, computations: dict, computation: proto.HloComputationProto
 ) -> Cycles:
-  unknown = missing = count = 0
   kernels: list[KernelCycles] = []
   uncounted: list[Uncounted] = []
   for instruction in computation.instructions:
     tiles = window(instruction)
     if tiles is not None:
       kernels.append(_kernel_cycles(instruction, tiles, module, computations))
-    if tiles is not None or _is_untiled_kernel(instruction):
-      count += 1
-      missing += tiles is None or tiles.estimated_cycles is None
     callees = (
       [computations[callee] for callee in instruction.called_computation_ids]
       if instruction.opcode in _CALLERS
@@ -203,41 +215,16 @@ def _sum(
     )
     times = iterations(instruction, callees[1]) if instruction.opcode == "while" else 1
     kind = "loop" if times is None else _uncounted_kind(instruction, tiles)
-    unknown, times = unknown + (times is None), 1 if times is None else times
     if kind:
       target, origin = instruction.custom_call_target, module_graph.origin(instruction, module)
       uncounted.append(Uncounted(kind, target, origin, _size(instruction.shape)))
     for inside in (_sum(module, computations, callee) for callee in callees):
       kernels += [
-        dataclasses.replace(each, cycles=times * each.cycles) for each in inside.by_kernel
+        dataclasses.replace(each, cycles=each.cycles * (1 if times is None else times))
+        for each in inside.by_kernel
       ]
-      unknown += inside.loops_counted_once
-      count += inside.kernels
-      missing += inside.without_estimate
       uncounted += inside.uncounted
-  return Cycles(
-    sum(each.cycles for each in kernels),
-    count,
-    unknown,
-    missing,
-    tuple(kernels),
-    tuple(uncounted),
-  )
-
-
-def _is_untiled_kernel(instruction: proto.HloInstructionProto) -> bool:
-  """Whether an instruction is a kernel that is not cut into tiles, such as a Cholesky or a sort.
-
-  The compiler writes JSON for every kernel. It does so for scalars too, and for buffers, which have
-  no operand.
-  """
-  is_array = bool(instruction.shape.dimensions or instruction.shape.tuple_shapes)
-  return (
-    is_array
-    and bool(instruction.operand_ids)
-    and instruction.opcode not in _CALLERS
-    and "used_scoped_memory_configs" in _backend_config(instruction)
-  )
+  return Cycles(tuple(kernels), tuple(uncounted))
 
 
 def _uncounted_kind(instruction: proto.HloInstructionProto, tiles: Window | None) -> str:
