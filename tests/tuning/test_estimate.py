@@ -35,15 +35,21 @@ def _program(*nodes, callees=()):
 
 @pytest.fixture
 def compiled(monkeypatch):
-  """Sets what the compiler makes of any function, or the error with which it refuses it."""
+  """Sets what the compiler makes of any function, or the error with which it refuses it.
+
+  Gives back the arguments and keyword arguments with which functions are compiled.
+  """
+  asked = []
 
   def answer(outcome):
-    def compile_function(*_):
+    def compile_function(function, args, target, *, kwargs):
+      asked.append((args, kwargs))
       if isinstance(outcome, Exception):
         raise outcome
       return outcome
 
     monkeypatch.setattr(tpu, "compile_function", compile_function)
+    return asked
 
   monkeypatch.setattr(tpu, "full_name", lambda target: f"tpu:{target}")
   monkeypatch.setattr(estimate, "times", lambda: {"tpu:v6e": _TIME})
@@ -148,6 +154,15 @@ def test_the_command_prints_every_program_and_refuses_unknown_ones(compiled, tmp
   assert "mine_step: estimates" in printed and "mine_b: estimates" in printed
   assert estimate.main([f"{path}:other"]) == 2
   assert "other" in capsys.readouterr().err
+
+
+def test_keyword_arguments_are_those_of_the_function(compiled, tmp_path):
+  asked = compiled(_program(_node("copy", 1, cycles=10**6)))
+  path = tmp_path / "mine.py"
+  path.write_text("PROGRAMS = {'step': (lambda x, targets: x, (1.0,), {'targets': 2.0})}\n")
+  assert estimate.main([str(path), "--targets", "v6e"]) == 0
+  tpugraphs_jax.estimate(step, targets="v5e", x=3.0)
+  assert asked == [((1.0,), {"targets": 2.0}), ((), {"x": 3.0})]
 
 
 def test_the_command_does_not_take_the_functions_place_in_the_package():

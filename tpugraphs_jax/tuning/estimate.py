@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -253,7 +253,7 @@ def least_ms(target: str, flops: Any, bytes_accessed: Any) -> Any:
 
 
 def estimate(
-  function: Callable[..., Any], *args: Any, targets: Sequence[str] = TARGETS
+  function: Callable[..., Any], *args: Any, targets: Sequence[str] = TARGETS, **kwargs: Any
 ) -> Estimate:
   """What a function costs on TPUs, such as a training step; it is compiled and does not run.
 
@@ -264,20 +264,30 @@ def estimate(
     function: a function, or one that `jax.jit` returned.
     *args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
     targets: TPU generations: `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e`, `7x`.
+    **kwargs: further keyword arguments are those of the function.
 
   Raises:
     ValueError: a target is unknown, or libtpu is missing.
   """
+  return _estimate(function, args, kwargs, targets)
+
+
+def _estimate(
+  function: Callable[..., Any],
+  args: tuple,
+  kwargs: Mapping[str, Any],
+  targets: Sequence[str],
+) -> Estimate:
   if isinstance(targets, str):
     targets = [targets]
   names = [tpu.full_name(target) for target in targets]
   name = getattr(function, "__name__", type(function).__name__)
-  return Estimate(name, tuple(_row(function, args, target) for target in names))
+  return Estimate(name, tuple(_row(function, args, kwargs, target) for target in names))
 
 
-def _row(function: Callable[..., Any], args: tuple, target: str) -> Row:
+def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], target: str) -> Row:
   try:
-    program = tpu.compile_function(function, args, target)
+    program = tpu.compile_function(function, args, target, kwargs=kwargs)
   except jax.errors.JaxRuntimeError as error:
     fits = False if "RESOURCE_EXHAUSTED" in str(error) else None
     return Row(target, fits=fits, why=f"the compiler says: {console.one_line(error)}")
@@ -331,6 +341,6 @@ def main(argv: Sequence[str] | None = None) -> int:
   args = parser.parse_args(argv)
   jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   for program in programs.load(args.source):
-    found = estimate(program.function, *program.args, targets=args.targets)
+    found = _estimate(program.function, program.args, program.kwargs, args.targets)
     print(f"{dataclasses.replace(found, name=program.name)}\n", flush=True)
   return 0
