@@ -68,7 +68,7 @@ def test_labels_of_another_program_or_compiler_are_not_taken(problem, asked, mon
 
 def test_labels_of_other_compiler_options_are_not_taken(asked, tmp_path):
   for count, values in enumerate([[1, 2], [1, 2], [2, 1]]):
-    problem = problems.Problem(
+    problem = Problem(
       _product, _ARGS, labels.BytesEstimate(), compiler_options={"xla_flag": values}
     )
     _found(tmp_path / "labels.jsonl", problem, [(0, 0), (0, 1)])
