@@ -61,18 +61,25 @@ def figures(scores: np.ndarray, runtime: np.ndarray) -> dict[str, float]:
   }
 
 
-def estimates(graph: Any) -> dict[str, dict[str, float]]:
-  """Figures of the compiler's estimates of AlexNet's configurations, with their number."""
+def estimated(graph: Any) -> dict[str, np.ndarray]:
+  """The compiler's estimates of AlexNet's configurations `[C]`, NaN where there is none."""
   (program,) = programs.load(f"{ROOT / 'examples' / 'programs' / 'alexnet.py'}:step")
   found, which = bridge.combinations(graph, choosing.choices(program.function, *program.args))
   record = json.loads((ROOT / "benchmarks" / "bridge.json").read_text())
   known = {tuple(row["numbers"]): row for row in record["combinations"]}
   rows = [known.get(tuple(numbers)) for numbers in found.tolist()]
-  is_known = np.array([row is not None for row in rows])[which]
-  runtime = graph.configs.runtime_ns[:][is_known]
   return {
-    name: figures(np.array([row[key] if row else np.nan for row in rows])[which[is_known]], runtime)
-    | {"configs": int(is_known.sum())}
+    key: np.array([row[key] if row else np.nan for row in rows])[which]
+    for key in _ESTIMATES.values()
+  }
+
+
+def estimates(graph: Any) -> dict[str, dict[str, float]]:
+  """Figures of the compiler's estimates of AlexNet's configurations, with their number."""
+  values, runtime = estimated(graph), graph.configs.runtime_ns[:]
+  is_known = ~np.isnan(values["optimal_seconds"])
+  return {
+    name: figures(values[key][is_known], runtime[is_known]) | {"configs": int(is_known.sum())}
     for name, key in _ESTIMATES.items()
   }
 

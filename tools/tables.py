@@ -23,6 +23,7 @@ FAULTS = ROOT / "tools" / "faults"
 sys.path[:0] = [str(ROOT), str(BENCHMARKS), str(FAULTS)]
 import accelerators
 import alexnet
+import best_of_k
 import bridge
 import device
 import folds
@@ -280,6 +281,7 @@ TABLES: dict[str, Callable[[], str]] = {
   "tiles": tiles,
   "layouts": layouts,
   "output orders": lambda: output_orders.table(recorded("output_orders")),
+  "best of k": lambda: best_of_k.table(recorded("best_of_k")),
   "alexnet": lambda: alexnet.table(recorded("alexnet")),
   "comparisons": lambda: run_all.table(recorded("results")),
   "folds": lambda: folds.table(recorded("folds")),
