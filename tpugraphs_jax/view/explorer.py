@@ -225,7 +225,10 @@ def _node_data(values: Mapping[int, float | str]) -> node_data_builder.GraphNode
         value, _AMBER if isinstance(value, str) else _color(value / largest), "#000"
       )
       for node, value in values.items()
-    }
+    },
+    # With a value, also False, overlays that arrive late lay the graph out anew, and the page no
+    # longer opens at its node.
+    showExpandedSummaryOnGroupNode=None,
   )
 
 
