@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator
 import contextlib
 import hashlib
@@ -41,7 +40,7 @@ class Server(http.server.ThreadingHTTPServer):
   def __init__(self, content: bytes, other: bytes):
     super().__init__(("127.0.0.1", 0), _Handler)
     self.content, self.other = content, other
-    self.identity, self.has_checksum, self.faults = "ETag", True, iter(())
+    self.identity, self.faults = "ETag", iter(())
     self.url = f"http://127.0.0.1:{self.server_port}/"
 
   def handle_error(self, *_):
@@ -76,7 +75,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     status: int = 0,
     cut: float = 1.0,
     headers=None,
-    checksum: str = "",
   ) -> None:
     """Answers with `content` from byte `start` on; sends only the share `cut` of the body."""
     body = content[start:]
@@ -91,9 +89,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       given["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
     if self.server.identity:
       given[self.server.identity] = self.identity(content)
-    if self.server.has_checksum or checksum:
-      right = base64.b64encode(hashlib.md5(content).digest()).decode()
-      given["x-goog-hash"] = f"crc32c=AAAAAA==,md5={checksum or right}"
     for name, value in (given | (headers or {})).items():
       if value is not None:
         self.send_header(name, value)
@@ -152,10 +147,7 @@ def _flips_bytes(handler, cut):
   content[int(cut * (len(content) - 1))] ^= 4
   start = handler.start(handler.server.content)
   named = {handler.server.identity: identity} if handler.server.identity else {}
-  right = base64.b64encode(hashlib.md5(handler.server.content).digest()).decode()
-  handler.answer(
-    bytes(content), start, headers=named, checksum=right if handler.server.has_checksum else ""
-  )
+  handler.answer(bytes(content), start, headers=named)
 
 
 def _redirects(to: str) -> Callable[[_Handler, float], None]:
@@ -173,7 +165,7 @@ def _fails(status: int) -> Callable[[_Handler, float], None]:
 
 
 def _login_page(handler, cut):
-  handler.answer(b"<html>please log in</html>" * 50, 0, checksum="")
+  handler.answer(b"<html>please log in</html>" * 50, 0)
 
 
 def _speaks_no_http(handler, cut):
@@ -214,8 +206,6 @@ FAULTS = {
   "length a word": _plain(headers={"Content-Length": "many"}),
   "length missing": _plain(headers={"Content-Length": None}),
   "range nonsense": _plain(headers={"Content-Range": "bytes all"}),
-  "checksum wrong": _plain(checksum="XUFAKrxLKna5cZ2REBfFkg=="),
-  "checksum nonsense": _plain(checksum="no=base64"),
 }
 
 
@@ -292,7 +282,6 @@ def rows(folder: Path, *, times: int, rng: np.random.Generator) -> Iterator[Row]
         before = "truncated" if rng.random() < 0.5 else fault  # leaves a part to resume
         server.faults = iter([(name, rng.random()) for name in [before] + [fault] * count])
         server.identity = str(rng.choice(["ETag", "Last-Modified", ""]))
-        server.has_checksum = bool(rng.random() < 0.5)
         data = folder / "download"
         row.count(_outcome(server, data, [files, other_files]), of=f"{fault} {number}")
         shutil.rmtree(data, ignore_errors=True)

@@ -14,10 +14,8 @@ connection, and huggingface_hub resumes from its own servers only.
 from __future__ import annotations
 
 import argparse
-import base64
 from collections.abc import Sequence
 import email.message
-import hashlib
 import http
 import http.client
 import os
@@ -115,12 +113,12 @@ def download_collection(
     print(f"{collection}: {folder} exists, left alone; remove it to download it again")
     return folder
   data_root.mkdir(parents=True, exist_ok=True)
-  archive, is_checked = data_root / name, True
+  archive = data_root / name
   is_local = archive.exists()
   if not is_local:
-    is_checked = fetch(base_url.rstrip("/") + "/" + name, archive)
+    fetch(base_url.rstrip("/") + "/" + name, archive)
   try:
-    _unpack(archive, folder, collection, is_checked=is_checked)
+    _unpack(archive, folder, collection)
   except DownloadError as error:
     if is_local:
       raise DownloadError(f"{error}; delete it and run again") from error
@@ -133,27 +131,27 @@ def download_collection(
   return folder
 
 
-def fetch(url: str, path: Path) -> bool:
+def fetch(url: str, path: Path) -> None:
   """Downloads to `<path>.part`, then renames to `path`; an existing part is continued.
 
   A broken connection is resumed, until three attempts in a row add no bytes.
 
-  Returns:
-    Whether the server sent a checksum, which agrees.
-
   Raises:
-    DownloadError: there is no connection, the server answers with an error, the disk has no room,
-      or the checksum is wrong.
+    DownloadError: there is no connection, the server answers with an error, or the disk has no
+      room.
   """
   part = path.with_name(path.name + ".part")
-  headers, futile, furthest = None, 0, _size(part)
-  while headers is None:
+  futile, furthest = 0, _size(part)
+  while True:
     try:
-      headers = _transfer(url, part)
+      _transfer(url, part)
+      break
     except _BROKEN_CONNECTION as error:
       if isinstance(error, urllib.error.HTTPError):
         error.close()
-        if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+          part.unlink(missing_ok=True)
+        elif error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
           reason = console.one_line(error.reason)
           raise DownloadError(
             f"{url}: the server answers {error.code} {reason}; check --base_url"
@@ -167,40 +165,28 @@ def fetch(url: str, path: Path) -> bool:
           f"{_size(part):,} bytes are kept"
         ) from error
       time.sleep(_PAUSE_SECONDS)
-  is_checked = _verify_checksum(url, part, headers)
   os.replace(part, path)
   _validator_path(part).unlink(missing_ok=True)
-  return is_checked
 
 
-def _transfer(url: str, part: Path) -> email.message.Message:
-  """Downloads over one connection; returns the headers when the file is complete."""
-  have = _size(part)
-  request = urllib.request.Request(url)
-  validator = _validator_path(part)
+def _transfer(url: str, part: Path) -> None:
+  """Downloads over one connection, to the end of the file."""
+  have, validator = _size(part), _validator_path(part)
   expected = validator.read_text() if have and validator.exists() else ""
-  if expected:
-    # The server sends the whole file if it has changed.
-    request.add_header("Range", f"bytes={have}-")
-    request.add_header("If-Range", expected)
-  try:
-    response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
-  except urllib.error.HTTPError as error:
-    if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
-      raise
-    error.close()
-    if error.headers.get("Content-Range") == f"bytes */{have}":
-      return error.headers  # the part is complete
-    part.unlink()
-    return _transfer(url, part)
-  with response:
-    start, total = _range_of(response)
-    identity = _validator_of(response.headers)
-    if start and (start != have or identity not in ("", expected)):  # does not continue the part
-      part.unlink(missing_ok=True)
-      raise http.client.HTTPException(
-        f"expected bytes from {have} of file {expected}, found bytes from {start} of {identity}"
-      )
+  # With `If-Range` the server sends the whole file if it has changed.
+  resume = {"Range": f"bytes={have}-", "If-Range": expected} if expected else {}
+  request = urllib.request.Request(url, headers=resume)
+  with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+    identity = _identity_of(response.headers)
+    start, content_range = 0, response.headers.get("Content-Range", "")
+    if response.status == http.HTTPStatus.PARTIAL_CONTENT:
+      start = have
+      if not content_range.startswith(f"bytes {have}-") or identity not in ("", expected):
+        part.unlink(missing_ok=True)
+        raise http.client.HTTPException(
+          f"expected bytes from {have} of file {expected}, found {content_range} of {identity}"
+        )
+    total = None if response.length is None else start + response.length
     _check_room(part, start, total)
     if not start:  # the part and its identity are replaced together
       part.unlink(missing_ok=True)
@@ -210,18 +196,6 @@ def _transfer(url: str, part: Path) -> email.message.Message:
     _copy(response, part, start, total)
   if total is not None and _size(part) != total:
     raise ConnectionError(f"the connection ended at {_size(part):,} of {total:,} bytes")
-  return response.headers
-
-
-def _range_of(response) -> tuple[int, int | None]:
-  """The position of the first byte of a response, and the size of the file if it is known."""
-  if response.status != http.HTTPStatus.PARTIAL_CONTENT:
-    return 0, response.length
-  content_range = response.headers.get("Content-Range", "")
-  match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", content_range)
-  if not match:
-    raise http.client.HTTPException(f"Content-Range is {content_range!r}")
-  return int(match[1]), int(match[2])
 
 
 def _check_room(part: Path, start: int, total: int | None) -> None:
@@ -246,34 +220,19 @@ def _copy(response, part: Path, start: int, total: int | None) -> None:
       progress.update(len(block))
 
 
-def _validator_of(headers: email.message.Message) -> str:
+def _identity_of(headers: email.message.Message) -> str:
   """The ETag or time of the file on the server; without one ('') transfers are not resumed."""
   etag = headers.get("ETag", "")
   return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
 
 
-def _verify_checksum(url: str, part: Path, headers: email.message.Message) -> bool:
-  """Compares the MD5 in the header `x-goog-hash` of Google Cloud Storage; False without one."""
-  stated = re.search(r"md5=([\w+/=]+)", ", ".join(headers.get_all("x-goog-hash") or ()))
-  if not stated:
-    return False
-  with open(part, "rb") as file:
-    md5 = hashlib.file_digest(file, "md5").digest()
-  if base64.b64encode(md5).decode() != stated[1]:
-    part.unlink()
-    raise DownloadError(f"{url}: wrong checksum; deleted: run again")
-  return True
-
-
-def _unpack(archive: Path, folder: Path, collection: str, *, is_checked: bool) -> None:
+def _unpack(archive: Path, folder: Path, collection: str) -> None:
   """Unpacks the `.npz` files of a collection to a temporary folder, then renames it to `folder`.
 
   Args:
     archive: path of the `.tar`.
     folder: folder of the collection.
     collection: name of the collection.
-    is_checked: the checksum of the archive was compared. Otherwise all arrays are compared with
-      the checksums in their files.
 
   Raises:
     DownloadError: the archive is damaged, incomplete, or has another collection.
@@ -282,7 +241,7 @@ def _unpack(archive: Path, folder: Path, collection: str, *, is_checked: bool) -
   shutil.rmtree(staging, ignore_errors=True)
   try:
     _extract(archive, collection, staging)
-    _verify_files(staging, is_checked=is_checked)
+    _verify_files(staging)
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.replace(staging, folder)
   except (DownloadError, tarfile.TarError, EOFError, zlib.error, ValueError) as error:
@@ -320,8 +279,8 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
       raise DownloadError("its end is missing")
 
 
-def _verify_files(staging: Path, *, is_checked: bool) -> None:
-  """Raises an error unless every split has files, and every file is a complete zip archive."""
+def _verify_files(staging: Path) -> None:
+  """Refuses a split without files, and arrays that differ from the checksums in their files."""
   for split in graph.SPLITS:
     paths = files.visible(staging, f"{split}/*.npz")
     if not paths:
@@ -329,8 +288,7 @@ def _verify_files(staging: Path, *, is_checked: bool) -> None:
     for path in paths:
       try:
         with npz.NpzArchive(path) as archive:
-          if not is_checked:
-            archive.check()
+          archive.check()
       except npz.NpzError:
         raise DownloadError(f"{split}/{path.name} is not a complete .npz file") from None
 
