@@ -73,7 +73,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
   "ResModel, small": ("layout.py:official,ci", _ROUNDS),
   "SAGE, small": ("layout.py:full,ci", _ROUNDS),
   "gst_ed, small": ("layout.py:gst_ed,ci", _ROUNDS),
-  "tables, small": ("layout.py:tables+sage,ci", _ROUNDS),
+  "tables, small": ("layout.py:tables,ci", _ROUNDS),
   "own, small": ("layout.py:own,recommended,ci", {}),
 }
 TPUS = ("v3", "v4", "v5e", "v6e")

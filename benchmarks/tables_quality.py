@@ -56,8 +56,6 @@ ABLATIONS = {
   "no pairs": ("tables", (*_SHORT, "--config.model.pairs=none")),
   "costs not by bytes": ("tables", (*_SHORT, "--config.model.by_bytes=False")),
   "no tile padding": ("tables", (*_SHORT, "--config.model.tile_padding=False")),
-  "with triples": ("tables", (*_SHORT, "--config.model.residual=triples")),
-  "with GraphSAGE": ("tables+sage", _SHORT),
   **{f"slates of {n}": ("tables", (*_SHORT, f"--config.batch.configs={n}")) for n in (16, 64)},
 }
 _PROPOSALS = 10

@@ -32,12 +32,6 @@ def tables(config: ConfigDict) -> None:
   config.optimizer.weight_decay = 1e-2
 
 
-def with_sage(config: ConfigDict) -> None:
-  """ScoreTables plus a GraphSAGE between groups, for costs of more than two choices."""
-  tables(config)
-  config.model.residual = "sage"
-
-
 def traffic(config: ConfigDict) -> None:
   """TrafficTables: costs from padded bytes, for output orders on a TPU.
 
@@ -54,5 +48,4 @@ PROGRAMS = {
   "recommended": recommended,
   "tables": tables,
   "traffic": traffic,
-  "tables+sage": with_sage,
 }

@@ -24,7 +24,6 @@ OTHERS = [
   ("layout", "gst"),
   ("layout", "gst_ed"),
   ("layout", "tables"),
-  ("layout", "tables+sage"),
   ("layout", "own,recommended"),
 ]
 

@@ -318,9 +318,8 @@ class Ranker:
       )
     self.check(graph)
     check_numbers(graph, near)
-    score = lambda rows: self.scores([with_rows(graph, rows)])[0]
     rows, cost, gap, is_exact = self.family.cheapest(
-      self.params, self.prepare(graph), n, near=near, score=score, **options
+      self.params, self.prepare(graph), n, near=near, **options
     )
     return Proposals(with_rows(graph, rows), cost, gap, is_exact)
 

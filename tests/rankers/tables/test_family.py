@@ -11,7 +11,6 @@ from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import batching, npz, plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.tables import charges
 from tpugraphs_jax.train import training
 
 SMALL = {
@@ -126,39 +125,6 @@ def test_proposals_score_as_they_say_and_no_worse_than_any_given_configuration(t
   assert len(np.unique(found.graph.configs.group_row, axis=0)) == 4
   assert found.scores[0] <= given.min() + found.gap + 1e-4
   assert (np.diff(found.scores) >= 0).all() and not found.graph.configs.is_labelled
-
-
-@pytest.mark.parametrize("residual", ["triples", "sage"])
-def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual):
-  _, _, root = trained
-  experiment = parts.make(
-    "layout",
-    f"tables{'+sage' if residual == 'sage' else ''},ci",
-    **SMALL | {"model.residual": residual},
-  )
-  graph = graphs_of(root, "valid")[0]
-  experiment.fit([graph])
-  prepared = experiment.ranker.prepare(graph)
-  (budget,) = plan.choose_budgets([prepared.sizes])
-  slate = Slate(prepared, np.arange(8), np.zeros(8, np.float32))
-  batch = experiment.ranker.family.assemble([slate], budget, graphs=1, configs=8)
-  experiment.ranker.params = parts.params_of(experiment.ranker.family.network, batch)
-  (scores,) = experiment.ranker.scores([graph])
-  expected = jax.jit(experiment.ranker.family.network.apply)(
-    {"params": experiment.ranker.params}, batch
-  )[0]
-  np.testing.assert_allclose(scores[:8], expected, rtol=1e-3, atol=1e-3 * np.ptp(scores))
-  rows = experiment.ranker.explain(graph, 3)
-  assert sum(row.cost for row in rows) == pytest.approx(float(scores[3]), rel=1e-3, abs=1e-2)
-  both = experiment.ranker.explain(graph, 3, against=5)
-  assert sum(row.cost - row.before for row in both) == pytest.approx(
-    float(scores[3] - scores[5]), rel=1e-3, abs=1e-2
-  )
-  assert "more than two choices together" in str(both.table(top=len(both)))
-  assert "digraph" in charges.dot(both)
-  found = experiment.ranker.propose(graph, 3)
-  np.testing.assert_allclose(experiment.ranker.scores([found.graph])[0], found.scores, rtol=1e-4)
-  assert np.isnan(found.gap) and not found.is_exact and (np.diff(found.scores) >= 0).all()
 
 
 def test_proposals_near_a_configuration_begin_with_few_changes(trained):

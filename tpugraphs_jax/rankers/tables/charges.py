@@ -22,8 +22,7 @@ class Charge(NamedTuple):
   """One cost of a configuration."""
 
   cost: float  # a part of the score; larger = slower
-  # One configurable node; or two, and the node where they meet; or no node for the residual.
-  nodes: tuple[int, ...]
+  nodes: tuple[int, ...]  # one configurable node; or two, and the node where they meet
   rows: tuple[tuple[int, ...], ...]  # layout row [18] of each configurable node
   before: float = 0.0  # the same cost of the other configuration in a comparison
 
@@ -43,8 +42,6 @@ class Charge(NamedTuple):
 
   def text(self, name: Callable[[int], str]) -> str:
     """A description of the choices, with names of nodes."""
-    if not self.nodes:
-      return "more than two choices together"
     if not self.is_pair:
       return f"{name(self.nodes[0])}: {row_text(self.rows[0])}"
     first, second, via = self.nodes
@@ -109,7 +106,7 @@ def dot(rows: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: 
     top: number of charges.
   """
   name = lambda node: (names or {}).get(node, f"node {node}")
-  rows = sorted((row for row in rows if row.nodes), key=lambda c: -abs(c.change))[:top]
+  rows = sorted(rows, key=lambda c: -abs(c.change))[:top]
   largest = max((abs(c.change) for c in rows), default=0.0) or 1.0
   lines = ["digraph charges {", "  rankdir=TB; node [shape=box, style=filled, fontsize=10];"]
   nodes = {node for charge in rows for node in charge.nodes[:2]}

@@ -1,7 +1,7 @@
 """The family of score tables: the network runs once per program, scores are looked up.
 
-Devices compute the tables of a program, and the residual of each configuration. The host sums
-entries of tables and searches for cheap configurations.
+Devices compute the tables of a program. The host sums entries of tables and searches for cheap
+configurations.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.base import Family
-from tpugraphs_jax.rankers.scorer import Encoder, network_step
+from tpugraphs_jax.rankers.scorer import Encoder
 from tpugraphs_jax.rankers.tables import batches, charges, search, terms
 from tpugraphs_jax.rankers.tables.batches import PreparedTables, TableBatch
 from tpugraphs_jax.rankers.tables.charges import Charge
 from tpugraphs_jax.rankers.tables.terms import Costs
-
-_CHUNK = 256  # configurations per residual batch
-_CANDIDATES = 50  # candidates per proposal for networks with a residual
 
 
 class TablesFamily(Family):
@@ -37,7 +34,6 @@ class TablesFamily(Family):
     tables(batch): costs `[B, R, heads]` of choices, and `[Q, R, R, heads]` of pairs or None.
     node_tables(batch): the summands of `tables`, `[K, R]` of nodes, and `[P, R, R]` of pairs of
       nodes or None.
-    has_residual: whether scores also have `residuals(batch)`, `[G, C]`.
     pair_hops: most edges between two nodes with a pair cost.
     tile_padding: whether nodes and choices have features of the padding to tiles of 8 x 128, a
       TPU's registers.
@@ -92,12 +88,6 @@ class TablesFamily(Family):
 
     return Encoder(parallel.pmap(tables, local=True), self.assemble, graphs=1, configs=0)
 
-  @functools.cached_property
-  def _residual_encoder(self) -> Encoder:
-    return Encoder(
-      network_step(self.network, method="residuals"), self.assemble, graphs=1, configs=_CHUNK
-    )
-
   def scores(
     self,
     params: optax.Params,
@@ -107,16 +97,11 @@ class TablesFamily(Family):
     progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each program; see `Family.scores`."""
-    totals = [
-      graph.terms.total(graph.configs.group_row[ids], costs)
-      for graph, ids, costs in zip(
-        graphs, config_ids, self.tables(params, graphs, progress=progress)
-      )
+    tables = self.tables(params, graphs, progress=progress)
+    return [
+      graph.terms.total(graph.configs.group_row[ids], costs).astype(np.float32)
+      for graph, ids, costs in zip(graphs, config_ids, tables)
     ]
-    if self.network.has_residual:
-      rest = self.residuals(params, graphs, config_ids)
-      totals = [total + more for total, more in zip(totals, rest)]
-    return [total.astype(np.float32) for total in totals]
 
   def tables(
     self, params: optax.Params, graphs: Sequence[PreparedTables], *, progress: bool = False
@@ -152,13 +137,8 @@ class TablesFamily(Family):
         returned.
     """
     numbers = [config] if against is None else [config, against]
-    rows = charges.charges(
-      program, self._node_costs(params, program), *program.configs.group_row[numbers]
-    )
-    if self.network.has_residual:
-      (rest,) = self.residuals(params, [program], [np.array(numbers)])
-      rows.append(Charge(float(rest[0]), (), (), *map(float, rest[1:])))
-    return rows
+    costs = self._node_costs(params, program)
+    return charges.charges(program, costs, *program.configs.group_row[numbers])
 
   def cheapest(
     self,
@@ -167,13 +147,9 @@ class TablesFamily(Family):
     n: int,
     *,
     near: int | None = None,
-    score: Callable[[np.ndarray], np.ndarray],
     **options: Any,
   ) -> tuple[np.ndarray, np.ndarray, float, bool]:
     """The configurations with the lowest predicted cost over all choices of all groups.
-
-    For a network with a residual, the result is ordered by score, lowest first. Without `near` it
-    is the best of `_CANDIDATES` * n candidates from the search in the tables.
 
     Args:
       params: parameters of the network.
@@ -181,7 +157,6 @@ class TablesFamily(Family):
       n: number of configurations.
       near: number of the configuration that `search.propose_near` starts from; None calls
         `search.propose`.
-      score: maps rows `[n, groups]` to scores `[n]`; used with a residual.
       **options: options of `search.propose` or `search.propose_near`.
 
     Returns:
@@ -193,18 +168,12 @@ class TablesFamily(Family):
     """
     (tables,) = self.tables(params, [program])
     costs = search.of_tables(program.terms.counts, program.terms.columns, *tables)
-    residual = self.network.has_residual
     if near is None:
-      best = search.propose(*costs, n * _CANDIDATES if residual else n, **options)
+      best = search.propose(*costs, n, **options)
     else:
       start = program.terms.encode(program.configs.group_row[[near]])[:, 0].astype(int)
       best = search.propose_near(*costs, start, n, **options)
-    rows = program.terms.decode(best.choice.T)
-    if not residual:
-      return rows, best.cost, best.gap, best.is_exact
-    scores = score(rows)
-    first = np.argsort(scores, kind="stable")[:n]
-    return rows[first], scores[first].astype(float), np.nan, False
+    return program.terms.decode(best.choice.T), best.cost, best.gap, best.is_exact
 
   def _node_costs(self, params: optax.Params, program: PreparedTables) -> Costs:
     """Costs of every configurable node and pair of nodes."""

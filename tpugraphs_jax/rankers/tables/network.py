@@ -2,22 +2,11 @@
 
     score(c) = sum over groups g      of unary[g, x_g]
              + sum over pairs (g, h)  of pair[g, h, x_g, x_h]
-             + residual(x)
 
 where x_g is the choice of group g in configuration c. A graph network computes both tables from the
 program alone, so that it can be deep and slates can have hundreds of configurations. With known
 costs this is the partitioned boolean quadratic problem that compilers solve for layouts and
 primitives (Anderson and Gregg, CGO 2018; Liu et al., USENIX ATC 2019).
-
-The optional residual models costs of more than two choices. It is computed per configuration on the
-graph of groups, whose edges are the columns of the pair table. The search uses the tables alone and
-orders its results by the whole score. An explanation has one row for the residual. The residual is
-one of:
-
-  triples   sum over groups m and pairs {a, b} of the neighbours of m of
-                sum over k of middle[m, x_m, k] end[a, x_a, k] end[b, x_b, k]
-            (a factorisation machine of third order: Blondel et al., NeurIPS 2016)
-  sage      a GraphSAGE on the states of the groups' choices
 """
 
 from __future__ import annotations
@@ -50,9 +39,7 @@ from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 
 PAIRS = ("none", "low_rank")
-RESIDUALS = ("none", "triples", "sage")
 _FLAT = 0.1  # factor of costs that do not grow with bytes
-_GROUP_ROUNDS = 2  # rounds of message passing between groups
 _COST_SCALE = 4.0  # factor of all costs, which are small at initialisation
 
 
@@ -140,7 +127,6 @@ class ScoreTables(base.Network):
     "weight per pair",
     one_of=PAIRS,
   )
-  residual: str = option("none", "network beyond the tables", one_of=RESIDUALS)
   by_bytes: bool = option(
     True, "costs have a part that is proportional to the bytes of the tensors"
   )
@@ -174,38 +160,18 @@ class ScoreTables(base.Network):
     self.unary_costs = _UnaryCosts(heads=self.heads, **options)
     if self.pairs != "none":
       self.pair_costs = _PairCosts(heads=self.heads, rank=self.rank, **options)
-    if self.residual == "triples":
-      self.beyond: nn.Module = Triples(rank=self.rank, **options)
-    elif self.residual == "sage":
-      self.beyond = GroupSAGE(**options)
 
   @property
   def family(self):
     return TablesFamily
 
-  @property
-  def has_residual(self) -> bool:
-    """Whether scores are sums of costs plus `residuals`."""
-    return self.residual != "none"
-
   def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """The sum of costs per head, and the residual: `[G, C, heads (+ 1)]` float32."""
-    sums = table_sums(*self.tables(batch, train=train), batch)
-    if not self.has_residual:
-      return sums
-    return jnp.concatenate([sums, self.residuals(batch, train=train)[..., None]], axis=-1)
+    """The sum of costs per head, `[G, C, heads]` float32."""
+    return table_sums(*self.tables(batch, train=train), batch)
 
   def score(self, readout: jax.Array) -> jax.Array:
-    """Scores `[...]` of readouts `[..., heads (+ 1)]`."""
+    """Scores `[...]` of readouts `[..., heads]`."""
     return readout.sum(axis=-1)
-
-  def residuals(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """The part of scores beyond the sums of costs, `[G, C]` float32."""
-    if not len(batch.code):  # programs without choices; jax does not gather from an empty axis
-      return jnp.zeros(batch.target.shape, jnp.float32)
-    batch = self.weighed(batch)
-    x, row = self.states(batch, train)
-    return self.beyond(x, row, batch, train=train)[..., 0] * _COST_SCALE
 
   def tables(self, batch: TableBatch, *, train: bool = False) -> tuple[jax.Array, jax.Array | None]:
     """Costs `[B, R, heads]` of choices, and `[Q, R, R, heads]` of pairs or None, float32."""
@@ -343,37 +309,6 @@ class _PairCosts(TablePart):
     return factor.astype(jnp.float32).reshape(*factor.shape[:2], 2, self.rank, self.heads)
 
 
-class _ChoiceStates(TablePart):
-  """States of the choices of groups, from the mean over nodes of a group and the row."""
-
-  @nn.compact
-  def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
-    """Maps node states `[N, H]` and row states `[B, R, H]` to states `[B, R, H]`."""
-    choices, groups = batch.choices, len(row)
-    count = jnp.maximum(add_up(jnp.ones(len(choices.node)), choices.group, groups), 1)
-    node = add_up(take_rows(self.dense("node")(x), choices.node), choices.group, groups)
-    feat = add_up(choices.feat, choices.group, groups) / count[:, None, None]
-    state = (node / count[:, None])[:, None] + self.dense("feat", use_bias=False)(feat)
-    return nn.gelu((state + self.dense("row", use_bias=False)(row)).astype(x.dtype))
-
-
-class _ColumnWeights(TablePart):
-  """Weights of the columns of the pair table: sums over pairs of nodes."""
-
-  @nn.compact
-  def __call__(self, x: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
-    """Weights `[Q, H]` float32; 0 for pairs of a group with itself."""
-    pairs = batch.pairs
-    ends = [
-      take_rows(self.dense(f"end_{i}", use_bias=False)(x), pairs.ends[:, i]) for i in range(3)
-    ]
-    state = self.dense("feat")(pairs.feat) + sum(ends)
-    state = self.drop(nn.gelu(state), _slate_of_pairs(batch), batch, train)
-    weight = by_bytes(self.dense("weight", 2 * self.features)(state), pairs.weight[:, None])
-    weight = add_up(weight, pairs.column, len(pairs.groups))
-    return weight * _is_apart(batch)
-
-
 def group_slates(batch: TableBatch, group: Array) -> jax.Array:
   """The slate of each group `[n]` int32, ABSENT for padding."""
   return jnp.asarray(batch.group_graph).at[group].get(mode="fill", fill_value=ABSENT)
@@ -383,70 +318,3 @@ def _slate_of_pairs(batch: TableBatch) -> jax.Array:
   """The slate of each pair of nodes, `[P]` int32, ABSENT for padding."""
   column = jnp.asarray(batch.pairs.groups[:, 0])
   return group_slates(batch, column.at[batch.pairs.column].get(mode="fill", fill_value=ABSENT))
-
-
-def _is_apart(batch: TableBatch) -> jax.Array:
-  """1 for columns of two different groups, 0 for a group with itself: `[Q, 1]` float32."""
-  groups = jnp.asarray(batch.pairs.groups)
-  return (groups[:, :1] != groups[:, 1:]).astype(jnp.float32)
-
-
-def _of_configs(states: jax.Array, code: Array) -> jax.Array:
-  """Selects states `[B, C, F]` of the choices `code [B, C]` from `states [B, R, F]`."""
-  return jnp.take_along_axis(states, jnp.asarray(code, jnp.int32)[..., None], axis=1)
-
-
-def _from_neighbours(sent: jax.Array, weight: jax.Array, batch: TableBatch) -> jax.Array:
-  """Sums `sent [B, C, F]` of neighbouring groups, times the weights `[Q, F]` of columns."""
-  first, second = batch.pairs.groups[:, 0], batch.pairs.groups[:, 1]
-  weight = weight[:, None]
-  both = jnp.concatenate([weight * take_rows(sent, second), weight * take_rows(sent, first)])
-  return add_up(both, jnp.concatenate([first, second]), len(sent))
-
-
-class Triples(TablePart):
-  """Costs of choices of three groups, where one is a neighbour of the other two.
-
-  Attributes:
-    rank: number of factors.
-  """
-
-  rank: int = 8
-
-  @nn.compact
-  def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
-    """The sum of costs, `[G, C, 1]` float32; arguments as in `_UnaryCosts`."""
-    states = _ChoiceStates(self.features, name="states", **self.options)(x, row, batch)
-    states = self.drop(states, batch.group_graph, batch, train)
-    factors = self.dense("factors", 2 * self.rank)(states)
-    end, middle = jnp.split(_of_configs(factors.astype(jnp.float32), batch.code), 2, axis=-1)
-    weight = _ColumnWeights(self.rank, name="weights", **self.options)(x, batch, train=train)
-    total = _from_neighbours(end, weight, batch)
-    # Half of the square without its diagonal has every pair of neighbours once.
-    squares = _from_neighbours(jnp.square(end), jnp.square(weight), batch)
-    cost = (middle * (jnp.square(total) - squares)).sum(axis=-1, keepdims=True) / 2
-    return pooling.graph_sum(cost, batch.group_graph, len(batch.target))
-
-
-class GroupSAGE(TablePart):
-  """`s <- s + gelu(norm(W s + mean of weighted neighbours))` on the states of choices."""
-
-  @nn.compact
-  def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
-    """The sum of costs, `[G, C, 1]` float32; arguments as in `_UnaryCosts`."""
-    states = _ChoiceStates(self.features, name="states", **self.options)(x, row, batch)
-    state = _of_configs(states, batch.code)
-    count = _from_neighbours(jnp.ones((len(state), 1, 1)), _is_apart(batch), batch)
-    count = jnp.maximum(count, 1)
-    for i in range(_GROUP_ROUNDS):
-      weights = _ColumnWeights(self.features, name=f"weights_{i}", **self.options)
-      weight = weights(x, batch, train=train)
-      near = _from_neighbours(self.dense(f"sent_{i}")(state), weight, batch) / count
-      total = self.dense(f"self_{i}")(state) + near.astype(state.dtype)
-      total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
-      state += self.drop(nn.gelu(total), batch.group_graph, batch, train)
-    cost = self.dense("cost", 2)(state)
-    nbytes = add_up(batch.choices.weight, batch.choices.group, len(state))
-    return pooling.graph_sum(
-      by_bytes(cost, nbytes[:, None, None]), batch.group_graph, len(batch.target)
-    )

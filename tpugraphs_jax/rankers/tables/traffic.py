@@ -194,7 +194,6 @@ class TrafficTables(base.Network):
 
   sees_whole_graph = True  # costs are relative to the bytes of the whole program
   embeds_integers = True
-  has_residual = False
   pair_hops = 0  # no pairs have costs
   tile_padding = True
   choice_features = staticmethod(choice_features)
