@@ -1,12 +1,13 @@
 """Runs the benchmarks of speed and memory and records their figures in `results.json`.
 
     python benchmarks/run_all.py
-    python benchmarks/run_all.py layout_step tile_step
+    python benchmarks/run_all.py layout_step gst
 
 Each benchmark runs in a fresh process. Its figures are recorded with date, machine and
 versions; the recorded ones were measured on two CPU cores that did nothing else. The second
 command runs two benchmarks and leaves the figures of the others as they are. `tune.py` records
-its figures in the same file.
+its figures in the same file. Scripts of version 0.1.0 made those of `tile_step`, `layout_data`,
+`scaling` and `aggregation`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _COMPARISONS = {
   "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
   "sage_step": "`SAGE` 128 x 3 training step, 10,000 nodes, 64 configurations",
 }
-_OTHERS = ("tile_step", "layout_data", "gst", "tables", "scaling", "aggregation")
+_OTHERS = ("gst", "tables")
 _RESULTS = Path(__file__).parent / "results.json"
 
 

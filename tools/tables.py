@@ -31,11 +31,9 @@ import gst
 import gst_quality
 import measured
 import measured_ops
-import output_orders
 import own_quality
 import pages
 import run_all
-import system_steps
 import systems
 import table
 import tables_quality
@@ -276,11 +274,47 @@ def curve() -> str:
   return own_quality.table({label: row for label, row in found.items() if "programs" in label})
 
 
+def output_orders() -> str:
+  results = recorded("output_orders")
+  columns = {
+    "alexnet_tau_b": "AlexNet, tau-b",
+    "alexnet_tau": "AlexNet, tau of the ranking",
+    "unet3d_tau_b": "UNet3D, tau-b",
+    "unet3d_tau": "UNet3D, tau of the ranking",
+  }
+  return pages.table(
+    ["ranker", "integers of a node", *columns.values(), "CPU seconds of training"],
+    [
+      [name, integers, *(pages.figure(row, column) for column in columns), f"{row['train_s']:.0f}"]
+      for name in ("ResModel", "GraphSAGE", "score tables")
+      for features, integers in (("released", "18"), ("outputs", "6"))
+      if (row := results.get(f"{name}, {features}"))
+    ],
+  )
+
+
+def system_steps() -> str:
+  return pages.table(
+    ["preset", "ms / step, before", "now", "ratio", "peak MiB, before", "now"],
+    [
+      [
+        f"`{name}`",
+        f"{row['step_ms_before']:,.0f}",
+        f"{row['step_ms_now']:,.0f}",
+        f"{row['ratio']:.2f}",
+        f"{row['peak_mib_before']:,.0f}",
+        f"{row['peak_mib_now']:,.0f}",
+      ]
+      for name, row in recorded("system_steps").items()
+    ],
+  )
+
+
 TABLES: dict[str, Callable[[], str]] = {
   "front": front,
   "tiles": tiles,
   "layouts": layouts,
-  "output orders": lambda: output_orders.table(recorded("output_orders")),
+  "output orders": output_orders,
   "best of k": lambda: best_of_k.table(recorded("best_of_k")),
   "alexnet": lambda: alexnet.table(recorded("alexnet")),
   "comparisons": lambda: run_all.table(recorded("results")),
@@ -320,7 +354,7 @@ TABLES: dict[str, Callable[[], str]] = {
     f"race {collection}": lambda collection=collection: race(collection)
     for collection in systems.RACE
   },
-  "system steps": lambda: system_steps.table(recorded("system_steps")),
+  "system steps": system_steps,
   "faults": lambda: table.markdown(table.Kept(FAULTS / "long_form.json").rows).rstrip(),
 }
 

@@ -128,10 +128,10 @@ def emptied(batch: TileBatch | LayoutBatch) -> TileBatch | LayoutBatch:
 
 Budget = Mapping[str, int]
 # Width of the tables. 99 % of nodes have at most four operands and users. On a 2-core CPU a table
-# of this width is 1.5 to 2.9 times faster than a sorted segment sum (benchmarks/aggregation.py). On
-# a TPU v3 it takes 22 times as long by the estimate of the compiler (8 gathers instead of one, 2.63
-# ms instead of 0.12 on [6000, 1024]; benchmarks/tpu_sums.json). It was not measured on a TPU; the
-# estimate for a gather is less than the time to move its bytes.
+# of this width is 1.5 to 2.9 times faster than a sorted segment sum (`aggregation` in
+# benchmarks/results.json). On a TPU v3 it takes 22 times as long by the estimate of the compiler (8
+# gathers instead of one, 2.63 ms instead of 0.12 on [6000, 1024]; benchmarks/tpu_sums.json). It was
+# not measured on a TPU; the estimate for a gather is less than the time to move its bytes.
 SLOTS = 4
 _SLOTS_OF_PLATFORM = {"cpu": SLOTS, "tpu": 0}
 # Entries of a budget that are the maximum over the graphs of a batch, instead of the sum.
