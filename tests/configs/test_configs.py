@@ -232,8 +232,7 @@ def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):
         ("batch.config_chunk", 8, "config_chunk"),
         ("data.config_transform", "minmax", "integers"),
         ("model.pairs", "all", "low_rank"),
-        ("model.pair_hops", 0, "pair_hops"),
-        ("model.pair_hops", 201, "pair_hops"),
+        ("model.rank", 0, "rank"),
       )
     ),
     *(
@@ -259,8 +258,8 @@ def test_options_that_exclude_each_other_are_refused(kind, variant, changes, com
   [
     ("full,ci", {"trian": 3}, "trian.*did you mean train"),
     ("full,ci", {"train.epoch": 1}, "train.epoch.*did you mean train.epochs"),
-    ("full,ci", {"data.pair_hops": 1}, "pair_hops"),
-    ("tables,ci", {"data.pair_hops": 1}, "did you mean model.pair_hops"),
+    ("full,ci", {"data.tile_padding": True}, "tile_padding"),
+    ("tables,ci", {"data.tile_padding": True}, "did you mean model.tile_padding"),
     ("gst_ed,ci", {"segments.finetune.epoch": 1}, "segments.finetune.epochs"),
     ("full,ci", {"segments.keep": 0.5}, "segments"),
     ("full,ci", {"model.hiden_dim": 4}, "hiden_dim"),

@@ -173,11 +173,11 @@ def test_equal_configurations_are_scored_once_unless_a_network_compares_them(net
     *(("layout", "Fourth", {name: ()}, name) for name in ("edge_widths", "config_widths")),
     ("tile", "MLSys21", dict(reduction="mean"), "model.reduction is 'mean'"),
     ("tile", "MLSys21", dict(convolution="gcn"), "model.convolution is 'gcn'"),
-    ("tile", "MLSys21", dict(heads=3, width=4), "model.heads is 3"),
+    ("tile", "MLSys21", dict(width=6), "model.width is 6"),
     ("layout", "Tenth", dict(attention="cosine"), "model.attention is 'cosine'"),
-    ("layout", "Tenth", dict(width=6, heads=4), "expected a divisor of 6"),
-    ("tile", "Tenth", dict(width=6, heads=4), "expected a divisor of 6"),
-    ("tile", "Tenth", dict(width=8, heads=4, mlp_widths=(8, 9)), "expected a divisor of 9"),
+    ("layout", "Tenth", dict(width=6), "width 6, expected a multiple"),
+    ("tile", "Tenth", dict(width=6), "width 6, expected a multiple"),
+    ("tile", "Tenth", dict(width=8, mlp_widths=(8, 9)), "width 9, expected a multiple"),
   ],
 )
 def test_what_a_network_cannot_be_is_refused(kind, name, options, complaint):

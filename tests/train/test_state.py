@@ -200,8 +200,6 @@ def test_swa_counts_updates_and_not_the_steps_that_they_gather():
       "final_learning_rate": [2.0],
       "milestones": [(0.9, 0.6), (1.5,)],
       "milestone_factor": [0.0],
-      "beta1": [1.0],
-      "beta2": [-0.1],
       "eps": [0.0],
       "weight_decay": [-1.0, 0.1],
       "decay_layers": [("head",)],

@@ -60,7 +60,7 @@ CASES = {
       "batch.configs": 6,
       "data.virtual_node": "cluster",
       "data.cluster_nodes": 5,
-      "batch.graph_sampling": "proportional",
+      "batch.graph_sampling": "sqrt",
       "loss.temperature": 1.0,
       "loss.losses": "DiffMatLoss:1,MAPE:1",
       "optimizer.learning_rate": 0.01,

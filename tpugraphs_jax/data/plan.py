@@ -37,7 +37,7 @@ _CONFIGS = 16  # of a slate, in the estimate of costs
 
 EVERY = "every_config"
 SAMPLINGS = ("uniform", "skewed", "uniform_replacement")
-GRAPH_SAMPLINGS = ("uniform", "sqrt", "proportional", EVERY)
+GRAPH_SAMPLINGS = ("uniform", "sqrt", EVERY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class BatchOptions(Options):
   )
   graph_sampling: str = option(
     "uniform",
-    "how graphs are drawn; sqrt, proportional: by number of configurations; "
+    "how graphs are drawn; sqrt: by the root of the number of configurations; "
     "every_config: each configuration once per pass",
     one_of=GRAPH_SAMPLINGS,
   )
@@ -118,17 +118,16 @@ def graph_weights(
 
   Args:
     configs: of each graph.
-    kind: one of `GRAPH_SAMPLINGS`. `uniform` returns None; `proportional` weighs by the number
-      of configurations, `sqrt` by its square root (5th place of the competition), `every_config`
-      by the number of slates that hold every configuration once (3rd and 6th place).
+    kind: one of `GRAPH_SAMPLINGS`. `uniform` returns None; `sqrt` weighs by the square root of the
+      number of configurations (5th place of the competition), `every_config` by the number of
+      slates that hold every configuration once (3rd and 6th place).
     count: size of a slate.
   """
   if kind == "uniform":
     return None
   if kind == EVERY:
     return np.array([slates_of(len(c), count) for c in configs])
-  counts = np.array([len(c) for c in configs], np.float64)
-  return np.sqrt(counts) if kind == "sqrt" else counts
+  return np.sqrt([len(c) for c in configs])
 
 
 class ConfigSampler:

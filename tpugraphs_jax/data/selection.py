@@ -27,7 +27,7 @@ from tpugraphs_jax.options import option, Options
 TARGETS = ("official", "ratio", "rank", "absolute")
 _LAYOUT_UNIT_NS = 1e7  # unit of layout labels in the official code
 _MILLISECOND_NS = 1e6  # unit of absolute targets
-DUPLICATE_POLICIES = ("keep", "first", "min", "mean")
+DUPLICATE_POLICIES = ("keep", "first", "min")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +41,7 @@ class TileOptions(Options):
   )
   duplicate_policy: str = option(
     "keep",
-    "equal configurations of a training graph: keep all, the first, the fastest (min), "
-    "or their mean",
+    "equal configurations of a training graph: keep all, the first, or the fastest (min)",
     one_of=DUPLICATE_POLICIES,
   )
   folds: int = option(
@@ -372,14 +371,10 @@ def drop_duplicates(graph: OpGraph, policy: str) -> OpGraph:
   Args:
     graph: program or kernel.
     policy: `keep` merges none (official baseline, Graph Segment Training); `first` takes the first
-      measurement (1st place of the competition), `min` the fastest (2nd place), `mean` their mean,
-      rounded to nanoseconds. Configurations stay in the order of their first occurrence. The
-      fastest tile has the smallest runtime / normalizer, and `min` takes both numbers from it.
+      measurement (1st place of the competition), `min` the fastest (2nd place). Configurations
+      stay in the order of their first occurrence. The fastest tile has the smallest runtime /
+      normalizer, and `min` takes both numbers from it.
   """
-  if policy not in DUPLICATE_POLICIES:
-    raise ValueError(
-      f"data.duplicate_policy is {policy!r}, expected one of {', '.join(DUPLICATE_POLICIES)}"
-    )
   if policy == "keep":
     return graph
   configs = graph.configs
@@ -388,12 +383,6 @@ def drop_duplicates(graph: OpGraph, policy: str) -> OpGraph:
   if policy == "min":
     order = np.lexsort((configs.label, which))
     kept = configs.subset(order[np.searchsorted(which[order], np.arange(len(first)))])
-  elif policy == "mean":
-    # Sums of differences from the first measurement are exact and do not overflow.
-    excess = np.zeros(len(first), np.int64)
-    np.add.at(excess, which, configs.runtime_ns - kept.runtime_ns[which])
-    mean = kept.runtime_ns + np.rint(excess / np.bincount(which)).astype(np.int64)
-    kept = dataclasses.replace(kept, runtime_ns=mean)
   return dataclasses.replace(graph, configs=kept)
 
 

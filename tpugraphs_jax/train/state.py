@@ -111,8 +111,6 @@ class Optimizer(Options):
   final_learning_rate: float = option(0.0, "last learning rate of cosine", least=0)
   milestones: Sequence[float] = option((), "shares of the run at which multistep changes the rate")
   milestone_factor: float = option(0.1, "factor of the rate at each milestone", above=0)
-  beta1: float = option(0.9, "decay of Adam's mean of gradients", least=0, below=1)
-  beta2: float = option(0.999, "decay of Adam's mean of squared gradients", least=0, below=1)
   eps: float = option(1e-7, "added to the root of Adam's mean of squared gradients", above=0)
   weight_decay: float = option(0.0, "weight decay of adamw and adam_l2", least=0)
   decay_layers: Sequence[str] = option((), "top-level layers whose parameters decay; empty = all")
@@ -196,21 +194,15 @@ class Optimizer(Options):
     """The optimizer of a run of `total_steps` training steps."""
     rate = self.rate(total_steps)
     if self.name == "adam":
-      adam = optax.chain(
-        scale_by_keras_adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps),
-        optax.scale_by_learning_rate(rate),
-      )
+      adam = optax.chain(scale_by_keras_adam(eps=self.eps), optax.scale_by_learning_rate(rate))
     elif self.name == "adam_l2":
       adam = optax.chain(
-        optax.add_decayed_weights(self.weight_decay),
-        optax.adam(rate, self.beta1, self.beta2, self.eps),
+        optax.add_decayed_weights(self.weight_decay), optax.adam(rate, eps=self.eps)
       )
     else:
       adam = optax.adamw(
         rate,
-        self.beta1,
-        self.beta2,
-        self.eps,
+        eps=self.eps,
         weight_decay=self.weight_decay,
         mask=self._decays if self.decay_layers else None,
       )
@@ -254,18 +246,18 @@ def learning_rates(*, total_steps: int, **fields: Any) -> Callable[[int], float]
   return lambda step: float(rate(step // optimizer.accumulation_steps))
 
 
-def scale_by_keras_adam(
-  *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-7
-) -> optax.GradientTransformation:
+def scale_by_keras_adam(*, eps: float) -> optax.GradientTransformation:
   """Adam with epsilon outside of the bias correction, as in Keras.
 
   Definition, with step t counted from 1 (Kingma and Ba 2015, end of section 2):
     m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
     update = sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
+  with the paper's beta1 = 0.9 and beta2 = 0.999.
 
   `optax.scale_by_adam` adds epsilon to the corrected sqrt(v). This is an epsilon
   sqrt(1 - beta2^t) times as large, which matters in the first steps.
   """
+  beta1, beta2 = 0.9, 0.999
 
   def init(params: optax.Params) -> optax.ScaleByAdamState:
     mean, square = optax.tree.zeros_like(params), optax.tree.zeros_like(params)

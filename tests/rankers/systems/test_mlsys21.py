@@ -25,7 +25,7 @@ from tpugraphs_jax.rankers.systems import mlsys21
 from tpugraphs_jax.train.experiment import Experiment
 
 VARIANTS = ("", "_per_node", "_lstm", "_transformer", "_gat")
-SMALL = dict(op_embed_dim=2, width=4, rounds=2, heads=2)
+SMALL = dict(op_embed_dim=2, width=4, rounds=2)
 GRAPH_OF = np.repeat(np.arange(len(TILES.graph.n_node)), TILES.graph.n_node)
 
 
@@ -52,7 +52,7 @@ def slow_readout(x, params, reduction):
   if reduction == "lstm":
     return slow_lstm(x, params["lstm"])
   if reduction == "transformer":
-    return slow_transformer(x, x, params["transformer"], 2, epsilon=1e-6).sum(axis=0) / 100
+    return slow_transformer(x, x, params["transformer"], 4, epsilon=1e-6).sum(axis=0) / 100
   return np.concatenate([x.sum(axis=0) / 100, x.mean(axis=0), x.max(axis=0)])
 
 
@@ -83,7 +83,7 @@ def test_nodes_with_tiles_hear_each_other_and_are_reduced(reduction):
 def test_graph_attention_takes_the_place_of_graphsage():
   model = base.create_network("tile", "MLSys21", **SMALL, convolution="attention")
   params = parts.params_of(model, TILES)
-  assert params["round_0"]["attention"].shape == (2, 2)
+  assert params["round_0"]["attention"].shape == (4, 1)
   score = jax.jit(lambda p: model.apply({"params": p}, TILES))
   scores = score(params)
   # Without a logit all neighbours have one weight: then the vector does not matter.

@@ -32,9 +32,9 @@ import winners
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.train.experiment import Experiment
 
-SMALL = dict(op_embed_dim=2, width=4, blocks=2, heads=2, steps=2, mlp_widths=(5, 3))
+SMALL = dict(op_embed_dim=2, width=8, blocks=2, steps=2, mlp_widths=(5, 3))
 SMALL_TILES = dict(
-  op_embed_dim=2, width=4, blocks=2, attention_blocks=1, heads=2, mlp_widths=(3, 4), cross_blocks=2
+  op_embed_dim=2, width=4, blocks=2, attention_blocks=1, mlp_widths=(3, 4), cross_blocks=2
 )
 FORMS = {"xla": {}, "nlp": dict(attention="difformer", gated=True)}
 KERNELS = {"linear": elu_and_one, "difformer": unit_and_one}
@@ -62,7 +62,7 @@ def test_layouts_meet_nodes_behind_the_blocks(form):
   for number in range(2):
     part = lambda name, number=number: params.get(f"{name}_{number}")
     normal = slow_layer_norm(x, part("attention_norm"))
-    attended = slow_kernel_attention(normal, part("attention"), KERNELS[model.attention], 2)
+    attended = slow_kernel_attention(normal, part("attention"), KERNELS[model.attention], 4)
     x = slow_join(x, attended, part("attention_gate"))
     normal = slow_layer_norm(x, part("messages_norm"))
     moved = sum(
@@ -97,7 +97,7 @@ def test_tiles_attend_to_the_nodes_of_their_kernel():
       for graph in range(4):
         own = graph_of == graph
         if own.any():
-          x[own] += slow_attention(normal[own], normal[own], heads, 2)
+          x[own] += slow_attention(normal[own], normal[own], heads, 4)
     normal = slow_layer_norm(x, params[f"messages_norm_{number}"])
     sage = params[f"messages_{number}"]
     means = [
@@ -112,7 +112,7 @@ def test_tiles_attend_to_the_nodes_of_their_kernel():
       query = dense(leaky_relu(query), params["mlp_1"])[None]
       for number in range(2):
         query = slow_transformer(
-          query, x[graph_of == graph], params[f"cross_{number}"], 2, epsilon=1e-6
+          query, x[graph_of == graph], params[f"cross_{number}"], 4, epsilon=1e-6
         )
       score = dense(query, params["last"])[0, 0]
       np.testing.assert_allclose(found[graph, config], score, rtol=1e-3, atol=1e-3)

@@ -54,10 +54,9 @@ def scores(made, **options):
 class Slow:
   """The model's formulas on one program, node by node."""
 
-  def __init__(self, tree, program, *, rank, heads=1, pairs="low_rank"):
+  def __init__(self, tree, program, *, rank, pairs="low_rank"):
     self.tree = jax.tree.map(np.asarray, tree)
-    self.program, self.rank, self.heads = program, rank, heads
-    self.pairs = pairs
+    self.program, self.rank, self.pairs = program, rank, pairs
     self.x = self.nodes()
 
   def dense(self, part, name, x):
@@ -95,7 +94,7 @@ class Slow:
     return table_cases.gelu(self.dense("", "row_state", np.concatenate([one_hot, order])))
 
   def unary(self, node, choice, row):
-    """Costs `[heads]` of one node's choice, a row of the dictionary."""
+    """The cost of one node's choice, a row of the dictionary."""
     dense, choices = functools.partial(self.dense, "unary_costs"), self.program.choices
     state = (
       dense("node", self.x[choices.node[node]])
@@ -104,18 +103,18 @@ class Slow:
       + dense("row", self.row(row))
     )
     cost = dense("cost", table_cases.gelu(dense("state", table_cases.gelu(state))))
-    return cost[: self.heads] * choices.weight[node] + 0.1 * cost[self.heads :]
+    return cost[0] * choices.weight[node] + 0.1 * cost[1]
 
   def factor(self, part, group, row):
-    """Factors `[2, rank, heads]` of one group's choice, as first end and as second."""
+    """Factors `[2, rank]` of one group's choice, as first end and as second."""
     choices = self.program.choices
     members = self.x[choices.node[choices.group == group]]
     mean = np.mean([self.dense(part, "group", x) for x in members], axis=0)
     state = table_cases.gelu(mean + self.dense(part, "row", self.row(row)))
-    return self.dense(part, "factor", state).reshape(2, self.rank, self.heads)
+    return self.dense(part, "factor", state).reshape(2, self.rank)
 
   def pair(self, number, first_row, second_row):
-    """Weight and factors `[rank, heads]` of one pair of nodes, whose ends choose these rows."""
+    """Weight and factors `[rank]` of one pair of nodes, whose ends choose these rows."""
     pairs, part = self.program.pairs, "pair_costs"
     ends = pairs.ends[number]
     state = self.dense(part, "feat", pairs.feat[number]) + sum(
@@ -124,7 +123,7 @@ class Slow:
     state = table_cases.gelu(self.dense(part, "state", table_cases.gelu(state)))
     gate = self.dense(part, "gate", state)
     half = len(gate) // 2
-    gate = (gate[:half] * pairs.weight[number] + 0.1 * gate[half:]).reshape(self.rank, self.heads)
+    gate = gate[:half] * pairs.weight[number] + 0.1 * gate[half:]
     group = dict(zip(self.program.choices.node.tolist(), self.program.choices.group.tolist()))
     first = self.factor(part, group[ends[0]], first_row)[0]
     second = self.factor(part, group[ends[1]], second_row)[1]
@@ -134,17 +133,17 @@ class Slow:
     configs, choices, pairs = self.program.configs, self.program.choices, self.program.pairs
     chosen = configs.group_row[config]
     code = self.program.terms.encode(chosen[None])[:, 0]
-    total = np.zeros(self.heads)
+    total = 0.0
     for node, group in enumerate(choices.group):
       total += self.unary(node, code[group], chosen[group])
     group = dict(zip(choices.node.tolist(), choices.group.tolist()))
     for number, (i, j, _) in enumerate(pairs.ends.tolist() if self.pairs != "none" else ()):
       gate, first, second = self.pair(number, chosen[group[i]], chosen[group[j]])
-      total += (gate * first * second).sum(axis=0)
-    return 4 * total.sum()
+      total += (gate * first * second).sum()
+    return 4 * total
 
 
-@pytest.mark.parametrize("options", [dict(), dict(pairs="none"), dict(heads=2)])
+@pytest.mark.parametrize("options", [dict(), dict(pairs="none")])
 def test_scores_are_the_sums_of_the_costs_of_single_nodes_and_pairs(options):
   found = scores(batch(), **options)
   for i, slate in enumerate(table_cases.slates(programs(), CONFIGS)):

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tpugraphs_jax.data import batching, selection
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, Slate
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
@@ -116,7 +116,6 @@ class FinetuneOptions(Options):
 
   section = "segments.finetune"
   epochs: int = option(0, "epochs of the head alone, after train.epochs; 0 = none", least=0)
-  configs: int = option(0, "configurations per graph for the head; 0 = all", least=0)
   learning_rate: float = option(
     2e-3, "learning rate of the head; other options are those of `optimizer`", above=0
   )
@@ -361,9 +360,7 @@ class Segments(Family):
       graphs: prepared training graphs.
       folder: for the sums.
     """
-    count = FinetuneOptions.of(self.settings.segments["finetune"]).configs
-    rng = np.random.default_rng(self.settings.seed)
-    ids = [selection.some_configs(len(graph.configs), count, rng) for graph in graphs]
+    ids = [np.arange(len(graph.configs)) for graph in graphs]
     return Head(self), refresh(self, params, graphs, ids, folder)
 
   # Scores.

@@ -117,6 +117,7 @@ _LOGARITHM_LISTS = ("shape", "window_size", "window_padding_low")
 _CONVOLUTION = span(NODE, "input_batch_dimension", "output_feature_dimension")
 TOKEN = len(_SCALED_LISTS) + len(_LOGARITHM_LISTS) + 14  # numbers of a token
 TOKENS = MAX_RANK * TOKEN
+_HEADS = 2  # of the attention between tokens
 
 
 def _scaled(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
@@ -260,18 +261,13 @@ class FifthTile(Fifth):
 
   token_width: int = option(256, "width of the transformer over tokens", least=1)
   token_layers: int = option(2, "number of layers of the transformer", least=1, most=MOST_LAYERS)
-  token_heads: int = option(
-    2, "number of attention heads of the transformer", least=1, most=MOST_LAYERS
-  )
 
   reads = ("fifth_columns", "fifth_tokens")
   distinct = TOKENS
 
   def first(self, slates: Slates, feat: jax.Array, opcode: jax.Array) -> Nodes:
     """The first linear layer, on columns, opcode and the mean of encoded tokens."""
-    encode = TokenEncoder(
-      self.token_width, self.token_layers, self.token_heads, self.linear, name="tokens"
-    )
+    encode = TokenEncoder(self.token_width, self.token_layers, self.linear, name="tokens")
     tokens = encode(feat[:, -TOKENS:].reshape(-1, MAX_RANK, TOKEN), slates)
     static = slates.nodes(jnp.concatenate([feat[:, :-TOKENS], opcode], axis=-1))
     return self.linear(self.width, name="first")(static, tokens)
@@ -286,13 +282,11 @@ class TokenEncoder(nn.Module):
   Attributes:
     features: width of tokens and of the result.
     layers: number of layers.
-    heads: number of attention heads.
     linear: creates a linear layer of a width.
   """
 
   features: int
   layers: int
-  heads: int
   linear: Callable[..., nn.Module]
 
   @nn.compact
@@ -310,7 +304,7 @@ class TokenEncoder(nn.Module):
     )
     x = x.map(nn.relu).everywhere()
     for layer in range(self.layers):
-      x = TransformerLayer(self.features, self.heads, linear=linear, name=f"layer_{layer}")(x)
+      x = TransformerLayer(self.features, _HEADS, linear=linear, name=f"layer_{layer}")(x)
     return slates.full(take_rows(x.mean(axis=2), sets.which))
 
 

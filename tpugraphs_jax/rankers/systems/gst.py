@@ -41,6 +41,7 @@ from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
+_GAIN = 100.0  # initial factor of opcode and configuration
 _LEAST = 1e-6  # columns are scaled if their deviation is larger
 
 
@@ -63,7 +64,6 @@ class Gst(System):
   width: int = option(256, "width of all later layers", least=1)
   rounds: int = option(3, "number of SAGE rounds", least=1, most=MOST_LAYERS)
   activate_rounds: bool = option(False, "PReLU after each round (7th place)")
-  gain: float = option(100.0, "initial factors of opcode and configuration")
   dropout: float = option(0.1, "dropout rate after the second linear layer", least=0, below=1)
 
   max_norms: ClassVar[Mapping[tuple[str, ...], float]] = {("opcodes", "embedding", "table"): 1.0}
@@ -79,7 +79,7 @@ class Gst(System):
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """Maximum plus mean over nodes, scaled to length 1: `[G, C, width]` float32."""
     slates, graph, rows = Slates.of(batch), batch.graph, jnp.asarray(batch.rows)
-    init = nn.initializers.constant(self.gain)
+    init = nn.initializers.constant(_GAIN)
     op_gain = self.param("op_weights", init, (), jnp.float32)
     config_gain = self.param("config_weights", init, (rows.shape[1],), jnp.float32)
     opcode = Opcodes(self.op_embed_dim, max_norm=1.0, name="opcodes")(graph)

@@ -41,6 +41,7 @@ from tpugraphs_jax.rankers.systems.system import System
 
 REDUCTIONS = ("per_node", "columns", "lstm", "transformer")
 ROUNDS = ("sage", "attention")
+_HEADS = 4  # of attention, along edges and in the transformer; not published
 _KERAS = {"kernel_init": nn.initializers.glorot_uniform(), "bias_init": nn.initializers.zeros}
 
 # Features.
@@ -146,16 +147,11 @@ class MLSys21(System):
   rounds: int = option(3, "number of rounds along edges", least=1, most=MOST_LAYERS)
   convolution: str = option("sage", "convolution along edges; attention is GATv2", one_of=ROUNDS)
   reduction: str = option("columns", "reduction over nodes", one_of=REDUCTIONS)
-  heads: int = option(
-    4, "attention heads, along edges and in the transformer", least=1, most=MOST_LAYERS
-  )
 
   def __post_init__(self):
     super().__post_init__()
-    if self.width % self.heads:
-      raise ValueError(
-        f"model.heads is {self.heads}, expected a divisor of model.width, which is {self.width}"
-      )
+    if self.width % _HEADS:
+      raise ValueError(f"model.width is {self.width}, expected a multiple of {_HEADS}")
 
   @property
   def sees_whole_graph(self) -> bool:
@@ -192,7 +188,7 @@ class MLSys21(System):
     """A convolution along edges."""
     if self.convolution == "sage":
       return Sage(self.width, (BOTH,), self.linear, name=name)
-    return Gatv2(self.width, BOTH, self.heads, self.linear, name=name)
+    return Gatv2(self.width, BOTH, _HEADS, self.linear, name=name)
 
   def reduce(self, x: Nodes) -> jax.Array:
     """Reduces nodes `x [N, C, width]` to `[G, C, P]` float32."""
@@ -202,7 +198,7 @@ class MLSys21(System):
       return LastState(self.width, self.exact, name="lstm")(x)
     if self.reduction == "transformer":
       layer = TransformerLayer(
-        self.width, self.heads, linear=self.exact, epsilon=1e-6, name="transformer"
+        self.width, _HEADS, linear=self.exact, epsilon=1e-6, name="transformer"
       )
       attend = lambda tokens, mask: layer(tokens, mask=mask)
       return pooling.scaled_sum(between_nodes(attend, x))

@@ -36,6 +36,7 @@ from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
 EPSILON = 1e-6  # epsilon of layer norms
+_HEADS = 4  # of each attention; not published
 KERNELS = {"linear": attention.positive, "difformer": attention.unit_and_one}
 
 
@@ -70,7 +71,6 @@ class TenthLayout(Tenth):
   width: int = option(256, "width of nodes", least=1)
   blocks: int = option(12, "number of blocks", least=1, most=MOST_LAYERS)
   attention: str = option("linear", "kernel of the attention", one_of=tuple(KERNELS))
-  heads: int = option(4, "number of heads of the attention", least=1, most=MOST_LAYERS)
   steps: int = option(4, "number of steps of propagation in a block", least=1, most=MOST_LAYERS)
   gated: bool = option(False, "residual connections are learned gates instead of sums")
   mlp_widths: Sequence[int] = option(
@@ -96,7 +96,7 @@ class TenthLayout(Tenth):
     attend = KernelAttention(
       self.width,
       KERNELS[self.attention],
-      self.heads,
+      _HEADS,
       linear=self.linear,
       name=f"attention_{number}",
     )
@@ -126,7 +126,6 @@ class TenthTile(Tenth):
   attention_blocks: int = option(
     2, "number of last blocks with attention between nodes", least=1, most=MOST_LAYERS
   )
-  heads: int = option(4, "number of heads of each attention", least=1, most=MOST_LAYERS)
   mlp_widths: Sequence[int] = option((128, 128), "widths of the layers on tiles")
   cross_blocks: int = option(
     4, "number of blocks in which tiles attend to nodes", least=1, most=MOST_LAYERS
@@ -150,7 +149,7 @@ class TenthTile(Tenth):
     queries, nodes = tile.reshape(1, -1, tile.shape[-1]), jnp.swapaxes(x.everywhere(), 0, 1)
     for number in range(self.cross_blocks):
       attend = TransformerLayer(
-        tile.shape[-1], self.heads, linear=self.exact, epsilon=EPSILON, name=f"cross_{number}"
+        tile.shape[-1], _HEADS, linear=self.exact, epsilon=EPSILON, name=f"cross_{number}"
       )
       queries = attend(queries, nodes, mask)
     return queries.reshape(tile.shape)
@@ -158,7 +157,7 @@ class TenthTile(Tenth):
   def block(self, x: Nodes, number: int) -> Nodes:
     """A block on nodes `x`, `[N, 1, width]`."""
     if number >= self.blocks - self.attention_blocks:
-      attend = NodeAttention(self.width, self.heads, self.linear, name=f"attention_{number}")
+      attend = NodeAttention(self.width, _HEADS, self.linear, name=f"attention_{number}")
       x = x + attend(self.norm(f"attention_norm_{number}")(x))
     y = self.norm(f"messages_norm_{number}")(x)
     y = Sage(self.width, (OPERANDS, USERS), self.linear, name=f"messages_{number}")(y)
@@ -166,10 +165,8 @@ class TenthTile(Tenth):
 
 
 def check_heads(network: base.Network) -> None:
-  """Raises ValueError if the heads of a network do not divide its widths of attention."""
+  """Refuses (ValueError) a width of attention that the heads do not divide."""
   cross = network.mlp_widths[-1:] if isinstance(network, TenthTile) else ()
   for width in (network.width, *cross):
-    if width % network.heads:
-      raise ValueError(
-        f"model.heads is {network.heads}, expected a divisor of {width}, the width of its attention"
-      )
+    if width % _HEADS:
+      raise ValueError(f"the attention has width {width}, expected a multiple of {_HEADS}")

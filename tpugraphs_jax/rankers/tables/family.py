@@ -31,7 +31,7 @@ class TablesFamily(Family):
   """Programs, for networks that price choices, such as `ScoreTables`.
 
   Besides `embed` and `score` the network has:
-    tables(batch): costs `[B, R, heads]` of choices, and `[Q, R, R, heads]` of pairs or None.
+    tables(batch): costs `[B, R]` of choices, and `[Q, R, R]` of pairs or None.
     node_tables(batch): the summands of `tables`, `[K, R]` of nodes, and `[P, R, R]` of pairs of
       nodes or None.
     pair_hops: most edges between two nodes with a pair cost.
@@ -106,14 +106,11 @@ class TablesFamily(Family):
   def tables(
     self, params: optax.Params, graphs: Sequence[PreparedTables], *, progress: bool = False
   ) -> list[Costs]:
-    """The costs of groups and columns of each program, summed over heads."""
+    """The costs of groups and columns of each program."""
     nothing = [np.zeros(0, np.int64)] * len(graphs)
     outputs = self.encoder.run(params, graphs, nothing, progress=progress)
     return [
-      _cut(
-        graph.sizes, "groups", "columns", *jax.tree.map(lambda table: table.sum(axis=-1), output)
-      )
-      for graph, output in zip(graphs, outputs)
+      _cut(graph.sizes, "groups", "columns", *output) for graph, output in zip(graphs, outputs)
     ]
 
   def residuals(

@@ -34,7 +34,6 @@ from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense, DTYPES
 from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 
@@ -114,8 +113,32 @@ def by_bytes(cost: jax.Array, weight: Array) -> jax.Array:
   return scaled * weight + flat * _FLAT
 
 
+class TableNetwork(base.Network):
+  """Base of networks whose scores are sums of the costs in `tables`."""
+
+  # A cost depends on the mean node state or on the bytes of the whole program.
+  sees_whole_graph = True
+  embeds_integers = True
+
+  @property
+  def family(self):
+    return TablesFamily
+
+  def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
+    """The sum of the costs of each configuration, `[G, C, 1]` float32."""
+    return table_sums(*self.tables(batch, train=train), batch)[..., None]
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` of readouts `[..., 1]`."""
+    return readout[..., 0]
+
+  def tables(self, batch: TableBatch, *, train: bool = False) -> tuple[jax.Array, jax.Array | None]:
+    """Costs `[B, R]` of choices, and `[Q, R, R]` of pairs or None, float32."""
+    raise NotImplementedError
+
+
 @base.LAYOUT_MODELS.register("ScoreTables")
-class ScoreTables(base.Network):
+class ScoreTables(TableNetwork):
   """Score tables from a bidirectional GraphSAGE encoder."""
 
   op_embed_dim: int = option(16, "width of the opcode embedding", least=1)
@@ -131,50 +154,27 @@ class ScoreTables(base.Network):
     True, "costs have a part that is proportional to the bytes of the tensors"
   )
   rank: int = option(8, "number of factors per direction", least=1)
-  heads: int = option(
-    1, "number of tables on the same states; their costs are added", least=1, most=MOST_LAYERS
-  )
   dropout: float = option(0.0, "dropout rate on node, choice and pair states", least=0, below=1)
   dtype: str = option(
     "float32", "dtype of the computation; sums over neighbours and costs are float32", one_of=DTYPES
-  )
-  pair_hops: int = option(
-    6,
-    "most edges between two nodes whose layouts have a joint cost",
-    least=1,
-    most=node_pairs.MAX_HOPS,
   )
   tile_padding: bool = option(
     True, "features of nodes and choices: padding to the 8 x 128 tiles of a TPU"
   )
 
-  # A cost depends on the mean node state of the program and on the bytes of all groups.
-  sees_whole_graph = True
-  embeds_integers = True
+  pair_hops = 6  # most edges between two nodes whose layouts have a joint cost
   choice_features = staticmethod(feature_blocks.choice_features)
 
   def setup(self):
     options: dict[str, Any] = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype)
     self.encoder = GraphEncoder(op_embed_dim=self.op_embed_dim, rounds=self.num_gnns, **options)
     self.row_state = Dense(self.hidden_dim, dtype=self.dtype)
-    self.unary_costs = _UnaryCosts(heads=self.heads, **options)
+    self.unary_costs = _UnaryCosts(**options)
     if self.pairs != "none":
-      self.pair_costs = _PairCosts(heads=self.heads, rank=self.rank, **options)
-
-  @property
-  def family(self):
-    return TablesFamily
-
-  def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """The sum of costs per head, `[G, C, heads]` float32."""
-    return table_sums(*self.tables(batch, train=train), batch)
-
-  def score(self, readout: jax.Array) -> jax.Array:
-    """Scores `[...]` of readouts `[..., heads]`."""
-    return readout.sum(axis=-1)
+      self.pair_costs = _PairCosts(rank=self.rank, **options)
 
   def tables(self, batch: TableBatch, *, train: bool = False) -> tuple[jax.Array, jax.Array | None]:
-    """Costs `[B, R, heads]` of choices, and `[Q, R, R, heads]` of pairs or None, float32."""
+    """Costs `[B, R]` of choices, and `[Q, R, R]` of pairs or None, float32."""
     batch = self.weighed(batch)
     x, row = self.states(batch, train)
     unary = self.unary_costs(x, row, batch, train=train)
@@ -186,14 +186,14 @@ class ScoreTables(base.Network):
   def node_tables(self, batch: TableBatch) -> tuple[jax.Array, jax.Array | None]:
     """The summands of `tables`: costs `[K, R]` of nodes, and `[P, R, R]` of pairs of nodes or None.
 
-    The axes R are choices of the node, or of the first and the second end. Heads are added up.
+    The axes R are choices of the node, or of the first and the second end.
     """
     batch = self.weighed(batch)
     x, row = self.states(batch, False)
-    unary = self.unary_costs(x, row, batch, train=False).sum(axis=-1) * _COST_SCALE
+    unary = self.unary_costs(x, row, batch, train=False) * _COST_SCALE
     if self.pairs == "none":
       return unary, None
-    return unary, self.pair_costs.of_nodes(x, row, batch).sum(axis=-1) * _COST_SCALE
+    return unary, self.pair_costs.of_nodes(x, row, batch) * _COST_SCALE
 
   def weighed(self, batch: TableBatch) -> TableBatch:
     """The batch; without the option `by_bytes` all nodes and pairs have the weight 1."""
@@ -209,18 +209,18 @@ class ScoreTables(base.Network):
 
 
 def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> jax.Array:
-  """Sums the costs of each configuration's choices, `[G, C, heads]` float32."""
+  """Sums the costs of each configuration's choices, `[G, C]` float32."""
   graphs = len(batch.target)
   code = jnp.asarray(batch.code, jnp.int32)
   if not len(code):  # programs without choices; jax does not gather from an empty axis
-    return jnp.zeros((graphs, code.shape[1], unary.shape[-1]), jnp.float32)
-  costs = jnp.take_along_axis(unary, code[..., None], axis=1)
+    return jnp.zeros((graphs, code.shape[1]), jnp.float32)
+  costs = jnp.take_along_axis(unary, code, axis=1)
   total = pooling.graph_sum(costs, batch.group_graph, graphs)
   if pair is None:
     return total
   first, second = (take_rows(code, batch.pairs.groups[:, end]) for end in range(2))
-  flat = pair.reshape(len(pair), pair.shape[1] * pair.shape[2], pair.shape[3])
-  costs = jnp.take_along_axis(flat, (first * pair.shape[2] + second)[..., None], axis=1)
+  flat = pair.reshape(len(pair), pair.shape[1] * pair.shape[2])
+  costs = jnp.take_along_axis(flat, first * pair.shape[2] + second, axis=1)
   graph_of = group_slates(batch, batch.pairs.groups[:, 0])
   return total + pooling.graph_sum(costs, graph_of, graphs)
 
@@ -228,11 +228,9 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
 class _UnaryCosts(TablePart):
   """Costs of every configurable node with every choice of its group."""
 
-  heads: int = 1
-
   @nn.compact
   def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
-    """Costs `[K, R, heads]` float32.
+    """Costs `[K, R]` float32.
 
     Args:
       x: `[N, H]` node states.
@@ -253,60 +251,58 @@ class _UnaryCosts(TablePart):
     )
     slate_of = group_slates(batch, choices.group)
     state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), slate_of, batch, train)))
-    return by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
+    return by_bytes(self.dense("cost", 2)(state), choices.weight[:, None, None])[..., 0]
 
 
 class _PairCosts(TablePart):
   """Costs of choices of two groups, from the pairs of nodes between them."""
 
-  heads: int = 1
   rank: int = 8
 
   def setup(self):
     self.feat, self.ends = self.dense(), [self.dense(use_bias=False) for _ in range(3)]
-    self.state, self.gate = self.dense(), self.dense(features=2 * self.rank * self.heads)
+    self.state, self.gate = self.dense(), self.dense(features=2 * self.rank)
     self.group, self.row = self.dense(), self.dense(use_bias=False)
-    self.factor = self.dense(features=2 * self.rank * self.heads)
+    self.factor = self.dense(features=2 * self.rank)
     self.dropped = SlateDropout(self.dropout)
 
   def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
-    """Costs `[Q, R, R, heads]` float32; arguments as in `_UnaryCosts`."""
+    """Costs `[Q, R, R]` float32; arguments as in `_UnaryCosts`."""
     pairs, gate = batch.pairs, self.gates(x, batch, train)[:, None]
-    turned = jnp.asarray(pairs.is_turned)[:, None, None, None]
+    turned = jnp.asarray(pairs.is_turned)[:, None, None]
     by_direction = [jnp.where(turned, 0, gate), jnp.where(turned, gate, 0)]
     gate = add_up(jnp.concatenate(by_direction, axis=1), pairs.column, len(pairs.groups))
     factor = self.factors(x, row, batch)
     first, second = (take_rows(factor, pairs.groups[:, i]) for i in range(2))
     # A first end has factors as a producer, a second end as a consumer, in either group of the
     # column.
-    return jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1])
+    return jnp.einsum("qdk,qrdk,qsdk->qrs", gate, first, second[:, :, ::-1])
 
   def of_nodes(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
-    """Costs `[P, R, R, heads]` float32 of choices of the first and the second end."""
+    """Costs `[P, R, R]` float32 of choices of the first and the second end."""
     pairs, factor = batch.pairs, self.factors(x, row, batch)
     groups = take_rows(jnp.asarray(pairs.groups), pairs.column)
     groups = jnp.where(jnp.asarray(pairs.is_turned)[:, None], groups[:, ::-1], groups)
     first, second = (take_rows(factor[:, :, end], groups[:, end]) for end in range(2))
-    return jnp.einsum("pkh,prkh,pskh->prsh", self.gates(x, batch, False), first, second)
+    return jnp.einsum("pk,prk,psk->prs", self.gates(x, batch, False), first, second)
 
   def gates(self, x: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
-    """Weights of factors for each pair of nodes, `[P, rank, heads]` float32."""
+    """Weights of factors for each pair of nodes, `[P, rank]` float32."""
     pairs = batch.pairs
     ends = [take_rows(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends)]
     state = self.feat(pairs.feat) + sum(ends)
     state = self.dropped(nn.gelu(state), _slate_of_pairs(batch), len(batch.target), train=train)
     state = nn.gelu(self.state(state))
-    gate = by_bytes(self.gate(state), pairs.weight[:, None])
-    return gate.reshape(-1, self.rank, self.heads)
+    return by_bytes(self.gate(state), pairs.weight[:, None])
 
   def factors(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
-    """Factors of every choice as producer and consumer, `[B, R, 2, rank, heads]` float32."""
+    """Factors of every choice as producer and consumer, `[B, R, 2, rank]` float32."""
     choices = batch.choices
     count = add_up(jnp.ones(len(choices.node)), choices.group, len(row))
     group = add_up(take_rows(self.group(x), choices.node), choices.group, len(row))
     group /= jnp.maximum(count, 1)[:, None]
     factor = self.factor(nn.gelu(group[:, None].astype(x.dtype) + self.row(row)))
-    return factor.astype(jnp.float32).reshape(*factor.shape[:2], 2, self.rank, self.heads)
+    return factor.astype(jnp.float32).reshape(*factor.shape[:2], 2, self.rank)
 
 
 def group_slates(batch: TableBatch, group: Array) -> jax.Array:

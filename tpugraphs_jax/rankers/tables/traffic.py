@@ -25,8 +25,7 @@ from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables.batches import TableBatch
-from tpugraphs_jax.rankers.tables.family import TablesFamily
-from tpugraphs_jax.rankers.tables.network import add_up, group_slates, table_sums
+from tpugraphs_jax.rankers.tables.network import add_up, group_slates, TableNetwork
 
 USER_OPCODES = (
   "convolution",
@@ -185,15 +184,13 @@ def _users(graph: OpGraph) -> np.ndarray:
 
 
 @base.LAYOUT_MODELS.register("TrafficTables")
-class TrafficTables(base.Network):
+class TrafficTables(TableNetwork):
   """Costs of single choices: relative traffic times a factor from features of the choice."""
 
   hidden_dim: int = option(16, "width of the hidden layer that predicts the factor", least=1)
   dropout: float = option(0.3, "dropout rate on the hidden layer", least=0, below=1)
   dtype: str = option("float32", "dtype of the computation; costs are float32", one_of=DTYPES)
 
-  sees_whole_graph = True  # costs are relative to the bytes of the whole program
-  embeds_integers = True
   pair_hops = 0  # no pairs have costs
   tile_padding = True
   choice_features = staticmethod(choice_features)
@@ -203,31 +200,19 @@ class TrafficTables(base.Network):
     self.state, self.factor = dense(self.hidden_dim), dense(1)
     self.dropped = SlateDropout(self.dropout)
 
-  @property
-  def family(self):
-    return TablesFamily
-
-  def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """The sum of the costs of each configuration, `[G, C, 1]` float32."""
-    return table_sums(*self.tables(batch, train=train), batch)
-
-  def score(self, readout: jax.Array) -> jax.Array:
-    """Scores `[...]` of readouts `[..., 1]`."""
-    return readout[..., 0]
-
   def tables(self, batch: TableBatch, *, train: bool = False) -> tuple[jax.Array, None]:
-    """Costs `[B, R, 1]` float32 of choices of groups; None for pairs."""
+    """Costs `[B, R]` float32 of choices of groups; None for pairs."""
     costs = self.costs(batch, train=train)
     return add_up(costs, batch.choices.group, len(batch.choices.row)), None
 
   def node_tables(self, batch: TableBatch) -> tuple[jax.Array, None]:
     """Costs `[K, R]` float32 of choices of nodes; None for pairs."""
-    return self.costs(batch, train=False)[..., 0], None
+    return self.costs(batch, train=False), None
 
   def costs(self, batch: TableBatch, *, train: bool) -> jax.Array:
-    """Costs `[K, R, 1]` float32 of choices of nodes; 0 for orders left to the compiler."""
+    """Costs `[K, R]` float32 of choices of nodes; 0 for orders left to the compiler."""
     traffic, feat = jnp.split(jnp.asarray(batch.choices.feat), [1], axis=-1)
     slate_of = group_slates(batch, batch.choices.group)
     state = self.dropped(nn.gelu(self.state(feat)), slate_of, len(batch.target), train=train)
     factor = self.factor(state).astype(jnp.float32)
-    return traffic * jnp.exp(jnp.clip(factor, -_LARGEST, _LARGEST))
+    return (traffic * jnp.exp(jnp.clip(factor, -_LARGEST, _LARGEST)))[..., 0]
