@@ -114,7 +114,7 @@ def python_of(page: str, out: Path) -> str:
   code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
   code = with_files(code, out)
   code = code.replace(*_OWN_MODULE).replace(DATA, f"{out}/synthetic/npz")
-  return code.replace('"out/', f'"{out}/').replace('"charges.dot"', f'"{out}/charges.dot"')
+  return code.replace('"out/', f'"{out}/')
 
 
 def anchors(page: Path) -> set[str]:

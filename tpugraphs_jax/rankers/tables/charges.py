@@ -6,7 +6,7 @@ the pairs of nodes between the two (`ScoreTables.node_tables`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,6 @@ import numpy as np
 from tpugraphs_jax.columns import row_text
 from tpugraphs_jax.rankers.tables.batches import PreparedTables
 from tpugraphs_jax.rankers.tables.terms import Costs
-
-_RED, _BLUE, _GREY = "#c0392b", "#2e6da4", "#9a9a9a"
 
 
 class Charge(NamedTuple):
@@ -25,10 +23,6 @@ class Charge(NamedTuple):
   nodes: tuple[int, ...]  # one configurable node; or two, and the node where they meet
   rows: tuple[tuple[int, ...], ...]  # layout row [18] of each configurable node
   before: float = 0.0  # the same cost of the other configuration in a comparison
-
-  @property
-  def is_pair(self) -> bool:
-    return len(self.nodes) > 1
 
   @property
   def change(self) -> float:
@@ -42,7 +36,7 @@ class Charge(NamedTuple):
 
   def text(self, name: Callable[[int], str]) -> str:
     """A description of the choices, with names of nodes."""
-    if not self.is_pair:
+    if len(self.nodes) == 1:
       return f"{name(self.nodes[0])}: {row_text(self.rows[0])}"
     first, second, via = self.nodes
     texts = [row_text(row) for row in self.rows]
@@ -91,49 +85,3 @@ def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> li
       Charge(float(costs.pair[i, choice[a], choice[b]]), (first, second, via), (rows[a], rows[b]))
     )
   return result
-
-
-def dot(rows: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 60) -> str:
-  """The `top` charges with the largest absolute `change`, as a graph in Graphviz's language.
-
-  Nodes are configurable nodes. Edges are pairs, from producer to consumer, or without an arrow
-  where the two meet at a third node. The colour shows `change`: red above 0, blue below 0, stronger
-  for larger values.
-
-  Args:
-    rows: charges from `charges`, or from `explain` of a ranker of this family.
-    names: names of instructions by node, where known.
-    top: number of charges.
-  """
-  name = lambda node: (names or {}).get(node, f"node {node}")
-  rows = sorted(rows, key=lambda c: -abs(c.change))[:top]
-  largest = max((abs(c.change) for c in rows), default=0.0) or 1.0
-  lines = ["digraph charges {", "  rankdir=TB; node [shape=box, style=filled, fontsize=10];"]
-  nodes = {node for charge in rows for node in charge.nodes[:2]}
-  single = {charge.nodes[0]: charge for charge in rows if not charge.is_pair}
-  for node in sorted(nodes):
-    label, color = name(node), _GREY
-    if node in single:
-      charge = single[node]
-      label += f"\\n{row_text(charge.rows[0])}\\n{charge.change:+.3f}"
-      color = _color(charge, largest)
-    lines.append(f"  n{node} [label={_quoted(label)}, fillcolor={_quoted(color)}];")
-  for charge in rows:
-    if charge.is_pair:
-      first, second, via = charge.nodes
-      arrow = "" if via == second else ", dir=none, style=dashed"
-      lines.append(
-        f"  n{first} -> n{second} [color={_quoted(_color(charge, largest))}, "
-        f"label={_quoted(f'{charge.change:+.3f}')}{arrow}];"
-      )
-  return "\n".join([*lines, "}"]) + "\n"
-
-
-def _color(charge: Charge, largest: float) -> str:
-  change = charge.change
-  strength = int(48 + 207 * abs(change) / largest)
-  return f"{_RED if change > 0 else _BLUE}{strength:02x}"
-
-
-def _quoted(text: str) -> str:
-  return '"' + text.replace('"', "'") + '"'
