@@ -192,6 +192,8 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
   ]
   # On two devices the second has fewer other segments than the first.
   shares = [slots] if devices == 1 else [slots[1:], slots[:1]]
+  local = jax.local_devices()[:devices]
+  monkeypatch.setattr(jax, "local_devices", lambda: local)
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   batch = segment_cases.per_device(
     [
