@@ -18,8 +18,6 @@ has learnt from them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,13 +25,13 @@ import pages
 import run_all
 import search_prior
 import timing
-from tune import LABELS, measure
+import tune as simulated
+from tune import LABELS, Models, Program
 
 from tpugraphs_jax import metrics
-from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.ranker import load
-from tpugraphs_jax.tuning import strategies, tune
+from tpugraphs_jax.tuning import tune
 
 GENERATIONS = ("v3", "v5e", "v5p", "v6e")
 COLLECTIONS = ("outputs", "blocks", "kept_out")
@@ -41,15 +39,11 @@ SETS = {"test families": ("test",), "all programs": ("train", "valid", "test")}
 _MODEL = "layout-v3-estimate"
 
 
-def programs(generation: str, splits: Sequence[str]) -> list[Path]:
-  """Files of labelled programs of a generation."""
+def programs(generation: str, splits: Sequence[str]) -> list[Program]:
+  """Labelled programs of a generation."""
   suffix = "" if generation == "v3" else f"_{generation}"
-  return [
-    path
-    for collection in COLLECTIONS
-    for split in splits
-    for path in sorted((search_prior.DATA / (collection + suffix) / split).glob("*.npz"))
-  ]
+  paths = search_prior.files([collection + suffix for collection in COLLECTIONS], splits)
+  return list(map(Program.read, paths))
 
 
 def mean_tau(orders: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> float:
@@ -71,33 +65,22 @@ def changed_groups(graph: OpGraph) -> np.ndarray:
   return (rows != rows[0]).sum(axis=1)
 
 
-def judge(paths: Sequence[Path], seeds: int) -> dict[str, Any]:
+def judge(found: Sequence[Program], seeds: int) -> dict[str, Any]:
   """Figures of the model of v3 on the programs of one generation, by both estimates."""
   ranker, prior = load(_MODEL), tune.prior_of("tpu:v3")
-  graphs = list(map(npz.read_layout, paths))
-  scores = ranker.scores(graphs)
-  records = [json.loads(path.with_suffix(".json").read_text())["configs"] for path in paths]
-  estimates = {
-    name: [np.array([raw[key] for raw in record], np.float64) for record in records]
-    for name, key in LABELS.items()
-  }
-  searches = {
-    "learned": lambda pool, seed: strategies.learned(pool, ranker, prior),
-    "model": lambda pool, seed: strategies.model(pool, ranker),
-    "random": strategies.random,
-    "coordinate": strategies.coordinate,
-  }
-  first, second = estimates.values()
+  models = Models(dict.fromkeys((program.graph.name for program in found), ranker), ranker.about)
+  first, second = ([program.estimates[name] for program in found] for name in LABELS)
   rows: dict[str, Any] = {"both estimates": mean_tau(first, second)}
-  for name, labels in estimates.items():
-    whole = [place for place, label in enumerate(labels) if (label > 0).all()]
-    kept = [labels[place] for place in whole]
+  for name in LABELS:
+    whole = [program for program in found if (program.estimates[name] > 0).all()]
+    graphs = [program.graph for program in whole]
+    values = [program.estimates[name] for program in whole]
     rows[name] = {
-      **measure([paths[place] for place in whole], LABELS[name], searches, seeds),
-      "left out": len(paths) - len(whole),
+      **simulated.measure(whole, name, models, lambda pool: prior, seeds),
+      "left out": len(found) - len(whole),
       "tau-b": {
-        "model": mean_tau([scores[place] for place in whole], kept),
-        "changed groups": mean_tau([changed_groups(graphs[place]) for place in whole], kept),
+        "model": mean_tau(models.scores(graphs), values),
+        "changed groups": mean_tau(list(map(changed_groups, graphs)), values),
       },
     }
   return rows
@@ -134,8 +117,8 @@ def main() -> None:
   results: dict[str, Any] = {"seeds": args.seeds}
   for part, splits in SETS.items():
     for generation in args.generations:
-      if paths := programs(generation, splits):
-        results[f"{generation}, {part}"] = judge(paths, args.seeds)
+      if found := programs(generation, splits):
+        results[f"{generation}, {part}"] = judge(found, args.seeds)
     print(f"{part}\n\n{table(results, part)}\n", flush=True)
   if args.out:
     timing.write(results, args.out)

@@ -41,6 +41,16 @@ _USUAL = -3.0  # logarithm of the spread of all effects
 _STEPS = 200
 
 
+def files(collections: Sequence[str], splits: Sequence[str]) -> list[Path]:
+  """The files of labelled programs in collections of `data/own`."""
+  return [
+    path
+    for collection in collections
+    for split in splits
+    for path in sorted((DATA / collection / split).glob("*.npz"))
+  ]
+
+
 def pool(graph: OpGraph) -> strategies.Pool:
   """The labelled choices of a program; a choice is the dictionary rows of its groups."""
 
@@ -163,12 +173,7 @@ def main() -> None:
   parser.add_argument("--collections", nargs="+", default=["outputs", "blocks"])
   args = parser.parse_args()
   ranker = load(args.model)
-  paths = [
-    path
-    for name in args.collections
-    for split in LEARNT
-    for path in sorted((DATA / name / split).glob("*.npz"))
-  ]
+  paths = files(args.collections, LEARNT)
   graphs = list(map(npz.read_layout, paths))
   sidecars = [path.with_suffix(".json") for path in paths]
   about = {

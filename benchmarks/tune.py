@@ -67,11 +67,29 @@ _RESAMPLED, _CONFIDENCE = 10_000, 0.95
 _MODEL = "layout-v3-estimate"
 _PARTS = 7  # of the families, left out in turn
 
-Search = Callable[[strategies.Pool, int], strategies.Way]
+PriorOf = Callable[[strategies.Pool], Prior]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+  """A labelled program of `data/own`."""
+
+  graph: OpGraph
+  family: str
+  estimates: Mapping[str, np.ndarray]  # `[C]` float64 by the names of `LABELS`
+
+  @classmethod
+  def read(cls, path: Path) -> Program:
+    sidecar = path.with_suffix(".json")
+    record = json.loads(sidecar.read_text())["configs"]
+    estimates = {
+      name: np.array([raw[key] for raw in record], np.float64) for name, key in LABELS.items()
+    }
+    return cls(npz.read_layout(path), ship.family(sidecar), estimates)
 
 
 class Models:
-  """A model for every program, to rank with; it scores the same choices once.
+  """A model for every program, to rank with; it scores every choice once.
 
   Args:
     of: the model of each program, by name.
@@ -80,26 +98,41 @@ class Models:
 
   def __init__(self, of: Mapping[str, Ranker], about: Mapping[str, Any]):
     self.about, self._of = about, of
-    self._known: dict[tuple[str, bytes], np.ndarray] = {}
+    self._known: dict[tuple[str, bytes], np.float32] = {}
 
   def scores(self, graphs: Sequence[OpGraph]) -> list[np.ndarray]:
     """The scores `[C]` of the choices of each program."""
-    return [self._scores(graph) for graph in graphs]
+    keys = [[(graph.name, row.tobytes()) for row in graph.configs.group_row[:]] for graph in graphs]
+    new = [[place for place, key in enumerate(each) if key not in self._known] for each in keys]
+    of_ranker: dict[int, list[int]] = {}
+    for place, graph in enumerate(graphs):
+      if new[place]:
+        of_ranker.setdefault(id(self._of[graph.name]), []).append(place)
+    for places in of_ranker.values():
+      scores = self._of[graphs[places[0]].name].scores(
+        [
+          dataclasses.replace(graphs[place], configs=graphs[place].configs.subset(new[place]))
+          for place in places
+        ]
+      )
+      for place, row in zip(places, scores):
+        self._known.update(zip((keys[place][each] for each in new[place]), row))
+    return [np.array([self._known[key] for key in each]) for each in keys]
 
-  def _scores(self, graph: OpGraph) -> np.ndarray:
-    key = graph.name, graph.configs.group_row[:].tobytes()
-    if key not in self._known:
-      (self._known[key],) = self._of[graph.name].scores([graph])
-    return self._known[key]
+
+def _with_single_changes(graph: OpGraph) -> OpGraph:
+  """The graph with the changes of one group among its choices, which a search scores too."""
+  pool = search_prior.pool(graph)
+  own = pool.choices[0]
+  single = ((*own[:group], option, *own[group + 1 :]) for group, option in pool.changes)
+  return pool.graph(list(dict.fromkeys([*pool.choices, *single])))
 
 
-def learn(
-  programs: Mapping[Path, str], workdir: Path
-) -> tuple[Models, Callable[[strategies.Pool], Prior]]:
+def learn(programs: Sequence[Program], workdir: Path) -> tuple[Models, PriorOf]:
   """Models and priors that have learnt from no program of the family that they are asked about.
 
   Args:
-    programs: files of programs, with their families.
+    programs: to be searched.
     workdir: folder of the models that are trained.
   """
   ranker, shipped = load(_MODEL), tune.prior_of("tpu:v3")
@@ -118,13 +151,12 @@ def learn(
     )
     for part in range(_PARTS)
   ]
-  graphs = {path: npz.read_layout(path) for path in programs}
-  part = {graph.name: part_of.get(programs[path]) for path, graph in graphs.items()}
+  part = {program.graph.name: part_of.get(program.family) for program in programs}
   models = Models(
     {name: ranker if place is None else rankers[place] for name, place in part.items()},
     ranker.about,
   )
-  learnt = [graph for graph in graphs.values() if part[graph.name] is not None]
+  learnt = [program.graph for program in programs if part[program.graph.name] is not None]
   priors = [
     search_prior.learn(
       [graph for graph in learnt if part[graph.name] != place], models, shipped.unit, shipped.about
@@ -179,19 +211,28 @@ def figures(seen: np.ndarray, least: float) -> dict[str, float]:
 
 
 def simulate(
-  graphs: Sequence[OpGraph], values: Sequence[np.ndarray], search: Search, seeds: int
-) -> dict[str, np.ndarray]:
-  """Figures `[programs]` of a way of search, means over seeds; NaN for no gain in any draw."""
-  rows = []
-  for graph, value in zip(graphs, values):
-    runs = []
-    for seed in range(seeds):
-      chosen = drawn(graph, seed)
-      pool = search_prior.pool(dataclasses.replace(graph, configs=graph.configs.subset(chosen)))
-      seen = labelled(pool, search(pool, seed), value[chosen])
-      runs.append(figures(seen, value[chosen].min()))
-    rows.append({name: _mean([run[name] for run in runs]) for name in runs[0]})
-  return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+  program: Program, label: str, models: Models, prior_of: PriorOf, seeds: int
+) -> dict[str, dict[str, float]]:
+  """Figures of every way of search, means over seeds; NaN for no gain in any draw."""
+  graph, value = program.graph, program.estimates[label]
+  runs = []
+  for seed in range(seeds):
+    chosen = drawn(graph, seed)
+    pool = search_prior.pool(dataclasses.replace(graph, configs=graph.configs.subset(chosen)))
+    ways = {
+      "learned": strategies.learned(pool, models, prior_of(pool)),
+      "model": strategies.model(pool, models),
+      "random": strategies.random(pool, seed),
+      "coordinate": strategies.coordinate(pool, seed),
+    }
+    least = value[chosen].min()
+    runs.append(
+      {name: figures(labelled(pool, way, value[chosen]), least) for name, way in ways.items()}
+    )
+  return {
+    name: {figure: _mean([run[name][figure] for run in runs]) for figure in row}
+    for name, row in runs[0].items()
+  }
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:
@@ -208,17 +249,22 @@ def compared(other: np.ndarray, learned: np.ndarray) -> dict[str, float]:
   return {"mean": float(difference.mean()), "low": float(low), "high": float(high)}
 
 
-def measure(paths: Sequence[Any], key: str, searches: Mapping[str, Search], seeds: int) -> dict:
-  """Figures of every way of search on the programs of some files."""
-  graphs = list(map(npz.read_layout, paths))
-  records = [json.loads(path.with_suffix(".json").read_text())["configs"] for path in paths]
-  values = [np.array([raw[key] for raw in record], np.float64) for record in records]
-  found = {name: simulate(graphs, values, search, seeds) for name, search in searches.items()}
+def measure(
+  programs: Sequence[Program], label: str, models: Models, prior_of: PriorOf, seeds: int
+) -> dict[str, Any]:
+  """Figures of every way of search on programs."""
+  models.scores([_with_single_changes(program.graph) for program in programs])  # at once
+  rows = [simulate(program, label, models, prior_of, seeds) for program in programs]
+  found = {
+    name: {figure: np.array([row[name][figure] for row in rows]) for figure in way}
+    for name, way in rows[0].items()
+  }
+  values = [program.estimates[label] for program in programs]
   own = np.array([value[0] / value.min() - 1 for value in values])
   return {
-    "programs": len(graphs),
+    "programs": len(programs),
     "choices": int(sum(map(len, values))),
-    "families": sorted({ship.family(path.with_suffix(".json")) for path in paths}),
+    "families": sorted({program.family for program in programs}),
     "with a better choice": int((own > _BETTER).sum()),
     "own": float(own.mean()),
     "ways": {
@@ -261,29 +307,13 @@ def main() -> None:
   parser.add_argument("--workdir", type=Path, default=Path("out/tune"), help="of trained models")
   parser.add_argument("--seeds", type=int, default=5, help="draws of the choices")
   args = parser.parse_args()
-  paths = {
-    name: [
-      path
-      for collection in collections
-      for split in splits
-      for path in sorted((search_prior.DATA / collection / split).glob("*.npz"))
-    ]
-    for name, (collections, splits) in SETS.items()
-  }
-  models, prior_of = learn(
-    {path: ship.family(path.with_suffix(".json")) for path in itertools.chain(*paths.values())},
-    args.workdir,
-  )
-  searches = {
-    "learned": lambda pool, seed: strategies.learned(pool, models, prior_of(pool)),
-    "model": lambda pool, seed: strategies.model(pool, models),
-    "random": strategies.random,
-    "coordinate": strategies.coordinate,
-  }
+  paths = {name: search_prior.files(*part) for name, part in SETS.items()}
+  programs = {path: Program.read(path) for path in dict.fromkeys(itertools.chain(*paths.values()))}
+  models, prior_of = learn(list(programs.values()), args.workdir)
   results: dict[str, Any] = {"seeds": args.seeds}
   for name in SETS:
-    for label, key in LABELS.items():
-      row = measure(paths[name], key, searches, args.seeds)
+    for label in LABELS:
+      row = measure([programs[path] for path in paths[name]], label, models, prior_of, args.seeds)
       results[f"{name}, {label}"] = row
       print(
         f"{name}: {row['programs']} programs, {row['with a better choice']} with a better "
