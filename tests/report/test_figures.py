@@ -1,49 +1,14 @@
-"""Figures have fonts for their width and values on their points; counts of pairs equal a loop."""
+"""Figures have fonts for their width and values on their points."""
 
-import itertools
 import re
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from run_folders import write_run
 
 from tpugraphs_jax.report import figures, runs
 
 ESTIMATE = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
-
-
-def slow_counts(scores, runtime):
-  """Counts of right pairs and of all pairs, by difference, by a loop over all pairs."""
-  right, every = np.zeros((2, len(figures.EDGES) - 1))
-  for i, j in itertools.permutations(range(len(runtime)), 2):
-    if runtime[i] > runtime[j]:
-      difference = (runtime[i] - runtime[j]) / runtime[j]
-      which = sum(edge <= difference for edge in figures.EDGES) - 1
-      every[which] += 1
-      right[which] += 0.5 if scores[i] == scores[j] else scores[i] > scores[j]
-  return right, every
-
-
-@pytest.mark.parametrize("count, levels", [(1, 5), (2, 5), (30, 3), (40, 10_000)])
-def test_pairs_are_counted_as_by_a_loop(count, levels):
-  rng = np.random.default_rng(count)
-  runtime = 1_000_000 + rng.integers(0, levels, count) * rng.choice([1, 1000], count)
-  scores = rng.integers(0, 7, count).astype(np.float32)  # with ties
-  for found, expected in zip(
-    figures.pairs_by_difference(scores, runtime), slow_counts(scores, runtime)
-  ):
-    np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize(
-  "counts", [[5, 200, 3, 3, 150, 0, 99, 500], [0] * 7 + [3], [1000] * 8, [300] + [0] * 7, [60] * 8]
-)
-def test_no_bin_has_a_handful_of_pairs(counts):
-  starts = figures.bins_of(np.array(counts))
-  joined = np.add.reduceat(counts, starts)
-  assert joined.sum() == sum(counts) and starts[0] == 0
-  assert min(joined) >= min(figures.FEWEST, sum(counts))
 
 
 def figures_of(folders, graph=None):

@@ -58,10 +58,6 @@ _SVG = "http://www.w3.org/2000/svg"
 _BAND = (10, 90)  # percentiles over graphs
 _TOLD = 500  # most points of a figure of ranks that say their values
 _TIPS = "|"  # between the texts of a line's points, in its `gid`
-# Bounds of bins of pairs, by the slowdown of the slower configuration against the faster one.
-EDGES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, np.inf)
-FEWEST = 100  # pairs of a bin; one with fewer is joined with its neighbours
-_PAIRS = 20_000  # of a graph, drawn with a fixed seed where it has more
 
 
 def svg(drawn: figure.Figure) -> str:
@@ -99,7 +95,6 @@ def all_of(comparison: Comparison, graph: ValidationGraph | None) -> dict[str, f
     if groups[0].judged:
       by_title["Slowdown of the best of the first k"] = _slowdowns(comparison)
       by_title["Kendall tau and slowdown1 of each validation graph"] = _by_graph(groups)
-      by_title["Pairs in the right order, by how far their labels differ"] = _calibration(groups)
     if graph is not None:
       of = f" ({groups[0].name})" * (len(groups) > 1)
       by_title[f"Predicted rank and rank by label: {graph.name}{of}"] = _ranks(graph)
@@ -195,78 +190,6 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
   axes.minorticks_off()
   _slowdown_scale(axes.yaxis)
   axes.set_ylim(-0.0003, 1.5 * max(0.001, axes.dataLim.ymax))
-  return drawn
-
-
-def pairs_by_difference(scores: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Pairs in the right order and all pairs, by how far their runtimes differ.
-
-  Pairs with equal runtimes count nowhere. Of pairs with equal scores one half counts as right,
-  as in a random order; for OPA they are mistakes.
-
-  Args:
-    scores: `[configs]`, larger = slower.
-    label: `[configs]`, positive.
-
-  Returns:
-    Two arrays `[len(EDGES) - 1]`, float64 and int64.
-  """
-  count = len(scores)
-  if count * (count - 1) // 2 <= _PAIRS:
-    first, second = np.triu_indices(count, 1)
-  else:
-    first, second = np.random.default_rng(0).integers(0, count, (2, _PAIRS))
-  first, second = (one[label[first] != label[second]] for one in (first, second))
-  slow, fast = np.where(label[first] > label[second], (first, second), (second, first))
-  difference = (label[slow] - label[fast]) / label[fast]
-  which, bins = np.searchsorted(EDGES, difference, side="right") - 1, len(EDGES) - 1
-  right = (1 + np.sign(scores[slow] - scores[fast])) / 2
-  return np.bincount(which, weights=right, minlength=bins), np.bincount(which, minlength=bins)
-
-
-def bins_of(counts: np.ndarray) -> list[int]:
-  """Joins neighbouring bins until each has enough pairs; the first bin of every join.
-
-  Args:
-    counts: `[bins]`, pairs.
-  """
-  starts = [0]
-  for number in range(1, len(counts)):
-    if min(counts[starts[-1] : number].sum(), counts[number:].sum()) >= FEWEST:
-      starts.append(number)
-  return starts
-
-
-def _calibration(groups: Sequence[Group]) -> figure.Figure:
-  """How often pairs are in the right order, beside the order without noise where it is known."""
-  drawn, (axes,) = _axes()
-  graphs = groups[0].graphs
-  lines: dict[str, tuple[Sequence[ValidationGraph], str, dict[str, str]]] = {
-    group.name: (group.judged, "scores", {"color": colour, "marker": "o"})
-    for group, colour in _coloured(groups)
-  }
-  if all(graph.ceiling_ns is not None for graph in graphs):
-    lines[NOISELESS] = (graphs, "ceiling_ns", {"color": _GREY, "ls": "--"})
-  total = lambda judged, name: np.sum(
-    [pairs_by_difference(getattr(graph, name), graph.label) for graph in judged], axis=0
-  )
-  starts = bins_of(counts := total(graphs, "scores")[1].astype(int))
-  for label, (judged, name, style) in lines.items():
-    right, every = np.add.reduceat(total(judged, name), starts, axis=1)
-    share = right / np.maximum(every, 1)
-    gid = _tips(f"{label}: {part:.1%} of {pairs:,.0f} pairs" for part, pairs in zip(share, every))
-    axes.plot(share, **style, label=label, gid=gid)
-  axes.axhline(0.5, ls=":", color=_GREY, label=RANDOM)
-  axes.set(
-    xlabel="slowdown of the slower configuration of a pair, and number of pairs",
-    ylabel="share in the right order",
-    ylim=(None, 1.02),
-  )
-  axes.set_xticks(np.arange(len(starts) + 1) - 0.5, [f"{EDGES[i]:g}" for i in starts] + ["∞"])
-  axes.set_xticks(
-    range(len(starts)), [f"{n:,}" for n in np.add.reduceat(counts, starts)], minor=True
-  )
-  axes.tick_params(axis="x", which="minor", length=0, labelsize=8, labelcolor=_GREY)
   return drawn
 
 
