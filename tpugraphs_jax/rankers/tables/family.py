@@ -113,12 +113,6 @@ class TablesFamily(Family):
       _cut(graph.sizes, "groups", "columns", *output) for graph, output in zip(graphs, outputs)
     ]
 
-  def residuals(
-    self, params: optax.Params, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray]
-  ) -> list[np.ndarray]:
-    """Residuals `[n]` float32 of the configurations `[n]` of each program."""
-    return self._residual_encoder.run(params, graphs, config_ids)
-
   # Explanations and proposals.
 
   def charges(
