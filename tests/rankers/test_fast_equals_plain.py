@@ -119,28 +119,23 @@ def check_layout(model, reference, slot_widths=(1,)):
 
 
 @pytest.mark.parametrize(
-  "dropout, layers, normalization, remat",
+  "dropout, layers, remat",
   [
-    *(
-      (*each, normalization, False)
-      for normalization in ("sym", "asym")
-      for each in (("fullgraph", 1), ("dropout", 1), ("backpropdropout", HOPS))
-    ),
-    ("backpropdropout", HOPS, "sym", True),
+    ("fullgraph", 1, False),
+    ("dropout", 1, False),
+    ("backpropdropout", HOPS, False),
+    ("backpropdropout", HOPS, True),
   ],
 )
-def test_res_model_equals_plain(dropout, layers, normalization, remat):
+def test_res_model_equals_plain(dropout, layers, remat):
   model = res_model.ResModel(
     op_embed_dim=4,
     hidden_dim=8,
     num_gnns=layers,
     dropout=dropout,
-    adj_normalization=normalization,
     remat=remat,
   )
-  reference = plain_results(
-    "res_model", layers=layers, normalization=normalization, dropout=dropout
-  )
+  reference = plain_results("res_model", layers=layers, dropout=dropout)
   check_layout(model, reference, slot_widths=(0, 4) if dropout == "dropout" else (1,))
 
 
@@ -173,7 +168,7 @@ def test_chunks_of_configurations_equal_plain():
   "kind, name, options",
   [
     ("layout", "SAGE", SAGE_OPTIONS),
-    ("layout", "ResModel", dict(adj_normalization="sym")),
+    ("layout", "ResModel", {}),
     ("tile", "EarlyJoinSAGE", {}),
     ("tile", "EarlyJoinResGCN", {}),
   ],
