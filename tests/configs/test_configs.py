@@ -93,103 +93,27 @@ def test_recommended_for_own_programs_is_traffic_tables(own):
   assert CONFIGS["layout"]("xla-random,recommended").model.name == "ScoreTables"
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # bounds: tests/train/test_schema.py
   "kind, field, value",
   [
-    ("tile", "batch.config_chunk", 4),
-    ("layout", "batch.config_chunk", -1),
-    ("tile", "model.dtype", "float16"),
-    ("layout", "data.neighbour_slots", -2),
-    ("tile", "task", "nope"),
-    ("tile", "seed", -1),
     *(
-      ("tile", f"batch.{name}", value)
-      for name, value in (
-        ("graphs", 0),
-        ("configs", 1),
-        ("min_configs", 1),
-        ("slates_per_epoch", -1),
-        ("sampling", "nope"),
-        ("target", "nope"),
+      ("tile", field, value)
+      for field, value in (
+        ("batch.config_chunk", 4),
+        ("data.feature_transform", "shape=nope"),
+        ("data.feature_transform", "log_offset(0)"),
+        ("loss.losses", "Nope:1"),
+        ("loss.losses", "MSE:0"),
+        ("loss.margin", float("nan")),
+        ("model.name", "Nope"),
+        ("optimizer.milestones", (0.9, 0.6)),
+        ("profile_steps", "7"),
       )
     ),
-    *(
-      ("tile", f"data.{name}", value)
-      for name, value in (
-        ("pad_value", 1),
-        ("config_transform", "nope"),
-        ("feature_transform", "shape=nope"),
-        ("loader_threads", -1),
-      )
-    ),
-    *(
-      ("tile", f"train.{name}", value)
-      for name, value in (
-        ("epochs", 0),
-        ("eval_every_epochs", 0),
-        ("early_stop_epochs", -1),
-        ("valid_configs", -1),
-        ("valid_sampling", "nope"),
-        ("log_every_steps", 0),
-        ("checkpoint_every_steps", -1),
-        ("best_metric", "slowdown1"),
-      )
-    ),
-    *(("tile", f"eval.{name}", value) for name, value in (("graphs", 0), ("configs", 1))),
-    *(
-      ("tile", f"loss.{name}", value)
-      for name, value in (
-        ("temperature", 0.0),
-        ("temperature", float("nan")),
-        ("kernel_l2", -1e-9),
-        ("pair_reduction", "nope"),
-        ("margin", -1.0),
-        ("margin", float("nan")),
-        ("score_norm_clip", float("inf")),
-        ("score_norm_clip", -1.0),
-        ("activity_l2", float("nan")),
-        ("losses", "Nope:1"),
-        ("losses", "MSE:0"),
-      )
-    ),
-    ("tile", "optimizer.learning_rate", -1.0),  # the others: tests/train/test_state.py
-    ("tile", "batch.graph_sampling", "nope"),
-    ("tile", "eval.permutations", 0),
-    ("tile", "data.virtual_node", "nope"),
-    ("tile", "data.cluster_nodes", 0),
-    ("tile", "data.feature_transform", "log_offset(0)"),
-    *(
-      ("tile", f"model.{name}", value)
-      for name, value in (
-        ("name", "Nope"),
-        ("hidden_dim", 0),
-        ("op_embed_dim", -1),
-        ("num_gnns", 0),
-        ("precision", "nope"),
-      )
-    ),
-    ("tile", "profile_steps", "7"),
-    *(
-      ("layout", f"data.{name}", value)
-      for name, value in (
-        ("source", "nope"),
-        ("search", "nope"),
-        ("duplicate_policy", "nope"),
-        ("graph_reduction", "nope"),
-        ("reduction_direction", "nope"),
-        ("reduction_hops", 0),
-        ("reduction_induced", "nope"),
-        ("max_configs", -1),
-        ("config_transform", "minmax"),
-      )
-    ),
-    ("layout", "batch.keep_nodes", 1),
-    ("layout", "eval.max_configs", -1),
+    ("layout", "data.search", "nope"),
+    ("layout", "data.config_transform", "minmax"),
     ("layout", "model.name", "EarlyJoinSAGE"),
-    ("layout", "model.pooling", ("nope",)),
-    ("layout", "model.value_embed_dim", 0),
     ("layout", "model.pooling", ()),
-    ("tile", "optimizer.milestones", (0.9, 0.6)),
   ],
 )
 def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):

@@ -133,6 +133,7 @@ def check_field(name, default, limits, config_of, *, is_read_by_rankers=True):
     loaded = refusal(lambda: Ranker(sent))
     if value in beyond:
       assert given.startswith((f"{name} is", f"{name} has")), (name, value, given)
+      assert "\n" not in given
       assert loaded == given or not is_read_by_rankers
     else:  # it may contradict another field
       limit = re.compile(f"{re.escape(name)} is .*, expected (at|above|below|one|a num)")

@@ -191,27 +191,14 @@ def test_swa_counts_updates_and_not_the_steps_that_they_gather():
 @pytest.mark.parametrize(
   "field, value",
   [
-    (field, value)
-    for field, values in {
-      "name": ["sgd"],
-      "learning_rate": [-1e-3, float("nan"), float("inf")],
-      "schedule": ["linear"],
-      "warmup_fraction": [1.0],
-      "final_learning_rate": [2.0],
-      "milestones": [(0.9, 0.6), (1.5,)],
-      "milestone_factor": [0.0],
-      "eps": [0.0],
-      "weight_decay": [-1.0, 0.1],
-      "decay_layers": [("head",)],
-      "clip_norm": [-1.0],
-      "clip_norm_per_variable": [-1.0],
-      "accumulation_steps": [0],
-      "average_decay": [1.0],
-      "average_window": [(0.5,), (0.5, 0.5), (0.5, 1.5), (-0.1, 0.5)],
-    }.items()
-    for value in values
+    ("final_learning_rate", 2.0),
+    ("milestones", (0.9, 0.6)),
+    ("milestones", (1.5,)),
+    ("weight_decay", 0.1),
+    ("decay_layers", ("head",)),
+    *(("average_window", window) for window in ((0.5,), (0.5, 0.5), (0.5, 1.5), (-0.1, 0.5))),
   ],
 )
-def test_impossible_values_are_refused_by_field_name(field, value):
+def test_values_that_contradict_others_are_refused_by_field_name(field, value):
   with pytest.raises(ValueError, match=rf"optimizer\.{field} is"):
     create_optimizer(total_steps=10, **{field: value})
