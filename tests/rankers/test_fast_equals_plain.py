@@ -119,23 +119,28 @@ def check_layout(model, reference, slot_widths=(1,)):
 
 
 @pytest.mark.parametrize(
-  "dropout, layers, remat",
+  "dropout, layers, normalization, remat",
   [
-    ("fullgraph", 1, False),
-    ("dropout", 1, False),
-    ("backpropdropout", HOPS, False),
-    ("backpropdropout", HOPS, True),
+    *(
+      (*each, normalization, False)
+      for normalization in ("sym", "asym")
+      for each in (("fullgraph", 1), ("dropout", 1), ("backpropdropout", HOPS))
+    ),
+    ("backpropdropout", HOPS, "sym", True),
   ],
 )
-def test_res_model_equals_plain(dropout, layers, remat):
+def test_res_model_equals_plain(dropout, layers, normalization, remat):
   model = res_model.ResModel(
     op_embed_dim=4,
     hidden_dim=8,
     num_gnns=layers,
     dropout=dropout,
+    adj_normalization=normalization,
     remat=remat,
   )
-  reference = plain_results("res_model", layers=layers, dropout=dropout)
+  reference = plain_results(
+    "res_model", layers=layers, normalization=normalization, dropout=dropout
+  )
   check_layout(model, reference, slot_widths=(0, 4) if dropout == "dropout" else (1,))
 
 
@@ -168,7 +173,7 @@ def test_chunks_of_configurations_equal_plain():
   "kind, name, options",
   [
     ("layout", "SAGE", SAGE_OPTIONS),
-    ("layout", "ResModel", {}),
+    ("layout", "ResModel", dict(adj_normalization="sym")),
     ("tile", "EarlyJoinSAGE", {}),
     ("tile", "EarlyJoinResGCN", {}),
   ],

@@ -92,12 +92,13 @@ def res_model(
   batch: PlainLayoutBatch,
   *,
   layers: int = 2,
+  normalization: str = "sym",
   dropout: str = "backpropdropout",
 ) -> jax.Array:
   """Training scores `[G, C]` of the official layout model, with options as in `ResModel`."""
   block = jnp.asarray(batch.block_mask, jnp.float32)
   everything = jnp.ones_like(block)
-  encode = lambda keep: _res_encode(params, batch, keep, layers)
+  encode = lambda keep: _res_encode(params, batch, keep, layers, normalization)
   if dropout == "fullgraph":
     return _res_readout(params, encode(everything), batch, everything)
   x = encode(block)
@@ -107,7 +108,7 @@ def res_model(
   return _res_readout(params, x, batch, block)
 
 
-def _res_encode(params, batch: PlainLayoutBatch, keep, layers) -> jax.Array:
+def _res_encode(params, batch: PlainLayoutBatch, keep, layers, normalization) -> jax.Array:
   graph, configs = batch.graph, batch.config_feat.shape[1]
   config = 100.0 * keep[:, None, None] * _on_nodes(batch.config_feat, batch)
   static = [
@@ -117,8 +118,9 @@ def _res_encode(params, batch: PlainLayoutBatch, keep, layers) -> jax.Array:
   x = _dense(params["pre_0"], jnp.concatenate([config, *static], axis=-1))
   x = _leaky_relu(_dense(params["pre_1"], _leaky_relu(x)))
   edge_weight = (keep[graph.senders] * keep[graph.receivers])[:, None, None]
+  propagate = _symmetric if normalization == "sym" else _asymmetric
   for layer in range(layers):
-    joined = _symmetric(jnp.concatenate([config, x], axis=-1), graph, edge_weight)
+    joined = propagate(jnp.concatenate([config, x], axis=-1), graph, edge_weight)
     update = _leaky_relu(_dense(params[f"update_0_{layer}"], joined))
     x += _leaky_relu(_dense(params[f"update_1_{layer}"], update))
   return x
@@ -138,6 +140,15 @@ def _symmetric(y: jax.Array, graph: jraph.GraphsTuple, edge_weight: jax.Array) -
     + jax.ops.segment_sum(edge_weight * y[graph.receivers], graph.senders, nodes)
   )
   return total * jax.lax.rsqrt(degree)
+
+
+def _asymmetric(y: jax.Array, graph: jraph.GraphsTuple, edge_weight: jax.Array) -> jax.Array:
+  """Means over (users, self) and over (operands, self), concatenated."""
+  means = []
+  for here, there in ((graph.senders, graph.receivers), (graph.receivers, graph.senders)):
+    count = 1 + jax.ops.segment_sum(edge_weight, here, len(y))
+    means.append((y + jax.ops.segment_sum(edge_weight * y[there], here, len(y))) / count)
+  return jnp.concatenate(means, axis=-1)
 
 
 def _res_readout(params, x, batch: PlainLayoutBatch, keep) -> jax.Array:

@@ -33,7 +33,7 @@ from tpugraphs_jax.data.batching import (
 )
 from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
 from tpugraphs_jax.nn import layers, pooling
-from tpugraphs_jax.nn.aggregation import BOTH, degree
+from tpugraphs_jax.nn.aggregation import BOTH, degree, OPERANDS, USERS
 from tpugraphs_jax.nn.layers import (
   Dense,
   DTYPES,
@@ -48,6 +48,8 @@ from tpugraphs_jax.rankers import base, scorer
 
 # The network sees a sampled block of nodes: never, always, in training.
 DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
+# Directions of the sums of a round, by normalisation.
+NORMALIZATIONS = {"sym": (BOTH,), "asym": (USERS, OPERANDS)}
 _BLOCKS_IN_EVALUATION = 3  # `dropout` averages scores over three blocks (official)
 _CONFIG_GAIN = 100.0  # factor of configuration features (official)
 
@@ -109,6 +111,11 @@ class ResModel(base.Network):
   op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
   hidden_dim: int = option(32, "width of node features", least=1)
   num_gnns: int = option(2, "rounds of message passing", least=1, most=MOST_LAYERS)
+  adj_normalization: str = option(
+    "sym",
+    "sym: one sum over both directions; asym: a mean and a kernel for each direction",
+    one_of=tuple(NORMALIZATIONS),
+  )
   dropout: str = option(
     "backpropdropout",
     "use of a sampled block of nodes: never, always, or in training",
@@ -131,6 +138,11 @@ class ResModel(base.Network):
   @property
   def hops(self) -> int:
     return self.num_gnns
+
+  @property
+  def directions(self) -> tuple[str, ...]:
+    """The directions of the sums of a round."""
+    return NORMALIZATIONS[self.adj_normalization]
 
   def setup(self):
     layer_range = range(self.num_gnns)
@@ -190,20 +202,36 @@ class ResModel(base.Network):
 
     The published model sums `[config, x]` over neighbours and the node itself, normalises the sum
     and applies a linear layer. Here the kernel comes before the sum, because its results are
-    narrower than its inputs; the bias comes after the sum. The sum is normalised as
-    `D^-1/2 (A + A^T + I) D^-1/2`, D the degree with the node itself.
+    narrower than its inputs; the bias comes after the sum.
+
+    `sym` is `D^-1/2 (A + A^T + I) D^-1/2`, D the degree with the node itself. `asym` is the mean
+    over users and the node itself plus the mean over operands and the node itself, with different
+    kernels.
     """
     slates = x.slates
-    sizes = slates.batch.rows.shape[-1], self.hidden_dim
-    (config, own), bias = self.update_0[layer](sizes)
-    message = add_to_configurable(
-      x.map(lambda v: self.matmul(v, own)), self.project(config, slates)
-    )
-    root = jnp.sqrt(1 + degree(slates.adjacency, BOTH, slates.num_nodes))
-    total = neighbours(message.divide(root), BOTH, own=True).divide(root)
-    return total.map(
+    blocks, bias = self.kernel(layer, slates.batch)
+    means = []
+    for config, own, direction in zip(blocks[::2], blocks[1::2], self.directions):
+      message = add_to_configurable(
+        x.map(lambda v: self.matmul(v, own)), self.project(config, slates)
+      )
+      by = self.divisor(degree(slates.adjacency, direction, slates.num_nodes))
+      if self.adj_normalization == "sym":
+        message = message.divide(by)
+      means.append(neighbours(message, direction, own=True).divide(by))
+    return functools.reduce(operator.add, means).map(
       lambda v: leaky_relu(self.update_1[layer](leaky_relu(v + bias[None].astype(v.dtype))))
     )
+
+  def divisor(self, neighbours: jax.Array) -> jax.Array:
+    """The divisor of each node by normalisation, from its number of `neighbours [N]`: `[N]`."""
+    count = 1 + neighbours
+    return jnp.sqrt(count) if self.adj_normalization == "sym" else count
+
+  def kernel(self, layer: int, batch: LayoutBatch) -> tuple[list[jax.Array], jax.Array]:
+    """Blocks of a round's kernel, `[config, x]` per direction, and the bias `[1, H]`."""
+    sizes = batch.rows.shape[-1], self.hidden_dim
+    return self.update_0[layer](sizes * len(self.directions))
 
   def matmul(self, x: Array, kernel: jax.Array) -> jax.Array:
     """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""
