@@ -128,7 +128,9 @@ def test_the_front_page_ranks(monkeypatch, capsys):
 def test_the_front_page_tunes_for_a_tpu_target(capsys):
   code, output = front_page()[1]
   names = {"__name__": "front_page"}
-  exec(code, names)  # pylint: disable=exec-used
+  small = code.replace("(16, 24, 24, 8)", "(2, 8, 8, 8)")
+  assert small != code
+  exec(small, names)  # pylint: disable=exec-used
   words = lambda text: re.sub(r"[\d.]+", "", text).split()
   assert words(capsys.readouterr().out)[:6] == words(output)[:6]
   assert names["tuned"].ratio <= 1
