@@ -120,7 +120,8 @@ class Module:
     if gemm:
       axes = gemm["dot_dimension_numbers"].get("lhs_contracting_dimensions", ())
       _add_product(result, kernel.inputs[0], kernel.instruction.shape, map(int, axes))
-    for each, shapes in self._inside(kernel.instruction):
+    alone = kernel.instruction, dict(zip(kernel.instruction.operand_ids, kernel.inputs))
+    for each, shapes in (alone, *self._inside(kernel.instruction)):
       if each.opcode == "dot":
         _add_product(
           result,

@@ -4,6 +4,7 @@ import ast
 import importlib
 import itertools
 from pathlib import Path
+import pydoc
 import re
 
 import pytest
@@ -66,7 +67,10 @@ def resolves(reference: str, module: str) -> bool:
     starts.append((".".join(["tpugraphs_jax", *names[:size]]), names[size:]))
   if any(place in MODULES and has(importlib.import_module(place), rest) for place, rest in starts):
     return True
-  return names[0] in LIBRARIES and has(importlib.import_module(names[0]), names[1:])
+  if names[0] not in LIBRARIES:
+    return False
+  # A module of a library may have to be imported.
+  return has(importlib.import_module(names[0]), names[1:]) or bool(pydoc.locate(".".join(names)))
 
 
 def is_variable(reference: str, path: Path) -> bool:
