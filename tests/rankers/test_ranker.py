@@ -296,11 +296,6 @@ def test_a_change_of_a_loaded_ranker_stays_its_own(runs, tmp_path):
   name = next(iter(changed.params))
   changed.params[name] = jax.tree.map(np.zeros_like, changed.params[name])
   changed.about["step"] = changed.config["seed"] = 99
-  saved = changed.transforms
-  changed.use_transforms(
-    {key: dataclasses.replace(value, scale=2 * value.scale) for key, value in saved.items()},
-    where="here",
-  )
   assert (changed.rank(graph)[1] != expected).any()
   np.testing.assert_array_equal(tpugraphs_jax.rank(path, graph)[1], expected)
   again = tpugraphs_jax.load(path)
@@ -308,6 +303,23 @@ def test_a_change_of_a_loaded_ranker_stays_its_own(runs, tmp_path):
   changed = tpugraphs_jax.load(path)
   changed.params = None
   np.testing.assert_array_equal(tpugraphs_jax.load(path).rank(graph)[1], expected)
+
+
+def test_a_family_that_was_taken_before_has_the_transforms_which_are_set_once(jobs):
+  trained, graph = Ranker.load(jobs.workdir("tile_whole")), graph_of("tile")
+  ranker = Ranker(trained.config)
+  family, scorer = ranker.family, ranker.scorer
+  ranker.use_transforms(trained.transforms, where="here")
+  expected, prepared = trained.rank(graph)[1], [ranker.prepare(graph)]
+  for taken in (family.scorer(), scorer, ranker.scorer):
+    np.testing.assert_array_equal(taken(trained.params, prepared)[0], expected)
+  for again in (
+    lambda: ranker.use_transforms(trained.transforms, where="here"),
+    lambda: ranker.fit_configs([graph.configs.config_feat]),
+    lambda: trained.copy().use_transforms(trained.transforms, where="here"),
+  ):
+    with pytest.raises(ValueError, match="has its transforms"):
+      again()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -147,13 +147,17 @@ class Ranker:
   # Transforms.
 
   def _set_config_transform(self, transform: features.Transform | None) -> None:
-    # The family is a new one: copies of this ranker keep theirs.
-    self.family = rankers.create(self.config, self.features.unscaled)
+    # Copies share the family, which scores with its transform from now on.
+    if self.family.config_transform is not None:
+      raise ValueError(f"{self!r} has its transforms: make another Ranker for other ones")
     self.family.config_transform = transform
-    self.__dict__.pop("scorer", None)
 
   def fit_configs(self, config_values: Sequence[np.ndarray]) -> None:
-    """Fits the transform of configurations `[n, F]` alone."""
+    """Fits the transform of configurations `[n, F]` alone.
+
+    Raises:
+      ValueError: the ranker has one.
+    """
     kind, columns = self.settings.data.config_transform, config_values[0].shape[1]
     self._set_config_transform(features.fit(config_values, np.full(columns, kind, dtype=object)))
 
@@ -168,7 +172,8 @@ class Ranker:
     """Sets the transforms, as read from a file.
 
     Raises:
-      ValueError: they are for other feature blocks than the config names.
+      ValueError: they are for other feature blocks than the config names, or the ranker has
+        transforms.
     """
     nodes, configs = features.from_saved(transforms, where)
     if set(nodes) != set(self.features.names):
@@ -176,8 +181,8 @@ class Ranker:
         f"{where} was trained on the feature blocks {', '.join(nodes)}, and "
         f"data.features is {', '.join(self.features.names)}: give the same"
       )
-    self.features.transforms = nodes
     self._set_config_transform(configs)
+    self.features.transforms = nodes
 
   # Graphs.
 
