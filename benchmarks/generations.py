@@ -1,6 +1,6 @@
 """How well the model and the prior of TPU v3 serve newer TPUs, on labels of their compilers.
 
-    python benchmarks/generations.py
+    python benchmarks/generations.py --workdir out/generations
 
 Reads the collections `outputs_T`, `blocks_T` and `kept_out_T` of `data/own` for each generation T.
 Their labels are **estimates** of the TPU compiler for T and no measurements. The columns, for each
@@ -12,15 +12,19 @@ choice costs above the best labelled one. `best of k` is simulated as in `benchm
 five draws of the choices of each program.
 
 Programs of the test families are judged apart from all programs: neither the model nor the prior
-has learnt from them.
+has learnt from them. There, two more ways are judged by the cycles of each newer generation: the
+`recommended` model trained on its training programs (three seeds), and the search with the model of
+v3 and a prior that is learnt from its training and validation programs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_quality
 import pages
 import run_all
 import search_prior
@@ -30,13 +34,15 @@ from tune import LABELS, Models, Program
 
 from tpugraphs_jax import metrics
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.rankers.ranker import load
+from tpugraphs_jax.rankers.ranker import load, Ranker
 from tpugraphs_jax.tuning import tune
 
 GENERATIONS = ("v3", "v5e", "v5p", "v6e")
 COLLECTIONS = ("outputs", "blocks", "kept_out")
 SETS = {"test families": ("test",), "all programs": ("train", "valid", "test")}
 _MODEL = "layout-v3-estimate"
+_LABEL = "cycles"  # of newer generations, `labels.TpuEstimate`
+_SEEDS = 3  # of models that are trained
 
 
 def programs(generation: str, splits: Sequence[str]) -> list[Program]:
@@ -86,6 +92,66 @@ def judge(found: Sequence[Program], seeds: int) -> dict[str, Any]:
   return rows
 
 
+def learnt(generation: str, found: Sequence[Program], workdir: Path, seeds: int) -> dict[str, Any]:
+  """Figures of a model and of a prior that have learnt from labels of the generation itself."""
+  graphs = [program.graph for program in found]
+  values = [program.estimates[_LABEL] for program in found]
+  taus = [
+    mean_tau(
+      Ranker.load(
+        own_quality.train(
+          f"own-outputs_{generation}",
+          "recommended",
+          seed,
+          str(search_prior.ROOT / "data/own/npz"),
+          workdir.resolve() / generation / str(seed),
+        )
+      ).scores(graphs),
+      values,
+    )
+    for seed in range(_SEEDS)
+  ]
+  ranker, shipped = load(_MODEL), tune.prior_of("tpu:v3")
+  models = Models(dict.fromkeys((graph.name for graph in graphs), ranker), ranker.about)
+  programs_learnt = [
+    program.graph
+    for program in programs(generation, search_prior.LEARNT)
+    if np.ptp(program.estimates[_LABEL]) > 0
+  ]
+  prior = search_prior.learn(programs_learnt, ranker, shipped.unit, shipped.about)
+  searched = simulated.measure(found, _LABEL, models, lambda pool: prior, seeds)
+  return {
+    "tau-b": {"mean": float(np.mean(taus)), "spread": float(np.std(taus, ddof=1)), "seeds": _SEEDS},
+    "programs": len(programs_learnt),
+    "learned": searched["ways"]["learned"],
+  }
+
+
+def learnt_table(results: Mapping[str, Any]) -> str:
+  """The model and the prior of v3 beside those of the generation's own labels, Markdown."""
+  part, rows = next(iter(SETS)), []
+  for generation in GENERATIONS[1:]:
+    row = results[f"{generation}, {part}"]
+    own, shipped = row["learnt"], row[_LABEL]
+    tau = own["tau-b"]
+    rows.append(
+      [
+        generation,
+        f"{shipped['tau-b']['model']:.3f}",
+        f"{tau['mean']:.3f} ± {tau['spread']:.3f}",
+        *(
+          f"{found[f'best{k}']:.4f}"
+          for k in (5, 8)
+          for found in (shipped["ways"]["learned"], own["learned"])
+        ),
+        str(own["programs"]),
+      ]
+    )
+  head = ["", "tau-b, model of v3", "tau-b, trained on it"]
+  head += [f"best of {k}, {name}" for k in (5, 8) for name in ("prior of v3", "prior of it")]
+  return pages.table([*head, "programs learnt from"], rows)
+
+
 def table(results: Mapping[str, Any], part: str) -> str:
   """Tau-b and the best of 5 and of 8 labels of every generation, Markdown."""
   rows = []
@@ -111,6 +177,7 @@ def table(results: Mapping[str, Any], part: str) -> str:
 
 def main() -> None:
   parser = timing.parser(__doc__)
+  parser.add_argument("--workdir", type=Path, default=Path("out/generations"))
   parser.add_argument("--seeds", type=int, default=5, help="draws of the choices")
   parser.add_argument("--generations", nargs="+", choices=GENERATIONS, default=GENERATIONS)
   args = parser.parse_args()
@@ -119,6 +186,9 @@ def main() -> None:
     for generation in args.generations:
       if found := programs(generation, splits):
         results[f"{generation}, {part}"] = judge(found, args.seeds)
+        if part == "test families" and generation != "v3":
+          own = learnt(generation, found, args.workdir, args.seeds)
+          results[f"{generation}, {part}"]["learnt"] = own
     print(f"{part}\n\n{table(results, part)}\n", flush=True)
   if args.out:
     timing.write(results, args.out)

@@ -27,6 +27,7 @@ import best_of_k
 import bridge
 import device
 import folds
+import generations
 import gst
 import gst_quality
 import measured
@@ -332,6 +333,20 @@ TABLES: dict[str, Callable[[], str]] = {
   **{
     f"tune {name}": lambda name=name: tune.table(recorded("results")["tune"][name])
     for name in (f"{programs}, {label}" for programs in tune.SETS for label in tune.LABELS)
+  },
+  **{
+    f"generations, {part}": lambda part=part: generations.table(
+      recorded("results")["generations"], part
+    )
+    for part in generations.SETS
+  },
+  "generations, learnt": lambda: generations.learnt_table(recorded("results")["generations"]),
+  **{
+    f"generations, {target}, {label}": lambda target=target, label=label: tune.table(
+      recorded("results")["generations"][f"{target}, test families"][label]
+    )
+    for target in generations.GENERATIONS[1:]
+    for label in tune.LABELS
   },
   "measured": lambda: measured.table(recorded("measured")),
   "measured in front": front_measured,
