@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,14 @@ def neighbour_sum(
   return _neighbour_sum(x, adjacency, direction, receivers, own)
 
 
+def arrays(residuals: Any) -> Any:
+  """Residuals of a gradient rule as arrays.
+
+  Outside `jax.jit`, jax 0.7 gives constants as `LiteralArray`, which has no operations.
+  """
+  return jax.tree.map(jnp.asarray, residuals)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _neighbour_sum(x, adjacency, direction, receivers, own):
   return _sum_rows(x, adjacency, direction, receivers, own)
@@ -82,8 +91,7 @@ def _neighbour_sum_bwd(direction, receivers, own, residuals, cotangent):
   # The transpose of a neighbour sum is the neighbour sum in the opposite direction, whose table is
   # sorted as well: the backward pass never scatters unsorted edges.
   del receivers
-  # Constants are no arrays here in jax 0.7, where `jax.grad` runs outside `jax.jit`.
-  adjacency, senders = jax.tree.map(jnp.asarray, residuals)
+  adjacency, senders = arrays(residuals)
   return _sum_rows(cotangent, adjacency, _OPPOSITE[direction], len(senders), own), None
 
 

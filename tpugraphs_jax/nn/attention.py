@@ -9,7 +9,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.nn import layers
+from tpugraphs_jax.nn import aggregation, layers
 from tpugraphs_jax.nn.linear import Linear
 from tpugraphs_jax.nn.nodes import concat, EVERYWHERE, Nodes, NONE, Slates
 
@@ -161,7 +161,7 @@ def _products_fwd(x, y, graph_of, graphs, precision):
 
 def _products_bwd(graphs, precision, residuals, cotangent):
   del graphs
-  x, y, graph_of = residuals
+  x, y, graph_of = aggregation.arrays(residuals)
   dx = _multiply_rows(y, jnp.swapaxes(cotangent, 2, 3), graph_of, x.shape[1], precision)
   dy = _multiply_rows(x, cotangent, graph_of, y.shape[1], precision)
   return dx.astype(x.dtype), dy.astype(y.dtype), None
@@ -184,7 +184,7 @@ def _times_fwd(x, matrix, graph_of, precision):
 
 
 def _times_bwd(precision, residuals, cotangent):
-  x, matrix, graph_of = residuals
+  x, matrix, graph_of = aggregation.arrays(residuals)
   dx = _multiply_rows(cotangent, jnp.swapaxes(matrix, 2, 3), graph_of, x.shape[1], precision)
   dm = _add_products(x, cotangent, graph_of, len(matrix), matrix.shape[1], precision)
   return dx.astype(x.dtype), dm, None

@@ -15,7 +15,7 @@ import jraph
 
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data.batching import Array
-from tpugraphs_jax.nn import pooling
+from tpugraphs_jax.nn import aggregation, pooling
 
 PRECISIONS = ("default", "high", "highest")  # names of `jax.lax.Precision`
 DTYPES = ("float32", "bfloat16")  # dtypes of computations; parameters are float32
@@ -150,7 +150,7 @@ def _take_few_rows_fwd(table, index):
 
 
 def _take_few_rows_bwd(residuals, cotangent):
-  index, table = residuals
+  index, table = aggregation.arrays(residuals)
   rows = cotangent.reshape(-1, cotangent.shape[-1])
   add = lambda rows, index: jnp.zeros((len(table), rows.shape[1]), rows.dtype).at[index].add(rows)
   product = lambda rows, index: pooling.pool_sum(rows, pooling.selection(index, len(table))).astype(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import jraph
 
 from tpugraphs_jax.data.batching import ABSENT
+from tpugraphs_jax.nn import aggregation
 from tpugraphs_jax.nn.nodes import EVERYWHERE, Nodes, NONE, Slates
 from tpugraphs_jax.options import Registry
 
@@ -169,7 +170,7 @@ def _graph_sum_fwd(x, graph_of, graphs):
 
 def _graph_sum_bwd(graphs, residuals, cotangent):
   del graphs
-  graph_of, like = residuals
+  graph_of, like = aggregation.arrays(residuals)
   return per_node(cotangent, graph_of).astype(like.dtype), None
 
 
@@ -187,7 +188,7 @@ def _per_node_fwd(value, graph_of):
 
 
 def _per_node_bwd(residuals, cotangent):
-  graph_of, like = residuals
+  graph_of, like = aggregation.arrays(residuals)
   return graph_sum(cotangent, graph_of, len(like)).astype(like.dtype), None
 
 
