@@ -7,6 +7,7 @@ not lowered here again.
 import functools
 
 import jax
+from jax import export
 import numpy as np
 import parts
 import pytest
@@ -56,7 +57,7 @@ def test_all_mapped_functions_of_a_run_lower_for_every_platform(
       shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), arguments)
       if str(shapes) not in outputs:
         if not outputs:
-          lowered.append(jax.export.export(vectorised, platforms=PLATFORMS)(*shapes).platforms)
+          lowered.append(export.export(vectorised, platforms=PLATFORMS)(*shapes).platforms)
         outputs[str(shapes)] = jax.eval_shape(vectorised, *shapes)
       return parallel.replicate(
         jax.tree.map(lambda each: np.zeros(each.shape[1:], each.dtype), outputs[str(shapes)])
