@@ -309,10 +309,12 @@ def test_a_family_that_was_taken_before_has_the_transforms_which_are_set_once(jo
   trained, graph = Ranker.load(jobs.workdir("tile_whole")), graph_of("tile")
   ranker = Ranker(trained.config)
   family, scorer = ranker.family, ranker.scorer
+  copied = ranker.copy()
   ranker.use_transforms(trained.transforms, where="here")
   expected, prepared = trained.rank(graph)[1], [ranker.prepare(graph)]
   for taken in (family.scorer(), scorer, ranker.scorer):
     np.testing.assert_array_equal(taken(trained.params, prepared)[0], expected)
+  assert copied.family.config_transform is None  # an untrained copy gets its own
   for again in (
     lambda: ranker.use_transforms(trained.transforms, where="here"),
     lambda: ranker.fit_configs([graph.configs.config_feat]),

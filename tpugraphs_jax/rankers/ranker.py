@@ -142,6 +142,9 @@ class Ranker:
     result.params = jax.tree.map(lambda array: array, self.params)
     result.features = copy.copy(self.features)
     result.features.transforms = copy.deepcopy(self.features.transforms)
+    if self.family.config_transform is None:  # each gets its own
+      result.family = rankers.create(self.config, self.features.unscaled)
+      result.__dict__.pop("scorer", None)
     return result
 
   # Transforms.
