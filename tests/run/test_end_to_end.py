@@ -202,7 +202,7 @@ def test_the_summary_holds_every_result_with_its_protocol(runs, kind):
 def test_a_run_leaves_its_own_page(runs, kind):
   assert runs.ended[f"{kind}_whole"].told[-1].startswith("report: ")
   text = (runs.workdir(f"{kind}_whole") / "report.html").read_text()
-  assert text.count("<svg") == 5 and COLLECTIONS[kind] in text
+  assert text.count("<svg") == 4 and COLLECTIONS[kind] in text
 
 
 @recorded.needs_npz
