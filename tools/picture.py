@@ -1,4 +1,4 @@
-"""Writes docs/report.png, the picture of a report page in README.md and docs/reports.md.
+"""Writes docs/report.png, the picture of a report page in docs/reports.md.
 
     make demo
     python tools/picture.py out/demo_tile/report.html
