@@ -92,6 +92,7 @@ def main() -> None:
     assert runtime[known].min() == runtime.min()
     found[name] = {
       "configs": int(known.sum()),
+      "kendaltau": 0.0 if name == "random" else metrics.kendall_tau(values[known], runtime[known]),
       "slowdown": slowdowns(values[known], runtime[known], KS),
     }
   timing.write(found, args.out)

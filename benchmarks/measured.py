@@ -100,11 +100,8 @@ def table(results: Mapping[str, Any]) -> str:
   for name in GRAPHS:
     title = f"{name}, {results[name]['configs']:,} configurations"
     for way, found in results[name]["ways"].items():
-      slowdown = lambda column: (
-        " ± ".join(f"{100 * part[column]:.1f}" for part in (found, found.get("spread", {})) if part)
-        + " %"
-      )
-      rows.append([title, way, pages.figure(found, "kendaltau"), *map(slowdown, COLUMNS[1:])])
+      slowdowns = [pages.percent(found, column) for column in COLUMNS[1:]]
+      rows.append([title, way, pages.figure(found, "kendaltau"), *slowdowns])
       title = ""
   return pages.table(["", "", "tau-b", "first choice", "best of five"], rows)
 

@@ -26,6 +26,14 @@ def figure(row: Mapping[str, Any], column: str, *, empty: str = "") -> str:
   return f"{row[column]:.3f}" + (f" ± {spread[column]:.3f}" if column in spread else "")
 
 
+def percent(row: Mapping[str, Any], column: str, *, digits: int = 1) -> str:
+  """The same of a slowdown, in percent."""
+  if column not in row:
+    return ""
+  parts = [row[column], *([row["spread"][column]] if column in row.get("spread", {}) else [])]
+  return " ± ".join(f"{100 * value:.{digits}f}" for value in parts) + " %"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   """A table in Markdown."""
   text = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
