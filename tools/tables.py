@@ -25,6 +25,7 @@ import accelerators
 import alexnet
 import best_of_k
 import bridge
+import compiler_options
 import device
 import folds
 import generations
@@ -355,6 +356,7 @@ TABLES: dict[str, Callable[[], str]] = {
   "score tables": lambda: tables_quality.table(recorded("tables_quality")),
   "parts of score tables": lambda: tables_quality.ablation_table(recorded("tables_ablations")),
   "speed of score tables": score_table_speed,
+  "compiler options": lambda: compiler_options.table(recorded("results")["compiler_options"]),
   **{
     f"tune {name}": lambda name=name: tune.table(recorded("results")["tune"][name])
     for name in (f"{programs}, {label}" for programs in tune.SETS for label in tune.LABELS)

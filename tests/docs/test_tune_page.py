@@ -94,6 +94,17 @@ def test_layouts_are_saved_and_applied(names, tmp_path, monkeypatch):
   )
 
 
+@recorded.needs_libtpu
+def test_options_are_chosen_with_layouts_and_kept_in_the_file(names, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  exec(blocks()[4], names)  # pylint: disable=exec-used
+  tuned, values = names["tuned"], names["options"]
+  assert names["function"].compiler_options == tuned.compiler_options
+  assert all(value in values[name] for name, value in tuned.compiler_options.items())
+  assert "of 54 choices tried" in repr(tuned) and len(tuned.tried) + tuned.failed == 8
+  _assert_computes_the_same(names)
+
+
 def test_a_function_becomes_a_ranked_graph():
   names = {"__name__": "own_programs"}
   exec(blocks("own_programs")[0], names)  # pylint: disable=exec-used
