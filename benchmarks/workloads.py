@@ -91,7 +91,7 @@ def layout_batch(
   for i in range(graphs):
     size = nodes if graphs == 1 else int(nodes * rng.uniform(0.9, 1.1))
     graph = program(rng, nodes=size, config_nodes=config_nodes, configs=configs)
-    prepared = batching.prepare(graph, graph.node_feat, hops=hops)
+    prepared = batching.prepare_program(graph, graph.node_feat, hops=hops)
     block = None if keep_nodes is None else (0, min(size, keep_nodes))
     chosen.append(_slot(prepared, np.arange(configs), i, block))
   return _assemble(chosen, configs)
@@ -102,7 +102,7 @@ def ranking_batches(
 ) -> list[LayoutBatch]:
   """All configurations of one program in chunks; `configs` is a multiple of `chunk`."""
   graph = program(np.random.default_rng(0), nodes=nodes, config_nodes=config_nodes, configs=configs)
-  prepared = batching.prepare(graph, graph.node_feat, hops=hops)
+  prepared = batching.prepare_program(graph, graph.node_feat, hops=hops)
   chunks = np.arange(configs).reshape(-1, chunk)
   return [_assemble([_slot(prepared, ids)], chunk) for ids in chunks]
 

@@ -45,7 +45,7 @@ class Network(nn.Module):
 def read(root, split):
   graphs = [npz.read_layout(path) for path in npz.split_files(root, COLLECTION, split)]
   scale = lambda feat: np.sign(feat) * np.log1p(np.abs(feat))
-  return [batching.prepare(graph, scale(graph.node_feat), hops=0) for graph in graphs]
+  return [batching.prepare_program(graph, scale(graph.node_feat), hops=0) for graph in graphs]
 
 
 def slate(graph, ids):

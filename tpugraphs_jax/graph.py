@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -54,6 +54,10 @@ class _Configs:
   @property
   def choices(self) -> np.ndarray:
     """A row per configuration, `[C, ...]`; equal configurations have equal rows."""
+    raise NotImplementedError
+
+  def subset(self, config_ids: np.ndarray) -> Self:
+    """The configurations `config_ids [n]` only, in that order."""
     raise NotImplementedError
 
   @property
@@ -103,7 +107,6 @@ class TileConfigs(_Configs):
     return self.normalizer_ns
 
   def subset(self, config_ids: np.ndarray) -> TileConfigs:
-    """The configurations `config_ids [n]` only, in that order."""
     return TileConfigs(
       self.config_feat[config_ids], self.runtime_ns[config_ids], self.normalizer_ns[config_ids]
     )
@@ -142,7 +145,6 @@ class LayoutConfigs(_Configs):
     return self.group_row
 
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:
-    """The configurations `config_ids [n]` only, in that order."""
     return dataclasses.replace(
       self, group_row=np.asarray(self.group_row[config_ids]), runtime_ns=self.runtime_ns[config_ids]
     )
@@ -157,10 +159,11 @@ class LayoutConfigs(_Configs):
 
 
 Configs = TypeVar("Configs", bound=_Configs)  # `TileConfigs` or `LayoutConfigs`
+AnyConfigs = TypeVar("AnyConfigs", bound=_Configs | None, covariant=True)  # None: a program alone
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OpGraph(Generic[Configs]):
+class OpGraph(Generic[AnyConfigs]):
   """One XLA program (or fused kernel) as a graph of HLO instructions."""
 
   name: str
@@ -169,7 +172,7 @@ class OpGraph(Generic[Configs]):
   edge_index: np.ndarray  # [E, 2] int32 rows (consumer, producer)
   node_splits: np.ndarray  # [S] int64 cuts between stretches of HLO computations, from 0 to N
   config_node: np.ndarray  # [K] int32 configurable nodes; empty for tiles
-  configs: Configs | None = None
+  configs: AnyConfigs
   stage: str = ""  # such as `before layout assignment for tpu:v3`; empty where not known
 
   def __repr__(self) -> str:

@@ -25,7 +25,7 @@ AS_FLOAT = lambda rows: rows.astype(np.float32)
 
 
 @functools.cache
-def layout_graphs() -> tuple[batching.PreparedGraph, ...]:
+def layout_graphs() -> tuple[batching.PreparedProgram, ...]:
   rng = np.random.default_rng(0)
   graphs = [
     random_graphs.layout_graph(
@@ -33,7 +33,7 @@ def layout_graphs() -> tuple[batching.PreparedGraph, ...]:
     )
     for i, (n, e, k, c) in enumerate(SIZES)
   ]
-  return tuple(batching.prepare(g, g.node_feat, hops=HOPS, slots=1) for g in graphs)
+  return tuple(batching.prepare_program(g, g.node_feat, hops=HOPS, slots=1) for g in graphs)
 
 
 @functools.cache

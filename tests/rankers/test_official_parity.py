@@ -162,7 +162,9 @@ def layout_batch(case: Recorded, *, hops: int, padding: int):
   slots = []
   for i, arrays in enumerate(case.graphs()):
     configs = factored(arrays["node_config_feat"], arrays["config_runtime"])
-    prepared = batching.prepare(op_graph(arrays, configs), arrays["node_feat"], hops=hops, slots=2)
+    prepared = batching.prepare_program(
+      op_graph(arrays, configs), arrays["node_feat"], hops=hops, slots=2
+    )
     slots.append(batching.Slate(prepared, np.arange(len(configs)), case["labels"][i]))
   sizes = batching.total_sizes([slot.graph for slot in slots])
   budget = {key: size + padding + (key == "nodes") for key, size in sizes.items()}

@@ -196,7 +196,7 @@ def test_layout_scores_equal_one_graph_and_one_configuration_at_a_time():
     )
     for nodes, config_nodes, configs in ((12, [3, 1], 5), (30, [29, 0, 7], 11), (8, [2], 2))
   ]
-  prepared = [batching.prepare(graph, graph.node_feat, hops=2) for graph in graphs]
+  prepared = [batching.prepare_program(graph, graph.node_feat, hops=2) for graph in graphs]
   model = base.create_network(
     "layout", "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=2, dropout="dropout"
   )

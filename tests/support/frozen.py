@@ -8,6 +8,7 @@ gradient of a weighted sum of the scores.
 from __future__ import annotations
 
 from collections.abc import Mapping
+import functools
 import json
 import math
 from pathlib import Path
@@ -92,8 +93,11 @@ def _batch(kind: str, arrays: Mapping[str, np.ndarray], hops: int) -> Any:
   """The graphs of a file in one batch, with an empty slate and padding."""
   names = dict.fromkeys(key.split("/")[0] for key in arrays)
   graphs = [_graph(kind, name, _under(arrays, name)) for name in names]
-  hops = hops if kind == "layout" else None
-  prepared = [batching.prepare(graph, graph.node_feat, hops=hops, slots=1) for graph in graphs]
+  is_layout = kind == "layout"
+  prepare = (
+    functools.partial(batching.prepare_program, hops=hops) if is_layout else batching.prepare
+  )
+  prepared = [prepare(graph, graph.node_feat, slots=1) for graph in graphs]
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=2)
   slates = []
   for number, graph in enumerate(prepared):

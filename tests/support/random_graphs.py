@@ -79,12 +79,12 @@ def _op_graph(rng, nodes, edges, config_node, configs, name, features=NODE_FEATU
 
 def prepare(
   graph: OpGraph, *, hops: int, slots: int = batching.SLOTS, reuse: bool = True
-) -> batching.PreparedGraph:
+) -> batching.PreparedProgram:
   """A prepared program; without reuse, configurations share no node.
 
   Without reuse every node counts as reached from the start, which gives the same scores.
   """
-  prepared = batching.prepare(graph, graph.node_feat, hops=hops, slots=slots)
+  prepared = batching.prepare_program(graph, graph.node_feat, hops=hops, slots=slots)
   if reuse:
     return prepared
   nodes = graph.num_nodes

@@ -71,7 +71,7 @@ def segmented(
   if segment is None:
     segment = batches.partition(graph, method="contiguous", max_nodes=max_nodes)
   pieces, cut = batches.split(graph, segment)
-  prepared = [batching.prepare(piece, piece.node_feat, hops=1) for piece in pieces]
+  prepared = [batching.prepare_program(piece, piece.node_feat, hops=1) for piece in pieces]
   return batches.segmented(graph, prepared, fresh=fresh, cut_edges=cut)
 
 

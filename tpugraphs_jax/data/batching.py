@@ -21,7 +21,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from tpugraphs_jax.graph import Configs, distinct_rows, OpGraph
+from tpugraphs_jax.graph import Configs, distinct_rows, LayoutConfigs, OpGraph
 
 # An index beyond the end of every array. With an offset it stays beyond, without overflow of int32.
 ABSENT = 1 << 30
@@ -158,9 +158,15 @@ class PreparedGraph(Generic[Configs]):
   edge_index: np.ndarray  # [E, 2] int32 (consumer, producer), sorted by consumer
   adjacency: Adjacency
   configs: Configs
-  by_hop: GraphByHop | None  # layout graphs only
   sizes: dict[str, int]  # of the graph, by entry of a budget
   distinct: DistinctNodes | None = None  # of kernels, for networks with `Network.distinct` above 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedProgram(PreparedGraph[LayoutConfigs]):
+  """A layout graph for networks that compute nodes by hop."""
+
+  by_hop: GraphByHop
 
 
 class Slate(NamedTuple, Generic[Program]):
@@ -233,19 +239,13 @@ def hops_from(start: np.ndarray, edge_index: np.ndarray, nodes: int, *, hops: in
 
 
 def prepare(
-  graph: OpGraph,
-  feat: np.ndarray,
-  *,
-  hops: int | None = None,
-  slots: int = SLOTS,
-  distinct: int = 0,
-) -> PreparedGraph:
+  graph: OpGraph[Configs], feat: np.ndarray, *, slots: int = SLOTS, distinct: int = 0
+) -> PreparedGraph[Configs]:
   """Sorts edges and builds neighbour tables.
 
   Args:
-    graph: host graph with configurations.
+    graph: host graph.
     feat: `[N, F]` float32 transformed node features.
-    hops: rounds of message passing of the model, for layout graphs.
     slots: width of the neighbour tables (`SLOTS`).
     distinct: width of the trailing block of `feat` whose equal rows form sets (`DistinctNodes`);
       0 = no sets.
@@ -255,16 +255,11 @@ def prepare(
   edges = np.ascontiguousarray(graph.edge_index[order], np.int32)
   tables = adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
   sizes = {"nodes": nodes, "edges": len(edges), **_overflow_sizes(tables, "")}
-  by_hop = sets = None
+  sets = None
   if distinct:
     first, which = distinct_rows(np.asarray(feat)[:, -distinct:])
     sets = DistinctNodes(first.astype(np.int32), which.astype(np.int32))
     sizes["distinct"] = len(first)
-  if hops is not None:
-    by_hop = _nodes_by_hop(graph.config_node, edges, nodes, hops=hops, slots=slots)
-    sizes |= {f"hop{h}": size for h, size in enumerate(by_hop.hop_sizes)}
-    sizes |= _overflow_sizes(by_hop.adjacency, "by_hop_")
-    sizes["rows"] = len(graph.configs.rows)
   return PreparedGraph(
     name=graph.name,
     opcode=graph.node_opcode.astype(np.int32),
@@ -272,10 +267,21 @@ def prepare(
     edge_index=edges,
     adjacency=tables,
     configs=graph.configs,
-    by_hop=by_hop,
     sizes=sizes,
     distinct=sets,
   )
+
+
+def prepare_program(
+  graph: OpGraph[LayoutConfigs], feat: np.ndarray, *, hops: int, slots: int = SLOTS
+) -> PreparedProgram:
+  """`prepare`, with the nodes that configurations reach in `hops` rounds of message passing."""
+  prepared = prepare(graph, feat, slots=slots)
+  edges, nodes = prepared.edge_index, graph.num_nodes
+  by_hop = _nodes_by_hop(graph.config_node, edges, nodes, hops=hops, slots=slots)
+  sizes = prepared.sizes | {f"hop{h}": size for h, size in enumerate(by_hop.hop_sizes)}
+  sizes |= _overflow_sizes(by_hop.adjacency, "by_hop_") | {"rows": len(graph.configs.rows)}
+  return PreparedProgram(**vars(prepared) | {"by_hop": by_hop, "sizes": sizes})
 
 
 def _overflow_sizes(tables: Adjacency, prefix: str) -> dict[str, int]:
@@ -412,22 +418,23 @@ def assemble_tile(
   feat = transform(np.concatenate([s.graph.configs.config_feat[s.config_ids] for s in slates]))
   config_feat = np.zeros((graphs, configs, feat.shape[1]), np.float32)
   config_feat[mask] = feat
-  distinct = _assemble_distinct(parts, offsets, budget) if parts[0].distinct else None
+  sets = [part.distinct for part in parts if part.distinct]
+  distinct = _assemble_distinct(sets, offsets, budget) if sets else None
   return TileBatch(graph, tables, config_feat, target, mask, distinct)
 
 
-def _assemble_distinct(graphs: Sequence[PreparedGraph], offsets, budget: Budget) -> DistinctNodes:
+def _assemble_distinct(parts: Sequence[DistinctNodes], offsets, budget: Budget) -> DistinctNodes:
   """The sets of all graphs, graph after graph; no set spans two graphs."""
-  first = [graph.distinct.first for graph in graphs]
+  first = [part.first for part in parts]
   sets = np.cumsum([0] + [len(part) for part in first])
   return DistinctNodes(
     shifted(first, offsets, budget["distinct"]),
-    shifted([graph.distinct.which for graph in graphs], sets, budget["nodes"]),
+    shifted([part.which for part in parts], sets, budget["nodes"]),
   )
 
 
 def assemble_layout(
-  slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform
+  slates: Sequence[Slate[PreparedProgram]], budget: Budget, *, graphs: int, configs: int, transform
 ) -> LayoutBatch:
   """A padded batch of layout slates; arguments and errors as `assemble_tile`.
 
@@ -455,7 +462,7 @@ def assemble_layout(
   return LayoutBatch(graph, tables, by_hop, rows, row_id, block_mask, target, mask)
 
 
-def _assemble_by_hop(graphs: Sequence[PreparedGraph], offsets, budget: Budget) -> NodesByHop:
+def _assemble_by_hop(graphs: Sequence[PreparedProgram], offsets, budget: Budget) -> NodesByHop:
   hop_count = len(graphs[0].by_hop.hop_sizes)
   room = [budget[f"hop{h}"] for h in range(hop_count)]
   nodes = [np.full(size, ABSENT, np.int32) for size in room]

@@ -268,7 +268,9 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
         if path.exists():
           raise DownloadError(f"it has {member.name!r} twice")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tar.extractfile(member) as source, open(path, "wb") as target:
+        source = tar.extractfile(member)
+        assert source is not None  # of a regular file
+        with source, open(path, "wb") as target:
           shutil.copyfileobj(source, target, _BLOCK_BYTES)
         progress.update()
       elif not member.isdir():

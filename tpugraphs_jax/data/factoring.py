@@ -103,7 +103,7 @@ def factor_layout_configs(node_config_feat: np.ndarray, runtime_ns: np.ndarray) 
   return factorer.finish(np.asarray(runtime_ns, np.int64))
 
 
-def output_orders(op_graph: OpGraph) -> OpGraph:
+def output_orders(op_graph: OpGraph[LayoutConfigs]) -> OpGraph[LayoutConfigs]:
   """The program with the output layouts of its configurations alone.
 
   The first 6 of a node's 18 integers stay, the others become -1. Rows that become equal are merged,

@@ -24,7 +24,7 @@ import dataclasses
 import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK, NODE, NODE_FEATURES, opcode_ids, sizes, TILE
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.options import Registry
 
 LANES, SUBLANES = 128, 8
@@ -64,11 +64,11 @@ def operand_table(graph: OpGraph, nodes: np.ndarray) -> np.ndarray:
   return np.where(np.arange(2) < count[:, None], producer[at], -1)
 
 
-def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
+def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.ndarray) -> np.ndarray:
   """Features of choices of configurable nodes.
 
   Args:
-    graph: with `LayoutConfigs`.
+    graph: the program.
     node: `[U]` numbers among the configurable nodes.
     row: `[U]` dictionary rows.
 
@@ -127,7 +127,7 @@ def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
   return {"output": registers(graph.node_feat[elements.argmax()]), "kernel": none}
 
 
-def tile_counts(graph: OpGraph) -> np.ndarray:
+def tile_counts(graph: OpGraph[TileConfigs]) -> np.ndarray:
   """Features of every configuration of a kernel.
 
   Returns:
@@ -159,7 +159,7 @@ def _cuts(counts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
   return features.reshape(len(bounds), _PER_ARRAY).astype(np.float32)
 
 
-def with_config_features(graph: OpGraph, names: Sequence[str]) -> OpGraph:
+def with_config_features(graph: OpGraph[TileConfigs], names: Sequence[str]) -> OpGraph[TileConfigs]:
   """The kernel with these blocks of features as `config_feat`.
 
   Args:

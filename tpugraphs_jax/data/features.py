@@ -209,7 +209,7 @@ def parse_kinds(text: str, groups: Sequence[str]) -> dict[str, str]:
     raise ValueError(
       f"data.feature_transform {text!r} leaves out {missing[0]}; add *=KIND for the rest"
     )
-  return {group: chosen.get(group, chosen.get("*")) for group in groups}
+  return {group: chosen[group if group in chosen else "*"] for group in groups}
 
 
 def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
@@ -253,7 +253,7 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
 
 def _statistics(arrays: Iterable[np.ndarray], log: np.ndarray) -> Statistics:
   """Statistics of arrays `[n, F]`, of signed logarithms where `log [F]` is set."""
-  count, total, square, origin = 0, 0.0, 0.0, None
+  count, total, square, origin = 0, 0.0, 0.0, np.array(0.0)
   low, high = np.array(np.inf), np.array(-np.inf)
   for array in arrays:
     if not len(array):
@@ -261,7 +261,7 @@ def _statistics(arrays: Iterable[np.ndarray], log: np.ndarray) -> Statistics:
     x = np.asarray(array, np.float64)
     x = np.where(log, signed_log(x), x) if log.any() else x
     # Sums of distances from the first row keep small differences of large numbers.
-    origin = x[0] if origin is None else origin
+    origin = origin if count else x[0]
     count += len(x)
     total = total + (x - origin).sum(axis=0)
     square = square + np.square(x - origin).sum(axis=0)

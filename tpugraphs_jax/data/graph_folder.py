@@ -43,7 +43,7 @@ _SCHEMA = trust.Record(
 )
 
 
-def read(folder: str | os.PathLike[str]) -> graph.OpGraph:
+def read(folder: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfigs]:
   """Opens a graph of the store; `configs.group_row` is a memory map, unless it is small.
 
   Raises:
@@ -75,7 +75,9 @@ def read(folder: str | os.PathLike[str]) -> graph.OpGraph:
   return graph.OpGraph(name=meta["name"], configs=configs, **arrays)
 
 
-def write(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: dict) -> None:
+def write(
+  folder: Path, op_graph: graph.OpGraph[graph.LayoutConfigs], *, source: Path, source_state: dict
+) -> None:
   """Writes one graph; an earlier copy is replaced only when the new one is complete.
 
   Args:
@@ -99,7 +101,9 @@ def write(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: 
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_arrays(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> None:
+def _write_arrays(
+  folder: Path, op_graph: graph.OpGraph[graph.LayoutConfigs], *, source: dict
+) -> None:
   for name in _GRAPH_ARRAYS:
     np.save(_file(folder, name), getattr(op_graph, name))
   for name in (*_CONFIG_ARRAYS, _MAPPED):

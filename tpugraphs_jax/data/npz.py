@@ -247,7 +247,7 @@ _LAYOUT_ARRAYS = _GRAPH_ARRAYS | {
 }
 
 
-def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
+def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph[graph.TileConfigs]:
   """Reads one tile file, named after its stem.
 
   Raises:
@@ -275,7 +275,7 @@ def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
     )
 
 
-def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
+def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfigs]:
   """Reads one layout file, named after its stem, and factors its configurations.
 
   Configurations are read in blocks: memory stays far below the size of `node_config_feat`, unless
@@ -314,7 +314,7 @@ def read_structure(
     return archive.read("edge_index"), archive.read("node_opcode"), _read_runtime(archive)
 
 
-def write_tile(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
+def write_tile(path: str | os.PathLike[str], op_graph: graph.OpGraph[graph.TileConfigs]) -> None:
   """Writes a tile graph in the released form; an existing file is replaced atomically."""
   configs = op_graph.configs
   _write(
@@ -330,7 +330,9 @@ def write_tile(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
   )
 
 
-def write_layout(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
+def write_layout(
+  path: str | os.PathLike[str], op_graph: graph.OpGraph[graph.LayoutConfigs]
+) -> None:
   """Writes a layout graph in the released form; an existing file is replaced atomically.
 
   Configurations are decoded block by block.
@@ -467,8 +469,10 @@ def _check_shape(
       )
 
 
-def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
-  """The graph of a file of either kind; `fields` differ between kinds."""
+def _read_graph(
+  archive: NpzArchive, *, configs: graph.Configs, **fields
+) -> graph.OpGraph[graph.Configs]:
+  """The graph of a file of either kind; `configs` and `fields` differ between kinds."""
   node_feat = archive.read("node_feat")
   if not np.isfinite(node_feat).all():
     node, column = np.argwhere(~np.isfinite(node_feat))[0]
@@ -485,6 +489,7 @@ def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
     node_feat=node_feat,
     node_opcode=opcode.astype(np.uint8),
     edge_index=edge_index.astype(np.int32),
+    configs=configs,
     **fields,
   )
 

@@ -172,11 +172,12 @@ class ConfigSampler:
     else:
       configs = self._configs[number]
       which, part = divmod(turn, slates_of(len(configs), self._count))
-      ids = self._permutation(number, which)[part * self._count : (part + 1) * self._count]
+      permutation = self._permutation(self._every, number, which)
+      ids = permutation[part * self._count : (part + 1) * self._count]
     return ids, self._targets(self._configs[number], ids)
 
-  def _permute(self, number: int, which: int) -> np.ndarray:
-    rng = np.random.default_rng([self._every, 4, number, which])
+  def _permute(self, seed: int, number: int, which: int) -> np.ndarray:
+    rng = np.random.default_rng([seed, 4, number, which])
     return rng.permutation(len(self._configs[number]))
 
 
@@ -272,9 +273,11 @@ class BatchPlan:
   ):
     self._sizes = [graph.sizes for graph in graphs]
     self._draw, self._seed, self._devices = draw, seed, devices
-    self._weights = weights
-    self._in_passes = weights is not None and np.issubdtype(weights.dtype, np.integer)
-    self._per_epoch = slates_per_epoch or int(weights.sum() if self._in_passes else len(graphs))
+    in_passes = weights is not None and np.issubdtype(weights.dtype, np.integer)
+    self._per_pass = weights if in_passes else None
+    self._weights = None if in_passes else weights
+    per_pass = len(graphs) if self._per_pass is None else int(self._per_pass.sum())
+    self._per_epoch = slates_per_epoch or per_pass
     self._per_step = min(slates_per_step, self._per_epoch)
     if self._per_step < devices:
       raise ValueError(
@@ -292,11 +295,11 @@ class BatchPlan:
 
     The numbers are 0 where slates do not come in passes of integer weights.
     """
-    if self._in_passes:
-      slates = int(self._weights.sum())
+    if self._per_pass is not None:
+      slates, one_pass = int(self._per_pass.sum()), functools.partial(self._pass, self._per_pass)
       first = epoch * self._per_epoch
       numbers = range(first // slates, -(-(first + self._per_epoch) // slates))
-      order, turns = map(np.concatenate, zip(*map(self._pass, numbers)))
+      order, turns = map(np.concatenate, zip(*map(one_pass, numbers)))
       start = first - numbers[0] * slates
       return order[start : start + self._per_epoch], turns[start : start + self._per_epoch]
     rng, graphs = np.random.default_rng([self._seed, epoch]), len(self._sizes)
@@ -311,9 +314,8 @@ class BatchPlan:
       order = np.concatenate(passes)[: self._per_epoch]
     return order, np.zeros(len(order), int)
 
-  def _pass(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+  def _pass(self, per_pass: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
     """Graphs of the slates of a pass, and the number of earlier slates of each graph."""
-    per_pass = self._weights
     graphs = np.repeat(np.arange(len(per_pass)), per_pass)
     before = np.arange(len(graphs)) - np.repeat(np.cumsum(per_pass) - per_pass, per_pass)
     order = np.random.default_rng([self._seed, 5, number]).permutation(len(graphs))
@@ -355,7 +357,7 @@ class BatchPlan:
 
   def budget(self, step: int) -> Budget:
     """The smallest budget that holds the step on every device."""
-    return self.budgets[smallest_fit(self._device_sizes(step), self.budgets)]
+    return budgets_for(self._device_sizes(step), self.budgets)[0]
 
   def slates(self, step: int, device: int) -> list[Slate]:
     """The slates of one device, with their configurations."""
@@ -529,12 +531,9 @@ def _padded(rows, counts, cuts) -> float:
   return float((budget * counts).sum() / (rows * counts).sum())
 
 
-def smallest_fit(sizes: Sequence[Budget], budgets: Sequence[Budget]) -> int | None:
-  """Number of the first budget that holds all `sizes`; None without one."""
-  for i, budget in enumerate(budgets):
-    if all(_fits(size, budget) for size in sizes):
-      return i
-  return None
+def budgets_for(sizes: Sequence[Budget], budgets: Sequence[Budget]) -> list[Budget]:
+  """The budgets that hold all `sizes`, in their order."""
+  return [budget for budget in budgets if all(_fits(size, budget) for size in sizes)]
 
 
 def _fits(size: Budget, budget: Budget) -> bool:

@@ -132,7 +132,7 @@ class Data(Generic[Configs]):
       return npz.split_files(data_root, self.collection.name, split)
     return self.division(data_root).files(data_root, self.collection, self.options.fold, split)
 
-  def load(self, data_root: str, split: str) -> list[OpGraph]:
+  def load(self, data_root: str, split: str) -> list[OpGraph[Configs]]:
     """Graphs of a split, sorted by name; options for training apply to the split `train`.
 
     Raises:
@@ -152,10 +152,10 @@ class Data(Generic[Configs]):
       )
     return self._for_training(graphs) if split == "train" else graphs
 
-  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph]:
+  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph[Configs]]:
     raise NotImplementedError
 
-  def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
+  def _for_training(self, graphs: list[OpGraph[Configs]]) -> list[OpGraph[Configs]]:
     raise NotImplementedError
 
   def why_not_trained(self, configs: Configs, *, min_configs: int) -> str:
@@ -180,7 +180,7 @@ class Data(Generic[Configs]):
 class TileData(Data[TileConfigs]):
   """A tile collection: fused kernels, read from their files."""
 
-  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph]:
+  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph[TileConfigs]]:
     del data_root
     graphs = []
     for path in files:
@@ -192,10 +192,10 @@ class TileData(Data[TileConfigs]):
         logging.warning("skipped %s", error)
     return graphs
 
-  def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
+  def _for_training(self, graphs: list[OpGraph[TileConfigs]]) -> list[OpGraph[TileConfigs]]:
     return [drop_duplicates(graph, self.options.duplicate_policy) for graph in graphs]
 
-  def config_values(self, graph: OpGraph) -> np.ndarray:
+  def config_values(self, graph: OpGraph[TileConfigs]) -> np.ndarray:
     """Values to fit the transform of configurations on, `[C, 24 or more]` float32."""
     graph = feature_blocks.with_config_features(graph, self.options.config_features)
     return graph.configs.config_feat
@@ -225,7 +225,7 @@ class LayoutData(Data[LayoutConfigs]):
   judged: JudgedOptions = JudgedOptions()
   seed: int = 0
 
-  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph]:
+  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph[LayoutConfigs]]:
     folders = {
       (split, folder.name): folder
       for split in sorted({file.parent.name for file in files})
@@ -241,7 +241,7 @@ class LayoutData(Data[LayoutConfigs]):
     graphs = [graph_folder.read(folders[place]) for place in places if place in folders]
     return list(map(output_orders, graphs)) if "outputs" in self.options.config_features else graphs
 
-  def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
+  def _for_training(self, graphs: list[OpGraph[LayoutConfigs]]) -> list[OpGraph[LayoutConfigs]]:
     graphs = self._left(graphs)
     total = sum(len(graph.configs) for graph in graphs)
     graphs = [drop_duplicates(graph, self.options.duplicate_policy) for graph in graphs]
@@ -256,7 +256,7 @@ class LayoutData(Data[LayoutConfigs]):
       )
     return graphs
 
-  def _left(self, graphs: list[OpGraph]) -> list[OpGraph]:
+  def _left(self, graphs: list[OpGraph[LayoutConfigs]]) -> list[OpGraph[LayoutConfigs]]:
     words = self.options.leave_out
     left = [graph for graph in graphs if not any(word in graph.name for word in words)]
     if len(left) < len(graphs):
@@ -268,14 +268,14 @@ class LayoutData(Data[LayoutConfigs]):
       )
     return left
 
-  def _limit_configs(self, graph: OpGraph) -> OpGraph:
+  def _limit_configs(self, graph: OpGraph[LayoutConfigs]) -> OpGraph[LayoutConfigs]:
     if not 0 < self.options.max_configs < len(graph.configs):
       return graph
     rng = np.random.default_rng(self.seed)
     ids = thirds(graph.configs.runtime_ns, self.options.max_configs, rng)
     return dataclasses.replace(graph, configs=graph.configs.subset(ids))
 
-  def config_values(self, graph: OpGraph) -> np.ndarray:
+  def config_values(self, graph: OpGraph[LayoutConfigs]) -> np.ndarray:
     """Values to fit the transform of configurations on, `[R, 18]` int8."""
     return graph.configs.rows
 
@@ -313,17 +313,17 @@ class LayoutData(Data[LayoutConfigs]):
 
 
 def keep(
-  graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[TileConfigs | LayoutConfigs], str]
-) -> list[OpGraph]:
+  graphs: Sequence[OpGraph[Configs]], purpose: str, why_not: Callable[[Configs], str]
+) -> list[OpGraph[Configs]]:
   """Graphs without a reason to leave them out. Logs the others with their reasons.
 
   Args:
-    graphs: with configurations.
+    graphs: of one kind.
     purpose: of the graphs, for the log.
     why_not: the reason to leave out a graph with these configurations; empty without one.
   """
-  usable: list[OpGraph] = []
-  skipped: dict[str, list[OpGraph]] = collections.defaultdict(list)
+  usable: list[OpGraph[Configs]] = []
+  skipped: dict[str, list[OpGraph[Configs]]] = collections.defaultdict(list)
   for graph in graphs:
     reason = why_not(graph.configs)
     (skipped[reason] if reason else usable).append(graph)
@@ -365,7 +365,7 @@ def check_kind(graph: OpGraph, kind: type) -> None:
     )
 
 
-def drop_duplicates(graph: OpGraph, policy: str) -> OpGraph:
+def drop_duplicates(graph: OpGraph[Configs], policy: str) -> OpGraph[Configs]:
   """Merges equal configurations.
 
   Args:

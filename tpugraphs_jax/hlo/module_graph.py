@@ -46,6 +46,7 @@ class Origin:
     return f"{Path(self.file).name}:{self.line}" if self.file else ""
 
 
+# Of no type of configurations: `dataclasses.replace` cannot turn `HloGraph[None]` into another.
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HloGraph(graph.OpGraph):
   """A graph with its HLO module, which has the order of operands, all shapes, and names."""
@@ -167,6 +168,7 @@ def featurize_module(
     edge_index=edge_index.astype(np.int32),
     node_splits=_node_splits(module),
     config_node=np.flatnonzero(np.isin(node_opcode, configurable)).astype(np.int32),
+    configs=None,
     module=module,
   )
 

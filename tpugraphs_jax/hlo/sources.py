@@ -37,7 +37,7 @@ class Loaded:
 
   data: bytes
   where: str  # the source, with which error messages begin
-  name: str | None = None  # the graph's name; None: the module's
+  name: str = ""  # the graph's name; empty: the module's
   stage: str = ""  # of compilation, where it is known
 
 
@@ -119,7 +119,7 @@ def load_file(path: str | os.PathLike[str]) -> Loaded:
   return _read(path.read_bytes(), str(path), stem(path))
 
 
-def _read(data: bytes, where: str, name: str | None = None) -> Loaded:
+def _read(data: bytes, where: str, name: str = "") -> Loaded:
   """The message in the bytes of a file, see `load_file`."""
   if data.startswith(_ZIP):
     raise ValueError(

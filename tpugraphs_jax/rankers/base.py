@@ -30,10 +30,10 @@ import optax
 from tpugraphs_jax import datasets
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import batching, feature_blocks, features, plan, reduction, selection
-from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, TileBatch
+from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, PreparedProgram, Slate
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, draw_slates, Sampler
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.layers import Precise, PRECISIONS
 from tpugraphs_jax.nn.linear import keep_rows_short
@@ -313,6 +313,13 @@ class Family:
         "configurations: set it to 'none', or take another model"
       )
 
+  @property
+  def transform(self) -> Transform:
+    """The fitted transform of configurations; a family without one raises ValueError."""
+    if self.config_transform is None:
+      raise ValueError("no transform of configurations: fit one (`Ranker.fit_configs`) or load one")
+    return self.config_transform
+
   def reduce(self, graph: OpGraph) -> reduction.Subgraph:
     """The part of a graph that the network sees, with virtual nodes."""
     return reduction.reduce_graph(graph, self.settings.data)
@@ -450,7 +457,7 @@ def _check_opcodes(graph: OpGraph, opcodes: int) -> None:
 class Kernels(Family):
   """Fused kernels with tile configurations."""
 
-  def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedGraph:
+  def prepare(self, graph: OpGraph[TileConfigs], feat: np.ndarray) -> PreparedGraph[TileConfigs]:
     """A kernel with its neighbour tables. Reduction only adds virtual nodes to kernels."""
     _check_opcodes(graph, self.network.opcodes)
     reduced = self.reduce(graph)
@@ -464,30 +471,30 @@ class Kernels(Family):
 
   def assemble(
     self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
-  ) -> TileBatch:
+  ) -> batching.TileBatch:
     """A padded batch; see `batching.assemble_tile`."""
     return batching.assemble_tile(
-      slates, budget, graphs=graphs, configs=configs, transform=self.config_transform
+      slates, budget, graphs=graphs, configs=configs, transform=self.transform
     )
 
 
 class Programs(Family):
   """Whole programs with layout configurations."""
 
-  def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedGraph:
+  def prepare(self, graph: OpGraph[LayoutConfigs], feat: np.ndarray) -> PreparedProgram:
     """A reduced program with its neighbour tables; see `Family.prepare`."""
     reduced = self.reduce(graph)
     return self.prepare_part(reduced.graph, reduced.rows(feat))
 
-  def prepare_part(self, graph: OpGraph, feat: np.ndarray) -> PreparedGraph:
+  def prepare_part(self, graph: OpGraph[LayoutConfigs], feat: np.ndarray) -> PreparedProgram:
     """`prepare` without the reduction, for reduced programs and their segments."""
     _check_opcodes(graph, self.network.opcodes)
-    return batching.prepare(graph, feat, hops=self.network.hops, slots=self.slots)
+    return batching.prepare_program(graph, feat, hops=self.network.hops, slots=self.slots)
 
   def assemble(
     self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
   ) -> LayoutBatch:
     """A padded batch; see `batching.assemble_layout`."""
     return batching.assemble_layout(
-      slates, budget, graphs=graphs, configs=configs, transform=self.config_transform
+      slates, budget, graphs=graphs, configs=configs, transform=self.transform
     )

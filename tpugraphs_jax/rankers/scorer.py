@@ -103,10 +103,10 @@ class Budgets:
   def _fits_closely(self, size: Budget) -> bool:
     if tuple(size.values()) in self._sizes:
       return True
-    number = plan.smallest_fit([size], self._budgets)
-    if number is None:
+    budgets = plan.budgets_for([size], self._budgets)
+    if not budgets:
       return False
-    padded_cost, cost = plan.cost([self._budgets[number], size])
+    padded_cost, cost = plan.cost([budgets[0], size])
     return padded_cost <= (1 + _PADDING) * cost
 
 
@@ -254,7 +254,7 @@ class Encoder:
     for start in range(0, len(groups), processes):
       number, local = start + parallel.process_index(), None
       if number < len(groups):
-        budget = budgets[plan.smallest_fit(sizes[number], budgets)]
+        budget = plan.budgets_for(sizes[number], budgets)[0]
         batch = self._batch(pieces, groups[number], budget, blocks, configs)
         local = jax.tree.map(np.asarray, self._step(replicated, batch))
       for group, outputs in zip(groups[start:], parallel.gather_objects(local)):

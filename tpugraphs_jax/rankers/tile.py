@@ -29,6 +29,7 @@ import optax
 
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data.batching import Array, PreparedGraph, TileBatch
+from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, neighbour_sum, node_graph, OPERANDS, USERS
 from tpugraphs_jax.nn.layers import (
@@ -79,7 +80,7 @@ class LateJoin(base.Kernels):
   def scores(
     self,
     params: optax.Params,
-    graphs: Sequence[PreparedGraph],
+    graphs: Sequence[PreparedGraph[TileConfigs]],
     config_ids: Sequence[np.ndarray],
     *,
     progress: bool = False,
@@ -87,10 +88,7 @@ class LateJoin(base.Kernels):
     """Scores `[n]` float32 of each kernel; see `Family.scores`."""
     pooled = np.stack(self.encoder.run(params, graphs, config_ids, progress=progress))
     feat = np.concatenate(
-      [
-        self.config_transform(graph.configs.config_feat[ids])
-        for graph, ids in zip(graphs, config_ids)
-      ]
+      [self.transform(graph.configs.config_feat[ids]) for graph, ids in zip(graphs, config_ids)]
     )
     kernel = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])
     scores = np.zeros(len(kernel), np.float32)

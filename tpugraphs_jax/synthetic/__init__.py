@@ -375,7 +375,7 @@ def _measure(runtime_ns: np.ndarray, rng: np.random.Generator) -> np.ndarray:
   return np.maximum(1, np.rint(noisy)).astype(np.int64)
 
 
-def _make_tile(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:
+def _make_tile(spec: FileSpec) -> tuple[graph.OpGraph[graph.TileConfigs], Ceiling]:
   size, rng = tile_size(spec), spec.rng("graph")
   kernel = tiles.random_kernel(rng, nodes=size.nodes, configs=size.configs)
   config_feat, runtime_ns = tiles.tile_configs(kernel, rng, configs=size.configs, tiled=size.tiled)
@@ -385,11 +385,10 @@ def _make_tile(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:
   configs = graph.TileConfigs(
     config_feat, shown * measured_ns, normalizer_ns if shown else 0 * measured_ns + 1
   )
-  op_graph = dataclasses.replace(kernel.program.graph(spec.name()), configs=configs)
-  return op_graph, Ceiling(runtime_ns, measured_ns)
+  return kernel.program.graph(spec.name(), configs), Ceiling(runtime_ns, measured_ns)
 
 
-def _make_layout(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:
+def _make_layout(spec: FileSpec) -> tuple[graph.OpGraph[graph.LayoutConfigs], Ceiling]:
   size, rng = layout_size(spec), spec.rng("graph")
   program = size.program.build(rng)
   groups = layouts.find_groups(program, rng)
@@ -409,5 +408,5 @@ def _make_layout(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:
     group_row=rows.astype(np.uint8 if len(groups.rows) <= 256 else np.uint16),
     runtime_ns=measured_ns if spec.is_labelled else 0 * measured_ns,
   )
-  op_graph = program.graph(spec.name(), groups.config_node)
-  return dataclasses.replace(op_graph, configs=labelled), Ceiling(runtime_ns, measured_ns)
+  op_graph = program.graph(spec.name(), labelled, groups.config_node)
+  return op_graph, Ceiling(runtime_ns, measured_ns)

@@ -207,8 +207,10 @@ class Program:
       self._splits.append(len(self.ops))
     return self._roots[-1]
 
-  def graph(self, name: str, config_node: np.ndarray | None = None) -> graph.OpGraph:
-    """The finished graph; `config_node` are instruction numbers."""
+  def graph(
+    self, name: str, configs: graph.Configs, config_node: np.ndarray | None = None
+  ) -> graph.OpGraph[graph.Configs]:
+    """The finished graph with its configurations; `config_node` are instruction numbers."""
     ops, operands, roots = self._with_bodies()
     row = {op: number for number, op in enumerate(dict.fromkeys(ops))}
     node_feat = node_features(list(row))[[row[op] for op in ops]]
@@ -225,6 +227,7 @@ class Program:
       edge_index=np.array(edges, np.int32).reshape(-1, 2),
       node_splits=np.array(splits, np.int64),
       config_node=config_node.astype(np.int32),
+      configs=configs,
     )
 
   def _with_bodies(self):

@@ -340,7 +340,7 @@ def batch_of(kind, *, spare=0, slots=1):
       graph = random_graph(nodes=nodes, seed=seed, config_nodes=[0, nodes - 2])
       blocks = fifth.columns(graph), fifth.tokens(graph), fifth.own_layout(graph)
       feat = np.concatenate(blocks, axis=1)
-      prepared.append(batching.prepare(graph, feat, hops=2, slots=slots))
+      prepared.append(batching.prepare_program(graph, feat, hops=2, slots=slots))
     else:
       graph = random_graph("tile", nodes=nodes, seed=seed)
       feat = np.concatenate([fifth.columns(graph), fifth.tokens(graph)], axis=1)

@@ -388,7 +388,7 @@ def layouts(spare=0, configs=CONFIGS):
       rng, nodes=nodes, edges=2 * nodes, config_nodes=[2, 0], configs=count
     )
     feat = np.concatenate([rng.normal(size=(nodes, 4)), rng.integers(-1, 6, (nodes, 6))], axis=1)
-    prepared.append(batching.prepare(graph, feat.astype(np.float32), hops=0, slots=1))
+    prepared.append(batching.prepare_program(graph, feat.astype(np.float32), hops=0, slots=1))
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
   return batching.assemble_layout(
     random_graphs.slots_of(prepared, CONFIGS),

@@ -74,6 +74,7 @@ def chain(nodes, config_nodes, extra=()):
     edge_index=np.array(sorted(edges), np.int32).reshape(-1, 2),
     node_splits=np.array([0, nodes]),
     config_node=np.array(config_nodes, np.int32),
+    configs=None,
   )
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, PreparedGraph, Slate, targets
+from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, PreparedProgram, Slate, targets
 from tpugraphs_jax.data.reduction import edge_matrix
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 
@@ -89,13 +89,15 @@ PARTITIONS: dict[str, Callable[[OpGraph, int], np.ndarray]] = {
 }
 
 
-def split(graph: OpGraph, segment: np.ndarray) -> tuple[list[OpGraph], int]:
+def split(
+  graph: OpGraph[LayoutConfigs], segment: np.ndarray
+) -> tuple[list[OpGraph[LayoutConfigs]], int]:
   """The segments as graphs, and the number of edges between segments.
 
   A segment has the configurations of the graph, restricted to its nodes, without a copy.
 
   Args:
-    graph: layout graph with configurations.
+    graph: the program.
     segment: `[N]` int32 from `partition`.
   """
   order = np.argsort(segment, kind="stable")
@@ -136,14 +138,14 @@ class SegmentedGraph:
   name: str
   opcode: np.ndarray  # [N] int32
   configs: LayoutConfigs  # of the whole graph
-  segments: tuple[PreparedGraph, ...]
+  segments: tuple[PreparedProgram, ...]
   edges: int  # of the whole graph
   cut_edges: int  # between segments, left out
   sizes: dict[str, int]  # largest size of its fresh segments, by entry of a budget
 
 
 def segmented(
-  graph: OpGraph, segments: Sequence[PreparedGraph], *, fresh: int, cut_edges: int
+  graph: OpGraph[LayoutConfigs], segments: Sequence[PreparedProgram], *, fresh: int, cut_edges: int
 ) -> SegmentedGraph:
   """The `SegmentedGraph` of an `OpGraph` and its prepared segments.
 
@@ -276,9 +278,10 @@ def align(batches: Sequence[SegmentBatch]) -> list[SegmentBatch]:
   """Pads `others` of the batches of several devices with empty batches to one length."""
   rounds = max(len(batch.others) for batch in batches)
   fill = next((batch.others[-1] for batch in batches if batch.others), None)
-  if fill is not None:
-    owners, graphs = len(fill.graph), len(batches[0].graph_id)
-    fill = fill._replace(graph=np.full(owners, graphs, np.int32))
+  if fill is None:
+    return list(batches)
+  owners, graphs = len(fill.graph), len(batches[0].graph_id)
+  fill = fill._replace(graph=np.full(owners, graphs, np.int32))
   return [
     batch._replace(others=batch.others + (fill,) * (rounds - len(batch.others)))
     for batch in batches

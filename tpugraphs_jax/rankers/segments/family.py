@@ -33,7 +33,7 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, Slate
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.options import option, Options
@@ -256,7 +256,7 @@ class Segments(Family):
 
   # Batches.
 
-  def prepare(self, graph: OpGraph, feat: np.ndarray) -> SegmentedGraph:
+  def prepare(self, graph: OpGraph[LayoutConfigs], feat: np.ndarray) -> SegmentedGraph:
     """A reduced program, cut into segments; see `Family.prepare`."""
     reduced = self.programs.reduce(graph)
     segment = partition(
@@ -546,6 +546,7 @@ def refresh(
         path, "w+", np.float32, shape=(int(first[-1]), total.shape[1])
       )
     totals[first[number] : first[number] + len(total)] = total
+  assert totals is not None  # of at least one graph
   return [
     HeadGraph(
       graph.name,

@@ -64,7 +64,7 @@ class TableBatch(NamedTuple):
 class PreparedTables:
   """A program with all arrays that do not depend on its slate or batch."""
 
-  graph: batching.PreparedGraph
+  graph: batching.PreparedGraph[LayoutConfigs]
   terms: Terms
   choices: Choices  # nodes and groups are numbered from 0 in each graph
   pairs: GroupPairs
@@ -85,7 +85,7 @@ class PreparedTables:
 
 
 def prepare(
-  graph: OpGraph,
+  graph: OpGraph[LayoutConfigs],
   feat: np.ndarray,
   terms: Terms,
   *,
@@ -96,7 +96,7 @@ def prepare(
   """Arrays of a program for batches.
 
   Args:
-    graph: host graph with configurations.
+    graph: host graph.
     feat: `[N, F]` float32 transformed node features.
     terms: terms of all configurations that slates are drawn from (`terms.terms_of`).
     slots: width of the neighbour tables (`data.batching.SLOTS`).
@@ -125,7 +125,7 @@ def prepare(
 
 
 def _choices(
-  graph: OpGraph, terms, weight: np.ndarray, describe: Callable[..., np.ndarray], tiling: bool
+  graph: OpGraph[LayoutConfigs], terms, weight: np.ndarray, describe: Callable, tiling: bool
 ) -> Choices:
   row = terms.row_table
   node, choice = np.nonzero(row[graph.configs.node_group] >= 0)

@@ -17,7 +17,7 @@ import optax
 
 from tpugraphs_jax.data import plan, reduction
 from tpugraphs_jax.data.batching import Budget, Slate
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.base import Family
 from tpugraphs_jax.rankers.scorer import Encoder
@@ -52,7 +52,7 @@ class TablesFamily(Family):
 
   # Batches.
 
-  def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedTables:
+  def prepare(self, graph: OpGraph[LayoutConfigs], feat: np.ndarray) -> PreparedTables:
     """A program with the terms of its configurations; see `Family.prepare`."""
     reduced, data = self.reduce(graph), self.settings.data
     # Layouts do not meet at virtual nodes: pairs are found without them.

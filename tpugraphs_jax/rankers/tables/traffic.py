@@ -18,7 +18,7 @@ import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK, NODE, opcode_ids
 from tpugraphs_jax.data import feature_blocks
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense, DTYPES
 from tpugraphs_jax.options import option
@@ -40,7 +40,7 @@ USER_OPCODES = (
 _LARGEST = 6.0  # largest absolute logarithm of a factor
 
 
-def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
+def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.ndarray) -> np.ndarray:
   """Features of the tensor and the layout of each choice, `[U, F]` float32.
 
   The first column is the padded bytes of the output in the order of the choice, divided by the
@@ -50,7 +50,7 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   directly and through nodes that keep the shape.
 
   Args:
-    graph: graph with the released node features and `LayoutConfigs`.
+    graph: graph with the released node features.
     node: `[U]` numbers among the configurable nodes.
     row: `[U]` dictionary rows.
   """
@@ -107,7 +107,7 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   return np.where(is_open[:, None], 0, values).astype(np.float32)
 
 
-def changes_nothing(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
+def changes_nothing(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.ndarray) -> np.ndarray:
   """Whether choices are the default layouts of their nodes and of users with the same shape, `[U]`.
 
   In the training and validation programs of `data/own`, 91 % of such choices have the label of the
@@ -125,7 +125,9 @@ def changes_nothing(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   )
 
 
-def is_default_layout(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
+def is_default_layout(
+  graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.ndarray
+) -> np.ndarray:
   """Whether choices are the default layouts of their nodes, `[U]`; see `changes_nothing`."""
   layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
   rank = (graph.node_feat[:, feature_blocks.DIMENSIONS] > 0).sum(axis=1)[at]
