@@ -51,20 +51,20 @@ def test_every_table_drops_the_same_edges():
     for c, p, kept in zip(GRAPH.receivers, GRAPH.senders, np.asarray(thin.edge_mask))
     if kept
   )
-  first, second = table_edges(thin.adjacency, np.arange(NODES))
+  first, second = table_edges(thin.batch.adjacency, np.arange(NODES))
   assert first == second == listed and 0 < len(listed) < EDGES
   assert set(listed) <= set(whole)
   # All occurrences of an edge go together.
   assert all(listed.count(edge) in (0, whole.count(edge)) for edge in set(whole))
   node_of = np.concatenate(BATCH.by_hop.nodes)
-  among, again = table_edges(thin.by_hop.adjacency, node_of)
-  before, _ = table_edges(slates.by_hop.adjacency, node_of)
+  among, again = table_edges(thin.batch.by_hop.adjacency, node_of)
+  before, _ = table_edges(slates.batch.by_hop.adjacency, node_of)
   assert among == again == [edge for edge in before if edge in set(listed)]
 
 
 def test_kernels_lose_edges_too():
   thin = thinned(TILES, 0, 0.9)
-  first, second = table_edges(thin.adjacency, np.arange(len(TILES.graph.nodes["opcode"])))
+  first, second = table_edges(thin.batch.adjacency, np.arange(len(TILES.graph.nodes["opcode"])))
   assert first == second and 0 < len(first) < int(TILES.graph.n_edge[:-1].sum())
 
 

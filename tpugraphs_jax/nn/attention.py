@@ -93,11 +93,12 @@ def graph_products(x: Nodes, y: Nodes) -> jax.Array:
   graph_of, graphs = slates.graph_of, slates.graphs
   if hop in (NONE, EVERYWHERE):
     return _products(x.everywhere(), y.everywhere(), graph_of, graphs, precision)
-  unreached = jnp.where((slates.by_hop.hop > hop)[:, None, None], x.shared, 0)
+  (x_shared, x_varying), (y_shared, y_varying) = x.both(), y.both()
+  unreached = jnp.where((slates.batch.by_hop.hop > hop)[:, None, None], x_shared, 0)
   row_graph = graph_of.at[slates.nodes_within(hop)].get(mode="fill", fill_value=graphs)
   order = jnp.argsort(row_graph)
-  reached = _products(x.varying[order], y.varying[order], row_graph[order], graphs, precision)
-  return _products(unreached, y.shared, graph_of, graphs, precision) + reached
+  reached = _products(x_varying[order], y_varying[order], row_graph[order], graphs, precision)
+  return _products(unreached, y_shared, graph_of, graphs, precision) + reached
 
 
 def times_graph(x: Nodes, matrix: jax.Array) -> Nodes:
@@ -114,8 +115,9 @@ def times_graph(x: Nodes, matrix: jax.Array) -> Nodes:
   nodes = slates.nodes_within(x.hop)
   row_graph = slates.graph_of.at[nodes].get(mode="fill", fill_value=slates.graphs)
   order = jnp.argsort(row_graph)
-  reached = _times(x.varying[order], matrix, row_graph[order], precision)
-  result = _times(x.shared, matrix, slates.graph_of, precision)
+  shared, varying = x.both()
+  reached = _times(varying[order], matrix, row_graph[order], precision)
+  result = _times(shared, matrix, slates.graph_of, precision)
   result = jnp.broadcast_to(result, (len(result), *reached.shape[1:]))
   return slates.full(result.at[nodes[order]].set(reached, mode="drop"))
 

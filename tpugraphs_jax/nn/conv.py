@@ -74,7 +74,7 @@ def propagate(x: Nodes, direction: str) -> Nodes:
   Degrees d_u and d_v count received messages, as in PyTorch Geometric.
   """
   slates = x.slates
-  root = jnp.sqrt(1 + degree(slates.adjacency, direction, slates.num_nodes))
+  root = jnp.sqrt(1 + degree(slates.batch.adjacency, direction, slates.num_nodes))
   return nodes.neighbours(x.divide(root), direction, own=True).divide(root)
 
 

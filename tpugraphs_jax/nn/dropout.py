@@ -18,7 +18,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batching import ABSENT, Adjacency, Array, Neighbours
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, Array, LayoutBatch, Neighbours
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 
@@ -110,17 +110,14 @@ def drop_edges(slates: Slates, key: jax.Array, max_rate: float) -> Slates:
     key: `[]` key that determines the rate and the edges.
     max_rate: largest share of removed edges.
   """
-  graph = slates.batch.graph
+  batch, graph = slates.batch, slates.batch.graph
   keep = keep_function(key, max_rate, slates)
-  dropped = dataclasses.replace(
-    slates,
-    adjacency=_thin(slates.adjacency, keep, jnp.arange(slates.num_nodes)),
-    edge_mask=slates.edge_mask & keep(graph.receivers, graph.senders),
-  )
-  if slates.by_hop is None:
-    return dropped
-  among_rows = _thin(slates.by_hop.adjacency, keep, jnp.concatenate(slates.by_hop.nodes))
-  return dataclasses.replace(dropped, by_hop=slates.by_hop._replace(adjacency=among_rows))
+  batch = batch._replace(adjacency=_thin(batch.adjacency, keep, jnp.arange(slates.num_nodes)))
+  edge_mask = slates.edge_mask & keep(graph.receivers, graph.senders)
+  if isinstance(batch, LayoutBatch):
+    among_rows = _thin(batch.by_hop.adjacency, keep, jnp.concatenate(batch.by_hop.nodes))
+    batch = batch._replace(by_hop=batch.by_hop._replace(adjacency=among_rows))
+  return dataclasses.replace(slates, batch=batch, edge_mask=edge_mask)
 
 
 def keep_function(key: jax.Array, max_rate: float, slates: Slates) -> Keep:

@@ -32,7 +32,7 @@ from typing import Generic, TypeVar
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, NodesByHop, TileBatch
+from tpugraphs_jax.data.batching import ABSENT, LayoutBatch, TileBatch
 from tpugraphs_jax.nn import aggregation
 from tpugraphs_jax.nn.aggregation import degree, node_graph, take_rows
 
@@ -43,23 +43,19 @@ Batch = TypeVar("Batch", bound=LayoutBatch | TileBatch)
 @functools.partial(
   jax.tree_util.register_dataclass,
   meta_fields=[],
-  data_fields=["batch", "adjacency", "by_hop", "edge_mask", "graph_of"],
+  data_fields=["batch", "edge_mask", "graph_of"],
 )
 @dataclasses.dataclass(frozen=True)
 class Slates(Generic[Batch]):
-  """A batch of G slates with N nodes and C configurations, and the edges that DropEdge keeps.
+  """A batch of G slates with N nodes and C configurations.
 
   Attributes:
-    batch: the batch.
-    adjacency: edges among nodes.
-    by_hop: nodes by hop, with edges among them; None for tiles.
-    edge_mask: `[E]` bool mask of the edges of `batch.graph`.
+    batch: the batch, with the adjacency that DropEdge keeps.
+    edge_mask: `[E]` bool mask of the edges of `batch.graph` that DropEdge keeps.
     graph_of: `[N]` int32 graph of each node; G for padding nodes.
   """
 
   batch: Batch
-  adjacency: Adjacency
-  by_hop: NodesByHop | None
   edge_mask: jax.Array
   graph_of: jax.Array
 
@@ -67,8 +63,7 @@ class Slates(Generic[Batch]):
   def of(cls, batch: Batch) -> Slates[Batch]:
     """Slates of a batch, with all edges."""
     real = jnp.arange(len(batch.graph.senders)) < batch.graph.n_edge[:-1].sum()
-    by_hop = batch.by_hop if isinstance(batch, LayoutBatch) else None
-    return cls(batch, batch.adjacency, by_hop, real, node_graph(batch.graph))
+    return cls(batch, real, node_graph(batch.graph))
 
   @property
   def graphs(self) -> int:
@@ -91,13 +86,13 @@ class Slates(Generic[Batch]):
     mask = jnp.asarray(self.batch.config_mask)
     return mask.at[self.graph_of].get(mode="fill", fill_value=False)
 
-  def rows_within(self, hop: int) -> int:
+  def rows_within(self: Slates[LayoutBatch], hop: int) -> int:
     """Number of rows of hops 0..hop, padding included."""
-    return sum(len(nodes) for nodes in self.by_hop.nodes[: hop + 1])
+    return sum(len(nodes) for nodes in self.batch.by_hop.nodes[: hop + 1])
 
-  def nodes_within(self, hop: int) -> jax.Array:
+  def nodes_within(self: Slates[LayoutBatch], hop: int) -> jax.Array:
     """The node of each row of hops 0..hop, `[rows]` int32; ABSENT in padding."""
-    return jnp.concatenate(self.by_hop.nodes[: hop + 1])
+    return jnp.concatenate(self.batch.by_hop.nodes[: hop + 1])
 
   def is_configurable_row(self: Slates[LayoutBatch]) -> jax.Array:
     """Mask of rows of hop 0 with a configuration, `[hop 0]` bool; False in padding."""
@@ -147,7 +142,14 @@ class Nodes:
 
   @property
   def _some(self) -> jax.Array:
-    return self.varying if self.shared is None else self.shared
+    some = self.varying if self.shared is None else self.shared
+    assert some is not None
+    return some
+
+  def both(self) -> tuple[jax.Array, jax.Array]:
+    """`shared` and `varying` of features that differ up to a hop 0, 1, ..."""
+    assert self.shared is not None and self.varying is not None
+    return self.shared, self.varying
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
     """Applies a function to single nodes, `[n, C, F] -> [n, C, F']`."""
@@ -158,13 +160,12 @@ class Nodes:
 
   def everywhere(self) -> jax.Array:
     """The features of all nodes, `[N, C, F]`, or `[N, 1, F]` if `hop` is NONE."""
-    if self.hop == NONE:
-      return self.shared
-    if self.hop == EVERYWHERE:
-      return self.varying
-    shape = len(self.shared), *self.varying.shape[1:]
+    if self.hop in (NONE, EVERYWHERE):
+      return self._some
+    shared, varying = self.both()
+    shape = len(shared), *varying.shape[1:]
     rows = self.slates.nodes_within(self.hop)
-    return jnp.broadcast_to(self.shared, shape).at[rows].set(self.varying, mode="drop")
+    return jnp.broadcast_to(shared, shape).at[rows].set(varying, mode="drop")
 
   def within(self, hop: int) -> Nodes:
     """The same features with varying rows of hops 0..hop, where `hop` is at least `self.hop`.
@@ -177,12 +178,13 @@ class Nodes:
     if hop == EVERYWHERE:
       return self.slates.full(self.everywhere())
     if self.hop == NONE:
-      rows = take_rows(self.shared, self.slates.nodes_within(hop))
-      return Nodes(self.slates, self.shared, rows, hop)
-    count, configs, features = self.varying.shape
+      rows = take_rows(self._some, self.slates.nodes_within(hop))
+      return Nodes(self.slates, self._some, rows, hop)
+    shared, varying = self.both()
+    count, configs, features = varying.shape
     nodes = self.slates.nodes_within(hop)[count:]
-    rows = jnp.broadcast_to(take_rows(self.shared, nodes), (len(nodes), configs, features))
-    return Nodes(self.slates, self.shared, jnp.concatenate([self.varying, rows]), hop)
+    rows = jnp.broadcast_to(take_rows(shared, nodes), (len(nodes), configs, features))
+    return Nodes(self.slates, shared, jnp.concatenate([varying, rows]), hop)
 
   def divide(self, by: jax.Array) -> Nodes:
     """Divides the features of every node by `by [N]`, in the dtype of the features.
@@ -254,17 +256,20 @@ def neighbours(x: Nodes, direction: str, *, own: bool = False) -> Nodes:
   """
   slates = x.slates
   if not NONE < x.hop < EVERYWHERE:
-    return x.map(lambda rows: aggregation.neighbour_sum(rows, slates.adjacency, direction, own=own))
-  hop, by_hop = x.hop + 1, slates.by_hop
+    return x.map(
+      lambda rows: aggregation.neighbour_sum(rows, slates.batch.adjacency, direction, own=own)
+    )
+  hop, by_hop = x.hop + 1, slates.batch.by_hop
   if hop >= len(by_hop.nodes):
     raise ValueError(
       f"message passing round {hop} needs {hop + 1} hops, and the batch has "
       f"{len(by_hop.nodes)}: set `Network.hops` to the number of rounds"
     )
-  unreached = jnp.where((by_hop.hop > x.hop)[:, None, None], x.shared, 0)
-  from_unreached = aggregation.neighbour_sum(unreached, slates.adjacency, direction, own=own)
+  shared, varying = x.both()
+  unreached = jnp.where((by_hop.hop > x.hop)[:, None, None], shared, 0)
+  from_unreached = aggregation.neighbour_sum(unreached, slates.batch.adjacency, direction, own=own)
   from_reached = aggregation.neighbour_sum(
-    x.varying, by_hop.adjacency, direction, receivers=slates.rows_within(hop), own=own
+    varying, by_hop.adjacency, direction, receivers=slates.rows_within(hop), own=own
   )
   rows = take_rows(from_unreached, slates.nodes_within(hop))
   return Nodes(slates, from_unreached, from_reached + rows, hop)
@@ -272,5 +277,5 @@ def neighbours(x: Nodes, direction: str, *, own: bool = False) -> Nodes:
 
 def neighbour_mean(x: Nodes, direction: str) -> Nodes:
   """The mean of each node's operands, users or both; 0 for a node without any."""
-  count = degree(x.slates.adjacency, direction, x.slates.num_nodes)
+  count = degree(x.slates.batch.adjacency, direction, x.slates.num_nodes)
   return neighbours(x, direction).divide(jnp.maximum(count, 1))

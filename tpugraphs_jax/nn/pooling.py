@@ -108,28 +108,29 @@ def parts(x: Nodes, *, configurable: bool = False) -> list[tuple[jax.Array, jax.
   if configurable:  # rows of hop 0
     rows = configurable_rows(slates)
     if x.hop == EVERYWHERE:
-      return [(x.varying, _of_nodes(rows, slates))]
-    return [(x.within(max(x.hop, 0)).varying[: rows.shape[1]], rows)]
+      return [(x.everywhere(), _of_nodes(rows, slates))]
+    return [(x.within(max(x.hop, 0)).both()[1][: rows.shape[1]], rows)]
   if x.hop in (NONE, EVERYWHERE):
     return [(x.everywhere(), selection(slates.graph_of, slates.graphs))]
-  unreached = jnp.where(slates.by_hop.hop > x.hop, slates.graph_of, ABSENT)
+  unreached = jnp.where(slates.batch.by_hop.hop > x.hop, slates.graph_of, ABSENT)
   reached = slates.graph_of.at[slates.nodes_within(x.hop)].get(mode="fill", fill_value=ABSENT)
+  shared, varying = x.both()
   return [
-    (x.shared, selection(unreached, slates.graphs)),
-    (x.varying, selection(reached, slates.graphs)),
+    (shared, selection(unreached, slates.graphs)),
+    (varying, selection(reached, slates.graphs)),
   ]
 
 
 def configurable_rows(slates: Slates) -> jax.Array:
   """Selection matrix of the configurable nodes of each graph, `[G, hop 0]` float32."""
-  graph_of = slates.graph_of.at[slates.by_hop.nodes[0]].get(mode="fill", fill_value=ABSENT)
+  graph_of = slates.graph_of.at[slates.batch.by_hop.nodes[0]].get(mode="fill", fill_value=ABSENT)
   rows = selection(graph_of, slates.graphs)
   return jnp.where(slates.is_configurable_row()[None], rows, 0)
 
 
 def _of_nodes(rows: jax.Array, slates: Slates) -> jax.Array:
   """Scatters `rows [G, hop 0]` to their nodes, `[G, N]`."""
-  nodes = slates.by_hop.nodes[0]
+  nodes = slates.batch.by_hop.nodes[0]
   return jnp.zeros((len(rows), slates.num_nodes)).at[:, nodes].set(rows, mode="drop")
 
 

@@ -215,7 +215,7 @@ class ResModel(base.Network):
       message = add_to_configurable(
         x.map(lambda v: self.matmul(v, own)), self.project(config, slates)
       )
-      by = self.divisor(degree(slates.adjacency, direction, slates.num_nodes))
+      by = self.divisor(degree(slates.batch.adjacency, direction, slates.num_nodes))
       if self.adj_normalization == "sym":
         message = message.divide(by)
       means.append(neighbours(message, direction, own=True).divide(by))
@@ -259,22 +259,23 @@ class ResModel(base.Network):
 
 def add_to_configurable(x: Nodes, config: Nodes) -> Nodes:
   """Adds `config [N, C, F]`, zero on nodes that are not configurable, to `x [N, C, F]`."""
-  rows = config.varying
-  return dataclasses.replace(x, varying=x.varying.at[: len(rows)].add(rows))
+  _, varying = x.both()
+  _, rows = config.both()
+  return dataclasses.replace(x, varying=varying.at[: len(rows)].add(rows))
 
 
 def inside_block(slates: Slates[LayoutBatch]) -> Slates:
   """The slates with messages and configurations inside their blocks only."""
-  batch, by_hop = slates.batch, slates.by_hop
+  batch, by_hop = slates.batch, slates.batch.by_hop
   keep, last = jnp.asarray(batch.block_mask), len(by_hop.nodes) - 1
   at = lambda nodes: keep.at[nodes].get(mode="fill", fill_value=False)
   among_rows = among(by_hop.adjacency, at(slates.nodes_within(last)))
-  return dataclasses.replace(
-    slates,
-    adjacency=among(slates.adjacency, keep),
+  batch = batch._replace(
+    adjacency=among(batch.adjacency, keep),
     by_hop=by_hop._replace(adjacency=among_rows),
-    batch=batch._replace(row_id=jnp.where(at(by_hop.nodes[0])[:, None], batch.row_id, ABSENT)),
+    row_id=jnp.where(at(by_hop.nodes[0])[:, None], batch.row_id, ABSENT),
   )
+  return dataclasses.replace(slates, batch=batch)
 
 
 def among(adjacency: Adjacency, keep: jax.Array) -> Adjacency:

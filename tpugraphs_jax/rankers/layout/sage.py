@@ -98,9 +98,8 @@ class SAGE(base.Network):
     sentinel = self.sentinel.astype(shared.dtype)
     shared += sentinel
     configurable = slates.is_configurable_row()[:, None, None]
-    config = dataclasses.replace(
-      config, varying=config.varying - jnp.where(configurable, sentinel[None], 0)
-    )
+    varying = config.both()[1] - jnp.where(configurable, sentinel[None], 0)
+    config = dataclasses.replace(config, varying=varying)
     return (slates.nodes(shared) + config).map(nn.gelu)
 
   def embed_rows(self, rows: jax.Array) -> jax.Array:

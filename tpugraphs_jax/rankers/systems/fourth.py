@@ -102,7 +102,7 @@ class Edges(NamedTuple):
 
 def configurable_edges(slates: Slates) -> Edges:
   """The edges of a batch whose consumer is configurable, from its neighbour tables."""
-  table, node = slates.adjacency.operands, jnp.asarray(slates.by_hop.nodes[0])
+  table, node = slates.batch.adjacency.operands, jnp.asarray(slates.batch.by_hop.nodes[0])
   node = jnp.where(slates.is_configurable_row(), node, ABSENT)
   row_of = jnp.full(slates.num_nodes, ABSENT).at[node].set(jnp.arange(len(node)), mode="drop")
   operands = jnp.asarray(table.index).at[node].get(mode="fill", fill_value=ABSENT)

@@ -230,7 +230,7 @@ class SageConcat(nn.Module):
     users = neighbour_mean(self.linear(self.messages, name="users")(*x), USERS)
     sent = self.linear(self.messages, name="operands")(*x)
     # Published: divided at the sender, not at the receiver.
-    count = degree(slates.adjacency, OPERANDS, slates.num_nodes)
+    count = degree(slates.batch.adjacency, OPERANDS, slates.num_nodes)
     operands = neighbours(sent.divide(jnp.maximum(count, 1)), OPERANDS)
     return concat(self.linear(self.features, name="own")(*x), users, operands)
 
