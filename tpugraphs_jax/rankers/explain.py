@@ -85,13 +85,13 @@ class Proposals:
     is_exact: the proposals are the n cheapest configurations, except for ties.
   """
 
-  graph: OpGraph
+  graph: OpGraph[LayoutConfigs]
   scores: np.ndarray
   gap: float
   is_exact: bool
 
 
-def with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
+def with_rows(graph: OpGraph[LayoutConfigs], rows: np.ndarray) -> OpGraph[LayoutConfigs]:
   """The graph with unlabelled configurations of the rows `[n, groups]`."""
   configs = dataclasses.replace(
     graph.configs,
@@ -151,7 +151,7 @@ def exchanges(
   return [Exchange(*part, float(first - other)) for part, other in zip(parts, others)]
 
 
-def check_numbers(graph: OpGraph, *numbers: int | None) -> None:
+def check_numbers(graph: OpGraph[TileConfigs | LayoutConfigs], *numbers: int | None) -> None:
   """Refuses (ValueError) numbers of configurations that a graph does not have; None passes."""
   for number in numbers:
     if number is not None and not 0 <= number < len(graph.configs):
@@ -161,8 +161,8 @@ def check_numbers(graph: OpGraph, *numbers: int | None) -> None:
 
 
 def _exchange_rows(
-  graph: OpGraph, config: int, against: int
-) -> tuple[TileConfigs | LayoutConfigs, list[_Part]]:
+  graph: OpGraph[LayoutConfigs], config: int, against: int
+) -> tuple[LayoutConfigs, list[_Part]]:
   """The configuration, then for each group that differs a copy with the row of `against`."""
   configs = graph.configs
   first, other = (np.asarray(configs.group_row[number]) for number in (config, against))
@@ -182,7 +182,9 @@ def _exchange_rows(
   ), parts
 
 
-def _exchange_columns(graph: OpGraph, config: int, against: int) -> tuple[TileConfigs, list[_Part]]:
+def _exchange_columns(
+  graph: OpGraph[TileConfigs], config: int, against: int
+) -> tuple[TileConfigs, list[_Part]]:
   """The configuration, then for each column that differs a copy with the value of `against`."""
   configs = graph.configs
   first, other = configs.config_feat[config], configs.config_feat[against]

@@ -167,7 +167,7 @@ class Ranker:
   @property
   def transforms(self) -> dict[str, features.Transform]:
     """The fitted transforms, by their names in files."""
-    return features.to_saved(self.features.transforms, self.family.config_transform)
+    return features.to_saved(self.features.transforms, self.family.transform)
 
   def use_transforms(
     self, transforms: Mapping[str, features.Transform], *, where: str | os.PathLike[str]

@@ -150,7 +150,7 @@ class HostHistory:
   def __init__(self, entries: int, width: int, dtype: str, folder: Path):
     folder.mkdir(parents=True, exist_ok=True)
     create = lambda name, *spec: np.memmap(folder / name, *spec)
-    self._entries = entries
+    self._entries, self._folder = entries, folder
     self._value = create("value", jnp.dtype(dtype), "w+", 0, (entries, width))
     self._is_written = create("is_written", np.bool_, "w+", 0, (entries,))
 
@@ -172,15 +172,14 @@ class HostHistory:
 
   def save(self, folder: Path) -> None:
     """Writes the table into an existing folder."""
-    for array in (self._value, self._is_written):
+    for name, array in (("value", self._value), ("is_written", self._is_written)):
       array.flush()
-      shutil.copyfile(array.filename, folder / Path(array.filename).name)
+      shutil.copyfile(self._folder / name, folder / name)
 
   def restore(self, folder: Path) -> None:
     """Reads the files of `save`."""
-    for array in (self._value, self._is_written):
-      saved = folder / Path(array.filename).name
-      read = lambda: np.memmap(saved, array.dtype, "r", 0, array.shape)
+    for name, array in (("value", self._value), ("is_written", self._is_written)):
+      read = lambda: np.memmap(folder / name, array.dtype, "r", 0, array.shape)
       parallel.copy_from_primary(read, array)
 
 

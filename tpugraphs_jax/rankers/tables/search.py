@@ -213,7 +213,7 @@ def _eliminate(unary, pairs, limit: int) -> tuple[list[_Bucket], float]:
   weight = {g: log_size(g) for g in range(len(unary))}
   buckets, bound = [], 0.0
   while weight:
-    group = min(weight, key=weight.get)
+    group = min(weight, key=weight.__getitem__)
     del weight[group]
     bucket = _bucket(group, tables[group], limit)
     buckets.append(bucket)
