@@ -80,12 +80,13 @@ class Checkpoints:
   ):
     self._folder = Path(folder).expanduser().absolute()
     self._config, self._digests = _as_json(config or {}), dict(digests or {})
-    self._manager = None  # stays None in processes other than 0, and without a folder to read
+    # None in processes other than 0, and without a folder to read.
+    self._manager: ocp.CheckpointManager | None = None
     if machine.is_primary() and (self._folder.is_dir() or not read_only):
       try:
         self._manager = self._create_manager(read_only)
         if not read_only:
-          self._tidy()
+          self._tidy(self._manager)
       except (ValueError, KeyError, TypeError) as error:  # damaged metrics
         raise _damaged(self._folder / f"{_PREFIX}_*", error) from None
 
@@ -115,11 +116,11 @@ class Checkpoints:
       ),
     )
 
-  def _tidy(self) -> None:
+  def _tidy(self, manager: ocp.CheckpointManager) -> None:
     """Removes superseded checkpoints that a killed run left."""
-    current = {self._manager.latest_step(), self._manager.best_step()}
-    for number in set(self._manager.all_steps()) - current:
-      self._manager.delete(number)
+    current = {manager.latest_step(), manager.best_step()}
+    for number in set(manager.all_steps()) - current:
+      manager.delete(number)
     self._empty_trash()
 
   def _empty_trash(self) -> None:
@@ -178,13 +179,13 @@ class Checkpoints:
 
   def newest_step(self) -> int | None:
     """The step of the newest checkpoint; None without one."""
-    return self._on_primary(lambda: (self._newest_notes() or {}).get("step"))
+    return self._on_primary(lambda manager: (self._newest_notes(manager) or {}).get("step"))
 
   def check_config(self) -> None:
     """Refuses (ValueError) a folder whose newest checkpoint has another config or other files."""
 
-    def check() -> None:
-      if (notes := self._newest_notes()) is not None:
+    def check(manager: ocp.CheckpointManager) -> None:
+      if (notes := self._newest_notes(manager)) is not None:
         trees.check_config(self._folder, notes["config"], self._config)
         check_files(self._folder, notes["files"], self._digests)
 
@@ -199,7 +200,7 @@ class Checkpoints:
     Raises:
       ValueError: it has another config or other files, or does not fit the template.
     """
-    return self._on_primary(lambda: self._read(self._manager.latest_step(), template))
+    return self._on_primary(lambda manager: self._read(manager, manager.latest_step(), template))
 
   def best(self) -> Saved | None:
     """The best checkpoint, else the newest; None without one.
@@ -210,29 +211,31 @@ class Checkpoints:
       ValueError: it has another config or other files, or is damaged.
     """
 
-    def read() -> Saved | None:
-      values = {number: self._read_notes(number)["value"] for number in self._manager.all_steps()}
+    def read(manager: ocp.CheckpointManager) -> Saved | None:
+      values = {n: self._read_notes(manager, n)["value"] for n in manager.all_steps()}
       numbers = [n for n, value in values.items() if value is not None and not math.isnan(value)]
       best = max(numbers, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
-      return self._read(self._manager.latest_step() if best is None else best)
+      return self._read(manager, manager.latest_step() if best is None else best)
 
     return self._on_primary(read)
 
-  def _on_primary(self, read: Callable[[], Result]) -> Result | None:
+  def _on_primary(self, read: Callable[[ocp.CheckpointManager], Result]) -> Result | None:
     """The result or error of `read` in process 0, in every process; None without a folder."""
-    return parallel.on_primary(lambda: None if self._manager is None else read())
+    return parallel.on_primary(lambda: None if self._manager is None else read(self._manager))
 
-  def _read(self, number: int | None, template: Any = None) -> Saved | None:
+  def _read(
+    self, manager: ocp.CheckpointManager, number: int | None, template: Any = None
+  ) -> Saved | None:
     """A checkpoint, its state in the structure of the template, or in nested dicts."""
     if number is None:
       return None
     where = self._where(number)
-    notes = self._read_notes(number)
+    notes = self._read_notes(manager, number)
     trees.check_config(where, notes["config"], self._config)
     check_files(where, notes["files"], self._digests)
     # NumPy arrays can be restored on any device.
-    host = self._shapes(number) if template is None else jax.tree.map(np.asarray, template)
-    state = self._restore_state(number, host)
+    host = self._shapes(manager, number) if template is None else jax.tree.map(np.asarray, template)
+    state = self._restore_state(manager, number, host)
     if template is not None and (difference := trees.first_difference(state, host)):
       name, there, here = difference
       raise ValueError(f"{where} does not fit this model: {name} is {there} there and {here} here")
@@ -245,31 +248,31 @@ class Checkpoints:
   def _where(self, number: int) -> Path:
     return self._folder / f"{_PREFIX}_{number}"
 
-  def _shapes(self, number: int) -> Any:
+  def _shapes(self, manager: ocp.CheckpointManager, number: int) -> Any:
     """Arrays with the shapes and dtypes of a saved state, in nested dicts."""
     try:
-      metadata = self._manager.item_metadata(number)[_STATE]
+      metadata = manager.item_metadata(number)[_STATE]
       shapes = getattr(metadata, "tree", metadata)  # newer versions of Orbax wrap the tree
       return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise _damaged(self._where(number), error) from None
 
-  def _newest_notes(self) -> dict[str, Any] | None:
-    number = self._manager.latest_step()
-    return None if number is None else self._read_notes(number)
+  def _newest_notes(self, manager: ocp.CheckpointManager) -> dict[str, Any] | None:
+    number = manager.latest_step()
+    return None if number is None else self._read_notes(manager, number)
 
-  def _read_notes(self, number: int) -> dict[str, Any]:
+  def _read_notes(self, manager: ocp.CheckpointManager, number: int) -> dict[str, Any]:
     items = ocp.args.Composite(**{_NOTES: ocp.args.JsonRestore()})
     try:
-      notes = unseal(self._manager.restore(number, args=items)[_NOTES])
+      notes = unseal(manager.restore(number, args=items)[_NOTES])
       return {name: notes[name] for name in _FIELDS}
     except Exception as error:  # Orbax raises a dozen types
       raise _damaged(self._where(number), error) from None
 
-  def _restore_state(self, number: int, template: Any) -> Any:
+  def _restore_state(self, manager: ocp.CheckpointManager, number: int, template: Any) -> Any:
     items = ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(template)})
     try:
-      return self._manager.restore(number, args=items)[_STATE]
+      return manager.restore(number, args=items)[_STATE]
     except Exception as error:  # see above
       message = "; ".join(str(error).splitlines()[:3])
       raise ValueError(

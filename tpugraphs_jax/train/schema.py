@@ -95,10 +95,9 @@ def check(config: ConfigDict) -> None:
   Raises:
     ValueError: the message has the field, its value and the expectation.
   """
-  check_task(config)
-  every = config.to_dict()
+  fields_of = check_task(config)
   for section, section_class in sections(config.task).items():
-    fields = _section(every, section)
+    fields = fields_of[section]
     _check_names(config, section, fields, section_class)
     section_class.of(fields)
   network = config.model.to_dict()
@@ -106,34 +105,34 @@ def check(config: ConfigDict) -> None:
   _check_pairs(config)
 
 
-def check_task(config: ConfigDict) -> None:
-  """Refuses (ValueError) a config without the sections of its task."""
+def check_task(config: ConfigDict) -> dict[str, Mapping[str, Any]]:
+  """The fields of each section of a config; refuses (ValueError) one without those of its task."""
   task = config.get("task")
   if task not in base.TASKS:
     raise ValueError(f"task is {task!r}, expected one of {', '.join(base.TASKS)}")
-  every = config.to_dict()
+  every, result = config.to_dict(), {}
   for section, section_class in sections(task).items():
     fields = _section(every, section)
-    absent = (
-      [section]
-      if fields is None
-      else [
-        f"{section}.{name}".lstrip(".") for name in section_class.defaults() if name not in fields
-      ]
-    )
-    if absent:
+    absent = [section]
+    if fields is not None:
+      names = (name for name in section_class.defaults() if name not in fields)
+      absent = [f"{section}.{name}".lstrip(".") for name in names]
+    if fields is None or absent:
       raise ValueError(
         f"task is {task}, but the config has no {absent[0]}: name a file and "
         "variant of that task in --config"
       )
+    result[section] = fields
+  return result
 
 
 def _section(fields: Mapping[str, Any], section: str) -> Mapping[str, Any] | None:
   """The fields of a section of a config; None without the section."""
   for name in filter(None, section.split(".")):
-    fields = fields.get(name)
-    if not isinstance(fields, Mapping):
+    found = fields.get(name)
+    if not isinstance(found, Mapping):
       return None
+    fields = found
   return fields
 
 
