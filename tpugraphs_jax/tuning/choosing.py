@@ -272,7 +272,7 @@ _Bind = Callable[[core.JaxprEqn, list[Any]], Sequence[Any]]
 
 def _bind(equation: core.JaxprEqn, inputs: list[Any], choice: Choice) -> Sequence[Any]:
   group = group_of(equation)
-  if group in choice:
+  if group is not None and group in choice:
     with jax.named_scope(f"{SCOPE}{list(choice).index(group)}"):
       output, *operands = choice[group]
       inputs = [_constrained(value, order) for value, order in zip(inputs, operands)]

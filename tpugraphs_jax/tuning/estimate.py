@@ -155,7 +155,7 @@ class Estimate:
     """A row for each generation, and the dearest kernels of each."""
     head = ["", "ms", "9 of 10", "M cycles", "GB", "arguments", "temporaries", "fits", "bound by"]
     title = f"{self.name}: estimates of the TPU compiler, for one device"
-    kernels = [_kernels(row) for row in self.rows if row.cycles]
+    kernels = [_kernels(row, row.cycles) for row in self.rows if row.cycles]
     return [Table(head, [_cells(row) for row in self.rows], title), *kernels]
 
   def _notes(self) -> Iterator[str]:
@@ -190,10 +190,10 @@ def _cells(row: Row) -> list[str]:
   ]
 
 
-def _kernels(row: Row) -> Table:
-  """The dearest kernels of a row."""
+def _kernels(row: Row, cycles: int) -> Table:
+  """The dearest kernels of a row, and their shares of its `cycles`."""
   cells = [
-    [f"{each.cycles / row.cycles:.1%}", f"{each.cycles / 1e6:.3g}", *_place(each.origin)]
+    [f"{each.cycles / cycles:.1%}", f"{each.cycles / 1e6:.3g}", *_place(each.origin)]
     for each in row.kernels[:_DEAREST]
   ]
   title = f"{_short(row.target)}: the {len(cells)} dearest of {len(row.kernels)} kernels"
@@ -313,7 +313,7 @@ def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], t
     flops=program.flops,
     memory=program.memory,
     fits=program.memory.total <= device.memory,
-    bound=max(seconds, key=seconds.get),
+    bound=max(seconds, key=seconds.__getitem__),
     kernels=tuple(sorted(cycles.by_kernel, key=lambda each: -each.cycles)),
     uncounted=cycles.uncounted,
     why=why,

@@ -237,7 +237,10 @@ class BytesEstimate(Label):
   worth = "An estimate of this machine's compiler and no run time."
 
   def estimate(self, compiled: jax.stages.Compiled) -> Raw:
-    return {"bytes_accessed": int(compiled.cost_analysis()["bytes accessed"])}
+    cost = compiled.cost_analysis()
+    if cost is None:
+      raise ValueError("this machine's compiler does not estimate the bytes of a program")
+    return {"bytes_accessed": int(cost["bytes accessed"])}
 
   def value(self, raw: Raw) -> int:
     return raw["bytes_accessed"]

@@ -84,7 +84,7 @@ def measure(
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
       yield number, error
       if first is None:
-        return
+        break
       continue
     if first is None:
       first, expected = (function, values, compiler_options), outputs
@@ -92,6 +92,8 @@ def measure(
       yield number, ValueError("its outputs differ from the outputs of the compiler's own choice")
       continue
     compiled[number] = version
+  if first is None:
+    return
   default = next(iter(compiled))
   copies = {copy: compile_function(*first) for copy in _COPIES}
   seconds = _rounds({**compiled, **copies}, [default, *copies], values, seed, timer)

@@ -145,7 +145,7 @@ class Problem:
     label = np.array([0] * len(candidates) if values is None else values, np.int64)
     return dataclasses.replace(self.graph, configs=factor_layout_configs(feat, label))
 
-  def numbers_of(self, proposed: graph.OpGraph) -> list[Numbers]:
+  def numbers_of(self, proposed: graph.OpGraph[graph.LayoutConfigs]) -> list[Numbers]:
     """The choices that are the configurations of a graph; other configurations are left out.
 
     Compiler options stay at their defaults.

@@ -86,6 +86,7 @@ def _file_module(path: Path) -> types.ModuleType:
   if folder not in sys.path:  # as for a script, so that it finds its neighbours
     sys.path.insert(0, folder)
   spec = importlib.util.spec_from_file_location(path.stem, path)
+  assert spec is not None and spec.loader is not None  # of a file .py
   module = importlib.util.module_from_spec(spec)
   sys.modules.setdefault(path.stem, module)  # dataclasses and Flax modules look their module up
   try:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from scipy import linalg, stats
 
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers import orders
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.tuning.draw import Numbers
@@ -56,8 +56,8 @@ class Pool:
   """
 
   choices: list[Numbers]
-  graph: Callable[[Sequence[Numbers]], OpGraph]
-  numbers_of: Callable[[OpGraph], list[Numbers]] | None = None
+  graph: Callable[[Sequence[Numbers]], OpGraph[LayoutConfigs]]
+  numbers_of: Callable[[OpGraph[LayoutConfigs]], list[Numbers]] | None = None
   compiler_options: int = 0
 
   @functools.cached_property
@@ -111,7 +111,7 @@ def learned(pool: Pool, ranker: Any, prior: Prior) -> Way:
   order, effects = list(model(pool, ranker)), {choices[0]: 0.0}
   yield choices[0]
   while len(effects) < len(choices):
-    best = min(effects, key=effects.get)
+    best = min(effects, key=effects.__getitem__)
     numbers = None
     if len(effects) % 2 == 0:
       turns = (each[: pool.layouts] + best[pool.layouts :] for each in order)
@@ -197,7 +197,9 @@ class Belief:
     return int(np.lexsort([expected, -improvement])[0])
 
 
-def costs(pool: Pool, ranker: Any) -> tuple[tuple[OpGraph, np.ndarray, np.ndarray], np.ndarray]:
+def costs(
+  pool: Pool, ranker: Any
+) -> tuple[tuple[OpGraph[LayoutConfigs], np.ndarray, np.ndarray], np.ndarray]:
   """What a model predicts for every change of layouts alone.
 
   Returns:
@@ -224,9 +226,11 @@ def model(pool: Pool, ranker: Any) -> Way:
   Where the pool is open, a score table proposes choices of its own, near the compiler's own
   choice, where it is most reliable; they take turns with the others.
   """
-  proposed, choices = [], pool.choices
+  proposed: list[Numbers] = []
+  choices = pool.choices
   family = getattr(ranker, "family", None)  # an ensemble has none
-  if pool.is_open and pool.layout_changes and isinstance(family, TablesFamily):
+  is_table = isinstance(family, TablesFamily)
+  if pool.numbers_of is not None and pool.layout_changes and is_table:
     proposed = pool.numbers_of(ranker.propose(pool.graph(choices), _PROPOSALS, near=0).graph)
     choices = list(dict.fromkeys([*choices, *proposed]))
   scores = np.zeros(len(choices))

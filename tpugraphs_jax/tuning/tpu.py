@@ -59,9 +59,9 @@ class TpuProgram:
   bytes_accessed: int  # the compiler's estimate too
   flops: float  # as the compiler counts them; kernels of other compilers add nothing
   memory: Memory
-  # Serialized HloModuleProto before layout assignment, if asked for. Its arrays have the layouts
-  # that the compiler then assigns.
-  before_layouts: bytes | None
+  # Serialized HloModuleProto before layout assignment, with the layouts that the compiler then
+  # assigns; empty unless asked for.
+  before_layouts: bytes
 
 
 def full_name(target: str) -> str:
@@ -131,11 +131,13 @@ def compile_function(
     compiled = lowered.compile(
       compiler_options={**(compiler_options or {}), **(dumps if keep_stages else {})}
     )
-    before_layouts = None
+    before_layouts = b""
     if keep_stages:
       before_layouts = with_layouts_of(*(_stage(Path(folder), name) for name in _STAGES))
-  (module,) = compiled.runtime_executable().hlo_modules()
-  cost, planned = compiled.cost_analysis(), compiled.memory_analysis()
+  executable, cost = compiled.runtime_executable(), compiled.cost_analysis()
+  planned = compiled.memory_analysis()
+  assert executable is not None and cost is not None and planned is not None
+  (module,) = executable.hlo_modules()
   return TpuProgram(
     module.as_serialized_hlo_module_proto(),
     float(cost.get("optimal_seconds", 0.0)),

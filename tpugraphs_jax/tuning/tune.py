@@ -412,7 +412,7 @@ def _decide(
       f"{problem.name}: the compiler's own choice cannot be labelled: {found.errors[default]}"
     )
   value = {numbers: label.value(raw) for numbers, raw in found.raw.items()}
-  best, compared = min(value, key=value.get), None  # the first of equals: the default
+  best, compared = min(value, key=value.__getitem__), None  # the first of equals: the default
   ratio = value[best] / value[default]
   if isinstance(label, labels.Measured) and best != default:
     compared = measure.compare(
