@@ -7,7 +7,6 @@ one colour. A point of a line says its values where the mouse rests on it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-import dataclasses
 import io
 import logging
 from typing import Any
@@ -23,6 +22,7 @@ from tpugraphs_jax.report.runs import (
   Group,
   KS,
   NOISELESS,
+  noiseless,
   OWN_FIRST,
   RANDOM,
   tune_name,
@@ -222,9 +222,9 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
         label=group.name,
         gid=gid,
       )
-  if all(graph.ceiling_ns is not None for graph in order):
+  if by_ceiling := noiseless(order):
     left.plot(
-      [dataclasses.replace(graph, scores=graph.ceiling_ns).kendall_tau for graph in order],
+      [graph.kendall_tau for graph in by_ceiling],
       places,
       "|",
       color=_GREY,

@@ -62,6 +62,8 @@ class ValidationGraph(evaluation.GraphScores):
 
   def own_first_slowdowns(self, ks: Sequence[int]) -> dict[int, float]:
     """Expected slowdown of the compiler's own choice and k - 1 random others, by k."""
+    if self.default is None:
+      return dict.fromkeys(ks, math.nan)
     own, others = self.label[self.default], np.delete(self.label, self.default)
     if not len(others):
       return dict.fromkeys(ks, 0.0)
@@ -170,11 +172,19 @@ class Run:
       slowdown = float(np.mean([graph.default_slowdown for graph in self.judged]))
       orders[DEFAULT] = {f"slowdown{k}_mean": slowdown for k in self.ks}
       orders[OWN_FIRST] = _means_by_k([graph.own_first_slowdowns(self.ks) for graph in self.judged])
-    if all(graph.ceiling_ns is not None for graph in self.judged):
-      orders[NOISELESS] = self._means(
-        [dataclasses.replace(graph, scores=graph.ceiling_ns) for graph in self.judged]
-      )
+    if by_ceiling := noiseless(self.judged):
+      orders[NOISELESS] = self._means(by_ceiling)
     return orders
+
+
+def noiseless(graphs: Sequence[ValidationGraph]) -> list[ValidationGraph]:
+  """The graphs with runtimes without noise as scores; none unless all graphs have them."""
+  known = [
+    dataclasses.replace(graph, scores=graph.ceiling_ns)
+    for graph in graphs
+    if graph.ceiling_ns is not None
+  ]
+  return known if len(known) == len(graphs) else []
 
 
 def _means_by_k(slowdowns: Sequence[Mapping[int, float]]) -> dict[str, float]:

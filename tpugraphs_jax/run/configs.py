@@ -112,6 +112,7 @@ def _definitions(path: Path) -> dict[str, Any]:
   if path.parent == folder().resolve() or is_taken or not name.isidentifier():
     return runpy.run_path(str(path))
   spec = importlib.util.spec_from_file_location(name, path)
+  assert spec is not None and spec.loader is not None  # of a file .py
   module = sys.modules[name] = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)

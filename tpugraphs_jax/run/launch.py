@@ -33,7 +33,9 @@ def launch(values: flags.FlagValues, kind: str) -> None:
     _check_kind(values.config, kind)
     schema.check(values.config)
     if values.print_config:
-      print(configs.listing(values.config, values["config"].default_as_str))
+      place = values["config"].default_as_str
+      assert place is not None  # `configs.parse_flags` sets it
+      print(configs.listing(values.config, place))
       return
     with (
       console.explaining_devices(),

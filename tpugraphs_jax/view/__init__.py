@@ -66,15 +66,15 @@ def _show(
   browser: bool,
   as_table: bool,
 ) -> None:
-  try:
-    from tpugraphs_jax.view import explorer
-  except ModuleNotFoundError as error:
-    if error.name not in ("model_explorer", "portpicker"):
-      raise
-    explorer = None
-  if explorer is not None and not as_table:
-    explorer.serve(explorer.Page(graph, views), port=port, browser=browser)
-    return
+  if not as_table:
+    try:
+      from tpugraphs_jax.view import explorer
+    except ModuleNotFoundError as error:
+      if error.name not in ("model_explorer", "portpicker"):
+        raise
+    else:
+      explorer.serve(explorer.Page(graph, views), port=port, browser=browser)
+      return
   if "ipykernel" in sys.modules:
     from IPython import display
 

@@ -141,7 +141,7 @@ def _orders(graph: OpGraph, number: int) -> dict[int, str]:
   }
 
 
-def _config_facts(graph: OpGraph, number: int) -> dict[str, str]:
+def _config_facts(graph: OpGraph[TileConfigs | LayoutConfigs], number: int) -> dict[str, str]:
   configs = graph.configs
   facts = {"label": f"{configs.runtime_ns[number]:,}"} if configs.is_labelled else {}
   if isinstance(configs, TileConfigs):
