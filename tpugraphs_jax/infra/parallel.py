@@ -72,7 +72,7 @@ def initialize(
     if importlib.util.find_spec("libtpu") is not None and machine.has_tpu_chips():
       _initialize_from_surroundings(heartbeat_timeout_seconds)
     return
-  if missing:
+  if missing or num_processes is None or process_id is None:
     raise ValueError(
       f"several processes need all of --{', --'.join(given)}; missing: --{', --'.join(missing)}"
     )
@@ -366,16 +366,17 @@ def primary_only(write: Callable[Args, Value]) -> Callable[Args, Value | None]:
 
 def on_primary(read: Callable[[], Value]) -> Value:
   """The result of `read` in process 0, or its ValueError or OSError, in every process."""
-  value = error = None
+  values: list[Value] = []  # one in process 0, unless there is an error
+  error: Exception | None = None
   if machine.is_primary():
     try:
-      value = read()
+      values.append(read())
     except (ValueError, OSError) as found:
       error = found
-  value, error = from_primary((value, error))
+  values, error = from_primary((values, error))
   if error is not None:
     raise error
-  return value
+  return values[0]
 
 
 def copy_from_primary(
