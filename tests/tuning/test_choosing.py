@@ -226,6 +226,13 @@ def test_a_mesh_in_context_is_said_and_other_programs_stay_as_they_are(caplog):
   assert "the mesh" in caplog.text
 
 
+def test_a_gradient_in_bfloat16_has_no_sharding_to_leave_out(caplog):
+  function = jax.grad(lambda w, x: (x @ w).astype(jnp.float32).sum())
+  args = (jnp.ones((8, 8), jnp.bfloat16), jnp.ones((4, 8), jnp.bfloat16))
+  call = Call(function, args, {})
+  assert choosing.for_one_device(call) is call and not caplog.text
+
+
 def test_a_function_over_devices_has_none_for_one_device():
   mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
   spec = jax.sharding.PartitionSpec("x")

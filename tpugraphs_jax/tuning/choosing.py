@@ -288,10 +288,16 @@ def _bind(equation: core.JaxprEqn, inputs: list[Any], choice: Choice) -> Sequenc
 def _has_shardings(jaxpr: core.Jaxpr) -> bool:
   return any(
     equation.primitive.name in _CONSTRAINTS
-    or any(isinstance(leaf, jax.sharding.Sharding) for leaf in jax.tree.leaves(equation.params))
+    or any(map(_is_constraint, jax.tree.leaves(equation.params)))
     or any(map(_has_shardings, programs_of(equation)))
     for equation in jaxpr.eqns
   )
+
+
+def _is_constraint(param: Any) -> bool:
+  """Whether a parameter is a sharding; jax gives some equations one of a mesh without devices."""
+  is_empty = isinstance(param, jax.sharding.NamedSharding) and param.mesh.empty
+  return isinstance(param, jax.sharding.Sharding) and not is_empty
 
 
 def _bind_unsharded(equation: core.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
