@@ -34,7 +34,7 @@ def test_the_command_also_writes_csv_and_png(tmp_path, capsys):
   with (out / "r.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
   assert len(rows) == 12 and rows[-1]["run"] == "1" and rows[-1]["graph"] == "alex$net_{1"
-  assert len(list((out / "png").glob("*.png"))) == 5 and "wrote " in capsys.readouterr().out
+  assert len(list((out / "png").glob("*.png"))) == 4 and "wrote " in capsys.readouterr().out
 
 
 def test_a_verdict_names_every_run_with_its_labels_and_page(tmp_path, capsys):
