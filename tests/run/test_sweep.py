@@ -120,6 +120,38 @@ def test_a_run_that_was_begun_is_resumed(tmp_path, is_begun, capsys):
   assert ("goes on" if is_begun else "begins") in capsys.readouterr().out
 
 
+COMPILE = """
+import jax
+from tpugraphs_jax.infra import parallel
+parallel.use_compilation_cache("elsewhere")
+hits = []
+jax.monitoring.register_event_listener(
+    lambda name, **_: hits.append(1) if name.endswith("cache_hits") else None)
+jax.jit(lambda x: x * 3)(1.0).block_until_ready()
+print("hits", len(hits))
+"""
+
+
+def test_the_second_run_of_a_sweep_takes_its_programs_from_the_first(tmp_path, monkeypatch):
+  monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  said, kept = [], []
+  for name in ("a/seed_0", "b/seed_0"):
+    run = sweep.SweepRun(name, str(tmp_path), (sys.executable, "-c", COMPILE), (), 0)
+    sweep.do(run)
+    said.append((run.folder / "log.txt").read_text().splitlines()[-1])
+    kept.append({path.name for path in (tmp_path / "compiled").glob("*-cache")})
+  assert said[0] == "hits 0" and said[1] != "hits 0" and said[1].startswith("hits ")
+  assert kept[0] and kept[0] == kept[1]
+
+
+def test_a_compilation_cache_that_the_user_has_chosen_stays(tmp_path, monkeypatch):
+  monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
+  run = a_run(tmp_path, ["sh", "-c", "echo $JAX_COMPILATION_CACHE_DIR"])
+  sweep.do(run)
+  assert (run.folder / "log.txt").read_text().splitlines()[-1] == "/mine"
+
+
 def test_the_log_of_a_run_grows_while_it_goes_and_keeps_what_earlier_processes_said(tmp_path):
   log, said = tmp_path / "base/seed_0/log.txt", "import pathlib; print('first', flush=True); "
   sweep.do(a_run(tmp_path, [sys.executable, "-c", said + "raise SystemExit('error: gone')"]))

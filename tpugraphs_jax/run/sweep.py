@@ -169,7 +169,7 @@ def do(run: SweepRun) -> None:
       [*run.command, f"--workdir={run.folder}", *resume],
       stdout=log,
       stderr=subprocess.STDOUT,
-      env=os.environ | {tasks.PARENT: str(os.getpid())},
+      env=_cache_of(run.out) | os.environ | {tasks.PARENT: str(os.getpid())},
     )
     try:
       process.wait()
@@ -190,6 +190,20 @@ def do(run: SweepRun) -> None:
       else f"done{figures}"
     )
   )
+
+
+def _cache_of(out: str) -> dict[str, str]:
+  """Settings of jax with which the runs of a sweep compile each program once.
+
+  They keep all programs in the folder of the sweep, also those that jax compiles in less than a
+  second. Runs of a sweep in a bucket have the cache of their own machine.
+  """
+  if files.is_remote(out):
+    return {}
+  return {
+    "JAX_COMPILATION_CACHE_DIR": os.path.abspath(files.join(out, "compiled")),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+  }
 
 
 @contextlib.contextmanager
