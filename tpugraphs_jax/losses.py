@@ -402,8 +402,8 @@ _OF_RUNTIMES, _OF_LOGARITHMS = {"MSE", "MAPE"}, {"LogMSE"}
 def predicts(losses: WeightedLosses) -> str:
   """Meaning of a score trained with these losses: `runtime`, its `log`, or `order` alone.
 
-  Ranking and regression losses together give `order` (official tile models), except with
-  `DiffMatLoss`, whose scores are in the unit of the target.
+  A ranking loss with a regression loss gives `order`, as in the official tile models. `DiffMatLoss`
+  is an exception: its scores are in the unit of the target.
   """
   names = {name for name, _ in losses}
   if names <= _OF_LOGARITHMS:
@@ -417,7 +417,7 @@ def parse_losses(text: str, *, normalize: bool = True) -> tuple[tuple[str, float
 
   Args:
     text: names of losses with their weights.
-    normalize: divide the weights by their sum (official baseline).
+    normalize: divide the weights by their sum, as the official baseline does.
 
   Raises:
     ValueError: an unknown or repeated name, or a weight that is not above 0.
@@ -456,16 +456,16 @@ class LossOptions(Options):
 
   section = "loss"
   losses: str = option("ListMLELoss:1", "NAME:WEIGHT,... of the losses to add")
-  normalize_weights: bool = option(True, "divide weights by their sum (official)")
+  normalize_weights: bool = option(True, "divide weights by their sum, as the official code does")
   temperature: float = option(
     1.0, "divisor of scores in ListMLELoss; other losses take the scores as they are", above=0
   )
   kernel_l2: float = option(
-    0.0, "factor of the sum of squared Dense kernels (official: 1e-4)", least=0
+    0.0, "factor of the sum of squared Dense kernels; 1e-4 in the official code", least=0
   )
   activity_l2: float = option(
     0.0,
-    "factor of the mean squared length of opcode embeddings over nodes (official: 1e-4)",
+    "factor of the mean squared length of opcode embeddings; 1e-4 in the official code",
     least=0,
   )
   pair_reduction: str = option(
