@@ -1,1 +1,10 @@
-"""Data: files and stores of graphs, their features, batches of padded arrays."""
+"""Data: from released files to padded batches.
+
+npz, graph_folder, store      files of graphs, and the store with random access
+download                      fetches the released collections
+selection, folds              graphs and configurations of a run, and its splits
+reduction, factoring          smaller graphs, and configurations without repeated rows
+feature_blocks, features      raw features of a graph, and their fitted transforms
+plan                          the slates of each step
+batching                      padded arrays: `TileBatch.config_feat` holds the tiles of kernels
+"""

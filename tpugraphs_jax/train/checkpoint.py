@@ -1,7 +1,8 @@
 """Checkpoints: the newest, to resume from, and the best, to evaluate.
 
-Orbax writes and removes them. This module adds a check of the config and of other files of the run,
-a checksum of the state, atomic removal, and errors of one line.
+Orbax writes and removes checkpoints. This module adds checks of the config and of other files of
+the run, a checksum of the state, atomic removal, and errors of one line. `train.loop` passes the
+value by which the best is chosen.
 
 Checkpoints are numbered in the order of saving, not by training step: when an evaluation is
 interrupted, its step is saved twice. In a run of several processes process 0 alone reads and
@@ -48,7 +49,7 @@ class Saved:
   state: Any  # pytree of numpy arrays, without a device axis
   data: Any  # state of the data iterator (JSON types)
   progress: dict[str, Any]  # bookkeeping of the loop (JSON types)
-  value: float | None  # the largest is the best: the metric or the step; None = not evaluated
+  value: float | None  # metric or step, the largest is the best; None = not evaluated
   files: dict[str, str]  # SHA-256 of other files that the run reads, by path
 
   @property
@@ -65,9 +66,9 @@ class Checkpoints:
     folder: of the checkpoints; created if missing.
     config: nested fields (JSON types) that a checkpoint must have to be restored, without
       fields that may change between two runs.
-    digests: SHA-256 of other files that a run reads, by path within its working folder. A
-      checkpoint with other digests is refused.
-    read_only: changes nothing on disk; another run may be saving at the same time.
+    digests: SHA-256 of other files that a run reads, by path within its working folder. Other
+      digests in a checkpoint are an error.
+    read_only: changes nothing on disk. Another run may save at the same time.
   """
 
   def __init__(
@@ -94,7 +95,7 @@ class Checkpoints:
     _quiet_orbax()
     if not read_only:
       self._folder.mkdir(parents=True, exist_ok=True)
-    # `best_fn` makes Orbax write the metrics; the policy chooses the checkpoints to keep.
+    # With `best_fn` Orbax writes the metrics. The policy keeps the newest and the best checkpoint.
     # (`best_fn` with `max_to_keep` would remove the newest.)
     best = preservation_policy.BestN(get_metric_fn=_rank, n=1)
     newest = preservation_policy.LatestN(1)
@@ -301,7 +302,7 @@ def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str
 
 
 def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
-  """Sort key of checkpoints: a larger value, then the earlier one; NaN and None come last."""
+  """Sort key of checkpoints: the largest value first, then the earliest; NaN and None last."""
   value = metrics["value"]
   if value is None or math.isnan(value):
     value = -math.inf

@@ -61,14 +61,15 @@ class GraphScores:
 
   @functools.cached_property
   def kendall_tau(self) -> float:
-    """As `metrics.kendall_tau`; NaN for a graph without an order."""
+    """`metrics.kendall_tau`, or NaN for a graph without an order."""
     return metrics.kendall_tau(self.scores, self.label) if self.has_order else math.nan
 
 
 def reported(folds: int) -> str:
   """The section of a summary, and the first word of files, with the figures of a run.
 
-  They are of the test fold; without folds (0) of the validation split, which chose the checkpoint.
+  With folds the figures judge the test fold. Without folds (0) they judge the validation split,
+  which chose the checkpoint.
   """
   return "test" if folds else "validation"
 
@@ -98,8 +99,8 @@ def evaluate(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
   """One row of metrics per graph, and their means with OPA pooled over all pairs.
 
-  A graph without an order (`GraphScores.has_order`) has neither Kendall's tau nor OPA: both are
-  NaN in its row, and their means leave it out. Pooled OPA is as published: pairs of configurations
+  For a graph without an order (`GraphScores.has_order`), Kendall's tau and OPA are NaN in its row,
+  and the means leave them out. Pooled OPA follows the published definition: pairs of configurations
   with equal features count as wrong.
 
   Args:

@@ -51,7 +51,7 @@ class Experiment:
     return cls(config, first, ranker, tuple(also))
 
   def evaluations(self, workdir: Path) -> list[tuple[Experiment, Path]]:
-    """An experiment and a folder of results for each collection, those of `data.also` first."""
+    """The experiment and result folder of each collection; `data.also` comes first."""
     others = [
       (
         dataclasses.replace(self, data=data, also=()),
@@ -86,7 +86,7 @@ class Experiment:
 
 
 def trainable(experiment: Experiment, graphs: Sequence[OpGraph]) -> list[OpGraph]:
-  """Graphs that can be trained on. Logs each other graph with the reason.
+  """Graphs that can be trained on. Logs every graph that cannot, with the reason.
 
   Raises:
     ValueError: no graph is left.
@@ -104,7 +104,7 @@ def trainable(experiment: Experiment, graphs: Sequence[OpGraph]) -> list[OpGraph
 
 
 def evaluable(graphs: Sequence[OpGraph]) -> list[OpGraph]:
-  """Labelled graphs with at least two configurations. Logs the names of the others."""
+  """Labelled graphs with at least two configurations. Logs the names of all other graphs."""
   return selection.keep(graphs, "evaluation", selection.why_not_judged)
 
 
@@ -132,10 +132,10 @@ def load_graphs(experiment: Experiment, workdir: Path, *, resume: bool) -> tuple
 
 
 def keep_folds(experiment: Experiment, workdir: Path, *, resume: bool = True) -> None:
-  """Writes the folds of a run beside its results; of an earlier run, compares them.
+  """Writes the folds of a run beside its results, or compares them with an earlier file.
 
   Raises:
-    ValueError: the files of the data have changed, and with them the folds.
+    ValueError: the folds differ, because the files of the data have changed.
   """
 
   def keep() -> None:
@@ -149,7 +149,7 @@ def keep_folds(experiment: Experiment, workdir: Path, *, resume: bool = True) ->
 
 
 def _fit(experiment: Experiment, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool) -> None:
-  """Fits the transforms, or loads them where a run is resumed."""
+  """Fits the transforms, or loads them in a resumed run."""
   path = workdir / model_file.TRANSFORMS_FILE
   if parallel.from_primary(resume and path.exists()):
     experiment.ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)

@@ -56,8 +56,8 @@ class Log:
   Args:
     workdir: receives `metrics.jsonl` and `tensorboard/`.
     total_steps: steps of the whole run.
-    first_step: steps taken already. Rows of later steps, from an earlier run, are removed: each
-      step has one row.
+    first_step: steps taken already. The log removes rows of later steps, which an earlier run
+      wrote, so that each step has one row.
 
   Attributes:
     events: TensorBoard.
@@ -100,7 +100,8 @@ class Log:
   def measure(self, step: int) -> None:
     """Writes to TensorBoard the seconds and the memory of the steps since the last call.
 
-    `metrics.jsonl` does not have them: its rows differ from run to run in `steps_per_second` alone.
+    `metrics.jsonl` lacks these figures, so that two equal runs write equal rows but for
+    `steps_per_second`.
     """
     start, since = self._clock
     if step > start:
@@ -182,8 +183,8 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
 class Events:
   """The event file of TensorBoard.
 
-  An error ends TensorBoard and nothing else. (The writer of tensorboardX with a queue and a thread
-  hangs there: its thread ends without a message, and the queue is full.)
+  An error stops only TensorBoard. (tensorboardX's writer with a queue and a thread hangs instead:
+  its thread ends without a message, and the queue fills up.)
 
   Args:
     folder: of the event file.

@@ -155,8 +155,8 @@ class Training:
     return self.epochs * self.steps_per_epoch
 
 
-# `(params, step) -> metrics`, equal in every process. Parameters are NumPy arrays, their average
-# where one is kept. An array `[graphs]` among the metrics is shown as a histogram.
+# `(params, step) -> metrics`, equal in every process. Parameters are NumPy arrays, averaged if the
+# optimizer averages. An array `[graphs]` among the metrics is shown as a histogram.
 Evaluate = Callable[[optax.Params, int], Mapping[str, float | np.ndarray]]
 OnBest = Callable[[optax.Params, int, dict[str, float]], None]  # `(params, step, metrics)`
 
@@ -165,7 +165,7 @@ OnBest = Callable[[optax.Params, int, dict[str, float]], None]  # `(params, step
 class Progress:
   """Bookkeeping of the loop, saved with every checkpoint."""
 
-  # Of the step that becomes the model: with `result=last` the last evaluation.
+  # The best evaluation so far, or with `result=last` the newest one; its step becomes the model.
   best_value: float | None = None
   best_step: int | None = None
   evaluated_step: int = 0  # step of the last evaluation
@@ -181,8 +181,8 @@ class TrainResult:
 
   state: TrainState  # the last state, of numpy arrays without a device axis
   step: int
-  # Of the step that became the model (`TrainOptions.result`); None without an evaluation that gave
-  # a number.
+  # The evaluation whose step became the model (`TrainOptions.result`); None if no evaluation gave a
+  # number.
   best_value: float | None
   best_step: int | None
   why: str  # reason of the end, in words
@@ -302,7 +302,7 @@ def check_workdir(
 def _begin(
   training: Training, checkpoints: checkpoint.Checkpoints
 ) -> tuple[TrainState, int, Progress]:
-  """State, step and bookkeeping of the newest checkpoint; without one, at the start."""
+  """State, step and bookkeeping of the newest checkpoint, or of a new run without one."""
   saved = checkpoints.newest(training.state)
   if saved is None:
     return training.state, 0, Progress()
@@ -443,7 +443,7 @@ class _Loop:
     self.progress.row = {}
 
   def _evaluate(self) -> None:
-    """Evaluates and saves; an interrupted evaluation is repeated by the resumed run."""
+    """Evaluates and saves; a resumed run repeats an interrupted evaluation."""
     params = self._finite_state().eval_params
     try:
       with self.signals.interrupting():
@@ -494,7 +494,7 @@ class _Loop:
   def _stop_if_asked(self) -> None:
     """Saves and ends the run after a signal.
 
-    Several processes agree on it at logged steps and at ends of epochs.
+    Several processes decide together, at logged steps and at ends of epochs.
     """
     is_time = self.schedule.is_epoch_end(self.step) or self.schedule.is_logged(self.step)
     if parallel.process_count() > 1:

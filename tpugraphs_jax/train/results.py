@@ -1,4 +1,4 @@
-"""Results of a run: banner, `summary.json`, evaluation and prediction."""
+"""Prints and writes the results of a run: its banner, `summary.json`, evaluation and ranking."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _devices() -> str:
   return text + f" in {jax.process_count()} processes" * (jax.process_count() > 1)
 
 
-# summary.json: the results of a run, and all that is needed to compare them with other runs.
+# summary.json: the results of a run, and the facts with which they are compared with other runs.
 
 
 def read_summary(workdir: Path) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def read_summary(workdir: Path) -> dict[str, Any]:
 
 
 def judged(summary: Mapping[str, Any]) -> dict[str, Any]:
-  """The section of a run's own figures, see `evaluation.reported`; empty before evaluation."""
+  """The section with the figures of a run, see `evaluation.reported`; empty before evaluation."""
   return summary.get(evaluation.reported(summary.get("folds", 0)), {})
 
 
@@ -302,7 +302,7 @@ def _to_judge(experiment: Experiment, split: str) -> tuple[list[OpGraph], list[n
 
 
 def _warn_of_training(rankers: Sequence[Ranker], graphs: Sequence[OpGraph]) -> None:
-  """Warns of judged graphs on which one of the rankers was trained, as far as models say it."""
+  """Warns of judged graphs that a model lists as its training graphs."""
   trained = {name for ranker in rankers for name in ranker.about.get("training_graphs", ())}
   if both := [graph.name for graph in graphs if graph.name in trained]:
     logging.warning(

@@ -1,7 +1,9 @@
-"""The schema of a config: its sections, their defaults and refusals.
+"""The schema of a config: sections, defaults, and refusals of values.
 
-A section is a subclass of `options.Options`, declared where it is read. The section `model` has
-the options of its network.
+A section is a subclass of `options.Options` beside the code that reads it, such as
+`train.state.Optimizer`. Its method `check` refuses values of one section. The function `check` here
+refuses values that contradict each other across sections. The section `model` has the options of
+its network.
 """
 
 from __future__ import annotations
@@ -157,7 +159,7 @@ def _check_names(
 
 
 def _check_pairs(config: ConfigDict) -> None:
-  """Rules that span sections."""
+  """Refuses values that contradict each other across sections."""
   batch, target, data = config.batch, config.batch.target, config.data
   log.Profile(config.profile_steps, Path())  # refuses malformed steps
   is_released = data.source != datasets.OWN

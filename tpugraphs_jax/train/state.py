@@ -1,8 +1,9 @@
 """The training state, the optimizer of the section `optimizer`, and the training step.
 
-The step is written for one device and mapped over all devices. Each slate is on one device. Losses
-are a total and a count. Counts are summed over all devices before the division, so that any number
-of devices computes the loss and gradient of the whole batch.
+`make_train_step` computes the loss, its gradient and the update. The step is written for one device
+and mapped over all devices. Each slate is on one device. A loss is a total and a count. The step
+sums counts over all devices before it divides, so that any number of devices computes the loss and
+gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 def not_finite(state: TrainState) -> str:
-  """Path of the first array of parameters or optimizer that is not finite; empty without one."""
+  """Path of the first array of the state that is not finite; empty without one."""
   trees = {"params": state.params, "opt_state": state.opt_state}
   return next(
     (
@@ -254,8 +255,8 @@ def scale_by_keras_adam(*, eps: float) -> optax.GradientTransformation:
     update = sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
   with the paper's beta1 = 0.9 and beta2 = 0.999.
 
-  `optax.scale_by_adam` adds epsilon to the corrected sqrt(v). This is an epsilon
-  sqrt(1 - beta2^t) times as large, which matters in the first steps.
+  `optax.scale_by_adam` adds epsilon to the corrected sqrt(v). Its update equals the one above with
+  an epsilon sqrt(1 - beta2^t) times as large, which matters in the first steps.
   """
   beta1, beta2 = 0.9, 0.999
 
@@ -283,9 +284,9 @@ def variable_norms(grads: optax.Updates) -> Any:
 def clip_by_variable_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
   """Scales each variable's gradient by `max_norm / max(its L2 norm, max_norm)`.
 
-  As Keras' `clipnorm`. (`optax.clip_by_block_rms` bounds the root mean square, which
-  depends on the size of the variable.) The caller may pass `norms`, a scalar per
-  variable: Keras clips an embedding by the norm over its lookups.
+  Keras' `clipnorm` does the same. (`optax.clip_by_block_rms` bounds the root mean square, which
+  depends on the size of the variable.) The caller may pass `norms`, a scalar per variable: Keras
+  clips an embedding by the norm over its lookups.
   """
 
   def update(grads, state, params=None, *, norms=None, **unused):
@@ -316,8 +317,8 @@ def track_average(decay: float) -> optax.GradientTransformation:
 def track_mean(first: int, last: int) -> optax.GradientTransformation:
   """Keeps the mean of the parameters after the updates `first` + 1 to `last`.
 
-  Must come last in a chain. Before the window the mean equals the parameters; after it the mean
-  stays. An empty window takes the update `last`.
+  Must come last in a chain. Before the window the mean equals the parameters, and after it the mean
+  does not change. In an empty window the update `last` alone counts.
   """
   last = max(last, 1)
   first = min(first, last - 1)
@@ -330,7 +331,7 @@ def track_mean(first: int, last: int) -> optax.GradientTransformation:
 
 
 def _tracking(share: Callable[[jax.Array], jax.Array]) -> optax.GradientTransformation:
-  """Keeps an average of the parameters, to which update i gives new ones the weight `share(i)`."""
+  """Keeps an average of the parameters: update i adds new parameters with weight `share(i)`."""
 
   def init(params: optax.Params) -> AverageState:
     # A copy, because a donated state may not hold one buffer twice.
@@ -353,9 +354,9 @@ def squared_kernels(params: optax.Params) -> jax.Array:
 
 
 def mean_activity(sown: Mapping[str, Any]) -> jax.Array:
-  """The share of this device in the mean squared length of opcode embeddings, `[]` float32.
+  """The part of this device in the mean squared length of opcode embeddings, `[]` float32.
 
-  Shares add up to the mean over the nodes of all devices. Means of several embeddings are added.
+  The parts of all devices add up to the mean over their nodes. Means of several embeddings add up.
   """
   activity = traverse_util.flatten_dict(sown)
   total = jnp.zeros(())
@@ -375,8 +376,8 @@ def zero_perturbations(model: nn.Module, batch: Any) -> optax.Updates:
 def keras_norms(grads: optax.Updates, lookup_grads: optax.Updates) -> Any:
   """Norm of each variable's gradient, as in Keras' `clipnorm`.
 
-  The norm of an embedding table is over lookups: there is one gradient per node. The gradient of a
-  row of the table is the sum over the nodes with its opcode.
+  Keras computes the norm of an embedding table over lookups, with one gradient per node. The
+  gradient of a row of the table is the sum over nodes with this opcode.
   """
   norms = traverse_util.flatten_dict(variable_norms(grads))
   for path, grad in traverse_util.flatten_dict(lookup_grads).items():
@@ -430,8 +431,8 @@ def make_train_step(
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
 
-  The state returns what the model sows as `readout`, see `rankers.segments.family`.
-  The seed is an argument of the compiled program, so that a compilation cache serves all seeds.
+  The new state has the readouts that the model sows, see `rankers.segments.family`. The compiled
+  program takes the seed as an argument, so that a compilation cache serves all seeds.
 
   Args:
     model: maps a batch to scores `[G, C]`.

@@ -4,10 +4,11 @@
            -> model -> evaluation, ranked configurations
 
 Most rankers train in one stage. Fine-tuning of the head (+F) is a second stage, which begins with
-the parameters of the first. One network can be trained on several layout collections (`data.also`,
-5th place): their training graphs form one list. Validation on the collection of the config chooses
-the checkpoint. After training every collection is evaluated and ranked; results of further
-collections go to subfolders (`also/layout_nlp_default`).
+the parameters of the first. `train.state` computes the loss of a step, `train.loop` chooses the
+best checkpoint. One network can be trained on several layout collections (`data.also`, 5th place):
+their training graphs form one list. Validation on the collection of the config chooses the
+checkpoint. After training every collection is evaluated and ranked. Results of further collections
+go to subfolders (`also/layout_nlp_default`).
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ def run(
   Args:
     config: see `configs/`; `config.data_root` is the folder of the data.
     workdir: folder for checkpoints, metrics and results.
-    do: steps to take, in this order; without `train` they use the model in `workdir`.
+    do: steps to take, in this order; without `train` a step uses the model in `workdir`.
     resume: continue the run in `workdir`.
-    split: to evaluate (default valid) or to rank (default test).
+    split: the split to evaluate (default `valid`) or to rank (default `test`).
   """
   experiment = Experiment.of(config)
   for _, folder in experiment.evaluations(workdir):
@@ -100,7 +101,7 @@ def run(
 
 
 def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
-  """Fits transforms, trains, and keeps the best or the last checkpoint, by `train.result`."""
+  """Fits transforms and trains; the model is the best or the last checkpoint (`train.result`)."""
   config, started = experiment.config, time.monotonic()
   check_machine(config)
   loop.check_workdir(
@@ -126,7 +127,7 @@ def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loo
 
 
 def check_machine(config: ml_collections.ConfigDict) -> None:
-  """Refuses (ValueError) batches or determinism that the devices cannot have."""
+  """Refuses (ValueError) a batch size or determinism that the devices do not support."""
   parallel.per_device(config.batch.graphs, field="batch.graphs")
   parallel.warn_of_slow_sums()
   if config.train.deterministic:
@@ -238,9 +239,9 @@ def validation_sample(
   """The sample of graphs and configurations that evaluations judge, by `train.valid_sampling`.
 
   `fixed` draws `train.valid_configs` configurations of every graph once. `slates` draws slates as
-  in training, anew for each evaluation, from graphs with at least `batch.min_configs`
-  configurations; with `batch.drop_remainder` the last graphs, which do not fill a batch, are left
-  out (official).
+  in training, new slates for each evaluation, from graphs with at least `batch.min_configs`
+  configurations. With `batch.drop_remainder` it leaves out the last graphs if they do not fill a
+  batch, as the official code does.
 
   Args:
     config: of the run.
