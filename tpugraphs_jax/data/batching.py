@@ -1,8 +1,9 @@
 """Assembles padded batches of few fixed shapes from graphs and configurations.
 
 A slate is one graph with some of its configurations. `assemble_tile` and `assemble_layout`
-concatenate slates and pad them to a budget: a dictionary with the numbers of nodes, edges and so on
-that a batch has room for (`data.plan` chooses budgets).
+concatenate slates and pad them to a budget: a dictionary with the largest numbers of nodes, edges
+and so on (`data.plan` chooses budgets). The network reads tiles from `TileBatch.config_feat`, and
+layouts from `LayoutBatch.rows`.
 
 Node-level tensors are `[N, C, F]` (nodes, configurations, features). A batch has G graphs and, as
 in jraph, one more graph at the end with all padding nodes and edges. An index beyond the end of its
@@ -35,7 +36,7 @@ Batch = TypeVar("Batch")  # as a family assembles it
 class Neighbours(NamedTuple):
   """The senders of every receiver: a table of fixed width, and an overflow table.
 
-  Nearly all instructions have at most four operands and users. A table of that width turns
+  Nearly all instructions have at most four operands and four users. A table of this width turns
   aggregation into a few dense gathers. Further senders of a receiver are in rows of the overflow
   table, sorted by receiver. With 0 slots the overflow table has one column and every edge, and
   aggregation is a sorted segment sum.
@@ -129,9 +130,9 @@ def emptied(batch: TileBatch | LayoutBatch) -> TileBatch | LayoutBatch:
 Budget = Mapping[str, int]
 # Width of the tables. 99 % of nodes have at most four operands and users. On a 2-core CPU a table
 # of this width is 1.5 to 2.9 times faster than a sorted segment sum (`aggregation` in
-# benchmarks/results.json). On a TPU v3 it takes 22 times as long by the estimate of the compiler (8
-# gathers instead of one, 2.63 ms instead of 0.12 on [6000, 1024]; benchmarks/tpu_sums.json). It was
-# not measured on a TPU; the estimate for a gather is less than the time to move its bytes.
+# benchmarks/results.json). On a TPU v3 the compiler estimates 22 times the time of a sorted segment
+# sum (8 gathers instead of one, 2.63 ms instead of 0.12 on [6000, 1024]; benchmarks/tpu_sums.json).
+# No TPU was measured, and the estimate for a gather is below the time to move its bytes.
 SLOTS = 4
 _SLOTS_OF_PLATFORM = {"cpu": SLOTS, "tpu": 0}
 # Entries of a budget that are the maximum over the graphs of a batch, instead of the sum.

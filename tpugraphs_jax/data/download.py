@@ -3,9 +3,9 @@ r"""Downloads the released collections: resumes, verifies, unpacks.
   python -m tpugraphs_jax.data.download --data_root ~/data/tpugraphs/npz \
       --collections tile:xla layout:xla:random
 
-An archive is downloaded to `<archive>.part` in the data folder. An interrupted run is continued by
-the next one. The folder of a collection is created after its archive was unpacked completely, and
-an existing folder is left alone.
+A run downloads an archive to `<archive>.part` in the data folder. The next run continues an
+interrupted download. The folder of a collection appears only after its archive was unpacked
+completely. A run does not touch an existing folder.
 
 No maintained library does this: pooch, fsspec, urllib3 and requests restart after a broken
 connection, and huggingface_hub resumes from its own servers only.

@@ -1,19 +1,19 @@
 """Blocks of raw features, computed from a graph before transforms.
 
-A block of node features maps an `OpGraph` to `[N, F]`. It sees the whole graph, also for models on
+A block of node features maps an `OpGraph` to `[N, F]`. It reads the whole graph, also for models on
 reduced graphs or segments. `data.features` lists the blocks of a model; extensions register blocks
 in `BLOCKS`.
 
-Two blocks of configuration features divide and round up, which a network hardly learns. A TPU
+A network hardly learns to divide and round up. Two blocks of configuration features do it. A TPU
 stores an array in registers of 8 x 128 elements: the minor dimension of the layout is padded to a
 multiple of 128 and the next one to a multiple of 8 (XLA, "Tiled layout").
 
 * `choice_features`: the padding of tensors under a layout choice.
 * `tile_counts`: the number of tiles along each dimension of the arrays of a kernel, and the
-  overhang of the last tiles. Bounds of a tile count registers, by dimension from major to minor, of
-  the output and the second operand of the last convolution or dot. In a kernel without one they
-  are of the largest array, which a reduction reads. In the released kernels at hand the largest
-  bounds equal the registers of these arrays.
+  overhang of the last tiles. The bounds of a tile count registers of two arrays, by dimension from
+  major to minor: the output and the second operand of the last convolution or dot. In a kernel
+  without a convolution or dot they count registers of the largest array, which a reduction reads.
+  In the released kernels at hand the largest bounds equal the registers of these arrays.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def tile_counts(graph: OpGraph[TileConfigs]) -> np.ndarray:
   Returns:
     `[C, 28]` float32, for the output and then the kernel: the logarithm of the number of tiles
     along each dimension, from minor to major, and their sum; then likewise the logarithm of
-    (registers covered by tiles / registers of the array). 0 without a bound or a dimension.
+    (registers covered by tiles / registers of the array). Positions without a bound or dimension
+    are 0.
   """
   arrays, feat = tiled_arrays(graph), graph.configs.config_feat
   return np.concatenate(

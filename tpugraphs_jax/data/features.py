@@ -1,7 +1,7 @@
 """Transforms of features: fitted on the training split, saved with the model.
 
 A `Transform` scales columns. Most kinds drop columns that are constant in training. `NodeFeatures`
-applies one to each block of node features and concatenates the results:
+applies a transform to each block of node features and concatenates the results:
 
     graph -> blocks -> transforms -> inputs of the network [N, F]
 
@@ -33,7 +33,7 @@ _LOG_OFFSET = re.compile(r"log_offset\((\d+\.?\d*|\.\d+)\)")
 class Statistics(NamedTuple):
   """Statistics of columns over all nodes of the training graphs.
 
-  For `signed_log1p` and `signed_log` they are statistics of the logarithms.
+  For `signed_log1p` and `signed_log` the statistics describe logarithms.
   """
 
   count: int  # type: ignore[assignment]  # nodes; hides a method of tuple
@@ -215,15 +215,10 @@ def parse_kinds(text: str, groups: Sequence[str]) -> dict[str, str]:
 def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
   """Fits a transform in one pass, in float64.
 
-    minmax              the training range becomes [0, 1] (official baseline)
-    standardize         mean 0 and deviation 1
-    signed_log1p        sign(x) log(1 + |x|), then standardized
-    signed_log          sign(x) log(1 + |x|)
-    log_offset(K)       log(x + K) (3rd and 10th place: K = 3)
-    varying             x
-    none                x, also of constant columns
-    left_out            no column
-    first, sixth, gst   standardized as published, also constant columns
+    minmax the training range becomes [0, 1], as in the official baseline standardize mean 0 and
+    deviation 1 signed_log1p sign(x) log(1 + |x|), then standardized signed_log sign(x) log(1 + |x|)
+    log_offset(K) log(x + K) (3rd and 10th place: K = 3) varying x none x, also of constant columns
+    left_out no column first, sixth, gst standardized as published, also constant columns
 
   The other kinds drop columns that are constant in training.
 

@@ -1,9 +1,9 @@
-"""Folds: test splits with labels, out of the released splits train and valid.
+"""Folds of the labelled graphs of the released splits train and valid: test splits with labels.
 
 The released test splits have no labels. With `data.folds=5` the labelled graphs of train and valid
 are divided into five folds. Fold `data.fold` is the test split, the next one validates, and the
-others train. A cohort, which is all programs with equal edges and opcodes or all kernels of one
-program, is in one fold. The division depends on the files alone, and on no seed.
+others train. A cohort is in one fold: it has all programs with equal edges and opcodes, or all
+kernels of one program. The division depends on the files, not on a seed.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Division:
     return sorted(paths, key=lambda path: path.name)
 
   def keep(self, folder: Path, fold: int) -> None:
-    """Writes the division of a run into its folder, or compares it with the one that is there.
+    """Writes the division of a run into its folder, or compares it with the file there.
 
     Raises:
-      ValueError: the one that is there differs, or is damaged.
+      ValueError: the file there differs, or is damaged.
     """
     if not (folder / FILE).exists():
       with files.replacing(folder / FILE) as file:
@@ -110,8 +110,9 @@ def divide(
 ) -> Division:
   """Divides the labelled graphs of train and valid into folds that share no cohort.
 
-  Cohorts go, the largest first, to the fold that has the least of what they have: graphs and
-  configurations of each collection, as shares of all.
+  Cohorts are assigned from the largest to the smallest. A cohort counts shares: its graphs and
+  configurations of each collection, relative to all of that collection. It goes to the fold with
+  the least of these shares so far.
 
   Args:
     data_root: the folder with tile/ and layout/.

@@ -2,7 +2,7 @@
 
 A tile file has a fused kernel, a layout file a whole program. Both are read into an `OpGraph`, and
 every array is checked. Written files have the members, order, dtypes and compression of released
-files. Deflated members cannot be memory-mapped, so that large members are read in blocks.
+files. Deflated members cannot be memory-mapped; large members are read in blocks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Member:
     return math.prod(self.shape) * self.dtype.itemsize
 
 
-# Failures of the system and not of the file: zipfile raises OSError on bad bytes, too.
+# Failures of the system. (zipfile also raises OSError on bad bytes of a file.)
 _OF_SYSTEM = (errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE)
 
 
@@ -376,7 +376,7 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
   """The files of one split of a collection, sorted by name.
 
   `layout:xla:random` is in the folder `<data_root>/layout/xla/random/<split>`. Files of a bucket
-  are first copied to this machine.
+  are copied to this machine first.
 
   Raises:
     ValueError: no such collection or split exists.

@@ -3,8 +3,8 @@
 The content of a step is a pure function of the seed and the step number: a resumed run needs no
 state, and every process computes the same plan. A slate is drawn in two parts: first its sizes,
 then, when the batch is assembled, its configurations. Planning draws the sizes of many steps to
-choose a few shapes. Every shape costs one compilation and every padded node costs time: a long run
-gets more shapes than a short one.
+choose a few shapes. Every shape costs one compilation, and every padded node costs time. A long run
+has therefore more shapes than a short run.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 # Budgets are chosen from the batches of the first epochs, and at most so many steps.
 _LOOK_AHEAD_EPOCHS, _LOOK_AHEAD_STEPS = 16, 16_384
 MAX_BUDGETS = 8
-# Rows of features that training processes in the time of a compilation: about 6 s on two CPU cores,
-# at 0.25 million rows a second (width 64).
+# In the time of one compilation (about 6 s on two CPU cores) training processes so many rows of
+# features, at 0.25 million rows a second (width 64).
 _ROWS_PER_COMPILATION = 1.5e6
 _CONFIGS = 16  # of a slate, in the estimate of costs
 
@@ -96,7 +96,8 @@ def config_draw(
     label: `[C]`, larger = slower.
     count: size of the slate.
     sampling: one of `SAMPLINGS`. `skewed` draws the fastest configuration e times as often as
-      the slowest, by weights exp((c - rank) / c), rank 0 the fastest (official layout trainer).
+      the slowest, by weights exp((c - rank) / c), with rank 0 for the fastest. Source: the official
+      layout trainer.
   """
   total = len(label)
   if sampling == "uniform_replacement":
@@ -139,8 +140,8 @@ class ConfigSampler:
     sampling: one of `SAMPLINGS`.
     targets: `(configs, ids [n]) -> [n]` float32, larger = slower.
     every: seed of permutations. The slates of a graph are consecutive parts of a permutation of its
-      configurations, then of the next permutation (3rd and 6th place). A last part that is too
-      short is left out. None = slates are drawn independently.
+      configurations, then of the next permutation (3rd and 6th place). A part that is too short at
+      the end is left out. None draws slates independently.
   """
 
   def __init__(
@@ -232,14 +233,15 @@ def draw_slates(graphs: Sequence[PreparedGraph], sampler: Sampler) -> Draw:
 class BatchPlan:
   """The graphs and configurations of the batch of each step.
 
-  An epoch is a pass over the graphs in random order, repeated until it has enough slates. Last
-  slates that do not fill a batch are left out (official for kernels), or form a smaller batch
-  (official for programs), in which a device may have no slate. An epoch with fewer slates than a
-  batch is one padded step; every device must have a slate.
+  An epoch is a pass over the graphs in random order, repeated until it has enough slates. With
+  `drop_remainder`, as in the official code for kernels, an epoch leaves out its last slates if they
+  do not fill a batch. Without it, as in the official code for programs, they form a smaller batch,
+  in which some devices may have no slate. An epoch with fewer slates than a batch is one padded
+  step, in which every device has a slate.
 
-  Weights set how often an epoch has each graph, rounded up or down at random, in random order.
-  Integer weights are numbers of slates per pass: passes are in random order, and an epoch may end
-  within a pass.
+  Weights set how often each graph occurs in an epoch; the number is rounded up or down at random.
+  Integer weights are numbers of slates per pass. The graphs of a pass are in random order, and an
+  epoch may end within a pass.
 
   Every process computes the same plan, and loads the batches of its devices.
 
@@ -250,7 +252,7 @@ class BatchPlan:
     draw: `(graph number, rng, turn) -> SlateDraft`, the first part of a slate.
     seed: of order and configurations.
     epochs: length of the run.
-    slates_per_epoch: length of an epoch; 0 = one slate of each graph (official), or one pass.
+    slates_per_epoch: length of an epoch; 0 = one slate of each graph, or one pass.
     drop_remainder: leave out the last slates of an epoch if they do not fill a batch.
     weights: `[graphs]` relative frequencies; None = all equal.
 
@@ -293,7 +295,7 @@ class BatchPlan:
   def _draw_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """Graphs of the slates of an epoch, and the number of earlier slates of each graph.
 
-    The numbers are 0 where slates do not come in passes of integer weights.
+    The numbers are 0 without passes of integer weights.
     """
     if self._per_pass is not None:
       slates, one_pass = int(self._per_pass.sum()), functools.partial(self._pass, self._per_pass)
@@ -334,7 +336,8 @@ class BatchPlan:
   def _rngs(self, step: int, first: int = 0) -> Iterator[np.random.Generator]:
     """Generators of the slates of a step, from the slate `first` on.
 
-    Their seed is the place in the whole batch, so that the number of devices changes nothing.
+    The seed of a generator is its place in the whole batch, so that the number of devices does not
+    matter.
     """
     return (np.random.default_rng([self._seed, 1, step, i]) for i in itertools.count(first))
 

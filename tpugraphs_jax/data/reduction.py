@@ -138,8 +138,8 @@ def _neighborhood(graph: OpGraph, options: Reduction) -> tuple[OpGraph, np.ndarr
 def _near(graph: OpGraph, options: Reduction) -> tuple[np.ndarray, np.ndarray]:
   """The nodes and the edges that remain, as masks `[N]` and `[E]` bool.
 
-  Nodes are at most `reduction_hops` edges from a configurable node. Edges are all between these
-  nodes, or only edges of the search.
+  A node remains if it is at most `reduction_hops` edges from a configurable node. All edges between
+  remaining nodes remain, or only edges of the search.
   """
   consumer, producer = graph.edge_index.T
   near = np.zeros(graph.num_nodes, bool)

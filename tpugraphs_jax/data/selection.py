@@ -123,7 +123,7 @@ class Data(Generic[Configs]):
     return folds.divide(data_root, names, self.options.folds, skip_bad_files=skip)
 
   def files(self, data_root: str, split: str) -> list[Path]:
-    """The files of a split, which with `data.folds` are those of its folds, sorted by name.
+    """The files of a split, or with `data.folds` of its folds, sorted by name.
 
     Raises:
       ValueError, FileNotFoundError: as `npz.split_files` and `folds.divide`.
@@ -370,10 +370,10 @@ def drop_duplicates(graph: OpGraph[Configs], policy: str) -> OpGraph[Configs]:
 
   Args:
     graph: program or kernel.
-    policy: `keep` merges none (official baseline, Graph Segment Training); `first` takes the first
-      measurement (1st place of the competition), `min` the fastest (2nd place). Configurations
-      stay in the order of their first occurrence. The fastest tile has the smallest runtime /
-      normalizer, and `min` takes both numbers from it.
+    policy: `keep` merges nothing, as the official baseline and Graph Segment Training; `first`
+      takes the first measurement (1st place of the competition), `min` the fastest (2nd place).
+      Configurations stay in the order of their first occurrence. The fastest tile has the smallest
+      runtime / normalizer, and `min` takes both numbers from it.
   """
   if policy == "keep":
     return graph

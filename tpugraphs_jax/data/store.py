@@ -2,7 +2,7 @@
 
 A released layout file is deflated, and its configurations take 72 bytes per configurable node. The
 store keeps every configuration, without loss, as one small integer per group of nodes in a
-memory-mapped file. Any configurations can be read without the others.
+memory-mapped file. A program can read any configurations without the rest of the file.
 
     python -m tpugraphs_jax.data.store build --data_root ~/data/tpugraphs/npz
 
@@ -162,8 +162,8 @@ def _outdated(folders: dict[Path, Path]) -> dict[Path, str]:
 @contextlib.contextmanager
 def _build_lock(root: Path) -> Iterator[None]:
   """Allows one builder per split; the lock ends with its process."""
-  # Each process of a script without a main guard runs the script again, and would wait forever for
-  # the lock of the first process.
+  # In a script without a main guard each spawned process runs the script again, and would wait
+  # forever for the lock of the first process.
   if getattr(multiprocessing.current_process(), "_inheriting", False):
     raise RuntimeError(
       "the store is built by several processes, each of which imports the "

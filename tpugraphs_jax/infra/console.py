@@ -1,9 +1,9 @@
-"""Progress and log lines of the commands: whole lines, with a time where nobody is watching.
+"""Progress and log lines of the commands, which begin with the time outside of a terminal.
 
-On a terminal a line is shown as it is. Elsewhere (a log file, the output of a task) each begins
-with date and time, and progress bars, which rewrite their line, are left out. Messages of
-the log (`absl.logging`) take the same form once a command has called `install`: information
-goes to standard output, warnings go to standard error.
+A terminal shows a line as it is. In a log file or the output of a task every line begins with date
+and time, and there are no progress bars, which rewrite their line. After a command has called
+`install`, messages of `absl.logging` have the same form: information goes to standard output, and
+warnings go to standard error.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def _has_devices(jax: ModuleType) -> bool:
 def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
   """Decorates a function that takes the arguments of a command and returns its exit status.
 
-  A mistake of the user is one line on standard error and status 2, Ctrl-C a line and status 130.
+  After a mistake of the user the command prints one line to standard error and returns status 2.
+  After Ctrl-C it prints a line and returns 130.
   """
 
   @functools.wraps(main)
@@ -116,7 +117,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
 
 
 def bar(is_wanted: bool) -> bool | None:
-  """The argument `disable` of a `tqdm` bar: shown where it is wanted and on a terminal."""
+  """The argument `disable` of a `tqdm` bar: None shows the bar on a terminal, True never."""
   return None if is_wanted and machine.is_primary() else True
 
 

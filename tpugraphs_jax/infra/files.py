@@ -1,14 +1,13 @@
 """Files: written whole or not at all, one process at a time, with checksums.
 
-filelock locks folders. fsspec's transactions cover files that it opens itself, not what NumPy and
-zipfile write to a path, nor whole folders: these are written beside their place and renamed.
+filelock locks folders. `replacing` and `partial_path` write a file or folder beside its place and
+rename it: transactions of fsspec cover neither folders nor files that NumPy and zipfile open.
 
-A place may be in a bucket (`gs://`, `s3://`, all that fsspec knows). The store is mapped into
-memory, Orbax renames whole folders, `metrics.jsonl` grows line by line: a bucket can do none of
-this. Files that are read are copied to this machine first, and a working folder is a local one that
-is kept up to date in its bucket. fsspec transfers the files; its caches and `rsync` compare sizes
-alone, and do not mark which files of a folder belong together. A place is a string: a `Path` would
-make a folder called `gs:` of it.
+A place may be in a bucket (`gs://`, `s3://`, or another protocol of fsspec). A bucket has no memory
+maps (the store), renames of folders (Orbax) or appends (`metrics.jsonl`). Therefore files to read
+are copied to this machine first. A working folder is local, and its changes are sent to the bucket.
+fsspec transfers the files. Its caches and `rsync` compare only sizes, and do not mark which files
+of a folder belong together. A place is a string: a `Path` would turn `gs://` into a folder `gs:`.
 """
 
 from __future__ import annotations
@@ -75,9 +74,9 @@ def bucket_of(place: str | os.PathLike[str]) -> tuple[fsspec.AbstractFileSystem,
 def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> Iterator[IO]:
   """Opens a file beside `path` that takes its place when the block ends without an error.
 
-  Until then, and after an error, whatever was at `path` stays. Several processes may write
-  one file at the same time: each writes a file of its own. In a bucket (`s3://...`) too, the
-  file is there whole or not at all.
+  Until then, and after an error, `path` does not change. Several processes may write to one path at
+  the same time, each through its own partial file. A bucket (`s3://...`) has the whole file or no
+  file, too.
 
   Args:
     path: the file to write; its folder is made where it is missing.
@@ -118,8 +117,8 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
 def visible(folder: Path, pattern: str) -> list[Path]:
   """The paths below a folder that match a pattern, sorted.
 
-  A hidden path, where a name begins with a dot, is none of them: file systems and tools put such
-  files beside others, as macOS does with `._graph.npz`. A line tells of them once per folder.
+  A hidden path, in which a name begins with a dot, does not match: tools and file systems make such
+  files, as macOS makes `._graph.npz`. One line per folder says that it has hidden files.
   """
   paths = sorted(folder.glob(pattern))
   shown = [path for path in paths if not is_hidden(path.relative_to(folder).as_posix())]
@@ -141,7 +140,7 @@ def _tell_hidden(folder: Path, pattern: str, count: int) -> None:
 def partial_path(path: Path, *, note: str = "") -> Path:
   """A file or folder to write before it is renamed to `path`.
 
-  Every call gives another name: processes of two hosts or containers can have equal numbers.
+  Every call returns another name: processes of two hosts or containers can have equal ids.
   """
   unique = f"{os.getpid()}-{secrets.token_hex(4)}"
   return path.with_name(f".{path.name}.{unique}{note}{_PARTIAL}")
@@ -164,8 +163,8 @@ def tidy(folder: Path) -> None:
 def lock(path: Path) -> Iterator[bool]:
   """Locks a file or folder while the block runs; yields False where another process holds it.
 
-  No `tidy` removes a locked file or folder. filelock locks files of its own, which would stay
-  beside every partial file.
+  `tidy` does not remove a locked file or folder. filelock would leave a lock file beside every
+  partial file.
   """
   descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
   try:
@@ -183,8 +182,8 @@ def lock(path: Path) -> Iterator[bool]:
 def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
   """Locks a folder for this process while the block runs; makes the folder if it is missing.
 
-  The system frees the lock when the process ends, however it ends. Processes on other hosts
-  see it where the file system shares locks between hosts, as NFS does.
+  The system frees the lock when the process ends in any way. Processes on other hosts see the lock
+  if the file system shares locks between hosts, as NFS does.
 
   Args:
     folder: the folder to hold.
@@ -465,8 +464,8 @@ def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
 def working_folder(place: str) -> Iterator[Path]:
   """The local folder that stands for a working folder, which may be in a bucket.
 
-  A remote one is copied to this machine, and process 0 sends changed files back every half minute
-  and at the end, however the block ends. Changes that a killed process had not sent are lost.
+  A remote folder is copied to this machine. Process 0 sends changed files to the bucket every half
+  minute and when the block ends in any way. Changes that a killed process had not sent are lost.
 
   Args:
     place: local or remote.
@@ -477,7 +476,7 @@ def working_folder(place: str) -> Iterator[Path]:
   if not is_remote(place):
     yield Path(place).expanduser()
     return
-  bucket_of(place)  # errors show before anything is made
+  bucket_of(place)  # errors show before a folder is made
   parent = local_of(place).with_name("working")
   parent.mkdir(parents=True, exist_ok=True)
   folder = Path(tempfile.mkdtemp(prefix=f"{place.rstrip('/').rpartition('/')[2]}-", dir=parent))
@@ -547,8 +546,8 @@ def _sending_along(mirror: _Mirror, place: str) -> Iterator[None]:
 class _Mirror:
   """A local folder and a remote one.
 
-  An index in the bucket names the files that belong together. It is written after them, so
-  that a copy that was cut short is never taken for a whole one.
+  An index in the bucket names the files that belong together. It is written last: an interrupted
+  copy never counts as whole.
   """
 
   def __init__(self, folder: Path, place: str):

@@ -1,10 +1,9 @@
 """This machine and this process: memory, the settings of glibc's allocator, signs of a TPU.
 
-XLA's CPU backend asks for fresh memory in every step, and by default glibc returns large
-blocks to the system, which clears them again in the next step. On 2 cores the step of
-the benchmark `layout_step` took 1.0 to 1.4 s with glibc's defaults, and 0.3 to 0.5 s where
-freed memory stays with the process. For small steps it is a loss, since threads then share
-one arena: a step of tiles took a quarter longer.
+XLA's CPU backend allocates memory in every step. By default glibc returns large blocks to the
+system, which clears them for the next step. On 2 cores the step of the benchmark `layout_step` took
+1.0 to 1.4 s with glibc's defaults, and 0.3 to 0.5 s if freed memory stayed with the process. Small
+steps become slower, because threads then share one arena: a step of tiles took a quarter longer.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import platform
 import resource
 import sys
 
-# Parameters of mallopt(3). One arena, since only the first one holds large blocks; blocks
-# beyond 512 MiB get mappings of their own, and at most 2 GiB of free memory is kept at the
-# end, so that the process holds a bounded amount beyond its need.
+# Parameters of mallopt(3). One arena, because only the first one holds large blocks. Blocks beyond
+# 512 MiB are mapped alone. At most 2 GiB of free memory stays at the end of the arena, so that the
+# process holds a bounded amount of unused memory.
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
 _KEPT = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 512 << 20), (_TRIM_THRESHOLD, (2 << 30) - 1))
 
@@ -35,7 +34,7 @@ def is_primary() -> bool:
 def keep_freed() -> None:
   """Keeps freed memory with this process; call before its threads begin.
 
-  Does nothing without glibc, or where the user has set `GLIBC_TUNABLES`.
+  Has no effect without glibc, or if the user has set `GLIBC_TUNABLES`.
   """
   if platform.libc_ver()[0] == "glibc" and not os.environ.get("GLIBC_TUNABLES"):
     libc = ctypes.CDLL(None)
@@ -146,7 +145,7 @@ def may_have_tpu() -> bool:
 def be_quiet() -> None:
   """Keeps libtpu, where it is installed and there is no TPU, from writing errors about that.
 
-  It reads the environment when jax first looks for devices. Variables that are set stay.
+  libtpu reads the environment when jax first looks for devices. Variables of the user stay.
   """
   if importlib.util.find_spec("libtpu") is not None and not may_have_tpu():
     for name, value in _OF_NO_TPU.items():

@@ -1,8 +1,8 @@
 """Devices and processes of a run: steps on all of them, and the exchange between processes.
 
-A step is written for one device and runs on all of them through `pmap`; inside it,
-`jax.lax.pmean(x, DEVICES)` reduces over all devices of all processes. What a step
-takes and returns has a leading axis of the size of the local devices.
+A step is written for one device and runs on all of them through `pmap`. Inside a step
+`jax.lax.pmean(x, DEVICES)` reduces over all devices of all processes. Arguments and results of a
+step have a leading axis, with an entry per local device.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def initialize(
 ) -> None:
   """Joins the processes of a run; call it before anything else uses jax.
 
-  Without arguments jax finds the other hosts of a machine with TPU chips, and any other machine
-  runs alone.
+  Without arguments jax finds the other hosts of a machine with TPU chips. Any other machine runs
+  alone.
 
   Args:
     coordinator_address: `host:port` of process 0.
     num_processes: number of processes, equal everywhere.
     process_id: 0 .. num_processes - 1, different everywhere.
-    heartbeat_timeout_seconds: jax's coordination service ends all processes when one of
-      them has been silent for this long.
+    heartbeat_timeout_seconds: jax's coordination service ends all processes if a process sends no
+      heartbeat for so long.
 
   Raises:
     ValueError: some of the three arguments given, but not all, or out of range.
@@ -116,7 +116,8 @@ def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
 def leave_out_missing_tpu() -> None:
   """Keeps jax from loading libtpu, which logs errors where it finds no TPU.
 
-  Only on a machine without any sign of a TPU or a GPU, and unless the user names platforms.
+  It does so only on a machine without any sign of a TPU or a GPU, and unless the user names
+  platforms.
   """
   gpus = "/dev/nvidia*", "/dev/kfd", "/dev/dxg"
   platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
@@ -146,10 +147,10 @@ def use_compilation_cache(folder: str | os.PathLike) -> None:
 def compile_quickly() -> None:
   """Lets XLA compile for CPUs in less than half the time; call before jax computes.
 
-  This is for runs of a few steps, since a step takes two to three times as long. Nothing changes
-  unless jax was told to compute on CPUs, and flags that the user has set stay. XLA ends the process
-  at an unknown flag: the newest flag is set for known versions only, and not where libtpu is
-  installed, whose XLA does not have it.
+  Use it for runs of a few steps: a step takes two to three times as long. It has no effect unless
+  the user chose CPUs as jax's platform, and it does not replace flags of the user. XLA ends the
+  process at an unknown flag. The newest flag is therefore set only for known versions without
+  libtpu, whose XLA lacks it.
   """
   if jax.config.jax_platforms != "cpu":  # type: ignore[attr-defined]
     return
@@ -164,8 +165,8 @@ def compile_quickly() -> None:
 def compute_deterministically() -> None:
   """Lets XLA add up in the same order in every run; call before jax computes.
 
-  CPUs and TPUs do so anyway. Threads of GPUs add to one place in the order in which they come to
-  it, and float32 sums depend on the order.
+  CPUs and TPUs always do. Threads of a GPU add to a location in any order, and float32 sums depend
+  on the order.
   """
   _add_xla_flags([f"{_DETERMINISTIC}=true"])
 
@@ -402,9 +403,9 @@ def copy_from_primary(
 def stop_together() -> Iterator[None]:
   """Ends this process at once when an error comes up while others wait for it.
 
-  A process that leaves in the ordinary way first waits for the others, which wait in
-  a reduction for it. Ending abruptly closes its connections: a reduction of the others
-  fails, or jax's coordination service ends them.
+  An ordinary exit waits for all other processes, which wait for this process in a reduction, so
+  that no process would end. An abrupt end closes the connections of this process. Then a reduction
+  of another process fails, or jax's coordination service ends it.
   """
   try:
     yield

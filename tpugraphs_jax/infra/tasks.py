@@ -97,7 +97,7 @@ def run(
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-  """SIGTERM ends the block like an error, so that it ends the processes that it has started."""
+  """SIGTERM raises an error in the block, which then ends the processes that it has started."""
   previous = signal.signal(signal.SIGTERM, _exit)
   try:
     yield
@@ -119,8 +119,8 @@ def end_with_parent(number: int = signal.SIGKILL, *, parent: int | None = None) 
 
   Args:
     number: the signal.
-    parent: id of the process that started this one, which may have ended already; unless given,
-      the value of the variable `PARENT`, or the parent at this call.
+    parent: id of the process that started this one, which may have ended already. The default is
+      the value of the variable `PARENT`, else the parent at this call.
   """
   parent = parent or int(os.environ.pop(PARENT, os.getppid()))
 
@@ -180,8 +180,8 @@ class Interrupted(BaseException):
 class StopSignals:
   """Turns SIGTERM and Ctrl-C into a request to stop; a second one ends the process.
 
-  The second one saves nothing: the newest checkpoint is what the run goes on from. A call into a
-  library, such as a compilation, returns first.
+  The second signal saves nothing: the run can resume from its newest checkpoint. A call into a
+  library, such as a compilation, returns before the process ends.
   """
 
   def __init__(self):
@@ -210,7 +210,7 @@ class StopSignals:
   def interrupting(self) -> Iterator[None]:
     """Inside, a signal raises `Interrupted` at once: for work that can be redone.
 
-    Not with several processes, which would be left waiting for this one.
+    With several processes a signal waits, because the others would wait for this process.
     """
     from tpugraphs_jax.infra import parallel  # imports jax, which few tasks need
 

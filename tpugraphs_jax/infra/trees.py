@@ -9,7 +9,7 @@ from typing import Any
 from flax import traverse_util
 import jax
 
-# Fields of a config that may differ when a run is resumed. They do not affect results.
+# Fields of a config that may differ in a resumed run, because they do not affect results.
 _FREE_FIELDS = ("batch.config_chunk",)
 
 
@@ -32,7 +32,7 @@ def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
 
 
 def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-  """Refuses (ValueError) a checkpoint of another config; the message has the fields that differ.
+  """Refuses (ValueError) a checkpoint of another config; the message lists the fields that differ.
 
   Args:
     where: the checkpoint, for the message.

@@ -21,7 +21,7 @@ from typing import Any
 
 from tpugraphs_jax.infra import console
 
-# Fields of a config that hold paths, by section. The user of a model names their own.
+# Fields of a config that hold paths, by section. The user of a model sets these paths.
 _PLACES = {"data": ("store_dir",), "eval": ("indices_dir",)}
 _REMOTE = "://"
 _SEPARATORS = ',:"/\\'  # of CSV files, of IDs of graphs and of folders
@@ -148,7 +148,7 @@ def check_imported(extensions: Sequence[str]) -> None:
   """Refuses (ValueError) a config whose modules the caller has not imported.
 
   Args:
-    extensions: names of modules, out of a file.
+    extensions: names of modules, from a file.
   """
   if missing := [name for name in extensions if name not in sys.modules]:
     raise ValueError(
@@ -159,7 +159,7 @@ def check_imported(extensions: Sequence[str]) -> None:
 
 
 def name(text: str) -> str:
-  """A name out of a file, such as a graph's, which goes into tables, pages and IDs.
+  """A name from a file, such as the name of a graph, for tables, pages and IDs.
 
   Raises:
     ValueError: it has a character that a terminal, a CSV file or an ID would take for a command.
@@ -175,7 +175,7 @@ def name(text: str) -> str:
 
 
 def inside(folder: Path, name: str) -> Path:
-  """The path of a file in a folder whose name comes from elsewhere, with `/` between its parts.
+  """The path of a file in a folder, for a relative name (`a/b`) from another person.
 
   Raises:
     ValueError: the name leads out of the folder.
