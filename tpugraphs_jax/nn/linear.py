@@ -166,8 +166,8 @@ def keep_rows_short(
 ) -> optax.GradientTransformation:
   """Wraps an optimizer for embeddings with a `max_norm`.
 
-  PyTorch shortens rows in place at a lookup, so that its optimizer updates shortened rows. Here all
-  rows are shortened before an update.
+  PyTorch's lookup shortens the rows that it reads, and stores them. Its optimizer then updates the
+  shortened rows. This wrapper shortens all rows before an update.
 
   Args:
     optimizer: updates the shortened parameters.

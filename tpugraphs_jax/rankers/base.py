@@ -7,10 +7,10 @@ A `Network` is a flax module from a batch of slates to scores, in two parts:
   embed(batch, train=) -> [G, C, P]   the readout of every graph and configuration
   score(readout [..., P]) -> [...]    the head
 
-A `Family` holds a network and all code that depends on its kind: it prepares graphs, draws slates,
-assembles batches, defines the stages of training, scores configurations, and refuses fields of a
-config. A family is one folder or file of `rankers`; code outside of `rankers` works with any
-family. `Kernels` and `Programs` are for networks on whole kernels and whole programs.
+A `Family` holds a network and all code that depends on its kind. It prepares graphs, draws slates,
+assembles batches, adapts the training step, scores configurations, and refuses fields of a config.
+A family is a folder or file of `rankers`; code outside of `rankers` works with any family.
+`Kernels` is the base of families on whole kernels, and `Programs` on whole programs.
 """
 
 from __future__ import annotations
@@ -145,17 +145,17 @@ MODELS = {"tile": TILE_MODELS, "layout": LAYOUT_MODELS}
 class Network(Precise):
   """Base of all networks: scores are the head applied to readouts.
 
-  Subclasses define `embed` and `score`, and create their layers in `setup`: flax allows
-  `nn.compact` on one method of a module only. `nn.nodes` has operations on node features
-  `[N, C, F]`.
+  Subclasses define `embed` and `score`. They create layers in `setup`, because flax allows
+  `nn.compact` on only one method of a module. Operations on node features `[N, C, F]` are in
+  `nn.nodes`.
 
   Attributes:
     embeds_integers: layout configurations are embedded as integers and must not be scaled.
-    reads: blocks of node features that the network reads by column. They come last, in this
-      order, and are not scaled.
+    reads: blocks of node features whose columns the network reads by number. These blocks are the
+      last ones, in this order, and are not scaled.
     max_norms: largest length of rows of embedding tables, by the path of a table in the parameters.
-    distinct: width of the trailing block of node features that the token encoder of a network of
-      kernels reads. Nodes of a kernel with equal values there share its result.
+    distinct: width of the last block of node features, which the token encoder of a kernel network
+      reads. Nodes of a kernel with equal values in this block share one result of the encoder.
     precision: of matrix products, see `nn.layers.Precise`.
     opcodes: rows of the embedding table, for opcodes 0 to `opcodes` - 1.
   """
@@ -178,8 +178,8 @@ class Network(Precise):
   def hops(self) -> int:
     """Rounds of message passing that run on split features (`nn.nodes`).
 
-    Nodes that no configuration has reached are computed once. 0 for networks on all nodes
-    `[N, C, F]`.
+    Nodes that no configuration has reached yet are computed once. 0 means that the features of
+    all nodes are `[N, C, F]`.
     """
     return 0
 
@@ -190,7 +190,7 @@ class Network(Precise):
 
   @property
   def sees_whole_graph(self) -> bool:
-    """Whether a readout depends on nodes at any distance: segments cannot be computed alone."""
+    """Whether a readout depends on nodes at any distance, which no single segment has."""
     return False
 
   @property
@@ -212,9 +212,9 @@ class Network(Precise):
 
 
 def options_of(build: Callable[..., Any]) -> dict[str, Any]:
-  """Defaults (or `inspect.Parameter.empty`) of the options of a registered network, by name.
+  """Defaults of the options of a registered network by name, or `inspect.Parameter.empty`.
 
-  Arguments bound by `functools.partial` are fixed by the network's name and cannot be set.
+  `functools.partial` fixes arguments by the network's name: they cannot be set.
   """
   fixed = build.keywords if isinstance(build, functools.partial) else {}
   return {
@@ -227,8 +227,8 @@ def options_of(build: Callable[..., Any]) -> dict[str, Any]:
 def limits_of_network(build: Callable[..., Any]) -> dict[str, tuple[Any, Limits]]:
   """Default and limits of the options of a registered network, by name.
 
-  An option that is not declared by `options.option` has a value of any type, and a number is at
-  most `options.MOST`.
+  An attribute without `options.option` takes a value of any type, and a number of at most
+  `options.MOST`.
   """
   maker = build.func if isinstance(build, functools.partial) else build
   declared = limits_of(maker) if inspect.isclass(maker) else {}
@@ -327,7 +327,7 @@ class Family:
   # Batches.
 
   def prepare(self, graph: OpGraph, feat: np.ndarray) -> Any:
-    """The arrays of a graph that do not depend on the batch.
+    """The arrays of a graph that are equal in all batches.
 
     Args:
       graph: as read from a file.
@@ -376,7 +376,7 @@ class Family:
     return step, batches
 
   def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Adapts the optimizer to the network; a family may restrict it to some parameters."""
+    """Adapts the optimizer to the network. A family may restrict it to some parameters."""
     norms = self.network.max_norms
     return keep_rows_short(optimizer, norms) if norms else optimizer
 

@@ -2,8 +2,8 @@
 
 A model file `model.npz` has the parameters as arrays `params/<module>/.../<parameter>`, and the
 array `card`: the bytes of a JSON object with config, feature transforms, versions, origin, and a
-checksum of the parameters. NumPy can read it. A run writes it to its working folder whenever an
-evaluation is the best so far.
+checksum of the parameters. NumPy can read the file. A run writes it to its working folder after
+every evaluation that is the best so far.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FORMAT = 1  # of model files; later formats are refused
 MOST_BYTES = 2**30  # of the arrays of a model file: 268 million parameters
 SHIPPED = Path(__file__).parent / "shipped_models"
 
-# Fields outside of the fingerprint: they may differ in a resumed run, and in a run that uses the
-# model.
+# The fingerprint leaves out these fields: they may differ in a resumed run, and in a run that uses
+# the model.
 _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
 _FREE_DATA_FIELDS = ("skip_bad_files", "store_dir", "loader_threads", "neighbour_slots")
 _PARAMS = "params/"

@@ -1,8 +1,8 @@
 """The official tile rankers: scores `[G, C]` of tile configurations of kernels.
 
-Inputs of every model are opcode embeddings and node features. With early join the configuration
-is a feature of every node. With late join it is appended to the readout of the kernel, so that the
-network runs once per kernel:
+Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`). With
+early join the tile is a feature of every node. With late join it is appended to the readout of the
+kernel, so that the network runs once per kernel:
 
     kernels --> network --> pooled [kernels, F] --+
                                                   +--> join --> head --> scores
@@ -11,8 +11,8 @@ network runs once per kernel:
 Chunks of configurations may span kernels: every kernel is computed once, and only the last chunk
 is padded.
 
-Source: the published TensorFlow baseline of TpuGraphs (arXiv 2308.13490, section 4);
-defaults are the defaults of its flags.
+Source: the published TensorFlow baseline of TpuGraphs (arXiv 2308.13490, section 4). Options have
+the defaults of its flags.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _TileModel(base.Network):
   )
   opcodes: int = option(
     OPCODES,
-    "rows of the table of opcode embeddings (official: largest opcode of the data + 1)",
+    "rows of the opcode table; in the official code: largest opcode of the data + 1",
     least=1,
   )
   dtype: str = option(
@@ -317,7 +317,7 @@ class PooledMLP(_TileModel):
     return self.pool(jnp.concatenate([feat, embedded], axis=-1), batch)
 
 
-# The names of the official flags.
+# Names as in the official flags.
 for _name, _model in {
   "EarlyJoinSAGE": functools.partial(SAGE, early_join=True),
   "LateJoinSAGE": functools.partial(SAGE, early_join=False),

@@ -48,10 +48,10 @@ from tpugraphs_jax.rankers import base, scorer
 
 # The network sees a sampled block of nodes: never, always, in training.
 DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
-# Directions of the sums of a round, by normalisation.
+# Edges over which a round sums, by normalisation.
 NORMALIZATIONS = {"sym": (BOTH,), "asym": (USERS, OPERANDS)}
-_BLOCKS_IN_EVALUATION = 3  # `dropout` averages scores over three blocks (official)
-_CONFIG_GAIN = 100.0  # factor of configuration features (official)
+_BLOCKS_IN_EVALUATION = 3  # blocks over which `dropout` averages scores, as the official code
+_CONFIG_GAIN = 100.0  # factor of configuration features, as in the official code
 
 
 class BlockPrograms(base.Programs):
@@ -78,7 +78,7 @@ class BlockPrograms(base.Programs):
     return draw_with_block
 
   def draw_block(self, graph: PreparedGraph, rng: np.random.Generator) -> tuple[int, int]:
-    """One of the contiguous blocks of a program, `(first node, last node + 1)` (official)."""
+    """Draws a contiguous block of a program, `(first node, last node + 1)`."""
     return plan.sample_block(len(graph.opcode), self.settings.batch.keep_nodes, rng)
 
   def scores(
@@ -123,7 +123,7 @@ class ResModel(base.Network):
   )
   opcodes: int = option(
     OPCODES,
-    "rows of the table of opcode embeddings (official: largest opcode of the data + 1)",
+    "rows of the opcode table; in the official code: largest opcode of the data + 1",
     least=1,
   )
   remat: bool = option(False, "recompute each round in the backward pass instead of storing it")

@@ -1,8 +1,8 @@
 """Segments of graphs, and batches of Graph Segment Training.
 
-`partition` cuts a graph into segments of bounded size; every node is in one segment. Edges between
-segments are in no segment; `SegmentedGraph` counts them. A batch has a few segments per graph, or
-sums over all segments.
+`partition` cuts a graph into segments of bounded size. Every node is in one segment.
+`SegmentedGraph` counts the edges between segments, which belong to no segment. A batch has a few
+segments per graph, or sums over all segments.
 
 A segment is a small graph with the configurations of its nodes. A batch of G graphs with S fresh
 segments each is a `LayoutBatch` of G * S slates, whose size does not depend on the sizes of the
@@ -21,7 +21,7 @@ from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, PreparedProg
 from tpugraphs_jax.data.reduction import edge_matrix
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 
-# Parts of METIS are a few percent uneven. With smaller parts a second attempt is seldom needed.
+# Parts of METIS differ by a few percent in size. Smaller parts seldom need a second attempt.
 _METIS_SLACK = 0.95
 
 
@@ -50,8 +50,8 @@ def _even_ranges(nodes: int, max_nodes: int) -> np.ndarray:
 def _published_ranges(nodes: int, max_nodes: int) -> np.ndarray:
   """Number of the range of each of `nodes` positions, as published.
 
-  With `nodes // max_nodes + 1` parts a range has `nodes // parts + 1` positions, and the last range
-  the rest; there can be fewer ranges than parts.
+  There are `parts = nodes // max_nodes + 1` parts. A range has `nodes // parts + 1` positions, and
+  the last range has the rest; there can be fewer ranges than parts.
   """
   parts = nodes // max_nodes + 1
   return np.arange(nodes) // (nodes // parts + 1)
@@ -185,7 +185,7 @@ class SegmentSlate(NamedTuple):
 class Stale(NamedTuple):
   """Values of the segments without gradients.
 
-  Axis J has an entry per segment, or one entry for the sum of all.
+  Axis J has an entry per segment, or a single entry for the sum over segments.
   """
 
   value: Array  # [G, C, J, P] float32 or bfloat16
@@ -232,7 +232,7 @@ def assemble(
     configs: configurations C per graph.
     fresh: segments S per graph.
     assemble_layout: `(slates, budget, graphs=, configs=) -> LayoutBatch`.
-    with_others: include the other segments, for recomputation.
+    with_others: include the segments without gradients, for recomputation.
   """
 
   def layout(numbers_of: Sequence[Iterable[int]]) -> LayoutBatch:
@@ -262,7 +262,7 @@ def assemble(
 
 
 def _others(slates, graphs: int, fresh: int, layout) -> tuple[Others, ...]:
-  """Batches of at most S other segments of each graph, in the budget of the fresh segments."""
+  """Batches of at most S other segments of each graph, with the budget of the fresh segments."""
   rounds = -(-max((len(slate.others) for slate in slates), default=0) // fresh)
   batches = []
   for start in range(0, rounds * fresh, fresh):

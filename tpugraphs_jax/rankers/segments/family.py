@@ -5,11 +5,11 @@ remaining segments is kept with probability p:
 
     total = eta * sum of fresh readouts + sum of kept readouts,  eta = p + (1 - p) J / S
 
-so that the expected weight of every segment is 1. Readouts of other segments come from a history
-table (+E), or are recomputed without gradients. With p < 1 entries of the table are dropped (+D);
-with p = 0 there is no table. Scoring uses all segments, and eta = 1. Fine-tuning (+F) is a second
-stage: the backbone is frozen, every readout is computed once, and the head is trained on their
-sums. The parameters have the names and shapes of the network for whole programs.
+The expected weight of every segment is then 1. Readouts without gradients come from a history table
+(+E), or the step recomputes them. With p < 1 a step drops entries of the table (+D). With p = 0
+there is no table. Scoring uses all segments, and eta = 1. Fine-tuning (+F) is a second stage: it
+freezes the network, computes every readout once, and trains the head on sums of readouts. The
+parameters have the names and shapes of the network for whole programs.
 
 Source: Graph Segment Training (arXiv 2305.12322), with stale embedding dropout.
 """
@@ -127,7 +127,7 @@ class SegmentModel(Precise):
   Attributes:
     model: a network for whole programs, see `rankers.base`.
     readout: `embedding`: the head scores the sum of readouts; `scalar`: the head scores each
-      segment and the scores are added (published code for TpuGraphs).
+      segment and the scores are added, as in the published code for TpuGraphs.
     aggregation: `sum`, or `mean`: divided by J.
     keep: probability p to keep a segment without gradients.
     keep_unit: unit to keep or drop: a `segment` for all configurations of the slate, or each
@@ -183,7 +183,7 @@ class SegmentModel(Precise):
   def others(self, batch: SegmentBatch) -> tuple[jax.Array, jax.Array]:
     """Weight of the fresh segments `[G, C]`, and the sum of kept segments `[G, C, P]`.
 
-    Without values of other segments the sum is 0, `[]`.
+    Without stale values the sum is 0, `[]`.
     """
     graphs, fresh = batch.fresh_id.shape
     segments = batch.segments[:, None].astype(jnp.float32)
@@ -235,7 +235,7 @@ class Segments(Family):
     super().__init__(model, programs.settings)
 
   def check(self) -> None:
-    """Refuses (ValueError) a table if readouts depend on other segments or configurations."""
+    """Refuses (ValueError) a table if a readout depends on other segments or configurations."""
     network = self.programs.network
     compares = network.compares_configs
     if self.options.uses_history and (compares or network.sees_whole_graph):
@@ -300,7 +300,7 @@ class Segments(Family):
       graph = graphs[number]
       fresh = np.sort(rng.choice(len(graph.segments), self.options.fresh, replace=False))
       finish = lambda: SegmentSlate(graph, *sampler(number, rng, turn), number, fresh)
-      if self.options.recompute:  # batches of other segments have the same shapes
+      if self.options.recompute:  # batches of the segments without gradients have these shapes
         return SlateDraft(graph.sizes, finish)
       return SlateDraft(batching.total_sizes([graph.segments[piece] for piece in fresh]), finish)
 
@@ -336,7 +336,7 @@ class Segments(Family):
     graphs: Sequence[SegmentedGraph],
     workdir: Path,
   ) -> tuple[Callable, Any]:
-    """Gives the step the readouts of other segments; a table is saved with the batches."""
+    """Gives the step the readouts without gradients; a table is saved with the batches."""
     if not self.options.recompute and not self.options.uses_history:
       return without_others(step), batches
     readout = lambda params, fresh: self.network.apply(
@@ -412,7 +412,7 @@ class Segments(Family):
 
 
 def without_others(step: Callable) -> Callable:
-  """Training without other segments: eta = J / S.
+  """Training on fresh segments alone: eta = J / S.
 
   Args:
     step: mapped training step with the readouts in `state.extra`.
@@ -426,7 +426,7 @@ def without_others(step: Callable) -> Callable:
 
 
 def with_history(step: Callable, table: history.History, keys: history.Keys) -> Callable:
-  """Reads the values of other segments from the table, and writes the fresh values.
+  """Reads the readouts without gradients from the table, and writes the fresh readouts.
 
   Args:
     step: as in `without_others`.
@@ -445,7 +445,7 @@ def with_history(step: Callable, table: history.History, keys: history.Keys) -> 
 
 
 def with_recomputed(step: Callable, model: SegmentModel, *, width: int) -> Callable:
-  """Recomputes other segments with the current parameters, without gradients.
+  """Recomputes the segments without gradients, with the current parameters.
 
   Args:
     step: as in `without_others`.
@@ -494,7 +494,7 @@ class Head(Family):
     return assemble_head(slates, graphs=graphs, configs=configs)
 
   def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Applies `optimizer` to the parameters of the head; the others stay."""
+    """Applies `optimizer` to the parameters of the head; all other parameters stay."""
     # Names of parameters do not depend on the width of the readout.
     total, segments = jnp.zeros((1, 1, 1)), jnp.ones(1, jnp.int32)
     init = lambda: self._segments.network.init(jax.random.key(0), total, segments, method="head")

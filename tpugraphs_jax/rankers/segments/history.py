@@ -25,8 +25,8 @@ from tpugraphs_jax.infra import console, files, parallel, trust
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, Stale
 
 DTYPES = ("float32", "bfloat16")
-# Largest share of the free memory of a device (on a CPU: of all memory) for a table. The share of
-# the free disk leaves space for two saved copies.
+# A table may take this share of the free memory of a device, or of all memory on a CPU. The share
+# of the free disk leaves space for two saved copies.
 _DEVICE_SHARE = 0.25
 _HOST_SHARE = 1 / 3
 _MOST_DEVICE_ENTRIES = 2**31 - 2  # indices are int32 on devices
@@ -62,8 +62,8 @@ class Keys:
 
     Returns:
       `[devices, G, C, J]` int64 of the segments without gradients, J the largest number of segments
-      of a graph, and `[devices, G, S, C]` int64 of the fresh segments. The number `entries`
-      stands for no entry.
+      of a graph, and `[devices, G, S, C]` int64 of the fresh segments. `entries` means that there
+      is no entry.
     """
     number = np.arange(self.segments.max())
     count, first = self.segments[batch.graph_id][..., None], self.base[batch.graph_id][..., None]
@@ -87,7 +87,7 @@ def _read(value, is_written, rows):
 
 def _write(value, is_written, rows, new):
   # Every device has the whole table, and writes the entries of all devices. An entry that occurs
-  # twice in a step has one value, up to rounding.
+  # twice in a step has equal values, up to rounding.
   rows, new = jax.lax.all_gather((rows, new), parallel.DEVICES)
   value = value.at[rows].set(new.astype(value.dtype), mode="drop")
   return value, is_written.at[rows].set(True, mode="drop")
@@ -251,8 +251,8 @@ class Snapshots:
   def save(self) -> dict[str, str]:
     """Saves the table; returns its name and its SHA-256, for `restore`.
 
-    The table of the newest checkpoint stays until the checkpoint of the new table is written. All
-    others are removed first, so that the disk has at most two.
+    The table of the newest checkpoint stays until the checkpoint of the new table is written.
+    `save` first removes all other tables, so that the disk has at most two.
     """
     numbers = [int(path.name.removeprefix("table_")) for path in self._folder.glob("table_*")]
     name = f"table_{max(numbers, default=-1) + 1}"

@@ -4,7 +4,8 @@
   first ... sixth, tenth   places of the competition "Fast or Slow?"
   mlsys21                  "A Learned Performance Model for TPUs" (MLSys 2021), for kernels
 
-Settings are in `configs/systems`, the base class in `system`, layers in `nn`.
+Settings are in `configs/systems`, the base class in `system`, layers in `nn`. To add a system, copy
+`fourth.py` and its settings.
 """
 
 import importlib
