@@ -305,8 +305,8 @@ def test_a_change_of_a_loaded_ranker_stays_its_own(runs, tmp_path):
   np.testing.assert_array_equal(tpugraphs_jax.load(path).rank(graph)[1], expected)
 
 
-def test_a_family_that_was_taken_before_has_the_transforms_which_are_set_once(jobs):
-  trained, graph = Ranker.load(jobs.workdir("tile_whole")), graph_of("tile")
+def test_a_family_that_was_taken_before_has_the_transforms_which_are_set_once(runs):
+  trained, graph = Ranker.load(runs.workdir("tile_whole")), graph_of("tile")
   ranker = Ranker(trained.config)
   family, scorer = ranker.family, ranker.scorer
   copied = ranker.copy()
