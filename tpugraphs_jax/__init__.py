@@ -1,8 +1,8 @@
 """Learned cost models for XLA: rank compiler configurations of a program graph.
 
-Rank a graph, of a file or of a function (`tpugraphs_jax.hlo.featurize`), with a model: a folder
-that `run_tile.py`, `run_layout.py` or `train_model` trained in, a model file, or one that ships.
-`Ensemble` is several models as one.
+`rank` orders the configurations of a graph, which comes from a file or a function
+(`tpugraphs_jax.hlo.featurize`). A model is a folder of `run_tile.py`, `run_layout.py` or
+`train_model`, a model file, or the name of a model that ships. `Ensemble` averages several models.
 
 Examples:
   >>> import tpugraphs_jax
@@ -15,9 +15,9 @@ Examples:
   >>> len(rows) > 0
   True
 
-`print(graph)` and `print(rows)` show tables, `OpGraph.view()` shows the program. `tune(function,
-*arguments)` chooses layouts for a function, `apply` applies those of a file, and
-`estimate(function, *arguments)` tells what a function costs on TPUs. Training is
+`print(graph)` and `print(rows)` show tables, `OpGraph.view()` shows the program.
+`tune(function, *arguments)` chooses layouts for a function, `apply` applies the layouts of a file,
+and `estimate(function, *arguments)` estimates its time and memory on TPUs. Training is
 `train_model(config, data_root=..., workdir=...)`, whose result has `metrics`, `model` and
 `report()`.
 

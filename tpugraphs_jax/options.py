@@ -1,6 +1,6 @@
 """Options and registered names of a config.
 
-Default, limits and help of a field are declared once.
+One line of code declares the default, limits and help of a field.
 
 A section of a config is a frozen dataclass derived from `Options`, next to the code that reads it:
 
@@ -12,11 +12,12 @@ A section of a config is a frozen dataclass derived from `Options`, next to the 
       sampling: str = option("uniform", "how configurations are drawn", one_of=SAMPLINGS)
 
 Networks declare their options in the same way. Defaults, refusals of values and of unknown fields,
-`--print_config` and "did you mean" use these declarations.
+`--print_config` and "did you mean" use these declarations. A section refuses a bad value when it is
+created (`check_value`), and `Options.check` refuses contradicting values.
 
 A `Registry` has models, poolings, losses or feature blocks by the names that a config gives. The
-project's own entries are registered where they are defined. A user's module adds entries in the
-same way, and a config names the module in `extensions`.
+project registers entries where it defines them. A user's module adds entries in the same way, and a
+config names the module in `extensions`.
 """
 
 from __future__ import annotations

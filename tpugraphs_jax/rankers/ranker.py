@@ -67,7 +67,7 @@ class Ranker:
     about: origin of a loaded model: step, labels, versions, ...
 
   Raises:
-    ValueError: fields that do not go together.
+    ValueError: fields of the config contradict each other.
   """
 
   def __init__(self, config: Mapping[str, Any]):
@@ -101,7 +101,7 @@ class Ranker:
     trust.check_imported(artefact.config["extensions"])
     with trust.reading(place, model_file.AGAIN):
       ranker = cls(artefact.config)._with(artefact, place)
-      if not artefact.config["extensions"]:  # a family of the user's may want other graphs
+      if not artefact.config["extensions"]:  # a family of the user may need other graphs
         ranker.check_params()
     return ranker
 
@@ -133,7 +133,7 @@ class Ranker:
     return jax.eval_shape(self.family.network.init, jax.random.key(0), batch)["params"]
 
   def copy(self) -> Ranker:
-    """A ranker that can be changed apart from this one; both share compiled functions.
+    """A copy with its own attributes; both rankers share compiled functions.
 
     Arrays of parameters are shared too, and read-only.
     """
@@ -231,7 +231,7 @@ class Ranker:
     return self.family.prepare(graph, self.features(graph))
 
   def _seen(self, graph: OpGraph) -> OpGraph:
-    """The graph as in training: with output layouts alone where `data.config_features` says so."""
+    """The graph as in training, with output layouts alone for such `data.config_features`."""
     return output_orders(graph) if "outputs" in self.settings.data.config_features else graph
 
   # Scores.

@@ -28,10 +28,10 @@ from tpugraphs_jax.infra import console, parallel
 from tpugraphs_jax.options import option, Options
 
 _FEWER = "; a run takes less with a smaller eval.graphs"
-# More padding than this share of a batch is worth another compilation.
+# A new shape is compiled if padding exceeds this share of a batch.
 _PADDING = 0.25
-# No program takes more for a row (node, edge or entry of a table) and configuration. XLA tells the
-# memory of a program that may exceed the free memory by this bound.
+# Upper bound of bytes per row (node, edge or table entry) and configuration. If it exceeds the free
+# memory, XLA gives the exact memory of the program.
 _MOST_ROW_BYTES = 1 << 12
 _FREE = 0.8  # share of the free memory that a program of fewer configurations may take
 
@@ -78,7 +78,7 @@ def chunks(config_ids: np.ndarray, size: int, *, even: bool) -> list[np.ndarray]
 
 
 class Budgets:
-  """Padded sizes of batches. Adds a budget only for a batch that fits none closely."""
+  """Padded sizes of batches. Adds a budget only if a batch fits no budget closely."""
 
   def __init__(self):
     self._budgets: list[Budget] = []  # smallest first

@@ -1,10 +1,12 @@
-"""Programs of one's own: their layout choices, labels for them, and the search for the best one.
+"""JAX functions: their choices of layouts, labels of choices, and the search for the best choice.
 
-programs   functions of Python files
-choosing   the groups of operations whose layouts can be chosen, and the function with a choice
-problem    a function with its choices, their label, and the graph that a model ranks
-labels     estimates of a compiler (`tpu`, `tpu_kernels`), or times (`measure`)
-estimate   what a function costs on TPUs, with times of measured programs in `times.json`
-tune       the search for one function: `strategies`, with a `prior`; `layouts` are its result
-collect    labels of many programs: `workers` start a `worker` for each, which keeps a `journal`
+programs    functions of Python files
+choosing    groups of operations with options, and the function with a choice applied
+problem     a function with its choices, their label, and the graph that a model ranks
+labels      labels a choice: estimates of a compiler (`tpu`, `tpu_kernels`), or times (`measure`)
+strategies  search: proposes the next choice to label, and learns from labels, with a `prior`
+tune        labels what the search proposes, and returns the function with the best choice
+layouts     the file of a choice, and the function with the choice of a file
+estimate    time and memory of a function on TPUs; `times.json` has times of measured programs
+collect     labels many programs: `workers` start a `worker` for each, which keeps a `journal`
 """

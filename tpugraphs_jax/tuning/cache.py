@@ -67,9 +67,9 @@ class Cache:
   def find(self, candidates: Sequence[Numbers]) -> None:
     """Labels choices, the compiler's own before all others.
 
-    Times from the file and new times compare only through the compiler's own choice. It is measured
-    again with the new choices. Their times are multiplied by its time in the file and divided by
-    its time now.
+    Only the compiler's own choice makes times of the file and new times comparable. It is measured
+    again with the new choices. Its time in the file, divided by its time now, is the factor of the
+    new times.
     """
     new = [numbers for numbers in candidates if numbers not in self._known]
     own, label = self.problem.own, self.problem.label

@@ -3,10 +3,9 @@
   layouts = collect.choices(step, *arguments)
   faster = jax.jit(collect.apply(step, layouts.choice(numbers)))
 
-As in the data set, convolutions, dots and reshapes choose, and their choices have its
-forms: the order of two dimensions of the output and, where asked for, of both operands;
-for a reshape all orders between which no element moves. Equations of a jaxpr that are
-equal decide together and form a group.
+As in the data set, convolutions, dots and reshapes have options. An option orders two dimensions of
+the output and, if asked for, of both operands. Options of a reshape are all orders between which no
+element moves. Equal equations of a jaxpr form a group, and take one option.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tpugraphs_jax.hlo import search
 from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.tuning.calls import Call
 
-# The orders of output and operands, minor to major; an empty one is left to the compiler.
+# The orders of output and operands, minor to major; the compiler chooses an empty one.
 Orders = tuple[Dims, ...]
 
 # With a group's number, the name scope of its equations: it is in the names of instructions
@@ -74,7 +73,7 @@ _CONSTRAINTS = ("sharding_constraint", "reshard", "mesh_cast")  # of shardings
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """Equal equations, which decide together."""
+  """Equal equations, which take one option."""
 
   primitive: str
   shapes: tuple[Dims, ...]  # of the output, then of the operands
@@ -103,8 +102,8 @@ class Choices:
   """The groups of a program, each with its options."""
 
   groups: tuple[Group, ...]
-  # How many convolutions, dots and reshapes the compiler lays out alone, by the primitive that
-  # holds them.
+  # Number of convolutions, dots and reshapes whose layouts only the compiler chooses, by the
+  # primitive around them.
   left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   @property
@@ -131,7 +130,7 @@ class Choices:
 
   @property
   def default(self) -> Choice:
-    """The choice that leaves everything to the compiler."""
+    """The choice in which the compiler chooses every layout."""
     return self.choice([0] * len(self.groups))
 
 
@@ -140,8 +139,9 @@ def choices(
 ) -> Choices:
   """The groups of equations of a function, with the options of each.
 
-  Operands are left to the compiler by default: in the released AlexNet and UNet3D, measured
-  on TPU v3, the orders of outputs explain over 99.99 % of the variance of the log run time.
+  By default the compiler chooses the orders of operands: in the released AlexNet and UNet3D,
+  measured on TPU v3, the orders of outputs explain over 99.99 % of the variance of the log run
+  time.
 
   Args:
     function: a function that jax can trace; one that `jax.jit`, `jax.grad`,
@@ -182,7 +182,7 @@ def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
 
 
 def for_one_device(call: Call) -> Call:
-  """A call without mesh and constraints on shardings, of which a warning tells.
+  """A call without its mesh and sharding constraints; a warning says that they are left out.
 
   Raises:
     ValueError: it maps over devices.
@@ -422,7 +422,7 @@ def primitives(jaxpr: core.Jaxpr) -> Iterator[str]:
 def operations(closed: core.ClosedJaxpr, *, with_details: bool) -> Iterator[str]:
   """A line for each equation of a program, the same for equal programs.
 
-  Weak types and nested jits are no part of it, as they do not change what is computed.
+  Lines have no weak types and nested jits, because these do not change results.
 
   Args:
     closed: the program.

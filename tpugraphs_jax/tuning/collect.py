@@ -4,9 +4,9 @@ r"""`python -m tpugraphs_jax.collect`: labels layout choices of programs, as a d
       --target v3 --configs 48 --out out/own --collection layout:own:programs
 
 writes `OUT/npz/layout/own/NAME/SPLIT/PROGRAM.npz` in the released format, and
-beside it `PROGRAM.json` with versions and raw numbers. Every label is in `OUT/journal` as
-soon as it is known, so that a run that was killed goes on where it was. A finished program
-is not labelled again, even without its journal.
+beside it `PROGRAM.json` with versions and raw numbers. Every label is written to `OUT/journal` at
+once, so that a killed run can go on. A finished program is not labelled again, even without its
+journal.
 
 With `--` and flags of Apache Beam, such as `-- --runner=FlinkRunner`, a cluster labels the
 programs. Every machine then needs their files and the folder OUT.

@@ -21,8 +21,9 @@ Numbers = tuple[int, ...]  # the option of every group; all 0 for the compiler's
 def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterator[Numbers]:
   """Distinct choices, one option number per group; the same ones at every call.
 
-  First the compiler's own choice, then in turn a change of one group, of two groups, and
-  of up to five groups, until nothing new is found. Of up to 4,096 combinations every one comes.
+  The compiler's own choice comes first. Then come in turn a change of one group, of two groups, and
+  of up to five groups, until no new choice is found. With up to 4,096 combinations all of them
+  come.
 
   Args:
     options: per group the options to draw from, 0 first.
@@ -84,8 +85,8 @@ def _drawn(
 def wanted(labels: Mapping[int, int], configs: int, *, draws: int) -> int:
   """How many candidates to label next.
 
-  Where many labels are equal, up to half as many candidates again are labelled, until
-  three quarters of the configurations have different labels.
+  If many labels are equal, up to half as many more candidates are labelled, until three quarters of
+  the configurations have different labels.
 
   Args:
     labels: candidate number to label, without failures.

@@ -1,9 +1,9 @@
-"""What a function costs on TPUs, estimated by their compiler before a run is started.
+"""Time and memory of a function on TPUs, estimated by their compiler before a run.
 
     python -m tpugraphs_jax.estimate FILE.py:NAME --targets v5e v6e
 
-It needs libtpu and no TPU. The compiler estimates cycles. `times.json` has the time that they took
-in measured programs (`benchmarks/measured_ops.py`).
+It needs libtpu and no TPU. The compiler estimates cycles. `times.json` has the times of cycles in
+measured programs (`benchmarks/measured_ops.py`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Time:
   Attributes:
     product_ms: milliseconds of a million cycles in kernels with a convolution or a dot.
     other_ms: milliseconds of a million cycles in other kernels.
-    low, high: what nine of ten measured programs took, as multiples of their estimated time.
+    low, high: the range of time / estimated time that nine of ten measured programs had.
     programs: how many were measured, of `operations` operations.
   """
 
@@ -105,16 +105,16 @@ class Row:
   Attributes:
     target: such as `tpu:v6e`.
     milliseconds: estimated time; None where it cannot be told.
-    interval: milliseconds between which nine of ten measured programs of such an estimate were.
+    interval: milliseconds between which nine of ten measured programs with such an estimate lay.
     cycles: of all kernels; None where the compiler refuses the function.
     bytes_accessed: bytes that the kernels read and write.
     flops: floating-point operations.
-    memory: what the compiler plans on the device.
-    fits: whether the memory of the device suffices for it; None where the compiler refuses the
-      function for another reason.
+    memory: bytes that the compiler plans on the device.
+    fits: whether this memory fits on the device; None if the compiler refuses the function for
+      another reason.
     bound: `compute` or `memory`: which peak of the device takes longer.
     kernels: the dearest first, with the cycles of all their calls.
-    uncounted: what the compiler does not estimate.
+    uncounted: operations without an estimate of the compiler.
     why: why there is no time; empty where there is one.
   """
 
@@ -159,7 +159,7 @@ class Estimate:
     return [Table(head, [_cells(row) for row in self.rows], title), *kernels]
 
   def _notes(self) -> Iterator[str]:
-    """What is not in the cycles, why times are missing, and what the others rest on."""
+    """Notes on kernels that the cycles leave out, on missing times, and on measured programs."""
     for row in self.rows:
       if row.why:
         yield f"{_short(row.target)}: no time, because {row.why}"

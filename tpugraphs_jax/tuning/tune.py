@@ -7,9 +7,10 @@
 
 Compiler options that the caller lists are chosen together with layouts.
 
-The compiler's own choice is among those that are tried, and stays unless another one is
-really better: by the compiler's estimate, or, measured, in alternating pairs whose
-bootstrap interval lies below 1.
+`labels` makes a label, `strategies` learns from it and proposes the next choice, and `_decide`
+compares all labels. The compiler's own choice is always tried. It stays unless another choice is
+better: by the compiler's estimate, or in alternating pairs of measured times whose bootstrap
+interval lies below 1.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ class Tuned:
     function: with the layouts applied; the function itself where no layout was changed.
     numbers: the option of every group, then of every compiler option; all 0 for the compiler's own
       choice.
-    ratio: label of `numbers` by label of the compiler's own choice; 1 where it stays.
-    compared: median ratio of run times and the ends of its 95 % bootstrap interval, of the
-      choice with the least time against the compiler's own, where run times were measured.
+    ratio: label of `numbers` divided by the label of the compiler's own choice; 1 if that choice
+      stays.
+    compared: for measured times, the median ratio of run times and its 95 % bootstrap interval,
+      between the choice with the least time and the compiler's own choice.
     raw: the raw numbers of every choice that was labelled.
-    errors: the reasons of the choices that could not be compiled or compared, or gave other
+    errors: the reason of every choice that could not be compiled or compared, or gave other
       outputs.
     candidates: number of choices that were drawn for the search.
     label: how choices were labelled, and what it leaves out (`gap`).
@@ -237,11 +239,11 @@ def tune(
   progress: bool = True,
   **kwargs: Any,
 ) -> Tuned:
-  """Chooses layouts and compiler options: of many choices the most promising few are labelled.
+  """Chooses layouts and compiler options: labels the few most promising of many choices.
 
-  Each label of a TPU target compiles the function once, in this process and without a
-  TPU. Measured labels run it: arrays among the arguments are used as given, shapes become
-  random arrays.
+  For a TPU target each label compiles the function once, in this process and without a TPU. A
+  measured label runs it: arrays among the arguments are used as given, and shapes become random
+  arrays.
 
   Args:
     function: as for `collect.choices`.
@@ -259,9 +261,9 @@ def tune(
       `jax.jit(tuned.function, compiler_options=tuned.compiler_options)`.
     seed: of the candidates and of the blind strategies.
     operands: whether the orders of operands are chosen too, not of outputs alone.
-    cache: file of labels by program, `options`, choice, compiler and target. Labels that it has
-      are taken from it, and new ones are added: a call with a larger budget goes on.
-    progress: whether a line on standard error tells of every label.
+    cache: file of labels by program, `options`, choice, compiler and target. Known labels are read
+      from it, and new labels are added, so that a call with a larger budget goes on.
+    progress: whether every label prints a line to standard error.
     **kwargs: further keyword arguments are those of the function.
 
   Returns:
@@ -315,12 +317,12 @@ def tune(
 
 
 def prior_of(target: str | None) -> prior.Prior:
-  """The prior that ships for labels of a target; that of TPU v3 for every TPU."""
+  """The prior that ships for labels of a target; every TPU has the prior of TPU v3."""
   return prior.read(model_file.SHIPPED / f"{_shipped(target)}.prior.json")
 
 
 def _shipped(target: str | None) -> str:
-  """The model that ships for a target: that of TPU v3 for a TPU without one of its own."""
+  """The model that ships for a target. A TPU without one has the model of TPU v3."""
   return MODELS[target if target in MODELS else "tpu:v3"]
 
 
@@ -347,13 +349,13 @@ def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) ->
 def _label(
   way: strategies.Way, found: Cache, budget: int, *, together: bool, progress: bool
 ) -> None:
-  """Labels the choices that a way of search asks for, the compiler's own first.
+  """Labels the choices that a search proposes, the compiler's own choice first.
 
   Args:
     way: of search.
-    found: makes labels, or knows them, and keeps them.
+    found: makes labels, or has them, and keeps them.
     budget: how many.
-    together: whether all are made at once: the way of search then learns nothing from them.
+    together: whether all labels are made at once, so that the search does not learn from them.
     progress: whether a line tells of each.
   """
   asked = list(itertools.islice(way, budget if together else 1))
@@ -383,7 +385,7 @@ def _tell(place: int, budget: int, numbers: Numbers, found: Cache) -> None:
 
 
 def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
-  """The model to rank with; warns where it has learnt another label than is tuned for."""
+  """The model to rank with; warns if it was trained on labels of another target."""
   model = _shipped(label.target) if model is None else model
   ranker = load(model) if isinstance(model, (str, os.PathLike)) else model
   if ranker.collection.kind != "layout":

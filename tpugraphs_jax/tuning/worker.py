@@ -1,6 +1,6 @@
 """Collects one program, in a process of its own; `workers` starts it.
 
-A compiler that aborts takes only this process with it.
+If a compiler aborts, only this process ends.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Collecting:
 def collect(request: LabelRequest) -> None:
   """Makes the missing labels and writes the program's npz and sidecar.
 
-  Does nothing where both files are there already, of the same program, label and versions.
+  Returns at once if both files exist, of the same program, label and versions.
 
   Raises:
     ValueError: the program cannot be collected, or the journal belongs to another program.
@@ -136,11 +136,11 @@ def _label_all(work: _Collecting) -> list[Numbers]:
   stream = work.problem.candidates()
   drawn: list[Numbers] = []
   while True:
-    # Only times of one session compare: measured choices that failed are not replaced.
+    # Times compare only within a session: failed choices are not replaced by later ones.
     if drawn and work.problem.label.is_comparative:
       return drawn
     if 0 in work.journal.errors:
-      return drawn  # without the compiler's own choice the others say nothing
+      return drawn  # labels mean nothing without the compiler's own choice
     values, _ = _labels(work, len(drawn))
     count = draw.wanted(values, work.request.configs, draws=len(drawn))
     more = dict(enumerate(itertools.islice(stream, count), len(drawn)))
@@ -250,7 +250,7 @@ def _by_line(record: dict[str, Any]) -> str:
 def _sha256(program: programs.Program) -> str:
   """SHA-256 of the program without any choice: as jax lowers it for this machine.
 
-  Of programs that exist for a TPU alone, such as Pallas kernels, that of their equations.
+  For programs that exist only for a TPU, such as Pallas kernels, SHA-256 of their equations.
   """
   call = Call(program.function, program.args, program.kwargs)
   try:
