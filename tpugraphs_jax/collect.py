@@ -1,4 +1,4 @@
-"""Data sets of one's own: programs, their layout choices, and labels for them.
+"""Collections of your programs: their choices of layouts, and labels of choices.
 
   layouts = collect.choices(step, *arguments)           # groups of operations, with options
   other = collect.apply(step, layouts.choice(numbers))  # the function with layouts chosen

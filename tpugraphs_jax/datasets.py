@@ -1,4 +1,4 @@
-"""Collections by name: the five released ones, and own ones.
+"""Collections by name: the five released collections, and collections of users.
 
 A collection is a set of graphs of one kind with configurations. Its name is also its folder:
 `layout:xla:random` is in `<data_root>/layout/xla/random/`. Its labels are measured or synthetic run
@@ -26,7 +26,7 @@ OWN = "own"  # the source of collections that users make
 _OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # k of the top-k slowdowns of a report, by kind of collection.
 _SLOWDOWN_KS = {"tile": (1, 5, 10), "layout": (1, 10, 100)}
-_OWN_SLOWDOWN_KS = (1, 5, 10)  # programs of one's own have few configurations
+_OWN_SLOWDOWN_KS = (1, 5, 10)  # programs of users have few configurations
 STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.synthetic` writes
 SYNTHETIC = "SYNTHETIC: run times of a machine model, no measurement of real programs"
 MEASURED = "measured run times of the released data set"
@@ -128,7 +128,7 @@ def label_kind(data_root: str, collection: Collection) -> str:
 
   Args:
     data_root: folder or bucket with `tile/` and `layout/`.
-    collection: one of the released ones, or an own one with the files that
+    collection: a released collection, or a user's collection with the files that
       `tpugraphs_jax.collect` writes beside each graph.
   """
   if is_synthetic(data_root, collection):
@@ -144,7 +144,7 @@ def label_kind(data_root: str, collection: Collection) -> str:
 
 
 def _of_note(note: dict[str, str]) -> str:
-  """The kind of label that `tpugraphs_jax.collect` noted beside a graph of an own collection."""
+  """The kind of label that `tpugraphs_jax.collect` noted beside a graph of a user's collection."""
   if note["label"] == "measured":
     return f"measured run times on {note.get('target') or note.get('machine', 'this machine')}"
   version = f", libtpu {note['libtpu']}" if "libtpu" in note else ""

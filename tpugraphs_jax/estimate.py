@@ -1,4 +1,4 @@
-"""The command `python -m tpugraphs_jax.estimate`; its code is beside that of the function."""
+"""The command `python -m tpugraphs_jax.estimate`; its code is in the package `tuning`."""
 
 import sys
 

@@ -184,7 +184,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def mean_of(graphs: int, without_order: Sequence[str]) -> str:
-  """Says of how many graphs a mean is, and names those that have no order.
+  """Says how many graphs a mean has, and names the graphs without an order.
 
   Examples:
     >>> mean_of(2, ["p1"])

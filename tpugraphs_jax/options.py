@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 _LIMITS = "limits"  # key of the metadata of a field
 # Largest values. A file's config is checked by them before anything is built from it.
-MOST = 2**20  # of an integer option that declares no bound of its own
+MOST = 2**20  # of an integer option without a declared bound
 MOST_LAYERS = 256  # of an option that counts layers, rounds or heads, which are built one by one
 
 

@@ -153,7 +153,7 @@ def score(
   Args:
     path: rankings of all graphs of this split of one or more collections.
     data_root: has the labels.
-    split: name of the ranked split. With `folds.json` beside the file it is that of the folds.
+    split: name of the ranked split. With `folds.json` beside the file it is a split of the folds.
 
   Raises:
     FileNotFoundError: no file at `path`, or no graph under `data_root`.
@@ -392,7 +392,7 @@ def _files_of(
   split: str,
   kept: tuple[folds.Division, int] | None = None,
 ) -> dict[str, Path]:
-  """The files of a split by ID, with folds those of its folds."""
+  """The files of a split by ID; with folds, the files of its folds."""
   by_id = {}
   for collection in datasets.RELEASED if kept is None else kept[0].fold_of:
     paths = (

@@ -315,7 +315,7 @@ class LayoutData(Data[LayoutConfigs]):
 def keep(
   graphs: Sequence[OpGraph[Configs]], purpose: str, why_not: Callable[[Configs], str]
 ) -> list[OpGraph[Configs]]:
-  """Graphs without a reason to leave them out. Logs the others with their reasons.
+  """Graphs to keep. Logs the graphs that are left out, with their reasons.
 
   Args:
     graphs: of one kind.

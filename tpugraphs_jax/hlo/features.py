@@ -52,8 +52,8 @@ _DIMENSION_NUMBERS = (
 def with_later_types(node_feat: np.ndarray, module: proto.HloModuleProto) -> np.ndarray:
   """Node features in which `columns.LATER_TYPES` count: their bytes are in the column of u8 or s8.
 
-  The extractor has no type for them, and so 0 bytes. The column of u8 stands for unsigned integers,
-  the one of s8 for all others.
+  The extractor has no type for them, and so 0 bytes. Bytes of unsigned integers count in the column
+  of u8, and bytes of all other types in the column of s8.
 
   Args:
     node_feat: `[N, 140]` float32 of the module, returned where the module has no such type.

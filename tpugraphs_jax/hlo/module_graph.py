@@ -117,7 +117,7 @@ def featurize(
       None: the function as jax lowers it, before any compiler.
     edge_order: "sorted" by (consumer, producer), each pair once, or "insertion",
       where an instruction that calls a computation twice has two equal edges.
-    **kwargs: further keyword arguments are those of the function.
+    **kwargs: further keyword arguments of the function.
 
   Returns:
     A graph with `node_feat` [N, 140] float32, `node_opcode` [N] uint8 (0 for an

@@ -1,4 +1,4 @@
-"""Layouts to choose from for a program of one's own, in the data set's forms.
+"""Options of layouts for the nodes of a program, in the forms of the data set.
 
 A configurable node chooses, for each of its tensors, an order of dimensions from minor to
 major. The orders follow the released graphs: convolution and dot order two dimensions of

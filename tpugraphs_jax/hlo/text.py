@@ -1,4 +1,4 @@
-"""Text and MLIR to a serialized HLO module, in a process of its own: a text can end its parser.
+"""Text and MLIR to a serialized HLO module, in a separate process: a text can end its parser.
 
 jax's parsers run out of their stack on nested text, and out of memory on large numbers.
 """

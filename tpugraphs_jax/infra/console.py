@@ -54,9 +54,9 @@ def printable(text: str) -> str:
 def one_line(said: object) -> str:
   """A text, or the message of an error, in one line of printable characters.
 
-  Characters that cannot be printed, such as those of names in a damaged file, are written
-  as escapes. An error without a message gives the name of its type. An error of the system
-  gives its file and its message, without its number.
+  Characters that cannot be printed, for example in names of a damaged file, become escapes. An
+  error without a message gives the name of its type. An error of the system gives its file and its
+  message, without its number.
   """
   if isinstance(said, OSError) and said.errno is not None and said.strerror:
     advice = _ADVICE.get(said.errno, "")
@@ -122,7 +122,7 @@ def bar(is_wanted: bool) -> bool | None:
 
 
 def install() -> None:
-  """Makes every message of the log a line like the others; for commands."""
+  """Gives every message of the log the form of other lines; for commands."""
   logging.getLogger().handlers = [_Lines()]
 
 

@@ -443,7 +443,7 @@ def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
   Args:
     folder: the folder on this machine.
     place: remote.
-    again: subfolders whose files are sent whatever their size.
+    again: subfolders whose files are always sent.
   """
   with _reaching(place):
     system, root = bucket_of(place)

@@ -237,8 +237,8 @@ def pmap(
     local: the function reduces over nothing, and processes may call it a different
       number of times; without it all must call alike.
     in_axes: 0, or for each argument 0 or None; None for one that all devices share.
-    devices: the devices to run on or to compile for, instead of those of this run; they may be
-      of another machine.
+    devices: the devices to run on or to compile for, instead of the devices of this run; also
+      devices of another machine.
   """
   if devices is None and local:
     devices = jax.local_devices()
@@ -356,7 +356,7 @@ def from_primary(value: Value) -> Value:
 
 
 def primary_only(write: Callable[Args, Value]) -> Callable[Args, Value | None]:
-  """Decorates a function that writes: it runs in process 0, and returns None in the others."""
+  """Decorates a function that writes: it runs in process 0, and returns None in other processes."""
 
   @functools.wraps(write)
   def run(*args: Args.args, **kwargs: Args.kwargs) -> Value | None:

@@ -158,7 +158,7 @@ def run_on_beam(
     return
   flags = list(options)
   if not any(option.startswith("--runner") for option in flags):
-    # Threads of this process: work that takes long starts processes of its own.
+    # Threads of this process: long work starts processes itself.
     flags += [
       "--runner=FnApiRunner",
       "--direct_running_mode=multi_threading",

@@ -25,7 +25,7 @@ class Explanation(list):
   Attributes:
     graph: with the configuration.
     config: its number.
-    against: number of the configuration that it is compared with; None where none was given.
+    against: number of the configuration to compare with; None if none was given.
   """
 
   def __init__(
@@ -43,7 +43,7 @@ class Explanation(list):
     return result
 
   def table(self, *, names: Mapping[int, str] | None = None, top: int = 20) -> Table:
-    """The first `top` choices, and the sum of the others.
+    """The first `top` choices, and the sum of all others.
 
     Args:
       names: names of nodes; the other nodes have the names of `OpGraph.node_name`.

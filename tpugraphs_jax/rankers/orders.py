@@ -8,11 +8,11 @@ import numpy as np
 
 
 def spread(order: Iterable[int], scores: np.ndarray, changed: np.ndarray) -> list[int]:
-  """An order of choices in which each of the first ones tells something new.
+  """An order of choices whose first choices all differ for the model.
 
   The first choice of every score and of every set of changed groups comes first, then other
-  choices of the same sets. Choices that score exactly as an earlier one come last: to the model
-  they are the same program, such as the compiler's own with its own orders written out.
+  choices of the same sets. Choices that score exactly as an earlier one come last: for the model
+  they are the same program, such as the compiler's own choice with its orders written out.
 
   Args:
     order: choice numbers, most promising first.

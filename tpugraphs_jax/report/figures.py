@@ -1,7 +1,7 @@
 """Figures of runs, as matplotlib figures; `svg` makes one a part of a page.
 
-A figure is of runs that compare, and is as wide as a page of 700 pixels. Runs of one config have
-one colour. A point of a line says its values where the mouse rests on it.
+A figure shows runs that compare, and is as wide as a page of 700 pixels. Runs of one config have
+one colour. A point of a line shows its values under the mouse.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
 MOST = len(_COLOURS)  # configs in a figure, the best ones
 _GREY, _LINE = "#888888", {"color": "#888888", "lw": 1}
-_INK, _GRID = "#222222", "#e4e4e4"  # a page puts its own colours in their place
+_INK, _GRID = "#222222", "#e4e4e4"  # the page replaces these colours
 _NAMED = 24  # graphs whose names fit on an axis
 _STYLE: dict[Any, Any] = {
   "font.size": 9,

@@ -31,7 +31,7 @@ from tpugraphs_jax.report.runs import (
 from tpugraphs_jax.train import evaluation
 
 _LISTED = 400  # graphs in a table
-_BESIDE = 2  # groups that have columns of their own in a table of graphs
+_BESIDE = 2  # groups with separate columns in a table of graphs
 _FILES = (
   "results.csv",
   "validation.csv",
@@ -171,7 +171,7 @@ def _results(comparison: Comparison) -> dict[str, Any]:
 
 
 def _ended(runs: Sequence[Run]) -> dict[str, Any]:
-  """A row for every run, with its own figures and how its training ended."""
+  """A row for every run, with its figures and how its training ended."""
   rows = []
   for run in runs:
     training = run.summary.get("training", {})
@@ -256,7 +256,7 @@ def _programs(groups: Sequence[Group]) -> dict[str, Any]:
 def _view(group: Group) -> str:
   """The command that shows the graph with the lowest Kendall tau; empty where its file is gone.
 
-  Of layouts it shows those of the first choice, beside the fastest ones where these are others.
+  For layouts it shows the first choice, beside the fastest configuration if they differ.
   """
   run = group.runs[0]
   if not group.judged or files.is_remote(run.data_root):

@@ -92,17 +92,18 @@ class Run:
   """One run.
 
   Attributes:
-    name: the last parts of its path, as many as tell the runs apart.
+    name: the last parts of its path, so many that the names of runs differ.
     config: flat, by field (`batch.graphs`), without seed and fold.
     seed: of the run.
     summary: `summary.json`; empty if there is none.
     rows: lines of `metrics.jsonl`.
-    judged: validation graphs, with folds those of the test fold; empty before evaluation.
+    judged: validation graphs, or with folds the graphs of the test fold; empty before evaluation.
     folder: its place, as it was given.
     data_root: place of its data.
     about: command, versions, devices and date of `config.json`.
     fold: number of the test fold; None without folds.
-    division: the fold of every graph, without folds empty: runs with others do not compare.
+    division: the fold of every graph; empty without folds. Runs with another division do not
+      compare.
   """
 
   name: str
@@ -134,7 +135,7 @@ class Run:
 
   @property
   def protocol(self) -> tuple[Any, ...]:
-    """Collection, labels, graphs and their sizes; runs with others do not compare.
+    """Collection, labels, graphs and their sizes; runs that differ here do not compare.
 
     Of runs on folds it has the folds and the limit of sizes: each run judges other graphs.
     """
@@ -202,7 +203,7 @@ def _named(means: Mapping[str, float], *, opa_mean: float) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """Runs that differ in their seeds and folds alone.
+  """Runs that differ only in seeds and folds.
 
   Attributes:
     name: the common part of its runs' names.
@@ -296,7 +297,7 @@ class Lead(NamedTuple):
   Attributes:
     other: the other group's name.
     graphs: those with an order, in both.
-    gain: Kendall tau of the first less that of the other, mean over graphs.
+    gain: mean over graphs of Kendall tau of the first minus Kendall tau of the other.
     better: graphs on which the first has the larger Kendall tau.
     spread: standard deviation (n - 1) over seeds of the gain; NaN if either has a single seed.
     p_value: of the Wilcoxon signed-rank test that pairs graphs; NaN with fewer than
@@ -312,7 +313,7 @@ class Lead(NamedTuple):
 
 
 def leads(groups: Sequence[Group]) -> list[Lead]:
-  """The first group beside each of the others."""
+  """The first group beside every other group."""
   first, *others = groups
   rows, one = [], first.by_graph(lambda graph: graph.kendall_tau)
   for other in others:
@@ -419,7 +420,7 @@ class Comparison:
     )
 
   def _first_choices(self) -> str:
-    """The slowdown of first choices, beside those of others."""
+    """The slowdown of first choices, beside the slowdown of other orders."""
     first, *others = self.groups
     means = {f"the one of {group.name}": group.means for group in others[:1]}
     means["a random one"] = self.references[RANDOM]
@@ -433,7 +434,7 @@ class Comparison:
     return f"Its first choice is {slowdown} slower than the fastest configuration ({rest}){end}."
 
   def _best_of_several(self) -> list[str]:
-    """Says where several choices are behind random ones, and how good those of `tune` are."""
+    """Says whether the best of several choices is worse than random, and what `tune` would find."""
     first, judged, sentences, worse = self.groups[0], self.runs[0].judged, [], []
     most = max(len(graph.scores) for graph in judged)
     for k in sorted({5, *self.runs[0].ks} - {1}):
@@ -471,7 +472,7 @@ def _percent(slowdown: float) -> str:
 
 
 def comparisons(runs: Sequence[Run]) -> list[Comparison]:
-  """The runs of each protocol; those of different collections never stand together."""
+  """The runs of each protocol; runs of different collections are separate."""
   by_protocol: dict[tuple[Any, ...], list[Run]] = {}
   for run in runs:
     by_protocol.setdefault(run.protocol, []).append(run)
@@ -644,7 +645,7 @@ def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
 
 
 def _changed(run: Run, judged: evaluation.GraphScores) -> np.ndarray | None:
-  """Groups in which layouts differ from those of the first, of data that are still there."""
+  """Groups whose layouts differ from the first configuration, if the data are still there."""
   if Collection(run.collection).kind != "layout" or files.is_remote(run.data_root):
     return None
   try:

@@ -218,7 +218,7 @@ def fields_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
 def set_model(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> None:
   """Imports extensions and gives the section `model` all options of its network.
 
-  Another network has its own options at their defaults.
+  A new network has the default of every option.
 
   Args:
     config: its section `model` is changed.
@@ -239,8 +239,8 @@ def set_model(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> 
 def change(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> None:
   """Changes fields of a config by name, such as `batch.graphs`.
 
-  `model.name` brings the options of that network at their defaults. Scalars and arrays of NumPy and
-  jax become Python's.
+  `model.name` resets the section `model` to the defaults of that network. Scalars and arrays of
+  NumPy and jax become Python's.
 
   Raises:
     ValueError: a field that the config does not have, or an impossible value.
@@ -288,7 +288,7 @@ def variants(place: str) -> str:
 def listing(config: ml_collections.ConfigDict, place: str) -> str:
   """The text of `--print_config`: the variants, then every field with its help.
 
-  The default of a field is told where the value differs.
+  The listing has the default of a field if the value differs.
 
   Args:
     config: with the changes of the flags.

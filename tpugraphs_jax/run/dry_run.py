@@ -30,7 +30,7 @@ from tpugraphs_jax.train import log, loop, training
 from tpugraphs_jax.train.experiment import evaluable, Experiment, load_graphs
 from tpugraphs_jax.train.state import TrainState
 
-_STEPS = 8  # number of measured steps, without those that compile
+_STEPS = 8  # number of measured steps, without steps that compile
 _SECONDS = 60.0  # measurement of steps ends after this time
 _GRAPHS = 4  # measured validation graphs
 
@@ -155,7 +155,7 @@ def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> It
 
 
 def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
-  """Takes a few steps of the first stage and scores a few graphs; yields what the run takes."""
+  """Takes a few steps and scores a few graphs; yields time and memory of the run."""
   training.check_machine(experiment.config)
   graphs, valid = load_graphs(experiment, scratch, resume=False)
   stage, plan = training.first_stage(experiment, graphs, scratch)

@@ -65,7 +65,7 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
 
   Args:
     config: of the model; `config.data_root` is the folder of the data.
-    weights: the table of opcode embeddings `[num_ops, op_embed_dim]`, then the others.
+    weights: the table of opcode embeddings `[num_ops, op_embed_dim]`, then all other weights.
     out: a folder.
 
   Raises:

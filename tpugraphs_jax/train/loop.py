@@ -216,7 +216,8 @@ def train(
       checkpoint is saved. If the run is killed in between, the resumed run calls it again.
     resume: continue from the newest checkpoint in `workdir`, if there is one.
     about: nested fields to show in TensorBoard.
-    config, digests: must equal those of the checkpoint to resume, see `Checkpoints`.
+    config, digests: must equal the config and digests of the checkpoint to resume, see
+      `Checkpoints`.
     profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
 
   Raises:

@@ -133,7 +133,7 @@ def judged(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 @parallel.primary_only
 def update_summary(workdir: Path, **sections: Any) -> None:
-  """Replaces sections of the summary; the others stay."""
+  """Replaces sections of the summary; all other sections stay."""
   with files.replacing(workdir / SUMMARY_FILE, encoding="utf-8") as file:
     json.dump(_plain(read_summary(workdir) | sections), file, indent=2)
     file.write("\n")

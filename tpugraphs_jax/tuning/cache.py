@@ -54,7 +54,7 @@ class Cache:
         record = trust.parse(line)
         if all(record[name] == value for name, value in self._key.items()):
           if "raw" in record:
-            problem.label.of(record["raw"]).value(record["raw"])  # refuses what is no label
+            problem.label.of(record["raw"]).value(record["raw"])  # refuses a record without a label
           outcome = record["raw"] if "raw" in record else str(record["error"])
           self._known[tuple(record["numbers"])] = outcome
       except (ValueError, KeyError, TypeError, OverflowError):
@@ -108,6 +108,6 @@ class Cache:
       self.errors[numbers] = str(error)
 
   def ratio(self, numbers: Numbers) -> float:
-    """The label of a choice over that of the compiler's own; infinite unless both are labelled."""
+    """Label of a choice / label of the compiler's own choice; infinite unless both have one."""
     raw, own = self.raw.get(numbers), self.raw.get(self.problem.own)
     return self.label.value(raw) / self.label.value(own) if raw and own else math.inf

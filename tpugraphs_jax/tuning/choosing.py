@@ -165,10 +165,10 @@ def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
 
   Call the result under `jax.jit`, with arguments of the shapes that the choice was made
   for; donate arguments and name static ones there. Layouts are chosen inside scans, loops,
-  branches, nested jits and checkpoints too. The compiler chooses for equations that are in no
-  group of the choice, in the rules of custom derivatives, in linear solvers and other primitives
-  with programs of their own, and in derivatives of the result: to choose layouts for a gradient,
-  apply a choice to the function that computes it.
+  branches, nested jits and checkpoints too. The compiler chooses layouts of equations in no group
+  of the choice, of the rules of custom derivatives, of linear solvers and other primitives with
+  inner programs, and of derivatives of the result. To choose layouts for a gradient, apply a choice
+  to the function that computes it.
   """
 
   def chosen(*args: Any, **kwargs: Any) -> Any:
@@ -360,7 +360,7 @@ def _with_layout(value: Any, major_to_minor: Dims) -> Any:
 
 @_with_layout.defjvp
 def _with_layout_jvp(major_to_minor: Dims, primals: tuple, tangents: tuple) -> tuple:
-  """The derivative, whose layout is left to the compiler."""
+  """The derivative; the compiler chooses its layout."""
   return _with_layout(*primals, major_to_minor), tangents[0]
 
 
@@ -391,7 +391,7 @@ def groups_of(jaxpr: core.Jaxpr) -> Iterator[Group]:
 
 
 def _groups_in(equation: core.JaxprEqn) -> Iterator[Group]:
-  """The group of an equation, and those of the programs that it calls."""
+  """The groups of an equation and of the programs that it calls."""
   group = group_of(equation)
   if group is not None:
     yield group

@@ -1,4 +1,4 @@
-"""Draws the choices of a program that are labelled, and picks those that are kept."""
+"""Draws choices of a program to label, and picks choices to keep."""
 
 from __future__ import annotations
 

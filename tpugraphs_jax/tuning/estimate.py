@@ -35,8 +35,8 @@ _UNTOLD = ("loop", "kernel", "custom-call")
 _SORT_PASSES = 100  # over the results of a sort, about log2(n)^2 / 2 of a bitonic one
 # Share of a program's bytes that the other instructions without an estimate may write.
 _SMALL_SHARE = 0.1
-# Share of a program's bytes that come from the memory of a device at the least; the others stay on
-# the chip. The best of 0.3 to 1 on the measured programs.
+# At least this share of a program's bytes comes from the memory of a device; the rest stays on the
+# chip. The best of 0.3 to 1 on the measured programs.
 _MOVED_SHARE = 0.7
 
 
@@ -56,7 +56,7 @@ class Device:
 
 
 def _device(teraflops: float, gigabytes: float, gib: float, *, cores: int = 1) -> Device:
-  """A device from the figures of a chip, whose `cores` are devices of their own."""
+  """A device of jax from the figures of a chip, each of whose `cores` is a device."""
   return Device(1e12 * teraflops / cores, 1e9 * gigabytes / cores, round(gib * _GIB))
 
 
@@ -264,7 +264,7 @@ def estimate(
     function: a function, or one that `jax.jit` returned.
     *args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
     targets: TPU generations: `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e`, `7x`.
-    **kwargs: further keyword arguments are those of the function.
+    **kwargs: further keyword arguments of the function.
 
   Raises:
     ValueError: a target is unknown, or libtpu is missing.

@@ -108,7 +108,7 @@ class Label:
 class TpuEstimate(Label):
   """The TPU compiler's estimate of a program, on a machine without a TPU.
 
-  The label is the one of the compiler's two estimates that is nearer to measured times of the
+  The label is one of the two estimates of the compiler, the closer one to measured times of the
   generation (`worth` has the figures): `optimal_seconds` on v2, v3 and v4, and the cycles of all
   kernels, `estimated_cycles`, on newer ones. Cycles label all choices of a program, on every
   target, where the seconds of the compiler's own choice leave out a kernel.

@@ -43,8 +43,8 @@ class Prior:
     correlation: of two effects of one kind in one program.
     noise: standard deviation of log labels around the sum of their effects.
     unit: the predicted cost that counts as 1.
-    about: what the numbers were learnt from. `model` predicted the costs, and `rms_cost` is the
-      root mean square of these costs.
+    about: source of the numbers. `model` predicted the costs, and `rms_cost` is the root mean
+      square of these costs.
   """
 
   mean: np.ndarray
@@ -57,8 +57,8 @@ class Prior:
   def unit_of(self, model: str | None, cost: np.ndarray) -> float:
     """The unit of costs `[T]` that a model predicts.
 
-    Scores of another model than that of the prior are no costs, and only their order means
-    something: they are brought to the root mean square of the costs that the prior knows.
+    Scores of a model other than the prior's are no costs, and only their order means something:
+    they are brought to the root mean square of the costs that the prior knows.
     """
     rms = float(np.sqrt(np.mean(np.square(cost)))) if len(cost) else 0.0
     if model == self.about["model"] or not rms:

@@ -1,9 +1,9 @@
 """Which choice of layouts to label next: four ways of search over a pool of choices.
 
 A way of search is a generator. It yields a choice, is sent the label of the choice divided by
-that of the compiler's own, and ends when every choice of the pool has been yielded. It is sent
-infinity for a choice that failed, and None where the label is not known yet. The
-compiler's own choice comes first.
+the label of the compiler's own choice, and ends when every choice of the pool has been yielded. It
+is sent infinity for a choice that failed, and None where the label is not known yet. The compiler's
+own choice comes first.
 
 learned      in turn the choice with the largest expected improvement (Mockus 1975; Jones,
              Schonlau and Welch 1998) and the next one of `model`. Labels correct what is
@@ -78,12 +78,12 @@ class Pool:
 
   @property
   def layout_changes(self) -> list[tuple[int, int]]:
-    """The changes of layouts, which come before those of compiler options."""
+    """The changes of layouts, which come before changes of compiler options."""
     return [change for change in self.changes if change[0] < self.layouts]
 
   @property
   def is_open(self) -> bool:
-    """Whether other choices may be tried, of the options that occur in those of the pool."""
+    """Whether choices outside of the pool may be tried, from options that occur in the pool."""
     return self.numbers_of is not None
 
   def rows(self, choices: Sequence[Numbers]) -> np.ndarray:
@@ -151,7 +151,7 @@ class Belief:
     pool: with T changes.
     mean: `[T]` of their effects.
     covariance: `[T, T]` of their effects.
-    noise: standard deviation of what the sum leaves of a label.
+    noise: standard deviation of label minus sum.
   """
 
   def __init__(self, pool: Pool, mean: np.ndarray, covariance: np.ndarray, noise: float):
@@ -200,12 +200,12 @@ class Belief:
 def costs(
   pool: Pool, ranker: Any
 ) -> tuple[tuple[OpGraph[LayoutConfigs], np.ndarray, np.ndarray], np.ndarray]:
-  """What a model predicts for every change of layouts alone.
+  """The prediction of a model for every single change of layouts.
 
   Returns:
-    A graph, a configurable node that each change concerns `[T]`, and the dictionary row that the
-    change gives it `[T]`; and the score of each change alone minus that of the compiler's own
-    choice, `[T]` float64.
+    A graph, a configurable node of each change `[T]`, and its dictionary row after the change
+    `[T]`; and the score of each single change minus the score of the compiler's own choice, `[T]`
+    float64.
   """
   own = pool.choices[0]
   graph = pool.graph(
@@ -223,8 +223,8 @@ def costs(
 def model(pool: Pool, ranker: Any) -> Way:
   """The order of a model, by `spread`.
 
-  Where the pool is open, a score table proposes choices of its own, near the compiler's own
-  choice, where it is most reliable; they take turns with the others.
+  If choices outside of the pool are allowed, a score table proposes some near the compiler's own
+  choice, where it is most reliable. Proposals and choices of the pool alternate.
   """
   proposed: list[Numbers] = []
   choices = pool.choices
@@ -247,14 +247,14 @@ def model(pool: Pool, ranker: Any) -> Way:
 
 
 def random(pool: Pool, seed: int) -> Way:
-  """The compiler's own choice, then the others in random order."""
+  """The compiler's own choice, then all other choices in random order."""
   yield pool.choices[0]
   rng = np.random.default_rng(seed)
   yield from (pool.choices[1 + place] for place in rng.permutation(len(pool.choices) - 1))
 
 
 def coordinate(pool: Pool, seed: int) -> Way:
-  """Changes of one group of the best choice so far, then the others in random order."""
+  """Changes of one group of the best choice so far, then all other choices in random order."""
   rng, best, least, tried = np.random.default_rng(seed), pool.choices[0], 1.0, {pool.choices[0]}
   yield best
   known, changes = set(pool.choices), pool.changes

@@ -102,7 +102,7 @@ def compile_function(
   """Compiles a function for a target, in this process; it takes seconds.
 
   The compiler aborts on some functions and ends the process: compile many functions in
-  processes of their own.
+  separate processes.
 
   Args:
     function: a function, or one that `jax.jit` returned. Its constraints on shardings are left out.

@@ -24,8 +24,8 @@ from tpugraphs_jax.tuning import tpu
 # would take months.
 SATURATED = 2**53
 _CALLERS = ("while", "conditional", "call")
-# Instructions that take no time of their own: names of values, containers of other instructions,
-# and copies beside the computation.
+# Instructions that take no time: names of values, containers of other instructions, and copies
+# beside the computation.
 _FREE = frozenset(
   "after-all add-dependency async-done async-start async-update bitcast call conditional constant "
   "copy-done copy-start domain get-tuple-element opt-barrier parameter partition-id replica-id "
@@ -56,7 +56,7 @@ class Window:
 class KernelCycles:
   """The estimate of one kernel, over all its calls."""
 
-  # jax's names of the kernel, then of convolutions and dots fused into it, then of the others.
+  # jax's names of the kernel, then of fused convolutions and dots, then of all other instructions.
   names: tuple[str, ...]
   cycles: int
   origin: module_graph.Origin | None = None
@@ -135,7 +135,7 @@ def kernels(function: Callable[..., Any], *args: Any, target: str, **kwargs: Any
     function: a function that jax can trace.
     *args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
     target: as of `featurize`.
-    **kwargs: further keyword arguments are those of the function.
+    **kwargs: further keyword arguments of the function.
 
   Returns:
     One kernel per instruction that has a window. The `TileConfigs.config_feat` `[1, 24]` of its
@@ -187,7 +187,7 @@ def window(instruction: proto.HloInstructionProto) -> Window | None:
 
 
 def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
-  """Sums `estimated_cycles` over all kernels of the entry computation and of what it calls.
+  """Sums `estimated_cycles` over all kernels of the entry computation and its callees.
 
   All branches of a conditional count, although one runs.
 

@@ -264,7 +264,7 @@ def tune(
     cache: file of labels by program, `options`, choice, compiler and target. Known labels are read
       from it, and new labels are added, so that a call with a larger budget goes on.
     progress: whether every label prints a line to standard error.
-    **kwargs: further keyword arguments are those of the function.
+    **kwargs: further keyword arguments of the function.
 
   Returns:
     The best function found; `print` shows changed operations, trials, and the worth of a label.

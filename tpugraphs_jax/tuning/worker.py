@@ -1,4 +1,4 @@
-"""Collects one program, in a process of its own; `workers` starts it.
+"""Collects one program in a separate process, which `workers` starts.
 
 If a compiler aborts, only this process ends.
 """

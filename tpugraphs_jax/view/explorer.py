@@ -52,7 +52,7 @@ class Page(ModelExplorerConfig):
         )
 
   def to_url_param_value(self) -> str:
-    """The part of the page's address that says what is shown, on one side or two."""
+    """The part of the page's address that selects the program, on one side or two."""
     data = json.loads(parse.unquote(super().to_url_param_value()))
     data["uiState"] = {
       "paneStates": [
@@ -150,7 +150,7 @@ def _hlo_facts(graph: HloGraph) -> Iterator[tuple[str, str, dict[str, str]]]:
 
 
 def _namespaces(graph: HloGraph) -> list[str]:
-  """The scopes of each instruction, or its computation; in the entry those of its first user."""
+  """Scopes of each instruction, or its computation; in the entry, scopes of its first user."""
   module = graph.module
   computation = [
     each.name if each.id != module.entry_computation_id else ""
@@ -190,7 +190,7 @@ def _shape_text(feat: np.ndarray) -> str:
 
 
 def _features(node_feat: np.ndarray) -> list[dict[str, str]]:
-  """The feature blocks of each node that differ from those of an empty node, without its shape."""
+  """The feature blocks of each node that differ from an empty node, without its shape."""
   result: list[dict[str, str]] = [{} for _ in node_feat]
   for name, block in columns.NODE.items():
     if name not in _IN_SHAPE:

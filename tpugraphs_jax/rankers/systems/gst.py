@@ -7,7 +7,7 @@
       -> linear 256, ReLU, scaling to length 1 -> linear 1, the score of a segment
 
 The score of a program is the sum over its segments. `rankers.segments` implements the training: a
-step computes gradients of one segment, and uses scores of earlier steps for the others.
+step computes gradients of one segment, and uses scores of earlier steps for all other segments.
 
 Published: columns are standardised over the nodes of training, validation and test programs. Opcode
 vectors have at most length 1. Learned factors, initially 100, scale the opcode (one factor) and the
