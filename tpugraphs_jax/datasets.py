@@ -65,8 +65,8 @@ class Collection:
     if self.name not in RELEASED and not is_own:
       raise ValueError(
         f"unknown collection {self.name!r}, expected one of {', '.join(RELEASED)}, or "
-        f"{KINDS[0]}:{OWN}:NAME or {KINDS[1]}:{OWN}:NAME for an own one, NAME of letters, "
-        "digits, '.', '_' and '-'"
+        f"{KINDS[0]}:{OWN}:NAME or {KINDS[1]}:{OWN}:NAME for a collection of yours; NAME has "
+        "letters, digits, '.', '_' and '-'"
       )
 
   @property

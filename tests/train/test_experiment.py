@@ -401,7 +401,7 @@ def test_models_of_different_folds_are_not_judged_together():
   ensemble = types.SimpleNamespace(rankers=[experiment.ranker, other.ranker])
   released = parts.make("tile")
   for judged, split in ((experiment, "test"), (experiment, "valid"), (released, "valid")):
-    with pytest.raises(ValueError, match="each other"):
+    with pytest.raises(ValueError, match="another fold"):
       results.check_folds(judged, ensemble, split=split)
   results.check_folds(released, ensemble, split="test")  # no model was trained on it
   results.check_folds(

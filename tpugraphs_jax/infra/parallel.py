@@ -106,8 +106,8 @@ def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
     )
     print(
       f"Process {process_index()} of {process_count()}: {names}. If one of them ends or is "
-      f"silent for {heartbeat_timeout_seconds} s, jax ends all of them: look at the output of "
-      f"the one that ended first, then {_AGAIN}",
+      f"silent for {heartbeat_timeout_seconds} s, jax ends all processes: look at the output of "
+      f"the process that ended first, then {_AGAIN}",
       file=sys.stderr,
       flush=True,
     )
@@ -416,9 +416,9 @@ def stop_together() -> Iterator[None]:
     first = (str(error).splitlines() or [""])[0]
     reason = f"{type(error).__name__}: {first}".rstrip(".: ")
     print(
-      f"error: process {process_index()} of {process_count()} stops ({reason}), and all others "
-      "with it. If this is a failed connection, look for the first error in the output of the "
-      f"others. Then {_AGAIN}",
+      f"error: process {process_index()} of {process_count()} stops ({reason}), and all "
+      "other processes with it. If this is a failed connection, look for the first error in the "
+      f"output of the other processes. Then {_AGAIN}",
       file=sys.stderr,
       flush=True,
     )

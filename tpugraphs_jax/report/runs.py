@@ -422,7 +422,7 @@ class Comparison:
   def _first_choices(self) -> str:
     """The slowdown of first choices, beside the slowdown of other orders."""
     first, *others = self.groups
-    means = {f"the one of {group.name}": group.means for group in others[:1]}
+    means = {f"the first choice of {group.name}": group.means for group in others[:1]}
     means["a random one"] = self.references[RANDOM]
     end = ""
     if DEFAULT in self.references:

@@ -62,7 +62,7 @@ class TrainOptions(Options):
   )
   log_every_steps: int = option(20, "steps between two lines of the log", least=1)
   checkpoint_every_steps: int = option(
-    0, "steps between checkpoints in addition to those of evaluations; 0 = none", least=0
+    0, "steps between checkpoints, beside a checkpoint per evaluation; 0 = none", least=0
   )
   deterministic: bool = option(
     False, "on GPUs: two runs are equal, bit for bit, but sums take longer"

@@ -281,8 +281,8 @@ def check_folds(experiment: Experiment, ensemble: Ensemble, *, split: str) -> No
   others = {fold_of(ranker.config) for ranker in ensemble.rankers} - {own}
   if others and (own[0] or split != "test"):
     raise ValueError(
-      "models of different folds have been trained on each other's test graphs: judge each alone, "
-      "or rank the released test split with all (--do=predict, data.folds=0, data.fold=0)"
+      "a model of one fold was trained on the test graphs of another fold: judge one model at a "
+      "time, or rank the released test split with all (--do=predict, data.folds=0, data.fold=0)"
     )
 
 

@@ -150,8 +150,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     "--timeout",
     type=float,
     metavar="SECONDS",
-    help="a worker that labels nothing for so long is ended, and what it worked "
-    f"on counts as failed (default: {LabelRequest.timeout:g}; {_SECONDS_MEASURED:g} "
+    help="a worker that labels nothing for so long is ended, and its choice or "
+    f"program counts as failed (default: {LabelRequest.timeout:g}; {_SECONDS_MEASURED:g} "
     "for measured, which labels all choices of a program at its end)",
   )
   parser.add_argument("--quiet", action="store_true", help="no progress bar")

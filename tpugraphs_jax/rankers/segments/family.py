@@ -117,7 +117,7 @@ class FinetuneOptions(Options):
   section = "segments.finetune"
   epochs: int = option(0, "epochs of the head alone, after train.epochs; 0 = none", least=0)
   learning_rate: float = option(
-    2e-3, "learning rate of the head; other options are those of `optimizer`", above=0
+    2e-3, "learning rate of the head; all other options come from `optimizer`", above=0
   )
 
 

@@ -127,7 +127,7 @@ class Terms:
         group, config = np.argwhere(code < 0)[0]
         raise ValueError(
           f"configuration {start + config} gives group {group} the row {row[group, config]}, "
-          "which is none of its choices; compute the terms from all configurations to score"
+          "but the group has no such choice; compute the terms from all configurations to score"
         )
       yield block, code
 
