@@ -1,5 +1,6 @@
 """What an experiment reads, leaves out, fits, judges and ranks; no model is compiled here."""
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -407,3 +408,14 @@ def test_models_of_different_folds_are_not_judged_together():
   results.check_folds(
     experiment, types.SimpleNamespace(rankers=[experiment.ranker] * 2), split="test"
   )
+
+
+@pytest.mark.parametrize("also, is_refused", [((), False), (("layout:nlp:default",), True)])
+def test_models_of_different_folds_are_judged_together_on_a_collection_of_none(also, is_refused):
+  make = lambda **fields: parts.make("layout", "xla-random,full,ci", **fields)
+  members = [make(**{"data.folds": 3, "data.fold": k, "data.also": also}) for k in (0, 1)]
+  ensemble = types.SimpleNamespace(rankers=[member.ranker for member in members])
+  judged = make(**{"data.source": "nlp", "data.search": "default"})
+  refused = pytest.raises(ValueError, match="each other")
+  with refused if is_refused else contextlib.nullcontext():
+    results.check_folds(judged, ensemble, split="valid")

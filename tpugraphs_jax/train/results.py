@@ -275,14 +275,23 @@ def evaluate_together(
 
 
 def check_folds(experiment: Experiment, ensemble: Ensemble, *, split: str) -> None:
-  """Refuses (ValueError) graphs on which a model of another fold may have been trained."""
+  """Refuses (ValueError) graphs on which a model of another fold may have been trained.
+
+  Another collection than those of the models has folds of its own. There a warning names the
+  training graphs that are among the judged ones.
+  """
   fold_of = lambda config: (config["data"].get("folds", 0), config["data"].get("fold", 0))
-  own = fold_of(experiment.config)
-  others = {fold_of(ranker.config) for ranker in ensemble.rankers} - {own}
-  if others and (own[0] or split != "test"):
+  own, rankers = fold_of(experiment.config), ensemble.rankers
+  others = {fold_of(ranker.config) for ranker in rankers} - {own}
+  known = {ranker.collection.name for ranker in rankers}.union(
+    *(ranker.config["data"].get("also", ()) for ranker in rankers)
+  )
+  is_known = experiment.data.collection.name in known
+  if others and is_known and (own[0] or split != "test"):
     raise ValueError(
       "a model of one fold was trained on the test graphs of another fold: judge one model at a "
-      "time, or rank the released test split with all (--do=predict, data.folds=0, data.fold=0)"
+      "time, or all on another collection (data.source, data.search), or rank the released test "
+      "split with all (--do=predict, data.folds=0, data.fold=0)"
     )
 
 
