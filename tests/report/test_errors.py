@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from run_folders import move, write_run, write_scores
+from run_folders import move, write_fold, write_run, write_scores
 
 from tpugraphs_jax.columns import opcode_names
 from tpugraphs_jax.report import errors, runs
@@ -27,6 +27,13 @@ def test_thirds_by_size_have_their_means_without_graphs_that_have_no_order(tmp_p
     ("4,007 to 5,007 nodes", 2, pytest.approx(-1), pytest.approx(0.3)),
     ("4 configurations", 6, pytest.approx(1 / 3), pytest.approx(0.1)),
   ]
+
+
+def test_parts_have_the_graphs_of_all_test_folds(tmp_path):
+  taus = [(1, 1, 1), (-1, -1, -1), (1, 1, 1)]
+  found = [runs.read(write_fold(tmp_path / f"{k}", k, some)) for k, some in enumerate(taus)]
+  *_, last = errors.rows(runs.groups_of(found)[0])
+  assert last[:3] == ("7 configurations", 9, pytest.approx(1 / 3))
 
 
 def test_few_graphs_have_no_table(tmp_path):

@@ -180,6 +180,8 @@ def test_the_page_of_folds_has_their_deviation_and_every_graph(tmp_path):
   assert len(table_of(text, "Graphs")) == 1 + 9
   assert "9 graphs of the split test (test folds 0, 1, 2 of 3;" in text
   assert "favours the figures" not in text  # test graphs chose no step
+  assert "--config.data.folds=0" in text  # the models together rank the released test split
+  assert "--config.data.folds=0" not in page_of(folders[:2], tmp_path)  # a fold is missing
 
 
 def test_a_run_has_its_command_versions_device_and_files(tmp_path):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -265,14 +264,10 @@ def test_a_run_that_was_not_evaluated_says_so_beside_others(tmp_path):
 def test_runs_on_folds_are_one_config_and_compare_graph_by_graph(tmp_path):
   signs = {"good": [(1, 1, 1), (1, 1, -1), (1, 1, 1)], "bad": [(1, -1, -1), (1, 1, -1), (1, -1, 1)]}
   folders = [
-    write_fold(tmp_path / name / f"fold={fold}", fold, taus)
+    write_fold(tmp_path / name / f"fold={fold}", fold, taus, rate=len(name))
     for name, by_fold in signs.items()
     for fold, taus in enumerate(by_fold)
   ]
-  for folder in folders[3:]:  # another config
-    config = json.loads((folder / "config.json").read_text())
-    config["config"]["optimizer"]["learning_rate"] = 0.5
-    (folder / "config.json").write_text(json.dumps(config))
   (comparison,) = runs.comparisons(runs.read_all(folders))
   good, bad = comparison.groups
   assert (good.name, good.folds, len(good.graphs)) == ("good", [0, 1, 2], 9)
@@ -283,7 +278,62 @@ def test_runs_on_folds_are_one_config_and_compare_graph_by_graph(tmp_path):
   change = np.subtract(np.concatenate(signs["good"]), np.concatenate(signs["bad"]))
   assert (lead.graphs, lead.gain, lead.better) == (9, pytest.approx(change.mean()), 3)
   assert comparison.references[runs.RANDOM]["kendaltau_mean"] == 0
-  assert "9 graphs in the test folds 0, 1, 2" in comparison.verdict[0]
+  assert "out of fold (test folds 0, 1, 2 of 3), mean of 9 graphs" in comparison.verdict[0]
+
+
+OUT_OF_FOLD = {  # Kendall tau of the graphs of three folds, by config and seed
+  ("a", 0): [(1,), (1, 1, -1), (-1, 1)],
+  ("a", 1): [(1,), (1, 1, 1), (-1, 1)],
+  ("b", 0): [(1,), (-1, 1, -1), (-1, -1)],
+  ("b", 1): [(1,), (-1, -1, -1), (1, 1)],
+}
+
+
+def seeds_and_folds(folder, kept=lambda seed, fold: True):
+  """The comparison of the runs of `OUT_OF_FOLD`, or of those that are kept."""
+  folders = [
+    write_fold(folder / f"{name},fold={k}/seed_{seed}", k, some, seed=seed, rate=ord(name))
+    for (name, seed), by_fold in OUT_OF_FOLD.items()
+    for k, some in enumerate(by_fold)
+    if kept(seed, k)
+  ]
+  (comparison,) = runs.comparisons(runs.read_all(folders))
+  return comparison
+
+
+def test_figures_out_of_fold_weigh_graphs_alike_and_spread_over_seeds(tmp_path):
+  comparison = seeds_and_folds(tmp_path)
+  means = {of: np.mean(np.concatenate(by_fold)) for of, by_fold in OUT_OF_FOLD.items()}
+  a, b = (np.array([means[name, seed] for seed in (0, 1)]) for name in "ab")
+  first, (lead,) = comparison.groups[0], runs.leads(comparison.groups)
+  assert first.name == "a"
+  assert first.out_of_fold.spread(runs.TAU) == pytest.approx((a.mean(), a.std(ddof=1)))
+  assert (lead.gain, lead.spread) == pytest.approx((np.mean(a - b), np.std(a - b, ddof=1)))
+  assert f"Kendall tau {a.mean():.3f} out of fold" in comparison.verdict[0]
+
+
+def test_a_seed_without_all_folds_is_in_no_spread(tmp_path):
+  comparison = seeds_and_folds(tmp_path / "one", lambda seed, fold: (seed, fold) != (1, 2))
+  first, (lead,) = comparison.groups[0].out_of_fold, runs.leads(comparison.groups)
+  assert [(run.seed, len(run.judged)) for run in first.runs] == [(0, 6)] and np.isnan(lead.spread)
+  # No seed has all three folds: their graphs make one run.
+  comparison = seeds_and_folds(tmp_path / "none", lambda seed, fold: seed == (fold == 2))
+  first = comparison.groups[0].out_of_fold
+  (run,) = first.runs
+  assert len(run.judged) == 6 and run.means[runs.TAU] == pytest.approx(
+    np.mean([1, 1, 1, -1, -1, 1])
+  )
+
+
+def test_a_fold_that_was_not_judged_yet_stands_beside_the_others(tmp_path):
+  folders = [
+    write_fold(tmp_path / f"{name}{k}", k, (1, -1), rate=ord(name)) for name in "ab" for k in (0, 1)
+  ]
+  for folder in (folders[0], folders[2]):
+    (folder / "test_scores.npz").unlink()
+  verdicts = [each.verdict for each in runs.comparisons(runs.read_all(folders))]
+  assert sum("not evaluated yet" in verdict[0] for verdict in verdicts) == 1 and len(verdicts) == 2
+  assert any("test folds 1 of 3" in verdict[0] for verdict in verdicts)
 
 
 def test_runs_on_other_folds_do_not_compare(tmp_path):

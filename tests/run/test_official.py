@@ -1,19 +1,23 @@
 """Weights of the official models become a model file that scores as the weights say."""
 
 import dataclasses
+import html
 import re
+import shlex
 
 import commands
 from flax import traverse_util
 import numpy as np
 import parts
 import pytest
+from run_folders import write_fold
 
 import tpugraphs_jax
-from tpugraphs_jax import metrics, submission
+from tpugraphs_jax import metrics, report, submission
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers import official_weights
+from tpugraphs_jax.report import figures
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import results
 from tpugraphs_jax.train.experiment import evaluable
@@ -22,9 +26,9 @@ VARIANTS = {"tile": "LateJoinSAGE,ci", "layout": "xla-random,official,ci"}
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 
 
-def weights_of(kind, data_root):
+def weights_of(kind, data_root, **fields):
   """Random weights as the official code has them, and an experiment whose table has all opcodes."""
-  experiment = parts.make(kind, VARIANTS[kind])
+  experiment = parts.make(kind, VARIANTS[kind], **fields)
   graphs = evaluable(experiment.data.load(data_root, "train"))
   experiment.fit(graphs)
   shapes = traverse_util.flatten_dict(experiment.ranker.param_shapes(graphs[0]))
@@ -42,13 +46,14 @@ def with_all_opcodes(weights):
   return [np.pad(weights[0], [(0, OPCODES - len(weights[0])), (0, 0)]), *weights[1:]]
 
 
-def command(kind, data_root, weights, out):
+def command(kind, data_root, weights, out, **fields):
   return official.main(
     [
       f"--config={kind}.py:{VARIANTS[kind]}",
       f"--weights={weights}",
       f"--data_root={data_root}",
       f"--out={out}",
+      *(f"--set={name}={value}" for name, value in fields.items()),
     ]
   )
 
@@ -247,3 +252,24 @@ def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
   assert found["model"] == "ensemble of 2" and found["collection"] == "tile:xla"
   assert found["validation"]["metrics"]["kendaltau_mean"] == pytest.approx(np.mean(taus), abs=0.02)
   assert any(line.startswith("tile:xla: ") for line in judged.told)
+
+
+def test_the_command_on_the_page_of_folds_ranks_with_their_models(data_root, tmp_path, monkeypatch):
+  monkeypatch.setattr(figures, "all_of", lambda *_: {})
+  for fold in range(3):
+    folder, fields = tmp_path / f"out/a,fold={fold}/seed_0", {"data.folds": 3, "data.fold": fold}
+    write_fold(folder, fold, (1, -1, 1))
+    np.savez(tmp_path / "weights.npz", *weights_of("tile", data_root, **fields)[1])
+    assert command("tile", data_root, tmp_path / "weights.npz", folder, **fields) == 0
+  report.write([tmp_path / "out"], tmp_path / "report.html")
+  (line,) = re.findall(
+    "<code>python (run_tile.py .*?)</code>", (tmp_path / "report.html").read_text()
+  )
+  for path in (tmp_path / "out").glob("*/*/config.json"):
+    path.unlink()  # of a made-up run; the model file has the config of the model
+  arguments = [*shlex.split(html.unescape(line)), f"--data_root={data_root}"]
+  (ranked,) = commands.run_all([commands.Run(arguments)], home=tmp_path)
+  assert ranked.code == 0, ranked.err
+  found = submission.read_results(tmp_path / "out" / "together" / "results.csv")
+  paths = npz.split_files(data_root, "tile:xla", "test")
+  assert set(found) == {f"tile:xla:{path.stem}" for path in paths}

@@ -93,9 +93,9 @@ def write_scores(folder, names, runtime, scores, has_order=None):
   )
 
 
-def write_fold(folder, fold, taus):
+def write_fold(folder, fold, taus, *, seed=0, rate=0.001):
   """A run on three folds of nine kernels; a tau of 1 orders a kernel right, -1 in reverse."""
-  write_run(folder)
+  write_run(folder, seed=seed, rate=rate)
   config = json.loads((folder / "config.json").read_text())
   config["config"]["data"] = {"folds": 3, "fold": fold}
   (folder / "config.json").write_text(json.dumps(config))
@@ -104,8 +104,8 @@ def write_fold(folder, fold, taus):
   (folder / "summary.json").write_text(json.dumps(summary))
   fold_of = {f"train/g{number}": number % 3 for number in range(9)}
   folds.Division(3, {"tile:xla": fold_of}).keep(folder, fold)
-  names = [f"g{number}" for number in range(9) if number % 3 == fold]
-  runtime = [np.arange(5, 12)] * 3
+  names = [f"g{number}" for number in range(9) if number % 3 == fold][: len(taus)]
+  runtime = [np.arange(5, 12)] * len(taus)
   write_scores(folder, names, runtime, [tau * runtime[0] for tau in taus])
   (folder / "validation_scores.npz").rename(folder / "test_scores.npz")
   return folder

@@ -24,7 +24,7 @@ def rows(group: Group) -> list[tuple[str, int, float, float]]:
 
   Graphs without an order are left out. Empty with fewer than `2 * _PARTS` graphs.
   """
-  graphs = [graph for graph in group.runs[0].judged if graph.name in group.taus]
+  graphs = [graph for graph in group.graphs if graph.name in group.taus]
   if len(graphs) < 2 * _PARTS:
     return []
   slowdowns = group.by_graph(lambda graph: graph.slowdowns[1])
@@ -75,7 +75,8 @@ def _by_opcode(group: Group, names: Sequence[str]) -> dict[str, list[str]]:
   }
   lowest = sorted(told, key=lambda code: metrics.mean(group.taus[name] for name in told[code]))
   result = {f"with {_name(code)}": told[code] for code in lowest[:_OPCODES]}
-  if known := _known_opcodes(run):
+  # Every test fold has other training graphs.
+  if not run.division and (known := _known_opcodes(run)):
     new = [name for name in names if opcodes[name] - known]
     result |= {"with an opcode that no training graph has": new} if new else {}
   return result

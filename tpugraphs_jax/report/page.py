@@ -134,6 +134,7 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
     "graphs": _graphs(groups),
     "view": _view(groups[0]),
     "errors": _table(["graphs", "number", "Kendall tau", "slowdown1"], errors.rows(groups[0])),
+    "together": _together(groups[0]),
     "programs": _programs(groups) if first.config.get("task") == "tile" else _table([], []),
     "ended": _ended(comparison.runs),
   }
@@ -152,14 +153,15 @@ def _differences(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _results(comparison: Comparison) -> dict[str, Any]:
-  """A row for every config and every reference."""
-  names, groups = list(comparison.groups[0].means), comparison.groups
+  """A row for every config, means out of fold and deviations over runs, and every reference."""
+  names, groups = list(comparison.groups[0].out_of_fold.means), comparison.groups
+  cell = lambda group, name: (group.out_of_fold.spread(name)[0], group.spread(name)[1])
   seeds = lambda group: ", ".join(str(seed) for seed in sorted({r.seed for r in group.runs}))
   folds = lambda group: ", ".join(map(str, group.folds))
   return _table(
     ["config", "seeds", "test folds", *names],
     [
-      [group.name, seeds(group), folds(group), *map(group.spread, names)]
+      [group.name, seeds(group), folds(group), *(cell(group, name) for name in names)]
       for group in groups
       if names
     ]
@@ -269,6 +271,21 @@ def _view(group: Group) -> str:
   configs = f" --config {first}" + f" --against {fastest}" * (fastest != first)
   is_layout = Collection(run.collection).kind == "layout"
   return f"python -m tpugraphs_jax.view {shlex.quote(str(path))}" + configs * is_layout
+
+
+def _together(group: Group) -> str:
+  """The models of all folds, and a folder for their ranking of the test split, as arguments.
+
+  Empty without folds, where a fold is missing, and for own collections, which have no such split.
+  """
+  first = group.out_of_fold.runs[0]
+  folders = {run.fold: run.folder for run in group.runs if run.seed == first.seed}
+  is_whole = group.judged and group.folds and len(folders) == first.config["data.folds"]
+  if not is_whole or not Collection(first.collection).is_released:
+    return ""
+  places = [f'"{place}"' if "," in place else place for place in folders.values()]
+  out = os.path.commonprefix(list(folders.values())).rpartition("/")[0] or "."
+  return shlex.join([f"--ensemble={','.join(places)}", f"--workdir={files.join(out, 'together')}"])
 
 
 def _about(run: Run) -> dict[str, str]:

@@ -139,7 +139,7 @@ class Run:
 
     Of runs on folds it has the folds and the limit of sizes: each run judges other graphs.
     """
-    if self.division:
+    if self.division and self.judged:
       return self.collection, self.labels, self.division, self.config.get("eval.max_configs")
     return (
       self.collection,
@@ -232,6 +232,27 @@ class Group:
     return sorted({run.fold for run in self.runs if run.fold is not None})
 
   @functools.cached_property
+  def out_of_fold(self) -> Group:
+    """The same config with one run for each seed, which has the judged graphs of all its folds.
+
+    Each graph is judged by the model of the fold that tests it. A seed that lacks a fold of the
+    others is left out; where all seeds lack one, their graphs together make one run.
+    """
+    if not self.folds:
+      return self
+    by_seed: dict[int, list[Run]] = {}
+    for run in self.runs:
+      by_seed.setdefault(run.seed, []).append(run)
+    of_seeds = [Group(self.name, tuple(some)) for some in by_seed.values()]
+    whole = [group for group in of_seeds if group.folds == self.folds] or [self]
+    return Group(self.name, tuple(group.whole for group in whole))
+
+  @property
+  def whole(self) -> Run:
+    """Its first run, with the judged graphs of all."""
+    return dataclasses.replace(self.runs[0], judged=tuple(self.graphs), fold=None)
+
+  @functools.cached_property
   def taus(self) -> dict[str, float]:
     """Kendall tau of each graph with an order, mean over the runs."""
     return {
@@ -278,7 +299,8 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     Group(name if names.count(name) == 1 else group[0].name, tuple(group))
     for name, group in zip(names, by_config.values())
   ]
-  return sorted(groups, key=lambda group: -np.nan_to_num(group.spread(TAU)[0], nan=-2))
+  tau = lambda group: group.out_of_fold.spread(TAU)[0]
+  return sorted(groups, key=lambda group: -np.nan_to_num(tau(group), nan=-2))
 
 
 def _common_name(names: Sequence[str]) -> str:
@@ -336,6 +358,7 @@ def leads(groups: Sequence[Group]) -> list[Lead]:
 
 def _spread_of_gain(first: Group, other: Group) -> float:
   """The spread over seeds of the difference in Kendall tau, of pairs of equal seeds where known."""
+  first, other = first.out_of_fold, other.out_of_fold
   one, two = ({run.seed: run.means.get(TAU, math.nan) for run in g.runs} for g in (first, other))
   gains = [one[seed] - two[seed] for seed in sorted(one.keys() & two.keys())]
   if len(gains) > 1:
@@ -358,9 +381,8 @@ class Comparison:
   @property
   def references(self) -> dict[str, dict[str, float]]:
     """Metrics of other orders, by name; the first group's in the order of `tune`, where known."""
-    first = self.groups[0]
-    whole = dataclasses.replace(first.runs[0], judged=tuple(first.graphs))
-    orders, by_tune = dict(whole.references), [graph.tune_slowdowns for graph in first.judged]
+    first = self.groups[0].out_of_fold
+    orders, by_tune = dict(first.whole.references), [graph.tune_slowdowns for graph in first.judged]
     if by_tune and all(by_tune):
       orders[tune_name(first)] = {
         name: value for name, value in _means_by_k(by_tune).items() if name in first.means
@@ -374,9 +396,9 @@ class Comparison:
     if not first.judged:
       return [f"{', '.join(group.name for group in self.groups)}: not evaluated yet."]
     graphs = metrics.mean_of(len(first.graphs), first.without_order)
-    tau = f"Kendall tau {first.spread(TAU)[0]:.3f}, {graphs}"
-    if first.folds:
-      tau += f" in the test folds {', '.join(map(str, first.folds))}"
+    where, of = ", ".join(map(str, first.folds)), first.runs[0].config.get("data.folds")
+    where = f" out of fold (test folds {where} of {of})" * bool(first.folds)
+    tau = f"Kendall tau {first.out_of_fold.spread(TAU)[0]:.3f}{where}, {graphs}"
     sentences = [f"{first.name}: {tau} (1 is the right order, 0 a random one)."]
     if others:
       sentences = [self._lead(tau)]
@@ -421,7 +443,7 @@ class Comparison:
 
   def _first_choices(self) -> str:
     """The slowdown of first choices, beside the slowdown of other orders."""
-    first, *others = self.groups
+    first, *others = (group.out_of_fold for group in self.groups)
     means = {f"the first choice of {group.name}": group.means for group in others[:1]}
     means["a random one"] = self.references[RANDOM]
     end = ""
@@ -435,9 +457,10 @@ class Comparison:
 
   def _best_of_several(self) -> list[str]:
     """Says whether the best of several choices is worse than random, and what `tune` would find."""
-    first, judged, sentences, worse = self.groups[0], self.runs[0].judged, [], []
+    first, sentences, worse = self.groups[0].out_of_fold, [], []
+    judged = first.graphs
     most = max(len(graph.scores) for graph in judged)
-    for k in sorted({5, *self.runs[0].ks} - {1}):
+    for k in sorted({5, *first.whole.ks} - {1}):
       own = metrics.mean(graph.slowdowns.get(k, 0.0) for graph in first.judged)
       random = metrics.mean(metrics.random_slowdown(graph.label, [k])[k] for graph in judged)
       if k < most and own > random:
