@@ -170,12 +170,15 @@ def test_server_that_cannot_resume_sends_everything_again(server, tmp_path, has_
   _assert_complete(tmp_path)
 
 
-def test_a_part_that_the_server_has_no_rest_of_is_thrown_away(server, tmp_path):
-  content = server.files["npz_tile_xla.tar"]
+@pytest.mark.parametrize("more, requests", [(b"", 1), (b"more", 2)])
+def test_a_complete_part_is_not_repeated_and_a_longer_one_thrown_away(
+  server, tmp_path, more, requests
+):
+  content = server.files["npz_tile_xla.tar"] + more
   (tmp_path / "npz_tile_xla.tar.part").write_bytes(content)
   (tmp_path / "npz_tile_xla.tar.part.id").write_text('"one"')
   _fetch(server, tmp_path)
-  assert server.requests == [f"bytes={len(content)}-", None]
+  assert server.requests == [f"bytes={len(content)}-", None][:requests]
   _assert_complete(tmp_path)
 
 

@@ -150,6 +150,8 @@ def fetch(url: str, path: Path) -> None:
       if isinstance(error, urllib.error.HTTPError):
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+          if part.exists() and error.headers.get("Content-Range") == f"bytes */{_size(part)}":
+            break  # complete: a run ended before it renamed the part
           part.unlink(missing_ok=True)
         elif error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
           reason = console.one_line(error.reason)

@@ -403,8 +403,8 @@ def copy_from_primary(
 def stop_together() -> Iterator[None]:
   """Ends this process at once when an error comes up while others wait for it.
 
-  An ordinary exit waits for all other processes, which wait for this process in a reduction, so
-  that no process would end. An abrupt end closes the connections of this process. Then a reduction
+  An ordinary exit waits for all other processes. They wait for this process in a reduction, so no
+  process would end. An abrupt end closes the connections of this process. Then a reduction
   of another process fails, or jax's coordination service ends it.
   """
   try:

@@ -235,8 +235,8 @@ class Group:
   def out_of_fold(self) -> Group:
     """The same config with one run for each seed, which has the judged graphs of all its folds.
 
-    Each graph is judged by the model of the fold that tests it. A seed that lacks a fold of the
-    others is left out; where all seeds lack one, their graphs together make one run.
+    Each graph is judged by the model of the fold that tests it. A seed that lacks a fold of another
+    seed is left out. If every seed lacks a fold, the graphs of all seeds make one run.
     """
     if not self.folds:
       return self
@@ -249,7 +249,7 @@ class Group:
 
   @property
   def whole(self) -> Run:
-    """Its first run, with the judged graphs of all."""
+    """The first run, with the judged graphs of all runs of the group."""
     return dataclasses.replace(self.runs[0], judged=tuple(self.graphs), fold=None)
 
   @functools.cached_property

@@ -277,8 +277,8 @@ def evaluate_together(
 def check_folds(experiment: Experiment, ensemble: Ensemble, *, split: str) -> None:
   """Refuses (ValueError) graphs on which a model of another fold may have been trained.
 
-  Another collection than those of the models has folds of its own. There a warning names the
-  training graphs that are among the judged ones.
+  A collection on which no model was trained has other folds and is not refused. There `evaluate`
+  warns of judged graphs that trained a model.
   """
   fold_of = lambda config: (config["data"].get("folds", 0), config["data"].get("fold", 0))
   own, rankers = fold_of(experiment.config), ensemble.rankers
