@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import math
 
 import numpy as np
-from scipy import stats
+import scipy  # imports `scipy.stats`, which takes long, at its first use
 
 # Prefix of metrics of evaluations during training, which judge a sample of configurations.
 SAMPLE = "valid_sample"
@@ -45,7 +45,7 @@ def ordered_pairs(scores: np.ndarray, runtime: np.ndarray) -> tuple[int, int]:
     return 0, comparable
   # tau-b is (concordant - discordant) / sqrt(comparable * score_differs), and both
   # kinds together are the pairs tied in neither.
-  tau = stats.kendalltau(score_rank, runtime_rank).statistic
+  tau = scipy.stats.kendalltau(score_rank, runtime_rank).statistic
   difference = round(float(tau) * math.sqrt(comparable) * math.sqrt(score_differs))
   untied = comparable + score_differs - all_pairs + tied_in_both
   return (untied + difference) // 2, comparable
@@ -93,7 +93,7 @@ def kendall_tau(scores: np.ndarray, runtime: np.ndarray) -> float:
     return math.nan
   if not score_rank.any():
     return 0.0
-  return float(stats.kendalltau(score_rank, runtime_rank).statistic)
+  return float(scipy.stats.kendalltau(score_rank, runtime_rank).statistic)
 
 
 def best_of_top_k(scores: np.ndarray, runtime: np.ndarray, k: int) -> int | float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import os
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers import ranker
@@ -23,7 +23,7 @@ def min_max(scores: np.ndarray) -> np.ndarray:
 COMBINATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
   "mean": lambda scores: scores,
   "min_max": min_max,
-  "rank": stats.rankdata,
+  "rank": lambda scores: scipy.stats.rankdata(scores),
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from flax import traverse_util
 import numpy as np
-from scipy import stats
+import scipy
 
 from tpugraphs_jax import metrics, synthetic
 from tpugraphs_jax.data import folds, npz
@@ -350,7 +350,7 @@ def leads(groups: Sequence[Group]) -> list[Lead]:
         metrics.mean(change),
         int((change > 0).sum()),
         _spread_of_gain(first, other),
-        float(stats.wilcoxon(change).pvalue) if is_tested else math.nan,
+        float(scipy.stats.wilcoxon(change).pvalue) if is_tested else math.nan,
       )
     )
   return rows

@@ -23,7 +23,7 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy import linalg, stats
+import scipy
 
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers import orders
@@ -171,7 +171,7 @@ class Belief:
     return cls(
       pool,
       np.append(mean, np.full(options, expected)),
-      linalg.block_diag(_TAILS**2 * covariance, deviation**2 * np.eye(options)),
+      scipy.linalg.block_diag(_TAILS**2 * covariance, deviation**2 * np.eye(options)),
       prior.noise,
     )
 
@@ -193,7 +193,7 @@ class Belief:
     deviation = np.sqrt(np.maximum(np.einsum("ct,ct->c", rows @ self.covariance, rows), 1e-12))
     expected = rows @ self.mean
     margin = (best - expected) / deviation
-    improvement = deviation * (margin * stats.norm.cdf(margin) + stats.norm.pdf(margin))
+    improvement = deviation * (margin * scipy.stats.norm.cdf(margin) + scipy.stats.norm.pdf(margin))
     return int(np.lexsort([expected, -improvement])[0])
 
 
