@@ -28,12 +28,13 @@ LANES = {
     "run/test_presets.py",
     "run/test_together.py",
     "train/test_training.py",
+    "rankers/segments/test_command.py",
     "rankers/systems",
     "rankers/test_lowering.py",
     "rankers/test_official_parity.py",
     "rankers/test_precision.py",
   ),
-  "docs": ("docs",),
+  "docs": ("docs", "test_examples.py"),
 }
 _HERE = pathlib.Path(__file__).parent
 
