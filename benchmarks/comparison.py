@@ -31,7 +31,9 @@ from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.infra import machine, parallel
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.scorer import network_step
-from tpugraphs_jax.train import log, state
+from tpugraphs_jax.train import log
+from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.step import make_train_step, TrainState
 
 VARIANTS = ("plain", "ours")
 
@@ -78,9 +80,9 @@ class Training:
 
   def __init__(self, case: Case, variant: str):
     model, (self._batch,) = case.variant(variant)
-    optimizer = state.create_optimizer(total_steps=1000)
-    self._state = parallel.replicate(state.TrainState.create(case.params(), optimizer))
-    self._step = state.make_train_step(model, optimizer, losses.LossOptions())
+    optimizer = create_optimizer(total_steps=1000)
+    self._state = parallel.replicate(TrainState.create(case.params(), optimizer))
+    self._step = make_train_step(model, optimizer, losses.LossOptions())
 
   def __call__(self) -> dict[str, jax.Array]:
     self._state, metrics = self._step(self._state, self._batch)

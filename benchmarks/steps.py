@@ -24,7 +24,8 @@ from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tile import LateJoin
 from tpugraphs_jax.train import training
-from tpugraphs_jax.train.state import create_optimizer, TrainState
+from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.step import TrainState
 
 STEPS = ("train", "score")
 # Methods of networks that are scored in two parts.

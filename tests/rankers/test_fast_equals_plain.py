@@ -16,7 +16,7 @@ from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout import res_model, sage
-from tpugraphs_jax.train import state
+from tpugraphs_jax.train.step import apply_in_chunks
 
 GRAPHS, CONFIGS = 3, 4
 HOPS = 2
@@ -160,7 +160,7 @@ def test_chunks_of_configurations_equal_plain():
   params = parts.params_of(model, batches(1)["several", True])
   whole = plain_results("layout_sage", layers=HOPS, pooling=ALL_POOLINGS)
   chunked = results(
-    lambda params, batch: state.apply_in_chunks(
+    lambda params, batch: apply_in_chunks(
       model, {"params": params}, batch, config_chunk=CONFIGS // 2, train=True, mutable=["activity"]
     )[0]
   )

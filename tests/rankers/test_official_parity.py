@@ -20,7 +20,8 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.losses import combine, loss_sums, LossOptions, parse_losses
 from tpugraphs_jax.rankers import base, official_weights
 from tpugraphs_jax.rankers.layout import res_model
-from tpugraphs_jax.train import state
+from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.step import make_train_step, TrainState
 
 FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR", Path(__file__).parents[1] / "data/parity"))
 TILE_FILES = sorted(FOLDER.glob("tile_*.npz"))
@@ -108,12 +109,12 @@ def three_steps(
   case: Recorded, model, batch, score, *, losses: str, temperature: float
 ) -> Comparisons:
   """Scores, losses and weights of three training steps from the recorded start."""
-  optimizer = state.create_optimizer(
+  optimizer = create_optimizer(
     learning_rate=case.meta["adam"]["lr"],
     total_steps=3,
     clip_norm_per_variable=case.meta["adam"]["clipnorm"],
   )
-  train_step = state.make_train_step(
+  train_step = make_train_step(
     model,
     optimizer,
     LossOptions(losses=losses, temperature=temperature, kernel_l2=1e-4, activity_l2=1e-4),
@@ -121,7 +122,7 @@ def three_steps(
   )
   params = official_weights.params_from_official(model, case.weights("init"))
   train_state, stacked = jax.tree.map(
-    lambda leaf: np.asarray(leaf)[None], (state.TrainState.create(params, optimizer), batch)
+    lambda leaf: np.asarray(leaf)[None], (TrainState.create(params, optimizer), batch)
   )
   for i, expected in enumerate(case["total_loss_per_step"]):
     train_state, metrics = train_step(train_state, stacked)

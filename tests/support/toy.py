@@ -9,7 +9,8 @@ import numpy as np
 
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.train import loop
-from tpugraphs_jax.train.state import create_optimizer, TrainState
+from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.step import TrainState
 
 DEVICES = 4  # of all processes
 STEPS_PER_EPOCH = 4

@@ -24,8 +24,8 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import state
 from tpugraphs_jax.train.experiment import Experiment, trainable
+from tpugraphs_jax.train.optimizer import create_optimizer
 
 _ROOT = Path(__file__).parents[2]
 FOLDERS = (
@@ -113,7 +113,7 @@ class Case:
   def update(self, grads: Mapping[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray]:
     """The first update of the parameters by path, with changed fields of the optimiser."""
     fields = self.experiment.config.optimizer.to_dict() | {"total_steps": 100} | changes
-    optimizer = self.experiment.ranker.family.optimizer(state.create_optimizer(**fields))
+    optimizer = self.experiment.ranker.family.optimizer(create_optimizer(**fields))
     first = lambda grads, params: optimizer.update(grads, optimizer.init(params), params)[0]
     return flat(jax.jit(first)(tree(grads), self.params))
 

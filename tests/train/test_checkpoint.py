@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax.train import checkpoint
-from tpugraphs_jax.train.state import create_optimizer, TrainState
+from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.step import TrainState
 
 CONFIG = {"model": {"name": "sage", "hidden": 64}, "seed": 0}
 

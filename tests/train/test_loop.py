@@ -21,7 +21,7 @@ from toy import make_batches
 
 from tpugraphs_jax.infra import parallel, tasks
 from tpugraphs_jax.train import checkpoint, loop
-from tpugraphs_jax.train.state import TrainState
+from tpugraphs_jax.train.step import TrainState
 
 
 def run(workdir, **changes):

@@ -23,7 +23,8 @@ from tpugraphs_jax.rankers import model_file, official_weights
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import evaluation, training
 from tpugraphs_jax.train.experiment import Experiment, load_graphs
-from tpugraphs_jax.train.state import create_optimizer, TrainState
+from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.step import TrainState
 
 RECORDS = official_records.RECORDS
 LOSS_STEPS, WEIGHT_STEPS = 30, 20  # later steps may leave the path by float32 rounding

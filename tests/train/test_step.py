@@ -17,12 +17,8 @@ from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.train.state import (
-  clip_by_variable_norm,
-  make_train_step,
-  TrainState,
-  variable_norms,
-)
+from tpugraphs_jax.train.optimizer import clip_by_variable_norm, variable_norms
+from tpugraphs_jax.train.step import make_train_step, TrainState
 
 GRAPHS, CONFIGS, SLOTS = 6, 4, 8
 KERNEL_L2, ACTIVITY_L2, TEMPERATURE = 0.01, 0.3, 2.0

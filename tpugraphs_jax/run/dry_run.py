@@ -28,7 +28,7 @@ from tpugraphs_jax.infra import console, files, parallel
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.train import log, loop, training
 from tpugraphs_jax.train.experiment import evaluable, Experiment, load_graphs
-from tpugraphs_jax.train.state import TrainState
+from tpugraphs_jax.train.step import TrainState
 
 _STEPS = 8  # number of measured steps, without steps that compile
 _SECONDS = 60.0  # measurement of steps ends after this time

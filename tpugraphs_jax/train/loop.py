@@ -26,7 +26,7 @@ from tpugraphs_jax.metrics import SAMPLE
 from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train.log import Log, peak_memory, Profile
-from tpugraphs_jax.train.state import not_finite, TrainState
+from tpugraphs_jax.train.step import not_finite, TrainState
 
 CHECKPOINTS = "checkpoints"  # folder under the working folder
 # Steps dispatched ahead: enough to keep devices busy while the host prepares a batch, few enough

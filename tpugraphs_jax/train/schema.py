@@ -1,9 +1,9 @@
 """The schema of a config: sections, defaults, and refusals of values.
 
 A section is a subclass of `options.Options` beside the code that reads it, such as
-`train.state.Optimizer`. Its method `check` refuses values of one section. The function `check` here
-refuses values that contradict each other across sections. The section `model` has the options of
-its network.
+`train.optimizer.Optimizer`. Its method `check` refuses values of one section. The function `check`
+here refuses values that contradict each other across sections. The section `model` has the options
+of its network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tpugraphs_jax.infra import trust
 from tpugraphs_jax.options import Limits, Options
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments.family import FinetuneOptions, SegmentOptions
-from tpugraphs_jax.train import log, loop, state
+from tpugraphs_jax.train import log, loop
+from tpugraphs_jax.train.optimizer import Optimizer
 
 _SEARCHES = ("random", "default")  # of the released layout collections
 _COMMAND_FIELDS = ("data_root",)  # set by the command
@@ -41,7 +42,7 @@ def sections(task: str) -> dict[str, type[Options]]:
     "data": base.DATA[task],
     "batch": plan.BatchOptions,
     "loss": losses.LossOptions,
-    "optimizer": state.Optimizer,
+    "optimizer": Optimizer,
     "train": loop.TrainOptions,
     "eval": base.EVAL[task],
     **(_SEGMENTS if task == "segments" else {}),

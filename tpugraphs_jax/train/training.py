@@ -4,7 +4,7 @@
            -> model -> evaluation, ranked configurations
 
 Most rankers train in one stage. Fine-tuning of the head (+F) is a second stage, which begins with
-the parameters of the first. `train.state` computes the loss of a step, `train.loop` chooses the
+the parameters of the first. `train.step` computes the loss of a step, `train.loop` chooses the
 best checkpoint. One network can be trained on several layout collections (`data.also`, 5th place):
 their training graphs form one list. Validation on the collection of the config chooses the
 checkpoint. After training every collection is evaluated and ranked. Results of further collections
@@ -48,7 +48,8 @@ from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, Segments
 from tpugraphs_jax.train import evaluation, log, loop, results
 from tpugraphs_jax.train.experiment import Experiment, keep_folds, load_graphs, transforms_digest
-from tpugraphs_jax.train.state import create_optimizer, learning_rates, make_train_step, TrainState
+from tpugraphs_jax.train.optimizer import create_optimizer, learning_rates
+from tpugraphs_jax.train.step import make_train_step, TrainState
 
 if TYPE_CHECKING:
   import grain

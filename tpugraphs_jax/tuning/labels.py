@@ -1,7 +1,8 @@
 """Labels of choices: an estimate of a compiler, or a measured time.
 
 An estimate is a number that a compiler computes, not a run time. One version of a compiler
-always gives the same estimate; measured times vary.
+always gives the same estimate; measured times vary. `tune` passes each label to its strategy
+(`strategies`), which proposes the next choice, and returns the choice with the smallest label.
 """
 
 from __future__ import annotations

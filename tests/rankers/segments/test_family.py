@@ -25,7 +25,7 @@ from tpugraphs_jax.rankers.segments.family import (
   with_recomputed,
   without_others,
 )
-from tpugraphs_jax.train.state import make_train_step, TrainState
+from tpugraphs_jax.train.step import make_train_step, TrainState
 
 CONFIGS = 4
 LOSS = LossOptions(losses="MSE:1")

@@ -16,7 +16,8 @@ from tpugraphs_jax.data import batching, features
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.segments import family, history
 from tpugraphs_jax.rankers.segments.batches import SegmentSlate
-from tpugraphs_jax.train import state
+from tpugraphs_jax.train.optimizer import create_optimizer, learning_rates
+from tpugraphs_jax.train.step import TrainState
 
 RECORDS = winners.files("gst")
 SPLITS = ("train", "valid")
@@ -258,7 +259,7 @@ def test_a_step_reads_its_own_entries_and_writes_the_fresh_ones(case, monkeypatc
     return train_state.replace(extra=extra["readout"]), {}
 
   family.with_history(step, table, keys)(
-    state.TrainState(0, case.params, ()),
+    TrainState(0, case.params, ()),
     jax.tree.map(lambda leaf: np.asarray(leaf)[None], case.batch),
   )
   winners.assert_near(found["scores"], record["expect/train/step_pred_own_entries"], 1e-5, "scores")
@@ -293,13 +294,13 @@ def test_the_loss_and_the_gradients_of_a_step_are_the_published_ones(case):
 def test_the_rate_and_an_update_are_those_of_pytorch(case):
   """Adam with the decay in the gradient; opcode vectors are shortened before."""
   fields = case.experiment.config.optimizer.to_dict()
-  rates = state.learning_rates(total_steps=1000, **fields)
+  rates = learning_rates(total_steps=1000, **fields)
   np.testing.assert_allclose(
     [rates(step) for step in (0, 250, 500, 999)],
     [1e-4 * (1 + np.cos(np.pi * step / 1000)) / 2 for step in (0, 250, 500, 999)],
     atol=1e-11,
   )
-  optimizer = case.family.optimizer(state.create_optimizer(total_steps=1000, **fields))
+  optimizer = case.family.optimizer(create_optimizer(total_steps=1000, **fields))
   update, _ = jax.jit(optimizer.update)(case.gradients, optimizer.init(case.params), case.params)
   update, grads, params = map(winners.flat, (update, case.gradients, case.params))
   for path, old in params.items():

@@ -214,7 +214,7 @@ def test_a_run_trains_as_published(case):
     published["weight_decay"],
     published["clip_total_norm"],
   )
-  assert tuple(published["betas"]) == (0.9, 0.999)  # those of `state.Optimizer`
+  assert tuple(published["betas"]) == (0.9, 0.999)  # those of `Optimizer`
   assert (ours.schedule, ours.final_learning_rate) == ("cosine", 1e-6)
   batch = case.experiment.config.batch
   assert (batch.graphs, batch.configs) == (

@@ -1,4 +1,4 @@
-"""The base class of published systems."""
+"""The base class of published systems. To add a system, copy `fourth.py`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax.train.state import clip_by_variable_norm, create_optimizer, Optimizer, TrainState
+from tpugraphs_jax.train.optimizer import clip_by_variable_norm, create_optimizer, Optimizer
+from tpugraphs_jax.train.step import TrainState
 
 STEPS = 7
 
