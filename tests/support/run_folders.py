@@ -1,16 +1,19 @@
 """Working folders of made-up runs."""
 
-import contextlib
 import dataclasses
 import json
+from typing import NamedTuple
 
+import jax
 import numpy as np
+import optax
+import orbax.checkpoint as ocp
 import random_graphs
 
 from tpugraphs_jax import datasets, rankers, synthetic
 from tpugraphs_jax.data import folds, npz
 from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.train import checkpoint, loop
+from tpugraphs_jax.train import loop
 
 MEASURED_HERE = "measured run times on cpu"
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alex$net_{1")
@@ -152,8 +155,35 @@ def move(run, data_root):
 def best_checkpoint(workdir):
   """The best checkpoint of the last stage of a run; None without one."""
   config = model_file.config_of(workdir)
-  folder = workdir / rankers.last_folder(config) / loop.CHECKPOINTS
-  with contextlib.closing(
-    checkpoint.Checkpoints(folder, config=model_file.fingerprint(config), read_only=True)
-  ) as checkpoints:
-    return checkpoints.best()
+  return best_of(workdir / rankers.last_folder(config) / loop.CHECKPOINTS)
+
+
+class Best(NamedTuple):
+  """Step, value and parameters to evaluate of a checkpoint."""
+
+  step: int
+  value: float | None
+  params: dict
+
+
+def best_of(folder):
+  """The best checkpoint of a folder, else the newest, as Orbax and JSON read it; None without one.
+
+  The largest value is the best, and of equal values the first.
+  """
+  paths = sorted(folder.glob("save_*[0-9]"), key=lambda path: int(path.name.removeprefix("save_")))
+  notes = {path: json.loads((path / "notes" / "metadata").read_text()) for path in paths}
+  if not paths:
+    return None
+  judged = [path for path in paths if not np.isnan(np.array(notes[path]["value"], float))]
+  best = max(judged, key=lambda path: notes[path]["value"], default=paths[-1])
+  with ocp.StandardCheckpointer() as reader:
+    shapes = reader.metadata(best / "state")
+    shapes = getattr(shapes, "item_metadata", shapes)
+    shapes = getattr(shapes, "tree", shapes)
+    state = reader.restore(
+      best / "state", jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    )
+  average = optax.tree.get(state["opt_state"], "average_params")
+  params = state["params"] if average is None else average
+  return Best(notes[best]["step"], notes[best]["value"], params)

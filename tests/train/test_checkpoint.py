@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import run_folders
 
 from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train.optimizer import create_optimizer
@@ -44,11 +45,6 @@ def save(checkpoints, step, value=None):
   )
 
 
-def best_of(checkpoints):
-  """The step of the best checkpoint, or of the newest where none was evaluated."""
-  return checkpoints.best().step
-
-
 @pytest.fixture
 def folder(tmp_path):
   return tmp_path / "checkpoints"
@@ -72,7 +68,7 @@ def test_a_reader_changes_nothing_where_a_run_is_saving(folder):
   on_its_way.mkdir()
   before = sorted(path.name for path in folder.rglob("*"))
   reader = checkpoint.Checkpoints(folder, config=CONFIG, read_only=True)
-  assert reader.newest_step() == best_of(reader) == 1
+  assert reader.newest_step() == run_folders.best_of(folder).step == 1
   reader.check_config()
   reader.close()
   assert sorted(path.name for path in folder.rglob("*")) == before
@@ -80,7 +76,7 @@ def test_a_reader_changes_nothing_where_a_run_is_saving(folder):
 
 def test_a_reader_of_a_missing_folder_finds_nothing_and_makes_nothing(folder):
   reader = checkpoint.Checkpoints(folder, read_only=True)
-  assert reader.newest_step() is reader.best() is reader.newest(make_state()) is None
+  assert reader.newest_step() is reader.newest(make_state()) is None
   reader.check_config()
   reader.close()
   assert not folder.exists()
@@ -114,7 +110,8 @@ def test_newest_and_best_are_kept_and_nothing_else(folder, values, reopen):
       checkpoints = checkpoint.Checkpoints(folder)
     seen = {s: v for s, v in enumerate(values[: step + 1]) if v is not None and v == v}
     best = max(seen, key=lambda s: (seen[s], -s)) if seen else step
-    assert checkpoints.newest(make_state()).step == step and best_of(checkpoints) == best
+    assert checkpoints.newest(make_state()).step == step
+    assert run_folders.best_of(folder).step == best
     kept = {path.name for path in folder.iterdir()}
     expected = {f"save_{step}", f"save_{best}"}
     # Before any evaluation Orbax may keep an earlier checkpoint as its best.
@@ -142,7 +139,7 @@ def test_a_checkpoint_saved_beside_other_files_is_refused_naming_the_file(folder
     other.check_config()
   for known in (files, {}, {"features.json": "a", "new": "d"}):  # files of both are compared
     found = checkpoint.Checkpoints(folder, digests=known)
-    assert found.newest(make_state()).step == 1 and found.best().files == files
+    assert found.newest(make_state()).step == 1
 
 
 def test_another_shape_is_refused_naming_the_array(folder):
@@ -192,4 +189,4 @@ def test_superseded_checkpoints_of_a_killed_run_are_removed_on_resume(folder):
   assert len(list(folder.iterdir())) == 4  # a reader leaves it alone
   checkpoints = checkpoint.Checkpoints(folder)
   assert sorted(path.name for path in folder.iterdir()) == ["save_0", "save_2"]
-  assert best_of(checkpoints) == 1 and checkpoints.newest_step() == 3
+  assert run_folders.best_of(folder).step == 1 and checkpoints.newest_step() == 3

@@ -1,6 +1,5 @@
 """Stopping and resuming equals never stopping; nothing is lost on the way."""
 
-import contextlib
 import itertools
 import math
 import os
@@ -15,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import run_folders
 from run_folders import metrics
 import toy
 from toy import make_batches
@@ -117,8 +117,7 @@ def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path
   )
   ((step, params),) = used
   assert step == toy.STEPS
-  with contextlib.closing(checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS)) as checkpoints:
-    assert_same_trees(params, checkpoints.best().params)
+  assert_same_trees(params, run_folders.best_of(tmp_path / loop.CHECKPOINTS).params)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -202,8 +201,7 @@ def test_a_run_can_end_with_its_last_checkpoint_which_it_does_not_call_the_best(
   assert (result.best_step, result.best_value) == (result.step, 1 / result.step)
   out = capsys.readouterr().out
   assert "best" not in out and f"last valid_sample/opa {1 / result.step:.4f} at step" in out
-  with contextlib.closing(checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS)) as checkpoints:
-    assert checkpoints.best().step == result.step
+  assert run_folders.best_of(tmp_path / loop.CHECKPOINTS).step == result.step
 
 
 def test_a_loss_that_is_not_finite_names_the_step(tmp_path):

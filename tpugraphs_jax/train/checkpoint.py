@@ -1,4 +1,4 @@
-"""Checkpoints: the newest, to resume from, and the best, to evaluate.
+"""Checkpoints: the newest, to resume from, and the best, which the model file has too.
 
 Orbax writes and removes checkpoints. This module adds checks of the config and of other files of
 the run, a checksum of the state, atomic removal, and errors of one line. `train.loop` passes the
@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-import optax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
@@ -49,14 +48,6 @@ class Saved:
   state: Any  # pytree of numpy arrays, without a device axis
   data: Any  # state of the data iterator (JSON types)
   progress: dict[str, Any]  # bookkeeping of the loop (JSON types)
-  value: float | None  # metric or step, the largest is the best; None = not evaluated
-  files: dict[str, str]  # SHA-256 of other files that the run reads, by path
-
-  @property
-  def params(self) -> optax.Params:
-    """The parameters to evaluate, from a state in nested dicts: their average where one is kept."""
-    average = optax.tree.get(self.state["opt_state"], "average_params")
-    return self.state["params"] if average is None else average
 
 
 class Checkpoints:
@@ -157,7 +148,7 @@ class Checkpoints:
       "progress": dict(progress),
       "value": value,
       "files": self._digests,
-      _CHECKSUM: _digest(state),
+      _CHECKSUM: digest_of_arrays(jax.tree.leaves(state)),
     }
     newest = self._manager.latest_step()
     number = 0 if newest is None else newest + 1
@@ -201,83 +192,48 @@ class Checkpoints:
     Raises:
       ValueError: it has another config or other files, or does not fit the template.
     """
-    return self._on_primary(lambda manager: self._read(manager, manager.latest_step(), template))
-
-  def best(self) -> Saved | None:
-    """The best checkpoint, else the newest; None without one.
-
-    Its state is nested dicts, and needs neither a model nor an optimizer.
-
-    Raises:
-      ValueError: it has another config or other files, or is damaged.
-    """
-
-    def read(manager: ocp.CheckpointManager) -> Saved | None:
-      values = {n: self._read_notes(manager, n)["value"] for n in manager.all_steps()}
-      numbers = [n for n, value in values.items() if value is not None and not math.isnan(value)]
-      best = max(numbers, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
-      return self._read(manager, manager.latest_step() if best is None else best)
-
-    return self._on_primary(read)
+    return self._on_primary(lambda manager: self._read(manager, template))
 
   def _on_primary(self, read: Callable[[ocp.CheckpointManager], Result]) -> Result | None:
     """The result or error of `read` in process 0, in every process; None without a folder."""
     return parallel.on_primary(lambda: None if self._manager is None else read(self._manager))
 
-  def _read(
-    self, manager: ocp.CheckpointManager, number: int | None, template: Any = None
-  ) -> Saved | None:
-    """A checkpoint, its state in the structure of the template, or in nested dicts."""
-    if number is None:
+  def _read(self, manager: ocp.CheckpointManager, template: Any) -> Saved | None:
+    if (notes := self._newest_notes(manager)) is None:
       return None
-    where = self._where(number)
-    notes = self._read_notes(manager, number)
+    where = self._newest_path(manager)
     trees.check_config(where, notes["config"], self._config)
     check_files(where, notes["files"], self._digests)
-    # NumPy arrays can be restored on any device.
-    host = self._shapes(manager, number) if template is None else jax.tree.map(np.asarray, template)
-    state = self._restore_state(manager, number, host)
-    if template is not None and (difference := trees.first_difference(state, host)):
+    host = jax.tree.map(np.asarray, template)  # NumPy arrays can be restored on any device
+    state = self._restore_state(manager, host)
+    if difference := trees.first_difference(state, host):
       name, there, here = difference
       raise ValueError(f"{where} does not fit this model: {name} is {there} there and {here} here")
-    if notes[_CHECKSUM] != _digest(state):
+    if notes[_CHECKSUM] != digest_of_arrays(jax.tree.leaves(state)):
       raise _damaged(where, "its checksum does not fit")
-    return Saved(
-      state=state, **{name: notes[name] for name in ("step", "data", "progress", "value", "files")}
-    )
+    return Saved(notes["step"], state, notes["data"], notes["progress"])
 
-  def _where(self, number: int) -> Path:
-    return self._folder / f"{_PREFIX}_{number}"
-
-  def _shapes(self, manager: ocp.CheckpointManager, number: int) -> Any:
-    """Arrays with the shapes and dtypes of a saved state, in nested dicts."""
-    try:
-      metadata = manager.item_metadata(number)[_STATE]
-      shapes = getattr(metadata, "tree", metadata)  # newer versions of Orbax wrap the tree
-      return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise _damaged(self._where(number), error) from None
+  def _newest_path(self, manager: ocp.CheckpointManager) -> Path:
+    return self._folder / f"{_PREFIX}_{manager.latest_step()}"
 
   def _newest_notes(self, manager: ocp.CheckpointManager) -> dict[str, Any] | None:
-    number = manager.latest_step()
-    return None if number is None else self._read_notes(manager, number)
-
-  def _read_notes(self, manager: ocp.CheckpointManager, number: int) -> dict[str, Any]:
+    if manager.latest_step() is None:
+      return None
     items = ocp.args.Composite(**{_NOTES: ocp.args.JsonRestore()})
     try:
-      notes = unseal(manager.restore(number, args=items)[_NOTES])
+      notes = unseal(manager.restore(manager.latest_step(), args=items)[_NOTES])
       return {name: notes[name] for name in _FIELDS}
     except Exception as error:  # Orbax raises a dozen types
-      raise _damaged(self._where(number), error) from None
+      raise _damaged(self._newest_path(manager), error) from None
 
-  def _restore_state(self, manager: ocp.CheckpointManager, number: int, template: Any) -> Any:
+  def _restore_state(self, manager: ocp.CheckpointManager, template: Any) -> Any:
     items = ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(template)})
     try:
-      return manager.restore(number, args=items)[_STATE]
+      return manager.restore(manager.latest_step(), args=items)[_STATE]
     except Exception as error:  # see above
       message = "; ".join(str(error).splitlines()[:3])
       raise ValueError(
-        f"{self._where(number)} does not fit this model, or is damaged: {message}"
+        f"{self._newest_path(manager)} does not fit this model, or is damaged: {message}"
       ) from None
 
   def close(self) -> None:
@@ -307,10 +263,6 @@ def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
   if value is None or math.isnan(value):
     value = -math.inf
   return value, -metrics["number"]
-
-
-def _digest(state: Any) -> str:
-  return digest_of_arrays(jax.tree.leaves(state))
 
 
 def _damaged(where: Path, reason: object) -> ValueError:
