@@ -31,18 +31,8 @@ from tensorboardX.proto import event_pb2
 from tpugraphs_jax.infra import console, files, parallel, trust
 
 _PACKAGES = (
-  "tpugraphs-jax",
-  "jax",
-  "jaxlib",
-  "flax",
-  "optax",
-  "jraph",
-  "rax",
-  "grain",
-  "orbax-checkpoint",
-  "numpy",
-  "scipy",
-)
+  "tpugraphs-jax jax jaxlib flax optax jraph rax grain orbax-checkpoint numpy scipy"
+).split()
 _PROGRESS_SECONDS = 10.0  # between two progress lines
 _RATE_SECONDS = 1.0  # shortest time over which a rate is computed
 _FLUSH_SECONDS = 10.0  # between two rows after which TensorBoard's file is flushed to the disk

@@ -53,20 +53,9 @@ _DETAILS = {
 }
 # Primitives in whose inner programs layouts are chosen.
 CALLS = (
-  "jit",
-  "pjit",
-  "closed_call",
-  "core_call",
-  "scan",
-  "while",
-  "cond",
-  "checkpoint",
-  "remat",
-  "remat2",
-  "custom_jvp_call",
-  "custom_vjp_call",
-  "custom_vjp_call_jaxpr",
-)
+  "jit pjit closed_call core_call scan while cond checkpoint remat remat2 custom_jvp_call "
+  "custom_vjp_call custom_vjp_call_jaxpr"
+).split()
 _MAPS = ("shard_map", "xla_pmap")  # primitives that run their programs on many devices
 _CONSTRAINTS = ("sharding_constraint", "reshard", "mesh_cast")  # of shardings
 

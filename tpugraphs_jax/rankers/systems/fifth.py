@@ -55,55 +55,12 @@ from tpugraphs_jax.rankers.systems.system import System
 # Features. Minima and maxima are the constants of the published code, from the released data.
 
 # Maxima of columns that are scaled from 0..maximum to -1..1.
-_SCALED = dict.fromkeys((0, 3, 6, 7, 10, 13, 15, 18, 20), 1) | {
-  30: 35,
-  91: 3,
-  92: 5,
-  113: 1,
-  114: 1,
-  115: 5,
-  125: 1,
-  128: 1,
-  133: 1,
-}
+_SCALED = dict.fromkeys([0, 3, 6, 7, 10, 13, 15, 18, 20, 30, 91, 92, *range(113, 116)], 1)
+_SCALED |= dict.fromkeys([125, 128, 133], 1) | {30: 35, 91: 3, 92: 5, 115: 5}
 # Minima of columns that become logarithms.
-_LOGARITHMS = {
-  27: 0,
-  28: 1,
-  29: 0,
-  43: 0,
-  44: 1,
-  51: 0,
-  52: 1,
-  59: 0,
-  60: 0,
-  67: -2,
-  68: 0,
-  75: 0,
-  76: 1,
-  83: 0,
-  84: 1,
-  107: 0,
-  108: 0,
-  109: 0,
-  110: 0,
-  111: 0,
-  112: 0,
-  117: 0,
-  118: 0,
-  119: 0,
-  120: 1,
-  121: 0,
-  122: 0,
-  123: 0,
-  124: 1,
-  126: 0,
-  127: -39,
-  129: 0,
-  130: 0,
-  131: -24,
-  132: 0,
-}
+_LOGARITHMS = dict.fromkeys(
+  np.r_[27:30, 43:45, 51:53, 59:61, 67:69, 75:77, 83:85, 107:113, 117:125, 126:128, 129:133], 0
+) | {28: 1, 44: 1, 52: 1, 67: -2, 76: 1, 84: 1, 120: 1, 124: 1, 127: -39, 131: -24}
 # Minima and maxima of lists with a number per dimension.
 _SCALED_LISTS = {
   "dimensions": (0, 5),
@@ -168,28 +125,9 @@ def own_layout(graph: OpGraph) -> np.ndarray:
 
 # Unary element-wise operations, which share one opcode vector.
 _UNARY = (
-  "abs",
-  "cbrt",
-  "ceil",
-  "cosine",
-  "exponential",
-  "exponential-minus-one",
-  "floor",
-  "is-finite",
-  "log",
-  "log-plus-one",
-  "logistic",
-  "negate",
-  "not",
-  "round-nearest-afz",
-  "round-nearest-even",
-  "rsqrt",
-  "sign",
-  "sine",
-  "sqrt",
-  "tan",
-  "tanh",
-)
+  "abs cbrt ceil cosine exponential exponential-minus-one floor is-finite log log-plus-one "
+  "logistic negate not round-nearest-afz round-nearest-even rsqrt sign sine sqrt tan tanh"
+).split()
 
 
 def _opcode_rows() -> np.ndarray:

@@ -48,49 +48,14 @@ _KERAS = {"kernel_init": nn.initializers.glorot_uniform(), "bias_init": nn.initi
 
 # Instructions with one operation per element of their result.
 _TRANSCENDENTAL = (
-  "atan2",
-  "cbrt",
-  "cosine",
-  "exponential",
-  "exponential-minus-one",
-  "log",
-  "log-plus-one",
-  "logistic",
-  "power",
-  "rsqrt",
-  "sine",
-  "sqrt",
-  "tan",
-  "tanh",
-)
-_ARITHMETIC = _TRANSCENDENTAL + (
-  "abs",
-  "add",
-  "and",
-  "ceil",
-  "clamp",
-  "compare",
-  "convert",
-  "divide",
-  "floor",
-  "is-finite",
-  "maximum",
-  "minimum",
-  "multiply",
-  "negate",
-  "not",
-  "or",
-  "remainder",
-  "round-nearest-afz",
-  "round-nearest-even",
-  "select",
-  "shift-left",
-  "shift-right-arithmetic",
-  "shift-right-logical",
-  "sign",
-  "subtract",
-  "xor",
-)
+  "atan2 cbrt cosine exponential exponential-minus-one log log-plus-one logistic power rsqrt sine "
+  "sqrt tan tanh"
+).split()
+_ARITHMETIC = (
+  "abs add and ceil clamp compare convert divide floor is-finite maximum minimum multiply negate "
+  "not or remainder round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic "
+  "shift-right-logical sign subtract xor"
+).split()
 _REDUCE_OPCODES = ("reduce", "reduce-window")
 _TYPE_BYTES = np.array(list(map(operator.attrgetter("bytes"), ELEMENT_TYPES)), np.float64)
 
@@ -112,7 +77,7 @@ def kernel_work(graph: OpGraph) -> np.ndarray:
   consumer, producer = graph.edge_index.T
   read = np.zeros(graph.num_nodes)
   np.maximum.at(read, consumer, elements[producer])
-  operations = elements * is_in(_ARITHMETIC) + read * is_in(_REDUCE_OPCODES)
+  operations = elements * is_in(_TRANSCENDENTAL + _ARITHMETIC) + read * is_in(_REDUCE_OPCODES)
   nodes, operands = contraction_operands(graph)
   left, right = np.where(operands >= 0, elements[operands], 0).T
   number = NODE["output_feature_dimension"].start

@@ -27,16 +27,7 @@ from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.network import add_up, group_slates, TableNetwork
 
-USER_OPCODES = (
-  "convolution",
-  "dot",
-  "reshape",
-  "transpose",
-  "reduce",
-  "concatenate",
-  "tuple",
-  "add",
-)
+USER_OPCODES = "convolution dot reshape transpose reduce concatenate tuple add".split()
 _LARGEST = 6.0  # largest absolute logarithm of a factor
 
 
