@@ -410,12 +410,7 @@ class Family:
 
   def scorer(self) -> Scorer:
     """Scores prepared graphs with any parameters of the network."""
-    return Scorer(
-      self.scores,
-      self.settings.eval,
-      seed=self.settings.seed,
-      compares_configs=self.network.compares_configs,
-    )
+    return Scorer(self)
 
 
 def _check_slates(batch: plan.BatchOptions) -> None:

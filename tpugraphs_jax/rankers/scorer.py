@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TYPE_CHECKING
 import zlib
 
 from flax import linen as nn
@@ -26,6 +26,9 @@ from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.graph import distinct_rows
 from tpugraphs_jax.infra import console, parallel
 from tpugraphs_jax.options import option, Options
+
+if TYPE_CHECKING:
+  from tpugraphs_jax.rankers.base import Family
 
 _FEWER = "; a run takes less with a smaller eval.graphs"
 # A new shape is compiled if padding exceeds this share of a batch.
@@ -309,26 +312,11 @@ class EvalOptions(Options):
 
 
 class Scorer:
-  """Scores prepared graphs with any parameters of a network.
+  """Scores prepared graphs with any parameters of a family's network."""
 
-  Args:
-    scores: `(params, graphs, config_ids, progress=) -> [n] float32 of each graph`, such as
-      `Family.scores`.
-    options: of the section `eval`.
-    seed: of the orders of configurations.
-    compares_configs: scores depend on the other configurations of a slate.
-  """
-
-  def __init__(
-    self,
-    scores: Callable[..., Sequence[np.ndarray]],
-    options: EvalOptions,
-    *,
-    seed: int = 0,
-    compares_configs: bool = False,
-  ):
-    self._scores, self._options, self._seed = scores, options, seed
-    self._compares = compares_configs
+  def __init__(self, family: Family):
+    self._family, self._options = family, family.settings.eval
+    self._compares = family.network.compares_configs
 
   def __call__(
     self,
@@ -385,11 +373,11 @@ class Scorer:
   def _scores_once(self, params, graphs, config_ids, progress):
     parts = [distinct_rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
     once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
-    scores = self._scores(params, graphs, once, progress=progress)
+    scores = self._family.scores(params, graphs, once, progress=progress)
     return [distinct[which] for distinct, (_, which) in zip(scores, parts)]
 
   def _mean_over_orders(self, params, graphs, config_ids, progress, orders: int):
-    rngs = [rng_of(graph, self._seed) for graph in graphs]
+    rngs = [rng_of(graph, self._family.settings.seed) for graph in graphs]
     total = [np.zeros(len(ids)) for ids in config_ids]
     for number in range(orders):
       order = [
@@ -397,7 +385,7 @@ class Scorer:
         for rng, ids in zip(rngs, config_ids)
       ]
       permuted = [ids[o] for ids, o in zip(config_ids, order)]
-      scores = self._scores(params, graphs, permuted, progress=progress)
+      scores = self._family.scores(params, graphs, permuted, progress=progress)
       for sums, o, new in zip(total, order, scores):
         sums[o] += new
     return [(sums / orders).astype(np.float32) for sums in total]
