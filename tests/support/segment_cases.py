@@ -19,7 +19,7 @@ from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import batches
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, SegmentSlate
-from tpugraphs_jax.rankers.segments.family import SegmentModel, Segments
+from tpugraphs_jax.rankers.segments.family import SegmentModel, SegmentOptions, Segments
 
 WIDTH = 3
 identity = lambda rows: rows
@@ -139,7 +139,7 @@ def graphs_of(segments: tuple[int, ...] = (3, 4, 5), fresh: int = 1):
 
 def model_of(**options) -> SegmentModel:
   """The toy model on segments."""
-  return SegmentModel(ToyModel(), **options)
+  return SegmentModel(ToyModel(), SegmentOptions(**options))
 
 
 def family_of(
@@ -150,7 +150,7 @@ def family_of(
     {}
     if model is None
     else {
-      f"segments.{name}": getattr(model, name)
+      f"segments.{name}": getattr(model.options, name)
       for name in ("readout", "aggregation", "keep", "keep_unit")
     }
   )

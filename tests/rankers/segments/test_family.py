@@ -36,8 +36,8 @@ def expected_scores(model, params, values: np.ndarray) -> np.ndarray:
   """Scores `[n]` by definition, of readouts `[J, n, P]` with weight 1 each."""
   toy = segment_cases.ToyModel()
   score = lambda pooled: np.asarray(toy.apply({"params": params}, pooled, method="score"))
-  mean = 1 / len(values) if model.aggregation == "mean" else 1
-  if model.readout == "scalar":
+  mean = 1 / len(values) if model.options.aggregation == "mean" else 1
+  if model.options.readout == "scalar":
     return mean * sum(score(value) for value in values)
   return score(mean * values.sum(axis=0))
 

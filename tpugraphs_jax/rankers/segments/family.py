@@ -63,7 +63,6 @@ AGGREGATIONS = ("mean", "sum")
 KEEP_UNITS = ("segment", "entry")
 _HISTORY_FOLDER = "history"
 HEAD_FOLDER = "head"  # of the stage of the head, relative to the working folder
-_MODEL_FIELDS = ("readout", "aggregation", "keep", "keep_unit")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,19 +125,12 @@ class SegmentModel(Precise):
 
   Attributes:
     model: a network for whole programs, see `rankers.base`.
-    readout: `embedding`: the head scores the sum of readouts; `scalar`: the head scores each
-      segment and the scores are added, as in the published code for TpuGraphs.
-    aggregation: `sum`, or `mean`: divided by J.
-    keep: probability p to keep a segment without gradients.
-    keep_unit: unit to keep or drop: a `segment` for all configurations of the slate, or each
-      `entry` (segment and configuration).
+    options: `readout`, `aggregation`, `keep` and `keep_unit` are read. The published code for
+      TpuGraphs adds scores of segments (`readout="scalar"`).
   """
 
   model: nn.Module
-  readout: str = "embedding"
-  aggregation: str = "mean"
-  keep: float = 1.0
-  keep_unit: str = "segment"
+  options: SegmentOptions
 
   @property
   def precision(self) -> str | None:
@@ -172,13 +164,13 @@ class SegmentModel(Precise):
   def segment_readout(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The values to add over segments, `[G, C, P]` float32; P = 1 for `scalar`."""
     pooled = self.model.embed(batch, train=train)
-    return self.model.score(pooled)[..., None] if self.readout == "scalar" else pooled
+    return self.model.score(pooled)[..., None] if self.options.readout == "scalar" else pooled
 
   def head(self, total: jax.Array, segments: Array) -> jax.Array:
     """Scores `[G, C]` of totals `[G, C, P]` over `segments [G]` segments."""
-    if self.aggregation == "mean":
+    if self.options.aggregation == "mean":
       total = total / jnp.maximum(segments, 1)[:, None, None]
-    return total[..., 0] if self.readout == "scalar" else self.model.score(total)
+    return total[..., 0] if self.options.readout == "scalar" else self.model.score(total)
 
   def others(self, batch: SegmentBatch) -> tuple[jax.Array, jax.Array]:
     """Weight of the fresh segments `[G, C]`, and the sum of kept segments `[G, C, P]`.
@@ -190,8 +182,8 @@ class SegmentModel(Precise):
     if batch.stale is None:
       configs = batch.target.shape[1]
       return jnp.broadcast_to(segments / fresh, (graphs, configs)), jnp.zeros(())
-    mask = batch.stale.known_mask
-    weight = self.keep + (1 - self.keep) * segments / fresh
+    mask, keep = batch.stale.known_mask, self.options.keep
+    weight = keep + (1 - keep) * segments / fresh
     mask = mask & self.keep_mask(graphs, mask.shape[1:])
     others = jnp.einsum(
       "gcj,gcjp->gcp",
@@ -206,12 +198,12 @@ class SegmentModel(Precise):
 
     The mask does not depend on the number of devices.
     """
-    configs, entries = shape
-    if self.keep == 1:
+    (configs, entries), keep = shape, self.options.keep
+    if keep == 1:
       return jnp.ones((graphs, 1, entries), bool)
-    rows = 1 if self.keep_unit == "segment" else configs
+    rows = 1 if self.options.keep_unit == "segment" else configs
     keys = parallel.slate_keys(self.make_rng("dropout"), graphs)
-    return jax.vmap(lambda key: jax.random.bernoulli(key, self.keep, (rows, entries)))(keys)
+    return jax.vmap(lambda key: jax.random.bernoulli(key, keep, (rows, entries)))(keys)
 
 
 class Segments(Family):
@@ -229,10 +221,7 @@ class Segments(Family):
   def __init__(self, programs: Programs):
     self.programs = programs
     self.options = SegmentOptions.of(programs.settings.segments)
-    model = SegmentModel(
-      programs.network, **{name: getattr(self.options, name) for name in _MODEL_FIELDS}
-    )
-    super().__init__(model, programs.settings)
+    super().__init__(SegmentModel(programs.network, self.options), programs.settings)
 
   def check(self) -> None:
     """Refuses (ValueError) a table if a readout depends on other segments or configurations."""
