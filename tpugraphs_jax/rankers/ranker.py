@@ -21,14 +21,7 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax import datasets, metrics, options, rankers
-from tpugraphs_jax.columns import (
-  LAYOUT_CONFIG_FEATURES,
-  NODE,
-  NODE_FEATURES,
-  opcode_ids,
-  TILE_CONFIG_FEATURES,
-)
+from tpugraphs_jax import columns, datasets, metrics, options, rankers
 from tpugraphs_jax.data import features, plan, reduction, selection
 from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LayoutConfigs, LOWERED, OpGraph, TileConfigs
@@ -161,8 +154,8 @@ class Ranker:
     Raises:
       ValueError: the ranker has one.
     """
-    kind, columns = self.settings.data.config_transform, config_values[0].shape[1]
-    self._set_config_transform(features.fit(config_values, np.full(columns, kind, dtype=object)))
+    kinds = np.full(config_values[0].shape[1], self.settings.data.config_transform, dtype=object)
+    self._set_config_transform(features.fit(config_values, kinds))
 
   @property
   def transforms(self) -> dict[str, features.Transform]:
@@ -296,8 +289,7 @@ class Ranker:
     if isinstance(self.family, TablesFamily):
       charges = self.family.charges(self.params, self.prepare(graph), config, against=against)
       return Explanation(charges, graph, config, against)
-    score = lambda one: self.scores([one])[0]
-    rows = exchanges(score, graph, config, against=against)
+    rows = exchanges(lambda one: self.scores([one])[0], graph, config, against=against)
     return Explanation(rows, graph, config, against)
 
   def propose(
@@ -362,15 +354,15 @@ class Ranker:
 
 def _small_graph(kind: str) -> OpGraph:
   """A dot and a reshape, as a program or a kernel with two configurations."""
-  ids, times = opcode_ids(), np.array([1, 2])
-  feat = np.zeros((4, NODE_FEATURES), np.float32)
-  feat[:, NODE["shape"]][:, :2] = 8
+  ids, times = columns.opcode_ids(), np.array([1, 2])
+  feat = np.zeros((4, columns.NODE_FEATURES), np.float32)
+  feat[:, columns.NODE["shape"]][:, :2] = 8
   configs: TileConfigs | LayoutConfigs = TileConfigs(
-    np.ones((2, TILE_CONFIG_FEATURES), np.float32), times, times
+    np.ones((2, columns.TILE_CONFIG_FEATURES), np.float32), times, times
   )
   config_node = np.zeros(0, np.int32)
   if kind == "layout":
-    rows = np.full((2, 2, LAYOUT_CONFIG_FEATURES), -1, np.float32)
+    rows = np.full((2, 2, columns.LAYOUT_CONFIG_FEATURES), -1, np.float32)
     rows[1, :, :2] = 1, 0
     configs, config_node = factor_layout_configs(rows, times), np.array([2, 3], np.int32)
   names = ("parameter", "parameter", "dot", "reshape")

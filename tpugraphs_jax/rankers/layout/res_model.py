@@ -139,11 +139,6 @@ class ResModel(base.Network):
   def hops(self) -> int:
     return self.num_gnns
 
-  @property
-  def directions(self) -> tuple[str, ...]:
-    """The directions of the sums of a round."""
-    return NORMALIZATIONS[self.adj_normalization]
-
   def setup(self):
     layer_range = range(self.num_gnns)
     dense = lambda: Dense(self.hidden_dim, dtype=self.dtype)
@@ -209,29 +204,22 @@ class ResModel(base.Network):
     kernels.
     """
     slates = x.slates
-    blocks, bias = self.kernel(layer, slates.batch)
+    directions = NORMALIZATIONS[self.adj_normalization]
+    sizes = slates.batch.rows.shape[-1], self.hidden_dim  # of configurations and of x
+    blocks, bias = self.update_0[layer](sizes * len(directions))
     means = []
-    for config, own, direction in zip(blocks[::2], blocks[1::2], self.directions):
+    for config, own, direction in zip(blocks[::2], blocks[1::2], directions):
       message = add_to_configurable(
         x.map(lambda v: self.matmul(v, own)), self.project(config, slates)
       )
-      by = self.divisor(degree(slates.batch.adjacency, direction, slates.num_nodes))
+      by = 1 + degree(slates.batch.adjacency, direction, slates.num_nodes)
       if self.adj_normalization == "sym":
+        by = jnp.sqrt(by)
         message = message.divide(by)
       means.append(neighbours(message, direction, own=True).divide(by))
     return functools.reduce(operator.add, means).map(
       lambda v: leaky_relu(self.update_1[layer](leaky_relu(v + bias[None].astype(v.dtype))))
     )
-
-  def divisor(self, neighbours: jax.Array) -> jax.Array:
-    """The divisor of each node by normalisation, from its number of `neighbours [N]`: `[N]`."""
-    count = 1 + neighbours
-    return jnp.sqrt(count) if self.adj_normalization == "sym" else count
-
-  def kernel(self, layer: int, batch: LayoutBatch) -> tuple[list[jax.Array], jax.Array]:
-    """Blocks of a round's kernel, `[config, x]` per direction, and the bias `[1, H]`."""
-    sizes = batch.rows.shape[-1], self.hidden_dim
-    return self.update_0[layer](sizes * len(self.directions))
 
   def matmul(self, x: Array, kernel: jax.Array) -> jax.Array:
     """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""

@@ -49,11 +49,6 @@ class TablePart(nn.Module):
   dropout: float
   dtype: str
 
-  @property
-  def options(self) -> dict[str, Any]:
-    """Options for submodules, without the width."""
-    return dict(dropout=self.dropout, dtype=self.dtype)
-
   def dense(self, name: str | None = None, features: int | None = None, **options) -> nn.Dense:
     return Dense(features or self.features, name=name, dtype=self.dtype, **options)
 

@@ -18,7 +18,6 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.graph import OpGraph
 
 HOPS = 10
-MAX_HOPS = 200  # fits into 8 bits
 MAX_PAIRS = 200_000
 # Nodes with more operands have no meetings: the tuple at the end of a program, or a long
 # concatenation, would pair all nodes.
@@ -87,7 +86,7 @@ def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) 
 
   Args:
     graph: graph with node features.
-    hops: most edges between two ends, counted through the node where they meet; 0 to `MAX_HOPS`.
+    hops: most edges between two ends, counted through the node where they meet; 0 to 200.
     max_pairs: largest number of pairs.
   """
   nbytes = tensor_bytes(graph.node_feat)
