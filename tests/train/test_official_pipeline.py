@@ -16,7 +16,7 @@ import official_records
 import parts
 import pytest
 
-from tpugraphs_jax import metrics
+from tpugraphs_jax import losses, metrics
 from tpugraphs_jax.data import npz, plan
 from tpugraphs_jax.data.batching import Slate, total_sizes
 from tpugraphs_jax.rankers import model_file, official_weights
@@ -24,7 +24,7 @@ from tpugraphs_jax.run import official
 from tpugraphs_jax.train import evaluation, training
 from tpugraphs_jax.train.experiment import Experiment, load_graphs
 from tpugraphs_jax.train.optimizer import create_optimizer
-from tpugraphs_jax.train.step import TrainState
+from tpugraphs_jax.train.step import make_train_step, TrainState
 
 RECORDS = official_records.RECORDS
 LOSS_STEPS, WEIGHT_STEPS = 30, 20  # later steps may leave the path by float32 rounding
@@ -230,7 +230,9 @@ def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
   with_table = network.clone(opcodes=len(record.weights(0)[0]))
   optimizer = create_optimizer(total_steps=len(record["loss"]), **config.optimizer)
   device = jax.devices()[:1]
-  step = training.make_step(config, with_table, optimizer, devices=device)
+  step = make_train_step(
+    with_table, optimizer, losses.LossOptions.of(config.loss), seed=config.seed, devices=device
+  )
   params = official_weights.params_from_official(with_table, record.weights(0))
   state = jax.tree.map(lambda leaf: np.asarray(leaf)[None], TrainState.create(params, optimizer))
   order = official_weights.weight_order(with_table)

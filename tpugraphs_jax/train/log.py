@@ -190,28 +190,14 @@ class Events:
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Writes scalars of a step."""
-    row, now = dict(values), time.time()
-    self._put(
-      lambda: event_pb2.Event(
-        step=step,
-        wall_time=now,
-        summary=_joined(summary.scalar(name, value) for name, value in row.items()),
-      )
-    )
+    self._put_parts(step, lambda: [summary.scalar(name, value) for name, value in values.items()])
 
   def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
     """Writes histograms of the finite numbers of arrays `[n]`, such as a metric by graph."""
-    rows, now = {name: array[np.isfinite(array)] for name, array in values.items()}, time.time()
-    self._put(
-      lambda: event_pb2.Event(
-        step=step,
-        wall_time=now,
-        summary=_joined(
-          summary.histogram(name, array, bins=_edges(array))
-          for name, array in rows.items()
-          if array.size
-        ),
-      )
+    finite = {name: array[np.isfinite(array)] for name, array in values.items()}
+    histogram = lambda name, array: summary.histogram(name, array, bins=_edges(array))
+    self._put_parts(
+      step, lambda: [histogram(name, array) for name, array in finite.items() if array.size]
     )
 
   def describe(self, config: Mapping[str, Any], *, metric: str, parameters: int) -> None:
@@ -239,6 +225,9 @@ class Events:
         )
       )
     )
+
+  def _put_parts(self, step: int, parts: Callable[[], Iterable[summary.Summary]]) -> None:
+    self._put(lambda: event_pb2.Event(step=step, wall_time=time.time(), summary=_joined(parts())))
 
   @parallel.primary_only
   def _put(self, row: Callable[[], event_pb2.Event]) -> None:

@@ -187,7 +187,6 @@ class TrainResult:
   best_step: int | None
   why: str  # reason of the end, in words
   compile_seconds: float  # of the first step, which compiles
-  peak_bytes: int
 
 
 def train(
@@ -397,13 +396,11 @@ class _Loop:
     while len(self.in_flight) > keep:
       step, metrics = self.in_flight.popleft()
       values = {k: float(v) for k, v in parallel.unreplicate(metrics).items()}
-      self._check_loss(step, values["loss"])
+      loss = values["loss"]
+      if not math.isfinite(loss):
+        raise self._not_finite(f"the loss is {loss} at step {step}")
+      self.last_finite, self.last_loss = f"{loss:.6g} at step {step}", loss
       self.progress.window.append(values)
-
-  def _check_loss(self, step: int, loss: float) -> None:
-    if not math.isfinite(loss):
-      raise self._not_finite(f"the loss is {loss} at step {step}")
-    self.last_finite, self.last_loss = f"{loss:.6g} at step {step}", loss
 
   def _not_finite(self, what: str) -> FloatingPointError:
     saved = f"step {self.saved_step} is saved" if self.saved_step else "nothing is saved"
@@ -528,5 +525,4 @@ class _Loop:
       best_step=best.best_step,
       why=why,
       compile_seconds=self.compile_seconds,
-      peak_bytes=peak_bytes,
     )

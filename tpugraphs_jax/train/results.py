@@ -197,13 +197,13 @@ def of_training(
     graphs: validation graphs that were judged during training.
     seconds: wall time with evaluation and compilation.
   """
-  memory, _ = log.peak_memory()
+  memory, peak_bytes = log.peak_memory()
   return {
     "ended": result.why,
     "step": result.step,
     "seconds": seconds,
     "compile_seconds": result.compile_seconds,
-    "peak_memory": {"of": memory, "bytes": result.peak_bytes},
+    "peak_memory": {"of": memory, "bytes": peak_bytes},
     config.train.result: {
       "step": result.best_step,
       "metric": f"{metrics.SAMPLE}/{evaluation.mean_name(config.train.best_metric)}",

@@ -115,11 +115,10 @@ def check_task(config: ConfigDict) -> dict[str, Mapping[str, Any]]:
     raise ValueError(f"task is {task!r}, expected one of {', '.join(base.TASKS)}")
   every, result = config.to_dict(), {}
   for section, section_class in sections(task).items():
-    fields = _section(every, section)
+    fields, names = _section(every, section), section_class.defaults()
     absent = [section]
     if fields is not None:
-      names = (name for name in section_class.defaults() if name not in fields)
-      absent = [f"{section}.{name}".lstrip(".") for name in names]
+      absent = [f"{section}.{name}".lstrip(".") for name in names if name not in fields]
     if fields is None or absent:
       raise ValueError(
         f"task is {task}, but the config has no {absent[0]}: name a file and "

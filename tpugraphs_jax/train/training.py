@@ -315,7 +315,13 @@ def begin(
     params = init_params(family.network, first, seed=config.seed)
   steps, options = epochs * plan.steps_per_epoch, {**config.optimizer, **optimizer}
   transformation = family.optimizer(create_optimizer(total_steps=steps, **options))
-  step = make_step(config, family.network, transformation)
+  step = make_train_step(
+    family.network,
+    transformation,
+    losses.LossOptions.of(config.loss),
+    seed=config.seed,
+    config_chunk=config.batch.config_chunk,
+  )
   batches = load_batches(config, family, plan, steps=steps)
   step, batches = family.training(
     step, batches, params=params, batch=first, graphs=graphs, workdir=folder
@@ -390,28 +396,3 @@ def init_params(network: nn.Module, batch: Any, *, seed: int) -> optax.Params:
   is_cpu = jax.default_backend() == "cpu"
   init = jax.jit(network.init, compiler_options=_UNOPTIMISED if is_cpu else None)
   return init(jax.random.key(seed), batch)["params"]
-
-
-def make_step(
-  config: ml_collections.ConfigDict,
-  network: nn.Module,
-  optimizer: optax.GradientTransformation,
-  *,
-  devices: Sequence[jax.Device] | None = None,
-) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
-  """The mapped training step of a network, with metrics `[devices]`.
-
-  Args:
-    config: `loss`, `seed` and `batch.config_chunk` are read.
-    network: maps a batch to scores `[G, C]`.
-    optimizer: updates the parameters.
-    devices: to compile for; all devices of the run unless given.
-  """
-  return make_train_step(
-    network,
-    optimizer,
-    losses.LossOptions.of(config.loss),
-    seed=config.seed,
-    config_chunk=config.batch.config_chunk,
-    devices=devices,
-  )
