@@ -1,7 +1,6 @@
 """The examples of the API page and of `examples/` give what they say."""
 
 import doctest
-import functools
 import importlib
 import re
 import runpy
@@ -31,8 +30,7 @@ MODULES = (
 def test_examples_give_what_they_say(name, monkeypatch):
   monkeypatch.chdir(commands.ROOT)  # where data/own is
   # In place of a quiet machine, a clock by which all choices take the same time.
-  still = functools.partial(measure.measure, timer=lambda function, values, calls: 0.01)
-  monkeypatch.setattr(measure, "measure", still)
+  monkeypatch.setattr(measure, "seconds_of_call", lambda function, values, calls: 0.01)
   found = doctest.testmod(importlib.import_module(f"tpugraphs_jax{name}"))
   assert found.attempted and not found.failed
 

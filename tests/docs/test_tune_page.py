@@ -1,6 +1,5 @@
 """The Python of docs/tune.md, docs/estimate.md, docs/own_programs.md and README.md."""
 
-import functools
 import re
 
 import commands
@@ -44,7 +43,7 @@ def test_measured_on_this_machine(names, monkeypatch, capsys):
     default[:] = default or [text]
     return 0.010 if text == default[0] else 0.012
 
-  monkeypatch.setattr(measure, "measure", functools.partial(measure.measure, timer=time))
+  monkeypatch.setattr(measure, "seconds_of_call", time)
   exec(blocks()[1], names)  # pylint: disable=exec-used
   said = capsys.readouterr().out
   assert "8 of 27 layouts tried" in said
@@ -78,11 +77,7 @@ def test_what_a_step_costs_on_a_tpu_target(capsys):
 
 def test_layouts_are_saved_and_applied(names, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(
-    measure,
-    "measure",
-    functools.partial(measure.measure, timer=lambda function, values, calls: 0.01),
-  )
+  monkeypatch.setattr(measure, "seconds_of_call", lambda function, values, calls: 0.01)
   names = names | {
     "tuned": names["tpugraphs_jax"].tune(names["step"], *names["arguments"], budget=2)
   }

@@ -47,15 +47,11 @@ def seconds_of_call(function: Callable[..., Any], values: tuple, calls: int) -> 
   return (time.perf_counter() - start) / calls
 
 
-Timer = Callable[[Callable[..., Any], tuple, int], float]  # as `seconds_of_call`
-
-
 def measure(
   functions: Functions,
   args: tuple,
   *,
   seed: int = 0,
-  timer: Timer = seconds_of_call,
 ) -> Iterator[tuple[int, dict[str, Any] | Exception]]:
   """Measures functions that compute the same outputs; the first one is the default.
 
@@ -64,7 +60,6 @@ def measure(
     args: example arguments. Arrays are used as given; the functions get random values for
       `jax.ShapeDtypeStruct`.
     seed: of these values and of the order of measurements.
-    timer: takes the time of calls.
 
   Yields:
     The number of a function and `{"seconds": [...], "noise": ...}`, the seconds of a call
@@ -96,7 +91,7 @@ def measure(
     return
   default = next(iter(compiled))
   copies = {copy: compile_function(*first) for copy in _COPIES}
-  seconds = _rounds({**compiled, **copies}, [default, *copies], values, seed, timer)
+  seconds = _rounds({**compiled, **copies}, [default, *copies], values, seed)
   noise, equal = _noise(seconds, [default, *copies])
   if noise > _NOISE:
     raise NoisyMachineError(
@@ -115,7 +110,6 @@ def compare(
   compiler_options: CompilerOptions,
   *,
   seed: int = 0,
-  timer: Timer = seconds_of_call,
 ) -> tuple[float, float, float]:
   """The time of a version divided by the time of the default, in alternating pairs.
 
@@ -125,7 +119,6 @@ def compare(
     args: example arguments of both.
     compiler_options: of the other one.
     seed: of random arrays and of the resampling.
-    timer: takes the time of calls.
 
   Returns:
     The median ratio of the pairs' times, and the ends of its 95 % bootstrap interval.
@@ -135,11 +128,13 @@ def compare(
     compile_function(default, values, {}),
     compile_function(other, values, compiler_options),
   ]
-  calls = [_calls(function, values, timer) for function in pair]
+  calls = [_calls(function, values) for function in pair]
   rng, ratios = np.random.default_rng(seed), []
   for turn in range(_PAIRS):
     first = turn % 2  # the two take turns in being timed first
-    times = {place: timer(pair[place], values, calls[place]) for place in (first, 1 - first)}
+    times = {
+      place: seconds_of_call(pair[place], values, calls[place]) for place in (first, 1 - first)
+    }
     ratios.append(times[1] / times[0])
   medians = np.median(rng.choice(ratios, (_RESAMPLED, _PAIRS)), axis=1)
   low, high = np.quantile(medians, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
@@ -151,11 +146,10 @@ def _rounds(
   equal: list[int],
   values: tuple,
   seed: int,
-  timer: Timer,
 ) -> dict[int, list[float]]:
   """Seconds of a call by version and round; goes on until the `equal` versions agree."""
   rng, started = np.random.default_rng(seed), time.monotonic()
-  calls = {number: _calls(function, values, timer) for number, function in compiled.items()}
+  calls = {number: _calls(function, values) for number, function in compiled.items()}
   seconds: dict[int, list[float]] = {number: [] for number in compiled}
   for turn in range(_MOST_ROUNDS):
     if turn >= _ROUNDS and (
@@ -166,7 +160,7 @@ def _rounds(
     for number in rng.permutation(list(compiled)).tolist():
       if turn >= _HOPELESS_ROUNDS and min(seconds[number]) > _HOPELESS * best:
         continue
-      seconds[number].append(timer(compiled[number], values, calls[number]))
+      seconds[number].append(seconds_of_call(compiled[number], values, calls[number]))
   return seconds
 
 
@@ -183,11 +177,11 @@ def compile_function(
   return jax.jit(function).lower(*args).compile(compiler_options=dict(compiler_options))
 
 
-def _calls(function: Callable[..., Any], values: tuple, timer: Timer) -> int:
+def _calls(function: Callable[..., Any], values: tuple) -> int:
   """How many calls take at least 5 ms, without the first one, which takes longer."""
-  timer(function, values, 1)
+  seconds_of_call(function, values, 1)
   calls = 1
-  while timer(function, values, calls) * calls < _BATCH_SECONDS:
+  while seconds_of_call(function, values, calls) * calls < _BATCH_SECONDS:
     calls *= 2
   return calls
 
