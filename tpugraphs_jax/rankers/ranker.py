@@ -427,11 +427,7 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
 
 
 def propose(
-  place: str | os.PathLike[str] | Ranker,
-  graph: OpGraph,
-  n: int = 10,
-  *,
-  near: int | None = None,
+  place: str | os.PathLike[str] | Ranker, graph: OpGraph, n: int = 10, *, near: int | None = None
 ) -> Proposals:
   """The n configurations with the lowest cost in a trained score table.
 
@@ -449,11 +445,7 @@ def propose(
 
 
 def explain(
-  place: str | os.PathLike[str] | Ranker,
-  graph: OpGraph,
-  config: int,
-  *,
-  against: int | None = None,
+  place: str | os.PathLike[str] | Ranker, graph: OpGraph, config: int, *, against: int | None = None
 ) -> Explanation:
   """How much each choice of a configuration changes its score; see `Ranker.explain`.
 

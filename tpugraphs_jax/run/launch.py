@@ -56,10 +56,7 @@ def _run(values: flags.FlagValues) -> None:
   _start(values)
   parallel.use_compilation_cache(values.compilation_cache or files.cache() / "compiled")
   # When one process fails, all stop: none waits for it.
-  with (
-    parallel.stop_together(),
-    files.working_folder(values.workdir) as workdir,
-  ):
+  with parallel.stop_together(), files.working_folder(values.workdir) as workdir:
     if values.ensemble:
       _run_together(values, workdir)
       return

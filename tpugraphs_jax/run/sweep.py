@@ -104,10 +104,7 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def runs_of(
-  commands: Mapping[str, Sequence[str]],
-  out: str,
-  grid: dict[str, list[str]],
-  seeds: Sequence[int],
+  commands: Mapping[str, Sequence[str]], out: str, grid: dict[str, list[str]], seeds: Sequence[int]
 ) -> list[SweepRun]:
   """The runs of a sweep: every config at every point of the grid with every seed.
 

@@ -153,10 +153,7 @@ class Checkpoints:
     newest = self._manager.latest_step()
     number = 0 if newest is None else newest + 1
     items = ocp.args.Composite(
-      **{
-        _STATE: ocp.args.StandardSave(state),
-        _NOTES: ocp.args.JsonSave(seal(_as_json(notes))),
-      }
+      **{_STATE: ocp.args.StandardSave(state), _NOTES: ocp.args.JsonSave(seal(_as_json(notes)))}
     )
     try:
       self._manager.save(number, args=items, metrics={"value": value, "number": number}, force=True)

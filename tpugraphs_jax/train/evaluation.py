@@ -75,9 +75,7 @@ def reported(folds: int) -> str:
 
 
 def with_labels(
-  graphs: Sequence[Any],
-  config_ids: Sequence[np.ndarray],
-  scores: Sequence[np.ndarray],
+  graphs: Sequence[Any], config_ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
 ) -> list[GraphScores]:
   """Scores `[n]` float32 of configurations `[n]` int64 of each graph, with its labels."""
   return [

@@ -251,9 +251,7 @@ def train(
     )
     stack.callback(profile.stop)
     log.events.describe(
-      about or {},
-      metric=f"{SAMPLE}/{schedule.metric}",
-      parameters=optax.tree.size(state.params),
+      about or {}, metric=f"{SAMPLE}/{schedule.metric}", parameters=optax.tree.size(state.params)
     )
     if resume:
       console.say(f"resumed at step {step}" if step else "nothing to resume: step 0")

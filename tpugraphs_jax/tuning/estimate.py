@@ -273,10 +273,7 @@ def estimate(
 
 
 def _estimate(
-  function: Callable[..., Any],
-  args: tuple,
-  kwargs: Mapping[str, Any],
-  targets: Sequence[str],
+  function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], targets: Sequence[str]
 ) -> Estimate:
   if isinstance(targets, str):
     targets = [targets]

@@ -116,11 +116,7 @@ def from_to(before: int, after: int) -> str:
 
 
 def save(
-  path: Path,
-  call: Call,
-  choice: Choice,
-  about: Mapping[str, Any],
-  program: Program,
+  path: Path, call: Call, choice: Choice, about: Mapping[str, Any], program: Program
 ) -> None:
   """Writes a choice of layouts for a function.
 

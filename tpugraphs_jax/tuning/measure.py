@@ -48,10 +48,7 @@ def seconds_of_call(function: Callable[..., Any], values: tuple, calls: int) -> 
 
 
 def measure(
-  functions: Functions,
-  args: tuple,
-  *,
-  seed: int = 0,
+  functions: Functions, args: tuple, *, seed: int = 0
 ) -> Iterator[tuple[int, dict[str, Any] | Exception]]:
   """Measures functions that compute the same outputs; the first one is the default.
 
@@ -124,10 +121,7 @@ def compare(
     The median ratio of the pairs' times, and the ends of its 95 % bootstrap interval.
   """
   values = _values(args, seed)
-  pair = [
-    compile_function(default, values, {}),
-    compile_function(other, values, compiler_options),
-  ]
+  pair = [compile_function(default, values, {}), compile_function(other, values, compiler_options)]
   calls = [_calls(function, values) for function in pair]
   rng, ratios = np.random.default_rng(seed), []
   for turn in range(_PAIRS):
@@ -142,10 +136,7 @@ def compare(
 
 
 def _rounds(
-  compiled: dict[int, Callable[..., Any]],
-  equal: list[int],
-  values: tuple,
-  seed: int,
+  compiled: dict[int, Callable[..., Any]], equal: list[int], values: tuple, seed: int
 ) -> dict[int, list[float]]:
   """Seconds of a call by version and round; goes on until the `equal` versions agree."""
   rng, started = np.random.default_rng(seed), time.monotonic()

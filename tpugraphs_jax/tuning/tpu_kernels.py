@@ -340,8 +340,7 @@ def _graph(
 
 
 def _with_callees(
-  computations: list[proto.HloComputationProto],
-  by_id: dict,
+  computations: list[proto.HloComputationProto], by_id: dict
 ) -> Iterator[proto.HloComputationProto]:
   """Computations and all their callees, each once, callees first."""
   order: dict[int, proto.HloComputationProto] = {}

@@ -295,13 +295,7 @@ def tune(
   _check_options(options, label)
   ranker = _ranker(model, label)
   problem = Problem(
-    function,
-    args,
-    label,
-    kwargs=kwargs,
-    seed=seed,
-    operands=operands,
-    compiler_options=options,
+    function, args, label, kwargs=kwargs, seed=seed, operands=operands, compiler_options=options
   )
   drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
   pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of, len(options))

@@ -34,13 +34,7 @@ from tpugraphs_jax.data.batching import (
 from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, OPERANDS, USERS
-from tpugraphs_jax.nn.layers import (
-  Dense,
-  DTYPES,
-  JoinedDense,
-  leaky_relu,
-  OpcodeEmbedding,
-)
+from tpugraphs_jax.nn.layers import Dense, DTYPES, JoinedDense, leaky_relu, OpcodeEmbedding
 from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import neighbours, Nodes, Slates
 from tpugraphs_jax.options import MOST_LAYERS, option

@@ -94,11 +94,7 @@ class TenthLayout(Tenth):
   def block(self, x: Nodes, number: int) -> Nodes:
     """A block on nodes `x`, `[N, C, width]`."""
     attend = KernelAttention(
-      self.width,
-      KERNELS[self.attention],
-      _HEADS,
-      linear=self.linear,
-      name=f"attention_{number}",
+      self.width, KERNELS[self.attention], _HEADS, linear=self.linear, name=f"attention_{number}"
     )
     x = self.join(x, attend(self.norm(f"attention_norm_{number}")(x)), f"attention_gate_{number}")
     y = self.norm(f"messages_norm_{number}")(x)
