@@ -35,6 +35,13 @@ def test_unreplicate_undoes_replicate_bit_for_bit():
     np.testing.assert_array_equal(back[name], array)
 
 
+def test_a_mapped_function_runs_beside_a_mesh_of_the_caller():
+  double = parallel.pmap(lambda x: 2 * x, local=True)
+  with jax.set_mesh(jax.make_mesh((2,), ("x",))):
+    np.testing.assert_array_equal(double(np.ones((4, 3))), np.full((4, 3), 2.0))
+  assert parallel.memory_of(double, np.ones((4, 3), np.float32)) > 0
+
+
 def test_unreplicated_arrays_outlive_donation():
   state = parallel.replicate({"x": np.arange(1000.0, dtype=np.float32)})
   kept = parallel.unreplicate(state)

@@ -226,6 +226,17 @@ def test_a_mesh_in_context_is_said_and_other_programs_stay_as_they_are(caplog):
   assert "the mesh" in caplog.text
 
 
+def test_for_one_device_equations_of_an_explicit_mesh_lose_it():
+  mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+  rows = jax.sharding.PartitionSpec("x")
+  function = lambda key: jax.random.normal(key, (4, 4), out_sharding=rows) @ jnp.ones((4, 4))
+  args = (jax.random.key(0),)
+  with jax.set_mesh(mesh):
+    call = choosing.for_one_device(Call(function, args, {}))
+    expected = np.asarray(function(*args))
+  np.testing.assert_allclose(jax.jit(call)(*args), expected, rtol=1e-5)
+
+
 def test_a_gradient_in_bfloat16_has_no_sharding_to_leave_out(caplog):
   function = jax.grad(lambda w, x: (x @ w).astype(jnp.float32).sum())
   args = (jnp.ones((8, 8), jnp.bfloat16), jnp.ones((4, 8), jnp.bfloat16))

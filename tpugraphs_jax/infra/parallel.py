@@ -229,7 +229,7 @@ def pmap(
   in_axes: Any = 0,
   devices: Sequence[jax.Device] | None = None,
 ) -> Callable[..., Any]:
-  """`function` on each local device, with the axis name `DEVICES`.
+  """`function` on each local device, with the axis name `DEVICES` and without the caller's mesh.
 
   Args:
     function: of one device.
@@ -242,9 +242,17 @@ def pmap(
   """
   if devices is None and local:
     devices = jax.local_devices()
-  return jax.pmap(
+  mapped = jax.pmap(
     function, axis_name=DEVICES, donate_argnums=donate_argnums, in_axes=in_axes, devices=devices
   )
+  return no_mesh()(mapped)
+
+
+@contextlib.contextmanager
+def no_mesh() -> Iterator[None]:
+  """Inside, and in functions that it decorates, there is no mesh of `jax.set_mesh`."""
+  with jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ())):
+    yield
 
 
 def replicate(tree: Value) -> Value:

@@ -289,6 +289,13 @@ def _is_constraint(param: Any) -> bool:
   return isinstance(param, jax.sharding.Sharding) and not is_empty
 
 
+@contextlib.contextmanager
+def _no_mesh() -> Iterator[None]:
+  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    yield
+
+
+@_no_mesh()  # `_written_at` sets the mesh in which the equation was traced.
 def _bind_unsharded(equation: core.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
   name, params = equation.primitive.name, equation.params
   if name in _CONSTRAINTS:

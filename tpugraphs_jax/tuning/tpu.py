@@ -19,9 +19,9 @@ from typing import Any
 import warnings
 
 import jax
-import numpy as np
 
 from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.tuning import calls, choosing
 
 # The smallest topology of each generation that the compiler accepts.
@@ -70,7 +70,7 @@ def full_name(target: str) -> str:
   Raises:
     ValueError: the target is unknown, or libtpu is missing.
   """
-  name = target if ":" in target else f"tpu:{target}"
+  name = f"tpu:{str(target).removeprefix('tpu:')}"
   if name not in TARGETS:
     short = ", ".join(key.removeprefix("tpu:") for key in TARGETS)
     raise ValueError(
@@ -118,7 +118,7 @@ def compile_function(
   """
   sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
   call = choosing.for_one_device(calls.Call(function, args, kwargs or {}))
-  with jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ())):  # no mesh
+  with parallel.no_mesh():
     lowered = call.lower(call.shapes(sharding))
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
