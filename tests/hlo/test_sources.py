@@ -46,6 +46,7 @@ def test_a_function_a_jitted_function_and_its_lowering_give_one_graph():
   assert [4, 16] in graph.node_feat[:, 21:23].tolist()
   _assert_same_graph(graph, hlo.featurize(jax.jit(_layer), _X, _W))
   _assert_same_graph(graph, hlo.featurize(jax.jit(_layer).lower(_X, _W)))
+  _assert_same_graph(graph, hlo.featurize(jax.jit(_layer).trace(_X, _W)))
 
 
 def test_optimized_gives_the_compiled_module():
@@ -84,10 +85,11 @@ def test_bytes_and_files_give_the_same_graph_named_after_the_file(tmp_path):
   [
     f"// RUN: opt\n/* of a test */\n\n{_TEXT}",
     f"\ufeff\n# written by hand\n; twice\n{_TEXT}",
+    f"I0000 00:00:01.5 9 service.cc:1] XLA\r\n{_TEXT}".replace("\n", "\r\n"),
     _TEXT.partition("\n")[2],
     _TEXT.partition("\n")[2].strip().replace("\n", " "),
   ],
-  ids=["comments", "mark", "headless", "line"],
+  ids=["comments", "mark", "log", "headless", "line"],
 )
 def test_text_below_comments_or_without_its_first_line_is_parsed(text, tmp_path):
   (path := tmp_path / "double.txt").write_text(text, encoding="utf-8")
@@ -149,6 +151,8 @@ def test_a_compressed_module_is_read_and_other_archives_are_named(tmp_path):
   graph = hlo.featurize(path)
   _assert_same_graph(graph, hlo.featurize(data))
   assert graph.name == "program"
+  parts = gzip.compress(data[:50]) + gzip.compress(data[50:])  # as parallel compressors write
+  _assert_same_graph(hlo.featurize(parts), graph)
   for damaged in (gzip.compress(data)[:-9], b"\x1f\x8b" + data):
     with pytest.raises(ValueError, match="write it again"):
       hlo.featurize(damaged)
@@ -162,16 +166,20 @@ def test_a_folder_of_dumps_is_refused_with_its_modules_and_stages(tmp_path, caps
     "module_0001.jit_f.cpu_after_optimizations.txt",
     "module_0001.jit_f.0002.simplify.after_start.before_dce.txt",
     "module_0007.step.12.before_optimizations.hlo.pb",
+    "module_0007.step.12.sm_8.0_gpu_after_optimizations.hlo.pb",
     "._module_0008.g.before_optimizations.hlo.pb",
   ):
     (tmp_path / name).write_text(_TEXT)
   (tmp_path / "module_0001.jit_f.cpu_after_optimizations-memory-usage-report.txt").write_text("0")
-  with pytest.raises(ValueError, match=r"2 HLO modules.*jit_f.*cpu_after_opt.*step\.12 \(before"):
+  with pytest.raises(
+    ValueError, match=r"2 HLO modules.*jit_f.*cpu_after.*step\.12 \(before.*, sm_8"
+  ):
     hlo.featurize(tmp_path)
   assert main(["show", str(tmp_path)]) == 0
   assert capsys.readouterr().out == (
     "module_0001.jit_f: 0002.simplify.after_start.before_dce, before_optimizations, "
-    "cpu_after_optimizations\nmodule_0007.step.12: before_optimizations\n"
+    "cpu_after_optimizations\nmodule_0007.step.12: before_optimizations, "
+    "sm_8.0_gpu_after_optimizations\n"
   )
   (tmp_path / "none").mkdir()
   with pytest.raises(ValueError, match="without HLO modules"):
@@ -195,6 +203,10 @@ def test_what_cannot_be_read_is_named(tmp_path):
     hlo.featurize(b"", 1, 2)
   with pytest.raises(ValueError, match="optimized"):
     hlo.featurize(b"", optimized=True)
+  with pytest.raises(ValueError, match="printed as text.*serialized"):
+    hlo.featurize('# proto\nhlo_module {\n  name: "m"\n}\n')
+  with pytest.raises(ValueError, match="no HLO module.*expected.*again"):
+    hlo.featurize(_SAMPLE.read_bytes()[:-7])
 
 
 def test_jax_is_not_imported_for_files():

@@ -26,6 +26,11 @@ def test_a_refusal_is_the_message_of_xla_alone():
     text.module_of(_TEXT.replace("parameter", "paramete"), "x")
 
 
+def test_several_modules_are_counted():
+  with pytest.raises(ValueError, match=r"^x has 2 HLO modules.* each to a file"):
+    text.module_of(2 * _TEXT, "x")
+
+
 def test_the_check_that_ended_the_parser_is_told():
   with pytest.raises(ValueError, match=r"ended jax's parser \(Check failed: param_no"):
     text.module_of(_TEXT.replace("parameter(0)", "parameter(5)"), "x")

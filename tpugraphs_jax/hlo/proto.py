@@ -63,15 +63,15 @@ def parse_any(data: bytes, *, where: str) -> Message:
     # Bytes that are read as the wrong kind give instructions without opcodes, if any.
     if any(each.opcode for module in modules(message) for each in instructions(module)):
       return _unwrapped(message)
+  expected = "expected a serialized HLO module or tuning data: write it again"
   try:
     message = HloModuleProto.FromString(data)
   except DecodeError as error:
-    raise ValueError(f"{where}: {len(data)} bytes that are no HLO module ({error})") from error
-  if data and not message.ListFields():
     raise ValueError(
-      f"{where}: no field of an HLO module in {len(data)} bytes, expected a "
-      "serialized HLO module or tuning data"
-    )
+      f"{where}: {len(data)} bytes that are no HLO module ({error}), {expected}"
+    ) from error
+  if data and not message.ListFields():
+    raise ValueError(f"{where}: no field of an HLO module in {len(data)} bytes, {expected}")
   return message
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Mapping
 import dataclasses
+import gzip
 import importlib
+import io
 import os
 from pathlib import Path
 import re
@@ -26,8 +28,13 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # every serialized mod
 _MLIR_TEXT = re.compile(
   r"(?:\s|//.*\n)*(?:\"?builtin\.module\b|module\b|\"?func\.func\b|[#!][\w.]+ *=)"
 )
+_PBTXT = re.compile(
+  r"(?:\s|#.*\n)*(?:(?:hlo|hlo_module|computations) *\{|(?:name|id|entry_computation_\w+) *:)"
+)
 # XLA names a dump NUMBER.MODULE.STAGE, where a stage is the start, the end or a pass.
-_DUMP = re.compile(r"(.+?)\.(\d{4}\.[^.]+\.after_.+|\w*(?:before|after)_optimizations)\.[a-z.]+")
+_DUMP = re.compile(
+  r"(.+?)\.(\d{4}\.[^.]+\.after_.+|(?:sm_\d+\.)?\w*(?:before|after)_optimizations)\.[a-z.]+"
+)
 _SHOWN_MODULES = 10
 
 
@@ -55,6 +62,8 @@ def load(
       no compiler for the target.
     FileNotFoundError: there is no such file.
   """
+  if hasattr(source, "jaxpr") and hasattr(source, "lower"):  # jax.stages.Traced
+    source = source.lower()
   is_compiled, is_lowered = (
     hasattr(source, name) for name in ("runtime_executable", "compiler_ir")
   )
@@ -137,6 +146,11 @@ def _read(data: bytes, where: str, name: str = "") -> Loaded:
     data = data[at : at + int.from_bytes(data[at - 4 : at], "little")]
   is_mlir = data.startswith(_MLIR)
   source = None if is_mlir else _text_of(data, where)
+  if source and _PBTXT.match(source):
+    raise ValueError(
+      f"{where} is a protobuf printed as text, which is not read: write it serialized, as "
+      "--xla_dump_hlo_as_proto does"
+    )
   if is_mlir or source and _MLIR_TEXT.match(source):
     module = text.module_of(source or data, where, kind=text.STABLEHLO)
     return Loaded(module, where, name, stage=LOWERED)
@@ -144,15 +158,13 @@ def _read(data: bytes, where: str, name: str = "") -> Loaded:
 
 
 def _unpacked(data: bytes, where: str) -> bytes:
-  unpacker, most = zlib.decompressobj(wbits=31), machine.available()
+  most = machine.available()
   try:
-    unpacked = unpacker.decompress(data, most)
-  except zlib.error as error:
-    raise ValueError(f"{where} is damaged ({error}): write it again") from None
-  if unpacker.unconsumed_tail:
+    unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(most + 1)
+  except (OSError, EOFError, zlib.error) as error:
+    raise ValueError(f"{where} is damaged or cut short ({error}): write it again") from None
+  if len(unpacked) > most:
     raise ValueError(f"{where} has more than the {console.size(most)} that are available")
-  if not unpacker.eof:
-    raise ValueError(f"{where} is cut short: write it again")
   return unpacked
 
 
@@ -164,7 +176,7 @@ def _text_of(data: bytes, where: str) -> str | None:
   try:
     return data.decode("utf-16" if is_utf_16 else "utf-8-sig")
   except UnicodeDecodeError as error:
-    raise ValueError(f"{where}: text that is not UTF-8 ({error})") from None
+    raise ValueError(f"{where}: text that is not UTF-8 ({error}): save it as UTF-8") from None
 
 
 def dump_stages(folder: Path) -> dict[str, list[str]]:

@@ -23,8 +23,14 @@ _REFUSED = 3  # exit status where the parser said why
 _PARSERS = {HLO: "hlo_module_from_text", STABLEHLO: "mlir.mlir_module_to_xla_computation"}
 _ROOT = Path(__file__).parents[2]  # of the package
 # PyTorch/XLA prints this attribute, which XLA's parser refuses.
-_UNSPECIFIED = re.compile(r",\s*api_version=API_VERSION_UNSPECIFIED\b")
+_UNSPECIFIED = re.compile(r",\s*api_version\s*=\s*API_VERSION_UNSPECIFIED\b")
 _COMMENTS = re.compile(r"\A(?:\s|[#;].*\n)+")  # that the parser does not know
+_HEAD = re.compile(r"^HloModule\b", re.MULTILINE)
+_ENTRY = re.compile(r"^\s*ENTRY\b", re.MULTILINE)  # one in each module
+_ADVICE = {
+  HLO: "expected one module as XLA prints it, lowered.as_text('hlo')",
+  STABLEHLO: "write HLO, lowered.as_text('hlo')",
+}
 _CHECK = re.compile(r"Check failed:.*?(?=\*\*\*|\Z)", re.DOTALL)  # XLA's last words
 
 
@@ -32,17 +38,22 @@ def module_of(source: str | bytes, where: str, *, kind: str = HLO) -> bytes:
   """The serialized `HloModuleProto` of HLO text or StableHLO.
 
   Args:
-    source: HLO as XLA prints it; StableHLO as text or as MLIR bytecode.
+    source: HLO as XLA prints it, below any lines of a log; StableHLO as text or as MLIR bytecode.
     where: begins error messages.
     kind: `HLO` or `STABLEHLO`.
 
   Raises:
-    ValueError: the parser refuses the source, the source ends its parser, or there is no parser in
-      this jaxlib.
+    ValueError: the parser refuses the source, the source ends its parser or has several modules, or
+      there is no parser in this jaxlib.
   """
   if isinstance(source, str):
     if kind == HLO:
-      source = _COMMENTS.sub("", _UNSPECIFIED.sub("", source))
+      if (entries := len(_ENTRY.findall(source))) > 1:
+        raise ValueError(
+          f"{where} has {entries} HLO modules, expected one: write each to a file of its own"
+        )
+      head = _HEAD.search(source)
+      source = _COMMENTS.sub("", _UNSPECIFIED.sub("", source[head.start() if head else 0 :]))
     source = source.encode()
   paths = os.environ.get("PYTHONPATH")
   try:
@@ -63,8 +74,7 @@ def module_of(source: str | bytes, where: str, *, kind: str = HLO) -> bytes:
     return process.stdout
   if process.returncode == _REFUSED:
     reason = console.one_line(process.stdout.decode(errors="replace"))
-    advice = ": write HLO, lowered.as_text('hlo')" * (kind == STABLEHLO)
-    raise ValueError(f"{where}: jax cannot read this {kind} ({reason}){advice}")
+    raise ValueError(f"{where}: jax cannot read this {kind} ({reason}): {_ADVICE[kind]}")
   check = _CHECK.search(process.stderr.decode(errors="replace"))
   reason = console.one_line(check[0]) if check else f"status {process.returncode}"
   raise ValueError(f"{where}: {kind} that ended jax's parser ({reason})")
