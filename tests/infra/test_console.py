@@ -1,5 +1,6 @@
 """Lines of the commands: times off a terminal, warnings on standard error, one-line errors."""
 
+import functools
 import io
 import logging
 import re
@@ -80,17 +81,20 @@ def test_a_mistake_ends_a_command_in_one_line_with_exit_code_2(capsys):
 
 
 def test_a_platform_without_a_device_ends_a_command_in_one_line(monkeypatch, capsys):
-  def fails(*_):
-    raise RuntimeError("Unable to initialize backend 'cuda'\nand more")
+  def fails(*_, message="no device"):
+    raise RuntimeError(message)
 
   command = console.command(fails)
   monkeypatch.setenv("JAX_PLATFORMS", "cuda")
   with pytest.raises(RuntimeError):  # the platform has devices: it is another error
     command([])
+  message = "Unable to initialize backend 'cuda'\nand more"  # as of one of several platforms
+  assert console.command(functools.partial(fails, message=message))([]) == 2
   monkeypatch.setattr(jax, "devices", fails)
   assert command([]) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith("error: JAX_PLATFORMS is 'cuda'")
+  for line in (lines := capsys.readouterr().err.splitlines()):
+    assert line.startswith("error: JAX_PLATFORMS is 'cuda'")
+  assert len(lines) == 2
 
 
 def test_characters_that_a_stream_does_not_have_are_escaped(monkeypatch):

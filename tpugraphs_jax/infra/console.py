@@ -77,9 +77,11 @@ def explaining_devices() -> Iterator[None]:
   """Turns jax's error where it has no device of `JAX_PLATFORMS` into a ValueError of one line."""
   try:
     yield
-  except (RuntimeError, AssertionError):
+  except (RuntimeError, AssertionError) as error:
     platforms, jax = os.environ.get("JAX_PLATFORMS"), sys.modules.get("jax")
-    if platforms and jax and not _has_devices(jax):
+    # jax has devices the second time where the first of several platforms is there.
+    is_missing = "initialize backend" in str(error) or jax and not _has_devices(jax)
+    if platforms and is_missing:
       raise ValueError(
         f"JAX_PLATFORMS is {platforms!r}, and jax finds no such device here: unset the variable, "
         "or install jax for that device"
