@@ -54,6 +54,8 @@ def test_a_metric_that_is_no_number_is_left_out_of_the_text_of_a_run(tmp_path):
   assert run.metrics["kendaltau_mean"] is None and "opa_pooled 0.5000" in repr(run)
 
 
-def test_an_unknown_field_is_refused_with_the_nearest(tmp_path):
+def test_an_unknown_field_and_a_missing_file_are_refused(tmp_path):
   with pytest.raises(ValueError, match="train.epochs"):
     tpugraphs_jax.train_model("tile.py:ci", data_root="x", workdir=tmp_path, train__epoch=2)
+  with pytest.raises(FileNotFoundError, match="no config file.*own.py"):
+    tpugraphs_jax.train_model(tmp_path / "own.py", data_root="x", workdir=tmp_path)

@@ -54,7 +54,7 @@ class Run:
 
 
 def train_model(
-  config: str | ml_collections.ConfigDict,
+  config: str | os.PathLike[str] | ml_collections.ConfigDict,
   *,
   data_root: str | os.PathLike[str],
   workdir: str | os.PathLike[str],
@@ -65,7 +65,7 @@ def train_model(
   """Trains a ranker and evaluates it, as `run_tile.py` and `run_layout.py` do.
 
   Args:
-    config: such as `tile.py:recommended`, or a config from `load_config`.
+    config: such as `tile.py:recommended`, the path of a file, or a config from `load_config`.
     data_root: folder with `tile/` and `layout/`.
     workdir: folder for checkpoints, metrics and results.
     resume: continue the run in `workdir`.
@@ -80,7 +80,8 @@ def train_model(
       run already.
     FileNotFoundError: no data in `data_root`.
   """
-  config = configs.load(config) if isinstance(config, str) else config.copy_and_resolve_references()
+  is_config = isinstance(config, ml_collections.ConfigDict)
+  config = config.copy_and_resolve_references() if is_config else configs.load(os.fspath(config))
   workdir = Path(workdir).expanduser()
   configs.change(config, {name.replace("__", "."): value for name, value in changes.items()})
   with config.unlocked():
