@@ -421,8 +421,7 @@ def _config_count(path: Path) -> int:
 def _read_rows(path: str | os.PathLike[str]) -> dict[str, tuple[int, np.ndarray]]:
   """Line number and ranking of each ID."""
   local = files.fetch(path)
-  if not local.is_file():
-    raise FileNotFoundError(f"{path}: no such file")
+  files.check_file(local, "a CSV file of rankings")
   rows: dict[str, tuple[int, np.ndarray]] = {}
   for line, fields in _lines(local, path):
     try:

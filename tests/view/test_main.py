@@ -75,4 +75,4 @@ def test_mistakes_end_in_one_line(program, tmp_path, capsys):
     path = tmp_path / name
     path.write_bytes(content)
     assert str(path) in refused(capsys, path)
-  assert "no such file" in refused(capsys, tmp_path)
+  assert "a folder" in refused(capsys, tmp_path)

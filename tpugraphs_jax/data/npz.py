@@ -77,8 +77,7 @@ class NpzArchive(contextlib.AbstractContextManager):
 
   def __init__(self, path: str | os.PathLike[str], *, most_bytes: int | None = None):
     self.path = Path(path)
-    if not self.path.is_file():
-      raise FileNotFoundError(f"{self.path}: no such file")
+    files.check_file(self.path, "an .npz file of a graph")
     try:
       self._zip = zipfile.ZipFile(self.path)
     except Exception as error:  # zipfile raises half a dozen types on bad bytes

@@ -121,10 +121,7 @@ def load_file(path: str | os.PathLike[str]) -> Loaded:
   path = Path(path)
   if path.is_dir():
     raise ValueError(_folder_message(path))
-  if not path.is_file():
-    raise FileNotFoundError(
-      f"{path}: no such file, expected a serialized HLO module, HLO text or StableHLO"
-    )
+  files.check_file(path, "a serialized HLO module, HLO text or StableHLO")
   return _read(path.read_bytes(), str(path), stem(path))
 
 

@@ -217,6 +217,13 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
     lock_file.release()
 
 
+def check_file(path: Path, expected: str) -> None:
+  """Refuses (FileNotFoundError) a path that is no file; `expected` says what is read there."""
+  if not path.is_file():
+    found = "a folder" if path.is_dir() else "no such file"
+    raise FileNotFoundError(f"{path}: {found}, expected {expected}")
+
+
 def lines(path: Path) -> list[bytes]:
   """The lines of a file that `append` writes, without a last line that a kill cut short."""
   return path.read_bytes().split(b"\n")[:-1] if path.exists() else []

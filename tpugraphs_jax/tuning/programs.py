@@ -12,6 +12,7 @@ import types
 from typing import Any
 
 from tpugraphs_jax import graph
+from tpugraphs_jax.infra import files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +79,7 @@ def _parts(value: Any, where: str) -> tuple[Any, ...]:
 
 
 def _file_module(path: Path) -> types.ModuleType:
-  if not path.is_file():
-    raise FileNotFoundError(
-      f"{path}: no such file, expected a Python file with a dictionary PROGRAMS"
-    )
+  files.check_file(path, "a Python file with a dictionary PROGRAMS")
   folder = str(path.parent.resolve())
   if folder not in sys.path:  # as for a script, so that it finds its neighbours
     sys.path.insert(0, folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tpugraphs_jax import hlo, view
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.infra import console
+from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.tuning import layouts
 
 
@@ -22,10 +22,7 @@ def read(path: Path) -> OpGraph | layouts.Program:
     ValueError: the file holds no program.
     FileNotFoundError: there is no such file.
   """
-  if not path.is_file():
-    raise FileNotFoundError(
-      f"{path}: no such file, expected an .npz, an HLO module, or layouts that Tuned.save wrote"
-    )
+  files.check_file(path, "an .npz, an HLO module, or layouts that Tuned.save wrote")
   with path.open("rb") as file:
     start = file.read(4).lstrip()
   if start.startswith(b"{"):
