@@ -89,7 +89,10 @@ def load(value: str) -> ml_collections.ConfigDict:
       "tile.py:recommended, or a file of your own"
     )
   try:
-    get_config = _definitions(Path(path))["get_config"]
+    definitions = _definitions(Path(path))
+    if "get_config" not in definitions:
+      raise ValueError(f"{path} has no function get_config, which returns a config: add it")
+    get_config = definitions["get_config"]
     config = get_config(variant) if colon else get_config()
     if "extensions" in config:
       set_model(config, {})

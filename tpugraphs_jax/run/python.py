@@ -80,8 +80,10 @@ def train_model(
       run already.
     FileNotFoundError: no data in `data_root`.
   """
-  is_config = isinstance(config, ml_collections.ConfigDict)
-  config = config.copy_and_resolve_references() if is_config else configs.load(os.fspath(config))
+  if isinstance(config, (str, os.PathLike)):
+    config = configs.load(os.fspath(config))
+  else:
+    config = config.copy_and_resolve_references()
   workdir = Path(workdir).expanduser()
   configs.change(config, {name.replace("__", "."): value for name, value in changes.items()})
   with config.unlocked():
