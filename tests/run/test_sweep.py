@@ -13,7 +13,7 @@ import pytest
 from run_folders import write_run
 
 from tpugraphs_jax.infra import tasks
-from tpugraphs_jax.run import sweep
+from tpugraphs_jax.run import configs, sweep
 
 
 def finish(folder, *, ended="last epoch (3)", validation=True, **metrics):
@@ -216,7 +216,8 @@ ARGUMENTS = ["--config=tile.py:ci", "--out=OUT"]
 @pytest.mark.parametrize(
   "more, complaint",
   [
-    (["--grid=optimizer.rate:1"], "'optimizer.rate', and the config tile.py:ci has no such field"),
+    (["--grid=optimizer.rate:1"], "the config tile.py:ci has no field 'optimizer.rate'"),
+    (["--config.optimizer.rate=1"], "the config tile.py:ci has no field 'optimizer.rate'"),
     (["--grid=optimizer.learning_rat:1"], "did you mean optimizer.learning_rate? --print_config"),
     (["--grid=x"], "expected FIELD:VALUE"),
     (["--config=recommended"], "--config=recommended, expected FILE.py:VARIANT such as tile.py:"),
@@ -239,6 +240,7 @@ def test_mistakes_take_one_line(more, complaint, tmp_path, capsys):
     (["--seeds=0"], "--seeds=0, expected at least 1"),
     (["--jobs=-1"], "expected at least 1"),
     (["--config=tile.py:ci"], "the same --config twice"),
+    ([f"--config={configs.folder()}/tile.py:ci"], "the same --config twice"),
   ],
 )
 def test_unknown_arguments_are_refused(more, complaint, capsys):

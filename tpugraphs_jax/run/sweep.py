@@ -286,7 +286,7 @@ def _command_of(args: argparse.Namespace, value: str, fields: Sequence[str]) -> 
   for field in fields:
     if field not in names:
       raise ValueError(
-        f"--grid names {field!r}, and the config {value} has no such field: "
+        f"the config {value} has no field {field!r}: "
         f"{options.nearest(field, names)}--print_config of the command lists them"
       )
   kind = schema.kind_of(config)
@@ -339,7 +339,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
       f"unknown argument {wrong}; fields are --config.FIELD=VALUE, and Beam's own flags "
       "come after --"
     )
-  if len(set(args.config)) < len(args.config):
+  if len({os.path.realpath(configs.resolve(value, "")) for value in args.config}) < len(
+    args.config
+  ):
     parser.error("the same --config twice: give each once, and --seeds for several runs of it")
   for name in ("seeds", "jobs"):
     if getattr(args, name) < 1:
@@ -357,7 +359,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; 0 where every run is done."""
   args = _parse(sys.argv[1:] if argv is None else argv)
   grid = grid_of(args.grid)
-  commands = {value: _command_of(args, value, list(grid)) for value in args.config}
+  flags = (flag.removeprefix("--config.").partition("=")[0] for flag in args.fields)
+  fields = [*grid, *flags]
+  commands = {value: _command_of(args, value, fields) for value in args.config}
   runs = runs_of(commands, args.out, grid, range(args.seeds))
   _check_settings(
     args.out,
