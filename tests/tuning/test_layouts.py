@@ -81,7 +81,7 @@ def test_a_file_of_something_else_is_refused(tmp_path, text):
 
 
 def test_a_missing_file_is_named(tmp_path):
-  with pytest.raises(FileNotFoundError, match="no .*other.json, expected a file that Tuned.save"):
+  with pytest.raises(FileNotFoundError, match="other.json: no .*, expected a file that Tuned.save"):
     tpugraphs_jax.apply(step, tmp_path / "other.json")
 
 

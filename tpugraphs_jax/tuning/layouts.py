@@ -178,8 +178,7 @@ def read(path: str | os.PathLike[str]) -> Program:
 
 
 def _record(path: str | os.PathLike[str]) -> dict[str, Any]:
-  if not Path(path).exists():
-    raise FileNotFoundError(f"there is no {path}, expected {_EXPECTED}")
+  files.check_file(Path(path), _EXPECTED)
   with trust.reading(path, f"expected {_EXPECTED}"):
     record = trust.parse(Path(path).read_text())
     trust.check(record, _SCHEMA, "it")
