@@ -32,6 +32,7 @@ def test_a_taken_name_is_refused_unless_it_is_the_same_thing():
   [
     (None, "No module named 'absent_module'"),
     ("1 / 0", "ZeroDivisionError"),
+    ("raise SystemExit(3)", "SystemExit: 3"),
     ("import no_such_package", "No module named 'no_such_package'"),
     ("def f(:", "SyntaxError"),
   ],

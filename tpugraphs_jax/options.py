@@ -288,9 +288,9 @@ def import_extensions(extensions: Sequence[str]) -> None:
 def _import_extension(name: str) -> None:
   try:
     importlib.import_module(name)
-  except Exception as error:  # Whatever the user's module does when it is imported.
+  except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
     reason = f"{type(error).__name__}: {error}"
     raise ValueError(
-      f"extensions names the module {name!r}, which cannot be imported ({reason}): start in the "
-      "folder that holds it, or add that folder to PYTHONPATH"
+      f"extensions names the module {name!r}, which cannot be imported ({reason}): name it as "
+      "`import` does, and start in its folder, or add the folder to PYTHONPATH"
     ) from None

@@ -125,6 +125,7 @@ def test_every_field_with_few_values_is_a_field_with_one_of_them():
     ("raise KeyError('x')", "KeyError: 'x'"),
     ("get_config = 3 +", "SyntaxError"),
     ("config = {}", "no function get_config"),
+    ("raise SystemExit(3)", "SystemExit: 3"),
     ("def get_config():\n  raise ValueError(repr(repr(\"no 'such' thing\")))", "no 'such' thing"),
   ],
 )

@@ -247,7 +247,10 @@ def check_options(kind: str, name: str, options: Mapping[str, Any]) -> None:
   known = limits_of_network(MODELS[kind][name])
   for field, value in options.items():
     if field not in known:
-      raise ValueError(f"model {name} has no option {field!r}; it has {', '.join(sorted(known))}")
+      raise ValueError(
+        f"model {name} has no option {field!r}; it has {', '.join(sorted(known))}: "
+        f"config.model = {{'name': {name!r}}} takes their defaults"
+      )
     check_value(f"model.{field}", value, *known[field])
 
 

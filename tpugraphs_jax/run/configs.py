@@ -99,7 +99,7 @@ def load(value: str) -> ml_collections.ConfigDict:
     return config
   except (ValueError, OSError):
     raise
-  except Exception as error:  # a config file of the user may raise anything
+  except (Exception, SystemExit) as error:  # a config file of the user may raise anything
     raise ValueError(f"{value}: {type(error).__name__}: {one_line(str(error))}") from error
 
 

@@ -89,7 +89,7 @@ def _file_module(path: Path) -> types.ModuleType:
   sys.modules.setdefault(path.stem, module)  # dataclasses and Flax modules look their module up
   try:
     spec.loader.exec_module(module)
-  except Exception as error:  # a file of the user may raise anything
+  except (Exception, SystemExit) as error:  # a file of the user may raise anything
     if sys.modules.get(path.stem) is module:
       del sys.modules[path.stem]
     raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
