@@ -1,7 +1,9 @@
 """Which files count as a finished request, which is not collected again."""
 
+import contextlib
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import random_graphs
 
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.tuning import labels, worker
+from tpugraphs_jax.tuning import labels, worker, workers
 from tpugraphs_jax.tuning.worker import LabelRequest
 
 _HEADER = {"source": "a.py:net", "label": "bytes_estimate", "jax": "1", "program_sha256": "ab"}
@@ -97,3 +99,20 @@ def test_labels_of_a_sidecar_follow_from_its_first_configuration(asked, target, 
   assert worker.is_finished(asked, _HEADER, label)
   _change(asked, configs=[raw[0] | {"estimated_cycles": 0, "optimal_seconds": -1.0}, *raw[1:]])
   assert not worker.is_finished(asked, _HEADER, label)
+
+
+@pytest.mark.parametrize(
+  "error, status", [(ValueError("no dot"), worker.FAILED), (TypeError("no dot\nand more"), 1)]
+)
+def test_any_error_of_a_program_is_its_reason(asked, error, status, monkeypatch, capsys):
+  def fails(_):
+    raise error
+
+  monkeypatch.setattr(worker.tasks, "end_with_parent", lambda: None)
+  monkeypatch.setattr(worker, "collect", fails)
+  ends = contextlib.nullcontext() if status == worker.FAILED else pytest.raises(TypeError)
+  with ends:
+    assert worker.main([json.dumps(dataclasses.asdict(asked))]) == status
+  asked.log.parent.mkdir(parents=True, exist_ok=True)
+  asked.log.write_text(capsys.readouterr().err + "Traceback\n")
+  assert re.fullmatch("a_net: (TypeError: )?no dot", workers._reason(asked, status))

@@ -268,6 +268,9 @@ def main(argv: list[str]) -> int:
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return FAILED
+  except Exception as error:  # a program of the user may raise anything
+    print(f"error: {type(error).__name__}: {labels.reason(error)}", file=sys.stderr)
+    raise
   return DONE
 
 

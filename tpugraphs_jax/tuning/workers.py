@@ -144,7 +144,7 @@ def _ended(request: LabelRequest, status: int | None) -> str:
 def _reason(request: LabelRequest, status: int | None) -> str:
   lines = request.log.read_text(errors="replace").splitlines()
   said = next((line for line in reversed(lines) if line.startswith("error: ")), None)
-  if status == worker.FAILED and said:
+  if said and status in (worker.FAILED, 1):  # 1: an exception, whose traceback is in the log
     return f"{request.name}: {said.removeprefix('error: ')}"
   if status is None:
     return (
