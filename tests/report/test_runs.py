@@ -35,6 +35,7 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path):
   one = runs.read_all([tmp_path])
   assert [run.name for run in one] == [f"{name}/{seed}" for name in "ab" for seed in range(3)]
   assert len(runs.read_all([tmp_path, tmp_path / "b" / "1"])) == 6
+  assert [run.name for run in runs.read_all([tmp_path / "b"])] == ["0", "1", "2"]  # a point
   with pytest.raises(FileNotFoundError, match="config.json is missing"):
     runs.read_all([tmp_path / "c"])
 

@@ -542,12 +542,13 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
 
 
 def _runs_in(folder: str | os.PathLike[str]) -> list[str]:
-  """The folder of a run, or the folders of a sweep's runs that have begun (`POINT/seed_N`)."""
+  """The folder of a run, or of the runs that have begun in a sweep (`POINT/seed_N`) or a point."""
   local = files.fetch(folder)
   if (local / "config.json").exists():
     return [os.fspath(folder)]
-  runs = [path.parent.relative_to(local) for path in local.glob("*/*/config.json")]
-  return [files.join(folder, *run.parts) for run in sorted(runs)] or [os.fspath(folder)]
+  found = [*local.glob("*/config.json"), *local.glob("*/*/config.json")]
+  runs = sorted(path.parent.relative_to(local) for path in found)
+  return [files.join(folder, *run.parts) for run in runs] or [os.fspath(folder)]
 
 
 _ABOUT = {
