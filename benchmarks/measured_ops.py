@@ -97,7 +97,7 @@ METHODS: dict[str, Callable[[Rows, str], list[np.ndarray]]] = {
 def figures(program: tokamax_ops.Program, raw: Mapping[str, Any], module: bytes) -> dict[str, Any]:
   """Times and estimates of a compiled program, and why it has no estimate, if it has none."""
   cycles = tpu_kernels.estimated_cycles(proto.parse_module(module, where=program.name))
-  missing = estimate.untold(cycles, raw["bytes_accessed"])
+  missing = estimate.unknown_work(cycles, raw["bytes_accessed"])
   names = sorted({" ".join(filter(None, [each.kind, each.target])) for each in missing})
   ms = float(np.median(program.times_ms))
   peak = estimate.DEVICES[tokamax_ops.DEVICES[program.device]].flops

@@ -22,8 +22,7 @@ def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterat
   """Distinct choices, one option number per group; the same ones at every call.
 
   The compiler's own choice comes first. Then come in turn a change of one group, of two groups, and
-  of up to five groups, until no new choice is found. With up to 4,096 combinations all of them
-  come.
+  of up to five groups, until no new choice is found. Up to 4,096 combinations are all listed.
 
   Args:
     options: per group the options to draw from, 0 first.

@@ -31,7 +31,7 @@ _DEAREST = _NAMED = 5
 _GIB = 2**30
 _FITS = {True: "yes, {:.4g} GiB", False: "no, {:.4g} GiB", None: ""}
 # Kinds of `tpu_kernels.Uncounted` whose time does not follow from the size of their results.
-_UNTOLD = ("loop", "kernel", "custom-call")
+_NEVER_SMALL = ("loop", "kernel", "custom-call")
 _SORT_PASSES = 100  # over the results of a sort, about log2(n)^2 / 2 of a bitonic one
 # Share of a program's bytes that the other instructions without an estimate may write.
 _SMALL_SHARE = 0.1
@@ -221,8 +221,8 @@ def _named(uncounted: Sequence[tpu_kernels.Uncounted]) -> str:
   return ", ".join(texts[:_NAMED] + more)
 
 
-def untold(cycles: tpu_kernels.Cycles, bytes_accessed: float) -> list[tpu_kernels.Uncounted]:
-  """Why the time of a program cannot be told: its work without an estimate, if it is not small.
+def unknown_work(cycles: tpu_kernels.Cycles, bytes_accessed: float) -> list[tpu_kernels.Uncounted]:
+  """The instructions without an estimate that leave the time of a program unknown.
 
   Loops of unknown length, custom calls and kernels without an estimate are never small. Gathers,
   scatters, sorts and the like are, together, where they write few of the program's bytes.
@@ -234,10 +234,10 @@ def untold(cycles: tpu_kernels.Cycles, bytes_accessed: float) -> list[tpu_kernel
   written = sum(
     each.size * (_SORT_PASSES if each.kind == "sort" else 1)
     for each in cycles.uncounted
-    if each.kind not in _UNTOLD
+    if each.kind not in _NEVER_SMALL
   )
   is_small = written <= _SMALL_SHARE * bytes_accessed
-  return [each for each in cycles.uncounted if each.kind in _UNTOLD or not is_small]
+  return [each for each in cycles.uncounted if each.kind in _NEVER_SMALL or not is_small]
 
 
 def least_ms(target: str, flops: Any, bytes_accessed: Any) -> Any:
@@ -293,7 +293,7 @@ def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], t
   )
   device, why = DEVICES[target], ""
   least = float(least_ms(target, program.flops, program.bytes_accessed))
-  if found := untold(cycles, program.bytes_accessed):
+  if found := unknown_work(cycles, program.bytes_accessed):
     why = f"the compiler does not estimate {_named(found)}"
   elif not cycles.cycles:
     why = "the compiler estimates no cycles"

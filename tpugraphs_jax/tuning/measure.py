@@ -5,8 +5,8 @@ Then each round times every version for at least 5 ms, in a new order. A version
 slower than the best one leaves after three rounds. The time of a version is the minimum over
 rounds, since other load on the machine can only add to a time. The first version is compiled
 three times, and all three take part in every round. The noise is the difference of their minima.
-There are at least 20 rounds. More follow until the noise is below 3 %, or a minute has passed;
-above 5 % all times are refused.
+There are at least 20 rounds. More follow until the noise is below 3 %, or a minute has passed. If
+the noise is then above 5 %, all times are refused.
 """
 
 from __future__ import annotations

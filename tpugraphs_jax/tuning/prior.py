@@ -1,11 +1,10 @@
 """What a change of layouts may do to a program, before any choice of it is labelled.
 
 A change gives one group one other option. Its effect is the difference that it makes to the
-logarithm of the label. The prior of the effects of a program is normal. Mean and standard
-deviation of an effect depend on the kind of the change (which operation, and how the new order
-stands to the compiler's own) and on the cost that a model predicts for it. Effects of one kind
-in one program are correlated. `benchmarks/search_prior.py` learns the numbers from labelled
-programs.
+logarithm of the label. The prior of the effects of a program is normal. Mean and standard deviation
+of an effect depend on the kind of the change and on the cost that a model predicts for it. A kind
+is an operation and a class of `ORDERS`. Effects of one kind in one program are correlated.
+`benchmarks/search_prior.py` learns the numbers from labelled programs.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from tpugraphs_jax.infra import trust
 from tpugraphs_jax.rankers.tables import traffic
 
 OPERATIONS = ("convolution", "weight gradient", "dot", "batched dot", "reshape")
-# The new order of an output: the compiler's own, with users that agree; the compiler's own,
-# with users that have another one; another order; another one, and no user has its shape.
+# Classes of new orders of an output. `own`: the order is the compiler's own. `users differ`: a user
+# of the same shape has another order. `no such user`: no user has the shape of the output.
 ORDERS = ("own", "own, users differ", "other", "other, no such user")
 COSTS = (0.003, 0.02, 0.1)  # between the four classes of predicted costs
 _LARGEST_COST = 0.3

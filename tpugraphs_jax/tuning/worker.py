@@ -26,8 +26,8 @@ from tpugraphs_jax.tuning.journal import Journal
 from tpugraphs_jax.tuning.measure import Functions
 from tpugraphs_jax.tuning.problem import Problem
 
-# Exit statuses of a worker: after an error that was explained, and when all files are there. A
-# program that ends its process while jax traces it ends it with another one, such as 0.
+# Exit statuses of a worker: after an error with a message, and when all files are there. A program
+# may end the process while jax traces it. The status is then another one, such as 0.
 FAILED, DONE = 3, 4
 
 
