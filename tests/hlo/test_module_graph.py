@@ -13,15 +13,13 @@ def _featurize(module, **options):
   return hlo.featurize(module.SerializeToString(), **options)
 
 
-def test_a_module_without_computations_is_an_empty_graph():
+def test_a_module_without_instructions_is_refused():
   for module in (
     proto.HloModuleProto(name="empty"),
     hlo_modules.module(hlo_modules.computation(name="while"), hlo_modules.computation(name="main")),
   ):
-    graph = _featurize(module)
-    assert graph.node_feat.shape == (0, 140)
-    assert graph.edge_index.shape == (0, 2)
-    assert graph.node_splits.tolist() == [0] + [0] * len(module.computations[:1])
+    with pytest.raises(ValueError, match="no instruction"):
+      _featurize(module)
 
 
 def test_a_callee_listed_twice_is_two_edges_in_insertion_order_and_refused_in_sorted():

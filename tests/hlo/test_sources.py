@@ -205,7 +205,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
     hlo.featurize(b"", optimized=True)
   with pytest.raises(ValueError, match="printed as text.*serialized"):
     hlo.featurize('# proto\nhlo_module {\n  name: "m"\n}\n')
-  with pytest.raises(ValueError, match="no HLO module.*expected.*again"):
+  with pytest.raises(ValueError, match="no instruction.*expected.*again"):
     hlo.featurize(_SAMPLE.read_bytes()[:-7])
 
 

@@ -45,11 +45,11 @@ def arrays(shape: ShapeProto) -> Iterator[ShapeProto]:
 def parse_any(data: bytes, *, where: str) -> Message:
   """The HLO module or tuning data in `data`.
 
-  Tries the three kinds of messages and takes the first one with an instruction. Without any the
-  bytes are read as an `HloModuleProto`. The result for XLA's `HloProto` is its module.
+  Tries the three kinds of messages and takes the first one with an instruction. The result for
+  XLA's `HloProto` is its module.
 
   Raises:
-    ValueError: the bytes are neither.
+    ValueError: no kind has an instruction.
   """
   for message_type, modules in (
     (HloModuleProto, lambda module: [module]),
@@ -63,16 +63,10 @@ def parse_any(data: bytes, *, where: str) -> Message:
     # Bytes that are read as the wrong kind give instructions without opcodes, if any.
     if any(each.opcode for module in modules(message) for each in instructions(module)):
       return _unwrapped(message)
-  expected = "expected a serialized HLO module or tuning data: write it again"
-  try:
-    message = HloModuleProto.FromString(data)
-  except DecodeError as error:
-    raise ValueError(
-      f"{where}: {len(data)} bytes that are no HLO module ({error}), {expected}"
-    ) from error
-  if data and not message.ListFields():
-    raise ValueError(f"{where}: no field of an HLO module in {len(data)} bytes, {expected}")
-  return message
+  raise ValueError(
+    f"{where}: no instruction of an HLO module in {len(data)} bytes, expected a serialized HLO "
+    "module or tuning data: write it again"
+  )
 
 
 def parse_module(data: bytes, *, where: str) -> HloModuleProto:
