@@ -70,6 +70,7 @@ _FRONT = {
   "**measured**: 3 released kernels": (_RELEASED, "tile:xla"),
   "synthetic: `tile:xla`": (_RACE, "tile:xla"),
   "synthetic: `layout:xla:random`": (_RACE, "layout:xla:random"),
+  "synthetic: `layout:xla:default`": (_RACE, "layout:xla:default"),
 }
 # Runs take 128 steps, one of the config's ten epochs, and are judged on 200 configurations of each
 # validation program.
