@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -188,18 +187,8 @@ def main() -> None:
   if args.model != UNIT_OF:
     unit = rms_cost(graphs, ranker) / prior.read(_file(UNIT_OF)).about["rms_cost"]
   about["rms_cost"] = rms_cost(graphs, ranker)
-  _write(_file(args.model), learn(graphs, ranker, unit, about))
+  prior.write(_file(args.model), learn(graphs, ranker, unit, about))
   print(f"{len(graphs)} programs -> {_file(args.model)}")
-
-
-def _write(path: Path, learnt: prior.Prior) -> None:
-  """Writes a prior as JSON, a line for each field."""
-  record = dataclasses.asdict(learnt) | {
-    "mean": learnt.mean.round(5).tolist(),
-    "log_spread": learnt.log_spread.round(4).tolist(),
-  }
-  lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
-  path.write_text("{" + ",\n".join(lines) + "}\n")
 
 
 def _file(name: str) -> Path:
