@@ -99,6 +99,7 @@ def server() -> ForkServerContext:
     [
       "__main__",
       "grain.experimental",
+      "scipy.stats",
       "tpugraphs_jax.configs.base",
       "tpugraphs_jax.report.figures",
       "tpugraphs_jax.run.launch",
