@@ -108,11 +108,14 @@ def _arrays(dtype, *shapes):
   return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
 
 
+_SOLVED = _arrays(jnp.float32, (128, 256), (128, 512), (512, 24))
+
+
 @recorded.needs_libtpu
 @pytest.mark.parametrize(
   "target, lacking, function, args",
   [
-    ("v3", 1, _cholesky, _arrays(jnp.float32, (128, 256), (128, 512), (512, 24))),
+    *((target, 1, _cholesky, _SOLVED) for target in tpu.TARGETS),
     (
       "v6e",
       0,  # a custom call that takes no time lacks its second
@@ -120,7 +123,7 @@ def _arrays(dtype, *shapes):
       (_arrays(jnp.bfloat16, (1024, 4096), (4096, 1024)), *_arrays(jnp.bfloat16, (1024, 1024))),
     ),
   ],
-  ids=["Cholesky on v3", "gradient in bfloat16 on v6e"],
+  ids=[*(f"Cholesky on {target}" for target in tpu.TARGETS), "gradient in bfloat16 on v6e"],
 )
 def test_programs_without_some_seconds_have_different_labels(target, lacking, function, args):
   label = labels.create("tpu_estimate", target=target, seed=0)
