@@ -30,6 +30,7 @@ LANES = {
     "train/test_training.py",
     "rankers/segments/test_command.py",
     "rankers/systems",
+    "rankers/test_fast_equals_plain.py",
     "rankers/test_lowering.py",
     "rankers/test_official_parity.py",
     "rankers/test_precision.py",

@@ -16,7 +16,6 @@ from tpugraphs_jax.tuning import choosing, labels, programs
 _OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
 _OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
 _BLOCKS = sorted(_OWN.joinpath("blocks").glob("*/*.npz"))
-_ESTIMATED = [*_OUTPUTS, *_BLOCKS, *sorted(_OWN.joinpath("kept_out").glob("*/*.npz"))]
 # Labels of newer TPUs, by generation.
 _NEWER = {target: sorted(_OWN.glob(f"*_{target}/*/*.npz")) for target in ("v5e", "v5p", "v6e")}
 _MEASURED = sorted(_OWN.joinpath("programs_cpu").glob("*/*.npz"))
@@ -52,30 +51,26 @@ def test_no_program_has_a_sibling_in_another_split(paths, splits):
   assert len(set.union(*found.values())) == sum(map(len, found.values()))
 
 
-@pytest.mark.parametrize(
-  "path",
-  [*_ESTIMATED, *_MEASURED, *(path for paths in _NEWER.values() for path in paths)],
-  ids=lambda path: "/".join(path.parts[-3:]),
-)
-def test_a_program_has_its_labels_beside_it(path):
-  graph, record = npz.read_layout(path), record_of(path)
-  value = {
-    "tpu_estimate": (
-      lambda raw: (
-        round(raw["optimal_seconds"] * 1e12)
-        if record["target"] == "tpu:v3"
-        else raw["estimated_cycles"]
-      )
-    ),
-    "measured": lambda raw: round(min(raw["seconds"]) * 1e9),
-  }[record["label"]]
-  if path not in _MEASURED:
-    for raw in record["configs"]:
-      assert sum(map(sum, raw["cycles"].values())) == raw["estimated_cycles"]
-  assert graph.configs.runtime_ns.tolist() == list(map(value, record["configs"]))
-  assert not any(record["configs"][0]["numbers"])  # the compiler's own choice comes first
-  assert graph.name == record["name"] == path.stem
-  assert record["source"].startswith("examples/programs/")  # relative to the repository
+@pytest.mark.parametrize("collection", sorted(_OWN.iterdir()), ids=lambda folder: folder.name)
+def test_programs_have_their_labels_beside_them(collection):
+  paths = sorted(collection.glob("*/*.npz"))
+  assert paths
+  for path in paths:
+    graph, record = npz.read_layout(path), record_of(path)
+    if record["label"] == "measured":
+      value = lambda raw: round(min(raw["seconds"]) * 1e9)
+    elif record["target"] == "tpu:v3":
+      value = lambda raw: round(raw["optimal_seconds"] * 1e12)
+    else:
+      value = lambda raw: raw["estimated_cycles"]
+    if record["label"] == "tpu_estimate":
+      for raw in record["configs"]:
+        assert sum(map(sum, raw["cycles"].values())) == raw["estimated_cycles"], path
+    assert graph.configs.runtime_ns.tolist() == list(map(value, record["configs"])), path
+    assert not any(record["configs"][0]["numbers"]), path  # the compiler's own choice comes first
+    assert graph.name == record["name"] == path.stem
+    # Sources are relative to the repository.
+    assert record["source"].startswith("examples/programs/"), path
 
 
 @recorded.needs_libtpu
