@@ -29,7 +29,8 @@ _TESTS = (
   "tests/test_losses.py",
   "tests/train/test_schema.py",
   "tests/data/test_features.py",
-  "tests/train/test_state.py",
+  "tests/train/test_optimizer.py",
+  "tests/train/test_step.py",
   "tests/rankers/test_ranker.py::test_shipped_models_give_their_recorded_scores",
 )
 # Programs on tiny data compile for longer than they run.
