@@ -245,7 +245,9 @@ def pmap(
   mapped = jax.pmap(
     function, axis_name=DEVICES, donate_argnums=donate_argnums, in_axes=in_axes, devices=devices
   )
-  return no_mesh()(mapped)
+  without_mesh = no_mesh()(mapped)
+  without_mesh.lower = mapped.lower  # type: ignore[attr-defined]  # jax 0.7 has it in no `__dict__`
+  return without_mesh
 
 
 @contextlib.contextmanager
