@@ -133,11 +133,7 @@ def pairwise_hinge(
 
 
 def diff_mat(
-  scores: jax.Array,
-  labels: jax.Array,
-  *,
-  where: jax.Array | None = None,
-  margin: float = 0.005,
+  scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 0.005
 ) -> LossSum:
   """Mean over pairs of relu(1 - sign(y_i - y_j) (s_i - s_j) / margin), for scores in units of y.
 
@@ -159,11 +155,7 @@ def diff_mat(
 
 
 def pairwise_logistic(
-  scores: jax.Array,
-  labels: jax.Array,
-  *,
-  where: jax.Array | None = None,
-  reduction: str = "items",
+  scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, reduction: str = "items"
 ) -> LossSum:
   """Logistic over ordered pairs: sum of log(1 + exp(s_j - s_i)) where y_i > y_j.
 
@@ -178,10 +170,7 @@ def pairwise_logistic(
 
 
 def ordered_logistic(
-  scores: jax.Array,
-  labels: jax.Array,
-  *,
-  where: jax.Array | None = None,
+  scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None
 ) -> LossSum:
   """`pairwise_logistic` with the reduction `pairs`, in which the first of equal labels is slower.
 
@@ -214,11 +203,7 @@ def cost_logistic(
 
 
 def inverse_log_hinge(
-  scores: jax.Array,
-  labels: jax.Array,
-  *,
-  where: jax.Array | None = None,
-  margin: float = 1.0,
+  scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0
 ) -> LossSum:
   """Mean over lists of -1 / log(2 + h), h the sum of hinges over the pairs of a list.
 

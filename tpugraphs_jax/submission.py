@@ -189,10 +189,7 @@ def _mean_score(collection: str, values: Mapping[str, float]) -> Score:
 
 
 def score_folds(
-  paths: Sequence[str | os.PathLike[str]],
-  data_root: str | os.PathLike[str],
-  *,
-  split: str = "test",
+  paths: Sequence[str | os.PathLike[str]], data_root: str | os.PathLike[str], *, split: str = "test"
 ) -> dict[str, list[tuple[float, int]]]:
   """Score and number of graphs of each collection, in every file of rankings of a fold.
 
@@ -388,9 +385,7 @@ def _ranking_problem(
 
 
 def _files_of(
-  data_root: str | os.PathLike[str],
-  split: str,
-  kept: tuple[folds.Division, int] | None = None,
+  data_root: str | os.PathLike[str], split: str, kept: tuple[folds.Division, int] | None = None
 ) -> dict[str, Path]:
   """The files of a split by ID; with folds, the files of its folds."""
   by_id = {}

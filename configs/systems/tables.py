@@ -44,8 +44,4 @@ def traffic(config: ConfigDict) -> None:
   config.train.epochs = 5
 
 
-PROGRAMS = {
-  "recommended": recommended,
-  "tables": tables,
-  "traffic": traffic,
-}
+PROGRAMS = {"recommended": recommended, "tables": tables, "traffic": traffic}

@@ -122,12 +122,7 @@ def test_a_working_folder_is_sent_at_the_end_and_found_again(bucket):
     (folder / "checkpoints/save_0").mkdir(parents=True)
     (folder / "checkpoints/save_0/state").write_text("zero")
     (folder / "metrics.jsonl").write_text("1\n")
-    for name in (
-      ".a.partial",
-      ".lock",
-      ".DS_Store",
-      "checkpoints/save_1.orbax-checkpoint-tmp/y",
-    ):
+    for name in (".a.partial", ".lock", ".DS_Store", "checkpoints/save_1.orbax-checkpoint-tmp/y"):
       (folder / name).parent.mkdir(parents=True, exist_ok=True)
       (folder / name).write_text("on its way")
   assert not folder.exists()

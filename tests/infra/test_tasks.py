@@ -61,10 +61,7 @@ def test_a_process_that_is_killed_is_an_error():
 
 def test_flags_of_beam_come_after_the_dashes():
   assert tasks.split_flags(["--a", "--", "--runner=X"]) == (["--a"], ["--runner=X"])
-  assert tasks.split_flags(["--a"]) == (["--a"], None) and tasks.split_flags(["--"]) == (
-    [],
-    [],
-  )
+  assert tasks.split_flags(["--a"]) == (["--a"], None) and tasks.split_flags(["--"]) == ([], [])
 
 
 @pytest.mark.parametrize("processes", [1, 3])

@@ -275,10 +275,7 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
   rows = [{"graph": f"g{ESCAPE}", "nodes": 3, "configs": 4, "kendaltau": 1.0, "slowdown1": 0.0}]
   console.say(
     evaluation.summary(
-      datasets.Collection("layout:xla:random"),
-      rows,
-      {"kendaltau": 1.0},
-      random={"kendaltau": 0.0},
+      datasets.Collection("layout:xla:random"), rows, {"kendaltau": 1.0}, random={"kendaltau": 0.0}
     )
   )
   told = "".join(capsys.readouterr())

@@ -21,12 +21,7 @@ from run_folders import (
 from tpugraphs_jax import datasets, report
 from tpugraphs_jax.report import figures, runs
 
-KINDS = (
-  datasets.SYNTHETIC,
-  datasets.MEASURED,
-  datasets.UNKNOWN,
-  "ESTIMATE of a compiler (v3)",
-)
+KINDS = (datasets.SYNTHETIC, datasets.MEASURED, datasets.UNKNOWN, "ESTIMATE of a compiler (v3)")
 
 
 def page_of(folders, tmp_path, *, drawn=False):

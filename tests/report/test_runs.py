@@ -155,10 +155,7 @@ def test_a_verdict_says_who_is_first_and_the_lowest_graph(several):
   assert f"lowest Kendall tau is {taus[name]:.3f}, of {name}" in text and "p = 0.031" in text
 
 
-@pytest.mark.parametrize(
-  "seeds, is_paired",
-  [((0, 1, 2), True), ((5, 6, 7), False)],
-)
+@pytest.mark.parametrize("seeds, is_paired", [((0, 1, 2), True), ((5, 6, 7), False)])
 def test_configs_within_the_spread_over_seeds_are_level(seeds, is_paired, tmp_path):
   order = {1.0: [0, 1, 2, 3, 4], 0.6: [1, 0, 2, 4, 3], 0.4: [2, 1, 0, 3, 4]}
   for name, taus, seeds_of in (("a", (1.0, 0.6, 1.0), (0, 1, 2)), ("b", (0.6, 1.0, 0.4), seeds)):

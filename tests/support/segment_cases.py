@@ -61,11 +61,7 @@ def op_graphs(nodes: Sequence[int] = (14, 25, 33)) -> list[OpGraph]:
 
 
 def segmented(
-  graph: OpGraph,
-  *,
-  max_nodes: int = 8,
-  fresh: int = 1,
-  segment: np.ndarray | None = None,
+  graph: OpGraph, *, max_nodes: int = 8, fresh: int = 1, segment: np.ndarray | None = None
 ) -> SegmentedGraph:
   """Prepared contiguous segments, or those given by `segment [N]`."""
   if segment is None:

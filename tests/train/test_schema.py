@@ -160,8 +160,5 @@ def test_limits_of_a_field_are_the_same_in_a_file(task):
 def test_limits_of_an_option_of_a_network_are_the_same_in_a_file(kind, network):
   for name, (default, limits) in base.limits_of_network(base.MODELS[kind][network]).items():
     check_field(
-      f"model.{name}",
-      default,
-      limits,
-      lambda **changes: config_with(kind, network, **changes),
+      f"model.{name}", default, limits, lambda **changes: config_with(kind, network, **changes)
     )

@@ -68,13 +68,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     return f'"{number}"' if self.server.identity == "ETag" else f"Sat, 01 Jan 2000 {number[:8]}"
 
   def answer(
-    self,
-    content: bytes,
-    start: int,
-    *,
-    status: int = 0,
-    cut: float = 1.0,
-    headers=None,
+    self, content: bytes, start: int, *, status: int = 0, cut: float = 1.0, headers=None
   ) -> None:
     """Answers with `content` from byte `start` on; sends only the share `cut` of the body."""
     body = content[start:]

@@ -150,11 +150,7 @@ def _read_meta(folder: Path) -> dict:
 def fingerprint(source: Path) -> dict:
   """Size in bytes, modification time and SHA-256 of a file."""
   stat = source.stat()
-  return {
-    "bytes": stat.st_size,
-    "mtime_ns": stat.st_mtime_ns,
-    "sha256": files.digest_of(source),
-  }
+  return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": files.digest_of(source)}
 
 
 def why_outdated(folder: Path, source: Path) -> str:

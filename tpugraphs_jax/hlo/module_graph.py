@@ -146,11 +146,7 @@ def featurize(
 
 
 def featurize_module(
-  module: proto.HloModuleProto,
-  *,
-  where: str,
-  name: str,
-  edge_order: str = "sorted",
+  module: proto.HloModuleProto, *, where: str, name: str, edge_order: str = "sorted"
 ) -> HloGraph:
   """As `featurize`, for a parsed module; `where` begins every error message."""
   if edge_order not in _EDGE_ORDERS:

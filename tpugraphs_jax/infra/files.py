@@ -404,10 +404,7 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
 
 
 def _copy(
-  system: fsspec.AbstractFileSystem,
-  files: Mapping[str, Mapping[str, Any]],
-  into: Path,
-  place: str,
+  system: fsspec.AbstractFileSystem, files: Mapping[str, Mapping[str, Any]], into: Path, place: str
 ) -> None:
   """Brings a copy up to date: gets new and changed files, removes files that are gone remotely."""
   if not files:

@@ -41,9 +41,7 @@ Batch = TypeVar("Batch", bound=LayoutBatch | TileBatch)
 
 
 @functools.partial(
-  jax.tree_util.register_dataclass,
-  meta_fields=[],
-  data_fields=["batch", "edge_mask", "graph_of"],
+  jax.tree_util.register_dataclass, meta_fields=[], data_fields=["batch", "edge_mask", "graph_of"]
 )
 @dataclasses.dataclass(frozen=True)
 class Slates(Generic[Batch]):

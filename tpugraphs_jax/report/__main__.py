@@ -99,9 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--csv", help="also a row per run and graph into this file")
   parser.add_argument("--png", help="also the figures into this folder")
   parser.add_argument(
-    "--verdict",
-    action="store_true",
-    help="print the sentences of the page instead of a page",
+    "--verdict", action="store_true", help="print the sentences of the page instead of a page"
   )
   args = parser.parse_args(argv)
   runs = read_all(args.runs) if args.verdict or args.csv or args.png else []

@@ -176,10 +176,7 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
         [graph.tune_slowdowns for graph in group.judged], "s:", color=colour, label=tune_name(group)
       )
   plot(
-    [metrics.random_slowdown(graph.label, ks) for graph in graphs],
-    "x--",
-    color=_GREY,
-    label=RANDOM,
+    [metrics.random_slowdown(graph.label, ks) for graph in graphs], "x--", color=_GREY, label=RANDOM
   )
   if OWN_FIRST in comparison.references:
     plot([graph.own_first_slowdowns(ks) for graph in graphs], "+-.", color=_GREY, label=OWN_FIRST)
@@ -223,12 +220,7 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
         gid=gid,
       )
   if by_ceiling := noiseless(order):
-    left.plot(
-      [graph.kendall_tau for graph in by_ceiling],
-      places,
-      "|",
-      color=_GREY,
-    )
+    left.plot([graph.kendall_tau for graph in by_ceiling], places, "|", color=_GREY)
     right.plot([], [], "|", color=_GREY, label=f"Kendall tau, {NOISELESS}")
   if all(graph.default is not None for graph in order):
     right.plot(

@@ -142,10 +142,7 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
 
 def _differences(groups: Sequence[Group]) -> dict[str, Any]:
   """Fields in which configs differ: a row for each field, or for each config if those are more."""
-  rows: list[Sequence[str]] = [
-    ["field", *(group.name for group in groups)],
-    *differences(groups),
-  ]
+  rows: list[Sequence[str]] = [["field", *(group.name for group in groups)], *differences(groups)]
   if len(rows) < len(groups):
     (_, *fields), *columns = zip(*rows)
     rows = [["config", *fields], *columns]

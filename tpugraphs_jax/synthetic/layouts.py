@@ -297,11 +297,7 @@ def _unique_options(
 
 
 def default_search(
-  groups: Groups,
-  cost: LayoutCost,
-  start: np.ndarray,
-  configs: int,
-  rng: np.random.Generator,
+  groups: Groups, cost: LayoutCost, start: np.ndarray, configs: int, rng: np.random.Generator
 ) -> np.ndarray:
   """Options `[configs, groups]` uint8 of 20 genetic runs from the default configuration."""
   default = default_options(groups, start)

@@ -59,12 +59,7 @@ def show_program(
 
 
 def _show(
-  graph: OpGraph,
-  views: list[panes.Pane],
-  table: Table,
-  port: int,
-  browser: bool,
-  as_table: bool,
+  graph: OpGraph, views: list[panes.Pane], table: Table, port: int, browser: bool, as_table: bool
 ) -> None:
   if not as_table:
     try:

@@ -28,11 +28,7 @@ class Pane(NamedTuple):
 
 
 def of_graph(
-  graph: OpGraph,
-  config: int | None = None,
-  *,
-  against: int | None = None,
-  model: Any = None,
+  graph: OpGraph, config: int | None = None, *, against: int | None = None, model: Any = None
 ) -> list[Pane]:
   """The sides of a graph: none of its configurations, one, or `against` and then `config`.
 

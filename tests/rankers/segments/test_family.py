@@ -45,11 +45,7 @@ def expected_scores(model, params, values: np.ndarray) -> np.ndarray:
 def training_scores(model, params, batch):
   """Scores `[G, C]` that the training step computes on one device."""
   apply = lambda batch: model.apply(
-    {"params": params},
-    batch,
-    train=True,
-    mutable=["readout"],
-    rngs={"dropout": jax.random.key(0)},
+    {"params": params}, batch, train=True, mutable=["readout"], rngs={"dropout": jax.random.key(0)}
   )[0]
   return np.asarray(apply(batch))
 

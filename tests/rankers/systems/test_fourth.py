@@ -9,13 +9,7 @@ import numpy as np
 import parts
 import pytest
 import system_cases
-from system_cases import (
-  BATCH,
-  dense,
-  OF_GRAPH,
-  slow_configs,
-  slow_inputs,
-)
+from system_cases import BATCH, dense, OF_GRAPH, slow_configs, slow_inputs
 import winners
 
 from tpugraphs_jax.nn.nodes import Slates

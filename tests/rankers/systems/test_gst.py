@@ -259,8 +259,7 @@ def test_a_step_reads_its_own_entries_and_writes_the_fresh_ones(case, monkeypatc
     return train_state.replace(extra=extra["readout"]), {}
 
   family.with_history(step, table, keys)(
-    TrainState(0, case.params, ()),
-    jax.tree.map(lambda leaf: np.asarray(leaf)[None], case.batch),
+    TrainState(0, case.params, ()), jax.tree.map(lambda leaf: np.asarray(leaf)[None], case.batch)
   )
   winners.assert_near(found["scores"], record["expect/train/step_pred_own_entries"], 1e-5, "scores")
   found["table"] = table.read(np.arange(size)[None]).value[0, :, 0]

@@ -79,10 +79,7 @@ SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=1, rank=3, dropout=0.5)
 
 @pytest.mark.parametrize(
   "model",
-  [
-    ScoreTables(**SMALL),
-    TrafficTables(hidden_dim=8, dropout=0.5),
-  ],
+  [ScoreTables(**SMALL), TrafficTables(hidden_dim=8, dropout=0.5)],
   ids=lambda model: type(model).__name__,
 )
 def test_tables_train_alike_on_one_and_on_two_devices(model):
