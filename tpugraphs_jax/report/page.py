@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import datetime
 from importlib import resources
+import itertools
 import math
 import os
 from pathlib import Path
@@ -32,6 +33,11 @@ from tpugraphs_jax.train import evaluation
 
 _LISTED = 400  # graphs in a table
 _BESIDE = 2  # groups with separate columns in a table of graphs
+_BY_GRAPH: dict[str, Callable[[ValidationGraph], float]] = {
+  "Kendall tau": lambda graph: graph.kendall_tau,
+  "slowdown1": lambda graph: graph.slowdowns[1],
+}
+_ERRORS = ("graphs", "number", "Kendall tau", "slowdown1")  # columns of `errors.rows`
 _FILES = (
   "results.csv",
   "validation.csv",
@@ -106,25 +112,15 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
     "best": first.summary.get("training", {}).get("best", {}) if first.fold is None else {},
     "results": _results(comparison),
     "leads": _table(
-      [
-        "config",
-        "graphs",
-        "first better on",
-        "Kendall tau below the first",
-        "spread over seeds",
-        "p",
-      ],
-      [
-        [
-          lead.other,
-          lead.graphs,
-          lead.better,
-          lead.gain,
-          lead.spread,
-          "too few graphs" if math.isnan(lead.p_value) else lead.p_value,
-        ]
-        for lead in leads(groups)
-      ],
+      {
+        "config": lead.other,
+        "graphs": lead.graphs,
+        "first better on": lead.better,
+        "Kendall tau below the first": lead.gain,
+        "spread over seeds": lead.spread,
+        "p": "too few graphs" if math.isnan(lead.p_value) else lead.p_value,
+      }
+      for lead in leads(groups)
     ),
     "differences": _differences(groups),
     "figures": {
@@ -133,9 +129,9 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
     },
     "graphs": _graphs(groups),
     "view": _view(groups[0]),
-    "errors": _table(["graphs", "number", "Kendall tau", "slowdown1"], errors.rows(groups[0])),
+    "errors": _table(dict(zip(_ERRORS, row)) for row in errors.rows(groups[0])),
     "together": _together(groups[0]),
-    "programs": _programs(groups) if first.config.get("task") == "tile" else _table([], []),
+    "programs": _programs(groups) if first.config.get("task") == "tile" else _table([]),
     "ended": _ended(comparison.runs),
   }
 
@@ -146,90 +142,65 @@ def _differences(groups: Sequence[Group]) -> dict[str, Any]:
   if len(rows) < len(groups):
     (_, *fields), *columns = zip(*rows)
     rows = [["config", *fields], *columns]
-  return _table(rows[0], rows[1:] if len(groups) > 1 else [])
+  return {"head": rows[0], "rows": rows[1:] if len(groups) > 1 else []}
 
 
 def _results(comparison: Comparison) -> dict[str, Any]:
   """A row for every config, means out of fold and deviations over runs, and every reference."""
   names, groups = list(comparison.groups[0].out_of_fold.means), comparison.groups
   cell = lambda group, name: (group.out_of_fold.spread(name)[0], group.spread(name)[1])
-  seeds = lambda group: ", ".join(str(seed) for seed in sorted({r.seed for r in group.runs}))
-  folds = lambda group: ", ".join(map(str, group.folds))
-  return _table(
-    ["config", "seeds", "test folds", *names],
-    [
-      [group.name, seeds(group), folds(group), *(cell(group, name) for name in names)]
-      for group in groups
-      if names
-    ]
-    + [
-      [of, "", "", *(means.get(name, math.nan) for name in names)]
-      for of, means in comparison.references.items()
-    ],
-  )
+  rows = [
+    {
+      "config": group.name,
+      "seeds": ", ".join(str(seed) for seed in sorted({run.seed for run in group.runs})),
+      "test folds": ", ".join(map(str, group.folds)),
+      **{name: cell(group, name) for name in names},
+    }
+    for group in groups
+    if names
+  ]
+  rows += [
+    {"config": order, **{name: means.get(name, math.nan) for name in names}}
+    for order, means in comparison.references.items()
+  ]
+  return _table(rows)
 
 
 def _ended(runs: Sequence[Run]) -> dict[str, Any]:
   """A row for every run, with its figures and how its training ended."""
-  rows = []
-  for run in runs:
-    training = run.summary.get("training", {})
-    rows.append(
-      [
-        run.name,
-        run.seed,
-        "" if run.fold is None else run.fold,
-        run.means.get(TAU, math.nan),
-        run.means.get("slowdown1_mean", math.nan),
-        training.get("ended", "not yet"),
-        training.get("step") or "",
-        training.get("best", {}).get("step") or "",
-        round(training.get("seconds", 0)),
-        round(training.get("peak_memory", {"bytes": 0})["bytes"] / 2**20),
-      ]
-    )
+  trained = [run.summary.get("training", {}) for run in runs]
   return _table(
-    [
-      "run",
-      "seed",
-      "test fold",
-      TAU,
-      "slowdown1_mean",
-      "training ended",
-      "steps",
-      "best step",
-      "seconds",
-      "peak MiB",
-    ],
-    rows,
+    {
+      "run": run.name,
+      "seed": run.seed,
+      "test fold": "" if run.fold is None else run.fold,
+      TAU: run.means.get(TAU, math.nan),
+      "slowdown1_mean": run.means.get("slowdown1_mean", math.nan),
+      "training ended": training.get("ended", "not yet"),
+      "steps": training.get("step") or "",
+      "best step": training.get("best", {}).get("step") or "",
+      "seconds": round(training.get("seconds", 0)),
+      "peak MiB": round(training.get("peak_memory", {"bytes": 0})["bytes"] / 2**20),
+    }
+    for run, training in zip(runs, trained)
   )
 
 
 def _graphs(groups: Sequence[Group]) -> dict[str, Any]:
   """A row for every graph, the lowest Kendall tau of the first config first."""
-  best, order = groups[:_BESIDE], groups[0].by_tau
-  of = lambda group: f", {group.name}" * (len(groups) > 1)
-  taus = [group.by_graph(lambda graph: graph.kendall_tau) for group in best]
-  firsts = [group.by_graph(lambda graph: graph.slowdowns[1]) for group in best]
+  columns = {}
+  for name, value in _BY_GRAPH.items():
+    for group in groups[:_BESIDE]:
+      columns[name + _of(group, groups)] = group.by_graph(value)
   return _table(
-    [
-      "graph",
-      "nodes",
-      "configurations",
-      *(f"Kendall tau{of(group)}" for group in best),
-      *(f"slowdown1{of(group)}" for group in best),
-      f"slowdown of {DEFAULT}",
-    ],
-    [
-      [
-        graph.name,
-        graph.nodes,
-        len(graph.scores),
-        *(column.get(graph.name, math.nan) for column in taus + firsts),
-        graph.default_slowdown,
-      ]
-      for graph in order[:_LISTED]
-    ],
+    {
+      "graph": graph.name,
+      "nodes": graph.nodes,
+      "configurations": len(graph.scores),
+      **{name: values.get(graph.name, math.nan) for name, values in columns.items()},
+      f"slowdown of {DEFAULT}": graph.default_slowdown,
+    }
+    for graph in groups[0].by_tau[:_LISTED]
   )
 
 
@@ -237,19 +208,17 @@ def _programs(groups: Sequence[Group]) -> dict[str, Any]:
   """Means by program and config, over kernels and seeds."""
   columns = {}
   for group in groups[:_BESIDE]:
-    of = f", {group.name}" * (len(groups) > 1)
-    for name, value in (
-      ("Kendall tau", lambda graph: graph.kendall_tau),
-      ("slowdown1", lambda graph: graph.slowdowns[1]),
-    ):
-      columns[name + of] = metrics.mean_by_program(group.by_graph(value))
+    for name, value in _BY_GRAPH.items():
+      columns[name + _of(group, groups)] = metrics.mean_by_program(group.by_graph(value))
   return _table(
-    ["program", *columns],
-    [
-      [program, *(column.get(program, math.nan) for column in columns.values())]
-      for program in sorted(set().union(*columns.values()))
-    ],
+    {"program": program} | {name: means.get(program, math.nan) for name, means in columns.items()}
+    for program in sorted(set().union(*columns.values()))
   )
+
+
+def _of(group: Group, groups: Sequence[Group]) -> str:
+  """The end of the name of a column of a group; empty where there is one group."""
+  return f", {group.name}" * (len(groups) > 1)
 
 
 def _view(group: Group) -> str:
@@ -314,13 +283,15 @@ def _links(run: Run, folder: str) -> dict[str, str]:
   }
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, Any]:
-  """A table without the columns that are empty in every row."""
+def _table(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+  """A table of rows with cells by column, without the columns that are empty in every row."""
   rows = list(rows)
-  kept = [
-    i for i in range(len(head)) if not rows or any(_shown(row[i]) not in ("–", "") for row in rows)
+  head = [
+    name
+    for name in dict.fromkeys(itertools.chain(*rows))
+    if any(_shown(row.get(name, "")) not in ("–", "") for row in rows)
   ]
-  return {"head": [head[i] for i in kept], "rows": [[row[i] for i in kept] for row in rows]}
+  return {"head": head, "rows": [[row.get(name, "") for name in head] for row in rows]}
 
 
 def _shown(value: Any) -> str:
