@@ -17,6 +17,7 @@ import numpy as np
 
 from tpugraphs_jax import metrics
 from tpugraphs_jax.report.runs import (
+  BY_GRAPH,
   Comparison,
   DEFAULT,
   Group,
@@ -118,12 +119,8 @@ def _legend(drawn: figure.Figure) -> None:
   """Names the lines of the last panel below all panels; none for a single line."""
   handles, names = drawn.axes[-1].get_legend_handles_labels()
   if len(names) > 1:
-    drawn.legend(
-      handles,
-      list(map(_short, names)),
-      loc="outside lower center",
-      ncols=2 if max(map(len, names)) > 20 else 4,
-    )
+    columns = 2 if max(map(len, names)) > 20 else 4
+    drawn.legend(handles, list(map(_short, names)), loc="outside lower center", ncols=columns)
 
 
 def _short(name: str, most: int = 48) -> str:
@@ -161,14 +158,9 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
 
   if len(groups) == 1:
     values = np.array([[graph.slowdowns.get(k, 0.0) for k in ks] for graph in groups[0].judged])
-    axes.fill_between(
-      ks,
-      *np.percentile(values, _BAND, axis=0),
-      color=_COLOURS[0],
-      alpha=0.15,
-      lw=0,
-      label="{} to {} % of the graphs".format(*_BAND),
-    )
+    low, high = np.percentile(values, _BAND, axis=0)
+    name = "{} to {} % of the graphs".format(*_BAND)
+    axes.fill_between(ks, low, high, color=_COLOURS[0], alpha=0.15, lw=0, label=name)
   for group, colour in _coloured(groups):
     plot([graph.slowdowns for graph in group.judged], "o-", color=colour, label=group.name)
     if all(graph.tune_slowdowns for graph in group.judged):
@@ -196,42 +188,23 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
   is_named, places = len(order) <= _NAMED, range(len(order))
   drawn, (left, right) = _axes(2, height=max(2.8, 0.22 * len(order) + 1.4) if is_named else 4)
   for group, colour in _coloured(groups):
-    for axes, name, value in (
-      (left, "Kendall tau", lambda g: g.kendall_tau),
-      (right, "slowdown1", lambda g: g.slowdowns[1]),
-    ):
+    for axes, (name, value) in zip((left, right), BY_GRAPH.items()):
       values = group.by_graph(value)
-      points = [
-        (values[graph.name], place, graph)
-        for place, graph in enumerate(order)
-        if np.isfinite(values.get(graph.name, np.nan))
-      ]
+      is_known = lambda graph: np.isfinite(values.get(graph.name, np.nan))
+      known = [(place, graph) for place, graph in enumerate(order) if is_known(graph)]
+      numbers = [values[graph.name] for _, graph in known]
       gid = _tips(
         f"{graph.name} ({graph.nodes:,} nodes), {group.name}: {name} {number:.4f}"
-        for number, _, graph in points
+        for number, (_, graph) in zip(numbers, known)
       )
-      axes.plot(
-        [point[0] for point in points],
-        [point[1] for point in points],
-        "o",
-        ms=5,
-        color=colour,
-        label=group.name,
-        gid=gid,
-      )
+      at = [place for place, _ in known]
+      axes.plot(numbers, at, "o", ms=5, color=colour, label=group.name, gid=gid)
   if by_ceiling := noiseless(order):
     left.plot([graph.kendall_tau for graph in by_ceiling], places, "|", color=_GREY)
     right.plot([], [], "|", color=_GREY, label=f"Kendall tau, {NOISELESS}")
   if all(graph.default is not None for graph in order):
-    right.plot(
-      [graph.default_slowdown for graph in order],
-      places,
-      "|",
-      ms=10,
-      mew=2,
-      color=_INK,
-      label=DEFAULT,
-    )
+    slowdowns = [graph.default_slowdown for graph in order]
+    right.plot(slowdowns, places, "|", ms=10, mew=2, color=_INK, label=DEFAULT)
   left.axvline(0, **_LINE)
   left.set(xlabel="Kendall tau (random: 0)", xlim=(min(-0.1, left.get_xlim()[0]), 1.02))
   _slowdown_scale(right.xaxis)
@@ -259,13 +232,9 @@ def _curves(groups: Sequence[Group]) -> figure.Figure:
       for axes, name in ((left, "train/loss"), (right, metric)):
         points = [(row["step"], row[name]) for row in run.rows if row.get(name) is not None]
         gid = _tips(f"{run.name}: step {step}, {value:.4g}" for step, value in points)
-        axes.plot(
-          *np.array(points).reshape(-1, 2).T,
-          marker=".",
-          color=colour,
-          label="" if number else group.name,
-          gid=gid,
-        )
+        steps, values = np.array(points).reshape(-1, 2).T
+        label = "" if number else group.name
+        axes.plot(steps, values, marker=".", color=colour, label=label, gid=gid)
       best = run.summary.get("training", {}).get("best", {})
       if best.get("value") is not None:
         right.plot(best["step"], best["value"], "o", ms=9, mfc="none", color=colour)
@@ -282,23 +251,12 @@ def _ranks(graph: ValidationGraph) -> figure.Figure:
   """Every configuration of a graph, by its predicted rank and its rank by label."""
   drawn, (axes,) = _axes(height=4)
   predicted, by_label = graph.ranks
-  gid = (
-    _tips(
-      f"configuration {number}: predicted rank {one}, by label {other}"
-      for number, one, other in zip(graph.config_ids, predicted, by_label)
-    )
-    if len(predicted) <= _TOLD
-    else ""
+  told = zip(graph.config_ids, predicted, by_label) if len(predicted) <= _TOLD else ()
+  gid = _tips(
+    f"configuration {number}: predicted rank {one}, by label {other}" for number, one, other in told
   )
-  axes.plot(
-    predicted,
-    by_label,
-    ".",
-    ms=6 if len(predicted) < 200 else 2,
-    color=_COLOURS[0],
-    label="a configuration",
-    gid=gid,
-  )
+  style = {"ms": 6 if len(predicted) < 200 else 2, "color": _COLOURS[0]}
+  axes.plot(predicted, by_label, ".", label="a configuration", gid=gid, **style)
   axes.axline((0, 0), slope=1, **_LINE)
   if graph.default is not None:
     axes.plot(

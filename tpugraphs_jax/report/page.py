@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import datetime
 from importlib import resources
 import itertools
@@ -19,6 +19,7 @@ from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.infra import files
 from tpugraphs_jax.report import errors, figures
 from tpugraphs_jax.report.runs import (
+  BY_GRAPH,
   Comparison,
   comparisons,
   DEFAULT,
@@ -33,10 +34,6 @@ from tpugraphs_jax.train import evaluation
 
 _LISTED = 400  # graphs in a table
 _BESIDE = 2  # groups with separate columns in a table of graphs
-_BY_GRAPH: dict[str, Callable[[ValidationGraph], float]] = {
-  "Kendall tau": lambda graph: graph.kendall_tau,
-  "slowdown1": lambda graph: graph.slowdowns[1],
-}
 _ERRORS = ("graphs", "number", "Kendall tau", "slowdown1")  # columns of `errors.rows`
 _FILES = (
   "results.csv",
@@ -189,7 +186,7 @@ def _ended(runs: Sequence[Run]) -> dict[str, Any]:
 def _graphs(groups: Sequence[Group]) -> dict[str, Any]:
   """A row for every graph, the lowest Kendall tau of the first config first."""
   columns = {}
-  for name, value in _BY_GRAPH.items():
+  for name, value in BY_GRAPH.items():
     for group in groups[:_BESIDE]:
       columns[name + _of(group, groups)] = group.by_graph(value)
   return _table(
@@ -208,7 +205,7 @@ def _programs(groups: Sequence[Group]) -> dict[str, Any]:
   """Means by program and config, over kernels and seeds."""
   columns = {}
   for group in groups[:_BESIDE]:
-    for name, value in _BY_GRAPH.items():
+    for name, value in BY_GRAPH.items():
       columns[name + _of(group, groups)] = metrics.mean_by_program(group.by_graph(value))
   return _table(
     {"program": program} | {name: means.get(program, math.nan) for name, means in columns.items()}

@@ -87,6 +87,13 @@ class ValidationGraph(evaluation.GraphScores):
     return place(self.scores), place(self.label)
 
 
+# Metrics that tables and figures show of every graph, by name.
+BY_GRAPH: dict[str, Callable[[ValidationGraph], float]] = {
+  "Kendall tau": lambda graph: graph.kendall_tau,
+  "slowdown1": lambda graph: graph.slowdowns[1],
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
   """One run.
