@@ -17,7 +17,6 @@ The released test graphs have no labels: `score` takes rankings of the validatio
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import csv
 import os
@@ -277,10 +276,7 @@ def _problems(
 @console.command
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; 1 where a file was checked and is wrong, 2 where it was refused."""
-  parser = argparse.ArgumentParser(
-    prog="python -m tpugraphs_jax.submission",
-    description="Combine, check and score ranking CSV files.",
-  )
+  parser = console.parser("submission", "Combines, checks and scores ranking CSV files.")
   commands = parser.add_subparsers(dest="command", required=True)
   command = commands.add_parser("combine", help="join the collections' results.csv")
   command.add_argument("--out", required=True, help="the CSV file to write")

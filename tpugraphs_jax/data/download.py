@@ -13,7 +13,6 @@ connection, and huggingface_hub resumes from its own servers only.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 import email.message
 import http
@@ -314,12 +313,10 @@ def _size(path: Path) -> int:
   return path.stat().st_size if path.exists() else 0
 
 
+@console.command
 def main(argv: Sequence[str] | None = None) -> int:
-  """The command line; returns the exit status."""
-  parser = argparse.ArgumentParser(
-    prog="python -m tpugraphs_jax.data.download",
-    description="Download the released TpuGraphs collections.",
-  )
+  """Runs the command line; 1 where a download failed, 2 where it was refused."""
+  parser = console.parser("data.download", "Downloads the released TpuGraphs collections.")
   parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s")
   parser.add_argument(
     "--collections",
@@ -331,16 +328,13 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
   args = parser.parse_args(argv)
+  files.refuse(args.data_root, "--data_root")
   try:
-    files.refuse(args.data_root, "--data_root")
     for collection in args.collections:
       download_collection(args.data_root, collection, base_url=args.base_url)
-  except (DownloadError, ValueError, OSError) as error:
+  except (DownloadError, OSError) as error:
     print(f"error: {console.one_line(error)}", file=sys.stderr)
-    return 2 if isinstance(error, ValueError) else 1
-  except KeyboardInterrupt:
-    print("interrupted; run again to continue", file=sys.stderr)
-    return 130
+    return 1
   return 0
 
 

@@ -248,11 +248,9 @@ def _build_graph(task: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
   own, beam = tasks.split_flags(argv)
-  parser = argparse.ArgumentParser(
-    prog="python -m tpugraphs_jax.data.store",
-    description="The random-access store of the layout collections.",
-    epilog="-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster builds it",
-  )
+  about = "-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster builds it"
+  title = "Builds the random-access store of the layout collections."
+  parser = console.parser("data.store", title, epilog=about)
   parser.add_argument("command", choices=("build",))
   parser.add_argument(
     "--data_root",

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(prog="python -m tpugraphs_jax.hlo")
+  parser = console.parser("hlo", "Converts tuning data, and shows HLO modules.")
   commands = parser.add_subparsers(required=True)
   convert_parser = commands.add_parser(
     "convert", help="the data set's tuning protobufs to .npz in the released format"

@@ -8,6 +8,7 @@ warnings go to standard error.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import datetime
@@ -17,7 +18,7 @@ import logging
 import os
 import sys
 from types import ModuleType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import tqdm
 
@@ -94,6 +95,16 @@ def _has_devices(jax: ModuleType) -> bool:
     return bool(jax.devices())
   except (RuntimeError, AssertionError):
     return False
+
+
+def parser(module: str, description: str | None, **options: Any) -> argparse.ArgumentParser:
+  """A parser of the command `python -m tpugraphs_jax.MODULE`; lines of the description stay."""
+  return argparse.ArgumentParser(
+    prog=f"python -m tpugraphs_jax.{module}",
+    description=description,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    **options,
+  )
 
 
 def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:

@@ -7,7 +7,6 @@ python -m tpugraphs_jax.report out/rates       (a sweep: all of its runs)
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 import re
 import sys
@@ -82,11 +81,7 @@ def _beside(folders: Sequence[str]) -> str:
 @console.command
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
-  parser = argparse.ArgumentParser(
-    prog="python -m tpugraphs_jax.report",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = console.parser("report", __doc__)
   parser.add_argument(
     "runs", nargs="+", metavar="RUN", help="working folder of a run, or of a sweep"
   )

@@ -126,9 +126,7 @@ def num_ops(data_root: str, collection: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog="python -m tpugraphs_jax.run.official", description=__doc__.splitlines()[0]
-  )
+  parser = console.parser("run.official", __doc__.splitlines()[0])
   parser.add_argument("--config", help="such as tile.py:EarlyJoinSAGE; with --out")
   parser.add_argument(
     "--set",

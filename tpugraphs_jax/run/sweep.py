@@ -308,12 +308,7 @@ def _command_of(args: argparse.Namespace, value: str, fields: Sequence[str]) -> 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
   own, beam = tasks.split_flags(argv)
-  parser = argparse.ArgumentParser(
-    prog="python -m tpugraphs_jax.sweep",
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    description=__doc__,
-    allow_abbrev=False,
-  )
+  parser = console.parser("sweep", __doc__, allow_abbrev=False)
   parser.add_argument(
     "--config",
     action="append",

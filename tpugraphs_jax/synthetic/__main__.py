@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 import sys
 
@@ -14,10 +13,7 @@ from tpugraphs_jax.synthetic import generate, SCALES
 @console.command
 def main(argv: Sequence[str] | None = None) -> int:
   """Writes the collections that the arguments name; returns the exit status."""
-  parser = argparse.ArgumentParser(
-    prog="python -m tpugraphs_jax.synthetic",
-    description="Writes synthetic collections in the released form.",
-  )
+  parser = console.parser("synthetic", "Writes synthetic collections in the released form.")
   parser.add_argument("--out", required=True, help="folder to write into")
   parser.add_argument(
     "--scale", default="tiny", choices=SCALES, help="number and size of the graphs"

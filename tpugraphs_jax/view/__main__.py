@@ -5,7 +5,6 @@ python -m tpugraphs_jax.view program.npz --config 3 --against 0 --model layout-v
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from tpugraphs_jax import hlo, view
@@ -39,11 +38,7 @@ def read(path: Path) -> OpGraph | layouts.Program:
 
 def main(argv: list[str] | None = None) -> None:
   """Runs the command line."""
-  parser = argparse.ArgumentParser(
-    prog="python -m tpugraphs_jax.view",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = console.parser("view", __doc__)
   parser.add_argument("file", type=Path, help=".npz, serialized HLO, HLO text, or saved layouts")
   parser.add_argument("--config", type=int, help="number of a configuration, with its layouts")
   parser.add_argument("--against", type=int, help="number of another one, beside it")
