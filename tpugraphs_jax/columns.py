@@ -114,20 +114,10 @@ _NODE_WIDTHS = {
   "minor_to_major": MAX_RANK,
 }
 AGGREGATED = (
-  "shape",
-  "window_size",
-  "window_stride",
-  "window_padding_low",
-  "window_padding_high",
-  "window_dilation",
-  "base_dilation",
-  "slice_start",
-  "slice_stride",
-  "slice_limit",
-  "dynamic_slice_sizes",
-  "edge_padding_low",
-  "edge_padding_high",
-)
+  "shape window_size window_stride window_padding_low window_padding_high window_dilation "
+  "base_dilation slice_start slice_stride slice_limit dynamic_slice_sizes edge_padding_low "
+  "edge_padding_high"
+).split()
 
 
 def _slices(widths: Mapping[str, int]) -> dict[str, slice]:

@@ -40,13 +40,9 @@ _LISTS = {
 }
 # Blocks that have the name of a field of `convolution_dimension_numbers`.
 _DIMENSION_NUMBERS = (
-  "input_batch_dimension",
-  "input_feature_dimension",
-  "kernel_input_feature_dimension",
-  "kernel_output_feature_dimension",
-  "output_batch_dimension",
-  "output_feature_dimension",
-)
+  "input_batch_dimension input_feature_dimension kernel_input_feature_dimension "
+  "kernel_output_feature_dimension output_batch_dimension output_feature_dimension"
+).split()
 
 
 def with_later_types(node_feat: np.ndarray, module: proto.HloModuleProto) -> np.ndarray:

@@ -36,17 +36,9 @@ _LISTED = 400  # graphs in a table
 _BESIDE = 2  # groups with separate columns in a table of graphs
 _ERRORS = ("graphs", "number", "Kendall tau", "slowdown1")  # columns of `errors.rows`
 _FILES = (
-  "results.csv",
-  "validation.csv",
-  "validation_programs.csv",
-  "test.csv",
-  "folds.json",
-  "metrics.jsonl",
-  "summary.json",
-  "config.json",
-  "log.txt",
-  "tensorboard",
-)
+  "results.csv validation.csv validation_programs.csv test.csv folds.json metrics.jsonl "
+  "summary.json config.json log.txt tensorboard"
+).split()
 
 
 def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:

@@ -64,23 +64,10 @@ _IMAGE_NODES = (372, 4200, 5600, 8000, 10_300, 14_000, 19_500, 24_800, 43_615)
 # Lengths that fill the lanes badly, so that instructions differ in the order they prefer.
 _SEQUENCES = (48, 64, 96, 160, 192, 320)
 _TRAIN_PROGRAMS = (
-  "alexnet",
-  "densenet",
-  "inception",
-  "mobilenet",
-  "nasnet",
-  "resnet",
-  "retinanet",
-  "ssd",
-  "bert",
-  "gpt",
-  "lstm",
-  "transformer",
-  "unet",
-  "wavenet",
-  "xception",
-)
-_OTHER_PROGRAMS = ("efficientnet", "mask_rcnn", "squeezenet", "t5", "vgg", "vit")
+  "alexnet densenet inception mobilenet nasnet resnet retinanet ssd bert gpt lstm transformer unet "
+  "wavenet xception"
+).split()
+_OTHER_PROGRAMS = "efficientnet mask_rcnn squeezenet t5 vgg vit".split()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,20 +46,9 @@ _DESCENTS = 8
 _UNSEEN_GAIN = 1e-3  # share of the runtime below which the compiler does not choose
 CONFIGURABLE = ("convolution", "dot", "reshape")
 _ANY_ORDER = frozenset(
-  (
-    "parameter",
-    "constant",
-    "broadcast",
-    "iota",
-    "rng",
-    "tuple",
-    "get-tuple-element",
-    "gather",
-    "call",
-    "all-reduce",
-  )
+  "parameter constant broadcast iota rng tuple get-tuple-element gather call all-reduce".split()
 )
-_READS_ANY_ORDER = frozenset(("reduce", "tuple", "gather", "all-reduce", "broadcast", "call"))
+_READS_ANY_ORDER = frozenset("reduce tuple gather all-reduce broadcast call".split())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,29 +29,11 @@ CUT_NS = 40.0  # starting one piece of a product's summed axis within a tile
 
 # Vector-unit cost of an opcode: 0 if it is free, else that of `_SLOW_OPCODES`, else 1.
 FREE_OPCODES = frozenset(
-  (
-    "parameter",
-    "constant",
-    "bitcast",
-    "bitcast-convert",
-    "broadcast",
-    "get-tuple-element",
-    "tuple",
-    "iota",
-    "fusion",
-    "convolution",
-    "dot",
-  )
+  "parameter constant bitcast bitcast-convert broadcast get-tuple-element tuple iota fusion "
+  "convolution dot".split()
 )
-_SLOW_OPCODES = {
-  "exponential": 48,
-  "log": 48,
-  "tanh": 48,
-  "power": 48,
-  "divide": 12,
-  "sqrt": 12,
-  "rsqrt": 12,
-}
+_SLOW_OPCODES = dict.fromkeys(("exponential", "log", "tanh", "power"), 48)
+_SLOW_OPCODES |= dict.fromkeys(("divide", "sqrt", "rsqrt"), 12)
 
 
 def vector_cost(opcode: str) -> int:
@@ -79,14 +61,9 @@ BYTES = {kind.name: kind.bytes for kind in columns.ELEMENT_TYPES}
 _TYPE_NAMES = tuple(BYTES)
 # Blocks of columns in the order of the entries of `Op.window`.
 _WINDOW = (
-  "window_size",
-  "window_stride",
-  "window_padding_low",
-  "window_padding_high",
-  "window_dilation",
-  "base_dilation",
-  "window_reversal",
-)
+  "window_size window_stride window_padding_low window_padding_high window_dilation base_dilation "
+  "window_reversal"
+).split()
 _CONVOLUTION = columns.span(NODE, "input_batch_dimension", "output_feature_dimension")
 
 
