@@ -19,7 +19,6 @@ import multiprocessing
 import os
 from pathlib import Path
 import sys
-from typing import Any
 
 from absl import logging
 import tqdm
@@ -75,7 +74,8 @@ def ensure_store(
   """Builds missing graphs of a split; returns the folders of all graphs, sorted by name.
 
   A graph is built again if its folder is damaged or its file has changed. Finished graphs stay when
-  the build is interrupted or fails. A second process for the same split waits for the first.
+  the build is interrupted or fails. A second process for the same split waits for the first. A
+  store in a bucket is copied to this machine first, and new graphs are sent to the bucket.
 
   Args:
     data_root: the folder with the released `layout/` folder.
@@ -96,21 +96,14 @@ def ensure_store(
   if workers is not None and workers < 1:
     raise ValueError(f"workers is {workers}, expected at least 1")
   folders = graph_folders(data_root, collection, split, store_dir=store_dir)
-  if store_dir is not None and files.is_remote(store_dir):
-    return _ensure_remote_store(
-      data_root,
-      collection,
-      split,
-      store_dir,
-      folders,
-      workers=workers,
-      skip_bad_files=skip_bad_files,
-      progress=progress,
-      beam=beam,
-    )
-  bad = {}
   root = next(iter(folders.values())).parent
-  if _outdated(folders):
+  bucket = ""
+  if store_dir is not None and files.is_remote(store_dir):
+    bucket = files.join(store_dir, *collection.split(":"), split)
+    with contextlib.suppress(FileNotFoundError):  # nothing there yet
+      files.fetch(bucket, root)  # the copy stays, because only local files can be memory-mapped
+  bad, outdated = {}, _outdated(folders)
+  if outdated:
     with _build_lock(root):
       files.tidy(root)
       todo = _outdated(folders)  # again: another process may have built some
@@ -126,30 +119,10 @@ def ensure_store(
       )
   for error in bad.values():
     logging.warning("skipped %s", error)
+  if bucket:
+    # Also without graphs to build: an earlier run may have ended before it sent its graphs.
+    files.send(root, bucket, again=[folders[file].name for file in outdated])
   return [folder for file, folder in folders.items() if file not in bad]
-
-
-def _ensure_remote_store(
-  data_root: str | os.PathLike[str],
-  collection: str,
-  split: str,
-  store_dir: str | os.PathLike[str],
-  folders: dict[Path, Path],
-  **options: Any,
-) -> list[Path]:
-  """`ensure_store` for a store in a bucket: copies it to this machine, and uploads new graphs.
-
-  The copy stays, because only local files can be memory-mapped.
-  """
-  place = files.join(store_dir, *collection.split(":"), split)
-  folder = next(iter(folders.values())).parent
-  with contextlib.suppress(FileNotFoundError):  # nothing there yet
-    files.fetch(place, folder)
-  todo, local = _outdated(folders), files.local_of(store_dir)
-  built = ensure_store(data_root, collection, split, store_dir=local, **options)
-  # Also without graphs to build: an earlier run may have ended before it sent its graphs.
-  files.send(folder, place, again=[folders[file].name for file in todo])
-  return built
 
 
 def _outdated(folders: dict[Path, Path]) -> dict[Path, str]:
