@@ -163,7 +163,7 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   for step in filter(values.do.__contains__, steps):
     results.check_folds(experiment, ensemble, split=values.split or steps[step])
   if "evaluate" in values.do:
-    results.evaluate_together(experiment, ensemble, workdir, split=values.split or "")
+    results.evaluate(experiment, workdir, split=values.split or "", ensemble=ensemble)
   if "predict" in values.do:
     data, split = experiment.data, values.split or "test"
     results.predict(data, config.data_root, ensemble, workdir, split=split)

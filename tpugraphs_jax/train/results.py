@@ -218,59 +218,43 @@ def of_training(
 # Evaluation.
 
 
-def evaluate(experiment: Experiment, workdir: Path, *, split: str = "") -> dict[str, float] | None:
+def evaluate(
+  experiment: Experiment, workdir: Path, *, split: str = "", ensemble: Ensemble | None = None
+) -> dict[str, float] | None:
   """Compares scores with labels: process 0 writes files, prints the means and returns them.
 
   Args:
-    experiment: with a trained ranker.
+    experiment: with a trained ranker, unless there is an ensemble.
     workdir: folder for the files.
     split: the validation split unless given.
+    ensemble: scores in place of the ranker.
 
   Raises:
-    ValueError: `split` is given and none of its graphs has labels.
+    ValueError: `split` is given and none of its graphs has labels, or an ensemble would replace the
+      results of a run.
   """
-  ranker, started = experiment.ranker, time.monotonic()
-  graphs, ids = _to_judge(experiment, split)
-  if not graphs:
-    return {}
-  _warn_of_training([ranker], graphs)
-  graphs = experiment.prepare(graphs)  # frees the raw graphs
-  scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
-  return _write_evaluation(
-    experiment,
-    graphs,
-    evaluation.with_labels(graphs, ids, scores),
-    workdir,
-    split=split or "valid",
-    started=started,
-    predicted_ns=_predicted_ns(experiment, graphs, ids, scores),
-  )
-
-
-def evaluate_together(
-  experiment: Experiment, ensemble: Ensemble, workdir: Path, *, split: str = ""
-) -> dict[str, float] | None:
-  """Like `evaluate`, with an ensemble instead of the ranker of `experiment`."""
-  started = time.monotonic()
-  if parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
+  started, predicted_ns = time.monotonic(), None
+  if ensemble and parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
     raise ValueError(
       f"{workdir} holds a run, and the ensemble would replace its results: give another --workdir"
     )
   graphs, ids = _to_judge(experiment, split)
   if not graphs:
     return {}
-  _warn_of_training(ensemble.rankers, graphs)
-  scores = ensemble.scores(graphs, ids, progress=True)
-  graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]
-  begin_summary(experiment.config, workdir, experiment.data.collection)
-  update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
+  rankers = ensemble.rankers if ensemble else [experiment.ranker]
+  _warn_of_training(rankers, graphs)
+  prepare = lambda: [rankers[0].prepare(graph) for graph in graphs]
+  if ensemble:
+    scores, graphs = ensemble.scores(graphs, ids, progress=True), prepare()
+    begin_summary(experiment.config, workdir, experiment.data.collection)
+    update_summary(workdir, model=f"ensemble of {len(rankers)}")
+  else:
+    graphs = prepare()  # frees the raw graphs
+    scores = rankers[0].scorer(rankers[0].params, graphs, ids, progress=True)
+    predicted_ns = _predicted_ns(experiment, graphs, ids, scores)
+  judged_graphs = evaluation.with_labels(graphs, ids, scores)
   return _write_evaluation(
-    experiment,
-    graphs,
-    evaluation.with_labels(graphs, ids, scores),
-    workdir,
-    split=split or "valid",
-    started=started,
+    experiment, graphs, judged_graphs, workdir, split or "valid", started, predicted_ns
   )
 
 
@@ -330,10 +314,9 @@ def _write_evaluation(
   graphs: Sequence[Any],
   judged_graphs: Sequence[evaluation.GraphScores],
   workdir: Path,
-  *,
   split: str,
   started: float,
-  predicted_ns: Sequence[np.ndarray] | None = None,
+  predicted_ns: Sequence[np.ndarray] | None,
 ) -> dict[str, float]:
   """Computes metrics, writes the files, prints and returns the means."""
   collection = experiment.data.collection

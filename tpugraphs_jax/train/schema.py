@@ -8,7 +8,8 @@ of its network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,18 @@ def sections(task: str) -> dict[str, type[Options]]:
   }
 
 
+def _declared(task: str) -> dict[str, tuple[Any, Limits]]:
+  """Default and limits of the fields of a task by name (`batch.graphs`), not of models."""
+  return {
+    f"{section}.{name}".lstrip("."): declared
+    for section, section_class in sections(task).items()
+    for name, declared in options.limits_of(section_class).items()
+  }
+
+
 def defaults(task: str) -> ConfigDict:
   """A config of a task with the default of every field, and no model."""
-  fields = {
-    f"{section}.{name}".lstrip("."): value
-    for section, section_class in sections(task).items()
-    for name, value in section_class.defaults().items()
-  }
+  fields = {name: default for name, (default, _) in _declared(task).items()}
   return ConfigDict(traverse_util.unflatten_dict(fields | {"task": task, "model": {}}, sep="."))
 
 
@@ -79,11 +85,7 @@ def kind_of(config: ConfigDict) -> str:
 
 def limits(config: ConfigDict) -> dict[str, Limits]:
   """The limits of the fields of a config, by name (`batch.graphs`)."""
-  result = {
-    f"{section}.{name}".lstrip("."): each
-    for section, section_class in sections(config.task).items()
-    for name, (_, each) in options.limits_of(section_class).items()
-  }
+  result = {name: limits for name, (_, limits) in _declared(config.task).items()}
   models = base.MODELS[kind_of(config)]
   result["model.name"] = Limits("network", one_of=tuple(models))
   if config.model.get("name") in models:
@@ -98,64 +100,37 @@ def check(config: ConfigDict) -> None:
   Raises:
     ValueError: the message has the field, its value and the expectation.
   """
-  fields_of = check_task(config)
+  check_task(config)
+  known = {*_declared(config.task), *_COMMAND_FIELDS}
+  for name in _fields(config):
+    if name not in known and not name.startswith("model."):
+      near = options.nearest(name, [*limits(config), *sections(config.task)])
+      raise ValueError(
+        f"the config has a field {name!r} that nothing reads; {near}--print_config lists all"
+      )
   for section, section_class in sections(config.task).items():
-    fields = fields_of[section]
-    _check_names(config, section, fields, section_class)
+    fields = functools.reduce(operator.getitem, filter(None, section.split(".")), config)
     section_class.of(fields)
   network = config.model.to_dict()
   base.check_options(kind_of(config), network.pop("name"), network)
   _check_pairs(config)
 
 
-def check_task(config: ConfigDict) -> dict[str, Mapping[str, Any]]:
-  """The fields of each section of a config; refuses (ValueError) one without those of its task."""
-  task = config.get("task")
+def check_task(config: ConfigDict) -> None:
+  """Refuses (ValueError) a config of no task, or without the fields of its task."""
+  task, fields = config.get("task"), _fields(config)
   if task not in base.TASKS:
     raise ValueError(f"task is {task!r}, expected one of {', '.join(base.TASKS)}")
-  every, result = config.to_dict(), {}
-  for section, section_class in sections(task).items():
-    fields, names = _section(every, section), section_class.defaults()
-    absent = [section]
-    if fields is not None:
-      absent = [f"{section}.{name}".lstrip(".") for name in names if name not in fields]
-    if fields is None or absent:
-      raise ValueError(
-        f"task is {task}, but the config has no {absent[0]}: name a file and "
-        "variant of that task in --config"
-      )
-    result[section] = fields
-  return result
+  if absent := [name for name in _declared(task) if name not in fields]:
+    raise ValueError(
+      f"task is {task}, but the config has no {absent[0]}: name a file and "
+      "variant of that task in --config"
+    )
 
 
-def _section(fields: Mapping[str, Any], section: str) -> Mapping[str, Any] | None:
-  """The fields of a section of a config; None without the section."""
-  for name in filter(None, section.split(".")):
-    found = fields.get(name)
-    if not isinstance(found, Mapping):
-      return None
-    fields = found
-  return fields
-
-
-def _check_names(
-  config: ConfigDict, section: str, fields: Mapping[str, Any], section_class: type[Options]
-) -> None:
-  names = sections(config.task)
-  subsections = {
-    name.removeprefix(f"{section}.").split(".")[0]
-    for name in names
-    if name.startswith(f"{section}.") or not section
-  }
-  others = set() if section else {"model", *_COMMAND_FIELDS}
-  expected = options.limits_of(section_class).keys() | subsections | others
-  for name in fields:
-    if name not in expected:
-      field = f"{section}.{name}".lstrip(".")
-      near = options.nearest(field, [*limits(config), *names])
-      raise ValueError(
-        f"the config has a field {field!r} that nothing reads; {near}--print_config lists all"
-      )
+def _fields(config: ConfigDict) -> dict[str, Any]:
+  """The fields of a config by name, such as `batch.graphs`; an empty section is one."""
+  return traverse_util.flatten_dict(config.to_dict(), keep_empty_nodes=True, sep=".")
 
 
 def _check_pairs(config: ConfigDict) -> None:
