@@ -19,6 +19,8 @@ import math
 import numpy as np
 import scipy  # imports `scipy.stats`, which takes long, at its first use
 
+from tpugraphs_jax.infra import console
+
 # Prefix of metrics of evaluations during training, which judge a sample of configurations.
 SAMPLE = "valid_sample"
 
@@ -192,8 +194,8 @@ def mean_of(graphs: int, without_order: Sequence[str]) -> str:
   """
   if not without_order:
     return f"mean of {graphs} graph{'s' * (graphs != 1)}"
-  names = ", ".join(without_order[:5]) + ", ..." * (len(without_order) > 5)
   have = "has" if len(without_order) == 1 else "have"
+  names = console.some(without_order)
   return f"mean of {graphs - len(without_order)} of {graphs} graphs; {names} {have} no order"
 
 

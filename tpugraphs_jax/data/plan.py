@@ -401,12 +401,10 @@ class Batches(Generic[Batch]):
   ):
     self._plan, self._total_steps, self._local_devices = plan, total_steps, local_devices
     self._assemble, self._stack = assemble, stack
-    padding = plan.padding(min(plan.steps_per_epoch, 200))
+    padding, shapes = plan.padding(min(plan.steps_per_epoch, 200)), len(plan.budgets)
     logging.info(
-      "batches have %d shape%s; %.0f %% of their nodes are padding",
-      len(plan.budgets),
-      "s" * (len(plan.budgets) != 1),
-      100 * padding,
+      f"batches have {shapes} shape{'s' * (shapes != 1)}; {100 * padding:.0f} % of their nodes are "
+      "padding"
     )
 
   def __len__(self) -> int:

@@ -147,9 +147,8 @@ class Data(Generic[Configs]):
     if not graphs:
       raise ValueError(f"all {len(files)} files in {files[0].parent} are malformed")
     if len(graphs) < len(files):
-      logging.warning(
-        "skipped %d of %d files in %s", len(files) - len(graphs), len(files), files[0].parent
-      )
+      skipped = len(files) - len(graphs)
+      logging.warning(f"skipped {skipped} of {len(files)} files in {files[0].parent}")
     return self._for_training(graphs) if split == "train" else graphs
 
   def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph[Configs]]:
@@ -189,7 +188,7 @@ class TileData(Data[TileConfigs]):
       except npz.NpzError as error:
         if not self.options.skip_bad_files:
           raise
-        logging.warning("skipped %s", error)
+        logging.warning(f"skipped {error}")
     return graphs
 
   def _for_training(self, graphs: list[OpGraph[TileConfigs]]) -> list[OpGraph[TileConfigs]]:
@@ -249,10 +248,8 @@ class LayoutData(Data[LayoutConfigs]):
     rest = sum(len(graph.configs) for graph in graphs)
     if rest < total:
       logging.info(
-        "%s: data.duplicate_policy and data.max_configs keep %s of %s training configurations",
-        self.collection.name,
-        f"{rest:,}",
-        f"{total:,}",
+        f"{self.collection.name}: data.duplicate_policy and data.max_configs keep {rest:,} of "
+        f"{total:,} training configurations"
       )
     return graphs
 
@@ -261,10 +258,8 @@ class LayoutData(Data[LayoutConfigs]):
     left = [graph for graph in graphs if not any(word in graph.name for word in words)]
     if len(left) < len(graphs):
       logging.warning(
-        "data.leave_out leaves out %d of %d training graphs of %s",
-        len(graphs) - len(left),
-        len(graphs),
-        self.collection.name,
+        f"data.leave_out leaves out {len(graphs) - len(left)} of {len(graphs)} training graphs of "
+        f"{self.collection.name}"
       )
     return left
 
@@ -328,14 +323,9 @@ def keep(
     reason = why_not(graph.configs)
     (skipped[reason] if reason else usable).append(graph)
   for reason, group in skipped.items():
-    logging.warning(
-      "skipped %d of %d graphs for %s: %s: %s",
-      len(group),
-      len(graphs),
-      purpose,
-      reason,
-      ", ".join(graph.name for graph in group),
-    )
+    names = ", ".join(graph.name for graph in group)
+    count = f"{len(group)} of {len(graphs)} graphs"
+    logging.warning(f"skipped {count} for {purpose}: {reason}: {names}")
   return usable
 
 

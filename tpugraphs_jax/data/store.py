@@ -109,7 +109,7 @@ def ensure_store(
       todo = _outdated(folders)  # again: another process may have built some
       for file, reason in todo.items():
         if folders[file].exists():
-          logging.warning("%s: this graph is built again, in %s", reason, root)
+          logging.warning(f"{reason}: this graph is built again, in {root}")
       bad = _build(
         {file: folders[file] for file in todo},
         workers=workers,
@@ -118,7 +118,7 @@ def ensure_store(
         bar=f"{collection} {split}" if progress else None,
       )
   for error in bad.values():
-    logging.warning("skipped %s", error)
+    logging.warning(f"skipped {error}")
   if bucket:
     # Also without graphs to build: an earlier run may have ended before it sent its graphs.
     files.send(root, bucket, again=[folders[file].name for file in outdated])

@@ -218,11 +218,8 @@ def _check_shapes(module: proto.HloModuleProto, *, where: str) -> None:
         others[later.get(shape.element_type, f"type {shape.element_type}")] += 1
   if others:
     logging.warning(
-      "%s: %d arrays have an element type that the data set does not know, and rankers count its "
-      "bytes: %s",
-      where,
-      others.total(),
-      _counts(others),
+      f"{where}: {others.total()} arrays have an element type that the data set does not know, and "
+      f"rankers count its bytes: {_counts(others)}"
     )
 
 
@@ -236,10 +233,8 @@ def _node_opcode(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
   unknown = collections.Counter(opcode for opcode in opcodes if opcode not in ids)
   if unknown:
     logging.warning(
-      "%s: %d instructions have an opcode outside the table and get id 0: %s",
-      where,
-      unknown.total(),
-      _counts(unknown),
+      f"{where}: {unknown.total()} instructions have an opcode outside the table and get id 0: "
+      f"{_counts(unknown)}"
     )
   return np.array([ids.get(opcode, 0) for opcode in opcodes], np.uint8)
 

@@ -52,6 +52,11 @@ def printable(text: str) -> str:
   return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
+def some(names: Sequence[str]) -> str:
+  """The first five names, and `...` behind them if there are more."""
+  return ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+
+
 def one_line(said: object) -> str:
   """A text, or the message of an error, in one line of printable characters.
 

@@ -134,7 +134,7 @@ def is_hidden(name: str) -> bool:
 
 @functools.cache
 def _tell_hidden(folder: Path, pattern: str, count: int) -> None:
-  logging.info("%s: %d hidden files are left out of %s", folder, count, pattern)
+  logging.info(f"{folder}: {count} hidden files are left out of {pattern}")
 
 
 def partial_path(path: Path, *, note: str = "") -> Path:
@@ -205,7 +205,7 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
       raise ValueError(
         f"{folder} is in use by {owner}: let that one end first, or name another folder"
       ) from None
-    logging.info("waiting for %s, which writes in %s", owner, folder)
+    logging.info(f"waiting for {owner}, which writes in {folder}")
     lock_file.acquire(poll_interval=_POLL_SECONDS)
   try:
     with contextlib.suppress(OSError):  # the lock holds without the note
@@ -530,11 +530,9 @@ def _sending_along(mirror: _Mirror, place: str) -> Iterator[None]:
         mirror.push()
       except Exception as error:  # of whatever file system it is
         if not is_warned:
+          reason = console.one_line(error)
           logging.warning(
-            "%s cannot be written (%s): tried again every %.0f s",
-            place,
-            console.one_line(error),
-            _PUSH_SECONDS,
+            f"{place} cannot be written ({reason}): tried again every {_PUSH_SECONDS:.0f} s"
           )
         is_warned = True
 

@@ -132,7 +132,7 @@ def _initialize_from_surroundings(heartbeat_timeout_seconds: int) -> None:
     # A single host needs none of it; in a pod the devices tell that there are others.
     if jax.process_count() > 1:
       raise
-    logging.info("One TPU host without jax.distributed (%s)", error)
+    logging.info(f"One TPU host without jax.distributed ({error})")
 
 
 def use_compilation_cache(folder: str | os.PathLike) -> None:
@@ -190,12 +190,10 @@ def warn_of_slow_sums() -> None:
   is_slow = jax.default_backend() == "gpu" and first <= version < fixed
   if is_slow and _ATOMICS not in flags and _DETERMINISTIC not in flags:
     logging.warning(
-      "jaxlib %s adds up rows on NVIDIA GPUs by loops of compare-and-swap, which can take "
-      "hundreds of times longer: install a version before 0.10.2 or from 0.11.2 on "
-      '(pip install ".[cuda12]" chooses one), or set '
-      "XLA_FLAGS=--xla_backend_extra_options=--%s",
-      jaxlib.version.__version__,
-      _ATOMICS,
+      f"jaxlib {jaxlib.version.__version__} adds up rows on NVIDIA GPUs by loops of "
+      "compare-and-swap, which can take hundreds of times longer: install a version before 0.10.2 "
+      'or from 0.11.2 on (pip install ".[cuda12]" chooses one), or set '
+      f"XLA_FLAGS=--xla_backend_extra_options=--{_ATOMICS}"
     )
 
 

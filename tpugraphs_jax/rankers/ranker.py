@@ -263,9 +263,7 @@ class Ranker:
     """
     (scores,) = self.scores([graph])
     if metrics.is_tied(scores):
-      logging.warning(
-        "%s: the five best configurations have equal scores, and stay in file order", graph.name
-      )
+      logging.warning(f"{graph.name}: the five best have equal scores, and stay in file order")
     return np.argsort(scores, kind="stable"), scores
 
   def explain(self, graph: OpGraph, config: int, *, against: int | None = None) -> Explanation:
@@ -380,10 +378,8 @@ def _small_graph(kind: str) -> OpGraph:
 @functools.cache
 def _warn_of_stage(name: str, stage: str, expected: str) -> None:
   logging.warning(
-    "%s is a program %s, and the model was trained on programs %s: its ranking is less reliable",
-    name,
-    stage,
-    expected,
+    f"{name} is a program {stage}, and the model was trained on programs {expected}: its ranking "
+    "is less reliable"
   )
 
 

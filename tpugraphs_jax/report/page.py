@@ -16,7 +16,7 @@ import jinja2
 
 from tpugraphs_jax import metrics
 from tpugraphs_jax.datasets import Collection
-from tpugraphs_jax.infra import files
+from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.report import errors, figures
 from tpugraphs_jax.report.runs import (
   BY_GRAPH,
@@ -76,10 +76,8 @@ def check_judged(runs: Sequence[Run], name: str) -> None:
   """Refuses (ValueError) the name of a graph that no run judged."""
   known = list(dict.fromkeys(graph.name for run in runs for graph in run.judged))
   if name and name not in known:
-    some = f"expected one of {', '.join(known[:5])}" + ", ..." * (len(known) > 5)
-    raise ValueError(
-      f"no run judged a graph {name!r}: {some if known else 'evaluate the runs first'}"
-    )
+    advice = f"expected one of {console.some(known)}" if known else "evaluate the runs first"
+    raise ValueError(f"no run judged a graph {name!r}: {advice}")
 
 
 def graph_of(comparison: Comparison, name: str) -> ValidationGraph | None:

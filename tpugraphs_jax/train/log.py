@@ -124,9 +124,8 @@ class Log:
     except OSError as error:
       if not self._is_warned:
         logging.warning(
-          "%s cannot be written (%s): the run goes on, and writes its lines as soon as possible",
-          self._lines.name,
-          error.strerror,
+          f"{self._lines.name} cannot be written ({error.strerror}): the run goes on, and writes "
+          "its lines as soon as possible"
         )
       self._is_warned = True
 
@@ -145,7 +144,7 @@ class Log:
     try:
       self._lines.close()
     except OSError as error:
-      logging.warning("%s misses the last lines (%s)", self._lines.name, error.strerror)
+      logging.warning(f"{self._lines.name} misses the last lines ({error.strerror})")
     self.events.close()
 
 
@@ -246,10 +245,9 @@ class Events:
 
   def _give_up(self, error: Exception) -> None:
     self._is_on = False
+    reason = " ".join(str(error).split())
     logging.warning(
-      "%s cannot be written (%s): the run goes on without TensorBoard",
-      self._folder,
-      " ".join(str(error).split()),
+      f"{self._folder} cannot be written ({reason}): the run goes on without TensorBoard"
     )
     if self._file is not None:
       with contextlib.suppress(Exception):  # closing fails for the same reason
@@ -370,6 +368,6 @@ class Profile:
       act(*arguments)
     except Exception as error:  # errors of the profiler, and a full disk
       reason = " ".join(str(error).split())
-      logging.warning("%s: no profile (%s); the run goes on without", self._folder, reason)
+      logging.warning(f"{self._folder}: no profile ({reason}); the run goes on without")
       return False
     return True

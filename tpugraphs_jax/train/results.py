@@ -298,13 +298,10 @@ def _warn_of_training(rankers: Sequence[Ranker], graphs: Sequence[OpGraph]) -> N
   """Warns of judged graphs that a model lists as its training graphs."""
   trained = {name for ranker in rankers for name in ranker.about.get("training_graphs", ())}
   if both := [graph.name for graph in graphs if graph.name in trained]:
+    model = "the model" + " or of one in the ensemble" * (len(rankers) > 1)
     logging.warning(
-      "%d of %d judged graphs are training graphs of the model%s, so that the figures are better "
-      "than on new graphs: %s",
-      len(both),
-      len(graphs),
-      " or of one in the ensemble" * (len(rankers) > 1),
-      ", ".join(both[:5]) + ", ..." * (len(both) > 5),
+      f"{len(both)} of {len(graphs)} judged graphs are training graphs of {model}, so that the "
+      f"figures are better than on new graphs: {console.some(both)}"
     )
 
 
@@ -438,9 +435,7 @@ def _write_ranking(
   tied = [graph.name for graph, s in zip(graphs, scores) if metrics.is_tied(s)]
   if tied:
     logging.warning(
-      "the five best have equal scores, and stay in file order, in %d of %d graphs: %s",
-      len(tied),
-      len(graphs),
-      ", ".join(tied[:5]) + ", ..." * (len(tied) > 5),
+      "the five best have equal scores, and stay in file order, in "
+      f"{len(tied)} of {len(graphs)} graphs: {console.some(tied)}"
     )
   console.say(f"{name}: ranked {len(graphs)} {split} graphs, wrote {path}")

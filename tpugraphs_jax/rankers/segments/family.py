@@ -271,15 +271,9 @@ class Segments(Family):
     segments = [len(graph.segments) for graph in graphs]
     edges, cut = sum(g.edges for g in graphs), sum(g.cut_edges for g in graphs)
     logging.info(
-      "%d graphs in %d segments (%d to %d each); %d of %d edges (%.1f %%) are between segments "
-      "and not used",
-      len(graphs),
-      sum(segments),
-      min(segments),
-      max(segments),
-      cut,
-      edges,
-      100 * cut / max(edges, 1),
+      f"{len(graphs)} graphs in {sum(segments)} segments ({min(segments)} to {max(segments)} "
+      f"each); {cut} of {edges} edges ({100 * cut / max(edges, 1):.1f} %) are between segments and "
+      "not used"
     )
 
   def draw(self, graphs: Sequence[SegmentedGraph], sampler: Sampler) -> Draw:
@@ -527,7 +521,7 @@ def refresh(
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / f"totals_{parallel.process_index()}.npy"
   first = np.cumsum([0] + [len(ids) for ids in config_ids])
-  logging.info("refreshing the readouts of %d configurations of %d graphs", first[-1], len(graphs))
+  logging.info(f"refreshing the readouts of {first[-1]} configurations of {len(graphs)} graphs")
   totals = None
   for number, total in segments.encoder.stream(params, graphs, config_ids, progress=True):
     if totals is None:

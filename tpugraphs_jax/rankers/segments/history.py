@@ -214,7 +214,7 @@ def create(keys: Keys, *, width: int, dtype: str, folder: Path) -> History:
       "segments.history_dtype=bfloat16, fewer configurations (data.max_configs) or larger "
       "segments (segments.max_nodes), or train without a table (variants gst and one)"
     )
-  logging.info("%s, on the %s", text, fits[0])
+  logging.info(f"{text}, on the {fits[0]}")
   if fits[0] == "device":
     return DeviceHistory(keys.entries, width, dtype)
   return HostHistory(keys.entries, width, dtype, folder / f"host_{parallel.process_index()}")
