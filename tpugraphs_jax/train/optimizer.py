@@ -61,39 +61,23 @@ class Optimizer(Options):
 
   def check(self) -> None:
     """Refuses (ValueError) fields that contradict each other."""
-    rate, milestones = self.learning_rate, tuple(self.milestones)
-    window, decay = tuple(self.average_window), self.average_decay
+    milestones, window, name = tuple(self.milestones), tuple(self.average_window), self.name
     increasing = all(a < b for a, b in zip((0.0, *milestones), (*milestones, 1.0)))
-    for field, is_valid, expected in (
+    is_window = len(window) == 2 and 0 <= window[0] < window[1] <= 1
+    for field, is_wrong, expected in (
       (
         "final_learning_rate",
-        self.final_learning_rate <= rate,
-        f"between 0 and the learning rate {rate}",
+        self.final_learning_rate > self.learning_rate,
+        f"at most the learning rate {self.learning_rate}",
       ),
-      ("milestones", milestones or self.schedule != "multistep", "at least one"),
-      ("milestones", increasing, "increasing shares in (0, 1)"),
-      (
-        "weight_decay",
-        not self.weight_decay or self.name != "adam",
-        "0: optimizer.name='adam' has no weight decay, take 'adamw'",
-      ),
-      (
-        "decay_layers",
-        not self.decay_layers or self.name == "adamw",
-        f"(): optimizer.name is {self.name!r}, and only adamw leaves layers without decay",
-      ),
-      (
-        "average_window",
-        not window or len(window) == 2 and 0 <= window[0] < window[1] <= 1,
-        "two increasing shares in [0, 1], or ()",
-      ),
-      (
-        "average_window",
-        not (window and decay),
-        f"(): optimizer.average_decay is {decay}, and a run keeps one average",
-      ),
+      ("milestones", self.schedule == "multistep" and not milestones, "at least one"),
+      ("milestones", not increasing, "increasing shares in (0, 1)"),
+      ("weight_decay", self.weight_decay and name == "adam", "0, or optimizer.name adamw"),
+      ("decay_layers", self.decay_layers and name != "adamw", "(), or optimizer.name adamw"),
+      ("average_window", window and not is_window, "two increasing shares in [0, 1], or ()"),
+      ("average_window", window and self.average_decay, "(), or optimizer.average_decay 0"),
     ):
-      if not is_valid:
+      if is_wrong:
         raise ValueError(f"{self.section}.{field} is {getattr(self, field)!r}, expected {expected}")
 
   def rate(self, total_steps: int) -> optax.Schedule:
@@ -103,10 +87,9 @@ class Optimizer(Options):
     if self.schedule == "constant":
       rate = optax.constant_schedule(self.learning_rate)
     elif self.schedule == "cosine":
+      share = self.final_learning_rate / self.learning_rate
       rate = optax.cosine_decay_schedule(
-        self.learning_rate,
-        max(1, total - warmup_steps),
-        alpha=self.final_learning_rate / self.learning_rate,
+        self.learning_rate, max(1, total - warmup_steps), alpha=share
       )
     else:
       steps = [round(share * total) - warmup_steps for share in self.milestones]
@@ -128,12 +111,8 @@ class Optimizer(Options):
         optax.add_decayed_weights(self.weight_decay), optax.adam(rate, eps=self.eps)
       )
     else:
-      adam = optax.adamw(
-        rate,
-        eps=self.eps,
-        weight_decay=self.weight_decay,
-        mask=self._decays if self.decay_layers else None,
-      )
+      mask = self._decays if self.decay_layers else None
+      adam = optax.adamw(rate, eps=self.eps, weight_decay=self.weight_decay, mask=mask)
     # An update of one flat vector compiles faster than one update per variable.
     parts = [adam if self.decay_layers else optax.flatten(adam)]
     if self.clip_norm:
