@@ -11,8 +11,9 @@ import collections
 from collections.abc import Iterator
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import logging
 import numpy as np
@@ -206,14 +207,8 @@ def _check_shapes(module: proto.HloModuleProto, *, where: str) -> None:
     for shape in proto.arrays(instruction.shape):
       if _UNBOUNDED in shape.dimensions:
         sizes = ",".join("?" if size == _UNBOUNDED else str(size) for size in shape.dimensions)
-        raise ValueError(
-          _message(
-            where,
-            module,
-            node,
-            f"its shape [{sizes}] has a dimension without a size; give arguments of known shapes",
-          )
-        )
+        problem = f"its shape [{sizes}] has a dimension without a size: give known shapes"
+        _refuse(module, node, problem, where)
       if shape.element_type not in known:
         others[later.get(shape.element_type, f"type {shape.element_type}")] += 1
   if others:
@@ -258,13 +253,11 @@ def _edges(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
       missing += [
         f"the root of computation id {each}" for each in callees if root.get(each) not in position
       ]
-      raise ValueError(
-        _message(where, module, consumer, f"{missing[0]} is no instruction of the module")
-      ) from None
+      _refuse(module, consumer, f"{missing[0]} is no instruction of the module", where)
   edge_index = np.array(edges, np.int64).reshape(-1, 2)
   self_edges = np.flatnonzero(edge_index[:, 0] == edge_index[:, 1])
   if self_edges.size:
-    raise ValueError(_message(where, module, edge_index[self_edges[0], 0], "it consumes itself"))
+    _refuse(module, edge_index[self_edges[0], 0], "it consumes itself", where)
   return edge_index
 
 
@@ -276,42 +269,29 @@ def _sorted_edges(
   if repeated.size:
     consumer, producer = result[repeated[0]]
     name = proto.instructions(module)[producer].name
-    raise ValueError(
-      _message(
-        where,
-        module,
-        consumer,
-        f"it consumes {name!r} twice, which a sorted edge list does "
-        "not allow; use edge_order='insertion'",
-      )
-    )
+    problem = f"it consumes {name!r} twice, which needs edge_order='insertion'"
+    _refuse(module, consumer, problem, where)
   return result
 
 
 def _node_splits(module: proto.HloModuleProto) -> np.ndarray:
   """Ends of the stretches that loops, branches and clusters cut, `[S]` int64."""
-  ends = np.cumsum([0, *(len(each.instructions) for each in module.computations)])
-  splits = [
-    0,
-    *(
-      end
-      for end, computation in zip(ends[1:], module.computations)
-      if any(name in computation.name for name in _SPLIT_NAMES)
-    ),
-  ]
-  if splits[-1] < ends[-1]:
+  ends = np.cumsum([len(computation.instructions) for computation in module.computations])
+  is_end = [any(name in one.name for name in _SPLIT_NAMES) for one in module.computations]
+  splits = [0, *itertools.compress(ends, is_end)]
+  if len(ends) and splits[-1] < ends[-1]:
     splits.append(ends[-1])
   return np.array(splits, np.int64)
 
 
-def _message(where: str, module: proto.HloModuleProto, node: int, problem: str) -> str:
-  """An error of a node, with the names of its computation and instruction."""
+def _refuse(module: proto.HloModuleProto, node: int, problem: str, where: str) -> NoReturn:
+  """Raises ValueError for a node, with the names of its computation and instruction."""
   owner, instruction = [
     (computation, instruction)
     for computation in module.computations
     for instruction in computation.instructions
   ][node]
-  return (
+  raise ValueError(
     f"{where}: computation {owner.name!r}, instruction {instruction.name!r} "
     f"(id {instruction.id}): {problem}"
-  )
+  ) from None

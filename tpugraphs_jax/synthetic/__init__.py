@@ -34,6 +34,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import NamedTuple
 import zlib
 
 import numpy as np
@@ -107,8 +108,7 @@ class FileSpec:
     return f"{programs[self.index % len(programs)]}_{number:x}"
 
 
-@dataclasses.dataclass(frozen=True)
-class TileSize:
+class TileSize(NamedTuple):
   """The size of a tile file."""
 
   nodes: int
@@ -116,8 +116,7 @@ class TileSize:
   tiled: bool  # False: a kernel without a tile choice
 
 
-@dataclasses.dataclass(frozen=True)
-class LayoutSize:
+class LayoutSize(NamedTuple):
   """The program of a layout graph."""
 
   program: ImageProgram | TextProgram
@@ -135,14 +134,10 @@ def file_specs(
   if scale not in SCALES:
     raise ValueError(f"unknown scale {scale!r}, expected one of {', '.join(SCALES)}")
   datasets.check_released(collection)
-  counts = (
-    download.PUBLISHED[collection].graphs
-    if scale == "full"
-    else _COUNTS[collection.partition(":")[0]][scale]
-  )
+  counts = _COUNTS[collection.partition(":")[0]] | {"full": download.PUBLISHED[collection].graphs}
   return [
     FileSpec(scale, seed, collection, split, index)
-    for split, count in zip(graph.SPLITS, counts)
+    for split, count in zip(graph.SPLITS, counts[scale])
     for index in range(count if limit is None else min(count, limit))
   ]
 
@@ -277,9 +272,8 @@ def generate(
   write = functools.partial(write_file, out)
   if workers is None:
     workers = 1 if scale == "tiny" else os.cpu_count() or 1
-  with tqdm.tqdm(
-    total=len(specs), unit="file", mininterval=1, disable=console.bar(progress)
-  ) as bar:
+  hidden = console.bar(progress)
+  with tqdm.tqdm(total=len(specs), unit="file", mininterval=1, disable=hidden) as bar:
     tasks.run(write, specs, processes=workers, finished=lambda _: bar.update())
   return out / "npz"
 
@@ -346,11 +340,8 @@ def read_ceiling(
     FileNotFoundError: there is no such side file.
     npz.NpzError: it is damaged.
   """
-  path = (
-    Path(data_root)
-    .expanduser()
-    .parent.joinpath("ceiling", *collection.split(":"), split, f"{name}.npz")
-  )
+  root = Path(data_root).expanduser().parent
+  path = root.joinpath("ceiling", *collection.split(":"), split, f"{name}.npz")
   with npz.NpzArchive(path) as archive:
     return Ceiling(archive.read("runtime_ns"), archive.read("measured_ns"))
 
