@@ -155,7 +155,7 @@ class Data(Generic[Configs]):
     raise NotImplementedError
 
   def _for_training(self, graphs: list[OpGraph[Configs]]) -> list[OpGraph[Configs]]:
-    raise NotImplementedError
+    return [drop_duplicates(graph, self.options.duplicate_policy) for graph in graphs]
 
   def why_not_trained(self, configs: Configs, *, min_configs: int) -> str:
     """The reason to leave a graph out of training; empty if there is none."""
@@ -172,8 +172,9 @@ class Data(Generic[Configs]):
     raise NotImplementedError
 
   def validation_ids(self, name: str, configs: Configs) -> np.ndarray:
-    """Configurations `[n]` int64 of the final evaluation of the graph `name`."""
-    raise NotImplementedError
+    """Configurations `[n]` int64 of the final evaluation of the graph `name`: all."""
+    del name
+    return np.arange(len(configs))
 
 
 class TileData(Data[TileConfigs]):
@@ -191,9 +192,6 @@ class TileData(Data[TileConfigs]):
         logging.warning(f"skipped {error}")
     return graphs
 
-  def _for_training(self, graphs: list[OpGraph[TileConfigs]]) -> list[OpGraph[TileConfigs]]:
-    return [drop_duplicates(graph, self.options.duplicate_policy) for graph in graphs]
-
   def config_values(self, graph: OpGraph[TileConfigs]) -> np.ndarray:
     """Values to fit the transform of configurations on, `[C, 24 or more]` float32."""
     graph = feature_blocks.with_config_features(graph, self.options.config_features)
@@ -204,11 +202,6 @@ class TileData(Data[TileConfigs]):
     if self.target == "absolute":
       return (configs.runtime_ns / configs.unit_ns("absolute"))[config_ids].astype(np.float32)
     return slate_target(configs.label[config_ids], self.target)
-
-  def validation_ids(self, name: str, configs: TileConfigs) -> np.ndarray:
-    """Configurations of the final evaluation: all, `[C]` int64."""
-    del name
-    return np.arange(len(configs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,8 +236,7 @@ class LayoutData(Data[LayoutConfigs]):
   def _for_training(self, graphs: list[OpGraph[LayoutConfigs]]) -> list[OpGraph[LayoutConfigs]]:
     graphs = self._left(graphs)
     total = sum(len(graph.configs) for graph in graphs)
-    graphs = [drop_duplicates(graph, self.options.duplicate_policy) for graph in graphs]
-    graphs = [self._limit_configs(graph) for graph in graphs]
+    graphs = [self._limit_configs(graph) for graph in super()._for_training(graphs)]
     rest = sum(len(graph.configs) for graph in graphs)
     if rest < total:
       logging.info(
