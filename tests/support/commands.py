@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import functools
+import gc
 import itertools
 import mmap
 import multiprocessing
@@ -159,6 +160,7 @@ def _run_in_fork(command: Run, home: str, folder: Path) -> None:
   redirect(folder / "out", folder / "err")
   os.environ["HOME"] = home
   os.chdir(command.folder or ROOT)
+  skip_imports_in_collections()
   # Programs on tiny data compile for longer than they run.
   parallel.compile_quickly()
   jax.config.update("jax_num_cpu_devices", command.devices)
@@ -175,6 +177,12 @@ def _run_in_fork(command: Run, home: str, folder: Path) -> None:
   sys.argv = list(command.arguments[is_module:])
   sys.path.insert(0, str(ROOT if is_module else Path(sys.argv[0]).resolve().parent))
   (runpy.run_module if is_module else runpy.run_path)(sys.argv[0], run_name="__main__")
+
+
+def skip_imports_in_collections() -> None:
+  """Spares the garbage collector what is imported; tracing makes very many small objects."""
+  gc.freeze()
+  gc.set_threshold(200_000, 20, 100)
 
 
 def count_operations(watched: str, counted: mmap.mmap, *, kill_at: int = 0) -> None:
