@@ -24,7 +24,7 @@ from tpugraphs_jax.configs.base import RankerSettings
 from tpugraphs_jax.configs.systems import official, tables
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default", "own")
-_SMALL = dict(op_embed_dim=8, hidden_dim=16)  # for `ci`
+_SMALL = dict(op_embed_dim=8, hidden_dim=16, num_gnns=1)  # for `ci`
 
 
 def full(config: ConfigDict) -> None:

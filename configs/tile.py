@@ -19,7 +19,7 @@ from tpugraphs_jax.configs.base import RankerSettings
 from tpugraphs_jax.configs.systems import official
 
 _DEFAULT = "EarlyJoinSAGE"
-_SMALL = dict(op_embed_dim=8, hidden_dim=16)  # for `ci`
+_SMALL = dict(op_embed_dim=8, hidden_dim=16, num_gnns=1)  # for `ci`
 
 
 def recommended(config: ConfigDict) -> None:
