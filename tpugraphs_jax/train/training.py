@@ -315,13 +315,7 @@ def begin(
     params = init_params(family.network, first, seed=config.seed)
   steps, options = epochs * plan.steps_per_epoch, {**config.optimizer, **optimizer}
   transformation = family.optimizer(create_optimizer(total_steps=steps, **options))
-  step = make_train_step(
-    family.network,
-    transformation,
-    losses.LossOptions.of(config.loss),
-    seed=config.seed,
-    config_chunk=config.batch.config_chunk,
-  )
+  step = step_of(config, family.network, transformation)
   batches = load_batches(config, family, plan, steps=steps)
   step, batches = family.training(
     step, batches, params=params, batch=first, graphs=graphs, workdir=folder
@@ -329,6 +323,24 @@ def begin(
   state = TrainState.create(params, transformation)
   rates = learning_rates(total_steps=steps, **options)
   return loop.Training(state, step, batches, epochs, plan.steps_per_epoch, rates), plan
+
+
+def step_of(
+  config: ml_collections.ConfigDict,
+  network: nn.Module,
+  optimizer: optax.GradientTransformation,
+  *,
+  devices: Sequence[jax.Device] | None = None,
+) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
+  """`make_train_step` with the losses, the seed and the chunks of a config."""
+  return make_train_step(
+    network,
+    optimizer,
+    losses.LossOptions.of(config.loss),
+    seed=config.seed,
+    config_chunk=config.batch.config_chunk,
+    devices=devices,
+  )
 
 
 def first_stage(
