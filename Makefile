@@ -36,7 +36,8 @@ lint: install
 	$(SCHEMA).dependabot .github/dependabot.yml
 
 # In the order of names: slow files begin early, so that no core waits for them at the end.
-PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+WORKERS ?= 2
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 
 # All tests except those of the lanes in tests/conftest.py. `make test-all` runs everything.
 test: install
@@ -61,14 +62,15 @@ test-all: test $(LANES)
 
 DEMO_KERNELS := --config.train.epochs=8 --config.train.eval_every_epochs=2
 
+# More flags of both runs: make demo DEMO=--config.train.epochs=2
 demo: install
 	rm -rf out/demo_*
 	$(BIN)/python -m tpugraphs_jax.synthetic --out out/demo_kernels --scale medium \
 	  --collections tile:xla --limit 150
 	$(BIN)/python run_tile.py --config=configs/tile.py:recommended \
-	  --data_root=out/demo_kernels/npz --workdir=out/demo_tile $(DEMO_KERNELS)
+	  --data_root=out/demo_kernels/npz --workdir=out/demo_tile $(DEMO_KERNELS) $(DEMO)
 	$(BIN)/python run_layout.py --config=configs/layout.py:own,recommended \
-	  --data_root=data/own/npz --workdir=out/demo_layout
+	  --data_root=data/own/npz --workdir=out/demo_layout $(DEMO)
 	@echo "make demo took $(TOOK), with installation"
 	@$(BIN)/python -m tpugraphs_jax.report --verdict out/demo_tile out/demo_layout
 
