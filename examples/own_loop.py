@@ -17,7 +17,7 @@ from tpugraphs_jax import losses, metrics, synthetic
 from tpugraphs_jax.data import batching, npz, plan
 
 # --8<-- [start:loop]
-COLLECTION, GRAPHS, CONFIGS = "layout:xla:random", 4, 16  # of a step
+COLLECTION, GRAPHS, CONFIGS = "layout:xla:random", 4, 8  # of a step
 
 
 class Network(nn.Module):
@@ -61,7 +61,7 @@ def batches(steps, graphs, configs):
   return [batching.assemble_layout(slates, budget, **options) for slates in steps]
 
 
-def main(root, steps=100):
+def main(root, steps=50):
   rng, train, valid = np.random.default_rng(0), read(root, "train"), read(root, "valid")
   draw = lambda graph: slate(graph, rng.permutation(len(graph.configs))[:CONFIGS])
   chosen = [rng.permutation(len(train))[:GRAPHS] for _ in range(steps)]
