@@ -152,38 +152,33 @@ def move(run, data_root):
   (run / "config.json").write_text(json.dumps(config))
 
 
-def best_checkpoint(workdir):
-  """The best checkpoint of the last stage of a run; None without one."""
+def newest_checkpoint(workdir):
+  """The newest checkpoint of the last stage of a run; None without one."""
   config = model_file.config_of(workdir)
-  return best_of(workdir / rankers.last_folder(config) / loop.CHECKPOINTS)
+  return newest_of(workdir / rankers.last_folder(config) / loop.CHECKPOINTS)
 
 
-class Best(NamedTuple):
-  """Step, value and parameters to evaluate of a checkpoint."""
+class Saved(NamedTuple):
+  """Step and parameters to evaluate of a checkpoint."""
 
   step: int
-  value: float | None
   params: dict
 
 
-def best_of(folder):
-  """The best checkpoint of a folder, else the newest, as Orbax and JSON read it; None without one.
-
-  The largest value is the best, and of equal values the first.
-  """
-  paths = sorted(folder.glob("save_*[0-9]"), key=lambda path: int(path.name.removeprefix("save_")))
-  notes = {path: json.loads((path / "notes" / "metadata").read_text()) for path in paths}
-  if not paths:
+def newest_of(folder):
+  """The newest checkpoint of a folder, as Orbax and JSON read it; None without one."""
+  number = lambda path: int(path.name.removeprefix("save_"))
+  newest = max(folder.glob("save_*[0-9]"), key=number, default=None)
+  if newest is None:
     return None
-  judged = [path for path in paths if not np.isnan(np.array(notes[path]["value"], float))]
-  best = max(judged, key=lambda path: notes[path]["value"], default=paths[-1])
+  notes = json.loads((newest / "notes" / "metadata").read_text())
   with ocp.StandardCheckpointer() as reader:
-    shapes = reader.metadata(best / "state")
+    shapes = reader.metadata(newest / "state")
     shapes = getattr(shapes, "item_metadata", shapes)
     shapes = getattr(shapes, "tree", shapes)
     state = reader.restore(
-      best / "state", jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+      newest / "state", jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     )
   average = optax.tree.get(state["opt_state"], "average_params")
   params = state["params"] if average is None else average
-  return Best(notes[best]["step"], notes[best]["value"], params)
+  return Saved(notes["step"], params)

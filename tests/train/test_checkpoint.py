@@ -35,13 +35,12 @@ def make_state(step=0, width=3):
   return jax.tree.map(np.asarray, state.replace(step=np.int32(step)))
 
 
-def save(checkpoints, step, value=None):
+def save(checkpoints, step):
   checkpoints.save(
     step,
     make_state(step),
     data={"next_index": step},
     progress={"best_value": 0.1 + 0.2, "none": None},
-    value=value,
   )
 
 
@@ -52,7 +51,7 @@ def folder(tmp_path):
 
 def test_newest_comes_back_bit_for_bit(folder):
   first = checkpoint.Checkpoints(folder, config=CONFIG)
-  save(first, 7, value=0.5)
+  save(first, 7)
   first.close()
   second = checkpoint.Checkpoints(folder, config=CONFIG)
   saved = second.newest(make_state(0))
@@ -62,13 +61,13 @@ def test_newest_comes_back_bit_for_bit(folder):
 
 
 def test_a_reader_changes_nothing_where_a_run_is_saving(folder):
-  save(checkpoint.Checkpoints(folder, config=CONFIG), 1, 0.5)
+  save(checkpoint.Checkpoints(folder, config=CONFIG), 1)
   # Orbax' name of a checkpoint on its way.
   on_its_way = folder / "save_1.orbax-checkpoint-tmp"
   on_its_way.mkdir()
   before = sorted(path.name for path in folder.rglob("*"))
   reader = checkpoint.Checkpoints(folder, config=CONFIG, read_only=True)
-  assert reader.newest_step() == run_folders.best_of(folder).step == 1
+  assert reader.newest_step() == run_folders.newest_of(folder).step == 1
   reader.check_config()
   reader.close()
   assert sorted(path.name for path in folder.rglob("*")) == before
@@ -82,40 +81,29 @@ def test_a_reader_of_a_missing_folder_finds_nothing_and_makes_nothing(folder):
   assert not folder.exists()
 
 
-@pytest.mark.parametrize(
-  "values, reopen",
-  [
-    ([0.5, None, 0.9, None, 0.8], False),
-    ([0.5, float("nan"), 0.4], False),
-    *(
-      (values, True)
-      for values in (
-        [0.5, None, 0.9, None, 0.8],
-        [0.9, 0.1, 0.2],
-        [None, 0.4, None, None],
-        [0.5, 0.5, 0.5],
-        [0.5, float("nan"), 0.4],
-        [-1.0, -2.0, None],
-        [float("nan")] * 2,
-      )
-    ),
-  ],
-)
-def test_newest_and_best_are_kept_and_nothing_else(folder, values, reopen):
+@pytest.mark.parametrize("reopen", [False, True])
+def test_the_two_newest_are_kept_and_nothing_else(folder, reopen):
   checkpoints = checkpoint.Checkpoints(folder)
-  for step, value in enumerate(values):
-    save(checkpoints, step, value)
+  for step in range(5):
+    save(checkpoints, step)
     if reopen:
       checkpoints.close()
       checkpoints = checkpoint.Checkpoints(folder)
-    seen = {s: v for s, v in enumerate(values[: step + 1]) if v is not None and v == v}
-    best = max(seen, key=lambda s: (seen[s], -s)) if seen else step
-    assert checkpoints.newest(make_state()).step == step
-    assert run_folders.best_of(folder).step == best
-    kept = {path.name for path in folder.iterdir()}
-    expected = {f"save_{step}", f"save_{best}"}
-    # Before any evaluation Orbax may keep an earlier checkpoint as its best.
-    assert kept == expected if seen else kept >= expected and len(kept) <= 2
+    assert checkpoints.newest(make_state()).step == run_folders.newest_of(folder).step == step
+    expected = {f"save_{number}" for number in range(max(step - 1, 0), step + 1)}
+    assert {path.name for path in folder.iterdir()} == expected
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(folder):
+  checkpoints = checkpoint.Checkpoints(folder)
+  save(checkpoints, 4)
+  save(checkpoints, 5)
+  checkpoints.close()
+  (folder / "save_1" / "notes" / "metadata").write_text("{")
+  with pytest.raises(ValueError, match="save_1 is damaged.*remove it"):
+    checkpoint.Checkpoints(folder).newest(make_state())
+  shutil.rmtree(folder / "save_1")
+  assert checkpoint.Checkpoints(folder).newest(make_state()).step == 4
 
 
 def test_another_config_is_refused_naming_the_fields(folder):
@@ -155,8 +143,7 @@ import numpy as np
 from tpugraphs_jax.train import checkpoint
 checkpoints = checkpoint.Checkpoints(sys.argv[1])
 save = lambda step, size: checkpoints.save(
-    step, {"a": np.random.default_rng(step).normal(size=size)}, data={}, progress={},
-    value=float(step))
+    step, {"a": np.random.default_rng(step).normal(size=size)}, data={}, progress={})
 save(1, 10)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # bytes per file
 save(2, 100_000)
@@ -178,15 +165,15 @@ def test_a_full_disk_loses_no_earlier_checkpoint(folder):
 
 def test_superseded_checkpoints_of_a_killed_run_are_removed_on_resume(folder):
   checkpoints = checkpoint.Checkpoints(folder)
-  save(checkpoints, 1, 0.9)
-  save(checkpoints, 2, 0.1)
-  shutil.copytree(folder / "save_1", folder.parent / "superseded")
-  save(checkpoints, 3, 0.2)
+  save(checkpoints, 1)
+  save(checkpoints, 2)
+  shutil.copytree(folder / "save_0", folder.parent / "superseded")
+  save(checkpoints, 3)
   checkpoints.close()
-  shutil.copytree(folder.parent / "superseded", folder / "save_1")
+  shutil.copytree(folder.parent / "superseded", folder / "save_0")
   (folder / "superseded" / "save_7").mkdir(parents=True)
   checkpoint.Checkpoints(folder, read_only=True).close()
   assert len(list(folder.iterdir())) == 4  # a reader leaves it alone
   checkpoints = checkpoint.Checkpoints(folder)
-  assert sorted(path.name for path in folder.iterdir()) == ["save_0", "save_2"]
-  assert run_folders.best_of(folder).step == 1 and checkpoints.newest_step() == 3
+  assert sorted(path.name for path in folder.iterdir()) == ["save_1", "save_2"]
+  assert checkpoints.newest_step() == 3

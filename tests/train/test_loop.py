@@ -117,7 +117,7 @@ def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path
   )
   ((step, params),) = used
   assert step == toy.STEPS
-  assert_same_trees(params, run_folders.best_of(tmp_path / loop.CHECKPOINTS).params)
+  assert_same_trees(params, run_folders.newest_of(tmp_path / loop.CHECKPOINTS).params)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -195,13 +195,13 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
   assert (result.best_value, result.best_step) == (0.5, 4)
 
 
-def test_a_run_can_end_with_its_last_checkpoint_which_it_does_not_call_the_best(tmp_path, capsys):
+def test_the_model_can_be_of_the_last_evaluation_which_is_not_called_the_best(tmp_path, capsys):
   falling = lambda params, step: {"opa": 1 / step}
   result = toy.train(tmp_path, evaluate=falling, result="last")
   assert (result.best_step, result.best_value) == (result.step, 1 / result.step)
   out = capsys.readouterr().out
   assert "best" not in out and f"last valid_sample/opa {1 / result.step:.4f} at step" in out
-  assert run_folders.best_of(tmp_path / loop.CHECKPOINTS).step == result.step
+  assert run_folders.newest_of(tmp_path / loop.CHECKPOINTS).step == result.step
 
 
 def test_a_loss_that_is_not_finite_names_the_step(tmp_path):

@@ -305,7 +305,7 @@ def leftovers(workdir: Path) -> list[str]:
 
 
 def contents(workdir: Path) -> dict[str, object]:
-  """Files, metrics and best parameters of a run that must not depend on kills, by name."""
+  """Files, metrics and last parameters of a run that must not depend on kills, by name."""
   found = {
     str(path.relative_to(workdir)): path.read_bytes()
     for name in ("features.json", "validation.csv", "results.csv", "model.npz")
@@ -314,9 +314,9 @@ def contents(workdir: Path) -> dict[str, object]:
   }
   for path in sorted(workdir.rglob("metrics.jsonl")):
     found[str(path.relative_to(workdir))] = run_folders.metrics(path.parent)
-  best = run_folders.best_checkpoint(workdir)
-  arrays = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(best.params)]
-  return found | {"best": (best.step, best.value, arrays)}
+  newest = run_folders.newest_checkpoint(workdir)
+  arrays = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(newest.params)]
+  return found | {"checkpoint": (newest.step, arrays)}
 
 
 def different(found: Mapping[str, object], expected: Mapping[str, object]) -> str:

@@ -139,8 +139,8 @@ def _not_finite(workdir: Path) -> list[str]:
   """Names of parameters and files of a run that have values which are not finite."""
   if not (workdir / "checkpoints").is_dir():
     return []
-  found = run_folders.best_checkpoint(workdir)
-  trees = {} if found is None else {"best checkpoint": found.params}
+  found = run_folders.newest_checkpoint(workdir)
+  trees = {} if found is None else {"newest checkpoint": found.params}
   if (workdir / "model.npz").exists():
     trees["model file"] = model_file.read(workdir / "model.npz").params
   names = [

@@ -1,8 +1,10 @@
-"""Checkpoints: the newest, to resume from, and the best, which the model file has too.
+"""Checkpoints, to resume from: the newest, and the one before it in case the newest is damaged.
+
+The model of a run is in no checkpoint: `train.loop` decides which evaluation is the best, and
+`train.training` writes its parameters to `model.npz`.
 
 Orbax writes and removes checkpoints. This module adds checks of the config and of other files of
-the run, a checksum of the state, atomic removal, and errors of one line. `train.loop` passes the
-value by which the best is chosen.
+the run, a checksum of the state, atomic removal, and errors of one line.
 
 Checkpoints are numbered in the order of saving, not by training step: when an evaluation is
 interrupted, its step is saved twice. In a run of several processes process 0 alone reads and
@@ -16,7 +18,6 @@ import dataclasses
 import errno
 import json
 import logging
-import math
 import os
 from pathlib import Path
 import shutil
@@ -25,7 +26,6 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from tpugraphs_jax.infra import machine, parallel, trees
 from tpugraphs_jax.infra.files import digest_of_arrays, seal, unseal
@@ -34,7 +34,8 @@ _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
 _CHECKSUM = "state_sha256"  # a field of the notes
 _TRASH = "superseded"  # folder of checkpoints that are being removed
 _PREFIX = "save"  # folders are save_0, save_1, ...
-_FIELDS = "step", "config", "data", "progress", "value", "files", _CHECKSUM  # of the notes
+_KEPT = 2
+_FIELDS = "step", "config", "data", "progress", "files", _CHECKSUM  # of the notes
 _DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 
 Result = TypeVar("Result")
@@ -51,7 +52,7 @@ class Saved:
 
 
 class Checkpoints:
-  """The checkpoints of one working folder: the newest and the best.
+  """The checkpoints of one working folder.
 
   Args:
     folder: of the checkpoints; created if missing.
@@ -79,22 +80,17 @@ class Checkpoints:
         self._manager = self._create_manager(read_only)
         if not read_only:
           self._tidy(self._manager)
-      except (ValueError, KeyError, TypeError) as error:  # damaged metrics
+      except (ValueError, KeyError, TypeError) as error:  # damaged metadata
         raise _damaged(self._folder / f"{_PREFIX}_*", error) from None
 
   def _create_manager(self, read_only: bool) -> ocp.CheckpointManager:
     _quiet_orbax()
     if not read_only:
       self._folder.mkdir(parents=True, exist_ok=True)
-    # With `best_fn` Orbax writes the metrics. The policy keeps the newest and the best checkpoint.
-    # (`best_fn` with `max_to_keep` would remove the newest.)
-    best = preservation_policy.BestN(get_metric_fn=_rank, n=1)
-    newest = preservation_policy.LatestN(1)
     return ocp.CheckpointManager(
       self._folder,
       options=ocp.CheckpointManagerOptions(
-        best_fn=_rank,
-        preservation_policy=preservation_policy.AnyPreservationPolicy([newest, best]),
+        max_to_keep=_KEPT,
         step_prefix=_PREFIX,
         todelete_subdir=None if read_only else _TRASH,  # atomic removal
         create=False,
@@ -110,23 +106,14 @@ class Checkpoints:
 
   def _tidy(self, manager: ocp.CheckpointManager) -> None:
     """Removes superseded checkpoints that a killed run left."""
-    current = {manager.latest_step(), manager.best_step()}
-    for number in set(manager.all_steps()) - current:
+    for number in sorted(manager.all_steps())[:-_KEPT]:
       manager.delete(number)
     self._empty_trash()
 
   def _empty_trash(self) -> None:
     shutil.rmtree(self._folder / _TRASH, ignore_errors=True)
 
-  def save(
-    self,
-    step: int,
-    state: Any,
-    *,
-    data: Any,
-    progress: Mapping[str, Any],
-    value: float | None = None,
-  ) -> None:
+  def save(self, step: int, state: Any, *, data: Any, progress: Mapping[str, Any]) -> None:
     """Saves a state without a device axis.
 
     Args:
@@ -134,7 +121,6 @@ class Checkpoints:
       state: pytree of numpy arrays.
       data: state of the data iterator.
       progress: bookkeeping of the loop.
-      value: of the metric to maximise; None = not evaluated, never the best.
 
     Raises:
       OSError: not written, for example because the disk is full. Earlier checkpoints stay.
@@ -146,7 +132,6 @@ class Checkpoints:
       "config": self._config,
       "data": data,
       "progress": dict(progress),
-      "value": value,
       "files": self._digests,
       _CHECKSUM: digest_of_arrays(jax.tree.leaves(state)),
     }
@@ -156,7 +141,7 @@ class Checkpoints:
       **{_STATE: ocp.args.StandardSave(state), _NOTES: ocp.args.JsonSave(seal(_as_json(notes)))}
     )
     try:
-      self._manager.save(number, args=items, metrics={"value": value, "number": number}, force=True)
+      self._manager.save(number, args=items, force=True)
     except (OSError, ValueError, RuntimeError) as error:
       reason = _reason(error)
       advice = "free some space, then " * (reason in _DISK_FULL)
@@ -252,14 +237,6 @@ def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str
         f"{name} is of another run: it is not the file that {where} was trained with. Put that "
         "file back, or train again in another --workdir"
       )
-
-
-def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
-  """Sort key of checkpoints: the largest value first, then the earliest; NaN and None last."""
-  value = metrics["value"]
-  if value is None or math.isnan(value):
-    value = -math.inf
-  return value, -metrics["number"]
 
 
 def _damaged(where: Path, reason: object) -> ValueError:

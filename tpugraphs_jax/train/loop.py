@@ -45,11 +45,11 @@ class TrainOptions(Options):
     0, "epochs without a better evaluation that end the run; 0, or with result=last: never", least=0
   )
   best_metric: str = option(
-    "opa", "metric of validation that chooses the checkpoint", one_of=("opa", "kendaltau")
+    "opa", "metric of validation that chooses the model", one_of=("opa", "kendaltau")
   )
   result: str = option(
     "best",
-    "checkpoint that becomes the model: best by best_metric, or last",
+    "evaluation whose parameters become the model: best by best_metric, or last",
     one_of=("best", "last"),
   )
   valid_sampling: str = option(
@@ -470,20 +470,19 @@ class _Loop:
     if is_best and self.on_best is not None:
       # A run that is killed before it saves the checkpoint comes here again.
       self.on_best(params, self.step, metrics)
-    self._save(value=float(self.step) if is_last else value)
+    self._save()
     text = f"{self.metric} {value:.4f}"
     if progress.best_step is not None and not is_last:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
     self.log.restart_clock(self.step)  # rates leave out the evaluation
     self.log.progress(self.step, lambda: text, is_due=is_first)
 
-  def _save(self, *, value: float | None = None) -> None:
+  def _save(self) -> None:
     self.checkpoints.save(
       self.step,
       self._finite_state(),
       data=self.training.batches.get_state(),
       progress=dataclasses.asdict(self.progress),
-      value=value,
     )
     self.saved_step = self.step
 

@@ -4,11 +4,13 @@
            -> model -> evaluation, ranked configurations
 
 Most rankers train in one stage. Fine-tuning of the head (+F) is a second stage, which begins with
-the parameters of the first. `train.step` computes the loss of a step, `train.loop` chooses the
-best checkpoint. One network can be trained on several layout collections (`data.also`, 5th place):
-their training graphs form one list. Validation on the collection of the config chooses the
-checkpoint. After training every collection is evaluated and ranked. Results of further collections
-go to subfolders (`also/layout_nlp_default`).
+the parameters of the first. `train.step` computes the loss of a step. `train.loop` decides which
+evaluation is the best, and its parameters are written to `model.npz` at once.
+
+One network can be trained on several layout collections (`data.also`, 5th place): their training
+graphs form one list. Validation on the collection of the config chooses the model. After training
+every collection is evaluated and ranked. Results of further collections go to subfolders
+(`also/layout_nlp_default`).
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ def run(
 
 
 def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
-  """Fits transforms and trains; the model is the best or the last checkpoint (`train.result`)."""
+  """Fits transforms and trains. `train.result` chooses the model: best or last evaluation."""
   config, started = experiment.config, time.monotonic()
   check_machine(config)
   loop.check_workdir(
