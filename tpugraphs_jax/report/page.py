@@ -136,7 +136,7 @@ def _results(comparison: Comparison) -> dict[str, Any]:
   """A row for every config, means out of fold and deviations over runs, and every reference."""
   names, groups = list(comparison.groups[0].out_of_fold.means), comparison.groups
   cell = lambda group, name: (group.out_of_fold.spread(name)[0], group.spread(name)[1])
-  rows = [
+  rows: list[dict[str, Any]] = [
     {
       "config": group.name,
       "seeds": ", ".join(str(seed) for seed in sorted({run.seed for run in group.runs})),

@@ -68,7 +68,7 @@ class Optimizer(Options):
       (
         "final_learning_rate",
         self.final_learning_rate > self.learning_rate,
-        f"at most the learning rate {self.learning_rate}",
+        f"no more than the learning rate {self.learning_rate}",
       ),
       ("milestones", self.schedule == "multistep" and not milestones, "at least one"),
       ("milestones", not increasing, "increasing shares in (0, 1)"),
