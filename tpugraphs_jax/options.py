@@ -1,4 +1,4 @@
-"""Options and registered names of a config.
+"""Declares the fields of a config, and refuses values of a wrong type or out of range.
 
 One line of code declares the default, limits and help of a field.
 

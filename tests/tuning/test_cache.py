@@ -17,7 +17,7 @@ def _product(x, y):
 
 def _found(path, problem, candidates):
   found = cache.Cache(path, problem)
-  found.find(candidates)
+  found.label_choices(candidates)
   return found
 
 

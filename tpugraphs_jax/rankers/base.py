@@ -453,7 +453,7 @@ def _check_opcodes(graph: OpGraph, opcodes: int) -> None:
 
 
 class Kernels(Family):
-  """Fused kernels with tile configurations."""
+  """Fused kernels with tile configurations, which networks read in `TileBatch.config_feat`."""
 
   def prepare(self, graph: OpGraph[TileConfigs], feat: np.ndarray) -> PreparedGraph[TileConfigs]:
     """A kernel with its neighbour tables. Reduction only adds virtual nodes to kernels."""

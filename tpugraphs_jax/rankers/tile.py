@@ -1,6 +1,7 @@
 """The official tile rankers: scores `[G, C]` of tile configurations of kernels.
 
-Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`). With
+Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`, which
+`base.Kernels` fills). Published systems read them in `systems`, mostly by `nn.linear.Tiles`. With
 early join the tile is a feature of every node. With late join it is appended to the readout of the
 kernel, so that the network runs once per kernel:
 

@@ -29,6 +29,7 @@ from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2
 
 from tpugraphs_jax.infra import console, files, parallel, trust
+from tpugraphs_jax.rankers import model_file
 
 _PACKAGES = (
   "tpugraphs-jax jax jaxlib flax optax jraph rax grain orbax-checkpoint numpy scipy"
@@ -292,7 +293,7 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
     "machine": platform.platform(),
     "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
   }
-  with files.replacing(workdir / "config.json", encoding="utf-8") as file:
+  with files.replacing(workdir / model_file.CONFIG_FILE, encoding="utf-8") as file:
     file.write(json.dumps(files.seal(manifest), indent=2) + "\n")
 
 

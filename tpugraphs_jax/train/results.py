@@ -1,4 +1,13 @@
-"""Prints and writes the results of a run: its banner, `summary.json`, evaluation and ranking."""
+"""Prints and writes the results of a run.
+
+    summary.json           begun before training, and filled in part by part
+    validation.csv         metrics of each graph (`test.csv` for a labelled test split)
+    validation_scores.npz  scores and labels
+    validation_programs.csv  metrics of each program, for kernels
+    results.csv            the ranking in the form of the competition
+
+`training` writes `model.npz`, `log` writes `config.json`, and the command writes `report.html`.
+"""
 
 from __future__ import annotations
 

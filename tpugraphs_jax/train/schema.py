@@ -1,9 +1,10 @@
-"""The schema of a config: sections, defaults, and refusals of values.
+"""The schema of a config: sections, defaults, and refusals of values that contradict each other.
 
 A section is a subclass of `options.Options` beside the code that reads it, such as
-`train.optimizer.Optimizer`. Its method `check` refuses values of one section. The function `check`
-here refuses values that contradict each other across sections. The section `model` has the options
-of its network.
+`train.optimizer.Optimizer`. `options.check_value` refuses a value of a wrong type or out of range,
+the method `check` of a section values that contradict each other in it, and the function `check`
+here values of different sections. The section `model` has the options of its network
+(`rankers.base.check_options`).
 """
 
 from __future__ import annotations

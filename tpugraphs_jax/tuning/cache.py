@@ -64,7 +64,7 @@ class Cache:
           "as cache=, or remove the line"
         ) from None
 
-  def find(self, candidates: Sequence[Numbers]) -> None:
+  def label_choices(self, candidates: Sequence[Numbers]) -> None:
     """Labels choices, the compiler's own before all others.
 
     Only the compiler's own choice makes times of the file and new times comparable. It is measured
@@ -74,7 +74,7 @@ class Cache:
     new = [numbers for numbers in candidates if numbers not in self._known]
     own, label = self.problem.own, self.problem.label
     known = self._known.get(own)
-    again = [own] if label.is_comparative and isinstance(known, dict) and new else []
+    again = [own] if label.made_together and isinstance(known, dict) and new else []
     found = self.problem.raw_labels([*again, *new]) if new else {}
     factor = 1.0
     if again and isinstance(known, dict) and isinstance(anew := found[own], dict):

@@ -1,8 +1,11 @@
 """Labels of choices: an estimate of a compiler, or a measured time.
 
 An estimate is a number that a compiler computes, not a run time. One version of a compiler
-always gives the same estimate; measured times vary. `tune` passes each label to its strategy
-(`strategies`), which proposes the next choice, and returns the choice with the smallest label.
+always gives the same estimate; measured times vary.
+
+`tune` divides each estimate by the estimate of the compiler's own choice and passes it to its
+strategy (`strategies`), which learns from it and proposes the next choice. Measured labels are made
+together, so that a search learns nothing from them, and the best one is compared once more.
 """
 
 from __future__ import annotations
@@ -37,12 +40,12 @@ class Label:
     target: TPU target, such as `tpu:v3`; None for the device at hand.
     worth: a sentence about how well labels agree with run times.
     gap: the parts of the program that no label counts, in words; empty where there are none.
-    is_comparative: whether only labels that were made together compare.
+    made_together: whether all labels of a search are made at once, because only these compare.
   """
 
   name: ClassVar[str]
   target: str | None = None
-  is_comparative: ClassVar[bool] = False
+  made_together: ClassVar[bool] = False
 
   @property
   def unit(self) -> str:
@@ -256,7 +259,7 @@ class Measured(Label):
   unit = "nanoseconds of a call, the minimum of interleaved rounds"
   what = "measured time"
   worth = "Measured on the device at hand, with random arrays for shapes."
-  is_comparative: ClassVar[bool] = True
+  made_together: ClassVar[bool] = True
 
   def versions(self) -> dict[str, str]:
     return {"platform": jax.devices()[0].platform, **super().versions()}

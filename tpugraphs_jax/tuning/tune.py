@@ -8,9 +8,9 @@
 Compiler options that the caller lists are chosen together with layouts.
 
 `labels` makes a label, `strategies` learns from it and proposes the next choice, and `_decide`
-compares all labels. The compiler's own choice is always tried. It stays unless another choice is
-better: by the compiler's estimate, or in alternating pairs of measured times whose bootstrap
-interval lies below 1.
+compares all labels. Measured labels are made together: a search learns nothing from them. The
+compiler's own choice is always tried. It stays unless another choice is better: by the compiler's
+estimate, or in alternating pairs of measured times whose bootstrap interval lies below 1.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def tune(
     STRATEGIES[strategy](pool, ranker, problem),
     found,
     budget,
-    together=label.is_comparative,
+    together=label.made_together,
     progress=progress,
   )
   return _decide(function, problem, found, candidates=len(drawn))
@@ -360,7 +360,7 @@ def _label(
       except StopIteration:  # every choice was tried
         break
     if place == 0 or not together:
-      found.find(asked[place:])
+      found.label_choices(asked[place:])
     if progress:
       _tell(place, budget, asked[place], found)
     if asked[0] in found.errors:

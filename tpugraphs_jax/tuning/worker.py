@@ -137,7 +137,7 @@ def _label_all(work: _Collecting) -> list[Numbers]:
   drawn: list[Numbers] = []
   while True:
     # Times compare only within a session: failed choices are not replaced by later ones.
-    if drawn and work.problem.label.is_comparative:
+    if drawn and work.problem.label.made_together:
       return drawn
     if 0 in work.journal.errors:
       return drawn  # labels mean nothing without the compiler's own choice
@@ -148,7 +148,7 @@ def _label_all(work: _Collecting) -> list[Numbers]:
       return drawn
     drawn += more.values()
     raw, errors = work.journal.raw, work.journal.errors
-    again = work.problem.label.is_comparative and not more.keys() <= raw.keys() | errors.keys()
+    again = work.problem.label.made_together and not more.keys() <= raw.keys() | errors.keys()
     _label(
       work,
       {

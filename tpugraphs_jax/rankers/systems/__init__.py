@@ -5,7 +5,7 @@
   mlsys21                  "A Learned Performance Model for TPUs" (MLSys 2021), for kernels
 
 Settings are in `configs/systems`, the base class in `system`, layers in `nn`. To add a system, copy
-`fourth.py` and its settings.
+`fourth.py` for layouts or `mlsys21.py` for kernels, and its settings.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The 4th place: edges at configurable nodes, without message passing.
+"""The 4th place: edges at configurable nodes, without message passing. Copy it for a new system.
 
     e = MLP(features and opcodes of a configurable node and of an operand)         [E, B]
     g = MLP(e, configuration of the configurable node)                             [E, C, B']

@@ -1,4 +1,4 @@
-"""The base class of published systems. To add a system, copy `fourth.py`."""
+"""The base class of published systems. To add one, copy `fourth.py` (layouts) or `mlsys21.py`."""
 
 from __future__ import annotations
 
