@@ -4,9 +4,9 @@
 
 Builds a wheel, which must hold every file of the package, and installs it as the notebooks do on
 Colab, in an empty environment, with exactly the floors of `install_requires`. Far from the
-repository run a notebook, which trains and ranks, and both console commands. Then tests of
-options, losses and features run, and of a model that ships. `tests/docs` runs all notebooks with
-the newest packages.
+repository run a notebook, which trains and ranks tiles, the command of tiles on its model, and the
+command of layouts, which trains. Then tests of options, losses and features run, and of a model
+that ships. `tests/docs` runs all notebooks with the newest packages.
 """
 
 from __future__ import annotations
@@ -39,8 +39,17 @@ _ENVIRONMENT = {
   "MPLBACKEND": "agg",
   "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
 }
-_SMALL = ("--synthetic", "--config.train.epochs=1", "--config.batch.slates_per_epoch=8")
-_RUNS = {"tpugraphs-tile": "recommended,ci", "tpugraphs-layout": "xla-random,gst_ed,ci"}
+_RUNS = (
+  ("tpugraphs-tile", "--do=evaluate,predict", "--workdir=out/tutorial/run"),  # of the notebook
+  (
+    "tpugraphs-layout",
+    "--config=xla-random,gst_ed,ci",
+    "--config.train.epochs=1",
+    "--config.batch.slates_per_epoch=8",
+    "--synthetic",
+    "--workdir=out/layout",
+  ),
+)
 
 
 def run(*command: str | Path, folder: Path, **variables: str) -> None:
@@ -113,8 +122,8 @@ def main() -> None:
     installation, *cells = code_cells(ROOT / "notebooks" / "tutorial.ipynb")
     run(bin_ / "python", "-c", installation, folder=here, PIP_CONSTRAINT=str(oldest))
     run(bin_ / "python", "-c", "\n".join([_IS_INSTALLED, *cells]), folder=here)
-    for command, config in _RUNS.items():
-      run(bin_ / command, f"--config={config}", f"--workdir=out/{command}", *_SMALL, folder=here)
+    for command, *flags in _RUNS:
+      run(bin_ / command, *flags, folder=here)
     run(bin_ / "python", "-m", "pip", "install", "--quiet", "pytest>=8", folder=here)
     run(bin_ / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS, folder=ROOT)
   print(f"the installed package and its tests ran with {', '.join(packages)}")
