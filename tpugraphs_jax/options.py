@@ -81,13 +81,9 @@ class Limits:
   @property
   def expected(self) -> str:
     """The bounds of a number in words; empty if it has none."""
-    bounds = [
-      (self.least, "at least"),
-      (self.above, "above"),
-      (self.most, "at most"),
-      (self.below, "below"),
-    ]
-    return " and ".join(f"{words} {bound}" for bound, words in bounds if math.isfinite(bound))
+    words = {"least": "at least", "above": "above", "most": "at most", "below": "below"}
+    bounds = [(text, getattr(self, name)) for name, text in words.items()]
+    return " and ".join(f"{text} {bound}" for text, bound in bounds if math.isfinite(bound))
 
   def holds(self, value: float) -> bool:
     """Whether a number is finite and within the bounds."""

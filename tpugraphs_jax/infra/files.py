@@ -114,6 +114,12 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     partial.unlink(missing_ok=True)
 
 
+def write_json(path: str | os.PathLike[str], values: Any, *, indent: int | None = None) -> None:
+  """Writes a JSON value by `replacing`."""
+  with replacing(path, encoding="utf-8") as file:
+    file.write(json.dumps(values, indent=indent) + "\n")
+
+
 def visible(folder: Path, pattern: str) -> list[Path]:
   """The paths below a folder that match a pattern, sorted.
 
@@ -423,8 +429,7 @@ def _copy(
     for name in known.keys() - marks.keys():
       trust.inside(into, name).unlink(missing_ok=True)
     if known != marks:
-      with replacing(into / _KNOWN) as file:
-        json.dump(marks, file)
+      write_json(into / _KNOWN, marks)
 
 
 def _get(system: fsspec.AbstractFileSystem, targets: Mapping[str, Path]) -> None:
@@ -453,15 +458,12 @@ def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
     system, root = bucket_of(place)
     remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
     local_files = {name: folder / name for name in _whole_files(folder)}
-    _put(
-      system,
-      root,
-      {
-        name: path
-        for name, path in local_files.items()
-        if name.partition("/")[0] in again or remote_sizes.get(name) != path.stat().st_size
-      },
-    )
+    changed = {
+      name: path
+      for name, path in local_files.items()
+      if name.partition("/")[0] in again or remote_sizes.get(name) != path.stat().st_size
+    }
+    _put(system, root, changed)
 
 
 @contextlib.contextmanager
