@@ -289,29 +289,25 @@ def _is_constraint(param: Any) -> bool:
   return isinstance(param, jax.sharding.Sharding) and not is_empty
 
 
-@contextlib.contextmanager
-def _no_mesh() -> Iterator[None]:
-  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-    yield
-
-
-@_no_mesh()  # `_written_at` sets the mesh in which the equation was traced.
 def _bind_unsharded(equation: core.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
   name, params = equation.primitive.name, equation.params
   if name in _CONSTRAINTS:
     return inputs
-  if name in ("jit", "pjit"):
-    inner = params["jaxpr"]
-    called = lambda *args: _evaluate(inner, args, _bind_unsharded)
-    called.__name__ = params["name"]
-    return jax.jit(called)(*inputs)
-  params = {
-    key: None if isinstance(value, jax.sharding.Sharding) else value
-    for key, value in params.items()
-  }
-  if name in CALLS:
-    params = {key: _rewritten(value, _bind_unsharded) for key, value in params.items()}
-  return _bind_primitive(equation, params, inputs)
+  # Without the mesh of `_written_at`, in which the equation was traced. A trace refuses
+  # `jax.set_mesh`, and so `parallel.no_mesh`.
+  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    if name in ("jit", "pjit"):
+      inner = params["jaxpr"]
+      called = lambda *args: _evaluate(inner, args, _bind_unsharded)
+      called.__name__ = params["name"]
+      return jax.jit(called)(*inputs)
+    params = {
+      key: None if isinstance(value, jax.sharding.Sharding) else value
+      for key, value in params.items()
+    }
+    if name in CALLS:
+      params = {key: _rewritten(value, _bind_unsharded) for key, value in params.items()}
+    return _bind_primitive(equation, params, inputs)
 
 
 def _bind_primitive(equation: core.JaxprEqn, params: dict, inputs: list[Any]) -> Sequence[Any]:
