@@ -356,21 +356,15 @@ def assemble_graphs(
   # On one CPU core jraph's batching and padding takes 0.1 ms of a step of 10 ms on ten kernels, and
   # 7 ms of a step of 120 ms on eight programs of 5,000 nodes. Filling arrays in place would take a
   # third of the time.
-  batch = jraph.pad_with_graphs(
-    jraph.batch_np([*map(_tuple_of, graphs), *[empty] * (slates - len(graphs))]),
-    budget["nodes"],
-    budget["edges"],
-    slates + 1,
-  )
+  batch = jraph.batch_np([*map(_tuple_of, graphs), *[empty] * (slates - len(graphs))])
+  batch = jraph.pad_with_graphs(batch, budget["nodes"], budget["edges"], slates + 1)
   batch = batch._replace(  # int64 in jraph
     receivers=batch.receivers.astype(np.int32), senders=batch.senders.astype(np.int32)
   )
-  nodes = budget["nodes"]
+  operands, users = zip(*(graph.adjacency for graph in graphs))
   tables = Adjacency(
-    _neighbour_rows(
-      [g.adjacency.operands for g in graphs], offsets, nodes, budget["operand_overflow"]
-    ),
-    _neighbour_rows([g.adjacency.users for g in graphs], offsets, nodes, budget["user_overflow"]),
+    _neighbour_rows(operands, offsets, budget["nodes"], budget["operand_overflow"]),
+    _neighbour_rows(users, offsets, budget["nodes"], budget["user_overflow"]),
   )
   return batch, tables, offsets
 
@@ -480,16 +474,10 @@ def _assemble_by_hop(graphs: Sequence[PreparedProgram], offsets, budget: Budget)
       first += size
     places.append(np.concatenate(place))
     hop_of[offset : offset + len(by_hop.hop)] = by_hop.hop
+  rows, (operands, users) = int(hop_start[-1]), zip(*(g.by_hop.adjacency for g in graphs))
   tables = Adjacency(
-    *(
-      _place_rows(
-        [getattr(g.by_hop.adjacency, side) for g in graphs],
-        places,
-        int(hop_start[-1]),
-        budget[f"by_hop_{name}_overflow"],
-      )
-      for side, name in (("operands", "operand"), ("users", "user"))
-    )
+    _place_rows(operands, places, rows, budget["by_hop_operand_overflow"]),
+    _place_rows(users, places, rows, budget["by_hop_user_overflow"]),
   )
   return NodesByHop(tuple(nodes), hop_of, tables)
 

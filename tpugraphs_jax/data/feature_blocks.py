@@ -148,13 +148,8 @@ def _cuts(counts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
   features = np.zeros((len(bounds), 2, MAX_RANK + 1))
   bound = bounds[:, :rank].astype(np.float64)
   tiles = np.ceil(counts / np.maximum(bound, 1))
-  logs = np.stack(
-    [
-      np.log(np.maximum(tiles, 1)),
-      np.log(np.maximum(tiles * np.maximum(bound, 1) / np.maximum(counts, 1), 1)),
-    ],
-    1,
-  )
+  overhang = tiles * np.maximum(bound, 1) / np.maximum(counts, 1)
+  logs = np.log(np.maximum(np.stack([tiles, overhang], 1), 1))
   features[:, :, :rank] = np.where(bound[:, None] > 0, logs, 0)[..., ::-1]
   features[:, :, MAX_RANK] = features[:, :, :MAX_RANK].sum(axis=-1)
   return features.reshape(len(bounds), _PER_ARRAY).astype(np.float32)

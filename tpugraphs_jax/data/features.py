@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
-import json
 import os
 from pathlib import Path
 import re
@@ -389,8 +388,7 @@ class NodeFeatures:
 def save(path: Path, transforms: Mapping[str, Transform]) -> None:
   """Writes transforms by name as JSON."""
   values = {name: transform.to_dict() for name, transform in transforms.items()}
-  with files.replacing(path) as file:
-    file.write(json.dumps(files.seal(values)) + "\n")
+  files.write_json(path, files.seal(values))
 
 
 def load(path: Path) -> dict[str, Transform]:

@@ -14,7 +14,6 @@ import dataclasses
 from fractions import Fraction
 import functools
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -72,8 +71,8 @@ class Division:
       ValueError: the file there differs, or is damaged.
     """
     if not (folder / FILE).exists():
-      with files.replacing(folder / FILE) as file:
-        json.dump({"folds": self.folds, "fold": fold, "fold_of": self.fold_of}, file, indent=1)
+      kept = {"folds": self.folds, "fold": fold, "fold_of": self.fold_of}
+      files.write_json(folder / FILE, kept, indent=1)
     elif read(folder / FILE) != (self, fold):
       raise ValueError(
         f"{folder / FILE} has other folds than the labelled files of the data make now: the run "

@@ -40,16 +40,12 @@ class Reduction(VirtualNodes):
   """
 
   graph_reduction: str = option(
-    "none",
-    "none = whole graph, or config_neighborhood = nodes near a configurable node",
-    one_of=REDUCTIONS,
+    "none", "none, or config_neighborhood: the nodes near a configurable node", one_of=REDUCTIONS
   )
   reduction_hops: int = option(5, "largest distance from a configurable node", least=1, most=256)
   reduction_direction: str = option("both", "direction of the distance", one_of=DIRECTIONS)
   reduction_induced: str = option(
-    "node",
-    "edges between the remaining nodes: all (node), or edges of the search (edge)",
-    one_of=INDUCED,
+    "node", "edges between remaining nodes: all (node), or of the search (edge)", one_of=INDUCED
   )
 
 

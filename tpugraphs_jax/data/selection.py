@@ -79,9 +79,7 @@ class LayoutOptions(TileOptions):
     True, "leave out training graphs whose configurations or runtimes are all equal"
   )
   max_configs: int = option(
-    0,
-    "most configurations per training graph: a third each fastest, slowest, random; 0 = all",
-    least=0,
+    0, "most configurations of a training graph: thirds fastest, slowest, random; 0 = all", least=0
   )
 
 
@@ -91,9 +89,7 @@ class JudgedOptions(Options):
 
   section = "eval"
   indices_dir: str = option("", "folder of the published validation indices; empty = none")
-  max_configs: int = option(
-    1000, "most configurations per graph, a seeded sample; 0 = all", least=0
-  )
+  max_configs: int = option(1000, "most configurations per graph (seeded sample); 0 = all", least=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -226,9 +226,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   parser = console.parser("data.store", title, epilog=about)
   parser.add_argument("command", choices=("build",))
   parser.add_argument(
-    "--data_root",
-    default=graph.DEFAULT_DATA_ROOT,
-    help="folder of the released files (default: %(default)s)",
+    "--data_root", default=graph.DEFAULT_DATA_ROOT, help="released files (default: %(default)s)"
   )
   parser.add_argument("--store_dir", help="folder of the store (default: DATA_ROOT/store)")
   parser.add_argument(
@@ -270,18 +268,12 @@ def _layout_collections(root: Path) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   args = _parse(sys.argv[1:] if argv is None else argv)
+  names = ("store_dir", "workers", "skip_bad_files", "beam")
+  options = {name: getattr(args, name) for name in names}
   for collection, split in _splits_to_build(args):
     folders = graph_folders(args.data_root, collection, split, store_dir=args.store_dir)
     print(f"{collection} {split}: {next(iter(folders.values())).parent}")
-    built = ensure_store(
-      args.data_root,
-      collection,
-      split,
-      store_dir=args.store_dir,
-      workers=args.workers,
-      skip_bad_files=args.skip_bad_files,
-      beam=args.beam,
-    )
+    built = ensure_store(args.data_root, collection, split, **options)
     print(f"{len(built)} of {len(folders)} graphs built")
   return 0
 
