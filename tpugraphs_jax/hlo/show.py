@@ -36,14 +36,8 @@ def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
   yield f"node_splits: {graph.node_splits.tolist()}"
   yield "\ncomputations (id, instructions, root):"
   for computation in module.computations:
-    root = next(
-      (
-        instruction.name
-        for instruction in computation.instructions
-        if instruction.id == computation.root_id
-      ),
-      "none",
-    )
+    names = {instruction.id: instruction.name for instruction in computation.instructions}
+    root = names.get(computation.root_id, "none")
     yield f"  {computation.name}  {computation.id}  {len(computation.instructions)}  {root}"
   nodes = proto.instructions(module)
   yield "\nopcodes (id, nodes):"

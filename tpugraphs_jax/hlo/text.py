@@ -55,16 +55,13 @@ def module_of(source: str | bytes, where: str, *, kind: str = HLO) -> bytes:
       head = _HEAD.search(source)
       source = _COMMENTS.sub("", _UNSPECIFIED.sub("", source[head.start() if head else 0 :]))
     source = source.encode()
-  paths = os.environ.get("PYTHONPATH")
+  paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_ROOT))))
+  # -P: without the working folder, which may have a numpy.py.
+  command = [sys.executable, "-P", "-W", "ignore", __file__, kind, str(machine.available())]
+  env = os.environ | {"PYTHONPATH": paths}
   try:
     process = subprocess.run(
-      # -P: without the working folder, which may have a numpy.py.
-      [sys.executable, "-P", "-W", "ignore", __file__, kind, str(machine.available())],
-      input=source,
-      capture_output=True,
-      timeout=_SECONDS,
-      check=False,
-      env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (paths, str(_ROOT))))},
+      command, input=source, capture_output=True, timeout=_SECONDS, check=False, env=env
     )
   except subprocess.TimeoutExpired:
     raise ValueError(

@@ -30,7 +30,6 @@ from collections.abc import Iterable
 import dataclasses
 import functools
 import hashlib
-import json
 import math
 import os
 from pathlib import Path
@@ -295,8 +294,7 @@ def _stamp(out: Path, names: Iterable[str], settings: dict) -> None:
       f"{out / 'npz'} exists and is not known to be synthetic data; choose another folder"
     )
   for folder in (out, *(out / "npz" / Collection(name).path for name in names)):
-    with files.replacing(folder / STAMP) as file:
-      json.dump(settings, file)
+    files.write_json(folder / STAMP, settings)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ from tpugraphs_jax.synthetic.program import (
   BYTES,
   BYTES_PER_NS,
   FLOPS_PER_NS,
+  Op,
   padded_elements,
   Program,
   REGISTER_ELEMENTS,
@@ -95,7 +96,7 @@ def layout_cost(program: Program, node_group: dict[int, int], *, steps: int) -> 
   owner, flipped = _owners(program)
   group = [node_group.get(o, groups) for o in owner]
   for node, op in enumerate(program.ops):
-    if len(op.dims) < 2 or op.opcode in _ANY_ORDER:
+    if not _has_order(op):
       continue
     for bit in (0, 1):
       order = bit ^ flipped[node]
@@ -103,7 +104,7 @@ def layout_cost(program: Program, node_group: dict[int, int], *, steps: int) -> 
     if op.opcode in _READS_ANY_ORDER:
       continue
     for used in program.operands[node]:
-      if len(program.dims(used)) < 2 or program.ops[used].opcode in _ANY_ORDER:
+      if not _has_order(program.ops[used]):
         continue
       table = same if flipped[node] ^ flipped[used] ^ _turns(program, node) else differ
       pair = tuple(sorted((group[node], group[used])))
@@ -120,24 +121,20 @@ def _owners(program: Program) -> tuple[list[int], list[int]]:
   """Per instruction the node whose order it takes over (or -1), and if turned round."""
   owner, flipped = [], []
   for node, op in enumerate(program.ops):
-    first = next(
-      (
-        v
-        for v in program.operands[node]
-        if len(program.dims(v)) > 1 and program.ops[v].opcode not in _ANY_ORDER
-      ),
-      None,
-    )
+    first = next((used for used in program.operands[node] if _has_order(program.ops[used])), None)
+    of_node, is_flipped = -1, 0
     if op.opcode in CONFIGURABLE:
-      owner.append(node)
-      flipped.append(0)
-    elif first is None or len(op.dims) < 2 or op.opcode in _READS_ANY_ORDER | _ANY_ORDER:
-      owner.append(-1)
-      flipped.append(0)
-    else:
-      owner.append(owner[first])
-      flipped.append(flipped[first] ^ _turns(program, node))
+      of_node = node
+    elif first is not None and _has_order(op) and op.opcode not in _READS_ANY_ORDER:
+      of_node, is_flipped = owner[first], flipped[first] ^ _turns(program, node)
+    owner.append(of_node)
+    flipped.append(is_flipped)
   return owner, flipped
+
+
+def _has_order(op: Op) -> bool:
+  """Whether the output of an instruction has an order that costs time."""
+  return len(op.dims) > 1 and op.opcode not in _ANY_ORDER
 
 
 def _turns(program: Program, node: int) -> int:
@@ -229,8 +226,7 @@ def _option_rows(program: Program, node: int) -> list[tuple[int, ...]]:
   right = len(program.dims(program.operands[node][1]))
   source, kernel = (left - 1, left - 2), (right - 1, right - 2)
   if op.convolution:
-    (s0, s1), (k0, k1) = op.convolution[1::-1], op.convolution[7:5:-1]
-    source, kernel = (s0, s1), (k0, k1)
+    source, kernel = op.convolution[1::-1], op.convolution[7:5:-1]
   output = _minor_pair(program, node)
   orders = [(pair, pair[::-1]) for pair in (output, source, kernel)]
   closed = [columns.layout_row(choice) for choice in itertools.product(*orders)]

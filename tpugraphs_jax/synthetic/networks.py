@@ -8,6 +8,7 @@ product and Adam. Both fill up with optimizer and mask arithmetic to the number 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -156,16 +157,8 @@ def _convolution(
   low = (window.kernel - 1) // 2
   high = low + 1 - max(window.stride, window.base)
   row = (window.kernel, window.stride, low, high, 1, window.base, 0)
-  return program.add(
-    "convolution",
-    dims,
-    left,
-    right,
-    window=(row, row),
-    convolution=numbers,
-    contraction=contraction,
-    role=role,
-  )
+  operation = {"window": (row, row), "convolution": numbers, "contraction": contraction}
+  return program.add("convolution", dims, left, right, role=role, **operation)
 
 
 def _convolution_block(program: Program, x: int, channels: int, window: _Window) -> _Product:
@@ -244,11 +237,9 @@ def _encoder_layer(program: Program, x: int, heads: int, tape: list) -> int:
   shares = _softmax(program, scores)
   context = program.add("dot", split, shares, value, contraction=sequence, role="context")
   tape.append(_Product(shares, value, context, context, "context"))
-  joined = program.add(
-    "bitcast",
-    program.dims(x),
-    program.add("transpose", (batch, sequence, heads, depth), context, dimensions=(0, 2, 1, 3)),
-  )
+  joined = (batch, sequence, heads, depth)
+  joined = program.add("transpose", joined, context, dimensions=(0, 2, 1, 3))
+  joined = program.add("bitcast", program.dims(x), joined)
   x = _residual_norm(program, x, _dot(program, joined, hidden, "output", tape))
   inner = _dot(program, x, 4 * hidden, "inner", tape)
   inner = program.like("multiply", inner, program.like("tanh", inner))
@@ -270,11 +261,8 @@ def _gradients(program: Program, tape: list[_Product], loss: int) -> list[tuple[
   newest, weights = {program.dims(loss): loss}, []
   for product in reversed(tape):
     dims = program.dims(product.activated)
-    active = program.like(
-      "convert",
-      program.like("compare", product.activated, product.output, dtype="pred"),
-      dtype="f32",
-    )
+    active = program.like("compare", product.activated, product.output, dtype="pred")
+    active = program.like("convert", active, dtype="f32")
     incoming = program.like("multiply", newest.get(dims, product.activated), active)
     left, right = _product_gradients(program, product, incoming)
     left_dims = program.dims(product.left)
@@ -295,33 +283,15 @@ def _product_gradients(program: Program, product: _Product, incoming: int) -> tu
   kernel, stride = product.window.kernel, product.window.stride
   if kernel:
     turned = program.like("reverse", product.right, dimensions=(0, 1))
-    return (
-      _convolution(
-        program,
-        incoming,
-        turned,
-        left,
-        window=_Window(kernel, base=stride),
-        contraction=kernel * kernel * out[-1],
-        role="input gradient",
-      ),
-      _convolution(
-        program,
-        product.left,
-        incoming,
-        right,
-        window=product.window,
-        contraction=math.prod(out[:-1]),
-        role="kernel gradient",
-        numbers=_KERNEL_GRADIENT,
-      ),
-    )
-  turned = program.add(
-    "transpose",
-    (*right[:-2], right[-1], right[-2]),
-    product.right,
-    dimensions=(*range(len(right) - 2), len(right) - 1, len(right) - 2),
-  )
+    window, terms = _Window(kernel, base=stride), kernel * kernel * out[-1]
+    convolve = functools.partial(_convolution, program)
+    into = convolve(incoming, turned, left, window=window, contraction=terms, role="input gradient")
+    role = {"role": "kernel gradient", "numbers": _KERNEL_GRADIENT}
+    window, terms = product.window, math.prod(out[:-1])
+    return into, convolve(product.left, incoming, right, window=window, contraction=terms, **role)
+  dims = (*right[:-2], right[-1], right[-2])
+  order = (*range(len(right) - 2), len(right) - 1, len(right) - 2)
+  turned = program.add("transpose", dims, product.right, dimensions=order)
   shared = math.prod(left) // left[-1]  # rows summed over in the right gradient
   if len(right) == 4:
     shared = left[-2]

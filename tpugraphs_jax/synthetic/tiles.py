@@ -253,14 +253,8 @@ def _product(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
   rank = len(kernel.output_axes)
   numbers = [0] * 14
   numbers[1], numbers[7], numbers[13] = rank - 1, 1, rank - 1
-  x = kernel.add(
-    "convolution",
-    kernel.output_axes,
-    left,
-    right,
-    convolution=tuple(numbers),
-    contraction=kernel.sizes["k"],
-  )
+  product = {"convolution": tuple(numbers), "contraction": kernel.sizes["k"]}
+  x = kernel.add("convolution", kernel.output_axes, left, right, **product)
   kernel.chain(x, opcodes[1], rng)
 
 
