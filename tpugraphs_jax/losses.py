@@ -246,13 +246,8 @@ def cross_hinge(
       jax.lax.all_gather(array, axis, tiled=True) for array in (scores, labels, where)
     )
     shares = jax.lax.psum(1, axis)
-  total, lists = pairwise_hinge(
-    scores.reshape(1, -1),
-    labels.reshape(1, -1),
-    where=where.reshape(1, -1),
-    margin=margin,
-    reduction=reduction,
-  )
+  scores, labels, where = (array.reshape(1, -1) for array in (scores, labels, where))
+  total, lists = pairwise_hinge(scores, labels, where=where, margin=margin, reduction=reduction)
   # Every device has the whole list, and the sum over devices must count it once.
   return total / shares, lists / shares
 
@@ -446,12 +441,10 @@ class LossOptions(Options):
     1.0, "divisor of scores in ListMLELoss; other losses take the scores as they are", above=0
   )
   kernel_l2: float = option(
-    0.0, "factor of the sum of squared Dense kernels; 1e-4 in the official code", least=0
+    0.0, "factor of the sum of squared Dense kernels; officially 1e-4", least=0
   )
   activity_l2: float = option(
-    0.0,
-    "factor of the mean squared length of opcode embeddings; 1e-4 in the official code",
-    least=0,
+    0.0, "factor of the mean squared length of opcode embeddings; officially 1e-4", least=0
   )
   pair_reduction: str = option(
     OWN_REDUCTION,

@@ -134,13 +134,8 @@ def _add_sorted_rows(total: jax.Array, receiver: Array, rows: jax.Array) -> jax.
   add = lambda total, rows: total.at[receiver].add(rows, mode="drop", indices_are_sorted=True)
   if parts <= 1:
     return add(total, rows)
-  return jnp.concatenate(
-    [
-      add(*both)
-      for both in zip(jnp.array_split(total, parts, axis=1), jnp.array_split(rows, parts, axis=1))
-    ],
-    axis=1,
-  )
+  blocks = zip(jnp.array_split(total, parts, axis=1), jnp.array_split(rows, parts, axis=1))
+  return jnp.concatenate([add(*block) for block in blocks], axis=1)
 
 
 def take_rows(x: Array, index: Array) -> jax.Array:

@@ -8,6 +8,7 @@ edge counts repeatedly.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 
 from flax import linen as nn
 import jax
@@ -58,14 +59,9 @@ class Sage(nn.Module):
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     """Maps `x [N, C, F]` to `[N, C, features]`."""
-    return sage(
-      x,
-      self.linear(self.features, name="self"),
-      {
-        direction: self.linear(self.features, use_bias=False, name=direction)
-        for direction in self.directions
-      },
-    )
+    message = functools.partial(self.linear, self.features, use_bias=False)
+    messages = {direction: message(name=direction) for direction in self.directions}
+    return sage(x, self.linear(self.features, name="self"), messages)
 
 
 def propagate(x: Nodes, direction: str) -> Nodes:
@@ -129,12 +125,8 @@ class Gatv2(nn.Module):
     by_head = lambda v: v.reshape(*v.shape[:2], self.heads, -1)
     sent = by_head(self.linear(self.features, name="senders")(full))
     target = by_head(self.linear(self.features, name="receivers")(full))
-    weight = self.param(
-      "attention",
-      nn.initializers.glorot_uniform(),
-      (self.heads, self.features // self.heads),
-      jnp.float32,
-    )
+    shape = self.heads, self.features // self.heads
+    weight = self.param("attention", nn.initializers.glorot_uniform(), shape, jnp.float32)
     senders, receivers, mask = _with_loops(slates, self.direction)
     hidden = nn.leaky_relu(sent[senders] + target[receivers], 0.2).astype(jnp.float32)
     logits = jnp.sum(hidden * weight[None, None], axis=-1)

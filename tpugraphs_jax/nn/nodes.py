@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
-import functools
 from typing import Generic, TypeVar
 
 import jax
@@ -40,9 +39,7 @@ NONE, EVERYWHERE = -1, ABSENT  # hops of `Nodes`
 Batch = TypeVar("Batch", bound=LayoutBatch | TileBatch)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass, meta_fields=[], data_fields=["batch", "edge_mask", "graph_of"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slates(Generic[Batch]):
   """A batch of G slates with N nodes and C configurations.
@@ -96,8 +93,9 @@ class Slates(Generic[Batch]):
     """Mask of rows of hop 0 with a configuration, `[hop 0]` bool; False in padding."""
     return jnp.any(self.batch.row_id < ABSENT, axis=1)
 
-  def nodes(self, value: jax.Array) -> Nodes:
-    """`value [N, F]` as features that are equal in all configurations."""
+  def nodes(self, *values: jax.Array) -> Nodes:
+    """`values [N, F]`, concatenated, as features that are equal in all configurations."""
+    value = jnp.concatenate(values, axis=-1) if len(values) > 1 else values[0]
     return Nodes(self, value[:, None], None, NONE)
 
   def full(self, value: jax.Array) -> Nodes:
@@ -109,9 +107,7 @@ class Slates(Generic[Batch]):
     return Nodes(self, value, None, NONE) if x.hop == NONE else self.full(value)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass, data_fields=["slates", "shared", "varying"], meta_fields=["hop"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Nodes:
   """Node features `[N, C, F]`; see the module.
@@ -126,7 +122,7 @@ class Nodes:
   slates: Slates
   shared: jax.Array | None
   varying: jax.Array | None
-  hop: int
+  hop: int = dataclasses.field(metadata={"static": True})
 
   @property
   def width(self) -> int:

@@ -307,8 +307,12 @@ class Family:
   def check(self) -> None:
     """Refuses (ValueError) fields of the config that the network cannot work with."""
     _check_features(self.network.reads, self.settings.data.features, self.unscaled)
-    if self.network.compares_configs:
-      _check_slates(self.settings.batch)
+    chunk = self.settings.batch.config_chunk
+    if chunk and self.network.compares_configs:
+      raise ValueError(
+        f"batch.config_chunk is {chunk}, but this model's scores depend on all configurations of "
+        "the slate: set it to 0"
+      )
     transform = self.settings.data.config_transform
     if self.network.embeds_integers and transform != "none":
       raise ValueError(
@@ -414,15 +418,6 @@ class Family:
   def scorer(self) -> Scorer:
     """Scores prepared graphs with any parameters of the network."""
     return Scorer(self)
-
-
-def _check_slates(batch: plan.BatchOptions) -> None:
-  """Refuses chunks of slates for a network that compares the configurations of a slate."""
-  if batch.config_chunk:
-    raise ValueError(
-      f"batch.config_chunk is {batch.config_chunk}, but this model's scores depend on all "
-      "configurations of the slate: set it to 0"
-    )
 
 
 def _check_features(

@@ -160,15 +160,24 @@ def check_numbers(graph: OpGraph[TileConfigs | LayoutConfigs], *numbers: int | N
       )
 
 
+def _exchanged(first: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Where two rows `[n]` differ, and `first` before a copy of it for each of these places.
+
+  A copy has the value of `other` at its place: `[places]` and `[1 + places, n]`.
+  """
+  differing = np.flatnonzero(first != other)
+  rows = np.repeat(first[None], len(differing) + 1, axis=0)
+  rows[np.arange(1, len(rows)), differing] = other[differing]
+  return differing, rows
+
+
 def _exchange_rows(
   graph: OpGraph[LayoutConfigs], config: int, against: int
 ) -> tuple[LayoutConfigs, list[_Part]]:
   """The configuration, then for each group that differs a copy with the row of `against`."""
   configs = graph.configs
   first, other = (np.asarray(configs.group_row[number]) for number in (config, against))
-  groups = np.flatnonzero(first != other)
-  group_row = np.repeat(first[None], len(groups) + 1, axis=0)
-  group_row[np.arange(1, len(groups) + 1), groups] = other[groups]
+  groups, group_row = _exchanged(first, other)
   parts = [
     (
       tuple(graph.config_node[configs.node_group == group].tolist()),
@@ -177,20 +186,15 @@ def _exchange_rows(
     )
     for group in groups
   ]
-  return dataclasses.replace(
-    configs, group_row=group_row, runtime_ns=np.zeros(len(group_row), np.int64)
-  ), parts
+  return with_rows(graph, group_row).configs, parts
 
 
 def _exchange_columns(
   graph: OpGraph[TileConfigs], config: int, against: int
 ) -> tuple[TileConfigs, list[_Part]]:
   """The configuration, then for each column that differs a copy with the value of `against`."""
-  configs = graph.configs
-  first, other = configs.config_feat[config], configs.config_feat[against]
-  differing = np.flatnonzero(first != other)
-  feat = np.repeat(first[None], len(differing) + 1, axis=0)
-  feat[np.arange(1, len(differing) + 1), differing] = other[differing]
+  first, other = graph.configs.config_feat[[config, against]]
+  differing, feat = _exchanged(first, other)
   parts: list[_Part] = [((), (int(c), int(first[c])), (int(c), int(other[c]))) for c in differing]
   no_times = np.zeros(len(feat), np.int64)
   return TileConfigs(feat, no_times, no_times + 1), parts

@@ -112,17 +112,10 @@ class Ranker:
 
   def param_shapes(self, graph: OpGraph) -> optax.Params:
     """Shapes and dtypes of the network's parameters, from a graph, without computing them."""
-    prepared, ids = self.prepare(graph), np.arange(2)
-    batches = plan.BatchPlan(
-      [prepared],
-      slates_per_step=1,
-      devices=1,
-      seed=0,
-      epochs=1,
-      slates_per_epoch=1,
-      draw=self.family.draw([prepared], lambda number, rng, turn: (ids, np.zeros(2, np.float32))),
-    )
-    batch = self.family.assemble(batches.slates(0, 0), batches.budget(0), graphs=1, configs=2)
+    sampler = lambda number, rng, turn: (np.arange(2), np.zeros(2, np.float32))
+    draft = self.family.draw([self.prepare(graph)], sampler)(0, np.random.default_rng(0), 0)
+    (budget,) = plan.choose_budgets([draft.sizes])
+    batch = self.family.assemble([draft.finish()], budget, graphs=1, configs=2)
     return jax.eval_shape(self.family.network.init, jax.random.key(0), batch)["params"]
 
   def copy(self) -> Ranker:

@@ -49,11 +49,8 @@ def network_step(
     method: of the network; `__call__` unless given.
     devices: to compile for; the local devices unless given.
   """
-  return parallel.pmap(
-    lambda params, batch: network.apply({"params": params}, batch, method=method),
-    local=True,
-    devices=devices,
-  )
+  apply = lambda params, batch: network.apply({"params": params}, batch, method=method)
+  return parallel.pmap(apply, local=True, devices=devices)
 
 
 class Unit(NamedTuple):
@@ -146,16 +143,10 @@ class Encoder:
     self._needed: dict[tuple[int, ...], int] = {}  # bytes of programs, by budget
 
   def run(
-    self,
-    params: optax.Params,
-    graphs: Sequence[Any],
-    config_ids: Sequence[np.ndarray],
-    *,
-    blocks: Sequence[tuple[int, int]] | None = None,
-    progress: bool = False,
+    self, params: optax.Params, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], **options
   ) -> list[Any]:
-    """The outputs of each graph, see `stream`."""
-    outputs = dict(self.stream(params, graphs, config_ids, blocks=blocks, progress=progress))
+    """The outputs of each graph; arguments as in `stream`."""
+    outputs = dict(self.stream(params, graphs, config_ids, **options))
     return [outputs[number] for number in range(len(graphs))]
 
   def stream(
@@ -270,21 +261,16 @@ class Encoder:
   def _batch(self, pieces, group: list[list[Unit]], budget: Budget, blocks, configs: int) -> Any:
     # In the last group, devices without a batch repeat the last one.
     padded = group + group[-1:] * (parallel.local_device_count() - len(group))
-    slate = lambda unit: Slate(
-      pieces[unit.graph][unit.piece],
-      unit.config_ids,
-      np.zeros(len(unit.config_ids), np.float32),
-      unit.graph,
-      blocks[unit.graph] if blocks else None,
-    )
-    return parallel.stack_for_devices(
-      [
-        self._assemble(
-          [slate(unit) for unit in units], budget, graphs=self._graphs, configs=configs or 1
-        )
-        for units in padded
-      ]
-    )
+    sizes = {"graphs": self._graphs, "configs": configs or 1}
+    batches = []
+    for units in padded:
+      slates = []
+      for unit in units:
+        target, block = np.zeros(len(unit.config_ids), np.float32), blocks and blocks[unit.graph]
+        piece = pieces[unit.graph][unit.piece]
+        slates.append(Slate(piece, unit.config_ids, target, unit.graph, block))
+      batches.append(self._assemble(slates, budget, **sizes))
+    return parallel.stack_for_devices(batches)
 
 
 def _runs_of(items: list, count: int) -> list[list]:

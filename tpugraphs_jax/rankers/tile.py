@@ -55,12 +55,8 @@ class LateJoin(base.Kernels):
   @functools.cached_property
   def encoder(self) -> Encoder:
     """The readout `[F]` of every kernel."""
-    return Encoder(
-      network_step(self.network, method="pooled"),
-      self.assemble,
-      graphs=self.settings.eval.graphs,
-      configs=0,
-    )
+    step = network_step(self.network, method="pooled")
+    return Encoder(step, self.assemble, graphs=self.settings.eval.graphs, configs=0)
 
   @functools.cached_property
   def _head(self) -> Callable:
@@ -109,14 +105,10 @@ class _TileModel(base.Network):
     one_of=REDUCTIONS,
   )
   opcodes: int = option(
-    OPCODES,
-    "rows of the opcode table; in the official code: largest opcode of the data + 1",
-    least=1,
+    OPCODES, "rows of the opcode table; officially the largest opcode of the data + 1", least=1
   )
   dtype: str = option(
-    "float32",
-    "dtype of the layers before the readout; the readout and the head are float32",
-    one_of=DTYPES,
+    "float32", "dtype of layers before the readout; readout and head are float32", one_of=DTYPES
   )
 
   @property
@@ -240,9 +232,8 @@ class ResGCN(_TileModel):
 
   def setup(self):
     mlp = lambda: MLP((self.hidden_dim, self.hidden_dim), dtype=self.dtype)
-    convolution = (
-      (lambda: {"forward": mlp(), "reverse": mlp(), "self": mlp()}) if self.directed else mlp
-    )
+    directed = lambda: {side: mlp() for side in ("forward", "reverse", "self")}
+    convolution = directed if self.directed else mlp
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), self.dense()
     self.gcn = [convolution() for _ in range(self.num_gnns)]

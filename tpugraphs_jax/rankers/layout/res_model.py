@@ -111,14 +111,10 @@ class ResModel(base.Network):
     one_of=tuple(NORMALIZATIONS),
   )
   dropout: str = option(
-    "backpropdropout",
-    "use of a sampled block of nodes: never, always, or in training",
-    one_of=DROPOUT_MODES,
+    "backpropdropout", "use of a sampled block: never, always, or in training", one_of=DROPOUT_MODES
   )
   opcodes: int = option(
-    OPCODES,
-    "rows of the opcode table; in the official code: largest opcode of the data + 1",
-    least=1,
+    OPCODES, "rows of the opcode table; officially the largest opcode of the data + 1", least=1
   )
   remat: bool = option(False, "recompute each round in the backward pass instead of storing it")
   dtype: str = option(
@@ -230,10 +226,9 @@ class ResModel(base.Network):
     Concatenates the mean over nodes, the normalised sum over nodes and the normalised sum over
     configurable nodes.
     """
-    first, *others = map(pooling.total, summands)
-    total = sum(others, first)
-    first, *others = (pooling.total(x, configurable=True) for x in summands)
-    configurable = sum(others, first)
+    sum_of = lambda pool: functools.reduce(operator.add, map(pool, summands))
+    total = sum_of(pooling.total)
+    configurable = sum_of(functools.partial(pooling.total, configurable=True))
     mean = total / pooling.count(summands[0].slates)
     pooled = [mean, layers.l2_normalize(total), layers.l2_normalize(configurable)]
     return jnp.concatenate(pooled, axis=-1)

@@ -36,9 +36,7 @@ class SAGE(base.Network):
   """Bidirectional GraphSAGE with residual connections."""
 
   op_embed_dim: int = option(64, "width of the opcode embedding", least=1)
-  value_embed_dim: int = option(
-    4, "width of the embedding of each of the 18 layout values", least=1
-  )
+  value_embed_dim: int = option(4, "width of the embedding of each of 18 layout values", least=1)
   hidden_dim: int = option(128, "width of node features", least=1)
   num_gnns: int = option(3, "rounds of message passing", least=1, most=MOST_LAYERS)
   pooling: Sequence[str] = option(
@@ -117,9 +115,6 @@ class _Round(nn.Module):
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     dense = functools.partial(Dense, self.features, dtype=self.dtype)
-    y = sage(
-      x,
-      dense(name="self"),
-      {direction: dense(use_bias=False, name=direction) for direction in (OPERANDS, USERS)},
-    )
+    messages = {side: dense(use_bias=False, name=side) for side in (OPERANDS, USERS)}
+    y = sage(x, dense(name="self"), messages)
     return x + y.map(nn.LayerNorm(dtype=self.dtype, name="norm")).map(nn.gelu)

@@ -71,9 +71,7 @@ class SegmentOptions(Options):
 
   section = "segments"
   partition: str = option(
-    "contiguous",
-    "how nodes are cut into segments; published = ranges as in GST",
-    one_of=tuple(PARTITIONS),
+    "contiguous", "partition of nodes; published = ranges as in GST", one_of=tuple(PARTITIONS)
   )
   max_nodes: int = option(1000, "most nodes of a segment", least=2)
   fresh: int = option(1, "segments per graph and step with gradients", least=1)
@@ -185,12 +183,8 @@ class SegmentModel(Precise):
     mask, keep = batch.stale.known_mask, self.options.keep
     weight = keep + (1 - keep) * segments / fresh
     mask = mask & self.keep_mask(graphs, mask.shape[1:])
-    others = jnp.einsum(
-      "gcj,gcjp->gcp",
-      mask.astype(jnp.float32),
-      batch.stale.value.astype(jnp.float32),
-      precision="highest",
-    )
+    kept, value = (part.astype(jnp.float32) for part in (mask, batch.stale.value))
+    others = jnp.einsum("gcj,gcjp->gcp", kept, value, precision="highest")
     return jnp.broadcast_to(weight, mask.shape[:2]), others
 
   def keep_mask(self, graphs: int, shape: Sequence[int]) -> jax.Array:

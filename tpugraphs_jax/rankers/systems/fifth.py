@@ -207,7 +207,7 @@ class FifthTile(Fifth):
     """The first linear layer, on columns, opcode and the mean of encoded tokens."""
     encode = TokenEncoder(self.token_width, self.token_layers, self.linear, name="tokens")
     tokens = encode(feat[:, -TOKENS:].reshape(-1, MAX_RANK, TOKEN), slates)
-    static = slates.nodes(jnp.concatenate([feat[:, :-TOKENS], opcode], axis=-1))
+    static = slates.nodes(feat[:, :-TOKENS], opcode)
     return self.linear(self.width, name="first")(static, tokens)
 
 

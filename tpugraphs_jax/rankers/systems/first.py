@@ -266,11 +266,7 @@ class First(System):
 
     graph = slates.batch.graph
     feat, opcode = jnp.asarray(graph.nodes["feat"]), Opcodes(self.op_embed_dim, name="opcodes")
-    static = slates.nodes(
-      jnp.concatenate(
-        [feat[:, :-MAX_RANK], embed_values(feat[:, -MAX_RANK:]), opcode(graph)], axis=-1
-      )
-    )
+    static = slates.nodes(feat[:, :-MAX_RANK], embed_values(feat[:, -MAX_RANK:]), opcode(graph))
     linear = functools.partial(LinearBlock, self.width, self.across_configs, self.linear)
     x = linear(name="linear")(static, *self.configurations(slates, embed_values))
     x = linear(name="linear2")(x)

@@ -83,9 +83,7 @@ class Gst(System):
     op_gain = self.param("op_weights", init, (), jnp.float32)
     config_gain = self.param("config_weights", init, (rows.shape[1],), jnp.float32)
     opcode = Opcodes(self.op_embed_dim, max_norm=1.0, name="opcodes")(graph)
-    static = slates.nodes(
-      jnp.concatenate([jnp.asarray(graph.nodes["feat"]), op_gain * opcode], axis=-1)
-    )
+    static = slates.nodes(jnp.asarray(graph.nodes["feat"]), op_gain * opcode)
     x = self.linear(self.map_width, name="linear_map")(
       static, Layouts(slates, rows * config_gain[None])
     )

@@ -142,7 +142,7 @@ class MLSys21(System):
     del train  # no dropout
     slates, graph = Slates.of(batch), batch.graph
     opcode = OpcodeEmbedding(self.op_embed_dim, name="opcodes")(graph)
-    node = slates.nodes(jnp.concatenate([jnp.asarray(graph.nodes["feat"]), opcode], axis=-1))
+    node = slates.nodes(jnp.asarray(graph.nodes["feat"]), opcode)
     tiles = Tiles(slates, jnp.asarray(batch.config_feat))
     x = self.linear(self.width, name="first")(node, tiles).map(nn.relu)
     for number in range(self.rounds):

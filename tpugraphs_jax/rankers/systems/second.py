@@ -67,7 +67,7 @@ class Second(System):
     slates, graph = Slates.of(batch), batch.graph
     feat = self.linear(self.feature_width, name="features")(jnp.asarray(graph.nodes["feat"]))
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
-    static = slates.nodes(jnp.concatenate([feat, opcode], axis=-1))
+    static = slates.nodes(feat, opcode)
     x = self.linear(self.first_width, name="first")(static, self.configurations(slates))
     x = x.map(nn.relu)
     for number, width in enumerate(self.widths):

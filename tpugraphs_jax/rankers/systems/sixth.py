@@ -67,9 +67,7 @@ class Sixth(System):
 
   op_embed_dim: int = option(128, "width of the opcode vector", least=1)
   width: int = option(
-    256,
-    "width of layers on nodes and of the head's first layer; its second layer has half",
-    least=1,
+    256, "width of layers on nodes and of the head's first layer; the second has half", least=1
   )
   layers: int = option(4, "number of convolutions", least=1, most=MOST_LAYERS)
   dropout: float = option(0.2, "dropout rate after the first block", least=0, below=1)
@@ -82,7 +80,7 @@ class Sixth(System):
     """The first linear block, on opcode, features and `more` inputs of `Linear`."""
     graph = slates.batch.graph
     opcode = Opcodes(self.op_embed_dim, max_norm=1.0, name="opcodes")(graph)
-    static = slates.nodes(jnp.concatenate([opcode, jnp.asarray(graph.nodes["feat"])], axis=-1))
+    static = slates.nodes(opcode, jnp.asarray(graph.nodes["feat"]))
     x = self.linear(self.width, use_bias=False, name="early_0")(static, *more)
     return Dropout(self.dropout, name="dropout")(instance_norm(x).map(gelu), train=train)
 

@@ -53,8 +53,8 @@ class Tenth(System):
     """The first linear layer, on features and opcodes of nodes, `[N, C, width]`."""
     graph = slates.batch.graph
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
-    node = jnp.concatenate([jnp.asarray(graph.nodes["feat"]), opcode], axis=-1)
-    x = self.linear(self.width, name="first")(slates.nodes(node))
+    x = slates.nodes(jnp.asarray(graph.nodes["feat"]), opcode)
+    x = self.linear(self.width, name="first")(x)
     return self.norm("first_norm")(x).map(nn.gelu)
 
   def norm(self, name: str) -> Callable[[Nodes], Nodes]:

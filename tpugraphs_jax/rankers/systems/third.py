@@ -87,13 +87,8 @@ def operand_shapes(graph: OpGraph) -> np.ndarray:
   return features.reshape(graph.num_nodes, -1)
 
 
-_SIZES = np.r_[
-  sizes(NODE["shape"]),
-  sizes(NODE["dimensions"]),
-  sizes(NODE["window_size"]),
-  sizes(NODE["window_padding_low"]),
-  sizes(NODE["window_padding_high"]),
-]
+_SIZED = "shape dimensions window_size window_padding_low window_padding_high".split()
+_SIZES = np.r_[tuple(sizes(NODE[name]) for name in _SIZED)]
 
 
 @BLOCKS.register("tile_modulo")
@@ -300,7 +295,7 @@ class ThirdLayout(System):
     slates, graph = Slates.of(batch), batch.graph
     feat = jnp.asarray(graph.nodes["feat"])
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
-    static = slates.nodes(jnp.concatenate([opcode, feat[:, :-WALKS]], axis=-1))
+    static = slates.nodes(opcode, feat[:, :-WALKS])
     x = Block(self.first_width, self.linear, name="first")(
       static, Layouts(slates, jnp.asarray(batch.rows) / 5)
     )
@@ -331,7 +326,7 @@ class ThirdTile(System):
     del train  # no dropout
     slates, graph = Slates.of(batch), batch.graph
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
-    static = slates.nodes(jnp.concatenate([opcode, jnp.asarray(graph.nodes["feat"])], axis=-1))
+    static = slates.nodes(opcode, jnp.asarray(graph.nodes["feat"]))
     x = Block(self.first_width, self.linear, name="first")(
       static, Tiles(slates, jnp.asarray(batch.config_feat) / 5)
     )
