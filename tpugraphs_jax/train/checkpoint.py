@@ -252,20 +252,16 @@ def _as_json(value: Any) -> Any:
   return json.loads(json.dumps(value, default=lambda number: number.tolist()))  # of NumPy's types
 
 
-class _OrbaxFilter(logging.Filter):
-  """Drops all messages of Orbax and its tasks: errors are raised as well."""
-
-  def filter(self, record: logging.LogRecord) -> bool:
-    is_of_task = record.name == "asyncio" and "/orbax/" in str(record.msg)  # has the file's path
-    return not is_of_task and "/orbax/" not in record.pathname.replace("\\", "/")
+def _is_shown(record: logging.LogRecord) -> bool:
+  """False for the messages of Orbax and its tasks: errors are raised as well."""
+  is_of_task = record.name == "asyncio" and "/orbax/" in str(record.msg)  # has the file's path
+  return not is_of_task and "/orbax/" not in record.pathname.replace("\\", "/")
 
 
 def _quiet_orbax() -> None:
   """Drops the messages of Orbax, dozens of lines per checkpoint."""
   for name in ("absl", "asyncio"):
-    logger = logging.getLogger(name)
-    if not any(isinstance(item, _OrbaxFilter) for item in logger.filters):
-      logger.addFilter(_OrbaxFilter())
+    logging.getLogger(name).addFilter(_is_shown)  # once, however often it is added
 
 
 def _reason(error: BaseException) -> str:

@@ -19,18 +19,10 @@ from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.infra import files, trust
 
 SCORES_FILE = "{}_scores.npz"  # of `validation` or `test`
-# Arrays of SCORES_FILE, with the kinds of their dtypes and their smallest values.
-_JOINED = ("config_ids", "scores", "runtime_ns", "label")
-_SCORES = {
-  "graphs": "U",
-  "nodes": "iu",
-  "has_order": "b",
-  "sizes": "iu",
-  "config_ids": "iu",
-  "scores": "f",
-  "runtime_ns": "iu",
-  "label": "iuf",
-}
+# Arrays of SCORES_FILE with the kinds of their dtypes: of graphs, and of all their configurations.
+_OF_GRAPHS = {"graphs": "U", "nodes": "iu", "has_order": "b", "sizes": "iu"}
+_OF_CONFIGS = {"config_ids": "iu", "scores": "f", "runtime_ns": "iu", "label": "iuf"}
+# Smallest values of arrays.
 _LEAST = {"sizes": 1, "scores": -np.inf, "runtime_ns": 1}  # 0 of the others
 _MOST_LINES = 30  # of programs in a summary
 _POOLED = ("opa",)  # metrics over the pairs of all graphs; other metrics are means over graphs
@@ -248,18 +240,12 @@ def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
   configurations, and `config_ids`, `runtime_ns` int64, `label` (see `GraphScores`) and `scores`
   float32, each `[sum(sizes)]`, graph after graph.
   """
-  joined: dict[str, Any] = {
-    name: np.concatenate([getattr(graph, name) for graph in judged]) for name in _JOINED
-  }
+  of_graphs = [(one.name, one.nodes, one.has_order, len(one.scores)) for one in judged]
+  arrays: dict[str, Any] = dict(zip(_OF_GRAPHS, map(np.array, zip(*of_graphs))))
+  for name in _OF_CONFIGS:
+    arrays[name] = np.concatenate([getattr(graph, name) for graph in judged])
   with files.replacing(path, "wb") as file:
-    np.savez_compressed(
-      file,
-      graphs=np.array([graph.name for graph in judged]),
-      nodes=np.array([graph.nodes for graph in judged]),
-      has_order=np.array([graph.has_order for graph in judged]),
-      sizes=np.array([len(graph.scores) for graph in judged]),
-      **joined,
-    )
+    np.savez_compressed(file, **arrays)
 
 
 def read_scores(path: Path) -> list[GraphScores]:
@@ -269,20 +255,17 @@ def read_scores(path: Path) -> list[GraphScores]:
     ValueError: it is damaged.
   """
   with trust.reading(path, "evaluate again"), npz.NpzArchive(path) as archive:
-    arrays = {name: archive.read(name) for name in _SCORES}
+    kinds = _OF_GRAPHS | _OF_CONFIGS
+    arrays = {name: archive.read(name) for name in kinds}
     sizes = arrays["sizes"]
-    lengths = {name: int(sizes.sum()) for name in _JOINED} | {
-      "nodes": len(sizes),
-      "has_order": len(sizes),
-      "graphs": len(sizes),
-    }
     for name, array in arrays.items():
-      if array.shape != (lengths.get(name, array.size),) or array.dtype.kind not in _SCORES[name]:
+      length = sizes.size if name in _OF_GRAPHS else sizes.sum()
+      if array.shape != (length,) or array.dtype.kind not in kinds[name]:
         archive.fail(name, f"is {array.dtype} {list(array.shape)}")
       least = _LEAST.get(name, 0)
       if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= least)).all():
         archive.fail(name, f"has a number that is not finite, or below {least}")
-    columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
+    columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _OF_CONFIGS]
     return [
       GraphScores(trust.name(str(name)), int(nodes), ids, scores, runtime, label, bool(has_order))
       for name, nodes, has_order, ids, scores, runtime, label in zip(

@@ -52,13 +52,8 @@ class Experiment:
 
   def evaluations(self, workdir: Path) -> list[tuple[Experiment, Path]]:
     """The experiment and result folder of each collection; `data.also` comes first."""
-    others = [
-      (
-        dataclasses.replace(self, data=data, also=()),
-        workdir / _ALSO / data.collection.name.replace(":", "_"),
-      )
-      for data in self.also
-    ]
+    folder = lambda data: workdir / _ALSO / data.collection.name.replace(":", "_")
+    others = [(dataclasses.replace(self, data=data, also=()), folder(data)) for data in self.also]
     return [*others, (self, workdir)]
 
   def load(self, split: str) -> list[OpGraph]:

@@ -97,14 +97,10 @@ class Log:
     start, since = self._clock
     if step > start:
       seconds, (memory, peak) = time.monotonic() - since, peak_memory()
-      self.events.write(
-        step,
-        {
-          "measured/step_seconds": seconds / (step - start),
-          "measured/data_wait_seconds": self._waited / (step - start),
-          f"measured/peak_memory_of_{memory}_mib": peak / 2**20,
-        },
-      )
+      values = {"step_seconds": seconds / (step - start)}
+      values["data_wait_seconds"] = self._waited / (step - start)
+      values[f"peak_memory_of_{memory}_mib"] = peak / 2**20
+      self.events.write(step, {f"measured/{name}": value for name, value in values.items()})
     self._restart_measuring(step)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -214,17 +210,13 @@ class Events:
       name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
       for name, value in fields.items()
     }
-    self._put(
-      lambda: event_pb2.Event(
-        summary=_joined(
-          [
-            summary.text("config", table),
-            summary.scalar("parameters", parameters),
-            *summary.hparams(hparams, {metric: None})[:2],
-          ]
-        )
-      )
-    )
+
+    def event() -> event_pb2.Event:
+      parts = [summary.text("config", table), summary.scalar("parameters", parameters)]
+      parts += summary.hparams(hparams, {metric: None})[:2]
+      return event_pb2.Event(summary=_joined(parts))
+
+    self._put(event)
 
   def _put_parts(self, step: int, parts: Callable[[], Iterable[summary.Summary]]) -> None:
     self._put(lambda: event_pb2.Event(step=step, wall_time=time.time(), summary=_joined(parts())))
@@ -293,8 +285,7 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
     "machine": platform.platform(),
     "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
   }
-  with files.replacing(workdir / model_file.CONFIG_FILE, encoding="utf-8") as file:
-    file.write(json.dumps(files.seal(manifest), indent=2) + "\n")
+  files.write_json(workdir / model_file.CONFIG_FILE, files.seal(manifest), indent=2)
 
 
 def _command() -> str:

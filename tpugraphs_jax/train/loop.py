@@ -48,25 +48,19 @@ class TrainOptions(Options):
     "opa", "metric of validation that chooses the model", one_of=("opa", "kendaltau")
   )
   result: str = option(
-    "best",
-    "evaluation whose parameters become the model: best by best_metric, or last",
-    one_of=("best", "last"),
+    "best", "evaluation that makes the model: best by best_metric, or last", one_of=("best", "last")
   )
   valid_sampling: str = option(
     "fixed",
     "sample that evaluations judge: fixed, or slates drawn anew each time",
     one_of=("fixed", "slates"),
   )
-  valid_configs: int = option(
-    200, "configurations of each graph in the fixed sample; 0 = all", least=0
-  )
+  valid_configs: int = option(200, "configurations per graph in the fixed sample; 0 = all", least=0)
   log_every_steps: int = option(20, "steps between two lines of the log", least=1)
   checkpoint_every_steps: int = option(
     0, "steps between checkpoints, beside a checkpoint per evaluation; 0 = none", least=0
   )
-  deterministic: bool = option(
-    False, "on GPUs: two runs are equal, bit for bit, but sums take longer"
-  )
+  deterministic: bool = option(False, "on GPUs: equal runs, bit for bit, but sums take longer")
   quick_compile: bool = option(
     False, "on CPUs: compiles in half the time, but steps take two to three times as long"
   )
@@ -235,20 +229,12 @@ def train(
     stop = stack.enter_context(tasks.StopSignals())
     check_workdir(workdir, resume=resume, config=config, digests=digests)
     files.tidy(workdir)
-    checkpoints = stack.enter_context(
-      contextlib.closing(
-        checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, digests=digests)
-      )
-    )
+    checkpoints = checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, digests=digests)
+    stack.callback(checkpoints.close)
     state, step, progress = _begin(training, checkpoints)
-    # A row that waits for its evaluation is not written yet.
-    log = stack.enter_context(
-      contextlib.closing(
-        Log(
-          workdir, total_steps=schedule.total_steps, first_step=step - 1 if progress.row else step
-        )
-      )
-    )
+    first_step = step - bool(progress.row)  # a row that waits for its evaluation is not written yet
+    log = Log(workdir, total_steps=schedule.total_steps, first_step=first_step)
+    stack.callback(log.close)
     stack.callback(profile.stop)
     log.events.describe(
       about or {}, metric=f"{SAMPLE}/{schedule.metric}", parameters=optax.tree.size(state.params)
@@ -478,12 +464,9 @@ class _Loop:
     self.log.progress(self.step, lambda: text, is_due=is_first)
 
   def _save(self) -> None:
-    self.checkpoints.save(
-      self.step,
-      self._finite_state(),
-      data=self.training.batches.get_state(),
-      progress=dataclasses.asdict(self.progress),
-    )
+    state, data = self._finite_state(), self.training.batches.get_state()
+    progress = dataclasses.asdict(self.progress)
+    self.checkpoints.save(self.step, state, data=data, progress=progress)
     self.saved_step = self.step
 
   def _stop_if_asked(self) -> None:

@@ -42,18 +42,13 @@ class Optimizer(Options):
   eps: float = option(1e-7, "added to the root of Adam's mean of squared gradients", above=0)
   weight_decay: float = option(0.0, "weight decay of adamw and adam_l2", least=0)
   decay_layers: Sequence[str] = option((), "top-level layers whose parameters decay; empty = all")
-  clip_norm: float = option(
-    0.0, "largest global L2 norm of the gradients; 0 = no clipping", least=0
-  )
+  clip_norm: float = option(0.0, "largest global L2 norm of gradients; 0 = no clipping", least=0)
   clip_norm_per_variable: float = option(
     0.0, "largest L2 norm of each variable's gradient (Keras' clipnorm); 0 = no clipping", least=0
   )
   accumulation_steps: int = option(1, "steps whose mean gradient makes one update", least=1)
   average_decay: float = option(
-    0.0,
-    "decay of a moving average of the parameters (EMA), which is evaluated; 0 = none",
-    least=0,
-    below=1,
+    0.0, "decay of a moving average (EMA) of parameters, to evaluate; 0 = none", least=0, below=1
   )
   average_window: Sequence[float] = option(
     (), "FIRST,LAST shares of the run; their parameters are averaged (SWA)"

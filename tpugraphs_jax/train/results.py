@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import datetime
-import json
 import math
 from pathlib import Path
 import signal
@@ -143,9 +142,8 @@ def judged(summary: Mapping[str, Any]) -> dict[str, Any]:
 @parallel.primary_only
 def update_summary(workdir: Path, **sections: Any) -> None:
   """Replaces sections of the summary; all other sections stay."""
-  with files.replacing(workdir / SUMMARY_FILE, encoding="utf-8") as file:
-    json.dump(_plain(read_summary(workdir) | sections), file, indent=2)
-    file.write("\n")
+  summary = _plain(read_summary(workdir) | sections)
+  files.write_json(workdir / SUMMARY_FILE, summary, indent=2)
 
 
 def _plain(value: Any) -> Any:

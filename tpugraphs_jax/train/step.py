@@ -74,14 +74,10 @@ class TrainState(flax.struct.PyTreeNode):
 def not_finite(state: TrainState) -> str:
   """Path of the first array of the state that is not finite; empty without one."""
   trees = {"params": state.params, "opt_state": state.opt_state}
-  return next(
-    (
-      jax.tree_util.keystr(path)
-      for path, leaf in jax.tree_util.tree_leaves_with_path(trees)
-      if not np.isfinite(leaf).all()
-    ),
-    "",
-  )
+  for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
+    if not np.isfinite(leaf).all():
+      return jax.tree_util.keystr(path)
+  return ""
 
 
 def squared_kernels(params: optax.Params) -> jax.Array:

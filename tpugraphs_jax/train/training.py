@@ -107,12 +107,8 @@ def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loo
   """Fits transforms and trains. `train.result` chooses the model: best or last evaluation."""
   config, started = experiment.config, time.monotonic()
   check_machine(config)
-  loop.check_workdir(
-    workdir,
-    resume=resume,
-    config=model_file.fingerprint(config.to_dict()),
-    digests=transforms_digest(workdir),
-  )
+  fields = model_file.fingerprint(config.to_dict())
+  loop.check_workdir(workdir, resume=resume, config=fields, digests=transforms_digest(workdir))
   results.announce(experiment)
   # One run at a time may write to the folder.
   with files.hold(workdir) if machine.is_primary() else contextlib.nullcontext():
@@ -120,12 +116,9 @@ def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loo
     with results.interruptions(workdir):
       result = _train_stages(experiment, graphs, valid, workdir, resume=resume)
     sample, _ = validation_sample(config, valid)(result.step)
-    results.update_summary(
-      workdir,
-      training=results.of_training(
-        config, result, graphs=len(sample), seconds=time.monotonic() - started
-      ),
-    )
+    seconds = time.monotonic() - started
+    section = results.of_training(config, result, graphs=len(sample), seconds=seconds)
+    results.update_summary(workdir, training=section)
     return result
 
 
