@@ -57,9 +57,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_boolean("print_config", False, "Print all fields of the config and end.")
   flags.DEFINE_boolean(
-    "dry_run",
-    False,
-    "Print the disk, memory and hours of the run, measured on a few steps, and end.",
+    "dry_run", False, "Print disk, memory and hours of the run, measured on a few steps, and end."
   )
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
   flags.DEFINE_list(
@@ -71,30 +69,21 @@ def define_flags() -> None:
   flags.register_validator(
     "do", lambda do: do and set(do) <= set(DO), message=f"expected some of {','.join(DO)}"
   )
+  when = "With --do=evaluate or predict:"
   flags.DEFINE_enum(
-    "split",
-    None,
-    SPLITS,
-    "With --do=evaluate or predict: the split to evaluate "
-    "(default valid) or to rank (default test).",
+    "split", None, SPLITS, f"{when} split to evaluate (default valid) or to rank (default test)."
   )
   flags.DEFINE_list(
-    "ensemble",
-    [],
-    "With --do=evaluate or predict: folders of trained models "
-    "that rank together; results go to --workdir.",
+    "ensemble", [], f"{when} trained models that rank together; results go to --workdir."
   )
   flags.DEFINE_string(
-    "combine",
-    "mean",
-    "Average of an ensemble: of scores (mean), of scores "
-    "scaled to [0, 1] (min_max), or of ranks (rank).",
+    "combine", "mean", "Ensembles average scores (mean), scores in [0, 1] (min_max), ranks (rank)."
   )
   flags.DEFINE_boolean("resume", False, "Continue the run in --workdir.")
   flags.DEFINE_string(
     "compilation_cache",
     None,
-    "Folder for compiled programs, which runs may share (default: in the cache of the user).",
+    "Folder of compiled programs that runs share (default: the user's cache).",
   )
   flags.DEFINE_string("coordinator_address", None, "host:port of process 0 of several.")
   flags.DEFINE_integer("num_processes", None, "Number of processes.")

@@ -166,14 +166,11 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
 
 def model_changes(argv: Sequence[str]) -> dict[str, Any]:
   """The values of the flags for `model.name` and `extensions`, by name."""
-  values, fields = flags.FlagValues(), {"model": {"name": ""}, "extensions": ()}
+  values = flags.FlagValues()
   values.set_gnu_getopt()
-  config_flags.DEFINE_config_dict(
-    "config",
-    ml_collections.ConfigDict(fields),
-    flag_values=values,
-    sys_argv=[argument for argument in argv if _MODEL_FLAG.match(argument)],
-  )
+  fields = ml_collections.ConfigDict({"model": {"name": ""}, "extensions": ()})
+  given = [argument for argument in argv if _MODEL_FLAG.match(argument)]
+  config_flags.DEFINE_config_dict("config", fields, flag_values=values, sys_argv=given)
   values(argv, known_only=True)
   return config_flags.get_override_values(values["config"])
 

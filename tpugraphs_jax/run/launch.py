@@ -60,13 +60,8 @@ def _run(values: flags.FlagValues) -> None:
     if values.ensemble:
       _run_together(values, workdir)
       return
-    training.run(
-      _config(values, workdir),
-      workdir,
-      do=values.do,
-      resume=values.resume,
-      split=values.split or "",
-    )
+    config, split = _config(values, workdir), values.split or ""
+    training.run(config, workdir, do=values.do, resume=values.resume, split=split)
     if values.report and values.do != ["predict"]:
       parallel.primary_only(report.try_write)([workdir], workdir / report.FILE)
 

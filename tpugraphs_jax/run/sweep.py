@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import datetime
 import itertools
-import json
 import os
 import re
 import shlex
@@ -124,16 +123,9 @@ def runs_of(
     if len(commands) > 1:
       parts, point = [_short(config, commands), *parts], (("config", config), *point)
     folder = ",".join(re.sub(r"[^\w.,+=-]+", "_", part) for part in parts) or "base"
-    runs += [
-      SweepRun(
-        f"{folder}/seed_{seed}",
-        out,
-        (*commands[config], *flags, f"--config.seed={seed}"),
-        point,
-        seed,
-      )
-      for seed in seeds
-    ]
+    for seed in seeds:
+      command = (*commands[config], *flags, f"--config.seed={seed}")
+      runs.append(SweepRun(f"{folder}/seed_{seed}", out, command, point, seed))
   if len({run.name for run in runs}) < len(runs):
     raise ValueError(
       "two configs or points of --grid have the same name: give values that differ in letters, "
@@ -156,18 +148,14 @@ def do(run: SweepRun) -> None:
   run.folder.mkdir(parents=True, exist_ok=True)
   is_begun = (run.folder / "checkpoints").exists()
   console.say(f"{run.name}: {'goes on' if is_begun else 'begins'}")
-  resume = ["--resume"] * is_begun
+  command = [*run.command, f"--workdir={run.folder}", *["--resume"] * is_begun]
+  env = _cache_of(run.out) | os.environ | {tasks.PARENT: str(os.getpid())}
   with _log(run.folder / _LOG) as log:
     log.write(
       f"{_HEAD}{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {shlex.join(run.command)}\n".encode()
     )
     log.flush()
-    process = subprocess.Popen(
-      [*run.command, f"--workdir={run.folder}", *resume],
-      stdout=log,
-      stderr=subprocess.STDOUT,
-      env=_cache_of(run.out) | os.environ | {tasks.PARENT: str(os.getpid())},
-    )
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
     try:
       process.wait()
     except (KeyboardInterrupt, SystemExit) as error:
@@ -179,14 +167,10 @@ def do(run: SweepRun) -> None:
   figures = "".join(
     f", {name} {metrics[name]:.4f}" for name in _METRICS if metrics.get(name) is not None
   )
-  console.say(
-    f"{run.name}: "
-    + (
-      f"ended with status {process.returncode}: {_complaint(run.folder / _LOG)}"
-      if process.returncode
-      else f"done{figures}"
-    )
-  )
+  state = f"done{figures}"
+  if process.returncode:
+    state = f"ended with status {process.returncode}: {_complaint(run.folder / _LOG)}"
+  console.say(f"{run.name}: {state}")
 
 
 def _cache_of(out: str) -> dict[str, str]:
@@ -266,8 +250,7 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
           f"{value}: give the same, or another --out"
         )
     return
-  with files.replacing(path) as file:
-    file.write(json.dumps(settings, indent=2) + "\n")
+  files.write_json(path, settings, indent=2)
 
 
 def _command_of(args: argparse.Namespace, value: str, fields: Sequence[str]) -> list[str]:
@@ -295,15 +278,8 @@ def _command_of(args: argparse.Namespace, value: str, fields: Sequence[str]) -> 
     f"tasks.end_with_parent(signal.SIGTERM); sys.argv[0] = 'run_{kind}.py'; run.{kind}()"
   )
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
-  return [
-    sys.executable,
-    "-c",
-    start,
-    f"--config={place}",
-    *data,
-    *["--synthetic"] * args.synthetic,
-    *args.fields,
-  ]
+  data += ["--synthetic"] * args.synthetic
+  return [sys.executable, "-c", start, f"--config={place}", *data, *args.fields]
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
