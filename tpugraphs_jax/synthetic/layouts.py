@@ -119,7 +119,8 @@ def layout_cost(program: Program, node_group: dict[int, int], *, steps: int) -> 
 
 def _owners(program: Program) -> tuple[list[int], list[int]]:
   """Per instruction the node whose order it takes over (or -1), and if turned round."""
-  owner, flipped = [], []
+  owner: list[int] = []
+  flipped: list[int] = []
   for node, op in enumerate(program.ops):
     first = next((used for used in program.operands[node] if _has_order(program.ops[used])), None)
     of_node, is_flipped = -1, 0
@@ -224,11 +225,11 @@ def _option_rows(program: Program, node: int) -> list[tuple[int, ...]]:
     both = [columns.layout_row(pair) for pair in zip(*orders)]
     return [both[0]] * 4 + [both[1]] * 4 + both
   right = len(program.dims(program.operands[node][1]))
-  source, kernel = (left - 1, left - 2), (right - 1, right - 2)
+  pairs: list[tuple[int, ...]] = [(left - 1, left - 2), (right - 1, right - 2)]
   if op.convolution:
-    source, kernel = op.convolution[1::-1], op.convolution[7:5:-1]
+    pairs = [op.convolution[1::-1], op.convolution[7:5:-1]]
   output = _minor_pair(program, node)
-  orders = [(pair, pair[::-1]) for pair in (output, source, kernel)]
+  orders = [(pair, pair[::-1]) for pair in (output, *pairs)]
   closed = [columns.layout_row(choice) for choice in itertools.product(*orders)]
   return closed + [columns.layout_row([order]) for order in (output, output[::-1])]
 

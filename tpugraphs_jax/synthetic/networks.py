@@ -237,8 +237,8 @@ def _encoder_layer(program: Program, x: int, heads: int, tape: list) -> int:
   shares = _softmax(program, scores)
   context = program.add("dot", split, shares, value, contraction=sequence, role="context")
   tape.append(_Product(shares, value, context, context, "context"))
-  joined = (batch, sequence, heads, depth)
-  joined = program.add("transpose", joined, context, dimensions=(0, 2, 1, 3))
+  dims = (batch, sequence, heads, depth)
+  joined = program.add("transpose", dims, context, dimensions=(0, 2, 1, 3))
   joined = program.add("bitcast", program.dims(x), joined)
   x = _residual_norm(program, x, _dot(program, joined, hidden, "output", tape))
   inner = _dot(program, x, 4 * hidden, "inner", tape)
@@ -286,9 +286,9 @@ def _product_gradients(program: Program, product: _Product, incoming: int) -> tu
     window, terms = _Window(kernel, base=stride), kernel * kernel * out[-1]
     convolve = functools.partial(_convolution, program)
     into = convolve(incoming, turned, left, window=window, contraction=terms, role="input gradient")
-    role = {"role": "kernel gradient", "numbers": _KERNEL_GRADIENT}
+    convolve = functools.partial(convolve, role="kernel gradient", numbers=_KERNEL_GRADIENT)
     window, terms = product.window, math.prod(out[:-1])
-    return into, convolve(product.left, incoming, right, window=window, contraction=terms, **role)
+    return into, convolve(product.left, incoming, right, window=window, contraction=terms)
   dims = (*right[:-2], right[-1], right[-2])
   order = (*range(len(right) - 2), len(right) - 1, len(right) - 2)
   turned = program.add("transpose", dims, product.right, dimensions=order)
