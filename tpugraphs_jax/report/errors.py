@@ -31,13 +31,9 @@ def rows(group: Group) -> list[tuple[str, int, float, float]]:
   parts = _parts(graphs, "nodes", lambda graph: graph.nodes)
   parts |= _parts(graphs, "configurations", lambda graph: len(graph.scores))
   parts |= _by_opcode(group, [graph.name for graph in graphs])
+  mean = lambda values, names: metrics.mean(values[name] for name in names)
   return [
-    (
-      title,
-      len(names),
-      metrics.mean(group.taus[name] for name in names),
-      metrics.mean(slowdowns[name] for name in names),
-    )
+    (title, len(names), mean(group.taus, names), mean(slowdowns, names))
     for title, names in parts.items()
   ]
 

@@ -127,10 +127,6 @@ def _short(name: str, most: int = 48) -> str:
   return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-(most // 2) :]}"
 
 
-def _coloured(groups: Sequence[Group]) -> Iterable[tuple[Group, str]]:
-  return zip(groups, _COLOURS)
-
-
 def _slowdown_scale(axis) -> None:
   """Logarithmic but for the neighbourhood of 0, which is a perfect slowdown."""
   set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
@@ -161,7 +157,7 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
     low, high = np.percentile(values, _BAND, axis=0)
     name = "{} to {} % of the graphs".format(*_BAND)
     axes.fill_between(ks, low, high, color=_COLOURS[0], alpha=0.15, lw=0, label=name)
-  for group, colour in _coloured(groups):
+  for group, colour in zip(groups, _COLOURS):
     plot([graph.slowdowns for graph in group.judged], "o-", color=colour, label=group.name)
     if all(graph.tune_slowdowns for graph in group.judged):
       plot(
@@ -187,7 +183,7 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
   order = groups[0].by_tau
   is_named, places = len(order) <= _NAMED, range(len(order))
   drawn, (left, right) = _axes(2, height=max(2.8, 0.22 * len(order) + 1.4) if is_named else 4)
-  for group, colour in _coloured(groups):
+  for group, colour in zip(groups, _COLOURS):
     for axes, (name, value) in zip((left, right), BY_GRAPH.items()):
       values = group.by_graph(value)
       is_known = lambda graph: np.isfinite(values.get(graph.name, np.nan))
@@ -223,7 +219,7 @@ def _curves(groups: Sequence[Group]) -> figure.Figure:
   """Loss and validation metric by step, a line for each run."""
   drawn, (left, right) = _axes(2)
   shown: dict[str, None] = {}
-  for group, colour in _coloured(groups):
+  for group, colour in zip(groups, _COLOURS):
     for number, run in enumerate(group.runs):
       metric = (
         f"{metrics.SAMPLE}/{evaluation.mean_name(run.config.get('train.best_metric', 'kendaltau'))}"

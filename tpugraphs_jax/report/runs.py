@@ -350,16 +350,10 @@ def leads(groups: Sequence[Group]) -> list[Lead]:
     change = np.array([one[name] - two[name] for name in sorted(one.keys() & two.keys())])
     change = change[~np.isnan(change)]
     is_tested = np.count_nonzero(change) >= FEWEST_TESTED
-    rows.append(
-      Lead(
-        other.name,
-        len(change),
-        metrics.mean(change),
-        int((change > 0).sum()),
-        _spread_of_gain(first, other),
-        float(scipy.stats.wilcoxon(change).pvalue) if is_tested else math.nan,
-      )
-    )
+    p_value = float(scipy.stats.wilcoxon(change).pvalue) if is_tested else math.nan
+    gain, better = metrics.mean(change), int((change > 0).sum())
+    spread = _spread_of_gain(first, other)
+    rows.append(Lead(other.name, len(change), gain, better, spread, p_value))
   return rows
 
 
@@ -664,14 +658,9 @@ def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
   judged = []
   for one in evaluation.read_scores(path):
     default = int(np.argmin(one.config_ids)) if has_default and not one.config_ids.min() else None
-    judged.append(
-      ValidationGraph(
-        **vars(one),
-        default=default,
-        ceiling_ns=_ceiling(run, one),
-        changed=_changed(run, one) if default == 0 else None,
-      )
-    )
+    changed = _changed(run, one) if default == 0 else None
+    known: dict[str, Any] = {"ceiling_ns": _ceiling(run, one), "changed": changed}
+    judged.append(ValidationGraph(**vars(one), default=default, **known))
   return tuple(judged)
 
 
