@@ -285,16 +285,9 @@ def stack_for_devices(trees: Sequence[Value]) -> Value:
   """
   if len(trees) != local_device_count():
     raise ValueError(f"{len(trees)} per-device batches for {local_device_count()} local devices")
-
-  def stack(path: jax.tree_util.KeyPath, *arrays: np.ndarray) -> np.ndarray:
-    shapes = [np.shape(array) for array in arrays]
-    if len(set(shapes)) > 1:
-      name = jax.tree_util.keystr(path)
-      raise ValueError(f"shapes of {name} differ between devices: {shapes}")
-    # One device, which is the common case, needs no copy.
-    return np.stack(arrays) if len(arrays) > 1 else np.asarray(arrays[0])[None]
-
-  return jax.tree_util.tree_map_with_path(stack, trees[0], *trees[1:])
+  # One device, which is the common case, needs no copy.
+  stack = lambda *arrays: np.stack(arrays) if len(arrays) > 1 else np.asarray(arrays[0])[None]
+  return jax.tree.map(stack, trees[0], *trees[1:])
 
 
 def slate_keys(key: jax.Array, slates: int) -> jax.Array:
