@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import functools
 import json
 import os
 from pathlib import Path
@@ -93,11 +94,11 @@ def tile_batch(case: Recorded, *, padding: int):
   )
 
 
-def loss_function(model, batch, losses: str):
-  """`params -> (loss, scores)`, without penalties."""
+def loss_function(model, losses: str):
+  """`(params, batch) -> (loss, scores)`, without penalties."""
   parsed = parse_losses(losses)
 
-  def loss(params):
+  def loss(params, batch):
     scores = model.apply({"params": params}, batch, train=True)
     sums = loss_sums(parsed, scores, jnp.asarray(batch.target), where=batch.config_mask)
     return combine(parsed, *sums), scores
@@ -140,7 +141,8 @@ def tile_comparisons(path: Path) -> Comparisons:
   model = base.create_network("tile", case.meta["model"], **case.meta["kwargs"])
   params = official_weights.params_from_official(model, case.weights("init"))
   batch = tile_batch(case, padding=9)
-  score = jax.jit(lambda params: model.apply({"params": params}, batch, train=True))
+  apply = jax.jit(functools.partial(model.apply, train=True))
+  score = lambda params: apply({"params": params}, batch)
   yield "scores", score(params), case["scores"]
   yield from three_steps(case, model, batch, score, losses=case.meta["loss"], temperature=10.0)
 
@@ -184,8 +186,8 @@ def layout_comparisons(path: Path) -> Comparisons:
   model = res_model.ResModel(**case.meta["kwargs"])
   params = official_weights.params_from_official(model, case.weights("init"))
   batch = layout_batch(case, hops=model.hops, padding=7)
-  loss_of = jax.jit(jax.value_and_grad(loss_function(model, batch, "ListMLELoss:1"), has_aux=True))
-  (loss, scores), grads = loss_of(params)
+  loss_of = jax.jit(jax.value_and_grad(loss_function(model, "ListMLELoss:1"), has_aux=True))
+  (loss, scores), grads = loss_of(params, batch)
   yield "scores", scores, case["scores"]
   yield "loss", loss, case["listmle_loss"]
   flat = flax.traverse_util.flatten_dict(grads)
@@ -193,7 +195,7 @@ def layout_comparisons(path: Path) -> Comparisons:
     official_weights.weight_order(model), case.weights("grad"), strict=True
   ):
     yield "gradients", flat[weight_path], grad
-  score = lambda params: loss_of(params)[0][1]
+  score = lambda params: loss_of(params, batch)[0][1]
   yield from three_steps(case, model, batch, score, losses="ListMLELoss:1", temperature=1.0)
 
 

@@ -91,15 +91,17 @@ class Case:
   @functools.cached_property
   def run(self) -> Callable[[Any], Any]:
     """Compiled function from parameters to `((loss, (scores [G, C], layers)), gradients)`."""
-    network, loss = self.experiment.ranker.family.network, loss_of(self.experiment, self.batch)
+    network = self.experiment.ranker.family.network
 
-    def of(params):
+    def of(params, batch):
       scores, seen = network.apply(
-        {"params": params}, self.batch, capture_intermediates=True, mutable=["intermediates"]
+        {"params": params}, batch, capture_intermediates=True, mutable=["intermediates"]
       )
-      return loss(scores), (scores, seen["intermediates"])
+      return loss_of(self.experiment, batch)(scores), (scores, seen["intermediates"])
 
-    return jax.jit(jax.value_and_grad(of, has_aux=True))
+    # A batch in the program would be a constant, from which XLA computes all that it can.
+    run = jax.jit(jax.value_and_grad(of, has_aux=True))
+    return lambda params: run(params, self.batch)
 
   @functools.cached_property
   def results(self) -> tuple[np.ndarray, float, dict, dict]:
