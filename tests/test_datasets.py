@@ -54,7 +54,6 @@ def test_own_collections_are_read_trained_ranked_and_judged(kind, data_root, tmp
     variant,
     **{
       "model.hidden_dim": 4,
-      "model.num_gnns": 1,
       "train.epochs": 1,
       "batch.slates_per_epoch": 4,
       "batch.graphs": 4,

@@ -26,7 +26,6 @@ COMMANDS = {
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 SMALL = (
   "--config.model.hidden_dim=8",
-  "--config.model.num_gnns=1",
   "--config.train.epochs=3",
   "--config.train.log_every_steps=3",
   "--config.optimizer.learning_rate=0.03",
@@ -110,11 +109,10 @@ def _runs(kind: str, folder: Path, data_root: Path) -> dict[str, commands.Run]:
 
 def _real_runs(kind: str, folder: Path) -> dict[str, commands.Run]:
   name, script = f"{kind}_real", COMMANDS[kind][0]
-  config = ["--config=configs/tile.py", "--config.train.epochs=2"]
+  config = ["--config=configs/tile.py", "--config.model.num_gnns=1", "--config.train.epochs=2"]
   if kind == "layout":
     config = [
       "--config=configs/layout.py:xla-default,full,ci",
-      "--config.model.num_gnns=1",
       f"--config.data.store_dir={folder / 'store'}",
       "--config.eval.max_configs=100",
     ]

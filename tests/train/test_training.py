@@ -17,7 +17,6 @@ from tpugraphs_jax.train import training
 COLLECTIONS = {"layout": "layout:xla:random", "tile": "tile:xla"}
 SMALL = {
   "model.hidden_dim": 8,
-  "model.num_gnns": 1,
   "train.epochs": 2,
   "batch.graphs": 4,
   "batch.slates_per_epoch": 16,

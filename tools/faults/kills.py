@@ -25,7 +25,7 @@ _SHORT = (
   "--config.train.log_every_steps=1",
   "--config.train.checkpoint_every_steps=3",
 )
-SMALL = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1", *_SHORT)
+SMALL = ("--config.model.hidden_dim=8", *_SHORT)
 _COMMANDS = {
   "tile": ("run_tile.py", "configs/tile.py:ci", *SMALL),
   "layout": ("run_layout.py", "configs/layout.py:xla-random,full,ci", *SMALL),

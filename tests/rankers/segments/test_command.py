@@ -18,7 +18,6 @@ from tpugraphs_jax.train.experiment import Experiment
 
 SMALL = [
   "--config.model.hidden_dim=8",
-  "--config.model.num_gnns=1",
   "--config.train.epochs=3",
   "--config.train.log_every_steps=1",
 ]
