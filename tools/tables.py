@@ -71,6 +71,8 @@ _FRONT = {
   "synthetic: `tile:xla`": (_RACE, "tile:xla"),
   "synthetic: `layout:xla:random`": (_RACE, "layout:xla:random"),
   "synthetic: `layout:xla:default`": (_RACE, "layout:xla:default"),
+  "synthetic: `layout:nlp:random`": (_RACE, "layout:nlp:random"),
+  "synthetic: `layout:nlp:default`": (_RACE, "layout:nlp:default"),
 }
 # Runs take 128 steps, one of the config's ten epochs, and are judged on 200 configurations of each
 # validation program.
