@@ -36,6 +36,7 @@ lint: install
 	$(SCHEMA).dependabot .github/dependabot.yml
 
 # In the order of names: slow files begin early, so that no core waits for them at the end.
+# WORKERS=0 runs tests in one process.
 WORKERS ?= 2
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 
