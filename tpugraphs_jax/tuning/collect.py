@@ -114,9 +114,9 @@ def _requests(args: argparse.Namespace) -> list[LabelRequest]:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
   own, beam = tasks.split_flags(argv)
-  parser = argparse.ArgumentParser(
-    prog="python -m tpugraphs_jax.collect",
-    description="Labels layout choices of programs and writes them as a data set.",
+  parser = console.parser(
+    "collect",
+    "Labels layout choices of programs and writes them as a data set.",
     epilog="-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster labels them",
   )
   parser.add_argument(

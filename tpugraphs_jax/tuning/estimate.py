@@ -8,7 +8,6 @@ measured programs (`benchmarks/measured_ops.py`).
 
 from __future__ import annotations
 
-import argparse
 import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
@@ -327,10 +326,7 @@ def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], t
 @console.command
 def main(argv: Sequence[str] | None = None) -> int:
   """Prints what each program of a source costs; 0, or 2 where the command was used wrongly."""
-  parser = argparse.ArgumentParser(
-    prog="python -m tpugraphs_jax.estimate",
-    description="Estimates what functions cost on TPUs, without a TPU.",
-  )
+  parser = console.parser("estimate", "Estimates what functions cost on TPUs, without a TPU.")
   parser.add_argument(
     "source", help="FILE.py:KEY, FILE.py with a dictionary PROGRAMS, or a folder of such files"
   )

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -150,8 +149,7 @@ def save(
       "cycles": [[node, *cycles] for node, cycles in program.cycles.items()],
     },
   }
-  with files.replacing(path) as file:
-    file.write(json.dumps(record, indent=1) + "\n")
+  files.write_json(path, record, indent=1)
 
 
 def read(path: str | os.PathLike[str]) -> Program:

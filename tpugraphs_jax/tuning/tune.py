@@ -389,11 +389,10 @@ def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   for each in ranker.rankers if isinstance(ranker, Ensemble) else [ranker]:
     learnt = each.about.get("labels")
     if learnt and (learnt.get("target") or None) != label.target:
+      source = learnt.get("target") or "times measured on a device"
       logging.warning(
-        "%r has learnt labels of %s, and tune labels the %s: its order is worth less",
-        each,
-        learnt.get("target") or "times measured on a device",
-        label.what,
+        f"{each!r} has learnt labels of {source}, and tune labels the {label.what}: its order is "
+        "worth less"
       )
   return ranker
 

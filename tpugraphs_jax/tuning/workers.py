@@ -157,8 +157,7 @@ def _collect_on_cluster(request: LabelRequest) -> None:
   """Collects a program on the machine at hand and leaves its outcome in the shared folder."""
   with contextlib.suppress(OSError):  # `_failures` tells of a machine that leaves no outcome
     failures = collect(request)
-    with files.replacing(request.outcome) as file:
-      file.write(json.dumps(failures) + "\n")
+    files.write_json(request.outcome, failures)
 
 
 def _failures(request: LabelRequest) -> list[str]:

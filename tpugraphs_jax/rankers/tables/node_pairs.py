@@ -95,13 +95,8 @@ def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) 
     limit -= 1
   if limit < hops:
     logging.warning(
-      "%s has more than %d pairs of configurable nodes within %d hops: the %d pairs "
-      "within %d hops are used",
-      graph.name,
-      max_pairs,
-      hops,
-      len(pairs),
-      limit,
+      f"{graph.name} has more than {max_pairs} pairs of configurable nodes within {hops} hops: the "
+      f"{len(pairs)} pairs within {limit} hops are used"
     )
   return pairs
 

@@ -156,13 +156,8 @@ def terms_of(
   few = (counts[ends] <= max_choices).all(axis=1)
   if not few.all():
     logging.warning(
-      "%s has groups with up to %d choices: %d of %d pairs of nodes are left out, "
-      "because a group has more than %d choices",
-      graph.name,
-      counts.max(),
-      (~few).sum(),
-      len(few),
-      max_choices,
+      f"{graph.name} has groups with up to {counts.max()} choices: {(~few).sum()} of {len(few)} "
+      f"pairs of nodes are left out, because a group has more than {max_choices} choices"
     )
   columns, column = np.unique(np.sort(ends[few], axis=1), axis=0, return_inverse=True)
   pair_column = np.full(len(ends), -1, np.int32)
