@@ -54,8 +54,7 @@ _RECOMMENDED = {
   **dict.fromkeys(_LAYOUTS, "`ScoreTables`, recommended settings"),
 }
 _WHOLE = "`SAGE`, 3 epochs of 10"
-# Runs of the race on the front, with their collection. The released kernels are few and train for
-# one CPU minute.
+# Runs of the race on the front, with their collection.
 _RACE = argparse.Namespace(
   seeds=_SEEDS,
   minutes=5.0,
@@ -63,9 +62,7 @@ _RACE = argparse.Namespace(
   workdir=BENCHMARKS / "races",
   systems=("official", "recommended"),
 )
-_RELEASED = argparse.Namespace(
-  **vars(_RACE) | {"minutes": 1.0, "workdir": BENCHMARKS / "races" / "released"}
-)
+_RELEASED = argparse.Namespace(**vars(_RACE) | {"workdir": BENCHMARKS / "races" / "released"})
 _FRONT = {
   "**measured**: 3 released kernels": (_RELEASED, "tile:xla"),
   "synthetic: `tile:xla`": (_RACE, "tile:xla"),
