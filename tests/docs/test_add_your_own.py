@@ -136,7 +136,7 @@ for field in ("model.score_scale", "loss.label_shift"):
 def test_an_option_of_a_network_or_a_loss_is_a_change_of_one_file(tmp_path):
   for folder in ("tpugraphs_jax", "configs"):
     shutil.copytree(commands.ROOT / folder, tmp_path / folder)
-  patches = patches_of("An option of the project's own code")
+  patches = patches_of("An option of the project's code")
   assert [patch.count("+++ b/") for patch in patches] == [1, 1]
   for patch in patches:
     subprocess.run(["git", "apply"], cwd=tmp_path, input=patch, text=True, check=True)
