@@ -1,10 +1,10 @@
 """Prints and writes the results of a run.
 
-    summary.json           begun before training, and filled in part by part
-    validation.csv         metrics of each graph (`test.csv` for a labelled test split)
-    validation_scores.npz  scores and labels
+    summary.json             begun before training, and filled in part by part
+    validation.csv           metrics of each graph (`test.csv` for a labelled test split)
+    validation_scores.npz    scores and labels
     validation_programs.csv  metrics of each program, for kernels
-    results.csv            the ranking in the form of the competition
+    results.csv              the ranking in the form of the competition
 
 `training` writes `model.npz`, `log` writes `config.json`, and the command writes `report.html`.
 """
@@ -250,15 +250,14 @@ def evaluate(
     return {}
   rankers = ensemble.rankers if ensemble else [experiment.ranker]
   _warn_of_training(rankers, graphs)
-  prepare = lambda: [rankers[0].prepare(graph) for graph in graphs]
-  if ensemble:
-    scores, graphs = ensemble.scores(graphs, ids, progress=True), prepare()
-    begin_summary(experiment.config, workdir, experiment.data.collection)
-    update_summary(workdir, model=f"ensemble of {len(rankers)}")
-  else:
-    graphs = prepare()  # frees the raw graphs
+  scores = ensemble.scores(graphs, ids, progress=True) if ensemble else None
+  graphs = [rankers[0].prepare(graph) for graph in graphs]  # frees the raw graphs
+  if scores is None:
     scores = rankers[0].scorer(rankers[0].params, graphs, ids, progress=True)
     predicted_ns = _predicted_ns(experiment, graphs, ids, scores)
+  else:
+    begin_summary(experiment.config, workdir, experiment.data.collection)
+    update_summary(workdir, model=f"ensemble of {len(rankers)}")
   judged_graphs = evaluation.with_labels(graphs, ids, scores)
   return _write_evaluation(
     experiment, graphs, judged_graphs, workdir, split or "valid", started, predicted_ns
