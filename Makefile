@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-LANES := test-faults test-hosts test-systems test-docs
+LANES := test-faults test-hosts test-systems test-runs test-docs
 
 STARTED := $(shell date +%s)
 TOOK = $$(($$(date +%s) - $(STARTED))) s
@@ -44,8 +44,8 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durat
 test: install
 	$(BIN)/python $(PYTEST) --lane=quick
 
-# One lane: test-faults, test-hosts, test-systems or test-docs.
-test-faults test-systems test-docs: test-%: install
+# One lane.
+test-faults test-systems test-runs test-docs: test-%: install
 	$(BIN)/python $(PYTEST) --lane=$*
 
 # Tests with Beam and with a local bucket, in an environment that adds these packages to those of

@@ -23,12 +23,14 @@ LANES = {
     "infra/test_tasks.py",
     "tuning/test_collect.py",
   ),
-  "systems": (
+  "runs": (
     "train/test_official_pipeline.py",
     "run/test_presets.py",
     "run/test_together.py",
     "train/test_training.py",
     "rankers/segments/test_command.py",
+  ),
+  "systems": (
     "rankers/systems",
     "rankers/test_fast_equals_plain.py",
     "rankers/test_lowering.py",

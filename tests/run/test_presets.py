@@ -1,4 +1,4 @@
-"""Every preset takes training steps on tiny data."""
+"""Every preset takes training steps on tiny data, with products of the config's precision."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import parts
 import pytest
+import steps
 
 from tpugraphs_jax.configs import base
 from tpugraphs_jax.infra import parallel
@@ -33,9 +34,14 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
   graphs, _ = load_graphs(experiment, tmp_path, resume=False)
   phase, _ = training.first_stage(experiment, graphs, tmp_path)
   before = jax.tree.map(np.asarray, phase.state.params)
-  state = parallel.replicate(phase.state)
+  state, batch = parallel.replicate(phase.state), next(phase.batches)
+  if config.task != "segments":  # whose steps are in tests/rankers/test_precision.py
+    step = phase.train_step
+    found = steps.products(step.func.lower(*step.args, state, batch))
+    assert config.model.precision == "highest" and set(found) == {"highest"}, found
   for _ in range(2):
-    state, metrics = phase.train_step(state, next(phase.batches))
+    state, metrics = phase.train_step(state, batch)
+    batch = next(phase.batches)
     assert np.isfinite(parallel.unreplicate(metrics)["loss"])
   after = parallel.unreplicate(state).params
   moved = [
