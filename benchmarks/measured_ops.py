@@ -53,7 +53,7 @@ COLUMNS = (
   "planned_memory",  # by the memory that the compiler of the measurement planned
 )
 _KINDS = "cycles of products and of the rest"
-# A time is at least that of the operations and of 0.7 of the bytes at the peaks of the device.
+# A time is at least that of the operations and of 0.8 of the bytes at the peaks of the device.
 _AT_LEAST = ", at least the peaks"
 _MILLISECONDS = _KINDS + _AT_LEAST  # as `estimate` tells them
 _SAME_PLAN = 0.05  # relative difference of planned memories
