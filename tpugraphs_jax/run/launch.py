@@ -58,7 +58,7 @@ def _run(values: flags.FlagValues) -> None:
   # When one process fails, all stop: none waits for it.
   with parallel.stop_together(), files.working_folder(values.workdir) as workdir:
     if values.ensemble:
-      _run_together(values, workdir)
+      _run_ensemble(values, workdir)
       return
     config, split = _config(values, workdir), values.split or ""
     training.run(config, workdir, do=values.do, resume=values.resume, split=split)
@@ -140,11 +140,11 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
     if not values["config"].present:
       config = _with_overrides(values, fields)
   with config.unlocked():
-    config.data_root = data_root or _data_of(values, config, workdir)
+    config.data_root = data_root or _default_data_root(values, config, workdir)
   return config
 
 
-def _run_together(values: flags.FlagValues, workdir: Path) -> None:
+def _run_ensemble(values: flags.FlagValues, workdir: Path) -> None:
   """Evaluates or ranks with an ensemble, on the data of its first model."""
   config = _with_overrides(
     values, parallel.on_primary(lambda: model_file.config_of(values.ensemble[0]))
@@ -155,8 +155,9 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   workdir.mkdir(parents=True, exist_ok=True)
   experiment = Experiment.of(config)
   steps = {"evaluate": "valid", "predict": "test"}
-  for step in filter(values.do.__contains__, steps):
-    results.check_folds(experiment, ensemble, split=values.split or steps[step])
+  for step, split in steps.items():
+    if step in values.do:
+      results.check_folds(experiment, ensemble, split=values.split or split)
   if "evaluate" in values.do:
     results.evaluate(experiment, workdir, split=values.split or "", ensemble=ensemble)
   if "predict" in values.do:
@@ -164,7 +165,9 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
     results.predict(data, config.data_root, ensemble, workdir, split=split)
 
 
-def _data_of(values: flags.FlagValues, config: ml_collections.ConfigDict, workdir: Path) -> str:
+def _default_data_root(
+  values: flags.FlagValues, config: ml_collections.ConfigDict, workdir: Path
+) -> str:
   """The folder of the data without `--data_root`: synthetic data, or `DEFAULT_DATA_ROOT`.
 
   Raises:

@@ -47,7 +47,7 @@ class Experiment:
     ranker = Ranker(config.to_dict())
     collections = (ranker.collection, *map(Collection, config.data.get("also", ())))
     together = tuple(collection.name for collection in collections)
-    first, *also = (_data_of(ranker.settings, each, together) for each in collections)
+    first, *also = (_create_data(ranker.settings, each, together) for each in collections)
     return cls(config, first, ranker, tuple(also))
 
   def evaluations(self, workdir: Path) -> list[tuple[Experiment, Path]]:
@@ -118,7 +118,7 @@ def load_graphs(experiment: Experiment, workdir: Path, *, resume: bool) -> tuple
       f"no labelled validation graph of {data.collection.name} in {config.data_root} whose "
       "runtimes and features of configurations differ; choosing the best checkpoint needs one"
     )
-  _fit(experiment, train_graphs, workdir, resume=resume)
+  _fit_or_load(experiment, train_graphs, workdir, resume=resume)
   log.write_manifest(workdir, config.to_dict())
   for each in (data, *experiment.also):  # raises before training starts
     for graph in valid_graphs if each is data else each.load(config.data_root, "valid"):
@@ -143,7 +143,9 @@ def keep_folds(experiment: Experiment, workdir: Path, *, resume: bool = True) ->
   parallel.on_primary(keep)
 
 
-def _fit(experiment: Experiment, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool) -> None:
+def _fit_or_load(
+  experiment: Experiment, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool
+) -> None:
   """Fits the transforms, or loads them in a resumed run."""
   path = workdir / model_file.TRANSFORMS_FILE
   if parallel.from_primary(resume and path.exists()):
@@ -159,7 +161,7 @@ def transforms_digest(workdir: Path) -> dict[str, str]:
   return {path.name: files.digest_of(path)} if path.exists() else {}
 
 
-def _data_of(settings: Settings, collection: Collection, together: tuple[str, ...]) -> Data:
+def _create_data(settings: Settings, collection: Collection, together: tuple[str, ...]) -> Data:
   data, target = settings.data, settings.batch.target
   if isinstance(data, LayoutOptions) and isinstance(settings.eval, JudgedOptions):
     return LayoutData(collection, data, target, together, settings.eval, settings.seed)

@@ -77,7 +77,8 @@ def run(
   Args:
     config: see `configs/`; `config.data_root` is the folder of the data.
     workdir: folder for checkpoints, metrics and results.
-    do: steps to take, in this order; without `train` a step uses the model in `workdir`.
+    do: steps to take, always in the order train, evaluate, predict; without `train` a step uses the
+      model in `workdir`.
     resume: continue the run in `workdir`.
     split: the split to evaluate (default `valid`) or to rank (default `test`).
   """
@@ -134,10 +135,10 @@ def _train_stages(
   experiment: Experiment, graphs: list[Any], valid: list[Any], workdir: Path, *, resume: bool
 ) -> loop.TrainResult:
   """Trains the network, then, with `segments.finetune.epochs`, the head alone (+F)."""
-  config, family, targets = experiment.config, experiment.ranker.family, experiment.data.targets
+  config, family = experiment.config, experiment.ranker.family
   finetune = config.get("segments", {}).get("finetune", {})
   head_epochs = finetune.get("epochs", 0)
-  stage, _ = begin(config, family, graphs, targets, epochs=config.train.epochs, folder=workdir)
+  stage, _ = first_stage(experiment, graphs, workdir)
   results.begin_summary(config, workdir, experiment.data.collection)
   console.say(results.banner(experiment, stage, graphs, valid, workdir))
   train = functools.partial(
@@ -151,8 +152,16 @@ def _train_stages(
   assert isinstance(family, Segments)
   folder = workdir / HEAD_FOLDER
   head, sums = family.head_stage(params, graphs, folder)
-  options = dict(params=params, learning_rate=finetune.learning_rate)
-  stage, _ = begin(config, head, sums, targets, epochs=head_epochs, folder=folder, **options)
+  stage, _ = begin(
+    config,
+    head,
+    sums,
+    experiment.data.targets,
+    epochs=head_epochs,
+    folder=folder,
+    params=params,
+    learning_rate=finetune.learning_rate,
+  )
   return train(stage, head.scorer(), folder=folder, on_best=write)
 
 
