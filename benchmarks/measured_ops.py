@@ -53,7 +53,7 @@ COLUMNS = (
   "planned_memory",  # by the memory that the compiler of the measurement planned
 )
 _KINDS = "cycles of products and of the rest"
-# A time is at least that of the operations and of 0.8 of the bytes at the peaks of the device.
+# A time is at least that of the operations and of 0.7 of the bytes at the peaks of the device.
 _AT_LEAST = ", at least the peaks"
 _MILLISECONDS = _KINDS + _AT_LEAST  # as `estimate` tells them
 _SAME_PLAN = 0.05  # relative difference of planned memories
@@ -315,7 +315,8 @@ def worth_table(found: Mapping[str, Any]) -> str:
         programs = part(rows, target, _MILLISECONDS)
         numbers = np.array([time.product_ms, time.other_ms]) / 1e6
         ratios = programs.ratios(numbers)
-        inside = (time.low <= ratios) & (ratios <= time.high)
+        is_above = programs.ms >= programs.least  # below which no interval begins
+        inside = is_above & (time.low <= ratios) & (ratios <= time.high)
         cells += [f"{programs.errors(numbers).mean():.0%}", f"{inside.mean():.0%}"]
       lines.append([*cells, *[""] * (7 - len(cells))])
   return pages.table(

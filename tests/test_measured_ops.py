@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tokamax_ops
 
-from tpugraphs_jax.tuning import journal
+from tpugraphs_jax.tuning import estimate, journal
 
 
 def _cache(*rows):
@@ -135,6 +135,19 @@ def test_every_operation_is_estimated_by_the_others_for_the_interval():
   numbers = {"product_ms": 0.0, "other_ms": 1.2}
   assert time == numbers | {"low": 0.5, "high": 2.0, "programs": 33, "operations": 2}
   assert "1 not compiled: ValueError: no" in measured_ops.without_table(found)
+
+
+def test_a_program_below_its_least_time_is_outside_of_its_interval(monkeypatch):
+  time = estimate.Time(0.1, 0.1, low=0.5, high=1.2, programs=4, operations=1)
+  monkeypatch.setattr(estimate, "times", lambda: {"tpu:v6e": time})
+  found = _record(copy=[(1, 0.65), (1, 0.8), (1, 0.8), (1, 0.85)])
+  (row,) = found["operations"].values()
+  for values in row["programs"].values():
+    values[4] = 1.6e9  # bytes, 1 ms at the peak, of which 0.7 ms are counted
+  (line,) = [line for line in measured_ops.worth_table(found).splitlines() if "copy" in line]
+  cells = [cell.strip() for cell in line.strip("|").split("|")]
+  # The first is below 0.7 ms, the last above 0.84 ms.
+  assert cells[5:] == ["13%", "50%"]
 
 
 def test_two_terms_are_fitted_with_operations_of_equal_weight():

@@ -34,14 +34,14 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
   graphs, _ = load_graphs(experiment, tmp_path, resume=False)
   phase, _ = training.first_stage(experiment, graphs, tmp_path)
   before = jax.tree.map(np.asarray, phase.state.params)
-  state, batch = parallel.replicate(phase.state), next(phase.batches)
+  state = parallel.replicate(phase.state)
+  batches = [next(phase.batches) for _ in range(2)]
   if config.task != "segments":  # whose steps are in tests/rankers/test_precision.py
     step = phase.train_step
-    found = steps.products(step.func.lower(*step.args, state, batch))
+    found = steps.products(step.func.lower(*step.args, state, batches[0]))
     assert config.model.precision == "highest" and set(found) == {"highest"}, found
-  for _ in range(2):
+  for batch in batches:
     state, metrics = phase.train_step(state, batch)
-    batch = next(phase.batches)
     assert np.isfinite(parallel.unreplicate(metrics)["loss"])
   after = parallel.unreplicate(state).params
   moved = [

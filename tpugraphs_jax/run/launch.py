@@ -154,10 +154,9 @@ def _run_ensemble(values: flags.FlagValues, workdir: Path) -> None:
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
   experiment = Experiment.of(config)
-  steps = {"evaluate": "valid", "predict": "test"}
-  for step, split in steps.items():
+  for step, default in {"evaluate": "valid", "predict": "test"}.items():
     if step in values.do:
-      results.check_folds(experiment, ensemble, split=values.split or split)
+      results.check_folds(experiment, ensemble, split=values.split or default)
   if "evaluate" in values.do:
     results.evaluate(experiment, workdir, split=values.split or "", ensemble=ensemble)
   if "predict" in values.do:
