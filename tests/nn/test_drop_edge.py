@@ -5,11 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import random_graphs
 import system_cases
 from system_cases import BATCH, EDGES, GRAPH, NODES, TILES
 
-from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn import dropout
 from tpugraphs_jax.nn.nodes import Slates
@@ -89,35 +87,12 @@ def test_edges_go_at_a_rate_that_is_drawn_from_zero_to_the_largest():
 def test_two_devices_drop_what_one_does():
   """Masks of the edge list of four programs, and of two programs on each of two devices."""
   programs = system_cases.raw_layouts()[:4]
+  mask = lambda batch: dropout.drop_edges(Slates.of(batch), jax.random.key(3), 0.9).edge_mask
 
   def kept(*shares):
-    prepared = [[random_graphs.prepare(graph, hops=0) for graph in share] for share in shares]
-    budget = random_graphs.common_budget(
-      [batching.total_sizes(graphs) for graphs in prepared], spare=1
-    )
-    batches = [
-      batching.assemble_layout(
-        random_graphs.slots_of(graphs, 1),
-        budget,
-        graphs=len(graphs),
-        configs=1,
-        transform=lambda rows: rows,
-      )
-      for graphs in prepared
-    ]
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
-    masks = jax.jit(
-      jax.vmap(
-        lambda batch: dropout.drop_edges(Slates.of(batch), jax.random.key(3), 0.9).edge_mask,
-        axis_name=parallel.DEVICES,
-      )
-    )(stacked)
-    return np.concatenate(
-      [
-        mask[: sum(graph.num_edges for graph in share)]
-        for mask, share in zip(np.asarray(masks), shares)
-      ]
-    )
+    masks = system_cases.on_devices(mask, system_cases.batches_of(*shares))
+    edges = [sum(graph.num_edges for graph in share) for share in shares]
+    return np.concatenate([each[:count] for each, count in zip(masks, edges)])
 
   one = kept(programs)
   np.testing.assert_array_equal(kept(programs[:2], programs[2:]), one)

@@ -6,20 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import random_graphs
 import system_cases
-from system_cases import BATCH, CONFIGS, features, FORMS, NODES, nodes_of, REAL, WIDTH
+from system_cases import BATCH, CONFIGS, features, FORMS, NODES, nodes_of, on_devices, REAL, WIDTH
 
-from tpugraphs_jax.data import batching
-from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.dropout import Dropout
 from tpugraphs_jax.nn.nodes import NONE, Slates
-
-
-def on_devices(function, batches):
-  """`function` of every batch on a device of its own."""
-  stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
-  return np.asarray(jax.jit(jax.vmap(function, axis_name=parallel.DEVICES))(stacked))
 
 
 def kept(batch, rate=0.5, width=WIDTH, key=0):
@@ -53,27 +44,10 @@ def test_others_are_scaled_up_by_the_share_that_stays(rate):
   np.testing.assert_allclose((found == 0).mean(axis=1), rate, atol=0.08)  # of every node
 
 
-def batches_of(*devices):
-  """A batch of the given programs for each device, all of one shape."""
-  prepared = [[random_graphs.prepare(graph, hops=0) for graph in graphs] for graphs in devices]
-  sizes = [batching.total_sizes(graphs) for graphs in prepared]
-  budget = random_graphs.common_budget(sizes, spare=1)
-  return [
-    batching.assemble_layout(
-      random_graphs.slots_of(graphs, CONFIGS),
-      budget,
-      graphs=len(graphs),
-      configs=CONFIGS,
-      transform=lambda rows: rows,
-    )
-    for graphs in prepared
-  ]
-
-
 def test_two_devices_leave_out_what_one_does():
   programs = system_cases.raw_layouts()[:4]
-  (whole,) = on_devices(kept, batches_of(programs))
-  first, second = on_devices(kept, batches_of(programs[:2], programs[2:]))
+  (whole,) = on_devices(kept, system_cases.batches_of(programs))
+  first, second = on_devices(kept, system_cases.batches_of(programs[:2], programs[2:]))
   count, half = (sum(graph.num_nodes for graph in some) for some in (programs, programs[:2]))
   np.testing.assert_array_equal(first[:half], whole[:half])
   np.testing.assert_array_equal(second[: count - half], whole[half:count])

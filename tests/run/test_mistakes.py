@@ -183,39 +183,15 @@ def snapshot(folder):
   return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-NAMES = [
-  *SIMPLE,
-  "variant",
-  "config file",
-  "printed task",
-  "no workdir",
-  "no data",
-  "two sources",
-  "bucket",
-  "data_root",
-  "workdir is a file",
-  "indices",
-  "evaluate untrained",
-  "used workdir",
-  "another config",
-  "evaluate another config",
-  "not finite",
-  "layout without train",
-  "tile without valid",
-  "layout without test",
-  "tile of another name",
-  "tile truncated",
-  "layout all truncated",
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_mistake_ends_in_one_line(mistakes, ended, name):
-  result, (_, line) = ended[name], mistakes[name]
-  assert result.code == 2, result.err
-  assert "Traceback" not in result.err, result.err
-  assert "step 1" not in result.out or name == "not finite"  # this one shows during training
-  assert line in result.complaint
+def test_a_mistake_ends_in_one_line(mistakes, ended):
+  for name, (_, line) in mistakes.items():
+    if name != SKIPPED:
+      result = ended[name]
+      assert result.code == 2, (name, result.err)
+      assert "Traceback" not in result.err, (name, result.err)
+      # The loss becomes infinite in training.
+      assert "step 1" not in result.out or name == "not finite", name
+      assert line in result.complaint, name
 
 
 def test_a_refused_run_leaves_the_working_folder_as_it_was(ended):

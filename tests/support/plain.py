@@ -1,4 +1,4 @@
-"""The plain jraph formulation of the rankers, which the benchmarks compare with.
+"""The plain jraph formulation of the layout rankers, which the benchmarks compare with.
 
 Every node carries every configuration, `[N, C, F]`, from the first layer on. Neighbours
 are summed by `jax.ops.segment_sum` over the edges of the `GraphsTuple`, in no particular
@@ -16,16 +16,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from tpugraphs_jax.data.batching import ABSENT, LayoutBatch, TileBatch
-
-
-class PlainTileBatch(NamedTuple):
-  """Kernels with their configurations, edges shuffled."""
-
-  graph: jraph.GraphsTuple
-  config_feat: np.ndarray  # [G, C, 24] float32
-  target: np.ndarray  # [G, C] float32
-  config_mask: np.ndarray  # [G, C] bool
+from tpugraphs_jax.data.batching import ABSENT, LayoutBatch
 
 
 class PlainLayoutBatch(NamedTuple):
@@ -37,13 +28,6 @@ class PlainLayoutBatch(NamedTuple):
   block_mask: np.ndarray  # [N] bool, True on nodes of the sampled block
   target: np.ndarray  # [G, C] float32
   config_mask: np.ndarray  # [G, C] bool
-
-
-def from_tile(batch: TileBatch, seed: int = 0) -> PlainTileBatch:
-  """The same kernels and configurations, without the arrays that only the fast path needs."""
-  return PlainTileBatch(
-    _shuffle_edges(batch.graph, seed), batch.config_feat, batch.target, batch.config_mask
-  )
 
 
 def from_layout(batch: LayoutBatch, seed: int = 0) -> PlainLayoutBatch:
@@ -63,28 +47,6 @@ def from_layout(batch: LayoutBatch, seed: int = 0) -> PlainLayoutBatch:
 def _shuffle_edges(graph: jraph.GraphsTuple, seed: int) -> jraph.GraphsTuple:
   order = np.random.default_rng(seed).permutation(len(graph.senders))
   return graph._replace(senders=graph.senders[order], receivers=graph.receivers[order])
-
-
-def tile_sage(params: Any, batch: PlainTileBatch, *, layers: int = 3) -> jax.Array:
-  """Scores `[G, C]` of the official EarlyJoinSAGE."""
-  graph = batch.graph
-  nodes = len(graph.nodes["opcode"])
-  config = jnp.asarray(batch.config_feat).at[_graph_of(graph)].get(mode="fill", fill_value=0)
-  x = jnp.concatenate(
-    [
-      _per_config(_embedding(params, graph), config.shape[1]),
-      config,
-      _per_config(graph.nodes["feat"], config.shape[1]),
-    ],
-    axis=-1,
-  )
-  for layer in range(layers):
-    both = jax.ops.segment_sum(x[graph.senders], graph.receivers, nodes) + jax.ops.segment_sum(
-      x[graph.receivers], graph.senders, nodes
-    )
-    x = _dense(params[f"sage_{layer}"], jnp.concatenate([both, x], axis=-1))
-    x = _l2_normalize(_leaky_relu(x))
-  return _mlp(params["head"], _pool(x, graph), _leaky_relu)[..., 0]
 
 
 def res_model(

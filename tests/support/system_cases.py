@@ -16,6 +16,7 @@ import random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn import aggregation
 from tpugraphs_jax.nn.nodes import EVERYWHERE, Nodes, NONE, Slates
 
@@ -93,6 +94,29 @@ def tile_batch(*, spare: int = 2, graphs: Sequence[OpGraph] = ()) -> TileBatch:
   )
   feat = np.random.default_rng(4).random((*batch.config_mask.shape, 24)).astype(np.float32)
   return batch._replace(config_feat=np.where(batch.config_mask[..., None], 4 * feat, 0))
+
+
+def batches_of(*devices: Sequence[OpGraph]) -> list[LayoutBatch]:
+  """A batch of the given programs for each device, all of one shape."""
+  prepared = [[random_graphs.prepare(graph, hops=0) for graph in graphs] for graphs in devices]
+  sizes = [batching.total_sizes(graphs) for graphs in prepared]
+  budget = random_graphs.common_budget(sizes, spare=1)
+  return [
+    batching.assemble_layout(
+      random_graphs.slots_of(graphs, CONFIGS),
+      budget,
+      graphs=len(graphs),
+      configs=CONFIGS,
+      transform=lambda rows: rows,
+    )
+    for graphs in prepared
+  ]
+
+
+def on_devices(function: Callable[[Any], Any], batches: Sequence[Any]) -> np.ndarray:
+  """`function` of every batch on a device of its own."""
+  stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+  return np.asarray(jax.jit(jax.vmap(function, axis_name=parallel.DEVICES))(stacked))
 
 
 BATCH, TILES = layout_batch(), tile_batch()

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import parts
-import plain
 import pytest
 import random_graphs
 
@@ -24,8 +23,7 @@ GRAPHS, CONFIGS, SLOTS = 6, 4, 8
 KERNEL_L2, ACTIVITY_L2, TEMPERATURE = 0.01, 0.3, 2.0
 MAX_NORM = 0.05
 LOSSES = "ListMLELoss:3,MSE:1"
-LAYERS = 1
-MODEL = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=LAYERS)
+MODEL = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
 OPTIMIZER = optax.chain(clip_by_variable_norm(MAX_NORM), optax.sgd(1.0))
 
 
@@ -80,7 +78,8 @@ def take_step(train_step, batches, steps: int = 1):
 
 def independent_loss(params, batch):
   """Loss with penalties and loss without, by the formulas of ListMLE and MSE."""
-  scores = plain.tile_sage(params, plain.from_tile(batch), layers=LAYERS)
+  model = MODEL.clone(opcodes=len(batch.graph.nodes["opcode"]))  # one for each node
+  scores = model.apply({"params": params}, batch)
   listmle, square, items = [], 0.0, 0
   for row, (label, mask) in enumerate(zip(batch.target, batch.config_mask)):
     order = [i for i in np.argsort(-label) if mask[i]]
