@@ -98,17 +98,6 @@ def test_a_small_spread_far_from_zero_is_not_lost():
   np.testing.assert_allclose(transform.scale, np.std(x.astype(np.float64)), rtol=1e-6)
 
 
-def test_other_data_never_changes_a_transform():
-  rng = np.random.default_rng(3)
-  transform = features.fit(arrays_of(rng), np.full(COLUMNS, "standardize", object))
-  before = {k: np.copy(v) for k, v in dataclasses.asdict(transform).items()}
-  x = 1e6 * rng.normal(size=(5, COLUMNS)).astype(np.float32)
-  whole = transform(x)
-  np.testing.assert_array_equal(np.concatenate([transform(row[None]) for row in x]), whole)
-  for name, array in before.items():
-    np.testing.assert_array_equal(getattr(transform, name), array)
-
-
 def test_fitting_without_features_is_refused():
   for arrays in ([], [np.zeros((0, 3), np.float32)]):
     with pytest.raises(ValueError):

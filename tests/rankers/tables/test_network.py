@@ -13,7 +13,6 @@ import pytest
 import table_cases
 
 from tpugraphs_jax import losses
-from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.tables import batches
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 
@@ -175,25 +174,6 @@ def test_half_precision_gives_nearly_the_same_scores():
   exact, half = scores(batch()), scores(batch(), dtype="bfloat16")
   assert half.dtype == jnp.float32
   assert float(jnp.abs(half - exact).max()) < 0.05 * float(jnp.abs(exact).max())
-
-
-def test_dropout_acts_in_training_alone():
-  model, made = ScoreTables(**SMALL, dropout=0.5), batch()
-  one = jax.tree.map(lambda leaf: leaf[None], made)  # on one device
-  variables = {"params": params()}
-  run = {
-    train: parallel.pmap(
-      lambda key, batch, train=train: model.apply(
-        variables, batch, train=train, rngs={"dropout": key}
-      ),
-      in_axes=(None, 0),
-      devices=jax.local_devices()[:1],
-    )
-    for train in (False, True)
-  }
-  apply = lambda seed, train: run[train](jax.random.key(seed), one)
-  np.testing.assert_array_equal(apply(0, False), apply(1, False))
-  assert jnp.abs(apply(0, True) - apply(1, True)).max() > 0
 
 
 def test_without_bytes_all_nodes_and_pairs_weigh_the_same():
