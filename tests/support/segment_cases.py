@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import families
 from flax import linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 import parts
 import random_graphs
@@ -109,7 +111,7 @@ def batch_of(
   )
 
 
-def readouts(model, params, graph: SegmentedGraph, config_ids) -> np.ndarray:
+def readouts(model, params, graph: SegmentedGraph, config_ids) -> jax.Array:
   """`[J, n, P]`, every segment in a batch of its own."""
   ids, values = np.asarray(config_ids), []
   budget = budget_for([graph], 1)
@@ -117,7 +119,7 @@ def readouts(model, params, graph: SegmentedGraph, config_ids) -> np.ndarray:
     one = batching.Slate(piece, ids, np.zeros(len(ids), np.float32))
     batch = assemble_layout([one], budget, graphs=1, configs=len(ids))
     values.append(model.apply({"params": params}, batch, method="embed")[0])
-  return np.stack(values)
+  return jnp.stack(values)
 
 
 def per_device(parts: Sequence[SegmentBatch]) -> SegmentBatch:

@@ -146,8 +146,8 @@ def test_unwritten_entries_count_as_zero():
   value = rng.normal(size=(2, 3, 5, segment_cases.WIDTH)).astype(np.float32)
   scores = training_scores(model, params, batch._replace(stale=Stale(value, known)))
   for g, c in np.ndindex(2, 3):
-    fresh = segment_cases.readouts(model.model, params, graphs[g], slots[g].config_ids)[[1, 3], c]
-    total = fresh.sum(axis=0) + value[g, c][known[g, c]].sum(axis=0)
+    values = segment_cases.readouts(model.model, params, graphs[g], slots[g].config_ids)
+    total = np.asarray(values)[[1, 3], c].sum(axis=0) + value[g, c][known[g, c]].sum(axis=0)
     expected = expected_scores(model, params, total[None, None])[0]
     np.testing.assert_allclose(scores[g, c], expected, rtol=1e-4, atol=1e-5)
 
@@ -206,7 +206,7 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
   def loss(params):
     errors = []
     for slot in slots:
-      values = _readouts(params, slot.graph, slot.config_ids)
+      values = segment_cases.readouts(model.model, params, slot.graph, slot.config_ids)
       fresh, others = values[slot.fresh], jax.lax.stop_gradient(values[slot.others])
       total = fresh.sum(axis=0) + others.sum(axis=0)
       if not recompute:
@@ -221,16 +221,6 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
   expected = jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
   comparing.assert_trees_close(parallel.unreplicate(state.params), expected)
   assert state.extra == ()
-
-
-def _readouts(params, graph, ids):
-  """As `segment_cases.readouts`, differentiable."""
-  toy, budget, values = segment_cases.ToyModel(), segment_cases.budget_for([graph], 1), []
-  for piece in graph.segments:
-    slot = batches.Slate(piece, np.asarray(ids), np.zeros(len(ids), np.float32))
-    batch = segment_cases.assemble_layout([slot], budget, graphs=1, configs=len(ids))
-    values.append(toy.apply({"params": params}, batch, method="embed")[0])
-  return jnp.stack(values)
 
 
 def run_on(monkeypatch, folder, devices: int, place: str):

@@ -21,12 +21,7 @@ CONFIGS = 4
 @pytest.fixture(name="graphs", scope="module")
 def _graphs():
   """Graphs of 3, 4 and 5 segments and 5, 6 and 7 configurations."""
-  graphs = [
-    segment_cases.segmented(graph, max_nodes=7)
-    for graph in segment_cases.op_graphs(nodes=(20, 25, 33))
-  ]
-  assert [len(graph.segments) for graph in graphs] == [3, 4, 5]
-  return graphs
+  return segment_cases.graphs_of()
 
 
 @pytest.fixture(name="keys", scope="module")
@@ -138,7 +133,7 @@ def changed(graphs):
   sizes = [len(piece.opcode) for piece in graphs[2].segments]
   segment = np.repeat(np.arange(5, dtype=np.int32), sizes)[::-1].copy()
   segment = np.random.default_rng(0).permutation(segment)
-  other = segment_cases.segmented(segment_cases.op_graphs(nodes=(20, 25, 33))[2], segment=segment)
+  other = segment_cases.segmented(segment_cases.op_graphs(nodes=(19, 26, 33))[2], segment=segment)
   assert [len(piece.opcode) for piece in other.segments] == sizes
   return {
     "configurations": [graphs[0], dataclasses.replace(graphs[1], configs=configs), graphs[2]],
