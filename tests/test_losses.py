@@ -391,7 +391,6 @@ def _as_slow_pairs(options):
 @pytest.mark.parametrize(
   "name, options",
   [
-    *((name, {}) for name in PAIRWISE),
     *(
       (name, {"pair_reduction": reduction})
       for name in ("PairwiseHingeLoss", "PairwiseLogisticLoss", "CrossHingeLoss")

@@ -182,33 +182,10 @@ def test_a_complete_part_is_not_repeated_and_a_longer_one_thrown_away(
   _assert_complete(tmp_path)
 
 
-def _twice(members):
-  """A tar whose last member comes again, with other bytes."""
-  content, name = io.BytesIO(_tar_bytes(members)), list(members)[-1]
-  with tarfile.open(fileobj=content, mode="a") as tar:
-    info = tarfile.TarInfo(name)
-    info.size = 3
-    tar.addfile(info, io.BytesIO(b"bad"))
-  return content.getvalue()
-
-
-def _too_long_a_name(members):
-  return _tar_bytes(members | {f"npz/tile/xla/train/{'x' * 300}.npz": b"x"})
-
-
-@pytest.mark.parametrize(
-  "pack",
-  [
-    _twice,
-    _too_long_a_name,
-    lambda members: gzip.compress(_tar_bytes(members)),
-    lambda members: _tar_bytes({name: b"PK no zip" for name in members}),
-    lambda members: b"x" * 999,
-  ],
-)
-def test_an_archive_that_is_refused_leaves_nothing_unpacked(server, tmp_path, pack):
-  server.files["npz_tile_xla.tar"] = pack(_members(TILE))
-  with pytest.raises((download.DownloadError, OSError)) as error:
+def test_a_name_that_is_too_long_leaves_nothing_unpacked(server, tmp_path):
+  members = _members(TILE) | {f"npz/tile/xla/train/{'x' * 300}.npz": b"x"}
+  server.files["npz_tile_xla.tar"] = _tar_bytes(members)
+  with pytest.raises(OSError) as error:
     _fetch(server, tmp_path)
   assert "\n" not in str(error.value)
   assert not list(tmp_path.rglob("*.unpacking")) and not (tmp_path / "tile").exists()
@@ -217,6 +194,16 @@ def test_an_archive_that_is_refused_leaves_nothing_unpacked(server, tmp_path, pa
 def _end_of_first_file(content):
   with tarfile.open(fileobj=io.BytesIO(content)) as tar:
     return tar.getmembers()[1].offset
+
+
+def _twice(content):
+  """A tar whose last member comes again, with other bytes."""
+  file = io.BytesIO(content)
+  with tarfile.open(fileobj=file, mode="a") as tar:
+    info = tarfile.TarInfo(tar.getnames()[-1])
+    info.size = 3
+    tar.addfile(info, io.BytesIO(b"bad"))
+  return file.getvalue()
 
 
 def _with_changed_bytes(content):
@@ -232,6 +219,8 @@ def _with_changed_bytes(content):
     (lambda content: content[: _end_of_first_file(content)] + b"x" * 9000, "end"),
     (lambda content: b"", "empty"),
     (lambda content: b"<html>not here</html>" * 100, "invalid header"),
+    (gzip.compress, "damaged"),
+    (_twice, "twice"),
     (_with_changed_bytes, "complete"),
     (lambda content: _tar_bytes(_members("layout:xla:random")), "split train"),
     (lambda content: _tar_bytes(_members(TILE, ("train", "valid"))), "split test"),

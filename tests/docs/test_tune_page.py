@@ -25,11 +25,11 @@ def names():
   return found
 
 
-def _assert_computes_the_same(names):
+def _assert_computes_the_same(function, names):
   rng = np.random.default_rng(0)
   arrays = [jnp.asarray(rng.normal(size=each.shape), each.dtype) for each in names["arguments"]]
   np.testing.assert_allclose(
-    jax.jit(names["tuned"].function)(*arrays), jax.jit(names["step"])(*arrays), rtol=1e-4, atol=1e-3
+    jax.jit(function)(*arrays), jax.jit(names["step"])(*arrays), rtol=1e-4, atol=1e-3
   )
 
 
@@ -49,7 +49,7 @@ def test_measured_on_this_machine(names, monkeypatch, capsys):
   assert "8 of 27 layouts tried" in said
   assert "the compiler's own choice stays" in said
   assert names["tuned"].keeps_default and len(names["tuned"].tried) == 8
-  _assert_computes_the_same(names)
+  _assert_computes_the_same(names["tuned"].function, names)
 
 
 @recorded.needs_libtpu
@@ -62,7 +62,7 @@ def test_estimated_for_a_tpu_target(names, capsys):
   assert tuned.ratio * tuned.tried[(0,) * len(tuned.numbers)] == pytest.approx(
     min(tuned.tried.values())
   )
-  _assert_computes_the_same(names)
+  _assert_computes_the_same(names["tuned"].function, names)
 
 
 @recorded.needs_libtpu
@@ -82,11 +82,7 @@ def test_layouts_are_saved_and_applied(names, tmp_path, monkeypatch):
     "tuned": names["tpugraphs_jax"].tune(names["step"], *names["arguments"], budget=2)
   }
   exec(blocks()[3], names)  # pylint: disable=exec-used
-  rng = np.random.default_rng(0)
-  arrays = [jnp.asarray(rng.normal(size=each.shape), each.dtype) for each in names["arguments"]]
-  np.testing.assert_allclose(
-    names["fast_step"](*arrays), jax.jit(names["step"])(*arrays), rtol=1e-4, atol=1e-3
-  )
+  _assert_computes_the_same(names["fast_step"], names)
 
 
 @recorded.needs_libtpu
@@ -97,7 +93,7 @@ def test_options_are_chosen_with_layouts_and_kept_in_the_file(names, tmp_path, m
   assert names["function"].compiler_options == tuned.compiler_options
   assert all(value in values[name] for name, value in tuned.compiler_options.items())
   assert "of 54 choices tried" in repr(tuned) and len(tuned.tried) + tuned.failed == 8
-  _assert_computes_the_same(names)
+  _assert_computes_the_same(names["tuned"].function, names)
 
 
 def test_a_function_becomes_a_ranked_graph():

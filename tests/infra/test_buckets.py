@@ -12,7 +12,7 @@ import parts
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import datasets, report, submission, synthetic
+from tpugraphs_jax import datasets, report, submission
 from tpugraphs_jax.data import download, graph_folder, npz, store
 from tpugraphs_jax.hlo.__main__ import main
 from tpugraphs_jax.infra import files, machine
@@ -192,38 +192,31 @@ def test_files_appear_whole_or_not_at_all(bucket):
   assert text(f"{bucket}/out/a.csv") == "a\n"
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-  return synthetic.generate(
-    tmp_path_factory.mktemp("data"), progress=False, collections=["tile:xla", "layout:xla:random"]
-  )
-
-
 @pytest.fixture
-def data_root(bucket, source):
+def remote_root(bucket, data_root):
   """The synthetic data in a bucket."""
-  files.send(source.parent, f"{bucket}/data")
+  files.send(data_root.parent, f"{bucket}/data")
   return f"{bucket}/data/npz"
 
 
-def test_data_are_read_from_a_bucket(data_root, source):
-  found = npz.split_files(data_root, "tile:xla", "valid")
-  expected = npz.split_files(source, "tile:xla", "valid")
+def test_data_are_read_from_a_bucket(remote_root, data_root):
+  found = npz.split_files(remote_root, "tile:xla", "valid")
+  expected = npz.split_files(data_root, "tile:xla", "valid")
   assert [path.name for path in found] == [path.name for path in expected]
   assert all(a.read_bytes() == b.read_bytes() for a, b in zip(found, expected))
   with pytest.raises(FileNotFoundError, match="layout/nlp/random/train"):
-    npz.split_files(data_root, "layout:nlp:random", "train")
+    npz.split_files(remote_root, "layout:nlp:random", "train")
   collection = datasets.Collection("layout:xla:random")
-  assert datasets.is_synthetic(data_root, collection)
-  assert not datasets.is_synthetic(f"{data_root}/x/npz", collection)
+  assert datasets.is_synthetic(remote_root, collection)
+  assert not datasets.is_synthetic(f"{remote_root}/x/npz", collection)
 
 
 def test_a_store_in_a_bucket_is_built_once_for_all_machines(
-  bucket, data_root, monkeypatch, tmp_path
+  bucket, remote_root, monkeypatch, tmp_path
 ):
   place = f"{bucket}/store"
   build = lambda: store.ensure_store(
-    data_root, "layout:xla:random", "valid", store_dir=place, progress=False
+    remote_root, "layout:xla:random", "valid", store_dir=place, progress=False
   )
   folders = build()
   assert f"layout/xla/random/valid/{folders[0].name}/meta.json" in names(place)
@@ -236,7 +229,7 @@ def test_a_store_in_a_bucket_is_built_once_for_all_machines(
 @pytest.mark.parametrize(
   "bucket", ["s3" if importlib.util.find_spec("moto") else "memory"], indirect=True
 )
-def test_a_run_lives_in_a_bucket(bucket, data_root):
+def test_a_run_lives_in_a_bucket(bucket, remote_root):
   config = parts.config_of(
     "tile",
     "MLP,ci",
@@ -246,7 +239,7 @@ def test_a_run_lives_in_a_bucket(bucket, data_root):
       "train.epochs": 1,
       "batch.slates_per_epoch": 8,
       "batch.graphs": 4,
-      "data_root": data_root,
+      "data_root": remote_root,
     },
   )
   place = f"{bucket}/runs/tile"
@@ -256,12 +249,12 @@ def test_a_run_lives_in_a_bucket(bucket, data_root):
     training.run(config, folder, do=["predict"])
   assert {"model.npz", "results.csv", "summary.json", "config.json"} <= names(place)
   assert json.loads(text(f"{place}/summary.json"))["training"]["step"] == 2
-  graph = npz.read_tile(npz.split_files(data_root, "tile:xla", "test")[0])
+  graph = npz.read_tile(npz.split_files(remote_root, "tile:xla", "test")[0])
   order, _ = tpugraphs_jax.rank(place, graph)
   again, _ = tpugraphs_jax.rank(f"{place}/model.npz", graph)
   np.testing.assert_array_equal(order, again)
   submission.combine(f"{bucket}/submission.csv", [f"{place}/results.csv"])
-  problems = submission.check(f"{bucket}/submission.csv", data_root)
+  problems = submission.check(f"{bucket}/submission.csv", remote_root)
   assert problems and all(": layout:" in problem for problem in problems)  # tiles are complete
   report.write([place], f"{bucket}/report.html")
   assert "tile:xla" in text(f"{bucket}/report.html")

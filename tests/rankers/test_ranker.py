@@ -91,10 +91,8 @@ def test_labels_have_no_influence_and_one_configuration_is_enough(runs, kind):
 @pytest.mark.parametrize("kind, other", [("tile", "layout"), ("layout", "tile")])
 def test_a_graph_of_another_kind_is_refused(runs, kind, other):
   workdir = runs.workdir(f"{kind}_whole")
-  with pytest.raises(ValueError, match="ranks"):
+  with pytest.raises(ValueError, match="Configs; the model ranks"):
     tpugraphs_jax.rank(workdir, graph_of(other))
-  with pytest.raises(ValueError, match="has no configurations to rank"):
-    tpugraphs_jax.rank(workdir, dataclasses.replace(graph_of(kind), configs=None))
 
 
 def test_a_program_from_another_stage_is_warned_of_once(caplog):
@@ -144,14 +142,6 @@ def load(runs, changes):
 def test_a_checkpoint_of_another_config_is_refused(runs, field, value):
   with pytest.raises(ValueError, match=field):
     load(runs, {field: value})
-
-
-def test_a_model_file_of_another_config_is_refused(runs, tmp_path):
-  shutil.copy(runs.workdir("tile_whole") / model_file.MODEL_FILE, tmp_path)
-  config = model_file.config_of(tmp_path)
-  assert Ranker.load(tmp_path, config | {"train": {}}).params
-  with pytest.raises(ValueError, match="data.pad_value"):
-    Ranker.load(tmp_path, config | {"data": config["data"] | {"pad_value": -1}})
 
 
 def test_what_a_model_does_not_depend_on_may_change(runs):
@@ -327,8 +317,9 @@ def test_a_family_that_was_taken_before_has_the_transforms_which_are_set_once(ru
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_holds_the_best_checkpoint(kind, runs):
   workdir = runs.workdir(f"{kind}_whole")
-  found, best = model_file.read_file(workdir / model_file.MODEL_FILE), model_file.read(workdir)
-  assert found.about["step"] == best.about["step"]
+  found = model_file.read_file(workdir / model_file.MODEL_FILE)
+  best = json.loads((workdir / "summary.json").read_text())["training"]["best"]
+  assert found.about["step"] == best["step"]
   config, collection = model_file.config_of(workdir), Ranker.load(workdir).collection
   files = npz.split_files(config["data_root"], collection.name, "train")
   assert 0 < len(found.about["training_graphs"]) <= len(files)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import recorded
+from small_net import network
 
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.columns import NODE
@@ -21,15 +22,6 @@ _ARGS = (
   jax.ShapeDtypeStruct((3, 3, 16, 24), jnp.float32),
   jax.ShapeDtypeStruct((14 * 14 * 24, 10), jnp.float32),
 )
-
-
-def _net(x, kernel, dense):
-  x = jax.nn.relu(
-    jax.lax.conv_general_dilated(
-      x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-  )
-  return x.reshape(x.shape[0], -1) @ dense
 
 
 def _window(cycles, **bounds):
@@ -112,7 +104,7 @@ def test_a_program_with_a_kernel_without_an_estimate_says_so(monkeypatch):
   memory = tpu.Memory(arguments=1, outputs=1, temporaries=1)
   program = tpu.TpuProgram(module.SerializeToString(), 1.0, 0, 0.0, memory, before_layouts=b"")
   monkeypatch.setattr(tpu, "compile_function", lambda *_, **__: program)
-  (found,) = labels.TpuEstimate("tpu:v3").run([(4, _net, {})], _ARGS)
+  (found,) = labels.TpuEstimate("tpu:v3").run([(4, network, {})], _ARGS)
   raw = {"estimated_cycles": 7, "optimal_seconds": 1.0, "bytes_accessed": 0, "kernels": 2}
   assert found[1] == raw | {
     "without_estimate": 1,
@@ -180,13 +172,13 @@ def test_kernels_have_the_compilers_window_and_what_is_inside_them():
 
 
 def test_names_and_lines_of_the_user_are_beside_the_nodes():
-  graph = hlo.featurize(_net, *_ARGS)
+  graph = hlo.featurize(network, *_ARGS)
   (origin,) = [
     graph.origins[index]
     for index in graph.config_node
     if graph.origins[index].name.startswith("conv")
   ]
-  assert origin.where.startswith("test_tpu.py:")
+  assert origin.where.startswith("small_net.py:")
   assert origin.op_name.endswith("conv_general_dilated")
   assert len(graph.origins) == graph.num_nodes
 
@@ -194,7 +186,7 @@ def test_names_and_lines_of_the_user_are_beside_the_nodes():
 def test_a_missing_compiler_and_an_unknown_target_are_refused(monkeypatch):
   for target in ("cpu", "v7", "gpu:v3", 6):
     with pytest.raises(ValueError, match=f"{target}.* v3, .*leave the target out"):
-      hlo.featurize(_net, *_ARGS, target=target)
+      hlo.featurize(network, *_ARGS, target=target)
   with pytest.raises(ValueError, match="bytes"):
     hlo.featurize(b"", target="v3")
   monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: None)
@@ -255,21 +247,22 @@ def test_a_module_takes_the_layouts_of_instructions_of_the_same_name_and_shape()
 
 @recorded.needs_libtpu
 def test_the_graph_for_a_target_is_the_one_before_layout_assignment():
-  graph = hlo.featurize(_net, *_ARGS, target="v3")
+  graph = hlo.featurize(network, *_ARGS, target="v3")
   layouts = graph.node_feat[graph.config_node][:, NODE["minor_to_major"]]
   assert [3, 0, 2, 1] in layouts[:, :4].tolist()  # of the convolution, as the compiler assigns it
   names = [graph.origins[node].name for node in graph.config_node]
   assert sum(name.startswith("conv") for name in names) == 1
-  assert graph.num_nodes < hlo.featurize(_net, *_ARGS, target="v3", optimized=True).num_nodes
+  assert graph.num_nodes < hlo.featurize(network, *_ARGS, target="v3", optimized=True).num_nodes
 
 
 @recorded.needs_libtpu
 def test_estimates_are_the_same_twice_and_layouts_change_them():
-  found = collect.choices(_net, *_ARGS, operands=True)
-  default = collect.apply(_net, found.default)
-  worst = collect.apply(_net, found.choice(found.options - 1))
+  found = collect.choices(network, *_ARGS, operands=True)
+  default = collect.apply(network, found.default)
+  worst = collect.apply(network, found.choice(found.options - 1))
   programs = [
-    tpu.compile_function(function, _ARGS, "tpu:v3") for function in (_net, default, default, worst)
+    tpu.compile_function(function, _ARGS, "tpu:v3")
+    for function in (network, default, default, worst)
   ]
   cycles = [
     tpu_kernels.estimated_cycles(hlo.featurize(program.module).module).cycles
@@ -282,9 +275,9 @@ def test_estimates_are_the_same_twice_and_layouts_change_them():
 
 @recorded.needs_libtpu
 def test_the_cycles_of_all_kernels_add_up_and_most_are_of_a_group():
-  found = collect.choices(_net, *_ARGS)
+  found = collect.choices(network, *_ARGS)
   label = labels.create("tpu_estimate", target="v3", seed=0)
-  ((_, raw),) = label.run([(0, collect.apply(_net, found.default), {})], _ARGS)
+  ((_, raw),) = label.run([(0, collect.apply(network, found.default), {})], _ARGS)
   assert sum(sum(cycles) for cycles in raw["cycles"].values()) == raw["estimated_cycles"] > 0
   assert {"0", "2"} <= set(raw["cycles"]) <= {"0", "1", "2", "rest"}
   assert label.value(raw) == round(raw["optimal_seconds"] * 1e12)
@@ -292,8 +285,8 @@ def test_the_cycles_of_all_kernels_add_up_and_most_are_of_a_group():
 
 @recorded.needs_libtpu
 def test_nodes_of_the_compilers_graph_know_their_group():
-  found = collect.choices(_net, *_ARGS)
-  default = collect.apply(_net, found.default)
+  found = collect.choices(network, *_ARGS)
+  default = collect.apply(network, found.default)
   graph = hlo.featurize(default, *_ARGS, target="v3")
   nodes = problem.node_options(graph, found)
   assert sorted(node.group for node in nodes) == [0, 1, 2]
