@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_graphs
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
@@ -88,7 +89,7 @@ def tile_batch(case: Recorded, *, padding: int):
     prepared = batching.prepare(op_graph(arrays, configs), arrays["node_feat"], slots=2)
     slots.append(batching.Slate(prepared, np.arange(len(configs)), case["labels"][i]))
   sizes = batching.total_sizes([slot.graph for slot in slots])
-  budget = {key: size + padding + (key == "nodes") for key, size in sizes.items()}
+  budget = random_graphs.common_budget([sizes], spare=padding)
   return batching.assemble_tile(
     slots, budget, graphs=len(slots), configs=case.meta["num_configs"], transform=lambda x: x
   )
@@ -170,7 +171,7 @@ def layout_batch(case: Recorded, *, hops: int, padding: int):
     )
     slots.append(batching.Slate(prepared, np.arange(len(configs)), case["labels"][i]))
   sizes = batching.total_sizes([slot.graph for slot in slots])
-  budget = {key: size + padding + (key == "nodes") for key, size in sizes.items()}
+  budget = random_graphs.common_budget([sizes], spare=padding)
   batch = batching.assemble_layout(
     slots, budget, graphs=len(slots), configs=case.meta["num_configs"], transform=lambda x: x
   )

@@ -18,6 +18,7 @@ from flax import traverse_util
 import jax
 import numpy as np
 import pytest
+import random_graphs
 
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
@@ -214,8 +215,7 @@ def batch_of(
     Slate(graph, ids, target, number)
     for number, (graph, ids, target) in enumerate(zip(graphs, config_ids, targets))
   ]
-  sizes = batching.total_sizes(graphs)
-  budget = {key: size + (key == "nodes") for key, size in sizes.items()}
+  budget = random_graphs.common_budget([batching.total_sizes(graphs)])
   return experiment.ranker.family.assemble(
     slates, budget, graphs=len(slates), configs=max(map(len, config_ids))
   )

@@ -345,9 +345,7 @@ def batch_of(kind, *, spare=0, slots=1):
       feat[1, -138:] = feat[0, -138:]  # equal tokens
       feat[-1] = 0  # a virtual node
       prepared.append(batching.prepare(graph, feat, slots=slots, distinct=138))
-  budget = {
-    key: size + (key == "nodes") + spare for key, size in batching.total_sizes(prepared).items()
-  }
+  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
   make = batching.assemble_layout if kind == "layout" else batching.assemble_tile
   batch = make(
     random_graphs.slots_of(prepared, 3),

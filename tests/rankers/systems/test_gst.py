@@ -112,9 +112,7 @@ class Case(winners.Case):
     )
     for split, graph in self.prepared.items():
       pieces = [Slate(piece, self.sample(split), self.target(split)) for piece in graph.segments]
-      budget = {
-        key: size + (key == "nodes") for key, size in batching.total_sizes(graph.segments).items()
-      }
+      budget = random_graphs.common_budget([batching.total_sizes(graph.segments)])
       batch = self.family.programs.assemble(
         pieces, budget, graphs=len(pieces), configs=len(self.sample(split))
       )
@@ -142,12 +140,8 @@ class Case(winners.Case):
 
   @functools.cached_property
   def batch(self):
-    budget = {
-      key: size + (key == "nodes")
-      for key, size in batching.total_sizes(
-        [self.prepared["train"].segments[piece] for piece in self.slate.fresh]
-      ).items()
-    }
+    fresh = [self.prepared["train"].segments[piece] for piece in self.slate.fresh]
+    budget = random_graphs.common_budget([batching.total_sizes(fresh)])
     return self.family.assemble([self.slate], budget, graphs=1, configs=len(self.slate.target))
 
   @functools.cached_property

@@ -249,7 +249,7 @@ def test_tiles_by_hand():
   prepared = batching.prepare(graph, graph.node_feat)
   batch = batching.assemble_tile(
     [batching.Slate(prepared, np.arange(2), np.zeros(2), 0)],
-    {key: size + (key == "nodes") for key, size in prepared.sizes.items()},
+    random_graphs.common_budget([prepared.sizes]),
     graphs=1,
     configs=2,
     transform=lambda x: x,
