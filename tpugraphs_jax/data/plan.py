@@ -490,15 +490,9 @@ def choose_budgets(
   time = lambda cuts: _padded(rows, counts, cuts) + compilation * len(cuts)
   cuts = min(options, key=time)
   starts = [0] + [cut + 1 for cut in cuts[:-1]]
-  maxima = [table[start : stop + 1].max(axis=0) for start, stop in zip(starts, cuts)]
-  return [
-    {k: _round_up(int(v) + (k == "nodes"), multiple) for k, v in zip(keys, budget)}
-    for budget in maxima
-  ]
-
-
-def _round_up(value: int, multiple: int) -> int:
-  return -(-value // multiple) * multiple
+  padding = np.array([key == "nodes" for key in keys])  # one node
+  maxima = [table[start : stop + 1].max(axis=0) + padding for start, stop in zip(starts, cuts)]
+  return [dict(zip(keys, (-(-budget // multiple) * multiple).tolist())) for budget in maxima]
 
 
 def _candidate_cuts(batches: int) -> np.ndarray:

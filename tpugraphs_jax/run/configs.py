@@ -153,7 +153,7 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
     config = load(place)
     set_model(config, model_changes(rest))
     fields = [argument for argument in rest if _FIELD_FLAG.match(argument)]
-    _check_names(config, [_FIELD_FLAG.sub("", field).partition("=")[0] for field in fields])
+    check_names(config, [_FIELD_FLAG.sub("", field).partition("=")[0] for field in fields])
     delattr(values, "config")
     config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
     values["config"].default_as_str, values["config"].present = place, is_given
@@ -249,7 +249,7 @@ def change(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> Non
 
   changes = {name: _plain(value) for name, value in changes.items()}
   set_model(config, changes)
-  _check_names(config, changes)
+  check_names(config, changes)
   fields, limits = fields_of(config), schema.limits(config)
   for name, value in changes.items():
     options.check_value(name, value, fields[name], limits.get(name, options.Limits("")))
@@ -261,13 +261,15 @@ def _plain(value: Any) -> Any:
   return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _check_names(config: ml_collections.ConfigDict, names: Iterable[str]) -> None:
-  """Refuses (ValueError) fields that the config does not have."""
+def check_names(
+  config: ml_collections.ConfigDict, names: Iterable[str], *, what: str = "the config"
+) -> None:
+  """Refuses (ValueError) fields that the config does not have; messages call the config `what`."""
   fields = fields_of(config)
   for name in names:
     if name not in fields:
       raise ValueError(
-        f"the config has no field {name!r}; {options.nearest(name, fields)}"
+        f"{what} has no field {name!r}; {options.nearest(name, fields)}"
         "--print_config of the command lists them"
       )
 

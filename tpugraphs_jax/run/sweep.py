@@ -30,7 +30,7 @@ from typing import Any, IO
 
 from etils import epath
 
-from tpugraphs_jax import options, report
+from tpugraphs_jax import report
 from tpugraphs_jax.infra import console, files, tasks, trust
 from tpugraphs_jax.report.runs import comparisons, read_all
 from tpugraphs_jax.run import configs
@@ -265,13 +265,7 @@ def _command_of(args: argparse.Namespace, value: str, fields: Sequence[str]) -> 
   config = configs.load(place)
   configs.set_model(config, configs.model_changes([place, *args.fields]))
   schema.check_task(config)
-  names = configs.fields_of(config)
-  for field in fields:
-    if field not in names:
-      raise ValueError(
-        f"the config {value} has no field {field!r}: "
-        f"{options.nearest(field, names)}--print_config of the command lists them"
-      )
+  configs.check_names(config, fields, what=f"the config {value}")
   kind = schema.kind_of(config)
   start = (
     "import signal, sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import tasks; "

@@ -61,11 +61,6 @@ class Terms:
     return int(self.counts.max(initial=1))
 
   @property
-  def code_dtype(self) -> np.dtype:
-    """The smallest type that holds a choice."""
-    return np.min_scalar_type(self.choices - 1)
-
-  @property
   def row_table(self) -> np.ndarray:
     """Dictionary row of each choice, `[B, R]` int32; -1 is padding."""
     table = np.full((len(self.row_start) - 1, self.choices), -1, np.int32)
@@ -73,12 +68,12 @@ class Terms:
     return table
 
   def encode(self, group_row: np.ndarray) -> np.ndarray:
-    """Maps rows `[C, B]` of configurations to choices `[B, C]` in `code_dtype`.
+    """Maps rows `[C, B]` of configurations to choices `[B, C]` of the smallest dtype.
 
     Raises:
       ValueError: a row is not among the choices of its group.
     """
-    codes = np.empty(group_row.shape[::-1], self.code_dtype)
+    codes = np.empty(group_row.shape[::-1], np.min_scalar_type(self.choices - 1))
     for block, code in self._blocks(group_row):
       codes[:, block] = code
     return codes
