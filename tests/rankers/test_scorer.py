@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import threading
 
 import families
@@ -149,10 +150,14 @@ def test_tasks_score_their_share_and_all_get_everything(monkeypatch):
   assert set(steps) == {0, 1, 2} and max(steps.values()) - min(steps.values()) <= 1
 
 
+@functools.cache
+def applied(model):
+  return jax.jit(lambda params, batch: model.apply({"params": params}, batch))
+
+
 def one_by_one(model, params, graphs, assemble, blocks=None):
   """Scores of each graph alone, one configuration at a time, in one common shape."""
   budget = random_graphs.common_budget([graph.sizes for graph in graphs])
-  apply = jax.jit(lambda batch: model.apply({"params": params}, batch))
   scores = []
   for i, graph in enumerate(graphs):
     block = blocks[i] if blocks else None
@@ -161,7 +166,7 @@ def one_by_one(model, params, graphs, assemble, blocks=None):
       for c in range(len(graph.configs))
     ]
     batches = [assemble([slot], budget, graphs=1, configs=1) for slot in slots]
-    scores.append(np.array([apply(batch)[0, 0] for batch in batches]))
+    scores.append(np.array([applied(model)(params, batch)[0, 0] for batch in batches]))
   return scores
 
 
@@ -196,9 +201,9 @@ def test_layout_scores_equal_one_graph_and_one_configuration_at_a_time():
     )
     for nodes, config_nodes, configs in ((12, [3, 1], 5), (30, [29, 0, 7], 11), (8, [2], 2))
   ]
-  prepared = [batching.prepare_program(graph, graph.node_feat, hops=2) for graph in graphs]
+  prepared = [batching.prepare_program(graph, graph.node_feat, hops=1) for graph in graphs]
   model = base.create_network(
-    "layout", "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=2, dropout="dropout"
+    "layout", "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=1, dropout="dropout"
   )
   params = params_of(model, prepared, assemble_layout)
   encoder = Encoder(network_step(model), assemble_layout, graphs=2, configs=4)
@@ -290,10 +295,12 @@ def test_scores_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
   assert (together["a"] != together["b"]).any()
 
 
-def test_blocks_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
+@pytest.fixture(name="blocks", scope="module")
+def _blocks():
+  """A family that judges on blocks, two programs, parameters and a scorer."""
   family = families.make(
     "layout",
-    ResModel(op_embed_dim=2, hidden_dim=4, dropout="dropout"),
+    ResModel(op_embed_dim=2, hidden_dim=4, num_gnns=1, dropout="dropout"),
     "official,ci",
     **{"batch.keep_nodes": 2, "eval.configs": 8},
   )
@@ -303,34 +310,26 @@ def test_blocks_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
     for name in "ab"
   ]
   graphs = [family.prepare(graph, graph.node_feat) for graph in raw]
-  params = params_of(family.network, graphs, family.assemble)
-  scorer = family.scorer()
+  return family, graphs, params_of(family.network, graphs, family.assemble), family.scorer()
+
+
+def test_blocks_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call(blocks):
+  _, graphs, params, scorer = blocks
   _, together = scorer(params, graphs)
   (alone,) = scorer(params, graphs[1:])
   np.testing.assert_allclose(alone, together, rtol=1e-4, atol=1e-5)
 
 
-def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(monkeypatch):
-  rng = np.random.default_rng(2)
-  raw = random_graphs.layout_graph(rng, nodes=7, edges=9, config_nodes=[5, 1], configs=5)
-  family = families.make(
-    "layout",
-    ResModel(op_embed_dim=2, hidden_dim=4, dropout="dropout"),
-    "official,ci",
-    **{"batch.keep_nodes": 2, "eval.configs": 8},
-  )
-  graph = family.prepare(raw, raw.node_feat)
-  params, drawn = params_of(family.network, [graph], family.assemble), []
-  draw_block = family.draw_block
+def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(blocks, monkeypatch):
+  family, (_, graph), params, scorer = blocks
+  drawn, draw_block = [], family.draw_block
   monkeypatch.setattr(
     family, "draw_block", lambda *args: drawn.append(draw_block(*args)) or drawn[-1]
   )
-  (found,), (again,) = (family.scorer()(params, [graph]) for _ in range(2))
+  (found,), (again,) = (scorer(params, [graph]) for _ in range(2))
   np.testing.assert_array_equal(found, again)
   assert len(drawn) == 6 and drawn[:3] == drawn[3:]
-  each = [
-    one_by_one(family.network, params, [graph], family.assemble, [block])[0] for block in drawn[:3]
-  ]
+  each = one_by_one(family.network, params, [graph] * 3, family.assemble, drawn[:3])
   np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-4, atol=1e-5)
 
 

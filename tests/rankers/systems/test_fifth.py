@@ -381,7 +381,7 @@ def test_padding_changes_no_score(kind):
 @pytest.mark.parametrize("kind", ["layout", "tile"])
 def test_edges_are_left_out_in_training_alone(kind):
   batch = batch_of(kind)
-  network, params = network_of(kind, batch, drop_edge=0.9)
+  network, params = network_of(kind, batch, num_layers=1, drop_edge=0.9)
   keys = jax.random.split(jax.random.key(0), 8)
 
   @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -395,7 +395,7 @@ def test_edges_are_left_out_in_training_alone(kind):
   whole, trained = run(network, False), run(network, True)
   assert (whole == whole[:1]).all()
   assert len({scores.tobytes() for scores in np.asarray(trained)}) > 4
-  without, _ = network_of(kind, batch, drop_edge=0.0)
+  without, _ = network_of(kind, batch, num_layers=1, drop_edge=0.0)
   np.testing.assert_allclose(run(without, True), whole, rtol=1e-6, atol=1e-6)
 
 

@@ -3,8 +3,8 @@
 import dataclasses
 import math
 
-import jax
 import numpy as np
+import parts
 import random_graphs
 import table_cases
 
@@ -111,7 +111,7 @@ def test_a_score_is_the_sum_of_costs_and_0_for_what_is_left_to_the_compiler():
   budget = random_graphs.common_budget([batching.total_sizes([made])])
   batch = batches.assemble([slate], budget, graphs=1, configs=len(graph.configs))
   network = traffic.TrafficTables()
-  params = network.init(jax.random.key(0), batch)
+  params = {"params": parts.params_of(network, batch)}
   scores = np.asarray(network.apply(params, batch))[0]
   assert scores[slate.config_ids == 0] == 0 and (scores >= 0).all() and len(set(scores)) > 5
   costs, none = network.apply(params, batch, method="node_tables")
