@@ -41,15 +41,9 @@ SLOW = {attention.positive: elu_and_one, attention.unit_and_one: unit_and_one}
 @pytest.mark.parametrize(
   "kernel, heads, hop, block",
   [
-    *(
-      (kernel, heads, hop, 3)
-      for hop in FORMS
-      for kernel, heads in (
-        (attention.positive, 2),
-        (attention.positive, 1),
-        (attention.unit_and_one, 2),
-      )
-    ),
+    *((attention.positive, 2, hop, 3) for hop in FORMS),
+    *((attention.unit_and_one, 2, hop, 3) for hop in (0, EVERYWHERE)),
+    (attention.positive, 1, 0, 3),
     (attention.positive, 2, EVERYWHERE, 256),
   ],
 )
