@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import random_graphs
 import system_cases
 from system_cases import BATCH, EDGES, GRAPH, NODES, TILES
 
@@ -16,7 +17,7 @@ from tpugraphs_jax.nn.nodes import Slates
 def on_a_device(function):
   """The result of `function` on one device, which keys of slates need."""
   found = jax.jit(jax.vmap(lambda _: function(), axis_name=parallel.DEVICES))(jnp.zeros(1))
-  return jax.tree.map(lambda leaf: leaf[0], found)
+  return jax.tree.map(lambda leaf: np.asarray(leaf)[0], found)
 
 
 def thinned(batch, key, max_rate):
@@ -25,20 +26,10 @@ def thinned(batch, key, max_rate):
 
 def table_edges(adjacency, node_of):
   """Edges (consumer, producer) of both halves of an adjacency, each sorted."""
-  halves = []
-  for table, consumers in ((adjacency.operands, True), (adjacency.users, False)):
-    index, receivers = np.asarray(table.index), np.arange(len(table.index))
-    more, which = np.asarray(table.overflow_index), np.asarray(table.overflow_receiver)
-    pairs = [
-      (r, s)
-      for rows, lines in ((receivers, index), (which, more))
-      for r, line in zip(rows, lines)
-      for s in line
-      if s < len(node_of)
-    ]
-    ends = [(int(node_of[r]), int(node_of[s])) for r, s in pairs]
-    halves.append(sorted(ends if consumers else [end[::-1] for end in ends]))
-  return halves
+  operands, users = (
+    node_of[random_graphs.table_edges(table)] for table in (adjacency.operands, adjacency.users)
+  )
+  return [sorted(map(tuple, ends.tolist())) for ends in (operands, users[:, ::-1])]
 
 
 def test_every_table_drops_the_same_edges():

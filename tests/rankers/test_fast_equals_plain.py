@@ -11,6 +11,7 @@ import parts
 import plain
 import pytest
 import random_graphs
+import system_cases
 
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
@@ -181,7 +182,7 @@ def test_models_in_bfloat16_are_near_float32(kind, name, options):
   make = functools.partial(
     base.create_network, kind, name, **dict(op_embed_dim=4, hidden_dim=8) | options
   )
-  batch = tile_batch(slots=4) if kind == "tile" else batches(1)["several", True]
+  batch = system_cases.TILES if kind == "tile" else batches(1)["several", True]
   params = parts.params_of(make(), batch)
   score = lambda model: np.asarray(jax.jit(model.apply)({"params": params}, batch))[
     batch.config_mask
@@ -191,20 +192,3 @@ def test_models_in_bfloat16_are_near_float32(kind, name, options):
   # bfloat16 keeps 8 bits; rounding errors of a few layers add up.
   np.testing.assert_allclose(half, exact, atol=0.05 * np.abs(exact).max())
   assert np.abs(half - exact).max() > 1e-5 * np.abs(exact).max(), "bfloat16 was not used"
-
-
-def tile_batch(slots: int):
-  rng = np.random.default_rng(0)
-  graphs = [
-    random_graphs.tile_graph(rng, nodes=n, edges=e, configs=c)
-    for n, e, c in ((12, 20, 7), (1, 0, 2), (6, 9, 3))
-  ]
-  prepared = [batching.prepare(g, g.node_feat, slots=slots) for g in graphs]
-  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=3)
-  return batching.assemble_tile(
-    random_graphs.slots_of(prepared, CONFIGS),
-    budget,
-    graphs=GRAPHS + 1,
-    configs=CONFIGS,
-    transform=lambda x: x,
-  )

@@ -19,7 +19,6 @@ import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.data.factoring import factor_layout_configs
-from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ranker
 
@@ -39,12 +38,9 @@ def graph_of(kind, split="test", number=0):
 
 def with_configs(graph, ids, runtime_ns=None):
   """The graph with the configurations of `ids`, which may repeat."""
-  configs = graph.configs
-  runtime_ns = configs.runtime_ns[ids] if runtime_ns is None else runtime_ns
-  if isinstance(configs, TileConfigs):
-    configs = TileConfigs(configs.config_feat[ids], runtime_ns, configs.normalizer_ns[ids])
-  else:
-    configs = LayoutConfigs(configs.rows, configs.node_group, configs.group_row[ids], runtime_ns)
+  configs = graph.configs.subset(ids)
+  if runtime_ns is not None:
+    configs = dataclasses.replace(configs, runtime_ns=runtime_ns)
   return dataclasses.replace(graph, configs=configs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 
 import numpy as np
 import random_graphs
@@ -62,8 +63,19 @@ def slates(programs: Sequence[batches.PreparedTables], configs: int) -> list[bat
   return made
 
 
+@functools.cache
+def three_programs() -> tuple[batches.PreparedTables, ...]:
+  """Three programs, one with a single configurable node and fewer configurations than a slate."""
+  cases = (
+    dict(nodes=30, edges=50),
+    dict(nodes=12, edges=8, config_nodes=[1], configs=3),
+    dict(nodes=45, edges=110, rows=9),
+  )
+  return tuple(prepared(program(i, **case)) for i, case in enumerate(cases))
+
+
 def batch_of(
-  programs: Sequence[batches.PreparedTables],
+  programs: Sequence[batches.PreparedTables] = (),
   *,
   order: Sequence[int] = (0, 1, 2),
   spare: int = 0,
@@ -71,7 +83,8 @@ def batch_of(
   configs: int = CONFIGS,
   choices: int = 0,
 ) -> batches.TableBatch:
-  """Slates of some of the programs, in a batch with room for all of them."""
+  """Slates of some of the programs (three unless given), in a batch with room for all of them."""
+  programs = programs or three_programs()
   sizes, made = batching.total_sizes(programs), slates(programs, CONFIGS)
   budget = random_graphs.common_budget([sizes], spare=spare)
   return batches.assemble(

@@ -11,9 +11,9 @@ import numpy as np
 import parts
 import pytest
 import table_cases
+from table_cases import batch_of
 
 from tpugraphs_jax import losses
-from tpugraphs_jax.rankers.tables import batches
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 
 CONFIGS = table_cases.CONFIGS
@@ -21,22 +21,8 @@ SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=2, rank=3)
 
 
 @functools.cache
-def programs() -> tuple[batches.PreparedTables, ...]:
-  cases = (
-    dict(nodes=30, edges=50),
-    dict(nodes=12, edges=8, config_nodes=[1], configs=3),
-    dict(nodes=45, edges=110, rows=9),
-  )
-  return tuple(table_cases.prepared(table_cases.program(i, **case)) for i, case in enumerate(cases))
-
-
-def batch(**options):
-  return table_cases.batch_of(programs(), **options)
-
-
-@functools.cache
 def params(**options):
-  return parts.params_of(ScoreTables(**SMALL | options), batch())
+  return parts.params_of(ScoreTables(**SMALL | options), batch_of())
 
 
 @functools.cache
@@ -144,8 +130,8 @@ class Slow:
 
 @pytest.mark.parametrize("options", [dict(), dict(pairs="none")])
 def test_scores_are_the_sums_of_the_costs_of_single_nodes_and_pairs(options):
-  found = scores(batch(), **options)
-  for i, slate in enumerate(table_cases.slates(programs(), CONFIGS)):
+  found = scores(batch_of(), **options)
+  for i, slate in enumerate(table_cases.slates(table_cases.three_programs(), CONFIGS)):
     slow = Slow(params(**options), slate.graph, rank=SMALL["rank"], **options)
     expected = [slow.score(config) for config in slate.config_ids]
     np.testing.assert_allclose(found[i, : len(expected)], expected, rtol=2e-4, atol=2e-4)
@@ -163,7 +149,8 @@ def test_padding_changes_neither_scores_nor_gradients():
 
   grad = jax.jit(jax.grad(loss, has_aux=True))
   (grads, found), (expected_grads, expected) = (
-    grad(params(), made) for made in (batch(spare=7, graphs=6, choices=14, configs=9), batch())
+    grad(params(), made)
+    for made in (batch_of(spare=7, graphs=6, choices=14, configs=9), batch_of())
   )
   assert np.isfinite(found).all()
   np.testing.assert_allclose(found[:3, :CONFIGS], expected, rtol=1e-5, atol=1e-5)
@@ -171,13 +158,13 @@ def test_padding_changes_neither_scores_nor_gradients():
 
 
 def test_half_precision_gives_nearly_the_same_scores():
-  exact, half = scores(batch()), scores(batch(), dtype="bfloat16")
+  exact, half = scores(batch_of()), scores(batch_of(), dtype="bfloat16")
   assert half.dtype == jnp.float32
   assert float(jnp.abs(half - exact).max()) < 0.05 * float(jnp.abs(exact).max())
 
 
 def test_without_bytes_all_nodes_and_pairs_weigh_the_same():
-  made = batch()
+  made = batch_of()
   heavier = made._replace(choices=made.choices._replace(weight=3 * made.choices.weight))
   assert jnp.abs(scores(heavier) - scores(made)).max() > 1e-3
   np.testing.assert_array_equal(scores(heavier, by_bytes=False), scores(made, by_bytes=False))
