@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import functools
 
 import families
 from flax import linen as nn
@@ -111,6 +112,11 @@ def batch_of(
   )
 
 
+@functools.cache
+def embed(model):
+  return jax.jit(functools.partial(model.apply, method="embed"))
+
+
 def readouts(model, params, graph: SegmentedGraph, config_ids) -> jax.Array:
   """`[J, n, P]`, every segment in a batch of its own."""
   ids, values = np.asarray(config_ids), []
@@ -118,7 +124,7 @@ def readouts(model, params, graph: SegmentedGraph, config_ids) -> jax.Array:
   for piece in graph.segments:
     one = batching.Slate(piece, ids, np.zeros(len(ids), np.float32))
     batch = assemble_layout([one], budget, graphs=1, configs=len(ids))
-    values.append(model.apply({"params": params}, batch, method="embed")[0])
+    values.append(embed(model)({"params": params}, batch)[0])
   return jnp.stack(values)
 
 

@@ -216,7 +216,7 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
       errors.append(jnp.square(scores - slot.target))
     return jnp.concatenate(errors).mean()
 
-  value, grads = jax.value_and_grad(loss)(params)
+  value, grads = jax.jit(jax.value_and_grad(loss))(params)
   assert float(metrics["loss"][0]) == pytest.approx(float(value), rel=1e-4)
   expected = jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
   comparing.assert_trees_close(parallel.unreplicate(state.params), expected)
