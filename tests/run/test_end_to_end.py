@@ -30,20 +30,11 @@ def rows_of(path):
     return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize(
-  "name, code",
-  [
-    *((f"{kind}_whole", 0) for kind in COMMANDS),
-    *((f"{kind}_stopped", 143) for kind in COMMANDS),
-    *((f"{kind}_resumed", 0) for kind in COMMANDS),
-    ("tile_two_devices", 0),
-    ("tile_no_data", 0),
-    ("tile_later", 0),
-  ],
-)
-def test_commands_end_with_their_exit_codes(runs, name, code):
-  ended = runs.ended[name]
-  assert ended.code == code and "Traceback" not in ended.err, ended.err
+def test_commands_end_with_their_exit_codes(runs):
+  assert len(runs.ended) >= 9
+  for name, ended in runs.ended.items():
+    assert ended.code == (143 if name.endswith("stopped") else 0), (name, ended.err)
+    assert "Traceback" not in ended.err, (name, ended.err)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +192,6 @@ def test_a_run_leaves_its_own_page(runs, kind):
 
 @recorded.needs_npz
 def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(runs):
-  assert runs.ended["tile_real"].code == 0, runs.ended["tile_real"].err
   page = runs.ended["tile_real"].page
   # Six of nine training kernels have fewer than 10 configurations.
   assert page["training"].startswith("3 graphs") and page["validation"].startswith("3 graphs")
@@ -218,7 +208,6 @@ def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(runs):
 
 @recorded.needs_npz
 def test_the_released_layout_graph_gets_a_full_permutation(runs):
-  assert runs.ended["layout_real"].code == 0, runs.ended["layout_real"].err
   workdir = runs.workdir("layout_real")
   rows = rows_of(workdir / "validation.csv")
   assert [(row["graph"], row["configs"]) for row in rows] == [("alexnet", "100"), ("unet3d", "100")]

@@ -345,7 +345,7 @@ def test_the_7th_place_has_an_activation_behind_each_round(preset, prelus, tmp_p
   )
   (prepared,) = experiment.prepare(experiment.data.load(experiment.config.data_root, "train"))
   slate = SegmentSlate(prepared, np.arange(4), np.ones(4, np.float32), 0, np.array([0]))
-  budget = {key: size + 1 for key, size in prepared.sizes.items()}
+  budget = random_graphs.common_budget([prepared.sizes])
   batch = experiment.ranker.family.assemble([slate], budget, graphs=1, configs=4)
   params = jax.eval_shape(experiment.ranker.family.network.init, jax.random.key(0), batch)["params"]
   assert (
