@@ -32,7 +32,7 @@ from tpugraphs_jax.infra import machine, parallel
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.train import log
-from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import make_train_step, TrainState
 
 VARIANTS = ("plain", "ours")
@@ -80,7 +80,7 @@ class Training:
 
   def __init__(self, case: Case, variant: str):
     model, (self._batch,) = case.variant(variant)
-    optimizer = create_optimizer(total_steps=1000)
+    optimizer = Optimizer().create(1000)
     self._state = parallel.replicate(TrainState.create(case.params(), optimizer))
     self._step = make_train_step(model, optimizer, losses.LossOptions())
 

@@ -24,7 +24,7 @@ from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tile import LateJoin
 from tpugraphs_jax.train import training
-from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import TrainState
 
 STEPS = ("train", "score")
@@ -96,7 +96,7 @@ def _step(
     return mapped, [params, batch.fresh if isinstance(family, Segments) else batch]
   if isinstance(family, Segments):
     batch = _with_stale(ranker, params, batch, graphs[0])
-  optimizer = family.optimizer(create_optimizer(total_steps=1000, **config.optimizer))
+  optimizer = family.optimizer(Optimizer(**config.optimizer).create(1000))
   mapped = training.step_of(config, family.network, optimizer, devices=devices)
   state = jax.eval_shape(
     lambda: TrainState.create(

@@ -22,7 +22,7 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.losses import combine, loss_sums, LossOptions, parse_losses
 from tpugraphs_jax.rankers import base, official_weights
 from tpugraphs_jax.rankers.layout import res_model
-from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import make_train_step, TrainState
 
 FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR", Path(__file__).parents[1] / "data/parity"))
@@ -111,11 +111,9 @@ def three_steps(
   case: Recorded, model, batch, score, *, losses: str, temperature: float
 ) -> Comparisons:
   """Scores, losses and weights of three training steps from the recorded start."""
-  optimizer = create_optimizer(
-    learning_rate=case.meta["adam"]["lr"],
-    total_steps=3,
-    clip_norm_per_variable=case.meta["adam"]["clipnorm"],
-  )
+  optimizer = Optimizer(
+    learning_rate=case.meta["adam"]["lr"], clip_norm_per_variable=case.meta["adam"]["clipnorm"]
+  ).create(3)
   train_step = make_train_step(
     model,
     optimizer,

@@ -9,7 +9,7 @@ import numpy as np
 
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.train import loop
-from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import TrainState
 
 DEVICES = 4  # of all processes
@@ -17,14 +17,9 @@ STEPS_PER_EPOCH = 4
 EPOCHS = 3
 STEPS = STEPS_PER_EPOCH * EPOCHS
 
-OPTIMIZER = create_optimizer(
-  learning_rate=0.1,
-  schedule="cosine",
-  warmup_fraction=0.2,
-  total_steps=STEPS,
-  accumulation_steps=2,
-  average_decay=0.9,
-)
+OPTIMIZER = Optimizer(
+  learning_rate=0.1, schedule="cosine", warmup_fraction=0.2, accumulation_steps=2, average_decay=0.9
+).create(STEPS)
 
 
 def make_batch(index):

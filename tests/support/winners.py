@@ -26,7 +26,7 @@ from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train.experiment import Experiment, trainable
-from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.optimizer import Optimizer
 
 _ROOT = Path(__file__).parents[2]
 FOLDERS = (
@@ -113,10 +113,12 @@ class Case:
     }
     return np.asarray(scores), float(loss), flat(grads), layers
 
-  def update(self, grads: Mapping[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray]:
+  def update(
+    self, grads: Mapping[str, np.ndarray], *, total_steps: int = 100, **changes: Any
+  ) -> dict[str, np.ndarray]:
     """The first update of the parameters by path, with changed fields of the optimiser."""
-    fields = self.experiment.config.optimizer.to_dict() | {"total_steps": 100} | changes
-    optimizer = self.experiment.ranker.family.optimizer(create_optimizer(**fields))
+    fields = self.experiment.config.optimizer.to_dict() | changes
+    optimizer = self.experiment.ranker.family.optimizer(Optimizer(**fields).create(total_steps))
     first = lambda grads, params: optimizer.update(grads, optimizer.init(params), params)[0]
     return flat(jax.jit(first)(tree(grads), self.params))
 

@@ -13,7 +13,7 @@ import pytest
 import run_folders
 
 from tpugraphs_jax.train import checkpoint
-from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import TrainState
 
 CONFIG = {"model": {"name": "sage", "hidden": 64}, "seed": 0}
@@ -21,9 +21,7 @@ CONFIG = {"model": {"name": "sage", "hidden": 64}, "seed": 0}
 
 @functools.cache
 def make_state(step=0, width=3):
-  optimizer = create_optimizer(
-    total_steps=10, accumulation_steps=2, clip_norm=1.0, average_decay=0.9
-  )
+  optimizer = Optimizer(accumulation_steps=2, clip_norm=1.0, average_decay=0.9).create(10)
   rng = np.random.default_rng(step)
   params = {
     "kernel": jnp.asarray(rng.normal(size=(2, width)), jnp.float32),

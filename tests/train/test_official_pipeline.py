@@ -23,7 +23,7 @@ from tpugraphs_jax.rankers import model_file, official_weights
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import evaluation, training
 from tpugraphs_jax.train.experiment import Experiment, load_graphs
-from tpugraphs_jax.train.optimizer import create_optimizer
+from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import make_train_step, TrainState
 
 RECORDS = official_records.RECORDS
@@ -228,7 +228,7 @@ def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
   data = prepared(record)
   config, network = data.experiment.config, data.experiment.ranker.family.network
   with_table = network.clone(opcodes=len(record.weights(0)[0]))
-  optimizer = create_optimizer(total_steps=len(record["loss"]), **config.optimizer)
+  optimizer = Optimizer(**config.optimizer).create(len(record["loss"]))
   device = jax.devices()[:1]
   step = make_train_step(
     with_table, optimizer, losses.LossOptions.of(config.loss), seed=config.seed, devices=device

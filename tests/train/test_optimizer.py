@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax.train.optimizer import clip_by_variable_norm, create_optimizer, Optimizer
+from tpugraphs_jax.train.optimizer import clip_by_variable_norm, Optimizer
 from tpugraphs_jax.train.step import TrainState
 
 STEPS = 7
@@ -52,7 +52,7 @@ def assert_trees_close(found, expected, rtol=1e-5):
 
 
 def test_adam_is_keras_adam():
-  found = run(create_optimizer(learning_rate=0.01, total_steps=STEPS))
+  found = run(Optimizer(learning_rate=0.01).create(STEPS))
   for name, param in make_params().items():
     grads = [make_grads(step)[name] for step in range(STEPS)]
     expected = slow_keras_adam(param, grads, [0.01] * STEPS)
@@ -61,9 +61,7 @@ def test_adam_is_keras_adam():
 
 
 def test_adamw_is_adam_plus_decoupled_decay():
-  optimizer = create_optimizer(
-    name="adamw", learning_rate=0.01, weight_decay=0.1, eps=1e-8, total_steps=1
-  )
+  optimizer = Optimizer(name="adamw", learning_rate=0.01, weight_decay=0.1, eps=1e-8).create(1)
   state = run(optimizer, steps=1)
   for name, param in make_params().items():
     param, grad = np.asarray(param, np.float64), np.asarray(make_grads(0)[name], np.float64)
@@ -84,8 +82,7 @@ def test_per_variable_clipping_scales_each_variable_by_its_own_norm(scale):
 
 @pytest.mark.parametrize("field", ["clip_norm", "clip_norm_per_variable"])
 def test_clipping_happens_before_adam(field):
-  options = dict(learning_rate=0.1, total_steps=2)
-  clipped = run(create_optimizer(**options, **{field: 1e-6}), steps=2)
+  clipped = run(Optimizer(learning_rate=0.1, **{field: 1e-6}).create(2), steps=2)
   norms = {
     "clip_norm": lambda grads: [np.sqrt(sum(np.sum(g**2) for g in grads.values()))] * 2,
     "clip_norm_per_variable": lambda grads: [np.linalg.norm(g) for g in grads.values()],
@@ -121,23 +118,22 @@ def test_multistep_multiplies_at_each_milestone():
 
 def test_accumulation_updates_once_with_the_mean_gradient():
   options = dict(learning_rate=0.01, clip_norm_per_variable=0.1)
-  optimizer = create_optimizer(**options, total_steps=6, accumulation_steps=3)
+  optimizer = Optimizer(**options, accumulation_steps=3).create(6)
   assert_trees_close(run(optimizer, steps=2).params, make_params(), rtol=0)
   mean = jax.tree.map(lambda *g: sum(g) / 3, *[make_grads(step) for step in range(3)])
-  plain = create_optimizer(**options, total_steps=2)
+  plain = Optimizer(**options).create(2)
   expected = run(plain, steps=1, grads=lambda _: mean)
   assert_trees_close(run(optimizer, steps=3).params, expected.params)
 
 
 def test_schedule_counts_updates_not_accumulated_steps():
-  optimizer = create_optimizer(
+  optimizer = Optimizer(
     learning_rate=1.0,
     schedule="multistep",
     milestones=(0.5,),
     milestone_factor=1e-6,
-    total_steps=4,
     accumulation_steps=2,
-  )
+  ).create(4)
   grads = lambda _: jax.tree.map(jnp.ones_like, make_params())
   np.testing.assert_allclose(
     run(optimizer, steps=4, grads=grads).params["bias"], 1 - 1 - 1e-6, atol=1e-5
@@ -145,7 +141,7 @@ def test_schedule_counts_updates_not_accumulated_steps():
 
 
 def test_average_follows_the_parameters():
-  optimizer = create_optimizer(learning_rate=0.1, total_steps=STEPS, average_decay=0.5)
+  optimizer = Optimizer(learning_rate=0.1, average_decay=0.5).create(STEPS)
   state = TrainState.create(make_params(), optimizer)
   expected = np.asarray(make_params()["bias"], np.float64)
   for step in range(STEPS):
@@ -166,7 +162,7 @@ def test_average_follows_the_parameters():
   ],
 )
 def test_swa_is_the_plain_mean_over_its_window(window, counted):
-  optimizer = create_optimizer(learning_rate=0.1, total_steps=10, average_window=window)
+  optimizer = Optimizer(learning_rate=0.1, average_window=window).create(10)
   state, seen = TrainState.create(make_params(), optimizer), []
   for step in range(10):
     state = state.apply_gradients(make_grads(step), optimizer)
@@ -179,8 +175,8 @@ def test_swa_is_the_plain_mean_over_its_window(window, counted):
 
 
 def test_swa_counts_updates_and_not_the_steps_that_they_gather():
-  optimizer = create_optimizer(
-    learning_rate=0.1, total_steps=8, accumulation_steps=2, average_window=(0.5, 1.0)
+  optimizer = Optimizer(learning_rate=0.1, accumulation_steps=2, average_window=(0.5, 1.0)).create(
+    8
   )
   state, seen = TrainState.create(make_params(), optimizer), []
   for step in range(8):
@@ -202,4 +198,4 @@ def test_swa_counts_updates_and_not_the_steps_that_they_gather():
 )
 def test_values_that_contradict_others_are_refused_by_field_name(field, value):
   with pytest.raises(ValueError, match=rf"optimizer\.{field} is"):
-    create_optimizer(total_steps=10, **{field: value})
+    Optimizer(**{field: value})

@@ -96,6 +96,12 @@ class Optimizer(Options):
     warmup = optax.linear_schedule(0.0, self.learning_rate, warmup_steps)
     return optax.join_schedules([warmup, rate], [warmup_steps])
 
+  def rate_after(self, total_steps: int) -> Callable[[int], float]:
+    """The learning rate by number of training steps taken."""
+    # One compiled program instead of a dozen operations.
+    rate = jax.jit(self.rate(total_steps))
+    return lambda steps: float(rate(steps // self.accumulation_steps))
+
   def create(self, total_steps: int) -> optax.GradientTransformation:
     """The optimizer of a run of `total_steps` training steps."""
     rate = self.rate(total_steps)
@@ -133,19 +139,6 @@ class Optimizer(Options):
 
   def _updates(self, steps: int) -> int:
     return max(1, steps // self.accumulation_steps)
-
-
-def create_optimizer(*, total_steps: int, **fields: Any) -> optax.GradientTransformation:
-  """The optimizer of a run of `total_steps` training steps; `fields` of `Optimizer`."""
-  return Optimizer(**fields).create(total_steps)
-
-
-def learning_rates(*, total_steps: int, **fields: Any) -> Callable[[int], float]:
-  """The learning rate by number of training steps taken; `fields` of `Optimizer`."""
-  optimizer = Optimizer(**fields)
-  # One compiled program instead of a dozen operations.
-  rate = jax.jit(optimizer.rate(total_steps))
-  return lambda step: float(rate(step // optimizer.accumulation_steps))
 
 
 def scale_by_keras_adam(*, eps: float) -> optax.GradientTransformation:

@@ -170,7 +170,7 @@ def make_train_step(
 
   Args:
     model: maps a batch to scores `[G, C]`.
-    optimizer: such as from `optimizer.create_optimizer`.
+    optimizer: such as from `Optimizer.create`.
     options: losses and penalties.
     seed: of all random numbers; their keys also depend on the step.
     config_chunk: configurations that pass through the model at a time; 0 = all.

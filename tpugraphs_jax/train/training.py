@@ -50,7 +50,7 @@ from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, Segments
 from tpugraphs_jax.train import evaluation, log, loop, results
 from tpugraphs_jax.train.experiment import Experiment, keep_folds, load_graphs, transforms_digest
-from tpugraphs_jax.train.optimizer import create_optimizer, learning_rates
+from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import make_train_step, TrainState
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def begin(
   epochs: int,
   folder: Path,
   params: optax.Params | None = None,
-  **optimizer: Any,
+  learning_rate: float | None = None,
 ) -> tuple[loop.Training, BatchPlan]:
   """State, step and batches of a stage, and the plan of its batches.
 
@@ -307,7 +307,7 @@ def begin(
     epochs: most epochs.
     folder: for files of the family.
     params: first parameters; initialised from the seed unless given.
-    **optimizer: options that differ from `config.optimizer`.
+    learning_rate: in place of `config.optimizer.learning_rate`.
 
   Raises:
     ValueError: graphs that the family cannot train on.
@@ -317,16 +317,17 @@ def begin(
   first = first_batch(config, family, plan)
   if params is None:
     params = init_params(family.network, first, seed=config.seed)
-  steps, options = epochs * plan.steps_per_epoch, {**config.optimizer, **optimizer}
-  transformation = family.optimizer(create_optimizer(total_steps=steps, **options))
-  step = step_of(config, family.network, transformation)
+  options, steps = Optimizer.of(config.optimizer), epochs * plan.steps_per_epoch
+  if learning_rate is not None:
+    options = dataclasses.replace(options, learning_rate=learning_rate)
+  optimizer = family.optimizer(options.create(steps))
+  step = step_of(config, family.network, optimizer)
   batches = load_batches(config, family, plan, steps=steps)
   step, batches = family.training(
     step, batches, params=params, batch=first, graphs=graphs, workdir=folder
   )
-  state = TrainState.create(params, transformation)
-  rates = learning_rates(total_steps=steps, **options)
-  return loop.Training(state, step, batches, epochs, plan.steps_per_epoch, rates), plan
+  state, rate = TrainState.create(params, optimizer), options.rate_after(steps)
+  return loop.Training(state, step, batches, epochs, plan.steps_per_epoch, rate), plan
 
 
 def step_of(

@@ -19,7 +19,7 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import fifth
-from tpugraphs_jax.train.optimizer import create_optimizer, learning_rates
+from tpugraphs_jax.train.optimizer import Optimizer
 
 RECORDS = winners.files("fifth_layout", "fifth_tile")
 
@@ -224,7 +224,7 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
 @of_every_record
 def test_the_rate_falls_as_in_the_published_run(case):
   expected = case.record["train_without_dropout/lrs"]
-  rates = learning_rates(total_steps=len(expected), **case.experiment.config.optimizer.to_dict())
+  rates = Optimizer(**case.experiment.config.optimizer.to_dict()).rate_after(len(expected))
   winners.assert_near([rates(step) for step in range(len(expected))], expected, 1e-6)
 
 
@@ -245,7 +245,7 @@ def test_an_update_is_that_of_adamw_with_a_clipped_gradient(case):
 def test_training_goes_as_published(case):
   expected = case.record.under("train_without_dropout")
   fields = case.experiment.config.optimizer.to_dict()
-  optimizer = create_optimizer(total_steps=len(expected["losses"]), **fields)
+  optimizer = Optimizer(**fields).create(len(expected["losses"]))
 
   @jax.jit
   def step(params, grads, moments):

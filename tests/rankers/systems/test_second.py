@@ -9,7 +9,7 @@ import pytest
 import winners
 
 from tpugraphs_jax.nn.nodes import Nodes
-from tpugraphs_jax.train.optimizer import learning_rates
+from tpugraphs_jax.train.optimizer import Optimizer
 
 RECORDS = winners.files("second")
 PRESETS = {
@@ -187,7 +187,7 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
 def test_the_rate_and_an_update_are_those_of_pytorch(case):
   """The rate falls by the root of ten at 0.6, 0.7, 0.8 and 0.9 of a run."""
   fields = case.experiment.config.optimizer.to_dict()
-  rates = learning_rates(total_steps=1000, **fields)
+  rates = Optimizer(**fields).rate_after(1000)
   assert [rates(step) for step in (0, 599, 600, 899, 999)] == pytest.approx(
     [1e-3, 1e-3, 1e-3 * 10**-0.5, 1e-3 * 10**-1.5, 1e-5]
   )
