@@ -64,6 +64,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
   train_graphs = trainable(experiment, data.load(config.data_root, "train"))
   experiment.fit(train_graphs)
   valid = experiment.prepare(evaluable(data.load(config.data_root, "valid")))
+  valid = training.sample_graphs(config, valid)
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
 
@@ -86,7 +87,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
     - compilations.seconds
     - sum(evaluation.seconds - evaluation.compile_seconds for evaluation in evaluations)
   )
-  valid, ids = training.validation_sample(config, valid)(0)
+  ids = training.sample_ids(config, valid, 0)
   scores = ranker.scorer(result.state.eval_params, valid, ids)
   _, means = evaluation.evaluate(
     evaluation.with_labels(valid, ids, scores), ranker.collection.slowdown_ks

@@ -91,19 +91,19 @@ def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
   ]
 
 
-def validation_of(configs, **changes):
-  """The sample of kernels with so many configurations each, which are numbered."""
+def validation_of(configs, *steps, **changes):
+  """Kernels that training judges, of kernels with so many configurations, and the ids by step."""
   experiment = parts.make("tile", "EarlyJoinSAGE", **changes)
   graphs = [
     graph_of("tile", f"g_{number}", np.arange(count) + 5) for number, count in enumerate(configs)
   ]
   experiment.fit(graphs)
-  return training.validation_sample(experiment.config, experiment.prepare(graphs))
+  sample = training.sample_graphs(experiment.config, experiment.prepare(graphs))
+  return sample, [training.sample_ids(experiment.config, sample, step) for step in steps]
 
 
 def test_a_fixed_validation_sample_is_the_same_after_every_step():
-  sample = validation_of([3, 400, 2], **{"train.valid_sampling": "fixed"})
-  (graphs, ids), (_, later) = sample(7), sample(8)
+  graphs, (ids, later) = validation_of([3, 400, 2], 7, 8, **{"train.valid_sampling": "fixed"})
   assert [graph.name for graph in graphs] == ["g_0", "g_1", "g_2"]
   assert [len(one) for one in ids] == [3, 256, 2]
   np.testing.assert_equal(ids, later)
@@ -120,13 +120,12 @@ def test_a_fixed_validation_sample_is_the_same_after_every_step():
 )
 def test_validation_slates_are_drawn_anew_of_graphs_that_suffice(configs, drop, names):
   changes = {"batch.graphs": 2, "batch.drop_remainder": drop}
-  sample = validation_of(configs, **changes)
-  (graphs, ids), (_, later) = sample(7), sample(8)
+  graphs, (ids, later) = validation_of(configs, 7, 8, **changes)
   assert [graph.name for graph in graphs] == [f"g_{number}" for number in names]
   for one, other, number in zip(ids, later, names):
     assert len(set(one)) == len(set(other)) == 10 and max(one) < configs[number]
     assert configs[number] == 10 or set(one) != set(other)
-  np.testing.assert_equal(validation_of(configs, **changes)(8)[1], later)  # after a resume
+  np.testing.assert_equal(validation_of(configs, 8, **changes)[1], [later])  # after a resume
 
 
 def test_validation_slates_need_a_graph_with_enough_configurations():

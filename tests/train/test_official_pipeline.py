@@ -198,8 +198,8 @@ def test_epochs_and_validation_have_the_official_sizes(record):
     config, data.experiment.ranker.family, train, data.experiment.data.targets, epochs=1
   )
   assert batch_plan.steps_per_epoch == record.meta["steps_per_epoch"]
-  sample = training.validation_sample(config, valid)
-  (graphs, ids), (_, others) = sample(1), sample(2)
+  graphs = training.sample_graphs(config, valid)
+  ids, others = (training.sample_ids(config, graphs, step) for step in (1, 2))
   assert len(graphs) == len(record["valid_names"])
   assert {(len(one), len(set(one.tolist()))) for one in ids} == {(config.batch.configs,) * 2}
   assert any((np.sort(one) != np.sort(other)).any() for one, other in zip(ids, others))

@@ -228,7 +228,8 @@ def _evaluation(
 
   Estimated from a few graphs.
   """
-  sample, ids = training.validation_sample(experiment.config, valid)(0)
+  sample = training.sample_graphs(experiment.config, valid)
+  ids = training.sample_ids(experiment.config, sample, 0)
   by_size = sorted(range(len(sample)), key=lambda i: len(sample[i].opcode))
   numbers = sorted(
     {by_size[i] for i in np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)}

@@ -115,10 +115,13 @@ def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loo
   with files.hold(workdir) if machine.is_primary() else contextlib.nullcontext():
     graphs, valid = load_graphs(experiment, workdir, resume=resume)
     with results.interruptions(workdir):
-      result = _train_stages(experiment, graphs, valid, workdir, resume=resume)
-    sample, _ = validation_sample(config, valid)(result.step)
+      stage, _ = first_stage(experiment, graphs, workdir)
+      results.begin_summary(config, workdir, experiment.data.collection)
+      console.say(results.banner(experiment, stage, graphs, valid, workdir))
+      valid = sample_graphs(config, valid)
+      result = _train_stages(experiment, stage, graphs, valid, workdir, resume=resume)
     seconds = time.monotonic() - started
-    section = results.of_training(config, result, graphs=len(sample), seconds=seconds)
+    section = results.of_training(config, result, graphs=len(valid), seconds=seconds)
     results.update_summary(workdir, training=section)
     return result
 
@@ -132,19 +135,24 @@ def check_machine(config: ml_collections.ConfigDict) -> None:
 
 
 def _train_stages(
-  experiment: Experiment, graphs: list[Any], valid: list[Any], workdir: Path, *, resume: bool
+  experiment: Experiment,
+  stage: loop.Training,
+  graphs: Sequence[Any],
+  valid: Sequence[Any],
+  workdir: Path,
+  *,
+  resume: bool,
 ) -> loop.TrainResult:
   """Trains the network, then, with `segments.finetune.epochs`, the head alone (+F)."""
   config, family = experiment.config, experiment.ranker.family
   finetune = config.get("segments", {}).get("finetune", {})
   head_epochs = finetune.get("epochs", 0)
-  stage, _ = first_stage(experiment, graphs, workdir)
-  results.begin_summary(config, workdir, experiment.data.collection)
-  console.say(results.banner(experiment, stage, graphs, valid, workdir))
   train = functools.partial(
     train_stage, experiment, valid=valid, resume=resume, digests=transforms_digest(workdir)
   )
-  write = _model_writer(experiment, workdir, [graph.name for graph in graphs])
+  write = functools.partial(
+    _write_model, experiment.ranker, workdir, [graph.name for graph in graphs]
+  )
   if not head_epochs:
     return train(stage, family.scorer(), folder=workdir, on_best=write)
   params = train(stage, family.scorer(), folder=workdir).state.eval_params
@@ -176,25 +184,24 @@ def train_stage(
   digests: Mapping[str, str] | None = None,
   on_best: loop.OnBest | None = None,
 ) -> loop.TrainResult:
-  """Runs the training loop of a stage, with evaluation on a sample of validation graphs.
+  """Runs the training loop of a stage.
 
   Args:
     experiment: with fitted transforms.
     training: of the stage.
     scorer: scores validation graphs with the parameters of the stage.
-    valid: prepared validation graphs.
+    valid: graphs to judge, from `sample_graphs`.
     folder: for the files of the stage.
     resume: continue from the newest checkpoint of the folder.
     digests, on_best: see `loop.train`.
   """
   config = experiment.config
-  sample = validation_sample(config, valid)
 
   def evaluate(params: optax.Params, step: int) -> dict[str, float | np.ndarray]:
-    graphs, ids = sample(step)
-    scores = scorer(params, graphs, ids, permutations=1)
+    ids = sample_ids(config, valid, step)
+    scores = scorer(params, valid, ids, permutations=1)
     rows, means = evaluation.evaluate(
-      evaluation.with_labels(graphs, ids, scores), experiment.ranker.collection.slowdown_ks
+      evaluation.with_labels(valid, ids, scores), experiment.ranker.collection.slowdown_ks
     )
     return {evaluation.mean_name(name): mean for name, mean in means.items()} | evaluation.by_graph(
       rows
@@ -216,56 +223,42 @@ def train_stage(
   )
 
 
-def _model_writer(experiment: Experiment, workdir: Path, names: Sequence[str]) -> loop.OnBest:
-  """A function that writes `model.npz` with the best parameters so far.
-
-  Args:
-    experiment: with fitted transforms.
-    workdir: for the file.
-    names: of the training graphs.
-  """
-
-  @parallel.primary_only
-  def write(params: optax.Params, step: int, metrics: dict[str, float]) -> None:
-    about = {
-      "step": step,
-      SAMPLE: metrics,
-      "versions": log.versions(),
-      "training_graphs": list(names),
-    }
-    experiment.ranker.save(workdir / model_file.MODEL_FILE, params, about)
-
-  return write
+@parallel.primary_only
+def _write_model(
+  ranker: Ranker,
+  workdir: Path,
+  training_graphs: list[str],
+  params: optax.Params,
+  step: int,
+  metrics: dict[str, float],
+) -> None:
+  """Writes `model.npz` with the best parameters so far."""
+  about = {
+    "step": step,
+    SAMPLE: metrics,
+    "versions": log.versions(),
+    "training_graphs": training_graphs,
+  }
+  ranker.save(workdir / model_file.MODEL_FILE, params, about)
 
 
-def validation_sample(
-  config: ml_collections.ConfigDict, graphs: Sequence[Any]
-) -> Callable[[int], tuple[Sequence[Any], list[np.ndarray]]]:
-  """The sample of graphs and configurations that evaluations judge, by `train.valid_sampling`.
+def sample_graphs(config: ml_collections.ConfigDict, graphs: Sequence[Any]) -> Sequence[Any]:
+  """The validation graphs that training judges, by `train.valid_sampling`.
 
-  `fixed` draws `train.valid_configs` configurations of every graph once. `slates` draws slates as
-  in training, new slates for each evaluation, from graphs with at least `batch.min_configs`
-  configurations. With `batch.drop_remainder` it leaves out the last graphs if they do not fill a
-  batch, as the official code does.
+  `fixed` takes all graphs. `slates` takes graphs with at least `batch.min_configs` configurations;
+  with `batch.drop_remainder` it leaves out the last graphs if they do not fill a batch, as the
+  official code does.
 
   Args:
     config: of the run.
     graphs: prepared validation graphs.
 
-  Returns:
-    `step -> (graphs, configurations [n] int64 of each)`.
-
   Raises:
     ValueError: with `slates`, no graph has enough configurations.
   """
-  batch, seed = config.batch, config.seed
+  batch = config.batch
   if config.train.valid_sampling == "fixed":
-    rng = np.random.default_rng(seed)
-    ids = [
-      selection.some_configs(len(graph.configs), config.train.valid_configs, rng)
-      for graph in graphs
-    ]
-    return lambda step: (graphs, ids)
+    return graphs
   graphs = [graph for graph in graphs if len(graph.configs) >= batch.min_configs]
   if not graphs:
     raise ValueError(
@@ -274,13 +267,27 @@ def validation_sample(
     )
   if batch.drop_remainder and len(graphs) > batch.graphs:
     graphs = graphs[: len(graphs) // batch.graphs * batch.graphs]
-  draws = [config_draw(graph.configs.label, batch.configs, batch.sampling) for graph in graphs]
+  return graphs
 
-  def slates(step: int) -> tuple[Sequence[Any], list[np.ndarray]]:
-    rng = np.random.default_rng([seed, 3, step])
-    return graphs, [draw(rng) for draw in draws]
 
-  return slates
+def sample_ids(
+  config: ml_collections.ConfigDict, graphs: Sequence[Any], step: int
+) -> list[np.ndarray]:
+  """Numbers `[n]` int64 of the configurations that an evaluation judges, for each graph.
+
+  `fixed` draws `train.valid_configs` configurations, equal in every evaluation. `slates` draws
+  slates as in training, new slates for each evaluation.
+
+  Args:
+    config: of the run.
+    graphs: from `sample_graphs`.
+    step: training steps before the evaluation.
+  """
+  if config.train.valid_sampling == "fixed":
+    rng, most = np.random.default_rng(config.seed), config.train.valid_configs
+    return [selection.some_configs(len(graph.configs), most, rng) for graph in graphs]
+  rng, batch = np.random.default_rng([config.seed, 3, step]), config.batch
+  return [config_draw(graph.configs.label, batch.configs, batch.sampling)(rng) for graph in graphs]
 
 
 # From graphs to a state, a step and batches.
