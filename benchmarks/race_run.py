@@ -26,7 +26,7 @@ _STEPS_PER_EPOCH = 500
 class Steps:
   """Takes training steps and measures the CPU seconds of those that compiled nothing."""
 
-  def __init__(self, phase: loop.Training):
+  def __init__(self, phase: loop.Stage):
     self._phase, self._state = phase, parallel.replicate(phase.state)
     self._compilations = timing.Compilations()
     self.taken, self._timed, self._seconds, self.loss = 0, 0, 0.0, 0.0
@@ -87,7 +87,7 @@ def planned(experiment: Experiment, steps: int) -> Experiment:
 
 def phase_of(
   experiment: Experiment, graphs: Sequence[Any], folder: Path, *, steps: int
-) -> loop.Training:
+) -> loop.Stage:
   """The first stage of training; a second stage, of the head alone, is left out of the race."""
   return training.first_stage(planned(experiment, steps), graphs, folder)[0]
 

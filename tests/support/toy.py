@@ -90,7 +90,7 @@ def train(
 ):
   """Trains the straight line; `changes` are fields of `TrainOptions` and arguments of `train`."""
   options = {name: changes.pop(name) for name in _OPTIONS & changes.keys()}
-  training = loop.Training(
+  stage = loop.Stage(
     state or make_state(),
     train_step,
     batches or make_batches(),
@@ -99,7 +99,7 @@ def train(
     learning_rate,
   )
   return loop.train(
-    training,
+    stage,
     evaluate,
     loop.TrainOptions(log_every_steps=log_every_steps, **options),
     workdir,

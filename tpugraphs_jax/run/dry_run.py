@@ -204,7 +204,7 @@ def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
     yield "            without the fine-tuning of the head, which was not measured"
 
 
-def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[TrainState, list[float], list[float]]:
+def _steps(stage: loop.Stage, plan: BatchPlan) -> tuple[TrainState, list[float], list[float]]:
   """The state, seconds of the first step of each shape, and seconds of later steps."""
   state, shapes = parallel.replicate(stage.state), set()
   first: list[float] = []

@@ -122,8 +122,8 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
-  """The state, step and batches of the training loop.
+class Stage:
+  """A stage of training: its first state, its step and its batches.
 
   Attributes:
     state: initial state, without a device axis, equal in every process.
@@ -184,7 +184,7 @@ class TrainResult:
 
 
 def train(
-  training: Training,
+  stage: Stage,
   evaluate: Evaluate,
   options: TrainOptions,
   workdir: str | Path,
@@ -200,7 +200,7 @@ def train(
   """Trains until the last epoch, or until the validation metric stops improving.
 
   Args:
-    training: state, step and batches.
+    stage: state, step and batches.
     evaluate: computes metrics of parameters.
     options: how often the run evaluates, logs and saves.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
@@ -220,9 +220,7 @@ def train(
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
   workdir = Path(workdir)
-  schedule = Schedule(
-    options, training.epochs, training.steps_per_epoch, metric or options.best_metric
-  )
+  schedule = Schedule(options, stage.epochs, stage.steps_per_epoch, metric or options.best_metric)
   profile = Profile(profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
@@ -231,7 +229,7 @@ def train(
     files.tidy(workdir)
     checkpoints = checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, digests=digests)
     stack.callback(checkpoints.close)
-    state, step, progress = _begin(training, checkpoints)
+    state, step, progress = _begin(stage, checkpoints)
     first_step = step - bool(progress.row)  # a row that waits for its evaluation is not written yet
     log = Log(workdir, total_steps=schedule.total_steps, first_step=first_step)
     stack.callback(log.close)
@@ -245,7 +243,7 @@ def train(
       state=parallel.replicate(state),
       step=step,
       progress=progress,
-      training=training,
+      stage=stage,
       evaluate=evaluate,
       on_best=on_best,
       checkpoints=checkpoints,
@@ -283,14 +281,12 @@ def check_workdir(
     checkpoints.check_config()
 
 
-def _begin(
-  training: Training, checkpoints: checkpoint.Checkpoints
-) -> tuple[TrainState, int, Progress]:
+def _begin(stage: Stage, checkpoints: checkpoint.Checkpoints) -> tuple[TrainState, int, Progress]:
   """State, step and bookkeeping of the newest checkpoint, or of a new run without one."""
-  saved = checkpoints.newest(training.state)
+  saved = checkpoints.newest(stage.state)
   if saved is None:
-    return training.state, 0, Progress()
-  training.batches.set_state(saved.data)
+    return stage.state, 0, Progress()
+  stage.batches.set_state(saved.data)
   return saved.state, saved.step, Progress(**saved.progress)
 
 
@@ -301,7 +297,7 @@ class _Loop:
   state: TrainState  # with a leading device axis
   step: int  # steps that `state` has taken
   progress: Progress
-  training: Training
+  stage: Stage
   evaluate: Evaluate
   on_best: OnBest | None
   checkpoints: checkpoint.Checkpoints
@@ -338,7 +334,7 @@ class _Loop:
     self.profile.before(self.step, wait=self._wait)
     try:
       with self.log.waiting():
-        batch = next(self.training.batches)
+        batch = next(self.stage.batches)
     except StopIteration:
       raise ValueError(
         f"the batches ended after step {self.step}, expected {self.schedule.total_steps} "
@@ -348,7 +344,7 @@ class _Loop:
       console.say("compiling the training step")
     started = time.monotonic()
     with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
-      self.state, metrics = self.training.train_step(self.state, batch)
+      self.state, metrics = self.stage.train_step(self.state, batch)
     self.step += 1
     self.in_flight.append((self.step, metrics))
     if not self.compile_seconds:
@@ -406,8 +402,8 @@ class _Loop:
     self._wait()
     self._average_window()
     self.progress.row["steps_per_second"] = self.log.steps_per_second(self.step)
-    if self.training.learning_rate is not None:
-      self.progress.row["train/learning_rate"] = float(self.training.learning_rate(self.step - 1))
+    if self.stage.learning_rate is not None:
+      self.progress.row["train/learning_rate"] = float(self.stage.learning_rate(self.step - 1))
     self.log.measure(self.step)
     if not self._is_evaluation_due():
       self._write_row()
@@ -464,7 +460,7 @@ class _Loop:
     self.log.progress(self.step, lambda: text, is_due=is_first)
 
   def _save(self) -> None:
-    state, data = self._finite_state(), self.training.batches.get_state()
+    state, data = self._finite_state(), self.stage.batches.get_state()
     progress = dataclasses.asdict(self.progress)
     self.checkpoints.save(self.step, state, data=data, progress=progress)
     self.saved_step = self.step

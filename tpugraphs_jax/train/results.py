@@ -70,13 +70,13 @@ def _rows(texts: Mapping[str, str]) -> str:
 
 
 def banner(
-  experiment: Experiment, training: loop.Training, graphs: list, valid: list, workdir: Path
+  experiment: Experiment, stage: loop.Stage, graphs: list, valid: list, workdir: Path
 ) -> str:
   """The graphs, model, devices and steps of a run, a line each.
 
   Args:
     experiment: with data and ranker.
-    training: the first stage of the run.
+    stage: the first of the run.
     graphs, valid: prepared training and validation graphs.
     workdir: the working folder.
   """
@@ -88,12 +88,12 @@ def banner(
       "validation": f"{_sizes(valid)}; judged by "
       f"{evaluation.mean_name(config.train.best_metric)} on "
       f"{_sample(config, 'all of them')}",
-      "model": f"{model.name}, {optax.tree.size(training.state.params):,} parameters, "
+      "model": f"{model.name}, {optax.tree.size(stage.state.params):,} parameters, "
       f"{model.get('dtype', 'float32')}, matrix products "
       f"{model.get('precision', 'highest')}",
       "devices": _devices(),
-      "steps": f"{training.total_steps:,} in {training.epochs} epochs of "
-      f"{training.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
+      "steps": f"{stage.total_steps:,} in {stage.epochs} epochs of "
+      f"{stage.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
       "configurations",
       "folder": f"{workdir}, seed {config.seed}",
     }

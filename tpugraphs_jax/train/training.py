@@ -136,7 +136,7 @@ def check_machine(config: ml_collections.ConfigDict) -> None:
 
 def _train_stages(
   experiment: Experiment,
-  stage: loop.Training,
+  stage: loop.Stage,
   graphs: Sequence[Any],
   valid: Sequence[Any],
   workdir: Path,
@@ -147,15 +147,15 @@ def _train_stages(
   config, family = experiment.config, experiment.ranker.family
   finetune = config.get("segments", {}).get("finetune", {})
   head_epochs = finetune.get("epochs", 0)
-  train = functools.partial(
+  train_one = functools.partial(
     train_stage, experiment, valid=valid, resume=resume, digests=transforms_digest(workdir)
   )
   write = functools.partial(
     _write_model, experiment.ranker, workdir, [graph.name for graph in graphs]
   )
   if not head_epochs:
-    return train(stage, family.scorer(), folder=workdir, on_best=write)
-  params = train(stage, family.scorer(), folder=workdir).state.eval_params
+    return train_one(stage, family.scorer(), folder=workdir, on_best=write)
+  params = train_one(stage, family.scorer(), folder=workdir).state.eval_params
   console.say(f"the first stage is done: next, the {HEAD_FOLDER} alone")
   assert isinstance(family, Segments)
   folder = workdir / HEAD_FOLDER
@@ -170,12 +170,12 @@ def _train_stages(
     params=params,
     learning_rate=finetune.learning_rate,
   )
-  return train(stage, head.scorer(), folder=folder, on_best=write)
+  return train_one(stage, head.scorer(), folder=folder, on_best=write)
 
 
 def train_stage(
   experiment: Experiment,
-  training: loop.Training,
+  stage: loop.Stage,
   scorer: Scorer,
   valid: Sequence[Any],
   folder: Path,
@@ -188,7 +188,7 @@ def train_stage(
 
   Args:
     experiment: with fitted transforms.
-    training: of the stage.
+    stage: its state, step and batches.
     scorer: scores validation graphs with the parameters of the stage.
     valid: graphs to judge, from `sample_graphs`.
     folder: for the files of the stage.
@@ -209,7 +209,7 @@ def train_stage(
 
   options = loop.TrainOptions.of(config.train)
   return loop.train(
-    training,
+    stage,
     evaluate,
     options,
     folder,
@@ -303,7 +303,7 @@ def begin(
   folder: Path,
   params: optax.Params | None = None,
   learning_rate: float | None = None,
-) -> tuple[loop.Training, BatchPlan]:
+) -> tuple[loop.Stage, BatchPlan]:
   """State, step and batches of a stage, and the plan of its batches.
 
   Args:
@@ -334,7 +334,7 @@ def begin(
     step, batches, params=params, batch=first, graphs=graphs, workdir=folder
   )
   state, rate = TrainState.create(params, optimizer), options.rate_after(steps)
-  return loop.Training(state, step, batches, epochs, plan.steps_per_epoch, rate), plan
+  return loop.Stage(state, step, batches, epochs, plan.steps_per_epoch, rate), plan
 
 
 def step_of(
@@ -357,7 +357,7 @@ def step_of(
 
 def first_stage(
   experiment: Experiment, graphs: Sequence[Any], folder: Path
-) -> tuple[loop.Training, BatchPlan]:
+) -> tuple[loop.Stage, BatchPlan]:
   """`begin` for the first stage of an experiment."""
   config, family = experiment.config, experiment.ranker.family
   epochs = config.train.epochs
