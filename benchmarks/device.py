@@ -137,14 +137,14 @@ def train(folder: str, data_root: str, *, small: bool, stop_at: int, resume: boo
     }
   )
   parallel.compile_quickly()  # on CPUs alone
-  progress = log.Log.progress
+  say_progress = log.Log.say_progress
 
-  def progress_and_stop(self, step, *args, **kwargs):
-    progress(self, step, *args, **kwargs)
+  def say_and_stop(self, step, *args, **kwargs):
+    say_progress(self, step, *args, **kwargs)
     if step == stop_at:
       signal.raise_signal(signal.SIGTERM)
 
-  log.Log.progress = progress_and_stop
+  log.Log.say_progress = say_and_stop
   training.run(config, Path(folder), do=("train",), resume=resume)
 
 

@@ -208,11 +208,11 @@ def count_operations(watched: str, counted: mmap.mmap, *, kill_at: int = 0) -> N
 
 def _at(step: int, do: Callable[[], object]) -> None:
   """Calls `do` whenever this step has been reported."""
-  progress = log.Log.progress
+  say_progress = log.Log.say_progress
 
-  def progress_and_more(self, at, *args, **kwargs):
-    progress(self, at, *args, **kwargs)
+  def say_and_do(self, at, *args, **kwargs):
+    say_progress(self, at, *args, **kwargs)
     if at == step:
       do()
 
-  log.Log.progress = progress_and_more
+  log.Log.say_progress = say_and_do

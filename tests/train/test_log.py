@@ -83,10 +83,10 @@ def test_a_progress_line_comes_every_ten_seconds_with_the_rate_since_the_last(
   log = Log(tmp_path, total_steps=100)
   for step in range(1, 7):
     now[0] += 4.0
-    log.progress(step, lambda: "loss 1")
+    log.say_progress(step, lambda: "loss 1")
     log.measure(step)  # a row of figures comes more often and does not touch the rate
   log.restart_clock(6)  # after an evaluation
-  log.progress(6, lambda: "tau 0.5", is_due=True)
+  log.say_progress(6, lambda: "tau 0.5", is_due=True)
   log.close()
   lines = [line[20:] for line in capsys.readouterr().out.splitlines()]
   assert lines == [
@@ -148,7 +148,7 @@ def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
   write_steps(tmp_path, [1, 2])
   write_manifest(tmp_path, {})
   log = Log(tmp_path, total_steps=100)
-  log.progress(25, lambda: "loss 0.5")
+  log.say_progress(25, lambda: "loss 0.5")
   log.events.describe({}, metric="x", parameters=1)
   log.events.histograms(25, {"tau": np.ones(2)})
   log.measure(25)

@@ -126,7 +126,7 @@ class Log:
         )
       self._is_warned = True
 
-  def progress(self, step: int, text: Callable[[], str], *, is_due: bool = False) -> None:
+  def say_progress(self, step: int, text: Callable[[], str], *, is_due: bool = False) -> None:
     """Prints a line with the step, a text and the rate, at most every ten seconds unless due."""
     now, (first, since) = time.monotonic(), self._pace
     if not is_due and now - self._progress_time < _PROGRESS_SECONDS:

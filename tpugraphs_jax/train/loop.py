@@ -313,7 +313,7 @@ class _Loop:
     # (step, metrics), oldest first
     self.in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
     self.began = (self.step, time.monotonic())  # set again after the first step, which compiles
-    self.metric = f"{SAMPLE}/{self.schedule.metric}"
+    self.shown_metric = f"{SAMPLE}/{self.schedule.metric}"
 
   def run(self) -> TrainResult:
     while True:
@@ -354,7 +354,7 @@ class _Loop:
       self.log.restart_clock(self.step)
       self.began = (self.step, time.monotonic())
     self._wait(keep=_STEPS_IN_FLIGHT)
-    self.log.progress(self.step, self._progress_text)
+    self.log.say_progress(self.step, self._progress_text)
     if self.schedule.is_logged(self.step):
       self._log()
 
@@ -362,7 +362,7 @@ class _Loop:
     """The loss, the best evaluation, and the time left at the mean rate."""
     parts = [f"loss {self.last_loss:.5g}"]
     if self.progress.best_value is not None:
-      name = f"{self.schedule.options.result} {self.metric}"
+      name = f"{self.schedule.options.result} {self.shown_metric}"
       parts.append(f"{name} {self.progress.best_value:.4f}")
     first, since = self.began
     if self.step > first:
@@ -378,11 +378,11 @@ class _Loop:
       values = {k: float(v) for k, v in parallel.unreplicate(metrics).items()}
       loss = values["loss"]
       if not math.isfinite(loss):
-        raise self._not_finite(f"the loss is {loss} at step {step}")
+        raise self._divergence(f"the loss is {loss} at step {step}")
       self.last_finite, self.last_loss = f"{loss:.6g} at step {step}", loss
       self.progress.window.append(values)
 
-  def _not_finite(self, what: str) -> FloatingPointError:
+  def _divergence(self, what: str) -> FloatingPointError:
     saved = f"step {self.saved_step} is saved" if self.saved_step else "nothing is saved"
     return FloatingPointError(
       f"{what} (last finite loss: {self.last_finite});"
@@ -394,7 +394,7 @@ class _Loop:
     self._wait()
     state = parallel.unreplicate(self.state)
     if part := not_finite(state):
-      raise self._not_finite(f"the state{part} is not finite after step {self.step}")
+      raise self._divergence(f"the state{part} is not finite after step {self.step}")
     return state
 
   def _log(self) -> None:
@@ -437,8 +437,10 @@ class _Loop:
       )
     progress, value = self.progress, metrics[self.schedule.metric]
     is_first, progress.evaluated_step = not progress.evaluated_step, self.step
-    is_last = self.schedule.options.result == "last"
-    is_best = is_last or value > (-math.inf if progress.best_value is None else progress.best_value)
+    takes_last = self.schedule.options.result == "last"
+    is_best = takes_last or value > (
+      -math.inf if progress.best_value is None else progress.best_value
+    )
     if is_best:
       progress.best_value, progress.best_step = value, self.step
     if progress.window:  # a run that is shorter than `log_every_steps` has a loss too
@@ -453,11 +455,11 @@ class _Loop:
       # A run that is killed before it saves the checkpoint comes here again.
       self.on_best(params, self.step, metrics)
     self._save()
-    text = f"{self.metric} {value:.4f}"
-    if progress.best_step is not None and not is_last:
+    text = f"{self.shown_metric} {value:.4f}"
+    if progress.best_step is not None and not takes_last:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
     self.log.restart_clock(self.step)  # rates leave out the evaluation
-    self.log.progress(self.step, lambda: text, is_due=is_first)
+    self.log.say_progress(self.step, lambda: text, is_due=is_first)
 
   def _save(self) -> None:
     state, data = self._finite_state(), self.stage.batches.get_state()
@@ -485,11 +487,11 @@ class _Loop:
 
   def _finish(self) -> TrainResult:
     self._wait()
-    best, why = self.progress, self.schedule.why_ended(self.step)
+    progress, why = self.progress, self.schedule.why_ended(self.step)
     text = f"training ended at step {self.step}: {why}"
-    if best.best_step is not None:
-      name = f"{self.schedule.options.result} {self.metric}"
-      text += f"; {name} {best.best_value:.4f} at step {best.best_step}"
+    if progress.best_step is not None:
+      name = f"{self.schedule.options.result} {self.shown_metric}"
+      text += f"; {name} {progress.best_value:.4f} at step {progress.best_step}"
     console.say(text)
     what, peak_bytes = peak_memory()
     console.say(f"peak memory of the {what}: {console.size(peak_bytes)}")
@@ -497,8 +499,8 @@ class _Loop:
     return TrainResult(
       state=parallel.unreplicate(self.state),
       step=self.step,
-      best_value=best.best_value,
-      best_step=best.best_step,
+      best_value=progress.best_value,
+      best_step=progress.best_step,
       why=why,
       compile_seconds=self.compile_seconds,
     )
