@@ -11,7 +11,7 @@ from tpugraphs_jax.data import batching, plan, reduction
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout.res_model import ResModel
 from tpugraphs_jax.rankers.segments.batches import HeadGraph
-from tpugraphs_jax.rankers.segments.family import Head
+from tpugraphs_jax.rankers.segments.family import HeadFamily
 
 CONFIGS = 4
 KINDS = ("tile", "layout", "segments", "recomputed", "tables", "head")
@@ -38,7 +38,7 @@ FAMILIES = {
   "segments": segments(),
   "recomputed": segments(**{"segments.recompute": True, "segments.keep": 1.0}),
   "tables": families.of_config("layout", "tables,ci", **NEIGHBOURS),
-  "head": Head(segments()),
+  "head": HeadFamily(segments()),
 }
 
 

@@ -19,7 +19,7 @@ from tpugraphs_jax.losses import LossOptions
 from tpugraphs_jax.rankers.segments import batches, history
 from tpugraphs_jax.rankers.segments.batches import Stale
 from tpugraphs_jax.rankers.segments.family import (
-  Head,
+  HeadFamily,
   refresh,
   with_history,
   with_recomputed,
@@ -285,7 +285,7 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
     values = segment_cases.readouts(model.model, params, graph, chosen).sum(axis=0)
     np.testing.assert_allclose(head_graph.total, values, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(head_graph.configs.runtime_ns, graph.configs.runtime_ns[chosen])
-  head = Head(family)
+  head = HeadFamily(family)
   optimizer = head.optimizer(optax.sgd(0.1))
   slots = [
     segment_cases.slot(known[0], 0, [3, 1], [0]),

@@ -148,7 +148,7 @@ class SegmentModel(Precise):
   def __call__(self, batch: SegmentBatch | HeadBatch, *, train: bool = False) -> jax.Array:
     """Scores; training on segments sows readouts."""
     if isinstance(batch, HeadBatch):
-      return self.head(jnp.asarray(batch.total), batch.segments)
+      return self.score_totals(jnp.asarray(batch.total), batch.segments)
     graphs, fresh = batch.fresh_id.shape
     values = self.segment_readout(batch.fresh, train=train)
     values = values.reshape(graphs, fresh, *values.shape[1:])
@@ -157,14 +157,14 @@ class SegmentModel(Precise):
       self.sow("readout", "fresh", jax.lax.stop_gradient(values))
       weight, others = self.others(batch)
       total = weight[..., None] * total + others
-    return self.head(total, batch.segments)
+    return self.score_totals(total, batch.segments)
 
   def segment_readout(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The values to add over segments, `[G, C, P]` float32; P = 1 for `scalar`."""
     pooled = self.model.embed(batch, train=train)
     return self.model.score(pooled)[..., None] if self.options.readout == "scalar" else pooled
 
-  def head(self, total: jax.Array, segments: Array) -> jax.Array:
+  def score_totals(self, total: jax.Array, segments: Array) -> jax.Array:
     """Scores `[G, C]` of totals `[G, C, P]` over `segments [G]` segments."""
     if self.options.aggregation == "mean":
       total = total / jnp.maximum(segments, 1)[:, None, None]
@@ -329,7 +329,7 @@ class Segments(Family):
 
   def head_stage(
     self, params: optax.Params, graphs: Sequence[SegmentedGraph], folder: Path
-  ) -> tuple[Head, list[HeadGraph]]:
+  ) -> tuple[HeadFamily, list[HeadGraph]]:
     """The family of the head (+F), and its training graphs: sums of readouts.
 
     Args:
@@ -338,7 +338,7 @@ class Segments(Family):
       folder: for the sums.
     """
     ids = [np.arange(len(graph.configs)) for graph in graphs]
-    return Head(self), refresh(self, params, graphs, ids, folder)
+    return HeadFamily(self), refresh(self, params, graphs, ids, folder)
 
   # Scores.
 
@@ -357,9 +357,9 @@ class Segments(Family):
     )
 
   @functools.cached_property
-  def _head(self) -> Callable:
+  def _score_totals(self) -> Callable:
     return jax.jit(
-      lambda params, *args: self.network.apply({"params": params}, *args, method="head")
+      lambda params, *args: self.network.apply({"params": params}, *args, method="score_totals")
     )
 
   def scores(
@@ -372,19 +372,21 @@ class Segments(Family):
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each program, from all segments with eta = 1."""
     scores = {
-      number: self.head(params, graphs[number], total)
+      number: self.scores_of_totals(params, graphs[number], total)
       for number, total in self.encoder.stream(params, graphs, config_ids, progress=progress)
     }
     return [scores[number] for number in range(len(graphs))]
 
-  def head(self, params: optax.Params, graph: SegmentedGraph, total: np.ndarray) -> np.ndarray:
+  def scores_of_totals(
+    self, params: optax.Params, graph: SegmentedGraph, total: np.ndarray
+  ) -> np.ndarray:
     """Scores `[n]` of configurations of a program, from totals `[n, P]`."""
     step, scores = self.settings.eval.configs, [np.zeros(0, np.float32)]
     segments = np.array([len(graph.segments)], np.int32)
     for start in range(0, len(total), step):
       part = total[start : start + step]
       padded = np.pad(part, ((0, step - len(part)), (0, 0)))
-      scores.append(np.asarray(self._head(params, padded[None], segments))[0, : len(part)])
+      scores.append(np.asarray(self._score_totals(params, padded[None], segments))[0, : len(part)])
     return np.concatenate(scores)
 
 
@@ -447,7 +449,7 @@ def with_recomputed(step: Callable, model: SegmentModel, *, width: int) -> Calla
   return train_step
 
 
-class Head(Family):
+class HeadFamily(Family):
   """The second stage (+F): trains the head alone, on batches of sums of readouts.
 
   Args:
@@ -474,7 +476,7 @@ class Head(Family):
     """Applies `optimizer` to the parameters of the head; all other parameters stay."""
     # Names of parameters do not depend on the width of the readout.
     total, segments = jnp.zeros((1, 1, 1)), jnp.ones(1, jnp.int32)
-    init = lambda: self._segments.network.init(jax.random.key(0), total, segments, method="head")
+    init = lambda: self.network.init(jax.random.key(0), total, segments, method="score_totals")
     names = set(jax.eval_shape(init).get("params", {}))
     label = lambda params: {k: "head" if k in names else "frozen" for k in params}
     return optax.partition({"head": optimizer, "frozen": optax.set_to_zero()}, label)
@@ -493,7 +495,10 @@ class Head(Family):
       self._totals = self._segments.encoder.run(params, graphs, config_ids, progress=progress)
       self._key = key
     assert key == self._key, "other programs or configurations than in the first call"
-    return [self._segments.head(params, graph, total) for graph, total in zip(graphs, self._totals)]
+    return [
+      self._segments.scores_of_totals(params, graph, total)
+      for graph, total in zip(graphs, self._totals)
+    ]
 
 
 def refresh(
