@@ -158,7 +158,7 @@ def _run_ensemble(values: flags.FlagValues, workdir: Path) -> None:
     if step in values.do:
       results.check_folds(experiment, ensemble, split=values.split or default)
   if "evaluate" in values.do:
-    results.evaluate(experiment, workdir, split=values.split or "", ensemble=ensemble)
+    results.evaluate_ensemble(experiment, ensemble, workdir, split=values.split or "")
   if "predict" in values.do:
     data, split = experiment.data, values.split or "test"
     results.predict(data, config.data_root, ensemble, workdir, split=split)

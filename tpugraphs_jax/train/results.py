@@ -225,43 +225,50 @@ def of_training(
 # Evaluation.
 
 
-def evaluate(
-  experiment: Experiment, workdir: Path, *, split: str = "", ensemble: Ensemble | None = None
-) -> dict[str, float] | None:
-  """Compares scores with labels: process 0 writes files, prints the means and returns them.
+def evaluate(experiment: Experiment, workdir: Path, *, split: str = "") -> None:
+  """Compares the scores of the trained ranker with labels; writes files and prints means.
 
   Args:
-    experiment: with a trained ranker, unless there is an ensemble.
+    experiment: with a trained ranker.
     workdir: folder for the files.
     split: the validation split unless given.
-    ensemble: scores in place of the ranker.
 
   Raises:
-    ValueError: `split` is given and none of its graphs has labels, or an ensemble would replace the
-      results of a run.
+    ValueError: `split` is given and none of its graphs has labels.
   """
-  started, predicted_ns = time.monotonic(), None
-  if ensemble and parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
+  started, ranker = time.monotonic(), experiment.ranker
+  graphs, ids = _to_judge(experiment, split)
+  if not graphs:
+    return
+  _warn_of_training([ranker], graphs)
+  graphs = [ranker.prepare(graph) for graph in graphs]  # frees the raw graphs
+  scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
+  predicted_ns = _predicted_ns(experiment, graphs, ids, scores)
+  _write_evaluation(experiment, workdir, split, graphs, ids, scores, started, predicted_ns)
+
+
+def evaluate_ensemble(
+  experiment: Experiment, ensemble: Ensemble, workdir: Path, *, split: str = ""
+) -> None:
+  """`evaluate` for an ensemble, in a folder without a run.
+
+  Raises:
+    ValueError: as `evaluate`, or the ensemble would replace the results of a run.
+  """
+  started = time.monotonic()
+  if parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
     raise ValueError(
       f"{workdir} holds a run, and the ensemble would replace its results: give another --workdir"
     )
   graphs, ids = _to_judge(experiment, split)
   if not graphs:
-    return {}
-  rankers = ensemble.rankers if ensemble else [experiment.ranker]
-  _warn_of_training(rankers, graphs)
-  scores = ensemble.scores(graphs, ids, progress=True) if ensemble else None
-  graphs = [rankers[0].prepare(graph) for graph in graphs]  # frees the raw graphs
-  if scores is None:
-    scores = rankers[0].scorer(rankers[0].params, graphs, ids, progress=True)
-    predicted_ns = _predicted_ns(experiment, graphs, ids, scores)
-  else:
-    begin_summary(experiment.config, workdir, experiment.data.collection)
-    update_summary(workdir, model=f"ensemble of {len(rankers)}")
-  judged_graphs = evaluation.with_labels(graphs, ids, scores)
-  return _write_evaluation(
-    experiment, graphs, judged_graphs, workdir, split or "valid", started, predicted_ns
-  )
+    return
+  _warn_of_training(ensemble.rankers, graphs)
+  scores = ensemble.scores(graphs, ids, progress=True)
+  begin_summary(experiment.config, workdir, experiment.data.collection)
+  update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
+  graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]  # frees the raw graphs
+  _write_evaluation(experiment, workdir, split, graphs, ids, scores, started)
 
 
 def check_folds(experiment: Experiment, ensemble: Ensemble, *, split: str) -> None:
@@ -314,15 +321,17 @@ def _warn_of_training(rankers: Sequence[Ranker], graphs: Sequence[OpGraph]) -> N
 @parallel.primary_only
 def _write_evaluation(
   experiment: Experiment,
-  graphs: Sequence[Any],
-  judged_graphs: Sequence[evaluation.GraphScores],
   workdir: Path,
   split: str,
+  graphs: Sequence[Any],
+  ids: Sequence[np.ndarray],
+  scores: Sequence[np.ndarray],
   started: float,
-  predicted_ns: Sequence[np.ndarray] | None,
-) -> dict[str, float]:
-  """Computes metrics, writes the files, prints and returns the means."""
-  collection = experiment.data.collection
+  predicted_ns: Sequence[np.ndarray] | None = None,
+) -> None:
+  """Computes metrics, writes the files and prints the means."""
+  collection, split = experiment.data.collection, split or "valid"
+  judged_graphs = evaluation.with_labels(graphs, ids, scores)
   rows, means = evaluation.evaluate(judged_graphs, collection.slowdown_ks)
   name = "validation" if split == "valid" else split
   evaluation.write_csv(workdir / f"{name}.csv", rows)
@@ -356,7 +365,6 @@ def _write_evaluation(
       collection, rows, means, random=random, split=split, configurations=configurations
     )
   )
-  return means
 
 
 def _predicted_ns(
