@@ -10,10 +10,11 @@ import optax
 import orbax.checkpoint as ocp
 import random_graphs
 
-from tpugraphs_jax import datasets, rankers, synthetic
+from tpugraphs_jax import datasets, synthetic
 from tpugraphs_jax.data import folds, npz
 from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.train import loop
+from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER
+from tpugraphs_jax.train import loop, training
 
 MEASURED_HERE = "measured run times on cpu"
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alex$net_{1")
@@ -155,7 +156,8 @@ def move(run, data_root):
 def newest_checkpoint(workdir):
   """The newest checkpoint of the last stage of a run; None without one."""
   config = model_file.config_of(workdir)
-  return newest_of(workdir / rankers.last_folder(config) / loop.CHECKPOINTS)
+  folder = HEAD_FOLDER if training.finetune_options(config).epochs else ""
+  return newest_of(workdir / folder / loop.CHECKPOINTS)
 
 
 class Saved(NamedTuple):

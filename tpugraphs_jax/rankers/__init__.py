@@ -20,7 +20,7 @@ from typing import Any
 from tpugraphs_jax.rankers import base, systems, tile
 from tpugraphs_jax.rankers.base import Settings
 from tpugraphs_jax.rankers.layout import res_model, sage
-from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, Segments
+from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.tables import network, traffic
 
 
@@ -46,9 +46,3 @@ def create(config: Mapping[str, Any], unscaled: Sequence[str] = ()) -> base.Fami
       "one of base.Programs: others cannot be trained in segments"
     )
   return Segments(family)
-
-
-def last_folder(config: Mapping[str, Any]) -> str:
-  """The folder of the last stage of training, relative to the working folder."""
-  finetune = config.get("segments", {}).get("finetune", {})
-  return HEAD_FOLDER if finetune.get("epochs") else ""

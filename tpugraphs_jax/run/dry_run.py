@@ -18,7 +18,6 @@ import ml_collections
 import numpy as np
 import optax
 
-from tpugraphs_jax import rankers
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import download, graph_folder, npz, store
 from tpugraphs_jax.data.plan import BatchPlan
@@ -200,7 +199,7 @@ def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
     f"time        about {console.duration(total)} on "
     f"{_number(jax.device_count(), 'device')} like these"
   )
-  if rankers.last_folder(experiment.config):
+  if training.finetune_options(experiment.config).epochs:
     yield "            without the fine-tuning of the head, which was not measured"
 
 

@@ -47,7 +47,7 @@ from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.base import Family
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.scorer import Scorer
-from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, Segments
+from tpugraphs_jax.rankers.segments.family import FinetuneOptions, HEAD_FOLDER, Segments
 from tpugraphs_jax.train import evaluation, log, loop, results
 from tpugraphs_jax.train.experiment import Experiment, keep_folds, load_graphs, transforms_digest
 from tpugraphs_jax.train.optimizer import Optimizer
@@ -145,15 +145,14 @@ def _train_stages(
 ) -> loop.TrainResult:
   """Trains the network, then, with `segments.finetune.epochs`, the head alone (+F)."""
   config, family = experiment.config, experiment.ranker.family
-  finetune = config.get("segments", {}).get("finetune", {})
-  head_epochs = finetune.get("epochs", 0)
   train_one = functools.partial(
     train_stage, experiment, valid=valid, resume=resume, digests=transforms_digest(workdir)
   )
   write = functools.partial(
     _write_model, experiment.ranker, workdir, [graph.name for graph in graphs]
   )
-  if not head_epochs:
+  finetune = finetune_options(config)
+  if not finetune.epochs:
     return train_one(stage, family.scorer(), folder=workdir, on_best=write)
   params = train_one(stage, family.scorer(), folder=workdir).state.eval_params
   console.say(f"the first stage is done: next, the {HEAD_FOLDER} alone")
@@ -165,12 +164,17 @@ def _train_stages(
     head,
     sums,
     experiment.data.targets,
-    epochs=head_epochs,
+    epochs=finetune.epochs,
     folder=folder,
     params=params,
     learning_rate=finetune.learning_rate,
   )
   return train_one(stage, head.scorer(), folder=folder, on_best=write)
+
+
+def finetune_options(config: Mapping[str, Any]) -> FinetuneOptions:
+  """Options of the second stage of a run; `epochs` is 0 without one."""
+  return FinetuneOptions.of(config.get("segments", {}).get("finetune", {}))
 
 
 def train_stage(
