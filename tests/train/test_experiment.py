@@ -375,7 +375,7 @@ def test_collections_of_a_run_share_their_folds(tmp_path):
   released = parts.make("layout", **{"data.also": names[1:]})
   keep_folds(released, tmp_path / "run")
   assert (also / "folds.json").exists()
-  keep_folds(released, tmp_path / "run", resume=False)  # a new run without folds
+  keep_folds(released, tmp_path / "run", replace=True)  # a new run without folds
   assert not (also / "folds.json").exists()
 
 

@@ -110,7 +110,7 @@ def load_graphs(experiment: Experiment, workdir: Path, *, resume: bool) -> tuple
     Training graphs of all collections, and labelled validation graphs of `experiment.data`.
   """
   config, data = experiment.config, experiment.data
-  keep_folds(experiment, workdir, resume=resume)
+  keep_folds(experiment, workdir, replace=not resume)
   train_graphs = trainable(experiment, experiment.load("train"))
   valid_graphs = evaluable(data.load(config.data_root, "valid"))
   if not any(graph.configs.has_order for graph in valid_graphs):
@@ -126,8 +126,13 @@ def load_graphs(experiment: Experiment, workdir: Path, *, resume: bool) -> tuple
   return experiment.prepare(train_graphs), experiment.prepare(valid_graphs)
 
 
-def keep_folds(experiment: Experiment, workdir: Path, *, resume: bool = True) -> None:
+def keep_folds(experiment: Experiment, workdir: Path, *, replace: bool = False) -> None:
   """Writes the folds of a run beside its results, or compares them with an earlier file.
+
+  Args:
+    experiment: with the data.
+    workdir: the working folder.
+    replace: removes an earlier file.
 
   Raises:
     ValueError: the folds differ, because the files of the data have changed.
@@ -135,7 +140,7 @@ def keep_folds(experiment: Experiment, workdir: Path, *, resume: bool = True) ->
 
   def keep() -> None:
     for each, folder in experiment.evaluations(workdir):
-      if not resume:
+      if replace:
         (folder / folds.FILE).unlink(missing_ok=True)
       if experiment.config.data.folds:
         each.data.division(experiment.config.data_root).keep(folder, experiment.config.data.fold)
