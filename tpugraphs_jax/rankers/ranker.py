@@ -283,9 +283,7 @@ class Ranker:
     rows = exchanges(lambda one: self.scores([one])[0], graph, config, against=against)
     return Explanation(rows, graph, config, against)
 
-  def propose(
-    self, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
-  ) -> Proposals:
+  def propose(self, graph: OpGraph, n: int = 10, *, near: int | None = None) -> Proposals:
     """The n configurations with the lowest predicted cost, whether measured or not.
 
     A group can have any row that it has in some configuration of the graph.
@@ -296,7 +294,6 @@ class Ranker:
       near: number of a trusted configuration, for instance the default of the compiler. The
         proposals then lead from it to the cheapest, with more and more changes; see
         `rankers.tables.search.propose_near`.
-      **options: of `rankers.tables.search.propose`.
 
     Raises:
       ValueError: the ranker has no score table, n is below 1, or the graph has no such number.
@@ -309,9 +306,7 @@ class Ranker:
       )
     self.check(graph)
     check_numbers(graph, near)
-    rows, cost, gap, is_exact = self.family.cheapest(
-      self.params, self.prepare(graph), n, near=near, **options
-    )
+    rows, cost, gap, is_exact = self.family.cheapest(self.params, self.prepare(graph), n, near=near)
     return Proposals(with_rows(graph, rows), cost, gap, is_exact)
 
   # Files.

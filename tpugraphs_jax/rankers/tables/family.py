@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -132,13 +131,7 @@ class TablesFamily(Family):
     return charges.charges(program, costs, *program.configs.group_row[numbers])
 
   def cheapest(
-    self,
-    params: optax.Params,
-    program: PreparedTables,
-    n: int,
-    *,
-    near: int | None = None,
-    **options: Any,
+    self, params: optax.Params, program: PreparedTables, n: int, *, near: int | None = None
   ) -> tuple[np.ndarray, np.ndarray, float, bool]:
     """The configurations with the lowest predicted cost over all choices of all groups.
 
@@ -148,7 +141,6 @@ class TablesFamily(Family):
       n: number of configurations.
       near: number of the configuration that `search.propose_near` starts from; None calls
         `search.propose`.
-      **options: options of `search.propose` or `search.propose_near`.
 
     Returns:
       Dictionary rows `[n, groups]`, costs `[n]` float64, and `gap` and `is_exact` as in
@@ -160,10 +152,10 @@ class TablesFamily(Family):
     (tables,) = self.tables(params, [program])
     costs = search.of_tables(program.terms.counts, program.terms.columns, *tables)
     if near is None:
-      best = search.propose(*costs, n, **options)
+      best = search.propose(*costs, n)
     else:
       start = program.terms.encode(program.configs.group_row[[near]])[:, 0].astype(int)
-      best = search.propose_near(*costs, start, n, **options)
+      best = search.propose_near(*costs, start, n)
     return program.terms.decode(best.choice.T), best.cost, best.gap, best.is_exact
 
   def _node_costs(self, params: optax.Params, program: PreparedTables) -> Costs:

@@ -105,7 +105,7 @@ def propose(
 
 
 def propose_near(
-  unary: Sequence[np.ndarray], pairs: Pairs, start: np.ndarray, n: int, **options: Any
+  unary: Sequence[np.ndarray], pairs: Pairs, start: np.ndarray, n: int
 ) -> Assignments:
   """Up to n choices between a trusted choice and the cheapest.
 
@@ -119,7 +119,6 @@ def propose_near(
     pairs: as in `propose`.
     start: `[groups]` int, the trusted choice, for instance the default of the compiler.
     n: number of distinct choices.
-    **options: options of `propose`.
 
   Returns:
     Choices by decreasing penalty, from few changes to many, then the next cheapest. The trusted
@@ -128,14 +127,14 @@ def propose_near(
   Raises:
     ValueError: as in `propose`.
   """
-  cheapest = propose(unary, pairs, n, **options)
+  cheapest = propose(unary, pairs, n)
   gain = _largest_gain(unary, pairs, start)
   choices: list[np.ndarray] = []
   for penalty in gain * _FIRST_PENALTY * 2.0 ** -np.arange(n - 1) if gain > 0 else ():
     with_penalty = [
       costs + penalty * (np.arange(len(costs)) != choice) for costs, choice in zip(unary, start)
     ]
-    choices += list(propose(with_penalty, pairs, 1, **options).choice)
+    choices += list(propose(with_penalty, pairs, 1).choice)
   choice = np.stack([*choices, *cheapest.choice])
   _, first = np.unique(choice, axis=0, return_index=True)
   choice = choice[np.sort(first)]
