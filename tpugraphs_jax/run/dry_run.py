@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 import shutil
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -24,10 +24,8 @@ from tpugraphs_jax.data.plan import BatchPlan
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, parallel
-from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.train import log, loop, training
 from tpugraphs_jax.train.experiment import evaluable, Experiment, load_graphs
-from tpugraphs_jax.train.step import TrainState
 
 _STEPS = 8  # number of measured steps, without steps that compile
 _SECONDS = 60.0  # measurement of steps ends after this time
@@ -155,58 +153,47 @@ def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> It
 
 def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
   """Takes a few steps and scores a few graphs; yields time and memory of the run."""
-  training.check_machine(experiment.config)
+  config = experiment.config
+  training.check_machine(config)
   graphs, valid = load_graphs(experiment, scratch, resume=False)
   stage, plan = training.first_stage(experiment, graphs, scratch)
-  state, first, later = _steps(stage, plan)
-  params, scorer = parallel.unreplicate(state.eval_params), experiment.ranker.family.scorer()
-  sampled, final, rate = _evaluation(experiment, scorer, params, valid)
-  ranked, configs = _ranking(experiment, rate)
-  for other, _ in experiment.evaluations(scratch)[:-1]:  # evaluated after training only
-    graphs = experiment.prepare(evaluable(other.data.load(experiment.config.data_root, "valid")))
-    _, seconds, rate = _evaluation(other, scorer, params, graphs)
-    more, more_configs = _ranking(other, rate)
-    final, ranked, configs = final + seconds, ranked + more, configs + more_configs
-  step = float(np.mean(later))
-  compilation = max(0.0, float(np.mean(first)) - step)  # of a batch shape
-  steps, shapes = stage.total_steps, len(plan.budgets)
-  evaluations = -(-stage.epochs // experiment.config.train.eval_every_epochs)
-  parameters = optax.tree.size(stage.state.params)
-  total = steps * step + shapes * compilation + evaluations * sampled + final + ranked
-  memory, peak_bytes = log.peak_memory()
-  yield (
-    f"memory      {console.size(peak_bytes)} of the {memory} at its peak, {parameters:,} parameters"
-  )
-  state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(stage.state))
-  yield (
-    f"checkpoints about {console.size(2 * state_bytes)}: two, each with parameters and state "
-    "of the optimizer"
-  )
+  params, compilation, measured = _steps(stage, plan)
+  own = _scoring(experiment, params, valid)
+  also = [
+    _scoring(each, params, each.prepare(evaluable(each.data.load(config.data_root, "valid"))))
+    for each, _ in experiment.evaluations(scratch)[:-1]
+  ]
+  yield from _memory_lines(stage)
+  step, shapes = float(np.mean(measured)), len(plan.budgets)
   yield (
     f"compiles    {_number(shapes, 'batch shape')} of training, {compilation:.1f} s each; a "
     "shared compilation cache saves this in later runs"
   )
+  evaluations = -(-stage.epochs // config.train.eval_every_epochs)
+  last = sum(one.evaluation for one in (own, *also))
   yield (
-    f"steps       {steps:,} of {step:.3g} s (mean of {len(later)} measured), "
-    f"{_number(evaluations, 'evaluation')} of {sampled:.3g} s, the last one of {final:.3g} s"
+    f"steps       {stage.total_steps:,} of {step:.3g} s (mean of {len(measured)} measured), "
+    f"{_number(evaluations, 'evaluation')} of {own.sample:.3g} s, the last one of {last:.3g} s"
   )
+  ranking, ranked = (sum(parts) for parts in zip(*(one.ranking for one in (own, *also))))
   yield (
-    f"ranking     {_number(configs, 'configuration')} of the test split in {ranked:.3g} s"
-    if configs
+    f"ranking     {_number(ranked, 'configuration')} of the test split in {ranking:.3g} s"
+    if ranked
     else "ranking     not counted: there is no test split"
   )
+  total = stage.total_steps * step + shapes * compilation + evaluations * own.sample
   yield (
-    f"time        about {console.duration(total)} on "
+    f"time        about {console.duration(total + last + ranking)} on "
     f"{_number(jax.device_count(), 'device')} like these"
   )
-  if training.finetune_options(experiment.config).epochs:
+  if training.finetune_options(config).epochs:
     yield "            without the fine-tuning of the head, which was not measured"
 
 
-def _steps(stage: loop.Stage, plan: BatchPlan) -> tuple[TrainState, list[float], list[float]]:
-  """The state, seconds of the first step of each shape, and seconds of later steps."""
+def _steps(stage: loop.Stage, plan: BatchPlan) -> tuple[optax.Params, float, list[float]]:
+  """Parameters, seconds to compile a batch shape, and seconds of each measured step."""
   state, shapes = parallel.replicate(stage.state), set()
-  first: list[float] = []
+  first: list[float] = []  # steps of a new shape, which compile
   later: list[float] = []
   for step in range(stage.total_steps):
     shape = tuple(plan.budget(step).values())
@@ -217,40 +204,51 @@ def _steps(stage: loop.Stage, plan: BatchPlan) -> tuple[TrainState, list[float],
     shapes.add(shape)
     if len(later) == _STEPS or sum(later) > _SECONDS:
       break
-  return state, first, later or first
+  compilation = max(0.0, float(np.mean(first) - np.mean(later or first)))
+  return parallel.unreplicate(state.eval_params), compilation, later or first
 
 
-def _evaluation(
-  experiment: Experiment, scorer: Scorer, params: optax.Params, valid: Sequence[Any]
-) -> tuple[float, float, float]:
-  """Seconds of an evaluation during training, after it, and of a node with one configuration.
+class _Scoring(NamedTuple):
+  """Seconds of scoring a collection, estimated from a few graphs."""
 
-  Estimated from a few graphs.
-  """
-  sample = training.sample_graphs(experiment.config, valid)
-  ids = training.sample_ids(experiment.config, sample, 0)
+  sample: float  # of an evaluation during training
+  evaluation: float  # of the evaluation after training
+  ranking: tuple[float, int]  # of the test split, and the number of its configurations
+
+
+def _scoring(experiment: Experiment, params: optax.Params, valid: Sequence[Any]) -> _Scoring:
+  config, data = experiment.config, experiment.data
+  sample = training.sample_graphs(config, valid)
+  ids = training.sample_ids(config, sample, 0)
   by_size = sorted(range(len(sample)), key=lambda i: len(sample[i].opcode))
-  numbers = sorted(
-    {by_size[i] for i in np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)}
-  )
-  graphs, graph_ids = [sample[i] for i in numbers], [ids[i] for i in numbers]
-  score = lambda: scorer(params, graphs, graph_ids)
-  score()  # compiles
+  numbers = {by_size[i] for i in np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)}
+  few = [sample[i] for i in sorted(numbers)], [ids[i] for i in sorted(numbers)]
+  experiment.ranker.scorer(params, *few)  # compiles
   since = time.monotonic()
-  score()
-  rate = (time.monotonic() - since) / _work(graphs, graph_ids)
-  final_ids = [experiment.data.validation_ids(graph.name, graph.configs) for graph in valid]
-  return rate * _work(sample, ids), rate * _work(valid, final_ids), rate
+  experiment.ranker.scorer(params, *few)
+  rate = (time.monotonic() - since) / _work(*few)
+  final_ids = [data.validation_ids(graph.name, graph.configs) for graph in valid]
+  has_test = npz.files_there(config.data_root, data.collection.name, "test")
+  test = experiment.prepare(data.load(config.data_root, "test")) if has_test else []
+  test_ids = [np.arange(len(graph.configs)) for graph in test]
+  return _Scoring(
+    rate * _work(sample, ids),
+    rate * _work(valid, final_ids),
+    (rate * _work(test, test_ids), sum(map(len, test_ids))),
+  )
 
 
-def _ranking(experiment: Experiment, rate: float) -> tuple[float, int]:
-  """Seconds of ranking the test split of a collection, and its number of configurations."""
-  data_root, collection = experiment.config.data_root, experiment.data.collection.name
-  if not npz.files_there(data_root, collection, "test"):
-    return 0.0, 0
-  graphs = experiment.prepare(experiment.data.load(data_root, "test"))
-  ids = [np.arange(len(graph.configs)) for graph in graphs]
-  return rate * _work(graphs, ids), sum(map(len, ids))
+def _memory_lines(stage: loop.Stage) -> Iterator[str]:
+  memory, peak_bytes = log.peak_memory()
+  parameters = optax.tree.size(stage.state.params)
+  yield (
+    f"memory      {console.size(peak_bytes)} of the {memory} at its peak, {parameters:,} parameters"
+  )
+  state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(stage.state))
+  yield (
+    f"checkpoints about {console.size(2 * state_bytes)}: two, each with parameters and state "
+    "of the optimizer"
+  )
 
 
 def _work(graphs: Sequence[Any], ids: Sequence[np.ndarray]) -> int:
