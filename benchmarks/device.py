@@ -236,7 +236,7 @@ def gst_ed(small: bool) -> Step:
   nodes, configs = (2_000, 8) if small else (20_000, 64)
   experiment = _experiment("xla-random,gst_ed")
   program = _program(nodes, configs)
-  experiment.fit([program])
+  experiment.fit_transforms([program])
   prepared = experiment.ranker.prepare(program)
   slate = SegmentSlate(
     prepared, np.arange(configs), np.arange(configs, dtype=np.float32), 0, np.zeros(1, np.int64)
@@ -260,7 +260,7 @@ def _beside_copies(variant: str, graphs: int, nodes: int, configs: int) -> Step:
   """A network beside itself on batches in which every configuration has a graph of its own."""
   experiment, target = _experiment(variant), np.arange(configs, dtype=np.float32)
   programs = [_program(nodes, configs, seed) for seed in range(graphs)]
-  experiment.fit(programs)
+  experiment.fit_transforms(programs)
   slates = [
     Slate(graph, np.arange(configs), target, number)
     for number, graph in enumerate(experiment.prepare(programs))

@@ -49,7 +49,7 @@ def prepare(variant: str, nodes: int) -> tuple[Experiment, Any]:
     np.random.default_rng(0), nodes=nodes, config_nodes=nodes // 25, configs=_CONFIGS
   )
   experiment = Experiment.of(config_of(variant))
-  experiment.fit([graph])
+  experiment.fit_transforms([graph])
   return experiment, experiment.ranker.prepare(graph)
 
 

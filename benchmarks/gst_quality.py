@@ -62,7 +62,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
   experiment = Experiment.of(config)
   ranker, data = experiment.ranker, experiment.data
   train_graphs = trainable(experiment, data.load(config.data_root, "train"))
-  experiment.fit(train_graphs)
+  experiment.fit_transforms(train_graphs)
   valid = experiment.prepare(evaluable(data.load(config.data_root, "valid")))
   valid = training.sample_graphs(config, valid)
   compilations = timing.Compilations()

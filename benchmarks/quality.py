@@ -91,7 +91,7 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
   experiment = Experiment.of(configs.load(f"{case.config}.py:{case.collection}"))
   graphs = evaluable(experiment.data.load(data_root, "valid"))
   ks = experiment.data.collection.slowdown_ks
-  experiment.fit(graphs)
+  experiment.fit_transforms(graphs)
   random, ceiling, pairs = [], [], []
   for graph in graphs:
     ids = experiment.data.validation_ids(graph.name, graph.configs)

@@ -163,7 +163,7 @@ def measure_sage_step(repeats: int) -> dict[str, float]:
 def measure_scores(variant: str, programs) -> dict[str, float]:
   """Seconds of a first scoring, with compilation, and of a second one; its configurations/s."""
   experiment, seconds = Experiment.of(configs.load(f"layout.py:xla-random,{variant}")), []
-  experiment.fit(programs[:1])
+  experiment.fit_transforms(programs[:1])
   ranker = experiment.ranker
   with tempfile.TemporaryDirectory() as folder:
     stage, _ = training.first_stage(experiment, experiment.prepare(programs[:1]), Path(folder))

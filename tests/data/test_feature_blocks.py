@@ -208,7 +208,7 @@ def test_a_ranker_gets_the_counts_where_its_config_says_so():
   plain, more = (parts.make("tile", variant) for variant in ("ci", "recommended,ci"))
   for experiment, columns in ((plain, 24), (more, 24 + 28)):
     assert experiment.data.config_values(graph).shape == (5, columns)
-    experiment.fit([graph])
+    experiment.fit_transforms([graph])
     prepared = experiment.ranker.prepare(graph)
     assert prepared.configs.config_feat.shape == (5, columns)
     np.testing.assert_array_equal(prepared.configs.config_feat[:, :24], graph.configs.config_feat)

@@ -259,7 +259,7 @@ def test_blocks_look_at_the_whole_graph_before_it_is_reduced():
       "data.reduction_hops": 1,
     },
   )
-  experiment.fit([graph])
+  experiment.fit_transforms([graph])
   prepared = experiment.ranker.prepare(graph)
   assert len(prepared.opcode) < 30
   np.testing.assert_array_equal(prepared.feat, np.full((len(prepared.opcode), 1), 30))

@@ -30,7 +30,7 @@ def weights_of(kind, data_root, **fields):
   """Random weights as the official code has them, and an experiment whose table has all opcodes."""
   experiment = parts.make(kind, VARIANTS[kind], **fields)
   graphs = evaluable(experiment.data.load(data_root, "train"))
-  experiment.fit(graphs)
+  experiment.fit_transforms(graphs)
   shapes = traverse_util.flatten_dict(experiment.ranker.param_shapes(graphs[0]))
   rng = np.random.default_rng(0)
   weights = [

@@ -75,7 +75,7 @@ def test_transforms_are_fitted_on_all_collections_together(variant, data_root, t
   load_graphs(experiment, tmp_path, resume=False)
   graphs = list(itertools.chain(*train_graphs(experiment).values()))
   alone = experiment_of(data_root, tmp_path / "store", variant, **{"data.also": ()})
-  alone.fit(graphs)
+  alone.fit_transforms(graphs)
   for name, transform in alone.ranker.transforms.items():
     jax.tree.map(
       np.testing.assert_array_equal,

@@ -191,7 +191,7 @@ def run_of(
     config.data_root = str(root / "npz")
   experiment = Experiment.of(config)
   graphs = trainable(experiment, experiment.data.load(config.data_root, "train"))
-  experiment.fit(graphs)
+  experiment.fit_transforms(graphs)
   return experiment
 
 

@@ -52,7 +52,7 @@ def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
 
 def fitted(kind, graphs, **changes):
   experiment = parts.make(kind, **changes)
-  experiment.fit(graphs)
+  experiment.fit_transforms(graphs)
   return experiment
 
 
@@ -97,7 +97,7 @@ def validation_of(configs, *steps, **changes):
   graphs = [
     graph_of("tile", f"g_{number}", np.arange(count) + 5) for number, count in enumerate(configs)
   ]
-  experiment.fit(graphs)
+  experiment.fit_transforms(graphs)
   sample = training.sample_graphs(experiment.config, experiment.prepare(graphs))
   return sample, [training.sample_ids(experiment.config, sample, step) for step in steps]
 

@@ -77,7 +77,7 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
     config.model.opcodes = np.atleast_1d(weights[0]).shape[0]
   experiment = Experiment.of(config)
   graphs = trainable(experiment, experiment.data.load(config.data_root, "train"))
-  experiment.fit(graphs)
+  experiment.fit_transforms(graphs)
   params = official_weights.params_from_official(experiment.ranker.family.network, weights)
   if difference := trees.first_difference(params, experiment.ranker.param_shapes(graphs[0])):
     name, weight, expected = difference

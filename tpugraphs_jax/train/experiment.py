@@ -66,18 +66,18 @@ class Experiment:
     """Graphs prepared for training and scoring; see `Ranker.prepare`."""
     return [self.ranker.prepare(graph) for graph in graphs]
 
-  def fit(self, graphs: Sequence[OpGraph]) -> None:
+  def fit_transforms(self, train_graphs: Sequence[OpGraph]) -> None:
     """Fits the ranker's transforms on training graphs of all collections together.
 
     Transforms of node features are also fitted on the graphs of `data.fit_splits`.
     """
-    data, nodes = self.config.data, None
-    others = [split for split in data.fit_splits if split != "train"]
-    fitted = [*graphs, *(graph for split in others for graph in self.load(split))]
-    if data.fit_reduced:
-      nodes = [self.ranker.family.reduce(graph).nodes for graph in fitted]
-    self.ranker.features.fit(fitted, nodes)
-    self.ranker.fit_configs([self.data.config_values(graph) for graph in graphs])
+    section, nodes = self.config.data, None
+    others = [split for split in section.fit_splits if split != "train"]
+    graphs = [*train_graphs, *(graph for split in others for graph in self.load(split))]
+    if section.fit_reduced:
+      nodes = [self.ranker.family.reduce(graph).nodes for graph in graphs]
+    self.ranker.features.fit(graphs, nodes)
+    self.ranker.fit_configs([self.data.config_values(graph) for graph in train_graphs])
 
 
 def trainable(experiment: Experiment, graphs: Sequence[OpGraph]) -> list[OpGraph]:
@@ -118,7 +118,7 @@ def load_graphs(experiment: Experiment, workdir: Path, *, resume: bool) -> tuple
       f"no labelled validation graph of {data.collection.name} in {config.data_root} whose "
       "runtimes and features of configurations differ; choosing the best checkpoint needs one"
     )
-  _fit_or_load(experiment, train_graphs, workdir, resume=resume)
+  _fit_or_load_transforms(experiment, train_graphs, workdir, resume=resume)
   log.write_manifest(workdir, config.to_dict())
   for each in (data, *experiment.also):  # raises before training starts
     for graph in valid_graphs if each is data else each.load(config.data_root, "valid"):
@@ -148,7 +148,7 @@ def keep_folds(experiment: Experiment, workdir: Path, *, replace: bool = False) 
   parallel.on_primary(keep)
 
 
-def _fit_or_load(
+def _fit_or_load_transforms(
   experiment: Experiment, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool
 ) -> None:
   """Fits the transforms, or loads them in a resumed run."""
@@ -156,7 +156,7 @@ def _fit_or_load(
   if parallel.from_primary(resume and path.exists()):
     experiment.ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
     return
-  experiment.fit(graphs)
+  experiment.fit_transforms(graphs)
   parallel.primary_only(features.save)(path, experiment.ranker.transforms)
 
 
@@ -167,7 +167,7 @@ def transforms_digest(workdir: Path) -> dict[str, str]:
 
 
 def _create_data(settings: Settings, collection: Collection, together: tuple[str, ...]) -> Data:
-  data, target = settings.data, settings.batch.target
-  if isinstance(data, LayoutOptions) and isinstance(settings.eval, JudgedOptions):
-    return LayoutData(collection, data, target, together, settings.eval, settings.seed)
-  return TileData(collection, data, target, together)
+  section, target = settings.data, settings.batch.target
+  if isinstance(section, LayoutOptions) and isinstance(settings.eval, JudgedOptions):
+    return LayoutData(collection, section, target, together, settings.eval, settings.seed)
+  return TileData(collection, section, target, together)
