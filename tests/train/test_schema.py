@@ -62,7 +62,7 @@ def test_defaults_are_accepted_and_every_field_has_a_line_of_help(task):
   config = schema.defaults(task)
   if task != "tile":
     config.data.search = "random"
-  config.model = schema.model(schema.kind_of(config), "SAGE" if task != "tile" else "MLP")
+  config.model = schema.model(config.task, "SAGE" if task != "tile" else "MLP")
   schema.check(config)
   told = schema.limits(config)
   for name, limits in told.items():
@@ -87,7 +87,7 @@ def config_with(task, network, **changes):
     config.data.search = "random"
   if task == "segments":
     config.batch.drop_remainder = True
-  config.model = schema.model(schema.kind_of(config), network)
+  config.model = schema.model(config.task, network)
   fields = config.to_dict()
   for name, value in changes.items():
     *sections, field = name.split(".")

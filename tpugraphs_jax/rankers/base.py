@@ -45,6 +45,11 @@ from tpugraphs_jax.rankers.scorer import Encoder, EvalOptions, network_step, Sco
 TASKS = ("tile", "layout", "segments")
 
 
+def kind_of(task: str) -> str:
+  """The kind of configurations that a task ranks: `tile` or `layout`."""
+  return "tile" if task == "tile" else "layout"
+
+
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Options):
   """Fields of a config outside of sections."""
@@ -132,8 +137,8 @@ class Settings:
 
   @property
   def kind(self) -> str:
-    """The kind of configurations, `tile` or `layout`."""
-    return "tile" if self.task == "tile" else "layout"
+    """See `kind_of`."""
+    return kind_of(self.task)
 
 
 # Networks.

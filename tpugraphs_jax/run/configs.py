@@ -233,7 +233,7 @@ def set_model(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> 
   name = changes.get("model.name", config.model.get("name"))
   given = config.model.to_dict() if name == config.model.get("name") else {}
   with config.unlocked():
-    config.model = schema.model(schema.kind_of(config), **{"name": name} | given)
+    config.model = schema.model(config.task, **{"name": name} | given)
 
 
 def change(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> None:
@@ -299,7 +299,7 @@ def listing(config: ml_collections.ConfigDict, place: str) -> str:
   from tpugraphs_jax.train import schema
 
   limits, defaults = schema.limits(config), schema.defaults(config.task)
-  defaults.model = schema.model(schema.kind_of(config), config.model.name)
+  defaults.model = schema.model(config.task, config.model.name)
   defaults = fields_of(defaults)
   lines: list[str] = []
   for name, value in fields_of(config).items():

@@ -13,7 +13,7 @@ from ml_collections import config_flags
 from tpugraphs_jax import datasets, options, report, synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
 from tpugraphs_jax.infra import console, files, parallel, trust
-from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers import base, model_file
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.run import configs, dry_run
 from tpugraphs_jax.train import results, schema, training
@@ -91,7 +91,7 @@ def _start(values: flags.FlagValues) -> None:
 def _check_kind(config: ml_collections.ConfigDict, kind: str) -> None:
   """Refuses (ValueError) a config of the other command."""
   schema.check_task(config)
-  if (found := schema.kind_of(config)) != kind:
+  if (found := base.kind_of(config.task)) != kind:
     raise ValueError(
       f"the config ranks {found}s, and this command {kind}s: run run_{found}.py, which an "
       f"installation has as tpugraphs-{found}"
@@ -121,7 +121,7 @@ def _with_overrides(values: flags.FlagValues, fields: dict) -> ml_collections.Co
   Only modules of the flag `extensions` are imported, none that the model names.
   """
   config = ml_collections.ConfigDict(fields)
-  _check_kind(config, schema.kind_of(values.config))
+  _check_kind(config, base.kind_of(values.config.task))
   changes = config_flags.get_override_values(values["config"])
   options.import_extensions(changes.get("extensions", ()))
   trust.check_imported(config.extensions)

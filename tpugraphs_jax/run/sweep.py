@@ -32,6 +32,7 @@ from etils import epath
 
 from tpugraphs_jax import report
 from tpugraphs_jax.infra import console, files, tasks, trust
+from tpugraphs_jax.rankers import base
 from tpugraphs_jax.report.runs import comparisons, read_all
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import evaluation, results, schema
@@ -266,7 +267,7 @@ def _command_of(args: argparse.Namespace, value: str, fields: Sequence[str]) -> 
   configs.set_model(config, configs.model_changes([place, *args.fields]))
   schema.check_task(config)
   configs.check_names(config, fields, what=f"the config {value}")
-  kind = schema.kind_of(config)
+  kind = base.kind_of(config.task)
   start = (
     "import signal, sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import tasks; "
     f"tasks.end_with_parent(signal.SIGTERM); sys.argv[0] = 'run_{kind}.py'; run.{kind}()"

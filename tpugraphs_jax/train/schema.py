@@ -66,28 +66,23 @@ def defaults(task: str) -> ConfigDict:
   return ConfigDict(traverse_util.unflatten_dict(fields | {"task": task, "model": {}}, sep="."))
 
 
-def model(kind: str, name: str, **values: Any) -> ConfigDict:
+def model(task: str, name: str, **values: Any) -> ConfigDict:
   """The section `model` of a config: all options of a network.
 
   Args:
-    kind: `layout` or `tile`.
+    task: one of `base.TASKS`.
     name: a registered name.
     **values: of options; the others have their defaults, if a config can have these.
   """
-  defaults = base.options_of(base.MODELS[kind][name]).items()
+  defaults = base.options_of(base.MODELS[base.kind_of(task)][name]).items()
   plain = {option: value for option, value in defaults if isinstance(value, (*trust.SCALAR, tuple))}
   return ConfigDict({"name": name} | plain | values)
-
-
-def kind_of(config: ConfigDict) -> str:
-  """The kind of configurations that a config ranks: `tile` or `layout`."""
-  return "tile" if config.task == "tile" else "layout"
 
 
 def limits(config: ConfigDict) -> dict[str, Limits]:
   """The limits of the fields of a config, by name (`batch.graphs`)."""
   result = {name: limits for name, (_, limits) in _declared(config.task).items()}
-  models = base.MODELS[kind_of(config)]
+  models = base.MODELS[base.kind_of(config.task)]
   result["model.name"] = Limits("network", one_of=tuple(models))
   if config.model.get("name") in models:
     network = base.limits_of_network(models[config.model.name])
@@ -113,7 +108,7 @@ def check(config: ConfigDict) -> None:
     fields = functools.reduce(operator.getitem, filter(None, section.split(".")), config)
     section_class.of(fields)
   network = config.model.to_dict()
-  base.check_options(kind_of(config), network.pop("name"), network)
+  base.check_options(base.kind_of(config.task), network.pop("name"), network)
   _check_pairs(config)
 
 
@@ -139,7 +134,7 @@ def _check_pairs(config: ConfigDict) -> None:
   batch, target, data = config.batch, config.batch.target, config.data
   log.Profile(config.profile_steps, Path())  # refuses malformed steps
   is_released = data.source != datasets.OWN
-  if kind_of(config) == "layout" and is_released and data.search not in _SEARCHES:
+  if base.kind_of(config.task) == "layout" and is_released and data.search not in _SEARCHES:
     raise ValueError(f"data.search is {data.search!r}, expected {' or '.join(_SEARCHES)}")
   if batch.config_chunk and batch.configs % batch.config_chunk:
     raise ValueError(
