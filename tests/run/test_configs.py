@@ -35,7 +35,7 @@ def test_a_value_names_a_file_and_a_variant(value, expected, monkeypatch, tmp_pa
 def test_a_file_of_the_users_comes_before_the_projects(monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "tile.py").write_text("def get_config(variant=''):\n  return {'mine': variant}\n")
-  assert configs.resolve("tile.py:x", "tile.py") == "tile.py:x"
+  assert configs.resolve("tile.py:x") == "tile.py:x"
   assert configs.load("tile.py:x") == {"mine": "x"}
   assert configs.load("tile.py") == {"mine": ""}
 

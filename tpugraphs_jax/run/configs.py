@@ -47,16 +47,15 @@ def folder() -> Path:
 tpugraphs_jax.__path__.append(str(folder().parent))
 
 
-def resolve(value: str, default: str) -> str:
+def resolve(value: str, default: str | None = None) -> str:
   """The path of the config file, and the variant, of a value of `--config`.
 
   Args:
-    value: `FILE.py:VARIANT`, `FILE.py`, or a variant of the default file (`xla-random,gst_ed`).
-      The name of a file in `folder()` needs no path.
-    default: name of the default file (`layout.py`).
+    value: `FILE.py:VARIANT` or `FILE.py`. The name of a file in `folder()` needs no path.
+    default: name of the file of a variant alone (`xla-random,gst_ed`), such as `layout.py`.
   """
   file, colon, variant = value.partition(":")
-  if not file.endswith(".py"):
+  if default and not file.endswith(".py"):
     return f"{folder() / default}:{value}"
   path = Path(file)
   if not path.exists() and path.parent.name in ("", "configs"):
@@ -81,7 +80,7 @@ def load(value: str) -> ml_collections.ConfigDict:
     >>> config.model.name, config.data.search
     ('ScoreTables', 'random')
   """
-  path, colon, variant = resolve(value, "").partition(":")
+  path, colon, variant = resolve(value).partition(":")
   if not Path(path).is_file():
     raise FileNotFoundError(
       f"there is no config file {value.partition(':')[0]}: name one of the "

@@ -262,7 +262,7 @@ def _command_of(args: argparse.Namespace, value: str, fields: Sequence[str]) -> 
   """
   if not value.partition(":")[0].endswith(".py"):
     raise ValueError(f"--config={value}, expected FILE.py:VARIANT such as tile.py:recommended")
-  place = configs.resolve(value, "")
+  place = configs.resolve(value)
   config = configs.load(place)
   configs.set_model(config, configs.model_changes([place, *args.fields]))
   schema.check_task(config)
@@ -305,9 +305,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
       f"unknown argument {wrong}; fields are --config.FIELD=VALUE, and Beam's own flags "
       "come after --"
     )
-  if len({os.path.realpath(configs.resolve(value, "")) for value in args.config}) < len(
-    args.config
-  ):
+  if len({os.path.realpath(configs.resolve(value)) for value in args.config}) < len(args.config):
     parser.error("the same --config twice: give each once, and --seeds for several runs of it")
   for name in ("seeds", "jobs"):
     if getattr(args, name) < 1:
