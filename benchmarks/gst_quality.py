@@ -23,6 +23,7 @@ import pages
 import timing
 
 from tpugraphs_jax.infra import machine
+from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.train import evaluation, log, training
 from tpugraphs_jax.train.experiment import evaluable, Experiment, trainable
 
@@ -70,7 +71,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
 
   def train(family, graphs, folder, **options):
     stage, _ = training.begin(config, family, graphs, data.targets, folder=folder, **options)
-    evaluations.append(_Evaluation(family.scorer(), compilations))
+    evaluations.append(_Evaluation(Scorer(family), compilations))
     return training.train_stage(experiment, stage, evaluations[-1], valid, folder, resume=False)
 
   family = ranker.family

@@ -131,7 +131,7 @@ def measure(config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0
   peak_mib = log.peak_memory()[1] / 2**20
   if config.data.folds:
     valid = experiment.prepare(evaluable(experiment.data.load(config.data_root, "test")))
-  return judged(experiment, valid, experiment.ranker.family.scorer(), taking.params) | {
+  return judged(experiment, valid, experiment.ranker.scorer, taking.params) | {
     "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
     "steps": taking.taken,
     "planned_steps": total,

@@ -21,6 +21,7 @@ from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.rankers.scorer import Scorer
 
 KINDS = tuple(COLLECTIONS)
 
@@ -298,7 +299,7 @@ def test_a_family_that_was_taken_before_has_the_transforms_which_are_set_once(ru
   copied = ranker.copy()
   ranker.use_transforms(trained.transforms, where="here")
   expected, prepared = trained.rank(graph)[1], [ranker.prepare(graph)]
-  for taken in (family.scorer(), scorer, ranker.scorer):
+  for taken in (Scorer(family), scorer, ranker.scorer):
     np.testing.assert_array_equal(taken(trained.params, prepared)[0], expected)
   assert copied.family.config_transform is None  # an untrained copy gets its own
   for again in (

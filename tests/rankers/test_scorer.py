@@ -17,7 +17,7 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout.res_model import ResModel
-from tpugraphs_jax.rankers.scorer import chunks, Encoder, network_step
+from tpugraphs_jax.rankers.scorer import chunks, Encoder, network_step, Scorer
 
 IDENTITY = lambda x: x
 
@@ -310,7 +310,7 @@ def _blocks():
     for name in "ab"
   ]
   graphs = [family.prepare(graph, graph.node_feat) for graph in raw]
-  return family, graphs, params_of(family.network, graphs, family.assemble), family.scorer()
+  return family, graphs, params_of(family.network, graphs, family.assemble), Scorer(family)
 
 
 def test_blocks_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call(blocks):

@@ -9,6 +9,7 @@ import parts
 from tpugraphs_jax import rankers
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.base import Settings
+from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.rankers.segments.family import Segments
 
 IDENTITY = lambda rows: rows
@@ -41,4 +42,4 @@ def of_config(kind: str, variant: str = "ci", **changes: Any) -> base.Family:
 def scorer_of(family, scores):
   """The scorer of a family whose method `scores` is the given function."""
   family.scores = scores
-  return family.scorer()
+  return Scorer(family)

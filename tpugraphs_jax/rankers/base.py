@@ -38,7 +38,7 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.layers import Precise, PRECISIONS
 from tpugraphs_jax.nn.linear import keep_rows_short
 from tpugraphs_jax.options import check_value, Limits, limits_of, MOST, option, Options, Registry
-from tpugraphs_jax.rankers.scorer import Encoder, EvalOptions, network_step, Scorer
+from tpugraphs_jax.rankers.scorer import Encoder, EvalOptions, network_step
 
 # Sections of a config that rankers read.
 
@@ -414,15 +414,8 @@ class Family:
     *,
     progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores of configurations `[n]` int64 of each prepared graph, `[n]` float32.
-
-    Called by `scorer`.
-    """
+    """Scores `[n]` float32 of configurations `[n]` int64 of each prepared graph, for `Scorer`."""
     return self.encoder.run(params, graphs, config_ids, progress=progress)
-
-  def scorer(self) -> Scorer:
-    """Scores prepared graphs with any parameters of the network."""
-    return Scorer(self)
 
 
 def _check_features(

@@ -225,7 +225,7 @@ class Ranker:
   @functools.cached_property
   def scorer(self) -> Scorer:
     """Scores prepared graphs with any parameters of the network."""
-    return self.family.scorer()
+    return Scorer(self.family)
 
   def scores(
     self,

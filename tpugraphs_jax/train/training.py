@@ -153,8 +153,8 @@ def _train_stages(
   )
   finetune = finetune_options(config)
   if not finetune.epochs:
-    return train_one(stage, family.scorer(), folder=workdir, on_best=write)
-  params = train_one(stage, family.scorer(), folder=workdir).state.eval_params
+    return train_one(stage, experiment.ranker.scorer, folder=workdir, on_best=write)
+  params = train_one(stage, experiment.ranker.scorer, folder=workdir).state.eval_params
   console.say(f"the first stage is done: next, the {HEAD_FOLDER} alone")
   assert isinstance(family, Segments)
   folder = workdir / HEAD_FOLDER
@@ -169,7 +169,7 @@ def _train_stages(
     params=params,
     learning_rate=finetune.learning_rate,
   )
-  return train_one(stage, head.scorer(), folder=folder, on_best=write)
+  return train_one(stage, Scorer(head), folder=folder, on_best=write)
 
 
 def finetune_options(config: Mapping[str, Any]) -> FinetuneOptions:
