@@ -57,7 +57,7 @@ def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
   """Median seconds of a step and peak MiB, in this process."""
   experiment, prepared = prepare(variant, nodes)
   with tempfile.TemporaryDirectory() as folder:
-    phase, _ = training.first_stage(experiment, [prepared], Path(folder))
+    phase, _ = training.begin(experiment, [prepared], Path(folder))
     state, seconds = parallel.replicate(phase.state), []
     for _ in range(repeats + 1):
       started = time.perf_counter()

@@ -70,12 +70,12 @@ def measure(config, workdir: Path) -> dict[str, float]:
   evaluations, started = [], time.perf_counter()
 
   def train(family, graphs, folder, **options):
-    stage, _ = training.begin(config, family, graphs, data.targets, folder=folder, **options)
+    stage, _ = training.begin(experiment, graphs, folder, family=family, **options)
     evaluations.append(_Evaluation(Scorer(family), compilations))
     return training.train_stage(experiment, stage, evaluations[-1], valid, folder, resume=False)
 
   family = ranker.family
-  result = train(family, experiment.prepare(train_graphs), workdir, epochs=config.train.epochs)
+  result = train(family, experiment.prepare(train_graphs), workdir)
   finetune = config.segments.finetune if "segments" in config else {}
   if finetune.get("epochs"):
     params, folder = result.state.eval_params, workdir / "head"

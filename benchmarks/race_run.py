@@ -89,7 +89,7 @@ def phase_of(
   experiment: Experiment, graphs: Sequence[Any], folder: Path, *, steps: int
 ) -> loop.Stage:
   """The first stage of training; a second stage, of the head alone, is left out of the race."""
-  return training.first_stage(planned(experiment, steps), graphs, folder)[0]
+  return training.begin(planned(experiment, steps), graphs, folder)[0]
 
 
 def seconds_per_step(experiment: Experiment, graphs: Sequence[Any]) -> float:
@@ -123,7 +123,7 @@ def measure(config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0
   phase = phase_of(
     experiment, graphs, folder, steps=steps or max(1, round(budget / max(timed, 1e-6)))
   )
-  taking, total = Steps(phase), phase.total_steps
+  taking, total = Steps(phase), phase.schedule.total_steps
   while taking.taken < total and taking.seconds < budget:
     taking.take()
     if not np.isfinite(taking.loss):

@@ -166,7 +166,7 @@ def measure_scores(variant: str, programs) -> dict[str, float]:
   experiment.fit_transforms(programs[:1])
   ranker = experiment.ranker
   with tempfile.TemporaryDirectory() as folder:
-    stage, _ = training.first_stage(experiment, experiment.prepare(programs[:1]), Path(folder))
+    stage, _ = training.begin(experiment, experiment.prepare(programs[:1]), Path(folder))
   ranker.params = stage.state.params
   for _ in range(2):
     started = time.perf_counter()

@@ -32,7 +32,7 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
       config.data.store_dir = str(tmp_path / "store")
   experiment = Experiment.of(config)
   graphs, _ = load_graphs(experiment, tmp_path, resume=False)
-  phase, _ = training.first_stage(experiment, graphs, tmp_path)
+  phase, _ = training.begin(experiment, graphs, tmp_path)
   before = jax.tree.map(np.asarray, phase.state.params)
   state = parallel.replicate(phase.state)
   batches = [next(phase.batches) for _ in range(2)]
@@ -62,7 +62,7 @@ def test_the_sum_of_hinges_is_the_same_on_two_devices(data_root, tmp_path, monke
   for devices in (1, 2):
     monkeypatch.setattr(parallel, "device_count", lambda: devices)
     monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
-    phase, _ = training.first_stage(experiment, graphs, tmp_path)
+    phase, _ = training.begin(experiment, graphs, tmp_path)
     state = jax.tree.map(lambda leaf: np.stack([leaf] * devices), phase.state)
     _, metrics = phase.train_step(state, next(phase.batches))
     losses.append(float(metrics["loss"][0]))

@@ -63,16 +63,23 @@ def evaluate(params, step):
   return {"opa": float(params["slope"]), "tau": float(params["offset"])}
 
 
-_OPTIONS = {field.name for field in dataclasses.fields(loop.TrainOptions)}
+_OPTIONS = {field.name for field in dataclasses.fields(loop.TrainOptions)} | {
+  "total_epochs",
+  "steps_per_epoch",
+  "metric",
+}
 
 
-def schedule(*, total_epochs, steps_per_epoch, metric="opa", log_every_steps=100, **options):
-  return loop.Schedule(
-    loop.TrainOptions(log_every_steps=log_every_steps, **options),
-    total_epochs,
-    steps_per_epoch,
-    metric,
-  )
+def schedule(
+  *,
+  total_epochs=EPOCHS,
+  steps_per_epoch=STEPS_PER_EPOCH,
+  metric="opa",
+  log_every_steps=100,
+  **options,
+):
+  options = loop.TrainOptions(log_every_steps=log_every_steps, **options)
+  return loop.Schedule(options, total_epochs, steps_per_epoch, metric)
 
 
 def train(
@@ -82,26 +89,12 @@ def train(
   train_step=TRAIN_STEP,
   batches=None,
   evaluate=evaluate,
-  total_epochs=EPOCHS,
-  steps_per_epoch=STEPS_PER_EPOCH,
   learning_rate=None,
-  log_every_steps=100,
   **changes,
 ):
-  """Trains the straight line; `changes` are fields of `TrainOptions` and arguments of `train`."""
+  """Trains the straight line; `changes` are arguments of `schedule` and of `loop.train`."""
   options = {name: changes.pop(name) for name in _OPTIONS & changes.keys()}
   stage = loop.Stage(
-    state or make_state(),
-    train_step,
-    batches or make_batches(),
-    total_epochs,
-    steps_per_epoch,
-    learning_rate,
+    state or make_state(), train_step, batches or make_batches(), schedule(**options), learning_rate
   )
-  return loop.train(
-    stage,
-    evaluate,
-    loop.TrainOptions(log_every_steps=log_every_steps, **options),
-    workdir,
-    **changes,
-  )
+  return loop.train(stage, evaluate, workdir, **changes)

@@ -156,7 +156,8 @@ def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
   config = experiment.config
   training.check_machine(config)
   graphs, valid = load_graphs(experiment, scratch, resume=False)
-  stage, plan = training.first_stage(experiment, graphs, scratch)
+  stage, plan = training.begin(experiment, graphs, scratch)
+  steps, epochs = stage.schedule.total_steps, stage.schedule.epochs
   params, compilation, measured = _steps(stage, plan)
   own = _scoring(experiment, params, valid)
   also = [
@@ -169,10 +170,10 @@ def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
     f"compiles    {_number(shapes, 'batch shape')} of training, {compilation:.1f} s each; a "
     "shared compilation cache saves this in later runs"
   )
-  evaluations = -(-stage.epochs // config.train.eval_every_epochs)
+  evaluations = -(-epochs // config.train.eval_every_epochs)
   last = sum(one.evaluation for one in (own, *also))
   yield (
-    f"steps       {stage.total_steps:,} of {step:.3g} s (mean of {len(measured)} measured), "
+    f"steps       {steps:,} of {step:.3g} s (mean of {len(measured)} measured), "
     f"{_number(evaluations, 'evaluation')} of {own.sample:.3g} s, the last one of {last:.3g} s"
   )
   ranking, ranked = (sum(parts) for parts in zip(*(one.ranking for one in (own, *also))))
@@ -181,7 +182,7 @@ def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
     if ranked
     else "ranking     not counted: there is no test split"
   )
-  total = stage.total_steps * step + shapes * compilation + evaluations * own.sample
+  total = steps * step + shapes * compilation + evaluations * own.sample
   yield (
     f"time        about {console.duration(total + last + ranking)} on "
     f"{_number(jax.device_count(), 'device')} like these"
@@ -195,7 +196,7 @@ def _steps(stage: loop.Stage, plan: BatchPlan) -> tuple[optax.Params, float, lis
   state, shapes = parallel.replicate(stage.state), set()
   first: list[float] = []  # steps of a new shape, which compile
   later: list[float] = []
-  for step in range(stage.total_steps):
+  for step in range(stage.schedule.total_steps):
     shape = tuple(plan.budget(step).values())
     since = time.monotonic()
     state, metrics = stage.train_step(state, next(stage.batches))
@@ -216,7 +217,7 @@ class _Scoring(NamedTuple):
   ranking: tuple[float, int]  # of the test split, and the number of its configurations
 
 
-def _scoring(experiment: Experiment, params: optax.Params, valid: Sequence[Any]) -> _Scoring:
+def _scoring(experiment: Experiment, params: optax.Params, valid: list[Any]) -> _Scoring:
   config, data = experiment.config, experiment.data
   sample = training.sample_graphs(config, valid)
   ids = training.sample_ids(config, sample, 0)

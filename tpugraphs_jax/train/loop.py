@@ -123,7 +123,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """A stage of training: its first state, its step and its batches.
+  """A stage of training: its first state, its step, its batches and its schedule.
 
   Attributes:
     state: initial state, without a device axis, equal in every process.
@@ -132,21 +132,15 @@ class Stage:
     batches: iterator of batches with a leading device axis: the part of this process, of equal
       length in every process. `get_state` and `set_state` save and restore its position (grain
       `DatasetIterator`, `rankers.segments.history.BatchesWithHistory`).
-    epochs: most epochs.
-    steps_per_epoch: batches per epoch.
+    schedule: of the stage.
     learning_rate: the learning rate by number of steps taken.
   """
 
   state: TrainState
   train_step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
   batches: Any
-  epochs: int
-  steps_per_epoch: int
+  schedule: Schedule
   learning_rate: Callable[[int], float] | None = None
-
-  @property
-  def total_steps(self) -> int:
-    return self.epochs * self.steps_per_epoch
 
 
 # `(params, step) -> metrics`, equal in every process. Parameters are NumPy arrays, averaged if the
@@ -186,10 +180,8 @@ class TrainResult:
 def train(
   stage: Stage,
   evaluate: Evaluate,
-  options: TrainOptions,
   workdir: str | Path,
   *,
-  metric: str = "",
   on_best: OnBest | None = None,
   resume: bool = False,
   about: Mapping[str, Any] | None = None,
@@ -200,11 +192,9 @@ def train(
   """Trains until the last epoch, or until the validation metric stops improving.
 
   Args:
-    stage: state, step and batches.
-    evaluate: computes metrics of parameters.
-    options: how often the run evaluates, logs and saves.
+    stage: state, step, batches and schedule.
+    evaluate: computes metrics of parameters, also the metric of the schedule.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
-    metric: the metric of `evaluate` to maximise; `options.best_metric` unless given.
     on_best: called with parameters, step and metrics after the best evaluation so far, before its
       checkpoint is saved. If the run is killed in between, the resumed run calls it again.
     resume: continue from the newest checkpoint in `workdir`, if there is one.
@@ -219,8 +209,7 @@ def train(
     FloatingPointError: the loss, the training state or a score is not finite.
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
-  workdir = Path(workdir)
-  schedule = Schedule(options, stage.epochs, stage.steps_per_epoch, metric or options.best_metric)
+  workdir, schedule = Path(workdir), stage.schedule
   profile = Profile(profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
@@ -250,7 +239,6 @@ def train(
       log=log,
       profile=profile,
       signals=stop,
-      schedule=schedule,
     ).run()
 
 
@@ -304,9 +292,9 @@ class _Loop:
   log: Log
   profile: Profile
   signals: tasks.StopSignals
-  schedule: Schedule
 
   def __post_init__(self):
+    self.schedule = self.stage.schedule
     self.saved_step = self.step
     self.compile_seconds = 0.0
     self.last_finite, self.last_loss = "none since the start", math.nan

@@ -81,6 +81,7 @@ def banner(
     workdir: the working folder.
   """
   config, model, batch = experiment.config, experiment.config.model, experiment.config.batch
+  schedule = stage.schedule
   also = [data.collection.name for data in experiment.also]
   return _rows(
     {
@@ -92,8 +93,8 @@ def banner(
       f"{model.get('dtype', 'float32')}, matrix products "
       f"{model.get('precision', 'highest')}",
       "devices": _devices(),
-      "steps": f"{stage.total_steps:,} in {stage.epochs} epochs of "
-      f"{stage.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
+      "steps": f"{schedule.total_steps:,} in {schedule.epochs} epochs of "
+      f"{schedule.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
       "configurations",
       "folder": f"{workdir}, seed {config.seed}",
     }

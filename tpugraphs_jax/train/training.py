@@ -56,8 +56,6 @@ from tpugraphs_jax.train.step import make_train_step, TrainState
 if TYPE_CHECKING:
   import grain
 
-# Training targets: `(configs, ids [n] int64) -> [n] float32`.
-Targets = Callable[[TileConfigs | LayoutConfigs, np.ndarray], np.ndarray]
 _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -104,7 +102,7 @@ def run(
       results.predict(each.data, config.data_root, each.ranker, folder, split=split or "test")
 
 
-def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
+def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> None:
   """Fits transforms and trains. `train.result` chooses the model: best or last evaluation."""
   config, started = experiment.config, time.monotonic()
   check_machine(config)
@@ -115,7 +113,7 @@ def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loo
   with files.hold(workdir) if machine.is_primary() else contextlib.nullcontext():
     graphs, valid = load_graphs(experiment, workdir, resume=resume)
     with results.interruptions(workdir):
-      stage, _ = first_stage(experiment, graphs, workdir)
+      stage, _ = begin(experiment, graphs, workdir)
       results.begin_summary(config, workdir, experiment.data.collection)
       console.say(results.banner(experiment, stage, graphs, valid, workdir))
       valid = sample_graphs(config, valid)
@@ -123,7 +121,6 @@ def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> loo
     seconds = time.monotonic() - started
     section = results.of_training(config, result, graphs=len(valid), seconds=seconds)
     results.update_summary(workdir, training=section)
-    return result
 
 
 def check_machine(config: ml_collections.ConfigDict) -> None:
@@ -160,13 +157,12 @@ def _train_stages(
   folder = workdir / HEAD_FOLDER
   head, sums = family.head_stage(params, graphs, folder)
   stage, _ = begin(
-    config,
-    head,
+    experiment,
     sums,
-    experiment.data.targets,
-    epochs=finetune.epochs,
-    folder=folder,
+    folder,
+    family=head,
     params=params,
+    epochs=finetune.epochs,
     learning_rate=finetune.learning_rate,
   )
   return train_one(stage, Scorer(head), folder=folder, on_best=write)
@@ -211,13 +207,10 @@ def train_stage(
       rows
     )
 
-  options = loop.TrainOptions.of(config.train)
   return loop.train(
     stage,
     evaluate,
-    options,
     folder,
-    metric=evaluation.mean_name(options.best_metric),
     on_best=on_best,
     resume=resume,
     about=config.to_dict(),
@@ -246,7 +239,7 @@ def _write_model(
   ranker.save(workdir / model_file.MODEL_FILE, params, about)
 
 
-def sample_graphs(config: ml_collections.ConfigDict, graphs: Sequence[Any]) -> Sequence[Any]:
+def sample_graphs(config: ml_collections.ConfigDict, graphs: list[Any]) -> list[Any]:
   """The validation graphs that training judges, by `train.valid_sampling`.
 
   `fixed` takes all graphs. `slates` takes graphs with at least `batch.min_configs` configurations;
@@ -298,85 +291,74 @@ def sample_ids(
 
 
 def begin(
-  config: ml_collections.ConfigDict,
-  family: Family,
+  experiment: Experiment,
   graphs: Sequence[Any],
-  targets: Targets,
-  *,
-  epochs: int,
   folder: Path,
+  *,
+  family: Family | None = None,
   params: optax.Params | None = None,
+  epochs: int | None = None,
   learning_rate: float | None = None,
 ) -> tuple[loop.Stage, BatchPlan]:
   """State, step and batches of a stage, and the plan of its batches.
 
   Args:
-    config: of the run.
-    family: with fitted transforms.
+    experiment: with fitted transforms.
     graphs: prepared training graphs.
-    targets: training targets, `(configs, ids [n] int64) -> [n] float32`.
-    epochs: most epochs.
     folder: for files of the family.
+    family: in place of the family of the experiment.
     params: first parameters; initialised from the seed unless given.
-    learning_rate: in place of `config.optimizer.learning_rate`.
+    epochs, learning_rate: in place of `train.epochs` and `optimizer.learning_rate`.
 
   Raises:
     ValueError: graphs that the family cannot train on.
   """
+  config, family = experiment.config, family or experiment.ranker.family
   family.check_graphs(graphs)
-  plan = plan_of(config, family, graphs, targets, epochs=epochs)
+  epochs = epochs or config.train.epochs
+  plan = plan_of(config, family, graphs, experiment.data.targets, epochs=epochs)
+  train_options = loop.TrainOptions.of(config.train)
+  metric = evaluation.mean_name(train_options.best_metric)
+  schedule = loop.Schedule(train_options, epochs, plan.steps_per_epoch, metric)
   first = first_batch(config, family, plan)
   if params is None:
     params = init_params(family.network, first, seed=config.seed)
-  options, steps = Optimizer.of(config.optimizer), epochs * plan.steps_per_epoch
+  options = Optimizer.of(config.optimizer)
   if learning_rate is not None:
     options = dataclasses.replace(options, learning_rate=learning_rate)
-  optimizer = family.optimizer(options.create(steps))
-  step = step_of(config, family.network, optimizer)
-  batches = load_batches(config, family, plan, steps=steps)
-  step, batches = family.training(
-    step, batches, params=params, batch=first, graphs=graphs, workdir=folder
-  )
-  state, rate = TrainState.create(params, optimizer), options.rate_after(steps)
-  return loop.Stage(state, step, batches, epochs, plan.steps_per_epoch, rate), plan
-
-
-def step_of(
-  config: ml_collections.ConfigDict,
-  network: nn.Module,
-  optimizer: optax.GradientTransformation,
-  *,
-  devices: Sequence[jax.Device] | None = None,
-) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
-  """`make_train_step` with the losses, the seed and the chunks of a config."""
-  return make_train_step(
-    network,
+  optimizer = family.optimizer(options.create(schedule.total_steps))
+  step = make_train_step(
+    family.network,
     optimizer,
     losses.LossOptions.of(config.loss),
     seed=config.seed,
     config_chunk=config.batch.config_chunk,
-    devices=devices,
   )
-
-
-def first_stage(
-  experiment: Experiment, graphs: Sequence[Any], folder: Path
-) -> tuple[loop.Stage, BatchPlan]:
-  """`begin` for the first stage of an experiment."""
-  config, family = experiment.config, experiment.ranker.family
-  epochs = config.train.epochs
-  return begin(config, family, graphs, experiment.data.targets, epochs=epochs, folder=folder)
+  batches = load_batches(config, family, plan, steps=schedule.total_steps)
+  step, batches = family.training(
+    step, batches, params=params, batch=first, graphs=graphs, workdir=folder
+  )
+  state, rate = TrainState.create(params, optimizer), options.rate_after(schedule.total_steps)
+  return loop.Stage(state, step, batches, schedule, rate), plan
 
 
 def plan_of(
   config: ml_collections.ConfigDict,
   family: Family,
   graphs: Sequence[Any],
-  targets: Targets,
+  targets: Callable[[TileConfigs | LayoutConfigs, np.ndarray], np.ndarray],
   *,
   epochs: int,
 ) -> BatchPlan:
-  """The plan of the batches of a stage; arguments as `begin`."""
+  """The plan of the batches of a stage.
+
+  Args:
+    config: of the run.
+    family: with fitted transforms.
+    graphs: prepared training graphs.
+    targets: training targets, `(configs, ids [n] int64) -> [n] float32`.
+    epochs: length of the stage.
+  """
   batch, configs = config.batch, [graph.configs for graph in graphs]
   sampler = ConfigSampler(
     configs,
