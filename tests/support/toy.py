@@ -89,7 +89,7 @@ def train(
   train_step=TRAIN_STEP,
   batches=None,
   evaluate=evaluate,
-  learning_rate=None,
+  learning_rate=lambda steps: 0.1,
   **changes,
 ):
   """Trains the straight line; `changes` are arguments of `schedule` and of `loop.train`."""

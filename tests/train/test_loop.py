@@ -130,7 +130,7 @@ def test_stopped_and_resumed_equals_never_stopped(tmp_path, unstopped, number, c
   expected, rows = unstopped
   assert_same_trees(result.state, expected.state)
   assert metrics(tmp_path) == rows
-  assert (result.best_value, result.best_step) == (expected.best_value, expected.best_step)
+  assert result.progress == expected.progress
 
 
 def test_stopping_at_every_step_equals_never_stopping(tmp_path, unstopped):
@@ -192,13 +192,13 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
       go(stopping_batches(stop_at))
     result = go(make_batches(), resume=True)
   assert result.why.startswith("early stopping") and result.step == 10
-  assert (result.best_value, result.best_step) == (0.5, 4)
+  assert (result.progress.best_value, result.progress.best_step) == (0.5, 4)
 
 
 def test_the_model_can_be_of_the_last_evaluation_which_is_not_called_the_best(tmp_path, capsys):
   falling = lambda params, step: {"opa": 1 / step}
   result = toy.train(tmp_path, evaluate=falling, result="last")
-  assert (result.best_step, result.best_value) == (result.step, 1 / result.step)
+  assert (result.progress.best_step, result.progress.best_value) == (result.step, 1 / result.step)
   out = capsys.readouterr().out
   assert "best" not in out and f"last valid_sample/opa {1 / result.step:.4f} at step" in out
   assert run_folders.newest_of(tmp_path / loop.CHECKPOINTS).step == result.step

@@ -140,7 +140,7 @@ class Stage:
   train_step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
   batches: Any
   schedule: Schedule
-  learning_rate: Callable[[int], float] | None = None
+  learning_rate: Callable[[int], float]
 
 
 # `(params, step) -> metrics`, equal in every process. Parameters are NumPy arrays, averaged if the
@@ -154,6 +154,7 @@ class Progress:
   """Bookkeeping of the loop, saved with every checkpoint."""
 
   # The best evaluation so far, or with `result=last` the newest one; its step becomes the model.
+  # None before an evaluation that gives a number.
   best_value: float | None = None
   best_step: int | None = None
   evaluated_step: int = 0  # step of the last evaluation
@@ -169,10 +170,7 @@ class TrainResult:
 
   state: TrainState  # the last state, of numpy arrays without a device axis
   step: int
-  # The evaluation whose step became the model (`TrainOptions.result`); None if no evaluation gave a
-  # number.
-  best_value: float | None
-  best_step: int | None
+  progress: Progress
   why: str  # reason of the end, in words
   compile_seconds: float  # of the first step, which compiles
 
@@ -218,18 +216,25 @@ def train(
     files.tidy(workdir)
     checkpoints = checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, digests=digests)
     stack.callback(checkpoints.close)
-    state, step, progress = _begin(stage, checkpoints)
+    saved = checkpoints.newest(stage.state)
+    if saved is None:
+      saved = checkpoint.Saved(0, stage.state, data=None, progress={})
+    else:
+      stage.batches.set_state(saved.data)
+    step, progress = saved.step, Progress(**saved.progress)
     first_step = step - bool(progress.row)  # a row that waits for its evaluation is not written yet
     log = Log(workdir, total_steps=schedule.total_steps, first_step=first_step)
     stack.callback(log.close)
     stack.callback(profile.stop)
     log.events.describe(
-      about or {}, metric=f"{SAMPLE}/{schedule.metric}", parameters=optax.tree.size(state.params)
+      about or {},
+      metric=f"{SAMPLE}/{schedule.metric}",
+      parameters=optax.tree.size(stage.state.params),
     )
     if resume:
       console.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
     return _Loop(
-      state=parallel.replicate(state),
+      state=parallel.replicate(saved.state),
       step=step,
       progress=progress,
       stage=stage,
@@ -269,15 +274,6 @@ def check_workdir(
     checkpoints.check_config()
 
 
-def _begin(stage: Stage, checkpoints: checkpoint.Checkpoints) -> tuple[TrainState, int, Progress]:
-  """State, step and bookkeeping of the newest checkpoint, or of a new run without one."""
-  saved = checkpoints.newest(stage.state)
-  if saved is None:
-    return stage.state, 0, Progress()
-  stage.batches.set_state(saved.data)
-  return saved.state, saved.step, Progress(**saved.progress)
-
-
 @dataclasses.dataclass
 class _Loop:
   """The state of a call of `train`."""
@@ -302,6 +298,7 @@ class _Loop:
     self.in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
     self.began = (self.step, time.monotonic())  # set again after the first step, which compiles
     self.shown_metric = f"{SAMPLE}/{self.schedule.metric}"
+    self.shown_best = f"{self.schedule.options.result} {self.shown_metric}"
 
   def run(self) -> TrainResult:
     while True:
@@ -350,8 +347,7 @@ class _Loop:
     """The loss, the best evaluation, and the time left at the mean rate."""
     parts = [f"loss {self.last_loss:.5g}"]
     if self.progress.best_value is not None:
-      name = f"{self.schedule.options.result} {self.shown_metric}"
-      parts.append(f"{name} {self.progress.best_value:.4f}")
+      parts.append(f"{self.shown_best} {self.progress.best_value:.4f}")
     first, since = self.began
     if self.step > first:
       seconds = (time.monotonic() - since) / (self.step - first)
@@ -390,8 +386,7 @@ class _Loop:
     self._wait()
     self._average_window()
     self.progress.row["steps_per_second"] = self.log.steps_per_second(self.step)
-    if self.stage.learning_rate is not None:
-      self.progress.row["train/learning_rate"] = float(self.stage.learning_rate(self.step - 1))
+    self.progress.row["train/learning_rate"] = self.stage.learning_rate(self.step - 1)
     self.log.measure(self.step)
     if not self._is_evaluation_due():
       self._write_row()
@@ -460,11 +455,11 @@ class _Loop:
 
     Several processes decide together, at logged steps and at ends of epochs.
     """
-    is_time = self.schedule.is_epoch_end(self.step) or self.schedule.is_logged(self.step)
+    is_asked = self.signals.received is not None
     if parallel.process_count() > 1:
-      if not (is_time and parallel.any_process(self.signals.received is not None)):
-        return
-    elif self.signals.received is None:
+      is_time = self.schedule.is_epoch_end(self.step) or self.schedule.is_logged(self.step)
+      is_asked = is_time and parallel.any_process(is_asked)
+    if not is_asked:
       return
     if self.step > self.saved_step:
       self._save()
@@ -478,8 +473,7 @@ class _Loop:
     progress, why = self.progress, self.schedule.why_ended(self.step)
     text = f"training ended at step {self.step}: {why}"
     if progress.best_step is not None:
-      name = f"{self.schedule.options.result} {self.shown_metric}"
-      text += f"; {name} {progress.best_value:.4f} at step {progress.best_step}"
+      text += f"; {self.shown_best} {progress.best_value:.4f} at step {progress.best_step}"
     console.say(text)
     what, peak_bytes = peak_memory()
     console.say(f"peak memory of the {what}: {console.size(peak_bytes)}")
@@ -487,8 +481,7 @@ class _Loop:
     return TrainResult(
       state=parallel.unreplicate(self.state),
       step=self.step,
-      best_value=progress.best_value,
-      best_step=progress.best_step,
+      progress=progress,
       why=why,
       compile_seconds=self.compile_seconds,
     )

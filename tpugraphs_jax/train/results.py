@@ -213,9 +213,9 @@ def of_training(
     "compile_seconds": result.compile_seconds,
     "peak_memory": {"of": memory, "bytes": peak_bytes},
     config.train.result: {
-      "step": result.best_step,
+      "step": result.progress.best_step,
       "metric": f"{metrics.SAMPLE}/{evaluation.mean_name(config.train.best_metric)}",
-      "value": result.best_value,
+      "value": result.progress.best_value,
       "split": "valid",
       "graphs": graphs,
       "configurations": _sample(config, "all"),
