@@ -65,16 +65,16 @@ def test_a_reader_changes_nothing_where_a_run_is_saving(folder):
   on_its_way.mkdir()
   before = sorted(path.name for path in folder.rglob("*"))
   reader = checkpoint.Checkpoints(folder, config=CONFIG, read_only=True)
-  assert reader.newest_step() == run_folders.newest_of(folder).step == 1
-  reader.check_config()
+  assert reader.newest(make_state()).step == run_folders.newest_of(folder).step == 1
+  reader.check(resume=True)
   reader.close()
   assert sorted(path.name for path in folder.rglob("*")) == before
 
 
 def test_a_reader_of_a_missing_folder_finds_nothing_and_makes_nothing(folder):
   reader = checkpoint.Checkpoints(folder, read_only=True)
-  assert reader.newest_step() is reader.newest(make_state()) is None
-  reader.check_config()
+  assert reader.newest(make_state()) is None
+  reader.check(resume=False)
   reader.close()
   assert not folder.exists()
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_saved_beside_other_files_is_refused_naming_the_file(folder
   with pytest.raises(ValueError, match="more/features"):
     other.newest(make_state())
   with pytest.raises(ValueError, match="more/features"):
-    other.check_config()
+    other.check(resume=True)
   for known in (files, {}, {"features.json": "a", "new": "d"}):  # files of both are compared
     found = checkpoint.Checkpoints(folder, digests=known)
     assert found.newest(make_state()).step == 1
@@ -174,4 +174,4 @@ def test_superseded_checkpoints_of_a_killed_run_are_removed_on_resume(folder):
   assert len(list(folder.iterdir())) == 4  # a reader leaves it alone
   checkpoints = checkpoint.Checkpoints(folder)
   assert sorted(path.name for path in folder.iterdir()) == ["save_1", "save_2"]
-  assert checkpoints.newest_step() == 3
+  assert checkpoints.newest(make_state()).step == 3

@@ -71,7 +71,7 @@ class Checkpoints:
     digests: Mapping[str, str] | None = None,
     read_only: bool = False,
   ):
-    self._folder = Path(folder).expanduser().absolute()
+    self._workdir, self._folder = Path(folder).parent, Path(folder).expanduser().absolute()
     self._config, self._digests = _as_json(config or {}), dict(digests or {})
     # None in processes other than 0, and without a folder to read.
     self._manager: ocp.CheckpointManager | None = None
@@ -151,15 +151,17 @@ class Checkpoints:
       ) from error
     self._empty_trash()
 
-  def newest_step(self) -> int | None:
-    """The step of the newest checkpoint; None without one."""
-    return self._on_primary(lambda manager: (self._newest_notes(manager) or {}).get("step"))
-
-  def check_config(self) -> None:
-    """Refuses (ValueError) a folder whose newest checkpoint has another config or other files."""
+  def check(self, *, resume: bool) -> None:
+    """Refuses (ValueError) a run with another config or other files; every run without `resume`."""
 
     def check(manager: ocp.CheckpointManager) -> None:
-      if (notes := self._newest_notes(manager)) is not None:
+      notes = self._newest_notes(manager)
+      if notes and not resume:
+        raise ValueError(
+          f"{self._workdir} holds a run already (checkpoint of step {notes['step']}): go on "
+          "with --resume, or give another --workdir"
+        )
+      if notes:
         trees.check_config(self._folder, notes["config"], self._config)
         check_files(self._folder, notes["files"], self._digests)
 

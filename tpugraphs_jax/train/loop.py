@@ -211,7 +211,7 @@ def train(
   profile = Profile(profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
-    stop = stack.enter_context(tasks.StopSignals())
+    signals = stack.enter_context(tasks.StopSignals())
     check_workdir(workdir, resume=resume, config=config, digests=digests)
     files.tidy(workdir)
     checkpoints = checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, digests=digests)
@@ -233,17 +233,9 @@ def train(
     )
     if resume:
       console.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
+    state = parallel.replicate(saved.state)
     return _Loop(
-      state=parallel.replicate(saved.state),
-      step=step,
-      progress=progress,
-      stage=stage,
-      evaluate=evaluate,
-      on_best=on_best,
-      checkpoints=checkpoints,
-      log=log,
-      profile=profile,
-      signals=stop,
+      stage, evaluate, on_best, checkpoints, log, profile, signals, state, step, progress
     ).run()
 
 
@@ -260,27 +252,16 @@ def check_workdir(
     ValueError: the folder holds a run and `resume` is False, or the run has another config or
       other files.
   """
-  with contextlib.closing(
-    checkpoint.Checkpoints(
-      Path(workdir) / CHECKPOINTS, config=config, digests=digests, read_only=True
-    )
-  ) as checkpoints:
-    step = checkpoints.newest_step()
-    if step is not None and not resume:
-      raise ValueError(
-        f"{workdir} holds a run already (checkpoint of step {step}): go on with "
-        "--resume, or give another --workdir"
-      )
-    checkpoints.check_config()
+  folder = Path(workdir) / CHECKPOINTS
+  checkpoints = checkpoint.Checkpoints(folder, config=config, digests=digests, read_only=True)
+  with contextlib.closing(checkpoints):
+    checkpoints.check(resume=resume)
 
 
 @dataclasses.dataclass
 class _Loop:
   """The state of a call of `train`."""
 
-  state: TrainState  # with a leading device axis
-  step: int  # steps that `state` has taken
-  progress: Progress
   stage: Stage
   evaluate: Evaluate
   on_best: OnBest | None
@@ -288,6 +269,9 @@ class _Loop:
   log: Log
   profile: Profile
   signals: tasks.StopSignals
+  state: TrainState  # with a leading device axis
+  step: int  # steps that `state` has taken
+  progress: Progress
 
   def __post_init__(self):
     self.schedule = self.stage.schedule
@@ -478,10 +462,5 @@ class _Loop:
     what, peak_bytes = peak_memory()
     console.say(f"peak memory of the {what}: {console.size(peak_bytes)}")
     parallel.barrier("end of training")
-    return TrainResult(
-      state=parallel.unreplicate(self.state),
-      step=self.step,
-      progress=progress,
-      why=why,
-      compile_seconds=self.compile_seconds,
-    )
+    state = parallel.unreplicate(self.state)
+    return TrainResult(state, self.step, progress, why, self.compile_seconds)
