@@ -73,7 +73,11 @@ def _collection_lines(
         f"build --data_root {config.data_root} --collection {collection.name})"
       )
       return False
-  yield from _host_lines(config, collection)
+  folder = Path(*collection.name.split(":"))
+  folders = f"{config.data_root}/{folder}"
+  if collection.kind == "layout":
+    folders += f" and {config.data.store_dir or f'{config.data_root}/store'}/{folder}"
+  yield f"hosts       each reads {folders}; process 0 alone reads and writes --workdir"
   return True
 
 
@@ -141,14 +145,6 @@ def _store_bytes(file: Path) -> int:
     (nodes,) = archive.member("node_opcode").shape
     edges, _ = archive.member("edge_index").shape
   return configs * (config_nodes + 8) + nodes * (4 * NODE_FEATURES + 1) + 8 * edges
-
-
-def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> Iterator[str]:
-  folder = Path(*collection.name.split(":"))
-  folders = f"{config.data_root}/{folder}"
-  if collection.kind == "layout":
-    folders += f" and {config.data.store_dir or f'{config.data_root}/store'}/{folder}"
-  yield f"hosts       each reads {folders}; process 0 alone reads and writes --workdir"
 
 
 def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:

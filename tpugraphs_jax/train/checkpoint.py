@@ -78,8 +78,6 @@ class Checkpoints:
     if machine.is_primary() and (self._folder.is_dir() or not read_only):
       try:
         self._manager = self._create_manager(read_only)
-        if not read_only:
-          self._tidy(self._manager)
       except (ValueError, KeyError, TypeError) as error:  # damaged metadata
         raise _damaged(self._folder / f"{_PREFIX}_*", error) from None
 
@@ -87,7 +85,7 @@ class Checkpoints:
     _quiet_orbax()
     if not read_only:
       self._folder.mkdir(parents=True, exist_ok=True)
-    return ocp.CheckpointManager(
+    manager = ocp.CheckpointManager(
       self._folder,
       options=ocp.CheckpointManagerOptions(
         max_to_keep=_KEPT,
@@ -103,12 +101,11 @@ class Checkpoints:
         ),
       ),
     )
-
-  def _tidy(self, manager: ocp.CheckpointManager) -> None:
-    """Removes superseded checkpoints that a killed run left."""
-    for number in sorted(manager.all_steps())[:-_KEPT]:
-      manager.delete(number)
-    self._empty_trash()
+    if not read_only:
+      for number in sorted(manager.all_steps())[:-_KEPT]:  # a killed run left them
+        manager.delete(number)
+      self._empty_trash()
+    return manager
 
   def _empty_trash(self) -> None:
     shutil.rmtree(self._folder / _TRASH, ignore_errors=True)

@@ -25,7 +25,6 @@ _OF_CONFIGS = {"config_ids": "iu", "scores": "f", "runtime_ns": "iu", "label": "
 # Smallest values of arrays.
 _LEAST = {"sizes": 1, "scores": -np.inf, "runtime_ns": 1}  # 0 of the others
 _MOST_LINES = 30  # of programs in a summary
-_POOLED = ("opa",)  # metrics over the pairs of all graphs; other metrics are means over graphs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,7 +152,7 @@ def program_rows(
 
 def mean_name(metric: str) -> str:
   """The name of a metric over many graphs: `opa_pooled` (over all pairs), `kendaltau_mean`."""
-  return f"{metric}_pooled" if metric in _POOLED else f"{metric}_mean"
+  return f"{metric}_pooled" if metric == "opa" else f"{metric}_mean"
 
 
 def without_order(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -163,8 +162,7 @@ def without_order(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   """Arrays `{metric}_by_graph`, `[graphs]` float64, of every metric."""
-  names = [name for name, value in rows[0].items() if isinstance(value, float)] if rows else []
-  return {f"{name}_by_graph": np.array([row[name] for row in rows]) for name in names}
+  return {f"{name}_by_graph": values for name, values in _columns(rows).items()}
 
 
 def random_order(labels: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
@@ -289,5 +287,10 @@ def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -
 
 def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   """Mean of every float column over the rows where it is not NaN."""
-  numeric = [key for key, value in rows[0].items() if isinstance(value, float)] if rows else []
-  return {key: metrics.mean(row[key] for row in rows) for key in numeric}
+  return {name: metrics.mean(values) for name, values in _columns(rows).items()}
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+  """The float columns of rows with equal keys, `[rows]` float64 each."""
+  names = [name for name, value in rows[0].items() if isinstance(value, float)] if rows else []
+  return {name: np.array([row[name] for row in rows]) for name in names}

@@ -104,7 +104,7 @@ def evaluable(graphs: Sequence[OpGraph]) -> list[OpGraph]:
 
 
 def load_graphs(experiment: Experiment, workdir: Path, *, resume: bool) -> tuple[list, list]:
-  """Loads graphs, fits transforms and prepares the graphs; raw graphs are freed.
+  """Loads graphs, fits transforms (a resumed run loads them) and prepares the graphs.
 
   Returns:
     Training graphs of all collections, and labelled validation graphs of `experiment.data`.
@@ -118,7 +118,12 @@ def load_graphs(experiment: Experiment, workdir: Path, *, resume: bool) -> tuple
       f"no labelled validation graph of {data.collection.name} in {config.data_root} whose "
       "runtimes and features of configurations differ; choosing the best checkpoint needs one"
     )
-  _fit_or_load_transforms(experiment, train_graphs, workdir, resume=resume)
+  path = workdir / model_file.TRANSFORMS_FILE
+  if parallel.from_primary(resume and path.exists()):
+    experiment.ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
+  else:
+    experiment.fit_transforms(train_graphs)
+    parallel.primary_only(features.save)(path, experiment.ranker.transforms)
   log.write_manifest(workdir, config.to_dict())
   for each in (data, *experiment.also):  # raises before training starts
     for graph in valid_graphs if each is data else each.load(config.data_root, "valid"):
@@ -146,18 +151,6 @@ def keep_folds(experiment: Experiment, workdir: Path, *, replace: bool = False) 
         each.data.division(experiment.config.data_root).keep(folder, experiment.config.data.fold)
 
   parallel.on_primary(keep)
-
-
-def _fit_or_load_transforms(
-  experiment: Experiment, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool
-) -> None:
-  """Fits the transforms, or loads them in a resumed run."""
-  path = workdir / model_file.TRANSFORMS_FILE
-  if parallel.from_primary(resume and path.exists()):
-    experiment.ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
-    return
-  experiment.fit_transforms(graphs)
-  parallel.primary_only(features.save)(path, experiment.ranker.transforms)
 
 
 def transforms_digest(workdir: Path) -> dict[str, str]:

@@ -12,9 +12,6 @@ import optax
 
 from tpugraphs_jax.options import option, Options
 
-OPTIMIZERS = ("adam", "adamw", "adam_l2")
-SCHEDULES = ("constant", "cosine", "multistep")
-
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer(Options):
@@ -25,13 +22,13 @@ class Optimizer(Options):
     "adam",
     "adam (epsilon as in Keras), adamw (decoupled weight decay) or adam_l2 (Adam of "
     "PyTorch: the decay is added to the gradient)",
-    one_of=OPTIMIZERS,
+    one_of=("adam", "adamw", "adam_l2"),
   )
   learning_rate: float = option(1e-3, "value after the warm-up", above=0)
   schedule: str = option(
     "constant",
     "constant, cosine (to final_learning_rate) or multistep (times milestone_factor)",
-    one_of=SCHEDULES,
+    one_of=("constant", "cosine", "multistep"),
   )
   warmup_fraction: float = option(
     0.0, "share of the run in which the rate grows from zero", least=0, below=1

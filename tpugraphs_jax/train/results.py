@@ -31,7 +31,7 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.datasets import Collection, label_kind
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.infra import console, files, parallel, trust
+from tpugraphs_jax.infra import console, files, machine, parallel, trust
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.train import evaluation, log, loop
@@ -345,22 +345,18 @@ def _write_evaluation(
   configurations = _configurations(experiment.config, graphs, judged_graphs)
   random = evaluation.random_order([one.label for one in judged_graphs], collection.slowdown_ks)
   memory, peak_bytes = log.peak_memory()
-  update_summary(
-    workdir,
-    **{
-      name: {
-        "split": split,
-        "graphs": len(rows),
-        "graphs_without_order": evaluation.without_order(rows),
-        "configurations": configurations,
-        "configurations_judged": sum(len(graph.scores) for graph in judged_graphs),
-        "metrics": {evaluation.mean_name(key): value for key, value in means.items()},
-        "random_order": {evaluation.mean_name(key): value for key, value in random.items()},
-        "seconds": time.monotonic() - started,
-        "peak_memory": {"of": memory, "bytes": peak_bytes},
-      }
-    },
-  )
+  section = {
+    "split": split,
+    "graphs": len(rows),
+    "graphs_without_order": evaluation.without_order(rows),
+    "configurations": configurations,
+    "configurations_judged": sum(len(graph.scores) for graph in judged_graphs),
+    "metrics": {evaluation.mean_name(key): value for key, value in means.items()},
+    "random_order": {evaluation.mean_name(key): value for key, value in random.items()},
+    "seconds": time.monotonic() - started,
+    "peak_memory": {"of": memory, "bytes": peak_bytes},
+  }
+  update_summary(workdir, **{name: section})
   console.say(
     evaluation.summary(
       collection, rows, means, random=random, split=split, configurations=configurations
@@ -434,19 +430,13 @@ def predict(
 
   Warns of graphs whose five best configurations have equal scores: they stay in file order.
   """
-  graphs = data.load(data_root, split)
+  graphs, name = data.load(data_root, split), data.collection.name
   scores = ranker.scores(graphs, progress=True)
+  if not machine.is_primary():
+    return
   path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
-  _write_ranking(data.collection.name, split, graphs, scores, path)
-
-
-@parallel.primary_only
-def _write_ranking(
-  name: str, split: str, graphs: Sequence[OpGraph], scores: Sequence[np.ndarray], path: Path
-) -> None:
-  submission.write_results(
-    path, name, {graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)}
-  )
+  orders = {graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)}
+  submission.write_results(path, name, orders)
   tied = [graph.name for graph, s in zip(graphs, scores) if metrics.is_tied(s)]
   if tied:
     logging.warning(

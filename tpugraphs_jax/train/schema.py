@@ -26,10 +26,6 @@ from tpugraphs_jax.rankers.segments.family import FinetuneOptions, SegmentOption
 from tpugraphs_jax.train import log, loop
 from tpugraphs_jax.train.optimizer import Optimizer
 
-_SEARCHES = ("random", "default")  # of the released layout collections
-_COMMAND_FIELDS = ("data_root",)  # set by the command
-
-
 _SEGMENTS = {"segments": SegmentOptions, "segments.finetune": FinetuneOptions}
 
 
@@ -97,7 +93,7 @@ def check(config: ConfigDict) -> None:
     ValueError: the message has the field, its value and the expectation.
   """
   check_task(config)
-  known = {*_declared(config.task), *_COMMAND_FIELDS}
+  known = {*_declared(config.task), "data_root"}  # which the command sets
   for name in _fields(config):
     if name not in known and not name.startswith("model."):
       near = options.nearest(name, [*limits(config), *sections(config.task)])
@@ -133,9 +129,9 @@ def _check_pairs(config: ConfigDict) -> None:
   """Refuses values that contradict each other across sections."""
   batch, target, data = config.batch, config.batch.target, config.data
   log.Profile(config.profile_steps, Path())  # refuses malformed steps
-  is_released = data.source != datasets.OWN
-  if base.kind_of(config.task) == "layout" and is_released and data.search not in _SEARCHES:
-    raise ValueError(f"data.search is {data.search!r}, expected {' or '.join(_SEARCHES)}")
+  is_released_layout = config.task != "tile" and data.source != datasets.OWN
+  if is_released_layout and data.search not in ("random", "default"):
+    raise ValueError(f"data.search is {data.search!r}, expected random or default")
   if batch.config_chunk and batch.configs % batch.config_chunk:
     raise ValueError(
       f"batch.config_chunk is {batch.config_chunk}, expected a divisor of "

@@ -15,13 +15,13 @@ every collection is evaluated and ranked. Results of further collections go to s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
 from pathlib import Path
 import time
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -52,9 +52,6 @@ from tpugraphs_jax.train import evaluation, log, loop, results
 from tpugraphs_jax.train.experiment import Experiment, keep_folds, load_graphs, transforms_digest
 from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import make_train_step, TrainState
-
-if TYPE_CHECKING:
-  import grain
 
 _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -389,7 +386,7 @@ def first_batch(config: ml_collections.ConfigDict, family: Family, plan: BatchPl
 
 def load_batches(
   config: ml_collections.ConfigDict, family: Family, plan: BatchPlan, *, steps: int
-) -> grain.DatasetIterator:
+) -> Iterator[Any]:
   """The part of this process in the batches of `steps` steps, with a leading device axis."""
   local = parallel.local_device_count()
   first = parallel.process_index() * local

@@ -58,9 +58,6 @@ from tpugraphs_jax.rankers.segments.batches import (
   Stale,
 )
 
-READOUTS = ("embedding", "scalar")
-AGGREGATIONS = ("mean", "sum")
-KEEP_UNITS = ("segment", "entry")
 _HISTORY_FOLDER = "history"
 HEAD_FOLDER = "head"  # of the stage of the head, relative to the working folder
 
@@ -81,7 +78,7 @@ class SegmentOptions(Options):
   keep_unit: str = option(
     "segment",
     "unit to keep or drop: a segment for all configurations of a slate, or an entry of the table",
-    one_of=KEEP_UNITS,
+    one_of=("segment", "entry"),
   )
   recompute: bool = option(
     False, "compute other segments without gradients, instead of reading them from a table"
@@ -89,9 +86,9 @@ class SegmentOptions(Options):
   readout: str = option(
     "embedding",
     "embedding: the head scores the sum of readouts; scalar: sum of the scores of segments",
-    one_of=READOUTS,
+    one_of=("embedding", "scalar"),
   )
-  aggregation: str = option("mean", "reduction over segments", one_of=AGGREGATIONS)
+  aggregation: str = option("mean", "reduction over segments", one_of=("mean", "sum"))
   history_dtype: str = option("float32", "dtype of the table", one_of=history.DTYPES)
 
   def check(self) -> None:
