@@ -22,8 +22,8 @@ def test_without_data_the_error_names_the_place_and_what_to_do(
 ):
   monkeypatch.setenv("HOME", str(tmp_path))
   with pytest.raises(FileNotFoundError, match="no data") as error:
-    launch._default_data_root(FLAGS, parts.config_of(kind, variant), tmp_path)
+    launch._default_data_root(FLAGS, parts.config_of(kind, variant))
   assert all(remedy in str(error.value) for remedy in remedies)
   assert not list(tmp_path.iterdir())
   (tmp_path / "data/tpugraphs/npz").mkdir(parents=True)
-  assert launch._default_data_root(FLAGS, parts.config_of(kind), tmp_path) == "~/data/tpugraphs/npz"
+  assert launch._default_data_root(FLAGS, parts.config_of(kind)) == "~/data/tpugraphs/npz"

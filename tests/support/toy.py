@@ -60,7 +60,7 @@ TRAIN_STEP = parallel.pmap(device_step, donate_argnums=0)
 
 def evaluate(params, step):
   del step
-  return {"opa": float(params["slope"]), "tau": float(params["offset"])}
+  return {"opa": float(params["slope"]), "tau": float(params["offset"])}, {}
 
 
 _OPTIONS = {field.name for field in dataclasses.fields(loop.TrainOptions)} | {

@@ -101,7 +101,7 @@ def test_the_learning_rate_of_each_step_is_on_its_line(tmp_path):
 
 def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path):
   improving, used = itertools.count(), []
-  evaluate = lambda params, step: {"opa": float(next(improving))}
+  evaluate = lambda params, step: ({"opa": float(next(improving))}, {})
 
   def cut_off(params, step, metrics):
     if step == toy.STEPS:
@@ -163,7 +163,7 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
 
   def by_step(params, step):
     assert float(params["count"]) == step
-    return {"opa": values[step // 2 - 1]}
+    return {"opa": values[step // 2 - 1]}, {}
 
   def count(state, batch):
     loss = jnp.mean(batch["x"])
@@ -196,7 +196,7 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
 
 
 def test_the_model_can_be_of_the_last_evaluation_which_is_not_called_the_best(tmp_path, capsys):
-  falling = lambda params, step: {"opa": 1 / step}
+  falling = lambda params, step: ({"opa": 1 / step}, {})
   result = toy.train(tmp_path, evaluate=falling, result="last")
   assert (result.progress.best_step, result.progress.best_value) == (result.step, 1 / result.step)
   out = capsys.readouterr().out

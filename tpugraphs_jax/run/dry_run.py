@@ -167,12 +167,11 @@ def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
     "shared compilation cache saves this in later runs"
   )
   evaluations = -(-epochs // config.train.eval_every_epochs)
-  last = sum(one.evaluation for one in (own, *also))
+  _, last, ranking, ranked = map(sum, zip(own, *also))
   yield (
     f"steps       {steps:,} of {step:.3g} s (mean of {len(measured)} measured), "
     f"{_number(evaluations, 'evaluation')} of {own.sample:.3g} s, the last one of {last:.3g} s"
   )
-  ranking, ranked = (sum(parts) for parts in zip(*(one.ranking for one in (own, *also))))
   yield (
     f"ranking     {_number(ranked, 'configuration')} of the test split in {ranking:.3g} s"
     if ranked
@@ -210,7 +209,8 @@ class _Scoring(NamedTuple):
 
   sample: float  # of an evaluation during training
   evaluation: float  # of the evaluation after training
-  ranking: tuple[float, int]  # of the test split, and the number of its configurations
+  ranking: float  # of the test split
+  ranked: int  # configurations of the test split
 
 
 def _scoring(experiment: Experiment, params: optax.Params, valid: list[Any]) -> _Scoring:
@@ -231,7 +231,8 @@ def _scoring(experiment: Experiment, params: optax.Params, valid: list[Any]) -> 
   return _Scoring(
     rate * _work(sample, ids),
     rate * _work(valid, final_ids),
-    (rate * _work(test, test_ids), sum(map(len, test_ids))),
+    rate * _work(test, test_ids),
+    sum(map(len, test_ids)),
   )
 
 

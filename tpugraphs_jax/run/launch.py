@@ -140,7 +140,7 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
     if not values["config"].present:
       config = _with_overrides(values, fields)
   with config.unlocked():
-    config.data_root = data_root or _default_data_root(values, config, workdir)
+    config.data_root = data_root or _default_data_root(values, config)
   return config
 
 
@@ -164,19 +164,14 @@ def _run_ensemble(values: flags.FlagValues, workdir: Path) -> None:
     results.predict(data, config.data_root, ensemble, workdir, split=split)
 
 
-def _default_data_root(
-  values: flags.FlagValues, config: ml_collections.ConfigDict, workdir: Path
-) -> str:
+def _default_data_root(values: flags.FlagValues, config: ml_collections.ConfigDict) -> str:
   """The folder of the data without `--data_root`: synthetic data, or `DEFAULT_DATA_ROOT`.
 
   Raises:
     FileNotFoundError: no data at `DEFAULT_DATA_ROOT`.
   """
   if values.synthetic:
-    is_remote = files.is_remote(values.workdir)
-    return _synthetic(
-      config, (files.local_of(values.workdir) if is_remote else workdir) / "synthetic"
-    )
+    return _synthetic(config, files.local_of(values.workdir) / "synthetic")
   if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
     return DEFAULT_DATA_ROOT
   if config.data.source == datasets.OWN:

@@ -238,10 +238,9 @@ def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str
       )
 
 
-def _damaged(where: Path, reason: object) -> ValueError:
-  reason = (str(reason).splitlines() or [type(reason).__name__])[0]
+def _damaged(where: Path, error: object) -> ValueError:
   return ValueError(
-    f"{where} is damaged ({reason}): remove it to go on from the checkpoint before "
+    f"{where} is damaged ({_reason(error)}): remove it to go on from the checkpoint before "
     "it, or train again in another --workdir"
   )
 
@@ -263,7 +262,7 @@ def _quiet_orbax() -> None:
     logging.getLogger(name).addFilter(_is_shown)  # once, however often it is added
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: object) -> str:
   """An error of Orbax in one line; Orbax reports a full disk in pages of settings."""
   full = next((reason for reason in _DISK_FULL if reason in str(error)), "")
   return full or (str(error).splitlines() or [type(error).__name__])[0]

@@ -28,7 +28,7 @@ import numpy as np
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2
 
-from tpugraphs_jax.infra import console, files, parallel, trust
+from tpugraphs_jax.infra import console, files, machine, parallel, trust
 from tpugraphs_jax.rankers import model_file
 
 _PACKAGES = (
@@ -58,13 +58,11 @@ class Log:
     self._total_steps = total_steps
     self._progress_time = time.monotonic()  # of the last progress line
     self.restart_clock(first_step)
-    self._open(workdir / "metrics.jsonl", first_step)
+    if machine.is_primary():
+      path = workdir / "metrics.jsonl"
+      _drop_later_steps(path, first_step)
+      self._lines, self._is_warned = path.open("ab", buffering=_LINES_BYTES), False
     self.events = Events(workdir / "tensorboard", purge_step=first_step + 1)
-
-  @parallel.primary_only
-  def _open(self, path: Path, first_step: int) -> None:
-    _drop_later_steps(path, first_step)
-    self._lines, self._is_warned = path.open("ab", buffering=_LINES_BYTES), False
 
   def restart_clock(self, step: int) -> None:
     """Restarts the clocks of the rates at this step, to leave out an evaluation."""

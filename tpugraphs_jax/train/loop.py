@@ -143,9 +143,9 @@ class Stage:
   learning_rate: Callable[[int], float]
 
 
-# `(params, step) -> metrics`, equal in every process. Parameters are NumPy arrays, averaged if the
-# optimizer averages. An array `[graphs]` among the metrics is shown as a histogram.
-Evaluate = Callable[[optax.Params, int], Mapping[str, float | np.ndarray]]
+# `(params, step) -> metrics, histograms`, equal in every process. Parameters are NumPy arrays,
+# averaged if the optimizer averages. TensorBoard shows histograms of arrays `[graphs]`.
+Evaluate = Callable[[optax.Params, int], tuple[dict[str, float], dict[str, np.ndarray]]]
 OnBest = Callable[[optax.Params, int, dict[str, float]], None]  # `(params, step, metrics)`
 
 
@@ -392,12 +392,11 @@ class _Loop:
     params = self._finite_state().eval_params
     try:
       with self.signals.interrupting():
-        values = self.evaluate(params, self.step)
+        metrics, by_graph = self.evaluate(params, self.step)
     except tasks.Interrupted:
       return
     except FloatingPointError as error:
       raise FloatingPointError(f"step {self.step}: {error}") from error
-    metrics = {name: float(value) for name, value in values.items() if not np.ndim(value)}
     if self.schedule.metric not in metrics:
       raise ValueError(
         f"best_metric is {self.schedule.metric!r}, expected one of {sorted(metrics)}"
@@ -413,10 +412,8 @@ class _Loop:
     if progress.window:  # a run that is shorter than `log_every_steps` has a loss too
       self._average_window()
     progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
-    self.log.events.histograms(
-      self.step,
-      {f"{SAMPLE}/{name}": np.asarray(value) for name, value in values.items() if np.ndim(value)},
-    )
+    histograms = {f"{SAMPLE}/{name}": values for name, values in by_graph.items()}
+    self.log.events.histograms(self.step, histograms)
     self._write_row()
     if is_best and self.on_best is not None:
       # A run that is killed before it saves the checkpoint comes here again.

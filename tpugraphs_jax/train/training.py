@@ -138,20 +138,19 @@ def _train_stages(
   resume: bool,
 ) -> loop.TrainResult:
   """Trains the network, then, with `segments.finetune.epochs`, the head alone (+F)."""
-  config, family = experiment.config, experiment.ranker.family
   train_one = functools.partial(
     train_stage, experiment, valid=valid, resume=resume, digests=transforms_digest(workdir)
   )
   write = functools.partial(
     _write_model, experiment.ranker, workdir, [graph.name for graph in graphs]
   )
-  finetune = finetune_options(config)
+  finetune = finetune_options(experiment.config)
   if not finetune.epochs:
     return train_one(stage, experiment.ranker.scorer, folder=workdir, on_best=write)
   params = train_one(stage, experiment.ranker.scorer, folder=workdir).state.eval_params
   console.say(f"the first stage is done: next, the {HEAD_FOLDER} alone")
+  family, folder = experiment.ranker.family, workdir / HEAD_FOLDER
   assert isinstance(family, Segments)
-  folder = workdir / HEAD_FOLDER
   head, sums = family.head_stage(params, graphs, folder)
   stage, _ = begin(
     experiment,
@@ -194,15 +193,13 @@ def train_stage(
   """
   config = experiment.config
 
-  def evaluate(params: optax.Params, step: int) -> dict[str, float | np.ndarray]:
+  def evaluate(params: optax.Params, step: int) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     ids = sample_ids(config, valid, step)
     scores = scorer(params, valid, ids, permutations=1)
-    rows, means = evaluation.evaluate(
-      evaluation.with_labels(valid, ids, scores), experiment.ranker.collection.slowdown_ks
-    )
-    return {evaluation.mean_name(name): mean for name, mean in means.items()} | evaluation.by_graph(
-      rows
-    )
+    judged = evaluation.with_labels(valid, ids, scores)
+    rows, means = evaluation.evaluate(judged, experiment.ranker.collection.slowdown_ks)
+    named = {evaluation.mean_name(name): mean for name, mean in means.items()}
+    return named, evaluation.by_graph(rows)
 
   return loop.train(
     stage,
