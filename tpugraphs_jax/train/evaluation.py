@@ -69,17 +69,10 @@ def with_labels(
   graphs: Sequence[Any], config_ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
 ) -> list[GraphScores]:
   """Scores `[n]` float32 of configurations `[n]` int64 of each graph, with its labels."""
+  parts = (graph.configs.subset(ids) for graph, ids in zip(graphs, config_ids))
   return [
-    GraphScores(
-      graph.name,
-      len(graph.opcode),
-      ids,
-      graph_scores,
-      graph.configs.runtime_ns[ids],
-      graph.configs.label[ids],
-      graph.configs.subset(ids).has_order,
-    )
-    for graph, ids, graph_scores in zip(graphs, config_ids, scores)
+    GraphScores(g.name, len(g.opcode), ids, s, part.runtime_ns, part.label, part.has_order)
+    for g, ids, s, part in zip(graphs, config_ids, scores, parts)
   ]
 
 
