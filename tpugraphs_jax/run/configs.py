@@ -17,8 +17,7 @@ import textwrap
 from typing import Any
 
 from absl import flags
-import ml_collections
-from ml_collections import config_flags
+from ml_collections import config_flags, ConfigDict
 
 import tpugraphs_jax
 from tpugraphs_jax import options
@@ -64,7 +63,7 @@ def resolve(value: str, default: str | None = None) -> str:
   return f"{path}{colon}{variant}"
 
 
-def load(value: str) -> ml_collections.ConfigDict:
+def load(value: str) -> ConfigDict:
   """Makes the config of a value of `--config`.
 
   Args:
@@ -167,7 +166,7 @@ def model_changes(argv: Sequence[str]) -> dict[str, Any]:
   """The values of the flags for `model.name` and `extensions`, by name."""
   values = flags.FlagValues()
   values.set_gnu_getopt()
-  fields = ml_collections.ConfigDict({"model": {"name": ""}, "extensions": ()})
+  fields = ConfigDict({"model": {"name": ""}, "extensions": ()})
   given = [argument for argument in argv if _MODEL_FLAG.match(argument)]
   config_flags.DEFINE_config_dict("config", fields, flag_values=values, sys_argv=given)
   values(argv, known_only=True)
@@ -196,7 +195,7 @@ def one_line(message: object) -> str:
   return re.sub(r"\\+(?=['\"])", "", console.one_line(message))
 
 
-def as_flags(message: str, config: ml_collections.ConfigDict | None) -> str:
+def as_flags(message: str, config: ConfigDict | None) -> str:
   """The message with each field of the config (`batch.graphs`) written as its flag."""
   fields = fields_of(config) if config else {}
 
@@ -207,14 +206,14 @@ def as_flags(message: str, config: ml_collections.ConfigDict | None) -> str:
   return _FIELD.sub(flag, message)
 
 
-def fields_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
+def fields_of(config: ConfigDict) -> dict[str, Any]:
   """The fields of a config by name, such as `batch.graphs`."""
   from flax import traverse_util  # slow to import
 
   return traverse_util.flatten_dict(config.to_dict(), sep=".")
 
 
-def set_model(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> None:
+def set_model(config: ConfigDict, changes: Mapping[str, Any]) -> None:
   """Imports extensions and gives the section `model` all options of its network.
 
   A new network has the default of every option.
@@ -235,7 +234,7 @@ def set_model(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> 
     config.model = schema.model(config.task, **{"name": name} | given)
 
 
-def change(config: ml_collections.ConfigDict, changes: Mapping[str, Any]) -> None:
+def change(config: ConfigDict, changes: Mapping[str, Any]) -> None:
   """Changes fields of a config by name, such as `batch.graphs`.
 
   `model.name` resets the section `model` to the defaults of that network. Scalars and arrays of
@@ -260,9 +259,7 @@ def _plain(value: Any) -> Any:
   return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
 
-def check_names(
-  config: ml_collections.ConfigDict, names: Iterable[str], *, what: str = "the config"
-) -> None:
+def check_names(config: ConfigDict, names: Iterable[str], *, what: str = "the config") -> None:
   """Refuses (ValueError) fields that the config does not have; messages call the config `what`."""
   fields = fields_of(config)
   for name in names:
@@ -286,7 +283,7 @@ def variants(place: str) -> str:
   return "\n".join([title, *lines]) if lines else ""
 
 
-def listing(config: ml_collections.ConfigDict, place: str) -> str:
+def listing(config: ConfigDict, place: str) -> str:
   """The text of `--print_config`: the variants, then every field with its help.
 
   The listing has the default of a field if the value differs.

@@ -14,7 +14,7 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -32,7 +32,7 @@ _SECONDS = 60.0  # measurement of steps ends after this time
 _GRAPHS = 4  # measured validation graphs
 
 
-def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
+def lines(config: ConfigDict, scratch: Path) -> Iterator[str]:
   """Yields the lines of a dry run, each as soon as it is known.
 
   Args:
@@ -50,7 +50,7 @@ def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
 
 
 def _collection_lines(
-  config: ml_collections.ConfigDict, collection: Collection, scratch: Path
+  config: ConfigDict, collection: Collection, scratch: Path
 ) -> Generator[str, None, bool]:
   """Yields the sizes of a collection; returns whether a run can be measured on it."""
   yield f"collection  {collection.name}"
@@ -81,9 +81,7 @@ def _collection_lines(
   return True
 
 
-def _data_lines(
-  config: ml_collections.ConfigDict, collection: Collection, splits: Sequence[str]
-) -> Iterator[str]:
+def _data_lines(config: ConfigDict, collection: Collection, splits: Sequence[str]) -> Iterator[str]:
   size = sum(
     path.stat().st_size
     for split in splits
@@ -113,7 +111,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def _store_line(
-  config: ml_collections.ConfigDict, collection: Collection, splits: Sequence[str], scratch: Path
+  config: ConfigDict, collection: Collection, splits: Sequence[str], scratch: Path
 ) -> tuple[bool, str]:
   """Whether the store has to be built before a measurement, and a line with its size."""
   size, absent, bound = 0, 0, 0

@@ -7,8 +7,7 @@ from pathlib import Path
 import tempfile
 
 from absl import flags, logging
-import ml_collections
-from ml_collections import config_flags
+from ml_collections import config_flags, ConfigDict
 
 from tpugraphs_jax import datasets, options, report, synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
@@ -88,7 +87,7 @@ def _start(values: flags.FlagValues) -> None:
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
 
 
-def _check_kind(config: ml_collections.ConfigDict, kind: str) -> None:
+def _check_kind(config: ConfigDict, kind: str) -> None:
   """Refuses (ValueError) a config of the other command."""
   schema.check_task(config)
   if (found := base.kind_of(config.task)) != kind:
@@ -115,12 +114,12 @@ def _check_flags(values: flags.FlagValues) -> None:
     )
 
 
-def _with_overrides(values: flags.FlagValues, fields: dict) -> ml_collections.ConfigDict:
+def _with_overrides(values: flags.FlagValues, fields: dict) -> ConfigDict:
   """The config of a trained model with the changes of the flags.
 
   Only modules of the flag `extensions` are imported, none that the model names.
   """
-  config = ml_collections.ConfigDict(fields)
+  config = ConfigDict(fields)
   _check_kind(config, base.kind_of(values.config.task))
   changes = config_flags.get_override_values(values["config"])
   options.import_extensions(changes.get("extensions", ()))
@@ -129,7 +128,7 @@ def _with_overrides(values: flags.FlagValues, fields: dict) -> ml_collections.Co
   return config
 
 
-def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDict:
+def _config(values: flags.FlagValues, workdir: Path) -> ConfigDict:
   """The config of the run, with the folder of the data as `data_root`."""
   config, data_root = values.config, values.data_root
   is_begun = parallel.from_primary((workdir / model_file.CONFIG_FILE).exists())
@@ -164,7 +163,7 @@ def _run_ensemble(values: flags.FlagValues, workdir: Path) -> None:
     results.predict(data, config.data_root, ensemble, workdir, split=split)
 
 
-def _default_data_root(values: flags.FlagValues, config: ml_collections.ConfigDict) -> str:
+def _default_data_root(values: flags.FlagValues, config: ConfigDict) -> str:
   """The folder of the data without `--data_root`: synthetic data, or `DEFAULT_DATA_ROOT`.
 
   Raises:
@@ -187,7 +186,7 @@ def _default_data_root(values: flags.FlagValues, config: ml_collections.ConfigDi
   )
 
 
-def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
+def _synthetic(config: ConfigDict, folder: Path) -> str:
   """Generates tiny synthetic data of the config's collections."""
   experiment = Experiment.of(config)  # refuses the config before anything is written
   names = [data.collection.name for data in (experiment.data, *experiment.also)]

@@ -29,7 +29,7 @@ from pathlib import Path
 import re
 import sys
 
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from tpugraphs_jax.data import npz
@@ -60,7 +60,7 @@ def read_weights(path: Path) -> list[np.ndarray]:
   return [arrays[name] for name in sorted(arrays, key=lambda name: (number(name), name))]
 
 
-def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: Path) -> None:
+def convert(config: ConfigDict, weights: list[np.ndarray], out: Path) -> None:
   """Writes `model.npz` into `out`, from arrays `[...]` in the order of Keras' weights.
 
   Args:
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _config_of(args: argparse.Namespace) -> ml_collections.ConfigDict:
+def _config_of(args: argparse.Namespace) -> ConfigDict:
   """The config of `--config` with the changes of `--set`."""
   config = configs.load(args.config)
   for change in args.changes:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from tpugraphs_jax import report
 from tpugraphs_jax.rankers import model_file, ranker
@@ -54,7 +54,7 @@ class Run:
 
 
 def train_model(
-  config: str | os.PathLike[str] | ml_collections.ConfigDict,
+  config: str | os.PathLike[str] | ConfigDict,
   *,
   data_root: str | os.PathLike[str],
   workdir: str | os.PathLike[str],

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from tpugraphs_jax import options
 from tpugraphs_jax.data import features, folds, selection
@@ -34,13 +34,13 @@ class Experiment:
     also: further layout collections that the network is trained on (`data.also`).
   """
 
-  config: ml_collections.ConfigDict
+  config: ConfigDict
   data: Data
   ranker: Ranker
   also: tuple[Data, ...] = ()
 
   @classmethod
-  def of(cls, config: ml_collections.ConfigDict) -> Experiment:
+  def of(cls, config: ConfigDict) -> Experiment:
     """The experiment of a config; refuses (ValueError) a config that cannot work."""
     options.import_extensions(config.extensions)
     schema.check(config)

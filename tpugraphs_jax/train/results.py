@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import logging
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -109,7 +109,7 @@ def _sizes(graphs: Sequence[Any]) -> str:
   )
 
 
-def _sample(config: ml_collections.ConfigDict, all_configs: str) -> str:
+def _sample(config: ConfigDict, all_configs: str) -> str:
   """The configurations per graph that are judged during training, in words."""
   if config.train.valid_sampling == "slates":
     return f"{config.batch.configs} of each graph, drawn anew each time"
@@ -157,7 +157,7 @@ def _plain(value: Any) -> Any:
 
 
 @parallel.primary_only
-def begin_summary(config: ml_collections.ConfigDict, workdir: Path, collection: Collection) -> None:
+def begin_summary(config: ConfigDict, workdir: Path, collection: Collection) -> None:
   """Replaces the summary by a new one with the fields that are known before training."""
   (workdir / SUMMARY_FILE).unlink(missing_ok=True)
   update_summary(
@@ -195,7 +195,7 @@ def interruptions(workdir: Path) -> Iterator[None]:
 
 
 def of_training(
-  config: ml_collections.ConfigDict, result: loop.TrainResult, *, graphs: int, seconds: float
+  config: ConfigDict, result: loop.TrainResult, *, graphs: int, seconds: float
 ) -> dict[str, Any]:
   """The section `training` of the summary; `best` or `last` has the step that became the model.
 
@@ -238,10 +238,9 @@ def evaluate(experiment: Experiment, workdir: Path, *, split: str = "") -> None:
     ValueError: `split` is given and none of its graphs has labels.
   """
   started, ranker = time.monotonic(), experiment.ranker
-  graphs, ids = _to_judge(experiment, split)
+  graphs, ids = _to_judge(experiment, [ranker], split)
   if not graphs:
     return
-  _warn_of_training([ranker], graphs)
   graphs = [ranker.prepare(graph) for graph in graphs]  # frees the raw graphs
   scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
   predicted_ns = _predicted_ns(experiment, graphs, ids, scores)
@@ -261,10 +260,9 @@ def evaluate_ensemble(
     raise ValueError(
       f"{workdir} holds a run, and the ensemble would replace its results: give another --workdir"
     )
-  graphs, ids = _to_judge(experiment, split)
+  graphs, ids = _to_judge(experiment, ensemble.rankers, split)
   if not graphs:
     return
-  _warn_of_training(ensemble.rankers, graphs)
   scores = ensemble.scores(graphs, ids, progress=True)
   begin_summary(experiment.config, workdir, experiment.data.collection)
   update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
@@ -293,8 +291,13 @@ def check_folds(experiment: Experiment, ensemble: Ensemble, *, split: str) -> No
     )
 
 
-def _to_judge(experiment: Experiment, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
-  """Labelled graphs of a split, and the numbers of the judged configurations of each."""
+def _to_judge(
+  experiment: Experiment, rankers: Sequence[Ranker], split: str
+) -> tuple[list[OpGraph], list[np.ndarray]]:
+  """Labelled graphs of a split, and the numbers of the judged configurations of each.
+
+  Warns of graphs that trained one of the rankers.
+  """
   data = experiment.data
   graphs = evaluable(data.load(experiment.config.data_root, split or "valid"))
   name = data.collection.name
@@ -305,6 +308,7 @@ def _to_judge(experiment: Experiment, split: str) -> tuple[list[OpGraph], list[n
     )
   if not graphs:
     console.say(f"{name}: no labelled graph in the validation split; nothing to score")
+  _warn_of_training(rankers, graphs)
   return graphs, [data.validation_ids(graph.name, graph.configs) for graph in graphs]
 
 
@@ -387,9 +391,7 @@ def _predicted_ns(
 
 
 def _configurations(
-  config: ml_collections.ConfigDict,
-  graphs: Sequence[Any],
-  judged_graphs: Sequence[evaluation.GraphScores],
+  config: ConfigDict, graphs: Sequence[Any], judged_graphs: Sequence[evaluation.GraphScores]
 ) -> str:
   """The configurations per graph that an evaluation judges, in words."""
   if all(len(one.scores) == len(graph.configs) for one, graph in zip(judged_graphs, graphs)):

@@ -25,7 +25,7 @@ from typing import Any
 
 from flax import linen as nn
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -40,7 +40,6 @@ from tpugraphs_jax.data.plan import (
   graph_weights,
   training_batches,
 )
-from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 from tpugraphs_jax.infra import console, files, machine, parallel
 from tpugraphs_jax.metrics import SAMPLE
 from tpugraphs_jax.rankers import model_file
@@ -60,7 +59,7 @@ _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive
 
 
 def run(
-  config: ml_collections.ConfigDict,
+  config: ConfigDict,
   workdir: Path,
   *,
   do: Sequence[str] = ("train", "evaluate", "predict"),
@@ -120,7 +119,7 @@ def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> Non
     results.update_summary(workdir, training=section)
 
 
-def check_machine(config: ml_collections.ConfigDict) -> None:
+def check_machine(config: ConfigDict) -> None:
   """Refuses (ValueError) a batch size or determinism that the devices do not support."""
   parallel.per_device(config.batch.graphs, field="batch.graphs")
   parallel.warn_of_slow_sums()
@@ -131,8 +130,8 @@ def check_machine(config: ml_collections.ConfigDict) -> None:
 def _train_stages(
   experiment: Experiment,
   stage: loop.Stage,
-  graphs: Sequence[Any],
-  valid: Sequence[Any],
+  graphs: list,
+  valid: list,
   workdir: Path,
   *,
   resume: bool,
@@ -216,24 +215,14 @@ def train_stage(
 
 @parallel.primary_only
 def _write_model(
-  ranker: Ranker,
-  workdir: Path,
-  training_graphs: list[str],
-  params: optax.Params,
-  step: int,
-  metrics: dict[str, float],
+  ranker: Ranker, workdir: Path, names: list[str], params: optax.Params, step: int, metrics: dict
 ) -> None:
-  """Writes `model.npz` with the best parameters so far."""
-  about = {
-    "step": step,
-    SAMPLE: metrics,
-    "versions": log.versions(),
-    "training_graphs": training_graphs,
-  }
+  """Writes `model.npz` with the best parameters so far; `names` are of the training graphs."""
+  about = {"step": step, SAMPLE: metrics, "versions": log.versions(), "training_graphs": names}
   ranker.save(workdir / model_file.MODEL_FILE, params, about)
 
 
-def sample_graphs(config: ml_collections.ConfigDict, graphs: list[Any]) -> list[Any]:
+def sample_graphs(config: ConfigDict, graphs: list[Any]) -> list[Any]:
   """The validation graphs that training judges, by `train.valid_sampling`.
 
   `fixed` takes all graphs. `slates` takes graphs with at least `batch.min_configs` configurations;
@@ -261,9 +250,7 @@ def sample_graphs(config: ml_collections.ConfigDict, graphs: list[Any]) -> list[
   return graphs
 
 
-def sample_ids(
-  config: ml_collections.ConfigDict, graphs: Sequence[Any], step: int
-) -> list[np.ndarray]:
+def sample_ids(config: ConfigDict, graphs: Sequence[Any], step: int) -> list[np.ndarray]:
   """Numbers `[n]` int64 of the configurations that an evaluation judges, for each graph.
 
   `fixed` draws `train.valid_configs` configurations, equal in every evaluation. `slates` draws
@@ -337,12 +324,7 @@ def begin(
 
 
 def plan_of(
-  config: ml_collections.ConfigDict,
-  family: Family,
-  graphs: Sequence[Any],
-  targets: Callable[[TileConfigs | LayoutConfigs, np.ndarray], np.ndarray],
-  *,
-  epochs: int,
+  config: ConfigDict, family: Family, graphs: Sequence[Any], targets: Callable, *, epochs: int
 ) -> BatchPlan:
   """The plan of the batches of a stage.
 
@@ -374,7 +356,7 @@ def plan_of(
   )
 
 
-def first_batch(config: ml_collections.ConfigDict, family: Family, plan: BatchPlan) -> Any:
+def first_batch(config: ConfigDict, family: Family, plan: BatchPlan) -> Any:
   """The first batch of one device, which sets the shapes of parameters."""
   return family.assemble(
     plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device, configs=config.batch.configs
@@ -382,7 +364,7 @@ def first_batch(config: ml_collections.ConfigDict, family: Family, plan: BatchPl
 
 
 def load_batches(
-  config: ml_collections.ConfigDict, family: Family, plan: BatchPlan, *, steps: int
+  config: ConfigDict, family: Family, plan: BatchPlan, *, steps: int
 ) -> Iterator[Any]:
   """The part of this process in the batches of `steps` steps, with a leading device axis."""
   local = parallel.local_device_count()
