@@ -80,7 +80,8 @@ def test_every_node_that_counts_is_in_one_part(hop, configurable):
 
 def test_gradient_of_the_maximum_reaches_the_largest_node_only():
   parts = features(1)
-  grads = jax.grad(lambda parts: jnp.sum(pooling.largest(nodes_of(parts, 1))))(parts)
+  total = lambda parts: jnp.sum(pooling.largest(nodes_of(parts, 1)))
+  grads = jax.tree.map(np.asarray, jax.jit(jax.grad(total))(parts))
   full, wins = full_of(parts, 1), np.zeros((NODES, CONFIGS, WIDTH))
   for _, nodes in members():
     if len(nodes):

@@ -40,7 +40,7 @@ def _precisions(network, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "last"}])
-@pytest.mark.parametrize("precision", ["default", "high", "highest"])
+@pytest.mark.parametrize("precision", ["high", "highest"])
 def test_every_product_and_its_gradient_has_the_precision(precision, options):
   assert _precisions(Network(precision), **options) == {precision.upper()}
 
