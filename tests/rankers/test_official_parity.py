@@ -13,6 +13,7 @@ import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import parts
 import pytest
 import random_graphs
 
@@ -121,9 +122,8 @@ def three_steps(
     devices=jax.local_devices()[:1],
   )
   params = official_weights.params_from_official(model, case.weights("init"))
-  train_state, stacked = jax.tree.map(
-    lambda leaf: np.asarray(leaf)[None], (TrainState.create(params, optimizer), batch)
-  )
+  train_state = parts.replicate(TrainState.create(params, optimizer), 1)
+  stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
   for i, expected in enumerate(case["total_loss_per_step"]):
     train_state, metrics = train_step(train_state, stacked)
     yield "steps", parallel.unreplicate(metrics)["loss"], expected

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import jax
 import ml_collections
 import numpy as np
 
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train.experiment import Experiment
 
@@ -34,3 +36,10 @@ def params_of(network: Any, batch: Any, seed: int = 0, scale: float = 0.3) -> An
   rng = np.random.default_rng(seed)
   draw = lambda shape: rng.normal(0, scale, shape) if shape else 0.5 + rng.random()
   return jax.tree.map(lambda leaf: np.asarray(draw(leaf.shape), np.float32), shapes)
+
+
+def replicate(tree: Any, devices: int) -> Any:
+  """Copies every array onto the first devices, as a run does: a later step compiles nothing."""
+  first = jax.local_devices()[:devices]
+  with mock.patch.object(jax, "local_devices", lambda: first):
+    return parallel.replicate(tree)

@@ -234,7 +234,7 @@ def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
     with_table, optimizer, losses.LossOptions.of(config.loss), seed=config.seed, devices=device
   )
   params = official_weights.params_from_official(with_table, record.weights(0))
-  state = jax.tree.map(lambda leaf: np.asarray(leaf)[None], TrainState.create(params, optimizer))
+  state = parts.replicate(TrainState.create(params, optimizer), 1)
   order = official_weights.weight_order(with_table)
   for number, batch in enumerate(batches_of(record), start=1):
     state, found = step(state, jax.tree.map(lambda leaf: leaf[None], batch))

@@ -67,9 +67,7 @@ def train_step():
 
 def take_step(train_step, batches, steps: int = 1):
   """Parameters and metrics after steps on as many devices as there are batches."""
-  devices = len(batches)
-  repeat = lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], devices, axis=0)
-  state = jax.tree.map(repeat, TrainState.create(init_params(), OPTIMIZER))
+  state = parts.replicate(TrainState.create(init_params(), OPTIMIZER), len(batches))
   stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
   for _ in range(steps):
     state, metrics = train_step(state, stacked)

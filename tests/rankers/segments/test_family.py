@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import parts
 import pytest
 import segment_cases
 from segment_cases import graphs_of, model_of, params_of
@@ -171,11 +172,6 @@ def steps_of(model):
   return step, with_recomputed(step, model, width=segment_cases.WIDTH)
 
 
-def on_devices(params, devices: int):
-  repeat = lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], devices, axis=0)
-  return jax.tree.map(repeat, TrainState.create(params, OPTIMIZER))
-
-
 @pytest.mark.parametrize("recompute, devices", [(True, 1), (True, 2), (False, 1)])
 def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monkeypatch):
   """In `gst` the others count by their current value; in `one` the fresh stand for all."""
@@ -201,7 +197,7 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
   )
   step, recomputed = steps_of(model)
   step = recomputed if recompute else without_others(step)
-  state, metrics = step(on_devices(params, devices), batch)
+  state, metrics = step(parts.replicate(TrainState.create(params, OPTIMIZER), devices), batch)
 
   def loss(params):
     errors = []
@@ -251,7 +247,8 @@ def run_on(monkeypatch, folder, devices: int, place: str):
     plan.Batches(batch_plan, 12, range(devices), assemble, segment_cases.per_device)
   )
   step = with_history(steps_of(model)[0], table, keys)
-  state, losses = on_devices(params_of(model, graphs), devices), []
+  state = parts.replicate(TrainState.create(params_of(model, graphs), OPTIMIZER), devices)
+  losses = []
   for _ in range(8):
     state, metrics = step(state, next(drawn))
     losses.append(float(metrics["loss"][0]))
