@@ -120,7 +120,7 @@ _SOLVED = _arrays(jnp.float32, (128, 256), (128, 512), (512, 24))
       "v6e",
       0,  # a custom call that takes no time lacks its second
       _step,
-      (_arrays(jnp.bfloat16, (1024, 4096), (4096, 1024)), *_arrays(jnp.bfloat16, (1024, 1024))),
+      (_arrays(jnp.bfloat16, (512, 8192), (8192, 512)), *_arrays(jnp.bfloat16, (512, 512))),
     ),
   ],
   ids=[*(f"Cholesky on {target}" for target in tpu.TARGETS), "gradient in bfloat16 on v6e"],
