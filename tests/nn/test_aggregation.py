@@ -31,7 +31,8 @@ def tables(edges, slots, nodes=NODES):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("slots", [0, 2, 30])
-@pytest.mark.parametrize("receivers, own", [(None, False), (5, True)])
+@pytest.mark.parametrize("receivers", [None, 5])
+@pytest.mark.parametrize("own", [False, True])
 def test_value_and_gradient_are_those_of_the_dense_product(direction, slots, receivers, own):
   x = random(NODES, 2, 3)
   weight = random(receivers or NODES, 2, 3, seed=2)
