@@ -60,6 +60,8 @@ def test_slates_rows_and_steps_have_masks_of_their_own():
   assert (first != second[:3]).any() and (second[0] != second[1]).any()
   assert any((a != b).any() for a, b in zip(masks(1, 0), masks(1, 0, seed=1)))
   np.testing.assert_allclose(np.unique(first), [0, 1 / 0.6], rtol=1e-6)
+  every = np.concatenate([mask.ravel() for seed in range(20) for mask in masks(1, 0, seed=seed)])
+  np.testing.assert_allclose(np.mean(every == 0), 0.4, atol=2 / np.sqrt(every.size))
 
 
 SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=1, rank=3, dropout=0.5)
