@@ -13,7 +13,6 @@ import ml_collections
 import numpy as np
 import workloads
 
-from tpugraphs_jax import losses
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.graph import OpGraph, TileConfigs
@@ -26,7 +25,7 @@ from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tile import LateJoin
 from tpugraphs_jax.train import training
 from tpugraphs_jax.train.optimizer import Optimizer
-from tpugraphs_jax.train.step import make_train_step, TrainState
+from tpugraphs_jax.train.step import TrainState
 
 STEPS = ("train", "score")
 # Methods of networks that are scored in two parts.
@@ -98,14 +97,7 @@ def _step(
   if isinstance(family, Segments):
     batch = _with_stale(ranker, params, batch, graphs[0])
   optimizer = family.optimizer(Optimizer(**config.optimizer).create(1000))
-  mapped = make_train_step(
-    family.network,
-    optimizer,
-    losses.LossOptions.of(config.loss),
-    seed=config.seed,
-    config_chunk=config.batch.config_chunk,
-    devices=devices,
-  )
+  mapped = training.step_of(config, family.network, optimizer, devices=devices)
   state = jax.eval_shape(
     lambda: TrainState.create(
       jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer

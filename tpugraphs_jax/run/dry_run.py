@@ -216,8 +216,9 @@ def _scoring(experiment: Experiment, params: optax.Params, valid: list[Any]) -> 
   sample = training.sample_graphs(config, valid)
   ids = training.sample_ids(config, sample, 0)
   by_size = sorted(range(len(sample)), key=lambda i: len(sample[i].opcode))
-  numbers = {by_size[i] for i in np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)}
-  few = [sample[i] for i in sorted(numbers)], [ids[i] for i in sorted(numbers)]
+  evenly = np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)
+  numbers = sorted({by_size[i] for i in evenly})
+  few = [sample[i] for i in numbers], [ids[i] for i in numbers]
   experiment.ranker.scorer(params, *few)  # compiles
   since = time.monotonic()
   experiment.ranker.scorer(params, *few)

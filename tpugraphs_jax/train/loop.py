@@ -235,7 +235,16 @@ def train(
       console.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
     state = parallel.replicate(saved.state)
     return _Loop(
-      stage, evaluate, on_best, checkpoints, log, profile, signals, state, step, progress
+      stage=stage,
+      evaluate=evaluate,
+      on_best=on_best,
+      checkpoints=checkpoints,
+      log=log,
+      profile=profile,
+      signals=signals,
+      state=state,
+      step=step,
+      progress=progress,
     ).run()
 
 

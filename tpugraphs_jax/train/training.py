@@ -308,19 +308,31 @@ def begin(
   if learning_rate is not None:
     options = dataclasses.replace(options, learning_rate=learning_rate)
   optimizer = family.optimizer(options.create(schedule.total_steps))
-  step = make_train_step(
-    family.network,
-    optimizer,
-    losses.LossOptions.of(config.loss),
-    seed=config.seed,
-    config_chunk=config.batch.config_chunk,
-  )
+  step = step_of(config, family.network, optimizer)
   batches = load_batches(config, family, plan, steps=schedule.total_steps)
   step, batches = family.training(
     step, batches, params=params, batch=first, graphs=graphs, workdir=folder
   )
   state, rate = TrainState.create(params, optimizer), options.rate_after(schedule.total_steps)
   return loop.Stage(state, step, batches, schedule, rate), plan
+
+
+def step_of(
+  config: ConfigDict,
+  network: nn.Module,
+  optimizer: optax.GradientTransformation,
+  *,
+  devices: Sequence[jax.Device] | None = None,
+) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
+  """`make_train_step` with the losses, the seed and the chunks of a config."""
+  return make_train_step(
+    network,
+    optimizer,
+    losses.LossOptions.of(config.loss),
+    seed=config.seed,
+    config_chunk=config.batch.config_chunk,
+    devices=devices,
+  )
 
 
 def plan_of(
