@@ -151,7 +151,7 @@ def test_every_field_is_described(kind, variant):
 )
 def test_another_model_has_its_own_options_at_their_defaults(kind, variant, name):
   by_flag, in_python = (parts.config_of(kind, variant, **{"model.dtype": "bfloat16"}) for _ in "ab")
-  configs.set_model(by_flag, configs.model_changes(["run.py", "--config.model.name", name]))
+  configs.set_model(by_flag, configs._model_changes(["run.py", "--config.model.name", name]))
   configs.change(in_python, {"model.name": name})
   assert by_flag.model == in_python.model == schema.model(kind, name)
   assert "early_join" not in by_flag.model  # the name implies it

@@ -216,8 +216,10 @@ ARGUMENTS = ["--config=tile.py:ci", "--out=OUT"]
 @pytest.mark.parametrize(
   "more, complaint",
   [
-    (["--grid=optimizer.rate:1"], "the config tile.py:ci has no field 'optimizer.rate'"),
-    (["--config.optimizer.rate=1"], "the config tile.py:ci has no field 'optimizer.rate'"),
+    (["--grid=optimizer.rate:1"], "rate=1: the config has no field 'optimizer.rate'"),
+    (["--config.optimizer.rate=1"], "base: the config has no field 'optimizer.rate'"),
+    (["--grid=batch.graphs:2,-1"], "graphs=-1: batch.graphs is -1, expected "),
+    (["--grid=batch.graphs:2,x"], "graphs=x: flag --config.batch.graphs=x: invalid literal"),
     (["--grid=optimizer.learning_rat:1"], "did you mean optimizer.learning_rate? --print_config"),
     (["--grid=x"], "expected FIELD:VALUE"),
     (["--config=recommended"], "--config=recommended, expected FILE.py:VARIANT such as tile.py:"),
@@ -252,7 +254,7 @@ def test_unknown_arguments_are_refused(more, complaint, capsys):
 def test_fields_go_to_every_run_and_what_follows_the_dashes_to_beam():
   args = sweep._parse([*ARGUMENTS, "--config.train.epochs=2", "--synthetic", "--", "--runner=X"])
   assert (args.fields, args.beam) == (["--config.train.epochs=2"], ["--runner=X"])
-  command = sweep._command_of(args, "tile.py:ci", ["optimizer.learning_rate"])
+  command = sweep._command_of(args, "tile.py:ci")
   assert command[0] == sys.executable and "run.tile()" in command[2]
   assert command[-2:] == ["--synthetic", "--config.train.epochs=2"]
 
@@ -263,14 +265,16 @@ def test_the_command_of_a_run_ends_with_its_sweep_and_carries_out_the_config(mon
   monkeypatch.setattr("tpugraphs_jax.run.layout", lambda: done.append(list(sys.argv)))
   monkeypatch.setattr(sys, "argv", ["-c", "--config=x"])
   value = "layout.py:xla-random,ci"
-  exec(sweep._command_of(sweep._parse([f"--config={value}", "--out=o"]), value, [])[2], {})
+  exec(sweep._command_of(sweep._parse([f"--config={value}", "--out=o"]), value)[2], {})
   assert done == ["watched", ["run_layout.py", "--config=x"]]
 
 
 def test_a_grid_has_options_of_the_model_that_a_flag_names():
   value = "tile.py:ci"
   args = sweep._parse([f"--config={value}", "--out=o", "--config.model.name=MLP"])
-  assert "--config.model.name=MLP" in sweep._command_of(args, value, ["model.num_layers"])
+  commands, grid = {value: sweep._command_of(args, value)}, {"model.num_layers": ["2", "0"]}
+  with pytest.raises(ValueError, match="num_layers=0: model.num_layers is 0"):
+    sweep._check_configs(sweep.runs_of(commands, "o", grid, [0]))
 
 
 def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch, capsys):

@@ -148,12 +148,8 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
       raise SystemExit(0)
     # Refuses mistyped flags before it makes a config, which takes a second.
     values([argument for argument in rest if not _FIELD_FLAG.match(argument)])
-    config = load(place)
-    set_model(config, model_changes(rest))
-    fields = [argument for argument in rest if _FIELD_FLAG.match(argument)]
-    check_names(config, [_FIELD_FLAG.sub("", field).partition("=")[0] for field in fields])
     delattr(values, "config")
-    config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
+    define(place, rest, values)
     values["config"].default_as_str, values["config"].present = place, is_given
     return values(rest)
   except flags.UnrecognizedFlagError as error:
@@ -162,7 +158,40 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
     console.fail(one_line(str(error).splitlines()[-1]))
 
 
-def model_changes(argv: Sequence[str]) -> dict[str, Any]:
+def define(place: str, argv: Sequence[str], values: flags.FlagValues) -> None:
+  """Defines the flag `config`; flags `--config.FIELD=VALUE` change it when `values` parses `argv`.
+
+  Args:
+    place: `FILE.py:VARIANT`.
+    argv: the program, then its arguments.
+    values: in which the flag is defined.
+
+  Raises:
+    ValueError, FileNotFoundError: there is no such config, network, extension or field.
+  """
+  config = load(place)
+  set_model(config, _model_changes(argv))
+  fields = filter(_FIELD_FLAG.match, argv)
+  check_names(config, [_FIELD_FLAG.sub("", field).partition("=")[0] for field in fields])
+  config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
+
+
+def with_flags(place: str, fields: Sequence[str]) -> ConfigDict:
+  """The config of a command with the flags `--config=PLACE` and `fields`.
+
+  Raises:
+    ValueError, FileNotFoundError: there is no such config or field, or a value has another type.
+  """
+  values, argv = flags.FlagValues(), ["", *fields]
+  try:
+    define(place, argv, values)
+    values(argv)
+  except (flags.Error, AttributeError, KeyError, TypeError) as error:
+    raise ValueError(one_line(str(error).splitlines()[-1])) from error
+  return values.config
+
+
+def _model_changes(argv: Sequence[str]) -> dict[str, Any]:
   """The values of the flags for `model.name` and `extensions`, by name."""
   values = flags.FlagValues()
   values.set_gnu_getopt()
@@ -259,13 +288,13 @@ def _plain(value: Any) -> Any:
   return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
 
-def check_names(config: ConfigDict, names: Iterable[str], *, what: str = "the config") -> None:
-  """Refuses (ValueError) fields that the config does not have; messages call the config `what`."""
+def check_names(config: ConfigDict, names: Iterable[str]) -> None:
+  """Refuses (ValueError) fields that the config does not have."""
   fields = fields_of(config)
   for name in names:
     if name not in fields:
       raise ValueError(
-        f"{what} has no field {name!r}; {options.nearest(name, fields)}"
+        f"the config has no field {name!r}; {options.nearest(name, fields)}"
         "--print_config of the command lists them"
       )
 

@@ -254,19 +254,17 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
   files.write_json(path, settings, indent=2)
 
 
-def _command_of(args: argparse.Namespace, value: str, fields: Sequence[str]) -> list[str]:
+def _command_of(args: argparse.Namespace, value: str) -> list[str]:
   """The command of all runs of a value of `--config` with the flags that they have in common.
 
   Raises:
-    ValueError, FileNotFoundError: there is no such config or field.
+    ValueError, FileNotFoundError: there is no such config.
   """
   if not value.partition(":")[0].endswith(".py"):
     raise ValueError(f"--config={value}, expected FILE.py:VARIANT such as tile.py:recommended")
   place = configs.resolve(value)
   config = configs.load(place)
-  configs.set_model(config, configs.model_changes([place, *args.fields]))
   schema.check_task(config)
-  configs.check_names(config, fields, what=f"the config {value}")
   kind = base.kind_of(config.task)
   start = (
     "import signal, sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import tasks; "
@@ -275,6 +273,18 @@ def _command_of(args: argparse.Namespace, value: str, fields: Sequence[str]) -> 
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
   data += ["--synthetic"] * args.synthetic
   return [sys.executable, "-c", start, f"--config={place}", *data, *args.fields]
+
+
+def _check_configs(runs: Iterable[SweepRun]) -> None:
+  """Refuses (ValueError) a config that its run would refuse, before any run begins."""
+  for run in runs:
+    if run.seed:
+      continue  # as with seed 0
+    place, *fields = (word for word in run.command if word.startswith("--config"))
+    try:
+      schema.check(configs.with_flags(place.removeprefix("--config="), fields))
+    except ValueError as error:
+      raise ValueError(f"{run.name.rpartition('/')[0]}: {error}") from error
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -323,10 +333,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; 0 where every run is done."""
   args = _parse(sys.argv[1:] if argv is None else argv)
   grid = grid_of(args.grid)
-  flags = (flag.removeprefix("--config.").partition("=")[0] for flag in args.fields)
-  fields = [*grid, *flags]
-  commands = {value: _command_of(args, value, fields) for value in args.config}
+  commands = {value: _command_of(args, value) for value in args.config}
   runs = runs_of(commands, args.out, grid, range(args.seeds))
+  _check_configs(runs)
   _check_settings(
     args.out,
     {
