@@ -184,10 +184,7 @@ def for_one_device(call: Call) -> Call:
     )
   is_constrained = _has_shardings(jaxpr.jaxpr)
   if is_constrained or not jax.sharding.get_abstract_mesh().empty:
-    logging.warning(
-      "the mesh and the constraints on shardings of %s are left out: a target is one device",
-      call.__name__,
-    )
+    _say_unsharded(call.__name__)
   if not is_constrained:
     return call
 
@@ -196,6 +193,13 @@ def for_one_device(call: Call) -> Call:
 
   single.__name__ = call.__name__
   return Call(single, call.arrays, {})
+
+
+@functools.cache  # once for all labels of a search
+def _say_unsharded(name: str) -> None:
+  logging.warning(
+    "the mesh and the constraints on shardings of %s are left out: a target is one device", name
+  )
 
 
 def minor_to_major(order: Dims, rank: int) -> Dims:
