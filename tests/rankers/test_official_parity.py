@@ -119,6 +119,7 @@ def three_steps(
     model,
     optimizer,
     LossOptions(losses=losses, temperature=temperature, kernel_l2=1e-4, activity_l2=1e-4),
+    clip_lookups=True,
     devices=jax.local_devices()[:1],
   )
   params = official_weights.params_from_official(model, case.weights("init"))

@@ -16,7 +16,7 @@ import official_records
 import parts
 import pytest
 
-from tpugraphs_jax import losses, metrics
+from tpugraphs_jax import metrics
 from tpugraphs_jax.data import npz, plan
 from tpugraphs_jax.data.batching import Slate, total_sizes
 from tpugraphs_jax.rankers import model_file, official_weights
@@ -24,7 +24,7 @@ from tpugraphs_jax.run import official
 from tpugraphs_jax.train import evaluation, training
 from tpugraphs_jax.train.experiment import Experiment, load_graphs
 from tpugraphs_jax.train.optimizer import Optimizer
-from tpugraphs_jax.train.step import make_train_step, TrainState
+from tpugraphs_jax.train.step import TrainState
 
 RECORDS = official_records.RECORDS
 LOSS_STEPS, WEIGHT_STEPS = 30, 20  # later steps may leave the path by float32 rounding
@@ -230,9 +230,7 @@ def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
   with_table = network.clone(opcodes=len(record.weights(0)[0]))
   optimizer = Optimizer(**config.optimizer).create(len(record["loss"]))
   device = jax.devices()[:1]
-  step = make_train_step(
-    with_table, optimizer, losses.LossOptions.of(config.loss), seed=config.seed, devices=device
-  )
+  step = training.step_of(config, with_table, optimizer, devices=device)
   params = official_weights.params_from_official(with_table, record.weights(0))
   state = parts.replicate(TrainState.create(params, optimizer), 1)
   order = official_weights.weight_order(with_table)

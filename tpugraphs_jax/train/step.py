@@ -100,10 +100,13 @@ def mean_activity(sown: Mapping[str, Any]) -> jax.Array:
   return total
 
 
-def zero_perturbations(model: nn.Module, batch: Any) -> optax.Updates:
-  """Zeros to add to embedding lookups: their gradients are the gradients of the lookups."""
+def zero_perturbations(model: nn.Module, batch: Any) -> dict[str, Any]:
+  """Zeros to add to embedding lookups, as variables of the model.
+
+  Their gradients are the gradients of the lookups.
+  """
   variables = jax.eval_shape(model.init, jax.random.key(0), batch)
-  shapes = variables.get("perturbations", {})
+  shapes = {"perturbations": variables.get("perturbations", {})}
   return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
@@ -161,6 +164,7 @@ def make_train_step(
   *,
   seed: int = 0,
   config_chunk: int = 0,
+  clip_lookups: bool = False,
   devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
@@ -174,12 +178,14 @@ def make_train_step(
     options: losses and penalties.
     seed: of all random numbers; their keys also depend on the step.
     config_chunk: configurations that pass through the model at a time; 0 = all.
+    clip_lookups: whether `clip_by_variable_norm` in the optimizer clips embedding tables as Keras
+      does, by the norm over their lookups. This costs one more trace of the model.
     devices: to compile for; all devices of the run unless given.
   """
   weighted = options.weighted
 
   def loss_fn(params, perturbations, batch, key):
-    variables = {"params": params, "perturbations": perturbations}
+    variables = {"params": params} | perturbations
     flags: dict[str, Any] = dict(train=True, mutable=["activity", "readout"], rngs={"dropout": key})
     chunked = functools.partial(apply_in_chunks, model, config_chunk=config_chunk)
     scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **flags)
@@ -202,12 +208,13 @@ def make_train_step(
 
   def train_step(key_data, state: TrainState, batch):
     key = jax.random.fold_in(jax.random.wrap_key_data(key_data), state.step)
+    perturbations = zero_perturbations(model, batch) if clip_lookups else {}
     (grads, lookup_grads), (metrics, extra) = jax.grad(loss_fn, argnums=(0, 1), has_aux=True)(
-      state.params, zero_perturbations(model, batch), batch, key
+      state.params, perturbations, batch, key
     )
     grads, metrics = jax.lax.psum((grads, metrics), parallel.DEVICES)
     metrics["grad_norm"] = optax.tree.norm(grads)
-    norms = keras_norms(grads, lookup_grads)
+    norms = keras_norms(grads, lookup_grads["perturbations"]) if clip_lookups else None
     return state.apply_gradients(grads, optimizer, norms=norms, extra=extra), metrics
 
   mapped = parallel.pmap(train_step, donate_argnums=1, in_axes=(None, 0, 0), devices=devices)

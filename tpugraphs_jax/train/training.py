@@ -331,6 +331,7 @@ def step_of(
     losses.LossOptions.of(config.loss),
     seed=config.seed,
     config_chunk=config.batch.config_chunk,
+    clip_lookups=config.optimizer.clip_norm_per_variable > 0,
     devices=devices,
   )
 
