@@ -65,16 +65,18 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     for name in base.presets(kind)
   },
 }
-# Cases of all families but `systems` that compile in seconds; later rounds are like the second.
-_ROUNDS = {"model.num_gnns": 2}
+# Cases of all families but `systems` that compile in seconds: one round of message passing.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
-  "tile, small": ("tile.py:recommended,ci", _ROUNDS),
-  "late join, small": ("tile.py:LateJoinSAGE,ci", _ROUNDS),
-  "ResModel, small": ("layout.py:official,ci", _ROUNDS),
-  "SAGE, small": ("layout.py:full,ci", _ROUNDS),
-  "gst_ed, small": ("layout.py:gst_ed,ci", _ROUNDS),
-  "tables, small": ("layout.py:tables,ci", _ROUNDS),
-  "own, small": ("layout.py:own,recommended,ci", {}),
+  f"{name}, small": (f"{config},ci", {})
+  for name, config in {
+    "tile": "tile.py:recommended",
+    "late join": "tile.py:LateJoinSAGE",
+    "ResModel": "layout.py:official",
+    "SAGE": "layout.py:full",
+    "gst_ed": "layout.py:gst_ed",
+    "tables": "layout.py:tables",
+    "own": "layout.py:own,recommended",
+  }.items()
 }
 TPUS = ("v3", "v4", "v5e", "v6e")
 # GiB of memory of a chip. The smallest topology of each generation has four chips.
