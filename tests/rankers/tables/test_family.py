@@ -106,6 +106,15 @@ def test_charges_add_up_to_the_score_and_their_differences_to_its_difference(tra
     ranker.explain(graph, 9999)
 
 
+def test_explanations_of_one_shape_compile_once(trained, caplog):
+  workdir, _, root = trained
+  ranker, graph = Ranker.load(workdir), graphs_of(root, "valid")[0]
+  ranker.explain(graph, 3)
+  with jax.log_compiles():
+    ranker.explain(graph, 4, against=5)
+  assert "Compiling" not in caplog.text
+
+
 def test_proposals_score_as_they_say_and_no_worse_than_any_given_configuration(trained):
   workdir, _, root = trained
   graph = graphs_of(root, "valid")[0]
