@@ -2,8 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Extras of the package that `make install` installs; `make docs` adds its own.
-EXTRAS ?= test
 
 LANES := test-faults test-hosts test-systems test-runs test-docs
 
@@ -20,7 +18,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	  { apt-get update -qq && apt-get install -y -qq python3-venv; } || \
 	  { echo 'error: install python3-venv first (apt-get install python3-venv)'; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@
 	@echo "installation took $(TOOK)"
 
@@ -79,7 +77,7 @@ demo: install
 # The documentation as a site in out/site, which needs no network; warnings are errors. To read it with
 # search: .venv/bin/python -m http.server -d out/site
 docs: install
-	test -x $(BIN)/mkdocs || $(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 # The package in one file, out/tpugraphs_jax-VERSION-py3-none-any.whl: for Colab, and other machines.

@@ -65,7 +65,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     for name in base.presets(kind)
   },
 }
-# Cases of all families but `systems` that compile in seconds: one round of message passing.
+# Cases of all families but `systems` that compile in seconds: at most one round of message passing.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
   f"{name}, small": (f"{config},ci", {})
   for name, config in {

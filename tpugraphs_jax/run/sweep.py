@@ -276,7 +276,7 @@ def _command_of(args: argparse.Namespace, value: str) -> list[str]:
 
 
 def _check_configs(runs: Iterable[SweepRun]) -> None:
-  """Refuses (ValueError) a config that its run would refuse, before any run begins."""
+  """Refuses (ValueError) configs that cannot work with any data."""
   for run in runs:
     if run.seed:
       continue  # as with seed 0

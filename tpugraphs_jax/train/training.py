@@ -324,7 +324,7 @@ def step_of(
   *,
   devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
-  """`make_train_step` with the losses, the seed and the chunks of a config."""
+  """`make_train_step` with the losses, the seed, the chunks and the clipping of a config."""
   return make_train_step(
     network,
     optimizer,

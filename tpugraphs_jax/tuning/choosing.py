@@ -171,7 +171,9 @@ def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
 
 
 def for_one_device(call: Call) -> Call:
-  """A call without its mesh and sharding constraints; a warning says that they are left out.
+  """A call without its mesh and sharding constraints.
+
+  A warning says that they are left out, once for each name of a function.
 
   Raises:
     ValueError: it maps over devices.
