@@ -115,7 +115,7 @@ def main() -> None:
     )
     (wheel,) = here.glob("*.whl")
     check_files(wheel)
-    run(sys.executable, "-m", "venv", folder / "env", folder=here)
+    run(sys.executable, "-m", "venv", "--upgrade-deps", folder / "env", folder=here)  # a newer pip
     oldest = folder / "oldest.txt"
     oldest.write_text("\n".join(packages) + "\n")
     # The first cell installs the wheel beside it.
