@@ -102,7 +102,7 @@ def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, own):
   x = reached_nodes(batch)
   for hop, direction in enumerate(DIRECTIONS, start=1):
     before = np.asarray(x.everywhere())
-    x = nodes.neighbours(x, direction, own=own)
+    x = jax.jit(lambda x, direction=direction: nodes.neighbours(x, direction, own=own))(x)
     assert x.hop == hop
     check(
       np.asarray(x.everywhere()),
@@ -119,7 +119,7 @@ def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, own):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_means_over_neighbours_equal_loops_in_every_form(hop, direction):
   parts = features(hop)
-  found = nodes.neighbour_mean(nodes_of(parts, hop), direction)
+  found = jax.jit(lambda x: nodes.neighbour_mean(x, direction))(nodes_of(parts, hop))
   assert found.hop == (hop if hop in (NONE, EVERYWHERE) else hop + 1)
   full, heard = full_of(parts, hop), neighbours(direction)
   assert any(not h for h in heard) and any(len(h) > len(set(h)) for h in heard)

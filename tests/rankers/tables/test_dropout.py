@@ -1,5 +1,7 @@
 """Dropout by slate: the same masks on any number of devices and beside any padding."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +15,10 @@ from tpugraphs_jax.rankers.tables.network import ScoreTables
 from tpugraphs_jax.rankers.tables.traffic import TrafficTables
 
 ROWS = (3, 5, 2, 4)  # of each slate
+RATE = 0.4
 
 
-def masks(devices, padding, rate=0.4, seed=0):
+def masks(devices, padding, seed=0):
   """What is left of ones `[rows, 6]`, of each slate of all devices."""
   shares = np.split(np.arange(len(ROWS)), devices)
   size = padding + max(sum(ROWS[i] for i in share) for share in shares)
@@ -29,23 +32,22 @@ def masks(devices, padding, rate=0.4, seed=0):
       for share in shares
     ]
   )
-  network = SlateDropout(rate)
-  left = parallel.pmap(
-    lambda slates: network.apply(
-      {},
-      jnp.ones((size, 6)),
-      slates,
-      len(shares[0]),
-      train=True,
-      rngs={"dropout": jax.random.key(seed)},
-    ),
-    devices=jax.local_devices()[:devices],
-  )(slate_of)
+  left = np.asarray(dropped_ones(devices, size)(jax.random.key(seed), slate_of))
   return [
-    np.asarray(left[device][slate_of[device] == i])
-    for device in range(devices)
-    for i in range(len(shares[0]))
+    left[device][slate_of[device] == i] for device in range(devices) for i in range(len(shares[0]))
   ]
+
+
+@functools.cache
+def dropped_ones(devices, size):
+  """`SlateDropout` of ones `[size, 6]` on each device, which has its share of the slates."""
+  network = SlateDropout(RATE)
+
+  def of(key, slates):
+    ones, count = jnp.ones((size, 6)), len(ROWS) // devices
+    return network.apply({}, ones, slates, count, train=True, rngs={"dropout": key})
+
+  return parallel.pmap(of, in_axes=(None, 0), devices=jax.local_devices()[:devices])
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -59,9 +61,9 @@ def test_slates_rows_and_steps_have_masks_of_their_own():
   first, second = masks(1, 0)[:2]
   assert (first != second[:3]).any() and (second[0] != second[1]).any()
   assert any((a != b).any() for a, b in zip(masks(1, 0), masks(1, 0, seed=1)))
-  np.testing.assert_allclose(np.unique(first), [0, 1 / 0.6], rtol=1e-6)
+  np.testing.assert_allclose(np.unique(first), [0, 1 / (1 - RATE)], rtol=1e-6)
   every = np.concatenate([mask.ravel() for seed in range(20) for mask in masks(1, 0, seed=seed)])
-  np.testing.assert_allclose(np.mean(every == 0), 0.4, atol=2 / np.sqrt(every.size))
+  np.testing.assert_allclose(np.mean(every == 0), RATE, atol=2 / np.sqrt(every.size))
 
 
 SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=1, rank=3, dropout=0.5)
