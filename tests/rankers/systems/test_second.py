@@ -150,7 +150,7 @@ def test_layers_and_scores_are_the_published_ones(case):
     if key == "features":
       continue
     ours = layers[name.get(key, key.replace("conv", "sage_"))]
-    ours = ours.everywhere() if isinstance(ours, Nodes) else ours[:, None]
+    ours = winners.everywhere(ours) if isinstance(ours, Nodes) else ours[:, None]
     found = np.swapaxes(
       np.broadcast_to(ours, (len(ours), scores.shape[1], ours.shape[-1]))[nodes, : len(value)], 0, 1
     )
