@@ -29,10 +29,12 @@ from system_cases import (
 from tpugraphs_jax.nn import aggregation, nodes, pooling
 from tpugraphs_jax.nn.nodes import EVERYWHERE, Nodes, NONE, Slates
 
+everywhere = jax.jit(Nodes.everywhere)
+
 
 def spread(x):
   """`[N, C, F]` of node features in any form."""
-  return np.broadcast_to(x.everywhere(), (NODES, CONFIGS, x.width))
+  return np.broadcast_to(everywhere(x), (NODES, CONFIGS, x.width))
 
 
 PAIRS = [(one, other) for one in FORMS for other in FORMS]
@@ -101,11 +103,11 @@ def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, own):
   batch = layout_batch(hops=3, reuse=reuse)
   x = reached_nodes(batch)
   for hop, direction in enumerate(DIRECTIONS, start=1):
-    before = np.asarray(x.everywhere())
+    before = np.asarray(everywhere(x))
     x = jax.jit(lambda x, direction=direction: nodes.neighbours(x, direction, own=own))(x)
     assert x.hop == hop
     check(
-      np.asarray(x.everywhere()),
+      np.asarray(everywhere(x)),
       np.stack(
         [
           before[heard].sum(axis=0) + own * before[node]

@@ -28,8 +28,9 @@ def make_grads(step, scale=1.0):
 
 def run(optimizer, steps=STEPS, grads=make_grads):
   state = TrainState.create(make_params(), optimizer)
+  take_step = jax.jit(lambda state, grads: state.apply_gradients(grads, optimizer))
   for step in range(steps):
-    state = state.apply_gradients(grads(step), optimizer)
+    state = take_step(state, grads(step))
   return state
 
 
