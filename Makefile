@@ -24,7 +24,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	  { apt-get update -qq && apt-get install -y -qq python3-venv; } || \
 	  { echo 'error: install python3-venv first (apt-get install python3-venv)'; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip uv
+	-$(BIN)/python -m pip install --quiet --upgrade pip uv
 	$(call INSTALL,--editable '.[test]')
 	touch $@
 	@echo "installation took $(TOOK)"

@@ -115,7 +115,8 @@ def main() -> None:
     )
     (wheel,) = here.glob("*.whl")
     check_files(wheel)
-    run(sys.executable, "-m", "venv", "--upgrade-deps", folder / "env", folder=here)  # a newer pip
+    # The pip of an old Python needs twice the time.
+    run(sys.executable, "-m", "venv", "--upgrade-deps", folder / "env", folder=here)
     oldest = folder / "oldest.txt"
     oldest.write_text("\n".join(packages) + "\n")
     # The first cell installs the wheel beside it.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from parts import everywhere
 import pytest
 from system_cases import (
   BATCH,
@@ -28,8 +31,6 @@ from system_cases import (
 
 from tpugraphs_jax.nn import aggregation, nodes, pooling
 from tpugraphs_jax.nn.nodes import EVERYWHERE, Nodes, NONE, Slates
-
-everywhere = jax.jit(Nodes.everywhere)
 
 
 def spread(x):
@@ -104,7 +105,7 @@ def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, own):
   x = reached_nodes(batch)
   for hop, direction in enumerate(DIRECTIONS, start=1):
     before = np.asarray(everywhere(x))
-    x = jax.jit(lambda x, direction=direction: nodes.neighbours(x, direction, own=own))(x)
+    x = jax.jit(functools.partial(nodes.neighbours, direction=direction, own=own))(x)
     assert x.hop == hop
     check(
       np.asarray(everywhere(x)),

@@ -1,4 +1,4 @@
-"""Experiments of the project's configs with some fields changed, and parameters of networks."""
+"""Experiments of configs with some fields changed, parameters of networks and their features."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train.experiment import Experiment
 
@@ -28,6 +29,10 @@ def config_of(kind: str, variant: str = "", **changes: Any) -> ml_collections.Co
 def make(kind: str, variant: str = "", **changes: Any) -> Experiment:
   """The experiment of a config with some fields changed."""
   return Experiment.of(config_of(kind, variant, **changes))
+
+
+# One program. Outside of `jit`, each operation would be compiled by itself.
+everywhere = jax.jit(Nodes.everywhere)
 
 
 def params_of(network: Any, batch: Any, seed: int = 0, scale: float = 0.3) -> Any:

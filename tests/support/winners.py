@@ -24,7 +24,6 @@ from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train.experiment import Experiment, trainable
 from tpugraphs_jax.train.optimizer import Optimizer
@@ -77,10 +76,6 @@ class Record:
   def names(self, prefix: str) -> list[str]:
     """The different next parts of keys below `prefix/`, in their order."""
     return list(dict.fromkeys(key.split("/")[0] for key in self.under(prefix)))
-
-
-# One program. Outside of `jit`, each operation would be compiled by itself.
-everywhere = jax.jit(Nodes.everywhere)
 
 
 class Case:

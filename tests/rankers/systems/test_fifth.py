@@ -151,7 +151,7 @@ class Case(winners.Case):
 
   def of_nodes(self, ours, count: int) -> np.ndarray:
     """Features `[count, nodes, F]` of the record's nodes in the first configurations."""
-    rows = winners.everywhere(ours) if isinstance(ours, Nodes) else ours
+    rows = parts.everywhere(ours) if isinstance(ours, Nodes) else ours
     rows = np.broadcast_to(rows, (len(rows), self.batch.config_mask.shape[1], rows.shape[-1]))
     return np.swapaxes(np.asarray(rows)[self.record["act_nodes"], :count], 0, 1)
 

@@ -220,7 +220,7 @@ def test_blocks_and_scores_are_the_published_ones(case):
   winners.assert_near(scores[0], case.record["scores"], 1e-5, "scores")
   for name in BLOCKS:
     expected = case.record[f"act/{name.replace('_', '.')}"]
-    found = np.swapaxes(winners.everywhere(layers[name]), 0, 1)
+    found = np.swapaxes(parts.everywhere(layers[name]), 0, 1)
     shown = np.arange(expected.shape[0]) if case.is_tile else case.record["act_nodes"]
     found = found[0, shown] if case.is_tile else found[: len(expected), shown]
     winners.assert_near(found, expected, 1e-5, name)
@@ -468,7 +468,7 @@ def test_dropout_is_behind_sage_blocks_and_in_the_layers_of_tiles(kind, batches)
     jax.tree.map(lambda leaf: leaf[0], outputs(params, train)) for train in (True, False)
   )
   real = np.asarray(Slates.of(batch).graph_of) == 0  # has all configurations
-  value = lambda seen, name: np.asarray(winners.everywhere(seen[name]["__call__"][0]))[real]
+  value = lambda seen, name: np.asarray(parts.everywhere(seen[name]["__call__"][0]))[real]
   for name in ("linear", "linear2"):
     np.testing.assert_array_equal(value(dropped, name), value(whole, name))
   zero = value(dropped, "convs_0") == 0

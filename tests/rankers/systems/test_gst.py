@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import parts
 import pytest
 import random_graphs
 import recorded
@@ -192,7 +193,7 @@ def test_layers_and_scores_of_segments_are_the_published_ones(case):
   for split in SPLITS:
     scores, layers = case.segments[split]
     shown = case.record[f"expect/{split}/shown_nodes"]
-    rows = lambda name: np.swapaxes(np.asarray(winners.everywhere(layers[name]))[shown], 0, 1)[:2]
+    rows = lambda name: np.swapaxes(np.asarray(parts.everywhere(layers[name]))[shown], 0, 1)[:2]
     pre = rows("pre_mp")
     slope = float(case.weights[f"{PRE}.post_layer.1.weight"][0])
     hidden = np.maximum(np.asarray(layers["hidden"]), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import parts
 import pytest
 import winners
 
@@ -150,7 +151,7 @@ def test_layers_and_scores_are_the_published_ones(case):
     if key == "features":
       continue
     ours = layers[name.get(key, key.replace("conv", "sage_"))]
-    ours = winners.everywhere(ours) if isinstance(ours, Nodes) else ours[:, None]
+    ours = parts.everywhere(ours) if isinstance(ours, Nodes) else ours[:, None]
     found = np.swapaxes(
       np.broadcast_to(ours, (len(ours), scores.shape[1], ours.shape[-1]))[nodes, : len(value)], 0, 1
     )

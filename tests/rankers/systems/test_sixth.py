@@ -6,6 +6,7 @@ import functools
 
 import jax
 import numpy as np
+import parts
 import pytest
 import scipy.special
 import winners
@@ -144,9 +145,8 @@ def test_layers_and_scores_are_the_published_ones(case):
 def activations(case: Case, layers: dict) -> dict:
   """`[C, nodes, F]` float64 by published names, from outputs of linear layers and convolutions."""
   nodes = case.record["expected/activation_nodes"]
-  of = lambda name: np.asarray(winners.everywhere(layers[name]), np.float64)[
-    : len(case.prepared.opcode)
-  ]
+  count = len(case.prepared.opcode)
+  of = lambda name: np.asarray(parts.everywhere(layers[name]), np.float64)[:count]
   found = {
     "early_mlp.0": of("early_0"),
     "late_mlp": gelu(normal(np.asarray(layers["late_1"][0], np.float64))),

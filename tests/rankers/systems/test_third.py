@@ -185,7 +185,7 @@ def test_layers_and_scores_are_the_published_ones(case):
 
 def of_nodes(x: Nodes, configs: int, nodes: np.ndarray) -> np.ndarray:
   """The first configurations of some nodes, `[configs, nodes, F]`."""
-  full = np.asarray(winners.everywhere(x))
+  full = np.asarray(parts.everywhere(x))
   full = np.broadcast_to(full, (len(full), len(x.slates.batch.config_mask[0]), x.width))
   return np.swapaxes(full[nodes, :configs], 0, 1)
 
