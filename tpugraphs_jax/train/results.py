@@ -6,7 +6,7 @@
     validation_programs.csv  metrics of each program, for kernels
     results.csv              the ranking in the form of the competition
 
-`training` writes `model.npz`, `log` writes `config.json`, and the command writes `report.html`.
+`training` writes `model.npz`, `log` writes `config.json`, and `run.launch` writes `report.html`.
 """
 
 from __future__ import annotations
