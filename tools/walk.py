@@ -36,7 +36,8 @@ def files_of(config: str) -> list[str]:
     if (
       event == "call"
       and code.co_filename.startswith(package)
-      and code.co_flags & inspect.CO_OPTIMIZED
+      and code.co_flags & inspect.CO_OPTIMIZED  # no body of a class
+      and not code.co_name.startswith("<")  # nor a generator of a module that is imported
       and "synthetic" not in code.co_filename
     ):
       seen.setdefault(code.co_filename.removeprefix(package))
