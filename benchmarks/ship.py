@@ -70,7 +70,7 @@ def card(name: str, about: Mapping[str, Any]) -> str:
   lines = [
     f"# {name}",
     "",
-    f"Orders layouts of a program, model `{about['model']}`, {about['bytes'] / 1e3:.0f} kB.",
+    f"This model (`{about['model']}`, {about['bytes'] / 1e3:.0f} kB) orders layouts of a program.",
     "",
     f"- **Label**: {data['config_runtime']}.",
     "- **Versions**: "
@@ -78,8 +78,8 @@ def card(name: str, about: Mapping[str, Any]) -> str:
       f"{key} {value}" for key, value in data.items() if key not in ("config_runtime", "label")
     )
     + ".",
-    f"- **Data**: `{about['collection']}`, the example programs of the project; features and "
-    "labels of own programs and nothing of the compiler's code.",
+    f"- **Data**: `{about['collection']}`, features and labels of example programs of the project. "
+    "They contain no code of the compiler.",
     *(
       f"- **{split}**: {len(programs[split])} programs of the families "
       f"{', '.join(families[split])}."
@@ -90,15 +90,17 @@ def card(name: str, about: Mapping[str, Any]) -> str:
   for split, rows in about["figures"].items():
     lines += [f"On the {split} families:", "", own_quality.table(rows), ""]
   lines += [
-    "The best checkpoint was chosen by the valid families; nothing was chosen by the test "
-    "families. All figures are means over programs; `kendaltau` is tau-b, and `ordered` the same "
-    "over pairs with different labels. Slowdowns are those of the best of the first 1 and 5 "
-    "configurations. `tuned5` is that of the best of 5 labels in this order, by "
-    '`strategy="model"`, and `found8` how often 8 of them find a better choice than the '
-    "compiler's own where one is more than 2 % better.",
+    "The figures of the valid families chose the checkpoint. The figures of the test families "
+    "chose nothing. All figures are means over programs. `kendaltau` is tau-b. `ordered` is the "
+    "share of pairs ordered rightly minus the share of all other pairs, among pairs with different "
+    "labels. `slowdown1` and `slowdown5` are the slowdowns of the best of the first 1 and 5 "
+    "configurations. `tuned5` is the slowdown of the best of 5 labels in the order of "
+    '`strategy="model"`. `found8` is the share of programs in which 8 labels in this order find a '
+    "choice that is better than the compiler's own choice. It counts only programs that have a "
+    "choice more than 2 % better.",
     "",
-    "The order is that of the label. Where the label is an estimate the order says nothing of a "
-    "real machine that the estimate does not say. On programs unlike these it is worth less.",
+    "The model has learnt the order of the labels. If the label is an estimate, the model has "
+    "learnt no times of a real machine. On other kinds of programs its order is less reliable.",
     "",
   ]
   return "\n".join(lines)
