@@ -90,7 +90,7 @@ def model(kind: str, name: str, **options: Any) -> ConfigDict:
   Args:
     kind: `layout` or `tile`.
     name: registered name of the network.
-    **options: values of options; the others have their defaults.
+    **options: values of options; all other options have their defaults.
   """
   from tpugraphs_jax.train import schema
 

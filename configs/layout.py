@@ -1,12 +1,12 @@
 """Layout rankers for whole programs.
 
 After the colon stand at most one collection, one ranker and `ci`, separated by commas, in any
-order (`VARIANTS`). The default is GraphSAGE with Graph Segment Training on `xla-random`: graphs of
-more than 5,000 nodes in segments, with a table of stale readouts and dropout of its entries,
-smaller ones whole (docs/segments.md). `full` trains on whole graphs of any size. `recommended` is
-for ranking programs that are not in the training data (configs/systems/tables.py). On own programs
-with other choices than output orders, or with times measured on a CPU, start with `official`
-(configs/systems/official.py).
+order (`VARIANTS`). The default is GraphSAGE with Graph Segment Training on `xla-random`: it
+trains graphs of more than 5,000 nodes in segments, with a table of stale readouts and dropout of
+its entries, and smaller graphs whole (docs/segments.md). `full` trains on whole graphs of any size.
+`recommended` is for ranking programs that are not in the training data (configs/systems/tables.py).
+On your programs with choices other than output orders, or with times measured on a CPU, start with
+`official` (configs/systems/official.py).
 
 Expected Kendall tau (mean over validation graphs) of `full` after 3 of 10 epochs on the synthetic
 `medium` data, on one CPU core, for xla-random, xla-default, nlp-random and nlp-default: 0.63, 0.69,
@@ -41,8 +41,8 @@ def default(config: ConfigDict) -> None:
 def gst_ed(config: ConfigDict) -> None:
   """GraphSAGE, graphs above 1,000 nodes (the default: 5,000) in segments.
 
-  A step has gradients of one segment; others count by stale readouts, each kept with
-  probability 0.5.
+  A step has gradients of one segment. It reads stale readouts of the other segments, and keeps a
+  stale readout with probability 0.5.
   """
   full(config)
   base.in_segments(config, keep=0.5)

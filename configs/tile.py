@@ -1,9 +1,9 @@
 """Tile rankers for fused kernels.
 
-After the colon stand at most one ranker, an own collection and `ci`, separated by commas
+After the colon stand at most one ranker, one collection `own-NAME` and `ci`, separated by commas
 (`VARIANTS`). The default and the other models of the official baseline have its published
-settings (configs/systems/official.py). All others but `preset=third` also train on kernels with
-fewer than 10 configurations.
+settings (configs/systems/official.py). All other rankers except `preset=third` also train on
+kernels with fewer than 10 configurations.
 
 Expected top-5 slowdown of `recommended` (mean over validation kernels) on the synthetic `medium`
 data: 0.001 in 3 minutes on one CPU core.

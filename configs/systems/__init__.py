@@ -1,1 +1,1 @@
-"""Settings of systems, one file each, in the words of their papers and write-ups."""
+"""Settings of systems, in the words of papers and write-ups: a file for every paper or place."""

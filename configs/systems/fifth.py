@@ -41,8 +41,8 @@ def fifth_all(config: ConfigDict) -> None:
 
   All graphs are in one list and drawn as in `fifth`. The published network also trains on slates of
   tiles, with a margin of 0.1. Tiles are missing here, because a network for both kinds of batches
-  would be longer than the rest of the system. An own collection is trained alone unless `data.also`
-  names others.
+  would be longer than the rest of the system. A collection `own-NAME` is trained alone unless
+  `data.also` names other collections.
   """
   fifth(config)
   collection = ":".join(("layout", config.data.source, config.data.search))

@@ -1,11 +1,11 @@
 """Score tables: the network runs once per program, and scores of configurations are looked up.
 
-`recommended` ranks programs that are not in the training data (docs/results.md). It is score tables
-on the collections of the data set, and traffic tables on own programs, which are few and choose
-output orders for a TPU (docs/records/own_models.md). Expected Kendall tau (mean over validation
-graphs) on the synthetic `medium` data for xla-random, xla-default, nlp-random and nlp-default:
-0.88, 0.85, 0.90 and 0.78 in 2 to 3 minutes on one CPU core. Expected tau-b on the test programs of
-`data/own`: 0.60 in half a minute.
+`recommended` ranks programs that are not in the training data (docs/results.md). It has score
+tables for the collections of the data set, and traffic tables for your programs, which are few and
+whose choices are output orders for a TPU (docs/records/own_models.md). Expected Kendall tau (mean
+over validation graphs) on the synthetic `medium` data for xla-random, xla-default, nlp-random and
+nlp-default: 0.88, 0.85, 0.90 and 0.78 in 2 to 3 minutes on one CPU core. Expected tau-b on the test
+programs of `data/own`: 0.60 in half a minute.
 
   python run_layout.py --config=configs/layout.py:xla-random,recommended --workdir=out/best
   python run_layout.py --config=configs/layout.py:own,recommended --data_root=data/own/npz \
