@@ -18,7 +18,7 @@ from tpugraphs_jax.configs import base
 
 
 def recommended(config: ConfigDict) -> None:
-  """For programs outside the training data: ScoreTables, on own data TrafficTables."""
+  """For programs outside the training data: ScoreTables, or TrafficTables for `own` collections."""
   tables(config)
 
 
