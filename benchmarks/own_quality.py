@@ -17,7 +17,7 @@ as they are. `--curve` trains on subsets of programs of the given sizes, drawn b
 A figure is the mean over programs. `kendaltau` is tau-b. `ordered` is the share of right pairs
 minus the share of wrong pairs among the pairs whose labels differ; a tie in scores is wrong.
 Programs whose labels are all equal are left out of both. `tuned5` and `found8` are of the first
-labels in the model's order (`strategies.spread`), the compiler's own choice being the first.
+labels in the model's order (`orders.spread`), the compiler's own choice being the first.
 `tuned5` is the slowdown of the best of 5. `found8` is over the programs with a choice more than 2 %
 better than the compiler's own: the share with a better one among the first 8.
 """
