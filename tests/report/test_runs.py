@@ -88,14 +88,14 @@ def test_the_ceiling_is_judged_like_a_model(tmp_path):
   assert 0.9 < perfect.means["opa_pooled"] < 1
 
 
-@pytest.mark.parametrize("change", ["gone", "other"])
+@pytest.mark.parametrize("change", ["gone", "other", "in a bucket"])
 def test_without_the_same_data_there_is_no_ceiling(change, tmp_path):
   run = write_synthetic(tmp_path)
+  place = {"gone": tmp_path / "nowhere", "in a bucket": "gs://bucket/npz"}.get(change)
   move(
     run,
-    tmp_path / "nowhere"
-    if change == "gone"
-    else synthetic.generate(tmp_path / "other", collections=["tile:xla"], seed=1, progress=False),
+    place
+    or synthetic.generate(tmp_path / "other", collections=["tile:xla"], seed=1, progress=False),
   )
   found = runs.read(run)
   assert all(graph.ceiling_ns is None for graph in found.judged)

@@ -10,7 +10,6 @@ import numpy as np
 from tpugraphs_jax import metrics
 from tpugraphs_jax.columns import opcode_names
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.infra import files
 from tpugraphs_jax.report.runs import Group, Run, ValidationGraph
 
 _PARTS = 3  # of the graphs, by size and by number of configurations
@@ -56,11 +55,9 @@ def _parts(
 def _by_opcode(group: Group, names: Sequence[str]) -> dict[str, list[str]]:
   """Names of the graphs with an opcode: those with the lowest tau, and those not in training."""
   run = group.runs[0]
-  if files.is_remote(run.data_root):
-    return {}
   try:
     opcodes = {name: _opcodes(run.file_of(name)) for name in names}
-  except (OSError, ValueError):  # the data are gone, or damaged
+  except (OSError, ValueError):  # the data are gone, in a bucket, or damaged
     return {}
   having = {
     code: [name for name in names if code in opcodes[name]]

@@ -214,7 +214,7 @@ def _view(group: Group) -> str:
   For layouts it shows the first choice, beside the fastest configuration if they differ.
   """
   run = group.runs[0]
-  if not group.judged or files.is_remote(run.data_root):
+  if not group.judged:
     return ""
   graph = group.by_tau[0]
   path = run.file_of(graph.name)

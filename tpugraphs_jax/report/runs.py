@@ -135,7 +135,10 @@ class Run:
     return self.summary.get("labels", UNKNOWN)
 
   def file_of(self, graph: str) -> Path:
-    """The file of a judged graph, where its data are on this machine and still there."""
+    """The file of a judged graph, where its data are on this machine and still there.
+
+    There is no such file for data in a bucket.
+    """
     root, collection = Path(self.data_root).expanduser(), Collection(self.collection)
     places = [collection.folder(root, split) / f"{graph}.npz" for split in ("train", "valid")]
     return places[0] if self.division and places[0].exists() else places[1]
@@ -666,7 +669,7 @@ def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
 
 def _changed(run: Run, judged: evaluation.GraphScores) -> np.ndarray | None:
   """Groups whose layouts differ from the first configuration, if the data are still there."""
-  if Collection(run.collection).kind != "layout" or files.is_remote(run.data_root):
+  if Collection(run.collection).kind != "layout":
     return None
   try:
     configs = npz.read_layout(run.file_of(judged.name)).configs
@@ -679,8 +682,6 @@ def _changed(run: Run, judged: evaluation.GraphScores) -> np.ndarray | None:
 
 def _ceiling(run: Run, judged: evaluation.GraphScores) -> np.ndarray | None:
   """Runtimes without noise, `[n]`, of synthetic data that are still there and the same."""
-  if files.is_remote(run.data_root):
-    return None
   try:
     split = run.file_of(judged.name).parent.name
     ceiling = synthetic.read_ceiling(run.data_root, run.collection, split, judged.name)
