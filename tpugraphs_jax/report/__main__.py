@@ -41,7 +41,6 @@ def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
   """Writes every figure into a folder, each with the kind of its labels."""
   from tpugraphs_jax.report import figures, page  # they need the extra `plots`
 
-  page.check_judged(runs, graph)
   found = comparisons(runs)
   for number, each in enumerate(found, 1):
     # Runs of one collection with other labels or graphs do not compare: a number tells them apart.
@@ -97,17 +96,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     "--verdict", action="store_true", help="print the sentences of the page instead of a page"
   )
   args = parser.parse_args(argv)
-  runs = read_all(args.runs) if args.verdict or args.csv or args.png else []
   if args.verdict:
-    print(console.printable(verdict(runs)))
+    print(console.printable(verdict(read_all(args.runs))))
     return 0
-  report.require_plots()
-  if args.csv:
-    write_csv(runs, args.csv)
-  if args.png:
-    write_png(runs, args.png, args.graph)
   out = args.out or _beside(args.runs)
   report.write(args.runs, out, graph=args.graph)
+  if args.csv:
+    write_csv(read_all(args.runs), args.csv)
+  if args.png:
+    write_png(read_all(args.runs), args.png, args.graph)
   print(f"wrote {out}")
   return 0
 

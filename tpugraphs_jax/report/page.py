@@ -60,7 +60,7 @@ def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
     isinstance(cell, (int, float, tuple)) or cell == "" for cell in column
   )
   template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-  check_judged(runs, graph)
+  _check_judged(runs, graph)
   compared = comparisons(runs)
   return environment.from_string(template).render(
     runs=runs,
@@ -72,7 +72,7 @@ def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
   )
 
 
-def check_judged(runs: Sequence[Run], name: str) -> None:
+def _check_judged(runs: Sequence[Run], name: str) -> None:
   """Refuses (ValueError) the name of a graph that no run judged."""
   known = list(dict.fromkeys(graph.name for run in runs for graph in run.judged))
   if name and name not in known:
