@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import ship
 
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.infra.files import replacing
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import load
 from tpugraphs_jax.tuning import prior, strategies
@@ -187,8 +189,19 @@ def main() -> None:
   if args.model != UNIT_OF:
     unit = rms_cost(graphs, ranker) / prior.read(_file(UNIT_OF)).about["rms_cost"]
   about["rms_cost"] = rms_cost(graphs, ranker)
-  prior.write(_file(args.model), learn(graphs, ranker, unit, about))
+  write(_file(args.model), learn(graphs, ranker, unit, about))
   print(f"{len(graphs)} programs -> {_file(args.model)}")
+
+
+def write(path: Path, found: Prior) -> None:
+  """Writes a prior as JSON, a line for each field."""
+  record = dataclasses.asdict(found) | {
+    "mean": found.mean.round(5).tolist(),
+    "log_spread": found.log_spread.round(4).tolist(),
+  }
+  lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
+  with replacing(path) as file:
+    file.write("{" + ",\n".join(lines) + "}\n")
 
 
 def _file(name: str) -> Path:

@@ -7,21 +7,14 @@ import commands
 import numpy as np
 import pytest
 from scipy import stats
+import search_prior
 from small_net import ARGS, network
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers.ranker import load
 from tpugraphs_jax.tuning import labels, strategies, tune
-from tpugraphs_jax.tuning.prior import (
-  COSTS,
-  features,
-  LARGEST_EFFECT,
-  OPERATIONS,
-  ORDERS,
-  read,
-  write,
-)
+from tpugraphs_jax.tuning.prior import COSTS, features, LARGEST_EFFECT, OPERATIONS, ORDERS, read
 from tpugraphs_jax.tuning.problem import Problem
 
 
@@ -205,7 +198,7 @@ def test_a_pool_names_the_changes_of_each_choice(problem):
 
 def test_a_prior_is_read_as_it_was_written_and_a_damaged_one_refused(prior, tmp_path):
   path = tmp_path / "some.prior.json"
-  write(path, prior)
+  search_prior.write(path, prior)
   again = read(path)
   np.testing.assert_array_equal(again.mean, prior.mean)
   np.testing.assert_array_equal(again.log_spread, prior.log_spread)

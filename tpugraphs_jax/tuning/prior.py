@@ -10,7 +10,6 @@ is an operation and a class of `ORDERS`. Effects of one kind in one program are 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 from tpugraphs_jax.columns import NODE, opcode_ids
 from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.infra import files, trust
+from tpugraphs_jax.infra import trust
 from tpugraphs_jax.rankers.tables import traffic
 
 OPERATIONS = ("convolution", "weight gradient", "dot", "batched dot", "reshape")
@@ -145,17 +144,3 @@ def read(path: Path) -> Prior:
     )
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}); install the package again") from None
-
-
-def write(path: Path, prior: Prior) -> None:
-  """Writes a prior as JSON, a line for each field."""
-  record = dataclasses.asdict(prior) | {
-    "mean": prior.mean.round(5).tolist(),
-    "log_spread": prior.log_spread.round(4).tolist(),
-  }
-  with files.replacing(path) as file:
-    file.write(
-      "{"
-      + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
-      + "}\n"
-    )
