@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 import dataclasses
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -38,8 +37,7 @@ _FREE_CALLS = frozenset(
 )
 _PRODUCTS = ("convolution", "dot")
 _REGISTER = 8 * 128  # elements of a vector register; smaller results cost nothing to speak of
-_TYPE_NAMES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES}
-_BITS = re.compile(r"\d+")  # in the name of an element type; the others have 8
+_BYTES = {kind.number: int(kind.bytes) for kind in columns.ELEMENT_TYPES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,12 +239,11 @@ def _uncounted_kind(instruction: proto.HloInstructionProto, tiles: Window | None
 
 
 def _size(shape: proto.ShapeProto) -> int:
-  """Bytes of an array, or of all arrays of a tuple."""
-  if shape.tuple_shapes:
-    return sum(map(_size, shape.tuple_shapes))
-  name = _TYPE_NAMES.get(shape.element_type, "")
-  bits = int(found[0]) if (found := _BITS.search(name)) else 8
-  return math.prod(shape.dimensions) * bits // 8
+  """Bytes of an array, or of all arrays of a tuple; of a type without a size 1 byte each."""
+  return sum(
+    math.prod(array.dimensions) * (_BYTES.get(array.element_type) or 1)
+    for array in proto.arrays(shape)
+  )
 
 
 def _kernel_cycles(
