@@ -326,15 +326,13 @@ def _bind_primitive(equation: core.JaxprEqn, params: dict, inputs: list[Any]) ->
 
 def _rewritten(value: Any, bind: _Bind) -> Any:
   """A parameter of a call, whose programs are traced again with `bind`."""
+  if not _programs_in(value):
+    return value
   if isinstance(value, (tuple, list)):
-    return (
-      type(value)(_rewritten(item, bind) for item in value)
-      if any(isinstance(item, (core.Jaxpr, core.ClosedJaxpr)) for item in value)
-      else value
-    )
+    return type(value)(_rewritten(item, bind) for item in value)
   if isinstance(value, core.Jaxpr):
     return _traced(core.ClosedJaxpr(value, ()), bind).jaxpr
-  return _traced(value, bind) if isinstance(value, core.ClosedJaxpr) else value
+  return _traced(value, bind)
 
 
 def _traced(closed: core.ClosedJaxpr, bind: _Bind) -> core.ClosedJaxpr:
@@ -460,11 +458,7 @@ def operations(closed: core.ClosedJaxpr, *, with_details: bool) -> Iterator[str]
 
 def _details(params: Mapping[str, Any]) -> str:
   """The parameters of an equation but its programs, without addresses of functions."""
-  holds_programs = lambda value: any(
-    isinstance(item, (core.Jaxpr, core.ClosedJaxpr))
-    for item in (value if isinstance(value, (tuple, list)) else [value])
-  )
-  kept = {key: value for key, value in params.items() if not holds_programs(value)}
+  kept = {key: value for key, value in params.items() if not _programs_in(value)}
   return re.sub(r"0x[0-9a-f]+", "", str(sorted(kept.items(), key=lambda item: item[0])))
 
 
@@ -476,10 +470,15 @@ def _digest(const: Any) -> str:
 
 def programs_of(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:
   """The programs among the parameters of an equation."""
-  for value in equation.params.values():
-    for item in value if isinstance(value, (tuple, list)) else [value]:
-      if isinstance(item, (core.Jaxpr, core.ClosedJaxpr)):
-        yield item.jaxpr if isinstance(item, core.ClosedJaxpr) else item
+  for param in equation.params.values():
+    for item in _programs_in(param):
+      yield item.jaxpr if isinstance(item, core.ClosedJaxpr) else item
+
+
+def _programs_in(param: Any) -> list[core.Jaxpr | core.ClosedJaxpr]:
+  """The programs in a parameter of an equation: itself, or items of a list."""
+  items = param if isinstance(param, (tuple, list)) else [param]
+  return [item for item in items if isinstance(item, (core.Jaxpr, core.ClosedJaxpr))]
 
 
 def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
