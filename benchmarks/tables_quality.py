@@ -131,10 +131,10 @@ def _truth(collection: str, name: str):
     for spec in synthetic.file_specs("medium", 0, collection)
     if spec.split == "valid" and spec.name() == name
   )
-  size, rng = synthetic.layout_size(spec), spec.rng("graph")
-  program = size.program.build(rng)
+  (design, steps), rng = synthetic.layout_program(spec), spec.rng("graph")
+  program = design.build(rng)
   groups = layouts.find_groups(program, rng)
-  return layouts.layout_cost(program, groups.by_node(), steps=size.steps), groups
+  return layouts.layout_cost(program, groups.by_node(), steps=steps), groups
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def test_full_kernels_have_the_released_mean_of_40_nodes():
 @pytest.mark.parametrize("collection", datasets.RELEASED[1:])
 def test_full_programs_have_sizes_of_the_released_range(collection):
   specs = synthetic.file_specs("full", 0, collection)
-  nodes = [synthetic.layout_size(spec).program.nodes for spec in specs]
+  nodes = [synthetic.layout_program(spec)[0].nodes for spec in specs]
   configs = [synthetic.layout_configs(spec, size) for spec, size in zip(specs, nodes)]
   trained = [count for count, spec in zip(configs, specs) if spec.split != "test"]
   assert 372 <= min(nodes) and max(nodes) <= 43_615

@@ -115,13 +115,6 @@ class TileSize(NamedTuple):
   tiled: bool  # False: a kernel without a tile choice
 
 
-class LayoutSize(NamedTuple):
-  """The program of a layout graph."""
-
-  program: ImageProgram | TextProgram
-  steps: int  # runs of the program's body in one measurement
-
-
 def file_specs(
   scale: str, seed: int, collection: str, *, limit: int | None = None
 ) -> list[FileSpec]:
@@ -160,15 +153,15 @@ def tile_size(spec: FileSpec) -> TileSize:
   return TileSize(nodes, int(rng.integers(2, 10)) if few else configs, tiled)
 
 
-def layout_size(spec: FileSpec) -> LayoutSize:
-  """Program of a layout file; the same for both searches."""
+def layout_program(spec: FileSpec) -> tuple[ImageProgram | TextProgram, int]:
+  """Program of a layout file, and how often one measurement runs it; the same for both searches."""
   source = spec.collection.split(":")[1]
   rng = spec.rng("graph")
   program = (_image_program if source == "xla" else _text_program)(spec, rng)
   steps = int(np.exp(rng.uniform(0, math.log(300))))
   if spec.scale == "tiny" and source == "xla" and spec.index == 0:
     steps = 100_000  # a runtime beyond 32 bits
-  return LayoutSize(program, steps)
+  return program, steps
 
 
 def _image_program(spec: FileSpec, rng: np.random.Generator) -> ImageProgram:
@@ -365,10 +358,10 @@ def _make_tile(spec: FileSpec) -> tuple[graph.OpGraph[graph.TileConfigs], Ceilin
 
 
 def _make_layout(spec: FileSpec) -> tuple[graph.OpGraph[graph.LayoutConfigs], Ceiling]:
-  size, rng = layout_size(spec), spec.rng("graph")
-  program = size.program.build(rng)
+  (design, steps), rng = layout_program(spec), spec.rng("graph")
+  program = design.build(rng)
   groups = layouts.find_groups(program, rng)
-  cost = layouts.layout_cost(program, groups.by_node(), steps=size.steps)
+  cost = layouts.layout_cost(program, groups.by_node(), steps=steps)
   start = layouts.default_bits(cost, rng)
   configs, search = layout_configs(spec, len(program)), spec.rng("search")
   if spec.collection.endswith("random"):
