@@ -300,13 +300,7 @@ def tune(
   drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
   pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of, len(options))
   found = Cache(cache, problem)
-  _label(
-    STRATEGIES[strategy](pool, ranker, problem),
-    found,
-    budget,
-    together=label.made_together,
-    progress=progress,
-  )
+  _label(STRATEGIES[strategy](pool, ranker, problem), found, budget, progress=progress)
   return _decide(function, problem, found, candidates=len(drawn))
 
 
@@ -340,18 +334,16 @@ def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) ->
         ) from None
 
 
-def _label(
-  way: strategies.Way, found: Cache, budget: int, *, together: bool, progress: bool
-) -> None:
+def _label(way: strategies.Way, found: Cache, budget: int, *, progress: bool) -> None:
   """Labels the choices that a search proposes, the compiler's own choice first.
 
   Args:
     way: of search.
     found: makes labels, or has them, and keeps them.
     budget: how many.
-    together: whether all labels are made at once, so that the search does not learn from them.
     progress: whether a line tells of each.
   """
+  together = found.label.made_together  # the search then does not learn from labels
   asked = list(itertools.islice(way, budget if together else 1))
   for place in range(budget):
     if place == len(asked):
