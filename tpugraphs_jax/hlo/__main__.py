@@ -70,7 +70,7 @@ def _show(args: argparse.Namespace) -> int:
     graph = module_graph.featurize_module(
       module, where=loaded.where, name=module.name or loaded.name, edge_order="insertion"
     )
-    print(console.printable(show.summary(graph)), end="\n\n")
+    print(console.printable("\n".join(show.summary(graph))), end="\n\n")
   return 0
 
 
