@@ -75,9 +75,7 @@ def node_features(module: proto.HloModuleProto) -> np.ndarray:
   }
   result = columns.node_features(lists, len(nodes))
   result[:, NODE["is_root"].start] = [
-    instruction.id == computation.root_id
-    for computation in module.computations
-    for instruction in computation.instructions
+    node.id == owner.root_id for node, owner in zip(nodes, proto.owners(module))
   ]
   types = [kind.number for kind in columns.ELEMENT_TYPES]
   element_type = np.array([node.shape.element_type for node in nodes], np.int64)

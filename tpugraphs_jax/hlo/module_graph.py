@@ -286,11 +286,7 @@ def _node_splits(module: proto.HloModuleProto) -> np.ndarray:
 
 def _refuse(module: proto.HloModuleProto, node: int, problem: str, where: str) -> NoReturn:
   """Raises ValueError for a node, with the names of its computation and instruction."""
-  owner, instruction = [
-    (computation, instruction)
-    for computation in module.computations
-    for instruction in computation.instructions
-  ][node]
+  owner, instruction = proto.owners(module)[node], proto.instructions(module)[node]
   raise ValueError(
     f"{where}: computation {owner.name!r}, instruction {instruction.name!r} "
     f"(id {instruction.id}): {problem}"

@@ -29,6 +29,11 @@ def instructions(module: HloModuleProto) -> list[HloInstructionProto]:
   ]
 
 
+def owners(module: HloModuleProto) -> list[HloComputationProto]:
+  """The computation of each of the instructions."""
+  return [computation for computation in module.computations for _ in computation.instructions]
+
+
 def positions(module: HloModuleProto) -> dict[int, int]:
   """The node of each instruction id; the last one where several have the same id."""
   return {instruction.id: node for node, instruction in enumerate(instructions(module))}

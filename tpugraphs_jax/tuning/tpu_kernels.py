@@ -150,24 +150,18 @@ def module_kernels(module: proto.HloModuleProto) -> list[Kernel]:
   """As `kernels`, of a module after all optimisations."""
   fused = {
     callee
-    for computation in module.computations
-    for instruction in computation.instructions
+    for instruction in proto.instructions(module)
     if instruction.opcode == "fusion"
     for callee in instruction.called_computation_ids
   }
   result = []
-  for computation in module.computations:
-    # Instructions inside a fusion belong to the fusion's kernel.
-    for instruction in () if computation.id in fused else computation.instructions:
-      tiles = window(instruction)
-      if tiles is not None:
-        result.append(
-          Kernel(
-            _graph(instruction, computation, module, tiles),
-            tiles,
-            module_graph.origin(instruction, module),
-          )
-        )
+  for instruction, computation in zip(proto.instructions(module), proto.owners(module)):
+    if computation.id in fused:
+      continue  # instructions inside a fusion belong to the fusion's kernel
+    tiles = window(instruction)
+    if tiles is not None:
+      kernel = _graph(instruction, computation, module, tiles)
+      result.append(Kernel(kernel, tiles, module_graph.origin(instruction, module)))
   return result
 
 

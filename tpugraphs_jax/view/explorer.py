@@ -152,16 +152,12 @@ def _hlo_facts(graph: HloGraph) -> Iterator[tuple[str, str, dict[str, str]]]:
 def _namespaces(graph: HloGraph) -> list[str]:
   """Scopes of each instruction, or its computation; in the entry, scopes of its first user."""
   module = graph.module
-  computation = [
-    each.name if each.id != module.entry_computation_id else ""
-    for each in module.computations
-    for _ in each.instructions
-  ]
-  result = []
-  for node, origin, owner in zip(proto.instructions(module), graph.origins, computation):
+  nodes, result = proto.instructions(module), []
+  for node, origin, owner in zip(nodes, graph.origins, proto.owners(module)):
+    computation = "" if owner.id == module.entry_computation_id else owner.name
     # The first part is the jitted function, the last one the operation.
     scopes = [] if node.opcode == "parameter" else origin.op_name.split("/")[1:-1]
-    result.append("/".join(s for s in scopes if not s.startswith(choosing.SCOPE)) or owner)
+    result.append("/".join(s for s in scopes if not s.startswith(choosing.SCOPE)) or computation)
   is_open = [not namespace for namespace in result]
   for consumer, producer in graph.edge_index[::-1].tolist():
     if is_open[producer]:
