@@ -78,8 +78,8 @@ class Label:
     return {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
 
   def graph(self, function: Callable[..., Any], args: tuple) -> bytes:
-    """The serialized module from which the graph is made: as jax lowers the function."""
-    return sources.load(function, *args).data
+    """The serialized module from which the graph is made, of the stage `stage`."""
+    return sources.load(function, *args, target=self.target).data
 
   def compile(
     self, function: Callable[..., Any], args: tuple, compiler_options: CompilerOptions
@@ -172,10 +172,6 @@ class TpuEstimate(Label):
 
   def versions(self) -> dict[str, str]:
     return {"target": self.target, "libtpu": tpu.libtpu_version(), "jax": jax.__version__}
-
-  def graph(self, function: Callable[..., Any], args: tuple) -> bytes:
-    """The program before layout assignment, with the layouts that the compiler then assigns."""
-    return tpu.compile_function(function, args, self.target, keep_stages=True).before_layouts
 
   def compile(
     self, function: Callable[..., Any], args: tuple, compiler_options: CompilerOptions
