@@ -42,7 +42,8 @@ class Call:
 
   def __call__(self, *arrays: Any) -> Any:
     """The outputs of the function for other values of the arrays."""
-    return self._call(arrays)
+    args, kwargs = self._arguments(arrays)
+    return self._function(*args, **kwargs)
 
   def shapes(self, sharding: jax.sharding.Sharding) -> list[jax.ShapeDtypeStruct]:
     """The shapes of the arrays, on a device."""
@@ -84,14 +85,10 @@ class Call:
 
   def _array_outputs(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
     """The arrays among the outputs; all leaves with None for arrays, and their tree."""
-    leaves, tree = jax.tree.flatten(self._call(arrays))
+    leaves, tree = jax.tree.flatten(self(*arrays))
     is_array = [isinstance(leaf, _ARRAYS + _SCALARS) for leaf in leaves]
     others = [None if is_one else leaf for leaf, is_one in zip(leaves, is_array)]
     return [leaf for leaf, is_one in zip(leaves, is_array) if is_one], others, tree
-
-  def _call(self, arrays: Sequence[Any]) -> Any:
-    args, kwargs = self._arguments(arrays)
-    return self._function(*args, **kwargs)
 
   def _arguments(self, arrays: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
     each = iter(arrays)
