@@ -9,7 +9,6 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-import dataclasses
 import itertools
 import math
 import operator
@@ -22,6 +21,8 @@ from tpugraphs_jax.hlo import proto
 
 Dims = tuple[int, ...]
 Row = tuple[int, ...]  # 18 integers
+# Opcode, shapes of output and operands, and the rows to choose from, the default first.
+Decision = tuple[str, tuple[Dims, ...], tuple[Row, ...]]
 _DEFAULT = (-1,) * LAYOUT_CONFIG_FEATURES
 _OPERANDS = {"convolution": 2, "dot": 2, "reshape": 1}
 
@@ -44,12 +45,13 @@ def layout_configs(
     raise ValueError(f"{where}: no configurable node, expected a convolution, dot or reshape")
   decisions = _decisions(module, config_node, where)
   groups = {decision: column for column, decision in enumerate(dict.fromkeys(decisions))}
-  rows = dict.fromkeys(itertools.chain.from_iterable(group.rows for group in groups))
+  options = [rows for _, _, rows in groups]
+  rows = dict.fromkeys(itertools.chain.from_iterable(options))
   row_id = {row: number for number, row in enumerate(rows)}
-  choice = distinct_choices([len(group.rows) for group in groups], n, seed=seed)
+  choice = distinct_choices(list(map(len, options)), n, seed=seed)
   group_row = np.empty(choice.shape, np.min_scalar_type(len(row_id) - 1))
-  for group, column in groups.items():
-    group_row[:, column] = np.array([row_id[each] for each in group.rows])[choice[:, column]]
+  for column, rows_of_group in enumerate(options):
+    group_row[:, column] = np.array([row_id[row] for row in rows_of_group])[choice[:, column]]
   return LayoutConfigs(
     rows=np.array(list(row_id), np.int8),
     node_group=np.array([groups[decision] for decision in decisions], np.int32),
@@ -58,19 +60,8 @@ def layout_configs(
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Decision:
-  """The choices of a node; nodes with equal decisions decide together."""
-
-  opcode: str
-  shapes: tuple[Dims, ...]  # of the output, then of the operands
-  rows: tuple[Row, ...]  # the default first
-
-
-def _decisions(
-  module: proto.HloModuleProto, config_node: np.ndarray, where: str
-) -> list[_Decision]:
-  """One decision per configurable node."""
+def _decisions(module: proto.HloModuleProto, config_node: np.ndarray, where: str) -> list[Decision]:
+  """The decision of each configurable node; nodes with equal decisions decide together."""
   nodes, position = proto.instructions(module), proto.positions(module)
   decisions = []
   for index in config_node:
@@ -85,7 +76,7 @@ def _decisions(
     shapes = tuple(tuple(each.shape.dimensions) for each in (node, *operands))
     fits = max(map(len, shapes)) <= MAX_RANK
     rows = [layout_row(orders) for orders in _orders(node, shapes)] if fits else []
-    decisions.append(_Decision(node.opcode, shapes, tuple(dict.fromkeys([_DEFAULT, *rows]))))
+    decisions.append((node.opcode, shapes, tuple(dict.fromkeys([_DEFAULT, *rows]))))
   return decisions
 
 
