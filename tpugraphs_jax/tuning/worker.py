@@ -141,7 +141,7 @@ def _label_all(work: _Collecting) -> list[Numbers]:
       return drawn
     if 0 in work.journal.errors:
       return drawn  # labels mean nothing without the compiler's own choice
-    values, _ = _labels(work, len(drawn))
+    _, values, _ = _labels(work, len(drawn))
     count = draw.wanted(values, work.request.configs, draws=len(drawn))
     more = dict(enumerate(itertools.islice(stream, count), len(drawn)))
     if not more:
@@ -174,12 +174,13 @@ def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
       work.journal.result(number, outcome)
 
 
-def _labels(work: _Collecting, drawn: int) -> tuple[dict[int, int], dict[int, str]]:
-  """The labels of the first `drawn` candidates, and the reasons of those without a label.
+def _labels(work: _Collecting, drawn: int) -> tuple[labels.Label, dict[int, int], dict[int, str]]:
+  """The program's label, labels of the first `drawn` candidates, and reasons of those without one.
 
   The journal may hold more candidates, of an earlier run.
   """
-  label, values = _label_of(work), {}
+  own, values = work.journal.raw.get(0), {}
+  label = work.problem.label.of(own) if own else work.problem.label
   errors = {number: text for number, text in work.journal.errors.items() if number < drawn}
   for number, raw in sorted(work.journal.raw.items()):
     if number < drawn:
@@ -187,18 +188,12 @@ def _labels(work: _Collecting, drawn: int) -> tuple[dict[int, int], dict[int, st
         values[number] = label.value(raw)
       except ValueError as error:
         errors[number] = str(error)
-  return values, errors
-
-
-def _label_of(work: _Collecting) -> labels.Label:
-  """The label of the program, where the compiler's own choice is labelled."""
-  own = work.journal.raw.get(0)
-  return work.problem.label.of(own) if own else work.problem.label
+  return label, values, errors
 
 
 def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> None:
   request, journal, problem = work.request, work.journal, work.problem
-  values, errors = _labels(work, len(drawn))
+  label, values, errors = _labels(work, len(drawn))
   if 0 not in values:
     raise ValueError(
       f"{request.source}: the compiler's own choice failed: {errors.get(0, 'it was not labelled')}"
@@ -214,8 +209,8 @@ def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> N
     "split": request.split,
     "collection": request.collection,
     "configs_asked": request.configs,
-    "config_runtime": _label_of(work).unit,
-    "not_labelled": _label_of(work).gap,
+    "config_runtime": label.unit,
+    "not_labelled": label.gap,
     "tpugraphs_jax": tpugraphs_jax.__version__,
     "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
     "groups": [str(group) for group in problem.choices.groups],
