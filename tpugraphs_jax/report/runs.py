@@ -265,11 +265,8 @@ class Group:
   @functools.cached_property
   def taus(self) -> dict[str, float]:
     """Kendall tau of each graph with an order, mean over the runs."""
-    return {
-      name: tau
-      for name, tau in self.by_graph(lambda graph: graph.kendall_tau).items()
-      if not math.isnan(tau)
-    }
+    taus = self.by_graph(lambda graph: graph.kendall_tau)
+    return {name: tau for name, tau in taus.items() if not math.isnan(tau)}
 
   @property
   def by_tau(self) -> list[ValidationGraph]:
@@ -347,11 +344,10 @@ class Lead(NamedTuple):
 def leads(groups: Sequence[Group]) -> list[Lead]:
   """The first group beside every other group."""
   first, *others = groups
-  rows, one = [], first.by_graph(lambda graph: graph.kendall_tau)
+  rows = []
   for other in others:
-    two = other.by_graph(lambda graph: graph.kendall_tau)
-    change = np.array([one[name] - two[name] for name in sorted(one.keys() & two.keys())])
-    change = change[~np.isnan(change)]
+    names = sorted(first.taus.keys() & other.taus.keys())
+    change = np.array([first.taus[name] - other.taus[name] for name in names])
     is_tested = np.count_nonzero(change) >= FEWEST_TESTED
     p_value = float(scipy.stats.wilcoxon(change).pvalue) if is_tested else math.nan
     gain, better = metrics.mean(change), int((change > 0).sum())
