@@ -101,10 +101,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
   out = args.out or _beside(args.runs)
   report.write(args.runs, out, graph=args.graph)
+  runs = read_all(args.runs) if args.csv or args.png else []
   if args.csv:
-    write_csv(read_all(args.runs), args.csv)
+    write_csv(runs, args.csv)
   if args.png:
-    write_png(read_all(args.runs), args.png, args.graph)
+    write_png(runs, args.png, args.graph)
   print(f"wrote {out}")
   return 0
 
