@@ -3,9 +3,10 @@
 An estimate is a number that a compiler computes, not a run time. One version of a compiler
 always gives the same estimate; measured times vary.
 
-`tune` divides each estimate by the estimate of the compiler's own choice and passes it to its
-strategy (`strategies`), which learns from it and proposes the next choice. Measured labels are made
-together, so that a search learns nothing from them, and the best one is compared once more.
+`cache` divides each estimate by the estimate of the compiler's own choice. `tune` passes the ratio
+to its strategy (`strategies`), which learns from it and proposes the next choice. Measured labels
+are made together, so that a search learns nothing from them, and the best one is compared once
+more.
 """
 
 from __future__ import annotations
