@@ -21,7 +21,6 @@ from tpugraphs_jax.rankers.layout import res_model
 CONFIGS = 3
 HOPS = 1
 SIZES = ((9, 14, [2, 0], 7), (1, 0, [0], 3), (16, 30, [3, 15, 5], 2))
-AS_FLOAT = lambda rows: rows.astype(np.float32)
 
 
 @functools.cache
@@ -43,20 +42,14 @@ def tile_graphs() -> tuple[batching.PreparedGraph, ...]:
   return tuple(batching.prepare(g, g.node_feat, slots=1) for g in graphs)
 
 
-def layout_batch(*, order=(0, 1, 2), graphs=3, spare=0, configs=CONFIGS):
-  slots = random_graphs.slots_of(layout_graphs(), CONFIGS)
-  budget = random_graphs.common_budget([batching.total_sizes(layout_graphs())], spare=spare)
-  return batching.assemble_layout(
-    [slots[i] for i in order], budget, graphs=graphs, configs=configs, transform=AS_FLOAT
-  )
+def batch_of(prepared, *, order=(0, 1, 2), graphs=3, spare=0, configs=CONFIGS):
+  slots = random_graphs.slots_of(prepared, CONFIGS)
+  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
+  return random_graphs.assemble([slots[i] for i in order], budget, graphs=graphs, configs=configs)
 
 
-def tile_batch(*, order=(0, 1, 2), graphs=3, spare=0, configs=CONFIGS):
-  slots = random_graphs.slots_of(tile_graphs(), CONFIGS)
-  budget = random_graphs.common_budget([batching.total_sizes(tile_graphs())], spare=spare)
-  return batching.assemble_tile(
-    [slots[i] for i in order], budget, graphs=graphs, configs=configs, transform=lambda x: x
-  )
+layout_batch = lambda **options: batch_of(layout_graphs(), **options)
+tile_batch = lambda **options: batch_of(tile_graphs(), **options)
 
 
 @pytest.mark.parametrize("kinds", [1, 2, 100])
@@ -67,14 +60,7 @@ def test_distinct_nodes_are_those_of_each_kernel_alone(kinds):
     graph = random_graphs.tile_graph(rng, nodes=nodes, edges=edges, configs=configs)
     feat = np.concatenate([graph.node_feat, table[rng.integers(kinds, size=nodes)]], axis=1)
     prepared.append(batching.prepare(graph, feat, slots=1, distinct=2))
-  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=3)
-  batch = batching.assemble_tile(
-    random_graphs.slots_of(prepared, CONFIGS),
-    budget,
-    graphs=4,
-    configs=CONFIGS,
-    transform=lambda x: x,
-  )
+  batch = random_graphs.batch_of(prepared, CONFIGS, spare=3, graphs=4)
   (first, which), feat = batch.distinct, batch.graph.nodes["feat"]
   node_graph, seen = np.repeat(np.arange(5), batch.graph.n_node), {}
   for node, graph in enumerate(node_graph):
@@ -85,7 +71,8 @@ def test_distinct_nodes_are_those_of_each_kernel_alone(kinds):
   assert sorted(first[first != ABSENT]) == sorted(members[0] for members in seen.values())
   for members in seen.values():
     assert set(first[which[members]]) == {members[0]}
-  assert len(first) == budget["distinct"] and tile_batch().distinct is None
+  assert len(first) == batching.total_sizes(prepared)["distinct"] + 3
+  assert tile_batch().distinct is None
 
 
 @pytest.mark.parametrize("make", [layout_batch, tile_batch])
@@ -195,9 +182,7 @@ def test_a_batch_beyond_its_budget_is_refused(key):
   budget = random_graphs.common_budget([batching.total_sizes(layout_graphs())])
   assert budget[key] > 0
   with pytest.raises(ValueError, match="budget"):
-    batching.assemble_layout(
-      slots, budget | {key: budget[key] - 1}, graphs=3, configs=CONFIGS, transform=AS_FLOAT
-    )
+    random_graphs.assemble(slots, budget | {key: budget[key] - 1}, graphs=3, configs=CONFIGS)
 
 
 @pytest.mark.parametrize("slots", [0, 1, 2, 4, 9])

@@ -59,12 +59,8 @@ def batches(slots: int) -> dict:
   sizes = [batching.total_sizes(graphs) for graphs in prepared.values()]
   budget = random_graphs.common_budget(sizes, spare=2)
   return {
-    key: batching.assemble_layout(
-      random_graphs.slots_of(graphs, CONFIGS),
-      budget,
-      graphs=GRAPHS,
-      configs=CONFIGS,
-      transform=lambda rows: rows.astype(np.float32),
+    key: random_graphs.assemble(
+      random_graphs.slots_of(graphs, CONFIGS), budget, graphs=GRAPHS, configs=CONFIGS
     )
     for key, graphs in prepared.items()
   }

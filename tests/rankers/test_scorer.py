@@ -12,24 +12,13 @@ import numpy as np
 import parts
 import pytest
 import random_graphs
+from random_graphs import assemble
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout.res_model import ResModel
 from tpugraphs_jax.rankers.scorer import chunks, Encoder, network_step, Scorer
-
-IDENTITY = lambda x: x
-
-
-def assemble_tile(slots, budget, *, graphs, configs):
-  return batching.assemble_tile(slots, budget, graphs=graphs, configs=configs, transform=IDENTITY)
-
-
-def assemble_layout(slots, budget, *, graphs, configs):
-  return batching.assemble_layout(
-    slots, budget, graphs=graphs, configs=configs, transform=lambda rows: rows.astype(np.float32)
-  )
 
 
 def tile_graphs(sizes):
@@ -75,14 +64,14 @@ def test_every_configuration_gets_its_own_score_in_order(
 ):
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   graphs = tile_graphs(SIZES)
-  encoder = Encoder(read_number, assemble_tile, graphs=graphs_per_batch, configs=configs_per_batch)
+  encoder = Encoder(read_number, assemble, graphs=graphs_per_batch, configs=configs_per_batch)
   assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
 
 
 def test_subsets_are_scored_in_the_order_asked_for():
   graphs, rng = tile_graphs(SIZES), np.random.default_rng(1)
   chosen = [rng.integers(0, n, k) for (_, _, n), k in zip(SIZES, (3, 1, 40, 0, 12, 2))]
-  encoder = Encoder(read_number, assemble_tile, graphs=2, configs=4)
+  encoder = Encoder(read_number, assemble, graphs=2, configs=4)
   found = scores_of(encoder, {}, graphs, chosen)
   assert_equal_lists(found, [n[ids] for n, ids in zip(numbers_of(graphs), chosen)])
 
@@ -94,7 +83,7 @@ def test_devices_share_a_shape_though_one_graph_has_more_edges_and_one_more_node
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   sizes = [(10, 600, 4)] * 3 + [(200, 16, 4)] * 2
   graphs = tile_graphs(sizes)
-  encoder = Encoder(read_number, assemble_tile, graphs=1, configs=4)
+  encoder = Encoder(read_number, assemble, graphs=1, configs=4)
   assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
 
 
@@ -105,7 +94,7 @@ def test_later_calls_use_the_shapes_of_earlier_ones():
     shapes.append(batch.config_feat.shape + batch.graph.nodes["feat"].shape)
     return read_number(params, batch)
 
-  encoder = Encoder(recorded_number, assemble_tile, graphs=1, configs=8)
+  encoder = Encoder(recorded_number, assemble, graphs=1, configs=8)
   # The same again, one almost as large, one that is much smaller, one that is larger.
   for nodes, compiled in ((400, 1), (400, 1), (390, 1), (40, 2), (39, 2), (900, 3), (400, 3)):
     graphs = tile_graphs([(nodes, nodes, 3)])
@@ -142,7 +131,7 @@ def test_tasks_score_their_share_and_all_get_everything(monkeypatch):
       steps[index] += 1
       return read_number(params, batch)
 
-    return scores_of(Encoder(counted, assemble_tile, graphs=1, configs=4), {}, graphs)
+    return scores_of(Encoder(counted, assemble, graphs=1, configs=4), {}, graphs)
 
   with concurrent.futures.ThreadPoolExecutor(processes) as pool:
     for found in pool.map(process, range(processes)):
@@ -155,7 +144,7 @@ def applied(model):
   return jax.jit(lambda params, batch: model.apply({"params": params}, batch))
 
 
-def one_by_one(model, params, graphs, assemble, blocks=None):
+def one_by_one(model, params, graphs, assemble=assemble, blocks=None):
   """Scores of each graph alone, one configuration at a time, in one common shape."""
   budget = random_graphs.common_budget([graph.sizes for graph in graphs])
   scores = []
@@ -170,7 +159,7 @@ def one_by_one(model, params, graphs, assemble, blocks=None):
   return scores
 
 
-def params_of(model, graphs, assemble):
+def params_of(model, graphs, assemble=assemble):
   budget = random_graphs.common_budget([graph.sizes for graph in graphs])
   slot = batching.Slate(graphs[0], np.arange(1), np.zeros(1, np.float32))
   batch = assemble([slot], budget, graphs=1, configs=1)
@@ -186,10 +175,10 @@ def assert_close_lists(found, expected):
 def test_tile_scores_equal_one_graph_and_one_configuration_at_a_time():
   graphs = tile_graphs([(9, 20, 7), (3, 0, 1), (20, 30, 9)])
   model = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
-  params = params_of(model, graphs, assemble_tile)
-  expected = one_by_one(model, params, graphs, assemble_tile)
+  params = params_of(model, graphs)
+  expected = one_by_one(model, params, graphs)
   assert np.ptp(expected[0]) > 0
-  encoder = Encoder(network_step(model), assemble_tile, graphs=2, configs=4)
+  encoder = Encoder(network_step(model), assemble, graphs=2, configs=4)
   assert_close_lists(scores_of(encoder, params, graphs), expected)
 
 
@@ -205,12 +194,12 @@ def test_layout_scores_equal_one_graph_and_one_configuration_at_a_time():
   model = base.create_network(
     "layout", "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=1, dropout="dropout"
   )
-  params = params_of(model, prepared, assemble_layout)
-  encoder = Encoder(network_step(model), assemble_layout, graphs=2, configs=4)
-  whole = one_by_one(model, params, prepared, assemble_layout)
+  params = params_of(model, prepared)
+  encoder = Encoder(network_step(model), assemble, graphs=2, configs=4)
+  whole = one_by_one(model, params, prepared)
   assert_close_lists(scores_of(encoder, params, prepared), whole)
   blocks = [(0, 6), (10, 30), (4, 8)]
-  of_blocks = one_by_one(model, params, prepared, assemble_layout, blocks)
+  of_blocks = one_by_one(model, params, prepared, blocks=blocks)
   assert_close_lists(scores_of(encoder, params, prepared, blocks=blocks), of_blocks)
   assert all((a != b).any() for a, b in zip(whole, of_blocks))
 
@@ -220,20 +209,20 @@ def test_a_call_takes_as_many_configurations_as_the_free_memory_holds(monkeypatc
   graphs = tile_graphs([(9, 20, 7), (3, 0, 1)])
   taken = []
 
-  def assemble(slots, budget, *, graphs, configs):
+  def recording(slots, budget, *, graphs, configs):
     taken.append(configs)
-    return assemble_tile(slots, budget, graphs=graphs, configs=configs)
+    return assemble(slots, budget, graphs=graphs, configs=configs)
 
   model = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
-  params, step = params_of(model, graphs, assemble_tile), network_step(model)
+  params, step = params_of(model, graphs), network_step(model)
   if free is None:  # the program of four configurations takes 1.5 times as much
     monkeypatch.setattr(parallel, "memory_of", lambda *args: 1500)
     free = 1000
   monkeypatch.setattr(parallel, "free_memory", lambda: free)
-  encoder = Encoder(step, assemble, graphs=2, configs=4)
+  encoder = Encoder(step, recording, graphs=2, configs=4)
   found = scores_of(encoder, params, graphs)
   assert taken[-1] == largest
-  assert_close_lists(found, one_by_one(model, params, graphs, assemble_tile))
+  assert_close_lists(found, one_by_one(model, params, graphs))
 
 
 class SlateMean(base.Network):

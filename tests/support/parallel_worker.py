@@ -1,6 +1,5 @@
 """One process of a run with four devices; test_parallel.py starts it."""
 
-import functools
 import os
 from pathlib import Path
 import signal
@@ -60,17 +59,16 @@ def check_scores():
     for nodes in (5, 9, 40, 17, 3)
   ]
   graphs = [batching.prepare(graph, graph.node_feat) for graph in raw]
-  assemble = functools.partial(batching.assemble_tile, transform=lambda feat: feat)
   model = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
   budget = random_graphs.common_budget([graph.sizes for graph in graphs])
   alone = [
-    assemble(
+    random_graphs.assemble(
       [batching.Slate(graph, np.arange(5), np.zeros(5, np.float32))], budget, graphs=1, configs=5
     )
     for graph in graphs
   ]
   params = jax.jit(model.init)(jax.random.key(0), alone[0])["params"]
-  encoder = scorer.Encoder(scorer.network_step(model), assemble, graphs=1, configs=5)
+  encoder = scorer.Encoder(scorer.network_step(model), random_graphs.assemble, graphs=1, configs=5)
   found = encoder.run(params, graphs, [np.arange(5)] * len(graphs))
   apply = jax.jit(lambda batch: model.apply({"params": params}, batch))
   for scores, batch in zip(found, alone, strict=True):

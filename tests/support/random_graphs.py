@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.data.batching import ABSENT, Neighbours
+from tpugraphs_jax.data.batching import ABSENT, LayoutBatch, Neighbours, TileBatch
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 
 NODE_FEATURES = 5
@@ -121,6 +122,39 @@ def slots_of(graphs: Sequence[batching.PreparedGraph], configs: int) -> list[bat
 def common_budget(sizes: Sequence[dict[str, int]], spare: int = 0) -> dict[str, int]:
   """Room for each of `sizes`, a padding node and `spare` of everything."""
   return {key: max(size[key] for size in sizes) + spare + (key == "nodes") for key in sizes[0]}
+
+
+def assemble(
+  slots: Sequence[batching.Slate], budget: Mapping[str, int], *, graphs: int, configs: int
+) -> LayoutBatch | TileBatch:
+  """A batch of programs or of kernels, with configurations as they are, in float32."""
+  is_program = isinstance(slots[0].graph, batching.PreparedProgram)
+  return (batching.assemble_layout if is_program else batching.assemble_tile)(
+    slots, budget, graphs=graphs, configs=configs, transform=lambda rows: rows.astype(np.float32)
+  )
+
+
+def batch_of(
+  prepared: Sequence[batching.PreparedGraph],
+  configs: int,
+  *,
+  spare: int = 0,
+  graphs: int = 0,
+  places: int = 0,
+) -> Any:
+  """The slates of `slots_of` in one batch.
+
+  Args:
+    prepared: programs or kernels.
+    configs: of a slate, at most.
+    spare: room of the batch for more of everything in graphs.
+    graphs: slates for which it has room, unless for these alone.
+    places: configurations of a slate for which it has room, unless for `configs`.
+  """
+  budget = common_budget([batching.total_sizes(prepared)], spare=spare)
+  return assemble(
+    slots_of(prepared, configs), budget, graphs=graphs or len(prepared), configs=places or configs
+  )
 
 
 def table_edges(table: Neighbours) -> list[tuple[int, int]]:

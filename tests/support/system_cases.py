@@ -71,27 +71,13 @@ def layout_batch(
     random_graphs.prepare(graph, hops=hops, slots=slots, reuse=reuse)
     for graph in graphs or raw_layouts()
   ]
-  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
-  return batching.assemble_layout(
-    random_graphs.slots_of(prepared, configs),
-    budget,
-    graphs=len(prepared) + 1,
-    configs=configs,
-    transform=lambda rows: rows.astype(np.float32),
-  )
+  return random_graphs.batch_of(prepared, configs, spare=spare, graphs=len(prepared) + 1)
 
 
 def tile_batch(*, spare: int = 2, graphs: Sequence[OpGraph] = ()) -> TileBatch:
   """The kernels in one batch with an empty slate, padding nodes and padding edges."""
   prepared = [batching.prepare(graph, graph.node_feat, slots=1) for graph in graphs or raw_tiles()]
-  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
-  batch = batching.assemble_tile(
-    random_graphs.slots_of(prepared, CONFIGS),
-    budget,
-    graphs=len(prepared) + 1,
-    configs=CONFIGS,
-    transform=lambda x: x,
-  )
+  batch = random_graphs.batch_of(prepared, CONFIGS, spare=spare, graphs=len(prepared) + 1)
   feat = np.random.default_rng(4).random((*batch.config_mask.shape, 24)).astype(np.float32)
   return batch._replace(config_feat=np.where(batch.config_mask[..., None], 4 * feat, 0))
 
@@ -102,12 +88,8 @@ def batches_of(*devices: Sequence[OpGraph]) -> list[LayoutBatch]:
   sizes = [batching.total_sizes(graphs) for graphs in prepared]
   budget = random_graphs.common_budget(sizes, spare=1)
   return [
-    batching.assemble_layout(
-      random_graphs.slots_of(graphs, CONFIGS),
-      budget,
-      graphs=len(graphs),
-      configs=CONFIGS,
-      transform=lambda rows: rows,
+    random_graphs.assemble(
+      random_graphs.slots_of(graphs, CONFIGS), budget, graphs=len(graphs), configs=CONFIGS
     )
     for graphs in prepared
   ]

@@ -43,9 +43,7 @@ def device_batches(devices: int) -> list:
   sizes = [batching.total_sizes([slot.graph for slot in share]) for share in shares]
   budget = random_graphs.common_budget(sizes, spare=2)
   return [
-    batching.assemble_tile(
-      share, budget, graphs=SLOTS // devices, configs=CONFIGS, transform=lambda x: x
-    )
+    random_graphs.assemble(share, budget, graphs=SLOTS // devices, configs=CONFIGS)
     for share in shares
   ]
 

@@ -345,15 +345,7 @@ def batch_of(kind, *, spare=0, slots=1):
       feat[1, -138:] = feat[0, -138:]  # equal tokens
       feat[-1] = 0  # a virtual node
       prepared.append(batching.prepare(graph, feat, slots=slots, distinct=138))
-  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
-  make = batching.assemble_layout if kind == "layout" else batching.assemble_tile
-  batch = make(
-    random_graphs.slots_of(prepared, 3),
-    budget,
-    graphs=2 + bool(spare),
-    configs=3,
-    transform=lambda x: x.astype(np.float32),
-  )
+  batch = random_graphs.batch_of(prepared, 3, spare=spare, graphs=2 + bool(spare))
   if kind == "layout":
     return batch
   tiles = 4 * np.random.default_rng(3).random((2, 3, 24)).astype(np.float32)

@@ -380,42 +380,24 @@ def test_constant_columns_stay_and_have_the_scale_1():
 CONFIGS = 3
 
 
-def layouts(spare=0, configs=CONFIGS):
-  """Two programs, one with fewer configurations than places, and `spare` places of everything."""
+def batch_of(kind, spare=0, configs=CONFIGS):
+  """Two graphs, one with fewer configurations than places, and `spare` places of everything."""
   rng, prepared = np.random.default_rng(0), []
+  is_layout = kind == "layout"
+  make = getattr(random_graphs, f"{kind}_graph")
+  prepare = functools.partial(batching.prepare_program, hops=0) if is_layout else batching.prepare
   for nodes, count in ((9, 5), (5, 2)):
-    graph = random_graphs.layout_graph(
-      rng, nodes=nodes, edges=2 * nodes, config_nodes=[2, 0], configs=count
-    )
-    feat = np.concatenate([rng.normal(size=(nodes, 4)), rng.integers(-1, 6, (nodes, 6))], axis=1)
-    prepared.append(batching.prepare_program(graph, feat.astype(np.float32), hops=0, slots=1))
-  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
-  return batching.assemble_layout(
-    random_graphs.slots_of(prepared, CONFIGS),
-    budget,
-    graphs=2 + (spare > 0),
-    configs=configs,
-    transform=lambda rows: rows.astype(np.float32),
+    more = {"config_nodes": [2, 0]} if is_layout else {}
+    graph = make(rng, nodes=nodes, edges=2 * nodes, configs=count, **more)
+    numbers = rng.normal(size=(nodes, 4))
+    feat = np.concatenate([numbers, rng.integers(-1 if is_layout else 0, 6, (nodes, 6))], axis=1)
+    prepared.append(prepare(graph, feat.astype(np.float32), slots=1))
+  return random_graphs.batch_of(
+    prepared, CONFIGS, spare=spare, graphs=2 + (spare > 0), places=configs
   )
 
 
-def tiles(spare=0, configs=CONFIGS):
-  rng, prepared = np.random.default_rng(0), []
-  for nodes, count in ((9, 5), (5, 2)):
-    graph = random_graphs.tile_graph(rng, nodes=nodes, edges=2 * nodes, configs=count)
-    feat = np.concatenate([rng.normal(size=(nodes, 4)), rng.integers(0, 6, (nodes, 6))], axis=1)
-    prepared.append(batching.prepare(graph, feat.astype(np.float32), slots=1))
-  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
-  return batching.assemble_tile(
-    random_graphs.slots_of(prepared, CONFIGS),
-    budget,
-    graphs=2 + (spare > 0),
-    configs=configs,
-    transform=lambda x: x,
-  )
-
-
-KINDS = pytest.mark.parametrize("kind, batches", [("layout", layouts), ("tile", tiles)])
+KINDS = pytest.mark.parametrize("kind", ["layout", "tile"])
 
 
 def network_of(kind, **options):
@@ -423,8 +405,9 @@ def network_of(kind, **options):
 
 
 @KINDS
-def test_padding_changes_neither_scores_nor_gradients(kind, batches):
-  network, plain, padded = network_of(kind), batches(), batches(spare=3, configs=CONFIGS + 2)
+def test_padding_changes_neither_scores_nor_gradients(kind):
+  network, plain = network_of(kind), batch_of(kind)
+  padded = batch_of(kind, spare=3, configs=CONFIGS + 2)
   params = parts.params_of(network, plain)
   weight = np.random.default_rng(1).normal(size=(2, CONFIGS)).astype(np.float32)
 
@@ -445,9 +428,9 @@ def test_padding_changes_neither_scores_nor_gradients(kind, batches):
 
 
 @KINDS
-def test_dropout_is_behind_sage_blocks_and_in_the_layers_of_tiles(kind, batches):
+def test_dropout_is_behind_sage_blocks_and_in_the_layers_of_tiles(kind):
   """It leaves out the same features in all configurations."""
-  network, batch = network_of(kind, dropout=0.5), batches()
+  network, batch = network_of(kind, dropout=0.5), batch_of(kind)
   params = parts.params_of(network, batch)
 
   @functools.partial(jax.jit, static_argnums=1)
@@ -482,7 +465,7 @@ def test_dropout_is_behind_sage_blocks_and_in_the_layers_of_tiles(kind, batches)
 
 
 def test_attention_across_configurations_is_a_softmax_over_real_ones():
-  batch = layouts(spare=2, configs=CONFIGS + 1)
+  batch = batch_of("layout", spare=2, configs=CONFIGS + 1)
   x = (
     np.random.default_rng(0).normal(size=(len(batch.block_mask), CONFIGS + 1, 4)).astype(np.float32)
   )
