@@ -156,17 +156,9 @@ def check_tpu(python: Path | str) -> None:
   Raises:
     SystemExit: a test fails.
   """
-  tests = run(
-    python,
-    "-m",
-    "pytest",
-    "-q",
-    "-p",
-    "no:cacheprovider",
-    *_TESTS_OF_TPU,
-    "-m",
-    "skipif",  # `recorded.needs_libtpu`
-  )
+  # All tests that may be skipped: `recorded.needs_libtpu`.
+  options = "-m pytest -q -p no:cacheprovider -m skipif".split()
+  tests = run(python, *options, *_TESTS_OF_TPU)
   if tests.returncode:
     sys.exit(f"{tests.stdout[-3000:]}\nerror: tests with libtpu failed")
   print(tests.stdout.strip().splitlines()[-1])

@@ -101,18 +101,8 @@ def main() -> None:
     folder = Path(temporary)
     here, bin_ = folder / "elsewhere", folder / "env" / "bin"
     here.mkdir()
-    run(
-      sys.executable,
-      "-m",
-      "pip",
-      "wheel",
-      "--quiet",
-      "--no-deps",
-      "--wheel-dir",
-      here,
-      ROOT,
-      folder=here,
-    )
+    make = "-m pip wheel --quiet --no-deps --wheel-dir".split()
+    run(sys.executable, *make, here, ROOT, folder=here)
     (wheel,) = here.glob("*.whl")
     check_files(wheel)
     # The pip of an old Python needs twice the time.

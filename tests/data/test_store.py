@@ -340,7 +340,7 @@ store.ensure_store(sys.argv[1], "layout:nlp:random", "valid", workers=1, progres
 
 def test_killed_build_keeps_what_was_finished_and_is_resumed(tmp_path):
   _write_split(tmp_path, count=4)
-  result = subprocess.run([sys.executable, "-c", _KILLED_BUILD, str(tmp_path)], timeout=300)
+  result = commands.python("-c", _KILLED_BUILD, tmp_path, timeout=300)
   assert result.returncode == -signal.SIGKILL
   split = tmp_path / "store" / "layout" / "nlp" / "random" / "valid"
   finished = {path.name: _built_at(path) for path in split.glob("g*")}

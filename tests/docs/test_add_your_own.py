@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 import commands
 import numpy as np
@@ -141,14 +140,9 @@ def test_an_option_of_a_network_or_a_loss_is_a_change_of_one_file(tmp_path):
   for patch in patches:
     subprocess.run(["git", "apply"], cwd=tmp_path, input=patch, text=True, check=True)
   environment = os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-  told = subprocess.run(
-    [sys.executable, "-c", USED],
-    cwd=tmp_path,
-    text=True,
-    check=True,
-    stdout=subprocess.PIPE,
-    env=environment,
-  ).stdout
+  ended = commands.python("-c", USED, cwd=tmp_path, env=environment)
+  assert ended.returncode == 0, ended.stderr
+  told = ended.stdout
   assert "--config.model.score_scale=1.0" in told and "factor of the scores" in told
   assert "--config.loss.label_shift=0.0" in told and "number that MSE adds" in told
   for field in ("model.score_scale", "loss.label_shift"):

@@ -15,24 +15,9 @@ def test_the_page_names_a_winner_and_a_command_that_trains_it(tmp_path):
   page = tmp_path / "page.html"
   run = lambda *arguments: commands.run(commands.Run(arguments), home=tmp_path)
   # No kernel has as many configurations as the second ranker asks for.
-  ended = run(
-    "benchmarks/leaderboard.py",
-    "--collection",
-    "tile:xla",
-    "--data_root",
-    data_root,
-    "--steps",
-    3,
-    "--folds",
-    3,
-    "--systems",
-    "MLP",
-    "MLP+batch.min_configs=100000",
-    "--workdir",
-    tmp_path / "runs",
-    "--page",
-    page,
-  )
+  options = "--collection=tile:xla --steps=3 --folds=3 --systems MLP MLP+batch.min_configs=100000"
+  places = f"--data_root={data_root}", f"--workdir={tmp_path / 'runs'}", f"--page={page}"
+  ended = run("benchmarks/leaderboard.py", *options.split(), *places)
   assert ended.code == 0, ended.err[-3000:]
   text = page.read_text()
   assert "a test fold, over folds" in text and text.count("--config.data.folds=3") == 1

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import commands
 import pytest
@@ -42,18 +40,10 @@ def test_outputs_are_stored_and_name_no_machine(path):
 def test_a_notebook_runs_from_any_folder(path, tmp_path):
   pytest.importorskip("nbclient", reason="no nbclient: pip install nbclient ipykernel")
   pytest.importorskip("ipykernel", reason="no ipykernel: pip install nbclient ipykernel")
-  ended = subprocess.run(
-    [sys.executable, "-W", "ignore", "-c", _EXECUTE, str(path)],
-    cwd=tmp_path,
-    text=True,
-    capture_output=True,
-    env=os.environ
-    | {
-      "JAX_PLATFORMS": "cpu",
-      "PYTHONPATH": os.pathsep.join(
-        filter(None, [str(commands.ROOT), os.environ.get("PYTHONPATH")])
-      ),
-    },
+  places = filter(None, [str(commands.ROOT), os.environ.get("PYTHONPATH")])
+  environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(places)}
+  ended = commands.python(
+    *("-W", "ignore", "-c", _EXECUTE, path), cwd=tmp_path, env=os.environ | environment
   )
   assert ended.returncode == 0, ended.stderr[-3000:]
   found, stored = code_cells(tmp_path / "done.ipynb"), code_cells(path)

@@ -3,10 +3,8 @@
 Killed runs are in `test_kills.py`.
 """
 
-import subprocess
-import sys
-
 import campaign
+import commands
 
 
 def run(tmp_path, *arguments):
@@ -18,21 +16,8 @@ def run(tmp_path, *arguments):
 
 def test_damaged_files_and_what_somebody_sends_are_read_or_end_in_one_line():
   # In a process of its own: Orbax warns at exit after damaged checkpoints.
-  script = [
-    sys.executable,
-    campaign.__file__,
-    "--parts",
-    "damage",
-    "input",
-    "folders",
-    "sent",
-    "--inputs",
-    "60",
-    "--sent",
-    "8",
-    "--short",
-  ]
-  ended = subprocess.run(script, capture_output=True, text=True)
+  options = "--parts damage input folders sent --inputs 60 --sent 8 --short"
+  ended = commands.python(campaign.__file__, *options.split())
   assert ended.returncode == 0, ended.stdout + ended.stderr
   for row in (
     "damage, checkpoint",

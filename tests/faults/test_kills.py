@@ -1,16 +1,14 @@
 """The short fault campaign: killed runs and store builds end as if they had not been killed."""
 
-import subprocess
-import sys
-
 import campaign
+import commands
 import kills
 import pytest
 
 
 def test_killed_builders_leave_nothing_and_lose_nothing():
-  script = [sys.executable, campaign.__file__, "--parts", "store", "--points", "2"]
-  ended = subprocess.run(script, capture_output=True, text=True)  # forks need a fresh process
+  # Forks need a fresh process.
+  ended = commands.python(campaign.__file__, "--parts", "store", "--points", 2)
   assert ended.returncode == 0, ended.stdout + ended.stderr
   assert "| SIGKILL, store build | 20 | 20 |" in ended.stdout
 

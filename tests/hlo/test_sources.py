@@ -1,8 +1,7 @@
 import gzip
 from pathlib import Path
-import subprocess
-import sys
 
+import commands
 import jax
 from jax import export
 import jax.numpy as jnp
@@ -214,7 +213,7 @@ def test_jax_is_not_imported_for_files():
     f"import sys; from tpugraphs_jax import hlo; hlo.featurize({str(_SAMPLE)!r}); "
     "sys.exit('jax' in sys.modules)"
   )
-  assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+  assert commands.python("-c", code).returncode == 0
 
 
 def test_the_command_prints_a_file(capsys):

@@ -4,8 +4,6 @@ import contextlib
 import os
 import re
 import socket
-import subprocess
-import sys
 import time
 
 import commands
@@ -256,14 +254,12 @@ print("hits", len(hits))
 
 
 def test_the_second_run_takes_its_programs_from_the_cache(tmp_path):
-  run = lambda: subprocess.run(
-    [sys.executable, "-W", "error", "-c", CACHED, tmp_path / "cache"],
-    capture_output=True,
-    text=True,
-    env={name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    | {"JAX_PLATFORMS": "cpu"},
+  environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+  environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+  first, second = (
+    commands.python("-W", "error", "-c", CACHED, tmp_path / "cache", env=environment)
+    for _ in range(2)
   )
-  first, second = run(), run()
   assert first.stdout == "hits 0\n", first.stderr
   assert second.returncode == 0 and second.stdout != "hits 0\n", second.stderr
   assert second.stderr == ""

@@ -2,10 +2,9 @@
 
 import os
 from pathlib import Path
-import subprocess
-import sys
 import time
 
+import commands
 import pytest
 
 from tpugraphs_jax.infra import tasks
@@ -16,6 +15,11 @@ def write_number(task):
   with open(f"{folder}/{number}", "a") as file:
     file.write("x")
   return number * number
+
+
+def assert_five_once(folder):
+  found = {path.name: path.read_text() for path in folder.iterdir()}
+  assert found == {str(n): "x" for n in range(5)}
 
 
 def wait(task):
@@ -34,9 +38,7 @@ def test_every_task_is_done_once_and_results_come_in_order(tmp_path, processes):
     write_number, [(str(tmp_path), n) for n in range(5)], processes=processes, finished=ended.append
   )
   assert found == [0, 1, 4, 9, 16] == sorted(ended)
-  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-    str(n): "x" for n in range(5)
-  }
+  assert_five_once(tmp_path)
 
 
 def test_nothing_to_do_is_no_error():
@@ -74,10 +76,6 @@ def test_beam_does_every_task_once(tmp_path, processes):
     "tasks.run(test_tasks.write_number, [(sys.argv[1], n) for n in range(5)], "
     f"processes={processes}, beam=[])\n"
   )
-  ended = subprocess.run(
-    [sys.executable, "-c", code, tmp_path, tests, tests.parents[1]], capture_output=True, text=True
-  )
+  ended = commands.python("-c", code, tmp_path, tests, tests.parents[1])
   assert ended.returncode == 0, ended.stderr[-2000:]
-  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-    str(n): "x" for n in range(5)
-  }
+  assert_five_once(tmp_path)

@@ -3,10 +3,10 @@
 import dataclasses
 import errno
 import json
-import subprocess
 import sys
 import zipfile
 
+import commands
 import fsspec
 import hlo_modules
 import jax
@@ -317,7 +317,7 @@ def test_a_reader_whose_memory_is_limited_says_so(tmp_path):
     "from tpugraphs_jax.data import npz\nmachine.limit(300 << 20)\n"
     "with npz.NpzArchive(sys.argv[1]) as a:\n  a.read('node_feat')\n"
   )
-  ended = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
+  ended = commands.python("-c", script, path)
   assert "of memory that are available" in ended.stderr.splitlines()[-1]
 
 

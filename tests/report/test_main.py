@@ -2,9 +2,8 @@
 
 import csv
 import re
-import subprocess
-import sys
 
+import commands
 import pytest
 from run_folders import write_run
 
@@ -14,22 +13,8 @@ from tpugraphs_jax.report.__main__ import _beside, main
 
 def test_the_command_also_writes_csv_and_png(tmp_path, capsys):
   out, several = tmp_path / "out", [write_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
-  assert (
-    main(
-      [
-        *map(str, several),
-        "--out",
-        str(out / "r.html"),
-        "--csv",
-        str(out / "r.csv"),
-        "--png",
-        str(out / "png"),
-        "--graph",
-        "unet_1",
-      ]
-    )
-    == 0
-  )
+  files = [f"--out={out}/r.html", f"--csv={out}/r.csv", f"--png={out}/png"]
+  assert main([*map(str, several), *files, "--graph=unet_1"]) == 0
   assert "Predicted rank and rank by label: unet_1" in (out / "r.html").read_text()
   with (out / "r.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
@@ -102,7 +87,7 @@ def test_without_a_package_one_line_says_what_to_install(tmp_path):
     f"  assert __main__.main([{str(run)!r}]) == 2\n"
     "  del sys.modules[package]\n"
   )
-  ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+  ended = commands.python("-c", code, cwd=tmp_path)
   assert ended.returncode == 0, ended.stderr
   for package, line in zip(packages, ended.stderr.splitlines(), strict=True):
     assert package in line and "pip install 'tpugraphs-jax[plots]'" in line

@@ -141,6 +141,13 @@ def run(command: Run, *, home: Path) -> Ended:
     )
 
 
+def python(*arguments: Any, **options: Any) -> subprocess.CompletedProcess:
+  """Runs Python in a process of its own, with options of `subprocess.run`; output is text."""
+  return subprocess.run(
+    [sys.executable, *map(str, arguments)], capture_output=True, text=True, **options
+  )
+
+
 def wait_until(is_so: Callable[[], object]) -> None:
   """Waits for a minute at most until `is_so()`."""
   deadline = time.monotonic() + 60

@@ -2,9 +2,8 @@
 
 import functools
 import shutil
-import subprocess
-import sys
 
+import commands
 from comparing import assert_same_trees
 import jax
 import jax.numpy as jnp
@@ -150,7 +149,7 @@ save(2, 100_000)
 
 def test_a_full_disk_loses_no_earlier_checkpoint(folder):
   # Its own process: the limit holds for everything a process writes.
-  run = subprocess.run([sys.executable, "-c", FULL_DISK, folder], capture_output=True, text=True)
+  run = commands.python("-c", FULL_DISK, folder)
   assert run.returncode == 1
   assert "step 2 not written" in run.stderr and "--resume" in run.stderr
   assert "never retrieved" not in run.stderr

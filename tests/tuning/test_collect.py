@@ -20,7 +20,6 @@ from tpugraphs_jax.infra import tasks
 from tpugraphs_jax.tuning import collect, journal
 
 _ROOT = Path(__file__).parents[2]
-_COLLECTION = "layout:own:tried"
 # The long form: TPUGRAPHS_KILLS=10 python -m pytest tests/tuning/test_collect.py
 _KILLS = int(os.environ.get("TPUGRAPHS_KILLS", "2"))
 _PROGRAMS = """
@@ -50,30 +49,15 @@ PROGRAMS = {
 
 
 def _arguments(root, out, *more):
-  return [
-    "--programs",
-    f"{root}/tried.py:net",
-    f"{root}/tried.py:gradient",
-    "--label",
-    "bytes_estimate",
-    "--configs",
-    "12",
-    "--out",
-    str(out),
-    "--collection",
-    _COLLECTION,
-    "--jobs",
-    "2",
-    "--quiet",
-    *more,
-  ]
+  options = "--label bytes_estimate --configs 12 --jobs 2 --quiet --collection layout:own:tried"
+  programs = f"{root}/tried.py:net", f"{root}/tried.py:gradient"
+  return ["--programs", *programs, *options.split(), "--out", str(out), *more]
 
 
 def _start(arguments):
-  environment = os.environ | {"PYTHONPATH": str(_ROOT)}
   return subprocess.Popen(
     [sys.executable, "-m", "tpugraphs_jax.collect", *arguments],
-    env=environment,
+    env=os.environ | {"PYTHONPATH": str(_ROOT)},
     start_new_session=True,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,

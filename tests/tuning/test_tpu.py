@@ -2,9 +2,8 @@
 
 import json
 import os
-import subprocess
-import sys
 
+import commands
 import hlo_modules
 import jax
 import jax.numpy as jnp
@@ -207,17 +206,11 @@ for _ in range(2):
   kept = {
     name: value
     for name, value in os.environ.items()
-    if name not in ("JAX_PLATFORMS", "XLA_FLAGS") and not name.startswith("TPU_")
+    if not name.startswith(("JAX_PLATFORMS", "XLA_FLAGS", "TPU_"))
   }
-  ended = subprocess.run(
-    [sys.executable, "-c", code],
-    capture_output=True,
-    text=True,
-    env=kept
-    | {
-      "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    },
+  cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+  ended = commands.python(
+    "-c", code, env=kept | cache | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
   )
   assert (ended.returncode, ended.stderr) == (0, "")
 
