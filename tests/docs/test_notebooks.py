@@ -43,7 +43,7 @@ def test_a_notebook_runs_from_any_folder(path, tmp_path):
   places = filter(None, [str(commands.ROOT), os.environ.get("PYTHONPATH")])
   environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(places)}
   ended = commands.python(
-    *("-W", "ignore", "-c", _EXECUTE, path), cwd=tmp_path, env=os.environ | environment
+    "-W", "ignore", "-c", _EXECUTE, path, cwd=tmp_path, env=os.environ | environment
   )
   assert ended.returncode == 0, ended.stderr[-3000:]
   found, stored = code_cells(tmp_path / "done.ipynb"), code_cells(path)

@@ -38,17 +38,10 @@ def test_freed_memory_is_kept_unless_the_user_set_glibc_tunables(tunables, is_ke
 @needs_glibc
 @pytest.mark.parametrize("mebibytes", [1024, 1500])
 def test_a_limit_under_which_jax_would_abort_is_refused_in_one_line(mebibytes, tmp_path):
-  options = ["--config=MLP,ci", "--synthetic", f"--workdir={tmp_path / 'run'}"]
+  options = "--config=MLP,ci", "--synthetic", f"--workdir={tmp_path / 'run'}"
+  script = [sys.executable, "run_tile.py", *options]
   ended = subprocess.run(
-    [
-      "bash",
-      "-c",
-      f'ulimit -v {mebibytes << 10}; exec "$@"',
-      "-",
-      sys.executable,
-      "run_tile.py",
-      *options,
-    ],
+    ["bash", "-c", f'ulimit -v {mebibytes << 10}; exec "$@"', "-", *script],
     cwd=commands.ROOT,
     capture_output=True,
     text=True,

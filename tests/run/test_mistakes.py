@@ -38,32 +38,30 @@ def without(done, folder, kind, split):
   return root
 
 
-# Name: kind, flag, and a part of the error line.
+# Name: flag of tile, and a part of the error line.
 SIMPLE = {
-  "field": ("tile", "--config.nope=1", "the config has no field 'nope'"),
+  "field": ("--config.nope=1", "the config has no field 'nope'"),
   "field, nearly": (
-    "tile",
     "--config.optimizer.learning_rat=1",
     "did you mean optimizer.learning_rate? --print_config",
   ),
-  "integer": ("tile", "--config.seed=x", "--config.seed=x: invalid literal"),
-  "section": ("tile", "--config.data=3", "the config has no field 'data'"),
-  "graphs": ("tile", "--config.batch.graphs=0", "batch.graphs is 0"),
+  "integer": ("--config.seed=x", "--config.seed=x: invalid literal"),
+  "section": ("--config.data=3", "the config has no field 'data'"),
+  "graphs": ("--config.batch.graphs=0", "batch.graphs is 0"),
   "loss without weight": (
-    "tile",
     "--config.loss.losses=MSE",
     "--config.loss.losses is 'MSE', expected NAME:WEIGHT, as in MSE:1",
   ),
-  "task": ("tile", "--config.task=nope", "task is 'nope', expected one of tile"),
-  "typing error": ("tile", "--wrokdir=x", "Unknown command line flag 'wrokdir'. Did you"),
-  "mode": ("tile", "--mode=evaluate", "--do=train,evaluate,predict names the steps"),
-  "do": ("tile", "--do=evaluate,x", "expected some of train,evaluate,predict"),
-  "other command": ("tile", "--config=configs/layout.py:ci", "run run_layout.py"),
-  "argument": ("tile", "train", "unexpected argument 'train'; options start with --"),
-  "process": ("tile", "--num_processes=2", "several processes need all of --coordinator_addr"),
-  "split": ("tile", "--split=valid", "--split goes with --do=evaluate or predict"),
-  "ensemble": ("tile", "--ensemble=a,b", "--ensemble goes with --do=evaluate or predict"),
-  "profile": ("tile", "--config.profile_steps=9", "profile_steps is '9'"),
+  "task": ("--config.task=nope", "task is 'nope', expected one of tile"),
+  "typing error": ("--wrokdir=x", "Unknown command line flag 'wrokdir'. Did you"),
+  "mode": ("--mode=evaluate", "--do=train,evaluate,predict names the steps"),
+  "do": ("--do=evaluate,x", "expected some of train,evaluate,predict"),
+  "other command": ("--config=configs/layout.py:ci", "run run_layout.py"),
+  "argument": ("train", "unexpected argument 'train'; options start with --"),
+  "process": ("--num_processes=2", "several processes need all of --coordinator_addr"),
+  "split": ("--split=valid", "--split goes with --do=evaluate or predict"),
+  "ensemble": ("--ensemble=a,b", "--ensemble goes with --do=evaluate or predict"),
+  "profile": ("--config.profile_steps=9", "profile_steps is '9'"),
 }
 
 
@@ -73,8 +71,8 @@ def mistakes(tmp_path_factory):
   folder, done = tmp_path_factory.mktemp("mistakes"), small_runs.all_runs()
   new = lambda: folder / f"workdir_{len(runs)}"
   runs = {}
-  for name, (kind, flag, line) in SIMPLE.items():
-    runs[name] = flags(kind, done, new(), flag), line
+  for name, (flag, line) in SIMPLE.items():
+    runs[name] = flags("tile", done, new(), flag), line
   runs["variant"] = (
     flags("tile", done, new(), config="configs/tile.py:nope"),
     "configs/tile.py has no variant 'nope'; it has EarlyJoinSAGE",

@@ -1,4 +1,4 @@
-"""Graph Segment Training by the command: variants, refused options.
+"""Graph Segment Training by the command, and its variants.
 
 `tests/faults` resumes runs on segments.
 """
@@ -6,14 +6,13 @@
 from typing import NamedTuple
 
 import commands
-import ml_collections
 import numpy as np
+import parts
 import pytest
 from run_folders import metrics
 
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.rankers.segments import family
-from tpugraphs_jax.run import configs
 from tpugraphs_jax.train.experiment import Experiment
 
 SMALL = [
@@ -107,43 +106,21 @@ def test_segments_that_do_not_fit_the_data_end_before_training(done, name, compl
   assert not (done.folder / name / "metrics.jsonl").exists()
 
 
-def get_config(variant: str) -> ml_collections.ConfigDict:
-  return configs.load(f"layout.py:{variant}")
-
-
-def config(variant="gst_ed", **options) -> ml_collections.ConfigDict:
-  made = get_config(f"xla-random,{variant},ci")
-  made.segments.update(options)
-  return made
-
-
 @pytest.mark.parametrize(
   "variant, uses_history",
   [("gst", False), ("gst_e", True), ("gst_ed", True), ("gst_efd", True), ("one", False)],
 )
 def test_variants_have_a_table_where_they_need_one(variant, uses_history):
-  made = config(variant)
+  made = parts.config_of("layout", f"xla-random,{variant},ci")
   Experiment.of(made)
   assert family.SegmentOptions.of(made.segments).uses_history == uses_history
   assert bool(made.segments.finetune.epochs) == (variant == "gst_efd")
 
 
 def test_segments_are_the_default_of_graphsage_alone():
-  default, named = get_config("xla-random"), get_config("xla-random,gst_ed")
+  default, named = (parts.config_of("layout", name) for name in ("xla-random", "xla-random,gst_ed"))
   assert (default.segments.max_nodes, named.segments.max_nodes) == (5000, 1000)
   named.segments.max_nodes = 5000
   assert default == named and default.segments.keep == 0.5
   for variant in ("full", "official", "tables", "recommended", "preset=first"):
-    assert get_config(f"nlp-default,{variant}").task == "layout"
-
-
-@pytest.mark.parametrize(
-  "options, complaint",
-  [
-    (dict(recompute=True), "recompute"),
-    (dict(readout="scalar", finetune=dict(epochs=2)), "finetune.epochs"),
-  ],
-)
-def test_options_that_contradict_others_are_refused(options, complaint):
-  with pytest.raises(ValueError, match=complaint):
-    Experiment.of(config(**options))
+    assert parts.config_of("layout", f"nlp-default,{variant}").task == "layout"
