@@ -83,16 +83,7 @@ def test_a_layer_knows_only_its_own_tools(path):
 
 
 # Modules of `rankers` that all families share; every other folder or module is a family.
-SHARED = {
-  "base",
-  "ensemble",
-  "explain",
-  "model_file",
-  "official_weights",
-  "orders",
-  "ranker",
-  "scorer",
-}
+SHARED = set("base ensemble explain model_file official_weights orders ranker scorer".split())
 # `segments` wraps families of whole programs.
 WRAPPED = {"segments": {"layout"}}
 

@@ -25,6 +25,9 @@ from tpugraphs_jax import graph
 from tpugraphs_jax.data import graph_folder, npz, store
 
 _COLLECTION = "layout:nlp:random"
+_STORED = (
+  "config_node edge_index group_row node_feat node_group node_opcode node_splits rows runtime_ns"
+).split()
 
 
 def _layout_graph(seed=0, *, configs=30, config_nodes=12, rows=9):
@@ -65,7 +68,7 @@ def test_stored_graph_equals_its_file(tmp_path):
   source = _write_split(tmp_path)
   expected, folders = list(map(npz.read_layout, sorted(source.iterdir()))), _ensure(tmp_path)
   assert [folder.name for folder in folders] == ["g0", "g1", "g2"]
-  assert {path.stem for path in folders[0].glob("*.npy")} == set(_stored_files())
+  assert {path.stem for path in folders[0].glob("*.npy")} == set(_STORED)
   shutil.rmtree(source)  # opening must not read it
   for graph_there, folder in zip(expected, folders, strict=True):
     comparing.assert_same_graph(graph_folder.read(folder), graph_there)
@@ -184,20 +187,6 @@ def test_changed_source_is_refused_on_opening(tmp_path, change):
     graph_folder.read(folder)
 
 
-def _stored_files():
-  return (
-    "config_node",
-    "edge_index",
-    "group_row",
-    "node_feat",
-    "node_group",
-    "node_opcode",
-    "node_splits",
-    "rows",
-    "runtime_ns",
-  )
-
-
 def _damage(path, damage):
   """Changes an array within its range, or cuts or removes its file."""
   if damage == "missing":
@@ -213,7 +202,7 @@ def _damage(path, damage):
 @pytest.mark.parametrize(
   "name, damage",
   [
-    *((name, "changed") for name in _stored_files()),
+    *((name, "changed") for name in _STORED),
     *(("rows", damage) for damage in ("missing", "empty", "cut")),
   ],
 )
@@ -356,7 +345,7 @@ def test_several_processes_build_the_same_store(tmp_path):
   one = _ensure(tmp_path, store_dir=tmp_path / "one")
   many = _ensure(tmp_path, store_dir=tmp_path / "many", workers=2, progress=True)
   for a, b in zip(one, many, strict=True):
-    for name in _stored_files():
+    for name in _STORED:
       assert (a / f"{name}.npy").read_bytes() == (b / f"{name}.npy").read_bytes()
 
 

@@ -46,16 +46,15 @@ def with_all_opcodes(weights):
   return [np.pad(weights[0], [(0, OPCODES - len(weights[0])), (0, 0)]), *weights[1:]]
 
 
-def command(kind, data_root, weights, out, **fields):
-  return official.main(
-    [
-      f"--config={kind}.py:{VARIANTS[kind]}",
-      f"--weights={weights}",
-      f"--data_root={data_root}",
-      f"--out={out}",
-      *(f"--set={name}={value}" for name, value in fields.items()),
-    ]
-  )
+def command(kind, data_root, weights, out, *changes):
+  """Makes a model from weights."""
+  flags = f"--config={kind}.py:{VARIANTS[kind]}", f"--data_root={data_root}", f"--out={out}"
+  return official.main([*flags, f"--weights={weights}", *(f"--set={change}" for change in changes)])
+
+
+def write_weights(model, data_root, path):
+  """Writes the weights of a model."""
+  return official.main([f"--model={model}", f"--data_root={data_root}", f"--weights={path}"])
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
@@ -83,9 +82,7 @@ def test_a_trained_model_becomes_the_official_weights_for_its_data(kind, data_ro
   params = official_weights.params_from_official(network, with_all_opcodes(weights))
   experiment.ranker.save(tmp_path / "model.npz", params, {})
   path = tmp_path / "weights.npz"
-  assert (
-    official.main([f"--model={tmp_path}", f"--data_root={data_root}", f"--weights={path}"]) == 0
-  )
+  assert write_weights(tmp_path, data_root, path) == 0
   with np.load(path) as file:
     for found, expected in zip(file.values(), weights, strict=True):
       np.testing.assert_array_equal(found, expected)
@@ -110,16 +107,7 @@ def test_opcodes_without_an_embedding_are_refused_by_number(data_root, tmp_path,
   other = tmp_path / "npz" / "tile" / "xla" / "train"
   other.mkdir(parents=True)
   npz.write_tile(other / "a.npz", changed)
-  assert (
-    official.main(
-      [
-        f"--model={tmp_path / 'out'}",
-        f"--data_root={tmp_path / 'npz'}",
-        f"--weights={tmp_path / 'again.npz'}",
-      ]
-    )
-    == 2
-  )
+  assert write_weights(tmp_path / "out", tmp_path / "npz", tmp_path / "again.npz") == 2
   assert f"the data has the opcode {rows}, and the model" in capsys.readouterr().err
   assert not (tmp_path / "again.npz").exists()
 
@@ -127,14 +115,8 @@ def test_opcodes_without_an_embedding_are_refused_by_number(data_root, tmp_path,
 def test_fields_of_the_config_can_be_changed(data_root, tmp_path, capsys):
   _, weights = weights_of("tile", data_root)
   np.savez(tmp_path / "weights.npz", *weights)
-  run = lambda change: official.main(
-    [
-      f"--config=tile.py:{VARIANTS['tile']}",
-      f"--weights={tmp_path / 'weights.npz'}",
-      f"--data_root={data_root}",
-      f"--out={tmp_path / 'out'}",
-      f"--set={change}",
-    ]
+  run = lambda change: command(
+    "tile", data_root, tmp_path / "weights.npz", tmp_path / "out", change
   )
   assert run("model.hidden_dim=9") == 2
   assert "give the config (widths" in capsys.readouterr().err
@@ -260,7 +242,8 @@ def test_the_command_on_the_page_of_folds_ranks_with_their_models(data_root, tmp
     folder, fields = tmp_path / f"out/a,fold={fold}/seed_0", {"data.folds": 3, "data.fold": fold}
     write_fold(folder, fold, (1, -1, 1))
     np.savez(tmp_path / "weights.npz", *weights_of("tile", data_root, **fields)[1])
-    assert command("tile", data_root, tmp_path / "weights.npz", folder, **fields) == 0
+    changes = [f"{name}={value}" for name, value in fields.items()]
+    assert command("tile", data_root, tmp_path / "weights.npz", folder, *changes) == 0
   report.write([tmp_path / "out"], tmp_path / "report.html")
   (line,) = re.findall(
     "<code>python (run_tile.py .*?)</code>", (tmp_path / "report.html").read_text()

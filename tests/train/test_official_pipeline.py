@@ -100,20 +100,9 @@ def test_inputs_and_labels_are_those_of_the_official_code_bit_for_bit(record):
   assert official.num_ops(data.data_root, record.collection) == record["num_ops"]
   assert set(data.graphs["train"]) == set(record["train/names"].tolist())
   for split in ("train", "valid", "test"):
-    part = {
-      key: record[f"{split}/{key}"]
-      for key in (
-        "node_feat",
-        "opcode",
-        "edge_index",
-        "runtime",
-        "node_ranges",
-        "edge_ranges",
-        "config_ranges",
-      )
-    }
-    for number, name in enumerate(record[f"{split}/names"].tolist()):
-      piece = lambda key, ranges: part[key][slice(*part[ranges][number : number + 2])]
+    part = lambda key: record[f"{split}/{key}"]
+    for number, name in enumerate(part("names").tolist()):
+      piece = lambda key, ranges: part(key)[slice(*part(ranges)[number : number + 2])]
       graph = data.graphs[split][name]
       assert_same(graph.feat, piece("node_feat", "node_ranges"))
       np.testing.assert_array_equal(graph.opcode, piece("opcode", "node_ranges"))
@@ -260,21 +249,16 @@ def converted(record: official_records.Record) -> tuple[Path, Prepared]:
   """A working folder made by the command from the last recorded weights, evaluated and ranked."""
   data, folder = prepared(record), _folder()
   np.savez(folder / "weights.npz", *record.weights(record.weight_steps[-1]))
-  changes = [f"--set={field}={value!r}" for field, value in record.changes().items()]
-  store = [f"--set=data.store_dir={folder / 'store'}"] if record.kind == "layout" else []
-  assert (
-    official.main(
-      [
-        f"--config={record.kind}.py:{record.variant}",
-        f"--weights={folder / 'weights.npz'}",
-        f"--data_root={data.data_root}",
-        f"--out={folder / 'out'}",
-        *changes,
-        *store,
-      ]
-    )
-    == 0
-  )
+  arguments = [
+    f"--config={record.kind}.py:{record.variant}",
+    f"--weights={folder / 'weights.npz'}",
+    f"--data_root={data.data_root}",
+    f"--out={folder / 'out'}",
+    *(f"--set={field}={value!r}" for field, value in record.changes().items()),
+  ]
+  if record.kind == "layout":
+    arguments.append(f"--set=data.store_dir={folder / 'store'}")
+  assert official.main(arguments) == 0
   config = ml_collections.ConfigDict(model_file.config_of(folder / "out"))
   config.data_root = str(data.data_root)
   if record.kind == "layout":
@@ -328,17 +312,10 @@ def test_the_csv_file_ranks_all_configurations_as_the_official_scores_do(record)
 @of_runs
 def test_weights_come_back_bit_for_bit(record, tmp_path):
   folder, data = converted(record)
-  assert (
-    official.main(
-      [
-        f"--model={folder / 'out'}",
-        f"--data_root={data.data_root}",
-        f"--weights={tmp_path / 'again.npz'}",
-      ]
-    )
-    == 0
-  )
+  path = tmp_path / "again.npz"
+  flags = [f"--model={folder / 'out'}", f"--data_root={data.data_root}", f"--weights={path}"]
+  assert official.main(flags) == 0
   weights = record.weights(record.weight_steps[-1])
-  with np.load(tmp_path / "again.npz") as file:
+  with np.load(path) as file:
     for found, expected in zip(file.values(), weights, strict=True):
       assert_same(found, expected)
