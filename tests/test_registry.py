@@ -4,7 +4,6 @@ import parts
 import pytest
 
 from tpugraphs_jax.options import Registry
-from tpugraphs_jax.train.experiment import Experiment
 
 
 def registry_of(*names):
@@ -44,10 +43,7 @@ def test_a_module_that_cannot_be_imported_is_an_error_in_one_line(
   name = "absent_module" if text is None else f"broken_{abs(hash(text)) % 10**6}"
   if text is not None:
     (tmp_path / f"{name}.py").write_text(text)
-  config = parts.config_of("tile")
-  with config.unlocked():
-    config.extensions = (name,)
   with pytest.raises(ValueError, match=name) as error:
-    Experiment.of(config)
+    parts.make("tile", extensions=(name,))
   assert reason in str(error.value) and "\n" not in str(error.value)
   assert "PYTHONPATH" in str(error.value)

@@ -26,10 +26,8 @@ COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
   ],
 )
 def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
-  config = parts.config_of(kind, f"{name},ci", data_root=str(data_root))
-  if kind == "layout":
-    with config.unlocked():
-      config.data.store_dir = str(tmp_path / "store")
+  store = {"data.store_dir": str(tmp_path / "store")} if kind == "layout" else {}
+  config = parts.config_of(kind, f"{name},ci", data_root=str(data_root), **store)
   experiment = Experiment.of(config)
   graphs, _ = load_graphs(experiment, tmp_path, resume=False)
   phase, _ = training.begin(experiment, graphs, tmp_path)
@@ -52,9 +50,9 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
 
 def test_the_sum_of_hinges_is_the_same_on_two_devices(data_root, tmp_path, monkeypatch):
   """Rounding of float32 sums is all that differs; in float64 the losses are equal to 1e-10."""
-  config = parts.config_of("layout", "full,ci", data_root=str(data_root))
+  store = {"data.store_dir": str(tmp_path / "store")}
+  config = parts.config_of("layout", "full,ci", data_root=str(data_root), **store)
   with config.unlocked():
-    config.data.store_dir = str(tmp_path / "store")
     config.loss = parts.config_of("layout", "preset=third").loss
   experiment = Experiment.of(config)
   graphs, _ = load_graphs(experiment, tmp_path, resume=False)

@@ -243,9 +243,11 @@ def test_mistakes_take_one_line(more, complaint, tmp_path, capsys):
     (["--jobs=-1"], "expected at least 1"),
     (["--config=tile.py:ci"], "the same --config twice"),
     ([f"--config={configs.folder()}/tile.py:ci"], "the same --config twice"),
+    (["--grid=seed:5,6"], "--seeds"),  # seeds are given by their number alone
+    (["--config.seed=3"], "--seeds"),
   ],
 )
-def test_unknown_arguments_are_refused(more, complaint, capsys):
+def test_arguments_of_no_use_are_refused(more, complaint, capsys):
   with pytest.raises(SystemExit):
     sweep.main([*ARGUMENTS, *more])
   assert complaint in capsys.readouterr().err
@@ -337,13 +339,6 @@ def test_runs_are_saved_and_end_with_their_sweep(tmp_path, processes, number):
     assert process.exitcode == 143
     assert all((folder / "saved").exists() for folder in folders)
   commands.wait_until(lambda: all((folder / "saved").exists() for folder in folders))
-
-
-@pytest.mark.parametrize("flag", ["--grid=seed:5,6", "--config.seed=3"])
-def test_seeds_are_given_by_their_number_alone(tmp_path, capsys, flag):
-  with pytest.raises(SystemExit):
-    sweep.main(["--config=tile.py:ci", f"--out={tmp_path}", flag])
-  assert "--seeds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "[]"])

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import random_graphs
+from winners import under
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
@@ -40,10 +41,10 @@ class Frozen:
   def __init__(self, system: str, case: str):
     with np.load(FOLDER / f"{system}.npz") as file:
       arrays = {key: file[key] for key in file.files}
-    own = _under(arrays, case)
+    own = under(arrays, case)
     settings = json.loads(str(own["settings"]))
     self.network = base.create_network(settings["kind"], settings["name"], **settings["options"])
-    self.batch = _batch(settings["kind"], _under(arrays, settings["kind"]), self.network.hops)
+    self.batch = _batch(settings["kind"], under(arrays, settings["kind"]), self.network.hops)
     shapes = settings["parameters"]
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
     flat = {
@@ -81,18 +82,10 @@ class Frozen:
       np.testing.assert_allclose(norms[path], norm, rtol=1e-4, atol=least, err_msg=path)
 
 
-def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-  return {
-    key.removeprefix(f"{prefix}/"): value
-    for key, value in arrays.items()
-    if key.startswith(f"{prefix}/")
-  }
-
-
 def _batch(kind: str, arrays: Mapping[str, np.ndarray], hops: int) -> Any:
   """The graphs of a file in one batch, with an empty slate and padding."""
   names = dict.fromkeys(key.split("/")[0] for key in arrays)
-  graphs = [_graph(kind, name, _under(arrays, name)) for name in names]
+  graphs = [_graph(kind, name, under(arrays, name)) for name in names]
   is_layout = kind == "layout"
   prepare = (
     functools.partial(batching.prepare_program, hops=hops) if is_layout else batching.prepare
@@ -103,18 +96,11 @@ def _batch(kind: str, arrays: Mapping[str, np.ndarray], hops: int) -> Any:
   for number, graph in enumerate(prepared):
     chosen = np.arange(min(CONFIGS, len(graph.configs)))
     slates.append(Slate(graph, chosen, np.zeros(len(chosen), np.float32), graph_id=number))
-  assemble = batching.assemble_layout if kind == "layout" else batching.assemble_tile
-  return assemble(
-    slates,
-    budget,
-    graphs=len(graphs) + 1,
-    configs=CONFIGS,
-    transform=lambda rows: rows.astype(np.float32),
-  )
+  return random_graphs.assemble(slates, budget, graphs=len(graphs) + 1, configs=CONFIGS)
 
 
 def _graph(kind: str, name: str, arrays: dict[str, np.ndarray]) -> OpGraph:
-  configs = (LayoutConfigs if kind == "layout" else TileConfigs)(**_under(arrays, "configs"))
+  configs = (LayoutConfigs if kind == "layout" else TileConfigs)(**under(arrays, "configs"))
   nodes = len(arrays["node_opcode"])
   return OpGraph(
     name=name,

@@ -51,6 +51,15 @@ def files(*names: str) -> list:
   ]
 
 
+def under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+  """Arrays whose keys begin with `prefix/`, by the rest of the key."""
+  return {
+    key.removeprefix(f"{prefix}/"): value
+    for key, value in arrays.items()
+    if key.startswith(f"{prefix}/")
+  }
+
+
 class Record:
   """A record: arrays by key, and `settings`."""
 
@@ -67,11 +76,7 @@ class Record:
 
   def under(self, prefix: str) -> dict[str, np.ndarray]:
     """Arrays whose keys begin with `prefix/`, by the rest of the key."""
-    return {
-      key.removeprefix(f"{prefix}/"): value
-      for key, value in self.arrays.items()
-      if key.startswith(f"{prefix}/")
-    }
+    return under(self.arrays, prefix)
 
   def names(self, prefix: str) -> list[str]:
     """The different next parts of keys below `prefix/`, in their order."""
@@ -225,15 +230,13 @@ def batch_of(
 
 def tree(arrays: Mapping[str, np.ndarray]) -> Any:
   """Parameters from arrays by path, `{"sage_0/self/kernel": ...}`, in float32."""
-  flat = {tuple(path.split("/")): np.asarray(value, np.float32) for path, value in arrays.items()}
-  return traverse_util.unflatten_dict(flat)
+  flat = {path: np.asarray(value, np.float32) for path, value in arrays.items()}
+  return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def flat(params: Any) -> dict[str, np.ndarray]:
   """Arrays by path, the inverse of `tree`."""
-  return {
-    "/".join(path): np.asarray(value) for path, value in traverse_util.flatten_dict(params).items()
-  }
+  return jax.tree.map(np.asarray, traverse_util.flatten_dict(params, sep="/"))
 
 
 def loss_of(experiment: Experiment, batch: Any) -> Any:

@@ -30,22 +30,17 @@ def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
   if kind == "tile":
     graph = random_graphs.tile_graph(rng, nodes=7, edges=9, configs=count, name=name)
     feat = rng.integers(0, 9, (1 if same else count, TILE_CONFIG_FEATURES)).astype(np.float32)
-    configs = graph.configs.__class__(
-      np.broadcast_to(feat, (count, TILE_CONFIG_FEATURES)),
-      np.array(runtime_ns, np.int64),
-      np.full(count, 100),
-    )
+    feat = np.broadcast_to(feat, (count, TILE_CONFIG_FEATURES))
+    choices = {"config_feat": feat, "normalizer_ns": np.full(count, 100)}
   else:
     graph = random_graphs.layout_graph(
       rng, nodes=7, edges=9, config_nodes=[5, 1, 2], configs=count, name=name
     )
     numbers = np.full(count, 3) if same else np.arange(count)
-    configs = graph.configs.__class__(
-      graph.configs.rows,
-      np.arange(3, dtype=np.int32),
-      np.stack([numbers % 6, numbers // 6 % 6, numbers // 36], axis=1).astype(np.uint8),
-      np.array(runtime_ns, np.int64),
-    )
+    rows = np.stack([numbers % 6, numbers // 6 % 6, numbers // 36], axis=1).astype(np.uint8)
+    choices = {"node_group": np.arange(3, dtype=np.int32), "group_row": rows}
+  runtime_ns = np.array(runtime_ns, np.int64)
+  configs = dataclasses.replace(graph.configs, runtime_ns=runtime_ns, **choices)
   feat = rng.integers(0, 9, (7, NODE_FEATURES)).astype(np.float32)
   return dataclasses.replace(graph, node_feat=feat, configs=configs)
 
@@ -283,9 +278,9 @@ def test_scores_of_regression_losses_predict_runtimes_in_the_unit_of_the_target(
   loss, predict, tmp_path
 ):
   graph, scores = graph_of("tile", "net_1", [150, 320, 210]), [0.5, 1.5, 0.75]
-  experiment = fitted("tile", [graph], **{"loss.losses": loss, "batch.target": "official"})
-  with experiment.config.unlocked():
-    experiment.config.data_root = written(tmp_path / "npz", "tile", valid=[graph])
+  root = written(tmp_path / "npz", "tile", valid=[graph])
+  fields = {"loss.losses": loss, "batch.target": "official"}
+  experiment = fitted("tile", [graph], data_root=root, **fields)
   experiment.ranker.scorer = made_up(experiment.ranker.family, {"net_1": scores})
   results.evaluate(experiment, tmp_path)
   with (tmp_path / "validation_programs.csv").open() as file:
@@ -310,9 +305,7 @@ def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
 
 
 def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
-  experiment = parts.make("tile", **{"batch.graphs": 8})
-  with experiment.config.unlocked():
-    experiment.config.data_root = "/nowhere"
+  experiment = parts.make("tile", data_root="/nowhere", **{"batch.graphs": 8})
   with files.hold(tmp_path), pytest.raises(ValueError, match="in use"):
     training.train(experiment, tmp_path)
   assert all(path.name.startswith(files.LOCK) for path in tmp_path.iterdir())
@@ -324,9 +317,8 @@ def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
     "train": [graph_of("tile", "t", [2, 5])],
     "test": [graph_of("tile", "u", [0, 0, 0])],
   }
-  experiment = fitted("tile", graphs["train"])
-  with experiment.config.unlocked():
-    experiment.config.data_root = written(tmp_path / "npz", "tile", **graphs)
+  root = written(tmp_path / "npz", "tile", **graphs)
+  experiment = fitted("tile", graphs["train"], data_root=root)
   made = {"v": [3, 1, 2], "t": [5, 2], "u": [1, 2, 3]}
   experiment.ranker.scorer = made_up(experiment.ranker.family, made)
   results.evaluate(experiment, tmp_path)
@@ -336,9 +328,7 @@ def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
     assert found[name]["split"] == split
     assert found[name]["metrics"]["kendaltau_mean"] == tau
   assert (tmp_path / "train.csv").exists()
-  results.predict(
-    experiment.data, experiment.config.data_root, experiment.ranker, tmp_path, split="train"
-  )
+  results.predict(experiment.data, root, experiment.ranker, tmp_path, split="train")
   ranking = submission.read_results(tmp_path / "results_train.csv")
   assert {name: found.tolist() for name, found in ranking.items()} == {"tile:xla:t": [1, 0]}
   with pytest.raises(ValueError, match="labels"):

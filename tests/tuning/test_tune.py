@@ -175,17 +175,17 @@ def test_the_default_stays_unless_another_choice_is_really_better(
 def test_failures_have_their_reason_and_a_default_that_fails_is_an_error(
   monkeypatch, capsys, problem
 ):
-  oracle = Oracle(problem, _cost)
+  options = dict(model=Oracle(problem, _cost), budget=4, candidates=30, operands=True)
   tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers))
-  tune.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
+  tune.tune(network, *ARGS, **options)
   _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[tried[1]])
-  found = tune.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
+  found = tune.tune(network, *ARGS, **options)
   assert found.failed == 1 and len(found.tried) == 3
   assert found.errors == {tried[1]: "out of"}  # the first line
   assert "label 2 of 4: failed: out of; groups changed" in capsys.readouterr().err
   _labelled_by(monkeypatch, _cost, failing=[(0,) * len(problem.options)])
   with pytest.raises(ValueError, match="own choice cannot be labelled: out of$"):
-    tune.tune(network, *ARGS, model=oracle, budget=4, candidates=30, operands=True)
+    tune.tune(network, *ARGS, **options)
 
 
 def test_impossible_arguments_of_tune_are_refused(problem):
@@ -227,7 +227,7 @@ def test_a_line_tells_of_every_label_and_the_file_of_labels_continues_a_search(
   assert len(tried) == 8 + 1  # the compiler's own is measured beside the new ones
 
 
-def test_what_was_found_is_saved_and_applied(monkeypatch, tmp_path):
+def test_what_was_found_with_the_model_for_this_machine_is_saved_and_applied(monkeypatch, tmp_path):
   _labelled_by(monkeypatch, _cost)
   monkeypatch.setattr(measure, "compare", lambda *args, **options: (0.9, 0.85, 0.95))
   found = tune.tune(network, *ARGS, budget=9)
@@ -235,11 +235,6 @@ def test_what_was_found_is_saved_and_applied(monkeypatch, tmp_path):
   found.save(tmp_path / "layouts.json")
   lower = lambda function: jax.jit(function).lower(*ARGS).as_text().replace("chosen", "network")
   assert lower(tpugraphs_jax.apply(network, tmp_path / "layouts.json")) == lower(found.function)
-
-
-def test_a_model_ships_for_the_machine_at_hand(monkeypatch):
-  _labelled_by(monkeypatch, lambda numbers: 100)
-  assert tune.tune(network, *ARGS, budget=2, candidates=9).keeps_default
 
 
 def test_a_model_of_other_labels_is_named(monkeypatch, caplog):
