@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import functools
 from typing import Any
 
+import comparing
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -356,10 +357,17 @@ def slow_inputs(batch: Any, table: np.ndarray) -> np.ndarray:
 # Whole networks.
 
 
-def scores_and_gradients(network: Any, batches: Sequence[Any]) -> list[tuple[np.ndarray, Any]]:
-  """Scores `[G, C]` (0 for padding) and gradients in training, of each batch."""
-  params = parts.params_of(network, batches[0])
-  weight = random(*batches[0].target.shape, seed=3)
+def assert_alike(network: Any, one: Any, other: Any, roundings: int = 1) -> None:
+  """Asserts equal scores and gradients in training of two batches, up to rounding.
+
+  Args:
+    network: of both.
+    one: a batch.
+    other: with slates and places of configurations as in `one`.
+    roundings: of sums of a thousand terms.
+  """
+  params = parts.params_of(network, one)
+  weight = random(*one.target.shape, seed=3)
 
   def loss(params, batch):
     scores = network.apply(
@@ -369,9 +377,10 @@ def scores_and_gradients(network: Any, batches: Sequence[Any]) -> list[tuple[np.
     return (scores * weight).sum(), scores
 
   @jax.jit
-  def each(params):
+  def both(params):
     return [
-      jax.grad(functools.partial(loss, batch=batch), has_aux=True)(params) for batch in batches
+      jax.grad(functools.partial(loss, batch=batch), has_aux=True)(params) for batch in (one, other)
     ]
 
-  return [(np.asarray(scores), grads) for grads, scores in each(params)]
+  expected, found = both(params)
+  comparing.assert_trees_close(found, expected, roundings * comparing.rounding(1_000))

@@ -17,6 +17,7 @@ from typing import Any
 from flax import traverse_util
 import jax
 import numpy as np
+import parts
 import pytest
 import random_graphs
 
@@ -24,6 +25,7 @@ from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train.experiment import Experiment, trainable
 from tpugraphs_jax.train.optimizer import Optimizer
@@ -117,6 +119,14 @@ class Case:
       "/".join(path[:-1]): value[0] for path, value in traverse_util.flatten_dict(seen).items()
     }
     return np.asarray(scores), float(loss), flat(grads), layers
+
+  def of_nodes(self, layer: Any, nodes: np.ndarray, count: int) -> np.ndarray:
+    """The output of a layer on some nodes in the first `count` configurations, `[C, nodes, F]`."""
+    if isinstance(layer, Nodes):
+      layer = parts.everywhere(layer)
+    rows = np.reshape(layer, (len(layer), -1, layer.shape[-1]))
+    rows = np.broadcast_to(rows, (len(rows), self.batch.config_mask.shape[1], rows.shape[-1]))
+    return np.swapaxes(rows[nodes, :count], 0, 1)
 
   def update(
     self, grads: Mapping[str, np.ndarray], *, total_steps: int = 100, **changes: Any
@@ -237,6 +247,27 @@ def tree(arrays: Mapping[str, np.ndarray]) -> Any:
 def flat(params: Any) -> dict[str, np.ndarray]:
   """Arrays by path, the inverse of `tree`."""
   return jax.tree.map(np.asarray, traverse_util.flatten_dict(params, sep="/"))
+
+
+def linear(weights: Mapping[str, np.ndarray], layers: Mapping[str, str]) -> dict[str, np.ndarray]:
+  """Kernels and biases by path, from our names of linear layers to the published ones."""
+  ours = {}
+  for name, theirs in layers.items():
+    ours[f"{name}/kernel"] = weights[f"{theirs}.weight"].T
+    if f"{theirs}.bias" in weights:
+      ours[f"{name}/bias"] = weights[f"{theirs}.bias"]
+  return ours
+
+
+def sage(
+  weights: Mapping[str, np.ndarray], name: str, theirs: str, direction: str
+) -> dict[str, np.ndarray]:
+  """Parameters by path of a GraphSAGE layer, whose published bias is that of the means."""
+  return {
+    f"{name}/{direction}/kernel": weights[f"{theirs}.lin_l.weight"].T,
+    f"{name}/self/bias": weights[f"{theirs}.lin_l.bias"],
+    f"{name}/self/kernel": weights[f"{theirs}.lin_r.weight"].T,
+  }
 
 
 def loss_of(experiment: Experiment, batch: Any) -> Any:

@@ -16,7 +16,6 @@ import winners
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import fifth
 from tpugraphs_jax.train.optimizer import Optimizer
@@ -95,17 +94,10 @@ class Case(winners.Case):
       "opcodes/table": w["opcode_embed.weight"],
       "first/kernel": np.concatenate(first),
       "first/bias": w["pre_linear.0.bias"],
-      "last/kernel": w["head.weight"].T,
-      "last/bias": w["head.bias"],
-    }
+    } | winners.linear(w, {"last": "head"})
     for number in range(self.layers):
       for theirs, direction in (("convs", "users"), ("rev_convs", "operands")):
-        layer, name = f"{theirs}.{number}", f"{direction}_{number}"
-        ours |= {
-          f"{name}/{direction}/kernel": w[f"{layer}.lin_l.weight"].T,
-          f"{name}/self/bias": w[f"{layer}.lin_l.bias"],
-          f"{name}/self/kernel": w[f"{layer}.lin_r.weight"].T,
-        }
+        ours |= winners.sage(w, f"{direction}_{number}", f"{theirs}.{number}", direction)
     return ours | (self.token_encoder(w) if self.is_tile else {})
 
   def token_encoder(self, w) -> dict[str, np.ndarray]:
@@ -123,14 +115,10 @@ class Case(winners.Case):
           f"{name}/heads/{own}/{part}": value.T
           for own, value in zip(("query", "key", "value"), packed)
         }
-        ours |= {
-          f"{name}/{own}/{part}": w[f"{theirs}.{layer_}.{last}"].T
-          for own, layer_ in (
-            ("heads/out", "self_attn.out_proj"),
-            ("hidden", "linear1"),
-            ("out", "linear2"),
-          )
-        }
+      layers = {"heads/out": "self_attn.out_proj", "hidden": "linear1", "out": "linear2"}
+      ours |= winners.linear(
+        w, {f"{name}/{own}": f"{theirs}.{layer}" for own, layer in layers.items()}
+      )
       for norm in range(2):
         ours |= {
           f"{name}/norm_{norm}/scale": w[f"{theirs}.norm{norm + 1}.weight"],
@@ -148,12 +136,6 @@ class Case(winners.Case):
     for path, place in self.ours(places).items():
       joined[place] = flat[path]
     return {key: joined[place] for key, place in places.items()}
-
-  def of_nodes(self, ours, count: int) -> np.ndarray:
-    """Features `[count, nodes, F]` of the record's nodes in the first configurations."""
-    rows = parts.everywhere(ours) if isinstance(ours, Nodes) else ours
-    rows = np.broadcast_to(rows, (len(rows), self.batch.config_mask.shape[1], rows.shape[-1]))
-    return np.swapaxes(np.asarray(rows)[self.record["act_nodes"], :count], 0, 1)
 
 
 case = winners.fixture(Case)
@@ -190,21 +172,13 @@ def test_layers_and_scores_are_the_published_ones(case):
   scores, _, _, layers = case.results
   act = case.record.under("act")
   count = len(act["pre_linear"])
-  first = jax.nn.relu(case.of_nodes(layers["first"], count))
-  winners.assert_near(
-    first if act["pre_linear"].min() >= 0 else case.of_nodes(layers["first"], count),
-    act["pre_linear"],
-    1e-5,
-    "pre_linear",
-  )
+  of = lambda name: case.of_nodes(layers[name], case.record["act_nodes"], count)
+  first = np.maximum(of("first"), 0) if act["pre_linear"].min() >= 0 else of("first")
+  winners.assert_near(first, act["pre_linear"], 1e-5, "pre_linear")
   for number in range(case.layers):
     for theirs, direction in (("convs", "users"), ("rev_convs", "operands")):
-      winners.assert_near(
-        case.of_nodes(layers[f"{direction}_{number}"], count),
-        act[f"{theirs}.{number}"],
-        1e-5,
-        f"{theirs}.{number}",
-      )
+      name = f"{theirs}.{number}"
+      winners.assert_near(of(f"{direction}_{number}"), act[name], 1e-5, name)
   winners.assert_near(scores, case.record["scores"], 1e-5, "scores")
 
 

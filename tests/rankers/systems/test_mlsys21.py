@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import comparing
 import frozen
 from graphs_by_hand import made_of, NUMBERS
 import jax
@@ -98,8 +97,7 @@ def test_graph_attention_takes_the_place_of_graphsage():
 )
 def test_padding_changes_nothing(options):
   model = base.create_network("tile", "MLSys21", **SMALL | dict(rounds=1) | options)
-  one, other = system_cases.scores_and_gradients(model, [TILES, system_cases.tile_batch(spare=9)])
-  comparing.assert_trees_close(other, one, 2 * comparing.rounding(1_000))
+  system_cases.assert_alike(model, TILES, system_cases.tile_batch(spare=9), roundings=2)
 
 
 def test_every_kernel_has_a_state_of_its_own():

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import parts
 import pytest
 import winners
 
-from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.train.optimizer import Optimizer
 
 RECORDS = winners.files("second")
@@ -18,6 +16,8 @@ PRESETS = {
   "layout-nlp-default": "layout.py:nlp-default,preset=second_nlp",
   "tile-xla": "tile.py:preset=second_tile",
 }
+# Our names of linear layers.
+LINEAR = {"node_feat_embedding": "features", "input_shaping": "first", "output_shaping": "node"}
 
 
 class Case(winners.Case):
@@ -87,21 +87,11 @@ class Case(winners.Case):
   @functools.cached_property
   def params(self):
     w = self.record.under("weight")
-    ours = {
-      "features/kernel": w["node_feat_embedding.weight"].T,
-      "features/bias": w["node_feat_embedding.bias"],
-      "opcodes/embedding/table": _rows(w["node_opcode_embedding.weight"], 121),
-      "first/kernel": w["input_shaping.weight"].T,
-      "first/bias": w["input_shaping.bias"],
-      "node/kernel": w["output_shaping.weight"].T,
-      "node/bias": w["output_shaping.bias"],
-    }
+    table = w["node_opcode_embedding.weight"]
+    ours = {"opcodes/embedding/table": np.pad(table, ((0, 121 - len(table)), (0, 0)))}
+    ours |= winners.linear(w, {ours: theirs for theirs, ours in LINEAR.items()})
     for number in range(len(self.experiment.config.model.widths)):
-      ours |= {
-        f"sage_{number}/users/kernel": w[f"convs.{number}.lin_l.weight"].T,
-        f"sage_{number}/self/bias": w[f"convs.{number}.lin_l.bias"],
-        f"sage_{number}/self/kernel": w[f"convs.{number}.lin_r.weight"].T,
-      }
+      ours |= winners.sage(w, f"sage_{number}", f"convs.{number}", "users")
     return winners.tree(ours)
 
   @property
@@ -112,10 +102,6 @@ class Case(winners.Case):
   @property
   def is_nlp(self) -> bool:
     return "nlp" in self.record.settings["collection"]
-
-
-def _rows(table: np.ndarray, rows: int) -> np.ndarray:
-  return np.pad(table, ((0, rows - len(table)), (0, 0)))
 
 
 case = winners.fixture(Case)
@@ -143,18 +129,12 @@ def test_layers_and_scores_are_the_published_ones(case):
   scores, _, _, layers = case.results
   expected = case.record["expect/scores"].reshape(scores.shape)
   winners.assert_near(scores / case.unit, expected, 1e-5, "scores")
-  nodes, name = (
-    case.record["expect/shown_nodes"],
-    {"node_feat_embedding": "features", "input_shaping": "first", "per_node": "node"},
-  )
+  names = LINEAR | {"per_node": "node"}
   for key, value in case.record.under("expect/act").items():
     if key == "features":
       continue
-    ours = layers[name.get(key, key.replace("conv", "sage_"))]
-    ours = parts.everywhere(ours) if isinstance(ours, Nodes) else ours[:, None]
-    found = np.swapaxes(
-      np.broadcast_to(ours, (len(ours), scores.shape[1], ours.shape[-1]))[nodes, : len(value)], 0, 1
-    )
+    ours = layers[names.get(key, key.replace("conv", "sage_"))]
+    found = case.of_nodes(ours, case.record["expect/shown_nodes"], len(value))
     winners.assert_near(found, value, 1e-5, key)
 
 
@@ -164,7 +144,6 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
   expected = case.record["expect/scores"].reshape(scores.shape) * case.unit
   loss = winners.loss_of(case.experiment, case.batch)(expected)
   winners.assert_near(loss, case.record["expect/loss"], 1e-6, "loss")
-  names = {"node_feat_embedding": "features", "input_shaping": "first", "output_shaping": "node"}
   for key, value in case.record.under("expect/grad").items():
     layer, last = key.rsplit(".", 1)
     if layer == "node_opcode_embedding":
@@ -175,7 +154,7 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
       part = "users" if side == "lin_l" and kind == "kernel" else "self"
       ours = grads[f"sage_{number}/{part}/{kind}"].T
     else:
-      ours = grads[f"{names[layer]}/{'kernel' if last == 'weight' else 'bias'}"].T
+      ours = grads[f"{LINEAR[layer]}/{'kernel' if last == 'weight' else 'bias'}"].T
     if key == "output_shaping.bias" and not case.record.settings["loss"].startswith("MAPE"):
       assert np.abs(ours).max() < 1e-5 * case.record["expect/grad_norm"]  # 0 but for rounding
     else:

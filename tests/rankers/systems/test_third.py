@@ -14,7 +14,6 @@ import winners
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.nn import attention
-from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.rankers.systems import third
 
 RECORDS = winners.files("third")
@@ -92,10 +91,7 @@ class Case(winners.Case):
         f"{here}/mixed/norm": f"{sage}.mlp_out.4",
         f"{here}/both/norm": f"combination_nets.{i}.2",
       }
-    for name, theirs in linear.items():
-      ours[f"{name}/kernel"] = w[f"{theirs}.weight"].T
-      if f"{theirs}.bias" in w:
-        ours[f"{name}/bias"] = w[f"{theirs}.bias"]
+    ours |= winners.linear(w, linear)
     for name, theirs in norms.items():
       ours |= {f"{name}/scale": w[f"{theirs}.weight"], f"{name}/bias": w[f"{theirs}.bias"]}
     return winners.tree(ours)
@@ -167,10 +163,10 @@ def test_layers_and_scores_are_the_published_ones(case):
     part, _, number = key.partition(".")
     layer = f"layer_{number}"
     if part == "linformers":
-      query = attention.positive(of_nodes(layers[f"{layer}/query"], len(value), nodes))
+      query = attention.positive(case.of_nodes(layers[f"{layer}/query"], nodes, len(value)))
       ours = np.einsum("cnd,cdf->cnf", query, layers[f"{layer}/value"][0, : len(value)])
     elif part == "lpe_projection":
-      ours = np.tanh(of_nodes(layers["positions"], len(value), nodes))
+      ours = np.tanh(case.of_nodes(layers["positions"], nodes, len(value)))
     else:
       ours = {
         "embedding_layer": lambda: layers["first"],
@@ -179,15 +175,8 @@ def test_layers_and_scores_are_the_published_ones(case):
         "lpe_sage_convs": lambda: layers[layer][0],
         "combination_nets": lambda: layers[layer][1],
       }[part]()
-      ours = of_nodes(ours, len(value), nodes)
+      ours = case.of_nodes(ours, nodes, len(value))
     winners.assert_near(ours, value, 1e-5, key)
-
-
-def of_nodes(x: Nodes, configs: int, nodes: np.ndarray) -> np.ndarray:
-  """The first configurations of some nodes, `[configs, nodes, F]`."""
-  full = np.asarray(parts.everywhere(x))
-  full = np.broadcast_to(full, (len(full), len(x.slates.batch.config_mask[0]), x.width))
-  return np.swapaxes(full[nodes, :configs], 0, 1)
 
 
 @of_every_record
