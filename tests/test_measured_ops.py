@@ -22,40 +22,28 @@ def _cache(*rows):
   )
 
 
-def _folder(tmp_path, files):
-  for name, text in files.items():
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-  return tmp_path
-
-
 def test_twins_are_one_program_and_files_without_times_are_named(tmp_path):
   twin = {"x": "bf16[8,128]", "return_residuals": True}
-  folder = _folder(
-    tmp_path,
-    {
-      "tpu_v5/norm.json": _cache(
-        (twin, [3.0]), (twin | {"return_residuals": False}, [2.0]), ({"x": "f32[4]"}, [1.0])
-      ),
-      "tpu7x/tiled.json": _cache((twin, None)),
-      "tpu7x/empty.json": "",
-      "tpu7x/damaged.json": '{"a": ',
-      "tpu7x/other.json": '{"{}": {"{}": {}}}',
-      "nvidia_h100/norm.json": _cache((twin, [9.0])),
-    },
-  )
-  programs, without = tokamax_ops.read(folder)
+  files = {
+    "tpu_v5/norm.json": _cache(
+      (twin, [3.0]), (twin | {"return_residuals": False}, [2.0]), ({"x": "f32[4]"}, [1.0])
+    ),
+    "tpu7x/tiled.json": _cache((twin, None)),
+    "tpu7x/empty.json": "",
+    "tpu7x/damaged.json": '{"a": ',
+    "tpu7x/other.json": '{"{}": {"{}": {}}}',
+    "nvidia_h100/norm.json": _cache((twin, [9.0])),
+  }
+  for name, text in files.items():
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+  programs, without = tokamax_ops.read(tmp_path)
   assert [(each.device, each.operation, each.times_ms) for each in programs] == [
     ("tpu_v5", "norm", (2.0,)),
     ("tpu_v5", "norm", (1.0,)),
   ]
-  assert sorted(line.split(":")[0] for line in without) == [
-    "tpu7x/damaged",
-    "tpu7x/empty",
-    "tpu7x/other",
-    "tpu7x/tiled",
-  ]
+  names = sorted(line.split(":")[0] for line in without)
+  assert names == [f"tpu7x/{name}" for name in ("damaged", "empty", "other", "tiled")]
 
 
 def test_a_larger_sample_contains_the_smaller_one_smallest_programs_first():

@@ -56,12 +56,12 @@ def write_cohorts(root, collection, sizes, *, first=0):
   return cohorts
 
 
-def data_of(collection, *, fold=0, count=3, together=(), **fields):
-  if collection.startswith("tile"):
-    options = TileOptions(folds=count, fold=fold, **fields)
-    return TileData(Collection(collection), options, together=together)
-  options = LayoutOptions(folds=count, fold=fold, **fields)
-  return LayoutData(Collection(collection), options, together=together)
+def data_of(collection, *, fold=0, together=(), **fields):
+  of_class, options = (
+    (TileData, TileOptions) if collection.startswith("tile") else (LayoutData, LayoutOptions)
+  )
+  options = options(folds=3, fold=fold, **fields)
+  return of_class(Collection(collection), options, together=together)
 
 
 def names(data, root):

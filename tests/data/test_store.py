@@ -74,19 +74,22 @@ def test_stored_graph_equals_its_file(tmp_path):
     comparing.assert_same_graph(graph_folder.read(folder), graph_there)
 
 
-@pytest.fixture(name="few_files")
-def _few_files():
-  """At most 30 more files may be open than now."""
-  before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-  resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 30, most))
-  yield
-  resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+@contextlib.contextmanager
+def _limited(kind, largest):
+  """Sets a limit of this process, such as the size of a file, as a full disk would."""
+  before, most = resource.getrlimit(kind)
+  resource.setrlimit(kind, (largest, most))
+  try:
+    yield
+  finally:
+    resource.setrlimit(kind, (before, most))
 
 
-def test_small_graphs_take_no_open_file_each(tmp_path, few_files):
+def test_small_graphs_take_no_open_file_each(tmp_path):
   _write_split(tmp_path)
-  folders = _ensure(tmp_path)
-  opened = [graph_folder.read(folders[number % 3]) for number in range(90)]
+  with _limited(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")) + 30):
+    folders = _ensure(tmp_path)
+    opened = [graph_folder.read(folders[number % 3]) for number in range(90)]
   assert not isinstance(opened[0].configs.group_row, np.memmap)
 
 
@@ -291,23 +294,12 @@ def test_the_processes_of_a_killed_builder_end_with_it(tmp_path):
   commands.wait_until(lambda: not any(os.path.exists(f"/proc/{child}") for child in children))
 
 
-@contextlib.contextmanager
-def _largest_file(size):
-  """Limits files to `size` bytes, as a full disk would."""
-  before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
-
-
 def test_failed_write_leaves_the_earlier_graph(tmp_path):
   source = _write_split(tmp_path, count=1) / "g0.npz"
   folder = _ensure(tmp_path)[0]
   kept = {path.name: path.read_bytes() for path in folder.iterdir()}
   npz.write_layout(source, _layout_graph(5))
-  with _largest_file(20_000), pytest.raises(OSError):
+  with _limited(resource.RLIMIT_FSIZE, 20_000), pytest.raises(OSError):
     _ensure(tmp_path)
   assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
   assert len(graph_folder.read(_ensure(tmp_path)[0]).configs) == 30

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from run_folders import metrics
+from tensorboardX import record_writer
 from tensorboardX.proto import event_pb2, plugin_hparams_pb2
 import toy
 
@@ -18,13 +19,6 @@ from tpugraphs_jax.infra import console, machine
 from tpugraphs_jax.train.log import Log, Profile, write_manifest
 
 FULL = "/dev/full"  # every write ends with: no space left on device
-
-
-def write_steps(workdir, steps):
-  log = Log(workdir, total_steps=100)
-  for step in steps:
-    log.write(step, {"train/loss": step / 3, "note": np.float32(0.5)})
-  log.close()
 
 
 def test_lines_can_be_read_while_the_run_goes_on(tmp_path):
@@ -145,9 +139,9 @@ def test_histograms_of_nearly_equal_numbers_stop_nothing(values, tmp_path, caplo
 
 def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(machine, "is_primary", lambda: False)
-  write_steps(tmp_path, [1, 2])
   write_manifest(tmp_path, {})
   log = Log(tmp_path, total_steps=100)
+  log.write(1, {"train/loss": 0.5})
   log.say_progress(25, lambda: "loss 0.5")
   log.events.describe({}, metric="x", parameters=1)
   log.events.histograms(25, {"tau": np.ones(2)})
@@ -185,18 +179,10 @@ def train(workdir, **changes):
   return toy.train(workdir, log_every_steps=1, **changes)
 
 
-def to_full_disk(monkeypatch):
-  """Puts every event file on a full disk."""
-  from tensorboardX import record_writer
-
-  disk = open(FULL, "wb", buffering=0)
-  monkeypatch.setattr(record_writer, "open_file", lambda path: disk)
-  return disk
-
-
 @pytest.mark.skipif(not os.path.exists(FULL), reason="no /dev/full here")
 def test_a_full_disk_under_tensorboard_costs_one_warning(tmp_path, monkeypatch, caplog):
-  with to_full_disk(monkeypatch):
+  with open(FULL, "wb", buffering=0) as disk:
+    monkeypatch.setattr(record_writer, "open_file", lambda path: disk)
     result = train(tmp_path)
   assert result.step == toy.STEPS
   assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == toy.STEPS

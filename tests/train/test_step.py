@@ -52,16 +52,16 @@ def init_params():
   return parts.params_of(MODEL, device_batches(1)[0], seed=1)
 
 
+def make_step(**options):
+  loss = losses.LossOptions(
+    losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2
+  )
+  return make_train_step(MODEL, OPTIMIZER, loss, clip_lookups=True, **options)
+
+
 @pytest.fixture(scope="module")
 def train_step():
-  return make_train_step(
-    MODEL,
-    OPTIMIZER,
-    losses.LossOptions(
-      losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2
-    ),
-    clip_lookups=True,
-  )
+  return make_step()
 
 
 def take_step(train_step, batches, steps: int = 1):
@@ -108,15 +108,7 @@ def per_lookup(params, batch):
 
 
 def test_chunks_of_configurations_take_the_same_step(train_step):
-  chunked = make_train_step(
-    MODEL,
-    OPTIMIZER,
-    losses.LossOptions(
-      losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2
-    ),
-    config_chunk=CONFIGS // 2,
-    clip_lookups=True,
-  )
+  chunked = make_step(config_chunk=CONFIGS // 2)
   expected = take_step(train_step, device_batches(1))
   comparing.assert_trees_close(take_step(chunked, device_batches(1)), expected)
 
