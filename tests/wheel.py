@@ -42,13 +42,9 @@ _ENVIRONMENT = {
 _RUNS = (
   ("tpugraphs-tile", "--do=evaluate,predict", "--workdir=out/tutorial/run"),  # of the notebook
   (
-    "tpugraphs-layout",
-    "--config=xla-random,gst_ed,ci",
-    "--config.train.epochs=1",
-    "--config.batch.slates_per_epoch=8",
-    "--synthetic",
-    "--workdir=out/layout",
-  ),
+    "tpugraphs-layout --config=xla-random,gst_ed,ci --config.train.epochs=1 "
+    "--config.batch.slates_per_epoch=8 --synthetic --workdir=out/layout"
+  ).split(),
 )
 
 

@@ -319,38 +319,20 @@ def test_lists_of_dimensions_are_marked_behind_their_ends():
     "concatenate": (4, 8),
     "add": (4, 8),
   }
-  graph = made_of(
-    [
-      *(
-        (
-          name,
-          "f32",
-          shape,
-          values.get(name, {})
-          | {134 + place: len(shape) - 1 - place for place in range(len(shape))},
-        )
-        for name, shape in shapes.items()
-      ),
-      ("reduce", "tuple", (), {columns.NODE["tuple_size"].start: 2, dimensions: 1}),
-    ],
-    [[1, 0], [2, 1], [3, 1], [4, 3], [5, 1], [6, 1], [7, 1]],
-  )
+  nodes = []
+  for name, shape in shapes.items():
+    layout = {134 + place: len(shape) - 1 - place for place in range(len(shape))}
+    nodes.append((name, "f32", shape, values.get(name, {}) | layout))
+  nodes.append(("reduce", "tuple", (), {columns.NODE["tuple_size"].start: 2, dimensions: 1}))
+  graph = made_of(nodes, [[1, 0], [2, 1], [3, 1], [4, 3], [5, 1], [6, 1], [7, 1]])
   feat = graph.node_feat
   found = first.pad_lists(graph)
   lists = {
     name: found[:, columns.NODE[name]].tolist()
     for name in ("dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions")
   }
-  assert lists["dimensions"] == [
-    [-1] * 6,
-    [-1] * 6,
-    [1, 2] + [-1] * 4,
-    [1, 0] + [-1] * 4,
-    [0] + [-1] * 5,
-    [0] + [-1] * 5,
-    [-1] * 6,
-    [1] + [-1] * 5,
-  ]
+  given = [], [], [1, 2], [1, 0], [0], [0], [], [1]
+  assert lists["dimensions"] == [own + [-1] * (6 - len(own)) for own in given]
   nothing = [-1] * 4
   assert lists["input_spatial_dimensions"] == [nothing, [1, 2, -1, -1], *[nothing] * 6]
   assert lists["kernel_spatial_dimensions"] == [nothing, [0, 0, -1, -1], *[nothing] * 6]

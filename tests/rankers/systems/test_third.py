@@ -196,15 +196,10 @@ def test_parameters_begin_as_in_pytorch(case):
 @of_every_record
 def test_a_run_trains_as_published(case):
   published, ours = case.record.settings["optimizer"], case.experiment.config.optimizer
-  assert (ours.name, ours.learning_rate, ours.eps, ours.weight_decay, ours.clip_norm) == (
-    "adamw",
-    published["lr"],
-    published["eps"],
-    published["weight_decay"],
-    published["clip_total_norm"],
-  )
+  given = [published[name] for name in ("lr", "eps", "weight_decay", "clip_total_norm")]
+  assert [ours.learning_rate, ours.eps, ours.weight_decay, ours.clip_norm] == given
   assert tuple(published["betas"]) == (0.9, 0.999)  # those of `Optimizer`
-  assert (ours.schedule, ours.final_learning_rate) == ("cosine", 1e-6)
+  assert (ours.name, ours.schedule, ours.final_learning_rate) == ("adamw", "cosine", 1e-6)
   batch = case.experiment.config.batch
   assert (batch.graphs, batch.configs) == (
     case.record.settings["batch_graphs"],
