@@ -65,6 +65,13 @@ def _start(arguments):
   )
 
 
+def _printed(process):
+  """What a command has said that ends without an error."""
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0, printed
+  return printed
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
   folder = tmp_path_factory.mktemp("programs")
@@ -74,9 +81,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def collected(root):
-  process = _start(_arguments(root, root / "whole"))
-  printed, _ = process.communicate(timeout=240)
-  assert process.returncode == 0, printed
+  printed = _printed(_start(_arguments(root, root / "whole")))
   assert "2 of 2 programs collected" in printed
   assert int(re.search(r"; 24 labels, ([\d,]+) an hour and core", printed)[1].replace(",", "")) > 0
   return root / "whole"
@@ -131,9 +136,7 @@ def test_killed_at_random_moments_it_goes_on_and_gives_the_same_files(root, coll
     (os.killpg if number else os.kill)(process.pid, signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-  process = _start(_arguments(root, out))
-  printed, _ = process.communicate(timeout=240)
-  assert process.returncode == 0, printed
+  _printed(_start(_arguments(root, out)))
   assert _files(out) == _files(collected)
   for path in out.rglob("*.jsonl"):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -144,9 +147,7 @@ def test_killed_at_random_moments_it_goes_on_and_gives_the_same_files(root, coll
 def test_collected_files_are_left_alone_without_their_journal(root, collected, tmp_path):
   out = tmp_path / "moved"
   shutil.copytree(collected / "npz", out / "npz")
-  process = _start(_arguments(root, out))
-  printed, _ = process.communicate(timeout=240)
-  assert process.returncode == 0 and "2 of 2 programs collected" in printed
+  assert "2 of 2 programs collected" in _printed(_start(_arguments(root, out)))
   assert _files(out) == _files(collected)
   assert not list(out.rglob("*.jsonl")), "a configuration was labelled again"
 
@@ -196,9 +197,7 @@ choosing.apply = crashing
   )
   arguments = _arguments(root, root / "crashed")
   arguments[1:3] = [f"{root}/crashing.py:net"]
-  process = _start(arguments)
-  printed, _ = process.communicate(timeout=240)
-  assert process.returncode == 0, printed
+  _printed(_start(arguments))
   (record,) = [json.loads(path.read_text()) for path in (root / "crashed").rglob("*.json")]
   assert record["failures"]
   for failure in record["failures"]:
