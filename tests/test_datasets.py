@@ -49,17 +49,8 @@ def data_root(data_root, tmp_path_factory):
 @pytest.mark.parametrize("kind", OWN)
 def test_own_collections_are_read_trained_ranked_and_judged(kind, data_root, tmp_path):
   variant = f"own-{OWN[kind].split(':')[2]},{parts.VARIANTS[kind]}"
-  config = parts.config_of(
-    kind,
-    variant,
-    **{
-      "model.hidden_dim": 4,
-      "train.epochs": 1,
-      "batch.slates_per_epoch": 4,
-      "batch.graphs": 4,
-      "data_root": str(data_root),
-    },
-  )
+  fields = parts.TINY | {"model.hidden_dim": 4, "batch.slates_per_epoch": 4}
+  config = parts.config_of(kind, variant, data_root=str(data_root), **fields)
   training.run(config, tmp_path)
   results = (tmp_path / "results.csv").read_text().splitlines()
   files = npz.split_files(data_root, OWN[kind], "test")

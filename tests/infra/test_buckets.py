@@ -230,18 +230,8 @@ def test_a_store_in_a_bucket_is_built_once_for_all_machines(
   "bucket", ["s3" if importlib.util.find_spec("moto") else "memory"], indirect=True
 )
 def test_a_run_lives_in_a_bucket(bucket, remote_root):
-  config = parts.config_of(
-    "tile",
-    "MLP,ci",
-    **{
-      "model.num_layers": 1,
-      "model.hidden_dim": 8,
-      "train.epochs": 1,
-      "batch.slates_per_epoch": 8,
-      "batch.graphs": 4,
-      "data_root": remote_root,
-    },
-  )
+  fields = parts.TINY | {"model.num_layers": 1, "model.hidden_dim": 8}
+  config = parts.config_of("tile", "MLP,ci", data_root=remote_root, **fields)
   place = f"{bucket}/runs/tile"
   with files.working_folder(place) as folder:
     training.run(config, folder, do=["train"])

@@ -67,17 +67,7 @@ def test_all_mapped_functions_of_a_run_lower_for_every_platform(
 
   monkeypatch.setattr(parallel, "pmap", pmap)
   kind, variant, changes = CASES[case]
-  config = parts.config_of(
-    kind,
-    variant,
-    **{
-      "data_root": str(data_root),
-      "train.epochs": 1,
-      "train.valid_configs": 8,
-      "batch.slates_per_epoch": 4,
-      "batch.graphs": 4,
-      **changes,
-    },
-  )
+  fields = parts.TINY | {"train.valid_configs": 8, "batch.slates_per_epoch": 4} | changes
+  config = parts.config_of(kind, variant, data_root=str(data_root), **fields)
   training.run(config, tmp_path / "run", do=["train"])
   assert len(lowered) >= 2 and set(lowered) == {PLATFORMS}

@@ -70,15 +70,9 @@ def assert_all_close(comparisons: Comparisons):
 
 
 def op_graph(arrays, configs) -> OpGraph:
-  return OpGraph(
-    name="recorded",
-    node_feat=arrays["node_feat"],
-    node_opcode=arrays["node_opcode"],
-    edge_index=arrays["edge_index"],
-    node_splits=np.array([0, len(arrays["node_opcode"])]),
-    config_node=arrays.get("node_config_ids", np.zeros(0, np.int32)),
-    configs=configs,
-  )
+  own = (arrays[key] for key in ("node_feat", "node_opcode", "edge_index"))
+  config_node = arrays.get("node_config_ids", np.zeros(0, np.int32))
+  return random_graphs.of_arrays("recorded", *own, config_node, configs)
 
 
 def tile_batch(case: Recorded, *, padding: int):

@@ -10,14 +10,6 @@ from tpugraphs_jax.data import download, npz, store
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.run import dry_run
 
-SMALL = {
-  "model.num_layers": 1,
-  "model.hidden_dim": 8,
-  "train.epochs": 3,
-  "batch.slates_per_epoch": 12,
-  "batch.graphs": 4,
-}
-
 
 def told(config, data_root, scratch):
   with config.unlocked():
@@ -32,13 +24,10 @@ def by_name(lines):
 
 @pytest.fixture(scope="module")
 def tile(data_root, tmp_path_factory):
-  return by_name(
-    told(
-      parts.config_of("tile", "MLP,ci", **SMALL),
-      data_root,
-      tmp_path_factory.mktemp("tile") / "scratch",
-    )
-  )
+  fields = {"model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 3}
+  fields = parts.TINY | fields | {"batch.slates_per_epoch": 12}
+  config = parts.config_of("tile", "MLP,ci", **fields)
+  return by_name(told(config, data_root, tmp_path_factory.mktemp("tile") / "scratch"))
 
 
 def seconds(text):

@@ -101,13 +101,5 @@ def _batch(kind: str, arrays: Mapping[str, np.ndarray], hops: int) -> Any:
 
 def _graph(kind: str, name: str, arrays: dict[str, np.ndarray]) -> OpGraph:
   configs = (LayoutConfigs if kind == "layout" else TileConfigs)(**under(arrays, "configs"))
-  nodes = len(arrays["node_opcode"])
-  return OpGraph(
-    name=name,
-    node_feat=arrays["node_feat"],
-    node_opcode=arrays["node_opcode"],
-    edge_index=arrays["edge_index"],
-    node_splits=np.array([0, nodes]),
-    config_node=arrays["config_node"],
-    configs=configs,
-  )
+  own = (arrays[key] for key in ("node_feat", "node_opcode", "edge_index", "config_node"))
+  return random_graphs.of_arrays(name, *own, configs)

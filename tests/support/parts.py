@@ -16,6 +16,8 @@ from tpugraphs_jax.train.experiment import Experiment
 
 # The smallest rankers of whole graphs.
 VARIANTS = {"tile": "ci", "layout": "full,ci"}
+# Fields of a run of two steps.
+TINY = {"train.epochs": 1, "batch.graphs": 4, "batch.slates_per_epoch": 8}
 
 
 def config_of(kind: str, variant: str = "", **changes: Any) -> ml_collections.ConfigDict:

@@ -67,15 +67,22 @@ def tile_graph(
 
 
 def _op_graph(rng, nodes, edges, config_node, configs, name, features=NODE_FEATURES) -> OpGraph:
-  return OpGraph(
-    name=name,
-    node_feat=rng.normal(size=(nodes, features)).astype(np.float32),
-    node_opcode=rng.integers(1, 121, nodes).astype(np.uint8),
-    edge_index=random_edges(rng, nodes, edges),
-    node_splits=np.array([0, nodes]),
-    config_node=config_node,
-    configs=configs,
-  )
+  feat = rng.normal(size=(nodes, features)).astype(np.float32)
+  opcode = rng.integers(1, 121, nodes).astype(np.uint8)
+  return of_arrays(name, feat, opcode, random_edges(rng, nodes, edges), config_node, configs)
+
+
+def of_arrays(
+  name: str,
+  node_feat: np.ndarray,
+  node_opcode: np.ndarray,
+  edge_index: np.ndarray,
+  config_node: np.ndarray,
+  configs: Any,
+) -> OpGraph:
+  """A graph of one computation."""
+  splits = np.array([0, len(node_opcode)])
+  return OpGraph(name, node_feat, node_opcode, edge_index, splits, config_node, configs)
 
 
 def prepare(

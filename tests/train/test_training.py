@@ -15,14 +15,8 @@ from tpugraphs_jax.report import runs
 from tpugraphs_jax.train import training
 
 COLLECTIONS = {"layout": "layout:xla:random", "tile": "tile:xla"}
-SMALL = {
-  "model.hidden_dim": 8,
-  "train.epochs": 2,
-  "batch.graphs": 4,
-  "batch.slates_per_epoch": 16,
-  "train.log_every_steps": 1,
-  "model.op_embed_dim": 4,
-}
+SMALL = parts.TINY | {"train.epochs": 2, "batch.slates_per_epoch": 16, "train.log_every_steps": 1}
+SMALL |= {"model.hidden_dim": 8, "model.op_embed_dim": 4}
 TOGETHER = {
   "optimizer.average_window": (0.5, 1.0),
   "loss.score_norm_clip": 50.0,

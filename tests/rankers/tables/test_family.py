@@ -13,22 +13,14 @@ from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.train import training
 
-SMALL = {
-  "model.hidden_dim": 8,
-  "model.num_gnns": 1,
-  "train.epochs": 1,
-  "batch.configs": 16,
-  "batch.graphs": 4,
-  "batch.slates_per_epoch": 8,
-}
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
   """A working folder, its config, and the data."""
   folder = tmp_path_factory.mktemp("tables")
   root = synthetic.generate(folder, collections=["layout:xla:random"], limit=4, progress=False)
-  config = parts.config_of("layout", "xla-random,tables,ci", data_root=str(root), **SMALL)
+  fields = parts.TINY | {"model.hidden_dim": 8, "model.num_gnns": 1, "batch.configs": 16}
+  config = parts.config_of("layout", "xla-random,tables,ci", data_root=str(root), **fields)
   training.run(config, folder / "run")
   return folder / "run", config, root
 

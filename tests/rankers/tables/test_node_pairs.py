@@ -2,10 +2,10 @@ import itertools
 
 import numpy as np
 import pytest
+import random_graphs
 import table_cases
 
 from tpugraphs_jax.columns import NODE_FEATURES
-from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs
 
 
@@ -66,16 +66,9 @@ def chain(nodes, config_nodes, extra=()):
   feat = np.zeros((nodes, NODE_FEATURES), np.float32)
   feat[:, 2 + 11] = 1
   feat[:, 28] = np.arange(nodes, 0, -1)
-  edges = [(n + 1, n) for n in range(nodes - 1)] + list(extra)
-  return OpGraph(
-    name="chain",
-    node_feat=feat,
-    node_opcode=np.ones(nodes, np.uint8),
-    edge_index=np.array(sorted(edges), np.int32).reshape(-1, 2),
-    node_splits=np.array([0, nodes]),
-    config_node=np.array(config_nodes, np.int32),
-    configs=None,
-  )
+  edges = np.array(sorted([*((n + 1, n) for n in range(nodes - 1)), *extra]), np.int32)
+  opcode, config_node = np.ones(nodes, np.uint8), np.array(config_nodes, np.int32)
+  return random_graphs.of_arrays("chain", feat, opcode, edges.reshape(-1, 2), config_node, None)
 
 
 @pytest.mark.parametrize("config_nodes", [[], [2]])
