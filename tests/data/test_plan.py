@@ -43,7 +43,7 @@ def graphs_of(count, seed=0):
   return [batching.prepare(graph, graph.node_feat) for graph in graphs]
 
 
-def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **options):
+def plan_of(graphs, **options):
   def draw(number, rng, turn):
     def finish():
       ids = rng.choice(20, 3, replace=False)
@@ -51,15 +51,8 @@ def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **option
 
     return SlateDraft(graphs[number].sizes, finish)
 
-  return BatchPlan(
-    graphs,
-    slates_per_step=slates_per_step,
-    devices=devices,
-    draw=draw,
-    seed=seed,
-    epochs=epochs,
-    **options,
-  )
+  options = dict(slates_per_step=4, devices=1, seed=0, epochs=16) | options
+  return BatchPlan(graphs, draw=draw, **options)
 
 
 def slates_of(plan, step, devices=1):
@@ -174,15 +167,10 @@ def test_the_last_batch_of_an_epoch_can_be_smaller(graphs, slates, last, devices
 
 def test_a_device_without_a_slate_gets_a_batch_of_padding():
   plan = plan_of(graphs_of(9), devices=4, drop_remainder=False)
-  source = Batches(
-    plan,
-    30,
-    range(4),
-    lambda slates, budget: batching.assemble_tile(
-      slates, budget, graphs=1, configs=3, transform=lambda x: x
-    ),
-    list,
+  assemble = lambda slates, budget: batching.assemble_tile(
+    slates, budget, graphs=1, configs=3, transform=lambda x: x
   )
+  source = Batches(plan, 30, range(4), assemble, list)
   first, *others = source[2]
   assert first.config_mask.sum() == 3
   for batch in others:

@@ -100,17 +100,11 @@ def _layout_arrays(path):
 
 
 def _default_ns(message):
-  return next(
-    (
-      run.profile.compute_time_ns
-      for run in message.runs
-      if run.is_default
-      and not run.error
-      and run.HasField("module_config")
-      and run.HasField("profile")
-    ),
-    0,
-  )
+  for run in message.runs:
+    is_whole = run.HasField("module_config") and run.HasField("profile")
+    if run.is_default and not run.error and is_whole:
+      return run.profile.compute_time_ns
+  return 0
 
 
 def _tile_graphs(path):

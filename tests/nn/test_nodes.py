@@ -107,15 +107,11 @@ def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, own):
     before = np.asarray(everywhere(x))
     x = jax.jit(functools.partial(nodes.neighbours, direction=direction, own=own))(x)
     assert x.hop == hop
-    check(
-      np.asarray(everywhere(x)),
-      np.stack(
-        [
-          before[heard].sum(axis=0) + own * before[node]
-          for node, heard in enumerate(neighbours(direction, batch))
-        ]
-      ),
-    )
+    expected = [
+      before[heard].sum(axis=0) + own * before[node]
+      for node, heard in enumerate(neighbours(direction, batch))
+    ]
+    check(np.asarray(everywhere(x)), np.stack(expected))
 
 
 @pytest.mark.parametrize("hop", FORMS)

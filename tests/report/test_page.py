@@ -115,15 +115,8 @@ def test_the_page_of_several_runs_begins_with_the_first_and_what_differs(tmp_pat
   assert table_of(text, "Where the configs differ")[1:] == [
     ["optimizer.learning_rate", "0.01", "0.001"]
   ]
-  parts = (
-    "b is first",
-    "The others behind",
-    "Where the configs",
-    "<figure>",
-    'id="runs"',
-    'id="terms"',
-  )
-  places = [text.index(part) for part in parts]
+  parts = "b is first", "The others behind", "Where the configs", "<figure>"
+  places = [text.index(part) for part in (*parts, 'id="runs"', 'id="terms"')]
   assert places == sorted(places) and "do not compare" not in text
 
 
@@ -137,15 +130,8 @@ def test_a_few_graphs_have_no_p_value(tmp_path):
 
 
 def test_runs_that_do_not_compare_have_parts_of_their_own(tmp_path):
-  text = page_of(
-    [
-      write_run(tmp_path / "a"),
-      write_run(
-        tmp_path / "b", kind=datasets.MEASURED, collection="layout:xla:random", sizes=(5, 6)
-      ),
-    ],
-    tmp_path,
-  )
+  other = dict(kind=datasets.MEASURED, collection="layout:xla:random", sizes=(5, 6))
+  text = page_of([write_run(tmp_path / "a"), write_run(tmp_path / "b", **other)], tmp_path)
   assert "do not compare" in text.split("<h2")[0] and "is first" not in text
   for number, collection, kind, name in (
     (1, "tile:xla", datasets.SYNTHETIC, "a"),

@@ -49,18 +49,11 @@ class ToyModel(base.Network):
 
 
 def op_graphs(nodes: Sequence[int] = (14, 25, 33)) -> list[OpGraph]:
-  rng = np.random.default_rng(0)
-  return [
-    random_graphs.layout_graph(
-      rng,
-      nodes=count,
-      edges=2 * count,
-      config_nodes=range(0, count, 3),
-      configs=5 + i,
-      name=f"graph{i}",
-    )
-    for i, count in enumerate(nodes)
-  ]
+  make, made = functools.partial(random_graphs.layout_graph, np.random.default_rng(0)), []
+  for i, count in enumerate(nodes):
+    sizes = dict(nodes=count, edges=2 * count, configs=5 + i)
+    made.append(make(**sizes, config_nodes=range(0, count, 3), name=f"graph{i}"))
+  return made
 
 
 def segmented(
@@ -146,31 +139,14 @@ def model_of(**options) -> SegmentModel:
   return SegmentModel(ToyModel(), SegmentOptions(**options))
 
 
-def family_of(
-  model: SegmentModel | None = None, *, segments: int = 2, configs: int = 2
-) -> Segments:
+def family_of(model: SegmentModel, *, segments: int = 2, configs: int = 2) -> Segments:
   """The family of the toy model, with batches of `segments` and `configs` in evaluation."""
-  fields = (
-    {}
-    if model is None
-    else {
-      f"segments.{name}": getattr(model.options, name)
-      for name in ("readout", "aggregation", "keep", "keep_unit")
-    }
-  )
-  return families.make(
-    "layout",
-    ToyModel(),
-    "gst_ed,ci",
-    **fields,
-    **{
-      "segments.partition": "contiguous",
-      "segments.max_nodes": 8,
-      "segments.fresh": 1,
-      "eval.graphs": segments,
-      "eval.configs": configs,
-    },
-  )
+  fields = {"partition": "contiguous", "max_nodes": 8, "fresh": 1}
+  for name in ("readout", "aggregation", "keep", "keep_unit"):
+    fields[name] = getattr(model.options, name)
+  changes = {f"segments.{name}": value for name, value in fields.items()}
+  changes |= {"eval.graphs": segments, "eval.configs": configs}
+  return families.make("layout", ToyModel(), "gst_ed,ci", **changes)
 
 
 def scores(family: Segments, params, graphs, config_ids=None) -> list[np.ndarray]:

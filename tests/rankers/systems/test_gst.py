@@ -118,14 +118,12 @@ class Case(winners.Case):
         pieces, budget, graphs=len(pieces), configs=len(self.sample(split))
       )
       scores, seen = apply(self.params, batch)
-      results[split] = (
-        np.asarray(scores),
-        {
-          name: value["__call__"][0]
-          for name, value in seen["intermediates"].items()
-          if "__call__" in value
-        },
-      )
+      layers = {
+        name: value["__call__"][0]
+        for name, value in seen["intermediates"].items()
+        if "__call__" in value
+      }
+      results[split] = np.asarray(scores), layers
     return results
 
   @functools.cached_property
@@ -238,18 +236,13 @@ def test_a_step_reads_its_own_entries_and_writes_the_fresh_ones(case, monkeypatc
   monkeypatch.setattr(family.SegmentModel, "keep_mask", lambda self, graphs, shape: keep)
   found = {}
 
+  apply = functools.partial(
+    case.family.network.apply, {"params": case.params}, train=True, mutable=["readout"]
+  )
+
   def step(train_state, batch):
-    scores, extra = jax.jit(
-      jax.vmap(
-        lambda batch: case.family.network.apply(
-          {"params": case.params},
-          batch,
-          train=True,
-          mutable=["readout"],
-          rngs={"dropout": jax.random.key(0)},
-        )
-      )
-    )(batch)
+    run = jax.vmap(lambda batch: apply(batch, rngs={"dropout": jax.random.key(0)}))
+    scores, extra = jax.jit(run)(batch)
     found["scores"] = np.asarray(scores)[0, 0]
     return train_state.replace(extra=extra["readout"]), {}
 
@@ -265,14 +258,11 @@ def test_a_step_reads_its_own_entries_and_writes_the_fresh_ones(case, monkeypatc
 def test_the_loss_and_the_gradients_of_a_step_are_the_published_ones(case):
   """Stale scores are those of the public code, which mixes them up for more than two segments."""
   grads = winners.flat(case.gradients)
-  winners.assert_near(
-    winners.loss_of(case.experiment, case.batch)(
-      case.record["expect/train/step_pred_published"][None]
-    ),
-    case.record["expect/train/step_loss"],
-    1e-6,
-    "loss",
+  scores, expected = (
+    case.record[f"expect/train/{name}"] for name in ("step_pred_published", "step_loss")
   )
+  loss = winners.loss_of(case.experiment, case.batch)(scores[None])
+  winners.assert_near(loss, expected, 1e-6, "loss")
   for name, expected in case.record.under("expect/train/grad").items():
     if name == "emb.weight_norms":
       found = np.linalg.norm(grads["opcodes/embedding/table"], axis=1)

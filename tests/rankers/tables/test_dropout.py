@@ -22,16 +22,10 @@ def masks(devices, padding, seed=0):
   """What is left of ones `[rows, 6]`, of each slate of all devices."""
   shares = np.split(np.arange(len(ROWS)), devices)
   size = padding + max(sum(ROWS[i] for i in share) for share in shares)
-  slate_of = np.stack(
-    [
-      np.pad(
-        np.repeat(np.arange(len(share)), [ROWS[i] for i in share]),
-        (0, size - sum(ROWS[i] for i in share)),
-        constant_values=1 << 30,
-      )
-      for share in shares
-    ]
-  )
+  slate_of = np.full((devices, size), 1 << 30)
+  for row, share in zip(slate_of, shares):
+    rows = np.repeat(np.arange(len(share)), [ROWS[i] for i in share])
+    row[: len(rows)] = rows
   left = np.asarray(dropped_ones(devices, size)(jax.random.key(seed), slate_of))
   return [
     left[device][slate_of[device] == i] for device in range(devices) for i in range(len(shares[0]))
