@@ -14,16 +14,6 @@ from tpugraphs_jax.data import npz
 
 _REAL = sorted(recorded.NPZ.rglob("*.npz"))
 
-# Names of arrays in the order in which they are written.
-_MEMBERS = {
-  "tile": (
-    "node_feat node_opcode edge_index config_feat config_runtime config_runtime_normalizers"
-  ).split(),
-  "layout": (
-    "edge_index node_feat node_opcode node_config_feat node_config_ids node_splits config_runtime"
-  ).split(),
-}
-
 
 def _graph_arrays(rng, nodes):
   return {
@@ -54,7 +44,7 @@ def _layout_arrays(*, nodes=9, configs=6, config_nodes=4, seed=0):
 
 
 _every_array = pytest.mark.parametrize(
-  "kind, name", [(kind, name) for kind, names in _MEMBERS.items() for name in names]
+  "kind, name", [(kind, name) for kind, names in recorded.MEMBERS.items() for name in names]
 )
 _both_kinds = pytest.mark.parametrize("kind", ["tile", "layout"])
 _MAKERS = {"tile": _tile_arrays, "layout": _layout_arrays}
@@ -87,7 +77,7 @@ def _assert_survives(path, kind, again):
   """The file is read and written without a change of any array."""
   {"tile": npz.write_tile, "layout": npz.write_layout}[kind](again, _READERS[kind](path))
   with np.load(path) as before, np.load(again) as after:
-    assert after.files == _MEMBERS[kind] and set(before.files) == set(after.files)
+    assert after.files == recorded.MEMBERS[kind] and set(before.files) == set(after.files)
     comparing.assert_same_trees(dict(after), dict(before))
 
 

@@ -32,16 +32,9 @@ _STORED = (
 
 def _layout_graph(seed=0, *, configs=30, config_nodes=12, rows=9):
   rng = np.random.default_rng(seed)
-  return random_graphs.layout_graph(
-    rng,
-    nodes=40,
-    edges=80,
-    config_nodes=rng.permutation(40)[:config_nodes],
-    configs=configs,
-    rows=rows,
-    name=f"g{seed}",
-    features=140,
-  )
+  sizes = dict(nodes=40, edges=80, configs=configs, rows=rows, features=140)
+  chosen = rng.permutation(40)[:config_nodes]
+  return random_graphs.layout_graph(rng, config_nodes=chosen, name=f"g{seed}", **sizes)
 
 
 def _write_split(root, *, count=3, split="valid", **options):

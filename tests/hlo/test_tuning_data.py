@@ -82,32 +82,23 @@ def test_an_inconsistent_layout_record_is_refused(tmp_path, run, nodes, problem)
 
 def test_tile_modules_with_one_run_or_an_untiled_run_are_left_out_by_name(tmp_path):
   no_tile = ConfigProfile(error=True)
-  no_module = ModuleTuningData(runs=_GOOD_TILES)
-  read = _read(
-    tmp_path,
-    TuningData(
-      modules=[
-        ModuleTuningData(module=_module("single"), runs=_GOOD_TILES[:1]),
-        ModuleTuningData(module=_module("untiled"), runs=[*_GOOD_TILES, no_tile]),
-        no_module,
-        ModuleTuningData(module=_module("good"), runs=_GOOD_TILES),
-      ]
-    ),
-  )
+  modules = [
+    ModuleTuningData(module=_module("single"), runs=_GOOD_TILES[:1]),
+    ModuleTuningData(module=_module("untiled"), runs=[*_GOOD_TILES, no_tile]),
+    ModuleTuningData(runs=_GOOD_TILES),
+    ModuleTuningData(module=_module("good"), runs=_GOOD_TILES),
+  ]
+  read = _read(tmp_path, TuningData(modules=modules))
   assert len(read.graphs) == 1
   for line, name in zip(read.skipped, ("single", "untiled", "no HLO module"), strict=True):
     assert name in line
 
 
 def test_a_kernel_without_a_default_fails_the_whole_tile_file(tmp_path):
-  message = TuningData(
-    modules=[
-      ModuleTuningData(module=_module("good"), runs=_GOOD_TILES),
-      ModuleTuningData(module=_module("bad"), runs=[_tile_run(5), _tile_run(6)]),
-    ]
-  )
+  good = ModuleTuningData(module=_module("good"), runs=_GOOD_TILES)
+  bad = ModuleTuningData(module=_module("bad"), runs=[_tile_run(5), _tile_run(6)])
   with pytest.raises(ValueError, match="bad"):
-    _read(tmp_path, message)
+    _read(tmp_path, TuningData(modules=[good, bad]))
 
 
 def test_converted_files_read_back_as_the_same_graphs(tmp_path):
@@ -147,21 +138,10 @@ def test_kernels_with_one_fingerprint_get_different_files(tmp_path):
 def test_what_the_reader_of_npz_refuses_is_not_written_and_others_are(tmp_path, capsys):
   twice = _good_layout()
   twice.config_index_to_node[1] = twice.config_index_to_node[0]
-  beyond = _layout(
-    [
-      _layout_run(5, layouts=(((6,), (1, 0)), ((1, 0), (1, 0), (0, 1))), is_default=True),
-      _layout_run(7),
-    ]
-  )
-  paths = [
-    _write(tmp_path, message, f"{name}.pb")
-    for name, message in (
-      ("twice", twice),
-      ("beyond", beyond),
-      ("=good", _good_layout()),
-      ("good", _good_layout()),
-    )
-  ]
+  layouts = ((6,), (1, 0)), ((1, 0), (1, 0), (0, 1))
+  beyond = _layout([_layout_run(5, layouts=layouts, is_default=True), _layout_run(7)])
+  messages = {"twice": twice, "beyond": beyond, "=good": _good_layout(), "good": _good_layout()}
+  paths = [_write(tmp_path, message, f"{name}.pb") for name, message in messages.items()]
   assert main(["convert", *map(str, paths), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.npz"]
   assert "names a node twice" in capsys.readouterr().err

@@ -56,15 +56,10 @@ def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations
   plan = training.plan_of(
     experiment.config, experiment.ranker.family, prepared, experiment.data.targets, epochs=1
   )
-  drawn = collections.Counter(
-    itertools.chain(
-      *(
-        graphs.tolist()
-        for step in range(plan.steps_per_epoch)
-        for graphs in plan.graphs_of_step(step)
-      )
-    )
-  )
+  drawn = collections.Counter()
+  for step in range(plan.steps_per_epoch):
+    for graphs in plan.graphs_of_step(step):
+      drawn.update(graphs.tolist())
   share = np.sqrt(counts) / np.sqrt(counts).sum() * sum(drawn.values())
   assert all(abs(drawn[number] - expected) <= 1 for number, expected in enumerate(share))
 
@@ -88,28 +83,20 @@ def test_transforms_are_fitted_on_all_collections_together(variant, data_root, t
 def ran(data_root, tmp_path_factory):
   """A run, and one that was stopped and resumed."""
   folder = tmp_path_factory.mktemp("runs")
+  arguments = [
+    "run_layout.py",
+    "--config=configs/layout.py:preset=fifth_all,ci",
+    f"--data_root={data_root}",
+    f"--config.data.also={ALSO}",
+    f"--config.data.store_dir={folder / 'store'}",
+    "--config.train.log_every_steps=1",
+  ]
   command = lambda name, *flags, **more: commands.Run(
-    [
-      "run_layout.py",
-      "--config=configs/layout.py:preset=fifth_all,ci",
-      f"--data_root={data_root}",
-      f"--config.data.also={ALSO}",
-      f"--config.data.store_dir={folder / 'store'}",
-      "--config.train.log_every_steps=1",
-      f"--workdir={folder / name}",
-      *flags,
-    ],
-    **more,
+    [*arguments, f"--workdir={folder / name}", *flags], **more
   )
-  ended = commands.run_all(
-    [
-      command("whole"),
-      command("stopped", stop_at_step=3),
-      command("stopped", "--resume"),
-      command("whole", "--do=evaluate"),
-    ],
-    home=folder / "home",
-  )
+  runs = [command("whole"), command("stopped", stop_at_step=3), command("stopped", "--resume")]
+  runs.append(command("whole", "--do=evaluate"))
+  ended = commands.run_all(runs, home=folder / "home")
   assert [end.code for end in ended] == [0, 143, 0, 0], [end.err for end in ended]
   return folder, ended
 

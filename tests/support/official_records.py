@@ -133,15 +133,10 @@ class Record:
         [Slate(str(name), *rest) for name, *rest in zip(*step)]
         for step in zip(self["step_names"], self["step_ids"], self["step_labels"], strict=True)
       ]
+    columns = (self[f"slate_{name}"] for name in ("names", "ids", "labels", "blocks"))
     slates = [
-      Slate(str(name), ids, labels, (int(block[0]), int(block[1])))
-      for name, ids, labels, block in zip(
-        self["slate_names"],
-        self["slate_ids"],
-        self["slate_labels"],
-        self["slate_blocks"],
-        strict=True,
-      )
+      Slate(str(name), ids, labels, tuple(block.tolist()))
+      for name, ids, labels, block in zip(*columns, strict=True)
     ]
     ends = np.cumsum(self["step_sizes"]).tolist()
     return [slates[start:end] for start, end in zip([0, *ends], ends)]
@@ -149,12 +144,8 @@ class Record:
   @property
   def valid(self) -> list[Slate]:
     """The slates of the last validation."""
-    return [
-      Slate(str(name), *rest)
-      for name, *rest in zip(
-        self["valid_names"], self["valid_ids"], self["valid_labels"], strict=True
-      )
-    ]
+    columns = (self[f"valid_{name}"] for name in ("names", "ids", "labels"))
+    return [Slate(str(name), *rest) for name, *rest in zip(*columns, strict=True)]
 
   # The data.
 

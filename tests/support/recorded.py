@@ -13,6 +13,16 @@ ROOT = Path(os.environ.get("TPUGRAPHS_SHARED_DIR") or Path(__file__).parents[3] 
 NPZ = ROOT / "data" / "npz"
 HLO = ROOT / "hlo"
 
+# Names of the arrays of a released file, in the order in which they are written.
+MEMBERS = {
+  "tile": (
+    "node_feat node_opcode edge_index config_feat config_runtime config_runtime_normalizers"
+  ).split(),
+  "layout": (
+    "edge_index node_feat node_opcode node_config_feat node_config_ids node_splits config_runtime"
+  ).split(),
+}
+
 needs_npz = pytest.mark.skipif(not NPZ.is_dir(), reason=f"no released files in {NPZ}")
 needs_hlo = pytest.mark.skipif(not HLO.is_dir(), reason=f"no released protobufs in {HLO}")
 needs_libtpu = pytest.mark.skipif(

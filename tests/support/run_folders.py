@@ -14,7 +14,8 @@ from tpugraphs_jax import datasets, synthetic
 from tpugraphs_jax.data import folds, npz
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER
-from tpugraphs_jax.train import loop, training
+from tpugraphs_jax.train import loop
+from tpugraphs_jax.train.training import finetune_options
 
 MEASURED_HERE = "measured run times on cpu"
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alex$net_{1")
@@ -50,21 +51,11 @@ def write_run(
   (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"st')
   write_scores(folder, NAMES[: len(sizes)], runtime, scores)
   best = {"step": 3, "value": 0.8, "metric": "valid_sample/opa_pooled"}
-  (folder / "summary.json").write_text(
-    json.dumps(
-      {
-        "collection": collection,
-        "labels": kind,
-        "training": {"ended": "last epoch (3)", "step": 3, "seconds": 2.5, "best": best},
-        "validation": {
-          "split": "valid",
-          "graphs": len(sizes),
-          "configurations": "all",
-          "configurations_judged": sum(sizes),
-        },
-      }
-    )
-  )
+  training = {"ended": "last epoch (3)", "step": 3, "seconds": 2.5, "best": best}
+  judged = {"split": "valid", "graphs": len(sizes), "configurations": "all"}
+  judged["configurations_judged"] = sum(sizes)
+  summary = {"collection": collection, "labels": kind, "training": training, "validation": judged}
+  (folder / "summary.json").write_text(json.dumps(summary))
   return folder
 
 
@@ -100,9 +91,7 @@ def write_scores(folder, names, runtime, scores, has_order=None):
 def write_fold(folder, fold, taus, *, seed=0, rate=0.001):
   """A run on three folds of nine kernels; a tau of 1 orders a kernel right, -1 in reverse."""
   write_run(folder, seed=seed, rate=rate)
-  config = json.loads((folder / "config.json").read_text())
-  config["config"]["data"] = {"folds": 3, "fold": fold}
-  (folder / "config.json").write_text(json.dumps(config))
+  change_config(folder, data={"folds": 3, "fold": fold})
   summary = json.loads((folder / "summary.json").read_text())
   summary |= {"folds": 3, "test": summary["validation"] | {"split": "test"}}
   (folder / "summary.json").write_text(json.dumps(summary))
@@ -148,15 +137,20 @@ def write_own(folder):
 
 def move(run, data_root):
   """Sets `data_root` in the config of a run."""
-  config = json.loads((run / "config.json").read_text())
-  config["config"]["data_root"] = str(data_root)
-  (run / "config.json").write_text(json.dumps(config))
+  change_config(run, data_root=str(data_root))
+
+
+def change_config(run, **fields):
+  """Sets fields in the config of a run."""
+  manifest = json.loads((run / "config.json").read_text())
+  manifest["config"] |= fields
+  (run / "config.json").write_text(json.dumps(manifest))
 
 
 def newest_checkpoint(workdir):
   """The newest checkpoint of the last stage of a run; None without one."""
   config = model_file.config_of(workdir)
-  folder = HEAD_FOLDER if training.finetune_options(config).epochs else ""
+  folder = HEAD_FOLDER if finetune_options(config).epochs else ""
   return newest_of(workdir / folder / loop.CHECKPOINTS)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import parts
 import pytest
 import random_graphs
+import recorded
 
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
@@ -159,18 +160,10 @@ _DTYPES = {
 def write_graph(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> None:
   """Writes released arrays as a released file `folder/name.npz`; others are left out."""
   kind = "tile" if "config_feat" in arrays else "layout"
-  known = (
-    "node_feat",
-    "node_opcode",
-    "edge_index",
-    *(
-      ("config_feat", "config_runtime", "config_runtime_normalizers")
-      if kind == "tile"
-      else ("node_config_feat", "node_config_ids", "node_splits", "config_runtime")
-    ),
-  )
   kept = {
-    key: np.asarray(arrays[key], _DTYPES.get(key, np.int64)) for key in known if key in arrays
+    key: np.asarray(arrays[key], _DTYPES.get(key, np.int64))
+    for key in recorded.MEMBERS[kind]
+    if key in arrays
   }
   if kind == "layout":
     kept.setdefault("node_splits", np.array([[0, len(kept["node_opcode"])]]))

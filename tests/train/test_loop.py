@@ -172,18 +172,10 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
     return state, {"loss": jax.lax.pmean(loss, parallel.DEVICES)}
 
   def go(batches, **changes):
-    state = TrainState.create({"count": jnp.zeros(())}, toy.OPTIMIZER)
-    return toy.train(
-      tmp_path,
-      state.replace(opt_state=()),
-      train_step=parallel.pmap(count),
-      batches=batches,
-      evaluate=by_step,
-      total_epochs=7,
-      steps_per_epoch=2,
-      early_stop_epochs=3,
-      **changes,
-    )
+    state = TrainState.create({"count": jnp.zeros(())}, toy.OPTIMIZER).replace(opt_state=())
+    changes |= dict(total_epochs=7, steps_per_epoch=2, early_stop_epochs=3, evaluate=by_step)
+    step = parallel.pmap(count)
+    return toy.train(tmp_path, state, train_step=step, batches=batches, **changes)
 
   if stop_at is None:
     result = go(make_batches())

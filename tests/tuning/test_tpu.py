@@ -24,17 +24,10 @@ _ARGS = (
 
 
 def _window(cycles, **bounds):
-  names = ("kernel", "output", "input")
-  return json.dumps(
-    {
-      "window_config": {
-        "estimated_cycles": str(cycles),
-        **{
-          f"{name}_window_bounds": [str(bound) for bound in bounds.get(name, ())] for name in names
-        },
-      }
-    }
-  ).encode()
+  config = {"estimated_cycles": str(cycles)}
+  for name in ("kernel", "output", "input"):
+    config[f"{name}_window_bounds"] = [str(bound) for bound in bounds.get(name, ())]
+  return json.dumps({"window_config": config}).encode()
 
 
 def _looping_module(*, config=b"", bound=None):

@@ -41,31 +41,18 @@ def done(tmp_path_factory):
   )
 
   def run(name, *flags, variant="gst_efd", small=SEGMENTS):
-    return commands.Run(
-      [
-        "run_layout.py",
-        f"--config=configs/layout.py:xla-random,{variant},ci",
-        *small,
-        f"--data_root={data_root}",
-        f"--workdir={folder / name}",
-        *flags,
-      ]
-    )
+    config = f"--config=configs/layout.py:xla-random,{variant},ci"
+    places = f"--data_root={data_root}", f"--workdir={folder / name}"
+    return commands.Run(["run_layout.py", config, *small, *places, *flags])
 
   # Adam divides by the size of a gradient; a large epsilon keeps it from enlarging the rounding.
-  plain = "--config.optimizer.eps=0.1"
+  plain = "--do=train", "--config.optimizer.eps=0.1"
+  uncut = "--config.segments.max_nodes=5000"
   runs = {
     "whole": run("whole"),
     "other_table": run("whole", "--resume", "--config.segments.max_nodes=50"),
-    "uncut": run(
-      "uncut",
-      "--do=train",
-      plain,
-      "--config.segments.max_nodes=5000",
-      variant="gst_ed",
-      small=SMALL,
-    ),
-    "graphs": run("graphs", "--do=train", plain, variant="full", small=SMALL),
+    "uncut": run("uncut", *plain, uncut, variant="gst_ed", small=SMALL),
+    "graphs": run("graphs", *plain, variant="full", small=SMALL),
     "fresh": run("fresh", "--config.segments.fresh=9"),
   }
   return Runs(folder, dict(zip(runs, commands.run_all(list(runs.values()), home=folder / "home"))))
