@@ -230,29 +230,22 @@ def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
     "InverseLogHingeLoss:6"
   )
 
-  def step(scores, labels, where, sum_over_devices, axis=None):
+  options = losses.LossOptions(temperature=10.0)
+
+  def step(scores, labels, where, axis=None):
+    over_devices = lambda x: jax.lax.psum(x, axis) if axis else x
+
     def local_loss(scores):
       totals, counts = losses.loss_sums(
-        weighted,
-        scores,
-        labels,
-        where=where,
-        options=losses.LossOptions(temperature=10.0),
-        axis=axis,
+        weighted, scores, labels, where=where, options=options, axis=axis
       )
-      return losses.combine(weighted, totals, sum_over_devices(counts))
+      return losses.combine(weighted, totals, over_devices(counts))
 
     loss, grad = jax.value_and_grad(local_loss)(scores)
-    return sum_over_devices(loss), grad
+    return over_devices(loss), grad
 
-  one = jax.jit(functools.partial(step, sum_over_devices=lambda x: x))
-  two = jax.pmap(
-    functools.partial(
-      step, sum_over_devices=functools.partial(jax.lax.psum, axis_name="devices"), axis="devices"
-    ),
-    axis_name="devices",
-    devices=jax.local_devices()[:2],
-  )
+  one, on_devices = jax.jit(step), functools.partial(step, axis="devices")
+  two = jax.pmap(on_devices, axis_name="devices", devices=jax.local_devices()[:2])
   halves = [a.reshape(2, GRAPHS // 2, CONFIGS) for a in (scores, labels, where)]
   loss, grad = one(scores, labels, where)
   loss_two, grad_two = two(*halves)

@@ -49,14 +49,11 @@ def _ranked(tmp_path, rankings):
 @pytest.fixture(name="data_root")
 def _data_root(tmp_path):
   """Test graphs of three collections, without labels."""
-  return _write_files(
-    tmp_path / "npz",
-    "test",
-    {
-      collection: {name: [0] * configs for name, configs in graphs.items()}
-      for collection, graphs in CONFIGS.items()
-    },
-  )
+  runtimes = {
+    collection: {name: [0] * configs for name, configs in graphs.items()}
+    for collection, graphs in CONFIGS.items()
+  }
+  return _write_files(tmp_path / "npz", "test", runtimes)
 
 
 @pytest.fixture(name="good")
@@ -361,14 +358,8 @@ def _write_folds(root, folder):
     paths[-1].parent.mkdir(parents=True)
     division.keep(paths[-1].parent, fold)
     submission.write_results(paths[-1], "layout:xla:random", ranked)
-    taus.append(
-      np.mean(
-        [
-          stats.kendalltau(np.argsort(order), labels[name]).statistic
-          for name, order in ranked.items()
-        ]
-      )
-    )
+    found = [stats.kendalltau(np.argsort(ranked[name]), labels[name]) for name in tested]
+    taus.append(np.mean([each.statistic for each in found]))
   return paths, taus
 
 

@@ -247,15 +247,9 @@ def test_transforms_are_saved_with_the_names_of_their_blocks():
 def test_blocks_look_at_the_whole_graph_before_it_is_reduced():
   BLOCKS.register("test_size")(lambda graph: np.full((graph.num_nodes, 1), graph.num_nodes))
   graph = graph_of(nodes=30, edges=30)
-  experiment = parts.make(
-    "layout",
-    **{
-      "data.features": ("test_size",),
-      "data.feature_transform": "none",
-      "data.graph_reduction": "config_neighborhood",
-      "data.reduction_hops": 1,
-    },
-  )
+  fields = {"data.features": ("test_size",), "data.feature_transform": "none"}
+  fields |= {"data.graph_reduction": "config_neighborhood", "data.reduction_hops": 1}
+  experiment = parts.make("layout", **fields)
   experiment.fit_transforms([graph])
   prepared = experiment.ranker.prepare(graph)
   assert len(prepared.opcode) < 30

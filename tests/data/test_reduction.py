@@ -44,17 +44,15 @@ def slow(graph, hops, direction, induced):
 
 @pytest.mark.parametrize("hops, direction, induced", OPTIONS)
 def test_reduction_equals_a_slow_walk(hops, direction, induced):
+  options = reduction.Reduction(
+    graph_reduction="config_neighborhood",
+    reduction_hops=hops,
+    reduction_direction=direction,
+    reduction_induced=induced,
+  )
   for seed in range(8):
     graph = graph_of(seed)
-    found, nodes = reduction.reduce_graph(
-      graph,
-      reduction.Reduction(
-        graph_reduction="config_neighborhood",
-        reduction_hops=hops,
-        reduction_direction=direction,
-        reduction_induced=induced,
-      ),
-    )
+    found, nodes = reduction.reduce_graph(graph, options)
     kept, edges = slow(graph, hops, direction, induced)
     assert nodes.tolist() == kept
     np.testing.assert_array_equal(found.node_feat, graph.node_feat[kept])

@@ -103,13 +103,11 @@ def test_no_place_of_a_file_is_read_or_written(field, tmp_path, monkeypatch):
   with zipfile.ZipFile(bomb, "w") as archive:
     archive.writestr("../../../written", "elsewhere")
   place, section = f"zip://::{bomb}", "eval" if field == "indices_dir" else "data"
-  path = repacked(
-    tmp_path / "model.npz",
-    changed=lambda card: (
-      card["config"][section].update({field: place}),
-      card["config"].update(data_root=place),
-    ),
-  )
+
+  def with_places(card):
+    card["config"][section][field] = card["config"]["data_root"] = place
+
+  path = repacked(tmp_path / "model.npz", changed=with_places)
   config = tpugraphs_jax.load(path).config
   assert place not in json.dumps(config)
   assert not (tmp_path / "cache").exists() and not list(tmp_path.rglob("written"))
@@ -123,13 +121,10 @@ def test_a_key_of_a_bucket_stays_in_the_folder_of_its_copy(key, tmp_path, monkey
     archive.writestr(f"data/{key}", "2")
   refused(lambda: trust.inside(tmp_path, key), "outside")
   system = fsspec.filesystem("memory")
-  monkeypatch.setattr(
-    type(system),
-    "find",
-    lambda self, root, detail: {
-      f"{root}/{name}": {"name": f"{root}/{name}", "size": 1} for name in ("good", key)
-    },
-  )
+  listed = lambda self, root, detail: {
+    f"{root}/{name}": {"name": f"{root}/{name}", "size": 1} for name in ("good", key)
+  }
+  monkeypatch.setattr(type(system), "find", listed)
   monkeypatch.setattr(type(system), "isfile", lambda self, path: False)
   for read in (
     lambda: files.fetch("memory://bucket/data"),

@@ -77,17 +77,11 @@ def _run_all(folder: Path) -> SmallRuns:
 
 def _runs(kind: str, folder: Path, data_root: Path) -> dict[str, commands.Run]:
   script, config = COMMANDS[kind]
+  command = [script, f"--config={config}", *SMALL]
 
   def run(name, *flags, **options):
-    arguments = [
-      script,
-      f"--config={config}",
-      *SMALL,
-      f"--data_root={data_root}",
-      f"--workdir={folder / name}",
-      *flags,
-    ]
-    return commands.Run(arguments, **options)
+    places = f"--data_root={data_root}", f"--workdir={folder / name}"
+    return commands.Run([*command, *places, *flags], **options)
 
   whole, stopped = f"{kind}_whole", f"{kind}_stopped"
   runs = {
@@ -98,9 +92,7 @@ def _runs(kind: str, folder: Path, data_root: Path) -> dict[str, commands.Run]:
   if kind == "tile":
     no_data = f"--workdir={folder / 'tile_no_data'}"
     runs["tile_two_devices"] = run("tile_two_devices", devices=2)
-    runs["tile_no_data"] = commands.Run(
-      [script, f"--config={config}", *SMALL, no_data, "--synthetic"]
-    )
+    runs["tile_no_data"] = commands.Run([*command, no_data, "--synthetic"])
     runs["tile_later"] = commands.Run(
       [script, "--do=evaluate", no_data, "--config.eval.configs=16"]
     )

@@ -87,13 +87,9 @@ def test_graphs_that_no_ranker_can_order_are_counted_apart_and_equal_scores_are_
 
 @pytest.mark.parametrize("kind", ["tile", "layout"])
 def test_the_features_of_the_judged_configurations_say_whether_there_is_an_order(kind):
-  graph = getattr(random_graphs, f"{kind}_graph")(
-    np.random.default_rng(0),
-    nodes=3,
-    edges=2,
-    configs=4,
-    **{"config_nodes": [1]} if kind == "layout" else {},
-  )
+  make = getattr(random_graphs, f"{kind}_graph")
+  more = {"config_nodes": [1]} if kind == "layout" else {}
+  graph = make(np.random.default_rng(0), nodes=3, edges=2, configs=4, **more)
   field = "config_feat" if kind == "tile" else "group_row"
   choices = np.zeros_like(getattr(graph.configs, field))
   choices[3] = 1

@@ -67,13 +67,12 @@ def test_a_function_takes_what_jit_takes(function, args, kwargs):
   assert group.shapes == ((4, 3), (4, 6), (6, 3))
   args, kwargs = _with_arrays((args, kwargs))
   chosen = collect.apply(function, found.choice(found.options - 1))
-  jax.tree.map(
-    lambda got, want: (
-      got == want if isinstance(want, str) else np.testing.assert_allclose(got, want, rtol=1e-5)
-    ),
-    chosen(*args, **kwargs),
-    function(*args, **kwargs),
-  )
+  got, want = (jax.tree.leaves(each(*args, **kwargs)) for each in (chosen, function))
+  for one, other in zip(got, want, strict=True):
+    if isinstance(other, str):
+      assert one == other
+    else:
+      np.testing.assert_allclose(one, other, rtol=1e-5)
   graph = hlo.featurize(function, *args, **kwargs)
   assert len(graph.config_node) >= 1 and graph.name.startswith("jit_")
 

@@ -86,14 +86,10 @@ def test_where_the_pool_is_open_what_gained_is_tried_with_everything_else(proble
   gains = {change: 0.9 for change in pool.changes}
   ratio = lambda numbers: math.prod(gains.get(each, 1) for each in enumerate(numbers))
   tried = _run(strategies.learned(pool, ranker, prior), ratio, 30)
-  every = list(
-    itertools.product(
-      *(
-        {0, *(option for group, option in pool.changes if group == place)}
-        for place in range(len(problem.options))
-      )
-    )
-  )
+  values = [{0} for _ in problem.options]
+  for group, option in pool.changes:
+    values[group].add(option)
+  every = list(itertools.product(*values))
   assert min(map(ratio, tried)) == min(map(ratio, every)) < min(map(ratio, pool.choices))
 
 

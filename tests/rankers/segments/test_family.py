@@ -187,14 +187,8 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
   local = jax.local_devices()[:devices]
   monkeypatch.setattr(jax, "local_devices", lambda: local)
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
-  batch = segment_cases.per_device(
-    [
-      segment_cases.batch_of(
-        share, graphs=3, configs=CONFIGS, fresh=2, with_others=recompute, room_for=graphs
-      )
-      for share in shares
-    ]
-  )
+  sizes = dict(graphs=3, configs=CONFIGS, fresh=2, with_others=recompute, room_for=graphs)
+  batch = segment_cases.per_device([segment_cases.batch_of(share, **sizes) for share in shares])
   step, recomputed = steps_of(model)
   step = recomputed if recompute else without_others(step)
   state, metrics = step(parts.replicate(TrainState.create(params, OPTIMIZER), devices), batch)
@@ -235,13 +229,9 @@ def run_on(monkeypatch, folder, devices: int, place: str):
   batch_plan = plan.BatchPlan(
     graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=6, slates_per_epoch=8
   )
+  sizes = dict(graphs=4 // devices, configs=CONFIGS, fresh=1)
   assemble = lambda slots, budget: batches.assemble(
-    slots,
-    budget,
-    graphs=4 // devices,
-    configs=CONFIGS,
-    fresh=1,
-    assemble_layout=segment_cases.assemble_layout,
+    slots, budget, **sizes, assemble_layout=segment_cases.assemble_layout
   )
   drawn = plan.training_batches(
     plan.Batches(batch_plan, 12, range(devices), assemble, segment_cases.per_device)

@@ -415,18 +415,13 @@ def test_dropout_is_behind_sage_blocks_and_in_the_layers_of_tiles(kind):
   network, batch = network_of(kind, dropout=0.5), batch_of(kind)
   params = parts.params_of(network, batch)
 
+  seeing = dict(capture_intermediates=True, mutable=["intermediates"], method="embed")
+
   @functools.partial(jax.jit, static_argnums=1)
   @functools.partial(jax.vmap, in_axes=(None, None), axis_name=parallel.DEVICES, axis_size=1)
   def outputs(params, train):
-    readout, seen = network.apply(
-      {"params": params},
-      batch,
-      train=train,
-      capture_intermediates=True,
-      method="embed",
-      mutable=["intermediates"],
-      rngs={"dropout": jax.random.key(1)},
-    )
+    rngs = {"dropout": jax.random.key(1)}
+    readout, seen = network.apply({"params": params}, batch, train=train, rngs=rngs, **seeing)
     return readout, seen["intermediates"]
 
   (readout, dropped), (_, whole) = (
@@ -448,17 +443,11 @@ def test_dropout_is_behind_sage_blocks_and_in_the_layers_of_tiles(kind):
 
 def test_attention_across_configurations_is_a_softmax_over_real_ones():
   batch = batch_of("layout", spare=2, configs=CONFIGS + 1)
-  x = (
-    np.random.default_rng(0).normal(size=(len(batch.block_mask), CONFIGS + 1, 4)).astype(np.float32)
-  )
-  gate = first.CrossAttention()
-  found = np.asarray(
-    jax.jit(
-      lambda x: gate.apply(
-        {"params": {"temperature": np.float32(0.7)}}, Slates.of(batch).full(x)
-      ).everywhere()
-    )(x)
-  )
+  shape = len(batch.block_mask), CONFIGS + 1, 4
+  x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+  params = {"params": {"temperature": np.float32(0.7)}}
+  attend = lambda x: first.CrossAttention().apply(params, Slates.of(batch).full(x)).everywhere()
+  found = np.asarray(jax.jit(attend)(x))
   np.testing.assert_array_equal(found[..., :4], x)
   for node, graph in enumerate(np.asarray(Slates.of(batch).graph_of)):
     real = batch.config_mask[graph] if graph < 3 else np.zeros(CONFIGS + 1, bool)

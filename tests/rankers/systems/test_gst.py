@@ -299,13 +299,9 @@ def test_the_rate_and_an_update_are_those_of_pytorch(case):
 
 @of_every_record
 def test_initial_parameters_are_those_of_pytorch(case):
-  winners.assert_torch_parameters(
-    case.experiment.ranker.family.network,
-    case.batch,
-    op_weights=100,
-    config_weights=100,
-    negative_slope=0.25,
-  )
+  constants = dict(op_weights=100, config_weights=100, negative_slope=0.25)
+  network = case.experiment.ranker.family.network
+  winners.assert_torch_parameters(network, case.batch, **constants)
 
 
 def test_columns_have_the_unbiased_deviation_and_none_goes():
@@ -329,16 +325,12 @@ def test_the_7th_place_has_an_activation_behind_each_round(preset, prelus, tmp_p
     "node_config_feat": graph.configs.decode(np.arange(4)),
     "config_runtime": np.arange(1, 5),
   }
-  experiment = winners.run_of(
-    f"layout.py:preset={preset},ci",
-    {split: {"graph": arrays} for split in ("train", "valid", "test")},
-    tmp_path,
-  )
+  splits = {split: {"graph": arrays} for split in ("train", "valid", "test")}
+  experiment = winners.run_of(f"layout.py:preset={preset},ci", splits, tmp_path)
   (prepared,) = experiment.prepare(experiment.data.load(experiment.config.data_root, "train"))
   slate = SegmentSlate(prepared, np.arange(4), np.ones(4, np.float32), 0, np.array([0]))
   budget = random_graphs.common_budget([prepared.sizes])
   batch = experiment.ranker.family.assemble([slate], budget, graphs=1, configs=4)
   params = jax.eval_shape(experiment.ranker.family.network.init, jax.random.key(0), batch)["params"]
-  assert (
-    sum("negative_slope" in layer for layer in params.values() if isinstance(layer, dict)) == prelus
-  )
+  layers = [layer for layer in params.values() if isinstance(layer, dict)]
+  assert sum("negative_slope" in layer for layer in layers) == prelus

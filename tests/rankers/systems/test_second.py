@@ -25,32 +25,19 @@ class Case(winners.Case):
 
   def __init__(self, path, root):
     self.record = winners.Record(path)
-    self.graphs = list(
-      dict.fromkeys(
-        key.split("/")[1]
-        for key in self.record.arrays
-        if key.startswith("input/") and key.endswith("/node_feat")
-      )
-    )
+    names = self.record.names("input")
+    self.graphs = [name for name in names if f"input/{name}/node_feat" in self.record]
     weights = self.record.under("weight")
     widths = tuple(
       len(weights[f"convs.{number}.lin_l.bias"])
       for number in range(sum(key.endswith("lin_l.bias") for key in weights))
     )
     files = {name: self.record.under(f"input/{name}") for name in self.graphs}
-    self.experiment = winners.run_of(
-      PRESETS[self.record.settings["collection"]],
-      {"train": files},
-      root,
-      **{
-        "model.widths": widths,
-        "data.leave_out": (),
-        "batch.min_configs": 2,
-        "model.first_width": len(weights["input_shaping.bias"]),
-      }
-      if "layout" in self.record.settings["collection"]
-      else {"model.widths": widths, "model.first_width": len(weights["input_shaping.bias"])},
-    )
+    collection = self.record.settings["collection"]
+    changes = {"model.widths": widths, "model.first_width": len(weights["input_shaping.bias"])}
+    if "layout" in collection:
+      changes |= {"data.leave_out": (), "batch.min_configs": 2}
+    self.experiment = winners.run_of(PRESETS[collection], {"train": files}, root, **changes)
     self.loaded = {
       graph.name: graph
       for graph in self.experiment.data.load(self.experiment.config.data_root, "train")

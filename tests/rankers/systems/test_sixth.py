@@ -57,14 +57,8 @@ class Case(winners.Case):
     }
     if self.kind == "GATv2":
       return made | {"config_runtime_normalizers": np.ones(configs)} | arrays
-    return (
-      made
-      | {
-        "node_config_ids": np.zeros(1),
-        "node_config_feat": np.arange(2).reshape(2, 1, 1) * np.ones((2, 1, 18)),
-      }
-      | arrays
-    )
+    rows = np.arange(2).reshape(2, 1, 1) * np.ones((2, 1, 18))
+    return made | {"node_config_ids": np.zeros(1), "node_config_feat": rows} | arrays
 
   @functools.cached_property
   def batch(self):
