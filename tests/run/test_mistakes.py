@@ -38,7 +38,7 @@ def without(done, folder, kind, split):
   return root
 
 
-# Name: flag of tile, and a part of the error line.
+# Name: a flag of the command for tiles, and a part of the error line.
 SIMPLE = {
   "field": ("--config.nope=1", "the config has no field 'nope'"),
   "field, nearly": (
