@@ -71,10 +71,9 @@ def test_node_padding_has_every_dimension_in_both_places():
 
 def test_choice_features_hold_the_padding_of_output_input_and_kernel():
   graph = table_cases.program(3, config_nodes=[5, 9, 20])
-  layout = graph.configs
   rows = np.full((2, 18), -1, np.int8)
   rows[0, :2], rows[0, 6:8], rows[0, 12] = (1, 0), (0, 2), 2
-  graph = dataclasses.replace(graph, configs=dataclasses.replace(layout, rows=rows))
+  graph = random_graphs.with_configs(graph, rows=rows)
   dims = graph.node_feat[:, 21:27].astype(int)
   found = feature_blocks.choice_features(graph, np.array([0, 1, 2, 2]), np.array([0, 0, 0, 1]))
   assert found.dtype == np.float32 and found.shape == (4, 9)
@@ -134,11 +133,10 @@ def kernel(opcodes, arrays, edges, configs):
     row[: len(kernel_bounds)] = kernel_bounds
     row[8 : 8 + len(output_bounds)] = output_bounds
   return dataclasses.replace(
-    graph,
+    random_graphs.with_configs(graph, config_feat=feat),
     node_opcode=np.array(opcodes, np.uint8),
     node_feat=np.array(arrays),
     edge_index=np.array(edges, np.int32).reshape(-1, 2),
-    configs=dataclasses.replace(graph.configs, config_feat=feat),
   )
 
 

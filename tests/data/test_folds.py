@@ -21,23 +21,13 @@ def write(root, collection, split, name, *, structure=0, configs=4, labelled=Tru
   """A graph whose edges and opcodes follow from `structure`; all else of it differs by name."""
   is_tile = collection.startswith("tile")
   rng, shape = np.random.default_rng(list(name.encode())), np.random.default_rng(structure)
-  if is_tile:
-    graph = random_graphs.tile_graph(rng, nodes=6, edges=7, configs=configs)
-    choices = {"config_feat": rng.random((configs, 24), np.float32)}
-  else:
-    graph = random_graphs.layout_graph(
-      rng, nodes=6, edges=7, config_nodes=[1, 3], configs=configs, features=140
-    )
-    choices = {}
+  make = random_graphs.tile_graph if is_tile else random_graphs.layout_graph
+  more = {"columns": 24} if is_tile else {"config_nodes": [1, 3]}
+  graph = make(rng, nodes=6, edges=7, configs=configs, name=name, features=140, **more)
   graph = dataclasses.replace(
-    graph,
-    name=name,
-    node_feat=rng.random((6, 140), np.float32),
+    random_graphs.with_configs(graph, runtime_ns=graph.configs.runtime_ns * labelled),
     node_opcode=shape.integers(1, 121, 6).astype(np.uint8),
     edge_index=random_graphs.random_edges(shape, 6, 7),
-    configs=dataclasses.replace(
-      graph.configs, runtime_ns=graph.configs.runtime_ns * labelled, **choices
-    ),
   )
   path = Collection(collection).folder(root, split) / f"{name}.npz"
   path.parent.mkdir(parents=True, exist_ok=True)

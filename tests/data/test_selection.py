@@ -153,13 +153,12 @@ def of_rows(group_row, runtime_ns):
     np.random.default_rng(0), nodes=6, edges=8, config_nodes=[1, 3, 4, 5], configs=1
   )
   group_row = np.asarray(group_row, np.uint8)
-  configs = dataclasses.replace(
-    graph.configs,
+  return random_graphs.with_configs(
+    graph,
     group_row=group_row,
     runtime_ns=np.asarray(runtime_ns, np.int64),
     node_group=np.arange(4, dtype=np.int32) % group_row.shape[1],
   )
-  return dataclasses.replace(graph, configs=configs)
 
 
 def slow_policy(graph, policy):
@@ -306,10 +305,8 @@ def test_thirds_draw_the_middle_evenly_and_keep_small_graphs_whole():
 def test_memory_maps_and_two_byte_rows_are_taken(tmp_path):
   rows = np.array([[300, 1], [2, 300], [300, 1]], np.uint16)
   np.save(tmp_path / "rows.npy", rows)
-  graph = of_rows([[0, 0]] * 3, [3, 2, 1])
-  configs = dataclasses.replace(
-    graph.configs, group_row=np.load(tmp_path / "rows.npy", mmap_mode="r")
-  )
-  found = selection.drop_duplicates(dataclasses.replace(graph, configs=configs), "min").configs
+  mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+  graph = random_graphs.with_configs(of_rows([[0, 0]] * 3, [3, 2, 1]), group_row=mapped)
+  found = selection.drop_duplicates(graph, "min").configs
   np.testing.assert_array_equal(found.group_row, rows[:2])
   np.testing.assert_array_equal(found.runtime_ns, [1, 2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import json
 import os
 import pickle
@@ -123,9 +122,8 @@ def test_extremes_are_stored_without_loss(tmp_path, options, dtype):
 def test_runtimes_and_unlabelled_graphs_are_stored_exactly(tmp_path):
   folder = tmp_path / "layout" / "nlp" / "random" / "valid"
   for name, runtime_ns in (("a", np.arange(30) + 2**62), ("b", np.zeros(30, np.int64))):
-    op_graph = _layout_graph()
-    configs = dataclasses.replace(op_graph.configs, runtime_ns=runtime_ns)
-    npz.write_layout(folder / f"{name}.npz", dataclasses.replace(op_graph, configs=configs))
+    op_graph = random_graphs.with_configs(_layout_graph(), runtime_ns=runtime_ns)
+    npz.write_layout(folder / f"{name}.npz", op_graph)
   labelled, unlabelled = map(graph_folder.read, _ensure(tmp_path))
   np.testing.assert_array_equal(labelled.configs.runtime_ns, np.arange(30) + 2**62)
   assert labelled.configs.is_labelled and not unlabelled.configs.is_labelled

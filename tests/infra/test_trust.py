@@ -17,7 +17,6 @@ import random_graphs
 import tpugraphs_jax
 from tpugraphs_jax import datasets, hlo, submission
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo.__main__ import main
 from tpugraphs_jax.infra import console, files, machine, trust
 from tpugraphs_jax.rankers import model_file, ranker
@@ -218,30 +217,21 @@ BAD_NAMES = [
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_file_whose_name_is_a_command_elsewhere_is_refused_before_it_is_read(name, tmp_path):
   rng = np.random.default_rng(0)
-  tile = random_graphs.tile_graph(rng, nodes=3, edges=2, configs=4)
-  layout = random_graphs.layout_graph(rng, nodes=3, edges=2, config_nodes=[0], configs=4)
+  sizes = dict(nodes=3, edges=2, configs=4, features=140)
+  tile = random_graphs.tile_graph(rng, **sizes, columns=24)
+  layout = random_graphs.layout_graph(rng, **sizes, config_nodes=[0])
   for graph, write, read in (
     (tile, npz.write_tile, npz.read_tile),
     (layout, npz.write_layout, npz.read_layout),
   ):
     path = tmp_path / f"{name}.npz"
-    write(path, released(graph))
+    write(path, graph)
     assert refused(lambda: read(path), "rename the file").isprintable()
     path.rename(tmp_path / "good $1.npz")
     assert read(tmp_path / "good $1.npz").name == "good $1"
   for make in (submission.graph_id, lambda *parts: submission.split_id(":".join(parts))):
     with pytest.raises(ValueError):
       make("tile:xla", name)
-
-
-def released(graph):
-  """The graph with as many columns of features as released files have."""
-  configs = graph.configs
-  if isinstance(configs, TileConfigs):
-    wide = np.pad(configs.config_feat, [(0, 0), (0, 24 - configs.config_feat.shape[1])])
-    configs = dataclasses.replace(configs, config_feat=wide)
-  feat = np.zeros((graph.num_nodes, 140), np.float32)
-  return dataclasses.replace(graph, node_feat=feat, configs=configs)
 
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
@@ -262,10 +252,9 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
   (tmp_path / "m.pb").write_bytes(module.SerializeToString())
   assert main(["show", str(tmp_path / "m.pb")]) == 0
   (tmp_path / "s.csv").write_text(f"{submission.HEADER}\ntile:xla:a{ESCAPE},0;1;2;3;4\n")
-  npz.write_tile(
-    tmp_path / "tile/xla/test/a.npz",
-    released(random_graphs.tile_graph(np.random.default_rng(0), nodes=3, edges=2, configs=6)),
-  )
+  sizes = dict(nodes=3, edges=2, configs=6, features=140, columns=24)
+  graph = random_graphs.tile_graph(np.random.default_rng(0), **sizes)
+  npz.write_tile(tmp_path / "tile/xla/test/a.npz", graph)
   assert submission.main(["check", str(tmp_path / "s.csv"), "--data_root", str(tmp_path)]) in (1, 2)
   rows = [{"graph": f"g{ESCAPE}", "nodes": 3, "configs": 4, "kendaltau": 1.0, "slowdown1": 0.0}]
   console.say(

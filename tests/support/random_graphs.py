@@ -55,18 +55,30 @@ def layout_graph(
 
 
 def tile_graph(
-  rng: np.random.Generator, *, nodes: int, edges: int, configs: int, name: str = "tile"
+  rng: np.random.Generator,
+  *,
+  nodes: int,
+  edges: int,
+  configs: int,
+  name: str = "tile",
+  features: int = NODE_FEATURES,
+  columns: int = TILE_FEATURES,
 ) -> OpGraph:
-  """A kernel with random tile configurations of `TILE_FEATURES` features."""
+  """A kernel with random tile configurations of so many columns."""
   tile = TileConfigs(
-    config_feat=rng.normal(size=(configs, TILE_FEATURES)).astype(np.float32),
+    config_feat=rng.normal(size=(configs, columns)).astype(np.float32),
     runtime_ns=rng.integers(1, 1000, configs),
     normalizer_ns=np.full(configs, 500),
   )
-  return _op_graph(rng, nodes, edges, np.zeros(0, np.int32), tile, name)
+  return _op_graph(rng, nodes, edges, np.zeros(0, np.int32), tile, name, features)
 
 
-def _op_graph(rng, nodes, edges, config_node, configs, name, features=NODE_FEATURES) -> OpGraph:
+def with_configs(graph: OpGraph, **fields: np.ndarray) -> OpGraph:
+  """The graph with other fields of its configurations."""
+  return dataclasses.replace(graph, configs=dataclasses.replace(graph.configs, **fields))
+
+
+def _op_graph(rng, nodes, edges, config_node, configs, name, features) -> OpGraph:
   feat = rng.normal(size=(nodes, features)).astype(np.float32)
   opcode = rng.integers(1, 121, nodes).astype(np.uint8)
   return of_arrays(name, feat, opcode, random_edges(rng, nodes, edges), config_node, configs)

@@ -1,7 +1,6 @@
 """Summary lines and files of a judged ranker."""
 
 import csv
-import dataclasses
 import math
 import re
 
@@ -41,16 +40,10 @@ def test_a_random_order_stands_beside_the_ranker():
 def test_kernels_are_judged_by_runtime_over_normalizer_and_programs_by_runtime():
   rng = np.random.default_rng(0)
   kernel = random_graphs.tile_graph(rng, nodes=3, edges=2, configs=3, name="a_1")
-  kernel = dataclasses.replace(
-    kernel,
-    configs=dataclasses.replace(
-      kernel.configs, runtime_ns=np.array([300, 200, 100]), normalizer_ns=np.array([10, 10, 2])
-    ),
-  )
+  times = dict(runtime_ns=np.array([300, 200, 100]))
+  kernel = random_graphs.with_configs(kernel, **times, normalizer_ns=np.array([10, 10, 2]))
   program = random_graphs.layout_graph(rng, nodes=3, edges=2, config_nodes=[1], configs=3)
-  program = dataclasses.replace(
-    program, configs=dataclasses.replace(program.configs, runtime_ns=np.array([300, 200, 100]))
-  )
+  program = random_graphs.with_configs(program, **times)
   ids, scores = np.arange(3), np.float32([2, 1, 3])  # the order of 30, 20 and 50
   for graph, opa, slowdown in ((kernel, 1.0, 0.0), (program, 1 / 3, 1.0)):
     prepared = batching.prepare(graph, graph.node_feat)
@@ -93,7 +86,7 @@ def test_the_features_of_the_judged_configurations_say_whether_there_is_an_order
   field = "config_feat" if kind == "tile" else "group_row"
   choices = np.zeros_like(getattr(graph.configs, field))
   choices[3] = 1
-  graph = dataclasses.replace(graph, configs=dataclasses.replace(graph.configs, **{field: choices}))
+  graph = random_graphs.with_configs(graph, **{field: choices})
   prepared = batching.prepare(graph, graph.node_feat)
   ids = [np.arange(3), np.arange(4)]
   found = evaluation.with_labels([prepared] * 2, ids, [np.zeros(3), np.zeros(4)])

@@ -24,10 +24,8 @@ def asked(tmp_path):
     "a.py:net", "a_net", "valid", "layout:own:tried", str(tmp_path), "bytes_estimate", None, 4, 0, 1
   )
   rng = np.random.default_rng(0)
-  graph = random_graphs.layout_graph(
-    rng, nodes=6, edges=7, config_nodes=[1, 3], configs=4, name="a_net"
-  )
-  graph = dataclasses.replace(graph, node_feat=rng.random((6, NODE_FEATURES), np.float32))
+  sizes = dict(nodes=6, edges=7, config_nodes=[1, 3], configs=4, features=NODE_FEATURES)
+  graph = random_graphs.layout_graph(rng, **sizes, name="a_net")
   npz.write_layout(asked.npz, graph)
   record = _HEADER | {
     "split": "valid",

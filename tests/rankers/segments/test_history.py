@@ -8,6 +8,7 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_graphs import with_configs
 import segment_cases
 
 from tpugraphs_jax.infra import parallel
@@ -128,7 +129,6 @@ def test_a_restored_table_outlives_checkpoints_that_were_not_written(keys, tmp_p
 def changed(graphs):
   runtime = graphs[1].configs.runtime_ns.copy()
   runtime[0] += 1
-  configs = dataclasses.replace(graphs[1].configs, runtime_ns=runtime)
   # As many segments, of the same sizes, but of other nodes.
   sizes = [len(piece.opcode) for piece in graphs[2].segments]
   segment = np.repeat(np.arange(5, dtype=np.int32), sizes)[::-1].copy()
@@ -136,7 +136,7 @@ def changed(graphs):
   other = segment_cases.segmented(segment_cases.op_graphs(nodes=(19, 26, 33))[2], segment=segment)
   assert [len(piece.opcode) for piece in other.segments] == sizes
   return {
-    "configurations": [graphs[0], dataclasses.replace(graphs[1], configs=configs), graphs[2]],
+    "configurations": [graphs[0], with_configs(graphs[1], runtime_ns=runtime), graphs[2]],
     "partition": [graphs[0], graphs[1], other],
     "order": [graphs[1], graphs[0], graphs[2]],
     "name": [dataclasses.replace(graphs[0], name="another"), graphs[1], graphs[2]],

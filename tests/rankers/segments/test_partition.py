@@ -82,12 +82,9 @@ def test_segments_keep_nodes_edges_and_configurations(method):
 
 
 def test_a_segment_without_edges_or_configurable_nodes_is_still_one():
-  whole = dataclasses.replace(
-    graph(6),
-    edge_index=np.array([[1, 0]], np.int32),
-    config_node=np.array([0], np.int32),
-    configs=dataclasses.replace(graph(6).configs, node_group=np.zeros(1, np.int32)),
-  )
+  whole = random_graphs.with_configs(graph(6), node_group=np.zeros(1, np.int32))
+  edges, config_node = np.array([[1, 0]], np.int32), np.array([0], np.int32)
+  whole = dataclasses.replace(whole, edge_index=edges, config_node=config_node)
   pieces, cut = batches.split(whole, np.array([0, 0, 0, 1, 1, 1], np.int32))
   assert [p.num_edges for p in pieces] == [1, 0] and cut == 0
   assert [len(p.config_node) for p in pieces] == [1, 0]

@@ -222,14 +222,9 @@ def test_tiles_by_hand():
   rng = np.random.default_rng(0)
   edges = np.array([[1, 0], [2, 0], [3, 1], [3, 2]])
   graph = random_graphs.tile_graph(rng, nodes=4, edges=0, configs=2)
-  graph = dataclasses.replace(
-    graph,
-    node_feat=rng.normal(size=(4, 5)).astype(np.float32),
-    edge_index=edges,
-    configs=dataclasses.replace(
-      graph.configs, config_feat=rng.integers(0, 9, (2, 24)).astype(np.float32)
-    ),
-  )
+  tiles = rng.integers(0, 9, (2, 24)).astype(np.float32)
+  graph = random_graphs.with_configs(graph, config_feat=tiles)
+  graph = dataclasses.replace(graph, edge_index=edges)
   prepared = batching.prepare(graph, graph.node_feat)
   slate = batching.Slate(prepared, np.arange(2), np.zeros(2), 0)
   budget = random_graphs.common_budget([prepared.sizes])

@@ -2,6 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import random_graphs
 import table_cases
 
 from tpugraphs_jax.rankers.tables import terms
@@ -92,12 +93,8 @@ def test_groups_of_too_many_choices_have_no_pairs_and_the_log_says_so(caplog):
 
 def test_codes_take_the_smallest_type_that_holds_them():
   graph = table_cases.program(0, config_nodes=[3], rows=400, configs=900)
-  graph = dataclasses.replace(
-    graph,
-    configs=dataclasses.replace(
-      graph.configs, group_row=(np.arange(900)[:, None] % 400).astype(np.uint16)
-    ),
-  )
+  group_row = (np.arange(900)[:, None] % 400).astype(np.uint16)
+  graph = random_graphs.with_configs(graph, group_row=group_row)
   codes = terms.terms_of(graph).encode(graph.configs.group_row)
   assert codes.dtype == np.uint16
   np.testing.assert_array_equal(codes[0], np.arange(900) % 400)

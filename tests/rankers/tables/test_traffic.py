@@ -26,8 +26,8 @@ def program():
   rows[1:, :2] = [(0, 1), (1, 0), (2, 0), (2, 1), (0, 2)]
   group_row = graph.configs.group_row.copy()
   group_row[0] = 0
-  configs = dataclasses.replace(graph.configs, rows=rows, group_row=group_row)
-  return dataclasses.replace(graph, node_opcode=opcode, configs=configs)
+  graph = dataclasses.replace(graph, node_opcode=opcode)
+  return random_graphs.with_configs(graph, rows=rows, group_row=group_row)
 
 
 def padded_bytes(dims, minor, second):
@@ -87,12 +87,8 @@ def test_users_are_seen_beyond_nodes_of_the_same_shape():
   feat[:3, 21:24] = 8
   opcode = np.full(4, opcode_ids()["tanh"], np.uint8)
   opcode[3] = opcode_ids()["reduce"]
-  chain = dataclasses.replace(
-    graph,
-    node_feat=feat,
-    node_opcode=opcode,
-    edge_index=np.array([[1, 0], [2, 1], [3, 2]], np.int32),
-  )
+  edges = np.array([[1, 0], [2, 1], [3, 2]], np.int32)
+  chain = dataclasses.replace(graph, node_feat=feat, node_opcode=opcode, edge_index=edges)
   reduces = traffic.USER_OPCODES.index("reduce")
   users = traffic._users(chain)
   assert users[:, reduces].tolist() == [False, False, True, False]
