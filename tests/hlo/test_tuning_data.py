@@ -10,14 +10,12 @@ from tpugraphs_jax.hlo.proto import ConfigProfile, ModuleTuningData, TuningData
 
 
 def _module(name="kernel"):
-  return hlo_modules.module(
-    hlo_modules.computation(
-      hlo_modules.instruction("parameter", id=1, shape=[4, 6]),
-      hlo_modules.instruction("reshape", id=2, operands=[1], shape=[24]),
-      hlo_modules.instruction("dot", id=3, operands=[1, 1], shape=[4, 4]),
-    ),
-    name=name,
+  main = hlo_modules.computation(
+    hlo_modules.instruction("parameter", id=1, shape=[4, 6]),
+    hlo_modules.instruction("reshape", id=2, operands=[1], shape=[24]),
+    hlo_modules.instruction("dot", id=3, operands=[1, 1], shape=[4, 4]),
   )
+  return hlo_modules.module(main, name=name)
 
 
 def _layout_run(time_ns, layouts=(((0,), (1, 0)), ((1, 0), (1, 0), (0, 1))), **fields):

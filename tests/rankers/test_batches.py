@@ -22,13 +22,9 @@ def programs(**changes):
 
 
 def segments(**changes):
-  return families.make(
-    "layout",
-    segment_cases.ToyModel(),
-    "gst_ed,ci",
-    **NEIGHBOURS,
-    **{"segments.partition": "contiguous", "segments.max_nodes": 8, "segments.fresh": 2} | changes,
-  )
+  fields = {"segments.partition": "contiguous", "segments.max_nodes": 8, "segments.fresh": 2}
+  fields |= NEIGHBOURS | changes
+  return families.make("layout", segment_cases.ToyModel(), "gst_ed,ci", **fields)
 
 
 NEIGHBOURS = {"data.neighbour_slots": 2}

@@ -43,13 +43,8 @@ def test_an_ensemble_averages_the_combined_scores_of_its_members(combine, runs):
   if combine == "min_max":
     each = [(s - min(s)) / (max(s) - min(s)) for s in each]
   elif combine == "rank":
-    each = [
-      [
-        np.mean([sum(other < one for other in s) + 1, sum(other <= one for other in s)])
-        for one in s
-      ]
-      for s in each
-    ]
+    rank = lambda one, s: np.mean([sum(s < one) + 1, sum(s <= one)])
+    each = [[rank(one, s) for one in s] for s in each]
   ensemble = Ensemble(places, combine=combine)
   (scores,) = ensemble.scores([graph])
   some = np.array([4, 0, 2])

@@ -125,14 +125,8 @@ def check_layout(model, reference, slot_widths=(1,)):
   ],  # test_official_parity has the others
 )
 def test_res_model_equals_plain(dropout, layers, normalization, remat):
-  model = res_model.ResModel(
-    op_embed_dim=4,
-    hidden_dim=8,
-    num_gnns=layers,
-    dropout=dropout,
-    adj_normalization=normalization,
-    remat=remat,
-  )
+  options = dict(num_gnns=layers, dropout=dropout, adj_normalization=normalization, remat=remat)
+  model = res_model.ResModel(op_embed_dim=4, hidden_dim=8, **options)
   reference = plain_results(
     "res_model", layers=layers, normalization=normalization, dropout=dropout
   )

@@ -94,13 +94,9 @@ def test_a_graph_of_another_kind_is_refused(runs, kind, other):
 
 
 def test_a_program_from_another_stage_is_warned_of_once(caplog):
-  graph = dataclasses.replace(
-    tpugraphs_jax.read_layout(
-      commands.ROOT / "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz"
-    ),
-    stage="as jax lowers it",
-    name="of_another_stage",
-  )
+  path = commands.ROOT / "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz"
+  graph = tpugraphs_jax.read_layout(path)
+  graph = dataclasses.replace(graph, stage="as jax lowers it", name="of_another_stage")
   for _ in range(2):
     tpugraphs_jax.rank("layout-v3-estimate", graph)
   assert caplog.text.count("less reliable") == 1
@@ -311,12 +307,8 @@ def test_a_charge_is_the_score_change_of_one_exchanged_choice(kind, runs):
       feat = graph.configs.config_feat[[worst]].copy()
       feat[0, row.choice[0]] = row.instead[1]
       assert feat[0, row.choice[0]] == graph.configs.config_feat[best, row.choice[0]]
-      configs = dataclasses.replace(
-        graph.configs,
-        config_feat=feat,
-        runtime_ns=np.zeros(1, np.int64),
-        normalizer_ns=np.ones(1, np.int64),
-      )
+      times = dict(runtime_ns=np.zeros(1, np.int64), normalizer_ns=np.ones(1, np.int64))
+      configs = dataclasses.replace(graph.configs, config_feat=feat, **times)
     else:
       decoded = graph.configs.decode(np.array([worst, best]))
       places = [list(graph.config_node).index(node) for node in row.places]

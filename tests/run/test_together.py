@@ -15,7 +15,7 @@ from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.train import training
-from tpugraphs_jax.train.experiment import Experiment, load_graphs
+from tpugraphs_jax.train.experiment import load_graphs
 
 ALSO = ("layout:nlp:default", "layout:xla:default")
 NAMES = ("layout:xla:random", *ALSO)
@@ -30,13 +30,8 @@ def data_root(tmp_path_factory):
 
 
 def experiment_of(data_root, store, variant="preset=fifth_all,ci", **fields):
-  return Experiment.of(
-    parts.config_of(
-      "layout",
-      variant,
-      **{"data_root": str(data_root), "data.store_dir": str(store), "data.also": ALSO} | fields,
-    )
-  )
+  places = {"data_root": str(data_root), "data.store_dir": str(store)}
+  return parts.make("layout", variant, **places | {"data.also": ALSO} | fields)
 
 
 def train_graphs(experiment):

@@ -30,15 +30,8 @@ def program(
   rng = np.random.default_rng(seed)
   if config_nodes is None:
     config_nodes = rng.permutation(nodes * 3 // 4)[: max(1, nodes // 5)]
-  graph = random_graphs.layout_graph(
-    rng,
-    nodes=nodes,
-    edges=edges,
-    config_nodes=config_nodes,
-    configs=configs,
-    rows=rows,
-    name=f"program {seed}",
-  )
+  sizes = dict(nodes=nodes, edges=edges, config_nodes=config_nodes, configs=configs, rows=rows)
+  graph = random_graphs.layout_graph(rng, **sizes, name=f"program {seed}")
   feat = np.zeros((nodes, NODE_FEATURES), np.float32)
   feat[:, 2 + 11] = 1  # float32
   feat[:, 21:24] = rng.integers(1, 300, (nodes, 3))

@@ -162,12 +162,11 @@ def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_p
 
 def made_up(family, made):
   """A scorer that returns the scores `made`, by graph name."""
-  return families.scorer_of(
-    family,
-    lambda params, graphs, config_ids, *, progress=False: [
-      np.asarray(made[g.name], np.float32)[ids] for g, ids in zip(graphs, config_ids)
-    ],
-  )
+
+  def scores(params, graphs, config_ids, *, progress=False):
+    return [np.asarray(made[g.name], np.float32)[ids] for g, ids in zip(graphs, config_ids)]
+
+  return families.scorer_of(family, scores)
 
 
 @pytest.mark.parametrize("kind, ks", [("tile", (1, 5, 10)), ("layout", (1, 10, 100))])
@@ -250,13 +249,11 @@ def test_programs_have_the_figures_of_the_mlsys_2021_tables(is_predicted):
   runtimes[3][:] = 700  # no order, so no tau, but a MAPE
   scores = [rng.uniform(0.5, 2, len(runtime)).astype(np.float32) for runtime in runtimes]
   predicted = [2000 * found for found in scores] if is_predicted else None
-  rows = evaluation.program_rows(
-    [
-      evaluation.GraphScores(name, 7, np.arange(len(runtime)), found, runtime, runtime / 500)
-      for name, runtime, found in zip(names, runtimes, scores)
-    ],
-    predicted,
-  )
+  judged = [
+    evaluation.GraphScores(name, 7, np.arange(len(runtime)), found, runtime, runtime / 500)
+    for name, runtime, found in zip(names, runtimes, scores)
+  ]
+  rows = evaluation.program_rows(judged, predicted)
   assert [(row["program"], row["kernels"]) for row in rows] == [("net_a", 3), ("net_b", 1)]
   for row, members in zip(rows, ([0, 1, 3], [2])):
     taus, lost, best, errors = [], 0, 0, []

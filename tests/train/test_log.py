@@ -99,10 +99,9 @@ def test_tensorboard_has_the_config_as_text_and_as_hyperparameters(tmp_path):
   assert found["parameters"].simple_value == 12
   (text,) = found["config/text_summary"].tensor.string_val
   assert "|model.dims|(3, 4)|" in text.decode() and "|rate|0.5|" in text.decode()
+  read = plugin_hparams_pb2.HParamsPluginData.FromString
   start, experiment = (
-    plugin_hparams_pb2.HParamsPluginData.FromString(
-      found[f"_hparams_/{name}"].metadata.plugin_data.content
-    )
+    read(found[f"_hparams_/{name}"].metadata.plugin_data.content)
     for name in ("session_start_info", "experiment")
   )
   hparams = start.session_start_info.hparams

@@ -147,16 +147,17 @@ def test_any_number_of_devices_takes_the_same_step(train_step):
 def test_contents_of_padding_have_no_influence(train_step):
   batch = device_batches(1)[0]
   rng = np.random.default_rng(2)
-  garbage = lambda array, real: np.where(real, array, rng.normal(size=array.shape) * 10).astype(
-    array.dtype
-  )
+
+  def garbage(array, real):
+    noise = 10 * rng.normal(size=array.shape)
+    return np.where(real, array, noise).astype(array.dtype)
+
   nodes = int(batch.graph.n_node[:-1].sum())
   real_node = (np.arange(len(batch.graph.nodes["opcode"])) < nodes)[:, None]
   assert not real_node.all() and not batch.config_mask.all()
+  nodes = batch.graph.nodes | {"feat": garbage(batch.graph.nodes["feat"], real_node)}
   spoiled = batch._replace(
-    graph=batch.graph._replace(
-      nodes=dict(batch.graph.nodes, feat=garbage(batch.graph.nodes["feat"], real_node))
-    ),
+    graph=batch.graph._replace(nodes=nodes),
     config_feat=garbage(batch.config_feat, batch.config_mask[..., None]),
     target=garbage(batch.target, batch.config_mask),
   )

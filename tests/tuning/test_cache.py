@@ -33,12 +33,8 @@ def asked(monkeypatch):
 
   def raw_labels(problem, candidates):
     asked.extend(candidates)
-    return {
-      each: ValueError("it fails")
-      if each == (2,)
-      else {"bytes_accessed": 10 + sum(each), "seconds": [1.0 + sum(each)]}
-      for each in candidates
-    }
+    raw = lambda each: {"bytes_accessed": 10 + sum(each), "seconds": [1.0 + sum(each)]}
+    return {each: ValueError("it fails") if each == (2,) else raw(each) for each in candidates}
 
   monkeypatch.setattr(Problem, "raw_labels", raw_labels)
   return asked
@@ -94,13 +90,10 @@ def test_another_file_is_refused_by_its_line(problem, tmp_path):
 def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypatch, tmp_path):
   problem = Problem(_product, _ARGS, labels.Measured())
   speed = [1.0]
-  monkeypatch.setattr(
-    Problem,
-    "raw_labels",
-    lambda problem, candidates: {
-      each: {"seconds": [speed[0] * (1 + sum(each))]} for each in candidates
-    },
-  )
+  raw_labels = lambda problem, candidates: {
+    each: {"seconds": [speed[0] * (1 + sum(each))]} for each in candidates
+  }
+  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
   path = tmp_path / "labels.jsonl"
   _found(path, problem, _FIRST)
   speed[0] = 3.0  # the machine is three times slower now

@@ -25,13 +25,9 @@ def file(tmp_path):
   graph = hlo.featurize(step, *_ARGS)
   nodes = graph.config_node.tolist()
   change = layouts.Change(nodes[:1], "dot_general", ["step.py:7"], (1, 0), ((0, 1), (), ()), (7, 5))
-  layouts.save(
-    path,
-    calls.Call(step, _ARGS, {}),
-    choices.choice(numbers),
-    {"name": "step", "ratio": 0.9},
-    layouts.Program(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried"),
-  )
+  about, call = {"name": "step", "ratio": 0.9}, calls.Call(step, _ARGS, {})
+  program = layouts.Program(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried")
+  layouts.save(path, call, choices.choice(numbers), about, program)
   return path
 
 
@@ -127,15 +123,9 @@ def test_a_file_says_what_it_was_made_for(file):
 
 
 def _saved(path, function, args):
-  choices = choosing.choices(function, *args)
-  graph = hlo.featurize(function, *args)
-  layouts.save(
-    path,
-    calls.Call(function, args, {}),
-    choices.choice(choices.options - 1),
-    {"name": "step"},
-    layouts.Program(graph, [], {}, "tried"),
-  )
+  found, call = choosing.choices(function, *args), calls.Call(function, args, {})
+  program = layouts.Program(hlo.featurize(function, *args), [], {}, "tried")
+  layouts.save(path, call, found.choice(found.options - 1), {"name": "step"}, program)
   return path
 
 

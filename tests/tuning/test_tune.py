@@ -271,15 +271,9 @@ def _estimated(monkeypatch, target, estimates):
 
 @pytest.mark.parametrize("gap", [0, 2])
 def test_what_a_label_leaves_out_is_in_the_summary(monkeypatch, problem, gap):
-  _estimated(
-    monkeypatch,
-    "tpu:v3",
-    lambda problem, numbers: {
-      "optimal_seconds": -1.0 if gap else 1e-6,
-      "without_estimate": gap,
-      "estimated_cycles": 500 + sum(numbers),
-    },
-  )
+  raw = {"optimal_seconds": -1.0 if gap else 1e-6, "without_estimate": gap}
+  estimates = lambda problem, numbers: raw | {"estimated_cycles": 500 + sum(numbers)}
+  _estimated(monkeypatch, "tpu:v3", estimates)
   found = tune.tune(network, *ARGS, model=Oracle(problem, _cost), budget=2, operands=True)
   assert ("2 of 9 kernels" in repr(found)) == bool(gap)
   lower = "number of estimated cycles" if gap else "estimated time"
