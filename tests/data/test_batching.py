@@ -27,10 +27,8 @@ SIZES = ((9, 14, [2, 0], 7), (1, 0, [0], 3), (16, 30, [3, 15, 5], 2))
 def layout_graphs() -> tuple[batching.PreparedProgram, ...]:
   rng = np.random.default_rng(0)
   graphs = [
-    random_graphs.layout_graph(
-      rng, nodes=n, edges=e, config_nodes=k, configs=c, name=f"program {i}"
-    )
-    for i, (n, e, k, c) in enumerate(SIZES)
+    random_graphs.layout_graph(rng, nodes=n, edges=e, config_nodes=k, configs=c)
+    for n, e, k, c in SIZES
   ]
   return tuple(batching.prepare_program(g, g.node_feat, hops=HOPS, slots=1) for g in graphs)
 

@@ -100,12 +100,8 @@ def test_every_array_is_read_into_its_field(tmp_path, kind):
 
 
 def _narrow(arrays):
-  return {
-    name: array.astype(np.int32)
-    if name != "config_runtime_normalizers" and array.dtype.kind in "iu"
-    else array
-    for name, array in arrays.items()
-  }
+  is_wide = lambda name: name != "config_runtime_normalizers" and arrays[name].dtype.kind in "iu"
+  return arrays | {name: arrays[name].astype(np.int32) for name in filter(is_wide, arrays)}
 
 
 _FORMS = {

@@ -287,12 +287,9 @@ def test_scores_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
 @pytest.fixture(name="blocks", scope="module")
 def _blocks():
   """A family that judges on blocks, two programs, parameters and a scorer."""
-  family = families.make(
-    "layout",
-    ResModel(op_embed_dim=2, hidden_dim=4, num_gnns=1, dropout="dropout"),
-    "official,ci",
-    **{"batch.keep_nodes": 2, "eval.configs": 8},
-  )
+  network = ResModel(op_embed_dim=2, hidden_dim=4, num_gnns=1, dropout="dropout")
+  changes = {"batch.keep_nodes": 2, "eval.configs": 8}
+  family = families.make("layout", network, "official,ci", **changes)
   rng = np.random.default_rng(2)
   raw = [
     random_graphs.layout_graph(rng, nodes=20, edges=9, config_nodes=[5, 1], configs=5, name=name)

@@ -91,12 +91,10 @@ def test_the_ceiling_is_judged_like_a_model(tmp_path):
 @pytest.mark.parametrize("change", ["gone", "other", "in a bucket"])
 def test_without_the_same_data_there_is_no_ceiling(change, tmp_path):
   run = write_synthetic(tmp_path)
-  place = {"gone": tmp_path / "nowhere", "in a bucket": "gs://bucket/npz"}.get(change)
-  move(
-    run,
-    place
-    or synthetic.generate(tmp_path / "other", collections=["tile:xla"], seed=1, progress=False),
-  )
+  place = "gs://bucket/npz" if change == "in a bucket" else tmp_path / "elsewhere"
+  if change == "other":
+    place = synthetic.generate(place, collections=["tile:xla"], seed=1, progress=False)
+  move(run, place)
   found = runs.read(run)
   assert all(graph.ceiling_ns is None for graph in found.judged)
   assert runs.NOISELESS not in found.references

@@ -205,16 +205,14 @@ def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
     ["run_tile.py", folders, f"--data_root={data_root}", f"--workdir={tmp_path / 'out'}", *flags]
   )
   (tmp_path / "run/checkpoints").mkdir(parents=True)
-  good, judged, bad, made_up, used = commands.run_all(
-    [
-      run("--do=predict", "--combine=rank"),
-      run("--do=evaluate", "--combine=rank"),
-      run(),
-      commands.Run(["run_tile.py", folders, "--do=predict", "--synthetic", "--workdir=new"]),
-      run("--do=evaluate", f"--workdir={tmp_path / 'run'}"),
-    ],
-    home=home,
-  )
+  runs = [
+    run("--do=predict", "--combine=rank"),
+    run("--do=evaluate", "--combine=rank"),
+    run(),
+    commands.Run(["run_tile.py", folders, "--do=predict", "--synthetic", "--workdir=new"]),
+    run("--do=evaluate", f"--workdir={tmp_path / 'run'}"),
+  ]
+  good, judged, bad, made_up, used = commands.run_all(runs, home=home)
   assert (good.code, judged.code) == (0, 0), good.err + judged.err
   assert made_up.complaint.endswith("leave out --synthetic")
   assert used.complaint.endswith("the ensemble would replace its results: give another --workdir")

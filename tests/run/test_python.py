@@ -12,13 +12,9 @@ FEW = dict(train__epochs=2, batch__slates_per_epoch=20, batch__graphs=4)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  return tpugraphs_jax.train_model(
-    "tile.py:ci",
-    data_root=small_runs.all_runs().data_root,
-    seed=3,
-    workdir=str(tmp_path_factory.mktemp("python") / "run"),
-    **FEW,
-  )
+  workdir = str(tmp_path_factory.mktemp("python") / "run")
+  options = dict(data_root=small_runs.all_runs().data_root, workdir=workdir, seed=3, **FEW)
+  return tpugraphs_jax.train_model("tile.py:ci", **options)
 
 
 def test_a_run_has_metrics_a_model_and_a_report(run):

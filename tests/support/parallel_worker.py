@@ -114,10 +114,6 @@ def main(
     check_exchange()
   # Only process 0's folder is ever used.
   folder = workdir if machine.is_primary() else workdir / "of-the-second"
-  toy.train(
-    folder,
-    batches=Batches(EVENTS[what if process_id == culprit else "train"]),
-    log_every_steps=1,
-    resume=what == "resume",
-  )
+  batches = Batches(EVENTS[what if process_id == culprit else "train"])
+  toy.train(folder, batches=batches, log_every_steps=1, resume=what == "resume")
   assert not (workdir / "of-the-second").exists()

@@ -110,12 +110,9 @@ def write_synthetic(folder):
   kernels = [npz.read_tile(path) for path in npz.split_files(data_root, "tile:xla", "valid")]
   run = write_run(folder / "run")
   move(run, data_root)
-  write_scores(
-    run,
-    [kernel.name for kernel in kernels],
-    [kernel.configs.runtime_ns for kernel in kernels],
-    [np.arange(len(kernel.configs)) for kernel in kernels],
-  )
+  runtime = [kernel.configs.runtime_ns for kernel in kernels]
+  scores = [np.arange(len(kernel.configs)) for kernel in kernels]
+  write_scores(run, [kernel.name for kernel in kernels], runtime, scores)
   return run
 
 

@@ -94,14 +94,9 @@ def batch_of(
 ) -> SegmentBatch:
   """A batch of one device; `room_for` are the graphs of all devices."""
   budget = budget_for(room_for or [slot.graph for slot in slots], graphs * fresh)
+  sizes = dict(graphs=graphs, configs=configs, fresh=fresh)
   return batches.assemble(
-    slots,
-    budget,
-    graphs=graphs,
-    configs=configs,
-    fresh=fresh,
-    assemble_layout=assemble_layout,
-    with_others=with_others,
+    slots, budget, **sizes, assemble_layout=assemble_layout, with_others=with_others
   )
 
 

@@ -80,12 +80,8 @@ def batch_of(
   programs = programs or three_programs()
   sizes, made = batching.total_sizes(programs), slates(programs, CONFIGS)
   budget = random_graphs.common_budget([sizes], spare=spare)
-  return batches.assemble(
-    [made[i] for i in order],
-    budget | {"choices": choices or sizes["choices"]},
-    graphs=graphs,
-    configs=configs,
-  )
+  budget["choices"] = choices or sizes["choices"]
+  return batches.assemble([made[i] for i in order], budget, graphs=graphs, configs=configs)
 
 
 def gelu(x):

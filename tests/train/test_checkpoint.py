@@ -33,12 +33,8 @@ def make_state(step=0, width=3):
 
 
 def save(checkpoints, step):
-  checkpoints.save(
-    step,
-    make_state(step),
-    data={"next_index": step},
-    progress={"best_value": 0.1 + 0.2, "none": None},
-  )
+  progress = {"best_value": 0.1 + 0.2, "none": None}
+  checkpoints.save(step, make_state(step), data={"next_index": step}, progress=progress)
 
 
 @pytest.fixture

@@ -103,13 +103,12 @@ def test_no_slowdown_is_shown_for_more_configurations_than_there_are(configs, sh
 
 
 def test_scores_are_saved_beside_runtimes(tmp_path):
+  scores = lambda name, nodes, ids, score, runtime, label, has_order: evaluation.GraphScores(
+    name, nodes, np.array(ids), np.float32(score), np.array(runtime), np.array(label), has_order
+  )
   given = [
-    evaluation.GraphScores(
-      "b", 3, np.array([2, 0]), np.float32([0.5, 0.25]), np.array([30, 10]), np.array([1.5, 0.1])
-    ),
-    evaluation.GraphScores(
-      "a", 4, np.array([1]), np.float32([1.5]), np.array([7]), np.array([3.5]), has_order=False
-    ),
+    scores("b", 3, [2, 0], [0.5, 0.25], [30, 10], [1.5, 0.1], True),
+    scores("a", 4, [1], [1.5], [7], [3.5], False),
   ]
   evaluation.write_scores(tmp_path / "s.npz", given)
   with np.load(tmp_path / "s.npz") as file:

@@ -109,12 +109,8 @@ def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path
 
   with pytest.raises(KeyboardInterrupt):
     run(tmp_path, evaluate=evaluate, on_best=cut_off)
-  run(
-    tmp_path,
-    evaluate=evaluate,
-    resume=True,
-    on_best=lambda params, step, metrics: used.append((step, params)),
-  )
+  use = lambda params, step, metrics: used.append((step, params))
+  run(tmp_path, evaluate=evaluate, resume=True, on_best=use)
   ((step, params),) = used
   assert step == toy.STEPS
   assert_same_trees(params, run_folders.newest_of(tmp_path / loop.CHECKPOINTS).params)

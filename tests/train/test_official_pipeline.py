@@ -232,13 +232,8 @@ def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
         jax.tree.map(lambda leaf: np.asarray(leaf)[0], state.params)
       )
       for path, weight in zip(order, record.weights(number), strict=True):
-        np.testing.assert_allclose(
-          flat[path],
-          weight,
-          rtol=0,
-          atol=TOLERANCE,
-          err_msg=f"{'/'.join(path)} after step {number}",
-        )
+        what = f"{'/'.join(path)} after step {number}"
+        np.testing.assert_allclose(flat[path], weight, rtol=0, atol=TOLERANCE, err_msg=what)
 
 
 # Scores and files.

@@ -14,7 +14,6 @@ import winners
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import fourth
-from tpugraphs_jax.train.experiment import Experiment
 
 SMALL = dict(op_embed_dim=2, edge_widths=(5, 3), config_widths=(4, 2), head_widths=(4,))
 
@@ -83,5 +82,5 @@ def test_padding_and_shared_nodes_change_nothing():
 
 
 def test_it_begins_as_in_pytorch():
-  experiment = Experiment.of(parts.config_of("layout", "xla-random,preset=fourth,ci"))
+  experiment = parts.make("layout", "xla-random,preset=fourth,ci")
   winners.assert_torch_parameters(experiment.ranker.family.network, BATCH)

@@ -129,13 +129,9 @@ class Case(winners.Case):
   @functools.cached_property
   def slate(self):
     """The slate of the recorded step."""
-    return SegmentSlate(
-      self.prepared["train"],
-      self.sample("train"),
-      self.target("train"),
-      0,
-      np.array([int(self.record["input/train/segment"])]),
-    )
+    fresh = np.array([int(self.record["input/train/segment"])])
+    ids, target = self.sample("train"), self.target("train")
+    return SegmentSlate(self.prepared["train"], ids, target, 0, fresh)
 
   @functools.cached_property
   def batch(self):

@@ -21,7 +21,6 @@ from system_cases import (
 
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import mlsys21
-from tpugraphs_jax.train.experiment import Experiment
 
 VARIANTS = ("", "_per_node", "_lstm", "_transformer", "_gat")
 SMALL = dict(op_embed_dim=2, width=4, rounds=2)
@@ -120,8 +119,7 @@ def test_every_kernel_has_a_state_of_its_own():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_it_begins_as_in_keras(variant):
   """Glorot's kernels, biases of 0 but 1 where an LSTM forgets, an orthogonal state."""
-  experiment = Experiment.of(parts.config_of("tile", f"preset=mlsys21{variant},ci"))
-  network = experiment.ranker.family.network
+  network = parts.make("tile", f"preset=mlsys21{variant},ci").ranker.family.network
   params = jax.jit(network.init)(jax.random.key(0), TILES)["params"]
   for path, value in jax.tree_util.tree_leaves_with_path(params):
     name, value = jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(value)

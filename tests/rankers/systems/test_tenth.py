@@ -29,7 +29,6 @@ from table_cases import gelu
 import winners
 
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.train.experiment import Experiment
 
 SMALL = dict(op_embed_dim=2, width=8, blocks=2, steps=2, mlp_widths=(5, 3))
 SMALL_TILES = dict(
@@ -133,7 +132,7 @@ def test_padding_changes_no_tile():
   "kind, variant", [("layout", "xla-random"), ("layout", "nlp-random"), ("tile", "")]
 )
 def test_it_begins_as_in_pytorch(kind, variant):
-  experiment = Experiment.of(parts.config_of(kind, f"{variant},preset=tenth,ci".strip(",")))
+  experiment = parts.make(kind, f"{variant},preset=tenth,ci".strip(","))
   # The kernels of attention with a softmax are Xavier's of [K, 3 K], within the root of 1.5 / K.
   width, packed = experiment.config.model.width, ("query", "key", "value")
   attentions = ("cross_0/heads", "attention_0/heads") if kind == "tile" else ()
@@ -145,12 +144,9 @@ def test_it_begins_as_in_pytorch(kind, variant):
 
 
 def test_nlp_has_members_of_difformer():
-  form = {
-    collection: Experiment.of(
-      parts.config_of("layout", f"{collection},preset=tenth")
-    ).ranker.family.network
+  xla, nlp = (
+    parts.make("layout", f"{collection},preset=tenth").ranker.family.network
     for collection in ("xla-random", "nlp-default")
-  }
-  assert (form["xla-random"].attention, form["xla-random"].blocks) == ("linear", 12)
-  assert (form["nlp-default"].attention, form["nlp-default"].blocks) == ("difformer", 5)
-  assert form["nlp-default"].gated and not form["xla-random"].gated
+  )
+  assert (xla.attention, xla.blocks, xla.gated) == ("linear", 12, False)
+  assert (nlp.attention, nlp.blocks, nlp.gated) == ("difformer", 5, True)

@@ -24,13 +24,10 @@ def instance(seed, *, groups=6, edges=9, most=4, ties=False):
 def brute_force(unary, pairs):
   """All choices and their costs, cheapest first."""
   choices = np.array(list(itertools.product(*(range(len(costs)) for costs in unary))))
-  cost = np.array(
-    [
-      sum(costs[x] for costs, x in zip(unary, choice))
-      + sum(costs[choice[g], choice[h]] for (g, h), costs in pairs.items())
-      for choice in choices
-    ]
-  )
+  cost = np.zeros(len(choices))
+  for place, choice in enumerate(choices):
+    cost[place] = sum(costs[x] for costs, x in zip(unary, choice))
+    cost[place] += sum(costs[choice[g], choice[h]] for (g, h), costs in pairs.items())
   order = np.argsort(cost, kind="stable")
   return choices[order], cost[order]
 
