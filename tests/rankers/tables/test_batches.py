@@ -19,7 +19,7 @@ def test_without_tiling_there_are_no_features_of_padding():
   graph = table_cases.program(0)
   plain, tiled = (table_cases.prepared(graph, tiling=tiling) for tiling in (False, True))
   assert not plain.choices.feat.any() and tiled.choices.feat.any()
-  assert plain.graph.feat.shape[1] + 12 == tiled.graph.feat.shape[1]
+  assert plain.feat.shape[1] + 12 == tiled.feat.shape[1]
 
 
 @pytest.mark.parametrize("options", [dict(choices=2), dict(spare=-1)])

@@ -49,7 +49,7 @@ class Slow:
     return x @ layer["kernel"] + layer.get("bias", 0)
 
   def nodes(self):
-    graph, tree = self.program.graph, self.tree["encoder"]
+    graph, tree = self.program, self.tree["encoder"]
     table = tree["OpcodeEmbedding_0"]["table"]["embedding"]
     x = table_cases.gelu(
       self.dense("encoder", "input", np.concatenate([graph.feat, table[graph.opcode]], axis=1))

@@ -60,28 +60,13 @@ class TableBatch(NamedTuple):
   config_mask: Array  # [G, C] bool
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PreparedTables:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedTables(batching.PreparedGraph[LayoutConfigs]):
   """A program with all arrays that do not depend on its slate or batch."""
 
-  graph: batching.PreparedGraph[LayoutConfigs]
   terms: Terms
   choices: Choices  # nodes and groups are numbered from 0 in each graph
   pairs: GroupPairs
-  sizes: dict[str, int]  # sizes of the program by entry of a budget
-
-  @property
-  def name(self) -> str:
-    return self.graph.name
-
-  @property
-  def opcode(self) -> np.ndarray:
-    """`[N]` int32."""
-    return self.graph.opcode
-
-  @property
-  def configs(self) -> LayoutConfigs:
-    return self.graph.configs
 
 
 def prepare(
@@ -121,7 +106,8 @@ def prepare(
     "pairs": len(pairs.ends),
     "choices": terms.choices,
   }
-  return PreparedTables(prepared, terms, choices, pairs, sizes)
+  parts = {"terms": terms, "choices": choices, "pairs": pairs, "sizes": sizes}
+  return PreparedTables(**vars(prepared) | parts)
 
 
 def _choices(
@@ -195,9 +181,7 @@ def assemble(
     ValueError: the slates exceed the budget.
   """
   programs, choices = [slate.graph for slate in slates], budget["choices"]
-  if any(v > budget[k] for k, v in batching.total_sizes(programs).items()):
-    raise ValueError(f"programs {[p.name for p in programs]} exceed the budget {dict(budget)}")
-  graph, tables, nodes = batching.assemble_graphs([p.graph for p in programs], budget, graphs)
+  graph, tables, nodes = batching.assemble_graphs(programs, budget, graphs)
   first = {
     key: np.cumsum([0] + [p.sizes[key] for p in programs]) for key in ("rows", "groups", "columns")
   }
