@@ -29,53 +29,43 @@ class ElementType(NamedTuple):
 
 
 # In the order of the one-hot columns. Types that are no arrays count 0 bytes.
-ELEMENT_TYPES = tuple(
-  itertools.starmap(
-    ElementType,
-    (
-      (0, "invalid", 0),
-      (1, "pred", 1),
-      (2, "s8", 1),
-      (3, "s16", 2),
-      (4, "s32", 4),
-      (5, "s64", 8),
-      (6, "u8", 1),
-      (7, "u16", 2),
-      (8, "u32", 4),
-      (9, "u64", 8),
-      (10, "f16", 2),
-      (11, "f32", 4),
-      (12, "f64", 8),
-      (16, "bf16", 2),
-      (15, "c64", 8),
-      (18, "c128", 16),
-      (13, "tuple", 0),
-      (14, "opaque", 0),
-      (17, "token", 0),
-    ),
-  )
+ELEMENT_TYPES = (
+  ElementType(0, "invalid", 0),
+  ElementType(1, "pred", 1),
+  ElementType(2, "s8", 1),
+  ElementType(3, "s16", 2),
+  ElementType(4, "s32", 4),
+  ElementType(5, "s64", 8),
+  ElementType(6, "u8", 1),
+  ElementType(7, "u16", 2),
+  ElementType(8, "u32", 4),
+  ElementType(9, "u64", 8),
+  ElementType(10, "f16", 2),
+  ElementType(11, "f32", 4),
+  ElementType(12, "f64", 8),
+  ElementType(16, "bf16", 2),
+  ElementType(15, "c64", 8),
+  ElementType(18, "c128", 16),
+  ElementType(13, "tuple", 0),
+  ElementType(14, "opaque", 0),
+  ElementType(17, "token", 0),
 )
 
 # Types that XLA has added since the data set was made, which have no columns.
-LATER_TYPES = tuple(
-  itertools.starmap(
-    ElementType,
-    (
-      (19, "f8e5m2", 1),
-      (20, "f8e4m3fn", 1),
-      (21, "s4", 1 / 2),
-      (22, "u4", 1 / 2),
-      (23, "f8e4m3b11fnuz", 1),
-      (24, "f8e5m2fnuz", 1),
-      (25, "f8e4m3fnuz", 1),
-      (26, "s2", 1 / 4),
-      (27, "u2", 1 / 4),
-      (28, "f8e4m3", 1),
-      (29, "f8e3m4", 1),
-      (32, "f4e2m1fn", 1 / 2),
-      (33, "f8e8m0fnu", 1),
-    ),
-  )
+LATER_TYPES = (
+  ElementType(19, "f8e5m2", 1),
+  ElementType(20, "f8e4m3fn", 1),
+  ElementType(21, "s4", 1 / 2),
+  ElementType(22, "u4", 1 / 2),
+  ElementType(23, "f8e4m3b11fnuz", 1),
+  ElementType(24, "f8e5m2fnuz", 1),
+  ElementType(25, "f8e4m3fnuz", 1),
+  ElementType(26, "s2", 1 / 4),
+  ElementType(27, "u2", 1 / 4),
+  ElementType(28, "f8e4m3", 1),
+  ElementType(29, "f8e3m4", 1),
+  ElementType(32, "f4e2m1fn", 1 / 2),
+  ElementType(33, "f8e8m0fnu", 1),
 )
 
 _AGGREGATES = 2  # the sum and the product
