@@ -46,6 +46,8 @@ def signed_logarithms(graph: OpGraph) -> np.ndarray:
   return signed_log(graph.node_feat[:, :NODE_FEATURES]).astype(np.float32)
 
 
+@base.LAYOUT_MODELS.register("Second")
+@base.TILE_MODELS.register("Second")
 class Second(System):
   """The 2nd place."""
 
@@ -60,6 +62,10 @@ class Second(System):
   )
   score_scale: float = option(1.0, "factor of the sum over nodes")
 
+  @property
+  def hops(self) -> int:
+    return len(self.widths)
+
   @nn.compact
   def embed(self, batch: LayoutBatch | TileBatch, *, train: bool = False) -> jax.Array:
     """The sum of the runtimes of all nodes, `[G, C, 1]` float32."""
@@ -68,8 +74,12 @@ class Second(System):
     feat = self.linear(self.feature_width, name="features")(jnp.asarray(graph.nodes["feat"]))
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
     static = slates.nodes(feat, opcode)
-    x = self.linear(self.first_width, name="first")(static, self.configurations(slates))
-    x = x.map(nn.relu)
+    unscaled = (
+      Tiles(slates, jnp.asarray(batch.config_feat))
+      if isinstance(batch, TileBatch)
+      else Layouts(slates, jnp.asarray(batch.rows))
+    )
+    x = self.linear(self.first_width, name="first")(static, unscaled).map(nn.relu)
     for number, width in enumerate(self.widths):
       y = Sage(width, (USERS,), self.linear, name=f"sage_{number}")(x)
       x = (x + y if self.residual and x.width == width else y).map(nn.relu)
@@ -78,25 +88,3 @@ class Second(System):
   def score(self, readout: jax.Array) -> jax.Array:
     """Scores `[...]` float32 of readouts `[..., 1]`."""
     return self.score_scale * readout[..., 0]
-
-
-@base.LAYOUT_MODELS.register("Second")
-class SecondLayout(Second):
-  """The 2nd place on layouts."""
-
-  @property
-  def hops(self) -> int:
-    return len(self.widths)
-
-  def configurations(self, slates: Slates) -> Layouts:
-    """Unscaled layouts."""
-    return Layouts(slates, jnp.asarray(slates.batch.rows))
-
-
-@base.TILE_MODELS.register("Second")
-class SecondTile(Second):
-  """The 2nd place on tiles."""
-
-  def configurations(self, slates: Slates) -> Tiles:
-    """Unscaled tiles."""
-    return Tiles(slates, jnp.asarray(slates.batch.config_feat))
