@@ -417,7 +417,7 @@ def _copy(
     raise FileNotFoundError(f"{place}: there is nothing")
   paths = {name: trust.inside(into, name) for name in files}
   with hold(into, wait=True):
-    known = _known(into / _KNOWN)
+    known = trust.fields_in(into / _KNOWN)  # of the files that were copied before
     marks = {name: _mark(info) for name, info in files.items()}
     todo = [
       name for name, mark in marks.items() if known.get(name) != mark or not paths[name].exists()
@@ -638,12 +638,3 @@ def _mark(info: Mapping[str, Any]) -> str:
   """A text that changes whenever the file changes."""
   names = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created")
   return f"{info['size']} {next((info[name] for name in names if info.get(name)), '')}"
-
-
-def _known(path: Path) -> dict[str, str]:
-  """Marks of the files that were copied before; none where the file is missing or damaged."""
-  try:
-    known = trust.parse(path.read_text(encoding="utf-8"))
-  except (OSError, ValueError):
-    return {}
-  return known if isinstance(known, dict) else {}

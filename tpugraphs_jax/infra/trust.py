@@ -77,6 +77,15 @@ def parse(text: str | bytes) -> Any:
     raise ValueError("it is nested too deeply") from None
 
 
+def fields_in(path: Path) -> dict[str, Any]:
+  """The JSON object in a file; empty where the file is missing or damaged."""
+  try:
+    fields = parse(path.read_text(encoding="utf-8"))
+  except (OSError, ValueError):
+    return {}
+  return fields if isinstance(fields, dict) else {}
+
+
 def check(value: Any, schema: Any, name: str) -> None:
   """Refuses (ValueError) a JSON value that is not of a schema.
 
