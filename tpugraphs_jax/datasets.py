@@ -8,6 +8,7 @@ times, or the estimate of a compiler.
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 import re
 
@@ -113,14 +114,8 @@ def is_synthetic(data_root: str, collection: Collection) -> bool:
 
   The generator leaves a stamp beside `data_root` and, so that a copy keeps it, in the collection.
   """
-  if not files.is_remote(data_root):
-    root = Path(data_root).expanduser()
-    return any((folder / STAMP).is_file() for folder in (root.parent, root / collection.path))
-  parent = data_root.rstrip("/").rpartition("/")[0]
-  return any(
-    files.exists(files.join(folder, STAMP))
-    for folder in (parent, files.join(data_root, collection.path))
-  )
+  folders = os.path.dirname(data_root.rstrip("/")), os.path.join(data_root, collection.path)
+  return any(files.exists(os.path.join(folder, STAMP)) for folder in folders)
 
 
 def label_kind(data_root: str, collection: Collection) -> str:

@@ -349,7 +349,9 @@ def join(place: str | os.PathLike[str], *parts: str) -> str:
 
 
 def exists(place: str) -> bool:
-  """Whether there is a file at a remote place."""
+  """Whether there is a file at a place."""
+  if not is_remote(place):
+    return Path(place).expanduser().is_file()
   system, path = bucket_of(place)
   return system.isfile(path)
 
