@@ -84,16 +84,12 @@ class LayoutEvalOptions(EvalOptions, selection.JudgedOptions):
   """The section `eval` for whole programs."""
 
 
+# Classes of sections, by kind.
 DATA: dict[str, type[TileDataOptions] | type[LayoutDataOptions]] = {
   "tile": TileDataOptions,
   "layout": LayoutDataOptions,
-  "segments": LayoutDataOptions,
 }
-EVAL: dict[str, type[EvalOptions]] = {
-  "tile": EvalOptions,
-  "layout": LayoutEvalOptions,
-  "segments": LayoutEvalOptions,
-}
+EVAL: dict[str, type[EvalOptions]] = {"tile": EvalOptions, "layout": LayoutEvalOptions}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,13 +120,13 @@ class Settings:
       ValueError: an impossible value, with the name of its field.
     """
     fields = RunOptions.of(config)
-    task = fields.task
+    kind = kind_of(fields.task)
     return cls(
-      task=task,
+      task=fields.task,
       seed=fields.seed,
-      data=DATA[task].of(config["data"]),
+      data=DATA[kind].of(config["data"]),
       batch=plan.BatchOptions.of(config["batch"]),
-      eval=EVAL[task].of(config["eval"]),
+      eval=EVAL[kind].of(config["eval"]),
       model=config["model"]["name"],
       segments=config.get("segments", {}),
     )

@@ -37,12 +37,12 @@ def sections(task: str) -> dict[str, type[Options]]:
   """
   return {
     "": base.RunOptions,
-    "data": base.DATA[task],
+    "data": base.DATA[base.kind_of(task)],
     "batch": plan.BatchOptions,
     "loss": losses.LossOptions,
     "optimizer": Optimizer,
     "train": loop.TrainOptions,
-    "eval": base.EVAL[task],
+    "eval": base.EVAL[base.kind_of(task)],
     **(_SEGMENTS if task == "segments" else {}),
   }
 
