@@ -47,7 +47,10 @@ class Tenth(System):
 
   def __post_init__(self):
     super().__post_init__()
-    check_heads(self)
+    cross = self.mlp_widths[-1:] if isinstance(self, TenthTile) else ()
+    for width in (self.width, *cross):
+      if width % _HEADS:
+        raise ValueError(f"the attention has width {width}, expected a multiple of {_HEADS}")
 
   def nodes(self, slates: Slates) -> Nodes:
     """The first linear layer, on features and opcodes of nodes, `[N, C, width]`."""
@@ -158,11 +161,3 @@ class TenthTile(Tenth):
     y = self.norm(f"messages_norm_{number}")(x)
     y = Sage(self.width, (OPERANDS, USERS), self.linear, name=f"messages_{number}")(y)
     return x + y.map(nn.gelu)
-
-
-def check_heads(network: base.Network) -> None:
-  """Refuses (ValueError) a width of attention that the heads do not divide."""
-  cross = network.mlp_widths[-1:] if isinstance(network, TenthTile) else ()
-  for width in (network.width, *cross):
-    if width % _HEADS:
-      raise ValueError(f"the attention has width {width}, expected a multiple of {_HEADS}")
