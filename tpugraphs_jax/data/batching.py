@@ -134,7 +134,6 @@ Budget = Mapping[str, int]
 # sum (8 gathers instead of one, 2.63 ms instead of 0.12 on [6000, 1024]; benchmarks/tpu_sums.json).
 # No TPU was measured, and the estimate for a gather is below the time to move its bytes.
 SLOTS = 4
-_SLOTS_OF_PLATFORM = {"cpu": SLOTS, "tpu": 0}
 # Entries of a budget that are the maximum over the graphs of a batch, instead of the sum.
 _WIDTHS = ("choices",)
 
@@ -182,7 +181,7 @@ class Slate(NamedTuple, Generic[Program]):
 
 def slots_of(platform: str) -> int:
   """The width of tables on a platform of jax (`cpu`, `gpu`, `tpu`)."""
-  return _SLOTS_OF_PLATFORM.get(platform, SLOTS)
+  return 0 if platform == "tpu" else SLOTS
 
 
 def neighbours(
