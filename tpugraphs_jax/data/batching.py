@@ -322,9 +322,9 @@ def padded(parts: Sequence[Array], rows: int, fill: int) -> np.ndarray:
   return joined
 
 
-def shifted(parts: Sequence[Array], offsets, rows: int, fill: int = ABSENT) -> np.ndarray:
-  """Like `padded`, with the node offset of each part added to its node numbers."""
-  joined, lengths = padded(parts, rows, fill), [len(part) for part in parts]
+def shifted(parts: Sequence[Array], offsets, rows: int) -> np.ndarray:
+  """Like `padded` with ABSENT, and the node offset of each part is added to its node numbers."""
+  joined, lengths = padded(parts, rows, ABSENT), [len(part) for part in parts]
   shift = np.repeat(offsets[: len(parts)].astype(np.int32), lengths)
   joined[: len(shift)] += shift.reshape((-1,) + (1,) * (joined.ndim - 1))
   return joined
@@ -436,12 +436,10 @@ def assemble_layout(
   """
   parts = [slate.graph for slate in slates]
   graph, tables, offsets = assemble_graphs(parts, budget, graphs)
-  nodes = budget["nodes"]
-  features = transform(np.concatenate([g.configs.rows for g in parts]))
-  rows = np.zeros((budget["rows"], features.shape[1]), np.float32)
-  rows[: len(features)] = features
+  values = transform(np.concatenate([g.configs.rows for g in parts]))
+  rows = padded([values.astype(np.float32, copy=False)], budget["rows"], 0)
   row_id = np.full((budget["hop0"], configs), ABSENT, np.int32)
-  block_mask = np.zeros(nodes, bool)
+  block_mask = np.zeros(budget["nodes"], bool)
   row = config_node = 0
   for i, slate in enumerate(slates):
     layout, count = slate.graph.configs, len(slate.config_ids)
