@@ -267,8 +267,13 @@ class First(System):
     graph = slates.batch.graph
     feat, opcode = jnp.asarray(graph.nodes["feat"]), Opcodes(self.op_embed_dim, name="opcodes")
     static = slates.nodes(feat[:, :-MAX_RANK], embed_values(feat[:, -MAX_RANK:]), opcode(graph))
+    inputs: list[Nodes | Layouts] = [static]
+    if isinstance(slates.batch, LayoutBatch):  # tiles join after the blocks
+      rows = jnp.asarray(slates.batch.rows)
+      elsewhere = jnp.full((1, rows.shape[1]), NOT_CONFIGURABLE)
+      inputs.append(Layouts(slates, embed_values(rows), embed_values(elsewhere)))
     linear = functools.partial(LinearBlock, self.width, self.across_configs, self.linear)
-    x = linear(name="linear")(static, *self.configurations(slates, embed_values))
+    x = linear(name="linear")(*inputs)
     x = linear(name="linear2")(x)
     for number in range(2):
       block = SageBlock(self.across_configs, self.dropout, self.linear, name=f"convs_{number}")
@@ -288,12 +293,6 @@ class FirstLayout(First):
   def compares_configs(self) -> bool:
     return self.across_configs
 
-  def configurations(self, slates: Slates, embed_values: Callable) -> list[Layouts]:
-    """Embedded layouts."""
-    rows = jnp.asarray(slates.batch.rows)
-    elsewhere = jnp.full((1, rows.shape[1]), NOT_CONFIGURABLE)
-    return [Layouts(slates, embed_values(rows), embed_values(elsewhere))]
-
   @nn.compact
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The mean over nodes, `[G, C, width]` float32."""
@@ -305,11 +304,6 @@ class FirstTile(First):
   """The 1st place on tiles."""
 
   reads = ("first_tile_layout",)
-
-  def configurations(self, slates: Slates, embed_values: Callable) -> list:
-    """Empty: tiles join after the blocks."""
-    del slates, embed_values
-    return []
 
   @nn.compact
   def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
