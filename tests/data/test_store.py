@@ -44,7 +44,7 @@ def _write_split(root, *, count=3, split="valid", **options):
 
 
 def _ensure(root, **options):
-  options = {"workers": 1, "progress": False} | options
+  options = {"workers": 1} | options
   return store.ensure_store(root, _COLLECTION, "valid", **options)
 
 
@@ -89,9 +89,7 @@ def test_small_graphs_take_no_open_file_each(tmp_path):
 @pytest.mark.parametrize("split", graph.SPLITS)
 def test_released_configurations_survive_bit_for_bit(split, tmp_path):
   collection = "layout:xla:default"
-  folders = store.ensure_store(
-    recorded.NPZ, collection, split, store_dir=tmp_path, workers=1, progress=False
-  )
+  folders = store.ensure_store(recorded.NPZ, collection, split, store_dir=tmp_path, workers=1)
   files = npz.split_files(recorded.NPZ, collection, split)
   assert [folder.name for folder in folders] == [file.stem for file in files]
   for folder, file in zip(folders, files):
@@ -260,7 +258,7 @@ _MANY = """
 import sys, time
 from tpugraphs_jax.data import npz, store
 if __name__ == "__main__":
-  store.ensure_store(sys.argv[1], "layout:nlp:random", "valid", workers=2, progress=False)
+  store.ensure_store(sys.argv[1], "layout:nlp:random", "valid", workers=2)
 """
 
 
@@ -306,7 +304,7 @@ def write_two(*args, **options):
     os.kill(os.getpid(), signal.SIGKILL)
   built.append(write(*args, **options))
 graph_folder.write = write_two
-store.ensure_store(sys.argv[1], "layout:nlp:random", "valid", workers=1, progress=False)
+store.ensure_store(sys.argv[1], "layout:nlp:random", "valid", workers=1)
 """
 
 
@@ -326,7 +324,7 @@ def test_killed_build_keeps_what_was_finished_and_is_resumed(tmp_path):
 def test_several_processes_build_the_same_store(tmp_path):
   _write_split(tmp_path, count=3)
   one = _ensure(tmp_path, store_dir=tmp_path / "one")
-  many = _ensure(tmp_path, store_dir=tmp_path / "many", workers=2, progress=True)
+  many = _ensure(tmp_path, store_dir=tmp_path / "many", workers=2)
   for a, b in zip(one, many, strict=True):
     for name in _STORED:
       assert (a / f"{name}.npy").read_bytes() == (b / f"{name}.npy").read_bytes()

@@ -215,9 +215,7 @@ def test_a_store_in_a_bucket_is_built_once_for_all_machines(
   bucket, remote_root, monkeypatch, tmp_path
 ):
   place = f"{bucket}/store"
-  build = lambda: store.ensure_store(
-    remote_root, "layout:xla:random", "valid", store_dir=place, progress=False
-  )
+  build = lambda: store.ensure_store(remote_root, "layout:xla:random", "valid", store_dir=place)
   folders = build()
   assert f"layout/xla/random/valid/{folders[0].name}/meta.json" in names(place)
   monkeypatch.setenv(files.CACHE, str(tmp_path / "another machine"))

@@ -67,9 +67,7 @@ def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path)
   number, unit = re.search(r"at most about ([\d.]+)(kB|MB)", found["store"]).groups()
   bound = float(number) * {"kB": 1e3, "MB": 1e6}[unit]
   for split in ("train", "valid", "test"):
-    store.ensure_store(
-      data_root, "layout:xla:random", split, store_dir=tmp_path / "store", progress=False
-    )
+    store.ensure_store(data_root, "layout:xla:random", split, store_dir=tmp_path / "store")
   large = [
     path
     for path in (tmp_path / "store").rglob("*.npy")

@@ -135,12 +135,7 @@ class StoreKills:
       commands.count_operations(str(self._folder), operations, kill_at=kill_at)
       try:
         store.ensure_store(
-          self._data_root,
-          "layout:xla:random",
-          "train",
-          workers=1,
-          store_dir=self._folder / name,
-          progress=False,
+          self._data_root, "layout:xla:random", "train", workers=1, store_dir=self._folder / name
         )
         os._exit(0)
       finally:

@@ -68,7 +68,6 @@ def ensure_store(
   store_dir: str | os.PathLike[str] | None = None,
   workers: int | None = None,
   skip_bad_files: bool = False,
-  progress: bool = True,
   beam: Sequence[str] | None = None,
 ) -> list[Path]:
   """Builds missing graphs of a split; returns the folders of all graphs, sorted by name.
@@ -85,7 +84,6 @@ def ensure_store(
     workers: processes, one file each at a time; by default one per CPU, or one if there is little
       to do. They are spawned: a script needs `if __name__ == "__main__"`.
     skip_bad_files: leave out malformed files, with a warning, instead of raising.
-    progress: show a progress bar.
     beam: flags of Apache Beam to build graphs on a cluster; None = on this machine.
 
   Raises:
@@ -115,7 +113,7 @@ def ensure_store(
         workers=workers,
         beam=beam,
         stop_at_error=not skip_bad_files,
-        bar=f"{collection} {split}" if progress else None,
+        bar=f"store {collection} {split}",
       )
   for error in bad.values():
     logging.warning(f"skipped {error}")
@@ -157,7 +155,7 @@ def _build(
   *,
   workers: int | None,
   stop_at_error: bool,
-  bar: str | None,
+  bar: str,
   beam: Sequence[str] | None = None,
 ) -> dict[Path, npz.NpzError]:
   """Builds graphs, the largest files first; returns the malformed files with their errors.
@@ -166,7 +164,7 @@ def _build(
     todo: folder in the store of every file to read.
     workers: processes on this machine; by default one per CPU, or one if there is little to do.
     stop_at_error: the first malformed file ends the build.
-    bar: name of the progress bar; None = no bar.
+    bar: name of the progress bar.
     beam: flags of Apache Beam to build graphs on a cluster; None = on this machine. The cluster
       must have files and store under the same paths.
 
@@ -184,7 +182,7 @@ def _build(
     workers = 1  # checks every graph, and builds graphs that failed on the cluster
   bad = {}
   with tqdm.tqdm(
-    total=size, desc=f"store {bar}", unit="B", unit_scale=True, disable=console.bar(bar is not None)
+    total=size, desc=bar, unit="B", unit_scale=True, disable=console.bar(True)
   ) as progress:
 
     def finished(built: tuple[Path, npz.NpzError | None]) -> None:
