@@ -52,13 +52,16 @@ class Tenth(System):
       if width % _HEADS:
         raise ValueError(f"the attention has width {width}, expected a multiple of {_HEADS}")
 
-  def nodes(self, slates: Slates) -> Nodes:
-    """The first linear layer, on features and opcodes of nodes, `[N, C, width]`."""
+  def encode(self, slates: Slates) -> Nodes:
+    """Nodes after all blocks, `[N, C, width]`; to be called by a compact method."""
     graph = slates.batch.graph
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
     x = slates.nodes(jnp.asarray(graph.nodes["feat"]), opcode)
     x = self.linear(self.width, name="first")(x)
-    return self.norm("first_norm")(x).map(nn.gelu)
+    x = self.norm("first_norm")(x).map(nn.gelu)
+    for number in range(self.blocks):
+      x = self.block(x, number)
+    return x
 
   def norm(self, name: str) -> Callable[[Nodes], Nodes]:
     """A layer norm on nodes."""
@@ -85,9 +88,7 @@ class TenthLayout(Tenth):
     """The mean over configurable nodes with their configurations, `[G, C, P]` float32."""
     del train  # no dropout
     slates = Slates.of(batch)
-    x = self.nodes(slates)
-    for number in range(self.blocks):
-      x = self.block(x, number)
+    x = self.encode(slates)
     inputs: tuple[Nodes | Layouts, ...] = x, Layouts(slates, jnp.asarray(batch.rows))
     for number, width in enumerate(self.mlp_widths):
       x = self.linear(width, name=f"mlp_{number}")(*inputs).map(nn.gelu)
@@ -135,9 +136,7 @@ class TenthTile(Tenth):
     """Tiles after attention to the nodes of their kernels, `[G, C, P]` float32."""
     del train  # no dropout
     slates = Slates.of(batch)
-    x = self.nodes(slates)
-    for number in range(self.blocks):
-      x = self.block(x, number)
+    x = self.encode(slates)
     tile = jnp.asarray(batch.config_feat)
     for number, width in enumerate(self.mlp_widths):
       tile = tile if not number else layers.leaky_relu(tile)
