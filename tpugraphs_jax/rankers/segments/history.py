@@ -149,10 +149,9 @@ class HostHistory:
 
   def __init__(self, entries: int, width: int, dtype: str, folder: Path):
     folder.mkdir(parents=True, exist_ok=True)
-    create = lambda name, *spec: np.memmap(folder / name, *spec)
     self._entries, self._folder = entries, folder
-    self._value = create("value", jnp.dtype(dtype), "w+", 0, (entries, width))
-    self._is_written = create("is_written", np.bool_, "w+", 0, (entries,))
+    self._value = np.memmap(folder / "value", jnp.dtype(dtype), "w+", 0, (entries, width))
+    self._is_written = np.memmap(folder / "is_written", np.bool_, "w+", 0, (entries,))
 
   def read(self, rows: np.ndarray) -> Stale:
     """Values of entries `rows [devices, ...]`; 0, and False in the mask, where not written."""
