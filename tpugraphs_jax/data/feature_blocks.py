@@ -111,9 +111,6 @@ def registers(node_feat: np.ndarray) -> np.ndarray:
 
 def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
   """Registers `[rank]` of the arrays that output bounds and kernel bounds tile."""
-  none = np.zeros(0, np.int64)
-  if not graph.num_nodes:
-    return {"output": none, "kernel": none}
   contractions = np.flatnonzero(np.isin(graph.node_opcode, CONTRACTIONS))
   for node in contractions[::-1]:
     operands = graph.edge_index[graph.edge_index[:, 0] == node, 1]
@@ -124,7 +121,8 @@ def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
       }
   shape = graph.node_feat[:, DIMENSIONS].astype(np.float64)
   elements = np.where(shape[:, 0] > 0, np.maximum(shape, 1).prod(axis=1), 0)
-  return {"output": registers(graph.node_feat[elements.argmax()]), "kernel": none}
+  largest = graph.node_feat[elements.argmax()]
+  return {"output": registers(largest), "kernel": np.zeros(0, np.int64)}
 
 
 def tile_counts(graph: OpGraph[TileConfigs]) -> np.ndarray:
