@@ -27,7 +27,6 @@ Every other node is computed once for all configurations (`nn.nodes`).
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -77,27 +76,6 @@ def arrays(residuals: Any) -> Any:
   return jax.tree.map(jnp.asarray, residuals)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _neighbour_sum(x, adjacency, direction, receivers, own):
-  return _sum_rows(x, adjacency, direction, receivers, own)
-
-
-def _neighbour_sum_fwd(x, adjacency, direction, receivers, own):
-  # A zero-width slice has the number of rows of x without keeping x alive.
-  return _neighbour_sum(x, adjacency, direction, receivers, own), (adjacency, x[:, :0])
-
-
-def _neighbour_sum_bwd(direction, receivers, own, residuals, cotangent):
-  # The transpose of a neighbour sum is the neighbour sum in the opposite direction, whose table is
-  # sorted as well: the backward pass never scatters unsorted edges.
-  del receivers
-  adjacency, senders = arrays(residuals)
-  return _sum_rows(cotangent, adjacency, _OPPOSITE[direction], len(senders), own), None
-
-
-_neighbour_sum.defvjp(_neighbour_sum_fwd, _neighbour_sum_bwd)
-
-
 def _sum_rows(
   x: jax.Array, adjacency: Adjacency, direction: str, receivers: int, own: bool
 ) -> jax.Array:
@@ -122,6 +100,25 @@ def _sum_rows(
     # In place: only the first rows are read and written again.
     total = total.at[: len(x)].add(flat.astype(jnp.float32))
   return total.reshape((receivers,) + x.shape[1:]).astype(x.dtype)
+
+
+_neighbour_sum = jax.custom_vjp(_sum_rows, nondiff_argnums=(2, 3, 4))
+
+
+def _neighbour_sum_fwd(x, adjacency, direction, receivers, own):
+  # A zero-width slice has the number of rows of x without keeping x alive.
+  return _neighbour_sum(x, adjacency, direction, receivers, own), (adjacency, x[:, :0])
+
+
+def _neighbour_sum_bwd(direction, receivers, own, residuals, cotangent):
+  # The transpose of a neighbour sum is the neighbour sum in the opposite direction, whose table is
+  # sorted as well: the backward pass never scatters unsorted edges.
+  del receivers
+  adjacency, senders = arrays(residuals)
+  return _sum_rows(cotangent, adjacency, _OPPOSITE[direction], len(senders), own), None
+
+
+_neighbour_sum.defvjp(_neighbour_sum_fwd, _neighbour_sum_bwd)
 
 
 def _add_sorted_rows(total: jax.Array, receiver: Array, rows: jax.Array) -> jax.Array:
