@@ -219,21 +219,24 @@ def adjacency(
   )
 
 
-def hops_from(start: np.ndarray, edge_index: np.ndarray, nodes: int, *, hops: int) -> np.ndarray:
-  """Number of edges, in either direction, between each node and the nearest of `start`.
+def hops_from(
+  start: np.ndarray, edges: np.ndarray, nodes: int, *, hops: int, directed: bool = False
+) -> np.ndarray:
+  """Number of edges between the nearest of `start` and each node.
 
   Args:
     start: `[K]` int node numbers.
-    edge_index: `[E, 2]` int rows (consumer, producer).
+    edges: `[E, 2]` int rows (from, to).
     nodes: number of nodes N.
     hops: largest distance.
+    directed: edges lead in one direction; otherwise in both.
 
   Returns:
     `[N]` int32, ABSENT beyond the largest distance.
   """
-  edges = sparse.coo_array((np.ones(len(edge_index)), edge_index.T), (nodes, nodes))
+  matrix = sparse.coo_array((np.ones(len(edges)), edges.T), (nodes, nodes))
   distance = csgraph.dijkstra(
-    edges, directed=False, indices=start, unweighted=True, limit=hops, min_only=True
+    matrix, directed=directed, indices=start, unweighted=True, limit=hops, min_only=True
   )
   return np.where(np.isinf(distance), ABSENT, distance).astype(np.int32)
 

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from tpugraphs_jax.columns import NODE
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.options import option, Options
 
@@ -137,20 +138,18 @@ def _near(graph: OpGraph, options: Reduction) -> tuple[np.ndarray, np.ndarray]:
   A node remains if it is at most `reduction_hops` edges from a configurable node. All edges between
   remaining nodes remain, or only edges of the search.
   """
-  consumer, producer = graph.edge_index.T
-  near = np.zeros(graph.num_nodes, bool)
-  near[graph.config_node] = True
-  edge_used = np.zeros(graph.num_edges, bool)
-  for _ in range(options.reduction_hops):
-    step = np.zeros(graph.num_edges, bool)
-    if options.reduction_direction in ("operands", "both"):
-      step |= near[consumer]
-    if options.reduction_direction in ("users", "both"):
-      step |= near[producer]
-    edge_used |= step
-    near[graph.edge_index[step]] = True
-  between = near[graph.edge_index].all(axis=1)
-  return near, edge_used if options.reduction_induced == "edge" else between
+  hops, is_directed = options.reduction_hops, options.reduction_direction != "both"
+  edges = graph.edge_index  # from a consumer to its operand
+  if options.reduction_direction == "users":
+    edges = edges[:, ::-1]
+  distance = batching.hops_from(
+    graph.config_node, edges, graph.num_nodes, hops=hops, directed=is_directed
+  )
+  near = distance <= hops
+  if options.reduction_induced == "node":
+    return near, near[edges].all(axis=1)
+  first, second = (distance < hops)[edges].T
+  return near, first if is_directed else first | second
 
 
 def edge_matrix(edges: np.ndarray, nodes: int) -> scipy.sparse.csr_array:
