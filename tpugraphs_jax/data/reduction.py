@@ -10,7 +10,7 @@ import scipy.sparse
 
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.graph import AnyConfigs, OpGraph
 from tpugraphs_jax.options import option, Options
 
 REDUCTIONS = ("none", "config_neighborhood")
@@ -120,16 +120,31 @@ def _with_virtual_nodes(graph: OpGraph, owner: np.ndarray, member: np.ndarray) -
 def _neighborhood(graph: OpGraph, options: Reduction) -> tuple[OpGraph, np.ndarray]:
   """The nodes near a configurable node, renumbered in order, and their numbers in `graph`."""
   near, edges = _near(graph, options)
-  number = np.cumsum(near) - 1
-  part = dataclasses.replace(
+  nodes = np.flatnonzero(near)
+  return part_of(graph, nodes, graph.edge_index[edges], graph.config_node), nodes
+
+
+def part_of(
+  graph: OpGraph[AnyConfigs], nodes: np.ndarray, edges: np.ndarray, config_node: np.ndarray
+) -> OpGraph[AnyConfigs]:
+  """The graph of some nodes, renumbered in their order; all arguments are numbers in `graph`.
+
+  Args:
+    graph: the whole graph.
+    nodes: `[n]` nodes of the part.
+    edges: `[e, 2]` edges among them.
+    config_node: `[k]` configurable nodes among them.
+  """
+  number = np.zeros(graph.num_nodes, np.int32)
+  number[nodes] = np.arange(len(nodes))
+  return dataclasses.replace(
     graph,
-    node_feat=graph.node_feat[near],
-    node_opcode=graph.node_opcode[near],
-    edge_index=number[graph.edge_index[edges]].astype(np.int32),
-    node_splits=np.array([0, near.sum()]),
-    config_node=number[graph.config_node].astype(np.int32),
+    node_feat=graph.node_feat[nodes],
+    node_opcode=graph.node_opcode[nodes],
+    edge_index=number[edges],
+    node_splits=np.array([0, len(nodes)]),
+    config_node=number[config_node],
   )
-  return part, np.flatnonzero(near)
 
 
 def _near(graph: OpGraph, options: Reduction) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, PreparedProgram, Slate, targets
-from tpugraphs_jax.data.reduction import edge_matrix
+from tpugraphs_jax.data.reduction import edge_matrix, part_of
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 
 # Parts of METIS differ by a few percent in size. Smaller parts seldom need a second attempt.
@@ -100,33 +100,21 @@ def split(
     graph: the program.
     segment: `[N]` int32 from `partition`.
   """
-  order = np.argsort(segment, kind="stable")
-  counts = np.bincount(segment)
-  position = np.empty(graph.num_nodes, np.int64)
-  position[order] = np.arange(graph.num_nodes) - np.repeat(np.cumsum(counts) - counts, counts)
   ends = segment[graph.edge_index]
   inner = ends[:, 0] == ends[:, 1]
   owner_of_edge = np.where(inner, ends[:, 0], -1)
   pieces = []
-  for number, nodes in enumerate(np.split(order, np.cumsum(counts)[:-1])):
-    edges = position[graph.edge_index[owner_of_edge == number]]
+  for number, nodes in enumerate(rows_of_segments(np.arange(graph.num_nodes), segment)):
     mask = segment[graph.config_node] == number
-    pieces.append(
-      OpGraph(
-        name=f"{graph.name}[{number}]",
-        node_feat=graph.node_feat[nodes],
-        node_opcode=graph.node_opcode[nodes],
-        edge_index=edges.astype(np.int32).reshape(-1, 2),
-        node_splits=np.array([0, len(nodes)]),
-        config_node=position[graph.config_node[mask]].astype(np.int32),
-        configs=dataclasses.replace(graph.configs, node_group=graph.configs.node_group[mask]),
-      )
-    )
+    edges = graph.edge_index[owner_of_edge == number]
+    configs = dataclasses.replace(graph.configs, node_group=graph.configs.node_group[mask])
+    piece = part_of(graph, nodes, edges, graph.config_node[mask])
+    pieces.append(dataclasses.replace(piece, name=f"{graph.name}[{number}]", configs=configs))
   return pieces, int(np.sum(~inner))
 
 
 def rows_of_segments(values: np.ndarray, segment: np.ndarray) -> list[np.ndarray]:
-  """Splits `values [N, F]` of nodes into the values of each segment, in the order of `split`."""
+  """Splits `values [N, ...]` of nodes into the values of each segment, in the order of `split`."""
   order = np.argsort(segment, kind="stable")
   return np.split(values[order], np.cumsum(np.bincount(segment))[:-1])
 
