@@ -172,7 +172,7 @@ def _is_built_from(meta: dict, source: Path) -> bool:
 
 def _replace_folder(new: Path, folder: Path) -> None:
   # A folder cannot be renamed to the name of a folder with files.
-  old = files.partial_path(folder, note=".old")
+  old = files.partial_path(folder)
   with contextlib.suppress(FileNotFoundError):
     os.replace(folder, old)
   os.replace(new, folder)

@@ -143,13 +143,13 @@ def _tell_hidden(folder: Path, pattern: str, count: int) -> None:
   logging.info(f"{folder}: {count} hidden files are left out of {pattern}")
 
 
-def partial_path(path: Path, *, note: str = "") -> Path:
+def partial_path(path: Path) -> Path:
   """A file or folder to write before it is renamed to `path`.
 
   Every call returns another name: processes of two hosts or containers can have equal ids.
   """
   unique = f"{os.getpid()}-{secrets.token_hex(4)}"
-  return path.with_name(f".{path.name}.{unique}{note}{_PARTIAL}")
+  return path.with_name(f".{path.name}.{unique}{_PARTIAL}")
 
 
 def tidy(folder: Path) -> None:
