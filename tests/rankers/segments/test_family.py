@@ -19,13 +19,7 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.losses import LossOptions
 from tpugraphs_jax.rankers.segments import batches, history
 from tpugraphs_jax.rankers.segments.batches import Stale
-from tpugraphs_jax.rankers.segments.family import (
-  HeadFamily,
-  refresh,
-  with_history,
-  with_recomputed,
-  without_others,
-)
+from tpugraphs_jax.rankers.segments.family import with_history, with_recomputed, without_others
 from tpugraphs_jax.train.step import make_train_step, TrainState
 
 CONFIGS = 4
@@ -266,17 +260,16 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
   model = model_of()
   params = params_of(model, graphs)
   family = segment_cases.family_of(model, configs=3)
-  ids = [np.array([0, 2, 3, 4]), np.array([5, 1])]
-  known = refresh(family, params, graphs, ids, tmp_path / "head")
-  for graph, head_graph, chosen in zip(graphs, known, ids):
-    values = segment_cases.readouts(model.model, params, graph, chosen).sum(axis=0)
+  head, known = family.head_stage(params, graphs, tmp_path / "head")
+  ids = [np.arange(len(graph.configs)) for graph in graphs]
+  for graph, head_graph, every in zip(graphs, known, ids):
+    values = segment_cases.readouts(model.model, params, graph, every).sum(axis=0)
     np.testing.assert_allclose(head_graph.total, values, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(head_graph.configs.runtime_ns, graph.configs.runtime_ns[chosen])
-  head = HeadFamily(family)
+    np.testing.assert_array_equal(head_graph.configs.runtime_ns, graph.configs.runtime_ns)
   optimizer = head.optimizer(optax.sgd(0.1))
   slots = [
-    segment_cases.slot(known[0], 0, [3, 1], [0]),
-    segment_cases.slot(known[1], 1, [0, 1], [0]),
+    segment_cases.slot(known[0], 0, [4, 2], [0]),
+    segment_cases.slot(known[1], 1, [5, 1], [0]),
   ]
   batch = head.assemble(slots, {}, graphs=3, configs=CONFIGS)
   scores = head.network.apply({"params": params}, batch)

@@ -327,15 +327,31 @@ class Segments(Family):
   def head_stage(
     self, params: optax.Params, graphs: Sequence[SegmentedGraph], folder: Path
   ) -> tuple[HeadFamily, list[HeadGraph]]:
-    """The family of the head (+F), and its training graphs: sums of readouts.
+    """The family of the head (+F), and its training graphs: sums of readouts over segments.
 
     Args:
       params: of the trained network.
       graphs: prepared training graphs.
-      folder: for the sums.
+      folder: for the file of sums; created if missing.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"totals_{parallel.process_index()}.npy"
     ids = [np.arange(len(graph.configs)) for graph in graphs]
-    return HeadFamily(self), refresh(self, params, graphs, ids, folder)
+    first = np.cumsum([0] + [len(graph.configs) for graph in graphs])
+    logging.info(f"refreshing the readouts of {first[-1]} configurations of {len(graphs)} graphs")
+    totals = None
+    for number, total in self.encoder.stream(params, graphs, ids, progress=True):
+      if totals is None:
+        totals = np.lib.format.open_memmap(
+          path, "w+", np.float32, shape=(int(first[-1]), total.shape[1])
+        )
+      totals[first[number] : first[number + 1]] = total
+    assert totals is not None  # of at least one graph
+    parts = np.split(totals, first[1:-1])
+    return HeadFamily(self), [
+      HeadGraph(graph.name, graph.configs, part, len(graph.segments), {"nodes": 1})
+      for graph, part in zip(graphs, parts)
+    ]
 
   # Scores.
 
@@ -496,43 +512,3 @@ class HeadFamily(Family):
       self._segments.scores_of_totals(params, graph, total)
       for graph, total in zip(graphs, self._totals)
     ]
-
-
-def refresh(
-  segments: Segments,
-  params: optax.Params,
-  graphs: Sequence[SegmentedGraph],
-  config_ids: Sequence[np.ndarray],
-  folder: Path,
-) -> list[HeadGraph]:
-  """Computes sums of readouts over the segments of each program, for the head.
-
-  Args:
-    segments: the family.
-    params: of the trained network.
-    graphs: training graphs.
-    config_ids: `[n]` configuration numbers of each graph.
-    folder: for the file of sums; created if missing.
-  """
-  folder.mkdir(parents=True, exist_ok=True)
-  path = folder / f"totals_{parallel.process_index()}.npy"
-  first = np.cumsum([0] + [len(ids) for ids in config_ids])
-  logging.info(f"refreshing the readouts of {first[-1]} configurations of {len(graphs)} graphs")
-  totals = None
-  for number, total in segments.encoder.stream(params, graphs, config_ids, progress=True):
-    if totals is None:
-      totals = np.lib.format.open_memmap(
-        path, "w+", np.float32, shape=(int(first[-1]), total.shape[1])
-      )
-    totals[first[number] : first[number] + len(total)] = total
-  assert totals is not None  # of at least one graph
-  return [
-    HeadGraph(
-      graph.name,
-      graph.configs.subset(ids),
-      totals[start : start + len(ids)],
-      len(graph.segments),
-      {"nodes": 1},
-    )
-    for graph, ids, start in zip(graphs, config_ids, first)
-  ]
