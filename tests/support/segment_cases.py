@@ -62,9 +62,9 @@ def segmented(
   """Prepared contiguous segments, or those given by `segment [N]`."""
   if segment is None:
     segment = batches.partition(graph, method="contiguous", max_nodes=max_nodes)
-  pieces, cut = batches.split(graph, segment)
+  pieces = batches.split(graph, segment)
   prepared = [batching.prepare_program(piece, piece.node_feat, hops=1) for piece in pieces]
-  return batches.segmented(graph, prepared, fresh=fresh, cut_edges=cut)
+  return batches.segmented(graph, prepared, fresh=fresh)
 
 
 def assemble_layout(slots, budget, *, graphs, configs):

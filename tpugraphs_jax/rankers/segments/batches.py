@@ -1,8 +1,7 @@
 """Segments of graphs, and batches of Graph Segment Training.
 
-`partition` cuts a graph into segments of bounded size. Every node is in one segment.
-`SegmentedGraph` counts the edges between segments, which belong to no segment. A batch has a few
-segments per graph, or sums over all segments.
+`partition` cuts a graph into segments of bounded size. Every node is in one segment. Edges between
+segments belong to no segment. A batch has a few segments per graph, or sums over all segments.
 
 A segment is a small graph with the configurations of its nodes. A batch of G graphs with S fresh
 segments each is a `LayoutBatch` of G * S slates, whose size does not depend on the sizes of the
@@ -89,10 +88,8 @@ PARTITIONS: dict[str, Callable[[OpGraph, int], np.ndarray]] = {
 }
 
 
-def split(
-  graph: OpGraph[LayoutConfigs], segment: np.ndarray
-) -> tuple[list[OpGraph[LayoutConfigs]], int]:
-  """The segments as graphs, and the number of edges between segments.
+def split(graph: OpGraph[LayoutConfigs], segment: np.ndarray) -> list[OpGraph[LayoutConfigs]]:
+  """The segments as graphs, without the edges between segments.
 
   A segment has the configurations of the graph, restricted to its nodes, without a copy.
 
@@ -101,8 +98,7 @@ def split(
     segment: `[N]` int32 from `partition`.
   """
   ends = segment[graph.edge_index]
-  inner = ends[:, 0] == ends[:, 1]
-  owner_of_edge = np.where(inner, ends[:, 0], -1)
+  owner_of_edge = np.where(ends[:, 0] == ends[:, 1], ends[:, 0], -1)
   pieces = []
   for number, nodes in enumerate(rows_of_segments(np.arange(graph.num_nodes), segment)):
     mask = segment[graph.config_node] == number
@@ -110,7 +106,7 @@ def split(
     configs = dataclasses.replace(graph.configs, node_group=graph.configs.node_group[mask])
     piece = part_of(graph, nodes, edges, graph.config_node[mask])
     pieces.append(dataclasses.replace(piece, name=f"{graph.name}[{number}]", configs=configs))
-  return pieces, int(np.sum(~inner))
+  return pieces
 
 
 def rows_of_segments(values: np.ndarray, segment: np.ndarray) -> list[np.ndarray]:
@@ -128,12 +124,11 @@ class SegmentedGraph:
   configs: LayoutConfigs  # of the whole graph
   segments: tuple[PreparedProgram, ...]
   edges: int  # of the whole graph
-  cut_edges: int  # between segments, left out
   sizes: dict[str, int]  # largest size of its fresh segments, by entry of a budget
 
 
 def segmented(
-  graph: OpGraph[LayoutConfigs], segments: Sequence[PreparedProgram], *, fresh: int, cut_edges: int
+  graph: OpGraph[LayoutConfigs], segments: Sequence[PreparedProgram], *, fresh: int
 ) -> SegmentedGraph:
   """The `SegmentedGraph` of an `OpGraph` and its prepared segments.
 
@@ -141,7 +136,6 @@ def segmented(
     graph: the whole graph.
     segments: its segments.
     fresh: number of segments of the graph in a training batch.
-    cut_edges: number of edges between segments.
   """
   largest = {key: sum(sorted(s.sizes[key] for s in segments)[-fresh:]) for key in segments[0].sizes}
   return SegmentedGraph(
@@ -150,7 +144,6 @@ def segmented(
     configs=graph.configs,
     segments=tuple(segments),
     edges=graph.num_edges,
-    cut_edges=cut_edges,
     sizes=largest,
   )
 

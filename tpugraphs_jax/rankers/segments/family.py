@@ -242,14 +242,9 @@ class Segments(Family):
     segment = partition(
       reduced.graph, method=self.options.partition, max_nodes=self.options.max_nodes
     )
-    pieces, cut_edges = split(reduced.graph, segment)
     feats = rows_of_segments(reduced.rows(feat), segment)
-    return segmented(
-      reduced.graph,
-      list(map(self.programs.prepare_part, pieces, feats)),
-      fresh=self.options.fresh,
-      cut_edges=cut_edges,
-    )
+    pieces = list(map(self.programs.prepare_part, split(reduced.graph, segment), feats))
+    return segmented(reduced.graph, pieces, fresh=self.options.fresh)
 
   def check_graphs(self, graphs: Sequence[SegmentedGraph]) -> None:
     """Logs the segments; refuses (ValueError) more fresh segments than a training graph has."""
@@ -260,7 +255,8 @@ class Segments(Family):
         "segment(s): lower it, or take smaller segments (segments.max_nodes)"
       )
     segments = [len(graph.segments) for graph in graphs]
-    edges, cut = sum(g.edges for g in graphs), sum(g.cut_edges for g in graphs)
+    edges = sum(graph.edges for graph in graphs)
+    cut = edges - sum(len(piece.edge_index) for graph in graphs for piece in graph.segments)
     logging.info(
       f"{len(graphs)} graphs in {sum(segments)} segments ({min(segments)} to {max(segments)} "
       f"each); {cut} of {edges} edges ({100 * cut / max(edges, 1):.1f} %) are between segments and "
