@@ -114,15 +114,14 @@ def runs_of(
     grid: values by field.
     seeds: of each point.
   """
-  shorts = [field.rpartition(".")[2] for field in grid]
-  names = [short if shorts.count(short) == 1 else field for short, field in zip(shorts, grid)]
+  names, variants = _shortened(grid, "."), _shortened(commands, ":")
   runs = []
   for config, *values in itertools.product(commands, *grid.values()):
-    parts = [f"{name}={value}" for name, value in zip(names, values)]
     point = tuple(zip(grid, values))
+    parts = [f"{names[field]}={value}" for field, value in point]
     flags = tuple(f"--config.{field}={value}" for field, value in point)
     if len(commands) > 1:
-      parts, point = [_short(config, commands), *parts], (("config", config), *point)
+      parts, point = [variants[config], *parts], (("config", config), *point)
     folder = ",".join(re.sub(r"[^\w.,+=-]+", "_", part) for part in parts) or "base"
     for seed in seeds:
       command = (*commands[config], *flags, f"--config.seed={seed}")
@@ -135,11 +134,11 @@ def runs_of(
   return runs
 
 
-def _short(config: str, configs: Iterable[str]) -> str:
-  """The variant of a value of `--config`, unless two files have one of that name."""
-  variants = [value.rpartition(":")[2] for value in configs]
-  variant = config.rpartition(":")[2]
-  return variant if variants.count(variant) == 1 else config
+def _shortened(texts: Iterable[str], separator: str) -> dict[str, str]:
+  """The last part of each text; the whole text where two texts have the same last part."""
+  last = {text: text.rpartition(separator)[2] for text in texts}
+  parts = list(last.values())
+  return {text: part if parts.count(part) == 1 else text for text, part in last.items()}
 
 
 def do(run: SweepRun) -> None:
