@@ -82,6 +82,17 @@ def test_segments_without_edges_between_give_the_score_of_the_whole_graph():
   np.testing.assert_allclose(of_four, of_one, rtol=1e-4, atol=1e-5)
 
 
+def test_edges_between_segments_are_counted_in_the_log(caplog):
+  graphs = segment_cases.op_graphs(nodes=(20, 9))
+  segments = [np.arange(len(graph.node_opcode), dtype=np.int32) // 7 for graph in graphs]
+  cut = sum(int(np.ptp(s[edge]) > 0) for g, s in zip(graphs, segments) for edge in g.edge_index)
+  cases = [segment_cases.segmented(g, segment=s) for g, s in zip(graphs, segments)]
+  caplog.set_level("INFO")
+  segment_cases.family_of(model_of()).check_graphs(cases)
+  edges = sum(graph.num_edges for graph in graphs)
+  assert 0 < cut < edges and f"; {cut} of {edges} edges (" in caplog.text
+
+
 @pytest.mark.parametrize("keep_unit", ["segment", "entry"])
 @pytest.mark.parametrize(
   "segments, fresh, keep",

@@ -47,10 +47,14 @@ class Tenth(System):
 
   def __post_init__(self):
     super().__post_init__()
-    cross = self.mlp_widths[-1:] if isinstance(self, TenthTile) else ()
-    for width in (self.width, *cross):
+    for width in self.attention_widths:
       if width % _HEADS:
         raise ValueError(f"the attention has width {width}, expected a multiple of {_HEADS}")
+
+  @property
+  def attention_widths(self) -> tuple[int, ...]:
+    """Widths that the heads divide among themselves."""
+    return (self.width,)
 
   def encode(self, slates: Slates) -> Nodes:
     """Nodes after all blocks, `[N, C, width]`; to be called by a compact method."""
@@ -130,6 +134,10 @@ class TenthTile(Tenth):
   cross_blocks: int = option(
     4, "number of blocks in which tiles attend to nodes", least=1, most=MOST_LAYERS
   )
+
+  @property
+  def attention_widths(self) -> tuple[int, ...]:
+    return (self.width, *self.mlp_widths[-1:])
 
   @nn.compact
   def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
