@@ -40,11 +40,8 @@ class Cache:
     self.problem = problem
     self._key: dict[str, str] = {}
     if self._path:
-      self._key = {
-        "program": problem.fingerprint(),
-        "label": problem.label.name,
-        **problem.label.versions(),
-      }
+      self._key = {"program": problem.fingerprint(), "label": problem.label.name}
+      self._key |= problem.label.versions()
     self._known: dict[Numbers, Raw | str] = {}
     self.raw: dict[Numbers, Raw] = {}
     self.errors: dict[Numbers, str] = {}

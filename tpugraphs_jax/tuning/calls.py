@@ -92,7 +92,5 @@ class Call:
 
   def _arguments(self, arrays: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
     each = iter(arrays)
-    leaves = [
-      next(each) if is_array else leaf for leaf, is_array in zip(self._others, self._is_array)
-    ]
+    leaves = [next(each) if leaf is None else leaf for leaf in self._others]
     return jax.tree.unflatten(self._tree, leaves)

@@ -144,9 +144,8 @@ def choices(
   """
   jaxpr = Call(function, args, kwargs).trace()[0].jaxpr
   groups = dict.fromkeys(groups_of(jaxpr))
-  return Choices(
-    tuple(group if operands else group.of_outputs() for group in groups), left_out(jaxpr)
-  )
+  chosen = tuple(group if operands else group.of_outputs() for group in groups)
+  return Choices(chosen, left_out(jaxpr))
 
 
 def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
@@ -240,16 +239,12 @@ def _behind_barriers(jaxpr: core.Jaxpr, outputs: Sequence[Any], choice: Choice) 
   the change of layout has to count as a cost of this program.
   """
   maker = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
-  chosen = [
-    not isinstance(atom, core.Literal)
-    and atom in maker
-    and any(any(choice.get(group, ())) for group in _groups_in(maker[atom]))
-    for atom in jaxpr.outvars
-  ]
-  return [
-    jax.lax.optimization_barrier(value) if is_chosen else value
-    for value, is_chosen in zip(outputs, chosen)
-  ]
+  behind = list(outputs)
+  for place, atom in enumerate(jaxpr.outvars):
+    if not isinstance(atom, core.Literal) and atom in maker:
+      if any(any(choice.get(group, ())) for group in _groups_in(maker[atom])):
+        behind[place] = jax.lax.optimization_barrier(behind[place])
+  return behind
 
 
 @contextlib.contextmanager
@@ -368,13 +363,8 @@ def group_of(equation: Any) -> Group | None:
   avals = [variable.aval for variable in (*equation.outvars, *equation.invars)]
   shapes = tuple(tuple(aval.shape) for aval in avals)
   detail = repr([equation.params[key] for key in _DETAILS[name] if key in equation.params])
-  return Group(
-    name,
-    shapes,
-    tuple(str(aval.dtype) for aval in avals),
-    detail,
-    options=_options(name, shapes, equation.params),
-  )
+  dtypes = tuple(str(aval.dtype) for aval in avals)
+  return Group(name, shapes, dtypes, detail, _options(name, shapes, equation.params))
 
 
 def groups_of(jaxpr: core.Jaxpr) -> Iterator[Group]:

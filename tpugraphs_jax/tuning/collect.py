@@ -80,9 +80,7 @@ def _requests(args: argparse.Namespace) -> list[LabelRequest]:
   if args.label != labels.Measured.name:
     jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   labels.create(args.label, target=args.target, seed=args.seed)
-  loaded = [
-    program for source in args.programs for program in programs.load(source, split=args.split)
-  ]
+  loaded = [each for source in args.programs for each in programs.load(source, split=args.split)]
   if not loaded:
     raise ValueError(
       f"--programs {' '.join(args.programs)} has no program, expected FILE.py with "
@@ -94,22 +92,9 @@ def _requests(args: argparse.Namespace) -> list[LabelRequest]:
       f"{len(repeated)} names of programs are used twice, such as "
       f"{min(repeated)}; rename the file or the key"
     )
-  return [
-    LabelRequest(
-      program.source,
-      program.name,
-      program.split,
-      args.collection,
-      args.out,
-      args.label,
-      args.target,
-      args.configs,
-      args.seed,
-      args.operands,
-      args.timeout,
-    )
-    for program in loaded
-  ]
+  fields = ("collection", "out", "label", "target", "configs", "seed", "operands", "timeout")
+  shared = {name: getattr(args, name) for name in fields}
+  return [LabelRequest(each.source, each.name, each.split, **shared) for each in loaded]
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

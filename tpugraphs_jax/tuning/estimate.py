@@ -287,9 +287,8 @@ def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], t
   except jax.errors.JaxRuntimeError as error:
     fits = False if "RESOURCE_EXHAUSTED" in str(error) else None
     return Row(target, fits=fits, why=f"the compiler says: {console.one_line(error)}")
-  cycles = tpu_kernels.estimated_cycles(
-    proto.parse_module(program.module, where=f"program for {target}")
-  )
+  module = proto.parse_module(program.module, where=f"program for {target}")
+  cycles = tpu_kernels.estimated_cycles(module)
   device, why = DEVICES[target], ""
   least = float(least_ms(target, program.flops, program.bytes_accessed))
   if found := unknown_work(cycles, program.bytes_accessed):
@@ -298,10 +297,7 @@ def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], t
     why = "the compiler estimates no cycles"
   elif target not in times():
     why = f"no program with estimates was measured on it; the peaks take {least:.3g} ms"
-  seconds = {
-    "compute": program.flops / device.flops,
-    "memory": program.bytes_accessed / device.bandwidth,
-  }
+  compute, memory = program.flops / device.flops, program.bytes_accessed / device.bandwidth
   row = Row(
     target,
     cycles=cycles.cycles,
@@ -309,7 +305,7 @@ def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], t
     flops=program.flops,
     memory=program.memory,
     fits=program.memory.total <= device.memory,
-    bound=max(seconds, key=seconds.__getitem__),
+    bound="memory" if memory > compute else "compute",
     kernels=tuple(sorted(cycles.by_kernel, key=lambda each: -each.cycles)),
     uncounted=cycles.uncounted,
     why=why,
@@ -318,9 +314,8 @@ def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], t
     return row
   time, products = times()[target], cycles.of_products
   ms = max((time.product_ms * products + time.other_ms * (cycles.cycles - products)) / 1e6, least)
-  return dataclasses.replace(
-    row, milliseconds=ms, interval=(max(time.low * ms, least), time.high * ms)
-  )
+  interval = max(time.low * ms, least), time.high * ms
+  return dataclasses.replace(row, milliseconds=ms, interval=interval)
 
 
 @console.command

@@ -50,9 +50,8 @@ class Journal:
     self.errors: dict[int, str] = {
       record["candidate"]: record["error"] for record in records if "error" in record
     }
-    self._module = next(
-      (record["module_sha256"] for record in reversed(records) if "module_sha256" in record), ""
-    )
+    modules = [record["module_sha256"] for record in records if "module_sha256" in record]
+    self._module = modules[-1] if modules else ""
 
   def keep_module(self, path: Path, module: bytes) -> None:
     """Writes a module, whose checksum goes into the journal."""

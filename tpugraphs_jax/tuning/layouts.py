@@ -7,7 +7,7 @@ fast = jax.jit(tpugraphs_jax.apply(step, "layouts.json"))
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -63,10 +63,8 @@ class Change:
   @property
   def orders(self) -> tuple[str, str]:
     """The layouts before and after, as text."""
-    before, output, *operands = (
-      "{" + ",".join(map(str, order)) + "}" if order else "?"
-      for order in (self.before, *self.after)
-    )
+    text = lambda order: "{" + ",".join(map(str, order)) + "}" if order else "?"
+    before, output, *operands = map(text, (self.before, *self.after))
     return before, output + (f" <- {', '.join(operands)}" if any(self.after[1:]) else "")
 
   def cells(self) -> list[str]:
@@ -99,11 +97,8 @@ class Program:
 
   def table(self, more: Sequence[Sequence[str]] = ()) -> Table:
     """The changes, and more rows of the same columns below them."""
-    return Table(
-      ["changed output of", "line", "order", "estimated cycles"],
-      [*(change.cells() for change in self.changes), *more],
-      self.summary,
-    )
+    head = ["changed output of", "line", "order", "estimated cycles"]
+    return Table(head, [*(change.cells() for change in self.changes), *more], self.summary)
 
   def __str__(self) -> str:
     return str(self.table())
@@ -162,9 +157,8 @@ def read(path: str | os.PathLike[str]) -> Program:
   record = _record(path)
   with trust.reading(path, f"expected {_EXPECTED}"):
     saved = record["program"]
-    unpacked = zlib.decompressobj().decompress(
-      base64.b64decode(saved["module"], validate=True), _MOST_BYTES
-    )
+    packed = base64.b64decode(saved["module"], validate=True)
+    unpacked = zlib.decompressobj().decompress(packed, _MOST_BYTES)
     graph = dataclasses.replace(hlo.featurize(unpacked), name=record["name"], stage=saved["stage"])
     changes = [Change(**change) for change in saved["changes"]]
     cycles = {node: (before, after) for node, before, after in saved["cycles"]}
@@ -201,21 +195,18 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
       other than the tuned one.
   """
   record = _record(path)
-  saved = {
-    (each["operation"], each["detail"]): tuple(map(tuple, each["orders"]))
-    for each in record["groups"]
-  }
+  made = f"{path} was made for {record['name']!r}"
+  saved: dict[tuple[str, str], Orders] = {}
+  for each in record["groups"]:
+    saved[each["operation"], each["detail"]] = tuple(map(tuple, each["orders"]))
 
   @functools.wraps(function)
   def chosen(*args: Any, **kwargs: Any) -> Any:
     jaxpr, _ = Call(function, args, kwargs).trace()
     groups = dict.fromkeys(choosing.groups_of(jaxpr.jaxpr))
-    _check(path, record["name"], saved, groups)
+    _check(made, saved, groups)
     if _hash(jaxpr) != record["operations"]:
-      raise ValueError(
-        f"{path} was made for {record['name']!r}, whose other operations have "
-        "changed: tune it again"
-      )
+      raise ValueError(f"{made}, whose other operations have changed: tune it again")
     choice = {group: saved[str(group), group.detail] for group in groups}
     return choosing.apply(function, choice)(*args, **kwargs)
 
@@ -224,21 +215,13 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
   return applied
 
 
-def _check(
-  path: str | os.PathLike[str],
-  name: str,
-  saved: Mapping[tuple[str, str], Any],
-  groups: Mapping[Group, Any],
-) -> None:
+def _check(made: str, saved: Mapping[tuple[str, str], Any], groups: Iterable[Group]) -> None:
   """Raises ValueError where a program has other convolutions, dots or reshapes than a file."""
   found = {(str(group), group.detail) for group in groups}
-  for is_new, differing in ((True, found - set(saved)), (False, set(saved) - found)):
+  for word, differing in (("without", found - set(saved)), ("with", set(saved) - found)):
     if differing:
       operation, _ = min(differing)
-      raise ValueError(
-        f"{path} was made for {name!r} {'without' if is_new else 'with'} "
-        f"{operation}: the program has changed, tune it again"
-      )
+      raise ValueError(f"{made} {word} {operation}: the program has changed, tune it again")
 
 
 def _hash(jaxpr: core.ClosedJaxpr) -> str:

@@ -125,10 +125,8 @@ def compare(
   calls = [_calls(function, values) for function in pair]
   rng, ratios = np.random.default_rng(seed), []
   for turn in range(_PAIRS):
-    first = turn % 2  # the two take turns in being timed first
-    times = {
-      place: seconds_of_call(pair[place], values, calls[place]) for place in (first, 1 - first)
-    }
+    order = (0, 1) if turn % 2 == 0 else (1, 0)  # the two take turns in being timed first
+    times = {place: seconds_of_call(pair[place], values, calls[place]) for place in order}
     ratios.append(times[1] / times[0])
   medians = np.median(rng.choice(ratios, (_RESAMPLED, _PAIRS)), axis=1)
   low, high = np.quantile(medians, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])

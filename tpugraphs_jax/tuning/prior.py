@@ -88,17 +88,15 @@ def features(
   operation, order = _operation(graph)[node], _order(graph, node, row)
   kind = operation * len(ORDERS) + order
   one_hot = lambda number, count: np.eye(count)[number]
-  return np.concatenate(
-    [
-      np.ones((len(node), 1)),
-      one_hot(operation, len(OPERATIONS)),
-      one_hot(order, len(ORDERS)),
-      one_hot(kind, len(OPERATIONS) * len(ORDERS)),
-      one_hot(np.searchsorted(COSTS, cost, side="right"), len(COSTS) + 1),
-      np.clip(cost, 0, _LARGEST_COST)[:, None],
-    ],
-    axis=1,
-  ), kind
+  blocks = [
+    np.ones((len(node), 1)),
+    one_hot(operation, len(OPERATIONS)),
+    one_hot(order, len(ORDERS)),
+    one_hot(kind, len(OPERATIONS) * len(ORDERS)),
+    one_hot(np.searchsorted(COSTS, cost, side="right"), len(COSTS) + 1),
+    np.clip(cost, 0, _LARGEST_COST)[:, None],
+  ]
+  return np.concatenate(blocks, axis=1), kind
 
 
 def _operation(graph: OpGraph) -> np.ndarray:
@@ -117,15 +115,9 @@ def _order(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
   (consumer, producer), dims = graph.edge_index.T, graph.node_feat[:, feature_blocks.DIMENSIONS]
   has_shape = (dims[consumer] == dims[producer]).all(axis=1)
   has_such_user = np.isin(graph.config_node[node], producer[has_shape])
-  return np.select(
-    [
-      traffic.changes_nothing(graph, node, row),
-      traffic.is_default_layout(graph, node, row),
-      has_such_user,
-    ],
-    [0, 1, 2],
-    3,
-  )
+  changes_nothing = traffic.changes_nothing(graph, node, row)
+  is_own = traffic.is_default_layout(graph, node, row)
+  return np.select([changes_nothing, is_own, has_such_user], [0, 1, 2], 3)
 
 
 def read(path: Path) -> Prior:

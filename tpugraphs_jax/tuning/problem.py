@@ -175,17 +175,14 @@ class Problem:
     Compiles the function once. None where equations of the group get different orders, or
     where no instruction of the optimised program has the group's output.
     """
-    program = hlo.featurize(
-      self.apply(self.own), *self.call.arrays, optimized=True, target=self.label.target
-    )
+    function, target = self.apply(self.own), self.label.target
+    program = hlo.featurize(function, *self.call.arrays, optimized=True, target=target)
     seen: list[set[Dims]] = [set() for _ in self.choices.groups]
     for node in proto.instructions(program.module):
       number = _group_number(node, self.choices)
-      axes = (
-        None
-        if number < 0
-        else _axes(self.choices.groups[number].shapes[0], tuple(node.shape.dimensions))
-      )
+      if number < 0:
+        continue
+      axes = _axes(self.choices.groups[number].shapes[0], tuple(node.shape.dimensions))
       if axes is not None:
         seen[number].add(tuple(axes.index(dim) for dim in node.shape.layout.minor_to_major))
     return [orders.pop() if len(orders) == 1 else None for orders in seen]
@@ -235,9 +232,8 @@ def node_options(op_graph: hlo.HloGraph, choices: choosing.Choices) -> list[Node
   for index in op_graph.config_node:
     node = nodes[index]
     number = _group_number(node, choices)
-    shapes = [tuple(node.shape.dimensions)] + [
-      tuple(nodes[position[operand]].shape.dimensions) for operand in node.operand_ids
-    ]
+    tensors = [node, *(nodes[position[operand]] for operand in node.operand_ids)]
+    shapes = [tuple(each.shape.dimensions) for each in tensors]
     orders = _node_orders(choices.groups[number], shapes) if number >= 0 else [((),) * 2]
     options.append(NodeOptions(number, np.array([layout_row(each) for each in orders], np.int8)))
   return options
@@ -270,10 +266,9 @@ def _node_orders(group: Group, node_shapes: Sequence[Dims]) -> list[Orders]:
 
   The compiler may have swapped the operands.
   """
+  turned_shapes = (node_shapes[0], *reversed(node_shapes[1:]))
   straight = [_axes(*pair) for pair in zip(group.shapes, node_shapes)]
-  swapped = [
-    _axes(*pair) for pair in zip(group.shapes, (node_shapes[0], *reversed(node_shapes[1:])))
-  ]
+  swapped = [_axes(*pair) for pair in zip(group.shapes, turned_shapes)]
   is_swapped = sum(axes is None for axes in swapped) < sum(axes is None for axes in straight)
   axes = swapped if is_swapped else straight
   result = []

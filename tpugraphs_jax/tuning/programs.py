@@ -42,11 +42,8 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
     ValueError: there is nothing of that name, or it is not a program.
   """
   if Path(source).is_dir():
-    return [
-      program
-      for path in sorted(Path(source).glob("[!_.]*.py"))
-      for program in load(str(path), split=split)
-    ]
+    paths = sorted(Path(source).glob("[!_.]*.py"))
+    return [program for path in paths for program in load(str(path), split=split)]
   place, _, key = source.partition(":")
   if not place.endswith(".py"):
     raise ValueError(f"program {source!r}, expected a folder, FILE.py or FILE.py:KEY")

@@ -134,11 +134,12 @@ def learned(pool: Pool, ranker: Any, prior: Prior) -> Way:
 def _changed(numbers: Numbers, changes: Sequence[tuple[int, int]], own: Numbers) -> list[Numbers]:
   """The choices that differ from one in one group."""
   options = [*changes, *enumerate(own)]
-  return [
-    (*numbers[:group], option, *numbers[group + 1 :])
-    for group, option in options
-    if option != numbers[group]
-  ]
+  return [_with(numbers, group, option) for group, option in options if option != numbers[group]]
+
+
+def _with(numbers: Numbers, group: int, option: int) -> Numbers:
+  """A choice with another option of one group."""
+  return (*numbers[:group], option, *numbers[group + 1 :])
 
 
 class Belief:
@@ -168,12 +169,10 @@ class Belief:
       mean, covariance = prior.effects(*features(*at, cost / prior.unit_of(name, cost)))
     expected, deviation = _OPTION
     options = len(pool.changes) - len(mean)
-    return cls(
-      pool,
-      np.append(mean, np.full(options, expected)),
-      scipy.linalg.block_diag(_TAILS**2 * covariance, deviation**2 * np.eye(options)),
-      prior.noise,
-    )
+    mean = np.append(mean, np.full(options, expected))
+    of_options = deviation**2 * np.eye(options)
+    covariance = scipy.linalg.block_diag(_TAILS**2 * covariance, of_options)
+    return cls(pool, mean, covariance, prior.noise)
 
   def learn(self, numbers: Numbers, effect: float) -> None:
     """Takes in the effect of a choice."""
@@ -208,16 +207,12 @@ def costs(
     float64.
   """
   own = pool.choices[0]
-  graph = pool.graph(
-    [own, *((*own[:group], option, *own[group + 1 :]) for group, option in pool.layout_changes)]
-  )
+  graph = pool.graph([own, *(_with(own, *change) for change in pool.layout_changes)])
   (scores,) = ranker.scores([graph])
   rows = graph.configs.row_id(np.arange(len(graph.configs)))  # [1 + T, K]
   node = (rows[1:] != rows[0]).argmax(axis=1)
-  return (
-    (graph, node, rows[np.arange(1, len(rows)), node]),
-    (scores[1:] - scores[0]).astype(np.float64),
-  )
+  at = graph, node, rows[np.arange(1, len(rows)), node]
+  return at, (scores[1:] - scores[0]).astype(np.float64)
 
 
 def model(pool: Pool, ranker: Any) -> Way:
@@ -259,16 +254,12 @@ def coordinate(pool: Pool, seed: int) -> Way:
   yield best
   known, changes = set(pool.choices), pool.changes
   for place in rng.permutation(len(changes)):
-    group, option = changes[place]
-    numbers = (*best[:group], option, *best[group + 1 :])
+    numbers = _with(best, *changes[place])
     if numbers in tried or not (pool.is_open or numbers in known):
       continue
     tried.add(numbers)
     ratio = yield numbers
     if ratio is not None and ratio < least:
       best, least = numbers, ratio
-  yield from (
-    pool.choices[place]
-    for place in rng.permutation(len(pool.choices))
-    if pool.choices[place] not in tried
-  )
+  shuffled = (pool.choices[place] for place in rng.permutation(len(pool.choices)))
+  yield from (numbers for numbers in shuffled if numbers not in tried)

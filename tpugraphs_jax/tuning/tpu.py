@@ -123,42 +123,30 @@ def compile_function(
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-    dumps: dict[str, Any] = {
-      "xla_dump_to": folder,
-      "xla_dump_hlo_pass_re": "layout-assignment",
-      "xla_dump_hlo_as_proto": True,
-    }
-    compiled = lowered.compile(
-      compiler_options={**(compiler_options or {}), **(dumps if keep_stages else {})}
-    )
-    before_layouts = b""
+    options, before_layouts = dict(compiler_options or {}), b""
+    if keep_stages:
+      options |= {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment"}
+      options["xla_dump_hlo_as_proto"] = True
+    compiled = lowered.compile(compiler_options=options)
     if keep_stages:
       before_layouts = with_layouts_of(*(_stage(Path(folder), name) for name in _STAGES))
   executable, cost = compiled.runtime_executable(), compiled.cost_analysis()
   planned = compiled.memory_analysis()
   assert executable is not None and cost is not None and planned is not None
-  (module,) = executable.hlo_modules()
-  return TpuProgram(
-    module.as_serialized_hlo_module_proto(),
-    float(cost.get("optimal_seconds", 0.0)),
-    int(cost.get("bytes accessed", 0)),
-    float(cost.get("flops", 0)),
-    Memory(
-      planned.argument_size_in_bytes,
-      planned.output_size_in_bytes - planned.alias_size_in_bytes,
-      planned.temp_size_in_bytes,
-    ),
-    before_layouts,
-  )
+  (compiled_module,) = executable.hlo_modules()
+  module = compiled_module.as_serialized_hlo_module_proto()
+  seconds, flops = float(cost.get("optimal_seconds", 0.0)), float(cost.get("flops", 0))
+  bytes_accessed = int(cost.get("bytes accessed", 0))
+  outputs = planned.output_size_in_bytes - planned.alias_size_in_bytes
+  memory = Memory(planned.argument_size_in_bytes, outputs, planned.temp_size_in_bytes)
+  return TpuProgram(module, seconds, bytes_accessed, flops, memory, before_layouts)
 
 
 def _stage(folder: Path, name: str) -> bytes:
   files = sorted(folder.glob(f"*{name}*.hlo.pb"))
   if not files:
-    raise ValueError(
-      f"the TPU compiler wrote no stage {name}, found "
-      f"{', '.join(sorted(path.name for path in folder.iterdir())) or 'nothing'}"
-    )
+    found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+    raise ValueError(f"the TPU compiler wrote no stage {name}, found {found}")
   return files[0].read_bytes()
 
 
@@ -173,10 +161,8 @@ def with_layouts_of(module: bytes, assigned: bytes) -> bytes:
   Returns:
     The serialized `HloModuleProto`.
   """
-  shapes = {
-    each.name: each.shape
-    for each in proto.instructions(proto.parse_module(assigned, where="TPU program with layouts"))
-  }
+  after = proto.parse_module(assigned, where="TPU program with layouts")
+  shapes = {each.name: each.shape for each in proto.instructions(after)}
   result = proto.parse_module(module, where="TPU program before layouts")
   for instruction in proto.instructions(result):
     shape = shapes.get(instruction.name)

@@ -148,12 +148,8 @@ def kernels(function: Callable[..., Any], *args: Any, target: str, **kwargs: Any
 
 def module_kernels(module: proto.HloModuleProto) -> list[Kernel]:
   """As `kernels`, of a module after all optimisations."""
-  fused = {
-    callee
-    for instruction in proto.instructions(module)
-    if instruction.opcode == "fusion"
-    for callee in instruction.called_computation_ids
-  }
+  fusions = [each for each in proto.instructions(module) if each.opcode == "fusion"]
+  fused = {callee for fusion in fusions for callee in fusion.called_computation_ids}
   result = []
   for instruction, computation in zip(proto.instructions(module), proto.owners(module)):
     if computation.id in fused:
@@ -170,10 +166,8 @@ def window(instruction: proto.HloInstructionProto) -> Window | None:
   config = _backend_config(instruction).get("window_config", {})
   if "estimated_cycles" not in config:
     return None
-  kernel, output, operand = (
-    tuple(int(bound) for bound in config.get(f"{name}_window_bounds", ()))
-    for name in ("kernel", "output", "input")
-  )
+  bounds = (config.get(f"{name}_window_bounds", ()) for name in ("kernel", "output", "input"))
+  kernel, output, operand = (tuple(map(int, each)) for each in bounds)
   cycles = int(config["estimated_cycles"])
   return Window(kernel, output, operand, cycles if 0 <= cycles < SATURATED else None)
 
@@ -200,21 +194,17 @@ def _sum(
     tiles = window(instruction)
     if tiles is not None:
       kernels.append(_kernel_cycles(instruction, tiles, module, computations))
-    callees = (
-      [computations[callee] for callee in instruction.called_computation_ids]
-      if instruction.opcode in _CALLERS
-      else []
-    )
+    called = instruction.called_computation_ids if instruction.opcode in _CALLERS else ()
+    callees = [computations[callee] for callee in called]
     times = iterations(instruction, callees[1]) if instruction.opcode == "while" else 1
     kind = "loop" if times is None else _uncounted_kind(instruction, tiles)
     if kind:
       target, origin = instruction.custom_call_target, module_graph.origin(instruction, module)
       uncounted.append(Uncounted(kind, target, origin, _size(instruction.shape)))
     for inside in (_sum(module, computations, callee) for callee in callees):
-      kernels += [
-        dataclasses.replace(each, cycles=each.cycles * (1 if times is None else times))
-        for each in inside.by_kernel
-      ]
+      for each in inside.by_kernel:
+        cycles = each.cycles * (1 if times is None else times)
+        kernels.append(dataclasses.replace(each, cycles=cycles))
       uncounted += inside.uncounted
   return Cycles(tuple(kernels), tuple(uncounted))
 
@@ -226,10 +216,8 @@ def _uncounted_kind(instruction: proto.HloInstructionProto, tiles: Window | None
   if instruction.opcode == "custom-call":
     return "" if instruction.custom_call_target in _FREE_CALLS else "custom-call"
   shapes = instruction.shape.tuple_shapes or [instruction.shape]
-  is_free = instruction.opcode in _FREE or all(
-    math.prod(shape.dimensions) <= _REGISTER for shape in shapes
-  )
-  return "" if is_free else instruction.opcode
+  is_small = all(math.prod(shape.dimensions) <= _REGISTER for shape in shapes)
+  return "" if is_small or instruction.opcode in _FREE else instruction.opcode
 
 
 def _size(shape: proto.ShapeProto) -> int:
@@ -250,12 +238,9 @@ def _kernel_cycles(
   nodes = [instruction, *_fused(instruction, computations)]
   products = [node for node in nodes if node.opcode in _PRODUCTS]
   names = [node.metadata.op_name for node in (instruction, *products, *nodes)]
-  return KernelCycles(
-    tuple(dict.fromkeys(filter(None, names))),
-    tiles.estimated_cycles or 0,
-    module_graph.origin(instruction, module),
-    bool(products),
-  )
+  distinct = tuple(dict.fromkeys(filter(None, names)))
+  cycles, origin = tiles.estimated_cycles or 0, module_graph.origin(instruction, module)
+  return KernelCycles(distinct, cycles, origin, bool(products))
 
 
 def _fused(
@@ -311,21 +296,17 @@ def _graph(
   module: proto.HloModuleProto,
   tiles: Window,
 ) -> module_graph.HloGraph:
-  kernel = proto.HloModuleProto(name=instruction.name, stack_frame_index=module.stack_frame_index)
+  name = instruction.name
+  kernel = proto.HloModuleProto(name=name, stack_frame_index=module.stack_frame_index)
   by_id = {each.id: each for each in module.computations}
-  callees = [by_id[callee] for callee in instruction.called_computation_ids]
   if instruction.opcode == "fusion":
-    body = callees[0]
-    callees = [
-      by_id[callee] for node in body.instructions for callee in node.called_computation_ids
-    ]
+    body = by_id[instruction.called_computation_ids[0]]
   else:
     body = _alone(instruction, computation)
+  callees = [by_id[callee] for node in body.instructions for callee in node.called_computation_ids]
   kernel.computations.extend([*_with_callees(callees, by_id), body])
   kernel.entry_computation_id = body.id
-  op_graph = module_graph.featurize_module(
-    kernel, where=f"kernel {instruction.name}", name=instruction.name
-  )
+  op_graph = module_graph.featurize_module(kernel, where=f"kernel {name}", name=name)
   feat = columns.tile_features([tiles.kernel_bounds], [tiles.output_bounds], [tiles.input_bounds])
   return op_graph.as_kernel(TileConfigs(feat, np.zeros(1, np.int64), np.ones(1, np.int64)))
 
@@ -354,12 +335,9 @@ def _alone(
   nodes = {node.id: node for node in computation.instructions}
   body = proto.HloComputationProto(name=instruction.name, id=computation.id, root_id=instruction.id)
   for number, operand in enumerate(dict.fromkeys(instruction.operand_ids)):
+    node = nodes[operand]
     body.instructions.add(
-      name=nodes[operand].name,
-      opcode="parameter",
-      id=operand,
-      parameter_number=number,
-      shape=nodes[operand].shape,
+      name=node.name, opcode="parameter", id=operand, parameter_number=number, shape=node.shape
     )
   body.instructions.append(instruction)
   return body

@@ -124,13 +124,10 @@ class Tuned:
     """The changes of operations, and all trials."""
     own = self.tried[self.problem.own]
     trials = sorted(self.tried.items(), key=lambda item: item[1])
-    return [
-      self.program.table(self._other_cycles() if self.changes else ()),
-      Table(
-        [f"{self.label.what} / own", "groups changed"],
-        [[f"{value / own:.3f}", self.problem.describe(numbers)] for numbers, value in trials],
-      ),
-    ]
+    head = [f"{self.label.what} / own", "groups changed"]
+    rows = [[f"{value / own:.3f}", self.problem.describe(numbers)] for numbers, value in trials]
+    changes = self.program.table(self._other_cycles() if self.changes else ())
+    return [changes, Table(head, rows)]
 
   def view(self, **options: Any) -> None:
     """Shows the program before and after in Model Explorer; see `view.show_program`."""
@@ -143,19 +140,15 @@ class Tuned:
 
     The file holds the program too, which `python -m tpugraphs_jax.view` shows.
     """
-    layouts.save(
-      Path(path),
-      self.problem.call,
-      self.problem.choices.choice(self.problem.layouts_of(self.numbers)),
-      {
-        "compiler_options": self.compiler_options,
-        "name": self.problem.name,
-        "label": self.label.what,
-        "ratio": self.ratio,
-        **self.label.versions(),
-      },
-      self.program,
-    )
+    choice = self.problem.choices.choice(self.problem.layouts_of(self.numbers))
+    about = {
+      "compiler_options": self.compiler_options,
+      "name": self.problem.name,
+      "label": self.label.what,
+      "ratio": self.ratio,
+      **self.label.versions(),
+    }
+    layouts.save(Path(path), self.problem.call, choice, about, self.program)
 
   def _summary(self) -> str:
     what = "choices" if self.problem.compiler_options else "layouts"
@@ -193,34 +186,27 @@ class Tuned:
     if not isinstance(self.label, labels.TpuEstimate) or not self.label.is_of_seconds:
       return ""
     own, best = self._own_and_best("estimated_cycles")
-    if not own:
-      return ""
-    return f"and {best / own:.3f} of the estimated cycles "
+    return f"and {best / own:.3f} of the estimated cycles " if own else ""
 
   def _node_cycles(self) -> dict[int, tuple[int, int]]:
     """The estimated cycles of configurable nodes, before and after, for a TPU."""
     if not self.label.target:
       return {}
-    return {
-      node: tuple(
-        sum(cycles.get(str(group), ())) // len(nodes) for cycles in self._own_and_best("cycles")
-      )
-      for group, nodes in self.problem.nodes_of_groups().items()
-      for node in nodes
-    }
+    of_nodes: dict[int, tuple[int, int]] = {}
+    for group, nodes in self.problem.nodes_of_groups().items():
+      totals = (sum(cycles.get(str(group), ())) for cycles in self._own_and_best("cycles"))
+      of_nodes |= dict.fromkeys(nodes, tuple(total // len(nodes) for total in totals))
+    return of_nodes
 
   def _other_cycles(self) -> list[list[str]]:
     """A row for the kernels of all other operations, so that the cycles add up to the total."""
     if not self.label.target:
       return []
     totals = self._own_and_best("estimated_cycles")
-    rest = [
-      total - sum(change.cycles[place] for change in self.changes)
-      for place, total in enumerate(totals)
-    ]
+    rest = np.subtract(totals, np.sum([change.cycles for change in self.changes], axis=0))
     return [
-      [name, "", "", layouts.from_to(*cycles)]
-      for name, cycles in (("all other kernels", rest), ("total", totals))
+      ["all other kernels", "", "", layouts.from_to(*rest)],
+      ["total", "", "", layouts.from_to(*totals)],
     ]
 
 
@@ -374,10 +360,8 @@ def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   """The model to rank with; warns if it was trained on labels of another target."""
   model = _shipped(label.target) if model is None else model
   ranker = load(model) if isinstance(model, (str, os.PathLike)) else model
-  if ranker.collection.kind != "layout":
-    raise ValueError(
-      f"the model ranks {ranker.collection.kind} configurations, expected one of layouts"
-    )
+  if (kind := ranker.collection.kind) != "layout":
+    raise ValueError(f"the model ranks {kind} configurations, expected one of layouts")
   for each in ranker.rankers if isinstance(ranker, Ensemble) else [ranker]:
     learnt = each.about.get("labels")
     if learnt and (learnt.get("target") or None) != label.target:
@@ -402,54 +386,33 @@ def _decide(
   best, compared = min(value, key=value.__getitem__), None  # the first of equals: the default
   ratio = value[best] / value[default]
   if isinstance(label, labels.Measured) and best != default:
-    compared = measure.compare(
-      problem.apply(default),
-      problem.apply(best),
-      problem.call.arrays,
-      problem.compiler_options_of(best),
-      seed=problem.seed,
-    )
+    own, other = problem.apply(default), problem.apply(best)
+    options, arrays = problem.compiler_options_of(best), problem.call.arrays
+    compared = measure.compare(own, other, arrays, options, seed=problem.seed)
     ratio = compared[0]
     if compared[2] >= 1:
       best, ratio = default, 1.0
-  chosen = problem.layouts_of(best)
+  chosen, changes = problem.layouts_of(best), []
+  if any(chosen):
+    function = choosing.apply(function, problem.choices.choice(chosen))
+    changes = _changes(problem, best, found.raw)
   return Tuned(
-    choosing.apply(function, problem.choices.choice(chosen)) if any(chosen) else function,
-    best,
-    ratio,
-    compared,
-    found.raw,
-    found.errors,
-    candidates,
-    label,
-    _changes(problem, best, found.raw) if any(chosen) else [],
-    problem,
+    function, best, ratio, compared, found.raw, found.errors, candidates, label, changes, problem
   )
 
 
 def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[layouts.Change]:
   """The changes of the best choice against the compiler's own, in the order of the groups."""
-  own = problem.own_orders()
+  own, nodes = problem.own_orders(), problem.nodes_of_groups()
+  estimates = [tried[problem.own], tried[best]] if problem.label.target else []
   changes = []
   for place, (group, number) in enumerate(zip(problem.choices.groups, best)):
     if number:
-      cycles = (
-        tuple(sum(tried[numbers]["cycles"].get(str(place), ())) for numbers in (problem.own, best))
-        if problem.label.target
-        else ()
-      )
+      cycles = tuple(sum(raw["cycles"].get(str(place), ())) for raw in estimates)
       after = tuple(
         choosing.minor_to_major(order, len(shape)) if order else ()
         for order, shape in zip(group.options[number], group.shapes)
       )
-      changes.append(
-        layouts.Change(
-          problem.nodes_of_groups()[place],
-          str(group),
-          problem.lines(place),
-          own[place] or (),
-          after,
-          cycles,
-        )
-      )
+      before, lines = own[place] or (), problem.lines(place)
+      changes.append(layouts.Change(nodes[place], str(group), lines, before, after, cycles))
   return changes

@@ -58,11 +58,8 @@ class LabelRequest:
 
   def file(self, kind: str, suffix: str) -> Path:
     """A file of this program in the folder `kind` of the data."""
-    return (
-      Path(self.out)
-      .expanduser()
-      .joinpath(kind, *self.collection.split(":"), self.split, self.name + suffix)
-    )
+    folder = Path(self.out).expanduser().joinpath(kind, *self.collection.split(":"))
+    return folder / self.split / f"{self.name}{suffix}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,16 +144,10 @@ def _label_all(work: _Collecting) -> list[Numbers]:
     if not more:
       return drawn
     drawn += more.values()
-    raw, errors = work.journal.raw, work.journal.errors
-    again = work.problem.label.made_together and not more.keys() <= raw.keys() | errors.keys()
-    _label(
-      work,
-      {
-        number: numbers
-        for number, numbers in more.items()
-        if number not in errors and (again or number not in raw)
-      },
-    )
+    done = work.journal.raw.keys() | work.journal.errors.keys()
+    if work.problem.label.made_together and not more.keys() <= done:
+      done = set(work.journal.errors)  # all others are measured again, together
+    _label(work, {number: numbers for number, numbers in more.items() if number not in done})
 
 
 def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
@@ -195,14 +186,12 @@ def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> N
   request, journal, problem = work.request, work.journal, work.problem
   label, values, errors = _labels(work, len(drawn))
   if 0 not in values:
-    raise ValueError(
-      f"{request.source}: the compiler's own choice failed: {errors.get(0, 'it was not labelled')}"
-    )
+    why = errors.get(0, "it was not labelled")
+    raise ValueError(f"{request.source}: the compiler's own choice failed: {why}")
   kept = draw.kept(values, request.configs)
-  npz.write_layout(
-    request.npz,
-    problem.with_configs([drawn[number] for number in kept], [values[number] for number in kept]),
-  )
+  choices = [drawn[number] for number in kept]
+  graph = problem.with_configs(choices, [values[number] for number in kept])
+  npz.write_layout(request.npz, graph)
   record = {
     **header,
     "name": request.name,

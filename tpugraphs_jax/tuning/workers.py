@@ -11,7 +11,7 @@ folder of the data, which all machines share.
 from __future__ import annotations
 
 from collections.abc import Sequence
-import concurrent.futures
+from concurrent import futures
 import contextlib
 import dataclasses
 import json
@@ -56,16 +56,14 @@ def run(
       request.outcome.unlink(missing_ok=True)
     tasks.run(_collect_on_cluster, requests, processes=processes, beam=beam)
     return [line for request in requests for line in _failures(request)]
-  pool = concurrent.futures.ThreadPoolExecutor(processes)
+  pool = futures.ThreadPoolExecutor(processes)
   total = sum(request.configs for request in requests)
   with tqdm.tqdm(total=total, unit="configuration", disable=console.bar(progress)) as bar:
     try:
       results = {pool.submit(collect, request): request for request in requests}
       running = set(results)
       while running:
-        _, running = concurrent.futures.wait(
-          running, timeout=_SECONDS, return_when=concurrent.futures.FIRST_COMPLETED
-        )
+        _, running = futures.wait(running, _SECONDS, return_when=futures.FIRST_COMPLETED)
         left = [results[each] for each in running]
         bar.update(total - sum(request.configs for request in left) + labelled(left) - bar.n)
       return [line for each in results for line in each.result()]
@@ -102,18 +100,13 @@ def collect(request: LabelRequest) -> list[str]:
 def _run_worker(request: LabelRequest) -> int | None:
   """The exit status of a worker; None: it labelled nothing for too long and was ended."""
   request.log.parent.mkdir(parents=True, exist_ok=True)
-  command = json.dumps(dataclasses.asdict(request))
-  is_measured = request.label == labels.Measured.name
+  described = json.dumps(dataclasses.asdict(request))
+  command = [sys.executable, "-m", "tpugraphs_jax.tuning.worker", described]
   environment = os.environ | {tasks.PARENT: str(os.getpid())}
-  if not is_measured:
+  if request.label != labels.Measured.name:
     environment["JAX_PLATFORMS"] = "cpu"
   with open(request.log, "ab") as log:
-    worker = subprocess.Popen(
-      [sys.executable, "-m", "tpugraphs_jax.tuning.worker", command],
-      stdout=log,
-      stderr=log,
-      env=environment,
-    )
+    worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
       return _status(worker, request)
     finally:
@@ -147,9 +140,8 @@ def _reason(request: LabelRequest, status: int | None) -> str:
   if said and status in (worker.FAILED, 1):  # 1: an exception, whose traceback is in the log
     return f"{request.name}: {said.removeprefix('error: ')}"
   if status is None:
-    return (
-      f"{request.name}: {_ended(request, status)}; see {request.log}, or give a larger --timeout"
-    )
+    ended = _ended(request, status)
+    return f"{request.name}: {ended}; see {request.log}, or give a larger --timeout"
   return f"{request.name}: its process ended with status {status}; see {request.log}"
 
 
