@@ -74,9 +74,8 @@ def node_features(module: proto.HloModuleProto) -> np.ndarray:
     for name in _DIMENSION_NUMBERS
   }
   result = columns.node_features(lists, len(nodes))
-  result[:, NODE["is_root"].start] = [
-    node.id == owner.root_id for node, owner in zip(nodes, proto.owners(module))
-  ]
+  is_root = [node.id == owner.root_id for node, owner in zip(nodes, proto.owners(module))]
+  result[:, NODE["is_root"].start] = is_root
   types = [kind.number for kind in columns.ELEMENT_TYPES]
   element_type = np.array([node.shape.element_type for node in nodes], np.int64)
   result[:, NODE["element_type"]] = element_type[:, None] == types

@@ -176,11 +176,9 @@ def origin(instruction: proto.HloInstructionProto, module: proto.HloModuleProto)
   The line is the innermost one of the user's own files, or of any file where there is none.
   """
   metadata = instruction.metadata
-  lines = (
-    [(metadata.source_file, metadata.source_line)]
-    if metadata.source_file
-    else list(_callers(metadata.stack_frame_id, module.stack_frame_index))
-  )
+  lines = [(metadata.source_file, metadata.source_line)]
+  if not metadata.source_file:
+    lines = list(_callers(metadata.stack_frame_id, module.stack_frame_index))
   own = [line for line in lines if not any(part in line[0] for part in _INSTALLED)]
   return Origin(instruction.name, metadata.op_name, *(own or lines or [("", 0)])[0])
 
@@ -250,9 +248,8 @@ def _edges(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
       edges.extend([(consumer, position[producer]) for producer in producers])
     except KeyError:
       missing = [f"operand id {each}" for each in instruction.operand_ids if each not in position]
-      missing += [
-        f"the root of computation id {each}" for each in callees if root.get(each) not in position
-      ]
+      rootless = [each for each in callees if root.get(each) not in position]
+      missing += [f"the root of computation id {each}" for each in rootless]
       _refuse(module, consumer, f"{missing[0]} is no instruction of the module", where)
   edge_index = np.array(edges, np.int64).reshape(-1, 2)
   self_edges = np.flatnonzero(edge_index[:, 0] == edge_index[:, 1])

@@ -24,9 +24,7 @@ Message: TypeAlias = HloModuleProto | ModuleTuningData | TuningData
 
 def instructions(module: HloModuleProto) -> list[HloInstructionProto]:
   """All instructions in the order of the module: one per node of its graph."""
-  return [
-    instruction for computation in module.computations for instruction in computation.instructions
-  ]
+  return [node for computation in module.computations for node in computation.instructions]
 
 
 def owners(module: HloModuleProto) -> list[HloComputationProto]:
@@ -98,10 +96,7 @@ def _unwrapped(message: Message) -> Message:
   if isinstance(message, TuningData) and len(message.modules) == 1:
     inner = _unwrapped(message.modules[0])
     return inner if isinstance(inner, HloModuleProto) else message
-  if (
-    isinstance(message, ModuleTuningData)
-    and len(message.runs) <= 1
-    and not (message.fingerprint or message.config_index_to_node)
-  ):
-    return message.module
+  if isinstance(message, ModuleTuningData) and len(message.runs) <= 1:
+    if not (message.fingerprint or message.config_index_to_node):
+      return message.module
   return message

@@ -46,18 +46,15 @@ def layout_configs(
   decisions = _decisions(module, config_node, where)
   groups = {decision: column for column, decision in enumerate(dict.fromkeys(decisions))}
   options = [rows for _, _, rows in groups]
-  rows = dict.fromkeys(itertools.chain.from_iterable(options))
-  row_id = {row: number for number, row in enumerate(rows)}
+  distinct = dict.fromkeys(itertools.chain.from_iterable(options))
+  row_id = {row: number for number, row in enumerate(distinct)}
   choice = distinct_choices(list(map(len, options)), n, seed=seed)
   group_row = np.empty(choice.shape, np.min_scalar_type(len(row_id) - 1))
   for column, rows_of_group in enumerate(options):
     group_row[:, column] = np.array([row_id[row] for row in rows_of_group])[choice[:, column]]
-  return LayoutConfigs(
-    rows=np.array(list(row_id), np.int8),
-    node_group=np.array([groups[decision] for decision in decisions], np.int32),
-    group_row=group_row,
-    runtime_ns=np.zeros(len(choice), np.int64),
-  )
+  node_group = np.array([groups[decision] for decision in decisions], np.int32)
+  rows, runtime_ns = np.array(list(row_id), np.int8), np.zeros(len(choice), np.int64)
+  return LayoutConfigs(rows, node_group, group_row, runtime_ns)
 
 
 def _decisions(module: proto.HloModuleProto, config_node: np.ndarray, where: str) -> list[Decision]:

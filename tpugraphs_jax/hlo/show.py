@@ -45,8 +45,6 @@ def summary(graph: module_graph.HloGraph) -> Iterator[str]:
   for index in graph.config_node:
     node = nodes[index]
     operands = ", ".join(shape_text(nodes[position[operand]].shape) for operand in node.operand_ids)
-    origin = graph.origins[index]
-    yield (
-      f"  {index}  {node.opcode}  {shape_text(node.shape)} <- {operands}  {origin.name}"
-      + (f"  {origin.where}" if origin.where else "")
-    )
+    shape, origin = shape_text(node.shape), graph.origins[index]
+    where = f"  {origin.where}" if origin.where else ""
+    yield f"  {index}  {node.opcode}  {shape} <- {operands}  {origin.name}{where}"

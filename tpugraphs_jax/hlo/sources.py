@@ -64,9 +64,7 @@ def load(
   """
   if hasattr(source, "jaxpr") and hasattr(source, "lower"):  # jax.stages.Traced
     source = source.lower()
-  is_compiled, is_lowered = (
-    hasattr(source, name) for name in ("runtime_executable", "compiler_ir")
-  )
+  is_compiled, is_lowered = hasattr(source, "runtime_executable"), hasattr(source, "compiler_ir")
   is_stage = is_compiled or is_lowered
   if hasattr(source, "mlir_module_serialized"):  # of jax.export
     source = source.mlir_module_serialized
@@ -200,16 +198,11 @@ def _folder_message(folder: Path) -> str:
   stages = dump_stages(folder)
   if not stages:
     return f"{folder} is a folder without HLO modules, expected a file"
-  shown = [
-    f"{module} ({', '.join(names)})" if names else module
-    for module, names in list(stages.items())[:_SHOWN_MODULES]
-  ]
-  more = len(stages) - len(shown)
-  return (
-    f"{folder} is a folder of {len(stages)} HLO modules, expected one file of it: "
-    f"{', '.join(shown)}"
-    + (f" and {more} more, which python -m tpugraphs_jax.hlo show lists" if more else "")
-  )
+  first = list(stages.items())[:_SHOWN_MODULES]
+  shown = ", ".join(f"{name} ({', '.join(found)})" if found else name for name, found in first)
+  if more := len(stages) - len(first):
+    shown += f" and {more} more, which python -m tpugraphs_jax.hlo show lists"
+  return f"{folder} is a folder of {len(stages)} HLO modules, expected one file of it: {shown}"
 
 
 def stem(path: Path) -> str:

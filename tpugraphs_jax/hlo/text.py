@@ -92,11 +92,10 @@ def main(kind: str, memory: str) -> int:
   try:
     parse, source = _parser(kind), sys.stdin.buffer.read()
     machine.limit(int(memory))
-    parsed = (
-      parse(source.decode())
-      if kind == HLO
-      else parse(source, use_tuple_args=False, return_tuple=False)
-    )
+    if kind == HLO:
+      parsed = parse(source.decode())
+    else:
+      parsed = parse(source, use_tuple_args=False, return_tuple=False)
     module = parsed.as_serialized_hlo_module_proto()
   except (RuntimeError, MemoryError) as error:
     print(console.one_line(error))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import dataclasses
+import functools
 import os
 from pathlib import Path
 import tempfile
@@ -51,12 +52,10 @@ def read_tuning(path: str | os.PathLike[str]) -> TuningGraphs:
       "read it with tpugraphs_jax.hlo.featurize"
     )
   layout = layout_graph(message, where=loaded.where, name=loaded.name)
-  if not len(layout.configs):
-    return TuningGraphs(
-      [],
-      [f"{loaded.where}: none of the {len(message.runs)} runs that were measured is the default"],
-    )
-  return TuningGraphs([layout], [])
+  if len(layout.configs):
+    return TuningGraphs([layout], [])
+  why = f"{loaded.where}: none of the {len(message.runs)} runs that were measured is the default"
+  return TuningGraphs([], [why])
 
 
 def layout_graph(tuning: proto.ModuleTuningData, *, where: str, name: str) -> module_graph.HloGraph:
@@ -165,9 +164,8 @@ def _layout_configs(runs: Sequence[proto.ConfigProfile], nodes: int) -> graph.La
   groups, node_group = np.unique(ids, axis=1, return_inverse=True)
   rows = np.array(list(row_id), np.int8).reshape(-1, columns.LAYOUT_CONFIG_FEATURES)
   dtype = np.min_scalar_type(max(len(rows) - 1, 0))
-  return graph.LayoutConfigs(
-    rows, node_group.ravel().astype(np.int32), groups.astype(dtype), _runtime_ns(runs)
-  )
+  node_group = node_group.ravel().astype(np.int32)
+  return graph.LayoutConfigs(rows, node_group, groups.astype(dtype), _runtime_ns(runs))
 
 
 def _tile_skip_reason(entry: proto.ModuleTuningData) -> str | None:
@@ -232,14 +230,11 @@ def convert(
     )
   out = Path(out).expanduser()
   out.mkdir(parents=True, exist_ok=True)
-  conversions = [(Path(path), out) for path in paths]
-  with tqdm.tqdm(total=len(conversions), unit="file", disable=None) as bar:
-    results = tasks.run(
-      _convert_file,
-      conversions,
-      processes=processes or os.cpu_count() or 1,
-      finished=lambda result: bar.update(),
-    )
+  convert_file = functools.partial(_convert_file, out)
+  processes = processes or os.cpu_count() or 1
+  with tqdm.tqdm(total=len(paths), unit="file", disable=None) as bar:
+    finished = lambda _: bar.update()
+    results = tasks.run(convert_file, paths, processes=processes, finished=finished)
   return Converted(
     written=[path for result in results for path in result.written],
     skipped=[line for result in results for line in result.skipped],
@@ -247,8 +242,7 @@ def convert(
   )
 
 
-def _convert_file(task: tuple[Path, Path]) -> Converted:
-  path, out = task
+def _convert_file(out: Path, path: str | os.PathLike[str]) -> Converted:
   try:
     read = read_tuning(path)
   except (ValueError, OSError) as error:
@@ -271,11 +265,9 @@ def _convert_file(task: tuple[Path, Path]) -> Converted:
 
 def _write(target: Path, op_graph: module_graph.HloGraph) -> None:
   """Writes a graph; a file that its reader refuses (ValueError) is never there."""
-  write, read = (
-    (npz.write_layout, npz.read_layout)
-    if isinstance(op_graph.configs, graph.LayoutConfigs)
-    else (npz.write_tile, npz.read_tile)
-  )
+  is_layout = isinstance(op_graph.configs, graph.LayoutConfigs)
+  write = npz.write_layout if is_layout else npz.write_tile
+  read = npz.read_layout if is_layout else npz.read_tile
   with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert") as folder:
     partial = Path(folder) / target.name
     write(partial, op_graph)
