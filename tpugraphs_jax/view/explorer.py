@@ -47,25 +47,23 @@ class Page(ModelExplorerConfig):
       self.model_sources.append({"url": f"graphs://{source}/{number}"})
       # Model Explorer reads the overlays of one graph from a source: each side has its own.
       for overlay, values in pane.overlays.items():
-        self.add_node_data(
-          overlay, node_data_builder.ModelNodeData({name: _node_data(values)}), source
-        )
+        data = node_data_builder.ModelNodeData({name: _node_data(values)})
+        self.add_node_data(overlay, data, source)
 
   def to_url_param_value(self) -> str:
     """The part of the page's address that selects the program, on one side or two."""
     data = json.loads(parse.unquote(super().to_url_param_value()))
-    data["uiState"] = {
-      "paneStates": [
-        {
-          "selectedCollectionLabel": source,
-          "selectedGraphId": name,
-          "selectedNodeId": self._first,
-          "deepestExpandedGroupNodeIds": ["___all___"] if self._is_open and not self._first else [],
-          "widthFraction": 1 / len(self._sides),
-        }
-        for source, name in self._sides
-      ]
-    }
+    states = [
+      {
+        "selectedCollectionLabel": source,
+        "selectedGraphId": name,
+        "selectedNodeId": self._first,
+        "deepestExpandedGroupNodeIds": ["___all___"] if self._is_open and not self._first else [],
+        "widthFraction": 1 / len(self._sides),
+      }
+      for source, name in self._sides
+    ]
+    data["uiState"] = {"paneStates": states}
     return parse.quote(json.dumps(data))
 
 
@@ -84,15 +82,10 @@ def serve(page: Page, *, port: int = 0, browser: bool = True) -> None:
     return
   from IPython import display
 
-  threading.Thread(
-    target=apis.visualize_from_config,
-    args=(page,),
-    daemon=True,
-    kwargs={"port": port, "no_open_in_browser": True},
-  ).start()
-  display.display(
-    display.IFrame(f"http://localhost:{port}/?data={page.to_url_param_value()}", "100%", 800)
-  )
+  server = lambda: apis.visualize_from_config(page, port=port, no_open_in_browser=True)
+  threading.Thread(target=server, daemon=True).start()
+  address = f"http://localhost:{port}/?data={page.to_url_param_value()}"
+  display.display(display.IFrame(address, "100%", 800))
 
 
 def _nodes(graph: OpGraph) -> Iterator[graph_builder.GraphNode]:
@@ -110,15 +103,12 @@ def _nodes(graph: OpGraph) -> Iterator[graph_builder.GraphNode]:
     attributes = {"opcode": opcode, "node": str(node), **attributes, **more}
     if node in configurable:
       attributes["configurable"] = "yes"
+    edges = [
+      graph_builder.IncomingEdge(str(producer), targetNodeInputId=str(place))
+      for place, producer in enumerate(operands[node])
+    ]
     yield graph_builder.GraphNode(
-      str(node),
-      name or opcode,
-      namespace,
-      attrs=_key_values(attributes),
-      incomingEdges=[
-        graph_builder.IncomingEdge(str(producer), targetNodeInputId=str(place))
-        for place, producer in enumerate(operands[node])
-      ],
+      str(node), name or opcode, namespace, attrs=_key_values(attributes), incomingEdges=edges
     )
 
 
@@ -141,11 +131,8 @@ def _hlo_facts(graph: HloGraph) -> Iterator[tuple[str, str, dict[str, str]]]:
   namespaces = _namespaces(graph)
   nodes = proto.instructions(graph.module)
   for node, origin, namespace in zip(nodes, graph.origins, namespaces):
-    attributes = {
-      "shape": show.shape_text(node.shape),
-      "source": origin.where,
-      "name in jax": origin.op_name,
-    }
+    shape = show.shape_text(node.shape)
+    attributes = {"shape": shape, "source": origin.where, "name in jax": origin.op_name}
     yield node.name, namespace, {name: text for name, text in attributes.items() if text}
 
 
@@ -197,14 +184,10 @@ def _features(node_feat: np.ndarray) -> list[dict[str, str]]:
 
 def _with_orders(nodes: Sequence[graph_builder.GraphNode], pane: Pane, name: str) -> dict:
   """The graph of a side: all nodes, configurable ones with their layouts."""
-  shown = [
-    graph_builder.GraphNode(
-      **{**vars(node), "attrs": [*_key_values({"layouts": pane.orders[number]}), *node.attrs]}
-    )
-    if number in pane.orders
-    else node
-    for number, node in enumerate(nodes)
-  ]
+  shown = list(nodes)
+  for number, order in pane.orders.items():
+    attrs = [*_key_values({"layouts": order}), *nodes[number].attrs]
+    shown[number] = graph_builder.GraphNode(**{**vars(nodes[number]), "attrs": attrs})
   return vars(graph_builder.Graph(name, shown, {"": dict(pane.about)}))
 
 
@@ -215,17 +198,13 @@ def _key_values(attributes: Mapping[str, str]) -> list[graph_builder.KeyValue]:
 def _node_data(values: Mapping[int, float | str]) -> node_data_builder.GraphNodeData:
   """An overlay: marks for texts; for numbers red above 0 and blue below, stronger if larger."""
   largest = max((abs(v) for v in values.values() if not isinstance(v, str)), default=0) or 1
-  return node_data_builder.GraphNodeData(
-    {
-      str(node): node_data_builder.NodeDataResult(
-        value, _AMBER if isinstance(value, str) else _color(value / largest), "#000"
-      )
-      for node, value in values.items()
-    },
-    # With a value, also False, overlays that arrive late lay the graph out anew, and the page no
-    # longer opens at its node.
-    showExpandedSummaryOnGroupNode=None,
-  )
+  results = {}
+  for node, value in values.items():
+    color = _AMBER if isinstance(value, str) else _color(value / largest)
+    results[str(node)] = node_data_builder.NodeDataResult(value, color, "#000")
+  # With a value, also False, overlays that arrive late lay the graph out anew, and the page no
+  # longer opens at its node.
+  return node_data_builder.GraphNodeData(results, showExpandedSummaryOnGroupNode=None)
 
 
 def _color(strength: float) -> str:

@@ -61,9 +61,8 @@ def of_graph(
       "and print tpugraphs_jax.explain(model, graph, number)"
     )
   panes = []
-  for number, other in (
-    [(config, None)] if against is None else [(against, config), (config, against)]
-  ):
+  sides = [(config, None)] if against is None else [(against, config), (config, against)]
+  for number, other in sides:
     orders = _orders(graph, number)
     overlays: dict[str, Mapping[int, float | str]] = dict(shared)
     if model is not None:
@@ -71,9 +70,8 @@ def of_graph(
     if other is not None:
       others = _orders(graph, other)
       overlays[CHANGED] = {node: text for node, text in orders.items() if text != others[node]}
-    panes.append(
-      Pane(f"configuration {number}", about | _config_facts(graph, number), orders, overlays)
-    )
+    facts = about | _config_facts(graph, number)
+    panes.append(Pane(f"configuration {number}", facts, orders, overlays))
   return panes
 
 
@@ -101,14 +99,10 @@ def table(graph: OpGraph, panes: list[Pane]) -> Table:
     return graph.table()
   shown = [of_node for pane in panes for of_node in pane.overlays.values()]
   nodes = sorted(set().union(*(shown if len(panes) > 1 else (of_node for _, of_node in values))))
-  return Table(
-    ["node", *(name for name, _ in values)],
-    [
-      [graph.node_name(node), *(_text(of_node.get(node, "")) for _, of_node in values)]
-      for node in nodes
-    ],
-    repr(graph)[1:-1],
-  )
+  rows = []
+  for node in nodes:
+    rows.append([graph.node_name(node), *(_text(of_node.get(node, "")) for _, of_node in values)])
+  return Table(["node", *(name for name, _ in values)], rows, repr(graph)[1:-1])
 
 
 def _text(value: float | str) -> str:
@@ -141,10 +135,7 @@ def _config_facts(graph: OpGraph[TileConfigs | LayoutConfigs], number: int) -> d
   configs = graph.configs
   facts = {"label": f"{configs.runtime_ns[number]:,}"} if configs.is_labelled else {}
   if isinstance(configs, TileConfigs):
-    facts |= {
-      name.replace("_", " "): " ".join(
-        f"{value:g}" for value in configs.config_feat[number][columns.sizes(block)]
-      )
-      for name, block in columns.TILE.items()
-    }
+    for name, block in columns.TILE.items():
+      sizes = configs.config_feat[number][columns.sizes(block)]
+      facts[name.replace("_", " ")] = " ".join(f"{size:g}" for size in sizes)
   return facts
