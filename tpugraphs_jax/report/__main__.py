@@ -19,22 +19,20 @@ from tpugraphs_jax.train import evaluation
 
 def write_csv(runs: Sequence[Run], path: str) -> None:
   """Writes one row per run and validation graph."""
-  evaluation.write_csv(
-    path,
-    (
-      {
-        "run": run.name,
-        "seed": run.seed,
-        "graph": graph.name,
-        "nodes": graph.nodes,
-        "configs": len(graph.scores),
-        "kendaltau": graph.kendall_tau,
-        "slowdown1": graph.slowdowns[1],
-      }
-      for run in runs
-      for graph in run.judged
-    ),
+  rows = (
+    {
+      "run": run.name,
+      "seed": run.seed,
+      "graph": graph.name,
+      "nodes": graph.nodes,
+      "configs": len(graph.scores),
+      "kendaltau": graph.kendall_tau,
+      "slowdown1": graph.slowdowns[1],
+    }
+    for run in runs
+    for graph in run.judged
   )
+  evaluation.write_csv(path, rows)
 
 
 def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
@@ -56,10 +54,8 @@ def verdict(runs: Sequence[Run]) -> str:
   """Every collection with its labels, the sentences about its runs, and the page of each run."""
   lines = []
   for each in comparisons(runs):
-    lines += [
-      f"{each.runs[0].collection} ({each.runs[0].labels})",
-      *(f"  {sentence}" for sentence in each.verdict),
-    ]
+    lines.append(f"{each.runs[0].collection} ({each.runs[0].labels})")
+    lines += [f"  {sentence}" for sentence in each.verdict]
     for run in each.runs:
       seconds = run.summary.get("training", {}).get("seconds", 0)
       lines.append(

@@ -59,13 +59,11 @@ def _by_opcode(group: Group, names: Sequence[str]) -> dict[str, list[str]]:
     opcodes = {name: _opcodes(run.file_of(name)) for name in names}
   except (OSError, ValueError):  # the data are gone, in a bucket, or damaged
     return {}
-  having = {
-    code: [name for name in names if code in opcodes[name]]
-    for code in sorted(set().union(*opcodes.values()))
-  }
-  told = {
-    code: some for code, some in having.items() if _FEWEST <= len(some) <= len(names) - _FEWEST
-  }
+  told = {}
+  for code in sorted(set().union(*opcodes.values())):
+    having = [name for name in names if code in opcodes[name]]
+    if _FEWEST <= len(having) <= len(names) - _FEWEST:
+      told[code] = having
   lowest = sorted(told, key=lambda code: metrics.mean(group.taus[name] for name in told[code]))
   result = {f"with {_name(code)}": told[code] for code in lowest[:_OPCODES]}
   # Every test fold has other training graphs.

@@ -159,13 +159,11 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
     axes.fill_between(ks, low, high, color=_COLOURS[0], alpha=0.15, lw=0, label=name)
   for group, colour in zip(groups, _COLOURS):
     plot([graph.slowdowns for graph in group.judged], "o-", color=colour, label=group.name)
-    if all(graph.tune_slowdowns for graph in group.judged):
-      plot(
-        [graph.tune_slowdowns for graph in group.judged], "s:", color=colour, label=tune_name(group)
-      )
-  plot(
-    [metrics.random_slowdown(graph.label, ks) for graph in graphs], "x--", color=_GREY, label=RANDOM
-  )
+    tuned = [graph.tune_slowdowns for graph in group.judged]
+    if all(tuned):
+      plot(tuned, "s:", color=colour, label=tune_name(group))
+  at_random = [metrics.random_slowdown(graph.label, ks) for graph in graphs]
+  plot(at_random, "x--", color=_GREY, label=RANDOM)
   if OWN_FIRST in comparison.references:
     plot([graph.own_first_slowdowns(ks) for graph in graphs], "+-.", color=_GREY, label=OWN_FIRST)
   axes.set(
@@ -221,9 +219,8 @@ def _curves(groups: Sequence[Group]) -> figure.Figure:
   shown: dict[str, None] = {}
   for group, colour in zip(groups, _COLOURS):
     for number, run in enumerate(group.runs):
-      metric = (
-        f"{metrics.SAMPLE}/{evaluation.mean_name(run.config.get('train.best_metric', 'kendaltau'))}"
-      )
+      best_metric = run.config.get("train.best_metric", "kendaltau")
+      metric = f"{metrics.SAMPLE}/{evaluation.mean_name(best_metric)}"
       shown[metric] = None
       for axes, name in ((left, "train/loss"), (right, metric)):
         points = [(row["step"], row[name]) for row in run.rows if row.get(name) is not None]
@@ -255,9 +252,8 @@ def _ranks(graph: ValidationGraph) -> figure.Figure:
   axes.plot(predicted, by_label, ".", label="a configuration", gid=gid, **style)
   axes.axline((0, 0), slope=1, **_LINE)
   if graph.default is not None:
-    axes.plot(
-      predicted[graph.default], by_label[graph.default], "D", ms=7, color=_COLOURS[1], label=DEFAULT
-    )
+    at = predicted[graph.default], by_label[graph.default]
+    axes.plot(*at, "D", ms=7, color=_COLOURS[1], label=DEFAULT)
   axes.set(xlabel="predicted rank (0: fastest)", ylabel="rank by label", aspect="equal")
   axes.locator_params(integer=True)
   return drawn

@@ -90,6 +90,7 @@ def graph_of(comparison: Comparison, name: str) -> ValidationGraph | None:
 def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
   """The part of the page about runs that compare."""
   first, groups = comparison.groups[0].runs[0], comparison.groups
+  drawn = figures.all_of(comparison, graph_of(comparison, graph))
   return {
     "comparison": comparison,
     "name": first.collection,
@@ -110,10 +111,7 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
       for lead in leads(groups)
     ),
     "differences": _differences(groups),
-    "figures": {
-      title: figures.svg(drawn)
-      for title, drawn in figures.all_of(comparison, graph_of(comparison, graph)).items()
-    },
+    "figures": {title: figures.svg(each) for title, each in drawn.items()},
     "graphs": _graphs(groups),
     "view": _view(groups[0]),
     "errors": _table(dict(zip(_ERRORS, row)) for row in errors.rows(groups[0])),

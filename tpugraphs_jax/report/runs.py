@@ -151,11 +151,8 @@ class Run:
     """
     if self.division and self.judged:
       return self.collection, self.labels, self.division, self.config.get("eval.max_configs")
-    return (
-      self.collection,
-      self.labels,
-      frozenset((graph.name, len(graph.scores)) for graph in self.judged),
-    )
+    sizes = frozenset((graph.name, len(graph.scores)) for graph in self.judged)
+    return self.collection, self.labels, sizes
 
   @property
   def ks(self) -> list[int]:
@@ -384,9 +381,8 @@ class Comparison:
     first = self.groups[0].out_of_fold
     orders, by_tune = dict(first.whole.references), [graph.tune_slowdowns for graph in first.judged]
     if by_tune and all(by_tune):
-      orders[tune_name(first)] = {
-        name: value for name, value in _means_by_k(by_tune).items() if name in first.means
-      }
+      means = _means_by_k(by_tune)
+      orders[tune_name(first)] = {name: means[name] for name in means if name in first.means}
     return orders
 
   @property
@@ -420,26 +416,18 @@ class Comparison:
   def _lead(self, tau: str) -> str:
     """Whether the first group is ahead of the second by more than the spread over seeds."""
     first, lead = self.groups[0].name, leads(self.groups)[0]
-    test = (
-      "too few graphs for a test"
-      if math.isnan(lead.p_value)
-      else f"p = {lead.p_value:.2g}, Wilcoxon signed rank"
-    )
+    test = f"p = {lead.p_value:.2g}, Wilcoxon signed rank"
+    if math.isnan(lead.p_value):
+      test = "too few graphs for a test"
+    gain = f"{tau}, {lead.gain:.3f} above {lead.other}"
     by_graph = f"better on {lead.better} of {lead.graphs} ({test})"
     if math.isnan(lead.spread):
-      return (
-        f"{first} is ahead: {tau}, {lead.gain:.3f} above {lead.other} and {by_graph}. "
-        "Without several seeds of each, this may be chance."
-      )
+      chance = "Without several seeds of each, this may be chance."
+      return f"{first} is ahead: {gain} and {by_graph}. {chance}"
+    spread = f"the spread over seeds ({lead.spread:.3f})"
     if lead.gain > lead.spread:
-      return (
-        f"{first} is first: {tau}, {lead.gain:.3f} above {lead.other}, more than the spread over "
-        f"seeds ({lead.spread:.3f}), and {by_graph}."
-      )
-    return (
-      f"{first} and {lead.other} are level: {tau}, {lead.gain:.3f} above {lead.other}, within the "
-      f"spread over seeds ({lead.spread:.3f}), and {by_graph}."
-    )
+      return f"{first} is first: {gain}, more than {spread}, and {by_graph}."
+    return f"{first} and {lead.other} are level: {gain}, within {spread}, and {by_graph}."
 
   def _first_choices(self) -> str:
     """The slowdown of first choices, beside the slowdown of other orders."""
@@ -470,14 +458,12 @@ class Comparison:
     if worse:
       sentences.append(f"Its first choices are behind random ones: {'; '.join(worse)}.")
     if all(graph.tune_slowdowns for graph in first.judged):
-      found = [
-        f"{k} labels {_percent(metrics.mean(graph.tune_slowdowns[k] for graph in first.judged))}"
-        for k in _LABELS
-      ]
-      at_random = [
-        _percent(metrics.mean(graph.own_first_slowdowns([k])[k] for graph in judged))
-        for k in _LABELS
-      ]
+      found, at_random = [], []
+      for k in _LABELS:
+        own = metrics.mean(graph.tune_slowdowns[k] for graph in first.judged)
+        random = metrics.mean(graph.own_first_slowdowns([k])[k] for graph in judged)
+        found.append(f"{k} labels {_percent(own)}")
+        at_random.append(_percent(random))
       sentences.append(
         f"tune would have found: with {found[0]} slower than the fastest, with {found[1]} "
         f"({OWN_FIRST}: {' and '.join(at_random)})."
@@ -521,24 +507,19 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
   Raises:
     FileNotFoundError, ValueError: as `read`.
   """
-  folders = list(dict.fromkeys(place for folder in folders for place in _runs_in(folder)))
-  paths = [
-    Path(
-      os.fspath(folder).replace("://", "/")
-      if files.is_remote(folder)
-      else Path(folder).expanduser().absolute()
-    )
-    for folder in folders
-  ]
+  places = list(dict.fromkeys(place for folder in folders for place in _runs_in(folder)))
+  paths = []
+  for place in places:
+    path = Path(place).expanduser().absolute()
+    paths.append(Path(place.replace("://", "/")) if files.is_remote(place) else path)
   depth = 1
   while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
     depth += 1
-  return [
-    dataclasses.replace(
-      read(files.fetch(folder)), name="/".join(path.parts[-depth:]), folder=os.fspath(folder)
-    )
-    for folder, path in zip(folders, paths)
-  ]
+  runs = []
+  for place, path in zip(places, paths):
+    run, name = read(files.fetch(place)), "/".join(path.parts[-depth:])
+    runs.append(dataclasses.replace(run, name=name, folder=place))
+  return runs
 
 
 def _runs_in(folder: str | os.PathLike[str]) -> list[str]:
@@ -602,8 +583,9 @@ def read(folder: Path) -> Run:
     config = traverse_util.flatten_dict(manifest["config"], sep=".")
   seed = config.pop("seed", 0)
   data_root, path = config.pop("data_root", ""), folder / "summary.json"
-  fold, division = config.pop("data.fold", 0), ""
-  if is_divided := bool(config.get("data.folds", 0)):
+  fold, is_divided = config.pop("data.fold", 0), bool(config.get("data.folds", 0))
+  fold, division = fold if is_divided else None, ""
+  if is_divided:
     division = json.dumps(folds.read(folder / folds.FILE)[0].fold_of, sort_keys=True)
   summary = {}
   if path.exists():
@@ -614,19 +596,9 @@ def read(folder: Path) -> Run:
         trust.check(summary["training"], trust.Record(ended=str), "training")
       if summary.get("collection"):
         Collection(summary["collection"])  # refuses what is none
-  run = Run(
-    folder.name or str(folder),
-    config,
-    seed,
-    summary,
-    _rows(folder / "metrics.jsonl"),
-    (),
-    str(folder),
-    data_root,
-    {name: manifest[name] for name in _ABOUT if name in manifest},
-    fold if is_divided else None,
-    division,
-  )
+  rows, name = _rows(folder / "metrics.jsonl"), folder.name or str(folder)
+  about = {key: manifest[key] for key in _ABOUT if key in manifest}
+  run = Run(name, config, seed, summary, rows, (), str(folder), data_root, about, fold, division)
   scores = evaluation.SCORES_FILE.format(evaluation.reported(is_divided))
   return dataclasses.replace(run, judged=_judged(folder / scores, run))
 
@@ -651,9 +623,8 @@ def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
   if not run.collection:
     raise ValueError(f"{path.with_name('summary.json')} names no collection: evaluate again")
   # In a collection made by `collect`, whose labels are of a known kind, it is configuration 0.
-  has_default = not Collection(run.collection).is_released and (
-    run.labels not in (SYNTHETIC, UNKNOWN)
-  )
+  is_own = not Collection(run.collection).is_released
+  has_default = is_own and run.labels not in (SYNTHETIC, UNKNOWN)
   judged = []
   for one in evaluation.read_scores(path):
     default = int(np.argmin(one.config_ids)) if has_default and not one.config_ids.min() else None
