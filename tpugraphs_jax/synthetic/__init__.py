@@ -350,10 +350,9 @@ def _make_tile(spec: FileSpec) -> tuple[graph.OpGraph[graph.TileConfigs], Ceilin
   config_feat, runtime_ns = tiles.tile_configs(kernel, rng, configs=size.configs, tiled=size.tiled)
   measured_ns = _measure(runtime_ns, rng)
   normalizer_ns = _measure(np.full(len(runtime_ns), runtime_ns[0]), rng)
-  shown = int(spec.is_labelled)
-  configs = graph.TileConfigs(
-    config_feat, shown * measured_ns, normalizer_ns if shown else 0 * measured_ns + 1
-  )
+  configs = graph.TileConfigs(config_feat, measured_ns, normalizer_ns)
+  if not spec.is_labelled:
+    configs = graph.TileConfigs(config_feat, 0 * measured_ns, 0 * measured_ns + 1)
   return kernel.program.graph(spec.name(), configs), Ceiling(runtime_ns, measured_ns)
 
 
@@ -370,12 +369,9 @@ def _make_layout(spec: FileSpec) -> tuple[graph.OpGraph[graph.LayoutConfigs], Ce
     options = layouts.default_search(groups, cost, start, configs, search)
   runtime_ns = cost(layouts.output_bits(options))
   measured_ns = _measure(runtime_ns, spec.rng("noise"))
-  rows = np.take_along_axis(groups.options.T, options, axis=0)
-  labelled = graph.LayoutConfigs(
-    rows=groups.rows,
-    node_group=groups.node_group,
-    group_row=rows.astype(np.uint8 if len(groups.rows) <= 256 else np.uint16),
-    runtime_ns=measured_ns if spec.is_labelled else 0 * measured_ns,
-  )
+  dtype = np.uint8 if len(groups.rows) <= 256 else np.uint16
+  group_row = np.take_along_axis(groups.options.T, options, axis=0).astype(dtype)
+  shown_ns = measured_ns if spec.is_labelled else 0 * measured_ns
+  labelled = graph.LayoutConfigs(groups.rows, groups.node_group, group_row, shown_ns)
   op_graph = program.graph(spec.name(), labelled, groups.config_node)
   return op_graph, Ceiling(runtime_ns, measured_ns)

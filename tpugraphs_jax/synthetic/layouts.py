@@ -112,9 +112,8 @@ def layout_cost(program: Program, node_group: dict[int, int], *, steps: int) -> 
   # Of two bits a and b, a + b - 2ab is 1 where they differ; where they agree, 1 minus that is 1.
   weight = np.triu(differ - same, 1)
   linear = orders[1] - orders[0] + weight.sum(0) + weight.sum(1)
-  return LayoutCost(
-    base=orders[0].sum() + same.sum(), linear=linear[:-1], pairs=-2 * weight[:-1, :-1]
-  )
+  base = orders[0].sum() + same.sum()
+  return LayoutCost(base, linear[:-1], pairs=-2 * weight[:-1, :-1])
 
 
 def _owners(program: Program) -> tuple[list[int], list[int]]:
@@ -207,14 +206,9 @@ def find_groups(program: Program, rng: np.random.Generator) -> Groups:
   has_open = is_dot & (rng.random(len(keys)) < 0.5)
   rows = np.array([_option_rows(program, nodes[i]) for i in first], np.int8)
   distinct, inverse = np.unique(rows.reshape(-1, rows.shape[-1]), axis=0, return_inverse=True)
-  return Groups(
-    config_node=np.array(nodes),
-    node_group=np.array(node_group, np.int32),
-    rows=distinct,
-    options=inverse.reshape(rows.shape[:2]),
-    has_kernel=has_kernel,
-    has_open=has_open,
-  )
+  options, config_node = inverse.reshape(rows.shape[:2]), np.array(nodes)
+  group_of_node = np.array(node_group, np.int32)
+  return Groups(config_node, group_of_node, distinct, options, has_kernel, has_open)
 
 
 def _option_rows(program: Program, node: int) -> list[tuple[int, ...]]:
@@ -307,9 +301,8 @@ def default_search(
 
 def _children(groups: Groups, elite: np.ndarray, flip_rate: float, rng) -> np.ndarray:
   """One child per member: mutated output orders, fresh input and kernel orders."""
-  parent = np.take_along_axis(
-    elite, rng.integers(0, elite.shape[1], elite.shape[:2])[..., None], axis=1
-  )
+  chosen = rng.integers(0, elite.shape[1], elite.shape[:2])
+  parent = np.take_along_axis(elite, chosen[..., None], axis=1)
   flips = rng.random(parent.shape) < flip_rate
   operands = rng.random((2, *parent.shape)) < _OPERAND_RATE
   child = 4 * (output_bits(parent) ^ flips)

@@ -167,9 +167,8 @@ def _convolution_block(program: Program, x: int, channels: int, window: _Window)
   height, kernel = math.ceil(height / window.stride), window.kernel
   dims = (batch, height, height, channels)
   weight = program.add("parameter", (kernel, kernel, features, channels))
-  y = _convolution(
-    program, x, weight, dims, window=window, contraction=kernel * kernel * features, role="forward"
-  )
+  terms = kernel * kernel * features
+  y = _convolution(program, x, weight, dims, window=window, contraction=terms, role="forward")
   scale = program.like("rsqrt", program.reduce(y, (0, 1, 2)))
   z = program.like("multiply", y, program.spread(scale, dims, (3,)))
   bias = program.add("parameter", (channels,))
@@ -226,13 +225,11 @@ def _encoder_layer(program: Program, x: int, heads: int, tape: list) -> int:
   batch, sequence, hidden = program.dims(x)
   depth = hidden // heads
   split = (batch, heads, sequence, depth)
-  query, key, value = (
-    _dot(program, x, hidden, role, tape, split) for role in ("query", "key", "value")
-  )
+  for_heads = lambda role: _dot(program, x, hidden, role, tape, split)
+  query, key, value = map(for_heads, ("query", "key", "value"))
   key = program.add("transpose", (batch, heads, depth, sequence), key, dimensions=(0, 1, 3, 2))
-  scores = program.add(
-    "dot", (batch, heads, sequence, sequence), query, key, contraction=depth, role="scores"
-  )
+  square = (batch, heads, sequence, sequence)
+  scores = program.add("dot", square, query, key, contraction=depth, role="scores")
   tape.append(_Product(query, key, scores, scores, "scores"))
   shares = _softmax(program, scores)
   context = program.add("dot", split, shares, value, contraction=sequence, role="context")

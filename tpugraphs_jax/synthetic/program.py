@@ -213,11 +213,8 @@ class Program:
     operands, roots, body_root = [], [], {}
     for node, opcode in self._bodies.items():
       dtype, first = self.ops[node].dtype, len(ops)
-      ops += [
-        Op("parameter", dtype=dtype),
-        Op("parameter", dtype=dtype, parameter_number=1),
-        Op(opcode, dtype=dtype),
-      ]
+      left, right = Op("parameter", dtype=dtype), Op("parameter", dtype=dtype, parameter_number=1)
+      ops += [left, right, Op(opcode, dtype=dtype)]
       operands += [(), (), (first, first + 1)]
       roots.append(first + 2)
       body_root[node] = first + 2

@@ -162,9 +162,8 @@ def random_kernel(rng: np.random.Generator, *, nodes: int, configs: int = 1) -> 
     return kernel.finish()
   family = str(rng.choice(_FAMILIES, p=_FAMILY_SHARES))
   # A reduction has one of the axes no longer in its output.
-  kernel = Kernel(
-    _output_sizes(rng, configs * (_REDUCED_TILES if family == "reduce" else 1)), dtype
-  )
+  wanted = configs * (_REDUCED_TILES if family == "reduce" else 1)
+  kernel = Kernel(_output_sizes(rng, wanted), dtype)
   build = {"map": _map, "normalize": _normalize, "reduce": _reduce, "product": _product}
   build[family](kernel, _opcodes(rng, nodes), rng)
   return kernel.call()
@@ -339,9 +338,8 @@ def tile_cost(
   cut = _elements(kernel.kernel_axes, kernel_tile)
   cut = {axis: extent for axis, extent in cut.items() if axis not in tile}
   tiles = _pieces(kernel, tile)
-  users = np.bincount(
-    [v for node in kernel.fused for v in kernel.program.operands[node]], minlength=len(kernel.fused)
-  )
+  used = [operand for node in kernel.fused for operand in kernel.program.operands[node]]
+  users = np.bincount(used, minlength=len(kernel.fused))
   output = _registers(kernel, kernel.root, tile)
   vector, memory, resident = 0 * output, output, 2 * output
   for node, demands in _demands(kernel).items():
@@ -362,12 +360,8 @@ def tile_cost(
   busy = vector / program.REGISTER_OPS_PER_NS + matrix_ns
   spilled = 2 * np.maximum(0, resident - program.VMEM_REGISTERS)
   cuts = _pieces(kernel, cut)
-  each = (
-    program.TILE_NS
-    + cuts * (program.CUT_NS + spilled * _TRANSFER_NS)
-    + np.maximum(busy, memory * _TRANSFER_NS)
-  )
-  return tiles * each, resident
+  start = program.TILE_NS + cuts * (program.CUT_NS + spilled * _TRANSFER_NS)
+  return tiles * (start + np.maximum(busy, memory * _TRANSFER_NS)), resident
 
 
 def _demands(kernel: Kernel) -> dict[int, set[frozenset[str]]]:
