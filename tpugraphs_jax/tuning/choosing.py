@@ -40,16 +40,11 @@ SCOPE = "layout_group_"
 # By primitive, the parameters in which equations of equal shapes can differ.
 _DETAILS = {
   "conv_general_dilated": (
-    "window_strides",
-    "padding",
-    "lhs_dilation",
-    "rhs_dilation",
-    "dimension_numbers",
-    "feature_group_count",
-    "batch_group_count",
-  ),
-  "dot_general": ("dimension_numbers",),
-  "reshape": ("dimensions",),
+    "window_strides padding lhs_dilation rhs_dilation dimension_numbers feature_group_count "
+    "batch_group_count"
+  ).split(),
+  "dot_general": ["dimension_numbers"],
+  "reshape": ["dimensions"],
 }
 # Primitives in whose inner programs layouts are chosen.
 CALLS = (

@@ -71,10 +71,8 @@ def _drawn(
   tries = 0
   while tries < _TRIES:
     count = rng.integers(1, min(len(free), _GROUPS_AT_ONCE) + 1)
-    changed = {
-      int(group): int(rng.choice(options[group][1:]))
-      for group in rng.choice(free, count, replace=False)
-    }
+    groups = rng.choice(free, count, replace=False).tolist()
+    changed = {group: int(rng.choice(options[group][1:])) for group in groups}
     numbers = tuple(changed.get(group, 0) for group in range(len(options)))
     tries = tries + 1 if numbers in seen else 0
     seen.add(numbers)

@@ -307,9 +307,8 @@ def create(name: str, *, target: str | None, seed: int) -> Label:
     return TpuEstimate(tpu.full_name(target))
   others = {BytesEstimate.name: BytesEstimate(), Measured.name: Measured(seed)}
   if name not in others:
-    raise ValueError(
-      f"unknown label {name!r}, expected one of {', '.join([TpuEstimate.name, *others])}"
-    )
+    known = ", ".join([TpuEstimate.name, *others])
+    raise ValueError(f"unknown label {name!r}, expected one of {known}")
   if target is not None:
     raise ValueError(
       f"label {name} is for the device at hand and has no target, found "

@@ -129,10 +129,8 @@ def read(path: Path) -> Prior:
   """
   try:
     record = trust.parse(path.read_text())
-    return Prior(
-      np.array(record["mean"]),
-      np.array(record["log_spread"]),
-      **{name: record[name] for name in ("correlation", "noise", "unit", "about")},
-    )
+    mean, log_spread = np.array(record["mean"]), np.array(record["log_spread"])
+    others = {name: record[name] for name in ("correlation", "noise", "unit", "about")}
+    return Prior(mean, log_spread, **others)
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}); install the package again") from None

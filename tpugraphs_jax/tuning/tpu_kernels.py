@@ -36,6 +36,7 @@ _FREE_CALLS = frozenset(
   "PrepareAsyncCallStart Sharding".split()
 )
 _PRODUCTS = ("convolution", "dot")
+_BOUNDS = ("kernel_window_bounds", "output_window_bounds", "input_window_bounds")  # of a window
 _REGISTER = 8 * 128  # elements of a vector register; smaller results cost nothing to speak of
 _BYTES = {kind.number: int(kind.bytes) for kind in columns.ELEMENT_TYPES}
 
@@ -166,8 +167,7 @@ def window(instruction: proto.HloInstructionProto) -> Window | None:
   config = _backend_config(instruction).get("window_config", {})
   if "estimated_cycles" not in config:
     return None
-  bounds = (config.get(f"{name}_window_bounds", ()) for name in ("kernel", "output", "input"))
-  kernel, output, operand = (tuple(map(int, each)) for each in bounds)
+  kernel, output, operand = (tuple(map(int, config.get(name, ()))) for name in _BOUNDS)
   cycles = int(config["estimated_cycles"])
   return Window(kernel, output, operand, cycles if 0 <= cycles < SATURATED else None)
 
@@ -268,12 +268,7 @@ def iterations(loop: proto.HloInstructionProto, condition: proto.HloComputationP
 
 # What is read of an instruction's JSON; the compiler writes numbers as strings.
 _SCHEMA = {
-  "window_config": {
-    "estimated_cycles": (str, int),
-    **dict.fromkeys(
-      ("kernel_window_bounds", "output_window_bounds", "input_window_bounds"), [(str, int)]
-    ),
-  },
+  "window_config": {"estimated_cycles": (str, int), **dict.fromkeys(_BOUNDS, [(str, int)])},
   "known_trip_count": {"n": (str, int)},
 }
 

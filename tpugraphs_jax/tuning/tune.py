@@ -315,9 +315,8 @@ def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) ->
       try:
         label.compile(lambda x: x, (np.float32(0),), {name: value})
       except (jax.errors.JaxRuntimeError, TypeError) as error:
-        raise ValueError(
-          f"the compiler refuses the option {name}={value!r}: {labels.reason(error)}"
-        ) from None
+        why = labels.reason(error)
+        raise ValueError(f"the compiler refuses the option {name}={value!r}: {why}") from None
 
 
 def _label(way: strategies.Way, found: Cache, budget: int, *, progress: bool) -> None:
@@ -349,11 +348,8 @@ def _tell(place: int, budget: int, numbers: Numbers, found: Cache) -> None:
   """A line of progress."""
   failed = found.errors.get(numbers)
   said = f"failed: {failed}" if failed else f"{found.ratio(numbers):.3f} of the compiler's own"
-  print(
-    f"label {place + 1} of {budget}: {said}; groups changed: {found.problem.describe(numbers)}",
-    file=sys.stderr,
-    flush=True,
-  )
+  said += f"; groups changed: {found.problem.describe(numbers)}"
+  print(f"label {place + 1} of {budget}: {said}", file=sys.stderr, flush=True)
 
 
 def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
@@ -379,9 +375,8 @@ def _decide(
   """The best of the choices that were tried, or the compiler's own choice."""
   default, label = problem.own, found.label
   if default in found.errors:
-    raise ValueError(
-      f"{problem.name}: the compiler's own choice cannot be labelled: {found.errors[default]}"
-    )
+    why = found.errors[default]
+    raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled: {why}")
   value = {numbers: label.value(raw) for numbers, raw in found.raw.items()}
   best, compared = min(value, key=value.__getitem__), None  # the first of equals: the default
   ratio = value[best] / value[default]

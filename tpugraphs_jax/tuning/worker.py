@@ -62,15 +62,6 @@ class LabelRequest:
     return folder / self.split / f"{self.name}{suffix}"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Collecting:
-  """A program while it is collected."""
-
-  request: LabelRequest
-  problem: Problem
-  journal: Journal
-
-
 def collect(request: LabelRequest) -> None:
   """Makes the missing labels and writes the program's npz and sidecar.
 
@@ -105,8 +96,8 @@ def collect(request: LabelRequest) -> None:
     )
     if kept is None:
       journal.keep_module(request.module, problem.module)
-    work = _Collecting(request, problem, journal)
-    _write(work, _label_all(work), header)
+    drawn = _label_all(problem, journal, request.configs)
+    _write(request, problem, journal, drawn, header)
 
 
 def is_finished(request: LabelRequest, header: dict[str, Any], label: labels.Label) -> bool:
@@ -128,52 +119,55 @@ def is_finished(request: LabelRequest, header: dict[str, Any], label: labels.Lab
   return stored == labelled and all(record.get(key) == expected[key] for key in expected)
 
 
-def _label_all(work: _Collecting) -> list[Numbers]:
+def _label_all(problem: Problem, journal: Journal, configs: int) -> list[Numbers]:
   """Labels candidates until there are enough; all that were tried, in order."""
-  stream = work.problem.candidates()
+  stream = problem.candidates()
   drawn: list[Numbers] = []
   while True:
     # Times compare only within a session: failed choices are not replaced by later ones.
-    if drawn and work.problem.label.made_together:
+    if drawn and problem.label.made_together:
       return drawn
-    if 0 in work.journal.errors:
+    if 0 in journal.errors:
       return drawn  # labels mean nothing without the compiler's own choice
-    _, values, _ = _labels(work, len(drawn))
-    count = draw.wanted(values, work.request.configs, draws=len(drawn))
+    _, values, _ = _labels(problem.label, journal, len(drawn))
+    count = draw.wanted(values, configs, draws=len(drawn))
     more = dict(enumerate(itertools.islice(stream, count), len(drawn)))
     if not more:
       return drawn
     drawn += more.values()
-    done = work.journal.raw.keys() | work.journal.errors.keys()
-    if work.problem.label.made_together and not more.keys() <= done:
-      done = set(work.journal.errors)  # all others are measured again, together
-    _label(work, {number: numbers for number, numbers in more.items() if number not in done})
+    done = journal.raw.keys() | journal.errors.keys()
+    if problem.label.made_together and not more.keys() <= done:
+      done = set(journal.errors)  # all others are measured again, together
+    new = {number: numbers for number, numbers in more.items() if number not in done}
+    _label(problem, journal, new)
 
 
-def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
+def _label(problem: Problem, journal: Journal, candidates: dict[int, Numbers]) -> None:
   """Writes a result or an error of every candidate into the journal."""
 
   def functions() -> Functions:
     for number, numbers in candidates.items():
-      work.journal.start(number)
-      yield number, work.problem.apply(numbers), {}
+      journal.start(number)
+      yield number, problem.apply(numbers), {}
 
-  for number, outcome in work.problem.label.run(functions(), work.problem.call.arrays):
+  for number, outcome in problem.label.run(functions(), problem.call.arrays):
     if isinstance(outcome, Exception):
-      work.journal.error(number, labels.reason(outcome))
+      journal.error(number, labels.reason(outcome))
     else:
-      work.journal.result(number, outcome)
+      journal.result(number, outcome)
 
 
-def _labels(work: _Collecting, drawn: int) -> tuple[labels.Label, dict[int, int], dict[int, str]]:
+def _labels(
+  label: labels.Label, journal: Journal, drawn: int
+) -> tuple[labels.Label, dict[int, int], dict[int, str]]:
   """The program's label, labels of the first `drawn` candidates, and reasons of those without one.
 
   The journal may hold more candidates, of an earlier run.
   """
-  own, values = work.journal.raw.get(0), {}
-  label = work.problem.label.of(own) if own else work.problem.label
-  errors = {number: text for number, text in work.journal.errors.items() if number < drawn}
-  for number, raw in sorted(work.journal.raw.items()):
+  own, values = journal.raw.get(0), {}
+  label = label.of(own) if own else label
+  errors = {number: text for number, text in journal.errors.items() if number < drawn}
+  for number, raw in sorted(journal.raw.items()):
     if number < drawn:
       try:
         values[number] = label.value(raw)
@@ -182,9 +176,14 @@ def _labels(work: _Collecting, drawn: int) -> tuple[labels.Label, dict[int, int]
   return label, values, errors
 
 
-def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> None:
-  request, journal, problem = work.request, work.journal, work.problem
-  label, values, errors = _labels(work, len(drawn))
+def _write(
+  request: LabelRequest,
+  problem: Problem,
+  journal: Journal,
+  drawn: list[Numbers],
+  header: dict[str, Any],
+) -> None:
+  label, values, errors = _labels(problem.label, journal, len(drawn))
   if 0 not in values:
     why = errors.get(0, "it was not labelled")
     raise ValueError(f"{request.source}: the compiler's own choice failed: {why}")
