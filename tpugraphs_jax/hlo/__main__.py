@@ -67,9 +67,8 @@ def _show(args: argparse.Namespace) -> int:
   entries = getattr(message, "modules", [message])  # only TuningData has several
   for entry in entries:
     module = entry if isinstance(entry, proto.HloModuleProto) else entry.module
-    graph = module_graph.featurize_module(
-      module, where=loaded.where, name=module.name or loaded.name, edge_order="insertion"
-    )
+    where, name = loaded.where, module.name or loaded.name
+    graph = module_graph.featurize_module(module, where=where, name=name, edge_order="insertion")
     print(console.printable("\n".join(show.summary(graph))), end="\n\n")
   return 0
 

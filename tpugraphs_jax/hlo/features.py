@@ -69,10 +69,8 @@ def node_features(module: proto.HloModuleProto) -> np.ndarray:
   """The features of all instructions of a module, `[N, 140]` float32."""
   nodes = proto.instructions(module)
   lists = {name: [values(node) for node in nodes] for name, values in _LISTS.items()}
-  lists |= {
-    name: [(getattr(node.convolution_dimension_numbers, name),) for node in nodes]
-    for name in _DIMENSION_NUMBERS
-  }
+  for name in _DIMENSION_NUMBERS:
+    lists[name] = [(getattr(node.convolution_dimension_numbers, name),) for node in nodes]
   result = columns.node_features(lists, len(nodes))
   is_root = [node.id == owner.root_id for node, owner in zip(nodes, proto.owners(module))]
   result[:, NODE["is_root"].start] = is_root

@@ -140,9 +140,8 @@ def featurize(
   """
   loaded = sources.load(source, *args, optimized=optimized, target=target, kwargs=kwargs)
   module = proto.parse_module(loaded.data, where=loaded.where)
-  result = featurize_module(
-    module, where=loaded.where, name=loaded.name or module.name, edge_order=edge_order
-  )
+  name = loaded.name or module.name
+  result = featurize_module(module, where=loaded.where, name=name, edge_order=edge_order)
   return dataclasses.replace(result, stage=loaded.stage)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 import itertools
 import math
-import operator
 
 import numpy as np
 
@@ -131,21 +130,17 @@ def _equal_parts(first: Dims, second: Dims) -> list[tuple[Dims, Dims]]:
   Dimensions of size 1 are in no part. Shapes without elements, or with different
   numbers of them, are one part.
   """
-  dims = [[dim for dim, size in enumerate(shape) if size != 1] for shape in (first, second)]
+  shapes = first, second
+  dims = [[dim for dim, size in enumerate(shape) if size != 1] for shape in shapes]
   if math.prod(first) != math.prod(second) or min((*first, *second), default=1) < 1:
     return [(tuple(dims[0]), tuple(dims[1]))]
   # Number of elements up to each dimension; where both shapes have the same number, a part ends.
-  ends = [
-    list(itertools.accumulate((shape[dim] for dim in each), operator.mul))
-    for shape, each in zip((first, second), dims)
-  ]
+  ends = [[math.prod(shape[: dim + 1]) for dim in each] for shape, each in zip(shapes, dims)]
+  bounds = [1, *sorted(set(ends[0]) & set(ends[1]))]
   part = lambda side, low, high: tuple(
     dim for dim, end in zip(dims[side], ends[side]) if low < end <= high
   )
-  return [
-    (part(0, low, high), part(1, low, high))
-    for low, high in itertools.pairwise([1, *sorted(set(ends[0]) & set(ends[1]))])
-  ]
+  return [(part(0, low, high), part(1, low, high)) for low, high in itertools.pairwise(bounds)]
 
 
 def distinct_choices(options: Sequence[int], n: int, *, seed: int) -> np.ndarray:

@@ -108,9 +108,8 @@ def tile_graphs(tuning: proto.TuningData, *, where: str, name: str) -> TuningGra
     entries.append((entry, entry_where, runs))
   graphs = []
   for entry, entry_where, runs in entries:
-    op_graph = module_graph.featurize_module(
-      entry.module, where=entry_where, name=f"{name}_{signed_hex(entry.fingerprint)}"
-    )
+    graph_name = f"{name}_{signed_hex(entry.fingerprint)}"
+    op_graph = module_graph.featurize_module(entry.module, where=entry_where, name=graph_name)
     graphs.append(op_graph.as_kernel(_tile_configs(runs, default_ns[entry.module.name])))
   return TuningGraphs(graphs, skipped)
 
