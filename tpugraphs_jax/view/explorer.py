@@ -96,9 +96,8 @@ def _nodes(graph: OpGraph) -> Iterator[graph_builder.GraphNode]:
     operands[consumer].append(producer)
   facts = _hlo_facts(graph) if isinstance(graph, HloGraph) else _file_facts(graph)
   names, scopes, attributes_of = zip(*facts)
-  for node, (name, namespace, attributes, more) in enumerate(
-    zip(names, _sections(scopes), attributes_of, features)
-  ):
+  rows = zip(names, _sections(scopes), attributes_of, features)
+  for node, (name, namespace, attributes, more) in enumerate(rows):
     opcode = columns.opcode_names().get(int(graph.node_opcode[node]), "unknown")
     attributes = {"opcode": opcode, "node": str(node), **attributes, **more}
     if node in configurable:

@@ -126,9 +126,7 @@ def _orders(graph: OpGraph, number: int) -> dict[int, str]:
   if not isinstance(graph.configs, LayoutConfigs):
     return {}
   rows = graph.configs.rows[graph.configs.row_id(np.array([number]))[0]]
-  return {
-    node: columns.row_text(row) for node, row in zip(graph.config_node.tolist(), rows.tolist())
-  }
+  return dict(zip(graph.config_node.tolist(), map(columns.row_text, rows.tolist())))
 
 
 def _config_facts(graph: OpGraph[TileConfigs | LayoutConfigs], number: int) -> dict[str, str]:
