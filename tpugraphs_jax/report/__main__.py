@@ -57,11 +57,9 @@ def verdict(runs: Sequence[Run]) -> str:
     lines.append(f"{each.runs[0].collection} ({each.runs[0].labels})")
     lines += [f"  {sentence}" for sentence in each.verdict]
     for run in each.runs:
-      seconds = run.summary.get("training", {}).get("seconds", 0)
-      lines.append(
-        f"  {run.name}: {run.config['model.name']}, trained in "
-        f"{console.duration(seconds)}, {files.join(run.folder, report.FILE)}"
-      )
+      trained = console.duration(run.summary.get("training", {}).get("seconds", 0))
+      model, page = run.config["model.name"], files.join(run.folder, report.FILE)
+      lines.append(f"  {run.name}: {model}, trained in {trained}, {page}")
   return "\n".join(lines)
 
 

@@ -166,9 +166,8 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
   plot(at_random, "x--", color=_GREY, label=RANDOM)
   if OWN_FIRST in comparison.references:
     plot([graph.own_first_slowdowns(ks) for graph in graphs], "+-.", color=_GREY, label=OWN_FIRST)
-  axes.set(
-    xscale="log", xlabel="k configurations tried, in the order of the model", ylabel="slowdown"
-  )
+  tried = "k configurations tried, in the order of the model"
+  axes.set(xscale="log", xlabel=tried, ylabel="slowdown")
   axes.set_xticks(ks, list(map(str, ks)))
   axes.minorticks_off()
   _slowdown_scale(axes.yaxis)

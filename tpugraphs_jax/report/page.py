@@ -56,9 +56,8 @@ def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
     autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
   )
   environment.filters |= {"shown": _shown, "kind": figures.short_kind}
-  environment.tests["numeric"] = lambda column: all(
-    isinstance(cell, (int, float, tuple)) or cell == "" for cell in column
-  )
+  is_number = lambda cell: isinstance(cell, (int, float, tuple)) or cell == ""
+  environment.tests["numeric"] = lambda column: all(map(is_number, column))
   template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
   _check_judged(runs, graph)
   compared = comparisons(runs)
@@ -260,22 +259,16 @@ def _links(run: Run, folder: str) -> dict[str, str]:
   """Places of a run's files, relative to the folder of the page, by name."""
   if not folder or files.is_remote(folder) or files.is_remote(run.folder):
     return {}
-  own = Path(run.folder).expanduser()
-  return {
-    name: Path(os.path.relpath(own / name, Path(folder).expanduser())).as_posix()
-    for name in _FILES
-    if (own / name).exists()
-  }
+  own, start = Path(run.folder).expanduser(), Path(folder).expanduser()
+  there = [name for name in _FILES if (own / name).exists()]
+  return {name: Path(os.path.relpath(own / name, start)).as_posix() for name in there}
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
   """A table of rows with cells by column, without the columns that are empty in every row."""
   rows = list(rows)
-  head = [
-    name
-    for name in dict.fromkeys(itertools.chain(*rows))
-    if any(_shown(row.get(name, "")) not in ("–", "") for row in rows)
-  ]
+  is_told = lambda name: any(_shown(row.get(name, "")) not in ("–", "") for row in rows)
+  head = list(filter(is_told, dict.fromkeys(itertools.chain(*rows))))
   return {"head": head, "rows": [[row.get(name, "") for name in head] for row in rows]}
 
 

@@ -312,9 +312,8 @@ def _common_name(names: Sequence[str]) -> str:
   prefix = os.path.commonprefix(names)
   if prefix in names:
     return prefix
-  return re.sub(r"((^|[/,._-]+)(s|seed|fold)=?)?[/,._-]*\d*$", "", prefix) or (
-    f"{names[0]} and {len(names) - 1} more"
-  )
+  common = re.sub(r"((^|[/,._-]+)(s|seed|fold)=?)?[/,._-]*\d*$", "", prefix)
+  return common or f"{names[0]} and {len(names) - 1} more"
 
 
 class Lead(NamedTuple):
