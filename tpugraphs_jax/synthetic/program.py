@@ -94,9 +94,8 @@ def node_features(ops: Sequence[Op]) -> np.ndarray:
     "tuple_size": [(op.tuple_size,) for op in ops],
     "parameter_number": [(op.parameter_number,) for op in ops],
   }
-  lists |= {
-    name: [[row[place] for row in op.window] for op in ops] for place, name in enumerate(_WINDOW)
-  }
+  for place, name in enumerate(_WINDOW):
+    lists[name] = [[row[place] for row in op.window] for op in ops]
   feat = columns.node_features(lists, len(ops))
   for row, op in zip(feat, ops):
     row[NODE["element_type"].start + _TYPE_NAMES.index(op.dtype)] = 1
