@@ -360,8 +360,8 @@ def tile_cost(
   busy = vector / program.REGISTER_OPS_PER_NS + matrix_ns
   spilled = 2 * np.maximum(0, resident - program.VMEM_REGISTERS)
   cuts = _pieces(kernel, cut)
-  start = program.TILE_NS + cuts * (program.CUT_NS + spilled * _TRANSFER_NS)
-  return tiles * (start + np.maximum(busy, memory * _TRANSFER_NS)), resident
+  starts = program.TILE_NS + cuts * (program.CUT_NS + spilled * _TRANSFER_NS)
+  return tiles * (starts + np.maximum(busy, memory * _TRANSFER_NS)), resident
 
 
 def _demands(kernel: Kernel) -> dict[int, set[frozenset[str]]]:
