@@ -241,7 +241,7 @@ def _score_of(collection: str, ranking: np.ndarray, file: Path) -> float:
       )
     for name, values in zip(names, (runtime, *others)):
       if values.min() <= 0:
-        archive.fail(name, f"has the value {values.min()}, expected positive nanoseconds")
+        archive.fail(f"{name} has the value {values.min()}, expected positive nanoseconds")
   place = np.full(len(runtime), len(runtime), np.int64)
   place[ranking] = np.arange(len(ranking))
   if is_layout:
@@ -405,7 +405,7 @@ def _config_count(path: Path) -> int:
   with npz.NpzArchive(path) as archive:
     shape = archive.member("config_runtime").shape
     if len(shape) != 1:
-      archive.fail("config_runtime", f"has shape {shape}, expected [C]")
+      archive.fail(f"config_runtime has shape {shape}, expected [C]")
     return shape[0]
 
 

@@ -96,18 +96,17 @@ class NpzArchive(contextlib.AbstractContextManager):
     members = self._zip.infolist()
     for name, count in collections.Counter(self.names).items():
       if count > 1:
-        self.fail(name, f"occurs twice; {_REMEDY}")
+        self.fail(f"{name} occurs twice; {_REMEDY}")
     for member in members:
       if member.compress_type not in _METHODS:
         self.fail(
-          member.filename,
-          f"is compressed by method {member.compress_type}, expected "
-          "none or deflate, as np.savez_compressed writes",
+          f"{member.filename} is compressed by method {member.compress_type}, expected none or "
+          "deflate, as np.savez_compressed writes"
         )
     if most_bytes is not None and (total := sum(m.file_size for m in members)) > most_bytes:
-      raise NpzError(
-        f"{self.path}: its arrays take {console.size(total)}, more than the "
-        f"{console.size(most_bytes)} that such a file may have"
+      self.fail(
+        f"its arrays take {console.size(total)}, more than the {console.size(most_bytes)} that such "
+        "a file may have"
       )
 
   def __exit__(self, *exc_info) -> None:
@@ -118,9 +117,9 @@ class NpzArchive(contextlib.AbstractContextManager):
     """Names of the arrays, in file order."""
     return [name.removesuffix(_SUFFIX) for name in self._zip.namelist()]
 
-  def fail(self, name: str, message: str) -> NoReturn:
-    """Raises an error of the array `name`."""
-    raise NpzError(f"{self.path}: {name} {message}")
+  def fail(self, message: str) -> NoReturn:
+    """Raises an error of the file."""
+    raise NpzError(f"{self.path}: {message}")
 
   def member(self, name: str) -> Member:
     """Shape and dtype of an array, without reading it."""
@@ -181,19 +180,17 @@ class NpzArchive(contextlib.AbstractContextManager):
   def _check_memory(self, name: str, member: Member, needed: int) -> None:
     if needed > (available := machine.available()):
       self.fail(
-        name,
-        f"of shape {member.shape} takes {console.size(needed)}, more than the "
-        f"{console.size(available)} of memory that are available",
+        f"{name} of shape {member.shape} takes {console.size(needed)}, more than the "
+        f"{console.size(available)} of memory that are available"
       )
 
   def _check_size(self, name: str, member: Member, stored: int) -> None:
     if member.dtype.hasobject:
-      self.fail(name, "holds Python objects, expected plain numbers")
+      self.fail(f"{name} holds Python objects, expected plain numbers")
     if member.nbytes != stored:
       self.fail(
-        name,
-        f"of shape {member.shape} and dtype {member.dtype} needs "
-        f"{member.nbytes} bytes, the file holds {stored}; {_REMEDY}",
+        f"{name} of shape {member.shape} and dtype {member.dtype} needs {member.nbytes} bytes, "
+        f"the file holds {stored}; {_REMEDY}"
       )
 
 
@@ -257,21 +254,14 @@ def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph[graph.TileConfigs]:
     _check_members(archive, _TILE_ARRAYS)
     config_feat = archive.read("config_feat")
     if not np.isfinite(config_feat).all():
-      archive.fail("config_feat", "has values that are not finite")
-    normalizer_ns = archive.read("config_runtime_normalizers")
-    if normalizer_ns.min() <= 0:
-      archive.fail(
-        "config_runtime_normalizers",
-        f"has the value {normalizer_ns.min()}, expected positive nanoseconds",
-      )
+      archive.fail("config_feat has values that are not finite")
+    name = "config_runtime_normalizers"
+    normalizer_ns = archive.read(name)
+    if (least := normalizer_ns.min()) <= 0:
+      archive.fail(f"{name} has the value {least}, expected positive nanoseconds")
     configs = graph.TileConfigs(config_feat, _read_runtime(archive), normalizer_ns.astype(np.int64))
     nodes = archive.member("node_opcode").shape[0]
-    return _read_graph(
-      archive,
-      node_splits=np.array([0, nodes], np.int64),
-      config_node=np.zeros(0, np.int32),
-      configs=configs,
-    )
+    return _read_graph(archive, np.array([0, nodes], np.int64), np.zeros(0, np.int32), configs)
 
 
 def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfigs]:
@@ -291,12 +281,8 @@ def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfi
   """
   with NpzArchive(path) as archive:
     _check_members(archive, _LAYOUT_ARRAYS)
-    return _read_graph(
-      archive,
-      node_splits=_read_splits(archive),
-      config_node=_read_config_node(archive),
-      configs=_read_layout_configs(archive),
-    )
+    node_splits, config_node = _read_splits(archive), _read_config_node(archive)
+    return _read_graph(archive, node_splits, config_node, _read_layout_configs(archive))
 
 
 def read_structure(
@@ -316,17 +302,15 @@ def read_structure(
 def write_tile(path: str | os.PathLike[str], op_graph: graph.OpGraph[graph.TileConfigs]) -> None:
   """Writes a tile graph in the released form; an existing file is replaced atomically."""
   configs = op_graph.configs
-  _write(
-    path,
-    {
-      "node_feat": op_graph.node_feat,
-      "node_opcode": op_graph.node_opcode,
-      "edge_index": op_graph.edge_index,
-      "config_feat": configs.config_feat,
-      "config_runtime": configs.runtime_ns,
-      "config_runtime_normalizers": configs.normalizer_ns,
-    },
-  )
+  arrays = {
+    "node_feat": op_graph.node_feat,
+    "node_opcode": op_graph.node_opcode,
+    "edge_index": op_graph.edge_index,
+    "config_feat": configs.config_feat,
+    "config_runtime": configs.runtime_ns,
+    "config_runtime_normalizers": configs.normalizer_ns,
+  }
+  _write(path, arrays)
 
 
 def write_layout(
@@ -336,18 +320,16 @@ def write_layout(
 
   Configurations are decoded block by block.
   """
-  _write(
-    path,
-    {
-      "edge_index": op_graph.edge_index,
-      "node_feat": op_graph.node_feat,
-      "node_opcode": op_graph.node_opcode,
-      "node_config_feat": op_graph.configs,
-      "node_config_ids": op_graph.config_node,
-      "node_splits": op_graph.node_splits[None],
-      "config_runtime": op_graph.configs.runtime_ns,
-    },
-  )
+  arrays = {
+    "edge_index": op_graph.edge_index,
+    "node_feat": op_graph.node_feat,
+    "node_opcode": op_graph.node_opcode,
+    "node_config_feat": op_graph.configs,
+    "node_config_ids": op_graph.config_node,
+    "node_splits": op_graph.node_splits[None],
+    "config_runtime": op_graph.configs.runtime_ns,
+  }
+  _write(path, arrays)
 
 
 def _write(path: str | os.PathLike[str], arrays: dict) -> None:
@@ -363,9 +345,8 @@ def _write(path: str | os.PathLike[str], arrays: dict) -> None:
         blocks = _decoded_blocks(array, shape)
       dtype = np.dtype(_WRITTEN.get(name, np.int64))
       with archive.open(name + _SUFFIX, "w", force_zip64=True) as stream:
-        np.lib.format.write_array_header_1_0(
-          stream, {"descr": dtype.str, "fortran_order": False, "shape": shape}
-        )
+        header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(stream, header)
         for block in blocks:
           # A view of bytes, because an empty array with two axes has no buffer.
           stream.write(np.ascontiguousarray(block, dtype).reshape(-1).view(np.uint8).data)
@@ -397,10 +378,10 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
   if not paths:
     found = files.visible(root, "**/*.npz")
     folders = sorted({str(path.parent.relative_to(root)) for path in found})
+    where = f"some in {', '.join(folders)}" if folders else "none anywhere"
     raise FileNotFoundError(
-      f"no .npz file in {folder}; data_root {root} has "
-      f"{'some in ' * bool(folders)}{', '.join(folders) or 'none anywhere'}; download or "
-      f"generate {collection} first, or name the folder that holds tile/ and layout/"
+      f"no .npz file in {folder}; data_root {root} has {where}; download or generate {collection} "
+      "first, or name the folder that holds tile/ and layout/"
     )
   return paths
 
@@ -431,20 +412,19 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
   except ValueError as error:
     raise NpzError(f"{archive.path}: {error}") from None
   names = archive.names
-  other, read = (
-    (_LAYOUT_ARRAYS, "read_layout") if arrays is _TILE_ARRAYS else (_TILE_ARRAYS, "read_tile")
-  )
+  is_tile = arrays is _TILE_ARRAYS
+  other, read = (_LAYOUT_ARRAYS, "read_layout") if is_tile else (_TILE_ARRAYS, "read_tile")
   if set(names) == set(other):
     raise NpzError(f"{archive.path} is a file of the other kind: read it with {read}")
   if missing := [name for name in arrays if name not in names]:
-    archive.fail(missing[0], f"is missing; the file has {', '.join(names) or 'no array'}")
+    archive.fail(f"{missing[0]} is missing; the file has {', '.join(names) or 'no array'}")
   if extra := [name for name in names if name not in arrays]:
-    archive.fail(extra[0], f"is not expected; expected are {', '.join(arrays)}")
+    archive.fail(f"{extra[0]} is not expected; expected are {', '.join(arrays)}")
   sizes: dict[str, int] = {}
   for name, (dtypes, axes) in arrays.items():
     member = archive.member(name)
     if member.dtype not in [np.dtype(dtype) for dtype in dtypes]:
-      archive.fail(name, f"has dtype {member.dtype}, expected {' or '.join(dtypes)}")
+      archive.fail(f"{name} has dtype {member.dtype}, expected {' or '.join(dtypes)}")
     _check_shape(archive, name, member.shape, axes, sizes)
 
 
@@ -455,30 +435,25 @@ def _check_shape(
   if name == "node_splits" and shape[:1] == (1,) and len(shape) == 2:
     shape = shape[1:]  # a row in released files
   if len(shape) != len(axes):
-    archive.fail(name, f"has shape {shape}, expected [{', '.join(map(str, axes))}]")
+    archive.fail(f"{name} has shape {shape}, expected [{', '.join(map(str, axes))}]")
   if 0 in shape and axes[0] != "E":  # a graph may have no edges
-    archive.fail(name, f"is empty (shape {shape})")
+    archive.fail(f"{name} is empty (shape {shape})")
   for axis, size in zip(axes, shape):
     expected = sizes.setdefault(axis, size) if isinstance(axis, str) else axis
     if size != expected:
-      archive.fail(
-        name,
-        f"has shape {shape}, expected {expected} in place of {size}"
-        + (f" as other arrays have (axis {axis})" if axis != expected else ""),
-      )
+      others = f" as other arrays have (axis {axis})" if axis != expected else ""
+      archive.fail(f"{name} has shape {shape}, expected {expected} in place of {size}{others}")
 
 
 def _read_graph(
-  archive: NpzArchive, *, configs: graph.Configs, **fields
+  archive: NpzArchive, node_splits: np.ndarray, config_node: np.ndarray, configs: graph.Configs
 ) -> graph.OpGraph[graph.Configs]:
-  """The graph of a file of either kind; `configs` and `fields` differ between kinds."""
+  """The graph of a file of either kind; the other arguments differ between kinds."""
   node_feat = archive.read("node_feat")
   if not np.isfinite(node_feat).all():
     node, column = np.argwhere(~np.isfinite(node_feat))[0]
-    archive.fail(
-      "node_feat",
-      f"is {node_feat[node, column]} for node {node}, column {column}, expected finite features",
-    )
+    place = f"node {node}, column {column}"
+    archive.fail(f"node_feat is {node_feat[node, column]} for {place}, expected finite features")
   opcode = archive.read("node_opcode")
   _check_range(archive, "node_opcode", opcode, columns.OPCODES)
   edge_index = archive.read("edge_index")
@@ -488,8 +463,9 @@ def _read_graph(
     node_feat=node_feat,
     node_opcode=opcode.astype(np.uint8),
     edge_index=edge_index.astype(np.int32),
+    node_splits=node_splits,
+    config_node=config_node,
     configs=configs,
-    **fields,
   )
 
 
@@ -500,26 +476,20 @@ def _read_layout_configs(archive: NpzArchive) -> graph.LayoutConfigs:
     try:
       factorer.add(block)
     except ValueError as error:
-      archive.fail("node_config_feat", str(error))
+      archive.fail(f"node_config_feat {error}")
   return factorer.finish(runtime_ns)
 
 
 def _read_runtime(archive: NpzArchive) -> np.ndarray:
   """Runtimes `[C]` int64 nanoseconds: all positive, or all zero (not labelled)."""
   runtime_ns = archive.read("config_runtime").astype(np.int64)
-  if runtime_ns.min() < 0:
-    archive.fail(
-      "config_runtime",
-      f"has the value {runtime_ns.min()}, expected "
-      "nanoseconds, or zeros throughout where nothing was measured",
-    )
+  unmeasured = "or zeros throughout where nothing was measured"
+  if (least := runtime_ns.min()) < 0:
+    archive.fail(f"config_runtime has the value {least}, expected nanoseconds, {unmeasured}")
   zeros = np.count_nonzero(runtime_ns == 0)
   if zeros not in (0, len(runtime_ns)):
-    archive.fail(
-      "config_runtime",
-      f"has {zeros} zeros among {len(runtime_ns)} values, "
-      "expected none, or zeros throughout where nothing was measured",
-    )
+    found = f"{zeros} zeros among {len(runtime_ns)} values"
+    archive.fail(f"config_runtime has {found}, expected none, {unmeasured}")
   return runtime_ns
 
 
@@ -528,11 +498,9 @@ def _read_config_node(archive: NpzArchive) -> np.ndarray:
   config_node = archive.read("node_config_ids")
   _check_range(archive, "node_config_ids", config_node, archive.member("node_opcode").shape[0])
   values, counts = np.unique(config_node, return_counts=True)
-  if counts.max() > 1:
-    archive.fail(
-      "node_config_ids",
-      f"names node {values[counts.argmax()]} {counts.max()} times, expected each node once",
-    )
+  node, times = values[counts.argmax()], counts.max()
+  if times > 1:
+    archive.fail(f"node_config_ids names node {node} {times} times, expected each node once")
   return config_node.astype(np.int32)
 
 
@@ -545,18 +513,15 @@ def _read_splits(archive: NpzArchive) -> np.ndarray:
   splits = archive.read("node_splits").ravel().astype(np.int64)
   nodes = archive.member("node_opcode").shape[0]
   if splits[0] != 0 or splits[-1] > nodes or (np.diff(splits) < 0).any():
-    archive.fail(
-      "node_splits",
-      f"is {_brief(splits)}, expected numbers that never fall, "
-      f"from 0 to at most {nodes} (the nodes)",
-    )
+    expected = f"numbers that never fall, from 0 to at most {nodes} (the nodes)"
+    archive.fail(f"node_splits is {_brief(splits)}, expected {expected}")
   return splits if splits[-1] == nodes else np.append(splits, nodes)
 
 
 def _check_range(archive: NpzArchive, name: str, array: np.ndarray, end: int) -> None:
   if array.size and (array.min() < 0 or array.max() >= end):
     wrong = array.min() if array.min() < 0 else array.max()
-    archive.fail(name, f"has the value {wrong}, expected 0..{end - 1}")
+    archive.fail(f"{name} has the value {wrong}, expected 0..{end - 1}")
 
 
 def _brief(array: np.ndarray) -> str:

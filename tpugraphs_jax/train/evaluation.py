@@ -252,10 +252,10 @@ def read_scores(path: Path) -> list[GraphScores]:
     for name, array in arrays.items():
       length = sizes.size if name in _OF_GRAPHS else sizes.sum()
       if array.shape != (length,) or array.dtype.kind not in kinds[name]:
-        archive.fail(name, f"is {array.dtype} {list(array.shape)}")
+        archive.fail(f"{name} is {array.dtype} {list(array.shape)}")
       least = _LEAST.get(name, 0)
       if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= least)).all():
-        archive.fail(name, f"has a number that is not finite, or below {least}")
+        archive.fail(f"{name} has a number that is not finite, or below {least}")
     columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _OF_CONFIGS]
     return [
       GraphScores(trust.name(str(name)), int(nodes), ids, scores, runtime, label, bool(has_order))
