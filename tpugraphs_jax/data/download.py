@@ -64,12 +64,7 @@ _FUTILE_ATTEMPTS = 3
 _PAUSE_SECONDS = 2.0
 _TIMEOUT_SECONDS = 60.0
 _BLOCK_BYTES = 1 << 20
-_BROKEN_CONNECTION = (
-  urllib.error.URLError,
-  http.client.HTTPException,
-  ConnectionError,
-  TimeoutError,
-)
+_DISCONNECTED = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 class DownloadError(RuntimeError):
@@ -145,7 +140,7 @@ def fetch(url: str, path: Path) -> None:
     try:
       _transfer(url, part)
       break
-    except _BROKEN_CONNECTION as error:
+    except _DISCONNECTED as error:
       if isinstance(error, urllib.error.HTTPError):
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -318,13 +313,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; 1 where a download failed, 2 where it was refused."""
   parser = console.parser("data.download", "Downloads the released TpuGraphs collections.")
   parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s")
+  names = datasets.RELEASED
+  about = f"default: all of {', '.join(names)}"
   parser.add_argument(
-    "--collections",
-    nargs="+",
-    default=datasets.RELEASED,
-    choices=datasets.RELEASED,
-    metavar="NAME",
-    help=f"default: all of {', '.join(datasets.RELEASED)}",
+    "--collections", nargs="+", default=names, choices=names, metavar="NAME", help=about
   )
   parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
   args = parser.parse_args(argv)

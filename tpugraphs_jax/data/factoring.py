@@ -48,11 +48,10 @@ class LayoutFactorer:
     rank = np.argsort(np.argsort(codes)).astype(np.uint8 if len(codes) <= 256 else np.uint16)
     order = np.argsort(self._first_node)  # final position -> group
     first_node = self._first_node[order]
-    group_row = np.concatenate(
-      [rank[rows[:, node_group[first_node]]] for rows, node_group in self._blocks]
-    )
+    blocks = [rank[rows[:, node_group[first_node]]] for rows, node_group in self._blocks]
     position = np.argsort(order).astype(np.int32)
-    return LayoutConfigs(_decode(np.sort(codes)), position[self._node_group], group_row, runtime_ns)
+    rows, node_group = _decode(np.sort(codes)), position[self._node_group]
+    return LayoutConfigs(rows, node_group, np.concatenate(blocks), runtime_ns)
 
   def _split_groups(self, codes: np.ndarray) -> None:
     """Splits the groups whose nodes differ in this block `[c, K]`."""
@@ -60,9 +59,8 @@ class LayoutFactorer:
     strays = np.flatnonzero((codes != codes[:, leader]).any(axis=0))
     if not strays.size:
       return
-    first, new_group = distinct_rows(
-      np.column_stack([self._node_group[strays], codes[:, strays].T])
-    )
+    choices = np.column_stack([self._node_group[strays], codes[:, strays].T])
+    first, new_group = distinct_rows(choices)
     self._node_group = self._node_group.copy()  # earlier blocks refer to the old one
     self._node_group[strays] = len(self._first_node) + new_group
     self._first_node = np.append(self._first_node, strays[first])
@@ -116,9 +114,8 @@ def output_orders(op_graph: OpGraph[LayoutConfigs]) -> OpGraph[LayoutConfigs]:
   rows, row_of = np.unique(outputs, axis=0, return_inverse=True)
   group_row = row_of.ravel().astype(np.min_scalar_type(len(rows) - 1))[configs.group_row]
   first, group_of = distinct_rows(group_row.T)
-  merged = LayoutConfigs(
-    rows, group_of.astype(np.int32)[configs.node_group], group_row[:, first], configs.runtime_ns
-  )
+  node_group = group_of.astype(np.int32)[configs.node_group]
+  merged = LayoutConfigs(rows, node_group, group_row[:, first], configs.runtime_ns)
   return dataclasses.replace(op_graph, configs=merged)
 
 

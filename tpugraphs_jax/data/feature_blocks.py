@@ -85,10 +85,8 @@ def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.nda
   size = lambda axis: np.where(
     (axis >= 0) & (tensors >= 0), dims[np.maximum(tensors, 0), np.maximum(axis, 0)], 0
   )
-  return np.concatenate(
-    [padding(size(minor), LANES), padding(size(second), SUBLANES), (minor < 0).astype(np.float32)],
-    axis=1,
-  )
+  lanes, sublanes = padding(size(minor), LANES), padding(size(second), SUBLANES)
+  return np.concatenate([lanes, sublanes, (minor < 0).astype(np.float32)], axis=1)
 
 
 def registers(node_feat: np.ndarray) -> np.ndarray:
@@ -115,10 +113,8 @@ def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
   for node in contractions[::-1]:
     operands = graph.edge_index[graph.edge_index[:, 0] == node, 1]
     if len(operands) == 2:
-      return {
-        "output": registers(graph.node_feat[node]),
-        "kernel": registers(graph.node_feat[operands[1]]),
-      }
+      output, kernel = graph.node_feat[node], graph.node_feat[operands[1]]
+      return {"output": registers(output), "kernel": registers(kernel)}
   shape = graph.node_feat[:, DIMENSIONS].astype(np.float64)
   elements = np.where(shape[:, 0] > 0, np.maximum(shape, 1).prod(axis=1), 0)
   largest = graph.node_feat[elements.argmax()]
@@ -135,9 +131,8 @@ def tile_counts(graph: OpGraph[TileConfigs]) -> np.ndarray:
     are 0.
   """
   arrays, feat = tiled_arrays(graph), graph.configs.config_feat
-  return np.concatenate(
-    [_cuts(arrays[name], feat[:, bounds]) for name, bounds in _BOUNDS.items()], axis=1
-  )
+  cuts = [_cuts(arrays[name], feat[:, bounds]) for name, bounds in _BOUNDS.items()]
+  return np.concatenate(cuts, axis=1)
 
 
 def _cuts(counts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -222,14 +217,11 @@ def _fits_window(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
   """Whether `right [6]` can be the kernel of a convolution with features `feat [140]`."""
   del left
   size = lambda shape, name: shape[int(np.clip(feat[NODE[name].start], 0, MAX_RANK - 1))]
-  features = size(right, "kernel_output_feature_dimension")
-  elements = (
-    feat[NODE["window_size"]][-1] * features * size(right, "kernel_input_feature_dimension")
-  )
-  return (
-    features == size(feat[NODE["shape"]], "output_feature_dimension")
-    and elements == np.maximum(right, 1).prod()
-  )
+  inputs = size(right, "kernel_input_feature_dimension")
+  outputs = size(right, "kernel_output_feature_dimension")
+  if outputs != size(feat[NODE["shape"]], "output_feature_dimension"):
+    return False
+  return feat[NODE["window_size"]][-1] * outputs * inputs == np.maximum(right, 1).prod()
 
 
 def _fits_product(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:

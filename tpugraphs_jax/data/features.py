@@ -152,9 +152,8 @@ class Transform:
     """Refuses (ValueError) columns and numbers that no fitted transform has."""
     fields = {name: value for name, value in vars(self).items() if value is not None}
     if len({len(value) for value in fields.values()}) > 1:
-      raise ValueError(
-        "its columns have " + ", ".join(f"{len(value)} of {name}" for name, value in fields.items())
-      )
+      counts = ", ".join(f"{len(value)} of {name}" for name, value in fields.items())
+      raise ValueError(f"its columns have {counts}")
     if (self.kept < 0).any() or (np.diff(self.kept) <= 0).any():
       raise ValueError("kept is no ascending list of columns")
     if not all(np.isfinite(value).all() for value in fields.values()) or (self.scale == 0).any():
@@ -236,13 +235,9 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
       values[own] = np.broadcast_to(new, len(kinds))[own]
     kept[own] = (scaling.keeps_constant | varies)[own] & (kind != "left_out")
   _log_shifted(statistics.low[None], shift, np.arange(len(kinds)))  # refuses logarithms below 0
-  return Transform(
-    np.flatnonzero(kept),
-    log[kept],
-    offset[kept].astype(np.float32),
-    scale[kept].astype(np.float32),
-    shift[kept].astype(np.float32) if shift.any() else None,
-  )
+  of_kept = lambda values: values[kept].astype(np.float32)
+  shifts = of_kept(shift) if shift.any() else None
+  return Transform(np.flatnonzero(kept), log[kept], of_kept(offset), of_kept(scale), shifts)
 
 
 def _statistics(arrays: Iterable[np.ndarray], log: np.ndarray) -> Statistics:
@@ -302,19 +297,14 @@ class NodeFeatures:
   """
 
   def __init__(self, options: FeatureOptions):
-    names = options.features
+    names = self.names = tuple(options.features)
     if not names or len(set(names)) < len(names):
       raise ValueError(
-        f"data.features is {tuple(names)}, expected one or more different blocks "
-        f"of {', '.join(BLOCKS)}"
+        f"data.features is {names}, expected one or more different blocks of {', '.join(BLOCKS)}"
       )
-    self.names = tuple(names)
-    self._blocks = {
-      name: functools.partial(BLOCKS[name], pad_value=options.pad_value)
-      if name == RELEASED
-      else BLOCKS[name]
-      for name in names
-    }
+    self._blocks = {name: BLOCKS[name] for name in names}
+    if RELEASED in names:
+      self._blocks[RELEASED] = functools.partial(BLOCKS[RELEASED], pad_value=options.pad_value)
     others = [name for name in names if name != RELEASED]
     self._kinds = parse_kinds(options.feature_transform, (*NODE_GROUPS, *others))
     self.transforms: dict[str, Transform] = {}

@@ -192,14 +192,11 @@ def _shares(members: Iterable[_Member]) -> dict[str, dict[tuple[str, str], Fract
   """Shares of a cohort in the graphs and configurations of each collection, by cohort."""
   counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
   for one in members:
-    counts[one.cohort] += collections.Counter(
-      {(one.collection, "graphs"): 1, (one.collection, "configurations"): one.configs}
-    )
+    counts[one.cohort][one.collection, "graphs"] += 1
+    counts[one.cohort][one.collection, "configurations"] += one.configs
   total = sum(counts.values(), collections.Counter())
-  return {
-    cohort: {key: Fraction(count, total[key]) for key, count in sizes.items()}
-    for cohort, sizes in counts.items()
-  }
+  share = lambda sizes: {key: Fraction(count, total[key]) for key, count in sizes.items()}
+  return {cohort: share(sizes) for cohort, sizes in counts.items()}
 
 
 def _assign(shares: Mapping[str, Mapping[tuple[str, str], Fraction]], folds: int) -> dict[str, int]:

@@ -32,15 +32,9 @@ _GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "confi
 _CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
 _MAPPED = "group_row"
 _LEAST_MAPPED_BYTES = 1 << 16
-_SCHEMA = trust.Record(
-  {
-    "name": str,
-    _DIGESTS: trust.Record(
-      {f"{name}.npy": str for name in (*_GRAPH_ARRAYS, *_CONFIG_ARRAYS, _MAPPED)}
-    ),
-    "source": trust.Record(path=str, bytes=int, mtime_ns=int, sha256=str),
-  }
-)
+_FILES = trust.Record({f"{name}.npy": str for name in (*_GRAPH_ARRAYS, *_CONFIG_ARRAYS, _MAPPED)})
+_SOURCE = trust.Record(path=str, bytes=int, mtime_ns=int, sha256=str)
+_SCHEMA = trust.Record({"name": str, _DIGESTS: _FILES, "source": _SOURCE})
 
 
 def read(folder: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfigs]:
@@ -108,12 +102,8 @@ def _write_arrays(
     np.save(_file(folder, name), getattr(op_graph, name))
   for name in (*_CONFIG_ARRAYS, _MAPPED):
     np.save(_file(folder, name), getattr(op_graph.configs, name))
-  meta = {
-    "version": _VERSION,
-    "name": op_graph.name,
-    _DIGESTS: {path.name: files.digest_of(path) for path in files.visible(folder, "*")},
-    "source": source,
-  }
+  digests = {path.name: files.digest_of(path) for path in files.visible(folder, "*")}
+  meta = {"version": _VERSION, "name": op_graph.name, _DIGESTS: digests, "source": source}
   (folder / _META).write_text(json.dumps(files.seal(meta), indent=1) + "\n")
 
 

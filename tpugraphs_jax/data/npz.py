@@ -105,8 +105,8 @@ class NpzArchive(contextlib.AbstractContextManager):
         )
     if most_bytes is not None and (total := sum(m.file_size for m in members)) > most_bytes:
       self.fail(
-        f"its arrays take {console.size(total)}, more than the {console.size(most_bytes)} that such "
-        "a file may have"
+        f"its arrays take {console.size(total)}, more than the {console.size(most_bytes)} that "
+        "such a file may have"
       )
 
   def __exit__(self, *exc_info) -> None:

@@ -366,10 +366,8 @@ class BatchPlan:
     """The slates of one device, with their configurations."""
     shares, turns = self._of_step(step)
     rngs = self._rngs(step, sum(len(share) for share in shares[:device]))
-    return [
-      self._draw(int(graph), rng, int(turn)).finish()
-      for graph, turn, rng in zip(shares[device], turns[device], rngs)
-    ]
+    draws = zip(shares[device], turns[device], rngs)
+    return [self._draw(int(graph), rng, int(turn)).finish() for graph, turn, rng in draws]
 
   def padding(self, steps: int) -> float:
     """Share of padding nodes over the first steps."""
@@ -401,11 +399,9 @@ class Batches(Generic[Batch]):
   ):
     self._plan, self._total_steps, self._local_devices = plan, total_steps, local_devices
     self._assemble, self._stack = assemble, stack
-    padding, shapes = plan.padding(min(plan.steps_per_epoch, 200)), len(plan.budgets)
-    logging.info(
-      f"batches have {shapes} shape{'s' * (shapes != 1)}; {100 * padding:.0f} % of their nodes are "
-      "padding"
-    )
+    padding, count = plan.padding(min(plan.steps_per_epoch, 200)), len(plan.budgets)
+    shapes = f"{count} shape{'s' * (count != 1)}"
+    logging.info(f"batches have {shapes}; {100 * padding:.0f} % of their nodes are padding")
 
   def __len__(self) -> int:
     return self._total_steps
@@ -476,10 +472,9 @@ def choose_budgets(
     multiple: entries are rounded up to a multiple of this.
   """
   keys = list(sizes[0])
+  table = np.array([[size[k] for k in keys] for size in sizes])
   # Distinct batches with their counts: epochs repeat sizes.
-  table, counts = np.unique(
-    np.array([[size[k] for k in keys] for size in sizes]), axis=0, return_counts=True
-  )
+  table, counts = np.unique(table, axis=0, return_counts=True)
   rows = cost([dict(zip(keys, row)) for row in table])
   by_rows = np.argsort(rows, kind="stable")
   table, counts, rows = table[by_rows], counts[by_rows], rows[by_rows]
@@ -528,9 +523,4 @@ def _padded(rows, counts, cuts) -> float:
 
 def budgets_for(sizes: Sequence[Budget], budgets: Sequence[Budget]) -> list[Budget]:
   """The budgets that hold all `sizes`, in their order."""
-  return [budget for budget in budgets if all(_fits(size, budget) for size in sizes)]
-
-
-def _fits(size: Budget, budget: Budget) -> bool:
-  # One node stays free for the padding graph.
-  return size["nodes"] < budget["nodes"] and all(size[k] <= budget[k] for k in size)
+  return [budget for budget in budgets if all(batching.fits(size, budget) for size in sizes)]

@@ -95,9 +95,9 @@ def reduce_graph(graph: OpGraph, options: VirtualNodes) -> Subgraph:
   if isinstance(options, Reduction) and options.graph_reduction != "none":
     graph, nodes = _neighborhood(graph, options)
   if options.virtual_node == "cluster":
-    graph = _with_virtual_nodes(
-      graph, len(nodes) + np.arange(len(nodes)) // options.cluster_nodes, np.arange(len(nodes))
-    )
+    member = np.arange(len(nodes))
+    owner = len(nodes) + member // options.cluster_nodes
+    graph = _with_virtual_nodes(graph, owner, member)
   return Subgraph(graph, nodes)
 
 
@@ -107,11 +107,10 @@ def _with_virtual_nodes(graph: OpGraph, owner: np.ndarray, member: np.ndarray) -
   count = int(owner.max(initial=nodes)) + 1 - nodes
   edges = np.stack([owner, member], axis=1).astype(np.int32)
   splits = np.append(graph.node_splits[:-1], nodes + count)
-  feat, opcode = graph.node_feat, graph.node_opcode
   return dataclasses.replace(
     graph,
-    node_feat=np.concatenate([feat, np.zeros((count, feat.shape[1]), feat.dtype)]),
-    node_opcode=np.concatenate([opcode, np.zeros(count, opcode.dtype)]),
+    node_feat=np.pad(graph.node_feat, ((0, count), (0, 0))),
+    node_opcode=np.pad(graph.node_opcode, (0, count)),
     edge_index=np.concatenate([graph.edge_index, edges]),
     node_splits=splits,
   )
@@ -169,6 +168,5 @@ def _near(graph: OpGraph, options: Reduction) -> tuple[np.ndarray, np.ndarray]:
 
 def edge_matrix(edges: np.ndarray, nodes: int) -> scipy.sparse.csr_array:
   """The adjacency matrix of `edges [E, 2]`, `[nodes, nodes]` float32; repeated edges add up."""
-  return scipy.sparse.csr_array(
-    (np.ones(len(edges), np.float32), (edges[:, 0], edges[:, 1])), shape=(nodes, nodes)
-  )
+  ones = np.ones(len(edges), np.float32)
+  return scipy.sparse.csr_array((ones, (edges[:, 0], edges[:, 1])), shape=(nodes, nodes))

@@ -214,17 +214,12 @@ class LayoutData(Data[LayoutConfigs]):
   seed: int = 0
 
   def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph[LayoutConfigs]]:
-    folders = {
-      (split, folder.name): folder
-      for split in sorted({file.parent.name for file in files})
-      for folder in store.ensure_store(
-        data_root,
-        self.collection.name,
-        split,
-        store_dir=self.options.store_dir or None,
-        skip_bad_files=self.options.skip_bad_files,
-      )
-    }
+    name, store_dir = self.collection.name, self.options.store_dir or None
+    skip = self.options.skip_bad_files
+    folders: dict[tuple[str, str], Path] = {}
+    for split in sorted({file.parent.name for file in files}):
+      built = store.ensure_store(data_root, name, split, store_dir=store_dir, skip_bad_files=skip)
+      folders |= {(split, folder.name): folder for folder in built}
     places = [(file.parent.name, file.stem) for file in files]
     graphs = [graph_folder.read(folders[place]) for place in places if place in folders]
     return list(map(output_orders, graphs)) if "outputs" in self.options.config_features else graphs
@@ -245,10 +240,8 @@ class LayoutData(Data[LayoutConfigs]):
     words = self.options.leave_out
     left = [graph for graph in graphs if not any(word in graph.name for word in words)]
     if len(left) < len(graphs):
-      logging.warning(
-        f"data.leave_out leaves out {len(graphs) - len(left)} of {len(graphs)} training graphs of "
-        f"{self.collection.name}"
-      )
+      count = f"{len(graphs) - len(left)} of {len(graphs)} training graphs"
+      logging.warning(f"data.leave_out leaves out {count} of {self.collection.name}")
     return left
 
   def _limit_configs(self, graph: OpGraph[LayoutConfigs]) -> OpGraph[LayoutConfigs]:
@@ -337,10 +330,8 @@ def check_kind(graph: OpGraph, kind: type) -> None:
       "a program from hlo.featurize, or read it with its configurations"
     )
   if not isinstance(graph.configs, kind):
-    raise ValueError(
-      f"{graph.name} has configs of type {type(graph.configs).__name__}; the model "
-      f"ranks {kind.__name__}"
-    )
+    found = type(graph.configs).__name__
+    raise ValueError(f"{graph.name} has configs of type {found}; the model ranks {kind.__name__}")
 
 
 def drop_duplicates(graph: OpGraph[Configs], policy: str) -> OpGraph[Configs]:

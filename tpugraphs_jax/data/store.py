@@ -15,6 +15,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 import concurrent.futures
 import contextlib
+import itertools
 import multiprocessing
 import os
 from pathlib import Path
@@ -108,13 +109,9 @@ def ensure_store(
       for file, reason in todo.items():
         if folders[file].exists():
           logging.warning(f"{reason}: this graph is built again, in {root}")
-      bad = _build(
-        {file: folders[file] for file in todo},
-        workers=workers,
-        beam=beam,
-        stop_at_error=not skip_bad_files,
-        bar=f"store {collection} {split}",
-      )
+      folder_of = {file: folders[file] for file in todo}
+      bar, stop = f"store {collection} {split}", not skip_bad_files
+      bad = _build(folder_of, workers=workers, beam=beam, stop_at_error=stop, bar=bar)
   for error in bad.values():
     logging.warning(f"skipped {error}")
   if bucket:
@@ -181,9 +178,8 @@ def _build(
     tasks.run(_build_on_cluster, largest_first, processes=workers, beam=beam)
     workers = 1  # checks every graph, and builds graphs that failed on the cluster
   bad = {}
-  with tqdm.tqdm(
-    total=size, desc=bar, unit="B", unit_scale=True, disable=console.bar(True)
-  ) as progress:
+  hidden = console.bar(True)
+  with tqdm.tqdm(total=size, desc=bar, unit="B", unit_scale=True, disable=hidden) as progress:
 
     def finished(built: tuple[Path, npz.NpzError | None]) -> None:
       file, error = built
@@ -244,22 +240,16 @@ def _splits_to_build(args: argparse.Namespace) -> list[tuple[str, str]]:
   splits = [args.split] if args.split else graph.SPLITS
   root = files.local_of(args.data_root)
   names = [args.collection] if args.collection else _layout_collections(root)
-  pairs = [
-    (name, split)
-    for name in names
-    for split in splits
-    if npz.files_there(args.data_root, name, split)
-  ]
+  pairs = list(itertools.product(names, splits))
   # Without files, the error of the first pair names the missing folder.
-  return pairs or [(names[0], splits[0])]
+  return [pair for pair in pairs if npz.files_there(args.data_root, *pair)] or pairs[:1]
 
 
 def _layout_collections(root: Path) -> list[str]:
   """The released layout collections, and the own ones under `root`."""
   own = sorted(path.name for path in root.glob(f"layout/{OWN}/[A-Za-z0-9]*") if path.is_dir())
-  return [name for name in RELEASED if Collection(name).kind == "layout"] + [
-    f"layout:{OWN}:{name}" for name in own
-  ]
+  released = [name for name in RELEASED if Collection(name).kind == "layout"]
+  return released + [f"layout:{OWN}:{name}" for name in own]
 
 
 @console.command
