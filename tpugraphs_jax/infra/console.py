@@ -104,12 +104,8 @@ def _has_devices(jax: ModuleType) -> bool:
 
 def parser(module: str, description: str | None, **options: Any) -> argparse.ArgumentParser:
   """A parser of the command `python -m tpugraphs_jax.MODULE`; lines of the description stay."""
-  return argparse.ArgumentParser(
-    prog=f"python -m tpugraphs_jax.{module}",
-    description=description,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    **options,
-  )
+  name, lines = f"python -m tpugraphs_jax.{module}", argparse.RawDescriptionHelpFormatter
+  return argparse.ArgumentParser(name, description=description, formatter_class=lines, **options)
 
 
 def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:

@@ -421,9 +421,8 @@ def _copy(
   with hold(into, wait=True):
     known = trust.fields_in(into / _KNOWN)  # of the files that were copied before
     marks = {name: _mark(info) for name, info in files.items()}
-    todo = [
-      name for name, mark in marks.items() if known.get(name) != mark or not paths[name].exists()
-    ]
+    is_copied = lambda name: known.get(name) == marks[name] and paths[name].exists()
+    todo = [name for name in marks if not is_copied(name)]
     if todo:
       total = sum(files[name]["size"] or 0 for name in todo)
       console.say(f"{place}: {len(todo)} files, {console.size(total)}, are copied to {into}")
@@ -563,10 +562,8 @@ class _Mirror:
 
   def pull(self) -> None:
     """Copies the files in the bucket that its index names."""
-    files = _files(self._system, self._root)
-    _get(
-      self._system, {info["name"]: trust.inside(self._folder, name) for name, info in files.items()}
-    )
+    files = _files(self._system, self._root).items()
+    _get(self._system, {info["name"]: trust.inside(self._folder, name) for name, info in files})
     self._sent = self._here()
 
   def push(self) -> bool:
@@ -623,11 +620,9 @@ def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, 
   """
   system.invalidate_cache()
   start = len(root.rstrip("/")) + 1
-  files = {
-    path[start:]: info
-    for path, info in system.find(root, detail=True).items()
-    if path[start:] == _INDEX or path[start:] and not is_hidden(path[start:])
-  }
+  found = {path[start:]: info for path, info in system.find(root, detail=True).items()}
+  is_kept = lambda name: name == _INDEX or name and not is_hidden(name)
+  files = {name: info for name, info in found.items() if is_kept(name)}
   if _INDEX not in files:
     return files
   index = trust.parse(system.cat_file(files[_INDEX]["name"]))

@@ -45,10 +45,8 @@ def keep_freed() -> None:
 _LEAST_BYTES = 25 << 26  # that jax needs to start, measured on 2 cores
 _MEMINFO, _CGROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 # Files with the limit and the usage of a cgroup, of version 2 and of version 1.
-_SECOND, _FIRST = (
-  ("memory.max", "memory.current"),
-  ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-)
+_SECOND = ("memory.max", "memory.current")
+_FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _RECLAIMABLE = ("inactive_file", "active_file")  # counted as used, and given back on demand
 
 
@@ -61,11 +59,8 @@ def available() -> int:
   for folder, limit, used in _groups():
     with contextlib.suppress(OSError, ValueError):  # no such group; a limit "max"
       cached = _numbers(folder / "memory.stat")
-      limits.append(
-        int((folder / limit).read_text())
-        - int((folder / used).read_text())
-        + sum(cached.get(name, 0) for name in _RECLAIMABLE)
-      )
+      free = int((folder / limit).read_text()) - int((folder / used).read_text())
+      limits.append(free + sum(cached.get(name, 0) for name in _RECLAIMABLE))
   space, _ = resource.getrlimit(resource.RLIMIT_AS)
   if space != resource.RLIM_INFINITY:
     limits.append(space - _taken())
@@ -86,9 +81,8 @@ def limit(more: int) -> None:
   """Limits the address space of this process to `more` bytes beyond its present size."""
   _, hard = resource.getrlimit(resource.RLIMIT_AS)
   space = _taken() + more
-  resource.setrlimit(
-    resource.RLIMIT_AS, (space if hard == resource.RLIM_INFINITY else min(space, hard), hard)
-  )
+  soft = space if hard == resource.RLIM_INFINITY else min(space, hard)
+  resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _taken() -> int:
@@ -136,10 +130,8 @@ def has_tpu_chips() -> bool:
 
 def may_have_tpu() -> bool:
   """Whether this machine has any sign of a TPU, or of a host in the cloud that may have one."""
-  return has_tpu_chips() or any(
-    Path(vendor).read_text().strip() == _GOOGLE
-    for vendor in glob.glob("/sys/bus/pci/devices/*/vendor")
-  )
+  vendors = map(Path, glob.glob("/sys/bus/pci/devices/*/vendor"))
+  return has_tpu_chips() or any(vendor.read_text().strip() == _GOOGLE for vendor in vendors)
 
 
 def be_quiet() -> None:

@@ -99,11 +99,8 @@ def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
     shutdown_timeout_seconds=heartbeat_timeout_seconds,
   )
   if process_count() > 1:
-    hosts = gather_objects((socket.gethostname(), os.getpid()))
-    names = ", ".join(
-      f"process {index} on {host} (process id {number})"
-      for index, (host, number) in enumerate(hosts)
-    )
+    hosts = enumerate(gather_objects((socket.gethostname(), os.getpid())))
+    names = ", ".join(f"process {i} on {host} (process id {number})" for i, (host, number) in hosts)
     print(
       f"Process {process_index()} of {process_count()}: {names}. If one of them ends or is "
       f"silent for {heartbeat_timeout_seconds} s, jax ends all processes: look at the output of "
@@ -155,9 +152,8 @@ def compile_quickly() -> None:
   if jax.config.jax_platforms != "cpu":  # type: ignore[attr-defined]
     return
   flags = ["xla_backend_optimization_level=0", "xla_llvm_disable_expensive_passes=true"]
-  if jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL and (
-    importlib.util.find_spec("libtpu") is None
-  ):
+  has_libtpu = importlib.util.find_spec("libtpu") is not None
+  if jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL and not has_libtpu:
     flags.append("xla_cpu_use_fusion_emitters=false")
   _add_xla_flags(flags)
 

@@ -29,11 +29,9 @@ class Table:
   def __str__(self) -> str:
     table = [self.head, *self.rows]
     widths = {column: max(len(row[column]) for row in table) for column in self._columns()}
-    lines = [
-      "  ".join(row[column].ljust(width) for column, width in widths.items()).rstrip()
-      for row in table
-    ]
-    return "\n\n".join(filter(None, [self.title, "\n".join(lines) if widths else ""]))
+    line = lambda row: "  ".join(row[column].ljust(width) for column, width in widths.items())
+    lines = "\n".join(line(row).rstrip() for row in table)
+    return "\n\n".join(filter(None, [self.title, lines if widths else ""]))
 
   def _repr_html_(self) -> str:
     head, *rows = (
@@ -41,6 +39,6 @@ class Table:
       for tag, row in [("th", self.head), *(("td", row) for row in self.rows)]
     )
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<p>{html.escape(self.title)}</p>" * bool(
-      self.title
-    ) + f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" * bool(rows)
+    title = f"<p>{html.escape(self.title)}</p>" if self.title else ""
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+    return title + table

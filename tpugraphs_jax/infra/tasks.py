@@ -71,12 +71,8 @@ def run(
       finished(results[-1])
     return results
   # Fresh processes: a fork of one that has threads (jax, absl) can hang.
-  pool = concurrent.futures.ProcessPoolExecutor(
-    processes,
-    mp_context=multiprocessing.get_context("spawn"),
-    initializer=_begin_process,
-    initargs=(os.getpid(),),
-  )
+  spawn = multiprocessing.get_context("spawn")
+  pool = concurrent.futures.ProcessPoolExecutor(processes, spawn, _begin_process, (os.getpid(),))
   try:
     pending = [pool.submit(work, task) for task in tasks]
     for future in concurrent.futures.as_completed(pending):

@@ -19,16 +19,19 @@ def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
   Returns:
     Its name, and its description in each tree, such as `float32[2, 3]` or `nothing`.
   """
-  describe = lambda tree: {
-    jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
-  ours, theirs = describe(found), describe(expected)
+  ours, theirs = _arrays(found), _arrays(expected)
   for name in sorted(ours.keys() | theirs.keys()):
     one, other = ours.get(name, "nothing"), theirs.get(name, "nothing")
     if one != other:
       return name, one, other
   return None
+
+
+def _arrays(tree: Any) -> dict[str, str]:
+  """Dtype and shape of each array of a pytree, by its name."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+  return {name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
 def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -40,12 +43,11 @@ def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, An
     current: nested fields of the run.
   """
   old, new = (traverse_util.flatten_dict(config, sep=".") for config in (saved, current))
-  absent = "absent"
-  differences = [
-    f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"
-    for name in sorted(old.keys() | new.keys())
-    if old.get(name, absent) != new.get(name, absent) and name not in _FREE_FIELDS
-  ]
+  differences = []
+  for name in sorted(old.keys() | new.keys()):
+    there, here = old.get(name, "absent"), new.get(name, "absent")
+    if there != here and name not in _FREE_FIELDS:
+      differences.append(f"{name} is {there} there and {here} here")
   if differences:
     raise ValueError(
       f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the same "
