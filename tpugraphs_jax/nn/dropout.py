@@ -128,9 +128,8 @@ def keep_function(key: jax.Array, max_rate: float, slates: Slates) -> Keep:
   bits = jax.vmap(draw)(node_keys(bits_key, slates)).T
 
   def keep(consumer, producer):
-    first, second = (
-      part.at[end].get(mode="fill", fill_value=0) for part, end in zip(bits, (consumer, producer))
-    )
+    of_node = lambda part, node: part.at[node].get(mode="fill", fill_value=0)
+    first, second = map(of_node, bits, (consumer, producer))
     return _uniform(first ^ (second * jnp.uint32(0x9E3779B1))) >= rate
 
   return keep
@@ -154,10 +153,8 @@ def _thin(adjacency: Adjacency, keep: Keep, node: jax.Array) -> Adjacency:
 
   def table(side: Neighbours, to_consumers: bool) -> Neighbours:
     rows = jnp.arange(len(side.index))
-    return Neighbours(
-      thin(rows, side.index, to_consumers),
-      thin(side.overflow_receiver, side.overflow_index, to_consumers),
-      side.overflow_receiver,
-    )
+    index = thin(rows, side.index, to_consumers)
+    overflow = thin(side.overflow_receiver, side.overflow_index, to_consumers)
+    return Neighbours(index, overflow, side.overflow_receiver)
 
   return Adjacency(table(adjacency.operands, True), table(adjacency.users, False))

@@ -117,9 +117,8 @@ class JoinedDense(nn.Module):
   @nn.compact
   def __call__(self, sizes: Sequence[int]) -> tuple[list[jax.Array], jax.Array]:
     """A kernel block `[size, features]` per input size, and the bias `[1, features]`."""
-    kernel = self.param(
-      "kernel", nn.initializers.glorot_uniform(), (sum(sizes), self.features), jnp.float32
-    )
+    init, shape = nn.initializers.glorot_uniform(), (sum(sizes), self.features)
+    kernel = self.param("kernel", init, shape, jnp.float32)
     bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
     return jnp.split(kernel, list(itertools.accumulate(sizes))[:-1]), bias[None]
 

@@ -69,9 +69,8 @@ class Linear(nn.Module):
     is_array = hasattr(inputs[0], "shape")
     widths = [inputs[0].shape[-1]] if is_array else [x.width for x in inputs]
     rows = sum(widths)
-    kernel = self.param(
-      "kernel", self.kernel_init or uniform(rows), (rows, self.features), jnp.float32
-    )
+    init = self.kernel_init or uniform(rows)
+    kernel = self.param("kernel", init, (rows, self.features), jnp.float32)
     blocks = jnp.split(kernel, list(itertools.accumulate(widths))[:-1])
     matmul = lambda x, block: layers.matmul(x, block, dtype=self.dtype)
     add_bias = lambda x: x
@@ -80,9 +79,8 @@ class Linear(nn.Module):
       add_bias = lambda x: x + bias.reshape((1,) * (x.ndim - 1) + (-1,)).astype(x.dtype)
     if is_array:
       return add_bias(matmul(inputs[0], kernel))
-    parts = [
-      x.map(lambda rows, block=block: matmul(rows, block)) for x, block in zip(inputs, blocks)
-    ]
+    product = lambda x, block: x.map(lambda rows: matmul(rows, block))
+    parts = map(product, inputs, blocks)
     return combine(lambda *rows: add_bias(sum(rows[1:], rows[0])), *parts)
 
 
@@ -147,9 +145,8 @@ class Embedding(nn.Module):
   @nn.compact
   def __call__(self, index: jax.Array) -> jax.Array:
     """Maps `index [...]` int32 to vectors `[..., features]` float32."""
-    table = self.param(
-      "table", nn.initializers.normal(1.0), (self.rows, self.features), jnp.float32
-    )
+    normal, shape = nn.initializers.normal(1.0), (self.rows, self.features)
+    table = self.param("table", normal, shape, jnp.float32)
     if self.max_norm:
       table += jax.lax.stop_gradient(shortened(table, self.max_norm) - table)
     return layers.take_few_rows(table, index)

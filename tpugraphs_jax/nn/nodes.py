@@ -147,10 +147,8 @@ class Nodes:
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
     """Applies a function to single nodes, `[n, C, F] -> [n, C, F']`."""
-    shared, varying = (
-      None if part is None else function(part) for part in (self.shared, self.varying)
-    )
-    return Nodes(self.slates, shared, varying, self.hop)
+    apply = lambda part: None if part is None else function(part)
+    return Nodes(self.slates, apply(self.shared), apply(self.varying), self.hop)
 
   def everywhere(self) -> jax.Array:
     """The features of all nodes, `[N, C, F]`, or `[N, 1, F]` if `hop` is NONE."""
@@ -211,12 +209,9 @@ def combine(function: Callable[..., jax.Array], *parts: Nodes) -> Nodes:
   hop = max(part.hop for part in parts)
   parts = tuple(part.within(hop) for part in parts)
   apply = lambda rows: None if rows[0] is None else function(*rows)
-  return Nodes(
-    parts[0].slates,
-    apply([part.shared for part in parts]),
-    apply([part.varying for part in parts]),
-    hop,
-  )
+  shared = apply([part.shared for part in parts])
+  varying = apply([part.varying for part in parts])
+  return Nodes(parts[0].slates, shared, varying, hop)
 
 
 def concat(*parts: Nodes) -> Nodes:
@@ -224,9 +219,8 @@ def concat(*parts: Nodes) -> Nodes:
 
   def concatenate(*rows):
     configs = max(part.shape[1] for part in rows)
-    return jnp.concatenate(
-      [jnp.broadcast_to(part, (len(part), configs, part.shape[2])) for part in rows], axis=-1
-    )
+    wide = [jnp.broadcast_to(part, (len(part), configs, part.shape[2])) for part in rows]
+    return jnp.concatenate(wide, axis=-1)
 
   return combine(concatenate, *parts)
 
@@ -248,11 +242,10 @@ def neighbours(x: Nodes, direction: str, *, own: bool = False) -> Nodes:
   Raises:
     ValueError: the batch has hops for fewer rounds of message passing.
   """
-  slates = x.slates
+  slates, adjacency = x.slates, x.slates.batch.adjacency
+  total = lambda rows: aggregation.neighbour_sum(rows, adjacency, direction, own=own)
   if not NONE < x.hop < EVERYWHERE:
-    return x.map(
-      lambda rows: aggregation.neighbour_sum(rows, slates.batch.adjacency, direction, own=own)
-    )
+    return x.map(total)
   hop, by_hop = x.hop + 1, slates.batch.by_hop
   if hop >= len(by_hop.nodes):
     raise ValueError(
@@ -261,7 +254,7 @@ def neighbours(x: Nodes, direction: str, *, own: bool = False) -> Nodes:
     )
   shared, varying = x.both()
   unreached = jnp.where((by_hop.hop > x.hop)[:, None, None], shared, 0)
-  from_unreached = aggregation.neighbour_sum(unreached, slates.batch.adjacency, direction, own=own)
+  from_unreached = total(unreached)
   from_reached = aggregation.neighbour_sum(
     varying, by_hop.adjacency, direction, receivers=slates.rows_within(hop), own=own
   )

@@ -79,9 +79,8 @@ def largest(x: Nodes, *, configurable: bool = False) -> jax.Array:
 
   The maximum over no nodes is 0.
   """
-  most = functools.reduce(
-    jnp.maximum, (_segment_max(*part) for part in parts(x, configurable=configurable))
-  )
+  maxima = [_segment_max(*part) for part in parts(x, configurable=configurable)]
+  most = functools.reduce(jnp.maximum, maxima)
   return jnp.where(jnp.isfinite(most), most, 0)
 
 
@@ -115,10 +114,8 @@ def parts(x: Nodes, *, configurable: bool = False) -> list[tuple[jax.Array, jax.
   unreached = jnp.where(slates.batch.by_hop.hop > x.hop, slates.graph_of, ABSENT)
   reached = slates.graph_of.at[slates.nodes_within(x.hop)].get(mode="fill", fill_value=ABSENT)
   shared, varying = x.both()
-  return [
-    (shared, selection(unreached, slates.graphs)),
-    (varying, selection(reached, slates.graphs)),
-  ]
+  graphs = slates.graphs
+  return [(shared, selection(unreached, graphs)), (varying, selection(reached, graphs))]
 
 
 def configurable_rows(slates: Slates) -> jax.Array:
