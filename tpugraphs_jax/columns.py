@@ -116,9 +116,8 @@ def _slices(widths: Mapping[str, int]) -> dict[str, slice]:
 
 
 NODE = _slices(_NODE_WIDTHS)
-TILE = _slices(
-  dict.fromkeys(("kernel_bounds", "output_bounds", "input_bounds"), MAX_RANK + _AGGREGATES)
-)
+_BOUNDS = ("kernel_bounds", "output_bounds", "input_bounds")
+TILE = _slices(dict.fromkeys(_BOUNDS, MAX_RANK + _AGGREGATES))
 NODE_FEATURES = NODE["minor_to_major"].stop
 TILE_CONFIG_FEATURES = TILE["input_bounds"].stop
 # A layout configuration of a node: minor-to-major orders of output, input and kernel.
@@ -146,9 +145,8 @@ class Ragged:
 
   def __init__(self, rows: Lists):
     self.counts = np.fromiter(map(len, rows), np.int64, len(rows))
-    self._values = np.fromiter(
-      itertools.chain.from_iterable(rows), np.int64, int(self.counts.sum())
-    )
+    values = itertools.chain.from_iterable(rows)
+    self._values = np.fromiter(values, np.int64, int(self.counts.sum()))
     self._starts = np.cumsum(self.counts) - self.counts
 
   def leading(self, width: int) -> np.ndarray:
@@ -161,9 +159,8 @@ class Ragged:
 
   def aggregate(self, width: int, *, empty_product: int = 1) -> np.ndarray:
     """Leading values, then sum and product of all, `[rows, width + 2]` int64."""
-    return np.column_stack(
-      [self.leading(width), self.reduce(np.add), self.reduce(np.multiply, empty=empty_product)]
-    )
+    product = self.reduce(np.multiply, empty=empty_product)
+    return np.column_stack([self.leading(width), self.reduce(np.add), product])
 
   def reduce(self, ufunc: np.ufunc, *, empty: int = 0) -> np.ndarray:
     """Every row reduced by `ufunc`, `[rows]` int64."""
@@ -199,9 +196,8 @@ def node_features(lists: Mapping[str, Sequence[Collection[int]]], nodes: int) ->
 
 def tile_features(kernel: Lists, output: Lists, input_: Lists) -> np.ndarray:
   """The features `[C, 24]` float32 of C tiles, from the bounds of their three windows."""
-  blocks = [
-    Ragged(bounds).aggregate(MAX_RANK, empty_product=0) for bounds in (kernel, output, input_)
-  ]
+  windows = (kernel, output, input_)
+  blocks = [Ragged(bounds).aggregate(MAX_RANK, empty_product=0) for bounds in windows]
   return np.concatenate(blocks, axis=1).astype(np.float32)
 
 
@@ -222,11 +218,9 @@ def layout_row(orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
 def row_text(row: Sequence[int]) -> str:
   """The layouts that a row gives, minor dimension first: `output {1,0} input {0,1}`."""
   orders = [row[start : start + MAX_RANK] for start in range(0, LAYOUT_CONFIG_FEATURES, MAX_RANK)]
-  given = [
-    f"{role} {{{','.join(str(dim) for dim in order if dim >= 0)}}}"
-    for role, order in zip(("output", "input", "kernel"), orders)
-    if order[0] >= 0
-  ]
+  roles = zip(("output", "input", "kernel"), orders)
+  text = lambda order: ",".join(str(dim) for dim in order if dim >= 0)
+  given = [f"{role} {{{text(order)}}}" for role, order in roles if order[0] >= 0]
   return " ".join(given) or "open"
 
 

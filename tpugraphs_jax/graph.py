@@ -145,9 +145,8 @@ class LayoutConfigs(_Configs):
     return self.group_row
 
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:
-    return dataclasses.replace(
-      self, group_row=np.asarray(self.group_row[config_ids]), runtime_ns=self.runtime_ns[config_ids]
-    )
+    group_row = np.asarray(self.group_row[config_ids])
+    return dataclasses.replace(self, group_row=group_row, runtime_ns=self.runtime_ns[config_ids])
 
   def row_id(self, config_ids: np.ndarray) -> np.ndarray:
     """Row numbers `[len(config_ids), K]` of the given configurations."""
@@ -192,14 +191,11 @@ class OpGraph(Generic[AnyConfigs]):
     """The opcodes of the nodes, the most frequent ones first."""
     counts = collections.Counter(self.node_opcode.tolist())
     configurable = collections.Counter(self.node_opcode[self.config_node].tolist())
-    return Table(
-      ["opcode", "nodes", "configurable"],
-      [
-        [opcode_names().get(opcode, str(opcode)), f"{count:,}", f"{configurable[opcode] or ''}"]
-        for opcode, count in counts.most_common()
-      ],
-      repr(self)[1:-1],
-    )
+    rows = []
+    for opcode, count in counts.most_common():
+      name = opcode_names().get(opcode, str(opcode))
+      rows.append([name, f"{count:,}", f"{configurable[opcode] or ''}"])
+    return Table(["opcode", "nodes", "configurable"], rows, repr(self)[1:-1])
 
   def for_rankers(self) -> OpGraph:
     """The graph with bytes for all element types, where an HLO module tells them."""

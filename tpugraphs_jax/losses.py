@@ -242,9 +242,8 @@ def cross_hinge(
   scores, labels, where = _checked(scores, labels, where)
   shares = 1
   if axis is not None:
-    scores, labels, where = (
-      jax.lax.all_gather(array, axis, tiled=True) for array in (scores, labels, where)
-    )
+    gather = lambda array: jax.lax.all_gather(array, axis, tiled=True)
+    scores, labels, where = map(gather, (scores, labels, where))
     shares = jax.lax.psum(1, axis)
   scores, labels, where = (array.reshape(1, -1) for array in (scores, labels, where))
   total, lists = pairwise_hinge(scores, labels, where=where, margin=margin, reduction=reduction)

@@ -109,11 +109,8 @@ def option(default: Any, help: str, *, kw_only: bool = False, **limits: Any) -> 
 
 def limits_of(cls: type) -> dict[str, tuple[Any, Limits]]:
   """Default and limits of the options of a dataclass, by name."""
-  return {
-    field.name: (field.default, field.metadata[_LIMITS])
-    for field in dataclasses.fields(cls)
-    if _LIMITS in field.metadata
-  }
+  fields = [field for field in dataclasses.fields(cls) if _LIMITS in field.metadata]
+  return {field.name: (field.default, field.metadata[_LIMITS]) for field in fields}
 
 
 def check_value(name: str, value: Any, default: Any, limits: Limits) -> None:

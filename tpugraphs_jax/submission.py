@@ -163,11 +163,8 @@ def score(
   if not rows:
     raise ValueError(f"{path} has no row, expected rankings of the {split} graphs")
   names = {split_id(row_id)[0] for row_id in rows}
-  paths = {
-    row_id: file
-    for row_id, file in _files_of(data_root, split, _folds_beside(path)).items()
-    if split_id(row_id)[0] in names
-  }
+  paths = _files_of(data_root, split, _folds_beside(path))
+  paths = {row_id: file for row_id, file in paths.items() if split_id(row_id)[0] in names}
   if problems := _problems(path, rows, paths, data_root, split):
     raise ValueError(problems[0])
   values_of: dict[str, dict[str, float]] = {name: {} for name in datasets.RELEASED if name in names}
@@ -265,12 +262,8 @@ def _problems(
     configs = _config_count(paths[row_id])
     if problem := _ranking_problem(split_id(row_id)[0], ranking, configs):
       problems.append(f"{path}:{line}: {row_id} {problem}")
-  problems += [
-    f"{path}: {row_id} has no row, expected every {split} graph of {data_root}"
-    for row_id in paths
-    if row_id not in rows
-  ]
-  return problems
+  absent = f"has no row, expected every {split} graph of {data_root}"
+  return problems + [f"{path}: {row_id} {absent}" for row_id in paths if row_id not in rows]
 
 
 @console.command
@@ -314,11 +307,9 @@ def _print_scores(scores: Mapping[str, Score]) -> None:
   print(f"{'mean':<20} {mean:.4f}  of {len(scores)} collections")
   missing = [name for name in datasets.RELEASED if name not in scores]
   if missing:
-    print(
-      f"warning: published scores are means of five collections; {', '.join(missing)} "
-      f"{'is' if len(missing) == 1 else 'are'} not in this one",
-      file=sys.stderr,
-    )
+    which = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in this one"
+    warning = f"warning: published scores are means of five collections; {which}"
+    print(warning, file=sys.stderr)
 
 
 def _print_folds(scores: Mapping[str, Sequence[tuple[float, int]]]) -> None:
@@ -386,11 +377,10 @@ def _files_of(
   """The files of a split by ID; with folds, the files of its folds."""
   by_id = {}
   for collection in datasets.RELEASED if kept is None else kept[0].fold_of:
-    paths = (
-      npz.files_there(data_root, collection, split)
-      if kept is None
-      else kept[0].files(data_root, datasets.Collection(collection), kept[1], split)
-    )
+    if kept is None:
+      paths = npz.files_there(data_root, collection, split)
+    else:
+      paths = kept[0].files(data_root, datasets.Collection(collection), kept[1], split)
     for path in paths:
       by_id[graph_id(collection, path.stem)] = path
   if not by_id:
