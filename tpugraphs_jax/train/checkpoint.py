@@ -30,7 +30,6 @@ import orbax.checkpoint as ocp
 from tpugraphs_jax.infra import machine, parallel, trees
 from tpugraphs_jax.infra.files import digest_of_arrays, seal, unseal
 
-_STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
 _CHECKSUM = "state_sha256"  # a field of the notes
 _TRASH = "superseded"  # folder of checkpoints that are being removed
 _PREFIX = "save"  # folders are save_0, save_1, ...
@@ -85,22 +84,21 @@ class Checkpoints:
     _quiet_orbax()
     if not read_only:
       self._folder.mkdir(parents=True, exist_ok=True)
-    manager = ocp.CheckpointManager(
-      self._folder,
-      options=ocp.CheckpointManagerOptions(
-        max_to_keep=_KEPT,
-        step_prefix=_PREFIX,
-        todelete_subdir=None if read_only else _TRASH,  # atomic removal
-        create=False,
-        read_only=read_only,
-        cleanup_tmp_directories=not read_only,
-        save_interval_steps=0 if read_only else 1,
-        enable_async_checkpointing=False,
-        multiprocessing_options=ocp.options.MultiprocessingOptions(
-          primary_host=0, active_processes={0}, barrier_sync_key_prefix="checkpoints"
-        ),
-      ),
+    processes = ocp.options.MultiprocessingOptions(
+      primary_host=0, active_processes={0}, barrier_sync_key_prefix="checkpoints"
     )
+    options = ocp.CheckpointManagerOptions(
+      max_to_keep=_KEPT,
+      step_prefix=_PREFIX,
+      todelete_subdir=None if read_only else _TRASH,  # atomic removal
+      create=False,
+      read_only=read_only,
+      cleanup_tmp_directories=not read_only,
+      save_interval_steps=0 if read_only else 1,
+      enable_async_checkpointing=False,
+      multiprocessing_options=processes,
+    )
+    manager = ocp.CheckpointManager(self._folder, options=options)
     if not read_only:
       for number in sorted(manager.all_steps())[:-_KEPT]:  # a killed run left them
         manager.delete(number)
@@ -134,9 +132,8 @@ class Checkpoints:
     }
     newest = self._manager.latest_step()
     number = 0 if newest is None else newest + 1
-    items = ocp.args.Composite(
-      **{_STATE: ocp.args.StandardSave(state), _NOTES: ocp.args.JsonSave(seal(_as_json(notes)))}
-    )
+    saved_notes = ocp.args.JsonSave(seal(_as_json(notes)))
+    items = ocp.args.Composite(state=ocp.args.StandardSave(state), notes=saved_notes)
     try:
       self._manager.save(number, args=items, force=True)
     except (OSError, ValueError, RuntimeError) as error:
@@ -200,17 +197,17 @@ class Checkpoints:
   def _newest_notes(self, manager: ocp.CheckpointManager) -> dict[str, Any] | None:
     if manager.latest_step() is None:
       return None
-    items = ocp.args.Composite(**{_NOTES: ocp.args.JsonRestore()})
+    items = ocp.args.Composite(notes=ocp.args.JsonRestore())
     try:
-      notes = unseal(manager.restore(manager.latest_step(), args=items)[_NOTES])
+      notes = unseal(manager.restore(manager.latest_step(), args=items).notes)
       return {name: notes[name] for name in _FIELDS}
     except Exception as error:  # Orbax raises a dozen types
       raise _damaged(self._newest_path(manager), error) from None
 
   def _restore_state(self, manager: ocp.CheckpointManager, template: Any) -> Any:
-    items = ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(template)})
+    items = ocp.args.Composite(state=ocp.args.StandardRestore(template))
     try:
-      return manager.restore(manager.latest_step(), args=items)[_STATE]
+      return manager.restore(manager.latest_step(), args=items).state
     except Exception as error:  # see above
       message = "; ".join(str(error).splitlines()[:3])
       raise ValueError(

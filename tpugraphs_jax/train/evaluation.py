@@ -92,17 +92,11 @@ def evaluate(
   rows = []
   for graph in judged:
     order = graph.scores, graph.label
+    row = {"graph": graph.name, "nodes": graph.nodes, "configs": len(graph.scores)}
+    row["opa"] = metrics.opa(*order) if graph.has_order else math.nan
+    row["kendaltau"] = graph.kendall_tau
     slowdown = metrics.top_k_slowdown(*order, ks)
-    rows.append(
-      {
-        "graph": graph.name,
-        "nodes": graph.nodes,
-        "configs": len(graph.scores),
-        "opa": metrics.opa(*order) if graph.has_order else math.nan,
-        "kendaltau": graph.kendall_tau,
-        **{f"slowdown{k}": value for k, value in slowdown.items()},
-      }
-    )
+    rows.append(row | {f"slowdown{k}": value for k, value in slowdown.items()})
   pairs = [metrics.ordered_pairs(graph.scores, graph.label) for graph in judged]
   return rows, mean_row(rows) | {"opa": metrics.pooled_opa(pairs)}
 
@@ -135,10 +129,9 @@ def program_rows(
       "tile_size_ape": metrics.tile_size_ape(np.array(first), np.array(best)),
     }
     if predicted_ns is not None:
-      row["mape"] = metrics.mape(
-        np.concatenate([predicted_ns[number] for number in numbers]),
-        np.concatenate([one.runtime_ns for one in members]),
-      )
+      predicted = np.concatenate([predicted_ns[number] for number in numbers])
+      measured = np.concatenate([one.runtime_ns for one in members])
+      row["mape"] = metrics.mape(predicted, measured)
     rows.append(row)
   return rows
 
@@ -160,10 +153,8 @@ def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 
 def random_order(labels: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
   """Expected means, as from `evaluate`, of random orders of labels `[n]` of each graph."""
-  rows = [
-    {f"slowdown{k}": value for k, value in metrics.random_slowdown(label, ks).items()}
-    for label in labels
-  ]
+  slowdowns = [metrics.random_slowdown(label, ks) for label in labels]
+  rows = [{f"slowdown{k}": value for k, value in each.items()} for each in slowdowns]
   return {"opa": 0.5, "kendaltau": 0.0, **mean_row(rows)}
 
 
@@ -191,13 +182,10 @@ def summary(
   most = max((row["configs"] for row in rows), default=0)
   zeros = {f"slowdown{k}" for k in collection.slowdown_ks if 1 < k >= most}
   names = [name for name in means if name not in zeros]
-  starts = [f"{collection.name}: {len(rows)} graphs", "  a random order:"]
-  lines = [
-    "  ".join(
-      [f"{start:<{len(starts[0])}}", *(f"{mean_name(name)} {values[name]:.4f}" for name in names)]
-    )
-    for start, values in zip(starts, (means, random))
-  ]
+  title, lines = f"{collection.name}: {len(rows)} graphs", []
+  for start, values in ((title, means), ("  a random order:", random)):
+    figures = [f"{mean_name(name)} {values[name]:.4f}" for name in names]
+    lines.append("  ".join([f"{start:<{len(title)}}", *figures]))
   lines.append(
     f"  ({split} split, configurations: {configurations}; _pooled: over the pairs of "
     "all graphs, _mean: over graphs)"
@@ -206,19 +194,15 @@ def summary(
     lines.append(f"  (kendaltau_mean: {metrics.mean_of(len(rows), unordered)})")
   if collection.kind == "layout":
     columns = [name for name in names if name == "kendaltau" or name.startswith("slowdown")]
-    by_name = {name: {row["graph"]: row[name] for row in rows} for name in columns}
   else:
-    by_name = {
-      f"slowdown{k}": metrics.mean_by_program({row["graph"]: row[f"slowdown{k}"] for row in rows})
-      for k in (1, 5)
-      if f"slowdown{k}" in names
-    }
+    columns = [name for name in ("slowdown1", "slowdown5") if name in names]
+  by_name = {name: {row["graph"]: row[name] for row in rows} for name in columns}
+  if collection.kind == "tile":
+    by_name = {name: metrics.mean_by_program(values) for name, values in by_name.items()}
   programs = list(next(iter(by_name.values())))
-  lines += [
-    f"  {program}: "
-    + "  ".join(f"{name} {values[program]:.4f}" for name, values in by_name.items())
-    for program in programs[:_MOST_LINES]
-  ]
+  for program in programs[:_MOST_LINES]:
+    figures = [f"{name} {values[program]:.4f}" for name, values in by_name.items()]
+    lines.append(f"  {program}: {'  '.join(figures)}")
   if len(programs) > _MOST_LINES:
     lines.append(f"  ... and {len(programs) - _MOST_LINES} more, in the CSV file")
   return "\n".join(lines)
@@ -257,25 +241,22 @@ def read_scores(path: Path) -> list[GraphScores]:
       if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= least)).all():
         archive.fail(f"{name} has a number that is not finite, or below {least}")
     columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _OF_CONFIGS]
+    rows = zip(arrays["graphs"], arrays["nodes"], arrays["has_order"], *columns)
     return [
       GraphScores(trust.name(str(name)), int(nodes), ids, scores, runtime, label, bool(has_order))
-      for name, nodes, has_order, ids, scores, runtime, label in zip(
-        arrays["graphs"], arrays["nodes"], arrays["has_order"], *columns
-      )
+      for name, nodes, has_order, ids, scores, runtime, label in rows
     ]
 
 
 def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
   """Writes rows with equal keys as CSV, numbers to 6 digits."""
   rows = list(rows)
+  text = lambda value: f"{value:.6g}" if isinstance(value, float) else value
   with files.replacing(path, newline="") as file:
     if rows:
       writer = csv.DictWriter(file, fieldnames=list(rows[0]))
       writer.writeheader()
-      writer.writerows(
-        {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
-        for row in rows
-      )
+      writer.writerows({name: text(value) for name, value in row.items()} for row in rows)
 
 
 def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

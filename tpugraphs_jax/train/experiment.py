@@ -58,9 +58,8 @@ class Experiment:
 
   def load(self, split: str) -> list[OpGraph]:
     """Graphs of a split, from all collections that the network is trained on."""
-    return [
-      graph for data in (self.data, *self.also) for graph in data.load(self.config.data_root, split)
-    ]
+    parts = [data.load(self.config.data_root, split) for data in (self.data, *self.also)]
+    return [graph for graphs in parts for graph in graphs]
 
   def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:
     """Graphs prepared for training and scoring; see `Ranker.prepare`."""
@@ -87,9 +86,8 @@ def trainable(experiment: Experiment, graphs: Sequence[OpGraph]) -> list[OpGraph
     ValueError: no graph is left.
   """
   least, data = experiment.config.batch.min_configs, experiment.data
-  result = selection.keep(
-    graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least)
-  )
+  why_not = lambda configs: data.why_not_trained(configs, min_configs=least)
+  result = selection.keep(graphs, "training", why_not)
   if not result:
     raise ValueError(
       f"none of the {len(graphs)} training graphs of {data.collection.name} can be trained on: "

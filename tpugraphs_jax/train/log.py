@@ -190,9 +190,8 @@ class Events:
     """Writes histograms of the finite numbers of arrays `[n]`, such as a metric by graph."""
     finite = {name: array[np.isfinite(array)] for name, array in values.items()}
     histogram = lambda name, array: summary.histogram(name, array, bins=_edges(array))
-    self._put_parts(
-      step, lambda: [histogram(name, array) for name, array in finite.items() if array.size]
-    )
+    parts = lambda: [histogram(name, array) for name, array in finite.items() if array.size]
+    self._put_parts(step, parts)
 
   def describe(self, config: Mapping[str, Any], *, metric: str, parameters: int) -> None:
     """Writes the config, as a text and as hyperparameters, and the number of parameters.
@@ -204,10 +203,8 @@ class Events:
     """
     fields = {**traverse_util.flatten_dict(dict(config), sep="."), "parameters": parameters}
     table = "\n".join(["|field|value|", "|-|-|", *(f"|{k}|{v}|" for k, v in fields.items())])
-    hparams = {
-      name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-      for name, value in fields.items()
-    }
+    plain = lambda value: value if isinstance(value, (int, float, str)) else json.dumps(value)
+    hparams = {name: plain(value) for name, value in fields.items()}
 
     def event() -> event_pb2.Event:
       parts = [summary.text("config", table), summary.scalar("parameters", parameters)]

@@ -98,19 +98,16 @@ class Schedule:
     """Why an uninterrupted run ended after this step."""
     if step >= self.total_steps:
       return f"last epoch ({self.epochs})"
-    return (
-      f"early stopping: {self.metric} did not improve in {self.options.early_stop_epochs} epochs"
-    )
+    epochs = self.options.early_stop_epochs
+    return f"early stopping: {self.metric} did not improve in {epochs} epochs"
 
   def is_early_stop(self, step: int, best_step: int | None) -> bool:
     """Whether the run ends after this step because nothing improved since `best_step`.
 
     Only an evaluation can end it.
     """
-    steps = step - (best_step or 0)
-    return self.is_evaluated(step) and (
-      0 < self.options.early_stop_epochs * self.steps_per_epoch <= steps
-    )
+    most_steps = self.options.early_stop_epochs * self.steps_per_epoch
+    return self.is_evaluated(step) and 0 < most_steps <= step - (best_step or 0)
 
   def is_logged(self, step: int) -> bool:
     return step % self.options.log_every_steps == 0
@@ -226,11 +223,8 @@ def train(
     log = Log(workdir, total_steps=schedule.total_steps, first_step=first_step)
     stack.callback(log.close)
     stack.callback(profile.stop)
-    log.events.describe(
-      about or {},
-      metric=f"{SAMPLE}/{schedule.metric}",
-      parameters=optax.tree.size(stage.state.params),
-    )
+    parameters = optax.tree.size(stage.state.params)
+    log.events.describe(about or {}, metric=f"{SAMPLE}/{schedule.metric}", parameters=parameters)
     if resume:
       console.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
     state = parallel.replicate(saved.state)
@@ -387,9 +381,8 @@ class _Loop:
   def _average_window(self) -> None:
     """Moves the metrics since the last row, averaged over steps, into the next row."""
     steps, self.progress.window = self.progress.window, []
-    self.progress.row |= {
-      f"train/{name}": sum(step[name] for step in steps) / len(steps) for name in steps[-1]
-    }
+    for name in steps[-1]:
+      self.progress.row[f"train/{name}"] = sum(step[name] for step in steps) / len(steps)
 
   def _write_row(self) -> None:
     row = {"epoch": self.step / self.schedule.steps_per_epoch, **self.progress.row}
@@ -406,16 +399,14 @@ class _Loop:
       return
     except FloatingPointError as error:
       raise FloatingPointError(f"step {self.step}: {error}") from error
-    if self.schedule.metric not in metrics:
-      raise ValueError(
-        f"best_metric is {self.schedule.metric!r}, expected one of {sorted(metrics)}"
-      )
-    progress, value = self.progress, metrics[self.schedule.metric]
+    progress, metric = self.progress, self.schedule.metric
+    if metric not in metrics:
+      raise ValueError(f"best_metric is {metric!r}, expected one of {sorted(metrics)}")
+    value = metrics[metric]
     is_first, progress.evaluated_step = not progress.evaluated_step, self.step
     takes_last = self.schedule.options.result == "last"
-    is_best = takes_last or value > (
-      -math.inf if progress.best_value is None else progress.best_value
-    )
+    earlier = -math.inf if progress.best_value is None else progress.best_value
+    is_best = takes_last or value > earlier
     if is_best:
       progress.best_value, progress.best_step = value, self.step
     if progress.window:  # a run that is shorter than `log_every_steps` has a loss too

@@ -56,12 +56,9 @@ class Optimizer(Options):
     milestones, window, name = tuple(self.milestones), tuple(self.average_window), self.name
     increasing = all(a < b for a, b in zip((0.0, *milestones), (*milestones, 1.0)))
     is_window = len(window) == 2 and 0 <= window[0] < window[1] <= 1
+    rate, grows = self.learning_rate, self.final_learning_rate > self.learning_rate
     for field, is_wrong, expected in (
-      (
-        "final_learning_rate",
-        self.final_learning_rate > self.learning_rate,
-        f"no more than the learning rate {self.learning_rate}",
-      ),
+      ("final_learning_rate", grows, f"no more than the learning rate {rate}"),
       ("milestones", self.schedule == "multistep" and not milestones, "at least one"),
       ("milestones", not increasing, "increasing shares in (0, 1)"),
       ("weight_decay", self.weight_decay and name == "adam", "0, or optimizer.name adamw"),
@@ -80,14 +77,12 @@ class Optimizer(Options):
       rate = optax.constant_schedule(self.learning_rate)
     elif self.schedule == "cosine":
       share = self.final_learning_rate / self.learning_rate
-      rate = optax.cosine_decay_schedule(
-        self.learning_rate, max(1, total - warmup_steps), alpha=share
-      )
+      decay_steps = max(1, total - warmup_steps)
+      rate = optax.cosine_decay_schedule(self.learning_rate, decay_steps, alpha=share)
     else:
       steps = [round(share * total) - warmup_steps for share in self.milestones]
-      rate = optax.piecewise_constant_schedule(
-        self.learning_rate, {step: self.milestone_factor for step in steps}
-      )
+      factors = dict.fromkeys(steps, self.milestone_factor)
+      rate = optax.piecewise_constant_schedule(self.learning_rate, factors)
     if not warmup_steps:
       return rate
     warmup = optax.linear_schedule(0.0, self.learning_rate, warmup_steps)
@@ -105,9 +100,8 @@ class Optimizer(Options):
     if self.name == "adam":
       adam = optax.chain(scale_by_keras_adam(eps=self.eps), optax.scale_by_learning_rate(rate))
     elif self.name == "adam_l2":
-      adam = optax.chain(
-        optax.add_decayed_weights(self.weight_decay), optax.adam(rate, eps=self.eps)
-      )
+      decay = optax.add_decayed_weights(self.weight_decay)
+      adam = optax.chain(decay, optax.adam(rate, eps=self.eps))
     else:
       mask = self._decays if self.decay_layers else None
       adam = optax.adamw(rate, eps=self.eps, weight_decay=self.weight_decay, mask=mask)
@@ -127,12 +121,9 @@ class Optimizer(Options):
       return optimizer
     return optax.MultiSteps(optimizer, self.accumulation_steps).gradient_transformation()
 
-  def _decays(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Which parameters decay."""
-    return {
-      name: jax.tree.map(lambda leaf: name in self.decay_layers, layer)
-      for name, layer in params.items()
-    }
+  def _decays(self, params: Mapping[str, Any]) -> dict[str, bool]:
+    """Which layers decay."""
+    return {name: name in self.decay_layers for name in params}
 
   def _updates(self, steps: int) -> int:
     return max(1, steps // self.accumulation_steps)
@@ -229,9 +220,8 @@ def _tracking(share: Callable[[jax.Array], jax.Array]) -> optax.GradientTransfor
     return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
 
   def update(updates, state, params):
-    average = optax.incremental_update(
-      optax.apply_updates(params, updates), state.average_params, share(state.count)
-    )
+    new = optax.apply_updates(params, updates)
+    average = optax.incremental_update(new, state.average_params, share(state.count))
     return updates, AverageState(optax.safe_increment(state.count), average)
 
   return optax.GradientTransformation(init, update)

@@ -82,31 +82,29 @@ def banner(
   """
   config, model, batch = experiment.config, experiment.config.model, experiment.config.batch
   schedule = stage.schedule
-  also = [data.collection.name for data in experiment.also]
-  return _rows(
-    {
-      "training": _sizes(graphs) + (also and f", with {' and '.join(also)}" or ""),
-      "validation": f"{_sizes(valid)}; judged by "
-      f"{evaluation.mean_name(config.train.best_metric)} on "
-      f"{_sample(config, 'all of them')}",
-      "model": f"{model.name}, {optax.tree.size(stage.state.params):,} parameters, "
-      f"{model.get('dtype', 'float32')}, matrix products "
-      f"{model.get('precision', 'highest')}",
-      "devices": _devices(),
-      "steps": f"{schedule.total_steps:,} in {schedule.epochs} epochs of "
-      f"{schedule.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
-      "configurations",
-      "folder": f"{workdir}, seed {config.seed}",
-    }
-  )
+  training = _sizes(graphs)
+  if also := [data.collection.name for data in experiment.also]:
+    training += f", with {' and '.join(also)}"
+  metric, sample = evaluation.mean_name(config.train.best_metric), _sample(config, "all of them")
+  parameters, precision = optax.tree.size(stage.state.params), model.get("precision", "highest")
+  dtype = model.get("dtype", "float32")
+  steps = f"{schedule.total_steps:,} in {schedule.epochs} epochs of {schedule.steps_per_epoch:,}"
+  texts = {
+    "training": training,
+    "validation": f"{_sizes(valid)}; judged by {metric} on {sample}",
+    "model": f"{model.name}, {parameters:,} parameters, {dtype}, matrix products {precision}",
+    "devices": _devices(),
+    "steps": f"{steps}, each of {batch.graphs} graphs with {batch.configs} configurations",
+    "folder": f"{workdir}, seed {config.seed}",
+  }
+  return _rows(texts)
 
 
 def _sizes(graphs: Sequence[Any]) -> str:
   configs, nodes = sum(len(g.configs) for g in graphs), [len(g.opcode) for g in graphs]
   size = f"{min(nodes):,} to {max(nodes):,}" if min(nodes) < max(nodes) else f"{min(nodes):,}"
-  return (
-    f"{len(graphs):,} graph{'s' * (len(graphs) != 1)} of {size} nodes, {configs:,} configurations"
-  )
+  plural = "s" * (len(graphs) != 1)
+  return f"{len(graphs):,} graph{plural} of {size} nodes, {configs:,} configurations"
 
 
 def _sample(config: ConfigDict, all_configs: str) -> str:
@@ -275,9 +273,8 @@ def check_folds(experiment: Experiment, ensemble: Ensemble, *, split: str) -> No
   fold_of = lambda config: (config["data"].get("folds", 0), config["data"].get("fold", 0))
   own, rankers = fold_of(experiment.config), ensemble.rankers
   others = {fold_of(ranker.config) for ranker in rankers} - {own}
-  known = {ranker.collection.name for ranker in rankers}.union(
-    *(ranker.config["data"].get("also", ()) for ranker in rankers)
-  )
+  known = {ranker.collection.name for ranker in rankers}
+  known.update(*(ranker.config["data"].get("also", ()) for ranker in rankers))
   is_known = experiment.data.collection.name in known
   if others and is_known and (own[0] or split != "test"):
     raise ValueError(
@@ -339,9 +336,8 @@ def _write_evaluation(
   if name in ("validation", evaluation.reported(experiment.config.data.folds)):
     evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged_graphs)
     if collection.kind == "tile":
-      evaluation.write_csv(
-        workdir / f"{name}_programs.csv", evaluation.program_rows(judged_graphs, predicted_ns)
-      )
+      programs = evaluation.program_rows(judged_graphs, predicted_ns)
+      evaluation.write_csv(workdir / f"{name}_programs.csv", programs)
   configurations = _configurations(experiment.config, graphs, judged_graphs)
   random = evaluation.random_order([one.label for one in judged_graphs], collection.slowdown_ks)
   memory, peak_bytes = log.peak_memory()
@@ -357,11 +353,10 @@ def _write_evaluation(
     "peak_memory": {"of": memory, "bytes": peak_bytes},
   }
   update_summary(workdir, **{name: section})
-  console.say(
-    evaluation.summary(
-      collection, rows, means, random=random, split=split, configurations=configurations
-    )
+  text = evaluation.summary(
+    collection, rows, means, random=random, split=split, configurations=configurations
   )
+  console.say(text)
 
 
 def _predicted_ns(
@@ -373,17 +368,13 @@ def _predicted_ns(
   """
   target = experiment.config.batch.target
   meaning = losses.predicts(losses.LossOptions.of(experiment.config.loss).weighted)
-  if (
-    experiment.data.collection.kind != "tile"
-    or meaning == "order"
-    or target not in ("official", "absolute")
-  ):
+  is_relative = target not in ("official", "absolute")
+  if experiment.data.collection.kind != "tile" or meaning == "order" or is_relative:
     return None
-  return [
-    (np.exp(graph_scores.astype(float)) if meaning == "log" else graph_scores)
-    * graph.configs.unit_ns(target)[graph_ids]
-    for graph, graph_ids, graph_scores in zip(graphs, ids, scores)
-  ]
+  if meaning == "log":
+    scores = [np.exp(of_graph.astype(float)) for of_graph in scores]
+  units = [graph.configs.unit_ns(target)[of_graph] for graph, of_graph in zip(graphs, ids)]
+  return [of_graph * unit for of_graph, unit in zip(scores, units)]
 
 
 def _configurations(
@@ -435,8 +426,7 @@ def predict(
   path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
   orders = {graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)}
   submission.write_results(path, name, orders)
-  tied = [graph.name for graph, s in zip(graphs, scores) if metrics.is_tied(s)]
-  if tied:
+  if tied := [graph.name for graph, s in zip(graphs, scores) if metrics.is_tied(s)]:
     logging.warning(
       "the five best have equal scores, and stay in file order, in "
       f"{len(tied)} of {len(graphs)} graphs: {console.some(tied)}"

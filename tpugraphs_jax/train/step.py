@@ -57,12 +57,8 @@ class TrainState(flax.struct.PyTreeNode):
     """
     optimizer = optax.with_extra_args_support(optimizer)
     updates, opt_state = optimizer.update(grads, self.opt_state, self.params, norms=norms)
-    return self.replace(
-      step=self.step + 1,
-      params=optax.apply_updates(self.params, updates),
-      opt_state=opt_state,
-      **changes,
-    )
+    step, params = self.step + 1, optax.apply_updates(self.params, updates)
+    return self.replace(step=step, params=params, opt_state=opt_state, **changes)
 
   @property
   def eval_params(self) -> optax.Params:
@@ -200,18 +196,16 @@ def make_train_step(
     )
     counts = jax.lax.psum(counts, parallel.DEVICES)
     ranking = losses.combine(weighted, totals, counts)
-    penalty = options.kernel_l2 * squared_kernels(params) / jax.lax.psum(
-      1, parallel.DEVICES
-    ) + options.activity_l2 * mean_activity(sown.get("activity", {}))
+    penalty = options.kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
+    penalty += options.activity_l2 * mean_activity(sown.get("activity", {}))
     metrics = {"loss": ranking + penalty, "ranking_loss": ranking}
     return ranking + penalty, (metrics, sown.get("readout", ()))
 
   def train_step(key_data, state: TrainState, batch):
     key = jax.random.fold_in(jax.random.wrap_key_data(key_data), state.step)
     perturbations = zero_perturbations(model, batch) if clip_lookups else {}
-    (grads, lookup_grads), (metrics, extra) = jax.grad(loss_fn, argnums=(0, 1), has_aux=True)(
-      state.params, perturbations, batch, key
-    )
+    gradient = jax.grad(loss_fn, argnums=(0, 1), has_aux=True)
+    (grads, lookup_grads), (metrics, extra) = gradient(state.params, perturbations, batch, key)
     grads, metrics = jax.lax.psum((grads, metrics), parallel.DEVICES)
     metrics["grad_norm"] = optax.tree.norm(grads)
     norms = keras_norms(grads, lookup_grads["perturbations"]) if clip_lookups else None

@@ -140,9 +140,8 @@ def _train_stages(
   train_one = functools.partial(
     train_stage, experiment, valid=valid, resume=resume, digests=transforms_digest(workdir)
   )
-  write = functools.partial(
-    _write_model, experiment.ranker, workdir, [graph.name for graph in graphs]
-  )
+  names = [graph.name for graph in graphs]
+  write = functools.partial(_write_model, experiment.ranker, workdir, names)
   finetune = finetune_options(experiment.config)
   if not finetune.epochs:
     return train_one(stage, experiment.ranker.scorer, folder=workdir, on_best=write)
@@ -151,14 +150,9 @@ def _train_stages(
   family, folder = experiment.ranker.family, workdir / HEAD_FOLDER
   assert isinstance(family, Segments)
   head, sums = family.head_stage(params, graphs, folder)
+  epochs, rate = finetune.epochs, finetune.learning_rate
   stage, _ = begin(
-    experiment,
-    sums,
-    folder,
-    family=head,
-    params=params,
-    epochs=finetune.epochs,
-    learning_rate=finetune.learning_rate,
+    experiment, sums, folder, family=head, params=params, epochs=epochs, learning_rate=rate
   )
   return train_one(stage, Scorer(head), folder=folder, on_best=write)
 
@@ -349,12 +343,9 @@ def plan_of(
     epochs: length of the stage.
   """
   batch, configs = config.batch, [graph.configs for graph in graphs]
+  every = config.seed if batch.graph_sampling == EVERY else None
   sampler = ConfigSampler(
-    configs,
-    count=batch.configs,
-    sampling=batch.sampling,
-    targets=targets,
-    every=config.seed if batch.graph_sampling == EVERY else None,
+    configs, count=batch.configs, sampling=batch.sampling, targets=targets, every=every
   )
   return BatchPlan(
     graphs,
@@ -380,11 +371,9 @@ def load_batches(
   config: ConfigDict, family: Family, plan: BatchPlan, *, steps: int
 ) -> Iterator[Any]:
   """The part of this process in the batches of `steps` steps, with a leading device axis."""
-  local = parallel.local_device_count()
+  local, configs = parallel.local_device_count(), config.batch.configs
   first = parallel.process_index() * local
-  assemble = functools.partial(
-    family.assemble, graphs=plan.slates_per_device, configs=config.batch.configs
-  )
+  assemble = functools.partial(family.assemble, graphs=plan.slates_per_device, configs=configs)
   batches = Batches(plan, steps, range(first, first + local), assemble, family.stack)
   return training_batches(batches, threads=config.data.loader_threads)
 
