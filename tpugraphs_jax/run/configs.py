@@ -82,9 +82,8 @@ def load(value: str) -> ConfigDict:
   path, colon, variant = resolve(value).partition(":")
   if not Path(path).is_file():
     raise FileNotFoundError(
-      f"there is no config file {value.partition(':')[0]}: name one of the "
-      "project's with a variant, such as layout.py:xla-random or "
-      "tile.py:recommended, or a file of your own"
+      f"there is no config file {value.partition(':')[0]}: name one of the project's with a "
+      "variant, such as layout.py:xla-random or tile.py:recommended, or a file of your own"
     )
   try:
     definitions = _definitions(Path(path))

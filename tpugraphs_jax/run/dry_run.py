@@ -53,27 +53,24 @@ def _collection_lines(
   config: ConfigDict, collection: Collection, scratch: Path
 ) -> Generator[str, None, bool]:
   """Yields the sizes of a collection; returns whether a run can be measured on it."""
-  yield f"collection  {collection.name}"
-  splits = [split for split in SPLITS if npz.files_there(config.data_root, collection.name, split)]
+  name = collection.name
+  yield f"collection  {name}"
+  splits = [split for split in SPLITS if npz.files_there(config.data_root, name, split)]
   yield from _data_lines(config, collection, splits)
   labelled = {"train", "valid"} & set(splits)
   if len(labelled) < (1 if config.data.folds else 2):
     only = f"only {', '.join(splits)}" if splits else "no data"
-    yield (
-      f"time        not measured, which needs the splits train and valid: {only} at "
-      f"{config.data_root}"
-    )
+    needs = "which needs the splits train and valid"
+    yield f"time        not measured, {needs}: {only} at {config.data_root}"
     return False
   if collection.kind == "layout":
     is_incomplete, text = _store_line(config, collection, splits, scratch)
     yield text
     if is_incomplete:
-      yield (
-        f"time        not measured: build the store first (python -m tpugraphs_jax.data.store "
-        f"build --data_root {config.data_root} --collection {collection.name})"
-      )
+      build = f"python -m tpugraphs_jax.data.store build --data_root {config.data_root}"
+      yield f"time        not measured: build the store first ({build} --collection {name})"
       return False
-  folder = Path(*collection.name.split(":"))
+  folder = Path(*name.split(":"))
   folders = f"{config.data_root}/{folder}"
   if collection.kind == "layout":
     folders += f" and {config.data.store_dir or f'{config.data_root}/store'}/{folder}"
@@ -82,11 +79,8 @@ def _collection_lines(
 
 
 def _data_lines(config: ConfigDict, collection: Collection, splits: Sequence[str]) -> Iterator[str]:
-  size = sum(
-    path.stat().st_size
-    for split in splits
-    for path in npz.files_there(config.data_root, collection.name, split)
-  )
+  by_split = [npz.files_there(config.data_root, collection.name, split) for split in splits]
+  size = sum(path.stat().st_size for paths in by_split for path in paths)
   if splits:
     yield f"files       {console.size(size)} in {config.data_root} ({', '.join(splits)})"
   if not splits and collection.is_released:
@@ -94,8 +88,7 @@ def _data_lines(config: ConfigDict, collection: Collection, splits: Sequence[str
     size = console.size(1e9 * published.gigabytes)
     yield (
       f"download    about {size}, twice that while it is unpacked: python -m "
-      f"tpugraphs_jax.data.download --data_root {config.data_root} "
-      f"--collections {collection.name}"
+      f"tpugraphs_jax.data.download --data_root {config.data_root} --collections {collection.name}"
     )
     if collection.kind == "layout":
       yield f"store       at most about {console.size(1e9 * published.store_gigabytes)}"
@@ -114,11 +107,9 @@ def _store_line(
   config: ConfigDict, collection: Collection, splits: Sequence[str], scratch: Path
 ) -> tuple[bool, str]:
   """Whether the store has to be built before a measurement, and a line with its size."""
-  size, absent, bound = 0, 0, 0
+  size, absent, bound, store_dir = 0, 0, 0, config.data.store_dir or None
   for split in splits:
-    folders = store.graph_folders(
-      config.data_root, collection.name, split, store_dir=config.data.store_dir or None
-    )
+    folders = store.graph_folders(config.data_root, collection.name, split, store_dir=store_dir)
     for file, folder in folders.items():
       if not graph_folder.why_outdated(folder, file):
         size += sum(path.stat().st_size for path in folder.iterdir())
@@ -160,26 +151,18 @@ def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
   ]
   yield from _memory_lines(stage)
   step, shapes = float(np.mean(measured)), len(plan.budgets)
-  yield (
-    f"compiles    {_number(shapes, 'batch shape')} of training, {compilation:.1f} s each; a "
-    "shared compilation cache saves this in later runs"
-  )
+  compiled = f"{_number(shapes, 'batch shape')} of training, {compilation:.1f} s each"
+  yield f"compiles    {compiled}; a shared compilation cache saves this in later runs"
   evaluations = -(-epochs // config.train.eval_every_epochs)
   _, last, ranking, ranked = map(sum, zip(own, *also))
-  yield (
-    f"steps       {steps:,} of {step:.3g} s (mean of {len(measured)} measured), "
-    f"{_number(evaluations, 'evaluation')} of {own.sample:.3g} s, the last one of {last:.3g} s"
-  )
-  yield (
-    f"ranking     {_number(ranked, 'configuration')} of the test split in {ranking:.3g} s"
-    if ranked
-    else "ranking     not counted: there is no test split"
-  )
+  mean = f"{step:.3g} s (mean of {len(measured)} measured)"
+  judged = f"{_number(evaluations, 'evaluation')} of {own.sample:.3g} s"
+  yield f"steps       {steps:,} of {mean}, {judged}, the last one of {last:.3g} s"
+  test = f"{_number(ranked, 'configuration')} of the test split in {ranking:.3g} s"
+  yield f"ranking     {test if ranked else 'not counted: there is no test split'}"
   total = steps * step + shapes * compilation + evaluations * own.sample
-  yield (
-    f"time        about {console.duration(total + last + ranking)} on "
-    f"{_number(jax.device_count(), 'device')} like these"
-  )
+  devices = _number(jax.device_count(), "device")
+  yield f"time        about {console.duration(total + last + ranking)} on {devices} like these"
   if training.finetune_options(config).epochs:
     yield "            without the fine-tuning of the head, which was not measured"
 
@@ -237,15 +220,10 @@ def _scoring(experiment: Experiment, params: optax.Params, valid: list[Any]) -> 
 
 def _memory_lines(stage: loop.Stage) -> Iterator[str]:
   memory, peak_bytes = log.peak_memory()
-  parameters = optax.tree.size(stage.state.params)
-  yield (
-    f"memory      {console.size(peak_bytes)} of the {memory} at its peak, {parameters:,} parameters"
-  )
-  state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(stage.state))
-  yield (
-    f"checkpoints about {console.size(2 * state_bytes)}: two, each with parameters and state "
-    "of the optimizer"
-  )
+  peak, parameters = console.size(peak_bytes), optax.tree.size(stage.state.params)
+  yield f"memory      {peak} of the {memory} at its peak, {parameters:,} parameters"
+  size = console.size(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(stage.state)))
+  yield f"checkpoints about {size}: two, each with parameters and state of the optimizer"
 
 
 def _work(graphs: Sequence[Any], ids: Sequence[np.ndarray]) -> int:

@@ -36,13 +36,11 @@ def launch(values: flags.FlagValues, kind: str) -> None:
       assert place is not None  # `configs.parse_flags` sets it
       print(configs.listing(values.config, place))
       return
-    with (
-      console.explaining_devices(),
-      parallel.explaining_memory(
-        "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
-        "(layouts: variant gst_ed)"
-      ),
-    ):
+    advice = (
+      "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
+      "(layouts: variant gst_ed)"
+    )
+    with console.explaining_devices(), parallel.explaining_memory(advice):
       (_dry_run if values.dry_run else _run)(values)
   except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
@@ -103,11 +101,10 @@ def _check_flags(values: flags.FlagValues) -> None:
     raise ValueError("--workdir is missing: name a folder for checkpoints, metrics and results")
   if values.synthetic and values.data_root:
     raise ValueError("--synthetic generates the data: give it or --data_root, not both")
+  do = ",".join(values.do)
   for flag in ("split", "ensemble"):
     if getattr(values, flag) and "train" in values.do:
-      raise ValueError(
-        f"--{flag} goes with --do=evaluate or predict, and --do is {','.join(values.do)}"
-      )
+      raise ValueError(f"--{flag} goes with --do=evaluate or predict, and --do is {do}")
   if values.ensemble and values.synthetic:
     raise ValueError(
       "--ensemble takes the data of its first model, or --data_root: leave out --synthetic"
@@ -145,9 +142,8 @@ def _config(values: flags.FlagValues, workdir: Path) -> ConfigDict:
 
 def _run_ensemble(values: flags.FlagValues, workdir: Path) -> None:
   """Evaluates or ranks with an ensemble, on the data of its first model."""
-  config = _with_overrides(
-    values, parallel.on_primary(lambda: model_file.config_of(values.ensemble[0]))
-  )
+  fields = parallel.on_primary(lambda: model_file.config_of(values.ensemble[0]))
+  config = _with_overrides(values, fields)
   with config.unlocked():
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)

@@ -82,15 +82,11 @@ def convert(config: ConfigDict, weights: list[np.ndarray], out: Path) -> None:
   if difference := trees.first_difference(params, experiment.ranker.param_shapes(graphs[0])):
     name, weight, expected = difference
     raise ValueError(
-      f"the weights have {weight} for {name}, the model on this data has "
-      f"{expected}: give the config (widths, number of layers) and the training "
-      "split of the weights"
+      f"the weights have {weight} for {name}, the model on this data has {expected}: give the "
+      "config (widths, number of layers) and the training split of the weights"
     )
-  about = {
-    "step": 0,
-    "origin": "weights of the official TensorFlow baseline",
-    "versions": log.versions(),
-  }
+  origin = "weights of the official TensorFlow baseline"
+  about = {"step": 0, "origin": origin, "versions": log.versions()}
   experiment.ranker.save(out / model_file.MODEL_FILE, params, about)
 
 
@@ -105,9 +101,8 @@ def weights_of(ranker: Ranker, data_root: str) -> list[np.ndarray]:
     ValueError: the model is not an official one, or has no embedding of an opcode.
     FileNotFoundError: there is no data of the ranker's collection.
   """
-  return official_weights.official_from_params(
-    ranker.family.network, ranker.params, num_ops=num_ops(data_root, ranker.collection.name)
-  )
+  rows, network = num_ops(data_root, ranker.collection.name), ranker.family.network
+  return official_weights.official_from_params(network, ranker.params, num_ops=rows)
 
 
 def num_ops(data_root: str, collection: str) -> int:

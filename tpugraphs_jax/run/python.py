@@ -47,10 +47,8 @@ class Run:
     return path
 
   def __repr__(self) -> str:
-    known = ", ".join(
-      f"{name} {value:.4f}" for name, value in self.metrics.items() if value is not None
-    )
-    return f"<Run {self.workdir}: {known or 'not evaluated'}>"
+    known = [f"{name} {value:.4f}" for name, value in self.metrics.items() if value is not None]
+    return f"<Run {self.workdir}: {', '.join(known) or 'not evaluated'}>"
 
 
 def train_model(

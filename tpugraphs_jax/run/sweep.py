@@ -151,9 +151,8 @@ def do(run: SweepRun) -> None:
   command = [*run.command, f"--workdir={run.folder}", *["--resume"] * is_begun]
   env = _cache_of(run.out) | os.environ | {tasks.PARENT: str(os.getpid())}
   with _log(run.folder / _LOG) as log:
-    log.write(
-      f"{_HEAD}{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {shlex.join(run.command)}\n".encode()
-    )
+    date = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
+    log.write(f"{_HEAD}{date} {shlex.join(run.command)}\n".encode())
     log.flush()
     process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
     try:
@@ -164,10 +163,8 @@ def do(run: SweepRun) -> None:
       process.wait()  # the run saves a checkpoint
       raise
   metrics = results.judged(run.summary).get("metrics", {})
-  figures = "".join(
-    f", {name} {metrics[name]:.4f}" for name in _METRICS if metrics.get(name) is not None
-  )
-  state = f"done{figures}"
+  known = [name for name in _METRICS if metrics.get(name) is not None]
+  state = ", ".join(["done", *(f"{name} {metrics[name]:.4f}" for name in known)])
   if process.returncode:
     state = f"ended with status {process.returncode}: {_complaint(run.folder / _LOG)}"
   console.say(f"{run.name}: {state}")
@@ -335,15 +332,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   commands = {value: _command_of(args, value) for value in args.config}
   runs = runs_of(commands, args.out, grid, range(args.seeds))
   _check_configs(runs)
-  _check_settings(
-    args.out,
-    {
-      "config": " ".join(args.config),
-      "fields": sorted(args.fields),
-      "data_root": args.data_root,
-      "synthetic": args.synthetic,
-    },
-  )
+  settings = {"config": " ".join(args.config), "fields": sorted(args.fields)}
+  settings |= {"data_root": args.data_root, "synthetic": args.synthetic}
+  _check_settings(args.out, settings)
   todo = [run for run in runs if not run.is_done]
   console.say(f"{len(runs)} runs, of which {len(runs) - len(todo)} are done")
   with tasks.stopping():
