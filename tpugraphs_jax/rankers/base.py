@@ -218,11 +218,8 @@ def options_of(build: Callable[..., Any]) -> dict[str, Any]:
   `functools.partial` fixes arguments by the network's name: they cannot be set.
   """
   fixed = build.keywords if isinstance(build, functools.partial) else {}
-  return {
-    name: parameter.default
-    for name, parameter in inspect.signature(build).parameters.items()
-    if name not in {"parent", "name", *fixed}
-  }
+  parameters, hidden = inspect.signature(build).parameters, {"parent", "name", *fixed}
+  return {name: each.default for name, each in parameters.items() if name not in hidden}
 
 
 def limits_of_network(build: Callable[..., Any]) -> dict[str, tuple[Any, Limits]]:
@@ -449,12 +446,8 @@ class Kernels(Family):
     _check_opcodes(graph, self.network.opcodes)
     reduced = self.reduce(graph)
     configs = feature_blocks.with_config_features(graph, self.settings.data.config_features).configs
-    return batching.prepare(
-      dataclasses.replace(reduced.graph, configs=configs),
-      reduced.rows(feat),
-      slots=self.slots,
-      distinct=self.network.distinct,
-    )
+    kernel, distinct = dataclasses.replace(reduced.graph, configs=configs), self.network.distinct
+    return batching.prepare(kernel, reduced.rows(feat), slots=self.slots, distinct=distinct)
 
   def assemble(
     self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int

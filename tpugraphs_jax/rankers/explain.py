@@ -58,10 +58,8 @@ class Explanation(list):
 
   def _title(self) -> str:
     other = "" if self.against is None else f" against configuration {self.against}"
-    return (
-      f"score of configuration {self.config} of {self.graph.name}{other}: {len(self)} "
-      "choices, larger = slower"
-    )
+    name = f"configuration {self.config} of {self.graph.name}{other}"
+    return f"score of {name}: {len(self)} choices, larger = slower"
 
   def __repr__(self) -> str:
     return f"<Explanation: {self._title()}>"
@@ -93,11 +91,8 @@ class Proposals:
 
 def with_rows(graph: OpGraph[LayoutConfigs], rows: np.ndarray) -> OpGraph[LayoutConfigs]:
   """The graph with unlabelled configurations of the rows `[n, groups]`."""
-  configs = dataclasses.replace(
-    graph.configs,
-    group_row=rows.astype(graph.configs.group_row.dtype),
-    runtime_ns=np.zeros(len(rows), np.int64),
-  )
+  group_row, no_times = rows.astype(graph.configs.group_row.dtype), np.zeros(len(rows), np.int64)
+  configs = dataclasses.replace(graph.configs, group_row=group_row, runtime_ns=no_times)
   return dataclasses.replace(graph, configs=configs)
 
 
@@ -153,11 +148,10 @@ def exchanges(
 
 def check_numbers(graph: OpGraph[TileConfigs | LayoutConfigs], *numbers: int | None) -> None:
   """Refuses (ValueError) numbers of configurations that a graph does not have; None passes."""
+  last = len(graph.configs) - 1
   for number in numbers:
-    if number is not None and not 0 <= number < len(graph.configs):
-      raise ValueError(
-        f"configuration {number} of {graph.name}, expected 0 to {len(graph.configs) - 1}"
-      )
+    if number is not None and not 0 <= number <= last:
+      raise ValueError(f"configuration {number} of {graph.name}, expected 0 to {last}")
 
 
 def _exchanged(first: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -178,14 +172,11 @@ def _exchange_rows(
   configs = graph.configs
   first, other = (np.asarray(configs.group_row[number]) for number in (config, against))
   groups, group_row = _exchanged(first, other)
-  parts = [
-    (
-      tuple(graph.config_node[configs.node_group == group].tolist()),
-      tuple(configs.rows[first[group]].tolist()),
-      tuple(configs.rows[other[group]].tolist()),
-    )
-    for group in groups
-  ]
+  parts: list[_Part] = []
+  for group in groups:
+    places = graph.config_node[configs.node_group == group].tolist()
+    choice, instead = configs.rows[[first[group], other[group]]].tolist()
+    parts.append((tuple(places), tuple(choice), tuple(instead)))
   return with_rows(graph, group_row).configs, parts
 
 

@@ -54,10 +54,8 @@ class Artefact:
 
 def write(path: Path, artefact: Artefact) -> None:
   """Writes a model file; an existing file is replaced atomically."""
-  arrays: dict[str, Any] = {
-    _PARAMS + name: np.asarray(value)
-    for name, value in traverse_util.flatten_dict(artefact.params, sep="/").items()
-  }
+  flat = traverse_util.flatten_dict(artefact.params, sep="/")
+  arrays: dict[str, Any] = {_PARAMS + name: np.asarray(value) for name, value in flat.items()}
   card = {
     "format": FORMAT,
     "config": artefact.config,

@@ -46,9 +46,8 @@ def weight_order(model: nn.Module) -> list[ParamPath]:
       updates = [(f"update_{part}_{i}",) for i in range(model.num_gnns) for part in (0, 1)]
       order = _dense(("pre_0",), ("pre_1",), *updates) + _mlp("head", 2, bias=False)
     case _:
-      raise ValueError(
-        f"{type(model).__name__} is not an official model; there are no weights for it"
-      )
+      name = type(model).__name__
+      raise ValueError(f"{name} is not an official model; there are no weights for it")
   return [("op_embedding", "table", "embedding"), *order]
 
 
@@ -68,9 +67,8 @@ def params_from_official(model: Any, weights: Sequence[np.ndarray]) -> dict[str,
   order = weight_order(model)
   if len(order) != len(weights):
     raise ValueError(f"{len(weights)} weights given, {type(model).__name__} has {len(order)}")
-  return traverse_util.unflatten_dict(
-    {path: jnp.asarray(weight, jnp.float32) for path, weight in zip(order, weights)}
-  )
+  flat = {path: jnp.asarray(weight, jnp.float32) for path, weight in zip(order, weights)}
+  return traverse_util.unflatten_dict(flat)
 
 
 def official_from_params(model: Any, params: optax.Params, *, num_ops: int) -> list[np.ndarray]:

@@ -73,11 +73,9 @@ class Ranker:
     self.about: Mapping[str, Any] = {}
 
   def __repr__(self) -> str:
-    state = (
-      "not trained"
-      if self.params is None
-      else (f"{sum(leaf.size for leaf in jax.tree.leaves(self.params)):,} parameters")
-    )
+    state = "not trained"
+    if self.params is not None:
+      state = f"{optax.tree.size(self.params):,} parameters"
     return f"<Ranker {self.config['model']['name']} of {self.collection.name}: {state}>"
 
   @classmethod
@@ -333,9 +331,8 @@ class Ranker:
     about = self.about if about is None else about
     # The model does not depend on the folder of its training data.
     config = {k: v for k, v in self.config.items() if k != "data_root"}
-    model_file.write(
-      Path(path), model_file.Artefact(trust.config(config), self.transforms, params, dict(about))
-    )
+    artefact = model_file.Artefact(trust.config(config), self.transforms, params, dict(about))
+    model_file.write(Path(path), artefact)
 
 
 def _small_graph(kind: str) -> OpGraph:
@@ -343,24 +340,17 @@ def _small_graph(kind: str) -> OpGraph:
   ids, times = columns.opcode_ids(), np.array([1, 2])
   feat = np.zeros((4, columns.NODE_FEATURES), np.float32)
   feat[:, columns.NODE["shape"]][:, :2] = 8
-  configs: TileConfigs | LayoutConfigs = TileConfigs(
-    np.ones((2, columns.TILE_CONFIG_FEATURES), np.float32), times, times
-  )
+  tiles = np.ones((2, columns.TILE_CONFIG_FEATURES), np.float32)
+  configs: TileConfigs | LayoutConfigs = TileConfigs(tiles, times, times)
   config_node = np.zeros(0, np.int32)
   if kind == "layout":
     rows = np.full((2, 2, columns.LAYOUT_CONFIG_FEATURES), -1, np.float32)
     rows[1, :, :2] = 1, 0
     configs, config_node = factor_layout_configs(rows, times), np.array([2, 3], np.int32)
   names = ("parameter", "parameter", "dot", "reshape")
-  return OpGraph(
-    "small",
-    feat,
-    np.array([ids[name] for name in names], np.uint8),
-    np.array([[2, 0], [2, 1], [3, 2]], np.int32),
-    np.array([0, 4]),
-    config_node,
-    configs,
-  )
+  opcodes = np.array([ids[name] for name in names], np.uint8)
+  edges = np.array([[2, 0], [2, 1], [3, 2]], np.int32)
+  return OpGraph("small", feat, opcodes, edges, np.array([0, 4]), config_node, configs)
 
 
 @functools.cache
@@ -399,11 +389,8 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
     'layout'
   """
   options.import_extensions(extensions)
-  source = (
-    place
-    if files.is_remote(place)
-    else parallel.on_primary(lambda: model_file.shipped_file(Path(place).expanduser()))
-  )
+  shipped = lambda: model_file.shipped_file(Path(place).expanduser())
+  source = place if files.is_remote(place) else parallel.on_primary(shipped)
   path = files.fetch(source).absolute()
   marks = (path, path / model_file.MODEL_FILE)
   saved_ns = max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0)

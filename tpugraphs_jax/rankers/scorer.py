@@ -239,9 +239,8 @@ class Encoder:
     groups = _runs_of(batches, parallel.local_device_count())
     size = lambda batch: batching.total_sizes([pieces[unit.graph][unit.piece] for unit in batch])
     sizes = [[size(batch) for batch in group] for group in groups]
-    budgets = self._budgets.for_sizes(
-      [plan.largest(group) for group in sizes], max_budgets=self._max_budgets
-    )
+    largest = [plan.largest(group) for group in sizes]
+    budgets = self._budgets.for_sizes(largest, max_budgets=self._max_budgets)
     replicated = parallel.replicate(params)
     bar = tqdm.tqdm(total=len(groups), unit="batch", disable=console.bar(progress))
     processes = parallel.process_count()
@@ -366,10 +365,9 @@ class Scorer:
     rngs = [rng_of(graph, self._family.settings.seed) for graph in graphs]
     total = [np.zeros(len(ids)) for ids in config_ids]
     for number in range(orders):
-      order = [
-        rng.permutation(len(ids)) if number else np.arange(len(ids))
-        for rng, ids in zip(rngs, config_ids)
-      ]
+      order = [np.arange(len(ids)) for ids in config_ids]
+      if number:
+        order = [rng.permutation(len(ids)) for rng, ids in zip(rngs, config_ids)]
       permuted = [ids[o] for ids, o in zip(config_ids, order)]
       scores = self._family.scores(params, graphs, permuted, progress=progress)
       for sums, o, new in zip(total, order, scores):

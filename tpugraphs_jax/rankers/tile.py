@@ -63,9 +63,8 @@ class LateJoin(base.Kernels):
     def head(network, pooled, configs):
       return network.score(network.join(pooled, configs))
 
-    return jax.jit(
-      lambda params, *inputs: self.network.apply({"params": params}, *inputs, method=head)
-    )
+    score = lambda params, *inputs: self.network.apply({"params": params}, *inputs, method=head)
+    return jax.jit(score)
 
   def scores(
     self,
@@ -77,9 +76,8 @@ class LateJoin(base.Kernels):
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each kernel; see `Family.scores`."""
     pooled = np.stack(self.encoder.run(params, graphs, config_ids, progress=progress))
-    feat = np.concatenate(
-      [self.transform(graph.configs.config_feat[ids]) for graph, ids in zip(graphs, config_ids)]
-    )
+    parts = [graph.configs.config_feat[ids] for graph, ids in zip(graphs, config_ids)]
+    feat = np.concatenate([self.transform(part) for part in parts])
     kernel = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])
     scores = np.zeros(len(kernel), np.float32)
     for start in range(0, len(kernel), self.chunk):
@@ -261,9 +259,8 @@ class ResGCN(_TileModel):
     forward, reverse = _row_normalised(y, batch)
     if not self.directed:
       return convolution(forward + reverse + y)
-    return (
-      convolution["forward"](forward) + convolution["reverse"](reverse) + convolution["self"](y)
-    )
+    messages = convolution["forward"](forward) + convolution["reverse"](reverse)
+    return messages + convolution["self"](y)
 
 
 def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:

@@ -65,9 +65,8 @@ class BlockPrograms(base.Programs):
 
     def draw_with_block(number: int, rng: np.random.Generator, turn: int) -> SlateDraft:
       sizes, finish = draw(number, rng, turn)
-      return SlateDraft(
-        sizes, lambda: finish()._replace(block=self.draw_block(graphs[number], rng))
-      )
+      with_block = lambda: finish()._replace(block=self.draw_block(graphs[number], rng))
+      return SlateDraft(sizes, with_block)
 
     return draw_with_block
 
@@ -145,12 +144,11 @@ class ResModel(base.Network):
     if self.dropout == "backpropdropout" and train:
       block = inside_block(slates)
       inside, outside = self.encode(static, block), self.encode(static, slates)
-      return self.readout(
-        [merged(x, jax.lax.stop_gradient(other)) for x, other in zip(inside, outside)]
-      )
-    return self.readout(
-      self.encode(static, inside_block(slates) if self.dropout == "dropout" else slates)
-    )
+      parts = [merged(x, jax.lax.stop_gradient(other)) for x, other in zip(inside, outside)]
+      return self.readout(parts)
+    if self.dropout == "dropout":
+      slates = inside_block(slates)
+    return self.readout(self.encode(static, slates))
 
   def score(self, readout: jax.Array) -> jax.Array:
     """Scores `[...]` float32 of readouts `[..., P]`."""
@@ -168,9 +166,8 @@ class ResModel(base.Network):
       static: node features that do not depend on configurations, each `[N, F]`.
       slates: with the edges and configurations of the pass.
     """
-    (config_kernel, *kernels), bias = self.pre_0(
-      (slates.batch.rows.shape[-1], *(part.shape[-1] for part in static))
-    )
+    widths = slates.batch.rows.shape[-1], *(part.shape[-1] for part in static)
+    (config_kernel, *kernels), bias = self.pre_0(widths)
     shared, *others = map(self.matmul, static, kernels)
     shared = sum(others, shared) + bias.astype(shared.dtype)
     x = slates.nodes(shared) + self.project(config_kernel, slates)
@@ -199,17 +196,16 @@ class ResModel(base.Network):
     blocks, bias = self.update_0[layer](sizes * len(directions))
     means = []
     for config, own, direction in zip(blocks[::2], blocks[1::2], directions):
-      message = add_to_configurable(
-        x.map(lambda v: self.matmul(v, own)), self.project(config, slates)
-      )
+      message = x.map(lambda v: self.matmul(v, own))
+      message = add_to_configurable(message, self.project(config, slates))
       by = 1 + degree(slates.batch.adjacency, direction, slates.num_nodes)
       if self.adj_normalization == "sym":
         by = jnp.sqrt(by)
         message = message.divide(by)
       means.append(neighbours(message, direction, own=True).divide(by))
-    return functools.reduce(operator.add, means).map(
-      lambda v: leaky_relu(self.update_1[layer](leaky_relu(v + bias[None].astype(v.dtype))))
-    )
+    biased = lambda v: leaky_relu(v + bias[None].astype(v.dtype))
+    update = lambda v: leaky_relu(self.update_1[layer](biased(v)))
+    return functools.reduce(operator.add, means).map(update)
 
   def matmul(self, x: Array, kernel: jax.Array) -> jax.Array:
     """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""
@@ -247,20 +243,18 @@ def inside_block(slates: Slates[LayoutBatch]) -> Slates:
   keep, last = jnp.asarray(batch.block_mask), len(by_hop.nodes) - 1
   at = lambda nodes: keep.at[nodes].get(mode="fill", fill_value=False)
   among_rows = among(by_hop.adjacency, at(slates.nodes_within(last)))
-  batch = batch._replace(
-    adjacency=among(batch.adjacency, keep),
-    by_hop=by_hop._replace(adjacency=among_rows),
-    row_id=jnp.where(at(by_hop.nodes[0])[:, None], batch.row_id, ABSENT),
-  )
+  among_nodes = among(batch.adjacency, keep)
+  row_id = jnp.where(at(by_hop.nodes[0])[:, None], batch.row_id, ABSENT)
+  by_hop = by_hop._replace(adjacency=among_rows)
+  batch = batch._replace(adjacency=among_nodes, by_hop=by_hop, row_id=row_id)
   return dataclasses.replace(slates, batch=batch)
 
 
 def among(adjacency: Adjacency, keep: jax.Array) -> Adjacency:
   """The edges with both ends in `keep [N]` bool."""
   # A branch makes XLA on CPU compute the tables once, instead of within every gather.
-  return jax.lax.cond(
-    keep.all(), lambda: adjacency, lambda: Adjacency(*(_among(table, keep) for table in adjacency))
-  )
+  inside = lambda: Adjacency(*(_among(table, keep) for table in adjacency))
+  return jax.lax.cond(keep.all(), lambda: adjacency, inside)
 
 
 def _among(table: Neighbours, keep: jax.Array) -> Neighbours:
@@ -279,8 +273,6 @@ def merged(x: Nodes, others: Nodes) -> Nodes:
   mask = jnp.asarray(x.slates.batch.block_mask)
   row_mask = mask.at[x.slates.nodes_within(x.hop)].get(mode="fill", fill_value=False)
   select = lambda mask, x, other: jnp.where(mask[:, None, None], x, other)
-  return dataclasses.replace(
-    x,
-    shared=select(mask, x.shared, others.shared),
-    varying=select(row_mask, x.varying, others.varying),
-  )
+  shared = select(mask, x.shared, others.shared)
+  varying = select(row_mask, x.varying, others.varying)
+  return dataclasses.replace(x, shared=shared, varying=varying)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, PreparedProgram, Slate, targets
 from tpugraphs_jax.data.reduction import edge_matrix, part_of
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
@@ -224,9 +225,7 @@ def assemble(
     ]
     return assemble_layout(pieces, budget, graphs=graphs * fresh, configs=configs)
 
-  pad = lambda rows, fill: np.concatenate(
-    [rows, np.full((graphs - len(slates), *rows.shape[1:]), fill, rows.dtype)]
-  )
+  pad = lambda rows, fill: batching.padded([rows], graphs, fill)
   target, mask = targets(slates, graphs, configs)
   ids = np.full((graphs, configs), -1, np.int32)
   ids[mask] = np.concatenate([slate.config_ids for slate in slates])

@@ -238,13 +238,11 @@ class Segments(Family):
 
   def prepare(self, graph: OpGraph[LayoutConfigs], feat: np.ndarray) -> SegmentedGraph:
     """A reduced program, cut into segments; see `Family.prepare`."""
-    reduced = self.programs.reduce(graph)
-    segment = partition(
-      reduced.graph, method=self.options.partition, max_nodes=self.options.max_nodes
-    )
+    reduced, options = self.programs.reduce(graph), self.options
+    segment = partition(reduced.graph, method=options.partition, max_nodes=options.max_nodes)
     feats = rows_of_segments(reduced.rows(feat), segment)
     pieces = list(map(self.programs.prepare_part, split(reduced.graph, segment), feats))
-    return segmented(reduced.graph, pieces, fresh=self.options.fresh)
+    return segmented(reduced.graph, pieces, fresh=options.fresh)
 
   def check_graphs(self, graphs: Sequence[SegmentedGraph]) -> None:
     """Logs the segments; refuses (ValueError) more fresh segments than a training graph has."""
@@ -309,10 +307,8 @@ class Segments(Family):
     """Gives the step the readouts without gradients; a table is saved with the batches."""
     if not self.options.recompute and not self.options.uses_history:
       return without_others(step), batches
-    readout = lambda params, fresh: self.network.apply(
-      {"params": params}, fresh, method="segment_readout"
-    )
-    width = jax.eval_shape(readout, params, batch.fresh).shape[-1]
+    readout = functools.partial(self.network.apply, method="segment_readout")
+    width = jax.eval_shape(readout, {"params": params}, batch.fresh).shape[-1]
     if self.options.recompute:
       return with_recomputed(step, self.network, width=width), batches
     keys, folder = history.Keys.of(graphs), workdir / _HISTORY_FOLDER
@@ -338,9 +334,8 @@ class Segments(Family):
     totals = None
     for number, total in self.encoder.stream(params, graphs, ids, progress=True):
       if totals is None:
-        totals = np.lib.format.open_memmap(
-          path, "w+", np.float32, shape=(int(first[-1]), total.shape[1])
-        )
+        shape = int(first[-1]), total.shape[1]
+        totals = np.lib.format.open_memmap(path, "w+", np.float32, shape=shape)
       totals[first[number] : first[number + 1]] = total
     assert totals is not None  # of at least one graph
     parts = np.split(totals, first[1:-1])
@@ -367,9 +362,8 @@ class Segments(Family):
 
   @functools.cached_property
   def _score_totals(self) -> Callable:
-    return jax.jit(
-      lambda params, *args: self.network.apply({"params": params}, *args, method="score_totals")
-    )
+    score = functools.partial(self.network.apply, method="score_totals")
+    return jax.jit(lambda params, *args: score({"params": params}, *args))
 
   def scores(
     self,
@@ -380,10 +374,8 @@ class Segments(Family):
     progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each program, from all segments with eta = 1."""
-    scores = {
-      number: self.scores_of_totals(params, graphs[number], total)
-      for number, total in self.encoder.stream(params, graphs, config_ids, progress=progress)
-    }
+    totals = self.encoder.stream(params, graphs, config_ids, progress=progress)
+    scores = {i: self.scores_of_totals(params, graphs[i], total) for i, total in totals}
     return [scores[number] for number in range(len(graphs))]
 
   def scores_of_totals(

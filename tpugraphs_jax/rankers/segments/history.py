@@ -72,17 +72,13 @@ class Keys:
     is_other = (number < count) & (number != batch.fresh_id[..., None]).all(axis=-2)
     others = start[..., None] + number
     mask = batch.config_mask
-    return (
-      np.where(mask[..., None] & is_other[..., None, :], others, self.entries),
-      np.where(mask[..., None, :], fresh, self.entries),
-    )
+    others = np.where(mask[..., None] & is_other[..., None, :], others, self.entries)
+    return others, np.where(mask[..., None, :], fresh, self.entries)
 
 
 def _read(value, is_written, rows):
-  return Stale(
-    value.at[rows].get(mode="fill", fill_value=0),
-    is_written.at[rows].get(mode="fill", fill_value=False),
-  )
+  value = value.at[rows].get(mode="fill", fill_value=0)
+  return Stale(value, is_written.at[rows].get(mode="fill", fill_value=False))
 
 
 def _write(value, is_written, rows, new):
@@ -115,9 +111,8 @@ class DeviceHistory:
 
   def write(self, rows: np.ndarray, values: jax.Array) -> None:
     """Writes `values [devices, ..., P]`; numbers without an entry are ignored."""
-    self._value, self._is_written = self._write(
-      self._value, self._is_written, rows.astype(np.int32), values
-    )
+    rows = rows.astype(np.int32)
+    self._value, self._is_written = self._write(self._value, self._is_written, rows, values)
 
   def save(self, folder: Path) -> None:
     """Writes the table into an existing folder."""

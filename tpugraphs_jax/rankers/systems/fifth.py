@@ -164,11 +164,8 @@ class Fifth(System):
     opcode = Embedding(OPCODES, self.op_embed_dim, name="opcodes")(opcode)
     x = self.first(slates, jnp.asarray(batch.graph.nodes["feat"]), opcode).map(nn.relu)
     for number in range(self.num_layers):
-      sides = (
-        Sage(self.width // 2, (direction,), self.linear, name=f"{direction}_{number}")(x)
-        for direction in (USERS, OPERANDS)
-      )
-      x = nodes.concat(*sides).map(nn.relu)
+      sage = lambda side: Sage(self.width // 2, (side,), self.linear, name=f"{side}_{number}")(x)
+      x = nodes.concat(sage(USERS), sage(OPERANDS)).map(nn.relu)
     return pooling.total(x)
 
 
@@ -237,10 +234,8 @@ class TokenEncoder(nn.Module):
     number = jnp.broadcast_to(jnp.arange(MAX_RANK)[None, :, None], (*static.shape[:2], 1))
     static = jnp.concatenate([static, _places(static), number.astype(static.dtype)], axis=-1)
     linear = functools.partial(self.linear, kernel_init=nn.initializers.glorot_uniform())
-    x = linear(self.features, name="tokens")(
-      first.nodes(static), Tiles(first, _bounds(jnp.asarray(slates.batch.config_feat)))
-    )
-    x = x.map(nn.relu).everywhere()
+    inputs = first.nodes(static), Tiles(first, _bounds(jnp.asarray(slates.batch.config_feat)))
+    x = linear(self.features, name="tokens")(*inputs).map(nn.relu).everywhere()
     for layer in range(self.layers):
       x = TransformerLayer(self.features, _HEADS, linear=linear, name=f"layer_{layer}")(x)
     return slates.full(take_rows(x.mean(axis=2), sets.which))

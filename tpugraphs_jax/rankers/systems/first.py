@@ -211,12 +211,9 @@ class LinearBlock(nn.Module):
   @nn.compact
   def __call__(self, *inputs: Any) -> Nodes:
     """Maps inputs of `nn.linear.Linear` on nodes to `[N, C, width]`."""
-    x = self.linear(
-      self.width // (1 + self.across_configs),
-      name="linear",
-      kernel_init=nn.initializers.variance_scaling(1.0, "fan_avg", "normal"),
-      bias_init=nn.initializers.constant(0.01),
-    )(*inputs)
+    xavier = nn.initializers.variance_scaling(1.0, "fan_avg", "normal")
+    width, bias = self.width // (1 + self.across_configs), nn.initializers.constant(0.01)
+    x = self.linear(width, name="linear", kernel_init=xavier, bias_init=bias)(*inputs)
     return Gates(self.across_configs, self.linear, name="gates")(instance_norm(x)).map(gelu)
 
 

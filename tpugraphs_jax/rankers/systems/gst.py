@@ -50,9 +50,8 @@ def standard_scaler(statistics: Statistics) -> Scaling:
   """Scales all columns to mean 0 and unbiased deviation 1; deviations up to 1e-6 count as 1."""
   count = statistics.count
   deviation = statistics.deviation * np.sqrt(count / max(count - 1, 1))
-  return Scaling(
-    statistics.mean, np.where(statistics.deviation <= _LEAST, 1, deviation), keeps_constant=True
-  )
+  deviation = np.where(statistics.deviation <= _LEAST, 1, deviation)
+  return Scaling(statistics.mean, deviation, keeps_constant=True)
 
 
 @base.LAYOUT_MODELS.register("GST")
@@ -84,9 +83,8 @@ class Gst(System):
     config_gain = self.param("config_weights", init, (rows.shape[1],), jnp.float32)
     opcode = Opcodes(self.op_embed_dim, max_norm=1.0, name="opcodes")(graph)
     static = slates.nodes(jnp.asarray(graph.nodes["feat"]), op_gain * opcode)
-    x = self.linear(self.map_width, name="linear_map")(
-      static, Layouts(slates, rows * config_gain[None])
-    )
+    layouts = Layouts(slates, rows * config_gain[None])
+    x = self.linear(self.map_width, name="linear_map")(static, layouts)
     x = self.linear(self.width, name="pre_mp")(x)
     x = Dropout(self.dropout)(x, train=train)
     x = x.map(nn.PReLU(negative_slope_init=0.25, name="pre_mp_prelu")).map(l2_normalize)

@@ -83,21 +83,16 @@ def kernel_work(graph: OpGraph) -> np.ndarray:
   number = NODE["output_feature_dimension"].start
   dimension = np.clip(feat[nodes, number], 0, MAX_RANK - 1).astype(int)
   features = feat[nodes, NODE["shape"].start + dimension]
-  terms = np.where(
-    graph.node_opcode[nodes] == ids["dot"],
-    np.sqrt(left * right / np.maximum(elements[nodes], 1)),
-    right / np.maximum(features, 1),
-  )
+  of_dot = np.sqrt(left * right / np.maximum(elements[nodes], 1))
+  of_convolution = right / np.maximum(features, 1)
+  terms = np.where(graph.node_opcode[nodes] == ids["dot"], of_dot, of_convolution)
   operations[nodes] = 2 * elements[nodes] * terms
   is_result = feat[:, NODE["is_root"].start] > 0
   is_result[producer[(is_result & is_in(["tuple"]))[consumer]]] = True
-  work = [
-    operations.sum(),
-    size[is_in(["parameter"])].sum(),
-    size[is_result].sum(),
-    elements[is_in(_TRANSCENDENTAL)].sum(),
-  ]
-  return np.tile(np.array(work, np.float32), (graph.num_nodes, 1))
+  parameters, transcendental = size[is_in(["parameter"])], elements[is_in(_TRANSCENDENTAL)]
+  parts = (operations, parameters, size[is_result], transcendental)
+  work = np.array([part.sum() for part in parts], np.float32)
+  return np.tile(work, (graph.num_nodes, 1))
 
 
 # Network.

@@ -74,11 +74,10 @@ class Second(System):
     feat = self.linear(self.feature_width, name="features")(jnp.asarray(graph.nodes["feat"]))
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
     static = slates.nodes(feat, opcode)
-    unscaled = (
-      Tiles(slates, jnp.asarray(batch.config_feat))
-      if isinstance(batch, TileBatch)
-      else Layouts(slates, jnp.asarray(batch.rows))
-    )
+    if isinstance(batch, TileBatch):
+      unscaled: Tiles | Layouts = Tiles(slates, jnp.asarray(batch.config_feat))
+    else:
+      unscaled = Layouts(slates, jnp.asarray(batch.rows))
     x = self.linear(self.first_width, name="first")(static, unscaled).map(nn.relu)
     for number, width in enumerate(self.widths):
       y = Sage(width, (USERS,), self.linear, name=f"sage_{number}")(x)

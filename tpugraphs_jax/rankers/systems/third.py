@@ -251,10 +251,8 @@ class Layer(nn.Module):
     local = SageConcat(self.features, self.messages, self.linear, name="sage")(positions, x)
     norm = nn.LayerNorm(epsilon=EPSILON, name="sage_norm")
     local = Block(self.features, self.linear, name="mixed")(local.map(activation(norm)))
-    key, query = (
-      self.linear(self.keys, name=name)(positions, x).map(attention.positive)
-      for name in ("key", "query")
-    )
+    positive = lambda name: self.linear(self.keys, name=name)(positions, x).map(attention.positive)
+    key, query = positive("key"), positive("query")
     products = [attention.graph_products(key, part) for part in (positions, x)]
     value = self.linear(self.features, use_bias=False, name="value")
     context = attention.TimesGraph(query, value(jnp.concatenate(products, axis=-1)))
@@ -296,15 +294,13 @@ class ThirdLayout(System):
     feat = jnp.asarray(graph.nodes["feat"])
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
     static = slates.nodes(opcode, feat[:, :-WALKS])
-    x = Block(self.first_width, self.linear, name="first")(
-      static, Layouts(slates, jnp.asarray(batch.rows) / 5)
-    )
+    layouts = Layouts(slates, jnp.asarray(batch.rows) / 5)
+    x = Block(self.first_width, self.linear, name="first")(static, layouts)
     walks = slates.nodes(feat[:, -WALKS:])
     positions = self.linear(self.position_width, name="positions")(walks).map(jnp.tanh)
     for number, width in enumerate(self.widths):
-      positions, x = Layer(width, self.keys, self.messages, self.linear, name=f"layer_{number}")(
-        positions, x
-      )
+      layer = Layer(width, self.keys, self.messages, self.linear, name=f"layer_{number}")
+      positions, x = layer(positions, x)
     x = Block(self.position_width + x.width, self.linear, name="last_0")(positions, x)
     return pooling.total(Block(self.widths[-1], self.linear, name="last_1")(x))
 
@@ -327,14 +323,11 @@ class ThirdTile(System):
     slates, graph = Slates.of(batch), batch.graph
     opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
     static = slates.nodes(opcode, jnp.asarray(graph.nodes["feat"]))
-    x = Block(self.first_width, self.linear, name="first")(
-      static, Tiles(slates, jnp.asarray(batch.config_feat) / 5)
-    )
+    tiles = Tiles(slates, jnp.asarray(batch.config_feat) / 5)
+    x = Block(self.first_width, self.linear, name="first")(static, tiles)
     for number, width in enumerate(self.widths):
-      own, users = (
-        self.linear(width, use_bias=bias, name=f"sage_{number}_{name}")
-        for name, bias in (("own", True), ("users", False))
-      )
+      own = self.linear(width, name=f"sage_{number}_own")
+      users = self.linear(width, use_bias=False, name=f"sage_{number}_users")
       norm = nn.LayerNorm(epsilon=EPSILON, name=f"sage_{number}_norm")
       x = sage(x, own, {USERS: users}).map(lambda rows: norm(nn.silu(rows)))
     return pooling.total(x)

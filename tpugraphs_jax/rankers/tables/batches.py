@@ -155,15 +155,9 @@ def pair_features(pairs: node_pairs.NodePairs, unit: float) -> np.ndarray:
   """
   operand = np.minimum(pairs.operand, _OPERANDS - 1)[..., None] == np.arange(_OPERANDS)
   operand &= (pairs.operand != node_pairs.NO_OPERAND)[..., None]
-  return np.concatenate(
-    [
-      pairs.is_direct[:, None],
-      pairs.hops / _HOP_SCALE,
-      np.log1p(pairs.nbytes / unit),
-      operand.reshape(-1, 2 * _OPERANDS),
-    ],
-    axis=1,
-  ).astype(np.float32)
+  columns = [pairs.is_direct[:, None], pairs.hops / _HOP_SCALE, np.log1p(pairs.nbytes / unit)]
+  columns.append(operand.reshape(-1, 2 * _OPERANDS))
+  return np.concatenate(columns, axis=1).astype(np.float32)
 
 
 def assemble(
@@ -182,9 +176,8 @@ def assemble(
   """
   programs, choices = [slate.graph for slate in slates], budget["choices"]
   graph, tables, nodes = batching.assemble_graphs(programs, budget, graphs)
-  first = {
-    key: np.cumsum([0] + [p.sizes[key] for p in programs]) for key in ("rows", "groups", "columns")
-  }
+  starts = lambda key: np.cumsum([0] + [program.sizes[key] for program in programs])
+  first = {key: starts(key) for key in ("rows", "groups", "columns")}
   target, mask = batching.targets(slates, graphs, configs)
   code = np.zeros((budget["groups"], configs), np.min_scalar_type(choices - 1))
   for slate, group in zip(slates, first["groups"]):

@@ -81,7 +81,6 @@ def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> li
   index = dict(zip(nodes, range(len(nodes))))
   for i, (first, second, via) in enumerate(program.pairs.ends.tolist()):
     a, b = index[first], index[second]
-    result.append(
-      Charge(float(costs.pair[i, choice[a], choice[b]]), (first, second, via), (rows[a], rows[b]))
-    )
+    cost = float(costs.pair[i, choice[a], choice[b]])
+    result.append(Charge(cost, (first, second, via), (rows[a], rows[b])))
   return result

@@ -55,11 +55,9 @@ class TablesFamily(Family):
     """A program with the terms of its configurations; see `Family.prepare`."""
     reduced, data = self.reduce(graph), self.settings.data
     # Layouts do not meet at virtual nodes: pairs are found without them.
-    real = (
-      reduced
-      if data.virtual_node == "none"
-      else reduction.reduce_graph(graph, dataclasses.replace(data, virtual_node="none"))
-    )
+    real = reduced
+    if data.virtual_node != "none":
+      real = reduction.reduce_graph(graph, dataclasses.replace(data, virtual_node="none"))
     return batches.prepare(
       reduced.graph,
       reduced.rows(feat),
@@ -169,9 +167,8 @@ class TablesFamily(Family):
   @functools.cached_property
   def _node_tables(self) -> Callable[[optax.Params, TableBatch], tuple[jax.Array, jax.Array]]:
     """Costs of nodes and of pairs of nodes of a padded program; compiled once for each shape."""
-    return jax.jit(
-      lambda params, batch: self.network.apply({"params": params}, batch, method="node_tables")
-    )
+    tables = functools.partial(self.network.apply, method="node_tables")
+    return jax.jit(lambda params, batch: tables({"params": params}, batch))
 
 
 def _cut(

@@ -97,9 +97,8 @@ def row_features(rows: Array) -> jax.Array:
 
 def add_up(x: Array, index: Array, rows: int) -> jax.Array:
   """Sums rows of `x [n, ...]` with equal indices into `[rows, ...]` float32."""
-  return (
-    jnp.zeros((rows,) + x.shape[1:], jnp.float32).at[index].add(x.astype(jnp.float32), mode="drop")
-  )
+  total = jnp.zeros((rows,) + x.shape[1:], jnp.float32)
+  return total.at[index].add(x.astype(jnp.float32), mode="drop")
 
 
 def by_bytes(cost: jax.Array, weight: Array) -> jax.Array:
@@ -236,14 +235,11 @@ class _UnaryCosts(TablePart):
     choices, graph_of = batch.choices, node_graph(batch.graph)
     mean = pooling.graph_sum(x, graph_of, len(batch.target))
     mean /= jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None]
-    node = self.dense("node")(take_rows(x, choices.node)) + take_rows(
-      self.dense("mean", use_bias=False)(mean.astype(x.dtype)), take_rows(graph_of, choices.node)
-    )
-    state = (
-      node[:, None]
-      + self.dense("feat", use_bias=False)(choices.feat)
-      + take_rows(self.dense("row", use_bias=False)(row), choices.group)
-    )
+    node = self.dense("node")(take_rows(x, choices.node))
+    mean = self.dense("mean", use_bias=False)(mean.astype(x.dtype))
+    node += take_rows(mean, take_rows(graph_of, choices.node))
+    state = node[:, None] + self.dense("feat", use_bias=False)(choices.feat)
+    state += take_rows(self.dense("row", use_bias=False)(row), choices.group)
     slate_of = group_slates(batch, choices.group)
     state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), slate_of, batch, train)))
     return by_bytes(self.dense("cost", 2)(state), choices.weight[:, None, None])[..., 0]

@@ -129,11 +129,10 @@ def propose_near(
   """
   cheapest = propose(unary, pairs, n)
   gain = _largest_gain(unary, pairs, start)
+  is_change = [np.arange(len(costs)) != choice for costs, choice in zip(unary, start)]
   choices: list[np.ndarray] = []
   for penalty in gain * _FIRST_PENALTY * 2.0 ** -np.arange(n - 1) if gain > 0 else ():
-    with_penalty = [
-      costs + penalty * (np.arange(len(costs)) != choice) for costs, choice in zip(unary, start)
-    ]
+    with_penalty = [costs + penalty * change for costs, change in zip(unary, is_change)]
     choices += list(propose(with_penalty, pairs, 1).choice)
   choice = np.stack([*choices, *cheapest.choice])
   _, first = np.unique(choice, axis=0, return_index=True)
@@ -293,9 +292,8 @@ def _descend(unary, neighbours, choice: np.ndarray) -> np.ndarray:
   while changed:
     changed = False
     for g, costs in enumerate(unary):
-      value = costs[None] + sum(
-        (table[choice[:, h]] for h, table in neighbours[g]), np.zeros((len(choice), len(costs)))
-      )
+      of_pairs = (table[choice[:, h]] for h, table in neighbours[g])
+      value = costs[None] + sum(of_pairs, np.zeros((len(choice), len(costs))))
       best = value.argmin(axis=1)
       # A change must save something: equal costs would alternate forever.
       old, new = np.take_along_axis(value, np.stack([choice[:, g], best], axis=1), axis=1).T

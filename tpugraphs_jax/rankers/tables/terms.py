@@ -111,9 +111,8 @@ class Terms:
     """Slices of configurations, each with its choices `[B, c]` int32."""
     groups = len(self.row_start) - 1
     choice_of = np.full((groups, int(self.row.max(initial=-1)) + 2), -1, np.int32)
-    choice_of[np.repeat(np.arange(groups), self.counts), self.row] = np.arange(
-      len(self.row)
-    ) - np.repeat(self.row_start[:-1], self.counts)
+    choice = np.arange(len(self.row)) - np.repeat(self.row_start[:-1], self.counts)
+    choice_of[np.repeat(np.arange(groups), self.counts), self.row] = choice
     for start in range(0, len(group_row), _BLOCK_CONFIGS):
       block = slice(start, start + _BLOCK_CONFIGS)
       row = np.ascontiguousarray(group_row[block].T).astype(np.intp)

@@ -57,9 +57,8 @@ def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.nda
   traffic = lambda padding: nbytes[at] * np.exp(padding) / total
   more = lambda other: np.log1p(100 * np.maximum(traffic(padding) - traffic(other), 0))
   convolution, dot = (graph.node_opcode[at] == opcode for opcode in feature_blocks.CONTRACTIONS)
-  batch, feature = (
-    feat[at, NODE[f"output_{name}_dimension"].start] for name in ("batch", "feature")
-  )
+  dimension = lambda name: feat[at, NODE[f"output_{name}_dimension"].start]
+  batch, feature = dimension("batch"), dimension("feature")
   is_weight = convolution & (batch > 0)
   gain, users = padding - reverse, _users(graph)
   columns = [
@@ -92,8 +91,8 @@ def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.nda
     size(minor) < feature_blocks.SUBLANES,
     size(second) >= feature_blocks.LANES,
     dims[at, 0] < feature_blocks.SUBLANES,
-    nbytes[at] == 2 * np.abs(feat[at, NODE["shape"].stop - 1]),
-  ]  # elements of two bytes
+    nbytes[at] == 2 * np.abs(feat[at, NODE["shape"].stop - 1]),  # elements of two bytes
+  ]
   values = np.concatenate([np.stack(columns, axis=1), users[at]], axis=1)
   return np.where(is_open[:, None], 0, values).astype(np.float32)
 
@@ -111,9 +110,8 @@ def changes_nothing(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.nda
   """
   layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
   consumer, producer = graph.edge_index[_keeps_shape(graph)].T
-  return is_default_layout(graph, node, row) & ~np.isin(
-    at, producer[(layout[consumer] != layout[producer]).any(axis=1)]
-  )
+  differs = (layout[consumer] != layout[producer]).any(axis=1)
+  return is_default_layout(graph, node, row) & ~np.isin(at, producer[differs])
 
 
 def is_default_layout(
@@ -138,9 +136,8 @@ def _keeps_shape(graph: OpGraph) -> np.ndarray:
 
 def _padding(minor: np.ndarray, second: np.ndarray) -> np.ndarray:
   """Logarithm of padded over real elements, from the sizes of the two minor dimensions."""
-  return feature_blocks.padding(minor, feature_blocks.LANES) + feature_blocks.padding(
-    second, feature_blocks.SUBLANES
-  )
+  lanes = feature_blocks.padding(minor, feature_blocks.LANES)
+  return lanes + feature_blocks.padding(second, feature_blocks.SUBLANES)
 
 
 def _least_padding(dims: np.ndarray) -> np.ndarray:
