@@ -2,9 +2,10 @@
 
 import os
 from pathlib import Path
+import subprocess
+import sys
 import time
 
-import commands
 import pytest
 
 from tpugraphs_jax.infra import tasks
@@ -76,6 +77,7 @@ def test_beam_does_every_task_once(tmp_path, processes):
     "tasks.run(test_tasks.write_number, [(sys.argv[1], n) for n in range(5)], "
     f"processes={processes}, beam=[])\n"
   )
-  ended = commands.python("-c", code, tmp_path, tests, tests.parents[1])
+  command = [sys.executable, "-c", code, tmp_path, tests, tests.parents[1]]
+  ended = subprocess.run(command, capture_output=True, text=True)
   assert ended.returncode == 0, ended.stderr[-2000:]
   assert_five_once(tmp_path)
