@@ -69,7 +69,7 @@ def _show(args: argparse.Namespace) -> int:
     module = entry if isinstance(entry, proto.HloModuleProto) else entry.module
     where, name = loaded.where, module.name or loaded.name
     graph = module_graph.featurize_module(module, where=where, name=name, edge_order="insertion")
-    print(console.printable("\n".join(show.summary(graph))), end="\n\n")
+    print(console.printable(show.summary(graph)), end="\n\n")
   return 0
 
 

@@ -22,8 +22,12 @@ def shape_text(shape: proto.ShapeProto) -> str:
   return f"{name}[{dimensions}]" + (f"{{{layout}}}" if layout else "")
 
 
-def summary(graph: module_graph.HloGraph) -> Iterator[str]:
+def summary(graph: module_graph.HloGraph) -> str:
   """Size, computations, opcodes and configurable nodes of a graph, as lines."""
+  return "\n".join(_summary_lines(graph))
+
+
+def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
   module = graph.module
   yield (
     f"{graph.name}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
