@@ -183,6 +183,11 @@ def test_a_contraction_with_one_operand_and_an_empty_kernel_have_no_kernel_array
   assert not len(feature_blocks.tiled_arrays(graph)["kernel"])
   nothing = kernel([ADD], [node()], [], [((), (1, 1))])
   np.testing.assert_array_equal(feature_blocks.tile_counts(nothing), 0)
+  no_nodes = dataclasses.replace(
+    nothing, node_feat=nothing.node_feat[:0], node_opcode=nothing.node_opcode[:0]
+  )
+  assert feature_blocks.tile_counts(no_nodes).shape == (1, 28)
+  np.testing.assert_array_equal(feature_blocks.tile_counts(no_nodes), 0)
 
 
 @recorded.needs_npz

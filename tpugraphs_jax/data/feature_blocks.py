@@ -109,6 +109,8 @@ def registers(node_feat: np.ndarray) -> np.ndarray:
 
 def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
   """Registers `[rank]` of the arrays that output bounds and kernel bounds tile."""
+  if not graph.num_nodes:
+    return {"output": np.zeros(0, np.int64), "kernel": np.zeros(0, np.int64)}
   contractions = np.flatnonzero(np.isin(graph.node_opcode, CONTRACTIONS))
   for node in contractions[::-1]:
     operands = graph.edge_index[graph.edge_index[:, 0] == node, 1]

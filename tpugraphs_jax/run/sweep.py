@@ -114,7 +114,7 @@ def runs_of(
     grid: values by field.
     seeds: of each point.
   """
-  names, variants = _shortened(grid, "."), _shortened(commands, ":")
+  names, variants = _short_names(grid, "."), _short_names(commands, ":")
   runs = []
   for config, *values in itertools.product(commands, *grid.values()):
     point = tuple(zip(grid, values))
@@ -134,7 +134,7 @@ def runs_of(
   return runs
 
 
-def _shortened(texts: Iterable[str], separator: str) -> dict[str, str]:
+def _short_names(texts: Iterable[str], separator: str) -> dict[str, str]:
   """The last part of each text; the whole text where two texts have the same last part."""
   last = {text: text.rpartition(separator)[2] for text in texts}
   parts = list(last.values())
