@@ -352,6 +352,15 @@ def _check_entry(path: Path) -> None:
     )
 
 
+def state_of(path: Path) -> tuple[int, ...]:
+  """Numbers of which one changes whenever a file does, also if another file takes its place.
+
+  Size and time are not enough: `cp -p`, archives and images of disks keep times.
+  """
+  state = path.stat()
+  return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
 def digest_of(path: Path) -> str:
   """SHA-256 of a file."""
   with open(path, "rb") as stream:
@@ -429,8 +438,7 @@ def _note_of(files: Mapping[Path, str]) -> tuple[Path, float]:
   digest, newest = hashlib.sha256(), 0.0
   for path, expected in files.items():
     state = path.stat()
-    known = (path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    digest.update(f"{known} {expected}\n".encode())
+    digest.update(f"{(path.resolve(), *state_of(path))} {expected}\n".encode())
     newest = max(newest, state.st_mtime, state.st_ctime)
   folder = Path(tempfile.gettempdir()) / f"tpugraphs_jax_verified_{os.getuid()}"
   return folder / digest.hexdigest(), newest
@@ -674,7 +682,7 @@ class _Mirror:
 
   def __init__(self, folder: Path, place: str):
     self._folder = folder
-    self._sent: dict[str, tuple[int, int]] = {}
+    self._sent: dict[str, tuple[int, ...]] = {}
     self._system, self._root = bucket_of(place)
 
   def pull(self) -> None:
@@ -706,14 +714,13 @@ class _Mirror:
     self._sent = here
     return True
 
-  def _here(self) -> dict[str, tuple[int, int]]:
-    """Size and time of every file that is whole."""
-    marks = {}
+  def _here(self) -> dict[str, tuple[int, ...]]:
+    """The state of every file that is whole."""
+    states = {}
     for name in _whole_files(self._folder):
       with contextlib.suppress(FileNotFoundError):  # gone in the meantime
-        state = (self._folder / name).stat()
-        marks[name] = state.st_size, state.st_mtime_ns
-    return marks
+        states[name] = state_of(self._folder / name)
+    return states
 
 
 def _whole_files(folder: Path) -> Iterable[str]:
@@ -750,5 +757,5 @@ def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, 
 
 def _mark(info: Mapping[str, Any]) -> str:
   """A text that changes whenever the file changes."""
-  names = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created")
-  return f"{info['size']} {next((info[name] for name in names if info.get(name)), '')}"
+  names = ("ETag", "etag", "md5Hash", "ino", "mtime", "LastModified", "updated", "created")
+  return " ".join(str(info[name]) for name in ("size", *names) if info.get(name))
