@@ -156,9 +156,7 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
     ValueError: the model is damaged, of a newer version or of another config.
   """
   path = files.fetch(place)
-  artefact = parallel.on_primary(
-    lambda: read_file(path) if path.is_file() or path.suffix else _of_folder(path)
-  )
+  artefact = parallel.on_primary(lambda: _of_folder(path) if path.is_dir() else read_file(path))
   if config is not None:
     trees.check_config(path, fingerprint(artefact.config), fingerprint(config))
   return artefact

@@ -137,13 +137,19 @@ class Ranker:
     # Copies share the family, which scores with its transform from now on.
     if self.family.config_transform is not None:
       raise ValueError(f"{self!r} has its transforms: make another Ranker for other ones")
+    if transform is not None and not len(transform.kept):
+      raise ValueError(
+        f"data.config_transform is {self.settings.data.config_transform!r}, which leaves out "
+        "columns that are constant in training, and all columns of configurations are: no ranker "
+        "can tell such configurations apart, so train on others, or set it to 'none'"
+      )
     self.family.config_transform = transform
 
   def fit_configs(self, config_values: Sequence[np.ndarray]) -> None:
     """Fits the transform of configurations `[n, F]` alone.
 
     Raises:
-      ValueError: the ranker has one.
+      ValueError: the ranker has one, or no column is left.
     """
     kinds = np.full(config_values[0].shape[1], self.settings.data.config_transform, dtype=object)
     self._set_config_transform(features.fit(config_values, kinds))
