@@ -16,7 +16,7 @@ import numpy as np
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo import module_graph, proto
-from tpugraphs_jax.infra import trust
+from tpugraphs_jax.infra import keywords, trust
 from tpugraphs_jax.tuning import tpu
 
 # The compiler writes the largest int64, or sums of it, where it has no estimate. So many cycles
@@ -127,7 +127,8 @@ class Kernel:
     return self.window.estimated_cycles
 
 
-def kernels(function: Callable[..., Any], *args: Any, target: str, **kwargs: Any) -> list[Kernel]:
+@keywords.checked
+def kernels(function: Callable[..., Any], /, *args: Any, target: str, **kwargs: Any) -> list[Kernel]:
   """The kernels of a function, in the order of the optimised module.
 
   Args:
