@@ -128,7 +128,7 @@ def compile_function(
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-    options, before_layouts = dict(compiler_options or {}), b""
+    options, before_layouts = call.compiler_options(compiler_options or {}), b""
     if keep_stages:
       options |= {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment"}
       options["xla_dump_hlo_as_proto"] = True
