@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.infra import console
+from tpugraphs_jax.infra import console, keywords
 from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.tuning import programs, tpu, tpu_kernels
 
@@ -251,8 +251,9 @@ def least_ms(target: str, flops: Any, bytes_accessed: Any) -> Any:
   return 1e3 * np.maximum(flops / device.flops, _MOVED_SHARE * bytes_accessed / device.bandwidth)
 
 
+@keywords.checked
 def estimate(
-  function: Callable[..., Any], *args: Any, targets: Sequence[str] = TARGETS, **kwargs: Any
+  function: Callable[..., Any], /, *args: Any, targets: Sequence[str] = TARGETS, **kwargs: Any
 ) -> Estimate:
   """What a function costs on TPUs, such as a training step; it is compiled and does not run.
 
@@ -290,19 +291,20 @@ def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], t
   module = proto.parse_module(program.module, where=f"program for {target}")
   cycles = tpu_kernels.estimated_cycles(module)
   device, why = DEVICES[target], ""
-  least = float(least_ms(target, program.flops, program.bytes_accessed))
-  if found := unknown_work(cycles, program.bytes_accessed):
+  flops, bytes_accessed = cycles.work
+  least = float(least_ms(target, flops, bytes_accessed))
+  if found := unknown_work(cycles, bytes_accessed):
     why = f"the compiler does not estimate {_named(found)}"
   elif not cycles.cycles:
     why = "the compiler estimates no cycles"
   elif target not in times():
     why = f"no program with estimates was measured on it; the peaks take {least:.3g} ms"
-  compute, memory = program.flops / device.flops, program.bytes_accessed / device.bandwidth
+  compute, memory = flops / device.flops, bytes_accessed / device.bandwidth
   row = Row(
     target,
     cycles=cycles.cycles,
-    bytes_accessed=program.bytes_accessed,
-    flops=program.flops,
+    bytes_accessed=bytes_accessed,
+    flops=flops,
     memory=program.memory,
     fits=program.memory.total <= device.memory,
     bound="memory" if memory > compute else "compute",

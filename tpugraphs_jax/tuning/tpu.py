@@ -23,6 +23,7 @@ import jax
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.tuning import calls, choosing
+from tpugraphs_jax.tuning.schedule import dump
 
 # The smallest topology of each generation that the compiler accepts.
 TARGETS = {
@@ -44,10 +45,11 @@ class Memory:
   arguments: int
   outputs: int  # without outputs that take the place of donated arguments
   temporaries: int
+  program: int = 0  # instructions, and arrays that the function captures
 
   @property
   def total(self) -> int:
-    return self.arguments + self.outputs + self.temporaries
+    return self.arguments + self.outputs + self.temporaries + self.program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +64,9 @@ class TpuProgram:
   # Serialized HloModuleProto before layout assignment, with the layouts that the compiler then
   # assigns; empty unless asked for.
   before_layouts: bytes
+  # Texts of final schedules by kernel, and of the whole program as `TLP`; empty unless the process
+  # was started with `schedule.dump.environment`.
+  schedules: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def full_name(target: str) -> str:
@@ -123,11 +128,13 @@ def compile_function(
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-    options, before_layouts = dict(compiler_options or {}), b""
+    options, before_layouts = call.compiler_options(compiler_options or {}), b""
     if keep_stages:
       options |= {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment"}
       options["xla_dump_hlo_as_proto"] = True
+    dump.clear()
     compiled = lowered.compile(compiler_options=options)
+    schedules = dump.take()
     if keep_stages:
       before_layouts = with_layouts_of(*(_stage(Path(folder), name) for name in _STAGES))
   executable, cost = compiled.runtime_executable(), compiled.cost_analysis()
@@ -138,8 +145,13 @@ def compile_function(
   seconds, flops = float(cost.get("optimal_seconds", 0.0)), float(cost.get("flops", 0))
   bytes_accessed = int(cost.get("bytes accessed", 0))
   outputs = planned.output_size_in_bytes - planned.alias_size_in_bytes
-  memory = Memory(planned.argument_size_in_bytes, outputs, planned.temp_size_in_bytes)
-  return TpuProgram(module, seconds, bytes_accessed, flops, memory, before_layouts)
+  memory = Memory(
+    planned.argument_size_in_bytes,
+    outputs,
+    planned.temp_size_in_bytes,
+    planned.generated_code_size_in_bytes,
+  )
+  return TpuProgram(module, seconds, bytes_accessed, flops, memory, before_layouts, schedules)
 
 
 def _stage(folder: Path, name: str) -> bytes:
