@@ -36,7 +36,7 @@ def test_a_value_names_a_file_and_a_variant(value, expected, monkeypatch, tmp_pa
 _RAISES = "raise RuntimeError('this file ran')\n"
 
 
-@pytest.mark.parametrize("name", ["tile.py", "layout.py", "base.py"])
+@pytest.mark.parametrize("name", ["tile.py", "layout.py"])
 def test_a_bare_name_is_the_projects_whatever_the_current_folder_has(monkeypatch, tmp_path, name):
   monkeypatch.chdir(tmp_path)
   (tmp_path / name).write_text(_RAISES)
