@@ -20,7 +20,7 @@ from tpugraphs_jax.rankers import official_weights
 from tpugraphs_jax.report import figures
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import results
-from tpugraphs_jax.train.experiment import evaluable
+from tpugraphs_jax.train.loading import evaluable
 
 VARIANTS = {"tile": "LateJoinSAGE,ci", "layout": "xla-random,official,ci"}
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
