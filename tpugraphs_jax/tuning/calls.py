@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import copy
 import dataclasses
 import functools
+from pathlib import Path
 import types
 from typing import Any, NamedTuple
 import weakref
@@ -21,7 +22,7 @@ import weakref
 from absl import logging
 import jax
 from jax.experimental import layout
-from jax.extend import core
+from jax.extend import core, source_info_util
 import numpy as np
 
 from tpugraphs_jax.tuning import state
@@ -29,6 +30,10 @@ from tpugraphs_jax.tuning import state
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 _SCALARS = (bool, int, float, complex)
 _JIT = type(jax.jit(lambda: None))
+
+# The source line of an operation is the caller's, never one between the caller and the function.
+for _place in ("tuning", "hlo", "infra", "view", "collect.py", "estimate.py"):
+  source_info_util.register_exclusion(str(Path(__file__).parents[1] / _place))
 
 
 class Jit(NamedTuple):
@@ -472,7 +477,9 @@ def _scalars(
     return not is_jitted(function), []
   static, first = [], 0
   for key in [*range(len(args)), *sorted(kwargs)]:
-    leaves = jax.tree.leaves((kwargs if isinstance(key, str) else args)[key], is_leaf=state.is_object)
+    leaves = jax.tree.leaves(
+      (kwargs if isinstance(key, str) else args)[key], is_leaf=state.is_object
+    )
     may_be = any(isinstance(leaf, (*_SCALARS, np.generic)) for leaf in leaves)
     if may_be and _is_static(function, args, kwargs, key):
       static += range(first, first + len(leaves))

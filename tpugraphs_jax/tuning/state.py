@@ -16,7 +16,7 @@ import jax
 
 
 def _nnx() -> Any:
-  """The module `flax.nnx`, where the caller has imported it: only then there are such objects."""
+  """The module of nnx, where the caller has imported it: only then there are such objects."""
   return sys.modules.get("flax.nnx")
 
 

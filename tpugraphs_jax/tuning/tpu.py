@@ -44,10 +44,11 @@ class Memory:
   arguments: int
   outputs: int  # without outputs that take the place of donated arguments
   temporaries: int
+  code: int = 0  # of the program, with the arrays that it captures
 
   @property
   def total(self) -> int:
-    return self.arguments + self.outputs + self.temporaries
+    return self.arguments + self.outputs + self.temporaries + self.code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +139,12 @@ def compile_function(
   seconds, flops = float(cost.get("optimal_seconds", 0.0)), float(cost.get("flops", 0))
   bytes_accessed = int(cost.get("bytes accessed", 0))
   outputs = planned.output_size_in_bytes - planned.alias_size_in_bytes
-  memory = Memory(planned.argument_size_in_bytes, outputs, planned.temp_size_in_bytes)
+  memory = Memory(
+    planned.argument_size_in_bytes,
+    outputs,
+    planned.temp_size_in_bytes,
+    planned.generated_code_size_in_bytes,
+  )
   return TpuProgram(module, seconds, bytes_accessed, flops, memory, before_layouts)
 
 
