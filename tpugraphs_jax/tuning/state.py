@@ -48,6 +48,11 @@ class Structure(NamedTuple):
   graph: Any  # nnx.GraphDef, which has the references that objects share
   tree: Any  # of the state
 
+  @property
+  def size(self) -> int:
+    """How many arrays the objects have."""
+    return self.tree.num_leaves
+
   def merge(self, arrays: Sequence[Any]) -> list[Any]:
     """New objects with these arrays."""
     return _nnx().merge(self.graph, jax.tree.unflatten(self.tree, arrays))
