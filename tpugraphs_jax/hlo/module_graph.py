@@ -21,6 +21,7 @@ import numpy as np
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.hlo import features, proto, search, sources
+from tpugraphs_jax.infra import keywords
 
 # Instructions whose layouts the search of the data set chooses.
 CONFIGURABLE_OPCODES = ("convolution", "dot", "reshape")
@@ -93,8 +94,10 @@ class HloGraph(graph.OpGraph):
     return [origin(node, self.module) for node in proto.instructions(self.module)]
 
 
+@keywords.checked
 def featurize(
   source: Any,
+  /,
   *args: Any,
   optimized: bool = False,
   target: str | None = None,

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.infra import console
+from tpugraphs_jax.infra import console, keywords
 from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.tuning import programs, tpu, tpu_kernels
 
@@ -251,8 +251,9 @@ def least_ms(target: str, flops: Any, bytes_accessed: Any) -> Any:
   return 1e3 * np.maximum(flops / device.flops, _MOVED_SHARE * bytes_accessed / device.bandwidth)
 
 
+@keywords.checked
 def estimate(
-  function: Callable[..., Any], *args: Any, targets: Sequence[str] = TARGETS, **kwargs: Any
+  function: Callable[..., Any], /, *args: Any, targets: Sequence[str] = TARGETS, **kwargs: Any
 ) -> Estimate:
   """What a function costs on TPUs, such as a training step; it is compiled and does not run.
 

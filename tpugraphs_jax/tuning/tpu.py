@@ -45,11 +45,11 @@ class Memory:
   arguments: int
   outputs: int  # without outputs that take the place of donated arguments
   temporaries: int
-  program: int = 0  # instructions, and arrays that the function captures
+  code: int = 0  # of the program, with the arrays that it captures
 
   @property
   def total(self) -> int:
-    return self.arguments + self.outputs + self.temporaries + self.program
+    return self.arguments + self.outputs + self.temporaries + self.code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ def lower(
   sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
   call = choosing.for_one_device(calls.Call(function, args, kwargs or {}))
   with parallel.no_mesh():
-    return call.lower(call.shapes(sharding)), {}
+    return call.lower(call.shapes(sharding)), call.compiler_options({})
 
 
 def compile_function(

@@ -16,6 +16,7 @@ import numpy as np
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo import module_graph, proto
+from tpugraphs_jax.infra import keywords
 from tpugraphs_jax.tuning import tpu, work
 from tpugraphs_jax.tuning.loops import iterations
 
@@ -142,7 +143,10 @@ class Kernel:
     return self.window.estimated_cycles
 
 
-def kernels(function: Callable[..., Any], *args: Any, target: str, **kwargs: Any) -> list[Kernel]:
+@keywords.checked
+def kernels(
+  function: Callable[..., Any], /, *args: Any, target: str, **kwargs: Any
+) -> list[Kernel]:
   """The kernels of a function, in the order of the optimised module.
 
   Args:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import html
 import itertools
 import os
@@ -29,11 +30,12 @@ from absl import logging
 import jax
 import numpy as np
 
+from tpugraphs_jax.infra import keywords
 from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import load, Ranker
-from tpugraphs_jax.tuning import choosing, labels, layouts, measure, prior, strategies
+from tpugraphs_jax.tuning import calls, choosing, labels, layouts, measure, prior, strategies
 from tpugraphs_jax.tuning.cache import Cache
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.labels import Raw
@@ -58,7 +60,9 @@ class Tuned:
   """A function with the best choice that was labelled, and the record of the search.
 
   Attributes:
-    function: with the layouts applied; the function itself where no layout was changed.
+    function: with the best choice; the function itself where no layout was changed. A jitted
+      function stays so: with its donated and static arguments, shardings and state, and with the
+      compiler options of the choice. Call another one under `jax.jit`.
     numbers: the option of every group, then of every compiler option; all 0 for the compiler's own
       choice.
     ratio: label of `numbers` divided by the label of the compiler's own choice; 1 if that choice
@@ -169,6 +173,8 @@ class Tuned:
 
   def _why(self) -> str:
     """Why the compiler's own choice stays."""
+    if len(self.raw) == 1 and self.errors:
+      return f"every other choice failed: {next(iter(self.errors.values()))}"
     if not self.compared:
       return f"none had a lower {self.label.what}"
     own, least = self.tried[self.problem.own], min(self.tried.values())
@@ -210,8 +216,10 @@ class Tuned:
     ]
 
 
+@keywords.checked
 def tune(
   function: Callable[..., Any],
+  /,
   *args: Any,
   model: str | os.PathLike[str] | Ranker | Ensemble | None = None,
   target: str | None = None,
@@ -280,6 +288,7 @@ def tune(
   label = labels.create(name, target=target, seed=seed)
   _check_options(options, label)
   ranker = _ranker(model, label)
+  calls.check_state(calls.Call(function, args, kwargs))
   problem = Problem(
     function, args, label, kwargs=kwargs, seed=seed, operands=operands, compiler_options=options
   )
@@ -389,8 +398,11 @@ def _decide(
       best, ratio = default, 1.0
   chosen, changes = problem.layouts_of(best), []
   if any(chosen):
-    function = choosing.apply(function, problem.choices.choice(chosen))
     changes = _changes(problem, best, found.raw)
+  trace = problem.call.trace
+  if any(chosen) or any(best) and trace.jit or trace.rest.changed:
+    evaluate = functools.partial(choosing.evaluate, choice=problem.choices.choice(chosen))
+    function = calls.Version(function, evaluate, problem.compiler_options_of(best))
   return Tuned(
     function, best, ratio, compared, found.raw, found.errors, candidates, label, changes, problem
   )
