@@ -255,7 +255,9 @@ def test_a_function_over_devices_has_none_for_one_device():
 
 
 def _lines(function, *args, with_details=True):
-  return list(choosing.operations(Call(function, args, {}).trace.program, with_details=with_details))
+  return list(
+    choosing.operations(Call(function, args, {}).trace.program, with_details=with_details)
+  )
 
 
 def test_weak_types_and_outer_jits_are_no_operations():

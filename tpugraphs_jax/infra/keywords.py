@@ -6,15 +6,15 @@ from collections.abc import Callable
 import difflib
 import functools
 import inspect
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-_P, _Value = ParamSpec("_P"), TypeVar("_Value")
+_Verb = TypeVar("_Verb", bound=Callable[..., Any])
 # One TPU or several: each word is taken for the other.
 _TARGETS = {"target": "targets", "targets": "target"}
 _NEAR = 0.8  # `difflib` ratio from which a name may be a misspelt option
 
 
-def checked(verb: Callable[_P, _Value]) -> Callable[_P, _Value]:
+def checked(verb: _Verb) -> _Verb:
   """A function that takes a function, its arguments and options, and checks its keyword arguments.
 
   `target=` and `targets=` are both taken. ValueError where a keyword argument is an option and a

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import copy
 import dataclasses
 import functools
+from pathlib import Path
 import types
 from typing import Any, NamedTuple
 import weakref
@@ -21,7 +22,7 @@ import weakref
 from absl import logging
 import jax
 from jax.experimental import layout
-from jax.extend import core
+from jax.extend import core, source_info_util
 import numpy as np
 
 from tpugraphs_jax.tuning import state
@@ -29,6 +30,10 @@ from tpugraphs_jax.tuning import state
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 _SCALARS = (bool, int, float, complex)
 _JIT = type(jax.jit(lambda: None))
+
+# The source line of an operation is the caller's, never one between the caller and the function.
+for _place in ("tuning", "hlo", "infra", "view", "collect.py", "estimate.py"):
+  source_info_util.register_exclusion(str(Path(__file__).parents[1] / _place))
 
 
 class Jit(NamedTuple):
@@ -56,14 +61,17 @@ class Jit(NamedTuple):
     The function returns the outputs as a tuple, and a value without arrays.
     """
     function.__name__ = self.name
-    given = {"in_shardings": self.in_shardings, "out_shardings": (self.out_shardings, None)}
-    used = {"in_shardings": any(self.in_shardings), "out_shardings": any(self.out_shardings)}
+    shardings: dict[str, Any] = {}
+    if any(self.in_shardings):
+      shardings["in_shardings"] = self.in_shardings
+    if any(self.out_shardings):
+      shardings["out_shardings"] = self.out_shardings, None
     return jax.jit(
       function,
       donate_argnums=self.donated,
       keep_unused=self.keep_unused,
       compiler_options={**self.compiler_options, **compiler_options} or None,
-      **{name: value for name, value in given.items() if used[name]},
+      **shardings,
     )
 
   @property
@@ -174,7 +182,7 @@ class Call:
   """
 
   def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
-    self._function = function
+    self._function: Any = function
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=state.is_object)
     self._takes_scalars, static = _scalars(function, args, kwargs)
     kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
@@ -284,22 +292,20 @@ class Call:
     def function(*arrays: Any) -> tuple[tuple, Rest]:
       if evaluate is None:
         outputs, rest = blank._outputs(arrays)
-      else:
-        trace = blank.at(arrays).trace
-        outputs, rest = evaluate(trace.program, arrays), trace.rest
-      return tuple(outputs), rest
+        return tuple(outputs), rest
+      trace = blank.at(arrays).trace
+      return tuple(evaluate(trace.program, arrays)), trace.rest
 
     return function
 
   def outputs_of(self, outputs: Sequence[Any], rest: Rest) -> Any:
     """The outputs of the function from those of its program; updates the caller's objects."""
     count = len(outputs) - len(rest.changed)
-    if rest.changed:
-      after = list(self.arrays)
-      first = len(after) - self.structure.state.tree.num_leaves
+    if self.structure.state and rest.changed:
+      after = list(self.arrays[-self.structure.state.size :])
       for place, array in zip(rest.changed, outputs[count:]):
-        after[first + place] = array
-      self.structure.state.update(self._objects, after[first:])
+        after[place] = array
+      self.structure.state.update(self._objects, after)
     return rest.outputs_of(outputs[:count])
 
   def _outputs(self, arrays: Sequence[Any]) -> tuple[list[Any], Rest]:
@@ -311,7 +317,7 @@ class Call:
     others = [None if isinstance(leaf, kinds) else leaf for leaf in leaves]
     found = [leaf for leaf, other in zip(leaves, others) if other is None]
     after, structure = state.split(objects)
-    if structure and structure.tree != self.structure.state.tree:
+    if structure and self.structure.state and structure.tree != self.structure.state.tree:
       raise ValueError(
         f"{self.__name__} adds arrays to the state of its arguments: make them before the call"
       )
@@ -470,9 +476,12 @@ def _scalars(
     function = function.function
   if not isinstance(function, _JIT) and not state.is_jitted(function):
     return not is_jitted(function), []
-  static, first = [], 0
+  static: list[int] = []
+  first = 0
   for key in [*range(len(args)), *sorted(kwargs)]:
-    leaves = jax.tree.leaves((kwargs if isinstance(key, str) else args)[key], is_leaf=state.is_object)
+    leaves = jax.tree.leaves(
+      (kwargs if isinstance(key, str) else args)[key], is_leaf=state.is_object
+    )
     may_be = any(isinstance(leaf, (*_SCALARS, np.generic)) for leaf in leaves)
     if may_be and _is_static(function, args, kwargs, key):
       static += range(first, first + len(leaves))

@@ -152,12 +152,11 @@ def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
 
   A function that is jitted stays so, with the same donated and static arguments and shardings
   (`Version`). Call another one under `jax.jit`. The arguments have the shapes that the choice was
-  made for. Layouts are chosen inside scans, loops, branches, nested jits and checkpoints too. The compiler chooses layouts of equations in no group
-  of the choice, of the rules of custom derivatives, of linear solvers and other primitives with
-  inner programs, and of derivatives of the result. To choose layouts for a gradient, apply a choice
-  to the function that computes it.
+  made for. Layouts are chosen inside scans, loops, branches, nested jits and checkpoints too. The
+  compiler chooses layouts of equations in no group of the choice, of the rules of custom
+  derivatives, of linear solvers and other primitives with inner programs, and of derivatives of the
+  result. To choose layouts for a gradient, apply a choice to the function that computes it.
   """
-
   return Version(function, functools.partial(evaluate, choice=choice))
 
 

@@ -144,7 +144,9 @@ class Kernel:
 
 
 @keywords.checked
-def kernels(function: Callable[..., Any], /, *args: Any, target: str, **kwargs: Any) -> list[Kernel]:
+def kernels(
+  function: Callable[..., Any], /, *args: Any, target: str, **kwargs: Any
+) -> list[Kernel]:
   """The kernels of a function, in the order of the optimised module.
 
   Args:

@@ -173,6 +173,8 @@ class Tuned:
 
   def _why(self) -> str:
     """Why the compiler's own choice stays."""
+    if len(self.raw) == 1 and self.errors:
+      return f"every other choice failed: {next(iter(self.errors.values()))}"
     if not self.compared:
       return f"none had a lower {self.label.what}"
     own, least = self.tried[self.problem.own], min(self.tried.values())
