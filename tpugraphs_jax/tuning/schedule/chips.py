@@ -22,7 +22,8 @@ class Chip:
     start: cycles that the core needs to start a DMA.
     vmem: bytes a cycle of DMAs that stay on the chip.
     granule: bytes of the unit in which DMAs count.
-    slots: bundles after a branch that still run.
+    slots: cycles after a branch whose bundles still run.
+    nops_are_joined: as of `scalar.Schedule`.
     source: where the constants come from.
   """
 
@@ -34,6 +35,7 @@ class Chip:
   vmem: float
   granule: int
   slots: int
+  nops_are_joined: bool
   source: str
 
   @property

@@ -13,6 +13,7 @@ from tpugraphs_jax.tuning.schedule.dma import Dmas, known
 
 PRODUCTS, VECTOR, MEMORY, OVERHEAD = "products", "vector work", "memory", "loop overhead"
 _SLOTS = (2, 4, 3)  # operations of each unit that a bundle has at most, of today's generations
+SCALAR = "<no memory space>"  # where operands are that a register itself holds
 _STALLED = 1 / 3  # share of waiting from which a kernel is bound by memory
 _BUSY = 0.2  # share of a unit's slots from which it bounds a kernel
 _POINTERS = 0x30000000  # addresses of arrays that nothing else has given an address
@@ -142,7 +143,7 @@ def simulate(
   for register, (name, space) in schedule.operands.items():
     kind, _, index = name.partition(" ")
     given = (operands or {}).get(int(index)) if kind == "input" else None
-    if space == "<no memory space>":
+    if space == SCALAR:
       if given is not None and len(given) == 1:
         words[register] = given[0] & 0xFFFFFFFF
       elif register not in words:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 
+from tpugraphs_jax import columns
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.tuning.schedule import bundles, kernel, scalar
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
@@ -20,10 +22,12 @@ from tpugraphs_jax.tuning.schedule.chips import Chip, chips
 from tpugraphs_jax.tuning.schedule.dma import Flag, known
 from tpugraphs_jax.tuning.schedule.kernel import Cost
 
+_BYTES = {kind.number: int(kind.bytes) for kind in columns.ELEMENT_TYPES}
 PROGRAM = "TLP"  # the name under which libtpu writes the program
 _RUNTIME = "<late-"  # calls that begin and end a program; they are not part of its time
 # Instructions that pass on the words of their operand.
 _SAME_WORDS = ("bitcast", "copy", "copy-start", "copy-done", "reshape", "convert")
+_SPARSE = b"sparse_core_config"
 _MOST_STEPS = 20  # of such instructions from a kernel to a constant
 # A word that the runtime writes: whether the program before has loaded an array for this one, as it
 # has where a program runs again and again.
@@ -172,11 +176,16 @@ class _Run:
     if PROGRAM not in self._schedules:
       raise Unreadable("the compiler wrote no schedule of the program")
     parsed = bundles.parse(self._schedules[PROGRAM])
-    schedule = scalar.Schedule(parsed, slots=self._chip.slots)
+    chip = self._chip
+    schedule = scalar.Schedule(parsed, slots=chip.slots, nops_are_joined=chip.nops_are_joined)
     self._first_allocation = schedule.allocations
     cycles, _ = scalar.run(schedule, self, schedule.registers(self.memory, {}))
     if not self.rows:
       raise Unreadable("its schedule calls no kernel")
+    for name, moved in self._instructions.sparse.items():
+      time = moved / chip.bytes_per_cycle
+      cycles += time
+      self.rows[name] = KernelTime(name, 1, time, time, moved, bound=kernel.MEMORY)
     return cycles
 
   def call(self, name: str, now: float, arguments: Mapping[str, Any]) -> float:
@@ -199,14 +208,19 @@ class _Run:
     if source not in self._linked:
       parsed = bundles.parse(self._schedules[source])
       self._linked[source] = scalar.Schedule(
-        parsed, slots=self._chip.slots, first_allocation=self._first_allocation
+        parsed,
+        slots=self._chip.slots,
+        nops_are_joined=self._chip.nops_are_joined,
+        first_allocation=self._first_allocation,
       )
     schedule = self._linked[source]
-    words = {
-      register: arguments[register]
-      for register in schedule.read_operands
-      if register in arguments and not isinstance(arguments[register], scalar.Unknown)
-    }
+    words = {}
+    for register in schedule.read_operands & arguments.keys():
+      word = arguments[register]
+      if not isinstance(word, scalar.Unknown):
+        words[register] = word
+      elif self._instructions.is_of_xla(name) and schedule.operands[register][1] == kernel.SCALAR:
+        words[register] = 0
     contents = self._instructions.contents(name)
     key = (source, tuple(sorted(words.items())), name if contents else "")
     if key not in self._costs:
@@ -254,6 +268,9 @@ class _Run:
       waited += self._copies[0].left / self._chip.bytes_per_cycle
       self._move(now + waited, self._copies[0].left)
     arrival = waiting.reaches(count)
+    if arrival is None and self._instructions.sparse:
+      waiting.count = count  # of a SparseCore, which has no schedule
+      return 0.0
     if arrival is None:
       raise Unreadable("the program waits for a copy that nothing starts")
     waited = max(waited + self._chip.latency if waited else 0.0, arrival - now)
@@ -314,7 +331,24 @@ class _Instructions:
       for node in computation.instructions
     }
     self._arguments, self._operands = arguments, operands
+    # Bytes of the arrays that a SparseCore reads and writes, by the instruction that starts it.
+    self.sparse = {
+      node.name: sum(map(_size, self._inputs(node))) * 2
+      for node in proto.instructions(module)
+      if node.opcode == "async-start" and _SPARSE in node.backend_config
+    }
     self._contents: dict[str, dict[int, Sequence[int]]] = {}
+
+  def _inputs(self, node: proto.HloInstructionProto) -> list[proto.ShapeProto]:
+    return [self._by_id[operand].shape for operand in node.operand_ids if operand in self._by_id]
+
+  def is_of_xla(self, name: str) -> bool:
+    """Whether XLA made a kernel: a scalar that data decides is then the offset of a slice.
+
+    The offset moves the windows of the kernel and not their number; it is taken as 0.
+    """
+    node = self._by_name.get(name)
+    return node is not None and node.opcode != "custom-call"
 
   def twin(self, name: str, schedules: Mapping[str, str]) -> str:
     """The kernel with a schedule that is equal to one without: libtpu writes it once.
@@ -333,8 +367,9 @@ class _Instructions:
 
   def _form(self, node: proto.HloInstructionProto) -> tuple:
     """What two equal kernels have in common."""
-    inputs = [self._by_id[operand].shape for operand in node.operand_ids if operand in self._by_id]
-    shapes = [shape.SerializeToString(deterministic=True) for shape in (node.shape, *inputs)]
+    shapes = [
+      shape.SerializeToString(deterministic=True) for shape in (node.shape, *self._inputs(node))
+    ]
     inside = [
       inner.opcode
       for callee in node.called_computation_ids
@@ -369,6 +404,14 @@ class _Instructions:
         return None
       operand = node.operand_ids[0]
     return None
+
+
+def _size(shape: proto.ShapeProto) -> int:
+  """Bytes of an array or of the arrays of a tuple."""
+  return sum(
+    math.prod(array.dimensions) * (_BYTES.get(array.element_type) or 1)
+    for array in proto.arrays(shape)
+  )
 
 
 def _integers(values: Any) -> Sequence[int] | None:
