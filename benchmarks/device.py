@@ -127,17 +127,15 @@ def _larger(one: float, other: float) -> float:
 def train(folder: str, data_root: str, *, small: bool, stop_at: int, resume: bool) -> None:
   """A deterministic run of Graph Segment Training on tiny data; SIGTERM ends it at `stop_at`."""
   config = configs.load(f"layout.py:xla-random,gst_ed{',ci' if small else ''}")
-  config.update_from_flattened_dict(
-    {
-      "data_root": data_root,
-      "segments.max_nodes": 50,
-      "train.deterministic": True,
-      "train.result": "last",
-      "train.epochs": 3,
-      "train.log_every_steps": 1,
-      "train.valid_configs": 20,
-      "batch.slates_per_epoch": 64,
-    }
+  config = config.replace(
+    data_root=data_root,
+    segments__max_nodes=50,
+    train__deterministic=True,
+    train__result="last",
+    train__epochs=3,
+    train__log_every_steps=1,
+    train__valid_configs=20,
+    batch__slates_per_epoch=64,
   )
   parallel.compile_quickly()  # on CPUs alone
   say_progress = log.Log.say_progress
@@ -283,9 +281,7 @@ def _beside_copies(variant: str, graphs: int, nodes: int, configs: int) -> Step:
 
 
 def _experiment(variant: str, changes: Mapping[str, Any] = {}) -> Experiment:
-  config = configs.load(f"layout.py:{variant}")
-  config.update_from_flattened_dict(dict(changes))
-  return Experiment.of(config)
+  return Experiment.of(configs.load(f"layout.py:{variant}").replace(**changes))
 
 
 def _program(nodes: int, configs: int, seed: int = 0) -> Any:

@@ -29,13 +29,13 @@ from pathlib import Path
 import re
 import sys
 
-from ml_collections import ConfigDict
 import numpy as np
 
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, trees
 from tpugraphs_jax.rankers import model_file, official_weights
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log
@@ -60,7 +60,7 @@ def read_weights(path: Path) -> list[np.ndarray]:
   return [arrays[name] for name in sorted(arrays, key=lambda name: (number(name), name))]
 
 
-def convert(config: ConfigDict, weights: list[np.ndarray], out: Path) -> None:
+def convert(config: Config, weights: list[np.ndarray], out: Path) -> None:
   """Writes `model.npz` into `out`, from arrays `[...]` in the order of Keras' weights.
 
   Args:
@@ -73,8 +73,7 @@ def convert(config: ConfigDict, weights: list[np.ndarray], out: Path) -> None:
   """
   # Refuses weights of another model before the data is read.
   official_weights.params_from_official(Experiment.of(config).ranker.family.network, weights)
-  with config.unlocked():
-    config.model.opcodes = np.atleast_1d(weights[0]).shape[0]
+  config = config.replace(model__opcodes=np.atleast_1d(weights[0]).shape[0])
   experiment = Experiment.of(config)
   graphs = trainable(experiment, experiment.data.load(config.data_root, "train"))
   experiment.fit_transforms(graphs)
@@ -140,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _config_of(args: argparse.Namespace) -> ConfigDict:
+def _config_of(args: argparse.Namespace) -> Config:
   """The config of `--config` with the changes of `--set`."""
   config = configs.load(args.config)
   for change in args.changes:
@@ -154,11 +153,10 @@ def _config_of(args: argparse.Namespace) -> ConfigDict:
     with contextlib.suppress(ValueError, SyntaxError):  # a string without quotes
       value = ast.literal_eval(text)
     try:
-      configs.change(config, {field: value})
+      config = config.replace(**{field: value})
     except ValueError as error:
       raise ValueError(f"--set={change}: {configs.one_line(error)}") from None
-  config.data_root = args.data_root
-  return config
+  return config.replace(data_root=args.data_root)
 
 
 @console.command
