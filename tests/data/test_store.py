@@ -393,3 +393,14 @@ def test_a_cluster_builds_the_same_and_what_it_leaves_is_built_here(
       assert built.read_bytes() == path.read_bytes()
   assert store.main(["build", "--data_root", str(tmp_path), *options]) == 0
   assert asked == [(3, ["--runner=X"])]  # nothing was left to do
+
+
+def test_a_store_replaces_no_folder_that_a_link_leads_to(tmp_path):
+  (tmp_path / "home" / "g0").mkdir(parents=True)  # as a graph is named
+  (tmp_path / "home" / "g0" / "thesis.tex").write_text("kept")
+  _write_split(tmp_path / "sent")
+  (tmp_path / "sent/store/layout/nlp/random").mkdir(parents=True)
+  (tmp_path / "sent/store/layout/nlp/random/valid").symlink_to(tmp_path / "home")
+  with pytest.raises(ValueError, match="a link to"):
+    _ensure(tmp_path / "sent")
+  assert (tmp_path / "home" / "g0" / "thesis.tex").read_text() == "kept"

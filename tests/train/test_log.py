@@ -248,3 +248,18 @@ def test_a_profile_that_cannot_be_written_does_not_end_a_run(broken, tmp_path, m
     monkeypatch.setattr(jax.profiler, name, fail if name == broken else lambda *args: None)
   assert train(tmp_path, profile_steps="2:4").step == toy.STEPS
   assert len(warnings_of(caplog, "no profile")) == 1
+
+
+def test_the_log_is_not_written_through_links(tmp_path, caplog):
+  (tmp_path / "elsewhere").mkdir()
+  (tmp_path / "sent").mkdir()
+  (tmp_path / "sent" / "metrics.jsonl").symlink_to(tmp_path / "elsewhere" / "new.jsonl")
+  with pytest.raises(ValueError, match="a link to"):
+    Log(tmp_path / "sent", total_steps=10)
+  (tmp_path / "sent" / "metrics.jsonl").unlink()
+  (tmp_path / "sent" / "tensorboard").symlink_to(tmp_path / "elsewhere")
+  log = Log(tmp_path / "sent", total_steps=10)
+  log.write(1, {"loss": 1.0})
+  log.close()
+  assert "a link to" in caplog.text
+  assert not list((tmp_path / "elsewhere").iterdir())

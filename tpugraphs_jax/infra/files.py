@@ -25,6 +25,7 @@ from pathlib import Path
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -44,6 +45,7 @@ _PARTIAL = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # extras, by protocol
 _POLL_SECONDS = 0.2
+_OWNER_CHARACTERS = 200  # that a message shows
 _SEAL = "checksum"  # field of a JSON object
 # A file that was changed so recently may change again without another time stamp.
 _SETTLED_SECONDS = 1.0
@@ -196,17 +198,19 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
     wait: whether to wait for a process that holds the folder already.
 
   Raises:
-    ValueError: another process holds the folder, and `wait` is False.
+    ValueError: another process holds the folder, and `wait` is False; its lock is a link.
     OSError: the folder cannot be written.
   """
   folder.mkdir(parents=True, exist_ok=True)
+  _check_entry(folder / LOCK)
   lock_file, note = filelock.FileLock(folder / LOCK), folder / _OWNER
   try:
     lock_file.acquire(timeout=0)
   except filelock.Timeout:
     owner = "another process"
-    with contextlib.suppress(OSError):  # it has not said yet, or no longer
-      owner = note.read_text(encoding="utf-8")
+    with contextlib.suppress(OSError, ValueError):  # it has not said yet, or no longer
+      with open_plain(note, "r") as file:
+        owner = file.read(_OWNER_CHARACTERS)
     if not wait:
       raise ValueError(
         f"{folder} is in use by {owner}: let that one end first, or name another folder"
@@ -215,7 +219,8 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
     lock_file.acquire(poll_interval=_POLL_SECONDS)
   try:
     with contextlib.suppress(OSError):  # the lock holds without the note
-      note.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+      with replacing(note, encoding="utf-8") as file:
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
     yield
   finally:
     with contextlib.suppress(OSError):
@@ -236,17 +241,115 @@ def lines(path: Path) -> list[bytes]:
 
 
 def append(path: Path, line: bytes) -> None:
-  """Adds a line to a file; on return the line is on the disk.
+  """Adds a line to a file, which other processes may do at the same time.
 
-  A last line that a kill cut short is removed first.
+  On return the line is on the disk. See `appending`.
+  """
+  with appending(path) as file:
+    add_line(file, line)
+
+
+@contextlib.contextmanager
+def appending(path: Path) -> Iterator[IO[bytes]]:
+  """Opens a file for `add_line`; until the block ends no other process adds lines.
+
+  The file and its folder are made where they are missing. A file system without locks does not
+  keep other processes out.
+
+  Raises:
+    ValueError: `path` is a link, see `open_plain`.
+    OSError: the file cannot be written.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
-  with open(path, "a+b") as file:
+  with open_plain(path, "a+b") as file:
+    with contextlib.suppress(OSError):  # a file system without locks
+      fcntl.flock(file, fcntl.LOCK_EX)
+    yield file
+
+
+def add_line(file: IO[bytes], line: bytes) -> None:
+  """Adds a line to a file of `appending`; removes a last line that a kill cut short."""
+  end = file.seek(0, os.SEEK_END)
+  file.seek(max(0, end - 1))
+  if file.read(1) not in (b"", b"\n"):
     file.seek(0)
     file.truncate(file.read().rfind(b"\n") + 1)
-    file.write(line + b"\n")
-    file.flush()
-    os.fsync(file.fileno())
+  file.write(line + b"\n")
+  file.flush()
+  os.fsync(file.fileno())
+
+
+# Folders that somebody else may have made: no write follows a link in them.
+
+
+def open_plain(path: Path, mode: str, **options: Any) -> IO:
+  """Opens a file as `open` does, but no link, pipe or device.
+
+  Raises:
+    ValueError: `path` is such a thing.
+    OSError: as `open`.
+  """
+
+  def opener(name: str, flags: int) -> int:
+    try:
+      # Without O_NONBLOCK a pipe would wait for its other end.
+      descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+      if error.errno in (errno.ELOOP, errno.ENXIO):
+        _check_entry(path)
+      raise
+    if _is_plain(os.fstat(descriptor).st_mode):
+      return descriptor
+    os.close(descriptor)
+    _check_entry(path)
+    raise OSError(errno.EINVAL, "is no plain file", str(path))
+
+  return open(path, mode, opener=opener, **options)
+
+
+def _is_plain(mode: int) -> bool:
+  return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def make_folder(path: Path) -> None:
+  """Makes a folder to write in, unless it is there, and checks it by `check_plain`."""
+  if path.is_symlink():
+    _check_entry(path)
+  path.mkdir(parents=True, exist_ok=True)
+  check_plain(path)
+
+
+def check_plain(folder: Path) -> None:
+  """Refuses (ValueError) a folder with a link, pipe or device anywhere below it.
+
+  Writes would follow a link. The folder itself may be a link: the user names it.
+  """
+  for parent, folders, names in os.walk(folder):
+    for name in (*folders, *names):
+      _check_entry(Path(parent, name))
+
+
+def check_way(start: Path, end: Path) -> None:
+  """Refuses (ValueError) a link among the folders below `start` on the way to `end`."""
+  for folder in (end, *end.parents):
+    if folder == start:
+      return
+    if folder.is_symlink():
+      _check_entry(folder)
+
+
+def _check_entry(path: Path) -> None:
+  """Refuses (ValueError) a path that is neither a plain file nor a folder, if it exists."""
+  try:
+    mode = path.lstat().st_mode
+  except FileNotFoundError:
+    return
+  if not _is_plain(mode):
+    kind = f"a link to {os.readlink(path)}" if stat.S_ISLNK(mode) else "a pipe or a device"
+    raise ValueError(
+      f"{path} is {kind}, expected a plain file or folder, because files are written there: remove "
+      "it, or name another folder"
+    )
 
 
 def digest_of(path: Path) -> str:
@@ -300,24 +403,35 @@ def first_damaged(files: Mapping[Path, str]) -> Path | None:
   if missing is not None:
     return missing
   note, newest = _note_of(files)
-  if note.exists():
+  if _is_private(note.parent) and note.exists():
     return None
   damaged = next((path for path, digest in files.items() if digest_of(path) != digest), None)
   if damaged is None and time.time() - newest > _SETTLED_SECONDS:
     with contextlib.suppress(OSError):  # then they are compared again next time
       note.parent.mkdir(mode=0o700, exist_ok=True)
-      note.touch()
+      if _is_private(note.parent):
+        note.touch()
   return damaged
+
+
+def _is_private(folder: Path) -> bool:
+  """Whether a folder belongs to this user, and nobody else can write in it."""
+  try:
+    state = folder.lstat()
+  except OSError:
+    return False
+  is_shared = state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+  return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not is_shared
 
 
 def _note_of(files: Mapping[Path, str]) -> tuple[Path, float]:
   """Where this host notes that these files are as expected, and the time of their last change."""
   digest, newest = hashlib.sha256(), 0.0
   for path, expected in files.items():
-    stat = path.stat()
-    known = (path.resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    state = path.stat()
+    known = (path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
     digest.update(f"{known} {expected}\n".encode())
-    newest = max(newest, stat.st_mtime, stat.st_ctime)
+    newest = max(newest, state.st_mtime, state.st_ctime)
   folder = Path(tempfile.gettempdir()) / f"tpugraphs_jax_verified_{os.getuid()}"
   return folder / digest.hexdigest(), newest
 
@@ -478,10 +592,13 @@ def working_folder(place: str) -> Iterator[Path]:
     place: local or remote.
 
   Raises:
+    ValueError: a link in a local folder, see `check_plain`.
     OSError: at the end, if it cannot be sent; it stays on this machine then.
   """
   if not is_remote(place):
-    yield Path(place).expanduser()
+    folder = Path(place).expanduser()
+    check_plain(folder)
+    yield folder
     return
   bucket_of(place)  # errors show before a folder is made
   parent = local_of(place).with_name("working")
@@ -594,8 +711,8 @@ class _Mirror:
     marks = {}
     for name in _whole_files(self._folder):
       with contextlib.suppress(FileNotFoundError):  # gone in the meantime
-        stat = (self._folder / name).stat()
-        marks[name] = stat.st_size, stat.st_mtime_ns
+        state = (self._folder / name).stat()
+        marks[name] = state.st_size, state.st_mtime_ns
     return marks
 
 

@@ -21,6 +21,7 @@ import dataclasses
 import datetime
 import itertools
 import os
+from pathlib import Path
 import re
 import shlex
 import subprocess
@@ -40,6 +41,9 @@ from tpugraphs_jax.train import evaluation, results, schema
 _DONE = ("last epoch", "early stopping")  # `summary.json`: training was not interrupted
 # A value of a grid, with its commas in brackets and quotes.
 _VALUE = r"""(?:[^,'"(\[]|'[^']*'|"[^"]*"|\([^()]*\)|\[[^\[\]]*\])+"""
+# With it jax also keeps programs that it compiles in less than a second. They are in the cache of the
+# user: the folder of a sweep may come from somebody else, and programs in it would run.
+_KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 _SETTINGS = "sweep.json"
 _ROWS = "runs.csv"
 _LOG = "log.txt"
@@ -145,11 +149,13 @@ def do(run: SweepRun) -> None:
   """Begins or continues a run; its output is appended to `log.txt` in its folder."""
   if run.is_done:
     return
+  if not files.is_remote(run.out):
+    files.check_way(Path(run.out), Path(run.folder))
   run.folder.mkdir(parents=True, exist_ok=True)
   is_begun = (run.folder / "checkpoints").exists()
   console.say(f"{run.name}: {'goes on' if is_begun else 'begins'}")
   command = [*run.command, f"--workdir={run.folder}", *["--resume"] * is_begun]
-  env = _cache_of(run.out) | os.environ | {tasks.PARENT: str(os.getpid())}
+  env = _KEEP_ALL | os.environ | {tasks.PARENT: str(os.getpid())}
   with _log(run.folder / _LOG) as log:
     date = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
     log.write(f"{_HEAD}{date} {shlex.join(run.command)}\n".encode())
@@ -170,20 +176,6 @@ def do(run: SweepRun) -> None:
   console.say(f"{run.name}: {state}")
 
 
-def _cache_of(out: str) -> dict[str, str]:
-  """Settings of jax with which the runs of a sweep compile each program once.
-
-  They keep all programs in the folder of the sweep, also those that jax compiles in less than a
-  second. Runs of a sweep in a bucket have the cache of their own machine.
-  """
-  if files.is_remote(out):
-    return {}
-  return {
-    "JAX_COMPILATION_CACHE_DIR": os.path.abspath(files.join(out, "compiled")),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-  }
-
-
 @contextlib.contextmanager
 def _log(path: epath.Path) -> Iterator[IO[bytes]]:
   """A file for the output of a process, behind the output of earlier ones.
@@ -191,7 +183,7 @@ def _log(path: epath.Path) -> Iterator[IO[bytes]]:
   It grows while the process runs; in a bucket, where no file can grow, it is written at the end.
   """
   if not files.is_remote(path):
-    with open(path, "ab") as log:
+    with files.open_plain(Path(path), "ab") as log:
       yield log
     return
   with tempfile.TemporaryFile() as log:

@@ -61,7 +61,8 @@ class Log:
     if machine.is_primary():
       path = workdir / "metrics.jsonl"
       _drop_later_steps(path, first_step)
-      self._lines, self._is_warned = path.open("ab", buffering=_LINES_BYTES), False
+      self._lines = files.open_plain(path, "ab", buffering=_LINES_BYTES)
+      self._is_warned = False
     self.events = Events(workdir / "tensorboard", purge_step=first_step + 1)
 
   def restart_clock(self, step: int) -> None:
@@ -222,7 +223,7 @@ class Events:
       return
     try:
       if self._file is None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(self._folder)
         self._file = event_file_writer.EventsWriter(str(self._folder / "events"))
       self._file.write_event(row())
       if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
@@ -339,20 +340,24 @@ class Profile:
     """Starts or stops the trace before its first or last step; `wait` waits for earlier steps."""
     if step == self._first < self._last:
       wait()
-      self._is_running = self._attempt(jax.profiler.start_trace, str(self._folder))
+      self._is_running = self._attempt(self._start)
     elif self._is_running and step == self._last:
       wait()
       self.stop()
+
+  def _start(self) -> None:
+    files.make_folder(self._folder)
+    jax.profiler.start_trace(str(self._folder))
 
   def stop(self) -> None:
     if self._is_running:
       self._attempt(jax.profiler.stop_trace)
       self._is_running = False
 
-  def _attempt(self, act: Callable[..., None], *arguments: str) -> bool:
+  def _attempt(self, act: Callable[[], None]) -> bool:
     """Calls the profiler; returns False, after a warning, where it fails."""
     try:
-      act(*arguments)
+      act()
     except Exception as error:  # errors of the profiler, and a full disk
       reason = " ".join(str(error).split())
       logging.warning(f"{self._folder}: no profile ({reason}); the run goes on without")

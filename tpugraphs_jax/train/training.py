@@ -75,7 +75,11 @@ def run(
       model in `workdir`.
     resume: continue the run in `workdir`.
     split: the split to evaluate (default `valid`) or to rank (default `test`).
+
+  Raises:
+    ValueError: a link in `workdir`, which may come from somebody else: writes would follow it.
   """
+  files.check_plain(workdir)
   experiment = Experiment.of(config)
   for _, folder in experiment.evaluations(workdir):
     files.tidy(folder)

@@ -50,7 +50,10 @@ def run(
 
   Raises:
     ImportError: Beam is asked for and not installed.
+    ValueError: a link in the folder of the data, see `LabelRequest.check_folders`.
   """
+  for request in requests:
+    request.check_folders()
   if beam is not None:
     for request in requests:
       request.outcome.unlink(missing_ok=True)
@@ -105,7 +108,7 @@ def _run_worker(request: LabelRequest) -> int | None:
   environment = os.environ | {tasks.PARENT: str(os.getpid())}
   if request.label != labels.Measured.name:
     environment["JAX_PLATFORMS"] = "cpu"
-  with open(request.log, "ab") as log:
+  with files.open_plain(request.log, "ab") as log:
     worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
       return _status(worker, request)

@@ -34,7 +34,7 @@ from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, Slate
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
-from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.infra import files, parallel
 from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.rankers.base import Family, Programs
@@ -326,7 +326,7 @@ class Segments(Family):
       graphs: prepared training graphs.
       folder: for the file of sums; created if missing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     path = folder / f"totals_{parallel.process_index()}.npy"
     ids = [np.arange(len(graph.configs)) for graph in graphs]
     first = np.cumsum([0] + [len(graph.configs) for graph in graphs])
