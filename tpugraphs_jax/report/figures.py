@@ -23,9 +23,7 @@ from tpugraphs_jax.report.runs import (
   KS,
   NOISELESS,
   noiseless,
-  OWN_FIRST,
   RANDOM,
-  tune_name,
   ValidationGraph,
 )
 from tpugraphs_jax.train import evaluation
@@ -140,13 +138,8 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
     axes.fill_between(ks, low, high, color=_COLOURS[0], alpha=0.15, lw=0, label=name)
   for group, colour in zip(groups, _COLOURS):
     plot([graph.slowdowns for graph in group.judged], "o-", color=colour, label=group.name)
-    tuned = [graph.tune_slowdowns for graph in group.judged]
-    if all(tuned):
-      plot(tuned, "s:", color=colour, label=tune_name(group))
   at_random = [metrics.random_slowdown(graph.label, ks) for graph in graphs]
   plot(at_random, "x--", color=_GREY, label=RANDOM)
-  if OWN_FIRST in comparison.references:
-    plot([graph.own_first_slowdowns(ks) for graph in graphs], "+-.", color=_GREY, label=OWN_FIRST)
   tried = "k configurations tried, in the order of the model"
   axes.set(xscale="log", xlabel=tried, ylabel="slowdown")
   axes.set_xticks(ks, list(map(str, ks)))
