@@ -128,7 +128,7 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
   ks = [k for k in KS if k == 1 or k <= half]
 
   def plot(slowdowns: Sequence[Mapping[int, float]], style: str, *, label: str, **kwargs) -> None:
-    means = [np.mean([one.get(k, 0.0) for one in slowdowns]) for k in ks]
+    means = [np.mean([by_k.get(k, 0.0) for by_k in slowdowns]) for k in ks]
     axes.plot(ks, means, style, label=label, **kwargs)
 
   if len(groups) == 1:

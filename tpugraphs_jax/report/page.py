@@ -63,8 +63,8 @@ def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
   compared = comparisons(runs)
   return environment.from_string(template).render(
     runs=runs,
-    sections=[_section(each, graph) for each in compared],
-    names=list(dict.fromkeys(name for each in compared for name in each.references)),
+    sections=[_section(comparison, graph) for comparison in compared],
+    names=list(dict.fromkeys(name for comparison in compared for name in comparison.references)),
     about={run.name: _about(run) for run in runs},
     links={run.name: _links(run, folder) for run in runs},
     now=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
@@ -110,23 +110,19 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
       for lead in leads(groups)
     ),
     "differences": _differences(groups),
-    "figures": {title: figures.svg(each) for title, each in drawn.items()},
+    "figures": {title: figures.svg(figure) for title, figure in drawn.items()},
     "graphs": _graphs(groups),
     "view": _view(groups[0]),
     "errors": _table(dict(zip(_ERRORS, row)) for row in errors.rows(groups[0])),
-    "together": _together(groups[0]),
     "programs": _programs(groups) if first.config.get("task") == "tile" else _table([]),
     "ended": _ended(comparison.runs),
   }
 
 
 def _differences(groups: Sequence[Group]) -> dict[str, Any]:
-  """Fields in which configs differ: a row for each field, or for each config if those are more."""
-  rows: list[Sequence[str]] = [["field", *(group.name for group in groups)], *differences(groups)]
-  if len(rows) < len(groups):
-    (_, *fields), *columns = zip(*rows)
-    rows = [["config", *fields], *columns]
-  return {"head": rows[0], "rows": rows[1:] if len(groups) > 1 else []}
+  """Fields in which configs differ, with the value of each config."""
+  head = ["field", *(group.name for group in groups)]
+  return {"head": head, "rows": differences(groups) if len(groups) > 1 else []}
 
 
 def _results(comparison: Comparison) -> dict[str, Any]:
@@ -223,21 +219,6 @@ def _view(group: Group) -> str:
   return f"python -m tpugraphs_jax.view {shlex.quote(str(path))}" + configs * is_layout
 
 
-def _together(group: Group) -> str:
-  """The models of all folds, and a folder for their ranking of the test split, as arguments.
-
-  Empty without folds, where a fold is missing, and for own collections, which have no such split.
-  """
-  first = group.out_of_fold.runs[0]
-  folders = {run.fold: run.folder for run in group.runs if run.seed == first.seed}
-  is_whole = group.judged and group.folds and len(folders) == first.config["data.folds"]
-  if not is_whole or not Collection(first.collection).is_released:
-    return ""
-  places = [f'"{place}"' if "," in place else place for place in folders.values()]
-  out = os.path.commonprefix(list(folders.values())).rpartition("/")[0] or "."
-  return shlex.join([f"--ensemble={','.join(places)}", f"--workdir={files.join(out, 'together')}"])
-
-
 def _about(run: Run) -> dict[str, str]:
   """How a run was made: command, device, versions and date, as far as they are known."""
   about, devices = run.about, run.about.get("devices", {})
@@ -259,9 +240,9 @@ def _links(run: Run, folder: str) -> dict[str, str]:
   """Places of a run's files, relative to the folder of the page, by name."""
   if not folder or files.is_remote(folder) or files.is_remote(run.folder):
     return {}
-  own, start = Path(run.folder).expanduser(), Path(folder).expanduser()
-  there = [name for name in _FILES if (own / name).exists()]
-  return {name: Path(os.path.relpath(own / name, start)).as_posix() for name in there}
+  place, start = Path(run.folder).expanduser(), Path(folder).expanduser()
+  there = [name for name in _FILES if (place / name).exists()]
+  return {name: Path(os.path.relpath(place / name, start)).as_posix() for name in there}
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

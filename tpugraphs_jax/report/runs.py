@@ -321,8 +321,9 @@ def leads(groups: Sequence[Group]) -> list[Lead]:
 def _spread_of_gain(first: Group, other: Group) -> float:
   """The spread over seeds of the difference in Kendall tau, of pairs of equal seeds where known."""
   first, other = first.out_of_fold, other.out_of_fold
-  one, two = ({run.seed: run.means.get(TAU, math.nan) for run in g.runs} for g in (first, other))
-  gains = [one[seed] - two[seed] for seed in sorted(one.keys() & two.keys())]
+  by_seed = lambda group: {run.seed: run.means.get(TAU, math.nan) for run in group.runs}
+  ours, theirs = by_seed(first), by_seed(other)
+  gains = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
   if len(gains) > 1:
     return float(np.std(gains, ddof=1))
   return math.hypot(first.spread(TAU)[1], other.spread(TAU)[1])
@@ -397,9 +398,9 @@ class Comparison:
     end = ""
     if DEFAULT in self.references:
       means[DEFAULT] = self.references[DEFAULT]
-      own = [graph.ranks[0][graph.default] == 0 for graph in first.judged]
-      end = f"; {sum(own)} of {len(own)} first choices are the compiler's own"
-    rest = ", ".join(f"{name} {_percent(one['slowdown1_mean'])}" for name, one in means.items())
+      is_default = [graph.ranks[0][graph.default] == 0 for graph in first.judged]
+      end = f"; {sum(is_default)} of {len(is_default)} first choices are the compiler's own"
+    rest = ", ".join(f"{name} {_percent(of['slowdown1_mean'])}" for name, of in means.items())
     slowdown = _percent(first.means["slowdown1_mean"])
     return f"Its first choice is {slowdown} slower than the fastest configuration ({rest}){end}."
 
@@ -469,8 +470,8 @@ def _runs_in(folder: str | os.PathLike[str]) -> list[str]:
   local = files.fetch(folder)
   if (local / "config.json").exists():
     return [os.fspath(folder)]
-  found = [*local.glob("*/config.json"), *local.glob("*/*/config.json")]
-  runs = sorted(path.parent.relative_to(local) for path in found)
+  configs = [*local.glob("*/config.json"), *local.glob("*/*/config.json")]
+  runs = sorted(path.parent.relative_to(local) for path in configs)
   return [files.join(folder, *run.parts) for run in runs] or [os.fspath(folder)]
 
 
@@ -568,9 +569,10 @@ def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
   is_own = not Collection(run.collection).is_released
   has_default = is_own and run.labels not in (SYNTHETIC, UNKNOWN)
   judged = []
-  for one in evaluation.read_scores(path):
-    default = int(np.argmin(one.config_ids)) if has_default and not one.config_ids.min() else None
-    judged.append(ValidationGraph(**vars(one), default=default, ceiling_ns=_ceiling(run, one)))
+  for graph in evaluation.read_scores(path):
+    ids = graph.config_ids
+    default = int(np.argmin(ids)) if has_default and not ids.min() else None
+    judged.append(ValidationGraph(**vars(graph), default=default, ceiling_ns=_ceiling(run, graph)))
   return tuple(judged)
 
 
