@@ -11,9 +11,9 @@ from tpugraphs_jax.report import figures, runs
 ESTIMATE = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
 
 
-def figures_of(folders, graph=None):
+def figures_of(folders):
   (comparison,) = runs.comparisons(runs.read_all(folders))
-  return comparison, figures.all_of(comparison, graph)
+  return comparison, figures.all_of(comparison)
 
 
 def test_figures_fit_a_page_of_700_pixels_without_a_smaller_font(tmp_path):

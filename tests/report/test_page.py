@@ -27,7 +27,7 @@ KINDS = (datasets.SYNTHETIC, datasets.MEASURED, datasets.UNKNOWN, "ESTIMATE of a
 def page_of(folders, tmp_path, *, drawn=False):
   """The page, whose figures are empty unless `drawn`: drawing takes longer than all else."""
   empty = mock.patch.multiple(
-    figures, all_of=lambda *_: {"A figure": None}, svg=lambda _: "<svg></svg>"
+    figures, all_of=lambda _: {"A figure": None}, svg=lambda _: "<svg></svg>"
   )
   with contextlib.nullcontext() if drawn else empty:
     report.write(folders, tmp_path / "r.html")

@@ -9,28 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import os
-import re
 import sys
 
 from tpugraphs_jax import report
 from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.report.runs import comparisons, read_all, Run
-
-
-def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
-  """Writes every figure into a folder, each with the kind of its labels."""
-  from tpugraphs_jax.report import figures, page  # they need the extra `plots`
-
-  compared = comparisons(runs)
-  for number, comparison in enumerate(compared, 1):
-    first = comparison.runs[0]
-    # Runs of one collection with other labels or graphs do not compare: a number tells them apart.
-    start = f"{first.collection} {number} " * (len(compared) > 1)
-    for title, drawn in figures.all_of(comparison, page.graph_of(comparison, graph)).items():
-      drawn.suptitle(f"labels: {first.labels}", fontsize=8)
-      name = re.sub(r"\W+", "_", (start + title).lower()).strip("_")
-      with files.replacing(files.join(folder, f"{name}.png"), "wb") as file:
-        drawn.savefig(file, format="png", dpi=150)
 
 
 def verdict(runs: Sequence[Run]) -> str:
@@ -65,8 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     help="the page (default: report.html in the folder of the run, of "
     "several in the folder that holds the first)",
   )
-  parser.add_argument("--graph", default="", help="graph whose ranks are shown")
-  parser.add_argument("--png", help="also the figures into this folder")
   parser.add_argument(
     "--verdict", action="store_true", help="print the sentences of the page instead of a page"
   )
@@ -75,9 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(console.printable(verdict(read_all(args.runs))))
     return 0
   out = args.out or _beside(args.runs)
-  report.write(args.runs, out, graph=args.graph)
-  if args.png:
-    write_png(read_all(args.runs), args.png, args.graph)
+  report.write(args.runs, out)
   print(f"wrote {out}")
   return 0
 

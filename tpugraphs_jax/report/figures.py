@@ -64,20 +64,19 @@ def svg(drawn: figure.Figure) -> str:
   return element.replace(_INK, "currentColor").replace(_GRID, "var(--line)")
 
 
-def all_of(comparison: Comparison, graph: ValidationGraph | None) -> dict[str, figure.Figure]:
+def all_of(comparison: Comparison) -> dict[str, figure.Figure]:
   """Every figure that there are data for, by title; of many configs the best `MOST`.
 
-  Args:
-    comparison: the runs.
-    graph: of the first config, whose ranks are shown.
+  The ranks are those of the graph in the middle by Kendall tau of the first config.
   """
   groups, by_title = comparison.groups[:MOST], {}
+  first = groups[0]
   with rc_context(_STYLE):
-    if groups[0].judged:
+    if first.judged:
       by_title["Slowdown of the best of the first k"] = _slowdowns(comparison)
       by_title["Kendall tau and slowdown1 of each validation graph"] = _by_graph(groups)
-    if graph is not None:
-      of = f" ({groups[0].name})" * (len(groups) > 1)
+      graph = first.by_tau[len(first.taus) // 2]
+      of = f" ({first.name})" * (len(groups) > 1)
       by_title[f"Predicted rank and rank by label: {graph.name}{of}"] = _ranks(graph)
     by_title["Training and validation"] = _curves(groups)
     for drawn in by_title.values():

@@ -16,7 +16,7 @@ import jinja2
 
 from tpugraphs_jax import metrics
 from tpugraphs_jax.datasets import Collection
-from tpugraphs_jax.infra import console, files
+from tpugraphs_jax.infra import files
 from tpugraphs_jax.report import errors, figures
 from tpugraphs_jax.report.runs import (
   BY_GRAPH,
@@ -28,7 +28,6 @@ from tpugraphs_jax.report.runs import (
   leads,
   Run,
   TAU,
-  ValidationGraph,
 )
 from tpugraphs_jax.train import evaluation
 
@@ -41,16 +40,12 @@ _FILES = (
 ).split()
 
 
-def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
+def render(runs: Sequence[Run], folder: str = "") -> str:
   """The page of these runs.
 
   Args:
     runs: at least one.
-    graph: whose ranks are shown; the median one by Kendall tau if not given.
     folder: of the page, from which links to files of the runs start; without it there are none.
-
-  Raises:
-    ValueError: no run judged that graph.
   """
   environment = jinja2.Environment(
     autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -59,11 +54,10 @@ def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
   is_number = lambda cell: isinstance(cell, (int, float, tuple)) or cell == ""
   environment.tests["numeric"] = lambda column: all(map(is_number, column))
   template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-  _check_judged(runs, graph)
   compared = comparisons(runs)
   return environment.from_string(template).render(
     runs=runs,
-    sections=[_section(comparison, graph) for comparison in compared],
+    sections=[_section(comparison) for comparison in compared],
     names=list(dict.fromkeys(name for comparison in compared for name in comparison.references)),
     about={run.name: _about(run) for run in runs},
     links={run.name: _links(run, folder) for run in runs},
@@ -71,25 +65,10 @@ def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
   )
 
 
-def _check_judged(runs: Sequence[Run], name: str) -> None:
-  """Refuses (ValueError) the name of a graph that no run judged."""
-  known = list(dict.fromkeys(graph.name for run in runs for graph in run.judged))
-  if name and name not in known:
-    advice = f"expected one of {console.some(known)}" if known else "evaluate the runs first"
-    raise ValueError(f"no run judged a graph {name!r}: {advice}")
-
-
-def graph_of(comparison: Comparison, name: str) -> ValidationGraph | None:
-  """The first group's graph of that name, else the one in the middle by Kendall tau."""
-  first = comparison.groups[0]
-  named = [graph for graph in first.by_tau if graph.name == name]
-  return next(iter(named + first.by_tau[len(first.taus) // 2 :]), None)
-
-
-def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
+def _section(comparison: Comparison) -> dict[str, Any]:
   """The part of the page about runs that compare."""
   first, groups = comparison.groups[0].runs[0], comparison.groups
-  drawn = figures.all_of(comparison, graph_of(comparison, graph))
+  drawn = figures.all_of(comparison)
   return {
     "comparison": comparison,
     "name": first.collection,
