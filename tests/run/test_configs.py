@@ -2,7 +2,10 @@
 
 import json
 from pathlib import Path
+import subprocess
+import sys
 
+import commands
 from flax import traverse_util
 import ml_collections
 import numpy as np
@@ -32,12 +35,50 @@ def test_a_value_names_a_file_and_a_variant(value, expected, monkeypatch, tmp_pa
   assert (Path(file).name, variant) == expected and Path(file).is_file()
 
 
-def test_a_file_of_the_users_comes_before_the_projects(monkeypatch, tmp_path):
+_RAISES = "raise RuntimeError('this file ran')\n"
+
+
+@pytest.mark.parametrize("name", ["tile.py", "layout.py", "base.py"])
+def test_a_bare_name_is_the_projects_whatever_the_current_folder_has(monkeypatch, tmp_path, name):
   monkeypatch.chdir(tmp_path)
-  (tmp_path / "tile.py").write_text("def get_config(variant=''):\n  return {'mine': variant}\n")
-  assert configs.resolve("tile.py:x") == "tile.py:x"
-  assert configs.load("tile.py:x") == {"mine": "x"}
-  assert configs.load("tile.py") == {"mine": ""}
+  (tmp_path / name).write_text(_RAISES)
+  for value in (name, f"{name}:ci"):
+    assert configs.resolve(value) == f"{configs.folder()}/{value}"
+    assert configs.resolve(configs.resolve(value)) == configs.resolve(value)
+  if name != "base.py":
+    assert configs.load(f"{name}:ci").task and configs.load(name).task
+    assert name in configs.variants(configs.resolve(name))
+
+
+@pytest.mark.parametrize(
+  "place", ["./tile.py", "mine/tile.py", "configs/tile.py", "{folder}/tile.py"]
+)
+def test_a_path_with_a_separator_is_the_users(monkeypatch, tmp_path, place):
+  monkeypatch.chdir(tmp_path)
+  place = place.format(folder=tmp_path)
+  Path(place).parent.mkdir(exist_ok=True)
+  Path(place).write_text("def get_config(variant=''):\n  return {'mine': variant}\n")
+  assert configs.resolve(f"{place}:x") == f"{place}:x"
+  assert configs.load(f"{place}:x") == {"mine": "x"}
+  assert configs.load(place) == {"mine": ""}
+
+
+def test_a_bare_name_of_no_config_of_the_project_runs_no_file_and_says_how_to_name_it(
+  monkeypatch, tmp_path
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "my_config.py").write_text(_RAISES)
+  with pytest.raises(FileNotFoundError, match=r"\./my_config\.py"):
+    configs.load("my_config.py:ci")
+
+
+@pytest.mark.parametrize("kind, do", [("tile", "evaluate"), ("layout", "predict")])
+def test_no_command_runs_a_config_file_that_is_not_named(tmp_path, kind, do):
+  (tmp_path / f"{kind}.py").write_text(_RAISES)
+  command = [sys.executable, commands.ROOT / f"run_{kind}.py", f"--do={do}", "--workdir=."]
+  ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+  assert ended.returncode == 2 and "config.json is missing" in ended.stderr
+  assert "this file ran" not in ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize(

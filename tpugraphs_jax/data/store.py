@@ -88,8 +88,8 @@ def ensure_store(
     beam: flags of Apache Beam to build graphs on a cluster; None = on this machine.
 
   Raises:
-    ValueError, FileNotFoundError: as `graph_folders`; a file is malformed; or a folder on the way to
-      the graphs is a link.
+    ValueError, FileNotFoundError: as `graph_folders`; a file is malformed; or a folder on the way
+      to the graphs is a link.
     OSError: the store cannot be written.
     ImportError: `beam` without Apache Beam installed.
   """

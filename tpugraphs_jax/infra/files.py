@@ -352,6 +352,15 @@ def _check_entry(path: Path) -> None:
     )
 
 
+def state_of(path: Path) -> tuple[int, ...]:
+  """Numbers of which one changes whenever a file does, also if another file takes its place.
+
+  Size and time are not enough: `cp -p`, archives and images of disks keep times.
+  """
+  state = path.stat()
+  return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+
+
 def digest_of(path: Path) -> str:
   """SHA-256 of a file."""
   with open(path, "rb") as stream:
@@ -429,8 +438,7 @@ def _note_of(files: Mapping[Path, str]) -> tuple[Path, float]:
   digest, newest = hashlib.sha256(), 0.0
   for path, expected in files.items():
     state = path.stat()
-    known = (path.resolve(), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    digest.update(f"{known} {expected}\n".encode())
+    digest.update(f"{(path.resolve(), *state_of(path))} {expected}\n".encode())
     newest = max(newest, state.st_mtime, state.st_ctime)
   folder = Path(tempfile.gettempdir()) / f"tpugraphs_jax_verified_{os.getuid()}"
   return folder / digest.hexdigest(), newest
@@ -564,13 +572,10 @@ def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
   """
   with _reaching(place):
     system, root = bucket_of(place)
-    remote = _files(system, root)
-    is_there = lambda name, size: name in remote and remote[name]["size"] == size
-    changed = [
-      name
-      for name, (size, _) in _marks(folder).items()
-      if name.partition("/")[0] in again or not is_there(name, size)
-    ]
+    remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
+    has_size = lambda name: remote_sizes.get(name) == (folder / name).stat().st_size
+    is_wanted = lambda name: name.partition("/")[0] in again or not has_size(name)
+    changed = list(filter(is_wanted, _states(folder)))
     _put(system, root, folder, changed)
 
 
@@ -661,14 +666,14 @@ class _Mirror:
 
   def __init__(self, folder: Path, place: str):
     self._folder = folder
-    self._sent: dict[str, tuple[int, int]] = {}
+    self._sent: dict[str, tuple[int, ...]] = {}
     self._system, self._root = bucket_of(place)
 
   def pull(self) -> None:
     """Copies the files in the bucket that its index names."""
     files = _files(self._system, self._root).items()
     _get(self._system, {info["name"]: trust.inside(self._folder, name) for name, info in files})
-    self._sent = _marks(self._folder)
+    self._sent = _states(self._folder)
 
   def push(self) -> None:
     """Sends files that changed since the last call; removes files there that are gone here.
@@ -676,8 +681,8 @@ class _Mirror:
     Raises:
       FileNotFoundError: a file was gone before it was sent: the next call sends what is left.
     """
-    here = _marks(self._folder)
-    changed = [name for name, mark in here.items() if self._sent.get(name) != mark]
+    here = _states(self._folder)
+    changed = [name for name, state in here.items() if self._sent.get(name) != state]
     gone = self._sent.keys() - here.keys()
     if not changed and not gone:
       return
@@ -688,17 +693,16 @@ class _Mirror:
     self._sent = here
 
 
-def _marks(folder: Path) -> dict[str, tuple[int, int]]:
-  """Size and time of every file below a folder that is whole, by its name."""
-  marks = {}
+def _states(folder: Path) -> dict[str, tuple[int, ...]]:
+  """The state of every file below a folder that is whole, by its name."""
+  states = {}
   for parent, _, names in os.walk(folder):  # which lets folders go while it walks
     for path in (Path(parent, name) for name in names):
       name = path.relative_to(folder).as_posix()
       if not is_hidden(name) and not any(part in name for part in _NOT_SENT):
         with contextlib.suppress(FileNotFoundError):  # gone in the meantime
-          state = path.stat()
-          marks[name] = state.st_size, state.st_mtime_ns
-  return marks
+          states[name] = state_of(path)
+  return states
 
 
 def _put(system: fsspec.AbstractFileSystem, root: str, folder: Path, names: Sequence[str]) -> None:
@@ -726,5 +730,5 @@ def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, 
 
 def _mark(info: Mapping[str, Any]) -> str:
   """A text that changes whenever the file changes."""
-  names = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created")
-  return f"{info['size']} {next((info[name] for name in names if info.get(name)), '')}"
+  names = ("ETag", "etag", "md5Hash", "ino", "mtime", "LastModified", "updated", "created")
+  return " ".join(str(info[name]) for name in ("size", *names) if info.get(name))

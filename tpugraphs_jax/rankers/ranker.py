@@ -137,13 +137,19 @@ class Ranker:
     # Copies share the family, which scores with its transform from now on.
     if self.family.config_transform is not None:
       raise ValueError(f"{self!r} has its transforms: make another Ranker for other ones")
+    if transform is not None and not len(transform.kept):
+      raise ValueError(
+        f"data.config_transform is {self.settings.data.config_transform!r}, which leaves out "
+        "columns that are constant in training, and all columns of configurations are: no ranker "
+        "can tell such configurations apart, so train on others, or set it to 'none'"
+      )
     self.family.config_transform = transform
 
   def fit_configs(self, config_values: Sequence[np.ndarray]) -> None:
     """Fits the transform of configurations `[n, F]` alone.
 
     Raises:
-      ValueError: the ranker has one.
+      ValueError: the ranker has one, or no column is left.
     """
     kinds = np.full(config_values[0].shape[1], self.settings.data.config_transform, dtype=object)
     self._set_config_transform(features.fit(config_values, kinds))
@@ -362,8 +368,8 @@ def _warn_of_stage(name: str, stage: str, expected: str) -> None:
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(place: Path, saved_ns: int) -> Ranker:
-  del saved_ns  # key of the cache: a newer file is loaded again
+def _loaded(place: Path, state: tuple[Any, ...]) -> Ranker:
+  del state  # key of the cache: a model that has changed is loaded again
   return Ranker.load(place)
 
 
@@ -389,12 +395,11 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
     'layout'
   """
   options.import_extensions(extensions)
-  shipped = lambda: model_file.shipped_file(Path(place).expanduser())
+  shipped = lambda: model_file.shipped_file(place)
   source = place if files.is_remote(place) else parallel.on_primary(shipped)
   path = files.fetch(source).absolute()
-  marks = (path, path / model_file.MODEL_FILE)
-  saved_ns = max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0)
-  return _loaded(path, saved_ns).copy()
+  # All processes load the model, or none: `model_file.read` is a call of all of them.
+  return _loaded(path, parallel.on_primary(lambda: model_file.state_of(path))).copy()
 
 
 def propose(

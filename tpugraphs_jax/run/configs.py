@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import importlib.util
+import os
 from pathlib import Path
 import re
 import runpy
@@ -49,25 +50,30 @@ tpugraphs_jax.__path__.append(str(folder().parent))
 def resolve(value: str, default: str | None = None) -> str:
   """The path of the config file, and the variant, of a value of `--config`.
 
+  A bare name (`tile.py`) is a file of the project, whatever the current folder has: that folder may
+  be from somebody else, and a config file is code. A path with a separator (`./my_config.py`) is a
+  file of the user.
+
   Args:
-    value: `FILE.py:VARIANT` or `FILE.py`. The name of a file in `folder()` needs no path.
+    value: `FILE.py:VARIANT` or `FILE.py`.
     default: name of the file of a variant alone (`xla-random,gst_ed`), such as `layout.py`.
   """
   file, colon, variant = value.partition(":")
   if default and not file.endswith(".py"):
     return f"{folder() / default}:{value}"
-  path = Path(file)
-  if not path.exists() and path.parent.name in ("", "configs"):
-    candidate = folder() / path.name
-    path = candidate if candidate.exists() else path
-  return f"{path}{colon}{variant}"
+  place, name = os.path.split(file)
+  is_the_projects = not place or (place == "configs" and not os.path.exists(file))
+  if is_the_projects and (folder() / name).is_file():
+    return f"{folder() / name}{colon}{variant}"
+  return value
 
 
 def load(value: str) -> ConfigDict:
   """Makes the config of a value of `--config`.
 
   Args:
-    value: `FILE.py:VARIANT`, such as `tile.py:recommended`; also a file of your own.
+    value: `FILE.py:VARIANT`, such as `tile.py:recommended` of the project, or `./my_config.py`, a
+      file of your own.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -80,10 +86,11 @@ def load(value: str) -> ConfigDict:
     ('ScoreTables', 'random')
   """
   path, colon, variant = resolve(value).partition(":")
-  if not Path(path).is_file():
+  if not os.path.dirname(path) or not Path(path).is_file():
     raise FileNotFoundError(
-      f"there is no config file {value.partition(':')[0]}: name one of the project's with a "
-      "variant, such as layout.py:xla-random or tile.py:recommended, or a file of your own"
+      f"there is no config file {path}: name one of the project's with a variant, such as "
+      "layout.py:xla-random or tile.py:recommended, or a file of your own with its folder, such as "
+      "./my_config.py"
     )
   try:
     definitions = _definitions(Path(path))
@@ -137,7 +144,10 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
   """
   values, known = flags.FLAGS, [argument for argument in argv if argument not in _HELP]
   values.set_gnu_getopt()
-  about = "FILE.py:VARIANT, or a variant alone; --config.FIELD=VALUE changes a field."
+  about = (
+    "FILE.py:VARIANT, or a variant alone; ./FILE.py is a file of your own; --config.FIELD=VALUE "
+    "changes a field."
+  )
   flags.DEFINE_string("config", default_config, about, allow_override=True)
   try:
     rest = values(known, known_only=True)

@@ -41,8 +41,8 @@ from tpugraphs_jax.train import evaluation, results, schema
 _DONE = ("last epoch", "early stopping")  # `summary.json`: training was not interrupted
 # A value of a grid, with its commas in brackets and quotes.
 _VALUE = r"""(?:[^,'"(\[]|'[^']*'|"[^"]*"|\([^()]*\)|\[[^\[\]]*\])+"""
-# With it jax also keeps programs that it compiles in less than a second. They are in the cache of the
-# user: the folder of a sweep may come from somebody else, and programs in it would run.
+# With it jax also keeps programs that it compiles in less than a second. They are in the cache of
+# the user: the folder of a sweep may come from somebody else, and programs in it would run.
 _KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 _SETTINGS = "sweep.json"
 _ROWS = "runs.csv"
@@ -155,7 +155,7 @@ def do(run: SweepRun) -> None:
   is_begun = (run.folder / "checkpoints").exists()
   console.say(f"{run.name}: {'goes on' if is_begun else 'begins'}")
   command = [*run.command, f"--workdir={run.folder}", *["--resume"] * is_begun]
-  env = _KEEP_ALL | os.environ | {tasks.PARENT: str(os.getpid())}
+  env = _KEEP_ALL | tasks.python_environment() | {tasks.PARENT: str(os.getpid())}
   with _log(run.folder / _LOG) as log:
     date = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
     log.write(f"{_HEAD}{date} {shlex.join(run.command)}\n".encode())
@@ -260,7 +260,7 @@ def _command_of(args: argparse.Namespace, value: str) -> list[str]:
   )
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
   data += ["--synthetic"] * args.synthetic
-  return [sys.executable, "-c", start, f"--config={place}", *data, *args.fields]
+  return tasks.python_command("-c", start, f"--config={place}", *data, *args.fields)
 
 
 def _check_configs(runs: Iterable[SweepRun]) -> None:

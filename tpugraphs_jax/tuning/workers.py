@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import tqdm
@@ -104,8 +103,8 @@ def _run_worker(request: LabelRequest) -> int | None:
   """The exit status of a worker; None: it labelled nothing for too long and was ended."""
   request.log.parent.mkdir(parents=True, exist_ok=True)
   described = json.dumps(dataclasses.asdict(request))
-  command = [sys.executable, "-m", "tpugraphs_jax.tuning.worker", described]
-  environment = os.environ | {tasks.PARENT: str(os.getpid())}
+  command = tasks.python_command("-m", "tpugraphs_jax.tuning.worker", described)
+  environment = tasks.python_environment() | {tasks.PARENT: str(os.getpid())}
   if request.label != labels.Measured.name:
     environment["JAX_PLATFORMS"] = "cpu"
   with files.open_plain(request.log, "ab") as log:
