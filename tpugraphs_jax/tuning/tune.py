@@ -29,7 +29,7 @@ from absl import logging
 import jax
 import numpy as np
 
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import load, Ranker
