@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 
+from tpugraphs_jax import columns
+
 # Other modules name the messages as `proto.ShapeProto`.
 from tpugraphs_jax.hlo.hlo_pb2 import (
   ConfigProfile,
@@ -22,6 +24,8 @@ from tpugraphs_jax.hlo.hlo_pb2 import (
 from tpugraphs_jax.infra import trust
 
 Message: TypeAlias = HloModuleProto | ModuleTuningData | TuningData
+_TYPE_NAMES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES + columns.LATER_TYPES}
+_TUPLE = 13  # element type of XLA
 
 
 def instructions(module: HloModuleProto) -> list[HloInstructionProto]:
@@ -67,6 +71,16 @@ def backend_config(instruction: HloInstructionProto, schema: Mapping[str, Any]) 
     return {}
   trust.check(config, schema, f"backend_config of {instruction.name}")
   return config
+
+
+def shape_text(shape: ShapeProto) -> str:
+  """A shape as HLO text writes it, `f32[8,128]{1,0}`."""
+  if shape.element_type == _TUPLE:
+    return f"({', '.join(map(shape_text, shape.tuple_shapes))})"
+  name = _TYPE_NAMES.get(shape.element_type, f"type{shape.element_type}")
+  dimensions = ",".join(map(str, shape.dimensions))
+  layout = ",".join(map(str, shape.layout.minor_to_major))
+  return f"{name}[{dimensions}]" + (f"{{{layout}}}" if layout else "")
 
 
 def parse_any(data: bytes, *, where: str) -> Message:

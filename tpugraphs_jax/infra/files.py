@@ -34,8 +34,8 @@ from typing import Any, IO
 from absl import logging
 import filelock
 import fsspec
+from fsspec import callbacks
 import numpy as np
-import tqdm
 
 from tpugraphs_jax.infra import console, machine, trust
 
@@ -451,7 +451,7 @@ _DEFAULT_CACHE = "~/.cache/tpugraphs_jax"
 _KNOWN = ".remote.json"  # in a copy: the marks of the remote files, by name
 _INDEX = ".index.json"  # in a bucket: the files that belong together
 _PUSH_SECONDS = 30.0
-_AT_A_TIME = 64  # files
+_WARN_SECONDS = 600
 # Parts of names of files that are being written, or that only this machine can use.
 _NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded")
 
@@ -472,8 +472,6 @@ def join(place: str | os.PathLike[str], *parts: str) -> str:
 
 def exists(place: str) -> bool:
   """Whether there is a file at a place."""
-  if not is_remote(place):
-    return Path(place).expanduser().is_file()
   system, path = bucket_of(place)
   return system.isfile(path)
 
@@ -556,17 +554,12 @@ def _copy(
 
 
 def _get(system: fsspec.AbstractFileSystem, targets: Mapping[str, Path]) -> None:
-  names = list(targets)
-  with tqdm.tqdm(total=len(names), unit="file", disable=console.bar(True)) as bar:
-    for start in range(0, len(names), _AT_A_TIME):
-      batch = names[start : start + _AT_A_TIME]
-      partial = [targets[name].with_name(f".{targets[name].name}.partial") for name in batch]
-      for path in partial:
-        path.parent.mkdir(parents=True, exist_ok=True)
-      system.get(batch, list(map(str, partial)))
-      for name, path in zip(batch, partial):
-        os.replace(path, targets[name])
-      bar.update(len(batch))
+  """Copies remote files to local paths."""
+  for path in targets.values():
+    path.unlink(missing_ok=True)  # a process that has mapped the earlier file keeps it
+  if targets:
+    bar = callbacks.TqdmCallback({"unit": "file", "disable": console.bar(True)})
+    system.get(list(targets), list(map(str, targets.values())), callback=bar)
 
 
 def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
@@ -580,13 +573,10 @@ def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
   with _reaching(place):
     system, root = bucket_of(place)
     remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
-    local_files = {name: folder / name for name in _whole_files(folder)}
-    changed = {
-      name: path
-      for name, path in local_files.items()
-      if name.partition("/")[0] in again or remote_sizes.get(name) != path.stat().st_size
-    }
-    _put(system, root, changed)
+    has_size = lambda name: remote_sizes.get(name) == (folder / name).stat().st_size
+    is_wanted = lambda name: name.partition("/")[0] in again or not has_size(name)
+    changed = list(filter(is_wanted, _states(folder)))
+    _put(system, root, folder, changed)
 
 
 @contextlib.contextmanager
@@ -611,7 +601,7 @@ def working_folder(place: str) -> Iterator[Path]:
   bucket_of(place)  # errors show before a folder is made
   parent = local_of(place).with_name("working")
   parent.mkdir(parents=True, exist_ok=True)
-  folder = Path(tempfile.mkdtemp(prefix=f"{place.rstrip('/').rpartition('/')[2]}-", dir=parent))
+  folder = Path(tempfile.mkdtemp(prefix=f"{Path(place).name}-", dir=parent))
   console.say(f"{place}: files are sent every {_PUSH_SECONDS:.0f} s and at the end")
   try:
     with _reaching(place):
@@ -632,8 +622,7 @@ def working_folder(place: str) -> Iterator[Path]:
 
 def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
   try:
-    if not any(mirror.push() for _ in range(3)):
-      raise OSError("files changed while they were sent")
+    mirror.push()
   except Exception as error:  # of whatever file system it is
     del console.places[str(folder)]
     raise OSError(
@@ -645,24 +634,19 @@ def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
 
 @contextlib.contextmanager
 def _sending_along(mirror: _Mirror, place: str) -> Iterator[None]:
-  """Sends the changes every half minute while the block runs; warns of the first failure.
+  """Sends the changes every half minute while the block runs; a failure is a warning.
 
   A transfer that has begun ends before the block does.
   """
-  ended, is_warned = threading.Event(), False
+  ended = threading.Event()
 
   def run() -> None:
-    nonlocal is_warned
     while not ended.wait(_PUSH_SECONDS):
       try:
         mirror.push()
       except Exception as error:  # of whatever file system it is
-        if not is_warned:
-          reason = console.one_line(error)
-          logging.warning(
-            f"{place} cannot be written ({reason}): tried again every {_PUSH_SECONDS:.0f} s"
-          )
-        is_warned = True
+        message = f"{place} cannot be written ({console.one_line(error)}): tried again"
+        logging.log_every_n_seconds(logging.WARNING, message, _WARN_SECONDS)
 
   thread = threading.Thread(target=run, name="bucket", daemon=True)
   thread.start()
@@ -689,52 +673,41 @@ class _Mirror:
     """Copies the files in the bucket that its index names."""
     files = _files(self._system, self._root).items()
     _get(self._system, {info["name"]: trust.inside(self._folder, name) for name, info in files})
-    self._sent = self._here()
+    self._sent = _states(self._folder)
 
-  def push(self) -> bool:
+  def push(self) -> None:
     """Sends files that changed since the last call; removes files there that are gone here.
 
-    Returns:
-      False if a file was replaced while it was sent: the next call sends it again.
+    Raises:
+      FileNotFoundError: a file was gone before it was sent: the next call sends what is left.
     """
-    here = self._here()
-    changed = [name for name, mark in here.items() if self._sent.get(name) != mark]
+    here = _states(self._folder)
+    changed = [name for name, state in here.items() if self._sent.get(name) != state]
     gone = self._sent.keys() - here.keys()
     if not changed and not gone:
-      return True
-    try:
-      _put(self._system, self._root, {name: self._folder / name for name in changed})
-    except FileNotFoundError:
-      if all((self._folder / name).exists() for name in changed):
-        raise  # there is no such bucket
-      return False
+      return
+    _put(self._system, self._root, self._folder, changed)
     self._system.pipe_file(f"{self._root}/{_INDEX}", json.dumps(sorted(here)).encode())
     if gone:
       self._system.rm([f"{self._root}/{name}" for name in gone])
     self._sent = here
-    return True
-
-  def _here(self) -> dict[str, tuple[int, ...]]:
-    """The state of every file that is whole."""
-    states = {}
-    for name in _whole_files(self._folder):
-      with contextlib.suppress(FileNotFoundError):  # gone in the meantime
-        states[name] = state_of(self._folder / name)
-    return states
 
 
-def _whole_files(folder: Path) -> Iterable[str]:
-  """Names of the files below a folder that are whole."""
-  for at, _, names in os.walk(folder):  # which lets folders go while it walks
-    for name in names:
-      path = Path(at, name).relative_to(folder).as_posix()
-      if not is_hidden(path) and not any(part in path for part in _NOT_SENT):
-        yield path
+def _states(folder: Path) -> dict[str, tuple[int, ...]]:
+  """The state of every file below a folder that is whole, by its name."""
+  states = {}
+  for parent, _, names in os.walk(folder):  # which lets folders go while it walks
+    for path in (Path(parent, name) for name in names):
+      name = path.relative_to(folder).as_posix()
+      if not is_hidden(name) and not any(part in name for part in _NOT_SENT):
+        with contextlib.suppress(FileNotFoundError):  # gone in the meantime
+          states[name] = state_of(path)
+  return states
 
 
-def _put(system: fsspec.AbstractFileSystem, root: str, files: Mapping[str, Path]) -> None:
-  if files:
-    system.put(list(map(str, files.values())), [f"{root}/{name}" for name in files])
+def _put(system: fsspec.AbstractFileSystem, root: str, folder: Path, names: Sequence[str]) -> None:
+  if names:
+    system.put([str(folder / name) for name in names], [f"{root}/{name}" for name in names])
 
 
 def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:

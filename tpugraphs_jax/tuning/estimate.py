@@ -21,7 +21,7 @@ import numpy as np
 
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.infra import console, keywords
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import programs, tpu, tpu_kernels
 
 TARGETS = ("v5e", "v5p", "v6e", "7x")  # unless others are asked for
