@@ -27,6 +27,7 @@ from tpugraphs_jax.infra import machine
 _ADVICE = {errno.EROFS: ": name a folder that can be written"} | dict.fromkeys(
   (errno.EACCES, errno.EPERM), ": check its permissions, or name another place"
 )
+_LONGEST = 4000  # characters of a line
 # Places in buckets by the local folder of their files: lines name the place, not the folder.
 places: dict[str, str] = {}
 
@@ -62,12 +63,17 @@ def one_line(said: object) -> str:
 
   Characters that cannot be printed, for example in names of a damaged file, become escapes. An
   error without a message gives the name of its type. An error of the system gives its file and its
-  message, without its number.
+  message, without its number. The middle of a very long text is left out.
   """
+  if isinstance(said, MemoryError):
+    said = f"not enough memory {f'({said}) ' if str(said) else ''}for this input on this machine"
   if isinstance(said, OSError) and said.errno is not None and said.strerror:
     advice = _ADVICE.get(said.errno, "")
     said = (f"{said.filename}: " * bool(said.filename)) + said.strerror + advice
-  lines = (line.strip() for line in str(said).splitlines())
+  text = str(said)
+  if len(text) > _LONGEST:
+    text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+  lines = (line.strip() for line in text.splitlines())
   words = " ".join(filter(None, lines)) or type(said).__name__
   return printable(words.replace("\t", " "))
 
@@ -120,7 +126,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
     try:
       with explaining_devices():
         return main(argv)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, MemoryError) as error:
       print(f"error: {one_line(error)}", file=sys.stderr)
       return 2
     except KeyboardInterrupt:
