@@ -27,7 +27,7 @@ from tpugraphs_jax.infra import machine
 _ADVICE = {errno.EROFS: ": name a folder that can be written"} | dict.fromkeys(
   (errno.EACCES, errno.EPERM), ": check its permissions, or name another place"
 )
-_LONGEST = 4000  # characters of a line
+_LONGEST = 2000  # characters of a message
 # Places in buckets by the local folder of their files: lines name the place, not the folder.
 places: dict[str, str] = {}
 
@@ -70,11 +70,10 @@ def one_line(said: object) -> str:
   if isinstance(said, OSError) and said.errno is not None and said.strerror:
     advice = _ADVICE.get(said.errno, "")
     said = (f"{said.filename}: " * bool(said.filename)) + said.strerror + advice
-  text = str(said)
-  if len(text) > _LONGEST:
-    text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
-  lines = (line.strip() for line in text.splitlines())
+  lines = (line.strip() for line in str(said).splitlines())
   words = " ".join(filter(None, lines)) or type(said).__name__
+  if len(words) > _LONGEST:
+    words = f"{words[: _LONGEST // 2].rstrip()} ... {words[-_LONGEST // 2 :].lstrip()}"
   return printable(words.replace("\t", " "))
 
 
