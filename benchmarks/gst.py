@@ -38,9 +38,9 @@ _PROCESSES = 3
 def config_of(variant: str):
   """The config of a variant of `configs/layout.py`, with one graph per step."""
   config = configs.load(f"layout.py:xla-random,{variant}")
-  config.batch.update(graphs=1, configs=_SLATE, slates_per_epoch=1)
-  config.train.epochs = 1_000
-  return config
+  return config.replace(
+    batch__graphs=1, batch__configs=_SLATE, batch__slates_per_epoch=1, train__epochs=1_000
+  )
 
 
 def prepare(variant: str, nodes: int) -> tuple[Experiment, Any]:

@@ -48,14 +48,20 @@ class _Evaluation:
 
 def config_of(variant: str, seed: int, epochs: int, data_root: str):
   config = gst.config_of(variant)
-  config.seed, config.data_root = seed, data_root
-  config.data.max_configs = _CONFIGS
-  config.batch.update(graphs=4, slates_per_epoch=400)
-  config.train.update(epochs=epochs, eval_every_epochs=epochs, valid_configs=500)
-  config.eval.update(graphs=4)
-  if "segments" in config:
-    config.segments.update(max_nodes=_SEGMENT_NODES, fresh=_FRESH)
-  return config
+  config = config.replace(
+    seed=seed,
+    data_root=data_root,
+    data__max_configs=_CONFIGS,
+    batch__graphs=4,
+    batch__slates_per_epoch=400,
+    train__epochs=epochs,
+    train__eval_every_epochs=epochs,
+    train__valid_configs=500,
+    eval__graphs=4,
+  )
+  if config.segments is None:
+    return config
+  return config.replace(segments__max_nodes=_SEGMENT_NODES, segments__fresh=_FRESH)
 
 
 def measure(config, workdir: Path) -> dict[str, float]:

@@ -80,8 +80,9 @@ def epochs_of(steps: int, graphs: int) -> tuple[int, int]:
 
 def planned(experiment: Experiment, steps: int) -> Experiment:
   """The same experiment for about `steps` steps."""
-  config = experiment.config.copy_and_resolve_references()
-  config.train.epochs, config.batch.slates_per_epoch = epochs_of(steps, config.batch.graphs)
+  config = experiment.config
+  epochs, slates = epochs_of(steps, config.batch.graphs)
+  config = config.replace(train__epochs=epochs, batch__slates_per_epoch=slates)
   return dataclasses.replace(experiment, config=config)
 
 

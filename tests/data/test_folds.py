@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import os
 
 import numpy as np
 import pytest
@@ -236,3 +237,16 @@ def test_nothing_in_a_file_of_folds_is_trusted(tmp_path, change):
   path.write_text(json.dumps(good | change))
   with pytest.raises(ValueError, match=folds.FILE):
     folds.read(path)
+
+
+def test_a_file_of_the_same_size_and_time_that_replaces_another_is_read_again(tmp_path):
+  write_cohorts(tmp_path, LAYOUT, [1, 1, 1, 1])
+  path = sorted((tmp_path / "layout/xla/random/train").iterdir())[0]
+  with np.load(path) as archive:
+    arrays = dict(archive)
+  lacks_labels = []
+  for scale in (1, 0):
+    np.savez(path, **arrays | {"config_runtime": scale * arrays["config_runtime"]})
+    os.utime(path, (1, 1))
+    lacks_labels.append("without labels" in folds.divide(tmp_path, [LAYOUT], 3).text)
+  assert lacks_labels == [False, True]

@@ -96,10 +96,6 @@ def test_text_below_comments_or_without_its_first_line_is_parsed(text, tmp_path)
   assert graph.node_opcode.tolist() == [opcode_ids()["parameter"], opcode_ids()["add"]]
 
 
-def test_text_of_another_encoding_is_parsed():
-  assert hlo.featurize(_TEXT.encode("utf-16")).edge_index.tolist() == [[1, 0]]
-
-
 @pytest.mark.parametrize("text", ["", " \n", "\ufeff\n"])
 def test_a_file_without_content_is_refused(text, tmp_path):
   (path := tmp_path / "empty.hlo").write_text(text, encoding="utf-8")
@@ -144,7 +140,7 @@ def test_a_dump_or_a_snapshot_of_xla_gives_the_module_in_it():
     _assert_same_graph(hlo.featurize(data), hlo.featurize(inner))
 
 
-def test_a_compressed_module_is_read_and_other_archives_are_named(tmp_path):
+def test_a_compressed_module_is_read(tmp_path):
   data = _SAMPLE.read_bytes()
   (path := tmp_path / "program.hlo.pb.gz").write_bytes(gzip.compress(data))
   graph = hlo.featurize(path)
@@ -155,34 +151,11 @@ def test_a_compressed_module_is_read_and_other_archives_are_named(tmp_path):
   for damaged in (gzip.compress(data)[:-9], b"\x1f\x8b" + data):
     with pytest.raises(ValueError, match="write it again"):
       hlo.featurize(damaged)
-  with pytest.raises(ValueError, match="zstd"):
-    hlo.featurize(b"\x28\xb5\x2f\xfd" + data)
 
 
-def test_a_folder_of_dumps_is_refused_with_its_modules_and_stages(tmp_path, capsys):
-  for name in (
-    "module_0001.jit_f.before_optimizations.txt",
-    "module_0001.jit_f.cpu_after_optimizations.txt",
-    "module_0001.jit_f.0002.simplify.after_start.before_dce.txt",
-    "module_0007.step.12.before_optimizations.hlo.pb",
-    "module_0007.step.12.sm_8.0_gpu_after_optimizations.hlo.pb",
-    "._module_0008.g.before_optimizations.hlo.pb",
-  ):
-    (tmp_path / name).write_text(_TEXT)
-  (tmp_path / "module_0001.jit_f.cpu_after_optimizations-memory-usage-report.txt").write_text("0")
-  with pytest.raises(
-    ValueError, match=r"2 HLO modules.*jit_f.*cpu_after.*step\.12 \(before.*, sm_8"
-  ):
+def test_a_folder_is_refused(tmp_path):
+  with pytest.raises(FileNotFoundError, match="a folder, expected a serialized HLO module"):
     hlo.featurize(tmp_path)
-  assert main(["show", str(tmp_path)]) == 0
-  assert capsys.readouterr().out == (
-    "module_0001.jit_f: 0002.simplify.after_start.before_dce, before_optimizations, "
-    "cpu_after_optimizations\nmodule_0007.step.12: before_optimizations, "
-    "sm_8.0_gpu_after_optimizations\n"
-  )
-  (tmp_path / "none").mkdir()
-  with pytest.raises(ValueError, match="without HLO modules"):
-    hlo.featurize(tmp_path / "none")
 
 
 def test_tuning_data_is_not_taken_for_a_module():
@@ -202,8 +175,6 @@ def test_what_cannot_be_read_is_named(tmp_path):
     hlo.featurize(b"", 1, 2)
   with pytest.raises(ValueError, match="optimized"):
     hlo.featurize(b"", optimized=True)
-  with pytest.raises(ValueError, match="printed as text.*serialized"):
-    hlo.featurize('# proto\nhlo_module {\n  name: "m"\n}\n')
   with pytest.raises(ValueError, match="no instruction.*expected.*again"):
     hlo.featurize(_SAMPLE.read_bytes()[:-7])
 

@@ -10,6 +10,8 @@ import pytest
 
 from tpugraphs_jax.infra import tasks
 
+ROOT = Path(__file__).parents[2]
+
 
 def write_number(task):
   folder, number = task
@@ -81,3 +83,46 @@ def test_beam_does_every_task_once(tmp_path, processes):
   ended = subprocess.run(command, capture_output=True, text=True)
   assert ended.returncode == 0, ended.stderr[-2000:]
   assert_five_once(tmp_path)
+
+
+_SAFE = "open({ran!r}, 'w').close()\nraise ImportError('of the current folder')\n"
+_POOL = """
+import sys
+from tpugraphs_jax.infra import tasks
+
+if __name__ == "__main__":
+  print(tasks.run(abs, [-1, -2], processes=2), sys.path.count(""))
+"""
+
+
+@pytest.mark.parametrize("name", ["pickle", "numpy", "multiprocessing", "jax"])
+def test_processes_take_no_module_from_the_current_folder(tmp_path, name):
+  ran = tmp_path / "ran"
+  (tmp_path / "here").mkdir()
+  (tmp_path / "here" / f"{name}.py").write_text(_SAFE.format(ran=str(ran)))
+  (tmp_path / "script.py").write_text(_POOL)
+  environment = os.environ | {"PYTHONPATH": str(ROOT)}
+  done = subprocess.run(  # a script, in whose path the current folder is not
+    [sys.executable, str(tmp_path / "script.py")],
+    cwd=tmp_path / "here",
+    env=environment,
+    capture_output=True,
+    text=True,
+  )
+  assert done.stdout == "[1, 2] 0\n", done.stderr
+  child = tasks.python_command("-c", f"import {name}, tpugraphs_jax; print('found')")
+  found = subprocess.run(
+    child, cwd=tmp_path / "here", env=tasks.python_environment(), capture_output=True, text=True
+  )
+  assert found.stdout == "found\n", found.stderr
+  assert not ran.exists()
+
+
+def test_the_environment_stays_as_the_user_has_it(monkeypatch):
+  for value in (None, "0"):
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    if value:
+      monkeypatch.setenv("PYTHONSAFEPATH", value)
+    with pytest.raises(ValueError, match="bad"):
+      tasks.run(abs, [-1, -2], processes=2, finished=stop)
+    assert os.environ.get("PYTHONSAFEPATH") == value

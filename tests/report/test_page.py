@@ -27,7 +27,7 @@ KINDS = (datasets.SYNTHETIC, datasets.MEASURED, datasets.UNKNOWN, "ESTIMATE of a
 def page_of(folders, tmp_path, *, drawn=False):
   """The page, whose figures are empty unless `drawn`: drawing takes longer than all else."""
   empty = mock.patch.multiple(
-    figures, all_of=lambda *_: {"A figure": None}, svg=lambda _: "<svg></svg>"
+    figures, all_of=lambda _: {"A figure": None}, svg=lambda _: "<svg></svg>"
   )
   with contextlib.nullcontext() if drawn else empty:
     report.write(folders, tmp_path / "r.html")
@@ -97,15 +97,6 @@ def test_graphs_come_sorted_with_sizes_and_those_without_an_order_last(tmp_path)
   ]
 
 
-def test_the_graph_with_the_lowest_tau_links_to_its_row(tmp_path):
-  run = write_run(tmp_path / "run")
-  scores = [np.array(scores) for scores in ([0, 1, 2], [1, 0, 2])]
-  write_scores(run, ["a", "<b> of a"], [np.array([10, 12, 15])] * 2, scores)
-  text = page_of([run], tmp_path)
-  assert text.count('<a href="#lowest1">&lt;b&gt; of a</a>, whose first choice') == 1
-  assert text.count('<td id="lowest1">&lt;b&gt; of a</td>') == 1
-
-
 def test_the_page_of_several_runs_begins_with_the_first_and_what_differs(tmp_path):
   text = page_of(several_runs(tmp_path), tmp_path, drawn=True)
   _, first, second, *_ = table_of(text, "Results")
@@ -155,8 +146,6 @@ def test_the_page_of_folds_has_their_deviation_and_every_graph(tmp_path):
   assert len(table_of(text, "Graphs")) == 1 + 9
   assert "9 graphs of the split test (test folds 0, 1, 2 of 3;" in text
   assert "favours the figures" not in text  # test graphs chose no step
-  assert "--config.data.folds=0" in text  # the models together rank the released test split
-  assert "--config.data.folds=0" not in page_of(folders[:2], tmp_path)  # a fold is missing
 
 
 def test_a_run_has_its_command_versions_device_and_files(tmp_path):

@@ -8,8 +8,8 @@ import parts
 import pytest
 import steps
 
-from tpugraphs_jax.configs import base
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.rankers.config import SegmentOptions
 from tpugraphs_jax.train import training
 from tpugraphs_jax.train.experiment import Experiment, load_graphs
 
@@ -21,8 +21,8 @@ COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
   [
     (kind, name)
     for kind in ("layout", "tile")
-    for name in base.presets(kind)
-    if name != "preset=fifth_all"  # `fifth` on several collections, see test_together
+    for name in parts.presets(kind)
+    if not name.endswith("_all")  # on several collections, see test_together
   ],
 )
 def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
@@ -52,8 +52,7 @@ def test_the_sum_of_hinges_is_the_same_on_two_devices(data_root, tmp_path, monke
   """Rounding of float32 sums is all that differs; in float64 the losses are equal to 1e-10."""
   store = {"data.store_dir": str(tmp_path / "store")}
   config = parts.config_of("layout", "full,ci", data_root=str(data_root), **store)
-  with config.unlocked():
-    config.loss = parts.config_of("layout", "preset=third").loss
+  config = config.replace(loss=parts.config_of("layout", "preset=third").loss)
   experiment = Experiment.of(config)
   graphs, _ = load_graphs(experiment, tmp_path, resume=False)
   losses = []
@@ -69,8 +68,8 @@ def test_the_sum_of_hinges_is_the_same_on_two_devices(data_root, tmp_path, monke
 
 @pytest.mark.parametrize("variant", ["xla-default,preset=first", "xla-random,preset=third"])
 def test_a_network_that_looks_further_than_a_segment_has_no_history(variant):
-  config = parts.config_of("layout", variant, **{"data.virtual_node": "none"})
-  base.in_segments(config, keep=0.5)
+  changes = {"data.virtual_node": "none", "segments": SegmentOptions(keep=0.5)}
+  config = parts.config_of("layout", variant, **changes)
   with pytest.raises(ValueError, match="history"):
     Experiment.of(config)
 

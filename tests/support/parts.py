@@ -6,12 +6,12 @@ from typing import Any
 from unittest import mock
 
 import jax
-import ml_collections
 import numpy as np
 
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Nodes
-from tpugraphs_jax.run import configs
+from tpugraphs_jax.rankers.config import Config
+from tpugraphs_jax.run import configs, variants
 from tpugraphs_jax.train.experiment import Experiment
 
 # The smallest rankers of whole graphs.
@@ -20,12 +20,14 @@ VARIANTS = {"tile": "ci", "layout": "full,ci"}
 TINY = {"train.epochs": 1, "batch.graphs": 4, "batch.slates_per_epoch": 8}
 
 
-def config_of(kind: str, variant: str = "", **changes: Any) -> ml_collections.ConfigDict:
+def config_of(kind: str, variant: str = "", **changes: Any) -> Config:
   """A config with some fields changed (`**{"batch.graphs": 4}`)."""
-  config = configs.load(f"{kind}.py:{variant or VARIANTS[kind]}")
-  with config.unlocked():
-    config.update_from_flattened_dict(changes)
-  return config
+  return configs.load(f"{kind}.py:{variant or VARIANTS[kind]}").replace(**changes)
+
+
+def presets(kind: str) -> list[str]:
+  """Names of the variants of published systems."""
+  return [name for name in variants.systems(kind) if name.startswith("preset=")]
 
 
 def make(kind: str, variant: str = "", **changes: Any) -> Experiment:

@@ -13,9 +13,9 @@ import random_graphs
 from tpugraphs_jax import datasets, synthetic
 from tpugraphs_jax.data import folds, npz
 from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER
 from tpugraphs_jax.train import loop
-from tpugraphs_jax.train.training import finetune_options
 
 MEASURED_HERE = "measured run times on cpu"
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alex$net_{1")
@@ -146,8 +146,8 @@ def change_config(run, **fields):
 
 def newest_checkpoint(workdir):
   """The newest checkpoint of the last stage of a run; None without one."""
-  config = model_file.config_of(workdir)
-  folder = HEAD_FOLDER if finetune_options(config).epochs else ""
+  segments = Config.from_dict(model_file.config_of(workdir)).segments
+  folder = HEAD_FOLDER if segments and segments.finetune.epochs else ""
   return newest_of(workdir / folder / loop.CHECKPOINTS)
 
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.optimizer import Optimizer
+from tpugraphs_jax.rankers.config import TrainOptions
 from tpugraphs_jax.train import loop
-from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import TrainState
 
 DEVICES = 4  # of all processes
@@ -63,7 +64,7 @@ def evaluate(params, step):
   return {"opa": float(params["slope"]), "tau": float(params["offset"])}, {}
 
 
-_OPTIONS = {field.name for field in dataclasses.fields(loop.TrainOptions)} | {
+_OPTIONS = {field.name for field in dataclasses.fields(TrainOptions)} | {
   "total_epochs",
   "steps_per_epoch",
   "metric",
@@ -78,7 +79,7 @@ def schedule(
   log_every_steps=100,
   **options,
 ):
-  options = loop.TrainOptions(log_every_steps=log_every_steps, **options)
+  options = TrainOptions(log_every_steps=log_every_steps, **options)
   return loop.Schedule(options, total_epochs, steps_per_epoch, metric)
 
 

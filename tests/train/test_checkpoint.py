@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import run_folders
 
+from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.train import checkpoint
-from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import TrainState
 
 CONFIG = {"model": {"name": "sage", "hidden": 64}, "seed": 0}
@@ -170,3 +170,14 @@ def test_superseded_checkpoints_of_a_killed_run_are_removed_on_resume(folder):
   checkpoints = checkpoint.Checkpoints(folder)
   assert sorted(path.name for path in folder.iterdir()) == ["save_1", "save_2"]
   assert checkpoints.newest(make_state()).step == 3
+
+
+@pytest.mark.parametrize("link", ["checkpoints", "checkpoints/superseded", "checkpoints/save_0"])
+def test_no_checkpoint_is_written_or_removed_through_a_link(tmp_path, link):
+  (tmp_path / "elsewhere").mkdir()
+  (tmp_path / "elsewhere" / "precious").write_text("kept")
+  (tmp_path / "sent" / link).parent.mkdir(parents=True)
+  (tmp_path / "sent" / link).symlink_to(tmp_path / "elsewhere")
+  with pytest.raises(ValueError, match="a link to"):
+    checkpoint.Checkpoints(tmp_path / "sent" / "checkpoints", config=CONFIG)
+  assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["precious"]

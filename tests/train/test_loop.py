@@ -256,9 +256,9 @@ def test_an_unknown_best_metric_is_refused(tmp_path):
     run(tmp_path, metric="mrr")
 
 
-@pytest.mark.parametrize("steps", ["2:4", "10:50"])
+@pytest.mark.parametrize("steps", [(2, 4), (10, 50)])
 def test_profile_is_written(tmp_path, steps):
-  run(tmp_path, profile_steps=steps)
+  run(tmp_path, profiled_steps=steps)
   assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from flax import traverse_util
 import jax
-import ml_collections
 import numpy as np
 import official_records
 import parts
@@ -19,11 +18,12 @@ import pytest
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import npz, plan
 from tpugraphs_jax.data.batching import Slate, total_sizes
+from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.rankers import model_file, official_weights
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import evaluation, training
 from tpugraphs_jax.train.experiment import Experiment, load_graphs
-from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import TrainState
 
 RECORDS = official_records.RECORDS
@@ -254,10 +254,10 @@ def converted(record: official_records.Record) -> tuple[Path, Prepared]:
   if record.kind == "layout":
     arguments.append(f"--set=data.store_dir={folder / 'store'}")
   assert official.main(arguments) == 0
-  config = ml_collections.ConfigDict(model_file.config_of(folder / "out"))
-  config.data_root = str(data.data_root)
+  config = Config.from_dict(model_file.config_of(folder / "out"))
+  config = config.replace(data_root=str(data.data_root))
   if record.kind == "layout":
-    config.data.store_dir = str(folder / "store")
+    config = config.replace(data__store_dir=str(folder / "store"))
   training.run(config, folder / "out", do=["evaluate", "predict"], split="valid")
   return folder, data
 

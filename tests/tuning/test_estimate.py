@@ -14,11 +14,15 @@ from tpugraphs_jax.tuning import estimate, tpu
 
 _TIME = estimate.Time(product_ms=2.0, other_ms=0.5, low=0.8, high=1.25, programs=9, operations=2)
 _MEMORY = tpu.Memory(arguments=2**31, outputs=2**30, temporaries=2**30)
-_BYTES, _FLOPS = 8_000_000, 9e11
+_LARGE = (4096, 4096)  # the product of two takes .15 ms at the peak of a v6e, its bytes less
 
 
-def _node(opcode, place, *, cycles=None, line=1, shape=(64, 64), target="", callees=()):
-  node = hlo_modules.instruction(opcode, id=place, shape=shape, callees=callees)
+def _node(
+  opcode, place, *, cycles=None, line=1, shape=(64, 64), target="", callees=(), operands=()
+):
+  node = hlo_modules.instruction(opcode, place, operands, shape, callees)
+  if opcode == "dot":
+    node.dot_dimension_numbers.lhs_contracting_dimensions.append(1)
   node.metadata.op_name = f"jit(f)/{opcode}_of_jax"
   node.metadata.source_file, node.metadata.source_line = "/home/me/model.py", line
   node.custom_call_target = target
@@ -30,7 +34,7 @@ def _node(opcode, place, *, cycles=None, line=1, shape=(64, 64), target="", call
 def _program(*nodes, callees=()):
   module = hlo_modules.module(*callees, hlo_modules.computation(*nodes, id=9))
   module.entry_computation_id = 9
-  return tpu.TpuProgram(module.SerializeToString(), -2.0, _BYTES, _FLOPS, _MEMORY, None)
+  return tpu.TpuProgram(module.SerializeToString(), -2.0, 1, 1.0, _MEMORY, None)
 
 
 @pytest.fixture
@@ -61,14 +65,18 @@ def step(x):
 
 
 def test_the_time_is_that_of_measured_cycles_with_their_interval(compiled):
-  compiled(_program(_node("copy", 1, cycles=10**6, line=3), _node("dot", 2, cycles=3 * 10**6)))
+  kernels = (
+    _node("copy", 1, cycles=10**6, line=3, shape=_LARGE),
+    _node("dot", 2, cycles=3 * 10**6, operands=[1, 1], shape=_LARGE),
+  )
+  compiled(_program(*kernels))
   found = tpugraphs_jax.estimate(step, 1.0, targets=["v6e", "v3"])
   new, old = found.rows
   # A million cycles take .5 ms, three million of a dot 6 ms.
   assert (new.cycles, new.milliseconds) == (4 * 10**6, 6.5)
   assert new.interval == pytest.approx((5.2, 8.125))
   assert [kernel.cycles for kernel in new.kernels] == [3 * 10**6, 10**6]
-  # 9e11 operations take .98 ms at the peak of a v6e, 8 MB take .005 ms.
+  assert (new.flops, new.bytes_accessed) == (2 * 4096**3, 3 * 4 * 4096**2)
   assert (new.memory, new.fits, new.bound) == (_MEMORY, True, "compute")
   assert (old.cycles, old.milliseconds, old.interval) == (4 * 10**6, None, None)
   text = repr(found)
@@ -79,27 +87,63 @@ def test_the_time_is_that_of_measured_cycles_with_their_interval(compiled):
 
 
 def test_no_time_is_below_the_peaks_of_the_device(compiled):
-  program = _program(_node("copy", 1, cycles=1000))
-  compiled(program)
+  copy = _node("copy", 1, cycles=1000, shape=_LARGE)
+  compiled(_program(copy, _node("dot", 2, cycles=1, operands=[1, 1], shape=_LARGE)))
   (row,) = estimate.estimate(step, targets="v6e").rows
-  assert row.milliseconds == row.interval[0] == pytest.approx(1e3 * _FLOPS / 918e12)
-  compiled(tpu.dataclasses.replace(program, flops=0.0, bytes_accessed=1.6e12))
+  assert row.milliseconds == row.interval[0] == pytest.approx(1e3 * 2 * 4096**3 / 918e12)
+  compiled(_program(_node("copy", 1, cycles=1, shape=(4 * 10**11,))))
   (row,) = estimate.estimate(step, targets="v6e").rows
   assert row.milliseconds == pytest.approx(700) and row.bound == "memory"
 
 
+def _loop(number, times, *nodes):
+  """The nodes in a loop that counts to `times`, as an instruction and its computations."""
+  s32 = lambda opcode, id, **fields: hlo_modules.instruction(opcode, id, **fields)
+  scalars = [s32("parameter", 91), s32("constant", 92), s32("add", 93, operands=[91, 92])]
+  bound = [s32("parameter", 94), s32("constant", 95), s32("compare", 96, operands=[94, 95])]
+  bound[2].comparison_direction = "LT"
+  start = s32("constant", 97)
+  for node, value in ((scalars[1], 1), (bound[1], times), (start, 0)):
+    node.literal.s32s.append(value)
+  for node in (*scalars, *bound, start):
+    node.shape.element_type = 4
+  bound[2].shape.element_type = 1
+  loop = _node("while", 98, callees=[10 * number, 10 * number + 1], operands=[97])
+  body = hlo_modules.computation(*nodes, *scalars, name="body", id=10 * number)
+  return [start, loop], [
+    body,
+    hlo_modules.computation(*bound, name="condition", id=10 * number + 1),
+  ]
+
+
+def test_flops_bytes_and_the_least_time_count_every_iteration_of_a_loop(compiled):
+  kernels = (
+    _node("copy", 1, cycles=10, shape=_LARGE),
+    _node("dot", 2, cycles=1, operands=[1, 1], shape=_LARGE),
+    _node("gather", 3, shape=(64, 64)),
+  )
+  nodes, computations = _loop(1, 100, *kernels)
+  compiled(_program(*nodes, callees=computations))
+  (row,) = estimate.estimate(step, targets="v6e").rows
+  assert row.cycles == 1100 and row.bound == "compute"
+  assert row.flops == pytest.approx(100 * 2 * 4096**3)
+  assert row.bytes_accessed == pytest.approx(100 * (12 * 4096**2 + 4 * 64**2))
+  assert row.milliseconds == pytest.approx(1e3 * row.flops / 918e12)
+  assert row.uncounted[0].size == 100 * 4 * 64**2
+
+
 def test_what_the_compiler_does_not_estimate_is_named_and_hinders_a_time(compiled):
-  kernel = _node("copy", 1, cycles=10**6)
+  kernel = _node("copy", 1, cycles=10**6, shape=(1400, 1400))
   body, condition = (
     hlo_modules.computation(_node("parameter", 1), name=name, id=place)
     for name, place in (("body", 1), ("condition", 2))
   )
   cases = {
-    "a loop of unknown length": [_node("while", 2, callees=[1, 2])],
-    "a kernel": [_node("fusion", 2, cycles=2**63 - 1)],
+    "a loop of unknown length": [_node("while", 2, callees=[1, 2], operands=[1])],
+    "a kernel": [_node("fusion", 2, cycles=2**63 - 1, callees=[1])],
     "custom-call Cholesky": [_node("custom-call", 2, target="Cholesky", shape=())],
     "2 x sort": [_node("sort", place) for place in (2, 3)],
-    "gather": [_node("gather", 2, shape=(600, 500))],  # 1.2 of 8 MB
+    "gather": [_node("gather", 2, shape=(600, 500))],  # 1.2 of 9 MB
   }
   for name, nodes in cases.items():
     compiled(_program(kernel, *nodes, callees=[body, condition]))
@@ -109,9 +153,9 @@ def test_what_the_compiler_does_not_estimate_is_named_and_hinders_a_time(compile
 
 
 def test_little_work_without_an_estimate_is_named_beside_the_time(compiled):
-  little = _node("gather", 2, shape=(400, 400)), _node("add", 3, shape=())  # .64 of 8 MB
+  little = _node("gather", 2, shape=(400, 400)), _node("add", 3, shape=())  # .64 of 8.5 MB
   free = _node("custom-call", 4, target="ConcatBitcast"), _node("bitcast", 5)
-  compiled(_program(_node("copy", 1, cycles=10**6), *little, *free))
+  compiled(_program(_node("copy", 1, cycles=10**6, shape=(1400, 1400)), *little, *free))
   found = estimate.estimate(step, targets="v6e")
   assert found.rows[0].milliseconds is not None
   assert [each.kind for each in found.rows[0].uncounted] == ["gather"]

@@ -106,6 +106,7 @@ def download_collection(
   if folder.exists():
     print(f"{collection}: {folder} exists, left alone; remove it to download it again")
     return folder
+  files.check_way(data_root, folder)
   data_root.mkdir(parents=True, exist_ok=True)
   archive = data_root / name
   is_local = archive.exists()
@@ -205,7 +206,7 @@ def _check_room(part: Path, start: int, total: int | None) -> None:
 
 def _copy(response, part: Path, start: int, total: int | None) -> None:
   with (
-    open(part, "ab" if start else "wb") as file,
+    files.open_plain(part, "ab" if start else "wb") as file,
     tqdm.tqdm(
       desc=part.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None
     ) as progress,
@@ -234,6 +235,7 @@ def _unpack(archive: Path, folder: Path, collection: str) -> None:
     DownloadError: the archive is damaged, incomplete, or has another collection.
   """
   staging = archive.with_name(archive.name + ".unpacking")
+  files.check_way(archive.parent, staging)
   shutil.rmtree(staging, ignore_errors=True)
   try:
     _extract(archive, collection, staging)

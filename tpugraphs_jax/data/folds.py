@@ -131,8 +131,7 @@ def divide(
     for path in _files(data_root, name):
       place = f"{path.parent.name}/{path.stem}"
       try:
-        stat = path.stat()
-        cohort, configs = _read(path, name.partition(":")[0], stat.st_size, stat.st_mtime_ns)
+        cohort, configs = _read(path, name.partition(":")[0], files.state_of(path))
       except npz.NpzError as error:
         if not skip_bad_files:
           raise ValueError(f"{error}; data.skip_bad_files=True leaves such files out") from None
@@ -171,14 +170,15 @@ def _files(data_root: str | os.PathLike[str], name: str) -> list[Path]:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _read(path: Path, kind: str, *state: int) -> tuple[str, int]:
+def _read(path: Path, kind: str, state: tuple[int, ...]) -> tuple[str, int]:
   """The cohort of a file, and its number of labelled configurations.
 
   Args:
     path: the file.
     kind: `tile` or `layout`.
-    *state: size and time of the file: one that has changed is read again.
+    state: of the file, from `files.state_of`: a file that has changed is read again.
   """
+  del state
   edges, opcodes, runtime_ns = npz.read_structure(path, kind)
   configs = len(runtime_ns) if runtime_ns.any() else 0
   if kind == "tile":

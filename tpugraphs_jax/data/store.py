@@ -88,7 +88,8 @@ def ensure_store(
     beam: flags of Apache Beam to build graphs on a cluster; None = on this machine.
 
   Raises:
-    ValueError, FileNotFoundError: as `graph_folders`, or a file is malformed.
+    ValueError, FileNotFoundError: as `graph_folders`; a file is malformed; or a folder on the way
+      to the graphs is a link.
     OSError: the store cannot be written.
     ImportError: `beam` without Apache Beam installed.
   """
@@ -96,6 +97,7 @@ def ensure_store(
     raise ValueError(f"workers is {workers}, expected at least 1")
   folders = graph_folders(data_root, collection, split, store_dir=store_dir)
   root = next(iter(folders.values())).parent
+  files.check_way(files.local_of(data_root if store_dir is None else store_dir), root)
   bucket = ""
   if store_dir is not None and files.is_remote(store_dir):
     bucket = files.join(store_dir, *collection.split(":"), split)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
+
+from tpugraphs_jax import columns
 
 # Other modules name the messages as `proto.ShapeProto`.
 from tpugraphs_jax.hlo.hlo_pb2 import (
@@ -17,9 +19,13 @@ from tpugraphs_jax.hlo.hlo_pb2 import (
   ShapeProto,
   StackFrameIndexProto,
   TuningData,
+  WindowDimension,
 )
+from tpugraphs_jax.infra import trust
 
 Message: TypeAlias = HloModuleProto | ModuleTuningData | TuningData
+_TYPE_NAMES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES + columns.LATER_TYPES}
+_TUPLE = 13  # element type of XLA
 
 
 def instructions(module: HloModuleProto) -> list[HloInstructionProto]:
@@ -43,6 +49,38 @@ def arrays(shape: ShapeProto) -> Iterator[ShapeProto]:
     yield from arrays(part)
   if not shape.tuple_shapes:
     yield shape
+
+
+def backend_config(instruction: HloInstructionProto, schema: Mapping[str, Any]) -> dict[str, Any]:
+  """The JSON that a compiler wrote into an instruction; empty where it wrote none.
+
+  An FFI call has MLIR there, such as `{uplo = 76 : ui8}`.
+
+  Args:
+    instruction: of a module after optimisations.
+    schema: what is read of it, as `trust.check` takes it.
+
+  Raises:
+    ValueError: the JSON has another form than `schema`.
+  """
+  if not instruction.backend_config.startswith(b"{"):
+    return {}
+  try:
+    config = trust.parse(instruction.backend_config)
+  except ValueError:
+    return {}
+  trust.check(config, schema, f"backend_config of {instruction.name}")
+  return config
+
+
+def shape_text(shape: ShapeProto) -> str:
+  """A shape as HLO text writes it, `f32[8,128]{1,0}`."""
+  if shape.element_type == _TUPLE:
+    return f"({', '.join(map(shape_text, shape.tuple_shapes))})"
+  name = _TYPE_NAMES.get(shape.element_type, f"type{shape.element_type}")
+  dimensions = ",".join(map(str, shape.dimensions))
+  layout = ",".join(map(str, shape.layout.minor_to_major))
+  return f"{name}[{dimensions}]" + (f"{{{layout}}}" if layout else "")
 
 
 def parse_any(data: bytes, *, where: str) -> Message:

@@ -8,20 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 import importlib
 import operator
-import os
-from pathlib import Path
 import re
 import subprocess
 import sys
 from typing import Any
 
-from tpugraphs_jax.infra import console, machine
+from tpugraphs_jax.infra import console, machine, tasks
 
 HLO, STABLEHLO = "HLO text", "StableHLO"
 _SECONDS = 600.0  # limit for one text; a program of 40,000 instructions takes less than 2
 _REFUSED = 3  # exit status where the parser said why
 _PARSERS = {HLO: "hlo_module_from_text", STABLEHLO: "mlir.mlir_module_to_xla_computation"}
-_ROOT = Path(__file__).parents[2]  # of the package
 # PyTorch/XLA prints this attribute, which XLA's parser refuses.
 _UNSPECIFIED = re.compile(r",\s*api_version\s*=\s*API_VERSION_UNSPECIFIED\b")
 _COMMENTS = re.compile(r"\A(?:\s|[#;].*\n)+")  # that the parser does not know
@@ -55,13 +52,14 @@ def module_of(source: str | bytes, where: str, *, kind: str = HLO) -> bytes:
       head = _HEAD.search(source)
       source = _COMMENTS.sub("", _UNSPECIFIED.sub("", source[head.start() if head else 0 :]))
     source = source.encode()
-  paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_ROOT))))
-  # -P: without the working folder, which may have a numpy.py.
-  command = [sys.executable, "-P", "-W", "ignore", __file__, kind, str(machine.available())]
-  env = os.environ | {"PYTHONPATH": paths}
   try:
     process = subprocess.run(
-      command, input=source, capture_output=True, timeout=_SECONDS, check=False, env=env
+      tasks.python_command("-W", "ignore", __file__, kind, str(machine.available())),
+      input=source,
+      capture_output=True,
+      timeout=_SECONDS,
+      check=False,
+      env=tasks.python_environment(),
     )
   except subprocess.TimeoutExpired:
     raise ValueError(

@@ -1,4 +1,4 @@
-"""Progress and log lines of the commands, which begin with the time outside of a terminal.
+"""Lines, tables and progress of the commands. Lines begin with the time outside of a terminal.
 
 A terminal shows a line as it is. In a log file or the output of a task every line begins with date
 and time, and there are no progress bars, which rewrite their line. After a command has called
@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import dataclasses
 import datetime
 import errno
 import functools
+import html
 import logging
 import os
 import sys
@@ -27,6 +29,7 @@ from tpugraphs_jax.infra import machine
 _ADVICE = {errno.EROFS: ": name a folder that can be written"} | dict.fromkeys(
   (errno.EACCES, errno.EPERM), ": check its permissions, or name another place"
 )
+_CELL = 'style="text-align: left; white-space: nowrap"'  # of a table in HTML
 # Places in buckets by the local folder of their files: lines name the place, not the folder.
 places: dict[str, str] = {}
 
@@ -76,6 +79,43 @@ def fail(message: object) -> NoReturn:
   """Ends a command that was used wrongly: one line on standard error, exit code 2."""
   print(f"error: {with_places(one_line(message))}", file=sys.stderr)
   sys.exit(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A table that is text on a terminal and HTML in a notebook.
+
+  Columns without any content are left out.
+
+  Attributes:
+    head: a name for each column.
+    rows: each with one text per column.
+    title: a line above the table.
+  """
+
+  head: Sequence[str]
+  rows: Sequence[Sequence[str]]
+  title: str = ""
+
+  def _columns(self) -> list[int]:
+    return [column for column in range(len(self.head)) if any(row[column] for row in self.rows)]
+
+  def __str__(self) -> str:
+    table = [self.head, *self.rows]
+    widths = {column: max(len(row[column]) for row in table) for column in self._columns()}
+    line = lambda row: "  ".join(row[column].ljust(width) for column, width in widths.items())
+    lines = "\n".join(line(row).rstrip() for row in table)
+    return "\n\n".join(filter(None, [self.title, lines if widths else ""]))
+
+  def _repr_html_(self) -> str:
+    head, *rows = (
+      "".join(f"<{tag} {_CELL}>{html.escape(row[column])}</{tag}>" for column in self._columns())
+      for tag, row in [("th", self.head), *(("td", row) for row in self.rows)]
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    title = f"<p>{html.escape(self.title)}</p>" if self.title else ""
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+    return title + table
 
 
 @contextlib.contextmanager

@@ -287,7 +287,16 @@ def stack_for_devices(trees: Sequence[Value]) -> Value:
 
 
 def slate_keys(key: jax.Array, slates: int) -> jax.Array:
-  """A key per slate of this device, `[slates]`, different on every device."""
+  """The key of each slate of this device, `[slates]`, from the place of the slate in the batch.
+
+  Row `i` of device `d` has the place `d * slates + i`: the slates of a batch fill the devices in
+  order, and only the last rows of the batch are padding (`data.plan.BatchPlan`). So a slate has the
+  same key on any number of devices, also in a batch that is not full.
+
+  Args:
+    key: of the step.
+    slates: rows of the batch of a device, with padding; the same number on every device.
+  """
   first = jax.lax.axis_index(DEVICES) * slates
   return jax.vmap(lambda slate: jax.random.fold_in(key, slate))(first + jnp.arange(slates))
 

@@ -1,7 +1,8 @@
 """Many independent tasks: in processes of this machine, or on a cluster by Apache Beam.
 
 Tasks must be repeatable: a cluster may start one twice. `StopSignals` stops work on SIGTERM and
-Ctrl-C without losing it.
+Ctrl-C without losing it. No process that is started here takes modules from the current folder in
+place of Python's or of installed ones: the folder may be from somebody else, and have a `numpy.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+from pathlib import Path
 import signal
+import sys
 import threading
 import time
 from types import FrameType
@@ -20,6 +23,35 @@ from typing import Any, NoReturn, TypeVar
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _SECONDS = 0.2  # between two looks at the process that started this one
+_ROOT = Path(__file__).parents[2]  # of the package
+_SAFE_PATH = "PYTHONSAFEPATH"  # environment variable: as `python -P`
+
+
+def python_command(*arguments: str) -> list[str]:
+  """The command of a Python process, for the environment `python_environment()`."""
+  return [sys.executable, "-P", *arguments]
+
+
+def python_environment() -> dict[str, str]:
+  """The environment of a Python process that finds this package."""
+  places = filter(None, (os.environ.get("PYTHONPATH"), str(_ROOT)))
+  return os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+  """Processes that multiprocessing starts inside begin as `python -P` does.
+
+  They take over `sys.path` of this process before they import a task.
+  """
+  before = os.environ.get(_SAFE_PATH)
+  os.environ[_SAFE_PATH] = "1"
+  try:
+    yield
+  finally:
+    del os.environ[_SAFE_PATH]
+    if before is not None:
+      os.environ[_SAFE_PATH] = before
 
 
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -70,6 +102,16 @@ def run(
       results.append(work(task))
       finished(results[-1])
     return results
+  with _safe_path():
+    return _run_in_pool(work, tasks, processes, finished)
+
+
+def _run_in_pool(
+  work: Callable[[_Task], _Result],
+  tasks: Sequence[_Task],
+  processes: int,
+  finished: Callable[[_Result], object],
+) -> list[_Result]:
   # Fresh processes: a fork of one that has threads (jax, absl) can hang.
   spawn = multiprocessing.get_context("spawn")
   pool = concurrent.futures.ProcessPoolExecutor(processes, spawn, _begin_process, (os.getpid(),))

@@ -48,7 +48,7 @@ def _parts(
   for part in np.unique(which):
     least, most = sizes[which == part].min(), sizes[which == part].max()
     title = f"{least:,} {unit}" if least == most else f"{least:,} to {most:,} {unit}"
-    result[title] = [graph.name for graph, one in zip(graphs, which) if one == part]
+    result[title] = [graphs[place].name for place in np.flatnonzero(which == part)]
   return result
 
 

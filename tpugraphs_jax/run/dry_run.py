@@ -14,7 +14,6 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -24,6 +23,7 @@ from tpugraphs_jax.data.plan import BatchPlan
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, parallel
+from tpugraphs_jax.rankers.config import Config, LayoutDataOptions
 from tpugraphs_jax.train import log, loop, training
 from tpugraphs_jax.train.experiment import evaluable, Experiment, load_graphs
 
@@ -32,7 +32,7 @@ _SECONDS = 60.0  # measurement of steps ends after this time
 _GRAPHS = 4  # measured validation graphs
 
 
-def lines(config: ConfigDict, scratch: Path) -> Iterator[str]:
+def lines(config: Config, scratch: Path) -> Iterator[str]:
   """Yields the lines of a dry run, each as soon as it is known.
 
   Args:
@@ -50,7 +50,7 @@ def lines(config: ConfigDict, scratch: Path) -> Iterator[str]:
 
 
 def _collection_lines(
-  config: ConfigDict, collection: Collection, scratch: Path
+  config: Config, collection: Collection, scratch: Path
 ) -> Generator[str, None, bool]:
   """Yields the sizes of a collection; returns whether a run can be measured on it."""
   name = collection.name
@@ -63,7 +63,7 @@ def _collection_lines(
     needs = "which needs the splits train and valid"
     yield f"time        not measured, {needs}: {only} at {config.data_root}"
     return False
-  if collection.kind == "layout":
+  if isinstance(config.data, LayoutDataOptions):
     is_incomplete, text = _store_line(config, collection, splits, scratch)
     yield text
     if is_incomplete:
@@ -72,13 +72,13 @@ def _collection_lines(
       return False
   folder = Path(*name.split(":"))
   folders = f"{config.data_root}/{folder}"
-  if collection.kind == "layout":
+  if isinstance(config.data, LayoutDataOptions):
     folders += f" and {config.data.store_dir or f'{config.data_root}/store'}/{folder}"
   yield f"hosts       each reads {folders}; process 0 alone reads and writes --workdir"
   return True
 
 
-def _data_lines(config: ConfigDict, collection: Collection, splits: Sequence[str]) -> Iterator[str]:
+def _data_lines(config: Config, collection: Collection, splits: Sequence[str]) -> Iterator[str]:
   by_split = [npz.files_there(config.data_root, collection.name, split) for split in splits]
   size = sum(path.stat().st_size for paths in by_split for path in paths)
   if splits:
@@ -104,9 +104,10 @@ def _number(count: int, noun: str) -> str:
 
 
 def _store_line(
-  config: ConfigDict, collection: Collection, splits: Sequence[str], scratch: Path
+  config: Config, collection: Collection, splits: Sequence[str], scratch: Path
 ) -> tuple[bool, str]:
   """Whether the store has to be built before a measurement, and a line with its size."""
+  assert isinstance(config.data, LayoutDataOptions)
   size, absent, bound, store_dir = 0, 0, 0, config.data.store_dir or None
   for split in splits:
     folders = store.graph_folders(config.data_root, collection.name, split, store_dir=store_dir)
@@ -163,7 +164,7 @@ def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
   total = steps * step + shapes * compilation + evaluations * own.sample
   devices = _number(jax.device_count(), "device")
   yield f"time        about {console.duration(total + last + ranking)} on {devices} like these"
-  if training.finetune_options(config).epochs:
+  if config.segments and config.segments.finetune.epochs:
     yield "            without the fine-tuning of the head, which was not measured"
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import tempfile
 
 from absl import flags, logging
-from ml_collections import config_flags, ConfigDict
 
 from tpugraphs_jax import datasets, options, report, synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
 from tpugraphs_jax.infra import console, files, parallel, trust
-from tpugraphs_jax.rankers import base, model_file
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.run import configs, dry_run
-from tpugraphs_jax.train import results, schema, training
+from tpugraphs_jax.train import results, training
 from tpugraphs_jax.train.experiment import Experiment
 
 
@@ -29,12 +29,9 @@ def launch(values: flags.FlagValues, kind: str) -> None:
   parallel.leave_out_missing_tpu()
   console.install()
   try:
-    _check_kind(values.config, kind)
-    schema.check(values.config)
+    _check_kind(values.config.config, kind)
     if values.print_config:
-      place = values["config"].default_as_str
-      assert place is not None  # `configs.parse_flags` sets it
-      print(configs.listing(values.config, place))
+      print(configs.listing(values.config.config, values.config.place))
       return
     advice = (
       "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
@@ -44,7 +41,7 @@ def launch(values: flags.FlagValues, kind: str) -> None:
       (_dry_run if values.dry_run else _run)(values)
   except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
-    console.fail(configs.as_flags(configs.one_line(error), values.config))
+    console.fail(configs.as_flags(configs.one_line(error), values.config.config))
 
 
 def _run(values: flags.FlagValues) -> None:
@@ -67,31 +64,30 @@ def _dry_run(values: flags.FlagValues) -> None:
   """Prints the disk, memory and time of a run; writes only into a temporary folder."""
   _start(values)
   with parallel.stop_together(), tempfile.TemporaryDirectory() as scratch:
-    config = values.config
-    with config.unlocked():
-      config.data_root = values.data_root or (
-        _synthetic(config, Path(scratch) / "synthetic") if values.synthetic else DEFAULT_DATA_ROOT
-      )
-    for line in dry_run.lines(config, Path(scratch)):
+    config = values.config.config
+    data_root = values.data_root or (
+      _synthetic(config, Path(scratch) / "synthetic") if values.synthetic else DEFAULT_DATA_ROOT
+    )
+    for line in dry_run.lines(config.replace(data_root=data_root), Path(scratch)):
       console.say(line)
 
 
 def _start(values: flags.FlagValues) -> None:
   """Sets XLA's flags of the config, and joins the processes; jax has computed nothing yet."""
-  if values.synthetic or values.config.train.quick_compile:
+  train = values.config.config.train
+  if values.synthetic or train.quick_compile:
     parallel.compile_quickly()
-  if values.config.train.deterministic:
+  if train.deterministic:
     parallel.compute_deterministically()
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
 
 
-def _check_kind(config: ConfigDict, kind: str) -> None:
+def _check_kind(config: Config, kind: str) -> None:
   """Refuses (ValueError) a config of the other command."""
-  schema.check_task(config)
-  if (found := base.kind_of(config.task)) != kind:
+  if config.kind != kind:
     raise ValueError(
-      f"the config ranks {found}s, and this command {kind}s: run run_{found}.py, which an "
-      f"installation has as tpugraphs-{found}"
+      f"the config ranks {config.kind}s, and this command {kind}s: run run_{config.kind}.py, which "
+      f"an installation has as tpugraphs-{config.kind}"
     )
 
 
@@ -111,41 +107,38 @@ def _check_flags(values: flags.FlagValues) -> None:
     )
 
 
-def _with_overrides(values: flags.FlagValues, fields: dict) -> ConfigDict:
+def _with_overrides(values: flags.FlagValues, fields: dict) -> Config:
   """The config of a trained model with the changes of the flags.
 
   Only modules of the flag `extensions` are imported, none that the model names.
   """
-  config = ConfigDict(fields)
-  _check_kind(config, base.kind_of(values.config.task))
-  changes = config_flags.get_override_values(values["config"])
+  changes = values.config.changes
   options.import_extensions(changes.get("extensions", ()))
-  trust.check_imported(config.extensions)
-  config.update_from_flattened_dict(changes)
-  return config
+  trust.check_imported(fields.get("extensions", ()))
+  config = Config.from_dict(fields)
+  _check_kind(config, values.config.config.kind)
+  return config.replace(**changes)
 
 
-def _config(values: flags.FlagValues, workdir: Path) -> ConfigDict:
+def _config(values: flags.FlagValues, workdir: Path) -> Config:
   """The config of the run, with the folder of the data as `data_root`."""
-  config, data_root = values.config, values.data_root
+  config, data_root = values.config.config, values.data_root
   is_begun = parallel.from_primary((workdir / model_file.CONFIG_FILE).exists())
   if "train" not in values.do or values.resume and is_begun:
     # Process 0 reads: other hosts may not see the folder.
     fields = parallel.on_primary(lambda: model_file.config_of(workdir))
     data_root = data_root or (not values.synthetic and fields.get("data_root"))
-    if not values["config"].present:
+    if not values.config.is_given:
       config = _with_overrides(values, fields)
-  with config.unlocked():
-    config.data_root = data_root or _default_data_root(values, config)
-  return config
+  return config.replace(data_root=data_root or _default_data_root(values, config))
 
 
 def _run_ensemble(values: flags.FlagValues, workdir: Path) -> None:
   """Evaluates or ranks with an ensemble, on the data of its first model."""
   fields = parallel.on_primary(lambda: model_file.config_of(values.ensemble[0]))
   config = _with_overrides(values, fields)
-  with config.unlocked():
-    config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
+  data_root = values.data_root or config.data_root or DEFAULT_DATA_ROOT
+  config = config.replace(data_root=data_root)
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
   experiment = Experiment.of(config)
@@ -159,7 +152,7 @@ def _run_ensemble(values: flags.FlagValues, workdir: Path) -> None:
     results.predict(data, config.data_root, ensemble, workdir, split=split)
 
 
-def _default_data_root(values: flags.FlagValues, config: ConfigDict) -> str:
+def _default_data_root(values: flags.FlagValues, config: Config) -> str:
   """The folder of the data without `--data_root`: synthetic data, or `DEFAULT_DATA_ROOT`.
 
   Raises:
@@ -182,7 +175,7 @@ def _default_data_root(values: flags.FlagValues, config: ConfigDict) -> str:
   )
 
 
-def _synthetic(config: ConfigDict, folder: Path) -> str:
+def _synthetic(config: Config, folder: Path) -> str:
   """Generates tiny synthetic data of the config's collections."""
   experiment = Experiment.of(config)  # refuses the config before anything is written
   names = [data.collection.name for data in (experiment.data, *experiment.also)]

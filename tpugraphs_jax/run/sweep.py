@@ -21,6 +21,7 @@ import dataclasses
 import datetime
 import itertools
 import os
+from pathlib import Path
 import re
 import shlex
 import subprocess
@@ -32,14 +33,16 @@ from etils import epath
 
 from tpugraphs_jax import report
 from tpugraphs_jax.infra import console, files, tasks, trust
-from tpugraphs_jax.rankers import base
 from tpugraphs_jax.report.runs import comparisons, read_all
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import evaluation, results, schema
+from tpugraphs_jax.train import evaluation, results
 
 _DONE = ("last epoch", "early stopping")  # `summary.json`: training was not interrupted
 # A value of a grid, with its commas in brackets and quotes.
 _VALUE = r"""(?:[^,'"(\[]|'[^']*'|"[^"]*"|\([^()]*\)|\[[^\[\]]*\])+"""
+# With it jax also keeps programs that it compiles in less than a second. They are in the cache of
+# the user: the folder of a sweep may come from somebody else, and programs in it would run.
+_KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 _SETTINGS = "sweep.json"
 _ROWS = "runs.csv"
 _LOG = "log.txt"
@@ -145,11 +148,13 @@ def do(run: SweepRun) -> None:
   """Begins or continues a run; its output is appended to `log.txt` in its folder."""
   if run.is_done:
     return
+  if not files.is_remote(run.out):
+    files.check_way(Path(run.out), Path(run.folder))
   run.folder.mkdir(parents=True, exist_ok=True)
   is_begun = (run.folder / "checkpoints").exists()
   console.say(f"{run.name}: {'goes on' if is_begun else 'begins'}")
   command = [*run.command, f"--workdir={run.folder}", *["--resume"] * is_begun]
-  env = _cache_of(run.out) | os.environ | {tasks.PARENT: str(os.getpid())}
+  env = _KEEP_ALL | tasks.python_environment() | {tasks.PARENT: str(os.getpid())}
   with _log(run.folder / _LOG) as log:
     date = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
     log.write(f"{_HEAD}{date} {shlex.join(run.command)}\n".encode())
@@ -170,20 +175,6 @@ def do(run: SweepRun) -> None:
   console.say(f"{run.name}: {state}")
 
 
-def _cache_of(out: str) -> dict[str, str]:
-  """Settings of jax with which the runs of a sweep compile each program once.
-
-  They keep all programs in the folder of the sweep, also those that jax compiles in less than a
-  second. Runs of a sweep in a bucket have the cache of their own machine.
-  """
-  if files.is_remote(out):
-    return {}
-  return {
-    "JAX_COMPILATION_CACHE_DIR": os.path.abspath(files.join(out, "compiled")),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-  }
-
-
 @contextlib.contextmanager
 def _log(path: epath.Path) -> Iterator[IO[bytes]]:
   """A file for the output of a process, behind the output of earlier ones.
@@ -191,7 +182,7 @@ def _log(path: epath.Path) -> Iterator[IO[bytes]]:
   It grows while the process runs; in a bucket, where no file can grow, it is written at the end.
   """
   if not files.is_remote(path):
-    with open(path, "ab") as log:
+    with files.open_plain(Path(path), "ab") as log:
       yield log
     return
   with tempfile.TemporaryFile() as log:
@@ -259,16 +250,14 @@ def _command_of(args: argparse.Namespace, value: str) -> list[str]:
   if not value.partition(":")[0].endswith(".py"):
     raise ValueError(f"--config={value}, expected FILE.py:VARIANT such as tile.py:recommended")
   place = configs.resolve(value)
-  config = configs.load(place)
-  schema.check_task(config)
-  kind = base.kind_of(config.task)
+  kind = configs.load(place).kind
   start = (
     "import signal, sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import tasks; "
     f"tasks.end_with_parent(signal.SIGTERM); sys.argv[0] = 'run_{kind}.py'; run.{kind}()"
   )
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
   data += ["--synthetic"] * args.synthetic
-  return [sys.executable, "-c", start, f"--config={place}", *data, *args.fields]
+  return tasks.python_command("-c", start, f"--config={place}", *data, *args.fields)
 
 
 def _check_configs(runs: Iterable[SweepRun]) -> None:
@@ -278,7 +267,7 @@ def _check_configs(runs: Iterable[SweepRun]) -> None:
       continue  # as with seed 0
     place, *fields = (word for word in run.command if word.startswith("--config"))
     try:
-      schema.check(configs.with_flags(place.removeprefix("--config="), fields))
+      configs.with_flags(place.removeprefix("--config="), ["", *fields])
     except ValueError as error:
       raise ValueError(f"{run.name.rpartition('/')[0]}: {error}") from error
 

@@ -28,7 +28,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from tpugraphs_jax.infra import machine, parallel, trees
-from tpugraphs_jax.infra.files import digest_of_arrays, seal, unseal
+from tpugraphs_jax.infra.files import digest_of_arrays, make_folder, seal, unseal
 
 _CHECKSUM = "state_sha256"  # a field of the notes
 _TRASH = "superseded"  # folder of checkpoints that are being removed
@@ -60,6 +60,9 @@ class Checkpoints:
     digests: SHA-256 of other files that a run reads, by path within its working folder. Other
       digests in a checkpoint are an error.
     read_only: changes nothing on disk. Another run may save at the same time.
+
+  Raises:
+    ValueError: the folder is damaged, or has a link where checkpoints are written.
   """
 
   def __init__(
@@ -75,6 +78,8 @@ class Checkpoints:
     # None in processes other than 0, and without a folder to read.
     self._manager: ocp.CheckpointManager | None = None
     if machine.is_primary() and (self._folder.is_dir() or not read_only):
+      if not read_only:
+        make_folder(self._folder)
       try:
         self._manager = self._create_manager(read_only)
       except (ValueError, KeyError, TypeError) as error:  # damaged metadata
@@ -82,8 +87,6 @@ class Checkpoints:
 
   def _create_manager(self, read_only: bool) -> ocp.CheckpointManager:
     _quiet_orbax()
-    if not read_only:
-      self._folder.mkdir(parents=True, exist_ok=True)
     processes = ocp.options.MultiprocessingOptions(
       primary_host=0, active_processes={0}, barrier_sync_key_prefix="checkpoints"
     )

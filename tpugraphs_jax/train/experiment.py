@@ -7,18 +7,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from tpugraphs_jax import options
 from tpugraphs_jax.data import features, folds, selection
-from tpugraphs_jax.data.selection import Data, JudgedOptions, LayoutData, LayoutOptions, TileData
+from tpugraphs_jax.data.selection import Data, LayoutData, TileData
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import files, parallel
 from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.rankers.base import Settings
+from tpugraphs_jax.rankers.config import Config, LayoutDataOptions
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.train import log, schema
+from tpugraphs_jax.train import log
 
 _ALSO = "also"  # folder for results of further collections
 
@@ -34,21 +31,20 @@ class Experiment:
     also: further layout collections that the network is trained on (`data.also`).
   """
 
-  config: ConfigDict
+  config: Config
   data: Data
   ranker: Ranker
   also: tuple[Data, ...] = ()
 
   @classmethod
-  def of(cls, config: ConfigDict) -> Experiment:
+  def of(cls, config: Config) -> Experiment:
     """The experiment of a config; refuses (ValueError) a config that cannot work."""
-    options.import_extensions(config.extensions)
-    schema.check(config)
-    ranker = Ranker(config.to_dict())
-    collections = (ranker.collection, *map(Collection, config.data.get("also", ())))
+    ranker = Ranker(config)
+    also = config.data.also if isinstance(config.data, LayoutDataOptions) else ()
+    collections = (ranker.collection, *map(Collection, also))
     together = tuple(collection.name for collection in collections)
-    first, *also = (_create_data(ranker.settings, each, together) for each in collections)
-    return cls(config, first, ranker, tuple(also))
+    first, *others = (_create_data(config, each, together) for each in collections)
+    return cls(config, first, ranker, tuple(others))
 
   def evaluations(self, workdir: Path) -> list[tuple[Experiment, Path]]:
     """The experiment and result folder of each collection; `data.also` comes first."""
@@ -157,8 +153,8 @@ def transforms_digest(workdir: Path) -> dict[str, str]:
   return {path.name: files.digest_of(path)} if path.exists() else {}
 
 
-def _create_data(settings: Settings, collection: Collection, together: tuple[str, ...]) -> Data:
-  section, target = settings.data, settings.batch.target
-  if isinstance(section, LayoutOptions) and isinstance(settings.eval, JudgedOptions):
-    return LayoutData(collection, section, target, together, settings.eval, settings.seed)
+def _create_data(config: Config, collection: Collection, together: tuple[str, ...]) -> Data:
+  section, target = config.data, config.batch.target
+  if isinstance(section, LayoutDataOptions):
+    return LayoutData(collection, section, target, together, config.eval, config.seed)
   return TileData(collection, section, target, together)

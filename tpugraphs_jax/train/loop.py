@@ -23,7 +23,7 @@ import optax
 
 from tpugraphs_jax.infra import console, files, parallel, tasks
 from tpugraphs_jax.metrics import SAMPLE
-from tpugraphs_jax.options import option, Options
+from tpugraphs_jax.rankers.config import TrainOptions
 from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train.log import Log, peak_memory, Profile
 from tpugraphs_jax.train.step import not_finite, TrainState
@@ -32,38 +32,6 @@ CHECKPOINTS = "checkpoints"  # folder under the working folder
 # Steps dispatched ahead: enough to keep devices busy while the host prepares a batch, few enough
 # that their batches take little memory.
 _STEPS_IN_FLIGHT = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainOptions(Options):
-  """The length of a run, and how often it evaluates, logs and saves."""
-
-  section = "train"
-  epochs: int = option(10, "most epochs", least=1)
-  eval_every_epochs: int = option(1, "epochs between evaluations", least=1)
-  early_stop_epochs: int = option(
-    0, "epochs without a better evaluation that end the run; 0, or with result=last: never", least=0
-  )
-  best_metric: str = option(
-    "opa", "metric of validation that chooses the model", one_of=("opa", "kendaltau")
-  )
-  result: str = option(
-    "best", "evaluation that makes the model: best by best_metric, or last", one_of=("best", "last")
-  )
-  valid_sampling: str = option(
-    "fixed",
-    "sample that evaluations judge: fixed, or slates drawn anew each time",
-    one_of=("fixed", "slates"),
-  )
-  valid_configs: int = option(200, "configurations per graph in the fixed sample; 0 = all", least=0)
-  log_every_steps: int = option(20, "steps between two lines of the log", least=1)
-  checkpoint_every_steps: int = option(
-    0, "steps between checkpoints, beside a checkpoint per evaluation; 0 = none", least=0
-  )
-  deterministic: bool = option(False, "on GPUs: equal runs, bit for bit, but sums take longer")
-  quick_compile: bool = option(
-    False, "on CPUs: compiles in half the time, but steps take two to three times as long"
-  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +150,7 @@ def train(
   about: Mapping[str, Any] | None = None,
   config: Mapping[str, Any] | None = None,
   digests: Mapping[str, str] | None = None,
-  profile_steps: str = "",
+  profiled_steps: tuple[int, int] = (0, 0),
 ) -> TrainResult:
   """Trains until the last epoch, or until the validation metric stops improving.
 
@@ -196,7 +164,7 @@ def train(
     about: nested fields to show in TensorBoard.
     config, digests: must equal the config and digests of the checkpoint to resume, see
       `Checkpoints`.
-    profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
+    profiled_steps: the first step of the trace, counted from 0, and the one after its last.
 
   Raises:
     ValueError: the folder holds a run and `resume` is False; a checkpoint of another config or
@@ -205,7 +173,7 @@ def train(
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
   workdir, schedule = Path(workdir), stage.schedule
-  profile = Profile(profile_steps, workdir / "profile")
+  profile = Profile(profiled_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
     signals = stack.enter_context(tasks.StopSignals())

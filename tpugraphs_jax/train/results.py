@@ -22,7 +22,6 @@ from typing import Any
 
 from absl import logging
 import jax
-from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -32,6 +31,7 @@ from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.datasets import Collection, label_kind
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console, files, machine, parallel, trust
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.train import evaluation, log, loop
@@ -86,8 +86,8 @@ def banner(
   if also := [data.collection.name for data in experiment.also]:
     training += f", with {' and '.join(also)}"
   metric, sample = evaluation.mean_name(config.train.best_metric), _sample(config, "all of them")
-  parameters, precision = optax.tree.size(stage.state.params), model.get("precision", "highest")
-  dtype = model.get("dtype", "float32")
+  parameters, precision = optax.tree.size(stage.state.params), model.precision
+  dtype = model.options.get("dtype", "float32")
   steps = f"{schedule.total_steps:,} in {schedule.epochs} epochs of {schedule.steps_per_epoch:,}"
   texts = {
     "training": training,
@@ -107,7 +107,7 @@ def _sizes(graphs: Sequence[Any]) -> str:
   return f"{len(graphs):,} graph{plural} of {size} nodes, {configs:,} configurations"
 
 
-def _sample(config: ConfigDict, all_configs: str) -> str:
+def _sample(config: Config, all_configs: str) -> str:
   """The configurations per graph that are judged during training, in words."""
   if config.train.valid_sampling == "slates":
     return f"{config.batch.configs} of each graph, drawn anew each time"
@@ -151,7 +151,7 @@ def _plain(value: Any) -> Any:
 
 
 @parallel.primary_only
-def begin_summary(config: ConfigDict, workdir: Path, collection: Collection) -> None:
+def begin_summary(config: Config, workdir: Path, collection: Collection) -> None:
   """Replaces the summary by a new one with the fields that are known before training."""
   (workdir / SUMMARY_FILE).unlink(missing_ok=True)
   update_summary(
@@ -189,7 +189,7 @@ def interruptions(workdir: Path) -> Iterator[None]:
 
 
 def of_training(
-  config: ConfigDict, result: loop.TrainResult, *, graphs: int, seconds: float
+  config: Config, result: loop.TrainResult, *, graphs: int, seconds: float
 ) -> dict[str, Any]:
   """The section `training` of the summary; `best` or `last` has the step that became the model.
 
@@ -270,11 +270,11 @@ def check_folds(experiment: Experiment, ensemble: Ensemble, *, split: str) -> No
   A collection on which no model was trained has other folds and is not refused. There `evaluate`
   warns of judged graphs that trained a model.
   """
-  fold_of = lambda config: (config["data"].get("folds", 0), config["data"].get("fold", 0))
+  fold_of = lambda config: (config.data.folds, config.data.fold)
   own, rankers = fold_of(experiment.config), ensemble.rankers
   others = {fold_of(ranker.config) for ranker in rankers} - {own}
   known = {ranker.collection.name for ranker in rankers}
-  known.update(*(ranker.config["data"].get("also", ()) for ranker in rankers))
+  known.update(*(getattr(ranker.config.data, "also", ()) for ranker in rankers))
   is_known = experiment.data.collection.name in known
   if others and is_known and (own[0] or split != "test"):
     raise ValueError(
@@ -367,7 +367,7 @@ def _predicted_ns(
   The losses decide (`losses.predicts`). With relative targets scores give only the order.
   """
   target = experiment.config.batch.target
-  meaning = losses.predicts(losses.LossOptions.of(experiment.config.loss).weighted)
+  meaning = losses.predicts(experiment.config.loss.weighted)
   is_relative = target not in ("official", "absolute")
   if experiment.data.collection.kind != "tile" or meaning == "order" or is_relative:
     return None
@@ -378,12 +378,12 @@ def _predicted_ns(
 
 
 def _configurations(
-  config: ConfigDict, graphs: Sequence[Any], judged_graphs: Sequence[evaluation.GraphScores]
+  config: Config, graphs: Sequence[Any], judged_graphs: Sequence[evaluation.GraphScores]
 ) -> str:
   """The configurations per graph that an evaluation judges, in words."""
   if all(len(one.scores) == len(graph.configs) for one, graph in zip(judged_graphs, graphs)):
     return "all"
-  if config.eval.get("indices_dir"):
+  if config.eval.indices_dir:
     return "the published ones of each graph"
   return f"a seeded {config.eval.max_configs} of each graph"
 

@@ -25,11 +25,9 @@ from typing import Any
 
 from flax import linen as nn
 import jax
-from ml_collections import ConfigDict
 import numpy as np
 import optax
 
-from tpugraphs_jax import losses
 from tpugraphs_jax.data import selection
 from tpugraphs_jax.data.plan import (
   Batches,
@@ -44,12 +42,12 @@ from tpugraphs_jax.infra import console, files, machine, parallel
 from tpugraphs_jax.metrics import SAMPLE
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.base import Family
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.scorer import Scorer
-from tpugraphs_jax.rankers.segments.family import FinetuneOptions, HEAD_FOLDER, Segments
+from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, Segments
 from tpugraphs_jax.train import evaluation, log, loop, results
 from tpugraphs_jax.train.experiment import Experiment, keep_folds, load_graphs, transforms_digest
-from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import make_train_step, TrainState
 
 _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -59,7 +57,7 @@ _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive
 
 
 def run(
-  config: ConfigDict,
+  config: Config,
   workdir: Path,
   *,
   do: Sequence[str] = ("train", "evaluate", "predict"),
@@ -75,7 +73,11 @@ def run(
       model in `workdir`.
     resume: continue the run in `workdir`.
     split: the split to evaluate (default `valid`) or to rank (default `test`).
+
+  Raises:
+    ValueError: a link in `workdir`, which may come from somebody else: writes would follow it.
   """
+  files.check_plain(workdir)
   experiment = Experiment.of(config)
   for _, folder in experiment.evaluations(workdir):
     files.tidy(folder)
@@ -85,7 +87,7 @@ def run(
     train(experiment, workdir, resume=resume)
   if not {"evaluate", "predict"} & set(do):
     return
-  experiment = dataclasses.replace(experiment, ranker=Ranker.load(workdir, config.to_dict()))
+  experiment = dataclasses.replace(experiment, ranker=Ranker.load(workdir, config))
   keep_folds(experiment, workdir)
   judged = ("valid", "test") if config.data.folds and not split else (split,)
   for each, folder in experiment.evaluations(workdir):
@@ -119,7 +121,7 @@ def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> Non
     results.update_summary(workdir, training=section)
 
 
-def check_machine(config: ConfigDict) -> None:
+def check_machine(config: Config) -> None:
   """Refuses (ValueError) a batch size or determinism that the devices do not support."""
   parallel.per_device(config.batch.graphs, field="batch.graphs")
   parallel.warn_of_slow_sums()
@@ -142,24 +144,19 @@ def _train_stages(
   )
   names = [graph.name for graph in graphs]
   write = functools.partial(_write_model, experiment.ranker, workdir, names)
-  finetune = finetune_options(experiment.config)
-  if not finetune.epochs:
+  segments = experiment.config.segments
+  if segments is None or not segments.finetune.epochs:
     return train_one(stage, experiment.ranker.scorer, folder=workdir, on_best=write)
   params = train_one(stage, experiment.ranker.scorer, folder=workdir).state.eval_params
   console.say(f"the first stage is done: next, the {HEAD_FOLDER} alone")
   family, folder = experiment.ranker.family, workdir / HEAD_FOLDER
   assert isinstance(family, Segments)
   head, sums = family.head_stage(params, graphs, folder)
-  epochs, rate = finetune.epochs, finetune.learning_rate
+  epochs, rate = segments.finetune.epochs, segments.finetune.learning_rate
   stage, _ = begin(
     experiment, sums, folder, family=head, params=params, epochs=epochs, learning_rate=rate
   )
   return train_one(stage, Scorer(head), folder=folder, on_best=write)
-
-
-def finetune_options(config: Mapping[str, Any]) -> FinetuneOptions:
-  """Options of the second stage of a run; `epochs` is 0 without one."""
-  return FinetuneOptions.of(config.get("segments", {}).get("finetune", {}))
 
 
 def train_stage(
@@ -203,7 +200,7 @@ def train_stage(
     about=config.to_dict(),
     config=model_file.fingerprint(config.to_dict()),
     digests=digests,
-    profile_steps=config.profile_steps,
+    profiled_steps=config.profiled_steps,
   )
 
 
@@ -216,7 +213,7 @@ def _write_model(
   ranker.save(workdir / model_file.MODEL_FILE, params, about)
 
 
-def sample_graphs(config: ConfigDict, graphs: list[Any]) -> list[Any]:
+def sample_graphs(config: Config, graphs: list[Any]) -> list[Any]:
   """The validation graphs that training judges, by `train.valid_sampling`.
 
   `fixed` takes all graphs. `slates` takes graphs with at least `batch.min_configs` configurations;
@@ -244,7 +241,7 @@ def sample_graphs(config: ConfigDict, graphs: list[Any]) -> list[Any]:
   return graphs
 
 
-def sample_ids(config: ConfigDict, graphs: Sequence[Any], step: int) -> list[np.ndarray]:
+def sample_ids(config: Config, graphs: Sequence[Any], step: int) -> list[np.ndarray]:
   """Numbers `[n]` int64 of the configurations that an evaluation judges, for each graph.
 
   `fixed` draws `train.valid_configs` configurations, equal in every evaluation. `slates` draws
@@ -292,13 +289,12 @@ def begin(
   family.check_graphs(graphs)
   epochs = epochs or config.train.epochs
   plan = plan_of(config, family, graphs, experiment.data.targets, epochs=epochs)
-  train_options = loop.TrainOptions.of(config.train)
-  metric = evaluation.mean_name(train_options.best_metric)
-  schedule = loop.Schedule(train_options, epochs, plan.steps_per_epoch, metric)
+  metric = evaluation.mean_name(config.train.best_metric)
+  schedule = loop.Schedule(config.train, epochs, plan.steps_per_epoch, metric)
   first = first_batch(config, family, plan)
   if params is None:
     params = init_params(family.network, first, seed=config.seed)
-  options = Optimizer.of(config.optimizer)
+  options = config.optimizer
   if learning_rate is not None:
     options = dataclasses.replace(options, learning_rate=learning_rate)
   optimizer = family.optimizer(options.create(schedule.total_steps))
@@ -312,7 +308,7 @@ def begin(
 
 
 def step_of(
-  config: ConfigDict,
+  config: Config,
   network: nn.Module,
   optimizer: optax.GradientTransformation,
   *,
@@ -322,7 +318,7 @@ def step_of(
   return make_train_step(
     network,
     optimizer,
-    losses.LossOptions.of(config.loss),
+    config.loss,
     seed=config.seed,
     config_chunk=config.batch.config_chunk,
     clip_lookups=config.optimizer.clip_norm_per_variable > 0,
@@ -331,7 +327,7 @@ def step_of(
 
 
 def plan_of(
-  config: ConfigDict, family: Family, graphs: Sequence[Any], targets: Callable, *, epochs: int
+  config: Config, family: Family, graphs: Sequence[Any], targets: Callable, *, epochs: int
 ) -> BatchPlan:
   """The plan of the batches of a stage.
 
@@ -360,16 +356,14 @@ def plan_of(
   )
 
 
-def first_batch(config: ConfigDict, family: Family, plan: BatchPlan) -> Any:
+def first_batch(config: Config, family: Family, plan: BatchPlan) -> Any:
   """The first batch of one device, which sets the shapes of parameters."""
   return family.assemble(
     plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device, configs=config.batch.configs
   )
 
 
-def load_batches(
-  config: ConfigDict, family: Family, plan: BatchPlan, *, steps: int
-) -> Iterator[Any]:
+def load_batches(config: Config, family: Family, plan: BatchPlan, *, steps: int) -> Iterator[Any]:
   """The part of this process in the batches of `steps` steps, with a leading device axis."""
   local, configs = parallel.local_device_count(), config.batch.configs
   first = parallel.process_index() * local

@@ -21,7 +21,7 @@ import numpy as np
 
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.infra import console, keywords
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import programs, tpu, tpu_kernels
 
 TARGETS = ("v5e", "v5p", "v6e", "7x")  # unless others are asked for
@@ -291,19 +291,20 @@ def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], t
   module = proto.parse_module(program.module, where=f"program for {target}")
   cycles = tpu_kernels.estimated_cycles(module)
   device, why = DEVICES[target], ""
-  least = float(least_ms(target, program.flops, program.bytes_accessed))
-  if found := unknown_work(cycles, program.bytes_accessed):
+  flops, bytes_accessed = cycles.work
+  least = float(least_ms(target, flops, bytes_accessed))
+  if found := unknown_work(cycles, bytes_accessed):
     why = f"the compiler does not estimate {_named(found)}"
   elif not cycles.cycles:
     why = "the compiler estimates no cycles"
   elif target not in times():
     why = f"no program with estimates was measured on it; the peaks take {least:.3g} ms"
-  compute, memory = program.flops / device.flops, program.bytes_accessed / device.bandwidth
+  compute, memory = flops / device.flops, bytes_accessed / device.bandwidth
   row = Row(
     target,
     cycles=cycles.cycles,
-    bytes_accessed=program.bytes_accessed,
-    flops=program.flops,
+    bytes_accessed=bytes_accessed,
+    flops=flops,
     memory=program.memory,
     fits=program.memory.total <= device.memory,
     bound="memory" if memory > compute else "compute",

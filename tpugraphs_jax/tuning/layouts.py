@@ -21,7 +21,7 @@ from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import choosing
 from tpugraphs_jax.tuning.calls import Call, is_jitted, Version
 from tpugraphs_jax.tuning.choosing import Choice, Group, Orders

@@ -23,6 +23,7 @@ import jax
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.tuning import calls, choosing
+from tpugraphs_jax.tuning.schedule import dump
 
 # The smallest topology of each generation that the compiler accepts.
 TARGETS = {
@@ -63,6 +64,9 @@ class TpuProgram:
   # Serialized HloModuleProto before layout assignment, with the layouts that the compiler then
   # assigns; empty unless asked for.
   before_layouts: bytes
+  # Texts of final schedules by kernel, and of the whole program as `TLP`; empty unless the process
+  # was started with `schedule.dump.environment`.
+  schedules: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def full_name(target: str) -> str:
@@ -91,6 +95,26 @@ def libtpu_version() -> str:
   return importlib.metadata.version("libtpu")
 
 
+def lower(
+  function: Callable[..., Any], args: tuple, target: str, *, kwargs: Mapping[str, Any] | None = None
+) -> tuple[jax.stages.Lowered, dict[str, Any]]:
+  """A function as jax lowers it for one device of a target, and its own compiler options.
+
+  Args:
+    function: a function, or one that `jax.jit` returned. Its constraints on shardings are left out.
+    args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
+    target: a TPU generation such as `v3`.
+    kwargs: keyword arguments of the function.
+
+  Raises:
+    ValueError: the function maps over devices, or as `full_name`.
+  """
+  sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
+  call = choosing.for_one_device(calls.Call(function, args, kwargs or {}))
+  with parallel.no_mesh():
+    return call.lower(call.shapes(sharding)), call.compiler_options({})
+
+
 def compile_function(
   function: Callable[..., Any],
   args: tuple,
@@ -103,7 +127,7 @@ def compile_function(
   """Compiles a function for a target, in this process; it takes seconds.
 
   The compiler aborts on some functions and ends the process: compile many functions in
-  separate processes.
+  separate processes, as `compiler.Compiler` does.
 
   Args:
     function: a function, or one that `jax.jit` returned. Its constraints on shardings are left out.
@@ -117,35 +141,43 @@ def compile_function(
     ValueError: the function maps over devices, or as `full_name`.
     jax.errors.JaxRuntimeError: the compiler refuses the function or an option.
   """
-  sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
-  call = choosing.for_one_device(calls.Call(function, args, kwargs or {}))
-  with parallel.no_mesh():
-    lowered = call.lower(call.shapes(sharding))
+  lowered, options = lower(function, args, target, kwargs=kwargs)
+  options |= compiler_options or {}
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-    options, before_layouts = call.compiler_options(compiler_options or {}), b""
+    before_layouts = b""
     if keep_stages:
       options |= {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment"}
       options["xla_dump_hlo_as_proto"] = True
+    dump.clear()
     compiled = lowered.compile(compiler_options=options)
+    schedules = dump.take()
     if keep_stages:
       before_layouts = with_layouts_of(*(_stage(Path(folder), name) for name in _STAGES))
-  executable, cost = compiled.runtime_executable(), compiled.cost_analysis()
-  planned = compiled.memory_analysis()
-  assert executable is not None and cost is not None and planned is not None
-  (compiled_module,) = executable.hlo_modules()
-  module = compiled_module.as_serialized_hlo_module_proto()
-  seconds, flops = float(cost.get("optimal_seconds", 0.0)), float(cost.get("flops", 0))
-  bytes_accessed = int(cost.get("bytes accessed", 0))
-  outputs = planned.output_size_in_bytes - planned.alias_size_in_bytes
+  program = program_of(compiled.runtime_executable())
+  return dataclasses.replace(program, before_layouts=before_layouts, schedules=schedules)
+
+
+def program_of(executable: Any) -> TpuProgram:
+  """What a compiled program of jaxlib says of itself."""
+  (module,) = executable.hlo_modules()
+  cost = executable.cost_analysis()
+  planned = executable.get_compiled_memory_stats()
   memory = Memory(
     planned.argument_size_in_bytes,
-    outputs,
+    planned.output_size_in_bytes - planned.alias_size_in_bytes,
     planned.temp_size_in_bytes,
     planned.generated_code_size_in_bytes,
   )
-  return TpuProgram(module, seconds, bytes_accessed, flops, memory, before_layouts)
+  return TpuProgram(
+    module.as_serialized_hlo_module_proto(),
+    float(cost.get("optimal_seconds", 0.0)),
+    int(cost.get("bytes accessed", 0)),
+    float(cost.get("flops", 0)),
+    memory,
+    before_layouts=b"",
+  )
 
 
 def _stage(folder: Path, name: str) -> bytes:

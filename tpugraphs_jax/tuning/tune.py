@@ -31,7 +31,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.infra import keywords
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import load, Ranker

@@ -61,6 +61,11 @@ class LabelRequest:
     folder = Path(self.out).expanduser().joinpath(kind, *self.collection.split(":"))
     return folder / self.split / f"{self.name}{suffix}"
 
+  def check_folders(self) -> None:
+    """Refuses (ValueError) data whose folders are links, because the program's files go there."""
+    for path in (self.npz, self.journal):
+      files.check_way(Path(self.out).expanduser(), path.parent)
+
 
 def collect(request: LabelRequest) -> None:
   """Makes the missing labels and writes the program's npz and sidecar.
@@ -70,6 +75,7 @@ def collect(request: LabelRequest) -> None:
   Raises:
     ValueError: the program cannot be collected, or the journal belongs to another program.
   """
+  request.check_folders()
   (program,) = programs.load(request.source, split=request.split)
   label = labels.create(request.label, target=request.target, seed=request.seed)
   header = {

@@ -14,7 +14,6 @@ from typing import Any
 
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.tuning import layouts
 from tpugraphs_jax.view import panes
 
@@ -59,7 +58,12 @@ def show_program(
 
 
 def _show(
-  graph: OpGraph, views: list[panes.Pane], table: Table, port: int, browser: bool, as_table: bool
+  graph: OpGraph,
+  views: list[panes.Pane],
+  table: console.Table,
+  port: int,
+  browser: bool,
+  as_table: bool,
 ) -> None:
   if not as_table:
     try:

@@ -34,7 +34,7 @@ from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, Slate
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
-from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.infra import files, parallel
 from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.rankers.base import Family, Programs
@@ -60,6 +60,17 @@ from tpugraphs_jax.rankers.segments.batches import (
 
 _HISTORY_FOLDER = "history"
 HEAD_FOLDER = "head"  # of the stage of the head, relative to the working folder
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneOptions(Options):
+  """The second stage of training, for the head alone (+F)."""
+
+  section = "segments.finetune"
+  epochs: int = option(0, "epochs of the head alone, after train.epochs; 0 = none", least=0)
+  learning_rate: float = option(
+    2e-3, "learning rate of the head; all other options come from `optimizer`", above=0
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +101,7 @@ class SegmentOptions(Options):
   )
   aggregation: str = option("mean", "reduction over segments", one_of=("mean", "sum"))
   history_dtype: str = option("float32", "dtype of the table", one_of=history.DTYPES)
+  finetune: FinetuneOptions = FinetuneOptions()
 
   def check(self) -> None:
     """Refuses (ValueError) fields that contradict each other."""
@@ -102,17 +114,6 @@ class SegmentOptions(Options):
   def uses_history(self) -> bool:
     """Whether training needs a history table."""
     return self.keep > 0 and not self.recompute
-
-
-@dataclasses.dataclass(frozen=True)
-class FinetuneOptions(Options):
-  """The second stage of training, for the head alone (+F)."""
-
-  section = "segments.finetune"
-  epochs: int = option(0, "epochs of the head alone, after train.epochs; 0 = none", least=0)
-  learning_rate: float = option(
-    2e-3, "learning rate of the head; all other options come from `optimizer`", above=0
-  )
 
 
 class SegmentModel(Precise):
@@ -211,8 +212,8 @@ class Segments(Family):
 
   def __init__(self, programs: Programs):
     self.programs = programs
-    self.options = SegmentOptions.of(programs.settings.segments)
-    super().__init__(SegmentModel(programs.network, self.options), programs.settings)
+    self.options = programs.config.segments or SegmentOptions()
+    super().__init__(SegmentModel(programs.network, self.options), programs.config)
 
   def check(self) -> None:
     """Refuses (ValueError) a table if a readout depends on other segments or configurations."""
@@ -326,7 +327,7 @@ class Segments(Family):
       graphs: prepared training graphs.
       folder: for the file of sums; created if missing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     path = folder / f"totals_{parallel.process_index()}.npy"
     ids = [np.arange(len(graph.configs)) for graph in graphs]
     first = np.cumsum([0] + [len(graph.configs) for graph in graphs])
@@ -349,7 +350,7 @@ class Segments(Family):
   @functools.cached_property
   def encoder(self) -> Encoder:
     """Sums of readouts `[n, P]` over all segments of a program."""
-    options = self.settings.eval
+    options = self.config.eval
     return Encoder(
       network_step(self.network, method="segment_readout"),
       self.programs.assemble,
@@ -382,7 +383,7 @@ class Segments(Family):
     self, params: optax.Params, graph: SegmentedGraph, total: np.ndarray
   ) -> np.ndarray:
     """Scores `[n]` of configurations of a program, from totals `[n, P]`."""
-    step, scores = self.settings.eval.configs, [np.zeros(0, np.float32)]
+    step, scores = self.config.eval.configs, [np.zeros(0, np.float32)]
     segments = np.array([len(graph.segments)], np.int32)
     for start in range(0, len(total), step):
       part = total[start : start + step]
@@ -461,7 +462,7 @@ class HeadFamily(Family):
     self._segments = segments
     self._totals: list[np.ndarray] | None = None
     self._key: list[tuple[str, bytes]] = []
-    super().__init__(segments.network, segments.settings)
+    super().__init__(segments.network, segments.config)
 
   def check(self) -> None:
     """Checks nothing: the first stage has checked the config."""
