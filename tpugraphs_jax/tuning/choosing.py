@@ -338,8 +338,14 @@ def _rewritten(value: Any, bind: _Bind) -> Any:
 
 
 def _traced(closed: core.ClosedJaxpr, bind: _Bind) -> core.ClosedJaxpr:
+  is_on_mesh = not jax.sharding.get_abstract_mesh().empty  # its types have shardings
   shapes = [
-    jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    jax.ShapeDtypeStruct(
+      aval.shape,
+      aval.dtype,
+      weak_type=aval.weak_type,
+      sharding=aval.sharding if is_on_mesh else None,
+    )
     for aval in (variable.aval for variable in closed.jaxpr.invars)
   ]
   return jax.make_jaxpr(lambda *args: _evaluate(closed, args, bind))(*shapes)
