@@ -4,9 +4,12 @@
     JAX_PLATFORMS=cpu python benchmarks/device.py --small
 
 It needs jax for the device and the packages of `device.txt`. Each part runs in a process of its
-own and within its seconds. A part that fails or takes longer is named in the record under
-`failures`, with the figures that it had found; the others go on. The first three parts time
-nothing and run together.
+own and within its share of the seconds that are left. A part that fails or takes longer is named in
+the record under `failures`, with the figures that it had found; the others go on. The first three
+parts time nothing and run together.
+
+If `--out` exists, the parts run first that it lacks or that failed. Figures of parts that have not
+finished this time stay, if they are of the same device and the same jax.
 
 parity_tile, parity_layout   the official models against the numbers of their code in
                  `tests/data/parity`: the largest difference divided by the largest number
@@ -373,7 +376,7 @@ def tune(source: str, small: bool) -> Iterator[Figures]:
   }
 
 
-# Parts by name, with their most seconds.
+# Parts by name, with the seconds that they are expected to take on a GPU, compilation included.
 _TOGETHER: dict[str, tuple[Callable[[bool], Iterator[Figures]], int]] = {
   "parity_tile": (functools.partial(parity, "tile"), 120),
   "parity_layout": (functools.partial(parity, "layout"), 120),
@@ -390,7 +393,8 @@ _TUNED = {
   "tune_conv": functools.partial(tune, "residual.py:basic_train"),
   "tune_attention": functools.partial(tune, "attention.py:layer_train"),
 }
-PARTS = _TOGETHER | {name: (part, 75) for name, part in (_STEPS | _TUNED).items()}
+_SLOW = {"third": 200}
+PARTS = _TOGETHER | {name: (part, _SLOW.get(name, 75)) for name, part in (_STEPS | _TUNED).items()}
 
 
 class Process:
@@ -442,9 +446,10 @@ def run_here(name: str, small: bool, out: Path) -> None:
     timing.write(found, out)
 
 
-def run_all(names: list[str], small: bool, seconds: float) -> Figures:
-  """The record of all parts."""
+def run_all(groups: list[list[str]], small: bool, seconds: float) -> Figures:
+  """The record of groups of parts; the parts of a group run together."""
   started = time.monotonic()
+  end = started + seconds
   record: Figures = {"machine": {}, "small": small, "failures": {}, "seconds": {}}
 
   def keep(process: Process, until: float) -> None:
@@ -456,17 +461,47 @@ def run_all(names: list[str], small: bool, seconds: float) -> Figures:
       record["failures"][name] = found["failure"]
     print(f"{name}: {record['seconds'][name]} s {found.get('failure', '')}", flush=True)
 
+  expected = [max(PARTS[name][1] for name in group) for group in groups]
   with tempfile.TemporaryDirectory() as folder:
-    end = started + seconds
-    groups = [[name for name in names if name in _TOGETHER]]
-    groups += [[name] for name in names if name not in _TOGETHER]
-    for group in groups:
+    for number, group in enumerate(groups):
       begun = time.monotonic()
-      running = [Process(name, Path(folder), small) for name in group if begun < end]
-      for process in running:
-        keep(process, min(end, begun + PARTS[process.name][1] * seconds / _SECONDS))
+      until = begun + (end - begun) * expected[number] / sum(expected[number:])
+      for process in [Process(name, Path(folder), small) for name in group if begun < end]:
+        keep(process, until)
       record["failures"] |= {name: _NO_TIME for name in group if name not in record}
   record["all_seconds"] = round(time.monotonic() - started, 1)
+  return record
+
+
+def has(record: Mapping[str, Any], name: str) -> bool:
+  """Whether a record has all figures of a part."""
+  return bool(record.get(name)) and name not in record["failures"]
+
+
+def in_groups(names: list[str], earlier: Mapping[str, Any]) -> list[list[str]]:
+  """The parts in the order in which they run: first those that an earlier record lacks."""
+  groups = []
+  for is_there in (False, True):
+    some = [name for name in names if has(earlier, name) == is_there]
+    groups.append([name for name in some if name in _TOGETHER])
+    groups += [[name] for name in some if name not in _TOGETHER]
+  return [group for group in groups if group]
+
+
+def with_earlier(record: Figures, earlier: Mapping[str, Any]) -> Figures:
+  """The record with the figures of an earlier one for parts that it lacks.
+
+  The earlier one counts if it is of the same device, jax and sizes.
+  """
+  alike = lambda key: record["machine"].get(key) == earlier["machine"].get(key)
+  if not earlier or record["small"] != earlier["small"] or not (alike("device") and alike("jax")):
+    return record
+  for name in PARTS:
+    if name in earlier and not has(record, name) and (has(earlier, name) or not record.get(name)):
+      for part in ("failures", "seconds"):
+        record[part].pop(name, None)
+        record[part] |= {key: why for key, why in earlier[part].items() if key == name}
+      record[name] = earlier[name]
   return record
 
 
@@ -546,12 +581,7 @@ def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--small", action="store_true", help="small sizes, for a CPU")
   parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-  parser.add_argument(
-    "--seconds",
-    type=float,
-    default=_SECONDS,
-    help="most for all parts; limits of single parts grow with them",
-  )
+  parser.add_argument("--seconds", type=float, default=_SECONDS, help="most for all parts")
   parser.add_argument("--only", choices=PARTS, help=argparse.SUPPRESS)  # in this process
   parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)  # see `train`
   parser.add_argument("--stop_at", type=int, default=0, help=argparse.SUPPRESS)
@@ -562,7 +592,10 @@ def main() -> None:
   elif args.only:
     run_here(args.only, args.small, args.out)
   else:
-    record = run_all(args.parts, args.small, args.seconds)
+    there = args.out is not None and args.out.exists()
+    earlier = json.loads(args.out.read_text()) if there else {}
+    groups = in_groups(args.parts, earlier)
+    record = with_earlier(run_all(groups, args.small, args.seconds), earlier)
     print(table(record))
     timing.write(record, args.out)
 
