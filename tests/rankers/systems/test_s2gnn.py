@@ -253,6 +253,15 @@ def test_positions_are_the_same_for_any_eigenvectors():
   assert abs(expected).max() > 0.1
 
 
+def test_a_score_does_not_depend_on_the_other_configurations():
+  batches = batch_of(GRAPHS), batch_of(GRAPHS, configs=1)
+  network, params = network_and_params(batches[0])
+  several, alone = (scores_of(network, params, batch) for batch in batches)
+  real = batches[1].config_mask[:, 0]
+  assert alone.shape == (len(GRAPHS) + 1, 1) and real.sum() == len(GRAPHS)
+  np.testing.assert_allclose(alone[real, 0], several[real, 0], rtol=1e-5, atol=1e-5)
+
+
 def test_padding_and_shared_nodes_change_nothing():
   batch = batch_of(GRAPHS)
   network, _ = network_and_params(batch, rounds=2)
