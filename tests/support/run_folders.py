@@ -96,7 +96,7 @@ def write_fold(folder, fold, taus, *, seed=0, rate=0.001):
   summary |= {"folds": 3, "test": summary["validation"] | {"split": "test"}}
   (folder / "summary.json").write_text(json.dumps(summary))
   fold_of = {f"train/g{number}": number % 3 for number in range(9)}
-  folds.Division(3, {"tile:xla": fold_of}).keep(folder, fold)
+  folds.Division(3, {"tile:xla": fold_of}).write(folder / folds.FILE, fold)
   names = [f"g{number}" for number in range(9) if number % 3 == fold][: len(taus)]
   runtime = [np.arange(5, 12)] * len(taus)
   write_scores(folder, names, runtime, [tau * runtime[0] for tau in taus])
