@@ -37,8 +37,8 @@ from tpugraphs_jax.tuning import estimate, tpu_kernels
 from tpugraphs_jax.tuning.schedule import program
 from tpugraphs_jax.tuning.schedule.chips import Chip
 
-# Workloads of JAXBench whose attention the compiler of the measurement made of other kernels: today's
-# compiler makes `online-softmax` of it, in fewer passes over the memory.
+# Workloads of JAXBench whose attention the compiler of the measurement made of other kernels:
+# today's makes `online-softmax` of it, in fewer passes over the memory.
 ATTENTION = ("1p_", "3p_", "5p_", "7p_")
 _METHODS = {"simulated": "simulated time", "roofline": "roofline", "cycles": "estimated cycles"}
 _ENDS = (0.05, 0.95)
