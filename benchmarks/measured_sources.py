@@ -4,7 +4,7 @@ The folder has any of
 
     jaxbench/times.csv, jaxbench/WORKLOAD/baseline.py and optimized.py
     gemm.csv                   products of `tpu-perf-model`: wall clock with a launch in it
-    tokamax/DEVICE/*.json      tokamax' autotuning caches, from arguments and configurations to times
+    tokamax/DEVICE/*.json      tokamax' autotuning caches: times by arguments and configuration
 
 None of it is part of this project.
 """
@@ -207,7 +207,7 @@ def compile_kernel(operation: str, key: str, variant: str, target: str) -> compi
 
 @functools.cache
 def _kernels() -> dict[str, type]:
-  """tokamax' operations for TPUs by the name of their caches."""
+  """Tokamax' operations for TPUs by the name of their caches."""
   from tokamax._src import ops
   from tokamax._src.ops import op
 
