@@ -94,6 +94,8 @@ class Bundle:
     units: operations of each of `UNITS`.
     delay: cycles that the core waits beside the one of the bundle.
     is_exit: whether it is the last one; its comment stands in the place of its regions.
+    is_empty: whether it has no operation at all.
+    predicates: numbers of the values on which its operations depend, vector operations too.
   """
 
   operations: tuple[Operation, ...]
@@ -101,6 +103,8 @@ class Bundle:
   units: tuple[int, ...]
   delay: int = 0
   is_exit: bool = False
+  is_empty: bool = False
+  predicates: frozenset[int] = frozenset()
 
 
 _START = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})? *: *>* *\{", re.MULTILINE)
@@ -113,6 +117,7 @@ _OPERATION = re.compile(
 _ATTRIBUTE = re.compile(r"\[(?:thread|resolvable):[^\]]*\]\s*")
 _VALUE = r"%[a-z]*(\d+)_([a-z]+\d+)"
 _PREDICATE = re.compile(rf"\((!?){_VALUE}(?:, ([^()]+))?\),?\s*")
+_PREDICATED = re.compile(r"\(!?%p(\d+)_p\d+\)")
 _READ = re.compile(r"%[a-z]*(\d+)(?:_([a-z]+\d+))?")
 _FLOAT = re.compile(r"-?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)")
 _INTEGER = re.compile(r"\$?(-?\d{1,10}|0x[0-9a-f]{1,8})")
@@ -169,7 +174,18 @@ def _bundle(text: str) -> Bundle:
     else:
       register = f"{kind}{match[3]}" if kind else _queued(match[1], code)
       operations.append(_operation(Value(int(match[1]), register), code, match[5]))
-  return Bundle(tuple(operations), regions, tuple(units), delay, "/* exit bundle" in text)
+  predicates = (
+    frozenset(map(int, _PREDICATED.findall(text))) if "(!%p" in text or "(%p" in text else ()
+  )
+  return Bundle(
+    tuple(operations),
+    regions,
+    tuple(units),
+    delay,
+    is_exit="/* exit bundle" in text,
+    is_empty="=" not in text,
+    predicates=frozenset(predicates),
+  )
 
 
 def _queued(number: str, code: str) -> str:
