@@ -33,7 +33,7 @@ import numpy as np
 from scipy import stats
 import timing
 
-from tpugraphs_jax.tuning import estimate, tpu_kernels
+from tpugraphs_jax.tuning import costs, tpu_kernels
 from tpugraphs_jax.tuning.schedule import program
 from tpugraphs_jax.tuning.schedule.chips import Chip
 
@@ -78,7 +78,7 @@ def row(measured: measured_sources.Program, found: compiled.Compiled) -> Row:
   prepared = program.Program(module, found.schedules, target, operands=found.operands)
   time = prepared.time()
   cycles = tpu_kernels.estimated_cycles(module)
-  device = estimate.DEVICES[target]
+  device = costs.DEVICES[target]
   roofline = 1e3 * max(
     found.notes["flops"] / device.flops, found.notes["bytes_accessed"] / device.bandwidth
   )
@@ -96,14 +96,14 @@ def row(measured: measured_sources.Program, found: compiled.Compiled) -> Row:
 
 def _today(target: str, cycles: tpu_kernels.Cycles, notes: Mapping[str, Any]) -> float | None:
   """Milliseconds from the compiler's cycles, by factors of measured operations."""
-  factors = estimate.times().get(target)
+  factors = costs.times().get(target)
   if factors is None or not cycles.cycles:
     return None
-  if estimate.unknown_work(cycles, notes["bytes_accessed"]):
+  if costs.unknown_work(cycles, notes["bytes_accessed"]):
     return None
   products = cycles.of_products
   made = factors.product_ms * products + factors.other_ms * (cycles.cycles - products)
-  return float(max(made / 1e6, estimate.least_ms(target, notes["flops"], notes["bytes_accessed"])))
+  return float(max(made / 1e6, costs.least_ms(target, notes["flops"], notes["bytes_accessed"])))
 
 
 def errors(rows: Sequence[Row], method: str) -> np.ndarray:
