@@ -163,7 +163,7 @@ class Estimate:
       if row.why:
         yield f"{_short(row.target)}: no time, because {row.why}"
       elif row.uncounted:
-        yield f"{_short(row.target)}: without {_named(row.uncounted)}, which have no estimate"
+        yield f"{_short(row.target)}: without {listed(row.uncounted)}, which have no estimate"
     for row in self.rows:
       if row.milliseconds is not None:
         time = times()[row.target]
@@ -208,7 +208,7 @@ def _place(origin: Any) -> list[str]:
   return [origin.op_name.rpartition("/")[2] or origin.name, origin.where]
 
 
-def _named(uncounted: Sequence[tpu_kernels.Uncounted]) -> str:
+def listed(uncounted: Sequence[tpu_kernels.Uncounted]) -> str:
   """Instructions by kind, jax's name and line, the commonest first."""
   kinds = {"loop": "a loop of unknown length", "kernel": "a kernel"}
   names = collections.Counter(
@@ -288,13 +288,18 @@ def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], t
   except jax.errors.JaxRuntimeError as error:
     fits = False if "RESOURCE_EXHAUSTED" in str(error) else None
     return Row(target, fits=fits, why=f"the compiler says: {console.one_line(error)}")
-  module = proto.parse_module(program.module, where=f"program for {target}")
+  return cost(program, target)
+
+
+def cost(compiled: tpu.TpuProgram, target: str) -> Row:
+  """What a compiled program costs on a target."""
+  module = proto.parse_module(compiled.module, where=f"program for {target}")
   cycles = tpu_kernels.estimated_cycles(module)
   device, why = DEVICES[target], ""
   flops, bytes_accessed = cycles.work
   least = float(least_ms(target, flops, bytes_accessed))
   if found := unknown_work(cycles, bytes_accessed):
-    why = f"the compiler does not estimate {_named(found)}"
+    why = f"the compiler does not estimate {listed(found)}"
   elif not cycles.cycles:
     why = "the compiler estimates no cycles"
   elif target not in times():
@@ -305,8 +310,8 @@ def _row(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], t
     cycles=cycles.cycles,
     bytes_accessed=bytes_accessed,
     flops=flops,
-    memory=program.memory,
-    fits=program.memory.total <= device.memory,
+    memory=compiled.memory,
+    fits=compiled.memory.total <= device.memory,
     bound="memory" if memory > compute else "compute",
     kernels=tuple(sorted(cycles.by_kernel, key=lambda each: -each.cycles)),
     uncounted=cycles.uncounted,
