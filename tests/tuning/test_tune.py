@@ -427,6 +427,16 @@ def test_where_kernels_without_an_estimate_matter_no_gain_is_claimed(monkeypatch
   assert "11 x gather" in repr(found) and str(found).splitlines()[-1].startswith("Leave it")
 
 
+def test_a_gain_is_said_of_the_part_that_is_counted(monkeypatch):
+  estimates = _milliseconds(-0.3, "11 x gather", 0.83)
+  fewer = lambda *args: estimates(*args) | {"estimated_cycles": 1000 - 100 * any(args[1])}
+  found = _tuned_by(monkeypatch, fewer)
+  assert found.ratio == 0.9 and "0.900 of the number of estimated cycles on tpu:v6e" in repr(found)
+  assert "of the part that is counted, 83% of the bytes, of the compiler's own choice" in repr(
+    found
+  )
+
+
 def test_a_choice_that_fails_is_replaced_by_another_trial(monkeypatch):
   estimates = _milliseconds(-0.1)
 

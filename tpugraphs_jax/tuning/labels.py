@@ -28,6 +28,7 @@ Raw = dict[str, Any]  # the numbers found for a candidate, as the sidecar of a p
 
 # Targets whose label is `optimal_seconds`.
 _BY_SECONDS = ("tpu:v2", "tpu:v3", "tpu:v4")
+_LEAST_COUNTED = 0.5  # share of the bytes below which no gain is told
 # Cycles of a program that may take a second. The estimates of a program of `data/own` give at most
 # 1.44 ns a cycle: these are 0.6 s.
 _LONG = 4 * 10**8
@@ -43,6 +44,7 @@ class Label:
     worth: a sentence about how well labels agree with run times.
     gap: the parts of the program that no label counts, in words; empty where there are none.
     unknown: why no gain can be told of the program, in words; empty where one can.
+    part: the part of the program of which a gain is said, before a noun; empty for the whole.
     margin: smaller relative gains are none.
     made_together: whether all labels of a search are made at once, because only these compare.
   """
@@ -71,6 +73,10 @@ class Label:
 
   @property
   def unknown(self) -> str:
+    return ""
+
+  @property
+  def part(self) -> str:
     return ""
 
   @property
@@ -192,22 +198,29 @@ class TpuEstimate(Label):
   def gap(self) -> str:
     if self.own is None or self.is_of_seconds or not self.own.get("without_estimate"):
       return ""
-    share = self.own.get("counted_share")
     return (
       f"{self.own['without_estimate']} of {self.own['kernels']} kernels have no estimated cycles, "
       "and no label counts them"
-      + (f"; the others move {share:.0%} of the bytes" if share is not None else "")
     )
 
   @property
   def unknown(self) -> str:
-    """Why no gain can be told: kernels without an estimate matter, by the rules of `estimate`."""
-    if self.own is None or self.is_of_seconds or self.is_of_time or not self.own.get("unknown"):
+    """Why no gain can be told: kernels without an estimate move most of the bytes."""
+    if self.own is None or self.is_of_seconds or self.is_of_time:
+      return ""
+    if self.own.get("counted_share", 1.0) >= _LEAST_COUNTED:
       return ""
     return (
       f"the kernels that have an estimate move {self.own['counted_share']:.0%} of the bytes, and "
       f"the compiler does not estimate {self.own['unknown']}"
     )
+
+  @property
+  def part(self) -> str:
+    """The part of the program of which a gain is said, in words; empty where it is the whole."""
+    if self.own is None or self.is_of_seconds or self.is_of_time or not self.own.get("unknown"):
+      return ""
+    return f"the part that is counted, {self.own['counted_share']:.0%} of the bytes, of "
 
   def versions(self) -> dict[str, str]:
     return {"target": self.target, "libtpu": tpu.libtpu_version(), "jax": jax.__version__}
@@ -231,7 +244,7 @@ class TpuEstimate(Label):
       "cycles": cycles_by_group(estimate.by_kernel),
       "loops_counted_once": estimate.loops_counted_once,
       "milliseconds": cost.milliseconds,
-      "counted_share": estimate.counted_share,
+      "counted_share": _counted_share(estimate),
       "unknown": costs.listed(unknown) if unknown else "",
     }
     self.of(raw).value(raw)  # refuses a program without a label
@@ -260,6 +273,16 @@ class TpuEstimate(Label):
         f"{lacking} without estimated cycles)"
       )
     return value
+
+
+def _counted_share(cycles: tpu_kernels.Cycles) -> float:
+  """The share of kernels with an estimate in the bytes that kernels move.
+
+  Results that stay on the chip count where they have no estimate: their time is unknown too.
+  """
+  counted = sum(kernel.bytes_accessed for kernel in cycles.by_kernel if kernel.cycles)
+  others = sum(max(each.size, each.bytes_accessed) for each in cycles.uncounted)
+  return counted / (counted + others) if others else 1.0
 
 
 def _seconds_are_partial(raw: Raw) -> bool:

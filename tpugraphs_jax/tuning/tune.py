@@ -192,7 +192,7 @@ class Tuned:
     values = "".join(f", {name}={value}" for name, value in self.compiler_options.items())
     return (
       f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} "
-      f"{self._cycles()}of the compiler's own choice, with layouts chosen for "
+      f"{self._cycles()}of {self.label.part}the compiler's own choice, with layouts chosen for "
       f"{sum(number > 0 for number in numbers)} of {len(numbers)} groups{values}{gap}"
     )
 
