@@ -37,6 +37,7 @@ _PBTXT = re.compile(
 _DUMP = re.compile(
   r"(.+?)\.(\d{4}\.[^.]+\.after_.+|(?:sm_\d+\.)?\w*(?:before|after)_optimizations)\.[a-z.]+"
 )
+_PROFILE = ".xplane.pb"  # ends the names of files of jax.profiler, which are no modules
 _SHOWN_MODULES = 10
 _BLOCK_BYTES = 1 << 20
 _COST = 4  # bytes of memory that reading a byte may take
@@ -206,11 +207,17 @@ def dump_stages(folder: Path) -> dict[str, list[str]]:
   """
   stages: dict[str, dict[str, None]] = {}
   for path in files.visible(folder, "*"):
-    if path.is_file() and (path.name.endswith((".pb", ".pb.gz", ".mlir")) or _has_hlo(path)):
+    if path.is_file() and _is_module(path):
       match = _DUMP.fullmatch(path.name)
       module, stage = match.groups() if match else (path.name, "")
       stages.setdefault(module, {}).update({stage: None} if stage else {})
   return {module: list(names) for module, names in stages.items()}
+
+
+def _is_module(path: Path) -> bool:
+  if path.name.endswith(_PROFILE):
+    return False
+  return path.name.endswith((".pb", ".pb.gz", ".mlir")) or _has_hlo(path)
 
 
 def _has_hlo(path: Path) -> bool:
@@ -221,12 +228,15 @@ def _has_hlo(path: Path) -> bool:
 def _folder_message(folder: Path) -> str:
   stages = dump_stages(folder)
   if not stages:
-    return f"{folder} is a folder without HLO modules, expected a file"
+    is_profile = any(path.name.endswith(_PROFILE) for path in folder.rglob("*.pb"))
+    kind = "of profiles (jax.profiler)" if is_profile else "without HLO modules"
+    return f"{folder} is a folder {kind}, expected a file with an HLO module"
   first = list(stages.items())[:_SHOWN_MODULES]
   shown = ", ".join(f"{name} ({', '.join(found)})" if found else name for name, found in first)
   if more := len(stages) - len(first):
     shown += f" and {more} more, which python -m tpugraphs_jax.hlo show lists"
-  return f"{folder} is a folder of {len(stages)} HLO modules, expected one file of it: {shown}"
+  count = f"{len(stages)} HLO module{'s' * (len(stages) > 1)}"
+  return f"{folder} is a folder of {count}, expected one file of it: {shown}"
 
 
 def stem(path: Path) -> str:

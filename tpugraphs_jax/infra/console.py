@@ -83,6 +83,12 @@ def fail(message: object) -> NoReturn:
   sys.exit(2)
 
 
+def interrupted() -> NoReturn:
+  """Ends a command after Ctrl-C: one line on standard error, exit code 130."""
+  print("interrupted: finished work is kept; run the same command again", file=sys.stderr)
+  sys.exit(130)
+
+
 @contextlib.contextmanager
 def explaining_devices() -> Iterator[None]:
   """Turns jax's error where it has no device of `JAX_PLATFORMS` into a ValueError of one line."""
@@ -129,8 +135,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
       print(f"error: {one_line(error)}", file=sys.stderr)
       return 2
     except KeyboardInterrupt:
-      print("interrupted: finished work is kept; run the same command again", file=sys.stderr)
-      return 130
+      interrupted()
 
   return run
 

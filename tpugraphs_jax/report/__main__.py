@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_csv(runs, args.csv)
   if args.png:
     write_png(runs, args.png, args.graph)
-  print(f"wrote {out}")
+  print(console.printable(f"wrote {out}"))
   return 0
 
 

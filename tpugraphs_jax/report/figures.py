@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 import io
 import logging
+import re
 from typing import Any
 from xml.etree import ElementTree
 
@@ -55,6 +56,7 @@ _STYLE: dict[Any, Any] = {
   ),
 }
 _WIDTH = 6.8  # inches, 653 pixels of a page
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _SVG = "http://www.w3.org/2000/svg"
 _BAND = (10, 90)  # percentiles over graphs
 _TOLD = 500  # most points of a figure of ranks that say their values
@@ -68,7 +70,7 @@ def svg(drawn: figure.Figure) -> str:
     drawn.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
   ElementTree.register_namespace("", _SVG)
   ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-  root = ElementTree.fromstring(text.getvalue())
+  root = ElementTree.fromstring(_NOT_XML.sub("\ufffd", text.getvalue()))
   for group in root.iter(f"{{{_SVG}}}g"):
     tips = group.get("id", "").split(_TIPS)[1:]
     for point, tip in zip(group.iter(f"{{{_SVG}}}use"), tips):

@@ -259,7 +259,7 @@ def _links(run: Run, folder: str) -> dict[str, str]:
   """Places of a run's files, relative to the folder of the page, by name."""
   if not folder or files.is_remote(folder) or files.is_remote(run.folder):
     return {}
-  own, start = Path(run.folder).expanduser(), Path(folder).expanduser()
+  own, start = files.expanded(run.folder), files.expanded(folder)
   there = [name for name in _FILES if (own / name).exists()]
   return {name: Path(os.path.relpath(own / name, start)).as_posix() for name in there}
 

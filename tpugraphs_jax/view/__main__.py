@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
   args = parser.parse_args(argv)
   server = {"port": args.port, "browser": not args.no_browser, "as_table": args.table}
   try:
-    program = read(args.file.expanduser())
+    program = read(files.expanded(args.file))
     with console.explaining_devices():
       if isinstance(program, OpGraph):
         view.show(program, args.config, against=args.against, model=args.model, **server)
