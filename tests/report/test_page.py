@@ -62,18 +62,14 @@ def test_every_page_says_its_kind_of_labels_and_what_chose_the_best_step(kind, c
   assert f"({figures.short_kind(kind)})</title>" in head
 
 
-@pytest.mark.parametrize("is_synthetic", [True, False])
-def test_a_run_stands_above_its_reference_orders(is_synthetic, tmp_path):
-  folder = (
-    write_synthetic(tmp_path)
-    if is_synthetic
-    else write_run(tmp_path / "run", kind=KINDS[-1], collection="layout:own:mine", quality=0.4)
-  )
+def test_a_run_stands_above_its_reference_orders(tmp_path):
+  options = dict(kind=KINDS[-1], collection="layout:own:mine", quality=0.4)
+  folder = write_run(tmp_path / "run", **options)
   text, (comparison,) = page_of([folder], tmp_path), runs.comparisons([runs.read(folder)])
   (_, _, *names), *rows = table_of(text, "Results")
   orders = {"run": comparison.runs[0].means, **comparison.references}
   assert [row[0].replace("&#39;", "'") for row in rows] == list(orders)
-  assert (runs.NOISELESS if is_synthetic else runs.DEFAULT) in orders
+  assert runs.DEFAULT in orders
   for row, means in zip(rows, orders.values()):
     assert row[2:] == [f"{means[name]:.4f}" if name in means else "–" for name in names]
   for name in names:  # each is defined on the page
