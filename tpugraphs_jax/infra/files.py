@@ -12,7 +12,7 @@ of a folder belong together. A place is a string: a `Path` would turn `gs://` in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import errno
 import fcntl
@@ -456,7 +456,7 @@ _WARN_SECONDS = 600
 _NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded")
 
 
-def refuse(place: str, name: str) -> None:
+def refuse(place: str | os.PathLike[str], name: str) -> None:
   """Refuses (ValueError) a bucket where a folder of this machine is needed."""
   if is_remote(place):
     raise ValueError(
@@ -560,23 +560,6 @@ def _get(system: fsspec.AbstractFileSystem, targets: Mapping[str, Path]) -> None
   if targets:
     bar = callbacks.TqdmCallback({"unit": "file", "disable": console.bar(True)})
     system.get(list(targets), list(map(str, targets.values())), callback=bar)
-
-
-def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
-  """Copies a folder to a bucket: files that are not there, or of another size.
-
-  Args:
-    folder: the folder on this machine.
-    place: remote.
-    again: subfolders whose files are always sent.
-  """
-  with _reaching(place):
-    system, root = bucket_of(place)
-    remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
-    has_size = lambda name: remote_sizes.get(name) == (folder / name).stat().st_size
-    is_wanted = lambda name: name.partition("/")[0] in again or not has_size(name)
-    changed = list(filter(is_wanted, _states(folder)))
-    _put(system, root, folder, changed)
 
 
 @contextlib.contextmanager
@@ -686,7 +669,9 @@ class _Mirror:
     gone = self._sent.keys() - here.keys()
     if not changed and not gone:
       return
-    _put(self._system, self._root, self._folder, changed)
+    if changed:
+      paths = [str(self._folder / name) for name in changed]
+      self._system.put(paths, [f"{self._root}/{name}" for name in changed])
     self._system.pipe_file(f"{self._root}/{_INDEX}", json.dumps(sorted(here)).encode())
     if gone:
       self._system.rm([f"{self._root}/{name}" for name in gone])
@@ -703,11 +688,6 @@ def _states(folder: Path) -> dict[str, tuple[int, ...]]:
         with contextlib.suppress(FileNotFoundError):  # gone in the meantime
           states[name] = state_of(path)
   return states
-
-
-def _put(system: fsspec.AbstractFileSystem, root: str, folder: Path, names: Sequence[str]) -> None:
-  if names:
-    system.put([str(folder / name) for name in names], [f"{root}/{name}" for name in names])
 
 
 def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:
