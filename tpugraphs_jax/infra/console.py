@@ -30,6 +30,7 @@ _ADVICE = {errno.EROFS: ": name a folder that can be written"} | dict.fromkeys(
   (errno.EACCES, errno.EPERM), ": check its permissions, or name another place"
 )
 _CELL = 'style="text-align: left; white-space: nowrap"'  # of a table in HTML
+_LONGEST = 2000  # characters of a message
 # Places in buckets by the local folder of their files: lines name the place, not the folder.
 places: dict[str, str] = {}
 
@@ -65,13 +66,17 @@ def one_line(said: object) -> str:
 
   Characters that cannot be printed, for example in names of a damaged file, become escapes. An
   error without a message gives the name of its type. An error of the system gives its file and its
-  message, without its number.
+  message, without its number. The middle of a very long text is left out.
   """
+  if isinstance(said, MemoryError):
+    said = f"not enough memory {f'({said}) ' if str(said) else ''}for this input on this machine"
   if isinstance(said, OSError) and said.errno is not None and said.strerror:
     advice = _ADVICE.get(said.errno, "")
     said = (f"{said.filename}: " * bool(said.filename)) + said.strerror + advice
   lines = (line.strip() for line in str(said).splitlines())
   words = " ".join(filter(None, lines)) or type(said).__name__
+  if len(words) > _LONGEST:
+    words = f"{words[: _LONGEST // 2].rstrip()} ... {words[-_LONGEST // 2 :].lstrip()}"
   return printable(words.replace("\t", " "))
 
 
@@ -160,7 +165,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
     try:
       with explaining_devices():
         return main(argv)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, MemoryError) as error:
       print(f"error: {one_line(error)}", file=sys.stderr)
       return 2
     except KeyboardInterrupt:

@@ -42,7 +42,7 @@ def launch(values: flags.FlagValues, kind: str) -> None:
     )
     with console.explaining_devices(), parallel.explaining_memory(advice):
       (_dry_run if values.dry_run else _run)(values)
-  except (ValueError, OSError, FloatingPointError) as error:
+  except (ValueError, OSError, FloatingPointError, MemoryError) as error:
     logging.debug("details", exc_info=True)
     console.fail(configs.as_flags(configs.one_line(error), values.config))
 
