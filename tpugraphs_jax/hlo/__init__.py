@@ -3,8 +3,7 @@
   graph = hlo.featurize(function, *example_arguments).with_layouts(1000)
 
 `featurize(..., target="v3")` and `kernels` ask the TPU compiler, on any machine.
-`python -m tpugraphs_jax.hlo show` describes files. jax is imported only for functions, jax's stages
-and HLO text.
+jax is imported only for functions, jax's stages and HLO text.
 """
 
 from etils import epy

@@ -90,43 +90,10 @@ class HloGraph(graph.OpGraph):
   def node_name(self, node: int) -> str:
     return self.origins[node].name
 
-  def summary(self) -> str:
-    """Lines with size, computations, opcodes and configurable nodes of the module."""
-    return "\n".join(_summary_lines(self))
-
   @functools.cached_property
   def origins(self) -> list[Origin]:
     """The source of each node, `[N]`."""
     return [origin(node, self.module) for node in proto.instructions(self.module)]
-
-
-def _summary_lines(graph: HloGraph) -> Iterator[str]:
-  module = graph.module
-  yield (
-    f"{graph.name}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
-    f"{len(module.computations)} computations"
-  )
-  yield f"node_splits: {graph.node_splits.tolist()}"
-  yield "\ncomputations (id, instructions, root):"
-  for computation in module.computations:
-    names = {instruction.id: instruction.name for instruction in computation.instructions}
-    root = names.get(computation.root_id, "none")
-    yield f"  {computation.name}  {computation.id}  {len(computation.instructions)}  {root}"
-  nodes = proto.instructions(module)
-  yield "\nopcodes (id, nodes):"
-  for opcode, count in collections.Counter(node.opcode for node in nodes).most_common():
-    number = opcode_ids().get(opcode)
-    yield f"  {opcode or '(none)'}  {number or '0, not in the table'}  {count}"
-  position = proto.positions(module)
-  yield f"\nconfigurable nodes: {len(graph.config_node)}"
-  for index in graph.config_node:
-    node = nodes[index]
-    operands = ", ".join(
-      proto.shape_text(nodes[position[operand]].shape) for operand in node.operand_ids
-    )
-    shape, origin = proto.shape_text(node.shape), graph.origins[index]
-    where = f"  {origin.where}" if origin.where else ""
-    yield f"  {index}  {node.opcode}  {shape} <- {operands}  {origin.name}{where}"
 
 
 def featurize(

@@ -58,7 +58,12 @@ def show_program(
 
 
 def _show(
-  graph: OpGraph, views: list[panes.Pane], table: console.Table, port: int, browser: bool, as_table: bool
+  graph: OpGraph,
+  views: list[panes.Pane],
+  table: console.Table,
+  port: int,
+  browser: bool,
+  as_table: bool,
 ) -> None:
   if not as_table:
     try:
