@@ -2,21 +2,12 @@
 
 import contextlib
 import json
-from pathlib import Path
 import re
 from unittest import mock
 
 import numpy as np
 import pytest
-from run_folders import (
-  move,
-  several_runs,
-  write_fold,
-  write_own,
-  write_run,
-  write_scores,
-  write_synthetic,
-)
+from run_folders import several_runs, write_fold, write_run, write_scores
 
 from tpugraphs_jax import datasets, report
 from tpugraphs_jax.report import figures, runs
@@ -163,19 +154,3 @@ def test_a_run_has_its_command_versions_device_and_files(tmp_path):
   ):
     assert part in text, part
   assert 'href="my%20run/tensorboard"' not in text  # there is none
-
-
-def test_a_graph_can_be_viewed_where_its_file_is(tmp_path):
-  run = write_synthetic(tmp_path)
-  text = page_of([run], tmp_path)
-  (path,) = re.findall("python -m tpugraphs_jax.view ([^<]*)<", text)
-  assert Path(path).stem == table_of(text, "Graphs")[1][0]  # a kernel has no layouts to show
-  move(run, tmp_path / "nowhere")
-  assert "tpugraphs_jax.view" not in page_of([run], tmp_path)
-
-
-def test_layouts_of_the_first_choice_are_viewed_beside_the_fastest(tmp_path):
-  run, graph = write_own(tmp_path)
-  fastest = graph.configs.runtime_ns.argmin()
-  path = tmp_path / "npz" / "layout" / "own" / "mine" / "valid" / "program.npz"
-  assert f"tpugraphs_jax.view {path} --config 0 --against {fastest}<" in page_of([run], tmp_path)
