@@ -159,12 +159,13 @@ def test_a_folder_that_cannot_be_sent_is_kept_and_does_not_stop_the_work(
 ):
   monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
   monkeypatch.setattr(files, "_PUSH_SECONDS", 0.02)
-  monkeypatch.setattr(files._Mirror, "push", lambda self: 1 / 0)
-  with pytest.raises(OSError, match="written"):
+  monkeypatch.setattr(files, "_send", lambda *args: 1 / 0)
+  with pytest.raises(OSError, match="written") as error:
     with files.working_folder("memory://bucket/run") as folder:
       (folder / "result").write_text("x")
       time.sleep(0.2)
-  assert (folder / "result").read_text() == "x"
+  (kept,) = (tmp_path / "cache" / "working").iterdir()
+  assert (kept / "result").read_text() == "x" and str(kept) in str(error.value)
   assert len([m for m in caplog.messages if "tried again" in m]) == 1
 
 
