@@ -12,7 +12,7 @@ of a folder belong together. A place is a string: a `Path` would turn `gs://` in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import errno
 import fcntl
@@ -472,7 +472,7 @@ _WARN_SECONDS = 600
 _NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded")
 
 
-def refuse(place: str, name: str) -> None:
+def refuse(place: str | os.PathLike[str], name: str) -> None:
   """Refuses (ValueError) a bucket where a folder of this machine is needed."""
   if is_remote(place):
     raise ValueError(
@@ -580,23 +580,6 @@ def _get(system: fsspec.AbstractFileSystem, targets: Mapping[str, Path]) -> None
     system.get(list(targets), list(map(str, targets.values())), callback=bar)
 
 
-def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
-  """Copies a folder to a bucket: files that are not there, or of another size.
-
-  Args:
-    folder: the folder on this machine.
-    place: remote.
-    again: subfolders whose files are always sent.
-  """
-  with _reaching(place):
-    system, root = bucket_of(place)
-    remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
-    has_size = lambda name: remote_sizes.get(name) == (folder / name).stat().st_size
-    is_wanted = lambda name: name.partition("/")[0] in again or not has_size(name)
-    changed = list(filter(is_wanted, _states(folder)))
-    _put(system, root, folder, changed)
-
-
 @contextlib.contextmanager
 def working_folder(place: str) -> Iterator[Path]:
   """The local folder that stands for a working folder, which may be in a bucket.
@@ -616,102 +599,81 @@ def working_folder(place: str) -> Iterator[Path]:
     check_plain(folder)
     yield folder
     return
-  bucket_of(place)  # errors show before a folder is made
+  system, root = bucket_of(place)  # errors show before a folder is made
   parent = local_of(place).with_name("working")
   parent.mkdir(parents=True, exist_ok=True)
   folder = Path(tempfile.mkdtemp(prefix=f"{Path(place).name}-", dir=parent))
+  console.places[str(folder)] = place.rstrip("/")
   console.say(f"{place}: files are sent every {_PUSH_SECONDS:.0f} s and at the end")
-  try:
-    with _reaching(place):
-      mirror = _Mirror(folder, place)
-      mirror.pull()
-  except BaseException:
-    shutil.rmtree(folder, ignore_errors=True)
-    raise
   with contextlib.ExitStack() as stack:
-    console.places[str(folder)] = place.rstrip("/")
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    with _reaching(place):
+      remote = _files(system, root).items()
+      _get(system, {info["name"]: trust.inside(folder, name) for name, info in remote})
     if machine.is_primary():
-      stack.callback(_send_last, mirror, folder, place)
-      stack.enter_context(_sending_along(mirror, place))
-    else:
-      stack.callback(shutil.rmtree, folder, ignore_errors=True)
+      stack.enter_context(_sending(folder, place))
     yield folder
 
 
-def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
-  try:
-    mirror.push()
-  except Exception as error:  # of whatever file system it is
-    del console.places[str(folder)]
-    raise OSError(
-      f"{place} cannot be written ({console.one_line(error)}): the files of the run "
-      f"stay in {folder}"
-    ) from error
-  shutil.rmtree(folder, ignore_errors=True)
-
-
 @contextlib.contextmanager
-def _sending_along(mirror: _Mirror, place: str) -> Iterator[None]:
-  """Sends the changes every half minute while the block runs; a failure is a warning.
+def _sending(folder: Path, place: str) -> Iterator[None]:
+  """Sends the changes in a folder every half minute, and when the block ends in any way."""
+  sent, ended = _states(folder), threading.Event()
 
-  A transfer that has begun ends before the block does.
-  """
-  ended = threading.Event()
-
-  def run() -> None:
+  def send_along() -> None:
+    nonlocal sent
     while not ended.wait(_PUSH_SECONDS):
       try:
-        mirror.push()
+        sent = _send(folder, place, sent)
       except Exception as error:  # of whatever file system it is
         message = f"{place} cannot be written ({console.one_line(error)}): tried again"
         logging.log_every_n_seconds(logging.WARNING, message, _WARN_SECONDS)
 
-  thread = threading.Thread(target=run, name="bucket", daemon=True)
+  thread = threading.Thread(target=send_along, name="bucket", daemon=True)
   thread.start()
   try:
     yield
   finally:
     ended.set()
-    thread.join()
+    thread.join()  # a transfer that has begun ends first
+    try:
+      _send(folder, place, sent)
+    except Exception as error:
+      kept = folder.rename(folder.with_name(f"unsent-{folder.name}"))
+      reason = f"{place} cannot be written ({console.one_line(error)})"
+      raise OSError(f"{reason}: the files of the run stay in {kept}") from error
 
 
-class _Mirror:
-  """A local folder and a remote one.
+def _send(folder: Path, place: str, sent: Mapping[str, tuple]) -> dict[str, tuple]:
+  """Sends the files of a folder that changed, and removes files in the bucket that are gone here.
 
-  An index in the bucket names the files that belong together. It is written last: an interrupted
-  copy never counts as whole.
+  An index in the bucket names the files that belong together. It is written after them: an
+  interrupted transfer never counts as whole.
+
+  Args:
+    folder: the folder on this machine.
+    place: the bucket.
+    sent: `_states` at the last call.
+
+  Returns:
+    `_states` now.
+
+  Raises:
+    FileNotFoundError: a file was gone before it was sent: the next call sends what is left.
   """
-
-  def __init__(self, folder: Path, place: str):
-    self._folder = folder
-    self._sent: dict[str, tuple[int, ...]] = {}
-    self._system, self._root = bucket_of(place)
-
-  def pull(self) -> None:
-    """Copies the files in the bucket that its index names."""
-    files = _files(self._system, self._root).items()
-    _get(self._system, {info["name"]: trust.inside(self._folder, name) for name, info in files})
-    self._sent = _states(self._folder)
-
-  def push(self) -> None:
-    """Sends files that changed since the last call; removes files there that are gone here.
-
-    Raises:
-      FileNotFoundError: a file was gone before it was sent: the next call sends what is left.
-    """
-    here = _states(self._folder)
-    changed = [name for name, state in here.items() if self._sent.get(name) != state]
-    gone = self._sent.keys() - here.keys()
-    if not changed and not gone:
-      return
-    _put(self._system, self._root, self._folder, changed)
-    self._system.pipe_file(f"{self._root}/{_INDEX}", json.dumps(sorted(here)).encode())
-    if gone:
-      self._system.rm([f"{self._root}/{name}" for name in gone])
-    self._sent = here
+  system, root = bucket_of(place)
+  here = _states(folder)
+  changed, gone = [name for name in here if here[name] != sent.get(name)], sent.keys() - here.keys()
+  if changed:
+    system.put([str(folder / name) for name in changed], [f"{root}/{name}" for name in changed])
+  if changed or gone:
+    system.pipe_file(f"{root}/{_INDEX}", json.dumps(sorted(here)).encode())
+  if gone:
+    system.rm([f"{root}/{name}" for name in gone])
+  return here
 
 
-def _states(folder: Path) -> dict[str, tuple[int, ...]]:
+def _states(folder: Path) -> dict[str, tuple]:
   """The state of every file below a folder that is whole, by its name."""
   states = {}
   for parent, _, names in os.walk(folder):  # which lets folders go while it walks
@@ -721,11 +683,6 @@ def _states(folder: Path) -> dict[str, tuple[int, ...]]:
         with contextlib.suppress(FileNotFoundError):  # gone in the meantime
           states[name] = state_of(path)
   return states
-
-
-def _put(system: fsspec.AbstractFileSystem, root: str, folder: Path, names: Sequence[str]) -> None:
-  if names:
-    system.put([str(folder / name) for name in names], [f"{root}/{name}" for name in names])
 
 
 def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:

@@ -22,8 +22,6 @@ from tpugraphs_jax.report.runs import (
   DEFAULT,
   Group,
   KS,
-  NOISELESS,
-  noiseless,
   RANDOM,
   ValidationGraph,
 )
@@ -161,9 +159,6 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
       values = group.by_graph(value)
       numbers = [values.get(graph.name, np.nan) for graph in order]
       axes.plot(numbers, places, "o", ms=5, color=colour, label=group.name)
-  if by_ceiling := noiseless(order):
-    left.plot([graph.kendall_tau for graph in by_ceiling], places, "|", color=_GREY)
-    right.plot([], [], "|", color=_GREY, label=f"Kendall tau, {NOISELESS}")
   if all(graph.default is not None for graph in order):
     slowdowns = [graph.default_slowdown for graph in order]
     right.plot(slowdowns, places, "|", ms=10, mew=2, color=_INK, label=DEFAULT)

@@ -15,7 +15,6 @@ from typing import Any
 import jinja2
 
 from tpugraphs_jax import metrics
-from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.infra import files
 from tpugraphs_jax.report import errors, figures
 from tpugraphs_jax.report.runs import (
@@ -91,7 +90,6 @@ def _section(comparison: Comparison) -> dict[str, Any]:
     "differences": _differences(groups),
     "figures": {title: figures.svg(figure) for title, figure in drawn.items()},
     "graphs": _graphs(groups),
-    "view": _view(groups[0]),
     "errors": _table(dict(zip(_ERRORS, row)) for row in errors.rows(groups[0])),
     "programs": _programs(groups) if first.config.get("task") == "tile" else _table([]),
     "ended": _ended(comparison.runs),
@@ -178,24 +176,6 @@ def _programs(groups: Sequence[Group]) -> dict[str, Any]:
 def _of(group: Group, groups: Sequence[Group]) -> str:
   """The end of the name of a column of a group; empty where there is one group."""
   return f", {group.name}" * (len(groups) > 1)
-
-
-def _view(group: Group) -> str:
-  """The command that shows the graph with the lowest Kendall tau; empty where its file is gone.
-
-  For layouts it shows the first choice, beside the fastest configuration if they differ.
-  """
-  run = group.runs[0]
-  if not group.judged:
-    return ""
-  graph = group.by_tau[0]
-  path = run.file_of(graph.name)
-  if not path.exists():
-    return ""
-  first, fastest = map(int, graph.config_ids[[graph.scores.argmin(), graph.label.argmin()]])
-  configs = f" --config {first}" + f" --against {fastest}" * (fastest != first)
-  is_layout = Collection(run.collection).kind == "layout"
-  return f"python -m tpugraphs_jax.view {shlex.quote(str(path))}" + configs * is_layout
 
 
 def _about(run: Run) -> dict[str, str]:
