@@ -109,3 +109,19 @@ def test_characters_that_a_stream_does_not_have_are_escaped(monkeypatch):
 def test_nothing_is_written_where_a_process_has_no_output(monkeypatch):
   monkeypatch.setattr("sys.stdout", None)
   console.say("lost")
+
+
+def test_columns_are_as_wide_as_their_cells_and_empty_ones_are_left_out():
+  table = console.Table(["name", "unit", "n"], [["a", "", "10"], ["longer", "", "2"]], "sizes")
+  assert str(table).splitlines() == ["sizes", "", "name    n", "a       10", "longer  2"]
+
+
+def test_html_has_the_same_cells_and_no_tags_of_the_content():
+  html = console.Table(["name", "unit"], [["<script>", ""]], "a & b")._repr_html_()
+  assert "&lt;script&gt;" in html and "a &amp; b" in html
+  assert "<script" not in html and "unit" not in html
+
+
+def test_without_rows_only_the_title_is_left():
+  assert str(console.Table(["name"], [], "nothing")) == "nothing"
+  assert console.Table(["name"], [], "nothing")._repr_html_() == "<p>nothing</p>"

@@ -1,4 +1,4 @@
-"""Figures have fonts for their width and values on their points."""
+"""Figures have fonts for their width, and the figures of the tables."""
 
 import re
 from xml.etree import ElementTree
@@ -11,9 +11,9 @@ from tpugraphs_jax.report import figures, runs
 ESTIMATE = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
 
 
-def figures_of(folders, graph=None):
+def figures_of(folders):
   (comparison,) = runs.comparisons(runs.read_all(folders))
-  return comparison, figures.all_of(comparison, graph)
+  return comparison, figures.all_of(comparison)
 
 
 def test_figures_fit_a_page_of_700_pixels_without_a_smaller_font(tmp_path):
@@ -35,22 +35,6 @@ def test_a_figure_takes_its_ink_from_the_page(tmp_path):
     text = figures.svg(drawn)
     assert "currentColor" in text and "var(--line)" in text
     assert not re.search("#000000|#ffffff", text)  # neither black ink nor white paper
-
-
-def test_every_point_of_a_graph_says_its_name_and_values(tmp_path):
-  comparison, found = figures_of(
-    [write_run(tmp_path / str(n), seed=n, rate=0.1 * (n + 1), quality=0.5) for n in (0, 1)]
-  )
-  (drawn,) = [drawn for title, drawn in found.items() if title.startswith("Kendall tau and slow")]
-  root = ElementTree.fromstring(figures.svg(drawn))
-  tips = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
-  expected = [
-    f"{graph.name} ({graph.nodes:,} nodes), {group.name}: {name} {value:.4f}"
-    for group in comparison.groups
-    for graph in group.judged
-    for name, value in (("Kendall tau", graph.kendall_tau), ("slowdown1", graph.slowdowns[1]))
-  ]
-  assert sorted(tips) == sorted(expected)
 
 
 def test_one_config_has_a_band_of_its_graphs_and_several_have_none(tmp_path):

@@ -12,7 +12,7 @@ of a folder belong together. A place is a string: a `Path` would turn `gs://` in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import errno
 import fcntl
@@ -34,8 +34,8 @@ from typing import Any, IO
 from absl import logging
 import filelock
 import fsspec
+from fsspec import callbacks
 import numpy as np
-import tqdm
 
 from tpugraphs_jax.infra import console, machine, trust
 
@@ -49,6 +49,20 @@ _OWNER_CHARACTERS = 200  # that a message shows
 _SEAL = "checksum"  # field of a JSON object
 # A file that was changed so recently may change again without another time stamp.
 _SETTLED_SECONDS = 1.0
+
+
+def expanded(place: str | os.PathLike[str]) -> Path:
+  """The path of a local place, with a home folder for `~`.
+
+  Raises:
+    ValueError: there is no such home folder.
+  """
+  try:
+    return Path(place).expanduser()
+  except RuntimeError:
+    raise ValueError(
+      f"{os.fspath(place)}: no home folder is known for its ~: give a path without ~, or set HOME"
+    ) from None
 
 
 def is_remote(place: str | os.PathLike[str]) -> bool:
@@ -98,7 +112,7 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     with _reaching(path):
       system.pipe_file(remote_path, data.getvalue())
     return
-  path = Path(path).expanduser()
+  path = expanded(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = partial_path(path)
   try:
@@ -111,6 +125,8 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     if error.errno in _FULL and not error.filename:  # Python does not say where
       more = "free some, then give the command again (training: with --resume)"
       raise OSError(error.errno, f"{error.strerror}: {more}", str(path)) from None
+    if error.filename == str(partial):  # which nobody knows
+      raise OSError(error.errno, error.strerror, str(path)) from None
     raise
   finally:
     partial.unlink(missing_ok=True)
@@ -451,12 +467,12 @@ _DEFAULT_CACHE = "~/.cache/tpugraphs_jax"
 _KNOWN = ".remote.json"  # in a copy: the marks of the remote files, by name
 _INDEX = ".index.json"  # in a bucket: the files that belong together
 _PUSH_SECONDS = 30.0
-_AT_A_TIME = 64  # files
+_WARN_SECONDS = 600
 # Parts of names of files that are being written, or that only this machine can use.
 _NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded")
 
 
-def refuse(place: str, name: str) -> None:
+def refuse(place: str | os.PathLike[str], name: str) -> None:
   """Refuses (ValueError) a bucket where a folder of this machine is needed."""
   if is_remote(place):
     raise ValueError(
@@ -473,20 +489,20 @@ def join(place: str | os.PathLike[str], *parts: str) -> str:
 def exists(place: str) -> bool:
   """Whether there is a file at a place."""
   if not is_remote(place):
-    return Path(place).expanduser().is_file()
+    return expanded(place).is_file()
   system, path = bucket_of(place)
   return system.isfile(path)
 
 
 def cache() -> Path:
   """The user's folder of copies."""
-  return Path(os.environ.get(CACHE) or _DEFAULT_CACHE).expanduser()
+  return expanded(os.environ.get(CACHE) or _DEFAULT_CACHE)
 
 
 def local_of(place: str | os.PathLike[str]) -> Path:
   """The local path of a place: the place itself, or its copy, which need not exist yet."""
   if not is_remote(place):
-    return Path(place).expanduser()
+    return expanded(place)
   name = os.fspath(place).rstrip("/")
   return cache() / f"{name.rpartition('/')[2]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
@@ -521,7 +537,7 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
     'npz'
   """
   if not is_remote(place):
-    return Path(place).expanduser()
+    return expanded(place)
   into = into or local_of(place)
   with _reaching(place):
     system, root = bucket_of(place)
@@ -556,37 +572,12 @@ def _copy(
 
 
 def _get(system: fsspec.AbstractFileSystem, targets: Mapping[str, Path]) -> None:
-  names = list(targets)
-  with tqdm.tqdm(total=len(names), unit="file", disable=console.bar(True)) as bar:
-    for start in range(0, len(names), _AT_A_TIME):
-      batch = names[start : start + _AT_A_TIME]
-      partial = [targets[name].with_name(f".{targets[name].name}.partial") for name in batch]
-      for path in partial:
-        path.parent.mkdir(parents=True, exist_ok=True)
-      system.get(batch, list(map(str, partial)))
-      for name, path in zip(batch, partial):
-        os.replace(path, targets[name])
-      bar.update(len(batch))
-
-
-def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
-  """Copies a folder to a bucket: files that are not there, or of another size.
-
-  Args:
-    folder: the folder on this machine.
-    place: remote.
-    again: subfolders whose files are always sent.
-  """
-  with _reaching(place):
-    system, root = bucket_of(place)
-    remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
-    local_files = {name: folder / name for name in _whole_files(folder)}
-    changed = {
-      name: path
-      for name, path in local_files.items()
-      if name.partition("/")[0] in again or remote_sizes.get(name) != path.stat().st_size
-    }
-    _put(system, root, changed)
+  """Copies remote files to local paths."""
+  for path in targets.values():
+    path.unlink(missing_ok=True)  # a process that has mapped the earlier file keeps it
+  if targets:
+    bar = callbacks.TqdmCallback({"unit": "file", "disable": console.bar(True)})
+    system.get(list(targets), list(map(str, targets.values())), callback=bar)
 
 
 @contextlib.contextmanager
@@ -604,137 +595,94 @@ def working_folder(place: str) -> Iterator[Path]:
     OSError: at the end, if it cannot be sent; it stays on this machine then.
   """
   if not is_remote(place):
-    folder = Path(place).expanduser()
+    folder = expanded(place)
     check_plain(folder)
     yield folder
     return
-  bucket_of(place)  # errors show before a folder is made
+  system, root = bucket_of(place)  # errors show before a folder is made
   parent = local_of(place).with_name("working")
   parent.mkdir(parents=True, exist_ok=True)
-  folder = Path(tempfile.mkdtemp(prefix=f"{place.rstrip('/').rpartition('/')[2]}-", dir=parent))
+  folder = Path(tempfile.mkdtemp(prefix=f"{Path(place).name}-", dir=parent))
+  console.places[str(folder)] = place.rstrip("/")
   console.say(f"{place}: files are sent every {_PUSH_SECONDS:.0f} s and at the end")
-  try:
-    with _reaching(place):
-      mirror = _Mirror(folder, place)
-      mirror.pull()
-  except BaseException:
-    shutil.rmtree(folder, ignore_errors=True)
-    raise
   with contextlib.ExitStack() as stack:
-    console.places[str(folder)] = place.rstrip("/")
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    with _reaching(place):
+      remote = _files(system, root).items()
+      _get(system, {info["name"]: trust.inside(folder, name) for name, info in remote})
     if machine.is_primary():
-      stack.callback(_send_last, mirror, folder, place)
-      stack.enter_context(_sending_along(mirror, place))
-    else:
-      stack.callback(shutil.rmtree, folder, ignore_errors=True)
+      stack.enter_context(_sending(folder, place))
     yield folder
 
 
-def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
-  try:
-    if not any(mirror.push() for _ in range(3)):
-      raise OSError("files changed while they were sent")
-  except Exception as error:  # of whatever file system it is
-    del console.places[str(folder)]
-    raise OSError(
-      f"{place} cannot be written ({console.one_line(error)}): the files of the run "
-      f"stay in {folder}"
-    ) from error
-  shutil.rmtree(folder, ignore_errors=True)
-
-
 @contextlib.contextmanager
-def _sending_along(mirror: _Mirror, place: str) -> Iterator[None]:
-  """Sends the changes every half minute while the block runs; warns of the first failure.
+def _sending(folder: Path, place: str) -> Iterator[None]:
+  """Sends the changes in a folder every half minute, and when the block ends in any way."""
+  sent, ended = _states(folder), threading.Event()
 
-  A transfer that has begun ends before the block does.
-  """
-  ended, is_warned = threading.Event(), False
-
-  def run() -> None:
-    nonlocal is_warned
+  def send_along() -> None:
+    nonlocal sent
     while not ended.wait(_PUSH_SECONDS):
       try:
-        mirror.push()
+        sent = _send(folder, place, sent)
       except Exception as error:  # of whatever file system it is
-        if not is_warned:
-          reason = console.one_line(error)
-          logging.warning(
-            f"{place} cannot be written ({reason}): tried again every {_PUSH_SECONDS:.0f} s"
-          )
-        is_warned = True
+        message = f"{place} cannot be written ({console.one_line(error)}): tried again"
+        logging.log_every_n_seconds(logging.WARNING, message, _WARN_SECONDS)
 
-  thread = threading.Thread(target=run, name="bucket", daemon=True)
+  thread = threading.Thread(target=send_along, name="bucket", daemon=True)
   thread.start()
   try:
     yield
   finally:
     ended.set()
-    thread.join()
-
-
-class _Mirror:
-  """A local folder and a remote one.
-
-  An index in the bucket names the files that belong together. It is written last: an interrupted
-  copy never counts as whole.
-  """
-
-  def __init__(self, folder: Path, place: str):
-    self._folder = folder
-    self._sent: dict[str, tuple[int, ...]] = {}
-    self._system, self._root = bucket_of(place)
-
-  def pull(self) -> None:
-    """Copies the files in the bucket that its index names."""
-    files = _files(self._system, self._root).items()
-    _get(self._system, {info["name"]: trust.inside(self._folder, name) for name, info in files})
-    self._sent = self._here()
-
-  def push(self) -> bool:
-    """Sends files that changed since the last call; removes files there that are gone here.
-
-    Returns:
-      False if a file was replaced while it was sent: the next call sends it again.
-    """
-    here = self._here()
-    changed = [name for name, mark in here.items() if self._sent.get(name) != mark]
-    gone = self._sent.keys() - here.keys()
-    if not changed and not gone:
-      return True
+    thread.join()  # a transfer that has begun ends first
     try:
-      _put(self._system, self._root, {name: self._folder / name for name in changed})
-    except FileNotFoundError:
-      if all((self._folder / name).exists() for name in changed):
-        raise  # there is no such bucket
-      return False
-    self._system.pipe_file(f"{self._root}/{_INDEX}", json.dumps(sorted(here)).encode())
-    if gone:
-      self._system.rm([f"{self._root}/{name}" for name in gone])
-    self._sent = here
-    return True
-
-  def _here(self) -> dict[str, tuple[int, ...]]:
-    """The state of every file that is whole."""
-    states = {}
-    for name in _whole_files(self._folder):
-      with contextlib.suppress(FileNotFoundError):  # gone in the meantime
-        states[name] = state_of(self._folder / name)
-    return states
+      _send(folder, place, sent)
+    except Exception as error:
+      kept = folder.rename(folder.with_name(f"unsent-{folder.name}"))
+      reason = f"{place} cannot be written ({console.one_line(error)})"
+      raise OSError(f"{reason}: the files of the run stay in {kept}") from error
 
 
-def _whole_files(folder: Path) -> Iterable[str]:
-  """Names of the files below a folder that are whole."""
-  for at, _, names in os.walk(folder):  # which lets folders go while it walks
-    for name in names:
-      path = Path(at, name).relative_to(folder).as_posix()
-      if not is_hidden(path) and not any(part in path for part in _NOT_SENT):
-        yield path
+def _send(folder: Path, place: str, sent: Mapping[str, tuple]) -> dict[str, tuple]:
+  """Sends the files of a folder that changed, and removes files in the bucket that are gone here.
+
+  An index in the bucket names the files that belong together. It is written after them: an
+  interrupted transfer never counts as whole.
+
+  Args:
+    folder: the folder on this machine.
+    place: the bucket.
+    sent: `_states` at the last call.
+
+  Returns:
+    `_states` now.
+
+  Raises:
+    FileNotFoundError: a file was gone before it was sent: the next call sends what is left.
+  """
+  system, root = bucket_of(place)
+  here = _states(folder)
+  changed, gone = [name for name in here if here[name] != sent.get(name)], sent.keys() - here.keys()
+  if changed:
+    system.put([str(folder / name) for name in changed], [f"{root}/{name}" for name in changed])
+  if changed or gone:
+    system.pipe_file(f"{root}/{_INDEX}", json.dumps(sorted(here)).encode())
+  if gone:
+    system.rm([f"{root}/{name}" for name in gone])
+  return here
 
 
-def _put(system: fsspec.AbstractFileSystem, root: str, files: Mapping[str, Path]) -> None:
-  if files:
-    system.put(list(map(str, files.values())), [f"{root}/{name}" for name in files])
+def _states(folder: Path) -> dict[str, tuple]:
+  """The state of every file below a folder that is whole, by its name."""
+  states = {}
+  for parent, _, names in os.walk(folder):  # which lets folders go while it walks
+    for path in (Path(parent, name) for name in names):
+      name = path.relative_to(folder).as_posix()
+      if not is_hidden(name) and not any(part in name for part in _NOT_SENT):
+        with contextlib.suppress(FileNotFoundError):  # gone in the meantime
+          states[name] = state_of(path)
+  return states
 
 
 def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:

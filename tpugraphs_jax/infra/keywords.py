@@ -6,15 +6,15 @@ from collections.abc import Callable
 import difflib
 import functools
 import inspect
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-_P, _Value = ParamSpec("_P"), TypeVar("_Value")
+_Verb = TypeVar("_Verb", bound=Callable[..., Any])
 # One TPU or several: each word is taken for the other.
 _TARGETS = {"target": "targets", "targets": "target"}
 _NEAR = 0.8  # `difflib` ratio from which a name may be a misspelt option
 
 
-def checked(verb: Callable[_P, _Value]) -> Callable[_P, _Value]:
+def checked(verb: _Verb) -> _Verb:
   """A function that takes a function, its arguments and options, and checks its keyword arguments.
 
   `target=` and `targets=` are both taken. ValueError where a keyword argument is an option and a
@@ -46,6 +46,7 @@ def _parameters(function: Any, count: int) -> list[str]:
     return []
   by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
   given = [each.name for each in parameters if each.kind in by_place][:count]
+  given += getattr(function, "keywords", {})  # of functools.partial
   stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
   return [each.name for each in parameters if each.name not in given and each.kind not in stars]
 

@@ -32,7 +32,7 @@ _SMALL: dict[str, Any] = {
   ),
   **dict.fromkeys("keys messages token_width".split(), 8),
   **dict.fromkeys("widths mlp_widths edge_widths config_widths head_widths".split(), (8,)),
-  **dict.fromkeys("num_gnns num_layers layers rounds token_layers".split(), 1),
+  **dict.fromkeys("num_gnns num_layers layers rounds token_layers filter_layers".split(), 1),
   **dict.fromkeys("blocks attention_blocks cross_blocks".split(), 1),
   "hidden_dim": 16,
 }

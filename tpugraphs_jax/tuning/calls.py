@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import copy
 import dataclasses
 import functools
+from pathlib import Path
 import types
 from typing import Any, NamedTuple
 import weakref
@@ -21,7 +22,7 @@ import weakref
 from absl import logging
 import jax
 from jax.experimental import layout
-from jax.extend import core
+from jax.extend import core, source_info_util
 import numpy as np
 
 from tpugraphs_jax.tuning import state
@@ -29,6 +30,10 @@ from tpugraphs_jax.tuning import state
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 _SCALARS = (bool, int, float, complex)
 _JIT = type(jax.jit(lambda: None))
+
+# The source line of an operation is the caller's, never one between the caller and the function.
+for _place in ("tuning", "hlo", "infra", "view", "collect.py", "estimate.py"):
+  source_info_util.register_exclusion(str(Path(__file__).parents[1] / _place))
 
 
 class Jit(NamedTuple):
@@ -56,14 +61,17 @@ class Jit(NamedTuple):
     The function returns the outputs as a tuple, and a value without arrays.
     """
     function.__name__ = self.name
-    given = {"in_shardings": self.in_shardings, "out_shardings": (self.out_shardings, None)}
-    used = {"in_shardings": any(self.in_shardings), "out_shardings": any(self.out_shardings)}
+    shardings: dict[str, Any] = {}
+    if any(self.in_shardings):
+      shardings["in_shardings"] = self.in_shardings
+    if any(self.out_shardings):
+      shardings["out_shardings"] = self.out_shardings, None
     return jax.jit(
       function,
       donate_argnums=self.donated,
       keep_unused=self.keep_unused,
       compiler_options={**self.compiler_options, **compiler_options} or None,
-      **{name: value for name, value in given.items() if used[name]},
+      **shardings,
     )
 
   @property
@@ -174,7 +182,7 @@ class Call:
   """
 
   def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
-    self._function = function
+    self._function: Any = function
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=state.is_object)
     self._takes_scalars, static = _scalars(function, args, kwargs)
     kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
@@ -194,16 +202,25 @@ class Call:
     args, kwargs, _ = self.structure.fill(arrays)
     return self._function(*args, **kwargs)
 
-  def at(self, arrays: Sequence[Any]) -> Call:
-    """The call with other values of the arrays, without objects of the caller."""
+  def at(self, arrays: Sequence[Any], function: Callable[..., Any] | None = None) -> Call:
+    """The call with other values of the arrays, without objects of the caller.
+
+    Args:
+      arrays: the values.
+      function: is called in place of the call's.
+    """
     other = copy.copy(self)
     other.__dict__.pop("trace", None)
     other.arrays, other._objects = tuple(arrays), []
+    other._function = function or self._function
     return other
 
   def shapes(self, sharding: jax.sharding.Sharding) -> list[jax.ShapeDtypeStruct]:
-    """The shapes of the arrays, on a device."""
-    avals = map(jax.typeof, jax.eval_shape(lambda *arrays: arrays, *self.arrays))
+    """The shapes of the arrays, on a device; warns of those that jax makes narrower."""
+    avals = [jax.typeof(x) for x in jax.eval_shape(lambda *arrays: arrays, *self.arrays)]
+    for array, aval in zip(self.arrays, avals):
+      if getattr(array, "dtype", aval.dtype) != aval.dtype:
+        _say_narrowed(self.__name__, str(array.dtype), str(aval.dtype))
     return [
       jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
       for aval in avals
@@ -216,6 +233,8 @@ class Call:
     Raises:
       ValueError: the function needs the values of Python scalars, or adds to its state.
     """
+    if isinstance(self._function, Version):
+      return self._function.trace_of(self)
     kept: list[Rest] = []
 
     def arrays_of(*arrays: Any) -> list[Any]:
@@ -269,37 +288,28 @@ class Call:
     if jit is None and is_of_arrays:
       args, kwargs, _ = self.structure.fill(arrays)
       return jax.jit(self._function).lower(*args, **kwargs)
-    function = self.of_arrays()
+    function = self.of_arrays(lambda program, arrays: core.jaxpr_as_fun(program)(*arrays))
     function.__name__ = self.__name__
     return (jit(function, {}) if jit else jax.jit(function)).lower(*arrays)
 
-  def of_arrays(self, evaluate: Evaluate | None = None) -> Callable[..., tuple[tuple, Rest]]:
-    """The function of arrays that returns the outputs of its program, and the rest.
-
-    Args:
-      evaluate: gives the outputs of the program of other arrays; the function does unless given.
-    """
+  def of_arrays(self, evaluate: Evaluate) -> Callable[..., tuple[tuple, Rest]]:
+    """The function of arrays that returns the outputs of its program, and the rest."""
     blank = self.at(())
 
     def function(*arrays: Any) -> tuple[tuple, Rest]:
-      if evaluate is None:
-        outputs, rest = blank._outputs(arrays)
-      else:
-        trace = blank.at(arrays).trace
-        outputs, rest = evaluate(trace.program, arrays), trace.rest
-      return tuple(outputs), rest
+      trace = blank.at(arrays).trace
+      return tuple(evaluate(trace.program, arrays)), trace.rest
 
     return function
 
   def outputs_of(self, outputs: Sequence[Any], rest: Rest) -> Any:
     """The outputs of the function from those of its program; updates the caller's objects."""
     count = len(outputs) - len(rest.changed)
-    if rest.changed:
-      after = list(self.arrays)
-      first = len(after) - self.structure.state.tree.num_leaves
+    if self.structure.state and rest.changed:
+      after = list(self.arrays[-self.structure.state.size :])
       for place, array in zip(rest.changed, outputs[count:]):
-        after[first + place] = array
-      self.structure.state.update(self._objects, after[first:])
+        after[place] = array
+      self.structure.state.update(self._objects, after)
     return rest.outputs_of(outputs[:count])
 
   def _outputs(self, arrays: Sequence[Any]) -> tuple[list[Any], Rest]:
@@ -311,7 +321,7 @@ class Call:
     others = [None if isinstance(leaf, kinds) else leaf for leaf in leaves]
     found = [leaf for leaf, other in zip(leaves, others) if other is None]
     after, structure = state.split(objects)
-    if structure and structure.tree != self.structure.state.tree:
+    if structure and self.structure.state and structure.tree != self.structure.state.tree:
       raise ValueError(
         f"{self.__name__} adds arrays to the state of its arguments: make them before the call"
       )
@@ -362,6 +372,15 @@ class Version:
         _check_inside(call, jit)
     return call.outputs_of(outputs, rest)
 
+  def trace_of(self, call: Call) -> Trace:
+    """The program of a call of this version."""
+    program, rest, jit = call.at(call.arrays, self.function).trace
+    changed = jax.make_jaxpr(lambda *arrays: self._evaluate(program, arrays))(*call.arrays)
+    if jit:
+      options = {**jit.compiler_options, **self._compiler_options}
+      jit = jit._replace(compiler_options=options)
+    return Trace(changed, rest, jit)
+
   def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
     """As of `jax.jit`; the lowered function takes and returns arrays alone."""
     return self._stage("lower", args, kwargs)
@@ -395,6 +414,13 @@ def check_state(call: Call) -> None:
       f"{call.__name__} changes its arguments in place, which jax.jit does not keep: "
       f"pass nnx.jit({call.__name__})"
     )
+
+
+@functools.cache  # once for all labels of a search
+def _say_narrowed(name: str, given: str, taken: str) -> None:
+  logging.warning(
+    "arguments of %s are %s and count as %s: jax_enable_x64 is off", name, given, taken
+  )
 
 
 def _check_inside(call: Call, jit: Jit) -> None:
@@ -470,9 +496,12 @@ def _scalars(
     function = function.function
   if not isinstance(function, _JIT) and not state.is_jitted(function):
     return not is_jitted(function), []
-  static, first = [], 0
+  static: list[int] = []
+  first = 0
   for key in [*range(len(args)), *sorted(kwargs)]:
-    leaves = jax.tree.leaves((kwargs if isinstance(key, str) else args)[key], is_leaf=state.is_object)
+    leaves = jax.tree.leaves(
+      (kwargs if isinstance(key, str) else args)[key], is_leaf=state.is_object
+    )
     may_be = any(isinstance(leaf, (*_SCALARS, np.generic)) for leaf in leaves)
     if may_be and _is_static(function, args, kwargs, key):
       static += range(first, first + len(leaves))

@@ -152,12 +152,11 @@ def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
 
   A function that is jitted stays so, with the same donated and static arguments and shardings
   (`Version`). Call another one under `jax.jit`. The arguments have the shapes that the choice was
-  made for. Layouts are chosen inside scans, loops, branches, nested jits and checkpoints too. The compiler chooses layouts of equations in no group
-  of the choice, of the rules of custom derivatives, of linear solvers and other primitives with
-  inner programs, and of derivatives of the result. To choose layouts for a gradient, apply a choice
-  to the function that computes it.
+  made for. Layouts are chosen inside scans, loops, branches, nested jits and checkpoints too. The
+  compiler chooses layouts of equations in no group of the choice, of the rules of custom
+  derivatives, of linear solvers and other primitives with inner programs, and of derivatives of the
+  result. To choose layouts for a gradient, apply a choice to the function that computes it.
   """
-
   return Version(function, functools.partial(evaluate, choice=choice))
 
 
@@ -184,8 +183,9 @@ def for_one_device(call: Call) -> Call:
   jaxpr = program.jaxpr
   if mapped := set(primitives(jaxpr)).intersection(_MAPS):
     raise ValueError(
-      f"{call.__name__} has {min(mapped)}, and a target is one device: call the function that it "
-      "maps, with the shapes of one device"
+      f"{call.__name__} has {min(mapped)}, and a target is one device: pass the function that it "
+      "maps, with the shapes of one device; where it has collectives such as pmean over an axis, "
+      "pass jax.vmap(function, axis_name=...) with a leading dimension of 1"
     )
   is_constrained = _has_shardings(jaxpr)
   if is_constrained or not jax.sharding.get_abstract_mesh().empty:
@@ -339,8 +339,14 @@ def _rewritten(value: Any, bind: _Bind) -> Any:
 
 
 def _traced(closed: core.ClosedJaxpr, bind: _Bind) -> core.ClosedJaxpr:
+  is_on_mesh = not jax.sharding.get_abstract_mesh().empty  # its types have shardings
   shapes = [
-    jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    jax.ShapeDtypeStruct(
+      aval.shape,
+      aval.dtype,
+      weak_type=aval.weak_type,
+      sharding=aval.sharding if is_on_mesh else None,
+    )
     for aval in (variable.aval for variable in closed.jaxpr.invars)
   ]
   return jax.make_jaxpr(lambda *args: _evaluate(closed, args, bind))(*shapes)
@@ -538,8 +544,9 @@ def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
   if inside is not None:
     raise ValueError(
       f"{name} holds {inside}, whose layouts cannot be chosen there; expected "
-      f"them inside {', '.join(CALLS)} or at the top: call the function that "
-      f"{name} maps instead"
+      f"them inside {', '.join(CALLS)} or at the top: pass the function that {name} maps, with the "
+      "shapes of one device; where it has collectives such as pmean over an axis, pass "
+      "jax.vmap(function, axis_name=...) with a leading dimension of 1"
     )
   return []
 

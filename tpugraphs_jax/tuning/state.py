@@ -16,7 +16,7 @@ import jax
 
 
 def _nnx() -> Any:
-  """The module `flax.nnx`, where the caller has imported it: only then there are such objects."""
+  """The module of nnx, where the caller has imported it: only then there are such objects."""
   return sys.modules.get("flax.nnx")
 
 
@@ -47,6 +47,11 @@ class Structure(NamedTuple):
 
   graph: Any  # nnx.GraphDef, which has the references that objects share
   tree: Any  # of the state
+
+  @property
+  def size(self) -> int:
+    """How many arrays the objects have."""
+    return self.tree.num_leaves
 
   def merge(self, arrays: Sequence[Any]) -> list[Any]:
     """New objects with these arrays."""

@@ -18,22 +18,28 @@ class Chip:
     clock: bundles a second.
     bandwidth: peak of the HBM of one core, bytes a second.
     share: of the peak that DMAs reach.
+    gap: bytes that the HBM could have moved in the time between two contiguous pieces of a DMA.
     latency: cycles between the last byte of a DMA and its arrival.
     start: cycles that the core needs to start a DMA.
     vmem: bytes a cycle of DMAs that stay on the chip.
     granule: bytes of the unit in which DMAs count.
-    slots: bundles after a branch that still run.
+    slots: cycles after a branch whose bundles still run.
+    rows: that a matrix unit takes in a cycle.
+    nops_are_joined: as of `scalar.Schedule`.
     source: where the constants come from.
   """
 
   clock: float
   bandwidth: float
   share: float
+  gap: float
   latency: float
   start: float
   vmem: float
   granule: int
   slots: int
+  rows: float
+  nops_are_joined: bool
   source: str
 
   @property

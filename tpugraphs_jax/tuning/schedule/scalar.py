@@ -8,8 +8,10 @@ execution.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import math
 import operator
 from typing import Any, Protocol
 
@@ -227,7 +229,7 @@ class Block:
 
 # Slots of the register file that are no registers.
 _NOTHING, _MEMORY, _TAKEN, _NOWHERE = range(4)
-_DMA_WORDS = ("size_in_granules", "src_stride", "dst_stride", "steps_per_stride", "dst_syncflagno")
+_DMA_WORDS = ("size_in_granules", "src_stride", "dst_stride", "stridedescaddr", "dst_syncflagno")
 _EFFECTS = ("sbr", "dma", "vwait", "vsync", "inlined_call")
 
 
@@ -236,7 +238,9 @@ class Schedule:
 
   Args:
     bundles: of `bundles.parse`.
-    slots: bundles after a branch that still run.
+    slots: cycles after a branch whose bundles still run.
+    nops_are_joined: whether one empty bundle stands for all empty ones at the end of these.
+    rows: that a matrix unit takes in a cycle: a block lasts until its products are done.
     first_allocation: number of allocations before those of this schedule.
 
   Attributes:
@@ -247,8 +251,17 @@ class Schedule:
     Unreadable: a branch without a target, or more of anything than this class can tell apart.
   """
 
-  def __init__(self, bundles: list[Bundle], *, slots: int, first_allocation: int = 0):
-    self._bundles, self._slots = bundles, slots
+  def __init__(
+    self,
+    bundles: list[Bundle],
+    *,
+    slots: int,
+    nops_are_joined: bool = False,
+    rows: float = 1.0,
+    first_allocation: int = 0,
+  ):
+    self._bundles, self._slots, self._nops_are_joined = bundles, slots, nops_are_joined
+    self._rows = rows
     self._first_allocation = first_allocation
     self._allocations: dict[str, int] = {}
     self._slot_of: dict[Any, int] = {}
@@ -284,20 +297,37 @@ class Schedule:
 
   def _link(self) -> list[Block]:
     branches = self._branches()
-    ends = {min(at + self._slots + 1, len(self._bundles)) for at in branches}
-    leaders = sorted({0, *branches.values(), *ends} - {len(self._bundles)})
+    ends = {at: self._end_of_slots(at) for at in branches}
+    leaders = sorted({0, *branches.values(), *ends.values()} - {len(self._bundles)})
     number = {at: place for place, at in enumerate(leaders)}
     blocks = []
     for place, start in enumerate(leaders):
       end = leaders[place + 1] if place + 1 < len(leaders) else len(self._bundles)
       own = [at for at in branches if start <= at < end]
-      if len(own) > 1 or any(min(at + self._slots + 1, len(self._bundles)) != end for at in own):
+      if len(own) > 1 or any(ends[at] != end for at in own):
         raise Unreadable(f"a branch or a region lies in the slots of the branch in bundle {own[0]}")
       target = number[branches[own[0]]] if own else None
       following = place + 1 if place + 1 < len(leaders) else None
       is_backward = target is not None and target <= place
-      blocks.append(self._block(start, end, target, following, is_backward))
+      waits = self._slots - (end - own[0] - 1) if own and self._nops_are_joined else 0
+      blocks.append(self._block(start, end, max(waits, 0), target, following, is_backward))
     return blocks
+
+  def _end_of_slots(self, at: int) -> int:
+    """The bundle after those that a branch still runs.
+
+    Where empty bundles are joined, the first one ends them, unless an operation after it depends on
+    the predicate of the branch: such an operation is one that must not run if the branch is taken.
+    """
+    end = min(at + self._slots + 1, len(self._bundles))
+    if not self._nops_are_joined:
+      return end
+    branch = next(each for each in self._bundles[at].operations if each.code.startswith("sbr"))
+    predicate = branch.predicate.number if branch.predicate is not None else None
+    last = max(
+      (each for each in range(at, end) if predicate in self._bundles[each].predicates), default=at
+    )
+    return next((each + 1 for each in range(last + 1, end) if self._bundles[each].is_empty), end)
 
   def _branches(self) -> dict[int, int]:
     """The bundle to which each branch jumps, by the bundle of the branch."""
@@ -314,7 +344,13 @@ class Schedule:
     return branches
 
   def _block(
-    self, start: int, end: int, target: int | None, following: int | None, is_backward: bool
+    self,
+    start: int,
+    end: int,
+    waits: int,
+    target: int | None,
+    following: int | None,
+    is_backward: bool,
   ) -> Block:
     segments: list[tuple[tuple[Step, ...], Effect | None, int]] = []
     steps: list[Step] = []
@@ -331,7 +367,16 @@ class Schedule:
       segments.append((tuple(steps), None, cycles))
     units = tuple(map(sum, zip(*(bundle.units for bundle in self._bundles[start:end]))))
     bundles = end - start
+    cycles = max(cycles + waits, math.ceil(self._products(start, end) / self._rows))
     return Block(tuple(segments), cycles, bundles, units, target, following, is_backward)
+
+  def _products(self, start: int, end: int) -> int:
+    """Rows that the busiest matrix unit takes in some bundles."""
+    rows: collections.Counter[int] = collections.Counter()
+    for bundle in self._bundles[start:end]:
+      for unit, taken in bundle.products:
+        rows[unit] += taken
+    return max(rows.values(), default=0)
 
   def _bundle(self, bundle: Bundle) -> Iterator[Step | Effect]:
     """The steps and effects of a bundle: every operand is read before the bundle writes.
@@ -367,7 +412,9 @@ class Schedule:
       if len(words) != 2:
         raise Unreadable("a store has no address and value")
       if operation.predicate is not None:
-        words[0] = self._chosen(operation, words[0], _NOWHERE, here, steps)
+        before = self._slot("before")
+        steps.append((_load, before, words[0], _MEMORY, 0))
+        words[1] = self._chosen(operation, words[1], before, here, steps)
       steps.append((_store, _NOTHING, words[0], words[1], _MEMORY))
       return steps
     if operation.result is None:
@@ -569,7 +616,7 @@ def _needed(bundles: list[Bundle]) -> tuple[set[int], bool]:
         stores.append(operation)
       elif operation.code.startswith("dma") and operation.code != "dma.done.wait":
         waiting += _values(operation, _wanted(operation.code))
-        descriptors |= operation.code == "dma"
+        descriptors |= operation.code == "dma" or "stridedescaddr" in operation.named
       elif operation.code.startswith(_EFFECTS) and operation.result is None:
         waiting += operation.reads()
   needed: set[int] = set()
