@@ -1,7 +1,7 @@
 """The official tile rankers: scores `[G, C]` of tile configurations of kernels.
 
-Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`, which
-`base.TileFamily` fills). Published systems read them in `systems`, mostly by `nn.linear.Tiles`. With
+Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`, from
+`base.TileFamily`). Published systems read them in `systems`, mostly by `nn.linear.Tiles`. With
 early join the tile is a feature of every node. With late join it is appended to the readout of the
 kernel, so that the network runs once per kernel:
 

@@ -137,7 +137,7 @@ def read_summary(workdir: Path) -> dict[str, Any]:
 
 
 def final_evaluation(summary: Mapping[str, Any]) -> dict[str, Any]:
-  """The section with the figures of a run, see `evaluation.final_split`; empty before evaluation."""
+  """The section with the figures of a run (`evaluation.final_split`); empty before evaluation."""
   return summary.get(evaluation.final_split(summary.get("folds", 0)), {})
 
 
