@@ -78,8 +78,7 @@ METHODS: dict[str, Callable[[Rows, str], list[np.ndarray]]] = {
   ],
   "roofline": lambda rows, target: [
     np.maximum(
-      rows["flops"] / costs.DEVICES[target].flops,
-      rows["bytes"] / costs.DEVICES[target].bandwidth,
+      rows["flops"] / costs.DEVICES[target].flops, rows["bytes"] / costs.DEVICES[target].bandwidth
     )
   ],
   "cycles and optimal seconds": lambda rows, target: [

@@ -239,7 +239,7 @@ def _simulated(**changes):
 @pytest.fixture
 def simulated(compiled, monkeypatch):
   """Sets what the schedules of a program with a copy and a product say."""
-  chip = chips.Chip(1.72e9, 1.0, 1.0, 1, 1, 1, 1, 1, "a test")
+  chip = tpu.dataclasses.replace(chips.chips()["tpu:v6e"], clock=1.72e9, source="a test")
   monkeypatch.setattr(chips, "chips", lambda: {"tpu:v6e": chip})
 
   def answer(time):
@@ -366,6 +366,25 @@ def test_what_a_reader_has_to_know_of_the_function_is_said(compiled):
   assert "float64 arguments are estimated" in repr(estimate.estimate(step, wide, targets="v6e"))
   plain = repr(estimate.estimate(step, jnp.zeros(8), targets="v6e"))
   assert "Pallas" not in plain and "float64" not in plain
+
+
+def test_the_command_saves_compares_and_fails_where_a_program_got_slower(
+  compiled, tmp_path, capsys
+):
+  program, saved = tmp_path / "mine.py", tmp_path / "a.json"
+  program.write_text("PROGRAMS = {'step': (lambda x: x, (1.0,))}\n")
+  source = f"{program}:step"
+  compiled(_program(_node("copy", 1, cycles=10**6, line=7)))
+  assert estimate.main([source, "--targets", "v6e", "--save", str(saved)]) == 0
+  assert estimate.main([source, "--against", str(saved)]) == 0  # for the targets of the file
+  compiled(_program(_node("copy", 1, cycles=2 * 10**6, line=7)))
+  capsys.readouterr()
+  assert estimate.main([source, "--against", str(saved), "--slower", "0.02"]) == 1
+  assert "copy_of_jax model.py:7 (+0.5 ms)" in capsys.readouterr().out
+  assert estimate.main([source, "--against", str(saved), "--slower", "1.5"]) == 0
+  saved.write_text("{}")
+  assert estimate.main([source, "--against", str(saved)]) == 2
+  assert "a.json" in capsys.readouterr().err
 
 
 def test_the_command_does_not_take_the_functions_place_in_the_package():
