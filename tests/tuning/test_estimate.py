@@ -253,7 +253,7 @@ def simulated(compiled, monkeypatch):
     nodes[0].metadata.op_name = "w"
     nodes[2].metadata.op_name = "jit(f)/transpose(jvp(Net))/Dense_1/dot_general"
     compiled(tpu.dataclasses.replace(_program(*nodes), schedules={"TLP": ""}))
-    monkeypatch.setattr(program, "simulate", lambda *_: time)
+    monkeypatch.setattr(program, "simulate", lambda *_, arguments: time)
 
   return answer
 
@@ -325,9 +325,34 @@ def test_a_loop_of_unknown_length_is_the_reason_that_is_named(compiled, monkeypa
   made = _program(_node("copy", 1, cycles=10), loop, callees=[body, condition])
   compiled(tpu.dataclasses.replace(made, schedules={"TLP": ""}))
   why = "the program writes scalar memory"
-  monkeypatch.setattr(program, "simulate", lambda *_: _simulated(milliseconds=None, why=why))
+  time = _simulated(milliseconds=None, why=why)
+  monkeypatch.setattr(program, "simulate", lambda *_, arguments: time)
   (row,) = estimate.estimate(step, targets="v6e").rows
   assert row.why == "it has a loop of unknown length while_of_jax model.py:1"
+
+
+def test_integers_among_the_arguments_reach_loops_and_kernels(compiled, monkeypatch):
+  nodes, computations = _loop(1, 100, _node("copy", 1, cycles=1000, shape=_LARGE))
+  start = _node("parameter", 97, shape=())
+  start.shape.element_type, start.parameter_number = 4, 1
+  sizes = _node("parameter", 96, shape=(3,))
+  made = _program(sizes, start, nodes[1], callees=computations)
+  compiled(tpu.dataclasses.replace(made, schedules={"TLP": ""}))
+  given = []
+
+  def simulate(*_, arguments):
+    given.append({number: value.tolist() for number, value in arguments.items()})
+    return _simulated(milliseconds=None)
+
+  monkeypatch.setattr(program, "simulate", simulate)
+  rows = [
+    estimate.estimate(lambda sizes, start: start, jnp.array([4, 5, 6]), start, targets="v6e").rows[
+      0
+    ]
+    for start in (40, jnp.int32(90), jax.ShapeDtypeStruct((), jnp.int32))
+  ]
+  assert [row.cycles for row in rows] == [60_000, 10_000, 1000] and "loop" in rows[2].why
+  assert given == [{0: [4, 5, 6], 1: 40}, {0: [4, 5, 6], 1: 90}, {0: [4, 5, 6]}]
 
 
 def test_a_compiler_that_gives_no_answer_is_a_row_with_its_reason(compiled):

@@ -159,7 +159,7 @@ class Compiler:
   def _end(self) -> None:
     if self._process is not None:
       self._process.kill()
-      with self._process, contextlib.suppress(BrokenPipeError):  # closes its pipes and waits
+      with contextlib.suppress(BrokenPipeError), self._process:  # closes its pipes and waits
         pass
       self._process = None
 
