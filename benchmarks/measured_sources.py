@@ -4,7 +4,7 @@ The folder has any of
 
     jaxbench/times.csv, jaxbench/WORKLOAD/baseline.py and optimized.py
     gemm.csv                   products of `tpu-perf-model`: wall clock with a launch in it
-    tokamax/DEVICE/*.json      tokamax' autotuning caches, from arguments and configurations to times
+    tokamax/DEVICE/*.json      tokamax' autotuning caches: times by arguments and configuration
 
 None of it is part of this project.
 """
