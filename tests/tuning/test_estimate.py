@@ -288,12 +288,12 @@ def test_the_interval_of_schedules_is_that_of_their_record_with_its_compilers(
   simulated, monkeypatch
 ):
   simulated(_simulated())
-  interval = costs.Interval(0.9, 1.1, 60, ["products", "kernels"], {"products": "0.0.40"})
+  interval = costs.Interval(0.9, 1.1, 60, ["products", "kernels"], "0.0.40")
   monkeypatch.setattr(costs, "intervals", lambda: {"tpu:v6e": interval})
   found = tpugraphs_jax.estimate(step, 1.0, targets="v6e")
   assert found.rows[0].interval == pytest.approx((1.8, 2.2))
-  assert "60 programs of products, kernels" in repr(found)
-  assert "libtpu 0.0.40, this is 0.0.42.1" in repr(found)
+  assert "60 programs (products, kernels)" in repr(found)
+  assert "libtpu 0.0.40, 9 of 10; this is 0.0.42.1" in repr(found)
 
 
 def test_no_time_of_schedules_is_below_the_operations_at_the_peak(simulated):

@@ -101,14 +101,14 @@ class Interval:
       constants that were fitted without the source that it comes from.
     programs: how many were measured.
     sources: where they come from.
-    libtpu: versions of the compiler of the schedules, and of the measured programs.
+    libtpu: the compiler of the schedules. Most programs were measured with others.
   """
 
   low: float
   high: float
   programs: int
   sources: Sequence[str]
-  libtpu: Mapping[str, str]
+  libtpu: str
 
 
 @functools.cache

@@ -99,13 +99,13 @@ def _basis(row: Row, versions: Mapping[str, str]) -> str:
   measured = costs.intervals().get(row.target)
   if measured is None:
     return f"{source}; no interval, because no program was measured on it"
-  compilers = " and ".join(sorted(measured.libtpu.values()))
   here = versions.get("libtpu", "")
-  other = f", this is {here}" if here and {here} != set(measured.libtpu.values()) else ""
+  other = f"; this is {here}" if here not in ("", measured.libtpu) else ""
+  sources = ", ".join(measured.sources)
   return (
-    f"{source}; {measured.programs} programs of {', '.join(measured.sources)} took "
-    f"{measured.low:.2f} to {measured.high:.2f} of such estimates, 9 of 10 (libtpu {compilers}"
-    f"{other})"
+    f"{source}; {measured.programs} programs ({sources}), most of them measured with other "
+    f"versions of the compiler, took {measured.low:.2f} to {measured.high:.2f} of such estimates "
+    f"by libtpu {measured.libtpu}, 9 of 10{other}"
   )
 
 
