@@ -9,7 +9,8 @@
 products on v5e and v6e, and tokamax' kernels on v5e, v5p, v6e and 7x. They are compiled for the TPU
 on which they were measured, by the libtpu at hand; `WORK` keeps what it wrote, so that a command
 that was stopped goes on. `--sample` is the number of products of each TPU, and of tokamax' programs
-of each TPU and operation, drawn with `--seed`; all of JAXBench is compiled. `--fit` writes the
+of each TPU and operation, drawn with `--seed`; all of JAXBench is compiled. `--choices` is the
+number of arguments for which all ways to compute an operation are compiled. `--fit` writes the
 constants of `tuning/schedule`. Only the times are measured.
 """
 
@@ -234,13 +235,23 @@ def calibrate(rows: Sequence[Row]) -> tuple[Chip, dict[str, Any], dict[str, floa
 
 def usable(rows: Sequence[Row]) -> list[Row]:
   """Rows with a time whose kernels are those that were measured."""
-  return [row for row in rows if row.simulated and not row.is_other_compiler]
+  return [
+    row
+    for row in rows
+    if row.simulated
+    and not row.is_other_compiler
+    and not (row.program.source == TOKAMAX and measured_sources.is_plain(row.program.group))
+  ]
 
 
 def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
   """What the pages tell: JAXBench program by program, the others as errors of groups."""
   products = [row for row in rows if row.program.source == PRODUCTS]
-  kernels = [row for row in rows if row.program.source == TOKAMAX]
+  kernels = [
+    row
+    for row in rows
+    if row.program.source == TOKAMAX and not measured_sources.is_plain(row.program.group)
+  ]
   keys = sorted({(row.program.target, row.program.group) for row in kernels})
   return {
     "refused": dict(collections.Counter(refused.values())),
@@ -262,6 +273,7 @@ def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
       target: _methods([row for row in products if row.program.target == target])
       for target in sorted({row.program.target for row in products})
     },
+    "decisions": decisions(rows),
     "tokamax": {
       f"{target} {operation}": _methods(
         [row for row in kernels if (row.program.target, row.program.group) == (target, operation)]
@@ -269,6 +281,66 @@ def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
       for target, operation in keys
     },
   }
+
+
+def decisions(rows: Sequence[Row]) -> list[dict[str, Any]]:
+  """What simulated time would choose among ways to compute the same, and what that costs.
+
+  The regret is the measured time of the choice by that of the fastest way, minus 1. Ways without a
+  simulated time cannot be chosen; the regret counts them.
+  """
+  by_name = {row.program.name: row for row in rows}
+  found = []
+  for group in measured_sources.choices([row.program for row in rows]):
+    ways = [by_name[program.name] for program in group]
+    timed = [way for way in ways if way.simulated]
+    if not timed:
+      continue
+    chosen = min(timed, key=lambda way: way.simulated or math.inf)
+    fastest = min(way.program.milliseconds for way in ways)
+    kinds = {_way(way) for way in ways}
+    found.append(
+      {
+        "target": ways[0].program.target,
+        "choice": " or ".join(sorted(kinds)) if len(kinds) > 1 else f"block sizes, {kinds.pop()}",
+        "ways": len(ways),
+        "timed": len(timed),
+        "spread": round(max(way.program.milliseconds for way in ways) / fastest - 1, 4),
+        "regret": round(chosen.program.milliseconds / fastest - 1, 4),
+      }
+    )
+  return found
+
+
+def _way(row: Row) -> str:
+  """How an operation is computed."""
+  program = row.program
+  if program.source == JAXBENCH:
+    return f"JAXBench's {'plain' if program.variant == 'baseline' else 'Pallas'}"
+  return program.group.replace("pallas_mosaic_tpu", "Pallas").replace("_", " ")
+
+
+def decisions_table(found: Mapping[str, Any]) -> str:
+  """Choices by kind: how often the fastest way is chosen, and the regret."""
+  kinds = collections.defaultdict(list)
+  for each in found["decisions"]:
+    kinds[each["target"], each["choice"]].append(each)
+  lines = []
+  for (target, choice), rows in sorted(kinds.items()):
+    regrets, spreads = ([each[name] for each in rows] for name in ("regret", "spread"))
+    lines.append(
+      [
+        target.removeprefix("tpu:"),
+        choice,
+        str(len(rows)),
+        f"{sum(each['timed'] for each in rows)} of {sum(each['ways'] for each in rows)}",
+        f"{sum(regret == 0 for regret in regrets)} of {len(rows)}",
+        f"{np.mean(regrets):.1%}, {max(regrets):.1%}",
+        f"{np.mean(spreads):.1%}",
+      ]
+    )
+  head = ["TPU", "choice", "arguments", "ways with a time", "fastest chosen"]
+  return pages.table([*head, "measured regret: mean, largest", "slowest / fastest - 1"], lines)
 
 
 def _methods(rows: Sequence[Row]) -> dict[str, Any]:
@@ -345,6 +417,9 @@ def constants_table(found: Mapping[str, Any]) -> str:
   return pages.table(head, lines)
 
 
+TABLES = (summary_table, jaxbench_table, decisions_table, constants_table)
+
+
 def write_constants(found: Mapping[str, Any], path: Path) -> None:
   """Replaces the constants of the fitted generations in a file of all generations."""
   fields = [field.name for field in dataclasses.fields(Chip)]
@@ -375,6 +450,7 @@ def main() -> None:
   parser.add_argument("--data", required=True, type=Path, help="folder of measured programs")
   parser.add_argument("--work", required=True, type=Path, help="folder of compiled programs")
   parser.add_argument("--sample", type=int, default=12, help="programs of each TPU and operation")
+  parser.add_argument("--choices", type=int, default=0, help="choices of each TPU and operation")
   parser.add_argument("--seed", type=int, default=0, help="of the sample")
   parser.add_argument("--timeout", type=int, default=900, help="seconds to compile a program")
   parser.add_argument("--only", default="", help="programs whose name contains this text")
@@ -382,7 +458,10 @@ def main() -> None:
   parser.add_argument("--fit", action="store_true", help="also fits the constants, and keeps them")
   parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
   args = parser.parse_args()
-  programs = measured_sources.sample(measured_sources.read(args.data), args.sample, args.seed)
+  measured = measured_sources.read(args.data)
+  programs = measured_sources.sample(measured, args.sample, args.seed)
+  programs += measured_sources.sample_choices(measured, args.choices, args.seed)
+  programs = list({each.name: each for each in programs}.values())
   programs = [each for each in programs if args.only in f"{each.name} {each.target}"]
   if not programs:
     parser.error(f"--data={args.data} has no measured programs, expected one of its folders")
@@ -409,7 +488,7 @@ def main() -> None:
     rows = [estimates(measured, each) for measured, each in read.values() if each is not None]
   found |= record(rows, refused)
   timing.write(found, args.out)
-  print("\n\n".join(each(found) for each in (summary_table, jaxbench_table, constants_table)))
+  print("\n\n".join(each(found) for each in TABLES))
 
 
 if __name__ == "__main__":
