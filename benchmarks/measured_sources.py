@@ -207,7 +207,7 @@ def compile_kernel(operation: str, key: str, variant: str, target: str) -> compi
 
 @functools.cache
 def _kernels() -> dict[str, type]:
-  """tokamax' operations for TPUs by the name of their caches."""
+  """Tokamax' operations for TPUs by the name of their caches."""
   from tokamax._src import ops
   from tokamax._src.ops import op
 

@@ -1,7 +1,7 @@
 """The TPU compiler in a process of its own, with the final schedules of its kernels.
 
   with Compiler() as compiler:
-    program = compiler.compile(function, (x, y), "tpu:v6e")
+    program = compiler.compile(Call(function, (x, y), {}), "tpu:v6e")
 
 libtpu reads its flags once, writes schedules into a folder, and on some programs ends its process
 or does not come to an end. Functions are traced and lowered here, and compiled there. The folder is
@@ -34,7 +34,7 @@ from jax.interpreters import mlir
 import numpy as np
 
 from tpugraphs_jax.infra import console, tasks
-from tpugraphs_jax.tuning import tpu
+from tpugraphs_jax.tuning import calls, tpu
 from tpugraphs_jax.tuning.schedule import dump
 
 TIMEOUT = 3600.0  # seconds for one program
@@ -75,26 +75,27 @@ class Compiler:
     self._stack.close()
 
   def compile(
-    self,
-    function: Callable[..., Any],
-    args: tuple,
-    target: str,
-    *,
-    kwargs: Mapping[str, Any] | None = None,
-    compiler_options: Mapping[str, Any] | None = None,
+    self, call: calls.Call, target: str, compiler_options: Mapping[str, Any] | None = None
   ) -> tpu.TpuProgram:
-    """As `tpu.compile_function`, with the schedules.
+    """Compiles a call for a target, with the schedules of its kernels.
+
+    Args:
+      call: of `choosing.for_one_device`.
+      target: a TPU generation such as `v3`.
+      compiler_options: as of `jax.jit`, beside those of the call.
 
     Raises:
       Ended: there is no answer of the compiler.
-      ValueError, jax.errors.JaxRuntimeError: as `tpu.compile_function`.
+      jax.errors.JaxRuntimeError: the compiler refuses the function or an option.
+      ValueError: as `tpu.full_name`.
     """
-    lowered, options = tpu.lower(function, args, target, kwargs=kwargs)
+    lowered = tpu.lower(call, target)
     if self._process is None:
       self._start()
     try:
       (self._folder / _REQUEST).write_bytes(_bytecode(lowered))
-      refusal = self._ask({"target": target, "options": {**options, **(compiler_options or {})}})
+      options = call.compiler_options(compiler_options or {})
+      refusal = self._ask({"target": target, "options": options})
     except BaseException:  # also Ctrl-C, after which the process would go on with this program
       self._end()
       raise

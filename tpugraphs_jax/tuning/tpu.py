@@ -95,24 +95,19 @@ def libtpu_version() -> str:
   return importlib.metadata.version("libtpu")
 
 
-def lower(
-  function: Callable[..., Any], args: tuple, target: str, *, kwargs: Mapping[str, Any] | None = None
-) -> tuple[jax.stages.Lowered, dict[str, Any]]:
-  """A function as jax lowers it for one device of a target, and its own compiler options.
+def lower(call: calls.Call, target: str) -> jax.stages.Lowered:
+  """A call as jax lowers it for one device of a target.
 
   Args:
-    function: a function, or one that `jax.jit` returned. Its constraints on shardings are left out.
-    args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
+    call: of `choosing.for_one_device`.
     target: a TPU generation such as `v3`.
-    kwargs: keyword arguments of the function.
 
   Raises:
-    ValueError: the function maps over devices, or as `full_name`.
+    ValueError: as `full_name`.
   """
   sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
-  call = choosing.for_one_device(calls.Call(function, args, kwargs or {}))
   with parallel.no_mesh():
-    return call.lower(call.shapes(sharding)), call.compiler_options({})
+    return call.lower(call.shapes(sharding))
 
 
 def compile_function(
@@ -141,8 +136,8 @@ def compile_function(
     ValueError: the function maps over devices, or as `full_name`.
     jax.errors.JaxRuntimeError: the compiler refuses the function or an option.
   """
-  lowered, options = lower(function, args, target, kwargs=kwargs)
-  options |= compiler_options or {}
+  call = choosing.for_one_device(calls.Call(function, args, kwargs or {}))
+  lowered, options = lower(call, target), call.compiler_options(compiler_options or {})
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")

@@ -31,7 +31,7 @@ _FREE = frozenset(
   "copy-done copy-start domain get-tuple-element opt-barrier parameter partition-id replica-id "
   "tuple while".split()
 )
-_PRODUCTS = ("convolution", "dot")
+PRODUCTS = ("convolution", "dot")
 _BOUNDS = ("kernel_window_bounds", "output_window_bounds", "input_window_bounds")  # of a window
 # What is read of an instruction's JSON; the compiler writes numbers as strings.
 _SCHEMA = {
@@ -60,6 +60,11 @@ class KernelCycles:
   origin: module_graph.Origin | None = None
   has_product: bool = False  # whether it computes a convolution or a dot
   bytes_accessed: int = 0  # of all its calls, as in `work`
+
+  @property
+  def name(self) -> str:
+    """Of its HLO instruction."""
+    return self.origin.name if self.origin else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,8 +259,8 @@ def _kernel_cycles(
   cost: work.Work,
 ) -> KernelCycles:
   """The estimate of a kernel that is called `times` times, at the cost of a call."""
-  nodes = [instruction, *_fused(instruction, computations)]
-  products = [node for node in nodes if node.opcode in _PRODUCTS]
+  nodes = [instruction, *fused(instruction, computations)]
+  products = [node for node in nodes if node.opcode in PRODUCTS]
   names = [node.metadata.op_name for node in (instruction, *products, *nodes)]
   distinct = tuple(dict.fromkeys(filter(None, names)))
   cycles, origin = tiles.estimated_cycles or 0, module_graph.origin(instruction, module)
@@ -263,14 +268,15 @@ def _kernel_cycles(
   return KernelCycles(distinct, round(times * cycles), origin, bool(products), moved)
 
 
-def _fused(
+def fused(
   instruction: proto.HloInstructionProto, computations: work.Computations
 ) -> Iterator[proto.HloInstructionProto]:
+  """All instructions inside a fusion."""
   if instruction.opcode == "fusion":
     for callee in instruction.called_computation_ids:
       for node in computations[callee].instructions:
         yield node
-        yield from _fused(node, computations)
+        yield from fused(node, computations)
 
 
 def _graph(

@@ -18,6 +18,7 @@ class Chip:
     clock: bundles a second.
     bandwidth: peak of the HBM of one core, bytes a second.
     share: of the peak that DMAs reach.
+    gap: bytes that the HBM could have moved in the time between two contiguous pieces of a DMA.
     latency: cycles between the last byte of a DMA and its arrival.
     start: cycles that the core needs to start a DMA.
     vmem: bytes a cycle of DMAs that stay on the chip.
@@ -30,6 +31,7 @@ class Chip:
   clock: float
   bandwidth: float
   share: float
+  gap: float
   latency: float
   start: float
   vmem: float

@@ -64,7 +64,9 @@ class Dmas:
     self.last = 0.0
     self.flags: dict[int, Flag] = {}
 
-  def start(self, spaces: tuple[str, str], now: float, size: Any, flag: Any) -> int:
+  def start(
+    self, spaces: tuple[str, str], now: float, size: Any, flag: Any, piece: Any = None
+  ) -> int:
     """Starts a DMA; returns its bytes.
 
     Args:
@@ -72,6 +74,7 @@ class Dmas:
       now: cycle.
       size: granules.
       flag: address of its flag.
+      piece: granules that are contiguous in the HBM; unknown or None: all.
     """
     size, flag = known(size, "the size of a DMA"), known(flag, "the flag of a DMA")
     chip, moved = self._chip, size * self._chip.granule
@@ -79,7 +82,9 @@ class Dmas:
     times = spaces.count("hbm")
     if times:
       self.hbm_bytes += times * moved
-      self._free = max(now, self._free) + times * moved / chip.bytes_per_cycle
+      pieces = size / piece if isinstance(piece, int) and 0 < piece < size else 1
+      lost = times * (moved + pieces * chip.gap)
+      self._free = max(now, self._free) + lost / chip.bytes_per_cycle
       arrival = self._free + chip.latency
     else:
       self.chip_bytes += moved

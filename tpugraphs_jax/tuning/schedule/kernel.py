@@ -22,7 +22,9 @@ _WORD = 4  # bytes
 _COMPUTED = scalar.Unknown("it depends on a word that was computed or read from an array")
 # Words of a DMA's descriptor in scalar memory (v2 and v3) and the bits that are read of them.
 _DESTINATION, _SOURCE, _SIZE, _FLAG = 1, 4, 6, 7
+_INNER_STRIDES = (3, 4)  # words of the strides of a general DMA, after those of its outer loop
 _SIZE_MASK, _FLAG_BITS, _HBM_BIT = 0xFFFFF, 0x1C00, 0x200
+_PIECES, _PIECE_MASK = (2, 5), 0xFFFF
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +77,20 @@ class KernelCore:
     source, _, destination = code.removeprefix("dma.").partition("_to_")
     spaces = ("hbm", "vmem") if code == "dma.general" else (source, destination)
     size, flag = arguments.get("size_in_granules"), arguments.get("dst_syncflagno")
-    moved = self.dmas.start(spaces, now, size, flag)
+    moved = self.dmas.start(spaces, now, size, flag, self._piece(arguments))
     if destination == "smem":
       self._fill(arguments.get(source), arguments.get("smem"), moved)
     return self._chip.start
+
+  def _piece(self, arguments: Mapping[str, Any]) -> Any:
+    """Granules of a DMA between two jumps: the smaller stride is that of the packed side."""
+    descriptor = arguments.get("stridedescaddr")
+    if isinstance(descriptor, int):
+      strides = [self.memory[descriptor + place] for place in _INNER_STRIDES]
+    else:
+      strides = [arguments[name] for name in ("src_stride", "dst_stride") if name in arguments]
+    known_strides = [stride for stride in strides if isinstance(stride, int)]
+    return min(known_strides, default=None)
 
   def _start_descriptor(self, now: float, descriptor: Any) -> None:
     """Starts the DMA that scalar memory describes."""
@@ -86,7 +98,9 @@ class KernelCore:
     word = lambda place: known(self.memory[start + place], "a word of a DMA's descriptor")
     space = lambda place: "hbm" if word(place) & _HBM_BIT else "vmem"
     spaces = space(_SOURCE), space(_DESTINATION)
-    self.dmas.start(spaces, now, word(_SIZE) & _SIZE_MASK, word(_FLAG) & ~_FLAG_BITS)
+    size, flag = word(_SIZE) & _SIZE_MASK, word(_FLAG) & ~_FLAG_BITS
+    piece = min(word(place) & _PIECE_MASK for place in _PIECES)
+    self.dmas.start(spaces, now, size, flag, piece)
 
   def _fill(self, source: Any, destination: Any, size: int) -> None:
     """Copies words into scalar memory; words that are not known are removed from it."""

@@ -28,6 +28,7 @@ _RUNTIME = "<late-"  # calls that begin and end a program; they are not part of 
 # Instructions that pass on the words of their operand.
 _SAME_WORDS = ("bitcast", "copy", "copy-start", "copy-done", "reshape", "convert")
 _SPARSE = b"sparse_core_config"
+_NAMED = 3  # kernels in a sentence
 _MOST_STEPS = 20  # of such instructions from a kernel to a constant
 # A word that the runtime writes: whether the program before has loaded an array for this one, as it
 # has where a program runs again and again.
@@ -114,24 +115,76 @@ def simulate(
       of the operand, for those that the program computes.
     chip: constants in the place of those of the target.
   """
-  chip = chip or chips()[target]
-  run = _Run(module, schedules, chip, arguments or {}, operands or {})
-  why = ""
-  try:
-    cycles = run.execute()
-  except Unreadable as error:
-    cycles, why = run.cycles_of_kernels, f"the program has no time: {error}"
-  rows = sorted(run.rows.values(), key=lambda row: -row.cycles)
-  missing = [row for row in rows if row.why]
-  if not why and missing:
-    named = ", ".join(f"{row.name}: {row.why}" for row in missing[:3])
-    more = f", and {len(missing) - 3} more" if len(missing) > 3 else ""
-    why = f"{len(missing)} kernels have no time: {named}{more}"
-  milliseconds = None if why else 1e3 * cycles / chip.clock
-  between = cycles - run.cycles_of_kernels
-  return ProgramTime(
-    milliseconds, why, cycles, between, run.copy_stall, tuple(rows), run.conditionals
-  )
+  return Program(module, schedules, target, arguments=arguments, operands=operands).time(chip)
+
+
+class Program:
+  """A compiled program whose schedules are read once; arguments as of `simulate`."""
+
+  def __init__(
+    self,
+    module: proto.HloModuleProto,
+    schedules: Mapping[str, str],
+    target: str,
+    *,
+    arguments: Mapping[int, np.ndarray] | None = None,
+    operands: Mapping[str, Mapping[int, np.ndarray]] | None = None,
+  ):
+    self.instructions = _Instructions(module, arguments or {}, operands or {})
+    self._schedules, self._chip = schedules, chips()[target]
+    self._linked: dict[str, scalar.Schedule | Unreadable] = {}
+
+  def time(self, chip: Chip | None = None) -> ProgramTime:
+    """The time of one run, with the constants of the target or others of the same generation."""
+    run = _Run(self, chip or self._chip)
+    why = ""
+    try:
+      cycles = run.execute()
+    except Unreadable as error:
+      cycles, why = run.cycles_of_kernels, f"the program has no time: {error}"
+    rows = sorted(run.rows.values(), key=lambda row: -row.cycles)
+    missing = [row for row in rows if row.why]
+    if not why and missing:
+      named = ", ".join(f"{row.name}: {row.why}" for row in missing[:_NAMED])
+      more = f", and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+      why = f"{len(missing)} kernels have no time: {named}{more}"
+    milliseconds = None if why else 1e3 * cycles / (chip or self._chip).clock
+    between = cycles - run.cycles_of_kernels
+    return ProgramTime(
+      milliseconds, why, cycles, between, run.copy_stall, tuple(rows), run.conditionals
+    )
+
+  def linked(self, name: str) -> scalar.Schedule:
+    """The schedule of a kernel, or of the program itself.
+
+    Raises:
+      Unreadable: there is none, or it cannot be read.
+    """
+    if name not in self._linked:
+      first = 0 if name == PROGRAM else self.linked(PROGRAM).allocations
+      try:
+        if name not in self._schedules:
+          raise Unreadable("the compiler wrote no schedule of the program")
+        self._linked[name] = scalar.Schedule(
+          bundles.parse(self._schedules[name]),
+          slots=self._chip.slots,
+          nops_are_joined=self._chip.nops_are_joined,
+          first_allocation=first,
+        )
+      except Unreadable as error:
+        self._linked[name] = error
+    found = self._linked[name]
+    if isinstance(found, Unreadable):
+      raise found
+    return found
+
+  def source(self, name: str) -> str:
+    """The kernel whose schedule is that of a kernel.
+
+    Raises:
+      Unreadable: there is none.
+    """
+    return name if name in self._schedules else self.instructions.twin(name, self._schedules)
 
 
 @dataclasses.dataclass
@@ -146,26 +199,16 @@ class _Copy:
 class _Run:
   """One execution of a program; also the core of `scalar.Core` that executes it."""
 
-  def __init__(
-    self,
-    module: proto.HloModuleProto,
-    schedules: Mapping[str, str],
-    chip: Chip,
-    arguments: Mapping[int, np.ndarray],
-    operands: Mapping[str, Mapping[int, np.ndarray]],
-  ):
+  def __init__(self, program: Program, chip: Chip):
     self.memory = scalar.Memory(_RUNTIME_WORD)
     self.rows: dict[str, KernelTime] = {}
     self.conditionals = 0
     self.copy_stall = 0.0
-    self._schedules, self._chip = schedules, chip
-    self._instructions = _Instructions(module, arguments, operands)
-    self._linked: dict[str, scalar.Schedule] = {}
+    self._program, self._chip = program, chip
     self._costs: dict[tuple, Cost] = {}
     self._flags: dict[int, Flag] = {}
     self._copies: list[_Copy] = []
     self._moved_until = 0.0
-    self._first_allocation = 0
 
   @property
   def cycles_of_kernels(self) -> float:
@@ -173,16 +216,11 @@ class _Run:
 
   def execute(self) -> float:
     """The cycles of the program."""
-    if PROGRAM not in self._schedules:
-      raise Unreadable("the compiler wrote no schedule of the program")
-    parsed = bundles.parse(self._schedules[PROGRAM])
-    chip = self._chip
-    schedule = scalar.Schedule(parsed, slots=chip.slots, nops_are_joined=chip.nops_are_joined)
-    self._first_allocation = schedule.allocations
+    chip, schedule = self._chip, self._program.linked(PROGRAM)
     cycles, _ = scalar.run(schedule, self, schedule.registers(self.memory, {}))
     if not self.rows:
       raise Unreadable("its schedule calls no kernel")
-    for name, moved in self._instructions.sparse.items():
+    for name, moved in self._program.instructions.sparse.items():
       time = moved / chip.bytes_per_cycle
       cycles += time
       self.rows[name] = KernelTime(name, 1, time, time, moved, bound=kernel.MEMORY)
@@ -204,24 +242,16 @@ class _Run:
 
   def _cost(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, Cost]:
     """The kernel whose schedule is executed, and what a call takes."""
-    source = name if name in self._schedules else self._instructions.twin(name, self._schedules)
-    if source not in self._linked:
-      parsed = bundles.parse(self._schedules[source])
-      self._linked[source] = scalar.Schedule(
-        parsed,
-        slots=self._chip.slots,
-        nops_are_joined=self._chip.nops_are_joined,
-        first_allocation=self._first_allocation,
-      )
-    schedule = self._linked[source]
+    source = self._program.source(name)
+    schedule, instructions = self._program.linked(source), self._program.instructions
     words = {}
     for register in schedule.read_operands & arguments.keys():
       word = arguments[register]
       if not isinstance(word, scalar.Unknown):
         words[register] = word
-      elif self._instructions.is_of_xla(name) and schedule.operands[register][1] == kernel.SCALAR:
+      elif instructions.is_of_xla(name) and schedule.operands[register][1] == kernel.SCALAR:
         words[register] = 0
-    contents = self._instructions.contents(name)
+    contents = instructions.contents(name)
     key = (source, tuple(sorted(words.items())), name if contents else "")
     if key not in self._costs:
       self._costs[key] = kernel.simulate(schedule, self._chip, registers=words, operands=contents)
@@ -268,7 +298,7 @@ class _Run:
       waited += self._copies[0].left / self._chip.bytes_per_cycle
       self._move(now + waited, self._copies[0].left)
     arrival = waiting.reaches(count)
-    if arrival is None and self._instructions.sparse:
+    if arrival is None and self._program.instructions.sparse:
       waiting.count = count  # of a SparseCore, which has no schedule
       return 0.0
     if arrival is None:

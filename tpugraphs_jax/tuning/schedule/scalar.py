@@ -227,7 +227,7 @@ class Block:
 
 # Slots of the register file that are no registers.
 _NOTHING, _MEMORY, _TAKEN, _NOWHERE = range(4)
-_DMA_WORDS = ("size_in_granules", "src_stride", "dst_stride", "steps_per_stride", "dst_syncflagno")
+_DMA_WORDS = ("size_in_granules", "src_stride", "dst_stride", "stridedescaddr", "dst_syncflagno")
 _EFFECTS = ("sbr", "dma", "vwait", "vsync", "inlined_call")
 
 
@@ -602,7 +602,7 @@ def _needed(bundles: list[Bundle]) -> tuple[set[int], bool]:
         stores.append(operation)
       elif operation.code.startswith("dma") and operation.code != "dma.done.wait":
         waiting += _values(operation, _wanted(operation.code))
-        descriptors |= operation.code == "dma"
+        descriptors |= operation.code == "dma" or "stridedescaddr" in operation.named
       elif operation.code.startswith(_EFFECTS) and operation.result is None:
         waiting += operation.reads()
   needed: set[int] = set()
