@@ -522,7 +522,7 @@ def read(folder: Path) -> Run:
   rows, name = _rows(folder / "metrics.jsonl"), folder.name or str(folder)
   about = {key: manifest[key] for key in _ABOUT if key in manifest}
   run = Run(name, config, seed, summary, rows, (), str(folder), data_root, about, fold, division)
-  scores = evaluation.SCORES_FILE.format(evaluation.reported(is_divided))
+  scores = evaluation.SCORES_FILE.format(evaluation.final_split(is_divided))
   return dataclasses.replace(run, judged=_judged(folder / scores, run))
 
 
