@@ -6,6 +6,7 @@ import logging
 import re
 
 import jax
+import numpy as np
 import pytest
 import tqdm
 
@@ -109,3 +110,23 @@ def test_characters_that_a_stream_does_not_have_are_escaped(monkeypatch):
 def test_nothing_is_written_where_a_process_has_no_output(monkeypatch):
   monkeypatch.setattr("sys.stdout", None)
   console.say("lost")
+
+
+def test_a_long_message_is_cut_in_its_middle():
+  words = console.one_line("begin " + 10**6 * "x" + " end")
+  assert len(words) < 2100 and words.startswith("begin x") and words.endswith("x end")
+
+
+def test_a_lack_of_memory_is_one_line(capsys):
+  @console.command
+  def main(argv):
+    raise MemoryError
+
+  assert main([]) == 2
+  assert capsys.readouterr().err.startswith("error: not enough memory")
+
+
+def test_a_transfer_that_the_user_forbids_is_one_line():
+  with pytest.raises(ValueError, match="JAX_TRANSFER_GUARD"), console.explaining_devices():
+    with jax.transfer_guard("disallow"):
+      jax.jit(lambda x: x + 1)(np.ones(3))

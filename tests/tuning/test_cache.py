@@ -100,3 +100,14 @@ def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypat
   found = _found(path, problem, [*_FIRST, (2,)])
   assert [raw["seconds"] for raw in found.raw.values()] == [[1.0], [2.0], [3.0]]
   assert len(json.loads(path.read_text().splitlines()[-1])["numbers"]) == 1
+
+
+@pytest.mark.parametrize("label", [{}, {"a": 1}, [], "12", None, True])
+def test_a_label_that_is_no_number_is_refused_by_its_line(problem, asked, tmp_path, label):
+  path = tmp_path / "labels.jsonl"
+  _found(path, problem, [(0,)])
+  record = json.loads(path.read_text())
+  record["raw"]["bytes_accessed"] = label
+  path.write_text(json.dumps(record) + "\n")
+  with pytest.raises(ValueError, match="line 1: .* is no label of tune"):
+    cache.Cache(path, problem)

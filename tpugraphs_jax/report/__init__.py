@@ -37,12 +37,12 @@ def write(
     ValueError: no run judged that graph, or a file of a run is damaged.
   """
   require_plots()
-  from tpugraphs_jax.report import page, runs
+  from tpugraphs_jax.report import figures, page, runs
 
   folder = os.path.dirname(os.fspath(out)) or "."
   text = page.render(runs.read_all(folders), graph=graph, folder=folder)
   with files.replacing(out, encoding="utf-8") as file:
-    file.write(text)
+    file.write(figures.without_controls(text))
 
 
 def try_write(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:

@@ -63,6 +63,14 @@ _TOLD = 500  # most points of a figure of ranks that say their values
 _TIPS = "|"  # between the texts of a line's points, in its `gid`
 
 
+def without_controls(text: str) -> str:
+  """A text of a page or figure, with a sign in the place of characters that XML does not allow.
+
+  Names of folders and values of a config may have them.
+  """
+  return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def svg(drawn: figure.Figure) -> str:
   """The figure as an `<svg>` element whose text and grid have the colours of the page."""
   with rc_context(_STYLE | {"svg.hashsalt": "report"}):
@@ -70,7 +78,7 @@ def svg(drawn: figure.Figure) -> str:
     drawn.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
   ElementTree.register_namespace("", _SVG)
   ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-  root = ElementTree.fromstring(_NOT_XML.sub("\ufffd", text.getvalue()))
+  root = ElementTree.fromstring(without_controls(text.getvalue()))
   for group in root.iter(f"{{{_SVG}}}g"):
     tips = group.get("id", "").split(_TIPS)[1:]
     for point, tip in zip(group.iter(f"{{{_SVG}}}use"), tips):
