@@ -340,7 +340,7 @@ def _rows_per_collection(row_ids: Iterable[str]) -> dict[str, int]:
 
 
 def _print_rows(path: str, what: str, rows: Mapping[str, int]) -> None:
-  print(f"{path}: {sum(rows.values())} {what}")
+  print(console.printable(f"{path}: {sum(rows.values())} {what}"))
   for collection, count in rows.items():
     print(f"  {collection:<20} {count or 'none'}")
 

@@ -324,7 +324,8 @@ folder = pathlib.Path(sys.argv[1].partition("=")[2])
 signal.signal(signal.SIGTERM, lambda *_: (folder / "saved").touch() or sys.exit(0))
 tasks.end_with_parent(signal.SIGTERM)
 (folder / "begun").touch()
-time.sleep(60)
+while True:
+  time.sleep(1)
 """
 SWEEP = """
 import os, sys
@@ -377,4 +378,4 @@ def test_a_run_ends_where_its_sweep_has_ended_before_it_began(tmp_path):
     [sys.executable, "-c", RUN, f"--workdir={tmp_path}"],
     env=os.environ | {tasks.PARENT: str(ended.pid)},
   )
-  assert process.wait(30) == 0 and (tmp_path / "saved").exists()
+  assert process.wait(commands.LONGEST_WAIT_SECONDS) == 0 and (tmp_path / "saved").exists()

@@ -256,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   options = {name: getattr(args, name) for name in names}
   for collection, split in _splits_to_build(args):
     folders = graph_folders(args.data_root, collection, split, store_dir=args.store_dir)
-    print(f"{collection} {split}: {next(iter(folders.values())).parent}")
+    print(console.printable(f"{collection} {split}: {next(iter(folders.values())).parent}"))
     built = ensure_store(args.data_root, collection, split, **options)
     print(f"{len(built)} of {len(folders)} graphs built")
   return 0

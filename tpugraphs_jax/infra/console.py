@@ -123,6 +123,12 @@ class Table:
     return title + table
 
 
+def interrupted() -> NoReturn:
+  """Ends a command after Ctrl-C: one line on standard error, exit code 130."""
+  print("interrupted: finished work is kept; run the same command again", file=sys.stderr)
+  sys.exit(130)
+
+
 @contextlib.contextmanager
 def explaining_devices() -> Iterator[None]:
   """Turns jax's error where it has no device of `JAX_PLATFORMS` into a ValueError of one line."""
@@ -169,8 +175,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
       print(f"error: {one_line(error)}", file=sys.stderr)
       return 2
     except KeyboardInterrupt:
-      print("interrupted: finished work is kept; run the same command again", file=sys.stderr)
-      return 130
+      interrupted()
 
   return run
 

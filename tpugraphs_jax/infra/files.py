@@ -51,6 +51,20 @@ _SEAL = "checksum"  # field of a JSON object
 _SETTLED_SECONDS = 1.0
 
 
+def expanded(place: str | os.PathLike[str]) -> Path:
+  """The path of a local place, with a home folder for `~`.
+
+  Raises:
+    ValueError: there is no such home folder.
+  """
+  try:
+    return Path(place).expanduser()
+  except RuntimeError:
+    raise ValueError(
+      f"{os.fspath(place)}: no home folder is known for its ~: give a path without ~, or set HOME"
+    ) from None
+
+
 def is_remote(place: str | os.PathLike[str]) -> bool:
   """Whether a place is in a bucket, not in a folder of this machine."""
   return "://" in os.fspath(place)
@@ -98,7 +112,7 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     with _reaching(path):
       system.pipe_file(remote_path, data.getvalue())
     return
-  path = Path(path).expanduser()
+  path = expanded(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = partial_path(path)
   try:
@@ -111,6 +125,8 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     if error.errno in _FULL and not error.filename:  # Python does not say where
       more = "free some, then give the command again (training: with --resume)"
       raise OSError(error.errno, f"{error.strerror}: {more}", str(path)) from None
+    if error.filename == str(partial):  # which nobody knows
+      raise OSError(error.errno, error.strerror, str(path)) from None
     raise
   finally:
     partial.unlink(missing_ok=True)
@@ -472,19 +488,21 @@ def join(place: str | os.PathLike[str], *parts: str) -> str:
 
 def exists(place: str) -> bool:
   """Whether there is a file at a place."""
+  if not is_remote(place):
+    return expanded(place).is_file()
   system, path = bucket_of(place)
   return system.isfile(path)
 
 
 def cache() -> Path:
   """The user's folder of copies."""
-  return Path(os.environ.get(CACHE) or _DEFAULT_CACHE).expanduser()
+  return expanded(os.environ.get(CACHE) or _DEFAULT_CACHE)
 
 
 def local_of(place: str | os.PathLike[str]) -> Path:
   """The local path of a place: the place itself, or its copy, which need not exist yet."""
   if not is_remote(place):
-    return Path(place).expanduser()
+    return expanded(place)
   name = os.fspath(place).rstrip("/")
   return cache() / f"{name.rpartition('/')[2]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
@@ -519,7 +537,7 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
     'npz'
   """
   if not is_remote(place):
-    return Path(place).expanduser()
+    return expanded(place)
   into = into or local_of(place)
   with _reaching(place):
     system, root = bucket_of(place)
@@ -577,7 +595,7 @@ def working_folder(place: str) -> Iterator[Path]:
     OSError: at the end, if it cannot be sent; it stays on this machine then.
   """
   if not is_remote(place):
-    folder = Path(place).expanduser()
+    folder = expanded(place)
     check_plain(folder)
     yield folder
     return

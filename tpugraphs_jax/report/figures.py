@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import io
 import logging
+import re
 from typing import Any
 
 from matplotlib import figure, rc_context
@@ -50,6 +51,7 @@ _STYLE: dict[Any, Any] = {
   ),
 }
 _WIDTH = 6.8  # inches, 653 pixels of a page
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BAND = (10, 90)  # percentiles over graphs
 
 
@@ -58,7 +60,8 @@ def svg(drawn: figure.Figure) -> str:
   with rc_context(_STYLE | {"svg.hashsalt": "report"}):
     text = io.StringIO()
     drawn.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-  element = text.getvalue()[text.getvalue().index("<svg") :]  # without the head of an XML file
+  whole = _NOT_XML.sub("\ufffd", text.getvalue())
+  element = whole[whole.index("<svg") :]  # without the head of an XML file
   return element.replace(_INK, "currentColor").replace(_GRID, "var(--line)")
 
 

@@ -199,7 +199,7 @@ def _links(run: Run, folder: str) -> dict[str, str]:
   """Places of a run's files, relative to the folder of the page, by name."""
   if not folder or files.is_remote(folder) or files.is_remote(run.folder):
     return {}
-  place, start = Path(run.folder).expanduser(), Path(folder).expanduser()
+  place, start = files.expanded(run.folder), files.expanded(folder)
   there = [name for name in _FILES if (place / name).exists()]
   return {name: Path(os.path.relpath(place / name, start)).as_posix() for name in there}
 

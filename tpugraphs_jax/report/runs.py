@@ -19,7 +19,7 @@ import scipy
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import folds
 from tpugraphs_jax.datasets import Collection, SYNTHETIC, UNKNOWN
-from tpugraphs_jax.infra import files, trust
+from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.train import evaluation
 
 RANDOM, DEFAULT = "a random order", "the compiler's own choice"
@@ -110,7 +110,7 @@ class Run:
 
     There is no such file for data in a bucket.
     """
-    root, collection = Path(self.data_root).expanduser(), Collection(self.collection)
+    root, collection = files.expanded(self.data_root), Collection(self.collection)
     places = [collection.folder(root, split) / f"{graph}.npz" for split in ("train", "valid")]
     return places[0] if self.division and places[0].exists() else places[1]
 
@@ -433,14 +433,14 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
   places = list(dict.fromkeys(place for folder in folders for place in _runs_in(folder)))
   paths = []
   for place in places:
-    path = Path(place).expanduser().absolute()
+    path = files.expanded(place).absolute()
     paths.append(Path(place.replace("://", "/")) if files.is_remote(place) else path)
   depth = 1
   while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
     depth += 1
   runs = []
   for place, path in zip(places, paths):
-    run, name = read(files.fetch(place)), "/".join(path.parts[-depth:])
+    run, name = read(files.fetch(place)), console.printable("/".join(path.parts[-depth:]))
     runs.append(dataclasses.replace(run, name=name, folder=place))
   return runs
 

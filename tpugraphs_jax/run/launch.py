@@ -45,13 +45,15 @@ def launch(values: flags.FlagValues, kind: str) -> None:
   except (ValueError, OSError, FloatingPointError, MemoryError) as error:
     logging.debug("details", exc_info=True)
     console.fail(configs.as_flags(configs.one_line(error), values.config))
+  except KeyboardInterrupt:
+    console.interrupted()
 
 
 def _run(values: flags.FlagValues) -> None:
   """Takes the steps of `--do`."""
   _check_flags(values)
   _start(values)
-  parallel.use_compilation_cache(values.compilation_cache or files.cache() / "compiled")
+  _use_compilation_cache(values.compilation_cache)
   # When one process fails, all stop: none waits for it.
   with parallel.stop_together(), files.working_folder(values.workdir) as workdir:
     if values.ensemble:
@@ -61,6 +63,14 @@ def _run(values: flags.FlagValues) -> None:
     training.run(config, workdir, do=values.do, resume=values.resume, split=split)
     if values.report and values.do != ["predict"]:
       parallel.primary_only(report.try_write)([workdir], workdir / report.FILE)
+
+
+def _use_compilation_cache(folder: str | None) -> None:
+  """Keeps compiled programs in a folder, by default the user's; a user may have none."""
+  try:
+    parallel.use_compilation_cache(folder or files.cache() / "compiled")
+  except ValueError as error:
+    logging.warning(f"{error}; the run goes on without a cache of compiled programs")
 
 
 def _dry_run(values: flags.FlagValues) -> None:
@@ -167,7 +177,7 @@ def _default_data_root(values: flags.FlagValues, config: ConfigDict) -> str:
   """
   if values.synthetic:
     return _synthetic(config, files.local_of(values.workdir) / "synthetic")
-  if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
+  if parallel.from_primary(files.expanded(DEFAULT_DATA_ROOT).is_dir()):
     return DEFAULT_DATA_ROOT
   if config.data.source == datasets.OWN:
     raise FileNotFoundError(

@@ -168,17 +168,17 @@ def main(argv: Sequence[str] | None = None) -> int:
   args = parser.parse_args(argv)
   if bool(args.model) == bool(args.config) or bool(args.config) != bool(args.out):
     parser.error("give --config and --out to read --weights, or --model to write them")
-  path = args.weights.expanduser()
+  path = files.expanded(args.weights)
   if args.model:
     arrays = weights_of(Ranker.load(args.model), args.data_root)
     with files.replacing(path, "wb") as file:
       np.savez(file, *arrays)
   else:
     files.refuse(args.out, "--out")
-    out = Path(args.out).expanduser()
+    out = files.expanded(args.out)
     convert(_config_of(args), read_weights(path), out)
     path = out / model_file.MODEL_FILE
-  print(f"wrote {path}")
+  print(console.printable(f"wrote {path}"))
   return 0
 
 

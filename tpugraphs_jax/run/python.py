@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tpugraphs_jax import report
+from tpugraphs_jax.infra import files
 from tpugraphs_jax.rankers import model_file, ranker
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import results, training
@@ -82,7 +83,7 @@ def train_model(
     config = configs.load(os.fspath(config))
   else:
     config = config.copy_and_resolve_references()
-  workdir = Path(workdir).expanduser()
+  workdir = files.expanded(workdir)
   configs.change(config, {name.replace("__", "."): value for name, value in changes.items()})
   with config.unlocked():
     config.data_root = str(data_root)

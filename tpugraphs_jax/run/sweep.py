@@ -160,13 +160,16 @@ def do(run: SweepRun) -> None:
     date = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
     log.write(f"{_HEAD}{date} {shlex.join(run.command)}\n".encode())
     log.flush()
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
+    process = None
     try:
+      with tasks.signals_wait():
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
       process.wait()
     except (KeyboardInterrupt, SystemExit) as error:
-      if isinstance(error, SystemExit):  # Ctrl-C reaches the run by itself
-        process.terminate()
-      process.wait()  # the run saves a checkpoint
+      if process is not None:
+        if isinstance(error, SystemExit):  # Ctrl-C reaches the run by itself
+          process.terminate()
+        process.wait()  # the run saves a checkpoint
       raise
   metrics = results.judged(run.summary).get("metrics", {})
   known = [name for name in _METRICS if metrics.get(name) is not None]
@@ -312,8 +315,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     field.startswith("--config.seed=") for field in rest
   ):
     parser.error("seeds are 0, 1, ... up to --seeds: leave out --grid=seed and --config.seed")
-  args.fields, args.beam, args.out = rest, beam, os.path.expanduser(args.out)
+  args.fields, args.beam, args.out = rest, beam, _expanded(args.out)
   return args
+
+
+def _expanded(out: str) -> str:
+  return out if files.is_remote(out) else str(files.expanded(out))
 
 
 @console.command

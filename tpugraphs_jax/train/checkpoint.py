@@ -28,7 +28,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from tpugraphs_jax.infra import machine, parallel, trees
-from tpugraphs_jax.infra.files import digest_of_arrays, make_folder, seal, unseal
+from tpugraphs_jax.infra.files import digest_of_arrays, expanded, make_folder, seal, unseal
 
 _CHECKSUM = "state_sha256"  # a field of the notes
 _TRASH = "superseded"  # folder of checkpoints that are being removed
@@ -73,7 +73,7 @@ class Checkpoints:
     digests: Mapping[str, str] | None = None,
     read_only: bool = False,
   ):
-    self._workdir, self._folder = Path(folder).parent, Path(folder).expanduser().absolute()
+    self._workdir, self._folder = Path(folder).parent, expanded(folder).absolute()
     self._config, self._digests = _as_json(config or {}), dict(digests or {})
     # None in processes other than 0, and without a folder to read.
     self._manager: ocp.CheckpointManager | None = None

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--no_browser", action="store_true", help="print the address only")
   args = parser.parse_args(argv)
   server = {"port": args.port, "browser": not args.no_browser, "as_table": args.table}
-  program = read(args.file.expanduser())
+  program = read(files.expanded(args.file))
   if isinstance(program, OpGraph):
     view.show(program, args.config, against=args.against, model=args.model, **server)
   elif (args.config, args.against, args.model) == (None, None, None):
