@@ -40,7 +40,7 @@ import timing
 import tokamax_ops
 
 from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning import estimate, journal, tpu_kernels
+from tpugraphs_jax.tuning import costs, journal, tpu_kernels
 
 # What a row of the record has; times and estimates of one program.
 COLUMNS = (
@@ -78,8 +78,7 @@ METHODS: dict[str, Callable[[Rows, str], list[np.ndarray]]] = {
   ],
   "roofline": lambda rows, target: [
     np.maximum(
-      rows["flops"] / estimate.DEVICES[target].flops,
-      rows["bytes"] / estimate.DEVICES[target].bandwidth,
+      rows["flops"] / costs.DEVICES[target].flops, rows["bytes"] / costs.DEVICES[target].bandwidth
     )
   ],
   "cycles and optimal seconds": lambda rows, target: [
@@ -97,10 +96,10 @@ METHODS: dict[str, Callable[[Rows, str], list[np.ndarray]]] = {
 def figures(program: tokamax_ops.Program, raw: Mapping[str, Any], module: bytes) -> dict[str, Any]:
   """Times and estimates of a compiled program, and why it has no estimate, if it has none."""
   cycles = tpu_kernels.estimated_cycles(proto.parse_module(module, where=program.name))
-  missing = estimate.unknown_work(cycles, raw["bytes_accessed"])
+  missing = costs.unknown_work(cycles, raw["bytes_accessed"])
   names = sorted({" ".join(filter(None, [each.kind, each.target])) for each in missing})
   ms = float(np.median(program.times_ms))
-  peak = estimate.DEVICES[tokamax_ops.DEVICES[program.device]].flops
+  peak = costs.DEVICES[tokamax_ops.DEVICES[program.device]].flops
   if not names and 1e3 * raw["flops"] / peak > ms:
     names = ["another program was measured: at the peak the operations of this one take longer"]
   return {
@@ -181,7 +180,7 @@ class Part:
 
 def part(rows: Rows, target: str, method: str) -> Part:
   """The programs of an operation, as a method sees them."""
-  least = estimate.least_ms(target, rows["flops"], rows["bytes"]) * method.endswith(_AT_LEAST)
+  least = costs.least_ms(target, rows["flops"], rows["bytes"]) * method.endswith(_AT_LEAST)
   return Part(METHODS[method](rows, target), rows["measured_ms"], least)
 
 
@@ -304,7 +303,7 @@ def worth_table(found: Mapping[str, Any]) -> str:
   """What both estimates and the milliseconds of `estimate`, as it ships, are worth."""
   lines = []
   for target, operations in by_generation(found).items():
-    time = estimate.times().get(target)
+    time = costs.times().get(target)
     for name, rows in operations.items():
       cells = [_short(target), _spoken(name), str(len(rows["cycles"]))]
       for method in ("cycles", "optimal seconds"):
@@ -384,7 +383,7 @@ def kinds_table(found: Mapping[str, Any]) -> str:
     for name, rows in operations.items():
       programs = part(rows, target, _KINDS)
       fitted, terms = fit([programs]), programs.terms
-      seconds = rows["bytes"] / estimate.DEVICES[target].bandwidth
+      seconds = rows["bytes"] / costs.DEVICES[target].bandwidth
       lines.append(
         [
           _short(target),

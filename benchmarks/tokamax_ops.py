@@ -139,28 +139,37 @@ def function(program: Program) -> tuple[Any, tuple[list[jax.ShapeDtypeStruct]]]:
   Raises:
     ValueError: the installed tokamax has no such operation, or does not know its arguments.
   """
-  import pydantic
   from tokamax._src import benchmarking
-  from tokamax._src.pydantic import get_arg_spec_model
 
   if program.operation not in operations():
     raise ValueError(f"tokamax {version()} has no operation {program.operation}")
   operation = operations()[program.operation]()
-  signature = operation._fwd_signature
-  arguments = json.loads(program.key)
-  for name in sorted(arguments.keys() - signature.parameters.keys()):
+  values = arguments(program.operation, operation._fwd_signature, program.key)
+  forward, arrays = benchmarking.standardize_function(operation, kwargs=values, seed=None)
+  return forward, (arrays,)
+
+
+def arguments(operation: str, signature: inspect.Signature, key: str) -> dict[str, Any]:
+  """The arguments of an operation from their JSON, arrays as their shapes.
+
+  Raises:
+    ValueError: the installed tokamax does not know an argument.
+  """
+  import pydantic
+  from tokamax._src.pydantic import get_arg_spec_model
+
+  given = json.loads(key)
+  for name in sorted(given.keys() - signature.parameters.keys()):
     # A newer tokamax writes its defaults.
-    if arguments.pop(name) not in (None, False, True):
-      raise ValueError(f"tokamax {version()} knows no argument {name} of {program.operation}")
-  precision = arguments.get("precision")
+    if given.pop(name) not in (None, False, True):
+      raise ValueError(f"tokamax {version()} knows no argument {name} of {operation}")
+  precision = given.get("precision")
   if isinstance(precision, list) and all(isinstance(each, list) for each in precision):
     if any(len(set(each)) != 1 for each in precision):
       raise ValueError(f"precision {precision}, expected one precision of each product")
-    arguments["precision"] = [each[0] for each in precision]  # as older versions write it
+    given["precision"] = [each[0] for each in precision]  # as older versions write it
   spec = pydantic.TypeAdapter(pydantic.Json[get_arg_spec_model("Spec", signature)])
-  values = spec.validate_python(json.dumps(arguments))
-  forward, arrays = benchmarking.standardize_function(operation, kwargs=values, seed=None)
-  return forward, (arrays,)
+  return dict(spec.validate_python(json.dumps(given)))
 
 
 def version() -> str:

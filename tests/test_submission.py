@@ -357,7 +357,7 @@ def _write_folds(root, folder):
     }
     paths.append(folder / f"fold={fold}" / "results.csv")
     paths[-1].parent.mkdir(parents=True)
-    division.keep(paths[-1].parent, fold)
+    division.write(paths[-1].parent / folds.FILE, fold)
     submission.write_results(paths[-1], "layout:xla:random", ranked)
     found = [stats.kendalltau(np.argsort(ranked[name]), labels[name]) for name in tested]
     taus.append(np.mean([each.statistic for each in found]))

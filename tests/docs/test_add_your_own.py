@@ -126,7 +126,7 @@ config = configs.load("layout.py:full,ci")
 print(configs.listing(config, "layout.py:full,ci"))
 for field in ("model.score_scale", "loss.label_shift"):
   try:
-    configs.change(config, {field: -1.0})
+    config.replace(**{field: -1.0})
   except ValueError as error:
     print("refused:", error)
 """

@@ -13,6 +13,7 @@ import pytest
 from tpugraphs_jax import hlo
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.hlo import proto, sources, text
+from tpugraphs_jax.hlo.__main__ import main
 from tpugraphs_jax.infra import machine
 
 _SAMPLE = Path(__file__).parents[1] / "data" / "hlo" / "fuzz01.hlo.pb"
@@ -187,6 +188,11 @@ def test_jax_is_not_imported_for_files():
     "sys.exit('jax' in sys.modules)"
   )
   assert commands.python("-c", code).returncode == 0
+
+
+def test_the_command_prints_a_file(capsys):
+  assert main(["show", str(_SAMPLE.with_name("text_ops1.hlo.pb"))]) == 0
+  assert capsys.readouterr().out.startswith("text_ops1: 58 nodes, 59 edges")
 
 
 _HOSTILE = {

@@ -4,6 +4,8 @@ import pytest
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.hlo import tuning_data
+from tpugraphs_jax.hlo.__main__ import main
 from tpugraphs_jax.hlo.proto import ConfigProfile, ModuleTuningData, TuningData
 
 
@@ -97,30 +99,47 @@ def test_a_kernel_without_a_default_fails_the_whole_tile_file(tmp_path):
     _read(tmp_path, TuningData(modules=[good, bad]))
 
 
-def test_kernels_with_one_fingerprint_get_different_names(tmp_path):
-  entry = ModuleTuningData(module=_module(), fingerprint=3, runs=_GOOD_TILES)
-  graphs = _read(tmp_path, TuningData(modules=[entry, entry])).graphs
-  assert [graph.name for graph in graphs] == ["program_3", "program_3_2"]
-
-
-def test_graphs_of_the_data_set_are_written_and_read_in_the_released_format(tmp_path):
+def test_converted_files_read_back_as_the_same_graphs(tmp_path):
   tile = TuningData(modules=[ModuleTuningData(module=_module(), fingerprint=11, runs=_GOOD_TILES)])
-  for message, write, read in (
-    (tile, npz.write_tile, npz.read_tile),
-    (_good_layout(), npz.write_layout, npz.read_layout),
-  ):
-    (graph,) = _read(tmp_path, message).graphs
-    write(tmp_path / f"{graph.name}.npz", graph)
-    comparing.assert_same_graph(graph, read(tmp_path / f"{graph.name}.npz"))
+  layout = _good_layout()
+  paths = [_write(tmp_path, tile, "kernels.pb"), _write(tmp_path, layout)]
+  result = tuning_data.convert(paths, tmp_path / "out", processes=2)
+  assert [path.name for path in result.written] == ["kernels_b.npz", "program.npz"]
+  assert not result.failed and not result.skipped
+  for path, read in zip(paths, (npz.read_tile, npz.read_layout)):
+    expected = hlo.read_tuning(path).graphs[0]
+    got = read(tmp_path / "out" / f"{expected.name}.npz")
+    comparing.assert_same_graph(expected, got)
 
 
-@pytest.mark.parametrize(
-  "message, problem",
-  [
-    (_layout([_layout_run(5, is_default=True)], nodes=(1, 1)), "names a node twice"),
-    (_module(), "an HLO module without runs"),
-  ],
-)
-def test_what_is_no_tuning_record_is_refused(tmp_path, message, problem):
-  with pytest.raises(ValueError, match=problem):
-    _read(tmp_path, message)
+def test_conversion_goes_on_after_a_file_that_cannot_be_read(tmp_path, capsys):
+  layout = _good_layout()
+  module = tmp_path / "module.pb"
+  module.write_bytes(_module().SerializeToString())
+  paths = [module, tmp_path / "missing.pb", _write(tmp_path, layout)]
+  out = tmp_path / "out"
+  assert main(["convert", *map(str, paths), "--out", str(out), "--jobs", "1"]) == 1
+  assert [path.name for path in out.iterdir()] == ["program.npz"]
+  printed = capsys.readouterr()
+  assert "1 files written" in printed.out and "2 inputs failed" in printed.out
+  assert "module.pb: an HLO module without runs" in printed.err
+  assert "missing.pb: no such file" in printed.err
+
+
+def test_kernels_with_one_fingerprint_get_different_files(tmp_path):
+  entry = ModuleTuningData(module=_module(), fingerprint=3, runs=_GOOD_TILES)
+  path = _write(tmp_path, TuningData(modules=[entry, entry]))
+  written = tuning_data.convert([path], tmp_path / "out").written
+  assert [path.name for path in written] == ["program_3.npz", "program_3_2.npz"]
+
+
+def test_what_the_reader_of_npz_refuses_is_not_written_and_others_are(tmp_path, capsys):
+  twice = _good_layout()
+  twice.config_index_to_node[1] = twice.config_index_to_node[0]
+  layouts = ((6,), (1, 0)), ((1, 0), (1, 0), (0, 1))
+  beyond = _layout([_layout_run(5, layouts=layouts, is_default=True), _layout_run(7)])
+  messages = {"twice": twice, "beyond": beyond, "=good": _good_layout(), "good": _good_layout()}
+  paths = [_write(tmp_path, message, f"{name}.pb") for name, message in messages.items()]
+  assert main(["convert", *map(str, paths), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
+  assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.npz"]
+  assert "names a node twice" in capsys.readouterr().err

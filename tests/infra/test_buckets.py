@@ -14,6 +14,7 @@ import pytest
 import tpugraphs_jax
 from tpugraphs_jax import datasets, report, submission
 from tpugraphs_jax.data import download, npz, store
+from tpugraphs_jax.hlo.__main__ import main
 from tpugraphs_jax.infra import files, machine
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import training
@@ -227,7 +228,8 @@ def test_a_run_lives_in_a_bucket(bucket, remote_root):
 
 def test_commands_that_need_a_local_folder_refuse_buckets(capsys):
   assert download.main(["--data_root", "gs://a/b"]) == 2
+  assert main(["convert", "a.pb", "--out", "gs://a"]) == 2
   assert official.main(["--config=tile.py", "--weights=a", "--data_root=b", "--out=gs://a"]) == 2
-  assert capsys.readouterr().err.count("gs://a") == 2
+  assert capsys.readouterr().err.count("gs://a") == 3
   with pytest.raises(ValueError, match="store is gs://b, expected a folder of this machine"):
     store.ensure_store("gs://a/npz", "layout:xla:random", "valid", store_dir="gs://b")

@@ -18,10 +18,10 @@ import random_graphs
 import tpugraphs_jax
 from tpugraphs_jax import datasets, hlo, submission
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.hlo.__main__ import main
 from tpugraphs_jax.infra import console, files, machine, trust
 from tpugraphs_jax.rankers import model_file, ranker
 from tpugraphs_jax.train import evaluation
-from tpugraphs_jax.view.__main__ import main
 
 SHIPPED = model_file.SHIPPED / "layout-cpu-measured.npz"
 EVIL = "import pathlib\npathlib.Path({!r}).write_text('ran')\n"
@@ -109,7 +109,7 @@ def test_no_place_of_a_file_is_read_or_written(field, tmp_path, monkeypatch):
 
   path = repacked(tmp_path / "model.npz", changed=with_places)
   config = tpugraphs_jax.load(path).config
-  assert place not in json.dumps(config)
+  assert place not in json.dumps(config.to_dict())
   assert not (tmp_path / "cache").exists() and not list(tmp_path.rglob("written"))
 
 
@@ -251,7 +251,7 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
     for node in each.instructions:
       node.name = f"n{ESCAPE}"
   (tmp_path / "m.pb").write_bytes(module.SerializeToString())
-  assert main([str(tmp_path / "m.pb"), "--table"]) == 0
+  assert main(["show", str(tmp_path / "m.pb")]) == 0
   (tmp_path / "s.csv").write_text(f"{submission.HEADER}\ntile:xla:a{ESCAPE},0;1;2;3;4\n")
   sizes = dict(nodes=3, edges=2, configs=6, features=140, columns=24)
   graph = random_graphs.tile_graph(np.random.default_rng(0), **sizes)
@@ -333,6 +333,11 @@ def test_a_model_can_be_saved_again(tmp_path):
   assert again.about == model.about
   with pytest.raises(ValueError, match="no parameters"):
     ranker.Ranker(model.config).save(tmp_path / "none.npz")
+
+
+def test_showing_a_graph_file_says_what_reads_it(capsys):
+  assert main(["show", GRAPH]) == 2
+  assert "read_layout" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

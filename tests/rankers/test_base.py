@@ -124,9 +124,9 @@ class Apart(Whole):
 
 def test_a_family_that_is_not_of_programs_is_refused_in_segments():
   base.LAYOUT_MODELS.register("Apart")(Apart)
-  fields = parts.config_of("layout", "gst_ed,ci").to_dict() | {"model": {"name": "Apart"}}
+  config = parts.config_of("layout", "gst_ed,ci", model__name="Apart")
   with pytest.raises(ValueError, match="Alone"):
-    rankers.create(fields)
+    rankers.create(config)
 
 
 @pytest.mark.parametrize(

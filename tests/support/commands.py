@@ -101,9 +101,9 @@ def server() -> ForkServerContext:
       "__main__",
       "grain.experimental",
       "scipy.stats",
-      "tpugraphs_jax.configs.base",
       "tpugraphs_jax.report.figures",
       "tpugraphs_jax.run.launch",
+      "tpugraphs_jax.run.variants",
     ]
   )
   with mock.patch.dict(

@@ -11,9 +11,9 @@ import orbax.checkpoint as ocp
 from tpugraphs_jax import datasets
 from tpugraphs_jax.data import folds
 from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER
 from tpugraphs_jax.train import loop
-from tpugraphs_jax.train.training import finetune_options
 
 MEASURED_HERE = "measured run times on cpu"
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alex$net_{1")
@@ -94,7 +94,7 @@ def write_fold(folder, fold, taus, *, seed=0, rate=0.001):
   summary |= {"folds": 3, "test": summary["validation"] | {"split": "test"}}
   (folder / "summary.json").write_text(json.dumps(summary))
   fold_of = {f"train/g{number}": number % 3 for number in range(9)}
-  folds.Division(3, {"tile:xla": fold_of}).keep(folder, fold)
+  folds.Division(3, {"tile:xla": fold_of}).write(folder / folds.FILE, fold)
   names = [f"g{number}" for number in range(9) if number % 3 == fold][: len(taus)]
   runtime = [np.arange(5, 12)] * len(taus)
   write_scores(folder, names, runtime, [tau * runtime[0] for tau in taus])
@@ -116,8 +116,8 @@ def change_config(run, **fields):
 
 def newest_checkpoint(workdir):
   """The newest checkpoint of the last stage of a run; None without one."""
-  config = model_file.config_of(workdir)
-  folder = HEAD_FOLDER if finetune_options(config).epochs else ""
+  segments = Config.from_dict(model_file.config_of(workdir)).segments
+  folder = HEAD_FOLDER if segments and segments.finetune.epochs else ""
   return newest_of(workdir / folder / loop.CHECKPOINTS)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import run_folders
 
+from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.train import checkpoint
-from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import TrainState
 
 CONFIG = {"model": {"name": "sage", "hidden": 64}, "seed": 0}

@@ -18,8 +18,8 @@ from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.plan import Batches, BatchPlan, draw_slates
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.optimizer import clip_by_variable_norm, variable_norms
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.train.optimizer import clip_by_variable_norm, variable_norms
 from tpugraphs_jax.train.step import make_train_step, TrainState
 
 GRAPHS, CONFIGS, SLOTS = 6, 4, 8

@@ -30,27 +30,38 @@ def _window(cycles, **bounds):
   return json.dumps({"window_config": config}).encode()
 
 
-def _looping_module(*, config=b"", bound=None):
+def _scalar(opcode, id, *, value=None, **fields):
+  node = hlo_modules.instruction(opcode, id=id, **fields)
+  node.shape.element_type = 4  # s32
+  if value is not None:
+    node.literal.s32s.append(value)
+  return node
+
+
+def _looping_module(*, config=b"", start=None, bound=0, step=1, direction="LT"):
+  """A loop that counts from `start`, or from an argument."""
   body = hlo_modules.computation(
-    hlo_modules.instruction("parameter", id=1),
+    _scalar("parameter", id=1),
     hlo_modules.instruction("tanh", id=2, operands=[1], backend_config=_window(100)),
+    _scalar("constant", id=9, value=step),
+    _scalar("add", id=10, operands=[1, 9]),
     name="body",
     id=1,
   )
-  limit = hlo_modules.instruction("constant", id=4)
-  if bound is not None:
-    limit.literal.s32s.append(bound)
   condition = hlo_modules.computation(
-    hlo_modules.instruction("parameter", id=3),
-    limit,
-    hlo_modules.instruction("compare", id=5, operands=[3, 4]),
+    _scalar("parameter", id=3),
+    _scalar("constant", id=4, value=bound),
+    hlo_modules.instruction("compare", id=5, operands=[3, 4], comparison_direction=direction),
     name="condition",
     id=2,
   )
+  condition.instructions[-1].shape.element_type = 1  # pred
+  first = _scalar("parameter", id=11) if start is None else _scalar("constant", id=11, value=start)
   main = hlo_modules.computation(
     hlo_modules.instruction("parameter", id=6),
     hlo_modules.instruction("copy", id=7, operands=[6], backend_config=_window(7)),
-    hlo_modules.instruction("while", id=8, operands=[7], callees=[1, 2], backend_config=config),
+    first,
+    _scalar("while", id=8, operands=[11], callees=[1, 2], backend_config=config),
     id=3,
   )
   module = hlo_modules.module(body, condition, main)
@@ -67,10 +78,11 @@ def _sums(module):
 @pytest.mark.parametrize(
   "options, expected",
   [
-    (dict(bound=5), (507, 2, 0, 0)),
+    (dict(start=0, bound=5), (507, 2, 0, 0)),
+    (dict(start=5, bound=0, step=-2, direction="GE"), (307, 2, 0, 0)),
     (dict(config=b'{"known_trip_count":{"n":"3"}}', bound=5), (307, 2, 0, 0)),
     (dict(config=b'{"known_trip_count":{"n":"0"}}', bound=5), (7, 2, 0, 0)),
-    (dict(), (107, 2, 1, 0)),
+    (dict(bound=5), (107, 2, 1, 0)),
   ],
 )
 def test_the_body_of_a_loop_counts_as_often_as_it_turns(options, expected):
@@ -78,7 +90,7 @@ def test_the_body_of_a_loop_counts_as_often_as_it_turns(options, expected):
 
 
 def test_a_kernel_without_an_estimate_is_counted_apart():
-  module = _looping_module(bound=5)
+  module = _looping_module(start=0, bound=5)
   tanh = module.computations[0].instructions[1]
   tanh.backend_config = b"{uplo = 76 : ui8}"  # MLIR of an FFI call
   assert tpu_kernels.window(tanh) is None
@@ -91,7 +103,7 @@ def test_a_kernel_without_an_estimate_is_counted_apart():
 
 
 def test_a_program_with_a_kernel_without_an_estimate_says_so(monkeypatch):
-  module = _looping_module(bound=5)
+  module = _looping_module(start=0, bound=5)
   module.computations[0].instructions[1].backend_config = _window(2**63 - 1)
   memory = tpu.Memory(arguments=1, outputs=1, temporaries=1)
   program = tpu.TpuProgram(module.SerializeToString(), 1.0, 0, 0.0, memory, before_layouts=b"")
@@ -107,7 +119,7 @@ def test_a_program_with_a_kernel_without_an_estimate_says_so(monkeypatch):
 
 @pytest.mark.parametrize("cycles", [2**63 - 1, 2**62, -1])
 def test_a_saturated_number_is_no_estimate(cycles):
-  module = _looping_module(bound=5)
+  module = _looping_module(start=0, bound=5)
   module.computations[2].instructions[1].backend_config = _window(cycles)
   assert _sums(module) == (500, 2, 0, 1)
 

@@ -3,7 +3,8 @@
   graph = hlo.featurize(function, *example_arguments).with_layouts(1000)
 
 `featurize(..., target="v3")` and `kernels` ask the TPU compiler, on any machine.
-jax is imported only for functions, jax's stages and HLO text.
+`python -m tpugraphs_jax.hlo` converts and shows files. jax is imported only for
+functions, jax's stages and HLO text.
 """
 
 from etils import epy

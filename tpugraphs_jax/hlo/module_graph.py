@@ -21,7 +21,7 @@ import numpy as np
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.hlo import features, proto, search, sources
-from tpugraphs_jax.infra import console, machine
+from tpugraphs_jax.infra import console, keywords, machine
 
 # Instructions whose layouts the search of the data set chooses.
 CONFIGURABLE_OPCODES = ("convolution", "dot", "reshape")
@@ -90,14 +90,49 @@ class HloGraph(graph.OpGraph):
   def node_name(self, node: int) -> str:
     return self.origins[node].name
 
+  def summary(self) -> str:
+    """Lines with size, computations, opcodes and configurable nodes of the module."""
+    return "\n".join(_summary_lines(self))
+
   @functools.cached_property
   def origins(self) -> list[Origin]:
     """The source of each node, `[N]`."""
     return [origin(node, self.module) for node in proto.instructions(self.module)]
 
 
+def _summary_lines(graph: HloGraph) -> Iterator[str]:
+  module = graph.module
+  yield (
+    f"{graph.name}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
+    f"{len(module.computations)} computations"
+  )
+  yield f"node_splits: {graph.node_splits.tolist()}"
+  yield "\ncomputations (id, instructions, root):"
+  for computation in module.computations:
+    names = {instruction.id: instruction.name for instruction in computation.instructions}
+    root = names.get(computation.root_id, "none")
+    yield f"  {computation.name}  {computation.id}  {len(computation.instructions)}  {root}"
+  nodes = proto.instructions(module)
+  yield "\nopcodes (id, nodes):"
+  for opcode, count in collections.Counter(node.opcode for node in nodes).most_common():
+    number = opcode_ids().get(opcode)
+    yield f"  {opcode or '(none)'}  {number or '0, not in the table'}  {count}"
+  position = proto.positions(module)
+  yield f"\nconfigurable nodes: {len(graph.config_node)}"
+  for index in graph.config_node:
+    node = nodes[index]
+    operands = ", ".join(
+      proto.shape_text(nodes[position[operand]].shape) for operand in node.operand_ids
+    )
+    shape, origin = proto.shape_text(node.shape), graph.origins[index]
+    where = f"  {origin.where}" if origin.where else ""
+    yield f"  {index}  {node.opcode}  {shape} <- {operands}  {origin.name}{where}"
+
+
+@keywords.checked
 def featurize(
   source: Any,
+  /,
   *args: Any,
   optimized: bool = False,
   target: str | None = None,

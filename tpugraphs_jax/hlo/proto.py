@@ -7,10 +7,10 @@ separate process with a limit of memory reads large messages first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import subprocess
 import sys
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -26,8 +26,9 @@ from tpugraphs_jax.hlo.hlo_pb2 import (
   ShapeProto,
   StackFrameIndexProto,
   TuningData,
+  WindowDimension,
 )
-from tpugraphs_jax.infra import console, machine, tasks
+from tpugraphs_jax.infra import console, machine, tasks, trust
 
 _COST = 12  # bytes of memory that a byte of a message may take
 _LEAST_BYTES = 1 << 20  # of a message that is read in another process first
@@ -59,6 +60,28 @@ def arrays(shape: ShapeProto) -> Iterator[ShapeProto]:
     yield from arrays(part)
   if not shape.tuple_shapes:
     yield shape
+
+
+def backend_config(instruction: HloInstructionProto, schema: Mapping[str, Any]) -> dict[str, Any]:
+  """The JSON that a compiler wrote into an instruction; empty where it wrote none.
+
+  An FFI call has MLIR there, such as `{uplo = 76 : ui8}`.
+
+  Args:
+    instruction: of a module after optimisations.
+    schema: what is read of it, as `trust.check` takes it.
+
+  Raises:
+    ValueError: the JSON has another form than `schema`.
+  """
+  if not instruction.backend_config.startswith(b"{"):
+    return {}
+  try:
+    config = trust.parse(instruction.backend_config)
+  except ValueError:
+    return {}
+  trust.check(config, schema, f"backend_config of {instruction.name}")
+  return config
 
 
 def shape_text(shape: ShapeProto) -> str:

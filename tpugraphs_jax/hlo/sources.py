@@ -15,6 +15,7 @@ import io
 import os
 from pathlib import Path
 import re
+import sys
 from typing import Any
 import zlib
 
@@ -56,9 +57,9 @@ def load(
       no compiler for the target.
     FileNotFoundError: there is no such file.
   """
-  if hasattr(source, "jaxpr") and hasattr(source, "lower"):  # jax.stages.Traced
-    source = source.lower()
-  is_compiled, is_lowered = hasattr(source, "runtime_executable"), hasattr(source, "compiler_ir")
+  source, stages = _stage(source), _stages()
+  is_compiled = isinstance(source, stages and stages.Compiled or ())
+  is_lowered = isinstance(source, stages and stages.Lowered or ())
   is_stage = is_compiled or is_lowered
   if hasattr(source, "mlir_module_serialized"):  # of jax.export
     source = source.mlir_module_serialized
@@ -85,6 +86,23 @@ def load(
     f"cannot read a {kind}, expected bytes, a path, HLO or StableHLO text, a "
     "jax.stages.Lowered or Compiled, or a function with its arguments"
   )
+
+
+def _stages() -> Any:
+  """The module `jax.stages`, where the caller has imported jax: only then there are stages."""
+  return getattr(sys.modules.get("jax"), "stages", None)
+
+
+def _stage(source: Any) -> Any:
+  """A lowered or compiled program of jax, which nnx and Equinox wrap; other sources as they are."""
+  stages = _stages()
+  if stages is None:
+    return source
+  kinds = {"traced": stages.Traced, "lowered": stages.Lowered, "compiled": stages.Compiled}
+  for name, kind in kinds.items():
+    inner = getattr(source, name, None)
+    source = inner if isinstance(inner, kind) else source
+  return source.lower() if isinstance(source, stages.Traced) else source
 
 
 def _is_text(source: str) -> bool:
@@ -159,7 +177,7 @@ def _text_of(data: bytes, where: str) -> bytes | None:
   try:
     # A text of Python takes four bytes per character where one character does.
     collections.deque(codecs.iterdecode(blocks, "utf-8"), maxlen=0)  # raises at the first error
-  except UnicodeError as error:
+  except UnicodeDecodeError as error:
     raise ValueError(f"{where}: text that is not UTF-8 ({error}): save it as UTF-8") from None
   return data.removeprefix(codecs.BOM_UTF8)
 

@@ -1,4 +1,4 @@
-"""The data set's tuning records as graphs.
+"""The data set's tuning records, read and converted to the released `.npz` format.
 
 `ModuleTuningData` is a whole program with layout configurations that were measured,
 `TuningData` many kernels with tile sizes. Which runs count, and what a missing default
@@ -10,12 +10,18 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 import dataclasses
+import functools
 import os
+from pathlib import Path
+import tempfile
 
 import numpy as np
+import tqdm
 
 from tpugraphs_jax import columns, graph
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import module_graph, proto, sources
+from tpugraphs_jax.infra import files, tasks
 
 _TENSORS = 3  # output, input, kernel
 _INT64 = 1 << 64
@@ -81,9 +87,8 @@ def layout_graph(tuning: proto.ModuleTuningData, *, where: str, name: str) -> mo
 def tile_graphs(tuning: proto.TuningData, *, where: str, name: str) -> TuningGraphs:
   """The kernels of a file with their tile sizes, named by file and fingerprint.
 
-  Later kernels of one fingerprint have a number behind it. A module without at least two runs, or
-  with a run without a tile size, is left out. Modules of one file that share a name share the
-  normalizer of the last.
+  A module without at least two runs, or with a run without a tile size, is left
+  out. Modules of one file that share a name share the normalizer of the last.
 
   Raises:
     ValueError: a module is inconsistent, or has no default among its good runs.
@@ -101,11 +106,9 @@ def tile_graphs(tuning: proto.TuningData, *, where: str, name: str) -> TuningGra
       raise ValueError(f"{entry_where}: none of its {len(runs)} good runs is the default")
     default_ns[entry.module.name] = default.profile.compute_time_ns
     entries.append((entry, entry_where, runs))
-  graphs, counts = [], collections.Counter[str]()
+  graphs = []
   for entry, entry_where, runs in entries:
     graph_name = f"{name}_{signed_hex(entry.fingerprint)}"
-    counts[graph_name] += 1
-    graph_name += f"_{counts[graph_name]}" * (counts[graph_name] > 1)
     op_graph = module_graph.featurize_module(entry.module, where=entry_where, name=graph_name)
     graphs.append(op_graph.as_kernel(_tile_configs(runs, default_ns[entry.module.name])))
   return TuningGraphs(graphs, skipped)
@@ -186,3 +189,86 @@ def _tile_configs(runs: Sequence[proto.ConfigProfile], default_ns: int) -> graph
 
 def _runtime_ns(runs: Sequence[proto.ConfigProfile]) -> np.ndarray:
   return np.array([run.profile.compute_time_ns for run in runs], np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+  """The files that `convert` wrote, and the inputs from which it wrote none."""
+
+  written: list[Path]
+  skipped: list[str]  # one line for each module that was left out by rule
+  failed: list[str]  # one line for each file that could not be read, or graph not written
+
+
+def convert(
+  paths: Sequence[str | os.PathLike[str]],
+  out: str | os.PathLike[str],
+  *,
+  processes: int | None = None,
+) -> Converted:
+  """Writes the graphs of `.pb` files as `.npz` files into one folder.
+
+  `PROGRAM.pb` with layouts becomes `PROGRAM.npz`, with tile sizes one
+  `PROGRAM_FINGERPRINT.npz` per kernel. A file that cannot be read leaves nothing
+  behind and stops no other.
+
+  Args:
+    paths: the files.
+    out: the folder, made where it does not exist.
+    processes: how many processes share the files; as many as processors if not given.
+
+  Raises:
+    ValueError: two inputs would write the same file.
+  """
+  stems = collections.Counter(sources.stem(Path(path)) for path in paths)
+  name, count = stems.most_common(1)[0] if stems else ("", 0)
+  if count > 1:
+    raise ValueError(
+      f"{count} inputs are named {name}, and their "
+      "results would overwrite each other; convert them to different folders"
+    )
+  out = files.expanded(out)
+  out.mkdir(parents=True, exist_ok=True)
+  convert_file = functools.partial(_convert_file, out)
+  processes = processes or os.cpu_count() or 1
+  with tqdm.tqdm(total=len(paths), unit="file", disable=None) as bar:
+    finished = lambda _: bar.update()
+    results = tasks.run(convert_file, paths, processes=processes, finished=finished)
+  return Converted(
+    written=[path for result in results for path in result.written],
+    skipped=[line for result in results for line in result.skipped],
+    failed=[line for result in results for line in result.failed],
+  )
+
+
+def _convert_file(out: Path, path: str | os.PathLike[str]) -> Converted:
+  try:
+    read = read_tuning(path)
+  except (ValueError, OSError) as error:
+    return Converted([], [], [str(error)])
+  written, failed = [], []
+  counts: collections.Counter[str] = collections.Counter()
+  for op_graph in read.graphs:
+    counts[op_graph.name] += 1  # kernels of one fingerprint have one name, and are numbered
+    number = f"_{counts[op_graph.name]}" if counts[op_graph.name] > 1 else ""
+    op_graph = dataclasses.replace(op_graph, name=op_graph.name + number)
+    target = out / f"{op_graph.name}.npz"
+    try:
+      _write(target, op_graph)
+    except ValueError as error:
+      failed.append(str(error))
+    else:
+      written.append(target)
+  return Converted(written, read.skipped, failed)
+
+
+def _write(target: Path, op_graph: module_graph.HloGraph) -> None:
+  """Writes a graph; a file that its reader refuses (ValueError) is never there."""
+  is_layout = isinstance(op_graph.configs, graph.LayoutConfigs)
+  write = npz.write_layout if is_layout else npz.write_tile
+  read = npz.read_layout if is_layout else npz.read_tile
+  with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert") as folder:
+    partial = Path(folder) / target.name
+    write(partial, op_graph)
+    read(partial)
+    os.replace(partial, target)

@@ -56,7 +56,7 @@ class LateJoin(base.Kernels):
   def encoder(self) -> Encoder:
     """The readout `[F]` of every kernel."""
     step = network_step(self.network, method="pooled")
-    return Encoder(step, self.assemble, graphs=self.settings.eval.graphs, configs=0)
+    return Encoder(step, self.assemble, graphs=self.config.eval.graphs, configs=0)
 
   @functools.cached_property
   def _head(self) -> Callable:

@@ -60,8 +60,8 @@ def svg(drawn: figure.Figure) -> str:
   with rc_context(_STYLE | {"svg.hashsalt": "report"}):
     text = io.StringIO()
     drawn.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-  whole = _NOT_XML.sub("\ufffd", text.getvalue())
-  element = whole[whole.index("<svg") :]  # without the head of an XML file
+  drawing = _NOT_XML.sub("\ufffd", text.getvalue())
+  element = drawing[drawing.index("<svg") :]  # without the head of an XML file
   return element.replace(_INK, "currentColor").replace(_GRID, "var(--line)")
 
 

@@ -61,6 +61,9 @@ class Checkpoints:
       digests in a checkpoint are an error.
     read_only: changes nothing on disk. Another run may save at the same time.
 
+  Attributes:
+    saved_step: training steps of the newest checkpoint, once it is read or saved; 0 without one.
+
   Raises:
     ValueError: the folder is damaged, or has a link where checkpoints are written.
   """
@@ -75,6 +78,7 @@ class Checkpoints:
   ):
     self._workdir, self._folder = Path(folder).parent, expanded(folder).absolute()
     self._config, self._digests = _as_json(config or {}), dict(digests or {})
+    self.saved_step = 0
     # None in processes other than 0, and without a folder to read.
     self._manager: ocp.CheckpointManager | None = None
     if machine.is_primary() and (self._folder.is_dir() or not read_only):
@@ -123,6 +127,10 @@ class Checkpoints:
     Raises:
       OSError: not written, for example because the disk is full. Earlier checkpoints stay.
     """
+    self._write(step, state, data, progress)
+    self.saved_step = step
+
+  def _write(self, step: int, state: Any, data: Any, progress: Mapping[str, Any]) -> None:
     if self._manager is None:
       return
     notes = {
@@ -173,7 +181,9 @@ class Checkpoints:
     Raises:
       ValueError: it has another config or other files, or does not fit the template.
     """
-    return self._on_primary(lambda manager: self._read(manager, template))
+    saved = self._on_primary(lambda manager: self._read(manager, template))
+    self.saved_step = saved.step if saved else 0
+    return saved
 
   def _on_primary(self, read: Callable[[ocp.CheckpointManager], Result]) -> Result | None:
     """The result or error of `read` in process 0, in every process; None without a folder."""

@@ -14,7 +14,6 @@ import json
 import math
 from pathlib import Path
 import platform
-import re
 import resource
 import shlex
 import sys
@@ -327,14 +326,10 @@ def _process_peak() -> int:
 
 
 class Profile:
-  """A trace of the steps `first:last`, for xprof or Perfetto."""
+  """A trace of steps, for xprof or Perfetto; see `Config.profiled_steps`."""
 
-  def __init__(self, steps: str, folder: Path):
-    self._folder, self._is_running = folder, False
-    match = re.fullmatch(r"(\d+):(\d+)", steps or "0:0")
-    self._first, self._last = map(int, match.groups()) if match else (0, 0)
-    if steps and not self._first < self._last:
-      raise ValueError(f"profile_steps is {steps!r}, expected first:last such as '10:20'")
+  def __init__(self, steps: tuple[int, int], folder: Path):
+    (self._first, self._last), self._folder, self._is_running = steps, folder, False
 
   def before(self, step: int, *, wait: Callable[[], None]) -> None:
     """Starts or stops the trace before its first or last step; `wait` waits for earlier steps."""

@@ -7,6 +7,7 @@ labels      labels a choice: estimates of a compiler (`tpu`, `tpu_kernels`), or 
 strategies  search: proposes the next choice to label, and learns from labels, with a `prior`
 tune        labels what the search proposes, and returns the function with the best choice
 layouts     the file of a choice, and the function with the choice of a file
+loops       lengths of the loops of a module; `work` counts operations and bytes of instructions
 estimate    time and memory of a function on TPUs; `times.json` has times of measured programs
 collect     labels many programs: `workers` start a `worker` for each, which keeps a `journal`
 """

@@ -69,13 +69,16 @@ class Cache:
     again with the new choices. Its time in the file, divided by its time now, is the factor of the
     new times.
     """
-    new = [numbers for numbers in candidates if numbers not in self._known]
     own, label = self.problem.own, self.problem.label
     known = self._known.get(own)
-    again = [own] if label.made_together and isinstance(known, dict) and new else []
+    if isinstance(known, str):  # nothing to compare other choices with
+      self._take(own, known)
+      return
+    new = [numbers for numbers in candidates if numbers not in self._known]
+    again = [own] if label.made_together and known and new else []
     found = self.problem.raw_labels([*again, *new]) if new else {}
     factor = 1.0
-    if again and isinstance(known, dict) and isinstance(anew := found[own], dict):
+    if again and known and isinstance(anew := found[own], dict):
       factor = label.value(known) / label.value(anew)
     for numbers in new:
       # Nothing is measured after an error of the compiler's own choice.

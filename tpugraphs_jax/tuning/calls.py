@@ -1,96 +1,538 @@
-"""A function with example arguments as a function of arrays alone.
+"""Calls of functions as functions of arrays alone, and functions that are jitted alike.
 
-Everything else among the arguments and outputs, such as a number of steps or an activation
-function, is part of the program.
+    Call(step, args)  ->  trace: a program of arrays   ->  Version: the program with other layouts,
+                          and what `jax.jit` was told      jitted as `step` is
+
+Whatever is no array among the arguments and outputs, such as a number of steps or an activation
+function, is part of the program. The arrays that a function gives to `state` among its arguments
+are further outputs of the program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import copy
+import dataclasses
+import functools
+from pathlib import Path
+import types
+from typing import Any, NamedTuple
+import weakref
 
+from absl import logging
 import jax
+from jax.experimental import layout
+from jax.extend import core, source_info_util
 import numpy as np
+
+from tpugraphs_jax.tuning import state
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 _SCALARS = (bool, int, float, complex)
+_JIT = type(jax.jit(lambda: None))
+
+# The source line of an operation is the caller's, never one between the caller and the function.
+for _place in ("tuning", "hlo", "infra", "view", "collect.py", "estimate.py"):
+  source_info_util.register_exclusion(str(Path(__file__).parents[1] / _place))
+
+
+class Jit(NamedTuple):
+  """What `jax.jit` was told about a function of arrays.
+
+  Attributes:
+    name: of the function.
+    donated: numbers of the arrays whose memory the outputs may take.
+    in_shardings: of each array a sharding, a format (a sharding with a layout), or None.
+    out_shardings: of each output, as `in_shardings`.
+    keep_unused: whether arrays that the function does not use stay arguments.
+    compiler_options: by name.
+  """
+
+  name: str
+  donated: tuple[int, ...]
+  in_shardings: tuple[Any, ...]
+  out_shardings: tuple[Any, ...]
+  keep_unused: bool
+  compiler_options: Mapping[str, Any]
+
+  def __call__(self, function: Callable[..., Any], compiler_options: Mapping[str, Any]) -> Any:
+    """Jits a function of the arrays in the same way, with more compiler options.
+
+    The function returns the outputs as a tuple, and a value without arrays.
+    """
+    function.__name__ = self.name
+    shardings: dict[str, Any] = {}
+    if any(self.in_shardings):
+      shardings["in_shardings"] = self.in_shardings
+    if any(self.out_shardings):
+      shardings["out_shardings"] = self.out_shardings, None
+    return jax.jit(
+      function,
+      donate_argnums=self.donated,
+      keep_unused=self.keep_unused,
+      compiler_options={**self.compiler_options, **compiler_options} or None,
+      **shardings,
+    )
+
+  @property
+  def has_shardings(self) -> bool:
+    return any((*self.in_shardings, *self.out_shardings))
+
+  def for_one_device(self) -> Jit:
+    """The same without shardings."""
+    return self._replace(in_shardings=(), out_shardings=())
+
+  def __str__(self) -> str:
+    """What changes the compiled program; empty where nothing does."""
+    told = {"donated": self.donated, "in": self.in_shardings, "out": self.out_shardings}
+    told["options"] = tuple(sorted(self.compiler_options.items()))
+    return ", ".join(f"{name} {value}" for name, value in told.items() if any(value))
+
+
+class Rest:
+  """What the outputs of a program have beside their arrays.
+
+  Attributes:
+    leaves: of the outputs, with None for arrays.
+    tree: of the outputs.
+    changed: which arrays of the state the function changes; these follow the other outputs.
+  """
+
+  def __init__(self, leaves: Sequence[Any], tree: Any, changed: Sequence[int]):
+    self.leaves, self.tree, self.changed = leaves, tree, changed
+
+  def outputs_of(self, arrays: Sequence[Any]) -> Any:
+    """The outputs of the function, from those of the program."""
+    values = iter(arrays)
+    leaves = [next(values) if leaf is None else leaf for leaf in self.leaves]
+    return jax.tree.unflatten(self.tree, leaves)
+
+  def arrays_of(self, arrays: Sequence[Any]) -> Any:
+    """The outputs of the function with None for what is no array; then those of changed state."""
+    values = iter(arrays)
+    leaves = [next(values) if leaf is None else None for leaf in self.leaves]
+    outputs = jax.tree.unflatten(self.tree, leaves)
+    return (outputs, *values) if self.changed else outputs
+
+
+jax.tree_util.register_static(Rest)
+
+
+class Trace(NamedTuple):
+  """A function as a program of arrays.
+
+  Attributes:
+    program: from the arrays of a call to those of the outputs, then of the changed state.
+    rest: of the outputs.
+    jit: what jax was told, where all of the program is in one jitted function.
+  """
+
+  program: core.ClosedJaxpr
+  rest: Rest
+  jit: Jit | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+  """The arguments of a call without the values of arrays.
+
+  Attributes:
+    tree: of the arguments; objects with state are leaves.
+    others: of the leaves, with `_ARRAY` and `_OBJECT` for arrays and objects.
+    types: of `others`: the numbers 1, 1.0 and True are equal.
+    state: of the objects.
+  """
+
+  tree: Any
+  others: tuple[Any, ...]
+  types: tuple[type, ...]
+  state: state.Structure | None
+
+  def fill(self, arrays: Sequence[Any]) -> tuple[tuple, dict[str, Any], list[Any]]:
+    """Positional and keyword arguments with these arrays, and the new objects among them."""
+    values = iter(arrays)
+    leaves = [next(values) if leaf is _ARRAY else leaf for leaf in self.others]
+    objects = self.state.merge(tuple(values)) if self.state else []
+    new = iter(objects)
+    leaves = [next(new) if leaf is _OBJECT else leaf for leaf in leaves]
+    args, kwargs = jax.tree.unflatten(self.tree, leaves)
+    return args, kwargs, objects
+
+
+_ARRAY, _OBJECT = object(), object()
+
+# The outputs of a program for arrays.
+Evaluate = Callable[[core.ClosedJaxpr, Sequence[Any]], Sequence[Any]]
 
 
 class Call:
   """A function of the arrays in the arguments of a call.
 
-  Python scalars count as arrays, as under `jax.jit`. Where the function is jitted already they are
-  part of the program, and its wrapper decides.
+  Python scalars count as arrays, as under `jax.jit`, but not those that `jax.jit` was told to be
+  static. A wrapper of another library decides by itself: there they are part of the program.
 
   Args:
-    function: a function that jax can trace; one that `jax.jit` or Equinox returned too.
+    function: a function that jax can trace; one that `jax.jit`, nnx or Equinox returned too.
     args: its example arguments, arrays or `jax.ShapeDtypeStruct`, in any nesting.
     kwargs: its keyword arguments.
 
   Attributes:
-    arrays: the arrays in the arguments, in the order of their leaves.
+    arrays: the arrays in the arguments, in the order of their leaves, then of their state.
+    structure: the arguments without these.
   """
 
   def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
-    kinds = _ARRAYS if hasattr(function, "lower") else _ARRAYS + _SCALARS
-    leaves, self._tree = jax.tree.flatten((tuple(args), dict(kwargs)))
     self._function: Any = function
-    self._is_array = [isinstance(leaf, kinds) for leaf in leaves]
-    self._others = [None if is_array else leaf for leaf, is_array in zip(leaves, self._is_array)]
-    self.arrays = tuple(leaf for leaf, is_array in zip(leaves, self._is_array) if is_array)
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=state.is_object)
+    self._takes_scalars, static = _scalars(function, args, kwargs)
+    kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
+    others = [_ARRAY if isinstance(leaf, kinds) else leaf for leaf in leaves]
+    for place in static:
+      others[place] = leaves[place]
+    self._objects = [leaf for leaf in leaves if state.is_object(leaf)]
+    others = [_OBJECT if state.is_object(leaf) else leaf for leaf in others]
+    of_state, structure = state.split(self._objects)
+    self.structure = Structure(tree, tuple(others), tuple(map(type, others)), structure)
+    arrays = [leaf for leaf, other in zip(leaves, others) if other is _ARRAY]
+    self.arrays: tuple[Any, ...] = (*arrays, *of_state)
     self.__name__ = getattr(function, "__name__", type(function).__name__)
 
   def __call__(self, *arrays: Any) -> Any:
     """The outputs of the function for other values of the arrays."""
-    args, kwargs = self._arguments(arrays)
+    args, kwargs, _ = self.structure.fill(arrays)
     return self._function(*args, **kwargs)
 
+  def at(self, arrays: Sequence[Any], function: Callable[..., Any] | None = None) -> Call:
+    """The call with other values of the arrays, without objects of the caller.
+
+    Args:
+      arrays: the values.
+      function: is called in place of the call's.
+    """
+    other = copy.copy(self)
+    other.__dict__.pop("trace", None)
+    other.arrays, other._objects = tuple(arrays), []
+    other._function = function or self._function
+    return other
+
   def shapes(self, sharding: jax.sharding.Sharding) -> list[jax.ShapeDtypeStruct]:
-    """The shapes of the arrays, on a device."""
-    avals = map(jax.typeof, jax.eval_shape(lambda *arrays: arrays, *self.arrays))
+    """The shapes of the arrays, on a device; warns of those that jax makes narrower."""
+    avals = [jax.typeof(x) for x in jax.eval_shape(lambda *arrays: arrays, *self.arrays)]
+    for array, aval in zip(self.arrays, avals):
+      if getattr(array, "dtype", aval.dtype) != aval.dtype:
+        _say_narrowed(self.__name__, str(array.dtype), str(aval.dtype))
     return [
       jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
       for aval in avals
     ]
 
-  def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
-    """The function as jax lowers it for these arrays, with the names of its arguments."""
-    args, kwargs = self._arguments(arrays)
-    if hasattr(self._function, "trace"):  # of `jax.jit`
-      return self._function.lower(*args, **kwargs)
-    if all(self._is_array) and not hasattr(self._function, "lower"):
-      return jax.jit(self._function).lower(*args, **kwargs)
+  @functools.cached_property
+  def trace(self) -> Trace:
+    """The program of the call.
+
+    Raises:
+      ValueError: the function needs the values of Python scalars, or adds to its state.
+    """
+    if isinstance(self._function, Version):
+      return self._function.trace_of(self)
+    kept: list[Rest] = []
 
     def arrays_of(*arrays: Any) -> list[Any]:
-      return self._array_outputs(arrays)[0]
-
-    arrays_of.__name__ = self.__name__
-    return jax.jit(arrays_of).lower(*arrays)
-
-  def trace(self) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
-    """The closed jaxpr of the arrays, and a function from its outputs to the function's."""
-    kept: list[Any] = []
-
-    def arrays_of(*arrays: Any) -> list[Any]:
-      outputs, leaves, tree = self._array_outputs(arrays)
-      kept[:] = leaves, tree
+      outputs, rest = self._outputs(arrays)
+      kept[:] = [rest]
       return outputs
 
-    def outputs_of(arrays: Sequence[Any]) -> Any:
-      leaves, tree = kept
-      each = iter(arrays)
-      return jax.tree.unflatten(tree, [next(each) if leaf is None else leaf for leaf in leaves])
+    arrays_of.__name__ = self.__name__
+    try:
+      program = jax.make_jaxpr(arrays_of)(*self.arrays)
+    except ValueError as error:
+      if "compiler_options" not in str(error) or not isinstance(self._function, _JIT):
+        raise
+      return self._trace_at_top()  # jax takes them in no nested jit
+    except TypeError as error:  # also tracers in place of numbers
+      if not any(isinstance(array, _SCALARS) for array in self.arrays):
+        raise
+      raise ValueError(
+        f"{self.__name__} fails with Python numbers of its arguments as arrays, as under jax.jit: "
+        "fix settings with functools.partial, or wrap a function of modules in eqx.filter_jit "
+        f"({type(error).__name__}: {str(error).splitlines()[0]})"
+      ) from error
+    return Trace(program, kept[0], _outer_jit(program.jaxpr))
 
-    return jax.make_jaxpr(arrays_of)(*self.arrays), outputs_of
+  def _trace_at_top(self) -> Trace:
+    """The program of a function of `jax.jit`, as jax traces it outside of all others."""
+    args, kwargs, objects = self.structure.fill(self.arrays)
+    traced = self._function.trace(*args, **kwargs)
+    params = getattr(traced, "_params", None)
+    if params is None or objects:
+      raise ValueError(
+        f"{self.__name__} is jitted with compiler options, which this version of jax does not tell "
+        "(or with objects of nnx): jit it without them, and pass them as options="
+      )
+    count = len(traced.jaxpr.out_avals)
+    rest = Rest([None] * count, traced.out_tree, ())
+    return Trace(traced.jaxpr, rest, _jit(params, range(len(self.arrays)), range(count)))
 
-  def _array_outputs(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
-    """The arrays among the outputs; all leaves with None for arrays, and their tree."""
-    leaves, tree = jax.tree.flatten(self(*arrays))
-    is_array = [isinstance(leaf, _ARRAYS + _SCALARS) for leaf in leaves]
-    others = [None if is_one else leaf for leaf, is_one in zip(leaves, is_array)]
-    return [leaf for leaf, is_one in zip(leaves, is_array) if is_one], others, tree
+  def compiler_options(self, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Those with which the function is jitted, and more of them."""
+    jit = self.trace.jit
+    return {**(jit.compiler_options if jit else {}), **more}
 
-  def _arguments(self, arrays: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
-    each = iter(arrays)
-    leaves = [next(each) if leaf is None else leaf for leaf in self._others]
-    return jax.tree.unflatten(self._tree, leaves)
+  def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
+    """The function as jax lowers it for these arrays, with the names of its arguments if it can."""
+    if isinstance(self._function, _JIT):
+      args, kwargs, _ = self.structure.fill(arrays)
+      return self._function.lower(*args, **kwargs)
+    jit, rest = self.trace.jit, self.trace.rest
+    is_of_arrays = set(self.structure.others) <= {_ARRAY} and set(rest.leaves) <= {None}
+    if jit is None and is_of_arrays:
+      args, kwargs, _ = self.structure.fill(arrays)
+      return jax.jit(self._function).lower(*args, **kwargs)
+    function = self.of_arrays(lambda program, arrays: core.jaxpr_as_fun(program)(*arrays))
+    function.__name__ = self.__name__
+    return (jit(function, {}) if jit else jax.jit(function)).lower(*arrays)
+
+  def of_arrays(self, evaluate: Evaluate) -> Callable[..., tuple[tuple, Rest]]:
+    """The function of arrays that returns the outputs of its program, and the rest."""
+    blank = self.at(())
+
+    def function(*arrays: Any) -> tuple[tuple, Rest]:
+      trace = blank.at(arrays).trace
+      return tuple(evaluate(trace.program, arrays)), trace.rest
+
+    return function
+
+  def outputs_of(self, outputs: Sequence[Any], rest: Rest) -> Any:
+    """The outputs of the function from those of its program; updates the caller's objects."""
+    count = len(outputs) - len(rest.changed)
+    if self.structure.state and rest.changed:
+      after = list(self.arrays[-self.structure.state.size :])
+      for place, array in zip(rest.changed, outputs[count:]):
+        after[place] = array
+      self.structure.state.update(self._objects, after)
+    return rest.outputs_of(outputs[:count])
+
+  def _outputs(self, arrays: Sequence[Any]) -> tuple[list[Any], Rest]:
+    """The arrays among the outputs and those of changed state; what else the outputs have."""
+    args, kwargs, objects = self.structure.fill(arrays)
+    outputs = self._function(*args, **kwargs)
+    leaves, tree = jax.tree.flatten(outputs)
+    kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
+    others = [None if isinstance(leaf, kinds) else leaf for leaf in leaves]
+    found = [leaf for leaf, other in zip(leaves, others) if other is None]
+    after, structure = state.split(objects)
+    if structure and self.structure.state and structure.tree != self.structure.state.tree:
+      raise ValueError(
+        f"{self.__name__} adds arrays to the state of its arguments: make them before the call"
+      )
+    before = arrays[len(arrays) - len(after) :]
+    changed = [place for place, pair in enumerate(zip(before, after)) if pair[0] is not pair[1]]
+    return [*found, *(after[place] for place in changed)], Rest(others, tree, changed)
+
+
+class Version:
+  """A function whose program is evaluated in another way, jitted as the function is.
+
+  It donates the same arrays, has the same shardings, static arguments and compiler options, updates
+  the same state, and can be lowered. Where the function is not jitted, call it under `jax.jit`.
+
+  Args:
+    function: a function, or one that `jax.jit`, nnx or Equinox returned.
+    evaluate: gives the outputs of its program, which is traced for the arguments of each call.
+    compiler_options: more of them, where the function is jitted.
+  """
+
+  def __init__(
+    self,
+    function: Callable[..., Any],
+    evaluate: Evaluate,
+    compiler_options: Mapping[str, Any] = types.MappingProxyType({}),
+  ):
+    self.function, self._evaluate = function, evaluate
+    self._compiler_options = compiler_options
+    self._jits: dict[Structure, Any] = {}
+    functools.update_wrapper(self, function, updated=())
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    """The outputs of the function.
+
+    Raises:
+      ValueError: the function changes state, and is not jitted or is called in another function of
+        jax.
+    """
+    call = Call(self.function, args, kwargs)
+    is_traced = any(isinstance(array, jax.core.Tracer) for array in call.arrays)
+    jitted = None if is_traced else self._jitted(call)
+    if jitted is not None:
+      outputs, rest = jitted(*call.arrays)
+    else:
+      check_state(call)
+      outputs, rest = self._evaluate(call.trace.program, call.arrays), call.trace.rest
+      if jit := call.trace.jit:
+        _check_inside(call, jit)
+    return call.outputs_of(outputs, rest)
+
+  def trace_of(self, call: Call) -> Trace:
+    """The program of a call of this version."""
+    program, rest, jit = call.at(call.arrays, self.function).trace
+    changed = jax.make_jaxpr(lambda *arrays: self._evaluate(program, arrays))(*call.arrays)
+    if jit:
+      options = {**jit.compiler_options, **self._compiler_options}
+      jit = jit._replace(compiler_options=options)
+    return Trace(changed, rest, jit)
+
+  def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    """As of `jax.jit`; the lowered function takes and returns arrays alone."""
+    return self._stage("lower", args, kwargs)
+
+  def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+    """As `lower`."""
+    return self._stage("trace", args, kwargs)
+
+  def _stage(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    call = Call(self.function, args, kwargs)
+    jitted = self._jitted(call) or jax.jit(call.of_arrays(self._evaluate))
+    return getattr(jitted, name)(*call.arrays)
+
+  def _jitted(self, call: Call) -> Any:
+    """The jitted function of arrays; None where the function is not jitted."""
+    if call.structure not in self._jits:
+      jit, function = call.trace.jit, call.of_arrays(self._evaluate)
+      self._jits[call.structure] = jit and jit(function, self._compiler_options)
+    return self._jits[call.structure]
+
+
+def is_jitted(function: Any) -> bool:
+  """Whether `jax.jit` returned a function, or a wrapper that can be lowered too."""
+  return isinstance(function, _JIT) or callable(getattr(function, "lower", None))
+
+
+def check_state(call: Call) -> None:
+  """Refuses (ValueError) a function that is not jitted and whose changes of state would be lost."""
+  if call.trace.rest.changed and call.trace.jit is None and not state.is_in_transform():
+    raise ValueError(
+      f"{call.__name__} changes its arguments in place, which jax.jit does not keep: "
+      f"pass nnx.jit({call.__name__})"
+    )
+
+
+@functools.cache  # once for all labels of a search
+def _say_narrowed(name: str, given: str, taken: str) -> None:
+  logging.warning(
+    "arguments of %s are %s and count as %s: jax_enable_x64 is off", name, given, taken
+  )
+
+
+def _check_inside(call: Call, jit: Jit) -> None:
+  """Refuses state that is changed inside another function of jax; warns of lost donation."""
+  if call.trace.rest.changed and not state.is_in_transform():
+    raise ValueError(
+      f"{call.__name__} changes its arguments in place, which another function of jax does not "
+      "keep: call it as it is, it is jitted already"
+    )
+  if jit.donated:
+    logging.warning(
+      "%s donates arguments, which jax ignores inside another jitted function: call it as it is, "
+      "it is jitted already",
+      call.__name__,
+    )
+
+
+def _outer_jit(jaxpr: core.Jaxpr) -> Jit | None:
+  """What jax was told where all of a program is in one jitted function."""
+  if [equation.primitive.name for equation in jaxpr.eqns] not in (["jit"], ["pjit"]):
+    return None
+  (equation,) = jaxpr.eqns
+  inputs = {id(variable): place for place, variable in enumerate(equation.invars)}
+  outputs = {id(variable): place for place, variable in enumerate(equation.outvars)}
+  return _jit(
+    equation.params,
+    [inputs.get(id(variable)) for variable in jaxpr.invars],
+    [outputs.get(id(variable)) for variable in jaxpr.outvars],
+  )
+
+
+def _jit(
+  params: Mapping[str, Any], inputs: Sequence[int | None], outputs: Sequence[int | None]
+) -> Jit:
+  """What jax was told, by the parameters of a jitted function.
+
+  Args:
+    params: of an equation `jit`.
+    inputs: the place of each array among the inputs of the equation; None where it is none.
+    outputs: the place of each output.
+  """
+
+  def shardings(kind: str, places: Sequence[int | None]) -> tuple[Any, ...]:
+    return tuple(
+      None
+      if place is None
+      else _sharding(params[f"{kind}_shardings"][place], params[f"{kind}_layouts"][place])
+      for place in places
+    )
+
+  donated = params["donated_invars"]
+  return Jit(
+    params["name"],
+    tuple(n for n, place in enumerate(inputs) if place is not None and donated[place]),
+    shardings("in", inputs),
+    shardings("out", outputs),
+    params["keep_unused"],
+    dict(params["compiler_options_kvs"]),
+  )
+
+
+def _sharding(sharding: Any, of_layout: Any) -> Any:
+  """A sharding or format as `jax.jit` takes it; None where it is left to the compiler."""
+  sharding = sharding if isinstance(sharding, jax.sharding.Sharding) else None
+  return sharding if of_layout is None else layout.Format(of_layout, sharding)
+
+
+def _scalars(
+  function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[bool, list[int]]:
+  """Whether Python scalars are arrays for a function, and the leaves that are static anyway."""
+  while isinstance(function, Version):
+    function = function.function
+  if not isinstance(function, _JIT) and not state.is_jitted(function):
+    return not is_jitted(function), []
+  static: list[int] = []
+  first = 0
+  for key in [*range(len(args)), *sorted(kwargs)]:
+    leaves = jax.tree.leaves(
+      (kwargs if isinstance(key, str) else args)[key], is_leaf=state.is_object
+    )
+    may_be = any(isinstance(leaf, (*_SCALARS, np.generic)) for leaf in leaves)
+    if may_be and _is_static(function, args, kwargs, key):
+      static += range(first, first + len(leaves))
+    first += len(leaves)
+  return True, static
+
+
+class _Unhashable:
+  """Neither a static value nor an array."""
+
+  __hash__ = None  # type: ignore[assignment]
+
+
+_STATIC: weakref.WeakKeyDictionary[Any, dict[int | str, bool]] = weakref.WeakKeyDictionary()
+
+
+def _is_static(
+  function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key: int | str
+) -> bool:
+  """Whether jax was told that an argument of a jitted function is static.
+
+  No attribute tells. jax refuses a static value that cannot be hashed with ValueError and an
+  argument that is no array with TypeError, both before it traces the function.
+  """
+  known = _STATIC.setdefault(function, {})
+  if key not in known:
+    other_args, other_kwargs = dict(enumerate(args)), dict(kwargs)
+    (other_kwargs if isinstance(key, str) else other_args)[key] = _Unhashable()  # type: ignore
+    try:
+      function.trace(*other_args.values(), **other_kwargs)
+      known[key] = False
+    except (ValueError, TypeError) as error:
+      known[key] = isinstance(error, ValueError)
+  return known[key]

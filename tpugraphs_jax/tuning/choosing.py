@@ -22,14 +22,16 @@ from typing import Any
 
 from absl import logging
 import jax
-from jax.experimental import layout
+from jax import custom_batching
+from jax.experimental import custom_partitioning, layout
 from jax.extend import core, source_info_util
 import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK
 from tpugraphs_jax.hlo import search
 from tpugraphs_jax.hlo.search import Dims
-from tpugraphs_jax.tuning.calls import Call
+from tpugraphs_jax.infra import keywords
+from tpugraphs_jax.tuning.calls import Call, Version
 
 # The orders of output and operands, minor to major; the compiler chooses an empty one.
 Orders = tuple[Dims, ...]
@@ -52,7 +54,8 @@ CALLS = (
   "custom_vjp_call custom_vjp_call_jaxpr"
 ).split()
 _MAPS = ("shard_map", "xla_pmap")  # primitives that run their programs on many devices
-_CONSTRAINTS = ("sharding_constraint", "reshard", "mesh_cast")  # of shardings
+_OF_MESHES = ("reshard", "mesh_cast")  # jax adds them for arrays of a mesh
+_CONSTRAINTS = ("sharding_constraint", *_OF_MESHES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +121,9 @@ class Choices:
     return self.choice([0] * len(self.groups))
 
 
+@keywords.checked
 def choices(
-  function: Callable[..., Any], *args: Any, operands: bool = False, **kwargs: Any
+  function: Callable[..., Any], /, *args: Any, operands: bool = False, **kwargs: Any
 ) -> Choices:
   """The groups of equations of a function, with the options of each.
 
@@ -137,7 +141,7 @@ def choices(
   Raises:
     ValueError: a convolution, dot or reshape is inside `shard_map`.
   """
-  jaxpr = Call(function, args, kwargs).trace()[0].jaxpr
+  jaxpr = Call(function, args, kwargs).trace.program.jaxpr
   groups = dict.fromkeys(groups_of(jaxpr))
   chosen = tuple(group if operands else group.of_outputs() for group in groups)
   return Choices(chosen, left_out(jaxpr))
@@ -146,22 +150,25 @@ def choices(
 def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
   """The same function with layouts chosen; its outputs are equal up to rounding.
 
-  Call the result under `jax.jit`, with arguments of the shapes that the choice was made
-  for; donate arguments and name static ones there. Layouts are chosen inside scans, loops,
-  branches, nested jits and checkpoints too. The compiler chooses layouts of equations in no group
-  of the choice, of the rules of custom derivatives, of linear solvers and other primitives with
-  inner programs, and of derivatives of the result. To choose layouts for a gradient, apply a choice
-  to the function that computes it.
+  A function that is jitted stays so, with the same donated and static arguments and shardings
+  (`Version`). Call another one under `jax.jit`. The arguments have the shapes that the choice was
+  made for. Layouts are chosen inside scans, loops, branches, nested jits and checkpoints too. The
+  compiler chooses layouts of equations in no group of the choice, of the rules of custom
+  derivatives, of linear solvers and other primitives with inner programs, and of derivatives of the
+  result. To choose layouts for a gradient, apply a choice to the function that computes it.
   """
+  return Version(function, functools.partial(evaluate, choice=choice))
 
-  def chosen(*args: Any, **kwargs: Any) -> Any:
-    call = Call(function, args, kwargs)
-    jaxpr, outputs_of = call.trace()
-    outputs = _evaluate(jaxpr, call.arrays, functools.partial(_bind, choice=choice))
-    return outputs_of(_behind_barriers(jaxpr.jaxpr, outputs, choice))
 
-  chosen.__name__ = getattr(function, "__name__", "chosen")
-  return chosen
+def evaluate(program: core.ClosedJaxpr, arrays: Sequence[Any], choice: Choice) -> list[Any]:
+  """The outputs of a program with the layouts of a choice."""
+  numbers = {group: number for number, group in enumerate(choice)}
+  bind = functools.partial(_bind, choice=choice, numbers=numbers)
+  outputs = _evaluate(program, arrays, bind)
+  return [
+    jax.lax.optimization_barrier(output) if _has_layout(program.jaxpr, atom, choice) else output
+    for atom, output in zip(program.jaxpr.outvars, outputs)
+  ]
 
 
 def for_one_device(call: Call) -> Call:
@@ -172,23 +179,25 @@ def for_one_device(call: Call) -> Call:
   Raises:
     ValueError: it maps over devices.
   """
-  jaxpr, outputs_of = call.trace()
-  if mapped := set(primitives(jaxpr.jaxpr)).intersection(_MAPS):
+  program, rest, jit = call.trace
+  jaxpr = program.jaxpr
+  if mapped := set(primitives(jaxpr)).intersection(_MAPS):
     raise ValueError(
-      f"{call.__name__} has {min(mapped)}, and a target is one device: call the function that it "
-      "maps, with the shapes of one device"
+      f"{call.__name__} has {min(mapped)}, and a target is one device: pass the function that it "
+      "maps, with the shapes of one device; where it has collectives such as pmean over an axis, "
+      "pass jax.vmap(function, axis_name=...) with a leading dimension of 1"
     )
-  is_constrained = _has_shardings(jaxpr.jaxpr)
+  is_constrained = _has_shardings(jaxpr)
   if is_constrained or not jax.sharding.get_abstract_mesh().empty:
     _say_unsharded(call.__name__)
   if not is_constrained:
     return call
 
   def single(*arrays: Any) -> Any:
-    return outputs_of(_evaluate(jaxpr, arrays, _bind_unsharded))
+    return rest.arrays_of(_evaluate(program, arrays, _bind_unsharded))
 
   single.__name__ = call.__name__
-  return Call(single, call.arrays, {})
+  return Call(jit.for_one_device()(single, {}) if jit else single, call.arrays, {})
 
 
 @functools.cache  # once for all labels of a search
@@ -227,19 +236,20 @@ def _evaluate(closed: core.ClosedJaxpr, args: Sequence[Any], bind: _Bind) -> lis
   return [read(atom) for atom in jaxpr.outvars]
 
 
-def _behind_barriers(jaxpr: core.Jaxpr, outputs: Sequence[Any], choice: Choice) -> list[Any]:
-  """The outputs, with the default layout where a layout was chosen for them.
+def _has_layout(jaxpr: core.Jaxpr, atom: Any, choice: Choice) -> bool:
+  """Whether a layout was chosen for an output of a program.
 
-  The next jitted function reads an output with another layout wrongly (jax 0.10.2), and
-  the change of layout has to count as a cost of this program.
+  The next jitted function reads an output with another layout wrongly (jax 0.10.2), and the change
+  of layout has to count as a cost of this program. A barrier gives it the default layout.
   """
-  maker = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
-  behind = list(outputs)
-  for place, atom in enumerate(jaxpr.outvars):
-    if not isinstance(atom, core.Literal) and atom in maker:
-      if any(any(choice.get(group, ())) for group in _groups_in(maker[atom])):
-        behind[place] = jax.lax.optimization_barrier(behind[place])
-  return behind
+  equation = next((each for each in jaxpr.eqns if any(atom is var for var in each.outvars)), None)
+  if equation is None:
+    return False
+  if equation.primitive.name in ("jit", "pjit"):
+    inner = equation.params["jaxpr"].jaxpr
+    place = next(n for n, variable in enumerate(equation.outvars) if variable is atom)
+    return _has_layout(inner, inner.outvars[place], choice)
+  return any(any(choice.get(group, ())) for group in _groups_in(equation))
 
 
 @contextlib.contextmanager
@@ -255,16 +265,19 @@ def _written_at(equation: core.JaxprEqn):
 _Bind = Callable[[core.JaxprEqn, list[Any]], Sequence[Any]]
 
 
-def _bind(equation: core.JaxprEqn, inputs: list[Any], choice: Choice) -> Sequence[Any]:
+def _bind(
+  equation: core.JaxprEqn, inputs: list[Any], choice: Choice, numbers: Mapping[Group, int]
+) -> Sequence[Any]:
   group = group_of(equation)
   if group is not None and group in choice:
-    with jax.named_scope(f"{SCOPE}{list(choice).index(group)}"):
+    with jax.named_scope(f"{SCOPE}{numbers[group]}"):
       output, *operands = choice[group]
       inputs = [_constrained(value, order) for value, order in zip(inputs, operands)]
       return [_constrained(_bind_primitive(equation, equation.params, inputs)[0], output)]
   params = equation.params
   if equation.primitive.name in CALLS:
-    rewrite = functools.partial(_rewritten, bind=functools.partial(_bind, choice=choice))
+    bind = functools.partial(_bind, choice=choice, numbers=numbers)
+    rewrite = functools.partial(_rewritten, bind=bind)
     is_chosen = any(group in choice for group in _groups_in(equation))
     params = {key: rewrite(value) for key, value in params.items()} if is_chosen else params
   return _bind_primitive(equation, params, inputs)
@@ -326,8 +339,14 @@ def _rewritten(value: Any, bind: _Bind) -> Any:
 
 
 def _traced(closed: core.ClosedJaxpr, bind: _Bind) -> core.ClosedJaxpr:
+  is_on_mesh = not jax.sharding.get_abstract_mesh().empty  # its types have shardings
   shapes = [
-    jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    jax.ShapeDtypeStruct(
+      aval.shape,
+      aval.dtype,
+      weak_type=aval.weak_type,
+      sharding=aval.sharding if is_on_mesh else None,
+    )
     for aval in (variable.aval for variable in closed.jaxpr.invars)
   ]
   return jax.make_jaxpr(lambda *args: _evaluate(closed, args, bind))(*shapes)
@@ -341,7 +360,36 @@ def _constrained(value: Any, order: Dims) -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _with_layout(value: Any, major_to_minor: Dims) -> Any:
+  """A value with a layout; on several devices each device gives it to its part of the value."""
+
+  @custom_batching.custom_vmap
+  def of_batch(value: Any) -> Any:
+    return _of_parts(value, major_to_minor)
+
+  @of_batch.def_vmap
+  def batched(axis_size: int, in_batched: list[bool], value: Any) -> tuple[Any, bool]:
+    del axis_size, in_batched
+    return _with_layout(value, (0, *(dim + 1 for dim in major_to_minor))), True
+
+  return of_batch(value)
+
+
+def _constraint(value: Any, major_to_minor: Dims) -> Any:
   return layout.with_layout_constraint(value, layout.Layout(major_to_minor))
+
+
+# Without this XLA gathers the whole value on every device before it constrains the layout.
+_of_parts = custom_partitioning.custom_partitioning(_constraint, static_argnums=(1,))
+_of_parts.def_partition(
+  partition=lambda order, mesh, values, _: (
+    mesh,
+    lambda value: _constraint(value, order),
+    values[0].sharding,
+    (values[0].sharding,),
+  ),
+  infer_sharding_from_operands=lambda order, mesh, values, _: values[0].sharding,
+  sharding_rule=lambda order, *_: "{0} -> {0}".format(" ".join(f"d{dim}" for dim in order)),
+)
 
 
 @_with_layout.defjvp
@@ -403,7 +451,8 @@ def primitives(jaxpr: core.Jaxpr) -> Iterator[str]:
 def operations(closed: core.ClosedJaxpr, *, with_details: bool) -> Iterator[str]:
   """A line for each equation of a program, the same for equal programs.
 
-  Lines have no weak types and nested jits, because these do not change results.
+  Lines have no weak types and nested jits, because these do not change results. Without details
+  they have no shardings either: jax adds some for arrays of a mesh.
 
   Args:
     closed: the program.
@@ -412,11 +461,12 @@ def operations(closed: core.ClosedJaxpr, *, with_details: bool) -> Iterator[str]
   """
   numbers = map(str, itertools.count())
 
-  def lines(closed: core.ClosedJaxpr, inputs: Iterable[str]) -> Generator[str, None, list[str]]:
-    jaxpr = closed.jaxpr
+  def lines(program: Any, inputs: Iterable[str]) -> Generator[str, None, list[str]]:
+    is_closed = isinstance(program, core.ClosedJaxpr)
+    jaxpr = program.jaxpr if is_closed else program
     places = dict(zip(jaxpr.invars, inputs))
-    if with_details:
-      places |= zip(jaxpr.constvars, map(_digest, closed.consts))
+    if with_details and is_closed:
+      places |= zip(jaxpr.constvars, map(_digest, program.consts))
     place = lambda atom: str(atom) if isinstance(atom, core.Literal) else places.get(atom, "")
     for equation in jaxpr.eqns:
       name, params = equation.primitive.name, equation.params
@@ -424,21 +474,31 @@ def operations(closed: core.ClosedJaxpr, *, with_details: bool) -> Iterator[str]
       if name in ("jit", "pjit"):
         places |= zip(equation.outvars, (yield from lines(params["jaxpr"], operands)))
         continue
-      if name == "convert_element_type" and params["new_dtype"] == equation.invars[0].aval.dtype:
-        places[equation.outvars[0]] = operands[0]
+      is_same = name == "convert_element_type" and (
+        params["new_dtype"] == equation.invars[0].aval.dtype
+      )
+      if is_same or name in _OF_MESHES and not with_details:
+        places |= zip(equation.outvars, operands)
         continue
       places |= zip(equation.outvars, numbers)
       atoms = (*equation.invars, *equation.outvars)
-      shapes = [getattr(atom.aval, "str_short", str)() for atom in atoms]
+      shapes = [_shape(atom.aval, with_details) for atom in atoms]
       details = [operands, _details(params)] if with_details else []
       yield " ".join(map(str, [name, *shapes, *details]))
-      for inner in programs_of(equation):
-        yield from lines(core.ClosedJaxpr(inner, ()), numbers)
+      for param in params.values():
+        for inner in _programs_in(param):
+          yield from lines(inner, numbers)
     return list(map(place, jaxpr.outvars))
 
   outputs = yield from lines(closed, numbers)
   if with_details:
     yield str(outputs)
+
+
+def _shape(aval: Any, with_sharding: bool) -> str:
+  if with_sharding or not hasattr(aval, "dtype"):
+    return getattr(aval, "str_short", str)()
+  return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
 
 
 def _details(params: Mapping[str, Any]) -> str:
@@ -484,8 +544,9 @@ def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
   if inside is not None:
     raise ValueError(
       f"{name} holds {inside}, whose layouts cannot be chosen there; expected "
-      f"them inside {', '.join(CALLS)} or at the top: call the function that "
-      f"{name} maps instead"
+      f"them inside {', '.join(CALLS)} or at the top: pass the function that {name} maps, with the "
+      "shapes of one device; where it has collectives such as pmean over an axis, pass "
+      "jax.vmap(function, axis_name=...) with a leading dimension of 1"
     )
   return []
 

@@ -20,13 +20,14 @@ import jax
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED
 from tpugraphs_jax.hlo import proto, sources
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.tuning import choosing, measure, tpu, tpu_kernels
+from tpugraphs_jax.tuning import choosing, costs, measure, tpu, tpu_kernels
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 
 Raw = dict[str, Any]  # the numbers found for a candidate, as the sidecar of a program keeps them
 
 # Targets whose label is `optimal_seconds`.
 _BY_SECONDS = ("tpu:v2", "tpu:v3", "tpu:v4")
+_LEAST_COUNTED = 0.5  # share of the bytes below which no gain is told
 # Cycles of a program that may take a second. The estimates of a program of `data/own` give at most
 # 1.44 ns a cycle: these are 0.6 s.
 _LONG = 4 * 10**8
@@ -41,12 +42,16 @@ class Label:
     target: TPU target, such as `tpu:v3`; None for the device at hand.
     worth: a sentence about how well labels agree with run times.
     gap: the parts of the program that no label counts, in words; empty where there are none.
+    unknown: why no gain can be told of the program, in words; empty where one can.
+    part: the part of the program of which a gain is said, before a noun; empty for the whole.
+    margin: smaller relative gains are none.
     made_together: whether all labels of a search are made at once, because only these compare.
   """
 
   name: ClassVar[str]
   target: str | None = None
   made_together: ClassVar[bool] = False
+  margin: ClassVar[float] = 0.02  # of estimates, as in `benchmarks/tune.py`
 
   @property
   def unit(self) -> str:
@@ -63,6 +68,14 @@ class Label:
 
   @property
   def gap(self) -> str:
+    return ""
+
+  @property
+  def unknown(self) -> str:
+    return ""
+
+  @property
+  def part(self) -> str:
     return ""
 
   @property
@@ -120,23 +133,33 @@ class TpuEstimate(Label):
 
   Attributes:
     own: the raw numbers of the compiler's own choice, of a program whose choices are labelled.
+    by_time: whether the label is the time of `estimate` where the own choice has one.
   """
 
   target: str  # such as tpu:v3
   own: Raw | None = None
+  by_time: bool = False
   name: ClassVar[str] = "tpu_estimate"
 
   def of(self, own: Raw) -> TpuEstimate:
     return dataclasses.replace(self, own=own)
 
   @property
+  def is_of_time(self) -> bool:
+    """Whether the label is the time of `estimate`."""
+    return self.by_time and bool(self.own and self.own.get("milliseconds"))
+
+  @property
   def is_of_seconds(self) -> bool:
     """Whether the label is `optimal_seconds`, and not `estimated_cycles`."""
-    return self.target in _BY_SECONDS and not (self.own and _seconds_are_partial(self.own))
+    is_partial = self.own is not None and _seconds_are_partial(self.own)
+    return self.target in _BY_SECONDS and not is_partial and not self.is_of_time
 
   @property
   def unit(self) -> str:
-    if self.is_of_seconds:
+    if self.is_of_time:
+      number = "picoseconds, the estimated time of the program"
+    elif self.is_of_seconds:
       number = "picoseconds, the TPU compiler's optimal_seconds of the program"
     else:
       number = "cycles, the TPU compiler's estimated_cycles of all kernels that have an estimate"
@@ -144,6 +167,13 @@ class TpuEstimate(Label):
 
   @property
   def worth(self) -> str:
+    if self.is_of_time:
+      time = costs.times()[self.target]
+      return (
+        f"The time of `estimate` and no measurement: of {time.programs} programs of "
+        f"{time.operations} operations that were measured on {self.target}, nine of ten took "
+        f"{time.low:.2f} to {time.high:.2f} of it. Measure on the device before you rely on it."
+      )
     figures = (
       "On AlexNet's training step its Kendall tau-b with 39,187 times measured on TPU v3 is 0.55; "
       "it charges too little or nothing for some outputs of convolutions."
@@ -159,7 +189,8 @@ class TpuEstimate(Label):
 
   @property
   def what(self) -> str:
-    what = "estimated time" if self.is_of_seconds else "number of estimated cycles"
+    is_time = self.is_of_time or self.is_of_seconds
+    what = "estimated time" if is_time else "number of estimated cycles"
     return f"{what} on {self.target}"
 
   @property
@@ -170,6 +201,25 @@ class TpuEstimate(Label):
       f"{self.own['without_estimate']} of {self.own['kernels']} kernels have no estimated cycles, "
       "and no label counts them"
     )
+
+  @property
+  def unknown(self) -> str:
+    """Why no gain can be told: kernels without an estimate move most of the bytes."""
+    if self.own is None or self.is_of_seconds or self.is_of_time:
+      return ""
+    if self.own.get("counted_share", 1.0) >= _LEAST_COUNTED:
+      return ""
+    return (
+      f"the kernels that have an estimate move {self.own['counted_share']:.0%} of the bytes, and "
+      f"the compiler does not estimate {self.own['unknown']}"
+    )
+
+  @property
+  def part(self) -> str:
+    """The part of the program of which a gain is said, in words; empty where it is the whole."""
+    if self.own is None or self.is_of_seconds or self.is_of_time or not self.own.get("unknown"):
+      return ""
+    return f"the part that is counted, {self.own['counted_share']:.0%} of the bytes, of "
 
   def versions(self) -> dict[str, str]:
     return {"target": self.target, "libtpu": tpu.libtpu_version(), "jax": jax.__version__}
@@ -182,6 +232,8 @@ class TpuEstimate(Label):
   def estimate(self, compiled: tpu.TpuProgram) -> Raw:
     module = proto.parse_module(compiled.module, where="TPU program")
     estimate = tpu_kernels.estimated_cycles(module)
+    cost = costs.cost(compiled, self.target)
+    unknown = costs.unknown_work(estimate, estimate.work.bytes_accessed)
     raw = {
       "estimated_cycles": estimate.cycles,
       "optimal_seconds": compiled.optimal_seconds,
@@ -190,13 +242,20 @@ class TpuEstimate(Label):
       "without_estimate": estimate.without_estimate,
       "cycles": cycles_by_group(estimate.by_kernel),
       "loops_counted_once": estimate.loops_counted_once,
+      "milliseconds": cost.milliseconds,
+      "counted_share": _counted_share(estimate),
+      "unknown": costs.listed(unknown) if unknown else "",
     }
     self.of(raw).value(raw)  # refuses a program without a label
     return raw
 
   def value(self, raw: Raw) -> int:
     lacking = raw.get("without_estimate", 0)
-    if self.is_of_seconds:
+    if self.is_of_time:
+      if not raw.get("milliseconds"):
+        raise ValueError(f"its time is unknown: the compiler does not estimate {raw['unknown']}")
+      value = round(raw["milliseconds"] * 1e9)
+    elif self.is_of_seconds:
       if _seconds_are_partial(raw):
         raise ValueError("the TPU compiler has no estimated seconds for some of its kernels")
       value = round(raw["optimal_seconds"] * 1e12)
@@ -213,6 +272,16 @@ class TpuEstimate(Label):
         f"{lacking} without estimated cycles)"
       )
     return value
+
+
+def _counted_share(cycles: tpu_kernels.Cycles) -> float:
+  """The share of kernels with an estimate in the bytes that kernels move.
+
+  Results that stay on the chip count where they have no estimate: their time is unknown too.
+  """
+  counted = sum(kernel.bytes_accessed for kernel in cycles.by_kernel if kernel.cycles)
+  others = sum(max(each.size, each.bytes_accessed) for each in cycles.uncounted)
+  return counted / (counted + others) if others else 1.0
 
 
 def _seconds_are_partial(raw: Raw) -> bool:
@@ -257,6 +326,7 @@ class Measured(Label):
   what = "measured time"
   worth = "Measured on the device at hand, with random arrays for shapes."
   made_together: ClassVar[bool] = True
+  margin: ClassVar[float] = 0.0  # the interval of the pairs decides
 
   def versions(self) -> dict[str, str]:
     return {"platform": jax.devices()[0].platform, **super().versions()}
@@ -294,8 +364,14 @@ def cycles_by_group(kernels: Iterable[tpu_kernels.KernelCycles]) -> dict[str, li
   return cycles
 
 
-def create(name: str, *, target: str | None, seed: int) -> Label:
-  """The label of a name; `target` is a TPU generation such as `v3`.
+def create(name: str, *, target: str | None, seed: int, by_time: bool = False) -> Label:
+  """The label of a name.
+
+  Args:
+    name: the value of `--label`.
+    target: a TPU generation such as `v3`.
+    seed: of measured labels.
+    by_time: as of `TpuEstimate`.
 
   Raises:
     ValueError: there is no such label; a target is missing, or given to a label that has none; or
@@ -304,7 +380,7 @@ def create(name: str, *, target: str | None, seed: int) -> Label:
   if name == TpuEstimate.name:
     if target is None:
       raise ValueError(f"label {name} needs a target, such as --target=v3")
-    return TpuEstimate(tpu.full_name(target))
+    return TpuEstimate(tpu.full_name(target), by_time=by_time)
   others = {BytesEstimate.name: BytesEstimate(), Measured.name: Measured(seed)}
   if name not in others:
     known = ", ".join([TpuEstimate.name, *others])

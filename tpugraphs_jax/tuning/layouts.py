@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
-import functools
 import hashlib
 import os
 from pathlib import Path
@@ -24,7 +23,7 @@ from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import choosing
-from tpugraphs_jax.tuning.calls import Call
+from tpugraphs_jax.tuning.calls import Call, is_jitted, Version
 from tpugraphs_jax.tuning.choosing import Choice, Group, Orders
 
 _EXPECTED = "a file that Tuned.save wrote"
@@ -131,7 +130,7 @@ def save(
     instruction.ClearField("literal")
   record = {
     **about,
-    "operations": _hash(call.trace()[0]),
+    "operations": _hash(call.trace.program),
     "groups": [
       {"operation": str(group), "detail": group.detail, "orders": orders}
       for group, orders in choice.items()
@@ -178,42 +177,54 @@ def _record(path: str | os.PathLike[str]) -> dict[str, Any]:
   return record
 
 
-def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callable[..., Any]:
+def apply(
+  function: Callable[..., Any],
+  path: str | os.PathLike[str],
+  *,
+  compiler_options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
   """The function with the layouts that `Tuned.save` wrote; its outputs are equal up to rounding.
 
-  Call the result under `jax.jit`, with arguments of the shapes that it was tuned for. Its attribute
-  `compiler_options` has the options of the file, which `jax.jit` takes by this name; it is empty
-  where none were chosen.
+  A function that is jitted stays so: with its donated and static arguments, shardings and state.
+  Call another one under `jax.jit`. Arguments have the shapes that it was tuned for. The attribute
+  `compiler_options` of the result has the options of the file, which `jax.jit` takes by this name;
+  it is empty where none were chosen.
 
   Args:
     function: that was tuned.
     path: of the file.
+    compiler_options: for a function that is jitted, the options of the file, once you have read
+      them: an option can make the compiler write files.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: the file holds no layouts. The function that is returned raises it for a program
-      other than the tuned one.
+    ValueError: the file holds no layouts, or has compiler options for a function that is jitted.
+      The function that is returned raises it for a program other than the tuned one.
   """
   record = _record(path)
+  options = record.get("compiler_options", {})
+  if options and compiler_options is None and is_jitted(function):
+    raise ValueError(
+      f"{path} was made with the compiler options {options}: read them, and pass "
+      "compiler_options= of your choice"
+    )
   made = f"{path} was made for {record['name']!r}"
   saved: dict[tuple[str, str], Orders] = {}
   for each in record["groups"]:
     saved[each["operation"], each["detail"]] = tuple(map(tuple, each["orders"]))
 
-  @functools.wraps(function)
-  def chosen(*args: Any, **kwargs: Any) -> Any:
-    jaxpr, _ = Call(function, args, kwargs).trace()
-    groups = dict.fromkeys(choosing.groups_of(jaxpr.jaxpr))
+  def chosen(program: core.ClosedJaxpr, arrays: Sequence[Any]) -> list[Any]:
+    groups = dict.fromkeys(choosing.groups_of(program.jaxpr))
     _check(made, saved, groups)
     for group in groups:
       _check_orders(path, group, saved[str(group), group.detail])
-    if _hash(jaxpr) != record["operations"]:
+    if _hash(program) != record["operations"]:
       raise ValueError(f"{made}, whose other operations have changed: tune it again")
     choice = {group: saved[str(group), group.detail] for group in groups}
-    return choosing.apply(function, choice)(*args, **kwargs)
+    return choosing.evaluate(program, arrays, choice)
 
-  applied: Any = chosen
-  applied.compiler_options = record.get("compiler_options", {})
+  applied: Any = Version(function, chosen, compiler_options or {})
+  applied.compiler_options = options
   return applied
 
 

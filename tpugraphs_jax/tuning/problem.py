@@ -22,7 +22,7 @@ from tpugraphs_jax.columns import layout_row, MAX_RANK
 from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo.search import Dims
-from tpugraphs_jax.tuning import choosing, draw, labels
+from tpugraphs_jax.tuning import calls, choosing, draw, labels
 from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.choosing import Group, Orders
 from tpugraphs_jax.tuning.draw import Numbers
@@ -128,8 +128,14 @@ class Problem:
     return ", ".join(groups + values) or "none, the compiler's own"
 
   def apply(self, numbers: Numbers) -> Callable[..., Any]:
-    """The function of the arrays, with the layouts of a choice."""
-    return choosing.apply(self.call, self.choices.choice(self.layouts_of(numbers)))
+    """The function of the arrays, with the layouts of a choice, jitted where the function is."""
+    program, rest, jit = self.call.trace
+    choice = self.choices.choice(self.layouts_of(numbers))
+
+    def chosen(*arrays: Any) -> tuple[tuple, calls.Rest]:
+      return tuple(choosing.evaluate(program, arrays, choice)), rest
+
+    return jit(chosen, {}) if jit else chosen
 
   def candidates(self) -> Iterator[Numbers]:
     """Distinct choices, first the compiler's own; see `draw.candidates`."""
@@ -163,9 +169,10 @@ class Problem:
 
   def fingerprint(self) -> str:
     """SHA-256 of the function's operations and constants, its groups and all their options."""
-    jaxpr, _ = self.call.trace()
+    program, _, jit = self.call.trace
     groups = [(str(group), group.detail, group.options) for group in self.choices.groups]
-    lines = [*choosing.operations(jaxpr, with_details=True), str(groups)]
+    lines = [*choosing.operations(program, with_details=True), str(groups)]
+    lines += [str(jit)] if jit and str(jit) else []
     lines += map(str, self.compiler_options.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

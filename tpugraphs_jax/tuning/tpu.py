@@ -23,6 +23,7 @@ import jax
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.tuning import calls, choosing
+from tpugraphs_jax.tuning.schedule import dump
 
 # The smallest topology of each generation that the compiler accepts.
 TARGETS = {
@@ -44,10 +45,11 @@ class Memory:
   arguments: int
   outputs: int  # without outputs that take the place of donated arguments
   temporaries: int
+  code: int = 0  # of the program, with the arrays that it captures
 
   @property
   def total(self) -> int:
-    return self.arguments + self.outputs + self.temporaries
+    return self.arguments + self.outputs + self.temporaries + self.code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +64,9 @@ class TpuProgram:
   # Serialized HloModuleProto before layout assignment, with the layouts that the compiler then
   # assigns; empty unless asked for.
   before_layouts: bytes
+  # Texts of final schedules by kernel, and of the whole program as `TLP`; empty unless the process
+  # was started with `schedule.dump.environment`.
+  schedules: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def full_name(target: str) -> str:
@@ -90,6 +95,21 @@ def libtpu_version() -> str:
   return importlib.metadata.version("libtpu")
 
 
+def lower(call: calls.Call, target: str) -> jax.stages.Lowered:
+  """A call as jax lowers it for one device of a target.
+
+  Args:
+    call: of `choosing.for_one_device`.
+    target: a TPU generation such as `v3`.
+
+  Raises:
+    ValueError: as `full_name`.
+  """
+  sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
+  with parallel.no_mesh():
+    return call.lower(call.shapes(sharding))
+
+
 def compile_function(
   function: Callable[..., Any],
   args: tuple,
@@ -102,7 +122,7 @@ def compile_function(
   """Compiles a function for a target, in this process; it takes seconds.
 
   The compiler aborts on some functions and ends the process: compile many functions in
-  separate processes.
+  separate processes, as `compiler.Compiler` does.
 
   Args:
     function: a function, or one that `jax.jit` returned. Its constraints on shardings are left out.
@@ -116,30 +136,43 @@ def compile_function(
     ValueError: the function maps over devices, or as `full_name`.
     jax.errors.JaxRuntimeError: the compiler refuses the function or an option.
   """
-  sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
   call = choosing.for_one_device(calls.Call(function, args, kwargs or {}))
-  with parallel.no_mesh():
-    lowered = call.lower(call.shapes(sharding))
+  lowered, options = lower(call, target), call.compiler_options(compiler_options or {})
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-    options, before_layouts = dict(compiler_options or {}), b""
+    before_layouts = b""
     if keep_stages:
       options |= {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment"}
       options["xla_dump_hlo_as_proto"] = True
+    dump.clear()
     compiled = lowered.compile(compiler_options=options)
+    schedules = dump.take()
     if keep_stages:
       before_layouts = with_layouts_of(*(_stage(Path(folder), name) for name in _STAGES))
-  executable, cost = compiled.runtime_executable(), compiled.cost_analysis()
-  planned = compiled.memory_analysis()
-  assert executable is not None and cost is not None and planned is not None
-  (compiled_module,) = executable.hlo_modules()
-  module = compiled_module.as_serialized_hlo_module_proto()
-  seconds, flops = float(cost.get("optimal_seconds", 0.0)), float(cost.get("flops", 0))
-  bytes_accessed = int(cost.get("bytes accessed", 0))
-  outputs = planned.output_size_in_bytes - planned.alias_size_in_bytes
-  memory = Memory(planned.argument_size_in_bytes, outputs, planned.temp_size_in_bytes)
-  return TpuProgram(module, seconds, bytes_accessed, flops, memory, before_layouts)
+  program = program_of(compiled.runtime_executable())
+  return dataclasses.replace(program, before_layouts=before_layouts, schedules=schedules)
+
+
+def program_of(executable: Any) -> TpuProgram:
+  """What a compiled program of jaxlib says of itself."""
+  (module,) = executable.hlo_modules()
+  cost = executable.cost_analysis()
+  planned = executable.get_compiled_memory_stats()
+  memory = Memory(
+    planned.argument_size_in_bytes,
+    planned.output_size_in_bytes - planned.alias_size_in_bytes,
+    planned.temp_size_in_bytes,
+    planned.generated_code_size_in_bytes,
+  )
+  return TpuProgram(
+    module.as_serialized_hlo_module_proto(),
+    float(cost.get("optimal_seconds", 0.0)),
+    int(cost.get("bytes accessed", 0)),
+    float(cost.get("flops", 0)),
+    memory,
+    before_layouts=b"",
+  )
 
 
 def _stage(folder: Path, name: str) -> bytes:

@@ -6,7 +6,7 @@ estimates and no measurements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import math
 from typing import Any
@@ -16,8 +16,9 @@ import numpy as np
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo import module_graph, proto
-from tpugraphs_jax.infra import trust
-from tpugraphs_jax.tuning import tpu
+from tpugraphs_jax.infra import keywords
+from tpugraphs_jax.tuning import tpu, work
+from tpugraphs_jax.tuning.loops import iterations
 
 # The compiler writes the largest int64, or sums of it, where it has no estimate. So many cycles
 # would take months.
@@ -30,15 +31,13 @@ _FREE = frozenset(
   "copy-done copy-start domain get-tuple-element opt-barrier parameter partition-id replica-id "
   "tuple while".split()
 )
-# Custom calls that mark values or plan memory. The compiler's optimal seconds count -1 for some.
-_FREE_CALLS = frozenset(
-  "AllocateBuffer AssumeGatherIndicesInBound ConcatBitcast PrepareAsyncCallDone "
-  "PrepareAsyncCallStart Sharding".split()
-)
-_PRODUCTS = ("convolution", "dot")
+PRODUCTS = ("convolution", "dot")
 _BOUNDS = ("kernel_window_bounds", "output_window_bounds", "input_window_bounds")  # of a window
+# What is read of an instruction's JSON; the compiler writes numbers as strings.
+_SCHEMA = {
+  "window_config": {"estimated_cycles": (str, int), **dict.fromkeys(_BOUNDS, [(str, int)])}
+}
 _REGISTER = 8 * 128  # elements of a vector register; smaller results cost nothing to speak of
-_BYTES = {kind.number: int(kind.bytes) for kind in columns.ELEMENT_TYPES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +59,12 @@ class KernelCycles:
   cycles: int
   origin: module_graph.Origin | None = None
   has_product: bool = False  # whether it computes a convolution or a dot
+  bytes_accessed: int = 0  # of all its calls, as in `work`
+
+  @property
+  def name(self) -> str:
+    """Of its HLO instruction."""
+    return self.origin.name if self.origin else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,21 +76,30 @@ class Uncounted:
       it has tiles and no estimate.
     target: of a custom call.
     origin: of the instruction.
-    size: bytes of its results.
+    size: bytes of the results of all its calls.
+    bytes_accessed: of all its calls, as in `work`.
   """
 
   kind: str
   target: str
   origin: module_graph.Origin
   size: int
+  bytes_accessed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Cycles:
-  """The estimates of a program's kernels, and what has none."""
+  """The estimates of a program's kernels, and what has none.
 
-  by_kernel: tuple[KernelCycles, ...]  # of all that are cut into tiles, 0 without an estimate
+  Attributes:
+    by_kernel: of all kernels that are cut into tiles, 0 without an estimate.
+    uncounted: the instructions without an estimate.
+    work: operations and bytes of all instructions, copies beside the computation among them.
+  """
+
+  by_kernel: tuple[KernelCycles, ...]
   uncounted: tuple[Uncounted, ...]
+  work: work.Work = work.Work(0.0, 0)
 
   @property
   def cycles(self) -> int:
@@ -112,6 +126,13 @@ class Cycles:
     """The cycles of the kernels that compute convolutions or dots."""
     return sum(kernel.cycles for kernel in self.by_kernel if kernel.has_product)
 
+  @property
+  def counted_share(self) -> float:
+    """The share of kernels with an estimate in the bytes of all; 1 where there are none."""
+    counted = sum(kernel.bytes_accessed for kernel in self.by_kernel if kernel.cycles)
+    others = sum(each.bytes_accessed for each in self.uncounted)
+    return counted / (counted + others) if counted + others else 1.0
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kernel:
@@ -127,7 +148,10 @@ class Kernel:
     return self.window.estimated_cycles
 
 
-def kernels(function: Callable[..., Any], *args: Any, target: str, **kwargs: Any) -> list[Kernel]:
+@keywords.checked
+def kernels(
+  function: Callable[..., Any], /, *args: Any, target: str, **kwargs: Any
+) -> list[Kernel]:
   """The kernels of a function, in the order of the optimised module.
 
   Args:
@@ -164,7 +188,7 @@ def module_kernels(module: proto.HloModuleProto) -> list[Kernel]:
 
 def window(instruction: proto.HloInstructionProto) -> Window | None:
   """The tiles that the compiler chose for an instruction; None where it is not tiled."""
-  config = _backend_config(instruction).get("window_config", {})
+  config = proto.backend_config(instruction, _SCHEMA).get("window_config", {})
   if "estimated_cycles" not in config:
     return None
   kernel, output, operand = (tuple(map(int, config.get(name, ()))) for name in _BOUNDS)
@@ -175,38 +199,44 @@ def window(instruction: proto.HloInstructionProto) -> Window | None:
 def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
   """Sums `estimated_cycles` over all kernels of the entry computation and its callees.
 
-  All branches of a conditional count, although one runs.
-
-  A kernel in the body of a loop counts as often as the loop iterates: `known_trip_count`
-  where the compiler left it, else the bound that the loop's condition compares its
-  counter with (jax's scans count from 0 by 1); once where neither is found.
+  All branches of a conditional count, although one runs. What is in a loop counts as often as the
+  loop iterates, and once where the module does not say how often (`loops.iterations`).
   """
   computations = {computation.id: computation for computation in module.computations}
-  return _sum(module, computations, computations[module.entry_computation_id])
-
-
-def _sum(
-  module: proto.HloModuleProto, computations: dict, computation: proto.HloComputationProto
-) -> Cycles:
-  kernels: list[KernelCycles] = []
-  uncounted: list[Uncounted] = []
-  for instruction in computation.instructions:
+  lengths, kernels, uncounted = iterations(module), [], []
+  flops, bytes_accessed = 0.0, 0.0
+  for instruction, computation, times in _executed(
+    computations[module.entry_computation_id], computations, lengths
+  ):
+    cost = work.of(instruction, computation, computations)
+    flops, bytes_accessed = flops + times * cost.flops, bytes_accessed + times * cost.bytes_accessed
     tiles = window(instruction)
     if tiles is not None:
-      kernels.append(_kernel_cycles(instruction, tiles, module, computations))
-    called = instruction.called_computation_ids if instruction.opcode in _CALLERS else ()
-    callees = [computations[callee] for callee in called]
-    times = iterations(instruction, callees[1]) if instruction.opcode == "while" else 1
-    kind = "loop" if times is None else _uncounted_kind(instruction, tiles)
+      kernels.append(_kernel_cycles(instruction, tiles, module, computations, times, cost))
+    is_endless = instruction.opcode == "while" and lengths[instruction.name] is None
+    kind = "loop" if is_endless else _uncounted_kind(instruction, tiles)
     if kind:
       target, origin = instruction.custom_call_target, module_graph.origin(instruction, module)
-      uncounted.append(Uncounted(kind, target, origin, _size(instruction.shape)))
-    for inside in (_sum(module, computations, callee) for callee in callees):
-      for each in inside.by_kernel:
-        cycles = each.cycles * (1 if times is None else times)
-        kernels.append(dataclasses.replace(each, cycles=cycles))
-      uncounted += inside.uncounted
-  return Cycles(tuple(kernels), tuple(uncounted))
+      written = round(times * work.size(instruction.shape))
+      moved = round(times * cost.bytes_accessed)
+      uncounted.append(Uncounted(kind, target, origin, written, moved))
+  return Cycles(tuple(kernels), tuple(uncounted), work.Work(flops, round(bytes_accessed)))
+
+
+def _executed(
+  computation: proto.HloComputationProto,
+  computations: work.Computations,
+  lengths: Mapping[str, float | None],
+  times: float = 1,
+) -> Iterator[tuple[proto.HloInstructionProto, proto.HloComputationProto, float]]:
+  """Instructions that run, with their computation, and how often they run."""
+  for instruction in computation.instructions:
+    yield instruction, computation, times
+    if instruction.opcode in _CALLERS:
+      length = lengths[instruction.name] if instruction.opcode == "while" else 1
+      inner = times * (1 if length is None else length)
+      for callee in instruction.called_computation_ids:
+        yield from _executed(computations[callee], computations, lengths, inner)
 
 
 def _uncounted_kind(instruction: proto.HloInstructionProto, tiles: Window | None) -> str:
@@ -214,75 +244,39 @@ def _uncounted_kind(instruction: proto.HloInstructionProto, tiles: Window | None
   if tiles is not None:
     return "" if tiles.estimated_cycles is not None else "kernel"
   if instruction.opcode == "custom-call":
-    return "" if instruction.custom_call_target in _FREE_CALLS else "custom-call"
+    return "" if instruction.custom_call_target in work.FREE_CALLS else "custom-call"
   shapes = instruction.shape.tuple_shapes or [instruction.shape]
   is_small = all(math.prod(shape.dimensions) <= _REGISTER for shape in shapes)
   return "" if is_small or instruction.opcode in _FREE else instruction.opcode
-
-
-def _size(shape: proto.ShapeProto) -> int:
-  """Bytes of an array, or of all arrays of a tuple; of a type without a size 1 byte each."""
-  return sum(
-    math.prod(array.dimensions) * (_BYTES.get(array.element_type) or 1)
-    for array in proto.arrays(shape)
-  )
 
 
 def _kernel_cycles(
   instruction: proto.HloInstructionProto,
   tiles: Window,
   module: proto.HloModuleProto,
-  computations: dict,
+  computations: work.Computations,
+  times: float,
+  cost: work.Work,
 ) -> KernelCycles:
-  """The cycles of one call of a kernel."""
-  nodes = [instruction, *_fused(instruction, computations)]
-  products = [node for node in nodes if node.opcode in _PRODUCTS]
+  """The estimate of a kernel that is called `times` times, at the cost of a call."""
+  nodes = [instruction, *fused(instruction, computations)]
+  products = [node for node in nodes if node.opcode in PRODUCTS]
   names = [node.metadata.op_name for node in (instruction, *products, *nodes)]
   distinct = tuple(dict.fromkeys(filter(None, names)))
   cycles, origin = tiles.estimated_cycles or 0, module_graph.origin(instruction, module)
-  return KernelCycles(distinct, cycles, origin, bool(products))
+  moved = round(times * cost.bytes_accessed)
+  return KernelCycles(distinct, round(times * cycles), origin, bool(products), moved)
 
 
-def _fused(
-  instruction: proto.HloInstructionProto, computations: dict
+def fused(
+  instruction: proto.HloInstructionProto, computations: work.Computations
 ) -> Iterator[proto.HloInstructionProto]:
+  """All instructions inside a fusion."""
   if instruction.opcode == "fusion":
     for callee in instruction.called_computation_ids:
       for node in computations[callee].instructions:
         yield node
-        yield from _fused(node, computations)
-
-
-def iterations(loop: proto.HloInstructionProto, condition: proto.HloComputationProto) -> int | None:
-  """How often a loop iterates; None where the module does not say."""
-  count = _backend_config(loop).get("known_trip_count", {}).get("n")
-  if count is not None:
-    return int(count)
-  nodes = {node.id: node for node in condition.instructions}
-  root = nodes[condition.root_id]
-  if root.opcode != "compare":
-    return None
-  bounds = [number for operand in root.operand_ids for number in nodes[operand].literal.s32s]
-  return bounds[0] if len(bounds) == 1 and bounds[0] >= 0 else None
-
-
-# What is read of an instruction's JSON; the compiler writes numbers as strings.
-_SCHEMA = {
-  "window_config": {"estimated_cycles": (str, int), **dict.fromkeys(_BOUNDS, [(str, int)])},
-  "known_trip_count": {"n": (str, int)},
-}
-
-
-def _backend_config(instruction: proto.HloInstructionProto) -> dict:
-  """The JSON of an instruction; empty where it has none, such as an FFI call, which has MLIR."""
-  if not instruction.backend_config.startswith(b"{"):
-    return {}
-  try:
-    config = trust.parse(instruction.backend_config)
-  except ValueError:  # {uplo = 76 : ui8}
-    return {}
-  trust.check(config, _SCHEMA, f"backend_config of {instruction.name}")
-  return config
+        yield from fused(node, computations)
 
 
 def _graph(

@@ -246,7 +246,7 @@ def _sha256(program: programs.Program) -> str:
   try:
     text = call.lower(call.arrays).as_text()
   except (ValueError, NotImplementedError):
-    text = "\n".join(choosing.operations(call.trace()[0], with_details=True))
+    text = "\n".join(choosing.operations(call.trace.program, with_details=True))
   return hashlib.sha256(text.encode()).hexdigest()
 
 

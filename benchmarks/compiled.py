@@ -1,0 +1,166 @@
+"""Programs that the TPU compiler compiled, with their final schedules, in files of a folder.
+
+A benchmark compiles in processes of its own, one after the other, which libtpu may end. Each
+program is a zip file; a program that the compiler refuses is a text file with its reason. A
+command that was stopped goes on with the next program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import io
+import json
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+import zipfile
+
+import jax
+
+from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.infra import console, files, trust
+from tpugraphs_jax.tuning import tpu
+from tpugraphs_jax.tuning.schedule import dump, program
+from tpugraphs_jax.tuning.schedule.chips import Chip
+
+_FAST = Path("/dev/shm")  # a folder in memory, where there is one
+_SCHEDULE = "schedules/"
+_REFUSALS = (ValueError, TypeError, NotImplementedError, AttributeError, ImportError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+  """A compiled program and what the compiler says of it.
+
+  Attributes:
+    module: serialized, after all optimisations.
+    schedules: texts by kernel.
+    notes: `optimal_seconds`, `bytes_accessed`, `flops`, and `seconds` of the compilation.
+    operands: of `program.simulate`.
+  """
+
+  module: bytes
+  schedules: Mapping[str, str]
+  notes: Mapping[str, Any]
+  operands: Mapping[str, Mapping[int, Sequence[int]]] = dataclasses.field(default_factory=dict)
+
+  def parsed(self) -> proto.HloModuleProto:
+    return proto.parse_module(self.module, where="a compiled program")
+
+  def simulate(self, target: str, chip: Chip | None = None) -> program.ProgramTime:
+    """Its simulated time."""
+    return program.simulate(
+      self.parsed(), self.schedules, target, operands=self.operands, chip=chip
+    )
+
+
+class Folder:
+  """Compiled programs by name."""
+
+  def __init__(self, path: Path):
+    self.path = path
+
+  def _file(self, name: str, suffix: str) -> Path:
+    return self.path / f"{name}{suffix}"
+
+  def has(self, name: str) -> bool:
+    """Whether a program was compiled or refused."""
+    return self._file(name, ".zip").exists() or self._file(name, ".txt").exists()
+
+  def refusal(self, name: str) -> str:
+    """Why a program was refused; empty if it was not."""
+    path = self._file(name, ".txt")
+    return path.read_text() if path.exists() else ""
+
+  def refuse(self, name: str, why: str) -> None:
+    path = self._file(name, ".txt")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as file:
+      file.write(why)
+
+  def write(self, name: str, compiled: Compiled) -> None:
+    path = self._file(name, ".zip")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+      files.replacing(path, "wb") as file,
+      zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+      archive.writestr("module.hlo.pb", compiled.module)
+      archive.writestr("notes.json", json.dumps([compiled.notes, compiled.operands]))
+      for kernel, text in compiled.schedules.items():
+        archive.writestr(f"{_SCHEDULE}{kernel}", text)
+
+  def read(self, name: str) -> Compiled | None:
+    """A program; None if it was not compiled."""
+    path = self._file(name, ".zip")
+    if not path.exists():
+      return None
+    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
+      notes, operands = trust.parse(archive.read("notes.json"))
+      schedules = {
+        entry.removeprefix(_SCHEDULE): archive.read(entry).decode()
+        for entry in archive.namelist()
+        if entry.startswith(_SCHEDULE)
+      }
+      numbered = {
+        kernel: {int(index): words for index, words in given.items()}
+        for kernel, given in operands.items()
+      }
+      return Compiled(archive.read("module.hlo.pb"), schedules, notes, numbered)
+
+  def compile(self, names: Sequence[str]) -> None:
+    """Compiles what is missing, in processes that run this script with `--worker`."""
+    current = self.path / "current"
+    while missing := [name for name in names if not self.has(name)]:
+      print(f"{len(missing)} programs to compile", flush=True)
+      current.unlink(missing_ok=True)
+      with tempfile.TemporaryDirectory(dir=_FAST if _FAST.exists() else None) as folder:
+        environment = dump.environment(Path(folder)) | {
+          "JAX_PLATFORMS": "cpu",
+          "TPU_SKIP_MDS_QUERY": "1",
+          "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        }
+        command = [sys.executable, *sys.argv, "--worker"]
+        status = subprocess.run(command, env=environment).returncode
+      if current.exists():
+        self.refuse(current.read_text(), f"the compiler ended its process with status {status}")
+      elif status:
+        sys.exit(f"error: the compiling process ended with status {status}")
+
+  def work(self, programs: Iterator[tuple[str, Callable[[], Compiled]]], timeout: int) -> None:
+    """Compiles programs in this process; a program that takes too long ends the process."""
+    self.path.mkdir(parents=True, exist_ok=True)
+    current = self.path / "current"
+    for name, compile_ in programs:
+      if self.has(name):
+        continue
+      current.write_text(name)
+      signal.alarm(timeout)
+      try:
+        self.write(name, compile_())
+      except (*_REFUSALS, jax.errors.JaxRuntimeError) as error:
+        self.refuse(name, f"{type(error).__name__}: {console.one_line(error)[:300]}")
+      signal.alarm(0)
+      current.unlink()
+
+
+def compile_function(
+  function: Callable[..., Any], arguments: Sequence[Any], target: str, **options: Any
+) -> Compiled:
+  """Compiles a function for a target, in a process that `Folder.compile` started."""
+  begin = time.perf_counter()
+  found = tpu.compile_function(function, tuple(arguments), target, **options)
+  notes = {
+    "optimal_seconds": found.optimal_seconds,
+    "bytes_accessed": found.bytes_accessed,
+    "flops": found.flops,
+    "seconds": round(time.perf_counter() - begin, 2),
+    "target": target,
+    "libtpu": tpu.libtpu_version(),
+  }
+  return Compiled(found.module, found.schedules, notes)

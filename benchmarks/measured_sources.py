@@ -1,0 +1,264 @@
+"""Programs that others measured on TPUs, read from a folder: JAXBench, products, tokamax' kernels.
+
+The folder has any of
+
+    jaxbench/times.csv, jaxbench/WORKLOAD/baseline.py and optimized.py
+    gemm.csv                   products of `tpu-perf-model`: wall clock with a launch in it
+    tokamax/DEVICE/*.json      tokamax' autotuning caches: times by arguments and configuration
+
+None of it is part of this project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import csv
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+from pathlib import Path
+import pkgutil
+import re
+import sys
+from typing import Any
+
+import compiled
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokamax_ops
+
+from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.infra import trust
+
+JAXBENCH, PRODUCTS, TOKAMAX = "jaxbench", "products", "tokamax"
+_JAXBENCH_TARGET = "tpu:v6e"
+_LAUNCH = {"v5e": 105.6e-6, "v6e": 118.7e-6}  # seconds of each measured product, by generation
+_SHORTEST = 50e-6  # seconds without the launch
+_TYPES = {"bf16": (jnp.bfloat16, jnp.float32), "int8": (jnp.int8, jnp.int32)}
+_PALLAS = "pallas_"
+_CHUNKED = "chunked"
+_KINDS = {
+  "tpu:v5e": "TPU v5 lite",
+  "tpu:v5p": "TPU v5",
+  "tpu:v6e": "TPU v6 lite",
+  "tpu:7x": "TPU7x",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A program that was measured.
+
+  Attributes:
+    source: `jaxbench`, `products` or `tokamax`.
+    group: what is compared with it: a workload, a type, an operation.
+    name: of its file.
+    target: the TPU on which it was measured.
+    milliseconds: median of its measured times.
+    key: arguments of an operation, as JSON, or the workload.
+    variant: `baseline`, `optimized`, or a configuration as JSON.
+    compile: compiles it.
+  """
+
+  source: str
+  group: str
+  name: str
+  target: str
+  milliseconds: float
+  key: str
+  variant: str
+  compile: Callable[[], compiled.Compiled] = dataclasses.field(repr=False, compare=False)
+
+
+def read(folder: Path) -> list[Program]:
+  """All programs of a folder, by name."""
+  found = [*_jaxbench(folder / "jaxbench"), *_products(folder / "gemm.csv")]
+  found += _tokamax(folder / "tokamax")
+  return found
+
+
+def sample(programs: Sequence[Program], count: int, seed: int) -> list[Program]:
+  """At most `count` programs of each target and group of products and tokamax, all of JAXBench."""
+  groups: dict[tuple[str, ...], list[Program]] = {}
+  for program in programs:
+    group = "" if program.source == PRODUCTS else program.group
+    groups.setdefault((program.source, program.target, group), []).append(program)
+  kept = []
+  for (source, *_), members in sorted(groups.items()):
+    members = sorted(members, key=lambda each: each.name)
+    order = np.random.default_rng(seed).permutation(len(members))
+    kept += [members[place] for place in (order if source == JAXBENCH else order[:count])]
+  return kept
+
+
+def _jaxbench(folder: Path) -> Iterator[Program]:
+  times = folder / "times.csv"
+  if not times.exists():
+    return
+  with open(times, newline="") as file:
+    for row in csv.DictReader(file):
+      workload, variant = row["workload"], row["variant"]
+      path = folder / workload / f"{variant}.py"
+      if path.exists():
+        yield Program(
+          JAXBENCH,
+          variant,
+          f"jaxbench/{workload}.{variant}",
+          _JAXBENCH_TARGET,
+          float(row["median_ms"]),
+          workload,
+          variant,
+          functools.partial(_compile_workload, path),
+        )
+
+
+def _compile_workload(path: Path) -> compiled.Compiled:
+  """Compiles a workload of JAXBench, its inputs in bfloat16 where it lets one choose."""
+  _as_device(_JAXBENCH_TARGET)
+  spec = importlib.util.spec_from_file_location("workload", path)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  sys.modules["workload"] = module
+  spec.loader.exec_module(module)
+  has_type = "dtype" in inspect.signature(module.create_inputs).parameters
+  static: dict[int, Any] = {}
+
+  def inputs() -> list[Any]:
+    made = module.create_inputs(**({"dtype": jnp.bfloat16} if has_type else {}))
+    made = made if isinstance(made, (list, tuple)) else (made,)
+    static.update({at: each for at, each in enumerate(made) if isinstance(each, (int, float))})
+    return [each for at, each in enumerate(made) if at not in static]
+
+  shapes = jax.eval_shape(inputs)
+
+  def workload(*arrays: jax.Array) -> Any:
+    left = iter(arrays)
+    count = len(arrays) + len(static)
+    return module.workload(*(static[at] if at in static else next(left) for at in range(count)))
+
+  return compiled.compile_function(workload, shapes, _JAXBENCH_TARGET)
+
+
+def _products(path: Path) -> Iterator[Program]:
+  if not path.exists():
+    return
+  with open(path, newline="") as file:
+    for row in csv.DictReader(file):
+      sizes = tuple(int(row[name]) for name in "MNK")
+      seconds = float(row["median_s"]) - _LAUNCH[row["sku"]]
+      if seconds >= _SHORTEST:
+        target = f"tpu:{row['sku']}"
+        name = f"products/{row['sku']}_{row['dtype']}_{'x'.join(map(str, sizes))}"
+        build = functools.partial(_compile_product, sizes, row["dtype"], target)
+        yield Program(PRODUCTS, row["dtype"], name, target, 1e3 * seconds, name, "", build)
+
+
+def _compile_product(sizes: tuple[int, ...], dtype: str, target: str) -> compiled.Compiled:
+  (rows, columns, inner), (given, result) = sizes, _TYPES[dtype]
+  product = lambda a, b: jnp.matmul(a, b, preferred_element_type=result)
+  shapes = [jax.ShapeDtypeStruct(shape, given) for shape in ((rows, inner), (inner, columns))]
+  return compiled.compile_function(product, shapes, target)
+
+
+def _tokamax(folder: Path) -> Iterator[Program]:
+  for path in sorted(folder.glob("*/*.json")):
+    device, operation = path.parent.name, path.stem
+    target = tokamax_ops.DEVICES.get(device)
+    if target is None or not (operation.startswith(_PALLAS) or _CHUNKED in operation):
+      continue
+    for key, row in trust.parse(path.read_text() or "{}").items():
+      for variant, measured in row.items():
+        name = hashlib.sha256(f"{key}{variant}".encode()).hexdigest()[:12]
+        yield Program(
+          TOKAMAX,
+          operation,
+          f"tokamax/{device}/{operation}/{name}",
+          target,
+          float(np.median(measured["evaluation_times_ms"])),
+          key,
+          variant,
+          functools.partial(compile_kernel, operation, key, variant, target),
+        )
+
+
+def compile_kernel(operation: str, key: str, variant: str, target: str) -> compiled.Compiled:
+  """Compiles a kernel of tokamax with a configuration."""
+  import pydantic
+  from tokamax._src import benchmarking
+
+  _as_device(target)
+  if operation not in _kernels():
+    raise ValueError(f"tokamax {tokamax_ops.version()} has no operation {operation}")
+  made, arguments = _kernels()[operation](), json.loads(key)
+  values = tokamax_ops.arguments(operation, made._fwd_signature, key)
+  if variant != "{}":
+    config = pydantic.TypeAdapter(made.config_cls).validate_json(variant)
+    made = dataclasses.replace(made, config=config)
+  type(made).supported_on = lambda self, device: True
+  forward, arrays = benchmarking.standardize_function(made, kwargs=values, seed=None)
+  found = compiled.compile_function(forward, (arrays,), target)
+  return dataclasses.replace(found, operands=_operands(operation, found, arguments, variant))
+
+
+@functools.cache
+def _kernels() -> dict[str, type]:
+  """Tokamax' operations for TPUs by the name of their caches."""
+  from tokamax._src import ops
+  from tokamax._src.ops import op
+
+  found = {}
+  for package in pkgutil.iter_modules(ops.__path__, f"{ops.__name__}."):
+    if not package.ispkg:
+      continue
+    folder = importlib.import_module(package.name)
+    for each in pkgutil.iter_modules(folder.__path__, f"{package.name}."):
+      name = each.name.rpartition(".")[2]
+      if name.endswith("_test") or not (name.startswith("pallas_mosaic_tpu") or _CHUNKED in name):
+        continue
+      module = importlib.import_module(each.name)
+      for title, value in vars(module).items():
+        if inspect.isclass(value) and issubclass(value, op.Op) and value.__module__ == each.name:
+          found[re.sub(r"(?!^)([A-Z])", r"_\1", title).lower()] = value
+  return found
+
+
+def _operands(
+  operation: str, found: compiled.Compiled, arguments: Mapping[str, Any], variant: str
+) -> dict[str, dict[int, list[int]]]:
+  """The scalar prefetch of a ragged product, which the program computes from its group sizes."""
+  if "ragged_dot" not in operation or not operation.startswith(_PALLAS):
+    return {}
+  from tokamax._src.ops.ragged_dot import base, pallas_mosaic_tpu_kernel
+
+  sizes = arguments["group_sizes"]
+  if isinstance(sizes, dict):
+    sizes = base.generate_group_sizes(m=sizes["total_size"], num_groups=sizes["num_groups"])
+  rows = int(re.match(r"\w+\[(\d+)", arguments["lhs"])[1])
+  metadata, count = pallas_mosaic_tpu_kernel.make_group_metadata(
+    group_sizes=jnp.array(sizes, jnp.int32),
+    m=rows,
+    tm=json.loads(variant)["tile_m"],
+    start_group=jnp.int32(0),
+    num_nonzero_groups=len(sizes),
+    visit_empty_groups=False,
+  )
+  words = [[int(count)], *(np.asarray(each).tolist() for each in metadata), [0]]
+  return {
+    node.name: dict(enumerate(words))
+    for node in proto.instructions(found.parsed())
+    if node.custom_call_target == "tpu_custom_call"
+  }
+
+
+def _as_device(target: str) -> None:
+  """Lets Pallas ask for the device that it compiles for, where there is none."""
+  from jax._src.pallas.mosaic import tpu_info
+
+  tpu_info.get_device_kind = lambda: _KINDS[target]
+  tpu_info.get_num_device_cores = lambda: 1
+  tpu_info.is_tpu_device = lambda: True

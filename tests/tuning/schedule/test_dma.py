@@ -1,0 +1,117 @@
+"""DMAs beside a core: when they arrive, what waits for them, and waits that nothing ends."""
+
+import pytest
+from schedules import CHIP, cost, EMPTY
+
+from tpugraphs_jax.tuning.schedule.bundles import Unreadable
+
+
+def _dma(size, flag, code="hbm_to_vmem", predicate=""):
+  source, _, destination = code.partition("_to_")
+  return (
+    f"%1 = dma.{code} [thread:$0] {predicate} /*{source}=*/%s1_s1, /*size_in_granules=*/{size}, "
+    f"/*{destination}=*/%s2_s2, /*dst_syncflagno=*/[#allocation{flag}]"
+  )
+
+
+def _wait(size, flag):
+  return f"%2 = dma.done.wait [#allocation{flag}], {size} /* local-dma-wait */"
+
+
+def _take(size, flag):
+  return f"%3 = vsyncadd [#allocation{flag}], {2**32 - size}"
+
+
+def test_a_wait_lasts_until_the_last_byte_has_arrived():
+  found = cost(_dma(100, 1), EMPTY, _wait(100, 1), _take(100, 1))
+  # Started in cycle 0: a granule a cycle, then the latency; the wait begins in cycle 2.
+  assert found.stall == 100 + CHIP.latency - 2
+  assert found.cycles == 4 + found.stall
+  assert (found.hbm_bytes, found.vmem_bytes, found.dmas) == (3200, 0, 1)
+  assert found.bound == "memory"
+
+
+def test_a_dma_that_arrived_before_the_wait_costs_nothing():
+  found = cost(_dma(5, 1), *[EMPTY] * 30, _wait(5, 1), _take(5, 1))
+  assert (found.stall, found.cycles) == (0, 33)
+
+
+def test_the_hbm_moves_one_dma_after_the_other():
+  found = cost(_dma(100, 1), _dma(50, 2), _wait(50, 2), _take(50, 2), _wait(100, 1), _take(100, 1))
+  assert found.cycles == 2 + (150 + CHIP.latency - 2) + 4  # the second wait finds its DMA there
+
+
+def test_waits_may_come_in_another_order_than_their_dmas():
+  lines = [_dma(10, 1), _dma(10, 2)]
+  waits = [[_wait(10, flag), _take(10, flag)] for flag in (1, 2)]
+  arrival = 20 + CHIP.latency  # of the second DMA, after which two or four bundles are left
+  assert cost(*lines, *waits[0], *waits[1]).cycles == arrival + 2
+  assert cost(*lines, *waits[1], *waits[0]).cycles == arrival + 4
+
+
+def test_two_dmas_on_one_flag_are_awaited_together_or_one_by_one():
+  lines = [_dma(10, 1), _dma(20, 1)]
+  together = cost(*lines, _wait(30, 1), _take(30, 1))
+  alone = cost(*lines, _wait(10, 1), _take(10, 1), _wait(20, 1), _take(20, 1))
+  assert together.stall == 30 + CHIP.latency - 2
+  assert alone.stall == together.stall - 2  # two bundles more pass before the last wait
+
+
+def test_dmas_on_the_chip_do_not_use_the_hbm():
+  found = cost(_dma(100, 1, "vmem_to_vmem"), _wait(100, 1), _take(100, 1))
+  assert (found.hbm_bytes, found.vmem_bytes) == (0, 3200)
+  assert found.stall == 50 - 1
+
+
+def test_a_copy_within_the_hbm_moves_its_bytes_twice():
+  found = cost(_dma(100, 1, "hbm_to_hbm"), _wait(100, 1))
+  assert (found.hbm_bytes, found.stall) == (6400, 200 + CHIP.latency - 1)
+
+
+def test_pieces_of_a_strided_dma_lose_time_between_them():
+  gap = CHIP.__class__(**vars(CHIP) | {"gap": 64.0})
+  strided = _dma(100, 1) + ", /*src_stride=*/40, /*dst_stride=*/20, /*steps_per_stride=*/2"
+  assert cost(strided, _wait(100, 1), chip=gap).stall == 100 + 5 * 2 + CHIP.latency - 1
+
+
+def test_a_clipped_window_is_paid_by_the_core():
+  # 12 of 16 granules are inside: the core adds the 4 that no DMA moves.
+  found = cost("%9 = vsyncadd [#allocation1], 4", _dma(12, 1), _wait(16, 1), _take(16, 1))
+  assert found.stall == 12 + CHIP.latency - 1
+
+
+def test_starting_a_dma_takes_the_core_its_cycles():
+  busy = CHIP.__class__(**vars(CHIP) | {"start": 7.0})
+  assert cost(_dma(1, 1), EMPTY, chip=busy).cycles == 2 + 7
+
+
+def test_a_dma_whose_predicate_is_false_is_not_started():
+  lines = ("%p1_p0 = scmp.eq.s32.totalorder 1, 2", _dma(9, 1, predicate="(%p1_p0),"), EMPTY)
+  assert cost(*lines).dmas == 0
+
+
+def test_a_descriptor_in_scalar_memory_is_a_dma():
+  words = {0: 5, 1: 1024, 2: 8 << 16 | 8, 3: 9, 4: 512, 5: 8 << 16 | 8, 6: 0x1400000 | 16, 7: 7168}
+  stores = [f"%{n} = sst [smem:[#allocation1 + {n:#x}]] {word}" for n, word in words.items()]
+  lines = ["%s8_s9 = sor.u32 7168, [#allocation2]", *stores[:7]]
+  lines += ["%7 = sst [smem:[#allocation1 + 0x7]] %s8_s9", "%10 = dma [#allocation1]"]
+  found = cost(*lines, _wait(16, 2), _take(16, 2))
+  assert found.hbm_bytes == 16 * CHIP.granule
+
+
+@pytest.mark.parametrize(
+  "lines, why",
+  [
+    ((_wait(1, 1),), "nothing starts"),
+    ((_dma(3, 1), _wait(4, 1)), "nothing starts"),
+    ((_dma(3, 1), _wait(3, 1), _take(3, 1), _wait(3, 1)), "nothing starts"),
+    ((_dma("%s4_s4", 1),), "size of a DMA"),
+    (("%1 = dma.hbm_to_vmem /*size_in_granules=*/1",), "flag"),
+    (("%1 = vwait.lt [#allocation1], 3",), "vwait.lt"),
+    (("%1 = vsyncset [#allocation1], 3",), "vsyncset"),
+    (("%1 = inlined_call %s1_s1 /* %f = fusion(%x) */",), "calls"),
+  ],
+)
+def test_waits_that_nothing_ends_and_unknown_sizes_have_no_time(lines, why):
+  with pytest.raises(Unreadable, match=why):
+    cost(*lines)

@@ -1,0 +1,166 @@
+"""Times of whole programs; the stored schedules are libtpu's, of Pallas kernels of this project."""
+
+import numpy as np
+import pytest
+from schedules import CHIP, EMPTY, stored, text
+
+from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.tuning.schedule import bundles, chips, kernel, program, scalar
+from tpugraphs_jax.tuning.schedule.bundles import Unreadable
+
+_ROWS, _REGISTER = 8, 8 * 128 * 4  # blocks of [8, 128] float32 are vector registers
+_KERNEL = text(EMPTY, EMPTY, EMPTY)
+
+
+def _call(name, *registers):
+  return f"%1 = inlined_call {', '.join(registers)} /* %{name} = fusion(%x) */"
+
+
+def _simulate(schedules, *instructions, **options):
+  nodes = [proto.HloInstructionProto(name=name, opcode="fusion") for name in instructions]
+  module = proto.HloModuleProto(
+    computations=[proto.HloComputationProto(id=1, instructions=nodes)], entry_computation_id=1
+  )
+  return program.simulate(module, schedules, "tpu:v6e", chip=CHIP, **options)
+
+
+def _stored_time(name, **options):
+  return program.simulate(*stored(name), f"tpu:{name.rpartition('_')[2]}", **options)
+
+
+@pytest.mark.parametrize("target", sorted(chips.chips()))
+def test_every_generation_has_constants_that_are_possible(target):
+  chip = chips.chips()[target]
+  assert 0.5e9 < chip.clock < 3e9
+  assert 0.5 < chip.share <= 1
+  assert chip.latency >= 0 and chip.start >= 0 and chip.gap >= 0 and chip.vmem > 0
+  assert chip.slots in (1, 4, 6) and chip.source
+
+
+def test_a_pallas_kernel_moves_the_bytes_of_its_blocks():
+  time = _stored_time("blocks_v6e")
+  (row,) = time.kernels
+  assert time.milliseconds > 0 and not time.why
+  assert (row.name, row.calls, row.hbm_bytes) == ("add_one.1", 1, 2 * 8 * _REGISTER)
+  assert row.bound == "memory"
+
+
+def test_windows_beyond_the_end_of_an_array_are_clipped():
+  (row,) = _stored_time("clipped_v6e").kernels
+  assert row.hbm_bytes == 2 * 8 * _REGISTER  # 60 rows in vector registers of 8
+  assert not row.why
+
+
+@pytest.mark.parametrize("target", ["v6e", "v3"])
+def test_loops_of_a_kernel_run_as_often_as_its_scalar_prefetch_says(target):
+  def executed(times):
+    return _stored_time(f"times_{target}", arguments={0: np.array(times)}).kernels[0].bundles
+
+  none = executed([0, 0, 0, 0])
+  step = executed([1, 0, 0, 0]) - none
+  assert step > 0
+  assert executed([3, 0, 7, 1]) - none == pytest.approx(11 * step, abs=4 * step)
+  assert executed([0, 0, 90, 0]) - executed([0, 0, 40, 0]) == executed([0, 80, 0, 0]) - executed(
+    [0, 30, 0, 0]
+  )
+
+
+def test_a_kernel_without_its_scalar_prefetch_has_no_time():
+  time = _stored_time("times_v6e")
+  assert time.milliseconds is None
+  assert "add_times.1" in time.why and "word" in time.why
+
+
+def test_operands_of_a_kernel_may_be_given_by_its_name():
+  given = _stored_time("times_v6e", operands={"add_times.1": {0: np.array([3, 0, 7, 1])}})
+  assert (
+    given.milliseconds
+    == _stored_time("times_v6e", arguments={0: np.array([3, 0, 7, 1])}).milliseconds
+  )
+
+
+def test_a_kernel_in_a_loop_is_counted_as_often_as_the_loop_runs():
+  calls = {row.name: row.calls for row in _stored_time("scan_v6e").kernels}
+  assert calls == {"add_one.3": 5, "copy.11": 5}
+
+
+def test_calls_take_their_cycles_one_after_the_other():
+  time = _simulate(
+    {"TLP": text(_call("a"), _call("b"), _call("a")), "a": _KERNEL, "b": text(EMPTY)}
+  )
+  assert time.cycles == 3 + 3 + 1 + 3
+  assert time.milliseconds == 1e3 * time.cycles / CHIP.clock
+  assert [(row.name, row.calls, row.cycles) for row in time.kernels] == [("a", 2, 6), ("b", 1, 1)]
+  assert time.between == 3
+
+
+def test_equal_kernels_share_a_schedule_and_others_have_no_time():
+  schedules = {"TLP": text(_call("a"), _call("b")), "a": _KERNEL}
+  time = _simulate(schedules, "a", "b")
+  assert {row.name: row.twin for row in time.kernels} == {"a": "", "b": "a"}
+  alone = _simulate(schedules, "a")
+  assert alone.milliseconds is None and "b: the compiler wrote no schedule" in alone.why
+  assert alone.cycles == 2 + 3  # the part that has a time
+
+
+def test_a_copy_hides_behind_kernels_or_stalls():
+  copy = (
+    "%1 = dma.hbm_to_vmem [thread:$1] /*hbm=*/%s1_s1, /*size_in_granules=*/100, "
+    "/*vmem=*/%s2_s2, /*dst_syncflagno=*/[#allocation1]"
+  )
+  wait = "%2 = dma.done.wait [#allocation1], 100 ;; %3 = vsyncadd [#allocation1], 4294967196"
+  slow = {"a": text(*[EMPTY] * 500)}
+  hidden = _simulate({"TLP": text(copy, _call("a"), wait), **slow})
+  assert (hidden.copy_stall, hidden.cycles) == (0, 3 + 500)
+  stalled = _simulate({"TLP": text(_call("a"), copy, wait), **slow})
+  assert stalled.copy_stall == 99 + CHIP.latency
+  assert stalled.cycles == 3 + 500 + stalled.copy_stall
+
+
+def test_both_sides_of_a_conditional_count_and_are_named():
+  lines = (
+    "%1 = dma.hbm_to_smem /*hbm=*/%s1_s1, /*size_in_granules=*/1, /*smem=*/[#allocation3], "
+    "/*dst_syncflagno=*/[#allocation1]",
+    "%2 = dma.done.wait [#allocation1], 1 ;; %3 = vsyncadd [#allocation1], 4294967295",
+    "%s4_s4 = sld [smem:[#allocation3]]",
+    "%p5_p0 = scmp.eq.s32.totalorder %s4_s4, 0",
+    "%6 = sbr.rel (%p5_p0) target = $region9",
+    *[EMPTY] * 4,
+    _call("a"),
+    "@9 %7 = vnop",
+    _call("b"),
+  )
+  time = _simulate({"TLP": text(*lines), "a": _KERNEL, "b": _KERNEL})
+  assert time.conditionals == 1
+  assert {row.name for row in time.kernels} == {"a", "b"}
+
+
+def test_a_loop_whose_end_is_data_has_no_time():
+  lines = ("@5 %s1_s1 = spop %9", "%p2_p0 = scmp.eq.s32.totalorder %s1_s1, 0")
+  loop = (*lines, _call("a"), "%3 = sbr.rel (%p2_p0) target = $region5", *[EMPTY] * 4)
+  time = _simulate({"TLP": text(*loop), "a": _KERNEL})
+  assert time.milliseconds is None and "iterations" in time.why
+
+
+@pytest.mark.parametrize("schedules", [{}, {"TLP": "nothing"}, {"TLP": text(EMPTY)}])
+def test_a_program_without_calls_has_no_time(schedules):
+  time = _simulate(schedules)
+  assert time.milliseconds is None and time.why
+
+
+def test_damaged_schedules_have_a_reason_and_never_end_in_an_error(monkeypatch):
+  monkeypatch.setattr(scalar, "MOST_BLOCKS", 20_000)
+  _, texts = stored("clipped_v6e")
+  lines = texts["add_clipped.1"].splitlines(keepends=True)
+  rng = np.random.default_rng(0)
+  outcomes = set()
+  for _ in range(150):
+    damaged = [line for line in lines if rng.random() > 0.02]
+    cut = "".join(damaged)[: rng.integers(len(texts["add_clipped.1"]))]
+    for changed in ("".join(damaged), cut, cut.replace("s1", "s2"), cut.replace("sadd", "shub")):
+      try:
+        found = scalar.Schedule(bundles.parse(changed), slots=4)
+        outcomes.add(kernel.simulate(found, CHIP).cycles >= 0)
+      except Unreadable as error:
+        outcomes.add(str(error)[:20])
+  assert len(outcomes) > 3

@@ -1,0 +1,251 @@
+"""The scalar unit: bundles are executed as the core would, and nothing is guessed."""
+
+import numpy as np
+import pytest
+from schedules import CHIP, cost, EMPTY, schedule, text
+
+from tpugraphs_jax.tuning.schedule import bundles, kernel, scalar
+from tpugraphs_jax.tuning.schedule.bundles import Unreadable
+
+_LOOP = (
+  "%s1_s1 = smov 0",
+  "@5 %s2_s1 = sadd.s32 1, %s3_s1 ;; %s3_s1 = sphi %s1_s1, %s2_s1",
+  "%p4_p0 = scmp.ge.s32.totalorder %s2_s1, {times}",
+  "%5 = sbr.rel (!%p4_p0) target = $region5",
+  *[EMPTY] * 4,
+  EMPTY,
+)
+
+
+def _signed(word):
+  return int(np.uint32(word).view(np.int32))
+
+
+def test_straight_code_takes_a_cycle_a_bundle():
+  assert cost("%v1_v1 = vadd.f32 %v2_v2, %v3_v3", EMPTY, EMPTY).cycles == 3
+
+
+def test_delays_add_their_cycles():
+  assert cost("%1 = vdelay 3", EMPTY).cycles == 5
+
+
+def test_a_block_lasts_until_its_busiest_matrix_unit_is_done():
+  wide = "%1 = vmatmul.mubr.bf16.gmra.mrb[0].mxu{} %v1_v1"
+  narrow = "%1 = vmatmul.f32.gmra.mxu{} %v1_v1"
+  both = f"{wide.format(0)} ;; {narrow.format(1)}"
+  assert cost(both, wide.format(0), narrow.format(1)).cycles == 32
+  twice = CHIP.__class__(**vars(CHIP) | {"rows": 2.0})
+  assert cost(both, wide.format(0), chip=twice).cycles == 16
+  assert cost(both, *[EMPTY] * 60).cycles == 61
+
+
+@pytest.mark.parametrize("times", [1, 2, 9])
+def test_a_loop_runs_as_often_as_its_counter_says(times):
+  found = cost(*(line.format(times=times) for line in _LOOP))
+  assert found.cycles == found.bundles == 1 + times * 7 + 1
+
+
+@pytest.mark.parametrize("outer, inner", [(1, 1), (3, 4), (5, 2)])
+def test_nested_loops_multiply(outer, inner):
+  found = cost(
+    "%s1_s1 = smov 0",
+    "@5 %s2_s2 = smov 0",
+    "@6 %s4_s2 = sadd.s32 1, %s3_s2 ;; %s3_s2 = sphi %s2_s2, %s4_s2",
+    f"%p5_p0 = scmp.ge.s32.totalorder %s4_s2, {inner}",
+    "%6 = sbr.rel (!%p5_p0) target = $region6",
+    *[EMPTY] * 4,
+    "%s8_s1 = sadd.s32 1, %s7_s1 ;; %s7_s1 = sphi %s1_s1, %s8_s1",
+    f"%p9_p1 = scmp.ge.s32.totalorder %s8_s1, {outer}",
+    "%10 = sbr.rel (!%p9_p1) target = $region5",
+    *[EMPTY] * 4,
+  )
+  assert found.cycles == 1 + outer * (1 + inner * 7 + 7)
+
+
+@pytest.mark.parametrize("taken, cycles", [(0, 1 + 5 + 3 + 1), (1, 1 + 5 + 1)])
+def test_a_branch_skips_its_region(taken, cycles):
+  found = cost(
+    f"%p1_p0 = scmp.eq.s32.totalorder {taken}, 1",
+    "%2 = sbr.rel (%p1_p0) target = $region8",
+    *[EMPTY] * 4,
+    *[EMPTY] * 3,
+    "@8 %v3_v3 = vnop",
+  )
+  assert found.cycles == cycles
+
+
+def test_bundles_in_the_slots_of_a_branch_run_although_it_is_taken():
+  # The counter is raised in the last slot: the loop ends after three rounds.
+  found = cost(
+    "%s1_s1 = smov 0",
+    "@5 %p4_p0 = scmp.ge.s32.totalorder %s3_s1, 2 ;; %s3_s1 = sphi %s1_s1, %s2_s1",
+    "%5 = sbr.rel (!%p4_p0) target = $region5",
+    *[EMPTY] * 3,
+    "%s2_s1 = sadd.s32 1, %s3_s1",
+  )
+  assert found.cycles == 1 + 3 * 6
+
+
+def test_every_operand_is_read_before_a_bundle_writes():
+  # s1 and s2 change places in one bundle.
+  found = schedule(
+    "%s1_s1 = smov 3 ;; %s2_s2 = smov 7",
+    "%s3_s1 = smov %s2_s2 ;; %s4_s2 = smov %s1_s1",
+    "%6 = sst [smem:[#allocation0]] %s3_s1 ;; %7 = sst [smem:[#allocation0 + $0x1]] %s4_s2",
+    "%s8_s3 = sld [smem:[#allocation0]]",
+    "%9 = vsyncadd [#allocation1], %s8_s3",
+  )
+  core = kernel.KernelCore(CHIP, {})
+  scalar.run(found, core, found.registers(core.memory, {}))
+  assert sorted(core.memory.values()) == [3, 7]
+  assert core.memory[min(core.memory)] == 7
+
+
+def test_a_pointer_of_an_integer_is_read_after_its_bundle_writes_it():
+  lines = (
+    "%s1_s1 = smov 4 ;; %s2_s2 = int_to_ptr.smem [resolvable:$false] %s1_s1",
+    "%3 = dma.hbm_to_vmem %s4_s4, /*size_in_granules=*/%s2_s2, "
+    "/*vmem=*/%s5_s5, /*dst_syncflagno=*/[#allocation0]",
+    "%6 = dma.done.wait [#allocation0], 4",
+  )
+  assert cost(*lines).hbm_bytes == 4 * CHIP.granule
+
+
+@pytest.mark.parametrize("holds, size", [(1, 5), (0, 9)])
+def test_an_operation_whose_predicate_is_false_keeps_the_old_value(holds, size):
+  lines = (
+    f"%p1_p0 = scmp.eq.s32.totalorder {holds}, 1 ;; %s2_s1 = smov 9",
+    "%s3_s1 = smov (%p1_p0, %s2_s1), 5",
+    "%4 = dma.hbm_to_vmem /*hbm=*/%s5_s5, /*size_in_granules=*/%s3_s1, "
+    "/*vmem=*/%s6_s6, /*dst_syncflagno=*/[#allocation0]",
+    "%7 = dma.done.wait [#allocation0], %s3_s1",
+  )
+  assert cost(*lines).hbm_bytes == size * CHIP.granule
+
+
+def test_a_branch_to_a_region_without_a_mark_ends_at_the_exit_bundle():
+  lines = text("%1 = sbr.rel target = $region9", *[EMPTY] * 4, EMPTY, EMPTY)
+  exit_ = lines.rstrip() + "\n 0x7 PF:  {} /* exit bundle: %copy.1 = copy(%x) */\n"
+  found = scalar.Schedule(bundles.parse(exit_), slots=4)
+  assert kernel.simulate(found, CHIP).cycles == 6
+
+
+def test_joined_empty_bundles_fill_the_slots_of_a_branch():
+  joined = CHIP.__class__(**vars(CHIP) | {"slots": 6, "nops_are_joined": True})
+  lines = (
+    "%p1_p0 = scmp.eq.s32.totalorder 1, 1",
+    "%2 = sbr.rel (%p1_p0) target = $region8",
+    "%s3_s1 = smov 2",
+    EMPTY,  # stands for five
+    "@7 %s4_s1 = smov 3",
+    "@8 %s5_s2 = smov 3",
+  )
+  assert cost(*lines, chip=joined).cycles == 1 + 7 + 1
+
+
+@pytest.mark.parametrize(
+  "code, formula",
+  [
+    ("sadd.s32", lambda a, b: a + b),
+    ("ssub.s32", lambda a, b: a - b),
+    ("smul.u32", lambda a, b: a * b),
+    ("smul.u24", lambda a, b: (a % 2**24) * (b % 2**24)),
+    ("sand.u32", lambda a, b: a & b),
+    ("sor.u32", lambda a, b: a | b),
+    ("sxor.u32", lambda a, b: a ^ b),
+    ("smin.u32", min),
+    ("smax.u32", max),
+    ("smin.s32", lambda a, b: min(_signed(a), _signed(b))),
+    ("smax.s32", lambda a, b: max(_signed(a), _signed(b))),
+    ("sdivrem.u32.kDiv", lambda a, b: a // b),
+    ("sdivrem.u32.kRem", lambda a, b: a % b),
+    ("scmp.lt.s32.totalorder", lambda a, b: _signed(a) < _signed(b)),
+    ("scmp.ge.s32.totalorder", lambda a, b: _signed(a) >= _signed(b)),
+    ("scmp.lt.u32.totalorder", lambda a, b: a < b),
+    ("scmp.ne.s32.totalorder", lambda a, b: a != b),
+    ("sc.u32", lambda a, b: a + b >= 2**32),
+  ],
+)
+def test_arithmetic_is_that_of_32_bits(code, formula):
+  rng = np.random.default_rng(0)
+  edges = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+  words = np.concatenate([rng.integers(2**32, size=40), edges]).astype(np.uint32).astype(int)
+  compute = scalar.function(code)
+  for a in words.tolist():
+    for b in np.maximum(words[::3], 1).tolist():
+      assert int(compute(a, b, None)) == int(formula(a, b)) % 2**32
+
+
+@pytest.mark.parametrize("shift", [0, 1, 31])
+def test_shifts_move_zeros_ones_and_signs(shift):
+  word = 0x80000001
+  assert scalar.function("sshll.u32")(word, shift, None) == (word << shift) % 2**32
+  assert scalar.function("sshrl.u32")(word, shift, None) == word >> shift
+  assert scalar.function("sshra.s32")(word, shift, None) == (_signed(word) >> shift) % 2**32
+  assert scalar.function("sshllo.u32")(0, shift, None) == 2**shift - 1
+
+
+def test_a_division_waits_in_a_queue():
+  lines = (
+    "%1 = sdivrem.u32 17, 5 /* kRem */",
+    "%s2_s1 = spop.drf %1",
+    "%4 = dma.hbm_to_vmem /*hbm=*/%s5_s5, /*size_in_granules=*/%s2_s1, "
+    "/*vmem=*/%s6_s6, /*dst_syncflagno=*/[#allocation0]",
+    "%7 = dma.done.wait [#allocation0], 2",
+  )
+  assert cost(*lines).hbm_bytes == 2 * CHIP.granule
+
+
+def _branch_on(operation: str) -> tuple[str, ...]:
+  return (operation, "%9 = sbr.rel (%p1_p0) target = $region8", *[EMPTY] * 4, "@8 %v3_v3 = vnop")
+
+
+@pytest.mark.parametrize(
+  "lines, why",
+  [
+    (_branch_on("%p1_p0 = sfancy.u32 1, 2"), "sfancy"),
+    (_branch_on("%p1_p0 = scmp.gt.f32.partialorder 1.0, 2.0"), "not known"),
+    (("%s1_s1 = spop %9", *_branch_on("%p1_p0 = scmp.eq.s32.totalorder %s1_s1, 0")), "vector"),
+    (
+      (
+        "%s1_s1 = inlined_call_operand.<no memory space> [shape: s32[], index: 3, kind: input]",
+        *_branch_on("%p1_p0 = scmp.eq.s32.totalorder %s1_s1, 0"),
+      ),
+      "operand 3",
+    ),
+    (
+      (
+        "%s2_s1 = sld [smem:[#allocation1]]",
+        *_branch_on("%p1_p0 = scmp.eq.s32.totalorder %s2_s1, 0"),
+      ),
+      "word",
+    ),
+    (("%1 = sbr.rel target = $region77", *[EMPTY] * 4), "no target"),
+    (("%1 = sbr.rel target = $region7", EMPTY, "@7 %2 = vnop", EMPTY, EMPTY, EMPTY), "slots"),
+    (("%1 = dma.mystery",), "unknown"),
+    (("%s1_s1 = sadd.s32 1, ?",), "cannot be read"),
+    (("%1 = swhatever %s2_s2",), "swhatever"),
+  ],
+)
+def test_what_is_not_understood_has_no_time_and_a_reason(lines, why):
+  with pytest.raises(Unreadable, match=why):
+    cost(*lines)
+
+
+def test_what_decides_nothing_may_be_unknown():
+  lines = ("%s1_s1 = sfancy.u32 1, 2", "%s2_s2 = sadd.s32 1, %s1_s1", "%3 = shalt.err (%p4_p4)")
+  assert cost(*lines).cycles == 3
+
+
+def test_a_loop_that_does_not_end_has_no_time(monkeypatch):
+  monkeypatch.setattr(scalar, "MOST_BLOCKS", 100)
+  with pytest.raises(Unreadable, match="does not end"):
+    cost("@5 %1 = sbr.rel target = $region5", *[EMPTY] * 4)
+
+
+def test_a_text_without_bundles_or_of_too_many_bytes_is_refused(monkeypatch):
+  with pytest.raises(Unreadable, match="no bundles"):
+    bundles.parse("hello")
+  monkeypatch.setattr(bundles, "MOST_TEXT", 10)
+  with pytest.raises(Unreadable, match="MB"):
+    bundles.parse(text(EMPTY))

@@ -1,0 +1,243 @@
+"""The TPU compiler in a process of its own, with the final schedules of its kernels.
+
+  with Compiler() as compiler:
+    program = compiler.compile(Call(function, (x, y), {}), "tpu:v6e")
+
+libtpu reads its flags once, writes schedules into a folder, and on some programs ends its process
+or does not come to an end. Functions are traced and lowered here, and compiled there. The folder is
+on a memory file system where there is one, and is deleted with the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import dataclasses
+import io
+import json
+import os
+from pathlib import Path
+import pickle
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+import jax
+from jax.interpreters import mlir
+import numpy as np
+
+from tpugraphs_jax.infra import console, tasks
+from tpugraphs_jax.tuning import calls, tpu
+from tpugraphs_jax.tuning.schedule import dump
+
+TIMEOUT = 3600.0  # seconds for one program
+_SECONDS = 0.2  # between two looks at the process
+_LARGEST = 4 << 30  # bytes of schedules
+_MEMORY = Path("/dev/shm")
+_FREE_SHARE = 1 / 4  # of a file system that schedules may take
+_LEAST_FREE = 1 << 30  # bytes of a memory file system that is used
+_ROOT = Path(__file__).parents[2]  # of the package
+_REQUEST, _ANSWER, _LOG, _SCHEDULES = "request.mlir", "answer", "log", "schedules"
+_LAST_WORDS = re.compile(r"(?:Check failed|\bF\d{4} ).*")  # of XLA
+
+
+class Ended(Exception):
+  """The compiler gave no answer: it ended its process, took too long, or wrote too much."""
+
+
+class Compiler:
+  """A process that compiles functions for TPUs, one after the other; started again if it ends.
+
+  Args:
+    timeout: seconds after which a compilation is ended.
+    waiting: called every fifth of a second while it compiles.
+  """
+
+  def __init__(self, *, timeout: float = TIMEOUT, waiting: Callable[[], object] = lambda: None):
+    self._timeout, self._waiting = timeout, waiting
+    self._stack = contextlib.ExitStack()
+    self._process: subprocess.Popen | None = None
+
+  def __enter__(self) -> Compiler:
+    self._folder = self._stack.enter_context(_folder())
+    self._stack.callback(self._end)
+    self._start()  # its imports take as long as the first function's trace
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self._stack.close()
+
+  def compile(
+    self, call: calls.Call, target: str, compiler_options: Mapping[str, Any] | None = None
+  ) -> tpu.TpuProgram:
+    """Compiles a call for a target, with the schedules of its kernels.
+
+    Args:
+      call: of `choosing.for_one_device`.
+      target: a TPU generation such as `v3`.
+      compiler_options: as of `jax.jit`, beside those of the call.
+
+    Raises:
+      Ended: there is no answer of the compiler.
+      jax.errors.JaxRuntimeError: the compiler refuses the function or an option.
+      ValueError: as `tpu.full_name`.
+    """
+    lowered = tpu.lower(call, target)
+    if self._process is None:
+      self._start()
+    try:
+      (self._folder / _REQUEST).write_bytes(_bytecode(lowered))
+      options = call.compiler_options(compiler_options or {})
+      refusal = self._ask({"target": target, "options": options})
+    except BaseException:  # also Ctrl-C, after which the process would go on with this program
+      self._end()
+      raise
+    if refusal:
+      raise jax.errors.JaxRuntimeError(refusal)
+    with open(self._folder / _ANSWER, "rb") as file:
+      return pickle.load(file)  # of a process and a folder of this one alone
+
+  def _ask(self, request: Mapping[str, Any]) -> str:
+    """Waits until a request is done; why the compiler refused it, or an empty text.
+
+    Raises:
+      Ended: the process ended or was ended.
+    """
+    process, end = self._process, time.monotonic() + self._timeout
+    assert process is not None and process.stdin is not None and process.stdout is not None
+    try:
+      process.stdin.write(json.dumps(request).encode() + b"\n")
+      process.stdin.flush()
+      while not select.select([process.stdout], [], [], _SECONDS)[0]:
+        self._waiting()
+        if time.monotonic() > end:
+          raise Ended(f"it took more than {self._timeout:g} s")
+        if (size := _size(self._folder)) > self._most:
+          raise Ended(f"its schedules take more than {console.size(size)}")
+      answer = process.stdout.readline()
+    except BrokenPipeError:
+      answer = b""
+    if not answer:
+      raise Ended(self._last_words(process.wait()))
+    return json.loads(answer)["refusal"]
+
+  def _last_words(self, status: int) -> str:
+    """How the process ended, and what the compiler said before."""
+    ended = f"signal {-status}" if status < 0 else f"status {status}"
+    log = (self._folder / _LOG).read_text(errors="replace")
+    said = _LAST_WORDS.findall(log) or (log.splitlines() if status == 1 else [])  # a traceback
+    return f"it ended its process with {ended}" + (
+      f": {console.one_line(said[-1])}" if said else ""
+    )
+
+  def _start(self) -> None:
+    for path in self._folder.iterdir():  # of a process that has ended
+      shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (self._folder / _SCHEDULES).mkdir()
+    self._most = min(_LARGEST, _FREE_SHARE * shutil.disk_usage(self._folder).free)
+    paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_ROOT))))
+    environment = {
+      **dump.environment(self._folder / _SCHEDULES),
+      "PYTHONPATH": paths,
+      "JAX_PLATFORMS": "cpu",
+      tasks.PARENT: str(os.getpid()),
+    }
+    # -P: without the working folder, which may have a numpy.py.
+    command = [sys.executable, "-P", "-W", "ignore", "-m", __name__, str(self._folder)]
+    with open(self._folder / _LOG, "wb") as log:
+      self._process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment
+      )
+
+  def _end(self) -> None:
+    if self._process is not None:
+      self._process.kill()
+      self._process.communicate()
+      self._process = None
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+  """A new folder, in memory where that has room for it."""
+  has_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _LEAST_FREE
+  place = _MEMORY if has_memory else None
+  with tempfile.TemporaryDirectory(
+    prefix="tpugraphs-", dir=place, ignore_cleanup_errors=True
+  ) as name:
+    yield Path(name)
+
+
+def _size(folder: Path) -> int:
+  """Bytes of all files in a folder, some of which are deleted meanwhile."""
+  total = 0
+  for path in folder.rglob("*"):
+    with contextlib.suppress(OSError):
+      total += path.stat().st_size
+  return total
+
+
+def _bytecode(lowered: jax.stages.Lowered) -> bytes:
+  """The StableHLO of a lowered function, with its source lines."""
+  file = io.BytesIO()
+  module: Any = lowered.compiler_ir("stablehlo")
+  module.operation.write_bytecode(file)
+  return file.getvalue()
+
+
+def _compile(module: bytes, target: str, options: Mapping[str, Any]) -> tpu.TpuProgram:
+  """Compiles StableHLO in this process, as jax compiles what it has lowered."""
+  from jaxlib import _jax  # no public module of jax compiles StableHLO
+  from jaxlib.mlir import ir
+
+  device = tpu.devices(target)[0]
+  given = _jax.CompileOptions()
+  given.num_replicas = given.num_partitions = 1
+  given.device_assignment = _jax.DeviceAssignment.create(np.array([[device.id]]))
+  given.executable_build_options.use_spmd_partitioning = True
+  given.executable_build_options.use_shardy_partitioner = getattr(
+    jax.config, "jax_use_shardy_partitioner", True
+  )
+  given.env_option_overrides = list(options.items())
+  dump.clear()
+  with mlir.make_ir_context():
+    executable = device.client.compile(
+      ir.Module.parse(module), executable_devices=_jax.DeviceList((device,)), compile_options=given
+    )
+  return dataclasses.replace(tpu.program_of(executable), schedules=dump.take())
+
+
+def _end_with(parent: int, folder: Path) -> None:
+  """Ends this process, and deletes its folder, once the process that started it has ended."""
+  while os.getppid() == parent:
+    time.sleep(_SECONDS)
+  shutil.rmtree(folder, ignore_errors=True)
+  os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(folder: Path) -> None:
+  """Answers requests of the process that started this one: a line of JSON for each."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+  parent = int(os.environ.pop(tasks.PARENT))
+  threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
+  answers = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)  # what libraries print is no answer
+  for line in sys.stdin:
+    request, refusal = json.loads(line), ""
+    try:
+      module = (folder / _REQUEST).read_bytes()
+      program = _compile(module, request["target"], request["options"])
+      (folder / _ANSWER).write_bytes(pickle.dumps(program))
+    except jax.errors.JaxRuntimeError as error:
+      refusal = str(error)
+    print(json.dumps({"refusal": refusal}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+  main(Path(sys.argv[1]))

@@ -1,0 +1,426 @@
+"""What a compiled program costs on a TPU: its time, where the time goes, and its memory.
+
+The time comes from the final schedules of the program's kernels (`schedule`). Where the compiler
+wrote none, it comes from the cycles that the compiler estimates, and their times in measured
+programs (`times.json`).
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpugraphs_jax.hlo import module_graph, proto
+from tpugraphs_jax.tuning import moves, names, tpu, tpu_kernels
+from tpugraphs_jax.tuning.schedule import chips, program
+from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
+
+TIMES = Path(__file__).with_name("times.json")
+INTERVALS = Path(__file__).with_name("intervals.json")
+SCHEDULE, CYCLES = "schedule", "cycles"  # what a time comes from
+BETWEEN = "between kernels"
+_MOST_NAMED = 5
+_GIB = 2**30
+# Kinds of `tpu_kernels.Uncounted` whose time does not follow from the size of their results.
+_NEVER_SMALL = ("loop", "kernel", "custom-call")
+_SORT_PASSES = 100  # over the results of a sort, about log2(n)^2 / 2 of a bitonic one
+# Share of a program's bytes that the other instructions without an estimate may write.
+_SMALL_SHARE = 0.1
+# At least this share of a program's bytes comes from the memory of a device; the rest stays on the
+# chip: one of 828 measured programs took less time than 0.7 of its bytes at the peak.
+_MOVED_SHARE = 0.7
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """A TPU device as jax and its compiler see it.
+
+  Attributes:
+    flops: peak of bfloat16 operations a second.
+    bandwidth: bytes a second between the memory and the chip.
+    memory: bytes of memory that the compiler may plan, as its refusals say (libtpu 0.0.42.1).
+  """
+
+  flops: float
+  bandwidth: float
+  memory: int
+
+
+def _device(teraflops: float, gigabytes: float, gib: float, *, cores: int = 1) -> Device:
+  """A device of jax from the figures of a chip, each of whose `cores` is a device."""
+  return Device(1e12 * teraflops / cores, 1e9 * gigabytes / cores, round(gib * _GIB))
+
+
+# Peaks of a chip as in Google's pages on each generation (docs.cloud.google.com/tpu/docs), for v2
+# as in Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training Deep Neural Networks".
+DEVICES = {
+  "tpu:v2": _device(46, 700, 7.48, cores=2),
+  "tpu:v3": _device(123, 900, 15.48, cores=2),
+  "tpu:v4": _device(275, 1200, 15.25, cores=2),
+  "tpu:v5e": _device(197, 819, 15.75),
+  "tpu:v5p": _device(459, 2765, 95.74),
+  "tpu:v6e": _device(918, 1600, 31.25),
+  "tpu:7x": _device(2307, 7380, 94.75, cores=2),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+  """How long estimated cycles take on a generation, from programs measured on it.
+
+  Attributes:
+    product_ms: milliseconds of a million cycles in kernels with a convolution or a dot.
+    other_ms: milliseconds of a million cycles in other kernels.
+    low, high: the range of time / estimated time that nine of ten measured programs had.
+    programs: how many were measured, of `operations` operations.
+  """
+
+  product_ms: float
+  other_ms: float
+  low: float
+  high: float
+  programs: int
+  operations: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+  """How far times of schedules are from measured times on a generation.
+
+  Attributes:
+    low, high: the range of time / simulated time of nine of ten measured programs, each with
+      constants that were fitted without the source that it comes from.
+    programs: how many were measured.
+    sources: where they come from.
+    libtpu: versions of the compiler of the schedules, and of the measured programs.
+  """
+
+  low: float
+  high: float
+  programs: int
+  sources: Sequence[str]
+  libtpu: Mapping[str, str]
+
+
+@functools.cache
+def times() -> dict[str, Time]:
+  """The generations on which programs with estimated cycles were measured."""
+  return {target: Time(**row) for target, row in json.loads(TIMES.read_text()).items()}
+
+
+@functools.cache
+def intervals() -> dict[str, Interval]:
+  """The generations on which programs with schedules were measured."""
+  return {target: Interval(**row) for target, row in json.loads(INTERVALS.read_text()).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+  """All calls of a kernel in one run of a program.
+
+  Attributes:
+    name: of its HLO instruction.
+    operation: jax's name of it, such as `dot_general`.
+    scope: the modules around it, such as `CNN/Conv_1`.
+    where: its source line, `model.py:12`.
+    shape: of its result, `bf16[8,128]`.
+    calls: how often it runs; None where that is unknown.
+    milliseconds: of all calls; None where it has no time.
+    stall: the share of its time in which it waits for memory; None without a schedule.
+    bound: `products`, `vector work`, `memory` or `loop overhead`; empty without a schedule.
+    cycles: the compiler's estimate; None where it has none.
+    bytes_accessed: between the chip and the large memory: of a schedule what it moves.
+    move: what it moves, if it only changes a layout.
+    why: why it has no time.
+  """
+
+  name: str
+  operation: str = ""
+  scope: str = ""
+  where: str = ""
+  shape: str = ""
+  calls: float | None = None
+  milliseconds: float | None = None
+  stall: float | None = None
+  bound: str = ""
+  cycles: int | None = None
+  bytes_accessed: int = 0
+  move: moves.Move | None = None
+  why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What a function costs on one generation.
+
+  Attributes:
+    target: such as `tpu:v6e`.
+    milliseconds: estimated time; None where it cannot be told.
+    interval: milliseconds between which nine of ten measured programs with such an estimate lay;
+      None where none was measured.
+    basis: `schedule` or `cycles`: what the time comes from; empty without one.
+    cycles: the compiler's estimate for all kernels that have one; None if it refuses the function.
+    bytes_accessed: between the chip and the large memory of the device.
+    flops: floating-point operations.
+    memory: bytes that the compiler plans on the device.
+    fits: whether this memory fits on the device; None if that is unknown.
+    least_memory: of a program with a mesh, the bytes that each device needs at the least.
+    bound: what takes the largest part of the time, as of `Kernel`.
+    groups: milliseconds by what bounds kernels, and between kernels, the most first.
+    waits: the share of the time in which the program waits for memory; None without schedules.
+    kernels: the dearest first.
+    uncounted: operations for which the compiler estimates no cycles.
+    branches: conditionals whose branches all count, though one of them runs.
+    without_schedule: why the time comes from cycles although there are schedules.
+    why: why there is no time; empty where there is one.
+  """
+
+  target: str
+  milliseconds: float | None = None
+  interval: tuple[float, float] | None = None
+  basis: str = ""
+  cycles: int | None = None
+  bytes_accessed: int | None = None
+  flops: float | None = None
+  memory: tpu.Memory | None = None
+  fits: bool | None = None
+  least_memory: int | None = None
+  bound: str = ""
+  groups: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  waits: float | None = None
+  kernels: tuple[Kernel, ...] = ()
+  uncounted: tuple[tpu_kernels.Uncounted, ...] = ()
+  branches: int = 0
+  without_schedule: str = ""
+  why: str = ""
+
+  @property
+  def moves_ms(self) -> float:
+    """Milliseconds of kernels that only change a layout."""
+    return sum(each.milliseconds or 0.0 for each in self.kernels if each.move)
+
+
+def cost(compiled: tpu.TpuProgram, target: str) -> Row:
+  """What a compiled program costs on a target."""
+  module = proto.parse_module(compiled.module, where=f"program for {target}")
+  cycles = tpu_kernels.estimated_cycles(module)
+  row = Row(
+    target,
+    cycles=cycles.cycles,
+    bytes_accessed=cycles.work.bytes_accessed,
+    flops=cycles.work.flops,
+    memory=compiled.memory,
+    fits=compiled.memory.total <= DEVICES[target].memory,
+    uncounted=cycles.uncounted,
+  )
+  named = _Kernels(module, cycles)
+  if not compiled.schedules:
+    return _by_cycles(row, named, cycles)
+  row = _by_schedule(row, named, program.simulate(module, compiled.schedules, target))
+  if row.milliseconds is not None:
+    return row
+  loops = [each for each in cycles.uncounted if each.kind == "loop"]
+  if loops:
+    return dataclasses.replace(row, why=f"it has {listed(loops)}")
+  by_cycles = _by_cycles(row, named, cycles)
+  return row if by_cycles.why else dataclasses.replace(by_cycles, without_schedule=row.why)
+
+
+class _Kernels:
+  """The kernels of a module, with what the compiler says of them.
+
+  Attributes:
+    counted: those that the compiler tells of, by the name of the instruction.
+  """
+
+  def __init__(self, module: proto.HloModuleProto, cycles: tpu_kernels.Cycles):
+    self._module = module
+    self._computations = {each.id: each for each in module.computations}
+    self._nodes = {node.name: node for node in proto.instructions(module)}
+    self._moves = moves.moves(module)
+    self.counted: dict[str, Kernel] = {}
+    for kernel in cycles.by_kernel:
+      name = kernel.name
+      self.counted[name] = self.described(
+        name, cycles=kernel.cycles, bytes_accessed=kernel.bytes_accessed
+      )
+    for other in cycles.uncounted:  # also of kernels above that have tiles and no estimate
+      if other.kind != "loop":
+        name = other.origin.name
+        self.counted[name] = self.described(name, bytes_accessed=other.bytes_accessed)
+
+  def described(self, name: str, **numbers: Any) -> Kernel:
+    """A kernel with the names of its instruction; with a product, scope and line of the product."""
+    node = self._nodes.get(name)
+    if node is None:  # an instruction of the compiler's own
+      return Kernel(name, name, **numbers)
+    inside = (node, *tpu_kernels.fused(node, self._computations))
+    main = next((each for each in inside if each.opcode in tpu_kernels.PRODUCTS), node)
+    origin, own = (module_graph.origin(each, self._module) for each in (main, node))
+    parts = [names.operation(each.op_name) for each in (origin, own)]
+    operation = " + ".join(dict.fromkeys(filter(None, parts))) or node.name
+    return Kernel(
+      name,
+      operation,
+      names.scope(origin.op_name),
+      origin.where or own.where,
+      names.shape(node.shape),
+      move=self._moves.get(name),
+      **numbers,
+    )
+
+
+def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime) -> Row:
+  """A row with the simulated time of its program, or with the reason why there is none."""
+  to_ms = lambda cycles: 1e3 * cycles / chips.chips()[row.target].clock
+  kernels, groups = [], collections.Counter[str]()
+  for timed in simulated.kernels:
+    kernel = named.counted.get(timed.name) or named.described(timed.name)
+    kernels.append(
+      dataclasses.replace(
+        kernel,
+        calls=timed.calls,
+        milliseconds=None if timed.why else to_ms(timed.cycles),
+        stall=timed.stall / timed.cycles if timed.cycles else None,
+        bound=timed.bound,
+        bytes_accessed=kernel.bytes_accessed if timed.why else timed.hbm_bytes,
+        why=timed.why,
+      )
+    )
+    groups[timed.bound] += to_ms(timed.cycles)
+  groups[BETWEEN] += to_ms(simulated.between - simulated.copy_stall)
+  groups[MEMORY] += to_ms(simulated.copy_stall)
+  beside = (row.bytes_accessed or 0) - sum(each.bytes_accessed for each in named.counted.values())
+  row = dataclasses.replace(
+    row,
+    bytes_accessed=beside + sum(kernel.bytes_accessed for kernel in kernels),
+    kernels=_dearest(kernels),
+    branches=simulated.conditionals,
+    why=simulated.why,
+  )
+  if simulated.milliseconds is None:
+    return row
+  stall = sum(timed.stall for timed in simulated.kernels) + simulated.copy_stall
+  by_size = {name: ms for name, ms in groups.most_common() if name and ms > 0}
+  return dataclasses.replace(
+    row,
+    **_time(row, simulated.milliseconds, intervals().get(row.target)),
+    basis=SCHEDULE,
+    groups=by_size,
+    bound=next(iter(by_size), ""),
+    waits=stall / simulated.cycles if simulated.cycles else None,
+  )
+
+
+def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
+  """A row with the time of its program's estimated cycles, or with the reason why there is none."""
+  time = times().get(row.target)
+  flops, bytes_accessed = cycles.work
+  if found := unknown_work(cycles, bytes_accessed):
+    why = f"the compiler does not estimate {listed(found)}"
+  elif not cycles.cycles:
+    why = "the compiler estimates no cycles"
+  elif time is None:
+    least = float(least_ms(row.target, flops, bytes_accessed))
+    why = f"no program with estimates was measured on it; the peaks take {least:.3g} ms"
+  else:
+    why = ""
+  device = DEVICES[row.target]
+  is_memory = bytes_accessed / device.bandwidth > flops / device.flops
+  row = dataclasses.replace(row, bound=MEMORY if is_memory else PRODUCTS, why=row.why or why)
+  if why or time is None:
+    kernels = row.kernels or _dearest(named.counted.values())
+    return dataclasses.replace(row, kernels=kernels)
+  of_products, of_others = time.product_ms / 1e6, time.other_ms / 1e6
+  factors = {
+    kernel.name: of_products if kernel.has_product else of_others for kernel in cycles.by_kernel
+  }
+  timed = [
+    dataclasses.replace(kernel, milliseconds=kernel.cycles * factors[name])
+    if kernel.cycles is not None
+    else kernel
+    for name, kernel in named.counted.items()
+  ]
+  milliseconds = sum(kernel.milliseconds or 0.0 for kernel in timed)
+  return dataclasses.replace(
+    row,
+    **_time(row, milliseconds, time),
+    basis=CYCLES,
+    bytes_accessed=bytes_accessed,
+    kernels=_dearest(timed),
+    why="",
+  )
+
+
+def _time(row: Row, milliseconds: float, spread: Time | Interval | None) -> dict[str, Any]:
+  """Time and interval of a row, which are not below the peaks of the device."""
+  moved = 0 if isinstance(spread, Interval) or spread is None else row.bytes_accessed
+  least = float(least_ms(row.target, row.flops, moved))
+  milliseconds = max(milliseconds, least)
+  interval = spread and (max(spread.low * milliseconds, least), spread.high * milliseconds)
+  return {"milliseconds": milliseconds, "interval": interval}
+
+
+def _dearest(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+  """Kernels by their time, then by their cycles, the dearest first."""
+  return tuple(sorted(kernels, key=lambda each: (-(each.milliseconds or 0), -(each.cycles or 0))))
+
+
+def unknown_work(cycles: tpu_kernels.Cycles, bytes_accessed: float) -> list[tpu_kernels.Uncounted]:
+  """The instructions without an estimate that leave the time of a program unknown.
+
+  Loops of unknown length, custom calls and kernels without an estimate are never small. Gathers,
+  scatters, sorts and the like are, together, where they write few of the program's bytes.
+
+  Args:
+    cycles: of a program.
+    bytes_accessed: by the program.
+  """
+  written = sum(
+    each.size * (_SORT_PASSES if each.kind == "sort" else 1)
+    for each in cycles.uncounted
+    if each.kind not in _NEVER_SMALL
+  )
+  is_small = written <= _SMALL_SHARE * bytes_accessed
+  return [each for each in cycles.uncounted if each.kind in _NEVER_SMALL or not is_small]
+
+
+def least_ms(target: str, flops: Any, bytes_accessed: Any) -> Any:
+  """Milliseconds of floating-point operations and of bytes at the peaks of a device.
+
+  Args:
+    target: a key of `DEVICES`.
+    flops: one number, or an array of programs.
+    bytes_accessed: as `flops`; `_MOVED_SHARE` of them count.
+  """
+  device = DEVICES[target]
+  return 1e3 * np.maximum(flops / device.flops, _MOVED_SHARE * bytes_accessed / device.bandwidth)
+
+
+def listed(uncounted: Sequence[tpu_kernels.Uncounted]) -> str:
+  """Instructions by kind, jax's name and line, the commonest first."""
+  kinds = {"loop": "a loop of unknown length", "kernel": "a kernel"}
+  counts = collections.Counter(
+    " ".join(
+      filter(
+        None,
+        (
+          kinds.get(each.kind, each.kind),
+          each.target,
+          names.operation(each.origin.op_name) or each.origin.name,
+          each.origin.where,
+        ),
+      )
+    )
+    for each in uncounted
+  )
+  texts = [f"{count} x {name}" if count > 1 else name for name, count in counts.most_common()]
+  more = [f"{len(texts) - _MOST_NAMED} more"] if len(texts) > _MOST_NAMED else []
+  return ", ".join(texts[:_MOST_NAMED] + more)

@@ -1,0 +1,54 @@
+"""What the time of a schedule depends on beside its bundles, for each TPU generation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+CONSTANTS = Path(__file__).with_name("constants.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """A TPU core with its share of the memory.
+
+  Attributes:
+    clock: bundles a second.
+    bandwidth: peak of the HBM of one core, bytes a second.
+    share: of the peak that DMAs reach.
+    gap: bytes that the HBM could have moved in the time between two contiguous pieces of a DMA.
+    latency: cycles between the last byte of a DMA and its arrival.
+    start: cycles that the core needs to start a DMA.
+    vmem: bytes a cycle of DMAs that stay on the chip.
+    granule: bytes of the unit in which DMAs count.
+    slots: cycles after a branch whose bundles still run.
+    rows: that a matrix unit takes in a cycle.
+    nops_are_joined: as of `scalar.Schedule`.
+    source: where the constants come from.
+  """
+
+  clock: float
+  bandwidth: float
+  share: float
+  gap: float
+  latency: float
+  start: float
+  vmem: float
+  granule: int
+  slots: int
+  rows: float
+  nops_are_joined: bool
+  source: str
+
+  @property
+  def bytes_per_cycle(self) -> float:
+    """Bytes a cycle that DMAs move between HBM and the core."""
+    return self.share * self.bandwidth / self.clock
+
+
+@functools.cache
+def chips() -> dict[str, Chip]:
+  """All generations with constants, by target such as `tpu:v6e`."""
+  return {target: Chip(**row) for target, row in json.loads(CONSTANTS.read_text()).items()}

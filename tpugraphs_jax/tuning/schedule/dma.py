@@ -1,0 +1,131 @@
+"""DMAs that run beside a core: the queue of the HBM, flags, and waits for them.
+
+A DMA adds its granules to a flag when it has arrived. A wait lasts until the flag has a count; an
+addition of a negative count takes what was awaited.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tpugraphs_jax.tuning.schedule.bundles import Unreadable
+from tpugraphs_jax.tuning.schedule.chips import Chip
+from tpugraphs_jax.tuning.schedule.scalar import Unknown
+
+
+@dataclasses.dataclass
+class Flag:
+  """A counter that DMAs and the core add to.
+
+  Attributes:
+    count: granules so far.
+    arrivals: times and granules of DMAs that have not been counted yet.
+  """
+
+  count: int = 0
+  arrivals: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+
+  def settle(self, now: float) -> None:
+    """Counts what has arrived."""
+    if self.arrivals:
+      self.count += sum(size for time, size in self.arrivals if time <= now)
+      self.arrivals = [each for each in self.arrivals if each[0] > now]
+
+  def reaches(self, count: int) -> float | None:
+    """When the flag has a count, 0 if it has; None if never."""
+    total, time = self.count, 0.0
+    for time_of_arrival, size in sorted(self.arrivals):
+      if total >= count:
+        break
+      total, time = total + size, time_of_arrival
+    return time if total >= count else None
+
+
+class Dmas:
+  """The DMAs of a core: the HBM moves one after the other, in the order of their start.
+
+  Args:
+    chip: its constants.
+    busy: cycles for which the HBM moves what was started before.
+
+  Attributes:
+    hbm_bytes: bytes moved between HBM and the core.
+    chip_bytes: bytes moved on the chip.
+    count: DMAs.
+    last: when the last one has arrived.
+    flags: by address.
+  """
+
+  def __init__(self, chip: Chip, busy: float = 0.0):
+    self._chip = chip
+    self._free = busy
+    self.hbm_bytes = self.chip_bytes = self.count = 0
+    self.last = 0.0
+    self.flags: dict[int, Flag] = {}
+
+  def start(
+    self, spaces: tuple[str, str], now: float, size: Any, flag: Any, piece: Any = None
+  ) -> int:
+    """Starts a DMA; returns its bytes.
+
+    Args:
+      spaces: memories from and to which it moves.
+      now: cycle.
+      size: granules.
+      flag: address of its flag.
+      piece: granules that are contiguous in the HBM; unknown or None: all.
+    """
+    size, flag = known(size, "the size of a DMA"), known(flag, "the flag of a DMA")
+    chip, moved = self._chip, size * self._chip.granule
+    self.count += 1
+    times = spaces.count("hbm")
+    if times:
+      self.hbm_bytes += times * moved
+      pieces = size / piece if isinstance(piece, int) and 0 < piece < size else 1
+      lost = times * (moved + pieces * chip.gap)
+      self._free = max(now, self._free) + lost / chip.bytes_per_cycle
+      arrival = self._free + chip.latency
+    else:
+      self.chip_bytes += moved
+      arrival = now + moved / chip.vmem
+    self.last = max(self.last, arrival)
+    self.flags.setdefault(flag, Flag()).arrivals.append((arrival, size))
+    return moved
+
+  def wait(self, now: float, flag: Any, count: Any) -> float:
+    """Cycles until a flag has a count.
+
+    Raises:
+      Unreadable: nothing that was started makes it so.
+    """
+    count = known(count, "the count of a wait")
+    waiting = self.flags.get(known(flag, "the flag of a wait"), Flag())
+    time = waiting.reaches(count)
+    if time is None:
+      raise Unreadable("it waits for a DMA that nothing starts")
+    return max(0.0, time - now)
+
+  def add(self, now: float, flag: Any, count: Any) -> None:
+    """Adds to a flag; counts from 2**31 on are negative."""
+    count = known(count, "what is added to a flag")
+    changed = self.flags.setdefault(known(flag, "a flag"), Flag())
+    changed.settle(now)
+    changed.count += count - (1 << 32) if count >= 1 << 31 else count
+
+  @property
+  def busy_until(self) -> float:
+    """When the HBM has moved everything."""
+    return self._free
+
+
+def known(word: Any, what: str) -> int:
+  """The word.
+
+  Raises:
+    Unreadable: its value is unknown.
+  """
+  if word is None or word.__class__ is Unknown:
+    why = "it is missing" if word is None else word.why
+    raise Unreadable(f"{what} is unknown: {why}")
+  return int(word)

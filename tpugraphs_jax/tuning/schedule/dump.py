@@ -1,0 +1,59 @@
+"""Texts of final schedules, which libtpu writes into a folder when it compiles.
+
+libtpu reads its flags once, when it is loaded: a process that shall get schedules is started with
+the environment that `environment` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import os
+from pathlib import Path
+import re
+
+_ARGUMENTS = "LIBTPU_INIT_ARGS"
+_FOLDER = re.compile(r"--xla_jf_dump_to=(\S+)")
+_FILE = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
+_ANALYSIS = "-schedule-analysis_final_bundles.txt"  # a summary beside each schedule
+
+
+def environment(folder: Path) -> dict[str, str]:
+  """The environment of a process in which libtpu writes schedules.
+
+  Args:
+    folder: an empty folder of that process alone, on a fast file system, whose path has no space.
+
+  Returns:
+    The environment of this process and libtpu's flags.
+  """
+  flags = (
+    f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
+    "--xla_jf_dump_llo_pass_label_regex=final_bundles"
+  )
+  before = os.environ.get(_ARGUMENTS, "")
+  return {**os.environ, _ARGUMENTS: f"{_FOLDER.sub('', before)} {flags}".strip()}
+
+
+def clear() -> None:
+  """Deletes what libtpu wrote in the folder of this process."""
+  for path in _files():
+    path.unlink(missing_ok=True)
+
+
+def take() -> Mapping[str, str]:
+  """The schedules that libtpu wrote since the last call, by kernel; `TLP` is the program.
+
+  Deletes them. Empty in a process whose libtpu writes none.
+  """
+  schedules = {}
+  for path in sorted(_files()):
+    name = _FILE.fullmatch(path.name)
+    if name is not None and not path.name.endswith(_ANALYSIS):
+      schedules[name[1]] = path.read_text(errors="replace")
+    path.unlink(missing_ok=True)
+  return schedules
+
+
+def _files() -> list[Path]:
+  folder = _FOLDER.search(os.environ.get(_ARGUMENTS, ""))
+  return [path for path in Path(folder[1]).glob("*") if path.is_file()] if folder else []

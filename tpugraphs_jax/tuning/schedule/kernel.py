@@ -1,0 +1,184 @@
+"""The time of one kernel from its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from tpugraphs_jax.tuning.schedule import scalar
+from tpugraphs_jax.tuning.schedule.bundles import UNITS, Unreadable
+from tpugraphs_jax.tuning.schedule.chips import Chip
+from tpugraphs_jax.tuning.schedule.dma import Dmas, known
+
+PRODUCTS, VECTOR, MEMORY, OVERHEAD = "products", "vector work", "memory", "loop overhead"
+_SLOTS = (2, 4, 3)  # operations of each unit that a bundle has at most, of today's generations
+SCALAR = "<no memory space>"  # where operands are that a register itself holds
+_STALLED = 1 / 3  # share of waiting from which a kernel is bound by memory
+_BUSY = 0.2  # share of a unit's slots from which it bounds a kernel
+_POINTERS = 0x30000000  # addresses of arrays that nothing else has given an address
+_POINTER_BITS = 18
+_WORD = 4  # bytes
+_COMPUTED = scalar.Unknown("it depends on a word that was computed or read from an array")
+# Words of a DMA's descriptor in scalar memory (v2 and v3) and the bits that are read of them.
+_DESTINATION, _SOURCE, _SIZE, _FLAG = 1, 4, 6, 7
+_INNER_STRIDES = (3, 4)  # words of the strides of a general DMA, after those of its outer loop
+_SIZE_MASK, _FLAG_BITS, _HBM_BIT = 0xFFFFF, 0x1C00, 0x200
+_PIECES, _PIECE_MASK = (2, 5), 0xFFFF
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """What one call of a kernel takes.
+
+  Attributes:
+    cycles: from its first bundle to its last one.
+    stall: cycles in which it waits for DMAs.
+    hbm_bytes: moved between HBM and the chip.
+    vmem_bytes: moved on the chip by DMAs.
+    dmas: how many it starts.
+    bundles: how many are executed.
+    units: operations of the matrix, the vector and the load and store units that are executed.
+  """
+
+  cycles: float
+  stall: float
+  hbm_bytes: int
+  vmem_bytes: int
+  dmas: int
+  bundles: int
+  units: tuple[int, ...]
+
+  @property
+  def bound(self) -> str:
+    """What bounds the kernel: `products`, `vector work`, `memory` or `loop overhead`."""
+    if self.stall > _STALLED * self.cycles:
+      return MEMORY
+    shares = [count / slots / max(self.bundles, 1) for count, slots in zip(self.units, _SLOTS)]
+    busiest = max(range(len(UNITS)), key=shares.__getitem__)
+    if shares[busiest] < _BUSY:
+      return OVERHEAD
+    return PRODUCTS if busiest == 0 else VECTOR
+
+
+class KernelCore:
+  """A core that executes one kernel; see `scalar.Core`."""
+
+  def __init__(self, chip: Chip, arrays: Mapping[int, Sequence[int]], busy: float = 0.0):
+    self.memory = scalar.Memory(_COMPUTED)
+    self.dmas = Dmas(chip, busy)
+    self.stall = 0.0
+    self._chip, self._arrays = chip, arrays
+
+  def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
+    if code == "dma":
+      self._start_descriptor(now, arguments.get("descriptor"))
+      return self._chip.start
+    source, _, destination = code.removeprefix("dma.").partition("_to_")
+    spaces = ("hbm", "vmem") if code == "dma.general" else (source, destination)
+    size, flag = arguments.get("size_in_granules"), arguments.get("dst_syncflagno")
+    moved = self.dmas.start(spaces, now, size, flag, self._piece(arguments))
+    if destination == "smem":
+      self._fill(arguments.get(source), arguments.get("smem"), moved)
+    return self._chip.start
+
+  def _piece(self, arguments: Mapping[str, Any]) -> Any:
+    """Granules of a DMA between two jumps: the smaller stride is that of the packed side."""
+    descriptor = arguments.get("stridedescaddr")
+    if isinstance(descriptor, int):
+      strides = [self.memory[descriptor + place] for place in _INNER_STRIDES]
+    else:
+      strides = [arguments[name] for name in ("src_stride", "dst_stride") if name in arguments]
+    known_strides = [stride for stride in strides if isinstance(stride, int)]
+    return min(known_strides, default=None)
+
+  def _start_descriptor(self, now: float, descriptor: Any) -> None:
+    """Starts the DMA that scalar memory describes."""
+    start = known(descriptor, "the descriptor of a DMA")
+    word = lambda place: known(self.memory[start + place], "a word of a DMA's descriptor")
+    space = lambda place: "hbm" if word(place) & _HBM_BIT else "vmem"
+    spaces = space(_SOURCE), space(_DESTINATION)
+    size, flag = word(_SIZE) & _SIZE_MASK, word(_FLAG) & ~_FLAG_BITS
+    piece = min(word(place) & _PIECE_MASK for place in _PIECES)
+    self.dmas.start(spaces, now, size, flag, piece)
+
+  def _fill(self, source: Any, destination: Any, size: int) -> None:
+    """Copies words into scalar memory; words that are not known are removed from it."""
+    start = known(destination, "the address that a DMA writes in scalar memory")
+    words = () if isinstance(source, scalar.Unknown) else self._arrays.get(source, ())
+    for place in range(size // _WORD):
+      if place < len(words):
+        self.memory[start + place] = words[place]
+      else:
+        self.memory.pop(start + place, None)
+
+  def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
+    if code not in ("dma.done.wait", "vwait.ge"):
+      raise Unreadable(f"the operation {code[:40]} is not known")
+    waited = self.dmas.wait(now, flag, count)
+    self.stall += waited
+    return waited
+
+  def sync(self, code: str, now: float, flag: Any, count: Any) -> None:
+    if code == "vsyncadd":
+      self.dmas.add(now, flag, count)
+    elif code != "vsyncpa":  # a reset, which the schedule pairs with its waits
+      raise Unreadable(f"the operation {code[:40]} is not known")
+
+  def call(self, name: str, now: float, arguments: Mapping[str, Any]) -> float:
+    raise Unreadable("it calls another kernel")
+
+  def choose(self, unknown: scalar.Unknown, is_backward: bool) -> bool:
+    raise Unreadable(unknown.why)
+
+
+def simulate(
+  schedule: scalar.Schedule,
+  chip: Chip,
+  *,
+  registers: Mapping[str, Any] | None = None,
+  operands: Mapping[int, Sequence[int]] | None = None,
+  busy: float = 0.0,
+) -> Cost:
+  """The cost of one call of a kernel.
+
+  Args:
+    schedule: of the kernel.
+    chip: constants of its generation.
+    registers: words in registers where the call gives them.
+    operands: words of inputs that scalar memory needs, such as scalar prefetch, by index.
+    busy: cycles for which the HBM still moves what was started before the call.
+
+  Raises:
+    Unreadable: the kernel has no time; the message says why.
+  """
+  words = dict(registers or {})
+  arrays: dict[int, list[int]] = {}
+  for register, (name, space) in schedule.operands.items():
+    kind, _, index = name.partition(" ")
+    given = (operands or {}).get(int(index)) if kind == "input" else None
+    if space == SCALAR:
+      if given is not None and len(given) == 1:
+        words[register] = given[0] & 0xFFFFFFFF
+      elif register not in words:
+        words[register] = scalar.Unknown(f"the scalar operand {index} has no value")
+    elif given is not None or not isinstance(words.get(register), int):
+      address = _POINTERS + (len(arrays) + 1 << _POINTER_BITS)
+      words[register] = address
+      contents = [word & 0xFFFFFFFF for word in given or ()]
+      arrays[address] = arrays[address << 4 & 0xFFFFFFFF] = contents
+  core = KernelCore(chip, arrays, busy)
+  cycles, counts = scalar.run(schedule, core, schedule.registers(core.memory, words))
+  executed = [(count, block) for count, block in zip(counts, schedule.blocks) if count]
+  units = [
+    sum(count * block.units[unit] for count, block in executed) for unit in range(len(UNITS))
+  ]
+  return Cost(
+    cycles,
+    core.stall,
+    core.dmas.hbm_bytes,
+    core.dmas.chip_bytes,
+    core.dmas.count,
+    sum(count * block.bundles for count, block in executed),
+    tuple(units),
+  )

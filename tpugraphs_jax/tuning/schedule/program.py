@@ -1,0 +1,453 @@
+"""The time of a whole program from the schedules of its kernels.
+
+libtpu writes one more schedule, `TLP`: the code that calls the kernels. It is executed like a
+kernel, so that calls have their order, loops the number of their iterations, scalars their values,
+and copies that run beside the computation their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from tpugraphs_jax import columns
+from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.tuning.schedule import bundles, kernel, scalar
+from tpugraphs_jax.tuning.schedule.bundles import Unreadable
+from tpugraphs_jax.tuning.schedule.chips import Chip, chips
+from tpugraphs_jax.tuning.schedule.dma import Flag, known
+from tpugraphs_jax.tuning.schedule.kernel import Cost
+
+_BYTES = {kind.number: int(kind.bytes) for kind in columns.ELEMENT_TYPES}
+PROGRAM = "TLP"  # the name under which libtpu writes the program
+_RUNTIME = "<late-"  # calls that begin and end a program; they are not part of its time
+# Instructions that pass on the words of their operand.
+_SAME_WORDS = ("bitcast", "copy", "copy-start", "copy-done", "reshape", "convert")
+_SPARSE = b"sparse_core_config"
+_NAMED = 3  # kernels in a sentence
+_MOST_STEPS = 20  # of such instructions from a kernel to a constant
+# A word that the runtime writes: whether the program before has loaded an array for this one, as it
+# has where a program runs again and again.
+_RUNTIME_WORD = scalar.Unknown("it depends on a word of the runtime", guess=1)
+_DATA = scalar.Unknown("it depends on data")
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelTime:
+  """All calls of a kernel in one run of a program.
+
+  Attributes:
+    name: of its HLO instruction.
+    calls: how often it runs.
+    cycles, stall, hbm_bytes, vmem_bytes, bundles: sums over all calls, as of `kernel.Cost`.
+    units: executed operations of the matrix, vector, and load and store units, of all calls.
+    bound: `products`, `vector work`, `memory` or `loop overhead`, of its longest call.
+    twin: the kernel whose schedule it shares; empty if it has its own.
+    why: why it has no time; empty if it has one.
+  """
+
+  name: str
+  calls: int = 0
+  cycles: float = 0.0
+  stall: float = 0.0
+  hbm_bytes: int = 0
+  vmem_bytes: int = 0
+  bundles: int = 0
+  units: tuple[int, ...] = (0, 0, 0)
+  bound: str = ""
+  twin: str = ""
+  why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramTime:
+  """The simulated time of a program.
+
+  Attributes:
+    milliseconds: of one run; None if it cannot be told.
+    why: why there is no time; empty if there is one.
+    cycles: of one run, without the parts that have no time.
+    between: cycles outside of kernels: calls, and waits for copies that run beside them.
+    copy_stall: cycles of `between` that wait for such copies.
+    kernels: the longest first.
+    conditionals: how many branches depend on data; all their sides are counted.
+  """
+
+  milliseconds: float | None
+  why: str
+  cycles: float
+  between: float
+  copy_stall: float
+  kernels: tuple[KernelTime, ...]
+  conditionals: int
+
+
+def simulate(
+  module: proto.HloModuleProto,
+  schedules: Mapping[str, str],
+  target: str,
+  *,
+  arguments: Mapping[int, np.ndarray] | None = None,
+  operands: Mapping[str, Mapping[int, np.ndarray]] | None = None,
+  chip: Chip | None = None,
+) -> ProgramTime:
+  """The time of a compiled program; it never raises for what the schedules contain.
+
+      folder = tempfile.mkdtemp()            # of a child process that compiles
+      environ = dump.environment(folder)     # with this environment
+      compiled = tpu.compile_function(...)   # in the child
+      module = proto.parse_module(compiled.module, where="program")
+      time = program.simulate(module, compiled.schedules, "tpu:v6e")
+      time.milliseconds or time.why
+      {instruction.name: instruction for instruction in proto.instructions(module)}  # of kernels
+
+  Args:
+    module: after all optimisations.
+    schedules: texts by kernel, as `tpu.TpuProgram.schedules` has them.
+    target: such as `tpu:v6e`.
+    arguments: values of the program's parameters where they are known, by number: integers that
+      kernels read as scalars, such as the group sizes of a ragged product.
+    operands: values of inputs of kernels, by the name of the kernel's instruction and the index
+      of the operand, for those that the program computes.
+    chip: constants in the place of those of the target.
+  """
+  return Program(module, schedules, target, arguments=arguments, operands=operands).time(chip)
+
+
+class Program:
+  """A compiled program whose schedules are read once; arguments as of `simulate`."""
+
+  def __init__(
+    self,
+    module: proto.HloModuleProto,
+    schedules: Mapping[str, str],
+    target: str,
+    *,
+    arguments: Mapping[int, np.ndarray] | None = None,
+    operands: Mapping[str, Mapping[int, np.ndarray]] | None = None,
+  ):
+    self.instructions = _Instructions(module, arguments or {}, operands or {})
+    self._schedules, self._chip = schedules, chips()[target]
+    self._linked: dict[str, scalar.Schedule | Unreadable] = {}
+
+  def time(self, chip: Chip | None = None) -> ProgramTime:
+    """The time of one run, with the constants of the target or others of the same generation."""
+    run = _Run(self, chip or self._chip)
+    why = ""
+    try:
+      cycles = run.execute()
+    except Unreadable as error:
+      cycles, why = run.cycles_of_kernels, f"the program has no time: {error}"
+    rows = sorted(run.rows.values(), key=lambda row: -row.cycles)
+    missing = [row for row in rows if row.why]
+    if not why and missing:
+      named = ", ".join(f"{row.name}: {row.why}" for row in missing[:_NAMED])
+      more = f", and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+      why = f"{len(missing)} kernels have no time: {named}{more}"
+    milliseconds = None if why else 1e3 * cycles / (chip or self._chip).clock
+    between = cycles - run.cycles_of_kernels
+    return ProgramTime(
+      milliseconds, why, cycles, between, run.copy_stall, tuple(rows), run.conditionals
+    )
+
+  def linked(self, name: str) -> scalar.Schedule:
+    """The schedule of a kernel, or of the program itself.
+
+    Raises:
+      Unreadable: there is none, or it cannot be read.
+    """
+    if name not in self._linked:
+      first = 0 if name == PROGRAM else self.linked(PROGRAM).allocations
+      try:
+        if name not in self._schedules:
+          raise Unreadable("the compiler wrote no schedule of the program")
+        self._linked[name] = scalar.Schedule(
+          bundles.parse(self._schedules[name]),
+          slots=self._chip.slots,
+          nops_are_joined=self._chip.nops_are_joined,
+          rows=self._chip.rows,
+          first_allocation=first,
+        )
+      except Unreadable as error:
+        self._linked[name] = error
+    found = self._linked[name]
+    if isinstance(found, Unreadable):
+      raise found
+    return found
+
+  def source(self, name: str) -> str:
+    """The kernel whose schedule is that of a kernel.
+
+    Raises:
+      Unreadable: there is none.
+    """
+    return name if name in self._schedules else self.instructions.twin(name, self._schedules)
+
+
+@dataclasses.dataclass
+class _Copy:
+  """A DMA that the program starts; its bytes move when no kernel uses the HBM."""
+
+  flag: int
+  size: int
+  left: float  # bytes
+
+
+class _Run:
+  """One execution of a program; also the core of `scalar.Core` that executes it."""
+
+  def __init__(self, program: Program, chip: Chip):
+    self.memory = scalar.Memory(_RUNTIME_WORD)
+    self.rows: dict[str, KernelTime] = {}
+    self.conditionals = 0
+    self.copy_stall = 0.0
+    self._program, self._chip = program, chip
+    self._costs: dict[tuple, Cost] = {}
+    self._flags: dict[int, Flag] = {}
+    self._copies: list[_Copy] = []
+    self._moved_until = 0.0
+
+  @property
+  def cycles_of_kernels(self) -> float:
+    return sum(row.cycles for row in self.rows.values())
+
+  def execute(self) -> float:
+    """The cycles of the program."""
+    chip, schedule = self._chip, self._program.linked(PROGRAM)
+    cycles, _ = scalar.run(schedule, self, schedule.registers(self.memory, {}))
+    if not self.rows:
+      raise Unreadable("its schedule calls no kernel")
+    for name, moved in self._program.instructions.sparse.items():
+      time = moved / chip.bytes_per_cycle
+      cycles += time
+      self.rows[name] = KernelTime(name, 1, time, time, moved, bound=kernel.MEMORY)
+    return cycles
+
+  def call(self, name: str, now: float, arguments: Mapping[str, Any]) -> float:
+    if name.startswith(_RUNTIME):
+      return 0.0
+    row = self.rows.get(name) or KernelTime(name)
+    try:
+      twin, cost = self._cost(name, arguments)
+    except Unreadable as error:
+      self.rows[name] = dataclasses.replace(row, calls=row.calls + 1, why=str(error))
+      return 0.0
+    self.rows[name] = _with(row, cost, "" if twin == name else twin)
+    rate = self._chip.bytes_per_cycle
+    self._move(now + cost.cycles, max(0.0, cost.cycles - cost.hbm_bytes / rate) * rate)
+    return cost.cycles
+
+  def _cost(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, Cost]:
+    """The kernel whose schedule is executed, and what a call takes."""
+    source = self._program.source(name)
+    schedule, instructions = self._program.linked(source), self._program.instructions
+    words = {}
+    for register in schedule.read_operands & arguments.keys():
+      word = arguments[register]
+      if not isinstance(word, scalar.Unknown):
+        words[register] = word
+      elif instructions.is_of_xla(name) and schedule.operands[register][1] == kernel.SCALAR:
+        words[register] = 0
+    contents = instructions.contents(name)
+    key = (source, tuple(sorted(words.items())), name if contents else "")
+    if key not in self._costs:
+      self._costs[key] = kernel.simulate(schedule, self._chip, registers=words, operands=contents)
+    return source, self._costs[key]
+
+  def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
+    self._move(now)
+    flag = known(arguments.get("dst_syncflagno"), "the flag of a copy")
+    size = known(arguments.get("size_in_granules"), "the size of a copy")
+    source, _, destination = code.removeprefix("dma.").partition("_to_")
+    moved = size * self._chip.granule
+    times = (source, destination).count("hbm")
+    if destination == "smem":
+      start = known(arguments.get("smem"), "the address that a copy writes in scalar memory")
+      self.memory.update(dict.fromkeys(range(start, start + moved // 4), _DATA))
+    if times:
+      self._copies.append(_Copy(flag, size, times * moved))
+    else:
+      self._flag(flag).arrivals.append((now + moved / self._chip.vmem, size))
+    return self._chip.start
+
+  def _move(self, now: float, free: float | None = None) -> None:
+    """Moves the bytes of copies until now.
+
+    Args:
+      now: cycle.
+      free: bytes that the HBM can move beside kernels; None: all that its bandwidth allows.
+    """
+    if free is None:
+      free = max(0.0, now - self._moved_until) * self._chip.bytes_per_cycle
+    self._moved_until = max(self._moved_until, now)
+    while self._copies and free >= self._copies[0].left:
+      copy = self._copies.pop(0)
+      free -= copy.left
+      self._flag(copy.flag).arrivals.append((now, copy.size))
+    if self._copies:
+      self._copies[0].left -= free
+
+  def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
+    self._move(now)
+    waiting, count = self._flag(known(flag, "the flag of a wait")), known(count, "a count")
+    waited = 0.0
+    while waiting.reaches(count) is None and self._copies:
+      waited += self._copies[0].left / self._chip.bytes_per_cycle
+      self._move(now + waited, self._copies[0].left)
+    arrival = waiting.reaches(count)
+    if arrival is None and self._program.instructions.sparse:
+      waiting.count = count  # of a SparseCore, which has no schedule
+      return 0.0
+    if arrival is None:
+      raise Unreadable("the program waits for a copy that nothing starts")
+    waited = max(waited + self._chip.latency if waited else 0.0, arrival - now)
+    self.copy_stall += waited
+    return waited
+
+  def sync(self, code: str, now: float, flag: Any, count: Any) -> None:
+    if code == "vsyncadd":
+      count = known(count, "what is added to a flag")
+      changed = self._flag(known(flag, "a flag"))
+      changed.settle(now)
+      changed.count += count - (1 << 32) if count >= 1 << 31 else count
+
+  def _flag(self, address: int) -> Flag:
+    return self._flags.setdefault(address, Flag())
+
+  def choose(self, unknown: scalar.Unknown, is_backward: bool) -> bool:
+    """Runs all sides of what depends on data, one after the other."""
+    if is_backward:
+      raise Unreadable(f"the number of iterations of a loop is unknown, {unknown.why}")
+    if unknown is not _RUNTIME_WORD and unknown.guess is None:
+      self.conditionals += 1
+    return False
+
+
+def _with(row: KernelTime, cost: Cost, twin: str) -> KernelTime:
+  """A row with one more call."""
+  return dataclasses.replace(
+    row,
+    calls=row.calls + 1,
+    cycles=row.cycles + cost.cycles,
+    stall=row.stall + cost.stall,
+    hbm_bytes=row.hbm_bytes + cost.hbm_bytes,
+    vmem_bytes=row.vmem_bytes + cost.vmem_bytes,
+    bundles=row.bundles + cost.bundles,
+    units=tuple(map(sum, zip(row.units, cost.units))),
+    bound=row.bound or cost.bound,
+    twin=twin,
+  )
+
+
+class _Instructions:
+  """The instructions of a module that kernels are made of, by name."""
+
+  def __init__(
+    self,
+    module: proto.HloModuleProto,
+    arguments: Mapping[int, np.ndarray],
+    operands: Mapping[str, Mapping[int, np.ndarray]],
+  ):
+    self._by_name = {node.name: node for node in proto.instructions(module)}
+    self._by_id = {node.id: node for node in proto.instructions(module)}
+    self._callees = {computation.id: computation for computation in module.computations}
+    self._entry = {
+      node.id
+      for computation in module.computations
+      if computation.id == module.entry_computation_id
+      for node in computation.instructions
+    }
+    self._arguments, self._operands = arguments, operands
+    # Bytes of the arrays that a SparseCore reads and writes, by the instruction that starts it.
+    self.sparse = {
+      node.name: sum(map(_size, self._inputs(node))) * 2
+      for node in proto.instructions(module)
+      if node.opcode == "async-start" and _SPARSE in node.backend_config
+    }
+    self._contents: dict[str, dict[int, Sequence[int]]] = {}
+
+  def _inputs(self, node: proto.HloInstructionProto) -> list[proto.ShapeProto]:
+    return [self._by_id[operand].shape for operand in node.operand_ids if operand in self._by_id]
+
+  def is_of_xla(self, name: str) -> bool:
+    """Whether XLA made a kernel: a scalar that data decides is then the offset of a slice.
+
+    The offset moves the windows of the kernel and not their number; it is taken as 0.
+    """
+    node = self._by_name.get(name)
+    return node is not None and node.opcode != "custom-call"
+
+  def twin(self, name: str, schedules: Mapping[str, str]) -> str:
+    """The kernel with a schedule that is equal to one without: libtpu writes it once.
+
+    Raises:
+      Unreadable: there is none.
+    """
+    node = self._by_name.get(name)
+    if node is None:
+      raise Unreadable("the compiler wrote no schedule of it")
+    form = self._form(node)
+    for other in schedules:
+      if other in self._by_name and self._form(self._by_name[other]) == form:
+        return other
+    raise Unreadable(f"the compiler wrote no schedule of this {node.opcode}")
+
+  def _form(self, node: proto.HloInstructionProto) -> tuple:
+    """What two equal kernels have in common."""
+    shapes = [
+      shape.SerializeToString(deterministic=True) for shape in (node.shape, *self._inputs(node))
+    ]
+    inside = [
+      inner.opcode
+      for callee in node.called_computation_ids
+      if callee in self._callees
+      for inner in self._callees[callee].instructions
+    ]
+    return node.opcode, node.custom_call_target, *shapes, *inside
+
+  def contents(self, name: str) -> Mapping[int, Sequence[int]]:
+    """Words of the integer inputs of a kernel whose values are known, by index."""
+    if name not in self._contents:
+      node, found = self._by_name.get(name), {}
+      for index, operand in enumerate(node.operand_ids if node is not None else ()):
+        words = self._words(operand)
+        if words is not None:
+          found[index] = words
+      for index, values in self._operands.get(name, {}).items():
+        found[index] = _integers(values) or ()
+      self._contents[name] = found
+    return self._contents[name]
+
+  def _words(self, operand: int) -> Sequence[int] | None:
+    for _ in range(_MOST_STEPS):
+      node = self._by_id.get(operand)
+      if node is None:
+        return None
+      if node.opcode == "constant":
+        return list(node.literal.s32s) or None
+      if node.opcode == "parameter" and operand in self._entry:
+        return _integers(self._arguments.get(node.parameter_number))
+      if node.opcode not in _SAME_WORDS or not node.operand_ids:
+        return None
+      operand = node.operand_ids[0]
+    return None
+
+
+def _size(shape: proto.ShapeProto) -> int:
+  """Bytes of an array or of the arrays of a tuple."""
+  return sum(
+    math.prod(array.dimensions) * (_BYTES.get(array.element_type) or 1)
+    for array in proto.arrays(shape)
+  )
+
+
+def _integers(values: Any) -> Sequence[int] | None:
+  """Words of an integer array in its order; None of other arrays."""
+  array = np.asarray(values) if values is not None else None
+  if array is None or array.dtype.kind not in "iub":
+    return None
+  return [int(value) for value in array.reshape(-1)]
