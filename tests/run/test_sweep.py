@@ -272,7 +272,7 @@ def test_fields_go_to_every_run_and_what_follows_the_dashes_to_beam():
   args = sweep._parse([*ARGUMENTS, "--config.train.epochs=2", "--synthetic", "--", "--runner=X"])
   assert (args.fields, args.beam) == (["--config.train.epochs=2"], ["--runner=X"])
   command = sweep._command_of(args, "tile.py:ci")
-  assert command[0] == sys.executable and "run.tile()" in command[command.index("-c") + 1]
+  assert command[0] == sys.executable and "run.tile()" in command[3]
   assert command[-2:] == ["--synthetic", "--config.train.epochs=2"]
 
 
@@ -282,8 +282,7 @@ def test_the_command_of_a_run_ends_with_its_sweep_and_carries_out_the_config(mon
   monkeypatch.setattr("tpugraphs_jax.run.layout", lambda: done.append(list(sys.argv)))
   monkeypatch.setattr(sys, "argv", ["-c", "--config=x"])
   value = "layout.py:xla-random,ci"
-  command = sweep._command_of(sweep._parse([f"--config={value}", "--out=o"]), value)
-  exec(command[command.index("-c") + 1], {})
+  exec(sweep._command_of(sweep._parse([f"--config={value}", "--out=o"]), value)[3], {})
   assert done == ["watched", ["run_layout.py", "--config=x"]]
 
 

@@ -503,7 +503,9 @@ def read(folder: Path) -> Run:
     trust.check(manifest, trust.Record(config=trust.Record(model=trust.Record(name=str))), "it")
     trust.check(manifest, _ABOUT, "it")
     trust.check(manifest["config"], _CONFIG, "config")
-    config = traverse_util.flatten_dict(manifest["config"], sep=".")
+    flat = traverse_util.flatten_dict(manifest["config"], sep=".")
+    shown = lambda value: console.printable(value) if isinstance(value, str) else value
+    config: dict[str, Any] = {name: shown(value) for name, value in flat.items()}
   seed = config.pop("seed", 0)
   data_root, path = config.pop("data_root", ""), folder / "summary.json"
   fold, is_divided = config.pop("data.fold", 0), bool(config.get("data.folds", 0))
