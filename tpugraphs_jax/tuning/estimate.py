@@ -18,7 +18,7 @@ import tqdm
 
 import tpugraphs_jax
 from tpugraphs_jax.infra import console, keywords
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import calls, choosing, compiler, costs, programs, tpu
 from tpugraphs_jax.tuning.costs import DEVICES, Row
 from tpugraphs_jax.tuning.schedule import chips
