@@ -60,10 +60,11 @@ from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import ranker
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.segments.batches import SegmentSlate
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log, training
-from tpugraphs_jax.train.experiment import Experiment
+from tpugraphs_jax.train.loading import data_of, fit
 
 Figures = dict[str, Any]
 _SECONDS = 580  # of all parts
@@ -207,7 +208,7 @@ def sage(small: bool) -> Step:
   """GraphSAGE 128 x 3, one program."""
   size = dict(nodes=500, config_nodes=25, configs=8)
   size = size if small else dict(nodes=10_000, config_nodes=500, configs=64)
-  network = _experiment("xla-random,full", {"model.hidden_dim": 128}).ranker.family.network
+  network = _ranker("xla-random,full", model__hidden_dim=128).family.network
   return _beside_plain(network, workloads.layout_batch(graphs=1, hops=network.hops, **size))
 
 
@@ -216,7 +217,7 @@ def res_model(small: bool) -> Step:
   size = dict(graphs=2, nodes=500, config_nodes=25, configs=8, keep_nodes=400)
   if not small:
     size = dict(graphs=8, nodes=6_000, config_nodes=250, configs=16, keep_nodes=5_000)
-  network = _experiment("xla-random,official").ranker.family.network
+  network = _ranker("xla-random,official").family.network
   return _beside_plain(network, workloads.layout_batch(hops=network.hops, **size))
 
 
@@ -235,15 +236,14 @@ def tables(small: bool) -> Step:
 def gst_ed(small: bool) -> Step:
   """Graph Segment Training: the segment that gets gradients, of one program."""
   nodes, configs = (2_000, 8) if small else (20_000, 64)
-  experiment = _experiment("xla-random,gst_ed")
-  program = _program(nodes, configs)
-  experiment.fit_transforms([program])
-  prepared = experiment.ranker.prepare(program)
+  ranker, program = _ranker("xla-random,gst_ed"), _program(nodes, configs)
+  fit(ranker, data_of(ranker.config), [program])
+  prepared = ranker.prepare(program)
   slate = SegmentSlate(
     prepared, np.arange(configs), np.arange(configs, dtype=np.float32), 0, np.zeros(1, np.int64)
   )
-  batch = experiment.ranker.family.assemble([slate], _budget([prepared]), graphs=1, configs=configs)
-  return _beside_plain(experiment.ranker.family.network.model, batch.fresh)
+  batch = ranker.family.assemble([slate], _budget([prepared]), graphs=1, configs=configs)
+  return _beside_plain(ranker.family.network.model, batch.fresh)
 
 
 def _beside_plain(network: Any, batch: Any) -> Step:
@@ -259,29 +259,29 @@ def _beside_plain(network: Any, batch: Any) -> Step:
 
 def _beside_copies(variant: str, graphs: int, nodes: int, configs: int) -> Step:
   """A network beside itself on batches in which every configuration has a graph of its own."""
-  experiment, target = _experiment(variant), np.arange(configs, dtype=np.float32)
+  ranker, target = _ranker(variant), np.arange(configs, dtype=np.float32)
   programs = [_program(nodes, configs, seed) for seed in range(graphs)]
-  experiment.fit_transforms(programs)
+  fit(ranker, data_of(ranker.config), programs)
   slates = [
     Slate(graph, np.arange(configs), target, number)
-    for number, graph in enumerate(experiment.prepare(programs))
+    for number, graph in enumerate(map(ranker.prepare, programs))
   ]
   copies = [
     Slate(slate.graph, slate.config_ids[[c]], target[[c]], slate.graph_id)
     for slate in slates
     for c in range(configs)
   ]
-  network = experiment.ranker.family.network
+  network = ranker.family.network
   apply = lambda params, batch: network.apply({"params": params}, batch).reshape(graphs, configs)
-  assemble = lambda slates, configs: experiment.ranker.family.assemble(
+  assemble = lambda slates, configs: ranker.family.assemble(
     slates, _budget([each.graph for each in slates]), graphs=len(slates), configs=configs
   )
   batch = assemble(slates, configs)
   return Step(network, (apply, batch), (apply, assemble(copies, 1)), batch.target)
 
 
-def _experiment(variant: str, changes: Mapping[str, Any] = {}) -> Experiment:
-  return Experiment.of(configs.load(f"layout.py:{variant}").replace(**changes))
+def _ranker(variant: str, **changes: Any) -> Ranker:
+  return Ranker(configs.load(f"layout.py:{variant}").replace(**changes))
 
 
 def _program(nodes: int, configs: int, seed: int = 0) -> Any:

@@ -24,7 +24,7 @@ from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tile import LateJoin
 from tpugraphs_jax.train import training
-from tpugraphs_jax.train.step import TrainState
+from tpugraphs_jax.train.step import make_train_step, TrainState
 
 STEPS = ("train", "score")
 # Methods of networks that are scored in two parts.
@@ -86,16 +86,25 @@ def _step(
   family = ranker.family
   graphs = [ranker.prepare(graph)] * config.batch.graphs
   targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
-  plan = training.plan_of(config, family, graphs, targets, epochs=1)
-  batch = training.first_batch(config, family, plan)
+  plan = training.plan_batches(family, graphs, targets, epochs=1)
+  sizes = dict(graphs=plan.slates_per_device, configs=config.batch.configs)
+  batch = family.assemble(plan.slates(0, 0), plan.budget(0), **sizes)
   params = jax.eval_shape(family.network.init, jax.random.key(0), batch)["params"]
   if step == "score":
     mapped = network_step(family.network, method=_ENCODERS.get(type(family)), devices=devices)
     return mapped, [params, batch.fresh if isinstance(family, Segments) else batch]
   if isinstance(family, Segments):
     batch = _with_stale(ranker, params, batch, graphs[0])
-  optimizer = family.optimizer(config.optimizer.create(1000))
-  mapped = training.step_of(config, family.network, optimizer, devices=devices)
+  optimizer = training.optimizer_of(family, config.optimizer, 1000)
+  mapped = make_train_step(
+    family.network,
+    optimizer,
+    config.loss,
+    seed=config.seed,
+    config_chunk=config.batch.config_chunk,
+    clip_lookups=config.optimizer.clip_norm_per_variable > 0,
+    devices=devices,
+  )
   state = jax.eval_shape(
     lambda: TrainState.create(
       jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer

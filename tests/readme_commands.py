@@ -33,6 +33,7 @@ _ONLY_HELP = (
   "tpugraphs_jax.data.download",
   "tpugraphs_jax.collect",
   "tpugraphs_jax.estimate",
+  "tpugraphs_jax.tune_tiles",
   "tpugraphs_jax.sweep",
   "out/folds",  # which a sweep makes
   "benchmarks/",
@@ -46,6 +47,7 @@ _PYTHON_ELSEWHERE = {
   "README.md",
   "docs/estimate.md",
   "docs/own_programs.md",
+  "docs/tiles.md",
   "docs/training_loop.md",
   "docs/tune.md",
 }

@@ -7,9 +7,9 @@ import pytest
 
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log
-from tpugraphs_jax.train.experiment import Experiment
 
 TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
@@ -33,7 +33,7 @@ COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 )
 def test_every_variant_makes_a_job(kind, variant, tmp_path):
   config = configs.load(f"{kind}.py:{variant}")
-  ranker = Experiment.of(config).ranker
+  ranker = Ranker(config)
   if kind == "tile":
     assert ranker.collection.name == "tile:xla"
     name = variant.split(",")[0]
@@ -45,7 +45,7 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
   # The config in a working folder makes the same model again.
   log.write_manifest(tmp_path, config.to_dict())
   saved = Config.from_dict(model_file.config_of(tmp_path))
-  assert saved == config and Experiment.of(saved).ranker.family.network == ranker.family.network
+  assert saved == config and Ranker(saved).family.network == ranker.family.network
 
 
 @pytest.mark.parametrize(

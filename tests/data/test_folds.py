@@ -211,14 +211,14 @@ def test_kept_folds_are_read_again_and_those_of_changed_files_are_refused(tmp_pa
   root, run = tmp_path / "npz", tmp_path / "run"
   write_cohorts(root, LAYOUT, [1, 1, 1])
   division = folds.divide(root, [LAYOUT], 3)
-  division.keep(run, 2)
-  division.keep(run, 2)  # a resumed run
+  division.write(run / folds.FILE, 2)
+  division.check(run / folds.FILE, 2)  # in a resumed run
   assert folds.read(run / folds.FILE) == (division, 2)
   with pytest.raises(ValueError, match="other folds"):
-    division.keep(run, 1)
+    division.check(run / folds.FILE, 1)
   write(root, LAYOUT, "train", "new", structure=7)
   with pytest.raises(ValueError, match="other folds"):
-    folds.divide(root, [LAYOUT], 3).keep(run, 2)
+    folds.divide(root, [LAYOUT], 3).check(run / folds.FILE, 2)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from tpugraphs_jax.rankers.config import (
   TileDataOptions,
 )
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.train.experiment import Experiment
 
 NETWORKS = [(kind, name) for kind, networks in base.MODELS.items() for name in networks]
 DEFAULTS = {
@@ -129,7 +128,7 @@ def check_field(config, name, default, limits):
   """Values at the edges are accepted alike by the section, from `config.json` and a model file."""
   inside, beyond = edges(default, limits)
   for value in [*inside, *beyond]:
-    given = refusal(lambda: Experiment.of(config.replace(**{name: value})))
+    given = refusal(lambda: Ranker(config.replace(**{name: value})))
     sent = json.loads(json.dumps(config.to_dict()))
     *sections, field = name.split(".")
     part = sent

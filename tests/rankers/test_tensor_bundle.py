@@ -158,6 +158,16 @@ def test_blocks_without_end_or_entries_are_refused(tmp_path):
   refuse(tmp_path, "a block has no entries")
 
 
+def test_a_block_that_comes_twice_is_refused(tmp_path):
+  block = saved_models.block([(b"", header()), (key(0), entry(ONE, 0))], 1)
+  handle = b"\0" + saved_models.varint(len(block) - 5)
+  index = saved_models.block([(b"w", handle), (b"x", handle)], 1)
+  places = b"\0\0" + saved_models.varint(len(block)) + saved_models.varint(len(index) - 5)
+  magic = struct.pack("<Q", saved_models.MAGIC)
+  saved_models.write_files(tmp_path, block + index + places.ljust(40, b"\0") + magic, ONE.tobytes())
+  refuse(tmp_path, "its keys are not sorted")
+
+
 def test_files_that_are_missing_too_large_or_no_files_are_refused(tmp_path):
   refuse(tmp_path, "no such file", FileNotFoundError)
   saved_models.write(tmp_path, [ONE])

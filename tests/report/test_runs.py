@@ -4,19 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from run_folders import (
-  MEASURED_HERE,
-  move,
-  NAMES,
-  several_runs,
-  write_fold,
-  write_run,
-  write_scores,
-  write_synthetic,
-)
+from run_folders import MEASURED_HERE, NAMES, several_runs, write_fold, write_run, write_scores
 from scipy import stats
 
-from tpugraphs_jax import metrics, synthetic
+from tpugraphs_jax import metrics
 from tpugraphs_jax.data import folds
 from tpugraphs_jax.datasets import SYNTHETIC, UNKNOWN
 from tpugraphs_jax.report import runs
@@ -73,29 +64,6 @@ def test_the_compilers_own_choice_is_known_of_collected_programs(
   if is_known:
     expected = np.mean([graph.runtime_ns[0] / graph.runtime_ns.min() - 1 for graph in run.judged])
     assert run.references[runs.DEFAULT]["slowdown1_mean"] == pytest.approx(expected)
-
-
-def test_the_ceiling_is_judged_like_a_model(tmp_path):
-  run = runs.read(write_synthetic(tmp_path))
-  for graph in run.judged:
-    np.testing.assert_allclose(graph.ceiling_ns, graph.runtime_ns, rtol=0.05)
-  perfect = dataclasses.replace(
-    run, judged=tuple(dataclasses.replace(graph, scores=graph.ceiling_ns) for graph in run.judged)
-  )
-  assert run.references[runs.NOISELESS] == perfect.means
-  assert 0.9 < perfect.means["opa_pooled"] < 1
-
-
-@pytest.mark.parametrize("change", ["gone", "other", "in a bucket"])
-def test_without_the_same_data_there_is_no_ceiling(change, tmp_path):
-  run = write_synthetic(tmp_path)
-  place = "gs://bucket/npz" if change == "in a bucket" else tmp_path / "elsewhere"
-  if change == "other":
-    place = synthetic.generate(place, collections=["tile:xla"], seed=1, progress=False)
-  move(run, place)
-  found = runs.read(run)
-  assert all(graph.ceiling_ns is None for graph in found.judged)
-  assert runs.NOISELESS not in found.references
 
 
 def test_runs_that_differ_in_their_seed_make_a_group(several):

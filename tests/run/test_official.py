@@ -21,7 +21,7 @@ from tpugraphs_jax.rankers import official_weights
 from tpugraphs_jax.report import figures
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import results
-from tpugraphs_jax.train.experiment import evaluable
+from tpugraphs_jax.train.loading import evaluable
 
 VARIANTS = {"tile": "LateJoinSAGE,ci", "layout": "xla-random,official,ci"}
 TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")

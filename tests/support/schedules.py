@@ -18,6 +18,7 @@ CHIP = Chip(
   vmem=64.0,
   granule=32,
   slots=4,
+  rows=1.0,
   nops_are_joined=False,
   source="a test",
 )
@@ -36,7 +37,10 @@ def text(*lines: str) -> str:
 
 def schedule(*lines: str, chip: Chip = CHIP) -> scalar.Schedule:
   return scalar.Schedule(
-    bundles.parse(text(*lines)), slots=chip.slots, nops_are_joined=chip.nops_are_joined
+    bundles.parse(text(*lines)),
+    slots=chip.slots,
+    nops_are_joined=chip.nops_are_joined,
+    rows=chip.rows,
   )
 
 

@@ -108,9 +108,9 @@ def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path
       raise KeyboardInterrupt("a kill")
 
   with pytest.raises(KeyboardInterrupt):
-    run(tmp_path, evaluate=evaluate, on_best=cut_off)
+    run(tmp_path, evaluate=evaluate, save_model=cut_off)
   use = lambda params, step, metrics: used.append((step, params))
-  run(tmp_path, evaluate=evaluate, resume=True, on_best=use)
+  run(tmp_path, evaluate=evaluate, resume=True, save_model=use)
   ((step, params),) = used
   assert step == toy.STEPS
   assert_same_trees(params, run_folders.newest_of(tmp_path / loop.CHECKPOINTS).params)

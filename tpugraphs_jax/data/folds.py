@@ -64,19 +64,17 @@ class Division:
     paths = (folder / f"{place}.npz" for place, one in fold_of.items() if role(one) == split)
     return sorted(paths, key=lambda path: path.name)
 
-  def keep(self, folder: Path, fold: int) -> None:
-    """Writes the division of a run into its folder, or compares it with the file there.
+  def write(self, path: Path, fold: int) -> None:
+    """Writes the division of a run, and the fold that is its test split."""
+    content = {"folds": self.folds, "fold": fold, "fold_of": self.fold_of}
+    files.write_json(path, content, indent=1)
 
-    Raises:
-      ValueError: the file there differs, or is damaged.
-    """
-    if not (folder / FILE).exists():
-      kept = {"folds": self.folds, "fold": fold, "fold_of": self.fold_of}
-      files.write_json(folder / FILE, kept, indent=1)
-    elif read(folder / FILE) != (self, fold):
+  def check(self, path: Path, fold: int) -> None:
+    """Refuses (ValueError) the division of an earlier run that differs, or is damaged."""
+    if read(path) != (self, fold):
       raise ValueError(
-        f"{folder / FILE} has other folds than the labelled files of the data make now: the run "
-        "would be judged on graphs that it was trained on; give it the files that it began with"
+        f"{path} has other folds than the labelled files of the data make now: the run would be "
+        "judged on graphs that it was trained on; give it the files that it began with"
       )
 
 

@@ -35,9 +35,8 @@ MAX_BUDGETS = 8
 _ROWS_PER_COMPILATION = 1.5e6
 _CONFIGS = 16  # of a slate, in the estimate of costs
 
-EVERY = "every_config"
 SAMPLINGS = ("uniform", "skewed", "uniform_replacement")
-GRAPH_SAMPLINGS = ("uniform", "sqrt", EVERY)
+GRAPH_SAMPLINGS = ("uniform", "sqrt", "every_config")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +125,7 @@ def graph_weights(
   """
   if kind == "uniform":
     return None
-  if kind == EVERY:
+  if kind == "every_config":
     return np.array([slates_of(len(c), count) for c in configs])
   return np.sqrt([len(c) for c in configs])
 

@@ -47,8 +47,10 @@ def graph_folders(
 
   Raises:
     ValueError, FileNotFoundError: as `npz.split_files`; `collection` is no
-      layout collection.
+      layout collection; `store_dir` is in a bucket.
   """
+  if store_dir is not None:
+    files.refuse(store_dir, "the folder of the store")
   paths = npz.split_files(data_root, collection, split)
   parsed = Collection(collection)
   if parsed.kind != "layout":
@@ -98,13 +100,8 @@ def ensure_store(
   folders = graph_folders(data_root, collection, split, store_dir=store_dir)
   root = next(iter(folders.values())).parent
   files.check_way(files.local_of(data_root if store_dir is None else store_dir), root)
-  bucket = ""
-  if store_dir is not None and files.is_remote(store_dir):
-    bucket = files.join(store_dir, *collection.split(":"), split)
-    with contextlib.suppress(FileNotFoundError):  # nothing there yet
-      files.fetch(bucket, root)  # the copy stays, because only local files can be memory-mapped
-  bad, outdated = {}, _outdated(folders)
-  if outdated:
+  bad: dict[Path, npz.NpzError] = {}
+  if _outdated(folders):
     with _build_lock(root):
       files.tidy(root)
       todo = _outdated(folders)  # again: another process may have built some
@@ -116,9 +113,6 @@ def ensure_store(
       bad = _build(folder_of, workers=workers, beam=beam, stop_at_error=stop, bar=bar)
   for error in bad.values():
     logging.warning(f"skipped {error}")
-  if bucket:
-    # Also without graphs to build: an earlier run may have ended before it sent its graphs.
-    files.send(root, bucket, again=[folders[file].name for file in outdated])
   return [folder for file, folder in folders.items() if file not in bad]
 
 
@@ -262,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   options = {name: getattr(args, name) for name in names}
   for collection, split in _splits_to_build(args):
     folders = graph_folders(args.data_root, collection, split, store_dir=args.store_dir)
-    print(f"{collection} {split}: {next(iter(folders.values())).parent}")
+    print(console.printable(f"{collection} {split}: {next(iter(folders.values())).parent}"))
     built = ensure_store(args.data_root, collection, split, **options)
     print(f"{len(built)} of {len(folders)} graphs built")
   return 0

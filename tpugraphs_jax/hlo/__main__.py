@@ -49,10 +49,11 @@ def _convert(args: argparse.Namespace) -> int:
     print(f"skipped: {console.one_line(line)}")
   for line in result.failed:
     print(f"failed: {console.one_line(line)}", file=sys.stderr)
-  print(
+  said = (
     f"{len(result.written)} files written to {args.out}, {len(result.skipped)} modules "
     f"skipped, {len(result.failed)} inputs failed"
   )
+  print(console.printable(said))
   return 1 if result.failed else 0
 
 

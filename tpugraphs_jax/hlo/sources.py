@@ -6,6 +6,7 @@ jax is imported only for the sources that need it.
 from __future__ import annotations
 
 import codecs
+import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 import gzip
@@ -24,9 +25,12 @@ from tpugraphs_jax.infra import console, files, machine
 
 _ZIP, _GZIP, _MLIR = b"PK\x03\x04", b"\x1f\x8b", b"ML\xefR"  # first bytes
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # every serialized module has some
+# Possessive (`*+`): a repeated group that can go back takes 80 bytes per character.
 _MLIR_TEXT = re.compile(
-  r"(?:\s|//.*\n)*(?:\"?builtin\.module\b|module\b|\"?func\.func\b|[#!][\w.]+ *=)"
+  rb"(?:\s|//.*\n)*+(?:\"?builtin\.module\b|module\b|\"?func\.func\b|[#!][\w.]+ *=)"
 )
+_BLOCK_BYTES = 1 << 20
+_COST = 4  # bytes of memory that reading a byte may take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +120,7 @@ def load_file(path: str | os.PathLike[str]) -> Loaded:
   """
   path = Path(path)
   files.check_file(path, "a serialized HLO module, HLO text or StableHLO")
+  _check_room(path.stat().st_size, str(path))
   return _read(path.read_bytes(), str(path), stem(path))
 
 
@@ -135,31 +140,46 @@ def _read(data: bytes, where: str, name: str = "") -> Loaded:
     data = data[at : at + int.from_bytes(data[at - 4 : at], "little")]
   is_mlir = data.startswith(_MLIR)
   source = None if is_mlir else _text_of(data, where)
+  if source:
+    data = source
   if is_mlir or source and _MLIR_TEXT.match(source):
-    module = text.module_of(source or data, where, kind=text.STABLEHLO)
+    module = text.module_of(data, where, kind=text.STABLEHLO)
     return Loaded(module, where, name, stage=LOWERED)
-  return Loaded(text.module_of(source, where) if source else data, where, name)
+  return Loaded(text.module_of(data, where) if source else data, where, name)
+
+
+def _check_room(size: int, where: str) -> None:
+  """Refuses (ValueError) bytes whose reading could take more memory than there is."""
+  if _COST * size > (available := machine.available()):
+    raise ValueError(
+      f"{where} has {console.size(size)} or more, and reading takes up to {_COST} times as much "
+      f"memory: {console.size(available)} are available"
+    )
 
 
 def _unpacked(data: bytes, where: str) -> bytes:
-  most = machine.available()
+  most, unpacked = machine.available() // _COST, bytearray()
   try:
-    unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(most + 1)
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+      while len(unpacked) <= most and (block := stream.read(_BLOCK_BYTES)):
+        unpacked += block
   except (OSError, EOFError, zlib.error) as error:
     raise ValueError(f"{where} is damaged or cut short ({error}): write it again") from None
-  if len(unpacked) > most:
-    raise ValueError(f"{where} has more than the {console.size(most)} that are available")
-  return unpacked
+  _check_room(len(unpacked), f"{where}, unpacked,")
+  return bytes(unpacked)
 
 
-def _text_of(data: bytes, where: str) -> str | None:
-  """The text in a file; None where its bytes are no text."""
+def _text_of(data: bytes, where: str) -> bytes | None:
+  """The text in a file, as UTF-8; None where its bytes are no text."""
   if _CONTROL.search(data):
     return None
+  blocks = (data[at : at + _BLOCK_BYTES] for at in range(0, len(data), _BLOCK_BYTES))
   try:
-    return data.decode("utf-8-sig")
+    # A text of Python takes four bytes per character where one character does.
+    collections.deque(codecs.iterdecode(blocks, "utf-8"), maxlen=0)  # raises at the first error
   except UnicodeDecodeError as error:
     raise ValueError(f"{where}: text that is not UTF-8 ({error}): save it as UTF-8") from None
+  return data.removeprefix(codecs.BOM_UTF8)
 
 
 def stem(path: Path) -> str:

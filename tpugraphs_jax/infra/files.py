@@ -12,7 +12,7 @@ of a folder belong together. A place is a string: a `Path` would turn `gs://` in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import errno
 import fcntl
@@ -22,6 +22,7 @@ import io
 import json
 import os
 from pathlib import Path
+import re
 import secrets
 import shutil
 import socket
@@ -42,6 +43,7 @@ from tpugraphs_jax.infra import console, machine, trust
 LOCK = ".lock"  # in a folder that one process at a time may write
 _OWNER = f"{LOCK}.owner"  # names the process that holds the lock
 _PARTIAL = ".partial"
+_PARTIAL_NAME = re.compile(rf"\..*\.(\d+)-[0-9a-f]{{8}}{re.escape(_PARTIAL)}", re.DOTALL)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # extras, by protocol
 _POLL_SECONDS = 0.2
@@ -49,6 +51,20 @@ _OWNER_CHARACTERS = 200  # that a message shows
 _SEAL = "checksum"  # field of a JSON object
 # A file that was changed so recently may change again without another time stamp.
 _SETTLED_SECONDS = 1.0
+
+
+def expanded(place: str | os.PathLike[str]) -> Path:
+  """The path of a local place, with a home folder for `~`.
+
+  Raises:
+    ValueError: there is no such home folder.
+  """
+  try:
+    return Path(place).expanduser()
+  except RuntimeError:
+    raise ValueError(
+      f"{os.fspath(place)}: no home folder is known for its ~: give a path without ~, or set HOME"
+    ) from None
 
 
 def is_remote(place: str | os.PathLike[str]) -> bool:
@@ -80,6 +96,8 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
   the same time, each through its own partial file. A bucket (`s3://...`) has the whole file or no
   file, too.
 
+  The first call for a folder removes the partial files that killed processes left there.
+
   Args:
     path: the file to write; its folder is made where it is missing.
     mode: `w` or `wb`.
@@ -98,8 +116,9 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     with _reaching(path):
       system.pipe_file(remote_path, data.getvalue())
     return
-  path = Path(path).expanduser()
+  path = expanded(path)
   path.parent.mkdir(parents=True, exist_ok=True)
+  _tidy_once(path.parent.absolute())
   partial = partial_path(path)
   try:
     with contextlib.ExitStack() as stack:
@@ -111,9 +130,12 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     if error.errno in _FULL and not error.filename:  # Python does not say where
       more = "free some, then give the command again (training: with --resume)"
       raise OSError(error.errno, f"{error.strerror}: {more}", str(path)) from None
+    if error.filename == str(partial):  # which nobody knows
+      raise OSError(error.errno, error.strerror, str(path)) from None
     raise
   finally:
-    partial.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the error that ends the block says more
+      partial.unlink(missing_ok=True)
 
 
 def write_json(path: str | os.PathLike[str], values: Any, *, indent: int | None = None) -> None:
@@ -160,11 +182,37 @@ def tidy(folder: Path) -> None:
   A file that a running process is writing stays. On file systems without locks all files stay.
   """
   for path in folder.glob(f".*{_PARTIAL}"):
-    with contextlib.suppress(OSError), lock(path) as is_free:
-      if is_free and path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-      elif is_free:
-        path.unlink(missing_ok=True)
+    _remove_if_free(path)
+
+
+@functools.cache  # once per process: a folder may get thousands of files
+def _tidy_once(folder: Path) -> None:
+  """Removes what killed processes left in a folder of the user, and no file of another program."""
+  with contextlib.suppress(OSError):
+    for path in folder.glob(f".*{_PARTIAL}"):
+      match = _PARTIAL_NAME.fullmatch(path.name)
+      if match and not _may_be_writing(int(match[1]), path):
+        _remove_if_free(path)
+
+
+def _may_be_writing(process: int, path: Path) -> bool:
+  """Whether a process of that id runs here, or has made a file just now, perhaps elsewhere."""
+  try:
+    os.kill(process, 0)
+  except ProcessLookupError:
+    return False
+  except (OSError, OverflowError):  # of another user
+    pass
+  return time.time() - path.stat().st_mtime < _SETTLED_SECONDS
+
+
+def _remove_if_free(path: Path) -> None:
+  """Removes a partial file or folder unless another process holds its lock."""
+  with contextlib.suppress(OSError), lock(path) as is_free:
+    if is_free and path.is_dir():
+      shutil.rmtree(path, ignore_errors=True)
+    elif is_free:
+      path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -456,7 +504,7 @@ _WARN_SECONDS = 600
 _NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded")
 
 
-def refuse(place: str, name: str) -> None:
+def refuse(place: str | os.PathLike[str], name: str) -> None:
   """Refuses (ValueError) a bucket where a folder of this machine is needed."""
   if is_remote(place):
     raise ValueError(
@@ -472,19 +520,21 @@ def join(place: str | os.PathLike[str], *parts: str) -> str:
 
 def exists(place: str) -> bool:
   """Whether there is a file at a place."""
+  if not is_remote(place):
+    return expanded(place).is_file()
   system, path = bucket_of(place)
   return system.isfile(path)
 
 
 def cache() -> Path:
   """The user's folder of copies."""
-  return Path(os.environ.get(CACHE) or _DEFAULT_CACHE).expanduser()
+  return expanded(os.environ.get(CACHE) or _DEFAULT_CACHE)
 
 
 def local_of(place: str | os.PathLike[str]) -> Path:
   """The local path of a place: the place itself, or its copy, which need not exist yet."""
   if not is_remote(place):
-    return Path(place).expanduser()
+    return expanded(place)
   name = os.fspath(place).rstrip("/")
   return cache() / f"{name.rpartition('/')[2]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
@@ -519,7 +569,7 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
     'npz'
   """
   if not is_remote(place):
-    return Path(place).expanduser()
+    return expanded(place)
   into = into or local_of(place)
   with _reaching(place):
     system, root = bucket_of(place)
@@ -562,23 +612,6 @@ def _get(system: fsspec.AbstractFileSystem, targets: Mapping[str, Path]) -> None
     system.get(list(targets), list(map(str, targets.values())), callback=bar)
 
 
-def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
-  """Copies a folder to a bucket: files that are not there, or of another size.
-
-  Args:
-    folder: the folder on this machine.
-    place: remote.
-    again: subfolders whose files are always sent.
-  """
-  with _reaching(place):
-    system, root = bucket_of(place)
-    remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
-    has_size = lambda name: remote_sizes.get(name) == (folder / name).stat().st_size
-    is_wanted = lambda name: name.partition("/")[0] in again or not has_size(name)
-    changed = list(filter(is_wanted, _states(folder)))
-    _put(system, root, folder, changed)
-
-
 @contextlib.contextmanager
 def working_folder(place: str) -> Iterator[Path]:
   """The local folder that stands for a working folder, which may be in a bucket.
@@ -594,106 +627,85 @@ def working_folder(place: str) -> Iterator[Path]:
     OSError: at the end, if it cannot be sent; it stays on this machine then.
   """
   if not is_remote(place):
-    folder = Path(place).expanduser()
+    folder = expanded(place)
     check_plain(folder)
     yield folder
     return
-  bucket_of(place)  # errors show before a folder is made
+  system, root = bucket_of(place)  # errors show before a folder is made
   parent = local_of(place).with_name("working")
   parent.mkdir(parents=True, exist_ok=True)
   folder = Path(tempfile.mkdtemp(prefix=f"{Path(place).name}-", dir=parent))
+  console.places[str(folder)] = place.rstrip("/")
   console.say(f"{place}: files are sent every {_PUSH_SECONDS:.0f} s and at the end")
-  try:
-    with _reaching(place):
-      mirror = _Mirror(folder, place)
-      mirror.pull()
-  except BaseException:
-    shutil.rmtree(folder, ignore_errors=True)
-    raise
   with contextlib.ExitStack() as stack:
-    console.places[str(folder)] = place.rstrip("/")
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    with _reaching(place):
+      remote = _files(system, root).items()
+      _get(system, {info["name"]: trust.inside(folder, name) for name, info in remote})
     if machine.is_primary():
-      stack.callback(_send_last, mirror, folder, place)
-      stack.enter_context(_sending_along(mirror, place))
-    else:
-      stack.callback(shutil.rmtree, folder, ignore_errors=True)
+      stack.enter_context(_sending(folder, place))
     yield folder
 
 
-def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
-  try:
-    mirror.push()
-  except Exception as error:  # of whatever file system it is
-    del console.places[str(folder)]
-    raise OSError(
-      f"{place} cannot be written ({console.one_line(error)}): the files of the run "
-      f"stay in {folder}"
-    ) from error
-  shutil.rmtree(folder, ignore_errors=True)
-
-
 @contextlib.contextmanager
-def _sending_along(mirror: _Mirror, place: str) -> Iterator[None]:
-  """Sends the changes every half minute while the block runs; a failure is a warning.
+def _sending(folder: Path, place: str) -> Iterator[None]:
+  """Sends the changes in a folder every half minute, and when the block ends in any way."""
+  sent, ended = _states(folder), threading.Event()
 
-  A transfer that has begun ends before the block does.
-  """
-  ended = threading.Event()
-
-  def run() -> None:
+  def send_along() -> None:
+    nonlocal sent
     while not ended.wait(_PUSH_SECONDS):
       try:
-        mirror.push()
+        sent = _send(folder, place, sent)
       except Exception as error:  # of whatever file system it is
         message = f"{place} cannot be written ({console.one_line(error)}): tried again"
         logging.log_every_n_seconds(logging.WARNING, message, _WARN_SECONDS)
 
-  thread = threading.Thread(target=run, name="bucket", daemon=True)
+  thread = threading.Thread(target=send_along, name="bucket", daemon=True)
   thread.start()
   try:
     yield
   finally:
     ended.set()
-    thread.join()
+    thread.join()  # a transfer that has begun ends first
+    try:
+      _send(folder, place, sent)
+    except Exception as error:
+      kept = folder.rename(folder.with_name(f"unsent-{folder.name}"))
+      reason = f"{place} cannot be written ({console.one_line(error)})"
+      raise OSError(f"{reason}: the files of the run stay in {kept}") from error
 
 
-class _Mirror:
-  """A local folder and a remote one.
+def _send(folder: Path, place: str, sent: Mapping[str, tuple]) -> dict[str, tuple]:
+  """Sends the files of a folder that changed, and removes files in the bucket that are gone here.
 
-  An index in the bucket names the files that belong together. It is written last: an interrupted
-  copy never counts as whole.
+  An index in the bucket names the files that belong together. It is written after them: an
+  interrupted transfer never counts as whole.
+
+  Args:
+    folder: the folder on this machine.
+    place: the bucket.
+    sent: `_states` at the last call.
+
+  Returns:
+    `_states` now.
+
+  Raises:
+    FileNotFoundError: a file was gone before it was sent: the next call sends what is left.
   """
-
-  def __init__(self, folder: Path, place: str):
-    self._folder = folder
-    self._sent: dict[str, tuple[int, ...]] = {}
-    self._system, self._root = bucket_of(place)
-
-  def pull(self) -> None:
-    """Copies the files in the bucket that its index names."""
-    files = _files(self._system, self._root).items()
-    _get(self._system, {info["name"]: trust.inside(self._folder, name) for name, info in files})
-    self._sent = _states(self._folder)
-
-  def push(self) -> None:
-    """Sends files that changed since the last call; removes files there that are gone here.
-
-    Raises:
-      FileNotFoundError: a file was gone before it was sent: the next call sends what is left.
-    """
-    here = _states(self._folder)
-    changed = [name for name, state in here.items() if self._sent.get(name) != state]
-    gone = self._sent.keys() - here.keys()
-    if not changed and not gone:
-      return
-    _put(self._system, self._root, self._folder, changed)
-    self._system.pipe_file(f"{self._root}/{_INDEX}", json.dumps(sorted(here)).encode())
-    if gone:
-      self._system.rm([f"{self._root}/{name}" for name in gone])
-    self._sent = here
+  system, root = bucket_of(place)
+  here = _states(folder)
+  changed, gone = [name for name in here if here[name] != sent.get(name)], sent.keys() - here.keys()
+  if changed:
+    system.put([str(folder / name) for name in changed], [f"{root}/{name}" for name in changed])
+  if changed or gone:
+    system.pipe_file(f"{root}/{_INDEX}", json.dumps(sorted(here)).encode())
+  if gone:
+    system.rm([f"{root}/{name}" for name in gone])
+  return here
 
 
-def _states(folder: Path) -> dict[str, tuple[int, ...]]:
+def _states(folder: Path) -> dict[str, tuple]:
   """The state of every file below a folder that is whole, by its name."""
   states = {}
   for parent, _, names in os.walk(folder):  # which lets folders go while it walks
@@ -703,11 +715,6 @@ def _states(folder: Path) -> dict[str, tuple[int, ...]]:
         with contextlib.suppress(FileNotFoundError):  # gone in the meantime
           states[name] = state_of(path)
   return states
-
-
-def _put(system: fsspec.AbstractFileSystem, root: str, folder: Path, names: Sequence[str]) -> None:
-  if names:
-    system.put([str(folder / name) for name in names], [f"{root}/{name}" for name in names])
 
 
 def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -204,6 +205,44 @@ def run_on_beam(
     ]
   with beam.Pipeline(options=pipeline_options.PipelineOptions(flags)) as pipeline:
     _ = pipeline | beam.Create(list(tasks)) | beam.Reshuffle() | beam.Map(work)
+
+
+def exit_at_once(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> NoReturn:
+  """Ends this process with the exit status of `main`, also if a thread has not ended.
+
+  Python would wait for threads that a program of the user has left behind, perhaps forever.
+  """
+  try:
+    status = main(argv)
+  except SystemExit as error:
+    status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    if not isinstance(error.code, (int, type(None))):
+      print(error.code, file=sys.stderr)
+  except BaseException:  # as Python does
+    traceback.print_exc()
+    status = 1
+  for stream in (sys.stdout, sys.stderr):
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+      stream.flush()
+  os._exit(status)
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+  """Inside, SIGTERM and Ctrl-C wait until the block ends; in another thread it does nothing."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  received: list[int] = []
+  note = lambda number, frame: received.append(number)
+  handlers = [(number, signal.signal(number, note)) for number in _STOP_SIGNALS]
+  try:
+    yield
+  finally:
+    for number, handler in handlers:
+      signal.signal(number, handler)
+    for name in received:
+      signal.raise_signal(name)
 
 
 # Stopping without losing work.

@@ -8,9 +8,10 @@ A `Network` is a flax module from a batch of slates to scores, in two parts:
   score(readout [..., P]) -> [...]    the head
 
 A `Family` holds a network and all code that depends on its kind. It prepares graphs, draws slates,
-assembles batches, adapts the training step, scores configurations, and refuses fields of a config.
+assembles batches, scores configurations, and refuses fields of a config.
 A family is a folder or file of `rankers`; code outside of `rankers` works with any family.
-`Kernels` is the base of families on whole kernels, and `Programs` on whole programs.
+`TileFamily` is the base of families that rank tiles of kernels, `LayoutFamily` of those that rank
+layouts of programs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import inspect
-from pathlib import Path
 from typing import Any, ClassVar, TYPE_CHECKING
 
 from flax import linen as nn
@@ -33,9 +33,7 @@ from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Prep
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, draw_slates, Sampler
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
-from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.layers import Precise, PRECISIONS
-from tpugraphs_jax.nn.linear import keep_rows_short
 from tpugraphs_jax.options import check_value, Limits, limits_of, MOST, option, Registry
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 
@@ -101,7 +99,7 @@ class Network(Precise):
 
   @property
   def family(self) -> Callable[..., Family] | None:
-    """The class of the network's family; None = `Kernels` or `Programs`."""
+    """The class of the network's family; None = `TileFamily` or `LayoutFamily`."""
     return None
 
   def __call__(self, batch: Any, *, train: bool = False) -> jax.Array:
@@ -245,9 +243,6 @@ class Family:
     """
     raise NotImplementedError
 
-  def check_graphs(self, graphs: Sequence[Any]) -> None:
-    """Refuses (ValueError) prepared training graphs that the family cannot train on."""
-
   def draw(self, graphs: Sequence[Any], sampler: Sampler) -> Draw:
     """The function that draws slates of prepared graphs, see `data.plan.BatchPlan`."""
     return draw_slates(graphs, sampler)
@@ -255,40 +250,6 @@ class Family:
   def assemble(self, slates: Sequence[Any], budget: Budget, *, graphs: int, configs: int) -> Any:
     """A padded batch of at most `graphs` slates of `draw`, `configs` configurations each."""
     raise NotImplementedError
-
-  def stack(self, batches: Sequence[Any]) -> Any:
-    """Batches of the local devices as one, with a leading device axis."""
-    return parallel.stack_for_devices(batches)
-
-  # Training.
-
-  def training(
-    self,
-    step: Callable,
-    batches: Any,
-    *,
-    params: optax.Params,
-    batch: Any,
-    graphs: Sequence[Any],
-    workdir: Path,
-  ) -> tuple[Callable, Any]:
-    """Wraps the training step and the batches, for work before and after a step.
-
-    Args:
-      step: mapped `(state, batch) -> (state, metrics)`.
-      batches: iterator of batches whose position can be saved and restored.
-      params: initial parameters.
-      batch: the first batch of one device.
-      graphs: prepared training graphs.
-      workdir: for files of the family.
-    """
-    del params, batch, graphs, workdir
-    return step, batches
-
-  def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Adapts the optimizer to the network. A family may restrict it to some parameters."""
-    norms = self.network.max_norms
-    return keep_rows_short(optimizer, norms) if norms else optimizer
 
   # Scores.
 
@@ -343,7 +304,7 @@ def _check_opcodes(graph: OpGraph, opcodes: int) -> None:
     )
 
 
-class Kernels(Family):
+class TileFamily(Family):
   """Fused kernels with tile configurations, which networks read in `TileBatch.config_feat`."""
 
   def prepare(self, graph: OpGraph[TileConfigs], feat: np.ndarray) -> PreparedGraph[TileConfigs]:
@@ -363,7 +324,7 @@ class Kernels(Family):
     )
 
 
-class Programs(Family):
+class LayoutFamily(Family):
   """Whole programs with layout configurations."""
 
   def prepare(self, graph: OpGraph[LayoutConfigs], feat: np.ndarray) -> PreparedProgram:

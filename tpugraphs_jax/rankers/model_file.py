@@ -206,7 +206,7 @@ def shipped_file(place: str | os.PathLike[str]) -> Path:
   Raises:
     FileNotFoundError: `place` is a name of neither a file nor a model that ships.
   """
-  name, path = os.fspath(place), Path(place).expanduser()
+  name, path = os.fspath(place), files.expanded(place)
   if name in shipped_names():
     return SHIPPED / f"{name}.npz"
   if os.path.dirname(name) or path.exists():

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
   out = args.out or _beside(args.runs)
   report.write(args.runs, out)
-  print(f"wrote {out}")
+  print(console.printable(f"wrote {out}"))
   return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import io
 import logging
+import re
 from typing import Any
 
 from matplotlib import figure, rc_context
@@ -21,8 +22,6 @@ from tpugraphs_jax.report.runs import (
   DEFAULT,
   Group,
   KS,
-  NOISELESS,
-  noiseless,
   RANDOM,
   ValidationGraph,
 )
@@ -52,7 +51,16 @@ _STYLE: dict[Any, Any] = {
   ),
 }
 _WIDTH = 6.8  # inches, 653 pixels of a page
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BAND = (10, 90)  # percentiles over graphs
+
+
+def without_controls(text: str) -> str:
+  """A text of a page or figure, with a sign in the place of characters that XML does not allow.
+
+  Names of folders and values of a config may have them.
+  """
+  return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def svg(drawn: figure.Figure) -> str:
@@ -60,7 +68,8 @@ def svg(drawn: figure.Figure) -> str:
   with rc_context(_STYLE | {"svg.hashsalt": "report"}):
     text = io.StringIO()
     drawn.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-  element = text.getvalue()[text.getvalue().index("<svg") :]  # without the head of an XML file
+  drawing = without_controls(text.getvalue())
+  element = drawing[drawing.index("<svg") :]  # without the head of an XML file
   return element.replace(_INK, "currentColor").replace(_GRID, "var(--line)")
 
 
@@ -158,9 +167,6 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
       values = group.by_graph(value)
       numbers = [values.get(graph.name, np.nan) for graph in order]
       axes.plot(numbers, places, "o", ms=5, color=colour, label=group.name)
-  if by_ceiling := noiseless(order):
-    left.plot([graph.kendall_tau for graph in by_ceiling], places, "|", color=_GREY)
-    right.plot([], [], "|", color=_GREY, label=f"Kendall tau, {NOISELESS}")
   if all(graph.default is not None for graph in order):
     slowdowns = [graph.default_slowdown for graph in order]
     right.plot(slowdowns, places, "|", ms=10, mew=2, color=_INK, label=DEFAULT)

@@ -15,7 +15,6 @@ from typing import Any
 import jinja2
 
 from tpugraphs_jax import metrics
-from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.infra import files
 from tpugraphs_jax.report import errors, figures
 from tpugraphs_jax.report.runs import (
@@ -74,7 +73,7 @@ def _section(comparison: Comparison) -> dict[str, Any]:
     "name": first.collection,
     "labels": first.labels,
     "most": figures.MOST,
-    "judged": first.summary.get(evaluation.reported(first.config.get("data.folds", 0)), {}),
+    "judged": first.summary.get(evaluation.final_split(first.config.get("data.folds", 0)), {}),
     "best": first.summary.get("training", {}).get("best", {}) if first.fold is None else {},
     "results": _results(comparison),
     "leads": _table(
@@ -91,7 +90,6 @@ def _section(comparison: Comparison) -> dict[str, Any]:
     "differences": _differences(groups),
     "figures": {title: figures.svg(figure) for title, figure in drawn.items()},
     "graphs": _graphs(groups),
-    "view": _view(groups[0]),
     "errors": _table(dict(zip(_ERRORS, row)) for row in errors.rows(groups[0])),
     "programs": _programs(groups) if first.config.get("task") == "tile" else _table([]),
     "ended": _ended(comparison.runs),
@@ -180,24 +178,6 @@ def _of(group: Group, groups: Sequence[Group]) -> str:
   return f", {group.name}" * (len(groups) > 1)
 
 
-def _view(group: Group) -> str:
-  """The command that shows the graph with the lowest Kendall tau; empty where its file is gone.
-
-  For layouts it shows the first choice, beside the fastest configuration if they differ.
-  """
-  run = group.runs[0]
-  if not group.judged:
-    return ""
-  graph = group.by_tau[0]
-  path = run.file_of(graph.name)
-  if not path.exists():
-    return ""
-  first, fastest = map(int, graph.config_ids[[graph.scores.argmin(), graph.label.argmin()]])
-  configs = f" --config {first}" + f" --against {fastest}" * (fastest != first)
-  is_layout = Collection(run.collection).kind == "layout"
-  return f"python -m tpugraphs_jax.view {shlex.quote(str(path))}" + configs * is_layout
-
-
 def _about(run: Run) -> dict[str, str]:
   """How a run was made: command, device, versions and date, as far as they are known."""
   about, devices = run.about, run.about.get("devices", {})
@@ -219,7 +199,7 @@ def _links(run: Run, folder: str) -> dict[str, str]:
   """Places of a run's files, relative to the folder of the page, by name."""
   if not folder or files.is_remote(folder) or files.is_remote(run.folder):
     return {}
-  place, start = Path(run.folder).expanduser(), Path(folder).expanduser()
+  place, start = files.expanded(run.folder), files.expanded(folder)
   there = [name for name in _FILES if (place / name).exists()]
   return {name: Path(os.path.relpath(place / name, start)).as_posix() for name in there}
 

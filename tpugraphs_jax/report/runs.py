@@ -16,13 +16,13 @@ from flax import traverse_util
 import numpy as np
 import scipy
 
-from tpugraphs_jax import metrics, synthetic
+from tpugraphs_jax import metrics
 from tpugraphs_jax.data import folds
 from tpugraphs_jax.datasets import Collection, SYNTHETIC, UNKNOWN
-from tpugraphs_jax.infra import files, trust
+from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.train import evaluation
 
-RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "ceiling (no noise)"
+RANDOM, DEFAULT = "a random order", "the compiler's own choice"
 KS = (1, 2, 5, 10, 20, 50, 100)
 TAU = "kendaltau_mean"
 FEWEST_TESTED = 6  # graphs with which a signed-rank test can have p < 0.05
@@ -30,15 +30,13 @@ FEWEST_TESTED = 6  # graphs with which a signed-rank test can have p < 0.05
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ValidationGraph(evaluation.GraphScores):
-  """Scores of a validation graph beside its labels and other orders, as far as they are known.
+  """Scores of a validation graph beside its labels and the compiler's own choice, if it is known.
 
   Attributes:
     default: index of the compiler's own choice among the scored configurations.
-    ceiling_ns: `[n]` float64, runtimes without noise.
   """
 
   default: int | None = None
-  ceiling_ns: np.ndarray | None = None
 
   @functools.cached_property
   def slowdowns(self) -> dict[int, float]:
@@ -112,7 +110,7 @@ class Run:
 
     There is no such file for data in a bucket.
     """
-    root, collection = Path(self.data_root).expanduser(), Collection(self.collection)
+    root, collection = files.expanded(self.data_root), Collection(self.collection)
     places = [collection.folder(root, split) / f"{graph}.npz" for split in ("train", "valid")]
     return places[0] if self.division and places[0].exists() else places[1]
 
@@ -136,10 +134,9 @@ class Run:
   @functools.cached_property
   def means(self) -> dict[str, float]:
     """Metrics over the judged graphs, by name."""
-    return self._means(self.judged) if self.judged else {}
-
-  def _means(self, judged: Sequence[evaluation.GraphScores]) -> dict[str, float]:
-    rows, means = evaluation.evaluate(judged, self.ks)
+    if not self.judged:
+      return {}
+    rows, means = evaluation.evaluate(self.judged, self.ks)
     return _named(means, opa_mean=evaluation.mean_row(rows)["opa"])
 
   @functools.cached_property
@@ -152,19 +149,7 @@ class Run:
     if all(graph.default is not None for graph in self.judged):  # one choice, which orders nothing
       slowdown = float(np.mean([graph.default_slowdown for graph in self.judged]))
       orders[DEFAULT] = {f"slowdown{k}_mean": slowdown for k in self.ks}
-    if by_ceiling := noiseless(self.judged):
-      orders[NOISELESS] = self._means(by_ceiling)
     return orders
-
-
-def noiseless(graphs: Sequence[ValidationGraph]) -> list[ValidationGraph]:
-  """The graphs with runtimes without noise as scores; none unless all graphs have them."""
-  known = [
-    dataclasses.replace(graph, scores=graph.ceiling_ns)
-    for graph in graphs
-    if graph.ceiling_ns is not None
-  ]
-  return known if len(known) == len(graphs) else []
 
 
 def _named(means: Mapping[str, float], *, opa_mean: float) -> dict[str, float]:
@@ -360,19 +345,14 @@ class Comparison:
     if others:
       sentences = [self._lead(tau)]
     sentences.append(self._first_choices())
-    if name := self.lowest:
+    if first.taus:
+      name = first.by_tau[0].name
       slowdown = first.by_graph(lambda graph: graph.slowdowns[1])[name]
       sentences.append(
         f"Its lowest Kendall tau is {first.taus[name]:.3f}, of {name}, whose first "
         f"choice is {_percent(slowdown)} slower than the fastest."
       )
     return sentences + self._behind_random()
-
-  @property
-  def lowest(self) -> str:
-    """The graph with the lowest Kendall tau of the first group; empty without one."""
-    first = self.groups[0]
-    return first.by_tau[0].name if first.taus else ""
 
   def _lead(self, tau: str) -> str:
     """Whether the first group is ahead of the second by more than the spread over seeds."""
@@ -453,14 +433,14 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
   places = list(dict.fromkeys(place for folder in folders for place in _runs_in(folder)))
   paths = []
   for place in places:
-    path = Path(place).expanduser().absolute()
+    path = files.expanded(place).absolute()
     paths.append(Path(place.replace("://", "/")) if files.is_remote(place) else path)
   depth = 1
   while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
     depth += 1
   runs = []
   for place, path in zip(places, paths):
-    run, name = read(files.fetch(place)), "/".join(path.parts[-depth:])
+    run, name = read(files.fetch(place)), console.printable("/".join(path.parts[-depth:]))
     runs.append(dataclasses.replace(run, name=name, folder=place))
   return runs
 
@@ -523,7 +503,9 @@ def read(folder: Path) -> Run:
     trust.check(manifest, trust.Record(config=trust.Record(model=trust.Record(name=str))), "it")
     trust.check(manifest, _ABOUT, "it")
     trust.check(manifest["config"], _CONFIG, "config")
-    config = traverse_util.flatten_dict(manifest["config"], sep=".")
+    flat = traverse_util.flatten_dict(manifest["config"], sep=".")
+    shown = lambda value: console.printable(value) if isinstance(value, str) else value
+    config: dict[str, Any] = {name: shown(value) for name, value in flat.items()}
   seed = config.pop("seed", 0)
   data_root, path = config.pop("data_root", ""), folder / "summary.json"
   fold, is_divided = config.pop("data.fold", 0), bool(config.get("data.folds", 0))
@@ -542,7 +524,7 @@ def read(folder: Path) -> Run:
   rows, name = _rows(folder / "metrics.jsonl"), folder.name or str(folder)
   about = {key: manifest[key] for key in _ABOUT if key in manifest}
   run = Run(name, config, seed, summary, rows, (), str(folder), data_root, about, fold, division)
-  scores = evaluation.SCORES_FILE.format(evaluation.reported(is_divided))
+  scores = evaluation.SCORES_FILE.format(evaluation.final_split(is_divided))
   return dataclasses.replace(run, judged=_judged(folder / scores, run))
 
 
@@ -572,16 +554,5 @@ def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
   for graph in evaluation.read_scores(path):
     ids = graph.config_ids
     default = int(np.argmin(ids)) if has_default and not ids.min() else None
-    judged.append(ValidationGraph(**vars(graph), default=default, ceiling_ns=_ceiling(run, graph)))
+    judged.append(ValidationGraph(**vars(graph), default=default))
   return tuple(judged)
-
-
-def _ceiling(run: Run, judged: evaluation.GraphScores) -> np.ndarray | None:
-  """Runtimes without noise, `[n]`, of synthetic data that are still there and the same."""
-  try:
-    split = run.file_of(judged.name).parent.name
-    ceiling = synthetic.read_ceiling(run.data_root, run.collection, split, judged.name)
-    is_same = np.array_equal(ceiling.measured_ns[judged.config_ids], judged.runtime_ns)
-  except (OSError, ValueError, IndexError):
-    return None
-  return ceiling.runtime_ns[judged.config_ids] if is_same else None

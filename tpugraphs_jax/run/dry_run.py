@@ -20,12 +20,15 @@ import optax
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import download, graph_folder, npz, store
 from tpugraphs_jax.data.plan import BatchPlan
+from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, parallel
 from tpugraphs_jax.rankers.config import Config, LayoutDataOptions
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.train import log, loop, training
-from tpugraphs_jax.train.experiment import evaluable, Experiment, load_graphs
+from tpugraphs_jax.train.loading import data_of, evaluable, load_graphs
+from tpugraphs_jax.train.step import TrainState
 
 _STEPS = 8  # number of measured steps, without steps that compile
 _SECONDS = 60.0  # measurement of steps ends after this time
@@ -42,11 +45,11 @@ def lines(config: Config, scratch: Path) -> Iterator[str]:
   Raises:
     ValueError: the config cannot work, or a file of the data is malformed.
   """
-  experiment, is_ready = Experiment.of(config), True
-  for data in (experiment.data, *experiment.also):
+  ranker, collections, is_ready = Ranker(config), data_of(config), True
+  for data in collections:
     is_ready &= yield from _collection_lines(config, data.collection, scratch)
   if is_ready:
-    yield from _time_lines(experiment, scratch)
+    yield from _time_lines(ranker, collections, scratch)
 
 
 def _collection_lines(
@@ -137,20 +140,21 @@ def _store_bytes(file: Path) -> int:
   return configs * (config_nodes + 8) + nodes * (4 * NODE_FEATURES + 1) + 8 * edges
 
 
-def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
+def _time_lines(ranker: Ranker, collections: Sequence[Data], scratch: Path) -> Iterator[str]:
   """Takes a few steps and scores a few graphs; yields time and memory of the run."""
-  config = experiment.config
+  config, (first, *others) = ranker.config, collections
   training.check_machine(config)
-  graphs, valid = load_graphs(experiment, scratch, resume=False)
-  stage, plan = training.begin(experiment, graphs, scratch)
-  steps, epochs = stage.schedule.total_steps, stage.schedule.epochs
-  params, compilation, measured = _steps(stage, plan)
-  own = _scoring(experiment, params, valid)
-  also = [
-    _scoring(each, params, each.prepare(evaluable(each.data.load(config.data_root, "valid"))))
-    for each, _ in experiment.evaluations(scratch)[:-1]
-  ]
-  yield from _memory_lines(stage)
+  graphs, valid = load_graphs(ranker, collections, scratch, resume=False)
+  plan = training.plan_batches(ranker.family, graphs, first.targets)
+  state, train_step, batches, schedule = training.begin(ranker.family, graphs, plan, scratch)
+  steps, epochs = schedule.total_steps, schedule.epochs
+  params, compilation, measured = _steps(state, train_step, batches, plan, steps)
+  own = _scoring(ranker, first, params, valid)
+  also = []
+  for data in others:
+    loaded = evaluable(data.load(config.data_root, "valid"))
+    also.append(_scoring(ranker, data, params, [ranker.prepare(graph) for graph in loaded]))
+  yield from _memory_lines(state)
   step, shapes = float(np.mean(measured)), len(plan.budgets)
   compiled = f"{_number(shapes, 'batch shape')} of training, {compilation:.1f} s each"
   yield f"compiles    {compiled}; a shared compilation cache saves this in later runs"
@@ -168,15 +172,17 @@ def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
     yield "            without the fine-tuning of the head, which was not measured"
 
 
-def _steps(stage: loop.Stage, plan: BatchPlan) -> tuple[optax.Params, float, list[float]]:
+def _steps(
+  state: TrainState, train_step: loop.TrainStep, batches: Any, plan: BatchPlan, steps: int
+) -> tuple[optax.Params, float, list[float]]:
   """Parameters, seconds to compile a batch shape, and seconds of each measured step."""
-  state, shapes = parallel.replicate(stage.state), set()
+  state, shapes = parallel.replicate(state), set()
   first: list[float] = []  # steps of a new shape, which compile
   later: list[float] = []
-  for step in range(stage.schedule.total_steps):
+  for step in range(steps):
     shape = tuple(plan.budget(step).values())
     since = time.monotonic()
-    state, metrics = stage.train_step(state, next(stage.batches))
+    state, metrics = train_step(state, next(batches))
     jax.block_until_ready(metrics)
     (later if shape in shapes else first).append(time.monotonic() - since)
     shapes.add(shape)
@@ -195,21 +201,21 @@ class _Scoring(NamedTuple):
   ranked: int  # configurations of the test split
 
 
-def _scoring(experiment: Experiment, params: optax.Params, valid: list[Any]) -> _Scoring:
-  config, data = experiment.config, experiment.data
+def _scoring(ranker: Ranker, data: Data, params: optax.Params, valid: list[Any]) -> _Scoring:
+  config = ranker.config
   sample = training.sample_graphs(config, valid)
   ids = training.sample_ids(config, sample, 0)
   by_size = sorted(range(len(sample)), key=lambda i: len(sample[i].opcode))
   evenly = np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)
   numbers = sorted({by_size[i] for i in evenly})
   few = [sample[i] for i in numbers], [ids[i] for i in numbers]
-  experiment.ranker.scorer(params, *few)  # compiles
+  ranker.scorer(params, *few)  # compiles
   since = time.monotonic()
-  experiment.ranker.scorer(params, *few)
+  ranker.scorer(params, *few)
   rate = (time.monotonic() - since) / _work(*few)
   final_ids = [data.validation_ids(graph.name, graph.configs) for graph in valid]
   has_test = npz.files_there(config.data_root, data.collection.name, "test")
-  test = experiment.prepare(data.load(config.data_root, "test")) if has_test else []
+  test = [ranker.prepare(g) for g in data.load(config.data_root, "test")] if has_test else []
   test_ids = [np.arange(len(graph.configs)) for graph in test]
   return _Scoring(
     rate * _work(sample, ids),
@@ -219,11 +225,11 @@ def _scoring(experiment: Experiment, params: optax.Params, valid: list[Any]) -> 
   )
 
 
-def _memory_lines(stage: loop.Stage) -> Iterator[str]:
+def _memory_lines(state: TrainState) -> Iterator[str]:
   memory, peak_bytes = log.peak_memory()
-  peak, parameters = console.size(peak_bytes), optax.tree.size(stage.state.params)
+  peak, parameters = console.size(peak_bytes), optax.tree.size(state.params)
   yield f"memory      {peak} of the {memory} at its peak, {parameters:,} parameters"
-  size = console.size(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(stage.state)))
+  size = console.size(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
   yield f"checkpoints about {size}: two, each with parameters and state of the optimizer"
 
 

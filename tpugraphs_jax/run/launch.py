@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
 import functools
 from pathlib import Path
 import tempfile
@@ -14,9 +16,10 @@ from tpugraphs_jax.infra import console, files, parallel, trust
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ensemble import Ensemble
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs, dry_run
 from tpugraphs_jax.train import results, training
-from tpugraphs_jax.train.experiment import Experiment
+from tpugraphs_jax.train.loading import data_of
 
 
 def launch(values: flags.FlagValues, kind: str) -> None:
@@ -38,26 +41,41 @@ def launch(values: flags.FlagValues, kind: str) -> None:
       "(layouts: variant gst_ed)"
     )
     with console.explaining_devices(), parallel.explaining_memory(advice):
-      (_dry_run if values.dry_run else _run)(values)
-  except (ValueError, OSError, FloatingPointError) as error:
+      if values.dry_run:
+        _dry_run(values)
+        return
+      _check_flags(values)
+      with _working_folder(values) as workdir:
+        if values.ensemble:
+          _run_ensemble(values, workdir)
+          return
+        config, split = _config(values, workdir), values.split or ""
+        training.run(config, workdir, do=values.do, resume=values.resume, split=split)
+        if values.report and values.do != ["predict"]:
+          parallel.primary_only(report.try_write)([workdir], workdir / report.FILE)
+  except (ValueError, OSError, FloatingPointError, MemoryError) as error:
     logging.debug("details", exc_info=True)
     console.fail(configs.as_flags(configs.one_line(error), values.config.config))
+  except KeyboardInterrupt:
+    console.interrupted()
 
 
-def _run(values: flags.FlagValues) -> None:
-  """Takes the steps of `--do`."""
-  _check_flags(values)
+@contextlib.contextmanager
+def _working_folder(values: flags.FlagValues) -> Iterator[Path]:
+  """The working folder of a run whose processes have joined."""
   _start(values)
-  parallel.use_compilation_cache(values.compilation_cache or files.cache() / "compiled")
+  _use_compilation_cache(values.compilation_cache)
   # When one process fails, all stop: none waits for it.
   with parallel.stop_together(), files.working_folder(values.workdir) as workdir:
-    if values.ensemble:
-      _run_ensemble(values, workdir)
-      return
-    config, split = _config(values, workdir), values.split or ""
-    training.run(config, workdir, do=values.do, resume=values.resume, split=split)
-    if values.report and values.do != ["predict"]:
-      parallel.primary_only(report.try_write)([workdir], workdir / report.FILE)
+    yield workdir
+
+
+def _use_compilation_cache(folder: str | None) -> None:
+  """Keeps compiled programs in a folder, by default the user's; a user may have none."""
+  try:
+    parallel.use_compilation_cache(folder or files.cache() / "compiled")
+  except ValueError as error:
+    logging.warning(f"{error}; the run goes on without a cache of compiled programs")
 
 
 def _dry_run(values: flags.FlagValues) -> None:
@@ -141,14 +159,14 @@ def _run_ensemble(values: flags.FlagValues, workdir: Path) -> None:
   config = config.replace(data_root=data_root)
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
-  experiment = Experiment.of(config)
+  data = data_of(config)[0]
   for step, default in {"evaluate": "valid", "predict": "test"}.items():
     if step in values.do:
-      results.check_folds(experiment, ensemble, split=values.split or default)
+      results.check_folds(config, data, ensemble, split=values.split or default)
   if "evaluate" in values.do:
-    results.evaluate_ensemble(experiment, ensemble, workdir, split=values.split or "")
+    results.evaluate_ensemble(config, data, ensemble, workdir, split=values.split or "")
   if "predict" in values.do:
-    data, split = experiment.data, values.split or "test"
+    split = values.split or "test"
     results.predict(data, config.data_root, ensemble, workdir, split=split)
 
 
@@ -160,7 +178,7 @@ def _default_data_root(values: flags.FlagValues, config: Config) -> str:
   """
   if values.synthetic:
     return _synthetic(config, files.local_of(values.workdir) / "synthetic")
-  if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
+  if parallel.from_primary(files.expanded(DEFAULT_DATA_ROOT).is_dir()):
     return DEFAULT_DATA_ROOT
   if config.data.source == datasets.OWN:
     raise FileNotFoundError(
@@ -177,8 +195,8 @@ def _default_data_root(values: flags.FlagValues, config: Config) -> str:
 
 def _synthetic(config: Config, folder: Path) -> str:
   """Generates tiny synthetic data of the config's collections."""
-  experiment = Experiment.of(config)  # refuses the config before anything is written
-  names = [data.collection.name for data in (experiment.data, *experiment.also)]
+  Ranker(config)  # refuses the config before anything is written
+  names = [data.collection.name for data in data_of(config)]
   make = functools.partial(
     synthetic.generate, folder, scale="tiny", collections=names, progress=False
   )

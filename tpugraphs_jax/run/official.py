@@ -41,7 +41,7 @@ from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log
-from tpugraphs_jax.train.experiment import Experiment, trainable
+from tpugraphs_jax.train.loading import data_of, fit, trainable
 
 
 def read_weights(path: Path) -> list[np.ndarray]:
@@ -83,13 +83,14 @@ def convert(config: Config, weights: list[np.ndarray], out: Path) -> int:
     ValueError: the weights do not fit the model of the config on this data.
   """
   # Refuses weights of another model before the data is read.
-  official_weights.params_from_official(Experiment.of(config).ranker.family.network, weights)
+  official_weights.params_from_official(Ranker(config).family.network, weights)
   config = config.replace(model__opcodes=np.atleast_1d(weights[0]).shape[0])
-  experiment = Experiment.of(config)
-  graphs = trainable(experiment, experiment.data.load(config.data_root, "train"))
-  experiment.fit_transforms(graphs)
-  params = official_weights.params_from_official(experiment.ranker.family.network, weights)
-  if difference := trees.first_difference(params, experiment.ranker.param_shapes(graphs[0])):
+  ranker, (data, *_) = Ranker(config), data_of(config)
+  graphs = data.load(config.data_root, "train")
+  graphs = trainable(data, graphs, min_configs=config.batch.min_configs)
+  fit(ranker, [data], graphs)
+  params = official_weights.params_from_official(ranker.family.network, weights)
+  if difference := trees.first_difference(params, ranker.param_shapes(graphs[0])):
     name, weight, expected = difference
     raise ValueError(
       f"the weights have {weight} for {name}, the model on this data has {expected}: give the "
@@ -97,7 +98,7 @@ def convert(config: Config, weights: list[np.ndarray], out: Path) -> int:
     )
   origin = "weights of the official TensorFlow baseline"
   about = {"step": 0, "origin": origin, "versions": log.versions()}
-  experiment.ranker.save(out / model_file.MODEL_FILE, params, about)
+  ranker.save(out / model_file.MODEL_FILE, params, about)
   return len(graphs)
 
 
@@ -181,18 +182,18 @@ def main(argv: Sequence[str] | None = None) -> int:
   args = parser.parse_args(argv)
   if bool(args.model) == bool(args.config) or bool(args.config) != bool(args.out):
     parser.error("give --config and --out to read --weights, or --model to write them")
-  path = args.weights.expanduser()
+  path = files.expanded(args.weights)
   if args.model:
     arrays = weights_of(Ranker.load(args.model), args.data_root)
     with files.replacing(path, "wb") as file:
       np.savez(file, *arrays)
   else:
     files.refuse(args.out, "--out")
-    out = Path(args.out).expanduser()
+    out = files.expanded(args.out)
     graphs = convert(_config_of(args), read_weights(path), out)
     print(f"minima and maxima of features: over {graphs:,} training graphs in {args.data_root}")
     path = out / model_file.MODEL_FILE
-  print(f"wrote {path}")
+  print(console.printable(f"wrote {path}"))
   return 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tpugraphs_jax import report
+from tpugraphs_jax.infra import files
 from tpugraphs_jax.rankers import model_file, ranker
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.run import configs
@@ -32,7 +33,7 @@ class Run:
 
     With `data.folds` they are of the test fold.
     """
-    return results.judged(results.read_summary(self.workdir)).get("metrics", {})
+    return results.final_evaluation(results.read_summary(self.workdir)).get("metrics", {})
 
   @functools.cached_property
   def model(self) -> ranker.Ranker:
@@ -80,7 +81,7 @@ def train_model(
   if isinstance(config, (str, os.PathLike)):
     config = configs.load(os.fspath(config))
   config = config.replace(**changes, data_root=str(data_root))
-  workdir = Path(workdir).expanduser()
+  workdir = files.expanded(workdir)
   if not resume and (workdir / model_file.CONFIG_FILE).exists():
     raise ValueError(
       f"{workdir} holds a run already: go on with resume=True, or give another workdir"

@@ -82,7 +82,7 @@ class SweepRun:
     """Whether training ended without an interruption, and was evaluated."""
     summary = self.summary
     ended = str(summary.get("training", {}).get("ended", ""))
-    return ended.startswith(_DONE) and bool(results.judged(summary))
+    return ended.startswith(_DONE) and bool(results.final_evaluation(summary))
 
 
 def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -159,15 +159,18 @@ def do(run: SweepRun) -> None:
     date = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
     log.write(f"{_HEAD}{date} {shlex.join(run.command)}\n".encode())
     log.flush()
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
+    process = None
     try:
+      with tasks.signals_wait():
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
       process.wait()
     except (KeyboardInterrupt, SystemExit) as error:
-      if isinstance(error, SystemExit):  # Ctrl-C reaches the run by itself
-        process.terminate()
-      process.wait()  # the run saves a checkpoint
+      if process is not None:
+        if isinstance(error, SystemExit):  # Ctrl-C reaches the run by itself
+          process.terminate()
+        process.wait()  # the run saves a checkpoint
       raise
-  metrics = results.judged(run.summary).get("metrics", {})
+  metrics = results.final_evaluation(run.summary).get("metrics", {})
   known = [name for name in _METRICS if metrics.get(name) is not None]
   state = ", ".join(["done", *(f"{name} {metrics[name]:.4f}" for name in known)])
   if process.returncode:
@@ -214,7 +217,7 @@ def row_of(run: SweepRun) -> dict[str, Any]:
     "state": state,
     "step": training.get("step", ""),
     "seconds": training.get("seconds", ""),
-    **results.judged(summary).get("metrics", {}),
+    **results.final_evaluation(summary).get("metrics", {}),
   }
 
 
@@ -309,8 +312,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     field.startswith("--config.seed=") for field in rest
   ):
     parser.error("seeds are 0, 1, ... up to --seeds: leave out --grid=seed and --config.seed")
-  args.fields, args.beam, args.out = rest, beam, os.path.expanduser(args.out)
+  args.fields, args.beam, args.out = rest, beam, _expanded(args.out)
   return args
+
+
+def _expanded(out: str) -> str:
+  return out if files.is_remote(out) else str(files.expanded(out))
 
 
 @console.command

@@ -215,7 +215,7 @@ def generate(
   Raises:
     ValueError: unknown scale or collection, or `out` holds other data.
   """
-  out = Path(out).expanduser()
+  out = files.expanded(out)
   names = list(collections)
   specs = [spec for name in names for spec in file_specs(scale, seed, name, limit=limit)]
   _stamp(out, names, {"scale": scale, "seed": seed})
@@ -289,7 +289,7 @@ def read_ceiling(
     FileNotFoundError: there is no such side file.
     npz.NpzError: it is damaged.
   """
-  root = Path(data_root).expanduser().parent
+  root = files.expanded(data_root).parent
   path = root.joinpath("ceiling", *collection.split(":"), split, f"{name}.npz")
   with npz.NpzArchive(path) as archive:
     return Ceiling(archive.read("runtime_ns"), archive.read("measured_ns"))

@@ -1,7 +1,7 @@
 """Training: a run from its config to its files.
 
-training     a run: reads data, builds state, step and batches, trains, evaluates, ranks
-experiment   the data and the ranker of a config
+training     a run: builds state, step, batches and schedule, trains, evaluates, ranks
+loading      loads the graphs of a run, and fits the transforms of its ranker
 step         the training step, which computes the loss, and its state
 loop         steps, evaluation, early stopping; decides which evaluation is the best
 checkpoint   saves the state, keeps two checkpoints, and reads the newest one

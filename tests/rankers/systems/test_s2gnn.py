@@ -1,8 +1,9 @@
-"""S2GNN against dense matrices, and the eigenvectors of awkward graphs."""
+"""S2GNN against its public code and dense matrices, and the eigenvectors of awkward graphs."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from flax import traverse_util
 import jax
@@ -14,11 +15,14 @@ import system_cases
 from system_cases import dense, sigmoid, slow_attention, slow_configs, slow_layer_norm, softmax
 import winners
 
+from tpugraphs_jax.columns import OPCODES
+from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import files
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import s2gnn
 
+RECORD = Path(__file__).parents[2] / "data/s2gnn/record.npz"  # see record.py beside it
 K = s2gnn.FREQUENCIES
 SMALL = dict(op_embed_dim=6, width=4, heads=2, cutoff=0.7, dropout=0.0)
 
@@ -253,6 +257,15 @@ def test_positions_are_the_same_for_any_eigenvectors():
   assert abs(expected).max() > 0.1
 
 
+def test_a_score_does_not_depend_on_the_other_configurations():
+  batches = batch_of(GRAPHS), batch_of(GRAPHS, configs=1)
+  network, params = network_and_params(batches[0])
+  several, alone = (scores_of(network, params, batch) for batch in batches)
+  real = batches[1].config_mask[:, 0]
+  assert alone.shape == (len(GRAPHS) + 1, 1) and real.sum() == len(GRAPHS)
+  np.testing.assert_allclose(alone[real, 0], several[real, 0], rtol=1e-5, atol=1e-5)
+
+
 def test_padding_and_shared_nodes_change_nothing():
   batch = batch_of(GRAPHS)
   network, _ = network_and_params(batch, rounds=2)
@@ -318,6 +331,130 @@ def test_it_trains_on_all_layout_collections():
 def test_a_width_that_cannot_be_divided_is_refused(options):
   with pytest.raises(ValueError, match="model.width"):
     base.create_network("layout", "S2GNN", **options)
+
+
+# Numbers of the public code.
+
+
+def recorded() -> dict[str, np.ndarray]:
+  with np.load(RECORD) as file:
+    return dict(file)
+
+
+def recorded_graph(record) -> OpGraph:
+  """With the numbers of its configurations from 1 on as run times in microseconds."""
+  configs = record["config"].transpose(1, 0, 2).astype(np.int8)
+  runtime_ns = 1000 * np.arange(1, len(configs) + 1)
+  graph = graph_of(record["edge_index"], len(record["opcode"]))
+  return dataclasses.replace(
+    graph,
+    node_feat=record["features"],
+    node_opcode=record["opcode"],
+    config_node=record["config_node"].astype(np.int32),
+    configs=factor_layout_configs(configs, runtime_ns),
+  )
+
+
+def recorded_params(record):
+  """The public weights under our names."""
+  w = {name.removeprefix("weights/"): array for name, array in record.items()}
+  attention = "gnn_layers.1.filter.filter."
+  linear = {
+    "features": "encoder.op_feats_lin",
+    "positions": "encoder.posenc_lin",
+    "layouts": "encoder.config_feats_lin",
+    "first": "pre_mp.Layer_0.layer.model",
+    "second": "pre_mp.Layer_1.layer.model",
+    "frequencies/linear": f"{attention}cond_pre_linear",
+    "frequencies/attention/out": f"{attention}cond_attention.out_proj",
+    "filter_0/gains/gain": f"{attention}cond_post_linear",
+    "filter_1/gains/gain": "gnn_layers.3.filter.filter",
+    "readout/gain": "post_mp.filter.filter",
+    "hidden": "post_mp.layer_post_mp.Layer_0.layer.model",
+    "last": "post_mp.layer_post_mp.Layer_1.layer.model",
+  }
+  tables = {"opcodes": "encoder.emb"}
+  slopes = {
+    "first_prelu": "pre_mp.Layer_0.post_layer.1",
+    "second_prelu": "pre_mp.Layer_1.post_layer.1",
+    "prelu": "post_mp.layer_post_mp.Layer_0.post_layer.0",
+  }
+  norms = {
+    "frequencies/norm": f"{attention}layer_norm",
+    "norm": "post_mp.norm",
+    "amplitude_norm": "post_mp.spec_norm",
+  }
+  other = {
+    "op_weights": w["encoder.op_weights"].reshape(()),
+    "config_weights": w["encoder.config_weights"].reshape(-1),
+    "frequencies/scale": w[f"{attention}input_scale"].reshape(()),
+  }
+  for number in range(3):
+    theirs, ours = f"gnn_layers.{2 * number}", f"messages_{number}"
+    linear[f"{ours}/operands"] = f"{theirs}.conv.lin_forward"
+    linear[f"{ours}/users"] = f"{theirs}.conv.lin_backward"
+    slopes[f"{ours}_prelu"] = f"{theirs}.activation"
+    other[f"{ours}/bias"] = w[f"{theirs}.conv.bias"]
+  for part in ("real", "imag"):
+    tables[f"readout/{part}"] = f"post_mp.emb_{part}"
+    for number in range(2):
+      transform = f"gnn_layers.{2 * number + 1}.feature_transform"
+      tables[f"filter_{number}/gains/{part}"] = f"{transform}.emb_{part}"
+  for number in range(2):
+    theirs = f"gnn_layers.{2 * number + 1}"
+    other[f"filter_{number}/factor"] = w[f"{theirs}.factor_split"].T
+    for layer in range(2):
+      linear[f"filter_{number}/mix_{layer}"] = f"{theirs}.silu_stack.{layer}.0"
+  packed = f"{attention}cond_attention.in_proj"
+  for name, kernel, bias in zip(
+    ("query", "key", "value"), np.split(w[f"{packed}_weight"], 3), np.split(w[f"{packed}_bias"], 3)
+  ):
+    ours = f"frequencies/attention/{name}"
+    other |= {f"{ours}/kernel": kernel.T, f"{ours}/bias": bias}
+  for ours, theirs in norms.items():
+    other |= {f"{ours}/scale": w[f"{theirs}.weight"], f"{ours}/bias": w[f"{theirs}.bias"]}
+  for ours, theirs in slopes.items():
+    other[f"{ours}/negative_slope"] = w[f"{theirs}.weight"].reshape(())
+  for ours, theirs in tables.items():
+    other[f"{ours}/embedding/table"] = w[f"{theirs}.weight"][:OPCODES]
+  return winners.tree(other | winners.linear(w, linear))
+
+
+def test_eigenvectors_and_positions_are_those_of_the_public_code():
+  """Which has float32, and vectors of a repeated eigenvalue that are not orthogonal."""
+  record = recorded()
+  graph, theirs = recorded_graph(record), record["vectors"]
+  found = s2gnn.spectrum(graph)
+  np.testing.assert_allclose(found.values, record["values"], atol=2e-5)
+  assert found.bound == pytest.approx(record["bound"][0], abs=2e-5)
+  inside = found.vectors @ (found.vectors.conj().T @ theirs)
+  np.testing.assert_allclose(inside, theirs, atol=1e-3)
+  gaps = np.diff(found.values, prepend=-1, append=found.bound)
+  once = np.minimum(gaps[1:], gaps[:-1]) > 2e-3
+  overlap = abs((found.vectors.conj() * theirs).sum(axis=0))
+  np.testing.assert_allclose(overlap[once], 1, atol=1e-3)
+  positions = s2gnn.positions(graph, found)
+  np.testing.assert_allclose(positions[:, once], record["positions"][:, once], atol=1e-3)
+  assert once.sum() > 70
+
+
+def test_scores_are_those_of_the_public_code():
+  record = recorded()
+  graph = recorded_graph(record)
+  columns = s2gnn.spectrum_columns(graph)
+  for part, name in enumerate(("positions", "vectors")):
+    for number, values in enumerate((record[name].real, record[name].imag)):
+      columns[:, (2 * part + number) * K :][:, :K] = values
+  columns[:, 4 * K : 5 * K], columns[:, -1] = record["values"], record["bound"]
+  feat = np.concatenate([record["features"], columns], axis=1).astype(np.float32)
+  batch = system_cases.layout_batch(
+    hops=1, graphs=[dataclasses.replace(graph, node_feat=feat)], configs=len(record["scores"])
+  )
+  network = base.create_network("layout", "S2GNN", op_embed_dim=8, width=8, cutoff=2.5)
+  found = scores_of(network, recorded_params(record), batch)[0]
+  order = np.rint(batch.target[0]).astype(int) - 1
+  np.testing.assert_allclose(found, record["scores"][order], rtol=1e-5, atol=1e-5)
+  assert np.ptp(found) > 0.02
 
 
 # Eigenvectors.

@@ -29,6 +29,16 @@ def test_delays_add_their_cycles():
   assert cost("%1 = vdelay 3", EMPTY).cycles == 5
 
 
+def test_a_block_lasts_until_its_busiest_matrix_unit_is_done():
+  wide = "%1 = vmatmul.mubr.bf16.gmra.mrb[0].mxu{} %v1_v1"
+  narrow = "%1 = vmatmul.f32.gmra.mxu{} %v1_v1"
+  both = f"{wide.format(0)} ;; {narrow.format(1)}"
+  assert cost(both, wide.format(0), narrow.format(1)).cycles == 32
+  twice = CHIP.__class__(**vars(CHIP) | {"rows": 2.0})
+  assert cost(both, wide.format(0), chip=twice).cycles == 16
+  assert cost(both, *[EMPTY] * 60).cycles == 61
+
+
 @pytest.mark.parametrize("times", [1, 2, 9])
 def test_a_loop_runs_as_often_as_its_counter_says(times):
   found = cost(*(line.format(times=times) for line in _LOOP))

@@ -7,7 +7,7 @@ remaining segments is kept with probability p:
 
 The expected weight of every segment is then 1. Readouts without gradients come from a history table
 (+E), or the step recomputes them. With p < 1 a step drops entries of the table (+D). With p = 0
-there is no table. Scoring uses all segments, and eta = 1. Fine-tuning (+F) is a second stage: it
+there is no table. Scoring uses all segments, and eta = 1. Fine-tuning (+F) is a second phase: it
 freezes the network, computes every readout once, and trains the head on sums of readouts. The
 parameters have the names and shapes of the network for whole programs.
 
@@ -37,7 +37,7 @@ from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.infra import files, parallel
 from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.options import option, Options
-from tpugraphs_jax.rankers.base import Family, Programs
+from tpugraphs_jax.rankers.base import Family, LayoutFamily
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.batches import (
@@ -59,12 +59,12 @@ from tpugraphs_jax.rankers.segments.batches import (
 )
 
 _HISTORY_FOLDER = "history"
-HEAD_FOLDER = "head"  # of the stage of the head, relative to the working folder
+HEAD_FOLDER = "head"  # of the phase of the head, relative to the working folder
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneOptions(Options):
-  """The second stage of training, for the head alone (+F)."""
+  """The second phase of training, for the head alone (+F)."""
 
   section = "segments.finetune"
   epochs: int = option(0, "epochs of the head alone, after train.epochs; 0 = none", least=0)
@@ -210,7 +210,7 @@ class Segments(Family):
 
   network: SegmentModel
 
-  def __init__(self, programs: Programs):
+  def __init__(self, programs: LayoutFamily):
     self.programs = programs
     self.options = programs.config.segments or SegmentOptions()
     super().__init__(SegmentModel(programs.network, self.options), programs.config)
@@ -291,11 +291,11 @@ class Segments(Family):
 
   def stack(self, batches: Sequence[SegmentBatch]) -> SegmentBatch:
     """Batches of the local devices as one; see `batches.align`."""
-    return super().stack(align(batches))
+    return parallel.stack_for_devices(align(batches))
 
   # Training.
 
-  def training(
+  def with_readouts(
     self,
     step: Callable,
     batches: Any,
@@ -303,21 +303,34 @@ class Segments(Family):
     params: optax.Params,
     batch: SegmentBatch,
     graphs: Sequence[SegmentedGraph],
-    workdir: Path,
+    folder: Path,
   ) -> tuple[Callable, Any]:
-    """Gives the step the readouts without gradients; a table is saved with the batches."""
+    """Gives the step the readouts without gradients; a table is saved with the batches.
+
+    Args:
+      step: mapped `(state, batch) -> (state, metrics)`.
+      batches: iterator of batches whose position can be saved and restored.
+      params: initial parameters.
+      batch: the first batch of one device.
+      graphs: prepared training graphs.
+      folder: for the table.
+
+    Raises:
+      ValueError: more fresh segments than a training graph has.
+    """
+    self.check_graphs(graphs)
     if not self.options.recompute and not self.options.uses_history:
       return without_others(step), batches
     readout = functools.partial(self.network.apply, method="segment_readout")
     width = jax.eval_shape(readout, {"params": params}, batch.fresh).shape[-1]
     if self.options.recompute:
       return with_recomputed(step, self.network, width=width), batches
-    keys, folder = history.Keys.of(graphs), workdir / _HISTORY_FOLDER
+    keys, folder = history.Keys.of(graphs), folder / _HISTORY_FOLDER
     table = history.create(keys, width=width, dtype=self.options.history_dtype, folder=folder)
     snapshots = history.Snapshots(folder, keys, table)
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 
-  def head_stage(
+  def head_phase(
     self, params: optax.Params, graphs: Sequence[SegmentedGraph], folder: Path
   ) -> tuple[HeadFamily, list[HeadGraph]]:
     """The family of the head (+F), and its training graphs: sums of readouts over segments.
@@ -452,10 +465,10 @@ def with_recomputed(step: Callable, model: SegmentModel, *, width: int) -> Calla
 
 
 class HeadFamily(Family):
-  """The second stage (+F): trains the head alone, on batches of sums of readouts.
+  """The second phase (+F): trains the head alone, on batches of sums of readouts.
 
   Args:
-    segments: the family of the first stage.
+    segments: the family of the first phase.
   """
 
   def __init__(self, segments: Segments):
@@ -465,7 +478,7 @@ class HeadFamily(Family):
     super().__init__(segments.network, segments.config)
 
   def check(self) -> None:
-    """Checks nothing: the first stage has checked the config."""
+    """Checks nothing: the first phase has checked the config."""
 
   def assemble(
     self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
@@ -474,7 +487,7 @@ class HeadFamily(Family):
     del budget  # a batch has no nodes
     return assemble_head(slates, graphs=graphs, configs=configs)
 
-  def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+  def for_head(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Applies `optimizer` to the parameters of the head; all other parameters stay."""
     # Names of parameters do not depend on the width of the readout.
     total, segments = jnp.zeros((1, 1, 1)), jnp.ones(1, jnp.int32)

@@ -130,7 +130,7 @@ def phases(graph: OpGraph) -> scipy.sparse.csr_array:
 def spectrum(graph: OpGraph) -> Spectrum:
   """The spectrum of a graph of at least one node; of large graphs it is kept in the user's cache.
 
-  The time grows with the number of nodes: 5 seconds for 3,163 nodes on two cores.
+  It takes 13, 27 and 37 CPU seconds for 3,163, 9,489 and 25,304 nodes.
   """
   if graph.num_nodes <= _DENSE_NODES:
     return _decompose(phases(graph))

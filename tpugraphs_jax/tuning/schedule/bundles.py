@@ -95,6 +95,7 @@ class Bundle:
     delay: cycles that the core waits beside the one of the bundle.
     is_exit: whether it is the last one; its comment stands in the place of its regions.
     is_empty: whether it has no operation at all.
+    products: number of a matrix unit, and the rows that it takes, for each product.
     predicates: numbers of the values on which its operations depend, vector operations too.
   """
 
@@ -104,6 +105,7 @@ class Bundle:
   delay: int = 0
   is_exit: bool = False
   is_empty: bool = False
+  products: tuple[tuple[int, int], ...] = ()
   predicates: frozenset[int] = frozenset()
 
 
@@ -138,6 +140,8 @@ _MATRIX = re.compile(r"vmat|vdwg|vlgmr|vxpose")
 _LOAD_STORE = re.compile(r"vld|vst\b|cld|cst")
 _SCALAR_OF_VECTORS = ("vsync", "vwait", "vdelay")
 _DIVISION = "sdivrem"
+_PRODUCT = "vmatmul"
+_UNIT = re.compile(r"mxu(\d)")
 _IDS = ("logical chip id", "core id")  # comments of loads whose value is that of one device
 
 
@@ -158,7 +162,7 @@ def parse(text: str) -> list[Bundle]:
 
 def _bundle(text: str) -> Bundle:
   regions = tuple(map(int, _REGION.findall(text))) if "region" in text else ()
-  operations, units, delay = [], [0, 0, 0], 0
+  operations, units, products, delay = [], [0, 0, 0], [], 0
   for part in _NAME.sub(r"\1", text).split(";;"):
     match = _OPERATION.match(part)
     if match is None:
@@ -171,6 +175,8 @@ def _bundle(text: str) -> Bundle:
     elif kind in _VECTOR_RESULTS or _is_vector(code):
       unit = 0 if _MATRIX.match(code) else 2 if _LOAD_STORE.match(code) else 1
       units[unit] += 1
+      if code.startswith(_PRODUCT):
+        products.append(_product(code + match[5]))
     else:
       register = f"{kind}{match[3]}" if kind else _queued(match[1], code)
       operations.append(_operation(Value(int(match[1]), register), code, match[5]))
@@ -184,8 +190,15 @@ def _bundle(text: str) -> Bundle:
     delay,
     is_exit="/* exit bundle" in text,
     is_empty="=" not in text,
+    products=tuple(products),
     predicates=frozenset(predicates),
   )
+
+
+def _product(text: str) -> tuple[int, int]:
+  """The matrix unit of a product, and its rows: a register has 8 of 4 bytes, else twice as many."""
+  unit = _UNIT.search(text)
+  return int(unit[1]) if unit else 0, 8 if ".f32" in text.partition(" ")[0] else 16
 
 
 def _queued(number: str, code: str) -> str:

@@ -24,6 +24,7 @@ class Chip:
     vmem: bytes a cycle of DMAs that stay on the chip.
     granule: bytes of the unit in which DMAs count.
     slots: cycles after a branch whose bundles still run.
+    rows: that a matrix unit takes in a cycle.
     nops_are_joined: as of `scalar.Schedule`.
     source: where the constants come from.
   """
@@ -37,6 +38,7 @@ class Chip:
   vmem: float
   granule: int
   slots: int
+  rows: float
   nops_are_joined: bool
   source: str
 

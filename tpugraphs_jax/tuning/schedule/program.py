@@ -169,6 +169,7 @@ class Program:
           bundles.parse(self._schedules[name]),
           slots=self._chip.slots,
           nops_are_joined=self._chip.nops_are_joined,
+          rows=self._chip.rows,
           first_allocation=first,
         )
       except Unreadable as error:

@@ -8,8 +8,10 @@ execution.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import math
 import operator
 from typing import Any, Protocol
 
@@ -238,6 +240,7 @@ class Schedule:
     bundles: of `bundles.parse`.
     slots: cycles after a branch whose bundles still run.
     nops_are_joined: whether one empty bundle stands for all empty ones at the end of these.
+    rows: that a matrix unit takes in a cycle: a block lasts until its products are done.
     first_allocation: number of allocations before those of this schedule.
 
   Attributes:
@@ -254,9 +257,11 @@ class Schedule:
     *,
     slots: int,
     nops_are_joined: bool = False,
+    rows: float = 1.0,
     first_allocation: int = 0,
   ):
     self._bundles, self._slots, self._nops_are_joined = bundles, slots, nops_are_joined
+    self._rows = rows
     self._first_allocation = first_allocation
     self._allocations: dict[str, int] = {}
     self._slot_of: dict[Any, int] = {}
@@ -362,7 +367,16 @@ class Schedule:
       segments.append((tuple(steps), None, cycles))
     units = tuple(map(sum, zip(*(bundle.units for bundle in self._bundles[start:end]))))
     bundles = end - start
-    return Block(tuple(segments), cycles + waits, bundles, units, target, following, is_backward)
+    cycles = max(cycles + waits, math.ceil(self._products(start, end) / self._rows))
+    return Block(tuple(segments), cycles, bundles, units, target, following, is_backward)
+
+  def _products(self, start: int, end: int) -> int:
+    """Rows that the busiest matrix unit takes in some bundles."""
+    rows: collections.Counter[int] = collections.Counter()
+    for bundle in self._bundles[start:end]:
+      for unit, taken in bundle.products:
+        rows[unit] += taken
+    return max(rows.values(), default=0)
 
   def _bundle(self, bundle: Bundle) -> Iterator[Step | Effect]:
     """The steps and effects of a bundle: every operand is read before the bundle writes.
