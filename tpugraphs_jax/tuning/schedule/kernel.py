@@ -18,7 +18,7 @@ _STALLED = 1 / 3  # share of waiting from which a kernel is bound by memory
 _BUSY = 0.2  # share of a unit's slots from which it bounds a kernel
 _POINTERS = 0x30000000  # addresses of arrays that nothing else has given an address
 _POINTER_BITS = 18
-_WORD = 4  # bytes
+WORD = 4  # bytes
 _COMPUTED = scalar.Unknown("it depends on a word that was computed or read from an array")
 # Words of a DMA's descriptor in scalar memory (v2 and v3) and the bits that are read of them.
 _DESTINATION, _SOURCE, _SIZE, _FLAG = 1, 4, 6, 7
@@ -106,11 +106,7 @@ class KernelCore:
     """Copies words into scalar memory; words that are not known are removed from it."""
     start = known(destination, "the address that a DMA writes in scalar memory")
     words = () if isinstance(source, scalar.Unknown) else self._arrays.get(source, ())
-    for place in range(size // _WORD):
-      if place < len(words):
-        self.memory[start + place] = words[place]
-      else:
-        self.memory.pop(start + place, None)
+    self.memory.fill(start, size // WORD, words)
 
   def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
     if code not in ("dma.done.wait", "vwait.ge"):
