@@ -68,6 +68,10 @@ class Folder:
   def _file(self, name: str, suffix: str) -> Path:
     return self.path / f"{name}{suffix}"
 
+  def _current(self) -> Path:
+    """A file with the name of the program that this script compiles now."""
+    return self.path / f"current.{Path(sys.argv[0]).stem}"
+
   def has(self, name: str) -> bool:
     """Whether a program was compiled or refused."""
     return self._file(name, ".zip").exists() or self._file(name, ".txt").exists()
@@ -115,7 +119,7 @@ class Folder:
 
   def compile(self, names: Sequence[str]) -> None:
     """Compiles what is missing, in processes that run this script with `--worker`."""
-    current = self.path / "current"
+    current = self._current()
     while missing := [name for name in names if not self.has(name)]:
       print(f"{len(missing)} programs to compile", flush=True)
       current.unlink(missing_ok=True)
@@ -135,7 +139,7 @@ class Folder:
   def work(self, programs: Iterator[tuple[str, Callable[[], Compiled]]], timeout: int) -> None:
     """Compiles programs in this process; a program that takes too long ends the process."""
     self.path.mkdir(parents=True, exist_ok=True)
-    current = self.path / "current"
+    current = self._current()
     for name, compile_ in programs:
       if self.has(name):
         continue
@@ -146,7 +150,7 @@ class Folder:
       except (*_REFUSALS, jax.errors.JaxRuntimeError) as error:
         self.refuse(name, f"{type(error).__name__}: {console.one_line(error)[:300]}")
       signal.alarm(0)
-      current.unlink()
+      current.unlink(missing_ok=True)
 
 
 def compile_function(

@@ -5,15 +5,13 @@
     ENV/bin/python benchmarks/measured_programs.py --data DIR --work WORK --sample 12 \
         --out benchmarks/measured_programs.json
 
-`DIR` has measured programs as `measured_sources.py` describes: JAXBench's workloads on v6e, products
-on v5e and v6e, and tokamax' kernels on v5e, v5p, v6e and 7x. They are compiled for the TPU on which
-they were measured, by the libtpu at hand; `WORK` keeps what it wrote, so that a command that was
-stopped goes on. `--sample` is the number of products of each TPU, and of tokamax' programs of each
-TPU and operation, drawn with `--seed`; all of JAXBench is compiled. `--fit` writes the constants of
-each generation, with `--constants FILE`. Only the times are measured.
-
-A program of another compiler is named: where the record says so, the measured kernels are not those
-that were simulated.
+`DIR` has measured programs as `measured_sources.py` describes: JAXBench's workloads on v6e,
+products on v5e and v6e, and tokamax' kernels on v5e, v5p, v6e and 7x. They are compiled for the TPU
+on which they were measured, by the libtpu at hand; `WORK` keeps what it wrote, so that a command
+that was stopped goes on. `--sample` is the number of products of each TPU, and of tokamax' programs
+of each TPU and operation, drawn with `--seed`; all of JAXBench is compiled. `--choices` is the
+number of arguments for which all ways to compute an operation are compiled. `--fit` writes the
+constants of `tuning/schedule`. Only the times are measured.
 """
 
 from __future__ import annotations
@@ -22,34 +20,32 @@ import argparse
 import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
+import itertools
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 import compiled
 import measured_sources
-from measured_sources import JAXBENCH
+from measured_sources import JAXBENCH, PRODUCTS, TOKAMAX
 import numpy as np
+import pages
 from scipy import stats
 import timing
 
-from tpugraphs_jax.tuning import costs, tpu_kernels
+from tpugraphs_jax.tuning import costs, tpu, tpu_kernels
 from tpugraphs_jax.tuning.schedule import program
-from tpugraphs_jax.tuning.schedule.chips import Chip
+from tpugraphs_jax.tuning.schedule.chips import Chip, chips, CONSTANTS
 
 # Workloads of JAXBench whose attention the compiler of the measurement made of other kernels:
 # today's makes `online-softmax` of it, in fewer passes over the memory.
 ATTENTION = ("1p_", "3p_", "5p_", "7p_")
 _METHODS = {"simulated": "simulated time", "roofline": "roofline", "cycles": "estimated cycles"}
 _ENDS = (0.05, 0.95)
-# Values that the fit tries, one constant after the other, in this order and twice.
-_GRID = {
-  "share": (0.7, 0.75, 0.8, 0.85, 0.9, 0.95),
-  "start": (0, 25, 50, 100, 150, 200),
-  "latency": (300, 500, 700, 900, 1200),
-}
-_ROUNDS = 2
-_STARTS = ("share", "start", "latency")
+# Values of the constants that the fit tries, in all combinations.
+_GRID = {"share": (0.8, 0.85, 0.9, 0.95), "gap": (0.0, 256.0, 512.0), "start": (25.0, 100.0)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Row:
     )
 
 
-def row(measured: measured_sources.Program, found: compiled.Compiled) -> Row:
+def estimates(measured: measured_sources.Program, found: compiled.Compiled) -> Row:
   """The estimates of a compiled program."""
   module, target = found.parsed(), measured.target
   prepared = program.Program(module, found.schedules, target, operands=found.operands)
@@ -139,51 +135,314 @@ def summary(rows: Sequence[Row], method: str, factor: float | None = 1.0) -> dic
   }
 
 
-def fit(rows: Sequence[Row], chip: Chip) -> tuple[Chip, float]:
-  """The constants with the smallest mean error, and this error; every group has the same weight.
+def points(chip: Chip) -> list[Chip]:
+  """The chips that the fit tries: all combinations of the grid."""
+  names, values = list(_GRID), itertools.product(*_GRID.values())
+  return [dataclasses.replace(chip, **dict(zip(names, each))) for each in values]
 
-  The clock follows from the other constants: it is the weighted median of simulated cycles by
-  measured time, at constant bytes a second.
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+  """Constants that were fitted, and the factor by which they multiply times.
+
+  Attributes:
+    point: number of the chip among `points`.
+    factor: of all simulated times: it changes the clock at constant bytes a cycle.
+    error: the mean error of the programs of the fit, every group of the same weight.
   """
-  best, error = chip, _error(rows, chip)
-  for _ in range(_ROUNDS):
-    for name, values in _GRID.items():
-      for value in values:
-        tried = dataclasses.replace(best, **{name: value})
-        tried = _with_clock(rows, tried)
-        wrong = _error(rows, tried)
-        if wrong < error - 1e-4:
-          best, error = tried, wrong
-  return best, error
+
+  point: int
+  factor: float
+  error: float
+
+  def chip(self, tried: Sequence[Chip], source: str) -> Chip:
+    """The constants with the factor in the clock and in the share of the bandwidth."""
+    found = tried[self.point]
+    clock, share = found.clock / self.factor, round(found.share / self.factor, 4)
+    return dataclasses.replace(found, clock=round(clock, -6), share=share, source=source)
 
 
-def _with_clock(rows: Sequence[Row], chip: Chip) -> Chip:
-  """The chip with the clock at which the median of all groups' median errors is 0."""
-  for _ in range(2):  # bytes a cycle depend on the clock
-    ratios = _ratios(rows, chip)
-    middle = float(np.median([np.median(values) for values in ratios.values()]))
-    chip = dataclasses.replace(chip, clock=chip.clock * middle)
-  return chip
+def fit(ratios: np.ndarray, groups: Sequence[str]) -> Fit:
+  """The chip and the factor with the smallest mean error.
+
+  Args:
+    ratios: simulated / measured time, `[chips, programs]`.
+    groups: of the programs.
+  """
+  members = [np.array(groups) == group for group in sorted(set(groups))]
+  best = Fit(0, 1.0, math.inf)
+  for point, row in enumerate(ratios):
+    factor = 1 / float(np.median([np.median(row[each]) for each in members]))
+    wrong = np.abs(factor * row - 1)
+    error = float(np.mean([wrong[each].mean() for each in members]))
+    if error < best.error:
+      best = Fit(point, factor, error)
+  return best
 
 
-def _ratios(rows: Sequence[Row], chip: Chip) -> dict[str, list[float]]:
-  """Simulated / measured time by group."""
-  found = collections.defaultdict(list)
-  for row in rows:
-    time = row.prepared.time(chip).milliseconds
-    if time:
-      found[f"{row.program.source} {row.program.group}"].append(time / row.program.milliseconds)
-  return found
+def trial(rows: Sequence[Row], tried: Sequence[Chip]) -> np.ndarray:
+  """Simulated / measured time of each program with each chip, `[chips, programs]`."""
+  return np.array(
+    [
+      [row.prepared.time(chip).milliseconds / row.program.milliseconds for row in rows]
+      for chip in tried
+    ]
+  )
 
 
-def _error(rows: Sequence[Row], chip: Chip) -> float:
-  ratios = _ratios(rows, chip).values()
-  return float(np.mean([np.mean(np.abs(np.array(values) - 1)) for values in ratios]))
+def group(row: Row) -> str:
+  """Programs that a fit leaves out together: a source, of tokamax an operation."""
+  measured = row.program
+  return f"{measured.source} {measured.group}" if measured.source == TOKAMAX else measured.source
+
+
+def left_out(ratios: np.ndarray, groups: Sequence[str]) -> np.ndarray:
+  """Simulated / measured time by constants fitted to the other groups; NaN where there are none."""
+  result = np.full(ratios.shape[1], np.nan)
+  for name in set(groups):
+    inside = np.array(groups) == name
+    if not inside.all():
+      others = [other for other in groups if other != name]
+      found = fit(ratios[:, ~inside], others)
+      result[inside] = found.factor * ratios[found.point, inside]
+  return result
+
+
+def calibrate(rows: Sequence[Row]) -> tuple[Chip, dict[str, Any], dict[str, float]]:
+  """The constants of a generation, what the record says of them, and left-out ratios by name."""
+  target = rows[0].program.target
+  tried, groups = points(chips()[target]), [group(row) for row in rows]
+  ratios = trial(rows, tried)
+  found, without = fit(ratios, groups), left_out(ratios, groups)
+  count = collections.Counter(groups)
+  source = "fitted to " + ", ".join(f"{number} of {name}" for name, number in sorted(count.items()))
+  known = 1 / without[~np.isnan(without)]
+  low, high = np.quantile(known, _ENDS) if len(known) else (math.nan, math.nan)
+  described = {
+    "programs": dict(count),
+    "error": round(found.error, 4),
+    "left_out": {
+      name: round(float(np.abs(without[np.array(groups) == name] - 1).mean()), 4)
+      for name in sorted(count)
+      if not np.isnan(without[np.array(groups) == name]).any()
+    },
+    "interval": [round(float(low), 3), round(float(high), 3)],
+  }
+  names = [row.program.name for row in rows]
+  chip = found.chip(tried, source)
+  return chip, {**described, **dataclasses.asdict(chip)}, dict(zip(names, without.tolist()))
 
 
 def usable(rows: Sequence[Row]) -> list[Row]:
   """Rows with a time whose kernels are those that were measured."""
-  return [row for row in rows if row.simulated and not row.is_other_compiler]
+  return [
+    row
+    for row in rows
+    if row.simulated
+    and not row.is_other_compiler
+    and not (row.program.source == TOKAMAX and measured_sources.is_plain(row.program.group))
+  ]
+
+
+def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
+  """What the pages tell: JAXBench program by program, the others as errors of groups."""
+  products = [row for row in rows if row.program.source == PRODUCTS]
+  kernels = [
+    row
+    for row in rows
+    if row.program.source == TOKAMAX and not measured_sources.is_plain(row.program.group)
+  ]
+  keys = sorted({(row.program.target, row.program.group) for row in kernels})
+  return {
+    "refused": dict(collections.Counter(refused.values())),
+    "jaxbench": {
+      row.program.name.partition("/")[2]: {
+        "measured": row.program.milliseconds,
+        **{method: getattr(row, method) and round(getattr(row, method), 4) for method in _METHODS},
+        "stall": round(row.stall, 3),
+        "why": row.why[:200],
+        "other_compiler": row.is_other_compiler,
+      }
+      for row in rows
+      if row.program.source == JAXBENCH
+    },
+    "jaxbench_summary": _methods(
+      [row for row in rows if row.program.source == JAXBENCH and not row.is_other_compiler]
+    ),
+    "products": {
+      target: _methods([row for row in products if row.program.target == target])
+      for target in sorted({row.program.target for row in products})
+    },
+    "decisions": decisions(rows),
+    "tokamax": {
+      f"{target} {operation}": _methods(
+        [row for row in kernels if (row.program.target, row.program.group) == (target, operation)]
+      )
+      for target, operation in keys
+    },
+  }
+
+
+def decisions(rows: Sequence[Row]) -> list[dict[str, Any]]:
+  """What simulated time would choose among ways to compute the same, and what that costs.
+
+  The regret is the measured time of the choice by that of the fastest way, minus 1. Ways without a
+  simulated time cannot be chosen; the regret counts them.
+  """
+  by_name = {row.program.name: row for row in rows}
+  found = []
+  for group in measured_sources.choices([row.program for row in rows]):
+    ways = [by_name[program.name] for program in group]
+    timed = [way for way in ways if way.simulated]
+    if not timed:
+      continue
+    chosen = min(timed, key=lambda way: way.simulated or math.inf)
+    fastest = min(way.program.milliseconds for way in ways)
+    kinds = {_way(way) for way in ways}
+    found.append(
+      {
+        "target": ways[0].program.target,
+        "choice": " or ".join(sorted(kinds)) if len(kinds) > 1 else f"block sizes, {kinds.pop()}",
+        "ways": len(ways),
+        "timed": len(timed),
+        "spread": round(max(way.program.milliseconds for way in ways) / fastest - 1, 4),
+        "regret": round(chosen.program.milliseconds / fastest - 1, 4),
+      }
+    )
+  return found
+
+
+def _way(row: Row) -> str:
+  """How an operation is computed."""
+  program = row.program
+  if program.source == JAXBENCH:
+    return f"JAXBench's {'plain' if program.variant == 'baseline' else 'Pallas'}"
+  return program.group.replace("pallas_mosaic_tpu", "Pallas").replace("_", " ")
+
+
+def decisions_table(found: Mapping[str, Any]) -> str:
+  """Choices by kind: how often the fastest way is chosen, and the regret."""
+  kinds = collections.defaultdict(list)
+  for each in found["decisions"]:
+    kinds[each["target"], each["choice"]].append(each)
+  lines = []
+  for (target, choice), rows in sorted(kinds.items()):
+    regrets, spreads = ([each[name] for each in rows] for name in ("regret", "spread"))
+    lines.append(
+      [
+        target.removeprefix("tpu:"),
+        choice,
+        str(len(rows)),
+        f"{sum(each['timed'] for each in rows)} of {sum(each['ways'] for each in rows)}",
+        f"{sum(regret == 0 for regret in regrets)} of {len(rows)}",
+        f"{np.mean(regrets):.1%}, {max(regrets):.1%}",
+        f"{np.mean(spreads):.1%}",
+      ]
+    )
+  head = ["TPU", "choice", "arguments", "ways with a time", "fastest chosen"]
+  return pages.table([*head, "measured regret: mean, largest", "slowest / fastest - 1"], lines)
+
+
+def _methods(rows: Sequence[Row]) -> dict[str, Any]:
+  """The summary of each method: simulated time as it is, the others with the factor that fits."""
+  return {
+    "asked": len(rows),
+    **{
+      method: summary(rows, method, 1.0 if method == "simulated" else None) for method in _METHODS
+    },
+  }
+
+
+def _cells(methods: Mapping[str, Any]) -> list[str]:
+  cells = []
+  for method in _METHODS:
+    found = methods[method]
+    if not found["programs"]:
+      cells += ["0", ""]
+      continue
+    cells.append(f"{found['programs']} of {methods['asked']}")
+    cells.append(f"{found['mean']:.1%}, {found['median']:.1%}, {found['tau_b']:.3f}")
+  return cells
+
+
+def summary_table(found: Mapping[str, Any]) -> str:
+  """Errors of simulated times, of the roofline and of estimated cycles, by source."""
+  rows = [
+    ["v6e", "JAXBench, without other compilers' attention", *_cells(found["jaxbench_summary"])]
+  ]
+  for target, methods in found["products"].items():
+    rows.append([target.removeprefix("tpu:"), "products", *_cells(methods)])
+  for name, methods in found["tokamax"].items():
+    target, _, operation = name.partition(" ")
+    title = operation.replace("_", " ")
+    rows.append([target.removeprefix("tpu:"), title, *_cells(methods)])
+  head = ["TPU", "programs"]
+  for method in _METHODS.values():
+    head += [f"{method}: with a time", "mean, median error, tau-b"]
+  return pages.table(head, rows)
+
+
+def jaxbench_table(found: Mapping[str, Any]) -> str:
+  """JAXBench program by program: measured milliseconds, and estimates by measured time."""
+  lines = []
+  for name, row in found["jaxbench"].items():
+    by = lambda method: f"{row[method] / row['measured']:.2f}" if row[method] else "-"
+    workload, _, variant = name.rpartition(".")
+    note = "another compiler's attention" if row["other_compiler"] else row["why"]
+    kind = "plain" if variant == "baseline" else "Pallas"
+    cells = [workload.replace("_", " "), kind, f"{row['measured']:.3f}", *map(by, _METHODS)]
+    lines.append([*cells, f"{row['stall']:.0%}", note])
+  head = ["workload", "", "measured, ms", "simulated / measured", "roofline", "estimated cycles"]
+  return pages.table([*head, "waits for memory", "note"], lines)
+
+
+def constants_table(found: Mapping[str, Any]) -> str:
+  """The constants of each generation, and errors of sources that their fit left out."""
+  lines = [
+    [
+      target.removeprefix("tpu:"),
+      f"{row['clock'] / 1e9:.3f}",
+      f"{row['share']:.0%}",
+      f"{row['gap']:.0f}",
+      f"{row['latency']:.0f}",
+      f"{row['start']:.0f}",
+      f"{row['error']:.1%}",
+      ", ".join(f"{name} {error:.1%}" for name, error in row["left_out"].items()),
+      " to ".join(f"{end:.2f}" for end in row["interval"]),
+    ]
+    for target, row in found["constants"].items()
+  ]
+  head = ["TPU", "clock, GHz", "share of HBM", "gap, bytes", "latency, cycles", "start, cycles"]
+  head += ["mean error of the fit", "of sources left out", "measured / simulated, 9 of 10"]
+  return pages.table(head, lines)
+
+
+TABLES = (summary_table, jaxbench_table, decisions_table, constants_table)
+
+
+def write_constants(found: Mapping[str, Any], path: Path) -> None:
+  """Replaces the constants of the fitted generations in a file of all generations."""
+  fields = [field.name for field in dataclasses.fields(Chip)]
+  constants = json.loads(path.read_text())
+  for target, row in found.items():
+    constants[target] = {field: row[field] for field in fields}
+  path.write_text(json.dumps(constants, indent=2) + "\n")
+
+
+def write_intervals(found: Mapping[str, Any], path: Path) -> None:
+  """Replaces the intervals of the fitted generations, from programs whose source was left out."""
+  intervals = json.loads(path.read_text())
+  for target, row in found.items():
+    low, high = row["interval"]
+    if low == low:  # NaN where there is only one source
+      intervals[target] = {
+        "low": low,
+        "high": high,
+        "programs": sum(row["programs"].values()),
+        "sources": sorted(row["programs"]),
+        "libtpu": tpu.libtpu_version(),
+      }
+  path.write_text(json.dumps(intervals, indent=2) + "\n")
 
 
 def main() -> None:
@@ -191,20 +450,45 @@ def main() -> None:
   parser.add_argument("--data", required=True, type=Path, help="folder of measured programs")
   parser.add_argument("--work", required=True, type=Path, help="folder of compiled programs")
   parser.add_argument("--sample", type=int, default=12, help="programs of each TPU and operation")
+  parser.add_argument("--choices", type=int, default=0, help="choices of each TPU and operation")
   parser.add_argument("--seed", type=int, default=0, help="of the sample")
   parser.add_argument("--timeout", type=int, default=900, help="seconds to compile a program")
   parser.add_argument("--only", default="", help="programs whose name contains this text")
+  parser.add_argument("--compiled", action="store_true", help="compiles nothing")
+  parser.add_argument("--fit", action="store_true", help="also fits the constants, and keeps them")
   parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
   args = parser.parse_args()
-  programs = measured_sources.sample(measured_sources.read(args.data), args.sample, args.seed)
+  measured = measured_sources.read(args.data)
+  programs = measured_sources.sample(measured, args.sample, args.seed)
+  programs += measured_sources.sample_choices(measured, args.choices, args.seed)
+  programs = list({each.name: each for each in programs}.values())
   programs = [each for each in programs if args.only in f"{each.name} {each.target}"]
   if not programs:
-    parser.error(f"--data={args.data} has no measured programs")
+    parser.error(f"--data={args.data} has no measured programs, expected one of its folders")
   work = compiled.Folder(args.work)
   if args.worker:
     flags.FLAGS(["worker"])  # which tokamax would parse otherwise
     return work.work(((each.name, each.compile) for each in programs), args.timeout)
-  work.compile([each.name for each in programs])
+  if not args.compiled:
+    work.compile([each.name for each in programs])
+  read = {each.name: (each, work.read(each.name)) for each in programs}
+  rows = [estimates(measured, each) for measured, each in read.values() if each is not None]
+  refused = {name: work.refusal(name) for name in read if work.refusal(name)}
+  found: dict[str, Any] = {"sample": args.sample, "seed": args.seed, "constants": {}}
+  before = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+  found["constants"] = before.get("constants", {})
+  if args.fit:
+    for target in sorted({each.program.target for each in usable(rows)}):
+      fitted = calibrate([each for each in usable(rows) if each.program.target == target])[1]
+      found["constants"][target] = fitted
+      print(target, fitted, flush=True)
+    write_constants(found["constants"], CONSTANTS)
+    write_intervals(found["constants"], costs.INTERVALS)
+    chips.cache_clear()
+    rows = [estimates(measured, each) for measured, each in read.values() if each is not None]
+  found |= record(rows, refused)
+  timing.write(found, args.out)
+  print("\n\n".join(each(found) for each in TABLES))
 
 
 if __name__ == "__main__":

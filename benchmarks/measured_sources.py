@@ -40,8 +40,10 @@ _JAXBENCH_TARGET = "tpu:v6e"
 _LAUNCH = {"v5e": 105.6e-6, "v6e": 118.7e-6}  # seconds of each measured product, by generation
 _SHORTEST = 50e-6  # seconds without the launch
 _TYPES = {"bf16": (jnp.bfloat16, jnp.float32), "int8": (jnp.int8, jnp.int32)}
-_PALLAS = "pallas_"
-_CHUNKED = "chunked"
+_PALLAS, _CHUNKED = "pallas_", "chunked"
+# Operations that tokamax computes in several ways, between which people choose.
+_CHOICES = ("attention", "cross_entropy", "ragged_dot")
+_NO_CHOICE = ("return_residuals", "normalize_output")  # arguments that may differ between the ways
 _KINDS = {
   "tpu:v5e": "TPU v5 lite",
   "tpu:v5p": "TPU v5",
@@ -86,6 +88,8 @@ def sample(programs: Sequence[Program], count: int, seed: int) -> list[Program]:
   """At most `count` programs of each target and group of products and tokamax, all of JAXBench."""
   groups: dict[tuple[str, ...], list[Program]] = {}
   for program in programs:
+    if program.source == TOKAMAX and is_plain(program.group):
+      continue
     group = "" if program.source == PRODUCTS else program.group
     groups.setdefault((program.source, program.target, group), []).append(program)
   kept = []
@@ -93,6 +97,43 @@ def sample(programs: Sequence[Program], count: int, seed: int) -> list[Program]:
     members = sorted(members, key=lambda each: each.name)
     order = np.random.default_rng(seed).permutation(len(members))
     kept += [members[place] for place in (order if source == JAXBENCH else order[:count])]
+  return kept
+
+
+def is_plain(operation: str) -> bool:
+  """Whether an operation of tokamax is computed by plain XLA."""
+  return not operation.startswith(_PALLAS) and _CHUNKED not in operation
+
+
+def choices(programs: Sequence[Program]) -> list[list[Program]]:
+  """Programs that compute the same in different ways on the same TPU, more than one each.
+
+  Of JAXBench these are the plain and the Pallas variant of a workload. Of tokamax these are
+  operations and configurations with the same arguments.
+  """
+  groups: dict[tuple[str, str, str], list[Program]] = {}
+  for program in programs:
+    key = program.key
+    if program.source == PRODUCTS:
+      continue
+    if program.source == TOKAMAX:
+      arguments = {name: each for name, each in json.loads(key).items() if name not in _NO_CHOICE}
+      key = json.dumps(arguments, sort_keys=True)
+    groups.setdefault((program.source, program.target, key), []).append(program)
+  return [group for _, group in sorted(groups.items()) if len(group) > 1]
+
+
+def sample_choices(programs: Sequence[Program], count: int, seed: int) -> list[Program]:
+  """The programs of at most `count` choices of each TPU and operation."""
+  kept: list[Program] = []
+  taken: dict[tuple[str, str], int] = {}
+  groups = choices([each for each in programs if each.source == TOKAMAX])
+  for place in np.random.default_rng(seed).permutation(len(groups)).tolist():
+    group = groups[place]
+    kind = next(name for name in _CHOICES if name in group[0].group)
+    if taken.get((group[0].target, kind), 0) < count:
+      taken[group[0].target, kind] = taken.get((group[0].target, kind), 0) + 1
+      kept += group
   return kept
 
 
@@ -169,7 +210,7 @@ def _tokamax(folder: Path) -> Iterator[Program]:
   for path in sorted(folder.glob("*/*.json")):
     device, operation = path.parent.name, path.stem
     target = tokamax_ops.DEVICES.get(device)
-    if target is None or not (operation.startswith(_PALLAS) or _CHUNKED in operation):
+    if target is None or not any(name in operation for name in _CHOICES):
       continue
     for key, row in trust.parse(path.read_text() or "{}").items():
       for variant, measured in row.items():
@@ -192,9 +233,10 @@ def compile_kernel(operation: str, key: str, variant: str, target: str) -> compi
   from tokamax._src import benchmarking
 
   _as_device(target)
-  if operation not in _kernels():
+  kernels = tokamax_ops.operations() | _kernels()
+  if operation not in kernels:
     raise ValueError(f"tokamax {tokamax_ops.version()} has no operation {operation}")
-  made, arguments = _kernels()[operation](), json.loads(key)
+  made, arguments = kernels[operation](), json.loads(key)
   values = tokamax_ops.arguments(operation, made._fwd_signature, key)
   if variant != "{}":
     config = pydantic.TypeAdapter(made.config_cls).validate_json(variant)

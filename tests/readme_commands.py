@@ -33,6 +33,7 @@ _ONLY_HELP = (
   "tpugraphs_jax.data.download",
   "tpugraphs_jax.collect",
   "tpugraphs_jax.estimate",
+  "tpugraphs_jax.tune_tiles",
   "tpugraphs_jax.sweep",
   "out/folds",  # which a sweep makes
   "benchmarks/",
@@ -42,7 +43,9 @@ _FIRST = ("docs/data.md", "docs/tutorial.md", "README.md", "docs/index.md", "doc
 # Tested elsewhere: `tests/docs` runs the recipes and the pages that need the TPU compiler, and
 # `tests/test_examples.py` the examples of the Python interface and of `examples/`.
 ELSEWHERE = {"docs/add_your_own.md", "docs/add_parts.md", "docs/api.md", "docs/own_loop.md"}
-_PYTHON_ELSEWHERE = {"README.md", "docs/estimate.md", "docs/own_programs.md", "docs/tune.md"}
+_PYTHON_ELSEWHERE = {
+  *("README.md", "docs/estimate.md", "docs/own_programs.md", "docs/tiles.md", "docs/tune.md")
+}
 _SAVED_MODEL = "out/model_HASH"  # stands for a folder of TensorFlow; has the weights of the page
 # Files that stand for the reader's own in the Python of pages.
 _OWN_FILES = {"kernel.npz": "tile/xla", "program.npz": "layout/xla/random"}

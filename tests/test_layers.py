@@ -16,7 +16,7 @@ LAYERS = (
   ("rankers",),
   ("train",),
   ("tuning", "report", "view", "run", "sweep", "__main__"),
-  ("collect", "estimate"),
+  ("collect", "estimate", "tune_tiles"),
 )
 # All imports within a layer: the first imports the second.
 WITHIN = {

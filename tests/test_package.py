@@ -28,6 +28,7 @@ def test_every_folder_of_the_package_is_installed():
     "synthetic --out x --scale none",
     "collect --programs none.py --label measured --out x --collection layout:own:a",
     "estimate none.py:step",
+    "tune_tiles none.py:kernel",
     "hlo show none.pb",
     "submission combine --out x none.csv",
     "report none",

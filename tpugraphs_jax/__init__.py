@@ -49,6 +49,7 @@ __all__ = [
   "train_model",
   "training",
   "tune",
+  "tune_tiles",
   "view",
 ]
 
@@ -63,6 +64,7 @@ with epy.lazy_api_imports(globals()):  # loaded when first used: importing the p
   from tpugraphs_jax.train import training
   from tpugraphs_jax.tuning.estimate import estimate
   from tpugraphs_jax.tuning.layouts import apply
+  from tpugraphs_jax.tuning.tiles import tune_tiles
   from tpugraphs_jax.tuning.tune import tune
 
 machine.be_quiet()

@@ -12,6 +12,7 @@ COMMANDS = {
   "python -m tpugraphs_jax.synthetic": "write synthetic data in the released form",
   "python -m tpugraphs_jax.collect": "label layout choices of your own programs",
   "python -m tpugraphs_jax.estimate": "tell what your own programs cost on TPUs",
+  "python -m tpugraphs_jax.tune_tiles": "order the block sizes of your own kernels by time",
   "python -m tpugraphs_jax.hlo": "show HLO modules as graphs, convert tuning data",
   "python -m tpugraphs_jax.view": "show a program, its layouts and their costs in a browser",
   "python -m tpugraphs_jax.sweep": "many runs: every point of a grid with every seed",

@@ -1,6 +1,7 @@
-"""The Python of docs/tune.md, docs/estimate.md, docs/own_programs.md and README.md."""
+"""The Python of docs/tune.md, docs/estimate.md, docs/tiles.md and docs/own_programs.md."""
 
 import re
+import shlex
 
 import commands
 import jax
@@ -8,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import recorded
+import yaml
 
-from tpugraphs_jax.tuning import measure
+from tpugraphs_jax.tuning import costs, estimate, measure, summary
 
 
 def blocks(page="tune"):
@@ -66,13 +68,55 @@ def test_estimated_for_a_tpu_target(names, capsys):
 
 
 @recorded.needs_libtpu
-def test_what_a_step_costs_on_a_tpu_target(capsys):
+def test_what_a_step_costs_on_a_tpu_target(capsys, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
   names = {}
-  small = re.sub(r"\d{4}", lambda size: str(int(size[0]) // 8), blocks("estimate")[0])
+  small, save = (
+    re.sub(r"\d{4}", lambda size: str(int(size[0]) // 8), block) for block in blocks("estimate")
+  )
   exec(small, names)  # pylint: disable=exec-used
-  assert "v6e: the 5 dearest of" in capsys.readouterr().out
-  old, new = names["cost"].rows
-  assert old.fits and new.fits and new.interval[0] <= new.milliseconds < new.interval[1]
+  said = capsys.readouterr().out
+  assert "dearest of" in said and "mlp" in said
+  for row in names["cost"].rows:
+    assert row.fits and row.basis == "schedule"
+    assert sum(row.groups.values()) == pytest.approx(row.milliseconds)
+  exec(save, names)  # pylint: disable=exec-used
+  (kept,) = summary.load(tmp_path / "before.json")
+  assert [row.milliseconds for row in kept.rows] == [r.milliseconds for r in names["cost"].rows]
+
+
+def test_the_workflow_of_the_page_fails_where_a_step_got_slower(tmp_path, monkeypatch):
+  """Its commands run with estimates in the place of those of the compiler."""
+  text = (commands.ROOT / "docs" / "estimate.md").read_text()
+  (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+  steps = yaml.safe_load(block)["jobs"]["estimate"]["steps"]
+  made = [step for step in steps if "tpugraphs_jax.estimate" in step.get("run", "")]
+  assert [step["working-directory"] for step in made] == ["before", "after"]
+  for milliseconds, status in ((1.0, 0), (1.01, 0), (1.05, 1)):
+    for folder, ms, expected in (("before", 1.0, 0), ("after", milliseconds, status)):
+      (tmp_path / folder).mkdir(exist_ok=True)
+      monkeypatch.chdir(tmp_path / folder)
+      (tmp_path / folder / "steps.py").write_text(
+        "PROGRAMS = {'train': (lambda x: x, (1.0,)), 'other': (lambda x: x, (1.0,))}\n"
+      )
+      row = costs.Row("tpu:v6e", ms, basis="schedule")
+      monkeypatch.setattr(
+        estimate, "estimate_call", lambda *_, row=row, **__: summary.Estimate("train", (row,))
+      )
+      (step,) = (each for each in made if each["working-directory"] == folder)
+      _, module, *arguments = shlex.split(step["run"])[1:]
+      assert module == "tpugraphs_jax.estimate"
+      assert estimate.main(arguments) == expected
+
+
+@recorded.needs_libtpu
+def test_tiles_of_flash_attention_are_ordered(capsys):
+  names = {}
+  small = re.sub(r"\b(2048|1024)\b", lambda size: str(int(size[0]) // 2), blocks("tiles")[0])
+  exec(small, names)  # pylint: disable=exec-used
+  assert "attention: tiles by time" in capsys.readouterr().out
+  times = [time.milliseconds for time in names["found"].times]
+  assert len(times) == 4 and times == sorted(times) and names["found"].best
 
 
 def test_layouts_are_saved_and_applied(names, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import logging
 import re
 
 import jax
+import numpy as np
 import pytest
 import tqdm
 
@@ -125,3 +126,23 @@ def test_html_has_the_same_cells_and_no_tags_of_the_content():
 def test_without_rows_only_the_title_is_left():
   assert str(console.Table(["name"], [], "nothing")) == "nothing"
   assert console.Table(["name"], [], "nothing")._repr_html_() == "<p>nothing</p>"
+
+
+def test_a_long_message_is_cut_in_its_middle():
+  words = console.one_line("begin " + 10**6 * "x" + " end")
+  assert len(words) < 2100 and words.startswith("begin x") and words.endswith("x end")
+
+
+def test_a_lack_of_memory_is_one_line(capsys):
+  @console.command
+  def main(argv):
+    raise MemoryError
+
+  assert main([]) == 2
+  assert capsys.readouterr().err.startswith("error: not enough memory")
+
+
+def test_a_transfer_that_the_user_forbids_is_one_line():
+  with pytest.raises(ValueError, match="JAX_TRANSFER_GUARD"), console.explaining_devices():
+    with jax.transfer_guard("disallow"):
+      jax.jit(lambda x: x + 1)(np.ones(3))

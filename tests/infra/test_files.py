@@ -5,6 +5,8 @@ import errno
 import json
 import multiprocessing
 import os
+import pathlib
+import pwd
 import signal
 import socket
 import subprocess
@@ -78,6 +80,36 @@ def test_partial_files_of_ended_processes_are_removed_and_no_others(tmp_path):
     assert len(names(tmp_path)) == 2
   assert names(tmp_path) == ["living.csv", "results.csv.partial"]
   assert (tmp_path / "living.csv").read_text() == "all"
+
+
+_KILLED = """
+import os, pathlib, signal, sys
+from tpugraphs_jax.infra import files
+with files.replacing(pathlib.Path(sys.argv[1])) as file:
+  file.write("half")
+  file.flush()
+  os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_next_file_in_a_folder_removes_what_a_killed_process_left(tmp_path):
+  command = [sys.executable, "-c", _KILLED, str(tmp_path / "results.csv")]
+  assert subprocess.run(command, cwd=commands.ROOT).returncode == -signal.SIGKILL
+  (tmp_path / ".other.partial").write_text("of another program")
+  (tmp_path / f".mine.{os.getpid()}-0123abcd.partial").write_text("being written")
+  assert len(names(tmp_path)) == 3
+  with files.replacing(tmp_path / "page.html") as file:
+    file.write("all")
+  left = {".other.partial", f".mine.{os.getpid()}-0123abcd.partial", "page.html"}
+  assert set(names(tmp_path)) == left
+
+
+def test_an_error_names_the_file_and_not_its_partial_file(tmp_path):
+  path = tmp_path / ("x" * 250)
+  with pytest.raises(OSError) as error:
+    with files.replacing(path):
+      pass
+  assert error.value.filename == str(path)
 
 
 @pytest.fixture
@@ -257,3 +289,17 @@ def test_only_a_folder_of_this_user_says_that_checksums_were_compared(tmp_path, 
   notes.symlink_to(tmp_path / "elsewhere")
   assert files.first_damaged(digests) is None
   assert computed == 3 * [path]
+
+
+def test_a_home_folder_that_is_not_known_is_a_line(monkeypatch):
+  def nobody(name):
+    raise KeyError(name)
+
+  monkeypatch.delenv("HOME", raising=False)
+  monkeypatch.delenv(files.CACHE, raising=False)
+  monkeypatch.setattr(pwd, "getpwuid", nobody)
+  monkeypatch.setattr(pwd, "getpwnam", nobody)
+  for read in (files.cache, lambda: files.expanded("~"), lambda: files.fetch("~nobody/x")):
+    with pytest.raises(ValueError, match="no home folder"):
+      read()
+  assert files.expanded("out/~x") == pathlib.Path("out/~x")

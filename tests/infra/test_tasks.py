@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+import signal
 import subprocess
 import sys
 import time
@@ -126,3 +127,40 @@ def test_the_environment_stays_as_the_user_has_it(monkeypatch):
     with pytest.raises(ValueError, match="bad"):
       tasks.run(abs, [-1, -2], processes=2, finished=stop)
     assert os.environ.get("PYTHONSAFEPATH") == value
+
+
+_LEAVES = """
+import sys, threading, time
+from tpugraphs_jax.infra import tasks
+
+def main(argv):
+  threading.Thread(target=time.sleep, args=(10**6,)).start()
+  print("said", end="")
+  {end}
+
+tasks.exit_at_once(main, [])
+"""
+
+
+@pytest.mark.parametrize(
+  "end, status",
+  [("return 4", 4), ("sys.exit(3)", 3), ("sys.exit()", 0), ("sys.exit('why')", 1), ("1 / 0", 1)],
+)
+def test_a_thread_that_never_ends_keeps_no_process(end, status):
+  environment = os.environ | {"PYTHONPATH": str(ROOT)}
+  command = [sys.executable, "-c", _LEAVES.format(end=end)]
+  ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+  assert (ended.returncode, ended.stdout) == (status, "said")
+  assert ("why" in ended.stderr) == ("why" in end) and ("ZeroDivision" in ended.stderr) == (
+    "/" in end
+  )
+
+
+def test_a_signal_waits_for_the_end_of_a_block():
+  with pytest.raises(SystemExit), tasks.stopping():
+    with tasks.signals_wait():
+      os.kill(os.getpid(), signal.SIGTERM)
+      time.sleep(0.01)
+      inside = True
+    pytest.fail("the signal is lost")
+  assert inside and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -185,7 +185,7 @@ def test_what_a_network_cannot_be_is_refused(kind, name, options, complaint):
 )
 def test_res_model_declares_its_hops_and_when_it_sees_blocks(dropout, blocks):
   model = base.create_network("layout", "ResModel", num_gnns=3, dropout=dropout)
-  assert model.hops == 3 and (model.family is res_model.BlockPrograms) is blocks
+  assert model.hops == 3 and (model.family is res_model.BlockFamily) is blocks
 
 
 def test_a_registered_function_has_its_arguments_as_options():

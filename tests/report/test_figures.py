@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from run_folders import write_run
 
+from tpugraphs_jax import report
 from tpugraphs_jax.report import figures, runs
 
 ESTIMATE = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
@@ -63,3 +64,17 @@ def test_the_best_of_k_has_the_means_of_the_table(tmp_path):
     assert max(values) <= 20  # the configurations of the median graph
     assert values[1] == pytest.approx(means["slowdown1_mean"])
     assert values[10] == pytest.approx(means["slowdown10_mean"])
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # of the title that the test sets
+@pytest.mark.parametrize("name", ["esc\x1b[31m", "bell\a", "line\nbreak", "bytes\udce9", "\ufffe"])
+def test_a_folder_of_any_name_is_drawn_and_named_in_printable_characters(tmp_path, name):
+  comparison, found = figures_of([write_run(tmp_path / name / str(n), seed=n) for n in (0, 1)])
+  for drawn in found.values():
+    drawn.suptitle(name.replace("\udce9", ""))  # which Matplotlib does not draw
+    ElementTree.fromstring(figures.svg(drawn))
+  folder = tmp_path / name / "0"
+  report.write([folder], folder / "report.html")
+  text = (folder / "report.html").read_text(encoding="utf-8")
+  assert not set(name) & set("\x1b\a\udce9\ufffe") & set(text)
+  assert all(run.name.isprintable() for run in runs.read_all([tmp_path / name]))

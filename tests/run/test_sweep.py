@@ -233,7 +233,7 @@ ARGUMENTS = ["--config=tile.py:ci", "--out=OUT"]
   [
     (["--grid=optimizer.rate:1"], "rate=1: the config has no field 'optimizer.rate'"),
     (["--config.optimizer.rate=1"], "base: the config has no field 'optimizer.rate'"),
-    (["--grid=batch.graphs:2,-1"], "graphs=-1: batch.graphs is -1, expected "),
+    (["--grid=batch.graphs:2,-1"], "graphs=-1: --config.batch.graphs is -1, expected "),
     (["--grid=batch.graphs:2,x"], "graphs=x: flag --config.batch.graphs=x: invalid literal"),
     (["--grid=optimizer.learning_rat:1"], "did you mean optimizer.learning_rate? --print_config"),
     (["--grid=x"], "expected FIELD:VALUE"),
@@ -272,7 +272,7 @@ def test_fields_go_to_every_run_and_what_follows_the_dashes_to_beam():
   args = sweep._parse([*ARGUMENTS, "--config.train.epochs=2", "--synthetic", "--", "--runner=X"])
   assert (args.fields, args.beam) == (["--config.train.epochs=2"], ["--runner=X"])
   command = sweep._command_of(args, "tile.py:ci")
-  assert command[0] == sys.executable and "run.tile()" in command[2]
+  assert command[0] == sys.executable and "run.tile()" in command[3]
   assert command[-2:] == ["--synthetic", "--config.train.epochs=2"]
 
 
@@ -282,7 +282,7 @@ def test_the_command_of_a_run_ends_with_its_sweep_and_carries_out_the_config(mon
   monkeypatch.setattr("tpugraphs_jax.run.layout", lambda: done.append(list(sys.argv)))
   monkeypatch.setattr(sys, "argv", ["-c", "--config=x"])
   value = "layout.py:xla-random,ci"
-  exec(sweep._command_of(sweep._parse([f"--config={value}", "--out=o"]), value)[2], {})
+  exec(sweep._command_of(sweep._parse([f"--config={value}", "--out=o"]), value)[3], {})
   assert done == ["watched", ["run_layout.py", "--config=x"]]
 
 
@@ -290,7 +290,7 @@ def test_a_grid_has_options_of_the_model_that_a_flag_names():
   value = "tile.py:ci"
   args = sweep._parse([f"--config={value}", "--out=o", "--config.model.name=MLP"])
   commands, grid = {value: sweep._command_of(args, value)}, {"model.num_layers": ["2", "0"]}
-  with pytest.raises(ValueError, match="num_layers=0: model.num_layers is 0"):
+  with pytest.raises(ValueError, match="num_layers=0: --config.model.num_layers is 0"):
     sweep._check_configs(sweep.runs_of(commands, "o", grid, [0]))
 
 

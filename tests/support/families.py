@@ -24,7 +24,7 @@ def make(kind: str, network: base.Network, variant: str = "ci", **changes: Any) 
     **changes: fields of the config (`**{"eval.graphs": 4}`).
   """
   config = parts.config_of(kind, variant, **changes)
-  default = base.Kernels if kind == "tile" else base.Programs
+  default = base.TileFamily if kind == "tile" else base.LayoutFamily
   family = (network.family or default)(network, config)
   family = Segments(family) if config.segments else family
   family.config_transform = IDENTITY

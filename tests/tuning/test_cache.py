@@ -121,3 +121,14 @@ def test_a_failure_of_the_compilers_own_choice_is_the_cached_answer(problem, mon
     tpugraphs_jax.tune(_product, *_ARGS, cache=tmp_path / "other.jsonl", progress=False)
   with pytest.raises(ValueError, match="own choice cannot be labelled: out of memory"):
     tpugraphs_jax.tune(_product, *_ARGS, cache=tmp_path / "other.jsonl", progress=False)
+
+
+@pytest.mark.parametrize("label", [{}, {"a": 1}, [], "12", None, True])
+def test_a_label_that_is_no_number_is_refused_by_its_line(problem, asked, tmp_path, label):
+  path = tmp_path / "labels.jsonl"
+  _found(path, problem, [(0,)])
+  record = json.loads(path.read_text())
+  record["raw"]["bytes_accessed"] = label
+  path.write_text(json.dumps(record) + "\n")
+  with pytest.raises(ValueError, match="line 1: .* is no label of tune"):
+    cache.Cache(path, problem)

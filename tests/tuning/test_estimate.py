@@ -239,7 +239,7 @@ def _simulated(**changes):
 @pytest.fixture
 def simulated(compiled, monkeypatch):
   """Sets what the schedules of a program with a copy and a product say."""
-  chip = chips.Chip(1.72e9, 1.0, 1.0, 1, 1, 1, 1, 1, "a test")
+  chip = tpu.dataclasses.replace(chips.chips()["tpu:v6e"], clock=1.72e9, source="a test")
   monkeypatch.setattr(chips, "chips", lambda: {"tpu:v6e": chip})
 
   def answer(time):
@@ -253,7 +253,7 @@ def simulated(compiled, monkeypatch):
     nodes[0].metadata.op_name = "w"
     nodes[2].metadata.op_name = "jit(f)/transpose(jvp(Net))/Dense_1/dot_general"
     compiled(tpu.dataclasses.replace(_program(*nodes), schedules={"TLP": ""}))
-    monkeypatch.setattr(program, "simulate", lambda *_: time)
+    monkeypatch.setattr(program, "simulate", lambda *_, arguments: time)
 
   return answer
 
@@ -288,12 +288,12 @@ def test_the_interval_of_schedules_is_that_of_their_record_with_its_compilers(
   simulated, monkeypatch
 ):
   simulated(_simulated())
-  interval = costs.Interval(0.9, 1.1, 60, ["products", "kernels"], {"products": "0.0.40"})
+  interval = costs.Interval(0.9, 1.1, 60, ["products", "kernels"], "0.0.40")
   monkeypatch.setattr(costs, "intervals", lambda: {"tpu:v6e": interval})
   found = tpugraphs_jax.estimate(step, 1.0, targets="v6e")
   assert found.rows[0].interval == pytest.approx((1.8, 2.2))
-  assert "60 programs of products, kernels" in repr(found)
-  assert "libtpu 0.0.40, this is 0.0.42.1" in repr(found)
+  assert "60 programs (products, kernels)" in repr(found)
+  assert "libtpu 0.0.40, 9 of 10; this is 0.0.42.1" in repr(found)
 
 
 def test_no_time_of_schedules_is_below_the_operations_at_the_peak(simulated):
@@ -325,9 +325,34 @@ def test_a_loop_of_unknown_length_is_the_reason_that_is_named(compiled, monkeypa
   made = _program(_node("copy", 1, cycles=10), loop, callees=[body, condition])
   compiled(tpu.dataclasses.replace(made, schedules={"TLP": ""}))
   why = "the program writes scalar memory"
-  monkeypatch.setattr(program, "simulate", lambda *_: _simulated(milliseconds=None, why=why))
+  time = _simulated(milliseconds=None, why=why)
+  monkeypatch.setattr(program, "simulate", lambda *_, arguments: time)
   (row,) = estimate.estimate(step, targets="v6e").rows
   assert row.why == "it has a loop of unknown length while_of_jax model.py:1"
+
+
+def test_integers_among_the_arguments_reach_loops_and_kernels(compiled, monkeypatch):
+  nodes, computations = _loop(1, 100, _node("copy", 1, cycles=1000, shape=_LARGE))
+  start = _node("parameter", 97, shape=())
+  start.shape.element_type, start.parameter_number = 4, 1
+  sizes = _node("parameter", 96, shape=(3,))
+  made = _program(sizes, start, nodes[1], callees=computations)
+  compiled(tpu.dataclasses.replace(made, schedules={"TLP": ""}))
+  given = []
+
+  def simulate(*_, arguments):
+    given.append({number: value.tolist() for number, value in arguments.items()})
+    return _simulated(milliseconds=None)
+
+  monkeypatch.setattr(program, "simulate", simulate)
+  rows = [
+    estimate.estimate(lambda sizes, start: start, jnp.array([4, 5, 6]), start, targets="v6e").rows[
+      0
+    ]
+    for start in (40, jnp.int32(90), jax.ShapeDtypeStruct((), jnp.int32))
+  ]
+  assert [row.cycles for row in rows] == [60_000, 10_000, 1000] and "loop" in rows[2].why
+  assert given == [{0: [4, 5, 6], 1: 40}, {0: [4, 5, 6], 1: 90}, {0: [4, 5, 6]}]
 
 
 def test_a_compiler_that_gives_no_answer_is_a_row_with_its_reason(compiled):
@@ -366,6 +391,25 @@ def test_what_a_reader_has_to_know_of_the_function_is_said(compiled):
   assert "float64 arguments are estimated" in repr(estimate.estimate(step, wide, targets="v6e"))
   plain = repr(estimate.estimate(step, jnp.zeros(8), targets="v6e"))
   assert "Pallas" not in plain and "float64" not in plain
+
+
+def test_the_command_saves_compares_and_fails_where_a_program_got_slower(
+  compiled, tmp_path, capsys
+):
+  program, saved = tmp_path / "mine.py", tmp_path / "a.json"
+  program.write_text("PROGRAMS = {'step': (lambda x: x, (1.0,))}\n")
+  source = f"{program}:step"
+  compiled(_program(_node("copy", 1, cycles=10**6, line=7)))
+  assert estimate.main([source, "--targets", "v6e", "--save", str(saved)]) == 0
+  assert estimate.main([source, "--against", str(saved)]) == 0  # for the targets of the file
+  compiled(_program(_node("copy", 1, cycles=2 * 10**6, line=7)))
+  capsys.readouterr()
+  assert estimate.main([source, "--against", str(saved), "--slower", "0.02"]) == 1
+  assert "copy_of_jax model.py:7 (+0.5 ms)" in capsys.readouterr().out
+  assert estimate.main([source, "--against", str(saved), "--slower", "1.5"]) == 0
+  saved.write_text("{}")
+  assert estimate.main([source, "--against", str(saved)]) == 2
+  assert "a.json" in capsys.readouterr().err
 
 
 def test_the_command_does_not_take_the_functions_place_in_the_package():

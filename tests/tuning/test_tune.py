@@ -385,6 +385,8 @@ def _milliseconds(change, unknown="", share=1.0):
     changed = sum(number > 0 for number in problem.layouts_of(numbers))
     return {
       "milliseconds": None if unknown else 1.0 + change * changed,
+      "basis": "" if unknown else "cycles",
+      "without_time": f"the compiler does not estimate {unknown}",
       "estimated_cycles": round(1000 * (1 + (1 if unknown else -1) * change * changed)),
       "counted_share": share,
       "unknown": unknown,
@@ -443,12 +445,12 @@ def test_a_choice_that_fails_is_replaced_by_another_trial(monkeypatch):
   def failing(problem, numbers):
     lacks = sum(number > 0 for number in numbers) == 1
     return estimates(problem, numbers) | (
-      {"milliseconds": None, "unknown": "sort"} if lacks else {}
+      {"milliseconds": None, "without_time": "a sort has none"} if lacks else {}
     )
 
   found = _tuned_by(monkeypatch, failing)
   assert found.failed > 2 and len(found.raw) == 12
-  assert all("does not estimate sort" in error for error in found.errors.values())
+  assert all("because a sort has none" in error for error in found.errors.values())
 
 
 @pytest.mark.parametrize("name", ["budget", "candidates", "seed"])

@@ -131,10 +131,18 @@ def interrupted() -> NoReturn:
 
 @contextlib.contextmanager
 def explaining_devices() -> Iterator[None]:
-  """Turns jax's error where it has no device of `JAX_PLATFORMS` into a ValueError of one line."""
+  """Turns errors of jax that settings of the user cause into a ValueError of one line.
+
+  `JAX_PLATFORMS` may name a device that is not here, and `JAX_TRANSFER_GUARD` forbid transfers.
+  """
   try:
     yield
   except (RuntimeError, AssertionError) as error:
+    if "Disallowed" in str(error) and "transfer" in str(error):
+      raise ValueError(
+        "jax's transfer guard (JAX_TRANSFER_GUARD) disallows transfers to and from devices, and "
+        "this command needs them: unset the variable, or set it to allow or log"
+      ) from None
     platforms, jax = os.environ.get("JAX_PLATFORMS"), sys.modules.get("jax")
     # jax has devices the second time where the first of several platforms is there.
     is_missing = "initialize backend" in str(error) or jax and not _has_devices(jax)

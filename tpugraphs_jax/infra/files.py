@@ -22,6 +22,7 @@ import io
 import json
 import os
 from pathlib import Path
+import re
 import secrets
 import shutil
 import socket
@@ -42,6 +43,7 @@ from tpugraphs_jax.infra import console, machine, trust
 LOCK = ".lock"  # in a folder that one process at a time may write
 _OWNER = f"{LOCK}.owner"  # names the process that holds the lock
 _PARTIAL = ".partial"
+_PARTIAL_NAME = re.compile(rf"\..*\.(\d+)-[0-9a-f]{{8}}{re.escape(_PARTIAL)}", re.DOTALL)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # extras, by protocol
 _POLL_SECONDS = 0.2
@@ -94,6 +96,8 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
   the same time, each through its own partial file. A bucket (`s3://...`) has the whole file or no
   file, too.
 
+  The first call for a folder removes the partial files that killed processes left there.
+
   Args:
     path: the file to write; its folder is made where it is missing.
     mode: `w` or `wb`.
@@ -114,6 +118,7 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     return
   path = expanded(path)
   path.parent.mkdir(parents=True, exist_ok=True)
+  _tidy_once(path.parent.absolute())
   partial = partial_path(path)
   try:
     with contextlib.ExitStack() as stack:
@@ -129,7 +134,8 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
       raise OSError(error.errno, error.strerror, str(path)) from None
     raise
   finally:
-    partial.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the error that ends the block says more
+      partial.unlink(missing_ok=True)
 
 
 def write_json(path: str | os.PathLike[str], values: Any, *, indent: int | None = None) -> None:
@@ -176,11 +182,37 @@ def tidy(folder: Path) -> None:
   A file that a running process is writing stays. On file systems without locks all files stay.
   """
   for path in folder.glob(f".*{_PARTIAL}"):
-    with contextlib.suppress(OSError), lock(path) as is_free:
-      if is_free and path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-      elif is_free:
-        path.unlink(missing_ok=True)
+    _remove_if_free(path)
+
+
+@functools.cache  # once per process: a folder may get thousands of files
+def _tidy_once(folder: Path) -> None:
+  """Removes what killed processes left in a folder of the user, and no file of another program."""
+  with contextlib.suppress(OSError):
+    for path in folder.glob(f".*{_PARTIAL}"):
+      match = _PARTIAL_NAME.fullmatch(path.name)
+      if match and not _may_be_writing(int(match[1]), path):
+        _remove_if_free(path)
+
+
+def _may_be_writing(process: int, path: Path) -> bool:
+  """Whether a process of that id runs here, or has made a file just now, perhaps elsewhere."""
+  try:
+    os.kill(process, 0)
+  except ProcessLookupError:
+    return False
+  except (OSError, OverflowError):  # of another user
+    pass
+  return time.time() - path.stat().st_mtime < _SETTLED_SECONDS
+
+
+def _remove_if_free(path: Path) -> None:
+  """Removes a partial file or folder unless another process holds its lock."""
+  with contextlib.suppress(OSError), lock(path) as is_free:
+    if is_free and path.is_dir():
+      shutil.rmtree(path, ignore_errors=True)
+    elif is_free:
+      path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

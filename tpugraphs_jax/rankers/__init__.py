@@ -38,13 +38,13 @@ def create(config: Config, unscaled: Sequence[str] = ()) -> base.Family:
   """
   model = config.model
   ranker_network = base.create_network(config.kind, model.name, **model.given)
-  default = base.Kernels if config.kind == "tile" else base.Programs
+  default = base.TileFamily if config.kind == "tile" else base.LayoutFamily
   family = (ranker_network.family or default)(ranker_network, config, unscaled)
   if config.segments is None:
     return family
-  if not isinstance(family, base.Programs):
+  if not isinstance(family, base.LayoutFamily):
     raise ValueError(
       f"model {model.name} is of the family {type(family).__name__}, expected "
-      "one of base.Programs: others cannot be trained in segments"
+      "one of base.LayoutFamily: others cannot be trained in segments"
     )
   return Segments(family)

@@ -10,7 +10,8 @@ A `Network` is a flax module from a batch of slates to scores, in two parts:
 A `Family` holds a network and all code that depends on its kind. It prepares graphs, draws slates,
 assembles batches, scores configurations, and refuses fields of a config.
 A family is a folder or file of `rankers`; code outside of `rankers` works with any family.
-`Kernels` is the base of families on whole kernels, and `Programs` on whole programs.
+`TileFamily` is the base of families that rank tiles of kernels, `LayoutFamily` of those that rank
+layouts of programs.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Network(Precise):
 
   @property
   def family(self) -> Callable[..., Family] | None:
-    """The class of the network's family; None = `Kernels` or `Programs`."""
+    """The class of the network's family; None = `TileFamily` or `LayoutFamily`."""
     return None
 
   def __call__(self, batch: Any, *, train: bool = False) -> jax.Array:
@@ -303,7 +304,7 @@ def _check_opcodes(graph: OpGraph, opcodes: int) -> None:
     )
 
 
-class Kernels(Family):
+class TileFamily(Family):
   """Fused kernels with tile configurations, which networks read in `TileBatch.config_feat`."""
 
   def prepare(self, graph: OpGraph[TileConfigs], feat: np.ndarray) -> PreparedGraph[TileConfigs]:
@@ -323,7 +324,7 @@ class Kernels(Family):
     )
 
 
-class Programs(Family):
+class LayoutFamily(Family):
   """Whole programs with layout configurations."""
 
   def prepare(self, graph: OpGraph[LayoutConfigs], feat: np.ndarray) -> PreparedProgram:

@@ -33,12 +33,12 @@ def write(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
     ValueError: a file of a run is damaged.
   """
   require_plots()
-  from tpugraphs_jax.report import page, runs
+  from tpugraphs_jax.report import figures, page, runs
 
   folder = os.path.dirname(os.fspath(out)) or "."
   text = page.render(runs.read_all(folders), folder)
   with files.replacing(out, encoding="utf-8") as file:
-    file.write(text)
+    file.write(figures.without_controls(text))
 
 
 def try_write(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:

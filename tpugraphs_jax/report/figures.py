@@ -55,12 +55,20 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BAND = (10, 90)  # percentiles over graphs
 
 
+def without_controls(text: str) -> str:
+  """A text of a page or figure, with a sign in the place of characters that XML does not allow.
+
+  Names of folders and values of a config may have them.
+  """
+  return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def svg(drawn: figure.Figure) -> str:
   """The figure as an `<svg>` element whose text and grid have the colours of the page."""
   with rc_context(_STYLE | {"svg.hashsalt": "report"}):
     text = io.StringIO()
     drawn.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-  drawing = _NOT_XML.sub("\ufffd", text.getvalue())
+  drawing = without_controls(text.getvalue())
   element = drawing[drawing.index("<svg") :]  # without the head of an XML file
   return element.replace(_INK, "currentColor").replace(_GRID, "var(--line)")
 

@@ -73,7 +73,7 @@ def _section(comparison: Comparison) -> dict[str, Any]:
     "name": first.collection,
     "labels": first.labels,
     "most": figures.MOST,
-    "judged": first.summary.get(evaluation.reported(first.config.get("data.folds", 0)), {}),
+    "judged": first.summary.get(evaluation.final_split(first.config.get("data.folds", 0)), {}),
     "best": first.summary.get("training", {}).get("best", {}) if first.fold is None else {},
     "results": _results(comparison),
     "leads": _table(

@@ -503,7 +503,9 @@ def read(folder: Path) -> Run:
     trust.check(manifest, trust.Record(config=trust.Record(model=trust.Record(name=str))), "it")
     trust.check(manifest, _ABOUT, "it")
     trust.check(manifest["config"], _CONFIG, "config")
-    config = traverse_util.flatten_dict(manifest["config"], sep=".")
+    flat = traverse_util.flatten_dict(manifest["config"], sep=".")
+    shown = lambda value: console.printable(value) if isinstance(value, str) else value
+    config: dict[str, Any] = {name: shown(value) for name, value in flat.items()}
   seed = config.pop("seed", 0)
   data_root, path = config.pop("data_root", ""), folder / "summary.json"
   fold, is_divided = config.pop("data.fold", 0), bool(config.get("data.folds", 0))
@@ -522,7 +524,7 @@ def read(folder: Path) -> Run:
   rows, name = _rows(folder / "metrics.jsonl"), folder.name or str(folder)
   about = {key: manifest[key] for key in _ABOUT if key in manifest}
   run = Run(name, config, seed, summary, rows, (), str(folder), data_root, about, fold, division)
-  scores = evaluation.SCORES_FILE.format(evaluation.reported(is_divided))
+  scores = evaluation.SCORES_FILE.format(evaluation.final_split(is_divided))
   return dataclasses.replace(run, judged=_judged(folder / scores, run))
 
 

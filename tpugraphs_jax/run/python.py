@@ -33,7 +33,7 @@ class Run:
 
     With `data.folds` they are of the test fold.
     """
-    return results.judged(results.read_summary(self.workdir)).get("metrics", {})
+    return results.final_evaluation(results.read_summary(self.workdir)).get("metrics", {})
 
   @functools.cached_property
   def model(self) -> ranker.Ranker:

@@ -82,7 +82,7 @@ class SweepRun:
     """Whether training ended without an interruption, and was evaluated."""
     summary = self.summary
     ended = str(summary.get("training", {}).get("ended", ""))
-    return ended.startswith(_DONE) and bool(results.judged(summary))
+    return ended.startswith(_DONE) and bool(results.final_evaluation(summary))
 
 
 def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -170,7 +170,7 @@ def do(run: SweepRun) -> None:
           process.terminate()
         process.wait()  # the run saves a checkpoint
       raise
-  metrics = results.judged(run.summary).get("metrics", {})
+  metrics = results.final_evaluation(run.summary).get("metrics", {})
   known = [name for name in _METRICS if metrics.get(name) is not None]
   state = ", ".join(["done", *(f"{name} {metrics[name]:.4f}" for name in known)])
   if process.returncode:
@@ -217,7 +217,7 @@ def row_of(run: SweepRun) -> dict[str, Any]:
     "state": state,
     "step": training.get("step", ""),
     "seconds": training.get("seconds", ""),
-    **results.judged(summary).get("metrics", {}),
+    **results.final_evaluation(summary).get("metrics", {}),
   }
 
 

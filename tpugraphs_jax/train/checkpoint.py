@@ -21,6 +21,7 @@ import logging
 import os
 from pathlib import Path
 import shutil
+import sys
 from typing import Any, TypeVar
 
 import jax
@@ -270,6 +271,25 @@ def _quiet_orbax() -> None:
   """Drops the messages of Orbax, dozens of lines per checkpoint."""
   for name in ("absl", "asyncio"):
     logging.getLogger(name).addFilter(_is_shown)  # once, however often it is added
+  if not isinstance(sys.unraisablehook, _WithoutReaders):
+    sys.unraisablehook = _WithoutReaders(sys.unraisablehook)
+
+
+class _WithoutReaders:
+  """A hook of `sys.unraisablehook` without the tracebacks of TensorStore's threads.
+
+  At the first damaged array Orbax ends its event loop. The threads that read the other arrays then
+  report that the loop is closed, each with a traceback, before the line about the damage.
+  """
+
+  def __init__(self, earlier: Callable[[Any], object]):
+    self._earlier = earlier
+
+  def __call__(self, unraisable: Any) -> None:
+    trace = unraisable.exc_traceback
+    is_reader = trace is not None and trace.tb_frame.f_code.co_name == "call_soon_threadsafe"
+    if not (is_reader and str(unraisable.exc_value) == "Event loop is closed"):
+      self._earlier(unraisable)
 
 
 def _reason(error: object) -> str:

@@ -109,9 +109,9 @@ def load_graphs(
     fit(ranker, collections, train_graphs)
     parallel.primary_only(features.save)(path, ranker.transforms)
   log.write_manifest(workdir, config.to_dict())
-  for each in collections:  # raises before training starts
-    for graph in valid_graphs if each is data else each.load(config.data_root, "valid"):
-      each.validation_ids(graph.name, graph.configs)
+  for other in collections:  # raises before training starts
+    for graph in valid_graphs if other is data else other.load(config.data_root, "valid"):
+      other.validation_ids(graph.name, graph.configs)
   return [ranker.prepare(graph) for graph in train_graphs], list(map(ranker.prepare, valid_graphs))
 
 

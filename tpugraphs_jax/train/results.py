@@ -136,9 +136,9 @@ def read_summary(workdir: Path) -> dict[str, Any]:
   return trust.fields_in(workdir / SUMMARY_FILE)
 
 
-def judged(summary: Mapping[str, Any]) -> dict[str, Any]:
-  """The section with the figures of a run, see `evaluation.reported`; empty before evaluation."""
-  return summary.get(evaluation.reported(summary.get("folds", 0)), {})
+def final_evaluation(summary: Mapping[str, Any]) -> dict[str, Any]:
+  """The section with the figures of a run (`evaluation.final_split`); empty before evaluation."""
+  return summary.get(evaluation.final_split(summary.get("folds", 0)), {})
 
 
 @parallel.primary_only
@@ -341,7 +341,7 @@ def _write_evaluation(
   rows, means = evaluation.evaluate(judged_graphs, collection.slowdown_ks)
   name = "validation" if split == "valid" else split
   evaluation.write_csv(workdir / f"{name}.csv", rows)
-  if name in ("validation", evaluation.reported(config.data.folds)):
+  if name in ("validation", evaluation.final_split(config.data.folds)):
     evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged_graphs)
     if collection.kind == "tile":
       programs = evaluation.program_rows(judged_graphs, predicted_ns)

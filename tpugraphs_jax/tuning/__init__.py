@@ -8,6 +8,8 @@ strategies  search: proposes the next choice to label, and learns from labels, w
 tune        labels what the search proposes, and returns the function with the best choice
 layouts     the file of a choice, and the function with the choice of a file
 loops       lengths of the loops of a module; `work` counts operations and bytes of instructions
-estimate    time and memory of a function on TPUs; `times.json` has times of measured programs
+estimate    time and memory of a function on TPUs: `compiler` compiles it in another process,
+            `costs` says where the time goes, `summary` prints it, `comparison` compares two
+tiles       the order of the block sizes of a kernel
 collect     labels many programs: `workers` start a `worker` for each, which keeps a `journal`
 """

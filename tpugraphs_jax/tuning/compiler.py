@@ -159,7 +159,8 @@ class Compiler:
   def _end(self) -> None:
     if self._process is not None:
       self._process.kill()
-      self._process.communicate()
+      with contextlib.suppress(BrokenPipeError), self._process:  # closes its pipes and waits
+        pass
       self._process = None
 
 

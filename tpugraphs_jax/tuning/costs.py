@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from tpugraphs_jax.hlo import module_graph, proto
@@ -27,6 +28,7 @@ INTERVALS = Path(__file__).with_name("intervals.json")
 SCHEDULE, CYCLES = "schedule", "cycles"  # what a time comes from
 BETWEEN = "between kernels"
 _MOST_NAMED = 5
+_MOST_INTEGERS = 1 << 16  # of an array whose values are read
 _GIB = 2**30
 # Kinds of `tpu_kernels.Uncounted` whose time does not follow from the size of their results.
 _NEVER_SMALL = ("loop", "kernel", "custom-call")
@@ -99,14 +101,14 @@ class Interval:
       constants that were fitted without the source that it comes from.
     programs: how many were measured.
     sources: where they come from.
-    libtpu: versions of the compiler of the schedules, and of the measured programs.
+    libtpu: the compiler of the schedules. Most programs were measured with others.
   """
 
   low: float
   high: float
   programs: int
   sources: Sequence[str]
-  libtpu: Mapping[str, str]
+  libtpu: str
 
 
 @functools.cache
@@ -137,6 +139,8 @@ class Kernel:
     bound: `products`, `vector work`, `memory` or `loop overhead`; empty without a schedule.
     cycles: the compiler's estimate; None where it has none.
     bytes_accessed: between the chip and the large memory: of a schedule what it moves.
+    vmem_bytes: moved by copies on the chip; 0 without a schedule.
+    is_custom: whether it is a custom call, such as a Pallas kernel.
     move: what it moves, if it only changes a layout.
     why: why it has no time.
   """
@@ -152,6 +156,8 @@ class Kernel:
   bound: str = ""
   cycles: int | None = None
   bytes_accessed: int = 0
+  vmem_bytes: int = 0
+  is_custom: bool = False
   move: moves.Move | None = None
   why: str = ""
 
@@ -207,10 +213,19 @@ class Row:
     return sum(each.milliseconds or 0.0 for each in self.kernels if each.move)
 
 
-def cost(compiled: tpu.TpuProgram, target: str) -> Row:
-  """What a compiled program costs on a target."""
+def cost(compiled: tpu.TpuProgram, target: str, arrays: Sequence[Any] = ()) -> Row:
+  """What a compiled program costs on a target.
+
+  Args:
+    compiled: the program.
+    target: such as `tpu:v6e`.
+    arrays: its arguments. The values of integers, where they are known, can tell how often a loop
+      iterates and which tiles a kernel computes.
+  """
   module = proto.parse_module(compiled.module, where=f"program for {target}")
-  cycles = tpu_kernels.estimated_cycles(module)
+  values = _integers(module, arrays)
+  scalars = [_scalar(values.get(number)) for number in range(len(arrays))]
+  cycles = tpu_kernels.estimated_cycles(module, scalars)
   row = Row(
     target,
     cycles=cycles.cycles,
@@ -223,7 +238,8 @@ def cost(compiled: tpu.TpuProgram, target: str) -> Row:
   named = _Kernels(module, cycles)
   if not compiled.schedules:
     return _by_cycles(row, named, cycles)
-  row = _by_schedule(row, named, program.simulate(module, compiled.schedules, target))
+  simulated = program.simulate(module, compiled.schedules, target, arguments=values)
+  row = _by_schedule(row, named, simulated)
   if row.milliseconds is not None:
     return row
   loops = [each for each in cycles.uncounted if each.kind == "loop"]
@@ -231,6 +247,25 @@ def cost(compiled: tpu.TpuProgram, target: str) -> Row:
     return dataclasses.replace(row, why=f"it has {listed(loops)}")
   by_cycles = _by_cycles(row, named, cycles)
   return row if by_cycles.why else dataclasses.replace(by_cycles, without_schedule=row.why)
+
+
+def _integers(module: proto.HloModuleProto, arrays: Sequence[Any]) -> dict[int, np.ndarray]:
+  """The values of arrays of integers, by the number of the program's parameter."""
+  entry = next(each for each in module.computations if each.id == module.entry_computation_id)
+  parameters = sum(node.opcode == "parameter" for node in entry.instructions)
+  if parameters != len(arrays):  # jax leaves out arrays that nothing uses
+    return {}
+  kinds = (jax.Array, np.ndarray, np.generic, int)
+  known = {number: each for number, each in enumerate(arrays) if isinstance(each, kinds)}
+  return {
+    number: np.asarray(array)
+    for number, array in known.items()
+    if np.size(array) <= _MOST_INTEGERS and np.dtype(jax.typeof(array).dtype).kind in "iub"
+  }
+
+
+def _scalar(array: np.ndarray | None) -> int | None:
+  return int(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
 class _Kernels:
@@ -272,6 +307,7 @@ class _Kernels:
       names.scope(origin.op_name),
       origin.where or own.where,
       names.shape(node.shape),
+      is_custom=node.opcode == "custom-call",
       move=self._moves.get(name),
       **numbers,
     )
@@ -291,6 +327,7 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime) -> R
         stall=timed.stall / timed.cycles if timed.cycles else None,
         bound=timed.bound,
         bytes_accessed=kernel.bytes_accessed if timed.why else timed.hbm_bytes,
+        vmem_bytes=timed.vmem_bytes,
         why=timed.why,
       )
     )

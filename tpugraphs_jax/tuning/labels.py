@@ -12,6 +12,7 @@ more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+import contextlib
 import dataclasses
 from typing import Any, ClassVar
 
@@ -21,6 +22,8 @@ from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED
 from tpugraphs_jax.hlo import proto, sources
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.tuning import choosing, costs, measure, tpu, tpu_kernels
+from tpugraphs_jax.tuning.calls import Call
+from tpugraphs_jax.tuning.compiler import Compiler, Ended
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 
 Raw = dict[str, Any]  # the numbers found for a candidate, as the sidecar of a program keeps them
@@ -83,6 +86,10 @@ class Label:
     """The stage of compilation of the module from which the graph is made."""
     return f"{BEFORE_LAYOUTS} for {self.target}" if self.target else LOWERED
 
+  def opened(self) -> contextlib.AbstractContextManager[Label]:
+    """The label with what it needs for a search, which ends with the context."""
+    return contextlib.nullcontext(self)
+
   def of(self, own: Raw) -> Label:
     """The label of a program, from the raw numbers of the compiler's own choice."""
     return self
@@ -134,12 +141,20 @@ class TpuEstimate(Label):
   Attributes:
     own: the raw numbers of the compiler's own choice, of a program whose choices are labelled.
     by_time: whether the label is the time of `estimate` where the own choice has one.
+    compiler: compiles in a process of its own, which writes the schedules of kernels; without one
+      this process compiles, and times come from cycles.
   """
 
   target: str  # such as tpu:v3
   own: Raw | None = None
   by_time: bool = False
+  compiler: Compiler | None = None
   name: ClassVar[str] = "tpu_estimate"
+
+  @contextlib.contextmanager
+  def opened(self) -> Iterator[TpuEstimate]:
+    with Compiler() if self.by_time else contextlib.nullcontext() as compiler:
+      yield dataclasses.replace(self, compiler=compiler)
 
   def of(self, own: Raw) -> TpuEstimate:
     return dataclasses.replace(self, own=own)
@@ -167,12 +182,19 @@ class TpuEstimate(Label):
 
   @property
   def worth(self) -> str:
-    if self.is_of_time:
-      time = costs.times()[self.target]
+    if self.own and self.is_of_time:
+      by_schedule = self.own["basis"] == costs.SCHEDULE
+      measured = (costs.intervals() if by_schedule else costs.times()).get(self.target)
+      source = "the schedules of its kernels" if by_schedule else "the cycles of its kernels"
+      spread = (
+        f"of {measured.programs} programs that were measured on {self.target}, nine of ten took "
+        f"{measured.low:.2f} to {measured.high:.2f} of it"
+        if measured
+        else f"no program was measured on {self.target}"
+      )
       return (
-        f"The time of `estimate` and no measurement: of {time.programs} programs of "
-        f"{time.operations} operations that were measured on {self.target}, nine of ten took "
-        f"{time.low:.2f} to {time.high:.2f} of it. Measure on the device before you rely on it."
+        f"The time of `estimate`, from {source}, and no measurement: {spread}. Measure on the "
+        "device before you rely on it."
       )
     figures = (
       "On AlexNet's training step its Kendall tau-b with 39,187 times measured on TPU v3 is 0.55; "
@@ -227,7 +249,13 @@ class TpuEstimate(Label):
   def compile(
     self, function: Callable[..., Any], args: tuple, compiler_options: CompilerOptions
   ) -> tpu.TpuProgram:
-    return tpu.compile_function(function, args, self.target, compiler_options=compiler_options)
+    if self.compiler is None:
+      return tpu.compile_function(function, args, self.target, compiler_options=compiler_options)
+    call = choosing.for_one_device(Call(function, args, {}))
+    try:
+      return self.compiler.compile(call, self.target, compiler_options=compiler_options)
+    except Ended as error:
+      raise ValueError(f"the compiler failed: {error}") from None
 
   def estimate(self, compiled: tpu.TpuProgram) -> Raw:
     module = proto.parse_module(compiled.module, where="TPU program")
@@ -243,6 +271,8 @@ class TpuEstimate(Label):
       "cycles": cycles_by_group(estimate.by_kernel),
       "loops_counted_once": estimate.loops_counted_once,
       "milliseconds": cost.milliseconds,
+      "basis": cost.basis,
+      "without_time": cost.why,
       "counted_share": _counted_share(estimate),
       "unknown": costs.listed(unknown) if unknown else "",
     }
@@ -253,7 +283,12 @@ class TpuEstimate(Label):
     lacking = raw.get("without_estimate", 0)
     if self.is_of_time:
       if not raw.get("milliseconds"):
-        raise ValueError(f"its time is unknown: the compiler does not estimate {raw['unknown']}")
+        raise ValueError(f"it has no time, because {raw['without_time']}")
+      if self.own and raw["basis"] != self.own["basis"]:
+        raise ValueError(
+          f"its time comes from its {raw['basis']}, that of the compiler's own choice from its "
+          f"{self.own['basis']}: the two do not compare"
+        )
       value = round(raw["milliseconds"] * 1e9)
     elif self.is_of_seconds:
       if _seconds_are_partial(raw):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import importlib.util
 import os
@@ -49,9 +49,7 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
   if not place.endswith(".py"):
     raise ValueError(f"program {source!r}, expected a folder, FILE.py or FILE.py:KEY")
   module = _file_module(Path(place))
-  programs = getattr(module, "PROGRAMS", None)
-  if not isinstance(programs, Mapping) or not all(isinstance(name, str) for name in programs):
-    raise ValueError(f"{place} has no dictionary PROGRAMS from names to programs")
+  programs = _dictionary(module, place, "PROGRAMS", "programs")
   split = split or getattr(module, "SPLIT", graph.SPLITS[0])
   if split not in graph.SPLITS:
     raise ValueError(f"{place}: split {split!r}, expected one of {', '.join(graph.SPLITS)}")
@@ -62,6 +60,43 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
     Program(f"{place}:{name}", file_name(name), split, *_parts(programs[name], f"{place}:{name}"))
     for name in ([key] if key else programs)
   ]
+
+
+def load_tiles(source: str) -> dict[str, tuple[Callable[..., Any], tuple, Sequence[Any]]]:
+  """The kernels of a source with their example arguments and tiles, by name.
+
+  Args:
+    source: `FILE.py`, all of its dictionary `TILES`; or `FILE.py:KEY`, one of them.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: there is nothing of that name, or it is not a kernel with arguments and tiles.
+  """
+  place, _, key = source.partition(":")
+  if not place.endswith(".py"):
+    raise ValueError(f"kernel {source!r}, expected FILE.py or FILE.py:KEY")
+  kernels = _dictionary(_file_module(Path(place)), place, "TILES", "kernels with tiles")
+  if key and key not in kernels:
+    raise ValueError(f"{place} has no kernel {key!r}, it has {', '.join(kernels)}")
+  found = {name: kernels[name] for name in ([key] if key else kernels)}
+  for name, value in found.items():
+    is_triple = isinstance(value, tuple) and len(value) == 3
+    if not is_triple or not callable(value[0]) or not isinstance(value[1], tuple):
+      raise ValueError(
+        f"{place}:{name} is a {type(value).__name__}, expected (function from a tile to the "
+        "function with that tile, tuple of example arguments, list of tiles)"
+      )
+  return found
+
+
+def _dictionary(
+  module: types.ModuleType, place: str, name: str, contents: str
+) -> Mapping[str, Any]:
+  """A dictionary of a Python file."""
+  values = getattr(module, name, None)
+  if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+    raise ValueError(f"{place} has no dictionary {name} from names to {contents}")
+  return values
 
 
 def _parts(value: Any, where: str) -> tuple[Any, ...]:

@@ -90,6 +90,11 @@ def full_name(target: str) -> str:
   return name
 
 
+def short_name(target: str) -> str:
+  """A key of `TARGETS` as people write it, such as `v3`."""
+  return target.removeprefix("tpu:")
+
+
 def libtpu_version() -> str:
   """The version of the installed TPU compiler."""
   return importlib.metadata.version("libtpu")

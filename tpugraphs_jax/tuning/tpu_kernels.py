@@ -6,7 +6,7 @@ estimates and no measurements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 from typing import Any
@@ -196,14 +196,18 @@ def window(instruction: proto.HloInstructionProto) -> Window | None:
   return Window(kernel, output, operand, cycles if 0 <= cycles < SATURATED else None)
 
 
-def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
+def estimated_cycles(module: proto.HloModuleProto, arguments: Sequence[int | None] = ()) -> Cycles:
   """Sums `estimated_cycles` over all kernels of the entry computation and its callees.
 
   All branches of a conditional count, although one runs. What is in a loop counts as often as the
   loop iterates, and once where the module does not say how often (`loops.iterations`).
+
+  Args:
+    module: after all optimisations.
+    arguments: as of `loops.iterations`.
   """
   computations = {computation.id: computation for computation in module.computations}
-  lengths, kernels, uncounted = iterations(module), [], []
+  lengths, kernels, uncounted = iterations(module, arguments), [], []
   flops, bytes_accessed = 0.0, 0.0
   for instruction, computation, times in _executed(
     computations[module.entry_computation_id], computations, lengths

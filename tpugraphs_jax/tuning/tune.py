@@ -334,17 +334,18 @@ def tune(
   say(f"tracing {getattr(function, '__name__', 'the function')}, and compiling it once")
   start = time.monotonic()
   calls.check_state(calls.Call(function, args, kwargs))
-  problem = Problem(
-    function, args, label, kwargs=kwargs, seed=seed, operands=operands, compiler_options=options
-  )
-  drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
-  say(
-    f"ordering {len(drawn):,} choices for {len(problem.choices.groups)} groups of operations by a "
-    f"model; each label compiles once more, the first time took {time.monotonic() - start:.0f} s"
-  )
-  pool = strategies.Pool(drawn, _graphs(problem, model), problem.numbers_of, len(options))
-  found = Cache(cache, problem)
-  _label(STRATEGIES[strategy](pool, ranker, problem), found, budget, say)
+  with label.opened() as label:
+    problem = Problem(
+      function, args, label, kwargs=kwargs, seed=seed, operands=operands, compiler_options=options
+    )
+    drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
+    say(
+      f"ordering {len(drawn):,} choices for {len(problem.choices.groups)} groups of operations by "
+      f"a model; a label compiles once more, the first time took {time.monotonic() - start:.0f} s"
+    )
+    pool = strategies.Pool(drawn, _graphs(problem, model), problem.numbers_of, len(options))
+    found = Cache(cache, problem)
+    _label(STRATEGIES[strategy](pool, ranker, problem), found, budget, say)
   order = _order(ranker, label) if model is None else ""
   return _decide(function, problem, found, candidates=len(drawn), order=order)
 

@@ -48,7 +48,7 @@ _BLOCKS_IN_EVALUATION = 3  # blocks over which `dropout` averages scores, as the
 _CONFIG_GAIN = 100.0  # factor of configuration features, as in the official code
 
 
-class BlockPrograms(base.Programs):
+class BlockFamily(base.LayoutFamily):
   """Whole programs, each slate with a block of at most `batch.keep_nodes` nodes."""
 
   def check(self) -> None:
@@ -122,7 +122,7 @@ class ResModel(base.Network):
 
   @property
   def family(self):
-    return base.Programs if self.dropout == "fullgraph" else BlockPrograms
+    return base.LayoutFamily if self.dropout == "fullgraph" else BlockFamily
 
   @property
   def hops(self) -> int:

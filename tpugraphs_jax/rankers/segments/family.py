@@ -37,7 +37,7 @@ from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.infra import files, parallel
 from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.options import option, Options
-from tpugraphs_jax.rankers.base import Family, Programs
+from tpugraphs_jax.rankers.base import Family, LayoutFamily
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.batches import (
@@ -210,7 +210,7 @@ class Segments(Family):
 
   network: SegmentModel
 
-  def __init__(self, programs: Programs):
+  def __init__(self, programs: LayoutFamily):
     self.programs = programs
     self.options = programs.config.segments or SegmentOptions()
     super().__init__(SegmentModel(programs.network, self.options), programs.config)

@@ -18,6 +18,8 @@ _STALLED = 1 / 3  # share of waiting from which a kernel is bound by memory
 _BUSY = 0.2  # share of a unit's slots from which it bounds a kernel
 _POINTERS = 0x30000000  # addresses of arrays that nothing else has given an address
 _POINTER_BITS = 18
+# In the flag of a DMA that one core of a v5p starts for both: it raises the flag of each of them.
+_BOTH_CORES = 0x6000 << 16
 _WORD = 4  # bytes
 _COMPUTED = scalar.Unknown("it depends on a word that was computed or read from an array")
 # Words of a DMA's descriptor in scalar memory (v2 and v3) and the bits that are read of them.
@@ -77,6 +79,7 @@ class KernelCore:
     source, _, destination = code.removeprefix("dma.").partition("_to_")
     spaces = ("hbm", "vmem") if code == "dma.general" else (source, destination)
     size, flag = arguments.get("size_in_granules"), arguments.get("dst_syncflagno")
+    flag = flag & ~_BOTH_CORES if isinstance(flag, int) else flag
     moved = self.dmas.start(spaces, now, size, flag, self._piece(arguments))
     if destination == "smem":
       self._fill(arguments.get(source), arguments.get("smem"), moved)

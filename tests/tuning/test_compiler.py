@@ -1,0 +1,132 @@
+"""The compiler in its process: what it answers, and what is left when it ends."""
+
+import os
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+import recorded
+
+from tpugraphs_jax.tuning import calls, compiler, tpu
+
+_CALL = calls.Call(lambda x: x + 1, (1.0,), {})
+
+
+@pytest.fixture
+def child(monkeypatch, tmp_path):
+  """Puts shell commands in the place of the compiler; its last argument is the folder.
+
+  Functions are lowered for this machine.
+  """
+  monkeypatch.setattr(tpu, "lower", lambda call, target: call.lower(call.arrays))
+
+  def run(commands):
+    path = tmp_path / "child.sh"
+    path.write_text(f"#!/bin/sh\nfor folder; do :; done\n{commands}\n")
+    path.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+  return run
+
+
+def test_a_compiler_that_ends_its_process_says_what_it_said_last(child):
+  child('read line; echo "Check failed: a == b" >&2; kill -SEGV $$')
+  with compiler.Compiler() as made:
+    folder = made._folder
+    for _ in range(2):  # it is started again
+      with pytest.raises(compiler.Ended, match=r"signal 11: Check failed: a == b"):
+        made.compile(_CALL, "tpu:v6e")
+  assert not folder.exists()
+
+
+def test_a_compilation_that_takes_too_long_is_ended(child):
+  child("exec sleep 60")
+  with compiler.Compiler(timeout=0.3) as made:
+    with pytest.raises(compiler.Ended, match="more than 0.3 s"):
+      made.compile(_CALL, "tpu:v6e")
+    folder = made._folder
+  assert not folder.exists()
+
+
+def test_schedules_do_not_fill_the_memory(child, monkeypatch):
+  monkeypatch.setattr(compiler, "_LARGEST", 1000)
+  child('read line; head -c 5000 /dev/zero > "$folder/schedules/1"; exec sleep 60')
+  with compiler.Compiler() as made:
+    with pytest.raises(compiler.Ended, match="schedules take more"):
+      made.compile(_CALL, "tpu:v6e")
+    folder = made._folder
+  assert not folder.exists()
+
+
+def test_a_refusal_is_an_error_of_jax_and_the_process_goes_on(child):
+  child("""while read line; do echo '{"refusal": "RESOURCE_EXHAUSTED: too large"}'; done""")
+  with compiler.Compiler() as made:
+    process = made._process
+    for _ in range(2):
+      with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
+        made.compile(_CALL, "tpu:v6e")
+    assert made._process is process
+
+
+def test_ctrl_c_ends_the_process_and_deletes_its_folder(child):
+  child("exec sleep 60")
+
+  def interrupt():
+    raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt), compiler.Compiler(waiting=interrupt) as made:
+    folder, process = made._folder, made._process
+    made.compile(_CALL, "tpu:v6e")
+  assert process.poll() is not None and not folder.exists()
+
+
+def test_the_process_ends_with_the_one_that_started_it_and_deletes_its_folder(tmp_path):
+  """Also where that one was killed and could delete nothing."""
+  folder = tmp_path / "folder"
+  folder.mkdir()
+  start = (
+    "import os, subprocess, sys, time\n"
+    "os.environ['TPUGRAPHS_PARENT'] = str(os.getpid())\n"
+    "command = [sys.executable, '-m', 'tpugraphs_jax.tuning.compiler', sys.argv[1]]\n"
+    "child = subprocess.Popen(command, stdin=subprocess.PIPE)\n"
+    "print(child.pid, flush=True)\n"
+    "time.sleep(60)\n"
+  )
+  parent = subprocess.Popen(
+    [sys.executable, "-c", start, str(folder)],
+    stdout=subprocess.PIPE,
+    env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "JAX_PLATFORMS": "cpu"},
+  )
+  child = int(parent.stdout.readline())
+  parent.send_signal(signal.SIGKILL)
+  parent.communicate()
+  end = time.monotonic() + 100
+  while folder.exists() and time.monotonic() < end:
+    time.sleep(0.1)
+  assert not folder.exists()
+  while Path(f"/proc/{child}").exists() and time.monotonic() < end:
+    time.sleep(0.1)
+  assert not Path(f"/proc/{child}").exists()
+
+
+@recorded.needs_libtpu
+def test_the_process_compiles_as_this_one_does_and_writes_schedules():
+  def step(x):
+    with jax.named_scope("layer"):
+      return jnp.tanh(x @ x)
+
+  shape = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+  call = calls.Call(jax.jit(step, donate_argnums=0), (shape,), {})
+  with compiler.Compiler() as made:
+    apart = made.compile(call, "tpu:v6e")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
+      made.compile(call, "tpu:v6e", {"xla_no_such_option": True})
+  here = tpu.compile_function(call._function, (shape,), "tpu:v6e")
+  assert apart.memory == here.memory and apart.flops == here.flops
+  assert apart.optimal_seconds == here.optimal_seconds
+  assert "TLP" in apart.schedules and not here.schedules

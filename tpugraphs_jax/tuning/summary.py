@@ -1,0 +1,271 @@
+"""What a function costs on TPUs, as text, as tables of a notebook, and as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import tpugraphs_jax
+from tpugraphs_jax.infra import console, files, trust
+from tpugraphs_jax.infra.console import Table
+from tpugraphs_jax.tuning import costs, tpu
+from tpugraphs_jax.tuning.costs import DEVICES, Row
+from tpugraphs_jax.tuning.schedule import chips
+
+_KIND, _VERSION = "estimates of tpugraphs_jax", 1  # of a file
+_LARGEST = 1 << 26  # bytes of a file
+_DEAREST = 10
+_GIB = 2**30
+_CAPTURED = 2**24  # bytes of code from which it has captured arrays
+_FITS = {True: "yes, {:.4g} GiB", False: "no, {:.4g} GiB", None: ""}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Estimate:
+  """What a function costs, as text and as tables of a notebook.
+
+  Attributes:
+    name: of the function.
+    rows: one for each generation.
+    versions: of jax and libtpu.
+    about: sentences about the function, such as what of it is left out.
+    devices: of the mesh of the function; 1 without one.
+  """
+
+  name: str
+  rows: tuple[Row, ...]
+  versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  about: tuple[str, ...] = ()
+  devices: int = 1
+
+  def save(self, path: str | os.PathLike[str]) -> None:
+    """Writes a file with which another estimate can be compared; `load` reads it."""
+    save([self], path)
+
+  def __repr__(self) -> str:
+    return "\n\n".join([*map(str, self._tables()), *self._notes()])
+
+  def _repr_html_(self) -> str:
+    notes = Table(["notes"], [[note] for note in self._notes()])
+    return "".join(table._repr_html_() for table in (*self._tables(), notes))
+
+  def _tables(self) -> list[Table]:
+    """A row for each generation; then the dearest kernels and the changes of layout of each."""
+    head = (
+      "|ms|9 of 10|bound by|waits|layouts|M cycles|GB|arguments|temporaries|captured|fits"
+    ).split("|")
+    where = (
+      "for one device"
+      if self.devices == 1
+      else f"the whole program on one device, without its mesh of {self.devices}"
+    )
+    title = f"{self.name}: estimates from what the TPU compiler makes of it, {where}"
+    tables = [Table(head, [_cells(row) for row in self.rows], title)]
+    for row in self.rows:
+      tables += [_kernels(row)] * bool(row.kernels) + [_moves(row)] * (row.moves_ms > 0)
+    return tables
+
+  def _notes(self) -> Iterator[str]:
+    """What the estimates leave out, what they come from, and why some are missing."""
+    for row in self.rows:
+      short = tpu.short_name(row.target)
+      if row.why:
+        yield f"{short}: no time, because {row.why}"
+      else:
+        yield f"{short}: {_basis(row, self.versions)}"
+      if row.basis == costs.CYCLES and row.uncounted:
+        yield f"{short}: without {costs.listed(row.uncounted)}, which have no estimate"
+      if row.branches:
+        yield f"{short}: all branches of {row.branches} conditionals count, though one of each runs"
+    yield from self.about
+
+
+def _basis(row: Row, versions: Mapping[str, str]) -> str:
+  """What a time and its interval come from."""
+  if row.basis == costs.CYCLES:
+    time = costs.times()[row.target]
+    because = f", because {row.without_schedule}" if row.without_schedule else ""
+    return (
+      f"from estimated cycles{because}; {time.programs} programs of {time.operations} operations "
+      f"that were measured on it took {time.low:.2f} to {time.high:.2f} of such estimates, 9 of 10"
+    )
+  source = f"from the schedules of its kernels (constants: {chips.chips()[row.target].source})"
+  measured = costs.intervals().get(row.target)
+  if measured is None:
+    return f"{source}; no interval, because no program was measured on it"
+  here = versions.get("libtpu", "")
+  other = f"; this is {here}" if here not in ("", measured.libtpu) else ""
+  sources = ", ".join(measured.sources)
+  return (
+    f"{source}; {measured.programs} programs ({sources}), most of them measured with other "
+    f"versions of the compiler, took {measured.low:.2f} to {measured.high:.2f} of such estimates "
+    f"by libtpu {measured.libtpu}, 9 of 10{other}"
+  )
+
+
+def _cells(row: Row) -> list[str]:
+  number = lambda value, scale: "" if value is None else f"{value / scale:.3g}"
+  share = lambda value: "" if value is None else f"{value:.0%}"
+  gib = lambda value: f"{value / _GIB:.3g} GiB"
+  memory, ms = row.memory, row.milliseconds
+  bound = row.bound
+  if ms and row.groups:
+    bound += f" {next(iter(row.groups.values())) / ms:.0%}"
+  return [
+    tpu.short_name(row.target),
+    number(ms, 1),
+    " to ".join(f"{end:.3g}" for end in row.interval or ()),
+    bound,
+    share(row.waits),
+    share(row.moves_ms / ms) if ms and row.moves_ms else "",
+    number(row.cycles, 1e6),
+    number(row.bytes_accessed, 1e9),
+    gib(memory.arguments) if memory else "",
+    gib(memory.temporaries) if memory else "",
+    gib(memory.code) if memory and memory.code > _CAPTURED else "",
+    _fits(row),
+  ]
+
+
+def _fits(row: Row) -> str:
+  memory = DEVICES[row.target].memory
+  if row.least_memory is not None:
+    return f"{'no, ' * (row.fits is False)}at least {row.least_memory / _GIB:.3g} GiB a device"
+  return _FITS[row.fits].format(memory / _GIB)
+
+
+def _kernels(row: Row) -> Table:
+  """The dearest kernels of a row."""
+  total = row.milliseconds or sum(kernel.milliseconds or 0.0 for kernel in row.kernels)
+  cycles = lambda kernel: "" if kernel.cycles is None else f"{kernel.cycles / 1e6:.3g}"
+  by_time = bool(total)
+  cells = []
+  for kernel in row.kernels[:_DEAREST]:
+    part = kernel.milliseconds or 0.0 if by_time else kernel.cycles or 0
+    cells.append(
+      [
+        f"{part / (total or row.cycles or 1):.1%}",
+        "" if kernel.milliseconds is None else f"{kernel.milliseconds:.3g}",
+        f"{kernel.calls:g}" if kernel.calls and kernel.calls != 1 else "",
+        kernel.bound,
+        "" if kernel.stall is None else f"{kernel.stall:.0%}",
+        cycles(kernel),
+        *_place(kernel),
+        kernel.why and "no time: " + kernel.why,
+      ]
+    )
+  title = f"{tpu.short_name(row.target)}: the {len(cells)} dearest of {len(row.kernels)} kernels"
+  head = "share|ms|calls|bound by|waits|M cycles|kernel|shape|scope|line|".split("|")
+  return Table(head, cells, title)
+
+
+def _moves(row: Row) -> Table:
+  """The kernels that only change a layout, the dearest first."""
+  moving = [(kernel, kernel.move) for kernel in row.kernels if kernel.move]
+  total = row.milliseconds or 1.0
+  cells = []
+  for kernel, move in moving[:_DEAREST]:
+    ms = kernel.milliseconds or 0.0
+    what = [kernel.shape, move.change, move.of, kernel.where, move.remedy]
+    cells.append([f"{ms / total:.1%}", f"{ms:.3g}", *what])
+  title = (
+    f"{tpu.short_name(row.target)}: {row.moves_ms:.3g} ms change layouts, in {len(moving)} kernels "
+    f"that copy or transpose; the {len(cells)} dearest"
+  )
+  return Table("share|ms|shape|change|of|line|may be removed by".split("|"), cells, title)
+
+
+def _place(kernel: costs.Kernel) -> list[str]:
+  return [kernel.operation, kernel.shape, kernel.scope, kernel.where]
+
+
+def versions() -> dict[str, str]:
+  """The versions on which an estimate depends."""
+  return {
+    "tpugraphs_jax": tpugraphs_jax.__version__,
+    "jax": jax.__version__,
+    "libtpu": tpu.libtpu_version(),
+  }
+
+
+# What a file has. Numbers may be missing: of programs without a time, of kernels without schedules.
+_NUMBER = (int, float, type(None))
+_KERNEL = trust.Record(
+  {
+    **dict.fromkeys(("name", "operation", "scope", "where", "shape", "bound", "why"), str),
+    **dict.fromkeys(("calls", "milliseconds", "stall", "cycles", "bytes_accessed"), _NUMBER),
+  }
+)
+_ROW = trust.Record(
+  {
+    **dict.fromkeys(("target", "basis", "why"), str),
+    **dict.fromkeys(("milliseconds", "cycles", "bytes_accessed", "flops"), _NUMBER),
+    "kernels": [_KERNEL],
+  }
+)
+_PROGRAM = trust.Record(name=str, versions={...: str}, rows=[_ROW])
+_FILE = trust.Record(kind=str, version=int, programs=[_PROGRAM])
+
+
+def save(estimates: Sequence[Estimate], path: str | os.PathLike[str]) -> None:
+  """Writes estimates into a file of JSON, which `load` reads."""
+  programs = [
+    {"name": each.name, "versions": dict(each.versions), "rows": list(map(_of_row, each.rows))}
+    for each in estimates
+  ]
+  files.write_json(path, {"kind": _KIND, "version": _VERSION, "programs": programs}, indent=1)
+
+
+def _of_row(row: Row) -> dict[str, Any]:
+  kernels = [{name: getattr(kernel, name) for name in _KERNEL} for kernel in row.kernels]
+  return {name: getattr(row, name) for name in _ROW} | {"kernels": kernels}
+
+
+def load(path: str | os.PathLike[str]) -> list[Estimate]:
+  """The estimates of a file, with times and kernels and without memory.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is another file, or damaged.
+  """
+  path = Path(path)
+  files.check_file(path, "a file that estimate(...).save wrote")
+  with trust.reading(path, "write it again with estimate(...).save"):
+    if (size := path.stat().st_size) > _LARGEST:
+      raise ValueError(f"it has {console.size(size)}, expected at most {console.size(_LARGEST)}")
+    values = trust.parse(path.read_text(encoding="utf-8"))
+    if not isinstance(values, dict) or values.get("kind") != _KIND:
+      raise ValueError(f"expected {_KIND}")
+    if values.get("version") != _VERSION:
+      raise ValueError(f"its version is {values.get('version')!r}, expected {_VERSION}")
+    trust.check(values, _FILE, "file")
+    return [_estimate(_printable(program)) for program in values["programs"]]
+
+
+def _estimate(values: Mapping[str, Any]) -> Estimate:
+  rows = []
+  for row in values["rows"]:
+    if row["target"] not in DEVICES:
+      raise ValueError(f"target {row['target']!r}, expected one of {', '.join(DEVICES)}")
+    kernels = tuple(
+      costs.Kernel(**{name: kernel[name] for name in _KERNEL}) for kernel in row["kernels"]
+    )
+    rows.append(Row(**{name: row[name] for name in _ROW} | {"kernels": kernels}))
+  return Estimate(values["name"], tuple(rows), values["versions"])
+
+
+def _printable(value: Any) -> Any:
+  """A value of JSON whose texts are lines, and whose numbers are finite and not negative."""
+  if isinstance(value, dict):
+    return {_printable(key): _printable(part) for key, part in value.items()}
+  if isinstance(value, list):
+    return [_printable(part) for part in value]
+  if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+    raise ValueError(f"a number is {value}, expected a finite one that is not negative")
+  return console.one_line(value) if isinstance(value, str) and value else value

@@ -1,0 +1,268 @@
+"""The order of the tiles (block sizes) of a kernel, by time.
+
+    python -m tpugraphs_jax.tune_tiles FILE.py:NAME --target v6e
+
+A kernel is a function from a tile, a dictionary such as `{"block_m": 256}`, to the function with
+that tile. For a TPU as target every tile is compiled, without a TPU, and has the time of its
+schedules. Without a target the functions are measured on the machine at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import tqdm
+
+from tpugraphs_jax.infra import console, keywords
+from tpugraphs_jax.infra.console import Table
+from tpugraphs_jax.tuning import (
+  calls,
+  choosing,
+  compiler,
+  costs,
+  labels,
+  measure,
+  programs,
+  summary,
+  tpu,
+)
+
+Tile = Mapping[str, Any]
+# Tiles whose times differ by less have no sure order: twice the mean error of the times of Pallas
+# kernels that were measured.
+_CLOSE = 0.1
+_FEWEST, _MOST = 2, 5  # tiles that it advises to measure
+_MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class TileTime:
+  """What a kernel takes with one tile.
+
+  Attributes:
+    tile: as it was given.
+    milliseconds: of the whole function; None where there is no time.
+    kernel_ms: of its Pallas kernels and other custom calls alone; None where it was measured.
+    waits: the share of the time in which it waits for memory; None where it was measured.
+    hbm_bytes: moved between the large memory and the chip; None where it was measured.
+    vmem_bytes: moved by copies on the chip; None where it was measured.
+    why: why there is no time, such as what the compiler says.
+  """
+
+  tile: Tile
+  milliseconds: float | None = None
+  kernel_ms: float | None = None
+  waits: float | None = None
+  hbm_bytes: int | None = None
+  vmem_bytes: int | None = None
+  why: str = ""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Tiles:
+  """Tiles in the order of their times, as text and as a table of a notebook.
+
+  Attributes:
+    name: of the kernel.
+    target: such as `tpu:v6e`; empty where they were measured.
+    times: the fastest tile first; those without a time last.
+    versions: of jax and of the compiler.
+  """
+
+  name: str
+  target: str
+  times: tuple[TileTime, ...]
+  versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  @property
+  def best(self) -> Tile | None:
+    """The fastest tile; None where no tile has a time."""
+    return self.times[0].tile if self.to_measure else None
+
+  @property
+  def to_measure(self) -> int:
+    """How many of the first tiles to measure on a device: the others are slower beyond doubt.
+
+    Those within 10 % of the fastest, two at the least and five at the most; 1 of measured tiles.
+    """
+    timed = [each.milliseconds for each in self.times if each.milliseconds is not None]
+    if not timed or not self.target:
+      return min(1, len(timed))
+    close = sum(ms <= (1 + _CLOSE) * timed[0] for ms in timed)
+    return min(len(timed), max(_FEWEST, min(close, _MOST)))
+
+  def __repr__(self) -> str:
+    return "\n\n".join([str(self._table()), *self._notes()])
+
+  def _repr_html_(self) -> str:
+    notes = Table(["notes"], [[note] for note in self._notes()])
+    return self._table()._repr_html_() + notes._repr_html_()
+
+  def _table(self) -> Table:
+    names = list(dict.fromkeys(name for each in self.times for name in each.tile))
+    where = (
+      f"{tpu.short_name(self.target)}, estimates from the schedules of its compiler"
+      if self.target
+      else "measured on the machine at hand"
+    )
+    head = [*names, "ms", "/ best", "kernels, ms", "waits", "HBM, MB", "VMEM, MB", ""]
+    best = self.times[0].milliseconds if self.times else None
+    rows = [_cells(each, names, best) for each in self.times]
+    return Table(head, rows, f"{self.name}: tiles by time ({where})")
+
+  def _notes(self) -> Iterator[str]:
+    if not self.to_measure:
+      yield "no tile has a time"
+    elif self.target:
+      left = sum(each.milliseconds is not None for each in self.times) - self.to_measure
+      yield (
+        f"measure the first {self.to_measure} on a device, with tune_tiles without a target; "
+        f"{left} others are not expected to be faster"
+      )
+
+
+def _cells(time: TileTime, names: Sequence[str], best: float | None) -> list[str]:
+  number = lambda value, scale: "" if value is None else f"{value / scale:.3g}"
+  ms = time.milliseconds
+  return [
+    *(str(time.tile.get(name, "")) for name in names),
+    number(ms, 1),
+    f"{ms / best:.2f}" if ms and best else "",
+    number(time.kernel_ms, 1),
+    "" if time.waits is None else f"{time.waits:.0%}",
+    number(time.hbm_bytes, 1e6),
+    number(time.vmem_bytes, 1e6),
+    time.why,
+  ]
+
+
+@keywords.checked
+def tune_tiles(
+  kernel: Callable[[Tile], Callable[..., Any]],
+  /,
+  *args: Any,
+  tiles: Sequence[Tile],
+  target: str | None = None,
+  **kwargs: Any,
+) -> Tiles:
+  """Orders the tiles of a kernel by the time of its function.
+
+  Args:
+    kernel: returns, for a tile, a function of the arguments; the outputs do not depend on the tile.
+    *args: example arguments of the functions, arrays or `jax.ShapeDtypeStruct`. Integer arrays with
+      values, such as the group sizes of a ragged product, decide which tiles a kernel computes.
+    tiles: dictionaries of block sizes, such as `[{"block_m": 128}, {"block_m": 256}]`.
+    target: a TPU generation such as `v6e`; None: the functions are measured on the machine at hand.
+    **kwargs: further keyword arguments of the functions.
+
+  Returns:
+    The tiles, the fastest first. A tile that the compiler refuses has the reason instead of a time.
+
+  Raises:
+    ValueError: there are no tiles, or as `estimate`; of measured times also where the machine is
+      too noisy.
+  """
+  tiles = list(tiles)
+  if not tiles or not all(isinstance(tile, Mapping) for tile in tiles):
+    raise ValueError(
+      f"tiles is {console.one_line(tiles)[:80]}, expected a list of dictionaries of block sizes"
+    )
+  name = getattr(kernel, "__name__", type(kernel).__name__)
+  found = [_call(kernel, tile, args, kwargs) for tile in tiles]
+  if target is None:
+    times, versions = _measured(tiles, found), {"jax": jax.__version__}
+  else:
+    target = tpu.full_name(target)
+    times, versions = list(_estimated(tiles, found, target)), summary.versions()
+  times.sort(key=lambda each: math.inf if each.milliseconds is None else each.milliseconds)
+  return Tiles(name, target or "", tuple(times), versions)
+
+
+def _call(
+  kernel: Callable[[Tile], Callable[..., Any]], tile: Tile, args: tuple, kwargs: Mapping[str, Any]
+) -> calls.Call | Exception:
+  """The call of a tile's function, or the error with which the kernel refuses the tile."""
+  try:
+    call = calls.Call(kernel(tile), args, kwargs)
+    return choosing.for_one_device(call)  # traces it
+  except Exception as error:  # kernels assert what a tile must be
+    return error
+
+
+def _estimated(
+  tiles: Sequence[Tile], found: Sequence[calls.Call | Exception], target: str
+) -> Iterator[TileTime]:
+  with (
+    tqdm.tqdm(total=len(tiles), unit="tile", disable=console.bar(True), leave=False) as bar,
+    compiler.Compiler(waiting=bar.refresh) as tpu_compiler,
+  ):
+    for tile, call in zip(tiles, found):
+      if isinstance(call, Exception):
+        yield TileTime(tile, why=f"the kernel refuses it: {labels.reason(call)}")
+      else:
+        yield _time(tile, call, target, tpu_compiler)
+      bar.update()
+
+
+def _time(tile: Tile, call: calls.Call, target: str, tpu_compiler: compiler.Compiler) -> TileTime:
+  try:
+    compiled = tpu_compiler.compile(call, target)
+  except compiler.Ended as error:
+    return TileTime(tile, why=f"the compiler failed: {error}")
+  except Exception as error:  # Pallas refuses tiles with many types when it lowers them
+    return TileTime(tile, why=f"the compiler says: {labels.reason(error)}")
+  row = costs.cost(compiled, target, call.arrays)
+  if row.basis != costs.SCHEDULE:
+    return TileTime(tile, why=row.why or row.without_schedule or "there are no schedules")
+  return TileTime(
+    tile,
+    row.milliseconds,
+    sum(kernel.milliseconds or 0.0 for kernel in row.kernels if kernel.is_custom),
+    row.waits,
+    row.bytes_accessed,
+    sum(kernel.vmem_bytes for kernel in row.kernels),
+  )
+
+
+def _measured(tiles: Sequence[Tile], found: Sequence[calls.Call | Exception]) -> list[TileTime]:
+  """The times of tiles on the machine at hand; the outputs are compared with those of the first."""
+  times = {
+    number: TileTime(tiles[number], why=f"the kernel refuses it: {labels.reason(call)}")
+    for number, call in enumerate(found)
+    if isinstance(call, Exception)
+  }
+  left = {number: call for number, call in enumerate(found) if not isinstance(call, Exception)}
+  while left:  # again after a failure of the first one, with which others are compared
+    arrays = next(iter(left.values())).arrays
+    for number, outcome in measure.measure(_functions(left), arrays):
+      del left[number]
+      if isinstance(outcome, Exception):
+        times[number] = TileTime(tiles[number], why=labels.reason(outcome))
+      else:
+        times[number] = TileTime(tiles[number], 1e3 * min(outcome["seconds"]))
+  return [times[number] for number in range(len(tiles))]
+
+
+def _functions(found: Mapping[int, calls.Call]) -> Iterator[tuple[int, Callable[..., Any], dict]]:
+  """Functions of arrays with their numbers, without compiler options."""
+  for number, call in found.items():
+    yield number, (lambda *arrays, call=call: call(*arrays)), {}
+
+
+@console.command
+def main(argv: Sequence[str] | None = None) -> int:
+  """Prints the order of the tiles of each kernel; 0, or 2 where the command was used wrongly."""
+  parser = console.parser("tune_tiles", "Orders the tiles of kernels by time.")
+  parser.add_argument("source", help="FILE.py:KEY, or FILE.py with a dictionary TILES")
+  parser.add_argument("--target", help="such as v6e; without it: measures on this machine")
+  args = parser.parse_args(argv)
+  if args.target:
+    jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
+  for name, (kernel, arguments, tiles) in programs.load_tiles(args.source).items():
+    found = tune_tiles(kernel, *arguments, tiles=tiles, target=args.target)
+    print(f"{dataclasses.replace(found, name=name)}\n", flush=True)
+  return 0
