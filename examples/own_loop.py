@@ -94,6 +94,5 @@ def main(root, steps=50):
   print(f"after {steps} steps: tau {tau(params):.3f}, loss of the last step {value:.3f}")
 
 
-
 if __name__ == "__main__":
   main(synthetic.generate("out/own_loop", collections=[COLLECTION], progress=False))
