@@ -219,6 +219,8 @@ class TpuEstimate(Label):
   def gap(self) -> str:
     if self.own is None or self.is_of_seconds or not self.own.get("without_estimate"):
       return ""
+    if self.is_of_time and self.own["basis"] == costs.SCHEDULE:  # the schedule has all kernels
+      return ""
     return (
       f"{self.own['without_estimate']} of {self.own['kernels']} kernels have no estimated cycles, "
       "and no label counts them"
