@@ -150,7 +150,8 @@ class Model:
     return {"name": self.name, **self.options}
 
   def __getattr__(self, name: str) -> Any:
-    if name.startswith("_") or name in ("given", "kind", "name") or name not in self.options:
+    known = ("given", "kind", "name", "options")
+    if name.startswith("_") or name in known or name not in self.options:
       raise AttributeError(f"model has no option {name!r}")
     return self.options[name]
 
