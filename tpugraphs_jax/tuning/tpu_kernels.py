@@ -207,12 +207,13 @@ def estimated_cycles(module: proto.HloModuleProto, arguments: Sequence[int | Non
     arguments: as of `loops.iterations`.
   """
   computations = {computation.id: computation for computation in module.computations}
+  nodes = {each.id: {node.id: node for node in each.instructions} for each in module.computations}
   lengths, kernels, uncounted = iterations(module, arguments), [], []
   flops, bytes_accessed = 0.0, 0.0
   for instruction, computation, times in _executed(
     computations[module.entry_computation_id], computations, lengths
   ):
-    cost = work.of(instruction, computation, computations)
+    cost = work.of(instruction, nodes[computation.id], computations)
     flops, bytes_accessed = flops + times * cost.flops, bytes_accessed + times * cost.bytes_accessed
     tiles = window(instruction)
     if tiles is not None:

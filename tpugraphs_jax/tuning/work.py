@@ -18,6 +18,7 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.hlo import proto
 
 Computations = Mapping[int, proto.HloComputationProto]
+Nodes = Mapping[int, proto.HloInstructionProto]
 
 # Instructions that move no bytes: names of values, containers of other instructions, and ends of
 # copies beside the computation.
@@ -31,10 +32,8 @@ FREE_CALLS = frozenset(
   "PrepareAsyncCallStart Sharding X64Combine X64SplitHigh X64SplitLow".split()
 )
 _SLICES = ("dynamic-slice", "gather", "slice")  # read of their first operand what they return
-_UPDATES = {
-  "dynamic-update-slice": 1,
-  "scatter": 2,
-}  # write a part of it, the operand of this number
+# They write a part of their first operand in place; the number of the operand with that part.
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 _ELEMENTWISE = frozenset(
   "abs add and clamp compare divide maximum minimum multiply negate not or remainder select sign "
   "subtract xor".split()
@@ -55,19 +54,14 @@ class Work(NamedTuple):
   bytes_accessed: int
 
 
-def of(
-  instruction: proto.HloInstructionProto,
-  computation: proto.HloComputationProto,
-  computations: Computations,
-) -> Work:
+def of(instruction: proto.HloInstructionProto, nodes: Nodes, computations: Computations) -> Work:
   """The work of an instruction, without that of computations that run as other kernels.
 
   Args:
     instruction: of a computation that is called, of no fusion.
-    computation: the one that holds the instruction.
+    nodes: all instructions of this computation, by their ids.
     computations: all of the module, by their ids.
   """
-  nodes = {node.id: node for node in computation.instructions}
   return Work(_flops(instruction, nodes, computations), _bytes(instruction, nodes, computations))
 
 
@@ -81,12 +75,7 @@ def size(shape: proto.ShapeProto) -> int:
   )
 
 
-_Nodes = Mapping[int, proto.HloInstructionProto]  # of a computation, by their ids
-
-
-def _bytes(
-  instruction: proto.HloInstructionProto, nodes: _Nodes, computations: Computations
-) -> int:
+def _bytes(instruction: proto.HloInstructionProto, nodes: Nodes, computations: Computations) -> int:
   if instruction.opcode in _STILL or instruction.custom_call_target in FREE_CALLS:
     return 0
   operands = dict.fromkeys(instruction.operand_ids)
@@ -144,7 +133,7 @@ def _read_in(
 
 
 def _written(
-  instruction: proto.HloInstructionProto, nodes: _Nodes, computations: Computations
+  instruction: proto.HloInstructionProto, nodes: Nodes, computations: Computations
 ) -> int:
   """Bytes that an instruction writes to the large memory; of an update in place, the new part."""
   if instruction.opcode in ("fusion", "async-start"):
@@ -166,7 +155,7 @@ def _written(
 
 
 def _flops(
-  instruction: proto.HloInstructionProto, nodes: _Nodes, computations: Computations
+  instruction: proto.HloInstructionProto, nodes: Nodes, computations: Computations
 ) -> float:
   operands = [nodes[id].shape for id in instruction.operand_ids]
   elements = math.prod(instruction.shape.dimensions)
