@@ -11,7 +11,7 @@ from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.tuning import work
 
 _S = jax.ShapeDtypeStruct
-_KINDS = {"f32": 11, "s32": 4, "bf16": 16, "s4": 21}
+_KINDS = {"f32": 11, "s32": 4, "bf16": 16, "s4": 21, "s8": 2}
 
 
 def _flops(function, *args):
@@ -80,6 +80,18 @@ def test_the_batch_of_a_product_that_became_a_window_counts_once():
     2: hlo_modules.instruction("parameter", 2, shape=(6, 7, 5)),
   }
   assert work.of(node, nodes, {}).flops == 2 * 6 * 4 * 5 * 7
+
+
+def test_products_of_8_bits_take_half_the_time_at_the_peak():
+  for kinds, share in ((("s8", "s8"), 0.5), (("s8", "bf16"), 1.0), (("bf16", "bf16"), 1.0)):
+    nodes = {
+      1: _array("parameter", 1, 8, 16, kind=kinds[0]),
+      2: _array("parameter", 2, 16, 4, kind=kinds[1]),
+      3: _array("dot", 3, 8, 4, operands=[1, 2]),
+    }
+    nodes[3].dot_dimension_numbers.lhs_contracting_dimensions.append(1)
+    found = work.of(nodes[3], nodes, {})
+    assert found.flops == 2 * 8 * 4 * 16 and found.wide_flops == share * found.flops
 
 
 def _array(opcode, id, *shape, kind="f32", space=0, operands=(), callees=(), **fields):

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.hlo import module_graph, proto
-from tpugraphs_jax.tuning import moves, names, tpu, tpu_kernels
+from tpugraphs_jax.tuning import moves, names, tpu, tpu_kernels, work
 from tpugraphs_jax.tuning.schedule import chips, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
 
@@ -239,7 +239,7 @@ def cost(compiled: tpu.TpuProgram, target: str, arrays: Sequence[Any] = ()) -> R
   if not compiled.schedules:
     return _by_cycles(row, named, cycles)
   simulated = program.simulate(module, compiled.schedules, target, arguments=values)
-  row = _by_schedule(row, named, simulated)
+  row = _by_schedule(row, named, simulated, cycles.work)
   if row.milliseconds is not None:
     return row
   loops = [each for each in cycles.uncounted if each.kind == "loop"]
@@ -313,7 +313,7 @@ class _Kernels:
     )
 
 
-def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime) -> Row:
+def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done: work.Work) -> Row:
   """A row with the simulated time of its program, or with the reason why there is none."""
   to_ms = lambda cycles: 1e3 * cycles / chips.chips()[row.target].clock
   kernels, groups = [], collections.Counter[str]()
@@ -348,7 +348,7 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime) -> R
   by_size = {name: ms for name, ms in groups.most_common() if name and ms > 0}
   return dataclasses.replace(
     row,
-    **_time(row, simulated.milliseconds, intervals().get(row.target)),
+    **_time(row.target, simulated.milliseconds, intervals().get(row.target), done, 0),
     basis=SCHEDULE,
     groups=by_size,
     bound=next(iter(by_size), ""),
@@ -359,13 +359,13 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime) -> R
 def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
   """A row with the time of its program's estimated cycles, or with the reason why there is none."""
   time = times().get(row.target)
-  flops, bytes_accessed = cycles.work
+  flops, bytes_accessed, _ = cycles.work
   if found := unknown_work(cycles, bytes_accessed):
     why = f"the compiler does not estimate {listed(found)}"
   elif not cycles.cycles:
     why = "the compiler estimates no cycles"
   elif time is None:
-    least = float(least_ms(row.target, flops, bytes_accessed))
+    least = float(least_ms(row.target, cycles.work.wide_flops, bytes_accessed))
     why = f"no program with estimates was measured on it; the peaks take {least:.3g} ms"
   else:
     why = ""
@@ -388,7 +388,7 @@ def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
   milliseconds = sum(kernel.milliseconds or 0.0 for kernel in timed)
   return dataclasses.replace(
     row,
-    **_time(row, milliseconds, time),
+    **_time(row.target, milliseconds, time, cycles.work, bytes_accessed),
     basis=CYCLES,
     bytes_accessed=bytes_accessed,
     kernels=_dearest(timed),
@@ -396,10 +396,11 @@ def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
   )
 
 
-def _time(row: Row, milliseconds: float, spread: Time | Interval | None) -> dict[str, Any]:
-  """Time and interval of a row, which are not below the peaks of the device."""
-  moved = 0 if isinstance(spread, Interval) or spread is None else row.bytes_accessed
-  least = float(least_ms(row.target, row.flops, moved))
+def _time(
+  target: str, milliseconds: float, spread: Time | Interval | None, done: work.Work, moved: int
+) -> dict[str, Any]:
+  """Time and interval of a row, not below the peaks at which the device does its work."""
+  least = float(least_ms(target, done.wide_flops, moved))
   milliseconds = max(milliseconds, least)
   interval = spread and (max(spread.low * milliseconds, least), spread.high * milliseconds)
   return {"milliseconds": milliseconds, "interval": interval}

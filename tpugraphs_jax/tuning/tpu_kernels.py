@@ -209,12 +209,12 @@ def estimated_cycles(module: proto.HloModuleProto, arguments: Sequence[int | Non
   computations = {computation.id: computation for computation in module.computations}
   nodes = {each.id: {node.id: node for node in each.instructions} for each in module.computations}
   lengths, kernels, uncounted = iterations(module, arguments), [], []
-  flops, bytes_accessed = 0.0, 0.0
+  total = work.Work(0.0, 0, 0.0)
   for instruction, computation, times in _executed(
     computations[module.entry_computation_id], computations, lengths
   ):
     cost = work.of(instruction, nodes[computation.id], computations)
-    flops, bytes_accessed = flops + times * cost.flops, bytes_accessed + times * cost.bytes_accessed
+    total = total.plus(cost, times)
     tiles = window(instruction)
     if tiles is not None:
       kernels.append(_kernel_cycles(instruction, tiles, module, computations, times, cost))
@@ -225,7 +225,9 @@ def estimated_cycles(module: proto.HloModuleProto, arguments: Sequence[int | Non
       written = round(times * work.size(instruction.shape))
       moved = round(times * cost.bytes_accessed)
       uncounted.append(Uncounted(kind, target, origin, written, moved))
-  return Cycles(tuple(kernels), tuple(uncounted), work.Work(flops, round(bytes_accessed)))
+  return Cycles(
+    tuple(kernels), tuple(uncounted), total._replace(bytes_accessed=round(total.bytes_accessed))
+  )
 
 
 def _executed(
