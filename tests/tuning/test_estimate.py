@@ -296,6 +296,15 @@ def test_the_interval_of_schedules_is_that_of_their_record_with_its_compilers(
   assert "libtpu 0.0.40, 9 of 10; this is 0.0.42.1" in repr(found)
 
 
+def test_a_kernel_whose_operations_take_half_its_time_at_the_peak_is_bound_by_products(simulated):
+  peak_ms = 1e3 * 2 * 4096**3 / 918e12
+  for ms, bound in ((1.9 * peak_ms, "products"), (2.1 * peak_ms, "vector work")):
+    kernels = (program.KernelTime("dot.2", 1, ms * 1.72e6, bound="vector work"),)
+    simulated(_simulated(milliseconds=ms, kernels=kernels, between=0.0, copy_stall=0.0))
+    (row,) = estimate.estimate(step, 1.0, targets="v6e").rows
+    assert row.kernels[0].bound == bound and list(row.groups) == [bound]
+
+
 def test_no_time_of_schedules_is_below_the_operations_at_the_peak(simulated):
   simulated(_simulated(milliseconds=0.01))
   (row,) = estimate.estimate(step, 1.0, targets="v6e").rows

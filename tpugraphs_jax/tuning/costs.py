@@ -32,6 +32,7 @@ _MOST_INTEGERS = 1 << 16  # of an array whose values are read
 _GIB = 2**30
 # Kinds of `tpu_kernels.Uncounted` whose time does not follow from the size of their results.
 _NEVER_SMALL = ("loop", "kernel", "custom-call")
+_BUSY = 0.5  # part of a kernel's time that its operations take at the peak of a busy device
 _SORT_PASSES = 100  # over the results of a sort, about log2(n)^2 / 2 of a bitonic one
 # Share of a program's bytes that the other instructions without an estimate may write.
 _SMALL_SHARE = 0.1
@@ -136,10 +137,13 @@ class Kernel:
     calls: how often it runs; None where that is unknown.
     milliseconds: of all calls; None where it has no time.
     stall: the share of its time in which it waits for memory; None without a schedule.
-    bound: `products`, `vector work`, `memory` or `loop overhead`; empty without a schedule.
+    bound: `products` where its operations at the peak of the device take at least half of its time;
+      else what its schedule says: `products`, `vector work`, `memory` or `loop overhead`; empty
+      without a schedule.
     cycles: the compiler's estimate; None where it has none.
     bytes_accessed: between the chip and the large memory: of a schedule what it moves.
     vmem_bytes: moved by copies on the chip; 0 without a schedule.
+    flops: operations of all calls, those of 8 bits half; 0 of custom calls, which do not tell.
     is_custom: whether it is a custom call, such as a Pallas kernel.
     move: what it moves, if it only changes a layout.
     why: why it has no time.
@@ -157,6 +161,7 @@ class Kernel:
   cycles: int | None = None
   bytes_accessed: int = 0
   vmem_bytes: int = 0
+  flops: float = 0.0
   is_custom: bool = False
   move: moves.Move | None = None
   why: str = ""
@@ -284,7 +289,10 @@ class _Kernels:
     for kernel in cycles.by_kernel:
       name = kernel.name
       self.counted[name] = self.described(
-        name, cycles=kernel.cycles, bytes_accessed=kernel.bytes_accessed
+        name,
+        cycles=kernel.cycles,
+        bytes_accessed=kernel.work.bytes_accessed,
+        flops=kernel.work.wide_flops,
       )
     for other in cycles.uncounted:  # also of kernels above that have tiles and no estimate
       if other.kind != "loop":
@@ -319,19 +327,22 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
   kernels, groups = [], collections.Counter[str]()
   for timed in simulated.kernels:
     kernel = named.counted.get(timed.name) or named.described(timed.name)
+    milliseconds = to_ms(timed.cycles)
+    is_busy = kernel.flops and least_ms(row.target, kernel.flops, 0) >= _BUSY * milliseconds
+    bound = PRODUCTS if is_busy else timed.bound
     kernels.append(
       dataclasses.replace(
         kernel,
         calls=timed.calls,
-        milliseconds=None if timed.why else to_ms(timed.cycles),
+        milliseconds=None if timed.why else milliseconds,
         stall=timed.stall / timed.cycles if timed.cycles else None,
-        bound=timed.bound,
+        bound=bound,
         bytes_accessed=kernel.bytes_accessed if timed.why else timed.hbm_bytes,
         vmem_bytes=timed.vmem_bytes,
         why=timed.why,
       )
     )
-    groups[timed.bound] += to_ms(timed.cycles)
+    groups[bound] += milliseconds
   groups[BETWEEN] += to_ms(simulated.between - simulated.copy_stall)
   groups[MEMORY] += to_ms(simulated.copy_stall)
   beside = (row.bytes_accessed or 0) - sum(each.bytes_accessed for each in named.counted.values())
