@@ -33,9 +33,11 @@ import gst
 import gst_quality
 import measured
 import measured_ops
+import measured_programs
 import own_quality
 import pages
 import run_all
+import simulated_labels
 import systems
 import table
 import tables_quality
@@ -382,7 +384,17 @@ TABLES: dict[str, Callable[[], str]] = {
   "measured operations, tried": lambda: measured_ops.tried_table(recorded("measured_ops")),
   "measured operations, kinds": lambda: measured_ops.kinds_table(recorded("measured_ops")),
   "measured operations, without": lambda: measured_ops.without_table(recorded("measured_ops")),
+  **{
+    f"measured programs, {name}": lambda made=made: made(recorded("measured_programs"))
+    for name, made in (
+      ("summary", measured_programs.summary_table),
+      ("jaxbench", measured_programs.jaxbench_table),
+      ("decisions", measured_programs.decisions_table),
+      ("constants", measured_programs.constants_table),
+    )
+  },
   "bridge": lambda: bridge.table(recorded("bridge")),
+  "simulated labels": lambda: simulated_labels.table(recorded("simulated_labels")),
   "bridge tau-b": lambda: bridge.tau_table(recorded("bridge")),
   "bridge of single operations": lambda: bridge.alone_table(recorded("bridge_unet3d")),
   **{

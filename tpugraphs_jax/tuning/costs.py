@@ -24,7 +24,6 @@ from tpugraphs_jax.tuning.schedule import chips, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
 
 TIMES = Path(__file__).with_name("times.json")
-INTERVALS = Path(__file__).with_name("intervals.json")
 SCHEDULE, CYCLES = "schedule", "cycles"  # what a time comes from
 BETWEEN = "between kernels"
 _MOST_NAMED = 5
@@ -93,35 +92,10 @@ class Time:
   operations: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Interval:
-  """How far times of schedules are from measured times on a generation.
-
-  Attributes:
-    low, high: the range of time / simulated time of nine of ten measured programs, each with
-      constants that were fitted without the source that it comes from.
-    programs: how many were measured.
-    sources: where they come from.
-    libtpu: the compiler of the schedules. Most programs were measured with others.
-  """
-
-  low: float
-  high: float
-  programs: int
-  sources: Sequence[str]
-  libtpu: str
-
-
 @functools.cache
 def times() -> dict[str, Time]:
   """The generations on which programs with estimated cycles were measured."""
   return {target: Time(**row) for target, row in json.loads(TIMES.read_text()).items()}
-
-
-@functools.cache
-def intervals() -> dict[str, Interval]:
-  """The generations on which programs with schedules were measured."""
-  return {target: Interval(**row) for target, row in json.loads(INTERVALS.read_text()).items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +297,8 @@ class _Kernels:
 
 def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done: work.Work) -> Row:
   """A row with the simulated time of its program, or with the reason why there is none."""
-  to_ms = lambda cycles: 1e3 * cycles / chips.chips()[row.target].clock
+  chip = chips.chips()[row.target]
+  to_ms = lambda cycles: 1e3 * cycles / chip.clock
   kernels, groups = [], collections.Counter[str]()
   for timed in simulated.kernels:
     kernel = named.counted.get(timed.name) or named.described(timed.name)
@@ -359,7 +334,7 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
   by_size = {name: ms for name, ms in groups.most_common() if name and ms > 0}
   return dataclasses.replace(
     row,
-    **_time(row.target, simulated.milliseconds, intervals().get(row.target), done, 0),
+    **_time(row.target, simulated.milliseconds, chip, done, 0),
     basis=SCHEDULE,
     groups=by_size,
     bound=next(iter(by_size), ""),
@@ -408,12 +383,14 @@ def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
 
 
 def _time(
-  target: str, milliseconds: float, spread: Time | Interval | None, done: work.Work, moved: int
+  target: str, milliseconds: float, spread: Time | chips.Chip, done: work.Work, moved: int
 ) -> dict[str, Any]:
   """Time and interval of a row, not below the peaks at which the device does its work."""
   least = float(least_ms(target, done.wide_flops, moved))
   milliseconds = max(milliseconds, least)
-  interval = spread and (max(spread.low * milliseconds, least), spread.high * milliseconds)
+  interval = None
+  if spread.low is not None and spread.high is not None:
+    interval = max(spread.low * milliseconds, least), spread.high * milliseconds
   return {"milliseconds": milliseconds, "interval": interval}
 
 

@@ -1,0 +1,104 @@
+"""Figures of `benchmarks/measured_programs.py`, without libtpu and without tokamax."""
+
+import json
+
+import measured_programs
+import measured_sources
+import numpy as np
+import pytest
+
+
+def _program(name, ms, *, source=measured_sources.TOKAMAX, group="pallas_x", variant="", key="{}"):
+  return measured_sources.Program(source, group, name, "tpu:v6e", ms, key, variant, lambda: None)
+
+
+def _row(name, measured, simulated, **options):
+  program = _program(name, measured, **options)
+  return measured_programs.Row(program, simulated, "", 1.0, None, 0.5, None)
+
+
+@pytest.fixture
+def data(tmp_path):
+  """A folder with a product of each kind, one of them too short, and two caches of tokamax."""
+  (tmp_path / "gemm.csv").write_text(
+    "sku,family,M,N,K,dtype,median_s,iqr_s,n_iters\n"
+    "v5e,random,128,256,512,bf16,0.0003056,1e-6,20\n"
+    "v6e,random,128,256,512,int8,0.0002187,1e-6,20\n"
+    "v6e,random,8,8,8,bf16,0.0001188,1e-6,20\n"
+  )
+  cache = {'{"q":"bf16[8,128]"}': {'{"block":8}': {"evaluation_times_ms": [3.0, 1.0, 2.0]}}}
+  plain = {
+    '{"q":"bf16[8,128]","return_residuals":false}': {"{}": {"evaluation_times_ms": [5.0]}},
+    '{"q":"bf16[9,128]"}': {"{}": {"evaluation_times_ms": [5.0]}},
+  }
+  folder = tmp_path / "tokamax" / "tpu_v6_lite"
+  folder.mkdir(parents=True)
+  (folder / "pallas_mosaic_tpu_flash_attention.json").write_text(json.dumps(cache))
+  (folder / "dot_product_attention.json").write_text(json.dumps(plain))
+  (folder / "normalization.json").write_text(json.dumps(plain))
+  return tmp_path
+
+
+def test_products_are_measured_without_their_launch(data):
+  products = [each for each in measured_sources.read(data) if each.source == "products"]
+  assert [each.target for each in products] == ["tpu:v5e", "tpu:v6e"]
+  assert [round(each.milliseconds, 6) for each in products] == [0.2, 0.1]
+
+
+def test_ways_to_compute_the_same_are_found_by_their_arguments(data):
+  programs = measured_sources.read(data)
+  (group,) = measured_sources.choices(programs)
+  assert {each.group: each.milliseconds for each in group} == {
+    "pallas_mosaic_tpu_flash_attention": 2.0,
+    "dot_product_attention": 5.0,
+  }
+  assert len(measured_sources.sample_choices(programs, 3, seed=0)) == 2
+  assert not measured_sources.sample_choices(programs, 0, seed=0)
+
+
+def test_a_larger_sample_contains_the_smaller_one_and_no_plain_operation(data):
+  programs = measured_sources.read(data)
+  one, many = (measured_sources.sample(programs, count, seed=1) for count in (1, 9))
+  assert set(one) <= set(many)
+  assert not any(measured_sources.is_plain(each.group) for each in many if each.source == "tokamax")
+
+
+def test_a_fit_finds_the_chip_and_the_factor_that_made_the_times():
+  ratios = np.array([[0.7, 0.9, 1.4, 1.2], [0.8, 0.8, 0.8, 0.8], [1.0, 1.3, 0.6, 1.1]])
+  found = measured_programs.fit(ratios, ["a", "a", "b", "b"])
+  assert (found.point, found.error) == (1, pytest.approx(0, abs=1e-9))
+  assert found.factor == pytest.approx(1.25)
+
+
+def test_a_source_that_is_left_out_does_not_shape_its_constants():
+  ratios = np.array([[1.0, 1.0, 3.0], [2.0, 2.1, 1.0]])
+  without = measured_programs.left_out(ratios, ["a", "a", "b"])
+  assert without[2] == pytest.approx(3.0)  # the first chip fits the others
+  assert without[:2] == pytest.approx([1 / 3, 1 / 3])  # the first chip, with the factor of b
+  assert np.isnan(measured_programs.left_out(ratios[:, :2], ["a", "a"])).all()
+
+
+def test_every_group_has_the_same_weight_in_a_fit():
+  ratios = np.array([[1.0, 1.0, 1.0, 1.0, 2.0], [1.2, 1.2, 1.2, 1.2, 1.2]])
+  assert measured_programs.fit(ratios, ["a"] * 4 + ["b"]).point == 1
+
+
+def test_a_summary_has_errors_and_the_order():
+  rows = [_row("a", 1.0, 1.1), _row("b", 2.0, 1.8), _row("c", 4.0, 4.4), _row("d", 3.0, None)]
+  found = measured_programs.summary(rows, "simulated")
+  assert (found["programs"], found["mean"], found["median"]) == (3, 0.1, 0.1)
+  assert found["tau_b"] == 1.0
+  assert measured_programs.summary(rows[3:], "simulated") == {"programs": 0}
+
+
+def test_the_regret_is_that_of_the_measured_time_of_the_choice():
+  key = '{"q":"bf16[8,128]"}'
+  ways = [
+    _row("a", 2.0, 5.0, key=key),
+    _row("b", 3.0, 4.0, key=key),
+    _row("c", 1.0, None, key=key),
+    _row("alone", 1.0, 1.0, key='{"q":"bf16[9]"}'),
+  ]
+  (found,) = measured_programs.decisions(ways)
+  assert (found["ways"], found["timed"], found["regret"], found["spread"]) == (3, 2, 2.0, 2.0)
+  assert found["choice"] == "block sizes, pallas x"
