@@ -35,7 +35,7 @@ import pages
 from scipy import stats
 import timing
 
-from tpugraphs_jax.tuning import costs, tpu, tpu_kernels
+from tpugraphs_jax.tuning import costs, tpu_kernels
 from tpugraphs_jax.tuning.schedule import program
 from tpugraphs_jax.tuning.schedule.chips import Chip, chips, CONSTANTS
 
@@ -426,22 +426,6 @@ def write_constants(found: Mapping[str, Any], path: Path) -> None:
   path.write_text(json.dumps(constants, indent=2) + "\n")
 
 
-def write_intervals(found: Mapping[str, Any], path: Path) -> None:
-  """Replaces the intervals of the fitted generations, from programs whose source was left out."""
-  intervals = json.loads(path.read_text())
-  for target, row in found.items():
-    low, high = row["interval"]
-    if low == low:  # NaN where there is only one source
-      intervals[target] = {
-        "low": low,
-        "high": high,
-        "programs": sum(row["programs"].values()),
-        "sources": sorted(row["programs"]),
-        "libtpu": tpu.libtpu_version(),
-      }
-  path.write_text(json.dumps(intervals, indent=2) + "\n")
-
-
 def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--data", required=True, type=Path, help="folder of measured programs")
@@ -481,7 +465,6 @@ def main() -> None:
       rows = [timed(each, chip) if each.program.target == target else each for each in rows]
       print(target, described, flush=True)
     write_constants(found["constants"], CONSTANTS)
-    write_intervals(found["constants"], costs.INTERVALS)
   found |= record(rows, refused)
   timing.write(found, args.out)
   print("\n\n".join(each(found) for each in TABLES))
