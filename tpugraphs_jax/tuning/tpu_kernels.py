@@ -128,10 +128,13 @@ class Cycles:
 
   @property
   def counted_share(self) -> float:
-    """The share of kernels with an estimate in the bytes of all; 1 where there are none."""
+    """The share of kernels with an estimate in the bytes of all; 1 where there are none.
+
+    Results that stay on the chip count where they have no estimate: their time is unknown too.
+    """
     counted = sum(kernel.work.bytes_accessed for kernel in self.by_kernel if kernel.cycles)
-    others = sum(each.bytes_accessed for each in self.uncounted)
-    return counted / (counted + others) if counted + others else 1.0
+    others = sum(max(kernel.size, kernel.bytes_accessed) for kernel in self.uncounted)
+    return counted / (counted + others) if others else 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
