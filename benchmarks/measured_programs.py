@@ -35,7 +35,7 @@ import pages
 from scipy import stats
 import timing
 
-from tpugraphs_jax.tuning import costs, tpu, tpu_kernels
+from tpugraphs_jax.tuning import costs, tpu_kernels
 from tpugraphs_jax.tuning.schedule import program
 from tpugraphs_jax.tuning.schedule.chips import Chip, chips, CONSTANTS
 
@@ -45,7 +45,7 @@ ATTENTION = ("1p_", "3p_", "5p_", "7p_")
 _METHODS = {"simulated": "simulated time", "roofline": "roofline", "cycles": "estimated cycles"}
 _ENDS = (0.05, 0.95)
 # Values of the constants that the fit tries, in all combinations.
-_GRID = {"share": (0.8, 0.85, 0.9, 0.95), "gap": (0.0, 256.0, 512.0), "start": (25.0, 100.0)}
+_GRID = {"share": (0.8, 0.9), "gap": (0.0, 256.0)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,21 +72,20 @@ def estimates(measured: measured_sources.Program, found: compiled.Compiled) -> R
   """The estimates of a compiled program."""
   module, target = found.parsed(), measured.target
   prepared = program.Program(module, found.schedules, target, operands=found.operands)
-  time = prepared.time()
   cycles = tpu_kernels.estimated_cycles(module)
   device = costs.DEVICES[target]
-  roofline = 1e3 * max(
-    found.notes["flops"] / device.flops, found.notes["bytes_accessed"] / device.bandwidth
-  )
+  flops, moved = found.notes["flops"], found.notes["bytes_accessed"]
+  roofline = 1e3 * max(flops / device.flops, moved / device.bandwidth)
+  today = _today(target, cycles, found.notes)
+  return timed(Row(measured, None, "", roofline, today, 0.0, prepared), chips()[target])
+
+
+def timed(row: Row, chip: Chip) -> Row:
+  """A row with the simulated time that some constants give."""
+  time = row.prepared.time(chip)
   stall = sum(kernel.stall for kernel in time.kernels) + time.copy_stall
-  return Row(
-    measured,
-    time.milliseconds,
-    time.why,
-    roofline,
-    _today(target, cycles, found.notes),
-    stall / max(time.cycles, 1),
-    prepared,
+  return dataclasses.replace(
+    row, simulated=time.milliseconds, why=time.why, stall=stall / max(time.cycles, 1)
   )
 
 
@@ -124,13 +123,14 @@ def summary(rows: Sequence[Row], method: str, factor: float | None = 1.0) -> dic
   fitted = 1 / float(np.median(ratios)) if factor is None else factor
   wrong = np.abs(fitted * ratios - 1)
   measured = [row.program.milliseconds for row in known]
-  tau = stats.kendalltau([getattr(row, method) for row in known], measured).statistic
+  found = [getattr(row, method) for row in known]
+  tau = float(stats.kendalltau(found, measured).statistic) if len(known) > 1 else None
   return {
     "programs": len(ratios),
     "factor": round(fitted, 3),
     "mean": round(float(wrong.mean()), 4),
     "median": round(float(np.median(wrong)), 4),
-    "tau_b": round(float(tau), 4),
+    "tau_b": None if tau is None else round(tau, 4),
     "measured_by_estimate": [round(float(x), 3) for x in np.quantile(1 / (fitted * ratios), _ENDS)],
   }
 
@@ -208,8 +208,8 @@ def left_out(ratios: np.ndarray, groups: Sequence[str]) -> np.ndarray:
   return result
 
 
-def calibrate(rows: Sequence[Row]) -> tuple[Chip, dict[str, Any], dict[str, float]]:
-  """The constants of a generation, what the record says of them, and left-out ratios by name."""
+def calibrate(rows: Sequence[Row]) -> tuple[Chip, dict[str, Any]]:
+  """The constants of a generation, and what the record says of them."""
   target = rows[0].program.target
   tried, groups = points(chips()[target]), [group(row) for row in rows]
   ratios = trial(rows, tried)
@@ -217,7 +217,7 @@ def calibrate(rows: Sequence[Row]) -> tuple[Chip, dict[str, Any], dict[str, floa
   count = collections.Counter(groups)
   source = "fitted to " + ", ".join(f"{number} of {name}" for name, number in sorted(count.items()))
   known = 1 / without[~np.isnan(without)]
-  low, high = np.quantile(known, _ENDS) if len(known) else (math.nan, math.nan)
+  ends = [round(float(end), 3) for end in np.quantile(known, _ENDS)] if len(known) else [None, None]
   described = {
     "programs": dict(count),
     "error": round(found.error, 4),
@@ -226,11 +226,9 @@ def calibrate(rows: Sequence[Row]) -> tuple[Chip, dict[str, Any], dict[str, floa
       for name in sorted(count)
       if not np.isnan(without[np.array(groups) == name]).any()
     },
-    "interval": [round(float(low), 3), round(float(high), 3)],
   }
-  names = [row.program.name for row in rows]
-  chip = found.chip(tried, source)
-  return chip, {**described, **dataclasses.asdict(chip)}, dict(zip(names, without.tolist()))
+  chip = dataclasses.replace(found.chip(tried, source), low=ends[0], high=ends[1])
+  return chip, {**described, **dataclasses.asdict(chip)}
 
 
 def usable(rows: Sequence[Row]) -> list[Row]:
@@ -361,7 +359,8 @@ def _cells(methods: Mapping[str, Any]) -> list[str]:
       cells += ["0", ""]
       continue
     cells.append(f"{found['programs']} of {methods['asked']}")
-    cells.append(f"{found['mean']:.1%}, {found['median']:.1%}, {found['tau_b']:.3f}")
+    tau = "-" if found["tau_b"] is None else f"{found['tau_b']:.3f}"
+    cells.append(f"{found['mean']:.1%}, {found['median']:.1%}, {tau}")
   return cells
 
 
@@ -408,7 +407,7 @@ def constants_table(found: Mapping[str, Any]) -> str:
       f"{row['start']:.0f}",
       f"{row['error']:.1%}",
       ", ".join(f"{name} {error:.1%}" for name, error in row["left_out"].items()),
-      " to ".join(f"{end:.2f}" for end in row["interval"]),
+      " to ".join(f"{row[end]:.2f}" for end in ("low", "high") if row[end]),
     ]
     for target, row in found["constants"].items()
   ]
@@ -427,22 +426,6 @@ def write_constants(found: Mapping[str, Any], path: Path) -> None:
   for target, row in found.items():
     constants[target] = {field: row[field] for field in fields}
   path.write_text(json.dumps(constants, indent=2) + "\n")
-
-
-def write_intervals(found: Mapping[str, Any], path: Path) -> None:
-  """Replaces the intervals of the fitted generations, from programs whose source was left out."""
-  intervals = json.loads(path.read_text())
-  for target, row in found.items():
-    low, high = row["interval"]
-    if low == low:  # NaN where there is only one source
-      intervals[target] = {
-        "low": low,
-        "high": high,
-        "programs": sum(row["programs"].values()),
-        "sources": sorted(row["programs"]),
-        "libtpu": tpu.libtpu_version(),
-      }
-  path.write_text(json.dumps(intervals, indent=2) + "\n")
 
 
 def main() -> None:
@@ -474,18 +457,21 @@ def main() -> None:
   read = {each.name: (each, work.read(each.name)) for each in programs}
   rows = [estimates(measured, each) for measured, each in read.values() if each is not None]
   refused = {name: work.refusal(name) for name in read if work.refusal(name)}
-  found: dict[str, Any] = {"sample": args.sample, "seed": args.seed, "constants": {}}
+  versions = [each.notes["libtpu"] for _, each in read.values() if each is not None]
+  found: dict[str, Any] = {
+    "libtpu": sorted(set(versions)),
+    "sample": None if args.compiled else args.sample,
+    "seed": args.seed,
+  }
   before = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
   found["constants"] = before.get("constants", {})
   if args.fit:
     for target in sorted({each.program.target for each in usable(rows)}):
-      fitted = calibrate([each for each in usable(rows) if each.program.target == target])[1]
-      found["constants"][target] = fitted
-      print(target, fitted, flush=True)
+      chip, described = calibrate([each for each in usable(rows) if each.program.target == target])
+      found["constants"][target] = described
+      rows = [timed(each, chip) if each.program.target == target else each for each in rows]
+      print(target, described, flush=True)
     write_constants(found["constants"], CONSTANTS)
-    write_intervals(found["constants"], costs.INTERVALS)
-    chips.cache_clear()
-    rows = [estimates(measured, each) for measured, each in read.values() if each is not None]
   found |= record(rows, refused)
   timing.write(found, args.out)
   print("\n\n".join(each(found) for each in TABLES))

@@ -16,7 +16,6 @@ import optax
 from tpugraphs_jax import losses, metrics, synthetic
 from tpugraphs_jax.data import batching, npz, plan
 
-# --8<-- [start:loop]
 COLLECTION, GRAPHS, CONFIGS = "layout:xla:random", 4, 8  # of a step
 
 
@@ -94,8 +93,6 @@ def main(root, steps=50):
     params, state, value = step(params, state, batch)
   print(f"after {steps} steps: tau {tau(params):.3f}, loss of the last step {value:.3f}")
 
-
-# --8<-- [end:loop]
 
 if __name__ == "__main__":
   main(synthetic.generate("out/own_loop", collections=[COLLECTION], progress=False))

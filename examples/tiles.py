@@ -66,14 +66,10 @@ _MATRIX = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
 _HEADS = jax.ShapeDtypeStruct((4, 8, 2048, 128), jnp.bfloat16)  # batch, heads, length, width
 
 TILES = {
-  "product": (
-    product,
-    (_MATRIX, _MATRIX),
-    _tiles(m=[512, 1024], n=[512, 1024, 4096], k=[512, 4096]),
-  ),
+  "product": (product, (_MATRIX, _MATRIX), _tiles(m=[256, 1024], n=[256, 1024], k=[512, 1024])),
   "attention": (
     attention,
     (_HEADS, _HEADS, _HEADS),
-    _tiles(q=[256, 1024], k_major=[256, 1024], k=[256, 1024]),
+    _tiles(q=[256, 1024], k_major=[1024], k=[256, 1024]),
   ),
 }

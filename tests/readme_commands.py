@@ -44,7 +44,12 @@ _FIRST = ("docs/data.md", "docs/tutorial.md", "README.md", "docs/index.md", "doc
 # `tests/test_examples.py` the examples of the Python interface and of `examples/`.
 ELSEWHERE = {"docs/add_your_own.md", "docs/add_parts.md", "docs/api.md", "docs/own_loop.md"}
 _PYTHON_ELSEWHERE = {
-  *("README.md", "docs/estimate.md", "docs/own_programs.md", "docs/tiles.md", "docs/tune.md")
+  "README.md",
+  "docs/estimate.md",
+  "docs/own_programs.md",
+  "docs/tiles.md",
+  "docs/training_loop.md",
+  "docs/tune.md",
 }
 _SAVED_MODEL = "out/model_HASH"  # stands for a folder of TensorFlow; has the weights of the page
 # Files that stand for the reader's own in the Python of pages.

@@ -20,6 +20,8 @@ CHIP = Chip(
   slots=4,
   rows=1.0,
   nops_are_joined=False,
+  low=None,
+  high=None,
   source="a test",
 )
 EMPTY = ""

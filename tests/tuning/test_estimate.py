@@ -70,7 +70,6 @@ def compiled(monkeypatch):
   monkeypatch.setattr(tpu, "full_name", lambda target: f"tpu:{target}")
   monkeypatch.setattr(tpu, "libtpu_version", lambda: "0.0.42.1")
   monkeypatch.setattr(costs, "times", lambda: {"tpu:v6e": _TIME})
-  monkeypatch.setattr(costs, "intervals", dict)
   return answer
 
 
@@ -239,7 +238,9 @@ def _simulated(**changes):
 @pytest.fixture
 def simulated(compiled, monkeypatch):
   """Sets what the schedules of a program with a copy and a product say."""
-  chip = tpu.dataclasses.replace(chips.chips()["tpu:v6e"], clock=1.72e9, source="a test")
+  chip = tpu.dataclasses.replace(
+    chips.chips()["tpu:v6e"], clock=1.72e9, low=None, high=None, source="a test"
+  )
   monkeypatch.setattr(chips, "chips", lambda: {"tpu:v6e": chip})
 
   def answer(time):
@@ -288,12 +289,21 @@ def test_the_interval_of_schedules_is_that_of_their_record_with_its_compilers(
   simulated, monkeypatch
 ):
   simulated(_simulated())
-  interval = costs.Interval(0.9, 1.1, 60, ["products", "kernels"], "0.0.40")
-  monkeypatch.setattr(costs, "intervals", lambda: {"tpu:v6e": interval})
+  chip = tpu.dataclasses.replace(chips.chips()["tpu:v6e"], low=0.9, high=1.1, source="60 programs")
+  monkeypatch.setattr(chips, "chips", lambda: {"tpu:v6e": chip})
   found = tpugraphs_jax.estimate(step, 1.0, targets="v6e")
   assert found.rows[0].interval == pytest.approx((1.8, 2.2))
-  assert "60 programs (products, kernels)" in repr(found)
-  assert "libtpu 0.0.40, 9 of 10; this is 0.0.42.1" in repr(found)
+  text = repr(found)
+  assert "60 programs" in text and "0.90 to 1.10" in text and "libtpu 0.0.42.1" in text
+
+
+def test_a_kernel_whose_operations_take_half_its_time_at_the_peak_is_bound_by_products(simulated):
+  peak_ms = 1e3 * 2 * 4096**3 / 918e12
+  for ms, bound in ((1.9 * peak_ms, "products"), (2.1 * peak_ms, "vector work")):
+    kernels = (program.KernelTime("dot.2", 1, ms * 1.72e6, bound="vector work"),)
+    simulated(_simulated(milliseconds=ms, kernels=kernels, between=0.0, copy_stall=0.0))
+    (row,) = estimate.estimate(step, 1.0, targets="v6e").rows
+    assert row.kernels[0].bound == bound and list(row.groups) == [bound]
 
 
 def test_no_time_of_schedules_is_below_the_operations_at_the_peak(simulated):

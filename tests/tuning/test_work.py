@@ -11,7 +11,7 @@ from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.tuning import work
 
 _S = jax.ShapeDtypeStruct
-_KINDS = {"f32": 11, "s32": 4, "bf16": 16, "s4": 21}
+_KINDS = {"f32": 11, "s32": 4, "bf16": 16, "s4": 21, "s8": 2}
 
 
 def _flops(function, *args):
@@ -21,7 +21,8 @@ def _flops(function, *args):
   module = proto.parse_module(data, where="test")
   computations = {each.id: each for each in module.computations}
   main = computations[module.entry_computation_id]
-  counted = sum(work.of(node, main, computations).flops for node in main.instructions)
+  nodes = {node.id: node for node in main.instructions}
+  counted = sum(work.of(node, nodes, computations).flops for node in main.instructions)
   return counted, lowered.cost_analysis().get("flops", 0)
 
 
@@ -74,12 +75,23 @@ def test_the_batch_of_a_product_that_became_a_window_counts_once():
   node.window.dimensions.add(
     size=6, stride=5, padding_low=0, padding_high=0, window_dilation=1, base_dilation=6
   )
-  main = hlo_modules.computation(
-    hlo_modules.instruction("parameter", 1, shape=(6, 4, 7)),
-    hlo_modules.instruction("parameter", 2, shape=(6, 7, 5)),
-    node,
-  )
-  assert work.of(node, main, {}).flops == 2 * 6 * 4 * 5 * 7
+  nodes = {
+    1: hlo_modules.instruction("parameter", 1, shape=(6, 4, 7)),
+    2: hlo_modules.instruction("parameter", 2, shape=(6, 7, 5)),
+  }
+  assert work.of(node, nodes, {}).flops == 2 * 6 * 4 * 5 * 7
+
+
+def test_products_of_8_bits_take_half_the_time_at_the_peak():
+  for kinds, share in ((("s8", "s8"), 0.5), (("s8", "bf16"), 1.0), (("bf16", "bf16"), 1.0)):
+    nodes = {
+      1: _array("parameter", 1, 8, 16, kind=kinds[0]),
+      2: _array("parameter", 2, 16, 4, kind=kinds[1]),
+      3: _array("dot", 3, 8, 4, operands=[1, 2]),
+    }
+    nodes[3].dot_dimension_numbers.lhs_contracting_dimensions.append(1)
+    found = work.of(nodes[3], nodes, {})
+    assert found.flops == 2 * 8 * 4 * 16 and found.wide_flops == share * found.flops
 
 
 def _array(opcode, id, *shape, kind="f32", space=0, operands=(), callees=(), **fields):
@@ -91,9 +103,8 @@ def _array(opcode, id, *shape, kind="f32", space=0, operands=(), callees=(), **f
 
 def _bytes(*nodes, fused=()):
   """The bytes of the last instruction of a computation."""
-  main = hlo_modules.computation(*nodes, id=1)
-  computations = {1: main, 2: hlo_modules.computation(*fused, id=2)}
-  return work.of(nodes[-1], main, computations).bytes_accessed
+  computations = {2: hlo_modules.computation(*fused, id=2)}
+  return work.of(nodes[-1], {node.id: node for node in nodes}, computations).bytes_accessed
 
 
 def test_bytes_are_those_between_the_large_memory_and_the_chip():

@@ -19,12 +19,11 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.hlo import module_graph, proto
-from tpugraphs_jax.tuning import moves, names, tpu, tpu_kernels
+from tpugraphs_jax.tuning import moves, names, tpu, tpu_kernels, work
 from tpugraphs_jax.tuning.schedule import chips, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
 
 TIMES = Path(__file__).with_name("times.json")
-INTERVALS = Path(__file__).with_name("intervals.json")
 SCHEDULE, CYCLES = "schedule", "cycles"  # what a time comes from
 BETWEEN = "between kernels"
 _MOST_NAMED = 5
@@ -32,6 +31,7 @@ _MOST_INTEGERS = 1 << 16  # of an array whose values are read
 _GIB = 2**30
 # Kinds of `tpu_kernels.Uncounted` whose time does not follow from the size of their results.
 _NEVER_SMALL = ("loop", "kernel", "custom-call")
+_BUSY = 0.5  # part of a kernel's time that its operations take at the peak of a busy device
 _SORT_PASSES = 100  # over the results of a sort, about log2(n)^2 / 2 of a bitonic one
 # Share of a program's bytes that the other instructions without an estimate may write.
 _SMALL_SHARE = 0.1
@@ -92,35 +92,10 @@ class Time:
   operations: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Interval:
-  """How far times of schedules are from measured times on a generation.
-
-  Attributes:
-    low, high: the range of time / simulated time of nine of ten measured programs, each with
-      constants that were fitted without the source that it comes from.
-    programs: how many were measured.
-    sources: where they come from.
-    libtpu: the compiler of the schedules. Most programs were measured with others.
-  """
-
-  low: float
-  high: float
-  programs: int
-  sources: Sequence[str]
-  libtpu: str
-
-
 @functools.cache
 def times() -> dict[str, Time]:
   """The generations on which programs with estimated cycles were measured."""
   return {target: Time(**row) for target, row in json.loads(TIMES.read_text()).items()}
-
-
-@functools.cache
-def intervals() -> dict[str, Interval]:
-  """The generations on which programs with schedules were measured."""
-  return {target: Interval(**row) for target, row in json.loads(INTERVALS.read_text()).items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,10 +111,13 @@ class Kernel:
     calls: how often it runs; None where that is unknown.
     milliseconds: of all calls; None where it has no time.
     stall: the share of its time in which it waits for memory; None without a schedule.
-    bound: `products`, `vector work`, `memory` or `loop overhead`; empty without a schedule.
+    bound: `products` where its operations at the peak of the device take at least half of its time;
+      else what its schedule says: `products`, `vector work`, `memory` or `loop overhead`; empty
+      without a schedule.
     cycles: the compiler's estimate; None where it has none.
     bytes_accessed: between the chip and the large memory: of a schedule what it moves.
     vmem_bytes: moved by copies on the chip; 0 without a schedule.
+    flops: operations of all calls, those of 8 bits half; 0 of custom calls, which do not tell.
     is_custom: whether it is a custom call, such as a Pallas kernel.
     move: what it moves, if it only changes a layout.
     why: why it has no time.
@@ -157,6 +135,7 @@ class Kernel:
   cycles: int | None = None
   bytes_accessed: int = 0
   vmem_bytes: int = 0
+  flops: float = 0.0
   is_custom: bool = False
   move: moves.Move | None = None
   why: str = ""
@@ -239,7 +218,7 @@ def cost(compiled: tpu.TpuProgram, target: str, arrays: Sequence[Any] = ()) -> R
   if not compiled.schedules:
     return _by_cycles(row, named, cycles)
   simulated = program.simulate(module, compiled.schedules, target, arguments=values)
-  row = _by_schedule(row, named, simulated)
+  row = _by_schedule(row, named, simulated, cycles.work)
   if row.milliseconds is not None:
     return row
   loops = [each for each in cycles.uncounted if each.kind == "loop"]
@@ -284,7 +263,10 @@ class _Kernels:
     for kernel in cycles.by_kernel:
       name = kernel.name
       self.counted[name] = self.described(
-        name, cycles=kernel.cycles, bytes_accessed=kernel.bytes_accessed
+        name,
+        cycles=kernel.cycles,
+        bytes_accessed=kernel.work.bytes_accessed,
+        flops=kernel.work.wide_flops,
       )
     for other in cycles.uncounted:  # also of kernels above that have tiles and no estimate
       if other.kind != "loop":
@@ -313,25 +295,29 @@ class _Kernels:
     )
 
 
-def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime) -> Row:
+def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done: work.Work) -> Row:
   """A row with the simulated time of its program, or with the reason why there is none."""
-  to_ms = lambda cycles: 1e3 * cycles / chips.chips()[row.target].clock
+  chip = chips.chips()[row.target]
+  to_ms = lambda cycles: 1e3 * cycles / chip.clock
   kernels, groups = [], collections.Counter[str]()
   for timed in simulated.kernels:
     kernel = named.counted.get(timed.name) or named.described(timed.name)
+    milliseconds = to_ms(timed.cycles)
+    is_busy = kernel.flops and least_ms(row.target, kernel.flops, 0) >= _BUSY * milliseconds
+    bound = PRODUCTS if is_busy else timed.bound
     kernels.append(
       dataclasses.replace(
         kernel,
         calls=timed.calls,
-        milliseconds=None if timed.why else to_ms(timed.cycles),
+        milliseconds=None if timed.why else milliseconds,
         stall=timed.stall / timed.cycles if timed.cycles else None,
-        bound=timed.bound,
+        bound=bound,
         bytes_accessed=kernel.bytes_accessed if timed.why else timed.hbm_bytes,
         vmem_bytes=timed.vmem_bytes,
         why=timed.why,
       )
     )
-    groups[timed.bound] += to_ms(timed.cycles)
+    groups[bound] += milliseconds
   groups[BETWEEN] += to_ms(simulated.between - simulated.copy_stall)
   groups[MEMORY] += to_ms(simulated.copy_stall)
   beside = (row.bytes_accessed or 0) - sum(each.bytes_accessed for each in named.counted.values())
@@ -348,7 +334,7 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime) -> R
   by_size = {name: ms for name, ms in groups.most_common() if name and ms > 0}
   return dataclasses.replace(
     row,
-    **_time(row, simulated.milliseconds, intervals().get(row.target)),
+    **_time(row.target, simulated.milliseconds, chip, done, 0),
     basis=SCHEDULE,
     groups=by_size,
     bound=next(iter(by_size), ""),
@@ -359,13 +345,13 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime) -> R
 def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
   """A row with the time of its program's estimated cycles, or with the reason why there is none."""
   time = times().get(row.target)
-  flops, bytes_accessed = cycles.work
+  flops, bytes_accessed, _ = cycles.work
   if found := unknown_work(cycles, bytes_accessed):
     why = f"the compiler does not estimate {listed(found)}"
   elif not cycles.cycles:
     why = "the compiler estimates no cycles"
   elif time is None:
-    least = float(least_ms(row.target, flops, bytes_accessed))
+    least = float(least_ms(row.target, cycles.work.wide_flops, bytes_accessed))
     why = f"no program with estimates was measured on it; the peaks take {least:.3g} ms"
   else:
     why = ""
@@ -388,7 +374,7 @@ def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
   milliseconds = sum(kernel.milliseconds or 0.0 for kernel in timed)
   return dataclasses.replace(
     row,
-    **_time(row, milliseconds, time),
+    **_time(row.target, milliseconds, time, cycles.work, bytes_accessed),
     basis=CYCLES,
     bytes_accessed=bytes_accessed,
     kernels=_dearest(timed),
@@ -396,12 +382,15 @@ def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
   )
 
 
-def _time(row: Row, milliseconds: float, spread: Time | Interval | None) -> dict[str, Any]:
-  """Time and interval of a row, which are not below the peaks of the device."""
-  moved = 0 if isinstance(spread, Interval) or spread is None else row.bytes_accessed
-  least = float(least_ms(row.target, row.flops, moved))
+def _time(
+  target: str, milliseconds: float, spread: Time | chips.Chip, done: work.Work, moved: int
+) -> dict[str, Any]:
+  """Time and interval of a row, not below the peaks at which the device does its work."""
+  least = float(least_ms(target, done.wide_flops, moved))
   milliseconds = max(milliseconds, least)
-  interval = spread and (max(spread.low * milliseconds, least), spread.high * milliseconds)
+  interval = None
+  if spread.low is not None and spread.high is not None:
+    interval = max(spread.low * milliseconds, least), spread.high * milliseconds
   return {"milliseconds": milliseconds, "interval": interval}
 
 

@@ -25,6 +25,7 @@ from tpugraphs_jax.tuning import choosing, costs, measure, tpu, tpu_kernels
 from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.compiler import Compiler, Ended
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
+from tpugraphs_jax.tuning.schedule import chips
 
 Raw = dict[str, Any]  # the numbers found for a candidate, as the sidecar of a program keeps them
 
@@ -184,13 +185,13 @@ class TpuEstimate(Label):
   def worth(self) -> str:
     if self.own and self.is_of_time:
       by_schedule = self.own["basis"] == costs.SCHEDULE
-      measured = (costs.intervals() if by_schedule else costs.times()).get(self.target)
+      measured = chips.chips()[self.target] if by_schedule else costs.times()[self.target]
       source = "the schedules of its kernels" if by_schedule else "the cycles of its kernels"
       spread = (
-        f"of {measured.programs} programs that were measured on {self.target}, nine of ten took "
+        f"no program was measured on {self.target}"
+        if measured.low is None
+        else f"of programs that were measured on {self.target}, nine of ten took "
         f"{measured.low:.2f} to {measured.high:.2f} of it"
-        if measured
-        else f"no program was measured on {self.target}"
       )
       return (
         f"The time of `estimate`, from {source}, and no measurement: {spread}. Measure on the "
@@ -218,6 +219,8 @@ class TpuEstimate(Label):
   @property
   def gap(self) -> str:
     if self.own is None or self.is_of_seconds or not self.own.get("without_estimate"):
+      return ""
+    if self.is_of_time and self.own["basis"] == costs.SCHEDULE:  # the schedule has all kernels
       return ""
     return (
       f"{self.own['without_estimate']} of {self.own['kernels']} kernels have no estimated cycles, "
@@ -273,7 +276,7 @@ class TpuEstimate(Label):
       "milliseconds": cost.milliseconds,
       "basis": cost.basis,
       "without_time": cost.why,
-      "counted_share": _counted_share(estimate),
+      "counted_share": estimate.counted_share,
       "unknown": costs.listed(unknown) if unknown else "",
     }
     self.of(raw).value(raw)  # refuses a program without a label
@@ -307,16 +310,6 @@ class TpuEstimate(Label):
         f"{lacking} without estimated cycles)"
       )
     return value
-
-
-def _counted_share(cycles: tpu_kernels.Cycles) -> float:
-  """The share of kernels with an estimate in the bytes that kernels move.
-
-  Results that stay on the chip count where they have no estimate: their time is unknown too.
-  """
-  counted = sum(kernel.bytes_accessed for kernel in cycles.by_kernel if kernel.cycles)
-  others = sum(max(each.size, each.bytes_accessed) for each in cycles.uncounted)
-  return counted / (counted + others) if others else 1.0
 
 
 def _seconds_are_partial(raw: Raw) -> bool:

@@ -95,17 +95,14 @@ def _basis(row: Row, versions: Mapping[str, str]) -> str:
       f"from estimated cycles{because}; {time.programs} programs of {time.operations} operations "
       f"that were measured on it took {time.low:.2f} to {time.high:.2f} of such estimates, 9 of 10"
     )
-  source = f"from the schedules of its kernels (constants: {chips.chips()[row.target].source})"
-  measured = costs.intervals().get(row.target)
-  if measured is None:
+  chip = chips.chips()[row.target]
+  source = f"from the schedules of its kernels (constants: {chip.source})"
+  if chip.low is None:
     return f"{source}; no interval, because no program was measured on it"
-  here = versions.get("libtpu", "")
-  other = f"; this is {here}" if here not in ("", measured.libtpu) else ""
-  sources = ", ".join(measured.sources)
   return (
-    f"{source}; {measured.programs} programs ({sources}), most of them measured with other "
-    f"versions of the compiler, took {measured.low:.2f} to {measured.high:.2f} of such estimates "
-    f"by libtpu {measured.libtpu}, 9 of 10{other}"
+    f"{source}; measured programs took {chip.low:.2f} to {chip.high:.2f} of such estimates, 9 of "
+    "10, most of them made by other versions of the compiler than that of these schedules, libtpu "
+    f"{versions.get('libtpu', '')}"
   )
 
 

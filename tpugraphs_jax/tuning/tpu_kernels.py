@@ -59,7 +59,7 @@ class KernelCycles:
   cycles: int
   origin: module_graph.Origin | None = None
   has_product: bool = False  # whether it computes a convolution or a dot
-  bytes_accessed: int = 0  # of all its calls, as in `work`
+  work: work.Work = work.Work(0.0, 0)  # of all its calls
 
   @property
   def name(self) -> str:
@@ -128,10 +128,13 @@ class Cycles:
 
   @property
   def counted_share(self) -> float:
-    """The share of kernels with an estimate in the bytes of all; 1 where there are none."""
-    counted = sum(kernel.bytes_accessed for kernel in self.by_kernel if kernel.cycles)
-    others = sum(each.bytes_accessed for each in self.uncounted)
-    return counted / (counted + others) if counted + others else 1.0
+    """The share of kernels with an estimate in the bytes of all; 1 where there are none.
+
+    Results that stay on the chip count where they have no estimate: their time is unknown too.
+    """
+    counted = sum(kernel.work.bytes_accessed for kernel in self.by_kernel if kernel.cycles)
+    others = sum(max(kernel.size, kernel.bytes_accessed) for kernel in self.uncounted)
+    return counted / (counted + others) if others else 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -207,13 +210,14 @@ def estimated_cycles(module: proto.HloModuleProto, arguments: Sequence[int | Non
     arguments: as of `loops.iterations`.
   """
   computations = {computation.id: computation for computation in module.computations}
+  nodes = {each.id: {node.id: node for node in each.instructions} for each in module.computations}
   lengths, kernels, uncounted = iterations(module, arguments), [], []
-  flops, bytes_accessed = 0.0, 0.0
+  total = work.Work(0.0, 0, 0.0)
   for instruction, computation, times in _executed(
     computations[module.entry_computation_id], computations, lengths
   ):
-    cost = work.of(instruction, computation, computations)
-    flops, bytes_accessed = flops + times * cost.flops, bytes_accessed + times * cost.bytes_accessed
+    cost = work.of(instruction, nodes[computation.id], computations)
+    total = total.plus(cost, times)
     tiles = window(instruction)
     if tiles is not None:
       kernels.append(_kernel_cycles(instruction, tiles, module, computations, times, cost))
@@ -224,7 +228,9 @@ def estimated_cycles(module: proto.HloModuleProto, arguments: Sequence[int | Non
       written = round(times * work.size(instruction.shape))
       moved = round(times * cost.bytes_accessed)
       uncounted.append(Uncounted(kind, target, origin, written, moved))
-  return Cycles(tuple(kernels), tuple(uncounted), work.Work(flops, round(bytes_accessed)))
+  return Cycles(
+    tuple(kernels), tuple(uncounted), total._replace(bytes_accessed=round(total.bytes_accessed))
+  )
 
 
 def _executed(
@@ -268,8 +274,8 @@ def _kernel_cycles(
   names = [node.metadata.op_name for node in (instruction, *products, *nodes)]
   distinct = tuple(dict.fromkeys(filter(None, names)))
   cycles, origin = tiles.estimated_cycles or 0, module_graph.origin(instruction, module)
-  moved = round(times * cost.bytes_accessed)
-  return KernelCycles(distinct, round(times * cycles), origin, bool(products), moved)
+  done = work.Work(0.0, 0).plus(cost, times)
+  return KernelCycles(distinct, round(times * cycles), origin, bool(products), done)
 
 
 def fused(

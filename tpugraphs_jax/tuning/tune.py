@@ -136,7 +136,7 @@ class Tuned:
       call = f"jax.jit({call})"
     return (
       f"Apply it, for a gain of {1 - self.ratio:.1%}: "
-      f'tuned.save("layouts.json"), and where {name} runs: {name} = {call}'
+      f'tuned.save("layouts.json"), and where {name} runs: fast = {call}'
     )
 
   def _notes(self) -> list[str]:

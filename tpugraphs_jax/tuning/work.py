@@ -8,7 +8,7 @@ often as it runs, where the compiler counts the body of a loop once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import math
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.hlo import proto
 
 Computations = Mapping[int, proto.HloComputationProto]
+Nodes = Mapping[int, proto.HloInstructionProto]
 
 # Instructions that move no bytes: names of values, containers of other instructions, and ends of
 # copies beside the computation.
@@ -31,10 +32,8 @@ FREE_CALLS = frozenset(
   "PrepareAsyncCallStart Sharding X64Combine X64SplitHigh X64SplitLow".split()
 )
 _SLICES = ("dynamic-slice", "gather", "slice")  # read of their first operand what they return
-_UPDATES = {
-  "dynamic-update-slice": 1,
-  "scatter": 2,
-}  # write a part of it, the operand of this number
+# They write a part of their first operand in place; the number of the operand with that part.
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 _ELEMENTWISE = frozenset(
   "abs add and clamp compare divide maximum minimum multiply negate not or remainder select sign "
   "subtract xor".split()
@@ -49,26 +48,38 @@ class Work(NamedTuple):
     flops: floating-point operations, two of a multiplication with addition; functions such as `exp`
       count 0, as in the compiler's numbers.
     bytes_accessed: bytes that it reads from the large memory of a device and writes to it.
+    narrow_flops: those of products of 8 bits or fewer, which take half the time of others.
   """
 
   flops: float
   bytes_accessed: int
+  narrow_flops: float = 0.0
+
+  @property
+  def wide_flops(self) -> float:
+    """The operations in 16 bits that take as long."""
+    return self.flops - self.narrow_flops / 2
+
+  def plus(self, other: Work, times: float) -> Work:
+    """The sum of this work and of `times` runs of other work."""
+    return Work(
+      self.flops + times * other.flops,
+      self.bytes_accessed + round(times * other.bytes_accessed),
+      self.narrow_flops + times * other.narrow_flops,
+    )
 
 
-def of(
-  instruction: proto.HloInstructionProto,
-  computation: proto.HloComputationProto,
-  computations: Computations,
-) -> Work:
+def of(instruction: proto.HloInstructionProto, nodes: Nodes, computations: Computations) -> Work:
   """The work of an instruction, without that of computations that run as other kernels.
 
   Args:
     instruction: of a computation that is called, of no fusion.
-    computation: the one that holds the instruction.
+    nodes: all instructions of this computation, by their ids.
     computations: all of the module, by their ids.
   """
-  nodes = {node.id: node for node in computation.instructions}
-  return Work(_flops(instruction, nodes, computations), _bytes(instruction, nodes, computations))
+  flops = _flops(instruction, nodes, computations)
+  narrow_flops = _flops(instruction, nodes, computations, _is_narrow)
+  return Work(flops, _bytes(instruction, nodes, computations), narrow_flops)
 
 
 def size(shape: proto.ShapeProto) -> int:
@@ -81,12 +92,7 @@ def size(shape: proto.ShapeProto) -> int:
   )
 
 
-_Nodes = Mapping[int, proto.HloInstructionProto]  # of a computation, by their ids
-
-
-def _bytes(
-  instruction: proto.HloInstructionProto, nodes: _Nodes, computations: Computations
-) -> int:
+def _bytes(instruction: proto.HloInstructionProto, nodes: Nodes, computations: Computations) -> int:
   if instruction.opcode in _STILL or instruction.custom_call_target in FREE_CALLS:
     return 0
   operands = dict.fromkeys(instruction.operand_ids)
@@ -144,7 +150,7 @@ def _read_in(
 
 
 def _written(
-  instruction: proto.HloInstructionProto, nodes: _Nodes, computations: Computations
+  instruction: proto.HloInstructionProto, nodes: Nodes, computations: Computations
 ) -> int:
   """Bytes that an instruction writes to the large memory; of an update in place, the new part."""
   if instruction.opcode in ("fusion", "async-start"):
@@ -166,15 +172,21 @@ def _written(
 
 
 def _flops(
-  instruction: proto.HloInstructionProto, nodes: _Nodes, computations: Computations
+  instruction: proto.HloInstructionProto,
+  nodes: Nodes,
+  computations: Computations,
+  counts: Callable[[proto.HloInstructionProto, Nodes], bool] = lambda instruction, nodes: True,
 ) -> float:
+  """The operations of an instruction, or of those inside a fusion for which `counts` holds."""
+  if instruction.opcode == "fusion":
+    body = computations[instruction.called_computation_ids[0]]
+    inner = {node.id: node for node in body.instructions}
+    return sum(_flops(node, inner, computations, counts) for node in body.instructions)
+  if not counts(instruction, nodes):
+    return 0.0
   operands = [nodes[id].shape for id in instruction.operand_ids]
   elements = math.prod(instruction.shape.dimensions)
   match instruction.opcode:
-    case "fusion":
-      body = computations[instruction.called_computation_ids[0]]
-      inner = {node.id: node for node in body.instructions}
-      return sum(_flops(node, inner, computations) for node in body.instructions)
     case "dot":
       dims = instruction.dot_dimension_numbers.lhs_contracting_dimensions
       return 2.0 * elements * math.prod(operands[0].dimensions[dim] for dim in dims)
@@ -187,6 +199,13 @@ def _flops(
       window = instruction.window.dimensions
       return float(elements * (math.prod(dimension.size for dimension in window) - 1))
   return float(elements) if instruction.opcode in _ELEMENTWISE else 0.0
+
+
+def _is_narrow(instruction: proto.HloInstructionProto, nodes: Nodes) -> bool:
+  """Whether an instruction is a product of numbers of at most 8 bits."""
+  kinds = [nodes[id].shape.element_type for id in instruction.operand_ids]
+  is_product = instruction.opcode in ("convolution", "dot")
+  return is_product and all(_BYTES.get(kind, 8) <= 1 for kind in kinds)
 
 
 def _products(

@@ -108,6 +108,13 @@ def test_a_descriptor_in_scalar_memory_is_a_dma():
     ((_dma(3, 1), _wait(3, 1), _take(3, 1), _wait(3, 1)), "nothing starts"),
     ((_dma("%s4_s4", 1),), "size of a DMA"),
     (("%1 = dma.hbm_to_vmem /*size_in_granules=*/1",), "flag"),
+    (
+      (
+        "%1 = dma.hbm_to_smem /*hbm=*/%s1_s1, /*size_in_granules=*/1073741824, "
+        "/*smem=*/[#allocation2], /*dst_syncflagno=*/[#allocation1]",
+      ),
+      "words into scalar memory",
+    ),
     (("%1 = vwait.lt [#allocation1], 3",), "vwait.lt"),
     (("%1 = vsyncset [#allocation1], 3",), "vsyncset"),
     (("%1 = inlined_call %s1_s1 /* %f = fusion(%x) */",), "calls"),

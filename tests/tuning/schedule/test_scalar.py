@@ -246,6 +246,8 @@ def test_a_loop_that_does_not_end_has_no_time(monkeypatch):
 def test_a_text_without_bundles_or_of_too_many_bytes_is_refused(monkeypatch):
   with pytest.raises(Unreadable, match="no bundles"):
     bundles.parse("hello")
+  with pytest.raises(Unreadable, match="a bundle has"):
+    bundles.parse(text("%1 = vnop /* " + "x" * bundles.MOST_OF_BUNDLE + " */"))
   monkeypatch.setattr(bundles, "MOST_TEXT", 10)
   with pytest.raises(Unreadable, match="MB"):
     bundles.parse(text(EMPTY))

@@ -18,6 +18,7 @@ import re
 from typing import TypeAlias
 
 MOST_TEXT = 64 * 2**20  # bytes of a schedule; the largest that was seen has 7 MB
+MOST_OF_BUNDLE = 2**17  # bytes of one bundle
 UNITS = ("matrix", "vector", "load_store")
 
 
@@ -161,6 +162,8 @@ def parse(text: str) -> list[Bundle]:
 
 
 def _bundle(text: str) -> Bundle:
+  if len(text) > MOST_OF_BUNDLE:
+    raise Unreadable(f"a bundle has {len(text)} bytes, expected at most {MOST_OF_BUNDLE}")
   regions = tuple(map(int, _REGION.findall(text))) if "region" in text else ()
   operations, units, products, delay = [], [0, 0, 0], [], 0
   for part in _NAME.sub(r"\1", text).split(";;"):

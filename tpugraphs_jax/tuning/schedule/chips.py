@@ -26,6 +26,8 @@ class Chip:
     slots: cycles after a branch whose bundles still run.
     rows: that a matrix unit takes in a cycle.
     nops_are_joined: as of `scalar.Schedule`.
+    low, high: the range of measured / simulated time that nine of ten programs had which the fit
+      left out; None where none was measured.
     source: where the constants come from.
   """
 
@@ -40,6 +42,8 @@ class Chip:
   slots: int
   rows: float
   nops_are_joined: bool
+  low: float | None
+  high: float | None
   source: str
 
   @property

@@ -20,7 +20,7 @@ _POINTERS = 0x30000000  # addresses of arrays that nothing else has given an add
 _POINTER_BITS = 18
 # In the flag of a DMA that one core of a v5p starts for both: it raises the flag of each of them.
 _BOTH_CORES = 0x6000 << 16
-_WORD = 4  # bytes
+WORD = 4  # bytes
 _COMPUTED = scalar.Unknown("it depends on a word that was computed or read from an array")
 # Words of a DMA's descriptor in scalar memory (v2 and v3) and the bits that are read of them.
 _DESTINATION, _SOURCE, _SIZE, _FLAG = 1, 4, 6, 7
@@ -109,11 +109,7 @@ class KernelCore:
     """Copies words into scalar memory; words that are not known are removed from it."""
     start = known(destination, "the address that a DMA writes in scalar memory")
     words = () if isinstance(source, scalar.Unknown) else self._arrays.get(source, ())
-    for place in range(size // _WORD):
-      if place < len(words):
-        self.memory[start + place] = words[place]
-      else:
-        self.memory.pop(start + place, None)
+    self.memory.fill(start, size // WORD, words)
 
   def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
     if code not in ("dma.done.wait", "vwait.ge"):

@@ -267,7 +267,8 @@ class _Run:
     times = (source, destination).count("hbm")
     if destination == "smem":
       start = known(arguments.get("smem"), "the address that a copy writes in scalar memory")
-      self.memory.update(dict.fromkeys(range(start, start + moved // 4), _DATA))
+      words = moved // kernel.WORD
+      self.memory.fill(start, words, [_DATA] * min(words, scalar.MOST_WORDS))
     if times:
       self._copies.append(_Copy(flag, size, times * moved))
     else:

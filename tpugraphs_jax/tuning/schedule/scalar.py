@@ -9,7 +9,7 @@ execution.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 import operator
@@ -27,6 +27,7 @@ from tpugraphs_jax.tuning.schedule.bundles import (
 _MASK, _SIGN = 0xFFFFFFFF, 0x80000000
 _ALLOCATION_BITS = 18  # words between two allocations
 _MOST_ALLOCATIONS = 2 ** (32 - _ALLOCATION_BITS) - 1
+MOST_WORDS = 2**20  # of scalar memory
 MOST_BLOCKS = 4_000_000  # executed blocks of one kernel
 
 
@@ -77,6 +78,20 @@ class Memory(dict):
   def __init__(self, unwritten: Unknown):
     super().__init__()
     self._unwritten = unwritten
+
+  def fill(self, start: int, count: int, words: Sequence[Any] = ()) -> None:
+    """Writes words from an address on; words beyond the given ones are unwritten again.
+
+    Raises:
+      Unreadable: there are more words than scalar memory can have.
+    """
+    if count > MOST_WORDS:
+      raise Unreadable(f"a DMA moves {count} words into scalar memory, at most {MOST_WORDS} fit")
+    for place in range(count):
+      if place < len(words):
+        self[start + place] = words[place]
+      else:
+        self.pop(start + place, None)
 
   def __missing__(self, address: Any) -> Unknown:
     return address if address.__class__ is Unknown else self._unwritten
