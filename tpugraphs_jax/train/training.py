@@ -275,8 +275,13 @@ def plan_batches(
     graphs: prepared training graphs.
     targets: training targets, `(configs, ids [n] int64) -> [n] float32`.
     epochs: length of the phase; `train.epochs` unless given.
+
+  Raises:
+    ValueError: graphs that the family cannot train on.
   """
   config, batch = family.config, family.config.batch
+  if isinstance(family, Segments):
+    family.check_graphs(graphs)
   configs = [graph.configs for graph in graphs]
   every = config.seed if batch.graph_sampling == "every_config" else None
   sampler = ConfigSampler(
@@ -314,9 +319,6 @@ def begin(
     folder: for files of the family.
     params: first parameters; initialised from the seed unless given.
     optimizer, epochs: in place of `optimizer` and `train.epochs` of the config.
-
-  Raises:
-    ValueError: graphs that the family cannot train on.
   """
   config, options = family.config, optimizer or family.config.optimizer
   epochs, metric = epochs or config.train.epochs, evaluation.mean_name(config.train.best_metric)

@@ -314,11 +314,7 @@ class Segments(Family):
       batch: the first batch of one device.
       graphs: prepared training graphs.
       folder: for the table.
-
-    Raises:
-      ValueError: more fresh segments than a training graph has.
     """
-    self.check_graphs(graphs)
     if not self.options.recompute and not self.options.uses_history:
       return without_others(step), batches
     readout = functools.partial(self.network.apply, method="segment_readout")
