@@ -29,16 +29,15 @@ from typing import Any
 
 import gpus
 import jax
-import ml_collections
 import optimised
 import pages
 import steps
 import timing
 
-from tpugraphs_jax.configs import base
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import files, parallel
-from tpugraphs_jax.run import configs
+from tpugraphs_jax.rankers.config import Config
+from tpugraphs_jax.run import configs, variants
 from tpugraphs_jax.tuning import tpu, tpu_kernels
 
 # Config and changed fields, by the name of a case.
@@ -62,7 +61,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
   **{
     f"{kind}, {name}": (f"{kind}.py:{name}", {})
     for kind in ("layout", "tile")
-    for name in base.presets(kind)
+    for name in variants.systems(kind)
+    if name.startswith("preset=")
   },
 }
 # Cases of all families but `systems` that compile in seconds: at most one round of message passing.
@@ -88,14 +88,13 @@ _RECORD = Path(__file__).with_suffix(".json")
 _TRITON_FAILS = "Couldn't find output tile sizes"
 
 
-def config_of(case: str, target: str) -> ml_collections.ConfigDict:
+def config_of(case: str, target: str) -> Config:
   """The config of a case, for one program or ten kernels on each device."""
   name, changes = (CASES | OTHERS | SMALL)[case]
   config = configs.load(name)
-  config.batch.graphs = _KERNELS if config.task == "tile" else 1
-  platform = "tpu" if target in TPUS else "gpu"
-  config.update_from_flattened_dict({"data.neighbour_slots": batching.slots_of(platform)} | changes)
-  return config
+  slots = batching.slots_of("tpu" if target in TPUS else "gpu")
+  graphs = _KERNELS if config.kind == "tile" else 1
+  return config.replace(batch__graphs=graphs, data__neighbour_slots=slots, **changes)
 
 
 def measure(case: str, step: str, target: str, count: int) -> dict[str, Any]:

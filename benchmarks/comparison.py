@@ -29,10 +29,10 @@ import workloads
 from tpugraphs_jax import losses
 from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.infra import machine, parallel
+from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.train import log
-from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import make_train_step, TrainState
 
 VARIANTS = ("plain", "ours")

@@ -1,12 +1,14 @@
-"""Checks and times the project on the accelerator at hand, in at most eight minutes.
+"""Checks and times the project on the accelerator at hand, in at most ten minutes.
 
     python benchmarks/device.py --out device.json
+    python benchmarks/device.py --out device.json --parts third   # adds to the record
     JAX_PLATFORMS=cpu python benchmarks/device.py --small
 
 It needs jax for the device and the packages of `device.txt`. Each part runs in a process of its
 own and within its seconds. A part that fails or takes longer is named in the record under
-`failures`, with the figures that it had found; the others go on. The first three parts time
-nothing and run together.
+`failures`, with the figures that it had found; the others go on. First all parts but `tune` run
+together: they check and compile, and time nothing. Then each part with times runs alone, with the
+programs of jax's compilation cache.
 
 parity_tile, parity_layout   the official models against the numbers of their code in
                  `tests/data/parity`: the largest difference divided by the largest number
@@ -58,13 +60,15 @@ from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import ranker
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.segments.batches import SegmentSlate
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log, training
-from tpugraphs_jax.train.experiment import Experiment
+from tpugraphs_jax.train.loading import data_of, fit
 
 Figures = dict[str, Any]
-_SECONDS = 460  # of all parts
+_SECONDS = 580  # of all parts
+_CHECKS_SECONDS = 330  # of the parts that run together
 _NO_TIME = "no time was left"
 _LOSSES = losses.parse_losses("ListMLELoss:1")
 _FLAGS = {  # of XLA, by part
@@ -124,17 +128,15 @@ def _larger(one: float, other: float) -> float:
 def train(folder: str, data_root: str, *, small: bool, stop_at: int, resume: bool) -> None:
   """A deterministic run of Graph Segment Training on tiny data; SIGTERM ends it at `stop_at`."""
   config = configs.load(f"layout.py:xla-random,gst_ed{',ci' if small else ''}")
-  config.update_from_flattened_dict(
-    {
-      "data_root": data_root,
-      "segments.max_nodes": 50,
-      "train.deterministic": True,
-      "train.result": "last",
-      "train.epochs": 3,
-      "train.log_every_steps": 1,
-      "train.valid_configs": 20,
-      "batch.slates_per_epoch": 64,
-    }
+  config = config.replace(
+    data_root=data_root,
+    segments__max_nodes=50,
+    train__deterministic=True,
+    train__result="last",
+    train__epochs=3,
+    train__log_every_steps=1,
+    train__valid_configs=20,
+    batch__slates_per_epoch=64,
   )
   parallel.compile_quickly()  # on CPUs alone
   say_progress = log.Log.say_progress
@@ -206,7 +208,7 @@ def sage(small: bool) -> Step:
   """GraphSAGE 128 x 3, one program."""
   size = dict(nodes=500, config_nodes=25, configs=8)
   size = size if small else dict(nodes=10_000, config_nodes=500, configs=64)
-  network = _experiment("xla-random,full", {"model.hidden_dim": 128}).ranker.family.network
+  network = _ranker("xla-random,full", model__hidden_dim=128).family.network
   return _beside_plain(network, workloads.layout_batch(graphs=1, hops=network.hops, **size))
 
 
@@ -215,7 +217,7 @@ def res_model(small: bool) -> Step:
   size = dict(graphs=2, nodes=500, config_nodes=25, configs=8, keep_nodes=400)
   if not small:
     size = dict(graphs=8, nodes=6_000, config_nodes=250, configs=16, keep_nodes=5_000)
-  network = _experiment("xla-random,official").ranker.family.network
+  network = _ranker("xla-random,official").family.network
   return _beside_plain(network, workloads.layout_batch(hops=network.hops, **size))
 
 
@@ -234,15 +236,14 @@ def tables(small: bool) -> Step:
 def gst_ed(small: bool) -> Step:
   """Graph Segment Training: the segment that gets gradients, of one program."""
   nodes, configs = (2_000, 8) if small else (20_000, 64)
-  experiment = _experiment("xla-random,gst_ed")
-  program = _program(nodes, configs)
-  experiment.fit_transforms([program])
-  prepared = experiment.ranker.prepare(program)
+  ranker, program = _ranker("xla-random,gst_ed"), _program(nodes, configs)
+  fit(ranker, data_of(ranker.config), [program])
+  prepared = ranker.prepare(program)
   slate = SegmentSlate(
     prepared, np.arange(configs), np.arange(configs, dtype=np.float32), 0, np.zeros(1, np.int64)
   )
-  batch = experiment.ranker.family.assemble([slate], _budget([prepared]), graphs=1, configs=configs)
-  return _beside_plain(experiment.ranker.family.network.model, batch.fresh)
+  batch = ranker.family.assemble([slate], _budget([prepared]), graphs=1, configs=configs)
+  return _beside_plain(ranker.family.network.model, batch.fresh)
 
 
 def _beside_plain(network: Any, batch: Any) -> Step:
@@ -258,31 +259,29 @@ def _beside_plain(network: Any, batch: Any) -> Step:
 
 def _beside_copies(variant: str, graphs: int, nodes: int, configs: int) -> Step:
   """A network beside itself on batches in which every configuration has a graph of its own."""
-  experiment, target = _experiment(variant), np.arange(configs, dtype=np.float32)
+  ranker, target = _ranker(variant), np.arange(configs, dtype=np.float32)
   programs = [_program(nodes, configs, seed) for seed in range(graphs)]
-  experiment.fit_transforms(programs)
+  fit(ranker, data_of(ranker.config), programs)
   slates = [
     Slate(graph, np.arange(configs), target, number)
-    for number, graph in enumerate(experiment.prepare(programs))
+    for number, graph in enumerate(map(ranker.prepare, programs))
   ]
   copies = [
     Slate(slate.graph, slate.config_ids[[c]], target[[c]], slate.graph_id)
     for slate in slates
     for c in range(configs)
   ]
-  network = experiment.ranker.family.network
+  network = ranker.family.network
   apply = lambda params, batch: network.apply({"params": params}, batch).reshape(graphs, configs)
-  assemble = lambda slates, configs: experiment.ranker.family.assemble(
+  assemble = lambda slates, configs: ranker.family.assemble(
     slates, _budget([each.graph for each in slates]), graphs=len(slates), configs=configs
   )
   batch = assemble(slates, configs)
   return Step(network, (apply, batch), (apply, assemble(copies, 1)), batch.target)
 
 
-def _experiment(variant: str, changes: Mapping[str, Any] = {}) -> Experiment:
-  config = configs.load(f"layout.py:{variant}")
-  config.update_from_flattened_dict(dict(changes))
-  return Experiment.of(config)
+def _ranker(variant: str, **changes: Any) -> Ranker:
+  return Ranker(configs.load(f"layout.py:{variant}").replace(**changes))
 
 
 def _program(nodes: int, configs: int, seed: int = 0) -> Any:
@@ -295,8 +294,8 @@ def _budget(graphs: list[Any]) -> dict[str, int]:
   return budget
 
 
-def compare(make: Callable[[bool], Step], small: bool) -> Iterator[Figures]:
-  """Differences, seconds, peaks and XLA's estimates of both formulations."""
+def compare(make: Callable[[bool], Step], small: bool, repeats: int) -> Iterator[Figures]:
+  """Differences, peaks and XLA's estimates of both formulations; seconds if there are repeats."""
   step = make(small)
   (_, batch), target = step.scores, jnp.asarray(step.target)
   params = jax.device_put(training.init_params(step.network, batch, seed=0))
@@ -314,8 +313,11 @@ def compare(make: Callable[[bool], Step], small: bool) -> Iterator[Figures]:
       started = time.perf_counter()
       programs[name] = gradient.lower(params, batch).compile()
     functions[name] = functools.partial(programs[name], params, batch)
-    figures[f"{name}_compile_s"] = time.perf_counter() - started
+    if not repeats:  # else the cache has the program
+      figures[f"{name}_compile_s"] = time.perf_counter() - started
     results[name] = jax.tree.map(np.asarray, functions[name]())
+    if repeats and not figures.get("ours_ms"):  # the plain formulation may not compile in time
+      figures["ours_ms"] = 1e3 * timing.medians({name: functions[name]}, repeats=repeats)[name]
     figures[f"{name}_peak_mib"] = log.peak_memory()[1] / 2**20
     yield figures
   ((value, found), grads), ((plain_value, plain_found), plain_grads) = results.values()
@@ -323,10 +325,11 @@ def compare(make: Callable[[bool], Step], small: bool) -> Iterator[Figures]:
   figures["loss"] = difference(value, plain_value)
   figures["gradients"] = difference(grads, plain_grads)
   yield figures
-  seconds = timing.medians(functions, repeats=3 if small else 15)
-  figures |= {f"{name}_ms": 1e3 * seconds[name] for name in functions}
-  figures["ratio"] = seconds["plain"] / seconds["ours"]
-  yield figures
+  if repeats:
+    seconds = timing.medians(functions, repeats=repeats)
+    figures |= {f"{name}_ms": 1e3 * seconds[name] for name in functions}
+    figures["ratio"] = seconds["plain"] / seconds["ours"]
+    yield figures
   for name, program in programs.items():
     figures |= {f"{name}_{key}": value for key, value in _estimates(program).items()}
   yield figures
@@ -340,14 +343,15 @@ def _estimates(compiled: Any) -> Figures:
   return figures | (optimised.Module(compiled).times(gpu, exact=True) if gpu else {})
 
 
-def compare_segments(small: bool) -> Iterator[Figures]:
+def compare_segments(small: bool, repeats: int) -> Iterator[Figures]:
   """`compare`, then training steps on a segment and on the whole program, with their batches."""
-  for figures in compare(gst_ed, small):
+  for figures in compare(gst_ed, small, repeats):
     yield figures
   for variant in ("gst_ed", "full"):
-    measured = gst.measure(variant, 2_000 if small else 20_000, repeats=3 if small else 15)
-    figures |= {f"{variant}_step_ms": 1e3 * measured["step_s"]}
-    yield figures
+    measured = gst.measure(variant, 2_000 if small else 20_000, repeats=max(1, repeats))
+    if repeats:
+      figures |= {f"{variant}_step_ms": 1e3 * measured["step_s"]}
+      yield figures
 
 
 # Layouts of own programs.
@@ -373,36 +377,38 @@ def tune(source: str, small: bool) -> Iterator[Figures]:
   }
 
 
-# Parts by name, with their most seconds.
-_TOGETHER: dict[str, tuple[Callable[[bool], Iterator[Figures]], int]] = {
-  "parity_tile": (functools.partial(parity, "tile"), 120),
-  "parity_layout": (functools.partial(parity, "layout"), 120),
-  "training": (run_training, 120),
+# Parts by name: checks that time nothing, steps, and choices of layouts.
+_CHECKS: dict[str, Callable[[bool], Iterator[Figures]]] = {
+  "parity_tile": functools.partial(parity, "tile"),
+  "parity_layout": functools.partial(parity, "layout"),
+  "training": run_training,
 }
-_STEPS = {
-  "SAGE": functools.partial(compare, sage),
-  "ResModel": functools.partial(compare, res_model),
+_STEPS: dict[str, Callable[[bool, int], Iterator[Figures]]] = {
   "gst_ed": compare_segments,
   "third": functools.partial(compare, third),
+  "SAGE": functools.partial(compare, sage),
+  "ResModel": functools.partial(compare, res_model),
   "tables": functools.partial(compare, tables),
 }
-_TUNED = {
-  "tune_conv": functools.partial(tune, "residual.py:basic_train"),
+_TUNED: dict[str, Callable[[bool], Iterator[Figures]]] = {
   "tune_attention": functools.partial(tune, "attention.py:layer_train"),
+  "tune_conv": functools.partial(tune, "residual.py:basic_train"),
 }
-PARTS = _TOGETHER | {name: (part, 75) for name, part in (_STEPS | _TUNED).items()}
+PARTS = [*_CHECKS, *_STEPS, *_TUNED]
 
 
 class Process:
   """A part that runs in a process of its own and writes its figures to a file."""
 
-  def __init__(self, name: str, folder: Path, small: bool):
+  def __init__(self, name: str, folder: Path, *options: str):
     self.name, self._out = name, folder / f"{name}.json"
     flags = _FLAGS.get(name, _STEP_FLAGS if name in _STEPS else "")
     self._process = subprocess.Popen(
-      [sys.executable, __file__, "--only", name, "--out", self._out, *["--small"] * small],
-      env=os.environ
+      [sys.executable, __file__, "--only", name, "--out", self._out, *options],
+      env={"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
+      | os.environ
       | {
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # processes share the device
       },
@@ -424,14 +430,16 @@ class Process:
     return found
 
 
-def run_here(name: str, small: bool, out: Path) -> None:
+def run_here(name: str, small: bool, timed: bool, out: Path) -> None:
   """Runs a part in this process; writes its figures after each."""
   if small:
     parallel.compile_quickly()
   found: Figures = {"machine": timing.machine(), "figures": {}}
   timing.write(found, out)
+  repeats = (3 if small else 15) if timed else 0
+  part = functools.partial(_STEPS[name], repeats=repeats) if name in _STEPS else None
   try:
-    for figures in PARTS[name][0](small):
+    for figures in (part or (_CHECKS | _TUNED)[name])(small):
       found["figures"] |= figures
       timing.write(found, out)
     found["is_done"] = True
@@ -442,30 +450,35 @@ def run_here(name: str, small: bool, out: Path) -> None:
     timing.write(found, out)
 
 
-def run_all(names: list[str], small: bool, seconds: float) -> Figures:
-  """The record of all parts."""
+def run_all(names: list[str], small: bool, seconds: float, record: Figures) -> Figures:
+  """The record of all parts, added to an earlier one."""
   started = time.monotonic()
-  record: Figures = {"machine": {}, "small": small, "failures": {}, "seconds": {}}
+  record = {"machine": {}, "failures": {}, "seconds": {}} | record | {"small": small}
+  options = ["--small"] * small
 
-  def keep(process: Process, until: float) -> None:
+  def keep(process: Process, until: float, begun: float) -> None:
     found, name = process.wait(until), process.name
-    record["machine"] = record["machine"] or found.get("machine", {})
-    record[name] = found.get("figures", {})
-    record["seconds"][name] = round(time.monotonic() - begun, 1)
+    record["machine"] = found.get("machine") or record["machine"]
+    record[name] = record.get(name, {}) | found.get("figures", {})
+    record["seconds"][name] = record["seconds"].get(name, 0) + round(time.monotonic() - begun, 1)
+    record["failures"].pop(name, None)
     if "failure" in found:
       record["failures"][name] = found["failure"]
     print(f"{name}: {record['seconds'][name]} s {found.get('failure', '')}", flush=True)
 
-  with tempfile.TemporaryDirectory() as folder:
-    end = started + seconds
-    groups = [[name for name in names if name in _TOGETHER]]
-    groups += [[name] for name in names if name not in _TOGETHER]
-    for group in groups:
+  for name in names:
+    record["seconds"].pop(name, None)
+  with tempfile.TemporaryDirectory() as scratch:
+    folder = Path(scratch)
+    together = [Process(name, folder, *options) for name in names if name not in _TUNED]
+    for process in together:
+      keep(process, started + _CHECKS_SECONDS * seconds / _SECONDS, started)
+    for name in names:
       begun = time.monotonic()
-      running = [Process(name, Path(folder), small) for name in group if begun < end]
-      for process in running:
-        keep(process, min(end, begun + PARTS[process.name][1] * seconds / _SECONDS))
-      record["failures"] |= {name: _NO_TIME for name in group if name not in record}
+      if name not in _CHECKS and begun < started + seconds:
+        keep(Process(name, folder, "--timed", *options), started + seconds, begun)
+      elif name not in _CHECKS:
+        record["failures"][name] = _NO_TIME
   record["all_seconds"] = round(time.monotonic() - started, 1)
   return record
 
@@ -545,14 +558,15 @@ def _checks(record: Mapping[str, Any]) -> Iterator[list[str]]:
 def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--small", action="store_true", help="small sizes, for a CPU")
-  parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+  parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
   parser.add_argument(
     "--seconds",
     type=float,
     default=_SECONDS,
-    help="most for all parts; limits of single parts grow with them",
+    help="most for all parts; the checks take up to 57 %% of them",
   )
   parser.add_argument("--only", choices=PARTS, help=argparse.SUPPRESS)  # in this process
+  parser.add_argument("--timed", action="store_true", help=argparse.SUPPRESS)  # with --only
   parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)  # see `train`
   parser.add_argument("--stop_at", type=int, default=0, help=argparse.SUPPRESS)
   parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
@@ -560,9 +574,11 @@ def main() -> None:
   if args.train:
     train(*args.train, small=args.small, stop_at=args.stop_at, resume=args.resume)
   elif args.only:
-    run_here(args.only, args.small, args.out)
+    run_here(args.only, args.small, args.timed, args.out)
   else:
-    record = run_all(args.parts, args.small, args.seconds)
+    adds = args.parts != PARTS and args.out and args.out.exists()
+    earlier = json.loads(args.out.read_text()) if adds else {}
+    record = run_all(args.parts, args.small, args.seconds, earlier)
     print(table(record))
     timing.write(record, args.out)
 

@@ -25,9 +25,10 @@ import timing
 import workloads
 
 from tpugraphs_jax.infra import machine, parallel
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log, training
-from tpugraphs_jax.train.experiment import Experiment
+from tpugraphs_jax.train.loading import data_of, fit
 
 _VARIANTS = ("full", "gst", "gst_ed")
 _NODES = (5_000, 20_000, 43_615)
@@ -38,30 +39,32 @@ _PROCESSES = 3
 def config_of(variant: str):
   """The config of a variant of `configs/layout.py`, with one graph per step."""
   config = configs.load(f"layout.py:xla-random,{variant}")
-  config.batch.update(graphs=1, configs=_SLATE, slates_per_epoch=1)
-  config.train.epochs = 1_000
-  return config
+  return config.replace(
+    batch__graphs=1, batch__configs=_SLATE, batch__slates_per_epoch=1, train__epochs=1_000
+  )
 
 
-def prepare(variant: str, nodes: int) -> tuple[Experiment, Any]:
-  """The experiment and the prepared graph; the raw graph is freed, as in a training run."""
+def prepare(variant: str, nodes: int) -> tuple[Ranker, Any]:
+  """A ranker and the prepared graph; the raw graph is freed, as in a training run."""
   graph = workloads.program(
     np.random.default_rng(0), nodes=nodes, config_nodes=nodes // 25, configs=_CONFIGS
   )
-  experiment = Experiment.of(config_of(variant))
-  experiment.fit_transforms([graph])
-  return experiment, experiment.ranker.prepare(graph)
+  ranker = Ranker(config_of(variant))
+  fit(ranker, data_of(ranker.config), [graph])
+  return ranker, ranker.prepare(graph)
 
 
 def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
   """Median seconds of a step and peak MiB, in this process."""
-  experiment, prepared = prepare(variant, nodes)
+  ranker, prepared = prepare(variant, nodes)
+  (data,) = data_of(ranker.config)
   with tempfile.TemporaryDirectory() as folder:
-    phase, _ = training.begin(experiment, [prepared], Path(folder))
-    state, seconds = parallel.replicate(phase.state), []
+    plan = training.plan_batches(ranker.family, [prepared], data.targets)
+    state, train_step, batches, _ = training.begin(ranker.family, [prepared], plan, Path(folder))
+    state, seconds = parallel.replicate(state), []
     for _ in range(repeats + 1):
       started = time.perf_counter()
-      state, _ = phase.train_step(state, next(phase.batches))
+      state, _ = train_step(state, next(batches))
       jax.block_until_ready(state)
       seconds.append(time.perf_counter() - started)
   # The first step compiles.

@@ -13,6 +13,7 @@ validation graphs after the last step. Every run is a fresh process.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 import tempfile
 import time
@@ -23,9 +24,10 @@ import pages
 import timing
 
 from tpugraphs_jax.infra import machine
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.scorer import Scorer
-from tpugraphs_jax.train import evaluation, log, training
-from tpugraphs_jax.train.experiment import evaluable, Experiment, trainable
+from tpugraphs_jax.train import evaluation, log, loop, training
+from tpugraphs_jax.train.loading import data_of, evaluable, fit, trainable
 
 VARIANTS = ("full", "gst", "gst_e", "gst_ed", "gst_efd", "one")
 _SEGMENT_NODES, _FRESH, _CONFIGS = 256, 2, 200
@@ -48,40 +50,50 @@ class _Evaluation:
 
 def config_of(variant: str, seed: int, epochs: int, data_root: str):
   config = gst.config_of(variant)
-  config.seed, config.data_root = seed, data_root
-  config.data.max_configs = _CONFIGS
-  config.batch.update(graphs=4, slates_per_epoch=400)
-  config.train.update(epochs=epochs, eval_every_epochs=epochs, valid_configs=500)
-  config.eval.update(graphs=4)
-  if "segments" in config:
-    config.segments.update(max_nodes=_SEGMENT_NODES, fresh=_FRESH)
-  return config
+  config = config.replace(
+    seed=seed,
+    data_root=data_root,
+    data__max_configs=_CONFIGS,
+    batch__graphs=4,
+    batch__slates_per_epoch=400,
+    train__epochs=epochs,
+    train__eval_every_epochs=epochs,
+    train__valid_configs=500,
+    eval__graphs=4,
+  )
+  if config.segments is None:
+    return config
+  return config.replace(segments__max_nodes=_SEGMENT_NODES, segments__fresh=_FRESH)
 
 
 def measure(config, workdir: Path) -> dict[str, float]:
   """Trains once; returns Kendall tau, OPA, seconds of training and peak MiB."""
-  experiment = Experiment.of(config)
-  ranker, data = experiment.ranker, experiment.data
-  train_graphs = trainable(experiment, data.load(config.data_root, "train"))
-  experiment.fit_transforms(train_graphs)
-  valid = experiment.prepare(evaluable(data.load(config.data_root, "valid")))
+  ranker, (data,) = Ranker(config), data_of(config)
+  train_graphs = data.load(config.data_root, "train")
+  train_graphs = trainable(data, train_graphs, min_configs=config.batch.min_configs)
+  fit(ranker, [data], train_graphs)
+  graphs = [ranker.prepare(graph) for graph in train_graphs]
+  valid = [ranker.prepare(graph) for graph in evaluable(data.load(config.data_root, "valid"))]
   valid = training.sample_graphs(config, valid)
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
 
-  def train(family, graphs, folder, **options):
-    stage, _ = training.begin(experiment, graphs, folder, family=family, **options)
+  def train(family, graphs, folder, epochs=config.train.epochs, **options):
+    plan = training.plan_batches(family, graphs, data.targets, epochs=epochs)
+    phase = training.begin(family, graphs, plan, folder, epochs=epochs, **options)
     evaluations.append(_Evaluation(Scorer(family), compilations))
-    return training.train_stage(experiment, stage, evaluations[-1], valid, folder, resume=False)
+    ks = data.collection.slowdown_ks
+    evaluate = training.evaluation_of(evaluations[-1], config, valid, ks)
+    return loop.train(*phase, evaluate, folder)
 
   family = ranker.family
-  result = train(family, experiment.prepare(train_graphs), workdir)
-  finetune = config.segments.finetune if "segments" in config else {}
-  if finetune.get("epochs"):
-    params, folder = result.state.eval_params, workdir / "head"
-    head, sums = family.head_stage(params, experiment.prepare(train_graphs), folder)
-    rate = finetune.learning_rate
-    result = train(head, sums, folder, epochs=finetune.epochs, params=params, learning_rate=rate)
+  result = train(family, graphs, workdir)
+  if config.segments and config.segments.finetune.epochs:
+    finetune, params, folder = config.segments.finetune, result.state.eval_params, workdir / "head"
+    head, sums = family.head_phase(params, graphs, folder)
+    optimizer = dataclasses.replace(config.optimizer, learning_rate=finetune.learning_rate)
+    options = dict(epochs=finetune.epochs, params=params, optimizer=optimizer)
+    result = train(head, sums, folder, **options)
   seconds = (
     time.perf_counter()
     - started

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gpus import Gpu
 
 from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning import tpu_kernels
+from tpugraphs_jax.tuning import loops
 
 # Instructions that start no kernel.
 _FREE = {
@@ -60,6 +60,7 @@ class Module:
       module.as_serialized_hlo_module_proto(), where="optimised module"
     )
     self._parts = {each.id: each for each in self.proto.computations}
+    self._iterations = loops.iterations(self.proto)
     self.kernels = list(self._started(self._parts[self.proto.entry_computation_id], 1, False))
 
   def counts(self) -> dict[str, int]:
@@ -103,10 +104,9 @@ class Module:
     for each in part.instructions:
       callees = [self._parts[callee] for callee in each.called_computation_ids]
       if each.opcode == "while":
-        body, condition = callees
-        # A condition with a known bound is never evaluated.
-        count = tpu_kernels.iterations(each, condition) or 1
-        yield from self._started(body, times * count, True)
+        body, _ = callees  # the condition starts nothing
+        count = self._iterations[each.name]
+        yield from self._started(body, times * (1 if count is None else round(count)), True)
       elif each.opcode in _CALLS:
         for callee in callees:
           yield from self._started(callee, times, in_loop)

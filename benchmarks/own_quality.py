@@ -42,7 +42,7 @@ from tpugraphs_jax.rankers import orders
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.tables import traffic
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train.experiment import Experiment
+from tpugraphs_jax.train.loading import data_of
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = {
@@ -94,7 +94,7 @@ def train(
 def load(collection: str, split: str, data_root: str) -> Sequence[Any]:
   """The programs of a split."""
   config = configs.load(f"layout.py:{collection}")
-  return Experiment.of(config).data.load(data_root, split)
+  return data_of(config)[0].load(data_root, split)
 
 
 def rows_of(ranker: Ranker, graphs: Sequence[Any]) -> list[dict[str, Any]]:

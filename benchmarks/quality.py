@@ -22,9 +22,10 @@ import pages
 import timing
 
 from tpugraphs_jax import metrics, synthetic
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import evaluation
-from tpugraphs_jax.train.experiment import evaluable, Experiment
+from tpugraphs_jax.train.loading import data_of, evaluable, fit
 
 
 class Case(NamedTuple):
@@ -88,13 +89,14 @@ def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) ->
 
 def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, float]]:
   """Expected figures of a random order, and on synthetic data of ranking by noise-free runtimes."""
-  experiment = Experiment.of(configs.load(f"{case.config}.py:{case.collection}"))
-  graphs = evaluable(experiment.data.load(data_root, "valid"))
-  ks = experiment.data.collection.slowdown_ks
-  experiment.fit_transforms(graphs)
+  ranker = Ranker(configs.load(f"{case.config}.py:{case.collection}"))
+  (data,) = data_of(ranker.config)
+  graphs = evaluable(data.load(data_root, "valid"))
+  ks = data.collection.slowdown_ks
+  fit(ranker, [data], graphs)
   random, ceiling, pairs = [], [], []
   for graph in graphs:
-    ids = experiment.data.validation_ids(graph.name, graph.configs)
+    ids = data.validation_ids(graph.name, graph.configs)
     random.append(_random_row(graph.configs.label[ids], ks))
     try:
       truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns[ids]
@@ -102,7 +104,7 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
       continue
     # Scores are ranks: runtimes that differ can be equal as float32.
     scores = np.unique(truth, return_inverse=True)[1].astype(np.float32)
-    judged = evaluation.with_labels([experiment.ranker.prepare(graph)], [ids], [scores])
+    judged = evaluation.with_labels([ranker.prepare(graph)], [ids], [scores])
     ceiling += evaluation.evaluate(judged, ks)[0]
     pairs.append(metrics.ordered_pairs(scores, graph.configs.label[ids]))
   means = {

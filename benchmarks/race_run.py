@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-import dataclasses
+import copy
 from pathlib import Path
 import tempfile
 import time
@@ -13,9 +13,11 @@ import jax
 import numpy as np
 import timing
 
+from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.train import evaluation, log, loop, training
-from tpugraphs_jax.train.experiment import evaluable, Experiment, load_graphs
+from tpugraphs_jax.train.loading import data_of, evaluable, load_graphs
 
 # The time of a step is estimated from steps of so many CPU seconds: an estimate from 30 small steps
 # was up to 1.6 times too long.
@@ -26,8 +28,8 @@ _STEPS_PER_EPOCH = 500
 class Steps:
   """Takes training steps and measures the CPU seconds of those that compiled nothing."""
 
-  def __init__(self, phase: loop.Stage):
-    self._phase, self._state = phase, parallel.replicate(phase.state)
+  def __init__(self, state: Any, train_step: loop.TrainStep, batches: Any):
+    self._state, self._train_step, self._batches = parallel.replicate(state), train_step, batches
     self._compilations = timing.Compilations()
     self.taken, self._timed, self._seconds, self.loss = 0, 0, 0.0, 0.0
 
@@ -46,7 +48,7 @@ class Steps:
 
   def take(self) -> None:
     compiled, started = self._compilations.count, time.process_time()
-    self._state, metrics = self._phase.train_step(self._state, next(self._phase.batches))
+    self._state, metrics = self._train_step(self._state, next(self._batches))
     self.loss = float(parallel.unreplicate(metrics)["loss"])
     self.taken += 1
     if self._compilations.count == compiled:
@@ -54,17 +56,16 @@ class Steps:
       self._seconds += time.process_time() - started
 
 
-def judged(
-  experiment: Experiment, graphs: Sequence[Any], scorer: Any, params: Any
-) -> dict[str, float]:
+def judged(ranker: Ranker, data: Data, graphs: Sequence[Any], params: Any) -> dict[str, float]:
   """Means over graphs, metrics of each graph, and CPU seconds of scoring all of them."""
-  ids = [experiment.data.validation_ids(graph.name, graph.configs) for graph in graphs]
-  scorer(params, graphs, [some[: experiment.config.eval.configs] for some in ids])  # compiles
+  scorer, configs = ranker.scorer, ranker.config.eval.configs
+  ids = [data.validation_ids(graph.name, graph.configs) for graph in graphs]
+  scorer(params, graphs, [some[:configs] for some in ids])  # compiles
   started = time.process_time()
   scores = scorer(params, graphs, ids)
   seconds = time.process_time() - started
   rows, means = evaluation.evaluate(
-    evaluation.with_labels(graphs, ids, scores), experiment.ranker.collection.slowdown_ks
+    evaluation.with_labels(graphs, ids, scores), data.collection.slowdown_ks
   )
   return means | {"by_graph": {row["graph"]: row for row in rows}, "rank_cpu_s": seconds}
 
@@ -78,24 +79,25 @@ def epochs_of(steps: int, graphs: int) -> tuple[int, int]:
   return epochs, max(1, round(steps / epochs)) * graphs
 
 
-def planned(experiment: Experiment, steps: int) -> Experiment:
-  """The same experiment for about `steps` steps."""
-  config = experiment.config.copy_and_resolve_references()
-  config.train.epochs, config.batch.slates_per_epoch = epochs_of(steps, config.batch.graphs)
-  return dataclasses.replace(experiment, config=config)
-
-
 def phase_of(
-  experiment: Experiment, graphs: Sequence[Any], folder: Path, *, steps: int
-) -> loop.Stage:
-  """The first stage of training; a second stage, of the head alone, is left out of the race."""
-  return training.begin(planned(experiment, steps), graphs, folder)[0]
+  ranker: Ranker, data: Data, graphs: Sequence[Any], folder: Path, *, steps: int
+) -> tuple[Steps, int]:
+  """The first phase of training, of about `steps` steps, and its number of steps.
+
+  A second phase, of the head alone, is left out of the race.
+  """
+  epochs, slates = epochs_of(steps, ranker.config.batch.graphs)
+  family = copy.copy(ranker.family)
+  family.config = ranker.config.replace(train__epochs=epochs, batch__slates_per_epoch=slates)
+  plan = training.plan_batches(family, graphs, data.targets)
+  state, train_step, batches, schedule = training.begin(family, graphs, plan, folder)
+  return Steps(state, train_step, batches), schedule.total_steps
 
 
-def seconds_per_step(experiment: Experiment, graphs: Sequence[Any]) -> float:
+def seconds_per_step(ranker: Ranker, data: Data, graphs: Sequence[Any]) -> float:
   """Mean CPU seconds of a training step, from some timed steps; 0 if each of them compiled."""
   with tempfile.TemporaryDirectory() as folder:
-    steps = Steps(phase_of(experiment, graphs, Path(folder), steps=_MOST_TIMED))
+    steps, _ = phase_of(ranker, data, graphs, Path(folder), steps=_MOST_TIMED)
     while steps.seconds < _TIMED_SECONDS and steps.taken < (
       _MOST_TIMED if steps.mean_seconds else _MOST_COMPILED
     ):
@@ -117,22 +119,22 @@ def measure(config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0
   Returns:
     Quality, cost and versions by name, or the error alone if the loss was not finite.
   """
-  experiment, compilations = Experiment.of(config), timing.Compilations()
-  graphs, valid = load_graphs(experiment, folder, resume=False)
-  timed = 0.0 if steps else seconds_per_step(experiment, graphs)
-  phase = phase_of(
-    experiment, graphs, folder, steps=steps or max(1, round(budget / max(timed, 1e-6)))
-  )
-  taking, total = Steps(phase), phase.schedule.total_steps
+  ranker, collections = Ranker(config), data_of(config)
+  compilations, data = timing.Compilations(), collections[0]
+  graphs, valid = load_graphs(ranker, collections, folder, resume=False)
+  timed = 0.0 if steps else seconds_per_step(ranker, data, graphs)
+  steps = steps or max(1, round(budget / max(timed, 1e-6)))
+  taking, total = phase_of(ranker, data, graphs, folder, steps=steps)
   while taking.taken < total and taking.seconds < budget:
     taking.take()
     if not np.isfinite(taking.loss):
       return {"error": f"the loss is {taking.loss} after {taking.taken} of {total} steps"}
   peak_mib = log.peak_memory()[1] / 2**20
   if config.data.folds:
-    valid = experiment.prepare(evaluable(experiment.data.load(config.data_root, "test")))
-  return judged(experiment, valid, experiment.ranker.scorer, taking.params) | {
-    "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
+    test = evaluable(data.load(config.data_root, "test"))
+    valid = [ranker.prepare(graph) for graph in test]
+  return judged(ranker, data, valid, taking.params) | {
+    "parameters": sum(leaf.size for leaf in jax.tree.leaves(taking.params)),
     "steps": taking.taken,
     "planned_steps": total,
     "updates": taking.taken // config.optimizer.accumulation_steps,

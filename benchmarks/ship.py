@@ -130,7 +130,7 @@ def ship(
   }
   about = {
     "name": name,
-    "model": ranker.config["model"]["name"],
+    "model": ranker.config.model.name,
     "collection": ranker.collection.name,
     "labels": facts(sum(sidecars.values(), [])),
     "families": {split: sorted(set(map(family, paths))) for split, paths in sidecars.items()},

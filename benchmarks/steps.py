@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import workloads
 
@@ -17,6 +16,7 @@ from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.rankers.segments import batches
@@ -24,8 +24,7 @@ from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tile import LateJoin
 from tpugraphs_jax.train import training
-from tpugraphs_jax.train.optimizer import Optimizer
-from tpugraphs_jax.train.step import TrainState
+from tpugraphs_jax.train.step import make_train_step, TrainState
 
 STEPS = ("train", "score")
 # Methods of networks that are scored in two parts.
@@ -37,7 +36,7 @@ _PRODUCT = re.compile(
 
 
 def lower(
-  config: ml_collections.ConfigDict, step: str, devices: Sequence[jax.Device], *, nodes: int
+  config: Config, step: str, devices: Sequence[jax.Device], *, nodes: int
 ) -> jax.stages.Lowered:
   """A step of a config, for all of these devices.
 
@@ -69,16 +68,15 @@ def products(lowered: jax.stages.Lowered) -> collections.Counter[str]:
 
 
 def _step(
-  config: ml_collections.ConfigDict, step: str, devices: Sequence[jax.Device], nodes: int
+  config: Config, step: str, devices: Sequence[jax.Device], nodes: int
 ) -> tuple[Any, list[Any]]:
   """A step mapped over devices, and its arguments (arrays or shapes) for one device."""
-  config = config.copy_and_resolve_references()
-  config.batch.graphs *= parallel.device_count()  # of which a batch has one device's share
-  if step == "score":
-    config.batch.configs = config.eval.configs
-  ranker = Ranker(config.to_dict())
+  graphs = config.batch.graphs * parallel.device_count()  # a batch has one device's share
+  configs = config.eval.configs if step == "score" else config.batch.configs
+  config = config.replace(batch__graphs=graphs, batch__configs=configs)
+  ranker = Ranker(config)
   graph = _graph(config, nodes)
-  if config.task == "tile":
+  if config.kind == "tile":
     blocks = config.data.config_features
     raw = feature_blocks.with_config_features(graph, blocks).configs.config_feat
   else:
@@ -88,16 +86,25 @@ def _step(
   family = ranker.family
   graphs = [ranker.prepare(graph)] * config.batch.graphs
   targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
-  plan = training.plan_of(config, family, graphs, targets, epochs=1)
-  batch = training.first_batch(config, family, plan)
+  plan = training.plan_batches(family, graphs, targets, epochs=1)
+  sizes = dict(graphs=plan.slates_per_device, configs=config.batch.configs)
+  batch = family.assemble(plan.slates(0, 0), plan.budget(0), **sizes)
   params = jax.eval_shape(family.network.init, jax.random.key(0), batch)["params"]
   if step == "score":
     mapped = network_step(family.network, method=_ENCODERS.get(type(family)), devices=devices)
     return mapped, [params, batch.fresh if isinstance(family, Segments) else batch]
   if isinstance(family, Segments):
     batch = _with_stale(ranker, params, batch, graphs[0])
-  optimizer = family.optimizer(Optimizer(**config.optimizer).create(1000))
-  mapped = training.step_of(config, family.network, optimizer, devices=devices)
+  optimizer = training.optimizer_of(family, config.optimizer, 1000)
+  mapped = make_train_step(
+    family.network,
+    optimizer,
+    config.loss,
+    seed=config.seed,
+    config_chunk=config.batch.config_chunk,
+    clip_lookups=config.optimizer.clip_norm_per_variable > 0,
+    devices=devices,
+  )
   state = jax.eval_shape(
     lambda: TrainState.create(
       jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer
@@ -106,11 +113,11 @@ def _step(
   return mapped.func, [*mapped.args, state, batch]
 
 
-def _graph(config: ml_collections.ConfigDict, nodes: int) -> OpGraph:
+def _graph(config: Config, nodes: int) -> OpGraph:
   """A random program of `nodes` nodes or, for tiles, a random kernel of 40 nodes."""
   rng = np.random.default_rng(0)
   configs = max(config.batch.configs, config.eval.configs)
-  if config.task != "tile":
+  if config.kind != "tile":
     return workloads.program(rng, nodes=nodes, config_nodes=nodes // 20, configs=configs)
   tiles = TileConfigs(
     config_feat=rng.random((configs, TILE_CONFIG_FEATURES), np.float32),

@@ -34,9 +34,8 @@ import quality
 import race_run
 import timing
 
-from tpugraphs_jax.configs import base
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.run import configs
+from tpugraphs_jax.run import configs, variants
 
 RACE = ("tile:xla", "layout:xla:random")
 CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
@@ -54,6 +53,7 @@ OTHERS = {
 }
 # Presets that were published for one source of programs alone.
 _ONLY = {"second_xla": "xla", "second_nlp": "nlp"}
+_PRESET = "preset="
 _UNTRAINED = 100  # updates below which a system has hardly begun to learn
 
 
@@ -67,8 +67,8 @@ def columns_of(collection: str) -> tuple[str, ...]:
 
 def systems_of(kind: str) -> dict[str, str]:
   """The config variant of every system of a kind (`layout` or `tile`), by name."""
-  presets = {name.removeprefix(base.PRESET): name for name in base.presets(kind)}
-  return presets | OTHERS[kind]
+  names = [name for name in variants.systems(kind) if name.startswith(_PRESET)]
+  return {name.removeprefix(_PRESET): name for name in names} | OTHERS[kind]
 
 
 def racing(collection: str) -> list[str]:
@@ -88,10 +88,7 @@ def config_name(collection: str, system: str) -> str:
 def config_of(collection: str, system: str, seed: int, data_root: str):
   """The config of a system on a collection."""
   changes, config = system.split("+")[1:], configs.load(config_name(collection, system))
-  with config.unlocked():
-    config.seed, config.data_root = seed, data_root
-    config.update_from_flattened_dict(dict(map(_field, changes)))
-  return config
+  return config.replace(seed=seed, data_root=data_root, **dict(map(_field, changes)))
 
 
 def _field(change: str) -> tuple[str, Any]:

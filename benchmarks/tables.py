@@ -33,11 +33,12 @@ import workloads
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.infra import machine
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.tables import batches, node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log, training
-from tpugraphs_jax.train.experiment import Experiment
+from tpugraphs_jax.train.loading import data_of, fit
 
 _LARGEST = 43_615  # nodes of the largest released graph
 # Nodes and configurations of the training programs of layout:xla:default, as published.
@@ -153,7 +154,7 @@ def measure_step(model, batch, repeats: int) -> dict[str, float]:
 
 def measure_sage_step(repeats: int) -> dict[str, float]:
   """Median seconds of a training step of GraphSAGE on programs of the sizes of `table_batch`."""
-  model = Experiment.of(configs.load("layout.py:xla-random,full")).ranker.family.network
+  model = Ranker(configs.load("layout.py:xla-random,full")).family.network
   batch = workloads.layout_batch(
     graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops
   )
@@ -162,12 +163,14 @@ def measure_sage_step(repeats: int) -> dict[str, float]:
 
 def measure_scores(variant: str, programs) -> dict[str, float]:
   """Seconds of a first scoring, with compilation, and of a second one; its configurations/s."""
-  experiment, seconds = Experiment.of(configs.load(f"layout.py:xla-random,{variant}")), []
-  experiment.fit_transforms(programs[:1])
-  ranker = experiment.ranker
+  ranker, seconds = Ranker(configs.load(f"layout.py:xla-random,{variant}")), []
+  (data,) = data_of(ranker.config)
+  fit(ranker, [data], programs[:1])
+  graphs = [ranker.prepare(program) for program in programs[:1]]
+  plan = training.plan_batches(ranker.family, graphs, data.targets)
   with tempfile.TemporaryDirectory() as folder:
-    stage, _ = training.begin(experiment, experiment.prepare(programs[:1]), Path(folder))
-  ranker.params = stage.state.params
+    state, *_ = training.begin(ranker.family, graphs, plan, Path(folder))
+  ranker.params = state.params
   for _ in range(2):
     started = time.perf_counter()
     ranker.scores(programs)

@@ -17,119 +17,109 @@ in 41 CPU seconds.
   python run_layout.py --config=configs/layout.py:xla-random,full --workdir=out/full
 """
 
-from ml_collections import ConfigDict
-
-from tpugraphs_jax.configs import base
-from tpugraphs_jax.configs.base import RankerSettings
-from tpugraphs_jax.configs.systems import official, tables
+from tpugraphs_jax.rankers.config import (
+  BatchOptions,
+  Config,
+  FinetuneOptions,
+  LayoutDataOptions,
+  LayoutEvalOptions,
+  LossOptions,
+  Model,
+  Optimizer,
+  SegmentOptions,
+  TrainOptions,
+)
+from tpugraphs_jax.run import variants
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default", "own")
-_SMALL = dict(op_embed_dim=8, hidden_dim=16, num_gnns=1)  # for `ci`
 
 
-def full(config: ConfigDict) -> None:
+def full(collection: str, segments: SegmentOptions | None = None) -> Config:
   """GraphSAGE on whole graphs."""
-  config.model = base.model("layout", "SAGE", op_embed_dim=32, hidden_dim=64)
+  return Config(
+    data=LayoutDataOptions.of(
+      collection,
+      feature_transform="signed_log1p",
+      pad_value=-1,  # positions of a layout beyond the rank
+      duplicate_policy="min",  # of equal configurations the fastest
+    ),
+    batch=BatchOptions(
+      graphs=8,  # in a step, over all devices
+      configs=16,  # of each graph
+      slates_per_epoch=1024,
+      target="ratio",
+    ),
+    segments=segments,
+    model=Model("SAGE", op_embed_dim=32, hidden_dim=64),
+    loss=LossOptions("ListMLELoss:1"),
+    optimizer=Optimizer(
+      "adamw",
+      learning_rate=3e-3,
+      schedule="cosine",
+      warmup_fraction=0.05,
+      weight_decay=1e-4,
+      clip_norm=1.0,
+    ),
+    train=TrainOptions(epochs=10, best_metric="kendaltau"),
+    eval=LayoutEvalOptions(graphs=4 if segments else 1),  # segments or graphs in a scoring call
+  )
 
 
-def default(config: ConfigDict) -> None:
+def default(collection: str) -> Config:
   """GraphSAGE, graphs above 5,000 nodes in segments: smaller segments cost quality."""
-  full(config)
-  base.in_segments(config, keep=0.5, max_nodes=5000)
+  return full(collection, SegmentOptions(keep=0.5, max_nodes=5000))
 
 
-def gst_ed(config: ConfigDict) -> None:
+def gst_ed(collection: str) -> Config:
   """GraphSAGE, graphs above 1,000 nodes (the default: 5,000) in segments.
 
   A step has gradients of one segment. It reads stale readouts of the other segments, and keeps a
   stale readout with probability 0.5.
   """
-  full(config)
-  base.in_segments(config, keep=0.5)
+  return full(collection, SegmentOptions(keep=0.5))
 
 
-def gst(config: ConfigDict) -> None:
+def gst(collection: str) -> Config:
   """As gst_ed, but other segments are recomputed without gradients."""
-  full(config)
-  base.in_segments(config, keep=1.0, recompute=True)
+  return full(collection, SegmentOptions(keep=1.0, recompute=True))
 
 
-def gst_e(config: ConfigDict) -> None:
+def gst_e(collection: str) -> Config:
   """As gst_ed, but all stale readouts are kept."""
-  full(config)
-  base.in_segments(config, keep=1.0)
+  return full(collection, SegmentOptions(keep=1.0))
 
 
-def gst_efd(config: ConfigDict) -> None:
+def gst_efd(collection: str) -> Config:
   """As gst_ed, then trains the head alone on exact readouts."""
-  full(config)
-  base.in_segments(config, keep=0.5, finetune_epochs=30)
+  return full(collection, SegmentOptions(keep=0.5, finetune=FinetuneOptions(epochs=30)))
 
 
-def one(config: ConfigDict) -> None:
+def one(collection: str) -> Config:
   """As gst_ed, but other segments are ignored."""
-  full(config)
-  base.in_segments(config, keep=0.0)
+  return full(collection, SegmentOptions(keep=0.0))
 
 
 RANKERS = {
-  name: RankerSettings(change, _SMALL)
-  for name, change in {
-    "": default,
-    "full": full,
-    "gst_ed": gst_ed,
-    "gst": gst,
-    "gst_e": gst_e,
-    "gst_efd": gst_efd,
-    "one": one,
-    "official": official.programs,
-    **tables.PROGRAMS,
-  }.items()
-} | base.presets("layout")
-OWN_RANKERS = {"recommended": RANKERS["traffic"]}  # in place of a ranker, on own programs
-VARIANTS = base.variants(
+  "": default,
+  "full": full,
+  "gst_ed": gst_ed,
+  "gst": gst,
+  "gst_e": gst_e,
+  "gst_efd": gst_efd,
+  "one": one,
+} | variants.systems("layout")
+VARIANTS = variants.described(
   {name: "the collection" for name in COLLECTIONS[:-1]}
   | {"own": "the programs of data/own with their output orders; needs --data_root=data/own/npz"},
   RANKERS,
 )
 
 
-def get_config(variant: str = "xla-random") -> ConfigDict:
+def get_config(variant: str = "xla-random") -> Config:
   """The config of a collection, a ranker and `ci`: see `VARIANTS`."""
-  collection, ranker, ci = base.arguments(
+  collection, ranker, ci = variants.parse(
     variant, file="layout.py", collections=COLLECTIONS, rankers=RANKERS
   )
   collection = "own-outputs" if collection == "own" else collection or "xla-random"
-  config = base.defaults("layout", collection)
-
-  # Data.
-  config.data.feature_transform = "signed_log1p"
-  config.data.pad_value = -1  # positions of a layout beyond the rank
-  config.data.duplicate_policy = "min"  # of equal configurations the fastest
-
-  # Slates.
-  config.batch.graphs = 8  # in a step, over all devices
-  config.batch.configs = 16  # of each graph
-  config.batch.slates_per_epoch = 1024
-  config.batch.target = "ratio"
-
-  # Loss.
-  config.loss.losses = "ListMLELoss:1"
-  config.loss.temperature = 1.0
-
-  # Optimizer.
-  config.optimizer.name = "adamw"
-  config.optimizer.learning_rate = 3e-3
-  config.optimizer.schedule = "cosine"
-  config.optimizer.warmup_fraction = 0.05
-  config.optimizer.weight_decay = 1e-4
-  config.optimizer.clip_norm = 1.0
-
-  # Length, and the choice of the checkpoint.
-  config.train.epochs = 10
-  config.train.best_metric = "kendaltau"
-
-  # Model, and what its ranker changes.
-  own = OWN_RANKERS if config.data.source == "own" else {}
-  own.get(ranker, RANKERS[ranker]).apply(config, ci=ci)
-  return config
+  config = RANKERS[ranker](collection)
+  return variants.small(config) if ci else config

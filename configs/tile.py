@@ -12,89 +12,58 @@ data: 0.001 in 3 minutes on one CPU core.
   python run_tile.py --config=configs/tile.py --config.optimizer.learning_rate=0.01 ...
 """
 
-from ml_collections import ConfigDict
+from tpugraphs_jax.rankers.config import (
+  BatchOptions,
+  Config,
+  EvalOptions,
+  LossOptions,
+  Model,
+  Optimizer,
+  TileDataOptions,
+  TrainOptions,
+)
+from tpugraphs_jax.run import variants
 
-from tpugraphs_jax.configs import base
-from tpugraphs_jax.configs.base import RankerSettings
-from tpugraphs_jax.configs.systems import official
 
-_DEFAULT = "EarlyJoinSAGE"
-_SMALL = dict(op_embed_dim=8, hidden_dim=16, num_gnns=1)  # for `ci`
-
-
-def recommended(config: ConfigDict) -> None:
+def recommended(collection: str) -> Config:
   """EarlyJoinSAGE with features of tile counts, best settings found.
 
   Log features, ListMLE on larger slates, averaged parameters.
   """
-  config.data.update(
-    feature_transform="signed_log1p",
-    config_transform="signed_log1p",
-    config_features=("released", "tile_counts"),
+  return Config(
+    data=TileDataOptions.of(
+      collection,
+      feature_transform="signed_log1p",
+      config_transform="signed_log1p",
+      config_features=("released", "tile_counts"),
+      loader_threads=0,
+    ),
+    batch=BatchOptions(
+      graphs=10,  # in a step, over all devices
+      configs=16,  # of each kernel
+      target="official",
+    ),
+    model=Model("EarlyJoinSAGE"),
+    loss=LossOptions("ListMLELoss:1"),
+    optimizer=Optimizer(
+      "adam",
+      learning_rate=2e-3,
+      schedule="cosine",
+      warmup_fraction=0.05,
+      clip_norm=1.0,
+      average_decay=0.99,
+    ),
+    train=TrainOptions(epochs=30, eval_every_epochs=3, valid_configs=256, log_every_steps=100),
+    eval=EvalOptions(graphs=8, configs=64),
   )
-  config.batch.update(configs=16, min_configs=2)
-  config.model = base.model("tile", "EarlyJoinSAGE")
-  config.loss.update(losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0)
-  config.optimizer.update(
-    learning_rate=2e-3,
-    clip_norm_per_variable=0.0,
-    clip_norm=1.0,
-    schedule="cosine",
-    warmup_fraction=0.05,
-    average_decay=0.99,
-  )
-  config.train.update(epochs=30, early_stop_epochs=0, eval_every_epochs=3, valid_sampling="fixed")
 
 
-RANKERS = {
-  name: RankerSettings(change, _SMALL)
-  for name, change in {**official.KERNELS, "recommended": recommended}.items()
-} | base.presets("tile")
-VARIANTS = base.variants({}, RANKERS)
+RANKERS = {"recommended": recommended} | variants.systems("tile")
+VARIANTS = variants.described({}, RANKERS)
 
 
-def get_config(variant: str = _DEFAULT) -> ConfigDict:
+def get_config(variant: str = "EarlyJoinSAGE") -> Config:
   """The config of a ranker, a collection and `ci`: see `VARIANTS`."""
-  collection, ranker, ci = base.arguments(variant, file="tile.py", collections=(), rankers=RANKERS)
-  config = base.defaults("tile", collection or "xla")
-
-  # Data.
-  config.data.feature_transform = "minmax"
-  config.data.config_transform = "minmax"
-  config.data.loader_threads = 0
-
-  # Slates.
-  config.batch.graphs = 10  # in a step, over all devices
-  config.batch.configs = 10  # of each kernel
-  config.batch.min_configs = 10  # smaller kernels are left out
-  config.batch.target = "official"
-
-  # Loss.
-  config.loss.losses = "ListMLELoss:1,MSE:0.02"
-  config.loss.temperature = 10.0
-  config.loss.kernel_l2 = config.loss.activity_l2 = 1e-4
-
-  # Optimizer.
-  config.optimizer.name = "adam"
-  config.optimizer.learning_rate = 1e-3
-  config.optimizer.schedule = "constant"
-  config.optimizer.clip_norm_per_variable = 1e-3
-
-  # Length, and the choice of the checkpoint.
-  config.train.epochs = 100
-  config.train.early_stop_epochs = 20
-  config.train.valid_sampling = "slates"
-  config.train.valid_configs = 256
-  config.train.log_every_steps = 100
-
-  # Scoring.
-  config.eval.graphs = 8
-  config.eval.configs = 64
-
-  # Model, and what its ranker changes.
-  settings = RANKERS[ranker or _DEFAULT]
-  settings.apply(config, ci=ci)
-  if ci and not settings.is_published:
-    config.batch.update(graphs=10, configs=6, slates_per_epoch=40, min_configs=2)
-    config.train.update(epochs=5, valid_sampling="fixed", valid_configs=256)
-  return config
+  collection, ranker, ci = variants.parse(variant, file="tile.py", collections=(), rankers=RANKERS)
+  config = RANKERS[ranker or "EarlyJoinSAGE"](collection or "xla")
+  return variants.small(config) if ci else config

@@ -24,7 +24,7 @@ import numpy as np
 
 import tpugraphs_jax
 from tpugraphs_jax import hlo
-from tpugraphs_jax.hlo import show
+from tpugraphs_jax.hlo import proto
 
 # The programs: loss functions and the shapes of their arguments. A training step
 # compiles the value and the gradient of a loss.
@@ -120,7 +120,7 @@ def describe(graph: hlo.HloGraph, config: int, *, nodes: int = 5) -> str:
     )
     instruction = instructions[node]
     lines.append(
-      f"    {instruction.opcode:12} {show.shape_text(instruction.shape):36} "
+      f"    {instruction.opcode:12} {proto.shape_text(instruction.shape):36} "
       f"output {output}; input {first}; kernel {second}"
     )
   return "\n".join(lines)

@@ -27,6 +27,7 @@ LANES = {
     "train/test_official_pipeline.py",
     "run/test_presets.py",
     "run/test_together.py",
+    "tuning/test_training_loop.py",
     "train/test_training.py",
     "rankers/segments/test_command.py",
   ),

@@ -23,6 +23,9 @@ import time
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import commands
+import saved_models
+
+from tpugraphs_jax.run import official
 
 ROOT = Path(__file__).parents[1]
 DATA = "~/data/tpugraphs/npz"  # as the README writes it
@@ -41,8 +44,14 @@ _FIRST = ("docs/data.md", "docs/tutorial.md", "README.md", "docs/index.md", "doc
 # `tests/test_examples.py` the examples of the Python interface and of `examples/`.
 ELSEWHERE = {"docs/add_your_own.md", "docs/add_parts.md", "docs/api.md", "docs/own_loop.md"}
 _PYTHON_ELSEWHERE = {
-  *("README.md", "docs/estimate.md", "docs/own_programs.md", "docs/tiles.md", "docs/tune.md")
+  "README.md",
+  "docs/estimate.md",
+  "docs/own_programs.md",
+  "docs/tiles.md",
+  "docs/training_loop.md",
+  "docs/tune.md",
 }
+_SAVED_MODEL = "out/model_HASH"  # stands for a folder of TensorFlow; has the weights of the page
 # Files that stand for the reader's own in the Python of pages.
 _OWN_FILES = {"kernel.npz": "tile/xla", "program.npz": "layout/xla/random"}
 _OWN_MODULE = ("step.hlo.pb", f"{ROOT}/tests/data/frameworks/tensorflow.hlo.pb")
@@ -84,6 +93,8 @@ def small(command: str, out: Path) -> str:
       command += " --config.train.epochs=1"
   command = command.replace("--scale medium", "--scale tiny").replace(*_OWN_MODULE)
   command = re.sub(r"(?<=[ =])(?=submission.csv)", f"{out}/", command)
+  if _SAVED_MODEL in command:
+    saved_models.write(out / "model_HASH", official.read_weights(out / "weights.npz"))
   if "tpugraphs_jax.view" in command:  # which serves a page until it is interrupted
     command = with_files(command, out) + " --table"
   return re.sub(r"(?<=[ =,])out/", f"{out}/", command).replace(DATA, f"{out}/synthetic/npz")

@@ -10,8 +10,6 @@ import re
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax.rankers import base
-from tpugraphs_jax.train import schema
 
 ROOT = Path(tpugraphs_jax.__file__).parent
 PATHS = [path for path in sorted(ROOT.rglob("*.py")) if path.name != "hlo_pb2.py"]
@@ -21,11 +19,10 @@ LIBRARIES = ("absl", "inspect", "jax", "jraph", "optax")
 FILE = re.compile(r"\.(csv|html|jsonl?|npz|pb|py|tar|txt)$")
 
 
-CONFIG_FIELDS = {"segments.finetune", "model.name"} | {
-  f"{section}.{name}"
-  for task in base.TASKS
-  for section, options in schema.sections(task).items()
-  for name in options.defaults()
+CONFIG_FIELDS = {"segments.finetune"} | {
+  name
+  for value in ("tile.py", "layout.py:gst_ed")
+  for name in tpugraphs_jax.load_config(value).declared
 }
 
 

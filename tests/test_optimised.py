@@ -84,13 +84,13 @@ def test_a_figure_of_one_seed_has_no_spread():
 
 
 def test_a_part_that_fails_is_named_and_keeps_its_figures(tmp_path, monkeypatch):
-  def part(small):
+  def part(small, repeats):
     yield {"scores": 1e-6}
     raise ValueError("no memory")
 
-  monkeypatch.setitem(device.PARTS, "SAGE", (part, 1))
+  monkeypatch.setitem(device._STEPS, "SAGE", part)
   with pytest.raises(ValueError, match="memory"):
-    device.run_here("SAGE", False, tmp_path / "out.json")
+    device.run_here("SAGE", False, True, tmp_path / "out.json")
   found = json.loads((tmp_path / "out.json").read_text())
   assert found["figures"] == {"scores": 1e-6} and "no memory" in found["failure"]
   record = {"machine": found["machine"], "small": False, "SAGE": found["figures"]}

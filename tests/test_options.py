@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tpugraphs_jax import options
-from tpugraphs_jax.options import option, Options
+from tpugraphs_jax.options import limits_of, option, Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +26,9 @@ class Engine(Options):
 
 
 def test_defaults_are_those_of_the_declaration_and_missing_fields_have_them():
-  assert Engine.defaults() == {
-    "power": 2.0,
-    "wheels": 4,
-    "fuel": "oil",
-    "parts": ("a",),
-    "is_loud": False,
-  }
-  made = Engine.of({"wheels": 3, "unknown": 1, "parts": ["b", "a"]})
+  defaults = {name: default for name, (default, _) in limits_of(Engine).items()}
+  assert defaults == {"power": 2.0, "wheels": 4, "fuel": "oil", "parts": ("a",), "is_loud": False}
+  made = Engine(wheels=3, parts=["b", "a"])
   assert (made.wheels, made.parts, made.power) == (3, ("b", "a"), 2.0)
   assert hash(made) == hash(Engine(wheels=3, parts=("b", "a")))
 
@@ -86,7 +81,7 @@ def test_fields_that_contradict_each_other_are_refused():
 
 
 def test_the_line_of_help_names_values_that_its_words_do_not():
-  told = {name: limits.text for name, (_, limits) in options.limits_of(Engine).items()}
+  told = {name: limits.text for name, (_, limits) in limits_of(Engine).items()}
   assert told["fuel"] == "fuel: oil or gas"
   assert told["parts"] == "parts; made of a, b"
   assert options.Limits("how", one_of=("x", "y")).text == "how; one of x, y"

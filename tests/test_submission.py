@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import memory
 import numpy as np
 import pytest
 from scipy import stats
@@ -356,7 +357,7 @@ def _write_folds(root, folder):
     }
     paths.append(folder / f"fold={fold}" / "results.csv")
     paths[-1].parent.mkdir(parents=True)
-    division.keep(paths[-1].parent, fold)
+    division.write(paths[-1].parent / folds.FILE, fold)
     submission.write_results(paths[-1], "layout:xla:random", ranked)
     found = [stats.kendalltau(np.argsort(ranked[name]), labels[name]) for name in tested]
     taus.append(np.mean([each.statistic for each in found]))
@@ -386,3 +387,25 @@ def test_files_of_other_folds_or_of_none_are_not_scored_together(tmp_path):
   kept.unlink()
   with pytest.raises(ValueError, match="no folds"):
     submission.score_folds(paths, tmp_path / "npz")
+
+
+@pytest.mark.parametrize(
+  "content", ["1;", "1", ";", ",", '"', "é", "1;" * 1000 + "\n", "layout:xla:random:g,0\n"]
+)
+def test_reading_a_file_takes_four_times_its_bytes_at_most(tmp_path, content):
+  start = "ID,TopConfigs\nlayout:xla:random:g,"
+  text = start + content * ((1 << 23) // len(content.encode()))
+  path = tmp_path / "s.csv"
+  path.write_text(text, encoding="utf-8")
+  size = path.stat().st_size
+  del text
+  memory.assert_reading_takes(4, size, lambda: submission.read_results(path))
+
+
+@pytest.mark.parametrize("count", [1, 5, 124_000])
+def test_a_ranking_of_the_largest_graph_is_read(tmp_path, count):
+  order = np.random.default_rng(0).permutation(count)
+  path = tmp_path / "s.csv"
+  indices = ";".join(map(str, order))
+  path.write_text(f"ID,TopConfigs\nlayout:xla:random:g,{indices}\n")
+  np.testing.assert_array_equal(submission.read_results(path)["layout:xla:random:g"], order)

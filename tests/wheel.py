@@ -27,9 +27,9 @@ _IS_INSTALLED = (
 )
 _TESTS = (
   "tests/test_losses.py",
-  "tests/train/test_schema.py",
+  "tests/rankers/test_config.py",
   "tests/data/test_features.py",
-  "tests/train/test_optimizer.py",
+  "tests/test_optimizer.py",
   "tests/train/test_step.py",
   "tests/rankers/test_ranker.py::test_shipped_models_give_their_recorded_scores",
 )

@@ -1,15 +1,17 @@
-"""Lists the files of the package whose functions a run calls, in the order of the first call.
+"""Lists the files that a run reads through, in the order of the first call, with a line each.
 
-    python tools/walk.py                        prints the list of `xla-random,gst_ed,ci`
+    python tools/walk.py                        prints the list of `xla-random,full,ci`
     python tools/walk.py --write                writes it into docs/architecture.md
 
-The run trains, evaluates and ranks on tiny synthetic data. The list leaves out files that
-are only imported, and files that generate the synthetic data.
+The run trains, evaluates and ranks on tiny synthetic data. The list has the files whose functions
+the pages of a run (`run`, `train`, `rankers`) call. It leaves out the layers of `nn`, the tools of
+`infra`, and the files that generate the synthetic data.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import os
 from pathlib import Path
@@ -21,6 +23,7 @@ import threading
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
+_PAGES, _TOOLS = ("run", "train", "rankers"), ("infra", "nn", "synthetic")
 _BLOCK = re.compile(r"(<!-- walk -->\n```\n).*?(```\n)", re.S)
 
 
@@ -38,12 +41,15 @@ def files_of(config: str) -> list[str]:
       and code.co_filename.startswith(package)
       and code.co_flags & inspect.CO_OPTIMIZED  # no body of a class
       and not code.co_name.startswith("<")  # nor a generator of a module that is imported
-      and "synthetic" not in code.co_filename
     ):
-      seen.setdefault(code.co_filename.removeprefix(package))
+      name, caller = code.co_filename.removeprefix(package), frame.f_back.f_code.co_filename
+      is_page = name.startswith(_PAGES) or caller.removeprefix(package).startswith(_PAGES)
+      if is_page and not name.startswith(_TOOLS):
+        seen.setdefault(name)
 
   with tempfile.TemporaryDirectory() as workdir:
     sys.argv = ["run", f"--config={config}", "--synthetic", f"--workdir={workdir}/run"]
+    sys.argv += ["--noreport"]
     threading.setprofile(profile)
     sys.setprofile(profile)
     try:
@@ -57,9 +63,14 @@ def files_of(config: str) -> list[str]:
   return list(seen)
 
 
+def _line(path: Path) -> str:
+  """The first line of the docstring of a file."""
+  return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--config", default="configs/layout.py:xla-random,gst_ed,ci")
+  parser.add_argument("--config", default="configs/layout.py:xla-random,full,ci")
   parser.add_argument("--write", action="store_true", help=f"into {PAGE.relative_to(ROOT)}")
   parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
   args = parser.parse_args()
@@ -75,7 +86,8 @@ def main() -> None:
       env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     files = Path(found.name).read_text().splitlines()
-  text = "".join(f"{number:3d} {name}\n" for number, name in enumerate(files, 1))
+  lines = [f"{name:<23} {_line(ROOT / 'tpugraphs_jax' / name)}" for name in files]
+  text = "".join(f"{number:2d} {line}\n" for number, line in enumerate(lines, 1))
   if args.write:
     PAGE.write_text(_BLOCK.sub(lambda block: block[1] + text + block[2], PAGE.read_text()))
   else:

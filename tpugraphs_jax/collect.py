@@ -9,10 +9,11 @@ them in the released format.
 
 import sys
 
+from tpugraphs_jax.infra import tasks
 from tpugraphs_jax.tuning import collect, measure
 from tpugraphs_jax.tuning.choosing import apply, Choice, Choices, choices
 
 __all__ = ["Choice", "Choices", "apply", "choices", "measure"]
 
 if __name__ == "__main__":
-  sys.exit(collect.main())
+  tasks.exit_at_once(collect.main, sys.argv[1:])

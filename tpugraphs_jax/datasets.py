@@ -11,6 +11,7 @@ import dataclasses
 import os
 from pathlib import Path
 import re
+from typing import Any, Self
 
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.options import option, Options
@@ -43,6 +44,17 @@ class CollectionOptions(Options):
   search: str = option(
     "", "how layouts were drawn: random or default; for own programs the collection's name"
   )
+
+  @classmethod
+  def of(cls, collection: str, **fields: Any) -> Self:
+    """The section for a collection such as `xla` (kernels), `nlp-default` or `own-NAME`.
+
+    Args:
+      collection: the fields `source` and `search`, with a hyphen between them.
+      **fields: other fields of the section.
+    """
+    source, _, search = collection.partition("-")
+    return cls(source=source, search=search, **fields)
 
 
 @dataclasses.dataclass(frozen=True)

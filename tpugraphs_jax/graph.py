@@ -18,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from tpugraphs_jax.columns import opcode_names
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 
 DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"  # default of --data_root
 SPLITS = ("train", "valid", "test")

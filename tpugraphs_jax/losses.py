@@ -470,7 +470,7 @@ class LossOptions(Options):
     The argument of `pair_reduction` is `reduction`. Without a value, `margin` and `reduction` are
     the defaults of the loss.
     """
-    values = more | {name: getattr(self, name) for name in self.defaults()}
+    values = more | dataclasses.asdict(self)
     values["reduction"] = values.pop("pair_reduction")
     unset = {"margin": 0.0, "reduction": OWN_REDUCTION}
     values = {name: value for name, value in values.items() if value != unset.get(name)}

@@ -22,14 +22,14 @@ config names the module in `extensions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import difflib
 import importlib
 import math
 import os
 import sys
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 _LIMITS = "limits"  # key of the metadata of a field
 # Largest values. A file's config is checked by them before anything is built from it.
@@ -196,15 +196,12 @@ class Options:
   def check(self) -> None:
     """Refuses (ValueError) combinations of values."""
 
-  @classmethod
-  def of(cls, fields: Mapping[str, Any]) -> Self:
-    """The options in the fields of a section; absent fields have their defaults."""
-    return cls(**{name: fields[name] for name in limits_of(cls) if name in fields})
 
-  @classmethod
-  def defaults(cls) -> dict[str, Any]:
-    """The default of every field."""
-    return {name: default for name, (default, _) in limits_of(cls).items()}
+def subsections(section: type[Options]) -> dict[str, type[Options]]:
+  """The classes of the sections in a section, by name."""
+  fields = dataclasses.fields(section)
+  inner = {field.name: type(field.default) for field in fields}
+  return {name: of_class for name, of_class in inner.items() if issubclass(of_class, Options)}
 
 
 # Registered names.

@@ -23,7 +23,7 @@ import os
 from pathlib import Path
 import re
 import sys
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
@@ -35,8 +35,9 @@ HEADER = "ID,TopConfigs"
 # The competition scores the best five of a tile graph.
 TILE_TOP = 5
 _SHOWN_PROBLEMS = 20
-_MOST_CHARACTERS = 1 << 26  # of a field; all indices of the largest graph take 600,000
-_INDICES = re.compile(r"[0-9]{1,9}(;[0-9]{1,9})*")
+_MOST_CHARACTERS = 1 << 22  # of a line; all indices of the largest graph take 600,000
+# Possessive (`*+`): a repeated group that can go back takes 75 bytes per character.
+_INDICES = re.compile(r"[0-9]{1,9}+(?:;[0-9]{1,9}+)*+")
 
 
 def graph_id(collection: str, name: str) -> str:
@@ -339,7 +340,7 @@ def _rows_per_collection(row_ids: Iterable[str]) -> dict[str, int]:
 
 
 def _print_rows(path: str, what: str, rows: Mapping[str, int]) -> None:
-  print(f"{path}: {sum(rows.values())} {what}")
+  print(console.printable(f"{path}: {sum(rows.values())} {what}"))
   for collection, count in rows.items():
     print(f"  {collection:<20} {count or 'none'}")
 
@@ -419,7 +420,7 @@ def _lines(local: Path, path: str | os.PathLike[str]) -> Iterator[tuple[int, lis
   """Number and fields of each line below the header that is not blank."""
   with open(local, encoding="utf-8-sig", errors="replace", newline="") as file:
     limit = csv.field_size_limit(_MOST_CHARACTERS)
-    reader = csv.reader(file, strict=True)
+    reader = csv.reader(_short_lines(file, path), strict=True)
     try:
       if (header := next(reader, [])) != HEADER.split(","):
         raise ValueError(f"{path}:1: header is {','.join(header)[:40]!r}, expected {HEADER!r}")
@@ -430,6 +431,19 @@ def _lines(local: Path, path: str | os.PathLike[str]) -> Iterator[tuple[int, lis
       csv.field_size_limit(limit)
 
 
+def _short_lines(file: TextIO, path: str | os.PathLike[str]) -> Iterator[str]:
+  """The lines of a file; refuses (ValueError) one that is longer than any ranking."""
+  number = 0
+  while line := file.readline(_MOST_CHARACTERS + 1):
+    number += 1
+    if len(line) > _MOST_CHARACTERS:
+      raise ValueError(
+        f"{path}:{number}: a line of more than {_MOST_CHARACTERS:,} characters, expected a ranking "
+        f"of a graph of the data set, {HEADER}"
+      )
+    yield line
+
+
 def _read_row(fields: Sequence[str]) -> tuple[str, np.ndarray]:
   if len(fields) != 2:
     raise ValueError(f"{len(fields)} fields, expected {HEADER}")
@@ -438,7 +452,7 @@ def _read_row(fields: Sequence[str]) -> tuple[str, np.ndarray]:
   if not _INDICES.fullmatch(indices):
     shown = indices if len(indices) <= 40 else indices[:40] + "..."
     raise ValueError(f"TopConfigs of {row_id} are {shown!r}, expected indices joined by ;")
-  return row_id, np.array(indices.split(";"), np.int64)
+  return row_id, np.fromstring(indices, np.int64, sep=";")
 
 
 def _write(path: str | os.PathLike[str], rankings: Mapping[str, np.ndarray]) -> None:

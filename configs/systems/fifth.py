@@ -10,17 +10,21 @@ run.
   python run_tile.py --config=configs/tile.py:preset=fifth --workdir=out/fifth_tile
 """
 
-from ml_collections import ConfigDict
-
-from tpugraphs_jax.configs import base
 from tpugraphs_jax.datasets import RELEASED
-
-SMALL = dict(  # variant `ci`
-  op_embed_dim=8, width=16, num_layers=1, token_width=16, token_layers=1
+from tpugraphs_jax.rankers.config import (
+  BatchOptions,
+  Config,
+  EvalOptions,
+  LayoutDataOptions,
+  LossOptions,
+  Model,
+  Optimizer,
+  TileDataOptions,
+  TrainOptions,
 )
 
 
-def fifth(config: ConfigDict) -> None:
+def fifth(collection: str) -> Config:
   """5th place: SAGE over users beside SAGE over operands, pairs across graphs.
 
   A step has four slates of eight configurations. Graphs are drawn in proportion to the root of
@@ -28,15 +32,23 @@ def fifth(config: ConfigDict) -> None:
   over all pairs of a step, with equal weights. `fifth` trains on one collection, `fifth_all` on
   all.
   """
-  _common(config)
-  config.data.features += ("fifth_layout",)
-  config.batch.update(graphs=4, configs=8)
-  config.model = base.model("layout", "Fifth")
-  config.loss.margin = 1.0
-  config.optimizer.learning_rate = 1e-4
+  return Config(
+    data=LayoutDataOptions.of(
+      collection, features=("fifth_columns", "fifth_tokens", "fifth_layout")
+    ),
+    batch=BatchOptions(
+      graphs=4, configs=8, graph_sampling="sqrt", target="absolute", slates_per_epoch=1024
+    ),
+    model=Model("Fifth"),
+    loss=LossOptions(_HINGES, pair_reduction="mean_all", margin=1.0),
+    optimizer=Optimizer(
+      "adamw", learning_rate=1e-4, schedule="cosine", eps=1e-8, weight_decay=1e-2, clip_norm=1.0
+    ),
+    train=TrainOptions(epochs=10, best_metric="kendaltau"),
+  )
 
 
-def fifth_all(config: ConfigDict) -> None:
+def fifth_all(collection: str) -> Config:
   """5th place: `fifth` as one network for the four layout collections.
 
   All graphs are in one list and drawn as in `fifth`. The published network also trains on slates of
@@ -44,35 +56,44 @@ def fifth_all(config: ConfigDict) -> None:
   would be longer than the rest of the system. A collection `own-NAME` is trained alone unless
   `data.also` names other collections.
   """
-  fifth(config)
-  collection = ":".join(("layout", config.data.source, config.data.search))
-  if collection in RELEASED:
-    layouts = [name for name in RELEASED if name.startswith("layout:")]
-    config.data.also = tuple(name for name in layouts if name != collection)
+  config, this = fifth(collection), f"layout:{collection.replace('-', ':')}"
+  others = [name for name in RELEASED if name.startswith("layout:") and name != this]
+  return config.replace(data__also=others if this in RELEASED else ())
 
 
-def tile_fifth(config: ConfigDict) -> None:
+def tile_fifth(collection: str) -> Config:
   """5th place, tiles: a transformer over tokens before SAGE.
 
   A step has 128 slates of 32 tiles, drawn with replacement (published: without, from copies that
   fill every slate). A virtual node consumes all nodes of a kernel. Hinges are as in `fifth`, with a
   margin of 0.1 ms. The network processes eight tiles at a time to save memory.
   """
-  _common(config)
-  config.data.update(virtual_node="cluster", cluster_nodes=10_000)
-  config.batch.update(graphs=128, configs=32, config_chunk=8, sampling="uniform_replacement")
-  config.model = base.model("tile", "Fifth")
-  config.loss.margin = 0.1
-
-
-def _common(config: ConfigDict) -> None:
-  config.data.update(
-    features=("fifth_columns", "fifth_tokens"), feature_transform="none", config_transform="none"
+  return Config(
+    data=TileDataOptions.of(
+      collection,
+      features=("fifth_columns", "fifth_tokens"),
+      virtual_node="cluster",
+      cluster_nodes=10_000,
+      loader_threads=0,
+    ),
+    batch=BatchOptions(
+      graphs=128,
+      configs=32,
+      config_chunk=8,
+      sampling="uniform_replacement",
+      graph_sampling="sqrt",
+      target="absolute",
+    ),
+    model=Model("Fifth"),
+    loss=LossOptions(_HINGES, pair_reduction="mean_all", margin=0.1),
+    optimizer=Optimizer(
+      "adamw", learning_rate=1e-3, schedule="cosine", eps=1e-8, weight_decay=1e-2, clip_norm=1.0
+    ),
+    train=TrainOptions(epochs=100, valid_configs=256, log_every_steps=100),
+    eval=EvalOptions(graphs=8, configs=64),
   )
-  config.batch.update(graph_sampling="sqrt", target="absolute")
-  config.loss.update(losses="PairwiseHingeLoss:1,CrossHingeLoss:1", pair_reduction="mean_all")
-  config.optimizer.update(weight_decay=1e-2, schedule="cosine", clip_norm=1.0)
 
 
-LAYOUTS = {"fifth": fifth, "fifth_all": fifth_all}
-TILES = {"fifth": tile_fifth}
+_HINGES = "PairwiseHingeLoss:1,CrossHingeLoss:1"
+LAYOUTS = {"preset=fifth": fifth, "preset=fifth_all": fifth_all}
+TILES = {"preset=fifth": tile_fifth}

@@ -7,14 +7,22 @@ GPU. Here `train.epochs` sets the length of a run.
   python run_layout.py --config=configs/layout.py:xla-random,preset=seventh --workdir=out/seventh
 """
 
-from ml_collections import ConfigDict
+from typing import Any
 
-from tpugraphs_jax.configs import base
+from tpugraphs_jax.rankers.config import (
+  BatchOptions,
+  Config,
+  LayoutDataOptions,
+  LayoutEvalOptions,
+  LossOptions,
+  Model,
+  Optimizer,
+  SegmentOptions,
+  TrainOptions,
+)
 
-SMALL = dict(op_embed_dim=8, map_width=8, width=8, rounds=2)  # variant `ci`
 
-
-def gst(config: ConfigDict) -> None:
+def gst(collection: str, **options: Any) -> Config:
   """Graph Segment Training of TpuGraphs (arXiv 2305.12322, public code).
 
   A step has 32 programs with 32 configurations each, drawn with replacement. Segments are ranges of
@@ -26,27 +34,33 @@ def gst(config: ConfigDict) -> None:
   other configurations if a program has more than two segments. For a batch of several programs it
   reads and writes the history of the last program's configurations.
   """
-  config.data.update(
-    feature_transform="gst", config_transform="none", fit_splits=("train", "valid", "test")
-  )
-  config.batch.update(graphs=32, configs=32, sampling="uniform_replacement")
-  config.model = base.model("layout", "GST")
-  config.loss.losses = "SumHingeLoss:1"
-  config.optimizer.update(name="adam_l2", learning_rate=1e-4, schedule="cosine", weight_decay=5e-4)
-  config.train.valid_configs = 32
-  base.in_segments(
-    config,
-    partition="published",
-    max_nodes=1000,
-    fresh=1,
-    keep=0.5,
-    keep_unit="entry",
-    readout="scalar",
-    aggregation="sum",
+  return Config(
+    data=LayoutDataOptions.of(
+      collection, feature_transform="gst", fit_splits=("train", "valid", "test")
+    ),
+    batch=BatchOptions(
+      graphs=32, configs=32, sampling="uniform_replacement", slates_per_epoch=1024
+    ),
+    segments=SegmentOptions(
+      partition="published",
+      max_nodes=1000,
+      fresh=1,
+      keep=0.5,
+      keep_unit="entry",
+      readout="scalar",
+      aggregation="sum",
+    ),
+    model=Model("GST", **options),
+    loss=LossOptions("SumHingeLoss:1"),
+    optimizer=Optimizer(
+      "adam_l2", learning_rate=1e-4, schedule="cosine", eps=1e-8, weight_decay=5e-4
+    ),
+    train=TrainOptions(epochs=10, best_metric="kendaltau", valid_configs=32),
+    eval=LayoutEvalOptions(graphs=4),
   )
 
 
-def seventh(config: ConfigDict) -> None:
+def seventh(collection: str) -> Config:
   """7th place: Graph Segment Training with an activation after each round.
 
   Published: the system is based on the code of Graph Segment Training, samples segments to save
@@ -54,9 +68,7 @@ def seventh(config: ConfigDict) -> None:
   model (the default of `configs/tile.py`). There is no public code. The additional models are left
   out here.
   """
-  gst(config)
-  config.model.activate_rounds = True
+  return gst(collection, activate_rounds=True)
 
 
-LAYOUTS = {"gst": gst, "seventh": seventh}
-TILES = {}
+LAYOUTS = {"preset=gst": gst, "preset=seventh": seventh}

@@ -9,83 +9,83 @@ of the published runs is not known. Here `train.epochs` sets the length of a run
 
 from typing import Any
 
-from ml_collections import ConfigDict
+from tpugraphs_jax.rankers.config import (
+  BatchOptions,
+  Config,
+  EvalOptions,
+  LossOptions,
+  Model,
+  Optimizer,
+  TileDataOptions,
+  TrainOptions,
+)
 
-from tpugraphs_jax.configs import base
 
-SMALL = dict(op_embed_dim=8, width=8, rounds=1)  # variant `ci`
-
-
-def mlsys21(config: ConfigDict) -> None:
+def mlsys21(collection: str, **options: Any) -> Config:
   """SAGE of "A Learned Performance Model for TPUs" (MLSys 2021): sums, means and maxima of nodes.
 
   A step has ten slates of ten tiles. The loss is the rank loss with a hinge. Adam is as in Keras,
   because the paper's models were written in TensorFlow. Learning rate and clipping are guesses.
   """
-  _common(config)
+  return Config(
+    data=TileDataOptions.of(
+      collection, feature_transform="minmax", config_transform="minmax", loader_threads=0
+    ),
+    batch=BatchOptions(graphs=10, configs=10, target="official"),
+    model=Model("MLSys21", **options),
+    loss=LossOptions("RankHingeLoss:1"),
+    optimizer=Optimizer("adam", learning_rate=1e-3, eps=1e-7, clip_norm=1.0),
+    train=TrainOptions(epochs=100, valid_configs=256, log_every_steps=100),
+    eval=EvalOptions(graphs=8, configs=64),
+  )
 
 
-def mlsys21_per_node(config: ConfigDict) -> None:
+def mlsys21_per_node(collection: str) -> Config:
   """mlsys21 with a score per node."""
-  _common(config, reduction="per_node")
+  return mlsys21(collection, reduction="per_node")
 
 
-def mlsys21_lstm(config: ConfigDict) -> None:
+def mlsys21_lstm(collection: str) -> Config:
   """mlsys21 with an LSTM over nodes in topological order."""
-  _common(config, reduction="lstm")
+  return mlsys21(collection, reduction="lstm")
 
 
-def mlsys21_transformer(config: ConfigDict) -> None:
+def mlsys21_transformer(collection: str) -> Config:
   """mlsys21 with a transformer over nodes."""
-  _common(config, reduction="transformer")
+  return mlsys21(collection, reduction="transformer")
 
 
-def mlsys21_gat(config: ConfigDict) -> None:
+def mlsys21_gat(collection: str) -> Config:
   """mlsys21 with graph attention."""
-  _common(config, convolution="attention")
+  return mlsys21(collection, convolution="attention")
 
 
-def mlsys21_work(config: ConfigDict) -> None:
+def mlsys21_work(collection: str) -> Config:
   """mlsys21 with estimates of a kernel's work."""
-  _common(config)
-  _with_work(config)
+  return mlsys21(collection).replace(**_WORK)
 
 
-def mlsys21_fusion(config: ConfigDict) -> None:
+def mlsys21_fusion(collection: str) -> Config:
   """mlsys21 with the error of log runtimes.
 
   Targets are absolute runtimes in milliseconds, corrected for the drift of the machine
   (`TileConfigs.unit_ns`).
   """
-  _common(config)
-  config.batch.target = "absolute"
-  config.loss.losses = "LogMSE:1"
+  return mlsys21(collection).replace(batch__target="absolute", loss__losses="LogMSE:1")
 
 
-def mlsys21_fusion_work(config: ConfigDict) -> None:
+def mlsys21_fusion_work(collection: str) -> Config:
   """mlsys21 with the error of log runtimes and estimates of a kernel's work."""
-  mlsys21_fusion(config)
-  _with_work(config)
+  return mlsys21_fusion(collection).replace(**_WORK)
 
 
-def _common(config: ConfigDict, **options: Any) -> None:
-  config.data.update(feature_transform="minmax", config_transform="minmax")
-  config.batch.update(graphs=10, configs=10, target="official")
-  config.model = base.model("tile", "MLSys21", **options)
-  config.loss.losses = "RankHingeLoss:1"
-  config.optimizer.update(name="adam", eps=1e-7, clip_norm=1.0)
-
-
-def _with_work(config: ConfigDict) -> None:
-  config.data.update(
-    features=("released", "kernel_work"), feature_transform="kernel_work=signed_log1p,*=minmax"
-  )
-
-
-LAYOUTS = {}
+_WORK: dict[str, Any] = {
+  "data.features": ("released", "kernel_work"),
+  "data.feature_transform": "kernel_work=signed_log1p,*=minmax",
+}
 TILES = {
-  settings.__name__: settings
-  for settings in (
+  f"preset={config.__name__}": config
+  for config in (
     mlsys21,
     mlsys21_per_node,
     mlsys21_lstm,

@@ -9,59 +9,69 @@ and 0.34 in 2 to 4 minutes.
   python run_layout.py --config=configs/layout.py:nlp-default,official --workdir=out/official
 """
 
-from ml_collections import ConfigDict
+import functools
 
-from tpugraphs_jax.configs import base
+from tpugraphs_jax.rankers.config import (
+  BatchOptions,
+  Config,
+  EvalOptions,
+  LayoutDataOptions,
+  LayoutEvalOptions,
+  LossOptions,
+  Model,
+  Optimizer,
+  TileDataOptions,
+  TrainOptions,
+)
 
 
-def programs(config: ConfigDict) -> None:
+def programs(collection: str) -> Config:
   """ResModel with the published settings."""
-  config.data.update(
-    feature_transform="minmax",
-    config_transform="minmax",
-    pad_value=0,
-    duplicate_policy="keep",
-    skip_constant=False,
+  return Config(
+    data=LayoutDataOptions.of(
+      collection, feature_transform="minmax", config_transform="minmax", skip_constant=False
+    ),
+    batch=BatchOptions(
+      graphs=8,
+      configs=16,
+      min_configs=16,
+      sampling="skewed",
+      target="official",
+      drop_remainder=False,
+    ),
+    model=Model("ResModel"),
+    loss=LossOptions("ListMLELoss:1", kernel_l2=1e-4, activity_l2=1e-4),
+    optimizer=Optimizer("adam", learning_rate=1e-3, clip_norm_per_variable=1e-2),
+    train=TrainOptions(epochs=50, early_stop_epochs=25, best_metric="opa", valid_sampling="slates"),
+    eval=LayoutEvalOptions(configs=500),
   )
-  config.batch.update(
-    graphs=8,
-    configs=16,
-    min_configs=16,
-    sampling="skewed",
-    target="official",
-    slates_per_epoch=0,
-    drop_remainder=False,
-  )
-  config.model = base.model("layout", "ResModel")
-  config.loss.update(kernel_l2=1e-4, activity_l2=1e-4)
-  config.optimizer.update(
-    name="adam",
-    learning_rate=1e-3,
-    clip_norm_per_variable=1e-2,
-    clip_norm=0.0,
-    schedule="constant",
-    warmup_fraction=0.0,
-    weight_decay=0.0,
-  )
-  config.train.update(epochs=50, early_stop_epochs=25, best_metric="opa", valid_sampling="slates")
-  config.eval.configs = 500
 
 
-def kernels(name: str) -> base.Change:
-  """The settings of an official model of kernels.
+def kernels(collection: str, *, model: str) -> Config:
+  """Official model of kernels, published settings.
 
-  Args:
-    name: registered name, such as `LateJoinSAGE`.
+  Kernels with fewer than 10 configurations are left out of training.
   """
+  return Config(
+    data=TileDataOptions.of(
+      collection, feature_transform="minmax", config_transform="minmax", loader_threads=0
+    ),
+    batch=BatchOptions(graphs=10, configs=10, min_configs=10, target="official"),
+    model=Model(model),
+    loss=LossOptions("ListMLELoss:1,MSE:0.02", temperature=10.0, kernel_l2=1e-4, activity_l2=1e-4),
+    optimizer=Optimizer("adam", learning_rate=1e-3, clip_norm_per_variable=1e-3),
+    train=TrainOptions(
+      epochs=100,
+      early_stop_epochs=20,
+      best_metric="opa",
+      valid_sampling="slates",
+      valid_configs=256,
+      log_every_steps=100,
+    ),
+    eval=EvalOptions(graphs=8, configs=64),
+  )
 
-  def settings(config: ConfigDict) -> None:
-    config.model = base.model("tile", name)
 
-  settings.__doc__ = f"official {name}, published settings"
-  return settings
-
-
-KERNELS = {
-  name: kernels(name)
-  for name in ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
-}
+KERNELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
+LAYOUTS = {"official": programs}
+TILES = {name: functools.partial(kernels, model=name) for name in KERNELS}

@@ -12,36 +12,68 @@ programs of `data/own`: 0.60 in half a minute.
       --workdir=out/own
 """
 
-from ml_collections import ConfigDict
+from tpugraphs_jax.rankers.config import (
+  BatchOptions,
+  Config,
+  LayoutDataOptions,
+  LossOptions,
+  Model,
+  Optimizer,
+  TrainOptions,
+)
 
-from tpugraphs_jax.configs import base
 
-
-def recommended(config: ConfigDict) -> None:
+def recommended(collection: str) -> Config:
   """For programs outside the training data: ScoreTables, or TrafficTables for `own` collections."""
-  tables(config)
+  return traffic(collection) if collection.startswith("own-") else tables(collection)
 
 
-def tables(config: ConfigDict) -> None:
+def tables(collection: str) -> Config:
   """ScoreTables: costs of choices that a network computes once per program.
 
   The cost of a step hardly depends on the size of slates, which are large.
   """
-  config.batch.update(graphs=4, configs=256, slates_per_epoch=400)
-  config.model = base.model("layout", "ScoreTables")
-  config.optimizer.weight_decay = 1e-2
+  return Config(
+    data=LayoutDataOptions.of(
+      collection, feature_transform="signed_log1p", pad_value=-1, duplicate_policy="min"
+    ),
+    batch=BatchOptions(graphs=4, configs=256, slates_per_epoch=400),
+    model=Model("ScoreTables"),
+    loss=LossOptions("ListMLELoss:1"),
+    optimizer=Optimizer(
+      "adamw",
+      learning_rate=3e-3,
+      schedule="cosine",
+      warmup_fraction=0.05,
+      weight_decay=1e-2,
+      clip_norm=1.0,
+    ),
+    train=TrainOptions(epochs=10, best_metric="kendaltau"),
+  )
 
 
-def traffic(config: ConfigDict) -> None:
+def traffic(collection: str) -> Config:
   """TrafficTables: costs from padded bytes, for output orders on a TPU.
 
   Only single choices have costs, because there are about a hundred programs.
   """
-  config.batch.update(graphs=32, configs=16, slates_per_epoch=2560)
-  config.model = base.model("layout", "TrafficTables")
-  config.loss.losses = "CostLogisticLoss:1"
-  config.optimizer.update(learning_rate=1e-2, weight_decay=0.1)
-  config.train.epochs = 5
+  return Config(
+    data=LayoutDataOptions.of(
+      collection, feature_transform="signed_log1p", pad_value=-1, duplicate_policy="min"
+    ),
+    batch=BatchOptions(graphs=32, configs=16, slates_per_epoch=2560),
+    model=Model("TrafficTables"),
+    loss=LossOptions("CostLogisticLoss:1"),
+    optimizer=Optimizer(
+      "adamw",
+      learning_rate=1e-2,
+      schedule="cosine",
+      warmup_fraction=0.05,
+      weight_decay=0.1,
+      clip_norm=1.0,
+    ),
+    train=TrainOptions(epochs=5, best_metric="kendaltau"),
+  )
 
 
-PROGRAMS = {"recommended": recommended, "tables": tables, "traffic": traffic}
+LAYOUTS = {"recommended": recommended, "tables": tables, "traffic": traffic}

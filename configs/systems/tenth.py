@@ -8,16 +8,23 @@ less than a minute for tiles, on a GPU. Here `train.epochs` sets the length of a
   python run_tile.py --config=configs/tile.py:preset=tenth --workdir=out/tenth_tile
 """
 
-from ml_collections import ConfigDict
-
-from tpugraphs_jax.configs import base
-
-SMALL = dict(  # variant `ci`
-  op_embed_dim=8, width=8, blocks=1, attention_blocks=1, cross_blocks=1, mlp_widths=(8,)
+from tpugraphs_jax.rankers.config import (
+  BatchOptions,
+  Config,
+  EvalOptions,
+  LayoutDataOptions,
+  LayoutEvalOptions,
+  LossOptions,
+  Model,
+  Optimizer,
+  TileDataOptions,
+  TrainOptions,
 )
 
+_SCALES = "window=signed_log1p,padding=signed_log1p,slice=signed_log1p,*=log_offset(3)"
 
-def layouts(config: ConfigDict) -> None:
+
+def layouts(collection: str) -> Config:
   """10th place: a transformer over nodes that runs once for all configurations.
 
   The network has twelve blocks of linear attention and APPNP of width 256. For NLP it is DIFFormer
@@ -25,35 +32,46 @@ def layouts(config: ConfigDict) -> None:
   configurations (published: 256 to 1000), and AdamW with weight decay and cosine decay. Node
   features are log(x + 3). Columns with values of -3 and less have a standardised signed logarithm.
   """
-  _common(config)
-  config.data.update(
-    feature_transform="window=signed_log1p,padding=signed_log1p,slice=signed_log1p,*=log_offset(3)",
-    config_transform="none",
-    pad_value=-1,
-    duplicate_policy="min",
+  is_nlp = collection.startswith("nlp")
+  return Config(
+    data=LayoutDataOptions.of(
+      collection, feature_transform=_SCALES, pad_value=-1, duplicate_policy="min"
+    ),
+    batch=BatchOptions(graphs=1, configs=256, slates_per_epoch=1024),
+    model=Model("Tenth", **_DIFFORMER if is_nlp else {}),
+    loss=LossOptions("ListMLELoss:1"),
+    optimizer=Optimizer(
+      "adamw", learning_rate=5e-4, schedule="cosine", eps=1e-8, weight_decay=1e-2
+    ),
+    train=TrainOptions(epochs=10, best_metric="kendaltau"),
+    eval=LayoutEvalOptions(configs=256),
   )
-  config.batch.update(graphs=1, configs=256)
-  config.eval.configs = 256
-  options = dict(attention="difformer", gated=True, blocks=5) if config.data.source == "nlp" else {}
-  config.model = base.model("layout", "Tenth", **options)
 
 
-def tiles(config: ConfigDict) -> None:
+def tiles(collection: str) -> Config:
   """10th place, tiles: configurations attend to the nodes of their kernel.
 
   The network has eight blocks on nodes, two of them with self-attention, and four blocks of
   cross-attention. Scaling, slates and widths are not published.
   """
-  _common(config)
-  config.data.update(feature_transform="signed_log1p", config_transform="signed_log1p")
-  config.batch.update(graphs=16, configs=32)
-  config.model = base.model("tile", "Tenth")
+  return Config(
+    data=TileDataOptions.of(
+      collection,
+      feature_transform="signed_log1p",
+      config_transform="signed_log1p",
+      loader_threads=0,
+    ),
+    batch=BatchOptions(graphs=16, configs=32, target="official"),
+    model=Model("Tenth"),
+    loss=LossOptions("ListMLELoss:1"),
+    optimizer=Optimizer(
+      "adamw", learning_rate=5e-4, schedule="cosine", eps=1e-8, weight_decay=1e-2
+    ),
+    train=TrainOptions(epochs=100, valid_configs=256, log_every_steps=100),
+    eval=EvalOptions(graphs=8, configs=64),
+  )
 
 
-def _common(config: ConfigDict) -> None:
-  config.loss.losses = "ListMLELoss:1"
-  config.optimizer.update(learning_rate=5e-4, weight_decay=1e-2, schedule="cosine")
-
-
-LAYOUTS = {"tenth": layouts}
-TILES = {"tenth": tiles}
+_DIFFORMER = dict(attention="difformer", gated=True, blocks=5)
+LAYOUTS = {"preset=tenth": layouts}
+TILES = {"preset=tenth": tiles}

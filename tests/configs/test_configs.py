@@ -2,15 +2,14 @@
 
 import itertools
 
-import ml_collections
 import parts
 import pytest
 
-from tpugraphs_jax.configs import base
 from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers.config import Config
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log
-from tpugraphs_jax.train.experiment import Experiment
 
 TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
@@ -25,16 +24,16 @@ COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
     ("layout", "nlp-default,tables"),
     ("layout", "full"),
     ("tile", ""),
-    *(("tile", ",".join(names)) for names in itertools.product(base.presets("tile"), ("", "ci"))),
+    *(("tile", ",".join(names)) for names in itertools.product(parts.presets("tile"), ("", "ci"))),
     *(
       ("layout", ",".join(names))
-      for names in itertools.product(COLLECTIONS, base.presets("layout"), ("", "ci"))
+      for names in itertools.product(COLLECTIONS, parts.presets("layout"), ("", "ci"))
     ),
   ],
 )
 def test_every_variant_makes_a_job(kind, variant, tmp_path):
   config = configs.load(f"{kind}.py:{variant}")
-  ranker = Experiment.of(config).ranker
+  ranker = Ranker(config)
   if kind == "tile":
     assert ranker.collection.name == "tile:xla"
     name = variant.split(",")[0]
@@ -45,8 +44,8 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
     assert ranker.collection.name == f"layout:{expected.replace('-', ':')}"
   # The config in a working folder makes the same model again.
   log.write_manifest(tmp_path, config.to_dict())
-  saved = ml_collections.ConfigDict(model_file.config_of(tmp_path))
-  assert saved == config and Experiment.of(saved).ranker.family.network == ranker.family.network
+  saved = Config.from_dict(model_file.config_of(tmp_path))
+  assert saved == config and Ranker(saved).family.network == ranker.family.network
 
 
 @pytest.mark.parametrize(
@@ -87,13 +86,13 @@ def test_recommended_for_own_programs_is_traffic_tables(own):
   assert configs.load("layout.py:xla-random,recommended").model.name == "ScoreTables"
 
 
-@pytest.mark.parametrize(  # bounds: tests/train/test_schema.py
+@pytest.mark.parametrize(  # bounds: tests/rankers/test_config.py
   "kind, field, value",
   [
     *(
       ("tile", field, value)
       for field, value in (
-        ("batch.config_chunk", 4),
+        ("batch.config_chunk", 3),
         ("data.feature_transform", "shape=nope"),
         ("data.feature_transform", "log_offset(0)"),
         ("loss.losses", "Nope:1"),
@@ -132,8 +131,6 @@ def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):
     ("tile", "", {"optimizer.schedule": "multistep"}, "milestones"),
     ("tile", "EarlyJoinResGCN", {"model.reduction": "max"}, "reduction"),
     ("tile", "MLP", {"model.dtype": "bfloat16"}, "dtype"),
-    ("tile", "", {"task": "layout"}, "data.graph_reduction"),
-    ("layout", "", {"task": "segments"}, "segments"),
     ("layout", "gst_ed,ci", {"data.virtual_node": "output"}, "virtual_node"),
     (
       "layout",
@@ -197,19 +194,8 @@ def test_options_that_exclude_each_other_are_refused(kind, variant, changes, com
 def test_fields_that_nothing_reads_and_values_of_another_type_are_refused(
   variant, changes, complaint
 ):
-  config = ml_collections.ConfigDict(
-    configs.load(f"layout.py:{variant}").to_dict(), type_safe=False
-  )
-  for name, value in changes.items():
-    section, _, field = name.rpartition(".")
-    part = config
-    for each in filter(None, section.split(".")):
-      if each not in part:
-        part[each] = {}
-      part = part[each]
-    part[field] = value
   with pytest.raises(ValueError, match=complaint) as error:
-    Experiment.of(config)
+    configs.load(f"layout.py:{variant}").replace(**changes)
   assert "\n" not in str(error.value)
 
 

@@ -317,3 +317,18 @@ def test_missing_archive_is_a_one_line_error(server, tmp_path, capsys):
 def test_a_place_that_is_not_of_http_is_refused(tmp_path, base_url):
   with pytest.raises(ValueError, match="base_url"):
     download.download_collection(tmp_path, "tile:xla", base_url=base_url)
+
+
+@pytest.mark.parametrize("link", [".tar.part", ".tar.unpacking"])
+def test_nothing_is_downloaded_or_unpacked_through_a_link(server, tmp_path, link):
+  (tmp_path / "elsewhere").mkdir()
+  (tmp_path / "precious").write_text("kept")
+  target = tmp_path / ("precious" if link.endswith("part") else "elsewhere")
+  (tmp_path / "data").mkdir()
+  (tmp_path / "data" / f"npz_tile_xla{link}").symlink_to(target)
+  try:
+    _fetch(server, tmp_path / "data")
+  except ValueError as error:
+    assert "a link to" in str(error)
+  assert (tmp_path / "precious").read_text() == "kept"
+  assert not list((tmp_path / "elsewhere").iterdir())

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import os
 
 import numpy as np
 import pytest
@@ -210,14 +211,14 @@ def test_kept_folds_are_read_again_and_those_of_changed_files_are_refused(tmp_pa
   root, run = tmp_path / "npz", tmp_path / "run"
   write_cohorts(root, LAYOUT, [1, 1, 1])
   division = folds.divide(root, [LAYOUT], 3)
-  division.keep(run, 2)
-  division.keep(run, 2)  # a resumed run
+  division.write(run / folds.FILE, 2)
+  division.check(run / folds.FILE, 2)  # in a resumed run
   assert folds.read(run / folds.FILE) == (division, 2)
   with pytest.raises(ValueError, match="other folds"):
-    division.keep(run, 1)
+    division.check(run / folds.FILE, 1)
   write(root, LAYOUT, "train", "new", structure=7)
   with pytest.raises(ValueError, match="other folds"):
-    folds.divide(root, [LAYOUT], 3).keep(run, 2)
+    folds.divide(root, [LAYOUT], 3).check(run / folds.FILE, 2)
 
 
 @pytest.mark.parametrize(
@@ -236,3 +237,16 @@ def test_nothing_in_a_file_of_folds_is_trusted(tmp_path, change):
   path.write_text(json.dumps(good | change))
   with pytest.raises(ValueError, match=folds.FILE):
     folds.read(path)
+
+
+def test_a_file_of_the_same_size_and_time_that_replaces_another_is_read_again(tmp_path):
+  write_cohorts(tmp_path, LAYOUT, [1, 1, 1, 1])
+  path = sorted((tmp_path / "layout/xla/random/train").iterdir())[0]
+  with np.load(path) as archive:
+    arrays = dict(archive)
+  lacks_labels = []
+  for scale in (1, 0):
+    np.savez(path, **arrays | {"config_runtime": scale * arrays["config_runtime"]})
+    os.utime(path, (1, 1))
+    lacks_labels.append("without labels" in folds.divide(tmp_path, [LAYOUT], 3).text)
+  assert lacks_labels == [False, True]

@@ -6,6 +6,7 @@ import errno
 import zipfile
 
 import comparing
+import memory
 import numpy as np
 import pytest
 import recorded
@@ -364,3 +365,25 @@ def test_a_failure_of_the_system_is_no_damage_of_the_file(tmp_path, monkeypatch,
   with pytest.raises(OSError, match="failed") as error:
     npz.NpzArchive(path)
   assert error.value.filename == str(path)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_reading_an_array_takes_four_times_its_bytes_at_most(tmp_path, save, order):
+  array = np.asarray(np.arange(1 << 20).reshape(1 << 10, 1 << 10), order=order)
+  save(tmp_path / "x.npz", node_feat=array)
+  with npz.NpzArchive(tmp_path / "x.npz") as archive:
+    memory.assert_reading_takes(4, array.nbytes, lambda: archive.read("node_feat"))
+    found = archive.read("node_feat")
+  np.testing.assert_array_equal(found, array)
+  assert found.flags.c_contiguous and not found.flags.writeable
+
+
+def test_an_array_that_does_not_fit_beside_its_copy_is_refused(tmp_path, monkeypatch):
+  array = np.asarray(np.ones((300, 200)), order="F")
+  np.savez(tmp_path / "x.npz", x=array)
+  with npz.NpzArchive(tmp_path / "x.npz") as archive:
+    for available in (array.nbytes - 1, 2 * array.nbytes - 1):
+      monkeypatch.setattr(npz.machine, "available", lambda available=available: available)
+      with pytest.raises(npz.NpzError, match="available"):
+        archive.read("x")

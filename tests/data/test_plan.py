@@ -31,6 +31,7 @@ from tpugraphs_jax.data.plan import (
   training_batches,
 )
 from tpugraphs_jax.graph import LayoutConfigs
+from tpugraphs_jax.infra import parallel
 
 
 def graphs_of(count, seed=0):
@@ -165,6 +166,22 @@ def test_the_last_batch_of_an_epoch_can_be_smaller(graphs, slates, last, devices
     assert len(found) == last and found == slates_of(alone, step)
 
 
+@pytest.mark.parametrize("graphs, per_step", [(11, 8), (13, 8), (9, 4), (5, 8), (12, 4)])
+def test_a_slate_has_the_same_key_on_any_number_of_devices(graphs, per_step):
+  """Also in the last batch of an epoch, and where an epoch has fewer slates than a batch."""
+  key = jax.random.key(3)
+  for devices in (1, 2, 4):
+    options = dict(slates_per_step=per_step, devices=devices, drop_remainder=False)
+    plan = plan_of(graphs_of(graphs), **options)
+    make = lambda _, rows=plan.slates_per_device: parallel.slate_keys(key, rows)
+    keys = parallel.pmap(make, devices=jax.devices()[:devices])(np.arange(devices))
+    for step in range(plan.steps_per_epoch):
+      counts = [len(plan.slates(step, device)) for device in range(devices)]
+      assert counts == sorted(counts, reverse=True)
+      found = [keys[device, row] for device in range(devices) for row in range(counts[device])]
+      assert found == [jax.random.fold_in(key, place) for place in range(sum(counts))]
+
+
 def test_a_device_without_a_slate_gets_a_batch_of_padding():
   plan = plan_of(graphs_of(9), devices=4, drop_remainder=False)
   assemble = lambda slates, budget: batching.assemble_tile(
@@ -184,7 +201,7 @@ def test_a_device_without_a_slate_gets_a_batch_of_padding():
 @pytest.mark.parametrize("devices, shares", [(1, [3]), (2, [2, 1]), (3, [1, 1, 1])])
 def test_fewer_graphs_than_a_batch_leave_slots_empty(devices, shares):
   plan = plan_of(graphs_of(3), slates_per_step=6, devices=devices)
-  assert plan.steps_per_epoch == 1 and plan.slates_per_device == 6 // devices
+  assert plan.steps_per_epoch == 1 and plan.slates_per_device == shares[0]
   for step in range(5):
     assert [len(plan.slates(step, device)) for device in range(devices)] == shares
     assert sorted(number for number, _ in slates_of(plan, step, devices)) == [0, 1, 2]

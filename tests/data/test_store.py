@@ -393,3 +393,29 @@ def test_a_cluster_builds_the_same_and_what_it_leaves_is_built_here(
       assert built.read_bytes() == path.read_bytes()
   assert store.main(["build", "--data_root", str(tmp_path), *options]) == 0
   assert asked == [(3, ["--runner=X"])]  # nothing was left to do
+
+
+def test_a_store_replaces_no_folder_that_a_link_leads_to(tmp_path):
+  (tmp_path / "home" / "g0").mkdir(parents=True)  # as a graph is named
+  (tmp_path / "home" / "g0" / "thesis.tex").write_text("kept")
+  _write_split(tmp_path / "sent")
+  (tmp_path / "sent/store/layout/nlp/random").mkdir(parents=True)
+  (tmp_path / "sent/store/layout/nlp/random/valid").symlink_to(tmp_path / "home")
+  with pytest.raises(ValueError, match="a link to"):
+    _ensure(tmp_path / "sent")
+  assert (tmp_path / "home" / "g0" / "thesis.tex").read_text() == "kept"
+
+
+def test_a_source_of_the_same_size_and_time_that_replaces_another_is_built(tmp_path):
+  folder = _write_split(tmp_path, count=1)
+  os.utime(folder / "g0.npz", (1, 1))
+  (built,) = _ensure(tmp_path)
+  before = graph_folder.read(built)
+  with np.load(folder / "g0.npz") as archive:
+    arrays = dict(archive)
+  for scale in (1, 2):
+    np.savez(folder / "g0.npz", **arrays | {"config_runtime": scale * arrays["config_runtime"]})
+    os.utime(folder / "g0.npz", (1, 1))
+    (built,) = _ensure(tmp_path)
+    found = graph_folder.read(built).configs.runtime_ns
+    np.testing.assert_array_equal(found, scale * before.configs.runtime_ns)

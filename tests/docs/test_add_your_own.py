@@ -100,11 +100,11 @@ def test_a_recipe_runs_as_it_is_written(title, data_root, tmp_path, monkeypatch)
     assert (workdir / "model.npz").exists()
   if title == "A published system":
     shown = run(
-      [commands.ROOT / "run_layout.py", "--config=my_system.py", "--print_config"], tmp_path
+      [commands.ROOT / "run_layout.py", "--config=./my_system.py", "--print_config"], tmp_path
     )
     assert "--config.model.width=16" in shown and "width of node features" in shown
     monkeypatch.chdir(tmp_path)  # in one process a file can be loaded again
-    first, second = (tpugraphs_jax.load_config("my_system.py:nlp-default") for _ in range(2))
+    first, second = (tpugraphs_jax.load_config("./my_system.py:nlp-default") for _ in range(2))
     assert first == second and first.data.source == "nlp"
   if title == "A model":
     monkeypatch.chdir(tmp_path)
@@ -126,7 +126,7 @@ config = configs.load("layout.py:full,ci")
 print(configs.listing(config, "layout.py:full,ci"))
 for field in ("model.score_scale", "loss.label_shift"):
   try:
-    configs.change(config, {field: -1.0})
+    config.replace(**{field: -1.0})
   except ValueError as error:
     print("refused:", error)
 """

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax import columns, hlo
-from tpugraphs_jax.hlo import proto, show
+from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.rankers.tables import node_pairs
 
 
@@ -108,7 +108,7 @@ def test_types_that_the_data_set_does_not_know_cost_their_bytes_and_are_reported
   assert nbytes.tolist() == [15 * bits / 8 for bits in (*LATER.values(), 4, 32, 0)]
   # The data set's own features have no type there.
   assert graph.node_feat[:, columns.NODE["element_type"]].sum() == 1
-  shapes = [show.shape_text(node.shape) for node in proto.instructions(graph.module)]
+  shapes = [proto.shape_text(node.shape) for node in proto.instructions(graph.module)]
   assert shapes[:3] == ["s2[3,5]", "u2[3,5]", "s4[3,5]"]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tpugraphs_jax.hlo import proto, text
 
-_TEXT = """HloModule m
+_TEXT = b"""HloModule m
 
 ENTRY e {
   a = f32[4]{0} parameter(0)
@@ -23,7 +23,7 @@ def test_a_version_that_the_parser_does_not_know_is_left_out(monkeypatch, tmp_pa
 
 def test_a_refusal_is_the_message_of_xla_alone():
   with pytest.raises(ValueError, match=r"^x: jax cannot read this HLO text \(INVALID.*paramete"):
-    text.module_of(_TEXT.replace("parameter", "paramete"), "x")
+    text.module_of(_TEXT.replace(b"parameter", b"paramete"), "x")
 
 
 def test_several_modules_are_counted():
@@ -33,4 +33,4 @@ def test_several_modules_are_counted():
 
 def test_the_check_that_ended_the_parser_is_told():
   with pytest.raises(ValueError, match=r"ended jax's parser \(Check failed: param_no"):
-    text.module_of(_TEXT.replace("parameter(0)", "parameter(5)"), "x")
+    text.module_of(_TEXT.replace(b"parameter(0)", b"parameter(5)"), "x")

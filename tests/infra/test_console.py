@@ -6,6 +6,7 @@ import logging
 import re
 
 import jax
+import numpy as np
 import pytest
 import tqdm
 
@@ -109,3 +110,39 @@ def test_characters_that_a_stream_does_not_have_are_escaped(monkeypatch):
 def test_nothing_is_written_where_a_process_has_no_output(monkeypatch):
   monkeypatch.setattr("sys.stdout", None)
   console.say("lost")
+
+
+def test_columns_are_as_wide_as_their_cells_and_empty_ones_are_left_out():
+  table = console.Table(["name", "unit", "n"], [["a", "", "10"], ["longer", "", "2"]], "sizes")
+  assert str(table).splitlines() == ["sizes", "", "name    n", "a       10", "longer  2"]
+
+
+def test_html_has_the_same_cells_and_no_tags_of_the_content():
+  html = console.Table(["name", "unit"], [["<script>", ""]], "a & b")._repr_html_()
+  assert "&lt;script&gt;" in html and "a &amp; b" in html
+  assert "<script" not in html and "unit" not in html
+
+
+def test_without_rows_only_the_title_is_left():
+  assert str(console.Table(["name"], [], "nothing")) == "nothing"
+  assert console.Table(["name"], [], "nothing")._repr_html_() == "<p>nothing</p>"
+
+
+def test_a_long_message_is_cut_in_its_middle():
+  words = console.one_line("begin " + 10**6 * "x" + " end")
+  assert len(words) < 2100 and words.startswith("begin x") and words.endswith("x end")
+
+
+def test_a_lack_of_memory_is_one_line(capsys):
+  @console.command
+  def main(argv):
+    raise MemoryError
+
+  assert main([]) == 2
+  assert capsys.readouterr().err.startswith("error: not enough memory")
+
+
+def test_a_transfer_that_the_user_forbids_is_one_line():
+  with pytest.raises(ValueError, match="JAX_TRANSFER_GUARD"), console.explaining_devices():
+    with jax.transfer_guard("disallow"):
+      jax.jit(lambda x: x + 1)(np.ones(3))

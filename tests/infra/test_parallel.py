@@ -269,3 +269,21 @@ def test_running_out_of_device_memory_is_one_line_with_advice():
   assert str(error.value) == "RESOURCE_EXHAUSTED: Out of memory; take less"
   with pytest.raises(jax.errors.JaxRuntimeError), parallel.explaining_memory("take less"):
     raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+
+def test_a_file_of_flags_keeps_its_flags(monkeypatch, tmp_path):
+  (tmp_path / "flags").write_text("--xla_a=1\n--xla_b=2\n")
+  monkeypatch.setenv("XLA_FLAGS", str(tmp_path / "flags"))
+  parallel.compute_deterministically()
+  assert os.environ["XLA_FLAGS"].split() == [
+    "--xla_a=1",
+    "--xla_b=2",
+    "--xla_gpu_deterministic_ops=true",
+  ]
+  (tmp_path / "flags").write_text("--xla_gpu_deterministic_ops=false")
+  monkeypatch.setenv("XLA_FLAGS", str(tmp_path / "flags"))
+  parallel.compute_deterministically()
+  assert os.environ["XLA_FLAGS"] == "--xla_gpu_deterministic_ops=false"
+  monkeypatch.setenv("XLA_FLAGS", str(tmp_path / "missing"))
+  with pytest.raises(ValueError, match="name of a file of flags"):
+    parallel.compute_deterministically()

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+import signal
 import subprocess
 import sys
 import time
@@ -9,6 +10,8 @@ import time
 import pytest
 
 from tpugraphs_jax.infra import tasks
+
+ROOT = Path(__file__).parents[2]
 
 
 def write_number(task):
@@ -81,3 +84,83 @@ def test_beam_does_every_task_once(tmp_path, processes):
   ended = subprocess.run(command, capture_output=True, text=True)
   assert ended.returncode == 0, ended.stderr[-2000:]
   assert_five_once(tmp_path)
+
+
+_SAFE = "open({ran!r}, 'w').close()\nraise ImportError('of the current folder')\n"
+_POOL = """
+import sys
+from tpugraphs_jax.infra import tasks
+
+if __name__ == "__main__":
+  print(tasks.run(abs, [-1, -2], processes=2), sys.path.count(""))
+"""
+
+
+@pytest.mark.parametrize("name", ["pickle", "numpy", "multiprocessing", "jax"])
+def test_processes_take_no_module_from_the_current_folder(tmp_path, name):
+  ran = tmp_path / "ran"
+  (tmp_path / "here").mkdir()
+  (tmp_path / "here" / f"{name}.py").write_text(_SAFE.format(ran=str(ran)))
+  (tmp_path / "script.py").write_text(_POOL)
+  environment = os.environ | {"PYTHONPATH": str(ROOT)}
+  done = subprocess.run(  # a script, in whose path the current folder is not
+    [sys.executable, str(tmp_path / "script.py")],
+    cwd=tmp_path / "here",
+    env=environment,
+    capture_output=True,
+    text=True,
+  )
+  assert done.stdout == "[1, 2] 0\n", done.stderr
+  child = tasks.python_command("-c", f"import {name}, tpugraphs_jax; print('found')")
+  found = subprocess.run(
+    child, cwd=tmp_path / "here", env=tasks.python_environment(), capture_output=True, text=True
+  )
+  assert found.stdout == "found\n", found.stderr
+  assert not ran.exists()
+
+
+def test_the_environment_stays_as_the_user_has_it(monkeypatch):
+  for value in (None, "0"):
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    if value:
+      monkeypatch.setenv("PYTHONSAFEPATH", value)
+    with pytest.raises(ValueError, match="bad"):
+      tasks.run(abs, [-1, -2], processes=2, finished=stop)
+    assert os.environ.get("PYTHONSAFEPATH") == value
+
+
+_LEAVES = """
+import sys, threading, time
+from tpugraphs_jax.infra import tasks
+
+def main(argv):
+  threading.Thread(target=time.sleep, args=(10**6,)).start()
+  print("said", end="")
+  {end}
+
+tasks.exit_at_once(main, [])
+"""
+
+
+@pytest.mark.parametrize(
+  "end, status",
+  [("return 4", 4), ("sys.exit(3)", 3), ("sys.exit()", 0), ("sys.exit('why')", 1), ("1 / 0", 1)],
+)
+def test_a_thread_that_never_ends_keeps_no_process(end, status):
+  environment = os.environ | {"PYTHONPATH": str(ROOT)}
+  command = [sys.executable, "-c", _LEAVES.format(end=end)]
+  ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+  assert (ended.returncode, ended.stdout) == (status, "said")
+  assert ("why" in ended.stderr) == ("why" in end) and ("ZeroDivision" in ended.stderr) == (
+    "/" in end
+  )
+
+
+def test_a_signal_waits_for_the_end_of_a_block():
+  with pytest.raises(SystemExit), tasks.stopping():
+    with tasks.signals_wait():
+      os.kill(os.getpid(), signal.SIGTERM)
+      time.sleep(0.01)
+      inside = True
+    pytest.fail("the signal is lost")
+  assert inside and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -10,6 +10,7 @@ import commands
 import fsspec
 import hlo_modules
 import jax
+import memory
 import numpy as np
 import pytest
 import random_graphs
@@ -108,7 +109,7 @@ def test_no_place_of_a_file_is_read_or_written(field, tmp_path, monkeypatch):
 
   path = repacked(tmp_path / "model.npz", changed=with_places)
   config = tpugraphs_jax.load(path).config
-  assert place not in json.dumps(config)
+  assert place not in json.dumps(config.to_dict())
   assert not (tmp_path / "cache").exists() and not list(tmp_path.rglob("written"))
 
 
@@ -429,3 +430,26 @@ def test_parameters_of_another_shape_or_type_are_refused(tmp_path):
     params = jax.tree.map(change, artefact.params)
     model_file.write(tmp_path / "model.npz", dataclasses.replace(artefact, params=params))
     refused(lambda: tpugraphs_jax.load(tmp_path / "model.npz"), "model.npz", "damaged")
+
+
+@pytest.mark.parametrize("part", ["[],", "{},", "0,", '"a",', '{"a":1},', "1.5,", "[[]],"])
+def test_a_long_text_of_tiny_parts_is_no_json_of_this_package(monkeypatch, part):
+  monkeypatch.setattr(trust, "_LONG_TEXT", 1 << 20)
+  text = "[" + part * ((1 << 22) // len(part)) + "0]"
+  for value in (text, text.encode()):
+    memory.assert_reading_takes(4, len(text), lambda value=value: trust.parse(value))
+
+
+def test_a_long_text_as_this_package_writes_it_is_read(monkeypatch):
+  monkeypatch.setattr(trust, "_LONG_TEXT", 1)
+  sidecars = (commands.ROOT / "data/own/npz").rglob("*.json")
+  longest = sorted(sidecars, key=lambda path: path.stat().st_size)[-4:]
+  assert len(longest) == 4
+  for path in longest:
+    assert trust.parse(path.read_text()) == json.loads(path.read_text())
+
+
+def test_a_lack_of_memory_is_a_line_and_no_damage():
+  with pytest.raises(ValueError, match="^x.npz: not enough memory"):
+    with trust.reading("x.npz", "copy it again"):
+      raise MemoryError

@@ -124,9 +124,9 @@ class Apart(Whole):
 
 def test_a_family_that_is_not_of_programs_is_refused_in_segments():
   base.LAYOUT_MODELS.register("Apart")(Apart)
-  fields = parts.config_of("layout", "gst_ed,ci").to_dict() | {"model": {"name": "Apart"}}
+  config = parts.config_of("layout", "gst_ed,ci", model__name="Apart")
   with pytest.raises(ValueError, match="Alone"):
-    rankers.create(fields)
+    rankers.create(config)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_what_a_network_cannot_be_is_refused(kind, name, options, complaint):
 )
 def test_res_model_declares_its_hops_and_when_it_sees_blocks(dropout, blocks):
   model = base.create_network("layout", "ResModel", num_gnns=3, dropout=dropout)
-  assert model.hops == 3 and (model.family is res_model.BlockPrograms) is blocks
+  assert model.hops == 3 and (model.family is res_model.BlockFamily) is blocks
 
 
 def test_a_registered_function_has_its_arguments_as_options():

@@ -21,9 +21,9 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.losses import combine, loss_sums, LossOptions, parse_losses
+from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.rankers import base, official_weights
 from tpugraphs_jax.rankers.layout import res_model
-from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import make_train_step, TrainState
 
 FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR", Path(__file__).parents[1] / "data/parity"))

@@ -1,6 +1,5 @@
-"""The command writes pages, tables and pictures; its mistakes take one line."""
+"""The command writes pages; its mistakes take one line."""
 
-import csv
 import re
 
 import commands
@@ -9,17 +8,6 @@ from run_folders import write_run
 
 from tpugraphs_jax import report
 from tpugraphs_jax.report.__main__ import _beside, main
-
-
-def test_the_command_also_writes_csv_and_png(tmp_path, capsys):
-  out, several = tmp_path / "out", [write_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
-  files = [f"--out={out}/r.html", f"--csv={out}/r.csv", f"--png={out}/png"]
-  assert main([*map(str, several), *files, "--graph=unet_1"]) == 0
-  assert "Predicted rank and rank by label: unet_1" in (out / "r.html").read_text()
-  with (out / "r.csv").open(newline="") as file:
-    rows = list(csv.DictReader(file))
-  assert len(rows) == 12 and rows[-1]["run"] == "1" and rows[-1]["graph"] == "alex$net_{1"
-  assert len(list((out / "png").glob("*.png"))) == 4 and "wrote " in capsys.readouterr().out
 
 
 def test_a_verdict_names_every_run_with_its_labels_and_page(tmp_path, capsys):
@@ -67,14 +55,10 @@ def test_help_describes_the_command_by_an_example(capsys):
   assert end.value.code == 0 and "python -m tpugraphs_jax.report out/" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-  "arguments, complaint", [(["nowhere"], "config.json"), (["{run}", "--graph", "nope"], "'nope'")]
-)
-def test_mistakes_take_one_line(arguments, complaint, tmp_path, capsys):
-  run = str(write_run(tmp_path / "run"))
-  assert main([a.format(run=run) for a in arguments]) == 2
+def test_mistakes_take_one_line(capsys):
+  assert main(["nowhere"]) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith("error: ") and complaint in line
+  assert line.startswith("error: ") and "config.json" in line
 
 
 def test_without_a_package_one_line_says_what_to_install(tmp_path):
@@ -103,6 +87,6 @@ def test_a_page_that_cannot_be_drawn_fails_no_run(tmp_path, caplog):
 
 def test_names_with_signs_of_formulas_are_drawn(tmp_path):
   run = write_run(tmp_path / "a$b_{c", kind="estimate $x_{")
-  page, figures = tmp_path / "page.html", tmp_path / "figures"
-  assert main([str(run), "--out", str(page), "--png", str(figures)]) == 0
-  assert "alex$net_{1" in page.read_text() and list(figures.iterdir())
+  page = tmp_path / "page.html"
+  assert main([str(run), "--out", str(page)]) == 0
+  assert "alex$net_{1" in page.read_text() and page.read_text().count("<figure>") == 4

@@ -2,21 +2,12 @@
 
 import contextlib
 import json
-from pathlib import Path
 import re
 from unittest import mock
 
 import numpy as np
 import pytest
-from run_folders import (
-  move,
-  several_runs,
-  write_fold,
-  write_own,
-  write_run,
-  write_scores,
-  write_synthetic,
-)
+from run_folders import several_runs, write_fold, write_run, write_scores
 
 from tpugraphs_jax import datasets, report
 from tpugraphs_jax.report import figures, runs
@@ -27,7 +18,7 @@ KINDS = (datasets.SYNTHETIC, datasets.MEASURED, datasets.UNKNOWN, "ESTIMATE of a
 def page_of(folders, tmp_path, *, drawn=False):
   """The page, whose figures are empty unless `drawn`: drawing takes longer than all else."""
   empty = mock.patch.multiple(
-    figures, all_of=lambda *_: {"A figure": None}, svg=lambda _: "<svg></svg>"
+    figures, all_of=lambda _: {"A figure": None}, svg=lambda _: "<svg></svg>"
   )
   with contextlib.nullcontext() if drawn else empty:
     report.write(folders, tmp_path / "r.html")
@@ -62,18 +53,14 @@ def test_every_page_says_its_kind_of_labels_and_what_chose_the_best_step(kind, c
   assert f"({figures.short_kind(kind)})</title>" in head
 
 
-@pytest.mark.parametrize("is_synthetic", [True, False])
-def test_a_run_stands_above_its_reference_orders(is_synthetic, tmp_path):
-  folder = (
-    write_synthetic(tmp_path)
-    if is_synthetic
-    else write_run(tmp_path / "run", kind=KINDS[-1], collection="layout:own:mine", quality=0.4)
-  )
+def test_a_run_stands_above_its_reference_orders(tmp_path):
+  options = dict(kind=KINDS[-1], collection="layout:own:mine", quality=0.4)
+  folder = write_run(tmp_path / "run", **options)
   text, (comparison,) = page_of([folder], tmp_path), runs.comparisons([runs.read(folder)])
   (_, _, *names), *rows = table_of(text, "Results")
   orders = {"run": comparison.runs[0].means, **comparison.references}
   assert [row[0].replace("&#39;", "'") for row in rows] == list(orders)
-  assert (runs.NOISELESS if is_synthetic else runs.DEFAULT) in orders
+  assert runs.DEFAULT in orders
   for row, means in zip(rows, orders.values()):
     assert row[2:] == [f"{means[name]:.4f}" if name in means else "–" for name in names]
   for name in names:  # each is defined on the page
@@ -95,15 +82,6 @@ def test_graphs_come_sorted_with_sizes_and_those_without_an_order_last(tmp_path)
     ["a", "1,007", "3", "1.0000", "0.0000"],
     ["d", "7", "3", "–", "0.0000"],
   ]
-
-
-def test_the_graph_with_the_lowest_tau_links_to_its_row(tmp_path):
-  run = write_run(tmp_path / "run")
-  scores = [np.array(scores) for scores in ([0, 1, 2], [1, 0, 2])]
-  write_scores(run, ["a", "<b> of a"], [np.array([10, 12, 15])] * 2, scores)
-  text = page_of([run], tmp_path)
-  assert text.count('<a href="#lowest1">&lt;b&gt; of a</a>, whose first choice') == 1
-  assert text.count('<td id="lowest1">&lt;b&gt; of a</td>') == 1
 
 
 def test_the_page_of_several_runs_begins_with_the_first_and_what_differs(tmp_path):
@@ -155,8 +133,6 @@ def test_the_page_of_folds_has_their_deviation_and_every_graph(tmp_path):
   assert len(table_of(text, "Graphs")) == 1 + 9
   assert "9 graphs of the split test (test folds 0, 1, 2 of 3;" in text
   assert "favours the figures" not in text  # test graphs chose no step
-  assert "--config.data.folds=0" in text  # the models together rank the released test split
-  assert "--config.data.folds=0" not in page_of(folders[:2], tmp_path)  # a fold is missing
 
 
 def test_a_run_has_its_command_versions_device_and_files(tmp_path):
@@ -178,19 +154,3 @@ def test_a_run_has_its_command_versions_device_and_files(tmp_path):
   ):
     assert part in text, part
   assert 'href="my%20run/tensorboard"' not in text  # there is none
-
-
-def test_a_graph_can_be_viewed_where_its_file_is(tmp_path):
-  run = write_synthetic(tmp_path)
-  text = page_of([run], tmp_path)
-  (path,) = re.findall("python -m tpugraphs_jax.view ([^<]*)<", text)
-  assert Path(path).stem == table_of(text, "Graphs")[1][0]  # a kernel has no layouts to show
-  move(run, tmp_path / "nowhere")
-  assert "tpugraphs_jax.view" not in page_of([run], tmp_path)
-
-
-def test_layouts_of_the_first_choice_are_viewed_beside_the_fastest(tmp_path):
-  run, graph = write_own(tmp_path)
-  fastest = graph.configs.runtime_ns.argmin()
-  path = tmp_path / "npz" / "layout" / "own" / "mine" / "valid" / "program.npz"
-  assert f"tpugraphs_jax.view {path} --config 0 --against {fastest}<" in page_of([run], tmp_path)

@@ -1,24 +1,13 @@
 """Runs are read, grouped by config and compared; every figure has one definition."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
-from run_folders import (
-  MEASURED_HERE,
-  move,
-  NAMES,
-  several_runs,
-  write_fold,
-  write_own,
-  write_run,
-  write_scores,
-  write_synthetic,
-)
+from run_folders import MEASURED_HERE, NAMES, several_runs, write_fold, write_run, write_scores
 from scipy import stats
 
-from tpugraphs_jax import metrics, synthetic
+from tpugraphs_jax import metrics
 from tpugraphs_jax.data import folds
 from tpugraphs_jax.datasets import SYNTHETIC, UNKNOWN
 from tpugraphs_jax.report import runs
@@ -75,29 +64,6 @@ def test_the_compilers_own_choice_is_known_of_collected_programs(
   if is_known:
     expected = np.mean([graph.runtime_ns[0] / graph.runtime_ns.min() - 1 for graph in run.judged])
     assert run.references[runs.DEFAULT]["slowdown1_mean"] == pytest.approx(expected)
-
-
-def test_the_ceiling_is_judged_like_a_model(tmp_path):
-  run = runs.read(write_synthetic(tmp_path))
-  for graph in run.judged:
-    np.testing.assert_allclose(graph.ceiling_ns, graph.runtime_ns, rtol=0.05)
-  perfect = dataclasses.replace(
-    run, judged=tuple(dataclasses.replace(graph, scores=graph.ceiling_ns) for graph in run.judged)
-  )
-  assert run.references[runs.NOISELESS] == perfect.means
-  assert 0.9 < perfect.means["opa_pooled"] < 1
-
-
-@pytest.mark.parametrize("change", ["gone", "other", "in a bucket"])
-def test_without_the_same_data_there_is_no_ceiling(change, tmp_path):
-  run = write_synthetic(tmp_path)
-  place = "gs://bucket/npz" if change == "in a bucket" else tmp_path / "elsewhere"
-  if change == "other":
-    place = synthetic.generate(place, collections=["tile:xla"], seed=1, progress=False)
-  move(run, place)
-  found = runs.read(run)
-  assert all(graph.ceiling_ns is None for graph in found.judged)
-  assert runs.NOISELESS not in found.references
 
 
 def test_runs_that_differ_in_their_seed_make_a_group(several):
@@ -194,41 +160,6 @@ def test_a_verdict_says_where_choices_are_behind_random_ones(
   (comparison,) = runs.comparisons([runs.read(folder)])
   expected = "the best of 5 is 10 % slower, of 5 random ones 1.7 %"  # 11 / 10, and 1 in 6 misses 10
   assert (expected in " ".join(comparison.verdict)) == is_behind
-
-
-def test_choices_in_the_order_of_tune_begin_with_the_compilers_own(tmp_path):
-  folder, graph = write_own(tmp_path)
-  run = runs.read(folder)
-  (judged,), label = run.judged, graph.configs.runtime_ns
-  order, seen, sets = [], set(), set()
-  rows, later, equal = graph.configs.group_row[:], [], []
-  for number, score in enumerate(np.repeat(np.arange(6), 2)):  # already in the order of the scores
-    changed = tuple(rows[number] != rows[0])
-    if score in seen:
-      equal.append(number)
-      continue
-    (later if changed in sets else order).append(number)
-    seen.add(score)
-    sets.add(changed)
-  order += later + equal
-  assert set(judged.tune_slowdowns) == {1, 2, 5, 8, 10}
-  for k, slowdown in judged.tune_slowdowns.items():
-    assert slowdown == pytest.approx(label[order[:k]].min() / label.min() - 1)
-  (comparison,) = runs.comparisons([run])
-  tuned = comparison.references["run, in the order of tune"]
-  assert tuned["slowdown5_mean"] == judged.tune_slowdowns[5]
-  percent = [f"{k} labels {runs._percent(judged.tune_slowdowns[k])}" for k in (5, 8)]
-  assert all(text in comparison.verdict[-1] for text in percent)
-  move(folder, tmp_path / "nowhere")
-  assert not runs.read(folder).judged[0].tune_slowdowns
-
-
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_random_choices_behind_the_compilers_own_are_counted_as_by_a_loop(k):
-  label = np.array([14, 10, 13, 19, 12])
-  judged = runs.ValidationGraph("a", 3, np.arange(5), np.zeros(5), label, label, default=0)
-  best = [min(label[list(order)]) for order in itertools.permutations(range(5), k) if order[0] == 0]
-  assert judged.own_first_slowdowns([k])[k] == pytest.approx(np.mean(best) / 10 - 1)
 
 
 def test_configs_are_flat_without_seed_and_place_and_cut_lines_are_left_out(tmp_path):

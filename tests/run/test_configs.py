@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
+import subprocess
+import sys
 
-from flax import traverse_util
-import ml_collections
+import commands
 import numpy as np
 import parts
 import pytest
@@ -12,8 +13,8 @@ import pytest
 from tpugraphs_jax import options
 from tpugraphs_jax.infra import trust
 from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.config import Config, Model
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import schema
 
 
 @pytest.mark.parametrize(
@@ -32,12 +33,53 @@ def test_a_value_names_a_file_and_a_variant(value, expected, monkeypatch, tmp_pa
   assert (Path(file).name, variant) == expected and Path(file).is_file()
 
 
-def test_a_file_of_the_users_comes_before_the_projects(monkeypatch, tmp_path):
+_RAISES = "raise RuntimeError('this file ran')\n"
+
+
+@pytest.mark.parametrize("name", ["tile.py", "layout.py"])
+def test_a_bare_name_is_the_projects_whatever_the_current_folder_has(monkeypatch, tmp_path, name):
   monkeypatch.chdir(tmp_path)
-  (tmp_path / "tile.py").write_text("def get_config(variant=''):\n  return {'mine': variant}\n")
-  assert configs.resolve("tile.py:x") == "tile.py:x"
-  assert configs.load("tile.py:x") == {"mine": "x"}
-  assert configs.load("tile.py") == {"mine": ""}
+  (tmp_path / name).write_text(_RAISES)
+  for value in (name, f"{name}:ci"):
+    assert configs.resolve(value) == f"{configs.folder()}/{value}"
+    assert configs.resolve(configs.resolve(value)) == configs.resolve(value)
+  assert configs.load(f"{name}:ci").task and configs.load(name).task
+  assert name in configs.variants(configs.resolve(name))
+
+
+@pytest.mark.parametrize(
+  "place", ["./tile.py", "mine/tile.py", "configs/tile.py", "{folder}/tile.py"]
+)
+def test_a_path_with_a_separator_is_the_users(monkeypatch, tmp_path, place):
+  monkeypatch.chdir(tmp_path)
+  place = place.format(folder=tmp_path)
+  Path(place).parent.mkdir(exist_ok=True)
+  Path(place).write_text(
+    "from tpugraphs_jax.run import configs\n\n\n"
+    "def get_config(variant='MLP'):\n"
+    "  return configs.load(f'tile.py:{variant}').replace(seed=7)\n"
+  )
+  assert configs.resolve(f"{place}:x") == f"{place}:x"
+  assert configs.load(f"{place}:ci").seed == 7
+  assert configs.load(place).model.name == "MLP"
+
+
+def test_a_bare_name_of_no_config_of_the_project_runs_no_file_and_says_how_to_name_it(
+  monkeypatch, tmp_path
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "my_config.py").write_text(_RAISES)
+  with pytest.raises(FileNotFoundError, match=r"\./my_config\.py"):
+    configs.load("my_config.py:ci")
+
+
+@pytest.mark.parametrize("kind, do", [("tile", "evaluate"), ("layout", "predict")])
+def test_no_command_runs_a_config_file_that_is_not_named(tmp_path, kind, do):
+  (tmp_path / f"{kind}.py").write_text(_RAISES)
+  command = [sys.executable, commands.ROOT / f"run_{kind}.py", f"--do={do}", "--workdir=."]
+  ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+  assert ended.returncode == 2 and "config.json is missing" in ended.stderr
+  assert "this file ran" not in ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -101,9 +143,8 @@ def test_a_config_is_printed_with_values_choices_comments_and_variants(kind, var
 def test_every_field_with_few_values_is_a_field_with_one_of_them():
   for kind, variant in (("tile", "ci"), ("layout", "ci"), ("layout", "gst_ed,ci")):
     config = parts.config_of(kind, variant)
-    fields = traverse_util.flatten_dict(config.to_dict(), sep=".")
-    for field, limits in schema.limits(config).items():
-      assert not limits.choices or fields[field] in limits.choices, field
+    for field, (_, limits) in config.declared.items():
+      assert not limits.choices or config.fields[field] in limits.choices, field
 
 
 @pytest.mark.parametrize(
@@ -113,6 +154,7 @@ def test_every_field_with_few_values_is_a_field_with_one_of_them():
     ("get_config = 3 +", "SyntaxError"),
     ("def get_config(variant=''):\n  return nothing", "own.py: NameError"),
     ("config = {}", "no function get_config"),
+    ("def get_config():\n  return {'seed': 3}", "returns a dict, expected a Config"),
     ("raise SystemExit(3)", "SystemExit: 3"),
     ("def get_config():\n  raise ValueError(repr(repr(\"no 'such' thing\")))", "no 'such' thing"),
   ],
@@ -150,13 +192,14 @@ def test_every_field_is_described(kind, variant):
   [("layout", "xla-random", "ResModel"), ("tile", "EarlyJoinSAGE", "LateJoinResGCN")],
 )
 def test_another_model_has_its_own_options_at_their_defaults(kind, variant, name):
-  by_flag = configs.with_flags(f"{kind}.py:{variant}", ["--config.model.name", name])
+  flags = ["run", "--config.model.name", name, "rest"]
+  by_flag, changes, rest = configs.with_flags(f"{kind}.py:{variant}", flags)
   in_python = parts.config_of(kind, variant, **{"model.dtype": "bfloat16"})
-  configs.change(in_python, {"model.name": name})
-  assert in_python.model == schema.model(kind, name)
-  assert by_flag.model.to_dict() == in_python.model.to_dict()
-  assert "early_join" not in by_flag.model  # the name implies it
-  configs.change(in_python, {"model.name": name, "model.hidden_dim": 8})
+  in_python = in_python.replace(model__name=name)
+  assert in_python.model == Model(name, kind=kind) == by_flag.model
+  assert (changes["model.name"], rest) == (name, ["run", "rest"])
+  assert "early_join" not in by_flag.model.options  # the name implies it
+  in_python = in_python.replace(model__name=name, model__hidden_dim=8)
   assert in_python.model.hidden_dim == 8
 
 
@@ -173,31 +216,30 @@ def test_another_model_can_be_one_of_an_extension(tmp_path, monkeypatch):
   monkeypatch.setitem(base.LAYOUT_MODELS, "WideRanker", None)  # forgotten after the test
   config = parts.config_of("layout", "full,ci")
   changes = {"extensions": ("wide_ranker",), "model.name": "WideRanker"}
-  configs.change(config, changes | {"model.width": 2**22})
+  config = config.replace(**changes | {"model.width": 2**22})
   assert config.model.to_dict() == dict(
     name="WideRanker", width=2**22, depth=2, precision="highest"
   )
   sent = trust.config(json.loads(json.dumps(config.to_dict())))
-  schema.check(ml_collections.ConfigDict(sent))  # as of a file
+  assert Config.from_dict(sent) == config  # as of a file
   assert "# [default 7] width of nodes" in configs.listing(config, "layout.py:full,ci")
   for field, value in (("width", 2**22 + 1), ("depth", options.MOST + 1)):
     with pytest.raises(ValueError, match=f"model.{field} is {value}, expected at "):
-      configs.change(config, {f"model.{field}": value})
+      config.replace(**{f"model.{field}": value})
 
 
 def test_values_of_numpy_are_taken_where_they_are_exact():
   config = parts.config_of("tile", "ci")
-  configs.change(
-    config,
-    {
-      "seed": np.int64(3),
-      "train.quick_compile": np.bool_(False),
-      "optimizer.learning_rate": np.float32(0.5),
-      "optimizer.average_window": np.array([0.5, 1.0]),
-      "data.fit_splits": ["train"],
-    },
+  config = config.replace(
+    seed=np.int64(3),
+    train__quick_compile=np.bool_(False),
+    optimizer__learning_rate=np.float32(0.5),
+    optimizer__average_window=np.array([0.5, 1.0]),
+    data__fit_splits=["train"],
   )
-  assert json.loads(config.to_json())["seed"] == 3 and config.train.quick_compile is False
+  assert (
+    json.loads(json.dumps(config.to_dict()))["seed"] == 3 and config.train.quick_compile is False
+  )
   assert config.optimizer.learning_rate == 0.5
   assert config.optimizer.average_window == (0.5, 1.0) and config.data.fit_splits == ("train",)
   for name, value in (
@@ -207,4 +249,4 @@ def test_values_of_numpy_are_taken_where_they_are_exact():
     ("train.quick_compile", 1),
   ):
     with pytest.raises(ValueError, match=f"^{name} is "):
-      configs.change(config, {name: value})
+      config.replace(**{name: value})

@@ -12,10 +12,8 @@ from tpugraphs_jax.run import dry_run
 
 
 def told(config, data_root, scratch):
-  with config.unlocked():
-    config.data_root = str(data_root)
   scratch.mkdir()
-  return list(dry_run.lines(config, scratch))
+  return list(dry_run.lines(config.replace(data_root=str(data_root)), scratch))
 
 
 def by_name(lines):

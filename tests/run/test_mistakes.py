@@ -52,7 +52,7 @@ SIMPLE = {
     "--config.loss.losses=MSE",
     "--config.loss.losses is 'MSE', expected NAME:WEIGHT, as in MSE:1",
   ),
-  "task": ("--config.task=nope", "task is 'nope', expected one of tile"),
+  "task": ("--config.task=layout", "the config has no field 'task'"),
   "typing error": ("--wrokdir=x", "Unknown command line flag 'wrokdir'. Did you"),
   "mode": ("--mode=evaluate", "--do=train,evaluate,predict names the steps"),
   "do": ("--do=evaluate,x", "expected some of train,evaluate,predict"),
@@ -79,8 +79,8 @@ def mistakes(tmp_path_factory):
   )
   runs["config file"] = (flags("tile", done, new(), config="configs/nope.py"), "configs/nope.py")
   runs["printed task"] = (
-    flags("tile", done, new(), "--print_config", "--config.task=nope"),
-    "task is 'nope', expected one of tile",
+    flags("tile", done, new(), "--print_config", "--config.task=layout"),
+    "the config has no field 'task'",
   )
   runs["no workdir"] = ["run_tile.py"], "--workdir is missing: name a folder"
   runs["no data"] = (

@@ -11,6 +11,7 @@ import numpy as np
 import parts
 import pytest
 from run_folders import write_fold
+import saved_models
 
 import tpugraphs_jax
 from tpugraphs_jax import metrics, report, submission
@@ -20,15 +21,16 @@ from tpugraphs_jax.rankers import official_weights
 from tpugraphs_jax.report import figures
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import results
-from tpugraphs_jax.train.experiment import evaluable
+from tpugraphs_jax.train.loading import evaluable
 
 VARIANTS = {"tile": "LateJoinSAGE,ci", "layout": "xla-random,official,ci"}
+TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 
 
-def weights_of(kind, data_root, **fields):
+def weights_of(kind, data_root, variant="", **fields):
   """Random weights as the official code has them, and an experiment whose table has all opcodes."""
-  experiment = parts.make(kind, VARIANTS[kind], **fields)
+  experiment = parts.make(kind, variant or VARIANTS[kind], **fields)
   graphs = evaluable(experiment.data.load(data_root, "train"))
   experiment.fit_transforms(graphs)
   shapes = traverse_util.flatten_dict(experiment.ranker.param_shapes(graphs[0]))
@@ -46,9 +48,10 @@ def with_all_opcodes(weights):
   return [np.pad(weights[0], [(0, OPCODES - len(weights[0])), (0, 0)]), *weights[1:]]
 
 
-def command(kind, data_root, weights, out, *changes):
+def command(kind, data_root, weights, out, *changes, variant=""):
   """Makes a model from weights."""
-  flags = f"--config={kind}.py:{VARIANTS[kind]}", f"--data_root={data_root}", f"--out={out}"
+  config = f"--config={kind}.py:{variant or VARIANTS[kind]}"
+  flags = config, f"--data_root={data_root}", f"--out={out}"
   return official.main([*flags, f"--weights={weights}", *(f"--set={change}" for change in changes)])
 
 
@@ -73,6 +76,42 @@ def test_the_model_scores_as_its_weights_say(kind, data_root, tmp_path):
   _, found = tpugraphs_jax.rank(tmp_path / "out", graph)
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
   assert np.ptp(found) > 0
+
+
+@pytest.mark.parametrize("name", TILE_MODELS)
+def test_a_saved_model_of_tensorflow_scores_as_its_arrays_say(name, data_root, tmp_path, capsys):
+  variant = f"{name},ci"
+  experiment, weights = weights_of("tile", data_root, variant)
+  folder = saved_models.write(tmp_path / "model_0a", weights)
+  assert command("tile", data_root, folder, tmp_path / "out", variant=variant) == 0
+  assert "minima and maxima of features: over 3 training graphs in" in capsys.readouterr().out
+  experiment.ranker.params = official_weights.params_from_official(
+    experiment.ranker.family.network, with_all_opcodes(weights)
+  )
+  graphs = [npz.read_tile(path) for path in npz.split_files(data_root, "tile:xla", "test")]
+  ranker = tpugraphs_jax.load(tmp_path / "out")
+  assert ranker.family.network.opcodes == len(weights[0]) < OPCODES
+  for found, expected in zip(ranker.scores(graphs), experiment.ranker.scores(graphs), strict=True):
+    np.testing.assert_array_equal(found, expected)
+    assert np.ptp(found) > 0
+
+
+def test_the_ranges_of_features_are_not_guessed(data_root, tmp_path, capsys):
+  """Without the training split, and with one whose columns are others."""
+  _, weights = weights_of("tile", data_root)
+  folder = saved_models.write(tmp_path / "model_0a", weights)
+  other = tmp_path / "npz" / "tile" / "xla"
+  assert command("tile", tmp_path / "npz", folder, tmp_path / "out") == 2
+  assert "is not a folder" in capsys.readouterr().err
+  (other / "train").mkdir(parents=True)
+  assert command("tile", tmp_path / "npz", folder, tmp_path / "out") == 2
+  assert "tile/xla" in capsys.readouterr().err
+  graph = npz.read_tile(npz.split_files(data_root, "tile:xla", "train")[0])
+  npz.write_tile(other / "train" / "a.npz", graph)
+  assert command("tile", tmp_path / "npz", folder, tmp_path / "out") == 2
+  (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+  assert "the training split of the weights" in line
+  assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
@@ -170,7 +209,7 @@ def test_weights_of_another_model_are_refused_in_one_line(
 @pytest.mark.parametrize(
   "content, complaint",
   [
-    (None, "is missing: --weights must name"),
+    (None, "is missing: --weights must name a SavedModel"),
     (b"PK\x03\x04 no archive", "not a complete .npz archive"),
   ],
 )

@@ -8,10 +8,9 @@ import parts
 import pytest
 import steps
 
-from tpugraphs_jax.configs import base
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.train import training
-from tpugraphs_jax.train.experiment import Experiment, load_graphs
+from tpugraphs_jax.rankers.config import SegmentOptions
+from tpugraphs_jax.rankers.ranker import Ranker
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 
@@ -21,25 +20,23 @@ COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
   [
     (kind, name)
     for kind in ("layout", "tile")
-    for name in base.presets(kind)
-    if name != "preset=fifth_all"  # `fifth` on several collections, see test_together
+    for name in parts.presets(kind)
+    if not name.endswith("_all")  # on several collections, see test_together
   ],
 )
 def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
   store = {"data.store_dir": str(tmp_path / "store")} if kind == "layout" else {}
   config = parts.config_of(kind, f"{name},ci", data_root=str(data_root), **store)
-  experiment = Experiment.of(config)
-  graphs, _ = load_graphs(experiment, tmp_path, resume=False)
-  phase, _ = training.begin(experiment, graphs, tmp_path)
-  before = jax.tree.map(np.asarray, phase.state.params)
-  state = parallel.replicate(phase.state)
-  batches = [next(phase.batches) for _ in range(2)]
+  experiment = parts.Experiment(config)
+  graphs, _ = experiment.load_graphs(tmp_path)
+  state, step, iterator, _ = experiment.begin(graphs, tmp_path)
+  before = jax.tree.map(np.asarray, state.params)
+  state, batches = parallel.replicate(state), [next(iterator) for _ in range(2)]
   if config.task != "segments":  # whose steps are in tests/rankers/test_precision.py
-    step = phase.train_step
     found = steps.products(step.func.lower(*step.args, state, batches[0]))
     assert config.model.precision == "highest" and set(found) == {"highest"}, found
   for batch in batches:
-    state, metrics = phase.train_step(state, batch)
+    state, metrics = step(state, batch)
     assert np.isfinite(parallel.unreplicate(metrics)["loss"])
   after = parallel.unreplicate(state).params
   moved = [
@@ -52,27 +49,26 @@ def test_the_sum_of_hinges_is_the_same_on_two_devices(data_root, tmp_path, monke
   """Rounding of float32 sums is all that differs; in float64 the losses are equal to 1e-10."""
   store = {"data.store_dir": str(tmp_path / "store")}
   config = parts.config_of("layout", "full,ci", data_root=str(data_root), **store)
-  with config.unlocked():
-    config.loss = parts.config_of("layout", "preset=third").loss
-  experiment = Experiment.of(config)
-  graphs, _ = load_graphs(experiment, tmp_path, resume=False)
+  config = config.replace(loss=parts.config_of("layout", "preset=third").loss)
+  experiment = parts.Experiment(config)
+  graphs, _ = experiment.load_graphs(tmp_path)
   losses = []
   for devices in (1, 2):
     monkeypatch.setattr(parallel, "device_count", lambda: devices)
     monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
-    phase, _ = training.begin(experiment, graphs, tmp_path)
-    state = jax.tree.map(lambda leaf: np.stack([leaf] * devices), phase.state)
-    _, metrics = phase.train_step(state, next(phase.batches))
+    state, step, batches, _ = experiment.begin(graphs, tmp_path)
+    state = jax.tree.map(lambda leaf: np.stack([leaf] * devices), state)
+    _, metrics = step(state, next(batches))
     losses.append(float(metrics["loss"][0]))
   assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0] > 1
 
 
 @pytest.mark.parametrize("variant", ["xla-default,preset=first", "xla-random,preset=third"])
 def test_a_network_that_looks_further_than_a_segment_has_no_history(variant):
-  config = parts.config_of("layout", variant, **{"data.virtual_node": "none"})
-  base.in_segments(config, keep=0.5)
+  changes = {"data.virtual_node": "none", "segments": SegmentOptions(keep=0.5)}
+  config = parts.config_of("layout", variant, **changes)
   with pytest.raises(ValueError, match="history"):
-    Experiment.of(config)
+    Ranker(config)
 
 
 def test_presets_have_the_published_settings():

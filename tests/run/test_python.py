@@ -19,7 +19,7 @@ def run(tmp_path_factory):
 
 def test_a_run_has_metrics_a_model_and_a_report(run):
   assert 0 <= run.metrics["slowdown1_mean"] and "slowdown1_mean" in repr(run)
-  assert run.model.collection.name == "tile:xla" and run.model.config["seed"] == 3
+  assert run.model.collection.name == "tile:xla" and run.model.config.seed == 3
   file = tpugraphs_jax.load(run.workdir / "model.npz")  # judged on the sample of training
   assert set(file.metrics) <= set(run.metrics) and 0 <= file.metrics["slowdown1_mean"]
   assert 0 < tpugraphs_jax.load("layout-v3-estimate").metrics["kendaltau"] < 1

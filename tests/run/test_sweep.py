@@ -12,7 +12,7 @@ import commands
 import pytest
 from run_folders import write_run
 
-from tpugraphs_jax.infra import tasks
+from tpugraphs_jax.infra import files, tasks
 from tpugraphs_jax.run import configs, sweep
 
 
@@ -122,8 +122,8 @@ def test_a_run_that_was_begun_is_resumed(tmp_path, is_begun, capsys):
 
 COMPILE = """
 import jax
-from tpugraphs_jax.infra import parallel
-parallel.use_compilation_cache("elsewhere")
+from tpugraphs_jax.infra import files, parallel
+parallel.use_compilation_cache(files.cache() / "compiled")
 hits = []
 jax.monitoring.register_event_listener(
     lambda name, **_: hits.append(1) if name.endswith("cache_hits") else None)
@@ -135,14 +135,29 @@ print("hits", len(hits))
 def test_the_second_run_of_a_sweep_takes_its_programs_from_the_first(tmp_path, monkeypatch):
   monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
   said, kept = [], []
   for name in ("a/seed_0", "b/seed_0"):
-    run = sweep.SweepRun(name, str(tmp_path), (sys.executable, "-c", COMPILE), (), 0)
+    run = sweep.SweepRun(name, str(tmp_path / "out"), (sys.executable, "-c", COMPILE), (), 0)
     sweep.do(run)
     said.append((run.folder / "log.txt").read_text().splitlines()[-1])
-    kept.append({path.name for path in (tmp_path / "compiled").glob("*-cache")})
+    kept.append({path.name for path in (tmp_path / "cache" / "compiled").glob("*-cache")})
   assert said[0] == "hits 0" and said[1] != "hits 0" and said[1].startswith("hits ")
   assert kept[0] and kept[0] == kept[1]
+  # The folder of a sweep may come from somebody else: no program from it is executed.
+  assert {path.name for path in (tmp_path / "out").rglob("*")} == {"a", "b", "seed_0", "log.txt"}
+
+
+@pytest.mark.parametrize("link", ["base", "base/seed_0", "base/seed_0/log.txt"])
+def test_a_run_writes_through_no_link_in_the_folder_of_its_sweep(tmp_path, link):
+  target, out = tmp_path / "target", tmp_path / "out"
+  (out / link).parent.mkdir(parents=True)
+  (out / link).symlink_to(target)
+  if not link.endswith(".txt"):
+    target.mkdir()
+  with pytest.raises(ValueError, match="a link to"):
+    sweep.do(a_run(out))
+  assert not target.is_file() and not list(tmp_path.rglob("target/*"))
 
 
 def test_a_compilation_cache_that_the_user_has_chosen_stays(tmp_path, monkeypatch):
@@ -218,7 +233,7 @@ ARGUMENTS = ["--config=tile.py:ci", "--out=OUT"]
   [
     (["--grid=optimizer.rate:1"], "rate=1: the config has no field 'optimizer.rate'"),
     (["--config.optimizer.rate=1"], "base: the config has no field 'optimizer.rate'"),
-    (["--grid=batch.graphs:2,-1"], "graphs=-1: batch.graphs is -1, expected "),
+    (["--grid=batch.graphs:2,-1"], "graphs=-1: --config.batch.graphs is -1, expected "),
     (["--grid=batch.graphs:2,x"], "graphs=x: flag --config.batch.graphs=x: invalid literal"),
     (["--grid=optimizer.learning_rat:1"], "did you mean optimizer.learning_rate? --print_config"),
     (["--grid=x"], "expected FIELD:VALUE"),
@@ -257,7 +272,7 @@ def test_fields_go_to_every_run_and_what_follows_the_dashes_to_beam():
   args = sweep._parse([*ARGUMENTS, "--config.train.epochs=2", "--synthetic", "--", "--runner=X"])
   assert (args.fields, args.beam) == (["--config.train.epochs=2"], ["--runner=X"])
   command = sweep._command_of(args, "tile.py:ci")
-  assert command[0] == sys.executable and "run.tile()" in command[2]
+  assert command[0] == sys.executable and "run.tile()" in command[3]
   assert command[-2:] == ["--synthetic", "--config.train.epochs=2"]
 
 
@@ -267,7 +282,7 @@ def test_the_command_of_a_run_ends_with_its_sweep_and_carries_out_the_config(mon
   monkeypatch.setattr("tpugraphs_jax.run.layout", lambda: done.append(list(sys.argv)))
   monkeypatch.setattr(sys, "argv", ["-c", "--config=x"])
   value = "layout.py:xla-random,ci"
-  exec(sweep._command_of(sweep._parse([f"--config={value}", "--out=o"]), value)[2], {})
+  exec(sweep._command_of(sweep._parse([f"--config={value}", "--out=o"]), value)[3], {})
   assert done == ["watched", ["run_layout.py", "--config=x"]]
 
 
@@ -275,7 +290,7 @@ def test_a_grid_has_options_of_the_model_that_a_flag_names():
   value = "tile.py:ci"
   args = sweep._parse([f"--config={value}", "--out=o", "--config.model.name=MLP"])
   commands, grid = {value: sweep._command_of(args, value)}, {"model.num_layers": ["2", "0"]}
-  with pytest.raises(ValueError, match="num_layers=0: model.num_layers is 0"):
+  with pytest.raises(ValueError, match="num_layers=0: --config.model.num_layers is 0"):
     sweep._check_configs(sweep.runs_of(commands, "o", grid, [0]))
 
 
@@ -304,16 +319,17 @@ def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch,
 
 RUN = """
 import pathlib, signal, sys, time
-from tpugraphs_jax.infra import tasks
+from tpugraphs_jax.infra import files, tasks
 folder = pathlib.Path(sys.argv[1].partition("=")[2])
 signal.signal(signal.SIGTERM, lambda *_: (folder / "saved").touch() or sys.exit(0))
 tasks.end_with_parent(signal.SIGTERM)
 (folder / "begun").touch()
-time.sleep(60)
+while True:
+  time.sleep(1)
 """
 SWEEP = """
 import os, sys
-from tpugraphs_jax.infra import tasks
+from tpugraphs_jax.infra import files, tasks
 from tpugraphs_jax.run import sweep
 if __name__ == "__main__":
   sys.stdout = sys.stderr = open(os.devnull, "w")
@@ -362,4 +378,4 @@ def test_a_run_ends_where_its_sweep_has_ended_before_it_began(tmp_path):
     [sys.executable, "-c", RUN, f"--workdir={tmp_path}"],
     env=os.environ | {tasks.PARENT: str(ended.pid)},
   )
-  assert process.wait(30) == 0 and (tmp_path / "saved").exists()
+  assert process.wait(commands.LONGEST_WAIT_SECONDS) == 0 and (tmp_path / "saved").exists()

@@ -14,8 +14,6 @@ import pytest
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.train import training
-from tpugraphs_jax.train.experiment import load_graphs
 
 ALSO = ("layout:nlp:default", "layout:xla:default")
 NAMES = ("layout:xla:random", *ALSO)
@@ -37,7 +35,7 @@ def experiment_of(data_root, store, variant="preset=fifth_all,ci", **fields):
 def train_graphs(experiment):
   return {
     data.collection.name: data.load(experiment.config.data_root, "train")
-    for data in (experiment.data, *experiment.also)
+    for data in experiment.collections
   }
 
 
@@ -45,12 +43,10 @@ def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations
   data_root, tmp_path
 ):
   experiment = experiment_of(data_root, tmp_path / "store", **{"batch.slates_per_epoch": 200})
-  prepared, _ = load_graphs(experiment, tmp_path, resume=False)
+  prepared, _ = experiment.load_graphs(tmp_path)
   counts = [len(graph.configs) for graphs in train_graphs(experiment).values() for graph in graphs]
   assert [len(graph.configs) for graph in prepared] == counts
-  plan = training.plan_of(
-    experiment.config, experiment.ranker.family, prepared, experiment.data.targets, epochs=1
-  )
+  plan = experiment.plan(prepared, epochs=1)
   drawn = collections.Counter()
   for step in range(plan.steps_per_epoch):
     for graphs in plan.graphs_of_step(step):
@@ -62,7 +58,7 @@ def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations
 @pytest.mark.parametrize("variant", ["official,ci", "tables,ci"])
 def test_transforms_are_fitted_on_all_collections_together(variant, data_root, tmp_path):
   experiment = experiment_of(data_root, tmp_path / "store", variant)
-  load_graphs(experiment, tmp_path, resume=False)
+  experiment.load_graphs(tmp_path)
   graphs = list(itertools.chain(*train_graphs(experiment).values()))
   alone = experiment_of(data_root, tmp_path / "store", variant, **{"data.also": ()})
   alone.fit_transforms(graphs)

@@ -8,7 +8,6 @@ import parts
 
 from tpugraphs_jax import rankers
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.base import Settings
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.rankers.segments.family import Segments
 
@@ -24,17 +23,17 @@ def make(kind: str, network: base.Network, variant: str = "ci", **changes: Any) 
     variant: of the config.
     **changes: fields of the config (`**{"eval.graphs": 4}`).
   """
-  settings = Settings.of(parts.config_of(kind, variant, **changes).to_dict())
-  default = base.Kernels if kind == "tile" else base.Programs
-  family = (network.family or default)(network, settings)
-  family = Segments(family) if settings.task == "segments" else family
+  config = parts.config_of(kind, variant, **changes)
+  default = base.TileFamily if kind == "tile" else base.LayoutFamily
+  family = (network.family or default)(network, config)
+  family = Segments(family) if config.segments else family
   family.config_transform = IDENTITY
   return family
 
 
 def of_config(kind: str, variant: str = "ci", **changes: Any) -> base.Family:
   """The family that a config of the project names, with configurations as they are."""
-  family = rankers.create(parts.config_of(kind, variant, **changes).to_dict())
+  family = rankers.create(parts.config_of(kind, variant, **changes))
   family.config_transform = IDENTITY
   return family
 

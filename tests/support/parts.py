@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import jax
-import ml_collections
 import numpy as np
 
+from tpugraphs_jax.data.plan import BatchPlan
+from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Nodes
-from tpugraphs_jax.run import configs
-from tpugraphs_jax.train.experiment import Experiment
+from tpugraphs_jax.rankers.config import Config
+from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.run import configs, variants
+from tpugraphs_jax.train import loading, training
 
 # The smallest rankers of whole graphs.
 VARIANTS = {"tile": "ci", "layout": "full,ci"}
@@ -20,17 +25,54 @@ VARIANTS = {"tile": "ci", "layout": "full,ci"}
 TINY = {"train.epochs": 1, "batch.graphs": 4, "batch.slates_per_epoch": 8}
 
 
-def config_of(kind: str, variant: str = "", **changes: Any) -> ml_collections.ConfigDict:
+def config_of(kind: str, variant: str = "", **changes: Any) -> Config:
   """A config with some fields changed (`**{"batch.graphs": 4}`)."""
-  config = configs.load(f"{kind}.py:{variant or VARIANTS[kind]}")
-  with config.unlocked():
-    config.update_from_flattened_dict(changes)
-  return config
+  return configs.load(f"{kind}.py:{variant or VARIANTS[kind]}").replace(**changes)
+
+
+def presets(kind: str) -> list[str]:
+  """Names of the variants of published systems."""
+  return [name for name in variants.systems(kind) if name.startswith("preset=")]
+
+
+class Experiment:
+  """A config with its ranker and its collections.
+
+  Attributes:
+    config: the argument.
+    ranker: of the config.
+    collections: of the config; `data` is the first one.
+  """
+
+  def __init__(self, config: Config):
+    self.config, self.ranker = config, Ranker(config)
+    self.collections = loading.data_of(config)
+    self.data = self.collections[0]
+
+  def fit_transforms(self, graphs: Sequence[OpGraph]) -> None:
+    """Fits the transforms of the ranker on training graphs."""
+    loading.fit(self.ranker, self.collections, graphs)
+
+  def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:
+    """Graphs as the network takes them."""
+    return [self.ranker.prepare(graph) for graph in graphs]
+
+  def load_graphs(self, workdir: Path) -> tuple[list[Any], list[Any]]:
+    """Prepared training and validation graphs, as in a new run."""
+    return loading.load_graphs(self.ranker, self.collections, workdir, resume=False)
+
+  def plan(self, graphs: Sequence[Any], **options: Any) -> BatchPlan:
+    """The plan of batches of prepared training graphs."""
+    return training.plan_batches(self.ranker.family, graphs, self.data.targets, **options)
+
+  def begin(self, graphs: Sequence[Any], workdir: Path) -> tuple[Any, Any, Any, Any]:
+    """First state, step, batches and schedule of training on prepared graphs."""
+    return training.begin(self.ranker.family, graphs, self.plan(graphs), workdir)
 
 
 def make(kind: str, variant: str = "", **changes: Any) -> Experiment:
   """The experiment of a config with some fields changed."""
-  return Experiment.of(config_of(kind, variant, **changes))
+  return Experiment(config_of(kind, variant, **changes))
 
 
 # One program. Outside of `jit`, each operation would be compiled by itself.

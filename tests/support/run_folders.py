@@ -1,6 +1,5 @@
 """Working folders of made-up runs."""
 
-import dataclasses
 import json
 from typing import NamedTuple
 
@@ -8,14 +7,13 @@ import jax
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-import random_graphs
 
-from tpugraphs_jax import datasets, synthetic
-from tpugraphs_jax.data import folds, npz
+from tpugraphs_jax import datasets
+from tpugraphs_jax.data import folds
 from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER
 from tpugraphs_jax.train import loop
-from tpugraphs_jax.train.training import finetune_options
 
 MEASURED_HERE = "measured run times on cpu"
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alex$net_{1")
@@ -96,40 +94,12 @@ def write_fold(folder, fold, taus, *, seed=0, rate=0.001):
   summary |= {"folds": 3, "test": summary["validation"] | {"split": "test"}}
   (folder / "summary.json").write_text(json.dumps(summary))
   fold_of = {f"train/g{number}": number % 3 for number in range(9)}
-  folds.Division(3, {"tile:xla": fold_of}).keep(folder, fold)
+  folds.Division(3, {"tile:xla": fold_of}).write(folder / folds.FILE, fold)
   names = [f"g{number}" for number in range(9) if number % 3 == fold][: len(taus)]
   runtime = [np.arange(5, 12)] * len(taus)
   write_scores(folder, names, runtime, [tau * runtime[0] for tau in taus])
   (folder / "validation_scores.npz").rename(folder / "test_scores.npz")
   return folder
-
-
-def write_synthetic(folder):
-  """A run whose validation graphs are synthetic kernels, whose runtimes without noise are known."""
-  data_root = synthetic.generate(folder / "data", collections=["tile:xla"], progress=False)
-  kernels = [npz.read_tile(path) for path in npz.split_files(data_root, "tile:xla", "valid")]
-  run = write_run(folder / "run")
-  move(run, data_root)
-  runtime = [kernel.configs.runtime_ns for kernel in kernels]
-  scores = [np.arange(len(kernel.configs)) for kernel in kernels]
-  write_scores(run, [kernel.name for kernel in kernels], runtime, scores)
-  return run
-
-
-def write_own(folder):
-  """A run on an own collection of one program, whose file is there; scores come in pairs."""
-  rng = np.random.default_rng(3)
-  graph = random_graphs.layout_graph(
-    rng, nodes=9, edges=12, config_nodes=[1, 3, 5, 7], configs=12, features=140
-  )
-  graph = dataclasses.replace(graph, name="program")
-  run = write_run(folder / "run", collection="layout:own:mine", kind=MEASURED_HERE, sizes=(12,))
-  path = folder / "npz" / "layout" / "own" / "mine" / "valid" / "program.npz"
-  path.parent.mkdir(parents=True)
-  npz.write_layout(path, graph)
-  move(run, folder / "npz")
-  write_scores(run, ["program"], [graph.configs.runtime_ns], [np.repeat(np.arange(6), 2)])
-  return run, graph
 
 
 def move(run, data_root):
@@ -146,8 +116,8 @@ def change_config(run, **fields):
 
 def newest_checkpoint(workdir):
   """The newest checkpoint of the last stage of a run; None without one."""
-  config = model_file.config_of(workdir)
-  folder = HEAD_FOLDER if finetune_options(config).epochs else ""
+  segments = Config.from_dict(model_file.config_of(workdir)).segments
+  folder = HEAD_FOLDER if segments and segments.finetune.epochs else ""
   return newest_of(workdir / folder / loop.CHECKPOINTS)
 
 

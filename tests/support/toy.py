@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.optimizer import Optimizer
+from tpugraphs_jax.rankers.config import TrainOptions
 from tpugraphs_jax.train import loop
-from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import TrainState
 
 DEVICES = 4  # of all processes
@@ -63,7 +64,8 @@ def evaluate(params, step):
   return {"opa": float(params["slope"]), "tau": float(params["offset"])}, {}
 
 
-_OPTIONS = {field.name for field in dataclasses.fields(loop.TrainOptions)} | {
+_OPTIONS = {field.name for field in dataclasses.fields(TrainOptions)} | {
+  "learning_rate",
   "total_epochs",
   "steps_per_epoch",
   "metric",
@@ -76,25 +78,17 @@ def schedule(
   steps_per_epoch=STEPS_PER_EPOCH,
   metric="opa",
   log_every_steps=100,
+  learning_rate=lambda steps: 0.1,
   **options,
 ):
-  options = loop.TrainOptions(log_every_steps=log_every_steps, **options)
-  return loop.Schedule(options, total_epochs, steps_per_epoch, metric)
+  options = TrainOptions(log_every_steps=log_every_steps, **options)
+  return loop.Schedule(options, total_epochs, steps_per_epoch, metric, learning_rate)
 
 
 def train(
-  workdir,
-  state=None,
-  *,
-  train_step=TRAIN_STEP,
-  batches=None,
-  evaluate=evaluate,
-  learning_rate=lambda steps: 0.1,
-  **changes,
+  workdir, state=None, *, train_step=TRAIN_STEP, batches=None, evaluate=evaluate, **changes
 ):
   """Trains the straight line; `changes` are arguments of `schedule` and of `loop.train`."""
   options = {name: changes.pop(name) for name in _OPTIONS & changes.keys()}
-  stage = loop.Stage(
-    state or make_state(), train_step, batches or make_batches(), schedule(**options), learning_rate
-  )
-  return loop.train(stage, evaluate, workdir, **changes)
+  state, batches = state or make_state(), batches or make_batches()
+  return loop.train(state, train_step, batches, schedule(**options), evaluate, workdir, **changes)

@@ -8,6 +8,7 @@ begins with that of its system.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import functools
 import json
 import os
@@ -28,8 +29,7 @@ from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train.experiment import Experiment, trainable
-from tpugraphs_jax.train.optimizer import Optimizer
+from tpugraphs_jax.train import loading, training
 
 _ROOT = Path(__file__).parents[2]
 FOLDERS = (
@@ -93,7 +93,7 @@ class Case:
   """
 
   record: Record
-  experiment: Experiment
+  experiment: parts.Experiment
   params: Any  # from the published weights
   batch: Any  # from the published inputs
 
@@ -133,8 +133,8 @@ class Case:
     self, grads: Mapping[str, np.ndarray], *, total_steps: int = 100, **changes: Any
   ) -> dict[str, np.ndarray]:
     """The first update of the parameters by path, with changed fields of the optimiser."""
-    fields = self.experiment.config.optimizer.to_dict() | changes
-    optimizer = self.experiment.ranker.family.optimizer(Optimizer(**fields).create(total_steps))
+    options = dataclasses.replace(self.experiment.config.optimizer, **changes)
+    optimizer = training.optimizer_of(self.experiment.ranker.family, options, total_steps)
     first = lambda grads, params: optimizer.update(grads, optimizer.init(params), params)[0]
     return flat(jax.jit(first)(tree(grads), self.params))
 
@@ -176,7 +176,7 @@ def run_of(
   splits: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]],
   root: Path,
   **changes: Any,
-) -> Experiment:
+) -> parts.Experiment:
   """An experiment with fitted transforms on graphs that are written as released files.
 
   Args:
@@ -186,25 +186,21 @@ def run_of(
     **changes: of the config, by flat names (`**{"model.widths": (8, 8)}`).
   """
   config = configs.load(variant)
-  with config.unlocked():
-    config.data_root = str(root)
-    config.update_from_flattened_dict(changes)
-    if config.task != "tile":
-      config.data.store_dir = str(root / "store")
-  experiment = Experiment.of(config)
+  if config.kind == "layout":
+    changes = {"data.store_dir": str(root / "store")} | changes
+  config = config.replace(**changes, data_root=str(root / "npz"))
+  experiment = parts.Experiment(config)
   for split, graphs in splits.items():
     for name, arrays in graphs.items():
       write_graph(root / "npz" / experiment.data.collection.path / split, name, arrays)
-  with config.unlocked():
-    config.data_root = str(root / "npz")
-  experiment = Experiment.of(config)
-  graphs = trainable(experiment, experiment.data.load(config.data_root, "train"))
+  graphs = experiment.data.load(config.data_root, "train")
+  graphs = loading.trainable(experiment.data, graphs, min_configs=config.batch.min_configs)
   experiment.fit_transforms(graphs)
   return experiment
 
 
 def batch_of(
-  experiment: Experiment,
+  experiment: parts.Experiment,
   graphs: Sequence[Any],
   config_ids: Sequence[np.ndarray],
   targets: Sequence[np.ndarray] | None = None,
@@ -263,9 +259,9 @@ def sage(
   }
 
 
-def loss_of(experiment: Experiment, batch: Any) -> Any:
+def loss_of(experiment: parts.Experiment, batch: Any) -> Any:
   """The training loss as a function of scores `[G, C]`, without penalties."""
-  options = losses.LossOptions.of(experiment.config.loss)
+  options = experiment.config.loss
 
   def on_device(scores):
     totals, counts = losses.loss_sums(

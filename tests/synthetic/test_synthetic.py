@@ -13,8 +13,8 @@ import pytest
 
 from tpugraphs_jax import columns, datasets, graph, synthetic
 from tpugraphs_jax.columns import NODE
-from tpugraphs_jax.data import download, npz
-from tpugraphs_jax.synthetic import generate, read_ceiling, tiles
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.synthetic import generate, read_ceiling
 from tpugraphs_jax.synthetic.__main__ import main
 
 
@@ -118,35 +118,6 @@ def test_files_do_not_depend_on_workers_or_on_each_other(tiny, tmp_path):
   assert len(alone) == 6 and alone.items() <= everything.items()
   other = digests(generate(tmp_path / "c", scale="tiny", seed=4, limit=1, progress=False))
   assert not set(other.values()) & set(everything.values())
-
-
-@pytest.mark.parametrize("collection", datasets.RELEASED)
-def test_full_collections_have_as_many_files_as_the_released_ones(collection):
-  splits = [spec.split for spec in synthetic.file_specs("full", 0, collection)]
-  assert tuple(map(splits.count, graph.SPLITS)) == download.PUBLISHED[collection].graphs
-
-
-def test_full_kernels_have_the_released_mean_of_40_nodes():
-  specs = synthetic.file_specs("full", 0, "tile:xla", limit=200)[:200]
-  sizes = [synthetic.tile_size(spec) for spec in specs]
-  kernels = [
-    tiles.random_kernel(spec.rng("graph"), nodes=size.nodes, configs=size.configs)
-    for spec, size in zip(specs, sizes)
-  ]
-  assert np.mean([len(kernel.program) for kernel in kernels]) == pytest.approx(40, rel=0.1)
-  assert min(size.nodes for size in sizes) >= 2 and max(size.configs for size in sizes) <= 10_500
-
-
-@pytest.mark.parametrize("collection", datasets.RELEASED[1:])
-def test_full_programs_have_sizes_of_the_released_range(collection):
-  specs = synthetic.file_specs("full", 0, collection)
-  nodes = [synthetic.layout_program(spec)[0].nodes for spec in specs]
-  configs = [synthetic.layout_configs(spec, size) for spec, size in zip(specs, nodes)]
-  trained = [count for count, spec in zip(configs, specs) if spec.split != "test"]
-  assert 372 <= min(nodes) and max(nodes) <= 43_615
-  assert not np.any(np.array(trained) % 8) and max(trained) <= 100_040
-  tested = [count for count, spec in zip(configs, specs) if spec.split == "test"]
-  assert sorted(tested) == [1000] * (len(tested) - 1) + [1001]
 
 
 def test_an_interrupted_run_goes_on_and_other_data_is_refused(tmp_path):

@@ -2,6 +2,8 @@
 
 import functools
 import shutil
+import subprocess
+import sys
 
 import commands
 from comparing import assert_same_trees
@@ -11,8 +13,8 @@ import numpy as np
 import pytest
 import run_folders
 
+from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.train import checkpoint
-from tpugraphs_jax.train.optimizer import Optimizer
 from tpugraphs_jax.train.step import TrainState
 
 CONFIG = {"model": {"name": "sage", "hidden": 64}, "seed": 0}
@@ -170,3 +172,42 @@ def test_superseded_checkpoints_of_a_killed_run_are_removed_on_resume(folder):
   checkpoints = checkpoint.Checkpoints(folder)
   assert sorted(path.name for path in folder.iterdir()) == ["save_1", "save_2"]
   assert checkpoints.newest(make_state()).step == 3
+
+
+@pytest.mark.parametrize("link", ["checkpoints", "checkpoints/superseded", "checkpoints/save_0"])
+def test_no_checkpoint_is_written_or_removed_through_a_link(tmp_path, link):
+  (tmp_path / "elsewhere").mkdir()
+  (tmp_path / "elsewhere" / "precious").write_text("kept")
+  (tmp_path / "sent" / link).parent.mkdir(parents=True)
+  (tmp_path / "sent" / link).symlink_to(tmp_path / "elsewhere")
+  with pytest.raises(ValueError, match="a link to"):
+    checkpoint.Checkpoints(tmp_path / "sent" / "checkpoints", config=CONFIG)
+  assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["precious"]
+
+
+_RESTORE = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import numpy as np
+from tpugraphs_jax.train import checkpoint
+state = {f"array_{n}": np.full((100, 100), n, np.float32) for n in range(20)}
+checkpoints = checkpoint.Checkpoints(sys.argv[1])
+try:
+  checkpoints.newest(state)
+except ValueError as error:
+  print("refused", "\\n" in str(error))
+"""
+
+
+def test_a_damaged_array_is_a_line_without_tracebacks_of_other_threads(folder):
+  state = {f"array_{n}": np.full((100, 100), n, np.float32) for n in range(20)}
+  checkpoints = checkpoint.Checkpoints(folder)
+  checkpoints.save(1, state, data=None, progress={})
+  checkpoints.close()
+  for path in folder.rglob("d/*"):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 :] = bytes(255 ^ byte for byte in content[len(content) // 2 :])
+    path.write_bytes(content)
+  command = [sys.executable, "-c", _RESTORE, str(folder), str(commands.ROOT)]
+  ended = subprocess.run(command, capture_output=True, text=True)
+  assert ended.stdout == "refused False\n" and "Traceback" not in ended.stderr

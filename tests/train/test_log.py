@@ -16,7 +16,7 @@ from tensorboardX.proto import event_pb2, plugin_hparams_pb2
 import toy
 
 from tpugraphs_jax.infra import console, machine
-from tpugraphs_jax.train.log import Log, Profile, write_manifest
+from tpugraphs_jax.train.log import Log, write_manifest
 
 FULL = "/dev/full"  # every write ends with: no space left on device
 
@@ -164,12 +164,6 @@ def test_a_manifest_has_the_command_of_a_run(argv, command, tmp_path, monkeypatc
   assert json.loads((tmp_path / "config.json").read_text())["command"] == command
 
 
-@pytest.mark.parametrize("steps", ["10", "5:5", "6:2", "-1:2", "a:b", "1:2:3"])
-def test_wrong_profile_steps_are_refused(tmp_path, steps):
-  with pytest.raises(ValueError, match="profile_steps"):
-    Profile(steps, tmp_path)
-
-
 def warnings_of(caplog, text):
   return [message for message in caplog.messages if text in message]
 
@@ -246,5 +240,20 @@ def test_a_profile_that_cannot_be_written_does_not_end_a_run(broken, tmp_path, m
 
   for name in ("start_trace", "stop_trace"):
     monkeypatch.setattr(jax.profiler, name, fail if name == broken else lambda *args: None)
-  assert train(tmp_path, profile_steps="2:4").step == toy.STEPS
+  assert train(tmp_path, profiled_steps=(2, 4)).step == toy.STEPS
   assert len(warnings_of(caplog, "no profile")) == 1
+
+
+def test_the_log_is_not_written_through_links(tmp_path, caplog):
+  (tmp_path / "elsewhere").mkdir()
+  (tmp_path / "sent").mkdir()
+  (tmp_path / "sent" / "metrics.jsonl").symlink_to(tmp_path / "elsewhere" / "new.jsonl")
+  with pytest.raises(ValueError, match="a link to"):
+    Log(tmp_path / "sent", total_steps=10)
+  (tmp_path / "sent" / "metrics.jsonl").unlink()
+  (tmp_path / "sent" / "tensorboard").symlink_to(tmp_path / "elsewhere")
+  log = Log(tmp_path / "sent", total_steps=10)
+  log.write(1, {"loss": 1.0})
+  log.close()
+  assert "a link to" in caplog.text
+  assert not list((tmp_path / "elsewhere").iterdir())

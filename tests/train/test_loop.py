@@ -108,9 +108,9 @@ def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path
       raise KeyboardInterrupt("a kill")
 
   with pytest.raises(KeyboardInterrupt):
-    run(tmp_path, evaluate=evaluate, on_best=cut_off)
+    run(tmp_path, evaluate=evaluate, save_model=cut_off)
   use = lambda params, step, metrics: used.append((step, params))
-  run(tmp_path, evaluate=evaluate, resume=True, on_best=use)
+  run(tmp_path, evaluate=evaluate, resume=True, save_model=use)
   ((step, params),) = used
   assert step == toy.STEPS
   assert_same_trees(params, run_folders.newest_of(tmp_path / loop.CHECKPOINTS).params)
@@ -256,9 +256,9 @@ def test_an_unknown_best_metric_is_refused(tmp_path):
     run(tmp_path, metric="mrr")
 
 
-@pytest.mark.parametrize("steps", ["2:4", "10:50"])
+@pytest.mark.parametrize("steps", [(2, 4), (10, 50)])
 def test_profile_is_written(tmp_path, steps):
-  run(tmp_path, profile_steps=steps)
+  run(tmp_path, profiled_steps=steps)
   assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 

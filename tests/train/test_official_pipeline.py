@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from flax import traverse_util
 import jax
-import ml_collections
 import numpy as np
 import official_records
 import parts
@@ -20,11 +19,10 @@ from tpugraphs_jax import metrics
 from tpugraphs_jax.data import npz, plan
 from tpugraphs_jax.data.batching import Slate, total_sizes
 from tpugraphs_jax.rankers import model_file, official_weights
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import evaluation, training
-from tpugraphs_jax.train.experiment import Experiment, load_graphs
-from tpugraphs_jax.train.optimizer import Optimizer
-from tpugraphs_jax.train.step import TrainState
+from tpugraphs_jax.train.step import make_train_step, TrainState
 
 RECORDS = official_records.RECORDS
 LOSS_STEPS, WEIGHT_STEPS = 30, 20  # later steps may leave the path by float32 rounding
@@ -56,7 +54,7 @@ class Prepared(NamedTuple):
   """The data of a record as a run prepares it."""
 
   data_root: Path
-  experiment: Experiment  # with fitted transforms
+  experiment: parts.Experiment  # with fitted transforms
   raw: dict[str, dict[str, Any]]  # graphs as they are read, by split and name
   graphs: dict[str, dict[str, Any]]  # in the order of the run
 
@@ -70,7 +68,7 @@ def prepared(record: official_records.Record) -> Prepared:
     changes["data.store_dir"] = str(folder / "store")
   experiment = parts.make(record.kind, record.variant, **changes)
   (folder / "run").mkdir()
-  train, valid = load_graphs(experiment, folder / "run", resume=False)
+  train, valid = experiment.load_graphs(folder / "run")
   raw = {split: experiment.data.load(str(data_root), split) for split in ("train", "valid")}
   graphs = {"train": train, "valid": valid}
   if npz.files_there(data_root, record.collection, "test"):
@@ -183,9 +181,7 @@ def test_epochs_and_validation_have_the_official_sizes(record):
     data.experiment.config,
     (list(data.graphs[split].values()) for split in ("train", "valid")),
   )
-  batch_plan = training.plan_of(
-    config, data.experiment.ranker.family, train, data.experiment.data.targets, epochs=1
-  )
+  batch_plan = data.experiment.plan(train, epochs=1)
   assert batch_plan.steps_per_epoch == record.meta["steps_per_epoch"]
   graphs = training.sample_graphs(config, valid)
   ids, others = (training.sample_ids(config, graphs, step) for step in (1, 2))
@@ -217,9 +213,17 @@ def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
   data = prepared(record)
   config, network = data.experiment.config, data.experiment.ranker.family.network
   with_table = network.clone(opcodes=len(record.weights(0)[0]))
-  optimizer = Optimizer(**config.optimizer).create(len(record["loss"]))
+  optimizer = config.optimizer.create(len(record["loss"]))
   device = jax.devices()[:1]
-  step = training.step_of(config, with_table, optimizer, devices=device)
+  step = make_train_step(
+    with_table,
+    optimizer,
+    config.loss,
+    seed=config.seed,
+    config_chunk=config.batch.config_chunk,
+    clip_lookups=config.optimizer.clip_norm_per_variable > 0,
+    devices=device,
+  )
   params = official_weights.params_from_official(with_table, record.weights(0))
   state = parts.replicate(TrainState.create(params, optimizer), 1)
   order = official_weights.weight_order(with_table)
@@ -254,10 +258,10 @@ def converted(record: official_records.Record) -> tuple[Path, Prepared]:
   if record.kind == "layout":
     arguments.append(f"--set=data.store_dir={folder / 'store'}")
   assert official.main(arguments) == 0
-  config = ml_collections.ConfigDict(model_file.config_of(folder / "out"))
-  config.data_root = str(data.data_root)
+  config = Config.from_dict(model_file.config_of(folder / "out"))
+  config = config.replace(data_root=str(data.data_root))
   if record.kind == "layout":
-    config.data.store_dir = str(folder / "store")
+    config = config.replace(data__store_dir=str(folder / "store"))
   training.run(config, folder / "out", do=["evaluate", "predict"], split="valid")
   return folder, data
 

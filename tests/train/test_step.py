@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import comparing
 from flax import linen as nn
 import jax
@@ -14,9 +16,10 @@ import random_graphs
 
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
+from tpugraphs_jax.data.plan import Batches, BatchPlan, draw_slates
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.optimizer import clip_by_variable_norm, variable_norms
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.train.optimizer import clip_by_variable_norm, variable_norms
 from tpugraphs_jax.train.step import make_train_step, TrainState
 
 GRAPHS, CONFIGS, SLOTS = 6, 4, 8
@@ -142,6 +145,38 @@ def test_any_number_of_devices_takes_the_same_step(train_step):
   many, many_metrics = take_step(train_step, device_batches(4), steps=2)
   comparing.assert_trees_close(many, one)
   comparing.assert_trees_close(many_metrics, one_metrics)
+
+
+@pytest.mark.parametrize("count, per_step", [(5, 8), (6, 8), (9, 8)])
+def test_a_batch_that_is_not_full_is_the_same_step_on_any_number_of_devices(
+  train_step, count, per_step
+):
+  """Ties are in the order of random keys: another key of a slate is another loss."""
+  rng = np.random.default_rng(0)
+  graphs = [random_graphs.tile_graph(rng, nodes=4 + i, edges=9, configs=4) for i in range(count)]
+  prepared = [batching.prepare(graph, graph.node_feat, slots=2) for graph in graphs]
+  sampler = lambda number, rng, turn: (np.arange(4), np.float32([1, 1, 2, 2]))
+  losses_of, params_of = {}, {}
+  for devices in (1, 2, 4):
+    plan = BatchPlan(
+      prepared,
+      slates_per_step=per_step,
+      devices=devices,
+      draw=draw_slates(prepared, sampler),
+      seed=0,
+      epochs=1,
+      drop_remainder=False,
+    )
+    assemble = functools.partial(
+      random_graphs.assemble, graphs=plan.slates_per_device, configs=CONFIGS
+    )
+    last = Batches(plan, plan.steps_per_epoch, range(devices), assemble, list)[
+      plan.steps_per_epoch - 1
+    ]
+    params_of[devices], metrics = take_step(train_step, last)
+    losses_of[devices] = float(metrics["loss"])
+    comparing.assert_trees_close(params_of[devices], params_of[1])
+  np.testing.assert_allclose([losses_of[2], losses_of[4]], losses_of[1], rtol=1e-6)
 
 
 def test_contents_of_padding_have_no_influence(train_step):

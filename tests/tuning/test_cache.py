@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import tpugraphs_jax
 from tpugraphs_jax.tuning import cache, labels
 from tpugraphs_jax.tuning.problem import Problem
 
@@ -100,3 +101,34 @@ def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypat
   found = _found(path, problem, [*_FIRST, (2,)])
   assert [raw["seconds"] for raw in found.raw.values()] == [[1.0], [2.0], [3.0]]
   assert len(json.loads(path.read_text().splitlines()[-1])["numbers"]) == 1
+
+
+def test_a_failure_of_the_compilers_own_choice_is_the_cached_answer(problem, monkeypatch, tmp_path):
+  asked = []
+
+  def raw_labels(problem, candidates):
+    asked.extend(candidates)
+    return {each: ValueError("out of memory") for each in candidates}
+
+  monkeypatch.setattr(Problem, "raw_labels", raw_labels)
+  path = tmp_path / "labels.jsonl"
+  assert _found(path, problem, [(0,)]).errors == {(0,): "out of memory"}
+  for candidates in ([(0,)], _FIRST, [(1,)]):
+    again = _found(path, problem, candidates)
+    assert again.errors == {(0,): "out of memory"} and not again.raw
+  assert asked == [(0,)]
+  with pytest.raises(ValueError, match="own choice cannot be labelled: out of memory"):
+    tpugraphs_jax.tune(_product, *_ARGS, cache=tmp_path / "other.jsonl", progress=False)
+  with pytest.raises(ValueError, match="own choice cannot be labelled: out of memory"):
+    tpugraphs_jax.tune(_product, *_ARGS, cache=tmp_path / "other.jsonl", progress=False)
+
+
+@pytest.mark.parametrize("label", [{}, {"a": 1}, [], "12", None, True])
+def test_a_label_that_is_no_number_is_refused_by_its_line(problem, asked, tmp_path, label):
+  path = tmp_path / "labels.jsonl"
+  _found(path, problem, [(0,)])
+  record = json.loads(path.read_text())
+  record["raw"]["bytes_accessed"] = label
+  path.write_text(json.dumps(record) + "\n")
+  with pytest.raises(ValueError, match="line 1: .* is no label of tune"):
+    cache.Cache(path, problem)

@@ -1,5 +1,8 @@
+import functools
+
 import jax
 from jax.experimental import pallas as pl
+from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -282,3 +285,85 @@ def test_details_tell_constants_parameters_and_operands_apart():
   for one, other in pairs:
     assert _lines(one, x) != _lines(other, x)
     assert _lines(one, x, with_details=False) == _lines(other, x, with_details=False)
+
+
+def _collectives(function, *args):
+  text = function.lower(*args).compile().as_text()
+  return {name: text.count(f" {name}(") for name in ("all-gather", "all-reduce", "all-to-all")}
+
+
+def _placed(mesh, shapes):
+  rng, spec = np.random.default_rng(0), jax.sharding.PartitionSpec
+  return tuple(
+    jax.device_put(rng.normal(size=shape), jax.sharding.NamedSharding(mesh, spec(*axes)))
+    for shape, axes in shapes
+  )
+
+
+@pytest.mark.parametrize(
+  "kind, axes", [("Auto", ("model", None)), ("Explicit", (None, None))], ids=["auto", "explicit"]
+)
+def test_layouts_on_a_mesh_add_no_collective(kind, axes):
+  mesh = jax.make_mesh(
+    (2, 2), ("data", "model"), axis_types=(getattr(jax.sharding.AxisType, kind),) * 2
+  )
+
+  def step(x, w, v):
+    y, _ = jax.lax.scan(lambda y, _: (jnp.tanh(y @ w @ v), None), x, None, length=2)
+    return (y @ w).reshape(16, 2, 8)
+
+  shapes = ((16, 8), ("data", None)), ((8, 16), axes[::-1]), ((16, 8), axes)
+  args = _placed(mesh, shapes)
+  with jax.set_mesh(mesh):
+    found, plain = collect.choices(step, *args, operands=True), jax.jit(step)
+    expected = plain(*args)
+    for numbers in (found.options - 1, found.options // 2):
+      chosen = jax.jit(collect.apply(step, found.choice(numbers)))
+      assert "CustomSPMDPartitioning" in chosen.lower(*args).as_text()
+      assert _collectives(chosen, *args) == _collectives(plain, *args)
+      _assert_equal(chosen(*args), expected)
+      assert chosen(*args).sharding.is_equivalent_to(expected.sharding, 3)
+
+
+def test_an_applied_choice_can_be_mapped_and_sharded_by_hand():
+  x, w = (jnp.asarray(np.random.default_rng(0).normal(size=(3, 8, 8)), jnp.float32) for _ in "xw")
+  function = lambda x, w: jnp.tanh(x @ w) @ w
+  found = collect.choices(function, x[0], w[0])
+  chosen = collect.apply(function, found.choice(found.options - 1))
+  mapped = jax.jit(jax.vmap(chosen, in_axes=(0, None)))
+  assert "LayoutConstraint" in mapped.lower(x, w[0]).as_text()
+  _assert_equal(mapped(x, w[0]), function(x, w[0]))
+  _assert_equal(jax.jit(jax.vmap(chosen))(x, w), jax.vmap(function)(x, w))
+  total = lambda function: lambda x: jax.vmap(function, in_axes=(0, None))(x, w[0]).sum()
+  _assert_equal(jax.grad(total(chosen))(x), jax.grad(total(function))(x))
+
+
+def test_operations_are_those_of_arrays_without_a_mesh():
+  step = lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.mean(jax.nn.relu(x @ w) ** 2))(w)
+  expected = _lines(step, jnp.ones((4, 6)), jnp.ones((8, 4)), with_details=False)
+  for kind in ("Auto", "Explicit"):
+    for devices in (1, 2):
+      mesh = jax.make_mesh((devices,), ("d",), axis_types=(getattr(jax.sharding.AxisType, kind),))
+      args = _placed(mesh, (((4, 6), ()), ((8, 4), ("d",))))
+      with jax.set_mesh(mesh):
+        assert _lines(step, *args, with_details=False) == expected
+
+
+def test_a_program_whose_inner_programs_have_constants_has_operations():
+  scale = core.Primitive("scale")
+  scale.def_abstract_eval(lambda x, program: x)
+
+  def function(x, table):
+    made = jax.make_jaxpr(jnp.multiply)(x, table).jaxpr
+    inner = core.Jaxpr(
+      made.invars[1:], made.invars[:1], made.outvars, made.eqns, debug_info=made.debug_info
+    )
+    return scale.bind(x @ x, program=core.ClosedJaxpr(inner, [table]))
+
+  lines = lambda fill, **options: _lines(
+    functools.partial(function, table=np.full((4, 4), fill)), jnp.ones((4, 4)), **options
+  )
+  names = [line.split()[0] for line in lines(2.0, with_details=False)]
+  assert names == ["dot_general", "scale", "mul"]
+  first, again, other = (lines(fill, with_details=True) for fill in (2.0, 2.0, 3.0))
+  assert first == again != other

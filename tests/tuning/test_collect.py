@@ -185,14 +185,14 @@ def test_a_candidate_that_crashes_the_compiler_is_a_failure_and_the_others_go_on
     + """
 import os
 from tpugraphs_jax.tuning import choosing
-from tpugraphs_jax.tuning.choosing import apply
+from tpugraphs_jax.tuning.choosing import evaluate
 
-def crashing(function, choice):
+def crashing(program, arrays, choice):
   if sum(place for place, orders in enumerate(choice.values()) if any(orders)) == 3:
     os.abort()
-  return apply(function, choice)
+  return evaluate(program, arrays, choice)
 
-choosing.apply = crashing
+choosing.evaluate = crashing
 """
   )
   arguments = _arguments(root, root / "crashed")
@@ -209,7 +209,7 @@ choosing.apply = crashing
 # Programs that end or hang their process while jax traces them, and how they are named.
 _ENDING = {
   "gone": ("sys.exit(0)", "ended with status 0"),
-  "hung": ("time.sleep(1000)", "labelled nothing for 15 s"),
+  "hung": ("time.sleep(1000)", "labelled nothing for 60 s"),
 }
 
 
@@ -231,7 +231,7 @@ def ending(x):
 PROGRAMS = {{"ending": (ending, (array(4, 4),))}}
 """
   )
-  arguments = _arguments(root, tmp_path / "out", "--timeout", "15")
+  arguments = _arguments(root, tmp_path / "out", "--timeout", "60")
   arguments[1:3] = [str(tmp_path / f"{name}.py"), f"{root}/tried.py:net"]
   assert collect.main(arguments) == 1
   printed = capsys.readouterr()

@@ -57,3 +57,9 @@ def test_first_candidates_of_a_label_are_kept_before_ties():
   assert draw.kept(labels, 3) == [0, 2, 4]
   assert draw.kept(labels, 4) == [0, 1, 2, 4]
   assert draw.kept(labels, 9) == [0, 1, 2, 3, 4, 5]
+
+
+def test_of_too_many_changes_random_ones_are_drawn():
+  found = list(itertools.islice(draw.candidates([np.arange(3)] * 3000, seed=0, name="a"), 300))
+  changed = [sum(number > 0 for number in numbers) for numbers in found]
+  assert len(set(found)) == 300 and changed[1::3] == [1] * 100 and changed[2::3] == [2] * 100

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tpugraphs_jax.tuning.journal import done, interrupted, Journal
+from tpugraphs_jax.tuning.journal import add_error, done, interrupted, Journal
 
 _HEADER = {"source": "a.py:b", "seed": 0}
 
@@ -70,3 +70,13 @@ def test_a_module_is_used_again_as_long_as_it_is_the_one_that_was_kept(tmp_path)
     (tmp_path / "a.hlo.pb").write_bytes(damaged)
     assert again.kept_module(tmp_path / "a.hlo.pb") is None
   again.close()
+
+
+def test_a_journal_is_not_written_through_a_link(tmp_path):
+  (tmp_path / "precious").write_text("kept")
+  (tmp_path / "a.jsonl").symlink_to(tmp_path / "precious")
+  with pytest.raises(ValueError, match="a link to"):
+    Journal(tmp_path / "a.jsonl", _HEADER)
+  with pytest.raises(ValueError, match="a link to"):
+    add_error(tmp_path / "a.jsonl", 0, "no")
+  assert (tmp_path / "precious").read_text() == "kept"

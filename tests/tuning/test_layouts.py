@@ -156,3 +156,12 @@ def test_a_file_has_no_constants_of_the_program(tmp_path):
   assert [each.where for each in found.origins] == [each.where for each in graph.origins]
   applied = tpugraphs_jax.apply(function, path)
   np.testing.assert_allclose(jax.jit(applied)(*args), function(*args), rtol=1e-4)
+
+
+@pytest.mark.parametrize("orders", [[], [[0, 0], [], []], [[7], [], []], [[1, 0]], [[-1], [], []]])
+def test_orders_that_are_not_of_the_arrays_of_an_operation_are_refused(file, orders):
+  record = json.loads(file.read_text())
+  record["groups"][0]["orders"] = orders
+  file.write_text(json.dumps(record))
+  with pytest.raises(ValueError, match="layouts.json"):
+    jax.jit(tpugraphs_jax.apply(step, file))(*_ARGS)

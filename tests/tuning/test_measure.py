@@ -191,3 +191,14 @@ def test_an_error_of_the_first_one_ends_it_and_a_callback_has_a_reason():
   function = lambda x: jax.pure_callback(missing, _X, x) * 2
   ((number, error),) = measure.measure([(3, function, {}), (4, _doubled, {})], (_X,))
   assert number == 3 and labels.reason(error) == "KeyError: 'no such table'"
+
+
+def test_on_a_busy_machine_the_reason_for_which_all_others_failed_wins(take_time):
+  times = {}  # every compilation takes another time
+  take_time(lambda function, k: 0.01 * times.setdefault(id(function), len(times) + 1))
+  other = lambda x: x.reshape(5, 5)
+  found = _measured(_doubled, other, other)
+  assert set(found) == {0, 1, 2} and "seconds" in found[0]
+  assert all("reshape" in str(found[number]) for number in (1, 2))
+  with pytest.raises(measure.NoisyMachineError):
+    _measured(_doubled, other, _same)

@@ -1,4 +1,5 @@
 from pathlib import Path
+import sys
 
 import jax
 import pytest
@@ -90,3 +91,23 @@ def test_a_program_may_have_keyword_arguments(tmp_path):
   (program,) = programs.load(f"{path}:sine")
   assert list(program.kwargs) == ["b"] and len(program.args) == 1
   assert programs.load(f"{path}:cosine of x")[0].kwargs == {}
+
+
+def test_a_program_finds_its_neighbours_and_then_modules_of_the_current_folder(
+  tmp_path, monkeypatch
+):
+  (tmp_path / "here").mkdir()
+  (tmp_path / "there").mkdir()
+  for folder in ("here", "there"):
+    (tmp_path / folder / "neighbour_of_test.py").write_text(f"place = {folder!r}")
+  (tmp_path / "here" / "only_here_of_test.py").write_text("place = 'here'")
+  (tmp_path / "here" / "numpy.py").write_text("raise ImportError('not the package')")
+  (tmp_path / "there" / "net_of_test.py").write_text(
+    "import neighbour_of_test, only_here_of_test, numpy\n"
+    "assert numpy.zeros(1).shape == (1,)\n"
+    "PROGRAMS = {neighbour_of_test.place + only_here_of_test.place: (abs, (1,))}\n"
+  )
+  monkeypatch.chdir(tmp_path / "here")
+  monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+  (program,) = programs.load("../there/net_of_test.py")
+  assert program.name == "net_of_test_therehere"

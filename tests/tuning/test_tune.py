@@ -217,7 +217,8 @@ def test_a_line_tells_of_every_label_and_the_file_of_labels_continues_a_search(
   tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[(1, 0, 0)])
   options = {"model": Oracle(outputs, _cost), "cache": tmp_path / "labels.jsonl"}
   tune.tune(network, *ARGS, budget=4, **options)
-  lines = capsys.readouterr().err.splitlines()
+  first, second, third, *lines = capsys.readouterr().err.splitlines()
+  assert "tracing network" in first and "choices for 3 groups" in second and "measuring" in third
   assert [line.partition(":")[0] for line in lines] == [f"label {n} of 4" for n in (1, 2, 3, 4)]
   assert "1.000 of the compiler's own; groups changed: none, the compiler's own" in lines[0]
   first = list(tried)
@@ -250,8 +251,9 @@ def test_a_model_of_other_labels_is_named(monkeypatch, caplog):
 def test_a_model_and_a_prior_ship_for_every_tpu(target, caplog):
   label = labels.TpuEstimate(target)
   with caplog.at_level(logging.WARNING, logger="absl"):
-    assert tune._ranker(None, label).about["name"] == "layout-v3-estimate"
-  assert bool(caplog.records) == (target != "tpu:v3")  # it has learnt labels of v3
+    ranker = tune._ranker(None, label)
+  assert ranker.about["name"] == "layout-v3-estimate" and not caplog.records
+  assert ("labels of tpu:v3" in tune._order(ranker, label)) == (target != "tpu:v3")
   assert tune.prior_of(target).about["model"] == "layout-v3-estimate"
 
 
@@ -374,3 +376,93 @@ def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
   assert f"the best takes {found.ratio:.3f} of the estimated time on tpu:v3" in str(found)
   cycles = best["estimated_cycles"] / own["estimated_cycles"]
   assert f"and {cycles:.3f} of the estimated cycles of the compiler's own" in str(found)
+
+
+def _milliseconds(change, unknown="", share=1.0):
+  """Estimates in which each changed group takes a share `change` more; cycles say the opposite."""
+
+  def estimates(problem, numbers):
+    changed = sum(number > 0 for number in problem.layouts_of(numbers))
+    return {
+      "milliseconds": None if unknown else 1.0 + change * changed,
+      "basis": "" if unknown else "cycles",
+      "without_time": f"the compiler does not estimate {unknown}",
+      "estimated_cycles": round(1000 * (1 + (1 if unknown else -1) * change * changed)),
+      "counted_share": share,
+      "unknown": unknown,
+    }
+
+  return estimates
+
+
+def _tuned_by(monkeypatch, estimates):
+  _estimated(monkeypatch, "tpu:v6e", estimates)
+  create = lambda name, **options: labels.TpuEstimate("tpu:v6e", by_time=options["by_time"])
+  monkeypatch.setattr(labels, "create", create)
+  monkeypatch.setattr(Problem, "own_orders", lambda problem: [None] * len(problem.own))
+  return tune.tune(network, *ARGS, target="v6e", budget=12, progress=False)
+
+
+def test_the_time_of_estimate_is_compared_where_there_is_one(monkeypatch):
+  found = _tuned_by(monkeypatch, _milliseconds(-0.1))
+  own, best = found.raw[found.problem.own], found.raw[found.numbers]
+  assert found.ratio == best["milliseconds"] / own["milliseconds"] < 0.9
+  assert "the best takes" in repr(found) and "of the estimated time on tpu:v6e" in repr(found)
+  assert "nine of ten" in str(found) and "order of a model of labels of tpu:v3" in str(found)
+  last = str(found).splitlines()[-1]
+  assert last.startswith(f"Apply it, for a gain of {1 - found.ratio:.1%}") and "jax.jit" in last
+
+
+def test_gains_within_the_margin_are_none(monkeypatch):
+  found = _tuned_by(monkeypatch, _milliseconds(-0.005))
+  assert found.keeps_default and found.ratio == 1 and min(found.tried.values()) < 1e9
+  assert "gains below 2% are no gain" in repr(found)
+  assert str(found).splitlines()[-1].startswith("Leave it")
+
+
+def test_where_kernels_without_an_estimate_matter_no_gain_is_claimed(monkeypatch):
+  found = _tuned_by(monkeypatch, _milliseconds(-0.3, "11 x gather", 0.31))
+  assert found.keeps_default and found.function is network and found.ratio == 1
+  assert "no gain can be told: the kernels that have an estimate move 31% of the bytes" in repr(
+    found
+  )
+  assert "11 x gather" in repr(found) and str(found).splitlines()[-1].startswith("Leave it")
+
+
+def test_a_gain_is_said_of_the_part_that_is_counted(monkeypatch):
+  estimates = _milliseconds(-0.3, "11 x gather", 0.83)
+  fewer = lambda *args: estimates(*args) | {"estimated_cycles": 1000 - 100 * any(args[1])}
+  found = _tuned_by(monkeypatch, fewer)
+  assert found.ratio == 0.9 and "0.900 of the number of estimated cycles on tpu:v6e" in repr(found)
+  assert "of the part that is counted, 83% of the bytes, of the compiler's own choice" in repr(
+    found
+  )
+
+
+def test_a_choice_that_fails_is_replaced_by_another_trial(monkeypatch):
+  estimates = _milliseconds(-0.1)
+
+  def failing(problem, numbers):
+    lacks = sum(number > 0 for number in numbers) == 1
+    return estimates(problem, numbers) | (
+      {"milliseconds": None, "without_time": "a sort has none"} if lacks else {}
+    )
+
+  found = _tuned_by(monkeypatch, failing)
+  assert found.failed > 2 and len(found.raw) == 12
+  assert all("because a sort has none" in error for error in found.errors.values())
+
+
+@pytest.mark.parametrize("name", ["budget", "candidates", "seed"])
+@pytest.mark.parametrize("value", ["6", 6.0, True])
+def test_a_number_that_is_none_is_refused(name, value):
+  with pytest.raises(ValueError, match=f"{name} is {value!r}, expected a whole number"):
+    tune.tune(network, *ARGS, **{name: value})
+
+
+def test_an_option_that_is_a_parameter_too_is_named():
+  step = lambda model, x: model @ x
+  with pytest.raises(ValueError, match="model= is an option of tune and a parameter"):
+    tune.tune(step, model=ARGS[0], x=ARGS[1])
+  with pytest.raises(ValueError, match="did you mean target="):
+    tune.tune(network, *ARGS, targt="v6e")

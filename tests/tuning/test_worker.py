@@ -114,3 +114,26 @@ def test_any_error_of_a_program_is_its_reason(asked, error, status, monkeypatch,
   asked.log.parent.mkdir(parents=True, exist_ok=True)
   asked.log.write_text(capsys.readouterr().err + "Traceback\n")
   assert re.fullmatch("a_net: (TypeError: )?no dot", workers._reason(asked, status))
+
+
+@pytest.mark.parametrize("link", ["npz", "journal/layout", "journal/layout/own/tried/valid"])
+def test_no_file_of_a_program_is_written_through_a_linked_folder(tmp_path, link):
+  (tmp_path / "target").mkdir()
+  (tmp_path / "out" / link).parent.mkdir(parents=True)
+  (tmp_path / "out" / link).symlink_to(tmp_path / "target")
+  out = str(tmp_path / "out")
+  request = LabelRequest(
+    "a.py:net", "a_net", "valid", "layout:own:tried", out, "bytes_estimate", None, 4, 0
+  )
+  for collect in (worker.collect, lambda request: workers.run([request], processes=1)):
+    with pytest.raises(ValueError, match="a link to"):
+      collect(request)
+  assert not list((tmp_path / "target").iterdir())
+
+
+def test_the_log_of_a_worker_is_not_written_through_a_link(tmp_path, asked):
+  asked.log.parent.mkdir(parents=True)
+  asked.log.symlink_to(tmp_path / "precious")
+  with pytest.raises(ValueError, match="a link to"):
+    workers.run([asked], processes=1, progress=False)
+  assert not (tmp_path / "precious").exists()

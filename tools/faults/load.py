@@ -36,8 +36,8 @@ def _ranker(variant: str, graph, **options: int):
   from tpugraphs_jax.rankers.ranker import Ranker
   from tpugraphs_jax.run import configs
 
-  config = configs.load(f"layout.py:xla-random{variant}").to_dict()
-  config["eval"].update(options)
+  config = configs.load(f"layout.py:xla-random{variant}")
+  config = config.replace(**{f"eval.{name}": value for name, value in options.items()})
   ranker, rng = Ranker(config), np.random.default_rng(0)
   ranker.features.fit([graph])
   ranker.fit_configs([graph.configs.rows])

@@ -101,11 +101,13 @@ def download_collection(
       f"base_url is {base_url!r}, expected http://... or https://...: copy archives "
       "that are on this machine into data_root"
     )
-  data_root = Path(data_root).expanduser()
+  data_root = files.expanded(data_root)
   folder = data_root.joinpath(*collection.split(":"))
   if folder.exists():
-    print(f"{collection}: {folder} exists, left alone; remove it to download it again")
+    said = f"{collection}: {folder} exists, left alone; remove it to download it again"
+    print(console.printable(said))
     return folder
+  files.check_way(data_root, folder)
   data_root.mkdir(parents=True, exist_ok=True)
   archive = data_root / name
   is_local = archive.exists()
@@ -205,7 +207,7 @@ def _check_room(part: Path, start: int, total: int | None) -> None:
 
 def _copy(response, part: Path, start: int, total: int | None) -> None:
   with (
-    open(part, "ab" if start else "wb") as file,
+    files.open_plain(part, "ab" if start else "wb") as file,
     tqdm.tqdm(
       desc=part.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None
     ) as progress,
@@ -234,6 +236,7 @@ def _unpack(archive: Path, folder: Path, collection: str) -> None:
     DownloadError: the archive is damaged, incomplete, or has another collection.
   """
   staging = archive.with_name(archive.name + ".unpacking")
+  files.check_way(archive.parent, staging)
   shutil.rmtree(staging, ignore_errors=True)
   try:
     _extract(archive, collection, staging)
@@ -270,7 +273,8 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
           shutil.copyfileobj(source, target, _BLOCK_BYTES)
         progress.update()
       elif not member.isdir():
-        print(f"{archive}: left out {member.name!r}, which is not a graph of {collection}")
+        said = f"{archive}: left out {member.name!r}, which is not a graph of {collection}"
+        print(console.printable(said))
     # Without its end mark, an archive was cut between two files.
     tar.fileobj.seek(end)
     if tar.fileobj.read(2 * tarfile.BLOCKSIZE) != bytes(2 * tarfile.BLOCKSIZE):
@@ -294,7 +298,7 @@ def _verify_files(staging: Path) -> None:
 def _report(collection: str, folder: Path) -> None:
   graphs = tuple(len(files.visible(folder, f"{split}/*.npz")) for split in graph.SPLITS)
   counts = "/".join(map(str, graphs))
-  print(f"{collection}: {counts} train/valid/test graphs in {folder}")
+  print(console.printable(f"{collection}: {counts} train/valid/test graphs in {folder}"))
   published = PUBLISHED[collection].graphs
   if graphs != published:
     print(f"{collection}: the published archive had {'/'.join(map(str, published))}")

@@ -53,6 +53,7 @@ class Scaling(NamedTuple):
 
 # Functions from `Statistics` to `Scaling`, by kind of transform.
 KINDS = Registry("data.feature_transform")
+_LEFT_OUT = "left_out"
 _SIGNED_LOGARITHMS = ("signed_log1p", "signed_log")
 
 
@@ -61,7 +62,7 @@ def _none(statistics: Statistics) -> Scaling:
   return _unscaled(statistics)._replace(keeps_constant=True)
 
 
-@KINDS.register("left_out")
+@KINDS.register(_LEFT_OUT)
 @KINDS.register("signed_log")
 @KINDS.register("varying")
 def _unscaled(statistics: Statistics) -> Scaling:
@@ -233,7 +234,7 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
     scaling, own = _scaling(kind, statistics), kinds == kind
     for values, new in ((offset, scaling.offset), (scale, scaling.scale), (shift, scaling.shift)):
       values[own] = np.broadcast_to(new, len(kinds))[own]
-    kept[own] = (scaling.keeps_constant | varies)[own] & (kind != "left_out")
+    kept[own] = (scaling.keeps_constant | varies)[own] & (kind != _LEFT_OUT)
   _log_shifted(statistics.low[None], shift, np.arange(len(kinds)))  # refuses logarithms below 0
   of_kept = lambda values: values[kept].astype(np.float32)
   shifts = of_kept(shift) if shift.any() else None
@@ -271,7 +272,11 @@ class FeatureOptions(Options):
   feature_transform: str = option(
     "none", "transform of all columns, or by group: shape=log_offset(3),*=minmax"
   )
-  config_transform: str = option("none", "transform of configurations", one_of=lambda: KINDS)
+  config_transform: str = option(
+    "none",
+    "transform of configurations",
+    one_of=lambda: [kind for kind in KINDS if kind != _LEFT_OUT],  # a model needs columns
+  )
   pad_value: int = option(
     0, "positions of a layout beyond the rank: 0 as released, or -1", one_of=(0, -1)
   )

@@ -64,19 +64,17 @@ class Division:
     paths = (folder / f"{place}.npz" for place, one in fold_of.items() if role(one) == split)
     return sorted(paths, key=lambda path: path.name)
 
-  def keep(self, folder: Path, fold: int) -> None:
-    """Writes the division of a run into its folder, or compares it with the file there.
+  def write(self, path: Path, fold: int) -> None:
+    """Writes the division of a run, and the fold that is its test split."""
+    content = {"folds": self.folds, "fold": fold, "fold_of": self.fold_of}
+    files.write_json(path, content, indent=1)
 
-    Raises:
-      ValueError: the file there differs, or is damaged.
-    """
-    if not (folder / FILE).exists():
-      kept = {"folds": self.folds, "fold": fold, "fold_of": self.fold_of}
-      files.write_json(folder / FILE, kept, indent=1)
-    elif read(folder / FILE) != (self, fold):
+  def check(self, path: Path, fold: int) -> None:
+    """Refuses (ValueError) the division of an earlier run that differs, or is damaged."""
+    if read(path) != (self, fold):
       raise ValueError(
-        f"{folder / FILE} has other folds than the labelled files of the data make now: the run "
-        "would be judged on graphs that it was trained on; give it the files that it began with"
+        f"{path} has other folds than the labelled files of the data make now: the run would be "
+        "judged on graphs that it was trained on; give it the files that it began with"
       )
 
 
@@ -131,8 +129,7 @@ def divide(
     for path in _files(data_root, name):
       place = f"{path.parent.name}/{path.stem}"
       try:
-        stat = path.stat()
-        cohort, configs = _read(path, name.partition(":")[0], stat.st_size, stat.st_mtime_ns)
+        cohort, configs = _read(path, name.partition(":")[0], files.state_of(path))
       except npz.NpzError as error:
         if not skip_bad_files:
           raise ValueError(f"{error}; data.skip_bad_files=True leaves such files out") from None
@@ -171,14 +168,15 @@ def _files(data_root: str | os.PathLike[str], name: str) -> list[Path]:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _read(path: Path, kind: str, *state: int) -> tuple[str, int]:
+def _read(path: Path, kind: str, state: tuple[int, ...]) -> tuple[str, int]:
   """The cohort of a file, and its number of labelled configurations.
 
   Args:
     path: the file.
     kind: `tile` or `layout`.
-    *state: size and time of the file: one that has changed is read again.
+    state: of the file, from `files.state_of`: a file that has changed is read again.
   """
+  del state
   edges, opcodes, runtime_ns = npz.read_structure(path, kind)
   configs = len(runtime_ns) if runtime_ns.any() else 0
   if kind == "tile":

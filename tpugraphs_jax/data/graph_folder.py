@@ -1,6 +1,6 @@
 """A graph of the store: a folder of arrays, with checksums and a reference to its source file.
 
-    meta.json       format version, name, checksums, and size, time and checksum of the source
+    meta.json       format version, name, checksums, and size and checksum of the source
     group_row.npy   [C, groups] uint8 or uint16, memory-mapped when opened
     rows.npy  node_group.npy  runtime_ns.npy                   its configurations
     node_feat.npy  node_opcode.npy  edge_index.npy  node_splits.npy  config_node.npy
@@ -33,7 +33,7 @@ _CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
 _MAPPED = "group_row"
 _LEAST_MAPPED_BYTES = 1 << 16
 _FILES = trust.Record({f"{name}.npy": str for name in (*_GRAPH_ARRAYS, *_CONFIG_ARRAYS, _MAPPED)})
-_SOURCE = trust.Record(path=str, bytes=int, mtime_ns=int, sha256=str)
+_SOURCE = trust.Record(path=str, bytes=int, sha256=str)
 _SCHEMA = trust.Record({"name": str, _DIGESTS: _FILES, "source": _SOURCE})
 
 
@@ -138,9 +138,8 @@ def _read_meta(folder: Path) -> dict:
 
 
 def fingerprint(source: Path) -> dict:
-  """Size in bytes, modification time and SHA-256 of a file."""
-  stat = source.stat()
-  return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": files.digest_of(source)}
+  """Size in bytes and SHA-256 of a file."""
+  return {"bytes": source.stat().st_size, "sha256": files.digest_of(source)}
 
 
 def why_outdated(folder: Path, source: Path) -> str:
@@ -153,11 +152,13 @@ def why_outdated(folder: Path, source: Path) -> str:
 
 
 def _is_built_from(meta: dict, source: Path) -> bool:
-  """Whether a graph was built from this version of `source`. A copy may have another time."""
-  known, stat = meta["source"], source.stat()
-  return stat.st_size == known["bytes"] and (
-    stat.st_mtime_ns == known["mtime_ns"] or files.first_damaged({source: known["sha256"]}) is None
-  )
+  """Whether a graph was built from this version of `source`.
+
+  A copy may have another time, and another version the same time.
+  """
+  known = meta["source"]
+  is_same_size = source.stat().st_size == known["bytes"]
+  return is_same_size and files.first_damaged({source: known["sha256"]}) is None
 
 
 def _replace_folder(new: Path, folder: Path) -> None:

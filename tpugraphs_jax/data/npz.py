@@ -136,10 +136,17 @@ class NpzArchive(contextlib.AbstractContextManager):
   def read(self, name: str) -> np.ndarray:
     """One array, C-contiguous and read-only."""
     with self._open(name) as (stream, member):
-      self._check_memory(name, member, member.nbytes)
-      flat = np.frombuffer(stream.read(), member.dtype)
+      self._check_memory(name, member, (1 + member.fortran_order) * member.nbytes)
+      data = np.empty(member.nbytes, np.uint8)
+      at = 0
+      while block := stream.read(factoring.BLOCK_BYTES):  # at the end compares the checksum
+        data[at : at + len(block)] = np.frombuffer(block, np.uint8)
+        at += len(block)
+      data.flags.writeable = False
       order: Literal["F", "C"] = "F" if member.fortran_order else "C"
-      return np.asarray(flat.reshape(member.shape, order=order), order="C")
+      array = np.asarray(data.view(member.dtype).reshape(member.shape, order=order), order="C")
+      array.flags.writeable = False
+      return array
 
   def blocks(self, name: str) -> Iterator[np.ndarray]:
     """Consecutive slices along the first axis, of about `factoring.BLOCK_BYTES` each.
@@ -171,6 +178,8 @@ class NpzArchive(contextlib.AbstractContextManager):
         yield stream, member
     except NpzError:
       raise
+    except MemoryError as error:
+      raise NpzError(f"{self.path}: {name}: {console.one_line(error)}") from error
     except Exception as error:  # zipfile, zlib and numpy raise a dozen types
       _raise_of_system(error, self.path)
       raise NpzError(

@@ -35,9 +35,8 @@ MAX_BUDGETS = 8
 _ROWS_PER_COMPILATION = 1.5e6
 _CONFIGS = 16  # of a slate, in the estimate of costs
 
-EVERY = "every_config"
 SAMPLINGS = ("uniform", "skewed", "uniform_replacement")
-GRAPH_SAMPLINGS = ("uniform", "sqrt", EVERY)
+GRAPH_SAMPLINGS = ("uniform", "sqrt", "every_config")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +125,7 @@ def graph_weights(
   """
   if kind == "uniform":
     return None
-  if kind == EVERY:
+  if kind == "every_config":
     return np.array([slates_of(len(c), count) for c in configs])
   return np.sqrt([len(c) for c in configs])
 
@@ -235,9 +234,13 @@ class BatchPlan:
 
   An epoch is a pass over the graphs in random order, repeated until it has enough slates. With
   `drop_remainder`, as in the official code for kernels, an epoch leaves out its last slates if they
-  do not fill a batch. Without it, as in the official code for programs, they form a smaller batch,
-  in which some devices may have no slate. An epoch with fewer slates than a batch is one padded
-  step, in which every device has a slate.
+  do not fill a batch. Without it, as in the official code for programs, they form a smaller batch.
+  An epoch with fewer slates than a batch is one smaller batch.
+
+  The slates of a batch fill the devices in order: device `d` has the slates from
+  `d * slates_per_device` on. In a smaller batch the last devices have fewer slates, or none. So the
+  place of a slate in the batch, from which `parallel.slate_keys` makes its key, does not depend on
+  the number of devices.
 
   Weights set how often each graph occurs in an epoch; the number is rounded up or down at random.
   Integer weights are numbers of slates per pass. The graphs of a pass are in random order, and an
@@ -255,6 +258,9 @@ class BatchPlan:
     slates_per_epoch: length of an epoch; 0 = one slate of each graph, or one pass.
     drop_remainder: leave out the last slates of an epoch if they do not fill a batch.
     weights: `[graphs]` relative frequencies; None = all equal.
+
+  Attributes:
+    slates_per_device: largest number of slates of a device in a batch.
 
   Raises:
     ValueError: fewer slates than devices.
@@ -286,7 +292,7 @@ class BatchPlan:
         f"{self._per_step} slates per epoch for {devices} devices; set "
         f"batch.slates_per_epoch to at least {devices}"
       )
-    self.slates_per_device = slates_per_step // devices
+    self.slates_per_device = -(-self._per_step // devices)
     whole, rest = divmod(self._per_epoch, self._per_step)
     self.steps_per_epoch = whole + (rest > 0 and not drop_remainder)
     self._order = functools.lru_cache(maxsize=2)(self._draw_order)
@@ -326,8 +332,9 @@ class BatchPlan:
   def _of_step(self, step: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     epoch, index = divmod(step, self.steps_per_epoch)
     part = slice(index * self._per_step, (index + 1) * self._per_step)
+    cuts = self.slates_per_device * np.arange(1, self._devices)
     graphs, turns = self._order(epoch)
-    return np.array_split(graphs[part], self._devices), np.array_split(turns[part], self._devices)
+    return np.split(graphs[part], cuts), np.split(turns[part], cuts)
 
   def graphs_of_step(self, step: int) -> list[np.ndarray]:
     """Graph numbers of each device's slates, `[slates]` int64 each."""

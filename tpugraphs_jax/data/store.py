@@ -47,8 +47,10 @@ def graph_folders(
 
   Raises:
     ValueError, FileNotFoundError: as `npz.split_files`; `collection` is no
-      layout collection.
+      layout collection; `store_dir` is in a bucket.
   """
+  if store_dir is not None:
+    files.refuse(store_dir, "the folder of the store")
   paths = npz.split_files(data_root, collection, split)
   parsed = Collection(collection)
   if parsed.kind != "layout":
@@ -88,7 +90,8 @@ def ensure_store(
     beam: flags of Apache Beam to build graphs on a cluster; None = on this machine.
 
   Raises:
-    ValueError, FileNotFoundError: as `graph_folders`, or a file is malformed.
+    ValueError, FileNotFoundError: as `graph_folders`; a file is malformed; or a folder on the way
+      to the graphs is a link.
     OSError: the store cannot be written.
     ImportError: `beam` without Apache Beam installed.
   """
@@ -96,13 +99,9 @@ def ensure_store(
     raise ValueError(f"workers is {workers}, expected at least 1")
   folders = graph_folders(data_root, collection, split, store_dir=store_dir)
   root = next(iter(folders.values())).parent
-  bucket = ""
-  if store_dir is not None and files.is_remote(store_dir):
-    bucket = files.join(store_dir, *collection.split(":"), split)
-    with contextlib.suppress(FileNotFoundError):  # nothing there yet
-      files.fetch(bucket, root)  # the copy stays, because only local files can be memory-mapped
-  bad, outdated = {}, _outdated(folders)
-  if outdated:
+  files.check_way(files.local_of(data_root if store_dir is None else store_dir), root)
+  bad: dict[Path, npz.NpzError] = {}
+  if _outdated(folders):
     with _build_lock(root):
       files.tidy(root)
       todo = _outdated(folders)  # again: another process may have built some
@@ -114,9 +113,6 @@ def ensure_store(
       bad = _build(folder_of, workers=workers, beam=beam, stop_at_error=stop, bar=bar)
   for error in bad.values():
     logging.warning(f"skipped {error}")
-  if bucket:
-    # Also without graphs to build: an earlier run may have ended before it sent its graphs.
-    files.send(root, bucket, again=[folders[file].name for file in outdated])
   return [folder for file, folder in folders.items() if file not in bad]
 
 
@@ -260,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   options = {name: getattr(args, name) for name in names}
   for collection, split in _splits_to_build(args):
     folders = graph_folders(args.data_root, collection, split, store_dir=args.store_dir)
-    print(f"{collection} {split}: {next(iter(folders.values())).parent}")
+    print(console.printable(f"{collection} {split}: {next(iter(folders.values())).parent}"))
     built = ensure_store(args.data_root, collection, split, **options)
     print(f"{len(built)} of {len(folders)} graphs built")
   return 0

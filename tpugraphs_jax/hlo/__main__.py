@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 import os
-from pathlib import Path
 import sys
 
-from tpugraphs_jax.hlo import module_graph, proto, show, sources, tuning_data
+from tpugraphs_jax.hlo import module_graph, proto, sources, tuning_data
 from tpugraphs_jax.infra import console, files
 
 
@@ -37,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
   convert_parser.add_argument("--jobs", type=int, help="processes; one per processor if not given")
   show_parser = commands.add_parser("show", help="a summary of an HLO module")
   show_parser.set_defaults(command=_show)
-  show_parser.add_argument("file", help="module, tuning data or text, or a folder of dumps")
+  show_parser.add_argument("file", help="module, tuning data or text")
   return parser
 
 
@@ -50,18 +49,15 @@ def _convert(args: argparse.Namespace) -> int:
     print(f"skipped: {console.one_line(line)}")
   for line in result.failed:
     print(f"failed: {console.one_line(line)}", file=sys.stderr)
-  print(
+  said = (
     f"{len(result.written)} files written to {args.out}, {len(result.skipped)} modules "
     f"skipped, {len(result.failed)} inputs failed"
   )
+  print(console.printable(said))
   return 1 if result.failed else 0
 
 
 def _show(args: argparse.Namespace) -> int:
-  if (folder := Path(args.file)).is_dir() and (modules := sources.dump_stages(folder)):
-    for name, stages in modules.items():
-      print(console.printable(f"{name}: {', '.join(stages)}" if stages else name))
-    return 0
   loaded = sources.load_file(args.file)
   message = proto.parse_any(loaded.data, where=loaded.where)
   entries = getattr(message, "modules", [message])  # only TuningData has several
@@ -69,7 +65,7 @@ def _show(args: argparse.Namespace) -> int:
     module = entry if isinstance(entry, proto.HloModuleProto) else entry.module
     where, name = loaded.where, module.name or loaded.name
     graph = module_graph.featurize_module(module, where=where, name=name, edge_order="insertion")
-    print(console.printable(show.summary(graph)), end="\n\n")
+    print(console.printable(graph.summary()), end="\n\n")
   return 0
 
 

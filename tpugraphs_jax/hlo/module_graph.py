@@ -21,7 +21,7 @@ import numpy as np
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.hlo import features, proto, search, sources
-from tpugraphs_jax.infra import keywords
+from tpugraphs_jax.infra import console, keywords, machine
 
 # Instructions whose layouts the search of the data set chooses.
 CONFIGURABLE_OPCODES = ("convolution", "dot", "reshape")
@@ -30,6 +30,8 @@ _SPLIT_NAMES = ("cluster", "while", "cond")
 _UNBOUNDED = -(2**63)  # XLA's size of a dimension `?`
 _EDGE_ORDERS = ("sorted", "insertion")
 # Folders of libraries, whose source lines are not the user's own.
+_NODE_BYTES = 1500  # of memory that a node takes, with its features; 1,300 measured
+_SHOWN_NAMES = 10  # of opcodes or types in a warning
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -88,10 +90,43 @@ class HloGraph(graph.OpGraph):
   def node_name(self, node: int) -> str:
     return self.origins[node].name
 
+  def summary(self) -> str:
+    """Lines with size, computations, opcodes and configurable nodes of the module."""
+    return "\n".join(_summary_lines(self))
+
   @functools.cached_property
   def origins(self) -> list[Origin]:
     """The source of each node, `[N]`."""
     return [origin(node, self.module) for node in proto.instructions(self.module)]
+
+
+def _summary_lines(graph: HloGraph) -> Iterator[str]:
+  module = graph.module
+  yield (
+    f"{graph.name}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
+    f"{len(module.computations)} computations"
+  )
+  yield f"node_splits: {graph.node_splits.tolist()}"
+  yield "\ncomputations (id, instructions, root):"
+  for computation in module.computations:
+    names = {instruction.id: instruction.name for instruction in computation.instructions}
+    root = names.get(computation.root_id, "none")
+    yield f"  {computation.name}  {computation.id}  {len(computation.instructions)}  {root}"
+  nodes = proto.instructions(module)
+  yield "\nopcodes (id, nodes):"
+  for opcode, count in collections.Counter(node.opcode for node in nodes).most_common():
+    number = opcode_ids().get(opcode)
+    yield f"  {opcode or '(none)'}  {number or '0, not in the table'}  {count}"
+  position = proto.positions(module)
+  yield f"\nconfigurable nodes: {len(graph.config_node)}"
+  for index in graph.config_node:
+    node = nodes[index]
+    operands = ", ".join(
+      proto.shape_text(nodes[position[operand]].shape) for operand in node.operand_ids
+    )
+    shape, origin = proto.shape_text(node.shape), graph.origins[index]
+    where = f"  {origin.where}" if origin.where else ""
+    yield f"  {index}  {node.opcode}  {shape} <- {operands}  {origin.name}{where}"
 
 
 @keywords.checked
@@ -154,6 +189,7 @@ def featurize_module(
   """As `featurize`, for a parsed module; `where` begins every error message."""
   if edge_order not in _EDGE_ORDERS:
     raise ValueError(f"edge_order is {edge_order!r}, expected one of {_EDGE_ORDERS}")
+  _check_memory(module, where=where)
   _check_shapes(module, where=where)
   edge_index = _edges(module, where=where)
   if edge_order == "sorted":
@@ -198,6 +234,16 @@ def _callers(frame_id: int, stack: proto.StackFrameIndexProto) -> Iterator[tuple
     frame_id = frame.parent_frame_id
 
 
+def _check_memory(module: proto.HloModuleProto, *, where: str) -> None:
+  """Refuses (ValueError) a module whose graph takes more memory than there is."""
+  nodes = sum(len(computation.instructions) for computation in module.computations)
+  if (needed := nodes * _NODE_BYTES) > (available := machine.available()):
+    raise ValueError(
+      f"{where}: the graph of {nodes:,} instructions takes {console.size(needed)} of memory, and "
+      f"{console.size(available)} are available"
+    )
+
+
 def _check_shapes(module: proto.HloModuleProto, *, where: str) -> None:
   """Refuses dimensions without a size; warns of element types that the data set does not know."""
   later = {kind.number: kind.name for kind in columns.LATER_TYPES}
@@ -219,7 +265,9 @@ def _check_shapes(module: proto.HloModuleProto, *, where: str) -> None:
 
 
 def _counts(names: collections.Counter[str]) -> str:
-  return ", ".join(f"{name!r} ({count})" for name, count in names.most_common())
+  shown = [f"{name[:80]!r} ({count})" for name, count in names.most_common(_SHOWN_NAMES)]
+  more = len(names) - len(shown)
+  return ", ".join(shown) + f" and {more:,} more" * (more > 0)
 
 
 def _node_opcode(module: proto.HloModuleProto, *, where: str) -> np.ndarray:

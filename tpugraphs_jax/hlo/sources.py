@@ -6,6 +6,7 @@ jax is imported only for the sources that need it.
 from __future__ import annotations
 
 import codecs
+import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 import gzip
@@ -23,20 +24,13 @@ from tpugraphs_jax.hlo import text
 from tpugraphs_jax.infra import console, files, machine
 
 _ZIP, _GZIP, _MLIR = b"PK\x03\x04", b"\x1f\x8b", b"ML\xefR"  # first bytes
-_PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # every serialized module has some
+# Possessive (`*+`): a repeated group that can go back takes 80 bytes per character.
 _MLIR_TEXT = re.compile(
-  r"(?:\s|//.*\n)*(?:\"?builtin\.module\b|module\b|\"?func\.func\b|[#!][\w.]+ *=)"
+  rb"(?:\s|//.*\n)*+(?:\"?builtin\.module\b|module\b|\"?func\.func\b|[#!][\w.]+ *=)"
 )
-_PBTXT = re.compile(
-  r"(?:\s|#.*\n)*(?:(?:hlo|hlo_module|computations) *\{|(?:name|id|entry_computation_\w+) *:)"
-)
-# XLA names a dump NUMBER.MODULE.STAGE, where a stage is the start, the end or a pass.
-_DUMP = re.compile(
-  r"(.+?)\.(\d{4}\.[^.]+\.after_.+|(?:sm_\d+\.)?\w*(?:before|after)_optimizations)\.[a-z.]+"
-)
-_SHOWN_MODULES = 10
+_BLOCK_BYTES = 1 << 20
+_COST = 4  # bytes of memory that reading a byte may take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,20 +65,10 @@ def load(
     source = source.mlir_module_serialized
   is_function = callable(source) and not is_stage
   kind = type(source).__name__
-  if (args or kwargs) and not is_function:
+  options = {"arguments": args or kwargs, "optimized": optimized and not is_stage, "target": target}
+  if not is_function and (given := next((name for name in options if options[name]), "")):
     raise ValueError(
-      f"{len(args) + len(kwargs or {})} arguments were given for a {kind}, which takes none; "
-      "pass a function to give it example arguments"
-    )
-  if optimized and not (is_function or is_stage):
-    raise ValueError(
-      f"optimized=True was given for a {kind}, which jax cannot compile; "
-      "pass a function or a jax.stages.Lowered"
-    )
-  if target is not None and not is_function:
-    raise ValueError(
-      f"target={target!r} was given for a {kind}, which is compiled or "
-      "lowered already; pass a function with its example arguments"
+      f"{given} was given for a {kind}, expected a function, or for optimized a jax.stages.Lowered"
     )
   if is_function:
     return _function(source, args, kwargs or {}, optimized=optimized, target=target)
@@ -135,9 +119,8 @@ def load_file(path: str | os.PathLike[str]) -> Loaded:
     ValueError: a folder, or a file of another kind.
   """
   path = Path(path)
-  if path.is_dir():
-    raise ValueError(_folder_message(path))
   files.check_file(path, "a serialized HLO module, HLO text or StableHLO")
+  _check_room(path.stat().st_size, str(path))
   return _read(path.read_bytes(), str(path), stem(path))
 
 
@@ -148,8 +131,6 @@ def _read(data: bytes, where: str, name: str = "") -> Loaded:
       f"{where} is an .npz or another archive, expected a serialized HLO module or "
       "HLO text: read graph files with tpugraphs_jax.read_layout or read_tile"
     )
-  if packer := next((name for start, name in _PACKED.items() if data.startswith(start)), None):
-    raise ValueError(f"{where} is compressed by {packer}, which is not read: unpack it first")
   if data.startswith(_GZIP):
     data = _unpacked(data, where)
   if not data.strip(codecs.BOM_UTF8 + b" \t\r\n"):
@@ -159,68 +140,46 @@ def _read(data: bytes, where: str, name: str = "") -> Loaded:
     data = data[at : at + int.from_bytes(data[at - 4 : at], "little")]
   is_mlir = data.startswith(_MLIR)
   source = None if is_mlir else _text_of(data, where)
-  if source and _PBTXT.match(source):
-    raise ValueError(
-      f"{where} is a protobuf printed as text, which is not read: write it serialized, as "
-      "--xla_dump_hlo_as_proto does"
-    )
+  if source:
+    data = source
   if is_mlir or source and _MLIR_TEXT.match(source):
-    module = text.module_of(source or data, where, kind=text.STABLEHLO)
+    module = text.module_of(data, where, kind=text.STABLEHLO)
     return Loaded(module, where, name, stage=LOWERED)
-  return Loaded(text.module_of(source, where) if source else data, where, name)
+  return Loaded(text.module_of(data, where) if source else data, where, name)
+
+
+def _check_room(size: int, where: str) -> None:
+  """Refuses (ValueError) bytes whose reading could take more memory than there is."""
+  if _COST * size > (available := machine.available()):
+    raise ValueError(
+      f"{where} has {console.size(size)} or more, and reading takes up to {_COST} times as much "
+      f"memory: {console.size(available)} are available"
+    )
 
 
 def _unpacked(data: bytes, where: str) -> bytes:
-  most = machine.available()
+  most, unpacked = machine.available() // _COST, bytearray()
   try:
-    unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(most + 1)
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+      while len(unpacked) <= most and (block := stream.read(_BLOCK_BYTES)):
+        unpacked += block
   except (OSError, EOFError, zlib.error) as error:
     raise ValueError(f"{where} is damaged or cut short ({error}): write it again") from None
-  if len(unpacked) > most:
-    raise ValueError(f"{where} has more than the {console.size(most)} that are available")
-  return unpacked
+  _check_room(len(unpacked), f"{where}, unpacked,")
+  return bytes(unpacked)
 
 
-def _text_of(data: bytes, where: str) -> str | None:
-  """The text in a file; None where its bytes are no text."""
-  is_utf_16 = data.startswith(_UTF_16)
-  if not is_utf_16 and _CONTROL.search(data):
+def _text_of(data: bytes, where: str) -> bytes | None:
+  """The text in a file, as UTF-8; None where its bytes are no text."""
+  if _CONTROL.search(data):
     return None
+  blocks = (data[at : at + _BLOCK_BYTES] for at in range(0, len(data), _BLOCK_BYTES))
   try:
-    return data.decode("utf-16" if is_utf_16 else "utf-8-sig")
+    # A text of Python takes four bytes per character where one character does.
+    collections.deque(codecs.iterdecode(blocks, "utf-8"), maxlen=0)  # raises at the first error
   except UnicodeDecodeError as error:
     raise ValueError(f"{where}: text that is not UTF-8 ({error}): save it as UTF-8") from None
-
-
-def dump_stages(folder: Path) -> dict[str, list[str]]:
-  """The stages of each module in a folder that XLA dumped modules to, `--xla_dump_to`.
-
-  Returns:
-    Lists of stages by module. A file with another name is a module without stages.
-  """
-  stages: dict[str, dict[str, None]] = {}
-  for path in files.visible(folder, "*"):
-    if path.is_file() and (path.name.endswith((".pb", ".pb.gz", ".mlir")) or _has_hlo(path)):
-      match = _DUMP.fullmatch(path.name)
-      module, stage = match.groups() if match else (path.name, "")
-      stages.setdefault(module, {}).update({stage: None} if stage else {})
-  return {module: list(names) for module, names in stages.items()}
-
-
-def _has_hlo(path: Path) -> bool:
-  with open(path, "rb") as file:
-    return b"HloModule " in file.read(1 << 12)
-
-
-def _folder_message(folder: Path) -> str:
-  stages = dump_stages(folder)
-  if not stages:
-    return f"{folder} is a folder without HLO modules, expected a file"
-  first = list(stages.items())[:_SHOWN_MODULES]
-  shown = ", ".join(f"{name} ({', '.join(found)})" if found else name for name, found in first)
-  if more := len(stages) - len(first):
-    shown += f" and {more} more, which python -m tpugraphs_jax.hlo show lists"
-  return f"{folder} is a folder of {len(stages)} HLO modules, expected one file of it: {shown}"
+  return data.removeprefix(codecs.BOM_UTF8)
 
 
 def stem(path: Path) -> str:

@@ -8,25 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 import importlib
 import operator
-import os
-from pathlib import Path
 import re
 import subprocess
 import sys
 from typing import Any
 
-from tpugraphs_jax.infra import console, machine
+from tpugraphs_jax.infra import console, machine, tasks
 
 HLO, STABLEHLO = "HLO text", "StableHLO"
 _SECONDS = 600.0  # limit for one text; a program of 40,000 instructions takes less than 2
 _REFUSED = 3  # exit status where the parser said why
 _PARSERS = {HLO: "hlo_module_from_text", STABLEHLO: "mlir.mlir_module_to_xla_computation"}
-_ROOT = Path(__file__).parents[2]  # of the package
 # PyTorch/XLA prints this attribute, which XLA's parser refuses.
-_UNSPECIFIED = re.compile(r",\s*api_version\s*=\s*API_VERSION_UNSPECIFIED\b")
-_COMMENTS = re.compile(r"\A(?:\s|[#;].*\n)+")  # that the parser does not know
-_HEAD = re.compile(r"^HloModule\b", re.MULTILINE)
-_ENTRY = re.compile(r"^\s*ENTRY\b", re.MULTILINE)  # one in each module
+_UNSPECIFIED = re.compile(rb",\s*+api_version\s*=\s*API_VERSION_UNSPECIFIED\b")
+_COMMENTS = re.compile(rb"(?:\s|[#;].*\n)*+")  # that the parser does not know
+_HEAD = re.compile(rb"^HloModule\b", re.MULTILINE)
+_ENTRY = re.compile(rb"^[^\S\n]*+ENTRY\b", re.MULTILINE)  # one in each module
 _ADVICE = {
   HLO: "expected one module as XLA prints it, lowered.as_text('hlo')",
   STABLEHLO: "write HLO, lowered.as_text('hlo')",
@@ -34,11 +31,12 @@ _ADVICE = {
 _CHECK = re.compile(r"Check failed:.*?(?=\*\*\*|\Z)", re.DOTALL)  # XLA's last words
 
 
-def module_of(source: str | bytes, where: str, *, kind: str = HLO) -> bytes:
+def module_of(source: bytes, where: str, *, kind: str = HLO) -> bytes:
   """The serialized `HloModuleProto` of HLO text or StableHLO.
 
   Args:
     source: HLO as XLA prints it, below any lines of a log; StableHLO as text or as MLIR bytecode.
+      Text is UTF-8.
     where: begins error messages.
     kind: `HLO` or `STABLEHLO`.
 
@@ -46,22 +44,20 @@ def module_of(source: str | bytes, where: str, *, kind: str = HLO) -> bytes:
     ValueError: the parser refuses the source, the source ends its parser or has several modules, or
       there is no parser in this jaxlib.
   """
-  if isinstance(source, str):
-    if kind == HLO:
-      if (entries := len(_ENTRY.findall(source))) > 1:
-        raise ValueError(
-          f"{where} has {entries} HLO modules, expected one: write each to a file of its own"
-        )
-      head = _HEAD.search(source)
-      source = _COMMENTS.sub("", _UNSPECIFIED.sub("", source[head.start() if head else 0 :]))
-    source = source.encode()
-  paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_ROOT))))
-  # -P: without the working folder, which may have a numpy.py.
-  command = [sys.executable, "-P", "-W", "ignore", __file__, kind, str(machine.available())]
-  env = os.environ | {"PYTHONPATH": paths}
+  if kind == HLO:
+    if (entries := sum(1 for _ in _ENTRY.finditer(source))) > 1:
+      raise ValueError(
+        f"{where} has {entries} HLO modules, expected one: write each to a file of its own"
+      )
+    source = _as_xla_prints(source)
   try:
     process = subprocess.run(
-      command, input=source, capture_output=True, timeout=_SECONDS, check=False, env=env
+      tasks.python_command("-W", "ignore", __file__, kind, str(machine.available())),
+      input=source,
+      capture_output=True,
+      timeout=_SECONDS,
+      check=False,
+      env=tasks.python_environment(),
     )
   except subprocess.TimeoutExpired:
     raise ValueError(
@@ -75,6 +71,15 @@ def module_of(source: str | bytes, where: str, *, kind: str = HLO) -> bytes:
   check = _CHECK.search(process.stderr.decode(errors="replace"))
   reason = console.one_line(check[0]) if check else f"status {process.returncode}"
   raise ValueError(f"{where}: {kind} that ended jax's parser ({reason})")
+
+
+def _as_xla_prints(source: bytes) -> bytes:
+  """HLO text without what XLA's parser does not know."""
+  head = _HEAD.search(source)
+  comments = _COMMENTS.match(source, head.start() if head else 0)
+  assert comments is not None  # perhaps an empty one
+  source = source[comments.end() :]
+  return _UNSPECIFIED.sub(b"", source) if _UNSPECIFIED.search(source) else source
 
 
 def _parser(kind: str) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ import tqdm
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import module_graph, proto, sources
-from tpugraphs_jax.infra import tasks
+from tpugraphs_jax.infra import files, tasks
 
 _TENSORS = 3  # output, input, kernel
 _INT64 = 1 << 64
@@ -227,7 +227,7 @@ def convert(
       f"{count} inputs are named {name}, and their "
       "results would overwrite each other; convert them to different folders"
     )
-  out = Path(out).expanduser()
+  out = files.expanded(out)
   out.mkdir(parents=True, exist_ok=True)
   convert_file = functools.partial(_convert_file, out)
   processes = processes or os.cpu_count() or 1

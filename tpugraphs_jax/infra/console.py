@@ -1,4 +1,4 @@
-"""Progress and log lines of the commands, which begin with the time outside of a terminal.
+"""Lines, tables and progress of the commands. Lines begin with the time outside of a terminal.
 
 A terminal shows a line as it is. In a log file or the output of a task every line begins with date
 and time, and there are no progress bars, which rewrite their line. After a command has called
@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import dataclasses
 import datetime
 import errno
 import functools
+import html
 import logging
 import os
 import sys
@@ -27,6 +29,8 @@ from tpugraphs_jax.infra import machine
 _ADVICE = {errno.EROFS: ": name a folder that can be written"} | dict.fromkeys(
   (errno.EACCES, errno.EPERM), ": check its permissions, or name another place"
 )
+_CELL = 'style="text-align: left; white-space: nowrap"'  # of a table in HTML
+_LONGEST = 2000  # characters of a message
 # Places in buckets by the local folder of their files: lines name the place, not the folder.
 places: dict[str, str] = {}
 
@@ -62,13 +66,17 @@ def one_line(said: object) -> str:
 
   Characters that cannot be printed, for example in names of a damaged file, become escapes. An
   error without a message gives the name of its type. An error of the system gives its file and its
-  message, without its number.
+  message, without its number. The middle of a very long text is left out.
   """
+  if isinstance(said, MemoryError):
+    said = f"not enough memory {f'({said}) ' if str(said) else ''}for this input on this machine"
   if isinstance(said, OSError) and said.errno is not None and said.strerror:
     advice = _ADVICE.get(said.errno, "")
     said = (f"{said.filename}: " * bool(said.filename)) + said.strerror + advice
   lines = (line.strip() for line in str(said).splitlines())
   words = " ".join(filter(None, lines)) or type(said).__name__
+  if len(words) > _LONGEST:
+    words = f"{words[: _LONGEST // 2].rstrip()} ... {words[-_LONGEST // 2 :].lstrip()}"
   return printable(words.replace("\t", " "))
 
 
@@ -78,12 +86,63 @@ def fail(message: object) -> NoReturn:
   sys.exit(2)
 
 
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A table that is text on a terminal and HTML in a notebook.
+
+  Columns without any content are left out.
+
+  Attributes:
+    head: a name for each column.
+    rows: each with one text per column.
+    title: a line above the table.
+  """
+
+  head: Sequence[str]
+  rows: Sequence[Sequence[str]]
+  title: str = ""
+
+  def _columns(self) -> list[int]:
+    return [column for column in range(len(self.head)) if any(row[column] for row in self.rows)]
+
+  def __str__(self) -> str:
+    table = [self.head, *self.rows]
+    widths = {column: max(len(row[column]) for row in table) for column in self._columns()}
+    line = lambda row: "  ".join(row[column].ljust(width) for column, width in widths.items())
+    lines = "\n".join(line(row).rstrip() for row in table)
+    return "\n\n".join(filter(None, [self.title, lines if widths else ""]))
+
+  def _repr_html_(self) -> str:
+    head, *rows = (
+      "".join(f"<{tag} {_CELL}>{html.escape(row[column])}</{tag}>" for column in self._columns())
+      for tag, row in [("th", self.head), *(("td", row) for row in self.rows)]
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    title = f"<p>{html.escape(self.title)}</p>" if self.title else ""
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+    return title + table
+
+
+def interrupted() -> NoReturn:
+  """Ends a command after Ctrl-C: one line on standard error, exit code 130."""
+  print("interrupted: finished work is kept; run the same command again", file=sys.stderr)
+  sys.exit(130)
+
+
 @contextlib.contextmanager
 def explaining_devices() -> Iterator[None]:
-  """Turns jax's error where it has no device of `JAX_PLATFORMS` into a ValueError of one line."""
+  """Turns errors of jax that settings of the user cause into a ValueError of one line.
+
+  `JAX_PLATFORMS` may name a device that is not here, and `JAX_TRANSFER_GUARD` forbid transfers.
+  """
   try:
     yield
   except (RuntimeError, AssertionError) as error:
+    if "Disallowed" in str(error) and "transfer" in str(error):
+      raise ValueError(
+        "jax's transfer guard (JAX_TRANSFER_GUARD) disallows transfers to and from devices, and "
+        "this command needs them: unset the variable, or set it to allow or log"
+      ) from None
     platforms, jax = os.environ.get("JAX_PLATFORMS"), sys.modules.get("jax")
     # jax has devices the second time where the first of several platforms is there.
     is_missing = "initialize backend" in str(error) or jax and not _has_devices(jax)
@@ -120,12 +179,11 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
     try:
       with explaining_devices():
         return main(argv)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, MemoryError) as error:
       print(f"error: {one_line(error)}", file=sys.stderr)
       return 2
     except KeyboardInterrupt:
-      print("interrupted: finished work is kept; run the same command again", file=sys.stderr)
-      return 130
+      interrupted()
 
   return run
 

@@ -12,7 +12,7 @@ of a folder belong together. A place is a string: a `Path` would turn `gs://` in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
 import errno
 import fcntl
@@ -22,9 +22,11 @@ import io
 import json
 import os
 from pathlib import Path
+import re
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -33,20 +35,36 @@ from typing import Any, IO
 from absl import logging
 import filelock
 import fsspec
+from fsspec import callbacks
 import numpy as np
-import tqdm
 
 from tpugraphs_jax.infra import console, machine, trust
 
 LOCK = ".lock"  # in a folder that one process at a time may write
 _OWNER = f"{LOCK}.owner"  # names the process that holds the lock
 _PARTIAL = ".partial"
+_PARTIAL_NAME = re.compile(rf"\..*\.(\d+)-[0-9a-f]{{8}}{re.escape(_PARTIAL)}", re.DOTALL)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # extras, by protocol
 _POLL_SECONDS = 0.2
+_OWNER_CHARACTERS = 200  # that a message shows
 _SEAL = "checksum"  # field of a JSON object
 # A file that was changed so recently may change again without another time stamp.
 _SETTLED_SECONDS = 1.0
+
+
+def expanded(place: str | os.PathLike[str]) -> Path:
+  """The path of a local place, with a home folder for `~`.
+
+  Raises:
+    ValueError: there is no such home folder.
+  """
+  try:
+    return Path(place).expanduser()
+  except RuntimeError:
+    raise ValueError(
+      f"{os.fspath(place)}: no home folder is known for its ~: give a path without ~, or set HOME"
+    ) from None
 
 
 def is_remote(place: str | os.PathLike[str]) -> bool:
@@ -78,6 +96,8 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
   the same time, each through its own partial file. A bucket (`s3://...`) has the whole file or no
   file, too.
 
+  The first call for a folder removes the partial files that killed processes left there.
+
   Args:
     path: the file to write; its folder is made where it is missing.
     mode: `w` or `wb`.
@@ -96,8 +116,9 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     with _reaching(path):
       system.pipe_file(remote_path, data.getvalue())
     return
-  path = Path(path).expanduser()
+  path = expanded(path)
   path.parent.mkdir(parents=True, exist_ok=True)
+  _tidy_once(path.parent.absolute())
   partial = partial_path(path)
   try:
     with contextlib.ExitStack() as stack:
@@ -109,9 +130,12 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     if error.errno in _FULL and not error.filename:  # Python does not say where
       more = "free some, then give the command again (training: with --resume)"
       raise OSError(error.errno, f"{error.strerror}: {more}", str(path)) from None
+    if error.filename == str(partial):  # which nobody knows
+      raise OSError(error.errno, error.strerror, str(path)) from None
     raise
   finally:
-    partial.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the error that ends the block says more
+      partial.unlink(missing_ok=True)
 
 
 def write_json(path: str | os.PathLike[str], values: Any, *, indent: int | None = None) -> None:
@@ -158,11 +182,37 @@ def tidy(folder: Path) -> None:
   A file that a running process is writing stays. On file systems without locks all files stay.
   """
   for path in folder.glob(f".*{_PARTIAL}"):
-    with contextlib.suppress(OSError), lock(path) as is_free:
-      if is_free and path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-      elif is_free:
-        path.unlink(missing_ok=True)
+    _remove_if_free(path)
+
+
+@functools.cache  # once per process: a folder may get thousands of files
+def _tidy_once(folder: Path) -> None:
+  """Removes what killed processes left in a folder of the user, and no file of another program."""
+  with contextlib.suppress(OSError):
+    for path in folder.glob(f".*{_PARTIAL}"):
+      match = _PARTIAL_NAME.fullmatch(path.name)
+      if match and not _may_be_writing(int(match[1]), path):
+        _remove_if_free(path)
+
+
+def _may_be_writing(process: int, path: Path) -> bool:
+  """Whether a process of that id runs here, or has made a file just now, perhaps elsewhere."""
+  try:
+    os.kill(process, 0)
+  except ProcessLookupError:
+    return False
+  except (OSError, OverflowError):  # of another user
+    pass
+  return time.time() - path.stat().st_mtime < _SETTLED_SECONDS
+
+
+def _remove_if_free(path: Path) -> None:
+  """Removes a partial file or folder unless another process holds its lock."""
+  with contextlib.suppress(OSError), lock(path) as is_free:
+    if is_free and path.is_dir():
+      shutil.rmtree(path, ignore_errors=True)
+    elif is_free:
+      path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -196,17 +246,19 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
     wait: whether to wait for a process that holds the folder already.
 
   Raises:
-    ValueError: another process holds the folder, and `wait` is False.
+    ValueError: another process holds the folder, and `wait` is False; its lock is a link.
     OSError: the folder cannot be written.
   """
   folder.mkdir(parents=True, exist_ok=True)
+  _check_entry(folder / LOCK)
   lock_file, note = filelock.FileLock(folder / LOCK), folder / _OWNER
   try:
     lock_file.acquire(timeout=0)
   except filelock.Timeout:
     owner = "another process"
-    with contextlib.suppress(OSError):  # it has not said yet, or no longer
-      owner = note.read_text(encoding="utf-8")
+    with contextlib.suppress(OSError, ValueError):  # it has not said yet, or no longer
+      with open_plain(note, "r") as file:
+        owner = file.read(_OWNER_CHARACTERS)
     if not wait:
       raise ValueError(
         f"{folder} is in use by {owner}: let that one end first, or name another folder"
@@ -215,7 +267,8 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
     lock_file.acquire(poll_interval=_POLL_SECONDS)
   try:
     with contextlib.suppress(OSError):  # the lock holds without the note
-      note.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+      with replacing(note, encoding="utf-8") as file:
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
     yield
   finally:
     with contextlib.suppress(OSError):
@@ -236,17 +289,124 @@ def lines(path: Path) -> list[bytes]:
 
 
 def append(path: Path, line: bytes) -> None:
-  """Adds a line to a file; on return the line is on the disk.
+  """Adds a line to a file, which other processes may do at the same time.
 
-  A last line that a kill cut short is removed first.
+  On return the line is on the disk. See `appending`.
+  """
+  with appending(path) as file:
+    add_line(file, line)
+
+
+@contextlib.contextmanager
+def appending(path: Path) -> Iterator[IO[bytes]]:
+  """Opens a file for `add_line`; until the block ends no other process adds lines.
+
+  The file and its folder are made where they are missing. A file system without locks does not
+  keep other processes out.
+
+  Raises:
+    ValueError: `path` is a link, see `open_plain`.
+    OSError: the file cannot be written.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
-  with open(path, "a+b") as file:
+  with open_plain(path, "a+b") as file:
+    with contextlib.suppress(OSError):  # a file system without locks
+      fcntl.flock(file, fcntl.LOCK_EX)
+    yield file
+
+
+def add_line(file: IO[bytes], line: bytes) -> None:
+  """Adds a line to a file of `appending`; removes a last line that a kill cut short."""
+  end = file.seek(0, os.SEEK_END)
+  file.seek(max(0, end - 1))
+  if file.read(1) not in (b"", b"\n"):
     file.seek(0)
     file.truncate(file.read().rfind(b"\n") + 1)
-    file.write(line + b"\n")
-    file.flush()
-    os.fsync(file.fileno())
+  file.write(line + b"\n")
+  file.flush()
+  os.fsync(file.fileno())
+
+
+# Folders that somebody else may have made: no write follows a link in them.
+
+
+def open_plain(path: Path, mode: str, **options: Any) -> IO:
+  """Opens a file as `open` does, but no link, pipe or device.
+
+  Raises:
+    ValueError: `path` is such a thing.
+    OSError: as `open`.
+  """
+
+  def opener(name: str, flags: int) -> int:
+    try:
+      # Without O_NONBLOCK a pipe would wait for its other end.
+      descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+      if error.errno in (errno.ELOOP, errno.ENXIO):
+        _check_entry(path)
+      raise
+    if _is_plain(os.fstat(descriptor).st_mode):
+      return descriptor
+    os.close(descriptor)
+    _check_entry(path)
+    raise OSError(errno.EINVAL, "is no plain file", str(path))
+
+  return open(path, mode, opener=opener, **options)
+
+
+def _is_plain(mode: int) -> bool:
+  return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def make_folder(path: Path) -> None:
+  """Makes a folder to write in, unless it is there, and checks it by `check_plain`."""
+  if path.is_symlink():
+    _check_entry(path)
+  path.mkdir(parents=True, exist_ok=True)
+  check_plain(path)
+
+
+def check_plain(folder: Path) -> None:
+  """Refuses (ValueError) a folder with a link, pipe or device anywhere below it.
+
+  Writes would follow a link. The folder itself may be a link: the user names it.
+  """
+  for parent, folders, names in os.walk(folder):
+    for name in (*folders, *names):
+      _check_entry(Path(parent, name))
+
+
+def check_way(start: Path, end: Path) -> None:
+  """Refuses (ValueError) a link among the folders below `start` on the way to `end`."""
+  for folder in (end, *end.parents):
+    if folder == start:
+      return
+    if folder.is_symlink():
+      _check_entry(folder)
+
+
+def _check_entry(path: Path) -> None:
+  """Refuses (ValueError) a path that is neither a plain file nor a folder, if it exists."""
+  try:
+    mode = path.lstat().st_mode
+  except FileNotFoundError:
+    return
+  if not _is_plain(mode):
+    kind = f"a link to {os.readlink(path)}" if stat.S_ISLNK(mode) else "a pipe or a device"
+    raise ValueError(
+      f"{path} is {kind}, expected a plain file or folder, because files are written there: remove "
+      "it, or name another folder"
+    )
+
+
+def state_of(path: Path) -> tuple[int, ...]:
+  """Numbers of which one changes whenever a file does, also if another file takes its place.
+
+  Size and time are not enough: `cp -p`, archives and images of disks keep times.
+  """
+  state = path.stat()
+  return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def digest_of(path: Path) -> str:
@@ -300,24 +460,34 @@ def first_damaged(files: Mapping[Path, str]) -> Path | None:
   if missing is not None:
     return missing
   note, newest = _note_of(files)
-  if note.exists():
+  if _is_private(note.parent) and note.exists():
     return None
   damaged = next((path for path, digest in files.items() if digest_of(path) != digest), None)
   if damaged is None and time.time() - newest > _SETTLED_SECONDS:
     with contextlib.suppress(OSError):  # then they are compared again next time
       note.parent.mkdir(mode=0o700, exist_ok=True)
-      note.touch()
+      if _is_private(note.parent):
+        note.touch()
   return damaged
+
+
+def _is_private(folder: Path) -> bool:
+  """Whether a folder belongs to this user, and nobody else can write in it."""
+  try:
+    state = folder.lstat()
+  except OSError:
+    return False
+  is_shared = state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+  return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not is_shared
 
 
 def _note_of(files: Mapping[Path, str]) -> tuple[Path, float]:
   """Where this host notes that these files are as expected, and the time of their last change."""
   digest, newest = hashlib.sha256(), 0.0
   for path, expected in files.items():
-    stat = path.stat()
-    known = (path.resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    digest.update(f"{known} {expected}\n".encode())
-    newest = max(newest, stat.st_mtime, stat.st_ctime)
+    state = path.stat()
+    digest.update(f"{(path.resolve(), *state_of(path))} {expected}\n".encode())
+    newest = max(newest, state.st_mtime, state.st_ctime)
   folder = Path(tempfile.gettempdir()) / f"tpugraphs_jax_verified_{os.getuid()}"
   return folder / digest.hexdigest(), newest
 
@@ -329,12 +499,12 @@ _DEFAULT_CACHE = "~/.cache/tpugraphs_jax"
 _KNOWN = ".remote.json"  # in a copy: the marks of the remote files, by name
 _INDEX = ".index.json"  # in a bucket: the files that belong together
 _PUSH_SECONDS = 30.0
-_AT_A_TIME = 64  # files
+_WARN_SECONDS = 600
 # Parts of names of files that are being written, or that only this machine can use.
 _NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded")
 
 
-def refuse(place: str, name: str) -> None:
+def refuse(place: str | os.PathLike[str], name: str) -> None:
   """Refuses (ValueError) a bucket where a folder of this machine is needed."""
   if is_remote(place):
     raise ValueError(
@@ -351,20 +521,20 @@ def join(place: str | os.PathLike[str], *parts: str) -> str:
 def exists(place: str) -> bool:
   """Whether there is a file at a place."""
   if not is_remote(place):
-    return Path(place).expanduser().is_file()
+    return expanded(place).is_file()
   system, path = bucket_of(place)
   return system.isfile(path)
 
 
 def cache() -> Path:
   """The user's folder of copies."""
-  return Path(os.environ.get(CACHE) or _DEFAULT_CACHE).expanduser()
+  return expanded(os.environ.get(CACHE) or _DEFAULT_CACHE)
 
 
 def local_of(place: str | os.PathLike[str]) -> Path:
   """The local path of a place: the place itself, or its copy, which need not exist yet."""
   if not is_remote(place):
-    return Path(place).expanduser()
+    return expanded(place)
   name = os.fspath(place).rstrip("/")
   return cache() / f"{name.rpartition('/')[2]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
@@ -399,7 +569,7 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
     'npz'
   """
   if not is_remote(place):
-    return Path(place).expanduser()
+    return expanded(place)
   into = into or local_of(place)
   with _reaching(place):
     system, root = bucket_of(place)
@@ -434,37 +604,12 @@ def _copy(
 
 
 def _get(system: fsspec.AbstractFileSystem, targets: Mapping[str, Path]) -> None:
-  names = list(targets)
-  with tqdm.tqdm(total=len(names), unit="file", disable=console.bar(True)) as bar:
-    for start in range(0, len(names), _AT_A_TIME):
-      batch = names[start : start + _AT_A_TIME]
-      partial = [targets[name].with_name(f".{targets[name].name}.partial") for name in batch]
-      for path in partial:
-        path.parent.mkdir(parents=True, exist_ok=True)
-      system.get(batch, list(map(str, partial)))
-      for name, path in zip(batch, partial):
-        os.replace(path, targets[name])
-      bar.update(len(batch))
-
-
-def send(folder: Path, place: str, *, again: Sequence[str] = ()) -> None:
-  """Copies a folder to a bucket: files that are not there, or of another size.
-
-  Args:
-    folder: the folder on this machine.
-    place: remote.
-    again: subfolders whose files are always sent.
-  """
-  with _reaching(place):
-    system, root = bucket_of(place)
-    remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
-    local_files = {name: folder / name for name in _whole_files(folder)}
-    changed = {
-      name: path
-      for name, path in local_files.items()
-      if name.partition("/")[0] in again or remote_sizes.get(name) != path.stat().st_size
-    }
-    _put(system, root, changed)
+  """Copies remote files to local paths."""
+  for path in targets.values():
+    path.unlink(missing_ok=True)  # a process that has mapped the earlier file keeps it
+  if targets:
+    bar = callbacks.TqdmCallback({"unit": "file", "disable": console.bar(True)})
+    system.get(list(targets), list(map(str, targets.values())), callback=bar)
 
 
 @contextlib.contextmanager
@@ -478,139 +623,98 @@ def working_folder(place: str) -> Iterator[Path]:
     place: local or remote.
 
   Raises:
+    ValueError: a link in a local folder, see `check_plain`.
     OSError: at the end, if it cannot be sent; it stays on this machine then.
   """
   if not is_remote(place):
-    yield Path(place).expanduser()
+    folder = expanded(place)
+    check_plain(folder)
+    yield folder
     return
-  bucket_of(place)  # errors show before a folder is made
+  system, root = bucket_of(place)  # errors show before a folder is made
   parent = local_of(place).with_name("working")
   parent.mkdir(parents=True, exist_ok=True)
-  folder = Path(tempfile.mkdtemp(prefix=f"{place.rstrip('/').rpartition('/')[2]}-", dir=parent))
+  folder = Path(tempfile.mkdtemp(prefix=f"{Path(place).name}-", dir=parent))
+  console.places[str(folder)] = place.rstrip("/")
   console.say(f"{place}: files are sent every {_PUSH_SECONDS:.0f} s and at the end")
-  try:
-    with _reaching(place):
-      mirror = _Mirror(folder, place)
-      mirror.pull()
-  except BaseException:
-    shutil.rmtree(folder, ignore_errors=True)
-    raise
   with contextlib.ExitStack() as stack:
-    console.places[str(folder)] = place.rstrip("/")
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    with _reaching(place):
+      remote = _files(system, root).items()
+      _get(system, {info["name"]: trust.inside(folder, name) for name, info in remote})
     if machine.is_primary():
-      stack.callback(_send_last, mirror, folder, place)
-      stack.enter_context(_sending_along(mirror, place))
-    else:
-      stack.callback(shutil.rmtree, folder, ignore_errors=True)
+      stack.enter_context(_sending(folder, place))
     yield folder
 
 
-def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
-  try:
-    if not any(mirror.push() for _ in range(3)):
-      raise OSError("files changed while they were sent")
-  except Exception as error:  # of whatever file system it is
-    del console.places[str(folder)]
-    raise OSError(
-      f"{place} cannot be written ({console.one_line(error)}): the files of the run "
-      f"stay in {folder}"
-    ) from error
-  shutil.rmtree(folder, ignore_errors=True)
-
-
 @contextlib.contextmanager
-def _sending_along(mirror: _Mirror, place: str) -> Iterator[None]:
-  """Sends the changes every half minute while the block runs; warns of the first failure.
+def _sending(folder: Path, place: str) -> Iterator[None]:
+  """Sends the changes in a folder every half minute, and when the block ends in any way."""
+  sent, ended = _states(folder), threading.Event()
 
-  A transfer that has begun ends before the block does.
-  """
-  ended, is_warned = threading.Event(), False
-
-  def run() -> None:
-    nonlocal is_warned
+  def send_along() -> None:
+    nonlocal sent
     while not ended.wait(_PUSH_SECONDS):
       try:
-        mirror.push()
+        sent = _send(folder, place, sent)
       except Exception as error:  # of whatever file system it is
-        if not is_warned:
-          reason = console.one_line(error)
-          logging.warning(
-            f"{place} cannot be written ({reason}): tried again every {_PUSH_SECONDS:.0f} s"
-          )
-        is_warned = True
+        message = f"{place} cannot be written ({console.one_line(error)}): tried again"
+        logging.log_every_n_seconds(logging.WARNING, message, _WARN_SECONDS)
 
-  thread = threading.Thread(target=run, name="bucket", daemon=True)
+  thread = threading.Thread(target=send_along, name="bucket", daemon=True)
   thread.start()
   try:
     yield
   finally:
     ended.set()
-    thread.join()
-
-
-class _Mirror:
-  """A local folder and a remote one.
-
-  An index in the bucket names the files that belong together. It is written last: an interrupted
-  copy never counts as whole.
-  """
-
-  def __init__(self, folder: Path, place: str):
-    self._folder = folder
-    self._sent: dict[str, tuple[int, int]] = {}
-    self._system, self._root = bucket_of(place)
-
-  def pull(self) -> None:
-    """Copies the files in the bucket that its index names."""
-    files = _files(self._system, self._root).items()
-    _get(self._system, {info["name"]: trust.inside(self._folder, name) for name, info in files})
-    self._sent = self._here()
-
-  def push(self) -> bool:
-    """Sends files that changed since the last call; removes files there that are gone here.
-
-    Returns:
-      False if a file was replaced while it was sent: the next call sends it again.
-    """
-    here = self._here()
-    changed = [name for name, mark in here.items() if self._sent.get(name) != mark]
-    gone = self._sent.keys() - here.keys()
-    if not changed and not gone:
-      return True
+    thread.join()  # a transfer that has begun ends first
     try:
-      _put(self._system, self._root, {name: self._folder / name for name in changed})
-    except FileNotFoundError:
-      if all((self._folder / name).exists() for name in changed):
-        raise  # there is no such bucket
-      return False
-    self._system.pipe_file(f"{self._root}/{_INDEX}", json.dumps(sorted(here)).encode())
-    if gone:
-      self._system.rm([f"{self._root}/{name}" for name in gone])
-    self._sent = here
-    return True
-
-  def _here(self) -> dict[str, tuple[int, int]]:
-    """Size and time of every file that is whole."""
-    marks = {}
-    for name in _whole_files(self._folder):
-      with contextlib.suppress(FileNotFoundError):  # gone in the meantime
-        stat = (self._folder / name).stat()
-        marks[name] = stat.st_size, stat.st_mtime_ns
-    return marks
+      _send(folder, place, sent)
+    except Exception as error:
+      kept = folder.rename(folder.with_name(f"unsent-{folder.name}"))
+      reason = f"{place} cannot be written ({console.one_line(error)})"
+      raise OSError(f"{reason}: the files of the run stay in {kept}") from error
 
 
-def _whole_files(folder: Path) -> Iterable[str]:
-  """Names of the files below a folder that are whole."""
-  for at, _, names in os.walk(folder):  # which lets folders go while it walks
-    for name in names:
-      path = Path(at, name).relative_to(folder).as_posix()
-      if not is_hidden(path) and not any(part in path for part in _NOT_SENT):
-        yield path
+def _send(folder: Path, place: str, sent: Mapping[str, tuple]) -> dict[str, tuple]:
+  """Sends the files of a folder that changed, and removes files in the bucket that are gone here.
+
+  An index in the bucket names the files that belong together. It is written after them: an
+  interrupted transfer never counts as whole.
+
+  Args:
+    folder: the folder on this machine.
+    place: the bucket.
+    sent: `_states` at the last call.
+
+  Returns:
+    `_states` now.
+
+  Raises:
+    FileNotFoundError: a file was gone before it was sent: the next call sends what is left.
+  """
+  system, root = bucket_of(place)
+  here = _states(folder)
+  changed, gone = [name for name in here if here[name] != sent.get(name)], sent.keys() - here.keys()
+  if changed:
+    system.put([str(folder / name) for name in changed], [f"{root}/{name}" for name in changed])
+  if changed or gone:
+    system.pipe_file(f"{root}/{_INDEX}", json.dumps(sorted(here)).encode())
+  if gone:
+    system.rm([f"{root}/{name}" for name in gone])
+  return here
 
 
-def _put(system: fsspec.AbstractFileSystem, root: str, files: Mapping[str, Path]) -> None:
-  if files:
-    system.put(list(map(str, files.values())), [f"{root}/{name}" for name in files])
+def _states(folder: Path) -> dict[str, tuple]:
+  """The state of every file below a folder that is whole, by its name."""
+  states = {}
+  for parent, _, names in os.walk(folder):  # which lets folders go while it walks
+    for path in (Path(parent, name) for name in names):
+      name = path.relative_to(folder).as_posix()
+      if not is_hidden(name) and not any(part in name for part in _NOT_SENT):
+        with contextlib.suppress(FileNotFoundError):  # gone in the meantime
+          states[name] = state_of(path)
+  return states
 
 
 def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:
@@ -633,5 +737,5 @@ def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, 
 
 def _mark(info: Mapping[str, Any]) -> str:
   """A text that changes whenever the file changes."""
-  names = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created")
-  return f"{info['size']} {next((info[name] for name in names if info.get(name)), '')}"
+  names = ("ETag", "etag", "md5Hash", "ino", "mtime", "LastModified", "updated", "created")
+  return " ".join(str(info[name]) for name in ("size", *names) if info.get(name))

@@ -46,6 +46,7 @@ def _parameters(function: Any, count: int) -> list[str]:
     return []
   by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
   given = [each.name for each in parameters if each.kind in by_place][:count]
+  given += getattr(function, "keywords", {})  # of functools.partial
   stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
   return [each.name for each in parameters if each.name not in given and each.kind not in stars]
 

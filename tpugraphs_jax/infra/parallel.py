@@ -13,6 +13,7 @@ import functools
 import glob
 import importlib.util
 import os
+from pathlib import Path
 import pickle
 import socket
 import sys
@@ -26,7 +27,7 @@ import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
 
-from tpugraphs_jax.infra import machine
+from tpugraphs_jax.infra import console, machine
 
 DEVICES = "devices"  # name of the mapped axis
 _EMITTERS_KNOWN_UNTIL = (0, 11)  # of jaxlib, see `compile_quickly`
@@ -169,7 +170,7 @@ def compute_deterministically() -> None:
 
 def check_deterministic() -> None:
   """Refuses (ValueError) GPUs that may add up in another order in every run."""
-  if jax.default_backend() == "gpu" and _DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
+  if jax.default_backend() == "gpu" and _DETERMINISTIC not in _xla_flags():
     raise ValueError(
       "train.deterministic is True, but XLA was started without its flag: set "
       f"XLA_FLAGS=--{_DETERMINISTIC}=true before jax is imported"
@@ -182,7 +183,7 @@ def warn_of_slow_sums() -> None:
   Source: issue 38806 of jax-ml/jax.
   """
   first, fixed = _SLOW_SUMS
-  version, flags = jaxlib.version.__version_info__, os.environ.get("XLA_FLAGS", "")
+  version, flags = jaxlib.version.__version_info__, _xla_flags()
   is_slow = jax.default_backend() == "gpu" and first <= version < fixed
   if is_slow and _ATOMICS not in flags and _DETERMINISTIC not in flags:
     logging.warning(
@@ -195,9 +196,27 @@ def warn_of_slow_sums() -> None:
 
 def _add_xla_flags(flags: Sequence[str]) -> None:
   """Adds flags `name=value` to `XLA_FLAGS`, except flags that the user has set."""
-  present = os.environ.get("XLA_FLAGS", "")
+  present = _xla_flags()
   new = [f"--{flag}" for flag in flags if flag.partition("=")[0] not in present]
   os.environ["XLA_FLAGS"] = " ".join([*present.split(), *new])
+
+
+def _xla_flags() -> str:
+  """The flags of `XLA_FLAGS`, which may name a file of them: then it does not begin with `-`.
+
+  Raises:
+    ValueError: the file cannot be read. XLA would end the process.
+  """
+  value = os.environ.get("XLA_FLAGS", "").strip()
+  if not value or value.startswith("-"):
+    return value
+  try:
+    return Path(value).read_text()
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f"XLA_FLAGS is {value!r}, expected flags, which begin with --, or the name of a file of "
+      f"flags ({console.one_line(error)})"
+    ) from None
 
 
 def per_device(batch_size: int, *, field: str = "batch_size") -> int:
@@ -287,7 +306,16 @@ def stack_for_devices(trees: Sequence[Value]) -> Value:
 
 
 def slate_keys(key: jax.Array, slates: int) -> jax.Array:
-  """A key per slate of this device, `[slates]`, different on every device."""
+  """The key of each slate of this device, `[slates]`, from the place of the slate in the batch.
+
+  Row `i` of device `d` has the place `d * slates + i`: the slates of a batch fill the devices in
+  order, and only the last rows of the batch are padding (`data.plan.BatchPlan`). So a slate has the
+  same key on any number of devices, also in a batch that is not full.
+
+  Args:
+    key: of the step.
+    slates: rows of the batch of a device, with padding; the same number on every device.
+  """
   first = jax.lax.axis_index(DEVICES) * slates
   return jax.vmap(lambda slate: jax.random.fold_in(key, slate))(first + jnp.arange(slates))
 

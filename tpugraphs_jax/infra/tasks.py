@@ -1,7 +1,8 @@
 """Many independent tasks: in processes of this machine, or on a cluster by Apache Beam.
 
 Tasks must be repeatable: a cluster may start one twice. `StopSignals` stops work on SIGTERM and
-Ctrl-C without losing it.
+Ctrl-C without losing it. No process that is started here takes modules from the current folder in
+place of Python's or of installed ones: the folder may be from somebody else, and have a `numpy.py`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,47 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+from pathlib import Path
 import signal
+import sys
 import threading
 import time
+import traceback
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _SECONDS = 0.2  # between two looks at the process that started this one
+_ROOT = Path(__file__).parents[2]  # of the package
+_SAFE_PATH = "PYTHONSAFEPATH"  # environment variable: as `python -P`
+
+
+def python_command(*arguments: str) -> list[str]:
+  """The command of a Python process, for the environment `python_environment()`."""
+  return [sys.executable, "-P", *arguments]
+
+
+def python_environment() -> dict[str, str]:
+  """The environment of a Python process that finds this package."""
+  places = filter(None, (os.environ.get("PYTHONPATH"), str(_ROOT)))
+  return os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+  """Processes that multiprocessing starts inside begin as `python -P` does.
+
+  They take over `sys.path` of this process before they import a task.
+  """
+  before = os.environ.get(_SAFE_PATH)
+  os.environ[_SAFE_PATH] = "1"
+  try:
+    yield
+  finally:
+    del os.environ[_SAFE_PATH]
+    if before is not None:
+      os.environ[_SAFE_PATH] = before
 
 
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -70,6 +103,16 @@ def run(
       results.append(work(task))
       finished(results[-1])
     return results
+  with _safe_path():
+    return _run_in_pool(work, tasks, processes, finished)
+
+
+def _run_in_pool(
+  work: Callable[[_Task], _Result],
+  tasks: Sequence[_Task],
+  processes: int,
+  finished: Callable[[_Result], object],
+) -> list[_Result]:
   # Fresh processes: a fork of one that has threads (jax, absl) can hang.
   spawn = multiprocessing.get_context("spawn")
   pool = concurrent.futures.ProcessPoolExecutor(processes, spawn, _begin_process, (os.getpid(),))
@@ -162,6 +205,44 @@ def run_on_beam(
     ]
   with beam.Pipeline(options=pipeline_options.PipelineOptions(flags)) as pipeline:
     _ = pipeline | beam.Create(list(tasks)) | beam.Reshuffle() | beam.Map(work)
+
+
+def exit_at_once(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> NoReturn:
+  """Ends this process with the exit status of `main`, also if a thread has not ended.
+
+  Python would wait for threads that a program of the user has left behind, perhaps forever.
+  """
+  try:
+    status = main(argv)
+  except SystemExit as error:
+    status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    if not isinstance(error.code, (int, type(None))):
+      print(error.code, file=sys.stderr)
+  except BaseException:  # as Python does
+    traceback.print_exc()
+    status = 1
+  for stream in (sys.stdout, sys.stderr):
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+      stream.flush()
+  os._exit(status)
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+  """Inside, SIGTERM and Ctrl-C wait until the block ends; in another thread it does nothing."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  received: list[int] = []
+  note = lambda number, frame: received.append(number)
+  handlers = [(number, signal.signal(number, note)) for number in _STOP_SIGNALS]
+  try:
+    yield
+  finally:
+    for number, handler in handlers:
+      signal.signal(number, handler)
+    for name in received:
+      signal.raise_signal(name)
 
 
 # Stopping without losing work.

@@ -27,6 +27,12 @@ _REMOTE = "://"
 _SEPARATORS = ',:"/\\'  # of CSV files, of IDs of graphs and of folders
 _FORMULA = "=+-@"  # begin a formula in a cell of a spreadsheet
 
+_LONG_TEXT = 1 << 24  # bytes
+_COST = 4  # bytes of memory that a byte of a long text may take
+# Bytes of Python's values: an empty list or object with its place in another one, a text, a number
+# with its place in a list, the place of a field in an object.
+_CONTAINER, _STRING, _ITEM, _FIELD = 72, 60, 32, 100
+
 NUMBER = (int, float)
 COUNT = range(1 << 62)
 SCALAR = (str, bool, int, float, type(None))
@@ -56,6 +62,8 @@ def reading(path: str | os.PathLike[str], advice: str) -> Iterator[None]:
     yield
   except FileNotFoundError:
     raise
+  except MemoryError as error:
+    raise ValueError(f"{path}: {console.one_line(error)}") from None
   except Exception as error:  # wrong values cause many types
     reason = console.one_line(error)
     if isinstance(error, KeyError):
@@ -68,13 +76,27 @@ def reading(path: str | os.PathLike[str], advice: str) -> Iterator[None]:
 def parse(text: str | bytes) -> Any:
   """The JSON value of a text.
 
+  A value takes up to 25 times the memory of its text. Therefore a long text is refused if its
+  parts are shorter than those of any file of this package.
+
   Raises:
-    ValueError: it is no JSON, or nested more deeply than any file of this package.
+    ValueError: it is no JSON, nested more deeply or with shorter parts than any file of this
+      package.
   """
+  if len(text) > _LONG_TEXT and _memory_of(text) > _COST * len(text):
+    raise ValueError(f"it has {len(text):,} characters of parts that are shorter than in any file")
   try:
     return json.loads(text)
   except RecursionError:
     raise ValueError("it is nested too deeply") from None
+
+
+def _memory_of(text: str | bytes) -> int:
+  """An upper bound of the memory in bytes of a JSON text and its value."""
+  signs = '[{":,' if isinstance(text, str) else (b"[", b"{", b'"', b":", b",")
+  lists, objects, quotes, fields, items = map(text.count, signs)  # type: ignore[arg-type]
+  per_text = len(text) + _CONTAINER * (lists + objects) + _STRING * (quotes // 2)
+  return per_text + _ITEM * items + _FIELD * fields
 
 
 def fields_in(path: Path) -> dict[str, Any]:

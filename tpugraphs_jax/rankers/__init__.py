@@ -13,36 +13,38 @@ official models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 # Importing a module of networks registers them.
 from tpugraphs_jax.rankers import base, systems, tile
-from tpugraphs_jax.rankers.base import Settings
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.tables import network, traffic
 
+if TYPE_CHECKING:
+  from tpugraphs_jax.rankers.config import Config
 
-def create(config: Mapping[str, Any], unscaled: Sequence[str] = ()) -> base.Family:
+
+def create(config: Config, unscaled: Sequence[str] = ()) -> base.Family:
   """The ranker family of a config.
 
   Args:
-    config: nested fields, see `configs/`.
+    config: see `rankers.config`.
     unscaled: blocks of node features that no transform changes.
 
   Raises:
     ValueError: as `base.create_network`, or for fields that the network cannot work with.
   """
-  settings, options = Settings.of(config), dict(config["model"])
-  ranker_network = base.create_network(settings.kind, options.pop("name"), **options)
-  default = base.Kernels if settings.kind == "tile" else base.Programs
-  family = (ranker_network.family or default)(ranker_network, settings, unscaled)
-  if settings.task != "segments":
+  model = config.model
+  ranker_network = base.create_network(config.kind, model.name, **model.given)
+  default = base.TileFamily if config.kind == "tile" else base.LayoutFamily
+  family = (ranker_network.family or default)(ranker_network, config, unscaled)
+  if config.segments is None:
     return family
-  if not isinstance(family, base.Programs):
+  if not isinstance(family, base.LayoutFamily):
     raise ValueError(
-      f"model {settings.model} is of the family {type(family).__name__}, expected "
-      "one of base.Programs: others cannot be trained in segments"
+      f"model {model.name} is of the family {type(family).__name__}, expected "
+      "one of base.LayoutFamily: others cannot be trained in segments"
     )
   return Segments(family)

@@ -8,9 +8,10 @@ A `Network` is a flax module from a batch of slates to scores, in two parts:
   score(readout [..., P]) -> [...]    the head
 
 A `Family` holds a network and all code that depends on its kind. It prepares graphs, draws slates,
-assembles batches, adapts the training step, scores configurations, and refuses fields of a config.
+assembles batches, scores configurations, and refuses fields of a config.
 A family is a folder or file of `rankers`; code outside of `rankers` works with any family.
-`Kernels` is the base of families on whole kernels, and `Programs` on whole programs.
+`TileFamily` is the base of families that rank tiles of kernels, `LayoutFamily` of those that rank
+layouts of programs.
 """
 
 from __future__ import annotations
@@ -19,123 +20,25 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import inspect
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TYPE_CHECKING
 
 from flax import linen as nn
 import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax import datasets
 from tpugraphs_jax.columns import OPCODES
-from tpugraphs_jax.data import batching, feature_blocks, features, plan, reduction, selection
+from tpugraphs_jax.data import batching, feature_blocks, reduction
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, PreparedProgram, Slate
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, draw_slates, Sampler
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
-from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.layers import Precise, PRECISIONS
-from tpugraphs_jax.nn.linear import keep_rows_short
-from tpugraphs_jax.options import check_value, Limits, limits_of, MOST, option, Options, Registry
-from tpugraphs_jax.rankers.scorer import Encoder, EvalOptions, network_step
+from tpugraphs_jax.options import check_value, Limits, limits_of, MOST, option, Registry
+from tpugraphs_jax.rankers.scorer import Encoder, network_step
 
-# Sections of a config that rankers read.
-
-TASKS = ("tile", "layout", "segments")
-
-
-def kind_of(task: str) -> str:
-  """The kind of configurations that a task ranks: `tile` or `layout`."""
-  return "tile" if task == "tile" else "layout"
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOptions(Options):
-  """Fields of a config outside of sections."""
-
-  task: str = option("layout", "what is ranked, and how it is trained", one_of=TASKS)
-  seed: int = option(0, "seed of parameters, batches and samples", least=0, most=2**62 - 1)
-  extensions: tuple[str, ...] = option((), "modules of your own that register models, losses, ...")
-  profile_steps: str = option("", "FIRST:LAST writes a trace of these steps")
-
-
-@dataclasses.dataclass(frozen=True)
-class _DataOptions(features.FeatureOptions, plan.LoadingOptions, datasets.CollectionOptions):
-  neighbour_slots: int = option(
-    -1, "width of neighbour tables; 0 = sorted segment sum; -1 = by platform", least=-1, most=2**16
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class TileDataOptions(_DataOptions, selection.TileOptions, reduction.VirtualNodes):
-  """The section `data` for kernels."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LayoutDataOptions(_DataOptions, selection.LayoutOptions, reduction.Reduction):
-  """The section `data` for whole programs."""
-
-  also: tuple[str, ...] = option((), "further layout collections to train on")
-
-
-@dataclasses.dataclass(frozen=True)
-class LayoutEvalOptions(EvalOptions, selection.JudgedOptions):
-  """The section `eval` for whole programs."""
-
-
-# Classes of sections, by kind.
-DATA: dict[str, type[TileDataOptions] | type[LayoutDataOptions]] = {
-  "tile": TileDataOptions,
-  "layout": LayoutDataOptions,
-}
-EVAL: dict[str, type[EvalOptions]] = {"tile": EvalOptions, "layout": LayoutEvalOptions}
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """Fields of a config for preparing, batching and scoring graphs.
-
-  Attributes:
-    task: one of `TASKS`.
-    seed: of parameters, batches and samples.
-    data, batch, eval: sections.
-    model: name of the network.
-    segments: fields of the section `segments`; empty for other tasks.
-  """
-
-  task: str
-  seed: int
-  data: TileDataOptions | LayoutDataOptions
-  batch: plan.BatchOptions
-  eval: EvalOptions
-  model: str
-  segments: Mapping[str, Any]
-
-  @classmethod
-  def of(cls, config: Mapping[str, Any]) -> Settings:
-    """The settings in the nested fields of a config.
-
-    Raises:
-      ValueError: an impossible value, with the name of its field.
-    """
-    fields = RunOptions.of(config)
-    kind = kind_of(fields.task)
-    return cls(
-      task=fields.task,
-      seed=fields.seed,
-      data=DATA[kind].of(config["data"]),
-      batch=plan.BatchOptions.of(config["batch"]),
-      eval=EVAL[kind].of(config["eval"]),
-      model=config["model"]["name"],
-      segments=config.get("segments", {}),
-    )
-
-  @property
-  def kind(self) -> str:
-    """See `kind_of`."""
-    return kind_of(self.task)
-
+if TYPE_CHECKING:
+  from tpugraphs_jax.rankers.config import Config
 
 # Networks.
 
@@ -196,7 +99,7 @@ class Network(Precise):
 
   @property
   def family(self) -> Callable[..., Family] | None:
-    """The class of the network's family; None = `Kernels` or `Programs`."""
+    """The class of the network's family; None = `TileFamily` or `LayoutFamily`."""
     return None
 
   def __call__(self, batch: Any, *, train: bool = False) -> jax.Array:
@@ -284,34 +187,34 @@ class Family:
 
   Args:
     network: the network to train.
-    settings: of the run.
+    config: of the run.
     unscaled: blocks of node features that no transform changes.
 
   Attributes:
-    network, settings: the arguments.
+    network, config: the arguments.
     config_transform: transform of configurations; set when transforms are fitted or loaded.
 
   Raises:
     ValueError: fields of the config that the network cannot work with.
   """
 
-  def __init__(self, network: nn.Module, settings: Settings, unscaled: Sequence[str] = ()):
-    self.network, self.settings, self.unscaled = network, settings, unscaled
+  def __init__(self, network: nn.Module, config: Config, unscaled: Sequence[str] = ()):
+    self.network, self.config, self.unscaled = network, config, unscaled
     self.config_transform: Transform | None = None
-    slots = settings.data.neighbour_slots
+    slots = config.data.neighbour_slots
     self.slots = batching.slots_of(jax.default_backend()) if slots < 0 else slots
     self.check()
 
   def check(self) -> None:
     """Refuses (ValueError) fields of the config that the network cannot work with."""
-    _check_features(self.network.reads, self.settings.data.features, self.unscaled)
-    chunk = self.settings.batch.config_chunk
+    _check_features(self.network.reads, self.config.data.features, self.unscaled)
+    chunk = self.config.batch.config_chunk
     if chunk and self.network.compares_configs:
       raise ValueError(
         f"batch.config_chunk is {chunk}, but this model's scores depend on all configurations of "
         "the slate: set it to 0"
       )
-    transform = self.settings.data.config_transform
+    transform = self.config.data.config_transform
     if self.network.embeds_integers and transform != "none":
       raise ValueError(
         f"data.config_transform is {transform!r}, but this model embeds the integers of "
@@ -327,7 +230,7 @@ class Family:
 
   def reduce(self, graph: OpGraph) -> reduction.Subgraph:
     """The part of a graph that the network sees, with virtual nodes."""
-    return reduction.reduce_graph(graph, self.settings.data)
+    return reduction.reduce_graph(graph, self.config.data)
 
   # Batches.
 
@@ -340,9 +243,6 @@ class Family:
     """
     raise NotImplementedError
 
-  def check_graphs(self, graphs: Sequence[Any]) -> None:
-    """Refuses (ValueError) prepared training graphs that the family cannot train on."""
-
   def draw(self, graphs: Sequence[Any], sampler: Sampler) -> Draw:
     """The function that draws slates of prepared graphs, see `data.plan.BatchPlan`."""
     return draw_slates(graphs, sampler)
@@ -351,46 +251,12 @@ class Family:
     """A padded batch of at most `graphs` slates of `draw`, `configs` configurations each."""
     raise NotImplementedError
 
-  def stack(self, batches: Sequence[Any]) -> Any:
-    """Batches of the local devices as one, with a leading device axis."""
-    return parallel.stack_for_devices(batches)
-
-  # Training.
-
-  def training(
-    self,
-    step: Callable,
-    batches: Any,
-    *,
-    params: optax.Params,
-    batch: Any,
-    graphs: Sequence[Any],
-    workdir: Path,
-  ) -> tuple[Callable, Any]:
-    """Wraps the training step and the batches, for work before and after a step.
-
-    Args:
-      step: mapped `(state, batch) -> (state, metrics)`.
-      batches: iterator of batches whose position can be saved and restored.
-      params: initial parameters.
-      batch: the first batch of one device.
-      graphs: prepared training graphs.
-      workdir: for files of the family.
-    """
-    del params, batch, graphs, workdir
-    return step, batches
-
-  def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Adapts the optimizer to the network. A family may restrict it to some parameters."""
-    norms = self.network.max_norms
-    return keep_rows_short(optimizer, norms) if norms else optimizer
-
   # Scores.
 
   @functools.cached_property
   def encoder(self) -> Encoder:
     """Runs the network on batches, for families that score in one pass."""
-    options = self.settings.eval
+    options = self.config.eval
     return Encoder(
       network_step(self.network),
       self.assemble,
@@ -438,14 +304,14 @@ def _check_opcodes(graph: OpGraph, opcodes: int) -> None:
     )
 
 
-class Kernels(Family):
+class TileFamily(Family):
   """Fused kernels with tile configurations, which networks read in `TileBatch.config_feat`."""
 
   def prepare(self, graph: OpGraph[TileConfigs], feat: np.ndarray) -> PreparedGraph[TileConfigs]:
     """A kernel with its neighbour tables. Reduction only adds virtual nodes to kernels."""
     _check_opcodes(graph, self.network.opcodes)
     reduced = self.reduce(graph)
-    configs = feature_blocks.with_config_features(graph, self.settings.data.config_features).configs
+    configs = feature_blocks.with_config_features(graph, self.config.data.config_features).configs
     kernel, distinct = dataclasses.replace(reduced.graph, configs=configs), self.network.distinct
     return batching.prepare(kernel, reduced.rows(feat), slots=self.slots, distinct=distinct)
 
@@ -458,7 +324,7 @@ class Kernels(Family):
     )
 
 
-class Programs(Family):
+class LayoutFamily(Family):
   """Whole programs with layout configurations."""
 
   def prepare(self, graph: OpGraph[LayoutConfigs], feat: np.ndarray) -> PreparedProgram:

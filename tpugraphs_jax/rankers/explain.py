@@ -10,7 +10,7 @@ import numpy as np
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 
 if TYPE_CHECKING:
   from tpugraphs_jax.rankers.tables.charges import Charge

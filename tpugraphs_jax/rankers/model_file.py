@@ -9,6 +9,7 @@ every evaluation that is the best so far.
 from __future__ import annotations
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -155,12 +156,25 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
     ValueError: the model is damaged, of a newer version or of another config.
   """
   path = files.fetch(place)
-  artefact = parallel.on_primary(
-    lambda: read_file(path) if path.is_file() or path.suffix else _of_folder(path)
-  )
+  artefact = parallel.on_primary(lambda: _of_folder(path) if path.is_dir() else read_file(path))
   if config is not None:
     trees.check_config(path, fingerprint(artefact.config), fingerprint(config))
   return artefact
+
+
+def state_of(place: Path) -> tuple[Any, ...]:
+  """What changes whenever `read` would return another model, as the key of a cache.
+
+  The state of the files alone does not tell two images of a disk apart. The card, which has the
+  checksum of the parameters, does.
+  """
+  model = place if place.is_file() else place / MODEL_FILE
+  paths = [path for path in (model, model.with_name(TRANSFORMS_FILE)) if path.is_file()]
+  state: list[Any] = [files.state_of(path) for path in paths]
+  with contextlib.suppress(ValueError, OSError):  # `read` says what is wrong
+    with npz.NpzArchive(model, most_bytes=MOST_BYTES) as archive:
+      state.append(hashlib.sha256(archive.read("card")).digest())
+  return tuple(state)
 
 
 def _of_folder(folder: Path) -> Artefact:
@@ -183,21 +197,24 @@ def shipped_names() -> list[str]:
   return [path.stem for path in files.visible(SHIPPED, "*.npz")]
 
 
-def shipped_file(place: str | Path) -> Path:
-  """The file of a model that ships, if `place` is its name; otherwise `place`.
+def shipped_file(place: str | os.PathLike[str]) -> Path:
+  """The file of a model that ships, if `place` is its name; otherwise the path of `place`.
+
+  The name of a model that ships is that model, whatever the current folder has: `./NAME` is a
+  folder there.
 
   Raises:
     FileNotFoundError: `place` is a name of neither a file nor a model that ships.
   """
-  path = Path(place)
-  if path.exists() or path.name != str(place):
+  name, path = os.fspath(place), files.expanded(place)
+  if name in shipped_names():
+    return SHIPPED / f"{name}.npz"
+  if os.path.dirname(name) or path.exists():
     return path
-  if path.name not in shipped_names():
-    raise FileNotFoundError(
-      f"{place!s} is missing: name a folder that a model was trained in, a "
-      f"model file, or a model that ships ({', '.join(shipped_names())})"
-    )
-  return SHIPPED / f"{place}.npz"
+  raise FileNotFoundError(
+    f"{name} is missing: name a folder that a model was trained in, a model file, or a model that "
+    f"ships ({', '.join(shipped_names())})"
+  )
 
 
 def card(name: str) -> str:

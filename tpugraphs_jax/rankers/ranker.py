@@ -27,7 +27,7 @@ from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LayoutConfigs, LOWERED, OpGraph, TileConfigs
 from tpugraphs_jax.infra import files, parallel, trees, trust
 from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.rankers.base import Settings
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.explain import (
   check_numbers,
   exchanges,
@@ -48,11 +48,10 @@ class Ranker:
   """Scores and ranks graphs of a collection.
 
   Args:
-    config: nested fields, see `configs/`; fields of training alone are not read.
+    config: see `rankers.config`; fields of training alone are not read.
 
   Attributes:
     config: the argument.
-    settings: the fields of the config that rankers read.
     collection: of the graphs.
     features: node features, with their transforms once fitted or loaded.
     family: the ranker family, see `rankers.base`.
@@ -63,10 +62,9 @@ class Ranker:
     ValueError: fields of the config contradict each other.
   """
 
-  def __init__(self, config: Mapping[str, Any]):
-    self.config, self.settings = config, Settings.of(config)
-    data = self.settings.data
-    self.collection = datasets.of(self.settings.kind, data.source, data.search)
+  def __init__(self, config: Config):
+    self.config, data = config, config.data
+    self.collection = datasets.of(config.kind, data.source, data.search)
     self.features = features.NodeFeatures(data)
     self.family = rankers.create(config, self.features.unscaled)
     self.params: optax.Params | None = None
@@ -76,22 +74,22 @@ class Ranker:
     state = "not trained"
     if self.params is not None:
       state = f"{optax.tree.size(self.params):,} parameters"
-    return f"<Ranker {self.config['model']['name']} of {self.collection.name}: {state}>"
+    return f"<Ranker {self.config.model.name} of {self.collection.name}: {state}>"
 
   @classmethod
-  def load(cls, place: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Ranker:
+  def load(cls, place: str | os.PathLike[str], config: Config | None = None) -> Ranker:
     """The trained ranker of a working folder or model file; see `model_file.read`.
 
     Raises:
       FileNotFoundError, ValueError: as `model_file.read`. Without `config` also ValueError for a
         model that needs a module which is not imported.
     """
-    artefact = model_file.read(place, config)
+    artefact = model_file.read(place, None if config is None else config.to_dict())
     if config is not None:
       return cls(config)._with(artefact, place)
     trust.check_imported(artefact.config["extensions"])
     with trust.reading(place, model_file.AGAIN):
-      ranker = cls(artefact.config)._with(artefact, place)
+      ranker = cls(Config.from_dict(artefact.config))._with(artefact, place)
       if not artefact.config["extensions"]:  # a family of the user may need other graphs
         ranker.check_params()
     return ranker
@@ -122,7 +120,7 @@ class Ranker:
     Arrays of parameters are shared too, and read-only.
     """
     result = copy.copy(self)
-    result.config, result.about = copy.deepcopy(self.config), copy.deepcopy(self.about)
+    result.about = copy.deepcopy(self.about)
     result.params = jax.tree.map(lambda array: array, self.params)
     result.features = copy.copy(self.features)
     result.features.transforms = copy.deepcopy(self.features.transforms)
@@ -137,15 +135,21 @@ class Ranker:
     # Copies share the family, which scores with its transform from now on.
     if self.family.config_transform is not None:
       raise ValueError(f"{self!r} has its transforms: make another Ranker for other ones")
+    if transform is not None and not len(transform.kept):
+      raise ValueError(
+        f"data.config_transform is {self.config.data.config_transform!r}, which leaves out "
+        "columns that are constant in training, and all columns of configurations are: no ranker "
+        "can tell such configurations apart, so train on others, or set it to 'none'"
+      )
     self.family.config_transform = transform
 
   def fit_configs(self, config_values: Sequence[np.ndarray]) -> None:
     """Fits the transform of configurations `[n, F]` alone.
 
     Raises:
-      ValueError: the ranker has one.
+      ValueError: the ranker has one, or no column is left.
     """
-    kinds = np.full(config_values[0].shape[1], self.settings.data.config_transform, dtype=object)
+    kinds = np.full(config_values[0].shape[1], self.config.data.config_transform, dtype=object)
     self._set_config_transform(features.fit(config_values, kinds))
 
   @property
@@ -210,13 +214,13 @@ class Ranker:
   def prepare(self, graph: OpGraph) -> Any:
     """Computes and transforms features, and prepares the graph; see `Family.prepare`."""
     graph = self._seen(graph).for_rankers()
-    if self.settings.data.virtual_node == "output":
+    if self.config.data.virtual_node == "output":
       graph = reduction.with_output(graph)
     return self.family.prepare(graph, self.features(graph))
 
   def _seen(self, graph: OpGraph) -> OpGraph:
     """The graph as in training, with output layouts alone for such `data.config_features`."""
-    return output_orders(graph) if "outputs" in self.settings.data.config_features else graph
+    return output_orders(graph) if "outputs" in self.config.data.config_features else graph
 
   # Scores.
 
@@ -299,7 +303,7 @@ class Ranker:
     graph = self._seen(graph)
     if not isinstance(self.family, TablesFamily):
       raise ValueError(
-        f"model {self.settings.model} has no score table: train a model with score "
+        f"model {self.config.model.name} has no score table: train a model with score "
         "tables (variant tables of configs/layout.py)"
       )
     self.check(graph)
@@ -330,7 +334,7 @@ class Ranker:
       raise ValueError("the ranker has no parameters: train it, or load one")
     about = self.about if about is None else about
     # The model does not depend on the folder of its training data.
-    config = {k: v for k, v in self.config.items() if k != "data_root"}
+    config = self.config.replace(data_root="").to_dict()
     artefact = model_file.Artefact(trust.config(config), self.transforms, params, dict(about))
     model_file.write(Path(path), artefact)
 
@@ -362,8 +366,8 @@ def _warn_of_stage(name: str, stage: str, expected: str) -> None:
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(place: Path, saved_ns: int) -> Ranker:
-  del saved_ns  # key of the cache: a newer file is loaded again
+def _loaded(place: Path, state: tuple[Any, ...]) -> Ranker:
+  del state  # key of the cache: a model that has changed is loaded again
   return Ranker.load(place)
 
 
@@ -389,12 +393,11 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
     'layout'
   """
   options.import_extensions(extensions)
-  shipped = lambda: model_file.shipped_file(Path(place).expanduser())
+  shipped = lambda: model_file.shipped_file(place)
   source = place if files.is_remote(place) else parallel.on_primary(shipped)
   path = files.fetch(source).absolute()
-  marks = (path, path / model_file.MODEL_FILE)
-  saved_ns = max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0)
-  return _loaded(path, saved_ns).copy()
+  # All processes load the model, or none: `model_file.read` is a call of all of them.
+  return _loaded(path, parallel.on_primary(lambda: model_file.state_of(path))).copy()
 
 
 def propose(

@@ -300,7 +300,7 @@ class Scorer:
   """Scores prepared graphs with any parameters of a family's network."""
 
   def __init__(self, family: Family):
-    self._family, self._options = family, family.settings.eval
+    self._family, self._options = family, family.config.eval
     self._compares = family.network.compares_configs
 
   def __call__(
@@ -362,7 +362,7 @@ class Scorer:
     return [distinct[which] for distinct, (_, which) in zip(scores, parts)]
 
   def _mean_over_orders(self, params, graphs, config_ids, progress, orders: int):
-    rngs = [rng_of(graph, self._family.settings.seed) for graph in graphs]
+    rngs = [rng_of(graph, self._family.config.seed) for graph in graphs]
     total = [np.zeros(len(ids)) for ids in config_ids]
     for number in range(orders):
       order = [np.arange(len(ids)) for ids in config_ids]

@@ -1,7 +1,7 @@
 """The official tile rankers: scores `[G, C]` of tile configurations of kernels.
 
-Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`, which
-`base.Kernels` fills). Published systems read them in `systems`, mostly by `nn.linear.Tiles`. With
+Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`, from
+`base.TileFamily`). Published systems read them in `systems`, mostly by `nn.linear.Tiles`. With
 early join the tile is a feature of every node. With late join it is appended to the readout of the
 kernel, so that the network runs once per kernel:
 
@@ -41,7 +41,7 @@ from tpugraphs_jax.rankers.scorer import Encoder, network_step
 REDUCTIONS = ("sum", "mean")  # over the nodes of a kernel
 
 
-class LateJoin(base.Kernels):
+class LateJoin(base.TileFamily):
   """Kernels, for networks with the methods `pooled(batch) -> [G, F]` and `join(pooled, configs)`.
 
   Every process computes all scores: the head costs less than an exchange.
@@ -56,7 +56,7 @@ class LateJoin(base.Kernels):
   def encoder(self) -> Encoder:
     """The readout `[F]` of every kernel."""
     step = network_step(self.network, method="pooled")
-    return Encoder(step, self.assemble, graphs=self.settings.eval.graphs, configs=0)
+    return Encoder(step, self.assemble, graphs=self.config.eval.graphs, configs=0)
 
   @functools.cached_property
   def _head(self) -> Callable:

@@ -20,29 +20,25 @@ from tpugraphs_jax.infra import console, files
 FILE = "report.html"  # the page of a run, in its working folder
 
 
-def write(
-  folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, graph: str = ""
-) -> None:
+def write(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:
   """Writes the page of one or several runs.
 
   Args:
     folders: working folders of runs or of sweeps.
     out: the HTML file.
-    graph: whose predicted ranks and ranks by label are shown; the median one by Kendall tau if not
-      given.
 
   Raises:
     FileNotFoundError: a folder holds no run.
     ImportError: a package of the extra `plots` is not installed; says how to install it.
-    ValueError: no run judged that graph, or a file of a run is damaged.
+    ValueError: a file of a run is damaged.
   """
   require_plots()
-  from tpugraphs_jax.report import page, runs
+  from tpugraphs_jax.report import figures, page, runs
 
   folder = os.path.dirname(os.fspath(out)) or "."
-  text = page.render(runs.read_all(folders), graph=graph, folder=folder)
+  text = page.render(runs.read_all(folders), folder)
   with files.replacing(out, encoding="utf-8") as file:
-    file.write(text)
+    file.write(figures.without_controls(text))
 
 
 def try_write(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:

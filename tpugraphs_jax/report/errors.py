@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def _parts(
   for part in np.unique(which):
     least, most = sizes[which == part].min(), sizes[which == part].max()
     title = f"{least:,} {unit}" if least == most else f"{least:,} to {most:,} {unit}"
-    result[title] = [graph.name for graph, one in zip(graphs, which) if one == part]
+    result[title] = [graph.name for graph in itertools.compress(graphs, which == part)]
   return result
 
 

@@ -1,16 +1,16 @@
 """Figures of runs, as matplotlib figures; `svg` makes one a part of a page.
 
 A figure shows runs that compare, and is as wide as a page of 700 pixels. Runs of one config have
-one colour. A point of a line shows its values under the mouse.
+one colour.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import io
 import logging
+import re
 from typing import Any
-from xml.etree import ElementTree
 
 from matplotlib import figure, rc_context
 import numpy as np
@@ -22,11 +22,7 @@ from tpugraphs_jax.report.runs import (
   DEFAULT,
   Group,
   KS,
-  NOISELESS,
-  noiseless,
-  OWN_FIRST,
   RANDOM,
-  tune_name,
   ValidationGraph,
 )
 from tpugraphs_jax.train import evaluation
@@ -55,10 +51,16 @@ _STYLE: dict[Any, Any] = {
   ),
 }
 _WIDTH = 6.8  # inches, 653 pixels of a page
-_SVG = "http://www.w3.org/2000/svg"
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BAND = (10, 90)  # percentiles over graphs
-_TOLD = 500  # most points of a figure of ranks that say their values
-_TIPS = "|"  # between the texts of a line's points, in its `gid`
+
+
+def without_controls(text: str) -> str:
+  """A text of a page or figure, with a sign in the place of characters that XML does not allow.
+
+  Names of folders and values of a config may have them.
+  """
+  return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def svg(drawn: figure.Figure) -> str:
@@ -66,38 +68,24 @@ def svg(drawn: figure.Figure) -> str:
   with rc_context(_STYLE | {"svg.hashsalt": "report"}):
     text = io.StringIO()
     drawn.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-  ElementTree.register_namespace("", _SVG)
-  ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-  root = ElementTree.fromstring(text.getvalue())
-  for group in root.iter(f"{{{_SVG}}}g"):
-    tips = group.get("id", "").split(_TIPS)[1:]
-    for point, tip in zip(group.iter(f"{{{_SVG}}}use"), tips):
-      ElementTree.SubElement(point, f"{{{_SVG}}}title").text = tip
-    if tips:
-      del group.attrib["id"]
-  whole = ElementTree.tostring(root, encoding="unicode")
-  return whole.replace(_INK, "currentColor").replace(_GRID, "var(--line)")
+  drawing = without_controls(text.getvalue())
+  element = drawing[drawing.index("<svg") :]  # without the head of an XML file
+  return element.replace(_INK, "currentColor").replace(_GRID, "var(--line)")
 
 
-def _tips(texts: Iterable[str]) -> str:
-  """The `gid` of a line whose points, all of them finite, say these texts."""
-  return "".join(_TIPS + text.replace(_TIPS, "/") for text in texts)
-
-
-def all_of(comparison: Comparison, graph: ValidationGraph | None) -> dict[str, figure.Figure]:
+def all_of(comparison: Comparison) -> dict[str, figure.Figure]:
   """Every figure that there are data for, by title; of many configs the best `MOST`.
 
-  Args:
-    comparison: the runs.
-    graph: of the first config, whose ranks are shown.
+  The ranks are those of the graph in the middle by Kendall tau of the first config.
   """
   groups, by_title = comparison.groups[:MOST], {}
+  first = groups[0]
   with rc_context(_STYLE):
-    if groups[0].judged:
+    if first.judged:
       by_title["Slowdown of the best of the first k"] = _slowdowns(comparison)
       by_title["Kendall tau and slowdown1 of each validation graph"] = _by_graph(groups)
-    if graph is not None:
-      of = f" ({groups[0].name})" * (len(groups) > 1)
+      graph = first.by_tau[len(first.taus) // 2]
+      of = f" ({first.name})" * (len(groups) > 1)
       by_title[f"Predicted rank and rank by label: {graph.name}{of}"] = _ranks(graph)
     by_title["Training and validation"] = _curves(groups)
     for drawn in by_title.values():
@@ -148,9 +136,8 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
   ks = [k for k in KS if k == 1 or k <= half]
 
   def plot(slowdowns: Sequence[Mapping[int, float]], style: str, *, label: str, **kwargs) -> None:
-    means = [np.mean([one.get(k, 0.0) for one in slowdowns]) for k in ks]
-    gid = _tips(f"{label}: best of {k}, slowdown {mean:.4f}" for k, mean in zip(ks, means))
-    axes.plot(ks, means, style, label=label, gid=gid, **kwargs)
+    means = [np.mean([by_k.get(k, 0.0) for by_k in slowdowns]) for k in ks]
+    axes.plot(ks, means, style, label=label, **kwargs)
 
   if len(groups) == 1:
     values = np.array([[graph.slowdowns.get(k, 0.0) for k in ks] for graph in groups[0].judged])
@@ -159,13 +146,8 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
     axes.fill_between(ks, low, high, color=_COLOURS[0], alpha=0.15, lw=0, label=name)
   for group, colour in zip(groups, _COLOURS):
     plot([graph.slowdowns for graph in group.judged], "o-", color=colour, label=group.name)
-    tuned = [graph.tune_slowdowns for graph in group.judged]
-    if all(tuned):
-      plot(tuned, "s:", color=colour, label=tune_name(group))
   at_random = [metrics.random_slowdown(graph.label, ks) for graph in graphs]
   plot(at_random, "x--", color=_GREY, label=RANDOM)
-  if OWN_FIRST in comparison.references:
-    plot([graph.own_first_slowdowns(ks) for graph in graphs], "+-.", color=_GREY, label=OWN_FIRST)
   tried = "k configurations tried, in the order of the model"
   axes.set(xscale="log", xlabel=tried, ylabel="slowdown")
   axes.set_xticks(ks, list(map(str, ks)))
@@ -181,20 +163,10 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
   is_named, places = len(order) <= _NAMED, range(len(order))
   drawn, (left, right) = _axes(2, height=max(2.8, 0.22 * len(order) + 1.4) if is_named else 4)
   for group, colour in zip(groups, _COLOURS):
-    for axes, (name, value) in zip((left, right), BY_GRAPH.items()):
+    for axes, value in zip((left, right), BY_GRAPH.values()):
       values = group.by_graph(value)
-      is_known = lambda graph: np.isfinite(values.get(graph.name, np.nan))
-      known = [(place, graph) for place, graph in enumerate(order) if is_known(graph)]
-      numbers = [values[graph.name] for _, graph in known]
-      gid = _tips(
-        f"{graph.name} ({graph.nodes:,} nodes), {group.name}: {name} {number:.4f}"
-        for number, (_, graph) in zip(numbers, known)
-      )
-      at = [place for place, _ in known]
-      axes.plot(numbers, at, "o", ms=5, color=colour, label=group.name, gid=gid)
-  if by_ceiling := noiseless(order):
-    left.plot([graph.kendall_tau for graph in by_ceiling], places, "|", color=_GREY)
-    right.plot([], [], "|", color=_GREY, label=f"Kendall tau, {NOISELESS}")
+      numbers = [values.get(graph.name, np.nan) for graph in order]
+      axes.plot(numbers, places, "o", ms=5, color=colour, label=group.name)
   if all(graph.default is not None for graph in order):
     slowdowns = [graph.default_slowdown for graph in order]
     right.plot(slowdowns, places, "|", ms=10, mew=2, color=_INK, label=DEFAULT)
@@ -223,10 +195,9 @@ def _curves(groups: Sequence[Group]) -> figure.Figure:
       shown[metric] = None
       for axes, name in ((left, "train/loss"), (right, metric)):
         points = [(row["step"], row[name]) for row in run.rows if row.get(name) is not None]
-        gid = _tips(f"{run.name}: step {step}, {value:.4g}" for step, value in points)
         steps, values = np.array(points).reshape(-1, 2).T
         label = "" if number else group.name
-        axes.plot(steps, values, marker=".", color=colour, label=label, gid=gid)
+        axes.plot(steps, values, marker=".", color=colour, label=label)
       best = run.summary.get("training", {}).get("best", {})
       if best.get("value") is not None:
         right.plot(best["step"], best["value"], "o", ms=9, mfc="none", color=colour)
@@ -243,12 +214,8 @@ def _ranks(graph: ValidationGraph) -> figure.Figure:
   """Every configuration of a graph, by its predicted rank and its rank by label."""
   drawn, (axes,) = _axes(height=4)
   predicted, by_label = graph.ranks
-  told = zip(graph.config_ids, predicted, by_label) if len(predicted) <= _TOLD else ()
-  gid = _tips(
-    f"configuration {number}: predicted rank {one}, by label {other}" for number, one, other in told
-  )
   style = {"ms": 6 if len(predicted) < 200 else 2, "color": _COLOURS[0]}
-  axes.plot(predicted, by_label, ".", label="a configuration", gid=gid, **style)
+  axes.plot(predicted, by_label, ".", label="a configuration", **style)
   axes.axline((0, 0), slope=1, **_LINE)
   if graph.default is not None:
     at = predicted[graph.default], by_label[graph.default]

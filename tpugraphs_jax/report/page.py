@@ -15,8 +15,7 @@ from typing import Any
 import jinja2
 
 from tpugraphs_jax import metrics
-from tpugraphs_jax.datasets import Collection
-from tpugraphs_jax.infra import console, files
+from tpugraphs_jax.infra import files
 from tpugraphs_jax.report import errors, figures
 from tpugraphs_jax.report.runs import (
   BY_GRAPH,
@@ -28,7 +27,6 @@ from tpugraphs_jax.report.runs import (
   leads,
   Run,
   TAU,
-  ValidationGraph,
 )
 from tpugraphs_jax.train import evaluation
 
@@ -41,16 +39,12 @@ _FILES = (
 ).split()
 
 
-def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
+def render(runs: Sequence[Run], folder: str = "") -> str:
   """The page of these runs.
 
   Args:
     runs: at least one.
-    graph: whose ranks are shown; the median one by Kendall tau if not given.
     folder: of the page, from which links to files of the runs start; without it there are none.
-
-  Raises:
-    ValueError: no run judged that graph.
   """
   environment = jinja2.Environment(
     autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -59,43 +53,27 @@ def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
   is_number = lambda cell: isinstance(cell, (int, float, tuple)) or cell == ""
   environment.tests["numeric"] = lambda column: all(map(is_number, column))
   template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-  _check_judged(runs, graph)
   compared = comparisons(runs)
   return environment.from_string(template).render(
     runs=runs,
-    sections=[_section(each, graph) for each in compared],
-    names=list(dict.fromkeys(name for each in compared for name in each.references)),
+    sections=[_section(comparison) for comparison in compared],
+    names=list(dict.fromkeys(name for comparison in compared for name in comparison.references)),
     about={run.name: _about(run) for run in runs},
     links={run.name: _links(run, folder) for run in runs},
     now=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
   )
 
 
-def _check_judged(runs: Sequence[Run], name: str) -> None:
-  """Refuses (ValueError) the name of a graph that no run judged."""
-  known = list(dict.fromkeys(graph.name for run in runs for graph in run.judged))
-  if name and name not in known:
-    advice = f"expected one of {console.some(known)}" if known else "evaluate the runs first"
-    raise ValueError(f"no run judged a graph {name!r}: {advice}")
-
-
-def graph_of(comparison: Comparison, name: str) -> ValidationGraph | None:
-  """The first group's graph of that name, else the one in the middle by Kendall tau."""
-  first = comparison.groups[0]
-  named = [graph for graph in first.by_tau if graph.name == name]
-  return next(iter(named + first.by_tau[len(first.taus) // 2 :]), None)
-
-
-def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
+def _section(comparison: Comparison) -> dict[str, Any]:
   """The part of the page about runs that compare."""
   first, groups = comparison.groups[0].runs[0], comparison.groups
-  drawn = figures.all_of(comparison, graph_of(comparison, graph))
+  drawn = figures.all_of(comparison)
   return {
     "comparison": comparison,
     "name": first.collection,
     "labels": first.labels,
     "most": figures.MOST,
-    "judged": first.summary.get(evaluation.reported(first.config.get("data.folds", 0)), {}),
+    "judged": first.summary.get(evaluation.final_split(first.config.get("data.folds", 0)), {}),
     "best": first.summary.get("training", {}).get("best", {}) if first.fold is None else {},
     "results": _results(comparison),
     "leads": _table(
@@ -110,23 +88,18 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
       for lead in leads(groups)
     ),
     "differences": _differences(groups),
-    "figures": {title: figures.svg(each) for title, each in drawn.items()},
+    "figures": {title: figures.svg(figure) for title, figure in drawn.items()},
     "graphs": _graphs(groups),
-    "view": _view(groups[0]),
     "errors": _table(dict(zip(_ERRORS, row)) for row in errors.rows(groups[0])),
-    "together": _together(groups[0]),
     "programs": _programs(groups) if first.config.get("task") == "tile" else _table([]),
     "ended": _ended(comparison.runs),
   }
 
 
 def _differences(groups: Sequence[Group]) -> dict[str, Any]:
-  """Fields in which configs differ: a row for each field, or for each config if those are more."""
-  rows: list[Sequence[str]] = [["field", *(group.name for group in groups)], *differences(groups)]
-  if len(rows) < len(groups):
-    (_, *fields), *columns = zip(*rows)
-    rows = [["config", *fields], *columns]
-  return {"head": rows[0], "rows": rows[1:] if len(groups) > 1 else []}
+  """Fields in which configs differ, with the value of each config."""
+  head = ["field", *(group.name for group in groups)]
+  return {"head": head, "rows": differences(groups) if len(groups) > 1 else []}
 
 
 def _results(comparison: Comparison) -> dict[str, Any]:
@@ -205,39 +178,6 @@ def _of(group: Group, groups: Sequence[Group]) -> str:
   return f", {group.name}" * (len(groups) > 1)
 
 
-def _view(group: Group) -> str:
-  """The command that shows the graph with the lowest Kendall tau; empty where its file is gone.
-
-  For layouts it shows the first choice, beside the fastest configuration if they differ.
-  """
-  run = group.runs[0]
-  if not group.judged:
-    return ""
-  graph = group.by_tau[0]
-  path = run.file_of(graph.name)
-  if not path.exists():
-    return ""
-  first, fastest = map(int, graph.config_ids[[graph.scores.argmin(), graph.label.argmin()]])
-  configs = f" --config {first}" + f" --against {fastest}" * (fastest != first)
-  is_layout = Collection(run.collection).kind == "layout"
-  return f"python -m tpugraphs_jax.view {shlex.quote(str(path))}" + configs * is_layout
-
-
-def _together(group: Group) -> str:
-  """The models of all folds, and a folder for their ranking of the test split, as arguments.
-
-  Empty without folds, where a fold is missing, and for own collections, which have no such split.
-  """
-  first = group.out_of_fold.runs[0]
-  folders = {run.fold: run.folder for run in group.runs if run.seed == first.seed}
-  is_whole = group.judged and group.folds and len(folders) == first.config["data.folds"]
-  if not is_whole or not Collection(first.collection).is_released:
-    return ""
-  places = [f'"{place}"' if "," in place else place for place in folders.values()]
-  out = os.path.commonprefix(list(folders.values())).rpartition("/")[0] or "."
-  return shlex.join([f"--ensemble={','.join(places)}", f"--workdir={files.join(out, 'together')}"])
-
-
 def _about(run: Run) -> dict[str, str]:
   """How a run was made: command, device, versions and date, as far as they are known."""
   about, devices = run.about, run.about.get("devices", {})
@@ -259,9 +199,9 @@ def _links(run: Run, folder: str) -> dict[str, str]:
   """Places of a run's files, relative to the folder of the page, by name."""
   if not folder or files.is_remote(folder) or files.is_remote(run.folder):
     return {}
-  own, start = Path(run.folder).expanduser(), Path(folder).expanduser()
-  there = [name for name in _FILES if (own / name).exists()]
-  return {name: Path(os.path.relpath(own / name, start)).as_posix() for name in there}
+  place, start = files.expanded(run.folder), files.expanded(folder)
+  there = [name for name in _FILES if (place / name).exists()]
+  return {name: Path(os.path.relpath(place / name, start)).as_posix() for name in there}
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

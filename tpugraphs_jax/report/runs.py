@@ -16,62 +16,33 @@ from flax import traverse_util
 import numpy as np
 import scipy
 
-from tpugraphs_jax import metrics, synthetic
-from tpugraphs_jax.data import folds, npz
+from tpugraphs_jax import metrics
+from tpugraphs_jax.data import folds
 from tpugraphs_jax.datasets import Collection, SYNTHETIC, UNKNOWN
-from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.rankers import orders
+from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.train import evaluation
 
-RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "ceiling (no noise)"
-OWN_FIRST = "the compiler's own choice, then a random order"
+RANDOM, DEFAULT = "a random order", "the compiler's own choice"
 KS = (1, 2, 5, 10, 20, 50, 100)
 TAU = "kendaltau_mean"
 FEWEST_TESTED = 6  # graphs with which a signed-rank test can have p < 0.05
-_LABELS = (5, 8)  # labels of `tune` in a verdict
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ValidationGraph(evaluation.GraphScores):
-  """Scores of a validation graph beside its labels and other orders, as far as they are known.
+  """Scores of a validation graph beside its labels and the compiler's own choice, if it is known.
 
   Attributes:
     default: index of the compiler's own choice among the scored configurations.
-    ceiling_ns: `[n]` float64, runtimes without noise.
-    changed: `[n, groups]` bool, groups of nodes whose layout is not the compiler's own.
   """
 
   default: int | None = None
-  ceiling_ns: np.ndarray | None = None
-  changed: np.ndarray | None = None
 
   @functools.cached_property
   def slowdowns(self) -> dict[int, float]:
     """Top-k slowdown by k, for k up to the number of configurations."""
     ks = [k for k in KS if k <= len(self.scores)]
     return metrics.top_k_slowdown(self.scores, self.label, ks)
-
-  @functools.cached_property
-  def tune_slowdowns(self) -> dict[int, float]:
-    """Top-k slowdown by k, in the order in which `tune` takes choices; empty if not known."""
-    if self.changed is None:
-      return {}
-    order = orders.spread(np.argsort(self.scores, kind="stable"), self.scores, self.changed)
-    places = np.argsort(order)  # as scores
-    return metrics.top_k_slowdown(places, self.label, [*self.slowdowns, *_LABELS])
-
-  def own_first_slowdowns(self, ks: Sequence[int]) -> dict[int, float]:
-    """Expected slowdown of the compiler's own choice and k - 1 random others, by k."""
-    if self.default is None:
-      return dict.fromkeys(ks, math.nan)
-    own, others = self.label[self.default], np.delete(self.label, self.default)
-    if not len(others):
-      return dict.fromkeys(ks, 0.0)
-    best = np.minimum(others, own)
-    return {
-      k: self.default_slowdown if k == 1 else metrics.random_slowdown(best, [k - 1])[k - 1]
-      for k in ks
-    }
 
   @property
   def default_slowdown(self) -> float:
@@ -139,7 +110,7 @@ class Run:
 
     There is no such file for data in a bucket.
     """
-    root, collection = Path(self.data_root).expanduser(), Collection(self.collection)
+    root, collection = files.expanded(self.data_root), Collection(self.collection)
     places = [collection.folder(root, split) / f"{graph}.npz" for split in ("train", "valid")]
     return places[0] if self.division and places[0].exists() else places[1]
 
@@ -163,10 +134,9 @@ class Run:
   @functools.cached_property
   def means(self) -> dict[str, float]:
     """Metrics over the judged graphs, by name."""
-    return self._means(self.judged) if self.judged else {}
-
-  def _means(self, judged: Sequence[evaluation.GraphScores]) -> dict[str, float]:
-    rows, means = evaluation.evaluate(judged, self.ks)
+    if not self.judged:
+      return {}
+    rows, means = evaluation.evaluate(self.judged, self.ks)
     return _named(means, opa_mean=evaluation.mean_row(rows)["opa"])
 
   @functools.cached_property
@@ -179,26 +149,7 @@ class Run:
     if all(graph.default is not None for graph in self.judged):  # one choice, which orders nothing
       slowdown = float(np.mean([graph.default_slowdown for graph in self.judged]))
       orders[DEFAULT] = {f"slowdown{k}_mean": slowdown for k in self.ks}
-      orders[OWN_FIRST] = _means_by_k([graph.own_first_slowdowns(self.ks) for graph in self.judged])
-    if by_ceiling := noiseless(self.judged):
-      orders[NOISELESS] = self._means(by_ceiling)
     return orders
-
-
-def noiseless(graphs: Sequence[ValidationGraph]) -> list[ValidationGraph]:
-  """The graphs with runtimes without noise as scores; none unless all graphs have them."""
-  known = [
-    dataclasses.replace(graph, scores=graph.ceiling_ns)
-    for graph in graphs
-    if graph.ceiling_ns is not None
-  ]
-  return known if len(known) == len(graphs) else []
-
-
-def _means_by_k(slowdowns: Sequence[Mapping[int, float]]) -> dict[str, float]:
-  """Means over graphs, named as in `evaluation`; 0 where a graph has fewer than k."""
-  ks = sorted({k for one in slowdowns for k in one})
-  return {f"slowdown{k}_mean": metrics.mean(one.get(k, 0.0) for one in slowdowns) for k in ks}
 
 
 def _named(means: Mapping[str, float], *, opa_mean: float) -> dict[str, float]:
@@ -355,8 +306,9 @@ def leads(groups: Sequence[Group]) -> list[Lead]:
 def _spread_of_gain(first: Group, other: Group) -> float:
   """The spread over seeds of the difference in Kendall tau, of pairs of equal seeds where known."""
   first, other = first.out_of_fold, other.out_of_fold
-  one, two = ({run.seed: run.means.get(TAU, math.nan) for run in g.runs} for g in (first, other))
-  gains = [one[seed] - two[seed] for seed in sorted(one.keys() & two.keys())]
+  by_seed = lambda group: {run.seed: run.means.get(TAU, math.nan) for run in group.runs}
+  ours, theirs = by_seed(first), by_seed(other)
+  gains = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
   if len(gains) > 1:
     return float(np.std(gains, ddof=1))
   return math.hypot(first.spread(TAU)[1], other.spread(TAU)[1])
@@ -376,13 +328,8 @@ class Comparison:
 
   @property
   def references(self) -> dict[str, dict[str, float]]:
-    """Metrics of other orders, by name; the first group's in the order of `tune`, where known."""
-    first = self.groups[0].out_of_fold
-    orders, by_tune = dict(first.whole.references), [graph.tune_slowdowns for graph in first.judged]
-    if by_tune and all(by_tune):
-      means = _means_by_k(by_tune)
-      orders[tune_name(first)] = {name: means[name] for name in means if name in first.means}
-    return orders
+    """Metrics of other orders than the models', by name, on the graphs of the first group."""
+    return self.groups[0].out_of_fold.whole.references
 
   @property
   def verdict(self) -> list[str]:
@@ -398,19 +345,14 @@ class Comparison:
     if others:
       sentences = [self._lead(tau)]
     sentences.append(self._first_choices())
-    if name := self.lowest:
+    if first.taus:
+      name = first.by_tau[0].name
       slowdown = first.by_graph(lambda graph: graph.slowdowns[1])[name]
       sentences.append(
         f"Its lowest Kendall tau is {first.taus[name]:.3f}, of {name}, whose first "
         f"choice is {_percent(slowdown)} slower than the fastest."
       )
-    return sentences + self._best_of_several()
-
-  @property
-  def lowest(self) -> str:
-    """The graph with the lowest Kendall tau of the first group; empty without one."""
-    first = self.groups[0]
-    return first.by_tau[0].name if first.taus else ""
+    return sentences + self._behind_random()
 
   def _lead(self, tau: str) -> str:
     """Whether the first group is ahead of the second by more than the spread over seeds."""
@@ -436,43 +378,25 @@ class Comparison:
     end = ""
     if DEFAULT in self.references:
       means[DEFAULT] = self.references[DEFAULT]
-      own = [graph.ranks[0][graph.default] == 0 for graph in first.judged]
-      end = f"; {sum(own)} of {len(own)} first choices are the compiler's own"
-    rest = ", ".join(f"{name} {_percent(one['slowdown1_mean'])}" for name, one in means.items())
+      is_default = [graph.ranks[0][graph.default] == 0 for graph in first.judged]
+      end = f"; {sum(is_default)} of {len(is_default)} first choices are the compiler's own"
+    rest = ", ".join(f"{name} {_percent(of['slowdown1_mean'])}" for name, of in means.items())
     slowdown = _percent(first.means["slowdown1_mean"])
     return f"Its first choice is {slowdown} slower than the fastest configuration ({rest}){end}."
 
-  def _best_of_several(self) -> list[str]:
-    """Says whether the best of several choices is worse than random, and what `tune` would find."""
-    first, sentences, worse = self.groups[0].out_of_fold, [], []
+  def _behind_random(self) -> list[str]:
+    """Says for which numbers of choices the best one is worse than the best of random ones."""
+    first, worse = self.groups[0].out_of_fold, []
     judged = first.graphs
     most = max(len(graph.scores) for graph in judged)
     for k in sorted({5, *first.whole.ks} - {1}):
-      own = metrics.mean(graph.slowdowns.get(k, 0.0) for graph in first.judged)
+      best = metrics.mean(graph.slowdowns.get(k, 0.0) for graph in first.judged)
       random = metrics.mean(metrics.random_slowdown(graph.label, [k])[k] for graph in judged)
-      if k < most and own > random:
+      if k < most and best > random:
         worse.append(
-          f"the best of {k} is {_percent(own)} slower, of {k} random ones {_percent(random)}"
+          f"the best of {k} is {_percent(best)} slower, of {k} random ones {_percent(random)}"
         )
-    if worse:
-      sentences.append(f"Its first choices are behind random ones: {'; '.join(worse)}.")
-    if all(graph.tune_slowdowns for graph in first.judged):
-      found, at_random = [], []
-      for k in _LABELS:
-        own = metrics.mean(graph.tune_slowdowns[k] for graph in first.judged)
-        random = metrics.mean(graph.own_first_slowdowns([k])[k] for graph in judged)
-        found.append(f"{k} labels {_percent(own)}")
-        at_random.append(_percent(random))
-      sentences.append(
-        f"tune would have found: with {found[0]} slower than the fastest, with {found[1]} "
-        f"({OWN_FIRST}: {' and '.join(at_random)})."
-      )
-    return sentences
-
-
-def tune_name(group: Group) -> str:
-  """The name of a config's choices in the order in which `tune` takes them."""
-  return f"{group.name}, in the order of tune"
+    return [f"Its first choices are behind random ones: {'; '.join(worse)}."] if worse else []
 
 
 def _percent(slowdown: float) -> str:
@@ -509,14 +433,14 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
   places = list(dict.fromkeys(place for folder in folders for place in _runs_in(folder)))
   paths = []
   for place in places:
-    path = Path(place).expanduser().absolute()
+    path = files.expanded(place).absolute()
     paths.append(Path(place.replace("://", "/")) if files.is_remote(place) else path)
   depth = 1
   while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
     depth += 1
   runs = []
   for place, path in zip(places, paths):
-    run, name = read(files.fetch(place)), "/".join(path.parts[-depth:])
+    run, name = read(files.fetch(place)), console.printable("/".join(path.parts[-depth:]))
     runs.append(dataclasses.replace(run, name=name, folder=place))
   return runs
 
@@ -526,8 +450,8 @@ def _runs_in(folder: str | os.PathLike[str]) -> list[str]:
   local = files.fetch(folder)
   if (local / "config.json").exists():
     return [os.fspath(folder)]
-  found = [*local.glob("*/config.json"), *local.glob("*/*/config.json")]
-  runs = sorted(path.parent.relative_to(local) for path in found)
+  configs = [*local.glob("*/config.json"), *local.glob("*/*/config.json")]
+  runs = sorted(path.parent.relative_to(local) for path in configs)
   return [files.join(folder, *run.parts) for run in runs] or [os.fspath(folder)]
 
 
@@ -579,7 +503,9 @@ def read(folder: Path) -> Run:
     trust.check(manifest, trust.Record(config=trust.Record(model=trust.Record(name=str))), "it")
     trust.check(manifest, _ABOUT, "it")
     trust.check(manifest["config"], _CONFIG, "config")
-    config = traverse_util.flatten_dict(manifest["config"], sep=".")
+    flat = traverse_util.flatten_dict(manifest["config"], sep=".")
+    shown = lambda value: console.printable(value) if isinstance(value, str) else value
+    config: dict[str, Any] = {name: shown(value) for name, value in flat.items()}
   seed = config.pop("seed", 0)
   data_root, path = config.pop("data_root", ""), folder / "summary.json"
   fold, is_divided = config.pop("data.fold", 0), bool(config.get("data.folds", 0))
@@ -598,7 +524,7 @@ def read(folder: Path) -> Run:
   rows, name = _rows(folder / "metrics.jsonl"), folder.name or str(folder)
   about = {key: manifest[key] for key in _ABOUT if key in manifest}
   run = Run(name, config, seed, summary, rows, (), str(folder), data_root, about, fold, division)
-  scores = evaluation.SCORES_FILE.format(evaluation.reported(is_divided))
+  scores = evaluation.SCORES_FILE.format(evaluation.final_split(is_divided))
   return dataclasses.replace(run, judged=_judged(folder / scores, run))
 
 
@@ -625,33 +551,8 @@ def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
   is_own = not Collection(run.collection).is_released
   has_default = is_own and run.labels not in (SYNTHETIC, UNKNOWN)
   judged = []
-  for one in evaluation.read_scores(path):
-    default = int(np.argmin(one.config_ids)) if has_default and not one.config_ids.min() else None
-    changed = _changed(run, one) if default == 0 else None
-    known: dict[str, Any] = {"ceiling_ns": _ceiling(run, one), "changed": changed}
-    judged.append(ValidationGraph(**vars(one), default=default, **known))
+  for graph in evaluation.read_scores(path):
+    ids = graph.config_ids
+    default = int(np.argmin(ids)) if has_default and not ids.min() else None
+    judged.append(ValidationGraph(**vars(graph), default=default))
   return tuple(judged)
-
-
-def _changed(run: Run, judged: evaluation.GraphScores) -> np.ndarray | None:
-  """Groups whose layouts differ from the first configuration, if the data are still there."""
-  if Collection(run.collection).kind != "layout":
-    return None
-  try:
-    configs = npz.read_layout(run.file_of(judged.name)).configs
-    is_same = np.array_equal(configs.runtime_ns[judged.config_ids], judged.runtime_ns)
-    rows = configs.group_row[judged.config_ids]
-  except (OSError, ValueError, IndexError):
-    return None
-  return rows != rows[0] if is_same else None
-
-
-def _ceiling(run: Run, judged: evaluation.GraphScores) -> np.ndarray | None:
-  """Runtimes without noise, `[n]`, of synthetic data that are still there and the same."""
-  try:
-    split = run.file_of(judged.name).parent.name
-    ceiling = synthetic.read_ceiling(run.data_root, run.collection, split, judged.name)
-    is_same = np.array_equal(ceiling.measured_ns[judged.config_ids], judged.runtime_ns)
-  except (OSError, ValueError, IndexError):
-    return None
-  return ceiling.runtime_ns[judged.config_ids] if is_same else None

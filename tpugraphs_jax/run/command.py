@@ -19,24 +19,27 @@ DO = ("train", "evaluate", "predict")
 
 def tile() -> None:
   """The command `tpugraphs-tile`, and `run_tile.py`."""
-  _launch("tile")
+  _check_machine()
+  parse = functools.partial(_parse_flags, "tile.py")
+  app.run(functools.partial(main, "tile"), flags_parser=parse)
 
 
 def layout() -> None:
   """The command `tpugraphs-layout`, and `run_layout.py`."""
   machine.keep_freed()
-  _launch("layout")
+  _check_machine()
+  app.run(
+    functools.partial(main, "layout"), flags_parser=functools.partial(_parse_flags, "layout.py")
+  )
 
 
-def _launch(kind: str) -> None:
-  """Runs the command for a kind of configurations, whose default config is `configs/KIND.py`."""
+def _check_machine() -> None:
   try:
     machine.check_address_space()
   except ValueError as error:
     console.fail(error)
   # jax logs every platform that it does not find.
   getLogger("jax._src.xla_bridge").setLevel("WARNING")
-  app.run(functools.partial(main, kind), flags_parser=functools.partial(_parse_flags, f"{kind}.py"))
 
 
 def _parse_flags(default_config: str, argv: list[str]) -> list[str]:

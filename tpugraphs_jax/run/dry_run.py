@@ -14,25 +14,28 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 import numpy as np
 import optax
 
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import download, graph_folder, npz, store
 from tpugraphs_jax.data.plan import BatchPlan
+from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, parallel
+from tpugraphs_jax.rankers.config import Config, LayoutDataOptions
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.train import log, loop, training
-from tpugraphs_jax.train.experiment import evaluable, Experiment, load_graphs
+from tpugraphs_jax.train.loading import data_of, evaluable, load_graphs
+from tpugraphs_jax.train.step import TrainState
 
 _STEPS = 8  # number of measured steps, without steps that compile
 _SECONDS = 60.0  # measurement of steps ends after this time
 _GRAPHS = 4  # measured validation graphs
 
 
-def lines(config: ConfigDict, scratch: Path) -> Iterator[str]:
+def lines(config: Config, scratch: Path) -> Iterator[str]:
   """Yields the lines of a dry run, each as soon as it is known.
 
   Args:
@@ -42,15 +45,15 @@ def lines(config: ConfigDict, scratch: Path) -> Iterator[str]:
   Raises:
     ValueError: the config cannot work, or a file of the data is malformed.
   """
-  experiment, is_ready = Experiment.of(config), True
-  for data in (experiment.data, *experiment.also):
+  ranker, collections, is_ready = Ranker(config), data_of(config), True
+  for data in collections:
     is_ready &= yield from _collection_lines(config, data.collection, scratch)
   if is_ready:
-    yield from _time_lines(experiment, scratch)
+    yield from _time_lines(ranker, collections, scratch)
 
 
 def _collection_lines(
-  config: ConfigDict, collection: Collection, scratch: Path
+  config: Config, collection: Collection, scratch: Path
 ) -> Generator[str, None, bool]:
   """Yields the sizes of a collection; returns whether a run can be measured on it."""
   name = collection.name
@@ -63,7 +66,7 @@ def _collection_lines(
     needs = "which needs the splits train and valid"
     yield f"time        not measured, {needs}: {only} at {config.data_root}"
     return False
-  if collection.kind == "layout":
+  if isinstance(config.data, LayoutDataOptions):
     is_incomplete, text = _store_line(config, collection, splits, scratch)
     yield text
     if is_incomplete:
@@ -72,13 +75,13 @@ def _collection_lines(
       return False
   folder = Path(*name.split(":"))
   folders = f"{config.data_root}/{folder}"
-  if collection.kind == "layout":
+  if isinstance(config.data, LayoutDataOptions):
     folders += f" and {config.data.store_dir or f'{config.data_root}/store'}/{folder}"
   yield f"hosts       each reads {folders}; process 0 alone reads and writes --workdir"
   return True
 
 
-def _data_lines(config: ConfigDict, collection: Collection, splits: Sequence[str]) -> Iterator[str]:
+def _data_lines(config: Config, collection: Collection, splits: Sequence[str]) -> Iterator[str]:
   by_split = [npz.files_there(config.data_root, collection.name, split) for split in splits]
   size = sum(path.stat().st_size for paths in by_split for path in paths)
   if splits:
@@ -104,9 +107,10 @@ def _number(count: int, noun: str) -> str:
 
 
 def _store_line(
-  config: ConfigDict, collection: Collection, splits: Sequence[str], scratch: Path
+  config: Config, collection: Collection, splits: Sequence[str], scratch: Path
 ) -> tuple[bool, str]:
   """Whether the store has to be built before a measurement, and a line with its size."""
+  assert isinstance(config.data, LayoutDataOptions)
   size, absent, bound, store_dir = 0, 0, 0, config.data.store_dir or None
   for split in splits:
     folders = store.graph_folders(config.data_root, collection.name, split, store_dir=store_dir)
@@ -136,20 +140,21 @@ def _store_bytes(file: Path) -> int:
   return configs * (config_nodes + 8) + nodes * (4 * NODE_FEATURES + 1) + 8 * edges
 
 
-def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
+def _time_lines(ranker: Ranker, collections: Sequence[Data], scratch: Path) -> Iterator[str]:
   """Takes a few steps and scores a few graphs; yields time and memory of the run."""
-  config = experiment.config
+  config, (first, *others) = ranker.config, collections
   training.check_machine(config)
-  graphs, valid = load_graphs(experiment, scratch, resume=False)
-  stage, plan = training.begin(experiment, graphs, scratch)
-  steps, epochs = stage.schedule.total_steps, stage.schedule.epochs
-  params, compilation, measured = _steps(stage, plan)
-  own = _scoring(experiment, params, valid)
-  also = [
-    _scoring(each, params, each.prepare(evaluable(each.data.load(config.data_root, "valid"))))
-    for each, _ in experiment.evaluations(scratch)[:-1]
-  ]
-  yield from _memory_lines(stage)
+  graphs, valid = load_graphs(ranker, collections, scratch, resume=False)
+  plan = training.plan_batches(ranker.family, graphs, first.targets)
+  state, train_step, batches, schedule = training.begin(ranker.family, graphs, plan, scratch)
+  steps, epochs = schedule.total_steps, schedule.epochs
+  params, compilation, measured = _steps(state, train_step, batches, plan, steps)
+  own = _scoring(ranker, first, params, valid)
+  also = []
+  for data in others:
+    loaded = evaluable(data.load(config.data_root, "valid"))
+    also.append(_scoring(ranker, data, params, [ranker.prepare(graph) for graph in loaded]))
+  yield from _memory_lines(state)
   step, shapes = float(np.mean(measured)), len(plan.budgets)
   compiled = f"{_number(shapes, 'batch shape')} of training, {compilation:.1f} s each"
   yield f"compiles    {compiled}; a shared compilation cache saves this in later runs"
@@ -163,19 +168,21 @@ def _time_lines(experiment: Experiment, scratch: Path) -> Iterator[str]:
   total = steps * step + shapes * compilation + evaluations * own.sample
   devices = _number(jax.device_count(), "device")
   yield f"time        about {console.duration(total + last + ranking)} on {devices} like these"
-  if training.finetune_options(config).epochs:
+  if config.segments and config.segments.finetune.epochs:
     yield "            without the fine-tuning of the head, which was not measured"
 
 
-def _steps(stage: loop.Stage, plan: BatchPlan) -> tuple[optax.Params, float, list[float]]:
+def _steps(
+  state: TrainState, train_step: loop.TrainStep, batches: Any, plan: BatchPlan, steps: int
+) -> tuple[optax.Params, float, list[float]]:
   """Parameters, seconds to compile a batch shape, and seconds of each measured step."""
-  state, shapes = parallel.replicate(stage.state), set()
+  state, shapes = parallel.replicate(state), set()
   first: list[float] = []  # steps of a new shape, which compile
   later: list[float] = []
-  for step in range(stage.schedule.total_steps):
+  for step in range(steps):
     shape = tuple(plan.budget(step).values())
     since = time.monotonic()
-    state, metrics = stage.train_step(state, next(stage.batches))
+    state, metrics = train_step(state, next(batches))
     jax.block_until_ready(metrics)
     (later if shape in shapes else first).append(time.monotonic() - since)
     shapes.add(shape)
@@ -194,21 +201,21 @@ class _Scoring(NamedTuple):
   ranked: int  # configurations of the test split
 
 
-def _scoring(experiment: Experiment, params: optax.Params, valid: list[Any]) -> _Scoring:
-  config, data = experiment.config, experiment.data
+def _scoring(ranker: Ranker, data: Data, params: optax.Params, valid: list[Any]) -> _Scoring:
+  config = ranker.config
   sample = training.sample_graphs(config, valid)
   ids = training.sample_ids(config, sample, 0)
   by_size = sorted(range(len(sample)), key=lambda i: len(sample[i].opcode))
   evenly = np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)
   numbers = sorted({by_size[i] for i in evenly})
   few = [sample[i] for i in numbers], [ids[i] for i in numbers]
-  experiment.ranker.scorer(params, *few)  # compiles
+  ranker.scorer(params, *few)  # compiles
   since = time.monotonic()
-  experiment.ranker.scorer(params, *few)
+  ranker.scorer(params, *few)
   rate = (time.monotonic() - since) / _work(*few)
   final_ids = [data.validation_ids(graph.name, graph.configs) for graph in valid]
   has_test = npz.files_there(config.data_root, data.collection.name, "test")
-  test = experiment.prepare(data.load(config.data_root, "test")) if has_test else []
+  test = [ranker.prepare(g) for g in data.load(config.data_root, "test")] if has_test else []
   test_ids = [np.arange(len(graph.configs)) for graph in test]
   return _Scoring(
     rate * _work(sample, ids),
@@ -218,11 +225,11 @@ def _scoring(experiment: Experiment, params: optax.Params, valid: list[Any]) -> 
   )
 
 
-def _memory_lines(stage: loop.Stage) -> Iterator[str]:
+def _memory_lines(state: TrainState) -> Iterator[str]:
   memory, peak_bytes = log.peak_memory()
-  peak, parameters = console.size(peak_bytes), optax.tree.size(stage.state.params)
+  peak, parameters = console.size(peak_bytes), optax.tree.size(state.params)
   yield f"memory      {peak} of the {memory} at its peak, {parameters:,} parameters"
-  size = console.size(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(stage.state)))
+  size = console.size(2 * sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
   yield f"checkpoints about {size}: two, each with parameters and state of the optimizer"
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
 import functools
 from pathlib import Path
 import tempfile
 
 from absl import flags, logging
-from ml_collections import config_flags, ConfigDict
 
 from tpugraphs_jax import datasets, options, report, synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
 from tpugraphs_jax.infra import console, files, parallel, trust
-from tpugraphs_jax.rankers import base, model_file
+from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ensemble import Ensemble
+from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs, dry_run
-from tpugraphs_jax.train import results, schema, training
-from tpugraphs_jax.train.experiment import Experiment
+from tpugraphs_jax.train import results, training
+from tpugraphs_jax.train.loading import data_of
 
 
 def launch(values: flags.FlagValues, kind: str) -> None:
@@ -29,69 +32,80 @@ def launch(values: flags.FlagValues, kind: str) -> None:
   parallel.leave_out_missing_tpu()
   console.install()
   try:
-    _check_kind(values.config, kind)
-    schema.check(values.config)
+    _check_kind(values.config.config, kind)
     if values.print_config:
-      place = values["config"].default_as_str
-      assert place is not None  # `configs.parse_flags` sets it
-      print(configs.listing(values.config, place))
+      print(configs.listing(values.config.config, values.config.place))
       return
     advice = (
       "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
       "(layouts: variant gst_ed)"
     )
     with console.explaining_devices(), parallel.explaining_memory(advice):
-      (_dry_run if values.dry_run else _run)(values)
-  except (ValueError, OSError, FloatingPointError) as error:
+      if values.dry_run:
+        _dry_run(values)
+        return
+      _check_flags(values)
+      with _working_folder(values) as workdir:
+        if values.ensemble:
+          _run_ensemble(values, workdir)
+          return
+        config, split = _config(values, workdir), values.split or ""
+        training.run(config, workdir, do=values.do, resume=values.resume, split=split)
+        if values.report and values.do != ["predict"]:
+          parallel.primary_only(report.try_write)([workdir], workdir / report.FILE)
+  except (ValueError, OSError, FloatingPointError, MemoryError) as error:
     logging.debug("details", exc_info=True)
-    console.fail(configs.as_flags(configs.one_line(error), values.config))
+    console.fail(configs.as_flags(configs.one_line(error), values.config.config))
+  except KeyboardInterrupt:
+    console.interrupted()
 
 
-def _run(values: flags.FlagValues) -> None:
-  """Takes the steps of `--do`."""
-  _check_flags(values)
+@contextlib.contextmanager
+def _working_folder(values: flags.FlagValues) -> Iterator[Path]:
+  """The working folder of a run whose processes have joined."""
   _start(values)
-  parallel.use_compilation_cache(values.compilation_cache or files.cache() / "compiled")
+  _use_compilation_cache(values.compilation_cache)
   # When one process fails, all stop: none waits for it.
   with parallel.stop_together(), files.working_folder(values.workdir) as workdir:
-    if values.ensemble:
-      _run_ensemble(values, workdir)
-      return
-    config, split = _config(values, workdir), values.split or ""
-    training.run(config, workdir, do=values.do, resume=values.resume, split=split)
-    if values.report and values.do != ["predict"]:
-      parallel.primary_only(report.try_write)([workdir], workdir / report.FILE)
+    yield workdir
+
+
+def _use_compilation_cache(folder: str | None) -> None:
+  """Keeps compiled programs in a folder, by default the user's; a user may have none."""
+  try:
+    parallel.use_compilation_cache(folder or files.cache() / "compiled")
+  except ValueError as error:
+    logging.warning(f"{error}; the run goes on without a cache of compiled programs")
 
 
 def _dry_run(values: flags.FlagValues) -> None:
   """Prints the disk, memory and time of a run; writes only into a temporary folder."""
   _start(values)
   with parallel.stop_together(), tempfile.TemporaryDirectory() as scratch:
-    config = values.config
-    with config.unlocked():
-      config.data_root = values.data_root or (
-        _synthetic(config, Path(scratch) / "synthetic") if values.synthetic else DEFAULT_DATA_ROOT
-      )
-    for line in dry_run.lines(config, Path(scratch)):
+    config = values.config.config
+    data_root = values.data_root or (
+      _synthetic(config, Path(scratch) / "synthetic") if values.synthetic else DEFAULT_DATA_ROOT
+    )
+    for line in dry_run.lines(config.replace(data_root=data_root), Path(scratch)):
       console.say(line)
 
 
 def _start(values: flags.FlagValues) -> None:
   """Sets XLA's flags of the config, and joins the processes; jax has computed nothing yet."""
-  if values.synthetic or values.config.train.quick_compile:
+  train = values.config.config.train
+  if values.synthetic or train.quick_compile:
     parallel.compile_quickly()
-  if values.config.train.deterministic:
+  if train.deterministic:
     parallel.compute_deterministically()
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
 
 
-def _check_kind(config: ConfigDict, kind: str) -> None:
+def _check_kind(config: Config, kind: str) -> None:
   """Refuses (ValueError) a config of the other command."""
-  schema.check_task(config)
-  if (found := base.kind_of(config.task)) != kind:
+  if config.kind != kind:
     raise ValueError(
-      f"the config ranks {found}s, and this command {kind}s: run run_{found}.py, which an "
-      f"installation has as tpugraphs-{found}"
+      f"the config ranks {config.kind}s, and this command {kind}s: run run_{config.kind}.py, which "
+      f"an installation has as tpugraphs-{config.kind}"
     )
 
 
@@ -111,55 +125,52 @@ def _check_flags(values: flags.FlagValues) -> None:
     )
 
 
-def _with_overrides(values: flags.FlagValues, fields: dict) -> ConfigDict:
+def _with_overrides(values: flags.FlagValues, fields: dict) -> Config:
   """The config of a trained model with the changes of the flags.
 
   Only modules of the flag `extensions` are imported, none that the model names.
   """
-  config = ConfigDict(fields)
-  _check_kind(config, base.kind_of(values.config.task))
-  changes = config_flags.get_override_values(values["config"])
+  changes = values.config.changes
   options.import_extensions(changes.get("extensions", ()))
-  trust.check_imported(config.extensions)
-  config.update_from_flattened_dict(changes)
-  return config
+  trust.check_imported(fields.get("extensions", ()))
+  config = Config.from_dict(fields)
+  _check_kind(config, values.config.config.kind)
+  return config.replace(**changes)
 
 
-def _config(values: flags.FlagValues, workdir: Path) -> ConfigDict:
+def _config(values: flags.FlagValues, workdir: Path) -> Config:
   """The config of the run, with the folder of the data as `data_root`."""
-  config, data_root = values.config, values.data_root
+  config, data_root = values.config.config, values.data_root
   is_begun = parallel.from_primary((workdir / model_file.CONFIG_FILE).exists())
   if "train" not in values.do or values.resume and is_begun:
     # Process 0 reads: other hosts may not see the folder.
     fields = parallel.on_primary(lambda: model_file.config_of(workdir))
     data_root = data_root or (not values.synthetic and fields.get("data_root"))
-    if not values["config"].present:
+    if not values.config.is_given:
       config = _with_overrides(values, fields)
-  with config.unlocked():
-    config.data_root = data_root or _default_data_root(values, config)
-  return config
+  return config.replace(data_root=data_root or _default_data_root(values, config))
 
 
 def _run_ensemble(values: flags.FlagValues, workdir: Path) -> None:
   """Evaluates or ranks with an ensemble, on the data of its first model."""
   fields = parallel.on_primary(lambda: model_file.config_of(values.ensemble[0]))
   config = _with_overrides(values, fields)
-  with config.unlocked():
-    config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
+  data_root = values.data_root or config.data_root or DEFAULT_DATA_ROOT
+  config = config.replace(data_root=data_root)
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
-  experiment = Experiment.of(config)
+  data = data_of(config)[0]
   for step, default in {"evaluate": "valid", "predict": "test"}.items():
     if step in values.do:
-      results.check_folds(experiment, ensemble, split=values.split or default)
+      results.check_folds(config, data, ensemble, split=values.split or default)
   if "evaluate" in values.do:
-    results.evaluate_ensemble(experiment, ensemble, workdir, split=values.split or "")
+    results.evaluate_ensemble(config, data, ensemble, workdir, split=values.split or "")
   if "predict" in values.do:
-    data, split = experiment.data, values.split or "test"
+    split = values.split or "test"
     results.predict(data, config.data_root, ensemble, workdir, split=split)
 
 
-def _default_data_root(values: flags.FlagValues, config: ConfigDict) -> str:
+def _default_data_root(values: flags.FlagValues, config: Config) -> str:
   """The folder of the data without `--data_root`: synthetic data, or `DEFAULT_DATA_ROOT`.
 
   Raises:
@@ -167,7 +178,7 @@ def _default_data_root(values: flags.FlagValues, config: ConfigDict) -> str:
   """
   if values.synthetic:
     return _synthetic(config, files.local_of(values.workdir) / "synthetic")
-  if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
+  if parallel.from_primary(files.expanded(DEFAULT_DATA_ROOT).is_dir()):
     return DEFAULT_DATA_ROOT
   if config.data.source == datasets.OWN:
     raise FileNotFoundError(
@@ -182,10 +193,10 @@ def _default_data_root(values: flags.FlagValues, config: ConfigDict) -> str:
   )
 
 
-def _synthetic(config: ConfigDict, folder: Path) -> str:
+def _synthetic(config: Config, folder: Path) -> str:
   """Generates tiny synthetic data of the config's collections."""
-  experiment = Experiment.of(config)  # refuses the config before anything is written
-  names = [data.collection.name for data in (experiment.data, *experiment.also)]
+  Ranker(config)  # refuses the config before anything is written
+  names = [data.collection.name for data in data_of(config)]
   make = functools.partial(
     synthetic.generate, folder, scale="tiny", collections=names, progress=False
   )

@@ -1,13 +1,14 @@
 r"""Converts weights of the official TensorFlow baseline to a model of this project, and back.
 
-    python -m tpugraphs_jax.run.official --config=tile.py:EarlyJoinSAGE --weights=weights.npz \
+    python -m tpugraphs_jax.run.official --config=tile.py:EarlyJoinSAGE --weights=model_HASH \
         --data_root=~/data/tpugraphs/npz --out=out/official
     python -m tpugraphs_jax.run.official --model=out/tile --data_root=~/data/tpugraphs/npz \
         --weights=weights.npz
 
-The first command writes a model into `--out`, which evaluates and ranks like a working folder. The
-second command writes the weights of a trained model. `weights.npz` holds the arrays of Keras'
-`trainable_variables` in their order. In TensorFlow they are written and read by
+The first command writes a model into `--out`, which evaluates and ranks like a working folder. It
+reads the folder of a SavedModel, as the official tile trainer writes it, or an `.npz` file. Neither
+needs TensorFlow. The second command writes the weights of a trained model. `weights.npz` holds the
+arrays of Keras' `trainable_variables` in their order. In TensorFlow they are written and read by
 
     np.savez("weights.npz", *[w.numpy() for w in model.trainable_variables])
     for w, array in zip(model.trainable_variables, np.load("weights.npz").values()):
@@ -16,7 +17,8 @@ second command writes the weights of a trained model. `weights.npz` holds the ar
 The first array is the table of opcode embeddings. It has `num_ops` rows, the largest opcode in the
 data plus 1. The model refuses graphs with larger opcodes; the second command reads `num_ops` from
 `--data_root`. Features are scaled by minima and maxima over the training split, without kernels of
-fewer than `batch.min_configs` configurations, as in the official trainer.
+fewer than `batch.min_configs` configurations, as in the official trainer. No file of weights has
+them: `--data_root` must hold the training split on which the weights were trained.
 """
 
 from __future__ import annotations
@@ -29,29 +31,34 @@ from pathlib import Path
 import re
 import sys
 
-from ml_collections import ConfigDict
 import numpy as np
 
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, trees
-from tpugraphs_jax.rankers import model_file, official_weights
+from tpugraphs_jax.rankers import model_file, official_weights, tensor_bundle
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import log
-from tpugraphs_jax.train.experiment import Experiment, trainable
+from tpugraphs_jax.train.loading import data_of, fit, trainable
 
 
 def read_weights(path: Path) -> list[np.ndarray]:
-  """Arrays `[...]` of an `.npz`, ordered by the numbers in their names.
+  """Weights `[...]` in the order of Keras: the variables of a SavedModel, or arrays of an `.npz`.
+
+  Args:
+    path: the folder of a SavedModel, or an `.npz` whose names have the numbers of the weights.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    NpzError: it is no `.npz` of arrays.
+    FileNotFoundError: there is no such file or folder.
+    ValueError: the file is damaged, or holds something else.
   """
+  if path.is_dir():
+    return tensor_bundle.read(path)
   if not path.is_file():
     raise FileNotFoundError(
-      f"{path} is missing: --weights must name the arrays of Keras' "
+      f"{path} is missing: --weights must name a SavedModel, or the arrays of Keras' "
       "model.trainable_variables, saved by np.savez"
     )
   with npz.NpzArchive(path) as archive:
@@ -60,7 +67,7 @@ def read_weights(path: Path) -> list[np.ndarray]:
   return [arrays[name] for name in sorted(arrays, key=lambda name: (number(name), name))]
 
 
-def convert(config: ConfigDict, weights: list[np.ndarray], out: Path) -> None:
+def convert(config: Config, weights: list[np.ndarray], out: Path) -> int:
   """Writes `model.npz` into `out`, from arrays `[...]` in the order of Keras' weights.
 
   Args:
@@ -68,18 +75,22 @@ def convert(config: ConfigDict, weights: list[np.ndarray], out: Path) -> None:
     weights: the table of opcode embeddings `[num_ops, op_embed_dim]`, then all other weights.
     out: a folder.
 
+  Returns:
+    The number of training graphs over which minima and maxima were taken.
+
   Raises:
+    FileNotFoundError: there is no training split.
     ValueError: the weights do not fit the model of the config on this data.
   """
   # Refuses weights of another model before the data is read.
-  official_weights.params_from_official(Experiment.of(config).ranker.family.network, weights)
-  with config.unlocked():
-    config.model.opcodes = np.atleast_1d(weights[0]).shape[0]
-  experiment = Experiment.of(config)
-  graphs = trainable(experiment, experiment.data.load(config.data_root, "train"))
-  experiment.fit_transforms(graphs)
-  params = official_weights.params_from_official(experiment.ranker.family.network, weights)
-  if difference := trees.first_difference(params, experiment.ranker.param_shapes(graphs[0])):
+  official_weights.params_from_official(Ranker(config).family.network, weights)
+  config = config.replace(model__opcodes=np.atleast_1d(weights[0]).shape[0])
+  ranker, (data, *_) = Ranker(config), data_of(config)
+  graphs = data.load(config.data_root, "train")
+  graphs = trainable(data, graphs, min_configs=config.batch.min_configs)
+  fit(ranker, [data], graphs)
+  params = official_weights.params_from_official(ranker.family.network, weights)
+  if difference := trees.first_difference(params, ranker.param_shapes(graphs[0])):
     name, weight, expected = difference
     raise ValueError(
       f"the weights have {weight} for {name}, the model on this data has {expected}: give the "
@@ -87,7 +98,8 @@ def convert(config: ConfigDict, weights: list[np.ndarray], out: Path) -> None:
     )
   origin = "weights of the official TensorFlow baseline"
   about = {"step": 0, "origin": origin, "versions": log.versions()}
-  experiment.ranker.save(out / model_file.MODEL_FILE, params, about)
+  ranker.save(out / model_file.MODEL_FILE, params, about)
+  return len(graphs)
 
 
 def weights_of(ranker: Ranker, data_root: str) -> list[np.ndarray]:
@@ -134,13 +146,16 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--out", help="folder for the model that is made from --weights")
   parser.add_argument("--model", help="trained model whose weights are written to --weights")
   parser.add_argument(
-    "--weights", required=True, type=Path, help="arrays of model.trainable_variables, .npz"
+    "--weights",
+    required=True,
+    type=Path,
+    help="SavedModel, read only; or arrays of model.trainable_variables, .npz",
   )
   parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")
   return parser
 
 
-def _config_of(args: argparse.Namespace) -> ConfigDict:
+def _config_of(args: argparse.Namespace) -> Config:
   """The config of `--config` with the changes of `--set`."""
   config = configs.load(args.config)
   for change in args.changes:
@@ -154,11 +169,10 @@ def _config_of(args: argparse.Namespace) -> ConfigDict:
     with contextlib.suppress(ValueError, SyntaxError):  # a string without quotes
       value = ast.literal_eval(text)
     try:
-      configs.change(config, {field: value})
+      config = config.replace(**{field: value})
     except ValueError as error:
       raise ValueError(f"--set={change}: {configs.one_line(error)}") from None
-  config.data_root = args.data_root
-  return config
+  return config.replace(data_root=args.data_root)
 
 
 @console.command
@@ -168,17 +182,18 @@ def main(argv: Sequence[str] | None = None) -> int:
   args = parser.parse_args(argv)
   if bool(args.model) == bool(args.config) or bool(args.config) != bool(args.out):
     parser.error("give --config and --out to read --weights, or --model to write them")
-  path = args.weights.expanduser()
+  path = files.expanded(args.weights)
   if args.model:
     arrays = weights_of(Ranker.load(args.model), args.data_root)
     with files.replacing(path, "wb") as file:
       np.savez(file, *arrays)
   else:
     files.refuse(args.out, "--out")
-    out = Path(args.out).expanduser()
-    convert(_config_of(args), read_weights(path), out)
+    out = files.expanded(args.out)
+    graphs = convert(_config_of(args), read_weights(path), out)
+    print(f"minima and maxima of features: over {graphs:,} training graphs in {args.data_root}")
     path = out / model_file.MODEL_FILE
-  print(f"wrote {path}")
+  print(console.printable(f"wrote {path}"))
   return 0
 
 

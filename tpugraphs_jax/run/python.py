@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from tpugraphs_jax import report
+from tpugraphs_jax.infra import files
 from tpugraphs_jax.rankers import model_file, ranker
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import results, training
 
@@ -33,7 +33,7 @@ class Run:
 
     With `data.folds` they are of the test fold.
     """
-    return results.judged(results.read_summary(self.workdir)).get("metrics", {})
+    return results.final_evaluation(results.read_summary(self.workdir)).get("metrics", {})
 
   @functools.cached_property
   def model(self) -> ranker.Ranker:
@@ -52,7 +52,7 @@ class Run:
 
 
 def train_model(
-  config: str | os.PathLike[str] | ConfigDict,
+  config: str | os.PathLike[str] | Config,
   *,
   data_root: str | os.PathLike[str],
   workdir: str | os.PathLike[str],
@@ -80,12 +80,8 @@ def train_model(
   """
   if isinstance(config, (str, os.PathLike)):
     config = configs.load(os.fspath(config))
-  else:
-    config = config.copy_and_resolve_references()
-  workdir = Path(workdir).expanduser()
-  configs.change(config, {name.replace("__", "."): value for name, value in changes.items()})
-  with config.unlocked():
-    config.data_root = str(data_root)
+  config = config.replace(**changes, data_root=str(data_root))
+  workdir = files.expanded(workdir)
   if not resume and (workdir / model_file.CONFIG_FILE).exists():
     raise ValueError(
       f"{workdir} holds a run already: go on with resume=True, or give another workdir"

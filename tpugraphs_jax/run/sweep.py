@@ -21,6 +21,7 @@ import dataclasses
 import datetime
 import itertools
 import os
+from pathlib import Path
 import re
 import shlex
 import subprocess
@@ -32,14 +33,16 @@ from etils import epath
 
 from tpugraphs_jax import report
 from tpugraphs_jax.infra import console, files, tasks, trust
-from tpugraphs_jax.rankers import base
 from tpugraphs_jax.report.runs import comparisons, read_all
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import evaluation, results, schema
+from tpugraphs_jax.train import evaluation, results
 
 _DONE = ("last epoch", "early stopping")  # `summary.json`: training was not interrupted
 # A value of a grid, with its commas in brackets and quotes.
 _VALUE = r"""(?:[^,'"(\[]|'[^']*'|"[^"]*"|\([^()]*\)|\[[^\[\]]*\])+"""
+# With it jax also keeps programs that it compiles in less than a second. They are in the cache of
+# the user: the folder of a sweep may come from somebody else, and programs in it would run.
+_KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 _SETTINGS = "sweep.json"
 _ROWS = "runs.csv"
 _LOG = "log.txt"
@@ -79,7 +82,7 @@ class SweepRun:
     """Whether training ended without an interruption, and was evaluated."""
     summary = self.summary
     ended = str(summary.get("training", {}).get("ended", ""))
-    return ended.startswith(_DONE) and bool(results.judged(summary))
+    return ended.startswith(_DONE) and bool(results.final_evaluation(summary))
 
 
 def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -145,43 +148,34 @@ def do(run: SweepRun) -> None:
   """Begins or continues a run; its output is appended to `log.txt` in its folder."""
   if run.is_done:
     return
+  if not files.is_remote(run.out):
+    files.check_way(Path(run.out), Path(run.folder))
   run.folder.mkdir(parents=True, exist_ok=True)
   is_begun = (run.folder / "checkpoints").exists()
   console.say(f"{run.name}: {'goes on' if is_begun else 'begins'}")
   command = [*run.command, f"--workdir={run.folder}", *["--resume"] * is_begun]
-  env = _cache_of(run.out) | os.environ | {tasks.PARENT: str(os.getpid())}
+  env = _KEEP_ALL | tasks.python_environment() | {tasks.PARENT: str(os.getpid())}
   with _log(run.folder / _LOG) as log:
     date = f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}"
     log.write(f"{_HEAD}{date} {shlex.join(run.command)}\n".encode())
     log.flush()
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
+    process = None
     try:
+      with tasks.signals_wait():
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
       process.wait()
     except (KeyboardInterrupt, SystemExit) as error:
-      if isinstance(error, SystemExit):  # Ctrl-C reaches the run by itself
-        process.terminate()
-      process.wait()  # the run saves a checkpoint
+      if process is not None:
+        if isinstance(error, SystemExit):  # Ctrl-C reaches the run by itself
+          process.terminate()
+        process.wait()  # the run saves a checkpoint
       raise
-  metrics = results.judged(run.summary).get("metrics", {})
+  metrics = results.final_evaluation(run.summary).get("metrics", {})
   known = [name for name in _METRICS if metrics.get(name) is not None]
   state = ", ".join(["done", *(f"{name} {metrics[name]:.4f}" for name in known)])
   if process.returncode:
     state = f"ended with status {process.returncode}: {_complaint(run.folder / _LOG)}"
   console.say(f"{run.name}: {state}")
-
-
-def _cache_of(out: str) -> dict[str, str]:
-  """Settings of jax with which the runs of a sweep compile each program once.
-
-  They keep all programs in the folder of the sweep, also those that jax compiles in less than a
-  second. Runs of a sweep in a bucket have the cache of their own machine.
-  """
-  if files.is_remote(out):
-    return {}
-  return {
-    "JAX_COMPILATION_CACHE_DIR": os.path.abspath(files.join(out, "compiled")),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-  }
 
 
 @contextlib.contextmanager
@@ -191,7 +185,7 @@ def _log(path: epath.Path) -> Iterator[IO[bytes]]:
   It grows while the process runs; in a bucket, where no file can grow, it is written at the end.
   """
   if not files.is_remote(path):
-    with open(path, "ab") as log:
+    with files.open_plain(Path(path), "ab") as log:
       yield log
     return
   with tempfile.TemporaryFile() as log:
@@ -223,7 +217,7 @@ def row_of(run: SweepRun) -> dict[str, Any]:
     "state": state,
     "step": training.get("step", ""),
     "seconds": training.get("seconds", ""),
-    **results.judged(summary).get("metrics", {}),
+    **results.final_evaluation(summary).get("metrics", {}),
   }
 
 
@@ -259,16 +253,14 @@ def _command_of(args: argparse.Namespace, value: str) -> list[str]:
   if not value.partition(":")[0].endswith(".py"):
     raise ValueError(f"--config={value}, expected FILE.py:VARIANT such as tile.py:recommended")
   place = configs.resolve(value)
-  config = configs.load(place)
-  schema.check_task(config)
-  kind = base.kind_of(config.task)
+  kind = configs.load(place).kind
   start = (
     "import signal, sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import tasks; "
     f"tasks.end_with_parent(signal.SIGTERM); sys.argv[0] = 'run_{kind}.py'; run.{kind}()"
   )
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
   data += ["--synthetic"] * args.synthetic
-  return [sys.executable, "-c", start, f"--config={place}", *data, *args.fields]
+  return tasks.python_command("-c", start, f"--config={place}", *data, *args.fields)
 
 
 def _check_configs(runs: Iterable[SweepRun]) -> None:
@@ -278,7 +270,7 @@ def _check_configs(runs: Iterable[SweepRun]) -> None:
       continue  # as with seed 0
     place, *fields = (word for word in run.command if word.startswith("--config"))
     try:
-      schema.check(configs.with_flags(place.removeprefix("--config="), fields))
+      configs.with_flags(place.removeprefix("--config="), ["", *fields])
     except ValueError as error:
       raise ValueError(f"{run.name.rpartition('/')[0]}: {error}") from error
 
@@ -320,8 +312,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     field.startswith("--config.seed=") for field in rest
   ):
     parser.error("seeds are 0, 1, ... up to --seeds: leave out --grid=seed and --config.seed")
-  args.fields, args.beam, args.out = rest, beam, os.path.expanduser(args.out)
+  args.fields, args.beam, args.out = rest, beam, _expanded(args.out)
   return args
+
+
+def _expanded(out: str) -> str:
+  return out if files.is_remote(out) else str(files.expanded(out))
 
 
 @console.command

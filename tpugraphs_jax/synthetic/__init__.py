@@ -40,27 +40,20 @@ import numpy as np
 import tqdm
 
 from tpugraphs_jax import datasets, graph
-from tpugraphs_jax.data import download, npz
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.datasets import Collection, STAMP
 from tpugraphs_jax.infra import console, files, tasks, trust
 from tpugraphs_jax.synthetic import layouts, tiles
 from tpugraphs_jax.synthetic.networks import ImageProgram, TextProgram
 
-SCALES = ("tiny", "medium", "full")
+SCALES = ("tiny", "medium")
 NOISE_SD = 3.6e-4  # of the log of repeated measurements, median over graphs
 _NOISE_RANGE = (2e-4, 2e-3)
-CONFIG_CAP = 100_040
-# Files in train, valid and test; at scale `full` there are as many as in the released data.
+# Files in train, valid and test.
 _COUNTS = {
   "tile": {"tiny": (12, 4, 4), "medium": (800, 100, 100)},
   "layout": {"tiny": (4, 2, 2), "medium": (40, 8, 8)},
 }
-# Quantiles of released sizes at equal steps; the quantiles of kernels have the released mean, 40.
-_TILE_NODES = (2, 6, 9, 13, 16, 19, 23, 26, 30, 33, 37, 40, 44, 47, 50, 53, 56, 60, 66, 80, 394)
-# Configurations asked for: some kernels have fewer tiles that fit, which brings the mean to
-# the released 1,918.
-_TILE_CONFIGS = (2, 100, 450, 950, 1600, 2500, 3700, 5600, 10_500)
-_IMAGE_NODES = (372, 4200, 5600, 8000, 10_300, 14_000, 19_500, 24_800, 43_615)
 # Lengths that fill the lanes badly, so that instructions differ in the order they prefer.
 _SEQUENCES = (48, 64, 96, 160, 192, 320)
 _TRAIN_PROGRAMS = (
@@ -126,7 +119,7 @@ def file_specs(
   if scale not in SCALES:
     raise ValueError(f"unknown scale {scale!r}, expected one of {', '.join(SCALES)}")
   datasets.check_released(collection)
-  counts = _COUNTS[collection.partition(":")[0]] | {"full": download.PUBLISHED[collection].graphs}
+  counts = _COUNTS[collection.partition(":")[0]]
   return [
     FileSpec(scale, seed, collection, split, index)
     for split, count in zip(graph.SPLITS, counts[scale])
@@ -144,12 +137,8 @@ def tile_size(spec: FileSpec) -> TileSize:
     return first.get(spec.index, random_size) if spec.split == "train" else random_size
   tiled = rng.random() >= 0.017
   few = rng.random() < 0.015
-  if spec.scale == "medium":
-    configs = int(np.clip(np.exp(rng.normal(5.7, 0.9)), 10, 2000))
-    nodes = int(np.clip(np.exp(rng.normal(3.4, 0.75)), 2, 394))
-  else:
-    configs = _quantile(_TILE_CONFIGS, rng.random())
-    nodes = _quantile(_TILE_NODES, _spread(spec.index))
+  configs = int(np.clip(np.exp(rng.normal(5.7, 0.9)), 10, 2000))
+  nodes = int(np.clip(np.exp(rng.normal(3.4, 0.75)), 2, 394))
   return TileSize(nodes, int(rng.integers(2, 10)) if few else configs, tiled)
 
 
@@ -166,65 +155,34 @@ def layout_program(spec: FileSpec) -> tuple[ImageProgram | TextProgram, int]:
 
 def _image_program(spec: FileSpec, rng: np.random.Generator) -> ImageProgram:
   training = bool(rng.random() < 0.7)
-  unused = (1000, 256)
-  if spec.scale == "full":
-    nodes = _quantile(_IMAGE_NODES, _spread(spec.index))
-  else:
-    low, high = (150, 300) if spec.scale == "tiny" else (300, 3000)
-    nodes = int(np.exp(rng.uniform(math.log(low), math.log(high))))
-  if spec.scale != "medium" and spec.index % 4 == 1:
-    unused = (45_000, 65_536)  # more elements than 31 bits count
+  low, high = (150, 300) if spec.scale == "tiny" else (300, 3000)
+  nodes = int(np.exp(rng.uniform(math.log(low), math.log(high))))
+  # Of every fourth tiny program: more elements than 31 bits count.
+  is_large = spec.scale == "tiny" and spec.index % 4 == 1
+  unused = (45_000, 65_536) if is_large else (1000, 256)
   blocks = max(2, (nodes - 100) // (60 if training else 30))
   return ImageProgram(nodes, blocks, training, unused)
 
 
 def _text_program(spec: FileSpec, rng: np.random.Generator) -> TextProgram:
-  """Full size: the closed forms of the released graphs, 656 + 110 L and 1620 + 708 L."""
   training = bool(rng.random() < 0.5)
-  batch, sequence = int(rng.choice((16, 32, 64))), int(rng.choice(_SEQUENCES))
-  reshapes = 2
-  if spec.scale == "full":
-    layers = int(rng.choice((2, 4, 6, 8, 10, 12, 24)))
-    heads, depth = int(rng.choice((2, 4, 8, 12))), 64
-    nodes = 1620 + 708 * layers if training else 656 + 110 * layers
-    reshapes = 53 if training else 23
-  else:
-    heads, depth = int(rng.choice((2, 3, 4, 6, 8))), int(rng.choice((16, 32, 64, 128)))
-    batch = int(rng.choice((2, 4, 8, 16)))
-    training = training and spec.scale == "medium"
-    layers = 1 if spec.scale == "tiny" else int(rng.integers(2, 8))
-    least = 120 + 320 * layers if training else 60 + 85 * layers
-    nodes = int(least * rng.uniform(1.0, 1.3))
-  return TextProgram(nodes, layers, reshapes, training, batch, sequence, heads * depth, heads)
+  rng.choice(3)  # not used: data of a seed stay as they are
+  sequence = int(rng.choice(_SEQUENCES))
+  heads, depth = int(rng.choice((2, 3, 4, 6, 8))), int(rng.choice((16, 32, 64, 128)))
+  batch = int(rng.choice((2, 4, 8, 16)))
+  training = training and spec.scale == "medium"
+  layers = 1 if spec.scale == "tiny" else int(rng.integers(2, 8))
+  least = 120 + 320 * layers if training else 60 + 85 * layers
+  nodes = int(least * rng.uniform(1.0, 1.3))
+  return TextProgram(nodes, layers, training, batch, sequence, heads * depth, heads)
 
 
-def layout_configs(spec: FileSpec, nodes: int) -> int:
-  """Configurations of a layout file.
-
-  At scale `full` test files have 1,000, the first of them 1,001; other files follow the fits to the
-  released files. Test files of scale `tiny` have 32 and 33. All other numbers are multiples of 8.
-  """
+def layout_configs(spec: FileSpec) -> int:
+  """Configurations of a layout file: of tiny test files 32 and 33, else a multiple of 8."""
   rng = spec.rng("configs")
   if spec.scale == "tiny":
     return (32 + spec.index) if spec.split == "test" else int(8 * rng.integers(8, 17))
-  if spec.scale == "medium":
-    return int(8 * round(np.exp(rng.uniform(math.log(400), math.log(4000))) / 8))
-  if spec.split == "test":
-    return 1001 if spec.index == 0 else 1000
-  slope = (11.25, 0.218, 0.65) if ":xla:" in spec.collection else (17.23, 0.759, 0.31)
-  log_configs = slope[0] - slope[1] * math.log(nodes) + slope[2] * rng.standard_normal()
-  least = 109 if spec.collection.endswith("random") else 681
-  return int(8 * (np.clip(math.exp(log_configs), least, CONFIG_CAP) // 8))
-
-
-def _spread(index: int) -> float:
-  """A sequence that fills (0, 1) evenly from its beginning on (golden ratio)."""
-  return (0.5 + index * 0.6180339887) % 1.0
-
-
-def _quantile(quantiles: tuple[int, ...], share: float) -> int:
-  positions = np.linspace(0, 1, len(quantiles))
-  return int(np.interp(share, positions, quantiles))
+  return int(8 * round(np.exp(rng.uniform(math.log(400), math.log(4000))) / 8))
 
 
 def generate(
@@ -244,7 +202,7 @@ def generate(
 
   Args:
     out: the folder to write into.
-    scale: `tiny`, `medium` or `full`.
+    scale: `tiny` or `medium`.
     seed: every file follows from (scale, seed, collection, split, index).
     collections: which of the five.
     limit: files per split; all of them if not given.
@@ -257,7 +215,7 @@ def generate(
   Raises:
     ValueError: unknown scale or collection, or `out` holds other data.
   """
-  out = Path(out).expanduser()
+  out = files.expanded(out)
   names = list(collections)
   specs = [spec for name in names for spec in file_specs(scale, seed, name, limit=limit)]
   _stamp(out, names, {"scale": scale, "seed": seed})
@@ -331,7 +289,7 @@ def read_ceiling(
     FileNotFoundError: there is no such side file.
     npz.NpzError: it is damaged.
   """
-  root = Path(data_root).expanduser().parent
+  root = files.expanded(data_root).parent
   path = root.joinpath("ceiling", *collection.split(":"), split, f"{name}.npz")
   with npz.NpzArchive(path) as archive:
     return Ceiling(archive.read("runtime_ns"), archive.read("measured_ns"))
@@ -362,7 +320,7 @@ def _make_layout(spec: FileSpec) -> tuple[graph.OpGraph[graph.LayoutConfigs], Ce
   groups = layouts.find_groups(program, rng)
   cost = layouts.layout_cost(program, groups.by_node(), steps=steps)
   start = layouts.default_bits(cost, rng)
-  configs, search = layout_configs(spec, len(program)), spec.rng("search")
+  configs, search = layout_configs(spec), spec.rng("search")
   if spec.collection.endswith("random"):
     options = layouts.random_search(groups, start, configs, search)
   else:

@@ -100,7 +100,6 @@ class TextProgram:
   Attributes:
     nodes: of the finished graph, exactly.
     layers: of the encoder.
-    reshapes: before the layers.
     training: with gradients and optimizer.
     batch: sequences.
     sequence: tokens of a sequence.
@@ -110,7 +109,6 @@ class TextProgram:
 
   nodes: int
   layers: int
-  reshapes: int
   training: bool
   batch: int
   sequence: int
@@ -130,11 +128,9 @@ class TextProgram:
     ids = program.add("parameter", dims[:2], dtype="s32")
     table = program.add("parameter", (30522, self.hidden), parameter_number=1)
     x = program.add("gather", dims, table, ids)
-    for index in range(self.reshapes):
-      x = program.add("reshape", flat if index % 2 == 0 else dims, x, role="embedding")
+    for shape in (flat, dims):
+      x = program.add("reshape", shape, x, role="embedding")
       x = program.like("multiply", x, program.scalar(program.dims(x)))
-    if self.reshapes % 2:
-      x = program.add("bitcast", dims, x)
     for _ in range(self.layers):
       x = _encoder_layer(program, x, self.heads, tape)
     x = program.like("tanh", _dot(program, x, self.hidden, "pooler", tape))

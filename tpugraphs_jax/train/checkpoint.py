@@ -21,6 +21,7 @@ import logging
 import os
 from pathlib import Path
 import shutil
+import sys
 from typing import Any, TypeVar
 
 import jax
@@ -28,7 +29,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from tpugraphs_jax.infra import machine, parallel, trees
-from tpugraphs_jax.infra.files import digest_of_arrays, seal, unseal
+from tpugraphs_jax.infra.files import digest_of_arrays, expanded, make_folder, seal, unseal
 
 _CHECKSUM = "state_sha256"  # a field of the notes
 _TRASH = "superseded"  # folder of checkpoints that are being removed
@@ -60,6 +61,12 @@ class Checkpoints:
     digests: SHA-256 of other files that a run reads, by path within its working folder. Other
       digests in a checkpoint are an error.
     read_only: changes nothing on disk. Another run may save at the same time.
+
+  Attributes:
+    saved_step: training steps of the newest checkpoint, once it is read or saved; 0 without one.
+
+  Raises:
+    ValueError: the folder is damaged, or has a link where checkpoints are written.
   """
 
   def __init__(
@@ -70,11 +77,14 @@ class Checkpoints:
     digests: Mapping[str, str] | None = None,
     read_only: bool = False,
   ):
-    self._workdir, self._folder = Path(folder).parent, Path(folder).expanduser().absolute()
+    self._workdir, self._folder = Path(folder).parent, expanded(folder).absolute()
     self._config, self._digests = _as_json(config or {}), dict(digests or {})
+    self.saved_step = 0
     # None in processes other than 0, and without a folder to read.
     self._manager: ocp.CheckpointManager | None = None
     if machine.is_primary() and (self._folder.is_dir() or not read_only):
+      if not read_only:
+        make_folder(self._folder)
       try:
         self._manager = self._create_manager(read_only)
       except (ValueError, KeyError, TypeError) as error:  # damaged metadata
@@ -82,8 +92,6 @@ class Checkpoints:
 
   def _create_manager(self, read_only: bool) -> ocp.CheckpointManager:
     _quiet_orbax()
-    if not read_only:
-      self._folder.mkdir(parents=True, exist_ok=True)
     processes = ocp.options.MultiprocessingOptions(
       primary_host=0, active_processes={0}, barrier_sync_key_prefix="checkpoints"
     )
@@ -120,6 +128,10 @@ class Checkpoints:
     Raises:
       OSError: not written, for example because the disk is full. Earlier checkpoints stay.
     """
+    self._write(step, state, data, progress)
+    self.saved_step = step
+
+  def _write(self, step: int, state: Any, data: Any, progress: Mapping[str, Any]) -> None:
     if self._manager is None:
       return
     notes = {
@@ -170,7 +182,9 @@ class Checkpoints:
     Raises:
       ValueError: it has another config or other files, or does not fit the template.
     """
-    return self._on_primary(lambda manager: self._read(manager, template))
+    saved = self._on_primary(lambda manager: self._read(manager, template))
+    self.saved_step = saved.step if saved else 0
+    return saved
 
   def _on_primary(self, read: Callable[[ocp.CheckpointManager], Result]) -> Result | None:
     """The result or error of `read` in process 0, in every process; None without a folder."""
@@ -257,6 +271,25 @@ def _quiet_orbax() -> None:
   """Drops the messages of Orbax, dozens of lines per checkpoint."""
   for name in ("absl", "asyncio"):
     logging.getLogger(name).addFilter(_is_shown)  # once, however often it is added
+  if not isinstance(sys.unraisablehook, _WithoutReaders):
+    sys.unraisablehook = _WithoutReaders(sys.unraisablehook)
+
+
+class _WithoutReaders:
+  """A hook of `sys.unraisablehook` without the tracebacks of TensorStore's threads.
+
+  At the first damaged array Orbax ends its event loop. The threads that read the other arrays then
+  report that the loop is closed, each with a traceback, before the line about the damage.
+  """
+
+  def __init__(self, earlier: Callable[[Any], object]):
+    self._earlier = earlier
+
+  def __call__(self, unraisable: Any) -> None:
+    trace = unraisable.exc_traceback
+    is_reader = trace is not None and trace.tb_frame.f_code.co_name == "call_soon_threadsafe"
+    if not (is_reader and str(unraisable.exc_value) == "Event loop is closed"):
+      self._earlier(unraisable)
 
 
 def _reason(error: object) -> str:

@@ -56,7 +56,7 @@ class GraphScores:
     return metrics.kendall_tau(self.scores, self.label) if self.has_order else math.nan
 
 
-def reported(folds: int) -> str:
+def final_split(folds: int) -> str:
   """The section of a summary, and the first word of files, with the figures of a run.
 
   With folds the figures judge the test fold. Without folds (0) they judge the validation split,

@@ -14,7 +14,6 @@ import json
 import math
 from pathlib import Path
 import platform
-import re
 import resource
 import shlex
 import sys
@@ -61,7 +60,8 @@ class Log:
     if machine.is_primary():
       path = workdir / "metrics.jsonl"
       _drop_later_steps(path, first_step)
-      self._lines, self._is_warned = path.open("ab", buffering=_LINES_BYTES), False
+      self._lines = files.open_plain(path, "ab", buffering=_LINES_BYTES)
+      self._is_warned = False
     self.events = Events(workdir / "tensorboard", purge_step=first_step + 1)
 
   def restart_clock(self, step: int) -> None:
@@ -222,7 +222,7 @@ class Events:
       return
     try:
       if self._file is None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        files.make_folder(self._folder)
         self._file = event_file_writer.EventsWriter(str(self._folder / "events"))
       self._file.write_event(row())
       if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
@@ -326,33 +326,33 @@ def _process_peak() -> int:
 
 
 class Profile:
-  """A trace of the steps `first:last`, for xprof or Perfetto."""
+  """A trace of steps, for xprof or Perfetto; see `Config.profiled_steps`."""
 
-  def __init__(self, steps: str, folder: Path):
-    self._folder, self._is_running = folder, False
-    match = re.fullmatch(r"(\d+):(\d+)", steps or "0:0")
-    self._first, self._last = map(int, match.groups()) if match else (0, 0)
-    if steps and not self._first < self._last:
-      raise ValueError(f"profile_steps is {steps!r}, expected first:last such as '10:20'")
+  def __init__(self, steps: tuple[int, int], folder: Path):
+    (self._first, self._last), self._folder, self._is_running = steps, folder, False
 
   def before(self, step: int, *, wait: Callable[[], None]) -> None:
     """Starts or stops the trace before its first or last step; `wait` waits for earlier steps."""
     if step == self._first < self._last:
       wait()
-      self._is_running = self._attempt(jax.profiler.start_trace, str(self._folder))
+      self._is_running = self._attempt(self._start)
     elif self._is_running and step == self._last:
       wait()
       self.stop()
+
+  def _start(self) -> None:
+    files.make_folder(self._folder)
+    jax.profiler.start_trace(str(self._folder))
 
   def stop(self) -> None:
     if self._is_running:
       self._attempt(jax.profiler.stop_trace)
       self._is_running = False
 
-  def _attempt(self, act: Callable[..., None], *arguments: str) -> bool:
+  def _attempt(self, act: Callable[[], None]) -> bool:
     """Calls the profiler; returns False, after a warning, where it fails."""
     try:
-      act(*arguments)
+      act()
     except Exception as error:  # errors of the profiler, and a full disk
       reason = " ".join(str(error).split())
       logging.warning(f"{self._folder}: no profile ({reason}); the run goes on without")

@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluation, early stopping, checkpoints, signals.
+"""The training loop: restore, step, log, evaluate, keep the best, save, stop.
 
 The loop does not depend on models or data. A run that is stopped (SIGTERM, Ctrl-C, a crash) and
 resumed equals an uninterrupted run, bit for bit on CPU: a checkpoint holds the training state, the
@@ -23,7 +23,7 @@ import optax
 
 from tpugraphs_jax.infra import console, files, parallel, tasks
 from tpugraphs_jax.metrics import SAMPLE
-from tpugraphs_jax.options import option, Options
+from tpugraphs_jax.rankers.config import TrainOptions
 from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train.log import Log, peak_memory, Profile
 from tpugraphs_jax.train.step import not_finite, TrainState
@@ -33,37 +33,168 @@ CHECKPOINTS = "checkpoints"  # folder under the working folder
 # that their batches take little memory.
 _STEPS_IN_FLIGHT = 2
 
+# `(params, step) -> metrics, histograms`, equal in every process. Parameters are NumPy arrays,
+# averaged if the optimizer averages. TensorBoard shows histograms of arrays `[graphs]`.
+Evaluate = Callable[[optax.Params, int], tuple[dict[str, float], dict[str, np.ndarray]]]
+SaveModel = Callable[[optax.Params, int, dict[str, float]], None]  # `(params, step, metrics)`
+TrainStep = Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
 
-@dataclasses.dataclass(frozen=True)
-class TrainOptions(Options):
-  """The length of a run, and how often it evaluates, logs and saves."""
 
-  section = "train"
-  epochs: int = option(10, "most epochs", least=1)
-  eval_every_epochs: int = option(1, "epochs between evaluations", least=1)
-  early_stop_epochs: int = option(
-    0, "epochs without a better evaluation that end the run; 0, or with result=last: never", least=0
-  )
-  best_metric: str = option(
-    "opa", "metric of validation that chooses the model", one_of=("opa", "kendaltau")
-  )
-  result: str = option(
-    "best", "evaluation that makes the model: best by best_metric, or last", one_of=("best", "last")
-  )
-  valid_sampling: str = option(
-    "fixed",
-    "sample that evaluations judge: fixed, or slates drawn anew each time",
-    one_of=("fixed", "slates"),
-  )
-  valid_configs: int = option(200, "configurations per graph in the fixed sample; 0 = all", least=0)
-  log_every_steps: int = option(20, "steps between two lines of the log", least=1)
-  checkpoint_every_steps: int = option(
-    0, "steps between checkpoints, beside a checkpoint per evaluation; 0 = none", least=0
-  )
-  deterministic: bool = option(False, "on GPUs: equal runs, bit for bit, but sums take longer")
-  quick_compile: bool = option(
-    False, "on CPUs: compiles in half the time, but steps take two to three times as long"
-  )
+def train(
+  state: TrainState,
+  train_step: TrainStep,
+  batches: Any,
+  schedule: Schedule,
+  evaluate: Evaluate,
+  workdir: str | Path,
+  *,
+  save_model: SaveModel | None = None,
+  resume: bool = False,
+  about: Mapping[str, Any] | None = None,
+  config: Mapping[str, Any] | None = None,
+  digests: Mapping[str, str] | None = None,
+  profiled_steps: tuple[int, int] = (0, 0),
+) -> TrainResult:
+  """Trains until the last epoch, or until the validation metric stops improving.
+
+  Args:
+    state: initial state, without a device axis, equal in every process.
+    train_step: `(state, batch) -> (state, metrics)` from `parallel.pmap`. Metrics are scalars,
+      reduced over devices, and include `loss`. May donate the state.
+    batches: iterator of batches with a leading device axis: the part of this process, of equal
+      length in every process. `get_state` and `set_state` save and restore its position (grain
+      `DatasetIterator`, `rankers.segments.history.BatchesWithHistory`).
+    schedule: after which steps the run evaluates, logs, saves and ends.
+    evaluate: computes metrics of parameters, also the metric of the schedule.
+    workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
+    save_model: called with parameters, step and metrics of the evaluation that makes the model,
+      before its checkpoint is saved. If the run is killed in between, the resumed run calls it
+      again.
+    resume: continue from the newest checkpoint in `workdir`, if there is one.
+    about: nested fields to show in TensorBoard.
+    config, digests: must equal the config and digests of the checkpoint to resume, see
+      `Checkpoints`.
+    profiled_steps: the first step of the trace, counted from 0, and the one after its last.
+
+  Raises:
+    ValueError: the folder holds a run and `resume` is False; a checkpoint of another config or
+      with other files; no metric of that name; or batches that end early.
+    FloatingPointError: the loss, the training state or a score is not finite.
+    SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
+  """
+  workdir = Path(workdir)
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(parallel.stop_together())
+    signals = stack.enter_context(tasks.StopSignals())
+    check_workdir(workdir, resume=resume, config=config, digests=digests)
+    files.tidy(workdir)
+    checkpoints = checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, digests=digests)
+    stack.callback(checkpoints.close)
+    saved = checkpoints.newest(state) or checkpoint.Saved(0, state, data=None, progress={})
+    if saved.data is not None:
+      batches.set_state(saved.data)
+    step, progress = saved.step, Progress(**saved.progress)
+    rows = Rows(workdir, schedule, progress, checkpoints, step)
+    stack.callback(rows.log.close)
+    rows.describe(about or {}, saved.state.params)
+    profile = Profile(profiled_steps, workdir / "profile")
+    stack.callback(profile.stop)
+    if resume:
+      console.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
+    state = parallel.replicate(saved.state)
+
+    def save() -> None:
+      host, place = rows.finite(state, step), batches.get_state()
+      checkpoints.save(step, host, data=place, progress=dataclasses.asdict(progress))
+
+    while True:
+      if schedule.is_evaluated(step) and step > progress.evaluated_step:
+        params = rows.finite(state, step).eval_params
+        if judged := _judge(evaluate, params, step, signals):
+          metrics, histograms = judged
+          is_model = progress.evaluated(step, schedule, metrics)
+          rows.write_evaluation(step, metrics, histograms)
+          if is_model and save_model is not None:
+            save_model(params, step, metrics)
+          save()
+          rows.say_evaluation(step, metrics)
+      if _is_stop_asked(signals, schedule, step):
+        if step > checkpoints.saved_step:
+          save()
+        raise _stopped(signals, step)
+      if step >= schedule.total_steps or schedule.is_early_stop(step, progress.best_step):
+        break
+      if schedule.is_saved(step) and step > checkpoints.saved_step:
+        save()
+      profile.before(step, wait=rows.wait)
+      with rows.log.waiting():
+        batch = next(batches, None)
+      if batch is None:
+        raise ValueError(
+          f"the batches ended after step {step}, expected {schedule.total_steps} "
+          f"({schedule.steps_per_epoch} per epoch): the iterator must be longer"
+        )
+      if not rows.compile_seconds:
+        console.say("compiling the training step")
+      started = time.monotonic()
+      with jax.profiler.StepTraceAnnotation("train", step_num=step):
+        state, step_metrics = train_step(state, batch)
+      step += 1
+      rows.write_step(step, step_metrics, started)
+    rows.say_end(step)
+    parallel.barrier("end of training")
+    why, seconds = schedule.why_ended(step), rows.compile_seconds
+    return TrainResult(parallel.unreplicate(state), step, progress, why, seconds)
+
+
+def check_workdir(
+  workdir: str | Path,
+  *,
+  resume: bool,
+  config: Mapping[str, Any] | None = None,
+  digests: Mapping[str, str] | None = None,
+) -> None:
+  """Refuses a folder that `train` would refuse; writes nothing.
+
+  Raises:
+    ValueError: the folder holds a run and `resume` is False, or the run has another config or
+      other files.
+  """
+  folder = Path(workdir) / CHECKPOINTS
+  checkpoints = checkpoint.Checkpoints(folder, config=config, digests=digests, read_only=True)
+  with contextlib.closing(checkpoints):
+    checkpoints.check(resume=resume)
+
+
+def _judge(
+  evaluate: Evaluate, params: optax.Params, step: int, signals: tasks.StopSignals
+) -> tuple[dict[str, float], dict[str, np.ndarray]] | None:
+  """The result of an evaluation; None after a signal: a resumed run repeats the evaluation."""
+  try:
+    with signals.interrupting():
+      return evaluate(params, step)
+  except tasks.Interrupted:
+    return None
+  except FloatingPointError as error:
+    raise FloatingPointError(f"step {step}: {error}") from error
+
+
+def _is_stop_asked(signals: tasks.StopSignals, schedule: Schedule, step: int) -> bool:
+  """Whether a signal asks for the end of the run.
+
+  Several processes decide together, at logged steps and at ends of epochs.
+  """
+  is_asked = signals.received is not None
+  if parallel.process_count() == 1:
+    return is_asked
+  is_time = schedule.is_epoch_end(step) or schedule.is_logged(step)
+  return is_time and parallel.any_process(is_asked)
+
+
+def _stopped(signals: tasks.StopSignals, step: int) -> SystemExit:
+  number = signals.received or signal.SIGTERM
+  console.say(f"{signal.Signals(number).name}: saved step {step}; go on with --resume")
+  return SystemExit(128 + number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,16 +206,23 @@ class Schedule:
     epochs: most epochs.
     steps_per_epoch: batches per epoch.
     metric: name of the metric to maximise; the first of equal values is the best.
+    learning_rate: the learning rate by number of steps taken.
   """
 
   options: TrainOptions
   epochs: int
   steps_per_epoch: int
   metric: str
+  learning_rate: Callable[[int], float]
 
   @property
   def total_steps(self) -> int:
     return self.epochs * self.steps_per_epoch
+
+  @property
+  def takes_last(self) -> bool:
+    """Whether the newest evaluation makes the model, not the best one."""
+    return self.options.result == "last"
 
   def is_epoch_end(self, step: int) -> bool:
     return step % self.steps_per_epoch == 0
@@ -118,34 +256,6 @@ class Schedule:
     return bool(every) and step % every == 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
-  """A stage of training: its first state, its step, its batches and its schedule.
-
-  Attributes:
-    state: initial state, without a device axis, equal in every process.
-    train_step: `(state, batch) -> (state, metrics)` from `parallel.pmap`. Metrics are scalars,
-      reduced over devices, and include `loss`. May donate the state.
-    batches: iterator of batches with a leading device axis: the part of this process, of equal
-      length in every process. `get_state` and `set_state` save and restore its position (grain
-      `DatasetIterator`, `rankers.segments.history.BatchesWithHistory`).
-    schedule: of the stage.
-    learning_rate: the learning rate by number of steps taken.
-  """
-
-  state: TrainState
-  train_step: Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]
-  batches: Any
-  schedule: Schedule
-  learning_rate: Callable[[int], float]
-
-
-# `(params, step) -> metrics, histograms`, equal in every process. Parameters are NumPy arrays,
-# averaged if the optimizer averages. TensorBoard shows histograms of arrays `[graphs]`.
-Evaluate = Callable[[optax.Params, int], tuple[dict[str, float], dict[str, np.ndarray]]]
-OnBest = Callable[[optax.Params, int, dict[str, float]], None]  # `(params, step, metrics)`
-
-
 @dataclasses.dataclass
 class Progress:
   """Bookkeeping of the loop, saved with every checkpoint."""
@@ -160,6 +270,19 @@ class Progress:
   # The next row, which may wait for the evaluation of its step.
   row: dict[str, float] = dataclasses.field(default_factory=dict)
 
+  def evaluated(self, step: int, schedule: Schedule, metrics: Mapping[str, float]) -> bool:
+    """Notes an evaluation; returns whether it makes the model.
+
+    Raises:
+      ValueError: the metric of the schedule is missing.
+    """
+    if schedule.metric not in metrics:
+      raise ValueError(f"best_metric is {schedule.metric!r}, expected one of {sorted(metrics)}")
+    value, self.evaluated_step = metrics[schedule.metric], step
+    if schedule.takes_last or value > (-math.inf if self.best_value is None else self.best_value):
+      self.best_value, self.best_step = value, step
+    return self.best_step == step
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
@@ -172,292 +295,158 @@ class TrainResult:
   compile_seconds: float  # of the first step, which compiles
 
 
-def train(
-  stage: Stage,
-  evaluate: Evaluate,
-  workdir: str | Path,
-  *,
-  on_best: OnBest | None = None,
-  resume: bool = False,
-  about: Mapping[str, Any] | None = None,
-  config: Mapping[str, Any] | None = None,
-  digests: Mapping[str, str] | None = None,
-  profile_steps: str = "",
-) -> TrainResult:
-  """Trains until the last epoch, or until the validation metric stops improving.
+class Rows:
+  """The metrics of a run on their way from devices to the log, and lines of progress.
+
+  Steps are in flight on the devices; their metrics are averaged into rows. A loss or a state that
+  is not finite ends the run.
 
   Args:
-    stage: state, step, batches and schedule.
-    evaluate: computes metrics of parameters, also the metric of the schedule.
-    workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
-    on_best: called with parameters, step and metrics after the best evaluation so far, before its
-      checkpoint is saved. If the run is killed in between, the resumed run calls it again.
-    resume: continue from the newest checkpoint in `workdir`, if there is one.
-    about: nested fields to show in TensorBoard.
-    config, digests: must equal the config and digests of the checkpoint to resume, see
-      `Checkpoints`.
-    profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
+    workdir: working folder.
+    schedule: of the run.
+    progress: window and row are changed.
+    checkpoints: names the step that a run can go back to.
+    step: steps taken.
 
-  Raises:
-    ValueError: the folder holds a run and `resume` is False; a checkpoint of another config or
-      with other files; no metric of that name; or batches that end early.
-    FloatingPointError: the loss, the training state or a score is not finite.
-    SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
+  Attributes:
+    log: the files.
+    compile_seconds: of the first step, which compiles; 0 before it.
   """
-  workdir, schedule = Path(workdir), stage.schedule
-  profile = Profile(profile_steps, workdir / "profile")
-  with contextlib.ExitStack() as stack:
-    stack.enter_context(parallel.stop_together())
-    signals = stack.enter_context(tasks.StopSignals())
-    check_workdir(workdir, resume=resume, config=config, digests=digests)
-    files.tidy(workdir)
-    checkpoints = checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, digests=digests)
-    stack.callback(checkpoints.close)
-    saved = checkpoints.newest(stage.state)
-    if saved is None:
-      saved = checkpoint.Saved(0, stage.state, data=None, progress={})
-    else:
-      stage.batches.set_state(saved.data)
-    step, progress = saved.step, Progress(**saved.progress)
-    first_step = step - bool(progress.row)  # a row that waits for its evaluation is not written yet
-    log = Log(workdir, total_steps=schedule.total_steps, first_step=first_step)
-    stack.callback(log.close)
-    stack.callback(profile.stop)
-    parameters = optax.tree.size(stage.state.params)
-    log.events.describe(about or {}, metric=f"{SAMPLE}/{schedule.metric}", parameters=parameters)
-    if resume:
-      console.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
-    state = parallel.replicate(saved.state)
-    return _Loop(
-      stage=stage,
-      evaluate=evaluate,
-      on_best=on_best,
-      checkpoints=checkpoints,
-      log=log,
-      profile=profile,
-      signals=signals,
-      state=state,
-      step=step,
-      progress=progress,
-    ).run()
 
-
-def check_workdir(
-  workdir: str | Path,
-  *,
-  resume: bool,
-  config: Mapping[str, Any] | None = None,
-  digests: Mapping[str, str] | None = None,
-) -> None:
-  """Refuses a folder that `train` would refuse; writes nothing.
-
-  Raises:
-    ValueError: the folder holds a run and `resume` is False, or the run has another config or
-      other files.
-  """
-  folder = Path(workdir) / CHECKPOINTS
-  checkpoints = checkpoint.Checkpoints(folder, config=config, digests=digests, read_only=True)
-  with contextlib.closing(checkpoints):
-    checkpoints.check(resume=resume)
-
-
-@dataclasses.dataclass
-class _Loop:
-  """The state of a call of `train`."""
-
-  stage: Stage
-  evaluate: Evaluate
-  on_best: OnBest | None
-  checkpoints: checkpoint.Checkpoints
-  log: Log
-  profile: Profile
-  signals: tasks.StopSignals
-  state: TrainState  # with a leading device axis
-  step: int  # steps that `state` has taken
-  progress: Progress
-
-  def __post_init__(self):
-    self.schedule = self.stage.schedule
-    self.saved_step = self.step
+  def __init__(
+    self,
+    workdir: Path,
+    schedule: Schedule,
+    progress: Progress,
+    checkpoints: checkpoint.Checkpoints,
+    step: int,
+  ):
+    self._schedule, self._progress, self._checkpoints = schedule, progress, checkpoints
+    # A row that waits for its evaluation is not written yet.
+    first_step = step - bool(progress.row)
+    self.log = Log(workdir, total_steps=schedule.total_steps, first_step=first_step)
     self.compile_seconds = 0.0
-    self.last_finite, self.last_loss = "none since the start", math.nan
+    self._last_finite, self._last_loss = "none since the start", math.nan
     # (step, metrics), oldest first
-    self.in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
-    self.began = (self.step, time.monotonic())  # set again after the first step, which compiles
-    self.shown_metric = f"{SAMPLE}/{self.schedule.metric}"
-    self.shown_best = f"{self.schedule.options.result} {self.shown_metric}"
+    self._in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
+    self._began = (step, time.monotonic())  # set again after the first step
+    self._is_evaluated = bool(progress.evaluated_step)
+    self._metric = f"{SAMPLE}/{schedule.metric}"
+    self._model = f"{schedule.options.result} {self._metric}"
 
-  def run(self) -> TrainResult:
-    while True:
-      if self._is_evaluation_due():
-        self._evaluate()
-      self._stop_if_asked()
-      is_last = self.step >= self.schedule.total_steps
-      if is_last or self.schedule.is_early_stop(self.step, self.progress.best_step):
-        return self._finish()
-      if self.schedule.is_saved(self.step) and self.step > self.saved_step:
-        self._save()
-      self._take_step()
+  def describe(self, about: Mapping[str, Any], params: optax.Params) -> None:
+    """Writes the config and the number of parameters to TensorBoard."""
+    self.log.events.describe(about, metric=self._metric, parameters=optax.tree.size(params))
 
-  def _is_evaluation_due(self) -> bool:
-    return self.schedule.is_evaluated(self.step) and self.step > self.progress.evaluated_step
+  def write_step(self, step: int, metrics: dict[str, jax.Array], started: float) -> None:
+    """Takes the metrics of a dispatched step; waits for all but the newest steps.
 
-  def _take_step(self) -> None:
-    self.profile.before(self.step, wait=self._wait)
-    try:
-      with self.log.waiting():
-        batch = next(self.stage.batches)
-    except StopIteration:
-      raise ValueError(
-        f"the batches ended after step {self.step}, expected {self.schedule.total_steps} "
-        f"({self.schedule.steps_per_epoch} per epoch): the iterator must be longer"
-      ) from None
+    Args:
+      step: with this step.
+      metrics: scalars on every device.
+      started: time before the step.
+    """
+    self._in_flight.append((step, metrics))
     if not self.compile_seconds:
-      console.say("compiling the training step")
-    started = time.monotonic()
-    with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
-      self.state, metrics = self.stage.train_step(self.state, batch)
-    self.step += 1
-    self.in_flight.append((self.step, metrics))
-    if not self.compile_seconds:
-      self._wait()
+      self.wait()
       self.compile_seconds = time.monotonic() - started
       console.say(f"first step, with compilation: {self.compile_seconds:.1f} s")
-      self.log.restart_clock(self.step)
-      self.began = (self.step, time.monotonic())
-    self._wait(keep=_STEPS_IN_FLIGHT)
-    self.log.say_progress(self.step, self._progress_text)
-    if self.schedule.is_logged(self.step):
-      self._log()
+      self.log.restart_clock(step)
+      self._began = (step, time.monotonic())
+    self.wait(keep=_STEPS_IN_FLIGHT)
+    self.log.say_progress(step, lambda: self._progress_text(step))
+    if self._schedule.is_logged(step):
+      self._close_window(step)
 
-  def _progress_text(self) -> str:
-    """The loss, the best evaluation, and the time left at the mean rate."""
-    parts = [f"loss {self.last_loss:.5g}"]
-    if self.progress.best_value is not None:
-      parts.append(f"{self.shown_best} {self.progress.best_value:.4f}")
-    first, since = self.began
-    if self.step > first:
-      seconds = (time.monotonic() - since) / (self.step - first)
-      left = seconds * (self.schedule.total_steps - self.step)
-      parts.append(f"{console.duration(left)} left")
-    return "  ".join(parts)
-
-  def _wait(self, *, keep: int = 0) -> None:
+  def wait(self, *, keep: int = 0) -> None:
     """Waits for all steps but the newest `keep`, and checks their losses."""
-    while len(self.in_flight) > keep:
-      step, metrics = self.in_flight.popleft()
+    while len(self._in_flight) > keep:
+      step, metrics = self._in_flight.popleft()
       values = {k: float(v) for k, v in parallel.unreplicate(metrics).items()}
       loss = values["loss"]
       if not math.isfinite(loss):
         raise self._divergence(f"the loss is {loss} at step {step}")
-      self.last_finite, self.last_loss = f"{loss:.6g} at step {step}", loss
-      self.progress.window.append(values)
+      self._last_finite, self._last_loss = f"{loss:.6g} at step {step}", loss
+      self._progress.window.append(values)
+
+  def finite(self, state: TrainState, step: int) -> TrainState:
+    """The state without its device axis; FloatingPointError if it is not finite."""
+    self.wait()
+    host = parallel.unreplicate(state)
+    if part := not_finite(host):
+      raise self._divergence(f"the state{part} is not finite after step {step}")
+    return host
 
   def _divergence(self, what: str) -> FloatingPointError:
-    saved = f"step {self.saved_step} is saved" if self.saved_step else "nothing is saved"
+    step = self._checkpoints.saved_step
     return FloatingPointError(
-      f"{what} (last finite loss: {self.last_finite});"
-      f" lower optimizer.learning_rate or set optimizer.clip_norm; {saved}"
+      f"{what} (last finite loss: {self._last_finite});"
+      f" lower optimizer.learning_rate or set optimizer.clip_norm;"
+      f" {f'step {step} is saved' if step else 'nothing is saved'}"
     )
 
-  def _finite_state(self) -> TrainState:
-    """The state without its device axis; FloatingPointError if it is not finite."""
-    self._wait()
-    state = parallel.unreplicate(self.state)
-    if part := not_finite(state):
-      raise self._divergence(f"the state{part} is not finite after step {self.step}")
-    return state
+  def _close_window(self, step: int) -> None:
+    """Makes a row: means over the steps since the last row, and the rates.
 
-  def _log(self) -> None:
-    """Writes a row of metrics: means over the steps since the last row, and the rate."""
-    self._wait()
+    The row of a step that is evaluated waits for the evaluation.
+    """
+    self.wait()
     self._average_window()
-    self.progress.row["steps_per_second"] = self.log.steps_per_second(self.step)
-    self.progress.row["train/learning_rate"] = self.stage.learning_rate(self.step - 1)
-    self.log.measure(self.step)
-    if not self._is_evaluation_due():
-      self._write_row()
+    row = self._progress.row
+    row["steps_per_second"] = self.log.steps_per_second(step)
+    row["train/learning_rate"] = self._schedule.learning_rate(step - 1)
+    self.log.measure(step)
+    if not (self._schedule.is_evaluated(step) and step > self._progress.evaluated_step):
+      self._write_row(step)
 
   def _average_window(self) -> None:
     """Moves the metrics since the last row, averaged over steps, into the next row."""
-    steps, self.progress.window = self.progress.window, []
+    steps, self._progress.window = self._progress.window, []
     for name in steps[-1]:
-      self.progress.row[f"train/{name}"] = sum(step[name] for step in steps) / len(steps)
+      self._progress.row[f"train/{name}"] = sum(step[name] for step in steps) / len(steps)
 
-  def _write_row(self) -> None:
-    row = {"epoch": self.step / self.schedule.steps_per_epoch, **self.progress.row}
-    self.log.write(self.step, row)
-    self.progress.row = {}
+  def _write_row(self, step: int) -> None:
+    self.log.write(step, {"epoch": step / self._schedule.steps_per_epoch, **self._progress.row})
+    self._progress.row = {}
 
-  def _evaluate(self) -> None:
-    """Evaluates and saves; a resumed run repeats an interrupted evaluation."""
-    params = self._finite_state().eval_params
-    try:
-      with self.signals.interrupting():
-        metrics, by_graph = self.evaluate(params, self.step)
-    except tasks.Interrupted:
-      return
-    except FloatingPointError as error:
-      raise FloatingPointError(f"step {self.step}: {error}") from error
-    progress, metric = self.progress, self.schedule.metric
-    if metric not in metrics:
-      raise ValueError(f"best_metric is {metric!r}, expected one of {sorted(metrics)}")
-    value = metrics[metric]
-    is_first, progress.evaluated_step = not progress.evaluated_step, self.step
-    takes_last = self.schedule.options.result == "last"
-    earlier = -math.inf if progress.best_value is None else progress.best_value
-    is_best = takes_last or value > earlier
-    if is_best:
-      progress.best_value, progress.best_step = value, self.step
-    if progress.window:  # a run that is shorter than `log_every_steps` has a loss too
+  def write_evaluation(
+    self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, np.ndarray]
+  ) -> None:
+    """Writes the row of a step with its evaluation."""
+    if self._progress.window:  # a run that is shorter than `log_every_steps` has a loss too
       self._average_window()
-    progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
-    histograms = {f"{SAMPLE}/{name}": values for name, values in by_graph.items()}
-    self.log.events.histograms(self.step, histograms)
-    self._write_row()
-    if is_best and self.on_best is not None:
-      # A run that is killed before it saves the checkpoint comes here again.
-      self.on_best(params, self.step, metrics)
-    self._save()
-    text = f"{self.shown_metric} {value:.4f}"
-    if progress.best_step is not None and not takes_last:
+    self._progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
+    arrays = {f"{SAMPLE}/{name}": values for name, values in histograms.items()}
+    self.log.events.histograms(step, arrays)
+    self._write_row(step)
+
+  def say_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+    """Prints a line with an evaluation, always for the first one of a run."""
+    progress, text = self._progress, f"{self._metric} {metrics[self._schedule.metric]:.4f}"
+    if progress.best_step is not None and not self._schedule.takes_last:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
-    self.log.restart_clock(self.step)  # rates leave out the evaluation
-    self.log.say_progress(self.step, lambda: text, is_due=is_first)
+    self.log.restart_clock(step)  # rates leave out the evaluation
+    self.log.say_progress(step, lambda: text, is_due=not self._is_evaluated)
+    self._is_evaluated = True
 
-  def _save(self) -> None:
-    state, data = self._finite_state(), self.stage.batches.get_state()
-    progress = dataclasses.asdict(self.progress)
-    self.checkpoints.save(self.step, state, data=data, progress=progress)
-    self.saved_step = self.step
+  def _progress_text(self, step: int) -> str:
+    """The loss, the best evaluation, and the time left at the mean rate."""
+    parts = [f"loss {self._last_loss:.5g}"]
+    if self._progress.best_value is not None:
+      parts.append(f"{self._model} {self._progress.best_value:.4f}")
+    first, since = self._began
+    if step > first:
+      seconds = (time.monotonic() - since) / (step - first)
+      parts.append(f"{console.duration(seconds * (self._schedule.total_steps - step))} left")
+    return "  ".join(parts)
 
-  def _stop_if_asked(self) -> None:
-    """Saves and ends the run after a signal.
-
-    Several processes decide together, at logged steps and at ends of epochs.
-    """
-    is_asked = self.signals.received is not None
-    if parallel.process_count() > 1:
-      is_time = self.schedule.is_epoch_end(self.step) or self.schedule.is_logged(self.step)
-      is_asked = is_time and parallel.any_process(is_asked)
-    if not is_asked:
-      return
-    if self.step > self.saved_step:
-      self._save()
-    number = self.signals.received or signal.SIGTERM
-    name = signal.Signals(number).name
-    console.say(f"{name}: saved step {self.step}; go on with --resume")
-    raise SystemExit(128 + number)
-
-  def _finish(self) -> TrainResult:
-    self._wait()
-    progress, why = self.progress, self.schedule.why_ended(self.step)
-    text = f"training ended at step {self.step}: {why}"
+  def say_end(self, step: int) -> None:
+    """Prints why the run ended, its model, and its peak memory."""
+    self.wait()
+    progress = self._progress
+    text = f"training ended at step {step}: {self._schedule.why_ended(step)}"
     if progress.best_step is not None:
-      text += f"; {self.shown_best} {progress.best_value:.4f} at step {progress.best_step}"
+      text += f"; {self._model} {progress.best_value:.4f} at step {progress.best_step}"
     console.say(text)
     what, peak_bytes = peak_memory()
     console.say(f"peak memory of the {what}: {console.size(peak_bytes)}")
-    parallel.barrier("end of training")
-    state = parallel.unreplicate(self.state)
-    return TrainResult(state, self.step, progress, why, self.compile_seconds)

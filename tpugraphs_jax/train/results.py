@@ -22,7 +22,6 @@ from typing import Any
 
 from absl import logging
 import jax
-from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -32,10 +31,12 @@ from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.datasets import Collection, label_kind
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console, files, machine, parallel, trust
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.train import evaluation, log, loop
-from tpugraphs_jax.train.experiment import evaluable, Experiment
+from tpugraphs_jax.train.loading import evaluable
+from tpugraphs_jax.train.step import TrainState
 
 SUMMARY_FILE = "summary.json"
 
@@ -50,18 +51,18 @@ _TASKS = {
 
 
 @parallel.primary_only
-def announce(experiment: Experiment) -> None:
+def announce(config: Config, data: Data) -> None:
   """Prints the task and the data of a run, before the data is read."""
-  collection, data_root = experiment.data.collection, experiment.config.data_root
+  collection, data_root = data.collection, config.data_root
   npz.files_there(data_root, collection.name, "train")  # copies the files of a bucket first
   rows = {
-    "task": f"{_TASKS[experiment.config.task]}: collection {collection.name}",
+    "task": f"{_TASKS[config.task]}: collection {collection.name}",
     "data": data_root,
     "labels": label_kind(data_root, collection),
   }
-  if experiment.config.data.folds:
-    text = experiment.data.division(data_root).text
-    rows["folds"] = f"{text}; the test split is fold {experiment.config.data.fold}"
+  if config.data.folds:
+    text = data.division(data_root).text
+    rows["folds"] = f"{text}; the test split is fold {config.data.fold}"
   console.say(_rows(rows))
 
 
@@ -70,24 +71,30 @@ def _rows(texts: Mapping[str, str]) -> str:
 
 
 def banner(
-  experiment: Experiment, stage: loop.Stage, graphs: list, valid: list, workdir: Path
+  config: Config,
+  collections: Sequence[Data],
+  schedule: loop.Schedule,
+  state: TrainState,
+  graphs: list,
+  valid: list,
+  workdir: Path,
 ) -> str:
   """The graphs, model, devices and steps of a run, a line each.
 
   Args:
-    experiment: with data and ranker.
-    stage: the first of the run.
+    config: of the run.
+    collections: of the graphs.
+    schedule, state: of the first phase.
     graphs, valid: prepared training and validation graphs.
     workdir: the working folder.
   """
-  config, model, batch = experiment.config, experiment.config.model, experiment.config.batch
-  schedule = stage.schedule
+  model, batch = config.model, config.batch
   training = _sizes(graphs)
-  if also := [data.collection.name for data in experiment.also]:
+  if also := [data.collection.name for data in collections[1:]]:
     training += f", with {' and '.join(also)}"
   metric, sample = evaluation.mean_name(config.train.best_metric), _sample(config, "all of them")
-  parameters, precision = optax.tree.size(stage.state.params), model.get("precision", "highest")
-  dtype = model.get("dtype", "float32")
+  parameters, precision = optax.tree.size(state.params), model.precision
+  dtype = model.options.get("dtype", "float32")
   steps = f"{schedule.total_steps:,} in {schedule.epochs} epochs of {schedule.steps_per_epoch:,}"
   texts = {
     "training": training,
@@ -107,7 +114,7 @@ def _sizes(graphs: Sequence[Any]) -> str:
   return f"{len(graphs):,} graph{plural} of {size} nodes, {configs:,} configurations"
 
 
-def _sample(config: ConfigDict, all_configs: str) -> str:
+def _sample(config: Config, all_configs: str) -> str:
   """The configurations per graph that are judged during training, in words."""
   if config.train.valid_sampling == "slates":
     return f"{config.batch.configs} of each graph, drawn anew each time"
@@ -129,9 +136,9 @@ def read_summary(workdir: Path) -> dict[str, Any]:
   return trust.fields_in(workdir / SUMMARY_FILE)
 
 
-def judged(summary: Mapping[str, Any]) -> dict[str, Any]:
-  """The section with the figures of a run, see `evaluation.reported`; empty before evaluation."""
-  return summary.get(evaluation.reported(summary.get("folds", 0)), {})
+def final_evaluation(summary: Mapping[str, Any]) -> dict[str, Any]:
+  """The section with the figures of a run (`evaluation.final_split`); empty before evaluation."""
+  return summary.get(evaluation.final_split(summary.get("folds", 0)), {})
 
 
 @parallel.primary_only
@@ -151,7 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 @parallel.primary_only
-def begin_summary(config: ConfigDict, workdir: Path, collection: Collection) -> None:
+def begin_summary(config: Config, workdir: Path, collection: Collection) -> None:
   """Replaces the summary by a new one with the fields that are known before training."""
   (workdir / SUMMARY_FILE).unlink(missing_ok=True)
   update_summary(
@@ -189,7 +196,7 @@ def interruptions(workdir: Path) -> Iterator[None]:
 
 
 def of_training(
-  config: ConfigDict, result: loop.TrainResult, *, graphs: int, seconds: float
+  config: Config, result: loop.TrainResult, *, graphs: int, seconds: float
 ) -> dict[str, Any]:
   """The section `training` of the summary; `best` or `last` has the step that became the model.
 
@@ -220,29 +227,30 @@ def of_training(
 # Evaluation.
 
 
-def evaluate(experiment: Experiment, workdir: Path, *, split: str = "") -> None:
-  """Compares the scores of the trained ranker with labels; writes files and prints means.
+def evaluate(ranker: Ranker, data: Data, workdir: Path, *, split: str = "") -> None:
+  """Compares the scores of a trained ranker with labels; writes files and prints means.
 
   Args:
-    experiment: with a trained ranker.
+    ranker: trained.
+    data: the collection.
     workdir: folder for the files.
     split: the validation split unless given.
 
   Raises:
     ValueError: `split` is given and none of its graphs has labels.
   """
-  started, ranker = time.monotonic(), experiment.ranker
-  graphs, ids = _to_judge(experiment, [ranker], split)
+  started, config = time.monotonic(), ranker.config
+  graphs, ids = _to_judge(config, data, [ranker], split)
   if not graphs:
     return
   graphs = [ranker.prepare(graph) for graph in graphs]  # frees the raw graphs
   scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
-  predicted_ns = _predicted_ns(experiment, graphs, ids, scores)
-  _write_evaluation(experiment, workdir, split, graphs, ids, scores, started, predicted_ns)
+  predicted_ns = _predicted_ns(config, graphs, ids, scores)
+  _write_evaluation(config, data, workdir, split, graphs, ids, scores, started, predicted_ns)
 
 
 def evaluate_ensemble(
-  experiment: Experiment, ensemble: Ensemble, workdir: Path, *, split: str = ""
+  config: Config, data: Data, ensemble: Ensemble, workdir: Path, *, split: str = ""
 ) -> None:
   """`evaluate` for an ensemble, in a folder without a run.
 
@@ -254,28 +262,28 @@ def evaluate_ensemble(
     raise ValueError(
       f"{workdir} holds a run, and the ensemble would replace its results: give another --workdir"
     )
-  graphs, ids = _to_judge(experiment, ensemble.rankers, split)
+  graphs, ids = _to_judge(config, data, ensemble.rankers, split)
   if not graphs:
     return
   scores = ensemble.scores(graphs, ids, progress=True)
-  begin_summary(experiment.config, workdir, experiment.data.collection)
+  begin_summary(config, workdir, data.collection)
   update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
   graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]  # frees the raw graphs
-  _write_evaluation(experiment, workdir, split, graphs, ids, scores, started)
+  _write_evaluation(config, data, workdir, split, graphs, ids, scores, started)
 
 
-def check_folds(experiment: Experiment, ensemble: Ensemble, *, split: str) -> None:
+def check_folds(config: Config, data: Data, ensemble: Ensemble, *, split: str) -> None:
   """Refuses (ValueError) graphs on which a model of another fold may have been trained.
 
   A collection on which no model was trained has other folds and is not refused. There `evaluate`
   warns of judged graphs that trained a model.
   """
-  fold_of = lambda config: (config["data"].get("folds", 0), config["data"].get("fold", 0))
-  own, rankers = fold_of(experiment.config), ensemble.rankers
+  fold_of = lambda config: (config.data.folds, config.data.fold)
+  own, rankers = fold_of(config), ensemble.rankers
   others = {fold_of(ranker.config) for ranker in rankers} - {own}
   known = {ranker.collection.name for ranker in rankers}
-  known.update(*(ranker.config["data"].get("also", ()) for ranker in rankers))
-  is_known = experiment.data.collection.name in known
+  known.update(*(getattr(ranker.config.data, "also", ()) for ranker in rankers))
+  is_known = data.collection.name in known
   if others and is_known and (own[0] or split != "test"):
     raise ValueError(
       "a model of one fold was trained on the test graphs of another fold: judge one model at a "
@@ -285,14 +293,13 @@ def check_folds(experiment: Experiment, ensemble: Ensemble, *, split: str) -> No
 
 
 def _to_judge(
-  experiment: Experiment, rankers: Sequence[Ranker], split: str
+  config: Config, data: Data, rankers: Sequence[Ranker], split: str
 ) -> tuple[list[OpGraph], list[np.ndarray]]:
   """Labelled graphs of a split, and the numbers of the judged configurations of each.
 
   Warns of graphs that trained one of the rankers.
   """
-  data = experiment.data
-  graphs = evaluable(data.load(experiment.config.data_root, split or "valid"))
+  graphs = evaluable(data.load(config.data_root, split or "valid"))
   name = data.collection.name
   if not graphs and split:
     raise ValueError(
@@ -318,7 +325,8 @@ def _warn_of_training(rankers: Sequence[Ranker], graphs: Sequence[OpGraph]) -> N
 
 @parallel.primary_only
 def _write_evaluation(
-  experiment: Experiment,
+  config: Config,
+  data: Data,
   workdir: Path,
   split: str,
   graphs: Sequence[Any],
@@ -328,17 +336,17 @@ def _write_evaluation(
   predicted_ns: Sequence[np.ndarray] | None = None,
 ) -> None:
   """Computes metrics, writes the files and prints the means."""
-  collection, split = experiment.data.collection, split or "valid"
+  collection, split = data.collection, split or "valid"
   judged_graphs = evaluation.with_labels(graphs, ids, scores)
   rows, means = evaluation.evaluate(judged_graphs, collection.slowdown_ks)
   name = "validation" if split == "valid" else split
   evaluation.write_csv(workdir / f"{name}.csv", rows)
-  if name in ("validation", evaluation.reported(experiment.config.data.folds)):
+  if name in ("validation", evaluation.final_split(config.data.folds)):
     evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged_graphs)
     if collection.kind == "tile":
       programs = evaluation.program_rows(judged_graphs, predicted_ns)
       evaluation.write_csv(workdir / f"{name}_programs.csv", programs)
-  configurations = _configurations(experiment.config, graphs, judged_graphs)
+  configurations = _configurations(config, graphs, judged_graphs)
   random = evaluation.random_order([one.label for one in judged_graphs], collection.slowdown_ks)
   memory, peak_bytes = log.peak_memory()
   section = {
@@ -360,16 +368,16 @@ def _write_evaluation(
 
 
 def _predicted_ns(
-  experiment: Experiment, graphs: list[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
+  config: Config, graphs: list[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
 ) -> list[np.ndarray] | None:
   """Predicted runtimes `[n]` of kernels; None where scores give only the order.
 
   The losses decide (`losses.predicts`). With relative targets scores give only the order.
   """
-  target = experiment.config.batch.target
-  meaning = losses.predicts(losses.LossOptions.of(experiment.config.loss).weighted)
+  target = config.batch.target
+  meaning = losses.predicts(config.loss.weighted)
   is_relative = target not in ("official", "absolute")
-  if experiment.data.collection.kind != "tile" or meaning == "order" or is_relative:
+  if config.kind != "tile" or meaning == "order" or is_relative:
     return None
   if meaning == "log":
     scores = [np.exp(of_graph.astype(float)) for of_graph in scores]
@@ -378,12 +386,12 @@ def _predicted_ns(
 
 
 def _configurations(
-  config: ConfigDict, graphs: Sequence[Any], judged_graphs: Sequence[evaluation.GraphScores]
+  config: Config, graphs: Sequence[Any], judged_graphs: Sequence[evaluation.GraphScores]
 ) -> str:
   """The configurations per graph that an evaluation judges, in words."""
   if all(len(one.scores) == len(graph.configs) for one, graph in zip(judged_graphs, graphs)):
     return "all"
-  if config.eval.get("indices_dir"):
+  if config.eval.indices_dir:
     return "the published ones of each graph"
   return f"a seeded {config.eval.max_configs} of each graph"
 
@@ -391,7 +399,7 @@ def _configurations(
 # Prediction.
 
 
-def check_ranked(experiment: Experiment, *, split: str) -> None:
+def check_ranked(config: Config, collections: Sequence[Data], *, split: str) -> None:
   """Refuses, before training, a split that could not be ranked afterwards.
 
   Raises:
@@ -400,12 +408,12 @@ def check_ranked(experiment: Experiment, *, split: str) -> None:
   """
 
   def check() -> None:
-    for data in (experiment.data, *experiment.also):
+    for data in collections:
       try:
-        files = data.files(experiment.config.data_root, split)
+        files = data.files(config.data_root, split)
       except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} (--do=train,evaluate needs no {split} split)") from None
-      if not experiment.config.data.skip_bad_files:
+      if not config.data.skip_bad_files:
         for file in files:
           trust.name(file.stem)
 

@@ -23,7 +23,7 @@ from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.train.optimizer import variable_norms
+from tpugraphs_jax.optimizer import variable_norms
 
 
 class TrainState(flax.struct.PyTreeNode):

@@ -1,9 +1,9 @@
 """A run, from its config to its files.
 
-    config -> data, ranker -> graphs, features beside them -> plan -> state, step, batches -> loop
-           -> model -> evaluation, ranked configurations
+    config -> collections, ranker -> graphs, features beside them -> plan -> state, step, batches
+           -> loop -> model -> evaluation, ranked configurations
 
-Most rankers train in one stage. Fine-tuning of the head (+F) is a second stage, which begins with
+Most rankers train in one phase. Fine-tuning of the head (+F) is a second phase, which begins with
 the parameters of the first. `train.step` computes the loss of a step. `train.loop` decides which
 evaluation is the best, and its parameters are written to `model.npz` at once.
 
@@ -15,7 +15,7 @@ every collection is evaluated and ranked. Results of further collections go to s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -25,31 +25,37 @@ from typing import Any
 
 from flax import linen as nn
 import jax
-from ml_collections import ConfigDict
 import numpy as np
 import optax
 
-from tpugraphs_jax import losses
 from tpugraphs_jax.data import selection
 from tpugraphs_jax.data.plan import (
   Batches,
   BatchPlan,
   config_draw,
   ConfigSampler,
-  EVERY,
   graph_weights,
   training_batches,
 )
+from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.infra import console, files, machine, parallel
 from tpugraphs_jax.metrics import SAMPLE
+from tpugraphs_jax.nn.linear import keep_rows_short
+from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.base import Family
+from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.scorer import Scorer
-from tpugraphs_jax.rankers.segments.family import FinetuneOptions, HEAD_FOLDER, Segments
+from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, HeadFamily, Segments
 from tpugraphs_jax.train import evaluation, log, loop, results
-from tpugraphs_jax.train.experiment import Experiment, keep_folds, load_graphs, transforms_digest
-from tpugraphs_jax.train.optimizer import Optimizer
+from tpugraphs_jax.train.loading import (
+  data_of,
+  keep_folds,
+  load_graphs,
+  transforms_digest,
+  with_folders,
+)
 from tpugraphs_jax.train.step import make_train_step, TrainState
 
 _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -59,7 +65,7 @@ _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive
 
 
 def run(
-  config: ConfigDict,
+  config: Config,
   workdir: Path,
   *,
   do: Sequence[str] = ("train", "evaluate", "predict"),
@@ -75,51 +81,100 @@ def run(
       model in `workdir`.
     resume: continue the run in `workdir`.
     split: the split to evaluate (default `valid`) or to rank (default `test`).
+
+  Raises:
+    ValueError: a link in `workdir`, which may come from somebody else: writes would follow it.
   """
-  experiment = Experiment.of(config)
-  for _, folder in experiment.evaluations(workdir):
+  files.check_plain(workdir)
+  ranker, collections = Ranker(config), data_of(config)
+  for _, folder in with_folders(collections, workdir):
     files.tidy(folder)
   if "train" in do:
     if "predict" in do:
-      results.check_ranked(experiment, split=split or "test")
-    train(experiment, workdir, resume=resume)
+      results.check_ranked(config, collections, split=split or "test")
+    train(ranker, collections, workdir, resume=resume)
   if not {"evaluate", "predict"} & set(do):
     return
-  experiment = dataclasses.replace(experiment, ranker=Ranker.load(workdir, config.to_dict()))
-  keep_folds(experiment, workdir)
+  ranker = Ranker.load(workdir, config)
+  keep_folds(config, collections, workdir)
   judged = ("valid", "test") if config.data.folds and not split else (split,)
-  for each, folder in experiment.evaluations(workdir):
+  for data, folder in with_folders(collections, workdir):
     if "evaluate" in do:
       if folder != workdir:
-        results.begin_summary(config, folder, each.data.collection)
-      for one in judged:
-        results.evaluate(each, folder, split=one)
+        results.begin_summary(config, folder, data.collection)
+      for name in judged:
+        results.evaluate(ranker, data, folder, split=name)
     if "predict" in do:
-      results.predict(each.data, config.data_root, each.ranker, folder, split=split or "test")
+      results.predict(data, config.data_root, ranker, folder, split=split or "test")
 
 
-def train(experiment: Experiment, workdir: Path, *, resume: bool = False) -> None:
-  """Fits transforms and trains. `train.result` chooses the model: best or last evaluation."""
-  config, started = experiment.config, time.monotonic()
+def train(
+  ranker: Ranker, collections: Sequence[Data], workdir: Path, *, resume: bool = False
+) -> None:
+  """Fits transforms and trains. `train.result` chooses the model: best or last evaluation.
+
+  Args:
+    ranker: without transforms.
+    collections: from `data_of`.
+    workdir: see `run`.
+    resume: continue the run in `workdir`.
+  """
+  config, data, started = ranker.config, collections[0], time.monotonic()
   check_machine(config)
-  fields = model_file.fingerprint(config.to_dict())
-  loop.check_workdir(workdir, resume=resume, config=fields, digests=transforms_digest(workdir))
-  results.announce(experiment)
+  same: dict[str, Any] = dict(resume=resume, config=model_file.fingerprint(config.to_dict()))
+  loop.check_workdir(workdir, digests=transforms_digest(workdir), **same)
+  results.announce(config, data)
   # One run at a time may write to the folder.
   with files.hold(workdir) if machine.is_primary() else contextlib.nullcontext():
-    graphs, valid = load_graphs(experiment, workdir, resume=resume)
+    graphs, valid = load_graphs(ranker, collections, workdir, resume=resume)
     with results.interruptions(workdir):
-      stage, _ = begin(experiment, graphs, workdir)
-      results.begin_summary(config, workdir, experiment.data.collection)
-      console.say(results.banner(experiment, stage, graphs, valid, workdir))
+      plan = plan_batches(ranker.family, graphs, data.targets)
+      state, train_step, batches, schedule = begin(ranker.family, graphs, plan, workdir)
+      results.begin_summary(config, workdir, data.collection)
+      console.say(results.banner(config, collections, schedule, state, graphs, valid, workdir))
       valid = sample_graphs(config, valid)
-      result = _train_stages(experiment, stage, graphs, valid, workdir, resume=resume)
+      evaluate = evaluation_of(ranker.scorer, config, valid, data.collection.slowdown_ks)
+      save_model = functools.partial(_save_model, ranker, workdir, [g.name for g in graphs])
+      same |= dict(about=config.to_dict(), digests=transforms_digest(workdir))
+      same |= dict(profiled_steps=config.profiled_steps)
+      finetune = config.segments.finetune if config.segments else None
+      if not finetune or not finetune.epochs:
+        same |= dict(save_model=save_model)
+      result = loop.train(state, train_step, batches, schedule, evaluate, workdir, **same)
+      if finetune and finetune.epochs:
+        same |= dict(save_model=save_model)
+        params = result.state.eval_params
+        result = _train_head(ranker, data, graphs, valid, params, workdir / HEAD_FOLDER, **same)
     seconds = time.monotonic() - started
     section = results.of_training(config, result, graphs=len(valid), seconds=seconds)
     results.update_summary(workdir, training=section)
 
 
-def check_machine(config: ConfigDict) -> None:
+def _train_head(
+  ranker: Ranker,
+  data: Data,
+  graphs: Sequence[Any],
+  valid: Sequence[Any],
+  params: optax.Params,
+  folder: Path,
+  **options: Any,
+) -> loop.TrainResult:
+  """Trains the head alone (+F), with the readouts of the trained network; see `train`."""
+  console.say(f"the network is trained: next, the {HEAD_FOLDER} alone")
+  config, family = ranker.config, ranker.family
+  assert isinstance(family, Segments)
+  head, sums = family.head_phase(params, graphs, folder)
+  finetune = family.options.finetune
+  optimizer = dataclasses.replace(config.optimizer, learning_rate=finetune.learning_rate)
+  plan = plan_batches(head, sums, data.targets, epochs=finetune.epochs)
+  phase = begin(
+    head, sums, plan, folder, params=params, optimizer=optimizer, epochs=finetune.epochs
+  )
+  evaluate = evaluation_of(Scorer(head), config, valid, data.collection.slowdown_ks)
+  return loop.train(*phase, evaluate, folder, **options)
+
+
+def check_machine(config: Config) -> None:
   """Refuses (ValueError) a batch size or determinism that the devices do not support."""
   parallel.per_device(config.batch.graphs, field="batch.graphs")
   parallel.warn_of_slow_sums()
@@ -127,96 +182,41 @@ def check_machine(config: ConfigDict) -> None:
     parallel.check_deterministic()
 
 
-def _train_stages(
-  experiment: Experiment,
-  stage: loop.Stage,
-  graphs: list,
-  valid: list,
-  workdir: Path,
-  *,
-  resume: bool,
-) -> loop.TrainResult:
-  """Trains the network, then, with `segments.finetune.epochs`, the head alone (+F)."""
-  train_one = functools.partial(
-    train_stage, experiment, valid=valid, resume=resume, digests=transforms_digest(workdir)
-  )
-  names = [graph.name for graph in graphs]
-  write = functools.partial(_write_model, experiment.ranker, workdir, names)
-  finetune = finetune_options(experiment.config)
-  if not finetune.epochs:
-    return train_one(stage, experiment.ranker.scorer, folder=workdir, on_best=write)
-  params = train_one(stage, experiment.ranker.scorer, folder=workdir).state.eval_params
-  console.say(f"the first stage is done: next, the {HEAD_FOLDER} alone")
-  family, folder = experiment.ranker.family, workdir / HEAD_FOLDER
-  assert isinstance(family, Segments)
-  head, sums = family.head_stage(params, graphs, folder)
-  epochs, rate = finetune.epochs, finetune.learning_rate
-  stage, _ = begin(
-    experiment, sums, folder, family=head, params=params, epochs=epochs, learning_rate=rate
-  )
-  return train_one(stage, Scorer(head), folder=folder, on_best=write)
-
-
-def finetune_options(config: Mapping[str, Any]) -> FinetuneOptions:
-  """Options of the second stage of a run; `epochs` is 0 without one."""
-  return FinetuneOptions.of(config.get("segments", {}).get("finetune", {}))
-
-
-def train_stage(
-  experiment: Experiment,
-  stage: loop.Stage,
-  scorer: Scorer,
-  valid: Sequence[Any],
-  folder: Path,
-  *,
-  resume: bool,
-  digests: Mapping[str, str] | None = None,
-  on_best: loop.OnBest | None = None,
-) -> loop.TrainResult:
-  """Runs the training loop of a stage.
-
-  Args:
-    experiment: with fitted transforms.
-    stage: its state, step and batches.
-    scorer: scores validation graphs with the parameters of the stage.
-    valid: graphs to judge, from `sample_graphs`.
-    folder: for the files of the stage.
-    resume: continue from the newest checkpoint of the folder.
-    digests, on_best: see `loop.train`.
-  """
-  config = experiment.config
-
-  def evaluate(params: optax.Params, step: int) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    ids = sample_ids(config, valid, step)
-    scores = scorer(params, valid, ids, permutations=1)
-    judged = evaluation.with_labels(valid, ids, scores)
-    rows, means = evaluation.evaluate(judged, experiment.ranker.collection.slowdown_ks)
-    named = {evaluation.mean_name(name): mean for name, mean in means.items()}
-    return named, evaluation.by_graph(rows)
-
-  return loop.train(
-    stage,
-    evaluate,
-    folder,
-    on_best=on_best,
-    resume=resume,
-    about=config.to_dict(),
-    config=model_file.fingerprint(config.to_dict()),
-    digests=digests,
-    profile_steps=config.profile_steps,
-  )
-
-
 @parallel.primary_only
-def _write_model(
+def _save_model(
   ranker: Ranker, workdir: Path, names: list[str], params: optax.Params, step: int, metrics: dict
 ) -> None:
-  """Writes `model.npz` with the best parameters so far; `names` are of the training graphs."""
+  """Writes `model.npz` with the parameters of an evaluation; `names` are of the training graphs."""
   about = {"step": step, SAMPLE: metrics, "versions": log.versions(), "training_graphs": names}
   ranker.save(workdir / model_file.MODEL_FILE, params, about)
 
 
-def sample_graphs(config: ConfigDict, graphs: list[Any]) -> list[Any]:
+# Evaluations during training.
+
+
+def evaluation_of(
+  scorer: Scorer, config: Config, graphs: Sequence[Any], ks: Sequence[int]
+) -> loop.Evaluate:
+  """The function that judges parameters on a sample of configurations, for `loop.train`.
+
+  Args:
+    scorer: scores the graphs with the parameters.
+    config: of the run.
+    graphs: from `sample_graphs`.
+    ks: the k of top-k slowdown.
+  """
+
+  def evaluate(params: optax.Params, step: int) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    ids = sample_ids(config, graphs, step)
+    scores = scorer(params, graphs, ids, permutations=1)
+    rows, means = evaluation.evaluate(evaluation.with_labels(graphs, ids, scores), ks)
+    named = {evaluation.mean_name(name): mean for name, mean in means.items()}
+    return named, evaluation.by_graph(rows)
+
+  return evaluate
+
+
+def sample_graphs(config: Config, graphs: list[Any]) -> list[Any]:
   """The validation graphs that training judges, by `train.valid_sampling`.
 
   `fixed` takes all graphs. `slates` takes graphs with at least `batch.min_configs` configurations;
@@ -244,7 +244,7 @@ def sample_graphs(config: ConfigDict, graphs: list[Any]) -> list[Any]:
   return graphs
 
 
-def sample_ids(config: ConfigDict, graphs: Sequence[Any], step: int) -> list[np.ndarray]:
+def sample_ids(config: Config, graphs: Sequence[Any], step: int) -> list[np.ndarray]:
   """Numbers `[n]` int64 of the configurations that an evaluation judges, for each graph.
 
   `fixed` draws `train.valid_configs` configurations, equal in every evaluation. `slates` draws
@@ -262,88 +262,23 @@ def sample_ids(config: ConfigDict, graphs: Sequence[Any], step: int) -> list[np.
   return [config_draw(graph.configs.label, batch.configs, batch.sampling)(rng) for graph in graphs]
 
 
-# From graphs to a state, a step and batches.
+# From graphs to a state, a step, batches and a schedule.
 
 
-def begin(
-  experiment: Experiment,
-  graphs: Sequence[Any],
-  folder: Path,
-  *,
-  family: Family | None = None,
-  params: optax.Params | None = None,
-  epochs: int | None = None,
-  learning_rate: float | None = None,
-) -> tuple[loop.Stage, BatchPlan]:
-  """State, step and batches of a stage, and the plan of its batches.
-
-  Args:
-    experiment: with fitted transforms.
-    graphs: prepared training graphs.
-    folder: for files of the family.
-    family: in place of the family of the experiment.
-    params: first parameters; initialised from the seed unless given.
-    epochs, learning_rate: in place of `train.epochs` and `optimizer.learning_rate`.
-
-  Raises:
-    ValueError: graphs that the family cannot train on.
-  """
-  config, family = experiment.config, family or experiment.ranker.family
-  family.check_graphs(graphs)
-  epochs = epochs or config.train.epochs
-  plan = plan_of(config, family, graphs, experiment.data.targets, epochs=epochs)
-  train_options = loop.TrainOptions.of(config.train)
-  metric = evaluation.mean_name(train_options.best_metric)
-  schedule = loop.Schedule(train_options, epochs, plan.steps_per_epoch, metric)
-  first = first_batch(config, family, plan)
-  if params is None:
-    params = init_params(family.network, first, seed=config.seed)
-  options = Optimizer.of(config.optimizer)
-  if learning_rate is not None:
-    options = dataclasses.replace(options, learning_rate=learning_rate)
-  optimizer = family.optimizer(options.create(schedule.total_steps))
-  step = step_of(config, family.network, optimizer)
-  batches = load_batches(config, family, plan, steps=schedule.total_steps)
-  step, batches = family.training(
-    step, batches, params=params, batch=first, graphs=graphs, workdir=folder
-  )
-  state, rate = TrainState.create(params, optimizer), options.rate_after(schedule.total_steps)
-  return loop.Stage(state, step, batches, schedule, rate), plan
-
-
-def step_of(
-  config: ConfigDict,
-  network: nn.Module,
-  optimizer: optax.GradientTransformation,
-  *,
-  devices: Sequence[jax.Device] | None = None,
-) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
-  """`make_train_step` with the losses, the seed, the chunks and the clipping of a config."""
-  return make_train_step(
-    network,
-    optimizer,
-    losses.LossOptions.of(config.loss),
-    seed=config.seed,
-    config_chunk=config.batch.config_chunk,
-    clip_lookups=config.optimizer.clip_norm_per_variable > 0,
-    devices=devices,
-  )
-
-
-def plan_of(
-  config: ConfigDict, family: Family, graphs: Sequence[Any], targets: Callable, *, epochs: int
+def plan_batches(
+  family: Family, graphs: Sequence[Any], targets: Callable, *, epochs: int = 0
 ) -> BatchPlan:
-  """The plan of the batches of a stage.
+  """The plan of the batches of a phase.
 
   Args:
-    config: of the run.
     family: with fitted transforms.
     graphs: prepared training graphs.
     targets: training targets, `(configs, ids [n] int64) -> [n] float32`.
-    epochs: length of the stage.
+    epochs: length of the phase; `train.epochs` unless given.
   """
-  batch, configs = config.batch, [graph.configs for graph in graphs]
-  every = config.seed if batch.graph_sampling == EVERY else None
+  config, batch = family.config, family.config.batch
+  configs = [graph.configs for graph in graphs]
+  every = config.seed if batch.graph_sampling == "every_config" else None
   sampler = ConfigSampler(
     configs, count=batch.configs, sampling=batch.sampling, targets=targets, every=every
   )
@@ -353,29 +288,74 @@ def plan_of(
     devices=parallel.device_count(),
     draw=family.draw(graphs, sampler),
     seed=config.seed,
-    epochs=epochs,
+    epochs=epochs or config.train.epochs,
     slates_per_epoch=batch.slates_per_epoch,
     drop_remainder=batch.drop_remainder,
     weights=graph_weights(configs, batch.graph_sampling, batch.configs),
   )
 
 
-def first_batch(config: ConfigDict, family: Family, plan: BatchPlan) -> Any:
-  """The first batch of one device, which sets the shapes of parameters."""
-  return family.assemble(
-    plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device, configs=config.batch.configs
+def begin(
+  family: Family,
+  graphs: Sequence[Any],
+  plan: BatchPlan,
+  folder: Path,
+  *,
+  params: optax.Params | None = None,
+  optimizer: Optimizer | None = None,
+  epochs: int = 0,
+) -> tuple[TrainState, loop.TrainStep, Any, loop.Schedule]:
+  """The first state, the step, the batches and the schedule of a phase, for `loop.train`.
+
+  Args:
+    family: with fitted transforms.
+    graphs: prepared training graphs.
+    plan: of their batches.
+    folder: for files of the family.
+    params: first parameters; initialised from the seed unless given.
+    optimizer, epochs: in place of `optimizer` and `train.epochs` of the config.
+
+  Raises:
+    ValueError: graphs that the family cannot train on.
+  """
+  config, options = family.config, optimizer or family.config.optimizer
+  epochs, metric = epochs or config.train.epochs, evaluation.mean_name(config.train.best_metric)
+  steps = epochs * plan.steps_per_epoch
+  rate = options.rate_after(steps)
+  schedule = loop.Schedule(config.train, epochs, plan.steps_per_epoch, metric, rate)
+  assemble = functools.partial(
+    family.assemble, graphs=plan.slates_per_device, configs=config.batch.configs
   )
+  first = assemble(plan.slates(0, 0), plan.budget(0))  # sets the shapes of parameters
+  if params is None:
+    params = init_params(family.network, first, seed=config.seed)
+  update = optimizer_of(family, options, steps)
+  train_step = make_train_step(
+    family.network,
+    update,
+    config.loss,
+    seed=config.seed,
+    config_chunk=config.batch.config_chunk,
+    clip_lookups=config.optimizer.clip_norm_per_variable > 0,
+  )
+  stack = family.stack if isinstance(family, Segments) else parallel.stack_for_devices
+  local = parallel.local_device_count()
+  first_device = parallel.process_index() * local
+  source = Batches(plan, steps, range(first_device, first_device + local), assemble, stack)
+  batches: Any = training_batches(source, threads=config.data.loader_threads)
+  if isinstance(family, Segments):
+    readouts = dict(params=params, batch=first, graphs=graphs, folder=folder)
+    train_step, batches = family.with_readouts(train_step, batches, **readouts)
+  return TrainState.create(params, update), train_step, batches, schedule
 
 
-def load_batches(
-  config: ConfigDict, family: Family, plan: BatchPlan, *, steps: int
-) -> Iterator[Any]:
-  """The part of this process in the batches of `steps` steps, with a leading device axis."""
-  local, configs = parallel.local_device_count(), config.batch.configs
-  first = parallel.process_index() * local
-  assemble = functools.partial(family.assemble, graphs=plan.slates_per_device, configs=configs)
-  batches = Batches(plan, steps, range(first, first + local), assemble, family.stack)
-  return training_batches(batches, threads=config.data.loader_threads)
+def optimizer_of(family: Family, options: Optimizer, steps: int) -> optax.GradientTransformation:
+  """The optimizer of a phase of `steps` steps, with what the network bounds or freezes."""
+  optimizer = options.create(steps)
+  if isinstance(family, HeadFamily):
+    return family.for_head(optimizer)
+  norms = family.network.max_norms
+  return keep_rows_short(optimizer, norms) if norms else optimizer
 
 
 def init_params(network: nn.Module, batch: Any, *, seed: int) -> optax.Params:

@@ -51,7 +51,8 @@ class Cache:
         record = trust.parse(line)
         if all(record[name] == value for name, value in self._key.items()):
           if "raw" in record:
-            problem.label.of(record["raw"]).value(record["raw"])  # refuses a record without a label
+            value = problem.label.of(record["raw"]).value(record["raw"])
+            trust.check(value, trust.NUMBER, "its label")
           outcome = record["raw"] if "raw" in record else str(record["error"])
           self._known[tuple(record["numbers"])] = outcome
       except (ValueError, KeyError, TypeError, OverflowError):

@@ -202,16 +202,25 @@ class Call:
     args, kwargs, _ = self.structure.fill(arrays)
     return self._function(*args, **kwargs)
 
-  def at(self, arrays: Sequence[Any]) -> Call:
-    """The call with other values of the arrays, without objects of the caller."""
+  def at(self, arrays: Sequence[Any], function: Callable[..., Any] | None = None) -> Call:
+    """The call with other values of the arrays, without objects of the caller.
+
+    Args:
+      arrays: the values.
+      function: is called in place of the call's.
+    """
     other = copy.copy(self)
     other.__dict__.pop("trace", None)
     other.arrays, other._objects = tuple(arrays), []
+    other._function = function or self._function
     return other
 
   def shapes(self, sharding: jax.sharding.Sharding) -> list[jax.ShapeDtypeStruct]:
-    """The shapes of the arrays, on a device."""
-    avals = map(jax.typeof, jax.eval_shape(lambda *arrays: arrays, *self.arrays))
+    """The shapes of the arrays, on a device; warns of those that jax makes narrower."""
+    avals = [jax.typeof(x) for x in jax.eval_shape(lambda *arrays: arrays, *self.arrays)]
+    for array, aval in zip(self.arrays, avals):
+      if getattr(array, "dtype", aval.dtype) != aval.dtype:
+        _say_narrowed(self.__name__, str(array.dtype), str(aval.dtype))
     return [
       jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
       for aval in avals
@@ -224,6 +233,8 @@ class Call:
     Raises:
       ValueError: the function needs the values of Python scalars, or adds to its state.
     """
+    if isinstance(self._function, Version):
+      return self._function.trace_of(self)
     kept: list[Rest] = []
 
     def arrays_of(*arrays: Any) -> list[Any]:
@@ -277,22 +288,15 @@ class Call:
     if jit is None and is_of_arrays:
       args, kwargs, _ = self.structure.fill(arrays)
       return jax.jit(self._function).lower(*args, **kwargs)
-    function = self.of_arrays()
+    function = self.of_arrays(lambda program, arrays: core.jaxpr_as_fun(program)(*arrays))
     function.__name__ = self.__name__
     return (jit(function, {}) if jit else jax.jit(function)).lower(*arrays)
 
-  def of_arrays(self, evaluate: Evaluate | None = None) -> Callable[..., tuple[tuple, Rest]]:
-    """The function of arrays that returns the outputs of its program, and the rest.
-
-    Args:
-      evaluate: gives the outputs of the program of other arrays; the function does unless given.
-    """
+  def of_arrays(self, evaluate: Evaluate) -> Callable[..., tuple[tuple, Rest]]:
+    """The function of arrays that returns the outputs of its program, and the rest."""
     blank = self.at(())
 
     def function(*arrays: Any) -> tuple[tuple, Rest]:
-      if evaluate is None:
-        outputs, rest = blank._outputs(arrays)
-        return tuple(outputs), rest
       trace = blank.at(arrays).trace
       return tuple(evaluate(trace.program, arrays)), trace.rest
 
@@ -368,6 +372,15 @@ class Version:
         _check_inside(call, jit)
     return call.outputs_of(outputs, rest)
 
+  def trace_of(self, call: Call) -> Trace:
+    """The program of a call of this version."""
+    program, rest, jit = call.at(call.arrays, self.function).trace
+    changed = jax.make_jaxpr(lambda *arrays: self._evaluate(program, arrays))(*call.arrays)
+    if jit:
+      options = {**jit.compiler_options, **self._compiler_options}
+      jit = jit._replace(compiler_options=options)
+    return Trace(changed, rest, jit)
+
   def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
     """As of `jax.jit`; the lowered function takes and returns arrays alone."""
     return self._stage("lower", args, kwargs)
@@ -401,6 +414,13 @@ def check_state(call: Call) -> None:
       f"{call.__name__} changes its arguments in place, which jax.jit does not keep: "
       f"pass nnx.jit({call.__name__})"
     )
+
+
+@functools.cache  # once for all labels of a search
+def _say_narrowed(name: str, given: str, taken: str) -> None:
+  logging.warning(
+    "arguments of %s are %s and count as %s: jax_enable_x64 is off", name, given, taken
+  )
 
 
 def _check_inside(call: Call, jit: Jit) -> None:

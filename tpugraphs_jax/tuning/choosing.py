@@ -183,8 +183,9 @@ def for_one_device(call: Call) -> Call:
   jaxpr = program.jaxpr
   if mapped := set(primitives(jaxpr)).intersection(_MAPS):
     raise ValueError(
-      f"{call.__name__} has {min(mapped)}, and a target is one device: call the function that it "
-      "maps, with the shapes of one device"
+      f"{call.__name__} has {min(mapped)}, and a target is one device: pass the function that it "
+      "maps, with the shapes of one device; where it has collectives such as pmean over an axis, "
+      "pass jax.vmap(function, axis_name=...) with a leading dimension of 1"
     )
   is_constrained = _has_shardings(jaxpr)
   if is_constrained or not jax.sharding.get_abstract_mesh().empty:
@@ -338,8 +339,14 @@ def _rewritten(value: Any, bind: _Bind) -> Any:
 
 
 def _traced(closed: core.ClosedJaxpr, bind: _Bind) -> core.ClosedJaxpr:
+  is_on_mesh = not jax.sharding.get_abstract_mesh().empty  # its types have shardings
   shapes = [
-    jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    jax.ShapeDtypeStruct(
+      aval.shape,
+      aval.dtype,
+      weak_type=aval.weak_type,
+      sharding=aval.sharding if is_on_mesh else None,
+    )
     for aval in (variable.aval for variable in closed.jaxpr.invars)
   ]
   return jax.make_jaxpr(lambda *args: _evaluate(closed, args, bind))(*shapes)
@@ -537,8 +544,9 @@ def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
   if inside is not None:
     raise ValueError(
       f"{name} holds {inside}, whose layouts cannot be chosen there; expected "
-      f"them inside {', '.join(CALLS)} or at the top: call the function that "
-      f"{name} maps instead"
+      f"them inside {', '.join(CALLS)} or at the top: pass the function that {name} maps, with the "
+      "shapes of one device; where it has collectives such as pmean over an axis, pass "
+      "jax.vmap(function, axis_name=...) with a leading dimension of 1"
     )
   return []
 

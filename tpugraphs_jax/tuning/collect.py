@@ -38,11 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   known = workers.labelled(requests)
   failures = workers.run(requests, processes=args.jobs, progress=not args.quiet, beam=args.beam)
   for line in failures:
-    print(f"failed: {line}", file=sys.stderr)
-  print(
+    print(f"failed: {console.one_line(line)}", file=sys.stderr)
+  said = (
     f"{len(requests) - len(failures)} of {len(requests)} programs collected in "
     f"{args.out} as {args.collection}{_rate(workers.labelled(requests) - known)}"
   )
+  print(console.printable(said))
   return 1 if failures else 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 import dataclasses
 
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import tpu
 from tpugraphs_jax.tuning.costs import Kernel, Row
 from tpugraphs_jax.tuning.summary import Estimate

@@ -14,6 +14,7 @@ import numpy as np
 _GROUPS_AT_ONCE = 5
 _TRIES = 200  # draws in a row that give nothing new, after which drawing ends
 _LISTED = 1 << 12  # up to this many combinations all are listed
+_LISTED_CHANGES = 1 << 20  # up to this many changes of two groups too
 
 Numbers = tuple[int, ...]  # the option of every group; all 0 for the compiler's own choice
 
@@ -22,7 +23,8 @@ def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterat
   """Distinct choices, one option number per group; the same ones at every call.
 
   The compiler's own choice comes first. Then come in turn a change of one group, of two groups, and
-  of up to five groups, until no new choice is found. Up to 4,096 combinations are all listed.
+  of up to five groups, until no new choice is found. Up to 4,096 combinations are all listed. Of
+  more than about a million changes of two groups random ones are drawn.
 
   Args:
     options: per group the options to draw from, 0 first.
@@ -53,7 +55,11 @@ def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterat
 def _changes(
   options: list[list[int]], free: list[int], count: int, rng: np.random.Generator
 ) -> Iterator[Numbers]:
-  """Every change of `count` groups, in random order."""
+  """Changes of `count` groups in random order: all of them, or random ones of too many."""
+  changed = sum(len(options[group]) - 1 for group in free)
+  if count <= len(free) and changed**count > _LISTED_CHANGES:
+    yield from _drawn(options, free, rng, count)
+    return
   changes = [
     dict(zip(groups, changed))
     for groups in itertools.combinations(free, count)
@@ -64,14 +70,14 @@ def _changes(
 
 
 def _drawn(
-  options: list[list[int]], free: list[int], rng: np.random.Generator
+  options: list[list[int]], free: list[int], rng: np.random.Generator, count: int | None = None
 ) -> Iterator[Numbers]:
-  """Random changes of up to five groups."""
+  """Random changes of `count` groups, or of up to five."""
   seen: set[Numbers] = set()
   tries = 0
   while tries < _TRIES:
-    count = rng.integers(1, min(len(free), _GROUPS_AT_ONCE) + 1)
-    groups = rng.choice(free, count, replace=False).tolist()
+    groups_at_once = count or rng.integers(1, min(len(free), _GROUPS_AT_ONCE) + 1)
+    groups = rng.choice(free, groups_at_once, replace=False).tolist()
     changed = {group: int(rng.choice(options[group][1:])) for group in groups}
     numbers = tuple(changed.get(group, 0) for group in range(len(options)))
     tries = tries + 1 if numbers in seen else 0

@@ -7,7 +7,7 @@ module from which the program's graph is made.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -33,9 +33,8 @@ class Journal:
     Raises:
       ValueError: the journal is damaged, or belongs to another program, label, version or seed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    self._path, self._lock = path, open(path, "ab")
-    fcntl.flock(self._lock, fcntl.LOCK_EX)
+    self._stack = contextlib.ExitStack()
+    self._file = self._stack.enter_context(files.appending(path))
     try:
       records = read(path)
       _check_header(path, records, header)
@@ -43,7 +42,7 @@ class Journal:
       self.close()
       raise
     if not records:
-      _add(path, header)
+      self._add(header)
     self.raw: dict[int, dict[str, Any]] = {
       record["candidate"]: record["raw"] for record in records if "raw" in record
     }
@@ -58,7 +57,7 @@ class Journal:
     with files.replacing(path, "wb") as file:
       file.write(module)
     self._module = hashlib.sha256(module).hexdigest()
-    _add(self._path, {"module_sha256": self._module})
+    self._add({"module_sha256": self._module})
 
   def kept_module(self, path: Path) -> bytes | None:
     """The module that was written last; None where it is missing or damaged."""
@@ -66,18 +65,21 @@ class Journal:
     return data if hashlib.sha256(data).hexdigest() == self._module else None
 
   def start(self, candidate: int) -> None:
-    _add(self._path, {"start": candidate})
+    self._add({"start": candidate})
 
   def result(self, candidate: int, raw: dict[str, Any]) -> None:
-    _add(self._path, {"candidate": candidate, "raw": raw})
+    self._add({"candidate": candidate, "raw": raw})
     self.raw[candidate] = raw
 
   def error(self, candidate: int, message: str) -> None:
-    add_error(self._path, candidate, message)
+    self._add(_error(candidate, message))
     self.errors[candidate] = message
 
+  def _add(self, record: dict[str, Any]) -> None:
+    files.add_line(self._file, _line(record))
+
   def close(self) -> None:
-    self._lock.close()
+    self._stack.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -118,9 +120,13 @@ def interrupted(path: Path) -> int | None:
 
 
 def add_error(path: Path, candidate: int, message: str) -> None:
-  """Adds an error; also for a worker that ended before it could do so itself."""
-  _add(path, {"candidate": candidate, "error": message})
+  """Adds an error for a worker that ended before it could do so itself."""
+  files.append(path, _line(_error(candidate, message)))
 
 
-def _add(path: Path, record: dict[str, Any]) -> None:
-  files.append(path, json.dumps(files.seal(record)).encode())
+def _error(candidate: int, message: str) -> dict[str, Any]:
+  return {"candidate": candidate, "error": message}
+
+
+def _line(record: dict[str, Any]) -> bytes:
+  return json.dumps(files.seal(record)).encode()

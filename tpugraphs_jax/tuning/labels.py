@@ -12,6 +12,7 @@ more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+import contextlib
 import dataclasses
 from typing import Any, ClassVar
 
@@ -20,13 +21,16 @@ import jax
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED
 from tpugraphs_jax.hlo import proto, sources
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.tuning import choosing, measure, tpu, tpu_kernels
+from tpugraphs_jax.tuning import choosing, costs, measure, tpu, tpu_kernels
+from tpugraphs_jax.tuning.calls import Call
+from tpugraphs_jax.tuning.compiler import Compiler, Ended
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 
 Raw = dict[str, Any]  # the numbers found for a candidate, as the sidecar of a program keeps them
 
 # Targets whose label is `optimal_seconds`.
 _BY_SECONDS = ("tpu:v2", "tpu:v3", "tpu:v4")
+_LEAST_COUNTED = 0.5  # share of the bytes below which no gain is told
 # Cycles of a program that may take a second. The estimates of a program of `data/own` give at most
 # 1.44 ns a cycle: these are 0.6 s.
 _LONG = 4 * 10**8
@@ -41,12 +45,16 @@ class Label:
     target: TPU target, such as `tpu:v3`; None for the device at hand.
     worth: a sentence about how well labels agree with run times.
     gap: the parts of the program that no label counts, in words; empty where there are none.
+    unknown: why no gain can be told of the program, in words; empty where one can.
+    part: the part of the program of which a gain is said, before a noun; empty for the whole.
+    margin: smaller relative gains are none.
     made_together: whether all labels of a search are made at once, because only these compare.
   """
 
   name: ClassVar[str]
   target: str | None = None
   made_together: ClassVar[bool] = False
+  margin: ClassVar[float] = 0.02  # of estimates, as in `benchmarks/tune.py`
 
   @property
   def unit(self) -> str:
@@ -66,9 +74,21 @@ class Label:
     return ""
 
   @property
+  def unknown(self) -> str:
+    return ""
+
+  @property
+  def part(self) -> str:
+    return ""
+
+  @property
   def stage(self) -> str:
     """The stage of compilation of the module from which the graph is made."""
     return f"{BEFORE_LAYOUTS} for {self.target}" if self.target else LOWERED
+
+  def opened(self) -> contextlib.AbstractContextManager[Label]:
+    """The label with what it needs for a search, which ends with the context."""
+    return contextlib.nullcontext(self)
 
   def of(self, own: Raw) -> Label:
     """The label of a program, from the raw numbers of the compiler's own choice."""
@@ -120,23 +140,41 @@ class TpuEstimate(Label):
 
   Attributes:
     own: the raw numbers of the compiler's own choice, of a program whose choices are labelled.
+    by_time: whether the label is the time of `estimate` where the own choice has one.
+    compiler: compiles in a process of its own, which writes the schedules of kernels; without one
+      this process compiles, and times come from cycles.
   """
 
   target: str  # such as tpu:v3
   own: Raw | None = None
+  by_time: bool = False
+  compiler: Compiler | None = None
   name: ClassVar[str] = "tpu_estimate"
+
+  @contextlib.contextmanager
+  def opened(self) -> Iterator[TpuEstimate]:
+    with Compiler() if self.by_time else contextlib.nullcontext() as compiler:
+      yield dataclasses.replace(self, compiler=compiler)
 
   def of(self, own: Raw) -> TpuEstimate:
     return dataclasses.replace(self, own=own)
 
   @property
+  def is_of_time(self) -> bool:
+    """Whether the label is the time of `estimate`."""
+    return self.by_time and bool(self.own and self.own.get("milliseconds"))
+
+  @property
   def is_of_seconds(self) -> bool:
     """Whether the label is `optimal_seconds`, and not `estimated_cycles`."""
-    return self.target in _BY_SECONDS and not (self.own and _seconds_are_partial(self.own))
+    is_partial = self.own is not None and _seconds_are_partial(self.own)
+    return self.target in _BY_SECONDS and not is_partial and not self.is_of_time
 
   @property
   def unit(self) -> str:
-    if self.is_of_seconds:
+    if self.is_of_time:
+      number = "picoseconds, the estimated time of the program"
+    elif self.is_of_seconds:
       number = "picoseconds, the TPU compiler's optimal_seconds of the program"
     else:
       number = "cycles, the TPU compiler's estimated_cycles of all kernels that have an estimate"
@@ -144,6 +182,20 @@ class TpuEstimate(Label):
 
   @property
   def worth(self) -> str:
+    if self.own and self.is_of_time:
+      by_schedule = self.own["basis"] == costs.SCHEDULE
+      ends = costs.spread(self.target, self.own["basis"])
+      source = "the schedules of its kernels" if by_schedule else "the cycles of its kernels"
+      spread = (
+        f"of the programs that were measured on {self.target}, nine of ten took {ends[0]:.2f} to "
+        f"{ends[1]:.2f} of it"
+        if ends
+        else f"no program was measured on {self.target}"
+      )
+      return (
+        f"The time of `estimate`, from {source}, and no measurement: {spread}. Measure on the "
+        "device before you rely on it."
+      )
     figures = (
       "On AlexNet's training step its Kendall tau-b with 39,187 times measured on TPU v3 is 0.55; "
       "it charges too little or nothing for some outputs of convolutions."
@@ -159,17 +211,39 @@ class TpuEstimate(Label):
 
   @property
   def what(self) -> str:
-    what = "estimated time" if self.is_of_seconds else "number of estimated cycles"
+    is_time = self.is_of_time or self.is_of_seconds
+    what = "estimated time" if is_time else "number of estimated cycles"
     return f"{what} on {self.target}"
 
   @property
   def gap(self) -> str:
     if self.own is None or self.is_of_seconds or not self.own.get("without_estimate"):
       return ""
+    if self.is_of_time and self.own["basis"] == costs.SCHEDULE:  # the schedule has all kernels
+      return ""
     return (
       f"{self.own['without_estimate']} of {self.own['kernels']} kernels have no estimated cycles, "
       "and no label counts them"
     )
+
+  @property
+  def unknown(self) -> str:
+    """Why no gain can be told: kernels without an estimate move most of the bytes."""
+    if self.own is None or self.is_of_seconds or self.is_of_time:
+      return ""
+    if self.own.get("counted_share", 1.0) >= _LEAST_COUNTED:
+      return ""
+    return (
+      f"the kernels that have an estimate move {self.own['counted_share']:.0%} of the bytes, and "
+      f"the compiler does not estimate {self.own['unknown']}"
+    )
+
+  @property
+  def part(self) -> str:
+    """The part of the program of which a gain is said, in words; empty where it is the whole."""
+    if self.own is None or self.is_of_seconds or self.is_of_time or not self.own.get("unknown"):
+      return ""
+    return f"the part that is counted, {self.own['counted_share']:.0%} of the bytes, of "
 
   def versions(self) -> dict[str, str]:
     return {"target": self.target, "libtpu": tpu.libtpu_version(), "jax": jax.__version__}
@@ -177,11 +251,19 @@ class TpuEstimate(Label):
   def compile(
     self, function: Callable[..., Any], args: tuple, compiler_options: CompilerOptions
   ) -> tpu.TpuProgram:
-    return tpu.compile_function(function, args, self.target, compiler_options=compiler_options)
+    if self.compiler is None:
+      return tpu.compile_function(function, args, self.target, compiler_options=compiler_options)
+    call = choosing.for_one_device(Call(function, args, {}))
+    try:
+      return self.compiler.compile(call, self.target, compiler_options=compiler_options)
+    except Ended as error:
+      raise ValueError(f"the compiler failed: {error}") from None
 
   def estimate(self, compiled: tpu.TpuProgram) -> Raw:
     module = proto.parse_module(compiled.module, where="TPU program")
     estimate = tpu_kernels.estimated_cycles(module)
+    cost = costs.cost(compiled, self.target)
+    unknown = costs.unknown_work(estimate, estimate.work.bytes_accessed)
     raw = {
       "estimated_cycles": estimate.cycles,
       "optimal_seconds": compiled.optimal_seconds,
@@ -190,13 +272,27 @@ class TpuEstimate(Label):
       "without_estimate": estimate.without_estimate,
       "cycles": cycles_by_group(estimate.by_kernel),
       "loops_counted_once": estimate.loops_counted_once,
+      "milliseconds": cost.milliseconds,
+      "basis": cost.basis,
+      "without_time": cost.why,
+      "counted_share": _counted_share(estimate),
+      "unknown": costs.listed(unknown) if unknown else "",
     }
     self.of(raw).value(raw)  # refuses a program without a label
     return raw
 
   def value(self, raw: Raw) -> int:
     lacking = raw.get("without_estimate", 0)
-    if self.is_of_seconds:
+    if self.is_of_time:
+      if not raw.get("milliseconds"):
+        raise ValueError(f"it has no time, because {raw['without_time']}")
+      if self.own and raw["basis"] != self.own["basis"]:
+        raise ValueError(
+          f"its time comes from its {raw['basis']}, that of the compiler's own choice from its "
+          f"{self.own['basis']}: the two do not compare"
+        )
+      value = round(raw["milliseconds"] * 1e9)
+    elif self.is_of_seconds:
       if _seconds_are_partial(raw):
         raise ValueError("the TPU compiler has no estimated seconds for some of its kernels")
       value = round(raw["optimal_seconds"] * 1e12)
@@ -213,6 +309,16 @@ class TpuEstimate(Label):
         f"{lacking} without estimated cycles)"
       )
     return value
+
+
+def _counted_share(cycles: tpu_kernels.Cycles) -> float:
+  """The share of kernels with an estimate in the bytes that kernels move.
+
+  Results that stay on the chip count where they have no estimate: their time is unknown too.
+  """
+  counted = sum(kernel.work.bytes_accessed for kernel in cycles.by_kernel if kernel.cycles)
+  others = sum(max(each.size, each.bytes_accessed) for each in cycles.uncounted)
+  return counted / (counted + others) if others else 1.0
 
 
 def _seconds_are_partial(raw: Raw) -> bool:
@@ -257,6 +363,7 @@ class Measured(Label):
   what = "measured time"
   worth = "Measured on the device at hand, with random arrays for shapes."
   made_together: ClassVar[bool] = True
+  margin: ClassVar[float] = 0.0  # the interval of the pairs decides
 
   def versions(self) -> dict[str, str]:
     return {"platform": jax.devices()[0].platform, **super().versions()}
@@ -294,8 +401,14 @@ def cycles_by_group(kernels: Iterable[tpu_kernels.KernelCycles]) -> dict[str, li
   return cycles
 
 
-def create(name: str, *, target: str | None, seed: int) -> Label:
-  """The label of a name; `target` is a TPU generation such as `v3`.
+def create(name: str, *, target: str | None, seed: int, by_time: bool = False) -> Label:
+  """The label of a name.
+
+  Args:
+    name: the value of `--label`.
+    target: a TPU generation such as `v3`.
+    seed: of measured labels.
+    by_time: as of `TpuEstimate`.
 
   Raises:
     ValueError: there is no such label; a target is missing, or given to a label that has none; or
@@ -304,7 +417,7 @@ def create(name: str, *, target: str | None, seed: int) -> Label:
   if name == TpuEstimate.name:
     if target is None:
       raise ValueError(f"label {name} needs a target, such as --target=v3")
-    return TpuEstimate(tpu.full_name(target))
+    return TpuEstimate(tpu.full_name(target), by_time=by_time)
   others = {BytesEstimate.name: BytesEstimate(), Measured.name: Measured(seed)}
   if name not in others:
     known = ", ".join([TpuEstimate.name, *others])

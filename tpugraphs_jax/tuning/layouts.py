@@ -21,7 +21,7 @@ from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import choosing
 from tpugraphs_jax.tuning.calls import Call, is_jitted, Version
 from tpugraphs_jax.tuning.choosing import Choice, Group, Orders
@@ -216,6 +216,8 @@ def apply(
   def chosen(program: core.ClosedJaxpr, arrays: Sequence[Any]) -> list[Any]:
     groups = dict.fromkeys(choosing.groups_of(program.jaxpr))
     _check(made, saved, groups)
+    for group in groups:
+      _check_orders(path, group, saved[str(group), group.detail])
     if _hash(program) != record["operations"]:
       raise ValueError(f"{made}, whose other operations have changed: tune it again")
     choice = {group: saved[str(group), group.detail] for group in groups}
@@ -233,6 +235,16 @@ def _check(made: str, saved: Mapping[tuple[str, str], Any], groups: Iterable[Gro
     if differing:
       operation, _ = min(differing)
       raise ValueError(f"{made} {word} {operation}: the program has changed, tune it again")
+
+
+def _check_orders(path: str | os.PathLike[str], group: Group, orders: Orders) -> None:
+  """Refuses (ValueError) orders that are not of the arrays of a group."""
+  is_order = lambda order, shape: len({*order} & {*range(len(shape))}) == len(order)
+  if len(orders) != len(group.shapes) or not all(map(is_order, orders, group.shapes)):
+    raise ValueError(
+      f"{path} has the orders {list(map(list, orders))} for {group}, expected an order of the "
+      f"dimensions of each of its {len(group.shapes)} arrays: tune it again"
+    )
 
 
 def _hash(jaxpr: core.ClosedJaxpr) -> str:

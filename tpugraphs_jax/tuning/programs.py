@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import importlib.util
+import os
 from pathlib import Path
 import re
 import sys
@@ -115,6 +116,8 @@ def _file_module(path: Path) -> types.ModuleType:
   folder = str(path.parent.resolve())
   if folder not in sys.path:  # as for a script, so that it finds its neighbours
     sys.path.insert(0, folder)
+  if os.getcwd() not in sys.path:  # last: it replaces no module of Python or of a package
+    sys.path.append(os.getcwd())
   spec = importlib.util.spec_from_file_location(path.stem, path)
   assert spec is not None and spec.loader is not None  # of a file .py
   module = importlib.util.module_from_spec(spec)

@@ -13,7 +13,7 @@ import jax
 
 import tpugraphs_jax
 from tpugraphs_jax.infra import console, files, trust
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import costs, tpu
 from tpugraphs_jax.tuning.costs import DEVICES, Row
 from tpugraphs_jax.tuning.schedule import chips
@@ -95,12 +95,12 @@ def _basis(row: Row, versions: Mapping[str, str]) -> str:
       f"from estimated cycles{because}; {time.programs} programs of {time.operations} operations "
       f"that were measured on it took {time.low:.2f} to {time.high:.2f} of such estimates, 9 of 10"
     )
-  chip = chips.chips()[row.target]
-  source = f"from the schedules of its kernels (constants: {chip.source})"
-  if chip.low is None:
+  source = f"from the schedules of its kernels (constants: {chips.chips()[row.target].source})"
+  ends = costs.spread(row.target, row.basis)
+  if ends is None:
     return f"{source}; no interval, because no program was measured on it"
   return (
-    f"{source}; measured programs took {chip.low:.2f} to {chip.high:.2f} of such estimates, 9 of "
+    f"{source}; measured programs took {ends[0]:.2f} to {ends[1]:.2f} of such estimates, 9 of "
     "10, most of them made by other versions of the compiler than that of these schedules, libtpu "
     f"{versions.get('libtpu', '')}"
   )

@@ -18,7 +18,7 @@ import jax
 import tqdm
 
 from tpugraphs_jax.infra import console, keywords
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import (
   calls,
   choosing,

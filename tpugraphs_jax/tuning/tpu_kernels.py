@@ -126,13 +126,6 @@ class Cycles:
     """The cycles of the kernels that compute convolutions or dots."""
     return sum(kernel.cycles for kernel in self.by_kernel if kernel.has_product)
 
-  @property
-  def counted_share(self) -> float:
-    """The share of kernels with an estimate in the bytes of all; 1 where there are none."""
-    counted = sum(kernel.work.bytes_accessed for kernel in self.by_kernel if kernel.cycles)
-    others = sum(each.bytes_accessed for each in self.uncounted)
-    return counted / (counted + others) if counted + others else 1.0
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kernel:

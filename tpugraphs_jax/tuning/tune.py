@@ -23,6 +23,7 @@ import itertools
 import os
 from pathlib import Path
 import sys
+import time
 import types
 from typing import Any
 
@@ -30,8 +31,9 @@ from absl import logging
 import jax
 import numpy as np
 
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.infra import keywords
-from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import load, Ranker
@@ -76,6 +78,7 @@ class Tuned:
     label: how choices were labelled, and what it leaves out (`gap`).
     changes: of operations, against the compiler's own choice.
     problem: the function before and its choices.
+    order: a sentence about the model that ordered the trials; empty for one of such labels.
   """
 
   function: Callable[..., Any]
@@ -88,6 +91,7 @@ class Tuned:
   label: labels.Label
   changes: list[layouts.Change]
   problem: Problem
+  order: str = ""
 
   @property
   def tried(self) -> dict[Numbers, int]:
@@ -117,12 +121,33 @@ class Tuned:
   def __repr__(self) -> str:
     return f"<Tuned {self.problem.name}: {self._summary()}>"
 
+  @property
+  def decision(self) -> str:
+    """What to do with the result, and how."""
+    name = self.problem.name
+    if self.keeps_default:
+      return f"Leave it: keep {name} as it is."
+    is_jitted = self.problem.call.trace.jit is not None
+    call = f'tpugraphs_jax.apply({name}, "layouts.json")'
+    if self.compiler_options:
+      options = "compiler_options=tuned.compiler_options"
+      call = f"{call[:-1]}, {options})" if is_jitted else f"jax.jit({call}, {options})"
+    elif not is_jitted:
+      call = f"jax.jit({call})"
+    return (
+      f"Apply it, for a gain of {1 - self.ratio:.1%}: "
+      f'tuned.save("layouts.json"), and where {name} runs: fast = {call}'
+    )
+
+  def _notes(self) -> list[str]:
+    return [" ".join(filter(None, [self.label.worth, self.order])), self.decision]
+
   def __str__(self) -> str:
-    return "\n\n".join([*map(str, self._tables()), self.label.worth])
+    return "\n\n".join([*map(str, self._tables()), *self._notes()])
 
   def _repr_html_(self) -> str:
     tables = "".join(table._repr_html_() for table in self._tables())
-    return f"{tables}<p>{html.escape(self.label.worth)}</p>"
+    return tables + "".join(f"<p>{html.escape(note)}</p>" for note in self._notes())
 
   def _tables(self) -> list[Table]:
     """The changes of operations, and all trials."""
@@ -167,7 +192,7 @@ class Tuned:
     values = "".join(f", {name}={value}" for name, value in self.compiler_options.items())
     return (
       f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} "
-      f"{self._cycles()}of the compiler's own choice, with layouts chosen for "
+      f"{self._cycles()}of {self.label.part}the compiler's own choice, with layouts chosen for "
       f"{sum(number > 0 for number in numbers)} of {len(numbers)} groups{values}{gap}"
     )
 
@@ -175,9 +200,19 @@ class Tuned:
     """Why the compiler's own choice stays."""
     if len(self.raw) == 1 and self.errors:
       return f"every other choice failed: {next(iter(self.errors.values()))}"
-    if not self.compared:
-      return f"none had a lower {self.label.what}"
     own, least = self.tried[self.problem.own], min(self.tried.values())
+    if self.label.unknown:
+      return (
+        f"no gain can be told: {self.label.unknown}; the best other one took {least / own:.3f} of "
+        "the part that is counted"
+      )
+    if least == own:
+      return f"none had a lower {self.label.what}"
+    if not self.compared:
+      return (
+        f"the best other one took {least / own:.3f} of its {self.label.what}, and gains below "
+        f"{self.label.margin:.0%} are no gain"
+      )
     return (
       f"the best other one took {least / own:.3f} of its time in the trials, and "
       "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared)
@@ -246,7 +281,8 @@ def tune(
     model: of layouts: a working folder, a model file, the name of a model that ships, or a
       loaded one. Without one, the model that ships for the target (`MODELS`), or for TPU v3.
     target: a TPU generation such as `v3` (needs libtpu, no TPU), or None: measure here.
-    budget: how many choices are labelled, the compiler's own among them.
+    budget: how many choices are labelled, the compiler's own among them. Where labels are made one
+      after the other, another choice replaces one that fails, at most as many as the budget.
     strategy: of search (`strategies`): `learned`, or for comparison `model`, `random` or
       `coordinate`.
     candidates: how many choices are drawn for the search, at least `budget`.
@@ -257,16 +293,19 @@ def tune(
     operands: whether the orders of operands are chosen too, not of outputs alone.
     cache: file of labels by program, `options`, choice, compiler and target. Known labels are read
       from it, and new labels are added, so that a call with a larger budget goes on.
-    progress: whether every label prints a line to standard error.
+    progress: whether lines on standard error say what takes time, and tell of every label.
     **kwargs: further keyword arguments of the function.
 
   Returns:
-    The best function found; `print` shows changed operations, trials, and the worth of a label.
+    The best function found; `print` shows changed operations, trials, the worth of a label, and
+    what to do.
 
   Raises:
-    ValueError: nothing can be chosen, a budget below 2, no such strategy, the compiler refuses an
-      option, the model is not of layouts, the compiler's own choice cannot be labelled, the cache
-      is no such file, or (`NoisyMachineError`) the machine is too busy to measure on.
+    ValueError: nothing can be chosen, a budget below 2 or no whole number, no such strategy, the
+      compiler refuses an option, the model is not of layouts, the compiler's own choice cannot be
+      labelled, the function changes state and is not jitted, a keyword argument may be misspelt or
+      is an option and a parameter of the function, the cache is no such file, or
+      (`NoisyMachineError`) the machine is too busy to measure on.
 
   Examples:
     >>> import jax
@@ -278,6 +317,9 @@ def tune(
     (3, True)
     >>> fast = jax.jit(tuned.function)
   """
+  for name, number in (("budget", budget), ("candidates", candidates), ("seed", seed)):
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+      raise ValueError(f"{name} is {number!r}, expected a whole number")
   if budget < 2:
     raise ValueError(
       f"budget is {budget}, expected at least 2: the compiler's own choice and another one"
@@ -285,18 +327,48 @@ def tune(
   if strategy not in STRATEGIES:
     raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)}")
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
-  label = labels.create(name, target=target, seed=seed)
+  label = labels.create(name, target=target, seed=seed, by_time=True)
   _check_options(options, label)
+  say = functools.partial(print, file=sys.stderr, flush=True) if progress else lambda text: None
   ranker = _ranker(model, label)
+  say(f"tracing {getattr(function, '__name__', 'the function')}, and compiling it once")
+  start = time.monotonic()
   calls.check_state(calls.Call(function, args, kwargs))
-  problem = Problem(
-    function, args, label, kwargs=kwargs, seed=seed, operands=operands, compiler_options=options
-  )
-  drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
-  pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of, len(options))
-  found = Cache(cache, problem)
-  _label(STRATEGIES[strategy](pool, ranker, problem), found, budget, progress=progress)
-  return _decide(function, problem, found, candidates=len(drawn))
+  with label.opened() as label:
+    problem = Problem(
+      function, args, label, kwargs=kwargs, seed=seed, operands=operands, compiler_options=options
+    )
+    drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
+    say(
+      f"ordering {len(drawn):,} choices for {len(problem.choices.groups)} groups of operations by "
+      f"a model; a label compiles once more, the first time took {time.monotonic() - start:.0f} s"
+    )
+    pool = strategies.Pool(drawn, _graphs(problem, model), problem.numbers_of, len(options))
+    found = Cache(cache, problem)
+    _label(STRATEGIES[strategy](pool, ranker, problem), found, budget, say)
+  order = _order(ranker, label) if model is None else ""
+  return _decide(function, problem, found, candidates=len(drawn), order=order)
+
+
+def _graphs(problem: Problem, model: Any) -> Callable[[Sequence[Numbers]], OpGraph[LayoutConfigs]]:
+  """Makes graphs with choices; for the model that ships without the stage, of which it warns."""
+  if model is not None:
+    return problem.with_configs
+  return lambda choices: dataclasses.replace(problem.with_configs(choices), stage="")
+
+
+def _order(ranker: Ranker | Ensemble, label: labels.Label) -> str:
+  """A sentence about a model that has learnt other labels; empty for another one."""
+  learnt = _learnt(ranker, label)
+  return f"The trials are in the order of a model of labels of {learnt}." if learnt else ""
+
+
+def _learnt(ranker: Any, label: labels.Label) -> str:
+  """The target or device of whose labels a model has learnt; empty where it is the label's."""
+  of_labels = getattr(ranker, "about", {}).get("labels")
+  if not of_labels or (of_labels.get("target") or None) == label.target:
+    return ""
+  return of_labels.get("target") or "times measured on a device"
 
 
 def prior_of(target: str | None) -> prior.Prior:
@@ -328,18 +400,23 @@ def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) ->
         raise ValueError(f"the compiler refuses the option {name}={value!r}: {why}") from None
 
 
-def _label(way: strategies.Way, found: Cache, budget: int, *, progress: bool) -> None:
+def _label(way: strategies.Way, found: Cache, budget: int, say: Callable[[str], object]) -> None:
   """Labels the choices that a search proposes, the compiler's own choice first.
 
   Args:
     way: of search.
     found: makes labels, or has them, and keeps them.
     budget: how many.
-    progress: whether a line tells of each.
+    say: takes a line about each.
   """
   together = found.label.made_together  # the search then does not learn from labels
   asked = list(itertools.islice(way, budget if together else 1))
-  for place in range(budget):
+  if together:
+    say(f"measuring {len(asked)} choices in turn, after all are compiled")
+  for place in itertools.count():
+    most = budget if together else min(budget + len(found.errors), 2 * budget)
+    if place == most:
+      break
     if place == len(asked):
       try:
         asked.append(way.send(found.ratio(asked[-1])))
@@ -347,39 +424,37 @@ def _label(way: strategies.Way, found: Cache, budget: int, *, progress: bool) ->
         break
     if place == 0 or not together:
       found.label_choices(asked[place:])
-    if progress:
-      _tell(place, budget, asked[place], found)
+    say(_told(place, most, asked[place], found))
     if asked[0] in found.errors:
       break  # the compiler's own choice, to which the others are compared
 
 
-def _tell(place: int, budget: int, numbers: Numbers, found: Cache) -> None:
+def _told(place: int, most: int, numbers: Numbers, found: Cache) -> str:
   """A line of progress."""
   failed = found.errors.get(numbers)
   said = f"failed: {failed}" if failed else f"{found.ratio(numbers):.3f} of the compiler's own"
   said += f"; groups changed: {found.problem.describe(numbers)}"
-  print(f"label {place + 1} of {budget}: {said}", file=sys.stderr, flush=True)
+  return f"label {place + 1} of {most}: {said}"
 
 
 def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
-  """The model to rank with; warns if it was trained on labels of another target."""
-  model = _shipped(label.target) if model is None else model
+  """The model to rank with; warns if a given one was trained on labels of another target."""
+  is_given = model is not None
+  model = model if is_given else _shipped(label.target)
   ranker = load(model) if isinstance(model, (str, os.PathLike)) else model
   if (kind := ranker.collection.kind) != "layout":
     raise ValueError(f"the model ranks {kind} configurations, expected one of layouts")
   for each in ranker.rankers if isinstance(ranker, Ensemble) else [ranker]:
-    learnt = each.about.get("labels")
-    if learnt and (learnt.get("target") or None) != label.target:
-      source = learnt.get("target") or "times measured on a device"
+    if is_given and (learnt := _learnt(each, label)):
       logging.warning(
-        f"{each!r} has learnt labels of {source}, and tune labels the {label.what}: its order is "
+        f"{each!r} has learnt labels of {learnt}, and tune labels the {label.what}: its order is "
         "worth less"
       )
   return ranker
 
 
 def _decide(
-  function: Callable[..., Any], problem: Problem, found: Cache, *, candidates: int
+  function: Callable[..., Any], problem: Problem, found: Cache, *, candidates: int, order: str
 ) -> Tuned:
   """The best of the choices that were tried, or the compiler's own choice."""
   default, label = problem.own, found.label
@@ -394,8 +469,9 @@ def _decide(
     options, arrays = problem.compiler_options_of(best), problem.call.arrays
     compared = measure.compare(own, other, arrays, options, seed=problem.seed)
     ratio = compared[0]
-    if compared[2] >= 1:
-      best, ratio = default, 1.0
+  is_gain = ratio <= 1 - label.margin if compared is None else compared[2] < 1
+  if label.unknown or not is_gain:
+    best, ratio = default, 1.0
   chosen, changes = problem.layouts_of(best), []
   if any(chosen):
     changes = _changes(problem, best, found.raw)
@@ -404,7 +480,17 @@ def _decide(
     evaluate = functools.partial(choosing.evaluate, choice=problem.choices.choice(chosen))
     function = calls.Version(function, evaluate, problem.compiler_options_of(best))
   return Tuned(
-    function, best, ratio, compared, found.raw, found.errors, candidates, label, changes, problem
+    function,
+    best,
+    ratio,
+    compared,
+    found.raw,
+    found.errors,
+    candidates,
+    label,
+    changes,
+    problem,
+    order,
   )
 
 

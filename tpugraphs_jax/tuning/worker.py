@@ -5,6 +5,7 @@ If a compiler aborts, only this process ends.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import hashlib
@@ -18,7 +19,7 @@ from typing import Any
 
 import tpugraphs_jax
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.infra import files, tasks, trust
+from tpugraphs_jax.infra import console, files, tasks, trust
 from tpugraphs_jax.tuning import choosing, draw, labels, programs
 from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.draw import Numbers
@@ -58,8 +59,13 @@ class LabelRequest:
 
   def file(self, kind: str, suffix: str) -> Path:
     """A file of this program in the folder `kind` of the data."""
-    folder = Path(self.out).expanduser().joinpath(kind, *self.collection.split(":"))
+    folder = files.expanded(self.out).joinpath(kind, *self.collection.split(":"))
     return folder / self.split / f"{self.name}{suffix}"
+
+  def check_folders(self) -> None:
+    """Refuses (ValueError) data whose folders are links, because the program's files go there."""
+    for path in (self.npz, self.journal):
+      files.check_way(files.expanded(self.out), path.parent)
 
 
 def collect(request: LabelRequest) -> None:
@@ -70,6 +76,7 @@ def collect(request: LabelRequest) -> None:
   Raises:
     ValueError: the program cannot be collected, or the journal belongs to another program.
   """
+  request.check_folders()
   (program,) = programs.load(request.source, split=request.split)
   label = labels.create(request.label, target=request.target, seed=request.seed)
   header = {
@@ -243,13 +250,13 @@ def _sha256(program: programs.Program) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
   """Labels one program, described as JSON in the first argument; returns the exit code."""
   tasks.end_with_parent()
   try:
     collect(LabelRequest(**json.loads(argv[0])))
   except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {console.one_line(error)}", file=sys.stderr)
     return FAILED
   except Exception as error:  # a program of the user may raise anything
     print(f"error: {type(error).__name__}: {labels.reason(error)}", file=sys.stderr)
@@ -258,4 +265,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv[1:]))
+  tasks.exit_at_once(main, sys.argv[1:])

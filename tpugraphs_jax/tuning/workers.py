@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import tqdm
@@ -50,7 +49,10 @@ def run(
 
   Raises:
     ImportError: Beam is asked for and not installed.
+    ValueError: a link in the folder of the data, see `LabelRequest.check_folders`.
   """
+  for request in requests:
+    request.check_folders()
   if beam is not None:
     for request in requests:
       request.outcome.unlink(missing_ok=True)
@@ -101,11 +103,11 @@ def _run_worker(request: LabelRequest) -> int | None:
   """The exit status of a worker; None: it labelled nothing for too long and was ended."""
   request.log.parent.mkdir(parents=True, exist_ok=True)
   described = json.dumps(dataclasses.asdict(request))
-  command = [sys.executable, "-m", "tpugraphs_jax.tuning.worker", described]
-  environment = os.environ | {tasks.PARENT: str(os.getpid())}
+  command = tasks.python_command("-m", "tpugraphs_jax.tuning.worker", described)
+  environment = tasks.python_environment() | {tasks.PARENT: str(os.getpid())}
   if request.label != labels.Measured.name:
     environment["JAX_PLATFORMS"] = "cpu"
-  with open(request.log, "ab") as log:
+  with files.open_plain(request.log, "ab") as log:
     worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
       return _status(worker, request)

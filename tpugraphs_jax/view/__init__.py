@@ -14,7 +14,6 @@ from typing import Any
 
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.tuning import layouts
 from tpugraphs_jax.view import panes
 
@@ -29,9 +28,7 @@ def show(
   *,
   against: int | None = None,
   model: Any = None,
-  port: int = 0,
-  browser: bool = True,
-  as_table: bool = False,
+  **options: Any,
 ) -> None:
   """Shows a graph: in a notebook below the cell, elsewhere in a browser until it is interrupted.
 
@@ -40,26 +37,29 @@ def show(
     config: number of a configuration, whose layouts are shown.
     against: number of another one, which is shown beside it.
     model: as for `tpugraphs_jax.explain`: also the cost of each layout.
-    port: of this machine; 0 takes a free one.
-    browser: whether a browser is opened.
-    as_table: prints the table instead.
+    **options: `port` of this machine, a free one by default; `browser=False` opens none;
+      `as_table=True` prints the table instead.
 
   Raises:
     ValueError, FileNotFoundError: as `panes.of_graph`.
   """
   views = panes.of_graph(graph, config, against=against, model=model)
-  _show(graph, views, panes.table(graph, views), port, browser, as_table)
+  _show(graph, views, panes.table(graph, views), **options)
 
 
-def show_program(
-  program: layouts.Program, *, port: int = 0, browser: bool = True, as_table: bool = False
-) -> None:
-  """Shows a program before and after its layouts were chosen; as `show`."""
-  _show(program.graph, panes.of_program(program), program.table(), port, browser, as_table)
+def show_program(program: layouts.Program, **options: Any) -> None:
+  """Shows a program before and after its layouts were chosen; options as of `show`."""
+  _show(program.graph, panes.of_program(program), program.table(), **options)
 
 
 def _show(
-  graph: OpGraph, views: list[panes.Pane], table: Table, port: int, browser: bool, as_table: bool
+  graph: OpGraph,
+  views: list[panes.Pane],
+  table: console.Table,
+  *,
+  port: int = 0,
+  browser: bool = True,
+  as_table: bool = False,
 ) -> None:
   if not as_table:
     try:

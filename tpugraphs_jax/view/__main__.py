@@ -5,7 +5,9 @@ python -m tpugraphs_jax.view program.npz --config 3 --against 0 --model layout-v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+import sys
 
 from tpugraphs_jax import hlo, view
 from tpugraphs_jax.data import npz
@@ -36,8 +38,9 @@ def read(path: Path) -> OpGraph | layouts.Program:
   return npz.read_layout(path) if is_layout else npz.read_tile(path)
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Runs the command line."""
+@console.command
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command line; returns the exit status."""
   parser = console.parser("view", __doc__)
   parser.add_argument("file", type=Path, help=".npz, serialized HLO, HLO text, or saved layouts")
   parser.add_argument("--config", type=int, help="number of a configuration, with its layouts")
@@ -48,21 +51,19 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--no_browser", action="store_true", help="print the address only")
   args = parser.parse_args(argv)
   server = {"port": args.port, "browser": not args.no_browser, "as_table": args.table}
-  try:
-    program = read(args.file.expanduser())
-    with console.explaining_devices():
-      if isinstance(program, OpGraph):
-        view.show(program, args.config, against=args.against, model=args.model, **server)
-      elif args.config is None and args.against is None and args.model is None:
-        view.show_program(program, **server)
-      else:
-        raise ValueError(
-          f"{args.file} holds layouts that were chosen, which have no numbers: leave "
-          "--config, --against and --model out"
-        )
-  except (ValueError, OSError) as error:
-    console.fail(error)
+  program = read(files.expanded(args.file))
+  with console.explaining_devices():
+    if isinstance(program, OpGraph):
+      view.show(program, args.config, against=args.against, model=args.model, **server)
+    elif (args.config, args.against, args.model) == (None, None, None):
+      view.show_program(program, **server)
+    else:
+      raise ValueError(
+        f"{args.file} holds layouts that were chosen, which have no numbers: leave "
+        "--config, --against and --model out"
+      )
+  return 0
 
 
 if __name__ == "__main__":
-  main()
+  sys.exit(main())

@@ -20,7 +20,7 @@ import portpicker
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.hlo import HloGraph, proto, show
+from tpugraphs_jax.hlo import HloGraph, proto
 from tpugraphs_jax.tuning import choosing
 from tpugraphs_jax.view.panes import CHANGED, Pane
 
@@ -130,7 +130,7 @@ def _hlo_facts(graph: HloGraph) -> Iterator[tuple[str, str, dict[str, str]]]:
   namespaces = _namespaces(graph)
   nodes = proto.instructions(graph.module)
   for node, origin, namespace in zip(nodes, graph.origins, namespaces):
-    shape = show.shape_text(node.shape)
+    shape = proto.shape_text(node.shape)
     attributes = {"shape": shape, "source": origin.where, "name in jax": origin.op_name}
     yield node.name, namespace, {name: text for name, text in attributes.items() if text}
 

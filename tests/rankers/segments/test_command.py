@@ -12,8 +12,6 @@ import pytest
 from run_folders import metrics
 
 from tpugraphs_jax import synthetic
-from tpugraphs_jax.rankers.segments import family
-from tpugraphs_jax.train.experiment import Experiment
 
 SMALL = [
   "--config.model.hidden_dim=8",
@@ -99,15 +97,13 @@ def test_segments_that_do_not_fit_the_data_end_before_training(done, name, compl
 )
 def test_variants_have_a_table_where_they_need_one(variant, uses_history):
   made = parts.config_of("layout", f"xla-random,{variant},ci")
-  Experiment.of(made)
-  assert family.SegmentOptions.of(made.segments).uses_history == uses_history
+  assert made.segments.uses_history == uses_history
   assert bool(made.segments.finetune.epochs) == (variant == "gst_efd")
 
 
 def test_segments_are_the_default_of_graphsage_alone():
   default, named = (parts.config_of("layout", name) for name in ("xla-random", "xla-random,gst_ed"))
   assert (default.segments.max_nodes, named.segments.max_nodes) == (5000, 1000)
-  named.segments.max_nodes = 5000
-  assert default == named and default.segments.keep == 0.5
+  assert default == named.replace(segments__max_nodes=5000) and default.segments.keep == 0.5
   for variant in ("full", "official", "tables", "recommended", "preset=first"):
     assert parts.config_of("layout", f"nlp-default,{variant}").task == "layout"

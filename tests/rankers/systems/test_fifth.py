@@ -18,7 +18,6 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import fifth
-from tpugraphs_jax.train.optimizer import Optimizer
 
 RECORDS = winners.files("fifth_layout", "fifth_tile")
 
@@ -198,7 +197,7 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
 @of_every_record
 def test_the_rate_falls_as_in_the_published_run(case):
   expected = case.record["train_without_dropout/lrs"]
-  rates = Optimizer(**case.experiment.config.optimizer.to_dict()).rate_after(len(expected))
+  rates = case.experiment.config.optimizer.rate_after(len(expected))
   winners.assert_near([rates(step) for step in range(len(expected))], expected, 1e-6)
 
 
@@ -218,8 +217,8 @@ def test_an_update_is_that_of_adamw_with_a_clipped_gradient(case):
 @of_every_record
 def test_training_goes_as_published(case):
   expected = case.record.under("train_without_dropout")
-  fields = case.experiment.config.optimizer.to_dict()
-  optimizer = Optimizer(**fields).create(len(expected["losses"]))
+  options = case.experiment.config.optimizer
+  optimizer = options.create(len(expected["losses"]))
 
   @jax.jit
   def step(params, grads, moments):

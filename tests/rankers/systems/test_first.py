@@ -24,7 +24,6 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import first
-from tpugraphs_jax.train.optimizer import Optimizer
 
 BLOCKS = ("linear", "linear2", "convs_0", "convs_1")
 LAYOUTS = winners.files("first_default", "first_random")
@@ -252,10 +251,10 @@ def test_rates_updates_and_losses_of_a_run_are_the_published_ones(case):
   lrs, losses, norms = (
     case.record[f"train_without_dropout/{name}"] for name in ("lrs", "losses", "norms")
   )
-  fields = case.experiment.config.optimizer.to_dict()
-  rates = Optimizer(**fields).rate_after(len(lrs))
+  options = case.experiment.config.optimizer
+  rates = options.rate_after(len(lrs))
   np.testing.assert_allclose([rates(step) for step in range(len(lrs))], lrs, atol=1e-9)
-  optimizer = Optimizer(**fields).create(len(lrs))
+  optimizer = options.create(len(lrs))
 
   @jax.jit
   def step(params, grads, opt_state):

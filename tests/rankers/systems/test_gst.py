@@ -17,7 +17,7 @@ from tpugraphs_jax.data import batching, features
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.segments import family, history
 from tpugraphs_jax.rankers.segments.batches import SegmentSlate
-from tpugraphs_jax.train.optimizer import Optimizer
+from tpugraphs_jax.train import training
 from tpugraphs_jax.train.step import TrainState
 
 RECORDS = winners.files("gst")
@@ -273,14 +273,14 @@ def test_the_loss_and_the_gradients_of_a_step_are_the_published_ones(case):
 @of_every_record
 def test_the_rate_and_an_update_are_those_of_pytorch(case):
   """Adam with the decay in the gradient; opcode vectors are shortened before."""
-  fields = case.experiment.config.optimizer.to_dict()
-  rates = Optimizer(**fields).rate_after(1000)
+  options = case.experiment.config.optimizer
+  rates = options.rate_after(1000)
   np.testing.assert_allclose(
     [rates(step) for step in (0, 250, 500, 999)],
     [1e-4 * (1 + np.cos(np.pi * step / 1000)) / 2 for step in (0, 250, 500, 999)],
     atol=1e-11,
   )
-  optimizer = case.family.optimizer(Optimizer(**fields).create(1000))
+  optimizer = training.optimizer_of(case.family, options, 1000)
   update, _ = jax.jit(optimizer.update)(case.gradients, optimizer.init(case.params), case.params)
   update, grads, params = map(winners.flat, (update, case.gradients, case.params))
   for path, old in params.items():

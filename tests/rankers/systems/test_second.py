@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import winners
 
-from tpugraphs_jax.train.optimizer import Optimizer
-
 RECORDS = winners.files("second")
 PRESETS = {
   "layout-xla-default": "layout.py:xla-default,preset=second_xla",
@@ -153,8 +151,8 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
 @of_every_record
 def test_the_rate_and_an_update_are_those_of_pytorch(case):
   """The rate falls by the root of ten at 0.6, 0.7, 0.8 and 0.9 of a run."""
-  fields = case.experiment.config.optimizer.to_dict()
-  rates = Optimizer(**fields).rate_after(1000)
+  options = case.experiment.config.optimizer
+  rates = options.rate_after(1000)
   assert [rates(step) for step in (0, 599, 600, 899, 999)] == pytest.approx(
     [1e-3, 1e-3, 1e-3 * 10**-0.5, 1e-3 * 10**-1.5, 1e-5]
   )

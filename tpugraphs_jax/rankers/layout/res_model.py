@@ -48,12 +48,12 @@ _BLOCKS_IN_EVALUATION = 3  # blocks over which `dropout` averages scores, as the
 _CONFIG_GAIN = 100.0  # factor of configuration features, as in the official code
 
 
-class BlockPrograms(base.Programs):
+class BlockFamily(base.LayoutFamily):
   """Whole programs, each slate with a block of at most `batch.keep_nodes` nodes."""
 
   def check(self) -> None:
     super().check()
-    if self.settings.task == "segments":
+    if self.config.segments is not None:
       raise ValueError(
         "this model samples blocks of nodes, which does not go with segments: set model.dropout "
         "to fullgraph, or train on whole graphs (variant full)"
@@ -72,7 +72,7 @@ class BlockPrograms(base.Programs):
 
   def draw_block(self, graph: PreparedGraph, rng: np.random.Generator) -> tuple[int, int]:
     """Draws a contiguous block of a program, `(first node, last node + 1)`."""
-    return plan.sample_block(len(graph.opcode), self.settings.batch.keep_nodes, rng)
+    return plan.sample_block(len(graph.opcode), self.config.batch.keep_nodes, rng)
 
   def scores(
     self,
@@ -85,7 +85,7 @@ class BlockPrograms(base.Programs):
     """Scores `[n]` float32; with the mode `dropout` the mean over sampled blocks."""
     if self.network.dropout != "dropout":
       return super().scores(params, graphs, config_ids, progress=progress)
-    rngs = [scorer.rng_of(graph, self.settings.seed) for graph in graphs]
+    rngs = [scorer.rng_of(graph, self.config.seed) for graph in graphs]
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):
       blocks = [self.draw_block(graph, rng) for graph, rng in zip(graphs, rngs)]
@@ -122,7 +122,7 @@ class ResModel(base.Network):
 
   @property
   def family(self):
-    return base.Programs if self.dropout == "fullgraph" else BlockPrograms
+    return base.LayoutFamily if self.dropout == "fullgraph" else BlockFamily
 
   @property
   def hops(self) -> int:

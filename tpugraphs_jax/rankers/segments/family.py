@@ -7,7 +7,7 @@ remaining segments is kept with probability p:
 
 The expected weight of every segment is then 1. Readouts without gradients come from a history table
 (+E), or the step recomputes them. With p < 1 a step drops entries of the table (+D). With p = 0
-there is no table. Scoring uses all segments, and eta = 1. Fine-tuning (+F) is a second stage: it
+there is no table. Scoring uses all segments, and eta = 1. Fine-tuning (+F) is a second phase: it
 freezes the network, computes every readout once, and trains the head on sums of readouts. The
 parameters have the names and shapes of the network for whole programs.
 
@@ -34,10 +34,10 @@ from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, Slate
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
-from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.infra import files, parallel
 from tpugraphs_jax.nn.layers import Precise
 from tpugraphs_jax.options import option, Options
-from tpugraphs_jax.rankers.base import Family, Programs
+from tpugraphs_jax.rankers.base import Family, LayoutFamily
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.batches import (
@@ -59,7 +59,18 @@ from tpugraphs_jax.rankers.segments.batches import (
 )
 
 _HISTORY_FOLDER = "history"
-HEAD_FOLDER = "head"  # of the stage of the head, relative to the working folder
+HEAD_FOLDER = "head"  # of the phase of the head, relative to the working folder
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneOptions(Options):
+  """The second phase of training, for the head alone (+F)."""
+
+  section = "segments.finetune"
+  epochs: int = option(0, "epochs of the head alone, after train.epochs; 0 = none", least=0)
+  learning_rate: float = option(
+    2e-3, "learning rate of the head; all other options come from `optimizer`", above=0
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +101,7 @@ class SegmentOptions(Options):
   )
   aggregation: str = option("mean", "reduction over segments", one_of=("mean", "sum"))
   history_dtype: str = option("float32", "dtype of the table", one_of=history.DTYPES)
+  finetune: FinetuneOptions = FinetuneOptions()
 
   def check(self) -> None:
     """Refuses (ValueError) fields that contradict each other."""
@@ -102,17 +114,6 @@ class SegmentOptions(Options):
   def uses_history(self) -> bool:
     """Whether training needs a history table."""
     return self.keep > 0 and not self.recompute
-
-
-@dataclasses.dataclass(frozen=True)
-class FinetuneOptions(Options):
-  """The second stage of training, for the head alone (+F)."""
-
-  section = "segments.finetune"
-  epochs: int = option(0, "epochs of the head alone, after train.epochs; 0 = none", least=0)
-  learning_rate: float = option(
-    2e-3, "learning rate of the head; all other options come from `optimizer`", above=0
-  )
 
 
 class SegmentModel(Precise):
@@ -209,10 +210,10 @@ class Segments(Family):
 
   network: SegmentModel
 
-  def __init__(self, programs: Programs):
+  def __init__(self, programs: LayoutFamily):
     self.programs = programs
-    self.options = SegmentOptions.of(programs.settings.segments)
-    super().__init__(SegmentModel(programs.network, self.options), programs.settings)
+    self.options = programs.config.segments or SegmentOptions()
+    super().__init__(SegmentModel(programs.network, self.options), programs.config)
 
   def check(self) -> None:
     """Refuses (ValueError) a table if a readout depends on other segments or configurations."""
@@ -290,11 +291,11 @@ class Segments(Family):
 
   def stack(self, batches: Sequence[SegmentBatch]) -> SegmentBatch:
     """Batches of the local devices as one; see `batches.align`."""
-    return super().stack(align(batches))
+    return parallel.stack_for_devices(align(batches))
 
   # Training.
 
-  def training(
+  def with_readouts(
     self,
     step: Callable,
     batches: Any,
@@ -302,21 +303,34 @@ class Segments(Family):
     params: optax.Params,
     batch: SegmentBatch,
     graphs: Sequence[SegmentedGraph],
-    workdir: Path,
+    folder: Path,
   ) -> tuple[Callable, Any]:
-    """Gives the step the readouts without gradients; a table is saved with the batches."""
+    """Gives the step the readouts without gradients; a table is saved with the batches.
+
+    Args:
+      step: mapped `(state, batch) -> (state, metrics)`.
+      batches: iterator of batches whose position can be saved and restored.
+      params: initial parameters.
+      batch: the first batch of one device.
+      graphs: prepared training graphs.
+      folder: for the table.
+
+    Raises:
+      ValueError: more fresh segments than a training graph has.
+    """
+    self.check_graphs(graphs)
     if not self.options.recompute and not self.options.uses_history:
       return without_others(step), batches
     readout = functools.partial(self.network.apply, method="segment_readout")
     width = jax.eval_shape(readout, {"params": params}, batch.fresh).shape[-1]
     if self.options.recompute:
       return with_recomputed(step, self.network, width=width), batches
-    keys, folder = history.Keys.of(graphs), workdir / _HISTORY_FOLDER
+    keys, folder = history.Keys.of(graphs), folder / _HISTORY_FOLDER
     table = history.create(keys, width=width, dtype=self.options.history_dtype, folder=folder)
     snapshots = history.Snapshots(folder, keys, table)
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 
-  def head_stage(
+  def head_phase(
     self, params: optax.Params, graphs: Sequence[SegmentedGraph], folder: Path
   ) -> tuple[HeadFamily, list[HeadGraph]]:
     """The family of the head (+F), and its training graphs: sums of readouts over segments.
@@ -326,7 +340,7 @@ class Segments(Family):
       graphs: prepared training graphs.
       folder: for the file of sums; created if missing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     path = folder / f"totals_{parallel.process_index()}.npy"
     ids = [np.arange(len(graph.configs)) for graph in graphs]
     first = np.cumsum([0] + [len(graph.configs) for graph in graphs])
@@ -349,7 +363,7 @@ class Segments(Family):
   @functools.cached_property
   def encoder(self) -> Encoder:
     """Sums of readouts `[n, P]` over all segments of a program."""
-    options = self.settings.eval
+    options = self.config.eval
     return Encoder(
       network_step(self.network, method="segment_readout"),
       self.programs.assemble,
@@ -382,7 +396,7 @@ class Segments(Family):
     self, params: optax.Params, graph: SegmentedGraph, total: np.ndarray
   ) -> np.ndarray:
     """Scores `[n]` of configurations of a program, from totals `[n, P]`."""
-    step, scores = self.settings.eval.configs, [np.zeros(0, np.float32)]
+    step, scores = self.config.eval.configs, [np.zeros(0, np.float32)]
     segments = np.array([len(graph.segments)], np.int32)
     for start in range(0, len(total), step):
       part = total[start : start + step]
@@ -451,20 +465,20 @@ def with_recomputed(step: Callable, model: SegmentModel, *, width: int) -> Calla
 
 
 class HeadFamily(Family):
-  """The second stage (+F): trains the head alone, on batches of sums of readouts.
+  """The second phase (+F): trains the head alone, on batches of sums of readouts.
 
   Args:
-    segments: the family of the first stage.
+    segments: the family of the first phase.
   """
 
   def __init__(self, segments: Segments):
     self._segments = segments
     self._totals: list[np.ndarray] | None = None
     self._key: list[tuple[str, bytes]] = []
-    super().__init__(segments.network, segments.settings)
+    super().__init__(segments.network, segments.config)
 
   def check(self) -> None:
-    """Checks nothing: the first stage has checked the config."""
+    """Checks nothing: the first phase has checked the config."""
 
   def assemble(
     self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
@@ -473,7 +487,7 @@ class HeadFamily(Family):
     del budget  # a batch has no nodes
     return assemble_head(slates, graphs=graphs, configs=configs)
 
-  def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+  def for_head(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Applies `optimizer` to the parameters of the head; all other parameters stay."""
     # Names of parameters do not depend on the width of the readout.
     total, segments = jnp.zeros((1, 1, 1)), jnp.ones(1, jnp.int32)

@@ -143,7 +143,7 @@ class HostHistory:
   """
 
   def __init__(self, entries: int, width: int, dtype: str, folder: Path):
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     self._entries, self._folder = entries, folder
     self._value = np.memmap(folder / "value", jnp.dtype(dtype), "w+", 0, (entries, width))
     self._is_written = np.memmap(folder / "is_written", np.bool_, "w+", 0, (entries,))

@@ -2,6 +2,7 @@
 
   gst                      Graph Segment Training of TpuGraphs, and the 7th place
   first ... sixth, tenth   places of the competition "Fast or Slow?"
+  s2gnn                    "Spatio-Spectral Graph Neural Networks" (NeurIPS 2024)
   mlsys21                  "A Learned Performance Model for TPUs" (MLSys 2021), for kernels
 
 Settings are in `configs/systems`, the base class in `system`, layers in `nn`. To add a system, copy

@@ -41,8 +41,8 @@ class TablesFamily(Family):
 
   def check(self) -> None:
     super().check()
-    is_segmented = self.settings.task == "segments"
-    if self.settings.batch.config_chunk or is_segmented:
+    is_segmented = self.config.segments is not None
+    if self.config.batch.config_chunk or is_segmented:
       field = "segments" if is_segmented else "batch.config_chunk"
       raise ValueError(
         f"{field} does not apply to this model, which computes a program once for "
@@ -53,7 +53,7 @@ class TablesFamily(Family):
 
   def prepare(self, graph: OpGraph[LayoutConfigs], feat: np.ndarray) -> PreparedTables:
     """A program with the terms of its configurations; see `Family.prepare`."""
-    reduced, data = self.reduce(graph), self.settings.data
+    reduced, data = self.reduce(graph), self.config.data
     # Layouts do not meet at virtual nodes: pairs are found without them.
     real = reduced
     if data.virtual_node != "none":

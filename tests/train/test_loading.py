@@ -18,7 +18,7 @@ from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.infra import files
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.train import evaluation, results, training
-from tpugraphs_jax.train.experiment import evaluable, keep_folds, load_graphs, trainable
+from tpugraphs_jax.train.loading import evaluable, forget_folds, keep_folds, trainable, with_folders
 
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 KINDS = tuple(COLLECTIONS)
@@ -76,7 +76,7 @@ def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
     graph_of("layout", "test", [0, 0, 0]),
     *(graph_of("layout", f"same_{i}", [3, 2, 1], same=True) for i in range(9)),
   ]
-  assert trainable(experiment, graphs) == [good]
+  assert trainable(experiment.data, graphs, min_configs=3) == [good]
   names = ", ".join(["same_a", *(f"same_{i}" for i in range(9))])
   assert messages(caplog) == [
     "skipped 1 of 14 graphs for training: fewer than 3 configurations: few",
@@ -132,7 +132,7 @@ def test_validation_slates_need_a_graph_with_enough_configurations():
 def test_nothing_to_train_on_is_an_error(kind):
   with pytest.raises(ValueError, match="none"):
     experiment = parts.make(kind)
-    trainable(experiment, [graph_of(kind, "unlabelled", [0] * 8)])
+    trainable(experiment.data, [graph_of(kind, "unlabelled", [0] * 8)], min_configs=2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,7 +223,7 @@ def test_validation_graphs_without_an_order_choose_no_checkpoint(kind, same, tmp
   root = written(tmp_path / "npz", kind, train=train, valid=[valid])
   experiment = parts.make(kind, data_root=str(root))
   with pytest.raises(ValueError, match="no labelled validation graph"):
-    load_graphs(experiment, tmp_path, resume=False)
+    experiment.load_graphs(tmp_path)
 
 
 def validation_ids(**changes):
@@ -279,7 +279,7 @@ def test_scores_of_regression_losses_predict_runtimes_in_the_unit_of_the_target(
   fields = {"loss.losses": loss, "batch.target": "official"}
   experiment = fitted("tile", [graph], data_root=root, **fields)
   experiment.ranker.scorer = made_up(experiment.ranker.family, {"net_1": scores})
-  results.evaluate(experiment, tmp_path)
+  results.evaluate(experiment.ranker, experiment.data, tmp_path)
   with (tmp_path / "validation_programs.csv").open() as file:
     (row,) = csv.DictReader(file)
   error = abs(100 * predict(scores) / graph.configs.runtime_ns - 1)  # the unit is 100 ns
@@ -304,7 +304,7 @@ def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
 def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
   experiment = parts.make("tile", data_root="/nowhere", **{"batch.graphs": 8})
   with files.hold(tmp_path), pytest.raises(ValueError, match="in use"):
-    training.train(experiment, tmp_path)
+    training.train(experiment.ranker, experiment.collections, tmp_path)
   assert all(path.name.startswith(files.LOCK) for path in tmp_path.iterdir())
 
 
@@ -318,8 +318,8 @@ def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
   experiment = fitted("tile", graphs["train"], data_root=root)
   made = {"v": [3, 1, 2], "t": [5, 2], "u": [1, 2, 3]}
   experiment.ranker.scorer = made_up(experiment.ranker.family, made)
-  results.evaluate(experiment, tmp_path)
-  results.evaluate(experiment, tmp_path, split="train")
+  results.evaluate(experiment.ranker, experiment.data, tmp_path)
+  results.evaluate(experiment.ranker, experiment.data, tmp_path, split="train")
   found = json.loads((tmp_path / "summary.json").read_text())
   for name, split, tau in (("validation", "valid", 1), ("train", "train", -1)):
     assert found[name]["split"] == split
@@ -329,7 +329,7 @@ def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
   ranking = submission.read_results(tmp_path / "results_train.csv")
   assert {name: found.tolist() for name, found in ranking.items()} == {"tile:xla:t": [1, 0]}
   with pytest.raises(ValueError, match="labels"):
-    results.evaluate(experiment, tmp_path, split="test")
+    results.evaluate(experiment.ranker, experiment.data, tmp_path, split="test")
 
 
 def test_collections_of_a_run_share_their_folds(tmp_path):
@@ -349,20 +349,22 @@ def test_collections_of_a_run_share_their_folds(tmp_path):
     "layout",
     **{"data.also": names[1:], "data.folds": 3, "data.fold": 2, "data_root": str(tmp_path / "npz")},
   )
+  root = experiment.config.data_root
+  load = lambda split: [g for data in experiment.collections for g in data.load(root, split)]
   programs = {
-    split: {graph.name.strip("randomefult") for graph in experiment.load(split)}
+    split: {graph.name.strip("randomefult") for graph in load(split)}
     for split in ("train", "valid", "test")
   }
   assert [len(programs[split]) for split in programs] == [2, 2, 2]
   assert set().union(*programs.values()) == set("012345")
-  assert len(experiment.load("test")) == 4
-  keep_folds(experiment, tmp_path / "run")
-  (also, _) = (folder for _, folder in experiment.evaluations(tmp_path / "run"))
+  assert len(load("test")) == 4
+  (_, also), _ = with_folders(experiment.collections, tmp_path / "run")
+  keep_folds(experiment.config, experiment.collections, tmp_path / "run")
   assert (also / "folds.json").read_text() == (tmp_path / "run/folds.json").read_text()
   released = parts.make("layout", **{"data.also": names[1:]})
-  keep_folds(released, tmp_path / "run")
+  keep_folds(released.config, released.collections, tmp_path / "run")
   assert (also / "folds.json").exists()
-  keep_folds(released, tmp_path / "run", replace=True)  # a new run without folds
+  forget_folds(released.collections, tmp_path / "run")  # a new run without folds
   assert not (also / "folds.json").exists()
 
 
@@ -391,11 +393,11 @@ def test_models_of_different_folds_are_not_judged_together():
   released = parts.make("tile")
   for judged, split in ((experiment, "test"), (experiment, "valid"), (released, "valid")):
     with pytest.raises(ValueError, match="another fold"):
-      results.check_folds(judged, ensemble, split=split)
-  results.check_folds(released, ensemble, split="test")  # no model was trained on it
-  results.check_folds(
-    experiment, types.SimpleNamespace(rankers=[experiment.ranker] * 2), split="test"
-  )
+      results.check_folds(judged.config, judged.data, ensemble, split=split)
+  # No model was trained on it.
+  results.check_folds(released.config, released.data, ensemble, split="test")
+  alike = types.SimpleNamespace(rankers=[experiment.ranker] * 2)
+  results.check_folds(experiment.config, experiment.data, alike, split="test")
 
 
 @pytest.mark.parametrize("also, is_refused", [((), False), (("layout:nlp:default",), True)])
@@ -406,4 +408,4 @@ def test_models_of_different_folds_are_judged_together_on_a_collection_of_none(a
   judged = make(**{"data.source": "nlp", "data.search": "default"})
   refused = pytest.raises(ValueError, match="another fold")
   with refused if is_refused else contextlib.nullcontext():
-    results.check_folds(judged, ensemble, split="valid")
+    results.check_folds(judged.config, judged.data, ensemble, split="valid")

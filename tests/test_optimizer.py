@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax.train.optimizer import clip_by_variable_norm, Optimizer
+from tpugraphs_jax.optimizer import clip_by_variable_norm, Optimizer
 from tpugraphs_jax.train.step import TrainState
 
 STEPS = 7

@@ -1,0 +1,70 @@
+"""A step that is tuned, saved and applied elsewhere trains as the plain step does."""
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import training_steps
+
+import tpugraphs_jax
+from tpugraphs_jax.tuning import measure
+from tpugraphs_jax.tuning.problem import Problem
+
+_DEVICES = 8
+# Layouts change the order in which sums are rounded: ten steps of Adam or of gradient descent.
+_ROUNDING = 1e-5
+
+
+@pytest.fixture(scope="module")
+def tuned():
+  """Tunes an example once, by labels by which the choice with the most changed groups is best."""
+  raw = lambda numbers: {"seconds": [1 / (1 + sum(map(bool, numbers)))]}
+
+  @functools.cache
+  def tune(name):
+    step, args, _ = training_steps.EXAMPLES[name]()
+    return tpugraphs_jax.tune(step, *args, budget=8, candidates=40, progress=False)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(Problem, "raw_labels", lambda _, choices: {each: raw(each) for each in choices})
+    patch.setattr(measure, "compare", lambda *args, **options: (0.9, 0.85, 0.95))
+    yield tune
+
+
+@pytest.mark.parametrize("name", training_steps.EXAMPLES)
+def test_a_tuned_step_trains_as_the_plain_step(tuned, name):
+  if name == "equinox" and not importlib.util.find_spec("equinox"):
+    pytest.skip("needs equinox")
+  make, found = training_steps.EXAMPLES[name], tuned(name)
+  assert not found.keeps_default
+  expected = training_steps.losses(make, lambda step: step)
+  assert expected[-1] < expected[0]
+  losses = training_steps.losses(make, lambda step: found.function)
+  np.testing.assert_allclose(losses, expected, rtol=_ROUNDING)
+  plain, other = (
+    training_steps.compiled(step, make().args) for step in (make().step, found.function)
+  )
+  assert other == plain
+
+
+def test_applied_in_another_process_it_trains_alike(tuned, tmp_path):
+  names = [name for name in training_steps.EXAMPLES if name != "equinox"]
+  for name in names:
+    tuned(name).save(tmp_path / f"{name}.json")
+  flags = f"--xla_force_host_platform_device_count={_DEVICES}"
+  found = subprocess.run(
+    [sys.executable, training_steps.__file__, str(tmp_path), *names],
+    env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  for name, ways in json.loads(found.stdout).items():
+    (expected, *plain), (losses, *applied) = ways["plain"], ways["applied"]
+    np.testing.assert_allclose(losses, expected, rtol=_ROUNDING, err_msg=name)
+    assert applied == plain, name
