@@ -94,8 +94,8 @@ def _basis(row: Row, versions: Mapping[str, str]) -> str:
     if (time := costs.times().get(row.target)) is None:  # of a file
       return source
     return (
-      f"{source}; {time.programs} programs of {time.operations} operations that were measured on it "
-      f"took {time.low:.2f} to {time.high:.2f} of such estimates, 9 of 10"
+      f"{source}; {time.programs} programs of {time.operations} operations that were measured took "
+      f"{time.low:.2f} to {time.high:.2f} of such estimates, 9 of 10"
     )
   source = f"from the schedules of its kernels (constants: {chips.chips()[row.target].source})"
   ends = costs.spread(row.target, row.basis)
