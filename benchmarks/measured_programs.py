@@ -123,13 +123,14 @@ def summary(rows: Sequence[Row], method: str, factor: float | None = 1.0) -> dic
   fitted = 1 / float(np.median(ratios)) if factor is None else factor
   wrong = np.abs(fitted * ratios - 1)
   measured = [row.program.milliseconds for row in known]
-  tau = stats.kendalltau([getattr(row, method) for row in known], measured).statistic
+  found = [getattr(row, method) for row in known]
+  tau = float(stats.kendalltau(found, measured).statistic) if len(known) > 1 else None
   return {
     "programs": len(ratios),
     "factor": round(fitted, 3),
     "mean": round(float(wrong.mean()), 4),
     "median": round(float(np.median(wrong)), 4),
-    "tau_b": round(float(tau), 4),
+    "tau_b": None if tau is None else round(tau, 4),
     "measured_by_estimate": [round(float(x), 3) for x in np.quantile(1 / (fitted * ratios), _ENDS)],
   }
 
@@ -358,7 +359,8 @@ def _cells(methods: Mapping[str, Any]) -> list[str]:
       cells += ["0", ""]
       continue
     cells.append(f"{found['programs']} of {methods['asked']}")
-    cells.append(f"{found['mean']:.1%}, {found['median']:.1%}, {found['tau_b']:.3f}")
+    tau = "-" if found["tau_b"] is None else f"{found['tau_b']:.3f}"
+    cells.append(f"{found['mean']:.1%}, {found['median']:.1%}, {tau}")
   return cells
 
 
@@ -455,7 +457,12 @@ def main() -> None:
   read = {each.name: (each, work.read(each.name)) for each in programs}
   rows = [estimates(measured, each) for measured, each in read.values() if each is not None]
   refused = {name: work.refusal(name) for name in read if work.refusal(name)}
-  found: dict[str, Any] = {"sample": args.sample, "seed": args.seed}
+  versions = [each.notes["libtpu"] for _, each in read.values() if each is not None]
+  found: dict[str, Any] = {
+    "libtpu": sorted(set(versions)),
+    "sample": None if args.compiled else args.sample,
+    "seed": args.seed,
+  }
   before = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
   found["constants"] = before.get("constants", {})
   if args.fit:

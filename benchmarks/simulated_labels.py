@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
+import dataclasses
 import functools
 import os
 from pathlib import Path
@@ -31,11 +32,13 @@ from scipy import stats
 import timing
 
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.infra import trust
 from tpugraphs_jax.tuning import choosing, programs, tpu_kernels
+from tpugraphs_jax.tuning.schedule import chips
 
 TARGET = "tpu:v3"
 _LABELS = {"cycles": "estimated cycles", "milliseconds": "simulated time", "median": "median time"}
-_RESAMPLES = 200
+_RESAMPLES, _MOST_RESAMPLED = 100, 1000
 
 
 def jobs(
@@ -58,18 +61,33 @@ def row(work: compiled.Folder, place: int, runtime: np.ndarray) -> dict[str, Any
   """Both labels of a combination, and its measured times in ns, `[configurations]`."""
   found = work.read(_name(place))
   if found is None:
-    return {"combination": place, "configs": len(runtime), "why": work.refusal(_name(place))}
-  time = found.simulate(TARGET)
-  cycles = tpu_kernels.estimated_cycles(found.parsed())
+    why = work.refusal(_name(place)) or "not compiled"
+    return {"combination": place, "configs": len(runtime), "why": why}
+  median = round(float(np.median(runtime)) / 1e6, 4)
   return {
     "combination": place,
     "configs": len(runtime),
-    "median": round(float(np.median(runtime)) / 1e6, 4),
+    "median": median,
+    **labels(found, work.path / f"{_name(place)}.json"),
+  }
+
+
+def labels(found: compiled.Compiled, kept: Path) -> dict[str, Any]:
+  """Both labels of a compiled combination; they are kept with the constants that made them."""
+  constants = dataclasses.asdict(chips.chips()[TARGET])
+  if kept.exists():
+    before = trust.parse(kept.read_text())
+    if before["constants"] == constants:
+      return before["labels"]
+  time = found.simulate(TARGET)
+  made = {
     "milliseconds": time.milliseconds and round(time.milliseconds, 4),
     "why": time.why[:200],
-    "cycles": cycles.cycles,
+    "cycles": tpu_kernels.estimated_cycles(found.parsed()).cycles,
     "optimal_seconds": found.notes["optimal_seconds"],
   }
+  timing.write({"constants": constants, "labels": made}, kept)
+  return made
 
 
 def taus(rows: list[dict[str, Any]], which: np.ndarray, runtime: np.ndarray) -> dict[str, Any]:
@@ -85,7 +103,8 @@ def taus(rows: list[dict[str, Any]], which: np.ndarray, runtime: np.ndarray) -> 
   labels = {key: np.array([known[place][key] for place in which[kept].tolist()]) for key in _LABELS}
   tau = lambda key, part: float(stats.kendalltau(labels[key][part], runtime[kept][part]).statistic)
   rng = np.random.default_rng(0)
-  draws = [rng.integers(kept.sum(), size=kept.sum()) for _ in range(_RESAMPLES)]
+  size = min(int(kept.sum()), _MOST_RESAMPLED)
+  draws = [rng.integers(kept.sum(), size=size) for _ in range(_RESAMPLES)]
   difference = [tau("milliseconds", draw) - tau("cycles", draw) for draw in draws]
   everything = np.arange(kept.sum())
   return {
@@ -116,6 +135,7 @@ def main() -> None:
   parser.add_argument("--sample", type=int, default=1000, help="configurations of the sample")
   parser.add_argument("--seed", type=int, default=0, help="of the sample")
   parser.add_argument("--timeout", type=int, default=3600, help="seconds to compile a program")
+  parser.add_argument("--compiled", action="store_true", help="compiles nothing")
   parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.data is None:
@@ -129,7 +149,8 @@ def main() -> None:
   work = compiled.Folder(args.work)
   if args.worker:
     return work.work(jobs(program, choices, found), args.timeout)
-  work.compile([_name(place) for place in range(len(found))])
+  if not args.compiled:
+    work.compile([_name(place) for place in range(len(found))])
   runtime = graph.configs.runtime_ns[:]
   rows = [row(work, place, runtime[which == place]) for place in range(len(found))]
   rng = np.random.default_rng(args.seed)
