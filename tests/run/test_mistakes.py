@@ -75,7 +75,7 @@ def mistakes(tmp_path_factory):
     runs[name] = flags("tile", done, new(), flag), line
   runs["variant"] = (
     flags("tile", done, new(), config="configs/tile.py:nope"),
-    "configs/tile.py has no variant 'nope'; it has EarlyJoinSAGE",
+    "configs/tile.py has no variant 'nope'; it has recommended, EarlyJoinSAGE",
   )
   runs["config file"] = (flags("tile", done, new(), config="configs/nope.py"), "configs/nope.py")
   runs["printed task"] = (

@@ -41,8 +41,9 @@ _SMALL: dict[str, Any] = {
 @functools.cache
 def systems(kind: str) -> dict[str, Ranker]:
   """The rankers of the files of `configs/systems`, by name, for `layout` or `tile`."""
-  files = (runpy.run_path(str(path)) for path in sorted(folder().glob("systems/[!_]*.py")))
-  return {key: ranker for file in files for key, ranker in file.get(f"{kind.upper()}S", {}).items()}
+  files = [runpy.run_path(str(path)) for path in sorted(folder().glob("systems/[!_]*.py"))]
+  listed = [item for file in files for item in file.get(f"{kind.upper()}S", {}).items()]
+  return dict(sorted(listed, key=lambda item: item[0].startswith("preset=")))  # these come last
 
 
 def small(config: Config) -> Config:
