@@ -100,7 +100,7 @@ def _basis(row: Row, versions: Mapping[str, str]) -> str:
   source = f"from the schedules of its kernels (constants: {chips.chips()[row.target].source})"
   ends = costs.spread(row.target, row.basis)
   if ends is None:
-    return f"{source}; no interval, because no program was measured on it"
+    return f"{source}; no interval, because no other program was measured on it"
   return (
     f"{source}; measured programs took {ends[0]:.2f} to {ends[1]:.2f} of such estimates, 9 of "
     "10, most of them made by other versions of the compiler than that of these schedules, libtpu "
