@@ -17,7 +17,7 @@ contradict each other. `Config.replace` changes fields by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 import dataclasses
 import re
 from typing import Any, ClassVar
@@ -230,24 +230,24 @@ class Config(Options):
     """
     options.import_extensions(changes.get("extensions", ()))
     changes = {name.replace("__", "."): _plain(value) for name, value in changes.items()}
-    sections = {f.name for f in dataclasses.fields(self) if f.name not in limits_of(Config)}
-    whole = {name: changes.pop(name) for name in sections & changes.keys()}
-    config: Config = dataclasses.replace(self, **whole)
-    if changes.get("model.name", config.model.name) != config.model.name:
-      config = dataclasses.replace(config, model=Model(_text("model.name", changes["model.name"])))
-    if not changes:
-      return config
-    for name in changes:
-      config.check_name(name)
-    fields = traverse_util.unflatten_dict(config.fields | changes, sep=".")
-    return Config.from_dict({"task": config.task, "data_root": config.data_root} | fields)
+    parts = {name: getattr(self, name) for name in ("segments", "model", *_sections(self.task))}
+    parts |= {name: changes.pop(name) for name in parts.keys() & changes.keys()}
+    kind, name = parts["data"].kind, changes.get("model.name", parts["model"].name)
+    given = parts["model"].given if name == parts["model"].name else {}
+    model = Model(_text("model.name", name), kind=kind, **given)
+    task = kind if parts["segments"] is None else "segments"
+    sections = {name: dataclasses.asdict(parts[name]) for name in _sections(task)}
+    options_of_model = model.limits.keys() | model.to_dict().keys()
+    names = {"data_root", *_declared(task), *(f"model.{option}" for option in options_of_model)}
+    for field in changes:
+      _check_name(field, names, task)
+    plain = {name: getattr(self, name) for name in (*limits_of(Config), "data_root")}
+    fields = _flat({**plain, **sections, "model": model.to_dict()}) | changes
+    return Config.from_dict({"task": task} | traverse_util.unflatten_dict(fields, sep="."))
 
   def check_name(self, name: str) -> None:
     """Refuses (ValueError) a field that the config does not have."""
-    names = self.declared.keys() | self.fields.keys()
-    if name not in names:
-      near = options.nearest(name, [*sorted(names), *(_sections(self.task).keys() - {name})])
-      raise ValueError(f"the config has no field {name!r}; {near}--print_config lists all fields")
+    _check_name(name, self.declared.keys() | self.fields.keys(), self.task)
 
   # Files.
 
@@ -402,6 +402,13 @@ def _section(of_class: type[Options], fields: Mapping[str, Any]) -> Options:
 
 def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
   return traverse_util.flatten_dict(dict(fields), keep_empty_nodes=True, sep=".")
+
+
+def _check_name(name: str, names: Collection[str], task: str) -> None:
+  """Refuses (ValueError) a field that is none of `names`."""
+  if name not in names:
+    near = options.nearest(name, [*sorted(names), *(_sections(task).keys() - {name})])
+    raise ValueError(f"the config has no field {name!r}; {near}--print_config lists all fields")
 
 
 def _text(name: str, value: Any) -> str:

@@ -27,14 +27,12 @@ _ONE_RANKER = (
 )
 # Options of networks in runs of a few seconds, where a network has them.
 _SMALL: dict[str, Any] = {
-  **dict.fromkeys(
-    "op_embed_dim width first_width feature_width map_width position_width".split(), 8
-  ),
-  **dict.fromkeys("keys messages token_width".split(), 8),
+  **dict.fromkeys("width hidden_dim token_width".split(), 16),
+  **dict.fromkeys("op_embed_dim first_width feature_width map_width position_width".split(), 8),
+  **dict.fromkeys("keys messages".split(), 8),
   **dict.fromkeys("widths mlp_widths edge_widths config_widths head_widths".split(), (8,)),
   **dict.fromkeys("num_gnns num_layers layers rounds token_layers filter_layers".split(), 1),
   **dict.fromkeys("blocks attention_blocks cross_blocks".split(), 1),
-  "hidden_dim": 16,
 }
 
 
