@@ -47,6 +47,7 @@ _WAYS = {
   "random": "random order",
 }
 _TARGETS = {"tpu:v5p": "TPU v5p", "tpu:v6e": "TPU v6e"}
+_METHODS = {"simulated": "estimate, without a TPU", "roofline": "the roofline"}
 _STYLE = "font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;font-size:14px"
 
 
@@ -186,6 +187,36 @@ def scatter(theme: dict) -> str:
   return picture(760, 424, "Cycles estimated by the compiler, and measured times", parts)
 
 
+def programs(theme: dict) -> str:
+  """Times of `estimate` and of a roofline beside measured times, program by program."""
+  found = recorded("measured_programs")
+  rows = list(found["jaxbench"].values())
+  ends = _decades(np.array([row[of] for row in rows for of in ("measured", *_METHODS) if row[of]]))
+  title = "Programs of JAXBench, measured on a TPU v6e"
+  parts = [text(76, 24, title, theme["ink"], bold=True)]
+  for place, (method, name) in enumerate(_METHODS.items()):
+    axes, summary = Axes(76 + 352 * place, 48, 308, 308, ends, ends), found["jaxbench_summary"]
+    factor, mean = summary[method]["factor"], 100 * summary[method]["mean"]
+    line_ends = (max(ends[0], ends[0] / factor), min(ends[1], ends[1] / factor))
+    parts += [
+      text(axes.left + 154, 412, f"ms by {name}", theme["pale"], anchor="middle"),
+      *axes.frame(theme, _ticks(ends), _ticks(ends), "" if place else "ms"),
+      line([(axes.x(x), axes.y(factor * x)) for x in line_ends], theme["pale"], 1.5, "5 4"),
+      *(
+        dot(
+          axes.x(row[method]), axes.y(row["measured"]), theme["series"][3 * row["other_compiler"]]
+        )
+        for row in rows
+        if row[method]
+      ),
+      text(axes.left + 12, 70, f"mean error {mean:.0f} %", theme["ink"]),
+      text(axes.left + 12, 92, f"of {summary[method]['programs']} programs", theme["ink"]),
+    ]
+    if factor != 1:
+      parts.append(text(axes.left + 12, 114, f"after a factor of {factor:.2f}", theme["ink"]))
+  return picture(760, 424, title, parts)
+
+
 def _decades(values: np.ndarray) -> tuple[float, float]:
   """The powers of ten around all values."""
   return 10.0 ** math.floor(math.log10(values.min())), 10.0 ** math.ceil(math.log10(values.max()))
@@ -200,7 +231,7 @@ def recorded(name: str) -> dict:
   return json.loads((BENCHMARKS / f"{name}.json").read_text())
 
 
-DRAWINGS = {"best_of_k": curve, "estimates": scatter}
+DRAWINGS = {"best_of_k": curve, "estimates": scatter, "programs": programs}
 
 
 def main() -> None:

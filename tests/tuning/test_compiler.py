@@ -114,6 +114,13 @@ def test_the_process_ends_with_the_one_that_started_it_and_deletes_its_folder(tm
   assert not Path(f"/proc/{child}").exists()
 
 
+def test_the_process_is_in_no_group_whose_signals_it_would_share(child):
+  """A group may be ended at once, and nothing would delete the folder."""
+  child("exec sleep 60")
+  with compiler.Compiler() as made:
+    assert os.getpgid(made._process.pid) != os.getpgid(os.getpid())
+
+
 @recorded.needs_libtpu
 def test_the_process_compiles_as_this_one_does_and_writes_schedules():
   def step(x):

@@ -355,13 +355,16 @@ def test_integers_among_the_arguments_reach_loops_and_kernels(compiled, monkeypa
     return _simulated(milliseconds=None)
 
   monkeypatch.setattr(program, "simulate", simulate)
-  rows = [
-    estimate.estimate(lambda sizes, start: start, jnp.array([4, 5, 6]), start, targets="v6e").rows[
-      0
-    ]
+  second = lambda sizes, start: start
+  found = [
+    estimate.estimate(second, jnp.array([4, 5, 6]), start, targets="v6e")
     for start in (40, jnp.int32(90), jax.ShapeDtypeStruct((), jnp.int32))
   ]
+  rows = [each.rows[0] for each in found]
   assert [row.cycles for row in rows] == [60_000, 10_000, 1000] and "loop" in rows[2].why
+  key = jax.random.key(0, impl="rbg")  # an array without a type of numpy
+  assert estimate.estimate(second, key, 1, targets="v6e").rows[0].cycles == 99_000
+  assert given.pop() == {1: 1}
   assert given == [{0: [4, 5, 6], 1: 40}, {0: [4, 5, 6], 1: 90}, {0: [4, 5, 6]}]
 
 

@@ -153,7 +153,12 @@ class Compiler:
     command = [sys.executable, "-P", "-W", "ignore", "-m", __name__, str(self._folder)]
     with open(self._folder / _LOG, "wb") as log:
       self._process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=environment,
+        start_new_session=True,  # a signal for the group leaves it alive to delete the folder
       )
 
   def _end(self) -> None:

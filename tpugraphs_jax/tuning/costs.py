@@ -239,8 +239,13 @@ def _integers(module: proto.HloModuleProto, arrays: Sequence[Any]) -> dict[int, 
   return {
     number: np.asarray(array)
     for number, array in known.items()
-    if np.size(array) <= _MOST_INTEGERS and np.dtype(jax.typeof(array).dtype).kind in "iub"
+    if np.size(array) <= _MOST_INTEGERS and _is_integer(array)
   }
+
+
+def _is_integer(array: Any) -> bool:
+  dtype = jax.typeof(array).dtype  # of keys none of numpy
+  return any(jax.dtypes.issubdtype(dtype, kind) for kind in (np.integer, np.bool_))
 
 
 def _scalar(array: np.ndarray | None) -> int | None:
@@ -334,8 +339,7 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
   by_size = {name: ms for name, ms in groups.most_common() if name and ms > 0}
   return dataclasses.replace(
     row,
-    **_time(row.target, simulated.milliseconds, chip, done, 0),
-    basis=SCHEDULE,
+    **_time(row, SCHEDULE, simulated.milliseconds, float(least_ms(row.target, done.wide_flops, 0))),
     groups=by_size,
     bound=next(iter(by_size), ""),
     waits=stall / simulated.cycles if simulated.cycles else None,
@@ -346,12 +350,12 @@ def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
   """A row with the time of its program's estimated cycles, or with the reason why there is none."""
   time = times().get(row.target)
   flops, bytes_accessed, _ = cycles.work
+  least = float(least_ms(row.target, cycles.work.wide_flops, bytes_accessed))
   if found := unknown_work(cycles, bytes_accessed):
     why = f"the compiler does not estimate {listed(found)}"
   elif not cycles.cycles:
     why = "the compiler estimates no cycles"
   elif time is None:
-    least = float(least_ms(row.target, cycles.work.wide_flops, bytes_accessed))
     why = f"no program with estimates was measured on it; the peaks take {least:.3g} ms"
   else:
     why = ""
@@ -374,24 +378,35 @@ def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
   milliseconds = sum(kernel.milliseconds or 0.0 for kernel in timed)
   return dataclasses.replace(
     row,
-    **_time(row.target, milliseconds, time, cycles.work, bytes_accessed),
-    basis=CYCLES,
+    **_time(row, CYCLES, milliseconds, least),
     bytes_accessed=bytes_accessed,
     kernels=_dearest(timed),
     why="",
   )
 
 
-def _time(
-  target: str, milliseconds: float, spread: Time | chips.Chip, done: work.Work, moved: int
-) -> dict[str, Any]:
-  """Time and interval of a row, not below the peaks at which the device does its work."""
-  least = float(least_ms(target, done.wide_flops, moved))
+def spread(target: str, basis: str) -> tuple[float, float] | None:
+  """The range of time / estimated time of nine of ten programs that were measured on a target.
+
+  Args:
+    target: a key of `DEVICES`.
+    basis: `SCHEDULE` or `CYCLES`, from which the estimates come.
+
+  Returns:
+    Both ends; None where no program was measured.
+  """
+  measured = chips.chips()[target] if basis == SCHEDULE else times().get(target)
+  if measured is None or measured.low is None or measured.high is None:
+    return None
+  return measured.low, measured.high
+
+
+def _time(row: Row, basis: str, milliseconds: float, least: float) -> dict[str, Any]:
+  """Basis, time and interval of a row, which are not below the time `least` of its work."""
   milliseconds = max(milliseconds, least)
-  interval = None
-  if spread.low is not None and spread.high is not None:
-    interval = max(spread.low * milliseconds, least), spread.high * milliseconds
-  return {"milliseconds": milliseconds, "interval": interval}
+  ends = spread(row.target, basis)
+  interval = ends and (max(ends[0] * milliseconds, least), ends[1] * milliseconds)
+  return {"basis": basis, "milliseconds": milliseconds, "interval": interval}
 
 
 def _dearest(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:

@@ -25,7 +25,6 @@ from tpugraphs_jax.tuning import choosing, costs, measure, tpu, tpu_kernels
 from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.compiler import Compiler, Ended
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
-from tpugraphs_jax.tuning.schedule import chips
 
 Raw = dict[str, Any]  # the numbers found for a candidate, as the sidecar of a program keeps them
 
@@ -185,13 +184,13 @@ class TpuEstimate(Label):
   def worth(self) -> str:
     if self.own and self.is_of_time:
       by_schedule = self.own["basis"] == costs.SCHEDULE
-      measured = chips.chips()[self.target] if by_schedule else costs.times()[self.target]
+      ends = costs.spread(self.target, self.own["basis"])
       source = "the schedules of its kernels" if by_schedule else "the cycles of its kernels"
       spread = (
-        f"no program was measured on {self.target}"
-        if measured.low is None
-        else f"of programs that were measured on {self.target}, nine of ten took "
-        f"{measured.low:.2f} to {measured.high:.2f} of it"
+        f"of the programs that were measured on {self.target}, nine of ten took {ends[0]:.2f} to "
+        f"{ends[1]:.2f} of it"
+        if ends
+        else f"no program was measured on {self.target}"
       )
       return (
         f"The time of `estimate`, from {source}, and no measurement: {spread}. Measure on the "

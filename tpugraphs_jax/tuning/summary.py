@@ -89,18 +89,20 @@ class Estimate:
 def _basis(row: Row, versions: Mapping[str, str]) -> str:
   """What a time and its interval come from."""
   if row.basis == costs.CYCLES:
-    time = costs.times()[row.target]
     because = f", because {row.without_schedule}" if row.without_schedule else ""
+    source = f"from estimated cycles{because}"
+    if (time := costs.times().get(row.target)) is None:  # of a file
+      return source
     return (
-      f"from estimated cycles{because}; {time.programs} programs of {time.operations} operations "
-      f"that were measured on it took {time.low:.2f} to {time.high:.2f} of such estimates, 9 of 10"
+      f"{source}; {time.programs} programs of {time.operations} operations that were measured took "
+      f"{time.low:.2f} to {time.high:.2f} of such estimates, 9 of 10"
     )
-  chip = chips.chips()[row.target]
-  source = f"from the schedules of its kernels (constants: {chip.source})"
-  if chip.low is None:
-    return f"{source}; no interval, because no program was measured on it"
+  source = f"from the schedules of its kernels (constants: {chips.chips()[row.target].source})"
+  ends = costs.spread(row.target, row.basis)
+  if ends is None:
+    return f"{source}; no interval, because no other program was measured on it"
   return (
-    f"{source}; measured programs took {chip.low:.2f} to {chip.high:.2f} of such estimates, 9 of "
+    f"{source}; measured programs took {ends[0]:.2f} to {ends[1]:.2f} of such estimates, 9 of "
     "10, most of them made by other versions of the compiler than that of these schedules, libtpu "
     f"{versions.get('libtpu', '')}"
   )
@@ -250,6 +252,9 @@ def _estimate(values: Mapping[str, Any]) -> Estimate:
   for row in values["rows"]:
     if row["target"] not in DEVICES:
       raise ValueError(f"target {row['target']!r}, expected one of {', '.join(DEVICES)}")
+    bases = ("", costs.SCHEDULE, costs.CYCLES)
+    if row["basis"] not in bases or (row["milliseconds"] is None) == bool(row["basis"]):
+      raise ValueError(f"basis {row['basis']!r} of a time {row['milliseconds']}")
     kernels = tuple(
       costs.Kernel(**{name: kernel[name] for name in _KERNEL}) for kernel in row["kernels"]
     )
