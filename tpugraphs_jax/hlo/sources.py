@@ -115,11 +115,13 @@ def load_file(path: str | os.PathLike[str]) -> Loaded:
   """The message in a file: serialized, or made from HLO text or StableHLO.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: a folder, or a file of another kind.
+    FileNotFoundError: a folder, or no such file.
+    ValueError: a folder of profiles, or a file of another kind.
   """
-  path = Path(path)
-  files.check_file(path, "a serialized HLO module, HLO text or StableHLO")
+  path, expected = Path(path), "a serialized HLO module, HLO text or StableHLO"
+  if path.is_dir() and next(path.rglob("*.xplane.pb"), None):
+    raise ValueError(f"{path} is a folder of profiles (jax.profiler), expected {expected}")
+  files.check_file(path, expected)
   _check_room(path.stat().st_size, str(path))
   return _read(path.read_bytes(), str(path), stem(path))
 
