@@ -31,8 +31,9 @@ _SMALL: dict[str, Any] = {
   **dict.fromkeys("op_embed_dim first_width feature_width map_width position_width".split(), 8),
   **dict.fromkeys("keys messages".split(), 8),
   **dict.fromkeys("widths mlp_widths edge_widths config_widths head_widths".split(), (8,)),
-  **dict.fromkeys("num_gnns num_layers layers rounds token_layers filter_layers".split(), 1),
+  **dict.fromkeys("num_gnns num_layers layers token_layers filter_layers".split(), 1),
   **dict.fromkeys("blocks attention_blocks cross_blocks".split(), 1),
+  "rounds": 2,
 }
 
 
