@@ -243,7 +243,7 @@ def test_initial_parameters_are_those_of_pytorch_and_spread_as_in_the_published_
     f"tokens/layer_{layer}"
     for layer in range(case.experiment.config.model.token_layers if case.is_tile else 0)
   ]
-  width = case.experiment.config.model.get("token_width", 0)
+  width = case.experiment.config.model.options.get("token_width", 0)
   # A bound of 1 / sqrt(K) in place of xavier's sqrt(6 / (inputs + outputs)).
   xavier = {"tokens/tokens/kernel": (30 + width) / 6}
   zeros = {}
