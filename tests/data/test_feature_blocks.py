@@ -208,6 +208,8 @@ def test_the_largest_bounds_of_released_contractions_are_the_registers():
 
 def test_a_ranker_gets_the_counts_where_its_config_says_so():
   graph = kernel([PARAMETER, PARAMETER, DOT], ARRAYS[:3], [(2, 0), (2, 1)], 5 * [((1, 2), (3, 4))])
+  # A transform refuses tiles that do not vary.
+  graph.configs.config_feat[:, 0] = np.arange(5)
   plain, more = (parts.make("tile", variant) for variant in ("ci", "recommended,ci"))
   for experiment, columns in ((plain, 24), (more, 24 + 28)):
     assert experiment.data.config_values(graph).shape == (5, columns)

@@ -1,9 +1,7 @@
 """Weights of the official models become a model file that scores as the weights say."""
 
 import dataclasses
-import html
 import re
-import shlex
 
 import commands
 from flax import traverse_util
@@ -14,11 +12,10 @@ from run_folders import write_fold
 import saved_models
 
 import tpugraphs_jax
-from tpugraphs_jax import metrics, report, submission
+from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers import official_weights
-from tpugraphs_jax.report import figures
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import results
 from tpugraphs_jax.train.loading import evaluable
@@ -168,7 +165,7 @@ def test_fields_of_the_config_can_be_changed(data_root, tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: --set={change}: ") and complaint in line
   assert run("loss.losses=MSE:1") == 0
-  assert tpugraphs_jax.load(tmp_path / "out").config["loss"]["losses"] == "MSE:1"
+  assert tpugraphs_jax.load(tmp_path / "out").config.loss.losses == "MSE:1"
 
 
 @pytest.mark.parametrize(
@@ -274,20 +271,18 @@ def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
 
 
 def test_the_command_on_the_page_of_folds_ranks_with_their_models(data_root, tmp_path, monkeypatch):
-  monkeypatch.setattr(figures, "all_of", lambda *_: {})
   for fold in range(3):
-    folder, fields = tmp_path / f"out/a,fold={fold}/seed_0", {"data.folds": 3, "data.fold": fold}
+    folder, fields = tmp_path / f"out/fold_{fold}/seed_0", {"data.folds": 3, "data.fold": fold}
     write_fold(folder, fold, (1, -1, 1))
     np.savez(tmp_path / "weights.npz", *weights_of("tile", data_root, **fields)[1])
     changes = [f"{name}={value}" for name, value in fields.items()]
     assert command("tile", data_root, tmp_path / "weights.npz", folder, *changes) == 0
-  report.write([tmp_path / "out"], tmp_path / "report.html")
-  (line,) = re.findall(
-    "<code>python (run_tile.py .*?)</code>", (tmp_path / "report.html").read_text()
-  )
   for path in (tmp_path / "out").glob("*/*/config.json"):
     path.unlink()  # of a made-up run; the model file has the config of the model
-  arguments = [*shlex.split(html.unescape(line)), f"--data_root={data_root}"]
+  arguments = ["run_tile.py", "--do=predict", "--combine=rank"]
+  arguments += ["--config.data.folds=0", "--config.data.fold=0"]
+  arguments += ["--ensemble=" + ",".join(sorted(map(str, (tmp_path / "out").glob("*/*"))))]
+  arguments += [f"--workdir={tmp_path}/out/together", f"--data_root={data_root}"]
   (ranked,) = commands.run_all([commands.Run(arguments)], home=tmp_path)
   assert ranked.code == 0, ranked.err
   found = submission.read_results(tmp_path / "out" / "together" / "results.csv")

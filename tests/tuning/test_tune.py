@@ -362,20 +362,18 @@ def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
   def halved(problem, candidates):  # as if every choice were better than the compiler's own
     raw = raw_labels(problem, candidates)
     for numbers in filter(any, raw):
-      raw[numbers]["optimal_seconds"] /= 2
+      raw[numbers]["milliseconds"] /= 2
     return raw
 
   monkeypatch.setattr(Problem, "raw_labels", halved)
   found = tune.tune(network, *ARGS, target="v3", budget=2, candidates=9)
   own, best = (found.raw[numbers] for numbers in ((0,) * len(found.numbers), found.numbers))
-  assert found.ratio == pytest.approx(best["optimal_seconds"] / own["optimal_seconds"], rel=1e-3)
+  assert found.ratio == pytest.approx(best["milliseconds"] / own["milliseconds"], rel=1e-3)
   for change, place in zip(found.changes, np.flatnonzero(found.numbers), strict=True):
     assert sorted(change.before) == sorted(change.after[0])  # complete orders of one tensor
     assert change.cycles == tuple(sum(raw["cycles"].get(str(place), [])) for raw in (own, best))
   assert f"{own['estimated_cycles']:,} -> {best['estimated_cycles']:,}" in str(found)
   assert f"the best takes {found.ratio:.3f} of the estimated time on tpu:v3" in str(found)
-  cycles = best["estimated_cycles"] / own["estimated_cycles"]
-  assert f"and {cycles:.3f} of the estimated cycles of the compiler's own" in str(found)
 
 
 def _milliseconds(change, unknown="", share=1.0):
