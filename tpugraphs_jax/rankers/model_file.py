@@ -180,7 +180,7 @@ def state_of(place: Path) -> tuple[Any, ...]:
 def _of_folder(folder: Path) -> Artefact:
   """The model file of a folder; refuses (ValueError) one of another run than the transforms."""
   artefact, path = read_file(folder / MODEL_FILE), folder / TRANSFORMS_FILE
-  plain = lambda transforms: {name: each.to_dict() for name, each in transforms.items()}
+  plain = lambda transforms: {name: fitted.to_dict() for name, fitted in transforms.items()}
   if path.exists() and plain(features.load(path)) != plain(artefact.transforms):
     raise ValueError(
       f"{folder / MODEL_FILE} is of another run than {TRANSFORMS_FILE} beside it: put the files of "

@@ -276,7 +276,7 @@ class Ranker:
     if isinstance(self.family, TablesFamily):
       charges = self.family.charges(self.params, self.prepare(graph), config, against=against)
       return Explanation(charges, graph, config, against)
-    rows = exchanges(lambda one: self.scores([one])[0], graph, config, against=against)
+    rows = exchanges(lambda changed: self.scores([changed])[0], graph, config, against=against)
     return Explanation(rows, graph, config, against)
 
   def propose(self, graph: OpGraph, n: int = 10, *, near: int | None = None) -> Proposals:
