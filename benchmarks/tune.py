@@ -79,11 +79,11 @@ class Program:
   estimates: Mapping[str, np.ndarray]  # `[C]` float64 by the names of `LABELS`
 
   @classmethod
-  def read(cls, path: Path) -> Program:
+  def read(cls, path: Path, labels: Mapping[str, str] = LABELS) -> Program:
     sidecar = path.with_suffix(".json")
     record = json.loads(sidecar.read_text())["configs"]
     estimates = {
-      name: np.array([raw[key] for raw in record], np.float64) for name, key in LABELS.items()
+      name: np.array([raw[key] for raw in record], np.float64) for name, key in labels.items()
     }
     return cls(npz.read_layout(path), ship.family(sidecar), estimates)
 

@@ -395,7 +395,7 @@ def _milliseconds(change, unknown="", share=1.0):
 
 def _tuned_by(monkeypatch, estimates):
   _estimated(monkeypatch, "tpu:v6e", estimates)
-  create = lambda name, **options: labels.TpuEstimate("tpu:v6e", by_time=options["by_time"])
+  create = lambda name, **options: labels.TpuEstimate("tpu:v6e")
   monkeypatch.setattr(labels, "create", create)
   monkeypatch.setattr(Problem, "own_orders", lambda problem: [None] * len(problem.own))
   return tune.tune(network, *ARGS, target="v6e", budget=12, progress=False)

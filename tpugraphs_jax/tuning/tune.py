@@ -327,7 +327,7 @@ def tune(
   if strategy not in STRATEGIES:
     raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)}")
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
-  label = labels.create(name, target=target, seed=seed, by_time=True)
+  label = labels.create(name, target=target, seed=seed)
   _check_options(options, label)
   say = functools.partial(print, file=sys.stderr, flush=True) if progress else lambda text: None
   ranker = _ranker(model, label)

@@ -24,6 +24,7 @@ import tqdm
 
 from tpugraphs_jax.infra import console, files, tasks, trust
 from tpugraphs_jax.tuning import journal, labels, worker
+from tpugraphs_jax.tuning.schedule import dump
 from tpugraphs_jax.tuning.worker import LabelRequest
 
 _SECONDS = 1.0  # between two looks at the journals
@@ -107,7 +108,8 @@ def _run_worker(request: LabelRequest) -> int | None:
   environment = tasks.python_environment() | {tasks.PARENT: str(os.getpid())}
   if request.label != labels.Measured.name:
     environment["JAX_PLATFORMS"] = "cpu"
-  with files.open_plain(request.log, "ab") as log:
+  with dump.folder() as schedules, files.open_plain(request.log, "ab") as log:
+    environment |= dump.environment(schedules)
     worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
       return _status(worker, request)
