@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ import timing
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.ranker import load, Ranker
-from tpugraphs_jax.tuning import strategies, tune
+from tpugraphs_jax.tuning import label_file, strategies, tune
 from tpugraphs_jax.tuning.prior import Prior
 
 # Collections and splits.
@@ -80,12 +79,11 @@ class Program:
 
   @classmethod
   def read(cls, path: Path) -> Program:
-    sidecar = path.with_suffix(".json")
-    record = json.loads(sidecar.read_text())["configs"]
+    record = label_file.collected(path)["configs"]
     estimates = {
       name: np.array([raw[key] for raw in record], np.float64) for name, key in LABELS.items()
     }
-    return cls(npz.read_layout(path), ship.family(sidecar), estimates)
+    return cls(npz.read_layout(path), ship.family(path), estimates)
 
 
 class Models:

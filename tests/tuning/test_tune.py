@@ -58,12 +58,11 @@ def _labelled_by(monkeypatch, cost, failing=()):
   """Replaces labels by costs; returns the list of candidates labelled from now on."""
   tried = []
 
-  def raw_labels(problem, candidates):
-    tried.extend(candidates)
-    return {
-      each: ValueError("out of\nmemory") if each in failing else {"seconds": [cost(each) / 1e9]}
-      for each in candidates
-    }
+  def raw_labels(problem, candidates, begin):
+    for numbers in candidates:
+      tried.append(numbers)
+      error = ValueError("out of\nmemory") if numbers in failing else None
+      yield numbers, error or {"seconds": [cost(numbers) / 1e9]}
 
   monkeypatch.setattr(Problem, "raw_labels", raw_labels)
   return tried
@@ -260,9 +259,10 @@ def test_a_model_and_a_prior_ship_for_every_tpu(target, caplog):
 def _estimated(monkeypatch, target, estimates):
   """Replaces estimates of the TPU compiler by `estimates(problem, numbers)`."""
 
-  def raw_labels(problem, candidates):
+  def raw_labels(problem, candidates, begin):
     raw = {"cycles": {}, "loops_counted_once": 0, "without_estimate": 0, "optimal_seconds": 1e-6}
-    return {each: raw | {"kernels": 9} | estimates(problem, each) for each in candidates}
+    for numbers in candidates:
+      yield numbers, raw | {"kernels": 9} | estimates(problem, numbers)
 
   monkeypatch.setattr(Problem, "raw_labels", raw_labels)
   monkeypatch.setattr(labels, "create", lambda name, **options: labels.TpuEstimate(target))
@@ -359,11 +359,9 @@ def test_an_option_that_the_compiler_refuses_is_named_in_a_line(options, message
 def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
   raw_labels = Problem.raw_labels
 
-  def halved(problem, candidates):  # as if every choice were better than the compiler's own
-    raw = raw_labels(problem, candidates)
-    for numbers in filter(any, raw):
-      raw[numbers]["milliseconds"] /= 2
-    return raw
+  def halved(*args):  # as if every choice were better than the compiler's own
+    for numbers, raw in raw_labels(*args):
+      yield numbers, raw | {"milliseconds": raw["milliseconds"] / (1 + any(numbers))}
 
   monkeypatch.setattr(Problem, "raw_labels", halved)
   found = tune.tune(network, *ARGS, target="v3", budget=2, candidates=9)

@@ -38,8 +38,8 @@ from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import load, Ranker
 from tpugraphs_jax.tuning import calls, choosing, labels, layouts, measure, prior, strategies
-from tpugraphs_jax.tuning.cache import Cache
 from tpugraphs_jax.tuning.draw import Numbers
+from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.labels import Raw
 from tpugraphs_jax.tuning.problem import Problem
 
@@ -344,7 +344,7 @@ def tune(
       f"a model; a label compiles once more, the first time took {time.monotonic() - start:.0f} s"
     )
     pool = strategies.Pool(drawn, _graphs(problem, model), problem.numbers_of, len(options))
-    found = Cache(cache, problem)
+    found = LabelFile(cache, problem)
     _label(STRATEGIES[strategy](pool, ranker, problem), found, budget, say)
   order = _order(ranker, label) if model is None else ""
   return _decide(function, problem, found, candidates=len(drawn), order=order)
@@ -400,7 +400,9 @@ def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) ->
         raise ValueError(f"the compiler refuses the option {name}={value!r}: {why}") from None
 
 
-def _label(way: strategies.Way, found: Cache, budget: int, say: Callable[[str], object]) -> None:
+def _label(
+  way: strategies.Way, found: LabelFile, budget: int, say: Callable[[str], object]
+) -> None:
   """Labels the choices that a search proposes, the compiler's own choice first.
 
   Args:
@@ -429,7 +431,7 @@ def _label(way: strategies.Way, found: Cache, budget: int, say: Callable[[str], 
       break  # the compiler's own choice, to which the others are compared
 
 
-def _told(place: int, most: int, numbers: Numbers, found: Cache) -> str:
+def _told(place: int, most: int, numbers: Numbers, found: LabelFile) -> str:
   """A line of progress."""
   failed = found.errors.get(numbers)
   said = f"failed: {failed}" if failed else f"{found.ratio(numbers):.3f} of the compiler's own"
@@ -454,7 +456,7 @@ def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
 
 
 def _decide(
-  function: Callable[..., Any], problem: Problem, found: Cache, *, candidates: int, order: str
+  function: Callable[..., Any], problem: Problem, found: LabelFile, *, candidates: int, order: str
 ) -> Tuned:
   """The best of the choices that were tried, or the compiler's own choice."""
   default, label = problem.own, found.label
