@@ -273,8 +273,8 @@ class Family:
     *,
     progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores `[n]` float32 of configurations `[n]` int64 of each prepared graph, for `Scorer`."""
-    return self.encoder.run(params, graphs, config_ids, progress=progress)
+    """Scores `[n]` float32 of configurations `[n]` int64 of each graph, for `scorer.score`."""
+    return self.encoder(params, graphs, config_ids, progress=progress)
 
 
 def _check_features(

@@ -2,7 +2,7 @@
 
     config -> features, ranker family                 `Ranker(config)`
     transforms and parameters                         fitted and trained, or loaded
-    OpGraph -> prepare -> scorer                      validation, evaluation, own programs
+    OpGraph -> prepare -> `scorer.score`              validation, evaluation, own programs
 
 `model_file` reads and writes trained rankers.
 """
@@ -35,7 +35,7 @@ from tpugraphs_jax.rankers.explain import (
   Proposals,
   with_rows,
 )
-from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 
 if TYPE_CHECKING:
@@ -126,7 +126,6 @@ class Ranker:
     result.features.transforms = copy.deepcopy(self.features.transforms)
     if self.family.config_transform is None:  # each gets its own
       result.family = rankers.create(self.config, self.features.unscaled)
-      result.__dict__.pop("scorer", None)
     return result
 
   # Transforms.
@@ -224,11 +223,6 @@ class Ranker:
 
   # Scores.
 
-  @functools.cached_property
-  def scorer(self) -> Scorer:
-    """Scores prepared graphs with any parameters of the network."""
-    return Scorer(self.family)
-
   def scores(
     self,
     graphs: Sequence[OpGraph],
@@ -249,7 +243,7 @@ class Ranker:
     for graph in graphs:
       self.check(graph)
     prepared = [self.prepare(graph) for graph in graphs]
-    return self.scorer(self.params, prepared, config_ids, progress=progress)
+    return score(self.family, self.params, prepared, config_ids, progress=progress)
 
   def rank(self, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
     """Configuration numbers of a graph from fastest to slowest, `[C]` int64, and all scores.

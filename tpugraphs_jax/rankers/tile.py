@@ -75,7 +75,7 @@ class LateJoin(base.TileFamily):
     progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each kernel; see `Family.scores`."""
-    pooled = np.stack(self.encoder.run(params, graphs, config_ids, progress=progress))
+    pooled = np.stack(self.encoder(params, graphs, config_ids, progress=progress))
     parts = [graph.configs.config_feat[ids] for graph, ids in zip(graphs, config_ids)]
     feat = np.concatenate([self.transform(part) for part in parts])
     kernel = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])

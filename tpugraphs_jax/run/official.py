@@ -86,7 +86,7 @@ def convert(config: Config, weights: list[np.ndarray], out: Path) -> int:
   official_weights.params_from_official(Ranker(config).family.network, weights)
   config = config.replace(model__opcodes=np.atleast_1d(weights[0]).shape[0])
   ranker, (data, *_) = Ranker(config), data_of(config)
-  graphs = data.load(config.data_root, "train")
+  graphs = data.load("train")
   graphs = trainable(data, graphs, min_configs=config.batch.min_configs)
   fit(ranker, [data], graphs)
   params = official_weights.params_from_official(ranker.family.network, weights)

@@ -89,7 +89,7 @@ class BlockFamily(base.LayoutFamily):
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):
       blocks = [self.draw_block(graph, rng) for graph, rng in zip(graphs, rngs)]
-      runs.append(self.encoder.run(params, graphs, config_ids, blocks=blocks, progress=progress))
+      runs.append(self.encoder(params, graphs, config_ids, blocks=blocks, progress=progress))
     return [np.mean(scores, axis=0) for scores in zip(*runs)]
 
 
