@@ -82,9 +82,7 @@ def test_a_layer_knows_only_its_own_tools(path):
 
 
 # Modules of `rankers` that all families share; every other folder or module is a family.
-SHARED = set(
-  "base config ensemble explain model_file official_weights orders ranker scorer".split()
-)
+SHARED = set("base config ensemble explain model_file official_weights ranker scorer".split())
 # `segments` wraps families of whole programs.
 WRAPPED = {"segments": {"layout"}}
 

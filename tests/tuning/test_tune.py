@@ -13,7 +13,6 @@ from small_net import ARGS, network
 
 import tpugraphs_jax
 from tpugraphs_jax import hlo
-from tpugraphs_jax.rankers import orders
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.tuning import labels, layouts, measure, tpu, tune
 from tpugraphs_jax.tuning.problem import node_options, Problem
@@ -134,15 +133,6 @@ def test_an_order_that_is_the_compilers_own_is_shown_as_fixed():
   graph = hlo.featurize(lambda x: x @ x, jnp.ones((2, 2)))
   rows = layouts.Program(graph, changes, {}, "tried").table().rows
   assert [row[2] for row in rows] == ["{1,0} -> {0,1}", "{0,1} fixed", "? -> {0,1}"]
-
-
-def test_first_comes_one_choice_of_every_score_and_of_every_set_of_groups():
-  changed = np.array([[0, 0], [1, 0], [1, 0], [0, 1], [1, 1], [1, 0]], bool)
-  scores = np.array([0, 3, 2, 0, 2.5, 1], np.float32)
-  order = np.argsort(scores, kind="stable")
-  # 3 has the score of 0, the compiler's own; 2 and 1 change the same group as 5.
-  assert orders.spread(order, scores, changed) == [0, 5, 4, 2, 1, 3]
-  assert orders.spread(order[::-1], scores, changed) == [0, 1, 4, 2, 5, 3]
 
 
 @pytest.mark.parametrize(
@@ -323,8 +313,8 @@ def test_measured_options_are_compared_and_saved_with_the_layouts(monkeypatch, t
   monkeypatch.setattr(
     measure, "compare", lambda *args, **options: compared.append(args[3]) or (0.9, 0.85, 0.95)
   )
-  found = tune.tune(network, *ARGS, budget=20, strategy="random", options=_OPTIONS)
-  assert len(tried) == 20 and found.problem.layouts_of(found.numbers) != (0, 0, 0)
+  found = tune.tune(network, *ARGS, budget=40, options=_OPTIONS)
+  assert len(tried) == 40 and found.problem.layouts_of(found.numbers) != (0, 0, 0)
   assert compared == [found.compiler_options] != [{}]
   found.save(tmp_path / "layouts.json")
   applied = tpugraphs_jax.apply(network, tmp_path / "layouts.json")

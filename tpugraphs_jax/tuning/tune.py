@@ -46,15 +46,7 @@ from tpugraphs_jax.tuning.problem import Problem
 # The model that ships for each target; None is the machine at hand. A prior of the effects of
 # changes ships with each model (`prior`).
 MODELS = {"tpu:v3": "layout-v3-estimate", None: "layout-cpu-measured"}
-# Functions of a pool, a ranker and a problem that start a search, by name of the strategy.
-STRATEGIES: dict[str, Callable[[strategies.Pool, Ranker | Ensemble, Problem], strategies.Way]] = {
-  "learned": lambda pool, ranker, problem: strategies.learned(
-    pool, ranker, prior_of(problem.label.target)
-  ),
-  "model": lambda pool, ranker, problem: strategies.model(pool, ranker),
-  "random": lambda pool, ranker, problem: strategies.random(pool, problem.seed),
-  "coordinate": lambda pool, ranker, problem: strategies.coordinate(pool, problem.seed),
-}
+STRATEGIES = ("learned", "model")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -283,13 +275,12 @@ def tune(
     target: a TPU generation such as `v3` (needs libtpu, no TPU), or None: measure here.
     budget: how many choices are labelled, the compiler's own among them. Where labels are made one
       after the other, another choice replaces one that fails, at most as many as the budget.
-    strategy: of search (`strategies`): `learned`, or for comparison `model`, `random` or
-      `coordinate`.
+    strategy: of search (`strategies`): `learned`, or for comparison `model`.
     candidates: how many choices are drawn for the search, at least `budget`.
     options: names of compiler options, each with values to choose from; the compiler's default is
       always among them. No other option is changed. The result is compiled with
       `jax.jit(tuned.function, compiler_options=tuned.compiler_options)`.
-    seed: of the candidates and of the blind strategies.
+    seed: of the candidates.
     operands: whether the orders of operands are chosen too, not of outputs alone.
     cache: file of labels by program, `options`, choice, compiler and target. Known labels are read
       from it, and new labels are added, so that a call with a larger budget goes on.
@@ -345,7 +336,10 @@ def tune(
     )
     pool = strategies.Pool(drawn, _graphs(problem, model), problem.numbers_of, len(options))
     found = LabelFile(cache, problem)
-    _label(STRATEGIES[strategy](pool, ranker, problem), found, budget, say)
+    search = strategies.model(pool, ranker)
+    if strategy == "learned":
+      search = strategies.learned(pool, ranker, prior_of(label.target))
+    _label(search, found, budget, say)
   order = _order(ranker, label) if model is None else ""
   return _decide(function, problem, found, candidates=len(drawn), order=order)
 
@@ -401,18 +395,18 @@ def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) ->
 
 
 def _label(
-  way: strategies.Way, found: LabelFile, budget: int, say: Callable[[str], object]
+  search: strategies.Search, found: LabelFile, budget: int, say: Callable[[str], object]
 ) -> None:
   """Labels the choices that a search proposes, the compiler's own choice first.
 
   Args:
-    way: of search.
+    search: proposes them.
     found: makes labels, or has them, and keeps them.
     budget: how many.
     say: takes a line about each.
   """
   together = found.label.made_together  # the search then does not learn from labels
-  asked = list(itertools.islice(way, budget if together else 1))
+  asked = list(itertools.islice(search, budget if together else 1))
   if together:
     say(f"measuring {len(asked)} choices in turn, after all are compiled")
   for place in itertools.count():
@@ -421,7 +415,7 @@ def _label(
       break
     if place == len(asked):
       try:
-        asked.append(way.send(found.ratio(asked[-1])))
+        asked.append(search.send(found.ratio(asked[-1])))
       except StopIteration:  # every choice was tried
         break
     if place == 0 or not together:
