@@ -309,7 +309,8 @@ def test_every_value_of_an_option_is_tried_by_every_strategy(monkeypatch, strate
 
 
 def test_measured_options_are_compared_and_saved_with_the_layouts(monkeypatch, tmp_path):
-  tried, compared = _labelled_by(monkeypatch, lambda numbers: 100 - sum(numbers)), []
+  cost = lambda numbers: 100 - 9 * (any(numbers[:3]) and any(numbers[3:]))
+  tried, compared = _labelled_by(monkeypatch, cost), []
   monkeypatch.setattr(
     measure, "compare", lambda *args, **options: compared.append(args[3]) or (0.9, 0.85, 0.95)
   )

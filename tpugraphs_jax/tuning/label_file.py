@@ -161,7 +161,7 @@ def records(path: Path, check: Callable[[dict[str, Any]], object] = dict) -> lis
   Raises:
     ValueError: a line is damaged, or no label.
   """
-  found = []
+  lines = []
   for number, line in enumerate(files.lines(path), 1):
     try:
       sealed = trust.parse(line)
@@ -171,13 +171,13 @@ def records(path: Path, check: Callable[[dict[str, Any]], object] = dict) -> lis
       if len(record) == len(sealed) and not record.keys() <= _BEFORE_CHECKSUMS:
         raise ValueError("it has no checksum")
       check(record)
-      found.append(record)
+      lines.append(record)
     except (ValueError, KeyError, TypeError, OverflowError):
       start = line[:60].decode(errors="replace")
       raise ValueError(
         f"{path}, line {number}: {start!r} is no label; give another file, or remove the line"
       ) from None
-  return found
+  return lines
 
 
 def collected(path: Path) -> dict[str, Any]:

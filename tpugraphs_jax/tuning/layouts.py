@@ -210,8 +210,8 @@ def apply(
     )
   made = f"{path} was made for {record['name']!r}"
   saved: dict[tuple[str, str], Orders] = {}
-  for each in record["groups"]:
-    saved[each["operation"], each["detail"]] = tuple(map(tuple, each["orders"]))
+  for group in record["groups"]:
+    saved[group["operation"], group["detail"]] = tuple(map(tuple, group["orders"]))
 
   def chosen(program: core.ClosedJaxpr, arrays: Sequence[Any]) -> list[Any]:
     groups = dict.fromkeys(choosing.groups_of(program.jaxpr))
@@ -230,8 +230,8 @@ def apply(
 
 def _check(made: str, saved: Mapping[tuple[str, str], Any], groups: Iterable[Group]) -> None:
   """Raises ValueError where a program has other convolutions, dots or reshapes than a file."""
-  found = {(str(group), group.detail) for group in groups}
-  for word, differing in (("without", found - set(saved)), ("with", set(saved) - found)):
+  given = {(str(group), group.detail) for group in groups}
+  for word, differing in (("without", given - set(saved)), ("with", set(saved) - given)):
     if differing:
       operation, _ = min(differing)
       raise ValueError(f"{made} {word} {operation}: the program has changed, tune it again")

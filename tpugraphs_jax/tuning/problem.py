@@ -243,9 +243,11 @@ def node_options(op_graph: hlo.HloGraph, choices: choosing.Choices) -> list[Node
     node = nodes[index]
     number = _group_number(node, choices)
     tensors = [node, *(nodes[position[operand]] for operand in node.operand_ids)]
-    shapes = [tuple(each.shape.dimensions) for each in tensors]
+    shapes = [tuple(tensor.shape.dimensions) for tensor in tensors]
     orders = _node_orders(choices.groups[number], shapes) if number >= 0 else [((),) * 2]
-    options.append(NodeOptions(number, np.array([layout_row(each) for each in orders], np.int8)))
+    options.append(
+      NodeOptions(number, np.array([layout_row(of_tensors) for of_tensors in orders], np.int8))
+    )
   return options
 
 
@@ -284,8 +286,8 @@ def _node_orders(group: Group, node_shapes: Sequence[Dims]) -> list[Orders]:
   result = []
   for option in group.options:
     output, *operands = (
-      tuple(each[dim] for dim in order) if each is not None else ()
-      for order, each in zip(option, axes)
+      tuple(dims[dim] for dim in order) if dims is not None else ()
+      for order, dims in zip(option, axes)
     )
     result.append((output, *(reversed(operands) if is_swapped else operands)))
   return result

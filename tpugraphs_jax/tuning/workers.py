@@ -244,10 +244,10 @@ def label_program(request: LabelRequest) -> None:
       seed=request.seed,
       operands=request.operands,
     )
-    found = LabelFile(request.labels, problem, key)
+    file = LabelFile(request.labels, problem, key)
     journal = request.file("journal", ".jsonl")  # of an earlier version
-    found.take_over(label_file.earlier(journal, request.npz, key, problem))
-    _write(request, found, _label_all(found, request.configs), key)
+    file.take_over(label_file.earlier(journal, request.npz, key, problem))
+    _write(request, file, _label_all(file, request.configs), key)
 
 
 def is_finished(request: LabelRequest, key: dict[str, Any], label: labels.Label) -> bool:
@@ -269,37 +269,37 @@ def is_finished(request: LabelRequest, key: dict[str, Any], label: labels.Label)
   return stored == labelled and all(record.get(key) == expected[key] for key in expected)
 
 
-def _label_all(found: LabelFile, configs: int) -> list[Numbers]:
+def _label_all(file: LabelFile, configs: int) -> list[Numbers]:
   """Labels candidates until there are enough; all that were tried, in order."""
-  stream = found.problem.candidates()
+  stream = file.problem.candidates()
   drawn: list[Numbers] = []
   while True:
     # Times compare only within a session: failed choices are not replaced by later ones.
-    if drawn and found.label.made_together:
+    if drawn and file.label.made_together:
       return drawn
-    if found.problem.own in found.errors:
+    if file.problem.own in file.errors:
       return drawn  # labels mean nothing without the compiler's own choice
-    count = draw.wanted(_values(found, drawn), configs, draws=len(drawn))
+    count = draw.wanted(_values(file, drawn), configs, draws=len(drawn))
     more = list(itertools.islice(stream, count))
     if not more:
       return drawn
     drawn += more
-    found.label_choices(more)
+    file.label_choices(more)
 
 
-def _values(found: LabelFile, drawn: Sequence[Numbers]) -> dict[int, int]:
+def _values(file: LabelFile, drawn: Sequence[Numbers]) -> dict[int, int]:
   """The labels of candidates by their places, without failures."""
-  raw = {place: found.raw[numbers] for place, numbers in enumerate(drawn) if numbers in found.raw}
-  return {place: found.label.value(numbers) for place, numbers in raw.items()}
+  raw = {place: file.raw[numbers] for place, numbers in enumerate(drawn) if numbers in file.raw}
+  return {place: file.label.value(numbers) for place, numbers in raw.items()}
 
 
 def _write(
-  request: LabelRequest, found: LabelFile, drawn: list[Numbers], key: dict[str, Any]
+  request: LabelRequest, file: LabelFile, drawn: list[Numbers], key: dict[str, Any]
 ) -> None:
-  problem = found.problem
-  if why := found.errors.get(problem.own):
+  problem = file.problem
+  if why := file.errors.get(problem.own):
     raise ValueError(f"{request.source}: the compiler's own choice failed: {why}")
-  values = _values(found, drawn)
+  values = _values(file, drawn)
   kept = draw.kept(values, request.configs)
   choices = [drawn[place] for place in kept]
   npz.write_layout(request.npz, problem.with_configs(choices, [values[place] for place in kept]))
@@ -308,8 +308,8 @@ def _write(
     "split": request.split,
     "collection": request.collection,
     "configs_asked": request.configs,
-    "config_runtime": found.label.unit,
-    "not_labelled": found.label.gap,
+    "config_runtime": file.label.unit,
+    "not_labelled": file.label.gap,
     "tpugraphs_jax": tpugraphs_jax.__version__,
     "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
     "groups": [str(group) for group in problem.choices.groups],
