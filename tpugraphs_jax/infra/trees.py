@@ -13,17 +13,17 @@ import jax
 _FREE_FIELDS = ("batch.config_chunk",)
 
 
-def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
+def first_difference(value: Any, expected: Any) -> tuple[str, str, str] | None:
   """The first array whose shape or dtype differs between two pytrees; None where all agree.
 
   Returns:
     Its name, and its description in each tree, such as `float32[2, 3]` or `nothing`.
   """
-  ours, theirs = _arrays(found), _arrays(expected)
+  ours, theirs = _arrays(value), _arrays(expected)
   for name in sorted(ours.keys() | theirs.keys()):
-    one, other = ours.get(name, "nothing"), theirs.get(name, "nothing")
-    if one != other:
-      return name, one, other
+    left, right = ours.get(name, "nothing"), theirs.get(name, "nothing")
+    if left != right:
+      return name, left, right
   return None
 
 

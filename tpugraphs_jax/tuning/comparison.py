@@ -27,7 +27,7 @@ _KEYS: Sequence[Callable[[Kernel], Hashable]] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class KernelChange:
   """The time of equal kernels before and after; None on the side that has none."""
 
   kernel: Kernel  # of after, else of before
@@ -55,7 +55,7 @@ class Pair:
   before: Row
   after: Row
   slower: float
-  changes: tuple[Change, ...]
+  changes: tuple[KernelChange, ...]
 
   @property
   def is_slower(self) -> bool:
@@ -149,18 +149,18 @@ def _contents(side: Sequence[Estimate]) -> str:
   return ", ".join(f"{estimate.name} for {targets(estimate)}" for estimate in side) or "nothing"
 
 
-def changes_of(before: Sequence[Kernel], after: Sequence[Kernel]) -> tuple[Change, ...]:
+def changes_of(before: Sequence[Kernel], after: Sequence[Kernel]) -> tuple[KernelChange, ...]:
   """The times of kernels that are the same, those that take most more first."""
   changes = []
   for key in _KEYS:
     old, new = _groups(before, key), _groups(after, key)
     both = old.keys() & new.keys()
     for name in sorted(both, key=str):
-      changes.append(Change(new[name][0], _sum(old[name]), _sum(new[name])))
+      changes.append(KernelChange(new[name][0], _sum(old[name]), _sum(new[name])))
     before = [kernel for kernel in before if key(kernel) not in both]
     after = [kernel for kernel in after if key(kernel) not in both]
-  changes += [Change(kernel, _sum([kernel]), None) for kernel in before]
-  changes += [Change(kernel, None, _sum([kernel])) for kernel in after]
+  changes += [KernelChange(kernel, _sum([kernel]), None) for kernel in before]
+  changes += [KernelChange(kernel, None, _sum([kernel])) for kernel in after]
   return tuple(sorted(changes, key=lambda change: -change.more))
 
 
@@ -196,14 +196,14 @@ def _cells(pair: Pair) -> list[str]:
   return [pair.name, target, number(before), number(after), ratio, verdict]
 
 
-def _kernel_cells(change: Change) -> list[str]:
+def _kernel_cells(change: KernelChange) -> list[str]:
   number = lambda value: "" if value is None else f"{value:.3g}"
   kernel = change.kernel
   place = [kernel.operation, kernel.shape, kernel.scope, kernel.where]
   return [f"{change.more:+.3g}", number(change.before), number(change.after), *place]
 
 
-def _largest(changes: Sequence[Change]) -> list[Change]:
+def _largest(changes: Sequence[KernelChange]) -> list[KernelChange]:
   """The largest changes, those that take more first."""
   largest = sorted(changes, key=lambda change: -abs(change.more))[:_MOST]
   return sorted(largest, key=lambda change: -change.more)

@@ -106,9 +106,11 @@ class Tuned:
     return self.problem.compiler_options_of(self.numbers)
 
   @property
-  def program(self) -> layouts.Program:
+  def program(self) -> layouts.TunedProgram:
     """The program as the compiler saw it, with the changes of layouts and the cycles of nodes."""
-    return layouts.Program(self.problem.graph, self.changes, self._node_cycles(), self._summary())
+    return layouts.TunedProgram(
+      self.problem.graph, self.changes, self._node_cycles(), self._summary()
+    )
 
   def __repr__(self) -> str:
     return f"<Tuned {self.problem.name}: {self._summary()}>"
