@@ -170,7 +170,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
   """Returns `did you mean NAME? ` with the nearest of `names`; empty if none is near."""
   names = list(names)
   last = name.rpartition(".")[2]
-  same = [name for name in names if name.rpartition(".")[2] == last]  # in another section
+  same = [known for known in names if known.rpartition(".")[2] == last]  # in another section
   near = same or difflib.get_close_matches(name, names, n=1)
   return f"did you mean {near[0]}? " if near else ""
 

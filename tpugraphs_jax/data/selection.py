@@ -331,8 +331,8 @@ def check_kind(graph: OpGraph, kind: type) -> None:
       "a program from hlo.featurize, or read it with its configurations"
     )
   if not isinstance(graph.configs, kind):
-    found = type(graph.configs).__name__
-    raise ValueError(f"{graph.name} has configs of type {found}; the model ranks {kind.__name__}")
+    given = type(graph.configs).__name__
+    raise ValueError(f"{graph.name} has configs of type {given}; the model ranks {kind.__name__}")
 
 
 def drop_duplicates(graph: OpGraph[Configs], policy: str) -> OpGraph[Configs]:

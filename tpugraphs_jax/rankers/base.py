@@ -122,7 +122,7 @@ def options_of(build: Callable[..., Any]) -> dict[str, Any]:
   """
   fixed = build.keywords if isinstance(build, functools.partial) else {}
   parameters, hidden = inspect.signature(build).parameters, {"parent", "name", *fixed}
-  return {name: each.default for name, each in parameters.items() if name not in hidden}
+  return {name: known.default for name, known in parameters.items() if name not in hidden}
 
 
 def limits_of_network(build: Callable[..., Any]) -> dict[str, tuple[Any, Limits]]:

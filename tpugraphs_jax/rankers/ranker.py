@@ -25,7 +25,7 @@ from tpugraphs_jax import columns, datasets, metrics, options, rankers
 from tpugraphs_jax.data import features, plan, reduction, selection
 from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LayoutConfigs, LOWERED, OpGraph, TileConfigs
-from tpugraphs_jax.infra import files, parallel, trees, trust
+from tpugraphs_jax.infra import files, parallel, trust
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.explain import (
@@ -102,7 +102,7 @@ class Ranker:
   def check_params(self) -> None:
     """Refuses (ValueError) parameters or transforms that do not fit the network."""
     shapes = self.param_shapes(_small_graph(self.collection.kind))
-    if difference := trees.first_difference(self.params, shapes):
+    if difference := model_file.first_difference(self.params, shapes):
       name, parameter, expected = difference
       raise ValueError(f"{name} is {parameter}, the model of its config has {expected}")
 
@@ -276,7 +276,7 @@ class Ranker:
     if isinstance(self.family, TablesFamily):
       charges = self.family.charges(self.params, self.prepare(graph), config, against=against)
       return Explanation(charges, graph, config, against)
-    rows = exchanges(lambda one: self.scores([one])[0], graph, config, against=against)
+    rows = exchanges(lambda changed: self.scores([changed])[0], graph, config, against=against)
     return Explanation(rows, graph, config, against)
 
   def propose(self, graph: OpGraph, n: int = 10, *, near: int | None = None) -> Proposals:

@@ -280,12 +280,12 @@ def check_folds(config: Config, data: Data, ensemble: Ensemble, *, split: str) -
   warns of judged graphs that trained a model.
   """
   fold_of = lambda config: (config.data.folds, config.data.fold)
-  own, rankers = fold_of(config), ensemble.rankers
-  others = {fold_of(ranker.config) for ranker in rankers} - {own}
+  fold, rankers = fold_of(config), ensemble.rankers
+  others = {fold_of(ranker.config) for ranker in rankers} - {fold}
   known = {ranker.collection.name for ranker in rankers}
   known.update(*(getattr(ranker.config.data, "also", ()) for ranker in rankers))
   is_known = data.collection.name in known
-  if others and is_known and (own[0] or split != "test"):
+  if others and is_known and (fold[0] or split != "test"):
     raise ValueError(
       "a model of one fold was trained on the test graphs of another fold: judge one model at a "
       "time, or all on another collection (data.source, data.search), or rank the released test "
@@ -348,7 +348,7 @@ def _write_evaluation(
       programs = evaluation.program_rows(judged_graphs, predicted_ns)
       evaluation.write_csv(workdir / f"{name}_programs.csv", programs)
   configurations = _configurations(config, graphs, judged_graphs)
-  random = evaluation.random_order([one.label for one in judged_graphs], collection.slowdown_ks)
+  random = evaluation.random_order([graph.label for graph in judged_graphs], collection.slowdown_ks)
   memory, peak_bytes = log.peak_memory()
   section = {
     "split": split,
@@ -390,7 +390,7 @@ def _configurations(
   config: Config, graphs: Sequence[Any], judged_graphs: Sequence[evaluation.GraphScores]
 ) -> str:
   """The configurations per graph that an evaluation judges, in words."""
-  if all(len(one.scores) == len(graph.configs) for one, graph in zip(judged_graphs, graphs)):
+  if all(len(judged.scores) == len(graph.configs) for judged, graph in zip(judged_graphs, graphs)):
     return "all"
   if config.eval.indices_dir:
     return "the published ones of each graph"
