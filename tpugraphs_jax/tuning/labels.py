@@ -3,10 +3,10 @@
 An estimate is a number that a compiler computes, not a run time. One version of a compiler
 always gives the same estimate; measured times vary.
 
-`cache` divides each estimate by the estimate of the compiler's own choice. `tune` passes the ratio
-to its strategy (`strategies`), which learns from it and proposes the next choice. Measured labels
-are made together, so that a search learns nothing from them, and the best one is compared once
-more.
+`label_file` divides each estimate by the estimate of the compiler's own choice. `tune` passes the
+ratio to its strategy (`strategies`), which learns from it and proposes the next choice. Measured
+labels are made together, so that a search learns nothing from them, and the best one is compared
+once more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.compiler import Compiler, Ended
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 
-Raw = dict[str, Any]  # the numbers found for a candidate, as the sidecar of a program keeps them
+Raw = dict[str, Any]  # the numbers found for a candidate, as `label_file` keeps them
 
 # Targets whose label is `optimal_seconds`.
 _BY_SECONDS = ("tpu:v2", "tpu:v3", "tpu:v4")
