@@ -144,11 +144,6 @@ def compare(
   return Comparison(tuple(pairs), _versions(before, after))
 
 
-def _contents(side: Sequence[Estimate]) -> str:
-  targets = lambda each: " ".join(tpu.short_name(row.target) for row in each.rows)
-  return ", ".join(f"{each.name} for {targets(each)}" for each in side) or "nothing"
-
-
 def changes_of(before: Sequence[Kernel], after: Sequence[Kernel]) -> tuple[Change, ...]:
   """The times of kernels that are the same, those that take most more first."""
   found = []
