@@ -25,7 +25,7 @@ import timing
 
 from tpugraphs_jax.infra import machine
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.train import evaluation, log, loop, training
 from tpugraphs_jax.train.loading import data_of, evaluable, fit, trainable
 
@@ -34,18 +34,18 @@ _SEGMENT_NODES, _FRESH, _CONFIGS = 256, 2, 200
 
 
 class _Evaluation:
-  """A scorer that counts its own seconds and how many of them are compilation."""
+  """An evaluation that counts its own seconds and how many of them are compilation."""
 
-  def __init__(self, scorer: Any, compilations: timing.Compilations):
-    self._scorer, self._compilations = scorer, compilations
+  def __init__(self, evaluate: Any, compilations: timing.Compilations):
+    self._evaluate, self._compilations = evaluate, compilations
     self.seconds, self.compile_seconds = 0.0, 0.0
 
   def __call__(self, *args, **kwargs):
     started, compiled = time.perf_counter(), self._compilations.seconds
-    scores = self._scorer(*args, **kwargs)
+    result = self._evaluate(*args, **kwargs)
     self.seconds += time.perf_counter() - started
     self.compile_seconds += self._compilations.seconds - compiled
-    return scores
+    return result
 
 
 def config_of(variant: str, seed: int, epochs: int, data_root: str):
@@ -69,11 +69,11 @@ def config_of(variant: str, seed: int, epochs: int, data_root: str):
 def measure(config, workdir: Path) -> dict[str, float]:
   """Trains once; returns Kendall tau, OPA, seconds of training and peak MiB."""
   ranker, (data,) = Ranker(config), data_of(config)
-  train_graphs = data.load(config.data_root, "train")
+  train_graphs = data.load("train")
   train_graphs = trainable(data, train_graphs, min_configs=config.batch.min_configs)
   fit(ranker, [data], train_graphs)
   graphs = [ranker.prepare(graph) for graph in train_graphs]
-  valid = [ranker.prepare(graph) for graph in evaluable(data.load(config.data_root, "valid"))]
+  valid = [ranker.prepare(graph) for graph in evaluable(data.load("valid"))]
   valid = training.sample_graphs(config, valid)
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
@@ -81,10 +81,9 @@ def measure(config, workdir: Path) -> dict[str, float]:
   def train(family, graphs, folder, epochs=config.train.epochs, **options):
     plan = training.plan_batches(family, graphs, data.targets, epochs=epochs)
     phase = training.begin(family, graphs, plan, folder, epochs=epochs, **options)
-    evaluations.append(_Evaluation(Scorer(family), compilations))
-    ks = data.collection.slowdown_ks
-    evaluate = training.evaluation_of(evaluations[-1], config, valid, ks)
-    return loop.train(*phase, evaluate, folder)
+    evaluate = training.evaluation_of(family, valid, data.collection.slowdown_ks)
+    evaluations.append(_Evaluation(evaluate, compilations))
+    return loop.train(*phase, evaluations[-1], folder)
 
   family = ranker.family
   result = train(family, graphs, workdir)
@@ -101,7 +100,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
     - sum(evaluation.seconds - evaluation.compile_seconds for evaluation in evaluations)
   )
   ids = training.sample_ids(config, valid, 0)
-  scores = ranker.scorer(result.state.eval_params, valid, ids)
+  scores = score(family, result.state.eval_params, valid, ids)
   _, means = evaluation.evaluate(
     evaluation.with_labels(valid, ids, scores), ranker.collection.slowdown_ks
   )

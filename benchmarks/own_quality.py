@@ -93,8 +93,8 @@ def train(
 
 def load(collection: str, split: str, data_root: str) -> Sequence[Any]:
   """The programs of a split."""
-  config = configs.load(f"layout.py:{collection}")
-  return data_of(config)[0].load(data_root, split)
+  config = configs.load(f"layout.py:{collection}").replace(data_root=data_root)
+  return data_of(config)[0].load(split)
 
 
 def rows_of(ranker: Ranker, graphs: Sequence[Any]) -> list[dict[str, Any]]:

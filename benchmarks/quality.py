@@ -89,9 +89,9 @@ def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) ->
 
 def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, float]]:
   """Expected figures of a random order, and on synthetic data of ranking by noise-free runtimes."""
-  ranker = Ranker(configs.load(f"{case.config}.py:{case.collection}"))
-  (data,) = data_of(ranker.config)
-  graphs = evaluable(data.load(data_root, "valid"))
+  config = configs.load(f"{case.config}.py:{case.collection}").replace(data_root=data_root)
+  ranker, (data,) = Ranker(config), data_of(config)
+  graphs = evaluable(data.load("valid"))
   ks = data.collection.slowdown_ks
   fit(ranker, [data], graphs)
   random, ceiling, pairs = [], [], []

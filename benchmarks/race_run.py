@@ -16,6 +16,7 @@ import timing
 from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.train import evaluation, log, loop, training
 from tpugraphs_jax.train.loading import data_of, evaluable, load_graphs
 
@@ -58,11 +59,11 @@ class Steps:
 
 def judged(ranker: Ranker, data: Data, graphs: Sequence[Any], params: Any) -> dict[str, float]:
   """Means over graphs, metrics of each graph, and CPU seconds of scoring all of them."""
-  scorer, configs = ranker.scorer, ranker.config.eval.configs
+  family, configs = ranker.family, ranker.config.eval.configs
   ids = [data.validation_ids(graph.name, graph.configs) for graph in graphs]
-  scorer(params, graphs, [some[:configs] for some in ids])  # compiles
+  score(family, params, graphs, [some[:configs] for some in ids])  # compiles
   started = time.process_time()
-  scores = scorer(params, graphs, ids)
+  scores = score(family, params, graphs, ids)
   seconds = time.process_time() - started
   rows, means = evaluation.evaluate(
     evaluation.with_labels(graphs, ids, scores), data.collection.slowdown_ks
@@ -131,7 +132,7 @@ def measure(config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0
       return {"error": f"the loss is {taking.loss} after {taking.taken} of {total} steps"}
   peak_mib = log.peak_memory()[1] / 2**20
   if config.data.folds:
-    test = evaluable(data.load(config.data_root, "test"))
+    test = evaluable(data.load("test"))
     valid = [ranker.prepare(graph) for graph in test]
   return judged(ranker, data, valid, taking.params) | {
     "parameters": sum(leaf.size for leaf in jax.tree.leaves(taking.params)),

@@ -88,8 +88,8 @@ def listmle(
   rest = _not_before(labels, draws) & where[:, None, :]
   # Each item has a sum over the rest of its list. A running sum over the sorted list is less work,
   # but a sequential loop on accelerators.
-  each = jnp.broadcast_to(scores[:, None, :], rest.shape)
-  likelihood = scores - jax.nn.logsumexp(each, axis=-1, where=rest)
+  of_rest = jnp.broadcast_to(scores[:, None, :], rest.shape)
+  likelihood = scores - jax.nn.logsumexp(of_rest, axis=-1, where=rest)
   return -jnp.sum(likelihood, where=where), _count(jnp.any(where, axis=-1))
 
 
@@ -106,8 +106,8 @@ def _not_before(labels: jax.Array, draws: jax.Array) -> jax.Array:
   places = jnp.arange(labels.shape[1])[None]
   result = places[:, :, None] <= places[:, None, :]
   for key in (draws, -labels):  # the more important key last
-    one, other = key[:, :, None], key[:, None, :]
-    result = jnp.where(one == other, result, one < other)
+    first, second = key[:, :, None], key[:, None, :]
+    result = jnp.where(first == second, result, first < second)
   return result
 
 

@@ -131,7 +131,7 @@ def check_value(name: str, value: Any, default: Any, limits: Limits) -> None:
     raise ValueError(f"{name} is {value}, expected {limits.expected or 'a finite number'}")
   if isinstance(value, tuple):
     _check_entries(name, value)
-  if limits.entries and (unknown := [one for one in value if one not in limits.entries]):
+  if limits.entries and (unknown := [entry for entry in value if entry not in limits.entries]):
     raise ValueError(
       f"{name} has {unknown[0]!r}, expected some of {', '.join(map(str, limits.entries))}"
     )
@@ -170,7 +170,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
   """Returns `did you mean NAME? ` with the nearest of `names`; empty if none is near."""
   names = list(names)
   last = name.rpartition(".")[2]
-  same = [one for one in names if one.rpartition(".")[2] == last]  # in another section
+  same = [known for known in names if known.rpartition(".")[2] == last]  # in another section
   near = same or difflib.get_close_matches(name, names, n=1)
   return f"did you mean {near[0]}? " if near else ""
 

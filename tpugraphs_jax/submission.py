@@ -201,7 +201,7 @@ def score_folds(
   """
   division, _ = _folds_beside(paths[0]) or (None, 0)
   origin: dict[str, str | os.PathLike[str]] = {}
-  found: dict[str, list[tuple[float, int]]] = {}
+  figures: dict[str, list[tuple[float, int]]] = {}
   for path in paths:
     beside = _folds_beside(path)
     if beside is None or beside[0] != division:
@@ -214,8 +214,8 @@ def score_folds(
         raise ValueError(f"{path} and {origin[row_id]} both rank {row_id}: give each fold once")
       origin[row_id] = path
     for name, (value, graphs, *_) in score(path, data_root, split=split).items():
-      found.setdefault(name, []).append((value, graphs))
-  return found
+      figures.setdefault(name, []).append((value, graphs))
+  return figures
 
 
 def _folds_beside(path: str | os.PathLike[str]) -> tuple[folds.Division, int] | None:
@@ -300,11 +300,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_scores(scores: Mapping[str, Score]) -> None:
-  for name, found in scores.items():
+  for name, score in scores.items():
     what = "Kendall tau" if name.startswith("layout") else "1 - slowdown of the best of five"
-    graphs = metrics.mean_of(found.graphs, found.without_order)
-    print(f"{name:<20} {found.mean:.4f}  {what}, {graphs}")
-  mean = np.mean([found.mean for found in scores.values()])
+    graphs = metrics.mean_of(score.graphs, score.without_order)
+    print(f"{name:<20} {score.mean:.4f}  {what}, {graphs}")
+  mean = np.mean([score.mean for score in scores.values()])
   print(f"{'mean':<20} {mean:.4f}  of {len(scores)} collections")
   missing = [name for name in datasets.RELEASED if name not in scores]
   if missing:
@@ -314,10 +314,10 @@ def _print_scores(scores: Mapping[str, Score]) -> None:
 
 
 def _print_folds(scores: Mapping[str, Sequence[tuple[float, int]]]) -> None:
-  for name, found in scores.items():
-    values = [value for value, _ in found]
+  for name, of_folds in scores.items():
+    values = [value for value, _ in of_folds]
     spread = f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
-    graphs = sum(count for _, count in found)
+    graphs = sum(count for _, count in of_folds)
     print(f"{name:<20} {np.mean(values):.4f}{spread}  of {len(values)} test folds, {graphs} graphs")
     print(f"{'':<20} {'  '.join(f'{value:.4f}' for value in values)}")
 

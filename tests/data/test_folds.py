@@ -47,17 +47,17 @@ def write_cohorts(root, collection, sizes, *, first=0):
   return cohorts
 
 
-def data_of(collection, *, fold=0, together=(), **fields):
+def data_of(collection, root, *, fold=0, together=(), **fields):
   of_class, options = (
     (TileData, TileOptions) if collection.startswith("tile") else (LayoutData, LayoutOptions)
   )
   options = options(folds=3, fold=fold, **fields)
-  return of_class(Collection(collection), options, together=together)
+  return of_class(Collection(collection), str(root), options, together=together)
 
 
-def names(data, root):
+def names(data):
   """Names of the graphs of each split."""
-  return {split: {path.stem for path in data.files(root, split)} for split in SPLITS}
+  return {split: {path.stem for path in data.files(split)} for split in SPLITS}
 
 
 @pytest.mark.parametrize("collection", [TILE, LAYOUT, OWN])
@@ -65,11 +65,11 @@ def test_every_labelled_graph_is_tested_once_and_no_cohort_is_in_two_splits(tmp_
   cohorts = write_cohorts(tmp_path, collection, [2, 2, 1, 2, 1, 1])
   tested = []
   for fold in range(3):
-    found = names(data_of(collection, fold=fold), tmp_path)
+    found = names(data_of(collection, tmp_path, fold=fold))
     assert set().union(*found.values()) == cohorts.keys()
     for one, other in itertools.combinations(SPLITS, 2):
       assert not {cohorts[name] for name in found[one]} & {cohorts[name] for name in found[other]}
-    assert found["valid"] == names(data_of(collection, fold=(fold + 1) % 3), tmp_path)["test"]
+    assert found["valid"] == names(data_of(collection, tmp_path, fold=(fold + 1) % 3))["test"]
     assert all(len(found[split]) == 3 for split in SPLITS)  # nine graphs in three folds
     tested += found["test"]
   assert sorted(tested) == sorted(cohorts)
@@ -78,10 +78,10 @@ def test_every_labelled_graph_is_tested_once_and_no_cohort_is_in_two_splits(tmp_
 @pytest.mark.parametrize("collection", [TILE, LAYOUT])
 def test_loaded_splits_are_those_of_the_folds(tmp_path, collection):
   write_cohorts(tmp_path, collection, [1, 2, 1, 2])
-  data = data_of(collection)
+  data = data_of(collection, tmp_path)
   for split in SPLITS:
-    graphs = data.load(str(tmp_path), split)
-    assert [graph.name for graph in graphs] == sorted(names(data, tmp_path)[split])
+    graphs = data.load(split)
+    assert [graph.name for graph in graphs] == sorted(names(data)[split])
     assert all(graph.configs.is_labelled for graph in graphs)
 
 
@@ -127,7 +127,7 @@ def test_a_cohort_is_in_the_same_fold_of_every_collection_of_a_run(tmp_path):
     theirs = {fold for place, fold in other.items() if f"program{number - 2}_" in place}
     assert theirs == {mine}
   for fold in range(3):
-    found = [names(data_of(name, fold=fold, together=together), tmp_path) for name in together]
+    found = [names(data_of(name, tmp_path, fold=fold, together=together)) for name in together]
     assert all(each[split] for each in found for split in SPLITS)
 
 
@@ -148,7 +148,7 @@ def test_a_cohort_larger_than_a_fold_stays_whole_and_is_said(tmp_path, collectio
 def test_fewer_cohorts_than_folds_are_refused(tmp_path, collection):
   write_cohorts(tmp_path, collection, [3, 2])
   with pytest.raises(ValueError, match="2 cohorts"):
-    data_of(collection).load(str(tmp_path), "train")
+    data_of(collection, tmp_path).load("train")
 
 
 @pytest.mark.parametrize("collection", [TILE, LAYOUT, OWN])
@@ -164,10 +164,10 @@ def test_a_malformed_file_is_refused_or_left_out_by_name(tmp_path):
   write_cohorts(tmp_path, TILE, [1, 1, 1])
   (tmp_path / "tile/xla/train/bad_1.npz").write_bytes(b"no archive")
   with pytest.raises(ValueError, match="skip_bad_files"):
-    data_of(TILE).load(str(tmp_path), "train")
-  data = data_of(TILE, skip_bad_files=True)
-  assert "malformed: train/bad_1" in data.division(tmp_path).text
-  assert len(data.load(str(tmp_path), "train")) == 1
+    data_of(TILE, tmp_path).load("train")
+  data = data_of(TILE, tmp_path, skip_bad_files=True)
+  assert "malformed: train/bad_1" in data.division().text
+  assert len(data.load("train")) == 1
 
 
 def test_graphs_of_one_name_in_both_splits_are_refused(tmp_path):
@@ -180,7 +180,7 @@ def test_graphs_of_one_name_in_both_splits_are_refused(tmp_path):
 def test_a_collection_without_valid_can_be_divided_and_one_without_files_is_refused(tmp_path):
   for number in range(3):
     write(tmp_path, OWN, "train", f"mine{number}", structure=number)
-  assert all(len(some) == 1 for some in names(data_of(OWN), tmp_path).values())
+  assert all(len(some) == 1 for some in names(data_of(OWN, tmp_path)).values())
   with pytest.raises(FileNotFoundError, match="tile"):
     folds.divide(tmp_path, [TILE], 3)
 
@@ -201,9 +201,9 @@ def test_impossible_folds_are_refused(fields, said):
 
 def test_without_folds_the_released_splits_stay(tmp_path):
   write_cohorts(tmp_path, TILE, [2, 1])
-  data = TileData(Collection(TILE))
+  data = TileData(Collection(TILE), str(tmp_path))
   for split in ("train", "valid"):
-    assert data.files(tmp_path, split) == npz.split_files(tmp_path, TILE, split)
+    assert data.files(split) == npz.split_files(tmp_path, TILE, split)
   assert options.limits_of(TileOptions)["folds"][0] == 0
 
 

@@ -13,7 +13,7 @@ import random_graphs
 
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import npz, selection
-from tpugraphs_jax.data.selection import JudgedOptions, LayoutData, LayoutOptions, TileData
+from tpugraphs_jax.data.selection import JudgedOptions, LayoutData, TileData
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 
@@ -44,7 +44,7 @@ def with_options(data, **changes):
 
 
 TILES = TileData(Collection("tile:xla"))
-LAYOUTS = LayoutData(Collection("layout:xla:random"), LayoutOptions())
+LAYOUTS = LayoutData(Collection("layout:xla:random"))
 
 
 @pytest.mark.parametrize(
@@ -125,27 +125,27 @@ def test_equal_tiles_of_a_training_kernel_count_once():
 
 
 def test_training_graphs_are_left_out_by_their_names(data_root):
-  names = [graph.name for graph in LAYOUTS.load(data_root, "train")]
-  data = with_options(LAYOUTS, leave_out=(names[1],))
-  assert [graph.name for graph in data.load(data_root, "train")] == [names[0], *names[2:]]
-  valid = [graph.name for graph in LAYOUTS.load(data_root, "valid")]
-  assert [
-    graph.name for graph in with_options(data, leave_out=valid).load(data_root, "valid")
-  ] == valid
+  everything = dataclasses.replace(LAYOUTS, root=str(data_root))
+  names = [graph.name for graph in everything.load("train")]
+  data = with_options(everything, leave_out=(names[1],))
+  assert [graph.name for graph in data.load("train")] == [names[0], *names[2:]]
+  valid = [graph.name for graph in everything.load("valid")]
+  assert [graph.name for graph in with_options(data, leave_out=valid).load("valid")] == valid
 
 
 def test_malformed_files_are_an_error_or_are_left_out_by_name(tmp_path, caplog):
   root = synthetic.generate(tmp_path, collections=["tile:xla"], limit=2, progress=False)
+  tiles = dataclasses.replace(TILES, root=str(root))
   bad, good = npz.split_files(root, "tile:xla", "train")
   bad.write_bytes(b"no archive")
   with pytest.raises(ValueError, match="data.skip_bad_files"):
-    TILES.load(root, "train")
-  lenient = with_options(TILES, skip_bad_files=True)
-  assert [graph.name for graph in lenient.load(root, "train")] == [good.stem]
+    tiles.load("train")
+  lenient = with_options(tiles, skip_bad_files=True)
+  assert [graph.name for graph in lenient.load("train")] == [good.stem]
   assert bad.name in caplog.text
   good.write_bytes(b"no archive")
   with pytest.raises(ValueError, match="malformed"):
-    lenient.load(root, "train")
+    lenient.load("train")
 
 
 def of_rows(group_row, runtime_ns):

@@ -22,7 +22,7 @@ from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.rankers.scorer import score
 
 KINDS = tuple(COLLECTIONS)
 
@@ -278,12 +278,12 @@ def test_a_change_of_a_loaded_ranker_stays_its_own(runs, tmp_path):
 def test_a_family_that_was_taken_before_has_the_transforms_which_are_set_once(runs):
   trained, graph = Ranker.load(runs.workdir("tile_whole")), graph_of("tile")
   ranker = Ranker(trained.config)
-  family, scorer = ranker.family, ranker.scorer
+  family = ranker.family
   copied = ranker.copy()
   ranker.use_transforms(trained.transforms, where="here")
   expected, prepared = trained.rank(graph)[1], [ranker.prepare(graph)]
-  for taken in (Scorer(family), scorer, ranker.scorer):
-    np.testing.assert_array_equal(taken(trained.params, prepared)[0], expected)
+  for taken in (family, ranker.family):
+    np.testing.assert_array_equal(score(taken, trained.params, prepared)[0], expected)
   assert copied.family.config_transform is None  # an untrained copy gets its own
   for again in (
     lambda: ranker.use_transforms(trained.transforms, where="here"),

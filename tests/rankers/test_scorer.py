@@ -18,7 +18,7 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout.res_model import ResModel
-from tpugraphs_jax.rankers.scorer import chunks, Encoder, network_step, Scorer
+from tpugraphs_jax.rankers.scorer import chunks, Encoder, network_step, score
 
 
 def tile_graphs(sizes):
@@ -40,7 +40,7 @@ def read_number(params, batch):
 
 def scores_of(encoder, params, graphs, chosen=None, **options):
   chosen = chosen or [np.arange(len(graph.configs)) for graph in graphs]
-  return encoder.run(params, graphs, chosen, **options)
+  return encoder(params, graphs, chosen, **options)
 
 
 def numbers_of(graphs):
@@ -253,9 +253,9 @@ def test_scores_of_a_network_that_compares_configurations_are_means_over_orders(
       for place, config in enumerate(call[number]):
         seen[config].append(np.mean(values[place - place % 3 : place + 1]))
     assert all(sorted(call[number]) == sorted(chosen.tolist()) for call in calls)
-    for config, score in zip(chosen.tolist(), found[number]):
+    for config, mean in zip(chosen.tolist(), found[number]):
       if list(chosen).count(config) == 1:
-        np.testing.assert_allclose(score, np.mean(seen[config]), rtol=1e-6)
+        np.testing.assert_allclose(mean, np.mean(seen[config]), rtol=1e-6)
   np.testing.assert_array_equal(scorer(None, graphs, ids)[0], found[0])
   calls.clear()
   once = scorer(None, graphs, ids, permutations=1)
@@ -286,7 +286,7 @@ def test_scores_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
 
 @pytest.fixture(name="blocks", scope="module")
 def _blocks():
-  """A family that judges on blocks, two programs, parameters and a scorer."""
+  """A family that judges on blocks, two programs and parameters."""
   network = ResModel(op_embed_dim=2, hidden_dim=4, num_gnns=1, dropout="dropout")
   changes = {"batch.keep_nodes": 2, "eval.configs": 8}
   family = families.make("layout", network, "official,ci", **changes)
@@ -296,23 +296,23 @@ def _blocks():
     for name in "ab"
   ]
   graphs = [family.prepare(graph, graph.node_feat) for graph in raw]
-  return family, graphs, params_of(family.network, graphs, family.assemble), Scorer(family)
+  return family, graphs, params_of(family.network, graphs, family.assemble)
 
 
 def test_blocks_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call(blocks):
-  _, graphs, params, scorer = blocks
-  _, together = scorer(params, graphs)
-  (alone,) = scorer(params, graphs[1:])
+  family, graphs, params = blocks
+  _, together = score(family, params, graphs)
+  (alone,) = score(family, params, graphs[1:])
   np.testing.assert_allclose(alone, together, rtol=1e-4, atol=1e-5)
 
 
 def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(blocks, monkeypatch):
-  family, (_, graph), params, scorer = blocks
+  family, (_, graph), params = blocks
   drawn, draw_block = [], family.draw_block
   monkeypatch.setattr(
     family, "draw_block", lambda *args: drawn.append(draw_block(*args)) or drawn[-1]
   )
-  (found,), (again,) = (scorer(params, [graph]) for _ in range(2))
+  (found,), (again,) = (score(family, params, [graph]) for _ in range(2))
   np.testing.assert_array_equal(found, again)
   assert len(drawn) == 6 and drawn[:3] == drawn[3:]
   each = one_by_one(family.network, params, [graph] * 3, family.assemble, drawn[:3])

@@ -44,7 +44,7 @@ def made(name, kernels):
   batch = family.assemble(slates, budget, graphs=1, configs=2)
   params = parts.params_of(family.network, batch)
   plain = scorer.Encoder(scorer.network_step(family.network), family.assemble, graphs=2, configs=4)
-  return family, params, plain.run(params, kernels, every(kernels))
+  return family, params, plain(params, kernels, every(kernels))
 
 
 def every(kernels):

@@ -27,8 +27,8 @@ COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 
 def weights_of(kind, data_root, variant="", **fields):
   """Random weights as the official code has them, and an experiment whose table has all opcodes."""
-  experiment = parts.make(kind, variant or VARIANTS[kind], **fields)
-  graphs = evaluable(experiment.data.load(data_root, "train"))
+  experiment = parts.make(kind, variant or VARIANTS[kind], data_root=str(data_root), **fields)
+  graphs = evaluable(experiment.data.load("train"))
   experiment.fit_transforms(graphs)
   shapes = traverse_util.flatten_dict(experiment.ranker.param_shapes(graphs[0]))
   rng = np.random.default_rng(0)

@@ -33,10 +33,7 @@ def experiment_of(data_root, store, variant="preset=fifth_all,ci", **fields):
 
 
 def train_graphs(experiment):
-  return {
-    data.collection.name: data.load(experiment.config.data_root, "train")
-    for data in experiment.collections
-  }
+  return {data.collection.name: data.load("train") for data in experiment.collections}
 
 
 def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations(

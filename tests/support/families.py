@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import parts
 
 from tpugraphs_jax import rankers
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.rankers.segments.family import Segments
 
 IDENTITY = lambda rows: rows
@@ -39,6 +40,6 @@ def of_config(kind: str, variant: str = "ci", **changes: Any) -> base.Family:
 
 
 def scorer_of(family, scores):
-  """The scorer of a family whose method `scores` is the given function."""
+  """`scorer.score` of a family whose method `scores` is the given function."""
   family.scores = scores
-  return Scorer(family)
+  return functools.partial(score, family)

@@ -69,7 +69,7 @@ def check_scores():
   ]
   params = jax.jit(model.init)(jax.random.key(0), alone[0])["params"]
   encoder = scorer.Encoder(scorer.network_step(model), random_graphs.assemble, graphs=1, configs=5)
-  found = encoder.run(params, graphs, [np.arange(5)] * len(graphs))
+  found = encoder(params, graphs, [np.arange(5)] * len(graphs))
   apply = jax.jit(lambda batch: model.apply({"params": params}, batch))
   for scores, batch in zip(found, alone, strict=True):
     np.testing.assert_allclose(scores, np.asarray(apply(batch))[0], rtol=1e-4, atol=1e-6)

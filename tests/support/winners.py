@@ -193,7 +193,7 @@ def run_of(
   for split, graphs in splits.items():
     for name, arrays in graphs.items():
       write_graph(root / "npz" / experiment.data.collection.path / split, name, arrays)
-  graphs = experiment.data.load(config.data_root, "train")
+  graphs = experiment.data.load("train")
   graphs = loading.trainable(experiment.data, graphs, min_configs=config.batch.min_configs)
   experiment.fit_transforms(graphs)
   return experiment

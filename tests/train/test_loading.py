@@ -161,7 +161,7 @@ def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_p
 
 
 def made_up(family, made):
-  """A scorer that returns the scores `made`, by graph name."""
+  """Gives a family the scores `made`, by graph name; returns its `scorer.score`."""
 
   def scores(params, graphs, config_ids, *, progress=False):
     return [np.asarray(made[g.name], np.float32)[ids] for g, ids in zip(graphs, config_ids)]
@@ -202,13 +202,10 @@ def test_ties_are_ranked_in_file_order(kind, tmp_path):
   graphs = [graph_of(kind, "same", [0] * 40, same=True), graph_of(kind, "some", [0] * 6)]
   experiment = fitted(kind, graphs)
   # Equal configurations are scored once, so that their made-up scores do not matter.
-  experiment.ranker.scorer = made_up(
-    experiment.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]}
-  )
+  made_up(experiment.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
   np.testing.assert_array_equal(experiment.ranker.rank(graphs[0])[0], np.arange(40))
-  results.predict(
-    experiment.data, written(tmp_path / "npz", kind, test=graphs), experiment.ranker, tmp_path
-  )
+  root = written(tmp_path / "npz", kind, test=graphs)
+  results.predict(dataclasses.replace(experiment.data, root=root), experiment.ranker, tmp_path)
   saved, name = submission.read_results(tmp_path / "results.csv"), experiment.ranker.collection.name
   np.testing.assert_array_equal(saved[f"{name}:same"], np.arange(40))
   np.testing.assert_array_equal(saved[f"{name}:some"], [4, 1, 3, 0, 2, 5])
@@ -278,7 +275,7 @@ def test_scores_of_regression_losses_predict_runtimes_in_the_unit_of_the_target(
   root = written(tmp_path / "npz", "tile", valid=[graph])
   fields = {"loss.losses": loss, "batch.target": "official"}
   experiment = fitted("tile", [graph], data_root=root, **fields)
-  experiment.ranker.scorer = made_up(experiment.ranker.family, {"net_1": scores})
+  made_up(experiment.ranker.family, {"net_1": scores})
   results.evaluate(experiment.ranker, experiment.data, tmp_path)
   with (tmp_path / "validation_programs.csv").open() as file:
     (row,) = csv.DictReader(file)
@@ -292,11 +289,13 @@ def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
   root = written(tmp_path / "npz", "layout", train=[graph], valid=[graph])
   distinct = len(np.unique(graph.configs.decode(np.arange(60)), axis=0))
   assert distinct == 30
-  assert len(parts.make("layout").data.load(root, "train")[0].configs) == distinct
-  assert len(parts.make("layout").data.load(root, "valid")[0].configs) == 60
+  assert len(parts.make("layout", data_root=root).data.load("train")[0].configs) == distinct
+  assert len(parts.make("layout", data_root=root).data.load("valid")[0].configs) == 60
   keep = {"data.duplicate_policy": "keep"}
-  assert len(parts.make("layout", **keep).data.load(root, "train")[0].configs) == 60
-  (limited,) = parts.make("layout", **keep, **{"data.max_configs": 9}).data.load(root, "train")
+  assert len(parts.make("layout", data_root=root, **keep).data.load("train")[0].configs) == 60
+  (limited,) = parts.make("layout", data_root=root, **keep, **{"data.max_configs": 9}).data.load(
+    "train"
+  )
   assert {1, 2, 3, 58, 59, 60} < set(limited.configs.runtime_ns.tolist())
   assert len(limited.configs) == 9
 
@@ -317,7 +316,7 @@ def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
   root = written(tmp_path / "npz", "tile", **graphs)
   experiment = fitted("tile", graphs["train"], data_root=root)
   made = {"v": [3, 1, 2], "t": [5, 2], "u": [1, 2, 3]}
-  experiment.ranker.scorer = made_up(experiment.ranker.family, made)
+  made_up(experiment.ranker.family, made)
   results.evaluate(experiment.ranker, experiment.data, tmp_path)
   results.evaluate(experiment.ranker, experiment.data, tmp_path, split="train")
   found = json.loads((tmp_path / "summary.json").read_text())
@@ -325,7 +324,7 @@ def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
     assert found[name]["split"] == split
     assert found[name]["metrics"]["kendaltau_mean"] == tau
   assert (tmp_path / "train.csv").exists()
-  results.predict(experiment.data, root, experiment.ranker, tmp_path, split="train")
+  results.predict(experiment.data, experiment.ranker, tmp_path, split="train")
   ranking = submission.read_results(tmp_path / "results_train.csv")
   assert {name: found.tolist() for name, found in ranking.items()} == {"tile:xla:t": [1, 0]}
   with pytest.raises(ValueError, match="labels"):
@@ -349,8 +348,7 @@ def test_collections_of_a_run_share_their_folds(tmp_path):
     "layout",
     **{"data.also": names[1:], "data.folds": 3, "data.fold": 2, "data_root": str(tmp_path / "npz")},
   )
-  root = experiment.config.data_root
-  load = lambda split: [g for data in experiment.collections for g in data.load(root, split)]
+  load = lambda split: [g for data in experiment.collections for g in data.load(split)]
   programs = {
     split: {graph.name.strip("randomefult") for graph in load(split)}
     for split in ("train", "valid", "test")
@@ -359,10 +357,10 @@ def test_collections_of_a_run_share_their_folds(tmp_path):
   assert set().union(*programs.values()) == set("012345")
   assert len(load("test")) == 4
   (_, also), _ = with_folders(experiment.collections, tmp_path / "run")
-  keep_folds(experiment.config, experiment.collections, tmp_path / "run")
+  keep_folds(experiment.collections, tmp_path / "run")
   assert (also / "folds.json").read_text() == (tmp_path / "run/folds.json").read_text()
   released = parts.make("layout", **{"data.also": names[1:]})
-  keep_folds(released.config, released.collections, tmp_path / "run")
+  keep_folds(released.collections, tmp_path / "run")
   assert (also / "folds.json").exists()
   forget_folds(released.collections, tmp_path / "run")  # a new run without folds
   assert not (also / "folds.json").exists()
@@ -370,11 +368,12 @@ def test_collections_of_a_run_share_their_folds(tmp_path):
 
 def test_segments_take_the_same_folds_as_whole_programs(data_root):
   whole, segments = (
-    parts.make("layout", variant, **{"data.folds": 3}) for variant in ("full,ci", "xla-random,ci")
+    parts.make("layout", variant, **{"data.folds": 3, "data_root": str(data_root)})
+    for variant in ("full,ci", "xla-random,ci")
   )
   assert segments.config.task == "segments"
   for split in ("train", "valid", "test"):
-    assert segments.data.files(str(data_root), split) == whole.data.files(str(data_root), split)
+    assert segments.data.files(split) == whole.data.files(split)
 
 
 @pytest.mark.parametrize("fields", [{"data.folds": 5}, {"data.folds": 5, "data.fold": 1}])

@@ -69,10 +69,10 @@ def prepared(record: official_records.Record) -> Prepared:
   experiment = parts.make(record.kind, record.variant, **changes)
   (folder / "run").mkdir()
   train, valid = experiment.load_graphs(folder / "run")
-  raw = {split: experiment.data.load(str(data_root), split) for split in ("train", "valid")}
+  raw = {split: experiment.data.load(split) for split in ("train", "valid")}
   graphs = {"train": train, "valid": valid}
   if npz.files_there(data_root, record.collection, "test"):
-    raw["test"] = experiment.data.load(str(data_root), "test")
+    raw["test"] = experiment.data.load("test")
     graphs["test"] = experiment.prepare(raw["test"])
   named = lambda splits: {
     split: {graph.name: graph for graph in each} for split, each in splits.items()

@@ -8,6 +8,7 @@ import numpy as np
 import parts
 import pytest
 
+from tpugraphs_jax.data.selection import TileData
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.train import loop, results
 
@@ -34,7 +35,7 @@ def test_a_damaged_summary_is_begun_anew(tmp_path, text):
 def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path):
   config = parts.config_of("tile", seed=7, data_root="data", **{"data.search": ""})
   results.update_summary(tmp_path, validation={})
-  results.begin_summary(config, tmp_path, Collection("tile:xla"))
+  results.begin_summary(config, tmp_path, TileData(Collection("tile:xla")))
   found = results.read_summary(tmp_path)
   assert "validation" not in found and found["model"] == "EarlyJoinSAGE" and found["seed"] == 7
 
@@ -68,7 +69,7 @@ def test_graphs_with_ties_at_the_top_of_their_ranking_are_named(tmp_path, caplog
     load=lambda *_: [types.SimpleNamespace(name=name) for name in ("tied_graph", "clear_graph")],
   )
   ranker = types.SimpleNamespace(scores=lambda graphs, progress: [np.zeros(8), np.arange(8.0)])
-  results.predict(data, "", ranker, tmp_path)
+  results.predict(data, ranker, tmp_path)
   assert "tied_graph" in caplog.text and "clear_graph" not in caplog.text
 
 

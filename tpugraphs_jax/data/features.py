@@ -231,10 +231,10 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
   offset, scale, shift = np.zeros(len(kinds)), np.ones(len(kinds)), np.zeros(len(kinds))
   kept = np.zeros(len(kinds), bool)
   for kind in dict.fromkeys(kinds):
-    scaling, own = _scaling(kind, statistics), kinds == kind
+    scaling, columns = _scaling(kind, statistics), kinds == kind
     for values, new in ((offset, scaling.offset), (scale, scaling.scale), (shift, scaling.shift)):
-      values[own] = np.broadcast_to(new, len(kinds))[own]
-    kept[own] = (scaling.keeps_constant | varies)[own] & (kind != _LEFT_OUT)
+      values[columns] = np.broadcast_to(new, len(kinds))[columns]
+    kept[columns] = (scaling.keeps_constant | varies)[columns] & (kind != _LEFT_OUT)
   _log_shifted(statistics.low[None], shift, np.arange(len(kinds)))  # refuses logarithms below 0
   of_kept = lambda values: values[kept].astype(np.float32)
   shifts = of_kept(shift) if shift.any() else None
@@ -323,7 +323,9 @@ class NodeFeatures:
     """The kind of each column of a block, `[columns]` object."""
     if name != RELEASED:  # one kind for all columns
       return np.full(columns, self._kinds[name], object)
-    return np.array([self._kinds[group] for group, own in NODE_GROUPS.items() for _ in own], object)
+    return np.array(
+      [self._kinds[group] for group, names in NODE_GROUPS.items() for _ in names], object
+    )
 
   def raw(self, graph: OpGraph, name: str) -> np.ndarray:
     """A block of a graph before its transform, `[N, F]`.
@@ -352,7 +354,7 @@ class NodeFeatures:
       columns = self.raw(graphs[0], name).shape[1]
       values = (self._with_columns(graph, name, columns) for graph in graphs)
       if nodes is not None:
-        values = (value[own] for value, own in zip(values, nodes, strict=True))
+        values = (value[kept] for value, kept in zip(values, nodes, strict=True))
       self.transforms[name] = fit(values, self._kinds_of(name, columns))
 
   def _with_columns(self, graph: OpGraph, name: str, columns: int) -> np.ndarray:

@@ -61,7 +61,7 @@ class Division:
     folder = files.local_of(data_root) / collection.path
     role = lambda other: {0: "test", 1: "valid"}.get((other - fold) % self.folds, "train")
     fold_of = self.fold_of[collection.name]
-    paths = (folder / f"{place}.npz" for place, one in fold_of.items() if role(one) == split)
+    paths = (folder / f"{place}.npz" for place, number in fold_of.items() if role(number) == split)
     return sorted(paths, key=lambda path: path.name)
 
   def write(self, path: Path, fold: int) -> None:
@@ -142,11 +142,11 @@ def divide(
   shares = _shares(members)
   fold_of_cohort = _assign(shares, folds)
   fold_of: dict[str, dict[str, int]] = {name: {} for name in names}
-  for one in members:
-    fold_of[one.collection][one.place] = fold_of_cohort[one.cohort]
+  for member in members:
+    fold_of[member.collection][member.place] = fold_of_cohort[member.cohort]
   for name, places in fold_of.items():
     if len(set(places.values())) < folds:
-      cohorts = {one.cohort for one in members if one.collection == name}
+      cohorts = {member.cohort for member in members if member.collection == name}
       raise ValueError(
         f"data.folds is {folds}, and the labelled graphs of {name} in {data_root} are of "
         f"{len(cohorts)} cohorts, which do not fill {folds} folds: give fewer"
@@ -156,15 +156,15 @@ def divide(
 
 def _files(data_root: str | os.PathLike[str], name: str) -> list[Path]:
   """The files of the divided splits of a collection."""
-  found = [path for split in _DIVIDED for path in npz.files_there(data_root, name, split)]
-  names = collections.Counter(path.stem for path in found)
+  paths = [path for split in _DIVIDED for path in npz.files_there(data_root, name, split)]
+  names = collections.Counter(path.stem for path in paths)
   twice = next((stem for stem, count in names.items() if count > 1), None)
   if twice is not None:
     raise ValueError(
       f"{name} has two graphs {twice}, one in train and one in valid, and folds mix the two "
       "splits: rename one file"
     )
-  return found or npz.split_files(data_root, name, _DIVIDED[0])  # which raises
+  return paths or npz.split_files(data_root, name, _DIVIDED[0])  # which raises
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -189,9 +189,9 @@ def _read(path: Path, kind: str, state: tuple[int, ...]) -> tuple[str, int]:
 def _shares(members: Iterable[_Member]) -> dict[str, dict[tuple[str, str], Fraction]]:
   """Shares of a cohort in the graphs and configurations of each collection, by cohort."""
   counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
-  for one in members:
-    counts[one.cohort][one.collection, "graphs"] += 1
-    counts[one.cohort][one.collection, "configurations"] += one.configs
+  for member in members:
+    counts[member.cohort][member.collection, "graphs"] += 1
+    counts[member.cohort][member.collection, "configurations"] += member.configs
   total = sum(counts.values(), collections.Counter())
   share = lambda sizes: {key: Fraction(count, total[key]) for key, count in sizes.items()}
   return {cohort: share(sizes) for cohort, sizes in counts.items()}
@@ -201,7 +201,7 @@ def _assign(shares: Mapping[str, Mapping[tuple[str, str], Fraction]], folds: int
   """The fold of every cohort. Fractions are exact, so that ties are the same on any machine."""
   loads: list[collections.Counter] = [collections.Counter() for _ in range(folds)]
   fold_of = {}
-  for cohort, sizes in sorted(shares.items(), key=lambda one: (-sum(one[1].values()), one[0])):
+  for cohort, sizes in sorted(shares.items(), key=lambda item: (-sum(item[1].values()), item[0])):
     costs = [sum(load[key] * share for key, share in sizes.items()) for load in loads]
     fold_of[cohort] = costs.index(min(costs))
     loads[fold_of[cohort]].update(sizes)
@@ -216,18 +216,20 @@ def _text(
   left_out: Mapping[str, list[str]],
 ) -> str:
   """The text of a `Division`."""
-  of_fold = [[one for one in members if fold_of_cohort[one.cohort] == k] for k in range(folds)]
+  of_fold = [
+    [member for member in members if fold_of_cohort[member.cohort] == k] for k in range(folds)
+  ]
   graphs = ", ".join(f"{len(some):,}" for some in of_fold)
-  configs = ", ".join(f"{sum(one.configs for one in some):,}" for some in of_fold)
-  place_of = {one.cohort: one.place for one in reversed(members)}
+  configs = ", ".join(f"{sum(member.configs for member in some):,}" for some in of_fold)
+  place_of = {member.cohort: member.place for member in reversed(members)}
   largest = max(shares, key=lambda cohort: (sum(shares[cohort].values()), place_of[cohort]))
-  cohort = [one for one in members if one.cohort == largest]
-  larger = [place_of[one] for one in shares if max(shares[one].values()) * folds > 1]
+  cohort = [member for member in members if member.cohort == largest]
+  larger = [place_of[cohort] for cohort in shares if max(shares[cohort].values()) * folds > 1]
   parts = [
     f"{folds} of {len(members):,} graphs in {len(shares):,} cohorts: {graphs} graphs with "
     f"{configs} configurations",
     f"the largest cohort, of {place_of[largest]}, has {len(cohort):,} of the graphs and "
-    f"{sum(one.configs for one in cohort):,} of the configurations",
+    f"{sum(member.configs for member in cohort):,} of the configurations",
   ]
   if larger:
     parts.append(f"cohorts with more than 1/{folds}, so that folds differ: {', '.join(larger)}")

@@ -385,8 +385,8 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
   folder = parsed.folder(root, split)
   paths = files.visible(folder, "*.npz")
   if not paths:
-    found = files.visible(root, "**/*.npz")
-    folders = sorted({str(path.parent.relative_to(root)) for path in found})
+    others = files.visible(root, "**/*.npz")
+    folders = sorted({str(path.parent.relative_to(root)) for path in others})
     where = f"some in {', '.join(folders)}" if folders else "none anywhere"
     raise FileNotFoundError(
       f"no .npz file in {folder}; data_root {root} has {where}; download or generate {collection} "
@@ -497,8 +497,8 @@ def _read_runtime(archive: NpzArchive) -> np.ndarray:
     archive.fail(f"config_runtime has the value {least}, expected nanoseconds, {unmeasured}")
   zeros = np.count_nonzero(runtime_ns == 0)
   if zeros not in (0, len(runtime_ns)):
-    found = f"{zeros} zeros among {len(runtime_ns)} values"
-    archive.fail(f"config_runtime has {found}, expected none, {unmeasured}")
+    values = f"{zeros} zeros among {len(runtime_ns)} values"
+    archive.fail(f"config_runtime has {values}, expected none, {unmeasured}")
   return runtime_ns
 
 

@@ -98,17 +98,19 @@ class Data(Generic[Configs]):
 
   Attributes:
     collection: of graphs of one kind.
+    root: folder or bucket with `tile/` and `layout/`.
     options: of graphs and configurations.
     target: one of `TARGETS`.
     together: names of all collections of the run; in each of them a cohort has the same fold.
   """
 
   collection: Collection
+  root: str = ""
   options: TileOptions = TileOptions()
   target: str = "official"
   together: tuple[str, ...] = ()
 
-  def division(self, data_root: str) -> folds.Division:
+  def division(self) -> folds.Division:
     """The folds of the collections of the run.
 
     Raises:
@@ -116,28 +118,28 @@ class Data(Generic[Configs]):
     """
     names = self.together or (self.collection.name,)
     skip = self.options.skip_bad_files
-    return folds.divide(data_root, names, self.options.folds, skip_bad_files=skip)
+    return folds.divide(self.root, names, self.options.folds, skip_bad_files=skip)
 
-  def files(self, data_root: str, split: str) -> list[Path]:
+  def files(self, split: str) -> list[Path]:
     """The files of a split, or with `data.folds` of its folds, sorted by name.
 
     Raises:
       ValueError, FileNotFoundError: as `npz.split_files` and `folds.divide`.
     """
     if not self.options.folds:
-      return npz.split_files(data_root, self.collection.name, split)
-    return self.division(data_root).files(data_root, self.collection, self.options.fold, split)
+      return npz.split_files(self.root, self.collection.name, split)
+    return self.division().files(self.root, self.collection, self.options.fold, split)
 
-  def load(self, data_root: str, split: str) -> list[OpGraph[Configs]]:
+  def load(self, split: str) -> list[OpGraph[Configs]]:
     """Graphs of a split, sorted by name; options for training apply to the split `train`.
 
     Raises:
       ValueError: a file is malformed (with `skip_bad_files`: all files are).
       FileNotFoundError: there are no files.
     """
-    files = self.files(data_root, split)
+    files = self.files(split)
     try:
-      graphs = self._read(files, data_root)
+      graphs = self._read(files)
     except npz.NpzError as error:
       raise ValueError(f"{error}; data.skip_bad_files=True leaves such files out") from None
     if not graphs:
@@ -147,7 +149,7 @@ class Data(Generic[Configs]):
       logging.warning(f"skipped {skipped} of {len(files)} files in {files[0].parent}")
     return self._for_training(graphs) if split == "train" else graphs
 
-  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph[Configs]]:
+  def _read(self, files: Sequence[Path]) -> list[OpGraph[Configs]]:
     raise NotImplementedError
 
   def _for_training(self, graphs: list[OpGraph[Configs]]) -> list[OpGraph[Configs]]:
@@ -176,8 +178,7 @@ class Data(Generic[Configs]):
 class TileData(Data[TileConfigs]):
   """A tile collection: fused kernels, read from their files."""
 
-  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph[TileConfigs]]:
-    del data_root
+  def _read(self, files: Sequence[Path]) -> list[OpGraph[TileConfigs]]:
     graphs = []
     for path in files:
       try:
@@ -213,12 +214,12 @@ class LayoutData(Data[LayoutConfigs]):
   judged: JudgedOptions = JudgedOptions()
   seed: int = 0
 
-  def _read(self, files: Sequence[Path], data_root: str) -> list[OpGraph[LayoutConfigs]]:
+  def _read(self, files: Sequence[Path]) -> list[OpGraph[LayoutConfigs]]:
     name, store_dir = self.collection.name, self.options.store_dir or None
     skip = self.options.skip_bad_files
     folders: dict[tuple[str, str], Path] = {}
     for split in sorted({file.parent.name for file in files}):
-      built = store.ensure_store(data_root, name, split, store_dir=store_dir, skip_bad_files=skip)
+      built = store.ensure_store(self.root, name, split, store_dir=store_dir, skip_bad_files=skip)
       folders |= {(split, folder.name): folder for folder in built}
     places = [(file.parent.name, file.stem) for file in files]
     graphs = [graph_folder.read(folders[place]) for place in places if place in folders]
@@ -330,8 +331,8 @@ def check_kind(graph: OpGraph, kind: type) -> None:
       "a program from hlo.featurize, or read it with its configurations"
     )
   if not isinstance(graph.configs, kind):
-    found = type(graph.configs).__name__
-    raise ValueError(f"{graph.name} has configs of type {found}; the model ranks {kind.__name__}")
+    given = type(graph.configs).__name__
+    raise ValueError(f"{graph.name} has configs of type {given}; the model ranks {kind.__name__}")
 
 
 def drop_duplicates(graph: OpGraph[Configs], policy: str) -> OpGraph[Configs]:

@@ -210,7 +210,7 @@ def _build_graph(task: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-  own, beam = tasks.split_flags(argv)
+  flags, beam = tasks.split_flags(argv)
   about = "-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster builds it"
   title = "Builds the random-access store of the layout collections."
   parser = console.parser("data.store", title, epilog=about)
@@ -228,7 +228,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--skip_bad_files", action="store_true", help="name malformed files and go on (default: stop)"
   )
-  return parser.parse_args(own, argparse.Namespace(beam=beam))
+  return parser.parse_args(flags, argparse.Namespace(beam=beam))
 
 
 def _splits_to_build(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -243,9 +243,9 @@ def _splits_to_build(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 def _layout_collections(root: Path) -> list[str]:
   """The released layout collections, and the own ones under `root`."""
-  own = sorted(path.name for path in root.glob(f"layout/{OWN}/[A-Za-z0-9]*") if path.is_dir())
+  names = sorted(path.name for path in root.glob(f"layout/{OWN}/[A-Za-z0-9]*") if path.is_dir())
   released = [name for name in RELEASED if Collection(name).kind == "layout"]
-  return released + [f"layout:{OWN}:{name}" for name in own]
+  return released + [f"layout:{OWN}:{name}" for name in names]
 
 
 @console.command

@@ -122,7 +122,7 @@ def options_of(build: Callable[..., Any]) -> dict[str, Any]:
   """
   fixed = build.keywords if isinstance(build, functools.partial) else {}
   parameters, hidden = inspect.signature(build).parameters, {"parent", "name", *fixed}
-  return {name: each.default for name, each in parameters.items() if name not in hidden}
+  return {name: known.default for name, known in parameters.items() if name not in hidden}
 
 
 def limits_of_network(build: Callable[..., Any]) -> dict[str, tuple[Any, Limits]]:
@@ -273,8 +273,8 @@ class Family:
     *,
     progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores `[n]` float32 of configurations `[n]` int64 of each prepared graph, for `Scorer`."""
-    return self.encoder.run(params, graphs, config_ids, progress=progress)
+    """Scores `[n]` float32 of configurations `[n]` int64 of each graph, for `scorer.score`."""
+    return self.encoder(params, graphs, config_ids, progress=progress)
 
 
 def _check_features(

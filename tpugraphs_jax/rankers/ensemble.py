@@ -73,7 +73,7 @@ class Ensemble:
       config_ids: `[n]` int64 for each graph; all configurations in file order unless given.
       progress: shows a bar for each ranker.
     """
-    by_ranker = [each.scores(graphs, config_ids, progress=progress) for each in self.rankers]
+    by_ranker = [ranker.scores(graphs, config_ids, progress=progress) for ranker in self.rankers]
     return [
       np.mean([self._combine(scores.astype(np.float64)) for scores in of_graph], axis=0)
       for of_graph in zip(*by_ranker)

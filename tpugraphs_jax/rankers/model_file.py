@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from flax import traverse_util
+import jax
 import numpy as np
 
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.infra import files, parallel, trees, trust
+from tpugraphs_jax.infra import files, parallel, trust
 
 MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
 FORMAT = 1  # of model files; later formats are refused
@@ -33,6 +34,8 @@ SHIPPED = Path(__file__).parent / "shipped_models"
 # the model.
 _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
 _FREE_DATA_FIELDS = ("skip_bad_files", "store_dir", "loader_threads", "neighbour_slots")
+# These fields may differ in a resumed run, because they do not affect results.
+_SAME_RESULTS = ("batch.config_chunk",)
 _PARAMS = "params/"
 AGAIN = "copy it again, or train again"
 _CARD = {
@@ -125,6 +128,48 @@ def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
   return fields
 
 
+def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
+  """The first array whose shape or dtype differs between two pytrees; None where all agree.
+
+  Returns:
+    Its name, and its description in each tree, such as `float32[2, 3]` or `nothing`.
+  """
+  ours, theirs = _arrays(found), _arrays(expected)
+  for name in sorted(ours.keys() | theirs.keys()):
+    one, other = ours.get(name, "nothing"), theirs.get(name, "nothing")
+    if one != other:
+      return name, one, other
+  return None
+
+
+def _arrays(tree: Any) -> dict[str, str]:
+  """Dtype and shape of each array of a pytree, by its name."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+  return {name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+
+def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+  """Refuses (ValueError) a checkpoint of another config; the message lists the fields that differ.
+
+  Args:
+    where: the checkpoint, for the message.
+    saved: nested fields (JSON types) of the checkpoint.
+    current: nested fields of the run.
+  """
+  old, new = (traverse_util.flatten_dict(config, sep=".") for config in (saved, current))
+  differences = []
+  for name in sorted(old.keys() | new.keys()):
+    there, here = old.get(name, "absent"), new.get(name, "absent")
+    if there != here and name not in _SAME_RESULTS:
+      differences.append(f"{name} is {there} there and {here} here")
+  if differences:
+    raise ValueError(
+      f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the same "
+      "values, or another --workdir"
+    )
+
+
 def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
   """The config of the trained model in a working folder, or in a folder with a model file.
 
@@ -158,7 +203,7 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
   path = files.fetch(place)
   artefact = parallel.on_primary(lambda: _of_folder(path) if path.is_dir() else read_file(path))
   if config is not None:
-    trees.check_config(path, fingerprint(artefact.config), fingerprint(config))
+    check_config(path, fingerprint(artefact.config), fingerprint(config))
   return artefact
 
 
@@ -180,7 +225,7 @@ def state_of(place: Path) -> tuple[Any, ...]:
 def _of_folder(folder: Path) -> Artefact:
   """The model file of a folder; refuses (ValueError) one of another run than the transforms."""
   artefact, path = read_file(folder / MODEL_FILE), folder / TRANSFORMS_FILE
-  plain = lambda transforms: {name: each.to_dict() for name, each in transforms.items()}
+  plain = lambda transforms: {name: fitted.to_dict() for name, fitted in transforms.items()}
   if path.exists() and plain(features.load(path)) != plain(artefact.transforms):
     raise ValueError(
       f"{folder / MODEL_FILE} is of another run than {TRANSFORMS_FILE} beside it: put the files of "

@@ -33,7 +33,7 @@ def weight_order(model: nn.Module) -> list[ParamPath]:
     ValueError: the official code does not have the model.
   """
   match model:
-    case tile.SAGE():
+    case tile.TileSAGE():
       order = _dense(*((f"sage_{i}",) for i in range(model.num_gnns))) + _mlp("head", 3)
     case tile.ResGCN():
       # Keras creates the convolutions before the layers around them.

@@ -2,7 +2,7 @@
 
     config -> features, ranker family                 `Ranker(config)`
     transforms and parameters                         fitted and trained, or loaded
-    OpGraph -> prepare -> scorer                      validation, evaluation, own programs
+    OpGraph -> prepare -> `scorer.score`              validation, evaluation, own programs
 
 `model_file` reads and writes trained rankers.
 """
@@ -25,7 +25,7 @@ from tpugraphs_jax import columns, datasets, metrics, options, rankers
 from tpugraphs_jax.data import features, plan, reduction, selection
 from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LayoutConfigs, LOWERED, OpGraph, TileConfigs
-from tpugraphs_jax.infra import files, parallel, trees, trust
+from tpugraphs_jax.infra import files, parallel, trust
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.explain import (
@@ -35,7 +35,7 @@ from tpugraphs_jax.rankers.explain import (
   Proposals,
   with_rows,
 )
-from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Ranker:
   def check_params(self) -> None:
     """Refuses (ValueError) parameters or transforms that do not fit the network."""
     shapes = self.param_shapes(_small_graph(self.collection.kind))
-    if difference := trees.first_difference(self.params, shapes):
+    if difference := model_file.first_difference(self.params, shapes):
       name, parameter, expected = difference
       raise ValueError(f"{name} is {parameter}, the model of its config has {expected}")
 
@@ -126,7 +126,6 @@ class Ranker:
     result.features.transforms = copy.deepcopy(self.features.transforms)
     if self.family.config_transform is None:  # each gets its own
       result.family = rankers.create(self.config, self.features.unscaled)
-      result.__dict__.pop("scorer", None)
     return result
 
   # Transforms.
@@ -224,11 +223,6 @@ class Ranker:
 
   # Scores.
 
-  @functools.cached_property
-  def scorer(self) -> Scorer:
-    """Scores prepared graphs with any parameters of the network."""
-    return Scorer(self.family)
-
   def scores(
     self,
     graphs: Sequence[OpGraph],
@@ -249,7 +243,7 @@ class Ranker:
     for graph in graphs:
       self.check(graph)
     prepared = [self.prepare(graph) for graph in graphs]
-    return self.scorer(self.params, prepared, config_ids, progress=progress)
+    return score(self.family, self.params, prepared, config_ids, progress=progress)
 
   def rank(self, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
     """Configuration numbers of a graph from fastest to slowest, `[C]` int64, and all scores.
@@ -282,7 +276,7 @@ class Ranker:
     if isinstance(self.family, TablesFamily):
       charges = self.family.charges(self.params, self.prepare(graph), config, against=against)
       return Explanation(charges, graph, config, against)
-    rows = exchanges(lambda one: self.scores([one])[0], graph, config, against=against)
+    rows = exchanges(lambda changed: self.scores([changed])[0], graph, config, against=against)
     return Explanation(rows, graph, config, against)
 
   def propose(self, graph: OpGraph, n: int = 10, *, near: int | None = None) -> Proposals:

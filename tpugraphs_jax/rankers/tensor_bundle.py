@@ -172,7 +172,7 @@ def _variables(table: dict[bytes, bytes], data_bytes: int) -> list[tuple[str, _E
   header = _fields(table.get(b"", b""))
   if header[_SHARDS] != [1] or any(header[_ENDIANNESS]):
     raise ValueError("it is not the index of one little-endian file")
-  values = {int(found[1]): table[key] for key in table if (found := _VARIABLE.fullmatch(key))}
+  values = {int(match[1]): table[key] for key in table if (match := _VARIABLE.fullmatch(key))}
   if not values or max(values) != len(values) - 1:
     raise ValueError(f"it has {len(values)} variables, expected variables/0, variables/1, ...")
   entries = []

@@ -75,7 +75,7 @@ class LateJoin(base.TileFamily):
     progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each kernel; see `Family.scores`."""
-    pooled = np.stack(self.encoder.run(params, graphs, config_ids, progress=progress))
+    pooled = np.stack(self.encoder(params, graphs, config_ids, progress=progress))
     parts = [graph.configs.config_feat[ids] for graph, ids in zip(graphs, config_ids)]
     feat = np.concatenate([self.transform(part) for part in parts])
     kernel = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])
@@ -181,7 +181,7 @@ class _TileModel(base.Network):
     return pooled / count.reshape((-1,) + (1,) * (pooled.ndim - 1))
 
 
-class SAGE(_TileModel):
+class TileSAGE(_TileModel):
   """`x <- l2_normalize(leaky_relu(Dense(concat(B x, x))))`; B sums over undirected edges."""
 
   early_join: bool = option(True, "join configurations to nodes, not to readouts")
@@ -238,7 +238,7 @@ class ResGCN(_TileModel):
     self.head = MLP((self.hidden_dim, 1))
 
   def pooled(self, batch: TileBatch) -> jax.Array:
-    """The sum or mean over nodes, `[G, C, F]` or `[G, F]` as in `SAGE`, float32."""
+    """The sum or mean over nodes, `[G, C, F]` or `[G, F]` as in `TileSAGE`, float32."""
     x = self.first_layer(batch)
     for layer, convolution in enumerate(self.gcn):
       with jax.named_scope(f"gcn_{layer}"):
@@ -301,8 +301,8 @@ class PooledMLP(_TileModel):
 
 # Names as in the official flags.
 for _name, _model in {
-  "EarlyJoinSAGE": functools.partial(SAGE, early_join=True),
-  "LateJoinSAGE": functools.partial(SAGE, early_join=False),
+  "EarlyJoinSAGE": functools.partial(TileSAGE, early_join=True),
+  "LateJoinSAGE": functools.partial(TileSAGE, early_join=False),
   "EarlyJoinResGCN": functools.partial(ResGCN, early_join=True),
   "LateJoinResGCN": functools.partial(ResGCN, early_join=False),
   "MLP": PooledMLP,

@@ -26,6 +26,7 @@ from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, parallel
 from tpugraphs_jax.rankers.config import Config, LayoutDataOptions
 from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.train import log, loop, training
 from tpugraphs_jax.train.loading import data_of, evaluable, load_graphs
 from tpugraphs_jax.train.step import TrainState
@@ -152,7 +153,7 @@ def _time_lines(ranker: Ranker, collections: Sequence[Data], scratch: Path) -> I
   own = _scoring(ranker, first, params, valid)
   also = []
   for data in others:
-    loaded = evaluable(data.load(config.data_root, "valid"))
+    loaded = evaluable(data.load("valid"))
     also.append(_scoring(ranker, data, params, [ranker.prepare(graph) for graph in loaded]))
   yield from _memory_lines(state)
   step, shapes = float(np.mean(measured)), len(plan.budgets)
@@ -209,13 +210,13 @@ def _scoring(ranker: Ranker, data: Data, params: optax.Params, valid: list[Any])
   evenly = np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)
   numbers = sorted({by_size[i] for i in evenly})
   few = [sample[i] for i in numbers], [ids[i] for i in numbers]
-  ranker.scorer(params, *few)  # compiles
+  score(ranker.family, params, *few)  # compiles
   since = time.monotonic()
-  ranker.scorer(params, *few)
+  score(ranker.family, params, *few)
   rate = (time.monotonic() - since) / _work(*few)
   final_ids = [data.validation_ids(graph.name, graph.configs) for graph in valid]
   has_test = npz.files_there(config.data_root, data.collection.name, "test")
-  test = [ranker.prepare(g) for g in data.load(config.data_root, "test")] if has_test else []
+  test = [ranker.prepare(g) for g in data.load("test")] if has_test else []
   test_ids = [np.arange(len(graph.configs)) for graph in test]
   return _Scoring(
     rate * _work(sample, ids),

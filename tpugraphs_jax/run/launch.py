@@ -167,7 +167,7 @@ def _run_ensemble(values: flags.FlagValues, workdir: Path) -> None:
     results.evaluate_ensemble(config, data, ensemble, workdir, split=values.split or "")
   if "predict" in values.do:
     split = values.split or "test"
-    results.predict(data, config.data_root, ensemble, workdir, split=split)
+    results.predict(data, ensemble, workdir, split=split)
 
 
 def _default_data_root(values: flags.FlagValues, config: Config) -> str:

@@ -35,7 +35,7 @@ import numpy as np
 
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import SPLITS
-from tpugraphs_jax.infra import console, files, trees
+from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.rankers import model_file, official_weights, tensor_bundle
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
@@ -86,11 +86,11 @@ def convert(config: Config, weights: list[np.ndarray], out: Path) -> int:
   official_weights.params_from_official(Ranker(config).family.network, weights)
   config = config.replace(model__opcodes=np.atleast_1d(weights[0]).shape[0])
   ranker, (data, *_) = Ranker(config), data_of(config)
-  graphs = data.load(config.data_root, "train")
+  graphs = data.load("train")
   graphs = trainable(data, graphs, min_configs=config.batch.min_configs)
   fit(ranker, [data], graphs)
   params = official_weights.params_from_official(ranker.family.network, weights)
-  if difference := trees.first_difference(params, ranker.param_shapes(graphs[0])):
+  if difference := model_file.first_difference(params, ranker.param_shapes(graphs[0])):
     name, weight, expected = difference
     raise ValueError(
       f"the weights have {weight} for {name}, the model on this data has {expected}: give the "

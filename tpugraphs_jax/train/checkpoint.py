@@ -28,8 +28,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tpugraphs_jax.infra import machine, parallel, trees
+from tpugraphs_jax.infra import machine, parallel
 from tpugraphs_jax.infra.files import digest_of_arrays, expanded, make_folder, seal, unseal
+from tpugraphs_jax.rankers import model_file
 
 _CHECKSUM = "state_sha256"  # a field of the notes
 _TRASH = "superseded"  # folder of checkpoints that are being removed
@@ -168,7 +169,7 @@ class Checkpoints:
           "with --resume, or give another --workdir"
         )
       if notes:
-        trees.check_config(self._folder, notes["config"], self._config)
+        model_file.check_config(self._folder, notes["config"], self._config)
         check_files(self._folder, notes["files"], self._digests)
 
     self._on_primary(check)
@@ -194,11 +195,11 @@ class Checkpoints:
     if (notes := self._newest_notes(manager)) is None:
       return None
     where = self._newest_path(manager)
-    trees.check_config(where, notes["config"], self._config)
+    model_file.check_config(where, notes["config"], self._config)
     check_files(where, notes["files"], self._digests)
     host = jax.tree.map(np.asarray, template)  # NumPy arrays can be restored on any device
     state = self._restore_state(manager, host)
-    if difference := trees.first_difference(state, host):
+    if difference := model_file.first_difference(state, host):
       name, there, here = difference
       raise ValueError(f"{where} does not fit this model: {name} is {there} there and {here} here")
     if notes[_CHECKSUM] != digest_of_arrays(jax.tree.leaves(state)):

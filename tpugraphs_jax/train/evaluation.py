@@ -120,17 +120,17 @@ def program_rows(
   rows = []
   for program, numbers in sorted(programs.items()):
     members = [judged[number] for number in numbers]
-    first = [metrics.best_of_top_k(one.scores, one.runtime_ns, 1) for one in members]
-    best = [one.runtime_ns.min() for one in members]
+    first = [metrics.best_of_top_k(kernel.scores, kernel.runtime_ns, 1) for kernel in members]
+    best = [kernel.runtime_ns.min() for kernel in members]
     row = {
       "program": program,
       "kernels": len(members),
-      "kendaltau": metrics.mean(one.kendall_tau for one in members),
+      "kendaltau": metrics.mean(kernel.kendall_tau for kernel in members),
       "tile_size_ape": metrics.tile_size_ape(np.array(first), np.array(best)),
     }
     if predicted_ns is not None:
       predicted = np.concatenate([predicted_ns[number] for number in numbers])
-      measured = np.concatenate([one.runtime_ns for one in members])
+      measured = np.concatenate([kernel.runtime_ns for kernel in members])
       row["mape"] = metrics.mape(predicted, measured)
     rows.append(row)
   return rows
@@ -154,7 +154,7 @@ def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
 def random_order(labels: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
   """Expected means, as from `evaluate`, of random orders of labels `[n]` of each graph."""
   slowdowns = [metrics.random_slowdown(label, ks) for label in labels]
-  rows = [{f"slowdown{k}": value for k, value in each.items()} for each in slowdowns]
+  rows = [{f"slowdown{k}": value for k, value in by_k.items()} for by_k in slowdowns]
   return {"opa": 0.5, "kendaltau": 0.0, **mean_row(rows)}
 
 
@@ -215,7 +215,7 @@ def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
   configurations, and `config_ids`, `runtime_ns` int64, `label` (see `GraphScores`) and `scores`
   float32, each `[sum(sizes)]`, graph after graph.
   """
-  of_graphs = [(one.name, one.nodes, one.has_order, len(one.scores)) for one in judged]
+  of_graphs = [(graph.name, graph.nodes, graph.has_order, len(graph.scores)) for graph in judged]
   arrays: dict[str, Any] = dict(zip(_OF_GRAPHS, map(np.array, zip(*of_graphs))))
   for name in _OF_CONFIGS:
     arrays[name] = np.concatenate([getattr(graph, name) for graph in judged])

@@ -25,11 +25,11 @@ def data_of(config: Config) -> tuple[Data, ...]:
   section, target = config.data, config.batch.target
   first = collection_of(config.kind, section.source, section.search)
   if not isinstance(section, LayoutDataOptions):
-    return (TileData(first, section, target, (first.name,)),)
+    return (TileData(first, config.data_root, section, target, (first.name,)),)
   collections = (first, *map(Collection, section.also))
   names = tuple(collection.name for collection in collections)
   return tuple(
-    LayoutData(collection, section, target, names, config.eval, config.seed)
+    LayoutData(collection, config.data_root, section, target, names, config.eval, config.seed)
     for collection in collections
   )
 
@@ -70,16 +70,15 @@ def fit(ranker: Ranker, collections: Sequence[Data], train_graphs: Sequence[OpGr
   config, nodes = ranker.config, None
   graphs = list(train_graphs)
   for split in (split for split in config.data.fit_splits if split != "train"):
-    graphs += _load(collections, config, split)
+    graphs += _load(collections, split)
   if config.data.fit_reduced:
     nodes = [ranker.family.reduce(graph).nodes for graph in graphs]
   ranker.features.fit(graphs, nodes)
   ranker.fit_configs([collections[0].config_values(graph) for graph in train_graphs])
 
 
-def _load(collections: Sequence[Data], config: Config, split: str) -> list[OpGraph]:
-  parts = [data.load(config.data_root, split) for data in collections]
-  return [graph for graphs in parts for graph in graphs]
+def _load(collections: Sequence[Data], split: str) -> list[OpGraph]:
+  return [graph for data in collections for graph in data.load(split)]
 
 
 def load_graphs(
@@ -93,10 +92,10 @@ def load_graphs(
   config, data = ranker.config, collections[0]
   if not resume:
     forget_folds(collections, workdir)
-  keep_folds(config, collections, workdir)
-  train_graphs = _load(collections, config, "train")
+  keep_folds(collections, workdir)
+  train_graphs = _load(collections, "train")
   train_graphs = trainable(data, train_graphs, min_configs=config.batch.min_configs)
-  valid_graphs = evaluable(data.load(config.data_root, "valid"))
+  valid_graphs = evaluable(data.load("valid"))
   if not any(graph.configs.has_order for graph in valid_graphs):
     raise ValueError(
       f"no labelled validation graph of {data.collection.name} in {config.data_root} whose "
@@ -110,7 +109,7 @@ def load_graphs(
     parallel.primary_only(features.save)(path, ranker.transforms)
   log.write_manifest(workdir, config.to_dict())
   for other in collections:  # raises before training starts
-    for graph in valid_graphs if other is data else other.load(config.data_root, "valid"):
+    for graph in valid_graphs if other is data else other.load("valid"):
       other.validation_ids(graph.name, graph.configs)
   return [ranker.prepare(graph) for graph in train_graphs], list(map(ranker.prepare, valid_graphs))
 
@@ -125,7 +124,7 @@ def forget_folds(collections: Sequence[Data], workdir: Path) -> None:
   parallel.on_primary(forget)
 
 
-def keep_folds(config: Config, collections: Sequence[Data], workdir: Path) -> None:
+def keep_folds(collections: Sequence[Data], workdir: Path) -> None:
   """Writes the folds of a run beside its results, or compares them with an earlier file.
 
   Raises:
@@ -134,13 +133,13 @@ def keep_folds(config: Config, collections: Sequence[Data], workdir: Path) -> No
 
   def keep() -> None:
     for data, folder in with_folders(collections, workdir):
-      division = data.division(config.data_root)
+      division, fold = data.division(), data.options.fold
       if not (folder / folds.FILE).exists():
-        division.write(folder / folds.FILE, config.data.fold)
+        division.write(folder / folds.FILE, fold)
       else:
-        division.check(folder / folds.FILE, config.data.fold)
+        division.check(folder / folds.FILE, fold)
 
-  if config.data.folds:
+  if collections[0].options.folds:
     parallel.on_primary(keep)
 
 

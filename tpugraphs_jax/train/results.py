@@ -28,12 +28,13 @@ import optax
 from tpugraphs_jax import losses, metrics, submission
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.selection import Data
-from tpugraphs_jax.datasets import Collection, label_kind
+from tpugraphs_jax.datasets import label_kind
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console, files, machine, parallel, trust
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.train import evaluation, log, loop
 from tpugraphs_jax.train.loading import evaluable
 from tpugraphs_jax.train.step import TrainState
@@ -53,15 +54,15 @@ _TASKS = {
 @parallel.primary_only
 def announce(config: Config, data: Data) -> None:
   """Prints the task and the data of a run, before the data is read."""
-  collection, data_root = data.collection, config.data_root
-  npz.files_there(data_root, collection.name, "train")  # copies the files of a bucket first
+  collection = data.collection
+  npz.files_there(data.root, collection.name, "train")  # copies the files of a bucket first
   rows = {
     "task": f"{_TASKS[config.task]}: collection {collection.name}",
-    "data": data_root,
-    "labels": label_kind(data_root, collection),
+    "data": data.root,
+    "labels": label_kind(data.root, collection),
   }
   if config.data.folds:
-    text = data.division(data_root).text
+    text = data.division().text
     rows["folds"] = f"{text}; the test split is fold {config.data.fold}"
   console.say(_rows(rows))
 
@@ -158,18 +159,18 @@ def _plain(value: Any) -> Any:
 
 
 @parallel.primary_only
-def begin_summary(config: Config, workdir: Path, collection: Collection) -> None:
+def begin_summary(config: Config, workdir: Path, data: Data) -> None:
   """Replaces the summary by a new one with the fields that are known before training."""
   (workdir / SUMMARY_FILE).unlink(missing_ok=True)
   update_summary(
     workdir,
-    collection=collection.name,
+    collection=data.collection.name,
     model=config.model.name,
     seed=config.seed,
     folds=config.data.folds,
     fold=config.data.fold,
-    data_root=config.data_root,
-    labels=label_kind(config.data_root, collection),
+    data_root=data.root,
+    labels=label_kind(data.root, data.collection),
     devices=f"{jax.device_count()} x {jax.devices()[0].device_kind}",
     versions=log.versions(),
     date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -240,11 +241,11 @@ def evaluate(ranker: Ranker, data: Data, workdir: Path, *, split: str = "") -> N
     ValueError: `split` is given and none of its graphs has labels.
   """
   started, config = time.monotonic(), ranker.config
-  graphs, ids = _to_judge(config, data, [ranker], split)
+  graphs, ids = _to_judge(data, [ranker], split)
   if not graphs:
     return
   graphs = [ranker.prepare(graph) for graph in graphs]  # frees the raw graphs
-  scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
+  scores = score(ranker.family, ranker.params, graphs, ids, progress=True)
   predicted_ns = _predicted_ns(config, graphs, ids, scores)
   _write_evaluation(config, data, workdir, split, graphs, ids, scores, started, predicted_ns)
 
@@ -262,11 +263,11 @@ def evaluate_ensemble(
     raise ValueError(
       f"{workdir} holds a run, and the ensemble would replace its results: give another --workdir"
     )
-  graphs, ids = _to_judge(config, data, ensemble.rankers, split)
+  graphs, ids = _to_judge(data, ensemble.rankers, split)
   if not graphs:
     return
   scores = ensemble.scores(graphs, ids, progress=True)
-  begin_summary(config, workdir, data.collection)
+  begin_summary(config, workdir, data)
   update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
   graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]  # frees the raw graphs
   _write_evaluation(config, data, workdir, split, graphs, ids, scores, started)
@@ -279,12 +280,12 @@ def check_folds(config: Config, data: Data, ensemble: Ensemble, *, split: str) -
   warns of judged graphs that trained a model.
   """
   fold_of = lambda config: (config.data.folds, config.data.fold)
-  own, rankers = fold_of(config), ensemble.rankers
-  others = {fold_of(ranker.config) for ranker in rankers} - {own}
+  fold, rankers = fold_of(config), ensemble.rankers
+  others = {fold_of(ranker.config) for ranker in rankers} - {fold}
   known = {ranker.collection.name for ranker in rankers}
   known.update(*(getattr(ranker.config.data, "also", ()) for ranker in rankers))
   is_known = data.collection.name in known
-  if others and is_known and (own[0] or split != "test"):
+  if others and is_known and (fold[0] or split != "test"):
     raise ValueError(
       "a model of one fold was trained on the test graphs of another fold: judge one model at a "
       "time, or all on another collection (data.source, data.search), or rank the released test "
@@ -293,13 +294,13 @@ def check_folds(config: Config, data: Data, ensemble: Ensemble, *, split: str) -
 
 
 def _to_judge(
-  config: Config, data: Data, rankers: Sequence[Ranker], split: str
+  data: Data, rankers: Sequence[Ranker], split: str
 ) -> tuple[list[OpGraph], list[np.ndarray]]:
   """Labelled graphs of a split, and the numbers of the judged configurations of each.
 
   Warns of graphs that trained one of the rankers.
   """
-  graphs = evaluable(data.load(config.data_root, split or "valid"))
+  graphs = evaluable(data.load(split or "valid"))
   name = data.collection.name
   if not graphs and split:
     raise ValueError(
@@ -347,7 +348,7 @@ def _write_evaluation(
       programs = evaluation.program_rows(judged_graphs, predicted_ns)
       evaluation.write_csv(workdir / f"{name}_programs.csv", programs)
   configurations = _configurations(config, graphs, judged_graphs)
-  random = evaluation.random_order([one.label for one in judged_graphs], collection.slowdown_ks)
+  random = evaluation.random_order([graph.label for graph in judged_graphs], collection.slowdown_ks)
   memory, peak_bytes = log.peak_memory()
   section = {
     "split": split,
@@ -389,7 +390,7 @@ def _configurations(
   config: Config, graphs: Sequence[Any], judged_graphs: Sequence[evaluation.GraphScores]
 ) -> str:
   """The configurations per graph that an evaluation judges, in words."""
-  if all(len(one.scores) == len(graph.configs) for one, graph in zip(judged_graphs, graphs)):
+  if all(len(judged.scores) == len(graph.configs) for judged, graph in zip(judged_graphs, graphs)):
     return "all"
   if config.eval.indices_dir:
     return "the published ones of each graph"
@@ -399,7 +400,7 @@ def _configurations(
 # Prediction.
 
 
-def check_ranked(config: Config, collections: Sequence[Data], *, split: str) -> None:
+def check_ranked(collections: Sequence[Data], *, split: str) -> None:
   """Refuses, before training, a split that could not be ranked afterwards.
 
   Raises:
@@ -410,24 +411,22 @@ def check_ranked(config: Config, collections: Sequence[Data], *, split: str) -> 
   def check() -> None:
     for data in collections:
       try:
-        files = data.files(config.data_root, split)
+        files = data.files(split)
       except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} (--do=train,evaluate needs no {split} split)") from None
-      if not config.data.skip_bad_files:
+      if not data.options.skip_bad_files:
         for file in files:
           trust.name(file.stem)
 
   parallel.on_primary(check)
 
 
-def predict(
-  data: Data, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *, split: str = "test"
-) -> None:
+def predict(data: Data, ranker: Ranker | Ensemble, workdir: Path, *, split: str = "test") -> None:
   """Ranks a split; writes results.csv (results_valid.csv, ...) in the form of a submission.
 
   Warns of graphs whose five best configurations have equal scores: they stay in file order.
   """
-  graphs, name = data.load(data_root, split), data.collection.name
+  graphs, name = data.load(split), data.collection.name
   scores = ranker.scores(graphs, progress=True)
   if not machine.is_primary():
     return

@@ -46,7 +46,7 @@ from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.base import Family
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, HeadFamily, Segments
 from tpugraphs_jax.train import evaluation, log, loop, results
 from tpugraphs_jax.train.loading import (
@@ -91,21 +91,21 @@ def run(
     files.tidy(folder)
   if "train" in do:
     if "predict" in do:
-      results.check_ranked(config, collections, split=split or "test")
+      results.check_ranked(collections, split=split or "test")
     train(ranker, collections, workdir, resume=resume)
   if not {"evaluate", "predict"} & set(do):
     return
   ranker = Ranker.load(workdir, config)
-  keep_folds(config, collections, workdir)
+  keep_folds(collections, workdir)
   judged = ("valid", "test") if config.data.folds and not split else (split,)
   for data, folder in with_folders(collections, workdir):
     if "evaluate" in do:
       if folder != workdir:
-        results.begin_summary(config, folder, data.collection)
+        results.begin_summary(config, folder, data)
       for name in judged:
         results.evaluate(ranker, data, folder, split=name)
     if "predict" in do:
-      results.predict(data, config.data_root, ranker, folder, split=split or "test")
+      results.predict(data, ranker, folder, split=split or "test")
 
 
 def train(
@@ -130,10 +130,10 @@ def train(
     with results.interruptions(workdir):
       plan = plan_batches(ranker.family, graphs, data.targets)
       state, train_step, batches, schedule = begin(ranker.family, graphs, plan, workdir)
-      results.begin_summary(config, workdir, data.collection)
+      results.begin_summary(config, workdir, data)
       console.say(results.banner(config, collections, schedule, state, graphs, valid, workdir))
       valid = sample_graphs(config, valid)
-      evaluate = evaluation_of(ranker.scorer, config, valid, data.collection.slowdown_ks)
+      evaluate = evaluation_of(ranker.family, valid, data.collection.slowdown_ks)
       save_model = functools.partial(_save_model, ranker, workdir, [g.name for g in graphs])
       same |= dict(about=config.to_dict(), digests=transforms_digest(workdir))
       same |= dict(profiled_steps=config.profiled_steps)
@@ -170,7 +170,7 @@ def _train_head(
   phase = begin(
     head, sums, plan, folder, params=params, optimizer=optimizer, epochs=finetune.epochs
   )
-  evaluate = evaluation_of(Scorer(head), config, valid, data.collection.slowdown_ks)
+  evaluate = evaluation_of(head, valid, data.collection.slowdown_ks)
   return loop.train(*phase, evaluate, folder, **options)
 
 
@@ -194,21 +194,18 @@ def _save_model(
 # Evaluations during training.
 
 
-def evaluation_of(
-  scorer: Scorer, config: Config, graphs: Sequence[Any], ks: Sequence[int]
-) -> loop.Evaluate:
+def evaluation_of(family: Family, graphs: Sequence[Any], ks: Sequence[int]) -> loop.Evaluate:
   """The function that judges parameters on a sample of configurations, for `loop.train`.
 
   Args:
-    scorer: scores the graphs with the parameters.
-    config: of the run.
+    family: of the network.
     graphs: from `sample_graphs`.
     ks: the k of top-k slowdown.
   """
 
   def evaluate(params: optax.Params, step: int) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    ids = sample_ids(config, graphs, step)
-    scores = scorer(params, graphs, ids, permutations=1)
+    ids = sample_ids(family.config, graphs, step)
+    scores = score(family, params, graphs, ids, permutations=1)
     rows, means = evaluation.evaluate(evaluation.with_labels(graphs, ids, scores), ks)
     named = {evaluation.mean_name(name): mean for name, mean in means.items()}
     return named, evaluation.by_graph(rows)

@@ -49,10 +49,7 @@ class Case(winners.Case):
       root,
       **changes,
     )
-    self.loaded = sorted(
-      self.experiment.data.load(self.experiment.config.data_root, "train"),
-      key=lambda graph: graph.name,
-    )
+    self.loaded = sorted(self.experiment.data.load("train"), key=lambda graph: graph.name)
     self.prepared = self.experiment.prepare(self.loaded)
 
   @functools.cached_property

@@ -52,7 +52,7 @@ class Case(winners.Case):
         "model.value_embed_dim": weights["embedding_layout_cfg.weight"].shape[1],
       },
     )
-    (self.graph,) = self.experiment.data.load(self.experiment.config.data_root, "train")
+    (self.graph,) = self.experiment.data.load("train")
     self.fitted = self.experiment.ranker.features.transforms
     # The published scales are of graphs that the record does not hold.
     scaler = lambda name: Transform(

@@ -75,10 +75,7 @@ class Case(winners.Case):
       },
     )
     self.family = self.experiment.ranker.family
-    self.graphs = {
-      split: self.experiment.data.load(self.experiment.config.data_root, split)[0]
-      for split in SPLITS
-    }
+    self.graphs = {split: self.experiment.data.load(split)[0] for split in SPLITS}
     self.prepared = dict(zip(SPLITS, self.experiment.prepare(list(self.graphs.values()))))
 
   @functools.cached_property
@@ -323,7 +320,7 @@ def test_the_7th_place_has_an_activation_behind_each_round(preset, prelus, tmp_p
   }
   splits = {split: {"graph": arrays} for split in ("train", "valid", "test")}
   experiment = winners.run_of(f"layout.py:preset={preset},ci", splits, tmp_path)
-  (prepared,) = experiment.prepare(experiment.data.load(experiment.config.data_root, "train"))
+  (prepared,) = experiment.prepare(experiment.data.load("train"))
   slate = SegmentSlate(prepared, np.arange(4), np.ones(4, np.float32), 0, np.array([0]))
   budget = random_graphs.common_budget([prepared.sizes])
   batch = experiment.ranker.family.assemble([slate], budget, graphs=1, configs=4)

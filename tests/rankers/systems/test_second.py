@@ -36,10 +36,7 @@ class Case(winners.Case):
     if "layout" in collection:
       changes |= {"data.leave_out": (), "batch.min_configs": 2}
     self.experiment = winners.run_of(PRESETS[collection], {"train": files}, root, **changes)
-    self.loaded = {
-      graph.name: graph
-      for graph in self.experiment.data.load(self.experiment.config.data_root, "train")
-    }
+    self.loaded = {graph.name: graph for graph in self.experiment.data.load("train")}
 
   @functools.cached_property
   def batch(self):

@@ -42,7 +42,7 @@ class Case(winners.Case):
         "batch.min_configs": 2,
       },
     )
-    (self.graph,) = self.experiment.data.load(self.experiment.config.data_root, "valid")
+    (self.graph,) = self.experiment.data.load("valid")
     (self.prepared,) = self.experiment.prepare([self.graph])
 
   def described(self, name):

@@ -42,7 +42,7 @@ class Case(winners.Case):
         "batch.min_configs": 2,
       },
     )
-    (graph,) = self.experiment.data.load(self.experiment.config.data_root, "train")
+    (graph,) = self.experiment.data.load("train")
     (self.prepared,) = self.experiment.prepare([graph])
 
   @functools.cached_property

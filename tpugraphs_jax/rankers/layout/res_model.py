@@ -89,7 +89,7 @@ class BlockFamily(base.LayoutFamily):
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):
       blocks = [self.draw_block(graph, rng) for graph, rng in zip(graphs, rngs)]
-      runs.append(self.encoder.run(params, graphs, config_ids, blocks=blocks, progress=progress))
+      runs.append(self.encoder(params, graphs, config_ids, blocks=blocks, progress=progress))
     return [np.mean(scores, axis=0) for scores in zip(*runs)]
 
 
@@ -195,8 +195,8 @@ class ResModel(base.Network):
     sizes = slates.batch.rows.shape[-1], self.hidden_dim  # of configurations and of x
     blocks, bias = self.update_0[layer](sizes * len(directions))
     means = []
-    for config, own, direction in zip(blocks[::2], blocks[1::2], directions):
-      message = x.map(lambda v: self.matmul(v, own))
+    for config, node, direction in zip(blocks[::2], blocks[1::2], directions):
+      message = x.map(lambda v: self.matmul(v, node))
       message = add_to_configurable(message, self.project(config, slates))
       by = 1 + degree(slates.batch.adjacency, direction, slates.num_nodes)
       if self.adj_normalization == "sym":

@@ -503,7 +503,7 @@ class HeadFamily(Family):
     """Scores `[n]` of each program. Every call must have the same programs and configurations."""
     key = [(graph.name, ids.tobytes()) for graph, ids in zip(graphs, config_ids)]
     if self._totals is None:
-      self._totals = self._segments.encoder.run(params, graphs, config_ids, progress=progress)
+      self._totals = self._segments.encoder(params, graphs, config_ids, progress=progress)
       self._key = key
     assert key == self._key, "other programs or configurations than in the first call"
     return [

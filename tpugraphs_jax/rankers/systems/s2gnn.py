@@ -185,11 +185,13 @@ def _smallest(matrix: scipy.sparse.csr_array, count: int) -> tuple[np.ndarray, n
   return values[order], np.linalg.qr(vectors[:, order])[0]
 
 
-def positions(graph: OpGraph, found: Spectrum) -> np.ndarray:
+def positions(graph: OpGraph, of_graph: Spectrum) -> np.ndarray:
   """The positions p of the module, `[N, k]` complex64."""
   linked = abs(phases(graph)).astype(np.float32)
-  near = scipy.special.softmax(-(np.subtract.outer(found.values, found.values) ** 2) / _NEAR, 1)
-  return (found.vectors * (linked @ found.vectors).conj()) @ near.astype(np.float32)
+  near = scipy.special.softmax(
+    -(np.subtract.outer(of_graph.values, of_graph.values) ** 2) / _NEAR, 1
+  )
+  return (of_graph.vectors * (linked @ of_graph.vectors).conj()) @ near.astype(np.float32)
 
 
 @BLOCKS.register("spectrum")
@@ -201,13 +203,16 @@ def spectrum_columns(graph: OpGraph) -> np.ndarray:
   columns = np.zeros((graph.num_nodes, COLUMNS), np.float32)
   if not graph.num_nodes:
     return columns
-  found = spectrum(graph)
-  place = positions(graph, found)
-  count, parts = len(found.values), [place.real, place.imag, found.vectors.real, found.vectors.imag]
+  of_graph = spectrum(graph)
+  place = positions(graph, of_graph)
+  count, parts = (
+    len(of_graph.values),
+    [place.real, place.imag, of_graph.vectors.real, of_graph.vectors.imag],
+  )
   columns[:, _PARTS[4]] = _ABSENT
-  for part, values in zip(_PARTS, [*parts, found.values]):
+  for part, values in zip(_PARTS, [*parts, of_graph.values]):
     columns[:, part][:, :count] = values
-  columns[:, -1] = found.bound
+  columns[:, -1] = of_graph.bound
   return columns
 
 

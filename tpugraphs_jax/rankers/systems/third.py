@@ -326,8 +326,8 @@ class ThirdTile(System):
     tiles = Tiles(slates, jnp.asarray(batch.config_feat) / 5)
     x = Block(self.first_width, self.linear, name="first")(static, tiles)
     for number, width in enumerate(self.widths):
-      own = self.linear(width, name=f"sage_{number}_own")
+      node = self.linear(width, name=f"sage_{number}_own")
       users = self.linear(width, use_bias=False, name=f"sage_{number}_users")
       norm = nn.LayerNorm(epsilon=EPSILON, name=f"sage_{number}_norm")
-      x = sage(x, own, {USERS: users}).map(lambda rows: norm(nn.silu(rows)))
+      x = sage(x, node, {USERS: users}).map(lambda rows: norm(nn.silu(rows)))
     return pooling.total(x)

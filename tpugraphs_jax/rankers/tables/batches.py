@@ -25,7 +25,7 @@ _HOP_SCALE = 10.0  # most pairs have fewer hops
 _OPERANDS = 3  # classes of operands: first, second, later
 
 
-class Choices(NamedTuple):
+class GroupChoices(NamedTuple):
   """The choices of groups, and the configurable nodes of each group."""
 
   row: Array  # [B, R] int32 dictionary row of each choice, or ABSENT
@@ -52,7 +52,7 @@ class TableBatch(NamedTuple):
   graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
   adjacency: Adjacency
   rows: Array  # [R', 18] float32 dictionary of configuration rows of all slates
-  choices: Choices
+  choices: GroupChoices
   pairs: GroupPairs
   group_graph: Array  # [B] int32 slate of each group, or ABSENT
   code: Array  # [B, C] choice of each group, uint8 or a larger type
@@ -65,7 +65,7 @@ class PreparedTables(batching.PreparedGraph[LayoutConfigs]):
   """A program with all arrays that do not depend on its slate or batch."""
 
   terms: Terms
-  choices: Choices  # nodes and groups are numbered from 0 in each graph
+  choices: GroupChoices  # nodes and groups are numbered from 0 in each graph
   pairs: GroupPairs
 
 
@@ -112,14 +112,14 @@ def prepare(
 
 def _choices(
   graph: OpGraph[LayoutConfigs], terms, weight: np.ndarray, describe: Callable, tiling: bool
-) -> Choices:
+) -> GroupChoices:
   row = terms.row_table
   node, choice = np.nonzero(row[graph.configs.node_group] >= 0)
   values = describe(graph, node, row[graph.configs.node_group[node], choice])
   feat = np.zeros((len(graph.config_node), terms.choices, values.shape[1]), np.float32)
   if tiling:
     feat[node, choice] = values
-  return Choices(
+  return GroupChoices(
     np.where(row < 0, ABSENT, row).astype(np.int32),
     graph.config_node.astype(np.int32),
     graph.configs.node_group.astype(np.int32),
@@ -197,13 +197,15 @@ def assemble(
   )
 
 
-def _assemble_choices(parts: Sequence[Choices], nodes, first, budget, choices: int) -> Choices:
+def _assemble_choices(
+  parts: Sequence[GroupChoices], nodes, first, budget, choices: int
+) -> GroupChoices:
   field = lambda name: [getattr(part, name) for part in parts]
   groups, config_nodes = budget["groups"], budget["config_nodes"]
   wide = lambda part, fill: np.pad(
     part, [(0, 0), (0, choices - part.shape[1])] + [(0, 0)] * (part.ndim - 2), constant_values=fill
   )
-  return Choices(
+  return GroupChoices(
     batching.shifted([wide(row, ABSENT) for row in field("row")], first["rows"], groups),
     batching.shifted(field("node"), nodes, config_nodes),
     batching.shifted(field("group"), first["groups"], config_nodes),

@@ -65,7 +65,7 @@ def charges(
   rows = _charges(program, costs, group_row)
   if other is not None:
     both = zip(rows, _charges(program, costs, other))
-    rows = [one._replace(before=two.cost) for one, two in both if one.rows != two.rows]
+    rows = [new._replace(before=old.cost) for new, old in both if new.rows != old.rows]
   return rows
 
 

@@ -105,7 +105,7 @@ class TablesFamily(Family):
   ) -> list[Costs]:
     """The costs of groups and columns of each program."""
     nothing = [np.zeros(0, np.int64)] * len(graphs)
-    outputs = self.encoder.run(params, graphs, nothing, progress=progress)
+    outputs = self.encoder(params, graphs, nothing, progress=progress)
     return [
       _cut(graph.sizes, "groups", "columns", *output) for graph, output in zip(graphs, outputs)
     ]

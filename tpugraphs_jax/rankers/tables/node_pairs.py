@@ -184,7 +184,7 @@ def _pairs_within(graph: OpGraph, rows: Paths, limit: int, max_pairs: int) -> No
   meetings = _meetings(places, limit, _ROWS_PER_PAIR * max_pairs)
   if meetings is None or len(direct.node) + len(meetings[0]) > max_pairs:
     return None
-  first, second = (_concat([one, places.at(row)]) for one, row in zip((direct, ends), meetings))
+  first, second = (_concat([end, places.at(row)]) for end, row in zip((direct, ends), meetings))
   stack = lambda a, b, dtype: np.stack([a, b], axis=1).astype(dtype)
   return NodePairs(
     stack(first.source, second.source, np.int32),
