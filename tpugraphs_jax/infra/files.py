@@ -83,7 +83,7 @@ def bucket_of(place: str | os.PathLike[str]) -> tuple[fsspec.AbstractFileSystem,
     return fsspec.core.url_to_fs(os.fspath(place))
   except (ImportError, ValueError) as error:
     extra = _EXTRAS.get(protocol)
-    advice = f": pip install 'tpugraphs-jax[{extra}]'" if extra else ""
+    advice = f": {console.to_install(extra)}" if extra else ""
     reason = " ".join(str(error).split())
     raise ValueError(f"{place} cannot be reached ({reason}){advice}") from None
 

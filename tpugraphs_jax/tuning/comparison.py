@@ -144,11 +144,6 @@ def compare(
   return Comparison(tuple(pairs), _versions(before, after))
 
 
-def _contents(side: Sequence[Estimate]) -> str:
-  targets = lambda estimate: " ".join(tpu.short_name(row.target) for row in estimate.rows)
-  return ", ".join(f"{estimate.name} for {targets(estimate)}" for estimate in side) or "nothing"
-
-
 def changes_of(before: Sequence[Kernel], after: Sequence[Kernel]) -> tuple[KernelChange, ...]:
   """The times of kernels that are the same, those that take most more first."""
   changes = []

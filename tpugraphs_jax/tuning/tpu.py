@@ -21,7 +21,7 @@ import warnings
 import jax
 
 from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.infra import console, parallel
 from tpugraphs_jax.tuning import calls, choosing
 from tpugraphs_jax.tuning.schedule import dump
 
@@ -85,7 +85,7 @@ def full_name(target: str) -> str:
   if importlib.util.find_spec("libtpu") is None:
     raise ValueError(
       f"target {target!r} needs the TPU compiler, and no libtpu is installed; "
-      'run `pip install ".[tpu]"` in the folder of this project'
+      f"{console.to_install('tpu')}"
     )
   return name
 

@@ -17,9 +17,7 @@ from tpugraphs_jax.infra import console
 from tpugraphs_jax.tuning import layouts
 from tpugraphs_jax.view import panes
 
-MISSING = (
-  'the picture needs Model Explorer, and this is its table: pip install "tpugraphs-jax[view]"'
-)
+MISSING = f"the picture needs Model Explorer, and this is its table: {console.to_install('view')}"
 
 
 def show(
