@@ -1,7 +1,7 @@
 """Lists the files that a run reads through, in the order of the first call, with a line each.
 
     python tools/walk.py                        prints the list of `xla-random,full,ci`
-    python tools/walk.py --write                writes it into docs/records/walk.md
+    python tools/walk.py --write                writes it into docs/architecture.md
 
 The run trains, evaluates and ranks on tiny synthetic data. The list has the files whose functions
 the pages of a run (`run`, `train`, `rankers`) call. It leaves out the layers of `nn`, the tools of
@@ -22,7 +22,7 @@ import tempfile
 import threading
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "records" / "walk.md"
+PAGE = ROOT / "docs" / "architecture.md"
 _PAGES, _TOOLS = ("run", "train", "rankers"), ("infra", "nn", "synthetic")
 _BLOCK = re.compile(r"(<!-- walk -->\n```\n).*?(```\n)", re.S)
 
