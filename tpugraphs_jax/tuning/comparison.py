@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 import dataclasses
 
-from tpugraphs_jax.infra.console import Table
+from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.tuning import tpu
 from tpugraphs_jax.tuning.costs import Kernel, Row
 from tpugraphs_jax.tuning.summary import Estimate
@@ -68,7 +68,7 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Tables):
   """Programs before and after, as text and as tables of a notebook.
 
   Attributes:
@@ -83,13 +83,6 @@ class Comparison:
   def is_slower(self) -> bool:
     """Whether a program is slower than it may be."""
     return any(pair.is_slower for pair in self.pairs)
-
-  def __repr__(self) -> str:
-    return "\n\n".join([*map(str, self._tables()), *self._notes()])
-
-  def _repr_html_(self) -> str:
-    notes = Table(["notes"], [[note] for note in self._notes()])
-    return "".join(table._repr_html_() for table in (*self._tables(), notes))
 
   def _tables(self) -> Iterator[Table]:
     rows = [_cells(pair) for pair in self.pairs]
