@@ -43,8 +43,8 @@ def compiled(monkeypatch):
 
 def _row(ms, **fields):
   kernels = (
-    costs.Kernel("pallas", milliseconds=ms / 2, vmem_bytes=5, is_custom=True),
-    costs.Kernel("copy", milliseconds=ms / 4, vmem_bytes=2),
+    costs.KernelCost("pallas", milliseconds=ms / 2, vmem_bytes=5, is_custom=True),
+    costs.KernelCost("copy", milliseconds=ms / 4, vmem_bytes=2),
   )
   return costs.Row("tpu:v6e", ms, basis="schedule", kernels=kernels, **fields)
 

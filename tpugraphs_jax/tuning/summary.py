@@ -173,7 +173,7 @@ def _moves(row: Row) -> Table:
   return Table("share|ms|shape|change|of|line|may be removed by".split("|"), cells, title)
 
 
-def _place(kernel: costs.Kernel) -> list[str]:
+def _place(kernel: costs.KernelCost) -> list[str]:
   return [kernel.operation, kernel.shape, kernel.scope, kernel.where]
 
 
@@ -249,7 +249,7 @@ def _estimate(values: Mapping[str, Any]) -> Estimate:
     if row["basis"] not in bases or (row["milliseconds"] is None) == bool(row["basis"]):
       raise ValueError(f"basis {row['basis']!r} of a time {row['milliseconds']}")
     kernels = tuple(
-      costs.Kernel(**{name: kernel[name] for name in _KERNEL}) for kernel in row["kernels"]
+      costs.KernelCost(**{name: kernel[name] for name in _KERNEL}) for kernel in row["kernels"]
     )
     rows.append(Row(**{name: row[name] for name in _ROW} | {"kernels": kernels}))
   return Estimate(values["name"], tuple(rows), values["versions"])
