@@ -246,8 +246,8 @@ class Tuned:
     totals = self._own_and_best("estimated_cycles")
     rest = np.subtract(totals, np.sum([change.cycles for change in self.changes], axis=0))
     return [
-      ["all other kernels", "", "", layouts.from_to(*rest)],
-      ["total", "", "", layouts.from_to(*totals)],
+      ["", "all other kernels", "", "", "", layouts.from_to(*rest)],
+      ["", "total", "", "", "", layouts.from_to(*totals)],
     ]
 
 
