@@ -1,5 +1,8 @@
 """Labels of the TPU compiler from made-up raw numbers, for every target."""
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +10,9 @@ import pytest
 import recorded
 
 from tpugraphs_jax import collect
-from tpugraphs_jax.tuning import labels, tpu
+from tpugraphs_jax.tuning import costs, labels, tpu
 
+_ROOT = Path(__file__).parents[2]
 _OF_SECONDS = {"tpu:v2", "tpu:v3", "tpu:v4"}
 
 
@@ -35,7 +39,16 @@ def test_seconds_label_up_to_v4_and_cycles_newer_ones(target):
   assert label.value(_raw()) == (3_000_000 if is_of_seconds else 7000)
   assert ("picoseconds" in label.unit) == is_of_seconds and label.gap == ""
   assert label.what.endswith(f"estimated {'time' if is_of_seconds else 'cycles'} on {target}")
-  assert ("0.55" in label.worth) == is_of_seconds
+  assert (f"{labels.ALEXNET_TAU['optimal seconds']:.2f}" in label.worth) == is_of_seconds
+
+
+def test_the_worth_of_a_label_is_that_of_the_records():
+  recorded_tau = json.loads((_ROOT / "benchmarks/bridge.json").read_text())["tau_b"]
+  assert labels.ALEXNET_TAU.items() <= recorded_tau.items()
+  for target, time in costs.times().items():
+    worth = _label(target, _raw()).worth
+    assert f"Of {time.programs} programs" in worth and f"{time.low:.2f} to {time.high:.2f}" in worth
+  assert "No program was measured" in _label("tpu:v5e", _raw()).worth
 
 
 @pytest.mark.parametrize("target", tpu.TARGETS)
@@ -130,7 +143,7 @@ def test_programs_without_some_seconds_have_different_labels(target, lacking, fu
   found = collect.choices(function, *args)
   numbers = np.eye(2, len(found.groups), k=-1, dtype=int)  # the compiler's own, and another
   functions = [(0, collect.apply(function, found.choice(each)), {}) for each in numbers]
-  raw = [raw for _, raw in label.run(functions, args)]
+  raw = [raw | {"milliseconds": None} for _, raw in label.run(functions, args)]  # without a time
   assert raw[0]["optimal_seconds"] < 0 and raw[0]["without_estimate"] == lacking
   label = label.of(raw[0])
   values = [label.value(each) for each in raw if each["without_estimate"] == lacking]

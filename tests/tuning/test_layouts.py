@@ -26,7 +26,7 @@ def file(tmp_path):
   nodes = graph.config_node.tolist()
   change = layouts.Change(nodes[:1], "dot_general", ["step.py:7"], (1, 0), ((0, 1), (), ()), (7, 5))
   about, call = {"name": "step", "ratio": 0.9}, calls.Call(step, _ARGS, {})
-  program = layouts.Program(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried")
+  program = layouts.TunedProgram(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried")
   layouts.save(path, call, choices.choice(numbers), about, program)
   return path
 
@@ -112,7 +112,7 @@ def test_equal_operations_are_told_apart_by_their_group_and_scope():
     layouts.Change(nodes, str(choices.groups[group]), ["net.py:3"], (1, 0), order, ())
     for group, nodes in of_group.items()
   ]
-  table = layouts.Program(graph, changes, {}, "tried").table()
+  table = layouts.TunedProgram(graph, changes, {}, "tried").table()
   assert table.head[:3] == ["group", "changed output of", "scope"]
   assert [(row[0], row[2]) for row in table.rows] == [("0", "first, second"), ("1", "head")]
   # Changes of an explanation have the shape, scope and line of their node.
@@ -156,7 +156,7 @@ def test_a_file_says_what_it_was_made_for(file):
 
 def _saved(path, function, args):
   found, call = choosing.choices(function, *args), calls.Call(function, args, {})
-  program = layouts.Program(hlo.featurize(function, *args), [], {}, "tried")
+  program = layouts.TunedProgram(hlo.featurize(function, *args), [], {}, "tried")
   layouts.save(path, call, found.choice(found.options - 1), {"name": "step"}, program)
   return path
 

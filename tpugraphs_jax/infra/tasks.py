@@ -277,8 +277,8 @@ class StopSignals:
 
   def _receive(self, number: int, frame: FrameType | None) -> None:
     del frame
-    for each in _STOP_SIGNALS:
-      signal.signal(each, signal.SIG_DFL)
+    for stop in _STOP_SIGNALS:
+      signal.signal(stop, signal.SIG_DFL)
     self.received = number
     if self._may_interrupt:
       raise Interrupted

@@ -45,7 +45,7 @@ def show(
   _show(graph, views, panes.table(graph, views), **options)
 
 
-def show_program(program: layouts.Program, **options: Any) -> None:
+def show_program(program: layouts.TunedProgram, **options: Any) -> None:
   """Shows a program before and after its layouts were chosen; options as of `show`."""
   _show(program.graph, panes.of_program(program), program.table(), **options)
 
