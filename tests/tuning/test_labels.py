@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import recorded
 
+import tpugraphs_jax
 from tpugraphs_jax import collect
-from tpugraphs_jax.tuning import costs, labels, tpu
+from tpugraphs_jax.tuning import costs, labels, problem, tpu
 
 _ROOT = Path(__file__).parents[2]
 _OF_SECONDS = {"tpu:v2", "tpu:v3", "tpu:v4"}
@@ -149,3 +150,22 @@ def test_programs_without_some_seconds_have_different_labels(target, lacking, fu
   values = [label.value(each) for each in raw if each["without_estimate"] == lacking]
   assert len(set(values)) > 1 and min(values) > 1 and values[0] == raw[0]["estimated_cycles"]
   assert (f"1 of {raw[0]['kernels']} kernels" in label.gap) == bool(lacking)
+
+
+@recorded.needs_libtpu
+def test_the_time_of_a_label_is_that_of_estimate_also_of_loops_that_end_at_an_argument():
+  def step(w, x, n):
+    return jax.lax.fori_loop(0, n, lambda _, x: jnp.tanh(x @ w), x) @ w.T
+
+  label = labels.create("tpu_estimate", target="v6e", seed=0)
+  found = []
+  for n in (3, 30):
+    args = jnp.ones((128, 128)), jnp.ones((256, 128)), np.int32(n)
+    with label.opened() as opened:
+      choices = problem.Problem(step, args, opened)
+      ((_, raw),) = choices.raw_labels([choices.own])
+    (row,) = tpugraphs_jax.estimate(step, *args, targets=["v6e"]).rows
+    assert raw["milliseconds"] == row.milliseconds
+    found.append((raw["milliseconds"], choices.fingerprint()))
+  (few, first), (many, second) = found
+  assert many > 5 * few and first != second

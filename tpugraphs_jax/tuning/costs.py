@@ -234,6 +234,11 @@ def _integers(module: proto.HloModuleProto, arrays: Sequence[Any]) -> dict[int, 
   parameters = sum(node.opcode == "parameter" for node in entry.instructions)
   if parameters != len(arrays):  # jax leaves out arrays that nothing uses
     return {}
+  return known_integers(arrays)
+
+
+def known_integers(arrays: Sequence[Any]) -> dict[int, np.ndarray]:
+  """The values of arrays of integers, by the number of the array; without large ones."""
   kinds = (jax.Array, np.ndarray, np.generic, int)
   known = {number: each for number, each in enumerate(arrays) if isinstance(each, kinds)}
   return {

@@ -114,12 +114,15 @@ class Label:
     """The raw numbers of each function, or the error with which it failed."""
     for number, function, compiler_options in functions:
       try:
-        yield number, self.estimate(self.compile(function, args, compiler_options))
+        yield number, self.estimate(self.compile(function, args, compiler_options), args)
       except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
         yield number, error
 
-  def estimate(self, compiled: Any) -> Raw:
-    """The raw numbers of what `compile` returns; labels that compare functions override `run`."""
+  def estimate(self, compiled: Any, args: tuple) -> Raw:
+    """The raw numbers of what `compile` returns for arguments.
+
+    Labels that compare functions override `run`.
+    """
     raise NotImplementedError
 
   def value(self, raw: Raw) -> int:
@@ -268,10 +271,10 @@ class TpuEstimate(Label):
     except Ended as error:
       raise ValueError(f"the compiler failed: {error}") from None
 
-  def estimate(self, compiled: tpu.TpuProgram) -> Raw:
+  def estimate(self, compiled: tpu.TpuProgram, args: tuple) -> Raw:
     module = proto.parse_module(compiled.module, where="TPU program")
     estimate = tpu_kernels.estimated_cycles(module)
-    cost = costs.cost(compiled, self.target)
+    cost = costs.cost(compiled, self.target, args)
     unknown = costs.unknown_work(estimate, estimate.work.bytes_accessed)
     raw = {
       "estimated_cycles": estimate.cycles,
@@ -342,7 +345,7 @@ class BytesEstimate(Label):
   what = "number of bytes accessed"
   worth = "An estimate of this machine's compiler and no run time."
 
-  def estimate(self, compiled: jax.stages.Compiled) -> Raw:
+  def estimate(self, compiled: jax.stages.Compiled, args: tuple) -> Raw:
     cost = compiled.cost_analysis()
     if cost is None:
       raise ValueError("this machine's compiler does not estimate the bytes of a program")
