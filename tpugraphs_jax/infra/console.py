@@ -19,6 +19,8 @@ import html
 import logging
 import os
 import sys
+import threading
+import time
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
@@ -42,6 +44,45 @@ def say(text: str) -> None:
   """Writes one or several lines to standard output; only the first process of a run does."""
   if machine.is_primary():
     _write(text, sys.stdout)
+
+
+@contextlib.contextmanager
+def telling(is_on: bool, seconds: float = 10.0) -> Iterator[Callable[[str, str], None]]:
+  """Lines on standard error about long work, and how long each part of it takes.
+
+  Args:
+    is_on: whether anything is written.
+    seconds: after so many seconds, and again after as many more, a line tells that a part goes on.
+
+  Yields:
+    A function of a line, which may be empty, and of the name of the part that begins now.
+  """
+  part, start, ended = "", time.monotonic(), threading.Event()
+
+  def tell(line: str, begins: str) -> None:
+    nonlocal part, start
+    part, start = begins, time.monotonic()
+    if line:
+      print(line, file=sys.stderr, flush=True)
+
+  def repeat() -> None:
+    told = 0
+    while not ended.wait(min(seconds, 0.5)):
+      times = int((time.monotonic() - start) // seconds)
+      if times > told and part:
+        print(f"{part}: {times * seconds:.0f} s so far", file=sys.stderr, flush=True)
+      told = times
+
+  if not is_on:
+    yield lambda line, begins: None
+    return
+  thread = threading.Thread(target=repeat, daemon=True)
+  thread.start()
+  try:
+    yield tell
+  finally:
+    ended.set()
+    thread.join()
 
 
 def with_places(text: str) -> str:

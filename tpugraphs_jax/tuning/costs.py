@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpugraphs_jax.hlo import module_graph, proto
-from tpugraphs_jax.tuning import moves, names, tpu, tpu_kernels, work
+from tpugraphs_jax.hlo import module_graph, names, proto
+from tpugraphs_jax.tuning import moves, tpu, tpu_kernels, work
 from tpugraphs_jax.tuning.schedule import chips, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
 
@@ -234,6 +234,11 @@ def _integers(module: proto.HloModuleProto, arrays: Sequence[Any]) -> dict[int, 
   parameters = sum(node.opcode == "parameter" for node in entry.instructions)
   if parameters != len(arrays):  # jax leaves out arrays that nothing uses
     return {}
+  return known_integers(arrays)
+
+
+def known_integers(arrays: Sequence[Any]) -> dict[int, np.ndarray]:
+  """The values of arrays of integers, by the number of the array; without large ones."""
   kinds = (jax.Array, np.ndarray, np.generic, int)
   known = {number: each for number, each in enumerate(arrays) if isinstance(each, kinds)}
   return {

@@ -164,13 +164,13 @@ def _moves(row: Row) -> Table:
   cells = []
   for kernel, move in moving[:_DEAREST]:
     ms = kernel.milliseconds or 0.0
-    what = [kernel.shape, move.change, move.of, kernel.where, move.remedy]
+    what = [kernel.shape, move.change, move.of, kernel.scope, kernel.where, move.remedy]
     cells.append([f"{ms / total:.1%}", f"{ms:.3g}", *what])
   title = (
     f"{tpu.short_name(row.target)}: {row.moves_ms:.3g} ms change layouts, in {len(moving)} kernels "
     f"that copy or transpose; the {len(cells)} dearest"
   )
-  return Table("share|ms|shape|change|of|line|may be removed by".split("|"), cells, title)
+  return Table("share|ms|shape|change|of|scope|line|may be removed by".split("|"), cells, title)
 
 
 def _place(kernel: costs.KernelCost) -> list[str]:
