@@ -205,6 +205,10 @@ class OpGraph(Generic[AnyConfigs]):
     """The opcode and number of a node; graphs of HLO modules have the instruction's name here."""
     return f"{opcode_names().get(int(self.node_opcode[node]), 'unknown')} {node}"
 
+  def node_place(self, node: int) -> tuple[str, str, str]:
+    """Shape of the result, modules around the node and source line; texts of HLO modules."""
+    return "", "", ""
+
   def view(self, config: int | None = None, **options: Any) -> None:
     """Shows the program in Model Explorer (extra `view`), or as a table; see `view.show`."""
     import tpugraphs_jax

@@ -4,6 +4,7 @@ import functools
 import io
 import logging
 import re
+import time
 
 import jax
 import numpy as np
@@ -146,3 +147,27 @@ def test_a_transfer_that_the_user_forbids_is_one_line():
   with pytest.raises(ValueError, match="JAX_TRANSFER_GUARD"), console.explaining_devices():
     with jax.transfer_guard("disallow"):
       jax.jit(lambda x: x + 1)(np.ones(3))
+
+
+def test_a_part_that_takes_long_is_told_again_until_the_next_one_begins(capsys):
+  with console.telling(True, seconds=0.05) as say:
+    say("tracing step", "compiling")
+    told = ""
+    deadline = time.monotonic() + 60
+    while "compiling: " not in told and time.monotonic() < deadline:
+      time.sleep(0.01)
+      told += capsys.readouterr().err
+    say("", "")
+    time.sleep(0.1)  # a line that has begun ends
+    capsys.readouterr()
+    time.sleep(0.2)
+  first, second, *_ = told.splitlines()
+  assert first == "tracing step" and re.fullmatch(r"compiling: \d+ s so far", second)
+  assert capsys.readouterr().err == ""
+
+
+def test_nothing_is_told_where_nothing_is_asked_for(capsys):
+  with console.telling(False, seconds=0.01) as say:
+    say("tracing step", "compiling")
+    time.sleep(0.1)
+  assert capsys.readouterr().err == ""

@@ -1,14 +1,19 @@
 """Labels of the TPU compiler from made-up raw numbers, for every target."""
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import recorded
 
+import tpugraphs_jax
 from tpugraphs_jax import collect
-from tpugraphs_jax.tuning import labels, tpu
+from tpugraphs_jax.tuning import costs, labels, problem, tpu
 
+_ROOT = Path(__file__).parents[2]
 _OF_SECONDS = {"tpu:v2", "tpu:v3", "tpu:v4"}
 
 
@@ -35,7 +40,16 @@ def test_seconds_label_up_to_v4_and_cycles_newer_ones(target):
   assert label.value(_raw()) == (3_000_000 if is_of_seconds else 7000)
   assert ("picoseconds" in label.unit) == is_of_seconds and label.gap == ""
   assert label.what.endswith(f"estimated {'time' if is_of_seconds else 'cycles'} on {target}")
-  assert ("0.55" in label.worth) == is_of_seconds
+  assert (f"{labels.ALEXNET_TAU['optimal seconds']:.2f}" in label.worth) == is_of_seconds
+
+
+def test_the_worth_of_a_label_is_that_of_the_records():
+  recorded_tau = json.loads((_ROOT / "benchmarks/bridge.json").read_text())["tau_b"]
+  assert labels.ALEXNET_TAU.items() <= recorded_tau.items()
+  for target, time in costs.times().items():
+    worth = _label(target, _raw()).worth
+    assert f"Of {time.programs} programs" in worth and f"{time.low:.2f} to {time.high:.2f}" in worth
+  assert "No program was measured" in _label("tpu:v5e", _raw()).worth
 
 
 @pytest.mark.parametrize("target", tpu.TARGETS)
@@ -136,3 +150,22 @@ def test_programs_without_some_seconds_have_different_labels(target, lacking, fu
   values = [label.value(each) for each in raw if each["without_estimate"] == lacking]
   assert len(set(values)) > 1 and min(values) > 1 and values[0] == raw[0]["estimated_cycles"]
   assert (f"1 of {raw[0]['kernels']} kernels" in label.gap) == bool(lacking)
+
+
+@recorded.needs_libtpu
+def test_the_time_of_a_label_is_that_of_estimate_also_of_loops_that_end_at_an_argument():
+  def step(w, x, n):
+    return jax.lax.fori_loop(0, n, lambda _, x: jnp.tanh(x @ w), x) @ w.T
+
+  label = labels.create("tpu_estimate", target="v6e", seed=0)
+  found = []
+  for n in (3, 30):
+    args = jnp.ones((128, 128)), jnp.ones((256, 128)), np.int32(n)
+    with label.opened() as opened:
+      choices = problem.Problem(step, args, opened)
+      ((_, raw),) = choices.raw_labels([choices.own])
+    (row,) = tpugraphs_jax.estimate(step, *args, targets=["v6e"]).rows
+    assert raw["milliseconds"] == row.milliseconds
+    found.append((raw["milliseconds"], choices.fingerprint()))
+  (few, first), (many, second) = found
+  assert many > 5 * few and first != second

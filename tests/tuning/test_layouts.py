@@ -92,6 +92,38 @@ def test_a_file_gives_back_its_program_and_changes(file):
   assert lines[-1].split() == ["dot_general", "step.py:7", "{1,0}", "->", "{0,1}", "7", "->", "5"]
 
 
+def test_equal_operations_are_told_apart_by_their_group_and_scope():
+  def net(x):
+    for layer, size in (("first", 5), ("second", 5), ("head", 3)):
+      with jax.named_scope(layer):
+        x = x @ jnp.ones((5, size))
+    return x
+
+  x = jnp.ones((2, 5))
+  choices = choosing.choices(net, x)
+  function = choosing.apply(net, choices.choice([1, 1]))
+  graph = hlo.featurize(function, x)
+  of_group: dict[int, list[int]] = {}
+  for node, origin in enumerate(graph.origins):
+    if origin.op_name.endswith("/dot_general"):
+      of_group.setdefault(choosing.number_in(origin.op_name), []).append(node)
+  order = (0, 1), (), ()
+  changes = [
+    layouts.Change(nodes, str(choices.groups[group]), ["net.py:3"], (1, 0), order, ())
+    for group, nodes in of_group.items()
+  ]
+  table = layouts.TunedProgram(graph, changes, {}, "tried").table()
+  assert table.head[:3] == ["group", "changed output of", "scope"]
+  assert [(row[0], row[2]) for row in table.rows] == [("0", "first, second"), ("1", "head")]
+  # Changes of an explanation have the shape, scope and line of their node.
+  explanation = tpugraphs_jax.explain("layout-cpu-measured", graph.with_layouts(9), 3, against=0)
+  assert explanation.table().head[2:] == ["shape", "scope", "line"]
+  places = {tuple(row[2:]) for row in explanation.table().rows}
+  scopes = {scope for _, scope, _ in places}
+  assert scopes and scopes <= {"first", "second", "head"}
+  assert {line.partition(":")[0] for _, _, line in places} == {"test_layouts.py"}
+
+
 @pytest.mark.parametrize(
   "damage",
   [

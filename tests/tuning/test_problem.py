@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from tpugraphs_jax import collect, hlo
-from tpugraphs_jax.tuning import choosing, labels, problem, tpu_kernels
+from tpugraphs_jax.hlo import names
+from tpugraphs_jax.tuning import labels, problem, tpu_kernels
 
 _X = jax.ShapeDtypeStruct((4, 6), jnp.float32)
 _W = jax.ShapeDtypeStruct((6, 8), jnp.float32)
@@ -18,7 +19,7 @@ def _product(x, w):
 def _dot_graph(output, first, second, *, group=0, opcode="dot"):
   """A graph with one dot of these shapes, whose name states its group."""
   dot = hlo_modules.instruction(opcode, id=3, operands=[1, 2], shape=output)
-  dot.metadata.op_name = f"jit(f)/{choosing.SCOPE}{group}/dot_general"
+  dot.metadata.op_name = f"jit(f)/{names.LAYOUT_GROUP}{group}/dot_general"
   module = hlo_modules.module(
     hlo_modules.computation(
       hlo_modules.instruction("parameter", id=1, shape=first),
@@ -72,13 +73,13 @@ def test_only_options_that_the_graph_tells_apart_are_drawn_from():
 
 
 def test_every_kernel_is_of_one_group_or_of_the_rest():
-  tag = f"jit(f)/{choosing.SCOPE}"
+  tag = f"jit(f)/{names.LAYOUT_GROUP}"
   kernels = [
     tpu_kernels.KernelCycles((f"{tag}3/dot_general", f"{tag}1/reshape"), 5),
     tpu_kernels.KernelCycles(("jit(f)/add", f"{tag}1/dot_general"), 7),
     tpu_kernels.KernelCycles(("jit(f)/add",), 11),
     tpu_kernels.KernelCycles((), 0),
-    tpu_kernels.KernelCycles((f"{tag}12/{choosing.SCOPE}3/dot_general",), 13),
+    tpu_kernels.KernelCycles((f"{tag}12/{names.LAYOUT_GROUP}3/dot_general",), 13),
   ]
   assert labels.cycles_by_group(kernels) == {"3": [5, 13], "1": [7], "rest": [11, 0]}
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.columns import opcode_ids
-from tpugraphs_jax.hlo import features, proto, search, sources
+from tpugraphs_jax.hlo import features, names, proto, search, sources
 from tpugraphs_jax.infra import console, keywords, machine
 
 # Instructions whose layouts the search of the data set chooses.
@@ -89,6 +89,10 @@ class HloGraph(graph.OpGraph):
 
   def node_name(self, node: int) -> str:
     return self.origins[node].name
+
+  def node_place(self, node: int) -> tuple[str, str, str]:
+    origin, shape = self.origins[node], proto.instructions(self.module)[node].shape
+    return names.shape(shape), names.scope(origin.op_name), origin.where
 
   def summary(self) -> str:
     """Lines with size, computations, opcodes and configurable nodes of the module."""

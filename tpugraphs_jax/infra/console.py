@@ -9,7 +9,7 @@ warnings go to standard error.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
 import datetime
@@ -19,6 +19,8 @@ import html
 import logging
 import os
 import sys
+import threading
+import time
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
@@ -42,6 +44,45 @@ def say(text: str) -> None:
   """Writes one or several lines to standard output; only the first process of a run does."""
   if machine.is_primary():
     _write(text, sys.stdout)
+
+
+@contextlib.contextmanager
+def telling(is_on: bool, seconds: float = 10.0) -> Iterator[Callable[[str, str], None]]:
+  """Lines on standard error about long work, and how long each part of it takes.
+
+  Args:
+    is_on: whether anything is written.
+    seconds: after so many seconds, and again after as many more, a line tells that a part goes on.
+
+  Yields:
+    A function of a line, which may be empty, and of the name of the part that begins now.
+  """
+  part, start, ended = "", time.monotonic(), threading.Event()
+
+  def tell(line: str, begins: str) -> None:
+    nonlocal part, start
+    part, start = begins, time.monotonic()
+    if line:
+      print(line, file=sys.stderr, flush=True)
+
+  def repeat() -> None:
+    told = 0
+    while not ended.wait(min(seconds, 0.5)):
+      times = int((time.monotonic() - start) // seconds)
+      if times > told and part:
+        print(f"{part}: {times * seconds:.0f} s so far", file=sys.stderr, flush=True)
+      told = times
+
+  if not is_on:
+    yield lambda line, begins: None
+    return
+  thread = threading.Thread(target=repeat, daemon=True)
+  thread.start()
+  try:
+    yield tell
+  finally:
+    ended.set()
+    thread.join()
 
 
 def with_places(text: str) -> str:
@@ -126,6 +167,27 @@ class Table:
     title = f"<p>{html.escape(self.title)}</p>" if self.title else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
     return title + table
+
+
+class Tables:
+  """A result that is text on a terminal, and tables in a notebook."""
+
+  def _tables(self) -> Iterable[Table]:
+    raise NotImplementedError
+
+  def _notes(self) -> Iterable[str]:
+    """Sentences below the tables."""
+    raise NotImplementedError
+
+  def __repr__(self) -> str:
+    return str(self)
+
+  def __str__(self) -> str:
+    return "\n\n".join([*map(str, self._tables()), *self._notes()])
+
+  def _repr_html_(self) -> str:
+    notes = Table(["notes"], [[note] for note in self._notes()])
+    return "".join(table._repr_html_() for table in (*self._tables(), notes))
 
 
 def interrupted() -> NoReturn:

@@ -50,11 +50,12 @@ class Explanation(list):
       top: how many.
     """
     name = lambda node: (names or {}).get(node) or self.graph.node_name(node)
-    rows = [[f"{row.change:+.4f}", row.text(name)] for row in self[:top]]
+    place = lambda row: self.graph.node_place(row.places[0]) if row.places else ("", "", "")
+    rows = [[f"{row.change:+.4f}", row.text(name), *place(row)] for row in self[:top]]
     if len(self) > top:
       rest = self[top:]
-      rows.append([f"{sum(row.change for row in rest):+.4f}", f"{len(rest)} more"])
-    return Table(["change", "choice"], rows, self._title())
+      rows.append([f"{sum(row.change for row in rest):+.4f}", f"{len(rest)} more", "", "", ""])
+    return Table(["change", "choice", "shape", "scope", "line"], rows, self._title())
 
   def _title(self) -> str:
     other = "" if self.against is None else f" against configuration {self.against}"

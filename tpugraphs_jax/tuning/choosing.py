@@ -28,7 +28,7 @@ from jax.extend import core, source_info_util
 import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK
-from tpugraphs_jax.hlo import search
+from tpugraphs_jax.hlo import names, search
 from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.infra import keywords
 from tpugraphs_jax.tuning.calls import Call, Version
@@ -36,9 +36,6 @@ from tpugraphs_jax.tuning.calls import Call, Version
 # The orders of output and operands, minor to major; the compiler chooses an empty one.
 Orders = tuple[Dims, ...]
 
-# With a group's number, the name scope of its equations: it is in the names of instructions
-# that the compiler makes of them.
-SCOPE = "layout_group_"
 # By primitive, the parameters in which equations of equal shapes can differ.
 _DETAILS = {
   "conv_general_dilated": (
@@ -217,7 +214,7 @@ def minor_to_major(order: Dims, rank: int) -> Dims:
 
 def number_in(op_name: str) -> int | None:
   """The number of the innermost group in the name of an instruction; None where there is none."""
-  numbers = re.findall(rf"{SCOPE}(\d+)", op_name)
+  numbers = re.findall(rf"{names.LAYOUT_GROUP}(\d+)", op_name)
   return int(numbers[-1]) if numbers else None
 
 
@@ -270,7 +267,7 @@ def _bind(
 ) -> Sequence[Any]:
   group = group_of(equation)
   if group is not None and group in choice:
-    with jax.named_scope(f"{SCOPE}{numbers[group]}"):
+    with jax.named_scope(f"{names.LAYOUT_GROUP}{numbers[group]}"):
       output, *operands = choice[group]
       inputs = [_constrained(value, order) for value, order in zip(inputs, operands)]
       return [_constrained(_bind_primitive(equation, equation.params, inputs)[0], output)]

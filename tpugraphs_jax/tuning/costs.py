@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpugraphs_jax.hlo import module_graph, proto
-from tpugraphs_jax.tuning import moves, names, tpu, tpu_kernels, work
+from tpugraphs_jax.hlo import module_graph, names, proto
+from tpugraphs_jax.tuning import moves, tpu, tpu_kernels, work
 from tpugraphs_jax.tuning.schedule import chips, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
 
@@ -99,7 +99,7 @@ def times() -> dict[str, Time]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
+class KernelCost:
   """All calls of a kernel in one run of a program.
 
   Attributes:
@@ -157,7 +157,7 @@ class Row:
     memory: bytes that the compiler plans on the device.
     fits: whether this memory fits on the device; None if that is unknown.
     least_memory: of a program with a mesh, the bytes that each device needs at the least.
-    bound: what takes the largest part of the time, as of `Kernel`.
+    bound: what takes the largest part of the time, as of `KernelCost`.
     groups: milliseconds by what bounds kernels, and between kernels, the most first.
     waits: the share of the time in which the program waits for memory; None without schedules.
     kernels: the dearest first.
@@ -174,13 +174,13 @@ class Row:
   cycles: int | None = None
   bytes_accessed: int | None = None
   flops: float | None = None
-  memory: tpu.Memory | None = None
+  memory: tpu.MemoryPlan | None = None
   fits: bool | None = None
   least_memory: int | None = None
   bound: str = ""
   groups: Mapping[str, float] = dataclasses.field(default_factory=dict)
   waits: float | None = None
-  kernels: tuple[Kernel, ...] = ()
+  kernels: tuple[KernelCost, ...] = ()
   uncounted: tuple[tpu_kernels.Uncounted, ...] = ()
   branches: int = 0
   without_schedule: str = ""
@@ -234,6 +234,11 @@ def _integers(module: proto.HloModuleProto, arrays: Sequence[Any]) -> dict[int, 
   parameters = sum(node.opcode == "parameter" for node in entry.instructions)
   if parameters != len(arrays):  # jax leaves out arrays that nothing uses
     return {}
+  return known_integers(arrays)
+
+
+def known_integers(arrays: Sequence[Any]) -> dict[int, np.ndarray]:
+  """The values of arrays of integers, by the number of the array; without large ones."""
   kinds = (jax.Array, np.ndarray, np.generic, int)
   known = {number: each for number, each in enumerate(arrays) if isinstance(each, kinds)}
   return {
@@ -264,7 +269,7 @@ class _Kernels:
     self._computations = {each.id: each for each in module.computations}
     self._nodes = {node.name: node for node in proto.instructions(module)}
     self._moves = moves.moves(module)
-    self.counted: dict[str, Kernel] = {}
+    self.counted: dict[str, KernelCost] = {}
     for kernel in cycles.by_kernel:
       name = kernel.name
       self.counted[name] = self.described(
@@ -278,17 +283,17 @@ class _Kernels:
         name = other.origin.name
         self.counted[name] = self.described(name, bytes_accessed=other.bytes_accessed)
 
-  def described(self, name: str, **numbers: Any) -> Kernel:
+  def described(self, name: str, **numbers: Any) -> KernelCost:
     """A kernel with the names of its instruction; with a product, scope and line of the product."""
     node = self._nodes.get(name)
     if node is None:  # an instruction of the compiler's own
-      return Kernel(name, name, **numbers)
+      return KernelCost(name, name, **numbers)
     inside = (node, *tpu_kernels.fused(node, self._computations))
     main = next((each for each in inside if each.opcode in tpu_kernels.PRODUCTS), node)
     origin, own = (module_graph.origin(each, self._module) for each in (main, node))
     parts = [names.operation(each.op_name) for each in (origin, own)]
     operation = " + ".join(dict.fromkeys(filter(None, parts))) or node.name
-    return Kernel(
+    return KernelCost(
       name,
       operation,
       names.scope(origin.op_name),
@@ -409,7 +414,7 @@ def _time(row: Row, basis: str, milliseconds: float, least: float) -> dict[str, 
   return {"basis": basis, "milliseconds": milliseconds, "interval": interval}
 
 
-def _dearest(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+def _dearest(kernels: Iterable[KernelCost]) -> tuple[KernelCost, ...]:
   """Kernels by their time, then by their cycles, the dearest first."""
   return tuple(sorted(kernels, key=lambda each: (-(each.milliseconds or 0), -(each.cycles or 0))))
 

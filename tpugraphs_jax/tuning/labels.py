@@ -31,6 +31,8 @@ Raw = dict[str, Any]  # the numbers found for a candidate, as `label_file` keeps
 # Targets whose label is `optimal_seconds`.
 _BY_SECONDS = ("tpu:v2", "tpu:v3", "tpu:v4")
 _LEAST_COUNTED = 0.5  # share of the bytes below which no gain is told
+# Kendall's tau-b of estimates with the times of AlexNet (`benchmarks/bridge.json`).
+ALEXNET_TAU = {"optimal seconds": 0.5545, "cycles of all kernels": 0.4704}
 # Cycles of a program that may take a second. The estimates of a program of `data/own` give at most
 # 1.44 ns a cycle: these are 0.6 s.
 _LONG = 4 * 10**8
@@ -112,12 +114,15 @@ class Label:
     """The raw numbers of each function, or the error with which it failed."""
     for number, function, compiler_options in functions:
       try:
-        yield number, self.estimate(self.compile(function, args, compiler_options))
+        yield number, self.estimate(self.compile(function, args, compiler_options), args)
       except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
         yield number, error
 
-  def estimate(self, compiled: Any) -> Raw:
-    """The raw numbers of what `compile` returns; labels that compare functions override `run`."""
+  def estimate(self, compiled: Any, args: tuple) -> Raw:
+    """The raw numbers of what `compile` returns for arguments.
+
+    Labels that compare functions override `run`.
+    """
     raise NotImplementedError
 
   def value(self, raw: Raw) -> int:
@@ -195,17 +200,26 @@ class TpuEstimate(Label):
         f"The time of `estimate`, from {source}, and no measurement: {spread}. Measure on the "
         "device before you rely on it."
       )
-    figures = (
-      "On AlexNet's training step its Kendall tau-b with 39,187 times measured on TPU v3 is 0.55; "
-      "it charges too little or nothing for some outputs of convolutions."
-      if self.is_of_seconds
-      else "Over programs of one operation its Kendall tau-b with measured times is 0.94 on TPU "
-      "v6e (137 programs), and 0.94 (70) and 0.96 (244) on v5p. Over the layouts of AlexNet's "
-      "training step, measured on v3, it is 0.47."
-    )
     return (
-      f"An estimate of the compiler and no run time. {figures} Measure on the device before you "
-      "rely on it."
+      f"An estimate of the compiler and no run time. {self._agreement} Measure on the device "
+      "before you rely on it."
+    )
+
+  @property
+  def _agreement(self) -> str:
+    """How well estimates without a time agree with measured times, from the records."""
+    if self.target in _BY_SECONDS:
+      tau = ALEXNET_TAU["optimal seconds" if self.is_of_seconds else "cycles of all kernels"]
+      return (
+        "Over layouts of AlexNet's training step its Kendall tau-b with 39,187 times measured on "
+        f"TPU v3 is {tau:.2f}."
+      )
+    if (time := costs.times().get(self.target)) is None:
+      return f"No program was measured on {self.target}."
+    return (
+      f"Of {time.programs} programs of {time.operations} operations that were measured on "
+      f"{self.target}, nine of ten took {time.low:.2f} to {time.high:.2f} of the time of their "
+      "cycles."
     )
 
   @property
@@ -258,10 +272,10 @@ class TpuEstimate(Label):
     except Ended as error:
       raise ValueError(f"the compiler failed: {error}") from None
 
-  def estimate(self, compiled: tpu.TpuProgram) -> Raw:
+  def estimate(self, compiled: tpu.TpuProgram, args: tuple) -> Raw:
     module = proto.parse_module(compiled.module, where="TPU program")
     estimate = tpu_kernels.estimated_cycles(module)
-    cost = costs.cost(compiled, self.target)
+    cost = costs.cost(compiled, self.target, args)
     unknown = costs.unknown_work(estimate, estimate.work.bytes_accessed)
     raw = {
       "estimated_cycles": estimate.cycles,
@@ -332,7 +346,7 @@ class BytesEstimate(Label):
   what = "number of bytes accessed"
   worth = "An estimate of this machine's compiler and no run time."
 
-  def estimate(self, compiled: jax.stages.Compiled) -> Raw:
+  def estimate(self, compiled: jax.stages.Compiled, args: tuple) -> Raw:
     cost = compiled.cost_analysis()
     if cost is None:
       raise ValueError("this machine's compiler does not estimate the bytes of a program")

@@ -18,7 +18,7 @@ import zlib
 from jax.extend import core
 
 from tpugraphs_jax import hlo
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import names, proto
 from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.infra.console import Table
@@ -66,15 +66,24 @@ class Change:
     before, output, *operands = map(text, (self.before, *self.after))
     return before, output + (f" <- {', '.join(operands)}" if any(self.after[1:]) else "")
 
-  def cells(self) -> list[str]:
-    """A row of `TunedProgram.table`."""
+  def cells(self, graph: hlo.HloGraph) -> list[str]:
+    """A row of `TunedProgram.table`; the graph has the nodes."""
     before, after = self.orders
     # Fixes an output to the order that the compiler chose anyway. This can still change layouts
     # and fusions downstream.
     is_fixed = self.before and self.before == self.after[0]
     text = after.replace(before, f"{before} fixed", 1) if is_fixed else f"{before} -> {after}"
-    lines = ", ".join(self.lines[:2]) + (", ..." if len(self.lines) > 2 else "")
-    return [self.operation, lines, text, from_to(*self.cycles) if self.cycles else ""]
+    op_names = [graph.origins[node].op_name for node in self.nodes]
+    group = choosing.number_in(op_names[0]) if op_names else None
+    scopes = dict.fromkeys(filter(None, map(names.scope, op_names)))
+    return [
+      "" if group is None else str(group),
+      self.operation,
+      _first_two(list(scopes)),
+      _first_two(self.lines),
+      text,
+      from_to(*self.cycles) if self.cycles else "",
+    ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,11 +105,16 @@ class TunedProgram:
 
   def table(self, more: Sequence[Sequence[str]] = ()) -> Table:
     """The changes, and more rows of the same columns below them."""
-    head = ["changed output of", "line", "order", "estimated cycles"]
-    return Table(head, [*(change.cells() for change in self.changes), *more], self.summary)
+    head = ["group", "changed output of", "scope", "line", "order", "estimated cycles"]
+    rows = [change.cells(self.graph) for change in self.changes]
+    return Table(head, [*rows, *more], self.summary)
 
   def __str__(self) -> str:
     return str(self.table())
+
+
+def _first_two(texts: Sequence[str]) -> str:
+  return ", ".join(texts[:2]) + ", ..." * (len(texts) > 2)
 
 
 def from_to(before: int, after: int) -> str:

@@ -22,7 +22,7 @@ from tpugraphs_jax.columns import layout_row, MAX_RANK
 from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo.search import Dims
-from tpugraphs_jax.tuning import calls, choosing, draw, labels
+from tpugraphs_jax.tuning import calls, choosing, costs, draw, labels
 from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.choosing import Group, Orders
 from tpugraphs_jax.tuning.draw import Numbers
@@ -164,12 +164,18 @@ class Problem:
     return numbers
 
   def fingerprint(self) -> str:
-    """SHA-256 of the function's operations and constants, its groups and all their options."""
+    """SHA-256 of the function's operations and constants, its groups and all their options.
+
+    For a TPU also of the integers among its arguments.
+    """
     program, _, jit = self.call.trace
     groups = [(str(group), group.detail, group.options) for group in self.choices.groups]
     lines = [*choosing.operations(program, with_details=True), str(groups)]
     lines += [str(jit)] if jit and str(jit) else []
     lines += map(str, self.compiler_options.items())
+    if self.label.target:  # its time depends on them, such as the number of steps of a loop
+      values = costs.known_integers(self.call.arrays)
+      lines += [f"argument {number}: {array.tolist()}" for number, array in values.items()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
   def own_orders(self) -> list[Dims | None]:

@@ -18,11 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
-import html
 import itertools
 import os
 from pathlib import Path
-import sys
 import time
 import types
 from typing import Any
@@ -32,8 +30,8 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
-from tpugraphs_jax.infra import keywords
-from tpugraphs_jax.infra.console import Table
+from tpugraphs_jax.infra import console, keywords
+from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import load, Ranker
@@ -50,7 +48,7 @@ STRATEGIES = ("learned", "model")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Tuned:
+class Tuned(Tables):
   """A function with the best choice that was labelled, and the record of the search.
 
   Attributes:
@@ -135,13 +133,6 @@ class Tuned:
 
   def _notes(self) -> list[str]:
     return [" ".join(filter(None, [self.label.worth, self.order])), self.decision]
-
-  def __str__(self) -> str:
-    return "\n\n".join([*map(str, self._tables()), *self._notes()])
-
-  def _repr_html_(self) -> str:
-    tables = "".join(table._repr_html_() for table in self._tables())
-    return tables + "".join(f"<p>{html.escape(note)}</p>" for note in self._notes())
 
   def _tables(self) -> list[Table]:
     """The changes of operations, and all trials."""
@@ -240,8 +231,8 @@ class Tuned:
     totals = self._own_and_best("estimated_cycles")
     rest = np.subtract(totals, np.sum([change.cycles for change in self.changes], axis=0))
     return [
-      ["all other kernels", "", "", layouts.from_to(*rest)],
-      ["total", "", "", layouts.from_to(*totals)],
+      ["", "all other kernels", "", "", "", layouts.from_to(*rest)],
+      ["", "total", "", "", "", layouts.from_to(*totals)],
     ]
 
 
@@ -321,20 +312,21 @@ def tune(
     raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)}")
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
   label = labels.create(name, target=target, seed=seed)
-  _check_options(options, label)
-  say = functools.partial(print, file=sys.stderr, flush=True) if progress else lambda text: None
-  ranker = _ranker(model, label)
-  say(f"tracing {getattr(function, '__name__', 'the function')}, and compiling it once")
-  start = time.monotonic()
-  calls.check_state(calls.Call(function, args, kwargs))
-  with label.opened() as label:
+  with console.telling(progress) as say, label.opened() as label:
+    traced = f"tracing {getattr(function, '__name__', 'the function')}, and compiling it once"
+    say(traced, traced)
+    start = time.monotonic()
+    calls.check_state(calls.Call(function, args, kwargs))
+    ranker = _ranker(model, label)
+    _check_options(options, label)
     problem = Problem(
       function, args, label, kwargs=kwargs, seed=seed, operands=operands, compiler_options=options
     )
     drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
     say(
       f"ordering {len(drawn):,} choices for {len(problem.choices.groups)} groups of operations by "
-      f"a model; a label compiles once more, the first time took {time.monotonic() - start:.0f} s"
+      f"a model; a label compiles once more, the first time took {time.monotonic() - start:.0f} s",
+      "ordering the choices by a model",
     )
     pool = strategies.Pool(drawn, _graphs(problem, model), problem.numbers_of, len(options))
     file = LabelFile(cache, problem)
@@ -342,8 +334,9 @@ def tune(
     if strategy == "learned":
       search = strategies.learned(pool, ranker, prior_of(label.target))
     _label(search, file, budget, say)
-  order = _order(ranker, label) if model is None else ""
-  return _decide(function, problem, file, candidates=len(drawn), order=order)
+    say("", "comparing the best choice with the compiler's own")
+    order = _order(ranker, label) if model is None else ""
+    return _decide(function, problem, file, candidates=len(drawn), order=order)
 
 
 def _graphs(problem: Problem, model: Any) -> Callable[[Sequence[Numbers]], OpGraph[LayoutConfigs]]:
@@ -397,7 +390,7 @@ def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) ->
 
 
 def _label(
-  search: strategies.Search, file: LabelFile, budget: int, say: Callable[[str], object]
+  search: strategies.Search, file: LabelFile, budget: int, say: Callable[[str, str], object]
 ) -> None:
   """Labels the choices that a search proposes, the compiler's own choice first.
 
@@ -405,12 +398,14 @@ def _label(
     search: proposes them.
     file: makes labels, or has them, and keeps them.
     budget: how many.
-    say: takes a line about each.
+    say: takes a line about each, and the name of what begins.
   """
+  compiling = f"the compiler's part, {file.problem.graph.num_nodes:,} instructions"
   together = file.label.made_together  # the search then does not learn from labels
   asked = list(itertools.islice(search, budget if together else 1))
   if together:
-    say(f"measuring {len(asked)} choices in turn, after all are compiled")
+    measuring = f"measuring {len(asked)} choices in turn, after all are compiled"
+    say(measuring, f"{measuring}: {compiling}")
   for place in itertools.count():
     most = budget if together else min(budget + len(file.errors), 2 * budget)
     if place == most:
@@ -421,8 +416,10 @@ def _label(
       except StopIteration:  # every choice was tried
         break
     if place == 0 or not together:
+      if not together:
+        say("", f"label {place + 1} of {most}: {compiling}")
       file.label_choices(asked[place:])
-    say(_told(place, most, asked[place], file))
+    say(_told(place, most, asked[place], file), "ordering the choices that are left")
     if asked[0] in file.errors:
       break  # the compiler's own choice, to which the others are compared
 

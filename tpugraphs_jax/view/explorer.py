@@ -20,8 +20,7 @@ import portpicker
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.hlo import HloGraph, proto
-from tpugraphs_jax.tuning import choosing
+from tpugraphs_jax.hlo import HloGraph, names, proto
 from tpugraphs_jax.view.panes import CHANGED, Pane
 
 _RED, _BLUE, _AMBER = (215, 48, 39), (69, 117, 180), "#f5c26b"
@@ -143,7 +142,9 @@ def _namespaces(graph: HloGraph) -> list[str]:
     computation = "" if owner.id == module.entry_computation_id else owner.name
     # The first part is the jitted function, the last one the operation.
     scopes = [] if node.opcode == "parameter" else origin.op_name.split("/")[1:-1]
-    result.append("/".join(s for s in scopes if not s.startswith(choosing.SCOPE)) or computation)
+    result.append(
+      "/".join(s for s in scopes if not s.startswith(names.LAYOUT_GROUP)) or computation
+    )
   is_open = [not namespace for namespace in result]
   for consumer, producer in graph.edge_index[::-1].tolist():
     if is_open[producer]:

@@ -68,5 +68,5 @@ def test_a_table_names_instructions_and_adds_up_what_it_leaves_out():
   rows = explanation.table(names={first: "convolution.7"}, top=3).rows
   assert len(rows) == 4 and rows[0][1].startswith("convolution.7: ")
   assert rows[-1][1] == f"{len(found) - 3} more"
-  assert sum(float(change) for change, _ in rows) == pytest.approx(scores[0], abs=1e-3)
+  assert sum(float(change) for change, *_ in rows) == pytest.approx(scores[0], abs=1e-3)
   assert sum(explanation.by_node().values()) == pytest.approx(scores[0], rel=1e-4)

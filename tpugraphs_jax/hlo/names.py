@@ -1,4 +1,4 @@
-"""Where an instruction of a compiled program comes from: operation, modules around it, line."""
+"""Where an instruction of a program comes from: operation, modules around it, shape."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _MACHINERY = frozenset(
   "custom_vjp_call_jaxpr pallas_call remat remat2 rematted_computation scan while".split()
 )
 _BRANCH = re.compile(r"branch_\d+_fun")
+# The scope of equations whose layouts are chosen, before the number of their group.
+LAYOUT_GROUP = "layout_group_"
 _OUTER = re.compile(r"(?P<outer>\w+)\((?P<inner>.*)\)")
 
 
@@ -34,7 +36,8 @@ def scope(op_name: str) -> str:
     while nested := _OUTER.fullmatch(part):
       is_gradient |= nested["outer"] == "transpose"
       part = "" if nested["outer"] in ("jit", "pjit") else nested["inner"]
-    if part and part not in _MACHINERY and not _BRANCH.fullmatch(part):
+    is_ours = part in _MACHINERY or part.startswith(LAYOUT_GROUP) or _BRANCH.fullmatch(part)
+    if part and not is_ours:
       found.append(part)
   return "gradient of " * (is_gradient and bool(found)) + "/".join(found)
 
