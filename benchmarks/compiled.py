@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import io
 import json
+import os
 from pathlib import Path
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from typing import Any
 import zipfile
@@ -28,7 +28,6 @@ from tpugraphs_jax.tuning import tpu
 from tpugraphs_jax.tuning.schedule import dump, program
 from tpugraphs_jax.tuning.schedule.chips import Chip
 
-_FAST = Path("/dev/shm")  # a folder in memory, where there is one
 _SCHEDULE = "schedules/"
 _REFUSALS = (ValueError, TypeError, NotImplementedError, AttributeError, ImportError)
 
@@ -123,12 +122,12 @@ class Folder:
     while missing := [name for name in names if not self.has(name)]:
       print(f"{len(missing)} programs to compile", flush=True)
       current.unlink(missing_ok=True)
-      with tempfile.TemporaryDirectory(dir=_FAST if _FAST.exists() else None) as folder:
-        environment = dump.environment(Path(folder)) | {
-          "JAX_PLATFORMS": "cpu",
-          "TPU_SKIP_MDS_QUERY": "1",
-          "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        }
+      with dump.folder() as folder:
+        environment = (
+          os.environ
+          | dump.environment(folder)
+          | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+        )
         command = [sys.executable, *sys.argv, "--worker"]
         status = subprocess.run(command, env=environment).returncode
       if current.exists():

@@ -78,7 +78,7 @@ def apart(problem: Problem, numbers: Numbers, own: int) -> dict[str, float]:
     "layouts alone": numbers[:count] + problem.own[count:],
     "options alone": problem.own[:count] + numbers[count:],
   }
-  raw = problem.raw_labels(list(parts.values()))
+  raw = dict(problem.raw_labels(list(parts.values())))
   return {name: problem.label.value(raw[part]) / own for name, part in parts.items()}
 
 

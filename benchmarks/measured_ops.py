@@ -40,7 +40,7 @@ import timing
 import tokamax_ops
 
 from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning import costs, journal, tpu_kernels
+from tpugraphs_jax.tuning import costs, label_file, tpu_kernels
 
 # What a row of the record has; times and estimates of one program.
 COLUMNS = (
@@ -118,7 +118,7 @@ def record(
   programs: Sequence[tokamax_ops.Program], without: Sequence[str], work: tokamax_ops.Work
 ) -> dict[str, Any]:
   """All that was compiled so far, by device and operation."""
-  kept = work.open()
+  outcomes = work.outcomes()
   operations: dict[str, dict[str, Any]] = {}
   for program in sorted(programs, key=lambda each: each.name):
     target = tokamax_ops.DEVICES[program.device]
@@ -127,20 +127,20 @@ def record(
       {"distinct": 0, "failed": {}, "without_estimate": {}, "programs": {}},
     )
     row["distinct"] += 1
-    if program.name in kept.errors:
-      reason = kept.errors[program.name].splitlines()[0][:200]
+    outcome = outcomes.get(program.name)
+    if isinstance(outcome, str):
+      reason = outcome.splitlines()[0][:200]
       row["failed"][reason] = row["failed"].get(reason, 0) + 1
-    if program.name not in kept.raw:
+    if not isinstance(outcome, dict):
       continue
     module = zlib.decompress(work.module(program.name).read_bytes())
-    found = figures(program, kept.raw[program.name], module)
+    found = figures(program, outcome, module)
     if found["without"]:
       row["without_estimate"][found["without"]] = (
         row["without_estimate"].get(found["without"], 0) + 1
       )
     else:
       row["programs"][program.name.rpartition("/")[2]] = [found[column] for column in COLUMNS]
-  kept.close()
   return {
     **work.versions(),
     "columns": COLUMNS,
@@ -455,10 +455,11 @@ def compile_all(work: tokamax_ops.Work) -> None:
     [sys.executable, __file__, *sys.argv[1:], "--worker"],
     env=os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"},
   ).returncode:
-    name = journal.interrupted(work.path) if status < 0 and work.path.exists() else None
-    if name is None:
+    begun = label_file.interrupted(work.path) if status < 0 else None
+    if begun is None:
       sys.exit(f"error: the compiling process ended with status {status}")
-    journal.add_error(work.path, name, f"the compiler ended its process with status {status}")
+    error = f"the compiler ended its process with status {status}"
+    label_file.append(work.path, begun | {"error": error})
 
 
 def main() -> None:

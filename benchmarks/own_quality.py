@@ -17,7 +17,7 @@ as they are. `--curve` trains on subsets of programs of the given sizes, drawn b
 A figure is the mean over programs. `kendaltau` is tau-b. `ordered` is the share of right pairs
 minus the share of wrong pairs among the pairs whose labels differ; a tie in scores is wrong.
 Programs whose labels are all equal are left out of both. `tuned5` and `found8` are of the first
-labels in the model's order (`orders.spread`), the compiler's own choice being the first.
+labels in the model's order (`strategies.spread`), the compiler's own choice being the first.
 `tuned5` is the slowdown of the best of 5. `found8` is over the programs with a choice more than 2 %
 better than the compiler's own: the share with a better one among the first 8.
 """
@@ -38,11 +38,11 @@ import timing
 
 from tpugraphs_jax import columns, metrics
 from tpugraphs_jax.data import feature_blocks
-from tpugraphs_jax.rankers import orders
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.tables import traffic
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train.loading import data_of
+from tpugraphs_jax.tuning.strategies import spread
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = {
@@ -106,7 +106,7 @@ def figures(graph: Any, scores: np.ndarray) -> dict[str, Any]:
   """Figures of one program from scores `[C]`; `found8` is NaN if no choice is 2 % better."""
   label = graph.configs.runtime_ns[:]
   changed = graph.configs.group_row[:] != graph.configs.group_row[0]
-  tried = label[orders.spread(np.argsort(scores, kind="stable"), scores, changed)]
+  tried = label[spread(np.argsort(scores, kind="stable"), scores, changed)]
   return {
     "graph": graph.name,
     "kendaltau": metrics.kendall_tau(scores, label),

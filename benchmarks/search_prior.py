@@ -177,13 +177,12 @@ def main() -> None:
   ranker = load(args.model)
   paths = files(args.collections, LEARNT)
   graphs = list(map(npz.read_layout, paths))
-  sidecars = [path.with_suffix(".json") for path in paths]
   about = {
     "model": args.model,
     "collections": args.collections,
     "programs": len(graphs),
-    "families": sorted(set(map(ship.family, sidecars))),
-    "labels": ship.facts(sidecars),
+    "families": sorted(set(map(ship.family, paths))),
+    "labels": ship.facts(paths),
   }
   unit = 1.0
   if args.model != UNIT_OF:

@@ -5,7 +5,7 @@ r"""Adds a trained ranker of layouts to the models that ship, with its card.
         --seeds benchmarks/own_quality.json
     python benchmarks/ship.py --run out/own_quality_cpu/official/0 --name layout-cpu-measured
 
-The card names the training data, as recorded in the sidecars of the data, and gives the
+The card names the training data, as recorded beside the data, and gives the
 model's figures on the programs that it was not trained on, which this script computes.
 """
 
@@ -23,21 +23,22 @@ import own_quality
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.tuning import label_file
 
 _MOST_BYTES = 1 << 20
 _SPLITS = ("train", "valid", "test")
 _FACTS = ("label", "target", "platform", "device", "config_runtime", "jax", "libtpu")
 
 
-def facts(sidecars: Sequence[Path]) -> dict[str, Any]:
-  """The facts about the labels, which all sidecars have to agree on.
+def facts(paths: Sequence[Path]) -> dict[str, Any]:
+  """The facts about the labels, which all programs have to agree on.
 
   Raises:
-    ValueError: two sidecars differ.
+    ValueError: two programs differ.
   """
   found: dict[str, Any] = {}
-  for path in sidecars:
-    record = json.loads(path.read_text())
+  for path in paths:
+    record = label_file.collected(path)
     for name in _FACTS:
       if found.setdefault(name, record.get(name)) != record.get(name):
         raise ValueError(
@@ -47,9 +48,9 @@ def facts(sidecars: Sequence[Path]) -> dict[str, Any]:
   return {name: value for name, value in found.items() if value is not None}
 
 
-def family(sidecar: Path) -> str:
+def family(path: Path) -> str:
   """The family of a program: its file, or for a drawn program its name without the seed."""
-  file, program = json.loads(sidecar.read_text())["source"].split(":")
+  file, program = label_file.collected(path)["source"].split(":")
   stem = Path(file).stem
   return program.rpartition("_")[0] if stem.startswith("generated_") else stem
 
@@ -125,15 +126,12 @@ def ship(
   place = data_root.joinpath(*ranker.collection.name.split(":"))
   files = {split: sorted((place / split).glob("*.npz")) for split in _SPLITS}
   graphs = {split: [npz.read_layout(path) for path in files[split]] for split in _SPLITS}
-  sidecars = {
-    split: [path.with_suffix(".json") for path in paths] for split, paths in files.items()
-  }
   about = {
     "name": name,
     "model": ranker.config.model.name,
     "collection": ranker.collection.name,
-    "labels": facts(sum(sidecars.values(), [])),
-    "families": {split: sorted(set(map(family, paths))) for split, paths in sidecars.items()},
+    "labels": facts(sum(files.values(), [])),
+    "families": {split: sorted(set(map(family, paths))) for split, paths in files.items()},
     "programs": {split: [path.stem for path in paths] for split, paths in files.items()},
     "figures": _rounded(judged(ranker, {split: graphs[split] for split in _SPLITS[1:]})),
   }

@@ -7,7 +7,6 @@ times of each configuration; the configuration `{}` is plain XLA. The operations
 from __future__ import annotations
 
 from collections.abc import Sequence
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -27,7 +26,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.tuning import journal, tpu
+from tpugraphs_jax.tuning import label_file, tpu
 
 # Targets by the name that tokamax' caches give a device.
 DEVICES = {
@@ -181,11 +180,11 @@ class Work:
   """What the compiler said of programs, in a folder.
 
   Attributes:
-    path: of the journal.
+    path: of a file of labels, whose choices are programs.
   """
 
   def __init__(self, folder: Path):
-    self.folder, self.path = folder, folder / "journal.jsonl"
+    self.folder, self.path = folder, folder / "labels.jsonl"
 
   def module(self, name: str) -> Path:
     """The file of a program's optimised module, compressed."""
@@ -194,22 +193,30 @@ class Work:
   def versions(self) -> dict[str, str]:
     return {"libtpu": tpu.libtpu_version(), "jax": jax.__version__, "tokamax": version()}
 
-  def open(self) -> journal.Journal:
-    return journal.Journal(self.path, self.versions())
+  def outcomes(self) -> dict[str, dict[str, Any] | str]:
+    """By program what the compiler says of it, or its error."""
+    lines = [line for line in label_file.records(self.path) if line.keys() & {"raw", "error"}]
+    return {
+      line["program"]: line["raw"] if "raw" in line else line["error"]
+      for line in lines
+      if self.versions().items() <= line.items()
+    }
 
   def compile(self, programs: Sequence[Program], timeout: int) -> None:
     """Compiles programs, in this process, which a crash of the compiler ends."""
-    with contextlib.closing(self.open()) as kept:
-      for program in programs:
-        if program.name in kept.raw or program.name in kept.errors:
-          continue
-        kept.start(program.name)
-        signal.alarm(timeout)  # ends this process while the compiler is busy
-        try:
-          kept.result(program.name, self._compile(program))
-        except (ValueError, TypeError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
-          kept.error(program.name, f"{type(error).__name__}: {str(error)[:500]}")
-        signal.alarm(0)
+    known = self.outcomes()
+    for program in programs:
+      if program.name in known:
+        continue
+      line: dict[str, Any] = {"label": "compiled", **self.versions(), "program": program.name}
+      label_file.append(self.path, line)
+      signal.alarm(timeout)  # ends this process while the compiler is busy
+      try:
+        line["raw"] = self._compile(program)
+      except (ValueError, TypeError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        line["error"] = f"{type(error).__name__}: {str(error)[:500]}"
+      label_file.append(self.path, line)
+      signal.alarm(0)
 
   def _compile(self, program: Program) -> dict[str, Any]:
     found = tpu.compile_function(*function(program), DEVICES[program.device])

@@ -2,11 +2,11 @@
 
     python benchmarks/tune.py --workdir out/tune
 
-Simulates the search on labelled choices of `data/own`: a way of search may label a choice that
+Simulates the search on labelled choices of `data/own`: a search may label a choice that
 has a label there, and is told it. The labels are estimates of the TPU v3 compiler and no
-measurements. The ways of search are those of `tpugraphs_jax.tuning.strategies`. There are three
-sets of programs: the test families of the collections `outputs` and `blocks`, all their families,
-and the three programs of `kept_out`, by which nothing was chosen.
+measurements. The searches are those of `tpugraphs_jax.tuning.strategies` and `blind`. There are
+three sets of programs: the test families of the collections `outputs` and `blocks`, all their
+families, and the three programs of `kept_out`, by which nothing was chosen.
 
 The test families and `kept_out` are searched with the model and the prior that ship, which have
 not learnt from them. The other families are divided into seven parts. The programs of a part are
@@ -29,12 +29,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any
 import zlib
 
+import blind
 import numpy as np
 import own_quality
 import pages
@@ -46,7 +46,7 @@ import timing
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.ranker import load, Ranker
-from tpugraphs_jax.tuning import strategies, tune
+from tpugraphs_jax.tuning import label_file, strategies, tune
 from tpugraphs_jax.tuning.prior import Prior
 
 # Collections and splits.
@@ -79,13 +79,12 @@ class Program:
   estimates: Mapping[str, np.ndarray]  # `[C]` float64 by the names of `LABELS`
 
   @classmethod
-  def read(cls, path: Path) -> Program:
-    sidecar = path.with_suffix(".json")
-    record = json.loads(sidecar.read_text())["configs"]
+  def read(cls, path: Path, labels: Mapping[str, str] = LABELS) -> Program:
+    record = label_file.collected(path)["configs"]
     estimates = {
-      name: np.array([raw[key] for raw in record], np.float64) for name, key in LABELS.items()
+      name: np.array([raw[key] for raw in record], np.float64) for name, key in labels.items()
     }
-    return cls(npz.read_layout(path), ship.family(sidecar), estimates)
+    return cls(npz.read_layout(path), ship.family(path), estimates)
 
 
 class Models:
@@ -178,8 +177,8 @@ def drawn(graph: OpGraph, seed: int) -> np.ndarray:
   return np.sort(np.append(0, 1 + rng.permutation(others)[: math.ceil(_DRAWN * others)]))
 
 
-def labelled(pool: strategies.Pool, way: strategies.Way, value: np.ndarray) -> np.ndarray:
-  """The labels that a way of search sees, in its order, at most as many as are judged.
+def labelled(pool: strategies.Pool, way: strategies.Search, value: np.ndarray) -> np.ndarray:
+  """The labels that a search sees, in its order, at most as many as are judged.
 
   Args:
     pool: closed.
@@ -213,7 +212,7 @@ def figures(seen: np.ndarray, least: float) -> dict[str, float]:
 def simulate(
   program: Program, label: str, models: Models, prior_of: PriorOf, seeds: int
 ) -> dict[str, dict[str, float]]:
-  """Figures of every way of search, means over seeds; NaN for no gain in any draw."""
+  """Figures of every search, means over seeds; NaN for no gain in any draw."""
   graph, value = program.graph, program.estimates[label]
   runs = []
   for seed in range(seeds):
@@ -222,8 +221,8 @@ def simulate(
     ways = {
       "learned": strategies.learned(pool, models, prior_of(pool)),
       "model": strategies.model(pool, models),
-      "random": strategies.random(pool, seed),
-      "coordinate": strategies.coordinate(pool, seed),
+      "random": blind.random(pool, seed),
+      "coordinate": blind.coordinate(pool, seed),
     }
     least = value[chosen].min()
     runs.append(
@@ -242,7 +241,7 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def compared(other: np.ndarray, learned: np.ndarray) -> dict[str, float]:
-  """The mean difference of another way of search and its bootstrap interval."""
+  """The mean difference of another search and its bootstrap interval."""
   difference = (other - learned)[~np.isnan(other)]
   means = np.random.default_rng(0).choice(difference, (_RESAMPLED, len(difference))).mean(axis=1)
   low, high = np.quantile(means, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
@@ -252,7 +251,7 @@ def compared(other: np.ndarray, learned: np.ndarray) -> dict[str, float]:
 def measure(
   programs: Sequence[Program], label: str, models: Models, prior_of: PriorOf, seeds: int
 ) -> dict[str, Any]:
-  """Figures of every way of search on programs."""
+  """Figures of every search on programs."""
   models.scores([_with_single_changes(program.graph) for program in programs])  # at once
   rows = [simulate(program, label, models, prior_of, seeds) for program in programs]
   found = {

@@ -21,7 +21,7 @@ LANES = {
     "infra/test_parallel.py",
     "infra/test_buckets.py",
     "infra/test_tasks.py",
-    "tuning/test_collect.py",
+    "test_collect.py",
   ),
   "runs": (
     "train/test_official_pipeline.py",

@@ -77,10 +77,10 @@ def test_the_store_lists_own_collections(data_root, capsys):
     store.graph_folders(data_root, OWN["tile"], "train")
 
 
-def note(folder, **fields):
+def note(folder, name, text):
   place = folder / "layout/own/programs/train"
   place.mkdir(parents=True)
-  (place / "a.json").write_text(json.dumps(fields))
+  (place / name).write_text(text)
 
 
 def test_copies_of_synthetic_data_say_so(data_root):
@@ -100,18 +100,18 @@ def test_released_collections_are_measured(tmp_path):
       ("ESTIMATE", "tpu:v3", "0.1", "no measurement"),
     ),
     (dict(label="measured", target="cpu"), ("measured", "cpu")),
+    (dict(label="measured", about={"machine": "a machine"}), ("measured", "a machine")),
     ({}, ("unknown",)),
   ],
 )
-def test_own_collections_say_which_compiler_or_machine(tmp_path, fields, words):
-  note(tmp_path, **fields)
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_own_collections_say_which_compiler_or_machine(tmp_path, fields, words, name):
+  note(tmp_path, name, "[]\n" * (name == "a.jsonl") + json.dumps(fields))
   found = datasets.label_kind(str(tmp_path), MINE)
   assert all(word in found for word in words)
 
 
 @pytest.mark.parametrize("text", ["[1]", "3", "{"])
 def test_other_json_beside_the_graphs_is_no_note_about_labels(tmp_path, text):
-  note(tmp_path)
-  for path in tmp_path.rglob("*.json"):
-    path.write_text(text)
+  note(tmp_path, "a.json", text)
   assert datasets.label_kind(str(tmp_path), MINE) == datasets.UNKNOWN

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tokamax_ops
 
-from tpugraphs_jax.tuning import costs, journal
+from tpugraphs_jax.tuning import costs, label_file
 
 
 def _cache(*rows):
@@ -70,15 +70,14 @@ def test_a_crash_of_the_compiler_costs_one_program(tmp_path, monkeypatch):
   statuses = iter([-signal.SIGSEGV, 0])
 
   def run(*_, **__):
-    kept = journal.Journal(work.path, {"libtpu": "1"})
-    kept.start(f"program {len(kept.errors)}")
-    kept.close()
+    program = f"program {label_file.count(work.path)}"
+    label_file.append(work.path, {"label": "compiled", "libtpu": "1", "program": program})
     return subprocess.CompletedProcess([], next(statuses))
 
   monkeypatch.setattr(subprocess, "run", run)
   measured_ops.compile_all(work)
-  errors = [line for line in journal.read(work.path) if "error" in line]
-  assert [line["candidate"] for line in errors] == ["program 0"] and "-11" in errors[0]["error"]
+  errors = [line for line in label_file.records(work.path) if "error" in line]
+  assert [line["program"] for line in errors] == ["program 0"] and "-11" in errors[0]["error"]
   monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1))
   with pytest.raises(SystemExit, match="status 1"):
     measured_ops.compile_all(work)

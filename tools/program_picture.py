@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 _QUIET = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
 
 
-def tuned() -> layouts.Program:
+def tuned() -> layouts.TunedProgram:
   """The program that README.md tunes."""
   blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
   names: dict = {}

@@ -143,16 +143,20 @@ def label_kind(data_root: str, collection: Collection) -> str:
   if collection.name in RELEASED:
     return MEASURED
   folder = files.local_of(data_root) / collection.path  # the copies of the files of a bucket
-  notes = files.visible(folder, "*/*.json")
+  notes = files.visible(folder, "*/*.json*")
   try:
-    return _of_note(trust.parse(notes[0].read_text(encoding="utf-8")))
+    text = notes[0].read_text(encoding="utf-8")
+    # `.json`: of earlier versions. The last line has what is known of a program.
+    note = text if notes[0].suffix == ".json" else text.splitlines()[-1]
+    return _of_note(trust.parse(note))
   except (IndexError, KeyError, TypeError, ValueError, OSError):  # none, or not of `collect`
     return UNKNOWN
 
 
-def _of_note(note: dict[str, str]) -> str:
+def _of_note(note: dict[str, Any]) -> str:
   """The kind of label that `tpugraphs_jax.collect` noted beside a graph of a user's collection."""
   if note["label"] == "measured":
-    return f"measured run times on {note.get('target') or note.get('machine', 'this machine')}"
+    machine = note.get("about", note).get("machine", "this machine")
+    return f"measured run times on {note.get('target') or machine}"
   version = f", libtpu {note['libtpu']}" if "libtpu" in note else ""
   return f"ESTIMATE of a compiler ({note['label']}, {note['target']}{version}), no measurement"

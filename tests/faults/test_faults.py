@@ -26,7 +26,7 @@ def test_damaged_files_and_what_somebody_sends_are_read_or_end_in_one_line():
     "sent, model file | 8",
     "sent, working folder for a report | 8",
     "sent, graph file | 40",
-    "sent, journal of collect | 800",
+    "sent, labels of collect | 800",
     "sent, HLO text | 3",
   ):
     assert row in ended.stdout

@@ -74,7 +74,7 @@ def test_without_a_package_one_line_says_what_to_install(tmp_path):
   ended = commands.python("-c", code, cwd=tmp_path)
   assert ended.returncode == 0, ended.stderr
   for package, line in zip(packages, ended.stderr.splitlines(), strict=True):
-    assert package in line and "pip install 'tpugraphs-jax[plots]'" in line
+    assert package in line and 'pip install ".[plots]"' in line
     assert f"no report page: {package}" in ended.stdout  # a run goes on
 
 

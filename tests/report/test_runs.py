@@ -92,7 +92,7 @@ def test_the_first_is_compared_with_the_others_graph_by_graph(several):
   (same,) = runs.leads([first, first])
   assert (same.gain, same.better) == (0, 0) and np.isnan(same.p_value)
   run = first.runs[0]
-  fewer = runs.Group("fewer", (dataclasses.replace(run, judged=run.judged[:5]),))
+  fewer = runs.RunGroup("fewer", (dataclasses.replace(run, judged=run.judged[:5]),))
   (lead,) = runs.leads([fewer, second])
   assert lead.graphs == 5 and np.isnan(lead.p_value)  # five graphs have no p below 0.0625
 

@@ -26,6 +26,5 @@ MEMBERS = {
 needs_npz = pytest.mark.skipif(not NPZ.is_dir(), reason=f"no released files in {NPZ}")
 needs_hlo = pytest.mark.skipif(not HLO.is_dir(), reason=f"no released protobufs in {HLO}")
 needs_libtpu = pytest.mark.skipif(
-  importlib.util.find_spec("libtpu") is None,
-  reason='libtpu is not installed: pip install "jax[tpu]"',
+  importlib.util.find_spec("libtpu") is None, reason='libtpu is not installed: pip install ".[tpu]"'
 )

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 
 from tpugraphs_jax.synthetic.layouts import layout_cost
-from tpugraphs_jax.synthetic.program import BYTES_PER_NS, FLOPS_PER_NS, Program
+from tpugraphs_jax.synthetic.program import BYTES_PER_NS, FLOPS_PER_NS, ProgramBuilder
 
 
 def test_layout_time_charges_a_copy_where_neighbours_disagree():
-  program = Program()
+  program = ProgramBuilder()
   left, right = (program.add("parameter", (256, 256)) for _ in range(2))
   first = program.add("dot", (256, 256), left, right, contraction=256, role="a")
   turned = program.add("transpose", (256, 256), first, dimensions=(1, 0))
@@ -24,7 +24,7 @@ def test_layout_time_charges_a_copy_where_neighbours_disagree():
 
 
 def test_layout_time_charges_the_padding_of_the_minor_dimensions():
-  program = Program()
+  program = ProgramBuilder()
   left = program.add("parameter", (16, 4096))
   right = program.add("parameter", (4096, 128))
   dot = program.add("dot", (16, 128), left, right, contraction=4096, role="a")

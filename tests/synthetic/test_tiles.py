@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax.synthetic import program
-from tpugraphs_jax.synthetic.tiles import Kernel, tile_cost
+from tpugraphs_jax.synthetic.tiles import KernelBuilder, tile_cost
 
 
-def normalizing_kernel(before: str, after: str) -> Kernel:
+def normalizing_kernel(before: str, after: str) -> KernelBuilder:
   """`after(x * sum_n before(x))` on [256, 2048]."""
-  kernel, axes = Kernel({"m": 256, "n": 2048}), ("m", "n")
+  kernel, axes = KernelBuilder({"m": 256, "n": 2048}), ("m", "n")
   x = kernel.parameter(axes)
   total = kernel.reduce(kernel.add(before, axes, x), "n")
   kernel.add(after, axes, kernel.add("multiply", axes, x, kernel.spread(total, axes)))
@@ -35,9 +35,9 @@ def test_tile_time_counts_what_feeds_a_reduction_once_per_tile():
     assert time == pytest.approx(expected, rel=1e-12)
 
 
-def product_kernel(left_opcode: str, right_opcode: str) -> Kernel:
+def product_kernel(left_opcode: str, right_opcode: str) -> KernelBuilder:
   """`left(x) @ right(y)` on square matrices."""
-  kernel = Kernel(dict.fromkeys("mnk", 4096))
+  kernel = KernelBuilder(dict.fromkeys("mnk", 4096))
   kernel.output_axes, kernel.kernel_axes = ("m", "n"), ("k", "n")
   x, y = kernel.parameter(("m", "k")), kernel.parameter(("k", "n"))
   left, right = kernel.add(left_opcode, ("m", "k"), x), kernel.add(right_opcode, ("k", "n"), y)

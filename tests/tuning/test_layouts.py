@@ -26,7 +26,7 @@ def file(tmp_path):
   nodes = graph.config_node.tolist()
   change = layouts.Change(nodes[:1], "dot_general", ["step.py:7"], (1, 0), ((0, 1), (), ()), (7, 5))
   about, call = {"name": "step", "ratio": 0.9}, calls.Call(step, _ARGS, {})
-  program = layouts.Program(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried")
+  program = layouts.TunedProgram(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried")
   layouts.save(path, call, choices.choice(numbers), about, program)
   return path
 
@@ -124,7 +124,7 @@ def test_a_file_says_what_it_was_made_for(file):
 
 def _saved(path, function, args):
   found, call = choosing.choices(function, *args), calls.Call(function, args, {})
-  program = layouts.Program(hlo.featurize(function, *args), [], {}, "tried")
+  program = layouts.TunedProgram(hlo.featurize(function, *args), [], {}, "tried")
   layouts.save(path, call, found.choice(found.options - 1), {"name": "step"}, program)
   return path
 

@@ -1,7 +1,6 @@
 """The collections of own programs in the repository: contents, and that they can be made anew."""
 
 import importlib.metadata
-import json
 
 import commands
 import jax
@@ -11,7 +10,7 @@ import recorded
 
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.tuning import choosing, labels, programs
+from tpugraphs_jax.tuning import choosing, label_file, labels, programs
 
 _OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
 _OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
@@ -24,7 +23,7 @@ _CONFIGS = 4
 
 
 def record_of(path):
-  return json.loads(path.with_suffix(".json").read_text())
+  return label_file.collected(path)
 
 
 def families(paths):

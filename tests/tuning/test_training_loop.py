@@ -31,7 +31,8 @@ def tuned():
     return tpugraphs_jax.tune(step, *args, budget=8, candidates=40, progress=False)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(Problem, "raw_labels", lambda _, choices: {each: raw(each) for each in choices})
+    raw_labels = lambda problem, choices, begin: ((choice, raw(choice)) for choice in choices)
+    patch.setattr(Problem, "raw_labels", raw_labels)
     patch.setattr(measure, "compare", lambda *args, **options: (0.9, 0.85, 0.95))
     yield tune
 

@@ -21,7 +21,7 @@ from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.view import panes
 
-pytest.importorskip("model_explorer", reason='pip install "tpugraphs-jax[view]"')
+pytest.importorskip("model_explorer", reason='pip install ".[view]"')
 from tpugraphs_jax.view import explorer  # pylint: disable=wrong-import-position
 
 

@@ -56,7 +56,7 @@ def test_without_the_extra_the_table_is_shown_and_a_line_says_what_to_install(
   said = said_by(capsys, program, "--config=1", "--against=0")
   assert "layouts, configuration 1" in said.out
   (line,) = said.err.splitlines()
-  assert 'pip install "tpugraphs-jax[view]"' in line
+  assert 'pip install ".[view]"' in line
 
 
 def test_mistakes_end_in_one_line(program, tmp_path, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-import contextlib
 import json
 import os
 from pathlib import Path
@@ -21,7 +20,7 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.rankers import model_file, ranker
-from tpugraphs_jax.tuning import journal
+from tpugraphs_jax.tuning import label_file
 
 VALUES = (
   None,
@@ -202,31 +201,27 @@ def graph_files(
   return row
 
 
-def journals(module: bytes, folder: Path, *, times: int, rng: np.random.Generator) -> Row:
-  """Flips a bit in the module or the lines of a journal, which must not be taken for whole."""
-  row, path, kept = Row("sent, journal of collect"), folder / "j.jsonl", folder / "j.hlo.pb"
-  for old in (path, kept):
-    old.unlink(missing_ok=True)
-  with contextlib.closing(journal.Journal(path, {"seed": 0})) as made:
-    made.keep_module(kept, module)
-    for number in range(20):
-      made.start(number)
-      made.result(number, {"seconds": [float(rng.random())]})
-  whole = {file: file.read_bytes() for file in (path, kept)}
+def label_files(folder: Path, *, times: int, rng: np.random.Generator) -> Row:
+  """Flips a bit in the lines of a file of labels, which must not be taken for whole."""
+  row, path = Row("sent, labels of collect"), folder / "labels.jsonl"
+  key = {"label": "measured", "program": "a"}
+  path.unlink(missing_ok=True)
+  for number in range(20):
+    label_file.append(path, {**key, "numbers": [number]})
+    raw = {"seconds": [float(rng.random())]}
+    label_file.append(path, {**key, "numbers": [number], "raw": raw})
+  whole, lines = path.read_bytes(), label_file.records(path)
   for number in range(times):
-    file = (kept, path)[number % 2]
-    file.write_bytes(damage.damaged(whole[file], ("flipped", "cut")[number // 2 % 2], rng))
-    row.count(outcome(lambda: _opened(path, kept, whole[kept]), names=path.name), of=f"{number}")
-    file.write_bytes(whole[file])
+    path.write_bytes(damage.damaged(whole, ("flipped", "cut")[number % 2], rng))
+    row.count(outcome(lambda: _read_labels(path, lines), names=path.name), of=f"{number}")
   return row
 
 
-def _opened(path: Path, kept: Path, module: bytes) -> None:
-  """Opens a journal; refuses what is neither whole nor the beginning of what was written."""
-  with contextlib.closing(journal.Journal(path, {"seed": 0})) as found:
-    data = found.kept_module(kept)
-    if list(found.raw) != list(range(len(found.raw))) or data not in (None, module):
-      raise AssertionError("another journal in silence")
+def _read_labels(path: Path, lines: list[dict[str, Any]]) -> None:
+  """Reads labels; refuses what is neither whole nor the beginning of what was written."""
+  found = label_file.records(path)
+  if found != lines[: len(found)]:
+    raise AssertionError("other labels in silence")
 
 
 def keys(folder: Path, *, times: int, rng: np.random.Generator) -> Row:
@@ -292,8 +287,7 @@ def rows(workdir: Path, graph_file: Path, folder: Path, *, times: int, seed: int
     )
     row.fault += f" ({path.stem})" if number else ""
     yield row
-  module = (Path(__file__).parents[2] / "tests/data/hlo/fuzz06.hlo.pb").read_bytes()
-  yield journals(module, folder, times=100 * times, rng=np.random.default_rng([seed, 8]))
+  yield label_files(folder, times=100 * times, rng=np.random.default_rng([seed, 8]))
   yield keys(folder, times=100 * times, rng=np.random.default_rng([seed, 9]))
   yield texts(times=times // 5 + 2, rng=np.random.default_rng([seed, 10]))
   yield working_folders(workdir, folder / "run", times=times, rng=np.random.default_rng([seed, 6]))

@@ -80,6 +80,11 @@ def one_line(said: object) -> str:
   return printable(words.replace("\t", " "))
 
 
+def to_install(extra: str) -> str:
+  """How to install the packages of an extra, at the end of a message."""
+  return f'run `pip install ".[{extra}]"` in a clone of tpugraphs_jax'
+
+
 def fail(message: object) -> NoReturn:
   """Ends a command that was used wrongly: one line on standard error, exit code 2."""
   print(f"error: {with_places(one_line(message))}", file=sys.stderr)

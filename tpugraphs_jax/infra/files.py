@@ -83,7 +83,7 @@ def bucket_of(place: str | os.PathLike[str]) -> tuple[fsspec.AbstractFileSystem,
     return fsspec.core.url_to_fs(os.fspath(place))
   except (ImportError, ValueError) as error:
     extra = _EXTRAS.get(protocol)
-    advice = f": pip install 'tpugraphs-jax[{extra}]'" if extra else ""
+    advice = f": {console.to_install(extra)}" if extra else ""
     reason = " ".join(str(error).split())
     raise ValueError(f"{place} cannot be reached ({reason}){advice}") from None
 
@@ -279,8 +279,8 @@ def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
 def check_file(path: Path, expected: str) -> None:
   """Refuses (FileNotFoundError) a path that is no file; `expected` says what is read there."""
   if not path.is_file():
-    found = "a folder" if path.is_dir() else "no such file"
-    raise FileNotFoundError(f"{path}: {found}, expected {expected}")
+    kind = "a folder" if path.is_dir() else "no such file"
+    raise FileNotFoundError(f"{path}: {kind}, expected {expected}")
 
 
 def lines(path: Path) -> list[bytes]:
@@ -724,9 +724,9 @@ def _files(system: fsspec.AbstractFileSystem, root: str) -> dict[str, dict[str, 
   """
   system.invalidate_cache()
   start = len(root.rstrip("/")) + 1
-  found = {path[start:]: info for path, info in system.find(root, detail=True).items()}
+  infos = {path[start:]: info for path, info in system.find(root, detail=True).items()}
   is_kept = lambda name: name == _INDEX or name and not is_hidden(name)
-  files = {name: info for name, info in found.items() if is_kept(name)}
+  files = {name: info for name, info in infos.items() if is_kept(name)}
   if _INDEX not in files:
     return files
   index = trust.parse(system.cat_file(files[_INDEX]["name"]))

@@ -21,7 +21,7 @@ def checked(verb: _Verb) -> _Verb:
   parameter of the function, or is neither and nearly has the name of an option.
   """
   parameters = inspect.signature(verb).parameters.values()
-  options = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+  options = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
   @functools.wraps(verb)
   def check(function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -45,10 +45,10 @@ def _parameters(function: Any, count: int) -> list[str]:
   except (TypeError, ValueError):
     return []
   by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-  given = [each.name for each in parameters if each.kind in by_place][:count]
+  given = [parameter.name for parameter in parameters if parameter.kind in by_place][:count]
   given += getattr(function, "keywords", {})  # of functools.partial
   stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-  return [each.name for each in parameters if each.name not in given and each.kind not in stars]
+  return [part.name for part in parameters if part.name not in given and part.kind not in stars]
 
 
 def _target(kwargs: dict[str, Any], name: str, option: str) -> Any:

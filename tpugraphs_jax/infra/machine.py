@@ -102,15 +102,15 @@ def _numbers(path: Path) -> dict[str, int]:
 
 def _groups() -> list[tuple[Path, str, str]]:
   """Folder, limit and use of every cgroup of this process with a limit of memory."""
-  found: list[tuple[Path, str, str]] = []
+  groups: list[tuple[Path, str, str]] = []
   with contextlib.suppress(OSError):
     for line in Path("/proc/self/cgroup").read_text().splitlines():
       _, controllers, name = line.split(":", 2)
       top, files = (_CGROUPS / "memory", _FIRST) if controllers else (_CGROUPS, _SECOND)
       if controllers in ("", "memory"):
         group = PurePosixPath(name.lstrip("/"))
-        found += [(top / each, *files) for each in (group, *group.parents)]
-  return found
+        groups += [(top / parent, *files) for parent in (group, *group.parents)]
+  return groups
 
 
 _GOOGLE = "0x1ae0"  # vendor of PCI devices: TPUs, and network cards of its cloud

@@ -336,7 +336,7 @@ def free_memory() -> int:
   stats = [device.memory_stats() for device in jax.local_devices()]
   if not all(stats):
     return machine.available() // len(stats)
-  return min(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
+  return min(device["bytes_limit"] - device["bytes_in_use"] for device in stats)
 
 
 def memory_of(step: Any, *args: Any) -> int:

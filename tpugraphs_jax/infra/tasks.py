@@ -21,6 +21,8 @@ import traceback
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
+from tpugraphs_jax.infra import console
+
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _SECONDS = 0.2  # between two looks at the process that started this one
@@ -190,9 +192,7 @@ def run_on_beam(
     import apache_beam as beam
     from apache_beam.options import pipeline_options
   except ImportError as error:
-    raise ImportError(
-      "apache-beam is missing: pip install 'tpugraphs-jax[beam]' (or pip install apache-beam)"
-    ) from error
+    raise ImportError(f"apache-beam is missing: {console.to_install('beam')}") from error
   if not tasks:
     return
   flags = list(options)
@@ -277,8 +277,8 @@ class StopSignals:
 
   def _receive(self, number: int, frame: FrameType | None) -> None:
     del frame
-    for each in _STOP_SIGNALS:
-      signal.signal(each, signal.SIG_DFL)
+    for stop in _STOP_SIGNALS:
+      signal.signal(stop, signal.SIG_DFL)
     self.received = number
     if self._may_interrupt:
       raise Interrupted

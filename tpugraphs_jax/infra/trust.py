@@ -139,7 +139,7 @@ def check(value: Any, schema: Any, name: str) -> None:
   else:
     types = schema if isinstance(schema, tuple) else (schema,)
     is_one = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
-    _expect(is_one, value, " or ".join(each.__name__ for each in types), name)
+    _expect(is_one, value, " or ".join(kind.__name__ for kind in types), name)
 
 
 def _expect(is_right: bool, value: object, expected: str, name: str) -> None:

@@ -255,7 +255,7 @@ class Config(Options):
     """Nested fields in JSON types (and tuples), for files."""
     sections = {name: dataclasses.asdict(getattr(self, name)) for name in _sections(self.task)}
     values = {name: getattr(self, name) for name in limits_of(Config)}
-    fields = {"task": self.task, **values, **sections, "model": self.model.to_dict()}
+    fields = {"task": self.task, **values, "model": self.model.to_dict(), **sections}
     return fields | ({"data_root": self.data_root} if self.data_root else {})
 
   @classmethod
@@ -367,15 +367,16 @@ def _kind_of(task: str) -> str:
 def _sections(task: str) -> dict[str, type[Options]]:
   """The class of each section by name, but for the model."""
   is_tile = task == "tile"
-  sections: dict[str, type[Options]] = {
+  of_segments = {"segments": SegmentOptions} if task == "segments" else {}
+  return {
     "data": TileDataOptions if is_tile else LayoutDataOptions,
     "batch": BatchOptions,
+    **of_segments,
     "loss": LossOptions,
     "optimizer": Optimizer,
     "train": TrainOptions,
     "eval": EvalOptions if is_tile else LayoutEvalOptions,
   }
-  return sections | ({"segments": SegmentOptions} if task == "segments" else {})
 
 
 def _declared(task: str) -> dict[str, tuple[Any, Limits]]:

@@ -92,7 +92,7 @@ def read_file(path: Path) -> Artefact:
       return _artefact(card, arrays)
   raise ValueError(
     f"{path} is of format {version}, and this version of tpugraphs_jax reads up to "
-    f"{FORMAT}: pip install --upgrade tpugraphs-jax"
+    f"{FORMAT}: install a newer one"
   )
 
 

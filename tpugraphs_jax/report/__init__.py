@@ -58,4 +58,4 @@ def require_plots() -> None:
     import jinja2  # noqa: F401
     import matplotlib  # noqa: F401
   except ImportError as error:
-    raise ImportError(f"{error.name} is missing: pip install 'tpugraphs-jax[plots]'") from error
+    raise ImportError(f"{error.name} is missing: {console.to_install('plots')}") from error

@@ -11,7 +11,7 @@ import numpy as np
 from tpugraphs_jax import metrics
 from tpugraphs_jax.columns import opcode_names
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.report.runs import Group, Run, ValidationGraph
+from tpugraphs_jax.report.runs import Run, RunGroup, ValidationGraph
 
 _PARTS = 3  # of the graphs, by size and by number of configurations
 _FEWEST = 3  # graphs with an opcode, and without it
@@ -19,7 +19,7 @@ _OPCODES = 5  # with the lowest Kendall tau
 _MOST_FILES = 1000  # training files whose opcodes are read
 
 
-def rows(group: Group) -> list[tuple[str, int, float, float]]:
+def rows(group: RunGroup) -> list[tuple[str, int, float, float]]:
   """What some graphs have in common, their number, and the means of Kendall tau and slowdown1.
 
   Graphs without an order are left out. Empty with fewer than `2 * _PARTS` graphs.
@@ -53,7 +53,7 @@ def _parts(
   return result
 
 
-def _by_opcode(group: Group, names: Sequence[str]) -> dict[str, list[str]]:
+def _by_opcode(group: RunGroup, names: Sequence[str]) -> dict[str, list[str]]:
   """Names of the graphs with an opcode: those with the lowest tau, and those not in training."""
   run = group.runs[0]
   try:

@@ -20,9 +20,9 @@ from tpugraphs_jax.report.runs import (
   BY_GRAPH,
   Comparison,
   DEFAULT,
-  Group,
   KS,
   RANDOM,
+  RunGroup,
   ValidationGraph,
 )
 from tpugraphs_jax.train import evaluation
@@ -157,7 +157,7 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
   return drawn
 
 
-def _by_graph(groups: Sequence[Group]) -> figure.Figure:
+def _by_graph(groups: Sequence[RunGroup]) -> figure.Figure:
   """Kendall tau and slowdown of every graph, means over seeds."""
   order = groups[0].by_tau
   is_named, places = len(order) <= _NAMED, range(len(order))
@@ -184,7 +184,7 @@ def _by_graph(groups: Sequence[Group]) -> figure.Figure:
   return drawn
 
 
-def _curves(groups: Sequence[Group]) -> figure.Figure:
+def _curves(groups: Sequence[RunGroup]) -> figure.Figure:
   """Loss and validation metric by step, a line for each run."""
   drawn, (left, right) = _axes(2)
   shown: dict[str, None] = {}

@@ -23,9 +23,9 @@ from tpugraphs_jax.report.runs import (
   comparisons,
   DEFAULT,
   differences,
-  Group,
   leads,
   Run,
+  RunGroup,
   TAU,
 )
 from tpugraphs_jax.train import evaluation
@@ -96,7 +96,7 @@ def _section(comparison: Comparison) -> dict[str, Any]:
   }
 
 
-def _differences(groups: Sequence[Group]) -> dict[str, Any]:
+def _differences(groups: Sequence[RunGroup]) -> dict[str, Any]:
   """Fields in which configs differ, with the value of each config."""
   head = ["field", *(group.name for group in groups)]
   return {"head": head, "rows": differences(groups) if len(groups) > 1 else []}
@@ -143,7 +143,7 @@ def _ended(runs: Sequence[Run]) -> dict[str, Any]:
   )
 
 
-def _graphs(groups: Sequence[Group]) -> dict[str, Any]:
+def _graphs(groups: Sequence[RunGroup]) -> dict[str, Any]:
   """A row for every graph, the lowest Kendall tau of the first config first."""
   columns = {}
   for name, value in BY_GRAPH.items():
@@ -161,7 +161,7 @@ def _graphs(groups: Sequence[Group]) -> dict[str, Any]:
   )
 
 
-def _programs(groups: Sequence[Group]) -> dict[str, Any]:
+def _programs(groups: Sequence[RunGroup]) -> dict[str, Any]:
   """Means by program and config, over kernels and seeds."""
   columns = {}
   for group in groups[:_BESIDE]:
@@ -173,7 +173,7 @@ def _programs(groups: Sequence[Group]) -> dict[str, Any]:
   )
 
 
-def _of(group: Group, groups: Sequence[Group]) -> str:
+def _of(group: RunGroup, groups: Sequence[RunGroup]) -> str:
   """The end of the name of a column of a group; empty where there is one group."""
   return f", {group.name}" * (len(groups) > 1)
 

@@ -160,7 +160,7 @@ def _named(means: Mapping[str, float], *, opa_mean: float) -> dict[str, float]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class RunGroup:
   """Runs that differ only in seeds and folds.
 
   Attributes:
@@ -190,7 +190,7 @@ class Group:
     return sorted({run.fold for run in self.runs if run.fold is not None})
 
   @functools.cached_property
-  def out_of_fold(self) -> Group:
+  def out_of_fold(self) -> RunGroup:
     """The same config with one run for each seed, which has the judged graphs of all its folds.
 
     Each graph is judged by the model of the fold that tests it. A seed that lacks a fold of another
@@ -201,9 +201,9 @@ class Group:
     by_seed: dict[int, list[Run]] = {}
     for run in self.runs:
       by_seed.setdefault(run.seed, []).append(run)
-    of_seeds = [Group(self.name, tuple(some)) for some in by_seed.values()]
+    of_seeds = [RunGroup(self.name, tuple(some)) for some in by_seed.values()]
     whole = [group for group in of_seeds if group.folds == self.folds] or [self]
-    return Group(self.name, tuple(group.whole for group in whole))
+    return RunGroup(self.name, tuple(group.whole for group in whole))
 
   @property
   def whole(self) -> Run:
@@ -244,14 +244,14 @@ class Group:
     return {name: metrics.mean(values) for name, values in numbers.items()}
 
 
-def groups_of(runs: Sequence[Run]) -> list[Group]:
+def groups_of(runs: Sequence[Run]) -> list[RunGroup]:
   """Runs by config, the largest Kendall tau first."""
   by_config: dict[str, list[Run]] = {}
   for run in runs:
     by_config.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
   names = [_common_name([run.name for run in group]) for group in by_config.values()]
   groups = [
-    Group(name if names.count(name) == 1 else group[0].name, tuple(group))
+    RunGroup(name if names.count(name) == 1 else group[0].name, tuple(group))
     for name, group in zip(names, by_config.values())
   ]
   tau = lambda group: group.out_of_fold.spread(TAU)[0]
@@ -288,7 +288,7 @@ class Lead(NamedTuple):
   p_value: float
 
 
-def leads(groups: Sequence[Group]) -> list[Lead]:
+def leads(groups: Sequence[RunGroup]) -> list[Lead]:
   """The first group beside every other group."""
   first, *others = groups
   rows = []
@@ -303,7 +303,7 @@ def leads(groups: Sequence[Group]) -> list[Lead]:
   return rows
 
 
-def _spread_of_gain(first: Group, other: Group) -> float:
+def _spread_of_gain(first: RunGroup, other: RunGroup) -> float:
   """The spread over seeds of the difference in Kendall tau, of pairs of equal seeds where known."""
   first, other = first.out_of_fold, other.out_of_fold
   by_seed = lambda group: {run.seed: run.means.get(TAU, math.nan) for run in group.runs}
@@ -324,7 +324,7 @@ class Comparison:
   """
 
   runs: tuple[Run, ...]
-  groups: tuple[Group, ...]
+  groups: tuple[RunGroup, ...]
 
   @property
   def references(self) -> dict[str, dict[str, float]]:
@@ -411,7 +411,7 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
   return [Comparison(tuple(some), tuple(groups_of(some))) for some in by_protocol.values()]
 
 
-def differences(groups: Sequence[Group]) -> list[list[str]]:
+def differences(groups: Sequence[RunGroup]) -> list[list[str]]:
   """Fields in which the groups' configs differ, each with the value of every group."""
   configs = [group.runs[0].config for group in groups]
   rows = [

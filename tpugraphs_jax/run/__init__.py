@@ -5,7 +5,7 @@
   launch    carries out a command after its flags are parsed
   python    the commands as a function
 
-Further modules: `dry_run`, `sweep` and `official` (weights of the TensorFlow baseline). No other
+Further modules: `dry_run` and `official` (weights of the TensorFlow baseline). No other
 package reads flags of these commands. `train.training` has the run itself.
 """
 

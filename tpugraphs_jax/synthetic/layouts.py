@@ -33,7 +33,7 @@ from tpugraphs_jax.synthetic.program import (
   FLOPS_PER_NS,
   Op,
   padded_elements,
-  Program,
+  ProgramBuilder,
   REGISTER_ELEMENTS,
   REGISTER_OPS_PER_NS,
   vector_cost,
@@ -71,7 +71,7 @@ class LayoutCost:
     return np.where(bits, -slope, slope)
 
 
-def _minor_pair(program: Program, node: int) -> tuple[int, int]:
+def _minor_pair(program: ProgramBuilder, node: int) -> tuple[int, int]:
   """The two dimensions whose order is chosen: (default minor, default second)."""
   op = program.ops[node]
   if op.convolution:
@@ -81,7 +81,7 @@ def _minor_pair(program: Program, node: int) -> tuple[int, int]:
   return len(op.dims) - 1, len(op.dims) - 2
 
 
-def layout_cost(program: Program, node_group: dict[int, int], *, steps: int) -> LayoutCost:
+def layout_cost(program: ProgramBuilder, node_group: dict[int, int], *, steps: int) -> LayoutCost:
   """The cost function of a program.
 
   Args:
@@ -116,7 +116,7 @@ def layout_cost(program: Program, node_group: dict[int, int], *, steps: int) -> 
   return LayoutCost(base, linear[:-1], pairs=-2 * weight[:-1, :-1])
 
 
-def _owners(program: Program) -> tuple[list[int], list[int]]:
+def _owners(program: ProgramBuilder) -> tuple[list[int], list[int]]:
   """Per instruction the node whose order it takes over (or -1), and if turned round."""
   owner: list[int] = []
   flipped: list[int] = []
@@ -137,13 +137,13 @@ def _has_order(op: Op) -> bool:
   return len(op.dims) > 1 and op.opcode not in _ANY_ORDER
 
 
-def _turns(program: Program, node: int) -> int:
+def _turns(program: ProgramBuilder, node: int) -> int:
   """1 for a transpose that moves the last dimension, else 0."""
   op = program.ops[node]
   return int(op.opcode == "transpose" and op.dimensions[-1] != len(op.dims) - 1)
 
 
-def _node_ns(program: Program, node: int, owner: int, order: int) -> float:
+def _node_ns(program: ProgramBuilder, node: int, owner: int, order: int) -> float:
   """Roofline time of one instruction whose output has the given order."""
   op = program.ops[node]
   elements = _elements(program, node, owner, order)
@@ -152,13 +152,13 @@ def _node_ns(program: Program, node: int, owner: int, order: int) -> float:
   return max(matrix + vector, 2 * elements * BYTES[op.dtype] / BYTES_PER_NS)
 
 
-def _copy_ns(program: Program, node: int, owner: int) -> float:
+def _copy_ns(program: ProgramBuilder, node: int, owner: int) -> float:
   """Reading a tensor in one order and writing it in the other."""
   elements = sum(_elements(program, node, owner, order) for order in (0, 1))
   return elements * BYTES[program.ops[node].dtype] / BYTES_PER_NS
 
 
-def _elements(program: Program, node: int, owner: int, order: int) -> int:
+def _elements(program: ProgramBuilder, node: int, owner: int, order: int) -> int:
   dims = program.dims(node)
   same_rank = owner >= 0 and len(program.dims(owner)) == len(dims)
   pair = _minor_pair(program, owner if same_rank else node)
@@ -186,7 +186,7 @@ class Groups:
     return dict(zip(self.config_node.tolist(), self.node_group.tolist()))
 
 
-def find_groups(program: Program, rng: np.random.Generator) -> Groups:
+def find_groups(program: ProgramBuilder, rng: np.random.Generator) -> Groups:
   """Groups the configurable instructions by opcode, shapes and role."""
   keys: dict[tuple, int] = {}
   nodes: list[int] = []
@@ -211,7 +211,7 @@ def find_groups(program: Program, rng: np.random.Generator) -> Groups:
   return Groups(config_node, group_of_node, distinct, options, has_kernel, has_open)
 
 
-def _option_rows(program: Program, node: int) -> list[tuple[int, ...]]:
+def _option_rows(program: ProgramBuilder, node: int) -> list[tuple[int, ...]]:
   """The ten rows of 18 integers of one node, in the order of `Groups.options`."""
   op, left = program.ops[node], len(program.dims(program.operands[node][0]))
   if op.opcode == "reshape":

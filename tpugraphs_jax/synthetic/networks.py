@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from tpugraphs_jax.synthetic.program import Program
+from tpugraphs_jax.synthetic.program import ProgramBuilder
 
 # Convolution dimension numbers in the order of their columns: activations are [batch, height,
 # width, features], kernels [height, width, input, output].
@@ -65,13 +65,13 @@ class ImageProgram:
   training: bool
   unused: tuple[int, int] = (1000, 256)
 
-  def build(self, rng: np.random.Generator) -> Program:
+  def build(self, rng: np.random.Generator) -> ProgramBuilder:
     """Draws shapes and wiring.
 
     Raises:
       ValueError: the layers do not fit into the nodes.
     """
-    program = Program()
+    program = ProgramBuilder()
     # Batches that fill the lanes badly, so that layers differ in the order they prefer.
     batch = int(rng.choice((32, 48, 64, 80, 96, 160, 192)))
     size = int(rng.choice((8, 12, 14, 16, 24, 28)))
@@ -115,13 +115,13 @@ class TextProgram:
   hidden: int
   heads: int
 
-  def build(self, rng: np.random.Generator) -> Program:
+  def build(self, rng: np.random.Generator) -> ProgramBuilder:
     """Draws the arithmetic that fills up.
 
     Raises:
       ValueError: the layers do not fit into the nodes.
     """
-    program = Program()
+    program = ProgramBuilder()
     tape: list[_Product] = []
     dims = (self.batch, self.sequence, self.hidden)
     flat = (self.batch * self.sequence, self.hidden)
@@ -140,7 +140,7 @@ class TextProgram:
 
 
 def _convolution(
-  program: Program,
+  program: ProgramBuilder,
   left: int,
   right: int,
   dims,
@@ -157,7 +157,7 @@ def _convolution(
   return program.add("convolution", dims, left, right, role=role, **operation)
 
 
-def _convolution_block(program: Program, x: int, channels: int, window: _Window) -> _Product:
+def _convolution_block(program: ProgramBuilder, x: int, channels: int, window: _Window) -> _Product:
   """Convolution, normalisation, bias, rectifier and, where shapes agree, a residual sum."""
   batch, height, _, features = program.dims(x)
   height, kernel = math.ceil(height / window.stride), window.kernel
@@ -175,14 +175,16 @@ def _convolution_block(program: Program, x: int, channels: int, window: _Window)
   return _Product(x, weight, y, z, "forward", window)
 
 
-def _dense_head(program: Program, x: int, classes: int, tape: list) -> int:
+def _dense_head(program: ProgramBuilder, x: int, classes: int, tape: list) -> int:
   """Pooling to 4 x 4, the reshape to a matrix, two dense layers and a softmax."""
   batch, size, _, features = program.dims(x)
   if size > 4:
     pool = (math.ceil(size / 4), math.ceil(size / 4), 0, 0, 1, 1, 0)
-    one = (1, 1, 0, 0, 1, 1, 0)
+    single = (1, 1, 0, 0, 1, 1, 0)
     size = 4
-    x = program.add("reduce-window", (batch, 4, 4, features), x, window=(one, pool, pool, one))
+    x = program.add(
+      "reduce-window", (batch, 4, 4, features), x, window=(single, pool, pool, single)
+    )
   x = program.add("reshape", (batch, size * size * features), x, role="head")
   x = _dot(program, x, 256, "dense", tape)
   x = program.like("maximum", x, program.scalar(program.dims(x)))
@@ -190,7 +192,7 @@ def _dense_head(program: Program, x: int, classes: int, tape: list) -> int:
 
 
 def _dot(
-  program: Program,
+  program: ProgramBuilder,
   x: int,
   features: int,
   role: str,
@@ -208,7 +210,7 @@ def _dot(
   return z
 
 
-def _softmax(program: Program, x: int) -> int:
+def _softmax(program: ProgramBuilder, x: int) -> int:
   dims, last = program.dims(x), (len(program.dims(x)) - 1,)
   others = tuple(range(len(dims) - 1))
   peak = program.spread(program.reduce(x, last, "maximum"), dims, others)
@@ -216,7 +218,7 @@ def _softmax(program: Program, x: int) -> int:
   return program.like("divide", x, program.spread(program.reduce(x, last), dims, others))
 
 
-def _encoder_layer(program: Program, x: int, heads: int, tape: list) -> int:
+def _encoder_layer(program: ProgramBuilder, x: int, heads: int, tape: list) -> int:
   """Self-attention and feed-forward block with their residual sums: 8 dots."""
   batch, sequence, hidden = program.dims(x)
   depth = hidden // heads
@@ -239,14 +241,14 @@ def _encoder_layer(program: Program, x: int, heads: int, tape: list) -> int:
   return _residual_norm(program, x, _dot(program, inner, hidden, "outer", tape))
 
 
-def _residual_norm(program: Program, x: int, y: int) -> int:
+def _residual_norm(program: ProgramBuilder, x: int, y: int) -> int:
   dims = program.dims(x)
   y = program.like("add", y, x)
   scale = program.like("rsqrt", program.reduce(y, (2,)))
   return program.like("multiply", y, program.spread(scale, dims, (0, 1)))
 
 
-def _gradients(program: Program, tape: list[_Product], loss: int) -> list[tuple[int, int]]:
+def _gradients(program: ProgramBuilder, tape: list[_Product], loss: int) -> list[tuple[int, int]]:
   """Both gradients of every product, last first; returns (weight, gradient) pairs.
 
   The gradient that arrives at an output is the newest one of its shape.
@@ -269,7 +271,9 @@ def _gradients(program: Program, tape: list[_Product], loss: int) -> list[tuple[
   return weights
 
 
-def _product_gradients(program: Program, product: _Product, incoming: int) -> tuple[int, int]:
+def _product_gradients(
+  program: ProgramBuilder, product: _Product, incoming: int
+) -> tuple[int, int]:
   """The products that give the gradients of the left and of the right operand."""
   left, right = program.dims(product.left), program.dims(product.right)
   out, role = program.dims(incoming), product.role
@@ -294,7 +298,7 @@ def _product_gradients(program: Program, product: _Product, incoming: int) -> tu
   )
 
 
-def _end_cluster(program: Program, loss: int, weights: list[tuple[int, int]]) -> None:
+def _end_cluster(program: ProgramBuilder, loss: int, weights: list[tuple[int, int]]) -> None:
   """Ends the network's computation and calls it from the entry computation.
 
   Replaces the entries of `weights` by the parameters and results that the entry
@@ -309,7 +313,7 @@ def _end_cluster(program: Program, loss: int, weights: list[tuple[int, int]]) ->
     weights[index] = (program.add("parameter", dims), program.add("get-tuple-element", dims, call))
 
 
-def _adam(program: Program, weight: int, gradient: int) -> int:
+def _adam(program: ProgramBuilder, weight: int, gradient: int) -> int:
   """One optimizer step, `_ADAM_NODES` nodes."""
   dims = program.dims(weight)
   mean, square = program.add("parameter", dims), program.add("parameter", dims)
@@ -321,7 +325,7 @@ def _adam(program: Program, weight: int, gradient: int) -> int:
   return program.like("subtract", weight, program.like("multiply", step, rate))
 
 
-def _fill(program: Program, rng: np.random.Generator, nodes: int, weights) -> None:
+def _fill(program: ProgramBuilder, rng: np.random.Generator, nodes: int, weights) -> None:
   """Adds optimizer steps, then masks, then the root, up to `nodes` nodes."""
   if len(program) >= nodes:
     raise ValueError(
@@ -340,7 +344,7 @@ def _fill(program: Program, rng: np.random.Generator, nodes: int, weights) -> No
   program.end_computation()
 
 
-def _mask(program: Program, rng: np.random.Generator, length: int) -> int:
+def _mask(program: ProgramBuilder, rng: np.random.Generator, length: int) -> int:
   """`length` nodes of arithmetic as dropout masks have it; of length 1 an isolated node."""
   dims = (int(rng.choice((8, 16, 64))), int(rng.choice((64, 128, 256))))
   dtype, opcodes = _MASK_OPCODES[int(rng.random() < 0.3)]

@@ -1,6 +1,6 @@
 """HLO programs built one instruction at a time, and the machine that the runtimes come from.
 
-`Program` encodes its instructions as an `OpGraph`; `columns` describes the 140 node features.
+`ProgramBuilder` encodes its instructions as an `OpGraph`; `columns` describes the node features.
 The machine has a vector unit, a matrix unit and a memory. A tensor lies in registers of 8 x 128
 elements: its minor dimension is padded to a multiple of 128, the next one to a multiple of 8. The
 figures are of the order of a TPU v3 core; only their ratios shape the data.
@@ -105,7 +105,7 @@ def node_features(ops: Sequence[Op]) -> np.ndarray:
   return feat
 
 
-class Program:
+class ProgramBuilder:
   """An HLO module under construction: instructions in topological order.
 
   `add` returns the number of the new instruction, which later instructions name

@@ -34,7 +34,7 @@ import numpy as np
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.synthetic import program
-from tpugraphs_jax.synthetic.program import BYTES, Program
+from tpugraphs_jax.synthetic.program import BYTES, ProgramBuilder
 
 _CHEAP = ("add", "multiply", "subtract", "maximum", "minimum", "negate")
 _UNARY = ("negate", "exponential", "tanh", "log", "rsqrt", "sqrt")
@@ -52,7 +52,7 @@ _COMPILER_ERROR = 0.1  # sd of the log of the compiler's own estimate
 _TRANSFER_NS = program.REGISTER_BYTES / program.BYTES_PER_NS  # per register
 
 
-class Kernel:
+class KernelBuilder:
   """A fused computation, built by axes instead of by dimensions.
 
   Attributes:
@@ -65,7 +65,7 @@ class Kernel:
   """
 
   def __init__(self, sizes: dict[str, int], dtype: str = "f32"):
-    self.program, self.sizes, self.dtype = Program(), sizes, dtype
+    self.program, self.sizes, self.dtype = ProgramBuilder(), sizes, dtype
     self.axes: dict[int, tuple[str, ...]] = {}
     self.parameters: list[int] = []
     self.output_axes: tuple[str, ...] = tuple(sizes)
@@ -130,12 +130,12 @@ class Kernel:
       x = self.apply(str(opcode), x, rng, results[:-1])
     return x
 
-  def finish(self) -> Kernel:
+  def finish(self) -> KernelBuilder:
     """Ends the computation."""
     self.root = self.program.end_computation()
     return self
 
-  def call(self) -> Kernel:
+  def call(self) -> KernelBuilder:
     """Ends the computation and adds the entry computation that calls it."""
     self.finish()
     entry = [
@@ -147,7 +147,7 @@ class Kernel:
     return self
 
 
-def random_kernel(rng: np.random.Generator, *, nodes: int, configs: int = 1) -> Kernel:
+def random_kernel(rng: np.random.Generator, *, nodes: int, configs: int = 1) -> KernelBuilder:
   """A kernel of about `nodes` nodes.
 
   Args:
@@ -157,13 +157,13 @@ def random_kernel(rng: np.random.Generator, *, nodes: int, configs: int = 1) -> 
   """
   dtype = "bf16" if rng.random() < 0.25 else "f32"
   if nodes < 6:
-    kernel = Kernel(_output_sizes(rng, configs), dtype)
+    kernel = KernelBuilder(_output_sizes(rng, configs), dtype)
     kernel.add("copy", kernel.output_axes, kernel.parameter(kernel.output_axes))
     return kernel.finish()
   family = str(rng.choice(_FAMILIES, p=_FAMILY_SHARES))
   # A reduction has one of the axes no longer in its output.
   wanted = configs * (_REDUCED_TILES if family == "reduce" else 1)
-  kernel = Kernel(_output_sizes(rng, wanted), dtype)
+  kernel = KernelBuilder(_output_sizes(rng, wanted), dtype)
   build = {"map": _map, "normalize": _normalize, "reduce": _reduce, "product": _product}
   build[family](kernel, _opcodes(rng, nodes), rng)
   return kernel.call()
@@ -215,11 +215,11 @@ def _opcodes(rng: np.random.Generator, nodes: int) -> tuple[list[str], list[str]
   return near, list(rng.permutation(slow)) + far
 
 
-def _map(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
+def _map(kernel: KernelBuilder, opcodes, rng: np.random.Generator) -> None:
   kernel.chain(kernel.parameter(kernel.output_axes), opcodes[0] + opcodes[1], rng)
 
 
-def _normalize(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
+def _normalize(kernel: KernelBuilder, opcodes, rng: np.random.Generator) -> None:
   """The tile needs the reduced axis whole before it can start."""
   axes = kernel.output_axes
   x = kernel.parameter(axes)
@@ -229,7 +229,7 @@ def _normalize(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
   kernel.chain(x, opcodes[1], rng)
 
 
-def _reduce(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
+def _reduce(kernel: KernelBuilder, opcodes, rng: np.random.Generator) -> None:
   """The output lacks one of the input's axes."""
   axes = tuple(kernel.sizes)
   reduced = str(rng.choice(axes[-2:], p=_REDUCED_SHARES)) if len(axes) > 2 else "m"
@@ -239,7 +239,7 @@ def _reduce(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
   kernel.chain(x, opcodes[1], rng)
 
 
-def _product(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
+def _product(kernel: KernelBuilder, opcodes, rng: np.random.Generator) -> None:
   """A matrix product; producers on one operand are repeated for the other's tiles."""
   kernel.sizes["k"] = int(rng.choice((128, 256, 512, 768, 1024, 2048)))
   kernel.kernel_axes = ("k", "n")
@@ -258,7 +258,7 @@ def _product(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
 
 
 def tile_configs(
-  kernel: Kernel, rng: np.random.Generator, *, configs: int, tiled: bool = True
+  kernel: KernelBuilder, rng: np.random.Generator, *, configs: int, tiled: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
   """Distinct tiles and their runtimes, the compiler's own choice first.
 
@@ -297,7 +297,7 @@ def tile_configs(
   return features, runtime[fitting]
 
 
-def _units(kernel: Kernel, axes: tuple[str, ...]) -> tuple[int, ...]:
+def _units(kernel: KernelBuilder, axes: tuple[str, ...]) -> tuple[int, ...]:
   sizes = zip(axes, program.register_shape(len(axes)))
   return tuple(math.ceil(kernel.sizes[axis] / size) for axis, size in sizes)
 
@@ -321,7 +321,7 @@ def _draw(choices: list[np.ndarray], configs: int, rng: np.random.Generator) -> 
 
 
 def tile_cost(
-  kernel: Kernel, output_tile: np.ndarray, kernel_tile: np.ndarray
+  kernel: KernelBuilder, output_tile: np.ndarray, kernel_tile: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Noise-free runtimes of one kernel.
 
@@ -364,7 +364,7 @@ def tile_cost(
   return tiles * (starts + np.maximum(busy, memory * _TRANSFER_NS)), resident
 
 
-def _demands(kernel: Kernel) -> dict[int, set[frozenset[str]]]:
+def _demands(kernel: KernelBuilder) -> dict[int, set[frozenset[str]]]:
   """Per instruction the sets of axes it is tiled along, one per way of needing it."""
   demands: dict[int, set[frozenset[str]]] = {node: set() for node in kernel.fused}
   demands[kernel.root].add(frozenset(kernel.output_axes))
@@ -379,13 +379,13 @@ def _elements(axes: tuple[str, ...], tile: np.ndarray) -> dict[str, np.ndarray]:
   return dict(zip(axes, (tile * program.register_shape(len(axes))).T))
 
 
-def _pieces(kernel: Kernel, tile: dict[str, np.ndarray]) -> np.ndarray:
+def _pieces(kernel: KernelBuilder, tile: dict[str, np.ndarray]) -> np.ndarray:
   """Into how many pieces a tile cuts its axes, [C] float64."""
   pieces = [np.ceil(kernel.sizes[axis] / extent) for axis, extent in tile.items()]
   return np.prod(np.array(pieces), axis=0) if pieces else np.array(1.0)
 
 
-def _registers(kernel: Kernel, node: int, tile: dict[str, np.ndarray]) -> np.ndarray:
+def _registers(kernel: KernelBuilder, node: int, tile: dict[str, np.ndarray]) -> np.ndarray:
   """Registers of one instruction's result, [C]; axes that are not in `tile` in full."""
   axes = kernel.axes[node]
   counts = [

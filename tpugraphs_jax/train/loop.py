@@ -112,7 +112,7 @@ def train(
         params = rows.finite(state, step).eval_params
         if judged := _judge(evaluate, params, step, signals):
           metrics, histograms = judged
-          is_model = progress.evaluated(step, schedule, metrics)
+          is_model = progress.keep_best(step, schedule, metrics)
           rows.write_evaluation(step, metrics, histograms)
           if is_model and save_model is not None:
             save_model(params, step, metrics)
@@ -270,7 +270,7 @@ class Progress:
   # The next row, which may wait for the evaluation of its step.
   row: dict[str, float] = dataclasses.field(default_factory=dict)
 
-  def evaluated(self, step: int, schedule: Schedule, metrics: Mapping[str, float]) -> bool:
+  def keep_best(self, step: int, schedule: Schedule, metrics: Mapping[str, float]) -> bool:
     """Notes an evaluation; returns whether it makes the model.
 
     Raises:

@@ -11,5 +11,6 @@ loops       lengths of the loops of a module; `work` counts operations and bytes
 estimate    time and memory of a function on TPUs: `compiler` compiles it in another process,
             `costs` says where the time goes, `summary` prints it, `comparison` compares two
 tiles       the order of the block sizes of a kernel
-collect     labels many programs: `workers` start a `worker` for each, which keeps a `journal`
+label_file  keeps labels in a file
+workers     labels many programs, each in a process (the command `collect`)
 """

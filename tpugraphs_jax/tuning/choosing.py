@@ -242,7 +242,7 @@ def _has_layout(jaxpr: core.Jaxpr, atom: Any, choice: Choice) -> bool:
   The next jitted function reads an output with another layout wrongly (jax 0.10.2), and the change
   of layout has to count as a cost of this program. A barrier gives it the default layout.
   """
-  equation = next((each for each in jaxpr.eqns if any(atom is var for var in each.outvars)), None)
+  equation = next((made for made in jaxpr.eqns if any(atom is var for var in made.outvars)), None)
   if equation is None:
     return False
   if equation.primitive.name in ("jit", "pjit"):
@@ -430,15 +430,15 @@ def _groups_in(equation: core.JaxprEqn) -> Iterator[Group]:
 
 def left_out(jaxpr: core.Jaxpr) -> dict[str, int]:
   """How many convolutions, dots and reshapes `groups_of` leaves out, by the primitive."""
-  found: collections.Counter[str] = collections.Counter()
+  names: collections.Counter[str] = collections.Counter()
   for equation in jaxpr.eqns:
     name, programs = equation.primitive.name, list(programs_of(equation))
     for program in programs:
       if name in CALLS:
-        found.update(left_out(program))
+        names.update(left_out(program))
       elif count := sum(primitive in _DETAILS for primitive in primitives(program)):
-        found[name] += count
-  return dict(found)
+        names[name] += count
+  return dict(names)
 
 
 def primitives(jaxpr: core.Jaxpr) -> Iterator[str]:

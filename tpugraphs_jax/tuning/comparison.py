@@ -27,7 +27,7 @@ _KEYS: Sequence[Callable[[Kernel], Hashable]] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class KernelChange:
   """The time of equal kernels before and after; None on the side that has none."""
 
   kernel: Kernel  # of after, else of before
@@ -55,7 +55,7 @@ class Pair:
   before: Row
   after: Row
   slower: float
-  changes: tuple[Change, ...]
+  changes: tuple[KernelChange, ...]
 
   @property
   def is_slower(self) -> bool:
@@ -123,7 +123,7 @@ def compare(
   Raises:
     ValueError: both sides have no program and target in common.
   """
-  by_name = {each.name: each for each in before}
+  by_name = {estimate.name: estimate for estimate in before}
   pairs = []
   for new in after:
     old = before[0] if len(before) == len(after) == 1 else by_name.get(new.name)
@@ -134,8 +134,8 @@ def compare(
         pairs.append(Pair(new.name, rows[row.target], row, slower, changes))
   if not pairs:
     describe = lambda side: ", ".join(
-      f"{each.name} for {' '.join(tpu.short_name(row.target) for row in each.rows)}"
-      for each in side
+      f"{estimate.name} for {' '.join(tpu.short_name(row.target) for row in estimate.rows)}"
+      for estimate in side
     )
     raise ValueError(
       f"nothing to compare: before has {describe(before) or 'nothing'}, after has "
@@ -144,24 +144,19 @@ def compare(
   return Comparison(tuple(pairs), _versions(before, after))
 
 
-def _contents(side: Sequence[Estimate]) -> str:
-  targets = lambda each: " ".join(tpu.short_name(row.target) for row in each.rows)
-  return ", ".join(f"{each.name} for {targets(each)}" for each in side) or "nothing"
-
-
-def changes_of(before: Sequence[Kernel], after: Sequence[Kernel]) -> tuple[Change, ...]:
+def changes_of(before: Sequence[Kernel], after: Sequence[Kernel]) -> tuple[KernelChange, ...]:
   """The times of kernels that are the same, those that take most more first."""
-  found = []
+  changes = []
   for key in _KEYS:
     old, new = _groups(before, key), _groups(after, key)
     both = old.keys() & new.keys()
     for name in sorted(both, key=str):
-      found.append(Change(new[name][0], _sum(old[name]), _sum(new[name])))
+      changes.append(KernelChange(new[name][0], _sum(old[name]), _sum(new[name])))
     before = [kernel for kernel in before if key(kernel) not in both]
     after = [kernel for kernel in after if key(kernel) not in both]
-  found += [Change(kernel, _sum([kernel]), None) for kernel in before]
-  found += [Change(kernel, None, _sum([kernel])) for kernel in after]
-  return tuple(sorted(found, key=lambda change: -change.more))
+  changes += [KernelChange(kernel, _sum([kernel]), None) for kernel in before]
+  changes += [KernelChange(kernel, None, _sum([kernel])) for kernel in after]
+  return tuple(sorted(changes, key=lambda change: -change.more))
 
 
 def _groups(
@@ -196,14 +191,14 @@ def _cells(pair: Pair) -> list[str]:
   return [pair.name, target, number(before), number(after), ratio, verdict]
 
 
-def _kernel_cells(change: Change) -> list[str]:
+def _kernel_cells(change: KernelChange) -> list[str]:
   number = lambda value: "" if value is None else f"{value:.3g}"
   kernel = change.kernel
   place = [kernel.operation, kernel.shape, kernel.scope, kernel.where]
   return [f"{change.more:+.3g}", number(change.before), number(change.after), *place]
 
 
-def _largest(changes: Sequence[Change]) -> list[Change]:
+def _largest(changes: Sequence[KernelChange]) -> list[KernelChange]:
   """The largest changes, those that take more first."""
   largest = sorted(changes, key=lambda change: -abs(change.more))[:_MOST]
   return sorted(largest, key=lambda change: -change.more)

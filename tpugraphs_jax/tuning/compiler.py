@@ -10,7 +10,7 @@ on a memory file system where there is one, and is deleted with the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
 import io
@@ -24,7 +24,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from typing import Any
@@ -40,9 +39,7 @@ from tpugraphs_jax.tuning.schedule import dump
 TIMEOUT = 3600.0  # seconds for one program
 _SECONDS = 0.2  # between two looks at the process
 _LARGEST = 4 << 30  # bytes of schedules
-_MEMORY = Path("/dev/shm")
 _FREE_SHARE = 1 / 4  # of a file system that schedules may take
-_LEAST_FREE = 1 << 30  # bytes of a memory file system that is used
 _ROOT = Path(__file__).parents[2]  # of the package
 _REQUEST, _ANSWER, _LOG, _SCHEDULES = "request.mlir", "answer", "log", "schedules"
 _LAST_WORDS = re.compile(r"(?:Check failed|\bF\d{4} ).*")  # of XLA
@@ -66,7 +63,7 @@ class Compiler:
     self._process: subprocess.Popen | None = None
 
   def __enter__(self) -> Compiler:
-    self._folder = self._stack.enter_context(_folder())
+    self._folder = self._stack.enter_context(dump.folder())
     self._stack.callback(self._end)
     self._start()  # its imports take as long as the first function's trace
     return self
@@ -144,6 +141,7 @@ class Compiler:
     self._most = min(_LARGEST, _FREE_SHARE * shutil.disk_usage(self._folder).free)
     paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_ROOT))))
     environment = {
+      **os.environ,
       **dump.environment(self._folder / _SCHEDULES),
       "PYTHONPATH": paths,
       "JAX_PLATFORMS": "cpu",
@@ -167,17 +165,6 @@ class Compiler:
       with contextlib.suppress(BrokenPipeError), self._process:  # closes its pipes and waits
         pass
       self._process = None
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-  """A new folder, in memory where that has room for it."""
-  has_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _LEAST_FREE
-  place = _MEMORY if has_memory else None
-  with tempfile.TemporaryDirectory(
-    prefix="tpugraphs-", dir=place, ignore_cleanup_errors=True
-  ) as name:
-    yield Path(name)
 
 
 def _size(folder: Path) -> int:

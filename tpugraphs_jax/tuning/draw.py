@@ -32,8 +32,8 @@ def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterat
     name: of the program; programs of other names have other draws.
   """
   rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-  numbers_of = [each.tolist() for each in options]
-  free = [group for group, each in enumerate(options) if len(each) > 1]
+  numbers_of = [of_group.tolist() for of_group in options]
+  free = [group for group, numbers in enumerate(options) if len(numbers) > 1]
   if math.prod(map(len, options)) <= _LISTED:
     every = list(itertools.product(*numbers_of))
     anything = iter([every[place] for place in rng.permutation(len(every))])
@@ -44,7 +44,7 @@ def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterat
   yield (0,) * len(options)
   while streams:
     for stream in tuple(streams):
-      numbers = next((each for each in stream if each not in seen), None)
+      numbers = next((numbers for numbers in stream if numbers not in seen), None)
       if numbers is None:
         streams.remove(stream)
       else:

@@ -59,7 +59,9 @@ def estimate_call(
   call: calls.Call, targets: Sequence[str], *, timeout: float = compiler.TIMEOUT
 ) -> Estimate:
   """As `estimate`; a compilation ends after `timeout` seconds."""
-  targets = [tpu.full_name(each) for each in ([targets] if isinstance(targets, str) else targets)]
+  targets = [
+    tpu.full_name(target) for target in ([targets] if isinstance(targets, str) else targets)
+  ]
   single = choosing.for_one_device(call)
   devices = _devices(call)
   with (
@@ -89,9 +91,13 @@ def _row(call: calls.Call, target: str, tpu_compiler: compiler.Compiler, bar: tq
 
 def _devices(call: calls.Call) -> int:
   """How many devices the mesh of a function has; 1 without a mesh."""
-  found = [*_shardings(call.trace.program.jaxpr)]
-  found += [getattr(array, "sharding", None) for array in call.arrays]
-  sizes = [each.num_devices for each in found if isinstance(each, jax.sharding.NamedSharding)]
+  shardings = [*_shardings(call.trace.program.jaxpr)]
+  shardings += [getattr(array, "sharding", None) for array in call.arrays]
+  sizes = [
+    sharding.num_devices
+    for sharding in shardings
+    if isinstance(sharding, jax.sharding.NamedSharding)
+  ]
   mesh = jax.sharding.get_abstract_mesh()
   return max([1, *sizes, 1 if mesh.empty else mesh.size])
 
@@ -180,16 +186,16 @@ def main(argv: Sequence[str] | None = None) -> int:
   rows = before[0].rows if before else ()
   targets = args.targets or [tpu.short_name(row.target) for row in rows] or TARGETS
   jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
-  found = []
+  estimates = []
   for program in programs.load(args.source):
     call = calls.Call(program.function, program.args, program.kwargs)
     estimated = estimate_call(call, targets, timeout=args.timeout)
-    found.append(dataclasses.replace(estimated, name=program.name))
-    print(f"{found[-1]}\n", flush=True)
+    estimates.append(dataclasses.replace(estimated, name=program.name))
+    print(f"{estimates[-1]}\n", flush=True)
   if args.save:
-    summary.save(found, args.save)
+    summary.save(estimates, args.save)
   if not args.against:
     return 0
-  compared = comparison.compare(before, found, slower=args.slower)
+  compared = comparison.compare(before, estimates, slower=args.slower)
   print(compared)
   return int(compared.is_slower)

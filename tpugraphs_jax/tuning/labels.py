@@ -3,10 +3,10 @@
 An estimate is a number that a compiler computes, not a run time. One version of a compiler
 always gives the same estimate; measured times vary.
 
-`cache` divides each estimate by the estimate of the compiler's own choice. `tune` passes the ratio
-to its strategy (`strategies`), which learns from it and proposes the next choice. Measured labels
-are made together, so that a search learns nothing from them, and the best one is compared once
-more.
+`label_file` divides each estimate by the estimate of the compiler's own choice. `tune` passes the
+ratio to its strategy (`strategies`), which learns from it and proposes the next choice. Measured
+labels are made together, so that a search learns nothing from them, and the best one is compared
+once more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.compiler import Compiler, Ended
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 
-Raw = dict[str, Any]  # the numbers found for a candidate, as the sidecar of a program keeps them
+Raw = dict[str, Any]  # the numbers found for a candidate, as `label_file` keeps them
 
 # Targets whose label is `optimal_seconds`.
 _BY_SECONDS = ("tpu:v2", "tpu:v3", "tpu:v4")
@@ -140,20 +140,18 @@ class TpuEstimate(Label):
 
   Attributes:
     own: the raw numbers of the compiler's own choice, of a program whose choices are labelled.
-    by_time: whether the label is the time of `estimate` where the own choice has one.
     compiler: compiles in a process of its own, which writes the schedules of kernels; without one
-      this process compiles, and times come from cycles.
+      this process compiles. `collect` starts processes that write schedules.
   """
 
   target: str  # such as tpu:v3
   own: Raw | None = None
-  by_time: bool = False
   compiler: Compiler | None = None
   name: ClassVar[str] = "tpu_estimate"
 
   @contextlib.contextmanager
   def opened(self) -> Iterator[TpuEstimate]:
-    with Compiler() if self.by_time else contextlib.nullcontext() as compiler:
+    with Compiler() as compiler:
       yield dataclasses.replace(self, compiler=compiler)
 
   def of(self, own: Raw) -> TpuEstimate:
@@ -162,7 +160,7 @@ class TpuEstimate(Label):
   @property
   def is_of_time(self) -> bool:
     """Whether the label is the time of `estimate`."""
-    return self.by_time and bool(self.own and self.own.get("milliseconds"))
+    return bool(self.own and self.own.get("milliseconds"))
 
   @property
   def is_of_seconds(self) -> bool:
@@ -391,14 +389,13 @@ def cycles_by_group(kernels: Iterable[tpu_kernels.KernelCycles]) -> dict[str, li
   return cycles
 
 
-def create(name: str, *, target: str | None, seed: int, by_time: bool = False) -> Label:
+def create(name: str, *, target: str | None, seed: int) -> Label:
   """The label of a name.
 
   Args:
     name: the value of `--label`.
     target: a TPU generation such as `v3`.
     seed: of measured labels.
-    by_time: as of `TpuEstimate`.
 
   Raises:
     ValueError: there is no such label; a target is missing, or given to a label that has none; or
@@ -407,7 +404,7 @@ def create(name: str, *, target: str | None, seed: int, by_time: bool = False) -
   if name == TpuEstimate.name:
     if target is None:
       raise ValueError(f"label {name} needs a target, such as --target=v3")
-    return TpuEstimate(tpu.full_name(target), by_time=by_time)
+    return TpuEstimate(tpu.full_name(target))
   others = {BytesEstimate.name: BytesEstimate(), Measured.name: Measured(seed)}
   if name not in others:
     known = ", ".join([TpuEstimate.name, *others])

@@ -67,7 +67,7 @@ class Change:
     return before, output + (f" <- {', '.join(operands)}" if any(self.after[1:]) else "")
 
   def cells(self) -> list[str]:
-    """A row of `Program.table`."""
+    """A row of `TunedProgram.table`."""
     before, after = self.orders
     # Fixes an output to the order that the compiler chose anyway. This can still change layouts
     # and fusions downstream.
@@ -78,7 +78,7 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
+class TunedProgram:
   """A program and the changes of its layouts, as a file keeps them.
 
   Attributes:
@@ -109,7 +109,7 @@ def from_to(before: int, after: int) -> str:
 
 
 def save(
-  path: Path, call: Call, choice: Choice, about: Mapping[str, Any], program: Program
+  path: Path, call: Call, choice: Choice, about: Mapping[str, Any], program: TunedProgram
 ) -> None:
   """Writes a choice of layouts for a function.
 
@@ -146,7 +146,7 @@ def save(
   files.write_json(path, record, indent=1)
 
 
-def read(path: str | os.PathLike[str]) -> Program:
+def read(path: str | os.PathLike[str]) -> TunedProgram:
   """The program of a file that `Tuned.save` wrote.
 
   Raises:
@@ -163,7 +163,7 @@ def read(path: str | os.PathLike[str]) -> Program:
     cycles = {node: (before, after) for node, before, after in saved["cycles"]}
     if not set(cycles).union(*(change.nodes for change in changes)) <= set(range(graph.num_nodes)):
       raise ValueError(f"it names nodes that its program of {graph.num_nodes} nodes does not have")
-    program = Program(graph, changes, cycles, saved["summary"])
+    program = TunedProgram(graph, changes, cycles, saved["summary"])
     program.table()  # finds whatever cannot be shown
   return program
 
@@ -210,8 +210,8 @@ def apply(
     )
   made = f"{path} was made for {record['name']!r}"
   saved: dict[tuple[str, str], Orders] = {}
-  for each in record["groups"]:
-    saved[each["operation"], each["detail"]] = tuple(map(tuple, each["orders"]))
+  for group in record["groups"]:
+    saved[group["operation"], group["detail"]] = tuple(map(tuple, group["orders"]))
 
   def chosen(program: core.ClosedJaxpr, arrays: Sequence[Any]) -> list[Any]:
     groups = dict.fromkeys(choosing.groups_of(program.jaxpr))
@@ -230,8 +230,8 @@ def apply(
 
 def _check(made: str, saved: Mapping[tuple[str, str], Any], groups: Iterable[Group]) -> None:
   """Raises ValueError where a program has other convolutions, dots or reshapes than a file."""
-  found = {(str(group), group.detail) for group in groups}
-  for word, differing in (("without", found - set(saved)), ("with", set(saved) - found)):
+  given = {(str(group), group.detail) for group in groups}
+  for word, differing in (("without", given - set(saved)), ("with", set(saved) - given)):
     if differing:
       operation, _ = min(differing)
       raise ValueError(f"{made} {word} {operation}: the program has changed, tune it again")

@@ -127,7 +127,7 @@ class _Scalars:
   """
 
   def __init__(self, module: proto.HloModuleProto):
-    self.computations = {each.id: each for each in module.computations}
+    self.computations = {computation.id: computation for computation in module.computations}
     self._steps_left = _STEPS
     self._may_overflow = True
     self._plans: dict[tuple[int, frozenset[int] | None], _Plan] = {}  # of results
@@ -152,7 +152,7 @@ class _Scalars:
         _add(result, self._counts_of_loop(node, operands[0]))
         continue
       # Any branch of a conditional may run; its first operand chooses the branch.
-      inputs_of = [operands] if node.opcode == "call" else [[each] for each in operands[1:]]
+      inputs_of = [operands] if node.opcode == "call" else [[operand] for operand in operands[1:]]
       for callee, arguments_of in zip(self._callees(node), inputs_of):
         _add(result, self.counts(callee, arguments_of, is_outermost))
     return result

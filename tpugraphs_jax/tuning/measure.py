@@ -225,7 +225,7 @@ def _values(args: tuple, seed: int) -> tuple:
   return jax.tree.map(values, args)
 
 
-def _close(one: Any, other: Any) -> bool:
+def _close(outputs: Any, expected: Any) -> bool:
   """Whether outputs are equal up to rounding, with NaN and infinities at the same places."""
 
   def is_close(a: Any, b: Any) -> bool:
@@ -234,7 +234,9 @@ def _close(one: Any, other: Any) -> bool:
     return np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-3, atol=atol, equal_nan=True)
 
   wide = lambda leaf: np.asarray(leaf, np.result_type(leaf.dtype, np.float64))
-  return all(is_close(wide(a), wide(b)) for a, b in zip(_leaves(one), _leaves(other), strict=True))
+  return all(
+    is_close(wide(a), wide(b)) for a, b in zip(_leaves(outputs), _leaves(expected), strict=True)
+  )
 
 
 def _leaves(outputs: Any) -> list[jax.Array]:

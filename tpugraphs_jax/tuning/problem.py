@@ -47,15 +47,12 @@ class Problem:
     seed: of candidates.
     operands: whether the orders of operands are chosen too.
     compiler_options: values to choose from by name; the compiler's own default is always one.
-    module: the serialized module of the graph, where it is known; the compiler makes it unless
-      given.
 
   Attributes:
     choices: the groups of equations and their options.
     call: the function of the arrays in its arguments.
     compiler_options: the argument.
     own: the option numbers of the compiler's own choice, all 0.
-    module: the serialized module of the graph.
     graph: of the function with the compiler's own choice; it has no configurations.
     options: per group, the options that the graph can tell apart (`visible_options`). Then per
       compiler option 0 for the default, and the numbers of its values from 1.
@@ -75,15 +72,14 @@ class Problem:
     seed: int = 0,
     operands: bool = False,
     compiler_options: Mapping[str, Sequence[Any]] = types.MappingProxyType({}),
-    module: bytes | None = None,
   ):
     self.call, self.label, self.seed = Call(function, args, kwargs or {}), label, seed
     self.name = name or self.call.__name__
     self.choices = choosing.choices(self.call, *self.call.arrays, operands=operands)
     self.compiler_options = compiler_options
     self.own: Numbers = (0,) * (len(self.choices.groups) + len(compiler_options))
-    self.module = module or label.graph(self.apply(self.own), self.call.arrays)
-    self.graph = dataclasses.replace(hlo.featurize(self.module), name=self.name, stage=label.stage)
+    module = label.graph(self.apply(self.own), self.call.arrays)
+    self.graph = dataclasses.replace(hlo.featurize(module), name=self.name, stage=label.stage)
     self._nodes = node_options(self.graph, self.choices)
     self.options = visible_options(self._nodes, len(self.choices.groups))
     self.options += [np.arange(1 + len(values)) for values in compiler_options.values()]
@@ -207,14 +203,21 @@ class Problem:
         result.setdefault(node.group, []).append(index)
     return result
 
-  def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw | Exception]:
-    """The raw numbers of choices, found together, or the errors with which they failed."""
-    functions = (
-      (place, self.apply(numbers), self.compiler_options_of(numbers))
-      for place, numbers in enumerate(candidates)
-    )
-    outcomes = dict(self.label.run(functions, self.call.arrays))
-    return {candidates[place]: outcome for place, outcome in sorted(outcomes.items())}
+  def raw_labels(
+    self, candidates: Sequence[Numbers], begin: Callable[[Numbers], object] = lambda numbers: None
+  ) -> Iterator[tuple[Numbers, labels.Raw | Exception]]:
+    """The raw numbers of choices, found together, or the errors with which they failed.
+
+    `begin` is called with each choice before it is compiled.
+    """
+
+    def functions() -> Iterator[tuple[int, Callable[..., Any], dict[str, Any]]]:
+      for place, numbers in enumerate(candidates):
+        begin(numbers)
+        yield place, self.apply(numbers), self.compiler_options_of(numbers)
+
+    for place, outcome in self.label.run(functions(), self.call.arrays):
+      yield candidates[place], outcome
 
 
 class NodeOptions(NamedTuple):
@@ -240,9 +243,11 @@ def node_options(op_graph: hlo.HloGraph, choices: choosing.Choices) -> list[Node
     node = nodes[index]
     number = _group_number(node, choices)
     tensors = [node, *(nodes[position[operand]] for operand in node.operand_ids)]
-    shapes = [tuple(each.shape.dimensions) for each in tensors]
+    shapes = [tuple(tensor.shape.dimensions) for tensor in tensors]
     orders = _node_orders(choices.groups[number], shapes) if number >= 0 else [((),) * 2]
-    options.append(NodeOptions(number, np.array([layout_row(each) for each in orders], np.int8)))
+    options.append(
+      NodeOptions(number, np.array([layout_row(of_tensors) for of_tensors in orders], np.int8))
+    )
   return options
 
 
@@ -281,8 +286,8 @@ def _node_orders(group: Group, node_shapes: Sequence[Dims]) -> list[Orders]:
   result = []
   for option in group.options:
     output, *operands = (
-      tuple(each[dim] for dim in order) if each is not None else ()
-      for order, each in zip(option, axes)
+      tuple(dims[dim] for dim in order) if dims is not None else ()
+      for order, dims in zip(option, axes)
     )
     result.append((output, *(reversed(operands) if is_swapped else operands)))
   return result

@@ -78,15 +78,15 @@ def load_tiles(source: str) -> dict[str, tuple[Callable[..., Any], tuple, Sequen
   kernels = _dictionary(_file_module(Path(place)), place, "TILES", "kernels with tiles")
   if key and key not in kernels:
     raise ValueError(f"{place} has no kernel {key!r}, it has {', '.join(kernels)}")
-  found = {name: kernels[name] for name in ([key] if key else kernels)}
-  for name, value in found.items():
+  chosen = {name: kernels[name] for name in ([key] if key else kernels)}
+  for name, value in chosen.items():
     is_triple = isinstance(value, tuple) and len(value) == 3
     if not is_triple or not callable(value[0]) or not isinstance(value[1], tuple):
       raise ValueError(
         f"{place}:{name} is a {type(value).__name__}, expected (function from a tile to the "
         "function with that tile, tuple of example arguments, list of tiles)"
       )
-  return found
+  return chosen
 
 
 def _dictionary(

@@ -1,6 +1,6 @@
-"""Which choice of layouts to label next: four ways of search over a pool of choices.
+"""Which choice of layouts to label next: two searches over a pool of choices.
 
-A way of search is a generator. It yields a choice, is sent the label of the choice divided by
+A search is a generator. It yields a choice, is sent the label of the choice divided by
 the label of the compiler's own choice, and ends when every choice of the pool has been yielded. It
 is sent infinity for a choice that failed, and None where the label is not known yet. The compiler's
 own choice comes first.
@@ -9,13 +9,11 @@ learned      in turn the choice with the largest expected improvement (Mockus 19
              Schonlau and Welch 1998) and the next one of `model`. Labels correct what is
              believed of every change, by Bayesian linear regression from a `prior`
 model        the order of a model, the first of every score and set of changed groups first
-random       random choices
-coordinate   changes of one group at a time, in random order, each kept if it is better
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 import dataclasses
 import functools
 import itertools
@@ -26,12 +24,11 @@ import numpy as np
 import scipy
 
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
-from tpugraphs_jax.rankers import orders
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.prior import features, LARGEST_EFFECT, Prior
 
-Way = Generator[Numbers, float | None, None]
+Search = Generator[Numbers, float | None, None]
 
 # Factor on the standard deviations of the prior: effects have heavier tails than a normal
 # distribution. Chosen, like `prior.LARGEST_EFFECT`, on the training and validation programs of
@@ -93,7 +90,7 @@ class Pool:
     return ((numbers[:, group] == option) & (option != own[group])).astype(np.float64)
 
 
-def learned(pool: Pool, ranker: Any, prior: Prior) -> Way:
+def learned(pool: Pool, ranker: Any, prior: Prior) -> Search:
   """In turn the choice of the largest expected improvement and the next of the model's order.
 
   The order puts cheap changes first, one of every set of groups, and so is diverse. It knows
@@ -114,11 +111,11 @@ def learned(pool: Pool, ranker: Any, prior: Prior) -> Way:
     best = min(effects, key=effects.__getitem__)
     numbers = None
     if len(effects) % 2 == 0:
-      turns = (each[: pool.layouts] + best[pool.layouts :] for each in order)
-      may = lambda each: each not in effects and (pool.is_open or each in pool.choices)
-      numbers = next(filter(may, turns), None)
+      turns = (choice[: pool.layouts] + best[pool.layouts :] for choice in order)
+      is_new = lambda choice: choice not in effects and (pool.is_open or choice in pool.choices)
+      numbers = next(filter(is_new, turns), None)
     if numbers is None:
-      left = [each for each in choices if each not in effects]
+      left = [choice for choice in choices if choice not in effects]
       numbers = left[belief.most_promising(left, effects[best])]
     ratio = yield numbers
     if ratio is None:  # no label yet: learns the expected effect
@@ -215,7 +212,7 @@ def costs(
   return at, (scores[1:] - scores[0]).astype(np.float64)
 
 
-def model(pool: Pool, ranker: Any) -> Way:
+def model(pool: Pool, ranker: Any) -> Search:
   """The order of a model, by `spread`.
 
   If choices outside of the pool are allowed, a score table proposes some near the compiler's own
@@ -237,29 +234,35 @@ def model(pool: Pool, ranker: Any) -> Way:
   cheapest = np.lexsort([(options > 0).sum(axis=1), scores])
   turns = itertools.chain.from_iterable(zip(map(place.get, proposed), cheapest))
   order = list(dict.fromkeys([*turns, *cheapest]))
-  for number in orders.spread(order, scores, np.array(choices) != choices[0]):
+  for number in spread(order, scores, np.array(choices) != choices[0]):
     yield choices[number]
 
 
-def random(pool: Pool, seed: int) -> Way:
-  """The compiler's own choice, then all other choices in random order."""
-  yield pool.choices[0]
-  rng = np.random.default_rng(seed)
-  yield from (pool.choices[1 + place] for place in rng.permutation(len(pool.choices) - 1))
+def spread(order: Iterable[int], scores: np.ndarray, changed: np.ndarray) -> list[int]:
+  """An order of choices whose first choices all differ for the model.
 
+  The first choice of every score and of every set of changed groups comes first, then other
+  choices of the same sets. Choices that score exactly as an earlier one come last: for the model
+  they are the same program, such as the compiler's own choice with its orders written out.
 
-def coordinate(pool: Pool, seed: int) -> Way:
-  """Changes of one group of the best choice so far, then all other choices in random order."""
-  rng, best, least, tried = np.random.default_rng(seed), pool.choices[0], 1.0, {pool.choices[0]}
-  yield best
-  known, changes = set(pool.choices), pool.changes
-  for place in rng.permutation(len(changes)):
-    numbers = _with(best, *changes[place])
-    if numbers in tried or not (pool.is_open or numbers in known):
+  Args:
+    order: choice numbers, most promising first.
+    scores: `[C]` of all choices.
+    changed: `[C, groups]` bool, the groups that choices change; choice 0 is the compiler's own.
+
+  Returns:
+    All choice numbers, 0 first.
+  """
+  new: list[int] = []
+  again: list[int] = []
+  equal: list[int] = []
+  known_scores, known_sets = set(), set()
+  for number in dict.fromkeys([0, *map(int, order)]):
+    score, groups = float(scores[number]), changed[number].tobytes()
+    if score in known_scores:
+      equal.append(number)
       continue
-    tried.add(numbers)
-    ratio = yield numbers
-    if ratio is not None and ratio < least:
-      best, least = numbers, ratio
-  shuffled = (pool.choices[place] for place in rng.permutation(len(pool.choices)))
-  yield from (numbers for numbers in shuffled if numbers not in tried)
+    (again if groups in known_sets else new).append(number)
+    known_scores.add(score)
+    known_sets.add(groups)
+  return new + again + equal

@@ -89,7 +89,7 @@ class Tiles:
 
     Those within 10 % of the fastest, two at the least and five at the most; 1 of measured tiles.
     """
-    timed = [each.milliseconds for each in self.times if each.milliseconds is not None]
+    timed = [time.milliseconds for time in self.times if time.milliseconds is not None]
     if not timed or not self.target:
       return min(1, len(timed))
     close = sum(ms <= (1 + _CLOSE) * timed[0] for ms in timed)
@@ -103,7 +103,7 @@ class Tiles:
     return self._table()._repr_html_() + notes._repr_html_()
 
   def _table(self) -> Table:
-    names = list(dict.fromkeys(name for each in self.times for name in each.tile))
+    names = list(dict.fromkeys(name for time in self.times for name in time.tile))
     where = (
       f"{tpu.short_name(self.target)}, estimates from the schedules of its compiler"
       if self.target
@@ -111,14 +111,14 @@ class Tiles:
     )
     head = [*names, "ms", "/ best", "kernels, ms", "waits", "HBM, MB", "VMEM, MB", ""]
     best = self.times[0].milliseconds if self.times else None
-    rows = [_cells(each, names, best) for each in self.times]
+    rows = [_cells(time, names, best) for time in self.times]
     return Table(head, rows, f"{self.name}: tiles by time ({where})")
 
   def _notes(self) -> Iterator[str]:
     if not self.to_measure:
       yield "no tile has a time"
     elif self.target:
-      left = sum(each.milliseconds is not None for each in self.times) - self.to_measure
+      left = sum(time.milliseconds is not None for time in self.times) - self.to_measure
       yield (
         f"measure the first {self.to_measure} on a device, with tune_tiles without a target; "
         f"{left} others are not expected to be faster"
@@ -172,13 +172,13 @@ def tune_tiles(
       f"tiles is {console.one_line(tiles)[:80]}, expected a list of dictionaries of block sizes"
     )
   name = getattr(kernel, "__name__", type(kernel).__name__)
-  found = [_call(kernel, tile, args, kwargs) for tile in tiles]
+  kernel_calls = [_call(kernel, tile, args, kwargs) for tile in tiles]
   if target is None:
-    times, versions = _measured(tiles, found), {"jax": jax.__version__}
+    times, versions = _measured(tiles, kernel_calls), {"jax": jax.__version__}
   else:
     target = tpu.full_name(target)
-    times, versions = list(_estimated(tiles, found, target)), summary.versions()
-  times.sort(key=lambda each: math.inf if each.milliseconds is None else each.milliseconds)
+    times, versions = list(_estimated(tiles, kernel_calls, target)), summary.versions()
+  times.sort(key=lambda time: math.inf if time.milliseconds is None else time.milliseconds)
   return Tiles(name, target or "", tuple(times), versions)
 
 
@@ -194,13 +194,13 @@ def _call(
 
 
 def _estimated(
-  tiles: Sequence[Tile], found: Sequence[calls.Call | Exception], target: str
+  tiles: Sequence[Tile], kernel_calls: Sequence[calls.Call | Exception], target: str
 ) -> Iterator[TileTime]:
   with (
     tqdm.tqdm(total=len(tiles), unit="tile", disable=console.bar(True), leave=False) as bar,
     compiler.Compiler(waiting=bar.refresh) as tpu_compiler,
   ):
-    for tile, call in zip(tiles, found):
+    for tile, call in zip(tiles, kernel_calls):
       if isinstance(call, Exception):
         yield TileTime(tile, why=f"the kernel refuses it: {labels.reason(call)}")
       else:
@@ -228,14 +228,18 @@ def _time(tile: Tile, call: calls.Call, target: str, tpu_compiler: compiler.Comp
   )
 
 
-def _measured(tiles: Sequence[Tile], found: Sequence[calls.Call | Exception]) -> list[TileTime]:
+def _measured(
+  tiles: Sequence[Tile], kernel_calls: Sequence[calls.Call | Exception]
+) -> list[TileTime]:
   """The times of tiles on the machine at hand; the outputs are compared with those of the first."""
   times = {
     number: TileTime(tiles[number], why=f"the kernel refuses it: {labels.reason(call)}")
-    for number, call in enumerate(found)
+    for number, call in enumerate(kernel_calls)
     if isinstance(call, Exception)
   }
-  left = {number: call for number, call in enumerate(found) if not isinstance(call, Exception)}
+  left = {
+    number: call for number, call in enumerate(kernel_calls) if not isinstance(call, Exception)
+  }
   while left:  # again after a failure of the first one, with which others are compared
     arrays = next(iter(left.values())).arrays
     for number, outcome in measure.measure(_functions(left), arrays):
@@ -247,9 +251,11 @@ def _measured(tiles: Sequence[Tile], found: Sequence[calls.Call | Exception]) ->
   return [times[number] for number in range(len(tiles))]
 
 
-def _functions(found: Mapping[int, calls.Call]) -> Iterator[tuple[int, Callable[..., Any], dict]]:
+def _functions(
+  kernel_calls: Mapping[int, calls.Call],
+) -> Iterator[tuple[int, Callable[..., Any], dict]]:
   """Functions of arrays with their numbers, without compiler options."""
-  for number, call in found.items():
+  for number, call in kernel_calls.items():
     yield number, (lambda *arrays, call=call: call(*arrays)), {}
 
 
@@ -263,6 +269,6 @@ def main(argv: Sequence[str] | None = None) -> int:
   if args.target:
     jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   for name, (kernel, arguments, tiles) in programs.load_tiles(args.source).items():
-    found = tune_tiles(kernel, *arguments, tiles=tiles, target=args.target)
-    print(f"{dataclasses.replace(found, name=name)}\n", flush=True)
+    tuned = tune_tiles(kernel, *arguments, tiles=tiles, target=args.target)
+    print(f"{dataclasses.replace(tuned, name=name)}\n", flush=True)
   return 0

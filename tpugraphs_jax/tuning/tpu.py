@@ -21,7 +21,7 @@ import warnings
 import jax
 
 from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.infra import console, parallel
 from tpugraphs_jax.tuning import calls, choosing
 from tpugraphs_jax.tuning.schedule import dump
 
@@ -85,7 +85,7 @@ def full_name(target: str) -> str:
   if importlib.util.find_spec("libtpu") is None:
     raise ValueError(
       f"target {target!r} needs the TPU compiler, and no libtpu is installed; "
-      'run `pip install ".[tpu]"` in the folder of this project'
+      f"{console.to_install('tpu')}"
     )
   return name
 
@@ -183,8 +183,8 @@ def program_of(executable: Any) -> TpuProgram:
 def _stage(folder: Path, name: str) -> bytes:
   files = sorted(folder.glob(f"*{name}*.hlo.pb"))
   if not files:
-    found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-    raise ValueError(f"the TPU compiler wrote no stage {name}, found {found}")
+    names = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+    raise ValueError(f"the TPU compiler wrote no stage {name}, found {names}")
   return files[0].read_bytes()
 
 
@@ -200,7 +200,7 @@ def with_layouts_of(module: bytes, assigned: bytes) -> bytes:
     The serialized `HloModuleProto`.
   """
   after = proto.parse_module(assigned, where="TPU program with layouts")
-  shapes = {each.name: each.shape for each in proto.instructions(after)}
+  shapes = {node.name: node.shape for node in proto.instructions(after)}
   result = proto.parse_module(module, where="TPU program before layouts")
   for instruction in proto.instructions(result):
     shape = shapes.get(instruction.name)

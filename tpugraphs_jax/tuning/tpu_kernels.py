@@ -109,7 +109,9 @@ class Cycles:
   @property
   def kernels(self) -> int:
     """How many kernels there are, with and without an estimate."""
-    return len(self.by_kernel) + sum(each.kind not in ("loop", "kernel") for each in self.uncounted)
+    return len(self.by_kernel) + sum(
+      lacking.kind not in ("loop", "kernel") for lacking in self.uncounted
+    )
 
   @property
   def without_estimate(self) -> int:
@@ -119,7 +121,7 @@ class Cycles:
   @property
   def loops_counted_once(self) -> int:
     """How many loops have a number of iterations that is not known."""
-    return sum(each.kind == "loop" for each in self.uncounted)
+    return sum(lacking.kind == "loop" for lacking in self.uncounted)
 
   @property
   def of_products(self) -> int:
@@ -176,7 +178,7 @@ def kernels(
 
 def module_kernels(module: proto.HloModuleProto) -> list[Kernel]:
   """As `kernels`, of a module after all optimisations."""
-  fusions = [each for each in proto.instructions(module) if each.opcode == "fusion"]
+  fusions = [node for node in proto.instructions(module) if node.opcode == "fusion"]
   fused = {callee for fusion in fusions for callee in fusion.called_computation_ids}
   result = []
   for instruction, computation in zip(proto.instructions(module), proto.owners(module)):
@@ -210,7 +212,7 @@ def estimated_cycles(module: proto.HloModuleProto, arguments: Sequence[int | Non
     arguments: as of `loops.iterations`.
   """
   computations = {computation.id: computation for computation in module.computations}
-  nodes = {each.id: {node.id: node for node in each.instructions} for each in module.computations}
+  nodes = {part.id: {node.id: node for node in part.instructions} for part in module.computations}
   lengths, kernels, uncounted = iterations(module, arguments), [], []
   total = work.Work(0.0, 0, 0.0)
   for instruction, computation, times in _executed(
@@ -297,7 +299,7 @@ def _graph(
 ) -> module_graph.HloGraph:
   name = instruction.name
   kernel = proto.HloModuleProto(name=name, stack_frame_index=module.stack_frame_index)
-  by_id = {each.id: each for each in module.computations}
+  by_id = {part.id: part for part in module.computations}
   if instruction.opcode == "fusion":
     body = by_id[instruction.called_computation_ids[0]]
   else:

@@ -38,23 +38,15 @@ from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import load, Ranker
 from tpugraphs_jax.tuning import calls, choosing, labels, layouts, measure, prior, strategies
-from tpugraphs_jax.tuning.cache import Cache
 from tpugraphs_jax.tuning.draw import Numbers
+from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.labels import Raw
 from tpugraphs_jax.tuning.problem import Problem
 
 # The model that ships for each target; None is the machine at hand. A prior of the effects of
 # changes ships with each model (`prior`).
 MODELS = {"tpu:v3": "layout-v3-estimate", None: "layout-cpu-measured"}
-# Functions of a pool, a ranker and a problem that start a search, by name of the strategy.
-STRATEGIES: dict[str, Callable[[strategies.Pool, Ranker | Ensemble, Problem], strategies.Way]] = {
-  "learned": lambda pool, ranker, problem: strategies.learned(
-    pool, ranker, prior_of(problem.label.target)
-  ),
-  "model": lambda pool, ranker, problem: strategies.model(pool, ranker),
-  "random": lambda pool, ranker, problem: strategies.random(pool, problem.seed),
-  "coordinate": lambda pool, ranker, problem: strategies.coordinate(pool, problem.seed),
-}
+STRATEGIES = ("learned", "model")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -114,9 +106,11 @@ class Tuned:
     return self.problem.compiler_options_of(self.numbers)
 
   @property
-  def program(self) -> layouts.Program:
+  def program(self) -> layouts.TunedProgram:
     """The program as the compiler saw it, with the changes of layouts and the cycles of nodes."""
-    return layouts.Program(self.problem.graph, self.changes, self._node_cycles(), self._summary())
+    return layouts.TunedProgram(
+      self.problem.graph, self.changes, self._node_cycles(), self._summary()
+    )
 
   def __repr__(self) -> str:
     return f"<Tuned {self.problem.name}: {self._summary()}>"
@@ -151,10 +145,10 @@ class Tuned:
 
   def _tables(self) -> list[Table]:
     """The changes of operations, and all trials."""
-    own = self.tried[self.problem.own]
+    default = self.tried[self.problem.own]
     trials = sorted(self.tried.items(), key=lambda item: item[1])
     head = [f"{self.label.what} / own", "groups changed"]
-    rows = [[f"{value / own:.3f}", self.problem.describe(numbers)] for numbers, value in trials]
+    rows = [[f"{value / default:.3f}", self.problem.describe(numbers)] for numbers, value in trials]
     changes = self.program.table(self._other_cycles() if self.changes else ())
     return [changes, Table(head, rows)]
 
@@ -200,21 +194,21 @@ class Tuned:
     """Why the compiler's own choice stays."""
     if len(self.raw) == 1 and self.errors:
       return f"every other choice failed: {next(iter(self.errors.values()))}"
-    own, least = self.tried[self.problem.own], min(self.tried.values())
+    default, least = self.tried[self.problem.own], min(self.tried.values())
     if self.label.unknown:
       return (
-        f"no gain can be told: {self.label.unknown}; the best other one took {least / own:.3f} of "
-        "the part that is counted"
+        f"no gain can be told: {self.label.unknown}; the best other one took "
+        f"{least / default:.3f} of the part that is counted"
       )
-    if least == own:
+    if least == default:
       return f"none had a lower {self.label.what}"
     if not self.compared:
       return (
-        f"the best other one took {least / own:.3f} of its {self.label.what}, and gains below "
+        f"the best other one took {least / default:.3f} of its {self.label.what}, and gains below "
         f"{self.label.margin:.0%} are no gain"
       )
     return (
-      f"the best other one took {least / own:.3f} of its time in the trials, and "
+      f"the best other one took {least / default:.3f} of its time in the trials, and "
       "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared)
     )
 
@@ -226,8 +220,8 @@ class Tuned:
     """The other estimate of the best choice, for a TPU."""
     if not isinstance(self.label, labels.TpuEstimate) or not self.label.is_of_seconds:
       return ""
-    own, best = self._own_and_best("estimated_cycles")
-    return f"and {best / own:.3f} of the estimated cycles " if own else ""
+    default, best = self._own_and_best("estimated_cycles")
+    return f"and {best / default:.3f} of the estimated cycles " if default else ""
 
   def _node_cycles(self) -> dict[int, tuple[int, int]]:
     """The estimated cycles of configurable nodes, before and after, for a TPU."""
@@ -283,13 +277,12 @@ def tune(
     target: a TPU generation such as `v3` (needs libtpu, no TPU), or None: measure here.
     budget: how many choices are labelled, the compiler's own among them. Where labels are made one
       after the other, another choice replaces one that fails, at most as many as the budget.
-    strategy: of search (`strategies`): `learned`, or for comparison `model`, `random` or
-      `coordinate`.
+    strategy: of search (`strategies`): `learned`, or for comparison `model`.
     candidates: how many choices are drawn for the search, at least `budget`.
     options: names of compiler options, each with values to choose from; the compiler's default is
       always among them. No other option is changed. The result is compiled with
       `jax.jit(tuned.function, compiler_options=tuned.compiler_options)`.
-    seed: of the candidates and of the blind strategies.
+    seed: of the candidates.
     operands: whether the orders of operands are chosen too, not of outputs alone.
     cache: file of labels by program, `options`, choice, compiler and target. Known labels are read
       from it, and new labels are added, so that a call with a larger budget goes on.
@@ -327,7 +320,7 @@ def tune(
   if strategy not in STRATEGIES:
     raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)}")
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
-  label = labels.create(name, target=target, seed=seed, by_time=True)
+  label = labels.create(name, target=target, seed=seed)
   _check_options(options, label)
   say = functools.partial(print, file=sys.stderr, flush=True) if progress else lambda text: None
   ranker = _ranker(model, label)
@@ -344,10 +337,13 @@ def tune(
       f"a model; a label compiles once more, the first time took {time.monotonic() - start:.0f} s"
     )
     pool = strategies.Pool(drawn, _graphs(problem, model), problem.numbers_of, len(options))
-    found = Cache(cache, problem)
-    _label(STRATEGIES[strategy](pool, ranker, problem), found, budget, say)
+    file = LabelFile(cache, problem)
+    search = strategies.model(pool, ranker)
+    if strategy == "learned":
+      search = strategies.learned(pool, ranker, prior_of(label.target))
+    _label(search, file, budget, say)
   order = _order(ranker, label) if model is None else ""
-  return _decide(function, problem, found, candidates=len(drawn), order=order)
+  return _decide(function, problem, file, candidates=len(drawn), order=order)
 
 
 def _graphs(problem: Problem, model: Any) -> Callable[[Sequence[Numbers]], OpGraph[LayoutConfigs]]:
@@ -400,40 +396,42 @@ def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) ->
         raise ValueError(f"the compiler refuses the option {name}={value!r}: {why}") from None
 
 
-def _label(way: strategies.Way, found: Cache, budget: int, say: Callable[[str], object]) -> None:
+def _label(
+  search: strategies.Search, file: LabelFile, budget: int, say: Callable[[str], object]
+) -> None:
   """Labels the choices that a search proposes, the compiler's own choice first.
 
   Args:
-    way: of search.
-    found: makes labels, or has them, and keeps them.
+    search: proposes them.
+    file: makes labels, or has them, and keeps them.
     budget: how many.
     say: takes a line about each.
   """
-  together = found.label.made_together  # the search then does not learn from labels
-  asked = list(itertools.islice(way, budget if together else 1))
+  together = file.label.made_together  # the search then does not learn from labels
+  asked = list(itertools.islice(search, budget if together else 1))
   if together:
     say(f"measuring {len(asked)} choices in turn, after all are compiled")
   for place in itertools.count():
-    most = budget if together else min(budget + len(found.errors), 2 * budget)
+    most = budget if together else min(budget + len(file.errors), 2 * budget)
     if place == most:
       break
     if place == len(asked):
       try:
-        asked.append(way.send(found.ratio(asked[-1])))
+        asked.append(search.send(file.ratio(asked[-1])))
       except StopIteration:  # every choice was tried
         break
     if place == 0 or not together:
-      found.label_choices(asked[place:])
-    say(_told(place, most, asked[place], found))
-    if asked[0] in found.errors:
+      file.label_choices(asked[place:])
+    say(_told(place, most, asked[place], file))
+    if asked[0] in file.errors:
       break  # the compiler's own choice, to which the others are compared
 
 
-def _told(place: int, most: int, numbers: Numbers, found: Cache) -> str:
+def _told(place: int, most: int, numbers: Numbers, file: LabelFile) -> str:
   """A line of progress."""
-  failed = found.errors.get(numbers)
-  said = f"failed: {failed}" if failed else f"{found.ratio(numbers):.3f} of the compiler's own"
-  said += f"; groups changed: {found.problem.describe(numbers)}"
+  failed = file.errors.get(numbers)
+  said = f"failed: {failed}" if failed else f"{file.ratio(numbers):.3f} of the compiler's own"
+  said += f"; groups changed: {file.problem.describe(numbers)}"
   return f"label {place + 1} of {most}: {said}"
 
 
@@ -444,37 +442,37 @@ def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   ranker = load(model) if isinstance(model, (str, os.PathLike)) else model
   if (kind := ranker.collection.kind) != "layout":
     raise ValueError(f"the model ranks {kind} configurations, expected one of layouts")
-  for each in ranker.rankers if isinstance(ranker, Ensemble) else [ranker]:
-    if is_given and (learnt := _learnt(each, label)):
+  for member in ranker.rankers if isinstance(ranker, Ensemble) else [ranker]:
+    if is_given and (learnt := _learnt(member, label)):
       logging.warning(
-        f"{each!r} has learnt labels of {learnt}, and tune labels the {label.what}: its order is "
+        f"{member!r} has learnt labels of {learnt}, and tune labels the {label.what}: its order is "
         "worth less"
       )
   return ranker
 
 
 def _decide(
-  function: Callable[..., Any], problem: Problem, found: Cache, *, candidates: int, order: str
+  function: Callable[..., Any], problem: Problem, file: LabelFile, *, candidates: int, order: str
 ) -> Tuned:
   """The best of the choices that were tried, or the compiler's own choice."""
-  default, label = problem.own, found.label
-  if default in found.errors:
-    why = found.errors[default]
+  default, label = problem.own, file.label
+  if default in file.errors:
+    why = file.errors[default]
     raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled: {why}")
-  value = {numbers: label.value(raw) for numbers, raw in found.raw.items()}
+  value = {numbers: label.value(raw) for numbers, raw in file.raw.items()}
   best, compared = min(value, key=value.__getitem__), None  # the first of equals: the default
   ratio = value[best] / value[default]
   if isinstance(label, labels.Measured) and best != default:
-    own, other = problem.apply(default), problem.apply(best)
+    first, second = problem.apply(default), problem.apply(best)
     options, arrays = problem.compiler_options_of(best), problem.call.arrays
-    compared = measure.compare(own, other, arrays, options, seed=problem.seed)
+    compared = measure.compare(first, second, arrays, options, seed=problem.seed)
     ratio = compared[0]
   is_gain = ratio <= 1 - label.margin if compared is None else compared[2] < 1
   if label.unknown or not is_gain:
     best, ratio = default, 1.0
   chosen, changes = problem.layouts_of(best), []
   if any(chosen):
-    changes = _changes(problem, best, found.raw)
+    changes = _changes(problem, best, file.raw)
   trace = problem.call.trace
   if any(chosen) or any(best) and trace.jit or trace.rest.changed:
     evaluate = functools.partial(choosing.evaluate, choice=problem.choices.choice(chosen))
@@ -484,8 +482,8 @@ def _decide(
     best,
     ratio,
     compared,
-    found.raw,
-    found.errors,
+    file.raw,
+    file.errors,
     candidates,
     label,
     changes,
@@ -496,7 +494,7 @@ def _decide(
 
 def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[layouts.Change]:
   """The changes of the best choice against the compiler's own, in the order of the groups."""
-  own, nodes = problem.own_orders(), problem.nodes_of_groups()
+  orders, nodes = problem.own_orders(), problem.nodes_of_groups()
   estimates = [tried[problem.own], tried[best]] if problem.label.target else []
   changes = []
   for place, (group, number) in enumerate(zip(problem.choices.groups, best)):
@@ -506,6 +504,6 @@ def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list
         choosing.minor_to_major(order, len(shape)) if order else ()
         for order, shape in zip(group.options[number], group.shapes)
       )
-      before, lines = own[place] or (), problem.lines(place)
+      before, lines = orders[place] or (), problem.lines(place)
       changes.append(layouts.Change(nodes[place], str(group), lines, before, after, cycles))
   return changes

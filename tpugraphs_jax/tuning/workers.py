@@ -1,6 +1,6 @@
 """Collects many programs: with worker processes of this machine, or on a cluster by Apache Beam.
 
-    command ── one request per program ──► worker process: journal, npz, sidecar
+    command ── one request per program ──► worker process: labels, then the npz file
        └────── starts a worker again that was killed or that its compiler aborted
 
 A compiler can end its process, which would end a process pool: here a thread waits for each
@@ -14,22 +14,70 @@ from collections.abc import Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
+import hashlib
+import itertools
 import json
 import os
+from pathlib import Path
+import platform
 import signal
 import subprocess
+import sys
 import time
+from typing import Any
 
 import tqdm
 
+import tpugraphs_jax
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.infra import console, files, tasks, trust
-from tpugraphs_jax.tuning import journal, labels, worker
-from tpugraphs_jax.tuning.worker import LabelRequest
+from tpugraphs_jax.tuning import choosing, draw, label_file, labels, programs
+from tpugraphs_jax.tuning.calls import Call
+from tpugraphs_jax.tuning.draw import Numbers
+from tpugraphs_jax.tuning.label_file import LabelFile
+from tpugraphs_jax.tuning.problem import Problem
+from tpugraphs_jax.tuning.schedule import dump
 
-_SECONDS = 1.0  # between two looks at the journals
+_SECONDS = 1.0  # between two looks at the files of labels
 _TRIES = 3  # starts in a row of a worker that labels nothing
 # Signals that come from outside: a scheduler, lack of memory.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+# Exit statuses of a worker: after an error with a message, and when all files are there. A program
+# may end the process while jax traces it. The status is then another one, such as 0.
+FAILED, DONE = 3, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelRequest:
+  """One program to collect. Every field can be written as JSON, in which a worker gets it."""
+
+  source: str  # of `programs.load`
+  name: str  # of its files
+  split: str
+  collection: str  # layout:own:NAME
+  out: str  # folder of the data
+  label: str  # with `target`: of `labels.create`
+  target: str | None
+  configs: int
+  seed: int
+  operands: bool = False  # whether the orders of operands are chosen too
+  timeout: float = 3600.0  # seconds without a label after which a worker is ended
+
+  npz = property(lambda request: request.file("npz", ".npz"))
+  labels = property(lambda request: request.file("npz", label_file.SUFFIX))
+  log = property(lambda request: request.file("logs", ".log"))
+  # Lines about failures, as JSON, which a machine of a cluster writes when it has ended.
+  outcome = property(lambda request: request.file("logs", ".outcome.json"))
+
+  def file(self, kind: str, suffix: str) -> Path:
+    """A file of this program in the folder `kind` of the data."""
+    folder = files.expanded(self.out).joinpath(kind, *self.collection.split(":"))
+    return folder / self.split / f"{self.name}{suffix}"
+
+  def check_folders(self) -> None:
+    """Refuses (ValueError) data whose folders are links, because the program's files go there."""
+    for path in (self.npz, self.log):
+      files.check_way(files.expanded(self.out), path.parent)
 
 
 def run(
@@ -66,16 +114,16 @@ def run(
       running = set(results)
       while running:
         _, running = futures.wait(running, _SECONDS, return_when=futures.FIRST_COMPLETED)
-        left = [results[each] for each in running]
+        left = [results[future] for future in running]
         bar.update(total - sum(request.configs for request in left) + labelled(left) - bar.n)
-      return [line for each in results for line in each.result()]
+      return [line for future in results for line in future.result()]
     finally:
       pool.shutdown(cancel_futures=True)
 
 
 def labelled(requests: Sequence[LabelRequest]) -> int:
-  """How many configurations of the requests have a label or a failure in their journals."""
-  return sum(min(journal.done(request.journal), request.configs) for request in requests)
+  """How many configurations of the requests have a label or a failure in their files."""
+  return sum(min(label_file.count(request.labels), request.configs) for request in requests)
 
 
 def collect(request: LabelRequest) -> list[str]:
@@ -86,28 +134,29 @@ def collect(request: LabelRequest) -> list[str]:
   """
   tries = _TRIES
   while tries:
-    done = journal.done(request.journal)
+    done = label_file.count(request.labels)
     status = _run_worker(request)
-    if status in (worker.DONE, 0, worker.FAILED, -signal.SIGINT):
+    if status in (DONE, 0, FAILED, -signal.SIGINT):
       break
-    candidate = journal.interrupted(request.journal)
-    if status is None and (candidate is None or request.label == labels.Measured.name):
+    begun = label_file.interrupted(request.labels)
+    if status is None and (begun is None or request.label == labels.Measured.name):
       break  # the program itself does not end; candidates are measured together
-    if status not in _FROM_OUTSIDE and candidate is not None:
-      journal.add_error(request.journal, candidate, _ended(request, status))
-    tries = _TRIES if journal.done(request.journal) > done else tries - 1
-  return [] if status == worker.DONE else [_reason(request, status)]
+    if status not in _FROM_OUTSIDE and begun is not None:
+      label_file.append(request.labels, begun | {"error": _ended(request, status)})
+    tries = _TRIES if label_file.count(request.labels) > done else tries - 1
+  return [] if status == DONE else [_reason(request, status)]
 
 
 def _run_worker(request: LabelRequest) -> int | None:
   """The exit status of a worker; None: it labelled nothing for too long and was ended."""
   request.log.parent.mkdir(parents=True, exist_ok=True)
   described = json.dumps(dataclasses.asdict(request))
-  command = tasks.python_command("-m", "tpugraphs_jax.tuning.worker", described)
+  command = tasks.python_command("-m", "tpugraphs_jax.tuning.workers", described)
   environment = tasks.python_environment() | {tasks.PARENT: str(os.getpid())}
   if request.label != labels.Measured.name:
     environment["JAX_PLATFORMS"] = "cpu"
-  with files.open_plain(request.log, "ab") as log:
+  with dump.folder() as schedules, files.open_plain(request.log, "ab") as log:
+    environment |= dump.environment(schedules)
     worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
       return _status(worker, request)
@@ -116,12 +165,12 @@ def _run_worker(request: LabelRequest) -> int | None:
 
 
 def _status(worker: subprocess.Popen, request: LabelRequest) -> int | None:
-  """Waits until a worker ends, or writes nothing into its journal for too long."""
+  """Waits until a worker ends, or writes nothing into its file of labels for too long."""
   written, since = None, time.monotonic()
   while time.monotonic() - since < request.timeout:
     with contextlib.suppress(subprocess.TimeoutExpired):
       return worker.wait(_SECONDS)
-    size = request.journal.stat().st_size if request.journal.exists() else None
+    size = request.labels.stat().st_size if request.labels.exists() else None
     if size != written:
       written, since = size, time.monotonic()
   worker.kill()
@@ -139,7 +188,7 @@ def _ended(request: LabelRequest, status: int | None) -> str:
 def _reason(request: LabelRequest, status: int | None) -> str:
   lines = request.log.read_text(errors="replace").splitlines()
   said = next((line for line in reversed(lines) if line.startswith("error: ")), None)
-  if said and status in (worker.FAILED, 1):  # 1: an exception, whose traceback is in the log
+  if said and status in (FAILED, 1):  # 1: an exception, whose traceback is in the log
     return f"{request.name}: {said.removeprefix('error: ')}"
   if status is None:
     ended = _ended(request, status)
@@ -161,3 +210,151 @@ def _failures(request: LabelRequest) -> list[str]:
       "machines share"
     ]
   return trust.parse(request.outcome.read_text())
+
+
+# In a worker process, which labels one program.
+
+
+def label_program(request: LabelRequest) -> None:
+  """Makes the missing labels of a program and writes its npz file.
+
+  Returns at once if its files are there, of the same program, label and versions.
+
+  Raises:
+    ValueError: the program cannot be collected, or its file of labels is damaged.
+  """
+  request.check_folders()
+  (program,) = programs.load(request.source, split=request.split)
+  label = labels.create(request.label, target=request.target, seed=request.seed)
+  key = {
+    "source": _source(request),
+    "label": request.label,
+    **label.versions(),
+    "seed": request.seed,
+    "operands": request.operands,
+    "program_sha256": _sha256(program),
+  }
+  if is_finished(request, key, label):
+    return
+  with files.appending(request.log):  # waits for a worker whose command was killed
+    problem = Problem(
+      program.function,
+      program.args,
+      label,
+      kwargs=program.kwargs,
+      name=request.name,
+      seed=request.seed,
+      operands=request.operands,
+    )
+    file = LabelFile(request.labels, problem, key)
+    journal = request.file("journal", ".jsonl")  # of an earlier version
+    file.take_over(label_file.earlier(journal, request.npz, key, problem))
+    _write(request, file, _label_all(file, request.configs), key)
+
+
+def is_finished(request: LabelRequest, key: dict[str, Any], label: labels.Label) -> bool:
+  """Whether the request's files are whole and equal what the request would write.
+
+  Args:
+    request: a program and the labels that are asked for.
+    key: source, label, versions, seed and hash of the program.
+    label: turns raw numbers into labels.
+  """
+  try:
+    record = label_file.collected(request.npz)
+    stored = npz.read_layout(request.npz).configs.runtime_ns.tolist()
+    label = label.of(record["configs"][0])
+    labelled = [label.value(raw) for raw in record["configs"]]
+  except (OSError, ValueError, KeyError, IndexError, TypeError):
+    return False  # missing, or damaged: it is made anew
+  expected = {**key, "split": request.split, "configs_asked": request.configs}
+  return stored == labelled and all(record.get(key) == expected[key] for key in expected)
+
+
+def _label_all(file: LabelFile, configs: int) -> list[Numbers]:
+  """Labels candidates until there are enough; all that were tried, in order."""
+  stream = file.problem.candidates()
+  drawn: list[Numbers] = []
+  while True:
+    # Times compare only within a session: failed choices are not replaced by later ones.
+    if drawn and file.label.made_together:
+      return drawn
+    if file.problem.own in file.errors:
+      return drawn  # labels mean nothing without the compiler's own choice
+    count = draw.wanted(_values(file, drawn), configs, draws=len(drawn))
+    more = list(itertools.islice(stream, count))
+    if not more:
+      return drawn
+    drawn += more
+    file.label_choices(more)
+
+
+def _values(file: LabelFile, drawn: Sequence[Numbers]) -> dict[int, int]:
+  """The labels of candidates by their places, without failures."""
+  raw = {place: file.raw[numbers] for place, numbers in enumerate(drawn) if numbers in file.raw}
+  return {place: file.label.value(numbers) for place, numbers in raw.items()}
+
+
+def _write(
+  request: LabelRequest, file: LabelFile, drawn: list[Numbers], key: dict[str, Any]
+) -> None:
+  problem = file.problem
+  if why := file.errors.get(problem.own):
+    raise ValueError(f"{request.source}: the compiler's own choice failed: {why}")
+  values = _values(file, drawn)
+  kept = draw.kept(values, request.configs)
+  choices = [drawn[place] for place in kept]
+  npz.write_layout(request.npz, problem.with_configs(choices, [values[place] for place in kept]))
+  about = {
+    "name": request.name,
+    "split": request.split,
+    "collection": request.collection,
+    "configs_asked": request.configs,
+    "config_runtime": file.label.unit,
+    "not_labelled": file.label.gap,
+    "tpugraphs_jax": tpugraphs_jax.__version__,
+    "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+    "groups": [str(group) for group in problem.choices.groups],
+    "left_out": problem.choices.left_out,
+    "ties_left_out": len(values) - len(kept),
+    "kept": choices,
+  }
+  label_file.append(request.labels, {**key, "about": about})
+  request.npz.with_suffix(".json").unlink(missing_ok=True)  # of an earlier version
+
+
+def _source(request: LabelRequest) -> str:
+  """The source as the files of the data name it: without the folders of this machine."""
+  place, _, key = request.source.rpartition(":")
+  return f"{Path(place).name if Path(place).is_absolute() else place}:{key}"
+
+
+def _sha256(program: programs.Program) -> str:
+  """SHA-256 of the program without any choice: as jax lowers it for this machine.
+
+  For programs that exist only for a TPU, such as Pallas kernels, SHA-256 of their equations.
+  """
+  call = Call(program.function, program.args, program.kwargs)
+  try:
+    text = call.lower(call.arrays).as_text()
+  except (ValueError, NotImplementedError):
+    text = "\n".join(choosing.operations(call.trace.program, with_details=True))
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def main(argv: Sequence[str]) -> int:
+  """Labels one program, described as JSON in the first argument; returns the exit code."""
+  tasks.end_with_parent()
+  try:
+    label_program(LabelRequest(**json.loads(argv[0])))
+  except (ValueError, OSError) as error:
+    print(f"error: {console.one_line(error)}", file=sys.stderr)
+    return FAILED
+  except Exception as error:  # a program of the user may raise anything
+    print(f"error: {type(error).__name__}: {labels.reason(error)}", file=sys.stderr)
+    raise
+  return DONE
+
+
+if __name__ == "__main__":
+  tasks.exit_at_once(main, sys.argv[1:])

@@ -17,9 +17,7 @@ from tpugraphs_jax.infra import console
 from tpugraphs_jax.tuning import layouts
 from tpugraphs_jax.view import panes
 
-MISSING = (
-  'the picture needs Model Explorer, and this is its table: pip install "tpugraphs-jax[view]"'
-)
+MISSING = f"the picture needs Model Explorer, and this is its table: {console.to_install('view')}"
 
 
 def show(
@@ -47,7 +45,7 @@ def show(
   _show(graph, views, panes.table(graph, views), **options)
 
 
-def show_program(program: layouts.Program, **options: Any) -> None:
+def show_program(program: layouts.TunedProgram, **options: Any) -> None:
   """Shows a program before and after its layouts were chosen; options as of `show`."""
   _show(program.graph, panes.of_program(program), program.table(), **options)
 

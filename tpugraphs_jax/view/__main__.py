@@ -16,7 +16,7 @@ from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.tuning import layouts
 
 
-def read(path: Path) -> OpGraph | layouts.Program:
+def read(path: Path) -> OpGraph | layouts.TunedProgram:
   """The program in a file, by its content.
 
   Raises:

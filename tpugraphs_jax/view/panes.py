@@ -75,14 +75,17 @@ def of_graph(
   return panes
 
 
-def of_program(program: layouts.Program) -> list[Pane]:
+def of_program(program: layouts.TunedProgram) -> list[Pane]:
   """The sides of a program before and after its layouts were chosen."""
   panes = []
   for place, title in enumerate(("before", "after")):
     orders = {node: change.orders[place] for change in program.changes for node in change.nodes}
     overlays: dict[str, Mapping[int, float | str]] = {CHANGED: orders}
     if program.cycles:
-      overlays = {CYCLES: {node: each[place] for node, each in program.cycles.items()}, **overlays}
+      overlays = {
+        CYCLES: {node: cycles[place] for node, cycles in program.cycles.items()},
+        **overlays,
+      }
     panes.append(Pane(title, {"layouts": program.summary}, orders, overlays))
   return panes if program.changes else panes[:1]
 

@@ -20,6 +20,7 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, PreparedProgram, Slate, targets
 from tpugraphs_jax.data.reduction import edge_matrix, part_of
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
+from tpugraphs_jax.infra import console
 
 # Parts of METIS differ by a few percent in size. Smaller parts seldom need a second attempt.
 _METIS_SLACK = 0.95
@@ -62,7 +63,7 @@ def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
     import pymetis  # pylint: disable=import-outside-toplevel
   except ImportError:
     raise ValueError(
-      "segments.partition is 'metis', which needs pymetis: pip install 'tpugraphs-jax[partition]'"
+      f"segments.partition is 'metis', which needs pymetis: {console.to_install('partition')}"
     ) from None
   nodes = graph.num_nodes
   if nodes <= max_nodes:

@@ -1,37 +1,53 @@
 """Texts of final schedules, which libtpu writes into a folder when it compiles.
 
 libtpu reads its flags once, when it is loaded: a process that shall get schedules is started with
-the environment that `environment` returns.
+the environment that `environment` returns, and gets a `folder` of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 import os
 from pathlib import Path
 import re
+import shutil
+import tempfile
 
 _ARGUMENTS = "LIBTPU_INIT_ARGS"
 _FOLDER = re.compile(r"--xla_jf_dump_to=(\S+)")
 _FILE = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
+_MEMORY = Path("/dev/shm")
+_LEAST_FREE = 1 << 30  # bytes of a memory file system that is used
 _ANALYSIS = "-schedule-analysis_final_bundles.txt"  # a summary beside each schedule
 
 
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+  """A new folder for schedules, in memory where that has room for it."""
+  has_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _LEAST_FREE
+  place = _MEMORY if has_memory else None
+  with tempfile.TemporaryDirectory(
+    prefix="tpugraphs-", dir=place, ignore_cleanup_errors=True
+  ) as name:
+    yield Path(name)
+
+
 def environment(folder: Path) -> dict[str, str]:
-  """The environment of a process in which libtpu writes schedules.
+  """Environment variables of a process in which libtpu writes schedules.
 
   Args:
     folder: an empty folder of that process alone, on a fast file system, whose path has no space.
 
   Returns:
-    The environment of this process and libtpu's flags.
+    The variable with libtpu's flags, those of this process among them.
   """
   flags = (
     f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
     "--xla_jf_dump_llo_pass_label_regex=final_bundles"
   )
   before = os.environ.get(_ARGUMENTS, "")
-  return {**os.environ, _ARGUMENTS: f"{_FOLDER.sub('', before)} {flags}".strip()}
+  return {_ARGUMENTS: f"{_FOLDER.sub('', before)} {flags}".strip()}
 
 
 def clear() -> None:

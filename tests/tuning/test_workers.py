@@ -11,8 +11,8 @@ import random_graphs
 
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.tuning import labels, worker, workers
-from tpugraphs_jax.tuning.worker import LabelRequest
+from tpugraphs_jax.tuning import label_file, labels, workers
+from tpugraphs_jax.tuning.workers import LabelRequest
 
 _HEADER = {"source": "a.py:net", "label": "bytes_estimate", "jax": "1", "program_sha256": "ab"}
 
@@ -27,25 +27,39 @@ def asked(tmp_path):
   sizes = dict(nodes=6, edges=7, config_nodes=[1, 3], configs=4, features=NODE_FEATURES)
   graph = random_graphs.layout_graph(rng, **sizes, name="a_net")
   npz.write_layout(asked.npz, graph)
-  record = _HEADER | {
-    "split": "valid",
-    "configs_asked": 4,
-    "configs": [{"bytes_accessed": int(value)} for value in graph.configs.runtime_ns],
-  }
-  asked.sidecar.write_text(json.dumps(record))
+  values = graph.configs.runtime_ns.tolist()
+  _write(asked, [{"bytes_accessed": value} for value in values], split="valid", configs_asked=4)
   return asked
 
 
-def _is_finished(asked, header=_HEADER):
-  return worker.is_finished(asked, header, labels.BytesEstimate())
+def _write(asked, raw, **about):
+  """Writes the file of labels of a request whose configurations have these raw numbers."""
+  about = {"split": "valid", "configs_asked": 4} | about
+  asked.labels.unlink(missing_ok=True)
+  for place, numbers in enumerate(raw):
+    label_file.append(asked.labels, {**_HEADER, "numbers": [place]})
+    label_file.append(asked.labels, {**_HEADER, "numbers": [place], "raw": numbers})
+  about["kept"] = [[place] for place in range(len(raw))]
+  label_file.append(asked.labels, {**_HEADER, "about": about})
 
 
-def _change(asked, **fields):
-  asked.sidecar.write_text(json.dumps(json.loads(asked.sidecar.read_text()) | fields))
+def _is_finished(asked, header=_HEADER, label=None):
+  return workers.is_finished(asked, header, label or labels.BytesEstimate())
 
 
 def test_files_that_are_whole_and_of_the_same_program_are_finished(asked):
   assert _is_finished(asked)
+  sidecar = json.dumps(label_file.collected(asked.npz))  # as earlier versions wrote it
+  asked.labels.unlink()
+  assert not _is_finished(asked)
+  asked.npz.with_suffix(".json").write_text(sidecar)
+  assert _is_finished(asked) and not _is_finished(asked, _HEADER | {"jax": "2"})
+
+
+def test_an_unfinished_program_has_no_labels_of_configurations(asked):
+  *lines, _ = asked.labels.read_bytes().splitlines(keepends=True)
+  asked.labels.write_bytes(b"".join(lines))
+  assert not _is_finished(asked)
 
 
 @pytest.mark.parametrize("key", list(_HEADER))
@@ -54,21 +68,22 @@ def test_another_program_label_or_version_is_not_finished(asked, key):
 
 
 @pytest.mark.parametrize(
-  "fields",
+  "raw, fields",
   [
-    {"configs_asked": 3},
-    {"split": "train"},
-    {"configs": []},
-    {"configs": [{"bytes_accessed": 1}] * 4},
-    {"configs": [{"seconds": 1}] * 4},
+    (None, {"configs_asked": 3}),
+    (None, {"split": "train"}),
+    ([], {}),
+    ([{"bytes_accessed": 1}] * 4, {}),
+    ([{"seconds": 1}] * 4, {}),
   ],
 )
-def test_another_number_split_or_label_in_the_sidecar_is_not_finished(asked, fields):
-  _change(asked, **fields)
+def test_another_number_split_or_label_is_not_finished(asked, raw, fields):
+  configs = label_file.collected(asked.npz)["configs"]
+  _write(asked, configs if raw is None else raw, **fields)
   assert not _is_finished(asked)
 
 
-@pytest.mark.parametrize("kind", ["npz", "sidecar"])
+@pytest.mark.parametrize("kind", ["npz", "labels"])
 @pytest.mark.parametrize("data", [None, b"", b"half of a fi"])
 def test_missing_and_damaged_files_are_not_finished(asked, kind, data):
   path = getattr(asked, kind)
@@ -80,7 +95,7 @@ def test_missing_and_damaged_files_are_not_finished(asked, kind, data):
 
 @pytest.mark.parametrize("target", ["tpu:v3", "tpu:v6e"])
 @pytest.mark.parametrize("lacking", [0, 1])
-def test_labels_of_a_sidecar_follow_from_its_first_configuration(asked, target, lacking):
+def test_labels_follow_from_its_first_configuration(asked, target, lacking):
   label = labels.TpuEstimate(target)
   of_seconds = target == "tpu:v3" and not lacking
   values = npz.read_layout(asked.npz).configs.runtime_ns.tolist()
@@ -93,30 +108,30 @@ def test_labels_of_a_sidecar_follow_from_its_first_configuration(asked, target, 
     }
     for value in values
   ]
-  _change(asked, configs=raw)
-  assert worker.is_finished(asked, _HEADER, label)
-  _change(asked, configs=[raw[0] | {"estimated_cycles": 0, "optimal_seconds": -1.0}, *raw[1:]])
-  assert not worker.is_finished(asked, _HEADER, label)
+  _write(asked, raw)
+  assert _is_finished(asked, label=label)
+  _write(asked, [raw[0] | {"estimated_cycles": 0, "optimal_seconds": -1.0}, *raw[1:]])
+  assert not _is_finished(asked, label=label)
 
 
 @pytest.mark.parametrize(
-  "error, status", [(ValueError("no dot"), worker.FAILED), (TypeError("no dot\nand more"), 1)]
+  "error, status", [(ValueError("no dot"), workers.FAILED), (TypeError("no dot\nand more"), 1)]
 )
 def test_any_error_of_a_program_is_its_reason(asked, error, status, monkeypatch, capsys):
   def fails(_):
     raise error
 
-  monkeypatch.setattr(worker.tasks, "end_with_parent", lambda: None)
-  monkeypatch.setattr(worker, "collect", fails)
-  ends = contextlib.nullcontext() if status == worker.FAILED else pytest.raises(TypeError)
+  monkeypatch.setattr(workers.tasks, "end_with_parent", lambda: None)
+  monkeypatch.setattr(workers, "label_program", fails)
+  ends = contextlib.nullcontext() if status == workers.FAILED else pytest.raises(TypeError)
   with ends:
-    assert worker.main([json.dumps(dataclasses.asdict(asked))]) == status
+    assert workers.main([json.dumps(dataclasses.asdict(asked))]) == status
   asked.log.parent.mkdir(parents=True, exist_ok=True)
   asked.log.write_text(capsys.readouterr().err + "Traceback\n")
   assert re.fullmatch("a_net: (TypeError: )?no dot", workers._reason(asked, status))
 
 
-@pytest.mark.parametrize("link", ["npz", "journal/layout", "journal/layout/own/tried/valid"])
+@pytest.mark.parametrize("link", ["npz", "logs/layout", "logs/layout/own/tried/valid"])
 def test_no_file_of_a_program_is_written_through_a_linked_folder(tmp_path, link):
   (tmp_path / "target").mkdir()
   (tmp_path / "out" / link).parent.mkdir(parents=True)
@@ -125,7 +140,7 @@ def test_no_file_of_a_program_is_written_through_a_linked_folder(tmp_path, link)
   request = LabelRequest(
     "a.py:net", "a_net", "valid", "layout:own:tried", out, "bytes_estimate", None, 4, 0
   )
-  for collect in (worker.collect, lambda request: workers.run([request], processes=1)):
+  for collect in (workers.label_program, lambda request: workers.run([request], processes=1)):
     with pytest.raises(ValueError, match="a link to"):
       collect(request)
   assert not list((tmp_path / "target").iterdir())

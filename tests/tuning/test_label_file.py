@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax.tuning import cache, labels
+from tpugraphs_jax.tuning import label_file, labels
+from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.problem import Problem
 
 _ARGS = (jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4), jnp.float32))
@@ -17,7 +18,7 @@ def _product(x, y):
 
 
 def _found(path, problem, candidates):
-  found = cache.Cache(path, problem)
+  found = LabelFile(path, problem)
   found.label_choices(candidates)
   return found
 
@@ -32,10 +33,12 @@ def asked(monkeypatch):
   """The choices that are labelled; option 2 fails."""
   asked = []
 
-  def raw_labels(problem, candidates):
-    asked.extend(candidates)
-    raw = lambda each: {"bytes_accessed": 10 + sum(each), "seconds": [1.0 + sum(each)]}
-    return {each: ValueError("it fails") if each == (2,) else raw(each) for each in candidates}
+  def raw_labels(problem, candidates, begin):
+    for numbers in candidates:
+      begin(numbers)
+      asked.append(numbers)
+      raw = {"bytes_accessed": 10 + sum(numbers), "seconds": [1.0 + sum(numbers)]}
+      yield numbers, ValueError("it fails") if numbers == (2,) else raw
 
   monkeypatch.setattr(Problem, "raw_labels", raw_labels)
   return asked
@@ -60,7 +63,7 @@ def test_labels_of_another_program_or_compiler_are_not_taken(problem, asked, mon
   assert asked == 2 * _FIRST
   monkeypatch.setattr(labels.BytesEstimate, "versions", lambda label: {"jax": "0", "device": "cpu"})
   _found(path, problem, _FIRST)
-  assert asked == 3 * _FIRST and len(path.read_text().splitlines()) == 6
+  assert asked == 3 * _FIRST and label_file.count(path) == 6
 
 
 def test_labels_of_other_compiler_options_are_not_taken(asked, tmp_path):
@@ -78,22 +81,66 @@ def test_a_line_that_a_kill_cut_short_is_made_again(problem, asked, tmp_path):
   whole = path.read_bytes()
   path.write_bytes(whole[:-9])
   _found(path, problem, _FIRST)
-  assert asked == [*_FIRST, (1,)] and path.read_bytes() == whole
+  assert asked == [*_FIRST, (1,)]
+  assert set(path.read_bytes().splitlines()) == set(whole.splitlines())
 
 
-def test_another_file_is_refused_by_its_line(problem, tmp_path):
+@pytest.mark.parametrize("line", ["some notes", '{"seed": 1}', "[]", '{"label": 3}'])
+def test_another_file_is_refused_by_its_line(problem, tmp_path, line):
   path = tmp_path / "labels.jsonl"
-  path.write_text("some notes\n")
-  with pytest.raises(ValueError, match="labels.jsonl, line 1: 'some notes' is no label"):
-    cache.Cache(path, problem)
+  path.write_text(f"{line}\n")
+  with pytest.raises(ValueError, match="labels.jsonl, line 1: .* is no label"):
+    LabelFile(path, problem)
+
+
+def test_lines_of_an_earlier_version_have_no_checksum(problem, asked, tmp_path):
+  path = tmp_path / "labels.jsonl"
+  made = _found(path, problem, [*_FIRST, (2,)])
+  before = [record for record in label_file.records(path) if record.keys() & {"raw", "error"}]
+  path.write_text("".join(f"{json.dumps(record)}\n" for record in before))
+  again = _found(path, problem, asked)
+  assert (again.raw, again.errors) == (made.raw, made.errors) and len(asked) == 3
+
+
+@pytest.mark.parametrize(
+  "old, new", [('"numbers": [1]', '"numbers": [2]'), ("bytes", "bytez"), ("checksum", "checksun")]
+)
+def test_a_damaged_line_is_refused_with_its_file_and_number(problem, asked, tmp_path, old, new):
+  path = tmp_path / "labels.jsonl"
+  _found(path, problem, _FIRST)
+  lines = path.read_text().splitlines(keepends=True)
+  path.write_text("".join([*lines[:-1], lines[-1].replace(old, new)]))
+  with pytest.raises(ValueError, match=r"labels\.jsonl, line 4"):
+    LabelFile(path, problem)
+
+
+def test_the_last_line_names_the_choice_that_was_begun_and_not_ended(problem, tmp_path):
+  path = tmp_path / "labels.jsonl"
+  assert label_file.interrupted(path) is None
+  file = LabelFile(path, problem)
+  file._begin((1,))
+  begun = label_file.interrupted(path)
+  assert begun["numbers"] == [1]
+  label_file.append(path, begun | {"error": "no"})
+  assert label_file.interrupted(path) is None
+  file = _found(path, problem, [(0,), (1,)])
+  assert file.errors == {(1,): "no"} and list(file.raw) == [(0,)]
+
+
+def test_labels_are_not_written_through_a_link(problem, asked, tmp_path):
+  (tmp_path / "precious").touch()
+  (tmp_path / "labels.jsonl").symlink_to(tmp_path / "precious")
+  with pytest.raises(ValueError, match="a link to"):
+    _found(tmp_path / "labels.jsonl", problem, _FIRST)
+  assert not (tmp_path / "precious").read_text()
 
 
 def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypatch, tmp_path):
   problem = Problem(_product, _ARGS, labels.Measured())
   speed = [1.0]
-  raw_labels = lambda problem, candidates: {
-    each: {"seconds": [speed[0] * (1 + sum(each))]} for each in candidates
-  }
+  raw_labels = lambda problem, candidates, begin: [
+    (numbers, {"seconds": [speed[0] * (1 + sum(numbers))]}) for numbers in candidates
+  ]
   monkeypatch.setattr(Problem, "raw_labels", raw_labels)
   path = tmp_path / "labels.jsonl"
   _found(path, problem, _FIRST)
@@ -106,9 +153,9 @@ def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypat
 def test_a_failure_of_the_compilers_own_choice_is_the_cached_answer(problem, monkeypatch, tmp_path):
   asked = []
 
-  def raw_labels(problem, candidates):
+  def raw_labels(problem, candidates, begin):
     asked.extend(candidates)
-    return {each: ValueError("out of memory") for each in candidates}
+    return [(numbers, ValueError("out of memory")) for numbers in candidates]
 
   monkeypatch.setattr(Problem, "raw_labels", raw_labels)
   path = tmp_path / "labels.jsonl"
@@ -127,8 +174,8 @@ def test_a_failure_of_the_compilers_own_choice_is_the_cached_answer(problem, mon
 def test_a_label_that_is_no_number_is_refused_by_its_line(problem, asked, tmp_path, label):
   path = tmp_path / "labels.jsonl"
   _found(path, problem, [(0,)])
-  record = json.loads(path.read_text())
-  record["raw"]["bytes_accessed"] = label
-  path.write_text(json.dumps(record) + "\n")
-  with pytest.raises(ValueError, match="line 1: .* is no label of tune"):
-    cache.Cache(path, problem)
+  record = label_file.records(path)[-1]
+  path.unlink()
+  label_file.append(path, record | {"raw": {"bytes_accessed": label}})
+  with pytest.raises(ValueError, match="line 1: .* is no label"):
+    LabelFile(path, problem)

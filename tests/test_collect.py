@@ -15,12 +15,13 @@ import time
 import numpy as np
 import pytest
 
+from tpugraphs_jax import collect
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.infra import tasks
-from tpugraphs_jax.tuning import collect, journal
+from tpugraphs_jax.infra import files, tasks
+from tpugraphs_jax.tuning import label_file, problem, workers
 
-_ROOT = Path(__file__).parents[2]
-# The long form: TPUGRAPHS_KILLS=10 python -m pytest tests/tuning/test_collect.py
+_ROOT = Path(__file__).parents[1]
+# The long form: TPUGRAPHS_KILLS=10 python -m pytest tests/test_collect.py
 _KILLS = int(os.environ.get("TPUGRAPHS_KILLS", "2"))
 _PROGRAMS = """
 import jax
@@ -88,11 +89,10 @@ def collected(root):
 
 
 def _files(out):
-  """`{path: bytes}` of all data and sidecars, with paths relative to the output folder."""
+  """By path relative to the output folder the bytes of all data, and what stands beside them."""
   return {
-    path.relative_to(out): path.read_bytes()
-    for path in sorted((out / "npz").rglob("*"))
-    if path.is_file()
+    path.relative_to(out): (path.read_bytes(), label_file.collected(path))
+    for path in sorted((out / "npz").rglob("*.npz"))
   }
 
 
@@ -100,7 +100,7 @@ def test_the_reader_of_the_released_files_reads_what_was_collected(collected):
   folder = collected / "npz/layout/own/tried/train"
   for name in ("tried_net", "tried_gradient"):
     graph = npz.read_layout(folder / f"{name}.npz")
-    record = json.loads((folder / f"{name}.json").read_text())
+    record = label_file.collected(folder / f"{name}.npz")
     assert record["source"] == f"tried.py:{name.removeprefix('tried_')}"
     assert len(graph.configs) == len(record["configs"]) == 12
     assert graph.configs.runtime_ns.tolist() == [
@@ -119,8 +119,8 @@ def test_the_reader_of_the_released_files_reads_what_was_collected(collected):
 
 
 def _labelled(out):
-  """Number of configurations with a result or an error in the journals."""
-  return sum(journal.done(path) for path in out.rglob("*.jsonl"))
+  """Number of configurations with a label or an error."""
+  return sum(label_file.count(path) for path in out.rglob("*.jsonl"))
 
 
 def test_killed_at_random_moments_it_goes_on_and_gives_the_same_files(root, collected):
@@ -139,17 +139,48 @@ def test_killed_at_random_moments_it_goes_on_and_gives_the_same_files(root, coll
   _printed(_start(_arguments(root, out)))
   assert _files(out) == _files(collected)
   for path in out.rglob("*.jsonl"):
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    results = [line["candidate"] for line in lines if "candidate" in line]
+    results = [str(line["numbers"]) for line in label_file.records(path) if "raw" in line]
     assert len(results) == len(set(results)), "a configuration was compiled twice"
 
 
-def test_collected_files_are_left_alone_without_their_journal(root, collected, tmp_path):
+def test_collected_files_are_left_alone(root, collected, tmp_path):
   out = tmp_path / "moved"
   shutil.copytree(collected / "npz", out / "npz")
   assert "2 of 2 programs collected" in _printed(_start(_arguments(root, out)))
   assert _files(out) == _files(collected)
-  assert not list(out.rglob("*.jsonl")), "a configuration was labelled again"
+  assert _labelled(out) == _labelled(collected), "a configuration was labelled again"
+
+
+@pytest.mark.parametrize("kind", ["journal", "sidecar"])
+def test_labels_of_earlier_versions_are_taken(root, collected, tmp_path, kind, monkeypatch):
+  request = collect._requests(collect._parse(_arguments(root, tmp_path)))[0]
+  made = collected / request.npz.relative_to(tmp_path)
+  record, lines = label_file.collected(made), label_file.records(made.with_suffix(".jsonl"))
+  labelled = [line for line in lines if "raw" in line]
+  numbers = [tuple(line["numbers"]) for line in labelled]
+  if kind == "sidecar":  # of fewer configurations
+    configs = [{"numbers": line["numbers"], **line["raw"]} for line in labelled[:-1]]
+    failures = [{"numbers": numbers[-1], "error": "of earlier"}]
+    record |= {"configs_asked": 11, "configs": configs, "failures": failures}
+    files.write_json(request.npz.with_suffix(".json"), record)
+  else:
+    header = {name: value for name, value in lines[-1].items() if name != "about"}
+    outcomes = [{"candidate": place, "raw": line["raw"]} for place, line in enumerate(labelled)]
+    outcomes[-1] = {"candidate": len(labelled) - 1, "error": "of earlier"}
+    for line in [header, {"module_sha256": "ab"}, {"start": 0}, *outcomes]:
+      files.append(request.file("journal", ".jsonl"), json.dumps(files.seal(line)).encode())
+  again, raw_labels = [], problem.Problem.raw_labels
+
+  def noted(problem, candidates, begin):
+    again.extend(candidates)
+    return raw_labels(problem, candidates, begin)
+
+  monkeypatch.setattr(problem.Problem, "raw_labels", noted)
+  workers.label_program(request)
+  errors = [line["error"] for line in label_file.records(request.labels) if "error" in line]
+  assert errors == ["of earlier"] and not {*again} & {*numbers}
+  assert len(label_file.collected(request.npz)["configs"]) == 12
+  assert not request.npz.with_suffix(".json").exists()
 
 
 def run_here(work, requests, *, processes, options):
@@ -198,10 +229,10 @@ choosing.evaluate = crashing
   arguments = _arguments(root, root / "crashed")
   arguments[1:3] = [f"{root}/crashing.py:net"]
   _printed(_start(arguments))
-  (record,) = [json.loads(path.read_text()) for path in (root / "crashed").rglob("*.json")]
-  assert record["failures"]
-  for failure in record["failures"]:
-    assert failure["error"] == "the compiler ended its process with status -6"
+  (path,) = (root / "crashed").rglob("*.npz")
+  record, lines = label_file.collected(path), label_file.records(path.with_suffix(".jsonl"))
+  errors = {line["error"] for line in lines if "error" in line}
+  assert errors == {"the compiler ended its process with status -6"}
   places = [sum(np.flatnonzero(config["numbers"])) for config in record["configs"]]
   assert len(places) == 12 and 3 not in places
 
@@ -214,7 +245,7 @@ def _ending(folder, name, act):
 import sys, time
 
 def ending(x):
-  if "tpugraphs_jax.tuning.worker" in " ".join(sys.orig_argv):
+  if "tpugraphs_jax.tuning.workers" in " ".join(sys.orig_argv):
     {act}
   return x
 
@@ -257,22 +288,6 @@ def test_a_program_that_leaves_a_thread_behind_is_collected(root, tmp_path, caps
   arguments[1:3] = [str(tmp_path / "left.py")]
   assert collect.main(arguments) == 0, capsys.readouterr().err
   assert list((tmp_path / "out/npz").rglob("left_ending.npz"))
-
-
-def test_a_damaged_module_of_an_unfinished_program_is_made_again(root, collected, tmp_path):
-  out = tmp_path / "damaged"
-  shutil.copytree(collected, out)
-  for path in out.rglob("*.hlo.pb"):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
-  for path in (*out.rglob("*.npz"), *(out / "npz").rglob("*.json")):
-    path.unlink()
-  assert collect.main(_arguments(root, out)) == 0
-  assert _files(out) == _files(collected)
-  assert {p.relative_to(out): p.read_bytes() for p in out.rglob("*.hlo.pb")} == {
-    p.relative_to(collected): p.read_bytes() for p in collected.rglob("*.hlo.pb")
-  }
 
 
 @pytest.mark.parametrize(
