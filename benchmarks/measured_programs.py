@@ -47,7 +47,7 @@ ATTENTION = ("1p_", "3p_", "5p_", "7p_")
 _METHODS = {"simulated": "simulated time", "roofline": "roofline", "cycles": "estimated cycles"}
 _ENDS = (0.05, 0.95)
 # Values of the constants that the fit tries, in all combinations.
-_GRID = {"share": (0.9,), "written": (0.85, 1.0), "mixed": (0.85, 1.0)}
+_GRID = {"share": (0.85, 0.95), "written": (0.85, 1.0), "mixed": (0.85, 1.0)}
 # Clocks in Hz at which the fit begins; a factor of all times corrects them.
 _CLOCKS = {"tpu:v5e": 1.5e9, "tpu:v5p": 1.75e9, "tpu:v6e": 1.75e9, "tpu:7x": 1.75e9}
 _FIRST = 5  # block sizes that a user would measure
@@ -176,13 +176,15 @@ def fit(ratios: np.ndarray, groups: Sequence[str]) -> Fit:
     groups: of the programs.
   """
   members = [np.array(groups) == group for group in sorted(set(groups))]
+  weights = np.zeros(ratios.shape[1])
+  for member in members:
+    weights[member] = 1 / (len(members) * member.sum())
   best = Fit(0, 1.0, math.inf)
   for point, row in enumerate(ratios):
-    factor = 1 / float(np.median([np.median(row[each]) for each in members]))
-    wrong = np.abs(factor * row - 1)
-    error = float(np.mean([wrong[each].mean() for each in members]))
-    if error < best.error:
-      best = Fit(point, factor, error)
+    for factor in 1 / row:  # one of them has the smallest sum of weighted absolute errors
+      error = float(weights @ np.abs(factor * row - 1))
+      if error < best.error:
+        best = Fit(point, float(factor), error)
   return best
 
 
