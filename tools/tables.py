@@ -158,9 +158,9 @@ def front_measured() -> str:
     for label, (way, other) in ways.items()
   ]
   fits = {
-    "GraphSAGE, trained on 40,000 other times of AlexNet": "GraphSAGE, 2 epochs",
-    "score tables, trained on them": "score tables, 2 epochs",
-    "least squares, one number for each choice, fitted to them": "one-hot least squares",
+    "GraphSAGE, fitted to 40,000 other layouts of AlexNet": "GraphSAGE, 2 epochs",
+    "score tables, fitted to the same": "score tables, 2 epochs",
+    "least squares, one number for each choice, fitted to the same": "one-hot least squares",
   }
   lines += [
     [
