@@ -63,7 +63,7 @@ def files_of(config: str) -> list[str]:
   return list(seen)
 
 
-def _line(path: Path) -> str:
+def first_line(path: Path) -> str:
   """The first line of the docstring of a file."""
   return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
 
@@ -86,7 +86,7 @@ def main() -> None:
       env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     files = Path(found.name).read_text().splitlines()
-  lines = [f"{name:<23} {_line(ROOT / 'tpugraphs_jax' / name)}" for name in files]
+  lines = [f"{name:<23} {first_line(ROOT / 'tpugraphs_jax' / name)}" for name in files]
   text = "".join(f"{number:2d} {line}\n" for number, line in enumerate(lines, 1))
   if args.write:
     PAGE.write_text(_BLOCK.sub(lambda block: block[1] + text + block[2], PAGE.read_text()))
