@@ -1,4 +1,5 @@
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -127,11 +128,18 @@ def test_the_last_line_names_the_choice_that_was_begun_and_not_ended(problem, tm
   assert file.errors == {(1,): "no"} and list(file.raw) == [(0,)]
 
 
-def test_labels_are_not_written_through_a_link(problem, asked, tmp_path):
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_labels_are_neither_read_nor_written_through_a_link_or_a_pipe(problem, tmp_path, is_pipe):
+  path = tmp_path / "labels.jsonl"
   (tmp_path / "precious").touch()
-  (tmp_path / "labels.jsonl").symlink_to(tmp_path / "precious")
-  with pytest.raises(ValueError, match="a link to"):
-    _found(tmp_path / "labels.jsonl", problem, _FIRST)
+  os.mkfifo(path) if is_pipe else path.symlink_to(tmp_path / "precious")
+  for use in (
+    lambda: LabelFile(path, problem),
+    lambda: label_file.count(path),
+    lambda: label_file.append(path, {"label": "measured"}),
+  ):
+    with pytest.raises(ValueError, match="a link to|a pipe"):
+      use()
   assert not (tmp_path / "precious").read_text()
 
 

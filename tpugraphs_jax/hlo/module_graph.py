@@ -301,9 +301,9 @@ def _edges(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
     try:
       edges.extend([(consumer, position[producer]) for producer in producers])
     except KeyError:
-      missing = [f"operand id {each}" for each in instruction.operand_ids if each not in position]
-      rootless = [each for each in callees if root.get(each) not in position]
-      missing += [f"the root of computation id {each}" for each in rootless]
+      missing = [f"operand id {id}" for id in instruction.operand_ids if id not in position]
+      rootless = [callee for callee in callees if root.get(callee) not in position]
+      missing += [f"the root of computation id {callee}" for callee in rootless]
       _refuse(module, consumer, f"{missing[0]} is no instruction of the module", where)
   edge_index = np.array(edges, np.int64).reshape(-1, 2)
   self_edges = np.flatnonzero(edge_index[:, 0] == edge_index[:, 1])
@@ -328,7 +328,7 @@ def _sorted_edges(
 def _node_splits(module: proto.HloModuleProto) -> np.ndarray:
   """Ends of the stretches that loops, branches and clusters cut, `[S]` int64."""
   ends = np.cumsum([len(computation.instructions) for computation in module.computations])
-  is_end = [any(name in one.name for name in _SPLIT_NAMES) for one in module.computations]
+  is_end = [any(name in part.name for name in _SPLIT_NAMES) for part in module.computations]
   splits = [0, *itertools.compress(ends, is_end)]
   if len(ends) and splits[-1] < ends[-1]:
     splits.append(ends[-1])

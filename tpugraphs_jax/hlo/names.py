@@ -31,15 +31,15 @@ def scope(op_name: str) -> str:
 
   Of an operation in the gradient `gradient of CNN/Conv_1`; empty where there is none.
   """
-  found, is_gradient = [], False
+  scopes, is_gradient = [], False
   for part in list(_parts(op_name))[:-1]:
     while nested := _OUTER.fullmatch(part):
       is_gradient |= nested["outer"] == "transpose"
       part = "" if nested["outer"] in ("jit", "pjit") else nested["inner"]
     is_ours = part in _MACHINERY or part.startswith(LAYOUT_GROUP) or _BRANCH.fullmatch(part)
     if part and not is_ours:
-      found.append(part)
-  return "gradient of " * (is_gradient and bool(found)) + "/".join(found)
+      scopes.append(part)
+  return "gradient of " * (is_gradient and bool(scopes)) + "/".join(scopes)
 
 
 def shape(of: proto.ShapeProto) -> str:

@@ -69,7 +69,7 @@ def _decisions(module: proto.HloModuleProto, config_node: np.ndarray, where: str
         f"with {len(operands)} operands, expected a convolution or dot "
         "with 2 or a reshape with 1"
       )
-    shapes = tuple(tuple(each.shape.dimensions) for each in (node, *operands))
+    shapes = tuple(tuple(tensor.shape.dimensions) for tensor in (node, *operands))
     fits = max(map(len, shapes)) <= MAX_RANK
     rows = [layout_row(orders) for orders in _orders(node, shapes)] if fits else []
     decisions.append((node.opcode, shapes, tuple(dict.fromkeys([_DEFAULT, *rows]))))
@@ -135,7 +135,7 @@ def _equal_parts(first: Dims, second: Dims) -> list[tuple[Dims, Dims]]:
   if math.prod(first) != math.prod(second) or min((*first, *second), default=1) < 1:
     return [(tuple(dims[0]), tuple(dims[1]))]
   # Number of elements up to each dimension; where both shapes have the same number, a part ends.
-  ends = [[math.prod(shape[: dim + 1]) for dim in each] for shape, each in zip(shapes, dims)]
+  ends = [[math.prod(shape[: dim + 1]) for dim in ends_of] for shape, ends_of in zip(shapes, dims)]
   bounds = [1, *sorted(set(ends[0]) & set(ends[1]))]
   part = lambda side, low, high: tuple(
     dim for dim, end in zip(dims[side], ends[side]) if low < end <= high

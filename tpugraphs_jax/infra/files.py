@@ -284,8 +284,14 @@ def check_file(path: Path, expected: str) -> None:
 
 
 def lines(path: Path) -> list[bytes]:
-  """The lines of a file that `append` writes, without a last line that a kill cut short."""
-  return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+  """The lines of a file that `append` writes, without a last line that a kill cut short.
+
+  Raises:
+    ValueError: `path` is a link or a pipe, see `open_plain`.
+  """
+  with contextlib.suppress(FileNotFoundError), open_plain(path, "rb") as file:
+    return file.read().split(b"\n")[:-1]
+  return []
 
 
 def append(path: Path, line: bytes) -> None:

@@ -397,8 +397,8 @@ def on_primary(read: Callable[[], Value]) -> Value:
   if machine.is_primary():
     try:
       values.append(read())
-    except (ValueError, OSError) as found:
-      error = found
+    except (ValueError, OSError) as raised:
+      error = raised
   values, error = from_primary((values, error))
   if error is not None:
     raise error

@@ -319,7 +319,7 @@ class Call:
     leaves, tree = jax.tree.flatten(outputs)
     kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
     others = [None if isinstance(leaf, kinds) else leaf for leaf in leaves]
-    found = [leaf for leaf, other in zip(leaves, others) if other is None]
+    returned = [leaf for leaf, other in zip(leaves, others) if other is None]
     after, structure = state.split(objects)
     if structure and self.structure.state and structure.tree != self.structure.state.tree:
       raise ValueError(
@@ -327,7 +327,7 @@ class Call:
       )
     before = arrays[len(arrays) - len(after) :]
     changed = [place for place, pair in enumerate(zip(before, after)) if pair[0] is not pair[1]]
-    return [*found, *(after[place] for place in changed)], Rest(others, tree, changed)
+    return [*returned, *(after[place] for place in changed)], Rest(others, tree, changed)
 
 
 class Version:

@@ -189,7 +189,7 @@ class Row:
   @property
   def moves_ms(self) -> float:
     """Milliseconds of kernels that only change a layout."""
-    return sum(each.milliseconds or 0.0 for each in self.kernels if each.move)
+    return sum(kernel.milliseconds or 0.0 for kernel in self.kernels if kernel.move)
 
 
 def cost(compiled: tpu.TpuProgram, target: str, arrays: Sequence[Any] = ()) -> Row:
@@ -221,7 +221,7 @@ def cost(compiled: tpu.TpuProgram, target: str, arrays: Sequence[Any] = ()) -> R
   row = _by_schedule(row, named, simulated, cycles.work)
   if row.milliseconds is not None:
     return row
-  loops = [each for each in cycles.uncounted if each.kind == "loop"]
+  loops = [lacking for lacking in cycles.uncounted if lacking.kind == "loop"]
   if loops:
     return dataclasses.replace(row, why=f"it has {listed(loops)}")
   by_cycles = _by_cycles(row, named, cycles)
@@ -230,7 +230,7 @@ def cost(compiled: tpu.TpuProgram, target: str, arrays: Sequence[Any] = ()) -> R
 
 def _integers(module: proto.HloModuleProto, arrays: Sequence[Any]) -> dict[int, np.ndarray]:
   """The values of arrays of integers, by the number of the program's parameter."""
-  entry = next(each for each in module.computations if each.id == module.entry_computation_id)
+  entry = next(part for part in module.computations if part.id == module.entry_computation_id)
   parameters = sum(node.opcode == "parameter" for node in entry.instructions)
   if parameters != len(arrays):  # jax leaves out arrays that nothing uses
     return {}
@@ -240,7 +240,7 @@ def _integers(module: proto.HloModuleProto, arrays: Sequence[Any]) -> dict[int, 
 def known_integers(arrays: Sequence[Any]) -> dict[int, np.ndarray]:
   """The values of arrays of integers, by the number of the array; without large ones."""
   kinds = (jax.Array, np.ndarray, np.generic, int)
-  known = {number: each for number, each in enumerate(arrays) if isinstance(each, kinds)}
+  known = {number: array for number, array in enumerate(arrays) if isinstance(array, kinds)}
   return {
     number: np.asarray(array)
     for number, array in known.items()
@@ -266,7 +266,7 @@ class _Kernels:
 
   def __init__(self, module: proto.HloModuleProto, cycles: tpu_kernels.Cycles):
     self._module = module
-    self._computations = {each.id: each for each in module.computations}
+    self._computations = {part.id: part for part in module.computations}
     self._nodes = {node.name: node for node in proto.instructions(module)}
     self._moves = moves.moves(module)
     self.counted: dict[str, KernelCost] = {}
@@ -289,15 +289,15 @@ class _Kernels:
     if node is None:  # an instruction of the compiler's own
       return KernelCost(name, name, **numbers)
     inside = (node, *tpu_kernels.fused(node, self._computations))
-    main = next((each for each in inside if each.opcode in tpu_kernels.PRODUCTS), node)
-    origin, own = (module_graph.origin(each, self._module) for each in (main, node))
-    parts = [names.operation(each.op_name) for each in (origin, own)]
+    main = next((inner for inner in inside if inner.opcode in tpu_kernels.PRODUCTS), node)
+    origin, of_node = (module_graph.origin(part, self._module) for part in (main, node))
+    parts = [names.operation(place.op_name) for place in (origin, of_node)]
     operation = " + ".join(dict.fromkeys(filter(None, parts))) or node.name
     return KernelCost(
       name,
       operation,
       names.scope(origin.op_name),
-      origin.where or own.where,
+      origin.where or of_node.where,
       names.shape(node.shape),
       is_custom=node.opcode == "custom-call",
       move=self._moves.get(name),
@@ -330,7 +330,8 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
     groups[bound] += milliseconds
   groups[BETWEEN] += to_ms(simulated.between - simulated.copy_stall)
   groups[MEMORY] += to_ms(simulated.copy_stall)
-  beside = (row.bytes_accessed or 0) - sum(each.bytes_accessed for each in named.counted.values())
+  counted = sum(kernel.bytes_accessed for kernel in named.counted.values())
+  beside = (row.bytes_accessed or 0) - counted
   row = dataclasses.replace(
     row,
     bytes_accessed=beside + sum(kernel.bytes_accessed for kernel in kernels),
@@ -356,8 +357,8 @@ def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
   time = times().get(row.target)
   flops, bytes_accessed, _ = cycles.work
   least = float(least_ms(row.target, cycles.work.wide_flops, bytes_accessed))
-  if found := unknown_work(cycles, bytes_accessed):
-    why = f"the compiler does not estimate {listed(found)}"
+  if unknown := unknown_work(cycles, bytes_accessed):
+    why = f"the compiler does not estimate {listed(unknown)}"
   elif not cycles.cycles:
     why = "the compiler estimates no cycles"
   elif time is None:
@@ -416,7 +417,8 @@ def _time(row: Row, basis: str, milliseconds: float, least: float) -> dict[str, 
 
 def _dearest(kernels: Iterable[KernelCost]) -> tuple[KernelCost, ...]:
   """Kernels by their time, then by their cycles, the dearest first."""
-  return tuple(sorted(kernels, key=lambda each: (-(each.milliseconds or 0), -(each.cycles or 0))))
+  cost = lambda kernel: (kernel.milliseconds or 0, kernel.cycles or 0)
+  return tuple(sorted(kernels, key=cost, reverse=True))
 
 
 def unknown_work(cycles: tpu_kernels.Cycles, bytes_accessed: float) -> list[tpu_kernels.Uncounted]:
@@ -430,12 +432,12 @@ def unknown_work(cycles: tpu_kernels.Cycles, bytes_accessed: float) -> list[tpu_
     bytes_accessed: by the program.
   """
   written = sum(
-    each.size * (_SORT_PASSES if each.kind == "sort" else 1)
-    for each in cycles.uncounted
-    if each.kind not in _NEVER_SMALL
+    lacking.size * (_SORT_PASSES if lacking.kind == "sort" else 1)
+    for lacking in cycles.uncounted
+    if lacking.kind not in _NEVER_SMALL
   )
   is_small = written <= _SMALL_SHARE * bytes_accessed
-  return [each for each in cycles.uncounted if each.kind in _NEVER_SMALL or not is_small]
+  return [lacking for lacking in cycles.uncounted if lacking.kind in _NEVER_SMALL or not is_small]
 
 
 def least_ms(target: str, flops: Any, bytes_accessed: Any) -> Any:
@@ -458,14 +460,14 @@ def listed(uncounted: Sequence[tpu_kernels.Uncounted]) -> str:
       filter(
         None,
         (
-          kinds.get(each.kind, each.kind),
-          each.target,
-          names.operation(each.origin.op_name) or each.origin.name,
-          each.origin.where,
+          kinds.get(lacking.kind, lacking.kind),
+          lacking.target,
+          names.operation(lacking.origin.op_name) or lacking.origin.name,
+          lacking.origin.where,
         ),
       )
     )
-    for each in uncounted
+    for lacking in uncounted
   )
   texts = [f"{count} x {name}" if count > 1 else name for name, count in counts.most_common()]
   more = [f"{len(texts) - _MOST_NAMED} more"] if len(texts) > _MOST_NAMED else []

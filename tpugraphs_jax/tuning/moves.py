@@ -37,15 +37,15 @@ class Move:
 
 def moves(module: proto.HloModuleProto) -> dict[str, Move]:
   """The changes of layout in a module after all optimisations, by the name of the instruction."""
-  computations = {each.id: each for each in module.computations}
-  found: dict[str, Move] = {}
+  computations = {part.id: part for part in module.computations}
+  by_name: dict[str, Move] = {}
   for computation in module.computations:
     view = _View(computation, module, computations)
     for node in computation.instructions:
       change = view.change(node)
       if change:
-        found[node.name] = view.move(node, change)
-  return found
+        by_name[node.name] = view.move(node, change)
+  return by_name
 
 
 class _View:
@@ -86,7 +86,7 @@ class _View:
     if self._is_entry and self._is_result(node):
       return Move(change, "result", ENTRY)
     around = [source, *self._users.get(node.id, ())]
-    opcodes = {inner.opcode for each in around for inner in (each, *self._inside(each))}
+    opcodes = {inner.opcode for node in around for inner in (node, *self._inside(node))}
     origin = module_graph.origin(source, self._module)
     return Move(change, origin.op_name or source.name, TUNE if opcodes & {*_CHOSEN} else "")
 

@@ -208,8 +208,12 @@ _FILE = trust.Record(kind=str, version=int, programs=[_PROGRAM])
 def save(estimates: Sequence[Estimate], path: str | os.PathLike[str]) -> None:
   """Writes estimates into a file of JSON, which `load` reads."""
   programs = [
-    {"name": each.name, "versions": dict(each.versions), "rows": list(map(_of_row, each.rows))}
-    for each in estimates
+    {
+      "name": estimate.name,
+      "versions": dict(estimate.versions),
+      "rows": list(map(_of_row, estimate.rows)),
+    }
+    for estimate in estimates
   ]
   files.write_json(path, {"kind": _KIND, "version": _VERSION, "programs": programs}, indent=1)
 
