@@ -460,3 +460,9 @@ def test_estimates_of_a_real_target_have_time_memory_and_lines():
     targets="v6e",
   ).rows
   assert row.milliseconds > 0
+
+
+@pytest.mark.parametrize("targets", [[], None, 6, {"v6e": 1}, b"v6e"])
+def test_targets_that_are_none_are_refused_in_a_line(targets):
+  with pytest.raises(ValueError, match="expected TPU generations"):
+    estimate.estimate(lambda x: x, 1.0, targets=targets)

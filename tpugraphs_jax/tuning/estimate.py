@@ -59,9 +59,10 @@ def estimate_call(
   call: calls.Call, targets: Sequence[str], *, timeout: float = compiler.TIMEOUT
 ) -> Estimate:
   """As `estimate`; a compilation ends after `timeout` seconds."""
-  targets = [
-    tpu.full_name(target) for target in ([targets] if isinstance(targets, str) else targets)
-  ]
+  targets = [targets] if isinstance(targets, str) else targets
+  if not isinstance(targets, (list, tuple)) or not targets:
+    raise ValueError(f"targets is {targets!r}, expected TPU generations such as {list(TARGETS)}")
+  targets = [tpu.full_name(target) for target in targets]
   single = choosing.for_one_device(call)
   devices = _devices(call)
   with (
