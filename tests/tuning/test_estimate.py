@@ -466,3 +466,18 @@ def test_estimates_of_a_real_target_have_time_memory_and_lines():
 def test_targets_that_are_none_are_refused_in_a_line(targets):
   with pytest.raises(ValueError, match="expected TPU generations"):
     estimate.estimate(lambda x: x, 1.0, targets=targets)
+
+
+@pytest.mark.parametrize(
+  "flags", [["--timeout", "0"], ["--timeout", "nan"], ["--slower", "nan"], ["--slower", "-0.1"]]
+)
+def test_limits_that_are_none_are_refused_before_anything_is_compiled(flags, capsys):
+  assert estimate.main(["programs.py", *flags]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert flags[0].removeprefix("--") in line and "expected" in line
+
+
+def test_a_comparison_with_no_programs_ends_before_anything_is_compiled(tmp_path, capsys):
+  tpugraphs_jax.tuning.summary.save([], tmp_path / "none.json")
+  assert estimate.main(["programs.py", "--against", str(tmp_path / "none.json")]) == 2
+  assert "no programs" in capsys.readouterr().err

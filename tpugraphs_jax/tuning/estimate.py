@@ -183,7 +183,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     "--timeout", type=float, default=compiler.TIMEOUT, help="seconds for one compilation"
   )
   args = parser.parse_args(argv)
+  console.check_seconds("--timeout", args.timeout)
+  comparison.check_slower(args.slower)
   before = summary.load(args.against) if args.against else []
+  if args.against and not before:
+    raise ValueError(f"{args.against} has no programs to compare with")
   rows = before[0].rows if before else ()
   targets = args.targets or [tpu.short_name(row.target) for row in rows] or TARGETS
   jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
