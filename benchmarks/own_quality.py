@@ -37,7 +37,7 @@ import pages
 import timing
 
 from tpugraphs_jax import columns, metrics
-from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.data import features
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.rankers.tables import traffic
 from tpugraphs_jax.run import configs
@@ -127,7 +127,7 @@ def heuristic(graph: Any, *, knows_own: bool = False) -> np.ndarray:
   does not count as changed.
   """
   given, feat = graph.configs, graph.node_feat[graph.config_node]
-  dims = feat[:, feature_blocks.DIMENSIONS]
+  dims = feat[:, features.DIMENSIONS]
   rank, elements = (dims > 0).sum(axis=1), np.maximum(dims, 1).prod(axis=1)
   row, changed = given.group_row[:][:, given.node_group], given.group_row[:] != given.group_row[0]
   order, own = given.rows[row, :2].astype(int), np.stack([rank - 1, rank - 2], axis=1)
@@ -145,8 +145,8 @@ def heuristic(graph: Any, *, knows_own: bool = False) -> np.ndarray:
     ),
   )
   padding = sum(
-    feature_blocks.padding(sizes[..., place], tile)
-    for place, tile in ((0, feature_blocks.LANES), (1, feature_blocks.SUBLANES))
+    features.padding(sizes[..., place], tile)
+    for place, tile in ((0, features.LANES), (1, features.SUBLANES))
   )
   return changed.sum(axis=1) + (elements * np.exp(padding)).sum(axis=1) / elements.sum()
 

@@ -93,7 +93,7 @@ class Examples:
     for graph in graphs:
       choices = pool(graph)
       at, cost = strategies.costs(choices, ranker)
-      feat, kind = prior.features(*at, cost / unit)
+      feat, kind = prior.change_features(*at, cost / unit)
       label = graph.configs.runtime_ns[:]
       programs.append(
         (

@@ -7,11 +7,11 @@
 `DIR` holds the released layout data (default: $TPUGRAPHS_DATA), with AlexNet's training step,
 measured on a TPU v3 with 40,000 configurations. As in `bridge.py`, every combination of output
 orders among them is applied to the training step in `examples/programs/` and compiled for TPU v3;
-`WORK` keeps what the compiler wrote. A combination has two labels: the sum of the compiler's
-estimated cycles, and the simulated time of its final schedules. The record has tau-b of both
-against the measured times of a sample of configurations and of all configurations, and the tau-b
-that the median time of each combination has, which no label of combinations can exceed by much.
-Only the run times are measured.
+`WORK` keeps what the compiler wrote. A combination has three labels: the sum of the compiler's
+estimated cycles, its optimal seconds, and the simulated time of its final schedules. The record
+has tau-b of all against the measured times of a sample of configurations and of all
+configurations, and the tau-b that the median time of each combination has, which no label of
+combinations can exceed by much. Only the run times are measured.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ from tpugraphs_jax.tuning import choosing, programs, tpu_kernels
 from tpugraphs_jax.tuning.schedule import chips
 
 TARGET = "tpu:v3"
-_LABELS = {"cycles": "estimated cycles", "milliseconds": "simulated time", "median": "median time"}
+_LABELS = {
+  "cycles": "estimated cycles",
+  "optimal_seconds": "optimal seconds",
+  "milliseconds": "simulated time",
+  "median": "median time",
+}
+_OTHERS = ("cycles", "optimal_seconds")  # labels without schedules
 _RESAMPLES, _MOST_RESAMPLED = 100, 1000
 
 
@@ -58,7 +64,7 @@ def _name(place: int) -> str:
 
 
 def row(work: compiled.Folder, place: int, runtime: np.ndarray) -> dict[str, Any]:
-  """Both labels of a combination, and its measured times in ns, `[configurations]`."""
+  """The labels of a combination, and its measured times in ns, `[configurations]`."""
   found = work.read(_name(place))
   if found is None:
     why = work.refusal(_name(place)) or "not compiled"
@@ -73,7 +79,7 @@ def row(work: compiled.Folder, place: int, runtime: np.ndarray) -> dict[str, Any
 
 
 def labels(found: compiled.Compiled, kept: Path) -> dict[str, Any]:
-  """Both labels of a compiled combination; they are kept with the constants that made them."""
+  """The labels of a compiled combination; they are kept with the constants that made them."""
   constants = dataclasses.asdict(chips.chips()[TARGET])
   if kept.exists():
     before = trust.parse(kept.read_text())
@@ -105,17 +111,21 @@ def taus(rows: list[dict[str, Any]], which: np.ndarray, runtime: np.ndarray) -> 
   rng = np.random.default_rng(0)
   size = min(int(kept.sum()), _MOST_RESAMPLED)
   draws = [rng.integers(kept.sum(), size=size) for _ in range(_RESAMPLES)]
-  difference = [tau("milliseconds", draw) - tau("cycles", draw) for draw in draws]
+  time = np.array([tau("milliseconds", draw) for draw in draws])
+  more = {key: time - np.array([tau(key, draw) for draw in draws]) for key in _OTHERS}
   everything = np.arange(kept.sum())
   return {
     "configs": int(kept.sum()),
     "tau_b": {_LABELS[key]: round(tau(key, everything), 4) for key in _LABELS},
-    "simulated_minus_cycles_95": [round(x, 4) for x in np.quantile(difference, (0.025, 0.975))],
+    "simulated_minus_95": {
+      _LABELS[key]: [round(x, 4) for x in np.quantile(difference, (0.025, 0.975))]
+      for key, difference in more.items()
+    },
   }
 
 
 def table(record: Mapping[str, Any]) -> str:
-  """tau-b of both labels as a Markdown table."""
+  """tau-b of the labels as a Markdown table."""
   rows = [
     [name, str(part["configs"]), *(f"{tau:.3f}" for tau in part["tau_b"].values())]
     for name, part in (("sample", record["sample"]), ("all", record["all"]))

@@ -13,7 +13,7 @@ import numpy as np
 import workloads
 
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
-from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.data import features
 from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.config import Config
@@ -78,7 +78,7 @@ def _step(
   graph = _graph(config, nodes)
   if config.kind == "tile":
     blocks = config.data.config_features
-    raw = feature_blocks.with_config_features(graph, blocks).configs.config_feat
+    raw = features.with_config_features(graph, blocks).configs.config_feat
   else:
     raw = graph.configs.rows
   ranker.features.fit([graph])

@@ -8,6 +8,7 @@ import pydoc
 import re
 
 import pytest
+import walk
 
 import tpugraphs_jax
 
@@ -91,3 +92,10 @@ def test_references_resolve(path):
     and not resolves(reference, module_name(path))
   ]
   assert not stale
+
+
+def test_the_architecture_page_lists_at_most_35_files_with_their_first_lines():
+  text = re.search(r"<!-- walk -->\n```\n(.*?)```", walk.PAGE.read_text(), re.DOTALL)[1]
+  rows = [re.fullmatch(r" *\d+ (\S+) +(.+)", line).groups() for line in text.splitlines()]
+  assert "train/loop.py" in dict(rows) and len(rows) <= 35
+  assert rows == [(name, walk.first_line(ROOT / name)) for name, _ in rows]

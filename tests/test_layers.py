@@ -9,7 +9,7 @@ PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from the layers before its own.
 LAYERS = (
   ("infra",),
-  ("options",),
+  ("config_fields",),
   ("columns", "datasets", "graph"),
   ("losses", "metrics", "data", "hlo", "nn", "optimizer", "submission"),
   ("synthetic",),

@@ -3,7 +3,7 @@
 import parts
 import pytest
 
-from tpugraphs_jax.options import Registry
+from tpugraphs_jax.config_fields import Registry
 
 
 def registry_of(*names):

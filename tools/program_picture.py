@@ -1,4 +1,4 @@
-"""Writes docs/program.png, the picture of a tuned program in README.md.
+"""Writes docs/program.png, the picture of a tuned program in docs/view.md.
 
     pip install ".[tpu,view]" playwright
     python tools/program_picture.py

@@ -1,7 +1,7 @@
 """Lists the files that a run reads through, in the order of the first call, with a line each.
 
     python tools/walk.py                        prints the list of `xla-random,full,ci`
-    python tools/walk.py --write                writes it into docs/records/walk.md
+    python tools/walk.py --write                writes it into docs/architecture.md
 
 The run trains, evaluates and ranks on tiny synthetic data. The list has the files whose functions
 the pages of a run (`run`, `train`, `rankers`) call. It leaves out the layers of `nn`, the tools of
@@ -22,7 +22,7 @@ import tempfile
 import threading
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "records" / "walk.md"
+PAGE = ROOT / "docs" / "architecture.md"
 _PAGES, _TOOLS = ("run", "train", "rankers"), ("infra", "nn", "synthetic")
 _BLOCK = re.compile(r"(<!-- walk -->\n```\n).*?(```\n)", re.S)
 
@@ -63,7 +63,7 @@ def files_of(config: str) -> list[str]:
   return list(seen)
 
 
-def _line(path: Path) -> str:
+def first_line(path: Path) -> str:
   """The first line of the docstring of a file."""
   return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
 
@@ -86,7 +86,7 @@ def main() -> None:
       env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     files = Path(found.name).read_text().splitlines()
-  lines = [f"{name:<23} {_line(ROOT / 'tpugraphs_jax' / name)}" for name in files]
+  lines = [f"{name:<23} {first_line(ROOT / 'tpugraphs_jax' / name)}" for name in files]
   text = "".join(f"{number:2d} {line}\n" for number, line in enumerate(lines, 1))
   if args.write:
     PAGE.write_text(_BLOCK.sub(lambda block: block[1] + text + block[2], PAGE.read_text()))

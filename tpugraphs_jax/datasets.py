@@ -13,8 +13,8 @@ from pathlib import Path
 import re
 from typing import Any, Self
 
+from tpugraphs_jax.config_fields import option, Options
 from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.options import option, Options
 
 RELEASED = (
   "tile:xla",

@@ -43,7 +43,7 @@ import jax
 import jax.numpy as jnp
 import rax
 
-from tpugraphs_jax.options import option, Options, Registry
+from tpugraphs_jax.config_fields import option, Options, Registry
 
 PAIR_REDUCTIONS = ("items", "pairs", "sum", "mean_all", "mean_valid")
 LossSum = tuple[jax.Array, jax.Array]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tpugraphs_jax.options import option, Options
+from tpugraphs_jax.config_fields import option, Options
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,256 +1,219 @@
-"""Statistics are exact, fitted once, and come back from a file bit for bit."""
+"""Feature blocks against loops, dense matrix powers and the columns from protobufs."""
 
 import dataclasses
+import math
 
-import comparing
+from graphs_by_hand import made_of, NUMBERS, whole_numbers
 import numpy as np
 import parts
 import pytest
 import random_graphs
+import recorded
+import table_cases
 
 from tpugraphs_jax.columns import NODE_FEATURES
-from tpugraphs_jax.data import features
-from tpugraphs_jax.data.feature_blocks import BLOCKS
-from tpugraphs_jax.data.features import FeatureOptions, NodeFeatures
-
-COLUMNS = 6
-# Kinds of published systems are in their own tests.
-KINDS = ("none", "varying", "minmax", "standardize", "signed_log1p", "signed_log", "left_out")
+from tpugraphs_jax.data import features, npz
+from tpugraphs_jax.rankers.systems import third
 
 
-def arrays_of(rng):
-  """Parts of uneven length, one empty; columns are of very different size, column 2 is constant."""
-  scale = np.array([1, 1e-4, 0, 3e9, 50, 1e6])
-  parts = [rng.normal(size=(n, COLUMNS)) * scale for n in (7, 0, 1, 30)]
-  return [(part + [0, 5, -3, 0, 1e5, 0]).astype(np.float32) for part in parts]
-
-
-def slow_transform(x, arrays, kinds):
-  """Column by column in float64, with NumPy's own statistics.
-
-  Returns the values and how far float32 may be off: its step at the column's
-  size, in units of the column's spread.
-  """
-  columns, steps = [], []
-  for column, kind in enumerate(kinds):
-    seen = np.concatenate(arrays)[:, column].astype(np.float64)
-    values = x[:, column].astype(np.float64)
-    if kind in ("signed_log1p", "signed_log"):
-      seen = np.sign(seen) * np.log(1 + np.abs(seen))
-      values = np.sign(values) * np.log(1 + np.abs(values))
-    if kind == "left_out" or kind != "none" and len(set(seen)) == 1:
-      continue
-    offset, spread = 0.0, 1.0
-    if kind == "minmax":
-      offset, spread = seen.min(), seen.max() - seen.min()
-    elif kind not in ("none", "varying", "signed_log"):
-      offset, spread = seen.mean(), seen.std()
-    columns.append((values - offset) / spread)
-    steps.append(np.finfo(np.float32).eps * np.abs([*seen, *values]).max() / spread)
-  return np.array(columns).reshape(len(columns), len(x)).T, np.array(steps)
-
-
-def test_shifted_logarithms_stay_as_they_are_and_drop_constants():
-  arrays = [np.array([[0, -2.5, 7, 4], [1e6, 3, 7, 4]], np.float32), np.zeros((0, 4), np.float32)]
-  kinds = np.array(["log_offset(1)", "log_offset(3)", "log_offset(1)", "none"], object)
-  transform = features.fit(arrays, kinds)
-  found = transform(arrays[0])
-  np.testing.assert_allclose(
-    found, [[np.log(1), np.log(0.5), 4], [np.log(1e6 + 1), np.log(6), 4]], rtol=1e-6
+@pytest.mark.parametrize("kernel_first", [True, False])
+def test_left_and_right_operands_are_told_apart_by_their_shapes(kernel_first):
+  """Edges are sorted by node and do not tell the order of operands."""
+  kernel, image = ("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "f32", (2, 5, 5, 4), {})
+  tall, wide = ("parameter", "f32", (7, 3), {}), ("parameter", "f32", (3, 5), {})
+  graph = made_of(
+    [
+      *((kernel, image, wide, tall) if kernel_first else (image, kernel, tall, wide)),
+      ("convolution", "f32", (2, 5, 5, 8), NUMBERS),
+      ("dot", "f32", (7, 5), {}),
+      ("dot", "f32", (4, 4), {}),
+      ("add", "f32", (7, 5), {}),
+    ],
+    [[4, 0], [4, 1], [5, 2], [5, 3], [6, 5], [7, 5]],
   )
-  np.testing.assert_array_equal(transform.kept, [0, 1, 3])
-  again = features.Transform.from_dict(transform.to_dict())
-  np.testing.assert_array_equal(again(arrays[0]), found)
+  nodes, operands = features.contraction_operands(graph)
+  swapped = [[1, 0], [3, 2]] if kernel_first else [[0, 1], [2, 3]]
+  assert nodes.tolist() == [4, 5, 6] and operands.tolist() == [*swapped, [5, -1]]
+  shapes = third.operand_shapes(graph)
+  np.testing.assert_array_equal(shapes[4], [2, 5, 5, 4, 0, 0, 16, 200, 3, 3, 4, 8, 0, 0, 18, 288])
+  np.testing.assert_array_equal(shapes[7], [-2] * 16)
 
 
-def test_a_shift_that_is_too_small_is_refused_in_training_and_later():
-  kinds = np.array(["none", "log_offset(3)"], object)
-  with pytest.raises(ValueError, match="column"):
-    features.fit([np.array([[0, -3], [0, 5]], np.float32)], kinds)
-  transform = features.fit([np.array([[0, -2], [0, 5]], np.float32)], kinds)
-  with pytest.raises(ValueError, match="column"):
-    transform(np.array([[0, -9]], np.float32))
+def test_padding_marks_layout_positions_beyond_the_rank():
+  feat = np.zeros((4, NODE_FEATURES), np.float32)
+  for node, shape in enumerate([(), (5,), (2, 3, 4), (1, 1, 1, 1, 1, 9)]):
+    feat[node, 21 : 21 + len(shape)] = shape
+    feat[node, 134 : 134 + len(shape)] = np.arange(len(shape))[::-1]
+  graph = dataclasses.replace(whole_numbers(0, nodes=4, edges=3), node_feat=feat)
+  found = features.released(graph, pad_value=-1)
+  expected = [[-1] * 6, [0] + [-1] * 5, [2, 1, 0, -1, -1, -1], [5, 4, 3, 2, 1, 0]]
+  np.testing.assert_array_equal(found[:, 134:], expected)
+  np.testing.assert_array_equal(found[:, :134], feat[:, :134])
+  np.testing.assert_array_equal(features.released(graph), feat)
+  assert not (graph.node_feat == -1).any()
 
 
-@pytest.mark.parametrize(
-  "kinds",
-  [
-    *([kind] * COLUMNS for kind in KINDS),
-    ["minmax", "standardize", "minmax", "signed_log1p", "none", "standardize"],
-    ["signed_log", "left_out", "left_out", "signed_log1p", "none", "minmax"],
-  ],
-)
-def test_transforms_equal_slow_statistics(kinds):
-  rng = np.random.default_rng(0)
-  arrays, kinds = arrays_of(rng), np.array(kinds, object)
-  transform = features.fit(arrays, kinds)
-  unseen = 2 * rng.normal(size=(9, COLUMNS)).astype(np.float32)
-  for x in (*arrays, unseen):
-    found = transform(x)
-    expected, step = slow_transform(x, arrays, kinds)
-    assert found.dtype == np.float32 and found.shape == expected.shape
-    assert (np.abs(found - expected) <= 3 * step + 1e-6 * np.abs(expected)).all()
+def slow_padding(size, tile):
+  if size < 1:
+    return 0.0
+  padded = size
+  while padded % tile:
+    padded += 1
+  return np.log(padded / size)
 
 
-def test_a_small_spread_far_from_zero_is_not_lost():
-  rng = np.random.default_rng(2)
-  x = (2.0**31 + 256 * rng.integers(0, 9, (500, 1))).astype(np.float32)
-  transform = features.fit(np.array_split(x, 7), np.array(["standardize"], object))
-  np.testing.assert_allclose(transform.scale, np.std(x.astype(np.float64)), rtol=1e-6)
+def test_node_padding_has_every_dimension_in_both_places():
+  graph = table_cases.program(0)
+  dims = graph.node_feat[:, 21:27]
+  expected = [[slow_padding(int(d), tile) for tile in (128, 8) for d in row] for row in dims]
+  np.testing.assert_allclose(features.node_padding(graph.node_feat), expected, rtol=1e-5)
 
 
-def test_fitting_without_features_is_refused():
-  for arrays in ([], [np.zeros((0, 3), np.float32)]):
-    with pytest.raises(ValueError):
-      features.fit(arrays, np.full(3, "minmax", object))
-
-
-def test_saving_and_loading_is_exact(tmp_path):
-  rng = np.random.default_rng(4)
-  kinds = np.array(["minmax", "standardize", "none", "signed_log1p", "minmax", "none"], object)
-  logs = np.array(["log_offset(7)", "none"], object)
-  saved = {
-    "node": features.fit(arrays_of(rng), kinds),
-    "node/logs": features.fit([rng.normal(size=(4, 2))], logs),
-    "config": features.fit([rng.normal(size=(4, 2))], np.full(2, "none", object)),
-  }
-  features.save(tmp_path / "features.json", saved)
-  loaded = features.load(tmp_path / "features.json")
-  assert loaded.keys() == saved.keys()
-  for name, transform in saved.items():
-    comparing.assert_same_fields(loaded[name], transform)
-  assert [path.name for path in tmp_path.iterdir()] == ["features.json"]
-
-
-def test_a_missing_or_damaged_file_says_so(tmp_path):
-  with pytest.raises(FileNotFoundError, match="--workdir"):
-    features.load(tmp_path / "features.json")
-  for text in ('{"node": {"kept": [0], "log"', '{"node": {"kept": [0]}}', "[1]", '{"node": 3}'):
-    (tmp_path / "features.json").write_text(text)
-    with pytest.raises(ValueError, match="damaged"):
-      features.load(tmp_path / "features.json")
-
-
-def test_kinds_go_by_group_and_the_star_takes_the_rest():
-  kinds = features.parse_kinds("window=none, *=minmax,layout=signed_log1p", features.NODE_GROUPS)
-  others = dict.fromkeys(features.NODE_GROUPS, "minmax")
-  assert kinds == others | {"window": "none", "layout": "signed_log1p"}
-  assert set(features.parse_kinds("standardize", ["a", "b"]).values()) == {"standardize"}
-
-
-def test_every_column_is_in_one_group():
-  columns = [column for group in features.NODE_GROUPS.values() for column in group]
-  assert sorted(columns) == list(range(NODE_FEATURES))
-
-
-@pytest.mark.parametrize(
-  "text, problem",
-  [
-    ("log", "'log'"),
-    ("shape=minmax", "leaves out type"),
-    ("colour=minmax,*=none", "'colour'"),
-    ("*=none,shape=", "of shape"),
-    *(
-      (f"shape={kind},*=none", "log_offset")
-      for kind in (
-        "log_offset",
-        "log_offset()",
-        "log_offset(0)",
-        "log_offset(-1)",
-        "log_offset(1.2.3)",
+def test_choice_features_hold_the_padding_of_output_input_and_kernel():
+  graph = table_cases.program(3, config_nodes=[5, 9, 20])
+  rows = np.full((2, 18), -1, np.int8)
+  rows[0, :2], rows[0, 6:8], rows[0, 12] = (1, 0), (0, 2), 2
+  graph = random_graphs.with_configs(graph, rows=rows)
+  dims = graph.node_feat[:, 21:27].astype(int)
+  found = features.choice_features(graph, np.array([0, 1, 2, 2]), np.array([0, 0, 0, 1]))
+  assert found.dtype == np.float32 and found.shape == (4, 9)
+  for feat, node, row in zip(found, (5, 9, 20, 20), (0, 0, 0, 1)):
+    operands = [v for u, v in graph.edge_index.tolist() if u == node][:2]
+    tensors = [node, *operands, *[None] * (2 - len(operands))]
+    for role, tensor in enumerate(tensors):
+      minor, second = rows[row, 6 * role : 6 * role + 2]
+      size = lambda axis: dims[tensor, axis] if tensor is not None and axis >= 0 else 0
+      np.testing.assert_allclose(
+        feat[[role, 3 + role, 6 + role]],
+        [slow_padding(size(minor), 128), slow_padding(size(second), 8), minor < 0],
+        rtol=1e-5,
       )
-    ),
-    ("minmax,standardize", "transform"),
-    ("", "transform"),
-  ],
-)
-def test_a_bad_specification_names_its_mistake(text, problem):
-  with pytest.raises(ValueError, match=problem):
-    features.parse_kinds(text, features.NODE_GROUPS)
 
 
-def graph_of(seed=0, nodes=12, edges=20):
-  rng = np.random.default_rng(seed)
-  graph = random_graphs.layout_graph(rng, nodes=nodes, edges=edges, config_nodes=[3, 7], configs=4)
-  feat = rng.integers(0, 9, (nodes, NODE_FEATURES)).astype(np.float32)
-  return dataclasses.replace(graph, node_feat=feat)
+def test_without_choices_or_edges_there_are_no_features_or_operands():
+  graph = dataclasses.replace(table_cases.program(0), edge_index=np.zeros((0, 2), np.int32))
+  none = np.zeros(0, np.int64)
+  assert features.choice_features(graph, none, none).shape == (0, 9)
+  assert (features.operand_table(graph, graph.config_node) == -1).all()
 
 
-def made_of(names, kinds="none"):
-  return NodeFeatures(FeatureOptions(features=names, feature_transform=kinds))
-
-
-def test_blocks_stand_side_by_side_each_scaled_in_its_own_way():
-  BLOCKS.register("test_twice")(lambda graph: 2 * graph.node_opcode[:, None])
-  BLOCKS.register("test_rows")(lambda graph: np.arange(graph.num_nodes)[:, None] + [[0.0, 5.0]])
-  graph = graph_of()
-  made = made_of(
-    ["test_twice", "released", "test_rows"], "test_twice=none,test_rows=minmax,*=standardize"
-  )
-  made.fit([graph])
-  found = made(graph)
-  assert found.dtype == np.float32
-  np.testing.assert_array_equal(found[:, 0], 2.0 * graph.node_opcode)
-  np.testing.assert_allclose(found[:, -2], np.arange(12) / 11, rtol=1e-6)
-  np.testing.assert_allclose(found[:, -2], found[:, -1], rtol=1e-6)
-  np.testing.assert_allclose(found[:, 1:-2].mean(axis=0), 0, atol=1e-6)
+def node(*sizes, layout=None):
+  """Node features of an array, its layout minor to major."""
+  feat = np.zeros(NODE_FEATURES, np.float32)
+  feat[21 : 21 + len(sizes)] = sizes
+  if layout is not None:
+    feat[134 : 134 + len(layout)] = layout
+  return feat
 
 
 @pytest.mark.parametrize(
-  "values",
-  [np.zeros(12), np.zeros((3, 2)), np.full((12, 1), "a"), np.full((12, 1), np.nan)],
-  ids=["vector", "rows", "text", "nan"],
-)
-def test_a_block_of_the_wrong_shape_is_refused(values):
-  BLOCKS.register("test_wrong")(lambda graph: values)
-  with pytest.raises(ValueError, match="test_wrong"):
-    made_of(["test_wrong"]).fit([graph_of()])
-
-
-def test_a_block_must_always_give_as_many_columns():
-  BLOCKS.register("test_growing")(lambda graph: np.ones((graph.num_nodes, graph.num_nodes)))
-  made = made_of(["test_growing"])
-  with pytest.raises(ValueError, match="columns"):
-    made.fit([graph_of(), graph_of(1, nodes=9, edges=5)])
-  made.fit([graph_of()])
-  with pytest.raises(ValueError, match="trained"):
-    made(graph_of(1, nodes=9, edges=5))
-
-
-@pytest.mark.parametrize(
-  "names, kinds, complaint",
+  "array, expected",
   [
-    ([], "none", "data.features"),
-    (["released", "released"], "none", "different"),
-    (["nope"], "none", "'nope'"),
-    (["released"], "random_walk=none,*=none", "'random_walk'"),
-    (["released", "random_walk"], "random_walk=none", "leaves out type"),
+    (node(2, 300, 300, 64, layout=(2, 3, 1, 0)), [2, 300, 8, 3]),
+    (node(4, 1024, 768, layout=(2, 1, 0)), [4, 128, 6]),
+    (node(4, 1024, 768), [4, 128, 6]),  # no order of dimensions: the last one is minor
+    (node(33, layout=(0,)), [1]),
+    (node(4096, layout=(0,)), [4]),
+    (node(), []),
+    (node(7, 129, layout=(1, 0)), [1, 2]),
+    (node(7, 129, layout=(0, 1)), [17, 1]),
   ],
 )
-def test_impossible_blocks_are_refused(names, kinds, complaint):
-  with pytest.raises(ValueError, match=complaint):
-    made_of(names, kinds)
+def test_registers_of_an_array(array, expected):
+  assert features.registers(array).tolist() == expected
 
 
-def test_transforms_are_saved_with_the_names_of_their_blocks():
-  made = made_of(["released", "random_walk"], "standardize")
-  made.fit([graph_of()])
-  config = features.fit([np.eye(3)], np.full(3, "none", object))
-  saved = features.to_saved(made.transforms, config)
-  nodes, again = features.from_saved(saved, "here")
-  assert nodes == made.transforms and again is config
-  for damaged in ({"config": config}, {k: v for k, v in saved.items() if k != "config"}):
-    with pytest.raises(ValueError, match="damaged"):
-      features.from_saved(damaged, "here")
+def kernel(opcodes, arrays, edges, configs):
+  """A kernel of these arrays; configurations are (kernel bounds, output bounds)."""
+  graph = random_graphs.tile_graph(
+    np.random.default_rng(0), nodes=len(opcodes), edges=0, configs=len(configs)
+  )
+  feat = np.zeros((len(configs), 24), np.float32)
+  for row, (kernel_bounds, output_bounds) in zip(feat, configs):
+    row[: len(kernel_bounds)] = kernel_bounds
+    row[8 : 8 + len(output_bounds)] = output_bounds
+  return dataclasses.replace(
+    random_graphs.with_configs(graph, config_feat=feat),
+    node_opcode=np.array(opcodes, np.uint8),
+    node_feat=np.array(arrays),
+    edge_index=np.array(edges, np.int32).reshape(-1, 2),
+  )
 
 
-def test_blocks_look_at_the_whole_graph_before_it_is_reduced():
-  BLOCKS.register("test_size")(lambda graph: np.full((graph.num_nodes, 1), graph.num_nodes))
-  graph = graph_of(nodes=30, edges=30)
-  fields = {"data.features": ("test_size",), "data.feature_transform": "none"}
-  fields |= {"data.graph_reduction": "config_neighborhood", "data.reduction_hops": 1}
-  experiment = parts.make("layout", **fields)
-  experiment.fit_transforms([graph])
-  prepared = experiment.ranker.prepare(graph)
-  assert len(prepared.opcode) < 30
-  np.testing.assert_array_equal(prepared.feat, np.full((len(prepared.opcode), 1), 30))
+PARAMETER, CONVOLUTION, DOT, ADD = 63, 26, 34, 2
+ARRAYS = [node(32, 4096), node(4096, 1000), node(32, 1000), node(32, 1000)]
+
+
+@pytest.mark.parametrize("contraction", [CONVOLUTION, DOT])
+def test_bounds_of_a_contraction_cut_its_output_and_its_second_operand(contraction):
+  graph = kernel(
+    [PARAMETER, PARAMETER, contraction, ADD],
+    ARRAYS,
+    [(2, 0), (2, 1), (3, 2)],
+    [((100, 3), (3, 8)), ((512, 8), (4, 8)), ((), ())],
+  )
+  assert features.tiled_arrays(graph)["kernel"].tolist() == [512, 8]
+  found = features.tile_counts(graph)
+  assert found.shape == (3, 28) and found.dtype == np.float32
+
+  def slow(counts, bounds):
+    """Tiles and overhang of each dimension, minor first, by walking along the array."""
+    tiles, overhang = [], []
+    for count, bound in list(zip(counts, bounds))[::-1]:
+      starts = range(0, count, bound)
+      tiles.append(math.log(len(starts)))
+      overhang.append(math.log((starts[-1] + bound) / count))
+    pad = [0.0] * (6 - len(counts))
+    return [*tiles, *pad, sum(tiles), *overhang, *pad, sum(overhang)]
+
+  np.testing.assert_allclose(found[0], slow([4, 8], [3, 8]) + slow([512, 8], [100, 3]), atol=1e-6)
+  np.testing.assert_array_equal(found[1:], 0)  # one tile that fits, and no bounds
+
+
+def test_without_a_contraction_the_largest_array_is_cut():
+  arrays = [node(64, 12, 12, 256), node(256), node(64, 2)]
+  graph = kernel([PARAMETER, ADD, ADD], arrays, [(1, 0)], [((), (64, 12, 1, 2))])
+  found = features.tiled_arrays(graph)
+  assert found["output"].tolist() == [64, 12, 2, 2] and not len(found["kernel"])
+  assert features.tile_counts(graph)[0, 1] == pytest.approx(math.log(2))
+
+
+def test_a_contraction_with_one_operand_and_an_empty_kernel_have_no_kernel_array():
+  graph = kernel([PARAMETER, DOT], [node(8, 128), node(8, 256)], [(1, 0)], [((1,), (1, 1))])
+  assert not len(features.tiled_arrays(graph)["kernel"])
+  nothing = kernel([ADD], [node()], [], [((), (1, 1))])
+  np.testing.assert_array_equal(features.tile_counts(nothing), 0)
+  no_nodes = dataclasses.replace(
+    nothing, node_feat=nothing.node_feat[:0], node_opcode=nothing.node_opcode[:0]
+  )
+  assert features.tile_counts(no_nodes).shape == (1, 28)
+  np.testing.assert_array_equal(features.tile_counts(no_nodes), 0)
+
+
+@recorded.needs_npz
+def test_the_largest_bounds_of_released_contractions_are_the_registers():
+  """So the arrays are the right ones: some tile is the whole array, and none is longer."""
+  checked = 0
+  for path in sorted((recorded.NPZ / "tile" / "xla").rglob("*.npz")):
+    graph = npz.read_tile(path)
+    arrays, feat = features.tiled_arrays(graph), graph.configs.config_feat
+    if not len(arrays["kernel"]) or not feat.any():
+      continue
+    for name, first in (("output", 8), ("kernel", 0)):
+      largest = feat[:, first : first + len(arrays[name])].max(axis=0)
+      assert largest.tolist() == arrays[name].tolist(), (path.name, name)
+    checked += 1
+  assert checked >= 3
+
+
+def test_a_ranker_gets_the_counts_where_its_config_says_so():
+  graph = kernel([PARAMETER, PARAMETER, DOT], ARRAYS[:3], [(2, 0), (2, 1)], 5 * [((1, 2), (3, 4))])
+  # A transform refuses tiles that do not vary.
+  graph.configs.config_feat[:, 0] = np.arange(5)
+  plain, more = (parts.make("tile", variant) for variant in ("ci", "recommended,ci"))
+  for experiment, columns in ((plain, 24), (more, 24 + 28)):
+    assert experiment.data.config_values(graph).shape == (5, columns)
+    experiment.fit_transforms([graph])
+    prepared = experiment.ranker.prepare(graph)
+    assert prepared.configs.config_feat.shape == (5, columns)
+    np.testing.assert_array_equal(prepared.configs.config_feat[:, :24], graph.configs.config_feat)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import random_graphs
 
-from tpugraphs_jax import options
+from tpugraphs_jax import config_fields
 from tpugraphs_jax.data import folds, npz
 from tpugraphs_jax.data.selection import LayoutData, LayoutOptions, TileData, TileOptions
 from tpugraphs_jax.datasets import Collection
@@ -204,7 +204,7 @@ def test_without_folds_the_released_splits_stay(tmp_path):
   data = TileData(Collection(TILE), str(tmp_path))
   for split in ("train", "valid"):
     assert data.files(split) == npz.split_files(tmp_path, TILE, split)
-  assert options.limits_of(TileOptions)["folds"][0] == 0
+  assert config_fields.limits_of(TileOptions)["folds"][0] == 0
 
 
 def test_kept_folds_are_read_again_and_those_of_changed_files_are_refused(tmp_path):

@@ -17,7 +17,7 @@ from small_runs import COLLECTIONS
 
 import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
-from tpugraphs_jax.data import features, npz
+from tpugraphs_jax.data import npz, transforms
 from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
@@ -155,7 +155,7 @@ def test_what_a_model_does_not_depend_on_may_change(runs):
 
 
 def made():
-  transform = features.Transform(
+  transform = transforms.Transform(
     np.array([0, 2]), np.array([False, True]), np.zeros(2, np.float32), np.ones(2, np.float32)
   )
   params = {
@@ -191,7 +191,7 @@ def rewritten(path, change):
   "change, complaint",
   [
     (lambda arrays, card: arrays.update({"params/scale": arrays["params/scale"] + 1}), "checksum"),
-    (lambda arrays, card: card.update(format=model_file.FORMAT + 1), "--upgrade"),
+    (lambda arrays, card: card.update(format=model_file.FORMAT + 1), "install a newer one"),
     *(
       (lambda arrays, card, field=field: card.pop(field), "damaged")
       for field in ("format", "config", "transforms", "about", "checksum")

@@ -10,7 +10,7 @@ import numpy as np
 import parts
 import pytest
 
-from tpugraphs_jax import options
+from tpugraphs_jax import config_fields
 from tpugraphs_jax.infra import trust
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.config import Config, Model
@@ -205,7 +205,7 @@ def test_another_model_has_its_own_options_at_their_defaults(kind, variant, name
 
 def test_another_model_can_be_one_of_an_extension(tmp_path, monkeypatch):
   (tmp_path / "wide_ranker.py").write_text(
-    "from tpugraphs_jax.options import option\n"
+    "from tpugraphs_jax.config_fields import option\n"
     "from tpugraphs_jax.rankers import base\n\n\n"
     "@base.LAYOUT_MODELS.register('WideRanker')\n"
     "class WideRanker(base.Network):\n"
@@ -223,7 +223,7 @@ def test_another_model_can_be_one_of_an_extension(tmp_path, monkeypatch):
   sent = trust.config(json.loads(json.dumps(config.to_dict())))
   assert Config.from_dict(sent) == config  # as of a file
   assert "# [default 7] width of nodes" in configs.listing(config, "layout.py:full,ci")
-  for field, value in (("width", 2**22 + 1), ("depth", options.MOST + 1)):
+  for field, value in (("width", 2**22 + 1), ("depth", config_fields.MOST + 1)):
     with pytest.raises(ValueError, match=f"model.{field} is {value}, expected at "):
       config.replace(**{f"model.{field}": value})
 

@@ -5,7 +5,7 @@ import small_runs
 
 import tpugraphs_jax
 from tpugraphs_jax.run import python
-from tpugraphs_jax.run.python import TrainedRun
+from tpugraphs_jax.run.python import Run
 
 FEW = dict(train__epochs=2, batch__slates_per_epoch=20, batch__graphs=4)
 
@@ -46,7 +46,7 @@ def test_a_metric_that_is_no_number_is_left_out_of_the_text_of_a_run(tmp_path):
   (tmp_path / "summary.json").write_text(
     '{"validation": {"metrics": {"kendaltau_mean": null, "opa_pooled": 0.5}}}'
   )
-  run = TrainedRun(tmp_path)
+  run = Run(tmp_path)
   assert run.metrics["kendaltau_mean"] is None and "opa_pooled 0.5000" in repr(run)
 
 

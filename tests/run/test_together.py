@@ -12,7 +12,7 @@ import parts
 import pytest
 
 from tpugraphs_jax import synthetic
-from tpugraphs_jax.data import features, npz
+from tpugraphs_jax.data import npz, transforms
 from tpugraphs_jax.rankers.ranker import Ranker
 
 ALSO = ("layout:nlp:default", "layout:xla:default")
@@ -63,7 +63,7 @@ def test_transforms_are_fitted_on_all_collections_together(variant, data_root, t
     jax.tree.map(
       np.testing.assert_array_equal,
       transform.to_dict(),
-      features.load(tmp_path / "features.json")[name].to_dict(),
+      transforms.load(tmp_path / "features.json")[name].to_dict(),
     )
 
 

@@ -14,7 +14,7 @@ import random_graphs
 
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
-from tpugraphs_jax.data import features, npz
+from tpugraphs_jax.data import npz, transforms
 from tpugraphs_jax.infra import files
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.train import evaluation, results, training
@@ -150,9 +150,9 @@ def test_unlabelled_graphs_are_ranked_not_scored(kind, caplog):
 def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_path):
   train = [graph_of(kind, f"train{i}", [1, 2, 3], seed=i) for i in range(3)]
   ranker, path = fitted(kind, train).ranker, tmp_path / "features.json"
-  features.save(path, ranker.transforms)
+  transforms.save(path, ranker.transforms)
   later = parts.make(kind).ranker
-  later.use_transforms(features.load(path), where=path)
+  later.use_transforms(transforms.load(path), where=path)
   other = graph_of(kind, "other", [5, 4, 3, 2], seed=9)
   expected, found = ranker.prepare(other), later.prepare(other)
   np.testing.assert_array_equal(found.feat, expected.feat)

@@ -10,7 +10,7 @@ import pytest
 
 from tpugraphs_jax.data.selection import TileData
 from tpugraphs_jax.datasets import Collection
-from tpugraphs_jax.train import loop, results
+from tpugraphs_jax.train import checkpoint, loop, results
 
 
 def test_sections_are_replaced_and_the_others_stay(tmp_path):
@@ -43,7 +43,7 @@ def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path):
 @pytest.mark.parametrize("kept, other", [("best", "last"), ("last", "best")])
 def test_the_summary_calls_the_step_of_the_model_by_what_chose_it(kept, other):
   config = parts.config_of("tile", **{"train.result": kept})
-  end = loop.TrainResult(None, 9, loop.Progress(0.25, 6), "last epoch", 1.0)
+  end = loop.TrainResult(None, 9, checkpoint.Progress(0.25, 6), "last epoch", 1.0)
   found = results.of_training(config, end, graphs=2, seconds=3.0)
   assert (found[kept]["step"], found[kept]["value"]) == (6, 0.25) and other not in found
 

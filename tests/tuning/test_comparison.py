@@ -6,8 +6,8 @@ import pytest
 
 from tpugraphs_jax.tuning import comparison, costs, summary
 
-_DOT = costs.Kernel("dot.1", "dot_general", "Net/Dense_0", "net.py:3", "bf16[8,128]")
-_COPY = costs.Kernel("copy.2", "copy", "", "net.py:9", "bf16[8,128]")
+_DOT = costs.KernelCost("dot.1", "dot_general", "Net/Dense_0", "net.py:3", "bf16[8,128]")
+_COPY = costs.KernelCost("copy.2", "copy", "", "net.py:9", "bf16[8,128]")
 
 
 def _with_ms(kernel, milliseconds, **changes):
@@ -69,8 +69,8 @@ def test_files_that_are_missing_or_no_json_are_refused(tmp_path):
 
 def test_kernels_are_matched_by_line_and_name_then_where_lines_have_moved():
   before = [_with_ms(_DOT, 1.0), _with_ms(_DOT, 2.0, name="dot.7"), _with_ms(_COPY, 0.5)]
-  other = costs.Kernel("sort.1", "sort", "", "net.py:20", "f32[4]", milliseconds=0.25)
-  gone = costs.Kernel("tanh.1", "tanh", "", "net.py:2", "f32[4]", milliseconds=0.125)
+  other = costs.KernelCost("sort.1", "sort", "", "net.py:20", "f32[4]", milliseconds=0.25)
+  gone = costs.KernelCost("tanh.1", "tanh", "", "net.py:2", "f32[4]", milliseconds=0.125)
   after = [_with_ms(_DOT, 4.0), _with_ms(_COPY, 0.25, where="net.py:11"), other]
   found = comparison.changes_of([*before, gone], after)
   changes = {change.kernel.operation: (change.before, change.after) for change in found}

@@ -1,7 +1,9 @@
 """Costs of functions on TPUs, from modules as the compiler writes them and from the compiler."""
 
+import contextlib
 import importlib
 import json
+import types
 
 import hlo_modules
 import jax
@@ -14,7 +16,7 @@ from tpugraphs_jax.tuning import compiler, costs, estimate, tpu
 from tpugraphs_jax.tuning.schedule import chips, program
 
 _TIME = costs.Time(product_ms=2.0, other_ms=0.5, low=0.8, high=1.25, programs=9, operations=2)
-_MEMORY = tpu.Memory(arguments=2**31, outputs=2**30, temporaries=2**30)
+_MEMORY = tpu.MemoryPlan(arguments=2**31, outputs=2**30, temporaries=2**30)
 _LARGE = (4096, 4096)  # the product of two takes .15 ms at the peak of a v6e, its bytes less
 
 
@@ -47,24 +49,15 @@ def compiled(monkeypatch):
   calls = []
 
   def answer(outcome):
-    class Compiler:
-      def __init__(self, **_):
-        pass
+    def compile_call(call, target):
+      del target
+      calls.append(call)
+      if isinstance(outcome, Exception):
+        raise outcome
+      return outcome
 
-      def __enter__(self):
-        return self
-
-      def __exit__(self, *_):
-        pass
-
-      def compile(self, call, target):
-        del target
-        calls.append(call)
-        if isinstance(outcome, Exception):
-          raise outcome
-        return outcome
-
-    monkeypatch.setattr(compiler, "Compiler", Compiler)
+    process = contextlib.nullcontext(types.SimpleNamespace(compile=compile_call))
+    monkeypatch.setattr(compiler, "Compiler", lambda **_: process)
     return calls
 
   monkeypatch.setattr(tpu, "full_name", lambda target: f"tpu:{target}")
@@ -198,7 +191,7 @@ def test_a_program_that_the_compiler_refuses_is_a_row_with_its_reason(compiled):
 
 def test_memory_beyond_that_of_the_device_does_not_fit(compiled):
   program = _program(_node("copy", 1, cycles=5))
-  memory = tpu.Memory(arguments=2**34, outputs=0, temporaries=2**34)
+  memory = tpu.MemoryPlan(arguments=2**34, outputs=0, temporaries=2**34)
   compiled(tpu.dataclasses.replace(program, memory=memory))
   rows = estimate.estimate(step, targets=("v6e", "7x")).rows
   assert [row.fits for row in rows] == [False, True]
@@ -481,3 +474,17 @@ def test_a_comparison_with_no_programs_ends_before_anything_is_compiled(tmp_path
   tpugraphs_jax.tuning.summary.save([], tmp_path / "none.json")
   assert estimate.main(["programs.py", "--against", str(tmp_path / "none.json")]) == 2
   assert "no programs" in capsys.readouterr().err
+
+
+@recorded.needs_libtpu
+def test_a_cholesky_solve_and_a_scan_have_a_time():
+  def solve(kernel, x):
+    factor = jax.scipy.linalg.cho_factor(kernel @ kernel.T)
+    step = lambda x, _: (jnp.tanh(kernel @ x), None)
+    return jax.lax.scan(step, jax.scipy.linalg.cho_solve(factor, x), None, length=6)[0]
+
+  shape = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+  (row,) = estimate.estimate(solve, shape, shape, targets="v5e").rows
+  assert row.basis == "schedule" and not row.why
+  assert 0 < row.interval[0] < row.milliseconds < row.interval[1]
+  assert any(kernel.calls == 6 for kernel in row.kernels)

@@ -15,7 +15,14 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers.ranker import load
 from tpugraphs_jax.tuning import labels, strategies, tune
-from tpugraphs_jax.tuning.prior import COSTS, features, LARGEST_EFFECT, OPERATIONS, ORDERS, read
+from tpugraphs_jax.tuning.prior import (
+  change_features,
+  COSTS,
+  LARGEST_EFFECT,
+  OPERATIONS,
+  ORDERS,
+  read,
+)
 from tpugraphs_jax.tuning.problem import Problem
 
 
@@ -226,7 +233,7 @@ def test_kinds_of_changes_are_those_of_a_slow_formulation():
   rows = graph.configs.row_id(np.arange(len(graph.configs)))
   config, node = np.nonzero(rows[1:] != rows[0])
   row, cost = rows[1:][config, node], np.linspace(0, 0.4, len(node))
-  feat, kind = features(graph, node, row, cost)
+  feat, kind = change_features(graph, node, row, cost)
   names = {number: name for name, number in columns.opcode_ids().items()}
   column = lambda at, block: graph.node_feat[at, columns.NODE[block]]
   shape = lambda at: tuple(column(at, "shape")[: columns.MAX_RANK].astype(int))

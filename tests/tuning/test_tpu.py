@@ -105,7 +105,7 @@ def test_a_kernel_without_an_estimate_is_counted_apart():
 def test_a_program_with_a_kernel_without_an_estimate_says_so(monkeypatch):
   module = _looping_module(start=0, bound=5)
   module.computations[0].instructions[1].backend_config = _window(2**63 - 1)
-  memory = tpu.Memory(arguments=1, outputs=1, temporaries=1)
+  memory = tpu.MemoryPlan(arguments=1, outputs=1, temporaries=1)
   program = tpu.TpuProgram(module.SerializeToString(), 1.0, 0, 0.0, memory, before_layouts=b"")
   monkeypatch.setattr(tpu, "compile_function", lambda *_, **__: program)
   (found,) = labels.TpuEstimate("tpu:v3").run([(4, network, {})], _ARGS)

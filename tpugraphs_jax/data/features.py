@@ -1,427 +1,237 @@
-"""Transforms of features: fitted on the training split, saved with the model.
+"""Blocks of raw features, computed from a graph before transforms.
 
-A `Transform` scales columns. Most kinds drop columns that are constant in training. `NodeFeatures`
-applies a transform to each block of node features and concatenates the results:
+A block of node features maps an `OpGraph` to `[N, F]`. It reads the whole graph, also for models on
+reduced graphs or segments. `data.features` lists the blocks of a model; extensions register blocks
+in `BLOCKS`.
 
-    graph -> blocks -> transforms -> inputs of the network [N, F]
+A network hardly learns to divide and round up. Two blocks of configuration features do it. A TPU
+stores an array in registers of 8 x 128 elements: the minor dimension of the layout is padded to a
+multiple of 128 and the next one to a multiple of 8 (XLA, "Tiled layout").
 
-The fitted transforms are applied to all splits and to graphs ranked later.
+* `choice_features`: the padding of tensors under a layout choice.
+* `tile_counts`: the number of tiles along each dimension of the arrays of a kernel, and the
+  overhang of the last tiles. The bounds of a tile count registers of two arrays, by dimension from
+  major to minor: the output and the second operand of the last convolution or dot. In a kernel
+  without a convolution or dot they count registers of the largest array, which a reduction reads.
+  In the released kernels at hand the largest bounds equal the registers of these arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
-import functools
-import os
-from pathlib import Path
-import re
-from typing import NamedTuple
 
 import numpy as np
 
-from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
-from tpugraphs_jax.data.feature_blocks import BLOCKS, RELEASED, signed_log
-from tpugraphs_jax.graph import OpGraph, SPLITS
-from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.options import option, Options, Registry
+from tpugraphs_jax.columns import MAX_RANK, NODE, NODE_FEATURES, opcode_ids, sizes, TILE
+from tpugraphs_jax.config_fields import Registry
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 
-_LOG_OFFSET = re.compile(r"log_offset\((\d+\.?\d*|\.\d+)\)")
-
-
-class Statistics(NamedTuple):
-  """Statistics of columns over all nodes of the training graphs.
-
-  For `signed_log1p` and `signed_log` the statistics describe logarithms.
-  """
-
-  count: int  # type: ignore[assignment]  # nodes; hides a method of tuple
-  mean: np.ndarray  # [F] float64
-  deviation: np.ndarray  # [F] float64, population, at least 1e-6
-  low: np.ndarray  # [F] float64, smallest value
-  high: np.ndarray  # [F] float64, largest value
+LANES, SUBLANES = 128, 8
+DIMENSIONS = sizes(NODE["shape"])  # of the output of a node, 0 beyond its rank
+ROLES = 3  # a choice has an order for output, input and kernel
+CONTRACTIONS = tuple(opcode_ids()[name] for name in ("convolution", "dot"))
+CONFIG_FEATURES = {  # of data.config_features
+  "tile": (("released",), ("released", "tile_counts")),
+  "layout": (("released",), ("outputs",)),
+}  # all 18 integers, or `factoring.output_orders`
+_BOUNDS = {"output": sizes(TILE["output_bounds"]), "kernel": sizes(TILE["kernel_bounds"])}
+_PER_ARRAY = 2 * (MAX_RANK + 1)
 
 
-class Scaling(NamedTuple):
-  """Parameters of a kind of transform; see `Transform`."""
-
-  offset: np.ndarray  # [F]
-  scale: np.ndarray  # [F]
-  shift: np.ndarray | float = 0.0  # [F] k of log(x + k); 0 = no logarithm
-  keeps_constant: bool = False  # whether columns that are constant in training stay
+def padding(size: np.ndarray, tile: int) -> np.ndarray:
+  """log(size rounded up to `tile` / size) of sizes `[...]`: `[...]` float32; 0 if below 1."""
+  least = np.maximum(np.asarray(size, np.float64), 1)
+  padded = np.log(np.ceil(least / tile) * tile / least)
+  return np.where(np.asarray(size) < 1, 0, padded).astype(np.float32)
 
 
-# Functions from `Statistics` to `Scaling`, by kind of transform.
-KINDS = Registry("data.feature_transform")
-_LEFT_OUT = "left_out"
-_SIGNED_LOGARITHMS = ("signed_log1p", "signed_log")
+def node_padding(node_feat: np.ndarray) -> np.ndarray:
+  """Padding of every dimension as minor, then as second dimension: `[N, 12]` float32."""
+  dims = node_feat[:, DIMENSIONS]
+  return np.concatenate([padding(dims, LANES), padding(dims, SUBLANES)], axis=1)
 
 
-@KINDS.register("none")
-def _none(statistics: Statistics) -> Scaling:
-  return _unscaled(statistics)._replace(keeps_constant=True)
+def operand_table(graph: OpGraph, nodes: np.ndarray) -> np.ndarray:
+  """The first two operands of each of `nodes [K]` in file order, `[K, 2]`, -1 = none."""
+  order = np.argsort(graph.edge_index[:, 0], kind="stable")
+  consumer, producer = graph.edge_index[order].T
+  first = np.searchsorted(consumer, nodes)
+  count = np.searchsorted(consumer, nodes, side="right") - first
+  at = np.minimum(first[:, None] + np.arange(2), max(len(consumer) - 1, 0))
+  if not len(producer):
+    return np.full((len(nodes), 2), -1, np.int64)
+  return np.where(np.arange(2) < count[:, None], producer[at], -1)
 
 
-@KINDS.register(_LEFT_OUT)
-@KINDS.register("signed_log")
-@KINDS.register("varying")
-def _unscaled(statistics: Statistics) -> Scaling:
-  return Scaling(np.zeros_like(statistics.mean), np.ones_like(statistics.mean))
-
-
-@KINDS.register("minmax")
-def _minmax(statistics: Statistics) -> Scaling:
-  return Scaling(statistics.low, statistics.high - statistics.low)
-
-
-@KINDS.register("signed_log1p")
-@KINDS.register("standardize")
-def _standardize(statistics: Statistics) -> Scaling:
-  return Scaling(statistics.mean, statistics.deviation)
-
-
-def _scaling(kind: str, statistics: Statistics) -> Scaling:
-  """The scaling of a kind of `KINDS` or of `log_offset(K)`."""
-  if shift := _shift_of(kind):
-    return _unscaled(statistics)._replace(shift=shift)
-  return KINDS[kind](statistics)
-
-
-# Columns of the 140 node features, by property.
-NODE_GROUPS: dict[str, range] = {
-  group: range(*span(NODE, first, last).indices(NODE_FEATURES))
-  for group, first, last in (
-    ("type", "is_root", "element_type"),
-    ("shape", "shape", "parameter_number"),
-    ("dimensions", "dimensions", "dimensions"),
-    ("window", "window_size", "window_reversal"),
-    ("convolution", "input_batch_dimension", "output_feature_dimension"),
-    ("groups", "feature_group_count", "batch_group_count"),
-    ("slice", "slice_start", "dynamic_slice_sizes"),
-    ("padding", "edge_padding_low", "edge_padding_high"),
-    ("sort", "is_stable", "is_stable"),
-    ("layout", "minor_to_major", "minor_to_major"),
-  )
-}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Transform:
-  """`(f(x[kept]) - offset) / scale`; f by column: x, its signed logarithm, or log(x + shift)."""
-
-  kept: np.ndarray  # [F'] int64 columns
-  log: np.ndarray  # [F'] bool
-  offset: np.ndarray  # [F'] float32
-  scale: np.ndarray  # [F'] float32
-  shift: np.ndarray | None = None  # [F'] float32 above 0 where f is log(x + shift); None = nowhere
-
-  def __call__(self, x: np.ndarray) -> np.ndarray:
-    """Maps raw features `[n, F]` to `[n, F']` float32.
-
-    Raises:
-      ValueError: log(x + shift) is not finite.
-    """
-    x = np.asarray(x, np.float32)[:, self.kept]
-    if self.log.any():
-      x = np.where(self.log, signed_log(x), x)
-    if self.shift is not None:
-      x = _log_shifted(x, self.shift, self.kept)
-    return (x - self.offset) / self.scale
-
-  def to_dict(self) -> dict:
-    """The transform in JSON types."""
-    fields = dataclasses.asdict(self)
-    return {name: array.tolist() for name, array in fields.items() if array is not None}
-
-  @classmethod
-  def from_dict(cls, values: Mapping) -> Transform:
-    """The transform from JSON types.
-
-    Raises:
-      ValueError, KeyError: malformed values.
-    """
-    dtypes = {"kept": np.int64, "log": bool, "offset": np.float32, "scale": np.float32}
-    dtypes |= {"shift": np.float32} if "shift" in values else {}
-    for name, dtype in dtypes.items():
-      kind = bool if dtype is bool else int if dtype is np.int64 else trust.NUMBER
-      trust.check(values[name], [kind], name)
-    transform = cls(**{name: np.array(values[name], dtype) for name, dtype in dtypes.items()})
-    transform._check()
-    return transform
-
-  def _check(self) -> None:
-    """Refuses (ValueError) columns and numbers that no fitted transform has."""
-    fields = {name: value for name, value in vars(self).items() if value is not None}
-    if len({len(value) for value in fields.values()}) > 1:
-      counts = ", ".join(f"{len(value)} of {name}" for name, value in fields.items())
-      raise ValueError(f"its columns have {counts}")
-    if (self.kept < 0).any() or (np.diff(self.kept) <= 0).any():
-      raise ValueError("kept is no ascending list of columns")
-    if not all(np.isfinite(value).all() for value in fields.values()) or (self.scale == 0).any():
-      raise ValueError("offset, scale or shift is not finite, or scale is 0")
-
-
-def _log_shifted(x: np.ndarray, shift: np.ndarray, columns: np.ndarray) -> np.ndarray:
-  """log(x + shift) where shift is above 0, else x; `columns` are numbers for errors."""
-  is_shifted = shift > 0
-  if len(bad := np.argwhere(is_shifted & (x + shift <= 0))):
-    row, column = bad[0]
-    raise ValueError(
-      f"log_offset({shift[column]:g}) of column {columns[column]}, which holds "
-      f"{x[row, column]:g}: take a larger number, or signed_log1p"
-    )
-  return np.where(is_shifted, np.log(np.where(is_shifted, x + shift, 1.0)), x)
-
-
-def _shift_of(kind: str) -> float:
-  """The k of `log_offset(k)`, 0 for any other kind."""
-  match = _LOG_OFFSET.fullmatch(kind)
-  return float(match[1]) if match else 0.0
-
-
-def parse_kinds(text: str, groups: Sequence[str]) -> dict[str, str]:
-  """The kind of each group of columns.
+def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.ndarray) -> np.ndarray:
+  """Features of choices of configurable nodes.
 
   Args:
-    text: one kind for all columns (`minmax`), or kinds by group, with `*` for all other groups
-      (`shape=signed_log1p,window=signed_log1p,*=standardize`).
-    groups: names of all groups.
+    graph: the program.
+    node: `[U]` numbers among the configurable nodes.
+    row: `[U]` dictionary rows.
 
-  Raises:
-    ValueError: an unknown kind or group, or groups without a kind.
+  Returns:
+    `[U, 9]` float32: padding of the minor dimension of output, input and kernel, padding of the
+    next dimension, and 1 where the choice leaves the layout open. Operands are in the order of
+    `edge_index`.
   """
-  if "=" not in text:
-    text = f"*={text}"
-  chosen = dict(part.strip().partition("=")[::2] for part in text.split(","))
-  for group, kind in chosen.items():
-    if group not in groups and group != "*":
-      raise ValueError(
-        f"data.feature_transform names group {group!r}, expected one of {', '.join(groups)} or *"
-      )
-    if kind not in KINDS and not _shift_of(kind):
-      raise ValueError(
-        f"data.feature_transform of {group} is {kind!r}, expected one of "
-        f"{', '.join(KINDS)} or log_offset(K) with K above 0"
-      )
-  missing = [group for group in groups if group not in chosen]
-  if missing and "*" not in chosen:
-    raise ValueError(
-      f"data.feature_transform {text!r} leaves out {missing[0]}; add *=KIND for the rest"
-    )
-  return {group: chosen[group if group in chosen else "*"] for group in groups}
+  dims = graph.node_feat[:, DIMENSIONS]
+  operands = operand_table(graph, graph.config_node)
+  tensors = np.concatenate([graph.config_node[:, None], operands], axis=1)[node]
+  layout = graph.configs.rows[row].reshape(len(row), ROLES, MAX_RANK).astype(int)
+  minor, second = layout[..., 0], layout[..., 1]
+  size = lambda axis: np.where(
+    (axis >= 0) & (tensors >= 0), dims[np.maximum(tensors, 0), np.maximum(axis, 0)], 0
+  )
+  lanes, sublanes = padding(size(minor), LANES), padding(size(second), SUBLANES)
+  return np.concatenate([lanes, sublanes, (minor < 0).astype(np.float32)], axis=1)
 
 
-def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
-  """Fits a transform in one pass, in float64.
-
-    minmax the training range becomes [0, 1], as in the official baseline standardize mean 0 and
-    deviation 1 signed_log1p sign(x) log(1 + |x|), then standardized signed_log sign(x) log(1 + |x|)
-    log_offset(K) log(x + K) (3rd and 10th place: K = 3) varying x none x, also of constant columns
-    left_out no column first, sixth, gst standardized as published, also constant columns
-
-  The other kinds drop columns that are constant in training.
+def registers(node_feat: np.ndarray) -> np.ndarray:
+  """Registers along each dimension of a node's array, major to minor, `[rank]` int64.
 
   Args:
-    arrays: raw features `[n, F]` of the training graphs.
-    kinds: `[F]` names of `KINDS`, or `log_offset(K)`.
+    node_feat: `[140]` of one node. If its layout is not an order of the dimensions, the last
+      dimension is minor.
   """
-  log = np.isin(kinds.astype(str), _SIGNED_LOGARITHMS)
-  statistics = _statistics(arrays, log)
-  varies = statistics.low != statistics.high
-  offset, scale, shift = np.zeros(len(kinds)), np.ones(len(kinds)), np.zeros(len(kinds))
-  kept = np.zeros(len(kinds), bool)
-  for kind in dict.fromkeys(kinds):
-    scaling, columns = _scaling(kind, statistics), kinds == kind
-    for values, new in ((offset, scaling.offset), (scale, scaling.scale), (shift, scaling.shift)):
-      values[columns] = np.broadcast_to(new, len(kinds))[columns]
-    kept[columns] = (scaling.keeps_constant | varies)[columns] & (kind != _LEFT_OUT)
-  _log_shifted(statistics.low[None], shift, np.arange(len(kinds)))  # refuses logarithms below 0
-  of_kept = lambda values: values[kept].astype(np.float32)
-  shifts = of_kept(shift) if shift.any() else None
-  return Transform(np.flatnonzero(kept), log[kept], of_kept(offset), of_kept(scale), shifts)
+  shape = node_feat[DIMENSIONS].astype(np.int64)
+  rank = int((shape > 0).sum())
+  minor_to_major = node_feat[NODE["minor_to_major"]].astype(np.int64)[:rank]
+  if sorted(minor_to_major.tolist()) != list(range(rank)):
+    minor_to_major = np.arange(rank)[::-1]
+  counts = shape[minor_to_major]
+  units = (LANES * SUBLANES,) if rank == 1 else (LANES, SUBLANES)[:rank]
+  counts[: len(units)] = -(-counts[: len(units)] // units)
+  return counts[::-1]
 
 
-def _statistics(arrays: Iterable[np.ndarray], log: np.ndarray) -> Statistics:
-  """Statistics of arrays `[n, F]`, of signed logarithms where `log [F]` is set."""
-  count, total, square, origin = 0, 0.0, 0.0, np.array(0.0)
-  low, high = np.array(np.inf), np.array(-np.inf)
-  for array in arrays:
-    if not len(array):
-      continue
-    x = np.asarray(array, np.float64)
-    x = np.where(log, signed_log(x), x) if log.any() else x
-    # Sums of distances from the first row keep small differences of large numbers.
-    origin = origin if count else x[0]
-    count += len(x)
-    total = total + (x - origin).sum(axis=0)
-    square = square + np.square(x - origin).sum(axis=0)
-    low, high = np.minimum(low, x.min(axis=0)), np.maximum(high, x.max(axis=0))
-  if not count:
-    raise ValueError("no training features to fit a transform on")
-  shift = total / count
-  deviation = np.sqrt(np.maximum(square / count - np.square(shift), 1e-12))
-  return Statistics(count, origin + shift, deviation, low, high)
+def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
+  """Registers `[rank]` of the arrays that output bounds and kernel bounds tile."""
+  if not graph.num_nodes:
+    return {"output": np.zeros(0, np.int64), "kernel": np.zeros(0, np.int64)}
+  contractions = np.flatnonzero(np.isin(graph.node_opcode, CONTRACTIONS))
+  for node in contractions[::-1]:
+    operands = graph.edge_index[graph.edge_index[:, 0] == node, 1]
+    if len(operands) == 2:
+      output, kernel = graph.node_feat[node], graph.node_feat[operands[1]]
+      return {"output": registers(output), "kernel": registers(kernel)}
+  shape = graph.node_feat[:, DIMENSIONS].astype(np.float64)
+  elements = np.where(shape[:, 0] > 0, np.maximum(shape, 1).prod(axis=1), 0)
+  largest = graph.node_feat[elements.argmax()]
+  return {"output": registers(largest), "kernel": np.zeros(0, np.int64)}
 
 
-@dataclasses.dataclass(frozen=True)
-class FeatureOptions(Options):
-  """Features of nodes and configurations, and their transforms."""
+def tile_counts(graph: OpGraph[TileConfigs]) -> np.ndarray:
+  """Features of every configuration of a kernel.
 
-  section = "data"
-  features: tuple[str, ...] = option((RELEASED,), "blocks of node features", some_of=lambda: BLOCKS)
-  feature_transform: str = option(
-    "none", "transform of all columns, or by group: shape=log_offset(3),*=minmax"
-  )
-  config_transform: str = option(
-    "none",
-    "transform of configurations",
-    one_of=lambda: [kind for kind in KINDS if kind != _LEFT_OUT],  # a model needs columns
-  )
-  pad_value: int = option(
-    0, "positions of a layout beyond the rank: 0 as released, or -1", one_of=(0, -1)
-  )
-  fit_splits: tuple[str, ...] = option(
-    ("train",), "splits whose nodes (never labels) feature_transform is fitted on", some_of=SPLITS
-  )
-  fit_reduced: bool = option(False, "fit feature_transform on the nodes that graph_reduction keeps")
+  Returns:
+    `[C, 28]` float32, for the output and then the kernel: the logarithm of the number of tiles
+    along each dimension, from minor to major, and their sum; then likewise the logarithm of
+    (registers covered by tiles / registers of the array). Positions without a bound or dimension
+    are 0.
+  """
+  arrays, feat = tiled_arrays(graph), graph.configs.config_feat
+  cuts = [_cuts(arrays[name], feat[:, bounds]) for name, bounds in _BOUNDS.items()]
+  return np.concatenate(cuts, axis=1)
 
 
-class NodeFeatures:
-  """The blocks of node features of a model, each with its transform.
+def _cuts(counts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+  """Tiles and overhang `[C, 14]` float32 of an array `[rank]` and bounds `[C, 6]`."""
+  rank = len(counts)
+  features = np.zeros((len(bounds), 2, MAX_RANK + 1))
+  bound = bounds[:, :rank].astype(np.float64)
+  tiles = np.ceil(counts / np.maximum(bound, 1))
+  overhang = tiles * np.maximum(bound, 1) / np.maximum(counts, 1)
+  logs = np.log(np.maximum(np.stack([tiles, overhang], 1), 1))
+  features[:, :, :rank] = np.where(bound[:, None] > 0, logs, 0)[..., ::-1]
+  features[:, :, MAX_RANK] = features[:, :, :MAX_RANK].sum(axis=-1)
+  return features.reshape(len(bounds), _PER_ARRAY).astype(np.float32)
+
+
+def with_config_features(graph: OpGraph[TileConfigs], names: Sequence[str]) -> OpGraph[TileConfigs]:
+  """The kernel with these blocks of features as `config_feat`.
 
   Args:
-    options: names of blocks in the order of their columns, and kinds of transforms by group
-      (`parse_kinds`). The block `released` has the groups `NODE_GROUPS`; any other block is one
-      group with its own name.
-
-  Attributes:
-    transforms: by name of block; set by `fit`, or from a file.
-
-  Raises:
-    ValueError: an unknown or repeated block, or impossible kinds.
+    graph: with the released node features and configurations.
+    names: one of `CONFIG_FEATURES["tile"]`.
   """
-
-  def __init__(self, options: FeatureOptions):
-    names = self.names = tuple(options.features)
-    if not names or len(set(names)) < len(names):
-      raise ValueError(
-        f"data.features is {names}, expected one or more different blocks of {', '.join(BLOCKS)}"
-      )
-    self._blocks = {name: BLOCKS[name] for name in names}
-    if RELEASED in names:
-      self._blocks[RELEASED] = functools.partial(BLOCKS[RELEASED], pad_value=options.pad_value)
-    others = [name for name in names if name != RELEASED]
-    self._kinds = parse_kinds(options.feature_transform, (*NODE_GROUPS, *others))
-    self.transforms: dict[str, Transform] = {}
-
-  @property
-  def unscaled(self) -> tuple[str, ...]:
-    """Blocks that no transform changes."""
-    return tuple(name for name in self.names if set(self._kinds_of(name, 1)) == {"none"})
-
-  def _kinds_of(self, name: str, columns: int) -> np.ndarray:
-    """The kind of each column of a block, `[columns]` object."""
-    if name != RELEASED:  # one kind for all columns
-      return np.full(columns, self._kinds[name], object)
-    return np.array(
-      [self._kinds[group] for group, names in NODE_GROUPS.items() for _ in names], object
-    )
-
-  def raw(self, graph: OpGraph, name: str) -> np.ndarray:
-    """A block of a graph before its transform, `[N, F]`.
-
-    Raises:
-      ValueError: the block is not one row of finite numbers per node.
-    """
-    values = np.asarray(self._blocks[name](graph))
-    if values.ndim != 2 or len(values) != graph.num_nodes or values.dtype.kind not in "fiub":
-      raise ValueError(
-        f"feature block {name!r} gave {values.dtype} {list(values.shape)} for {graph.name}, "
-        f"expected numbers [{graph.num_nodes}, F], a row per node"
-      )
-    if not np.isfinite(values).all():
-      raise ValueError(f"feature block {name!r} gave values for {graph.name} that are not finite")
-    return values
-
-  def fit(self, graphs: Sequence[OpGraph], nodes: Sequence[np.ndarray] | None = None) -> None:
-    """Fits every block's transform on training graphs.
-
-    Args:
-      graphs: with released features.
-      nodes: numbers of the nodes of each graph to fit on; all nodes unless given.
-    """
-    for name in self.names:
-      columns = self.raw(graphs[0], name).shape[1]
-      values = (self._with_columns(graph, name, columns) for graph in graphs)
-      if nodes is not None:
-        values = (value[kept] for value, kept in zip(values, nodes, strict=True))
-      self.transforms[name] = fit(values, self._kinds_of(name, columns))
-
-  def _with_columns(self, graph: OpGraph, name: str, columns: int) -> np.ndarray:
-    values = self.raw(graph, name)
-    if values.shape[1] != columns:
-      raise ValueError(
-        f"feature block {name!r} gave {values.shape[1]} columns for {graph.name} "
-        f"and {columns} for another graph: the number must not change"
-      )
-    return values
-
-  def __call__(self, graph: OpGraph) -> np.ndarray:
-    """The inputs of a network `[N, F]` float32 for a graph with the released features."""
-    parts = [self._transformed(graph, name) for name in self.names]
-    return np.ascontiguousarray(np.concatenate(parts, axis=1), np.float32)
-
-  def _transformed(self, graph: OpGraph, name: str) -> np.ndarray:
-    transform, values = self.transforms[name], self.raw(graph, name)
-    needed = int(transform.kept.max(initial=-1)) + 1
-    if values.shape[1] < needed:
-      raise ValueError(
-        f"feature block {name!r} of {graph.name} has {values.shape[1]} columns, the "
-        f"model was trained on {needed}"
-      )
-    return transform(values)
+  if "tile_counts" not in names:
+    return graph
+  feat = np.concatenate([graph.configs.config_feat, tile_counts(graph)], axis=1)
+  return dataclasses.replace(graph, configs=dataclasses.replace(graph.configs, config_feat=feat))
 
 
-def save(path: Path, transforms: Mapping[str, Transform]) -> None:
-  """Writes transforms by name as JSON."""
-  values = {name: transform.to_dict() for name, transform in transforms.items()}
-  files.write_json(path, files.seal(values))
+Block = Callable[[OpGraph], np.ndarray]  # raw features [N, F] of a graph of N nodes
+BLOCKS = Registry("data.features")
+RELEASED = "released"
 
 
-def load(path: Path) -> dict[str, Transform]:
-  """Reads the transforms that `save` wrote, by name.
+@BLOCKS.register(RELEASED)
+def released(graph: OpGraph, pad_value: int = 0) -> np.ndarray:
+  """The 140 released columns, `[N, 140]` float32.
 
-  Raises:
-    FileNotFoundError: the working folder has no such file.
-    ValueError: the file is damaged.
+  Args:
+    graph: with the released features.
+    pad_value: for positions of a layout beyond the rank. In the released features it is 0, which is
+      also a dimension; -1 marks these positions.
   """
-  if not path.exists():
-    raise FileNotFoundError(
-      f"{path} is missing: --workdir must name a folder that a model was trained in"
-    )
-  with trust.reading(path, "train again"):
-    values = files.unseal(trust.parse(path.read_bytes()))
-    return {name: Transform.from_dict(v) for name, v in values.items()}
+  feat = graph.node_feat[:, :NODE_FEATURES]
+  if pad_value == 0:
+    return feat
+  feat = feat.copy()
+  feat[:, NODE["minor_to_major"]][np.arange(MAX_RANK)[None] >= _rank(feat)[:, None]] = pad_value
+  return feat
 
 
-CONFIG = "config"  # name of the transform of configurations in a file
-_NODE = "node/"  # prefix of names of blocks in a file
+def _rank(feat: np.ndarray) -> np.ndarray:
+  """Rank of each node's result, `[N]`: the number of sizes before the first 0."""
+  return np.cumprod(feat[:, DIMENSIONS] != 0, axis=1).sum(axis=1)
 
 
-def to_saved(nodes: Mapping[str, Transform], config: Transform) -> dict[str, Transform]:
-  """All transforms of a model, by their names in a file."""
-  return {f"{_NODE}{name}": transform for name, transform in nodes.items()} | {CONFIG: config}
+def signed_log(x: np.ndarray) -> np.ndarray:
+  """sign(x) log(1 + |x|) of `x [...]`."""
+  return np.sign(x) * np.log1p(np.abs(x))
 
 
-def from_saved(
-  saved: Mapping[str, Transform], where: str | os.PathLike[str]
-) -> tuple[dict[str, Transform], Transform]:
-  """Transforms by block, and the transform of configurations; the inverse of `to_saved`.
+def contraction_operands(graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
+  """Convolutions and dots `[M]`, and their left and right operands `[M, 2]`, -1 = none.
 
-  Raises:
-    ValueError: a transform is missing.
+  Released edges are sorted by node and do not give the order of operands; shapes do. The right
+  operand of a convolution has the size of the window and the features of the result. A dot has the
+  dimensions of the left operand, then of the right operand, without the contracted dimension.
+  Where both orders fit, or none (batched dots), the order of `edge_index` stays.
   """
-  nodes = {name.removeprefix(_NODE): t for name, t in saved.items() if name.startswith(_NODE)}
-  if CONFIG not in saved or not nodes:
-    raise ValueError(f"{where} is damaged (a transform is missing); train again")
-  return nodes, saved[CONFIG]
+  shape = graph.node_feat[:, DIMENSIONS].astype(np.int64)
+  nodes = np.flatnonzero(np.isin(graph.node_opcode, CONTRACTIONS))
+  operands = operand_table(graph, nodes)
+  for row in np.flatnonzero((operands >= 0).all(axis=1)):
+    feat, (left, right) = graph.node_feat[nodes[row]], operands[row]
+    is_product = graph.node_opcode[nodes[row]] == opcode_ids()["dot"]
+    fits = _fits_product if is_product else _fits_window
+    if fits(feat, shape[right], shape[left]) and not fits(feat, shape[left], shape[right]):
+      operands[row] = right, left
+  return nodes, operands
+
+
+def _fits_window(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
+  """Whether `right [6]` can be the kernel of a convolution with features `feat [140]`."""
+  del left
+  size = lambda shape, name: shape[int(np.clip(feat[NODE[name].start], 0, MAX_RANK - 1))]
+  inputs = size(right, "kernel_input_feature_dimension")
+  outputs = size(right, "kernel_output_feature_dimension")
+  if outputs != size(feat[NODE["shape"]], "output_feature_dimension"):
+    return False
+  return feat[NODE["window_size"]][-1] * outputs * inputs == np.maximum(right, 1).prod()
+
+
+def _fits_product(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
+  """Whether a dot without batches of `left [6]` and `right [6]` has the shape in `feat`."""
+  sides = [[int(size) for size in side if size] for side in (left, right)]
+  result = [int(size) for size in feat[DIMENSIONS] if size]
+  return any(
+    a == b and sides[0][:i] + sides[0][i + 1 :] + sides[1][:j] + sides[1][j + 1 :] == result
+    for i, a in enumerate(sides[0])
+    for j, b in enumerate(sides[1])
+  )

@@ -18,11 +18,11 @@ from typing import Any, Generic, NamedTuple, TYPE_CHECKING
 from absl import logging
 import numpy as np
 
+from tpugraphs_jax.config_fields import option, Options
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Batch, Budget, PreparedGraph, Slate
 from tpugraphs_jax.data.selection import TARGETS
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
-from tpugraphs_jax.options import option, Options
 
 if TYPE_CHECKING:
   import grain

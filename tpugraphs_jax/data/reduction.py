@@ -9,9 +9,9 @@ import numpy as np
 import scipy.sparse
 
 from tpugraphs_jax.columns import NODE
+from tpugraphs_jax.config_fields import option, Options
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import AnyConfigs, OpGraph
-from tpugraphs_jax.options import option, Options
 
 REDUCTIONS = ("none", "config_neighborhood")
 DIRECTIONS = ("operands", "users", "both")

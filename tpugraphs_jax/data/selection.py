@@ -17,12 +17,12 @@ from typing import Generic
 from absl import logging
 import numpy as np
 
-from tpugraphs_jax.data import feature_blocks, folds, graph_folder, npz, store
+from tpugraphs_jax.config_fields import option, Options
+from tpugraphs_jax.data import features, folds, graph_folder, npz, store
 from tpugraphs_jax.data.factoring import output_orders
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import Configs, distinct_rows, LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.options import option, Options
 
 TARGETS = ("official", "ratio", "rank", "absolute")
 _LAYOUT_UNIT_NS = 1e7  # unit of layout labels in the official code
@@ -37,7 +37,7 @@ class TileOptions(Options):
   section = "data"
   skip_bad_files: bool = option(False, "leave out malformed files, by name, instead of stopping")
   config_features: tuple[str, ...] = option(
-    ("released",), "blocks of features of a tile", one_of=feature_blocks.CONFIG_FEATURES["tile"]
+    ("released",), "blocks of features of a tile", one_of=features.CONFIG_FEATURES["tile"]
   )
   duplicate_policy: str = option(
     "keep",
@@ -69,7 +69,7 @@ class LayoutOptions(TileOptions):
   config_features: tuple[str, ...] = option(
     ("released",),
     "integers of a configurable node: all 18, or outputs, the 6 of its output",
-    one_of=feature_blocks.CONFIG_FEATURES["layout"],
+    one_of=features.CONFIG_FEATURES["layout"],
   )
   store_dir: str = option("", "random-access copy; empty = <data_root>/store")
   leave_out: tuple[str, ...] = option(
@@ -191,7 +191,7 @@ class TileData(Data[TileConfigs]):
 
   def config_values(self, graph: OpGraph[TileConfigs]) -> np.ndarray:
     """Values to fit the transform of configurations on, `[C, 24 or more]` float32."""
-    graph = feature_blocks.with_config_features(graph, self.options.config_features)
+    graph = features.with_config_features(graph, self.options.config_features)
     return graph.configs.config_feat
 
   def targets(self, configs: TileConfigs, config_ids: np.ndarray) -> np.ndarray:

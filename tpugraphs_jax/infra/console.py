@@ -9,7 +9,7 @@ warnings go to standard error.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
 import datetime
@@ -168,6 +168,27 @@ class Table:
     title = f"<p>{html.escape(self.title)}</p>" if self.title else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
     return title + table
+
+
+class Tables:
+  """A result that is text on a terminal, and tables in a notebook."""
+
+  def _tables(self) -> Iterable[Table]:
+    raise NotImplementedError
+
+  def _notes(self) -> Iterable[str]:
+    """Sentences below the tables."""
+    raise NotImplementedError
+
+  def __repr__(self) -> str:
+    return str(self)
+
+  def __str__(self) -> str:
+    return "\n\n".join([*map(str, self._tables()), *self._notes()])
+
+  def _repr_html_(self) -> str:
+    notes = Table(["notes"], [[note] for note in self._notes()])
+    return "".join(table._repr_html_() for table in (*self._tables(), notes))
 
 
 def interrupted() -> NoReturn:

@@ -150,7 +150,7 @@ def _expect(is_right: bool, value: object, expected: str, name: str) -> None:
 def config(values: Any) -> dict[str, Any]:
   """The config in a file: its fields with tuples for lists, without places.
 
-  `options.Options` checks the values of its fields.
+  `config_fields.Options` checks the values of its fields.
 
   Raises:
     ValueError: it is no config of this package.

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import jraph
 
+from tpugraphs_jax.config_fields import Registry
 from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.nn import aggregation
 from tpugraphs_jax.nn.nodes import EVERYWHERE, Nodes, NONE, Slates
-from tpugraphs_jax.options import Registry
 
 POOLINGS = Registry("model.pooling")
 CONFIGURABLE = "config_"  # prefix of names: pools configurable nodes only

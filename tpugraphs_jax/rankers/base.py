@@ -28,13 +28,13 @@ import numpy as np
 import optax
 
 from tpugraphs_jax.columns import OPCODES
-from tpugraphs_jax.data import batching, feature_blocks, reduction
+from tpugraphs_jax.config_fields import check_value, Limits, limits_of, MOST, option, Registry
+from tpugraphs_jax.data import batching, features, reduction
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, PreparedProgram, Slate
-from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, draw_slates, Sampler
+from tpugraphs_jax.data.transforms import Transform
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.nn.layers import Precise, PRECISIONS
-from tpugraphs_jax.options import check_value, Limits, limits_of, MOST, option, Registry
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ def options_of(build: Callable[..., Any]) -> dict[str, Any]:
 def limits_of_network(build: Callable[..., Any]) -> dict[str, tuple[Any, Limits]]:
   """Default and limits of the options of a registered network, by name.
 
-  An attribute without `options.option` takes a value of any type, and a number of at most
-  `options.MOST`.
+  An attribute without `config_fields.option` takes a value of any type, and a number of at most
+  `config_fields.MOST`.
   """
   maker = build.func if isinstance(build, functools.partial) else build
   declared = limits_of(maker) if inspect.isclass(maker) else {}
@@ -239,7 +239,7 @@ class Family:
 
     Args:
       graph: as read from a file.
-      feat: `[N, F]` float32 inputs of the network, see `data.features.NodeFeatures`.
+      feat: `[N, F]` float32 inputs of the network, see `data.transforms.NodeFeatures`.
     """
     raise NotImplementedError
 
@@ -311,7 +311,7 @@ class TileFamily(Family):
     """A kernel with its neighbour tables. Reduction only adds virtual nodes to kernels."""
     _check_opcodes(graph, self.network.opcodes)
     reduced = self.reduce(graph)
-    configs = feature_blocks.with_config_features(graph, self.config.data.config_features).configs
+    configs = features.with_config_features(graph, self.config.data.config_features).configs
     kernel, distinct = dataclasses.replace(reduced.graph, configs=configs), self.network.distinct
     return batching.prepare(kernel, reduced.rows(feat), slots=self.slots, distinct=distinct)
 

@@ -10,8 +10,8 @@
       eval        EvalOptions, LayoutEvalOptions: batches of scoring, what is judged
       segments    SegmentOptions; None = training on whole graphs
 
-A section is a subclass of `options.Options`: a field of it is declared once, and a bad value is
-refused when the section is made. `Config.check` refuses values of different sections that
+A section is a subclass of `config_fields.Options`: a field of it is declared once, and a bad value
+is refused when the section is made. `Config.check` refuses values of different sections that
 contradict each other. `Config.replace` changes fields by name.
 """
 
@@ -24,13 +24,13 @@ from typing import Any, ClassVar
 
 from flax import traverse_util
 
-from tpugraphs_jax import datasets, losses, options
-from tpugraphs_jax.data import features, plan, reduction, selection
+from tpugraphs_jax import config_fields, datasets, losses
+from tpugraphs_jax.config_fields import Limits, limits_of, option, Options
+from tpugraphs_jax.data import plan, reduction, selection, transforms
 from tpugraphs_jax.data.plan import BatchOptions
 from tpugraphs_jax.infra import trust
 from tpugraphs_jax.losses import LossOptions
 from tpugraphs_jax.optimizer import Optimizer
-from tpugraphs_jax.options import Limits, limits_of, option, Options
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.scorer import EvalOptions
 from tpugraphs_jax.rankers.segments.family import FinetuneOptions, SegmentOptions
@@ -53,7 +53,7 @@ TASKS = ("tile", "layout", "segments")  # in files
 
 
 @dataclasses.dataclass(frozen=True)
-class _DataOptions(features.FeatureOptions, plan.LoadingOptions, datasets.CollectionOptions):
+class _DataOptions(transforms.FeatureOptions, plan.LoadingOptions, datasets.CollectionOptions):
   neighbour_slots: int = option(
     -1, "width of neighbour tables; 0 = sorted segment sum; -1 = by platform", least=-1, most=2**16
   )
@@ -228,7 +228,7 @@ class Config(Options):
     Raises:
       ValueError: a field that the config does not have, or an impossible value.
     """
-    options.import_extensions(changes.get("extensions", ()))
+    config_fields.import_extensions(changes.get("extensions", ()))
     changes = {name.replace("__", "."): _plain(value) for name, value in changes.items()}
     parts = {name: getattr(self, name) for name in ("segments", "model", *_sections(self.task))}
     parts |= {name: changes.pop(name) for name in parts.keys() & changes.keys()}
@@ -389,14 +389,14 @@ def _fields_of(section: str, of_class: type[Options]) -> Iterator[tuple[str, tup
   """Default and limits of the fields of a section and its subsections, by name."""
   for name, declared in limits_of(of_class).items():
     yield f"{section}.{name}", declared
-  for name, subclass in options.subsections(of_class).items():
+  for name, subclass in config_fields.subsections(of_class).items():
     yield from _fields_of(f"{section}.{name}", subclass)
 
 
 def _section(of_class: type[Options], fields: Mapping[str, Any]) -> Options:
   """A section with its subsections from nested fields; other fields are left out."""
   values = {name: fields[name] for name in limits_of(of_class) if name in fields}
-  inner = options.subsections(of_class)
+  inner = config_fields.subsections(of_class)
   made = {name: _section(subclass, fields.get(name, {})) for name, subclass in inner.items()}
   return of_class(**values, **made)
 
@@ -408,12 +408,12 @@ def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _check_name(name: str, names: Collection[str], task: str) -> None:
   """Refuses (ValueError) a field that is none of `names`."""
   if name not in names:
-    near = options.nearest(name, [*sorted(names), *(_sections(task).keys() - {name})])
+    near = config_fields.nearest(name, [*sorted(names), *(_sections(task).keys() - {name})])
     raise ValueError(f"the config has no field {name!r}; {near}--print_config lists all fields")
 
 
 def _text(name: str, value: Any) -> str:
-  options.check_value(name, value, "", Limits(""))
+  config_fields.check_value(name, value, "", Limits(""))
   return value
 
 

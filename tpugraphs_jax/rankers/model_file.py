@@ -21,8 +21,8 @@ from flax import traverse_util
 import jax
 import numpy as np
 
-from tpugraphs_jax.data import features, npz
-from tpugraphs_jax.data.features import Transform
+from tpugraphs_jax.data import npz, transforms
+from tpugraphs_jax.data.transforms import Transform
 from tpugraphs_jax.infra import files, parallel, trust
 
 MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
@@ -51,7 +51,7 @@ class Artefact:
   """The content of a model file."""
 
   config: dict[str, Any]  # JSON types: the config that the model was trained with
-  transforms: dict[str, Transform]  # as `features.to_saved` names them
+  transforms: dict[str, Transform]  # as `transforms.to_saved` names them
   params: dict[str, Any]  # nested, float32 arrays
   about: dict[str, Any]  # JSON types: step, validation metrics, versions, ...
 
@@ -226,7 +226,7 @@ def _of_folder(folder: Path) -> Artefact:
   """The model file of a folder; refuses (ValueError) one of another run than the transforms."""
   artefact, path = read_file(folder / MODEL_FILE), folder / TRANSFORMS_FILE
   plain = lambda transforms: {name: fitted.to_dict() for name, fitted in transforms.items()}
-  if path.exists() and plain(features.load(path)) != plain(artefact.transforms):
+  if path.exists() and plain(transforms.load(path)) != plain(artefact.transforms):
     raise ValueError(
       f"{folder / MODEL_FILE} is of another run than {TRANSFORMS_FILE} beside it: put the files of "
       "one run there, or train again in another --workdir"

@@ -21,9 +21,10 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax import columns, datasets, metrics, options, rankers
-from tpugraphs_jax.data import features, plan, reduction, selection
+from tpugraphs_jax import columns, config_fields, datasets, metrics, rankers
+from tpugraphs_jax.data import plan, reduction, selection
 from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
+from tpugraphs_jax.data.transforms import fit, from_saved, NodeFeatures, to_saved, Transform
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LayoutConfigs, LOWERED, OpGraph, TileConfigs
 from tpugraphs_jax.infra import files, keywords, parallel, trust
 from tpugraphs_jax.rankers import model_file
@@ -65,7 +66,7 @@ class Ranker:
   def __init__(self, config: Config):
     self.config, data = config, config.data
     self.collection = datasets.of(config.kind, data.source, data.search)
-    self.features = features.NodeFeatures(data)
+    self.features = NodeFeatures(data)
     self.family = rankers.create(config, self.features.unscaled)
     self.params: optax.Params | None = None
     self.about: Mapping[str, Any] = {}
@@ -130,7 +131,7 @@ class Ranker:
 
   # Transforms.
 
-  def _set_config_transform(self, transform: features.Transform | None) -> None:
+  def _set_config_transform(self, transform: Transform | None) -> None:
     # Copies share the family, which scores with its transform from now on.
     if self.family.config_transform is not None:
       raise ValueError(f"{self!r} has its transforms: make another Ranker for other ones")
@@ -149,15 +150,15 @@ class Ranker:
       ValueError: the ranker has one, or no column is left.
     """
     kinds = np.full(config_values[0].shape[1], self.config.data.config_transform, dtype=object)
-    self._set_config_transform(features.fit(config_values, kinds))
+    self._set_config_transform(fit(config_values, kinds))
 
   @property
-  def transforms(self) -> dict[str, features.Transform]:
+  def transforms(self) -> dict[str, Transform]:
     """The fitted transforms, by their names in files."""
-    return features.to_saved(self.features.transforms, self.family.transform)
+    return to_saved(self.features.transforms, self.family.transform)
 
   def use_transforms(
-    self, transforms: Mapping[str, features.Transform], *, where: str | os.PathLike[str]
+    self, transforms: Mapping[str, Transform], *, where: str | os.PathLike[str]
   ) -> None:
     """Sets the transforms, as read from a file.
 
@@ -165,7 +166,7 @@ class Ranker:
       ValueError: they are for other feature blocks than the config names, or the ranker has
         transforms.
     """
-    nodes, configs = features.from_saved(transforms, where)
+    nodes, configs = from_saved(transforms, where)
     if set(nodes) != set(self.features.names):
       raise ValueError(
         f"{where} was trained on the feature blocks {', '.join(nodes)}, and "
@@ -388,7 +389,7 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
     >>> tpugraphs_jax.load("layout-cpu-measured").collection.kind
     'layout'
   """
-  options.import_extensions(extensions)
+  config_fields.import_extensions(extensions)
   shipped = lambda: model_file.shipped_file(place)
   source = place if files.is_remote(place) else parallel.on_primary(shipped)
   path = files.fetch(source).absolute()

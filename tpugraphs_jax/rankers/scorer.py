@@ -21,11 +21,11 @@ import numpy as np
 import optax
 import tqdm
 
+from tpugraphs_jax.config_fields import option, Options
 from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.graph import distinct_rows
 from tpugraphs_jax.infra import console, parallel
-from tpugraphs_jax.options import option, Options
 
 if TYPE_CHECKING:
   from tpugraphs_jax.rankers.base import Family

@@ -29,12 +29,12 @@ import numpy as np
 import optax
 
 from tpugraphs_jax.columns import OPCODES
+from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data.batching import Array, PreparedGraph, TileBatch
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, neighbour_sum, node_graph, OPERANDS, USERS
 from tpugraphs_jax.nn.layers import Dense, DTYPES, JoinedDense, leaky_relu, MLP, OpcodeEmbedding
-from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 

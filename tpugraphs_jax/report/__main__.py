@@ -13,10 +13,10 @@ import sys
 
 from tpugraphs_jax import report
 from tpugraphs_jax.infra import console, files
-from tpugraphs_jax.report.runs import comparisons, read_all, Run
+from tpugraphs_jax.report.runs import comparisons, read_all, RunRecord
 
 
-def verdict(runs: Sequence[Run]) -> str:
+def verdict(runs: Sequence[RunRecord]) -> str:
   """Every collection with its labels, the sentences about its runs, and the page of each run."""
   lines = []
   for comparison in comparisons(runs):

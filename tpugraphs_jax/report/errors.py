@@ -11,7 +11,7 @@ import numpy as np
 from tpugraphs_jax import metrics
 from tpugraphs_jax.columns import opcode_names
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.report.runs import Run, RunGroup, ValidationGraph
+from tpugraphs_jax.report.runs import RunGroup, RunRecord, ValidationGraph
 
 _PARTS = 3  # of the graphs, by size and by number of configurations
 _FEWEST = 3  # graphs with an opcode, and without it
@@ -74,7 +74,7 @@ def _by_opcode(group: RunGroup, names: Sequence[str]) -> dict[str, list[str]]:
   return result
 
 
-def _known_opcodes(run: Run) -> set[int]:
+def _known_opcodes(run: RunRecord) -> set[int]:
   """Opcodes of the training graphs; empty where the files are gone, or too many to read."""
   try:
     paths = npz.split_files(run.data_root, run.collection, "train")

@@ -18,10 +18,10 @@ import numpy as np
 from tpugraphs_jax import metrics
 from tpugraphs_jax.report.runs import (
   BY_GRAPH,
-  Comparison,
   DEFAULT,
   KS,
   RANDOM,
+  RunComparison,
   RunGroup,
   ValidationGraph,
 )
@@ -73,7 +73,7 @@ def svg(drawn: figure.Figure) -> str:
   return element.replace(_INK, "currentColor").replace(_GRID, "var(--line)")
 
 
-def all_of(comparison: Comparison) -> dict[str, figure.Figure]:
+def all_of(comparison: RunComparison) -> dict[str, figure.Figure]:
   """Every figure that there are data for, by title; of many configs the best `MOST`.
 
   The ranks are those of the graph in the middle by Kendall tau of the first config.
@@ -124,7 +124,7 @@ def _slowdown_scale(axis) -> None:
   axis.set_ticks([], minor=True)
 
 
-def _slowdowns(comparison: Comparison) -> figure.Figure:
+def _slowdowns(comparison: RunComparison) -> figure.Figure:
   """Means over all graphs; of a single config also a band of the graphs.
 
   As in `slowdown10_mean`, a graph with fewer than k configurations has slowdown 0: all of its

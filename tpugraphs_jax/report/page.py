@@ -19,13 +19,13 @@ from tpugraphs_jax.infra import files
 from tpugraphs_jax.report import errors, figures
 from tpugraphs_jax.report.runs import (
   BY_GRAPH,
-  Comparison,
   comparisons,
   DEFAULT,
   differences,
   leads,
-  Run,
+  RunComparison,
   RunGroup,
+  RunRecord,
   TAU,
 )
 from tpugraphs_jax.train import evaluation
@@ -39,7 +39,7 @@ _FILES = (
 ).split()
 
 
-def render(runs: Sequence[Run], folder: str = "") -> str:
+def render(runs: Sequence[RunRecord], folder: str = "") -> str:
   """The page of these runs.
 
   Args:
@@ -64,7 +64,7 @@ def render(runs: Sequence[Run], folder: str = "") -> str:
   )
 
 
-def _section(comparison: Comparison) -> dict[str, Any]:
+def _section(comparison: RunComparison) -> dict[str, Any]:
   """The part of the page about runs that compare."""
   first, groups = comparison.groups[0].runs[0], comparison.groups
   drawn = figures.all_of(comparison)
@@ -102,7 +102,7 @@ def _differences(groups: Sequence[RunGroup]) -> dict[str, Any]:
   return {"head": head, "rows": differences(groups) if len(groups) > 1 else []}
 
 
-def _results(comparison: Comparison) -> dict[str, Any]:
+def _results(comparison: RunComparison) -> dict[str, Any]:
   """A row for every config, means out of fold and deviations over runs, and every reference."""
   names, groups = list(comparison.groups[0].out_of_fold.means), comparison.groups
   cell = lambda group, name: (group.out_of_fold.spread(name)[0], group.spread(name)[1])
@@ -123,7 +123,7 @@ def _results(comparison: Comparison) -> dict[str, Any]:
   return _table(rows)
 
 
-def _ended(runs: Sequence[Run]) -> dict[str, Any]:
+def _ended(runs: Sequence[RunRecord]) -> dict[str, Any]:
   """A row for every run, with its figures and how its training ended."""
   trained = [run.summary.get("training", {}) for run in runs]
   return _table(
@@ -178,7 +178,7 @@ def _of(group: RunGroup, groups: Sequence[RunGroup]) -> str:
   return f", {group.name}" * (len(groups) > 1)
 
 
-def _about(run: Run) -> dict[str, str]:
+def _about(run: RunRecord) -> dict[str, str]:
   """How a run was made: command, device, versions and date, as far as they are known."""
   about, devices = run.about, run.about.get("devices", {})
   versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
@@ -195,7 +195,7 @@ def _about(run: Run) -> dict[str, str]:
   return {name: value for name, value in rows.items() if value}
 
 
-def _links(run: Run, folder: str) -> dict[str, str]:
+def _links(run: RunRecord, folder: str) -> dict[str, str]:
   """Places of a run's files, relative to the folder of the page, by name."""
   if not folder or files.is_remote(folder) or files.is_remote(run.folder):
     return {}

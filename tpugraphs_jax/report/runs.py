@@ -66,7 +66,7 @@ BY_GRAPH: dict[str, Callable[[ValidationGraph], float]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunRecord:
   """One run.
 
   Attributes:
@@ -169,7 +169,7 @@ class RunGroup:
   """
 
   name: str
-  runs: tuple[Run, ...]
+  runs: tuple[RunRecord, ...]
 
   @property
   def judged(self) -> list[ValidationGraph]:
@@ -198,7 +198,7 @@ class RunGroup:
     """
     if not self.folds:
       return self
-    by_seed: dict[int, list[Run]] = {}
+    by_seed: dict[int, list[RunRecord]] = {}
     for run in self.runs:
       by_seed.setdefault(run.seed, []).append(run)
     of_seeds = [RunGroup(self.name, tuple(some)) for some in by_seed.values()]
@@ -206,7 +206,7 @@ class RunGroup:
     return RunGroup(self.name, tuple(group.whole for group in whole))
 
   @property
-  def whole(self) -> Run:
+  def whole(self) -> RunRecord:
     """The first run, with the judged graphs of all runs of the group."""
     return dataclasses.replace(self.runs[0], judged=tuple(self.graphs), fold=None)
 
@@ -244,9 +244,9 @@ class RunGroup:
     return {name: metrics.mean(values) for name, values in numbers.items()}
 
 
-def groups_of(runs: Sequence[Run]) -> list[RunGroup]:
+def groups_of(runs: Sequence[RunRecord]) -> list[RunGroup]:
   """Runs by config, the largest Kendall tau first."""
-  by_config: dict[str, list[Run]] = {}
+  by_config: dict[str, list[RunRecord]] = {}
   for run in runs:
     by_config.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
   names = [_common_name([run.name for run in group]) for group in by_config.values()]
@@ -315,7 +315,7 @@ def _spread_of_gain(first: RunGroup, other: RunGroup) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class RunComparison:
   """Runs that compare: of one collection and kind of labels, judged on the same graphs.
 
   Attributes:
@@ -323,7 +323,7 @@ class Comparison:
     groups: by config, the largest Kendall tau first.
   """
 
-  runs: tuple[Run, ...]
+  runs: tuple[RunRecord, ...]
   groups: tuple[RunGroup, ...]
 
   @property
@@ -403,12 +403,12 @@ def _percent(slowdown: float) -> str:
   return f"{100 * slowdown:.2g} %" if slowdown < 1 else f"{100 * slowdown:.0f} %"
 
 
-def comparisons(runs: Sequence[Run]) -> list[Comparison]:
+def comparisons(runs: Sequence[RunRecord]) -> list[RunComparison]:
   """The runs of each protocol; runs of different collections are separate."""
-  by_protocol: dict[tuple[Any, ...], list[Run]] = {}
+  by_protocol: dict[tuple[Any, ...], list[RunRecord]] = {}
   for run in runs:
     by_protocol.setdefault(run.protocol, []).append(run)
-  return [Comparison(tuple(some), tuple(groups_of(some))) for some in by_protocol.values()]
+  return [RunComparison(tuple(some), tuple(groups_of(some))) for some in by_protocol.values()]
 
 
 def differences(groups: Sequence[RunGroup]) -> list[list[str]]:
@@ -421,7 +421,7 @@ def differences(groups: Sequence[RunGroup]) -> list[list[str]]:
   return [row for row in rows if len(set(row[1:])) > 1]
 
 
-def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
+def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[RunRecord]:
   """The runs of working folders, with as much of each path as tells them apart.
 
   Args:
@@ -488,7 +488,7 @@ _SUMMARY = {
 _ROW = trust.Record({"step": trust.COUNT, ...: (*trust.NUMBER, type(None))})
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> RunRecord:
   """The run of a working folder.
 
   Raises:
@@ -523,7 +523,9 @@ def read(folder: Path) -> Run:
         Collection(summary["collection"])  # refuses what is none
   rows, name = _rows(folder / "metrics.jsonl"), folder.name or str(folder)
   about = {key: manifest[key] for key in _ABOUT if key in manifest}
-  run = Run(name, config, seed, summary, rows, (), str(folder), data_root, about, fold, division)
+  run = RunRecord(
+    name, config, seed, summary, rows, (), str(folder), data_root, about, fold, division
+  )
   scores = evaluation.SCORES_FILE.format(evaluation.final_split(is_divided))
   return dataclasses.replace(run, judged=_judged(folder / scores, run))
 
@@ -542,7 +544,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
   return rows
 
 
-def _judged(path: Path, run: Run) -> tuple[ValidationGraph, ...]:
+def _judged(path: Path, run: RunRecord) -> tuple[ValidationGraph, ...]:
   if not path.exists():
     return ()
   if not run.collection:

@@ -23,8 +23,8 @@ from absl import flags
 from ml_collections import config_flags, ConfigDict
 
 import tpugraphs_jax
+from tpugraphs_jax.config_fields import Limits
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.options import Limits
 
 if TYPE_CHECKING:
   from tpugraphs_jax.rankers.config import Config

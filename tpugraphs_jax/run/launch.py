@@ -10,7 +10,7 @@ import tempfile
 
 from absl import flags, logging
 
-from tpugraphs_jax import datasets, options, report, synthetic
+from tpugraphs_jax import config_fields, datasets, report, synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
 from tpugraphs_jax.infra import console, files, parallel, trust
 from tpugraphs_jax.rankers import model_file
@@ -131,7 +131,7 @@ def _with_overrides(values: flags.FlagValues, fields: dict) -> Config:
   Only modules of the flag `extensions` are imported, none that the model names.
   """
   changes = values.config.changes
-  options.import_extensions(changes.get("extensions", ()))
+  config_fields.import_extensions(changes.get("extensions", ()))
   trust.check_imported(fields.get("extensions", ()))
   config = Config.from_dict(fields)
   _check_kind(config, values.config.config.kind)

@@ -18,7 +18,7 @@ from tpugraphs_jax.train import results, training
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainedRun:
+class Run:
   """A finished run.
 
   Attributes:
@@ -59,7 +59,7 @@ def train_model(
   resume: bool = False,
   predict: bool = False,
   **changes: Any,
-) -> TrainedRun:
+) -> Run:
   """Trains a ranker and evaluates it, as `run_tile.py` and `run_layout.py` do.
 
   Args:
@@ -88,4 +88,4 @@ def train_model(
     )
   do = ["train", "evaluate", *["predict"] * predict]
   training.run(config, workdir, do=do, resume=resume)
-  return TrainedRun(workdir)
+  return Run(workdir)

@@ -16,7 +16,7 @@ import numpy as np
 
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.columns import NODE
-from tpugraphs_jax.data.feature_blocks import LANES, SUBLANES
+from tpugraphs_jax.data.features import LANES, SUBLANES
 
 REGISTER_ELEMENTS = SUBLANES * LANES
 REGISTER_BYTES = 4 * REGISTER_ELEMENTS

@@ -1,7 +1,8 @@
-"""Checkpoints, to resume from: the newest, and the one before it in case the newest is damaged.
+"""Checkpoints: which evaluation is the best, and the two newest states, to resume from.
 
-The model of a run is in no checkpoint: `train.loop` decides which evaluation is the best, and
-`train.training` writes its parameters to `model.npz`.
+`Progress` decides which evaluation makes the model; `train.training` writes its parameters to
+`model.npz`, so that no checkpoint holds them. The older of the two states is there in case the
+newest is damaged.
 
 Orbax writes and removes checkpoints. This module adds checks of the config and of other files of
 the run, a checksum of the state, atomic removal, and errors of one line.
@@ -18,6 +19,7 @@ import dataclasses
 import errno
 import json
 import logging
+import math
 import os
 from pathlib import Path
 import shutil
@@ -50,6 +52,40 @@ class Saved:
   state: Any  # pytree of numpy arrays, without a device axis
   data: Any  # state of the data iterator (JSON types)
   progress: dict[str, Any]  # bookkeeping of the loop (JSON types)
+
+
+@dataclasses.dataclass
+class Progress:
+  """Bookkeeping of the loop, saved with every checkpoint."""
+
+  # The best evaluation so far, or with `result=last` the newest one; its step becomes the model.
+  # None before an evaluation that gives a number.
+  best_value: float | None = None
+  best_step: int | None = None
+  evaluated_step: int = 0  # step of the last evaluation
+  # Metrics of each step since the last row.
+  window: list[dict[str, float]] = dataclasses.field(default_factory=list)
+  # The next row, which may wait for the evaluation of its step.
+  row: dict[str, float] = dataclasses.field(default_factory=dict)
+
+  def keep_best(self, step: int, metrics: Mapping[str, float], *, of: str, last: bool) -> bool:
+    """Notes an evaluation; returns whether it makes the model.
+
+    Args:
+      step: training steps before the evaluation.
+      metrics: of the evaluation, by name.
+      of: name of the metric to maximise; the first of equal values is the best.
+      last: the newest evaluation makes the model, not the best one.
+
+    Raises:
+      ValueError: the metric is missing.
+    """
+    if of not in metrics:
+      raise ValueError(f"best_metric is {of!r}, expected one of {sorted(metrics)}")
+    value, self.evaluated_step = metrics[of], step
+    if last or value > (-math.inf if self.best_value is None else self.best_value):
+      self.best_value, self.best_step = value, step
+    return self.best_step == step
 
 
 class Checkpoints:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tpugraphs_jax.data import features, folds, selection
+from tpugraphs_jax.data import folds, selection, transforms
 from tpugraphs_jax.data.selection import Data, LayoutData, TileData
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.datasets import of as collection_of
@@ -103,10 +103,10 @@ def load_graphs(
     )
   path = workdir / model_file.TRANSFORMS_FILE
   if parallel.from_primary(resume and path.exists()):
-    ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
+    ranker.use_transforms(parallel.on_primary(lambda: transforms.load(path)), where=path)
   else:
     fit(ranker, collections, train_graphs)
-    parallel.primary_only(features.save)(path, ranker.transforms)
+    parallel.primary_only(transforms.save)(path, ranker.transforms)
   log.write_manifest(workdir, config.to_dict())
   for other in collections:  # raises before training starts
     for graph in valid_graphs if other is data else other.load("valid"):

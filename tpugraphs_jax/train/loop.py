@@ -93,7 +93,7 @@ def train(
     saved = checkpoints.newest(state) or checkpoint.Saved(0, state, data=None, progress={})
     if saved.data is not None:
       batches.set_state(saved.data)
-    step, progress = saved.step, Progress(**saved.progress)
+    step, progress = saved.step, checkpoint.Progress(**saved.progress)
     rows = Rows(workdir, schedule, progress, checkpoints, step)
     stack.callback(rows.log.close)
     rows.describe(about or {}, saved.state.params)
@@ -112,7 +112,7 @@ def train(
         params = rows.finite(state, step).eval_params
         if judged := _judge(evaluate, params, step, signals):
           metrics, histograms = judged
-          is_model = progress.keep_best(step, schedule, metrics)
+          is_model = progress.keep_best(step, metrics, of=schedule.metric, last=schedule.takes_last)
           rows.write_evaluation(step, metrics, histograms)
           if is_model and save_model is not None:
             save_model(params, step, metrics)
@@ -256,41 +256,13 @@ class Schedule:
     return bool(every) and step % every == 0
 
 
-@dataclasses.dataclass
-class Progress:
-  """Bookkeeping of the loop, saved with every checkpoint."""
-
-  # The best evaluation so far, or with `result=last` the newest one; its step becomes the model.
-  # None before an evaluation that gives a number.
-  best_value: float | None = None
-  best_step: int | None = None
-  evaluated_step: int = 0  # step of the last evaluation
-  # Metrics of each step since the last row.
-  window: list[dict[str, float]] = dataclasses.field(default_factory=list)
-  # The next row, which may wait for the evaluation of its step.
-  row: dict[str, float] = dataclasses.field(default_factory=dict)
-
-  def keep_best(self, step: int, schedule: Schedule, metrics: Mapping[str, float]) -> bool:
-    """Notes an evaluation; returns whether it makes the model.
-
-    Raises:
-      ValueError: the metric of the schedule is missing.
-    """
-    if schedule.metric not in metrics:
-      raise ValueError(f"best_metric is {schedule.metric!r}, expected one of {sorted(metrics)}")
-    value, self.evaluated_step = metrics[schedule.metric], step
-    if schedule.takes_last or value > (-math.inf if self.best_value is None else self.best_value):
-      self.best_value, self.best_step = value, step
-    return self.best_step == step
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
   """The end of a run."""
 
   state: TrainState  # the last state, of numpy arrays without a device axis
   step: int
-  progress: Progress
+  progress: checkpoint.Progress
   why: str  # reason of the end, in words
   compile_seconds: float  # of the first step, which compiles
 
@@ -317,7 +289,7 @@ class Rows:
     self,
     workdir: Path,
     schedule: Schedule,
-    progress: Progress,
+    progress: checkpoint.Progress,
     checkpoints: checkpoint.Checkpoints,
     step: int,
   ):

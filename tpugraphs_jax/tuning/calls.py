@@ -148,7 +148,7 @@ class Structure:
   tree: Any
   others: tuple[Any, ...]
   types: tuple[type, ...]
-  state: state.Structure | None
+  state: state.ObjectStructure | None
 
   def fill(self, arrays: Sequence[Any]) -> tuple[tuple, dict[str, Any], list[Any]]:
     """Positional and keyword arguments with these arrays, and the new objects among them."""

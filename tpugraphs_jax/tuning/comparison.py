@@ -10,15 +10,15 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import dataclasses
 import math
 
-from tpugraphs_jax.infra.console import Table
+from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.tuning import tpu
-from tpugraphs_jax.tuning.costs import Kernel, Row
+from tpugraphs_jax.tuning.costs import KernelCost, Row
 from tpugraphs_jax.tuning.summary import Estimate
 
 _MOST = 10
 _NAMED = 3
 # What two kernels have in common that are the same, from the strictest to the loosest.
-_KEYS: Sequence[Callable[[Kernel], Hashable]] = (
+_KEYS: Sequence[Callable[[KernelCost], Hashable]] = (
   lambda kernel: (kernel.where, kernel.scope, kernel.operation, kernel.shape),
   lambda kernel: (kernel.where, kernel.scope, kernel.operation),
   lambda kernel: (_file(kernel), kernel.scope, kernel.operation, kernel.shape),
@@ -31,7 +31,7 @@ _KEYS: Sequence[Callable[[Kernel], Hashable]] = (
 class KernelChange:
   """The time of equal kernels before and after; None on the side that has none."""
 
-  kernel: Kernel  # of after, else of before
+  kernel: KernelCost  # of after, else of before
   before: float | None
   after: float | None
 
@@ -69,7 +69,7 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Tables):
   """Programs before and after, as text and as tables of a notebook.
 
   Attributes:
@@ -84,13 +84,6 @@ class Comparison:
   def is_slower(self) -> bool:
     """Whether a program is slower than it may be."""
     return any(pair.is_slower for pair in self.pairs)
-
-  def __repr__(self) -> str:
-    return "\n\n".join([*map(str, self._tables()), *self._notes()])
-
-  def _repr_html_(self) -> str:
-    notes = Table(["notes"], [[note] for note in self._notes()])
-    return "".join(table._repr_html_() for table in (*self._tables(), notes))
 
   def _tables(self) -> Iterator[Table]:
     rows = [_cells(pair) for pair in self.pairs]
@@ -152,7 +145,9 @@ def compare(
   return Comparison(tuple(pairs), _versions(before, after))
 
 
-def changes_of(before: Sequence[Kernel], after: Sequence[Kernel]) -> tuple[KernelChange, ...]:
+def changes_of(
+  before: Sequence[KernelCost], after: Sequence[KernelCost]
+) -> tuple[KernelChange, ...]:
   """The times of kernels that are the same, those that take most more first."""
   changes = []
   for key in _KEYS:
@@ -168,19 +163,19 @@ def changes_of(before: Sequence[Kernel], after: Sequence[Kernel]) -> tuple[Kerne
 
 
 def _groups(
-  kernels: Sequence[Kernel], key: Callable[[Kernel], Hashable]
-) -> dict[Hashable, list[Kernel]]:
-  groups: dict[Hashable, list[Kernel]] = {}
+  kernels: Sequence[KernelCost], key: Callable[[KernelCost], Hashable]
+) -> dict[Hashable, list[KernelCost]]:
+  groups: dict[Hashable, list[KernelCost]] = {}
   for kernel in kernels:
     groups.setdefault(key(kernel), []).append(kernel)
   return groups
 
 
-def _sum(kernels: Sequence[Kernel]) -> float:
+def _sum(kernels: Sequence[KernelCost]) -> float:
   return sum(kernel.milliseconds or 0.0 for kernel in kernels)
 
 
-def _file(kernel: Kernel) -> str:
+def _file(kernel: KernelCost) -> str:
   return kernel.where.rpartition(":")[0]
 
 

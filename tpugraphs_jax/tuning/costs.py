@@ -99,7 +99,7 @@ def times() -> dict[str, Time]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
+class KernelCost:
   """All calls of a kernel in one run of a program.
 
   Attributes:
@@ -157,7 +157,7 @@ class Row:
     memory: bytes that the compiler plans on the device.
     fits: whether this memory fits on the device; None if that is unknown.
     least_memory: of a program with a mesh, the bytes that each device needs at the least.
-    bound: what takes the largest part of the time, as of `Kernel`.
+    bound: what takes the largest part of the time, as of `KernelCost`.
     groups: milliseconds by what bounds kernels, and between kernels, the most first.
     waits: the share of the time in which the program waits for memory; None without schedules.
     kernels: the dearest first.
@@ -174,13 +174,13 @@ class Row:
   cycles: int | None = None
   bytes_accessed: int | None = None
   flops: float | None = None
-  memory: tpu.Memory | None = None
+  memory: tpu.MemoryPlan | None = None
   fits: bool | None = None
   least_memory: int | None = None
   bound: str = ""
   groups: Mapping[str, float] = dataclasses.field(default_factory=dict)
   waits: float | None = None
-  kernels: tuple[Kernel, ...] = ()
+  kernels: tuple[KernelCost, ...] = ()
   uncounted: tuple[tpu_kernels.Uncounted, ...] = ()
   branches: int = 0
   without_schedule: str = ""
@@ -269,7 +269,7 @@ class _Kernels:
     self._computations = {each.id: each for each in module.computations}
     self._nodes = {node.name: node for node in proto.instructions(module)}
     self._moves = moves.moves(module)
-    self.counted: dict[str, Kernel] = {}
+    self.counted: dict[str, KernelCost] = {}
     for kernel in cycles.by_kernel:
       name = kernel.name
       self.counted[name] = self.described(
@@ -283,17 +283,17 @@ class _Kernels:
         name = other.origin.name
         self.counted[name] = self.described(name, bytes_accessed=other.bytes_accessed)
 
-  def described(self, name: str, **numbers: Any) -> Kernel:
+  def described(self, name: str, **numbers: Any) -> KernelCost:
     """A kernel with the names of its instruction; with a product, scope and line of the product."""
     node = self._nodes.get(name)
     if node is None:  # an instruction of the compiler's own
-      return Kernel(name, name, **numbers)
+      return KernelCost(name, name, **numbers)
     inside = (node, *tpu_kernels.fused(node, self._computations))
     main = next((each for each in inside if each.opcode in tpu_kernels.PRODUCTS), node)
     origin, own = (module_graph.origin(each, self._module) for each in (main, node))
     parts = [names.operation(each.op_name) for each in (origin, own)]
     operation = " + ".join(dict.fromkeys(filter(None, parts))) or node.name
-    return Kernel(
+    return KernelCost(
       name,
       operation,
       names.scope(origin.op_name),
@@ -414,7 +414,7 @@ def _time(row: Row, basis: str, milliseconds: float, least: float) -> dict[str, 
   return {"basis": basis, "milliseconds": milliseconds, "interval": interval}
 
 
-def _dearest(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+def _dearest(kernels: Iterable[KernelCost]) -> tuple[KernelCost, ...]:
   """Kernels by their time, then by their cycles, the dearest first."""
   return tuple(sorted(kernels, key=lambda each: (-(each.milliseconds or 0), -(each.cycles or 0))))
 

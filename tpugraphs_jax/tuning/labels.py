@@ -136,12 +136,13 @@ class Label:
 
 @dataclasses.dataclass(frozen=True)
 class TpuEstimate(Label):
-  """The TPU compiler's estimate of a program, on a machine without a TPU.
+  """An estimate of a program by the TPU compiler, on a machine without a TPU.
 
-  The label is one of the two estimates of the compiler, the closer one to measured times of the
-  generation (`worth` has the figures): `optimal_seconds` on v2, v3 and v4, and the cycles of all
-  kernels, `estimated_cycles`, on newer ones. Cycles label all choices of a program, on every
-  target, where the seconds of the compiler's own choice leave out a kernel.
+  The label is the time of `estimate`, from the final schedules of the kernels, where the compiler's
+  own choice has one: it orders AlexNet's measured layouts better than the compiler's two estimates
+  (`benchmarks/simulated_labels.py`). Else it is `optimal_seconds` on v2, v3 and v4, and the cycles
+  of all kernels, `estimated_cycles`, on newer targets and where the seconds of the own choice leave
+  out a kernel.
 
   Attributes:
     own: the raw numbers of the compiler's own choice, of a program whose choices are labelled.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tpugraphs_jax.columns import NODE, opcode_ids
-from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.data import features
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import trust
 from tpugraphs_jax.rankers.tables import traffic
@@ -70,7 +70,7 @@ class Prior:
     return feat @ self.mean, spread[:, None] * spread * alike
 
 
-def features(
+def change_features(
   graph: OpGraph, node: np.ndarray, row: np.ndarray, cost: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
   """Features and kinds of changes, the inputs of the prior.
@@ -104,7 +104,7 @@ def _operation(graph: OpGraph) -> np.ndarray:
   feat = graph.node_feat[graph.config_node]
   opcode, ids = graph.node_opcode[graph.config_node], opcode_ids()
   is_gradient = feat[:, NODE["output_batch_dimension"].start] > 0
-  is_batched = (feat[:, feature_blocks.DIMENSIONS] > 0).sum(axis=1) > 2
+  is_batched = (feat[:, features.DIMENSIONS] > 0).sum(axis=1) > 2
   return np.select(
     [opcode == ids["convolution"], opcode == ids["dot"]], [0 + is_gradient, 2 + is_batched], 4
   )
@@ -112,7 +112,7 @@ def _operation(graph: OpGraph) -> np.ndarray:
 
 def _order(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
   """The place in `ORDERS` of each change, `[T]` int."""
-  (consumer, producer), dims = graph.edge_index.T, graph.node_feat[:, feature_blocks.DIMENSIONS]
+  (consumer, producer), dims = graph.edge_index.T, graph.node_feat[:, features.DIMENSIONS]
   has_shape = (dims[consumer] == dims[producer]).all(axis=1)
   has_such_user = np.isin(graph.config_node[node], producer[has_shape])
   changes_nothing = traffic.changes_nothing(graph, node, row)

@@ -42,7 +42,7 @@ def is_in_transform() -> bool:
   return bool(getattr(getattr(graph, "GRAPH_CONTEXT", None), "update_context_stacks", None))
 
 
-class Structure(NamedTuple):
+class ObjectStructure(NamedTuple):
   """What is left of objects without their arrays; equal for objects that nnx takes as equal."""
 
   graph: Any  # nnx.GraphDef, which has the references that objects share
@@ -62,10 +62,10 @@ class Structure(NamedTuple):
     _nnx().update(objects, jax.tree.unflatten(self.tree, arrays))
 
 
-def split(objects: list[Any]) -> tuple[list[Any], Structure | None]:
+def split(objects: list[Any]) -> tuple[list[Any], ObjectStructure | None]:
   """The arrays of objects, and their structure; None where there are no objects."""
   if not objects:
     return [], None
   graph, state = _nnx().split(objects)
   arrays, tree = jax.tree.flatten(state)
-  return arrays, Structure(graph, tree)
+  return arrays, ObjectStructure(graph, tree)

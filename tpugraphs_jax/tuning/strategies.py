@@ -26,7 +26,7 @@ import scipy
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.tuning.draw import Numbers
-from tpugraphs_jax.tuning.prior import features, LARGEST_EFFECT, Prior
+from tpugraphs_jax.tuning.prior import change_features, LARGEST_EFFECT, Prior
 
 Search = Generator[Numbers, float | None, None]
 
@@ -163,7 +163,7 @@ class Belief:
     if pool.layout_changes:
       at, cost = costs(pool, ranker)
       name = getattr(ranker, "about", {}).get("name")
-      mean, covariance = prior.effects(*features(*at, cost / prior.unit_of(name, cost)))
+      mean, covariance = prior.effects(*change_features(*at, cost / prior.unit_of(name, cost)))
     expected, deviation = _OPTION
     options = len(pool.changes) - len(mean)
     mean = np.append(mean, np.full(options, expected))

@@ -13,7 +13,7 @@ import jax
 
 import tpugraphs_jax
 from tpugraphs_jax.infra import console, files, trust
-from tpugraphs_jax.infra.console import Table
+from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.tuning import costs, tpu
 from tpugraphs_jax.tuning.costs import DEVICES, Row
 from tpugraphs_jax.tuning.schedule import chips
@@ -27,7 +27,7 @@ _FITS = {True: "yes, {:.4g} GiB", False: "no, {:.4g} GiB", None: ""}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Estimate:
+class Estimate(Tables):
   """What a function costs, as text and as tables of a notebook.
 
   Attributes:
@@ -47,13 +47,6 @@ class Estimate:
   def save(self, path: str | os.PathLike[str]) -> None:
     """Writes a file with which another estimate can be compared; `load` reads it."""
     save([self], path)
-
-  def __repr__(self) -> str:
-    return "\n\n".join([*map(str, self._tables()), *self._notes()])
-
-  def _repr_html_(self) -> str:
-    notes = Table(["notes"], [[note] for note in self._notes()])
-    return "".join(table._repr_html_() for table in (*self._tables(), notes))
 
   def _tables(self) -> list[Table]:
     """A row for each generation; then the dearest kernels and the changes of layout of each."""
@@ -180,7 +173,7 @@ def _moves(row: Row) -> Table:
   return Table("share|ms|shape|change|of|scope|line|may be removed by".split("|"), cells, title)
 
 
-def _place(kernel: costs.Kernel) -> list[str]:
+def _place(kernel: costs.KernelCost) -> list[str]:
   return [kernel.operation, kernel.shape, kernel.scope, kernel.where]
 
 
@@ -256,7 +249,7 @@ def _estimate(values: Mapping[str, Any]) -> Estimate:
     if row["basis"] not in bases or (row["milliseconds"] is None) == bool(row["basis"]):
       raise ValueError(f"basis {row['basis']!r} of a time {row['milliseconds']}")
     kernels = tuple(
-      costs.Kernel(**{name: kernel[name] for name in _KERNEL}) for kernel in row["kernels"]
+      costs.KernelCost(**{name: kernel[name] for name in _KERNEL}) for kernel in row["kernels"]
     )
     rows.append(Row(**{name: row[name] for name in _ROW} | {"kernels": kernels}))
   return Estimate(values["name"], tuple(rows), values["versions"])

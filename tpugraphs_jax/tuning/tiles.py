@@ -18,7 +18,7 @@ import jax
 import tqdm
 
 from tpugraphs_jax.infra import console, keywords
-from tpugraphs_jax.infra.console import Table
+from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.tuning import (
   calls,
   choosing,
@@ -63,7 +63,7 @@ class TileTime:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Tiles:
+class Tiles(Tables):
   """Tiles in the order of their times, as text and as a table of a notebook.
 
   Attributes:
@@ -95,14 +95,7 @@ class Tiles:
     close = sum(ms <= (1 + _CLOSE) * timed[0] for ms in timed)
     return min(len(timed), max(_FEWEST, min(close, _MOST)))
 
-  def __repr__(self) -> str:
-    return "\n\n".join([str(self._table()), *self._notes()])
-
-  def _repr_html_(self) -> str:
-    notes = Table(["notes"], [[note] for note in self._notes()])
-    return self._table()._repr_html_() + notes._repr_html_()
-
-  def _table(self) -> Table:
+  def _tables(self) -> list[Table]:
     names = list(dict.fromkeys(name for time in self.times for name in time.tile))
     where = (
       f"{tpu.short_name(self.target)}, estimates from the schedules of its compiler"
@@ -112,7 +105,7 @@ class Tiles:
     head = [*names, "ms", "/ best", "kernels, ms", "waits", "HBM, MB", "VMEM, MB", ""]
     best = self.times[0].milliseconds if self.times else None
     rows = [_cells(time, names, best) for time in self.times]
-    return Table(head, rows, f"{self.name}: tiles by time ({where})")
+    return [Table(head, rows, f"{self.name}: tiles by time ({where})")]
 
   def _notes(self) -> Iterator[str]:
     if not self.to_measure:

@@ -39,7 +39,7 @@ _STAGES = ("before_layout-assignment", "after_layout-assignment")
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class MemoryPlan:
   """Bytes of a device's memory that the compiler plans."""
 
   arguments: int
@@ -60,7 +60,7 @@ class TpuProgram:
   optimal_seconds: float  # the compiler's estimate, no measurement; 0 of a program without kernels
   bytes_accessed: int  # the compiler's estimate too
   flops: float  # as the compiler counts them; kernels of other compilers add nothing
-  memory: Memory
+  memory: MemoryPlan
   # Serialized HloModuleProto before layout assignment, with the layouts that the compiler then
   # assigns; empty unless asked for.
   before_layouts: bytes
@@ -164,7 +164,7 @@ def program_of(executable: Any) -> TpuProgram:
   (module,) = executable.hlo_modules()
   cost = executable.cost_analysis()
   planned = executable.get_compiled_memory_stats()
-  memory = Memory(
+  memory = MemoryPlan(
     planned.argument_size_in_bytes,
     planned.output_size_in_bytes - planned.alias_size_in_bytes,
     planned.temp_size_in_bytes,

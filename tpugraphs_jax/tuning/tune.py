@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
-import html
 import itertools
 import os
 from pathlib import Path
@@ -32,7 +31,7 @@ import numpy as np
 
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.infra import console, keywords
-from tpugraphs_jax.infra.console import Table
+from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ensemble import Ensemble
 from tpugraphs_jax.rankers.ranker import load, Ranker
@@ -49,7 +48,7 @@ STRATEGIES = ("learned", "model")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Tuned:
+class Tuned(Tables):
   """A function with the best choice that was labelled, and the record of the search.
 
   Attributes:
@@ -134,13 +133,6 @@ class Tuned:
 
   def _notes(self) -> list[str]:
     return [" ".join(filter(None, [self.label.worth, self.order])), self.decision]
-
-  def __str__(self) -> str:
-    return "\n\n".join([*map(str, self._tables()), *self._notes()])
-
-  def _repr_html_(self) -> str:
-    tables = "".join(table._repr_html_() for table in self._tables())
-    return tables + "".join(f"<p>{html.escape(note)}</p>" for note in self._notes())
 
   def _tables(self) -> list[Table]:
     """The changes of operations, and all trials."""

@@ -17,8 +17,8 @@ import recorded
 import winners
 
 from tpugraphs_jax import columns, hlo
-from tpugraphs_jax.data import batching, features
-from tpugraphs_jax.data.features import Transform
+from tpugraphs_jax.data import batching, transforms
+from tpugraphs_jax.data.transforms import Transform
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Slates
@@ -351,7 +351,7 @@ def test_ranks_are_those_of_protobufs_also_of_arrays_without_elements(name):
 def test_constant_columns_stay_and_have_the_scale_1():
   x = np.random.default_rng(0).normal(5, 3, (40, 3))
   x[:, 1] = 7
-  fitted = features.fit([x[:25], x[25:]], np.full(3, "first", object))
+  fitted = transforms.fit([x[:25], x[25:]], np.full(3, "first", object))
   expected = (x - x.mean(axis=0)) / np.where([True, False, True], x.std(axis=0), 1)
   np.testing.assert_allclose(fitted(x), expected, rtol=1e-5, atol=1e-6)
 

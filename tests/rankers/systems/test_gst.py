@@ -13,7 +13,7 @@ import random_graphs
 import recorded
 import winners
 
-from tpugraphs_jax.data import batching, features
+from tpugraphs_jax.data import batching, transforms
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.segments import family, history
 from tpugraphs_jax.rankers.segments.batches import SegmentSlate
@@ -300,7 +300,7 @@ def test_initial_parameters_are_those_of_pytorch(case):
 def test_columns_have_the_unbiased_deviation_and_none_goes():
   x = np.random.default_rng(0).normal(5, 3, (9, 4))
   x[:, 1], x[:, 2] = 7, 7 + 1e-7 * x[:, 0]
-  fitted = features.fit([x[:4], x[4:]], np.full(4, "gst", object))
+  fitted = transforms.fit([x[:4], x[4:]], np.full(4, "gst", object))
   deviation = np.where([True, False, False, True], x.std(axis=0, ddof=1), 1)
   np.testing.assert_allclose(fitted(x), (x - x.mean(axis=0)) / deviation, rtol=1e-5, atol=1e-6)
 

@@ -143,6 +143,22 @@ def test_joined_empty_bundles_fill_the_slots_of_a_branch():
   assert cost(*lines, chip=joined).cycles == 1 + 7 + 1
 
 
+def test_the_slots_of_a_branch_last_until_the_region_of_the_branch_ends():
+  joined = CHIP.__class__(**vars(CHIP) | {"slots": 6, "nops_are_joined": True})
+  lines = (
+    "@5 %p1_p0 = scmp.eq.s32.totalorder 1, 1",
+    "%2 = sbr.rel (%p1_p0) target = $region8",
+    EMPTY,
+    "%3 = dma.hbm_to_vmem /*hbm=*/0, /*size_in_granules=*/20, /*vmem=*/0, "
+    "/*dst_syncflagno=*/[#allocation0]",
+    *[EMPTY] * 3,
+    "%s4_s1 = smov 3 /* End region 5 */",
+    "%s5_s1 = smov 3",
+    "@8 %6 = dma.done.wait [#allocation0], 20",
+  )
+  assert cost(*lines, chip=joined).hbm_bytes == 20 * CHIP.granule
+
+
 @pytest.mark.parametrize(
   "code, formula",
   [

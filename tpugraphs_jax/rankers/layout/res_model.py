@@ -22,6 +22,7 @@ import numpy as np
 import optax
 
 from tpugraphs_jax.columns import OPCODES
+from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data import plan
 from tpugraphs_jax.data.batching import (
   ABSENT,
@@ -37,7 +38,6 @@ from tpugraphs_jax.nn.aggregation import BOTH, degree, OPERANDS, USERS
 from tpugraphs_jax.nn.layers import Dense, DTYPES, JoinedDense, leaky_relu, OpcodeEmbedding
 from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import neighbours, Nodes, Slates
-from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base, scorer
 
 # The network sees a sampled block of nodes: never, always, in training.

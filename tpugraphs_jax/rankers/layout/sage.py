@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
+from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS
@@ -27,7 +28,6 @@ from tpugraphs_jax.nn.conv import sage
 from tpugraphs_jax.nn.layers import Dense, DTYPES, OpcodeEmbedding
 from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import Nodes, Slates
-from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 
 

@@ -29,14 +29,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tpugraphs_jax.config_fields import option, Options
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Array, Budget, LayoutBatch, Slate
-from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
+from tpugraphs_jax.data.transforms import Transform
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.infra import files, parallel
 from tpugraphs_jax.nn.layers import Precise
-from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.rankers.base import Family, LayoutFamily
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.segments import history

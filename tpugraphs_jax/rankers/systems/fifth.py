@@ -38,8 +38,9 @@ from tpugraphs_jax.columns import (
   span,
   TILE,
 )
+from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
-from tpugraphs_jax.data.feature_blocks import BLOCKS
+from tpugraphs_jax.data.features import BLOCKS
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import nodes, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, take_rows, USERS
@@ -48,7 +49,6 @@ from tpugraphs_jax.nn.conv import Sage
 from tpugraphs_jax.nn.dropout import drop_edges
 from tpugraphs_jax.nn.linear import Embedding, Layouts, Tiles, uniform
 from tpugraphs_jax.nn.nodes import Nodes, Slates
-from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

@@ -29,9 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE, MAX_RANK, NODE, opcode_ids, sizes
+from tpugraphs_jax.config_fields import option
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
-from tpugraphs_jax.data.feature_blocks import BLOCKS
-from tpugraphs_jax.data.features import KINDS, Scaling, Statistics
+from tpugraphs_jax.data.features import BLOCKS
+from tpugraphs_jax.data.transforms import KINDS, Scaling, Statistics
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import USERS
@@ -41,7 +42,6 @@ from tpugraphs_jax.nn.layers import gelu
 from tpugraphs_jax.nn.linear import Embedding, Layouts, Linear, Opcodes
 from tpugraphs_jax.nn.nodes import concat, Nodes, NONE, Slates
 from tpugraphs_jax.nn.norms import instance_norm
-from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

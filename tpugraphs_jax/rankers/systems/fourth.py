@@ -23,12 +23,12 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from tpugraphs_jax.config_fields import option
 from tpugraphs_jax.data.batching import ABSENT, Array, LayoutBatch
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import take_rows
 from tpugraphs_jax.nn.linear import Opcodes
 from tpugraphs_jax.nn.nodes import Nodes, Slates
-from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

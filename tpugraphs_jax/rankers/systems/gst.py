@@ -28,8 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data.batching import LayoutBatch
-from tpugraphs_jax.data.features import KINDS, Scaling, Statistics
+from tpugraphs_jax.data.transforms import KINDS, Scaling, Statistics
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import USERS
 from tpugraphs_jax.nn.conv import Sage
@@ -37,7 +38,6 @@ from tpugraphs_jax.nn.dropout import Dropout
 from tpugraphs_jax.nn.layers import l2_normalize
 from tpugraphs_jax.nn.linear import Layouts, Opcodes
 from tpugraphs_jax.nn.nodes import Slates
-from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

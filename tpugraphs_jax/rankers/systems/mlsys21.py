@@ -25,8 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.columns import ELEMENT_TYPES, MAX_RANK, NODE, opcode_ids
+from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data.batching import TileBatch
-from tpugraphs_jax.data.feature_blocks import BLOCKS, contraction_operands
+from tpugraphs_jax.data.features import BLOCKS, contraction_operands
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import BOTH
@@ -35,7 +36,6 @@ from tpugraphs_jax.nn.conv import Gatv2, Sage
 from tpugraphs_jax.nn.layers import OpcodeEmbedding
 from tpugraphs_jax.nn.linear import Tiles
 from tpugraphs_jax.nn.nodes import Nodes, Slates
-from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

@@ -58,9 +58,10 @@ from scipy.sparse import csgraph, linalg
 import scipy.special
 
 from tpugraphs_jax.columns import NODE_FEATURES
+from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.batching import LayoutBatch
-from tpugraphs_jax.data.feature_blocks import BLOCKS
+from tpugraphs_jax.data.features import BLOCKS
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import files
 from tpugraphs_jax.nn import attention, pooling
@@ -69,7 +70,6 @@ from tpugraphs_jax.nn.dropout import Dropout
 from tpugraphs_jax.nn.linear import Layouts, Linear, Opcodes
 from tpugraphs_jax.nn.nodes import concat, neighbours, Nodes, Slates
 from tpugraphs_jax.nn.norms import EPSILON
-from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

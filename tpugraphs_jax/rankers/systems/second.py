@@ -21,15 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.columns import NODE_FEATURES
+from tpugraphs_jax.config_fields import option
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
-from tpugraphs_jax.data.feature_blocks import BLOCKS, signed_log
+from tpugraphs_jax.data.features import BLOCKS, signed_log
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import USERS
 from tpugraphs_jax.nn.conv import Sage
 from tpugraphs_jax.nn.linear import Layouts, Opcodes, Tiles
 from tpugraphs_jax.nn.nodes import Slates
-from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

@@ -39,8 +39,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
-from tpugraphs_jax.data.features import KINDS, Scaling, Statistics
+from tpugraphs_jax.data.transforms import KINDS, Scaling, Statistics
 from tpugraphs_jax.nn import nodes, pooling
 from tpugraphs_jax.nn.aggregation import USERS
 from tpugraphs_jax.nn.conv import Gatv2, Sage
@@ -49,7 +50,6 @@ from tpugraphs_jax.nn.layers import gelu, l2_normalize
 from tpugraphs_jax.nn.linear import Layouts, Opcodes
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.nn.norms import instance_norm, slate_norm
-from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

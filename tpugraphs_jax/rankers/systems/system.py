@@ -7,9 +7,9 @@ import functools
 
 import jax
 
+from tpugraphs_jax.config_fields import option
 from tpugraphs_jax.nn.layers import DTYPES
 from tpugraphs_jax.nn.linear import Linear
-from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 
 

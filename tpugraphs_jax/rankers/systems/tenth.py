@@ -24,6 +24,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.nn import attention, layers, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS
@@ -31,7 +32,6 @@ from tpugraphs_jax.nn.attention import KernelAttention, NodeAttention, Transform
 from tpugraphs_jax.nn.conv import Appnp, Sage
 from tpugraphs_jax.nn.linear import Layouts, Opcodes
 from tpugraphs_jax.nn.nodes import combine, Nodes, Slates
-from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

@@ -37,8 +37,9 @@ import numpy as np
 import scipy.sparse
 
 from tpugraphs_jax.columns import NODE, NODE_FEATURES, sizes
+from tpugraphs_jax.config_fields import option
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
-from tpugraphs_jax.data.feature_blocks import BLOCKS, contraction_operands, LANES, signed_log
+from tpugraphs_jax.data.features import BLOCKS, contraction_operands, LANES, signed_log
 from tpugraphs_jax.data.reduction import edge_matrix
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import attention, pooling
@@ -47,7 +48,6 @@ from tpugraphs_jax.nn.conv import sage
 from tpugraphs_jax.nn.linear import Layouts, Opcodes, Tiles
 from tpugraphs_jax.nn.nodes import concat, neighbour_mean, neighbours, Nodes, Slates
 from tpugraphs_jax.nn.norms import EPSILON
-from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jraph
 import numpy as np
 
-from tpugraphs_jax.data import batching, feature_blocks
+from tpugraphs_jax.data import batching, features
 from tpugraphs_jax.data.batching import ABSENT, Adjacency, Array
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs
@@ -76,7 +76,7 @@ def prepare(
   *,
   slots: int = batching.SLOTS,
   tiling: bool = True,
-  describe: Callable[..., np.ndarray] = feature_blocks.choice_features,
+  describe: Callable[..., np.ndarray] = features.choice_features,
 ) -> PreparedTables:
   """Arrays of a program for batches.
 
@@ -85,12 +85,12 @@ def prepare(
     feat: `[N, F]` float32 transformed node features.
     terms: terms of all configurations that slates are drawn from (`terms.terms_of`).
     slots: width of the neighbour tables (`data.batching.SLOTS`).
-    tiling: node features get `feature_blocks.node_padding`, and choices the features of `describe`.
+    tiling: node features get `features.node_padding`, and choices the features of `describe`.
       Without it the features of choices are 0.
     describe: `(graph, node [U], row [U]) -> [U, F]`, features of choices.
   """
   if tiling:
-    feat = np.concatenate([feat, feature_blocks.node_padding(graph.node_feat)], axis=1)
+    feat = np.concatenate([feat, features.node_padding(graph.node_feat)], axis=1)
   prepared = batching.prepare(graph, feat, slots=slots)
   nbytes = node_pairs.tensor_bytes(graph.node_feat).astype(np.float64)
   config_bytes = nbytes[graph.config_node]

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
-from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.config_fields import MOST_LAYERS, option
+from tpugraphs_jax.data import features
 from tpugraphs_jax.data.batching import ABSENT, Array
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import (
@@ -32,7 +33,6 @@ from tpugraphs_jax.nn.aggregation import (
 )
 from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense, DTYPES
-from tpugraphs_jax.options import MOST_LAYERS, option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.family import TablesFamily
@@ -157,7 +157,7 @@ class ScoreTables(TableNetwork):
   )
 
   pair_hops = 6  # most edges between two nodes whose layouts have a joint cost
-  choice_features = staticmethod(feature_blocks.choice_features)
+  choice_features = staticmethod(features.choice_features)
 
   def setup(self):
     options: dict[str, Any] = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype)

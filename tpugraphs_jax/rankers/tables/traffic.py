@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK, NODE, opcode_ids
-from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.config_fields import option
+from tpugraphs_jax.data import features
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense, DTYPES
-from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables.batches import TableBatch
@@ -46,7 +46,7 @@ def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.nda
     row: `[U]` dictionary rows.
   """
   feat, at = graph.node_feat, graph.config_node[node]
-  dims = feat[:, feature_blocks.DIMENSIONS]
+  dims = feat[:, features.DIMENSIONS]
   nbytes = node_pairs.tensor_bytes(feat).astype(np.float64)
   minor, second = graph.configs.rows[row, :2].astype(int).T
   rank, is_open = (dims > 0).sum(axis=1)[at], minor < 0
@@ -56,7 +56,7 @@ def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.nda
   total = max(_contraction_bytes(graph, nbytes * np.exp(least)), 1.0)
   traffic = lambda padding: nbytes[at] * np.exp(padding) / total
   more = lambda other: np.log1p(100 * np.maximum(traffic(padding) - traffic(other), 0))
-  convolution, dot = (graph.node_opcode[at] == opcode for opcode in feature_blocks.CONTRACTIONS)
+  convolution, dot = (graph.node_opcode[at] == opcode for opcode in features.CONTRACTIONS)
   dimension = lambda name: feat[at, NODE[f"output_{name}_dimension"].start]
   batch, feature = dimension("batch"), dimension("feature")
   is_weight = convolution & (batch > 0)
@@ -69,7 +69,7 @@ def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.nda
     np.abs(gain) < 0.01,
     padding - least[at],
     least[at],
-    feature_blocks.padding(size(minor), feature_blocks.LANES),
+    features.padding(size(minor), features.LANES),
     np.log(traffic(least[at]) + 1e-4),
     np.log1p(nbytes[at] * np.exp(padding)) / 10,
     np.log1p(100 * traffic(padding)),
@@ -88,9 +88,9 @@ def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.nda
     second == minor - 1,
     np.abs(minor - second) != 1,
     rank > 2,
-    size(minor) < feature_blocks.SUBLANES,
-    size(second) >= feature_blocks.LANES,
-    dims[at, 0] < feature_blocks.SUBLANES,
+    size(minor) < features.SUBLANES,
+    size(second) >= features.LANES,
+    dims[at, 0] < features.SUBLANES,
     nbytes[at] == 2 * np.abs(feat[at, NODE["shape"].stop - 1]),  # elements of two bytes
   ]
   values = np.concatenate([np.stack(columns, axis=1), users[at]], axis=1)
@@ -119,7 +119,7 @@ def is_default_layout(
 ) -> np.ndarray:
   """Whether choices are the default layouts of their nodes, `[U]`; see `changes_nothing`."""
   layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
-  rank = (graph.node_feat[:, feature_blocks.DIMENSIONS] > 0).sum(axis=1)[at]
+  rank = (graph.node_feat[:, features.DIMENSIONS] > 0).sum(axis=1)[at]
   # Dimensions that the row does not name follow in descending order.
   matches = graph.configs.rows[row, :MAX_RANK, None] == np.arange(MAX_RANK)
   place = np.where(matches.any(axis=1), matches.argmax(axis=1), 2 * MAX_RANK - np.arange(MAX_RANK))
@@ -130,14 +130,14 @@ def is_default_layout(
 
 def _keeps_shape(graph: OpGraph) -> np.ndarray:
   """Whether the consumer has the shape of the producer and is not configurable, `[E]` bool."""
-  (consumer, producer), dims = graph.edge_index.T, graph.node_feat[:, feature_blocks.DIMENSIONS]
+  (consumer, producer), dims = graph.edge_index.T, graph.node_feat[:, features.DIMENSIONS]
   return (dims[consumer] == dims[producer]).all(axis=1) & ~np.isin(consumer, graph.config_node)
 
 
 def _padding(minor: np.ndarray, second: np.ndarray) -> np.ndarray:
   """Logarithm of padded over real elements, from the sizes of the two minor dimensions."""
-  lanes = feature_blocks.padding(minor, feature_blocks.LANES)
-  return lanes + feature_blocks.padding(second, feature_blocks.SUBLANES)
+  lanes = features.padding(minor, features.LANES)
+  return lanes + features.padding(second, features.SUBLANES)
 
 
 def _least_padding(dims: np.ndarray) -> np.ndarray:
@@ -151,7 +151,7 @@ def _contraction_bytes(graph: OpGraph, nbytes: np.ndarray) -> float:
   """Bytes that all convolutions and dots read and write."""
   consumer, producer = graph.edge_index.T
   traffic = nbytes + np.bincount(consumer, nbytes[producer], graph.num_nodes)
-  return traffic[np.isin(graph.node_opcode, feature_blocks.CONTRACTIONS)].sum()
+  return traffic[np.isin(graph.node_opcode, features.CONTRACTIONS)].sum()
 
 
 def _users(graph: OpGraph) -> np.ndarray:

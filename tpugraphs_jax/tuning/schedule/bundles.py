@@ -92,6 +92,7 @@ class Bundle:
   Attributes:
     operations: those of `Operation`.
     regions: numbers of the regions that start here.
+    ends: numbers of the regions that end here, without empty ones.
     units: operations of each of `UNITS`.
     delay: cycles that the core waits beside the one of the bundle.
     is_exit: whether it is the last one; its comment stands in the place of its regions.
@@ -108,12 +109,14 @@ class Bundle:
   is_empty: bool = False
   products: tuple[tuple[int, int], ...] = ()
   predicates: frozenset[int] = frozenset()
+  ends: tuple[int, ...] = ()
 
 
 _START = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})? *: *>* *\{", re.MULTILINE)
 _NAME = re.compile(r"/\*(\w+=)\*/")
 _COMMENT = re.compile(r"/\*(.*?)\*/", re.DOTALL)
 _REGION = re.compile(r"Start(?:/End)?(?: empty)? region (\d+)")
+_END = re.compile(r"(?<!/)End region (\d+)")
 _OPERATION = re.compile(
   r"\s*%[a-z]*(\d+)(?:_([a-z]+)(\d+))? = ([a-z][\w.\-]*(?:<[a-z ]*>)?)\s*(.*)", re.DOTALL
 )
@@ -164,7 +167,9 @@ def parse(text: str) -> list[Bundle]:
 def _bundle(text: str) -> Bundle:
   if len(text) > MOST_OF_BUNDLE:
     raise Unreadable(f"a bundle has {len(text)} bytes, expected at most {MOST_OF_BUNDLE}")
-  regions = tuple(map(int, _REGION.findall(text))) if "region" in text else ()
+  regions, ends = (
+    (tuple(map(int, mark.findall(text))) if "region" in text else ()) for mark in (_REGION, _END)
+  )
   operations, units, products, delay = [], [0, 0, 0], [], 0
   for part in _NAME.sub(r"\1", text).split(";;"):
     match = _OPERATION.match(part)
@@ -195,6 +200,7 @@ def _bundle(text: str) -> Bundle:
     is_empty="=" not in text,
     products=tuple(products),
     predicates=frozenset(predicates),
+    ends=ends,
   )
 
 

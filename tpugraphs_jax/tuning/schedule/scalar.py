@@ -244,7 +244,7 @@ class Block:
 
 # Slots of the register file that are no registers.
 _NOTHING, _MEMORY, _TAKEN, _NOWHERE = range(4)
-_DMA_WORDS = ("size_in_granules", "src_stride", "dst_stride", "stridedescaddr", "dst_syncflagno")
+_DMA_WORDS = ("size_in_granules", "dst_syncflagno", "overrides")
 _EFFECTS = ("sbr", "dma", "vwait", "vsync", "inlined_call")
 
 
@@ -277,6 +277,7 @@ class Schedule:
   ):
     self._bundles, self._slots, self._nops_are_joined = bundles, slots, nops_are_joined
     self._rows = rows
+    self._starts = {region: at for at, bundle in enumerate(bundles) for region in bundle.regions}
     self._first_allocation = first_allocation
     self._allocations: dict[str, int] = {}
     self._slot_of: dict[Any, int] = {}
@@ -312,7 +313,7 @@ class Schedule:
 
   def _link(self) -> list[Block]:
     branches = self._branches()
-    ends = {at: self._end_of_slots(at) for at in branches}
+    ends = {at: self._end_of_slots(at, target) for at, target in branches.items()}
     leaders = sorted({0, *branches.values(), *ends.values()} - {len(self._bundles)})
     number = {at: place for place, at in enumerate(leaders)}
     blocks = []
@@ -328,31 +329,42 @@ class Schedule:
       blocks.append(self._block(start, end, max(waits, 0), target, following, is_backward))
     return blocks
 
-  def _end_of_slots(self, at: int) -> int:
+  def _end_of_slots(self, at: int, target: int) -> int:
     """The bundle after those that a branch still runs.
 
     Where empty bundles are joined, the first one ends them, unless an operation after it depends on
-    the predicate of the branch: such an operation is one that must not run if the branch is taken.
+    the predicate of the branch, or a region ends after it that began before the branch: these are
+    operations that must not run if the branch is taken, and the end of the block of the branch.
     """
     end = min(at + self._slots + 1, len(self._bundles))
     if not self._nops_are_joined:
       return end
+    starts = (each for each in range(at + 1, end) if self._bundles[each].regions or each == target)
+    inside = range(at, next(starts, end))
     branch = next(each for each in self._bundles[at].operations if each.code.startswith("sbr"))
     predicate = branch.predicate.number if branch.predicate is not None else None
+    began = lambda region: self._starts.get(region, math.inf) <= at
     last = max(
-      (each for each in range(at, end) if predicate in self._bundles[each].predicates), default=at
+      each
+      for each in inside
+      if each == at
+      or predicate in self._bundles[each].predicates
+      or any(map(began, self._bundles[each].ends))
     )
-    return next((each + 1 for each in range(last + 1, end) if self._bundles[each].is_empty), end)
+    return next((each + 1 for each in inside if each > last and self._bundles[each].is_empty), end)
 
   def _branches(self) -> dict[int, int]:
     """The bundle to which each branch jumps, by the bundle of the branch."""
-    starts = {region: at for at, bundle in enumerate(self._bundles) for region in bundle.regions}
     exits = [at for at, bundle in enumerate(self._bundles) if bundle.is_exit]
     branches = {}
     for at, bundle in enumerate(self._bundles):
       for operation in bundle.operations:
         if operation.code.startswith("sbr"):
-          targets = [starts[int(operation.text)]] if int(operation.text or -1) in starts else exits
+          targets = (
+            [self._starts[int(operation.text)]]
+            if int(operation.text or -1) in self._starts
+            else exits
+          )
           if len(targets) != 1 or at in branches:
             raise Unreadable(f"the branch in bundle {at} has no target in its schedule")
           branches[at] = targets[0]
@@ -631,7 +643,7 @@ def _needed(bundles: list[Bundle]) -> tuple[set[int], bool]:
         stores.append(operation)
       elif operation.code.startswith("dma") and operation.code != "dma.done.wait":
         waiting += _values(operation, _wanted(operation.code))
-        descriptors |= operation.code == "dma" or "stridedescaddr" in operation.named
+        descriptors |= operation.code == "dma"
       elif operation.code.startswith(_EFFECTS) and operation.result is None:
         waiting += operation.reads()
   needed: set[int] = set()

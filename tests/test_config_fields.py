@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from tpugraphs_jax import options
-from tpugraphs_jax.options import limits_of, option, Options
+from tpugraphs_jax import config_fields
+from tpugraphs_jax.config_fields import limits_of, option, Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +84,12 @@ def test_the_line_of_help_names_values_that_its_words_do_not():
   told = {name: limits.text for name, (_, limits) in limits_of(Engine).items()}
   assert told["fuel"] == "fuel: oil or gas"
   assert told["parts"] == "parts; made of a, b"
-  assert options.Limits("how", one_of=("x", "y")).text == "how; one of x, y"
+  assert config_fields.Limits("how", one_of=("x", "y")).text == "how; one of x, y"
 
 
 def test_a_near_name_is_a_field_of_the_same_name_elsewhere_or_of_nearly_the_same_spelling():
   known = ["train.epochs", "model.width", "batch.graphs"]
-  assert options.nearest("data.width", known) == "did you mean model.width? "
-  assert options.nearest("width", known) == "did you mean model.width? "
-  assert options.nearest("train.epoch", known) == "did you mean train.epochs? "
-  assert options.nearest("zzz", known) == ""
+  assert config_fields.nearest("data.width", known) == "did you mean model.width? "
+  assert config_fields.nearest("width", known) == "did you mean model.width? "
+  assert config_fields.nearest("train.epoch", known) == "did you mean train.epochs? "
+  assert config_fields.nearest("zzz", known) == ""
