@@ -68,3 +68,4 @@ with epy.lazy_api_imports(globals()):  # loaded when first used: importing the p
   from tpugraphs_jax.tuning.tune import tune
 
 machine.be_quiet()
+machine.tell_interrupts()

@@ -83,8 +83,7 @@ def _requests(args: argparse.Namespace) -> list[LabelRequest]:
     raise ValueError(f"--jobs={args.jobs}, expected at least 1")
   if args.timeout is None:
     args.timeout = _SECONDS_MEASURED if args.label == labels.Measured.name else LabelRequest.timeout
-  if args.timeout <= 0:
-    raise ValueError(f"--timeout={args.timeout}, expected seconds above 0")
+  console.check_seconds("--timeout", args.timeout)
   if args.label != labels.Measured.name:
     jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   labels.create(args.label, target=args.target, seed=args.seed)

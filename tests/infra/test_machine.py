@@ -2,6 +2,7 @@
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 
@@ -61,3 +62,21 @@ def test_the_environment_changes_only_without_a_tpu(monkeypatch, is_installed, m
   machine.be_quiet()
   assert os.environ["TPU_ACCELERATOR_TYPE"] == "v4-8"  # the user's own
   assert (len(os.environ) == 1) == kept
+
+
+@pytest.mark.parametrize(
+  "command", [["-m", "tpugraphs_jax.report"], [str(commands.ROOT / "run_tile.py")]]
+)
+@pytest.mark.parametrize("error, is_told", [("KeyboardInterrupt", True), ("ImportError", False)])
+def test_ctrl_c_during_the_imports_of_a_command_is_a_line(command, error, is_told, tmp_path):
+  (tmp_path / "tqdm.py").write_text(f"raise {error}")
+  paths = os.pathsep.join([str(tmp_path), str(commands.ROOT)])
+  ended = subprocess.run(
+    [sys.executable, *command],
+    env={**os.environ, "PYTHONPATH": paths},
+    capture_output=True,
+    text=True,
+  )
+  assert (ended.stderr == "interrupted\n") == is_told
+  assert ended.returncode == (-signal.SIGINT if is_told else 1)
+  assert ("Traceback" in ended.stderr) != is_told

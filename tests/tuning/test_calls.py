@@ -277,3 +277,18 @@ def test_an_object_with_methods_of_a_stage_is_a_function():
 def test_source_lines_are_the_callers():
   graph = hlo.featurize(jax.scipy.linalg.expm, jax.ShapeDtypeStruct((8, 8), jnp.float32))
   assert {origin.where.partition(":")[0] for origin in graph.origins} <= {"", "test_calls.py"}
+
+
+@pytest.mark.parametrize("function", [3, None, "step", jax.jit(lambda x: x).lower(1.0)])
+def test_what_is_no_function_is_refused_in_a_line(function):
+  for use in (lambda: calls.Call(function, (1.0,), {}), lambda: calls.Version(function, None)):
+    with pytest.raises(ValueError, match="expected a function") as caught:
+      use()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [object, "U3", "S2", "datetime64[s]"])
+def test_arrays_without_numbers_are_refused_by_their_dtype(dtype):
+  with pytest.raises(ValueError, match="expected numbers"):
+    calls.Call(lambda x: x, (np.zeros(2, dtype),), {})
+  calls.Call(lambda x: x, (np.zeros(2, jnp.bfloat16),), {})

@@ -110,3 +110,9 @@ def test_programs_are_matched_by_name_and_target_and_differences_of_versions_are
   assert [pair.name for pair in alone.pairs] == ["b"]
   with pytest.raises(ValueError, match="a for v6e"):
     comparison.compare(old[:1], [_estimate(_with_ms(_DOT, 2.0), target="tpu:v5e")])
+
+
+@pytest.mark.parametrize("slower", [-0.1, float("nan"), float("inf")])
+def test_a_part_that_is_none_is_refused(slower):
+  with pytest.raises(ValueError, match="slower is"):
+    comparison.compare([], [], slower=slower)

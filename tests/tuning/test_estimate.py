@@ -447,6 +447,33 @@ def test_estimates_of_a_real_target_have_time_memory_and_lines():
   assert sum(kernel.cycles or 0 for kernel in row.kernels) == row.cycles > 0
   assert sum(kernel.milliseconds for kernel in row.kernels) <= row.milliseconds
   assert row.kernels[0].where.startswith("test_estimate.py:")
+  (row,) = estimate.estimate(
+    lambda x: jnp.linalg.cholesky(x @ x.T),
+    jax.ShapeDtypeStruct((256, 256), jnp.float32),
+    targets="v6e",
+  ).rows
+  assert row.milliseconds > 0
+
+
+@pytest.mark.parametrize("targets", [[], None, 6, {"v6e": 1}, b"v6e"])
+def test_targets_that_are_none_are_refused_in_a_line(targets):
+  with pytest.raises(ValueError, match="expected TPU generations"):
+    estimate.estimate(lambda x: x, 1.0, targets=targets)
+
+
+@pytest.mark.parametrize(
+  "flags", [["--timeout", "0"], ["--timeout", "nan"], ["--slower", "nan"], ["--slower", "-0.1"]]
+)
+def test_limits_that_are_none_are_refused_before_anything_is_compiled(flags, capsys):
+  assert estimate.main(["programs.py", *flags]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert flags[0].removeprefix("--") in line and "expected" in line
+
+
+def test_a_comparison_with_no_programs_ends_before_anything_is_compiled(tmp_path, capsys):
+  tpugraphs_jax.tuning.summary.save([], tmp_path / "none.json")
+  assert estimate.main(["programs.py", "--against", str(tmp_path / "none.json")]) == 2
+  assert "no programs" in capsys.readouterr().err
 
 
 @recorded.needs_libtpu

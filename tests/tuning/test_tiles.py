@@ -111,7 +111,7 @@ def test_without_a_target_tiles_are_measured_and_the_others_go_on_after_a_failur
   assert "measured on the machine" in repr(found) and "outputs differ" in repr(found)
 
 
-@pytest.mark.parametrize("given", [[], [4], ["block"]])
+@pytest.mark.parametrize("given", [[], [4], ["block"], None, 4, {"block": [1]}, [{1: 2}]])
 def test_tiles_that_are_no_dictionaries_are_refused(given):
   with pytest.raises(ValueError, match="dictionaries"):
     tiles.tune_tiles(scaled, jnp.ones(8), tiles=given, target="v6e")
@@ -165,3 +165,12 @@ def test_a_real_product_is_faster_in_larger_tiles_and_too_large_ones_are_refused
 
 def _index(operand):
   return (lambda i, j: (i, 0)) if operand == 0 else (lambda i, j: (0, j))
+
+
+def test_a_measured_tile_with_other_outputs_has_its_reason():
+  kernel = lambda tile: lambda x: x * tile["b"]
+  found = tiles.tune_tiles(kernel, jnp.ones(8), tiles=({"b": b} for b in (8, 4, 2)))
+  assert [time.tile["b"] for time in found.times] == [8, 4, 2]
+  first, *others = found.times
+  assert first.milliseconds and not first.why
+  assert all("outputs differ" in time.why and time.milliseconds is None for time in others)

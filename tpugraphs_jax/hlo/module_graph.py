@@ -71,6 +71,7 @@ class HloGraph(graph.OpGraph):
     Raises:
       ValueError: no node is configurable, or one of them is inconsistent.
     """
+    keywords.check_whole(n=n, seed=seed)
     configs = search.layout_configs(self.module, self.config_node, n, seed=seed, where=self.name)
     return dataclasses.replace(self, configs=configs)
 

@@ -17,6 +17,7 @@ import errno
 import functools
 import html
 import logging
+import math
 import os
 import sys
 import threading
@@ -232,6 +233,12 @@ def parser(module: str, description: str | None, **options: Any) -> argparse.Arg
   """A parser of the command `python -m tpugraphs_jax.MODULE`; lines of the description stay."""
   name, lines = f"python -m tpugraphs_jax.{module}", argparse.RawDescriptionHelpFormatter
   return argparse.ArgumentParser(name, description=description, formatter_class=lines, **options)
+
+
+def check_seconds(flag: str, seconds: float) -> None:
+  """Refuses (ValueError) a flag that is no number of seconds above 0."""
+  if not 0 < seconds < math.inf:
+    raise ValueError(f"{flag}={seconds}, expected seconds above 0")
 
 
 def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:

@@ -1,4 +1,4 @@
-"""Keyword arguments of `tune`, `estimate` and others: their own options, or the function's."""
+"""Arguments of functions: keywords of `tune`, `estimate` and others, and whole numbers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,27 @@ from collections.abc import Callable
 import difflib
 import functools
 import inspect
+import operator
 from typing import Any, TypeVar
+
+import numpy as np
 
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 # One TPU or several: each word is taken for the other.
 _TARGETS = {"target": "targets", "targets": "target"}
 _NEAR = 0.8  # `difflib` ratio from which a name may be a misspelt option
+
+
+def check_whole(least: int | None = None, /, **numbers: Any) -> None:
+  """Refuses (ValueError) arguments that are no whole numbers, or smaller than the least."""
+  for name, number in numbers.items():
+    try:
+      is_whole = operator.index(number) is not None and not isinstance(number, (bool, np.bool_))
+    except TypeError:
+      is_whole = False
+    if not is_whole or (least is not None and number < least):
+      bound = "" if least is None else f" from {least} on"
+      raise ValueError(f"{name} is {number!r}, expected a whole number{bound}")
 
 
 def checked(verb: _Verb) -> _Verb:

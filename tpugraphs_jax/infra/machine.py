@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 import platform
 import resource
 import sys
+from types import TracebackType
 
 # Parameters of mallopt(3). One arena, because only the first one holds large blocks. Blocks beyond
 # 512 MiB are mapped alone. At most 2 GiB of free memory stays at the end of the arena, so that the
@@ -25,10 +26,31 @@ _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
 _KEPT = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, 512 << 20), (_TRIM_THRESHOLD, (2 << 30) - 1))
 
 
+# First argument of a process that runs a command; Python has `-m` while it imports the package.
+_COMMANDS = ("-m", "run_tile.py", "run_layout.py", "tpugraphs-tile", "tpugraphs-layout")
+
+
 def is_primary() -> bool:
   """Whether this process is the only one of a run or its first: it writes files and lines."""
   jax = sys.modules.get("jax")
   return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0
+
+
+def tell_interrupts() -> None:
+  """Ends a command with a line, and without a traceback, after Ctrl-C during its imports.
+
+  Later the command itself does so (`console.interrupted`). Has no effect in other processes.
+  """
+  if Path(sys.argv[0] if sys.argv else "").name not in _COMMANDS:
+    return
+
+  def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+      print("interrupted", file=sys.stderr)
+    else:
+      sys.__excepthook__(kind, error, trace)
+
+  sys.excepthook = hook
 
 
 def keep_freed() -> None:

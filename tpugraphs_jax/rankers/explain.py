@@ -10,6 +10,7 @@ import numpy as np
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.infra import keywords
 from tpugraphs_jax.infra.console import Table
 
 if TYPE_CHECKING:
@@ -151,7 +152,10 @@ def check_numbers(graph: OpGraph[TileConfigs | LayoutConfigs], *numbers: int | N
   """Refuses (ValueError) numbers of configurations that a graph does not have; None passes."""
   last = len(graph.configs) - 1
   for number in numbers:
-    if number is not None and not 0 <= number <= last:
+    if number is None:
+      continue
+    keywords.check_whole(configuration=number)
+    if not 0 <= number <= last:
       raise ValueError(f"configuration {number} of {graph.name}, expected 0 to {last}")
 
 

@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import functools
 from pathlib import Path
+import reprlib
 import types
 from typing import Any, NamedTuple
 import weakref
@@ -29,6 +30,7 @@ from tpugraphs_jax.tuning import state
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 _SCALARS = (bool, int, float, complex)
+_NO_NUMBERS = "OSUMm"  # kinds of dtypes of NumPy: objects, texts, dates
 _JIT = type(jax.jit(lambda: None))
 
 # The source line of an operation is the caller's, never one between the caller and the function.
@@ -165,6 +167,12 @@ _ARRAY, _OBJECT = object(), object()
 Evaluate = Callable[[core.ClosedJaxpr, Sequence[Any]], Sequence[Any]]
 
 
+def check_callable(function: Any) -> None:
+  """Refuses (ValueError) what is no function."""
+  if not callable(function):
+    raise ValueError(f"expected a function, found {reprlib.repr(function)}")
+
+
 class Call:
   """A function of the arrays in the arguments of a call.
 
@@ -176,12 +184,16 @@ class Call:
     args: its example arguments, arrays or `jax.ShapeDtypeStruct`, in any nesting.
     kwargs: its keyword arguments.
 
+  Raises:
+    ValueError: the function cannot be called, or an array holds no numbers.
+
   Attributes:
     arrays: the arrays in the arguments, in the order of their leaves, then of their state.
     structure: the arguments without these.
   """
 
   def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
+    check_callable(function)
     self._function: Any = function
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=state.is_object)
     self._takes_scalars, static = _scalars(function, args, kwargs)
@@ -195,6 +207,9 @@ class Call:
     self.structure = Structure(tree, tuple(others), tuple(map(type, others)), structure)
     arrays = [leaf for leaf, other in zip(leaves, others) if other is _ARRAY]
     self.arrays: tuple[Any, ...] = (*arrays, *of_state)
+    for array in self.arrays:
+      if isinstance(array, (np.ndarray, np.generic)) and array.dtype.kind in _NO_NUMBERS:
+        raise ValueError(f"an argument is an array of dtype {array.dtype}, expected numbers")
     self.__name__ = getattr(function, "__name__", type(function).__name__)
 
   def __call__(self, *arrays: Any) -> Any:
@@ -348,6 +363,7 @@ class Version:
     evaluate: Evaluate,
     compiler_options: Mapping[str, Any] = types.MappingProxyType({}),
   ):
+    check_callable(function)
     self.function, self._evaluate = function, evaluate
     self._compiler_options = compiler_options
     self._jits: dict[Structure, Any] = {}

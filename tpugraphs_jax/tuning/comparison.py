@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 import dataclasses
+import math
 
 from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.tuning import tpu
@@ -103,6 +104,12 @@ class Comparison(Tables):
         yield f"{pair.name}, {tpu.short_name(pair.after.target)}: slower; {_culprits(pair)}"
 
 
+def check_slower(slower: float) -> None:
+  """Refuses (ValueError) what is no part of a time."""
+  if not 0 <= slower < math.inf:
+    raise ValueError(f"slower is {slower}, expected a part from 0 on, such as .02")
+
+
 def compare(
   before: Sequence[Estimate], after: Sequence[Estimate], *, slower: float = 0.0
 ) -> Comparison:
@@ -114,8 +121,9 @@ def compare(
     slower: the part by which a program may be slower, .02 for 2 %.
 
   Raises:
-    ValueError: both sides have no program and target in common.
+    ValueError: both sides have no program and target in common, or no such part.
   """
+  check_slower(slower)
   by_name = {estimate.name: estimate for estimate in before}
   pairs = []
   for new in after:

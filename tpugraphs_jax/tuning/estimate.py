@@ -59,9 +59,10 @@ def estimate_call(
   call: calls.Call, targets: Sequence[str], *, timeout: float = compiler.TIMEOUT
 ) -> Estimate:
   """As `estimate`; a compilation ends after `timeout` seconds."""
-  targets = [
-    tpu.full_name(target) for target in ([targets] if isinstance(targets, str) else targets)
-  ]
+  targets = [targets] if isinstance(targets, str) else targets
+  if not isinstance(targets, (list, tuple)) or not targets:
+    raise ValueError(f"targets is {targets!r}, expected TPU generations such as {list(TARGETS)}")
+  targets = [tpu.full_name(target) for target in targets]
   single = choosing.for_one_device(call)
   devices = _devices(call)
   with (
@@ -182,7 +183,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     "--timeout", type=float, default=compiler.TIMEOUT, help="seconds for one compilation"
   )
   args = parser.parse_args(argv)
+  console.check_seconds("--timeout", args.timeout)
+  comparison.check_slower(args.slower)
   before = summary.load(args.against) if args.against else []
+  if args.against and not before:
+    raise ValueError(f"{args.against} has no programs to compare with")
   rows = before[0].rows if before else ()
   targets = args.targets or [tpu.short_name(row.target) for row in rows] or TARGETS
   jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is

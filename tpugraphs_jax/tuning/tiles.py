@@ -9,7 +9,7 @@ schedules. Without a target the functions are measured on the machine at hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 from typing import Any
@@ -159,8 +159,8 @@ def tune_tiles(
     ValueError: there are no tiles, or as `estimate`; of measured times also where the machine is
       too noisy.
   """
-  tiles = list(tiles)
-  if not tiles or not all(isinstance(tile, Mapping) for tile in tiles):
+  tiles = list(tiles) if isinstance(tiles, Iterable) else [tiles]
+  if not tiles or not all(isinstance(tile, Mapping) and _has_names(tile) for tile in tiles):
     raise ValueError(
       f"tiles is {console.one_line(tiles)[:80]}, expected a list of dictionaries of block sizes"
     )
@@ -173,6 +173,10 @@ def tune_tiles(
     times, versions = list(_estimated(tiles, kernel_calls, target)), summary.versions()
   times.sort(key=lambda time: math.inf if time.milliseconds is None else time.milliseconds)
   return Tiles(name, target or "", tuple(times), versions)
+
+
+def _has_names(tile: Mapping) -> bool:
+  return all(isinstance(name, str) for name in tile)
 
 
 def _call(
@@ -235,7 +239,7 @@ def _measured(
   }
   while left:  # again after a failure of the first one, with which others are compared
     arrays = next(iter(left.values())).arrays
-    for number, outcome in measure.measure(_functions(left), arrays):
+    for number, outcome in measure.measure(_functions(dict(left)), arrays):
       del left[number]
       if isinstance(outcome, Exception):
         times[number] = TileTime(tiles[number], why=labels.reason(outcome))

@@ -301,9 +301,7 @@ def tune(
     (3, True)
     >>> fast = jax.jit(tuned.function)
   """
-  for name, number in (("budget", budget), ("candidates", candidates), ("seed", seed)):
-    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
-      raise ValueError(f"{name} is {number!r}, expected a whole number")
+  keywords.check_whole(budget=budget, candidates=candidates, seed=seed)
   if budget < 2:
     raise ValueError(
       f"budget is {budget}, expected at least 2: the compiler's own choice and another one"
@@ -437,6 +435,8 @@ def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   is_given = model is not None
   model = model if is_given else _shipped(label.target)
   ranker = load(model) if isinstance(model, (str, os.PathLike)) else model
+  if not hasattr(ranker, "collection"):
+    raise ValueError(f"model is {ranker!r}, expected a model, or the place of one")
   if (kind := ranker.collection.kind) != "layout":
     raise ValueError(f"the model ranks {kind} configurations, expected one of layouts")
   for member in ranker.rankers if isinstance(ranker, Ensemble) else [ranker]:
