@@ -10,8 +10,9 @@ products on v5e and v6e, and tokamax' kernels on v5e, v5p, v6e and 7x. They are 
 on which they were measured, by the libtpu at hand; `WORK` keeps what it wrote, so that a command
 that was stopped goes on. `--sample` is the number of products of each TPU, and of tokamax' programs
 of each TPU and operation, drawn with `--seed`; all of JAXBench is compiled. `--choices` is the
-number of arguments for which all ways to compute an operation are compiled. `--fit` writes the
-constants of `tuning/schedule`. Only the times are measured.
+number of arguments for which all ways to compute an operation are compiled. `--keys` is the number
+of arguments, those that run shortest, for which candidates of block sizes are compiled.
+`--fit` writes the constants of `tuning/schedule`. Only the times are measured.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -45,7 +47,10 @@ ATTENTION = ("1p_", "3p_", "5p_", "7p_")
 _METHODS = {"simulated": "simulated time", "roofline": "roofline", "cycles": "estimated cycles"}
 _ENDS = (0.05, 0.95)
 # Values of the constants that the fit tries, in all combinations.
-_GRID = {"share": (0.8, 0.9), "gap": (0.0, 256.0)}
+_GRID = {"share": (0.85, 0.95), "written": (0.85, 1.0), "mixed": (0.85, 1.0)}
+# Clocks in Hz at which the fit begins; a factor of all times corrects them.
+_CLOCKS = {"tpu:v5e": 1.5e9, "tpu:v5p": 1.75e9, "tpu:v6e": 1.75e9, "tpu:7x": 1.75e9}
+_FIRST = 5  # block sizes that a user would measure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +140,9 @@ def summary(rows: Sequence[Row], method: str, factor: float | None = 1.0) -> dic
   }
 
 
-def points(chip: Chip) -> list[Chip]:
+def points(target: str) -> list[Chip]:
   """The chips that the fit tries: all combinations of the grid."""
+  chip = dataclasses.replace(chips()[target], clock=_CLOCKS[target])
   names, values = list(_GRID), itertools.product(*_GRID.values())
   return [dataclasses.replace(chip, **dict(zip(names, each))) for each in values]
 
@@ -170,13 +176,15 @@ def fit(ratios: np.ndarray, groups: Sequence[str]) -> Fit:
     groups: of the programs.
   """
   members = [np.array(groups) == group for group in sorted(set(groups))]
+  weights = np.zeros(ratios.shape[1])
+  for member in members:
+    weights[member] = 1 / (len(members) * member.sum())
   best = Fit(0, 1.0, math.inf)
   for point, row in enumerate(ratios):
-    factor = 1 / float(np.median([np.median(row[each]) for each in members]))
-    wrong = np.abs(factor * row - 1)
-    error = float(np.mean([wrong[each].mean() for each in members]))
-    if error < best.error:
-      best = Fit(point, factor, error)
+    for factor in 1 / row:  # one of them has the smallest sum of weighted absolute errors
+      error = float(weights @ np.abs(factor * row - 1))
+      if error < best.error:
+        best = Fit(point, float(factor), error)
   return best
 
 
@@ -208,16 +216,45 @@ def left_out(ratios: np.ndarray, groups: Sequence[str]) -> np.ndarray:
   return result
 
 
+def interval(ratios: np.ndarray) -> tuple[float, float]:
+  """The range of measured / simulated time of nine of ten programs, also of one more program.
+
+  Args:
+    ratios: simulated / measured time of programs that a fit left out.
+  """
+  low, high = np.quantile(1 / ratios, _ENDS, method="weibull")
+  return round(float(low), 3), round(float(high), 3)
+
+
+def inside(ratios: np.ndarray, groups: Sequence[str], names: Sequence[str]) -> dict[str, list[int]]:
+  """How many programs of each group lie in the interval of the other half, and their number.
+
+  Args:
+    ratios: simulated / measured time of programs that a fit left out.
+    groups: of the programs.
+    names: of the programs; a checksum of the name tells the half.
+  """
+  half = np.array([hashlib.sha256(name.encode()).digest()[0] % 2 for name in names], bool)
+  if len(set(groups)) < 2 or half.all() or not half.any():
+    return {}
+  is_inside = np.zeros(len(names), bool)
+  for members in (half, ~half):
+    low, high = interval(ratios[~members])
+    is_inside[members] = (low <= 1 / ratios[members]) & (1 / ratios[members] <= high)
+  return {
+    name: [int(is_inside[np.array(groups) == name].sum()), groups.count(name)]
+    for name in sorted(set(groups))
+  }
+
+
 def calibrate(rows: Sequence[Row]) -> tuple[Chip, dict[str, Any]]:
   """The constants of a generation, and what the record says of them."""
-  target = rows[0].program.target
-  tried, groups = points(chips()[target]), [group(row) for row in rows]
+  tried, groups = points(rows[0].program.target), [group(row) for row in rows]
   ratios = trial(rows, tried)
   found, without = fit(ratios, groups), left_out(ratios, groups)
   count = collections.Counter(groups)
   source = "fitted to " + ", ".join(f"{number} of {name}" for name, number in sorted(count.items()))
-  known = 1 / without[~np.isnan(without)]
-  ends = [round(float(end), 3) for end in np.quantile(known, _ENDS)] if len(known) else [None, None]
+  ends = interval(without) if len(count) > 1 else (None, None)
   described = {
     "programs": dict(count),
     "error": round(found.error, 4),
@@ -226,9 +263,47 @@ def calibrate(rows: Sequence[Row]) -> tuple[Chip, dict[str, Any]]:
       for name in sorted(count)
       if not np.isnan(without[np.array(groups) == name]).any()
     },
+    "inside": inside(without, groups, [row.program.name for row in rows]),
   }
   chip = dataclasses.replace(found.chip(tried, source), low=ends[0], high=ends[1])
   return chip, {**described, **dataclasses.asdict(chip)}
+
+
+def is_measured(row: Row) -> bool:
+  """Whether the program has a measured time; candidates of block sizes have none."""
+  return not math.isnan(row.program.milliseconds)
+
+
+def block_sizes(rows: Sequence[Row], refused: Sequence[str]) -> list[dict[str, Any]]:
+  """Where the block sizes that were measured as the best stand among candidates, by kernel.
+
+  The place counts the best itself and every candidate whose simulated time is not larger.
+
+  Args:
+    rows: measured kernels and their candidates, which have no measured time.
+    refused: names of programs that were not compiled.
+  """
+  found = []
+  for best in filter(is_measured, rows):
+    others = [
+      row for row in rows if row.program.base == best.program.name and row.simulated is not None
+    ]
+    if not others or best.simulated is None:
+      continue
+    times = [row.simulated for row in others if row.simulated]
+    found.append(
+      {
+        "target": best.program.target,
+        "operation": best.program.group,
+        "measured": best.program.milliseconds,
+        "candidates": 1 + len(times),
+        "refused": sum(name.startswith(f"{best.program.name}/") for name in refused),
+        "place": 1 + sum(time <= best.simulated for time in times),
+        "by_first": round(best.simulated / min([best.simulated, *times]), 4),
+        "spread": round(max(times) / min(times), 3),
+      }
+    )
+  return found
 
 
 def usable(rows: Sequence[Row]) -> list[Row]:
@@ -237,6 +312,7 @@ def usable(rows: Sequence[Row]) -> list[Row]:
     row
     for row in rows
     if row.simulated
+    and is_measured(row)
     and not row.is_other_compiler
     and not (row.program.source == TOKAMAX and measured_sources.is_plain(row.program.group))
   ]
@@ -244,6 +320,8 @@ def usable(rows: Sequence[Row]) -> list[Row]:
 
 def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
   """What the pages tell: JAXBench program by program, the others as errors of groups."""
+  found = block_sizes(rows, list(refused))
+  rows = [row for row in rows if is_measured(row)]
   products = [row for row in rows if row.program.source == PRODUCTS]
   kernels = [
     row
@@ -272,6 +350,7 @@ def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
       for target in sorted({row.program.target for row in products})
     },
     "decisions": decisions(rows),
+    "block_sizes": found,
     "tokamax": {
       f"{target} {operation}": _methods(
         [row for row in kernels if (row.program.target, row.program.group) == (target, operation)]
@@ -341,6 +420,27 @@ def decisions_table(found: Mapping[str, Any]) -> str:
   return pages.table([*head, "measured regret: mean, largest", "slowest / fastest - 1"], lines)
 
 
+def block_sizes_table(found: Mapping[str, Any]) -> str:
+  """The place of the measured block sizes among candidates, kernel by kernel."""
+  lines = [
+    [
+      row["target"].removeprefix("tpu:"),
+      row["operation"].replace("_", " "),
+      f"{row['measured']:.3f}",
+      str(row["candidates"]),
+      str(row["refused"]),
+      str(row["place"]),
+      f"{row['by_first'] - 1:.1%}",
+      f"{row['spread']:.2f}",
+    ]
+    for row in found["block_sizes"]
+  ]
+  first = sum(row["place"] <= _FIRST for row in found["block_sizes"])
+  head = ["TPU", "kernel", "measured, ms", "candidates with a time", "without"]
+  head += [f"place ({first} of {len(lines)} among the first {_FIRST})"]
+  return pages.table([*head, "simulated time above the first", "slowest / fastest"], lines)
+
+
 def _methods(rows: Sequence[Row]) -> dict[str, Any]:
   """The summary of each method: simulated time as it is, the others with the factor that fits."""
   return {
@@ -402,21 +502,24 @@ def constants_table(found: Mapping[str, Any]) -> str:
       target.removeprefix("tpu:"),
       f"{row['clock'] / 1e9:.3f}",
       f"{row['share']:.0%}",
-      f"{row['gap']:.0f}",
+      f"{row['written']:.0%}",
+      f"{row['mixed']:.0%}",
       f"{row['latency']:.0f}",
       f"{row['start']:.0f}",
       f"{row['error']:.1%}",
       ", ".join(f"{name} {error:.1%}" for name, error in row["left_out"].items()),
       " to ".join(f"{row[end]:.2f}" for end in ("low", "high") if row[end]),
+      ", ".join(f"{name} {inside} of {all_}" for name, (inside, all_) in row["inside"].items()),
     ]
     for target, row in found["constants"].items()
   ]
-  head = ["TPU", "clock, GHz", "share of HBM", "gap, bytes", "latency, cycles", "start, cycles"]
-  head += ["mean error of the fit", "of sources left out", "measured / simulated, 9 of 10"]
+  head = ["TPU", "clock, GHz", "share of HBM", "written", "mixed", "latency, cycles"]
+  head += ["start, cycles", "mean error of the fit", "of sources left out"]
+  head += ["measured / simulated, 9 of 10", "inside"]
   return pages.table(head, lines)
 
 
-TABLES = (summary_table, jaxbench_table, decisions_table, constants_table)
+TABLES = (summary_table, jaxbench_table, decisions_table, block_sizes_table, constants_table)
 
 
 def write_constants(found: Mapping[str, Any], path: Path) -> None:
@@ -434,6 +537,7 @@ def main() -> None:
   parser.add_argument("--work", required=True, type=Path, help="folder of compiled programs")
   parser.add_argument("--sample", type=int, default=12, help="programs of each TPU and operation")
   parser.add_argument("--choices", type=int, default=0, help="choices of each TPU and operation")
+  parser.add_argument("--keys", type=int, default=0, help="of each TPU and kernel, of block sizes")
   parser.add_argument("--seed", type=int, default=0, help="of the sample")
   parser.add_argument("--timeout", type=int, default=900, help="seconds to compile a program")
   parser.add_argument("--only", default="", help="programs whose name contains this text")
@@ -444,6 +548,7 @@ def main() -> None:
   measured = measured_sources.read(args.data)
   programs = measured_sources.sample(measured, args.sample, args.seed)
   programs += measured_sources.sample_choices(measured, args.choices, args.seed)
+  programs += measured_sources.sample_block_sizes(measured, args.keys, args.seed)
   programs = list({each.name: each for each in programs}.values())
   programs = [each for each in programs if args.only in f"{each.name} {each.target}"]
   if not programs:

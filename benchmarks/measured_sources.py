@@ -20,6 +20,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 from pathlib import Path
 import pkgutil
 import re
@@ -43,6 +44,8 @@ _TYPES = {"bf16": (jnp.bfloat16, jnp.float32), "int8": (jnp.int8, jnp.int32)}
 _PALLAS, _CHUNKED = "pallas_", "chunked"
 # Operations that tokamax computes in several ways, between which people choose.
 _CHOICES = ("attention", "cross_entropy", "ragged_dot")
+_TUNED = ("pallas_mosaic_tpu_flash_attention", "pallas_mosaic_tpu_ragged_dot")
+_CANDIDATES = 24  # drawn block sizes of a kernel; of some, the compiler refuses the vector memory
 _NO_CHOICE = ("return_residuals", "normalize_output")  # arguments that may differ between the ways
 _KINDS = {
   "tpu:v5e": "TPU v5 lite",
@@ -61,7 +64,7 @@ class Program:
     group: what is compared with it: a workload, a type, an operation.
     name: of its file.
     target: the TPU on which it was measured.
-    milliseconds: median of its measured times.
+    milliseconds: median of its measured times; NaN of a candidate, which was not measured.
     key: arguments of an operation, as JSON, or the workload.
     variant: `baseline`, `optimized`, or a configuration as JSON.
     compile: compiles it.
@@ -75,6 +78,7 @@ class Program:
   key: str
   variant: str
   compile: Callable[[], compiled.Compiled] = dataclasses.field(repr=False, compare=False)
+  base: str = ""  # of a candidate: the name of the program with the measured configuration
 
 
 def read(folder: Path) -> list[Program]:
@@ -135,6 +139,54 @@ def sample_choices(programs: Sequence[Program], count: int, seed: int) -> list[P
       taken[group[0].target, kind] = taken.get((group[0].target, kind), 0) + 1
       kept += group
   return kept
+
+
+def sample_block_sizes(programs: Sequence[Program], keys: int, seed: int) -> list[Program]:
+  """Measured Pallas kernels and candidates of their block sizes.
+
+  Args:
+    programs: all measured ones.
+    keys: how many kernels of each TPU and operation: the fastest ones, whose
+      candidates compile quickly.
+    seed: of the drawn candidates.
+  """
+  kept: list[Program] = []
+  groups: dict[tuple[str, str], dict[str, Program]] = {}
+  for program in programs if keys else ():
+    if program.group in _TUNED and program.variant != "{}":
+      best = groups.setdefault((program.target, program.group), {})
+      if program.key not in best or program.milliseconds < best[program.key].milliseconds:
+        best[program.key] = program
+  for _, members in sorted(groups.items()):
+    for program in sorted(members.values(), key=lambda each: each.milliseconds)[:keys]:
+      kept += [program, *candidates(program, seed)]
+  return kept
+
+
+def candidates(program: Program, seed: int) -> list[Program]:
+  """Configurations that tokamax' autotuner tries beside that of a program, drawn with a seed."""
+  import pydantic
+
+  _as_device(program.target)
+  kernel = _kernels()[program.group]()
+  values = tokamax_ops.arguments(program.group, kernel._fwd_signature, program.key)
+  texts = pydantic.TypeAdapter(kernel.config_cls)
+  tried = kernel._get_autotuning_configs(kernel.bind(**values))
+  variants = sorted({texts.dump_json(each).decode() for each in tried} - {program.variant})
+  order = np.random.default_rng(seed).permutation(len(variants))[:_CANDIDATES]
+  return [
+    dataclasses.replace(
+      program,
+      name=f"{program.name}/{hashlib.sha256(variants[place].encode()).hexdigest()[:12]}",
+      milliseconds=math.nan,
+      variant=variants[place],
+      compile=functools.partial(
+        compile_kernel, program.group, program.key, variants[place], program.target
+      ),
+      base=program.name,
+    )
+    for place in order
+  ]
 
 
 def _jaxbench(folder: Path) -> Iterator[Program]:

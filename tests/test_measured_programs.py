@@ -1,5 +1,6 @@
 """Figures of `benchmarks/measured_programs.py`, without libtpu and without tokamax."""
 
+import dataclasses
 import json
 
 import measured_programs
@@ -102,3 +103,56 @@ def test_the_regret_is_that_of_the_measured_time_of_the_choice():
   (found,) = measured_programs.decisions(ways)
   assert (found["ways"], found["timed"], found["regret"], found["spread"]) == (3, 2, 2.0, 2.0)
   assert found["choice"] == "block sizes, pallas x"
+
+
+def test_an_interval_covers_nine_of_ten_further_programs():
+  rng = np.random.default_rng(0)
+  inside = []
+  for _ in range(400):
+    *seen, further = np.exp(rng.normal(size=20) / 10)
+    low, high = measured_programs.interval(np.array(seen))
+    inside.append(low <= 1 / further <= high)
+  assert 0.87 < np.mean(inside) < 0.96
+
+
+def test_programs_are_counted_in_the_interval_of_the_other_half():
+  names = [f"program {number}" for number in range(40)]
+  same = np.ones(40)
+  assert measured_programs.inside(same, ["a", "b"] * 20, names) == {"a": [20, 20], "b": [20, 20]}
+  apart = np.where(np.arange(40) % 2, 3.0, 1.0) + np.arange(40) / 1000
+  found = measured_programs.inside(apart, ["a"] * 39 + ["b"], names)
+  assert (
+    found["a"][1] == 39 and found["a"][0] + found["b"][0] < 40
+  )  # the ends of a half lie outside
+  assert measured_programs.inside(same, ["a"] * 40, names) == {}
+
+
+def test_the_place_of_block_sizes_counts_candidates_that_are_not_slower():
+  best = _row("best", 2.0, 5.0)
+  others = [
+    dataclasses.replace(row, program=dataclasses.replace(row.program, base="best"))
+    for row in (
+      _row("best/1", np.nan, 4.0),
+      _row("best/2", np.nan, 5.0),
+      _row("best/3", np.nan, 6.0),
+      _row("best/4", np.nan, None),
+    )
+  ]
+  (found,) = measured_programs.block_sizes([best, *others], ["best/5", "other/1"])
+  assert (found["candidates"], found["refused"], found["place"]) == (4, 1, 3)
+  assert (found["by_first"], found["spread"]) == (1.25, 1.5)
+  assert measured_programs.usable([best, *others]) == [best]
+
+
+def test_candidates_are_those_of_the_best_configuration_of_the_shortest_kernels(monkeypatch):
+  def kernel(name, ms, rows):
+    return _program(
+      name, ms, group="pallas_mosaic_tpu_flash_attention", key=f'{{"q":"bf16[{rows},128]"}}'
+    )
+
+  programs = [kernel("slow", 3.0, 8), kernel("fast", 2.0, 8), kernel("long", 9.0, 64)]
+  monkeypatch.setattr(measured_sources, "candidates", lambda program, seed: [program.name])
+  kept = measured_sources.sample_block_sizes(programs, 1, seed=0)
+  assert kept == [programs[1], "fast"]
+  assert len(measured_sources.sample_block_sizes(programs, 2, seed=0)) == 4
+  assert measured_sources.sample_block_sizes(programs, 0, seed=0) == []

@@ -390,6 +390,7 @@ TABLES: dict[str, Callable[[], str]] = {
       ("summary", measured_programs.summary_table),
       ("jaxbench", measured_programs.jaxbench_table),
       ("decisions", measured_programs.decisions_table),
+      ("block sizes", measured_programs.block_sizes_table),
       ("constants", measured_programs.constants_table),
     )
   },

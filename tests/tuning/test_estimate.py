@@ -447,9 +447,17 @@ def test_estimates_of_a_real_target_have_time_memory_and_lines():
   assert sum(kernel.cycles or 0 for kernel in row.kernels) == row.cycles > 0
   assert sum(kernel.milliseconds for kernel in row.kernels) <= row.milliseconds
   assert row.kernels[0].where.startswith("test_estimate.py:")
-  (row,) = estimate.estimate(
-    lambda x: jnp.linalg.cholesky(x @ x.T),
-    jax.ShapeDtypeStruct((256, 256), jnp.float32),
-    targets="v6e",
-  ).rows
-  assert row.milliseconds > 0
+
+
+@recorded.needs_libtpu
+def test_a_cholesky_solve_and_a_scan_have_a_time():
+  def solve(kernel, x):
+    factor = jax.scipy.linalg.cho_factor(kernel @ kernel.T)
+    step = lambda x, _: (jnp.tanh(kernel @ x), None)
+    return jax.lax.scan(step, jax.scipy.linalg.cho_solve(factor, x), None, length=6)[0]
+
+  shape = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+  (row,) = estimate.estimate(solve, shape, shape, targets="v5e").rows
+  assert row.basis == "schedule" and not row.why
+  assert 0 < row.interval[0] < row.milliseconds < row.interval[1]
+  assert any(kernel.calls == 6 for kernel in row.kernels)

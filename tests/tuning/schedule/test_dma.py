@@ -69,10 +69,29 @@ def test_a_copy_within_the_hbm_moves_its_bytes_twice():
   assert (found.hbm_bytes, found.stall) == (6400, 200 + CHIP.latency - 1)
 
 
-def test_pieces_of_a_strided_dma_lose_time_between_them():
-  gap = CHIP.__class__(**vars(CHIP) | {"gap": 64.0})
-  strided = _dma(100, 1) + ", /*src_stride=*/40, /*dst_stride=*/20, /*steps_per_stride=*/2"
-  assert cost(strided, _wait(100, 1), chip=gap).stall == 100 + 5 * 2 + CHIP.latency - 1
+@pytest.mark.parametrize(
+  "first, second, lasts",
+  [
+    ("hbm_to_vmem", "hbm_to_vmem", 100 + 100),
+    ("vmem_to_hbm", "vmem_to_hbm", 200 + 200),
+    ("hbm_to_vmem", "vmem_to_hbm", 100 + 400),
+    ("vmem_to_hbm", "hbm_to_vmem", 200 + 200),
+    ("hbm_to_vmem", "general", 100 + 100),
+    ("hbm_to_vmem", "general, written", 100 + 400),
+  ],
+)
+def test_dmas_to_the_hbm_and_beside_others_of_the_other_direction_are_slower(first, second, lasts):
+  slow = CHIP.__class__(**vars(CHIP) | {"written": 0.5, "mixed": 0.5})
+  code, _, is_written = second.partition(", ")
+  overrides = f", /*overrides=*/{0 if is_written else 1 << 27}" if code == "general" else ""
+  lines = _dma(100, 1, first), _dma(100, 2, code) + overrides, _wait(100, 2)
+  assert cost(*lines, chip=slow).stall == lasts + CHIP.latency - 2
+
+
+def test_a_dma_after_one_of_the_other_direction_is_not_slower():
+  slow = CHIP.__class__(**vars(CHIP) | {"mixed": 0.5})
+  lines = _dma(10, 1), _wait(10, 1), _dma(100, 2, "vmem_to_hbm"), _wait(100, 2)
+  assert cost(*lines, chip=slow).stall == 10 + CHIP.latency - 1 + 100 + CHIP.latency - 1
 
 
 def test_a_clipped_window_is_paid_by_the_core():

@@ -33,7 +33,8 @@ def test_every_generation_has_constants_that_are_possible(target):
   chip = chips.chips()[target]
   assert 0.5e9 < chip.clock < 3e9
   assert 0.5 < chip.share <= 1
-  assert chip.latency >= 0 and chip.start >= 0 and chip.gap >= 0 and chip.vmem > 0
+  assert chip.latency >= 0 and chip.start >= 0 and chip.vmem > 0
+  assert 0 < chip.written <= 1 and 0 < chip.mixed <= 1
   assert chip.slots in (1, 4, 6) and chip.source
 
 

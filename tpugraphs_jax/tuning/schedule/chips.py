@@ -18,7 +18,8 @@ class Chip:
     clock: bundles a second.
     bandwidth: peak of the HBM of one core, bytes a second.
     share: of the peak that DMAs reach.
-    gap: bytes that the HBM could have moved in the time between two contiguous pieces of a DMA.
+    written: part of that which DMAs to the HBM reach.
+    mixed: part of that which a DMA reaches while one in the other direction is on its way.
     latency: cycles between the last byte of a DMA and its arrival.
     start: cycles that the core needs to start a DMA.
     vmem: bytes a cycle of DMAs that stay on the chip.
@@ -34,7 +35,8 @@ class Chip:
   clock: float
   bandwidth: float
   share: float
-  gap: float
+  written: float
+  mixed: float
   latency: float
   start: float
   vmem: float
@@ -48,8 +50,13 @@ class Chip:
 
   @property
   def bytes_per_cycle(self) -> float:
-    """Bytes a cycle that DMAs move between HBM and the core."""
+    """Bytes a cycle that DMAs move from the HBM."""
     return self.share * self.bandwidth / self.clock
+
+  def rate(self, *, is_written: bool, is_mixed: bool) -> float:
+    """Bytes a cycle of a DMA from or to the HBM."""
+    written, mixed = self.written if is_written else 1.0, self.mixed if is_mixed else 1.0
+    return self.bytes_per_cycle * written * mixed
 
 
 @functools.cache

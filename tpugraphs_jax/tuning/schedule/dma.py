@@ -60,13 +60,12 @@ class Dmas:
   def __init__(self, chip: Chip, busy: float = 0.0):
     self._chip = chip
     self._free = busy
+    self._ends = [0.0, 0.0]  # when the last DMA from and the last one to the HBM is through
     self.hbm_bytes = self.chip_bytes = self.count = 0
     self.last = 0.0
     self.flags: dict[int, Flag] = {}
 
-  def start(
-    self, spaces: tuple[str, str], now: float, size: Any, flag: Any, piece: Any = None
-  ) -> int:
+  def start(self, spaces: tuple[str, str], now: float, size: Any, flag: Any) -> int:
     """Starts a DMA; returns its bytes.
 
     Args:
@@ -74,7 +73,6 @@ class Dmas:
       now: cycle.
       size: granules.
       flag: address of its flag.
-      piece: granules that are contiguous in the HBM; unknown or None: all.
     """
     size, flag = known(size, "the size of a DMA"), known(flag, "the flag of a DMA")
     chip, moved = self._chip, size * self._chip.granule
@@ -82,9 +80,10 @@ class Dmas:
     times = spaces.count("hbm")
     if times:
       self.hbm_bytes += times * moved
-      pieces = size / piece if isinstance(piece, int) and 0 < piece < size else 1
-      lost = times * (moved + pieces * chip.gap)
-      self._free = max(now, self._free) + lost / chip.bytes_per_cycle
+      direction = spaces.index("hbm")
+      is_mixed = times == 2 or self._ends[1 - direction] > now
+      rate = chip.rate(is_written=direction == 1, is_mixed=is_mixed)
+      self._free = self._ends[direction] = max(now, self._free) + times * moved / rate
       arrival = self._free + chip.latency
     else:
       self.chip_bytes += moved

@@ -20,13 +20,12 @@ _POINTERS = 0x30000000  # addresses of arrays that nothing else has given an add
 _POINTER_BITS = 18
 # In the flag of a DMA that one core of a v5p starts for both: it raises the flag of each of them.
 _BOTH_CORES = 0x6000 << 16
+_IS_READ = 1 << 27  # in the overrides of a general DMA: it comes from the HBM
 WORD = 4  # bytes
 _COMPUTED = scalar.Unknown("it depends on a word that was computed or read from an array")
 # Words of a DMA's descriptor in scalar memory (v2 and v3) and the bits that are read of them.
 _DESTINATION, _SOURCE, _SIZE, _FLAG = 1, 4, 6, 7
-_INNER_STRIDES = (3, 4)  # words of the strides of a general DMA, after those of its outer loop
 _SIZE_MASK, _FLAG_BITS, _HBM_BIT = 0xFFFFF, 0x1C00, 0x200
-_PIECES, _PIECE_MASK = (2, 5), 0xFFFF
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,23 +76,17 @@ class KernelCore:
       self._start_descriptor(now, arguments.get("descriptor"))
       return self._chip.start
     source, _, destination = code.removeprefix("dma.").partition("_to_")
-    spaces = ("hbm", "vmem") if code == "dma.general" else (source, destination)
+    spaces = source, destination
+    if code == "dma.general":
+      is_read = arguments.get("overrides", _IS_READ)
+      is_written = isinstance(is_read, int) and not is_read & _IS_READ
+      spaces = ("vmem", "hbm") if is_written else ("hbm", "vmem")
     size, flag = arguments.get("size_in_granules"), arguments.get("dst_syncflagno")
     flag = flag & ~_BOTH_CORES if isinstance(flag, int) else flag
-    moved = self.dmas.start(spaces, now, size, flag, self._piece(arguments))
+    moved = self.dmas.start(spaces, now, size, flag)
     if destination == "smem":
       self._fill(arguments.get(source), arguments.get("smem"), moved)
     return self._chip.start
-
-  def _piece(self, arguments: Mapping[str, Any]) -> Any:
-    """Granules of a DMA between two jumps: the smaller stride is that of the packed side."""
-    descriptor = arguments.get("stridedescaddr")
-    if isinstance(descriptor, int):
-      strides = [self.memory[descriptor + place] for place in _INNER_STRIDES]
-    else:
-      strides = [arguments[name] for name in ("src_stride", "dst_stride") if name in arguments]
-    known_strides = [stride for stride in strides if isinstance(stride, int)]
-    return min(known_strides, default=None)
 
   def _start_descriptor(self, now: float, descriptor: Any) -> None:
     """Starts the DMA that scalar memory describes."""
@@ -102,8 +95,7 @@ class KernelCore:
     space = lambda place: "hbm" if word(place) & _HBM_BIT else "vmem"
     spaces = space(_SOURCE), space(_DESTINATION)
     size, flag = word(_SIZE) & _SIZE_MASK, word(_FLAG) & ~_FLAG_BITS
-    piece = min(word(place) & _PIECE_MASK for place in _PIECES)
-    self.dmas.start(spaces, now, size, flag, piece)
+    self.dmas.start(spaces, now, size, flag)
 
   def _fill(self, source: Any, destination: Any, size: int) -> None:
     """Copies words into scalar memory; words that are not known are removed from it."""

@@ -222,7 +222,7 @@ class _Run:
     if not self.rows:
       raise Unreadable("its schedule calls no kernel")
     for name, moved in self._program.instructions.sparse.items():
-      time = moved / chip.bytes_per_cycle
+      time = moved / chip.rate(is_written=False, is_mixed=True)
       cycles += time
       self.rows[name] = KernelTime(name, 1, time, time, moved, bound=kernel.MEMORY)
     return cycles

@@ -244,7 +244,7 @@ class Block:
 
 # Slots of the register file that are no registers.
 _NOTHING, _MEMORY, _TAKEN, _NOWHERE = range(4)
-_DMA_WORDS = ("size_in_granules", "src_stride", "dst_stride", "stridedescaddr", "dst_syncflagno")
+_DMA_WORDS = ("size_in_granules", "dst_syncflagno", "overrides")
 _EFFECTS = ("sbr", "dma", "vwait", "vsync", "inlined_call")
 
 
@@ -643,7 +643,7 @@ def _needed(bundles: list[Bundle]) -> tuple[set[int], bool]:
         stores.append(operation)
       elif operation.code.startswith("dma") and operation.code != "dma.done.wait":
         waiting += _values(operation, _wanted(operation.code))
-        descriptors |= operation.code == "dma" or "stridedescaddr" in operation.named
+        descriptors |= operation.code == "dma"
       elif operation.code.startswith(_EFFECTS) and operation.result is None:
         waiting += operation.reads()
   needed: set[int] = set()
