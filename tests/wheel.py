@@ -5,8 +5,8 @@
 Builds a wheel, which must hold every file of the package, and installs it as the notebooks do on
 Colab, in an empty environment, with exactly the floors of `install_requires`. Far from the
 repository run a notebook, which trains and ranks tiles, the command of tiles on its model, and the
-command of layouts, which trains. Then tests of options, losses and features run, and of a model
-that ships. `tests/docs` runs all notebooks with the newest packages.
+command of layouts, which trains. Then tests of options, losses, features and tuned steps run, and
+of a model that ships. `tests/docs` runs all notebooks with the newest packages.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _TESTS = (
   "tests/test_optimizer.py",
   "tests/train/test_step.py",
   "tests/rankers/test_ranker.py::test_shipped_models_give_their_recorded_scores",
+  "tests/tuning/test_layouts.py",
+  "tests/tuning/test_training_loop.py",
 )
 # Programs on tiny data compile for longer than they run.
 _ENVIRONMENT = {
