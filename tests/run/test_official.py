@@ -187,7 +187,7 @@ def test_one_direction_is_asked_for(flags, capsys):
 @pytest.mark.parametrize(
   "damage, complaint",
   [
-    (lambda weights: weights[:-1], r"\d+ weights given, SAGE has \d+"),
+    (lambda weights: weights[:-1], r"\d+ weights given, TileSAGE has \d+"),
     (lambda weights: [weights[0], weights[1].T, *weights[2:]], "give the config .widths"),
   ],
 )
