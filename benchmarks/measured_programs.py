@@ -47,7 +47,7 @@ ATTENTION = ("1p_", "3p_", "5p_", "7p_")
 _METHODS = {"simulated": "simulated time", "roofline": "roofline", "cycles": "estimated cycles"}
 _ENDS = (0.05, 0.95)
 # Values of the constants that the fit tries, in all combinations.
-_GRID = {"share": (0.85, 0.95), "written": (0.85, 1.0), "mixed": (0.85, 1.0)}
+_GRID = {"share": (0.9,), "written": (0.85, 1.0), "mixed": (0.85, 1.0)}
 # Clocks in Hz at which the fit begins; a factor of all times corrects them.
 _CLOCKS = {"tpu:v5e": 1.5e9, "tpu:v5p": 1.75e9, "tpu:v6e": 1.75e9, "tpu:7x": 1.75e9}
 _FIRST = 5  # block sizes that a user would measure
@@ -176,15 +176,13 @@ def fit(ratios: np.ndarray, groups: Sequence[str]) -> Fit:
     groups: of the programs.
   """
   members = [np.array(groups) == group for group in sorted(set(groups))]
-  weights = np.zeros(ratios.shape[1])
-  for member in members:
-    weights[member] = 1 / (len(members) * member.sum())
   best = Fit(0, 1.0, math.inf)
   for point, row in enumerate(ratios):
-    for factor in 1 / row:  # one of them has the smallest sum of weighted absolute errors
-      error = float(weights @ np.abs(factor * row - 1))
-      if error < best.error:
-        best = Fit(point, float(factor), error)
+    factor = 1 / float(np.median([np.median(row[each]) for each in members]))
+    wrong = np.abs(factor * row - 1)
+    error = float(np.mean([wrong[each].mean() for each in members]))
+    if error < best.error:
+      best = Fit(point, factor, error)
   return best
 
 
@@ -307,14 +305,14 @@ def block_sizes(rows: Sequence[Row], refused: Sequence[str]) -> list[dict[str, A
 
 
 def usable(rows: Sequence[Row]) -> list[Row]:
-  """Rows with a time whose kernels are those that were measured."""
+  """Rows with a time whose kernels are those that were measured: of tokamax those of Pallas."""
   return [
     row
     for row in rows
     if row.simulated
     and is_measured(row)
     and not row.is_other_compiler
-    and not (row.program.source == TOKAMAX and measured_sources.is_plain(row.program.group))
+    and not (row.program.source == TOKAMAX and not measured_sources.is_pallas(row.program.group))
   ]
 
 
@@ -364,7 +362,8 @@ def decisions(rows: Sequence[Row]) -> list[dict[str, Any]]:
   """What simulated time would choose among ways to compute the same, and what that costs.
 
   The regret is the measured time of the choice by that of the fastest way, minus 1. Ways without a
-  simulated time cannot be chosen; the regret counts them.
+  simulated time cannot be chosen; the regret counts them. `apart` is the mean error of simulated
+  times by that of the fastest way with a time.
   """
   by_name = {row.program.name: row for row in rows}
   found = []
@@ -375,6 +374,12 @@ def decisions(rows: Sequence[Row]) -> list[dict[str, Any]]:
       continue
     chosen = min(timed, key=lambda way: way.simulated or math.inf)
     fastest = min(way.program.milliseconds for way in ways)
+    best = min(timed, key=lambda way: way.program.milliseconds)
+    apart = [
+      (way.simulated / best.simulated) / (way.program.milliseconds / best.program.milliseconds) - 1
+      for way in timed
+      if way is not best
+    ]
     kinds = {_way(way) for way in ways}
     found.append(
       {
@@ -384,6 +389,7 @@ def decisions(rows: Sequence[Row]) -> list[dict[str, Any]]:
         "timed": len(timed),
         "spread": round(max(way.program.milliseconds for way in ways) / fastest - 1, 4),
         "regret": round(chosen.program.milliseconds / fastest - 1, 4),
+        "apart": round(float(np.abs(apart).mean()), 4) if apart else None,
       }
     )
   return found
@@ -405,6 +411,7 @@ def decisions_table(found: Mapping[str, Any]) -> str:
   lines = []
   for (target, choice), rows in sorted(kinds.items()):
     regrets, spreads = ([each[name] for each in rows] for name in ("regret", "spread"))
+    apart = [each["apart"] for each in rows if each["apart"] is not None]
     lines.append(
       [
         target.removeprefix("tpu:"),
@@ -414,10 +421,12 @@ def decisions_table(found: Mapping[str, Any]) -> str:
         f"{sum(regret == 0 for regret in regrets)} of {len(rows)}",
         f"{np.mean(regrets):.1%}, {max(regrets):.1%}",
         f"{np.mean(spreads):.1%}",
+        f"{np.mean(apart):.1%}" if apart else "",
       ]
     )
   head = ["TPU", "choice", "arguments", "ways with a time", "fastest chosen"]
-  return pages.table([*head, "measured regret: mean, largest", "slowest / fastest - 1"], lines)
+  head += ["measured regret: mean, largest", "slowest / fastest - 1"]
+  return pages.table([*head, "error of times by that of the fastest"], lines)
 
 
 def block_sizes_table(found: Mapping[str, Any]) -> str:

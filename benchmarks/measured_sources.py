@@ -109,6 +109,11 @@ def is_plain(operation: str) -> bool:
   return not operation.startswith(_PALLAS) and _CHUNKED not in operation
 
 
+def is_pallas(operation: str) -> bool:
+  """Whether an operation of tokamax is a Pallas kernel, which every compiler takes as it is."""
+  return operation.startswith(_PALLAS)
+
+
 def choices(programs: Sequence[Program]) -> list[list[Program]]:
   """Programs that compute the same in different ways on the same TPU, more than one each.
 

@@ -103,6 +103,7 @@ def test_the_regret_is_that_of_the_measured_time_of_the_choice():
   (found,) = measured_programs.decisions(ways)
   assert (found["ways"], found["timed"], found["regret"], found["spread"]) == (3, 2, 2.0, 2.0)
   assert found["choice"] == "block sizes, pallas x"
+  assert found["apart"] == pytest.approx(abs((4 / 5) / (3 / 2) - 1), abs=1e-4)
 
 
 def test_an_interval_covers_nine_of_ten_further_programs():
