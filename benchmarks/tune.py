@@ -178,17 +178,17 @@ def drawn(graph: OpGraph, seed: int) -> np.ndarray:
 
 
 def labelled(pool: strategies.Pool, way: strategies.Search, value: np.ndarray) -> np.ndarray:
-  """The labels that a search sees, in its order, at most as many as are judged.
+  """The numbers of the choices that a search labels, in its order, at most as many as are judged.
 
   Args:
     pool: closed.
     way: of search.
     value: `[C]` labels of the choices.
   """
-  known = dict(zip(pool.choices, value))
-  seen = [known[next(way)]]
+  number_of = {choice: number for number, choice in enumerate(pool.choices)}
+  seen = [number_of[next(way)]]
   while len(seen) < min(max(KS), len(value)):
-    seen.append(known[way.send(float(seen[-1] / value[0]))])
+    seen.append(number_of[way.send(float(value[seen[-1]] / value[0]))])
   return np.array(seen)
 
 
@@ -224,9 +224,12 @@ def simulate(
       "random": blind.random(pool, seed),
       "coordinate": blind.coordinate(pool, seed),
     }
-    least = value[chosen].min()
+    of_chosen = value[chosen]
     runs.append(
-      {name: figures(labelled(pool, way, value[chosen]), least) for name, way in ways.items()}
+      {
+        name: figures(of_chosen[labelled(pool, way, of_chosen)], of_chosen.min())
+        for name, way in ways.items()
+      }
     )
   return {
     name: {figure: _mean([run[name][figure] for run in runs]) for figure in row}

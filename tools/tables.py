@@ -37,6 +37,7 @@ import measured_programs
 import own_quality
 import pages
 import run_all
+import search_by_time
 import simulated_labels
 import systems
 import table
@@ -395,6 +396,7 @@ TABLES: dict[str, Callable[[], str]] = {
     )
   },
   "bridge": lambda: bridge.table(recorded("bridge")),
+  "search by time": lambda: search_by_time.table(recorded("search_by_time")),
   "simulated labels": lambda: simulated_labels.table(recorded("simulated_labels")),
   "bridge tau-b": lambda: bridge.tau_table(recorded("bridge")),
   "bridge of single operations": lambda: bridge.alone_table(recorded("bridge_unet3d")),
