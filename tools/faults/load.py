@@ -76,9 +76,9 @@ def _load_files(folder: Path, *, kind: str, files: int) -> None:
   first = npz.split_files(root, name, "train")[0]
   for number in range(files - len(npz.split_files(root, name, "train"))):
     os.link(first, first.with_name(f"more_{number}.npz"))
-  data = (TileData if kind == "tile" else LayoutData)(Collection(name))
+  data = (TileData if kind == "tile" else LayoutData)(Collection(name), str(root))
   for _ in range(2):  # without the store, then with it
-    assert len(data.load(str(root), "train")) == files
+    assert len(data.load("train")) == files
 
 
 # Function, arguments at full size and in the short form, and whether it must succeed, by name.

@@ -218,7 +218,8 @@ def main(folder: Path) -> None:
   """Answers requests of the process that started this one: a line of JSON for each."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
   parent = int(os.environ.pop(tasks.PARENT))
-  threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
+  watch = threading.Thread(target=_end_with, args=(parent, folder), daemon=True)
+  watch.start()
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)  # what libraries print is no answer
   for line in sys.stdin:
@@ -230,6 +231,7 @@ def main(folder: Path) -> None:
     except jax.errors.JaxRuntimeError as error:
       refusal = str(error)
     print(json.dumps({"refusal": refusal}), file=answers, flush=True)
+  watch.join()  # requests end with the process that made them: its folder goes before this one ends
 
 
 if __name__ == "__main__":
