@@ -2,6 +2,10 @@
 
 import csv
 import json
+import os
+from pathlib import Path
+import subprocess
+import sys
 
 import numpy as np
 import parts
@@ -130,3 +134,36 @@ def test_a_run_refuses_a_folder_with_links_before_it_writes(tmp_path, link):
       training.run(tpugraphs_jax.load_config("tile.py:ci"), tmp_path / "sent", do=do, resume=True)
   assert sorted((tmp_path / "sent").rglob("*")) == before
   assert (tmp_path / "precious").read_text() == "kept"
+
+
+ROOT = Path(__file__).parents[2]
+_OWN_LOSS = """
+from tpugraphs_jax.losses import LOSSES, mse
+
+@LOSSES.register("OwnLoss")
+def own_loss(scores, labels, *, where=None):
+  return mse(scores, labels, where=where)
+"""
+
+
+def test_a_model_is_judged_without_the_module_of_its_loss(tmp_path):
+  (tmp_path / "own_loss.py").write_text(_OWN_LOSS)
+
+  def run(*flags, places=(ROOT,)):
+    command = [sys.executable, "-P", ROOT / "run_tile.py", f"--workdir={tmp_path / 'run'}", *flags]
+    paths = os.pathsep.join(map(str, places))
+    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+  extension = "--config.extensions=('own_loss',)"
+  options = "--config=tile.py:ci", "--synthetic", "--noreport", "--config.train.epochs=1"
+  trained = run(extension, "--config.loss.losses=OwnLoss:1", *options, places=(ROOT, tmp_path))
+  assert not trained.returncode, trained.stderr
+  path = tmp_path / "run" / "validation.csv"
+  expected, data = path.read_text(), f"--data_root={tmp_path / 'run/synthetic/npz'}"
+  path.unlink()
+  judged = run("--do=evaluate", "--noreport", data)
+  assert not judged.returncode, judged.stderr
+  assert path.read_text() == expected
+  resumed = run("--resume", "--noreport", data)
+  assert resumed.returncode and "needs the module 'own_loss'" in resumed.stderr

@@ -175,13 +175,18 @@ def _plain(value: Any, name: str) -> Any:
   return value
 
 
+def not_imported(extensions: Sequence[str]) -> list[str]:
+  """The modules, named by a file, that the caller has not imported."""
+  return [name for name in extensions if name not in sys.modules]
+
+
 def check_imported(extensions: Sequence[str]) -> None:
   """Refuses (ValueError) a config whose modules the caller has not imported.
 
   Args:
     extensions: names of modules, from a file.
   """
-  if missing := [name for name in extensions if name not in sys.modules]:
+  if missing := not_imported(extensions):
     raise ValueError(
       f"the model needs the module {missing[0]!r}, which registers its parts, and no file may "
       f"have code run: if you trust that module, import it, or pass extensions={missing!r} to "

@@ -132,8 +132,14 @@ def _with_overrides(values: flags.FlagValues, fields: dict) -> Config:
   """
   changes = values.config.changes
   config_fields.import_extensions(changes.get("extensions", ()))
-  trust.check_imported(fields.get("extensions", ()))
-  config = Config.from_dict(fields)
+  extensions, config = fields.get("extensions", ()), None
+  if "train" not in values.do and trust.not_imported(extensions):
+    # Losses are for training: a model whose modules have nothing else is used without them.
+    with contextlib.suppress(ValueError):
+      config = Config.from_dict({**fields, "loss": {}, "extensions": ()})
+  if config is None:
+    trust.check_imported(extensions)
+    config = Config.from_dict(fields)
   _check_kind(config, values.config.config.kind)
   return config.replace(**changes)
 
