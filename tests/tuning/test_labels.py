@@ -169,3 +169,13 @@ def test_the_time_of_a_label_is_that_of_estimate_also_of_loops_that_end_at_an_ar
     found.append((raw["milliseconds"], choices.fingerprint()))
   (few, first), (many, second) = found
   assert many > 5 * few and first != second
+
+
+def test_a_choice_without_a_time_is_refused_beside_an_own_choice_that_has_one():
+  label = labels.TpuEstimate("tpu:v6e").of({"milliseconds": 1.0, "basis": "schedule"})
+  assert label.value({"milliseconds": 0.5, "basis": "schedule"}) == 500_000_000
+  for raw in ({"estimated_cycles": 5}, {"milliseconds": None, "without_time": "a loop"}):
+    with pytest.raises(ValueError, match="it has no time, because"):  # also of an earlier version
+      label.value(raw)
+  with pytest.raises(ValueError, match="do not compare"):
+    label.value({"milliseconds": 0.5, "basis": "cycles"})

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 import random_graphs
+import recorded
 
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import npz
@@ -152,3 +153,35 @@ def test_the_log_of_a_worker_is_not_written_through_a_link(tmp_path, asked):
   with pytest.raises(ValueError, match="a link to"):
     workers.run([asked], processes=1, progress=False)
   assert not (tmp_path / "precious").exists()
+
+
+_PROGRAM = """
+import jax
+import jax.numpy as jnp
+
+PROGRAMS = {
+  "net": (lambda x, w: jnp.tanh(x @ w).T @ x, tuple(
+    jax.ShapeDtypeStruct(shape, "float32") for shape in ((128, 256), (256, 512)))),
+}
+"""
+
+
+@recorded.needs_libtpu
+def test_programs_for_a_tpu_are_labelled_by_the_times_of_their_schedules(tmp_path):
+  (tmp_path / "one.py").write_text(_PROGRAM)
+  asked = LabelRequest(
+    f"{tmp_path / 'one.py'}:net",
+    "net",
+    "train",
+    "layout:own:t",
+    str(tmp_path),
+    "tpu_estimate",
+    "v6e",
+    3,
+    0,
+  )
+  assert not workers.collect(asked)
+  configs = label_file.collected(asked.npz)["configs"]
+  assert {raw["basis"] for raw in configs} == {"schedule"}
+  runtimes = npz.read_layout(asked.npz).configs.runtime_ns.tolist()
+  assert runtimes == [round(raw["milliseconds"] * 1e9) for raw in configs]

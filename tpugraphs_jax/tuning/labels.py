@@ -147,7 +147,7 @@ class TpuEstimate(Label):
   Attributes:
     own: the raw numbers of the compiler's own choice, of a program whose choices are labelled.
     compiler: compiles in a process of its own, which writes the schedules of kernels; without one
-      this process compiles. `collect` starts processes that write schedules.
+      this process compiles, and times come from cycles.
   """
 
   target: str  # such as tpu:v3
@@ -298,7 +298,7 @@ class TpuEstimate(Label):
     lacking = raw.get("without_estimate", 0)
     if self.is_of_time:
       if not raw.get("milliseconds"):
-        raise ValueError(f"it has no time, because {raw['without_time']}")
+        raise ValueError(f"it has no time, because {raw.get('without_time', 'its label has none')}")
       if self.own and raw["basis"] != self.own["basis"]:
         raise ValueError(
           f"its time comes from its {raw['basis']}, that of the compiler's own choice from its "

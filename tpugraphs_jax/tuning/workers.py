@@ -36,7 +36,6 @@ from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.problem import Problem
-from tpugraphs_jax.tuning.schedule import dump
 
 _SECONDS = 1.0  # between two looks at the files of labels
 _TRIES = 3  # starts in a row of a worker that labels nothing
@@ -155,8 +154,7 @@ def _run_worker(request: LabelRequest) -> int | None:
   environment = tasks.python_environment() | {tasks.PARENT: str(os.getpid())}
   if request.label != labels.Measured.name:
     environment["JAX_PLATFORMS"] = "cpu"
-  with dump.folder() as schedules, files.open_plain(request.log, "ab") as log:
-    environment |= dump.environment(schedules)
+  with files.open_plain(request.log, "ab") as log:
     worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
       return _status(worker, request)
@@ -236,7 +234,8 @@ def label_program(request: LabelRequest) -> None:
   }
   if is_finished(request, key, label):
     return
-  with files.appending(request.log):  # waits for a worker whose command was killed
+  # Waits for a worker whose command was killed.
+  with files.appending(request.log), label.opened() as label:
     problem = Problem(
       program.function,
       program.args,
