@@ -339,19 +339,22 @@ class Schedule:
     end = min(at + self._slots + 1, len(self._bundles))
     if not self._nops_are_joined:
       return end
-    starts = (each for each in range(at + 1, end) if self._bundles[each].regions or each == target)
+    rest = range(at + 1, end)
+    starts = (place for place in rest if self._bundles[place].regions or place == target)
     inside = range(at, next(starts, end))
-    branch = next(each for each in self._bundles[at].operations if each.code.startswith("sbr"))
+    branch = next(jump for jump in self._bundles[at].operations if jump.code.startswith("sbr"))
     predicate = branch.predicate.number if branch.predicate is not None else None
     began = lambda region: self._starts.get(region, math.inf) <= at
     last = max(
-      each
-      for each in inside
-      if each == at
-      or predicate in self._bundles[each].predicates
-      or any(map(began, self._bundles[each].ends))
+      place
+      for place in inside
+      if place == at
+      or predicate in self._bundles[place].predicates
+      or any(map(began, self._bundles[place].ends))
     )
-    return next((each + 1 for each in inside if each > last and self._bundles[each].is_empty), end)
+    return next(
+      (place + 1 for place in inside if place > last and self._bundles[place].is_empty), end
+    )
 
   def _branches(self) -> dict[int, int]:
     """The bundle to which each branch jumps, by the bundle of the branch."""
