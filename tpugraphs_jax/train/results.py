@@ -74,7 +74,7 @@ def _rows(texts: Mapping[str, str]) -> str:
 def banner(
   config: Config,
   collections: Sequence[Data],
-  schedule: loop.Schedule,
+  timetable: loop.Timetable,
   state: TrainState,
   graphs: list,
   valid: list,
@@ -85,7 +85,7 @@ def banner(
   Args:
     config: of the run.
     collections: of the graphs.
-    schedule, state: of the first phase.
+    timetable, state: of the first phase.
     graphs, valid: prepared training and validation graphs.
     workdir: the working folder.
   """
@@ -96,7 +96,7 @@ def banner(
   metric, sample = evaluation.mean_name(config.train.best_metric), _sample(config, "all of them")
   parameters, precision = optax.tree.size(state.params), model.precision
   dtype = model.options.get("dtype", "float32")
-  steps = f"{schedule.total_steps:,} in {schedule.epochs} epochs of {schedule.steps_per_epoch:,}"
+  steps = f"{timetable.total_steps:,} in {timetable.epochs} epochs of {timetable.steps_per_epoch:,}"
   texts = {
     "training": training,
     "validation": f"{_sizes(valid)}; judged by {metric} on {sample}",
