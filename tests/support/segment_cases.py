@@ -17,7 +17,7 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn import pooling
-from tpugraphs_jax.nn.linear import Layouts
+from tpugraphs_jax.nn.layers import Layouts
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import batches

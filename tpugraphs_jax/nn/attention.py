@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.nn import aggregation, layers
-from tpugraphs_jax.nn.linear import Linear
+from tpugraphs_jax.nn.layers import Linear
 from tpugraphs_jax.nn.nodes import concat, EVERYWHERE, Nodes, NONE, Slates
 
 _BLOCK = 512  # rows of one graph per product

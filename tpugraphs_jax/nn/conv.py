@@ -17,7 +17,7 @@ import jraph
 
 from tpugraphs_jax.nn import nodes
 from tpugraphs_jax.nn.aggregation import BOTH, degree, USERS
-from tpugraphs_jax.nn.linear import Linear
+from tpugraphs_jax.nn.layers import Linear
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 
 MASKED = -1e30  # logit of masked neighbours, whose softmax is 0

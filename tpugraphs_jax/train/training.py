@@ -40,7 +40,7 @@ from tpugraphs_jax.data.plan import (
 from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.infra import console, files, machine, parallel
 from tpugraphs_jax.metrics import SAMPLE
-from tpugraphs_jax.nn.linear import keep_rows_short
+from tpugraphs_jax.nn.embeddings import keep_rows_short
 from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.base import Family

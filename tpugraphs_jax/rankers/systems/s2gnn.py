@@ -67,9 +67,9 @@ from tpugraphs_jax.infra import files
 from tpugraphs_jax.nn import attention, pooling
 from tpugraphs_jax.nn.aggregation import degree, OPERANDS, USERS
 from tpugraphs_jax.nn.dropout import Dropout
-from tpugraphs_jax.nn.linear import Layouts, Linear, Opcodes
+from tpugraphs_jax.nn.embeddings import Opcodes
+from tpugraphs_jax.nn.layers import EPSILON, Layouts, Linear
 from tpugraphs_jax.nn.nodes import concat, neighbours, Nodes, Slates
-from tpugraphs_jax.nn.norms import EPSILON
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

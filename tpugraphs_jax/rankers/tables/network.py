@@ -22,7 +22,7 @@ from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data import features
 from tpugraphs_jax.data.batching import ABSENT, Array
-from tpugraphs_jax.nn import layers, pooling
+from tpugraphs_jax.nn import embeddings, pooling
 from tpugraphs_jax.nn.aggregation import (
   degree,
   neighbour_sum,
@@ -49,7 +49,7 @@ class TablePart(nn.Module):
   dropout: float
   dtype: str
 
-  def dense(self, name: str | None = None, features: int | None = None, **options) -> nn.Dense:
+  def dense(self, name: str | None = None, features: int | None = None, **options) -> Dense:
     return Dense(features or self.features, name=name, dtype=self.dtype, **options)
 
   def drop(self, x: jax.Array, slate_of: Array, batch: TableBatch, train: bool) -> jax.Array:
@@ -66,7 +66,7 @@ class GraphEncoder(TablePart):
   @nn.compact
   def __call__(self, batch: TableBatch, *, train: bool) -> jax.Array:
     """Node states `[N, H]`."""
-    opcode = layers.OpcodeEmbedding(self.op_embed_dim)(batch.graph)
+    opcode = embeddings.OpcodeEmbedding(self.op_embed_dim)(batch.graph)
     x = nn.gelu(self.dense("input")(jnp.concatenate([batch.graph.nodes["feat"], opcode], axis=-1)))
     for i in range(self.rounds):
       total = self.dense(f"self_{i}")(x)
