@@ -373,6 +373,7 @@ def sums(name, options, scores, labels, where):
     *(
       (name, {"pair_reduction": "sum", "margin": 0.3}) for name in ("MSE", "LogMSE", "MAPE")
     ),  # losses without these options
+    *((name, {}) for name in losses.EARLIER),
   ],
 )
 def test_options_equal_their_slow_formulation(name, options):
