@@ -77,7 +77,7 @@ def main() -> None:
   parser.add_argument("--data_root", required=True, type=Path, help="the released data")
   args = parser.parse_args()
   graph = npz.read_layout(args.data_root / "layout" / "xla" / "default" / "valid" / "alexnet.npz")
-  runtime, group_row = graph.configs.runtime_ns[:], graph.configs.group_row[:]
+  runtime, group_row = graph.configs.labels[:], graph.configs.group_row[:]
   estimate = measured.estimated(graph)["optimal_seconds"]
   scores = {
     "model": load("layout-v3-estimate").scores([graph])[0],

@@ -157,7 +157,7 @@ def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> str:
   choices = choosing.choices(program.function, *program.args)
   found, which = combinations(graph, choices)
   runtime_ms = [
-    float(np.median(graph.configs.runtime_ns[which == place])) / 1e6 for place in range(len(found))
+    float(np.median(graph.configs.labels[which == place])) / 1e6 for place in range(len(found))
   ]
   rows = json.loads(args.out.read_text())["operations"] if args.out.exists() else {}
   differing = [place for place in range(len(choices.groups)) if len(set(found[:, place])) > 1]
@@ -329,7 +329,7 @@ def main() -> None:
   known = {tuple(row["numbers"]): row for row in done}
   rows, times = [], []
   for place, numbers in enumerate(found[: args.combinations].tolist()):
-    runtime = graph.configs.runtime_ns[which == place]
+    runtime = graph.configs.labels[which == place]
     chosen = {
       str(group): list(group.options[number][0])
       for group, number in zip(choices.groups, numbers)

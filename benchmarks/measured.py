@@ -76,7 +76,7 @@ def estimated(graph: Any) -> dict[str, np.ndarray]:
 
 def estimates(graph: Any) -> dict[str, dict[str, float]]:
   """Figures of the compiler's estimates of AlexNet's configurations, with their number."""
-  values, runtime = estimated(graph), graph.configs.runtime_ns[:]
+  values, runtime = estimated(graph), graph.configs.labels[:]
   is_known = ~np.isnan(values["optimal_seconds"])
   return {
     name: figures(values[key][is_known], runtime[is_known]) | {"configs": int(is_known.sum())}
@@ -86,7 +86,7 @@ def estimates(graph: Any) -> dict[str, dict[str, float]]:
 
 def blind(graph: Any) -> dict[str, dict[str, float]]:
   """Figures of a random order and of the heuristic."""
-  runtime = graph.configs.runtime_ns[:]
+  runtime = graph.configs.labels[:]
   random = metrics.random_slowdown(runtime, _KS)
   return {
     "random": {"kendaltau": 0.0, **{f"slowdown{k}": float(random[k]) for k in _KS}},
@@ -129,7 +129,7 @@ def main() -> None:
   results: dict[str, Any] = {"machine": timing.machine()}
   for name, place in GRAPHS.items():
     graph = npz.read_layout(args.data_root / "layout" / "xla" / "default" / f"{place}.npz")
-    runtime = graph.configs.runtime_ns[:]
+    runtime = graph.configs.labels[:]
     judged = lambda ranker: figures(ranker.scores([graph])[0], runtime)
     ways = blind(graph)
     if "alexnet" in place:

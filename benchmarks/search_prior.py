@@ -61,7 +61,7 @@ def pool(graph: OpGraph) -> strategies.Pool:
     return dataclasses.replace(
       graph,
       configs=dataclasses.replace(
-        graph.configs, group_row=rows, runtime_ns=np.zeros(len(rows), np.int64)
+        graph.configs, group_row=rows, labels=np.zeros(len(rows), np.int64)
       ),
     )
 
@@ -94,7 +94,7 @@ class Examples:
       choices = pool(graph)
       at, cost = strategies.costs(choices, ranker)
       feat, kind = prior.change_features(*at, cost / unit)
-      label = graph.configs.runtime_ns[:]
+      label = graph.configs.labels[:]
       programs.append(
         (
           feat,

@@ -161,7 +161,7 @@ def main() -> None:
     return work.work(jobs(program, choices, found), args.timeout)
   if not args.compiled:
     work.compile([_name(place) for place in range(len(found))])
-  runtime = graph.configs.runtime_ns[:]
+  runtime = graph.configs.labels[:]
   rows = [row(work, place, runtime[which == place]) for place in range(len(found))]
   rng = np.random.default_rng(args.seed)
   sample = np.sort(rng.choice(len(which), args.sample, replace=False))

@@ -85,7 +85,7 @@ def _step(
   ranker.fit_configs([raw])
   family = ranker.family
   graphs = [ranker.prepare(graph)] * config.batch.graphs
-  targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
+  targets = lambda configs, ids: configs.labels[ids].astype(np.float32)
   plan = training.plan_batches(family, graphs, targets, epochs=1)
   sizes = dict(graphs=plan.slates_per_device, configs=config.batch.configs)
   batch = family.assemble(plan.slates(0, 0), plan.budget(0), **sizes)

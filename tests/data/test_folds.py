@@ -25,8 +25,10 @@ def write(root, collection, split, name, *, structure=0, configs=4, labelled=Tru
   make = random_graphs.tile_graph if is_tile else random_graphs.layout_graph
   more = {"columns": 24} if is_tile else {"config_nodes": [1, 3]}
   graph = make(rng, nodes=6, edges=7, configs=configs, name=name, features=140, **more)
+  field = "runtime_ns" if is_tile else "labels"
+  labels = {field: getattr(graph.configs, field) * labelled}
   graph = dataclasses.replace(
-    random_graphs.with_configs(graph, runtime_ns=graph.configs.runtime_ns * labelled),
+    random_graphs.with_configs(graph, **labels),
     node_opcode=shape.integers(1, 121, 6).astype(np.uint8),
     edge_index=random_graphs.random_edges(shape, 6, 7),
   )

@@ -90,8 +90,8 @@ def _layout_arrays(path):
     "node_config_ids": lambda: graph.config_node.astype(np.int64),
     "node_config_feat": decoded,
     "config_features": decoded,
-    "config_runtime": lambda: configs.runtime_ns,
-    "compute_times_ns": lambda: configs.runtime_ns,
+    "config_runtime": lambda: configs.labels,
+    "compute_times_ns": lambda: configs.labels,
     "module_config_counts": lambda: np.full(len(configs), len(configs), np.int64),
     "normalization_values": lambda: np.full(len(configs), _default_ns(message), np.int64),
     # A hash of the extractor's path to the file, which is not compared.

@@ -31,18 +31,18 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path):
 
 def test_each_metric_has_one_name_and_one_definition(tmp_path):
   run = runs.read(write_run(tmp_path / "run", quality=0.6, sizes=(3, 8, 40)))
-  pairs = [metrics.ordered_pairs(graph.scores, graph.runtime_ns) for graph in run.judged]
+  pairs = [metrics.ordered_pairs(graph.scores, graph.labels) for graph in run.judged]
   right, every = np.array(pairs).T
   found = run.means
   assert found["opa_pooled"] == right.sum() / every.sum()
   assert found["opa_mean"] == pytest.approx(np.mean(right / every))
   assert found["opa_mean"] != pytest.approx(found["opa_pooled"])
   assert found["kendaltau_mean"] == pytest.approx(
-    np.mean([stats.kendalltau(graph.scores, graph.runtime_ns).statistic for graph in run.judged])
+    np.mean([stats.kendalltau(graph.scores, graph.labels).statistic for graph in run.judged])
   )
   for k in (1, 5, 10):
     order = lambda graph: np.argsort(graph.scores, kind="stable")
-    best = [graph.runtime_ns[order(graph)[:k]].min() for graph in run.judged]
+    best = [graph.labels[order(graph)[:k]].min() for graph in run.judged]
     assert found[f"slowdown{k}_mean"] == pytest.approx(np.mean(np.array(best) / 5 - 1))
   assert set(run.references[runs.RANDOM]) == set(found)
 
@@ -62,7 +62,7 @@ def test_the_compilers_own_choice_is_known_of_collected_programs(
   run = runs.read(write_run(tmp_path / "run", collection=collection, kind=kind))
   assert (runs.DEFAULT in run.references) == is_known
   if is_known:
-    expected = np.mean([graph.runtime_ns[0] / graph.runtime_ns.min() - 1 for graph in run.judged])
+    expected = np.mean([graph.labels[0] / graph.labels.min() - 1 for graph in run.judged])
     assert run.references[runs.DEFAULT]["slowdown1_mean"] == pytest.approx(expected)
 
 

@@ -73,7 +73,7 @@ def assemble_layout(slots, budget, *, graphs, configs):
 
 def slot(graph: SegmentedGraph, number: int, config_ids, fresh) -> SegmentSlate:
   ids = np.asarray(config_ids)
-  target = (graph.configs.runtime_ns[ids] / 1000).astype(np.float32)
+  target = (graph.configs.labels[ids] / 1000).astype(np.float32)
   return SegmentSlate(graph, ids, target, number, np.asarray(fresh))
 
 

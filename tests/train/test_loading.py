@@ -39,8 +39,8 @@ def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
     numbers = np.full(count, 3) if same else np.arange(count)
     rows = np.stack([numbers % 6, numbers // 6 % 6, numbers // 36], axis=1).astype(np.uint8)
     choices = {"node_group": np.arange(3, dtype=np.int32), "group_row": rows}
-  runtime_ns = np.array(runtime_ns, np.int64)
-  configs = dataclasses.replace(graph.configs, runtime_ns=runtime_ns, **choices)
+  choices["runtime_ns" if kind == "tile" else "labels"] = np.array(runtime_ns, np.int64)
+  configs = dataclasses.replace(graph.configs, **choices)
   feat = rng.integers(0, 9, (7, NODE_FEATURES)).astype(np.float32)
   return dataclasses.replace(graph, node_feat=feat, configs=configs)
 
@@ -247,10 +247,10 @@ def test_programs_have_the_figures_of_the_mlsys_2021_tables(is_predicted):
   scores = [rng.uniform(0.5, 2, len(runtime)).astype(np.float32) for runtime in runtimes]
   predicted = [2000 * found for found in scores] if is_predicted else None
   judged = [
-    evaluation.GraphScores(name, 7, np.arange(len(runtime)), found, runtime, runtime / 500)
+    evaluation.GraphScores(name, 7, np.arange(len(runtime)), found, runtime / 500)
     for name, runtime, found in zip(names, runtimes, scores)
   ]
-  rows = evaluation.program_rows(judged, predicted)
+  rows = evaluation.program_rows(judged, runtimes, predicted)
   assert [(row["program"], row["kernels"]) for row in rows] == [("net_a", 3), ("net_b", 1)]
   for row, members in zip(rows, ([0, 1, 3], [2])):
     taus, lost, best, errors = [], 0, 0, []
@@ -296,7 +296,7 @@ def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
   (limited,) = parts.make("layout", data_root=root, **keep, **{"data.max_configs": 9}).data.load(
     "train"
   )
-  assert {1, 2, 3, 58, 59, 60} < set(limited.configs.runtime_ns.tolist())
+  assert {1, 2, 3, 58, 59, 60} < set(limited.configs.labels.tolist())
   assert len(limited.configs) == 9
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import official_records
 import parts
 import pytest
+import random_graphs
 
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import npz, plan
@@ -107,7 +108,7 @@ def test_inputs_and_labels_are_those_of_the_official_code_bit_for_bit(record):
       np.testing.assert_array_equal(
         graph.edge_index, sorted_edges(piece("edge_index", "edge_ranges"))
       )
-      assert_same(graph.configs.runtime_ns, piece("runtime", "config_ranges"))
+      assert_same(random_graphs.config_runtime(graph.configs), piece("runtime", "config_ranges"))
       compare = tile_configs_match if record.kind == "tile" else layout_configs_match
       compare(record, data, split, number, graph)
 
@@ -117,7 +118,7 @@ def tile_configs_match(record, data, split, number, graph):
   transform, label = data.experiment.ranker.family.config_transform, record[f"{split}/label"][part]
   assert_same(transform(graph.configs.config_feat), record[f"{split}/config_feat"][part])
   assert_same(graph.configs.normalizer_ns, record[f"{split}/normalizer"][part])
-  assert_same(graph.configs.label, label)
+  assert_same(graph.configs.labels, label)
   targets = data.experiment.data.targets(graph.configs, np.arange(len(graph.configs)))
   assert_same(targets, label.astype(np.float32))
 
@@ -276,7 +277,7 @@ def test_a_model_from_official_weights_scores_all_configurations_as_there(record
   largest = np.abs(record["valid_scores"]).max()
   for given, expected in zip(record.valid, record["valid_scores"], strict=True):
     one = judged[given.name]
-    np.testing.assert_array_equal(one.config_ids, np.arange(len(one.label)))
+    np.testing.assert_array_equal(one.config_ids, np.arange(len(one.labels)))
     assert np.abs(one.scores[given.config_ids] - expected).max() <= SCORE_TOLERANCE * largest
   pairs = [
     metrics.ordered_pairs(scores, given.labels.astype(np.float32))

@@ -177,8 +177,8 @@ def _read(path: Path, kind: str, state: tuple[int, ...]) -> tuple[str, int]:
     state: of the file, from `files.state_of`: a file that has changed is read again.
   """
   del state
-  edges, opcodes, runtime_ns = npz.read_structure(path, kind)
-  configs = len(runtime_ns) if runtime_ns.any() else 0
+  edges, opcodes, runtime = npz.read_structure(path, kind)
+  configs = len(runtime) if runtime.any() else 0
   if kind == "tile":
     return metrics.program_of(path.stem), configs
   digest = hashlib.sha256(opcodes.astype(np.int64).tobytes())

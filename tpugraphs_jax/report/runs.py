@@ -42,20 +42,20 @@ class ValidationGraph(evaluation.GraphScores):
   def slowdowns(self) -> dict[int, float]:
     """Top-k slowdown by k, for k up to the number of configurations."""
     ks = [k for k in KS if k <= len(self.scores)]
-    return metrics.top_k_slowdown(self.scores, self.label, ks)
+    return metrics.top_k_slowdown(self.scores, self.labels, ks)
 
   @property
   def default_slowdown(self) -> float:
     """Slowdown of the compiler's own choice; NaN where it is not known."""
     if self.default is None:
       return math.nan
-    return float(self.label[self.default] / self.label.min() - 1)
+    return float(self.labels[self.default] / self.labels.min() - 1)
 
   @property
   def ranks(self) -> tuple[np.ndarray, np.ndarray]:
     """Predicted rank and rank by label of every configuration, `[n]` each, 0 = fastest."""
     place = lambda values: np.argsort(np.argsort(values, kind="stable"), kind="stable")
-    return place(self.scores), place(self.label)
+    return place(self.scores), place(self.labels)
 
 
 # Metrics that tables and figures show of every graph, by name.
@@ -144,7 +144,7 @@ class RunRecord:
     """The same metrics of other orders than the model's, as far as they are known."""
     if not self.judged:
       return {}
-    random = evaluation.random_order([graph.label for graph in self.judged], self.ks)
+    random = evaluation.random_order([graph.labels for graph in self.judged], self.ks)
     orders = {RANDOM: _named(random, opa_mean=0.5)}
     if all(graph.default is not None for graph in self.judged):  # one choice, which orders nothing
       slowdown = float(np.mean([graph.default_slowdown for graph in self.judged]))
@@ -391,7 +391,7 @@ class RunComparison:
     most = max(len(graph.scores) for graph in judged)
     for k in sorted({5, *first.whole.ks} - {1}):
       best = metrics.mean(graph.slowdowns.get(k, 0.0) for graph in first.judged)
-      random = metrics.mean(metrics.random_slowdown(graph.label, [k])[k] for graph in judged)
+      random = metrics.mean(metrics.random_slowdown(graph.labels, [k])[k] for graph in judged)
       if k < most and best > random:
         worse.append(
           f"the best of {k} is {_percent(best)} slower, of {k} random ones {_percent(random)}"

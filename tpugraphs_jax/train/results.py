@@ -345,10 +345,13 @@ def _write_evaluation(
   if name in ("validation", evaluation.final_split(config.data.folds)):
     evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged_graphs)
     if collection.kind == "tile":
-      programs = evaluation.program_rows(judged_graphs, predicted_ns)
+      runtime_ns = [graph.configs.runtime_ns[of_graph] for graph, of_graph in zip(graphs, ids)]
+      programs = evaluation.program_rows(judged_graphs, runtime_ns, predicted_ns)
       evaluation.write_csv(workdir / f"{name}_programs.csv", programs)
   configurations = _configurations(config, graphs, judged_graphs)
-  random = evaluation.random_order([graph.label for graph in judged_graphs], collection.slowdown_ks)
+  random = evaluation.random_order(
+    [graph.labels for graph in judged_graphs], collection.slowdown_ks
+  )
   memory, peak_bytes = log.peak_memory()
   section = {
     "split": split,

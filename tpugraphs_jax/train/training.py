@@ -256,7 +256,7 @@ def sample_ids(config: Config, graphs: Sequence[Any], step: int) -> list[np.ndar
     rng, most = np.random.default_rng(config.seed), config.train.valid_configs
     return [selection.some_configs(len(graph.configs), most, rng) for graph in graphs]
   rng, batch = np.random.default_rng([config.seed, 3, step]), config.batch
-  return [config_draw(graph.configs.label, batch.configs, batch.sampling)(rng) for graph in graphs]
+  return [config_draw(graph.configs.labels, batch.configs, batch.sampling)(rng) for graph in graphs]
 
 
 # From graphs to a state, a step, batches and a timetable.

@@ -261,7 +261,7 @@ def is_finished(request: LabelRequest, key: dict[str, Any], label: labels.Label)
   """
   try:
     record = label_file.collected(request.npz)
-    stored = npz.read_layout(request.npz).configs.runtime_ns.tolist()
+    stored = npz.read_layout(request.npz).configs.labels.tolist()
     label = label.of(record["configs"][0])
     labelled = [label.value(raw) for raw in record["configs"]]
   except (OSError, ValueError, KeyError, IndexError, TypeError):

@@ -134,7 +134,7 @@ def _orders(graph: OpGraph, number: int) -> dict[int, str]:
 
 def _config_facts(graph: OpGraph[TileConfigs | LayoutConfigs], number: int) -> dict[str, str]:
   configs = graph.configs
-  facts = {"label": f"{configs.runtime_ns[number]:,}"} if configs.is_labelled else {}
+  facts = {"label": f"{np.round(configs.labels[number], 3):,}"} if configs.is_labelled else {}
   if isinstance(configs, TileConfigs):
     for name, block in columns.TILE.items():
       sizes = configs.config_feat[number][columns.sizes(block)]
