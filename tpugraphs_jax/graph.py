@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 
@@ -199,12 +199,6 @@ class OpGraph(Generic[AnyConfigs]):
   def node_place(self, node: int) -> tuple[str, str, str]:
     """Shape of the result, modules around the node and source line; texts of HLO modules."""
     return "", "", ""
-
-  def view(self, config: int | None = None, **options: Any) -> None:
-    """Shows the program in Model Explorer (extra `view`), or as a table; see `view.show`."""
-    import tpugraphs_jax
-
-    tpugraphs_jax.view.show(self, config, **options)
 
   @property
   def num_nodes(self) -> int:

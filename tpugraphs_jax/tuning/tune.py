@@ -143,12 +143,6 @@ class Tuned(Tables):
     changes = self.program.table(self._other_cycles() if self.changes else ())
     return [changes, Table(head, rows)]
 
-  def view(self, **options: Any) -> None:
-    """Shows the program before and after in Model Explorer; see `view.show_program`."""
-    import tpugraphs_jax
-
-    tpugraphs_jax.view.show_program(self.program, **options)
-
   def save(self, path: str | os.PathLike[str]) -> None:
     """Writes the choice to a file, with which `tpugraphs_jax.apply` makes the function again.
 
