@@ -64,10 +64,10 @@ def figures(scores: np.ndarray, runtime: np.ndarray) -> dict[str, float]:
 def estimated(graph: Any) -> dict[str, np.ndarray]:
   """The compiler's estimates of AlexNet's configurations `[C]`, NaN where there is none."""
   (program,) = programs.load(f"{ROOT / 'examples' / 'programs' / 'alexnet.py'}:step")
-  found, which = bridge.combinations(graph, choosing.choices(program.function, *program.args))
+  distinct, which = bridge.combinations(graph, choosing.choices(program.function, *program.args))
   record = json.loads((ROOT / "benchmarks" / "bridge.json").read_text())
   known = {tuple(row["numbers"]): row for row in record["combinations"]}
-  rows = [known.get(tuple(numbers)) for numbers in found.tolist()]
+  rows = [known.get(tuple(numbers)) for numbers in distinct.tolist()]
   return {
     key: np.array([row[key] if row else np.nan for row in rows])[which]
     for key in _ESTIMATES.values()
@@ -99,9 +99,9 @@ def table(results: Mapping[str, Any]) -> str:
   rows = []
   for name in GRAPHS:
     title = f"{name}, {results[name]['configs']:,} configurations"
-    for way, found in results[name]["ways"].items():
-      slowdowns = [pages.percent(found, column) for column in COLUMNS[1:]]
-      rows.append([title, way, pages.figure(found, "kendaltau"), *slowdowns])
+    for way, result in results[name]["ways"].items():
+      slowdowns = [pages.percent(result, column) for column in COLUMNS[1:]]
+      rows.append([title, way, pages.figure(result, "kendaltau"), *slowdowns])
       title = ""
   return pages.table(["", "", "tau-b", "first choice", "best of five"], rows)
 

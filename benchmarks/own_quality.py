@@ -130,13 +130,13 @@ def heuristic(graph: Any, *, knows_own: bool = False) -> np.ndarray:
   dims = feat[:, features.DIMENSIONS]
   rank, elements = (dims > 0).sum(axis=1), np.maximum(dims, 1).prod(axis=1)
   row, changed = given.group_row[:][:, given.node_group], given.group_row[:] != given.group_row[0]
-  order, own = given.rows[row, :2].astype(int), np.stack([rank - 1, rank - 2], axis=1)
+  order, default = given.rows[row, :2].astype(int), np.stack([rank - 1, rank - 2], axis=1)
   if knows_own:
-    own = feat[:, columns.NODE["minor_to_major"]][:, :2].astype(int)
+    default = feat[:, columns.NODE["minor_to_major"]][:, :2].astype(int)
     node = np.broadcast_to(np.arange(len(feat)), row.shape)
-    other = ~traffic.changes_nothing(graph, node.ravel(), row.ravel()).reshape(row.shape)
-    changed &= other @ (given.node_group[:, None] == np.arange(changed.shape[1]))
-  order = np.where(order[..., :1] < 0, own, order)
+    changes = ~traffic.changes_nothing(graph, node.ravel(), row.ravel()).reshape(row.shape)
+    changed &= changes @ (given.node_group[:, None] == np.arange(changed.shape[1]))
+  order = np.where(order[..., :1] < 0, default, order)
   sizes = np.where(
     order < 0,
     0,
@@ -234,10 +234,10 @@ def main() -> None:
     graphs[KEPT_OUT] = load(f"own-{KEPT_OUT}", "test", args.data_root)
   judged = [split for split in graphs if split != "train"]
   results: dict[str, Any] = {
-    "programs": {split: [graph.name for graph in found] for split, found in graphs.items()},
+    "programs": {split: [graph.name for graph in members] for split, members in graphs.items()},
     "all equal": {
-      split: [graph.name for graph in found if len(set(graph.configs.labels[:].tolist())) < 2]
-      for split, found in graphs.items()
+      split: [graph.name for graph in members if len(set(graph.configs.labels[:].tolist())) < 2]
+      for split, members in graphs.items()
     },
     **{split: blind_rows(graphs[split]) | heuristic_rows(graphs[split]) for split in judged},
   }

@@ -61,10 +61,10 @@ def products(lowered: jax.stages.Lowered) -> collections.Counter[str]:
   Where both operands have one precision it stands alone, else as `highest, default`. The body of
   a loop counts once.
   """
-  found = collections.Counter()
-  for each in _PRODUCT.findall(lowered.as_text()):
-    found[", ".join(dict.fromkeys(re.findall(r"HIGHEST|HIGH|DEFAULT", each))).lower()] += 1
-  return found
+  counts = collections.Counter()
+  for product in _PRODUCT.findall(lowered.as_text()):
+    counts[", ".join(dict.fromkeys(re.findall(r"HIGHEST|HIGH|DEFAULT", product))).lower()] += 1
+  return counts
 
 
 def _step(

@@ -64,7 +64,7 @@ def main(root, steps=50):
   rng, train, valid = np.random.default_rng(0), read(root, "train"), read(root, "valid")
   draw = lambda graph: slate(graph, rng.permutation(len(graph.configs))[:CONFIGS])
   chosen = [rng.permutation(len(train))[:GRAPHS] for _ in range(steps)]
-  training = batches([[draw(train[i]) for i in each] for each in chosen], GRAPHS, CONFIGS)
+  training = batches([[draw(train[i]) for i in numbers] for numbers in chosen], GRAPHS, CONFIGS)
   every = [[slate(graph, np.arange(len(graph.configs)))] for graph in valid]
   judged = batches(every, 1, max(len(graph.configs) for graph in valid))
 

@@ -98,17 +98,17 @@ def reached_nodes(batch):
   return Nodes(slates, jnp.asarray(random(NODES, 1, 2)), jnp.asarray(varying), 0)
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("self_loops", [False, True])
 @pytest.mark.parametrize("reuse", [True, False])
-def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, own):
+def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, self_loops):
   batch = layout_batch(hops=3, reuse=reuse)
   x = reached_nodes(batch)
   for hop, direction in enumerate(DIRECTIONS, start=1):
     before = np.asarray(everywhere(x))
-    x = jax.jit(functools.partial(nodes.neighbours, direction=direction, own=own))(x)
+    x = jax.jit(functools.partial(nodes.neighbours, direction=direction, self_loops=self_loops))(x)
     assert x.hop == hop
     expected = [
-      before[heard].sum(axis=0) + own * before[node]
+      before[heard].sum(axis=0) + self_loops * before[node]
       for node, heard in enumerate(neighbours(direction, batch))
     ]
     check(np.asarray(everywhere(x)), np.stack(expected))
@@ -154,9 +154,9 @@ def test_rows_of_hops_name_their_nodes_and_configurable_ones():
   slates, (_, configured) = Slates.of(BATCH), slow_configs(BATCH)
   rows = np.asarray(slates.nodes_within(1))
   assert len(rows) == slates.rows_within(1) > slates.rows_within(0)
-  own = rows[: slates.rows_within(0)]
+  configurable = rows[: slates.rows_within(0)]
   is_configurable = np.asarray(slates.is_configurable_row())
-  np.testing.assert_array_equal(np.sort(own[is_configurable]), np.flatnonzero(configured))
+  np.testing.assert_array_equal(np.sort(configurable[is_configurable]), np.flatnonzero(configured))
   assert not is_configurable.all()  # padding
 
 

@@ -81,7 +81,7 @@ def test_the_first_is_compared_with_the_others_graph_by_graph(several):
   (lead,) = runs.leads([first, second])
   one, two = (group.by_graph(lambda graph: graph.kendall_tau) for group in (first, second))
   change = [one[name] - two[name] for name in NAMES]
-  assert (lead.other, lead.graphs) == (second.name, 6)
+  assert (lead.config, lead.graphs) == (second.name, 6)
   assert lead.gain == pytest.approx(np.mean(change))
   gains = [
     one.means["kendaltau_mean"] - two.means["kendaltau_mean"]

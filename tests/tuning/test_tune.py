@@ -289,7 +289,7 @@ def test_a_compiler_option_that_helps_is_found_with_and_without_layouts(
   monkeypatch, capsys, function, args
 ):
   _estimated(monkeypatch, "tpu:v6e", _cycles)
-  monkeypatch.setattr(Problem, "own_orders", lambda problem: [None] * len(problem.own))
+  monkeypatch.setattr(Problem, "own_orders", lambda problem: [None] * len(problem.default))
   found = tpugraphs_jax.tune(function, *args, target="v6e", budget=10, options=_OPTIONS)
   assert found.compiler_options == _HELPS and found.ratio == 0.85 and not found.keeps_default
   assert found.function is function  # no layout helps
@@ -386,13 +386,13 @@ def _tuned_by(monkeypatch, estimates):
   _estimated(monkeypatch, "tpu:v6e", estimates)
   create = lambda name, **options: labels.TpuEstimate("tpu:v6e")
   monkeypatch.setattr(labels, "create", create)
-  monkeypatch.setattr(Problem, "own_orders", lambda problem: [None] * len(problem.own))
+  monkeypatch.setattr(Problem, "own_orders", lambda problem: [None] * len(problem.default))
   return tune.tune(network, *ARGS, target="v6e", budget=12, progress=False)
 
 
 def test_the_time_of_estimate_is_compared_where_there_is_one(monkeypatch):
   found = _tuned_by(monkeypatch, _milliseconds(-0.1))
-  own, best = found.raw[found.problem.own], found.raw[found.numbers]
+  own, best = found.raw[found.problem.default], found.raw[found.numbers]
   assert found.ratio == best["milliseconds"] / own["milliseconds"] < 0.9
   assert "the best takes" in repr(found) and "of the estimated time on tpu:v6e" in repr(found)
   assert "nine of ten" in str(found) and "order of a model of labels of tpu:v3" in str(found)

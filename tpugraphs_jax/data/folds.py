@@ -59,7 +59,7 @@ class Division:
   ) -> list[Path]:
     """The files of a split of a run whose test split is `fold`, sorted by name."""
     folder = files.local_of(data_root) / collection.path
-    role = lambda other: {0: "test", 1: "valid"}.get((other - fold) % self.folds, "train")
+    role = lambda number: {0: "test", 1: "valid"}.get((number - fold) % self.folds, "train")
     fold_of = self.fold_of[collection.name]
     paths = (folder / f"{place}.npz" for place, number in fold_of.items() if role(number) == split)
     return sorted(paths, key=lambda path: path.name)

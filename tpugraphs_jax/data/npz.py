@@ -422,8 +422,8 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
     raise NpzError(f"{archive.path}: {error}") from None
   names = archive.names
   is_tile = arrays is _TILE_ARRAYS
-  other, read = (_LAYOUT_ARRAYS, "read_layout") if is_tile else (_TILE_ARRAYS, "read_tile")
-  if set(names) == set(other):
+  wrong, read = (_LAYOUT_ARRAYS, "read_layout") if is_tile else (_TILE_ARRAYS, "read_tile")
+  if set(names) == set(wrong):
     raise NpzError(f"{archive.path} is a file of the other kind: read it with {read}")
   if missing := [name for name in arrays if name not in names]:
     archive.fail(f"{missing[0]} is missing; the file has {', '.join(names) or 'no array'}")

@@ -219,12 +219,12 @@ class Layouts:
     config = function(self.rows).at[batch.row_id].get(mode="fill", fill_value=0)
     shape = slates.num_nodes, config.shape[2]
     if self.elsewhere is None:
-      other = jnp.zeros(shape, config.dtype)
+      static = jnp.zeros(shape, config.dtype)
     else:
-      other = jnp.broadcast_to(function(self.elsewhere), shape)
-      rows = take_rows(other, batch.by_hop.nodes[0])[:, None]
+      static = jnp.broadcast_to(function(self.elsewhere), shape)
+      rows = take_rows(static, batch.by_hop.nodes[0])[:, None]
       config = jnp.where(slates.is_configurable_row()[:, None, None], config, rows)
-    return Nodes(slates, other[:, None], config, 0)
+    return Nodes(slates, static[:, None], config, 0)
 
 
 class Tiles:

@@ -271,8 +271,8 @@ def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Arra
   users = degree(batch.adjacency, USERS, len(y))
   scale = (1 / (users + 1)).astype(y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
   scaled = scale * y
-  forward = scale * neighbour_sum(y, batch.adjacency, USERS, own=True)
-  return forward, neighbour_sum(scaled, batch.adjacency, OPERANDS, own=True)
+  forward = scale * neighbour_sum(y, batch.adjacency, USERS, self_loops=True)
+  return forward, neighbour_sum(scaled, batch.adjacency, OPERANDS, self_loops=True)
 
 
 class PooledMLP(_TileModel):

@@ -204,7 +204,7 @@ class Call:
     others = [_OBJECT if _is_object(leaf) else leaf for leaf in others]
     of_state, structure = _split(self._objects)
     self.structure = Structure(tree, tuple(others), tuple(map(type, others)), structure)
-    arrays = [leaf for leaf, other in zip(leaves, others) if other is _ARRAY]
+    arrays = [leaf for leaf, kind in zip(leaves, others) if kind is _ARRAY]
     self.arrays: tuple[Any, ...] = (*arrays, *of_state)
     for array in self.arrays:
       if isinstance(array, (np.ndarray, np.generic)) and array.dtype.kind in _NO_NUMBERS:
@@ -223,11 +223,11 @@ class Call:
       arrays: the values.
       function: is called in place of the call's.
     """
-    other = copy.copy(self)
-    other.__dict__.pop("trace", None)
-    other.arrays, other._objects = tuple(arrays), []
-    other._function = function or self._function
-    return other
+    call = copy.copy(self)
+    call.__dict__.pop("trace", None)
+    call.arrays, call._objects = tuple(arrays), []
+    call._function = function or self._function
+    return call
 
   def shapes(self, sharding: jax.sharding.Sharding) -> list[jax.ShapeDtypeStruct]:
     """The shapes of the arrays, on a device; warns of those that jax makes narrower."""
@@ -333,7 +333,7 @@ class Call:
     leaves, tree = jax.tree.flatten(outputs)
     kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
     others = [None if isinstance(leaf, kinds) else leaf for leaf in leaves]
-    returned = [leaf for leaf, other in zip(leaves, others) if other is None]
+    returned = [leaf for leaf, static in zip(leaves, others) if static is None]
     after, structure = _split(objects)
     if structure and self.structure.state and structure.tree != self.structure.state.tree:
       raise ValueError(

@@ -144,7 +144,7 @@ class ResModel(base.Network):
     if self.dropout == "backpropdropout" and train:
       block = inside_block(slates)
       inside, outside = self.encode(static, block), self.encode(static, slates)
-      parts = [merged(x, jax.lax.stop_gradient(other)) for x, other in zip(inside, outside)]
+      parts = [merged(x, jax.lax.stop_gradient(y)) for x, y in zip(inside, outside)]
       return self.readout(parts)
     if self.dropout == "dropout":
       slates = inside_block(slates)
@@ -202,7 +202,7 @@ class ResModel(base.Network):
       if self.adj_normalization == "sym":
         by = jnp.sqrt(by)
         message = message.divide(by)
-      means.append(neighbours(message, direction, own=True).divide(by))
+      means.append(neighbours(message, direction, self_loops=True).divide(by))
     biased = lambda v: leaky_relu(v + bias[None, None].astype(v.dtype))
     update = lambda v: leaky_relu(self.update_1[layer](biased(v)))
     return functools.reduce(operator.add, means).map(update)
@@ -272,7 +272,7 @@ def merged(x: Nodes, others: Nodes) -> Nodes:
   """`x` on nodes of the sampled blocks, `others`, of the same hop, on all other nodes."""
   mask = jnp.asarray(x.slates.batch.block_mask)
   row_mask = mask.at[x.slates.nodes_within(x.hop)].get(mode="fill", fill_value=False)
-  select = lambda mask, x, other: jnp.where(mask[:, None, None], x, other)
+  select = lambda mask, x, y: jnp.where(mask[:, None, None], x, y)
   shared = select(mask, x.shared, others.shared)
   varying = select(row_mask, x.varying, others.varying)
   return dataclasses.replace(x, shared=shared, varying=varying)

@@ -361,9 +361,9 @@ class Messages(nn.Module):
   def __call__(self, x: Nodes) -> Nodes:
     count = lambda side: jnp.sqrt(1 + degree(x.slates.batch.adjacency, side, x.slates.num_nodes))
     halves, roots = [], {side: count(side) for side in (OPERANDS, USERS)}
-    for side, other in ((OPERANDS, USERS), (USERS, OPERANDS)):
-      sent = self.linear(self.features // 2, use_bias=False, name=side)(x).divide(roots[other])
-      halves.append(neighbours(sent, side, own=True).divide(roots[side]))
+    for side, opposite in ((OPERANDS, USERS), (USERS, OPERANDS)):
+      sent = self.linear(self.features // 2, use_bias=False, name=side)(x).divide(roots[opposite])
+      halves.append(neighbours(sent, side, self_loops=True).divide(roots[side]))
     bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
     return concat(*halves).map(lambda rows: rows + bias.astype(rows.dtype)[None, None])
 

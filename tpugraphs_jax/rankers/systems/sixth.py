@@ -150,7 +150,7 @@ class Gin(nn.Module):
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     """Maps `x [N, C, F]` to `[N, C, width]`."""
-    x = nodes.neighbours(x, USERS, own=True)
+    x = nodes.neighbours(x, USERS, self_loops=True)
     for number in range(2):
       x = instance_norm(self.linear(self.width, name=f"dense_{number}")(x)).map(nn.elu)
     return x

@@ -193,8 +193,8 @@ class ScoreTables(TableNetwork):
     """The batch; without the option `by_bytes` all nodes and pairs have the weight 1."""
     if self.by_bytes:
       return batch
-    ones = lambda part: part._replace(weight=jnp.ones(part.weight.shape, jnp.float32))
-    return batch._replace(choices=ones(batch.choices), pairs=ones(batch.pairs))
+    unweighed = lambda part: part._replace(weight=jnp.ones(part.weight.shape, jnp.float32))
+    return batch._replace(choices=unweighed(batch.choices), pairs=unweighed(batch.pairs))
 
   def states(self, batch: TableBatch, train: bool) -> tuple[jax.Array, jax.Array]:
     """States `[N, H]` of nodes, and `[B, R, H]` of the dictionary rows of choices."""
