@@ -127,8 +127,8 @@ def paired(first: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], headline
     if against != first and change.any():
       lines.append(
         f"{_NAMES[headline]} of {first} less that of {against}, graph by graph: "
-        f"{change.mean():.3f} on average over {len(change)} graphs, p = {stats.wilcoxon(change).pvalue:.2g} "
-        "(Wilcoxon signed rank)."
+        f"{change.mean():.3f} on average over {len(change)} graphs, "
+        f"p = {stats.wilcoxon(change).pvalue:.2g} (Wilcoxon signed rank)."
       )
   return lines
 
