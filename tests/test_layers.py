@@ -104,8 +104,8 @@ def family_of(module):
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "rankers").rglob("*.py")), ids=name_of)
 def test_a_family_imports_no_other_familys_modules_except_segments(path):
-  own = family_of(name_of(path))
-  if own is None:
+  family = family_of(name_of(path))
+  if family is None:
     return
-  others = {family_of(found) for found in imports(path)} - {None, own}
-  assert others <= WRAPPED.get(own, set()), f"{name_of(path)} imports {sorted(others)}"
+  others = {family_of(found) for found in imports(path)} - {None, family}
+  assert others <= WRAPPED.get(family, set()), f"{name_of(path)} imports {sorted(others)}"

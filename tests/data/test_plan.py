@@ -337,7 +337,7 @@ def gumbel_top_k(keys, count):
   for order in itertools.permutations(range(len(keys)), count):
     left, p = list(range(len(keys))), 1.0
     for config in order:
-      p *= math.exp(keys[config]) / sum(math.exp(keys[other]) for other in left)
+      p *= math.exp(keys[config]) / sum(math.exp(keys[rest]) for rest in left)
       left.remove(config)
     total[tuple(sorted(order))] += p
   return total

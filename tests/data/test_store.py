@@ -227,11 +227,11 @@ def test_each_damaged_file_is_noticed_and_rebuilt(tmp_path, name, damage, caplog
 
 def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
   _write_split(tmp_path, count=2)
-  one, other = _ensure(tmp_path)
-  shutil.rmtree(other)
-  shutil.copytree(one, other)
+  first, second = _ensure(tmp_path)
+  shutil.rmtree(second)
+  shutil.copytree(first, second)
   with pytest.raises(ValueError, match="another"):
-    graph_folder.read(other)
+    graph_folder.read(second)
   assert graph_folder.read(_ensure(tmp_path)[1]).name == "g1"
 
 
@@ -337,9 +337,9 @@ def test_killed_build_keeps_what_was_finished_and_is_resumed(tmp_path):
 
 def test_several_processes_build_the_same_store(tmp_path):
   _write_split(tmp_path, count=3)
-  one = _ensure(tmp_path, store_dir=tmp_path / "one")
+  built = _ensure(tmp_path, store_dir=tmp_path / "one")
   many = _ensure(tmp_path, store_dir=tmp_path / "many", workers=2)
-  for a, b in zip(one, many, strict=True):
+  for a, b in zip(built, many, strict=True):
     for name in _STORED:
       assert (a / f"{name}.npy").read_bytes() == (b / f"{name}.npy").read_bytes()
 

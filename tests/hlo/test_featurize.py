@@ -36,8 +36,8 @@ def _samples():
 
 
 def test_the_folder_has_samples():
-  own = [path for path in _samples() if path.parent == _FOLDER]
-  assert own, f"no .pb with an expected file in {_FOLDER}"
+  recorded_here = [path for path in _samples() if path.parent == _FOLDER]
+  assert recorded_here, f"no .pb with an expected file in {_FOLDER}"
 
 
 @pytest.mark.parametrize("path", _samples(), ids=lambda path: sources.stem(path))

@@ -38,14 +38,14 @@ def spread(x):
   return np.broadcast_to(everywhere(x), (NODES, CONFIGS, x.width))
 
 
-PAIRS = [(one, other) for one in FORMS for other in FORMS]
+PAIRS = [(first, second) for first in FORMS for second in FORMS]
 
 
-@pytest.mark.parametrize("one, other", PAIRS)
-def test_operations_of_two_forms_are_those_of_full_tensors(one, other):
-  first, second = features(one), features(other, seed=3)
-  x, y = nodes_of(first, one), nodes_of(second, other)
-  full_x, full_y = full_of(first, one), full_of(second, other)
+@pytest.mark.parametrize("hop_x, hop_y", PAIRS)
+def test_operations_of_two_forms_are_those_of_full_tensors(hop_x, hop_y):
+  first, second = features(hop_x), features(hop_y, seed=3)
+  x, y = nodes_of(first, hop_x), nodes_of(second, hop_y)
+  full_x, full_y = full_of(first, hop_x), full_of(second, hop_y)
   for found, expected in (
     (x + y, full_x + full_y),
     (x - y, full_x - full_y),
@@ -56,7 +56,7 @@ def test_operations_of_two_forms_are_those_of_full_tensors(one, other):
       np.sin(full_x).sum(axis=-1, keepdims=True).repeat(2, axis=-1) + full_y[..., :1],
     ),
   ):
-    assert found.hop == max(one, other) and found.width == expected.shape[-1]
+    assert found.hop == max(hop_x, hop_y) and found.width == expected.shape[-1]
     np.testing.assert_allclose(spread(found), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -110,8 +110,8 @@ def readouts(model, params, graph: SegmentedGraph, config_ids) -> jax.Array:
   ids, values = np.asarray(config_ids), []
   budget = budget_for([graph], 1)
   for piece in graph.segments:
-    one = batching.Slate(piece, ids, np.zeros(len(ids), np.float32))
-    batch = assemble_layout([one], budget, graphs=1, configs=len(ids))
+    slate = batching.Slate(piece, ids, np.zeros(len(ids), np.float32))
+    batch = assemble_layout([slate], budget, graphs=1, configs=len(ids))
     values.append(embed(model)({"params": params}, batch)[0])
   return jnp.stack(values)
 

@@ -89,7 +89,7 @@ def test_the_features_of_the_judged_configurations_say_whether_there_is_an_order
   prepared = batching.prepare(graph, graph.node_feat)
   ids = [np.arange(3), np.arange(4)]
   found = evaluation.with_labels([prepared] * 2, ids, [np.zeros(3), np.zeros(4)])
-  assert [one.has_order for one in found] == [False, True]
+  assert [graph_scores.has_order for graph_scores in found] == [False, True]
 
 
 @pytest.mark.parametrize("configs, shown", [(8, (1,)), (48, (1, 10)), (101, (1, 10, 100))])
@@ -116,8 +116,8 @@ def test_scores_are_saved_beside_labels(tmp_path):
     assert file["labels"].tolist() == [1.5, 0.1, 3.5]
     assert file["scores"].tolist() == [0.5, 0.25, 1.5]
     assert file["has_order"].tolist() == [True, False]
-  for one, other in zip(evaluation.read_scores(tmp_path / "s.npz"), given, strict=True):
-    np.testing.assert_equal(vars(one), vars(other))
+  for read, written in zip(evaluation.read_scores(tmp_path / "s.npz"), given, strict=True):
+    np.testing.assert_equal(vars(read), vars(written))
 
 
 def test_scores_of_earlier_versions_are_read(tmp_path):

@@ -100,7 +100,7 @@ def validation_of(configs, *steps, **changes):
 def test_a_fixed_validation_sample_is_the_same_after_every_step():
   graphs, (ids, later) = validation_of([3, 400, 2], 7, 8, **{"train.valid_sampling": "fixed"})
   assert [graph.name for graph in graphs] == ["g_0", "g_1", "g_2"]
-  assert [len(one) for one in ids] == [3, 256, 2]
+  assert [len(numbers) for numbers in ids] == [3, 256, 2]
   np.testing.assert_equal(ids, later)
 
 
@@ -117,9 +117,9 @@ def test_validation_slates_are_drawn_anew_of_graphs_that_suffice(configs, drop, 
   changes = {"batch.graphs": 2, "batch.drop_remainder": drop}
   graphs, (ids, later) = validation_of(configs, 7, 8, **changes)
   assert [graph.name for graph in graphs] == [f"g_{number}" for number in names]
-  for one, other, number in zip(ids, later, names):
-    assert len(set(one)) == len(set(other)) == 10 and max(one) < configs[number]
-    assert configs[number] == 10 or set(one) != set(other)
+  for first, second, number in zip(ids, later, names):
+    assert len(set(first)) == len(set(second)) == 10 and max(first) < configs[number]
+    assert configs[number] == 10 or set(first) != set(second)
   np.testing.assert_equal(validation_of(configs, 8, **changes)[1], [later])  # after a resume
 
 
@@ -378,11 +378,11 @@ def test_segments_take_the_same_folds_as_whole_programs(data_root):
 
 @pytest.mark.parametrize("fields", [{"data.folds": 5}, {"data.folds": 5, "data.fold": 1}])
 def test_folds_are_part_of_the_fingerprint_of_a_run(fields):
-  one, other = (
+  first, second = (
     model_file.fingerprint(parts.config_of("tile", **changes).to_dict())
     for changes in ({"data.folds": 5, "data.fold": 4}, fields)
   )
-  assert one != other
+  assert first != second
 
 
 def test_models_of_different_folds_are_not_judged_together():

@@ -203,7 +203,8 @@ class ResModel(base.Network):
         by = jnp.sqrt(by)
         message = message.divide(by)
       means.append(neighbours(message, direction, self_loops=True).divide(by))
-    biased = lambda v: leaky_relu(v + bias[None, None].astype(v.dtype))
+    row = bias[None]  # once, so that the gradient is summed once
+    biased = lambda v: leaky_relu(v + row[None].astype(v.dtype))
     update = lambda v: leaky_relu(self.update_1[layer](biased(v)))
     return functools.reduce(operator.add, means).map(update)
 
