@@ -90,7 +90,7 @@ def one_hot_scores(data_root: str | Path, place: str = f"valid/{_HELD_OUT}") -> 
   design = np.concatenate([np.eye(column.max() + 1)[column] for column in numbers], axis=1)
   known = len(train_.configs)
   weights, *_ = np.linalg.lstsq(
-    design[:known], np.log(train_.configs.runtime_ns.astype(np.float64)), rcond=None
+    design[:known], np.log(train_.configs.labels.astype(np.float64)), rcond=None
   )
   return design[known:] @ weights
 
@@ -98,7 +98,7 @@ def one_hot_scores(data_root: str | Path, place: str = f"valid/{_HELD_OUT}") -> 
 def one_hot_fit(data_root: str) -> dict[str, float]:
   """The same of a linear fit of ln(run time) to choices, on held-out configurations."""
   valid = npz.read_layout(Path(data_root, f"layout/xla/default/valid/{_HELD_OUT}.npz"))
-  scores, runtime = one_hot_scores(data_root), valid.configs.runtime_ns[:]
+  scores, runtime = one_hot_scores(data_root), valid.configs.labels[:]
   return {
     _HELD_OUT: metrics.kendall_tau(scores, runtime),
     SLOWDOWN: metrics.top_k_slowdown(scores, runtime, (1,))[1],

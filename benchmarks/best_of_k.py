@@ -63,9 +63,9 @@ def _best(scores: np.ndarray, runtime: np.ndarray, k: int) -> float:
   return tied.min() * (1 + metrics.random_slowdown(tied, [draws])[draws])
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(results: Mapping[str, Any]) -> str:
   """Slowdowns in percent for some k, as a Markdown table."""
-  percent = lambda name: [f"{100 * found[name]['slowdown'][k - 1]:.2f} %" for k in _SHOWN]
+  percent = lambda name: [f"{100 * results[name]['slowdown'][k - 1]:.2f} %" for k in _SHOWN]
   return pages.table(
     ["best of the first", *map(str, _SHOWN)],
     [[label, *percent(name)] for name, label in NAMES.items()],
@@ -77,7 +77,7 @@ def main() -> None:
   parser.add_argument("--data_root", required=True, type=Path, help="the released data")
   args = parser.parse_args()
   graph = npz.read_layout(args.data_root / "layout" / "xla" / "default" / "valid" / "alexnet.npz")
-  runtime, group_row = graph.configs.runtime_ns[:], graph.configs.group_row[:]
+  runtime, group_row = graph.configs.labels[:], graph.configs.group_row[:]
   estimate = measured.estimated(graph)["optimal_seconds"]
   scores = {
     "model": load("layout-v3-estimate").scores([graph])[0],
@@ -85,18 +85,18 @@ def main() -> None:
     "changed": (group_row != group_row[0]).sum(axis=1),
     "random": np.zeros(len(runtime)),
   }
-  found: dict[str, Any] = {"machine": timing.machine(), "configs": len(runtime)}
+  results: dict[str, Any] = {"machine": timing.machine(), "configs": len(runtime)}
   for name, values in scores.items():
     known = ~np.isnan(values)
     # Every order is compared with the fastest of all configurations.
     assert runtime[known].min() == runtime.min()
-    found[name] = {
+    results[name] = {
       "configs": int(known.sum()),
       "kendaltau": 0.0 if name == "random" else metrics.kendall_tau(values[known], runtime[known]),
       "slowdown": slowdowns(values[known], runtime[known], KS),
     }
-  timing.write(found, args.out)
-  print(table(found))
+  timing.write(results, args.out)
+  print(table(results))
 
 
 if __name__ == "__main__":

@@ -91,9 +91,9 @@ def combinations(graph: Any, choices: choosing.Choices) -> tuple[np.ndarray, np.
     for option, (output, *_) in enumerate(group.options):
       order = (*output, *(-1,) * (_OUTPUT - len(output)))
       numbers[(orders[:, 0] == order).all(axis=1), place] = option
-  found, which, count = np.unique(numbers, axis=0, return_inverse=True, return_counts=True)
+  distinct, which, count = np.unique(numbers, axis=0, return_inverse=True, return_counts=True)
   order = np.argsort(-count, kind="stable")
-  return found[order], np.argsort(order)[which.ravel()]
+  return distinct[order], np.argsort(order)[which.ravel()]
 
 
 def estimate(function: Any, args: tuple) -> dict[str, Any]:
@@ -119,9 +119,13 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 def alone(program: Any, group: choosing.Group, options: Sequence[int]) -> dict[str, Any]:
   """Estimates of one equation of a group, compiled as a program of its own, by order."""
   jaxpr = jax.make_jaxpr(program.function)(*program.args).jaxpr
-  equation = next(each for each in equations(jaxpr) if choosing.group_of(each) == group)
+  equation = next(
+    candidate for candidate in equations(jaxpr) if choosing.group_of(candidate) == group
+  )
   function = lambda *inputs: equation.primitive.bind(*inputs, **equation.params)
-  args = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
+  args = [
+    jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in equation.invars
+  ]
   single = choosing.choices(function, *args)
   return {
     str(list(group.options[option][0])): estimate(
@@ -131,7 +135,9 @@ def alone(program: Any, group: choosing.Group, options: Sequence[int]) -> dict[s
   }
 
 
-def effects(found: np.ndarray, runtime_ms: np.ndarray, place: int) -> tuple[dict[int, float], int]:
+def effects(
+  distinct: np.ndarray, runtime_ms: np.ndarray, place: int
+) -> tuple[dict[int, float], int]:
   """Measured times of two combinations that differ in one group and in the fewest other groups.
 
   Args:
@@ -144,27 +150,27 @@ def effects(found: np.ndarray, runtime_ms: np.ndarray, place: int) -> tuple[dict
     which the two combinations differ.
   """
   pairs = [
-    (int((found[a] != found[b]).sum()) - 1, a, b)
-    for a, b in itertools.combinations(range(len(found)), 2)
-    if found[a, place] != found[b, place]
+    (int((distinct[a] != distinct[b]).sum()) - 1, a, b)
+    for a, b in itertools.combinations(range(len(distinct)), 2)
+    if distinct[a, place] != distinct[b, place]
   ]
   others, *pair = min(pairs)
-  return {int(found[each, place]): float(runtime_ms[each]) for each in pair}, others
+  return {int(distinct[index, place]): float(runtime_ms[index]) for index in pair}, others
 
 
 def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> str:
   """Compiles each operation whose order differs between configurations; returns a table."""
   choices = choosing.choices(program.function, *program.args)
-  found, which = combinations(graph, choices)
+  distinct, which = combinations(graph, choices)
   runtime_ms = [
-    float(np.median(graph.configs.runtime_ns[which == place])) / 1e6 for place in range(len(found))
+    float(np.median(graph.configs.labels[which == place])) / 1e6 for place in range(len(distinct))
   ]
   rows = json.loads(args.out.read_text())["operations"] if args.out.exists() else {}
-  differing = [place for place in range(len(choices.groups)) if len(set(found[:, place])) > 1]
+  differing = [place for place in range(len(choices.groups)) if len(set(distinct[:, place])) > 1]
   for number, place in enumerate(differing):
     group = choices.groups[place]
     if str(group) not in rows:
-      measured, others = effects(found, np.array(runtime_ms), place)
+      measured, others = effects(distinct, np.array(runtime_ms), place)
       orders = alone(program, group, list(measured))
       rows[str(group)] = {
         "others": others,
@@ -178,7 +184,7 @@ def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> str:
       "target": "tpu:v3",
       "libtpu": tpu.libtpu_version(),
       "configs": len(which),
-      "combinations": len(found),
+      "combinations": len(distinct),
       "operations": rows,
     }
     timing.write(record, args.out)
@@ -190,15 +196,15 @@ def alone_table(record: Mapping[str, Any]) -> str:
   """A row for each operation as a Markdown table: first the faster order, then the slower one."""
   rows = []
   for name, row in record["operations"].items():
-    pair = sorted(row["orders"], key=lambda each: each["median_ms"])
+    pair = sorted(row["orders"], key=lambda order: order["median_ms"])
     rows.append(
       [
         _short([name]),
-        ", ".join(each["order"] for each in pair),
-        ", ".join(f"{each['median_ms']:.2f}" for each in pair),
+        ", ".join(order["order"] for order in pair),
+        ", ".join(f"{order['median_ms']:.2f}" for order in pair),
         str(row["others"]),
-        ", ".join(f"{1e3 * each['optimal_seconds']:.3f}" for each in pair),
-        ", ".join(f"{each['estimated_cycles'] / 1e6:.1f}" for each in pair),
+        ", ".join(f"{1e3 * order['optimal_seconds']:.3f}" for order in pair),
+        ", ".join(f"{order['estimated_cycles'] / 1e6:.1f}" for order in pair),
       ]
     )
   return pages.table(
@@ -221,7 +227,7 @@ def taus(rows: list[Mapping[str, Any]], times: list[np.ndarray]) -> dict[str, fl
     name: round(
       float(
         stats.kendalltau(
-          np.concatenate([np.full(len(each), value(row)) for row, each in zip(rows, times)]),
+          np.concatenate([np.full(len(sample), value(row)) for row, sample in zip(rows, times)]),
           runtime,
         ).statistic
       ),
@@ -324,12 +330,12 @@ def main() -> None:
     print(run_alone(args, graph, program))
     return
   choices = choosing.choices(program.function, *program.args)
-  found, which = combinations(graph, choices)
+  distinct, which = combinations(graph, choices)
   done = json.loads(args.out.read_text())["combinations"] if args.out.exists() else []
   known = {tuple(row["numbers"]): row for row in done}
   rows, times = [], []
-  for place, numbers in enumerate(found[: args.combinations].tolist()):
-    runtime = graph.configs.runtime_ns[which == place]
+  for place, numbers in enumerate(distinct[: args.combinations].tolist()):
+    runtime = graph.configs.labels[which == place]
     chosen = {
       str(group): list(group.options[number][0])
       for group, number in zip(choices.groups, numbers)
@@ -352,13 +358,13 @@ def main() -> None:
       "program": args.program,
       "target": "tpu:v3",
       "libtpu": tpu.libtpu_version(),
-      "distinct": len(found),
+      "distinct": len(distinct),
       "configs": len(which),
       "combinations": rows,
       "tau_b": taus(rows, times) if len(rows) > 1 else {},
     }
     timing.write(record, args.out)
-    print(f"{place + 1} of {min(args.combinations, len(found))} combinations", flush=True)
+    print(f"{place + 1} of {min(args.combinations, len(distinct))} combinations", flush=True)
   print(f"{table(record)}\n\n{tau_table(record)}")
 
 

@@ -157,13 +157,13 @@ def compile_function(
 ) -> Compiled:
   """Compiles a function for a target, in a process that `Folder.compile` started."""
   begin = time.perf_counter()
-  found = tpu.compile_function(function, tuple(arguments), target, **options)
+  outcome = tpu.compile_function(function, tuple(arguments), target, **options)
   notes = {
-    "optimal_seconds": found.optimal_seconds,
-    "bytes_accessed": found.bytes_accessed,
-    "flops": found.flops,
+    "optimal_seconds": outcome.optimal_seconds,
+    "bytes_accessed": outcome.bytes_accessed,
+    "flops": outcome.flops,
     "seconds": round(time.perf_counter() - begin, 2),
     "target": target,
     "libtpu": tpu.libtpu_version(),
   }
-  return Compiled(found.module, found.schedules, notes)
+  return Compiled(outcome.module, outcome.schedules, notes)

@@ -54,32 +54,32 @@ PROGRAMS = {
 def search(program: str, budget: int) -> dict[str, Any]:
   """The best choice of a program and all that were labelled, with their ratios."""
   loss, *args = PROGRAMS[program]
-  found = tune.tune(jax.grad(loss), *args, target=TARGET, budget=budget, options=OPTIONS)
-  own = found.tried[found.problem.own]
+  tuned = tune.tune(jax.grad(loss), *args, target=TARGET, budget=budget, options=OPTIONS)
+  default = tuned.tried[tuned.problem.default]
   return {
-    **found.label.versions(),
-    "own": own,
-    "ratio": found.ratio,
-    **apart(found.problem, found.numbers, own),
-    "groups": sum(map(bool, found.problem.layouts_of(found.numbers))),
-    "options": found.compiler_options,
-    "failed": found.failed,
-    "choices": found.candidates,
+    **tuned.label.versions(),
+    "own": default,
+    "ratio": tuned.ratio,
+    **apart(tuned.problem, tuned.numbers, default),
+    "groups": sum(map(bool, tuned.problem.layouts_of(tuned.numbers))),
+    "options": tuned.compiler_options,
+    "failed": tuned.failed,
+    "choices": tuned.candidates,
     "tried": {
-      found.problem.describe(numbers): value / own for numbers, value in found.tried.items()
+      tuned.problem.describe(numbers): value / default for numbers, value in tuned.tried.items()
     },
   }
 
 
-def apart(problem: Problem, numbers: Numbers, own: int) -> dict[str, float]:
+def apart(problem: Problem, numbers: Numbers, default: int) -> dict[str, float]:
   """The ratios of the layouts of a choice and of its compiler options, each without the other."""
   count = len(problem.layouts_of(numbers))
   parts = {
-    "layouts alone": numbers[:count] + problem.own[count:],
-    "options alone": problem.own[:count] + numbers[count:],
+    "layouts alone": numbers[:count] + problem.default[count:],
+    "options alone": problem.default[:count] + numbers[count:],
   }
   raw = dict(problem.raw_labels(list(parts.values())))
-  return {name: problem.label.value(raw[part]) / own for name, part in parts.items()}
+  return {name: problem.label.value(raw[part]) / default for name, part in parts.items()}
 
 
 def table(results: Mapping[str, Any]) -> str:

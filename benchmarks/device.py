@@ -117,9 +117,9 @@ def difference(actual: Any, expected: Any) -> float:
   )
 
 
-def _larger(one: float, other: float) -> float:
+def _larger(first: float, second: float) -> float:
   """The larger number, NaN where one is NaN."""
-  return float(np.maximum(one, other))
+  return float(np.maximum(first, second))
 
 
 # Runs.
@@ -165,20 +165,20 @@ def run_training(small: bool) -> Iterator[Figures]:
     ended = [run.wait() for run in (start("one"), start("two"), start("three", "--stop_at", "6"))]
     ended.append(start("three", "--resume").wait())
     load = lambda name: ranker.load(f"{scratch}/{name}").params
-    one, two, three = map(load, ("one", "two", "three"))
+    first, second, resumed = map(load, ("one", "two", "three"))
   yield {
     "ends": ended,
-    "parameters": sum(leaf.size for leaf in jax.tree.leaves(one)),
-    "second_run_is_same": _is_same(one, two),
-    "second_run_difference": difference(two, one),
-    "resumed_run_is_same": _is_same(one, three),
-    "resumed_run_difference": difference(three, one),
+    "parameters": sum(leaf.size for leaf in jax.tree.leaves(first)),
+    "second_run_is_same": _is_same(first, second),
+    "second_run_difference": difference(second, first),
+    "resumed_run_is_same": _is_same(first, resumed),
+    "resumed_run_difference": difference(resumed, first),
   }
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(first: Any, second: Any) -> bool:
   try:
-    comparing.assert_same_trees(one, other)
+    comparing.assert_same_trees(first, second)
   except AssertionError:
     return False
   return True
@@ -274,7 +274,7 @@ def _beside_copies(variant: str, graphs: int, nodes: int, configs: int) -> Step:
   network = ranker.family.network
   apply = lambda params, batch: network.apply({"params": params}, batch).reshape(graphs, configs)
   assemble = lambda slates, configs: ranker.family.assemble(
-    slates, _budget([each.graph for each in slates]), graphs=len(slates), configs=configs
+    slates, _budget([slate.graph for slate in slates]), graphs=len(slates), configs=configs
   )
   batch = assemble(slates, configs)
   return Step(network, (apply, batch), (apply, assemble(copies, 1)), batch.target)
@@ -301,9 +301,9 @@ def compare(make: Callable[[bool], Step], small: bool, repeats: int) -> Iterator
   params = jax.device_put(training.init_params(step.network, batch, seed=0))
 
   def loss(params, batch, scores):
-    found = scores(params, batch)
-    sums = losses.loss_sums(_LOSSES, found, target, where=jnp.ones(target.shape, bool))
-    return losses.combine(_LOSSES, *sums), found
+    predicted = scores(params, batch)
+    sums = losses.loss_sums(_LOSSES, predicted, target, where=jnp.ones(target.shape, bool))
+    return losses.combine(_LOSSES, *sums), predicted
 
   programs, functions, results, figures = {}, {}, {}, {}
   for name, (scores, batch) in (("ours", step.scores), ("plain", step.plain_scores)):
@@ -320,8 +320,8 @@ def compare(make: Callable[[bool], Step], small: bool, repeats: int) -> Iterator
       figures["ours_ms"] = 1e3 * timing.medians({name: functions[name]}, repeats=repeats)[name]
     figures[f"{name}_peak_mib"] = log.peak_memory()[1] / 2**20
     yield figures
-  ((value, found), grads), ((plain_value, plain_found), plain_grads) = results.values()
-  figures["scores"] = difference(found, plain_found)
+  ((value, scored), grads), ((plain_value, plain_scored), plain_grads) = results.values()
+  figures["scores"] = difference(scored, plain_scored)
   figures["loss"] = difference(value, plain_value)
   figures["gradients"] = difference(grads, plain_grads)
   yield figures
@@ -364,16 +364,16 @@ def tune(source: str, small: bool) -> Iterator[Figures]:
 
   (program,) = programs.load(str(ROOT / "examples/programs" / source))
   tuned = tpugraphs_jax.tune(program.function, *program.args, budget=2 if small else 8)
-  own = tuned.raw[tuned.problem.own]
+  default = tuned.raw[tuned.problem.default]
   yield {
     "program": program.name,
     "labelled": len(tuned.raw),
     "failed": tuned.failed,
-    "own_ms": 1e3 * min(own["seconds"]),
-    "noise": own["noise"],
+    "own_ms": 1e3 * min(default["seconds"]),
+    "noise": default["noise"],
     "keeps_default": tuned.keeps_default,
     "compared": tuned.compared,
-    "least": min(tuned.tried.values()) / tuned.tried[tuned.problem.own],
+    "least": min(tuned.tried.values()) / tuned.tried[tuned.problem.default],
   }
 
 
@@ -424,30 +424,30 @@ class Process:
       os.killpg(self._process.pid, signal.SIGKILL)
       self._process.wait()
       why = _NO_TIME
-    found = json.loads(self._out.read_text()) if self._out.exists() else {}
-    if not found.get("is_done") and "failure" not in found:
-      found["failure"] = why.format(self._process.returncode)
-    return found
+    result = json.loads(self._out.read_text()) if self._out.exists() else {}
+    if not result.get("is_done") and "failure" not in result:
+      result["failure"] = why.format(self._process.returncode)
+    return result
 
 
 def run_here(name: str, small: bool, timed: bool, out: Path) -> None:
   """Runs a part in this process; writes its figures after each."""
   if small:
     parallel.compile_quickly()
-  found: Figures = {"machine": timing.machine(), "figures": {}}
-  timing.write(found, out)
+  result: Figures = {"machine": timing.machine(), "figures": {}}
+  timing.write(result, out)
   repeats = (3 if small else 15) if timed else 0
   part = functools.partial(_STEPS[name], repeats=repeats) if name in _STEPS else None
   try:
     for figures in (part or (_CHECKS | _TUNED)[name])(small):
-      found["figures"] |= figures
-      timing.write(found, out)
-    found["is_done"] = True
+      result["figures"] |= figures
+      timing.write(result, out)
+    result["is_done"] = True
   except Exception as error:  # whatever it is, it is named, and costs this part alone
-    found["failure"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    result["failure"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
     raise
   finally:
-    timing.write(found, out)
+    timing.write(result, out)
 
 
 def run_all(names: list[str], small: bool, seconds: float, record: Figures) -> Figures:
@@ -457,14 +457,14 @@ def run_all(names: list[str], small: bool, seconds: float, record: Figures) -> F
   options = ["--small"] * small
 
   def keep(process: Process, until: float, begun: float) -> None:
-    found, name = process.wait(until), process.name
-    record["machine"] = found.get("machine") or record["machine"]
-    record[name] = record.get(name, {}) | found.get("figures", {})
+    result, name = process.wait(until), process.name
+    record["machine"] = result.get("machine") or record["machine"]
+    record[name] = record.get(name, {}) | result.get("figures", {})
     record["seconds"][name] = record["seconds"].get(name, 0) + round(time.monotonic() - begun, 1)
     record["failures"].pop(name, None)
-    if "failure" in found:
-      record["failures"][name] = found["failure"]
-    print(f"{name}: {record['seconds'][name]} s {found.get('failure', '')}", flush=True)
+    if "failure" in result:
+      record["failures"][name] = result["failure"]
+    print(f"{name}: {record['seconds'][name]} s {result.get('failure', '')}", flush=True)
 
   for name in names:
     record["seconds"].pop(name, None)
@@ -516,9 +516,9 @@ def _step_cells(name: str, row: Mapping[str, Any]) -> list[str]:
   cell = lambda key, form: form.format(row[key]) if key in row else "not measured"
   return [
     name,
-    *(cell(f"{each}_ms", "{:,.2f} ms") for each in ("ours", "plain")),
+    *(cell(f"{side}_ms", "{:,.2f} ms") for side in ("ours", "plain")),
     cell("ratio", "{:.1f} x"),
-    *(cell(f"{each}_peak_mib", "{:,.0f} MiB") for each in ("ours", "plain")),
+    *(cell(f"{side}_peak_mib", "{:,.0f} MiB") for side in ("ours", "plain")),
     *(cell(key, "{:.0e}") for key in ("scores", "gradients")),
     (cell("ours_estimated_ms", "{:,.2f} ms, ") if "ours_estimated_ms" in row else "")
     + cell("ours_temporary_mib", "{:,.0f} MiB"),

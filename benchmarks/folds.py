@@ -79,11 +79,13 @@ def summarised(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 def paired(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
   """`recommended` less official in the first column, over graphs that both were tested on."""
   column = CASES[name].columns[0]
-  one, two = (
+  first, second = (
     {graph: row[column] for run in runs[ranker] for graph, row in run["graphs"].items()}
     for ranker in RANKERS
   )
-  change = np.array([one[graph] - two[graph] for graph in sorted(one.keys() & two.keys())])
+  change = np.array(
+    [first[graph] - second[graph] for graph in sorted(first.keys() & second.keys())]
+  )
   change = change[~np.isnan(change)]
   return {
     "column": column,
@@ -108,8 +110,8 @@ def table(results: dict[str, Any]) -> str:
       f"{row['steps']:,.0f}",
       f"{row['cpu_s'] / 60:.1f}",
     ]
-    for name, found in results.items()
-    for ranker, row in found["rankers"].items()
+    for name, result in results.items()
+    for ranker, row in result["rankers"].items()
   ]
   head = ["collection", "ranker", *columns, "folds", "graphs", "steps", "CPU minutes"]
   return pages.table(head, lines)
@@ -127,8 +129,8 @@ def paired_table(results: dict[str, Any]) -> str:
       str(row["smaller"]),
       f"{row['p_value']:.1g}",
     ]
-    for name, found in results.items()
-    if (row := found.get("paired"))
+    for name, result in results.items()
+    if (row := result.get("paired"))
   ]
   head = ["collection", "metric", "graphs", "mean difference", "larger", "smaller", "p"]
   return pages.table(head, lines)

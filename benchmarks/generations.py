@@ -71,19 +71,19 @@ def changed_groups(graph: OpGraph) -> np.ndarray:
   return (rows != rows[0]).sum(axis=1)
 
 
-def judge(found: Sequence[Program], seeds: int) -> dict[str, Any]:
+def judge(members: Sequence[Program], seeds: int) -> dict[str, Any]:
   """Figures of the model of v3 on the programs of one generation, by both estimates."""
   ranker, prior = load(_MODEL), tune.prior_of("tpu:v3")
-  models = Models(dict.fromkeys((program.graph.name for program in found), ranker), ranker.about)
-  first, second = ([program.estimates[name] for program in found] for name in LABELS)
+  models = Models(dict.fromkeys((program.graph.name for program in members), ranker), ranker.about)
+  first, second = ([program.estimates[name] for program in members] for name in LABELS)
   rows: dict[str, Any] = {"both estimates": mean_tau(first, second)}
   for name in LABELS:
-    whole = [program for program in found if (program.estimates[name] > 0).all()]
+    whole = [program for program in members if (program.estimates[name] > 0).all()]
     graphs = [program.graph for program in whole]
     values = [program.estimates[name] for program in whole]
     rows[name] = {
       **simulated.measure(whole, name, models, lambda pool: prior, seeds),
-      "left out": len(found) - len(whole),
+      "left out": len(members) - len(whole),
       "tau-b": {
         "model": mean_tau(models.scores(graphs), values),
         "changed groups": mean_tau(list(map(changed_groups, graphs)), values),
@@ -92,10 +92,12 @@ def judge(found: Sequence[Program], seeds: int) -> dict[str, Any]:
   return rows
 
 
-def learnt(generation: str, found: Sequence[Program], workdir: Path, seeds: int) -> dict[str, Any]:
+def learnt(
+  generation: str, members: Sequence[Program], workdir: Path, seeds: int
+) -> dict[str, Any]:
   """Figures of a model and of a prior that have learnt from labels of the generation itself."""
-  graphs = [program.graph for program in found]
-  values = [program.estimates[_LABEL] for program in found]
+  graphs = [program.graph for program in members]
+  values = [program.estimates[_LABEL] for program in members]
   taus = [
     mean_tau(
       Ranker.load(
@@ -119,7 +121,7 @@ def learnt(generation: str, found: Sequence[Program], workdir: Path, seeds: int)
     if np.ptp(program.estimates[_LABEL]) > 0
   ]
   prior = search_prior.learn(programs_learnt, ranker, shipped.unit, shipped.about)
-  searched = simulated.measure(found, _LABEL, models, lambda pool: prior, seeds)
+  searched = simulated.measure(members, _LABEL, models, lambda pool: prior, seeds)
   return {
     "tau-b": {"mean": float(np.mean(taus)), "spread": float(np.std(taus, ddof=1)), "seeds": _SEEDS},
     "programs": len(programs_learnt),
@@ -132,19 +134,19 @@ def learnt_table(results: Mapping[str, Any]) -> str:
   part, rows = next(iter(SETS)), []
   for generation in GENERATIONS[1:]:
     row = results[f"{generation}, {part}"]
-    own, shipped = row["learnt"], row[_LABEL]
-    tau = own["tau-b"]
+    learnt_here, shipped = row["learnt"], row[_LABEL]
+    tau = learnt_here["tau-b"]
     rows.append(
       [
         generation,
         f"{shipped['tau-b']['model']:.3f}",
         f"{tau['mean']:.3f} ± {tau['spread']:.3f}",
         *(
-          f"{found[f'best{k}']:.4f}"
+          f"{search[f'best{k}']:.4f}"
           for k in (5, 8)
-          for found in (shipped["ways"]["learned"], own["learned"])
+          for search in (shipped["ways"]["learned"], learnt_here["learned"])
         ),
-        str(own["programs"]),
+        str(learnt_here["programs"]),
       ]
     )
   head = ["", "tau-b, model of v3", "tau-b, trained on it"]
@@ -184,11 +186,11 @@ def main() -> None:
   results: dict[str, Any] = {"seeds": args.seeds}
   for part, splits in SETS.items():
     for generation in args.generations:
-      if found := programs(generation, splits):
-        results[f"{generation}, {part}"] = judge(found, args.seeds)
+      if members := programs(generation, splits):
+        results[f"{generation}, {part}"] = judge(members, args.seeds)
         if part == "test families" and generation != "v3":
-          own = learnt(generation, found, args.workdir, args.seeds)
-          results[f"{generation}, {part}"]["learnt"] = own
+          learnt_here = learnt(generation, members, args.workdir, args.seeds)
+          results[f"{generation}, {part}"]["learnt"] = learnt_here
     print(f"{part}\n\n{table(results, part)}\n", flush=True)
   if args.out:
     timing.write(results, args.out)

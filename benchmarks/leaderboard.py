@@ -117,16 +117,18 @@ def paired(first: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], headline
         values.setdefault(graph, []).append(row[headline])
     return {graph: float(np.mean(some)) for graph, some in values.items()}
 
-  one, lines = by_graph(first), []
-  for other in runs:
-    two = by_graph(other)
-    change = np.array([one[graph] - two[graph] for graph in sorted(one.keys() & two.keys())])
+  of_first, lines = by_graph(first), []
+  for against in runs:
+    of_system = by_graph(against)
+    change = np.array(
+      [of_first[graph] - of_system[graph] for graph in sorted(of_first.keys() & of_system.keys())]
+    )
     change = change[~np.isnan(change)]
-    if other != first and change.any():
+    if against != first and change.any():
       lines.append(
-        f"{_NAMES[headline]} of {first} less that of {other}, graph by graph: {change.mean():.3f} "
-        f"on average over {len(change)} graphs, p = {stats.wilcoxon(change).pvalue:.2g} "
-        "(Wilcoxon signed rank)."
+        f"{_NAMES[headline]} of {first} less that of {against}, graph by graph: "
+        f"{change.mean():.3f} on average over {len(change)} graphs, "
+        f"p = {stats.wilcoxon(change).pvalue:.2g} (Wilcoxon signed rank)."
       )
   return lines
 
@@ -198,9 +200,9 @@ def main() -> None:
     name = datasets.Collection(args.collection).name
     (args.workdir / "runs").mkdir(parents=True, exist_ok=True)
     for system in args.systems or systems.racing(name):
-      for one in on_folds(system, args.folds):
+      for run in on_folds(system, args.folds):
         for seed in args.seeds:
-          systems.run_missing(args, name, one, seed)
+          systems.run_missing(args, name, run, seed)
     args.page.write_text(page(args, name))
   except ValueError as error:
     parser.error(str(error))

@@ -64,10 +64,10 @@ def figures(scores: np.ndarray, runtime: np.ndarray) -> dict[str, float]:
 def estimated(graph: Any) -> dict[str, np.ndarray]:
   """The compiler's estimates of AlexNet's configurations `[C]`, NaN where there is none."""
   (program,) = programs.load(f"{ROOT / 'examples' / 'programs' / 'alexnet.py'}:step")
-  found, which = bridge.combinations(graph, choosing.choices(program.function, *program.args))
+  distinct, which = bridge.combinations(graph, choosing.choices(program.function, *program.args))
   record = json.loads((ROOT / "benchmarks" / "bridge.json").read_text())
   known = {tuple(row["numbers"]): row for row in record["combinations"]}
-  rows = [known.get(tuple(numbers)) for numbers in found.tolist()]
+  rows = [known.get(tuple(numbers)) for numbers in distinct.tolist()]
   return {
     key: np.array([row[key] if row else np.nan for row in rows])[which]
     for key in _ESTIMATES.values()
@@ -76,7 +76,7 @@ def estimated(graph: Any) -> dict[str, np.ndarray]:
 
 def estimates(graph: Any) -> dict[str, dict[str, float]]:
   """Figures of the compiler's estimates of AlexNet's configurations, with their number."""
-  values, runtime = estimated(graph), graph.configs.runtime_ns[:]
+  values, runtime = estimated(graph), graph.configs.labels[:]
   is_known = ~np.isnan(values["optimal_seconds"])
   return {
     name: figures(values[key][is_known], runtime[is_known]) | {"configs": int(is_known.sum())}
@@ -86,7 +86,7 @@ def estimates(graph: Any) -> dict[str, dict[str, float]]:
 
 def blind(graph: Any) -> dict[str, dict[str, float]]:
   """Figures of a random order and of the heuristic."""
-  runtime = graph.configs.runtime_ns[:]
+  runtime = graph.configs.labels[:]
   random = metrics.random_slowdown(runtime, _KS)
   return {
     "random": {"kendaltau": 0.0, **{f"slowdown{k}": float(random[k]) for k in _KS}},
@@ -99,9 +99,9 @@ def table(results: Mapping[str, Any]) -> str:
   rows = []
   for name in GRAPHS:
     title = f"{name}, {results[name]['configs']:,} configurations"
-    for way, found in results[name]["ways"].items():
-      slowdowns = [pages.percent(found, column) for column in COLUMNS[1:]]
-      rows.append([title, way, pages.figure(found, "kendaltau"), *slowdowns])
+    for way, result in results[name]["ways"].items():
+      slowdowns = [pages.percent(result, column) for column in COLUMNS[1:]]
+      rows.append([title, way, pages.figure(result, "kendaltau"), *slowdowns])
       title = ""
   return pages.table(["", "", "tau-b", "first choice", "best of five"], rows)
 
@@ -129,7 +129,7 @@ def main() -> None:
   results: dict[str, Any] = {"machine": timing.machine()}
   for name, place in GRAPHS.items():
     graph = npz.read_layout(args.data_root / "layout" / "xla" / "default" / f"{place}.npz")
-    runtime = graph.configs.runtime_ns[:]
+    runtime = graph.configs.labels[:]
     judged = lambda ranker: figures(ranker.scores([graph])[0], runtime)
     ways = blind(graph)
     if "alexnet" in place:

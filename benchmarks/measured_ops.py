@@ -97,7 +97,7 @@ def figures(program: tokamax_ops.Program, raw: Mapping[str, Any], module: bytes)
   """Times and estimates of a compiled program, and why it has no estimate, if it has none."""
   cycles = tpu_kernels.estimated_cycles(proto.parse_module(module, where=program.name))
   missing = costs.unknown_work(cycles, raw["bytes_accessed"])
-  names = sorted({" ".join(filter(None, [each.kind, each.target])) for each in missing})
+  names = sorted({" ".join(filter(None, [program.kind, program.target])) for program in missing})
   ms = float(np.median(program.times_ms))
   peak = costs.DEVICES[tokamax_ops.DEVICES[program.device]].flops
   if not names and 1e3 * raw["flops"] / peak > ms:
@@ -120,7 +120,7 @@ def record(
   """All that was compiled so far, by device and operation."""
   outcomes = work.outcomes()
   operations: dict[str, dict[str, Any]] = {}
-  for program in sorted(programs, key=lambda each: each.name):
+  for program in sorted(programs, key=lambda program: program.name):
     target = tokamax_ops.DEVICES[program.device]
     row = operations.setdefault(
       f"{target} {program.operation}",
@@ -134,13 +134,13 @@ def record(
     if not isinstance(outcome, dict):
       continue
     module = zlib.decompress(work.module(program.name).read_bytes())
-    found = figures(program, outcome, module)
-    if found["without"]:
-      row["without_estimate"][found["without"]] = (
-        row["without_estimate"].get(found["without"], 0) + 1
+    numbers = figures(program, outcome, module)
+    if numbers["without"]:
+      row["without_estimate"][numbers["without"]] = (
+        row["without_estimate"].get(numbers["without"], 0) + 1
       )
     else:
-      row["programs"][program.name.rpartition("/")[2]] = [found[column] for column in COLUMNS]
+      row["programs"][program.name.rpartition("/")[2]] = [numbers[column] for column in COLUMNS]
   return {
     **work.versions(),
     "columns": COLUMNS,
@@ -149,9 +149,9 @@ def record(
   }
 
 
-def _rows(found: Mapping[str, Any]) -> Rows:
+def _rows(operation: Mapping[str, Any]) -> Rows:
   """The columns of an operation's programs."""
-  values = np.array(list(found["programs"].values()), np.float64).reshape(-1, len(COLUMNS))
+  values = np.array(list(operation["programs"].values()), np.float64).reshape(-1, len(COLUMNS))
   return dict(zip(COLUMNS, values.T))
 
 
@@ -190,10 +190,10 @@ def fit(parts: Sequence[Part]) -> np.ndarray:
   One term gets the median of measured time by term, of several operations the median of their
   medians. Two terms get numbers of at least 0 with the least squares of relative errors.
   """
-  shares = [np.stack(each.terms, 1) / each.ms[:, None] for each in parts]
+  shares = [np.stack(part.terms, 1) / part.ms[:, None] for part in parts]
   if shares[0].shape[1] == 1:
-    return np.median([np.median(1 / each[:, 0]) for each in shares], keepdims=True)
-  root = np.concatenate([np.full(len(each.ms), len(each.ms) ** -0.5) for each in parts])
+    return np.median([np.median(1 / share[:, 0]) for share in shares], keepdims=True)
+  root = np.concatenate([np.full(len(part.ms), len(part.ms) ** -0.5) for part in parts])
   return optimize.nnls(np.concatenate(shares) * root[:, None], root)[0]
 
 
@@ -204,13 +204,13 @@ def quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
   return float(values[order][np.searchsorted(mass, share * mass[-1])])
 
 
-def by_generation(found: Mapping[str, Any]) -> dict[str, dict[str, Rows]]:
+def by_generation(recorded: Mapping[str, Any]) -> dict[str, dict[str, Rows]]:
   """The programs with an estimate, by target and operation.
 
   An operation of which most programs have none was another one when it was measured.
   """
   result: dict[str, dict[str, Rows]] = collections.defaultdict(dict)
-  for name, row in found["operations"].items():
+  for name, row in recorded["operations"].items():
     target, operation = name.split()
     if len(row["programs"]) >= max(_FEWEST, sum(row["without_estimate"].values())):
       result[target][operation] = _rows(row)
@@ -223,23 +223,23 @@ def left_out(
   """The programs of every operation, with numbers fitted to the other operations."""
   parts = {name: part(rows, target, method) for name, rows in operations.items()}
   return {
-    name: (parts[name], fit([each for other, each in parts.items() if other != name]))
+    name: (parts[name], fit([rest for operation, rest in parts.items() if operation != name]))
     for name in parts
     if len(parts) > 1
   }
 
 
-def times(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def times(recorded: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   """The numbers of every generation, and the interval of measured times, for `estimate`.
 
   The interval is one of all generations: nine of ten measured programs, every operation of the
   same weight, each estimated by the other operations of its generation.
   """
-  generations = by_generation(found)
+  generations = by_generation(recorded)
   ratios = [
-    each.ratios(fitted)
+    operation.ratios(fitted)
     for target, operations in generations.items()
-    for each, fitted in left_out(operations, target, _MILLISECONDS).values()
+    for operation, fitted in left_out(operations, target, _MILLISECONDS).values()
   ]
   if not ratios:
     raise ValueError("no generation has two operations with estimates, expected one for --times")
@@ -264,10 +264,10 @@ def times(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   }
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(recorded: Mapping[str, Any]) -> str:
   """Both estimates of every generation and operation, after one factor, as a Markdown table."""
   lines = []
-  for target, operations in by_generation(found).items():
+  for target, operations in by_generation(recorded).items():
     for name, rows in operations.items():
       lines.append(
         [_short(target), _spoken(name), str(len(rows["cycles"])), *_judged(rows, target)]
@@ -299,10 +299,10 @@ def table(found: Mapping[str, Any]) -> str:
   )
 
 
-def worth_table(found: Mapping[str, Any]) -> str:
+def worth_table(recorded: Mapping[str, Any]) -> str:
   """What both estimates and the milliseconds of `estimate`, as it ships, are worth."""
   lines = []
-  for target, operations in by_generation(found).items():
+  for target, operations in by_generation(recorded).items():
     time = costs.times().get(target)
     for name, rows in operations.items():
       cells = [_short(target), _spoken(name), str(len(rows["cycles"]))]
@@ -359,27 +359,29 @@ def _same_plan(rows: Rows, target: str) -> str:
   return f"{same.sum()}, {programs.errors(fit([programs])).mean():.1%}"
 
 
-def tried_table(found: Mapping[str, Any]) -> str:
+def tried_table(recorded: Mapping[str, Any]) -> str:
   """Mean errors of all methods, their numbers fitted to other operations or to the operation."""
   generations = {
-    target: operations for target, operations in by_generation(found).items() if len(operations) > 1
+    target: operations
+    for target, operations in by_generation(recorded).items()
+    if len(operations) > 1
   }
   lines = []
   for method in METHODS:
     cells = [method]
     for target, operations in generations.items():
       fits = left_out(operations, target, method).values()
-      others = [each.errors(fitted).mean() for each, fitted in fits]
-      own = [each.errors(fit([each])).mean() for each, _ in fits]
-      cells.append(f"{np.mean(others):.0%}, {np.mean(own):.1%}")
+      others = [operation.errors(fitted).mean() for operation, fitted in fits]
+      itself = [operation.errors(fit([operation])).mean() for operation, _ in fits]
+      cells.append(f"{np.mean(others):.0%}, {np.mean(itself):.1%}")
     lines.append(cells)
   return pages.table(["time is made of", *map(_short, generations)], lines)
 
 
-def kinds_table(found: Mapping[str, Any]) -> str:
+def kinds_table(recorded: Mapping[str, Any]) -> str:
   """Kernels with and without products, and the peak of the memory, by operation."""
   lines = []
-  for target, operations in by_generation(found).items():
+  for target, operations in by_generation(recorded).items():
     for name, rows in operations.items():
       programs = part(rows, target, _KINDS)
       fitted, terms = fit([programs]), programs.terms
@@ -408,10 +410,10 @@ def kinds_table(found: Mapping[str, Any]) -> str:
   )
 
 
-def without_table(found: Mapping[str, Any]) -> str:
+def without_table(recorded: Mapping[str, Any]) -> str:
   """Programs that were not compiled or have no estimate, by operation and reason."""
   lines = []
-  for name, row in found["operations"].items():
+  for name, row in recorded["operations"].items():
     target, operation = name.split()
     reasons = [
       *((count, reason) for reason, count in row["without_estimate"].items()),
@@ -482,12 +484,12 @@ def main() -> None:
     return work.compile(tokamax_ops.sample(programs, args.sample), args.timeout)
   if args.sample != 0:
     compile_all(work)
-  found = record(programs, without, work)
-  timing.write(found, args.out)
+  results = record(programs, without, work)
+  timing.write(results, args.out)
   if args.times:
-    args.times.write_text(json.dumps(times(found), indent=2) + "\n")
+    args.times.write_text(json.dumps(times(results), indent=2) + "\n")
   tables = worth_table, table, tried_table, kinds_table, without_table
-  print("\n\n".join(each(found) for each in tables))
+  print("\n\n".join(table(results) for table in tables))
 
 
 if __name__ == "__main__":

@@ -59,17 +59,19 @@ class Module:
     self.proto = proto.parse_module(
       module.as_serialized_hlo_module_proto(), where="optimised module"
     )
-    self._parts = {each.id: each for each in self.proto.computations}
+    self._parts = {part.id: part for part in self.proto.computations}
     self._iterations = loops.iterations(self.proto)
     self.kernels = list(self._started(self._parts[self.proto.entry_computation_id], 1, False))
 
   def counts(self) -> dict[str, int]:
     """Numbers of kernels that a step starts, of all-reduces, and of slow forms of them."""
-    opcodes = [each.opcode for part in self.proto.computations for each in part.instructions]
+    opcodes = [
+      instruction.opcode for part in self.proto.computations for instruction in part.instructions
+    ]
     return {
       "kernels": sum(kernel.times for kernel in self.kernels),
       "kernels_in_loops": sum(kernel.times for kernel in self.kernels if kernel.in_loop),
-      "all_reduces": sum(each in ("all-reduce", "all-reduce-start") for each in opcodes),
+      "all_reduces": sum(opcode in ("all-reduce", "all-reduce-start") for opcode in opcodes),
       "gathers": opcodes.count("gather"),
       "scatters": opcodes.count("scatter"),
       "strided_scatters": len(_STRIDED.findall(self._text)),
@@ -100,18 +102,20 @@ class Module:
     return dict(result)
 
   def _started(self, part: Any, times: int, in_loop: bool) -> Iterator[Kernel]:
-    shapes = {each.id: each.shape for each in part.instructions}
-    for each in part.instructions:
-      callees = [self._parts[callee] for callee in each.called_computation_ids]
-      if each.opcode == "while":
+    shapes = {instruction.id: instruction.shape for instruction in part.instructions}
+    for instruction in part.instructions:
+      callees = [self._parts[callee] for callee in instruction.called_computation_ids]
+      if instruction.opcode == "while":
         body, _ = callees  # the condition starts nothing
-        count = self._iterations[each.name]
+        count = self._iterations[instruction.name]
         yield from self._started(body, times * (1 if count is None else round(count)), True)
-      elif each.opcode in _CALLS:
+      elif instruction.opcode in _CALLS:
         for callee in callees:
           yield from self._started(callee, times, in_loop)
-      elif each.opcode not in _FREE and not each.opcode.endswith("-done"):
-        yield Kernel(each, [shapes[operand] for operand in each.operand_ids], times, in_loop)
+      elif instruction.opcode not in _FREE and not instruction.opcode.endswith("-done"):
+        yield Kernel(
+          instruction, [shapes[operand] for operand in instruction.operand_ids], times, in_loop
+        )
 
   def _flops(self, kernel: Kernel) -> dict[int, float]:
     """Operations of products by XLA's number of the type of their inputs."""
@@ -121,13 +125,13 @@ class Module:
       axes = gemm["dot_dimension_numbers"].get("lhs_contracting_dimensions", ())
       _add_product(result, kernel.inputs[0], kernel.instruction.shape, map(int, axes))
     alone = kernel.instruction, dict(zip(kernel.instruction.operand_ids, kernel.inputs))
-    for each, shapes in (alone, *self._inside(kernel.instruction)):
-      if each.opcode == "dot":
+    for instruction, shapes in (alone, *self._inside(kernel.instruction)):
+      if instruction.opcode == "dot":
         _add_product(
           result,
-          shapes[each.operand_ids[0]],
-          each.shape,
-          each.dot_dimension_numbers.lhs_contracting_dimensions,
+          shapes[instruction.operand_ids[0]],
+          instruction.shape,
+          instruction.dot_dimension_numbers.lhs_contracting_dimensions,
         )
     return result
 
@@ -135,10 +139,10 @@ class Module:
     """Instructions of a fusion and of fusions in it, with the shapes around each."""
     for callee in fusion.called_computation_ids if fusion.opcode == "fusion" else ():
       body = self._parts[callee].instructions
-      shapes = {each.id: each.shape for each in body}
-      for each in body:
-        yield each, shapes
-        yield from self._inside(each)
+      shapes = {instruction.id: instruction.shape for instruction in body}
+      for instruction in body:
+        yield instruction, shapes
+        yield from self._inside(instruction)
 
   def _bytes(self, kernel: Kernel) -> int:
     """Bytes read and written; of an array that is gathered from or scattered into, the rows."""
@@ -146,17 +150,17 @@ class Module:
     if fusion.opcode != "fusion":
       return sum(map(_size, [*kernel.inputs, fusion.shape]))
     body = self._parts[fusion.called_computation_ids[0]].instructions
-    shapes = {each.id: each.shape for each in body}
+    shapes = {instruction.id: instruction.shape for instruction in body}
     users = collections.defaultdict(list)
-    for each in body:
-      for place, operand in enumerate(each.operand_ids):
-        users[operand].append((place, each))
+    for instruction in body:
+      for place, operand in enumerate(instruction.operand_ids):
+        users[operand].append((place, instruction))
     total, in_place = 0, 0
-    for each in body:
-      if each.opcode != "parameter":
+    for instruction in body:
+      if instruction.opcode != "parameter":
         continue
-      whole, some = _size(each.shape), 0
-      for place, user in users[each.id]:
+      whole, some = _size(instruction.shape), 0
+      for place, user in users[instruction.id]:
         if user.opcode in ("gather", "dynamic-slice") and place == 0:
           some += _size(user.shape)
         elif user.opcode in ("scatter", "dynamic-update-slice") and place == 0:

@@ -104,7 +104,7 @@ def rows_of(ranker: Ranker, graphs: Sequence[Any]) -> list[dict[str, Any]]:
 
 def figures(graph: Any, scores: np.ndarray) -> dict[str, Any]:
   """Figures of one program from scores `[C]`; `found8` is NaN if no choice is 2 % better."""
-  label = graph.configs.runtime_ns[:]
+  label = graph.configs.labels[:]
   changed = graph.configs.group_row[:] != graph.configs.group_row[0]
   tried = label[spread(np.argsort(scores, kind="stable"), scores, changed)]
   return {
@@ -130,13 +130,13 @@ def heuristic(graph: Any, *, knows_own: bool = False) -> np.ndarray:
   dims = feat[:, features.DIMENSIONS]
   rank, elements = (dims > 0).sum(axis=1), np.maximum(dims, 1).prod(axis=1)
   row, changed = given.group_row[:][:, given.node_group], given.group_row[:] != given.group_row[0]
-  order, own = given.rows[row, :2].astype(int), np.stack([rank - 1, rank - 2], axis=1)
+  order, default = given.rows[row, :2].astype(int), np.stack([rank - 1, rank - 2], axis=1)
   if knows_own:
-    own = feat[:, columns.NODE["minor_to_major"]][:, :2].astype(int)
+    default = feat[:, columns.NODE["minor_to_major"]][:, :2].astype(int)
     node = np.broadcast_to(np.arange(len(feat)), row.shape)
-    other = ~traffic.changes_nothing(graph, node.ravel(), row.ravel()).reshape(row.shape)
-    changed &= other @ (given.node_group[:, None] == np.arange(changed.shape[1]))
-  order = np.where(order[..., :1] < 0, own, order)
+    changes = ~traffic.changes_nothing(graph, node.ravel(), row.ravel()).reshape(row.shape)
+    changed &= changes @ (given.node_group[:, None] == np.arange(changed.shape[1]))
+  order = np.where(order[..., :1] < 0, default, order)
   sizes = np.where(
     order < 0,
     0,
@@ -161,8 +161,8 @@ def heuristic_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
 
 def blind_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
   """Mean figures of a random order, and of the compiler's own choice alone."""
-  random = [metrics.random_slowdown(graph.configs.runtime_ns[:], _KS) for graph in graphs]
-  first = [graph.configs.runtime_ns[0] / np.min(graph.configs.runtime_ns) - 1 for graph in graphs]
+  random = [metrics.random_slowdown(graph.configs.labels[:], _KS) for graph in graphs]
+  first = [graph.configs.labels[0] / np.min(graph.configs.labels) - 1 for graph in graphs]
   default = {f"slowdown{k}": float(np.mean(first)) for k in _KS}  # one choice is no order
   return {
     "a random order": {
@@ -178,7 +178,7 @@ def blind_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
 
 def _tuned_at_random(graphs: Sequence[Any]) -> float:
   """Expected `tuned5` of a random order."""
-  labels = [graph.configs.runtime_ns[:] for graph in graphs]
+  labels = [graph.configs.labels[:] for graph in graphs]
   others = _FEW - 1
   return float(
     np.mean(
@@ -193,7 +193,7 @@ def _tuned_at_random(graphs: Sequence[Any]) -> float:
 def _found_at_random(graphs: Sequence[Any]) -> float:
   """Expected `found8` of a random order."""
   shares = []
-  for label in (graph.configs.runtime_ns[:] for graph in graphs):
+  for label in (graph.configs.labels[:] for graph in graphs):
     others, better = len(label) - 1, int((label < label[0]).sum())
     if label[0] > (1 + _BETTER) * label.min():
       shares.append(
@@ -234,10 +234,10 @@ def main() -> None:
     graphs[KEPT_OUT] = load(f"own-{KEPT_OUT}", "test", args.data_root)
   judged = [split for split in graphs if split != "train"]
   results: dict[str, Any] = {
-    "programs": {split: [graph.name for graph in found] for split, found in graphs.items()},
+    "programs": {split: [graph.name for graph in members] for split, members in graphs.items()},
     "all equal": {
-      split: [graph.name for graph in found if len(set(graph.configs.runtime_ns[:].tolist())) < 2]
-      for split, found in graphs.items()
+      split: [graph.name for graph in members if len(set(graph.configs.labels[:].tolist())) < 2]
+      for split, members in graphs.items()
     },
     **{split: blind_rows(graphs[split]) | heuristic_rows(graphs[split]) for split in judged},
   }

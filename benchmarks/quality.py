@@ -97,7 +97,7 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
   random, ceiling, pairs = [], [], []
   for graph in graphs:
     ids = data.validation_ids(graph.name, graph.configs)
-    random.append(_random_row(graph.configs.label[ids], ks))
+    random.append(_random_row(graph.configs.labels[ids], ks))
     try:
       truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns[ids]
     except FileNotFoundError:  # measured run times
@@ -106,7 +106,7 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
     scores = np.unique(truth, return_inverse=True)[1].astype(np.float32)
     judged = evaluation.with_labels([ranker.prepare(graph)], [ids], [scores])
     ceiling += evaluation.evaluate(judged, ks)[0]
-    pairs.append(metrics.ordered_pairs(scores, graph.configs.label[ids]))
+    pairs.append(metrics.ordered_pairs(scores, graph.configs.labels[ids]))
   means = {
     name: {column: float(np.nanmean([row[column] for row in rows])) for column in case.columns}
     for name, rows in (("random", random), ("ceiling", ceiling))

@@ -45,10 +45,10 @@ _MODEL = "layout-v3-estimate"
 def programs(data: Path, target: str) -> list[Program]:
   """The labelled programs of a target whose choices all have a time and both estimates."""
   paths = sorted(data.glob(f"npz/layout/own/*_{target}/test/*.npz"))
-  found = [Program.read(path, LABELS) for path in paths]
+  labelled = [Program.read(path, LABELS) for path in paths]
   return [
     program
-    for program in found
+    for program in labelled
     if all((value > 0).all() for value in program.estimates.values())
     and np.ptp(program.estimates["time"]) > 0
   ]
@@ -71,24 +71,24 @@ def time_of_best(
   return {k: float(np.mean(values)) for k, values in extra.items()}
 
 
-def judge(found: Sequence[Program], seeds: int) -> dict[str, Any]:
+def judge(members: Sequence[Program], seeds: int) -> dict[str, Any]:
   """The learned search by each label and the other searches by time, judged by simulated time."""
   ranker, prior = load(_MODEL), tune.prior_of("tpu:v3")
-  models = Models(dict.fromkeys((program.graph.name for program in found), ranker), ranker.about)
-  by_time = simulated.measure(found, "time", models, lambda pool: prior, seeds)
-  times = [program.estimates["time"] for program in found]
+  models = Models(dict.fromkeys((program.graph.name for program in members), ranker), ranker.about)
+  by_time = simulated.measure(members, "time", models, lambda pool: prior, seeds)
+  times = [program.estimates["time"] for program in members]
   rows = [
-    [time_of_best(program, label, models, prior, seeds) for program in found] for label in LABELS
+    [time_of_best(program, label, models, prior, seeds) for program in members] for label in LABELS
   ]
   extra = {
     label: {k: np.array([of_program[k] for of_program in row]) for k in KS}
     for label, row in zip(LABELS, rows)
   }
   return {
-    "programs": len(found),
+    "programs": len(members),
     "own": by_time["own"],
     "tau-b with time": {
-      label: generations.mean_tau([program.estimates[label] for program in found], times)
+      label: generations.mean_tau([program.estimates[label] for program in members], times)
       for label in LABELS
     },
     "searches": {

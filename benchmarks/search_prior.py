@@ -61,7 +61,7 @@ def pool(graph: OpGraph) -> strategies.Pool:
     return dataclasses.replace(
       graph,
       configs=dataclasses.replace(
-        graph.configs, group_row=rows, runtime_ns=np.zeros(len(rows), np.int64)
+        graph.configs, group_row=rows, labels=np.zeros(len(rows), np.int64)
       ),
     )
 
@@ -94,7 +94,7 @@ class Examples:
       choices = pool(graph)
       at, cost = strategies.costs(choices, ranker)
       feat, kind = prior.change_features(*at, cost / unit)
-      label = graph.configs.runtime_ns[:]
+      label = graph.configs.labels[:]
       programs.append(
         (
           feat,
@@ -135,18 +135,18 @@ def learn(graphs: Sequence[OpGraph], ranker: Any, unit: float, about: dict[str, 
 
   with jax.enable_x64(True):
     gradient = jax.jit(jax.value_and_grad(loss))
-    found = optimize.minimize(
-      lambda values: tuple(np.asarray(each, np.float64) for each in gradient(values)),
+    fitted = optimize.minimize(
+      lambda values: tuple(np.asarray(part, np.float64) for part in gradient(values)),
       np.concatenate([np.zeros(count), usual, [-1.0, -4.0]]),
       jac=True,
       method="L-BFGS-B",
       options={"maxiter": _STEPS},
     )
   return Prior(
-    found.x[:count],
-    found.x[count : 2 * count],
-    round(float(1 / (1 + np.exp(-found.x[-2]))), 4),
-    round(float(np.exp(found.x[-1])), 4),
+    fitted.x[:count],
+    fitted.x[count : 2 * count],
+    round(float(1 / (1 + np.exp(-fitted.x[-2]))), 4),
+    round(float(np.exp(fitted.x[-1])), 4),
     unit,
     about,
   )
@@ -192,11 +192,11 @@ def main() -> None:
   print(f"{len(graphs)} programs -> {_file(args.model)}")
 
 
-def write(path: Path, found: Prior) -> None:
+def write(path: Path, prior: Prior) -> None:
   """Writes a prior as JSON, a line for each field."""
-  record = dataclasses.asdict(found) | {
-    "mean": found.mean.round(5).tolist(),
-    "log_spread": found.log_spread.round(4).tolist(),
+  record = dataclasses.asdict(prior) | {
+    "mean": prior.mean.round(5).tolist(),
+    "log_spread": prior.log_spread.round(4).tolist(),
   }
   lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
   with replacing(path) as file:

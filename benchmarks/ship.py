@@ -36,16 +36,16 @@ def facts(paths: Sequence[Path]) -> dict[str, Any]:
   Raises:
     ValueError: two programs differ.
   """
-  found: dict[str, Any] = {}
+  facts: dict[str, Any] = {}
   for path in paths:
     record = label_file.collected(path)
     for name in _FACTS:
-      if found.setdefault(name, record.get(name)) != record.get(name):
+      if facts.setdefault(name, record.get(name)) != record.get(name):
         raise ValueError(
-          f"{path}: {name} is {record.get(name)}, others have {found[name]}; "
+          f"{path}: {name} is {record.get(name)}, others have {facts[name]}; "
           "collect them again with one version"
         )
-  return {name: value for name, value in found.items() if value is not None}
+  return {name: value for name, value in facts.items() if value is not None}
 
 
 def family(path: Path) -> str:
@@ -58,10 +58,10 @@ def family(path: Path) -> str:
 def judged(ranker: Ranker, graphs: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
   """Mean figures of the model and of the baselines of `own_quality`, by split."""
   return {
-    split: own_quality.blind_rows(found)
-    | own_quality.heuristic_rows(found)
-    | {"this model": own_quality.means(own_quality.rows_of(ranker, found))}
-    for split, found in graphs.items()
+    split: own_quality.blind_rows(members)
+    | own_quality.heuristic_rows(members)
+    | {"this model": own_quality.means(own_quality.rows_of(ranker, members))}
+    for split, members in graphs.items()
   }
 
 

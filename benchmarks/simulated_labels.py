@@ -48,10 +48,10 @@ _RESAMPLES, _MOST_RESAMPLED = 100, 1000
 
 
 def jobs(
-  program: programs.Program, choices: choosing.Choices, found: np.ndarray
+  program: programs.Program, choices: choosing.Choices, distinct: np.ndarray
 ) -> Iterator[tuple[str, Callable[[], compiled.Compiled]]]:
   """The name of each combination, and a function that compiles it."""
-  for place, numbers in enumerate(found.tolist()):
+  for place, numbers in enumerate(distinct.tolist()):
     function = choosing.apply(program.function, choices.choice(numbers))
     yield (
       _name(place),
@@ -65,8 +65,8 @@ def _name(place: int) -> str:
 
 def row(work: compiled.Folder, place: int, runtime: np.ndarray) -> dict[str, Any]:
   """The labels of a combination, and its measured times in ns, `[configurations]`."""
-  found = work.read(_name(place))
-  if found is None:
+  outcome = work.read(_name(place))
+  if outcome is None:
     why = work.refusal(_name(place)) or "not compiled"
     return {"combination": place, "configs": len(runtime), "why": why}
   median = round(float(np.median(runtime)) / 1e6, 4)
@@ -74,23 +74,23 @@ def row(work: compiled.Folder, place: int, runtime: np.ndarray) -> dict[str, Any
     "combination": place,
     "configs": len(runtime),
     "median": median,
-    **labels(found, work.path / f"{_name(place)}.json"),
+    **labels(outcome, work.path / f"{_name(place)}.json"),
   }
 
 
-def labels(found: compiled.Compiled, kept: Path) -> dict[str, Any]:
+def labels(outcome: compiled.Compiled, kept: Path) -> dict[str, Any]:
   """The labels of a compiled combination; they are kept with the constants that made them."""
   constants = dataclasses.asdict(chips.chips()[TARGET])
   if kept.exists():
     before = trust.parse(kept.read_text())
     if before["constants"] == constants:
       return before["labels"]
-  time = found.simulate(TARGET)
+  time = outcome.simulate(TARGET)
   made = {
     "milliseconds": time.milliseconds and round(time.milliseconds, 4),
     "why": time.why[:200],
-    "cycles": tpu_kernels.estimated_cycles(found.parsed()).cycles,
-    "optimal_seconds": found.notes["optimal_seconds"],
+    "cycles": tpu_kernels.estimated_cycles(outcome.parsed()).cycles,
+    "optimal_seconds": outcome.notes["optimal_seconds"],
   }
   timing.write({"constants": constants, "labels": made}, kept)
   return made
@@ -104,7 +104,7 @@ def taus(rows: list[dict[str, Any]], which: np.ndarray, runtime: np.ndarray) -> 
     which: the combination of each configuration, `[C]`.
     runtime: ns, `[C]`.
   """
-  known = {each["combination"]: each for each in rows if all(each.get(key) for key in _LABELS)}
+  known = {row["combination"]: row for row in rows if all(row.get(key) for key in _LABELS)}
   kept = np.isin(which, list(known))
   labels = {key: np.array([known[place][key] for place in which[kept].tolist()]) for key in _LABELS}
   tau = lambda key, part: float(stats.kendalltau(labels[key][part], runtime[kept][part]).statistic)
@@ -155,14 +155,14 @@ def main() -> None:
   )
   (program,) = programs.load(f"{bridge.EXAMPLES / 'alexnet'}.py:step")
   choices = choosing.choices(program.function, *program.args)
-  found, which = bridge.combinations(graph, choices)
+  distinct, which = bridge.combinations(graph, choices)
   work = compiled.Folder(args.work)
   if args.worker:
-    return work.work(jobs(program, choices, found), args.timeout)
+    return work.work(jobs(program, choices, distinct), args.timeout)
   if not args.compiled:
-    work.compile([_name(place) for place in range(len(found))])
-  runtime = graph.configs.runtime_ns[:]
-  rows = [row(work, place, runtime[which == place]) for place in range(len(found))]
+    work.compile([_name(place) for place in range(len(distinct))])
+  runtime = graph.configs.labels[:]
+  rows = [row(work, place, runtime[which == place]) for place in range(len(distinct))]
   rng = np.random.default_rng(args.seed)
   sample = np.sort(rng.choice(len(which), args.sample, replace=False))
   record = {

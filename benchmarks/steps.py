@@ -61,10 +61,10 @@ def products(lowered: jax.stages.Lowered) -> collections.Counter[str]:
   Where both operands have one precision it stands alone, else as `highest, default`. The body of
   a loop counts once.
   """
-  found = collections.Counter()
-  for each in _PRODUCT.findall(lowered.as_text()):
-    found[", ".join(dict.fromkeys(re.findall(r"HIGHEST|HIGH|DEFAULT", each))).lower()] += 1
-  return found
+  counts = collections.Counter()
+  for product in _PRODUCT.findall(lowered.as_text()):
+    counts[", ".join(dict.fromkeys(re.findall(r"HIGHEST|HIGH|DEFAULT", product))).lower()] += 1
+  return counts
 
 
 def _step(
@@ -85,7 +85,7 @@ def _step(
   ranker.fit_configs([raw])
   family = ranker.family
   graphs = [ranker.prepare(graph)] * config.batch.graphs
-  targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
+  targets = lambda configs, ids: configs.labels[ids].astype(np.float32)
   plan = training.plan_batches(family, graphs, targets, epochs=1)
   sizes = dict(graphs=plan.slates_per_device, configs=config.batch.configs)
   batch = family.assemble(plan.slates(0, 0), plan.budget(0), **sizes)

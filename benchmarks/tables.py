@@ -130,9 +130,9 @@ def measure_step(model, batch, repeats: int) -> dict[str, float]:
   optimizer, batch = optax.adamw(1e-3), jax.device_put(batch)
 
   def loss(params, batch):
-    found = model.apply({"params": params}, batch, train=True)
+    predicted = model.apply({"params": params}, batch, train=True)
     return losses.combine(
-      _LOSSES, *losses.loss_sums(_LOSSES, found, batch.target, where=batch.config_mask)
+      _LOSSES, *losses.loss_sums(_LOSSES, predicted, batch.target, where=batch.config_mask)
     )
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))

@@ -77,9 +77,9 @@ def figures(
     *flags,
   )
   taus = list(kept_runs.validation(workdir, "kendaltau").values())
-  found = {"seed": seed, "kendaltau": float(np.mean(taus)), "cpu_s": cpu_s}
+  result = {"seed": seed, "kendaltau": float(np.mean(taus)), "cpu_s": cpu_s}
   if flags or search_ != "random":
-    return found
+    return result
   kept, ranker = workdir / "proposals.json", Ranker.load(workdir)
   if not kept.exists():
     kept.write_text(
@@ -90,7 +90,7 @@ def figures(
         }
       )
     )
-  return found | {"programs": json.loads(kept.read_text())}
+  return result | {"programs": json.loads(kept.read_text())}
 
 
 @functools.cache
@@ -111,12 +111,12 @@ def proposals(ranker: Ranker, graph: OpGraph, collection: str, data_root: str) -
   pairs = {(int(g), int(h)): np.diag([0.0, cost.pairs[g, h]]) for g, h in np.argwhere(cost.pairs)}
   best = search.propose([np.array([0, value]) for value in cost.linear], pairs, 1)
   optimum = cost.base + best.cost[0]
-  found = {
+  proposed = {
     "proposed": ranker.propose(graph, _PROPOSALS),
     "near": ranker.propose(graph, _PROPOSALS, near=0),
   }
   truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns
-  ours = {name: runtime(some.graph.configs.group_row) for name, some in found.items()}
+  ours = {name: runtime(some.graph.configs.group_row) for name, some in proposed.items()}
   ours |= {"own": runtime(graph.configs.group_row[:1]), "measured": truth.min()}
   return {name: float(value / optimum - 1) for name, value in ours.items()} | {
     "optimum_is_exact": bool(best.is_exact)

@@ -54,7 +54,7 @@ class Program:
   @functools.cached_property
   def name(self) -> str:
     """Device, operation and a checksum of the arguments, the same for both twins."""
-    arguments = {name: each for name, each in json.loads(self.key).items() if name != _TWIN}
+    arguments = {name: value for name, value in json.loads(self.key).items() if name != _TWIN}
     text = json.dumps(arguments, sort_keys=True)
     return f"{self.device}/{self.operation}/{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -77,7 +77,7 @@ def read(folder: Path) -> tuple[list[Program], list[str]]:
       continue
     try:
       cache = trust.parse(path.read_text() or "{}")
-      found = [
+      measured = [
         Program(
           device,
           operation,
@@ -91,10 +91,10 @@ def read(folder: Path) -> tuple[list[Program], list[str]]:
     except (ValueError, KeyError, TypeError) as error:
       without.append(f"{device}/{operation}: {str(error) or type(error).__name__}")
       continue
-    if not found:
+    if not measured:
       without.append(f"{device}/{operation}: no times of plain XLA")
     # Programs that return no residuals come first and stay.
-    for program in sorted(found, key=lambda each: json.loads(each.key).get(_TWIN, False)):
+    for program in sorted(measured, key=lambda program: json.loads(program.key).get(_TWIN, False)):
       programs.setdefault(program.name, program)
   return list(programs.values()), without
 
@@ -102,14 +102,14 @@ def read(folder: Path) -> tuple[list[Program], list[str]]:
 def sample(programs: Sequence[Program], count: int | None) -> list[Program]:
   """At most `count` programs of each operation of each device, smallest first."""
   kept = []
-  for pair in sorted({(each.device, each.operation) for each in programs}):
-    found = sorted(
-      (each for each in programs if (each.device, each.operation) == pair),
-      key=lambda each: each.name,
+  for pair in sorted({(program.device, program.operation) for program in programs}):
+    members = sorted(
+      (program for program in programs if (program.device, program.operation) == pair),
+      key=lambda program: program.name,
     )
-    order = np.random.default_rng(_SEED).permutation(len(found))[:count]
-    kept += [found[place] for place in order]
-  return sorted(kept, key=lambda each: (each.size, each.name))
+    order = np.random.default_rng(_SEED).permutation(len(members))[:count]
+    kept += [members[place] for place in order]
+  return sorted(kept, key=lambda program: (program.size, program.name))
 
 
 @functools.cache
@@ -118,18 +118,18 @@ def operations() -> dict[str, type]:
   from tokamax._src import ops
   from tokamax._src.ops import op
 
-  found = {}
-  for each in pkgutil.iter_modules(ops.__path__):
+  operations_by_name = {}
+  for part in pkgutil.iter_modules(ops.__path__):
     try:
-      module = importlib.import_module(f"{ops.__name__}.{each.name}.base")
+      module = importlib.import_module(f"{ops.__name__}.{part.name}.base")
     except ModuleNotFoundError:
       continue
     for name, value in vars(module).items():
       if (
         inspect.isclass(value) and issubclass(value, op.Op) and value.__module__ == module.__name__
       ):
-        found[re.sub(r"(?!^)([A-Z])", r"_\1", name).lower()] = value
-  return found
+        operations_by_name[re.sub(r"(?!^)([A-Z])", r"_\1", name).lower()] = value
+  return operations_by_name
 
 
 def function(program: Program) -> tuple[Any, tuple[list[jax.ShapeDtypeStruct]]]:
@@ -163,10 +163,10 @@ def arguments(operation: str, signature: inspect.Signature, key: str) -> dict[st
     if given.pop(name) not in (None, False, True):
       raise ValueError(f"tokamax {version()} knows no argument {name} of {operation}")
   precision = given.get("precision")
-  if isinstance(precision, list) and all(isinstance(each, list) for each in precision):
-    if any(len(set(each)) != 1 for each in precision):
+  if isinstance(precision, list) and all(isinstance(pair, list) for pair in precision):
+    if any(len(set(pair)) != 1 for pair in precision):
       raise ValueError(f"precision {precision}, expected one precision of each product")
-    given["precision"] = [each[0] for each in precision]  # as older versions write it
+    given["precision"] = [pair[0] for pair in precision]  # as older versions write it
   spec = pydantic.TypeAdapter(pydantic.Json[get_arg_spec_model("Spec", signature)])
   return dict(spec.validate_python(json.dumps(given)))
 
@@ -219,14 +219,14 @@ class Work:
       signal.alarm(0)
 
   def _compile(self, program: Program) -> dict[str, Any]:
-    found = tpu.compile_function(*function(program), DEVICES[program.device])
+    compiled = tpu.compile_function(*function(program), DEVICES[program.device])
     path = self.module(program.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path, "wb") as file:
-      file.write(zlib.compress(found.module))
+      file.write(zlib.compress(compiled.module))
     return {
-      "optimal_seconds": found.optimal_seconds,
-      "bytes_accessed": found.bytes_accessed,
-      "flops": found.flops,
-      "memory": dataclasses.asdict(found.memory),
+      "optimal_seconds": compiled.optimal_seconds,
+      "bytes_accessed": compiled.bytes_accessed,
+      "flops": compiled.flops,
+      "memory": dataclasses.asdict(compiled.memory),
     }

@@ -102,7 +102,10 @@ class Models:
   def scores(self, graphs: Sequence[OpGraph]) -> list[np.ndarray]:
     """The scores `[C]` of the choices of each program."""
     keys = [[(graph.name, row.tobytes()) for row in graph.configs.group_row[:]] for graph in graphs]
-    new = [[place for place, key in enumerate(each) if key not in self._known] for each in keys]
+    new = [
+      [place for place, key in enumerate(keys_there) if key not in self._known]
+      for keys_there in keys
+    ]
     of_ranker: dict[int, list[int]] = {}
     for place, graph in enumerate(graphs):
       if new[place]:
@@ -115,15 +118,15 @@ class Models:
         ]
       )
       for place, row in zip(places, scores):
-        self._known.update(zip((keys[place][each] for each in new[place]), row))
-    return [np.array([self._known[key] for key in each]) for each in keys]
+        self._known.update(zip((keys[place][place_there] for place_there in new[place]), row))
+    return [np.array([self._known[key] for key in keys_there]) for keys_there in keys]
 
 
 def _with_single_changes(graph: OpGraph) -> OpGraph:
   """The graph with the changes of one group among its choices, which a search scores too."""
   pool = search_prior.pool(graph)
-  own = pool.choices[0]
-  single = ((*own[:group], option, *own[group + 1 :]) for group, option in pool.changes)
+  default = pool.choices[0]
+  single = ((*default[:group], option, *default[group + 1 :]) for group, option in pool.changes)
   return pool.graph(list(dict.fromkeys([*pool.choices, *single])))
 
 
@@ -243,9 +246,9 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
   return float(np.mean(there)) if there else math.nan
 
 
-def compared(other: np.ndarray, learned: np.ndarray) -> dict[str, float]:
+def compared(search: np.ndarray, learned: np.ndarray) -> dict[str, float]:
   """The mean difference of another search and its bootstrap interval."""
-  difference = (other - learned)[~np.isnan(other)]
+  difference = (search - learned)[~np.isnan(search)]
   means = np.random.default_rng(0).choice(difference, (_RESAMPLED, len(difference))).mean(axis=1)
   low, high = np.quantile(means, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
   return {"mean": float(difference.mean()), "low": float(low), "high": float(high)}
@@ -257,24 +260,24 @@ def measure(
   """Figures of every search on programs."""
   models.scores([_with_single_changes(program.graph) for program in programs])  # at once
   rows = [simulate(program, label, models, prior_of, seeds) for program in programs]
-  found = {
+  figures = {
     name: {figure: np.array([row[name][figure] for row in rows]) for figure in way}
     for name, way in rows[0].items()
   }
   values = [program.estimates[label] for program in programs]
-  own = np.array([value[0] / value.min() - 1 for value in values])
+  default = np.array([value[0] / value.min() - 1 for value in values])
   return {
     "programs": len(programs),
     "choices": int(sum(map(len, values))),
     "families": sorted({program.family for program in programs}),
-    "with a better choice": int((own > _BETTER).sum()),
-    "own": float(own.mean()),
+    "with a better choice": int((default > _BETTER).sum()),
+    "own": float(default.mean()),
     "ways": {
-      name: {figure: _mean(row) for figure, row in rows.items()} for name, rows in found.items()
+      name: {figure: _mean(row) for figure, row in rows.items()} for name, rows in figures.items()
     },
     "differences": {
-      name: {figure: compared(row, found["learned"][figure]) for figure, row in rows.items()}
-      for name, rows in found.items()
+      name: {figure: compared(row, figures["learned"][figure]) for figure, row in rows.items()}
+      for name, rows in figures.items()
       if name != "learned"
     },
   }

@@ -54,7 +54,7 @@ def program(rng: np.random.Generator, *, nodes: int, config_nodes: int, configs:
     rows=rng.integers(-1, 6, (_ROWS, 18)).astype(np.int8),
     node_group=rng.integers(0, groups, config_nodes).astype(np.int32),
     group_row=choices[np.arange(groups), picked].astype(np.uint8),
-    runtime_ns=rng.integers(10**6, 10**7, configs),
+    labels=rng.integers(10**6, 10**7, configs),
   )
   return OpGraph(
     name=f"program_{nodes}",
@@ -108,7 +108,7 @@ def ranking_batches(
 
 
 def _slot(graph: batching.PreparedGraph, ids: np.ndarray, number: int = 0, block=None):
-  target = graph.configs.runtime_ns[ids].astype(np.float32) / 1e7
+  target = graph.configs.labels[ids].astype(np.float32) / 1e7
   return batching.Slate(graph, ids, target, number, block)
 
 

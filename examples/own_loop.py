@@ -48,7 +48,7 @@ def read(root, split):
 
 
 def slate(graph, ids):
-  runtime = graph.configs.runtime_ns[ids]
+  runtime = graph.configs.labels[ids]
   return batching.Slate(graph, ids, np.float32(runtime / runtime.min()))
 
 
@@ -64,7 +64,7 @@ def main(root, steps=50):
   rng, train, valid = np.random.default_rng(0), read(root, "train"), read(root, "valid")
   draw = lambda graph: slate(graph, rng.permutation(len(graph.configs))[:CONFIGS])
   chosen = [rng.permutation(len(train))[:GRAPHS] for _ in range(steps)]
-  training = batches([[draw(train[i]) for i in each] for each in chosen], GRAPHS, CONFIGS)
+  training = batches([[draw(train[i]) for i in numbers] for numbers in chosen], GRAPHS, CONFIGS)
   every = [[slate(graph, np.arange(len(graph.configs)))] for graph in valid]
   judged = batches(every, 1, max(len(graph.configs) for graph in valid))
 
@@ -85,7 +85,7 @@ def main(root, steps=50):
 
   def tau(params):
     scores = [np.asarray(score(params, batch))[0] for batch in judged]
-    runtimes = [graph.configs.runtime_ns for graph in valid]
+    runtimes = [graph.configs.labels for graph in valid]
     return np.mean([metrics.kendall_tau(s[: len(r)], r) for s, r in zip(scores, runtimes)])
 
   print(f"before training: tau {tau(params):.3f}, mean over {len(valid)} validation programs")

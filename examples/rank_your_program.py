@@ -149,8 +149,8 @@ def main(argv: list[str] | None = None) -> None:
       f"{len(order)} configurations; the compiler's own is number {default + 1}"
     )
     for label, config in (("fastest", order[0]), ("slowest", order[-1])):
-      own = "" if config else ", the compiler's own choice"
-      print(f"  predicted {label}: configuration {config}{own}")
+      note = "" if config else ", the compiler's own choice"
+      print(f"  predicted {label}: configuration {config}{note}")
       print(describe(graph, config))
 
 

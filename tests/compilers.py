@@ -126,9 +126,9 @@ def compile_steps(python: Path | str, target: str, devices: int, names: Sequence
     return [f"{ended.stdout[-1000:]}{ended.stderr[-1000:]}"]
   rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
   return [
-    f"{name}, {target}: {each}"
+    f"{name}, {target}: {complaint}"
     for name, row in zip(names, rows, strict=True)
-    for each in complaints(
+    for complaint in complaints(
       row, is_gpu=target == "h100", all_reduce=row["devices"] > 1 and name.endswith("/train")
     )
   ]
@@ -142,7 +142,7 @@ def check(python: Path | str) -> None:
   """
   with futures.ThreadPoolExecutor(max_workers=2) as pool:
     compilations = [pool.submit(compile_steps, python, *part) for part in _COMPILED]
-    wrong = [each for one in compilations for each in one.result()]
+    wrong = [complaint for compilation in compilations for complaint in compilation.result()]
   if wrong:
     sys.exit("\n".join([*wrong, "error: steps compiled for accelerators are not as they must be"]))
 

@@ -30,11 +30,11 @@ def test_every_recorded_slowdown_is_drawn_at_its_height(theme):
   found = figures.recorded("best_of_k")
   root = ElementTree.fromstring(figures.curve(figures.THEMES[theme]))
   grid = {"0.01 %": None, "100 %": None}
-  for each in root.findall(".//{*}text"):
-    if each.text in grid:
-      grid[each.text] = float(each.get("y")) - 5  # text stands below its line
+  for text in root.findall(".//{*}text"):
+    if text.text in grid:
+      grid[text.text] = float(text.get("y")) - 5  # text stands below its line
   bottom, top = grid.values()
   heights = {round(float(dot.get("cy")), 1) for dot in root.findall(".//{*}circle")}
   for way in best_of_k.NAMES:
     share = np.log10(np.array(found[way]["slowdown"]) / 1e-4) / 4
-    assert {round(bottom + (top - bottom) * each, 1) for each in share} <= heights
+    assert {round(bottom + (top - bottom) * part, 1) for part in share} <= heights

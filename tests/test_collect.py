@@ -103,10 +103,10 @@ def test_the_reader_of_the_released_files_reads_what_was_collected(collected):
     record = label_file.collected(folder / f"{name}.npz")
     assert record["source"] == f"tried.py:{name.removeprefix('tried_')}"
     assert len(graph.configs) == len(record["configs"]) == 12
-    assert graph.configs.runtime_ns.tolist() == [
+    assert graph.configs.labels.tolist() == [
       config["bytes_accessed"] for config in record["configs"]
     ]
-    assert len(np.unique(graph.configs.runtime_ns)) > 2
+    assert len(np.unique(graph.configs.labels)) > 2
     # The first configuration is the compiler's own and decides nothing.
     rows = graph.configs.decode(np.arange(12))
     assert (rows[0] == -1).all()

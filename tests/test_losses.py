@@ -244,10 +244,10 @@ def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
     loss, grad = jax.value_and_grad(local_loss)(scores)
     return over_devices(loss), grad
 
-  one, on_devices = jax.jit(step), functools.partial(step, axis="devices")
+  on_one, on_devices = jax.jit(step), functools.partial(step, axis="devices")
   two = jax.pmap(on_devices, axis_name="devices", devices=jax.local_devices()[:2])
   halves = [a.reshape(2, GRAPHS // 2, CONFIGS) for a in (scores, labels, where)]
-  loss, grad = one(scores, labels, where)
+  loss, grad = on_one(scores, labels, where)
   loss_two, grad_two = two(*halves)
   np.testing.assert_allclose(loss_two, [loss, loss], rtol=1e-6)
   np.testing.assert_allclose(np.reshape(grad_two, grad.shape), grad, rtol=1e-5, atol=1e-7)
@@ -373,6 +373,7 @@ def sums(name, options, scores, labels, where):
     *(
       (name, {"pair_reduction": "sum", "margin": 0.3}) for name in ("MSE", "LogMSE", "MAPE")
     ),  # losses without these options
+    *((name, {}) for name in losses.EARLIER),
   ],
 )
 def test_options_equal_their_slow_formulation(name, options):

@@ -38,7 +38,7 @@ def test_twins_are_one_program_and_files_without_times_are_named(tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
   programs, without = tokamax_ops.read(tmp_path)
-  assert [(each.device, each.operation, each.times_ms) for each in programs] == [
+  assert [(program.device, program.operation, program.times_ms) for program in programs] == [
     ("tpu_v5", "norm", (2.0,)),
     ("tpu_v5", "norm", (1.0,)),
   ]
@@ -53,8 +53,8 @@ def test_a_larger_sample_contains_the_smaller_one_smallest_programs_first():
     for size in range(1, 9)
   ]
   few, more = (tokamax_ops.sample(programs, count) for count in (3, 5))
-  assert len(few) == 6 and {each.name for each in few} < {each.name for each in more}
-  assert [each.size for each in more] == sorted(each.size for each in more)
+  assert len(few) == 6 and {program.name for program in few} < {program.name for program in more}
+  assert [program.size for program in more] == sorted(program.size for program in more)
   assert len(tokamax_ops.sample(programs, None)) == 16
 
 

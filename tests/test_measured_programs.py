@@ -41,15 +41,15 @@ def data(tmp_path):
 
 
 def test_products_are_measured_without_their_launch(data):
-  products = [each for each in measured_sources.read(data) if each.source == "products"]
-  assert [each.target for each in products] == ["tpu:v5e", "tpu:v6e"]
-  assert [round(each.milliseconds, 6) for each in products] == [0.2, 0.1]
+  products = [program for program in measured_sources.read(data) if program.source == "products"]
+  assert [program.target for program in products] == ["tpu:v5e", "tpu:v6e"]
+  assert [round(program.milliseconds, 6) for program in products] == [0.2, 0.1]
 
 
 def test_ways_to_compute_the_same_are_found_by_their_arguments(data):
   programs = measured_sources.read(data)
   (group,) = measured_sources.choices(programs)
-  assert {each.group: each.milliseconds for each in group} == {
+  assert {program.group: program.milliseconds for program in group} == {
     "pallas_mosaic_tpu_flash_attention": 2.0,
     "dot_product_attention": 5.0,
   }
@@ -59,9 +59,11 @@ def test_ways_to_compute_the_same_are_found_by_their_arguments(data):
 
 def test_a_larger_sample_contains_the_smaller_one_and_no_plain_operation(data):
   programs = measured_sources.read(data)
-  one, many = (measured_sources.sample(programs, count, seed=1) for count in (1, 9))
-  assert set(one) <= set(many)
-  assert not any(measured_sources.is_plain(each.group) for each in many if each.source == "tokamax")
+  single, many = (measured_sources.sample(programs, count, seed=1) for count in (1, 9))
+  assert set(single) <= set(many)
+  assert not any(
+    measured_sources.is_plain(program.group) for program in many if program.source == "tokamax"
+  )
 
 
 def test_a_fit_finds_the_chip_and_the_factor_that_made_the_times():

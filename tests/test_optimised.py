@@ -75,12 +75,12 @@ def test_the_lane_refuses_a_step(changes, word):
 
 def test_a_figure_of_one_seed_has_no_spread():
   run = {"kendaltau": 0.5, "opa": 0.75, "seconds": 3.0, "peak_mib": 100.0}
-  one, two = (
+  first, second = (
     gst_quality.table({"gst_ed": pages.summary(runs)})
     for runs in ([run], [run, run | {"kendaltau": 0.7}])
   )
-  assert "0.500 |" in one and "nan" not in one
-  assert "0.600 ± 0.141" in two
+  assert "0.500 |" in first and "nan" not in first
+  assert "0.600 ± 0.141" in second
 
 
 def test_a_part_that_fails_is_named_and_keeps_its_figures(tmp_path, monkeypatch):

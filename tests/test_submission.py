@@ -360,7 +360,7 @@ def _write_folds(root, folder):
     division.write(paths[-1].parent / folds.FILE, fold)
     submission.write_results(paths[-1], "layout:xla:random", ranked)
     found = [stats.kendalltau(np.argsort(ranked[name]), labels[name]) for name in tested]
-    taus.append(np.mean([each.statistic for each in found]))
+    taus.append(np.mean([result.statistic for result in found]))
   return paths, taus
 
 

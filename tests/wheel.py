@@ -74,7 +74,7 @@ def floors(config: Path) -> list[str]:
   if wrong:
     sys.exit(f"error: {wrong[0]} in {config}, expected a requirement of the form NAME>=VERSION")
   oldest = [re.sub(r"(\[\w+\])?>=", "==", package) for package in packages]
-  return oldest + [each.replace("jax==", "jaxlib==") for each in oldest if each.startswith("jax==")]
+  return oldest + [line.replace("jax==", "jaxlib==") for line in oldest if line.startswith("jax==")]
 
 
 def check_files(wheel: Path) -> None:

@@ -124,9 +124,9 @@ def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
 
 def curve(theme: dict) -> str:
   """The slowdown of the best of the first k layouts of AlexNet."""
-  found = recorded("best_of_k")
+  record = recorded("best_of_k")
   axes = Axes(76, 66, 660, 290, (1, best_of_k.KS[-1]), (0.01, 100))
-  heading = f"AlexNet: {found['configs']:,} layouts, measured on a TPU v3"
+  heading = f"AlexNet: {record['configs']:,} layouts, measured on a TPU v3"
   middle, right = axes.left + axes.width / 2, axes.left + axes.width
   parts = [
     text(axes.left, 24, heading, theme["ink"], bold=True),
@@ -135,10 +135,10 @@ def curve(theme: dict) -> str:
     text(middle, 402, "layouts tried, each way in its own order", theme["pale"], anchor="middle"),
     text(right - 8, 88, "after one", theme["pale"], anchor="end"),
   ]
-  ways = sorted(_WAYS, key=lambda way: -found[way]["slowdown"][0])
+  ways = sorted(_WAYS, key=lambda way: -record[way]["slowdown"][0])
   for place, way in enumerate(ways):
     color, y = theme["series"][list(_WAYS).index(way)], 110 + 22 * place
-    percent = [100 * value for value in found[way]["slowdown"]]
+    percent = [100 * value for value in record[way]["slowdown"]]
     points = [(axes.x(k), axes.y(value)) for k, value in zip(best_of_k.KS, percent)]
     parts += [
       line(points, color, 2.5),
@@ -162,9 +162,9 @@ def scatter(theme: dict) -> str:
   for place, (target, title) in enumerate(_TARGETS.items()):
     rows = generations[target]
     axes = Axes(76 + 352 * place, 48, 308, 308, cycles, ms)
-    count = sum(len(each["cycles"]) for each in rows.values())
+    count = sum(len(row["cycles"]) for row in rows.values())
     (factor,) = measured_ops.fit(
-      [measured_ops.part(each, target, "cycles") for each in rows.values()]
+      [measured_ops.part(row, target, "cycles") for row in rows.values()]
     )
     ends = (max(cycles[0], ms[0] / factor), min(cycles[1], ms[1] / factor))
     parts += [
@@ -172,10 +172,10 @@ def scatter(theme: dict) -> str:
       *axes.frame(theme, _ticks(cycles), _ticks(ms), "" if place else "ms", x_unit=1e6),
       line([(axes.x(end), axes.y(factor * end)) for end in ends], theme["pale"], 1.5, "5 4"),
     ]
-    for below, (name, each) in enumerate(rows.items()):
+    for below, (name, row) in enumerate(rows.items()):
       color, y = theme["series"][names.index(name)], 70 + 22 * below
       parts += [
-        *(dot(axes.x(a), axes.y(b), color) for a, b in zip(each["cycles"], each["measured_ms"])),
+        *(dot(axes.x(a), axes.y(b), color) for a, b in zip(row["cycles"], row["measured_ms"])),
         dot(axes.left + 14, y - 5, color),
         text(axes.left + 26, y, name.replace("_", " "), theme["ink"]),
       ]
@@ -189,13 +189,13 @@ def scatter(theme: dict) -> str:
 
 def programs(theme: dict) -> str:
   """Times of `estimate` and of a roofline beside measured times, program by program."""
-  found = recorded("measured_programs")
-  rows = list(found["jaxbench"].values())
+  record = recorded("measured_programs")
+  rows = list(record["jaxbench"].values())
   ends = _decades(np.array([row[of] for row in rows for of in ("measured", *_METHODS) if row[of]]))
   title = "Programs of JAXBench, measured on a TPU v6e"
   parts = [text(76, 24, title, theme["ink"], bold=True)]
   for place, (method, name) in enumerate(_METHODS.items()):
-    axes, summary = Axes(76 + 352 * place, 48, 308, 308, ends, ends), found["jaxbench_summary"]
+    axes, summary = Axes(76 + 352 * place, 48, 308, 308, ends, ends), record["jaxbench_summary"]
     factor, mean = summary[method]["factor"], 100 * summary[method]["mean"]
     line_ends = (max(ends[0], ends[0] / factor), min(ends[1], ends[1] / factor))
     parts += [

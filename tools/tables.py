@@ -138,8 +138,8 @@ def front() -> str:
 
 def front_measured() -> str:
   """The measured table of README.md: ways of ranking, on two programs."""
-  found, trained, first = recorded("measured"), recorded("alexnet"), recorded("best_of_k")
-  unseen = found["UNet3D, valid"]["ways"]
+  measured, trained, first = recorded("measured"), recorded("alexnet"), recorded("best_of_k")
+  unseen = measured["UNet3D, valid"]["ways"]
   ways = {
     "random order": ("random", "random"),
     "fewest changed layouts": ("changed", ""),
@@ -154,9 +154,9 @@ def front_measured() -> str:
       label,
       pages.figure(first[way], "kendaltau"),
       pages.percent({"slowdown1": first[way]["slowdown"][0]}, "slowdown1", digits=2),
-      pages.figure(unseen.get(other, {}), "kendaltau"),
+      pages.figure(unseen.get(result, {}), "kendaltau"),
     ]
-    for label, (way, other) in ways.items()
+    for label, (way, result) in ways.items()
   ]
   fits = {
     "GraphSAGE, fitted to 40,000 other layouts of AlexNet": "GraphSAGE, 2 epochs",
@@ -173,7 +173,7 @@ def front_measured() -> str:
     for label, name in fits.items()
   ]
   configs = [
-    f"{found[graph]['configs']:,} layouts" for graph in ("AlexNet, valid", "UNet3D, valid")
+    f"{measured[graph]['configs']:,} layouts" for graph in ("AlexNet, valid", "UNet3D, valid")
   ]
   head = [f"AlexNet, {configs[0]}: tau-b ↑", "first choice ↓", f"UNet3D, {configs[1]}: tau-b ↑"]
   return pages.table(["", *head], lines)
@@ -182,7 +182,7 @@ def front_measured() -> str:
 def starts() -> str:
   """Seconds to the first step and to the end of a command, before and now."""
   rows = recorded("start")
-  both = lambda key, found: [f"{found[name][key]:.1f}" for name in ("before", "now")]
+  both = lambda key, record: [f"{record[name][key]:.1f}" for name in ("before", "now")]
   total = {
     name: {key: sum(row[name][key] for row in rows.values()) for key in ("first_step_s", "end_s")}
     for name in ("before", "now")
@@ -211,14 +211,14 @@ def on_device() -> str:
 
 
 def score_table_speed() -> str:
-  found = recorded("results")["tables"]
+  record = recorded("results")["tables"]
   cell = lambda part, configs: (
-    f"{found[part]['step_s']:.2f} s and {found[part]['peak_mib']:,.0f} "
+    f"{record[part]['step_s']:.2f} s and {record[part]['peak_mib']:,.0f} "
     f"MiB with {configs} configurations"
   )
   rate = lambda part, digits: (
-    f"{round(found[part]['configs_per_s'], digits):,.0f} configurations "
-    f"a second, {found[part]['peak_mib']:,.0f} MiB"
+    f"{round(record[part]['configs_per_s'], digits):,.0f} configurations "
+    f"a second, {record[part]['peak_mib']:,.0f} MiB"
   )
   return pages.table(
     ["", "score tables", "GraphSAGE"],
@@ -297,11 +297,11 @@ def own(name: str, split: str) -> str:
 def curve() -> str:
   """Figures of traffic tables by the number of training programs."""
   name, every = own_quality.VARIANTS["recommended"], recorded("own_quality")
-  found = dict(
+  record = dict(
     recorded("own_quality_curve")["test"],
     **{f"{name}, {len(every['programs']['train'])} programs": every["test"][name]},
   )
-  return own_quality.table({label: row for label, row in found.items() if "programs" in label})
+  return own_quality.table({label: row for label, row in record.items() if "programs" in label})
 
 
 def output_orders() -> str:
@@ -419,7 +419,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def written(text: str) -> str:
   """The text of a page with its tables made anew from recorded figures."""
-  return _TABLE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
+  return _TABLE.sub(lambda match: f"{match[1]}\n{TABLES[match[2]]()}\n\n{match[3]}", text)
 
 
 def main() -> None:

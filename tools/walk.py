@@ -77,15 +77,15 @@ def main() -> None:
   if args.out:
     args.out.write_text("\n".join(files_of(args.config)))
     return
-  with tempfile.NamedTemporaryFile() as found:  # apart from the output of the run
+  with tempfile.NamedTemporaryFile() as calls:  # apart from the output of the run
     subprocess.run(
-      [sys.executable, __file__, "--config", args.config, "--out", found.name],
+      [sys.executable, __file__, "--config", args.config, "--out", calls.name],
       check=True,
       cwd=ROOT,
       stdout=subprocess.DEVNULL,
       env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-    files = Path(found.name).read_text().splitlines()
+    files = Path(calls.name).read_text().splitlines()
   lines = [f"{name:<23} {first_line(ROOT / 'tpugraphs_jax' / name)}" for name in files]
   text = "".join(f"{number:2d} {line}\n" for number, line in enumerate(lines, 1))
   if args.write:

@@ -15,7 +15,7 @@ Examples:
   >>> len(rows) > 0
   True
 
-`print(graph)` and `print(rows)` show tables, `OpGraph.view()` shows the program.
+`print(graph)` and `print(rows)` show tables, `view.show(graph)` shows the program.
 `tune(function, *arguments)` chooses layouts for a function, `apply` applies the layouts of a file,
 and `estimate(function, *arguments)` estimates its time and memory on TPUs. Training is
 `train_model(config, data_root=..., workdir=...)`, whose result has `metrics`, `model` and

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 
@@ -31,25 +31,21 @@ OPTIMIZED = "after all optimisations"
 class _Configs:
   """Common to tile and layout configurations."""
 
-  runtime_ns: np.ndarray
-
   def __len__(self) -> int:
-    return len(self.runtime_ns)
+    return len(self.choices)
 
   def __repr__(self) -> str:
     labels = "not labelled"
     if self.is_labelled:  # the numbers of a file can be estimates: they have no unit here
-      labels = f"labels {self.runtime_ns.min():,} to {self.runtime_ns.max():,}"
+      least, most = np.round([self.labels.min(), self.labels.max()], 3)
+      labels = f"labels {least:,} to {most:,}"
     return f"<{type(self).__name__}: {len(self):,} {self._about()}, {labels}>"
 
   def _about(self) -> str:
     """The name of the configurations in `repr`, such as `tiles`."""
     raise NotImplementedError
 
-  @property
-  def label(self) -> np.ndarray:
-    """The number by which a ranking is judged, `[C]`."""
-    raise NotImplementedError
+  labels: np.ndarray  # [C] the numbers by which a ranking is judged; all zero = not labelled
 
   @property
   def choices(self) -> np.ndarray:
@@ -68,11 +64,11 @@ class _Configs:
   @property
   def has_order(self) -> bool:
     """Whether a ranker can be right: labels and choices of configurations differ."""
-    return bool(np.ptp(self.label)) and self.differ
+    return bool(np.ptp(self.labels)) and self.differ
 
   @property
   def is_labelled(self) -> bool:
-    return bool(self.runtime_ns.any())
+    return bool(self.labels.any())
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -87,8 +83,8 @@ class TileConfigs(_Configs):
     return "tiles"
 
   @property
-  def label(self) -> np.ndarray:
-    """Runtime / normalizer, `[C]` float64: the number by which a ranking is judged.
+  def labels(self) -> np.ndarray:  # type: ignore[override]
+    """Runtime / normalizer, `[C]` float64: the numbers by which a ranking is judged.
 
     The normalizer can differ between configurations of one kernel. The README of the data set
     therefore defines the task by the quotient.
@@ -129,16 +125,11 @@ class LayoutConfigs(_Configs):
   rows: np.ndarray  # [R, 18] int8, distinct, values -1..5
   node_group: np.ndarray  # [K] int32, the group of each configurable node
   group_row: np.ndarray  # [C, groups] uint8 or uint16, index into rows
-  # [C] int64 nanoseconds, or an estimate in another unit; all zero = not labelled
-  runtime_ns: np.ndarray
+  # [C] int64 nanoseconds, or estimates in another unit; all zero = not labelled
+  labels: np.ndarray
 
   def _about(self) -> str:
     return f"layouts of {len(self.node_group):,} nodes in {self.group_row.shape[1]:,} groups"
-
-  @property
-  def label(self) -> np.ndarray:
-    """The runtime or estimate, `[C]` int64: the number by which a ranking is judged."""
-    return self.runtime_ns
 
   @property
   def choices(self) -> np.ndarray:
@@ -146,7 +137,7 @@ class LayoutConfigs(_Configs):
 
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:
     group_row = np.asarray(self.group_row[config_ids])
-    return dataclasses.replace(self, group_row=group_row, runtime_ns=self.runtime_ns[config_ids])
+    return dataclasses.replace(self, group_row=group_row, labels=self.labels[config_ids])
 
   def row_id(self, config_ids: np.ndarray) -> np.ndarray:
     """Row numbers `[len(config_ids), K]` of the given configurations."""
@@ -208,12 +199,6 @@ class OpGraph(Generic[AnyConfigs]):
   def node_place(self, node: int) -> tuple[str, str, str]:
     """Shape of the result, modules around the node and source line; texts of HLO modules."""
     return "", "", ""
-
-  def view(self, config: int | None = None, **options: Any) -> None:
-    """Shows the program in Model Explorer (extra `view`), or as a table; see `view.show`."""
-    import tpugraphs_jax
-
-    tpugraphs_jax.view.show(self, config, **options)
 
   @property
   def num_nodes(self) -> int:

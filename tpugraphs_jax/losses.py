@@ -32,9 +32,8 @@ A pairwise loss is a sum over pairs of items with different labels. Its `reducti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import functools
 import inspect
 import math
 from typing import Any
@@ -352,19 +351,14 @@ WeightedLosses = Sequence[tuple[str, float]]
 OWN_REDUCTION = "own"
 REDUCTIONS = (OWN_REDUCTION, *PAIR_REDUCTIONS)
 
-# Official names first. `Rank*` are from the tile task of the MLSys 2021 paper, `SumHingeLoss` from
-# Graph Segment Training, `DiffMatLoss` from the 2nd, `InverseLogHingeLoss` from the 3rd and
-# `OrderedLogisticLoss` from the 6th place;
-# `CrossHingeLoss` compares configurations of all graphs.
+# Official names first. `DiffMatLoss` is from the 2nd, `InverseLogHingeLoss` from the 3rd and
+# `OrderedLogisticLoss` from the 6th place; `CrossHingeLoss` compares configurations of all graphs.
 LOSSES = Registry("loss.losses")
 for _name, _loss in {
   "ListMLELoss": listmle,
   "PairwiseHingeLoss": pairwise_hinge,
   "PairwiseLogisticLoss": pairwise_logistic,
   "MSE": mse,
-  "RankHingeLoss": functools.partial(pairwise_hinge, reduction="pairs"),
-  "RankLogisticLoss": functools.partial(pairwise_logistic, reduction="pairs"),
-  "SumHingeLoss": functools.partial(pairwise_hinge, margin=0.1, reduction="sum"),
   "OrderedLogisticLoss": ordered_logistic,
   "DiffMatLoss": diff_mat,
   "CrossHingeLoss": cross_hinge,
@@ -374,6 +368,12 @@ for _name, _loss in {
   "MAPE": mape,
 }.items():
   LOSSES.register(_name)(_loss)
+# Names in configs of earlier versions: a loss and its arguments, where `LossOptions` sets none.
+EARLIER: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+  "RankHingeLoss": ("PairwiseHingeLoss", {"reduction": "pairs"}),
+  "RankLogisticLoss": ("PairwiseLogisticLoss", {"reduction": "pairs"}),
+  "SumHingeLoss": ("PairwiseHingeLoss", {"margin": 0.1, "reduction": "sum"}),
+}
 NEED_POSITIVE_LABELS = ("LogMSE", "MAPE")  # for a logarithm or a division
 _OF_RUNTIMES, _OF_LOGARITHMS = {"MSE", "MAPE"}, {"LogMSE"}
 
@@ -408,7 +408,7 @@ def parse_losses(text: str, *, normalize: bool = True) -> tuple[tuple[str, float
       raise ValueError(
         f"loss.losses is {text!r}, expected NAME:WEIGHT, as in {part.strip() or 'ListMLELoss'}:1"
       )
-    if name not in LOSSES:
+    if name not in LOSSES and name not in EARLIER:
       raise ValueError(
         f"loss.losses: unknown loss {name!r} in {text!r}, expected one of {', '.join(LOSSES)}"
       )
@@ -504,8 +504,10 @@ def loss_sums(
     scores = _clip_scores(scores, real, options.score_norm_clip)
   pairs = []
   for name, _ in losses:
+    name, arguments = EARLIER.get(name, (name, {}))
     loss = LOSSES[name]
-    result = loss(scores, labels, where=where, **options.arguments(loss, key=key, axis=axis))
+    arguments = {**arguments, **options.arguments(loss, key=key, axis=axis)}
+    result = loss(scores, labels, where=where, **arguments)
     if not (isinstance(result, tuple) and len(result) == 2):
       raise ValueError(
         f"loss.losses: {name} returns a {type(result).__name__}, expected a pair "

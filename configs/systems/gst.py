@@ -51,7 +51,7 @@ def gst(collection: str, **options: Any) -> Config:
       aggregation="sum",
     ),
     model=Model("GST", **options),
-    loss=LossOptions("SumHingeLoss:1"),
+    loss=LossOptions("PairwiseHingeLoss:1", pair_reduction="sum", margin=0.1),
     optimizer=Optimizer(
       "adam_l2", learning_rate=1e-4, schedule="cosine", eps=1e-8, weight_decay=5e-4
     ),

@@ -33,7 +33,7 @@ def mlsys21(collection: str, **options: Any) -> Config:
     ),
     batch=BatchOptions(graphs=10, configs=10, target="official"),
     model=Model("MLSys21", **options),
-    loss=LossOptions("RankHingeLoss:1"),
+    loss=LossOptions("PairwiseHingeLoss:1", pair_reduction="pairs"),
     optimizer=Optimizer("adam", learning_rate=1e-3, eps=1e-7, clip_norm=1.0),
     train=TrainOptions(epochs=100, valid_configs=256, log_every_steps=100),
     eval=EvalOptions(graphs=8, configs=64),

@@ -111,6 +111,6 @@ def test_output_orders_keep_the_first_six_integers_and_merge_what_is_then_equal(
 
 def test_configurations_say_in_a_line_how_many_there_are():
   tiles = graph.TileConfigs(np.ones((3, 24), np.float32), np.array([5, 7, 6]), np.ones(3, int))
-  assert repr(tiles) == "<TileConfigs: 3 tiles, labels 5 to 7>"
+  assert repr(tiles) == "<TileConfigs: 3 tiles, labels 5.0 to 7.0>"
   layouts = factoring.factor_layout_configs(np.zeros((2, 3, 18)), np.zeros(2))
   assert repr(layouts) == "<LayoutConfigs: 2 layouts of 3 nodes in 1 groups, not labelled>"

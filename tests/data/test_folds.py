@@ -25,8 +25,10 @@ def write(root, collection, split, name, *, structure=0, configs=4, labelled=Tru
   make = random_graphs.tile_graph if is_tile else random_graphs.layout_graph
   more = {"columns": 24} if is_tile else {"config_nodes": [1, 3]}
   graph = make(rng, nodes=6, edges=7, configs=configs, name=name, features=140, **more)
+  field = "runtime_ns" if is_tile else "labels"
+  labels = {field: getattr(graph.configs, field) * labelled}
   graph = dataclasses.replace(
-    random_graphs.with_configs(graph, runtime_ns=graph.configs.runtime_ns * labelled),
+    random_graphs.with_configs(graph, **labels),
     node_opcode=shape.integers(1, 121, 6).astype(np.uint8),
     edge_index=random_graphs.random_edges(shape, 6, 7),
   )
@@ -67,8 +69,10 @@ def test_every_labelled_graph_is_tested_once_and_no_cohort_is_in_two_splits(tmp_
   for fold in range(3):
     found = names(data_of(collection, tmp_path, fold=fold))
     assert set().union(*found.values()) == cohorts.keys()
-    for one, other in itertools.combinations(SPLITS, 2):
-      assert not {cohorts[name] for name in found[one]} & {cohorts[name] for name in found[other]}
+    for first, second in itertools.combinations(SPLITS, 2):
+      assert not {cohorts[name] for name in found[first]} & {
+        cohorts[name] for name in found[second]
+      }
     assert found["valid"] == names(data_of(collection, tmp_path, fold=(fold + 1) % 3))["test"]
     assert all(len(found[split]) == 3 for split in SPLITS)  # nine graphs in three folds
     tested += found["test"]
@@ -102,7 +106,7 @@ def test_folds_are_balanced_by_graphs_and_by_configurations(tmp_path):
   fold_of = folds.divide(tmp_path, [LAYOUT], 3).fold_of[LAYOUT]
   configs = {f"train/a{n}": c for n, c in enumerate((40, 30, 20, 20, 30, 40))}
   for fold in range(3):
-    inside = [configs[place] for place, one in fold_of.items() if one == fold]
+    inside = [configs[place] for place, number in fold_of.items() if number == fold]
     assert len(inside) == 2 and sum(inside) == 60
 
 
@@ -110,9 +114,9 @@ def test_the_division_depends_on_the_files_alone(tmp_path):
   for root, order in ((tmp_path / "a", range(8)), (tmp_path / "b", reversed(range(8)))):
     for number in order:
       write(root, LAYOUT, "train", f"program{number}", structure=number)
-  one, other = (folds.divide(tmp_path / name, [LAYOUT], 4) for name in "ab")
-  assert one == other
-  assert dict(one.fold_of) == dict(other.fold_of)
+  first, second = (folds.divide(tmp_path / name, [LAYOUT], 4) for name in "ab")
+  assert first == second
+  assert dict(first.fold_of) == dict(second.fold_of)
 
 
 def test_a_cohort_is_in_the_same_fold_of_every_collection_of_a_run(tmp_path):
@@ -121,14 +125,14 @@ def test_a_cohort_is_in_the_same_fold_of_every_collection_of_a_run(tmp_path):
   write_cohorts(tmp_path, others, [2, 1, 1, 1], first=2)  # the cohorts 2 to 5 of the other one
   together = (LAYOUT, others)
   division = folds.divide(tmp_path, reversed(together), 3)
-  one, other = division.fold_of[LAYOUT], division.fold_of[others]
+  first, second = division.fold_of[LAYOUT], division.fold_of[others]
   for number in range(2, 5):
-    (mine,) = [fold for place, fold in one.items() if f"program{number}_0" in place]
-    theirs = {fold for place, fold in other.items() if f"program{number - 2}_" in place}
+    (mine,) = [fold for place, fold in first.items() if f"program{number}_0" in place]
+    theirs = {fold for place, fold in second.items() if f"program{number - 2}_" in place}
     assert theirs == {mine}
   for fold in range(3):
     found = [names(data_of(name, tmp_path, fold=fold, together=together)) for name in together]
-    assert all(each[split] for each in found for split in SPLITS)
+    assert all(by_split[split] for by_split in found for split in SPLITS)
 
 
 @pytest.mark.parametrize("collection", [TILE, LAYOUT, OWN])

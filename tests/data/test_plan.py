@@ -337,7 +337,7 @@ def gumbel_top_k(keys, count):
   for order in itertools.permutations(range(len(keys)), count):
     left, p = list(range(len(keys))), 1.0
     for config in order:
-      p *= math.exp(keys[config]) / sum(math.exp(keys[other]) for other in left)
+      p *= math.exp(keys[config]) / sum(math.exp(keys[rest]) for rest in left)
       left.remove(config)
     total[tuple(sorted(order))] += p
   return total
@@ -384,12 +384,12 @@ def test_a_slate_is_a_pure_function_of_the_generator_and_has_what_there_is(kind,
     assert len(first) == len(set(first.tolist())) == min(configs, count)
 
 
-def configs_of(runtime_ns):
+def configs_of(labels):
   return LayoutConfigs(
     np.zeros((1, 18), np.int8),
     np.zeros(1, np.int32),
-    np.zeros((len(runtime_ns), 1), np.uint8),
-    np.asarray(runtime_ns),
+    np.zeros((len(labels), 1), np.uint8),
+    np.asarray(labels),
   )
 
 

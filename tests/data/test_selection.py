@@ -27,15 +27,15 @@ def tile_configs(runtime_ns):
   )
 
 
-def layout_configs(runtime_ns, same=False):
-  count = len(runtime_ns)
+def layout_configs(labels, same=False):
+  count = len(labels)
   group_row = np.zeros((count, 2), np.uint8)
   group_row[:, 0] = 0 if same else np.arange(count) % 3
   return LayoutConfigs(
     np.eye(3, 18, dtype=np.int8),
     np.array([0, 1, 1], np.int32),
     group_row,
-    np.array(runtime_ns, np.int64),
+    np.array(labels, np.int64),
   )
 
 
@@ -148,7 +148,7 @@ def test_malformed_files_are_an_error_or_are_left_out_by_name(tmp_path, caplog):
     lenient.load("train")
 
 
-def of_rows(group_row, runtime_ns):
+def of_rows(group_row, labels):
   graph = random_graphs.layout_graph(
     np.random.default_rng(0), nodes=6, edges=8, config_nodes=[1, 3, 4, 5], configs=1
   )
@@ -156,7 +156,7 @@ def of_rows(group_row, runtime_ns):
   return random_graphs.with_configs(
     graph,
     group_row=group_row,
-    runtime_ns=np.asarray(runtime_ns, np.int64),
+    labels=np.asarray(labels, np.int64),
     node_group=np.arange(4, dtype=np.int32) % group_row.shape[1],
   )
 
@@ -164,7 +164,7 @@ def of_rows(group_row, runtime_ns):
 def slow_policy(graph, policy):
   """Rows and runtimes by a dictionary of tuples."""
   runtimes = {}
-  for row, runtime in zip(graph.configs.group_row.tolist(), graph.configs.runtime_ns.tolist()):
+  for row, runtime in zip(graph.configs.group_row.tolist(), graph.configs.labels.tolist()):
     runtimes.setdefault(tuple(row), []).append(runtime)
   combine = {"first": lambda r: r[0], "min": min}
   return list(runtimes), [combine[policy](r) for r in runtimes.values()]
@@ -179,8 +179,8 @@ def test_policies_equal_a_slow_dictionary(policy, groups):
   found = selection.drop_duplicates(graph, policy).configs
   rows, runtimes = slow_policy(graph, policy)
   assert [tuple(row) for row in found.group_row.tolist()] == rows
-  assert found.runtime_ns.tolist() == runtimes
-  assert found.runtime_ns.dtype == np.int64 and found.group_row.dtype == np.uint8
+  assert found.labels.tolist() == runtimes
+  assert found.labels.dtype == np.int64 and found.group_row.dtype == np.uint8
 
 
 @pytest.mark.parametrize("policy", selection.DUPLICATE_POLICIES)
@@ -309,4 +309,4 @@ def test_memory_maps_and_two_byte_rows_are_taken(tmp_path):
   graph = random_graphs.with_configs(of_rows([[0, 0]] * 3, [3, 2, 1]), group_row=mapped)
   found = selection.drop_duplicates(graph, "min").configs
   np.testing.assert_array_equal(found.group_row, rows[:2])
-  np.testing.assert_array_equal(found.runtime_ns, [1, 2])
+  np.testing.assert_array_equal(found.labels, [1, 2])

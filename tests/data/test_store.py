@@ -22,10 +22,11 @@ import recorded
 
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import graph_folder, npz, store
+from tpugraphs_jax.infra import files
 
 _COLLECTION = "layout:nlp:random"
 _STORED = (
-  "config_node edge_index group_row node_feat node_group node_opcode node_splits rows runtime_ns"
+  "config_node edge_index group_row node_feat node_group node_opcode node_splits rows labels"
 ).split()
 
 
@@ -97,7 +98,7 @@ def test_released_configurations_survive_bit_for_bit(split, tmp_path):
     with np.load(file) as released:
       decoded = configs.decode(np.arange(len(configs)))
       assert decoded.tobytes() == released["node_config_feat"].tobytes()
-      assert configs.runtime_ns.tobytes() == released["config_runtime"].tobytes()
+      assert configs.labels.tobytes() == released["config_runtime"].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -119,11 +120,11 @@ def test_extremes_are_stored_without_loss(tmp_path, options, dtype):
 
 def test_runtimes_and_unlabelled_graphs_are_stored_exactly(tmp_path):
   folder = tmp_path / "layout" / "nlp" / "random" / "valid"
-  for name, runtime_ns in (("a", np.arange(30) + 2**62), ("b", np.zeros(30, np.int64))):
-    op_graph = random_graphs.with_configs(_layout_graph(), runtime_ns=runtime_ns)
+  for name, labels in (("a", np.arange(30) + 2**62), ("b", np.zeros(30, np.int64))):
+    op_graph = random_graphs.with_configs(_layout_graph(), labels=labels)
     npz.write_layout(folder / f"{name}.npz", op_graph)
   labelled, unlabelled = map(graph_folder.read, _ensure(tmp_path))
-  np.testing.assert_array_equal(labelled.configs.runtime_ns, np.arange(30) + 2**62)
+  np.testing.assert_array_equal(labelled.configs.labels, np.arange(30) + 2**62)
   assert labelled.configs.is_labelled and not unlabelled.configs.is_labelled
 
 
@@ -154,6 +155,19 @@ def test_finished_graphs_are_not_built_again(tmp_path):
   after = _ensure(tmp_path)
   assert [_built_at(folder) for folder in after[:2]] == before
   assert after[2].name == "g9"
+
+
+def test_a_graph_of_the_format_before_is_read_and_not_built_again(tmp_path):
+  _write_split(tmp_path, count=1)
+  (folder,) = _ensure(tmp_path)
+  expected = graph_folder.read(folder).configs.labels
+  (folder / "labels.npy").rename(folder / "runtime_ns.npy")
+  meta = files.unseal(json.loads((folder / "meta.json").read_text()))
+  meta["sha256"]["runtime_ns.npy"] = meta["sha256"].pop("labels.npy")
+  (folder / "meta.json").write_text(json.dumps(files.seal(meta | {"version": 2})))
+  before = _built_at(folder)
+  np.testing.assert_array_equal(graph_folder.read(folder).configs.labels, expected)
+  assert [_built_at(built) for built in _ensure(tmp_path)] == [before]
 
 
 def test_touched_source_is_recognised_by_its_contents(tmp_path):
@@ -213,11 +227,11 @@ def test_each_damaged_file_is_noticed_and_rebuilt(tmp_path, name, damage, caplog
 
 def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
   _write_split(tmp_path, count=2)
-  one, other = _ensure(tmp_path)
-  shutil.rmtree(other)
-  shutil.copytree(one, other)
+  first, second = _ensure(tmp_path)
+  shutil.rmtree(second)
+  shutil.copytree(first, second)
   with pytest.raises(ValueError, match="another"):
-    graph_folder.read(other)
+    graph_folder.read(second)
   assert graph_folder.read(_ensure(tmp_path)[1]).name == "g1"
 
 
@@ -236,8 +250,8 @@ def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
         "\x00\x01",
       )
     ),
-    ('{"version": 1}', "format 1, expected 2"),
-    (None, "format 99, expected 2"),
+    ('{"version": 1}', "format 1, expected 3"),
+    (None, "format 99, expected 3"),
   ],
 )
 def test_damaged_meta_and_other_formats_are_refused_and_rebuilt(tmp_path, text, complaint):
@@ -323,9 +337,9 @@ def test_killed_build_keeps_what_was_finished_and_is_resumed(tmp_path):
 
 def test_several_processes_build_the_same_store(tmp_path):
   _write_split(tmp_path, count=3)
-  one = _ensure(tmp_path, store_dir=tmp_path / "one")
+  built = _ensure(tmp_path, store_dir=tmp_path / "one")
   many = _ensure(tmp_path, store_dir=tmp_path / "many", workers=2)
-  for a, b in zip(one, many, strict=True):
+  for a, b in zip(built, many, strict=True):
     for name in _STORED:
       assert (a / f"{name}.npy").read_bytes() == (b / f"{name}.npy").read_bytes()
 
@@ -417,5 +431,5 @@ def test_a_source_of_the_same_size_and_time_that_replaces_another_is_built(tmp_p
     np.savez(folder / "g0.npz", **arrays | {"config_runtime": scale * arrays["config_runtime"]})
     os.utime(folder / "g0.npz", (1, 1))
     (built,) = _ensure(tmp_path)
-    found = graph_folder.read(built).configs.runtime_ns
-    np.testing.assert_array_equal(found, scale * before.configs.runtime_ns)
+    found = graph_folder.read(built).configs.labels
+    np.testing.assert_array_equal(found, scale * before.configs.labels)

@@ -29,7 +29,9 @@ def names():
 
 def _assert_computes_the_same(function, names):
   rng = np.random.default_rng(0)
-  arrays = [jnp.asarray(rng.normal(size=each.shape), each.dtype) for each in names["arguments"]]
+  arrays = [
+    jnp.asarray(rng.normal(size=argument.shape), argument.dtype) for argument in names["arguments"]
+  ]
   np.testing.assert_allclose(
     jax.jit(function)(*arrays), jax.jit(names["step"])(*arrays), rtol=1e-4, atol=1e-3
   )
@@ -103,7 +105,7 @@ def test_the_workflow_of_the_page_fails_where_a_step_got_slower(tmp_path, monkey
       monkeypatch.setattr(
         estimate, "estimate_call", lambda *_, row=row, **__: summary.Estimate("train", (row,))
       )
-      (step,) = (each for each in made if each["working-directory"] == folder)
+      (step,) = (step_ for step_ in made if step_["working-directory"] == folder)
       _, module, *arguments = shlex.split(step["run"])[1:]
       assert module == "tpugraphs_jax.estimate"
       assert estimate.main(arguments) == expected

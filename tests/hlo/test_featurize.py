@@ -36,8 +36,8 @@ def _samples():
 
 
 def test_the_folder_has_samples():
-  own = [path for path in _samples() if path.parent == _FOLDER]
-  assert own, f"no .pb with an expected file in {_FOLDER}"
+  recorded_here = [path for path in _samples() if path.parent == _FOLDER]
+  assert recorded_here, f"no .pb with an expected file in {_FOLDER}"
 
 
 @pytest.mark.parametrize("path", _samples(), ids=lambda path: sources.stem(path))
@@ -90,8 +90,8 @@ def _layout_arrays(path):
     "node_config_ids": lambda: graph.config_node.astype(np.int64),
     "node_config_feat": decoded,
     "config_features": decoded,
-    "config_runtime": lambda: configs.runtime_ns,
-    "compute_times_ns": lambda: configs.runtime_ns,
+    "config_runtime": lambda: configs.labels,
+    "compute_times_ns": lambda: configs.labels,
     "module_config_counts": lambda: np.full(len(configs), len(configs), np.int64),
     "normalization_values": lambda: np.full(len(configs), _default_ns(message), np.int64),
     # A hash of the extractor's path to the file, which is not compared.

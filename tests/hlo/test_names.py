@@ -27,8 +27,8 @@ def test_operation_and_scope_are_those_that_the_user_wrote(op_name, operation, s
 
 
 def test_shapes_are_written_as_xla_writes_them():
-  one = proto.ShapeProto(element_type=16, dimensions=[8, 128])
-  assert names.shape(one) == "bf16[8,128]"
-  both = proto.ShapeProto(element_type=13, tuple_shapes=[one, one])
+  vector = proto.ShapeProto(element_type=16, dimensions=[8, 128])
+  assert names.shape(vector) == "bf16[8,128]"
+  both = proto.ShapeProto(element_type=13, tuple_shapes=[vector, vector])
   assert names.shape(both) == "bf16[8,128] and 1 more"
   assert names.shape(proto.ShapeProto(element_type=11)) == "f32[]"

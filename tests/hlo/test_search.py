@@ -32,7 +32,7 @@ def _conv(id, operands, shape, output, input_, kernel):
 def _rows(*tensors):
   """All combinations of the orders of three tensors, and the default."""
   padded = [[(*order, *(-1,) * (6 - len(order))) for order in orders] for orders in tensors]
-  combined = {tuple(itertools.chain.from_iterable(each)) for each in itertools.product(*padded)}
+  combined = {tuple(itertools.chain.from_iterable(parts)) for parts in itertools.product(*padded)}
   return combined | {(-1,) * 18}
 
 
@@ -135,7 +135,7 @@ def test_choices_are_distinct_in_range_and_sorted_with_the_first_option(options,
   assert len(choices) == min(n, np.prod(options))
   assert (choices >= 0).all() and (choices < options).all()
   assert not choices[0].any()
-  assert [tuple(choice) for choice in choices] == sorted({tuple(each) for each in choices})
+  assert [tuple(choice) for choice in choices] == sorted({tuple(choice) for choice in choices})
 
 
 @recorded.needs_hlo

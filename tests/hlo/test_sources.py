@@ -33,13 +33,15 @@ def _layer(x, w):
 
 
 def _opcodes(graph):
-  return {each.opcode for owner in graph.module.computations for each in owner.instructions}
+  return {
+    instruction.opcode for owner in graph.module.computations for instruction in owner.instructions
+  }
 
 
-def _assert_same_graph(one, other):
-  np.testing.assert_array_equal(one.node_feat, other.node_feat)
-  np.testing.assert_array_equal(one.node_opcode, other.node_opcode)
-  np.testing.assert_array_equal(one.edge_index, other.edge_index)
+def _assert_same_graph(first, second):
+  np.testing.assert_array_equal(first.node_feat, second.node_feat)
+  np.testing.assert_array_equal(first.node_opcode, second.node_opcode)
+  np.testing.assert_array_equal(first.edge_index, second.edge_index)
 
 
 def test_a_function_a_jitted_function_and_its_lowering_give_one_graph():

@@ -246,9 +246,9 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
     ),
     name=f"m{ESCAPE}",
   )
-  for each in module.computations:
-    each.name = f"c{ESCAPE}"
-    for node in each.instructions:
+  for computation in module.computations:
+    computation.name = f"c{ESCAPE}"
+    for node in computation.instructions:
       node.name = f"n{ESCAPE}"
   (tmp_path / "m.pb").write_bytes(module.SerializeToString())
   assert main(["show", str(tmp_path / "m.pb")]) == 0

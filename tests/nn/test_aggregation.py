@@ -32,20 +32,22 @@ def tables(edges, slots, nodes=NODES):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("slots", [0, 2, 30])
 @pytest.mark.parametrize("receivers", [None, 5])
-@pytest.mark.parametrize("own", [False, True])
-def test_value_and_gradient_are_those_of_the_dense_product(direction, slots, receivers, own):
+@pytest.mark.parametrize("self_loops", [False, True])
+def test_value_and_gradient_are_those_of_the_dense_product(direction, slots, receivers, self_loops):
   x = random(NODES, 2, 3)
   weight = random(receivers or NODES, 2, 3, seed=2)
   matrix = dense_matrix(direction)
   assert matrix.max() > 1, "the case has no duplicate edge"
   assert (matrix.sum(axis=1) == 0).any(), "the case has no node without neighbours"
-  matrix = jnp.asarray((matrix + own * np.eye(NODES))[:receivers])
+  matrix = jnp.asarray((matrix + self_loops * np.eye(NODES))[:receivers])
 
   def fast(x):
     return jnp.sum(
       weight
       * jnp.sin(
-        aggregation.neighbour_sum(x, tables(EDGES, slots), direction, receivers=receivers, own=own)
+        aggregation.neighbour_sum(
+          x, tables(EDGES, slots), direction, receivers=receivers, self_loops=self_loops
+        )
       )
     )
 
@@ -58,13 +60,15 @@ def test_value_and_gradient_are_those_of_the_dense_product(direction, slots, rec
   np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("self_loops", [False, True])
 @pytest.mark.parametrize("slots", [0, 2])
-def test_no_rows_at_all_sum_to_zero(slots, own):
+def test_no_rows_at_all_sum_to_zero(slots, self_loops):
   """As in a batch of segments without a configurable node."""
   adjacency, nothing = tables(EDGES, slots), jnp.zeros((0, 2, 3))
   total, vjp = jax.vjp(
-    lambda x: aggregation.neighbour_sum(x, adjacency, aggregation.BOTH, receivers=5, own=own),
+    lambda x: aggregation.neighbour_sum(
+      x, adjacency, aggregation.BOTH, receivers=5, self_loops=self_loops
+    ),
     nothing,
   )
   np.testing.assert_array_equal(total, np.zeros((5, 2, 3)))
@@ -87,15 +91,15 @@ def test_bfloat16_sums_accumulate_in_float32():
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("slots", [0, 2])
-@pytest.mark.parametrize("own", [False, True])
-def test_senders_beyond_the_rows_at_hand_do_not_count(direction, slots, own):
+@pytest.mark.parametrize("self_loops", [False, True])
+def test_senders_beyond_the_rows_at_hand_do_not_count(direction, slots, self_loops):
   x = random(5, 3)
-  matrix = dense_matrix(direction) + own * np.eye(NODES)
+  matrix = dense_matrix(direction) + self_loops * np.eye(NODES)
   full = np.zeros((NODES, 3), np.float32)
   full[:5] = x
   total, vjp = jax.vjp(
     lambda x: aggregation.neighbour_sum(
-      x, tables(EDGES, slots), direction, receivers=NODES, own=own
+      x, tables(EDGES, slots), direction, receivers=NODES, self_loops=self_loops
     ),
     jnp.asarray(x),
   )

@@ -114,10 +114,10 @@ def test_kernels_are_the_published_ones():
 
 def test_attention_of_half_precision_nodes_adds_in_float32():
   """Sums of a thousand equal values, which bfloat16 cannot hold."""
-  one = nodes_of(features(EVERYWHERE), EVERYWHERE).map(
+  constant = nodes_of(features(EVERYWHERE), EVERYWHERE).map(
     lambda rows: jnp.ones((*rows.shape[:2], 1), jnp.bfloat16)
   )
-  seen = attention.graph_products(one, one.map(lambda rows: 300 * rows))
+  seen = attention.graph_products(constant, constant.map(lambda rows: 300 * rows))
   assert seen.dtype == jnp.float32
   count = np.bincount(OF_GRAPH, minlength=GRAPHS + 1)[:GRAPHS]
   np.testing.assert_array_equal(seen[:, 0, 0, 0], 300 * count[: len(seen)])

@@ -59,13 +59,13 @@ def test_appnp_without_steps_is_a_linear_layer():
 @pytest.mark.parametrize("direction, heads", [(OPERANDS, 1), (USERS, 2), (BOTH, 2)])
 def test_gatv2_weighs_every_edge_in_each_configuration(direction, heads, hop):
   params, x, found = apply_to(Gatv2(WIDTH, direction, heads), hop)
-  sent, own = dense(x, params["senders"]), dense(x, params["receivers"])
+  sent, received = dense(x, params["senders"]), dense(x, params["receivers"])
   expected, size = np.zeros_like(sent), WIDTH // heads
   for v, heard in enumerate(neighbours(direction)):
     heard = [*heard, v]
     for head in range(heads):
       part = slice(head * size, (head + 1) * size)
-      hidden = sent[heard][..., part] + own[v][..., part]
+      hidden = sent[heard][..., part] + received[v][..., part]
       logits = np.where(hidden > 0, hidden, 0.2 * hidden) @ params["attention"][head]
       weights = softmax(logits.T)  # [C, neighbours]
       expected[v, :, part] = np.einsum("cu,ucf->cf", weights, sent[heard][..., part])
@@ -79,9 +79,9 @@ def test_an_isolated_node_hears_itself_alone(make):
   """SAGE has means of 0 there, GATv2 a loop."""
   isolated = neighbours(BOTH).index([])
   params, x, found = apply_to(make(WIDTH), 0)
-  own = (
+  received = (
     dense(x, params["senders"]) + params["bias"]
     if "senders" in params
     else dense(x, params["self"])
   )
-  np.testing.assert_allclose(found[isolated], own[isolated], rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(found[isolated], received[isolated], rtol=1e-4, atol=1e-5)

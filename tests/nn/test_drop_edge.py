@@ -83,8 +83,8 @@ def test_two_devices_drop_what_one_does():
   def kept(*shares):
     masks = system_cases.on_devices(mask, system_cases.batches_of(*shares))
     edges = [sum(graph.num_edges for graph in share) for share in shares]
-    return np.concatenate([each[:count] for each, count in zip(masks, edges)])
+    return np.concatenate([mask[:count] for mask, count in zip(masks, edges)])
 
-  one = kept(programs)
-  np.testing.assert_array_equal(kept(programs[:2], programs[2:]), one)
-  assert one.any() and not one.all()
+  together = kept(programs)
+  np.testing.assert_array_equal(kept(programs[:2], programs[2:]), together)
+  assert together.any() and not together.all()

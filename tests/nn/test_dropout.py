@@ -57,9 +57,9 @@ def test_graph_features_have_masks_by_slate():
   """Two devices with two slates each draw what one device with four slates draws."""
   x = np.ones((4, CONFIGS, 50), np.float32)
   drop = lambda x: Dropout(0.5).apply({}, x, train=True, rngs={"dropout": jax.random.key(0)})
-  one, two = on_devices(drop, [x])[0], on_devices(drop, [x[:2], x[2:]])
-  np.testing.assert_array_equal(two.reshape(x.shape), one)
-  assert (one == one[:, :1]).all() and not (one[0] == one[1]).all()
+  whole, halves = on_devices(drop, [x])[0], on_devices(drop, [x[:2], x[2:]])
+  np.testing.assert_array_equal(halves.reshape(x.shape), whole)
+  assert (whole == whole[:, :1]).all() and not (whole[0] == whole[1]).all()
 
 
 def test_without_a_rate_or_training_nothing_is_left_out():

@@ -25,8 +25,9 @@ from system_cases import (
   WIDTH,
 )
 
-from tpugraphs_jax.nn import linear
-from tpugraphs_jax.nn.linear import Embedding, Layouts, Linear, Opcodes, Tiles
+from tpugraphs_jax.nn import embeddings
+from tpugraphs_jax.nn.embeddings import Embedding, Opcodes
+from tpugraphs_jax.nn.layers import Layouts, Linear, Tiles
 from tpugraphs_jax.nn.nodes import NONE, Slates
 
 LINEAR = Linear(5)
@@ -177,7 +178,7 @@ def test_rows_stay_short_through_updates():
     "other": np.array([5.0], np.float32),
   }
   grads = jax.tree.map(np.ones_like, params)
-  optimizer = linear.keep_rows_short(optax.sgd(0.1), {("op", "table"): 1.0})
+  optimizer = embeddings.keep_rows_short(optax.sgd(0.1), {("op", "table"): 1.0})
   updates, _ = optimizer.update(grads, optimizer.init(params), params)
   after = optax.apply_updates(params, updates)
   np.testing.assert_allclose(after["op"]["table"], [[0.5, 0.7], [0.2, 0.3]], rtol=1e-5)

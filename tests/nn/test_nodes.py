@@ -38,14 +38,14 @@ def spread(x):
   return np.broadcast_to(everywhere(x), (NODES, CONFIGS, x.width))
 
 
-PAIRS = [(one, other) for one in FORMS for other in FORMS]
+PAIRS = [(first, second) for first in FORMS for second in FORMS]
 
 
-@pytest.mark.parametrize("one, other", PAIRS)
-def test_operations_of_two_forms_are_those_of_full_tensors(one, other):
-  first, second = features(one), features(other, seed=3)
-  x, y = nodes_of(first, one), nodes_of(second, other)
-  full_x, full_y = full_of(first, one), full_of(second, other)
+@pytest.mark.parametrize("hop_x, hop_y", PAIRS)
+def test_operations_of_two_forms_are_those_of_full_tensors(hop_x, hop_y):
+  first, second = features(hop_x), features(hop_y, seed=3)
+  x, y = nodes_of(first, hop_x), nodes_of(second, hop_y)
+  full_x, full_y = full_of(first, hop_x), full_of(second, hop_y)
   for found, expected in (
     (x + y, full_x + full_y),
     (x - y, full_x - full_y),
@@ -56,7 +56,7 @@ def test_operations_of_two_forms_are_those_of_full_tensors(one, other):
       np.sin(full_x).sum(axis=-1, keepdims=True).repeat(2, axis=-1) + full_y[..., :1],
     ),
   ):
-    assert found.hop == max(one, other) and found.width == expected.shape[-1]
+    assert found.hop == max(hop_x, hop_y) and found.width == expected.shape[-1]
     np.testing.assert_allclose(spread(found), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -98,17 +98,17 @@ def reached_nodes(batch):
   return Nodes(slates, jnp.asarray(random(NODES, 1, 2)), jnp.asarray(varying), 0)
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("self_loops", [False, True])
 @pytest.mark.parametrize("reuse", [True, False])
-def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, own):
+def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, self_loops):
   batch = layout_batch(hops=3, reuse=reuse)
   x = reached_nodes(batch)
   for hop, direction in enumerate(DIRECTIONS, start=1):
     before = np.asarray(everywhere(x))
-    x = jax.jit(functools.partial(nodes.neighbours, direction=direction, own=own))(x)
+    x = jax.jit(functools.partial(nodes.neighbours, direction=direction, self_loops=self_loops))(x)
     assert x.hop == hop
     expected = [
-      before[heard].sum(axis=0) + own * before[node]
+      before[heard].sum(axis=0) + self_loops * before[node]
       for node, heard in enumerate(neighbours(direction, batch))
     ]
     check(np.asarray(everywhere(x)), np.stack(expected))
@@ -154,9 +154,9 @@ def test_rows_of_hops_name_their_nodes_and_configurable_ones():
   slates, (_, configured) = Slates.of(BATCH), slow_configs(BATCH)
   rows = np.asarray(slates.nodes_within(1))
   assert len(rows) == slates.rows_within(1) > slates.rows_within(0)
-  own = rows[: slates.rows_within(0)]
+  configurable = rows[: slates.rows_within(0)]
   is_configurable = np.asarray(slates.is_configurable_row())
-  np.testing.assert_array_equal(np.sort(own[is_configurable]), np.flatnonzero(configured))
+  np.testing.assert_array_equal(np.sort(configurable[is_configurable]), np.flatnonzero(configured))
   assert not is_configurable.all()  # padding
 
 

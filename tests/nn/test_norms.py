@@ -19,12 +19,12 @@ from system_cases import (
   slow_normal,
 )
 
-from tpugraphs_jax.nn import norms
+from tpugraphs_jax.nn.layers import instance_norm, slate_norm
 from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE
 
 
 def normal(parts, hop):
-  found = jax.jit(lambda parts: norms.instance_norm(nodes_of(parts, hop)).everywhere())(parts)
+  found = jax.jit(lambda parts: instance_norm(nodes_of(parts, hop)).everywhere())(parts)
   return np.broadcast_to(found, full_of(parts, hop).shape)
 
 
@@ -34,7 +34,7 @@ def test_an_instance_norm_is_over_the_nodes_of_each_graph(hop):
   full = full_of(parts, hop).astype(np.float64)
   # Without deviation, rounding is divided by the root of 1e-5.
   check(normal(parts, hop), each_graph(lambda nodes: slow_normal(full[nodes], 0)), 5e-4)
-  form = norms.instance_norm(nodes_of(parts, hop)).hop
+  form = instance_norm(nodes_of(parts, hop)).hop
   assert form == (NONE if hop == NONE else EVERYWHERE)
 
 
@@ -57,7 +57,7 @@ def test_a_node_alone_in_its_graph_becomes_zero():
 def test_a_norm_over_the_slate_leaves_padding_out():
   mask = np.array([[True] * 5, [True, True, False, True, False], [True] + [False] * 4, [False] * 5])
   x = random(len(mask), 5, 3) + 100
-  found = np.asarray(norms.slate_norm(jnp.asarray(x), mask))
+  found = np.asarray(slate_norm(jnp.asarray(x), mask))
   for row, real in enumerate(mask):
     if real.any():
       expected = slow_normal(x[row, real].astype(np.float64), 0)
@@ -68,6 +68,6 @@ def test_a_norm_over_the_slate_leaves_padding_out():
 def test_equal_configurations_are_zero_with_finite_gradients():
   x = np.full((2, 4, 3), 1e3, np.float32)
   mask = np.ones((2, 4), bool)
-  np.testing.assert_array_equal(norms.slate_norm(x, mask), 0)
-  grad = jax.grad(lambda x: jnp.sum(norms.slate_norm(x, mask) * random(2, 4, 3)))(x)
+  np.testing.assert_array_equal(slate_norm(x, mask), 0)
+  grad = jax.grad(lambda x: jnp.sum(slate_norm(x, mask) * random(2, 4, 3)))(x)
   assert np.isfinite(grad).all()

@@ -64,7 +64,7 @@ def drawing(kind, graphs):
     [graph.configs for graph in graphs],
     count=CONFIGS,
     sampling="uniform",
-    targets=lambda configs, ids: configs.runtime_ns[ids].astype(np.float32),
+    targets=lambda configs, ids: random_graphs.config_runtime(configs)[ids].astype(np.float32),
   )
   return FAMILIES[kind].draw(graphs, sampler)
 
@@ -74,12 +74,14 @@ def test_a_slate_is_a_pure_function_of_the_generator(kind):
   graphs = prepared_of(kind)
   draw = drawing(kind, graphs)
   for number, graph in enumerate(graphs):
-    one, two = (draw(number, np.random.default_rng(7), 0) for _ in range(2))
-    assert one.sizes == two.sizes
-    first, second = one.finish(), two.finish()
+    first_draft, second_draft = (draw(number, np.random.default_rng(7), 0) for _ in range(2))
+    assert first_draft.sizes == second_draft.sizes
+    first, second = first_draft.finish(), second_draft.finish()
     assert first.graph is graph and first.graph_id == number
     np.testing.assert_array_equal(first.config_ids, second.config_ids)
-    np.testing.assert_array_equal(first.target, graph.configs.runtime_ns[first.config_ids])
+    np.testing.assert_array_equal(
+      first.target, random_graphs.config_runtime(graph.configs)[first.config_ids]
+    )
     assert len(set(first.config_ids.tolist())) == CONFIGS
 
 
@@ -89,8 +91,8 @@ def test_the_sizes_that_are_drawn_hold_the_batch(kind):
   draw, rng = drawing(kind, graphs), np.random.default_rng(1)
   for _ in range(5):
     drawn = [draw(number, rng, 0) for number in range(3)]
-    slates = [one.finish() for one in drawn]
-    (budget,) = plan.choose_budgets([batching.add_sizes([one.sizes for one in drawn])])
+    slates = [draft.finish() for draft in drawn]
+    (budget,) = plan.choose_budgets([batching.add_sizes([draft.sizes for draft in drawn])])
     batch = FAMILIES[kind].assemble(slates, budget, graphs=4, configs=CONFIGS + 1)
     assert batch.target.shape == batch.config_mask.shape == (4, CONFIGS + 1)
     assert batch.config_mask[:3, :CONFIGS].all() and batch.config_mask.sum() == 3 * CONFIGS
@@ -103,9 +105,11 @@ def test_batches_of_several_devices_have_one_structure(kind):
   graphs = prepared_of(kind)
   draw, family = drawing(kind, graphs), FAMILIES[kind]
   drawn = [draw(number, np.random.default_rng(2), 0) for number in (0, 2)]
-  sizes = {key: max(one.sizes[key] for one in drawn) for key in drawn[0].sizes}
+  sizes = {key: max(draft.sizes[key] for draft in drawn) for key in drawn[0].sizes}
   (budget,) = plan.choose_budgets([sizes])
-  batches = [family.assemble([one.finish()], budget, graphs=1, configs=CONFIGS) for one in drawn]
+  batches = [
+    family.assemble([draft.finish()], budget, graphs=1, configs=CONFIGS) for draft in drawn
+  ]
   stack = family.stack if kind in ("segments", "recomputed") else parallel.stack_for_devices
   stack([*batches, *batches])  # for four devices; refuses arrays of several shapes
 

@@ -50,7 +50,7 @@ def test_some_code_reads_every_field(task, in_use):
   # Losses get options as arguments of the same name.
   options = DEFAULTS[task].loss
   given = [options.arguments(loss) for loss in losses.LOSSES.values()]
-  arguments = {name for each in given for name, value in each.items() if value is not None}
+  arguments = {name for values in given for name, value in values.items() if value is not None}
   names = {name.rpartition(".")[2] for name in DEFAULTS[task].declared}
   assert not names - in_use - arguments
 

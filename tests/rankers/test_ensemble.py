@@ -39,12 +39,12 @@ def test_equal_scores_share_their_mean_rank(scores, expected):
 def test_an_ensemble_averages_the_combined_scores_of_its_members(combine, runs):
   graph = npz.read_tile(npz.split_files(runs.data_root, "tile:xla", "test")[0])
   places = [runs.workdir("tile_whole"), runs.workdir("tile_two_devices")]
-  each = [tpugraphs_jax.load(place).scores([graph])[0].astype(np.float64) for place in places]
+  by_model = [tpugraphs_jax.load(place).scores([graph])[0].astype(np.float64) for place in places]
   if combine == "min_max":
-    each = [(s - min(s)) / (max(s) - min(s)) for s in each]
+    by_model = [(s - min(s)) / (max(s) - min(s)) for s in by_model]
   elif combine == "rank":
-    rank = lambda one, s: np.mean([sum(s < one) + 1, sum(s <= one)])
-    each = [[rank(one, s) for one in s] for s in each]
+    rank = lambda score, s: np.mean([sum(s < score) + 1, sum(s <= score)])
+    by_model = [[rank(score, s) for score in s] for s in by_model]
   ensemble = Ensemble(places, combine=combine)
   (scores,) = ensemble.scores([graph])
   some = np.array([4, 0, 2])
@@ -55,7 +55,7 @@ def test_an_ensemble_averages_the_combined_scores_of_its_members(combine, runs):
     np.mean([combine_of(m) for m in members], axis=0),
     rtol=1e-6,
   )
-  np.testing.assert_allclose(scores, np.mean(each, axis=0), rtol=1e-12)
+  np.testing.assert_allclose(scores, np.mean(by_model, axis=0), rtol=1e-12)
   np.testing.assert_array_equal(ensemble.rank(graph)[0], np.argsort(scores, kind="stable"))
 
 

@@ -60,7 +60,7 @@ def test_all_mapped_functions_of_a_run_lower_for_every_platform(
           lowered.append(export.export(vectorised, platforms=PLATFORMS)(*shapes).platforms)
         outputs[str(shapes)] = jax.eval_shape(vectorised, *shapes)
       return parallel.replicate(
-        jax.tree.map(lambda each: np.zeros(each.shape[1:], each.dtype), outputs[str(shapes)])
+        jax.tree.map(lambda output: np.zeros(output.shape[1:], output.dtype), outputs[str(shapes)])
       )
 
     return call

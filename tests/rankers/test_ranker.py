@@ -19,6 +19,7 @@ import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.data import npz, transforms
 from tpugraphs_jax.data.factoring import factor_layout_configs
+from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
@@ -38,11 +39,12 @@ def graph_of(kind, split="test", number=0):
   return (npz.read_tile if kind == "tile" else npz.read_layout)(path)
 
 
-def with_configs(graph, ids, runtime_ns=None):
+def with_configs(graph, ids, runtime=None):
   """The graph with the configurations of `ids`, which may repeat."""
   configs = graph.configs.subset(ids)
-  if runtime_ns is not None:
-    configs = dataclasses.replace(configs, runtime_ns=runtime_ns)
+  if runtime is not None:
+    field = "runtime_ns" if isinstance(configs, TileConfigs) else "labels"
+    configs = dataclasses.replace(configs, **{field: runtime})
   return dataclasses.replace(graph, configs=configs)
 
 
@@ -380,7 +382,7 @@ def test_shipped_models_order_programs_of_other_families_better_than_chance(name
   ranker = tpugraphs_jax.load(name)
   graphs = _held_out(ranker)
   found = [
-    metrics.kendall_tau(scores, graph.configs.runtime_ns)
+    metrics.kendall_tau(scores, graph.configs.labels)
     for graph, scores in zip(graphs, ranker.scores(graphs))
   ]
   assert len(found) >= 5

@@ -315,8 +315,8 @@ def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(blocks
   (found,), (again,) = (score(family, params, [graph]) for _ in range(2))
   np.testing.assert_array_equal(found, again)
   assert len(drawn) == 6 and drawn[:3] == drawn[3:]
-  each = one_by_one(family.network, params, [graph] * 3, family.assemble, drawn[:3])
-  np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-4, atol=1e-5)
+  of_blocks = one_by_one(family.network, params, [graph] * 3, family.assemble, drawn[:3])
+  np.testing.assert_allclose(found, np.mean(of_blocks, axis=0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 6, 7, 12, 17])

@@ -22,9 +22,9 @@ def arrays():
 
 
 def assert_equal(found, expected):
-  for array, other in zip(found, expected, strict=True):
+  for array, value in zip(found, expected, strict=True):
     assert array.dtype == np.float32
-    np.testing.assert_array_equal(array, other)
+    np.testing.assert_array_equal(array, value)
 
 
 def test_a_file_of_tensorflow_is_read_as_tensorflow_reads_it():

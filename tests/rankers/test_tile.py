@@ -58,10 +58,10 @@ def test_scores_are_those_of_the_plain_form(name, kernels):
   family.chunk = 8  # chunks end inside kernels and the last is short
   in_chunks = family.scores(params, kernels, every(kernels))
   assert [len(scores) for scores in found] == [configs for _, _, configs in SIZES]
-  for one, other, plain in zip(found, in_chunks, expected, strict=True):
+  for whole, chunked, plain in zip(found, in_chunks, expected, strict=True):
     scale = np.abs(plain).max()
-    np.testing.assert_allclose(one, plain, rtol=1e-5, atol=1e-5 * scale)
-    np.testing.assert_allclose(other, plain, rtol=1e-5, atol=1e-5 * scale)
+    np.testing.assert_allclose(whole, plain, rtol=1e-5, atol=1e-5 * scale)
+    np.testing.assert_allclose(chunked, plain, rtol=1e-5, atol=1e-5 * scale)
 
 
 def test_chosen_configurations_get_their_own_scores(kernels):

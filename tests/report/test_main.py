@@ -18,12 +18,12 @@ def test_a_verdict_names_every_run_with_its_labels_and_page(tmp_path, capsys):
     write_run(tmp_path / "own", kind=kind, collection="layout:own:mine"),
   ]
   assert main([*map(str, folders), "--verdict"]) == 0
-  tile, own = re.split("(?=^layout)", capsys.readouterr().out, flags=re.M)
-  assert tile.startswith("tile:xla (SYNTHETIC") and kind in own.splitlines()[0]
+  tile, layout = re.split("(?=^layout)", capsys.readouterr().out, flags=re.M)
+  assert tile.startswith("tile:xla (SYNTHETIC") and kind in layout.splitlines()[0]
   assert "tile is ahead: Kendall tau 1.000" in tile and "above other and better on 6 of 6" in tile
   assert "Without several seeds" in tile
-  assert "own: Kendall tau 1.000" in own and "compiler's own choice" in own
-  for folder, text in zip(folders, (tile, tile, own)):
+  assert "own: Kendall tau 1.000" in layout and "compiler's own choice" in layout
+  for folder, text in zip(folders, (tile, tile, layout)):
     assert f"{folder.name}: MLP, trained in 00:02, {folder}/report.html" in text
 
 

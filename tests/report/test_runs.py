@@ -21,8 +21,8 @@ def several(tmp_path):
 def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path):
   several_runs(tmp_path)
   (tmp_path / "c" / "0").mkdir(parents=True)  # not begun
-  one = runs.read_all([tmp_path])
-  assert [run.name for run in one] == [f"{name}/{seed}" for name in "ab" for seed in range(3)]
+  found = runs.read_all([tmp_path])
+  assert [run.name for run in found] == [f"{name}/{seed}" for name in "ab" for seed in range(3)]
   assert len(runs.read_all([tmp_path, tmp_path / "b" / "1"])) == 6
   assert [run.name for run in runs.read_all([tmp_path / "b"])] == ["0", "1", "2"]  # a point
   with pytest.raises(FileNotFoundError, match="config.json is missing"):
@@ -31,18 +31,18 @@ def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path):
 
 def test_each_metric_has_one_name_and_one_definition(tmp_path):
   run = runs.read(write_run(tmp_path / "run", quality=0.6, sizes=(3, 8, 40)))
-  pairs = [metrics.ordered_pairs(graph.scores, graph.runtime_ns) for graph in run.judged]
+  pairs = [metrics.ordered_pairs(graph.scores, graph.labels) for graph in run.judged]
   right, every = np.array(pairs).T
   found = run.means
   assert found["opa_pooled"] == right.sum() / every.sum()
   assert found["opa_mean"] == pytest.approx(np.mean(right / every))
   assert found["opa_mean"] != pytest.approx(found["opa_pooled"])
   assert found["kendaltau_mean"] == pytest.approx(
-    np.mean([stats.kendalltau(graph.scores, graph.runtime_ns).statistic for graph in run.judged])
+    np.mean([stats.kendalltau(graph.scores, graph.labels).statistic for graph in run.judged])
   )
   for k in (1, 5, 10):
     order = lambda graph: np.argsort(graph.scores, kind="stable")
-    best = [graph.runtime_ns[order(graph)[:k]].min() for graph in run.judged]
+    best = [graph.labels[order(graph)[:k]].min() for graph in run.judged]
     assert found[f"slowdown{k}_mean"] == pytest.approx(np.mean(np.array(best) / 5 - 1))
   assert set(run.references[runs.RANDOM]) == set(found)
 
@@ -62,7 +62,7 @@ def test_the_compilers_own_choice_is_known_of_collected_programs(
   run = runs.read(write_run(tmp_path / "run", collection=collection, kind=kind))
   assert (runs.DEFAULT in run.references) == is_known
   if is_known:
-    expected = np.mean([graph.runtime_ns[0] / graph.runtime_ns.min() - 1 for graph in run.judged])
+    expected = np.mean([graph.labels[0] / graph.labels.min() - 1 for graph in run.judged])
     assert run.references[runs.DEFAULT]["slowdown1_mean"] == pytest.approx(expected)
 
 
@@ -79,13 +79,13 @@ def test_runs_that_differ_in_their_seed_make_a_group(several):
 def test_the_first_is_compared_with_the_others_graph_by_graph(several):
   first, second = runs.groups_of(several)
   (lead,) = runs.leads([first, second])
-  one, two = (group.by_graph(lambda graph: graph.kendall_tau) for group in (first, second))
-  change = [one[name] - two[name] for name in NAMES]
-  assert (lead.other, lead.graphs) == (second.name, 6)
+  ours, theirs = (group.by_graph(lambda graph: graph.kendall_tau) for group in (first, second))
+  change = [ours[name] - theirs[name] for name in NAMES]
+  assert (lead.config, lead.graphs) == (second.name, 6)
   assert lead.gain == pytest.approx(np.mean(change))
   gains = [
-    one.means["kendaltau_mean"] - two.means["kendaltau_mean"]
-    for one, two in zip(first.runs, second.runs)
+    ours.means["kendaltau_mean"] - theirs.means["kendaltau_mean"]
+    for ours, theirs in zip(first.runs, second.runs)
   ]
   assert lead.spread == pytest.approx(np.std(gains, ddof=1))
   assert all(c > 0 for c in change) and lead.better == 6 and lead.p_value == pytest.approx(2 / 2**6)
@@ -106,7 +106,12 @@ def test_runs_of_other_collections_labels_or_graphs_do_not_compare(tmp_path):
     write_run(tmp_path / "e", sizes=(5, 6)),
   ]
   found = runs.comparisons(runs.read_all(folders))
-  assert [[run.name for run in each.runs] for each in found] == [["a", "b"], ["c"], ["d"], ["e"]]
+  assert [[run.name for run in comparison.runs] for comparison in found] == [
+    ["a", "b"],
+    ["c"],
+    ["d"],
+    ["e"],
+  ]
 
 
 def test_a_verdict_says_who_is_first_and_the_lowest_graph(several):
@@ -258,14 +263,14 @@ def test_a_fold_that_was_not_judged_yet_stands_beside_the_others(tmp_path):
   ]
   for folder in (folders[0], folders[2]):
     (folder / "test_scores.npz").unlink()
-  verdicts = [each.verdict for each in runs.comparisons(runs.read_all(folders))]
+  verdicts = [comparison.verdict for comparison in runs.comparisons(runs.read_all(folders))]
   assert sum("not evaluated yet" in verdict[0] for verdict in verdicts) == 1 and len(verdicts) == 2
   assert any("test folds 1 of 3" in verdict[0] for verdict in verdicts)
 
 
 def test_runs_on_other_folds_do_not_compare(tmp_path):
-  one, other = (write_fold(tmp_path / name, 0, (1, 1, 1)) for name in "ab")
-  path = other / folds.FILE
+  first, second = (write_fold(tmp_path / name, 0, (1, 1, 1)) for name in "ab")
+  path = second / folds.FILE
   path.write_text(path.read_text().replace('g8": 2', 'g8": 1'))
   released = write_run(tmp_path / "c")
-  assert len(runs.comparisons(runs.read_all([one, other, released]))) == 3
+  assert len(runs.comparisons(runs.read_all([first, second, released]))) == 3

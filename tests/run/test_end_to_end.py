@@ -109,10 +109,10 @@ def test_stopped_and_resumed_equals_never_stopped_bit_for_bit(runs, kind):
 
 
 def test_two_devices_equal_one(runs):
-  one = metrics(runs.workdir("tile_whole"))
+  rows = metrics(runs.workdir("tile_whole"))
   two = metrics(runs.workdir("tile_two_devices"))
-  assert [row.keys() for row in one] == [row.keys() for row in two]
-  for a, b in zip(one, two):
+  assert [row.keys() for row in rows] == [row.keys() for row in two]
+  for a, b in zip(rows, two):
     for name in ("train/loss", "train/ranking_loss", "train/grad_norm"):
       if name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=1e-4)

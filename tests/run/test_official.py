@@ -263,7 +263,7 @@ def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
   taus = []
   for path in npz.split_files(data_root, "tile:xla", "valid"):
     graph = npz.read_tile(path)
-    taus.append(metrics.kendall_tau(ensemble.scores([graph])[0], graph.configs.label))
+    taus.append(metrics.kendall_tau(ensemble.scores([graph])[0], graph.configs.labels))
   found = results.read_summary(tmp_path / "out")
   assert found["model"] == "ensemble of 2" and found["collection"] == "tile:xla"
   assert found["validation"]["metrics"]["kendaltau_mean"] == pytest.approx(np.mean(taus), abs=0.02)

@@ -90,7 +90,7 @@ def test_presets_have_the_published_settings():
   assert parts.config_of("layout", "preset=sixth").batch.graph_sampling == "every_config"
   tile = lambda name: parts.config_of("tile", f"preset={name}")
   layouts = (f"{source}-random,preset=second_{source}" for source in ("xla", "nlp"))
-  for second in (tile("second_tile"), *(parts.config_of("layout", each) for each in layouts)):
+  for second in (tile("second_tile"), *(parts.config_of("layout", name) for name in layouts)):
     assert (second.data.duplicate_policy, second.data.config_transform) == ("min", "none")
   assert "directed_walk" in tile("third").data.features
   assert tile("third").data.virtual_node == "output"

@@ -47,9 +47,9 @@ def assert_same_trees(actual: Any, expected: Any) -> None:
 def assert_same_fields(actual: Any, expected: Any, *, but: tuple[str, ...] = ()) -> None:
   """Asserts equal dtype, shape and bits of all fields of dataclasses, except those in `but`."""
   for name in {field.name for field in dataclasses.fields(expected)}.difference(but):
-    one, other = np.asarray(getattr(actual, name)), np.asarray(getattr(expected, name))
-    assert one.dtype == other.dtype, name
-    np.testing.assert_array_equal(one, other, err_msg=name)
+    first, second = np.asarray(getattr(actual, name)), np.asarray(getattr(expected, name))
+    assert first.dtype == second.dtype, name
+    np.testing.assert_array_equal(first, second, err_msg=name)
 
 
 def assert_same_graph(actual: Any, expected: Any) -> None:

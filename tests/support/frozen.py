@@ -100,6 +100,9 @@ def _batch(kind: str, arrays: Mapping[str, np.ndarray], hops: int) -> Any:
 
 
 def _graph(kind: str, name: str, arrays: dict[str, np.ndarray]) -> OpGraph:
-  configs = (LayoutConfigs if kind == "layout" else TileConfigs)(**under(arrays, "configs"))
-  own = (arrays[key] for key in ("node_feat", "node_opcode", "edge_index", "config_node"))
-  return random_graphs.of_arrays(name, *own, configs)
+  fields = under(arrays, "configs")
+  if kind == "layout":  # the files have the name of an earlier version
+    fields["labels"] = fields.pop("runtime_ns")
+  configs = (LayoutConfigs if kind == "layout" else TileConfigs)(**fields)
+  nodes = (arrays[key] for key in ("node_feat", "node_opcode", "edge_index", "config_node"))
+  return random_graphs.of_arrays(name, *nodes, configs)

@@ -66,7 +66,7 @@ class Experiment:
     return training.plan_batches(self.ranker.family, graphs, self.data.targets, **options)
 
   def begin(self, graphs: Sequence[Any], workdir: Path) -> tuple[Any, Any, Any, Any]:
-    """First state, step, batches and schedule of training on prepared graphs."""
+    """First state, step, batches and timetable of training on prepared graphs."""
     return training.begin(self.ranker.family, graphs, self.plan(graphs), workdir)
 
 

@@ -49,9 +49,14 @@ def layout_graph(
     group_row=rng.integers(0, rows, (configs, groups)).astype(
       np.uint8 if rows <= 256 else np.uint16
     ),
-    runtime_ns=rng.integers(1, 1000, configs),
+    labels=rng.integers(1, 1000, configs),
   )
   return _op_graph(rng, nodes, edges, np.asarray(config_nodes, np.int32), layout, name, features)
+
+
+def config_runtime(configs: TileConfigs | LayoutConfigs) -> np.ndarray:
+  """The numbers `[C]` of configurations in a file."""
+  return configs.runtime_ns if isinstance(configs, TileConfigs) else configs.labels
 
 
 def tile_graph(
@@ -131,7 +136,7 @@ def slots_of(graphs: Sequence[batching.PreparedGraph], configs: int) -> list[bat
   slots = []
   for i, graph in enumerate(graphs):
     chosen = rng.permutation(len(graph.configs))[:configs]
-    target = graph.configs.runtime_ns[chosen].astype(np.float32) / 1000
+    target = config_runtime(graph.configs)[chosen].astype(np.float32) / 1000
     cut = len(graph.opcode) // 2
     block = (cut // 2, cut // 2 + cut)
     slots.append(batching.Slate(graph, chosen, target, graph_id=i, block=block))

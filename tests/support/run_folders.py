@@ -80,8 +80,7 @@ def write_scores(folder, names, runtime, scores, has_order=None):
     has_order=np.full(len(names), True) if has_order is None else has_order,
     sizes=[len(r) for r in runtime],
     config_ids=np.concatenate([np.arange(len(r)) for r in runtime]),
-    runtime_ns=np.concatenate(runtime),
-    label=np.concatenate(runtime),
+    labels=np.concatenate(runtime),
     scores=np.concatenate(scores).astype(np.float32),
   )
 

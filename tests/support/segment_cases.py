@@ -17,7 +17,7 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn import pooling
-from tpugraphs_jax.nn.linear import Layouts
+from tpugraphs_jax.nn.layers import Layouts
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import batches
@@ -73,7 +73,7 @@ def assemble_layout(slots, budget, *, graphs, configs):
 
 def slot(graph: SegmentedGraph, number: int, config_ids, fresh) -> SegmentSlate:
   ids = np.asarray(config_ids)
-  target = (graph.configs.runtime_ns[ids] / 1000).astype(np.float32)
+  target = (graph.configs.labels[ids] / 1000).astype(np.float32)
   return SegmentSlate(graph, ids, target, number, np.asarray(fresh))
 
 
@@ -110,8 +110,8 @@ def readouts(model, params, graph: SegmentedGraph, config_ids) -> jax.Array:
   ids, values = np.asarray(config_ids), []
   budget = budget_for([graph], 1)
   for piece in graph.segments:
-    one = batching.Slate(piece, ids, np.zeros(len(ids), np.float32))
-    batch = assemble_layout([one], budget, graphs=1, configs=len(ids))
+    slate = batching.Slate(piece, ids, np.zeros(len(ids), np.float32))
+    batch = assemble_layout([slate], budget, graphs=1, configs=len(ids))
     values.append(embed(model)({"params": params}, batch)[0])
   return jnp.stack(values)
 

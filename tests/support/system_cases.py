@@ -293,9 +293,9 @@ def slow_attention(x: np.ndarray, to: np.ndarray, params: Any, heads: int) -> np
   )
   size, heard = query.shape[1] // heads, []
   for head in range(heads):
-    own = slice(head * size, (head + 1) * size)
-    weights = softmax(query[:, own] @ key[:, own].T / np.sqrt(size))
-    heard.append(weights @ value[:, own])
+    block = slice(head * size, (head + 1) * size)
+    weights = softmax(query[:, block] @ key[:, block].T / np.sqrt(size))
+    heard.append(weights @ value[:, block])
   return dense(np.concatenate(heard, axis=1), params["out"])
 
 
@@ -357,7 +357,7 @@ def slow_inputs(batch: Any, table: np.ndarray) -> np.ndarray:
 # Whole networks.
 
 
-def assert_alike(network: Any, one: Any, other: Any, roundings: int = 1) -> None:
+def assert_alike(network: Any, first: Any, second: Any, roundings: int = 1) -> None:
   """Asserts equal scores and gradients in training of two batches, up to rounding.
 
   Args:
@@ -366,8 +366,8 @@ def assert_alike(network: Any, one: Any, other: Any, roundings: int = 1) -> None
     other: with slates and places of configurations as in `one`.
     roundings: of sums of a thousand terms.
   """
-  params = parts.params_of(network, one)
-  weight = random(*one.target.shape, seed=3)
+  params = parts.params_of(network, first)
+  weight = random(*first.target.shape, seed=3)
 
   def loss(params, batch):
     scores = network.apply(
@@ -379,7 +379,8 @@ def assert_alike(network: Any, one: Any, other: Any, roundings: int = 1) -> None
   @jax.jit
   def both(params):
     return [
-      jax.grad(functools.partial(loss, batch=batch), has_aux=True)(params) for batch in (one, other)
+      jax.grad(functools.partial(loss, batch=batch), has_aux=True)(params)
+      for batch in (first, second)
     ]
 
   expected, found = both(params)

@@ -51,7 +51,7 @@ def slates(programs: Sequence[batches.PreparedTables], configs: int) -> list[bat
   made = []
   for i, program_ in enumerate(programs):
     ids = np.arange(min(configs, len(program_.configs)))[::-1]
-    target = program_.configs.runtime_ns[ids].astype(np.float32) / 1000
+    target = program_.configs.labels[ids].astype(np.float32) / 1000
     made.append(batching.Slate(program_, ids, target, graph_id=i))
   return made
 

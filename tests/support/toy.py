@@ -72,7 +72,7 @@ _OPTIONS = {field.name for field in dataclasses.fields(TrainOptions)} | {
 }
 
 
-def schedule(
+def timetable(
   *,
   total_epochs=EPOCHS,
   steps_per_epoch=STEPS_PER_EPOCH,
@@ -82,13 +82,13 @@ def schedule(
   **options,
 ):
   options = TrainOptions(log_every_steps=log_every_steps, **options)
-  return loop.Schedule(options, total_epochs, steps_per_epoch, metric, learning_rate)
+  return loop.Timetable(options, total_epochs, steps_per_epoch, metric, learning_rate)
 
 
 def train(
   workdir, state=None, *, train_step=TRAIN_STEP, batches=None, evaluate=evaluate, **changes
 ):
-  """Trains the straight line; `changes` are arguments of `schedule` and of `loop.train`."""
+  """Trains the straight line; `changes` are arguments of `timetable` and of `loop.train`."""
   options = {name: changes.pop(name) for name in _OPTIONS & changes.keys()}
   state, batches = state or make_state(), batches or make_batches()
-  return loop.train(state, train_step, batches, schedule(**options), evaluate, workdir, **changes)
+  return loop.train(state, train_step, batches, timetable(**options), evaluate, workdir, **changes)

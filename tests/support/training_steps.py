@@ -133,8 +133,8 @@ class Static:
   def partition(cls, tree):
     leaves, structure = jax.tree.flatten(tree)
     is_array = [isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) for leaf in leaves]
-    static = [None if each else leaf for leaf, each in zip(leaves, is_array)]
-    return [leaf for leaf, each in zip(leaves, is_array) if each], cls(structure, static)
+    static = [None if has_array else leaf for leaf, has_array in zip(leaves, is_array)]
+    return [leaf for leaf, has_array in zip(leaves, is_array) if has_array], cls(structure, static)
 
 
 class FilterJit:

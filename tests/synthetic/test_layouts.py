@@ -30,7 +30,7 @@ def test_layout_time_charges_the_padding_of_the_minor_dimensions():
   dot = program.add("dot", (16, 128), left, right, contraction=4096, role="a")
   program.end_computation()
   cost = layout_cost(program, {dot: 0}, steps=10)
-  one = 2 * 4096 / FLOPS_PER_NS  # of one element
+  unit = 2 * 4096 / FLOPS_PER_NS  # of one element
   # In order 0 the 16 rows fill two registers; in order 1 they are padded to 128 lanes.
-  assert cost(np.array([0])) == round(10 * one * 16 * 128)
-  assert cost(np.array([1])) == round(10 * one * 128 * 128)
+  assert cost(np.array([0])) == round(10 * unit * 16 * 128)
+  assert cost(np.array([1])) == round(10 * unit * 128 * 128)

@@ -39,8 +39,8 @@ def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
     numbers = np.full(count, 3) if same else np.arange(count)
     rows = np.stack([numbers % 6, numbers // 6 % 6, numbers // 36], axis=1).astype(np.uint8)
     choices = {"node_group": np.arange(3, dtype=np.int32), "group_row": rows}
-  runtime_ns = np.array(runtime_ns, np.int64)
-  configs = dataclasses.replace(graph.configs, runtime_ns=runtime_ns, **choices)
+  choices["runtime_ns" if kind == "tile" else "labels"] = np.array(runtime_ns, np.int64)
+  configs = dataclasses.replace(graph.configs, **choices)
   feat = rng.integers(0, 9, (7, NODE_FEATURES)).astype(np.float32)
   return dataclasses.replace(graph, node_feat=feat, configs=configs)
 
@@ -100,7 +100,7 @@ def validation_of(configs, *steps, **changes):
 def test_a_fixed_validation_sample_is_the_same_after_every_step():
   graphs, (ids, later) = validation_of([3, 400, 2], 7, 8, **{"train.valid_sampling": "fixed"})
   assert [graph.name for graph in graphs] == ["g_0", "g_1", "g_2"]
-  assert [len(one) for one in ids] == [3, 256, 2]
+  assert [len(numbers) for numbers in ids] == [3, 256, 2]
   np.testing.assert_equal(ids, later)
 
 
@@ -117,9 +117,9 @@ def test_validation_slates_are_drawn_anew_of_graphs_that_suffice(configs, drop, 
   changes = {"batch.graphs": 2, "batch.drop_remainder": drop}
   graphs, (ids, later) = validation_of(configs, 7, 8, **changes)
   assert [graph.name for graph in graphs] == [f"g_{number}" for number in names]
-  for one, other, number in zip(ids, later, names):
-    assert len(set(one)) == len(set(other)) == 10 and max(one) < configs[number]
-    assert configs[number] == 10 or set(one) != set(other)
+  for first, second, number in zip(ids, later, names):
+    assert len(set(first)) == len(set(second)) == 10 and max(first) < configs[number]
+    assert configs[number] == 10 or set(first) != set(second)
   np.testing.assert_equal(validation_of(configs, 8, **changes)[1], [later])  # after a resume
 
 
@@ -247,10 +247,10 @@ def test_programs_have_the_figures_of_the_mlsys_2021_tables(is_predicted):
   scores = [rng.uniform(0.5, 2, len(runtime)).astype(np.float32) for runtime in runtimes]
   predicted = [2000 * found for found in scores] if is_predicted else None
   judged = [
-    evaluation.GraphScores(name, 7, np.arange(len(runtime)), found, runtime, runtime / 500)
+    evaluation.GraphScores(name, 7, np.arange(len(runtime)), found, runtime / 500)
     for name, runtime, found in zip(names, runtimes, scores)
   ]
-  rows = evaluation.program_rows(judged, predicted)
+  rows = evaluation.program_rows(judged, runtimes, predicted)
   assert [(row["program"], row["kernels"]) for row in rows] == [("net_a", 3), ("net_b", 1)]
   for row, members in zip(rows, ([0, 1, 3], [2])):
     taus, lost, best, errors = [], 0, 0, []
@@ -296,7 +296,7 @@ def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
   (limited,) = parts.make("layout", data_root=root, **keep, **{"data.max_configs": 9}).data.load(
     "train"
   )
-  assert {1, 2, 3, 58, 59, 60} < set(limited.configs.runtime_ns.tolist())
+  assert {1, 2, 3, 58, 59, 60} < set(limited.configs.labels.tolist())
   assert len(limited.configs) == 9
 
 
@@ -378,11 +378,11 @@ def test_segments_take_the_same_folds_as_whole_programs(data_root):
 
 @pytest.mark.parametrize("fields", [{"data.folds": 5}, {"data.folds": 5, "data.fold": 1}])
 def test_folds_are_part_of_the_fingerprint_of_a_run(fields):
-  one, other = (
+  first, second = (
     model_file.fingerprint(parts.config_of("tile", **changes).to_dict())
     for changes in ({"data.folds": 5, "data.fold": 4}, fields)
   )
-  assert one != other
+  assert first != second
 
 
 def test_models_of_different_folds_are_not_judged_together():

@@ -273,10 +273,10 @@ def test_profile_is_written(tmp_path, steps):
     ("is_epoch_end", dict(total_epochs=2, steps_per_epoch=5), [5, 10]),
   ],
 )
-def test_a_schedule_says_what_is_due_after_each_step(which, options, expected):
-  schedule = toy.schedule(**options)
-  is_due = getattr(schedule, which)
-  assert [step for step in range(1, schedule.total_steps + 1) if is_due(step)] == expected
+def test_a_timetable_says_what_is_due_after_each_step(which, options, expected):
+  timetable = toy.timetable(**options)
+  is_due = getattr(timetable, which)
+  assert [step for step in range(1, timetable.total_steps + 1) if is_due(step)] == expected
 
 
 @pytest.mark.parametrize(
@@ -293,9 +293,9 @@ def test_a_schedule_says_what_is_due_after_each_step(which, options, expected):
   ],
 )
 def test_a_run_ends_early_at_an_evaluation_without_improvement(best_step, options, expected):
-  schedule = toy.schedule(steps_per_epoch=2, **options)
+  timetable = toy.timetable(steps_per_epoch=2, **options)
   assert [
-    step for step in range(1, schedule.total_steps + 1) if schedule.is_early_stop(step, best_step)
+    step for step in range(1, timetable.total_steps + 1) if timetable.is_early_stop(step, best_step)
   ] == expected
 
 

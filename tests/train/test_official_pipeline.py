@@ -14,6 +14,7 @@ import numpy as np
 import official_records
 import parts
 import pytest
+import random_graphs
 
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import npz, plan
@@ -30,10 +31,10 @@ TOLERANCE = 1e-6
 SCORE_TOLERANCE = 5e-6  # relative to the largest score
 
 of_inputs = pytest.mark.parametrize(
-  "record", [one for one in RECORDS if one.is_inputs], ids=lambda one: one.path.stem
+  "record", [record for record in RECORDS if record.is_inputs], ids=lambda record: record.path.stem
 )
 of_runs = pytest.mark.parametrize(
-  "record", [one for one in RECORDS if one.is_run], ids=lambda one: one.path.stem
+  "record", [record for record in RECORDS if record.is_run], ids=lambda record: record.path.stem
 )
 
 
@@ -41,7 +42,7 @@ def test_there_are_records_of_known_kinds():
   if not official_records.FOLDER.is_dir():
     pytest.skip(f"no folder {official_records.FOLDER}")
   assert RECORDS, f"no .npz in {official_records.FOLDER}"
-  unknown = [one.path for one in RECORDS if one.is_inputs == one.is_run]
+  unknown = [record.path for record in RECORDS if record.is_inputs == record.is_run]
   assert not unknown
 
 
@@ -75,7 +76,7 @@ def prepared(record: official_records.Record) -> Prepared:
     raw["test"] = experiment.data.load("test")
     graphs["test"] = experiment.prepare(raw["test"])
   named = lambda splits: {
-    split: {graph.name: graph for graph in each} for split, each in splits.items()
+    split: {graph.name: graph for graph in graphs} for split, graphs in splits.items()
   }
   return Prepared(data_root, experiment, named(raw), named(graphs))
 
@@ -107,7 +108,7 @@ def test_inputs_and_labels_are_those_of_the_official_code_bit_for_bit(record):
       np.testing.assert_array_equal(
         graph.edge_index, sorted_edges(piece("edge_index", "edge_ranges"))
       )
-      assert_same(graph.configs.runtime_ns, piece("runtime", "config_ranges"))
+      assert_same(random_graphs.config_runtime(graph.configs), piece("runtime", "config_ranges"))
       compare = tile_configs_match if record.kind == "tile" else layout_configs_match
       compare(record, data, split, number, graph)
 
@@ -117,7 +118,7 @@ def tile_configs_match(record, data, split, number, graph):
   transform, label = data.experiment.ranker.family.config_transform, record[f"{split}/label"][part]
   assert_same(transform(graph.configs.config_feat), record[f"{split}/config_feat"][part])
   assert_same(graph.configs.normalizer_ns, record[f"{split}/normalizer"][part])
-  assert_same(graph.configs.label, label)
+  assert_same(graph.configs.labels, label)
   targets = data.experiment.data.targets(graph.configs, np.arange(len(graph.configs)))
   assert_same(targets, label.astype(np.float32))
 
@@ -136,8 +137,8 @@ def layout_configs_match(record, data, split, number, graph):
 
 @pytest.mark.parametrize(
   "record",
-  [one for one in RECORDS if one.is_inputs and one.kind == "tile"],
-  ids=lambda one: one.path.stem,
+  [record for record in RECORDS if record.is_inputs and record.kind == "tile"],
+  ids=lambda record: record.path.stem,
 )
 def test_the_mlp_has_the_official_widths(record):
   data = prepared(record)
@@ -186,15 +187,17 @@ def test_epochs_and_validation_have_the_official_sizes(record):
   graphs = training.sample_graphs(config, valid)
   ids, others = (training.sample_ids(config, graphs, step) for step in (1, 2))
   assert len(graphs) == len(record["valid_names"])
-  assert {(len(one), len(set(one.tolist()))) for one in ids} == {(config.batch.configs,) * 2}
-  assert any((np.sort(one) != np.sort(other)).any() for one, other in zip(ids, others))
+  assert {(len(numbers), len(set(numbers.tolist()))) for numbers in ids} == {
+    (config.batch.configs,) * 2
+  }
+  assert any((np.sort(numbers) != np.sort(rest)).any() for numbers, rest in zip(ids, others))
   assert {given.name for step in record.steps for given in step} <= set(data.graphs["train"])
 
 
 @pytest.mark.parametrize(
   "record",
-  [one for one in RECORDS if "first_batch/n_node" in one.arrays],
-  ids=lambda one: one.path.stem,
+  [record for record in RECORDS if "first_batch/n_node" in record.arrays],
+  ids=lambda record: record.path.stem,
 )
 def test_the_first_batch_is_the_official_one_bit_for_bit(record):
   batch = batches_of(record)[0]
@@ -270,14 +273,15 @@ def converted(record: official_records.Record) -> tuple[Path, Prepared]:
 def test_a_model_from_official_weights_scores_all_configurations_as_there(record):
   folder, data = converted(record)
   judged = {
-    one.name: one for one in evaluation.read_scores(folder / "out" / "validation_scores.npz")
+    scored.name: scored
+    for scored in evaluation.read_scores(folder / "out" / "validation_scores.npz")
   }
   assert set(judged) == set(data.graphs["valid"])
   largest = np.abs(record["valid_scores"]).max()
   for given, expected in zip(record.valid, record["valid_scores"], strict=True):
-    one = judged[given.name]
-    np.testing.assert_array_equal(one.config_ids, np.arange(len(one.label)))
-    assert np.abs(one.scores[given.config_ids] - expected).max() <= SCORE_TOLERANCE * largest
+    graph = judged[given.name]
+    np.testing.assert_array_equal(graph.config_ids, np.arange(len(graph.labels)))
+    assert np.abs(graph.scores[given.config_ids] - expected).max() <= SCORE_TOLERANCE * largest
   pairs = [
     metrics.ordered_pairs(scores, given.labels.astype(np.float32))
     for given, scores in zip(record.valid, record["valid_scores"])
@@ -291,11 +295,12 @@ def test_the_csv_file_ranks_all_configurations_as_the_official_scores_do(record)
   header, *lines, end = (folder / "out" / "results_valid.csv").read_text().split("\n")
   assert (header, end) == ("ID,TopConfigs", "")
   judged = {
-    one.name: one for one in evaluation.read_scores(folder / "out" / "validation_scores.npz")
+    scored.name: scored
+    for scored in evaluation.read_scores(folder / "out" / "validation_scores.npz")
   }
   expected = {}
-  for name, one in sorted(judged.items()):
-    scores = one.scores.tolist()
+  for name, graph in sorted(judged.items()):
+    scores = graph.scores.tolist()
     order = sorted(range(len(scores)), key=lambda config: (scores[config], config))
     expected[f"{record.collection}:{name}"] = order
   assert lines == [f"{row}," + ";".join(map(str, order)) for row, order in expected.items()]

@@ -141,9 +141,9 @@ def test_step_follows_the_formulas_of_loss_penalties_and_clipping(train_step):
 def test_any_number_of_devices_takes_the_same_step(train_step):
   """Two take it in `tests/run/test_end_to_end.py`."""
   assert jax.local_device_count() == 4
-  one, one_metrics = take_step(train_step, device_batches(1), steps=2)
+  state, one_metrics = take_step(train_step, device_batches(1), steps=2)
   many, many_metrics = take_step(train_step, device_batches(4), steps=2)
-  comparing.assert_trees_close(many, one)
+  comparing.assert_trees_close(many, state)
   comparing.assert_trees_close(many_metrics, one_metrics)
 
 

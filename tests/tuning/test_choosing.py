@@ -63,7 +63,7 @@ def _arguments():
 
 def _assert_equal(got, want):
   jax.tree.map(
-    lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), got, want
+    lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6), got, want
   )
 
 
@@ -282,9 +282,9 @@ def test_details_tell_constants_parameters_and_operands_apart():
     (lambda x: x * 2.0, lambda x: x * 3.0),
   ]
   x = jnp.ones((4, 4))
-  for one, other in pairs:
-    assert _lines(one, x) != _lines(other, x)
-    assert _lines(one, x, with_details=False) == _lines(other, x, with_details=False)
+  for first, second in pairs:
+    assert _lines(first, x) != _lines(second, x)
+    assert _lines(first, x, with_details=False) == _lines(second, x, with_details=False)
 
 
 def _collectives(function, *args):

@@ -163,7 +163,7 @@ def test_the_time_of_a_label_is_that_of_estimate_also_of_loops_that_end_at_an_ar
     args = jnp.ones((128, 128)), jnp.ones((256, 128)), np.int32(n)
     with label.opened() as opened:
       choices = problem.Problem(step, args, opened)
-      ((_, raw),) = choices.raw_labels([choices.own])
+      ((_, raw),) = choices.raw_labels([choices.default])
     (row,) = tpugraphs_jax.estimate(step, *args, targets=["v6e"]).rows
     assert raw["milliseconds"] == row.milliseconds
     found.append((raw["milliseconds"], choices.fingerprint()))

@@ -34,8 +34,8 @@ def file(tmp_path):
 def test_a_function_gets_the_layouts_of_a_file_and_computes_the_same(file):
   applied = tpugraphs_jax.apply(step, file)
   assert applied.__name__ == "step"
-  for one, other in zip(jax.jit(applied)(*_ARGS), step(*_ARGS), strict=True):
-    np.testing.assert_allclose(one, other, rtol=1e-6)
+  for ours, theirs in zip(jax.jit(applied)(*_ARGS), step(*_ARGS), strict=True):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
   choices = choosing.choices(step, *_ARGS)
   chosen = choosing.apply(step, choices.choice([int(count > 1) for count in choices.options]))
   constraints = lambda function: jax.jit(function).lower(*_ARGS).as_text().count("LayoutConstraint")
@@ -170,9 +170,9 @@ def test_an_unchanged_program_is_taken_with_scalars_and_jitted_or_not(tmp_path):
     (jax.jit(function), 2.0),
   ):
     path = _saved(tmp_path / "layouts.json", tuned, (*args, scalar))
-    for other in (function, jax.jit(function)):
+    for version in (function, jax.jit(function)):
       for given in (2.0, jnp.float32(2)):
-        found = jax.jit(tpugraphs_jax.apply(other, path))(*args, given)
+        found = jax.jit(tpugraphs_jax.apply(version, path))(*args, given)
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
@@ -185,7 +185,7 @@ def test_a_file_has_no_constants_of_the_program(tmp_path):
   graph, found = hlo.featurize(function, *args), layouts.read(path).graph
   for field in ("node_feat", "node_opcode", "edge_index", "config_node"):
     np.testing.assert_array_equal(getattr(found, field), getattr(graph, field))
-  assert [each.where for each in found.origins] == [each.where for each in graph.origins]
+  assert [origin.where for origin in found.origins] == [origin.where for origin in graph.origins]
   applied = tpugraphs_jax.apply(function, path)
   np.testing.assert_allclose(jax.jit(applied)(*args), function(*args), rtol=1e-4)
 

@@ -53,8 +53,8 @@ def test_every_round_times_every_version_and_two_copies_of_the_first(take_time):
   assert found[0]["noise"] == 0
   warm_up = 2 * 4  # two versions and two copies: a first call, then a count of calls that take 5 ms
   rounds = [order[k : k + 4] for k in range(warm_up, len(order), 4)]
-  assert len(rounds) == 20 and all(len(set(map(id, each))) == 4 for each in rounds)
-  assert len({tuple(map(id, each)) for each in rounds}) > 1  # in a new order each time
+  assert len(rounds) == 20 and all(len(set(map(id, times))) == 4 for times in rounds)
+  assert len({tuple(map(id, times)) for times in rounds}) > 1  # in a new order each time
 
 
 def test_a_version_with_other_outputs_is_refused(take_time):
@@ -140,7 +140,7 @@ _NAN, _INF = np.nan, np.inf
 
 
 @pytest.mark.parametrize(
-  "one, other, is_close",
+  "first, second, is_close",
   [
     ((_NAN, 1), (_NAN, 1.0000002), True),
     ((_NAN, 1), (_NAN, 2), False),
@@ -156,8 +156,8 @@ _NAN, _INF = np.nan, np.inf
     ((1000, 0.5), (1000, 2.9), False),
   ],
 )
-def test_outputs_are_compared_by_their_finite_values(one, other, is_close):
-  assert measure._close(_outputs(*one), _outputs(*other)) is is_close
+def test_outputs_are_compared_by_their_finite_values(first, second, is_close):
+  assert measure._close(_outputs(*first), _outputs(*second)) is is_close
 
 
 @pytest.mark.parametrize(

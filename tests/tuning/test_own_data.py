@@ -65,7 +65,7 @@ def test_programs_have_their_labels_beside_them(collection):
     if record["label"] == "tpu_estimate":
       for raw in record["configs"]:
         assert sum(map(sum, raw["cycles"].values())) == raw["estimated_cycles"], path
-    assert graph.configs.runtime_ns.tolist() == list(map(value, record["configs"])), path
+    assert graph.configs.labels.tolist() == list(map(value, record["configs"])), path
     assert not any(record["configs"][0]["numbers"]), path  # the compiler's own choice comes first
     assert graph.name == record["name"] == path.stem
     # Sources are relative to the repository.

@@ -67,7 +67,9 @@ def test_a_drawn_program_is_the_same_at_every_call():
   with jax.numpy_rank_promotion("allow"):
     for source in sources:
       first, second = (programs.load(source)[0] for _ in range(2))
-      texts = [jax.jit(each.function).lower(*each.args).as_text() for each in (first, second)]
+      texts = [
+        jax.jit(program.function).lower(*program.args).as_text() for program in (first, second)
+      ]
       assert texts[0] == texts[1]
 
 

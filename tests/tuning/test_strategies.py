@@ -92,7 +92,7 @@ def test_a_search_is_the_same_for_the_same_seed(problem, ranker, prior, name):
 def test_where_the_pool_is_open_what_gained_is_tried_with_everything_else(problem, ranker, prior):
   pool = _pool(problem, 4, is_open=True)
   gains = {change: 0.9 for change in pool.changes}
-  ratio = lambda numbers: math.prod(gains.get(each, 1) for each in enumerate(numbers))
+  ratio = lambda numbers: math.prod(gains.get(change, 1) for change in enumerate(numbers))
   tried = _run(strategies.learned(pool, ranker, prior), ratio, 30)
   values = [{0} for _ in problem.options]
   for group, option in pool.changes:
@@ -103,7 +103,10 @@ def test_where_the_pool_is_open_what_gained_is_tried_with_everything_else(proble
 
 def test_a_change_that_cost_is_not_combined_and_one_that_gained_is(problem, ranker, prior):
   pool = _pool(problem)
-  good, bad = pool.changes[0], next(each for each in pool.changes if each[0] != pool.changes[0][0])
+  good, bad = (
+    pool.changes[0],
+    next(change for change in pool.changes if change[0] != pool.changes[0][0]),
+  )
   belief = strategies.Belief.of(pool, ranker, prior)
   single = lambda change: tuple(
     change[1] if place == change[0] else 0 for place in range(len(problem.options))
@@ -195,7 +198,7 @@ def test_a_pool_names_the_changes_of_each_choice(problem):
   rows = pool.rows(pool.choices)
   assert not rows[0].any()
   for numbers, row in zip(pool.choices, rows):
-    assert {each for each, has in zip(pool.changes, row) if has} == {
+    assert {change for change, has in zip(pool.changes, row) if has} == {
       (group, option) for group, option in enumerate(numbers) if option
     }
 

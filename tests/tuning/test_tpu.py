@@ -294,7 +294,7 @@ def test_nodes_of_the_compilers_graph_know_their_group():
   nodes = problem.node_options(graph, found)
   assert sorted(node.group for node in nodes) == [0, 1, 2]
   options = problem.visible_options(nodes, 3)
-  assert [len(each) for each in options] == found.options.tolist()
+  assert [len(numbers) for numbers in options] == found.options.tolist()
   kernel_cycles = [kernel.estimated_cycles for kernel in hlo.kernels(default, *_ARGS, target="v3")]
   assert kernel_cycles and min(kernel_cycles) > 0
   assert np.isfinite(graph.node_feat).all()

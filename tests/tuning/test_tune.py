@@ -44,7 +44,7 @@ class Oracle:
 
   def scores(self, graphs):
     self.asked = self.problem.numbers_of(graphs[0])
-    return [np.array([self.cost(each) for each in self.asked])]
+    return [np.array([self.cost(numbers) for numbers in self.asked])]
 
   def propose(self, graph, n, *, near):
     assert near == 0 and (graph.configs.decode(np.array([0])) == -1).all()  # the compiler's own
@@ -289,7 +289,7 @@ def test_a_compiler_option_that_helps_is_found_with_and_without_layouts(
   monkeypatch, capsys, function, args
 ):
   _estimated(monkeypatch, "tpu:v6e", _cycles)
-  monkeypatch.setattr(Problem, "own_orders", lambda problem: [None] * len(problem.own))
+  monkeypatch.setattr(Problem, "own_orders", lambda problem: [None] * len(problem.default))
   found = tpugraphs_jax.tune(function, *args, target="v6e", budget=10, options=_OPTIONS)
   assert found.compiler_options == _HELPS and found.ratio == 0.85 and not found.keeps_default
   assert found.function is function  # no layout helps
@@ -356,12 +356,12 @@ def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
 
   monkeypatch.setattr(Problem, "raw_labels", halved)
   found = tune.tune(network, *ARGS, target="v3", budget=2, candidates=9)
-  own, best = (found.raw[numbers] for numbers in ((0,) * len(found.numbers), found.numbers))
-  assert found.ratio == pytest.approx(best["milliseconds"] / own["milliseconds"], rel=1e-3)
+  default, best = (found.raw[numbers] for numbers in ((0,) * len(found.numbers), found.numbers))
+  assert found.ratio == pytest.approx(best["milliseconds"] / default["milliseconds"], rel=1e-3)
   for change, place in zip(found.changes, np.flatnonzero(found.numbers), strict=True):
     assert sorted(change.before) == sorted(change.after[0])  # complete orders of one tensor
-    assert change.cycles == tuple(sum(raw["cycles"].get(str(place), [])) for raw in (own, best))
-  assert f"{own['estimated_cycles']:,} -> {best['estimated_cycles']:,}" in str(found)
+    assert change.cycles == tuple(sum(raw["cycles"].get(str(place), [])) for raw in (default, best))
+  assert f"{default['estimated_cycles']:,} -> {best['estimated_cycles']:,}" in str(found)
   assert f"the best takes {found.ratio:.3f} of the estimated time on tpu:v3" in str(found)
 
 
@@ -386,14 +386,14 @@ def _tuned_by(monkeypatch, estimates):
   _estimated(monkeypatch, "tpu:v6e", estimates)
   create = lambda name, **options: labels.TpuEstimate("tpu:v6e")
   monkeypatch.setattr(labels, "create", create)
-  monkeypatch.setattr(Problem, "own_orders", lambda problem: [None] * len(problem.own))
+  monkeypatch.setattr(Problem, "own_orders", lambda problem: [None] * len(problem.default))
   return tune.tune(network, *ARGS, target="v6e", budget=12, progress=False)
 
 
 def test_the_time_of_estimate_is_compared_where_there_is_one(monkeypatch):
   found = _tuned_by(monkeypatch, _milliseconds(-0.1))
-  own, best = found.raw[found.problem.own], found.raw[found.numbers]
-  assert found.ratio == best["milliseconds"] / own["milliseconds"] < 0.9
+  default, best = found.raw[found.problem.default], found.raw[found.numbers]
+  assert found.ratio == best["milliseconds"] / default["milliseconds"] < 0.9
   assert "the best takes" in repr(found) and "of the estimated time on tpu:v6e" in repr(found)
   assert "nine of ten" in str(found) and "order of a model of labels of tpu:v3" in str(found)
   last = str(found).splitlines()[-1]

@@ -19,7 +19,7 @@ def _flops(function, *args):
   lowered = jax.jit(function).lower(*args)
   data = lowered.compiler_ir("hlo").as_hlo_module().as_serialized_hlo_module_proto()
   module = proto.parse_module(data, where="test")
-  computations = {each.id: each for each in module.computations}
+  computations = {computation.id: computation for computation in module.computations}
   main = computations[module.entry_computation_id]
   nodes = {node.id: node for node in main.instructions}
   counted = sum(work.of(node, nodes, computations).flops for node in main.instructions)

@@ -28,7 +28,7 @@ def asked(tmp_path):
   sizes = dict(nodes=6, edges=7, config_nodes=[1, 3], configs=4, features=NODE_FEATURES)
   graph = random_graphs.layout_graph(rng, **sizes, name="a_net")
   npz.write_layout(asked.npz, graph)
-  values = graph.configs.runtime_ns.tolist()
+  values = graph.configs.labels.tolist()
   _write(asked, [{"bytes_accessed": value} for value in values], split="valid", configs_asked=4)
   return asked
 
@@ -99,7 +99,7 @@ def test_missing_and_damaged_files_are_not_finished(asked, kind, data):
 def test_labels_follow_from_its_first_configuration(asked, target, lacking):
   label = labels.TpuEstimate(target)
   of_seconds = target == "tpu:v3" and not lacking
-  values = npz.read_layout(asked.npz).configs.runtime_ns.tolist()
+  values = npz.read_layout(asked.npz).configs.labels.tolist()
   raw = [
     {
       "estimated_cycles": 7 if of_seconds else value,
@@ -183,5 +183,5 @@ def test_programs_for_a_tpu_are_labelled_by_the_times_of_their_schedules(tmp_pat
   assert not workers.collect(asked)
   configs = label_file.collected(asked.npz)["configs"]
   assert {raw["basis"] for raw in configs} == {"schedule"}
-  runtimes = npz.read_layout(asked.npz).configs.runtime_ns.tolist()
+  runtimes = npz.read_layout(asked.npz).configs.labels.tolist()
   assert runtimes == [round(raw["milliseconds"] * 1e9) for raw in configs]

@@ -38,7 +38,7 @@ def nodes_of(page, side=0):
 
 
 def attributes(node):
-  return {each["key"]: each["value"] for each in node["attrs"]}
+  return {attribute["key"]: attribute["value"] for attribute in node["attrs"]}
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import hlo
+from tpugraphs_jax import hlo, view
 from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.graph import TileConfigs
+from tpugraphs_jax.tuning import layouts
 from tpugraphs_jax.view import panes
 
 
@@ -80,3 +81,11 @@ def test_a_graph_without_configurations_or_with_tiles_says_so(graph):
   assert pane.about["kernel bounds"] == "0 1 2 3 4 5" and not pane.orders
   with pytest.raises(ValueError, match="print tpugraphs_jax.explain"):
     panes.of_graph(tiles, 0, model="layout-cpu-measured")
+
+
+def test_layouts_that_were_chosen_are_shown_as_a_graph_is(graph, capsys):
+  program = layouts.TunedProgram(graph, [], {}, "5 of 9 layouts tried")
+  view.show(program, as_table=True)
+  assert "5 of 9 layouts tried" in capsys.readouterr().out
+  with pytest.raises(ValueError, match="layouts that were chosen have no numbers"):
+    view.show(program, 1)

@@ -199,14 +199,14 @@ def _damage(
   data_root = synthetic.generate(
     folder / "other_data", collections=_COLLECTIONS[1:], seed=args.seed + 1, progress=False
   )
-  other = _train(
+  second = _train(
     [*command, f"--data_root={data_root}", f"--config.data.store_dir={folder / 'other_store'}"],
     folder / "other_run",
     home,
   )
   graph = next((folder / "store").rglob("meta.json")).parent
   copy = shutil.copytree(whole, folder / "damaged")
-  return damage.rows(copy, other, graph, times=1, rng=np.random.default_rng([args.seed, 1]))
+  return damage.rows(copy, second, graph, times=1, rng=np.random.default_rng([args.seed, 1]))
 
 
 def _disk(command: list[str], whole: Path, folder: Path, home: Path) -> Iterator[Row]:

@@ -69,10 +69,10 @@ def try_files(
 
 def model_of(workdir: Path) -> Any:
   """Config, transforms and parameters in a working folder or model file, as a tree of arrays."""
-  found = model_file.read(workdir)
-  transforms = {name: value.to_dict() for name, value in found.transforms.items()}
+  artefact = model_file.read(workdir)
+  transforms = {name: value.to_dict() for name, value in artefact.transforms.items()}
   # `about` is left out: it describes the model, and scores do not depend on it.
-  return found.config, transforms, found.params
+  return artefact.config, transforms, artefact.params
 
 
 def graph_of(folder: Path) -> Any:
@@ -83,7 +83,7 @@ def graph_of(folder: Path) -> Any:
   return arrays, configs
 
 
-def swapped(workdir: Path, other: Path, row: Row) -> None:
+def swapped(workdir: Path, source: Path, row: Row) -> None:
   """Replaces a run's files, one at a time, by those of another run of the same config.
 
   Args:
@@ -99,16 +99,16 @@ def swapped(workdir: Path, other: Path, row: Row) -> None:
     model_file.MODEL_FILE,
     loop.CHECKPOINTS,
   ):
-    own, kept = workdir / name, workdir / f"{name}.kept"
-    own.rename(kept)
-    (shutil.copytree if kept.is_dir() else shutil.copyfile)(other / name, own)
+    original, kept = workdir / name, workdir / f"{name}.kept"
+    original.rename(kept)
+    (shutil.copytree if kept.is_dir() else shutil.copyfile)(source / name, original)
     row.count(outcome(lambda: _compare(read, expected)), of=name)
-    (shutil.rmtree if kept.is_dir() else Path.unlink)(own)
-    kept.rename(own)
+    (shutil.rmtree if kept.is_dir() else Path.unlink)(original)
+    kept.rename(original)
 
 
 def rows(
-  workdir: Path, other: Path, graph_folder: Path, *, times: int, rng: np.random.Generator
+  workdir: Path, source: Path, graph_folder: Path, *, times: int, rng: np.random.Generator
 ) -> Iterator[Row]:
   """Damages the files of a finished run and of a graph in the store; yields a row for each kind.
 
@@ -129,7 +129,7 @@ def rows(
   )
   yield row
   row = Row("damage, swapped with what another run wrote")
-  swapped(workdir, other, row)
+  swapped(workdir, source, row)
   yield row
   row = Row("damage, checkpoint")
   paths = sorted(path for path in (workdir / "checkpoints").rglob("*") if path.is_file())

@@ -84,8 +84,8 @@ def _outcome(
     return f"was not stopped at step {_STOP}: {stopped.err[-300:]}"
   if resumed.code or f"resumed at step {_STOP}" not in resumed.out:
     return f"the resumed run ended with {resumed.code}: {resumed.err[-300:]}"
-  found = losses(workdir)
-  if found.keys() != expected.keys():
-    return f"steps {sorted(found)}, expected {sorted(expected)}"
-  worst = max(abs(found[step] / expected[step] - 1) for step in expected)
+  losses_here = losses(workdir)
+  if losses_here.keys() != expected.keys():
+    return f"steps {sorted(losses_here)}, expected {sorted(expected)}"
+  worst = max(abs(losses_here[step] / expected[step] - 1) for step in expected)
   return "survived" if np.isfinite(worst) and worst < _RTOL else f"losses {worst:.1e} apart"

@@ -75,5 +75,5 @@ def outcome(disturbed: commands.Ended, resumed: commands.Ended, workdir: Path, w
     return f"the resumed run ended with {resumed.code}: {resumed.err[-500:]}"
   if left := leftovers(workdir):
     return f"left over: {left}"
-  found = different(contents(workdir), contents(whole))
-  return "refused" if disturbed.code and found == "survived" else found
+  difference = different(contents(workdir), contents(whole))
+  return "refused" if disturbed.code and difference == "survived" else difference

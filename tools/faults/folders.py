@@ -123,6 +123,6 @@ def _try(
   if case.after:
     subprocess.run(case.after.format(**places), shell=True, check=True)
   (resumed,) = commands.run_all([run._replace(arguments=[*run.arguments, "--resume"])], home=home)
-  found = disk.outcome(ended, resumed, places["work"], whole)
-  is_wrong = found in ("survived", "refused") and case.must not in ("", found)
-  return f"{found}, expected {case.must}" if is_wrong else found
+  outcome_here = disk.outcome(ended, resumed, places["work"], whole)
+  is_wrong = outcome_here in ("survived", "refused") and case.must not in ("", outcome_here)
+  return f"{outcome_here}, expected {case.must}" if is_wrong else outcome_here

@@ -118,14 +118,14 @@ def model_files(
     arrays = dict(file)
   card = json.loads(arrays.pop("card").tobytes())
   for number in range(times):
-    other, params = card, arrays
+    changed_card, params = card, arrays
     if number % 3:
-      other = changed(card, rng)
+      changed_card = changed(card, rng)
     else:
       params = changed_arrays(arrays, rng)
-    if isinstance(other.get("checksum"), str):
-      other = other | {"checksum": model_file._checksum(params)}
-    text = np.frombuffer(json.dumps(other).encode(), np.uint8)
+    if isinstance(changed_card.get("checksum"), str):
+      changed_card = changed_card | {"checksum": model_file._checksum(params)}
+    text = np.frombuffer(json.dumps(changed_card).encode(), np.uint8)
     np.savez(target, card=text, **params)
     row.count(
       outcome(lambda: ranker.Ranker.load(target).rank(graph), names=target.name), of=f"{number}"
@@ -189,14 +189,14 @@ def graph_files(
     path = folder / f"{name[number % len(name)]}.npz"
     np.savez(path, **changed_arrays(arrays, rng))
     with zipfile.ZipFile(path) as archive:
-      members = {each: archive.read(each) for each in archive.namelist()}
+      members = {name: archive.read(name) for name in archive.namelist()}
     method = (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, zipfile.ZIP_DEFLATED)[number % 3]
     with zipfile.ZipFile(path, "w", method) as archive:
-      for each, data in members.items():
-        archive.writestr(each, data)
-    found = outcome(lambda: read(path), names="npz")
+      for member, data in members.items():
+        archive.writestr(member, data)
+    result = outcome(lambda: read(path), names="npz")
     is_wrong = number % len(name) < 4 or number % 3 < 2
-    row.count("read" if is_wrong and found == "survived" else found, of=f"{number}")
+    row.count("read" if is_wrong and result == "survived" else result, of=f"{number}")
     path.unlink()
   return row
 
@@ -219,8 +219,8 @@ def label_files(folder: Path, *, times: int, rng: np.random.Generator) -> Row:
 
 def _read_labels(path: Path, lines: list[dict[str, Any]]) -> None:
   """Reads labels; refuses what is neither whole nor the beginning of what was written."""
-  found = label_file.records(path)
-  if found != lines[: len(found)]:
+  records = label_file.records(path)
+  if records != lines[: len(records)]:
     raise AssertionError("other labels in silence")
 
 

@@ -301,22 +301,22 @@ def leftovers(workdir: Path) -> list[str]:
 
 def contents(workdir: Path) -> dict[str, object]:
   """Files, metrics and last parameters of a run that must not depend on kills, by name."""
-  found = {
+  result = {
     str(path.relative_to(workdir)): path.read_bytes()
     for name in ("features.json", "validation.csv", "results.csv", "model.npz")
     for path in (workdir / name, *workdir.glob(f"also/*/{name}"))
     if path.exists()
   }
   for path in sorted(workdir.rglob("metrics.jsonl")):
-    found[str(path.relative_to(workdir))] = run_folders.metrics(path.parent)
+    result[str(path.relative_to(workdir))] = run_folders.metrics(path.parent)
   newest = run_folders.newest_checkpoint(workdir)
   arrays = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(newest.params)]
-  return found | {"checkpoint": (newest.step, arrays)}
+  return result | {"checkpoint": (newest.step, arrays)}
 
 
-def different(found: Mapping[str, object], expected: Mapping[str, object]) -> str:
+def different(contents: Mapping[str, object], expected: Mapping[str, object]) -> str:
   """`survived` where both have the same results by name, else the names that differ."""
   names = sorted(
-    name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
+    name for name in contents.keys() | expected.keys() if contents.get(name) != expected.get(name)
   )
   return f"other results: {names}" if names else "survived"

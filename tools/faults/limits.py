@@ -131,16 +131,16 @@ def _outcome(ended: commands.Ended, workdir: Path, expected: str | None) -> str:
     return f"not finite: {not_finite}; {said}"
   if ended.code and "finite" in said[0] and not re.search(r"step \d|file|value|node_feat", said[0]):
     return f"does not say where: {said[0]}"
-  found = "refused" if ended.code else "survived"
-  return found if expected in (None, found) else f"{found}, expected {expected}: {said}"
+  result = "refused" if ended.code else "survived"
+  return result if expected in (None, result) else f"{result}, expected {expected}: {said}"
 
 
 def _not_finite(workdir: Path) -> list[str]:
   """Names of parameters and files of a run that have values which are not finite."""
   if not (workdir / "checkpoints").is_dir():
     return []
-  found = run_folders.newest_checkpoint(workdir)
-  trees = {} if found is None else {"newest checkpoint": found.params}
+  checkpoint = run_folders.newest_checkpoint(workdir)
+  trees = {} if checkpoint is None else {"newest checkpoint": checkpoint.params}
   if (workdir / "model.npz").exists():
     trees["model file"] = model_file.read(workdir / "model.npz").params
   names = [

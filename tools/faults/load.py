@@ -43,7 +43,7 @@ def _ranker(variant: str, graph, **options: int):
   ranker.fit_configs([graph.configs.rows])
   shapes = ranker.param_shapes(_program(nodes=400, config_nodes=40, configs=2))
   ranker.params = jax.tree.map(
-    lambda each: rng.normal(0, 0.1, each.shape).astype(each.dtype), shapes
+    lambda leaf: rng.normal(0, 0.1, leaf.shape).astype(leaf.dtype), shapes
   )
   return ranker
 

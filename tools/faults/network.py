@@ -37,9 +37,9 @@ class Server(http.server.ThreadingHTTPServer):
   daemon_threads = True
   block_on_close = False
 
-  def __init__(self, content: bytes, other: bytes):
+  def __init__(self, content: bytes, second: bytes):
     super().__init__(("127.0.0.1", 0), _Handler)
-    self.content, self.other = content, other
+    self.content, self.other = content, second
     self.identity, self.faults = "ETag", iter(())
     self.url = f"http://127.0.0.1:{self.server_port}/"
 
@@ -127,8 +127,8 @@ def _changes_in_between(handler, cut):
 
 
 def _sends_the_rest_of_another(handler, cut):
-  other = handler.server.other
-  handler.answer(other, handler.start(other, always=True), cut=cut)
+  second = handler.server.other
+  handler.answer(second, handler.start(second, always=True), cut=cut)
 
 
 def _starts_elsewhere(handler, cut):
@@ -238,18 +238,18 @@ def _outcome(server: Server, folder: Path, kinds: list[dict[str, bytes]]) -> str
   """
   try:
     code, lines = _download(server, folder)
-    found = all_files(folder)
+    files = all_files(folder)
     if not code:
-      return "survived" if found in kinds else f"another result in silence: {sorted(found)}"
+      return "survived" if files in kinds else f"another result in silence: {sorted(files)}"
     if len(lines) != 1 or not lines[0].startswith("error: "):
       return f"not one line: {lines}"
     if (folder / "tile").exists():
       return f"left the folder of the collection after {lines[0]}"
     server.faults = iter(())
     code, again = _download(server, folder)
-    found = all_files(folder)
-    right = not code and found == kinds[0]
-    return "refused" if right else f"after {lines} the next one: {code} {again} {sorted(found)}"
+    files = all_files(folder)
+    right = not code and files == kinds[0]
+    return "refused" if right else f"after {lines} the next one: {code} {again} {sorted(files)}"
   except Hung:
     return f"took more than {_SECONDS} s"
 
@@ -263,11 +263,11 @@ def rows(folder: Path, *, times: int, rng: np.random.Generator) -> Iterator[Row]
     rng: draws where and how often a fault occurs, and with which headers.
   """
   row = Row("network, download")
-  (content, files), (other, other_files) = archive(0), archive(1)
+  (content, files), (second, other_files) = archive(0), archive(1)
   with (
     mock.patch.multiple(download, _PAUSE_SECONDS=0.0, _TIMEOUT_SECONDS=_TIMEOUT_SECONDS),
     mock.patch.dict("os.environ", no_proxy="127.0.0.1"),
-    Server(content, other) as server,
+    Server(content, second) as server,
   ):
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     for fault in FAULTS:

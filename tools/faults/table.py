@@ -68,10 +68,10 @@ class Kept:
 
   def row(self, fault: str) -> Row:
     """The row of a fault; adds an empty row if the fault has not been tried."""
-    found = [row for row in self.rows if row.fault == fault]
-    if not found:
+    rows = [row for row in self.rows if row.fault == fault]
+    if not rows:
       self.rows.append(Row(fault))
-    return (found or self.rows[-1:])[0]
+    return (rows or self.rows[-1:])[0]
 
   def once(self, part: str, rows: Callable[[], Iterator[Row]]) -> Iterator[Row]:
     """Yields the rows of a part that is tried as a whole; none if it was finished before."""
@@ -81,7 +81,7 @@ class Kept:
       self.save()
 
   def add(self, row: Row) -> None:
-    self.rows = [other for other in self.rows if other.fault != row.fault] + [row]
+    self.rows = [earlier for earlier in self.rows if earlier.fault != row.fault] + [row]
     self.save()
 
   def save(self) -> None:

@@ -42,7 +42,7 @@ class LayoutFactorer:
     self._split_groups(codes)
     self._blocks.append((self._rows(codes[:, self._first_node]), self._node_group))
 
-  def finish(self, runtime_ns: np.ndarray) -> LayoutConfigs:
+  def finish(self, labels: np.ndarray) -> LayoutConfigs:
     """The factored configurations, with their runtimes `[C]` int64."""
     codes = np.array(list(self._row_of), np.int64)
     rank = np.argsort(np.argsort(codes)).astype(np.uint8 if len(codes) <= 256 else np.uint16)
@@ -51,7 +51,7 @@ class LayoutFactorer:
     blocks = [rank[rows[:, node_group[first_node]]] for rows, node_group in self._blocks]
     position = np.argsort(order).astype(np.int32)
     rows, node_group = _decode(np.sort(codes)), position[self._node_group]
-    return LayoutConfigs(rows, node_group, np.concatenate(blocks), runtime_ns)
+    return LayoutConfigs(rows, node_group, np.concatenate(blocks), labels)
 
   def _split_groups(self, codes: np.ndarray) -> None:
     """Splits the groups whose nodes differ in this block `[c, K]`."""
@@ -77,12 +77,12 @@ class LayoutFactorer:
     return np.array(rows, np.uint16)[which.reshape(codes.shape)]
 
 
-def factor_layout_configs(node_config_feat: np.ndarray, runtime_ns: np.ndarray) -> LayoutConfigs:
+def factor_layout_configs(node_config_feat: np.ndarray, labels: np.ndarray) -> LayoutConfigs:
   """Factors configurations in memory, without loss.
 
   Args:
     node_config_feat: `[C, K, 18]`, integers of -1..5 in any dtype.
-    runtime_ns: `[C]` int64 nanoseconds.
+    labels: `[C]` int64: nanoseconds, or estimates in another unit.
 
   Raises:
     ValueError: a shape is wrong, or as `LayoutFactorer.add`.
@@ -90,15 +90,13 @@ def factor_layout_configs(node_config_feat: np.ndarray, runtime_ns: np.ndarray) 
   shape = np.shape(node_config_feat)
   if len(shape) != 3 or 0 in shape or shape[2] != LAYOUT_CONFIG_FEATURES:
     raise ValueError(f"node_config_feat has shape {shape}, expected [C, K, 18]")
-  if shape[0] != len(runtime_ns):
-    raise ValueError(
-      f"node_config_feat has {shape[0]} configurations, runtime_ns {len(runtime_ns)}"
-    )
+  if shape[0] != len(labels):
+    raise ValueError(f"node_config_feat has {shape[0]} configurations, labels {len(labels)}")
   factorer = LayoutFactorer(shape[1])
   step = max(1, BLOCK_BYTES // (shape[1] * shape[2] * 4))
   for start in range(0, shape[0], step):
     factorer.add(np.asarray(node_config_feat[start : start + step], np.float32))
-  return factorer.finish(np.asarray(runtime_ns, np.int64))
+  return factorer.finish(np.asarray(labels, np.int64))
 
 
 def output_orders(op_graph: OpGraph[LayoutConfigs]) -> OpGraph[LayoutConfigs]:
@@ -115,7 +113,7 @@ def output_orders(op_graph: OpGraph[LayoutConfigs]) -> OpGraph[LayoutConfigs]:
   group_row = row_of.ravel().astype(np.min_scalar_type(len(rows) - 1))[configs.group_row]
   first, group_of = distinct_rows(group_row.T)
   node_group = group_of.astype(np.int32)[configs.node_group]
-  merged = LayoutConfigs(rows, node_group, group_row[:, first], configs.runtime_ns)
+  merged = LayoutConfigs(rows, node_group, group_row[:, first], configs.labels)
   return dataclasses.replace(op_graph, configs=merged)
 
 

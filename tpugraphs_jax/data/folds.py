@@ -59,7 +59,7 @@ class Division:
   ) -> list[Path]:
     """The files of a split of a run whose test split is `fold`, sorted by name."""
     folder = files.local_of(data_root) / collection.path
-    role = lambda other: {0: "test", 1: "valid"}.get((other - fold) % self.folds, "train")
+    role = lambda number: {0: "test", 1: "valid"}.get((number - fold) % self.folds, "train")
     fold_of = self.fold_of[collection.name]
     paths = (folder / f"{place}.npz" for place, number in fold_of.items() if role(number) == split)
     return sorted(paths, key=lambda path: path.name)
@@ -177,8 +177,8 @@ def _read(path: Path, kind: str, state: tuple[int, ...]) -> tuple[str, int]:
     state: of the file, from `files.state_of`: a file that has changed is read again.
   """
   del state
-  edges, opcodes, runtime_ns = npz.read_structure(path, kind)
-  configs = len(runtime_ns) if runtime_ns.any() else 0
+  edges, opcodes, runtime = npz.read_structure(path, kind)
+  configs = len(runtime) if runtime.any() else 0
   if kind == "tile":
     return metrics.program_of(path.stem), configs
   digest = hashlib.sha256(opcodes.astype(np.int64).tobytes())

@@ -2,7 +2,7 @@
 
     meta.json       format version, name, checksums, and size and checksum of the source
     group_row.npy   [C, groups] uint8 or uint16, memory-mapped when opened
-    rows.npy  node_group.npy  runtime_ns.npy                   its configurations
+    rows.npy  node_group.npy  labels.npy                       its configurations
     node_feat.npy  node_opcode.npy  edge_index.npy  node_splits.npy  config_node.npy
 
 The folder is written under another name and renamed when complete. Reading a graph detects damage
@@ -23,18 +23,18 @@ import numpy as np
 from tpugraphs_jax import graph
 from tpugraphs_jax.infra import files, trust
 
-_VERSION = 2  # of the format
+# The name of labels in each version of the format; the newest one is written.
+_LABELS = {2: "runtime_ns", 3: "labels"}
+_VERSION = max(_LABELS)
 _META, _DIGESTS = "meta.json", "sha256"
 _REBUILD = "build the store again (python -m tpugraphs_jax.data.store build)"
 _GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node")
 # Only a large `group_row` is mapped: every map takes a file descriptor. A process commonly has at
 # most 1,024, fewer than three for each graph of the layout collections.
-_CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
+_CONFIG_ARRAYS = ("rows", "node_group")
 _MAPPED = "group_row"
 _LEAST_MAPPED_BYTES = 1 << 16
-_FILES = trust.Record({f"{name}.npy": str for name in (*_GRAPH_ARRAYS, *_CONFIG_ARRAYS, _MAPPED)})
 _SOURCE = trust.Record(path=str, bytes=int, sha256=str)
-_SCHEMA = trust.Record({"name": str, _DIGESTS: _FILES, "source": _SOURCE})
 
 
 def read(folder: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfigs]:
@@ -57,6 +57,7 @@ def read(folder: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfigs]:
   is_mapped = _file(folder, _MAPPED).stat().st_size >= _LEAST_MAPPED_BYTES
   try:
     arrays = {name: np.load(_file(folder, name)) for name in (*_GRAPH_ARRAYS, *_CONFIG_ARRAYS)}
+    arrays["labels"] = np.load(_file(folder, _LABELS[meta["version"]]))
     arrays[_MAPPED] = np.load(_file(folder, _MAPPED), mmap_mode="r" if is_mapped else None)
   except OSError as error:
     if error.errno not in (errno.EMFILE, errno.ENFILE):
@@ -65,7 +66,9 @@ def read(folder: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfigs]:
       f"{folder}: no more files can be opened, and every large graph of a store "
       "takes one: raise the limit (ulimit -n)"
     ) from None
-  configs = graph.LayoutConfigs(**{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, _MAPPED)})
+  configs = graph.LayoutConfigs(
+    **{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, "labels", _MAPPED)}
+  )
   return graph.OpGraph(name=meta["name"], configs=configs, **arrays)
 
 
@@ -100,7 +103,7 @@ def _write_arrays(
 ) -> None:
   for name in _GRAPH_ARRAYS:
     np.save(_file(folder, name), getattr(op_graph, name))
-  for name in (*_CONFIG_ARRAYS, _MAPPED):
+  for name in (*_CONFIG_ARRAYS, "labels", _MAPPED):
     np.save(_file(folder, name), getattr(op_graph.configs, name))
   digests = {path.name: files.digest_of(path) for path in files.visible(folder, "*")}
   meta = {"version": _VERSION, "name": op_graph.name, _DIGESTS: digests, "source": source}
@@ -121,13 +124,15 @@ def _read_meta(folder: Path) -> dict:
     raise FileNotFoundError(f"{folder} is not a graph of a store: it has no {_META}")
   try:
     meta = trust.parse(path.read_text())
-    if (version := meta["version"]) == _VERSION:
+    if (version := meta["version"]) in _LABELS:
       meta = files.unseal(meta)
-      trust.check(meta, _SCHEMA, "it")
+      names = *_GRAPH_ARRAYS, *_CONFIG_ARRAYS, _LABELS[version], _MAPPED
+      arrays = trust.Record({f"{name}.npy": str for name in names})
+      trust.check(meta, trust.Record({"name": str, _DIGESTS: arrays, "source": _SOURCE}), "it")
       name, digests = trust.name(meta["name"]), meta[_DIGESTS]
   except (ValueError, KeyError, TypeError, AttributeError):
     raise ValueError(f"{path} is damaged") from None
-  if version != _VERSION:
+  if version not in _LABELS:
     raise ValueError(f"{folder} is of format {version!r:.20}, expected {_VERSION}")
   if name != folder.name:
     raise ValueError(f"{folder} holds another graph, {name}")

@@ -336,7 +336,7 @@ def write_layout(
     "node_config_feat": op_graph.configs,
     "node_config_ids": op_graph.config_node,
     "node_splits": op_graph.node_splits[None],
-    "config_runtime": op_graph.configs.runtime_ns,
+    "config_runtime": op_graph.configs.labels,
   }
   _write(path, arrays)
 
@@ -422,8 +422,8 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
     raise NpzError(f"{archive.path}: {error}") from None
   names = archive.names
   is_tile = arrays is _TILE_ARRAYS
-  other, read = (_LAYOUT_ARRAYS, "read_layout") if is_tile else (_TILE_ARRAYS, "read_tile")
-  if set(names) == set(other):
+  wrong, read = (_LAYOUT_ARRAYS, "read_layout") if is_tile else (_TILE_ARRAYS, "read_tile")
+  if set(names) == set(wrong):
     raise NpzError(f"{archive.path} is a file of the other kind: read it with {read}")
   if missing := [name for name in arrays if name not in names]:
     archive.fail(f"{missing[0]} is missing; the file has {', '.join(names) or 'no array'}")
@@ -479,27 +479,27 @@ def _read_graph(
 
 
 def _read_layout_configs(archive: NpzArchive) -> graph.LayoutConfigs:
-  runtime_ns = _read_runtime(archive)
+  labels = _read_runtime(archive)
   factorer = factoring.LayoutFactorer(archive.member("node_config_ids").shape[0])
   for block in archive.blocks("node_config_feat"):
     try:
       factorer.add(block)
     except ValueError as error:
       archive.fail(f"node_config_feat {error}")
-  return factorer.finish(runtime_ns)
+  return factorer.finish(labels)
 
 
 def _read_runtime(archive: NpzArchive) -> np.ndarray:
-  """Runtimes `[C]` int64 nanoseconds: all positive, or all zero (not labelled)."""
-  runtime_ns = archive.read("config_runtime").astype(np.int64)
+  """Runtimes or estimates `[C]` int64: all positive, or all zero (not labelled)."""
+  runtime = archive.read("config_runtime").astype(np.int64)
   unmeasured = "or zeros throughout where nothing was measured"
-  if (least := runtime_ns.min()) < 0:
+  if (least := runtime.min()) < 0:
     archive.fail(f"config_runtime has the value {least}, expected nanoseconds, {unmeasured}")
-  zeros = np.count_nonzero(runtime_ns == 0)
-  if zeros not in (0, len(runtime_ns)):
-    values = f"{zeros} zeros among {len(runtime_ns)} values"
+  zeros = np.count_nonzero(runtime == 0)
+  if zeros not in (0, len(runtime)):
+    values = f"{zeros} zeros among {len(runtime)} values"
     archive.fail(f"config_runtime has {values}, expected none, {unmeasured}")
-  return runtime_ns
+  return runtime
 
 
 def _read_config_node(archive: NpzArchive) -> np.ndarray:

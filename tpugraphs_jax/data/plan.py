@@ -154,7 +154,7 @@ class ConfigSampler:
   ):
     self._configs, self._targets, self._count = configs, targets, count
     self._every = every
-    self._draws = [config_draw(c.label, count, sampling) for c in configs]
+    self._draws = [config_draw(c.labels, count, sampling) for c in configs]
     self._permutation = functools.lru_cache(maxsize=len(configs))(self._permute)
 
   def __call__(

@@ -168,5 +168,5 @@ def _near(graph: OpGraph, options: Reduction) -> tuple[np.ndarray, np.ndarray]:
 
 def edge_matrix(edges: np.ndarray, nodes: int) -> scipy.sparse.csr_array:
   """The adjacency matrix of `edges [E, 2]`, `[nodes, nodes]` float32; repeated edges add up."""
-  ones = np.ones(len(edges), np.float32)
-  return scipy.sparse.csr_array((ones, (edges[:, 0], edges[:, 1])), shape=(nodes, nodes))
+  weights = np.ones(len(edges), np.float32)
+  return scipy.sparse.csr_array((weights, (edges[:, 0], edges[:, 1])), shape=(nodes, nodes))

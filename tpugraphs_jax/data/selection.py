@@ -198,7 +198,7 @@ class TileData(Data[TileConfigs]):
     """Training target `[len(config_ids)]` float32, larger = slower."""
     if self.target == "absolute":
       return (configs.runtime_ns / configs.unit_ns("absolute"))[config_ids].astype(np.float32)
-    return slate_target(configs.label[config_ids], self.target)
+    return slate_target(configs.labels[config_ids], self.target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +249,7 @@ class LayoutData(Data[LayoutConfigs]):
     if not 0 < self.options.max_configs < len(graph.configs):
       return graph
     rng = np.random.default_rng(self.seed)
-    ids = thirds(graph.configs.runtime_ns, self.options.max_configs, rng)
+    ids = thirds(graph.configs.labels, self.options.max_configs, rng)
     return dataclasses.replace(graph, configs=graph.configs.subset(ids))
 
   def config_values(self, graph: OpGraph[LayoutConfigs]) -> np.ndarray:
@@ -263,16 +263,16 @@ class LayoutData(Data[LayoutConfigs]):
       return reason
     if not configs.differ:
       return "all configurations equal"
-    return "all runtimes equal" if np.ptp(configs.runtime_ns) == 0 else ""
+    return "all runtimes equal" if np.ptp(configs.labels) == 0 else ""
 
   def targets(self, configs: LayoutConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
-    runtime_ns = configs.runtime_ns[config_ids]
+    labels = configs.labels[config_ids]
     if self.target == "absolute":
-      return (runtime_ns / _MILLISECOND_NS).astype(np.float32)
+      return (labels / _MILLISECOND_NS).astype(np.float32)
     if self.target == "official":  # float32 as published: it decides which labels are ties
-      return runtime_ns.astype(np.float32) / np.float32(_LAYOUT_UNIT_NS)
-    return slate_target(runtime_ns, self.target)
+      return labels.astype(np.float32) / np.float32(_LAYOUT_UNIT_NS)
+    return slate_target(labels, self.target)
 
   @functools.cached_property
   def _indices(self) -> dict[str, np.ndarray]:
@@ -351,7 +351,7 @@ def drop_duplicates(graph: OpGraph[Configs], policy: str) -> OpGraph[Configs]:
   first, which = distinct_rows(configs.choices)
   kept = configs.subset(first)
   if policy == "min":
-    order = np.lexsort((configs.label, which))
+    order = np.lexsort((configs.labels, which))
     kept = configs.subset(order[np.searchsorted(which[order], np.arange(len(first)))])
   return dataclasses.replace(graph, configs=kept)
 
@@ -435,11 +435,11 @@ def slate_target(label: np.ndarray, kind: str) -> np.ndarray:
   return (rank / max(len(distinct) - 1, 1)).astype(np.float32)
 
 
-def thirds(runtime_ns: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def thirds(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
   """Selects configurations: a third the fastest, a third the slowest, the rest at random.
 
   Args:
-    runtime_ns: `[C]` int64.
+    labels: `[C]` int64.
     count: number of configurations to select.
     rng: source of randomness.
 
@@ -448,7 +448,7 @@ def thirds(runtime_ns: np.ndarray, count: int, rng: np.random.Generator) -> np.n
 
   Source: `max_configs` of the official layout trainer.
   """
-  order = np.argsort(runtime_ns, kind="stable")
+  order = np.argsort(labels, kind="stable")
   if count >= len(order):
     return np.arange(len(order))
   third = count // 3

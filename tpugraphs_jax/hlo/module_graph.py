@@ -222,8 +222,8 @@ def origin(instruction: proto.HloInstructionProto, module: proto.HloModuleProto)
   lines = [(metadata.source_file, metadata.source_line)]
   if not metadata.source_file:
     lines = list(_callers(metadata.stack_frame_id, module.stack_frame_index))
-  own = [line for line in lines if not any(part in line[0] for part in _INSTALLED)]
-  return Origin(instruction.name, metadata.op_name, *(own or lines or [("", 0)])[0])
+  of_user = [line for line in lines if not any(part in line[0] for part in _INSTALLED)]
+  return Origin(instruction.name, metadata.op_name, *(of_user or lines or [("", 0)])[0])
 
 
 def _callers(frame_id: int, stack: proto.StackFrameIndexProto) -> Iterator[tuple[str, int]]:

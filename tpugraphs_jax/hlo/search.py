@@ -52,8 +52,8 @@ def layout_configs(
   for column, rows_of_group in enumerate(options):
     group_row[:, column] = np.array([row_id[row] for row in rows_of_group])[choice[:, column]]
   node_group = np.array([groups[decision] for decision in decisions], np.int32)
-  rows, runtime_ns = np.array(list(row_id), np.int8), np.zeros(len(choice), np.int64)
-  return LayoutConfigs(rows, node_group, group_row, runtime_ns)
+  rows, labels = np.array(list(row_id), np.int8), np.zeros(len(choice), np.int64)
+  return LayoutConfigs(rows, node_group, group_row, labels)
 
 
 def _decisions(module: proto.HloModuleProto, config_node: np.ndarray, where: str) -> list[Decision]:

@@ -41,9 +41,9 @@ def checked(verb: _Verb) -> _Verb:
   @functools.wraps(verb)
   def check(function: Any, /, *args: Any, **kwargs: Any) -> Any:
     names = _parameters(function, len(args))
-    for name, other in _TARGETS.items():
-      if name in kwargs and name not in (*options, *names) and other in options:
-        kwargs[other] = _target(kwargs, name, other)
+    for name, option in _TARGETS.items():
+      if name in kwargs and name not in (*options, *names) and option in options:
+        kwargs[option] = _target(kwargs, name, option)
     for name in kwargs:
       _check(name, names, options, function, verb)
     return verb(function, *args, **kwargs)

@@ -50,7 +50,7 @@ def neighbour_sum(
   direction: str,
   *,
   receivers: int | None = None,
-  own: bool = False,
+  self_loops: bool = False,
 ) -> jax.Array:
   """Sums each node's operands, users or both; a repeated edge counts repeatedly.
 
@@ -59,13 +59,13 @@ def neighbour_sum(
     adjacency: edges among at least these nodes.
     direction: `"operands"`, `"users"` or `"both"`: the senders of a node.
     receivers: number of leading nodes that receive; n unless given.
-    own: add a node's own value to its sum.
+    self_loops: add a node's own value to its sum.
 
   Returns:
     `[receivers, ...]` in the dtype of `x`, accumulated in float32.
   """
   receivers = len(x) if receivers is None else receivers
-  return _neighbour_sum(x, adjacency, direction, receivers, own)
+  return _neighbour_sum(x, adjacency, direction, receivers, self_loops)
 
 
 def arrays(residuals: Any) -> Any:
@@ -77,13 +77,13 @@ def arrays(residuals: Any) -> Any:
 
 
 def _sum_rows(
-  x: jax.Array, adjacency: Adjacency, direction: str, receivers: int, own: bool
+  x: jax.Array, adjacency: Adjacency, direction: str, receivers: int, self_loops: bool
 ) -> jax.Array:
   """`neighbour_sum` without its gradient rule."""
   tables = [getattr(adjacency, side) for side in _SIDES[direction]]
   flat = x.reshape(len(x), math.prod(x.shape[1:]))
   total = jnp.zeros((receivers, flat.shape[1]), jnp.float32)
-  if own and receivers <= len(x):
+  if self_loops and receivers <= len(x):
     total = jnp.asarray(flat[:receivers], jnp.float32)
   # XLA fuses one gather per column into a single pass, but not a gather of [receivers, columns, F]
   # with its reduction.
@@ -96,7 +96,7 @@ def _sum_rows(
     if len(table.overflow_receiver):
       first, *others = gathered(table.overflow_index)
       total = _add_sorted_rows(total, table.overflow_receiver, sum(others, first))
-  if own and receivers > len(x):
+  if self_loops and receivers > len(x):
     # In place: only the first rows are read and written again.
     total = total.at[: len(x)].add(flat.astype(jnp.float32))
   return total.reshape((receivers,) + x.shape[1:]).astype(x.dtype)
@@ -105,17 +105,17 @@ def _sum_rows(
 _neighbour_sum = jax.custom_vjp(_sum_rows, nondiff_argnums=(2, 3, 4))
 
 
-def _neighbour_sum_fwd(x, adjacency, direction, receivers, own):
+def _neighbour_sum_fwd(x, adjacency, direction, receivers, self_loops):
   # A zero-width slice has the number of rows of x without keeping x alive.
-  return _neighbour_sum(x, adjacency, direction, receivers, own), (adjacency, x[:, :0])
+  return _neighbour_sum(x, adjacency, direction, receivers, self_loops), (adjacency, x[:, :0])
 
 
-def _neighbour_sum_bwd(direction, receivers, own, residuals, cotangent):
+def _neighbour_sum_bwd(direction, receivers, self_loops, residuals, cotangent):
   # The transpose of a neighbour sum is the neighbour sum in the opposite direction, whose table is
   # sorted as well: the backward pass never scatters unsorted edges.
   del receivers
   adjacency, senders = arrays(residuals)
-  return _sum_rows(cotangent, adjacency, _OPPOSITE[direction], len(senders), own), None
+  return _sum_rows(cotangent, adjacency, _OPPOSITE[direction], len(senders), self_loops), None
 
 
 _neighbour_sum.defvjp(_neighbour_sum_fwd, _neighbour_sum_bwd)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.nn import aggregation, layers
-from tpugraphs_jax.nn.linear import Linear
+from tpugraphs_jax.nn.layers import Linear
 from tpugraphs_jax.nn.nodes import concat, EVERYWHERE, Nodes, NONE, Slates
 
 _BLOCK = 512  # rows of one graph per product
@@ -26,8 +26,8 @@ def unit_and_one(x: jax.Array) -> jax.Array:
 
   The product of two such vectors is `1 + cos`, the weight of DIFFormer-s (Wu et al. 2023).
   """
-  ones = jnp.ones_like(x[..., :1])
-  return jnp.concatenate([ones, layers.l2_normalize(x)], axis=-1)
+  constant = jnp.ones_like(x[..., :1])
+  return jnp.concatenate([constant, layers.l2_normalize(x)], axis=-1)
 
 
 class KernelAttention(nn.Module):

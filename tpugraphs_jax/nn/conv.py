@@ -17,7 +17,7 @@ import jraph
 
 from tpugraphs_jax.nn import nodes
 from tpugraphs_jax.nn.aggregation import BOTH, degree, USERS
-from tpugraphs_jax.nn.linear import Linear
+from tpugraphs_jax.nn.layers import Linear
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 
 MASKED = -1e30  # logit of masked neighbours, whose softmax is 0
@@ -27,17 +27,17 @@ _RESTART = 0.1  # weight of the first features, as in the paper of APPNP
 Layer = Callable[[jax.Array], jax.Array]  # a function of single nodes, [n, C, F] -> [n, C, F']
 
 
-def sage(x: Nodes, own: Layer, messages: Mapping[str, Layer]) -> Nodes:
-  """GraphSAGE: `own(x_v)` plus, per direction, the mean of `messages[direction](x_u)`.
+def sage(x: Nodes, self_layer: Layer, messages: Mapping[str, Layer]) -> Nodes:
+  """GraphSAGE: `self_layer(x_v)` plus, per direction, the mean of `messages[direction](x_u)`.
 
   The mean over no neighbours is 0.
 
   Args:
     x: `[N, C, F]`.
-    own: layer on the node itself.
+    self_layer: layer on the node itself.
     messages: a linear layer without bias per direction.
   """
-  result = x.map(own)
+  result = x.map(self_layer)
   # The linear layer comes before the mean: a round has fewer senders than receivers.
   means = [nodes.neighbour_mean(x.map(layer), direction) for direction, layer in messages.items()]
   return sum(means, result)
@@ -71,7 +71,7 @@ def propagate(x: Nodes, direction: str) -> Nodes:
   """
   slates = x.slates
   root = jnp.sqrt(1 + degree(slates.batch.adjacency, direction, slates.num_nodes))
-  return nodes.neighbours(x.divide(root), direction, own=True).divide(root)
+  return nodes.neighbours(x.divide(root), direction, self_loops=True).divide(root)
 
 
 class Appnp(nn.Module):

@@ -1,4 +1,11 @@
-"""Flax layers that several ranker families use, and the precision of matrix products."""
+"""Layers that several networks share: precision, activations, norms, linear layers.
+
+Official models are initialised as in Keras, and most published systems as in PyTorch, because their
+results depend on its defaults. For a layer with K inputs and F outputs:
+
+    `Linear`    kernel and bias uniform on [-1 / sqrt(K), 1 / sqrt(K)], as in PyTorch
+    `Dense`     kernel uniform on [-a, a], a = sqrt(6 / (K + F)), bias 0, as in Keras
+"""
 
 from __future__ import annotations
 
@@ -11,14 +18,16 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-import jraph
 
-from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data.batching import Array
-from tpugraphs_jax.nn import aggregation, pooling
+from tpugraphs_jax.nn import pooling
+from tpugraphs_jax.nn.aggregation import take_rows
+from tpugraphs_jax.nn.nodes import combine, Nodes, Slates
 
 PRECISIONS = ("default", "high", "highest")  # names of `jax.lax.Precision`
 DTYPES = ("float32", "bfloat16")  # dtypes of computations; parameters are float32
+EPSILON = 1e-5  # PyTorch's default for instance norm and layer norm
+Initializer = Callable[..., jax.Array]
 # The activation of the official models, with TensorFlow's default slope.
 leaky_relu = lambda x: nn.leaky_relu(x, negative_slope=0.2)
 
@@ -45,6 +54,14 @@ class Precise(nn.Module):
       return super().apply(*args, **options)
 
 
+def gelu(x: jax.Array) -> jax.Array:
+  """`x (1 + erf(x / sqrt(2))) / 2` of `x [...]`, as in PyTorch.
+
+  `nn.gelu` uses erfc, which takes XLA on CPU more than twice the time of erf.
+  """
+  return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
 def l2_normalize(x: jax.Array) -> jax.Array:
   """Scales the last axis of `x [..., F]` to length 1, in float32: `[..., F]` in the dtype of `x`.
 
@@ -55,31 +72,114 @@ def l2_normalize(x: jax.Array) -> jax.Array:
   return (exact * jax.lax.rsqrt(jnp.maximum(square, 1e-12))).astype(x.dtype)
 
 
-def gelu(x: jax.Array) -> jax.Array:
-  """`x (1 + erf(x / sqrt(2))) / 2` of `x [...]`, as in PyTorch.
+def instance_norm(x: Nodes) -> Nodes:
+  """`(x - mean) / sqrt(variance + 1e-5)`, over the nodes of a graph per configuration and channel.
 
-  `nn.gelu` uses erfc, which takes XLA on CPU more than twice the time of erf.
+  A node whose features are stored once counts once for each configuration.
   """
-  return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+  slates = x.slates
+  per_node = lambda value: pooling.per_node(value, slates.graph_of)
+  mean = pooling.mean(x)
+  # Squares lose precision far from 0. The variance does not depend on the shift.
+  shift = jax.lax.stop_gradient(mean.mean(axis=1))
+  centred = x - slates.nodes(per_node(shift))
+  square = pooling.mean(centred.map(jnp.square))
+  variance = jnp.maximum(square - jnp.square(mean - shift[:, None]), 0)
+  factor = jax.lax.rsqrt(variance + EPSILON)
+  full = x.everywhere()
+  result = ((full - per_node(mean)) * per_node(factor)).astype(full.dtype)
+  return slates.from_all(result, x)
+
+
+def slate_norm(x: jax.Array, mask: jax.Array) -> jax.Array:
+  """`x [n, C, F]` with mean 0 and variance 1 over C, where `mask [n, C]` is True."""
+  where = mask[..., None]
+  count = jnp.maximum(where.sum(axis=1, keepdims=True), 1)
+  # After this subtraction equal values are exactly 0, and so is their difference from the mean.
+  x = x - jax.lax.stop_gradient(x[:, :1])
+  moment = lambda value: jnp.sum(jnp.where(where, value, 0), axis=1, keepdims=True) / count
+  centred = x.astype(jnp.float32) - moment(x.astype(jnp.float32))
+  return centred * jax.lax.rsqrt(moment(jnp.square(centred)) + EPSILON)
 
 
 def matmul(x: Array, kernel: jax.Array, *, dtype: DTypeLike | None) -> jax.Array:
   """`x [..., K] @ kernel [K, F]` in `dtype` (None = the promoted dtype): `[..., F]`."""
   x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=dtype)
-  return _dot_rows(x, kernel)
-
-
-def _dot_rows(x: Array, kernel: jax.Array, dimensions: object = None, **options) -> jax.Array:
-  """`jax.lax.dot_general` of a linear layer, with the leading axes of `x [..., K]` merged.
-
-  The gradient of a kernel contracts the leading axes. XLA on CPU transposes the whole tensor to
-  contract several axes, but not to contract one: a linear layer with its gradients was a third
-  faster on `[5024, 16, 32]` (2 cores).
-  """
-  del dimensions  # nn.Dense contracts the last axis of x and the first axis of the kernel
+  # The gradient of a kernel contracts the leading axes of x. XLA on CPU transposes the whole tensor
+  # to contract several axes, but not to contract one: with merged axes a linear layer with its
+  # gradients was a third faster on [5024, 16, 32] (2 cores).
   rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-  product = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())), **options)
+  product = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())))
   return product.reshape(x.shape[:-1] + kernel.shape[1:])
+
+
+def uniform(inputs: int) -> Initializer:
+  """An initialiser, uniform on [-1 / sqrt(inputs), 1 / sqrt(inputs)]."""
+  bound = 1 / math.sqrt(inputs)
+  return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+class Linear(nn.Module):
+  """`W x + b` on an array or on `Nodes`, initialised as in PyTorch.
+
+  Several inputs are concatenated: `W [x, y] = W_x x + W_y y`. Each block of the kernel is applied
+  to its input before the results are added. Features that configurations share are multiplied once,
+  a configuration once per row of the dictionary (`Layouts`) or per kernel (`Tiles`).
+
+  Attributes:
+    features: width of the result.
+    use_bias: add b.
+    kernel_init, bias_init: initialisers; None = `uniform` of the number of inputs.
+    dtype: dtype of the computation.
+  """
+
+  features: int
+  use_bias: bool = True
+  kernel_init: Initializer | None = None
+  bias_init: Initializer | None = None
+  dtype: DTypeLike | None = None
+
+  @nn.compact
+  def blocks(self, widths: Sequence[int]) -> tuple[list[jax.Array], Any]:
+    """The kernel of inputs of these widths, and the bias, for callers that apply them themselves.
+
+    A caller can so apply each block where this is cheapest: to static features once per graph, to a
+    configuration once per slate.
+
+    Returns:
+      A kernel `[width, features]` per input, and the bias `[features]`, float32; None without bias.
+    """
+    rows = sum(widths)
+    init = self.kernel_init or uniform(rows)
+    kernel = self.param("kernel", init, (rows, self.features), jnp.float32)
+    bias = None
+    if self.use_bias:
+      bias = self.param("bias", self.bias_init or uniform(rows), (self.features,), jnp.float32)
+    return jnp.split(kernel, list(itertools.accumulate(widths))[:-1]), bias
+
+  def __call__(self, *inputs: Any) -> Any:
+    """Maps one array `[..., K]` to `[..., features]`, or node features to `[N, C, features]`.
+
+    Args:
+      *inputs: one array, or `Nodes`, `Layouts` and `Tiles`.
+    """
+    is_array = hasattr(inputs[0], "shape")
+    kernels, bias = self.blocks([inputs[0].shape[-1]] if is_array else [x.width for x in inputs])
+    product = lambda x, kernel: matmul(x, kernel, dtype=self.dtype)
+    add_bias = lambda x: x
+    if self.use_bias:
+      add_bias = lambda x: x + bias.reshape((1,) * (x.ndim - 1) + (-1,)).astype(x.dtype)
+    if is_array:
+      return add_bias(product(inputs[0], kernels[0]))
+    parts = [x.map(lambda rows: product(rows, kernel)) for x, kernel in zip(inputs, kernels)]
+    return combine(lambda *rows: add_bias(sum(rows[1:], rows[0])), *parts)
+
+
+class Dense(Linear):
+  """`Linear`, initialised as in Keras: Glorot uniform, zero bias."""
+
+  kernel_init: Initializer | None = nn.initializers.glorot_uniform()
+  bias_init: Initializer | None = nn.initializers.zeros
 
 
 class MLP(nn.Module):
@@ -99,91 +199,45 @@ class MLP(nn.Module):
     return x
 
 
-def Dense(features: int, **kwargs) -> nn.Dense:  # pylint: disable=invalid-name
-  """`nn.Dense` with Keras' initialisation (Glorot uniform, zero bias)."""
-  kwargs.setdefault("kernel_init", nn.initializers.glorot_uniform())
-  return nn.Dense(features, dot_general=_dot_rows, **kwargs)
+class Layouts:
+  """Layout configurations of nodes, as a dictionary: an input of `Linear`.
 
-
-class JoinedDense(nn.Module):
-  """The kernel of a Dense layer on a concatenation, in blocks.
-
-  `Dense(concat(a, b)) = a @ Wa + b @ Wb + bias`. The caller applies each block where this is
-  cheapest: to static features once per graph, to a configuration once per slate.
+  Args:
+    slates: slates of the nodes.
+    rows: `[R, V]` values of each row of the dictionary.
+    elsewhere: `[N, V]` or `[1, V]` values of nodes that are not configurable; None = their results
+      are 0.
   """
 
-  features: int
+  def __init__(self, slates: Slates, rows: Array, elsewhere: jax.Array | None = None):
+    self.slates, self.rows, self.elsewhere = slates, rows, elsewhere
+    self.width = rows.shape[-1]
 
-  @nn.compact
-  def __call__(self, sizes: Sequence[int]) -> tuple[list[jax.Array], jax.Array]:
-    """A kernel block `[size, features]` per input size, and the bias `[1, features]`."""
-    init, shape = nn.initializers.glorot_uniform(), (sum(sizes), self.features)
-    kernel = self.param("kernel", init, shape, jnp.float32)
-    bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-    return jnp.split(kernel, list(itertools.accumulate(sizes))[:-1]), bias[None]
-
-
-class Embed(nn.Embed):
-  """`nn.Embed` with few rows and many indices; see `take_few_rows`."""
-
-  def __call__(self, inputs: jax.Array) -> jax.Array:
-    """Maps `inputs [...]` int32 to rows `[..., features]`."""
-    return take_few_rows(self.embedding, inputs)
-
-
-@jax.custom_vjp
-def take_few_rows(table: jax.Array, index: jax.Array) -> jax.Array:
-  """Rows `[..., F]` of `table [R, F]` at `index [...]` int32, for small R.
-
-  On NVIDIA GPUs the gradient is a product with a `[R, number of indices]` matrix of zeros and ones.
-  A scatter into few rows is slow there, and its order of additions differs from run to run. On CPUs
-  and TPUs the gradient is a scatter, which is at least as fast (`[6000]` indices of 121 rows on a
-  CPU: 0.03 ms, the product 0.3 ms).
-  """
-  return jnp.take(table, index, axis=0)
+  def map(self, function: Callable[[Array], jax.Array]) -> Nodes:
+    """Applies `function`, `[n, V] -> [n, F]`, to the rows of the dictionary: `[N, C, F]`."""
+    slates, batch = self.slates, self.slates.batch
+    config = function(self.rows).at[batch.row_id].get(mode="fill", fill_value=0)
+    shape = slates.num_nodes, config.shape[2]
+    if self.elsewhere is None:
+      static = jnp.zeros(shape, config.dtype)
+    else:
+      static = jnp.broadcast_to(function(self.elsewhere), shape)
+      rows = take_rows(static, batch.by_hop.nodes[0])[:, None]
+      config = jnp.where(slates.is_configurable_row()[:, None, None], config, rows)
+    return Nodes(slates, static[:, None], config, 0)
 
 
-def _take_few_rows_fwd(table, index):
-  # A zero-width slice has the number of rows.
-  return take_few_rows(table, index), (index, table[:, :0])
+class Tiles:
+  """Tile configurations of kernels: an input of `Linear`.
 
-
-def _take_few_rows_bwd(residuals, cotangent):
-  index, table = aggregation.arrays(residuals)
-  rows = cotangent.reshape(-1, cotangent.shape[-1])
-  add = lambda rows, index: jnp.zeros((len(table), rows.shape[1]), rows.dtype).at[index].add(rows)
-  product = lambda rows, index: pooling.pool_sum(rows, pooling.selection(index, len(table))).astype(
-    rows.dtype
-  )
-  return jax.lax.platform_dependent(rows, index.reshape(-1), cuda=product, default=add), None
-
-
-take_few_rows.defvjp(_take_few_rows_fwd, _take_few_rows_bwd)
-
-
-class OpcodeEmbedding(nn.Module):
-  """Embeds opcodes, and sows the activity for the regulariser.
-
-  The official models add `1e-4 * sum(output ** 2) / nodes` to the loss. The sum and the number of
-  real nodes are sown in the collection "activity": the training step sums them over devices before
-  it divides.
+  Args:
+    slates: slates of the nodes.
+    values: `[G, C, V]`.
   """
 
-  features: int
-  opcodes: int = OPCODES
+  def __init__(self, slates: Slates, values: jax.Array):
+    self.slates, self.values, self.width = slates, values, values.shape[-1]
 
-  @nn.compact
-  def __call__(self, graph: jraph.GraphsTuple) -> jax.Array:
-    """Embeds `graph.nodes["opcode"] [N]` to `[N, features]` float32."""
-    table = Embed(self.opcodes, self.features, embedding_init=_uniform_init(0.05), name="table")
-    embedded = self.perturb("lookup", table(graph.nodes["opcode"]))
-    nodes = pooling.real_nodes(graph).sum()
-    real = jnp.arange(len(embedded)) < nodes
-    self.sow("activity", "sum", jnp.sum(jnp.square(embedded), where=real[:, None]))
-    self.sow("activity", "nodes", nodes.astype(jnp.float32))
-    return embedded
-
-
-def _uniform_init(scale: float) -> Callable[..., jax.Array]:
-  """The initialiser of embeddings in Keras, uniform on [-scale, scale]."""
-  return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -scale, scale)
+  def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
+    """Applies `function`, `[G, C, V] -> [G, C, F]`, once per kernel: `[N, C, F]`."""
+    return self.slates.full(pooling.per_node(function(self.values), self.slates.graph_of))

@@ -225,7 +225,7 @@ def concat(*parts: Nodes) -> Nodes:
   return combine(concatenate, *parts)
 
 
-def neighbours(x: Nodes, direction: str, *, own: bool = False) -> Nodes:
+def neighbours(x: Nodes, direction: str, *, self_loops: bool = False) -> Nodes:
   """The sum of each node's operands, users or both, `[N, C, F]`; features reach one hop further.
 
       senders        receivers               sum
@@ -237,13 +237,13 @@ def neighbours(x: Nodes, direction: str, *, own: bool = False) -> Nodes:
   Args:
     x: features of the senders, `[N, C, F]`.
     direction: as in `aggregation.neighbour_sum`.
-    own: add a node's own value to its sum.
+    self_loops: add a node's own value to its sum.
 
   Raises:
     ValueError: the batch has hops for fewer rounds of message passing.
   """
   slates, adjacency = x.slates, x.slates.batch.adjacency
-  total = lambda rows: aggregation.neighbour_sum(rows, adjacency, direction, own=own)
+  total = lambda rows: aggregation.neighbour_sum(rows, adjacency, direction, self_loops=self_loops)
   if not NONE < x.hop < EVERYWHERE:
     return x.map(total)
   hop, by_hop = x.hop + 1, slates.batch.by_hop
@@ -256,7 +256,7 @@ def neighbours(x: Nodes, direction: str, *, own: bool = False) -> Nodes:
   unreached = jnp.where((by_hop.hop > x.hop)[:, None, None], shared, 0)
   from_unreached = total(unreached)
   from_reached = aggregation.neighbour_sum(
-    varying, by_hop.adjacency, direction, receivers=slates.rows_within(hop), own=own
+    varying, by_hop.adjacency, direction, receivers=slates.rows_within(hop), self_loops=self_loops
   )
   rows = take_rows(from_unreached, slates.nodes_within(hop))
   return Nodes(slates, from_unreached, from_reached + rows, hop)

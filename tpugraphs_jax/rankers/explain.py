@@ -59,8 +59,8 @@ class Explanation(list):
     return Table(["change", "choice", "shape", "scope", "line"], rows, self._title())
 
   def _title(self) -> str:
-    other = "" if self.against is None else f" against configuration {self.against}"
-    name = f"configuration {self.config} of {self.graph.name}{other}"
+    comparison = "" if self.against is None else f" against configuration {self.against}"
+    name = f"configuration {self.config} of {self.graph.name}{comparison}"
     return f"score of {name}: {len(self)} choices, larger = slower"
 
   def __repr__(self) -> str:
@@ -93,8 +93,8 @@ class Proposals:
 
 def with_rows(graph: OpGraph[LayoutConfigs], rows: np.ndarray) -> OpGraph[LayoutConfigs]:
   """The graph with unlabelled configurations of the rows `[n, groups]`."""
-  group_row, no_times = rows.astype(graph.configs.group_row.dtype), np.zeros(len(rows), np.int64)
-  configs = dataclasses.replace(graph.configs, group_row=group_row, runtime_ns=no_times)
+  group_row, labels = rows.astype(graph.configs.group_row.dtype), np.zeros(len(rows), np.int64)
+  configs = dataclasses.replace(graph.configs, group_row=group_row, labels=labels)
   return dataclasses.replace(graph, configs=configs)
 
 
@@ -113,8 +113,8 @@ class Exchange(NamedTuple):
   def text(self, name: Callable[[int], str]) -> str:
     """The choice and the other configuration's, with names of nodes."""
     if not self.places:
-      (column, value), (_, other) = self.choice, self.instead
-      return f"{columns.tile_name(column)}: {value} instead of {other}"
+      (column, value), (_, replaced) = self.choice, self.instead
+      return f"{columns.tile_name(column)}: {value} instead of {replaced}"
     texts = [columns.row_text(row) for row in (self.choice, self.instead)]
     more = f" and {len(self.places) - 1} more" if len(self.places) > 1 else ""
     return f"{name(self.places[0])}{more}: {' instead of '.join(texts)}"
@@ -144,8 +144,8 @@ def exchanges(
   configs, parts = exchange(graph, config, against)
   if not parts:
     return []
-  first, *others = scores(dataclasses.replace(graph, configs=configs)).astype(np.float64)
-  return [Exchange(*part, float(first - other)) for part, other in zip(parts, others)]
+  first, *exchanged = scores(dataclasses.replace(graph, configs=configs)).astype(np.float64)
+  return [Exchange(*part, float(first - score)) for part, score in zip(parts, exchanged)]
 
 
 def check_numbers(graph: OpGraph[TileConfigs | LayoutConfigs], *numbers: int | None) -> None:
@@ -159,14 +159,14 @@ def check_numbers(graph: OpGraph[TileConfigs | LayoutConfigs], *numbers: int | N
       raise ValueError(f"configuration {number} of {graph.name}, expected 0 to {last}")
 
 
-def _exchanged(first: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _exchanged(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Where two rows `[n]` differ, and `first` before a copy of it for each of these places.
 
-  A copy has the value of `other` at its place: `[places]` and `[1 + places, n]`.
+  A copy has the value of `second` at its place: `[places]` and `[1 + places, n]`.
   """
-  differing = np.flatnonzero(first != other)
+  differing = np.flatnonzero(first != second)
   rows = np.repeat(first[None], len(differing) + 1, axis=0)
-  rows[np.arange(1, len(rows)), differing] = other[differing]
+  rows[np.arange(1, len(rows)), differing] = second[differing]
   return differing, rows
 
 
@@ -175,12 +175,12 @@ def _exchange_rows(
 ) -> tuple[LayoutConfigs, list[_Part]]:
   """The configuration, then for each group that differs a copy with the row of `against`."""
   configs = graph.configs
-  first, other = (np.asarray(configs.group_row[number]) for number in (config, against))
-  groups, group_row = _exchanged(first, other)
+  first, second = (np.asarray(configs.group_row[number]) for number in (config, against))
+  groups, group_row = _exchanged(first, second)
   parts: list[_Part] = []
   for group in groups:
     places = graph.config_node[configs.node_group == group].tolist()
-    choice, instead = configs.rows[[first[group], other[group]]].tolist()
+    choice, instead = configs.rows[[first[group], second[group]]].tolist()
     parts.append((tuple(places), tuple(choice), tuple(instead)))
   return with_rows(graph, group_row).configs, parts
 
@@ -189,8 +189,8 @@ def _exchange_columns(
   graph: OpGraph[TileConfigs], config: int, against: int
 ) -> tuple[TileConfigs, list[_Part]]:
   """The configuration, then for each column that differs a copy with the value of `against`."""
-  first, other = graph.configs.config_feat[[config, against]]
-  differing, feat = _exchanged(first, other)
-  parts: list[_Part] = [((), (int(c), int(first[c])), (int(c), int(other[c]))) for c in differing]
+  first, second = graph.configs.config_feat[[config, against]]
+  differing, feat = _exchanged(first, second)
+  parts: list[_Part] = [((), (int(c), int(first[c])), (int(c), int(second[c]))) for c in differing]
   no_times = np.zeros(len(feat), np.int64)
   return TileConfigs(feat, no_times, no_times + 1), parts

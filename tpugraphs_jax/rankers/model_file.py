@@ -128,17 +128,16 @@ def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
   return fields
 
 
-def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
+def first_difference(tree: Any, expected: Any) -> tuple[str, str, str] | None:
   """The first array whose shape or dtype differs between two pytrees; None where all agree.
 
   Returns:
     Its name, and its description in each tree, such as `float32[2, 3]` or `nothing`.
   """
-  ours, theirs = _arrays(found), _arrays(expected)
+  ours, theirs = _arrays(tree), _arrays(expected)
   for name in sorted(ours.keys() | theirs.keys()):
-    one, other = ours.get(name, "nothing"), theirs.get(name, "nothing")
-    if one != other:
-      return name, one, other
+    if ours.get(name) != theirs.get(name):
+      return name, ours.get(name, "nothing"), theirs.get(name, "nothing")
   return None
 
 

@@ -1,7 +1,7 @@
 """The official tile rankers: scores `[G, C]` of tile configurations of kernels.
 
 Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`, from
-`base.TileFamily`). Published systems read them in `systems`, mostly by `nn.linear.Tiles`. With
+`base.TileFamily`). Published systems read them in `systems`, mostly by `nn.layers.Tiles`. With
 early join the tile is a feature of every node. With late join it is appended to the readout of the
 kernel, so that the network runs once per kernel:
 
@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 import functools
 from typing import Any
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +33,8 @@ from tpugraphs_jax.data.batching import Array, PreparedGraph, TileBatch
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, neighbour_sum, node_graph, OPERANDS, USERS
-from tpugraphs_jax.nn.layers import Dense, DTYPES, JoinedDense, leaky_relu, MLP, OpcodeEmbedding
+from tpugraphs_jax.nn.embeddings import OpcodeEmbedding
+from tpugraphs_jax.nn.layers import Dense, DTYPES, leaky_relu, MLP
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 
@@ -133,7 +133,7 @@ class _TileModel(base.Network):
     """Scores `[...]` float32 of readouts `[..., P]`."""
     return self.head(readout)[..., 0]
 
-  def dense(self) -> nn.Dense:
+  def dense(self) -> Dense:
     """A linear layer to `hidden_dim` features."""
     return Dense(self.hidden_dim, dtype=self.dtype)
 
@@ -146,7 +146,7 @@ class _TileModel(base.Network):
     return self.op_embedding(batch.graph), batch.graph.nodes["feat"]
 
   def first_kernel(
-    self, layer: JoinedDense, batch: TileBatch, copies: int = 1
+    self, layer: Dense, batch: TileBatch, copies: int = 1
   ) -> tuple[list[jax.Array], jax.Array]:
     """Kernel blocks of a layer on (embedding, configuration, features), and its bias.
 
@@ -156,11 +156,11 @@ class _TileModel(base.Network):
       copies: number of concatenations.
 
     Returns:
-      `3 * copies` arrays `[width, H]`, and `[1, H]`, float32.
+      `3 * copies` arrays `[width, H]`, and `[H]`, float32.
     """
     config = batch.config_feat.shape[-1] if self.early_join else 0
     sizes = self.op_embed_dim, config, batch.graph.nodes["feat"].shape[-1]
-    return layer(sizes * copies)
+    return layer.blocks(sizes * copies)
 
   def project_static(
     self, static: tuple[jax.Array, jax.Array], blocks: list[jax.Array]
@@ -190,7 +190,7 @@ class TileSAGE(_TileModel):
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     rounds: list[Any] = [self.dense() for _ in range(1, self.num_gnns)]
-    self.sage = [JoinedDense(self.hidden_dim), *rounds]
+    self.sage = [Dense(self.hidden_dim), *rounds]
     self.head = MLP((self.hidden_dim, self.hidden_dim, 1))
 
   def pooled(self, batch: TileBatch) -> jax.Array:
@@ -212,7 +212,7 @@ class TileSAGE(_TileModel):
     static = self.static_features(batch)
     with jax.named_scope("sage_0"):
       x = neighbour_sum(self.project_static(static, blocks[:3]), batch.adjacency, BOTH)
-      x += self.project_static(static, blocks[3:]) + bias.astype(x.dtype)
+      x += self.project_static(static, blocks[3:]) + bias[None].astype(x.dtype)
       if self.early_join:
         neighbours = degree(batch.adjacency, BOTH, len(x)).astype(x.dtype)
         x = x[:, None] + self.project_config(batch, blocks[4])
@@ -233,7 +233,7 @@ class ResGCN(_TileModel):
     directed = lambda: {side: mlp() for side in ("forward", "reverse", "self")}
     convolution = directed if self.directed else mlp
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
-    self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), self.dense()
+    self.pre_0, self.pre_1 = Dense(self.hidden_dim), self.dense()
     self.gcn = [convolution() for _ in range(self.num_gnns)]
     self.head = MLP((self.hidden_dim, 1))
 
@@ -249,7 +249,7 @@ class ResGCN(_TileModel):
     """First features, `[N, C, H]` with early join, `[N, H]` with late join."""
     blocks, bias = self.first_kernel(self.pre_0, batch)
     x = self.project_static(self.static_features(batch), blocks)
-    x += bias.astype(x.dtype)
+    x += bias[None].astype(x.dtype)
     if self.early_join:
       x = x[:, None] + self.project_config(batch, blocks[1])
     return self.pre_1(leaky_relu(x))
@@ -271,8 +271,8 @@ def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Arra
   users = degree(batch.adjacency, USERS, len(y))
   scale = (1 / (users + 1)).astype(y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
   scaled = scale * y
-  forward = scale * neighbour_sum(y, batch.adjacency, USERS, own=True)
-  return forward, neighbour_sum(scaled, batch.adjacency, OPERANDS, own=True)
+  forward = scale * neighbour_sum(y, batch.adjacency, USERS, self_loops=True)
+  return forward, neighbour_sum(scaled, batch.adjacency, OPERANDS, self_loops=True)
 
 
 class PooledMLP(_TileModel):

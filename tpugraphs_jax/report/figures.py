@@ -146,7 +146,7 @@ def _slowdowns(comparison: RunComparison) -> figure.Figure:
     axes.fill_between(ks, low, high, color=_COLOURS[0], alpha=0.15, lw=0, label=name)
   for group, colour in zip(groups, _COLOURS):
     plot([graph.slowdowns for graph in group.judged], "o-", color=colour, label=group.name)
-  at_random = [metrics.random_slowdown(graph.label, ks) for graph in graphs]
+  at_random = [metrics.random_slowdown(graph.labels, ks) for graph in graphs]
   plot(at_random, "x--", color=_GREY, label=RANDOM)
   tried = "k configurations tried, in the order of the model"
   axes.set(xscale="log", xlabel=tried, ylabel="slowdown")

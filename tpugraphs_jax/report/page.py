@@ -78,7 +78,7 @@ def _section(comparison: RunComparison) -> dict[str, Any]:
     "results": _results(comparison),
     "leads": _table(
       {
-        "config": lead.other,
+        "config": lead.config,
         "graphs": lead.graphs,
         "first better on": lead.better,
         "Kendall tau below the first": lead.gain,

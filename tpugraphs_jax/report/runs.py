@@ -42,20 +42,20 @@ class ValidationGraph(evaluation.GraphScores):
   def slowdowns(self) -> dict[int, float]:
     """Top-k slowdown by k, for k up to the number of configurations."""
     ks = [k for k in KS if k <= len(self.scores)]
-    return metrics.top_k_slowdown(self.scores, self.label, ks)
+    return metrics.top_k_slowdown(self.scores, self.labels, ks)
 
   @property
   def default_slowdown(self) -> float:
     """Slowdown of the compiler's own choice; NaN where it is not known."""
     if self.default is None:
       return math.nan
-    return float(self.label[self.default] / self.label.min() - 1)
+    return float(self.labels[self.default] / self.labels.min() - 1)
 
   @property
   def ranks(self) -> tuple[np.ndarray, np.ndarray]:
     """Predicted rank and rank by label of every configuration, `[n]` each, 0 = fastest."""
     place = lambda values: np.argsort(np.argsort(values, kind="stable"), kind="stable")
-    return place(self.scores), place(self.label)
+    return place(self.scores), place(self.labels)
 
 
 # Metrics that tables and figures show of every graph, by name.
@@ -144,7 +144,7 @@ class RunRecord:
     """The same metrics of other orders than the model's, as far as they are known."""
     if not self.judged:
       return {}
-    random = evaluation.random_order([graph.label for graph in self.judged], self.ks)
+    random = evaluation.random_order([graph.labels for graph in self.judged], self.ks)
     orders = {RANDOM: _named(random, opa_mean=0.5)}
     if all(graph.default is not None for graph in self.judged):  # one choice, which orders nothing
       slowdown = float(np.mean([graph.default_slowdown for graph in self.judged]))
@@ -271,7 +271,7 @@ class Lead(NamedTuple):
   """How far the first of several groups is ahead of another one, graph by graph.
 
   Attributes:
-    other: the other group's name.
+    config: the other group's name.
     graphs: those with an order, in both.
     gain: mean over graphs of Kendall tau of the first minus Kendall tau of the other.
     better: graphs on which the first has the larger Kendall tau.
@@ -280,7 +280,7 @@ class Lead(NamedTuple):
       `FEWEST_TESTED` graphs that differ.
   """
 
-  other: str
+  config: str
   graphs: int
   gain: float
   better: int
@@ -292,26 +292,26 @@ def leads(groups: Sequence[RunGroup]) -> list[Lead]:
   """The first group beside every other group."""
   first, *others = groups
   rows = []
-  for other in others:
-    names = sorted(first.taus.keys() & other.taus.keys())
-    change = np.array([first.taus[name] - other.taus[name] for name in names])
+  for group in others:
+    names = sorted(first.taus.keys() & group.taus.keys())
+    change = np.array([first.taus[name] - group.taus[name] for name in names])
     is_tested = np.count_nonzero(change) >= FEWEST_TESTED
     p_value = float(scipy.stats.wilcoxon(change).pvalue) if is_tested else math.nan
     gain, better = metrics.mean(change), int((change > 0).sum())
-    spread = _spread_of_gain(first, other)
-    rows.append(Lead(other.name, len(change), gain, better, spread, p_value))
+    spread = _spread_of_gain(first, group)
+    rows.append(Lead(group.name, len(change), gain, better, spread, p_value))
   return rows
 
 
-def _spread_of_gain(first: RunGroup, other: RunGroup) -> float:
+def _spread_of_gain(first: RunGroup, second: RunGroup) -> float:
   """The spread over seeds of the difference in Kendall tau, of pairs of equal seeds where known."""
-  first, other = first.out_of_fold, other.out_of_fold
+  first, second = first.out_of_fold, second.out_of_fold
   by_seed = lambda group: {run.seed: run.means.get(TAU, math.nan) for run in group.runs}
-  ours, theirs = by_seed(first), by_seed(other)
+  ours, theirs = by_seed(first), by_seed(second)
   gains = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
   if len(gains) > 1:
     return float(np.std(gains, ddof=1))
-  return math.hypot(first.spread(TAU)[1], other.spread(TAU)[1])
+  return math.hypot(first.spread(TAU)[1], second.spread(TAU)[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,7 +360,7 @@ class RunComparison:
     test = f"p = {lead.p_value:.2g}, Wilcoxon signed rank"
     if math.isnan(lead.p_value):
       test = "too few graphs for a test"
-    gain = f"{tau}, {lead.gain:.3f} above {lead.other}"
+    gain = f"{tau}, {lead.gain:.3f} above {lead.config}"
     by_graph = f"better on {lead.better} of {lead.graphs} ({test})"
     if math.isnan(lead.spread):
       chance = "Without several seeds of each, this may be chance."
@@ -368,7 +368,7 @@ class RunComparison:
     spread = f"the spread over seeds ({lead.spread:.3f})"
     if lead.gain > lead.spread:
       return f"{first} is first: {gain}, more than {spread}, and {by_graph}."
-    return f"{first} and {lead.other} are level: {gain}, within {spread}, and {by_graph}."
+    return f"{first} and {lead.config} are level: {gain}, within {spread}, and {by_graph}."
 
   def _first_choices(self) -> str:
     """The slowdown of first choices, beside the slowdown of other orders."""
@@ -391,7 +391,7 @@ class RunComparison:
     most = max(len(graph.scores) for graph in judged)
     for k in sorted({5, *first.whole.ks} - {1}):
       best = metrics.mean(graph.slowdowns.get(k, 0.0) for graph in first.judged)
-      random = metrics.mean(metrics.random_slowdown(graph.label, [k])[k] for graph in judged)
+      random = metrics.mean(metrics.random_slowdown(graph.labels, [k])[k] for graph in judged)
       if k < most and best > random:
         worse.append(
           f"the best of {k} is {_percent(best)} slower, of {k} random ones {_percent(random)}"

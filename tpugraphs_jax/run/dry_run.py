@@ -147,10 +147,10 @@ def _time_lines(ranker: Ranker, collections: Sequence[Data], scratch: Path) -> I
   training.check_machine(config)
   graphs, valid = load_graphs(ranker, collections, scratch, resume=False)
   plan = training.plan_batches(ranker.family, graphs, first.targets)
-  state, train_step, batches, schedule = training.begin(ranker.family, graphs, plan, scratch)
-  steps, epochs = schedule.total_steps, schedule.epochs
+  state, train_step, batches, timetable = training.begin(ranker.family, graphs, plan, scratch)
+  steps, epochs = timetable.total_steps, timetable.epochs
   params, compilation, measured = _steps(state, train_step, batches, plan, steps)
-  own = _scoring(ranker, first, params, valid)
+  scoring = _scoring(ranker, first, params, valid)
   also = []
   for data in others:
     loaded = evaluable(data.load("valid"))
@@ -160,13 +160,13 @@ def _time_lines(ranker: Ranker, collections: Sequence[Data], scratch: Path) -> I
   compiled = f"{_number(shapes, 'batch shape')} of training, {compilation:.1f} s each"
   yield f"compiles    {compiled}; a shared compilation cache saves this in later runs"
   evaluations = -(-epochs // config.train.eval_every_epochs)
-  _, last, ranking, ranked = map(sum, zip(own, *also))
+  _, last, ranking, ranked = map(sum, zip(scoring, *also))
   mean = f"{step:.3g} s (mean of {len(measured)} measured)"
-  judged = f"{_number(evaluations, 'evaluation')} of {own.sample:.3g} s"
+  judged = f"{_number(evaluations, 'evaluation')} of {scoring.sample:.3g} s"
   yield f"steps       {steps:,} of {mean}, {judged}, the last one of {last:.3g} s"
   test = f"{_number(ranked, 'configuration')} of the test split in {ranking:.3g} s"
   yield f"ranking     {test if ranked else 'not counted: there is no test split'}"
-  total = steps * step + shapes * compilation + evaluations * own.sample
+  total = steps * step + shapes * compilation + evaluations * scoring.sample
   devices = _number(jax.device_count(), "device")
   yield f"time        about {console.duration(total + last + ranking)} on {devices} like these"
   if config.segments and config.segments.finetune.epochs:

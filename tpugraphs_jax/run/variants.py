@@ -105,18 +105,18 @@ def parse(
 
 def _hint(name: str, file: str, allowed: Sequence[str]) -> str:
   """Start of a sentence with the config file that has a name, or with the nearest allowed name."""
-  for other in ("tile", "layout"):
-    if f"{other}.py" != file and name in runpy.run_path(str(folder() / f"{other}.py"))["VARIANTS"]:
-      return f"it is a variant of configs/{other}.py, of the command run_{other}; configs/{file}: "
+  for kind in ("tile", "layout"):
+    if f"{kind}.py" != file and name in runpy.run_path(str(folder() / f"{kind}.py"))["VARIANTS"]:
+      return f"it is a variant of configs/{kind}.py, of the command run_{kind}; configs/{file}: "
   near = difflib.get_close_matches(name, allowed, n=1)
   return f"did you mean {near[0]}? " if near else ""
 
 
 def described(collections: Mapping[str, str], rankers: Mapping[str, Ranker]) -> dict[str, str]:
   """Descriptions of all names after the colon, by name."""
-  own = {f"{OWN}NAME": "a collection of your own"}
+  user = {f"{OWN}NAME": "a collection of your own"}
   named = {name: _description(ranker) for name, ranker in rankers.items() if name}
-  return {**collections, **own, **named, _CI: "a few seconds on a CPU"}
+  return {**collections, **user, **named, _CI: "a few seconds on a CPU"}
 
 
 def _description(ranker: Ranker) -> str:

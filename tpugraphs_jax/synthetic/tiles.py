@@ -112,15 +112,15 @@ class KernelBuilder:
       return self.add(opcode, axes, x)
     kind = rng.random()
     if others and kind < 0.45:
-      other = others[int(rng.integers(len(others)))]
+      operand = others[int(rng.integers(len(others)))]
     elif kind < 0.6 and len(axes) > 1:
       keep = sorted(rng.choice(len(axes), size=rng.integers(1, len(axes)), replace=False))
-      other = self.spread(self.parameter(tuple(axes[i] for i in keep)), axes)
+      operand = self.spread(self.parameter(tuple(axes[i] for i in keep)), axes)
     elif kind < 0.8:
-      other = self.constant(axes)
+      operand = self.constant(axes)
     else:
-      other = self.parameter(axes)
-    return self.add(opcode, axes, x, other)
+      operand = self.parameter(axes)
+    return self.add(opcode, axes, x, operand)
 
   def chain(self, x: int, opcodes, rng: np.random.Generator) -> int:
     """Elementwise instructions one after the other, some reading earlier results again."""

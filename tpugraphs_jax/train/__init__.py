@@ -1,6 +1,6 @@
 """Training: a run from its config to its files.
 
-training     a run: builds state, step, batches and schedule, trains, evaluates, ranks
+training     a run: builds state, step, batches and timetable, trains, evaluates, ranks
 loading      loads the graphs of a run, and fits the transforms of its ranker
 step         the training step, which computes the loss, and its state
 loop         steps, evaluation, early stopping; decides which evaluation is the best

@@ -21,9 +21,9 @@ from tpugraphs_jax.infra import files, trust
 SCORES_FILE = "{}_scores.npz"  # of `validation` or `test`
 # Arrays of SCORES_FILE with the kinds of their dtypes: of graphs, and of all their configurations.
 _OF_GRAPHS = {"graphs": "U", "nodes": "iu", "has_order": "b", "sizes": "iu"}
-_OF_CONFIGS = {"config_ids": "iu", "scores": "f", "runtime_ns": "iu", "label": "iuf"}
+_OF_CONFIGS = {"config_ids": "iu", "scores": "f", "labels": "iuf"}
 # Smallest values of arrays.
-_LEAST = {"sizes": 1, "scores": -np.inf, "runtime_ns": 1}  # 0 of the others
+_LEAST = {"sizes": 1, "scores": -np.inf}  # 0 of the others
 _MOST_LINES = 30  # of programs in a summary
 
 
@@ -36,9 +36,8 @@ class GraphScores:
     nodes: number of nodes, after reduction.
     config_ids: `[n]` int64 numbers of the scored configurations.
     scores: `[n]` float32, larger = slower.
-    runtime_ns: `[n]` int64 runtimes.
-    label: `[n]` labels that define the true order: runtime over normalizer float64 for kernels,
-      runtime int64 ns for programs (`TileConfigs.label`, `LayoutConfigs.label`).
+    labels: `[n]` labels that define the true order: runtime over normalizer float64 for kernels,
+      run times or estimates int64 for programs (`TileConfigs.labels`, `LayoutConfigs.labels`).
     has_order: as `TileConfigs.has_order`, of these configurations.
   """
 
@@ -46,14 +45,13 @@ class GraphScores:
   nodes: int
   config_ids: np.ndarray
   scores: np.ndarray
-  runtime_ns: np.ndarray
-  label: np.ndarray
+  labels: np.ndarray
   has_order: bool = True
 
   @functools.cached_property
   def kendall_tau(self) -> float:
     """`metrics.kendall_tau`, or NaN for a graph without an order."""
-    return metrics.kendall_tau(self.scores, self.label) if self.has_order else math.nan
+    return metrics.kendall_tau(self.scores, self.labels) if self.has_order else math.nan
 
 
 def final_split(folds: int) -> str:
@@ -71,7 +69,7 @@ def with_labels(
   """Scores `[n]` float32 of configurations `[n]` int64 of each graph, with its labels."""
   parts = (graph.configs.subset(ids) for graph, ids in zip(graphs, config_ids))
   return [
-    GraphScores(g.name, len(g.opcode), ids, s, part.runtime_ns, part.label, part.has_order)
+    GraphScores(g.name, len(g.opcode), ids, s, part.labels, part.has_order)
     for g, ids, s, part in zip(graphs, config_ids, scores, parts)
   ]
 
@@ -91,18 +89,20 @@ def evaluate(
   """
   rows = []
   for graph in judged:
-    order = graph.scores, graph.label
+    order = graph.scores, graph.labels
     row = {"graph": graph.name, "nodes": graph.nodes, "configs": len(graph.scores)}
     row["opa"] = metrics.opa(*order) if graph.has_order else math.nan
     row["kendaltau"] = graph.kendall_tau
     slowdown = metrics.top_k_slowdown(*order, ks)
     rows.append(row | {f"slowdown{k}": value for k, value in slowdown.items()})
-  pairs = [metrics.ordered_pairs(graph.scores, graph.label) for graph in judged]
+  pairs = [metrics.ordered_pairs(graph.scores, graph.labels) for graph in judged]
   return rows, mean_row(rows) | {"opa": metrics.pooled_opa(pairs)}
 
 
 def program_rows(
-  judged: Sequence[GraphScores], predicted_ns: Sequence[np.ndarray] | None = None
+  judged: Sequence[GraphScores],
+  runtime_ns: Sequence[np.ndarray],
+  predicted_ns: Sequence[np.ndarray] | None = None,
 ) -> list[dict[str, Any]]:
   """One row per program of tile kernels, as in the tables of the MLSys 2021 paper.
 
@@ -112,6 +112,7 @@ def program_rows(
 
   Args:
     judged: scores and labels of kernels.
+    runtime_ns: `[n]` int64 runtimes of each kernel.
     predicted_ns: `[n]` predicted runtimes of each kernel; None if scores give only the order.
   """
   programs: dict[str, list[int]] = {}
@@ -120,8 +121,9 @@ def program_rows(
   rows = []
   for program, numbers in sorted(programs.items()):
     members = [judged[number] for number in numbers]
-    first = [metrics.best_of_top_k(kernel.scores, kernel.runtime_ns, 1) for kernel in members]
-    best = [kernel.runtime_ns.min() for kernel in members]
+    times = [runtime_ns[number] for number in numbers]
+    first = [metrics.best_of_top_k(k.scores, time, 1) for k, time in zip(members, times)]
+    best = [time.min() for time in times]
     row = {
       "program": program,
       "kernels": len(members),
@@ -130,8 +132,7 @@ def program_rows(
     }
     if predicted_ns is not None:
       predicted = np.concatenate([predicted_ns[number] for number in numbers])
-      measured = np.concatenate([kernel.runtime_ns for kernel in members])
-      row["mape"] = metrics.mape(predicted, measured)
+      row["mape"] = metrics.mape(predicted, np.concatenate(times))
     rows.append(row)
   return rows
 
@@ -212,8 +213,8 @@ def write_scores(path: Path, judged: Sequence[GraphScores]) -> None:
   """Writes scores and labels, for `read_scores` or NumPy.
 
   The `.npz` has `graphs` `[G]` names, `nodes` and `has_order` `[G]`, `sizes` `[G]` numbers of
-  configurations, and `config_ids`, `runtime_ns` int64, `label` (see `GraphScores`) and `scores`
-  float32, each `[sum(sizes)]`, graph after graph.
+  configurations, and `config_ids` int64, `labels` (see `GraphScores`) and `scores` float32, each
+  `[sum(sizes)]`, graph after graph.
   """
   of_graphs = [(graph.name, graph.nodes, graph.has_order, len(graph.scores)) for graph in judged]
   arrays: dict[str, Any] = dict(zip(_OF_GRAPHS, map(np.array, zip(*of_graphs))))
@@ -231,7 +232,8 @@ def read_scores(path: Path) -> list[GraphScores]:
   """
   with trust.reading(path, "evaluate again"), npz.NpzArchive(path) as archive:
     kinds = _OF_GRAPHS | _OF_CONFIGS
-    arrays = {name: archive.read(name) for name in kinds}
+    earlier = {"labels": "label"} if "label" in archive.names else {}
+    arrays = {name: archive.read(earlier.get(name, name)) for name in kinds}
     sizes = arrays["sizes"]
     for name, array in arrays.items():
       length = sizes.size if name in _OF_GRAPHS else sizes.sum()
@@ -243,8 +245,8 @@ def read_scores(path: Path) -> list[GraphScores]:
     columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _OF_CONFIGS]
     rows = zip(arrays["graphs"], arrays["nodes"], arrays["has_order"], *columns)
     return [
-      GraphScores(trust.name(str(name)), int(nodes), ids, scores, runtime, label, bool(has_order))
-      for name, nodes, has_order, ids, scores, runtime, label in rows
+      GraphScores(trust.name(str(name)), int(nodes), ids, scores, labels, bool(has_order))
+      for name, nodes, has_order, ids, scores, labels in rows
     ]
 
 

@@ -108,9 +108,9 @@ def load_graphs(
     fit(ranker, collections, train_graphs)
     parallel.primary_only(transforms.save)(path, ranker.transforms)
   log.write_manifest(workdir, config.to_dict())
-  for other in collections:  # raises before training starts
-    for graph in valid_graphs if other is data else other.load("valid"):
-      other.validation_ids(graph.name, graph.configs)
+  for collection in collections:  # raises before training starts
+    for graph in valid_graphs if collection is data else collection.load("valid"):
+      collection.validation_ids(graph.name, graph.configs)
   return [ranker.prepare(graph) for graph in train_graphs], list(map(ranker.prepare, valid_graphs))
 
 

@@ -44,7 +44,7 @@ def train(
   state: TrainState,
   train_step: TrainStep,
   batches: Any,
-  schedule: Schedule,
+  timetable: Timetable,
   evaluate: Evaluate,
   workdir: str | Path,
   *,
@@ -64,8 +64,8 @@ def train(
     batches: iterator of batches with a leading device axis: the part of this process, of equal
       length in every process. `get_state` and `set_state` save and restore its position (grain
       `DatasetIterator`, `rankers.segments.history.BatchesWithHistory`).
-    schedule: after which steps the run evaluates, logs, saves and ends.
-    evaluate: computes metrics of parameters, also the metric of the schedule.
+    timetable: after which steps the run evaluates, logs, saves and ends.
+    evaluate: computes metrics of parameters, also the metric of the timetable.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
     save_model: called with parameters, step and metrics of the evaluation that makes the model,
       before its checkpoint is saved. If the run is killed in between, the resumed run calls it
@@ -94,7 +94,7 @@ def train(
     if saved.data is not None:
       batches.set_state(saved.data)
     step, progress = saved.step, checkpoint.Progress(**saved.progress)
-    rows = Rows(workdir, schedule, progress, checkpoints, step)
+    rows = Rows(workdir, timetable, progress, checkpoints, step)
     stack.callback(rows.log.close)
     rows.describe(about or {}, saved.state.params)
     profile = Profile(profiled_steps, workdir / "profile")
@@ -108,31 +108,33 @@ def train(
       checkpoints.save(step, host, data=place, progress=dataclasses.asdict(progress))
 
     while True:
-      if schedule.is_evaluated(step) and step > progress.evaluated_step:
+      if timetable.is_evaluated(step) and step > progress.evaluated_step:
         params = rows.finite(state, step).eval_params
         if judged := _judge(evaluate, params, step, signals):
           metrics, histograms = judged
-          is_model = progress.keep_best(step, metrics, of=schedule.metric, last=schedule.takes_last)
+          is_model = progress.keep_best(
+            step, metrics, of=timetable.metric, last=timetable.takes_last
+          )
           rows.write_evaluation(step, metrics, histograms)
           if is_model and save_model is not None:
             save_model(params, step, metrics)
           save()
           rows.say_evaluation(step, metrics)
-      if _is_stop_asked(signals, schedule, step):
+      if _is_stop_asked(signals, timetable, step):
         if step > checkpoints.saved_step:
           save()
         raise _stopped(signals, step)
-      if step >= schedule.total_steps or schedule.is_early_stop(step, progress.best_step):
+      if step >= timetable.total_steps or timetable.is_early_stop(step, progress.best_step):
         break
-      if schedule.is_saved(step) and step > checkpoints.saved_step:
+      if timetable.is_saved(step) and step > checkpoints.saved_step:
         save()
       profile.before(step, wait=rows.wait)
       with rows.log.waiting():
         batch = next(batches, None)
       if batch is None:
         raise ValueError(
-          f"the batches ended after step {step}, expected {schedule.total_steps} "
-          f"({schedule.steps_per_epoch} per epoch): the iterator must be longer"
+          f"the batches ended after step {step}, expected {timetable.total_steps} "
+          f"({timetable.steps_per_epoch} per epoch): the iterator must be longer"
         )
       if not rows.compile_seconds:
         console.say("compiling the training step")
@@ -143,7 +145,7 @@ def train(
       rows.write_step(step, step_metrics, started)
     rows.say_end(step)
     parallel.barrier("end of training")
-    why, seconds = schedule.why_ended(step), rows.compile_seconds
+    why, seconds = timetable.why_ended(step), rows.compile_seconds
     return TrainResult(parallel.unreplicate(state), step, progress, why, seconds)
 
 
@@ -179,7 +181,7 @@ def _judge(
     raise FloatingPointError(f"step {step}: {error}") from error
 
 
-def _is_stop_asked(signals: tasks.StopSignals, schedule: Schedule, step: int) -> bool:
+def _is_stop_asked(signals: tasks.StopSignals, timetable: Timetable, step: int) -> bool:
   """Whether a signal asks for the end of the run.
 
   Several processes decide together, at logged steps and at ends of epochs.
@@ -187,7 +189,7 @@ def _is_stop_asked(signals: tasks.StopSignals, schedule: Schedule, step: int) ->
   is_asked = signals.received is not None
   if parallel.process_count() == 1:
     return is_asked
-  is_time = schedule.is_epoch_end(step) or schedule.is_logged(step)
+  is_time = timetable.is_epoch_end(step) or timetable.is_logged(step)
   return is_time and parallel.any_process(is_asked)
 
 
@@ -198,7 +200,7 @@ def _stopped(signals: tasks.StopSignals, step: int) -> SystemExit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class Timetable:
   """Decides after which steps a run evaluates, logs, saves and ends.
 
   Attributes:
@@ -275,7 +277,7 @@ class Rows:
 
   Args:
     workdir: working folder.
-    schedule: of the run.
+    timetable: of the run.
     progress: window and row are changed.
     checkpoints: names the step that a run can go back to.
     step: steps taken.
@@ -288,23 +290,23 @@ class Rows:
   def __init__(
     self,
     workdir: Path,
-    schedule: Schedule,
+    timetable: Timetable,
     progress: checkpoint.Progress,
     checkpoints: checkpoint.Checkpoints,
     step: int,
   ):
-    self._schedule, self._progress, self._checkpoints = schedule, progress, checkpoints
+    self._timetable, self._progress, self._checkpoints = timetable, progress, checkpoints
     # A row that waits for its evaluation is not written yet.
     first_step = step - bool(progress.row)
-    self.log = Log(workdir, total_steps=schedule.total_steps, first_step=first_step)
+    self.log = Log(workdir, total_steps=timetable.total_steps, first_step=first_step)
     self.compile_seconds = 0.0
     self._last_finite, self._last_loss = "none since the start", math.nan
     # (step, metrics), oldest first
     self._in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
     self._began = (step, time.monotonic())  # set again after the first step
     self._is_evaluated = bool(progress.evaluated_step)
-    self._metric = f"{SAMPLE}/{schedule.metric}"
-    self._model = f"{schedule.options.result} {self._metric}"
+    self._metric = f"{SAMPLE}/{timetable.metric}"
+    self._model = f"{timetable.options.result} {self._metric}"
 
   def describe(self, about: Mapping[str, Any], params: optax.Params) -> None:
     """Writes the config and the number of parameters to TensorBoard."""
@@ -327,7 +329,7 @@ class Rows:
       self._began = (step, time.monotonic())
     self.wait(keep=_STEPS_IN_FLIGHT)
     self.log.say_progress(step, lambda: self._progress_text(step))
-    if self._schedule.is_logged(step):
+    if self._timetable.is_logged(step):
       self._close_window(step)
 
   def wait(self, *, keep: int = 0) -> None:
@@ -366,9 +368,9 @@ class Rows:
     self._average_window()
     row = self._progress.row
     row["steps_per_second"] = self.log.steps_per_second(step)
-    row["train/learning_rate"] = self._schedule.learning_rate(step - 1)
+    row["train/learning_rate"] = self._timetable.learning_rate(step - 1)
     self.log.measure(step)
-    if not (self._schedule.is_evaluated(step) and step > self._progress.evaluated_step):
+    if not (self._timetable.is_evaluated(step) and step > self._progress.evaluated_step):
       self._write_row(step)
 
   def _average_window(self) -> None:
@@ -378,7 +380,7 @@ class Rows:
       self._progress.row[f"train/{name}"] = sum(step[name] for step in steps) / len(steps)
 
   def _write_row(self, step: int) -> None:
-    self.log.write(step, {"epoch": step / self._schedule.steps_per_epoch, **self._progress.row})
+    self.log.write(step, {"epoch": step / self._timetable.steps_per_epoch, **self._progress.row})
     self._progress.row = {}
 
   def write_evaluation(
@@ -394,8 +396,8 @@ class Rows:
 
   def say_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
     """Prints a line with an evaluation, always for the first one of a run."""
-    progress, text = self._progress, f"{self._metric} {metrics[self._schedule.metric]:.4f}"
-    if progress.best_step is not None and not self._schedule.takes_last:
+    progress, text = self._progress, f"{self._metric} {metrics[self._timetable.metric]:.4f}"
+    if progress.best_step is not None and not self._timetable.takes_last:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
     self.log.restart_clock(step)  # rates leave out the evaluation
     self.log.say_progress(step, lambda: text, is_due=not self._is_evaluated)
@@ -409,14 +411,14 @@ class Rows:
     first, since = self._began
     if step > first:
       seconds = (time.monotonic() - since) / (step - first)
-      parts.append(f"{console.duration(seconds * (self._schedule.total_steps - step))} left")
+      parts.append(f"{console.duration(seconds * (self._timetable.total_steps - step))} left")
     return "  ".join(parts)
 
   def say_end(self, step: int) -> None:
     """Prints why the run ended, its model, and its peak memory."""
     self.wait()
     progress = self._progress
-    text = f"training ended at step {step}: {self._schedule.why_ended(step)}"
+    text = f"training ended at step {step}: {self._timetable.why_ended(step)}"
     if progress.best_step is not None:
       text += f"; {self._model} {progress.best_value:.4f} at step {progress.best_step}"
     console.say(text)

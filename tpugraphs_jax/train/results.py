@@ -74,7 +74,7 @@ def _rows(texts: Mapping[str, str]) -> str:
 def banner(
   config: Config,
   collections: Sequence[Data],
-  schedule: loop.Schedule,
+  timetable: loop.Timetable,
   state: TrainState,
   graphs: list,
   valid: list,
@@ -85,7 +85,7 @@ def banner(
   Args:
     config: of the run.
     collections: of the graphs.
-    schedule, state: of the first phase.
+    timetable, state: of the first phase.
     graphs, valid: prepared training and validation graphs.
     workdir: the working folder.
   """
@@ -96,7 +96,7 @@ def banner(
   metric, sample = evaluation.mean_name(config.train.best_metric), _sample(config, "all of them")
   parameters, precision = optax.tree.size(state.params), model.precision
   dtype = model.options.get("dtype", "float32")
-  steps = f"{schedule.total_steps:,} in {schedule.epochs} epochs of {schedule.steps_per_epoch:,}"
+  steps = f"{timetable.total_steps:,} in {timetable.epochs} epochs of {timetable.steps_per_epoch:,}"
   texts = {
     "training": training,
     "validation": f"{_sizes(valid)}; judged by {metric} on {sample}",
@@ -345,10 +345,13 @@ def _write_evaluation(
   if name in ("validation", evaluation.final_split(config.data.folds)):
     evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged_graphs)
     if collection.kind == "tile":
-      programs = evaluation.program_rows(judged_graphs, predicted_ns)
+      runtime_ns = [graph.configs.runtime_ns[of_graph] for graph, of_graph in zip(graphs, ids)]
+      programs = evaluation.program_rows(judged_graphs, runtime_ns, predicted_ns)
       evaluation.write_csv(workdir / f"{name}_programs.csv", programs)
   configurations = _configurations(config, graphs, judged_graphs)
-  random = evaluation.random_order([graph.label for graph in judged_graphs], collection.slowdown_ks)
+  random = evaluation.random_order(
+    [graph.labels for graph in judged_graphs], collection.slowdown_ks
+  )
   memory, peak_bytes = log.peak_memory()
   section = {
     "split": split,

@@ -40,7 +40,7 @@ from tpugraphs_jax.data.plan import (
 from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.infra import console, files, machine, parallel
 from tpugraphs_jax.metrics import SAMPLE
-from tpugraphs_jax.nn.linear import keep_rows_short
+from tpugraphs_jax.nn.embeddings import keep_rows_short
 from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.base import Family
@@ -129,9 +129,9 @@ def train(
     graphs, valid = load_graphs(ranker, collections, workdir, resume=resume)
     with results.interruptions(workdir):
       plan = plan_batches(ranker.family, graphs, data.targets)
-      state, train_step, batches, schedule = begin(ranker.family, graphs, plan, workdir)
+      state, train_step, batches, timetable = begin(ranker.family, graphs, plan, workdir)
       results.begin_summary(config, workdir, data)
-      console.say(results.banner(config, collections, schedule, state, graphs, valid, workdir))
+      console.say(results.banner(config, collections, timetable, state, graphs, valid, workdir))
       valid = sample_graphs(config, valid)
       evaluate = evaluation_of(ranker.family, valid, data.collection.slowdown_ks)
       save_model = functools.partial(_save_model, ranker, workdir, [g.name for g in graphs])
@@ -140,7 +140,7 @@ def train(
       finetune = config.segments.finetune if config.segments else None
       if not finetune or not finetune.epochs:
         same |= dict(save_model=save_model)
-      result = loop.train(state, train_step, batches, schedule, evaluate, workdir, **same)
+      result = loop.train(state, train_step, batches, timetable, evaluate, workdir, **same)
       if finetune and finetune.epochs:
         same |= dict(save_model=save_model)
         params = result.state.eval_params
@@ -256,10 +256,10 @@ def sample_ids(config: Config, graphs: Sequence[Any], step: int) -> list[np.ndar
     rng, most = np.random.default_rng(config.seed), config.train.valid_configs
     return [selection.some_configs(len(graph.configs), most, rng) for graph in graphs]
   rng, batch = np.random.default_rng([config.seed, 3, step]), config.batch
-  return [config_draw(graph.configs.label, batch.configs, batch.sampling)(rng) for graph in graphs]
+  return [config_draw(graph.configs.labels, batch.configs, batch.sampling)(rng) for graph in graphs]
 
 
-# From graphs to a state, a step, batches and a schedule.
+# From graphs to a state, a step, batches and a timetable.
 
 
 def plan_batches(
@@ -306,8 +306,8 @@ def begin(
   params: optax.Params | None = None,
   optimizer: Optimizer | None = None,
   epochs: int = 0,
-) -> tuple[TrainState, loop.TrainStep, Any, loop.Schedule]:
-  """The first state, the step, the batches and the schedule of a phase, for `loop.train`.
+) -> tuple[TrainState, loop.TrainStep, Any, loop.Timetable]:
+  """The first state, the step, the batches and the timetable of a phase, for `loop.train`.
 
   Args:
     family: with fitted transforms.
@@ -321,7 +321,7 @@ def begin(
   epochs, metric = epochs or config.train.epochs, evaluation.mean_name(config.train.best_metric)
   steps = epochs * plan.steps_per_epoch
   rate = options.rate_after(steps)
-  schedule = loop.Schedule(config.train, epochs, plan.steps_per_epoch, metric, rate)
+  timetable = loop.Timetable(config.train, epochs, plan.steps_per_epoch, metric, rate)
   assemble = functools.partial(
     family.assemble, graphs=plan.slates_per_device, configs=config.batch.configs
   )
@@ -345,7 +345,7 @@ def begin(
   if isinstance(family, Segments):
     readouts = dict(params=params, batch=first, graphs=graphs, folder=folder)
     train_step, batches = family.with_readouts(train_step, batches, **readouts)
-  return TrainState.create(params, update), train_step, batches, schedule
+  return TrainState.create(params, update), train_step, batches, timetable
 
 
 def optimizer_of(family: Family, options: Optimizer, steps: int) -> optax.GradientTransformation:

@@ -16,6 +16,7 @@ import dataclasses
 import functools
 from pathlib import Path
 import reprlib
+import sys
 import types
 from typing import Any, NamedTuple
 import weakref
@@ -25,8 +26,6 @@ import jax
 from jax.experimental import layout
 from jax.extend import core, source_info_util
 import numpy as np
-
-from tpugraphs_jax.tuning import state
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 _SCALARS = (bool, int, float, complex)
@@ -148,7 +147,7 @@ class Structure:
   tree: Any
   others: tuple[Any, ...]
   types: tuple[type, ...]
-  state: state.ObjectStructure | None
+  state: ObjectStructure | None
 
   def fill(self, arrays: Sequence[Any]) -> tuple[tuple, dict[str, Any], list[Any]]:
     """Positional and keyword arguments with these arrays, and the new objects among them."""
@@ -195,17 +194,17 @@ class Call:
   def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
     check_callable(function)
     self._function: Any = function
-    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=state.is_object)
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_object)
     self._takes_scalars, static = _scalars(function, args, kwargs)
     kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
     others = [_ARRAY if isinstance(leaf, kinds) else leaf for leaf in leaves]
     for place in static:
       others[place] = leaves[place]
-    self._objects = [leaf for leaf in leaves if state.is_object(leaf)]
-    others = [_OBJECT if state.is_object(leaf) else leaf for leaf in others]
-    of_state, structure = state.split(self._objects)
+    self._objects = [leaf for leaf in leaves if _is_object(leaf)]
+    others = [_OBJECT if _is_object(leaf) else leaf for leaf in others]
+    of_state, structure = _split(self._objects)
     self.structure = Structure(tree, tuple(others), tuple(map(type, others)), structure)
-    arrays = [leaf for leaf, other in zip(leaves, others) if other is _ARRAY]
+    arrays = [leaf for leaf, kind in zip(leaves, others) if kind is _ARRAY]
     self.arrays: tuple[Any, ...] = (*arrays, *of_state)
     for array in self.arrays:
       if isinstance(array, (np.ndarray, np.generic)) and array.dtype.kind in _NO_NUMBERS:
@@ -224,11 +223,11 @@ class Call:
       arrays: the values.
       function: is called in place of the call's.
     """
-    other = copy.copy(self)
-    other.__dict__.pop("trace", None)
-    other.arrays, other._objects = tuple(arrays), []
-    other._function = function or self._function
-    return other
+    call = copy.copy(self)
+    call.__dict__.pop("trace", None)
+    call.arrays, call._objects = tuple(arrays), []
+    call._function = function or self._function
+    return call
 
   def shapes(self, sharding: jax.sharding.Sharding) -> list[jax.ShapeDtypeStruct]:
     """The shapes of the arrays, on a device; warns of those that jax makes narrower."""
@@ -334,8 +333,8 @@ class Call:
     leaves, tree = jax.tree.flatten(outputs)
     kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
     others = [None if isinstance(leaf, kinds) else leaf for leaf in leaves]
-    returned = [leaf for leaf, other in zip(leaves, others) if other is None]
-    after, structure = state.split(objects)
+    returned = [leaf for leaf, static in zip(leaves, others) if static is None]
+    after, structure = _split(objects)
     if structure and self.structure.state and structure.tree != self.structure.state.tree:
       raise ValueError(
         f"{self.__name__} adds arrays to the state of its arguments: make them before the call"
@@ -425,7 +424,7 @@ def is_jitted(function: Any) -> bool:
 
 def check_state(call: Call) -> None:
   """Refuses (ValueError) a function that is not jitted and whose changes of state would be lost."""
-  if call.trace.rest.changed and call.trace.jit is None and not state.is_in_transform():
+  if call.trace.rest.changed and call.trace.jit is None and not _is_in_transform():
     raise ValueError(
       f"{call.__name__} changes its arguments in place, which jax.jit does not keep: "
       f"pass nnx.jit({call.__name__})"
@@ -441,7 +440,7 @@ def _say_narrowed(name: str, given: str, taken: str) -> None:
 
 def _check_inside(call: Call, jit: Jit) -> None:
   """Refuses state that is changed inside another function of jax; warns of lost donation."""
-  if call.trace.rest.changed and not state.is_in_transform():
+  if call.trace.rest.changed and not _is_in_transform():
     raise ValueError(
       f"{call.__name__} changes its arguments in place, which another function of jax does not "
       "keep: call it as it is, it is jitted already"
@@ -510,14 +509,12 @@ def _scalars(
   """Whether Python scalars are arrays for a function, and the leaves that are static anyway."""
   while isinstance(function, Version):
     function = function.function
-  if not isinstance(function, _JIT) and not state.is_jitted(function):
+  if not isinstance(function, _JIT) and not _is_jitted_by_nnx(function):
     return not is_jitted(function), []
   static: list[int] = []
   first = 0
   for key in [*range(len(args)), *sorted(kwargs)]:
-    leaves = jax.tree.leaves(
-      (kwargs if isinstance(key, str) else args)[key], is_leaf=state.is_object
-    )
+    leaves = jax.tree.leaves((kwargs if isinstance(key, str) else args)[key], is_leaf=_is_object)
     may_be = any(isinstance(leaf, (*_SCALARS, np.generic)) for leaf in leaves)
     if may_be and _is_static(function, args, kwargs, key):
       static += range(first, first + len(leaves))
@@ -552,3 +549,65 @@ def _is_static(
     except (ValueError, TypeError) as error:
       known[key] = isinstance(error, ValueError)
   return known[key]
+
+
+# State that a function changes in place: objects of Flax's nnx among its arguments. A step under
+# `nnx.jit` updates its model and its optimizer and need not return them. The objects are split into
+# arrays and a structure, as `nnx.split` does, and are merged anew for each trace, so that a trace
+# changes no object of the caller.
+
+
+def _nnx() -> Any:
+  """The module of nnx, where the caller has imported it: only then there are such objects."""
+  return sys.modules.get("flax.nnx")
+
+
+def _is_object(value: Any) -> bool:
+  """Whether a value has state that functions may change in place."""
+  nnx = _nnx()
+  return nnx is not None and isinstance(value, (nnx.Pytree, nnx.Variable))
+
+
+def _is_jitted_by_nnx(function: Any) -> bool:
+  """Whether `nnx.jit` returned a function."""
+  return _nnx() is not None and isinstance(function, _nnx_jit_type())
+
+
+@functools.cache
+def _nnx_jit_type() -> type:
+  return type(_nnx().jit(lambda: None))
+
+
+def _is_in_transform() -> bool:
+  """Whether a transform of nnx, which keeps changes of objects, calls the current function."""
+  graph = getattr(_nnx(), "graphlib", None) or getattr(_nnx(), "graph", None)
+  return bool(getattr(getattr(graph, "GRAPH_CONTEXT", None), "update_context_stacks", None))
+
+
+class ObjectStructure(NamedTuple):
+  """What is left of objects without their arrays; equal for objects that nnx takes as equal."""
+
+  graph: Any  # nnx.GraphDef, which has the references that objects share
+  tree: Any  # of the state
+
+  @property
+  def size(self) -> int:
+    """How many arrays the objects have."""
+    return self.tree.num_leaves
+
+  def merge(self, arrays: Sequence[Any]) -> list[Any]:
+    """New objects with these arrays."""
+    return _nnx().merge(self.graph, jax.tree.unflatten(self.tree, arrays))
+
+  def update(self, objects: list[Any], arrays: Sequence[Any]) -> None:
+    """Gives objects of this structure other arrays, in place."""
+    _nnx().update(objects, jax.tree.unflatten(self.tree, arrays))
+
+
+def _split(objects: list[Any]) -> tuple[list[Any], ObjectStructure | None]:
+  """The arrays of objects, and their structure; None where there are no objects."""
+  if not objects:
+    return [], None
+  graph, state = _nnx().split(objects)
+  arrays, tree = jax.tree.flatten(state)
+  return arrays, ObjectStructure(graph, tree)

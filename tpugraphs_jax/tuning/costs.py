@@ -278,10 +278,10 @@ class _Kernels:
         bytes_accessed=kernel.work.bytes_accessed,
         flops=kernel.work.wide_flops,
       )
-    for other in cycles.uncounted:  # also of kernels above that have tiles and no estimate
-      if other.kind != "loop":
-        name = other.origin.name
-        self.counted[name] = self.described(name, bytes_accessed=other.bytes_accessed)
+    for uncounted in cycles.uncounted:  # also of kernels above that have tiles and no estimate
+      if uncounted.kind != "loop":
+        name = uncounted.origin.name
+        self.counted[name] = self.described(name, bytes_accessed=uncounted.bytes_accessed)
 
   def described(self, name: str, **numbers: Any) -> KernelCost:
     """A kernel with the names of its instruction; with a product, scope and line of the product."""

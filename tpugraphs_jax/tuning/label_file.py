@@ -88,18 +88,18 @@ class LabelFile:
     again with the new choices. Its time in the file, divided by its time now, is the factor of the
     new times.
     """
-    own, label = self.problem.own, self.problem.label
-    known = self._known.get(own)
+    default, label = self.problem.default, self.problem.label
+    known = self._known.get(default)
     if isinstance(known, str):  # nothing to compare other choices with
-      self._take(own, known)
+      self._take(default, known)
       return
     new = [numbers for numbers in candidates if numbers not in self._known]
-    again = [own] if label.made_together and known and new else []
+    again = [default] if label.made_together and known and new else []
     factor, why = 1.0, ""
     for numbers, outcome in self.problem.raw_labels([*again, *new], self._begin):
       if isinstance(outcome, Exception):
         why = reason(outcome)
-      if known and numbers == own:
+      if known and numbers == default:
         factor = label.value(known) / label.value(outcome) if isinstance(outcome, dict) else factor
       elif isinstance(outcome, Exception):
         self.add(numbers, why)
@@ -132,7 +132,7 @@ class LabelFile:
     if isinstance(outcome, str):
       self.errors[numbers] = outcome
       return
-    if numbers == self.problem.own:
+    if numbers == self.problem.default:
       self.label = self.label.of(outcome)
     try:
       self.label.value(outcome)
@@ -142,8 +142,8 @@ class LabelFile:
 
   def ratio(self, numbers: Numbers) -> float:
     """Label of a choice / label of the compiler's own choice; infinite unless both have one."""
-    raw, own = self.raw.get(numbers), self.raw.get(self.problem.own)
-    return self.label.value(raw) / self.label.value(own) if raw and own else math.inf
+    raw, default = self.raw.get(numbers), self.raw.get(self.problem.default)
+    return self.label.value(raw) / self.label.value(default) if raw and default else math.inf
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

@@ -92,7 +92,7 @@ class Label:
     """The label with what it needs for a search, which ends with the context."""
     return contextlib.nullcontext(self)
 
-  def of(self, own: Raw) -> Label:
+  def of(self, default: Raw) -> Label:
     """The label of a program, from the raw numbers of the compiler's own choice."""
     return self
 
@@ -145,13 +145,13 @@ class TpuEstimate(Label):
   out a kernel.
 
   Attributes:
-    own: the raw numbers of the compiler's own choice, of a program whose choices are labelled.
+    default: the raw numbers of the compiler's own choice, of a program whose choices are labelled.
     compiler: compiles in a process of its own, which writes the schedules of kernels; without one
       this process compiles, and times come from cycles.
   """
 
   target: str  # such as tpu:v3
-  own: Raw | None = None
+  default: Raw | None = None
   compiler: Compiler | None = None
   name: ClassVar[str] = "tpu_estimate"
 
@@ -160,18 +160,18 @@ class TpuEstimate(Label):
     with Compiler() as compiler:
       yield dataclasses.replace(self, compiler=compiler)
 
-  def of(self, own: Raw) -> TpuEstimate:
-    return dataclasses.replace(self, own=own)
+  def of(self, default: Raw) -> TpuEstimate:
+    return dataclasses.replace(self, default=default)
 
   @property
   def is_of_time(self) -> bool:
     """Whether the label is the time of `estimate`."""
-    return bool(self.own and self.own.get("milliseconds"))
+    return bool(self.default and self.default.get("milliseconds"))
 
   @property
   def is_of_seconds(self) -> bool:
     """Whether the label is `optimal_seconds`, and not `estimated_cycles`."""
-    is_partial = self.own is not None and _seconds_are_partial(self.own)
+    is_partial = self.default is not None and _seconds_are_partial(self.default)
     return self.target in _BY_SECONDS and not is_partial and not self.is_of_time
 
   @property
@@ -186,9 +186,9 @@ class TpuEstimate(Label):
 
   @property
   def worth(self) -> str:
-    if self.own and self.is_of_time:
-      by_schedule = self.own["basis"] == costs.SCHEDULE
-      ends = costs.spread(self.target, self.own["basis"])
+    if self.default and self.is_of_time:
+      by_schedule = self.default["basis"] == costs.SCHEDULE
+      ends = costs.spread(self.target, self.default["basis"])
       source = "the schedules of its kernels" if by_schedule else "the cycles of its kernels"
       spread = (
         f"of the programs that were measured on {self.target}, nine of ten took {ends[0]:.2f} to "
@@ -230,33 +230,38 @@ class TpuEstimate(Label):
 
   @property
   def gap(self) -> str:
-    if self.own is None or self.is_of_seconds or not self.own.get("without_estimate"):
+    if self.default is None or self.is_of_seconds or not self.default.get("without_estimate"):
       return ""
-    if self.is_of_time and self.own["basis"] == costs.SCHEDULE:  # the schedule has all kernels
+    if self.is_of_time and self.default["basis"] == costs.SCHEDULE:  # the schedule has all kernels
       return ""
     return (
-      f"{self.own['without_estimate']} of {self.own['kernels']} kernels have no estimated cycles, "
-      "and no label counts them"
+      f"{self.default['without_estimate']} of {self.default['kernels']} kernels have no estimated "
+      "cycles, and no label counts them"
     )
 
   @property
   def unknown(self) -> str:
     """Why no gain can be told: kernels without an estimate move most of the bytes."""
-    if self.own is None or self.is_of_seconds or self.is_of_time:
+    if self.default is None or self.is_of_seconds or self.is_of_time:
       return ""
-    if self.own.get("counted_share", 1.0) >= _LEAST_COUNTED:
+    if self.default.get("counted_share", 1.0) >= _LEAST_COUNTED:
       return ""
     return (
-      f"the kernels that have an estimate move {self.own['counted_share']:.0%} of the bytes, and "
-      f"the compiler does not estimate {self.own['unknown']}"
+      f"the kernels that have an estimate move {self.default['counted_share']:.0%} of the bytes, "
+      f"and the compiler does not estimate {self.default['unknown']}"
     )
 
   @property
   def part(self) -> str:
     """The part of the program of which a gain is said, in words; empty where it is the whole."""
-    if self.own is None or self.is_of_seconds or self.is_of_time or not self.own.get("unknown"):
+    if (
+      self.default is None
+      or self.is_of_seconds
+      or self.is_of_time
+      or not self.default.get("unknown")
+    ):
       return ""
-    return f"the part that is counted, {self.own['counted_share']:.0%} of the bytes, of "
+    return f"the part that is counted, {self.default['counted_share']:.0%} of the bytes, of "
 
   def versions(self) -> dict[str, str]:
     return {"target": self.target, "libtpu": tpu.libtpu_version(), "jax": jax.__version__}
@@ -299,10 +304,10 @@ class TpuEstimate(Label):
     if self.is_of_time:
       if not raw.get("milliseconds"):
         raise ValueError(f"it has no time, because {raw.get('without_time', 'its label has none')}")
-      if self.own and raw["basis"] != self.own["basis"]:
+      if self.default and raw["basis"] != self.default["basis"]:
         raise ValueError(
           f"its time comes from its {raw['basis']}, that of the compiler's own choice from its "
-          f"{self.own['basis']}: the two do not compare"
+          f"{self.default['basis']}: the two do not compare"
         )
       value = round(raw["milliseconds"] * 1e9)
     elif self.is_of_seconds:
@@ -310,10 +315,10 @@ class TpuEstimate(Label):
         raise ValueError("the TPU compiler has no estimated seconds for some of its kernels")
       value = round(raw["optimal_seconds"] * 1e12)
     else:
-      if self.own and lacking > (of_own := self.own.get("without_estimate", 0)):
+      if self.default and lacking > (of_default := self.default.get("without_estimate", 0)):
         raise ValueError(
           f"the TPU compiler has no estimated cycles for {lacking} of its {raw['kernels']} "
-          f"kernels, for {of_own} of the compiler's own choice: the two do not compare"
+          f"kernels, for {of_default} of the compiler's own choice: the two do not compare"
         )
       value = raw["estimated_cycles"]
     if not 0 < value < tpu_kernels.SATURATED:

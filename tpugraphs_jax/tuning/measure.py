@@ -132,7 +132,7 @@ def measure(
 
 def compare(
   default: Callable[..., Any],
-  other: Callable[..., Any],
+  version: Callable[..., Any],
   args: tuple,
   compiler_options: CompilerOptions,
   *,
@@ -142,16 +142,19 @@ def compare(
 
   Args:
     default: a function.
-    other: computes the same.
+    version: computes the same.
     args: example arguments of both.
-    compiler_options: of the other one.
+    compiler_options: of the version.
     seed: of random arrays and of the resampling.
 
   Returns:
     The median ratio of the pairs' times, and the ends of its 95 % bootstrap interval.
   """
   values = _values(args, seed)
-  pair = [compile_function(default, values, {}), compile_function(other, values, compiler_options)]
+  pair = [
+    compile_function(default, values, {}),
+    compile_function(version, values, compiler_options),
+  ]
   calls = [_calls(function, values) for function in pair]
   rng, ratios = np.random.default_rng(seed), []
   for turn in range(_PAIRS):

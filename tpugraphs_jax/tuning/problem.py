@@ -52,7 +52,7 @@ class Problem:
     choices: the groups of equations and their options.
     call: the function of the arrays in its arguments.
     compiler_options: the argument.
-    own: the option numbers of the compiler's own choice, all 0.
+    default: the option numbers of the compiler's own choice, all 0.
     graph: of the function with the compiler's own choice; it has no configurations.
     options: per group, the options that the graph can tell apart (`visible_options`). Then per
       compiler option 0 for the default, and the numbers of its values from 1.
@@ -77,8 +77,8 @@ class Problem:
     self.name = name or self.call.__name__
     self.choices = choosing.choices(self.call, *self.call.arrays, operands=operands)
     self.compiler_options = compiler_options
-    self.own: Numbers = (0,) * (len(self.choices.groups) + len(compiler_options))
-    module = label.graph(self.apply(self.own), self.call.arrays)
+    self.default: Numbers = (0,) * (len(self.choices.groups) + len(compiler_options))
+    module = label.graph(self.apply(self.default), self.call.arrays)
     self.graph = dataclasses.replace(hlo.featurize(module), name=self.name, stage=label.stage)
     self._nodes = node_options(self.graph, self.choices)
     self.options = visible_options(self._nodes, len(self.choices.groups))
@@ -160,7 +160,7 @@ class Problem:
           fits[node.group] &= (node.rows == row).all(axis=1)
       if all(fit.any() for fit in fits):
         chosen = tuple(int(np.argmax(fit)) for fit in fits)
-        numbers.append(chosen + self.own[len(chosen) :])
+        numbers.append(chosen + self.default[len(chosen) :])
     return numbers
 
   def fingerprint(self) -> str:
@@ -184,7 +184,7 @@ class Problem:
     Compiles the function once. None where equations of the group get different orders, or
     where no instruction of the optimised program has the group's output.
     """
-    function, target = self.apply(self.own), self.label.target
+    function, target = self.apply(self.default), self.label.target
     program = hlo.featurize(function, *self.call.arrays, optimized=True, target=target)
     seen: list[set[Dims]] = [set() for _ in self.choices.groups]
     for node in proto.instructions(program.module):

@@ -60,12 +60,12 @@ class Pool:
   @functools.cached_property
   def changes(self) -> list[tuple[int, int]]:
     """Every group and option in which a choice differs from the compiler's own, ascending."""
-    numbers, own = np.array(self.choices), self.choices[0]
+    numbers, default = np.array(self.choices), self.choices[0]
     return [
       (group, int(option))
       for group, column in enumerate(numbers.T)
       for option in np.unique(column)
-      if option != own[group]
+      if option != default[group]
     ]
 
   @property
@@ -85,9 +85,9 @@ class Pool:
 
   def rows(self, choices: Sequence[Numbers]) -> np.ndarray:
     """Which of the changes choices have, `[n, T]` float64."""
-    numbers, own = np.array(choices), np.array(self.choices[0])
+    numbers, default = np.array(choices), np.array(self.choices[0])
     group, option = np.array(self.changes, np.int64).reshape(-1, 2).T
-    return ((numbers[:, group] == option) & (option != own[group])).astype(np.float64)
+    return ((numbers[:, group] == option) & (option != default[group])).astype(np.float64)
 
 
 def learned(pool: Pool, ranker: Any, prior: Prior) -> Search:
@@ -128,9 +128,11 @@ def learned(pool: Pool, ranker: Any, prior: Prior) -> Search:
       choices = list(dict.fromkeys([*choices, *_changed(numbers, pool.changes, choices[0])]))
 
 
-def _changed(numbers: Numbers, changes: Sequence[tuple[int, int]], own: Numbers) -> list[Numbers]:
+def _changed(
+  numbers: Numbers, changes: Sequence[tuple[int, int]], default: Numbers
+) -> list[Numbers]:
   """The choices that differ from one in one group."""
-  options = [*changes, *enumerate(own)]
+  options = [*changes, *enumerate(default)]
   return [_with(numbers, group, option) for group, option in options if option != numbers[group]]
 
 
@@ -203,8 +205,8 @@ def costs(
     `[T]`; and the score of each single change minus the score of the compiler's own choice, `[T]`
     float64.
   """
-  own = pool.choices[0]
-  graph = pool.graph([own, *(_with(own, *change) for change in pool.layout_changes)])
+  default = pool.choices[0]
+  graph = pool.graph([default, *(_with(default, *change) for change in pool.layout_changes)])
   (scores,) = ranker.scores([graph])
   rows = graph.configs.row_id(np.arange(len(graph.configs)))  # [1 + T, K]
   node = (rows[1:] != rows[0]).argmax(axis=1)

@@ -36,7 +36,6 @@ Tile = Mapping[str, Any]
 # off by up to 9 %, as a mean of a generation (docs/records/measured_programs.md).
 _CLOSE = 0.1
 _FEWEST, _MOST = 2, 5  # tiles that it advises to measure
-_MIB = 2**20
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,18 +136,12 @@ class Tuned(Tables):
 
   def _tables(self) -> list[Table]:
     """The changes of operations, and all trials."""
-    default = self.tried[self.problem.own]
+    default = self.tried[self.problem.default]
     trials = sorted(self.tried.items(), key=lambda item: item[1])
     head = [f"{self.label.what} / own", "groups changed"]
     rows = [[f"{value / default:.3f}", self.problem.describe(numbers)] for numbers, value in trials]
     changes = self.program.table(self._other_cycles() if self.changes else ())
     return [changes, Table(head, rows)]
-
-  def view(self, **options: Any) -> None:
-    """Shows the program before and after in Model Explorer; see `view.show_program`."""
-    import tpugraphs_jax
-
-    tpugraphs_jax.view.show_program(self.program, **options)
 
   def save(self, path: str | os.PathLike[str]) -> None:
     """Writes the choice to a file, with which `tpugraphs_jax.apply` makes the function again.
@@ -185,7 +179,7 @@ class Tuned(Tables):
     """Why the compiler's own choice stays."""
     if len(self.raw) == 1 and self.errors:
       return f"every other choice failed: {next(iter(self.errors.values()))}"
-    default, least = self.tried[self.problem.own], min(self.tried.values())
+    default, least = self.tried[self.problem.default], min(self.tried.values())
     if self.label.unknown:
       return (
         f"no gain can be told: {self.label.unknown}; the best other one took "
@@ -205,7 +199,7 @@ class Tuned(Tables):
 
   def _own_and_best(self, name: str) -> tuple[Any, Any]:
     """The raw numbers of a name of the compiler's own choice, and of the best choice."""
-    return self.raw[self.problem.own][name], self.raw[self.numbers][name]
+    return self.raw[self.problem.default][name], self.raw[self.numbers][name]
 
   def _cycles(self) -> str:
     """The other estimate of the best choice, for a TPU."""
@@ -452,7 +446,7 @@ def _decide(
   function: Callable[..., Any], problem: Problem, file: LabelFile, *, candidates: int, order: str
 ) -> Tuned:
   """The best of the choices that were tried, or the compiler's own choice."""
-  default, label = problem.own, file.label
+  default, label = problem.default, file.label
   if default in file.errors:
     why = file.errors[default]
     raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled: {why}")
@@ -492,7 +486,7 @@ def _decide(
 def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[layouts.Change]:
   """The changes of the best choice against the compiler's own, in the order of the groups."""
   orders, nodes = problem.own_orders(), problem.nodes_of_groups()
-  estimates = [tried[problem.own], tried[best]] if problem.label.target else []
+  estimates = [tried[problem.default], tried[best]] if problem.label.target else []
   changes = []
   for place, (group, number) in enumerate(zip(problem.choices.groups, best)):
     if number:

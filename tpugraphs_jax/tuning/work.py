@@ -60,12 +60,12 @@ class Work(NamedTuple):
     """The operations in 16 bits that take as long."""
     return self.flops - self.narrow_flops / 2
 
-  def plus(self, other: Work, times: float) -> Work:
+  def plus(self, work: Work, times: float) -> Work:
     """The sum of this work and of `times` runs of other work."""
     return Work(
-      self.flops + times * other.flops,
-      self.bytes_accessed + round(times * other.bytes_accessed),
-      self.narrow_flops + times * other.narrow_flops,
+      self.flops + times * work.flops,
+      self.bytes_accessed + round(times * work.bytes_accessed),
+      self.narrow_flops + times * work.narrow_flops,
     )
 
 

@@ -261,7 +261,7 @@ def is_finished(request: LabelRequest, key: dict[str, Any], label: labels.Label)
   """
   try:
     record = label_file.collected(request.npz)
-    stored = npz.read_layout(request.npz).configs.runtime_ns.tolist()
+    stored = npz.read_layout(request.npz).configs.labels.tolist()
     label = label.of(record["configs"][0])
     labelled = [label.value(raw) for raw in record["configs"]]
   except (OSError, ValueError, KeyError, IndexError, TypeError):
@@ -278,7 +278,7 @@ def _label_all(file: LabelFile, configs: int) -> list[Numbers]:
     # Times compare only within a session: failed choices are not replaced by later ones.
     if drawn and file.label.made_together:
       return drawn
-    if file.problem.own in file.errors:
+    if file.problem.default in file.errors:
       return drawn  # labels mean nothing without the compiler's own choice
     count = draw.wanted(_values(file, drawn), configs, draws=len(drawn))
     more = list(itertools.islice(stream, count))
@@ -298,7 +298,7 @@ def _write(
   request: LabelRequest, file: LabelFile, drawn: list[Numbers], key: dict[str, Any]
 ) -> None:
   problem = file.problem
-  if why := file.errors.get(problem.own):
+  if why := file.errors.get(problem.default):
     raise ValueError(f"{request.source}: the compiler's own choice failed: {why}")
   values = _values(file, drawn)
   kept = draw.kept(values, request.configs)

@@ -1,8 +1,8 @@
 """The program view: a graph, its layouts and their costs, in Model Explorer or as a table.
 
-  graph.view()                                     # of a file, or of tpugraphs_jax.hlo
-  graph.view(3, against=0, model="layout-v3-estimate")
-  tuned.view()
+  view.show(graph)                                 # of a file, or of tpugraphs_jax.hlo
+  view.show(graph, 3, against=0, model="layout-v3-estimate")
+  view.show(tuned)                                 # of tpugraphs_jax.tune
 
 Model Explorer comes with the extra `view`. Without it the same values are a table.
 """
@@ -14,24 +14,26 @@ from typing import Any
 
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.tuning import layouts
+from tpugraphs_jax.tuning.layouts import TunedProgram
+from tpugraphs_jax.tuning.tune import Tuned
 from tpugraphs_jax.view import panes
 
 MISSING = f"the picture needs Model Explorer, and this is its table: {console.to_install('view')}"
 
 
 def show(
-  graph: OpGraph,
+  program: OpGraph | Tuned | TunedProgram,
   config: int | None = None,
   *,
   against: int | None = None,
   model: Any = None,
   **options: Any,
 ) -> None:
-  """Shows a graph: in a notebook below the cell, elsewhere in a browser until it is interrupted.
+  """Shows a program: in a notebook below the cell, elsewhere in a browser until it is interrupted.
 
   Args:
-    graph: from a file, or from `tpugraphs_jax.hlo`.
+    program: a graph from a file or from `tpugraphs_jax.hlo`; or the result of `tpugraphs_jax.tune`,
+      of a function or of a file of `Tuned.save`, before and after its layouts were chosen.
     config: number of a configuration, whose layouts are shown.
     against: number of another one, which is shown beside it.
     model: as for `tpugraphs_jax.explain`: also the cost of each layout.
@@ -39,15 +41,18 @@ def show(
       `as_table=True` prints the table instead.
 
   Raises:
-    ValueError, FileNotFoundError: as `panes.of_graph`.
+    ValueError, FileNotFoundError: as `panes.of_graph`; or a number for layouts that were chosen.
   """
-  views = panes.of_graph(graph, config, against=against, model=model)
-  _show(graph, views, panes.table(graph, views), **options)
-
-
-def show_program(program: layouts.TunedProgram, **options: Any) -> None:
-  """Shows a program before and after its layouts were chosen; options as of `show`."""
-  _show(program.graph, panes.of_program(program), program.table(), **options)
+  if isinstance(program, OpGraph):
+    views = panes.of_graph(program, config, against=against, model=model)
+    _show(program, views, panes.table(program, views), **options)
+  elif (config, against, model) == (None, None, None):
+    program = program.program if isinstance(program, Tuned) else program
+    _show(program.graph, panes.of_program(program), program.table(), **options)
+  else:
+    raise ValueError(
+      "layouts that were chosen have no numbers: leave config, against and model out"
+    )
 
 
 def _show(

@@ -53,15 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   server = {"port": args.port, "browser": not args.no_browser, "as_table": args.table}
   program = read(files.expanded(args.file))
   with console.explaining_devices():
-    if isinstance(program, OpGraph):
-      view.show(program, args.config, against=args.against, model=args.model, **server)
-    elif (args.config, args.against, args.model) == (None, None, None):
-      view.show_program(program, **server)
-    else:
-      raise ValueError(
-        f"{args.file} holds layouts that were chosen, which have no numbers: leave "
-        "--config, --against and --model out"
-      )
+    view.show(program, args.config, against=args.against, model=args.model, **server)
   return 0
 
 

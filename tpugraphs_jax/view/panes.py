@@ -62,14 +62,14 @@ def of_graph(
     )
   panes = []
   sides = [(config, None)] if against is None else [(against, config), (config, against)]
-  for number, other in sides:
+  for number, second in sides:
     orders = _orders(graph, number)
     overlays: dict[str, Mapping[int, float | str]] = dict(shared)
     if model is not None:
-      overlays[COST] = ranker.explain(model, graph, number, against=other).by_node()
-    if other is not None:
-      others = _orders(graph, other)
-      overlays[CHANGED] = {node: text for node, text in orders.items() if text != others[node]}
+      overlays[COST] = ranker.explain(model, graph, number, against=second).by_node()
+    if second is not None:
+      instead = _orders(graph, second)
+      overlays[CHANGED] = {node: text for node, text in orders.items() if text != instead[node]}
     facts = about | _config_facts(graph, number)
     panes.append(Pane(f"configuration {number}", facts, orders, overlays))
   return panes
@@ -134,7 +134,7 @@ def _orders(graph: OpGraph, number: int) -> dict[int, str]:
 
 def _config_facts(graph: OpGraph[TileConfigs | LayoutConfigs], number: int) -> dict[str, str]:
   configs = graph.configs
-  facts = {"label": f"{configs.runtime_ns[number]:,}"} if configs.is_labelled else {}
+  facts = {"label": f"{np.round(configs.labels[number], 3):,}"} if configs.is_labelled else {}
   if isinstance(configs, TileConfigs):
     for name, block in columns.TILE.items():
       sizes = configs.config_feat[number][columns.sizes(block)]

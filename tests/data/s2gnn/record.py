@@ -108,7 +108,9 @@ def main() -> None:
       "positions": batch.laplacian_eigenvector_plain_posenc,
     }
     arrays = {name: array.clone().numpy() for name, array in arrays.items()}
-    weights = {f"weights/{name}": each.numpy() for name, each in network.named_parameters()}
+    weights = {
+      f"weights/{name}": parameter.numpy() for name, parameter in network.named_parameters()
+    }
     scores = network(batch)[0].reshape(-1).numpy()
   np.savez_compressed(Path(__file__).with_suffix(".npz"), **arrays, **weights, scores=scores)
 

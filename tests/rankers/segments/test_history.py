@@ -127,7 +127,7 @@ def test_a_restored_table_outlives_checkpoints_that_were_not_written(keys, tmp_p
 
 
 def changed(graphs):
-  runtime = graphs[1].configs.runtime_ns.copy()
+  runtime = graphs[1].configs.labels.copy()
   runtime[0] += 1
   # As many segments, of the same sizes, but of other nodes.
   sizes = [len(piece.opcode) for piece in graphs[2].segments]
@@ -136,7 +136,7 @@ def changed(graphs):
   other = segment_cases.segmented(segment_cases.op_graphs(nodes=(19, 26, 33))[2], segment=segment)
   assert [len(piece.opcode) for piece in other.segments] == sizes
   return {
-    "configurations": [graphs[0], with_configs(graphs[1], runtime_ns=runtime), graphs[2]],
+    "configurations": [graphs[0], with_configs(graphs[1], labels=runtime), graphs[2]],
     "partition": [graphs[0], graphs[1], other],
     "order": [graphs[1], graphs[0], graphs[2]],
     "name": [dataclasses.replace(graphs[0], name="another"), graphs[1], graphs[2]],

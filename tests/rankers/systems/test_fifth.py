@@ -108,12 +108,12 @@ class Case(winners.Case):
       for part, last in (("kernel", "weight"), ("bias", "bias")):
         packed = np.split(w[f"{theirs}.self_attn.in_proj_{last}"], 3)
         ours |= {
-          f"{name}/heads/{own}/{part}": value.T
-          for own, value in zip(("query", "key", "value"), packed)
+          f"{name}/heads/{kind}/{part}": value.T
+          for kind, value in zip(("query", "key", "value"), packed)
         }
       layers = {"heads/out": "self_attn.out_proj", "hidden": "linear1", "out": "linear2"}
       ours |= winners.linear(
-        w, {f"{name}/{own}": f"{theirs}.{layer}" for own, layer in layers.items()}
+        w, {f"{name}/{ours}": f"{theirs}.{layer}" for ours, layer in layers.items()}
       )
       for norm in range(2):
         ours |= {

@@ -331,7 +331,7 @@ def test_lists_of_dimensions_are_marked_behind_their_ends():
     for name in ("dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions")
   }
   given = [], [], [1, 2], [1, 0], [0], [0], [], [1]
-  assert lists["dimensions"] == [own + [-1] * (6 - len(own)) for own in given]
+  assert lists["dimensions"] == [dims + [-1] * (6 - len(dims)) for dims in given]
   nothing = [-1] * 4
   assert lists["input_spatial_dimensions"] == [nothing, [1, 2, -1, -1], *[nothing] * 6]
   assert lists["kernel_spatial_dimensions"] == [nothing, [0, 0, -1, -1], *[nothing] * 6]
@@ -404,8 +404,8 @@ def test_padding_changes_neither_scores_nor_gradients(kind):
   (grads, scores), (padded_grads, padded_scores) = run(params, plain), run(params, padded)
   np.testing.assert_allclose(padded_scores, scores, rtol=1e-5, atol=1e-6)
   largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(grads))
-  for one, other in zip(*map(jax.tree.leaves, (grads, padded_grads))):
-    np.testing.assert_allclose(other, one, atol=1e-5 * largest)
+  for leaf, padded_leaf in zip(*map(jax.tree.leaves, (grads, padded_grads))):
+    np.testing.assert_allclose(padded_leaf, leaf, atol=1e-5 * largest)
 
 
 @KINDS

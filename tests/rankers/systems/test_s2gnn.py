@@ -90,11 +90,11 @@ def component(laplacian: np.ndarray) -> np.ndarray:
 
 def slow_spectrum(edges, nodes: int) -> tuple[np.ndarray, np.ndarray, float]:
   laplacian = slow_laplacian(edges, nodes)
-  own = component(laplacian)
-  values, vectors = np.linalg.eigh(laplacian[np.ix_(own, own)])
-  whole = np.zeros((nodes, len(own)), complex)
-  whole[own] = vectors
-  if len(own) <= K:
+  eigen = component(laplacian)
+  values, vectors = np.linalg.eigh(laplacian[np.ix_(eigen, eigen)])
+  whole = np.zeros((nodes, len(eigen)), complex)
+  whole[eigen] = vectors
+  if len(eigen) <= K:
     return values, whole, values[-1] + 1
   kept = values[:K] < values[K] - 1e-5 * values[K]
   return values[:K][kept], whole[:, :K][:, kept], values[K]
@@ -105,7 +105,7 @@ def slow_positions(edges, nodes, values, vectors):
   linked = (laplacian != 0) & ~np.eye(nodes, dtype=bool)
   result = np.zeros((nodes, K), complex)
   for j in range(len(values)):
-    weight = np.stack([softmax(-((values - other) ** 2) / 1e-7)[j] for other in values])
+    weight = np.stack([softmax(-((values - value) ** 2) / 1e-7)[j] for value in values])
     result[:, j] = ((vectors * weight @ vectors.conj().T) * linked).sum(axis=1)
   return result
 
@@ -215,10 +215,10 @@ def test_scores_equal_those_of_dense_matrices():
   config, configured = slow_configs(batch)
   start = 0
   for number, graph in enumerate(graphs):
-    own = slice(start, start + graph.num_nodes)
+    nodes = slice(start, start + graph.num_nodes)
     slow = SlowNetwork(params, graph.edge_index.tolist(), graph.node_opcode, graph.node_feat[:, :2])
     for c in np.flatnonzero(batch.config_mask[number]):
-      expected = slow.score(np.nan_to_num(config[own, c]), configured[own])
+      expected = slow.score(np.nan_to_num(config[nodes, c]), configured[nodes])
       np.testing.assert_allclose(found[number, c], expected, rtol=1e-5, atol=1e-5)
     start += graph.num_nodes
   assert np.ptp(found[0]) > 1e-2
@@ -241,7 +241,7 @@ def test_eigenvectors_of_a_repeated_eigenvalue_may_be_any():
     [turned.real, turned.imag], axis=1
   )
   other = dataclasses.replace(graph, node_feat=feat)
-  batches = [system_cases.layout_batch(hops=1, graphs=[each]) for each in (graph, other)]
+  batches = [system_cases.layout_batch(hops=1, graphs=[program]) for program in (graph, other)]
   network, params = network_and_params(batches[0])
   expected, found = (scores_of(network, params, batch)[0] for batch in batches)
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -384,7 +384,7 @@ def recorded_params(record):
     "norm": "post_mp.norm",
     "amplitude_norm": "post_mp.spec_norm",
   }
-  other = {
+  params = {
     "op_weights": w["encoder.op_weights"].reshape(()),
     "config_weights": w["encoder.config_weights"].reshape(-1),
     "frequencies/scale": w[f"{attention}input_scale"].reshape(()),
@@ -394,7 +394,7 @@ def recorded_params(record):
     linear[f"{ours}/operands"] = f"{theirs}.conv.lin_forward"
     linear[f"{ours}/users"] = f"{theirs}.conv.lin_backward"
     slopes[f"{ours}_prelu"] = f"{theirs}.activation"
-    other[f"{ours}/bias"] = w[f"{theirs}.conv.bias"]
+    params[f"{ours}/bias"] = w[f"{theirs}.conv.bias"]
   for part in ("real", "imag"):
     tables[f"readout/{part}"] = f"post_mp.emb_{part}"
     for number in range(2):
@@ -402,7 +402,7 @@ def recorded_params(record):
       tables[f"filter_{number}/gains/{part}"] = f"{transform}.emb_{part}"
   for number in range(2):
     theirs = f"gnn_layers.{2 * number + 1}"
-    other[f"filter_{number}/factor"] = w[f"{theirs}.factor_split"].T
+    params[f"filter_{number}/factor"] = w[f"{theirs}.factor_split"].T
     for layer in range(2):
       linear[f"filter_{number}/mix_{layer}"] = f"{theirs}.silu_stack.{layer}.0"
   packed = f"{attention}cond_attention.in_proj"
@@ -410,14 +410,14 @@ def recorded_params(record):
     ("query", "key", "value"), np.split(w[f"{packed}_weight"], 3), np.split(w[f"{packed}_bias"], 3)
   ):
     ours = f"frequencies/attention/{name}"
-    other |= {f"{ours}/kernel": kernel.T, f"{ours}/bias": bias}
+    params |= {f"{ours}/kernel": kernel.T, f"{ours}/bias": bias}
   for ours, theirs in norms.items():
-    other |= {f"{ours}/scale": w[f"{theirs}.weight"], f"{ours}/bias": w[f"{theirs}.bias"]}
+    params |= {f"{ours}/scale": w[f"{theirs}.weight"], f"{ours}/bias": w[f"{theirs}.bias"]}
   for ours, theirs in slopes.items():
-    other[f"{ours}/negative_slope"] = w[f"{theirs}.weight"].reshape(())
+    params[f"{ours}/negative_slope"] = w[f"{theirs}.weight"].reshape(())
   for ours, theirs in tables.items():
-    other[f"{ours}/embedding/table"] = w[f"{theirs}.weight"][:OPCODES]
-  return winners.tree(other | winners.linear(w, linear))
+    params[f"{ours}/embedding/table"] = w[f"{theirs}.weight"][:OPCODES]
+  return winners.tree(params | winners.linear(w, linear))
 
 
 def test_eigenvectors_and_positions_are_those_of_the_public_code():
@@ -463,13 +463,13 @@ def test_scores_are_those_of_the_public_code():
 @pytest.mark.parametrize("graph", [*GRAPHS, comb(4, 3)], ids=lambda graph: str(graph.num_nodes))
 def test_columns_are_eigenvectors_of_the_largest_component(graph):
   laplacian = slow_laplacian(graph.edge_index, graph.num_nodes)
-  own = component(laplacian)
+  eigen = component(laplacian)
   values, vectors, bound = s2gnn.spectrum(graph)
-  assert len(values) == len(own) and bound == pytest.approx(values[-1] + 1)
-  np.testing.assert_allclose(values, np.linalg.eigvalsh(laplacian[np.ix_(own, own)]), atol=1e-6)
-  np.testing.assert_allclose(vectors.conj().T @ vectors, np.eye(len(own)), atol=1e-5)
+  assert len(values) == len(eigen) and bound == pytest.approx(values[-1] + 1)
+  np.testing.assert_allclose(values, np.linalg.eigvalsh(laplacian[np.ix_(eigen, eigen)]), atol=1e-6)
+  np.testing.assert_allclose(vectors.conj().T @ vectors, np.eye(len(eigen)), atol=1e-5)
   np.testing.assert_allclose(laplacian @ vectors, vectors * values, atol=1e-5)
-  others = np.setdiff1d(np.arange(graph.num_nodes), own)
+  others = np.setdiff1d(np.arange(graph.num_nodes), eigen)
   assert not vectors[others].any()
   columns = s2gnn.spectrum_columns(graph)
   assert columns.shape == (graph.num_nodes, s2gnn.COLUMNS) and columns.dtype == np.float32

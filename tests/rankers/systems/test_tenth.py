@@ -93,9 +93,9 @@ def test_tiles_attend_to_the_nodes_of_their_kernel():
     if number == 1:  # the last block alone
       normal, heads = slow_layer_norm(x, params["attention_norm_1"]), params["attention_1"]["heads"]
       for graph in range(4):
-        own = graph_of == graph
-        if own.any():
-          x[own] += slow_attention(normal[own], normal[own], heads, 4)
+        inside = graph_of == graph
+        if inside.any():
+          x[inside] += slow_attention(normal[inside], normal[inside], heads, 4)
     normal = slow_layer_norm(x, params[f"messages_norm_{number}"])
     sage = params[f"messages_{number}"]
     means = [

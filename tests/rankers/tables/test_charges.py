@@ -45,10 +45,10 @@ def test_a_difference_has_only_charges_of_other_choices():
   program, costs, _ = case()
   row = program.configs.group_row[0]
   assert charges.charges(program, costs, row, row) == []
-  other = row.copy()
-  other[0] = next(r for r in program.terms.row_table[0] if r not in (row[0], -1))
+  changed = row.copy()
+  changed[0] = next(r for r in program.terms.row_table[0] if r not in (row[0], -1))
   nodes = set(program.choices.node[program.choices.group == 0].tolist())
-  for charge in charges.charges(program, costs, other, row):
+  for charge in charges.charges(program, costs, changed, row):
     assert nodes & set(charge.nodes[:2])
 
 

@@ -40,7 +40,7 @@ def test_traffic_is_padded_bytes_over_what_convolutions_and_dots_read_and_write(
   graph = program()
   dims = graph.node_feat[:, NODE["shape"]][:, :3].astype(int).tolist()
   orders = [(a, b) for a in range(3) for b in range(3) if a != b]
-  least = [min(padded_bytes(each, *order) for order in orders) for each in dims]
+  least = [min(padded_bytes(row, *order) for order in orders) for row in dims]
   total = sum(
     least[node] + sum(least[v] for u, v in graph.edge_index if u == node)
     for node in graph.config_node
@@ -68,10 +68,10 @@ def test_the_compilers_own_order_costs_nothing_unless_a_user_has_another_one():
   assert sum(expected) == 1 + ((2, 0, 1) in full)
   found = traffic.changes_nothing(graph, node, row)
   assert found[[rows[r][0] >= 0 for r in row]].tolist() == [
-    each for each, r in zip(expected, row) if rows[r][0] >= 0
+    factor for factor, r in zip(expected, row) if rows[r][0] >= 0
   ]
   cost = traffic.choice_features(graph, node, row)[:, 0]
-  assert ((cost == 0) == [each or rows[r][0] < 0 for each, r in zip(expected, row)]).all()
+  assert ((cost == 0) == [factor or rows[r][0] < 0 for factor, r in zip(expected, row)]).all()
   other = next(node for node in range(graph.num_nodes) if node not in graph.config_node)
   feat[other] = feat[number]
   feat[other, NODE["minor_to_major"]] = [0, 1, 2, 0, 0, 0]

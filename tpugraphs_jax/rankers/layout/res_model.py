@@ -35,8 +35,8 @@ from tpugraphs_jax.data.batching import (
 from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, OPERANDS, USERS
-from tpugraphs_jax.nn.layers import Dense, DTYPES, JoinedDense, leaky_relu, OpcodeEmbedding
-from tpugraphs_jax.nn.linear import Layouts
+from tpugraphs_jax.nn.embeddings import OpcodeEmbedding
+from tpugraphs_jax.nn.layers import Dense, DTYPES, Layouts, leaky_relu
 from tpugraphs_jax.nn.nodes import neighbours, Nodes, Slates
 from tpugraphs_jax.rankers import base, scorer
 
@@ -132,8 +132,8 @@ class ResModel(base.Network):
     layer_range = range(self.num_gnns)
     dense = lambda: Dense(self.hidden_dim, dtype=self.dtype)
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
-    self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), dense()
-    self.update_0 = [JoinedDense(self.hidden_dim) for _ in layer_range]
+    self.pre_0, self.pre_1 = Dense(self.hidden_dim), dense()
+    self.update_0 = [Dense(self.hidden_dim) for _ in layer_range]
     self.update_1 = [dense() for _ in layer_range]
     self.head = layers.MLP((self.hidden_dim, 1), use_bias=False)
 
@@ -144,7 +144,7 @@ class ResModel(base.Network):
     if self.dropout == "backpropdropout" and train:
       block = inside_block(slates)
       inside, outside = self.encode(static, block), self.encode(static, slates)
-      parts = [merged(x, jax.lax.stop_gradient(other)) for x, other in zip(inside, outside)]
+      parts = [merged(x, jax.lax.stop_gradient(y)) for x, y in zip(inside, outside)]
       return self.readout(parts)
     if self.dropout == "dropout":
       slates = inside_block(slates)
@@ -167,9 +167,9 @@ class ResModel(base.Network):
       slates: with the edges and configurations of the pass.
     """
     widths = slates.batch.rows.shape[-1], *(part.shape[-1] for part in static)
-    (config_kernel, *kernels), bias = self.pre_0(widths)
+    (config_kernel, *kernels), bias = self.pre_0.blocks(widths)
     shared, *others = map(self.matmul, static, kernels)
-    shared = sum(others, shared) + bias.astype(shared.dtype)
+    shared = sum(others, shared) + bias[None].astype(shared.dtype)
     x = slates.nodes(shared) + self.project(config_kernel, slates)
     summands: tuple[Nodes, ...] = (x.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v)))),)
     for layer in range(self.num_gnns):
@@ -193,7 +193,7 @@ class ResModel(base.Network):
     slates = x.slates
     directions = NORMALIZATIONS[self.adj_normalization]
     sizes = slates.batch.rows.shape[-1], self.hidden_dim  # of configurations and of x
-    blocks, bias = self.update_0[layer](sizes * len(directions))
+    blocks, bias = self.update_0[layer].blocks(sizes * len(directions))
     means = []
     for config, node, direction in zip(blocks[::2], blocks[1::2], directions):
       message = x.map(lambda v: self.matmul(v, node))
@@ -202,8 +202,9 @@ class ResModel(base.Network):
       if self.adj_normalization == "sym":
         by = jnp.sqrt(by)
         message = message.divide(by)
-      means.append(neighbours(message, direction, own=True).divide(by))
-    biased = lambda v: leaky_relu(v + bias[None].astype(v.dtype))
+      means.append(neighbours(message, direction, self_loops=True).divide(by))
+    row = bias[None]  # once, so that the gradient is summed once
+    biased = lambda v: leaky_relu(v + row[None].astype(v.dtype))
     update = lambda v: leaky_relu(self.update_1[layer](biased(v)))
     return functools.reduce(operator.add, means).map(update)
 
@@ -272,7 +273,7 @@ def merged(x: Nodes, others: Nodes) -> Nodes:
   """`x` on nodes of the sampled blocks, `others`, of the same hop, on all other nodes."""
   mask = jnp.asarray(x.slates.batch.block_mask)
   row_mask = mask.at[x.slates.nodes_within(x.hop)].get(mode="fill", fill_value=False)
-  select = lambda mask, x, other: jnp.where(mask[:, None, None], x, other)
+  select = lambda mask, x, y: jnp.where(mask[:, None, None], x, y)
   shared = select(mask, x.shared, others.shared)
   varying = select(row_mask, x.varying, others.varying)
   return dataclasses.replace(x, shared=shared, varying=varying)

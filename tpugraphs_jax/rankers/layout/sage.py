@@ -22,11 +22,11 @@ import jax.numpy as jnp
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data.batching import LayoutBatch
-from tpugraphs_jax.nn import layers, pooling
+from tpugraphs_jax.nn import embeddings, layers, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS
 from tpugraphs_jax.nn.conv import sage
-from tpugraphs_jax.nn.layers import Dense, DTYPES, OpcodeEmbedding
-from tpugraphs_jax.nn.linear import Layouts
+from tpugraphs_jax.nn.embeddings import OpcodeEmbedding
+from tpugraphs_jax.nn.layers import Dense, DTYPES, Layouts
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.rankers import base
 
@@ -64,7 +64,7 @@ class SAGE(base.Network):
     dense = functools.partial(Dense, self.hidden_dim, dtype=self.dtype)
     low, high = LAYOUT_VALUE_RANGE
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
-    self.layout_value = layers.Embed(high - low + 1, self.value_embed_dim)
+    self.layout_value = embeddings.Embed(high - low + 1, self.value_embed_dim)
     self.static, self.config = dense(), dense(use_bias=False)
     self.sentinel = self.param(
       "sentinel", nn.initializers.normal(0.02), (1, self.hidden_dim), jnp.float32

@@ -51,7 +51,7 @@ class Keys:
     for graph in graphs:
       sizes = [len(piece.opcode) for piece in graph.segments]
       digest.update(f"{graph.name} {len(graph.configs)} {sizes}".encode())
-      digest.update(np.ascontiguousarray(graph.configs.runtime_ns).tobytes())
+      digest.update(np.ascontiguousarray(graph.configs.labels).tobytes())
       for piece in graph.segments:
         digest.update(np.ascontiguousarray(piece.edge_index).tobytes())
         digest.update(piece.opcode.tobytes())

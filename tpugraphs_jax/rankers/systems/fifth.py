@@ -47,7 +47,8 @@ from tpugraphs_jax.nn.aggregation import OPERANDS, take_rows, USERS
 from tpugraphs_jax.nn.attention import TransformerLayer
 from tpugraphs_jax.nn.conv import Sage
 from tpugraphs_jax.nn.dropout import drop_edges
-from tpugraphs_jax.nn.linear import Embedding, Layouts, Tiles, uniform
+from tpugraphs_jax.nn.embeddings import Embedding
+from tpugraphs_jax.nn.layers import Layouts, Tiles, uniform
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System

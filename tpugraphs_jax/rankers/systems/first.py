@@ -38,10 +38,9 @@ from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import USERS
 from tpugraphs_jax.nn.conv import MASKED, Sage
 from tpugraphs_jax.nn.dropout import Dropout
-from tpugraphs_jax.nn.layers import gelu
-from tpugraphs_jax.nn.linear import Embedding, Layouts, Linear, Opcodes
+from tpugraphs_jax.nn.embeddings import Embedding, Opcodes
+from tpugraphs_jax.nn.layers import gelu, instance_norm, Layouts, Linear
 from tpugraphs_jax.nn.nodes import concat, Nodes, NONE, Slates
-from tpugraphs_jax.nn.norms import instance_norm
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -210,7 +209,7 @@ class LinearBlock(nn.Module):
 
   @nn.compact
   def __call__(self, *inputs: Any) -> Nodes:
-    """Maps inputs of `nn.linear.Linear` on nodes to `[N, C, width]`."""
+    """Maps inputs of `nn.layers.Linear` on nodes to `[N, C, width]`."""
     xavier = nn.initializers.variance_scaling(1.0, "fan_avg", "normal")
     width, bias = self.width // (1 + self.across_configs), nn.initializers.constant(0.01)
     x = self.linear(width, name="linear", kernel_init=xavier, bias_init=bias)(*inputs)

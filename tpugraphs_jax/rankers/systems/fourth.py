@@ -27,7 +27,7 @@ from tpugraphs_jax.config_fields import option
 from tpugraphs_jax.data.batching import ABSENT, Array, LayoutBatch
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import take_rows
-from tpugraphs_jax.nn.linear import Opcodes
+from tpugraphs_jax.nn.embeddings import Opcodes
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
@@ -119,7 +119,7 @@ def _ends(receiver: jax.Array, index: Array) -> tuple[jax.Array, jax.Array]:
 
 
 class EdgeLayouts:
-  """Layouts of the consumers of edges: an input of `Linear`, as `nn.linear.Layouts`.
+  """Layouts of the consumers of edges: an input of `Linear`, as `nn.layers.Layouts`.
 
   Args:
     edges: slates with edges in place of nodes.

@@ -35,8 +35,8 @@ from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import USERS
 from tpugraphs_jax.nn.conv import Sage
 from tpugraphs_jax.nn.dropout import Dropout
-from tpugraphs_jax.nn.layers import l2_normalize
-from tpugraphs_jax.nn.linear import Layouts, Opcodes
+from tpugraphs_jax.nn.embeddings import Opcodes
+from tpugraphs_jax.nn.layers import l2_normalize, Layouts
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System

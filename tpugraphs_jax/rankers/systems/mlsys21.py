@@ -33,8 +33,8 @@ from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import BOTH
 from tpugraphs_jax.nn.attention import between_nodes, TransformerLayer
 from tpugraphs_jax.nn.conv import Gatv2, Sage
-from tpugraphs_jax.nn.layers import OpcodeEmbedding
-from tpugraphs_jax.nn.linear import Tiles
+from tpugraphs_jax.nn.embeddings import OpcodeEmbedding
+from tpugraphs_jax.nn.layers import Tiles
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System

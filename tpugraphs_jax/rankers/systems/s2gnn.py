@@ -67,9 +67,9 @@ from tpugraphs_jax.infra import files
 from tpugraphs_jax.nn import attention, pooling
 from tpugraphs_jax.nn.aggregation import degree, OPERANDS, USERS
 from tpugraphs_jax.nn.dropout import Dropout
-from tpugraphs_jax.nn.linear import Layouts, Linear, Opcodes
+from tpugraphs_jax.nn.embeddings import Opcodes
+from tpugraphs_jax.nn.layers import EPSILON, Layouts, Linear
 from tpugraphs_jax.nn.nodes import concat, neighbours, Nodes, Slates
-from tpugraphs_jax.nn.norms import EPSILON
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -361,9 +361,9 @@ class Messages(nn.Module):
   def __call__(self, x: Nodes) -> Nodes:
     count = lambda side: jnp.sqrt(1 + degree(x.slates.batch.adjacency, side, x.slates.num_nodes))
     halves, roots = [], {side: count(side) for side in (OPERANDS, USERS)}
-    for side, other in ((OPERANDS, USERS), (USERS, OPERANDS)):
-      sent = self.linear(self.features // 2, use_bias=False, name=side)(x).divide(roots[other])
-      halves.append(neighbours(sent, side, own=True).divide(roots[side]))
+    for side, opposite in ((OPERANDS, USERS), (USERS, OPERANDS)):
+      sent = self.linear(self.features // 2, use_bias=False, name=side)(x).divide(roots[opposite])
+      halves.append(neighbours(sent, side, self_loops=True).divide(roots[side]))
     bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
     return concat(*halves).map(lambda rows: rows + bias.astype(rows.dtype)[None, None])
 

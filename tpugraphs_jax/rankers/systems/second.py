@@ -28,7 +28,8 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import USERS
 from tpugraphs_jax.nn.conv import Sage
-from tpugraphs_jax.nn.linear import Layouts, Opcodes, Tiles
+from tpugraphs_jax.nn.embeddings import Opcodes
+from tpugraphs_jax.nn.layers import Layouts, Tiles
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System

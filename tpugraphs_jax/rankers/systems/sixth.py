@@ -46,10 +46,9 @@ from tpugraphs_jax.nn import nodes, pooling
 from tpugraphs_jax.nn.aggregation import USERS
 from tpugraphs_jax.nn.conv import Gatv2, Sage
 from tpugraphs_jax.nn.dropout import Dropout
-from tpugraphs_jax.nn.layers import gelu, l2_normalize
-from tpugraphs_jax.nn.linear import Layouts, Opcodes
+from tpugraphs_jax.nn.embeddings import Opcodes
+from tpugraphs_jax.nn.layers import gelu, instance_norm, l2_normalize, Layouts, slate_norm
 from tpugraphs_jax.nn.nodes import Nodes, Slates
-from tpugraphs_jax.nn.norms import instance_norm, slate_norm
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -151,7 +150,7 @@ class Gin(nn.Module):
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     """Maps `x [N, C, F]` to `[N, C, width]`."""
-    x = nodes.neighbours(x, USERS, own=True)
+    x = nodes.neighbours(x, USERS, self_loops=True)
     for number in range(2):
       x = instance_norm(self.linear(self.width, name=f"dense_{number}")(x)).map(nn.elu)
     return x

@@ -8,13 +8,12 @@ import functools
 import jax
 
 from tpugraphs_jax.config_fields import option
-from tpugraphs_jax.nn.layers import DTYPES
-from tpugraphs_jax.nn.linear import Linear
+from tpugraphs_jax.nn.layers import DTYPES, Linear
 from tpugraphs_jax.rankers import base
 
 
 class System(base.Network):
-  """A published system, with layers initialised as in PyTorch (`nn.linear`).
+  """A published system, with layers initialised as in PyTorch (`nn.layers`).
 
   Subclasses define a compact method `embed`. The score is a linear layer on the readout. A subclass
   with another score defines `setup` and `score`.

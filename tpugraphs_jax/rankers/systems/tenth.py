@@ -30,7 +30,8 @@ from tpugraphs_jax.nn import attention, layers, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS
 from tpugraphs_jax.nn.attention import KernelAttention, NodeAttention, TransformerLayer
 from tpugraphs_jax.nn.conv import Appnp, Sage
-from tpugraphs_jax.nn.linear import Layouts, Opcodes
+from tpugraphs_jax.nn.embeddings import Opcodes
+from tpugraphs_jax.nn.layers import Layouts
 from tpugraphs_jax.nn.nodes import combine, Nodes, Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System

@@ -45,9 +45,9 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import attention, pooling
 from tpugraphs_jax.nn.aggregation import degree, OPERANDS, USERS
 from tpugraphs_jax.nn.conv import sage
-from tpugraphs_jax.nn.linear import Layouts, Opcodes, Tiles
+from tpugraphs_jax.nn.embeddings import Opcodes
+from tpugraphs_jax.nn.layers import EPSILON, Layouts, Tiles
 from tpugraphs_jax.nn.nodes import concat, neighbour_mean, neighbours, Nodes, Slates
-from tpugraphs_jax.nn.norms import EPSILON
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 

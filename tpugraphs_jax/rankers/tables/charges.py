@@ -45,16 +45,16 @@ class Charge(NamedTuple):
 
 
 def charges(
-  program: PreparedTables, costs: Costs, group_row: np.ndarray, other: np.ndarray | None = None
+  program: PreparedTables, costs: Costs, group_row: np.ndarray, against: np.ndarray | None = None
 ) -> list[Charge]:
-  """The charges of a configuration; with `other` only charges that differ.
+  """The charges of a configuration; with `against` only charges that differ.
 
   Args:
     program: program prepared for the model.
     costs: costs of nodes `[K, R]`, and of pairs of nodes `[P, R, R]` with choices of the first and
       the second end. Sums over nodes are the costs of groups.
     group_row: `[B]` rows of the configuration.
-    other: `[B]` rows of a configuration to compare with.
+    against: `[B]` rows of a configuration to compare with.
 
   Returns:
     Charges whose `cost - before` add up to the score, or to the difference of the two scores.
@@ -63,8 +63,8 @@ def charges(
     ValueError: as in `terms.Terms.encode`.
   """
   rows = _charges(program, costs, group_row)
-  if other is not None:
-    both = zip(rows, _charges(program, costs, other))
+  if against is not None:
+    both = zip(rows, _charges(program, costs, against))
     rows = [new._replace(before=old.cost) for new, old in both if new.rows != old.rows]
   return rows
 

@@ -22,7 +22,7 @@ from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.config_fields import MOST_LAYERS, option
 from tpugraphs_jax.data import features
 from tpugraphs_jax.data.batching import ABSENT, Array
-from tpugraphs_jax.nn import layers, pooling
+from tpugraphs_jax.nn import embeddings, pooling
 from tpugraphs_jax.nn.aggregation import (
   degree,
   neighbour_sum,
@@ -49,7 +49,7 @@ class TablePart(nn.Module):
   dropout: float
   dtype: str
 
-  def dense(self, name: str | None = None, features: int | None = None, **options) -> nn.Dense:
+  def dense(self, name: str | None = None, features: int | None = None, **options) -> Dense:
     return Dense(features or self.features, name=name, dtype=self.dtype, **options)
 
   def drop(self, x: jax.Array, slate_of: Array, batch: TableBatch, train: bool) -> jax.Array:
@@ -66,7 +66,7 @@ class GraphEncoder(TablePart):
   @nn.compact
   def __call__(self, batch: TableBatch, *, train: bool) -> jax.Array:
     """Node states `[N, H]`."""
-    opcode = layers.OpcodeEmbedding(self.op_embed_dim)(batch.graph)
+    opcode = embeddings.OpcodeEmbedding(self.op_embed_dim)(batch.graph)
     x = nn.gelu(self.dense("input")(jnp.concatenate([batch.graph.nodes["feat"], opcode], axis=-1)))
     for i in range(self.rounds):
       total = self.dense(f"self_{i}")(x)
@@ -193,8 +193,8 @@ class ScoreTables(TableNetwork):
     """The batch; without the option `by_bytes` all nodes and pairs have the weight 1."""
     if self.by_bytes:
       return batch
-    ones = lambda part: part._replace(weight=jnp.ones(part.weight.shape, jnp.float32))
-    return batch._replace(choices=ones(batch.choices), pairs=ones(batch.pairs))
+    unweighed = lambda part: part._replace(weight=jnp.ones(part.weight.shape, jnp.float32))
+    return batch._replace(choices=unweighed(batch.choices), pairs=unweighed(batch.pairs))
 
   def states(self, batch: TableBatch, train: bool) -> tuple[jax.Array, jax.Array]:
     """States `[N, H]` of nodes, and `[B, R, H]` of the dictionary rows of choices."""

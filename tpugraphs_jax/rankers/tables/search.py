@@ -216,15 +216,15 @@ def _eliminate(unary, pairs, limit: int) -> tuple[list[_Bucket], float]:
     bucket = _bucket(group, tables[group], limit)
     buckets.append(bucket)
     for table in tables[group]:
-      for other in set(table.groups) - {group}:
-        tables[other] = [t for t in tables[other] if t is not table]
+      for neighbour in set(table.groups) - {group}:
+        tables[neighbour] = [t for t in tables[neighbour] if t is not table]
     for message in bucket.messages:
       bound += float(message.cost) if not message.groups else 0.0
-      for other in message.groups:
-        tables[other].append(message)
-    for other in neighbours[group]:
-      neighbours[other] = {g for table in tables[other] for g in table.groups} - {other}
-      weight[other] = log_size(other)
+      for neighbour in message.groups:
+        tables[neighbour].append(message)
+    for neighbour in neighbours[group]:
+      neighbours[neighbour] = {g for table in tables[neighbour] for g in table.groups} - {neighbour}
+      weight[neighbour] = log_size(neighbour)
   return buckets, bound
 
 

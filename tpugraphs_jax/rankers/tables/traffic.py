@@ -55,7 +55,7 @@ def choice_features(graph: OpGraph[LayoutConfigs], node: np.ndarray, row: np.nda
   least = _least_padding(dims)
   total = max(_contraction_bytes(graph, nbytes * np.exp(least)), 1.0)
   traffic = lambda padding: nbytes[at] * np.exp(padding) / total
-  more = lambda other: np.log1p(100 * np.maximum(traffic(padding) - traffic(other), 0))
+  more = lambda best: np.log1p(100 * np.maximum(traffic(padding) - traffic(best), 0))
   convolution, dot = (graph.node_opcode[at] == opcode for opcode in features.CONTRACTIONS)
   dimension = lambda name: feat[at, NODE[f"output_{name}_dimension"].start]
   batch, feature = dimension("batch"), dimension("feature")

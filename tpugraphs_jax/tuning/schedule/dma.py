@@ -30,7 +30,7 @@ class Flag:
     """Counts what has arrived."""
     if self.arrivals:
       self.count += sum(size for time, size in self.arrivals if time <= now)
-      self.arrivals = [each for each in self.arrivals if each[0] > now]
+      self.arrivals = [(time, size) for time, size in self.arrivals if time > now]
 
   def reaches(self, count: int) -> float | None:
     """When the flag has a count, 0 if it has; None if never."""
@@ -111,11 +111,6 @@ class Dmas:
     changed = self.flags.setdefault(known(flag, "a flag"), Flag())
     changed.settle(now)
     changed.count += count - (1 << 32) if count >= 1 << 31 else count
-
-  @property
-  def busy_until(self) -> float:
-    """When the HBM has moved everything."""
-    return self._free
 
 
 def known(word: Any, what: str) -> int:

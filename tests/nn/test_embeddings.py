@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax.nn import layers
+from tpugraphs_jax.nn import embeddings
 
 ROWS, FEATURES = 5, 3
 
@@ -15,7 +15,7 @@ ROWS, FEATURES = 5, 3
 def _gradient(index):
   """Gradient of a table of ones by `sum(weight * rows)`, and the weights."""
   weight = np.random.default_rng(0).normal(size=(*index.shape, FEATURES)).astype(np.float32)
-  value = lambda table: jnp.sum(weight * layers.take_few_rows(table, index))
+  value = lambda table: jnp.sum(weight * embeddings.take_few_rows(table, index))
   return jax.jit(jax.grad(value)), weight
 
 
@@ -27,7 +27,7 @@ def _gradient(index):
 def test_rows_and_their_gradient_equal_a_loop_over_indices(index):
   index = np.asarray(index, np.int32)
   table = np.random.default_rng(1).normal(size=(ROWS, FEATURES)).astype(np.float32)
-  np.testing.assert_array_equal(layers.take_few_rows(table, index), table[index])
+  np.testing.assert_array_equal(embeddings.take_few_rows(table, index), table[index])
   gradient, weight = _gradient(index)
   expected = np.zeros((ROWS, FEATURES))
   for place in np.ndindex(*index.shape):
