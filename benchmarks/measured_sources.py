@@ -68,6 +68,9 @@ class Program:
     key: arguments of an operation, as JSON, or the workload.
     variant: `baseline`, `optimized`, or a configuration as JSON.
     compile: compiles it.
+    base: of a candidate: the name of the program with the measured configuration.
+    is_exact: whether all arguments are known that its time depends on: some caches name the number
+      of the groups of a ragged product and not their sizes.
   """
 
   source: str
@@ -78,7 +81,8 @@ class Program:
   key: str
   variant: str
   compile: Callable[[], compiled.Compiled] = dataclasses.field(repr=False, compare=False)
-  base: str = ""  # of a candidate: the name of the program with the measured configuration
+  base: str = ""
+  is_exact: bool = True
 
 
 def read(folder: Path) -> list[Program]:
@@ -270,6 +274,7 @@ def _tokamax(folder: Path) -> Iterator[Program]:
     if target is None or not any(name in operation for name in _CHOICES):
       continue
     for key, row in trust.parse(path.read_text() or "{}").items():
+      arguments = json.loads(key)
       for variant, measured in row.items():
         name = hashlib.sha256(f"{key}{variant}".encode()).hexdigest()[:12]
         yield Program(
@@ -281,6 +286,7 @@ def _tokamax(folder: Path) -> Iterator[Program]:
           key,
           variant,
           functools.partial(compile_kernel, operation, key, variant, target),
+          is_exact=not isinstance(arguments.get("group_sizes"), dict),
         )
 
 

@@ -8,9 +8,15 @@ import measured_sources
 import numpy as np
 import pytest
 
+from tpugraphs_jax.tuning.schedule.chips import chips
+
 
 def _program(name, ms, *, source=measured_sources.TOKAMAX, group="pallas_x", variant="", key="{}"):
   return measured_sources.Program(source, group, name, "tpu:v6e", ms, key, variant, lambda: None)
+
+
+def _chips(count):
+  return [dataclasses.replace(chips()["tpu:v6e"], share=0.3)] * count
 
 
 def _row(name, measured, simulated, **options):
@@ -68,22 +74,39 @@ def test_a_larger_sample_contains_the_smaller_one_and_no_plain_operation(data):
 
 def test_a_fit_finds_the_chip_and_the_factor_that_made_the_times():
   ratios = np.array([[0.7, 0.9, 1.4, 1.2], [0.8, 0.8, 0.8, 0.8], [1.0, 1.3, 0.6, 1.1]])
-  found = measured_programs.fit(ratios, ["a", "a", "b", "b"])
+  found = measured_programs.fit(_chips(3), ratios, ["a", "a", "b", "b"])
   assert (found.point, found.error) == (1, pytest.approx(0, abs=1e-9))
   assert found.factor == pytest.approx(1.25)
 
 
 def test_a_source_that_is_left_out_does_not_shape_its_constants():
   ratios = np.array([[1.0, 1.0, 3.0], [2.0, 2.1, 1.0]])
-  without = measured_programs.left_out(ratios, ["a", "a", "b"])
+  without = measured_programs.left_out(_chips(2), ratios, ["a", "a", "b"])
   assert without[2] == pytest.approx(3.0)  # the first chip fits the others
-  assert without[:2] == pytest.approx([1 / 3, 1 / 3])  # the first chip, with the factor of b
-  assert np.isnan(measured_programs.left_out(ratios[:, :2], ["a", "a"])).all()
+  assert without[:2] == pytest.approx([2.0, 2.1])  # the second chip fits b without a factor
+  assert np.isnan(measured_programs.left_out(_chips(2), ratios[:, :2], ["a", "a"])).all()
 
 
 def test_every_group_has_the_same_weight_in_a_fit():
   ratios = np.array([[1.0, 1.0, 1.0, 1.0, 2.0], [1.2, 1.2, 1.2, 1.2, 1.2]])
-  assert measured_programs.fit(ratios, ["a"] * 4 + ["b"]).point == 1
+  assert measured_programs.fit(_chips(2), ratios, ["a"] * 4 + ["b"]).point == 1
+
+
+def test_a_program_that_was_measured_otherwise_does_not_shape_a_fit():
+  found = measured_programs.fit(_chips(1), np.array([[0.8, 0.8, 0.8, 8.0]]), ["a"] * 4)
+  assert (found.factor, found.error) == (pytest.approx(1.25), pytest.approx(0, abs=1e-9))
+
+
+def test_of_constants_that_fit_alike_those_near_the_published_ones_are_chosen():
+  far, near = (dataclasses.replace(chips()["tpu:v6e"], share=share) for share in (0.5, 0.9))
+  assert measured_programs.fit([far, near], np.ones((2, 3)), ["a"] * 3).point == 1
+  assert measured_programs.fit([near, far], np.full((2, 3), 2.0), ["a"] * 3).point == 1  # 0.9 * 2
+
+
+def test_ragged_products_of_unknown_sizes_are_not_in_a_fit():
+  row = _row("a", 1.0, 1.0)
+  unknown = dataclasses.replace(row, program=dataclasses.replace(row.program, is_exact=False))
+  assert measured_programs.usable([row, unknown]) == [row]
 
 
 def test_a_summary_has_errors_and_the_order():

@@ -212,6 +212,19 @@ def test_a_division_waits_in_a_queue():
   assert cost(*lines).hbm_bytes == 2 * CHIP.granule
 
 
+@pytest.mark.parametrize("used, word", [("%s2_s1", 3), ("%s3_s2", 2)])
+def test_a_quotient_leaves_the_queue_before_its_remainder(used, word):
+  lines = (
+    "%1 = sdivrem.u32 17, 5 /* kDivAndRem */",
+    "%s2_s1 = spop.drf %1",
+    "%s3_s2 = spop.drf %1",
+    f"%4 = dma.hbm_to_vmem /*hbm=*/%s5_s5, /*size_in_granules=*/{used}, "
+    "/*vmem=*/%s6_s6, /*dst_syncflagno=*/[#allocation0]",
+    f"%7 = dma.done.wait [#allocation0], {word}",
+  )
+  assert cost(*lines).hbm_bytes == word * CHIP.granule
+
+
 def _branch_on(operation: str) -> tuple[str, ...]:
   return (operation, "%9 = sbr.rel (%p1_p0) target = $region8", *[EMPTY] * 4, "@8 %v3_v3 = vnop")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import itertools
 import math
 import operator
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from tpugraphs_jax.tuning.schedule.bundles import (
   Value,
 )
 
-_MASK, _SIGN = 0xFFFFFFFF, 0x80000000
+_MASK, _SIGN, _WORD_BITS = 0xFFFFFFFF, 0x80000000, 32
 _ALLOCATION_BITS = 18  # words between two allocations
 _MOST_ALLOCATIONS = 2 ** (32 - _ALLOCATION_BITS) - 1
 MOST_WORDS = 2**20  # of scalar memory
@@ -193,9 +194,19 @@ _FUNCTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
   "scalar_lea": lambda a, b, _: (a + b) & _MASK,
   "scalar_select": _select,
 }
+
+
+def _division(of: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+  return lambda a, b, _: of(a, b) if b.__class__ is Unknown or b else Unknown("a / 0")
+
+
 _FUNCTIONS |= {
-  "sdivrem.u32.kDiv": lambda a, b, _: a // b if b.__class__ is Unknown or b else Unknown("a / 0"),
-  "sdivrem.u32.kRem": lambda a, b, _: a % b if b.__class__ is Unknown or b else Unknown("a / 0"),
+  "sdivrem.u32.kDiv": _division(lambda a, b: a // b),
+  "sdivrem.u32.kRem": _division(lambda a, b: a % b),
+  # Two words wait in the queue: the quotient, then the remainder.
+  "sdivrem.u32.kDivAndRem": _division(lambda a, b: a // b | a % b << _WORD_BITS),
+  "spop.drf": lambda a, _, __: a & _MASK,
+  "spop.drf.second": lambda a, _, __: a >> _WORD_BITS,
 }
 _SIGNS = {"s32": _SIGN, "u32": 0}
 _RELATIONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
@@ -283,6 +294,7 @@ class Schedule:
     self._slot_of: dict[Any, int] = {}
     self._initial: list[Any] = [None, None, False, -1]
     self._needed, self._needs_memory = _needed(bundles)
+    self._second_pops = _second_pops(bundles)
     self.operands = {
       operation.result.register: (operation.text, operation.code.partition(".")[2])
       for operation in bundles[0].operations
@@ -467,8 +479,8 @@ class Schedule:
   ) -> Step:
     """The step that computes an operation."""
     code = operation.code
-    if code == "spop.drf":
-      code = "smov"
+    if operation.result and operation.result.number in self._second_pops:
+      code = "spop.drf.second"
     if code.startswith("sdivrem"):
       code = f"{code}.{operation.text}"
     if code == "sld":
@@ -664,6 +676,18 @@ def _needed(bundles: list[Bundle]) -> tuple[set[int], bool]:
         memory = True
         waiting += (value for store in stores for value in store.reads())
   return needed, memory
+
+
+def _second_pops(bundles: list[Bundle]) -> set[int]:
+  """Numbers of the values that take the second word of a division from its queue."""
+  divisions: set[tuple[Operand, ...]] = set()
+  second = set()
+  for operation in itertools.chain.from_iterable(bundle.operations for bundle in bundles):
+    if operation.code == "spop.drf" and operation.result is not None:
+      if operation.operands[:1] in divisions:
+        second.add(operation.result.number)
+      divisions.add(operation.operands[:1])
+  return second
 
 
 def _values(operation: Operation, names: tuple[str, ...]) -> Iterator[Value]:
