@@ -3,7 +3,6 @@
 import concurrent.futures
 import errno
 import json
-import multiprocessing
 import os
 import pathlib
 import pwd
@@ -169,8 +168,8 @@ def _append_many(path, writer, count):
 
 def test_lines_of_several_processes_are_all_kept_whole_and_in_order(tmp_path):
   path, count = tmp_path / "new" / "labels.jsonl", 200
-  spawn = multiprocessing.get_context("spawn")
-  writers = [spawn.Process(target=_append_many, args=(path, writer, count)) for writer in range(2)]
+  start = commands.server().Process
+  writers = [start(target=_append_many, args=(path, writer, count)) for writer in range(2)]
   for process in writers:
     process.start()
   for process in writers:
