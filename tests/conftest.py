@@ -9,8 +9,6 @@ import tempfile
 # A reduction on CPU holds a thread until all devices have come to it. With as few
 # threads as cores the fake devices can wait for each other for ever.
 os.environ.setdefault("NPROC", "16")
-# Idle threads of a library of linear algebra wait in a loop, which takes the core of another test.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Tests already run on all cores. Small programs compile with less work in one part.
 os.environ["XLA_FLAGS"] = " ".join(
   filter(None, (os.environ.get("XLA_FLAGS"), "--xla_cpu_parallel_codegen_split_count=1"))
