@@ -46,6 +46,10 @@ lint: install
 WORKERS ?= 2
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 
+# More threads of linear algebra wait for each other in loops, which take the core of another test.
+# Plugins of pytest import NumPy, which reads the variable, before tests/conftest.py.
+export OPENBLAS_NUM_THREADS ?= 1
+
 # All tests except those of the lanes in tests/conftest.py. `make test-all` runs everything.
 test: install
 	$(BIN)/python $(PYTEST) --lane=quick

@@ -62,17 +62,14 @@ def pytest_addoption(parser):
 def pytest_configure(config):
   """Makes a folder that all test processes share; they inherit its name.
 
-  It holds the runs that many tests read, and all compiled programs.
+  It holds the runs that many tests read, and the compiled programs of commands that tests start.
+  Tests themselves compile hardly a program twice: to keep programs takes longer than it spares.
   """
   if "TPUGRAPHS_TESTS_SHARED" not in os.environ:
     folder = os.environ["TPUGRAPHS_TESTS_SHARED"] = tempfile.mkdtemp(prefix="shared")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    # Of commands that tests start; `.ci/run` names one for all lanes.
+    # `.ci/run` names one for all lanes.
     os.environ.setdefault("TPUGRAPHS_TESTS_COMPILED", os.path.join(folder, "commands"))
-  jax.config.update(
-    "jax_compilation_cache_dir", os.path.join(os.environ["TPUGRAPHS_TESTS_SHARED"], "compiled")
-  )
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -78,8 +78,8 @@ def test_file_has_header_ids_and_indices_from_fast_to_slow(tmp_path):
 @pytest.mark.parametrize("collection", datasets.RELEASED)
 def test_reading_gives_back_what_was_written(tmp_path, collection):
   path = tmp_path / "results.csv"
-  # Longer than the field limit of usual CSV readers.
-  ranking = np.random.default_rng(0).permutation(50_000)
+  # Of the largest graph: longer than the field limit of usual CSV readers.
+  ranking = np.random.default_rng(0).permutation(124_000)
   submission.write_results(path, collection, {"a": ranking, "b": np.array([0])})
   read = submission.read_results(path)
   assert list(read) == [f"{collection}:a", f"{collection}:b"]
@@ -293,13 +293,6 @@ def test_kernels_are_scored_by_runtime_over_normalizer(labelled, tmp_path):
   assert found["tile:xla"] == (pytest.approx(((1 - 0.25) + 1) / 2), 2, [])
 
 
-def test_a_perfect_order_scores_one(labelled, tmp_path):
-  best = {name: np.argsort(runtime, kind="stable") for name, runtime in LABELS["tile:xla"].items()}
-  assert submission.score(_ranked(tmp_path, {"tile:xla": best}), labelled) == {
-    "tile:xla": (1, 2, [])
-  }
-
-
 @pytest.mark.parametrize(
   "tiles, complaint",
   [
@@ -400,12 +393,3 @@ def test_reading_a_file_takes_four_times_its_bytes_at_most(tmp_path, content):
   size = path.stat().st_size
   del text
   memory.assert_reading_takes(4, size, lambda: submission.read_results(path))
-
-
-@pytest.mark.parametrize("count", [1, 5, 124_000])
-def test_a_ranking_of_the_largest_graph_is_read(tmp_path, count):
-  order = np.random.default_rng(0).permutation(count)
-  path = tmp_path / "s.csv"
-  indices = ";".join(map(str, order))
-  path.write_text(f"ID,TopConfigs\nlayout:xla:random:g,{indices}\n")
-  np.testing.assert_array_equal(submission.read_results(path)["layout:xla:random:g"], order)

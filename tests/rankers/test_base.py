@@ -169,6 +169,8 @@ def test_equal_configurations_are_scored_once_unless_a_network_compares_them(net
     ("layout", "GAT", {}, "ResModel"),
     *(("layout", "Fourth", {name: ()}, name) for name in ("edge_widths", "config_widths")),
     ("tile", "MLSys21", dict(width=6), "model.width is 6"),
+    ("layout", "S2GNN", dict(width=5), "model.width"),
+    ("layout", "S2GNN", dict(width=6, heads=4), "model.width"),
     ("layout", "Tenth", dict(width=6), "width 6, expected a multiple"),
     ("tile", "Tenth", dict(width=6), "width 6, expected a multiple"),
     ("tile", "Tenth", dict(width=8, mlp_widths=(8, 9)), "width 9, expected a multiple"),

@@ -67,9 +67,13 @@ def test_the_best_of_k_has_the_means_of_the_table(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")  # of the title that the test sets
-@pytest.mark.parametrize("name", ["esc\x1b[31m", "bell\a", "line\nbreak", "bytes\udce9", "\ufffe"])
+@pytest.mark.parametrize(
+  "name", ["esc\x1b[31m", "bell\a", "line\nbreak", "bytes\udce9", "\ufffe", "a formula$b_{c"]
+)
 def test_a_folder_of_any_name_is_drawn_and_named_in_printable_characters(tmp_path, name):
-  comparison, found = figures_of([write_run(tmp_path / name / str(n), seed=n) for n in (0, 1)])
+  kind = "estimate $x_{"  # as the names of graphs, no formula
+  folders = [write_run(tmp_path / name / str(n), seed=n, kind=kind) for n in (0, 1)]
+  comparison, found = figures_of(folders)
   for drawn in found.values():
     drawn.suptitle(name.replace("\udce9", ""))  # which Matplotlib does not draw
     ElementTree.fromstring(figures.svg(drawn))

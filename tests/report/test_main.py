@@ -83,10 +83,3 @@ def test_a_page_that_cannot_be_drawn_fails_no_run(tmp_path, caplog):
   (run / "validation_scores.npz").write_bytes(b"damaged")
   report.try_write([run], tmp_path / "page.html")
   assert "no report page" in caplog.text and not (tmp_path / "page.html").exists()
-
-
-def test_names_with_signs_of_formulas_are_drawn(tmp_path):
-  run = write_run(tmp_path / "a$b_{c", kind="estimate $x_{")
-  page = tmp_path / "page.html"
-  assert main([str(run), "--out", str(page)]) == 0
-  assert "alex$net_{1" in page.read_text() and page.read_text().count("<figure>") == 4

@@ -33,9 +33,9 @@ def test_few_functions_stand_between_the_command_and_the_loss(variant, data_root
     arguments=flags,
     script=str(commands.ROOT / "run_layout.py"),
   )
-  ended = commands.python("-c", script, cwd=commands.ROOT)
-  assert ended.returncode == 0, ended.stderr
-  frames = json.loads(ended.stdout.splitlines()[-1])
+  ended = commands.run(commands.Run(["-c", script]), home=tmp_path)
+  assert ended.code == 0, ended.err
+  frames = json.loads(ended.out.splitlines()[-1])
   *way, loss = frames
   assert way[0] == "run/command.py:layout" and loss.startswith("train/step.py:loss_fn"), frames
   assert len(way) <= MOST, way

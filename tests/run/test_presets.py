@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import parts
@@ -33,8 +35,10 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
   before = jax.tree.map(np.asarray, state.params)
   state, batches = parallel.replicate(state), [next(iterator) for _ in range(2)]
   if config.task != "segments":  # whose steps are in tests/rankers/test_precision.py
-    found = steps.products(step.func.lower(*step.args, state, batches[0]))
+    lowered = step.func.lower(*step.args, state, batches[0])
+    found = steps.products(lowered)
     assert config.model.precision == "highest" and set(found) == {"highest"}, found
+    step = functools.partial(lowered.compile(), *step.args)
   for batch in batches:
     state, metrics = step(state, batch)
     assert np.isfinite(parallel.unreplicate(metrics)["loss"])

@@ -45,7 +45,7 @@ _LONGEST_SECONDS = 900  # of a run whose file operations are counted
 class Run(NamedTuple):
   """A command to run."""
 
-  arguments: Sequence[Any]  # a script, or `-m` and a module, then its flags
+  arguments: Sequence[Any]  # a script, `-m` and a module, or `-c` and code, then its flags
   devices: int = 1
   page: bool = False  # draws the report page, which takes longer than most runs here
   stop_at_step: int = 0  # sends SIGTERM when this step is reported
@@ -183,6 +183,10 @@ def _run_in_fork(command: Run, home: str, folder: Path) -> None:
   step, line = command.shell_at_step
   if step:
     _at(step, lambda: subprocess.run(line, shell=True, check=True))
+  if command.arguments[0] == "-c":
+    sys.argv = ["-c", *command.arguments[2:]]
+    exec(command.arguments[1], {"__name__": "__main__"})
+    return
   is_module = command.arguments[0] == "-m"
   sys.argv = list(command.arguments[is_module:])
   sys.path.insert(0, str(ROOT if is_module else Path(sys.argv[0]).resolve().parent))

@@ -2,11 +2,9 @@
 
 import csv
 import json
-import os
-from pathlib import Path
-import subprocess
-import sys
+import shutil
 
+import commands
 import numpy as np
 import parts
 import pytest
@@ -136,7 +134,6 @@ def test_a_run_refuses_a_folder_with_links_before_it_writes(tmp_path, link):
   assert (tmp_path / "precious").read_text() == "kept"
 
 
-ROOT = Path(__file__).parents[2]
 _OWN_LOSS = """
 from tpugraphs_jax.losses import LOSSES, mse
 
@@ -147,23 +144,23 @@ def own_loss(scores, labels, *, where=None):
 
 
 def test_a_model_is_judged_without_the_module_of_its_loss(tmp_path):
-  (tmp_path / "own_loss.py").write_text(_OWN_LOSS)
+  (tmp_path / "own").mkdir()
+  (tmp_path / "own" / "own_loss.py").write_text(_OWN_LOSS)
+  script = shutil.copy(commands.ROOT / "run_tile.py", tmp_path / "own")  # finds modules beside it
 
-  def run(*flags, places=(ROOT,)):
-    command = [sys.executable, "-P", ROOT / "run_tile.py", f"--workdir={tmp_path / 'run'}", *flags]
-    paths = os.pathsep.join(map(str, places))
-    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+  def run(*flags, script=commands.ROOT / "run_tile.py"):
+    command = [script, f"--workdir={tmp_path / 'run'}", "--noreport", *flags]
+    return commands.run(commands.Run(command), home=tmp_path)
 
   extension = "--config.extensions=('own_loss',)"
-  options = "--config=tile.py:ci", "--synthetic", "--noreport", "--config.train.epochs=1"
-  trained = run(extension, "--config.loss.losses=OwnLoss:1", *options, places=(ROOT, tmp_path))
-  assert not trained.returncode, trained.stderr
+  options = "--config=tile.py:ci", "--synthetic", "--config.train.epochs=1"
+  trained = run(extension, "--config.loss.losses=OwnLoss:1", *options, script=script)
+  assert not trained.code, trained.err
   path = tmp_path / "run" / "validation.csv"
   expected, data = path.read_text(), f"--data_root={tmp_path / 'run/synthetic/npz'}"
   path.unlink()
-  judged = run("--do=evaluate", "--noreport", data)
-  assert not judged.returncode, judged.stderr
+  judged = run("--do=evaluate", data)
+  assert not judged.code, judged.err
   assert path.read_text() == expected
-  resumed = run("--resume", "--noreport", data)
-  assert resumed.returncode and "needs the module 'own_loss'" in resumed.stderr
+  resumed = run("--resume", data)
+  assert resumed.code and "needs the module 'own_loss'" in resumed.err

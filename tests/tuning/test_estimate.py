@@ -447,12 +447,6 @@ def test_estimates_of_a_real_target_have_time_memory_and_lines():
   assert sum(kernel.cycles or 0 for kernel in row.kernels) == row.cycles > 0
   assert sum(kernel.milliseconds for kernel in row.kernels) <= row.milliseconds
   assert row.kernels[0].where.startswith("test_estimate.py:")
-  (row,) = estimate.estimate(
-    lambda x: jnp.linalg.cholesky(x @ x.T),
-    jax.ShapeDtypeStruct((256, 256), jnp.float32),
-    targets="v6e",
-  ).rows
-  assert row.milliseconds > 0
 
 
 @pytest.mark.parametrize("targets", [[], None, 6, {"v6e": 1}, b"v6e"])

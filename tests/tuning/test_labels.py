@@ -159,14 +159,14 @@ def test_the_time_of_a_label_is_that_of_estimate_also_of_loops_that_end_at_an_ar
 
   label = labels.create("tpu_estimate", target="v6e", seed=0)
   found = []
-  for n in (3, 30):
-    args = jnp.ones((128, 128)), jnp.ones((256, 128)), np.int32(n)
-    with label.opened() as opened:
+  with label.opened() as opened:
+    for n in (3, 30):
+      args = jnp.ones((128, 128)), jnp.ones((256, 128)), np.int32(n)
       choices = problem.Problem(step, args, opened)
       ((_, raw),) = choices.raw_labels([choices.default])
-    (row,) = tpugraphs_jax.estimate(step, *args, targets=["v6e"]).rows
-    assert raw["milliseconds"] == row.milliseconds
-    found.append((raw["milliseconds"], choices.fingerprint()))
+      (row,) = tpugraphs_jax.estimate(step, *args, targets=["v6e"]).rows
+      assert raw["milliseconds"] == row.milliseconds
+      found.append((raw["milliseconds"], choices.fingerprint()))
   (few, first), (many, second) = found
   assert many > 5 * few and first != second
 

@@ -59,7 +59,8 @@ def test_applied_in_another_process_it_trains_alike(tuned, tmp_path):
     names.remove("equinox")
   for name in names:
     tuned(name).save(tmp_path / f"{name}.json")
-  flags = f"--xla_force_host_platform_device_count={_DEVICES}"
+  inherited = os.environ["XLA_FLAGS"]  # compile quickly
+  flags = f"{inherited} --xla_force_host_platform_device_count={_DEVICES}"
   found = subprocess.run(
     [sys.executable, training_steps.__file__, str(tmp_path), *names],
     env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},

@@ -190,15 +190,6 @@ def test_impossible_arguments_of_tune_are_refused(problem):
     tpugraphs_jax.tune(network, *ARGS, model=oracle)
 
 
-def test_with_a_budget_for_all_every_choice_is_labelled(monkeypatch):
-  tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers))
-  outputs = Problem(network, ARGS, labels.Measured())
-  found = tune.tune(network, *ARGS, model=Oracle(outputs, _cost), budget=40)
-  every = set(itertools.product(*outputs.options))
-  assert len(every) < 40 and len(tried) == len(every) and set(tried) == every
-  assert found.keeps_default
-
-
 def test_a_line_tells_of_every_label_and_the_file_of_labels_continues_a_search(
   monkeypatch, capsys, tmp_path
 ):

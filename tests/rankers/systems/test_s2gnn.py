@@ -327,12 +327,6 @@ def test_it_trains_on_all_layout_collections():
   assert parts.config_of("layout", "xla-random,preset=s2gnn").data.also == ()
 
 
-@pytest.mark.parametrize("options", [{"width": 5}, {"width": 6, "heads": 4}])
-def test_a_width_that_cannot_be_divided_is_refused(options):
-  with pytest.raises(ValueError, match="model.width"):
-    base.create_network("layout", "S2GNN", **options)
-
-
 # Numbers of the public code.
 
 
