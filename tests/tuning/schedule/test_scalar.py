@@ -225,6 +225,24 @@ def test_a_quotient_leaves_the_queue_before_its_remainder(used, word):
   assert cost(*lines).hbm_bytes == word * CHIP.granule
 
 
+def test_a_division_with_one_result_gives_it_to_each_branch():
+  lines = (
+    "%1 = sdivrem.u32 17, 5 /* kDiv */",
+    "%s2_s1 = spop.drf %1",
+    "%s3_s2 = spop.drf %1",
+    "%4 = dma.hbm_to_vmem /*hbm=*/%s5_s5, /*size_in_granules=*/%s3_s2, "
+    "/*vmem=*/%s6_s6, /*dst_syncflagno=*/[#allocation0]",
+    "%7 = dma.done.wait [#allocation0], 3",
+  )
+  assert cost(*lines).hbm_bytes == 3 * CHIP.granule
+
+
+def test_a_division_has_at_most_two_results():
+  pops = [f"%s{number}_s{number} = spop.drf %1" for number in (2, 3, 4)]
+  with pytest.raises(Unreadable, match="more than two results"):
+    cost("%1 = sdivrem.u32 17, 5 /* kDivAndRem */", *pops)
+
+
 def _branch_on(operation: str) -> tuple[str, ...]:
   return (operation, "%9 = sbr.rel (%p1_p0) target = $region8", *[EMPTY] * 4, "@8 %v3_v3 = vnop")
 

@@ -196,6 +196,9 @@ _FUNCTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
+_BOTH = "kDivAndRem"
+
+
 def _division(of: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
   return lambda a, b, _: of(a, b) if b.__class__ is Unknown or b else Unknown("a / 0")
 
@@ -204,7 +207,7 @@ _FUNCTIONS |= {
   "sdivrem.u32.kDiv": _division(lambda a, b: a // b),
   "sdivrem.u32.kRem": _division(lambda a, b: a % b),
   # Two words wait in the queue: the quotient, then the remainder.
-  "sdivrem.u32.kDivAndRem": _division(lambda a, b: a // b | a % b << _WORD_BITS),
+  f"sdivrem.u32.{_BOTH}": _division(lambda a, b: a // b | a % b << _WORD_BITS),
   "spop.drf": lambda a, _, __: a & _MASK,
   "spop.drf.second": lambda a, _, __: a >> _WORD_BITS,
 }
@@ -679,14 +682,25 @@ def _needed(bundles: list[Bundle]) -> tuple[set[int], bool]:
 
 
 def _second_pops(bundles: list[Bundle]) -> set[int]:
-  """Numbers of the values that take the second word of a division from its queue."""
-  divisions: set[tuple[Operand, ...]] = set()
+  """Numbers of the values that take a remainder, after its quotient, from the queue of a division.
+
+  Raises:
+    Unreadable: more than two values are taken, as where branches take them in turn.
+  """
+  taken: dict[str, int] = {}
   second = set()
   for operation in itertools.chain.from_iterable(bundle.operations for bundle in bundles):
-    if operation.code == "spop.drf" and operation.result is not None:
-      if operation.operands[:1] in divisions:
-        second.add(operation.result.number)
-      divisions.add(operation.operands[:1])
+    if operation.result is None:
+      continue
+    if operation.text == _BOTH:
+      taken[operation.result.register] = 0
+    for queue in operation.reads() if operation.code == "spop.drf" else ():
+      if queue.register in taken:
+        taken[queue.register] += 1
+        if taken[queue.register] == 2:
+          second.add(operation.result.number)
+  if any(count > 2 for count in taken.values()):
+    raise Unreadable("a division has more than two results")
   return second
 
 
