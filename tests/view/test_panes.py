@@ -83,6 +83,12 @@ def test_a_graph_without_configurations_or_with_tiles_says_so(graph):
     panes.of_graph(tiles, 0, model="layout-cpu-measured")
 
 
+@pytest.mark.parametrize("program", ["program.npz", None, len])
+def test_only_graphs_and_results_of_tune_are_shown(program):
+  with pytest.raises(ValueError, match="expected a graph .* or the result of tune"):
+    view.show(program)
+
+
 def test_layouts_that_were_chosen_are_shown_as_a_graph_is(graph, capsys):
   program = layouts.TunedProgram(graph, [], {}, "5 of 9 layouts tried")
   view.show(program, as_table=True)

@@ -41,8 +41,14 @@ def show(
       `as_table=True` prints the table instead.
 
   Raises:
-    ValueError, FileNotFoundError: as `panes.of_graph`; or a number for layouts that were chosen.
+    ValueError, FileNotFoundError: as `panes.of_graph`; another program, or a number for layouts
+      that were chosen.
   """
+  if not isinstance(program, (OpGraph, Tuned, TunedProgram)):
+    found = repr(program) if isinstance(program, str) else f"a {type(program).__name__}"
+    raise ValueError(
+      f"found {found}, expected a graph (as of read_layout or read_tile) or the result of tune"
+    )
   if isinstance(program, OpGraph):
     views = panes.of_graph(program, config, against=against, model=model)
     _show(program, views, panes.table(program, views), **options)
