@@ -25,7 +25,6 @@ import timing
 
 from tpugraphs_jax.infra import machine
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.train import evaluation, log, loop, training
 from tpugraphs_jax.train.loading import data_of, evaluable, fit, trainable
 
@@ -100,7 +99,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
     - sum(evaluation.seconds - evaluation.compile_seconds for evaluation in evaluations)
   )
   ids = training.sample_ids(config, valid, 0)
-  scores = score(family, result.state.eval_params, valid, ids)
+  scores = family.scores(result.state.eval_params, valid, ids)
   _, means = evaluation.evaluate(
     evaluation.with_labels(valid, ids, scores), ranker.collection.slowdown_ks
   )

@@ -16,7 +16,6 @@ import timing
 from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.train import evaluation, log, loop, training
 from tpugraphs_jax.train.loading import data_of, evaluable, load_graphs
 
@@ -61,9 +60,9 @@ def judged(ranker: Ranker, data: Data, graphs: Sequence[Any], params: Any) -> di
   """Means over graphs, metrics of each graph, and CPU seconds of scoring all of them."""
   family, configs = ranker.family, ranker.config.eval.configs
   ids = [data.validation_ids(graph.name, graph.configs) for graph in graphs]
-  score(family, params, graphs, [some[:configs] for some in ids])  # compiles
+  family.scores(params, graphs, [some[:configs] for some in ids])  # compiles
   started = time.process_time()
-  scores = score(family, params, graphs, ids)
+  scores = family.scores(params, graphs, ids)
   seconds = time.process_time() - started
   rows, means = evaluation.evaluate(
     evaluation.with_labels(graphs, ids, scores), data.collection.slowdown_ks

@@ -12,7 +12,7 @@ from tpugraphs_jax.tuning import measure
 
 MODULES = (
   ".data.npz .hlo.module_graph .infra.tasks .infra.files .losses .metrics .run.configs "
-  ".rankers.ensemble .rankers.ranker .tuning.tune"
+  ".rankers.ranker .tuning.tune"
 ).split()
 
 

@@ -28,8 +28,8 @@ Modules: `hlo` (graphs of your own programs), `collect` (labels for them), `metr
 from etils import epy
 
 from tpugraphs_jax.infra import machine
+from tpugraphs_jax.version import __version__ as __version__
 
-__version__ = "0.1.0"
 __all__ = [
   "Ensemble",
   "OpGraph",
@@ -57,8 +57,7 @@ with epy.lazy_api_imports(globals()):  # loaded when first used: importing the p
   from tpugraphs_jax import collect, hlo, metrics, report, view
   from tpugraphs_jax.data.npz import read_layout, read_tile
   from tpugraphs_jax.graph import OpGraph
-  from tpugraphs_jax.rankers.ensemble import Ensemble
-  from tpugraphs_jax.rankers.ranker import explain, load, propose, rank
+  from tpugraphs_jax.rankers.ranker import Ensemble, explain, load, propose, rank
   from tpugraphs_jax.run.configs import load as load_config
   from tpugraphs_jax.run.python import train_model
   from tpugraphs_jax.train import training

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from typing import Generic, Self, TypeVar
 
 import numpy as np
@@ -219,8 +220,8 @@ def distinct_rows(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     `[sets]` int64 ascending row numbers, and `[n]` int64 with
     `array == array[first][which]`.
   """
-  flat = np.ascontiguousarray(array).reshape(len(array), -1)
-  keys = flat.view(np.dtype((np.void, flat[:1].nbytes))).ravel()
+  row = np.dtype((np.void, array.dtype.itemsize * math.prod(array.shape[1:])))
+  keys = np.ascontiguousarray(array).reshape(-1).view(row)
   _, first, which = np.unique(keys, return_index=True, return_inverse=True)
   order = np.argsort(first)
   place = np.empty(len(order), np.int64)

@@ -19,6 +19,7 @@ from tpugraphs_jax.data import factoring
     np.array([[7], [300]], np.uint16),
     np.broadcast_to(np.arange(3), (4, 3)),
     np.asfortranarray([[1, 2], [2, 1], [1, 2]]),
+    np.zeros((0, 3), np.float32),
   ],
 )
 def test_distinct_rows_are_the_first_of_each_in_file_order(array):

@@ -12,6 +12,7 @@ import random_graphs
 
 from tpugraphs_jax import rankers
 from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.family import Family
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.layout.res_model import ResModel
 
@@ -112,7 +113,7 @@ def test_networks_and_options_that_exclude_each_other_are_refused(
     families.make("layout", network, variant, **changes)
 
 
-class Alone(base.Family):
+class Alone(Family):
   """A family that is not made of whole programs."""
 
 
@@ -151,13 +152,11 @@ def test_equal_configurations_are_scored_once_unless_a_network_compares_them(net
   family = families.make("tile", network, **{"batch.configs": 6, "eval.configs": 6})
   asked = []
 
-  def scores(params, graphs, config_ids, *, progress=False):
+  def run(params, graphs, config_ids, *, progress=False):
     asked.extend(ids.tolist() for ids in config_ids)
     return [np.zeros(len(ids), np.float32) for ids in config_ids]
 
-  (found,) = families.scorer_of(family, scores)(
-    None, [graph], [np.zeros(9, np.int64)], permutations=1
-  )
+  (found,) = families.scorer_of(family, run)(None, [graph], [np.zeros(9, np.int64)], permutations=1)
   assert asked == expected and found.shape == (9,)
 
 

@@ -6,8 +6,8 @@ import small_runs
 
 import tpugraphs_jax
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.rankers import ensemble
-from tpugraphs_jax.rankers.ensemble import COMBINATIONS, Ensemble
+from tpugraphs_jax.rankers import ranker
+from tpugraphs_jax.rankers.ranker import COMBINATIONS, Ensemble
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,14 @@ def runs():
   ],
 )
 def test_min_max_brings_scores_to_one_scale(scores, expected):
-  np.testing.assert_allclose(ensemble.min_max(np.array(scores)), expected)
+  np.testing.assert_allclose(ranker.min_max(np.array(scores)), expected)
 
 
 @pytest.mark.parametrize(
   "scores, expected", [([3.0, 1.0, 2.0], [3, 1, 2]), ([5.0], [1]), ([2.0, 2.0, 1.0], [2.5, 2.5, 1])]
 )
 def test_equal_scores_share_their_mean_rank(scores, expected):
-  np.testing.assert_array_equal(ensemble.COMBINATIONS["rank"](np.array(scores)), expected)
+  np.testing.assert_array_equal(COMBINATIONS["rank"](np.array(scores)), expected)
 
 
 @pytest.mark.parametrize("combine", ["mean", "min_max", "rank"])

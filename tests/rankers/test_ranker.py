@@ -23,7 +23,6 @@ from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.scorer import score
 
 KINDS = tuple(COLLECTIONS)
 
@@ -285,7 +284,7 @@ def test_a_family_that_was_taken_before_has_the_transforms_which_are_set_once(ru
   ranker.use_transforms(trained.transforms, where="here")
   expected, prepared = trained.rank(graph)[1], [ranker.prepare(graph)]
   for taken in (family, ranker.family):
-    np.testing.assert_array_equal(score(taken, trained.params, prepared)[0], expected)
+    np.testing.assert_array_equal(taken.scores(trained.params, prepared)[0], expected)
   assert copied.family.config_transform is None  # an untrained copy gets its own
   for again in (
     lambda: ranker.use_transforms(trained.transforms, where="here"),

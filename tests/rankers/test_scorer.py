@@ -18,7 +18,7 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout.res_model import ResModel
-from tpugraphs_jax.rankers.scorer import chunks, Encoder, network_step, score
+from tpugraphs_jax.rankers.scorer import chunks, Encoder, network_step
 
 
 def tile_graphs(sizes):
@@ -238,12 +238,12 @@ def test_scores_of_a_network_that_compares_configurations_are_means_over_orders(
     "tile", SlateMean(), **{"batch.configs": 3, "eval.configs": 3, "eval.permutations": orders}
   )
 
-  def scores(params, graphs, config_ids, *, progress=False):
+  def run(params, graphs, config_ids, *, progress=False):
     calls.append([ids.tolist() for ids in config_ids])
     values = [numbers[ids] for numbers, ids in zip(made, config_ids)]
     return [np.array([np.mean(v[i - i % 3 : i + 1]) for i in range(len(v))]) for v in values]
 
-  scorer, ids = families.scorer_of(family, scores), [np.array([4, 0, 0, 7, 2, 3]), np.array([0, 1])]
+  scorer, ids = families.scorer_of(family, run), [np.array([4, 0, 0, 7, 2, 3]), np.array([0, 1])]
   found = scorer(None, graphs, ids)
   assert len(calls) == orders and calls[0] == [chosen.tolist() for chosen in ids]
   for number, chosen in enumerate(ids):
@@ -271,12 +271,12 @@ def test_scores_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
     for name, graph in zip("abc", tile_graphs([(3, 2, 9)] * 3))
   ]
 
-  def scores(params, graphs, config_ids, *, progress=False):
+  def run(params, graphs, config_ids, *, progress=False):
     return [
       np.array([np.mean(ids[i - i % 3 : i + 1]) for i in range(len(ids))]) for ids in config_ids
     ]
 
-  scorer = families.scorer_of(family, scores)
+  scorer = families.scorer_of(family, run)
   together = dict(zip("abc", scorer(None, graphs)))
   for chosen in (graphs[1:], graphs[::-1], graphs[2:]):
     for graph, found in zip(chosen, scorer(None, chosen)):
@@ -301,8 +301,8 @@ def _blocks():
 
 def test_blocks_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call(blocks):
   family, graphs, params = blocks
-  _, together = score(family, params, graphs)
-  (alone,) = score(family, params, graphs[1:])
+  _, together = family.scores(params, graphs)
+  (alone,) = family.scores(params, graphs[1:])
   np.testing.assert_allclose(alone, together, rtol=1e-4, atol=1e-5)
 
 
@@ -312,7 +312,7 @@ def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(blocks
   monkeypatch.setattr(
     family, "draw_block", lambda *args: drawn.append(draw_block(*args)) or drawn[-1]
   )
-  (found,), (again,) = (score(family, params, [graph]) for _ in range(2))
+  (found,), (again,) = (family.scores(params, [graph]) for _ in range(2))
   np.testing.assert_array_equal(found, again)
   assert len(drawn) == 6 and drawn[:3] == drawn[3:]
   of_blocks = one_by_one(family.network, params, [graph] * 3, family.assemble, drawn[:3])

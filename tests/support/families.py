@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import parts
 
 from tpugraphs_jax import rankers
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.scorer import score
+from tpugraphs_jax.rankers.family import Family, LayoutFamily, TileFamily
 from tpugraphs_jax.rankers.segments.family import Segments
 
 IDENTITY = lambda rows: rows
 
 
-def make(kind: str, network: base.Network, variant: str = "ci", **changes: Any) -> base.Family:
+def make(kind: str, network: base.Network, variant: str = "ci", **changes: Any) -> Family:
   """The family of a network; configurations reach the network as they are.
 
   Args:
@@ -25,21 +24,21 @@ def make(kind: str, network: base.Network, variant: str = "ci", **changes: Any) 
     **changes: fields of the config (`**{"eval.graphs": 4}`).
   """
   config = parts.config_of(kind, variant, **changes)
-  default = base.TileFamily if kind == "tile" else base.LayoutFamily
+  default = TileFamily if kind == "tile" else LayoutFamily
   family = (network.family or default)(network, config)
   family = Segments(family) if config.segments else family
   family.config_transform = IDENTITY
   return family
 
 
-def of_config(kind: str, variant: str = "ci", **changes: Any) -> base.Family:
+def of_config(kind: str, variant: str = "ci", **changes: Any) -> Family:
   """The family that a config of the project names, with configurations as they are."""
   family = rankers.create(parts.config_of(kind, variant, **changes))
   family.config_transform = IDENTITY
   return family
 
 
-def scorer_of(family, scores):
-  """`scorer.score` of a family whose method `scores` is the given function."""
-  family.scores = scores
-  return functools.partial(score, family)
+def scorer_of(family, run):
+  """`Family.scores` of a family whose method `run` is the given function."""
+  family.run = run
+  return family.scores

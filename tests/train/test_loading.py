@@ -161,12 +161,12 @@ def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_p
 
 
 def made_up(family, made):
-  """Gives a family the scores `made`, by graph name; returns its `scorer.score`."""
+  """Gives a family the scores `made`, by graph name; returns its `Family.scores`."""
 
-  def scores(params, graphs, config_ids, *, progress=False):
+  def run(params, graphs, config_ids, *, progress=False):
     return [np.asarray(made[g.name], np.float32)[ids] for g, ids in zip(graphs, config_ids)]
 
-  return families.scorer_of(family, scores)
+  return families.scorer_of(family, run)
 
 
 @pytest.mark.parametrize("kind, ks", [("tile", (1, 5, 10)), ("layout", (1, 10, 100))])

@@ -1,4 +1,4 @@
-"""Ranker families, one folder or file each; `base` has the base classes.
+"""Ranker families, one folder or file each; `base` and `family` have the base classes.
 
   tile       networks of the official baseline for fused kernels
   layout     networks for whole programs: the official ResModel, GraphSAGE
@@ -6,7 +6,7 @@
   tables     score tables: the network runs once per program, scores are sums of table entries
   systems    published systems, one file each
 
-`scorer` runs the network of any family on graphs of any size. `ranker` is a network with its
+`scorer` runs networks on graphs of any size. `ranker` is a network with its
 features and weights; `model_file` reads and writes it. `official_weights` converts weights of the
 official models.
 """
@@ -14,19 +14,17 @@ official models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 # Importing a module of networks registers them.
 from tpugraphs_jax.rankers import base, systems, tile
+from tpugraphs_jax.rankers.config import Config
+from tpugraphs_jax.rankers.family import Family, LayoutFamily, TileFamily
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.tables import network, traffic
 
-if TYPE_CHECKING:
-  from tpugraphs_jax.rankers.config import Config
 
-
-def create(config: Config, unscaled: Sequence[str] = ()) -> base.Family:
+def create(config: Config, unscaled: Sequence[str] = ()) -> Family:
   """The ranker family of a config.
 
   Args:
@@ -38,13 +36,13 @@ def create(config: Config, unscaled: Sequence[str] = ()) -> base.Family:
   """
   model = config.model
   ranker_network = base.create_network(config.kind, model.name, **model.given)
-  default = base.TileFamily if config.kind == "tile" else base.LayoutFamily
+  default = TileFamily if config.kind == "tile" else LayoutFamily
   family = (ranker_network.family or default)(ranker_network, config, unscaled)
   if config.segments is None:
     return family
-  if not isinstance(family, base.LayoutFamily):
+  if not isinstance(family, LayoutFamily):
     raise ValueError(
       f"model {model.name} is of the family {type(family).__name__}, expected "
-      "one of base.LayoutFamily: others cannot be trained in segments"
+      "one of family.LayoutFamily: others cannot be trained in segments"
     )
   return Segments(family)

@@ -33,7 +33,7 @@ from tpugraphs_jax.losses import LossOptions
 from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.scorer import EvalOptions
-from tpugraphs_jax.rankers.segments.family import FinetuneOptions, SegmentOptions
+from tpugraphs_jax.rankers.segments.network import FinetuneOptions, SegmentOptions
 
 __all__ = [  # what a config file needs
   "BatchOptions",

@@ -1,18 +1,17 @@
-"""Scores configurations of graphs of any size, in batches of few shapes.
+"""Runs networks on graphs of any size, in batches of few shapes.
 
     graphs -> pieces -> units -> batches -> network, on all devices -> outputs of each graph
 
 An `Encoder` runs a network on graphs. A unit is one piece of a graph with one chunk of its
 configurations. Units form batches of the same structure as in training. All devices and processes
-share the batches, and every process gets all outputs. `score` refuses scores that are not finite.
-It gives equal configurations equal scores, unless the network compares configurations.
+share the batches, and every process gets all outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-from typing import Any, NamedTuple, TYPE_CHECKING
+from typing import Any, NamedTuple
 import zlib
 
 from flax import linen as nn
@@ -24,13 +23,8 @@ import tqdm
 from tpugraphs_jax.config_fields import option, Options
 from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
-from tpugraphs_jax.graph import distinct_rows
 from tpugraphs_jax.infra import console, parallel
 
-if TYPE_CHECKING:
-  from tpugraphs_jax.rankers.base import Family
-
-_FEWER = "; a run takes less with a smaller eval.graphs"
 # A new shape is compiled if padding exceeds this share of a batch.
 _PADDING = 0.25
 # Upper bound of bytes per row (node, edge or table entry) and configuration. If it exceeds the free
@@ -294,78 +288,3 @@ class EvalOptions(Options):
     least=1,
     most=2**10,
   )
-
-
-def score(
-  family: Family,
-  params: optax.Params,
-  graphs: Sequence[Any],
-  config_ids: Sequence[np.ndarray] | None = None,
-  *,
-  progress: bool = False,
-  permutations: int | None = None,
-) -> list[np.ndarray]:
-  """Scores of configurations of each graph, `[n]` float32, larger = slower.
-
-  Configurations with equal values are scored once, so that rounding cannot order them. A network
-  that compares the configurations of a slate is the exception. It scores all configurations in
-  several orders, each cut into slates, and its scores are averaged (1st place, 10 orders).
-
-  Args:
-    family: of the network.
-    params: of the network.
-    graphs: prepared graphs.
-    config_ids: `[n]` int64 for each graph; all configurations in file order unless given.
-    progress: shows a bar.
-    permutations: number of orders, the first as given; `eval.permutations` unless given.
-
-  Raises:
-    FloatingPointError: a score is not finite.
-    ValueError: the memory does not suffice.
-  """
-  if config_ids is None:
-    config_ids = [np.arange(len(graph.configs)) for graph in graphs]
-  if not len(graphs):
-    return []
-  options, compares = family.config.eval, family.network.compares_configs
-  with parallel.explaining_memory(
-    f"the model compares {options.configs} configurations of a graph (eval.configs of its run) "
-    "and takes no fewer at a time: rank where there is more memory"
-    if compares
-    else "scoring takes as few configurations at a time as free memory asks for: end other "
-    f"programs, or rank where there is more memory{_FEWER * (options.graphs > 1)}"
-  ):
-    if compares:
-      orders = options.permutations if permutations is None else permutations
-      scores = _mean_over_orders(family, params, graphs, config_ids, progress, orders)
-    else:
-      scores = _scores_once(family, params, graphs, config_ids, progress)
-  for graph, of_graph in zip(graphs, scores):
-    if bad := np.count_nonzero(~np.isfinite(of_graph)):
-      raise FloatingPointError(
-        f"{graph.name}: {bad} of {len(of_graph)} scores are not finite, because its features "
-        "or the parameters are too large for the model: train with a data.feature_transform "
-        "that bounds features, model.dtype=float32 or a lower optimizer.learning_rate"
-      )
-  return scores
-
-
-def _scores_once(family: Family, params, graphs, config_ids, progress):
-  parts = [distinct_rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
-  once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
-  scores = family.scores(params, graphs, once, progress=progress)
-  return [distinct[which] for distinct, (_, which) in zip(scores, parts)]
-
-
-def _mean_over_orders(family: Family, params, graphs, config_ids, progress, orders: int):
-  rngs = [rng_of(graph, family.config.seed) for graph in graphs]
-  total = [np.zeros(len(ids)) for ids in config_ids]
-  for number in range(orders):
-    order = [np.arange(len(ids)) for ids in config_ids]
-    if number:
-      order = [rng.permutation(len(ids)) for rng, ids in zip(rngs, config_ids)]
-    permuted = [ids[o] for ids, o in zip(config_ids, order)]
-    scores = family.scores(params, graphs, permuted, progress=progress)
-    for sums, o, new in zip(total, order, scores):
-      sums[o] += new
-  return [(sums / orders).astype(np.float32) for sums in total]

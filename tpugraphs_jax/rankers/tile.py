@@ -1,7 +1,7 @@
 """The official tile rankers: scores `[G, C]` of tile configurations of kernels.
 
 Inputs of every model are opcode embeddings, node features and tiles (`TileBatch.config_feat`, from
-`base.TileFamily`). Published systems read them in `systems`, mostly by `nn.layers.Tiles`. With
+`family.TileFamily`). Published systems read them in `systems`, mostly by `nn.layers.Tiles`. With
 early join the tile is a feature of every node. With late join it is appended to the readout of the
 kernel, so that the network runs once per kernel:
 
@@ -36,12 +36,13 @@ from tpugraphs_jax.nn.aggregation import BOTH, degree, neighbour_sum, node_graph
 from tpugraphs_jax.nn.embeddings import OpcodeEmbedding
 from tpugraphs_jax.nn.layers import Dense, DTYPES, leaky_relu, MLP
 from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.family import TileFamily
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 
 REDUCTIONS = ("sum", "mean")  # over the nodes of a kernel
 
 
-class LateJoin(base.TileFamily):
+class LateJoin(TileFamily):
   """Kernels, for networks with the methods `pooled(batch) -> [G, F]` and `join(pooled, configs)`.
 
   Every process computes all scores: the head costs less than an exchange.
@@ -66,7 +67,7 @@ class LateJoin(base.TileFamily):
     score = lambda params, *inputs: self.network.apply({"params": params}, *inputs, method=head)
     return jax.jit(score)
 
-  def scores(
+  def run(
     self,
     params: optax.Params,
     graphs: Sequence[PreparedGraph[TileConfigs]],
@@ -74,7 +75,7 @@ class LateJoin(base.TileFamily):
     *,
     progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores `[n]` float32 of each kernel; see `Family.scores`."""
+    """Scores `[n]` float32 of each kernel; see `Family.run`."""
     pooled = np.stack(self.encoder(params, graphs, config_ids, progress=progress))
     parts = [graph.configs.config_feat[ids] for graph, ids in zip(graphs, config_ids)]
     feat = np.concatenate([self.transform(part) for part in parts])

@@ -22,7 +22,6 @@ from typing import Any, TYPE_CHECKING
 from absl import flags
 from ml_collections import config_flags, ConfigDict
 
-import tpugraphs_jax
 from tpugraphs_jax.config_fields import Limits
 from tpugraphs_jax.infra import console
 
@@ -43,7 +42,7 @@ _GONE = {"mode": "--mode is gone: --do=train,evaluate,predict names the steps to
 
 def folder() -> Path:
   """The folder of config files: inside an installed package, else at the top of the checkout."""
-  package = Path(tpugraphs_jax.__file__).parent
+  package = Path(__file__).parents[1]
   inside = package / "configs"
   return inside if inside.is_dir() else package.parent / "configs"
 

@@ -26,7 +26,6 @@ from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, parallel
 from tpugraphs_jax.rankers.config import Config, LayoutDataOptions
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.train import log, loop, training
 from tpugraphs_jax.train.loading import data_of, evaluable, load_graphs
 from tpugraphs_jax.train.step import TrainState
@@ -210,9 +209,9 @@ def _scoring(ranker: Ranker, data: Data, params: optax.Params, valid: list[Any])
   evenly = np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)
   numbers = sorted({by_size[i] for i in evenly})
   few = [sample[i] for i in numbers], [ids[i] for i in numbers]
-  score(ranker.family, params, *few)  # compiles
+  ranker.family.scores(params, *few)  # compiles
   since = time.monotonic()
-  score(ranker.family, params, *few)
+  ranker.family.scores(params, *few)
   rate = (time.monotonic() - since) / _work(*few)
   final_ids = [data.validation_ids(graph.name, graph.configs) for graph in valid]
   has_test = npz.files_there(config.data_root, data.collection.name, "test")

@@ -15,8 +15,7 @@ from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
 from tpugraphs_jax.infra import console, files, parallel, trust
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
-from tpugraphs_jax.rankers.ensemble import Ensemble
-from tpugraphs_jax.rankers.ranker import Ranker
+from tpugraphs_jax.rankers.ranker import Ensemble, Ranker
 from tpugraphs_jax.run import configs, dry_run
 from tpugraphs_jax.train import results, training
 from tpugraphs_jax.train.loading import data_of

@@ -32,9 +32,7 @@ from tpugraphs_jax.datasets import label_kind
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console, files, machine, parallel, trust
 from tpugraphs_jax.rankers.config import Config
-from tpugraphs_jax.rankers.ensemble import Ensemble
-from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.scorer import score
+from tpugraphs_jax.rankers.ranker import Ensemble, Ranker
 from tpugraphs_jax.train import evaluation, log, loop
 from tpugraphs_jax.train.loading import evaluable
 from tpugraphs_jax.train.step import TrainState
@@ -245,7 +243,7 @@ def evaluate(ranker: Ranker, data: Data, workdir: Path, *, split: str = "") -> N
   if not graphs:
     return
   graphs = [ranker.prepare(graph) for graph in graphs]  # frees the raw graphs
-  scores = score(ranker.family, ranker.params, graphs, ids, progress=True)
+  scores = ranker.family.scores(ranker.params, graphs, ids, progress=True)
   predicted_ns = _predicted_ns(config, graphs, ids, scores)
   _write_evaluation(config, data, workdir, split, graphs, ids, scores, started, predicted_ns)
 

@@ -43,10 +43,9 @@ from tpugraphs_jax.metrics import SAMPLE
 from tpugraphs_jax.nn.embeddings import keep_rows_short
 from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.rankers import model_file
-from tpugraphs_jax.rankers.base import Family
 from tpugraphs_jax.rankers.config import Config
+from tpugraphs_jax.rankers.family import Family
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, HeadFamily, Segments
 from tpugraphs_jax.train import evaluation, log, loop, results
 from tpugraphs_jax.train.loading import (
@@ -205,7 +204,7 @@ def evaluation_of(family: Family, graphs: Sequence[Any], ks: Sequence[int]) -> l
 
   def evaluate(params: optax.Params, step: int) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     ids = sample_ids(family.config, graphs, step)
-    scores = score(family, params, graphs, ids, permutations=1)
+    scores = family.scores(params, graphs, ids, permutations=1)
     rows, means = evaluation.evaluate(evaluation.with_labels(graphs, ids, scores), ks)
     named = {evaluation.mean_name(name): mean for name, mean in means.items()}
     return named, evaluation.by_graph(rows)

@@ -11,12 +11,12 @@ from typing import Any
 
 import jax
 
-import tpugraphs_jax
 from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.tuning import costs, tpu
 from tpugraphs_jax.tuning.costs import DEVICES, Row
 from tpugraphs_jax.tuning.schedule import chips
+from tpugraphs_jax.version import __version__
 
 _KIND, _VERSION = "estimates of tpugraphs_jax", 1  # of a file
 _LARGEST = 1 << 26  # bytes of a file
@@ -179,11 +179,7 @@ def _place(kernel: costs.KernelCost) -> list[str]:
 
 def versions() -> dict[str, str]:
   """The versions on which an estimate depends."""
-  return {
-    "tpugraphs_jax": tpugraphs_jax.__version__,
-    "jax": jax.__version__,
-    "libtpu": tpu.libtpu_version(),
-  }
+  return {"tpugraphs_jax": __version__, "jax": jax.__version__, "libtpu": tpu.libtpu_version()}
 
 
 # What a file has. Numbers may be missing: of programs without a time, of kernels without schedules.

@@ -28,7 +28,6 @@ from typing import Any
 
 import tqdm
 
-import tpugraphs_jax
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.infra import console, files, tasks, trust
 from tpugraphs_jax.tuning import choosing, draw, label_file, labels, programs
@@ -36,6 +35,7 @@ from tpugraphs_jax.tuning.calls import Call
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.problem import Problem
+from tpugraphs_jax.version import __version__
 
 _SECONDS = 1.0  # between two looks at the files of labels
 _TRIES = 3  # starts in a row of a worker that labels nothing
@@ -311,7 +311,7 @@ def _write(
     "configs_asked": request.configs,
     "config_runtime": file.label.unit,
     "not_labelled": file.label.gap,
-    "tpugraphs_jax": tpugraphs_jax.__version__,
+    "tpugraphs_jax": __version__,
     "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
     "groups": [str(group) for group in problem.choices.groups],
     "left_out": problem.choices.left_out,

@@ -11,7 +11,6 @@ from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import batching, npz, plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.scorer import score
 from tpugraphs_jax.train import training
 
 
@@ -36,7 +35,7 @@ def test_looked_up_scores_are_those_of_the_model(trained):
   ranker = Ranker.load(workdir)
   graphs = graphs_of(root, "valid")
   prepared = [ranker.prepare(graph) for graph in graphs]
-  found = score(ranker.family, ranker.params, prepared)
+  found = ranker.family.scores(ranker.params, prepared)
   (budget,) = plan.choose_budgets(
     [batching.total_sizes([graph]) for graph in prepared], max_budgets=1
   )
@@ -58,11 +57,11 @@ def test_chosen_configurations_alone_have_the_same_scores(trained):
   workdir, _, root = trained
   ranker = Ranker.load(workdir)
   graph = ranker.prepare(graphs_of(root, "valid")[0])
-  (everything,) = score(ranker.family, ranker.params, [graph])
+  (everything,) = ranker.family.scores(ranker.params, [graph])
   ids = np.array([5, 0, 5, 3])
-  (some,) = score(ranker.family, ranker.params, [graph], [ids])
+  (some,) = ranker.family.scores(ranker.params, [graph], [ids])
   np.testing.assert_array_equal(some, everything[ids])
-  assert score(ranker.family, ranker.params, []) == []
+  assert ranker.family.scores(ranker.params, []) == []
 
 
 @pytest.mark.parametrize("config_nodes", [[], [3]])

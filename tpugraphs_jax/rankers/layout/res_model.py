@@ -39,6 +39,7 @@ from tpugraphs_jax.nn.embeddings import OpcodeEmbedding
 from tpugraphs_jax.nn.layers import Dense, DTYPES, Layouts, leaky_relu
 from tpugraphs_jax.nn.nodes import neighbours, Nodes, Slates
 from tpugraphs_jax.rankers import base, scorer
+from tpugraphs_jax.rankers.family import LayoutFamily
 
 # The network sees a sampled block of nodes: never, always, in training.
 DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
@@ -48,7 +49,7 @@ _BLOCKS_IN_EVALUATION = 3  # blocks over which `dropout` averages scores, as the
 _CONFIG_GAIN = 100.0  # factor of configuration features, as in the official code
 
 
-class BlockFamily(base.LayoutFamily):
+class BlockFamily(LayoutFamily):
   """Whole programs, each slate with a block of at most `batch.keep_nodes` nodes."""
 
   def check(self) -> None:
@@ -74,7 +75,7 @@ class BlockFamily(base.LayoutFamily):
     """Draws a contiguous block of a program, `(first node, last node + 1)`."""
     return plan.sample_block(len(graph.opcode), self.config.batch.keep_nodes, rng)
 
-  def scores(
+  def run(
     self,
     params: optax.Params,
     graphs: Sequence[PreparedGraph],
@@ -84,7 +85,7 @@ class BlockFamily(base.LayoutFamily):
   ) -> list[np.ndarray]:
     """Scores `[n]` float32; with the mode `dropout` the mean over sampled blocks."""
     if self.network.dropout != "dropout":
-      return super().scores(params, graphs, config_ids, progress=progress)
+      return super().run(params, graphs, config_ids, progress=progress)
     rngs = [scorer.rng_of(graph, self.config.seed) for graph in graphs]
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):
@@ -122,7 +123,7 @@ class ResModel(base.Network):
 
   @property
   def family(self):
-    return base.LayoutFamily if self.dropout == "fullgraph" else BlockFamily
+    return LayoutFamily if self.dropout == "fullgraph" else BlockFamily
 
   @property
   def hops(self) -> int:

@@ -18,7 +18,7 @@ from tpugraphs_jax.data import plan, reduction
 from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.rankers.base import Family
+from tpugraphs_jax.rankers.family import Family
 from tpugraphs_jax.rankers.scorer import Encoder
 from tpugraphs_jax.rankers.tables import batches, charges, search, terms
 from tpugraphs_jax.rankers.tables.batches import PreparedTables, TableBatch
@@ -85,7 +85,7 @@ class TablesFamily(Family):
 
     return Encoder(parallel.pmap(tables, local=True), self.assemble, graphs=1, configs=0)
 
-  def scores(
+  def run(
     self,
     params: optax.Params,
     graphs: Sequence[PreparedTables],
@@ -93,7 +93,7 @@ class TablesFamily(Family):
     *,
     progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores `[n]` float32 of each program; see `Family.scores`."""
+    """Scores `[n]` float32 of each program; see `Family.run`."""
     tables = self.tables(params, graphs, progress=progress)
     return [
       graph.terms.total(graph.configs.group_row[ids], costs).astype(np.float32)
