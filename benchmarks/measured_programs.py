@@ -325,7 +325,8 @@ def block_sizes(rows: Sequence[Row], refused: Sequence[str]) -> list[dict[str, A
 def usable(rows: Sequence[Row]) -> list[Row]:
   """Rows with a time whose kernels and arguments are those that were measured.
 
-  Of tokamax these are Pallas kernels: compilers make others of plain attention.
+  Of tokamax these are Pallas kernels: compilers make others of plain attention. Kernels of
+  derivatives check the fit, which does not see them.
   """
   return [
     row
@@ -335,11 +336,20 @@ def usable(rows: Sequence[Row]) -> list[Row]:
     and row.program.is_exact
     and not row.is_other_compiler
     and not (row.program.source == TOKAMAX and not measured_sources.is_pallas(row.program.group))
+    and not measured_sources.is_backward(row.program.group)
   ]
 
 
-def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
-  """What the pages tell: JAXBench program by program, the others as errors of groups."""
+def record(
+  rows: Sequence[Row], refused: Mapping[str, str], recordings: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+  """What the pages tell: JAXBench program by program, the others as errors of groups.
+
+  Args:
+    rows: of all compiled programs.
+    refused: why others were not compiled, by name.
+    recordings: of `measured_sources.recordings`.
+  """
   found = block_sizes(rows, list(refused))
   rows = [row for row in rows if is_measured(row)]
   products = [row for row in rows if row.program.source == PRODUCTS]
@@ -348,7 +358,12 @@ def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
     for row in rows
     if row.program.source == TOKAMAX and not measured_sources.is_plain(row.program.group)
   ]
-  keys = sorted({(row.program.target, row.program.group) for row in kernels})
+  groups: dict[str, list[Row]] = collections.defaultdict(list)
+  for row in kernels:
+    groups[f"{row.program.target} {row.program.group}"].append(row)
+  for name in groups.keys() & recordings.keys():
+    later = [row for row in groups[name] if not row.program.is_earlier]
+    groups[f"{name}, later recording"] = later
   return {
     "refused": dict(collections.Counter(refused.values())),
     "jaxbench": {
@@ -371,12 +386,15 @@ def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
     },
     "decisions": decisions(rows),
     "block_sizes": found,
-    "tokamax": {
-      f"{target} {operation}": _methods(
-        [row for row in kernels if (row.program.target, row.program.group) == (target, operation)]
-      )
-      for target, operation in keys
+    "recordings": {
+      name: {
+        "kernels": len(ratios),
+        "median": round(float(np.median(ratios)), 3),
+        "range": [round(min(ratios), 3), round(max(ratios), 3)],
+      }
+      for name, ratios in sorted(recordings.items())
     },
+    "tokamax": {name: _methods(members) for name, members in sorted(groups.items())},
   }
 
 
@@ -608,7 +626,7 @@ def main() -> None:
       rows = [timed(each, chip) if each.program.target == target else each for each in rows]
       print(target, described, flush=True)
     write_constants(found["constants"], CONSTANTS)
-  found |= record(rows, refused)
+  found |= record(rows, refused, measured_sources.recordings(measured))
   timing.write(found, args.out)
   print("\n\n".join(each(found) for each in TABLES))
 

@@ -46,6 +46,7 @@ _PALLAS, _CHUNKED = "pallas_", "chunked"
 _CHOICES = ("attention", "cross_entropy", "ragged_dot")
 _TUNED = ("pallas_mosaic_tpu_flash_attention", "pallas_mosaic_tpu_ragged_dot")
 _CANDIDATES = 24  # drawn block sizes of a kernel; of some, the compiler refuses the vector memory
+_SAME = ("precision", "residuals")  # arguments that name the same kernel in two ways
 _NO_CHOICE = ("return_residuals", "normalize_output")  # arguments that may differ between the ways
 _KINDS = {
   "tpu:v5e": "TPU v5 lite",
@@ -71,6 +72,7 @@ class Program:
     base: of a candidate: the name of the program with the measured configuration.
     is_exact: whether all arguments are known that its time depends on: some caches name the number
       of the groups of a ragged product and not their sizes.
+    is_earlier: whether its entry names no peak memory, as those of an earlier recording.
   """
 
   source: str
@@ -83,6 +85,7 @@ class Program:
   compile: Callable[[], compiled.Compiled] = dataclasses.field(repr=False, compare=False)
   base: str = ""
   is_exact: bool = True
+  is_earlier: bool = False
 
 
 def read(folder: Path) -> list[Program]:
@@ -116,6 +119,32 @@ def is_plain(operation: str) -> bool:
 def is_pallas(operation: str) -> bool:
   """Whether an operation of tokamax is a Pallas kernel, which every compiler takes as it is."""
   return operation.startswith(_PALLAS)
+
+
+def is_backward(operation: str) -> bool:
+  """Whether an operation of tokamax is a kernel of derivatives."""
+  return operation.endswith("_vjp")
+
+
+def recordings(programs: Sequence[Program]) -> dict[str, list[float]]:
+  """Time of the earlier by that of the later recording, by TPU and operation.
+
+  The kernels are those that a cache has in both: the same arguments and configuration, with the
+  precision named in another way.
+  """
+  times: dict[tuple[str, str, str], dict[bool, float]] = {}
+  for program in programs:
+    if is_pallas(program.group):
+      names = json.loads(program.key)
+      known = {name: value for name, value in names.items() if name not in _SAME}
+      kernel = json.dumps([known, program.variant], sort_keys=True)
+      same = times.setdefault((program.target, program.group, kernel), {})
+      same[program.is_earlier] = program.milliseconds
+  found: dict[str, list[float]] = {}
+  for (target, operation, _), pair in times.items():
+    if len(pair) > 1:
+      found.setdefault(f"{target} {operation}", []).append(pair[True] / pair[False])
+  return found
 
 
 def choices(programs: Sequence[Program]) -> list[list[Program]]:
@@ -287,6 +316,7 @@ def _tokamax(folder: Path) -> Iterator[Program]:
           variant,
           functools.partial(compile_kernel, operation, key, variant, target),
           is_exact=not isinstance(arguments.get("group_sizes"), dict),
+          is_earlier=measured.get("peak_memory_mb") is None,
         )
 
 

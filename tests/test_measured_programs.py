@@ -109,6 +109,31 @@ def test_ragged_products_of_unknown_sizes_are_not_in_a_fit():
   assert measured_programs.usable([row, unknown]) == [row]
 
 
+def test_kernels_of_derivatives_are_not_in_a_fit():
+  forward, backward = (_row(name, 1.0, 1.0, group=name) for name in ("pallas_x", "pallas_x_vjp"))
+  assert measured_programs.usable([forward, backward]) == [forward]
+
+
+def test_a_kernel_of_two_recordings_is_compared_with_itself():
+  keys = [json.dumps({"q": q, "precision": p}) for q, p in (("8", "a"), ("8", "b"), ("9", "a"))]
+  later, earlier, alone = (
+    _program(key, ms, key=key) for key, ms in zip(keys, (2.0, 3.0, 5.0), strict=True)
+  )
+  earlier = dataclasses.replace(earlier, is_earlier=True)
+  alone = dataclasses.replace(alone, is_earlier=True)
+  found = measured_sources.recordings([later, earlier, alone])
+  assert found == {"tpu:v6e pallas_x": [1.5]}
+  rows = [measured_programs.Row(p, 3.0, "", 1.0, None, 0.0, None) for p in (later, earlier)]
+  made = measured_programs.record(rows, {}, found)
+  assert made["recordings"]["tpu:v6e pallas_x"] == {
+    "kernels": 1,
+    "median": 1.5,
+    "range": [1.5, 1.5],
+  }
+  errors = {name: methods["simulated"]["mean"] for name, methods in made["tokamax"].items()}
+  assert errors == {"tpu:v6e pallas_x": 0.25, "tpu:v6e pallas_x, later recording": 0.5}
+
+
 def test_a_summary_has_errors_and_the_order():
   rows = [_row("a", 1.0, 1.1), _row("b", 2.0, 1.8), _row("c", 4.0, 4.4), _row("d", 3.0, None)]
   found = measured_programs.summary(rows, "simulated")

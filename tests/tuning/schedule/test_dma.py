@@ -100,6 +100,17 @@ def test_a_clipped_window_is_paid_by_the_core():
   assert found.stall == 12 + CHIP.latency - 1
 
 
+def test_a_check_that_a_flag_is_clear_at_the_end_costs_its_bundles_alone():
+  lines = _dma(16, 1), _wait(16, 1), _take(16, 1)
+  check = (
+    "%5 = vsyncmov [#allocation1]",
+    "%s6_s3 = vpop.sfrf %5",
+    "%p7_p1 = scmp.ne.s32.totalorder %s6_s3, 0",
+    "%8 = shalt.err (%p7_p1)",
+  )
+  assert cost(*lines, *check).cycles == cost(*lines).cycles + len(check)
+
+
 def test_starting_a_dma_takes_the_core_its_cycles():
   busy = CHIP.__class__(**vars(CHIP) | {"start": 7.0})
   assert cost(_dma(1, 1), EMPTY, chip=busy).cycles == 2 + 7

@@ -138,7 +138,7 @@ _CALLEE = re.compile(r"%?([^\s=]+)(?: = .*)?", re.DOTALL)
 
 _VECTOR_RESULTS = ("v", "vm")
 _IGNORED = re.compile(
-  r"vnop|vtrace|vsettm|vrng|vsetiar|shalt|[scv]fence|compiler-scheduling-barrier|set\.rngseed"
+  r"vnop|vtrace|vsettm|vsyncmov|vrng|vsetiar|shalt|[scv]fence|compiler-scheduling-barrier|set\.rngseed"
 )
 _MATRIX = re.compile(r"vmat|vdwg|vlgmr|vxpose")
 _LOAD_STORE = re.compile(r"vld|vst\b|cld|cst")
