@@ -71,7 +71,7 @@ class Row:
   roofline: float
   cycles: float | None  # of today's `estimate`, which makes milliseconds of the compiler's cycles
   stall: float  # share of waiting
-  prepared: program.Program = dataclasses.field(repr=False, compare=False)
+  prepared: program.Simulation = dataclasses.field(repr=False, compare=False)
 
   @property
   def is_other_compiler(self) -> bool:
@@ -84,7 +84,7 @@ class Row:
 def estimates(measured: measured_sources.Program, found: compiled.Compiled) -> Row:
   """The estimates of a compiled program."""
   module, target = found.parsed(), measured.target
-  prepared = program.Program(module, found.schedules, target, operands=found.operands)
+  prepared = program.Simulation(module, found.schedules, target, operands=found.operands)
   cycles = tpu_kernels.estimated_cycles(module)
   device = costs.DEVICES[target]
   flops, moved = found.notes["flops"], found.notes["bytes_accessed"]

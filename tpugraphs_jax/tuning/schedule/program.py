@@ -115,10 +115,10 @@ def simulate(
       of the operand, for those that the program computes.
     chip: constants in the place of those of the target.
   """
-  return Program(module, schedules, target, arguments=arguments, operands=operands).time(chip)
+  return Simulation(module, schedules, target, arguments=arguments, operands=operands).time(chip)
 
 
-class Program:
+class Simulation:
   """A compiled program whose schedules are read once; arguments as of `simulate`."""
 
   def __init__(
@@ -200,12 +200,12 @@ class _Copy:
 class _Run:
   """One execution of a program; also the core of `scalar.Core` that executes it."""
 
-  def __init__(self, program: Program, chip: Chip):
+  def __init__(self, simulation: Simulation, chip: Chip):
     self.memory = scalar.Memory(_RUNTIME_WORD)
     self.rows: dict[str, KernelTime] = {}
     self.conditionals = 0
     self.copy_stall = 0.0
-    self._program, self._chip = program, chip
+    self._simulation, self._chip = simulation, chip
     self._costs: dict[tuple, Cost] = {}
     self._flags: dict[int, Flag] = {}
     self._copies: list[_Copy] = []
@@ -217,11 +217,11 @@ class _Run:
 
   def execute(self) -> float:
     """The cycles of the program."""
-    chip, schedule = self._chip, self._program.linked(PROGRAM)
+    chip, schedule = self._chip, self._simulation.linked(PROGRAM)
     cycles, _ = scalar.run(schedule, self, schedule.registers(self.memory, {}))
     if not self.rows:
       raise Unreadable("its schedule calls no kernel")
-    for name, moved in self._program.instructions.sparse.items():
+    for name, moved in self._simulation.instructions.sparse.items():
       time = moved / chip.rate(is_written=False, is_mixed=True)
       cycles += time
       self.rows[name] = KernelTime(name, 1, time, time, moved, bound=kernel.MEMORY)
@@ -243,8 +243,8 @@ class _Run:
 
   def _cost(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, Cost]:
     """The kernel whose schedule is executed, and what a call takes."""
-    source = self._program.source(name)
-    schedule, instructions = self._program.linked(source), self._program.instructions
+    source = self._simulation.source(name)
+    schedule, instructions = self._simulation.linked(source), self._simulation.instructions
     words = {}
     for register in schedule.read_operands & arguments.keys():
       word = arguments[register]
@@ -300,7 +300,7 @@ class _Run:
       waited += self._copies[0].left / self._chip.bytes_per_cycle
       self._move(now + waited, self._copies[0].left)
     arrival = waiting.reaches(count)
-    if arrival is None and self._program.instructions.sparse:
+    if arrival is None and self._simulation.instructions.sparse:
       waiting.count = count  # of a SparseCore, which has no schedule
       return 0.0
     if arrival is None:
