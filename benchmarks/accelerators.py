@@ -35,10 +35,10 @@ import steps
 import timing
 
 from tpugraphs_jax.data import batching
+from tpugraphs_jax.hlo import tpu, tpu_kernels
 from tpugraphs_jax.infra import files, parallel
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.run import configs, variants
-from tpugraphs_jax.tuning import tpu, tpu_kernels
 
 # Config and changed fields, by the name of a case.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

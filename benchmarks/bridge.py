@@ -34,8 +34,8 @@ import timing
 
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning import choosing, labels, programs, tpu, tpu_kernels
+from tpugraphs_jax.hlo import jaxprs, proto, tpu, tpu_kernels
+from tpugraphs_jax.tuning import choosing, labels, programs
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
 SPLITS = {"alexnet": "train", "unet3d": "valid"}  # of the released files
@@ -112,7 +112,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
   """The equations of a jaxpr and of the jaxprs in their parameters."""
   for equation in jaxpr.eqns:
     yield equation
-    for inner in choosing.programs_of(equation):
+    for inner in jaxprs.programs_of(equation):
       yield from equations(inner)
 
 

@@ -22,10 +22,9 @@ import zipfile
 
 import jax
 
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import proto, schedule_dump, tpu
 from tpugraphs_jax.infra import console, files, trust
-from tpugraphs_jax.tuning import tpu
-from tpugraphs_jax.tuning.schedule import dump, program
+from tpugraphs_jax.tuning.schedule import program
 from tpugraphs_jax.tuning.schedule.chips import Chip
 
 _SCHEDULE = "schedules/"
@@ -122,10 +121,10 @@ class Folder:
     while missing := [name for name in names if not self.has(name)]:
       print(f"{len(missing)} programs to compile", flush=True)
       current.unlink(missing_ok=True)
-      with dump.folder() as folder:
+      with schedule_dump.folder() as folder:
         environment = (
           os.environ
-          | dump.environment(folder)
+          | schedule_dump.environment(folder)
           | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
         )
         command = [sys.executable, *sys.argv, "--worker"]

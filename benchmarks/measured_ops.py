@@ -39,8 +39,8 @@ from scipy import optimize, stats
 import timing
 import tokamax_ops
 
-from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning import costs, label_file, tpu_kernels
+from tpugraphs_jax.hlo import proto, tpu_kernels
+from tpugraphs_jax.tuning import costs, label_file
 
 # What a row of the record has; times and estimates of one program.
 COLUMNS = (

@@ -37,7 +37,8 @@ import pages
 from scipy import stats
 import timing
 
-from tpugraphs_jax.tuning import costs, tpu_kernels
+from tpugraphs_jax.hlo import tpu_kernels
+from tpugraphs_jax.tuning import costs
 from tpugraphs_jax.tuning.schedule import program
 from tpugraphs_jax.tuning.schedule.chips import Chip, chips, CONSTANTS
 

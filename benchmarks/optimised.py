@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from gpus import Gpu
 
-from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning import loops
+from tpugraphs_jax.hlo import loops, proto
 
 # Instructions that start no kernel.
 _FREE = {

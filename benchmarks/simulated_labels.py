@@ -32,8 +32,9 @@ from scipy import stats
 import timing
 
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.hlo import tpu_kernels
 from tpugraphs_jax.infra import trust
-from tpugraphs_jax.tuning import choosing, programs, tpu_kernels
+from tpugraphs_jax.tuning import choosing, programs
 from tpugraphs_jax.tuning.schedule import chips
 
 TARGET = "tpu:v3"

@@ -25,8 +25,9 @@ import zlib
 import jax
 import numpy as np
 
+from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.tuning import label_file, tpu
+from tpugraphs_jax.tuning import label_file
 
 # Targets by the name that tokamax' caches give a device.
 DEVICES = {

@@ -48,7 +48,12 @@ _NOT_TO_BE_HAD = (
   "Connection",
   "Read timed out",
 )
-_TESTS_OF_TPU = "tests/tuning", "tests/nn/test_aggregation.py", "tests/docs/test_tune_page.py"
+_TESTS_OF_TPU = (
+  "tests/hlo",
+  "tests/tuning",
+  "tests/nn/test_aggregation.py",
+  "tests/docs/test_tune_page.py",
+)
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess:

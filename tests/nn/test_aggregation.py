@@ -9,8 +9,8 @@ import recorded
 from system_cases import DIRECTIONS, random
 
 from tpugraphs_jax.data import batching
+from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.nn import aggregation
-from tpugraphs_jax.tuning import tpu
 
 NODES = 12
 EDGES = random_graphs.random_edges(np.random.default_rng(0), NODES, 30)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import pytest
 import recorded
 
-from tpugraphs_jax.tuning import calls, compiler, tpu
+from tpugraphs_jax.hlo import calls, tpu
+from tpugraphs_jax.tuning import compiler
 
 _CALL = calls.Call(lambda x: x + 1, (1.0,), {})
 

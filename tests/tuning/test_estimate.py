@@ -12,7 +12,8 @@ import pytest
 import recorded
 
 import tpugraphs_jax
-from tpugraphs_jax.tuning import compiler, costs, estimate, tpu
+from tpugraphs_jax.hlo import tpu
+from tpugraphs_jax.tuning import compiler, costs, estimate
 from tpugraphs_jax.tuning.schedule import chips, program
 
 _TIME = costs.Time(product_ms=2.0, other_ms=0.5, low=0.8, high=1.25, programs=9, operations=2)

@@ -11,7 +11,8 @@ import recorded
 
 import tpugraphs_jax
 from tpugraphs_jax import collect
-from tpugraphs_jax.tuning import costs, labels, problem, tpu
+from tpugraphs_jax.hlo import tpu
+from tpugraphs_jax.tuning import costs, labels, problem
 
 _ROOT = Path(__file__).parents[2]
 _OF_SECONDS = {"tpu:v2", "tpu:v3", "tpu:v4"}

@@ -7,7 +7,8 @@ import pytest
 
 import tpugraphs_jax
 from tpugraphs_jax import hlo
-from tpugraphs_jax.tuning import calls, choosing, layouts
+from tpugraphs_jax.hlo import calls
+from tpugraphs_jax.tuning import choosing, layouts
 
 _ARGS = (jnp.ones((6, 16)), jnp.full((16, 12), 0.5), jnp.ones((12, 6)))
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from tpugraphs_jax import collect, hlo
-from tpugraphs_jax.hlo import names
-from tpugraphs_jax.tuning import labels, problem, tpu_kernels
+from tpugraphs_jax.hlo import names, tpu_kernels
+from tpugraphs_jax.tuning import labels, problem
 
 _X = jax.ShapeDtypeStruct((4, 6), jnp.float32)
 _W = jax.ShapeDtypeStruct((6, 8), jnp.float32)

@@ -10,7 +10,8 @@ import pytest
 import recorded
 
 import tpugraphs_jax
-from tpugraphs_jax.tuning import compiler, costs, measure, summary, tiles, tpu
+from tpugraphs_jax.hlo import tpu
+from tpugraphs_jax.tuning import compiler, costs, measure, summary, tiles
 
 
 def scaled(tile):

@@ -13,8 +13,9 @@ from small_net import ARGS, network
 
 import tpugraphs_jax
 from tpugraphs_jax import hlo
+from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.rankers.tables.family import TablesFamily
-from tpugraphs_jax.tuning import labels, layouts, measure, tpu, tune
+from tpugraphs_jax.tuning import labels, layouts, measure, tune
 from tpugraphs_jax.tuning.problem import node_options, Problem
 
 

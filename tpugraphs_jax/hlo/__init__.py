@@ -5,6 +5,17 @@
 `featurize(..., target="v3")` and `kernels` ask the TPU compiler, on any machine.
 `python -m tpugraphs_jax.hlo` converts and shows files. jax is imported only for
 functions, jax's stages and HLO text.
+
+module_graph   modules as graphs: `features` of instructions, `names` of where these come from
+sources, text  modules as bytes, from files, text, jax's stages and functions
+proto          modules as messages
+tuning_data    the data set's tuning records
+search         options of layouts for the nodes of a program
+calls          calls of functions as functions of arrays alone
+jaxprs         programs and equations of jaxprs, and evaluation equation by equation
+tpu            compiles functions with the TPU compiler; `schedule_dump` has the schedules it writes
+tpu_kernels    the kernels that the TPU compiler makes, and their estimated cycles
+loops, work    lengths of loops; operations and bytes of instructions
 """
 
 from etils import epy
@@ -12,7 +23,7 @@ from etils import epy
 from tpugraphs_jax.hlo.module_graph import featurize, HloGraph, Origin
 from tpugraphs_jax.hlo.tuning_data import read_tuning, TuningGraphs
 
-with epy.lazy_api_imports(globals()):  # of the TPU compiler, which stands above this package
-  from tpugraphs_jax.tuning.tpu_kernels import Kernel, kernels
+with epy.lazy_api_imports(globals()):  # imports jax
+  from tpugraphs_jax.hlo.tpu_kernels import Kernel, kernels
 
 __all__ = ["HloGraph", "Kernel", "Origin", "TuningGraphs", "featurize", "kernels", "read_tuning"]

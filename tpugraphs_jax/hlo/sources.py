@@ -10,7 +10,6 @@ import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 import gzip
-import importlib
 import io
 import os
 from pathlib import Path
@@ -197,15 +196,15 @@ def _function(
   optimized: bool,
   target: str | None,
 ) -> Loaded:
+  from tpugraphs_jax.hlo import calls, tpu  # these import jax
+
   where = f"function {getattr(function, '__name__', type(function).__name__)}"
   if target is not None:
-    tpu = importlib.import_module("tpugraphs_jax.tuning.tpu")  # stands above this package
     target = tpu.full_name(target)
     program = tpu.compile_function(function, args, target, kwargs=kwargs, keep_stages=not optimized)
     if optimized:
       return Loaded(program.module, where, stage=f"{OPTIMIZED} for {target}")
     return Loaded(program.before_layouts, where, stage=f"{BEFORE_LAYOUTS} for {target}")
-  calls = importlib.import_module("tpugraphs_jax.tuning.calls")  # stands above this package
   call = calls.Call(function, args, kwargs)
   return _lowered(call.lower(call.arrays), optimized=optimized, where=where)
 

@@ -3,11 +3,10 @@
 programs    functions of Python files
 choosing    groups of operations with options, and the function with a choice applied
 problem     a function with its choices, their label, and the graph that a model ranks
-labels      labels a choice: estimates of a compiler (`tpu`, `tpu_kernels`), or times (`measure`)
+labels      labels a choice: estimates of a compiler (`hlo.tpu_kernels`), or times (`measure`)
 strategies  search: proposes the next choice to label, and learns from labels, with a `prior`
 tune        labels what the search proposes, and returns the function with the best choice
 layouts     the file of a choice, and the function with the choice of a file
-loops       lengths of the loops of a module; `work` counts operations and bytes of instructions
 estimate    time and memory of a function on TPUs: `compiler` compiles it in another process,
             `costs` says where the time goes, `summary` prints it, `comparison` compares two
 tiles       the order of the block sizes of a kernel

@@ -11,27 +11,24 @@ element moves. Equal equations of a jaxpr form a group, and take one option.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
-import hashlib
 import itertools
 import re
 from typing import Any
 
-from absl import logging
 import jax
 from jax import custom_batching
 from jax.experimental import custom_partitioning, layout
-from jax.extend import core, source_info_util
+from jax.extend import core
 import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK
-from tpugraphs_jax.hlo import names, search
+from tpugraphs_jax.hlo import jaxprs, names, search
+from tpugraphs_jax.hlo.calls import Call, Version
 from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.infra import keywords
-from tpugraphs_jax.tuning.calls import Call, Version
 
 # The orders of output and operands, minor to major; the compiler chooses an empty one.
 Orders = tuple[Dims, ...]
@@ -45,14 +42,6 @@ _DETAILS = {
   "dot_general": ["dimension_numbers"],
   "reshape": ["dimensions"],
 }
-# Primitives in whose inner programs layouts are chosen.
-CALLS = (
-  "jit pjit closed_call core_call scan while cond checkpoint remat remat2 custom_jvp_call "
-  "custom_vjp_call custom_vjp_call_jaxpr"
-).split()
-_MAPS = ("shard_map", "xla_pmap")  # primitives that run their programs on many devices
-_OF_MESHES = ("reshard", "mesh_cast")  # jax adds them for arrays of a mesh
-_CONSTRAINTS = ("sharding_constraint", *_OF_MESHES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,47 +150,11 @@ def evaluate(program: core.ClosedJaxpr, arrays: Sequence[Any], choice: Choice) -
   """The outputs of a program with the layouts of a choice."""
   numbers = {group: number for number, group in enumerate(choice)}
   bind = functools.partial(_bind, choice=choice, numbers=numbers)
-  outputs = _evaluate(program, arrays, bind)
+  outputs = jaxprs.evaluate(program, arrays, bind)
   return [
     jax.lax.optimization_barrier(output) if _has_layout(program.jaxpr, atom, choice) else output
     for atom, output in zip(program.jaxpr.outvars, outputs)
   ]
-
-
-def for_one_device(call: Call) -> Call:
-  """A call without its mesh and sharding constraints.
-
-  A warning says that they are left out, once for each name of a function.
-
-  Raises:
-    ValueError: it maps over devices.
-  """
-  program, rest, jit = call.trace
-  jaxpr = program.jaxpr
-  if mapped := set(primitives(jaxpr)).intersection(_MAPS):
-    raise ValueError(
-      f"{call.__name__} has {min(mapped)}, and a target is one device: pass the function that it "
-      "maps, with the shapes of one device; where it has collectives such as pmean over an axis, "
-      "pass jax.vmap(function, axis_name=...) with a leading dimension of 1"
-    )
-  is_constrained = _has_shardings(jaxpr)
-  if is_constrained or not jax.sharding.get_abstract_mesh().empty:
-    _say_unsharded(call.__name__)
-  if not is_constrained:
-    return call
-
-  def single(*arrays: Any) -> Any:
-    return rest.arrays_of(_evaluate(program, arrays, _bind_unsharded))
-
-  single.__name__ = call.__name__
-  return Call(jit.for_one_device()(single, {}) if jit else single, call.arrays, {})
-
-
-@functools.cache  # once for all labels of a search
-def _say_unsharded(name: str) -> None:
-  logging.warning(
-    "the mesh and the constraints on shardings of %s are left out: a target is one device", name
-  )
 
 
 def minor_to_major(order: Dims, rank: int) -> Dims:
@@ -216,21 +169,6 @@ def number_in(op_name: str) -> int | None:
   """The number of the innermost group in the name of an instruction; None where there is none."""
   numbers = re.findall(rf"{names.LAYOUT_GROUP}(\d+)", op_name)
   return int(numbers[-1]) if numbers else None
-
-
-def _evaluate(closed: core.ClosedJaxpr, args: Sequence[Any], bind: _Bind) -> list[Any]:
-  """The outputs of a program, of which each equation is evaluated by `bind`."""
-  jaxpr = closed.jaxpr
-  values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *args), strict=True))
-
-  def read(atom: Any) -> Any:
-    return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-  for equation in jaxpr.eqns:
-    with _written_at(equation):
-      outputs = bind(equation, [read(atom) for atom in equation.invars])
-    values.update(zip(equation.outvars, outputs, strict=True))
-  return [read(atom) for atom in jaxpr.outvars]
 
 
 def _has_layout(jaxpr: core.Jaxpr, atom: Any, choice: Choice) -> bool:
@@ -249,19 +187,6 @@ def _has_layout(jaxpr: core.Jaxpr, atom: Any, choice: Choice) -> bool:
   return any(any(choice.get(group, ())) for group in _groups_in(equation))
 
 
-@contextlib.contextmanager
-def _written_at(equation: core.JaxprEqn):
-  """Inside, new equations get the source line, names and settings of `equation`."""
-  source = equation.source_info
-  names = source_info_util.current_name_stack() + source.name_stack
-  with source_info_util.user_context(source.traceback, name_stack=names), equation.ctx.manager:
-    yield
-
-
-# The outputs of an equation for inputs.
-_Bind = Callable[[core.JaxprEqn, list[Any]], Sequence[Any]]
-
-
 def _bind(
   equation: core.JaxprEqn, inputs: list[Any], choice: Choice, numbers: Mapping[Group, int]
 ) -> Sequence[Any]:
@@ -270,83 +195,14 @@ def _bind(
     with jax.named_scope(f"{names.LAYOUT_GROUP}{numbers[group]}"):
       output, *operands = choice[group]
       inputs = [_constrained(value, order) for value, order in zip(inputs, operands)]
-      return [_constrained(_bind_primitive(equation, equation.params, inputs)[0], output)]
+      return [_constrained(jaxprs.bind_primitive(equation, equation.params, inputs)[0], output)]
   params = equation.params
-  if equation.primitive.name in CALLS:
+  if equation.primitive.name in jaxprs.CALLS:
     bind = functools.partial(_bind, choice=choice, numbers=numbers)
-    rewrite = functools.partial(_rewritten, bind=bind)
+    rewrite = functools.partial(jaxprs.rewrite, bind=bind)
     is_chosen = any(group in choice for group in _groups_in(equation))
     params = {key: rewrite(value) for key, value in params.items()} if is_chosen else params
-  return _bind_primitive(equation, params, inputs)
-
-
-def _has_shardings(jaxpr: core.Jaxpr) -> bool:
-  return any(
-    equation.primitive.name in _CONSTRAINTS
-    or any(map(_is_constraint, jax.tree.leaves(equation.params)))
-    or any(map(_has_shardings, programs_of(equation)))
-    for equation in jaxpr.eqns
-  )
-
-
-def _is_constraint(param: Any) -> bool:
-  """Whether a parameter is a sharding; jax gives some equations one of a mesh without devices."""
-  is_empty = isinstance(param, jax.sharding.NamedSharding) and param.mesh.empty
-  return isinstance(param, jax.sharding.Sharding) and not is_empty
-
-
-def _bind_unsharded(equation: core.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
-  name, params = equation.primitive.name, equation.params
-  if name in _CONSTRAINTS:
-    return inputs
-  # Without the mesh of `_written_at`, in which the equation was traced. A trace refuses
-  # `jax.set_mesh`, and so `parallel.no_mesh`.
-  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-    if name in ("jit", "pjit"):
-      inner = params["jaxpr"]
-      called = lambda *args: _evaluate(inner, args, _bind_unsharded)
-      called.__name__ = params["name"]
-      return jax.jit(called)(*inputs)
-    params = {
-      key: None if isinstance(value, jax.sharding.Sharding) else value
-      for key, value in params.items()
-    }
-    if name in CALLS:
-      params = {key: _rewritten(value, _bind_unsharded) for key, value in params.items()}
-    return _bind_primitive(equation, params, inputs)
-
-
-def _bind_primitive(equation: core.JaxprEqn, params: dict, inputs: list[Any]) -> Sequence[Any]:
-  bound = equation.primitive.get_bind_params(params)
-  # Before jax 0.10 functions among the parameters came apart from the other parameters.
-  functions, params = bound if isinstance(bound, tuple) else ((), bound)
-  outputs = equation.primitive.bind(*functions, *inputs, **params)
-  return outputs if equation.primitive.multiple_results else [outputs]
-
-
-def _rewritten(value: Any, bind: _Bind) -> Any:
-  """A parameter of a call, whose programs are traced again with `bind`."""
-  if not _programs_in(value):
-    return value
-  if isinstance(value, (tuple, list)):
-    return type(value)(_rewritten(item, bind) for item in value)
-  if isinstance(value, core.Jaxpr):
-    return _traced(core.ClosedJaxpr(value, ()), bind).jaxpr
-  return _traced(value, bind)
-
-
-def _traced(closed: core.ClosedJaxpr, bind: _Bind) -> core.ClosedJaxpr:
-  is_on_mesh = not jax.sharding.get_abstract_mesh().empty  # its types have shardings
-  shapes = [
-    jax.ShapeDtypeStruct(
-      aval.shape,
-      aval.dtype,
-      weak_type=aval.weak_type,
-      sharding=aval.sharding if is_on_mesh else None,
-    )
-    for aval in (variable.aval for variable in closed.jaxpr.invars)
-  ]
-  return jax.make_jaxpr(lambda *args: _evaluate(closed, args, bind))(*shapes)
+  return jaxprs.bind_primitive(equation, params, inputs)
 
 
 def _constrained(value: Any, order: Dims) -> Any:
@@ -429,98 +285,13 @@ def left_out(jaxpr: core.Jaxpr) -> dict[str, int]:
   """How many convolutions, dots and reshapes `groups_of` leaves out, by the primitive."""
   names: collections.Counter[str] = collections.Counter()
   for equation in jaxpr.eqns:
-    name, programs = equation.primitive.name, list(programs_of(equation))
+    name, programs = equation.primitive.name, list(jaxprs.programs_of(equation))
     for program in programs:
-      if name in CALLS:
+      if name in jaxprs.CALLS:
         names.update(left_out(program))
-      elif count := sum(primitive in _DETAILS for primitive in primitives(program)):
+      elif count := sum(primitive in _DETAILS for primitive in jaxprs.primitives(program)):
         names[name] += count
   return dict(names)
-
-
-def primitives(jaxpr: core.Jaxpr) -> Iterator[str]:
-  """The names of the primitives of a program and of all programs within."""
-  for equation in jaxpr.eqns:
-    yield equation.primitive.name
-    yield from itertools.chain.from_iterable(map(primitives, programs_of(equation)))
-
-
-def operations(closed: core.ClosedJaxpr, *, with_details: bool) -> Iterator[str]:
-  """A line for each equation of a program, the same for equal programs.
-
-  Lines have no weak types and nested jits, because these do not change results. Without details
-  they have no shardings either: jax adds some for arrays of a mesh.
-
-  Args:
-    closed: the program.
-    with_details: whether lines have parameters, constants, and from which equations the operands
-      come; without them lines are the same in every version of jax.
-  """
-  numbers = map(str, itertools.count())
-
-  def lines(program: Any, inputs: Iterable[str]) -> Generator[str, None, list[str]]:
-    is_closed = isinstance(program, core.ClosedJaxpr)
-    jaxpr = program.jaxpr if is_closed else program
-    places = dict(zip(jaxpr.invars, inputs))
-    if with_details and is_closed:
-      places |= zip(jaxpr.constvars, map(_digest, program.consts))
-    place = lambda atom: str(atom) if isinstance(atom, core.Literal) else places.get(atom, "")
-    for equation in jaxpr.eqns:
-      name, params = equation.primitive.name, equation.params
-      operands = list(map(place, equation.invars))
-      if name in ("jit", "pjit"):
-        places |= zip(equation.outvars, (yield from lines(params["jaxpr"], operands)))
-        continue
-      is_same = name == "convert_element_type" and (
-        params["new_dtype"] == equation.invars[0].aval.dtype
-      )
-      if is_same or name in _OF_MESHES and not with_details:
-        places |= zip(equation.outvars, operands)
-        continue
-      places |= zip(equation.outvars, numbers)
-      atoms = (*equation.invars, *equation.outvars)
-      shapes = [_shape(atom.aval, with_details) for atom in atoms]
-      details = [operands, _details(params)] if with_details else []
-      yield " ".join(map(str, [name, *shapes, *details]))
-      for param in params.values():
-        for inner in _programs_in(param):
-          yield from lines(inner, numbers)
-    return list(map(place, jaxpr.outvars))
-
-  outputs = yield from lines(closed, numbers)
-  if with_details:
-    yield str(outputs)
-
-
-def _shape(aval: Any, with_sharding: bool) -> str:
-  if with_sharding or not hasattr(aval, "dtype"):
-    return getattr(aval, "str_short", str)()
-  return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
-
-
-def _details(params: Mapping[str, Any]) -> str:
-  """The parameters of an equation but its programs, without addresses of functions."""
-  kept = {key: value for key, value in params.items() if not _programs_in(value)}
-  return re.sub(r"0x[0-9a-f]+", "", str(sorted(kept.items(), key=lambda item: item[0])))
-
-
-def _digest(const: Any) -> str:
-  if jax.dtypes.issubdtype(const.dtype, jax.dtypes.prng_key):
-    const = jax.random.key_data(const)
-  return hashlib.sha256(np.asarray(const).tobytes()).hexdigest()
-
-
-def programs_of(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:
-  """The programs among the parameters of an equation."""
-  for param in equation.params.values():
-    for item in _programs_in(param):
-      yield item.jaxpr if isinstance(item, core.ClosedJaxpr) else item
-
-
-def _programs_in(param: Any) -> list[core.Jaxpr | core.ClosedJaxpr]:
-  """The programs in a parameter of an equation: itself, or items of a list."""
-  items = param if isinstance(param, (tuple, list)) else [param]
-  return [item for item in items if isinstance(item, (core.Jaxpr, core.ClosedJaxpr))]
 
 
 def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
@@ -532,16 +303,16 @@ def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
   Raises:
     ValueError: as `groups_of`.
   """
-  programs, name = list(programs_of(equation)), equation.primitive.name
-  if name in CALLS:
+  programs, name = list(jaxprs.programs_of(equation)), equation.primitive.name
+  if name in jaxprs.CALLS:
     return programs
-  if name not in _MAPS:
+  if name not in jaxprs.MAPS:
     return []
   inside = next(itertools.chain.from_iterable(map(groups_of, programs)), None)
   if inside is not None:
     raise ValueError(
-      f"{name} holds {inside}, whose layouts cannot be chosen there; expected "
-      f"them inside {', '.join(CALLS)} or at the top: pass the function that {name} maps, with the "
+      f"{name} holds {inside}, whose layouts cannot be chosen there; expected them inside "
+      f"{', '.join(jaxprs.CALLS)} or at the top: pass the function that {name} maps, with the "
       "shapes of one device; where it has collectives such as pmean over an axis, pass "
       "jax.vmap(function, axis_name=...) with a leading dimension of 1"
     )

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import dataclasses
 import math
 
+from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.infra.console import Table, Tables
-from tpugraphs_jax.tuning import tpu
 from tpugraphs_jax.tuning.costs import KernelCost, Row
 from tpugraphs_jax.tuning.summary import Estimate
 

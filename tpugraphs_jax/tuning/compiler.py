@@ -32,9 +32,8 @@ import jax
 from jax.interpreters import mlir
 import numpy as np
 
+from tpugraphs_jax.hlo import calls, schedule_dump, tpu
 from tpugraphs_jax.infra import console, tasks
-from tpugraphs_jax.tuning import calls, tpu
-from tpugraphs_jax.tuning.schedule import dump
 
 TIMEOUT = 3600.0  # seconds for one program
 _SECONDS = 0.2  # between two looks at the process
@@ -63,7 +62,7 @@ class Compiler:
     self._process: subprocess.Popen | None = None
 
   def __enter__(self) -> Compiler:
-    self._folder = self._stack.enter_context(dump.folder())
+    self._folder = self._stack.enter_context(schedule_dump.folder())
     self._stack.callback(self._end)
     self._start()  # its imports take as long as the first function's trace
     return self
@@ -77,7 +76,7 @@ class Compiler:
     """Compiles a call for a target, with the schedules of its kernels.
 
     Args:
-      call: of `choosing.for_one_device`.
+      call: of `jaxprs.for_one_device`.
       target: a TPU generation such as `v3`.
       compiler_options: as of `jax.jit`, beside those of the call.
 
@@ -142,7 +141,7 @@ class Compiler:
     paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_ROOT))))
     environment = {
       **os.environ,
-      **dump.environment(self._folder / _SCHEDULES),
+      **schedule_dump.environment(self._folder / _SCHEDULES),
       "PYTHONPATH": paths,
       "JAX_PLATFORMS": "cpu",
       tasks.PARENT: str(os.getpid()),
@@ -198,12 +197,12 @@ def _compile(module: bytes, target: str, options: Mapping[str, Any]) -> tpu.TpuP
     jax.config, "jax_use_shardy_partitioner", True
   )
   given.env_option_overrides = list(options.items())
-  dump.clear()
+  schedule_dump.clear()
   with mlir.make_ir_context():
     executable = device.client.compile(
       ir.Module.parse(module), executable_devices=_jax.DeviceList((device,)), compile_options=given
     )
-  return dataclasses.replace(tpu.program_of(executable), schedules=dump.take())
+  return dataclasses.replace(tpu.program_of(executable), schedules=schedule_dump.take())
 
 
 def _end_with(parent: int, folder: Path) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpugraphs_jax.hlo import module_graph, names, proto
-from tpugraphs_jax.tuning import moves, tpu, tpu_kernels, work
+from tpugraphs_jax.hlo import module_graph, names, proto, tpu, tpu_kernels, work
+from tpugraphs_jax.tuning import moves
 from tpugraphs_jax.tuning.schedule import chips, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
 

@@ -17,17 +17,9 @@ from typing import Any
 import jax
 import tqdm
 
+from tpugraphs_jax.hlo import calls, jaxprs, tpu
 from tpugraphs_jax.infra import console, keywords
-from tpugraphs_jax.tuning import (
-  calls,
-  choosing,
-  comparison,
-  compiler,
-  costs,
-  programs,
-  summary,
-  tpu,
-)
+from tpugraphs_jax.tuning import comparison, compiler, costs, programs, summary
 from tpugraphs_jax.tuning.costs import DEVICES, Row
 from tpugraphs_jax.tuning.summary import Estimate
 
@@ -63,7 +55,7 @@ def estimate_call(
   if not isinstance(targets, (list, tuple)) or not targets:
     raise ValueError(f"targets is {targets!r}, expected TPU generations such as {list(TARGETS)}")
   targets = [tpu.full_name(target) for target in targets]
-  single = choosing.for_one_device(call)
+  single = jaxprs.for_one_device(call)
   devices = _devices(call)
   with (
     tqdm.tqdm(total=len(targets), unit="target", disable=console.bar(True), leave=False) as bar,
@@ -107,7 +99,7 @@ def _shardings(jaxpr: Any) -> Iterator[Any]:
   """The shardings in the parameters of a program's equations."""
   for equation in jaxpr.eqns:
     yield from jax.tree.leaves(equation.params)
-    for inner in choosing.programs_of(equation):
+    for inner in jaxprs.programs_of(equation):
       yield from _shardings(inner)
 
 
@@ -155,7 +147,7 @@ def _interpreted(jaxpr: Any) -> Iterator[str]:
       if equation.params.get("interpret"):
         yield str(equation.params.get("name") or "a kernel")
     else:
-      for inner in choosing.programs_of(equation):
+      for inner in jaxprs.programs_of(equation):
         yield from _interpreted(inner)
 
 

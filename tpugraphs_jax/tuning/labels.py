@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 import jax
 
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED
-from tpugraphs_jax.hlo import proto, sources
+from tpugraphs_jax.hlo import jaxprs, proto, sources, tpu, tpu_kernels
+from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.tuning import choosing, costs, measure, tpu, tpu_kernels
-from tpugraphs_jax.tuning.calls import Call
+from tpugraphs_jax.tuning import choosing, costs, measure
 from tpugraphs_jax.tuning.compiler import Compiler, Ended
 from tpugraphs_jax.tuning.measure import CompilerOptions, Functions
 
@@ -271,7 +271,7 @@ class TpuEstimate(Label):
   ) -> tpu.TpuProgram:
     if self.compiler is None:
       return tpu.compile_function(function, args, self.target, compiler_options=compiler_options)
-    call = choosing.for_one_device(Call(function, args, {}))
+    call = jaxprs.for_one_device(Call(function, args, {}))
     try:
       return self.compiler.compile(call, self.target, compiler_options=compiler_options)
     except Ended as error:

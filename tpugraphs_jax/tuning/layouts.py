@@ -18,12 +18,12 @@ import zlib
 from jax.extend import core
 
 from tpugraphs_jax import hlo
-from tpugraphs_jax.hlo import names, proto
+from tpugraphs_jax.hlo import jaxprs, names, proto
+from tpugraphs_jax.hlo.calls import Call, is_jitted, Version
 from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import choosing
-from tpugraphs_jax.tuning.calls import Call, is_jitted, Version
 from tpugraphs_jax.tuning.choosing import Choice, Group, Orders
 
 _EXPECTED = "a file that Tuned.save wrote"
@@ -263,5 +263,5 @@ def _check_orders(path: str | os.PathLike[str], group: Group, orders: Orders) ->
 
 def _hash(jaxpr: core.ClosedJaxpr) -> str:
   """SHA-256 of the primitives of a program and of the shapes and types that they get and give."""
-  lines = choosing.operations(jaxpr, with_details=False)
+  lines = jaxprs.operations(jaxpr, with_details=False)
   return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax.tuning.calls import Call
+from tpugraphs_jax.hlo.calls import Call
 
 _ROUNDS, _MOST_ROUNDS, _MOST_SECONDS = 20, 400, 60.0
 _BATCH_SECONDS = 5e-3

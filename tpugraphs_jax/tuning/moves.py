@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 import dataclasses
 
-from tpugraphs_jax.hlo import module_graph, proto
-from tpugraphs_jax.tuning import work
+from tpugraphs_jax.hlo import module_graph, proto, work
 
 ENTRY, TUNE = "an entry layout", "tune"
 _CHANGES = ("copy", "transpose", "reshape")

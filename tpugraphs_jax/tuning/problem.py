@@ -20,10 +20,10 @@ import numpy as np
 from tpugraphs_jax import graph, hlo
 from tpugraphs_jax.columns import layout_row, MAX_RANK
 from tpugraphs_jax.data.factoring import factor_layout_configs
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import calls, jaxprs, proto
+from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.hlo.search import Dims
-from tpugraphs_jax.tuning import calls, choosing, costs, draw, labels
-from tpugraphs_jax.tuning.calls import Call
+from tpugraphs_jax.tuning import choosing, costs, draw, labels
 from tpugraphs_jax.tuning.choosing import Group, Orders
 from tpugraphs_jax.tuning.draw import Numbers
 
@@ -170,7 +170,7 @@ class Problem:
     """
     program, _, jit = self.call.trace
     groups = [(str(group), group.detail, group.options) for group in self.choices.groups]
-    lines = [*choosing.operations(program, with_details=True), str(groups)]
+    lines = [*jaxprs.operations(program, with_details=True), str(groups)]
     lines += [str(jit)] if jit and str(jit) else []
     lines += map(str, self.compiler_options.items())
     if self.label.target:  # its time depends on them, such as the number of steps of a loop

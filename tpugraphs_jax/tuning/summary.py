@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 
+from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.infra.console import Table, Tables
-from tpugraphs_jax.tuning import costs, tpu
+from tpugraphs_jax.tuning import costs
 from tpugraphs_jax.tuning.costs import DEVICES, Row
 from tpugraphs_jax.tuning.schedule import chips
 from tpugraphs_jax.version import __version__

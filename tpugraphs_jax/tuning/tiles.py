@@ -17,19 +17,10 @@ from typing import Any
 import jax
 import tqdm
 
+from tpugraphs_jax.hlo import calls, jaxprs, tpu
 from tpugraphs_jax.infra import console, keywords
 from tpugraphs_jax.infra.console import Table, Tables
-from tpugraphs_jax.tuning import (
-  calls,
-  choosing,
-  compiler,
-  costs,
-  labels,
-  measure,
-  programs,
-  summary,
-  tpu,
-)
+from tpugraphs_jax.tuning import compiler, costs, labels, measure, programs, summary
 
 Tile = Mapping[str, Any]
 # Tiles whose times differ by less have no sure order: the ratio of two times of a Pallas kernel is
@@ -186,7 +177,7 @@ def _call(
   """The call of a tile's function, or the error with which the kernel refuses the tile."""
   try:
     call = calls.Call(kernel(tile), args, kwargs)
-    return choosing.for_one_device(call)  # traces it
+    return jaxprs.for_one_device(call)  # traces it
   except Exception as error:  # kernels assert what a tile must be
     return error
 

@@ -30,11 +30,12 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
+from tpugraphs_jax.hlo import calls
 from tpugraphs_jax.infra import console, keywords
 from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ensemble, load, Ranker
-from tpugraphs_jax.tuning import calls, choosing, labels, layouts, measure, prior, strategies
+from tpugraphs_jax.tuning import choosing, labels, layouts, measure, prior, strategies
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.labels import Raw

@@ -29,9 +29,10 @@ from typing import Any
 import tqdm
 
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.hlo import jaxprs
+from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.infra import console, files, tasks, trust
-from tpugraphs_jax.tuning import choosing, draw, label_file, labels, programs
-from tpugraphs_jax.tuning.calls import Call
+from tpugraphs_jax.tuning import draw, label_file, labels, programs
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.problem import Problem
@@ -337,7 +338,7 @@ def _sha256(program: programs.Program) -> str:
   try:
     text = call.lower(call.arrays).as_text()
   except (ValueError, NotImplementedError):
-    text = "\n".join(choosing.operations(call.trace.program, with_details=True))
+    text = "\n".join(jaxprs.operations(call.trace.program, with_details=True))
   return hashlib.sha256(text.encode()).hexdigest()
 
 

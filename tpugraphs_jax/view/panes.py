@@ -9,10 +9,10 @@ import numpy as np
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
-from tpugraphs_jax.hlo import HloGraph, proto
+from tpugraphs_jax.hlo import HloGraph, proto, tpu_kernels
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.rankers import explain, ranker
-from tpugraphs_jax.tuning import layouts, tpu_kernels
+from tpugraphs_jax.tuning import layouts
 
 CYCLES, COST, CHANGED = "estimated cycles", "cost", "changed orders"
 

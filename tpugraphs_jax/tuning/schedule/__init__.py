@@ -1,10 +1,10 @@
 """What TPU programs take, from the final schedules that libtpu writes when it compiles.
 
-    dump.py ─────► bundles.py ────► scalar.py ──────────► kernel.py ───► program.py
-    texts of a     typed bundles    trip counts,          cycles of      milliseconds of
-    compilation                     branches, with dma.py one kernel     a whole program
+    bundles.py ────► scalar.py ──────────► kernel.py ───► program.py
+    typed bundles    trip counts,          cycles of      milliseconds of
+    of a text        branches, with dma.py one kernel     a whole program
 
-A process that is started with `dump.environment` gets `tpu.TpuProgram.schedules`, of which
+A process that is started with `schedule_dump.environment` gets `tpu.TpuProgram.schedules`, of which
 `program.simulate` makes a `ProgramTime`. `chips.py` has the constants of each generation, which
 `benchmarks/measured_programs.py` fits to measured times. A schedule is foreign text: whatever is
 not understood leaves a kernel without a time, with the reason as a sentence.

@@ -98,7 +98,7 @@ def simulate(
   """The time of a compiled program; it never raises for what the schedules contain.
 
       folder = tempfile.mkdtemp()            # of a child process that compiles
-      environ |= dump.environment(folder)    # with this environment
+      environ |= schedule_dump.environment(folder)    # with this environment
       compiled = tpu.compile_function(...)   # in the child
       module = proto.parse_module(compiled.module, where="program")
       time = program.simulate(module, compiled.schedules, "tpu:v6e")

@@ -10,8 +10,9 @@ import pytest
 
 import tpugraphs_jax
 from tpugraphs_jax import collect, hlo
-from tpugraphs_jax.tuning import calls, choosing, labels, measure
-from tpugraphs_jax.tuning.calls import Call
+from tpugraphs_jax.hlo import calls
+from tpugraphs_jax.hlo.calls import Call
+from tpugraphs_jax.tuning import choosing, labels, measure
 from tpugraphs_jax.tuning.problem import Problem
 
 _X, _W = jax.ShapeDtypeStruct((4, 6), jnp.float32), jax.ShapeDtypeStruct((6, 3), jnp.float32)

@@ -14,7 +14,8 @@ from small_net import network
 
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.columns import NODE
-from tpugraphs_jax.tuning import labels, problem, tpu, tpu_kernels
+from tpugraphs_jax.hlo import tpu, tpu_kernels
+from tpugraphs_jax.tuning import labels, problem
 
 _ARGS = (
   jax.ShapeDtypeStruct((4, 14, 14, 16), jnp.float32),
@@ -208,7 +209,7 @@ def test_compiling_for_a_target_writes_nothing_where_there_is_no_tpu(tmp_path):
   code = """
 import jax
 import tpugraphs_jax
-from tpugraphs_jax.tuning import tpu
+from tpugraphs_jax.hlo import tpu
 x = jax.random.key(0)
 for _ in range(2):
   tpu.compile_function(lambda x: 2 * x, (jax.ShapeDtypeStruct((8,), "float32"),), "tpu:v3")

@@ -15,10 +15,8 @@ import numpy as np
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import TileConfigs
-from tpugraphs_jax.hlo import module_graph, proto
+from tpugraphs_jax.hlo import loops, module_graph, proto, tpu, work
 from tpugraphs_jax.infra import keywords
-from tpugraphs_jax.tuning import tpu, work
-from tpugraphs_jax.tuning.loops import iterations
 
 # The compiler writes the largest int64, or sums of it, where it has no estimate. So many cycles
 # would take months.
@@ -213,7 +211,7 @@ def estimated_cycles(module: proto.HloModuleProto, arguments: Sequence[int | Non
   """
   computations = {computation.id: computation for computation in module.computations}
   nodes = {part.id: {node.id: node for node in part.instructions} for part in module.computations}
-  lengths, kernels, uncounted = iterations(module, arguments), [], []
+  lengths, kernels, uncounted = loops.iterations(module, arguments), [], []
   total = work.Work(0.0, 0, 0.0)
   for instruction, computation, times in _executed(
     computations[module.entry_computation_id], computations, lengths

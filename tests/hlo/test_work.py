@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning import work
+from tpugraphs_jax.hlo import proto, work
 
 _S = jax.ShapeDtypeStruct
 _KINDS = {"f32": 11, "s32": 4, "bf16": 16, "s4": 21, "s8": 2}

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning import loops
+from tpugraphs_jax.hlo import loops, proto
 
 _S = jax.ShapeDtypeStruct
 _KEEP = {

@@ -20,10 +20,8 @@ import warnings
 
 import jax
 
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import calls, jaxprs, proto, schedule_dump
 from tpugraphs_jax.infra import console, parallel
-from tpugraphs_jax.tuning import calls, choosing
-from tpugraphs_jax.tuning.schedule import dump
 
 # The smallest topology of each generation that the compiler accepts.
 TARGETS = {
@@ -65,7 +63,7 @@ class TpuProgram:
   # assigns; empty unless asked for.
   before_layouts: bytes
   # Texts of final schedules by kernel, and of the whole program as `TLP`; empty unless the process
-  # was started with `schedule.dump.environment`.
+  # was started with `schedule_dump.environment`.
   schedules: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -104,7 +102,7 @@ def lower(call: calls.Call, target: str) -> jax.stages.Lowered:
   """A call as jax lowers it for one device of a target.
 
   Args:
-    call: of `choosing.for_one_device`.
+    call: of `jaxprs.for_one_device`.
     target: a TPU generation such as `v3`.
 
   Raises:
@@ -141,7 +139,7 @@ def compile_function(
     ValueError: the function maps over devices, or as `full_name`.
     jax.errors.JaxRuntimeError: the compiler refuses the function or an option.
   """
-  call = choosing.for_one_device(calls.Call(function, args, kwargs or {}))
+  call = jaxprs.for_one_device(calls.Call(function, args, kwargs or {}))
   lowered, options = lower(call, target), call.compiler_options(compiler_options or {})
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
@@ -150,9 +148,9 @@ def compile_function(
     if keep_stages:
       options |= {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment"}
       options["xla_dump_hlo_as_proto"] = True
-    dump.clear()
+    schedule_dump.clear()
     compiled = lowered.compile(compiler_options=options)
-    schedules = dump.take()
+    schedules = schedule_dump.take()
     if keep_stages:
       before_layouts = with_layouts_of(*(_stage(Path(folder), name) for name in _STAGES))
   program = program_of(compiled.runtime_executable())
