@@ -22,8 +22,10 @@ import zipfile
 
 import jax
 
-from tpugraphs_jax.hlo import proto, schedule_dump, tpu
+from tpugraphs_jax.hlo import calls, proto, schedule_dump, tpu
+from tpugraphs_jax.hlo.scalar_operands import scalar_operands
 from tpugraphs_jax.infra import console, files, trust
+from tpugraphs_jax.tuning import costs
 from tpugraphs_jax.tuning.schedule import program
 from tpugraphs_jax.tuning.schedule.chips import Chip
 
@@ -165,4 +167,11 @@ def compile_function(
     "target": target,
     "libtpu": tpu.libtpu_version(),
   }
-  return Compiled(outcome.module, outcome.schedules, notes)
+  call, module = calls.Call(function, tuple(arguments), {}), outcome.module
+  parsed = proto.parse_module(module, where="a compiled program")
+  operands = scalar_operands(call, costs.known_integers(call.arrays), parsed)
+  words = {
+    kernel: {index: values.reshape(-1).tolist() for index, values in given.items()}
+    for kernel, given in operands.items()
+  }
+  return Compiled(module, outcome.schedules, notes, words)

@@ -8,6 +8,7 @@ import types
 import hlo_modules
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import recorded
 
@@ -248,7 +249,7 @@ def simulated(compiled, monkeypatch):
     nodes[0].metadata.op_name = "w"
     nodes[2].metadata.op_name = "jit(f)/transpose(jvp(Net))/Dense_1/dot_general"
     compiled(tpu.dataclasses.replace(_program(*nodes), schedules={"TLP": ""}))
-    monkeypatch.setattr(program, "simulate", lambda *_, arguments: time)
+    monkeypatch.setattr(program, "simulate", lambda *args, **options: time)
 
   return answer
 
@@ -330,7 +331,7 @@ def test_a_loop_of_unknown_length_is_the_reason_that_is_named(compiled, monkeypa
   compiled(tpu.dataclasses.replace(made, schedules={"TLP": ""}))
   why = "the program writes scalar memory"
   time = _simulated(milliseconds=None, why=why)
-  monkeypatch.setattr(program, "simulate", lambda *_, arguments: time)
+  monkeypatch.setattr(program, "simulate", lambda *args, **options: time)
   (row,) = estimate.estimate(step, targets="v6e").rows
   assert row.why == "it has a loop of unknown length while_of_jax model.py:1"
 
@@ -344,7 +345,7 @@ def test_integers_among_the_arguments_reach_loops_and_kernels(compiled, monkeypa
   compiled(tpu.dataclasses.replace(made, schedules={"TLP": ""}))
   given = []
 
-  def simulate(*_, arguments):
+  def simulate(*_, arguments, operands):
     given.append({number: value.tolist() for number, value in arguments.items()})
     return _simulated(milliseconds=None)
 
@@ -483,3 +484,24 @@ def test_a_cholesky_solve_and_a_scan_have_a_time():
   assert row.basis == "schedule" and not row.why
   assert 0 < row.interval[0] < row.milliseconds < row.interval[1]
   assert any(kernel.calls == 6 for kernel in row.kernels)
+
+
+@recorded.needs_libtpu
+def test_the_time_of_ragged_groups_follows_from_the_sizes_among_the_arguments():
+  from jax.experimental.pallas.ops.tpu.megablox import gmm
+
+  product = lambda rows, kernels, sizes: gmm(rows, kernels, sizes, jnp.float32)
+  arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1024, 512), (8, 512, 1024))]
+  even, ragged, unknown = (
+    estimate.estimate(product, *arrays, sizes, targets="v6e").rows[0]
+    for sizes in (
+      np.full(8, 128, np.int32),
+      np.array([200, 0, 300, 100, 24, 300, 50, 50], np.int32),
+      jax.ShapeDtypeStruct((8,), jnp.int32),
+    )
+  )
+  kernels = [max(row.kernels, key=lambda kernel: kernel.is_custom) for row in (even, ragged)]
+  assert even.basis == ragged.basis == "schedule"
+  # 8 blocks of 128 rows, and 14: seven blocks have rows of two groups.
+  assert kernels[1].milliseconds > 1.4 * kernels[0].milliseconds
+  assert unknown.basis != "schedule"

@@ -24,7 +24,7 @@ CALLS = (
 ).split()
 MAPS = ("shard_map", "xla_pmap")  # primitives that run their programs on many devices
 _OF_MESHES = ("reshard", "mesh_cast")  # jax adds them for arrays of a mesh
-_CONSTRAINTS = ("sharding_constraint", *_OF_MESHES)
+CONSTRAINTS = ("sharding_constraint", *_OF_MESHES)
 
 # The outputs of an equation for inputs.
 Bind = Callable[[core.JaxprEqn, list[Any]], Sequence[Any]]
@@ -68,7 +68,7 @@ def _say_unsharded(name: str) -> None:
 
 def _has_shardings(jaxpr: core.Jaxpr) -> bool:
   return any(
-    equation.primitive.name in _CONSTRAINTS
+    equation.primitive.name in CONSTRAINTS
     or any(map(_is_constraint, jax.tree.leaves(equation.params)))
     or any(map(_has_shardings, programs_of(equation)))
     for equation in jaxpr.eqns
@@ -83,7 +83,7 @@ def _is_constraint(param: Any) -> bool:
 
 def _bind_unsharded(equation: core.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
   name, params = equation.primitive.name, equation.params
-  if name in _CONSTRAINTS:
+  if name in CONSTRAINTS:
     return inputs
   # Without the mesh of `_written_at`, in which the equation was traced. A trace refuses
   # `jax.set_mesh`, and so `parallel.no_mesh`.

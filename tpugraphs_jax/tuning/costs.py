@@ -19,6 +19,8 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.hlo import module_graph, names, proto, tpu, tpu_kernels, work
+from tpugraphs_jax.hlo.calls import Call
+from tpugraphs_jax.hlo.scalar_operands import scalar_operands
 from tpugraphs_jax.tuning import moves
 from tpugraphs_jax.tuning.schedule import chips, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
@@ -192,18 +194,18 @@ class Row:
     return sum(kernel.milliseconds or 0.0 for kernel in self.kernels if kernel.move)
 
 
-def cost(compiled: tpu.TpuProgram, target: str, arrays: Sequence[Any] = ()) -> Row:
+def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
   """What a compiled program costs on a target.
 
   Args:
     compiled: the program.
     target: such as `tpu:v6e`.
-    arrays: its arguments. The values of integers, where they are known, can tell how often a loop
-      iterates and which tiles a kernel computes.
+    call: of the function that was compiled. Integers among its arrays, where they have values, can
+      tell how often a loop iterates and which tiles a kernel computes.
   """
   module = proto.parse_module(compiled.module, where=f"program for {target}")
-  values = _integers(module, arrays)
-  scalars = [_scalar(values.get(number)) for number in range(len(arrays))]
+  values = _integers(module, call.arrays)
+  scalars = [_scalar(values.get(number)) for number in range(len(call.arrays))]
   cycles = tpu_kernels.estimated_cycles(module, scalars)
   row = Row(
     target,
@@ -217,7 +219,10 @@ def cost(compiled: tpu.TpuProgram, target: str, arrays: Sequence[Any] = ()) -> R
   named = _Kernels(module, cycles)
   if not compiled.schedules:
     return _by_cycles(row, named, cycles)
-  simulated = program.simulate(module, compiled.schedules, target, arguments=values)
+  operands = scalar_operands(call, known_integers(call.arrays), module)
+  simulated = program.simulate(
+    module, compiled.schedules, target, arguments=values, operands=operands
+  )
   row = _by_schedule(row, named, simulated, cycles.work)
   if row.milliseconds is not None:
     return row

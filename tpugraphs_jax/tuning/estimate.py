@@ -79,7 +79,7 @@ def _row(call: calls.Call, target: str, tpu_compiler: compiler.Compiler, bar: tq
   except compiler.Ended as error:
     return Row(target, why=f"the compiler failed: {error}")
   bar.set_description(f"{tpu.short_name(target)}: executing its schedules")
-  return costs.cost(compiled, target, call.arrays)
+  return costs.cost(compiled, target, call)
 
 
 def _devices(call: calls.Call) -> int:

@@ -114,12 +114,13 @@ class Label:
     """The raw numbers of each function, or the error with which it failed."""
     for number, function, compiler_options in functions:
       try:
-        yield number, self.estimate(self.compile(function, args, compiler_options), args)
+        compiled = self.compile(function, args, compiler_options)
+        yield number, self.estimate(compiled, Call(function, args, {}))
       except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
         yield number, error
 
-  def estimate(self, compiled: Any, args: tuple) -> Raw:
-    """The raw numbers of what `compile` returns for arguments.
+  def estimate(self, compiled: Any, call: Call) -> Raw:
+    """The raw numbers of what `compile` returns for a call.
 
     Labels that compare functions override `run`.
     """
@@ -277,10 +278,10 @@ class TpuEstimate(Label):
     except Ended as error:
       raise ValueError(f"the compiler failed: {error}") from None
 
-  def estimate(self, compiled: tpu.TpuProgram, args: tuple) -> Raw:
+  def estimate(self, compiled: tpu.TpuProgram, call: Call) -> Raw:
     module = proto.parse_module(compiled.module, where="TPU program")
     estimate = tpu_kernels.estimated_cycles(module)
-    cost = costs.cost(compiled, self.target, args)
+    cost = costs.cost(compiled, self.target, call)
     unknown = costs.unknown_work(estimate, estimate.work.bytes_accessed)
     raw = {
       "estimated_cycles": estimate.cycles,
@@ -351,7 +352,7 @@ class BytesEstimate(Label):
   what = "number of bytes accessed"
   worth = "An estimate of this machine's compiler and no run time."
 
-  def estimate(self, compiled: jax.stages.Compiled, args: tuple) -> Raw:
+  def estimate(self, compiled: jax.stages.Compiled, call: Call) -> Raw:
     cost = compiled.cost_analysis()
     if cost is None:
       raise ValueError("this machine's compiler does not estimate the bytes of a program")

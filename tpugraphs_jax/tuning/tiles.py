@@ -204,7 +204,7 @@ def _time(tile: Tile, call: calls.Call, target: str, tpu_compiler: compiler.Comp
     return TileTime(tile, why=f"the compiler failed: {error}")
   except Exception as error:  # Pallas refuses tiles with many types when it lowers them
     return TileTime(tile, why=f"the compiler says: {labels.reason(error)}")
-  row = costs.cost(compiled, target, call.arrays)
+  row = costs.cost(compiled, target, call)
   if row.basis != costs.SCHEDULE:
     return TileTime(tile, why=row.why or row.without_schedule or "there are no schedules")
   return TileTime(

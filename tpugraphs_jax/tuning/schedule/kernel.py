@@ -152,7 +152,9 @@ def simulate(
       if given is not None and len(given) == 1:
         words[register] = given[0] & 0xFFFFFFFF
       elif register not in words:
-        words[register] = scalar.Unknown(f"the scalar operand {index} has no value")
+        words[register] = scalar.Unknown(
+          f"the scalar operand {index} has no value, as integers without values decide it"
+        )
     elif given is not None or not isinstance(words.get(register), int):
       address = _POINTERS + (len(arrays) + 1 << _POINTER_BITS)
       words[register] = address

@@ -1,0 +1,116 @@
+"""Integers that kernels read, against NumPy; kernels inside loops, branches and calls."""
+
+import hlo_modules
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tpugraphs_jax.hlo.calls import Call
+from tpugraphs_jax.hlo.scalar_operands import scalar_operands
+
+_SIZES = np.array([3, 0, 5], np.int32)
+_X = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+
+
+def _copy(ends_ref, x_ref, out_ref):
+  out_ref[...] = x_ref[...] + ends_ref[0]
+
+
+def kernel(ends, x):
+  """A kernel that reads `ends` as scalars."""
+  return pl.pallas_call(_copy, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(ends, x)
+
+
+def module(*kernels):
+  """A compiled program with kernels of these words and rows."""
+  nodes = []
+  for words, rows in kernels:
+    first = 3 * len(nodes)
+    shapes = (words,), (rows, 128)
+    nodes += [hlo_modules.instruction("parameter", first + n, (), s) for n, s in enumerate(shapes)]
+    inputs = (first, first + 1)
+    call = hlo_modules.instruction("custom-call", first + 2, inputs, (rows, 128))
+    call.custom_call_target = "tpu_custom_call"
+    nodes.append(call)
+  return hlo_modules.module(hlo_modules.computation(*nodes))
+
+
+def found(function, *args, kernels=((3, 8),)):
+  call = Call(function, args, {})
+  known = {n: array for n, array in enumerate(call.arrays) if isinstance(array, np.ndarray)}
+  operands = scalar_operands(call, known, module(*kernels))
+  return {name: {n: v.tolist() for n, v in values.items()} for name, values in operands.items()}
+
+
+def _looped(sizes, x):
+  return jax.lax.fori_loop(0, 4, lambda _, x: kernel(jnp.cumsum(sizes), x), x)
+
+
+def _scanned(sizes, x):
+  return jax.lax.scan(lambda x, _: (kernel(jnp.cumsum(sizes), x), None), x, length=4)[0]
+
+
+def _branched(sizes, x):
+  return jax.lax.cond(x.sum() > 0, lambda x: kernel(jnp.cumsum(sizes), x), lambda x: x, x)
+
+
+@jax.custom_vjp
+def _with_rule(sizes, x):
+  return kernel(jnp.cumsum(sizes), x)
+
+
+_with_rule.defvjp(lambda sizes, x: (_with_rule(sizes, x), sizes), lambda s, g: (None, kernel(s, g)))
+
+
+@pytest.mark.parametrize(
+  "function",
+  [
+    lambda sizes, x: kernel(jnp.cumsum(sizes), x),
+    jax.jit(lambda sizes, x: kernel(jax.jit(jnp.cumsum)(sizes), 2 * x)),
+    jax.checkpoint(lambda sizes, x: kernel(jnp.cumsum(sizes), x)),
+    _looped,
+    _scanned,
+    _branched,
+    _with_rule,
+    lambda sizes, x: kernel(jax.lax.scan(lambda c, s: (c + s, c + s), 0, sizes)[1], x),
+  ],
+)
+def test_integers_are_computed_from_those_of_the_arguments(function):
+  assert found(function, _SIZES, _X) == {"custom-call.2": {0: np.cumsum(_SIZES).tolist()}}
+
+
+def test_a_gradient_has_the_integers_of_both_passes():
+  loss = jax.grad(lambda x, sizes: _with_rule(sizes, x).sum())
+  # The passes read other integers in kernels of the same shapes: those that differ are unknown.
+  assert found(loss, _X, _SIZES) == {}
+  two = lambda sizes, x: kernel(sizes, x) + kernel(sizes, 2 * x)
+  assert found(two, _SIZES, _X) == {"custom-call.2": {0: _SIZES.tolist()}}
+
+
+def test_kernels_are_told_apart_by_their_shapes():
+  both = lambda sizes, x: kernel(sizes, x), lambda sizes, x: kernel(sizes[:2] + 1, x[:4])
+  function = lambda sizes, x: [part(sizes, x) for part in both]
+  assert found(function, _SIZES, _X, kernels=((2, 4), (3, 8), (5, 8))) == {
+    "custom-call.2": {0: [4, 1]},
+    "custom-call.11": {0: [3, 0, 5]},
+  }
+
+
+@pytest.mark.parametrize(
+  "function, args",
+  [
+    (lambda sizes, x: kernel(sizes, x), (jax.ShapeDtypeStruct((3,), jnp.int32), _X)),
+    (lambda sizes, x: kernel(sizes + x[0, 0].astype(int), x), (_SIZES, _X)),
+    (lambda sizes, x: _scan_over(sizes, x), (_SIZES, _X)),
+    (lambda sizes, x: x, (_SIZES, _X)),
+  ],
+)
+def test_integers_that_data_or_an_iteration_decides_are_not_known(function, args):
+  assert found(function, *args) == {}
+
+
+def _scan_over(sizes, x):
+  step = lambda x, size: (kernel(jnp.full(3, size), x), None)
+  return jax.lax.scan(step, x, sizes)[0]
