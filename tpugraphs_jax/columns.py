@@ -194,7 +194,7 @@ def node_features(lists: Mapping[str, Sequence[Collection[int]]], nodes: int) ->
   return result
 
 
-def tile_features(kernel: Lists, output: Lists, input_: Lists) -> np.ndarray:
+def released_tile_features(kernel: Lists, output: Lists, input_: Lists) -> np.ndarray:
   """The features `[C, 24]` float32 of C tiles, from the bounds of their three windows."""
   windows = (kernel, output, input_)
   blocks = [Ragged(bounds).aggregate(MAX_RANK, empty_product=0) for bounds in windows]

@@ -39,6 +39,6 @@ def of_config(kind: str, variant: str = "ci", **changes: Any) -> Family:
 
 
 def scorer_of(family, run):
-  """`Family.scores` of a family whose method `run` is the given function."""
-  family.run = run
+  """`Family.scores` of a family whose method `run_network` is the given function."""
+  family.run_network = run
   return family.scores

@@ -303,7 +303,7 @@ def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
 def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
   experiment = parts.make("tile", data_root="/nowhere", **{"batch.graphs": 8})
   with files.hold(tmp_path), pytest.raises(ValueError, match="in use"):
-    training.train(experiment.ranker, experiment.collections, tmp_path)
+    training.train_ranker(experiment.ranker, experiment.collections, tmp_path)
   assert all(path.name.startswith(files.LOCK) for path in tmp_path.iterdir())
 
 

@@ -306,7 +306,9 @@ def _graph(
   kernel.computations.extend([*_with_callees(callees, by_id), body])
   kernel.entry_computation_id = body.id
   op_graph = module_graph.featurize_module(kernel, where=f"kernel {name}", name=name)
-  feat = columns.tile_features([tiles.kernel_bounds], [tiles.output_bounds], [tiles.input_bounds])
+  feat = columns.released_tile_features(
+    [tiles.kernel_bounds], [tiles.output_bounds], [tiles.input_bounds]
+  )
   return op_graph.as_kernel(TileConfigs(feat, np.zeros(1, np.int64), np.ones(1, np.int64)))
 
 

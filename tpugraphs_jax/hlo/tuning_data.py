@@ -179,7 +179,7 @@ def _tile_skip_reason(entry: proto.ModuleTuningData) -> str | None:
 
 def _tile_configs(runs: Sequence[proto.ConfigProfile], default_ns: int) -> graph.TileConfigs:
   tiles = [run.op_config.tile_size_config for run in runs]
-  feat = columns.tile_features(
+  feat = columns.released_tile_features(
     [tile.kernel_bounds for tile in tiles],
     [tile.output_bounds for tile in tiles],
     [tile.input_bounds for tile in tiles],

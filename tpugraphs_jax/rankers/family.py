@@ -160,13 +160,13 @@ class Family:
       else:
         parts = [distinct_rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
         once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
-        distinct = self.run(params, graphs, once, progress=progress)
+        distinct = self.run_network(params, graphs, once, progress=progress)
         scores = [of_graph[which] for of_graph, (_, which) in zip(distinct, parts)]
     for graph, of_graph in zip(graphs, scores):
       _check_finite(graph.name, of_graph)
     return scores
 
-  def run(
+  def run_network(
     self,
     params: optax.Params,
     graphs: Sequence[Any],
@@ -185,7 +185,7 @@ class Family:
       if number:
         order = [rng.permutation(len(ids)) for rng, ids in zip(rngs, config_ids)]
       permuted = [ids[o] for ids, o in zip(config_ids, order)]
-      scores = self.run(params, graphs, permuted, progress=progress)
+      scores = self.run_network(params, graphs, permuted, progress=progress)
       for sums, o, new in zip(total, order, scores):
         sums[o] += new
     return [(sums / orders).astype(np.float32) for sums in total]

@@ -67,7 +67,7 @@ class LateJoin(TileFamily):
     score = lambda params, *inputs: self.network.apply({"params": params}, *inputs, method=head)
     return jax.jit(score)
 
-  def run(
+  def run_network(
     self,
     params: optax.Params,
     graphs: Sequence[PreparedGraph[TileConfigs]],
@@ -75,7 +75,7 @@ class LateJoin(TileFamily):
     *,
     progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores `[n]` float32 of each kernel; see `Family.run`."""
+    """Scores `[n]` float32 of each kernel; see `Family.run_network`."""
     pooled = np.stack(self.encoder(params, graphs, config_ids, progress=progress))
     parts = [graph.configs.config_feat[ids] for graph, ids in zip(graphs, config_ids)]
     feat = np.concatenate([self.transform(part) for part in parts])

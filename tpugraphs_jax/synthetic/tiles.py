@@ -293,7 +293,9 @@ def tile_configs(
       break
   guess = (runtime * np.exp(_COMPILER_ERROR * rng.standard_normal(len(runtime))))[fitting]
   fitting = np.roll(fitting, -guess.argmin())
-  features = columns.tile_features(kernel_tile[fitting], output[fitting], output[fitting, :0])
+  features = columns.released_tile_features(
+    kernel_tile[fitting], output[fitting], output[fitting, :0]
+  )
   return features, runtime[fitting]
 
 

@@ -91,7 +91,7 @@ def run(
   if "train" in do:
     if "predict" in do:
       results.check_ranked(collections, split=split or "test")
-    train(ranker, collections, workdir, resume=resume)
+    train_ranker(ranker, collections, workdir, resume=resume)
   if not {"evaluate", "predict"} & set(do):
     return
   ranker = Ranker.load(workdir, config)
@@ -107,7 +107,7 @@ def run(
       results.predict(data, ranker, folder, split=split or "test")
 
 
-def train(
+def train_ranker(
   ranker: Ranker, collections: Sequence[Data], workdir: Path, *, resume: bool = False
 ) -> None:
   """Fits transforms and trains. `train.result` chooses the model: best or last evaluation.
@@ -158,7 +158,7 @@ def _train_head(
   folder: Path,
   **options: Any,
 ) -> loop.TrainResult:
-  """Trains the head alone (+F), with the readouts of the trained network; see `train`."""
+  """Trains the head alone (+F), with the readouts of the trained network; see `train_ranker`."""
   console.say(f"the network is trained: next, the {HEAD_FOLDER} alone")
   config, family = ranker.config, ranker.family
   assert isinstance(family, Segments)

@@ -75,7 +75,7 @@ class BlockFamily(LayoutFamily):
     """Draws a contiguous block of a program, `(first node, last node + 1)`."""
     return plan.sample_block(len(graph.opcode), self.config.batch.keep_nodes, rng)
 
-  def run(
+  def run_network(
     self,
     params: optax.Params,
     graphs: Sequence[PreparedGraph],
@@ -85,7 +85,7 @@ class BlockFamily(LayoutFamily):
   ) -> list[np.ndarray]:
     """Scores `[n]` float32; with the mode `dropout` the mean over sampled blocks."""
     if self.network.dropout != "dropout":
-      return super().run(params, graphs, config_ids, progress=progress)
+      return super().run_network(params, graphs, config_ids, progress=progress)
     rngs = [scorer.rng_of(graph, self.config.seed) for graph in graphs]
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):

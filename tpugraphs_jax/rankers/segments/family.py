@@ -235,7 +235,7 @@ class Segments(Family):
     score = functools.partial(self.network.apply, method="score_totals")
     return jax.jit(lambda params, *args: score({"params": params}, *args))
 
-  def run(
+  def run_network(
     self,
     params: optax.Params,
     graphs: Sequence[SegmentedGraph],
@@ -352,7 +352,7 @@ class HeadFamily(Family):
     label = lambda params: {k: "head" if k in names else "frozen" for k in params}
     return optax.partition({"head": optimizer, "frozen": optax.set_to_zero()}, label)
 
-  def run(
+  def run_network(
     self,
     params: optax.Params,
     graphs: Sequence[SegmentedGraph],

@@ -85,7 +85,7 @@ class TablesFamily(Family):
 
     return Encoder(parallel.pmap(tables, local=True), self.assemble, graphs=1, configs=0)
 
-  def run(
+  def run_network(
     self,
     params: optax.Params,
     graphs: Sequence[PreparedTables],
@@ -93,7 +93,7 @@ class TablesFamily(Family):
     *,
     progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores `[n]` float32 of each program; see `Family.run`."""
+    """Scores `[n]` float32 of each program; see `Family.run_network`."""
     tables = self.tables(params, graphs, progress=progress)
     return [
       graph.terms.total(graph.configs.group_row[ids], costs).astype(np.float32)
