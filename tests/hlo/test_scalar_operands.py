@@ -111,6 +111,14 @@ def test_integers_that_data_or_an_iteration_decides_are_not_known(function, args
   assert found(function, *args) == {}
 
 
+def test_kernels_that_integers_alone_reach_are_not_run():
+  x = np.ones((8, 128), np.int32)
+  looped = lambda sizes, x: jax.lax.fori_loop(0, 4, lambda _, x: kernel(sizes, x), x)
+  last = lambda sizes, x: kernel(looped(sizes, x)[0, :3], looped(sizes, x))
+  assert found(looped, _SIZES, x) == {"custom-call.2": {0: _SIZES.tolist()}}
+  assert found(last, _SIZES, x) == {}  # two kernels of these shapes: one has unknown integers
+
+
 def _scan_over(sizes, x):
   step = lambda x, size: (kernel(jnp.full(3, size), x), None)
   return jax.lax.scan(step, x, sizes)[0]

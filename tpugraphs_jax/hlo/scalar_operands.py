@@ -8,6 +8,7 @@ integers of the kernel are known, too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+import itertools
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from tpugraphs_jax.hlo.calls import Call
 
 _KERNEL, _CUSTOM_CALL = "pallas_call", "tpu_custom_call"
 _LOOPS = ("scan", "while", "cond")
+_OF_TPUS = {_KERNEL, "core_map", "run_state", "mpmd_map"}  # primitives that no CPU runs
 _MOST_WORDS = 1 << 16  # of an operand that a kernel reads as scalars
 
 # Shapes of the operands of a kernel, then of its results.
@@ -82,10 +84,16 @@ def _visit(
     else:
       for program, known in inner:
         _visit(program, known, kernels)
-      if all(operand is not None for operand in operands) and not equation.effects:
+      if all(operand is not None for operand in operands) and _runs_on_cpus(equation):
         outputs = jaxprs.bind_primitive(equation, equation.params, operands)
     values.update(zip(equation.outvars, outputs, strict=True))
   return list(map(read, jaxpr.outvars))
+
+
+def _runs_on_cpus(equation: core.JaxprEqn) -> bool:
+  inside = map(jaxprs.primitives, jaxprs.programs_of(equation))
+  names = {equation.primitive.name, *itertools.chain.from_iterable(inside)}
+  return not equation.effects and names.isdisjoint(_OF_TPUS)
 
 
 def _inner(
