@@ -30,6 +30,7 @@ def module(*kernels):
     first = 3 * len(nodes)
     shapes = (words,), (rows, 128)
     nodes += [hlo_modules.instruction("parameter", first + n, (), s) for n, s in enumerate(shapes)]
+    nodes[-2].shape.element_type = 4  # s32
     inputs = (first, first + 1)
     call = hlo_modules.instruction("custom-call", first + 2, inputs, (rows, 128))
     call.custom_call_target = "tpu_custom_call"
@@ -81,9 +82,9 @@ def test_integers_are_computed_from_those_of_the_arguments(function):
   assert found(function, _SIZES, _X) == {"custom-call.2": {0: np.cumsum(_SIZES).tolist()}}
 
 
-def test_a_gradient_has_the_integers_of_both_passes():
+def test_of_kernels_with_equal_shapes_only_common_integers_are_known():
+  # The forward pass reads the sums of the sizes, the backward pass the sizes.
   loss = jax.grad(lambda x, sizes: _with_rule(sizes, x).sum())
-  # The passes read other integers in kernels of the same shapes: those that differ are unknown.
   assert found(loss, _X, _SIZES) == {}
   two = lambda sizes, x: kernel(sizes, x) + kernel(sizes, 2 * x)
   assert found(two, _SIZES, _X) == {"custom-call.2": {0: _SIZES.tolist()}}
@@ -105,6 +106,8 @@ def test_kernels_are_told_apart_by_their_shapes():
     (lambda sizes, x: kernel(sizes + x[0, 0].astype(int), x), (_SIZES, _X)),
     (lambda sizes, x: _scan_over(sizes, x), (_SIZES, _X)),
     (lambda sizes, x: x, (_SIZES, _X)),
+    (lambda sizes, x: _solved(sizes, kernel(sizes, x)), (_SIZES, _X)),
+    (lambda sizes, x: _awaited(sizes, kernel(sizes, x)), (_SIZES, _X)),
   ],
 )
 def test_integers_that_data_or_an_iteration_decides_are_not_known(function, args):
@@ -117,6 +120,18 @@ def test_kernels_that_integers_alone_reach_are_not_run():
   last = lambda sizes, x: kernel(looped(sizes, x)[0, :3], looped(sizes, x))
   assert found(looped, _SIZES, x) == {"custom-call.2": {0: _SIZES.tolist()}}
   assert found(last, _SIZES, x) == {}  # two kernels of these shapes: one has unknown integers
+
+
+def _solved(sizes, x):
+  """A kernel inside a primitive of which no inputs are known reads other integers."""
+  solve = lambda _, b: kernel(sizes + 1, b)
+  return jax.lax.custom_linear_solve(lambda x: 2 * x, x, solve, symmetric=True)
+
+
+def _awaited(sizes, x):
+  """The condition of a loop has a kernel, which reads other integers."""
+  go_on = lambda x: kernel(sizes + 1, x).sum() < 0
+  return jax.lax.while_loop(go_on, lambda x: 2 * x, x)
 
 
 def _scan_over(sizes, x):

@@ -6,7 +6,7 @@
 `python -m tpugraphs_jax.hlo` converts and shows files. jax is imported only for
 functions, jax's stages and HLO text.
 
-module_graph   modules as graphs: `features` of instructions, `names` of where these come from
+module_graph   modules as graphs; `features` describes an instruction, `names` tells its source
 sources, text  modules as bytes, from files, text, jax's stages and functions
 proto          modules as messages
 tuning_data    the data set's tuning records
@@ -15,6 +15,7 @@ calls          calls of functions as functions of arrays alone
 jaxprs         programs and equations of jaxprs, and evaluation equation by equation
 tpu            compiles functions with the TPU compiler; `schedule_dump` has the schedules it writes
 tpu_kernels    the kernels that the TPU compiler makes, and their estimated cycles
+scalar_operands  integers that Pallas kernels read, from the arguments of a call
 loops, work    lengths of loops; operations and bytes of instructions
 """
 

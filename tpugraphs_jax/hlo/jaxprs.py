@@ -167,11 +167,19 @@ def primitives(jaxpr: core.Jaxpr) -> Iterator[str]:
     yield from itertools.chain.from_iterable(map(primitives, programs_of(equation)))
 
 
+def named_programs_of(
+  equation: core.JaxprEqn,
+) -> Iterator[tuple[str, core.Jaxpr | core.ClosedJaxpr]]:
+  """The programs among the parameters of an equation, with the name of the parameter."""
+  for name, param in equation.params.items():
+    for item in _programs_in(param):
+      yield name, item
+
+
 def programs_of(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:
   """The programs among the parameters of an equation."""
-  for param in equation.params.values():
-    for item in _programs_in(param):
-      yield item.jaxpr if isinstance(item, core.ClosedJaxpr) else item
+  for _, item in named_programs_of(equation):
+    yield item.jaxpr if isinstance(item, core.ClosedJaxpr) else item
 
 
 def _programs_in(param: Any) -> list[core.Jaxpr | core.ClosedJaxpr]:

@@ -204,7 +204,9 @@ def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
       tell how often a loop iterates and which tiles a kernel computes.
   """
   module = proto.parse_module(compiled.module, where=f"program for {target}")
-  values = _integers(module, call.arrays)
+  known = known_integers(call.arrays)
+  # jax leaves out arrays that nothing uses: parameters then have other numbers.
+  values = known if _parameters(module) == len(call.arrays) else {}
   scalars = [_scalar(values.get(number)) for number in range(len(call.arrays))]
   cycles = tpu_kernels.estimated_cycles(module, scalars)
   row = Row(
@@ -219,7 +221,7 @@ def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
   named = _Kernels(module, cycles)
   if not compiled.schedules:
     return _by_cycles(row, named, cycles)
-  operands = scalar_operands(call, known_integers(call.arrays), module)
+  operands = scalar_operands(call, known, module)
   simulated = program.simulate(
     module, compiled.schedules, target, arguments=values, operands=operands
   )
@@ -233,13 +235,9 @@ def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
   return row if by_cycles.why else dataclasses.replace(by_cycles, without_schedule=row.why)
 
 
-def _integers(module: proto.HloModuleProto, arrays: Sequence[Any]) -> dict[int, np.ndarray]:
-  """The values of arrays of integers, by the number of the program's parameter."""
+def _parameters(module: proto.HloModuleProto) -> int:
   entry = next(part for part in module.computations if part.id == module.entry_computation_id)
-  parameters = sum(node.opcode == "parameter" for node in entry.instructions)
-  if parameters != len(arrays):  # jax leaves out arrays that nothing uses
-    return {}
-  return known_integers(arrays)
+  return sum(node.opcode == "parameter" for node in entry.instructions)
 
 
 def known_integers(arrays: Sequence[Any]) -> dict[int, np.ndarray]:

@@ -120,7 +120,7 @@ class Label:
         yield number, error
 
   def estimate(self, compiled: Any, call: Call) -> Raw:
-    """The raw numbers of what `compile` returns for a call.
+    """The raw numbers of a compiled call.
 
     Labels that compare functions override `run`.
     """

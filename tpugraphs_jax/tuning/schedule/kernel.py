@@ -153,7 +153,7 @@ def simulate(
         words[register] = given[0] & 0xFFFFFFFF
       elif register not in words:
         words[register] = scalar.Unknown(
-          f"the scalar operand {index} has no value, as integers without values decide it"
+          f"the scalar operand {index} has no value: data decides it, or integers without values"
         )
     elif given is not None or not isinstance(words.get(register), int):
       address = _POINTERS + (len(arrays) + 1 << _POINTER_BITS)
