@@ -20,6 +20,11 @@ _FILE = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
 _MEMORY = Path("/dev/shm")
 _LEAST_FREE = 1 << 30  # bytes of a memory file system that is used
 _ANALYSIS = "-schedule-analysis_final_bundles.txt"  # a summary beside each schedule
+# libtpu before this version reads templates of a report from a folder with this path, relative to
+# its working folder, and ends its process where there are none.
+_WITHOUT_TEMPLATES = (0, 0, 37)
+_TEMPLATES = "../g3     /platforms/xla/service/jellyfish/tool_data"
+_TEMPLATE_NAMES = ("vmem_report_header.tmpl", "vmem_report_footer.tmpl")
 
 
 @contextlib.contextmanager
@@ -48,6 +53,24 @@ def environment(folder: Path) -> dict[str, str]:
   )
   before = os.environ.get(_ARGUMENTS, "")
   return {_ARGUMENTS: f"{_FOLDER.sub('', before)} {flags}".strip()}
+
+
+def enter_working_folder(folder: Path, libtpu: str) -> None:
+  """Changes to a working folder where an old libtpu can write schedules; a later one needs none.
+
+  Args:
+    folder: of this process alone.
+    libtpu: its version, such as `0.0.35`.
+  """
+  if tuple(map(int, libtpu.split(".")[:3])) >= _WITHOUT_TEMPLATES:
+    return
+  working = folder / "working"
+  working.mkdir(exist_ok=True)
+  templates = working / _TEMPLATES
+  templates.resolve().mkdir(parents=True, exist_ok=True)
+  for name in _TEMPLATE_NAMES:
+    (templates / name).touch()
+  os.chdir(working)
 
 
 def clear() -> None:

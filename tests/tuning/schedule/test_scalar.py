@@ -251,7 +251,11 @@ def _branch_on(operation: str) -> tuple[str, ...]:
   "lines, why",
   [
     (_branch_on("%p1_p0 = sfancy.u32 1, 2"), "sfancy"),
-    (_branch_on("%p1_p0 = scmp.gt.f32.partialorder 1.0, 2.0"), "not known"),
+    (_branch_on("%p1_p0 = scmp.gt.bf16.partialorder 1.0, 2.0"), "not known"),
+    (
+      ("%s1_s1 = scvt.f32.s32 2.5", *_branch_on("%p1_p0 = scmp.eq.s32.totalorder %s1_s1, 2")),
+      "2.5 becomes an integer",
+    ),
     (("%s1_s1 = spop %9", *_branch_on("%p1_p0 = scmp.eq.s32.totalorder %s1_s1, 0")), "vector"),
     (
       (
@@ -277,6 +281,53 @@ def _branch_on(operation: str) -> tuple[str, ...]:
 def test_what_is_not_understood_has_no_time_and_a_reason(lines, why):
   with pytest.raises(Unreadable, match=why):
     cost(*lines)
+
+
+@pytest.mark.parametrize("code", ["sadd", "ssub", "smul", "smin", "smax"])
+def test_scalar_arithmetic_is_that_of_float32(code):
+  rng = np.random.default_rng(0)
+  pairs = rng.normal(size=(50, 2)).astype(np.float32) * np.float32(1e3)
+  edges = np.array([[0.1, 0.2], [3e38, 3e38], [-0.0, 0.0], [1e-40, 1.0]], np.float32)
+  expected = {"sadd": np.add, "ssub": np.subtract, "smul": np.multiply}
+  expected |= {"smin": np.minimum, "smax": np.maximum}
+  for a, b in (*pairs, *edges):
+    with np.errstate(all="ignore"):
+      result = expected[code](a, b)
+    words = (int(number.view(np.uint32)) for number in (a, b))
+    assert scalar.function(f"{code}.f32")(*words, None) == int(result.view(np.uint32))
+
+
+@pytest.mark.parametrize("rows, blocks", [(1, 1), (128, 1), (129, 2), (1000, 8)])
+def test_a_loop_may_run_as_often_as_float32_arithmetic_says(rows, blocks):
+  found = cost(
+    f"%s10_s1 = scvt.s32.f32 {rows}",
+    "%s11_s1 = smul.f32 0.0078125, %s10_s1",
+    "%s12_s1 = sceil.f32 %s11_s1",
+    "%p13_p1 = scmp.lt.f32.partialorder %s12_s1, 0.0",
+    "%s14_s3 = scvt.f32.s32 %s12_s1",
+    "%s15_s3 = smov (!%p13_p1, 77), %s14_s3",
+    *(line.format(times="%s15_s3") for line in _LOOP),
+  )
+  assert found.cycles == 6 + 1 + 7 * blocks + 1
+
+
+def test_negative_words_keep_their_sign_as_float32():
+  to_float, to_integer = scalar.function("scvt.s32.f32"), scalar.function("scvt.f32.s32")
+  for number in (0, 1, -1, -4096, 2**20):
+    word = to_float(number & 0xFFFFFFFF, None, None)
+    assert _signed(to_integer(word, None, None)) == number
+    assert scalar.function("scmp.lt.f32.partialorder")(word, 0, None) is (number < 0)
+  for number in (np.inf, np.nan, 3e9, 0.5):
+    assert isinstance(to_integer(scalar.float_word(number), None, None), scalar.Unknown)
+
+
+def test_a_dma_whose_predicate_is_false_never_starts():
+  dma = (
+    "dma.general {}src=%s1_s1, size_in_granules={}, dst_syncflagno=[#allocation0] /* hbm-to-vmem */"
+  )
+  lines = (f"%4 = {dma.format('(0), ', 99)}", f"%5 = {dma.format('', 3)}")
+  found = cost(*lines, "%7 = dma.done.wait [#allocation0], 3")
+  assert found.hbm_bytes == 3 * CHIP.granule
 
 
 def test_what_decides_nothing_may_be_unknown():

@@ -124,6 +124,7 @@ _ATTRIBUTE = re.compile(r"\[(?:thread|resolvable):[^\]]*\]\s*")
 _VALUE = r"%[a-z]*(\d+)_([a-z]+\d+)"
 _PREDICATE = re.compile(rf"\((!?){_VALUE}(?:, ([^()]+))?\),?\s*")
 _PREDICATED = re.compile(r"\(!?%p(\d+)_p\d+\)")
+_NEVER = re.compile(r"\(0\),")  # a predicate that the compiler knew to be false
 _READ = re.compile(r"%[a-z]*(\d+)(?:_([a-z]+\d+))?")
 _FLOAT = re.compile(r"-?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)")
 _INTEGER = re.compile(r"\$?(-?\d{1,10}|0x[0-9a-f]{1,8})")
@@ -138,7 +139,7 @@ _CALLEE = re.compile(r"%?([^\s=]+)(?: = .*)?", re.DOTALL)
 
 _VECTOR_RESULTS = ("v", "vm")
 _IGNORED = re.compile(
-  r"vnop|vtrace|vsettm|vsyncmov|vrng|vsetiar|shalt|[scv]fence|compiler-scheduling-barrier|set\.rngseed"
+  r"vnop|vtrace|vsettm|vsyncmov|vrng|vsetiar|shalt|[scv]fence|compiler-scheduling-barrier|set\.?rngseed"
 )
 _MATRIX = re.compile(r"vmat|vdwg|vlgmr|vxpose")
 _LOAD_STORE = re.compile(r"vld|vst\b|cld|cst")
@@ -176,7 +177,7 @@ def _bundle(text: str) -> Bundle:
     if match is None:
       continue
     kind, code = match[2], match[4]
-    if _IGNORED.match(code):
+    if _IGNORED.match(code) or _NEVER.match(match[5]):
       continue
     if code.startswith("vdelay"):
       delay += _delay(match[5])

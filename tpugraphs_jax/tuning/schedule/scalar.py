@@ -11,10 +11,13 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import inspect
 import itertools
 import math
 import operator
 from typing import Any, Protocol
+
+import numpy as np
 
 from tpugraphs_jax.tuning.schedule.bundles import (
   Allocation,
@@ -216,12 +219,59 @@ _RELATIONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le",
 _EXTREMES = {"smin": min, "smax": max}
 
 
+def _float(word: Any) -> np.float32:
+  return np.uint32(word).view(np.float32)
+
+
+def float_word(number: Any) -> int:
+  """The word of a number in float32."""
+  return int(np.float32(number).view(np.uint32))
+
+
+def _of_floats(of: Callable[..., Any], make: Callable[[Any], Any] = float_word) -> Callable:
+  """A function of the words of as many float32 numbers as `of` takes."""
+  count = len(inspect.signature(of).parameters)
+
+  def compute(*words: Any) -> Any:
+    unknown = next((word for word in words[:count] if word.__class__ is Unknown), None)
+    if unknown is not None:
+      return unknown
+    with np.errstate(all="ignore"):
+      return make(of(*map(_float, words[:count])))
+
+  return compute
+
+
+def _integer(number: np.float32) -> Any:
+  """The word of a whole number; how the core rounds others is not known."""
+  if not np.isfinite(number) or number != np.trunc(number) or abs(number) >= _SIGN:
+    return Unknown(f"how {number} becomes an integer is not known")
+  return int(number) & _MASK
+
+
+_FLOAT_FUNCTIONS = {
+  "sadd.f32": _of_floats(lambda a, b: a + b),
+  "ssub.f32": _of_floats(lambda a, b: a - b),
+  "smul.f32": _of_floats(lambda a, b: a * b),
+  "smin.f32": _of_floats(lambda a, b: np.minimum(a, b)),
+  "smax.f32": _of_floats(lambda a, b: np.maximum(a, b)),
+  "sfloor.f32": _of_floats(lambda a: np.floor(a)),
+  "sceil.f32": _of_floats(lambda a: np.ceil(a)),
+  "scvt.f32.s32": _of_floats(lambda a: a, _integer),
+  "scvt.s32.f32": lambda a, _, __: a if a.__class__ is Unknown else float_word(_signed(a)),
+}
+
+
 def function(code: str) -> Callable[[Any, Any, Any], Any] | None:
   """What an operation computes; None where it is not known."""
   base, *types = code.split(".")
   if base == "scmp" and len(types) > 1:
     relation, sign = _RELATIONS.get(types[0]), _SIGNS.get(types[1])
+    if relation and types[1] == "f32":
+      return _of_floats(lambda a, b: relation(a, b), bool)
     return _compare(relation, sign) if relation and sign is not None else None
+  if code in _FLOAT_FUNCTIONS:
+    return _FLOAT_FUNCTIONS[code]
   if base in _EXTREMES and types and types[0] in _SIGNS:
     return _extreme(_EXTREMES[base], _SIGNS[types[0]])
   if types and types[0][:1] in ("f", "b"):
@@ -568,7 +618,7 @@ class Schedule:
       elif isinstance(term, Allocation):
         slots.append(self._constant(self._address(term)))
       elif isinstance(term, float):
-        slots.append(self._constant(Unknown("a floating-point number")))
+        slots.append(self._constant(float_word(term)))
       else:
         slots.append(self._constant(term))
     total = slots[0]
