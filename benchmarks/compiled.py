@@ -117,8 +117,8 @@ class Folder:
       }
       return Compiled(archive.read("module.hlo.pb"), schedules, notes, numbered)
 
-  def compile(self, names: Sequence[str]) -> None:
-    """Compiles what is missing, in processes that run this script with `--worker`."""
+  def compile(self, names: Sequence[str], options: Sequence[str] = ()) -> None:
+    """Compiles what is missing, in processes that run this script with `--worker` and options."""
     current = self._current()
     while missing := [name for name in names if not self.has(name)]:
       print(f"{len(missing)} programs to compile", flush=True)
@@ -129,7 +129,7 @@ class Folder:
           | schedule_dump.environment(folder)
           | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
         )
-        command = [sys.executable, *sys.argv, "--worker"]
+        command = [sys.executable, *sys.argv, "--worker", *options]
         status = subprocess.run(command, env=environment).returncode
       if current.exists():
         self.refuse(current.read_text(), f"the compiler ended its process with status {status}")

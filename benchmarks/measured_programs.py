@@ -12,7 +12,11 @@ that was stopped goes on. `--sample` is the number of products of each TPU, and 
 of each TPU and operation, drawn with `--seed`; all of JAXBench is compiled. `--choices` is the
 number of arguments for which all ways to compute an operation are compiled. `--keys` is the number
 of arguments, those that run shortest, for which candidates of block sizes are compiled.
-`--fit` writes the constants of `tuning/schedule`. Only the times are measured.
+
+With `--tokamax`, a clone of tokamax' repository, its kernels are those of the version that was
+measured. `--before 2026-04-01` compiles only kernels that were measured before this day, for an
+environment with an earlier jax and libtpu. `--fit` writes the constants of `tuning/schedule`. Only
+the times are measured.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+import sys
 from typing import Any
 
 from absl import flags
@@ -36,6 +41,7 @@ import numpy as np
 import pages
 from scipy import stats
 import timing
+from tokamax_history import History
 
 from tpugraphs_jax.hlo import tpu_kernels
 from tpugraphs_jax.tuning import costs
@@ -297,26 +303,29 @@ def block_sizes(rows: Sequence[Row], refused: Sequence[str]) -> list[dict[str, A
   The place counts the best itself and every candidate whose simulated time is not larger.
 
   Args:
-    rows: measured kernels and their candidates, which have no measured time.
+    rows: measured kernels and their candidates, the measured configuration among them.
     refused: names of programs that were not compiled.
   """
   found = []
-  for best in filter(is_measured, rows):
-    others = [
-      row for row in rows if row.program.base == best.program.name and row.simulated is not None
-    ]
-    if not others or best.simulated is None:
+  for measured in filter(is_measured, rows):
+    tried = {
+      row.program.variant: row.simulated
+      for row in rows
+      if row.program.base == measured.program.name and row.simulated
+    }
+    best = tried.pop(measured.program.variant, None)
+    if best is None or not tried:
       continue
-    times = [row.simulated for row in others if row.simulated]
+    times = list(tried.values())
     found.append(
       {
-        "target": best.program.target,
-        "operation": best.program.group,
-        "measured": best.program.milliseconds,
+        "target": measured.program.target,
+        "operation": measured.program.group,
+        "measured": measured.program.milliseconds,
         "candidates": 1 + len(times),
-        "refused": sum(name.startswith(f"{best.program.name}/") for name in refused),
-        "place": 1 + sum(time <= best.simulated for time in times),
-        "by_first": round(best.simulated / min([best.simulated, *times]), 4),
+        "refused": sum(name.startswith(f"{measured.program.name}/") for name in refused),
+        "place": 1 + sum(time <= best for time in times),
+        "by_first": round(best / min([best, *times]), 4),
         "spread": round(max(times) / min(times), 3),
       }
     )
@@ -326,8 +335,7 @@ def block_sizes(rows: Sequence[Row], refused: Sequence[str]) -> list[dict[str, A
 def usable(rows: Sequence[Row]) -> list[Row]:
   """Rows with a time whose kernels and arguments are those that were measured.
 
-  Of tokamax these are Pallas kernels: compilers make others of plain attention. Kernels of
-  derivatives check the fit, which does not see them.
+  Of tokamax these are Pallas kernels: compilers make others of plain attention.
   """
   return [
     row
@@ -337,19 +345,15 @@ def usable(rows: Sequence[Row]) -> list[Row]:
     and row.program.is_exact
     and not row.is_other_compiler
     and not (row.program.source == TOKAMAX and not measured_sources.is_pallas(row.program.group))
-    and not measured_sources.is_backward(row.program.group)
   ]
 
 
-def record(
-  rows: Sequence[Row], refused: Mapping[str, str], recordings: Mapping[str, Sequence[float]]
-) -> dict[str, Any]:
+def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
   """What the pages tell: JAXBench program by program, the others as errors of groups.
 
   Args:
     rows: of all compiled programs.
     refused: why others were not compiled, by name.
-    recordings: of `measured_sources.recordings`.
   """
   found = block_sizes(rows, list(refused))
   rows = [row for row in rows if is_measured(row)]
@@ -362,9 +366,6 @@ def record(
   groups: dict[str, list[Row]] = collections.defaultdict(list)
   for row in kernels:
     groups[f"{row.program.target} {row.program.group}"].append(row)
-  for name in groups.keys() & recordings.keys():
-    later = [row for row in groups[name] if not row.program.is_earlier]
-    groups[f"{name}, later recording"] = later
   return {
     "refused": dict(collections.Counter(refused.values())),
     "jaxbench": {
@@ -387,14 +388,6 @@ def record(
     },
     "decisions": decisions(rows),
     "block_sizes": found,
-    "recordings": {
-      name: {
-        "kernels": len(ratios),
-        "median": round(float(np.median(ratios)), 3),
-        "range": [round(min(ratios), 3), round(max(ratios), 3)],
-      }
-      for name, ratios in sorted(recordings.items())
-    },
     "tokamax": {name: _methods(members) for name, members in sorted(groups.items())},
   }
 
@@ -593,22 +586,35 @@ def main() -> None:
   parser.add_argument("--only", default="", help="programs whose name contains this text")
   parser.add_argument("--compiled", action="store_true", help="compiles nothing")
   parser.add_argument("--fit", action="store_true", help="also fits the constants, and keeps them")
+  parser.add_argument("--tokamax", type=Path, help="clone of tokamax, of whose kernels' versions")
+  parser.add_argument("--before", default="", help="only versions of tokamax before this day")
   parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+  parser.add_argument("--commit", default="", help=argparse.SUPPRESS)
   args = parser.parse_args()
-  measured = measured_sources.read(args.data)
+  history = History(args.tokamax) if args.tokamax else None
+  measured = measured_sources.read(args.data, history)
   programs = measured_sources.sample(measured, args.sample, args.seed)
   programs += measured_sources.sample_choices(measured, args.choices, args.seed)
-  programs += measured_sources.sample_block_sizes(measured, args.keys, args.seed)
+  tuned = measured_sources.shortest(measured, args.keys)
+  programs += tuned
+  if not args.commit:  # the installed version makes the candidates
+    programs += [each for best in tuned for each in measured_sources.candidates(best, args.seed)]
   programs = list({each.name: each for each in programs}.values())
   programs = [each for each in programs if args.only in f"{each.name} {each.target}"]
+  if args.before:
+    programs = [each for each in programs if "" < each.day < args.before]
   if not programs:
     parser.error(f"--data={args.data} has no measured programs, expected one of its folders")
   work = compiled.Folder(args.work)
   if args.worker:
     flags.FLAGS(["worker"])  # which tokamax would parse otherwise
-    return work.work(((each.name, each.compile) for each in programs), args.timeout)
-  if not args.compiled:
-    work.compile([each.name for each in programs])
+    if history and args.commit:
+      sys.path.insert(0, str(history.unpack(args.commit, args.work)))
+    same = [each for each in programs if each.commit == args.commit]
+    return work.work(((each.name, each.compile) for each in same), args.timeout)
+  for commit in () if args.compiled else sorted({each.commit for each in programs}):
+    names = [each.name for each in programs if each.commit == commit]
+    work.compile(names, ["--commit", commit])
   read = {each.name: (each, work.read(each.name)) for each in programs}
   rows = [estimates(measured, each) for measured, each in read.values() if each is not None]
   refused = {name: work.refusal(name) for name in read if work.refusal(name)}
@@ -627,7 +633,7 @@ def main() -> None:
       rows = [timed(each, chip) if each.program.target == target else each for each in rows]
       print(target, described, flush=True)
     write_constants(found["constants"], CONSTANTS)
-  found |= record(rows, refused, measured_sources.recordings(measured))
+  found |= record(rows, refused)
   timing.write(found, args.out)
   print("\n\n".join(each(found) for each in TABLES))
 

@@ -31,6 +31,7 @@ import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tokamax_history import Entry, History
 import tokamax_ops
 
 from tpugraphs_jax.hlo import proto
@@ -46,7 +47,6 @@ _PALLAS, _CHUNKED = "pallas_", "chunked"
 _CHOICES = ("attention", "cross_entropy", "ragged_dot")
 _TUNED = ("pallas_mosaic_tpu_flash_attention", "pallas_mosaic_tpu_ragged_dot")
 _CANDIDATES = 24  # drawn block sizes of a kernel; of some, the compiler refuses the vector memory
-_SAME = ("precision", "residuals")  # arguments that name the same kernel in two ways
 _NO_CHOICE = ("return_residuals", "normalize_output")  # arguments that may differ between the ways
 _KINDS = {
   "tpu:v5e": "TPU v5 lite",
@@ -65,14 +65,15 @@ class Program:
     group: what is compared with it: a workload, a type, an operation.
     name: of its file.
     target: the TPU on which it was measured.
-    milliseconds: median of its measured times; NaN of a candidate, which was not measured.
+    milliseconds: median of its measured times; NaN of a candidate of block sizes.
     key: arguments of an operation, as JSON, or the workload.
     variant: `baseline`, `optimized`, or a configuration as JSON.
     compile: compiles it.
     base: of a candidate: the name of the program with the measured configuration.
     is_exact: whether all arguments are known that its time depends on: some caches name the number
-      of the groups of a ragged product and not their sizes.
-    is_earlier: whether its entry names no peak memory, as those of an earlier recording.
+      of the groups of a ragged product and not their sizes, which the version of tokamax tells.
+    commit: of the version of tokamax that is compiled; empty: of the installed one.
+    day: of that version, such as `2026-02-28`; empty: not known.
   """
 
   source: str
@@ -85,13 +86,19 @@ class Program:
   compile: Callable[[], compiled.Compiled] = dataclasses.field(repr=False, compare=False)
   base: str = ""
   is_exact: bool = True
-  is_earlier: bool = False
+  commit: str = ""
+  day: str = ""
 
 
-def read(folder: Path) -> list[Program]:
-  """All programs of a folder, by name."""
+def read(folder: Path, history: History | None = None) -> list[Program]:
+  """All programs of a folder, by name.
+
+  Args:
+    folder: of measured programs.
+    history: of tokamax: its kernels are compiled as they were when they were measured.
+  """
   found = [*_jaxbench(folder / "jaxbench"), *_products(folder / "gemm.csv")]
-  found += _tokamax(folder / "tokamax")
+  found += _tokamax(folder / "tokamax", history)
   return found
 
 
@@ -119,32 +126,6 @@ def is_plain(operation: str) -> bool:
 def is_pallas(operation: str) -> bool:
   """Whether an operation of tokamax is a Pallas kernel, which every compiler takes as it is."""
   return operation.startswith(_PALLAS)
-
-
-def is_backward(operation: str) -> bool:
-  """Whether an operation of tokamax is a kernel of derivatives."""
-  return operation.endswith("_vjp")
-
-
-def recordings(programs: Sequence[Program]) -> dict[str, list[float]]:
-  """Time of the earlier by that of the later recording, by TPU and operation.
-
-  The kernels are those that a cache has in both: the same arguments and configuration, with the
-  precision named in another way.
-  """
-  times: dict[tuple[str, str, str], dict[bool, float]] = {}
-  for program in programs:
-    if is_pallas(program.group):
-      names = json.loads(program.key)
-      known = {name: value for name, value in names.items() if name not in _SAME}
-      kernel = json.dumps([known, program.variant], sort_keys=True)
-      same = times.setdefault((program.target, program.group, kernel), {})
-      same[program.is_earlier] = program.milliseconds
-  found: dict[str, list[float]] = {}
-  for (target, operation, _), pair in times.items():
-    if len(pair) > 1:
-      found.setdefault(f"{target} {operation}", []).append(pair[True] / pair[False])
-  return found
 
 
 def choices(programs: Sequence[Program]) -> list[list[Program]]:
@@ -179,30 +160,32 @@ def sample_choices(programs: Sequence[Program], count: int, seed: int) -> list[P
   return kept
 
 
-def sample_block_sizes(programs: Sequence[Program], keys: int, seed: int) -> list[Program]:
-  """Measured Pallas kernels and candidates of their block sizes.
+def shortest(programs: Sequence[Program], keys: int) -> list[Program]:
+  """Measured Pallas kernels whose block sizes tokamax tunes, with the best ones of each key.
 
   Args:
     programs: all measured ones.
     keys: how many kernels of each TPU and operation: the fastest ones, whose
       candidates compile quickly.
-    seed: of the drawn candidates.
   """
-  kept: list[Program] = []
   groups: dict[tuple[str, str], dict[str, Program]] = {}
-  for program in programs if keys else ():
+  for program in programs:
     if program.group in _TUNED and program.variant != "{}":
       best = groups.setdefault((program.target, program.group), {})
       if program.key not in best or program.milliseconds < best[program.key].milliseconds:
         best[program.key] = program
-  for _, members in sorted(groups.items()):
-    for program in sorted(members.values(), key=lambda each: each.milliseconds)[:keys]:
-      kept += [program, *candidates(program, seed)]
-  return kept
+  return [
+    program
+    for _, members in sorted(groups.items())
+    for program in sorted(members.values(), key=lambda each: each.milliseconds)[:keys]
+  ]
 
 
 def candidates(program: Program, seed: int) -> list[Program]:
-  """Configurations that tokamax' autotuner tries beside that of a program, drawn with a seed."""
+  """The configuration of a program and others that tokamax' autotuner tries, drawn with a seed.
+
+  The installed version of tokamax makes them all.
+  """
   import pydantic
 
   _as_device(program.target)
@@ -215,15 +198,17 @@ def candidates(program: Program, seed: int) -> list[Program]:
   return [
     dataclasses.replace(
       program,
-      name=f"{program.name}/{hashlib.sha256(variants[place].encode()).hexdigest()[:12]}",
+      name=f"{program.name}/{_checksum(variant)}",
       milliseconds=math.nan,
-      variant=variants[place],
+      variant=variant,
       compile=functools.partial(
-        compile_kernel, program.group, program.key, variants[place], program.target
+        compile_kernel, program.group, program.key, variant, program.target
       ),
       base=program.name,
+      commit="",
+      day="",
     )
-    for place in order
+    for variant in (program.variant, *(variants[place] for place in order))
   ]
 
 
@@ -303,28 +288,35 @@ def _compile_product(sizes: tuple[int, ...], dtype: str, target: str) -> compile
   return compiled.compile_function(product, shapes, target)
 
 
-def _tokamax(folder: Path) -> Iterator[Program]:
+def _tokamax(folder: Path, history: History | None) -> Iterator[Program]:
   for path in sorted(folder.glob("*/*.json")):
     device, operation = path.parent.name, path.stem
     target = tokamax_ops.DEVICES.get(device)
     if target is None or not any(name in operation for name in _CHOICES):
       continue
     for key, row in trust.parse(path.read_text() or "{}").items():
-      arguments = json.loads(key)
       for variant, measured in row.items():
-        name = hashlib.sha256(f"{key}{variant}".encode()).hexdigest()[:12]
+        times = measured["evaluation_times_ms"]
+        entry = history and history.entry(device, operation, key, variant, times)
+        was = entry or Entry("", "", key, variant)
+        is_known = bool(was.commit) or not isinstance(json.loads(key).get("group_sizes"), dict)
         yield Program(
           TOKAMAX,
           operation,
-          f"tokamax/{device}/{operation}/{name}",
+          f"tokamax/{device}/{operation}/{_checksum(f'{key}{variant}')}",
           target,
-          float(np.median(measured["evaluation_times_ms"])),
+          float(np.median(times)),
           key,
           variant,
-          functools.partial(compile_kernel, operation, key, variant, target),
-          is_exact=not isinstance(arguments.get("group_sizes"), dict),
-          is_earlier=measured.get("peak_memory_mb") is None,
+          functools.partial(compile_kernel, operation, was.key, was.variant, target),
+          is_exact=is_known,
+          commit=was.commit,
+          day=was.day,
         )
+
+
+def _checksum(text: str) -> str:
+  return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def compile_kernel(operation: str, key: str, variant: str, target: str) -> compiled.Compiled:
@@ -381,13 +373,14 @@ def _operands(
   if isinstance(sizes, dict):
     sizes = base.generate_group_sizes(m=sizes["total_size"], num_groups=sizes["num_groups"])
   rows = int(re.match(r"\w+\[(\d+)", arguments["lhs"])[1])
+  contracted = arguments["ragged_dot_dimension_numbers"]["dot_dimension_numbers"][0][0]
   metadata, count = pallas_mosaic_tpu_kernel.make_group_metadata(
     group_sizes=jnp.array(sizes, jnp.int32),
     m=rows,
     tm=json.loads(variant)["tile_m"],
     start_group=jnp.int32(0),
     num_nonzero_groups=len(sizes),
-    visit_empty_groups=False,
+    visit_empty_groups=contracted == [0],  # the groups of the result: empty ones are zeros
   )
   words = [[int(count)], *(np.asarray(each).tolist() for each in metadata), [0]]
   return {
@@ -399,8 +392,9 @@ def _operands(
 
 def _as_device(target: str) -> None:
   """Lets Pallas ask for the device that it compiles for, where there is none."""
-  from jax._src.pallas.mosaic import tpu_info
+  from jax._src.pallas.mosaic import core, tpu_info
 
-  tpu_info.get_device_kind = lambda: _KINDS[target]
-  tpu_info.get_num_device_cores = lambda: 1
+  for module in (core, tpu_info):  # of jax before and since 0.10
+    module.get_device_kind = lambda: _KINDS[target]
+    module.get_num_device_cores = lambda: 1
   tpu_info.is_tpu_device = lambda: True

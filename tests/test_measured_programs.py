@@ -109,31 +109,6 @@ def test_ragged_products_of_unknown_sizes_are_not_in_a_fit():
   assert measured_programs.usable([row, unknown]) == [row]
 
 
-def test_kernels_of_derivatives_are_not_in_a_fit():
-  forward, backward = (_row(name, 1.0, 1.0, group=name) for name in ("pallas_x", "pallas_x_vjp"))
-  assert measured_programs.usable([forward, backward]) == [forward]
-
-
-def test_a_kernel_of_two_recordings_is_compared_with_itself():
-  keys = [json.dumps({"q": q, "precision": p}) for q, p in (("8", "a"), ("8", "b"), ("9", "a"))]
-  later, earlier, alone = (
-    _program(key, ms, key=key) for key, ms in zip(keys, (2.0, 3.0, 5.0), strict=True)
-  )
-  earlier = dataclasses.replace(earlier, is_earlier=True)
-  alone = dataclasses.replace(alone, is_earlier=True)
-  found = measured_sources.recordings([later, earlier, alone])
-  assert found == {"tpu:v6e pallas_x": [1.5]}
-  rows = [measured_programs.Row(p, 3.0, "", 1.0, None, 0.0, None) for p in (later, earlier)]
-  made = measured_programs.record(rows, {}, found)
-  assert made["recordings"]["tpu:v6e pallas_x"] == {
-    "kernels": 1,
-    "median": 1.5,
-    "range": [1.5, 1.5],
-  }
-  errors = {name: methods["simulated"]["mean"] for name, methods in made["tokamax"].items()}
-  assert errors == {"tpu:v6e pallas_x": 0.25, "tpu:v6e pallas_x, later recording": 0.5}
-
-
 def test_a_summary_has_errors_and_the_order():
   rows = [_row("a", 1.0, 1.1), _row("b", 2.0, 1.8), _row("c", 4.0, 4.4), _row("d", 3.0, None)]
   found = measured_programs.summary(rows, "simulated")
@@ -179,14 +154,17 @@ def test_programs_are_counted_in_the_interval_of_the_other_half():
 
 
 def test_the_place_of_block_sizes_counts_candidates_that_are_not_slower():
-  best = _row("best", 2.0, 5.0)
+  best = _row("best", 2.0, 7.0, variant="measured")  # of another version than the candidates
   others = [
-    dataclasses.replace(row, program=dataclasses.replace(row.program, base="best"))
+    dataclasses.replace(
+      row, program=dataclasses.replace(row.program, base="best", variant=row.program.name)
+    )
     for row in (
       _row("best/1", np.nan, 4.0),
       _row("best/2", np.nan, 5.0),
       _row("best/3", np.nan, 6.0),
       _row("best/4", np.nan, None),
+      _row("measured", np.nan, 5.0),
     )
   ]
   (found,) = measured_programs.block_sizes([best, *others], ["best/5", "other/1"])
@@ -195,15 +173,13 @@ def test_the_place_of_block_sizes_counts_candidates_that_are_not_slower():
   assert measured_programs.usable([best, *others]) == [best]
 
 
-def test_candidates_are_those_of_the_best_configuration_of_the_shortest_kernels(monkeypatch):
+def test_block_sizes_are_compared_for_the_best_configuration_of_the_shortest_kernels():
   def kernel(name, ms, rows):
     return _program(
       name, ms, group="pallas_mosaic_tpu_flash_attention", key=f'{{"q":"bf16[{rows},128]"}}'
     )
 
   programs = [kernel("slow", 3.0, 8), kernel("fast", 2.0, 8), kernel("long", 9.0, 64)]
-  monkeypatch.setattr(measured_sources, "candidates", lambda program, seed: [program.name])
-  kept = measured_sources.sample_block_sizes(programs, 1, seed=0)
-  assert kept == [programs[1], "fast"]
-  assert len(measured_sources.sample_block_sizes(programs, 2, seed=0)) == 4
-  assert measured_sources.sample_block_sizes(programs, 0, seed=0) == []
+  assert measured_sources.shortest(programs, 1) == [programs[1]]
+  assert measured_sources.shortest(programs, 2) == programs[1:]
+  assert measured_sources.shortest(programs, 0) == []

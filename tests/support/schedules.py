@@ -40,10 +40,7 @@ def text(*lines: str) -> str:
 
 def schedule(*lines: str, chip: Chip = CHIP) -> scalar.Schedule:
   return scalar.Schedule(
-    bundles.parse(text(*lines)),
-    slots=chip.slots,
-    nops_are_joined=chip.nops_are_joined,
-    rows=chip.rows,
+    bundles.parse(text(*lines)), slots=chip.slots, nops_are_joined=chip.nops_are_joined
   )
 
 

@@ -96,7 +96,7 @@ def test_every_operand_is_read_before_a_bundle_writes():
     "%9 = vsyncadd [#allocation1], %s8_s3",
   )
   core = kernel.KernelCore(CHIP, {})
-  scalar.run(found, core, found.registers(core.memory, {}))
+  scalar.run(found, core, found.registers(core.memory, {}), rows=1)
   assert sorted(core.memory.values()) == [3, 7]
   assert core.memory[min(core.memory)] == 7
 

@@ -169,7 +169,6 @@ class Simulation:
           bundles.parse(self._schedules[name]),
           slots=self._chip.slots,
           nops_are_joined=self._chip.nops_are_joined,
-          rows=self._chip.rows,
           first_allocation=first,
         )
       except Unreadable as error:
@@ -218,7 +217,7 @@ class _Run:
   def execute(self) -> float:
     """The cycles of the program."""
     chip, schedule = self._chip, self._simulation.linked(PROGRAM)
-    cycles, _ = scalar.run(schedule, self, schedule.registers(self.memory, {}))
+    cycles, _ = scalar.run(schedule, self, schedule.registers(self.memory, {}), chip.rows)
     if not self.rows:
       raise Unreadable("its schedule calls no kernel")
     for name, moved in self._simulation.instructions.sparse.items():

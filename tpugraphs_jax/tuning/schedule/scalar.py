@@ -289,7 +289,8 @@ class Block:
 
   Attributes:
     segments: scalar steps, then what happens after them, and the cycle at which it does.
-    cycles: of the block without waits.
+    cycles: of its bundles, without waits.
+    products: rows that its busiest matrix unit takes.
     bundles: how many it has.
     units: vector operations of each unit.
     target: the block that follows if the branch of this one is taken; None without a branch.
@@ -299,11 +300,16 @@ class Block:
 
   segments: tuple[tuple[tuple[Step, ...], Effect | None, int], ...]
   cycles: int
+  products: int
   bundles: int
   units: tuple[int, ...]
   target: int | None
   following: int | None
   is_backward: bool
+
+  def lasts(self, rows: float) -> int:
+    """Cycles without waits, where a matrix unit takes a number of rows in a cycle."""
+    return max(self.cycles, math.ceil(self.products / rows))
 
 
 # Slots of the register file that are no registers.
@@ -319,7 +325,6 @@ class Schedule:
     bundles: of `bundles.parse`.
     slots: cycles after a branch whose bundles still run.
     nops_are_joined: whether one empty bundle stands for all empty ones at the end of these.
-    rows: that a matrix unit takes in a cycle: a block lasts until its products are done.
     first_allocation: number of allocations before those of this schedule.
 
   Attributes:
@@ -336,11 +341,9 @@ class Schedule:
     *,
     slots: int,
     nops_are_joined: bool = False,
-    rows: float = 1.0,
     first_allocation: int = 0,
   ):
     self._bundles, self._slots, self._nops_are_joined = bundles, slots, nops_are_joined
-    self._rows = rows
     self._starts = {region: at for at, bundle in enumerate(bundles) for region in bundle.regions}
     self._first_allocation = first_allocation
     self._allocations: dict[str, int] = {}
@@ -462,8 +465,10 @@ class Schedule:
       segments.append((tuple(steps), None, cycles))
     units = tuple(map(sum, zip(*(bundle.units for bundle in self._bundles[start:end]))))
     bundles = end - start
-    cycles = max(cycles + waits, math.ceil(self._products(start, end) / self._rows))
-    return Block(tuple(segments), cycles, bundles, units, target, following, is_backward)
+    products = self._products(start, end)
+    return Block(
+      tuple(segments), cycles + waits, products, bundles, units, target, following, is_backward
+    )
 
   def _products(self, start: int, end: int) -> int:
     """Rows that the busiest matrix unit takes in some bundles."""
@@ -762,13 +767,22 @@ def _values(operation: Operation, names: tuple[str, ...]) -> Iterator[Value]:
     yield from (term for term in operation.named.get(name, ()) if isinstance(term, Value))
 
 
-def run(schedule: Schedule, core: Core, registers: list[Any]) -> tuple[float, list[int]]:
+def run(
+  schedule: Schedule, core: Core, registers: list[Any], rows: float
+) -> tuple[float, list[int]]:
   """Runs a schedule; its cycles, and how often each block ran.
+
+  Args:
+    schedule: of a kernel or of a program.
+    core: what its blocks do beside scalar arithmetic.
+    registers: of `Schedule.registers`.
+    rows: that a matrix unit takes in a cycle: a block lasts until its products are done.
 
   Raises:
     Unreadable: something unknown decides what happens next, or it does not end.
   """
   counts = [0] * len(schedule.blocks)
+  lasts = [block.lasts(rows) for block in schedule.blocks]
   time, place, left = 0.0, 0, MOST_BLOCKS
   following: int | None = 0
   while following is not None:
@@ -779,7 +793,7 @@ def run(schedule: Schedule, core: Core, registers: list[Any]) -> tuple[float, li
         registers[result] = compute(registers[a], registers[b], registers[c])
       if effect is not None:
         time += effect(registers, core, time + offset)
-    time += block.cycles
+    time += lasts[place]
     counts[place] += 1
     following = block.following
     if block.target is not None:
