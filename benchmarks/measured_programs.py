@@ -14,8 +14,8 @@ number of arguments for which all ways to compute an operation are compiled. `--
 of arguments, those that run shortest, for which candidates of block sizes are compiled.
 
 With `--tokamax`, a clone of tokamax' repository, its kernels are those of the version that was
-measured. `--before 2026-04-01` compiles only kernels that were measured before this day, for an
-environment with an earlier jax and libtpu. `--fit` writes the constants of `tuning/schedule`. Only
+measured. `--before 2026-04-01` takes only kernels that were measured before this day, for an
+environment with an earlier jax and libtpu, and `--since` the others. `--fit` writes the constants of `tuning/schedule`. Only
 the times are measured.
 """
 
@@ -53,18 +53,27 @@ from tpugraphs_jax.tuning.schedule.chips import Chip, chips, CONSTANTS
 ATTENTION = ("1p_", "3p_", "5p_", "7p_")
 _METHODS = {"simulated": "simulated time", "roofline": "roofline", "cycles": "estimated cycles"}
 _ENDS = (0.05, 0.95)
-# Values of the constants that the fit tries, in all combinations. The factor of all times changes
-# the share, too: one above 1 stands for a smaller share at a lower clock.
+# Values of the constants that the fit tries, in all combinations; `rows` are parts of the published
+# ones. The factor of all times changes the share, too.
 _GRID = {
-  "share": (0.85, 0.9, 0.95, 1.0, 1.05),
-  "written": (0.8, 0.9, 1.0),
-  "mixed": (0.75, 0.85, 1.0),
+  "share": (0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05),
+  "written": (0.8, 1.0),
+  "mixed": (0.85, 1.0),
+  "rows": (0.8, 0.9, 1.0),
 }
-# What leaving the published clock, 90 % of the bandwidth, or one rate for all DMAs adds to the
-# error of a fit: among constants that fit alike it chooses the nearest.
+# What leaving the published clock and rows, 90 % of the bandwidth, or one rate for all DMAs adds to
+# the error of a fit: among constants that fit alike it chooses the nearest.
 _PRIOR, _SHARE = 0.01, 0.9
-# Published clocks in Hz, at which the fit begins; a factor of all times corrects them.
-_CLOCKS = {"tpu:v5e": 1.5e9, "tpu:v5p": 1.75e9, "tpu:v6e": 1.75e9, "tpu:7x": 1.75e9}
+# Clock in Hz, at which the fit begins, and rows that a matrix unit takes in a cycle. Both follow
+# from the published peak of the core: it has four units of 128 x 128 on v5e and v5p, two of
+# 256 x 256 on v6e and 7x.
+_PUBLISHED = {
+  "tpu:v5e": (1.5e9, 1.0),
+  "tpu:v5p": (1.75e9, 1.0),
+  "tpu:v6e": (1.75e9, 2.0),
+  "tpu:7x": (2.2e9, 2.0),
+}
+_LONGEST = 50.0  # milliseconds of a program that a fit simulates many times
 _FIRST = 5  # block sizes that a user would measure
 
 
@@ -157,9 +166,11 @@ def summary(rows: Sequence[Row], method: str, factor: float | None = 1.0) -> dic
 
 def points(target: str) -> list[Chip]:
   """The chips that the fit tries: all combinations of the grid."""
-  chip = dataclasses.replace(chips()[target], clock=_CLOCKS[target])
+  clock, rows = _PUBLISHED[target]
+  chip = dataclasses.replace(chips()[target], clock=clock)
   names, values = list(_GRID), itertools.product(*_GRID.values())
-  return [dataclasses.replace(chip, **dict(zip(names, each))) for each in values]
+  tried = [dataclasses.replace(chip, **dict(zip(names, each))) for each in values]
+  return [dataclasses.replace(each, rows=rows * each.rows) for each in tried]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +206,7 @@ def fit(tried: Sequence[Chip], ratios: np.ndarray, groups: Sequence[str]) -> Fit
   """
   members = [np.array(groups) == name for name in sorted(set(groups))]
   best, least = Fit(0, 1.0, math.inf), math.inf
+  published = max(chip.rows for chip in tried)
   for point, (chip, row) in enumerate(zip(tried, ratios)):
     factors = np.unique(1 / row)  # each makes the time of one program right
     factors = factors[factors >= chip.share]  # no share of the bandwidth is above 1
@@ -203,7 +215,8 @@ def fit(tried: Sequence[Chip], ratios: np.ndarray, groups: Sequence[str]) -> Fit
     wrong = np.abs(factors[:, None] * row - 1)
     errors = np.max([np.median(wrong[:, inside], axis=1) for inside in members], axis=0)
     far = np.abs(np.log(factors)) + np.abs(chip.share / factors - _SHARE)
-    judged = errors + _PRIOR * (far + (1 - chip.written) + (1 - chip.mixed))
+    far += (1 - chip.written) + (1 - chip.mixed) + (1 - chip.rows / published)
+    judged = errors + _PRIOR * far
     place = int(judged.argmin())
     if judged[place] < least:
       least = judged[place]
@@ -272,6 +285,7 @@ def inside(ratios: np.ndarray, groups: Sequence[str], names: Sequence[str]) -> d
 
 def calibrate(rows: Sequence[Row]) -> tuple[Chip, dict[str, Any]]:
   """The constants of a generation, and what the record says of them."""
+  rows = [row for row in rows if row.program.milliseconds <= _LONGEST]
   tried, groups = points(rows[0].program.target), [group(row) for row in rows]
   ratios = trial(rows, tried)
   found, without = fit(tried, ratios, groups), left_out(tried, ratios, groups)
@@ -547,6 +561,7 @@ def constants_table(found: Mapping[str, Any]) -> str:
       f"{row['share']:.0%}",
       f"{row['written']:.0%}",
       f"{row['mixed']:.0%}",
+      f"{row['rows']:.2f}",
       f"{row['latency']:.0f}",
       f"{row['start']:.0f}",
       f"{row['error']:.1%}",
@@ -556,8 +571,13 @@ def constants_table(found: Mapping[str, Any]) -> str:
     ]
     for target, row in found["constants"].items()
   ]
-  head = ["TPU", "clock, GHz", "share of HBM", "written", "mixed", "latency, cycles"]
-  head += ["start, cycles", "largest median error of a source", "mean error of sources left out"]
+  head = ["TPU", "clock, GHz", "share of HBM", "written", "mixed", "rows a cycle"]
+  head += [
+    "latency, cycles",
+    "start, cycles",
+    "largest median error of a source",
+    "mean error of sources left out",
+  ]
   head += ["measured / simulated, 9 of 10", "inside"]
   return pages.table(head, lines)
 
@@ -588,6 +608,7 @@ def main() -> None:
   parser.add_argument("--fit", action="store_true", help="also fits the constants, and keeps them")
   parser.add_argument("--tokamax", type=Path, help="clone of tokamax, of whose kernels' versions")
   parser.add_argument("--before", default="", help="only versions of tokamax before this day")
+  parser.add_argument("--since", default="", help="only versions of tokamax since this day")
   parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
   parser.add_argument("--commit", default="", help=argparse.SUPPRESS)
   args = parser.parse_args()
@@ -601,8 +622,9 @@ def main() -> None:
     programs += [each for best in tuned for each in measured_sources.candidates(best, args.seed)]
   programs = list({each.name: each for each in programs}.values())
   programs = [each for each in programs if args.only in f"{each.name} {each.target}"]
-  if args.before:
-    programs = [each for each in programs if "" < each.day < args.before]
+  if args.before or args.since:
+    end = args.before or "9"
+    programs = [each for each in programs if each.day and args.since <= each.day < end]
   if not programs:
     parser.error(f"--data={args.data} has no measured programs, expected one of its folders")
   work = compiled.Folder(args.work)
