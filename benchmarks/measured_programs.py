@@ -15,8 +15,8 @@ of arguments, those that run shortest, for which candidates of block sizes are c
 
 With `--tokamax`, a clone of tokamax' repository, its kernels are those of the version that was
 measured. `--before 2026-04-01` takes only kernels that were measured before this day, for an
-environment with an earlier jax and libtpu, and `--since` the others. `--fit` writes the constants of `tuning/schedule`. Only
-the times are measured.
+environment with an earlier jax and libtpu, and `--since` the others. `--fit` writes the constants
+of `tuning/schedule`. Only the times are measured.
 """
 
 from __future__ import annotations
