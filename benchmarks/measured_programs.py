@@ -54,13 +54,16 @@ ATTENTION = ("1p_", "3p_", "5p_", "7p_")
 _METHODS = {"simulated": "simulated time", "roofline": "roofline", "cycles": "estimated cycles"}
 _ENDS = (0.05, 0.95)
 # Values of the constants that the fit tries, in all combinations; `rows` are parts of the published
-# ones. The factor of all times changes the share, too.
+# ones. The factor of all times changes the share, too: one above 1 stands for a smaller share at a
+# lower clock.
 _GRID = {
-  "share": (0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05),
-  "written": (0.8, 1.0),
-  "mixed": (0.85, 1.0),
-  "rows": (0.8, 0.9, 1.0),
+  "share": (0.85, 0.9, 0.95, 1.0, 1.05),
+  "written": (0.8, 0.9, 1.0),
+  "mixed": (0.75, 0.85, 1.0),
+  "rows": (1.0,),
 }
+# On v6e fewer rows fit no better.
+_GRID_7X = {"share": (0.65, 0.7, 0.75, 0.8, 0.85), "rows": (0.7, 0.8, 0.9, 1.0)}
 # What leaving the published clock and rows, 90 % of the bandwidth, or one rate for all DMAs adds to
 # the error of a fit: among constants that fit alike it chooses the nearest.
 _PRIOR, _SHARE = 0.01, 0.9
@@ -73,7 +76,7 @@ _PUBLISHED = {
   "tpu:v6e": (1.75e9, 2.0),
   "tpu:7x": (2.2e9, 2.0),
 }
-_LONGEST = 50.0  # milliseconds of a program that a fit simulates many times
+_LONGEST = 20.0  # milliseconds of a program that a fit simulates many times
 _FIRST = 5  # block sizes that a user would measure
 
 
@@ -168,7 +171,8 @@ def points(target: str) -> list[Chip]:
   """The chips that the fit tries: all combinations of the grid."""
   clock, rows = _PUBLISHED[target]
   chip = dataclasses.replace(chips()[target], clock=clock)
-  names, values = list(_GRID), itertools.product(*_GRID.values())
+  grid = _GRID | (_GRID_7X if target == "tpu:7x" else {})
+  names, values = list(grid), itertools.product(*grid.values())
   tried = [dataclasses.replace(chip, **dict(zip(names, each))) for each in values]
   return [dataclasses.replace(each, rows=rows * each.rows) for each in tried]
 
