@@ -45,6 +45,13 @@ def test_a_loop_runs_as_often_as_its_counter_says(times):
   assert found.cycles == found.bundles == 1 + times * 7 + 1
 
 
+def test_a_branch_may_name_its_region_as_libtpu_before_0_0_35():
+  loop = (
+    line.format(times=3).replace("= $region5", "bundleno = 1 (0x1), region = 5") for line in _LOOP
+  )
+  assert cost(*loop).cycles == 1 + 3 * 7 + 1
+
+
 @pytest.mark.parametrize("outer, inner", [(1, 1), (3, 4), (5, 2)])
 def test_nested_loops_multiply(outer, inner):
   found = cost(

@@ -131,7 +131,7 @@ _INTEGER = re.compile(r"\$?(-?\d{1,10}|0x[0-9a-f]{1,8})")
 _ALLOCATION = re.compile(r"#(allocation\w+)")
 _BRACKETS = re.compile(r"\[(?:[a-z]+:)?|\]")
 _NAMED = re.compile(r"(\w+)=(.*)", re.DOTALL)
-_TARGET = re.compile(r"target = \$region(\d+)")
+_TARGET = re.compile(r"target (?:= \$region|bundleno = .*, region = )(\d+)")
 _INDEX = re.compile(r"index: (\d+), kind: (\w+)")
 _HINT = re.compile(r"\s+\[#allocation\w+\]$")  # which array an address belongs to
 _COMMA = re.compile(r",\s*(?![^\[]*\])")
