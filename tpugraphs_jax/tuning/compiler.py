@@ -200,7 +200,9 @@ def _compile(module: bytes, target: str, options: Mapping[str, Any]) -> tpu.TpuP
   schedule_dump.clear()
   with mlir.make_ir_context():
     executable = device.client.compile(
-      ir.Module.parse(module), executable_devices=_jax.DeviceList((device,)), compile_options=given
+      ir.Module.parse(module) if jax.__version_info__ >= (0, 8, 0) else module,
+      executable_devices=_jax.DeviceList((device,)),
+      compile_options=given,
     )
   return dataclasses.replace(tpu.program_of(executable), schedules=schedule_dump.take())
 
