@@ -35,6 +35,13 @@ _TESTS = (
   "tests/tuning/test_layouts.py",
   "tests/tuning/test_training_loop.py",
 )
+# The schedule of the oldest compiler is read, too.
+_ESTIMATE = """
+import jax, tpugraphs_jax
+array = jax.ShapeDtypeStruct((512, 512), "bfloat16")
+(row,) = tpugraphs_jax.estimate(lambda a, b: a @ b, array, array, targets=["v5e"]).rows
+assert row.milliseconds and row.waits and not row.without_schedule, row
+"""
 # Programs on tiny data compile for longer than they run.
 _ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu",
@@ -113,7 +120,10 @@ def main() -> None:
     run(bin_ / "python", "-c", "\n".join([_IS_INSTALLED, *cells]), folder=here)
     for command, *flags in _RUNS:
       run(bin_ / command, *flags, folder=here)
-    run(bin_ / "python", "-m", "pip", "install", "--quiet", "pytest>=8", folder=here)
+    oldest_jax = next(package for package in packages if package.startswith("jax=="))
+    more = ["pytest>=8", oldest_jax.replace("jax", "jax[tpu]")]
+    run(bin_ / "python", "-m", "pip", "install", "--quiet", *more, folder=here)
+    run(bin_ / "python", "-c", _ESTIMATE, folder=here)
     run(bin_ / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS, folder=ROOT)
   print(f"the installed package and its tests ran with {', '.join(packages)}")
 
