@@ -73,6 +73,7 @@ class Program:
     is_exact: whether all arguments are known that its time depends on: some caches name the number
       of the groups of a ragged product and not their sizes, which the version of tokamax tells.
     commit: of the version of tokamax that is compiled; empty: of the installed one.
+    day: of that version, such as `2026-02-28`; empty: not known.
   """
 
   source: str
@@ -86,6 +87,7 @@ class Program:
   base: str = ""
   is_exact: bool = True
   commit: str = ""
+  day: str = ""
 
 
 def read(folder: Path, history: History | None = None) -> list[Program]:
@@ -204,6 +206,7 @@ def candidates(program: Program, seed: int) -> list[Program]:
       ),
       base=program.name,
       commit="",
+      day="",
     )
     for variant in (program.variant, *(variants[place] for place in order))
   ]
@@ -308,6 +311,7 @@ def _tokamax(folder: Path, history: History | None) -> Iterator[Program]:
           functools.partial(compile_kernel, operation, was.key, was.variant, target),
           is_exact=is_known,
           commit=was.commit,
+          day=was.day,
         )
 
 
@@ -388,8 +392,9 @@ def _operands(
 
 def _as_device(target: str) -> None:
   """Lets Pallas ask for the device that it compiles for, where there is none."""
-  from jax._src.pallas.mosaic import tpu_info
+  from jax._src.pallas.mosaic import core, tpu_info
 
-  tpu_info.get_device_kind = lambda: _KINDS[target]
-  tpu_info.get_num_device_cores = lambda: 1
+  for module in (core, tpu_info):  # of jax before and since 0.10
+    module.get_device_kind = lambda: _KINDS[target]
+    module.get_num_device_cores = lambda: 1
   tpu_info.is_tpu_device = lambda: True
