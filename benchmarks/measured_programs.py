@@ -63,7 +63,12 @@ _GRID = {
   "rows": (1.0,),
 }
 # On v6e fewer rows fit no better.
-_GRID_7X = {"share": (0.65, 0.7, 0.75, 0.8, 0.85), "rows": (0.7, 0.8, 0.9, 1.0)}
+_GRID_7X = {
+  "share": (0.65, 0.7, 0.75, 0.8),
+  "written": (0.8, 1.0),
+  "mixed": (0.85, 1.0),
+  "rows": (0.7, 0.8, 0.9, 1.0),
+}
 # What leaving the published clock and rows, 90 % of the bandwidth, or one rate for all DMAs adds to
 # the error of a fit: among constants that fit alike it chooses the nearest.
 _PRIOR, _SHARE = 0.01, 0.9
