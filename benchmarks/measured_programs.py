@@ -14,9 +14,9 @@ number of arguments for which all ways to compute an operation are compiled. `--
 of arguments, those that run shortest, for which candidates of block sizes are compiled.
 
 With `--tokamax`, a clone of tokamax' repository, its kernels are those of the version that was
-measured. `--before 2026-04-01` takes only kernels that were measured before this day, for an
-environment with an earlier jax and libtpu, and `--since` the others. `--fit` writes the constants
-of `tuning/schedule`. Only the times are measured.
+measured. `--before 2026-04-01` takes only those that were measured before this day: a first run in
+an environment with an earlier jax and libtpu compiles them. `--fit` writes the constants of
+`tuning/schedule`. Only the times are measured.
 """
 
 from __future__ import annotations
@@ -617,7 +617,6 @@ def main() -> None:
   parser.add_argument("--fit", action="store_true", help="also fits the constants, and keeps them")
   parser.add_argument("--tokamax", type=Path, help="clone of tokamax, of whose kernels' versions")
   parser.add_argument("--before", default="", help="only versions of tokamax before this day")
-  parser.add_argument("--since", default="", help="only versions of tokamax since this day")
   parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
   parser.add_argument("--commit", default="", help=argparse.SUPPRESS)
   args = parser.parse_args()
@@ -631,9 +630,8 @@ def main() -> None:
     programs += [each for best in tuned for each in measured_sources.candidates(best, args.seed)]
   programs = list({each.name: each for each in programs}.values())
   programs = [each for each in programs if args.only in f"{each.name} {each.target}"]
-  if args.before or args.since:
-    end = args.before or "9"
-    programs = [each for each in programs if each.day and args.since <= each.day < end]
+  if args.before:
+    programs = [each for each in programs if each.day and each.day < args.before]
   if not programs:
     parser.error(f"--data={args.data} has no measured programs, expected one of its folders")
   work = compiled.Folder(args.work)
