@@ -29,14 +29,22 @@ def test_delays_add_their_cycles():
   assert cost("%1 = vdelay 3", EMPTY).cycles == 5
 
 
-def test_a_block_lasts_until_its_busiest_matrix_unit_is_done():
+def test_a_block_lasts_until_the_products_of_its_busiest_matrix_unit_are_done():
   wide = "%1 = vmatmul.mubr.bf16.gmra.mrb[0].mxu{} %v1_v1"
   narrow = "%1 = vmatmul.f32.gmra.mxu{} %v1_v1"
   both = f"{wide.format(0)} ;; {narrow.format(1)}"
-  assert cost(both, wide.format(0), narrow.format(1)).cycles == 32
   twice = CHIP.__class__(**vars(CHIP) | {"rows": 2.0})
+  assert cost(both, wide.format(0)).cycles == 32
   assert cost(both, wide.format(0), chip=twice).cycles == 16
-  assert cost(both, *[EMPTY] * 60).cycles == 61
+  assert cost(both, *[EMPTY] * 60, both).cycles == 62
+  assert cost(both, both, *[narrow.format(1)] * 6).cycles == 64
+
+
+@pytest.mark.parametrize("before, after", [(0, 0), (5, 0), (0, 7), (3, 4)])
+def test_what_follows_the_last_product_waits_for_it(before, after):
+  product = "%1 = vmatmul.mubr.bf16.gmra.mrb[0].mxu0 %v1_v1"
+  bundles = [EMPTY] * before + [product] * 4 + [EMPTY] * after
+  assert cost(*bundles).cycles == before + 4 * 16 + after
 
 
 @pytest.mark.parametrize("times", [1, 2, 9])

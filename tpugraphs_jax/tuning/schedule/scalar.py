@@ -290,7 +290,8 @@ class Block:
   Attributes:
     segments: scalar steps, then what happens after them, and the cycle at which it does.
     cycles: of its bundles, without waits.
-    products: rows that its busiest matrix unit takes.
+    products: of each matrix unit that it uses: bundles before its first product, rows that it
+      takes, and bundles after its last product.
     bundles: how many it has.
     units: vector operations of each unit.
     target: the block that follows if the branch of this one is taken; None without a branch.
@@ -300,7 +301,7 @@ class Block:
 
   segments: tuple[tuple[tuple[Step, ...], Effect | None, int], ...]
   cycles: int
-  products: int
+  products: tuple[tuple[int, int, int], ...]
   bundles: int
   units: tuple[int, ...]
   target: int | None
@@ -308,8 +309,15 @@ class Block:
   is_backward: bool
 
   def lasts(self, rows: float) -> int:
-    """Cycles without waits, where a matrix unit takes a number of rows in a cycle."""
-    return max(self.cycles, math.ceil(self.products / rows))
+    """Cycles without waits.
+
+    What follows the last product of a matrix unit reads results, and waits for them.
+
+    Args:
+      rows: that a matrix unit takes in a cycle.
+    """
+    ends = (before + math.ceil(taken / rows) + after for before, taken, after in self.products)
+    return max(self.cycles, max(ends, default=0))
 
 
 # Slots of the register file that are no registers.
@@ -470,13 +478,17 @@ class Schedule:
       tuple(segments), cycles + waits, products, bundles, units, target, following, is_backward
     )
 
-  def _products(self, start: int, end: int) -> int:
-    """Rows that the busiest matrix unit takes in some bundles."""
-    rows: collections.Counter[int] = collections.Counter()
-    for bundle in self._bundles[start:end]:
-      for unit, taken in bundle.products:
-        rows[unit] += taken
-    return max(rows.values(), default=0)
+  def _products(self, start: int, end: int) -> tuple[tuple[int, int, int], ...]:
+    """`Block.products` of some bundles."""
+    taken: collections.Counter[int] = collections.Counter()
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at in range(start, end):
+      for unit, rows in self._bundles[at].products:
+        taken[unit] += rows
+        first.setdefault(unit, at)
+        last[unit] = at
+    return tuple((first[unit] - start, taken[unit], end - 1 - last[unit]) for unit in taken)
 
   def _bundle(self, bundle: Bundle) -> Iterator[Step | Effect]:
     """The steps and effects of a bundle: every operand is read before the bundle writes.
@@ -776,7 +788,7 @@ def run(
     schedule: of a kernel or of a program.
     core: what its blocks do beside scalar arithmetic.
     registers: of `Schedule.registers`.
-    rows: that a matrix unit takes in a cycle: a block lasts until its products are done.
+    rows: that a matrix unit takes in a cycle.
 
   Raises:
     Unreadable: something unknown decides what happens next, or it does not end.
