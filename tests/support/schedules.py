@@ -20,6 +20,7 @@ CHIP = Chip(
   granule=32,
   slots=4,
   rows=1.0,
+  drains=False,
   nops_are_joined=False,
   low=None,
   high=None,

@@ -41,10 +41,12 @@ def test_a_block_lasts_until_the_products_of_its_busiest_matrix_unit_are_done():
 
 
 @pytest.mark.parametrize("before, after", [(0, 0), (5, 0), (0, 7), (3, 4)])
-def test_what_follows_the_last_product_waits_for_it(before, after):
+def test_what_follows_the_last_product_waits_for_it_where_units_are_drained(before, after):
   product = "%1 = vmatmul.mubr.bf16.gmra.mrb[0].mxu0 %v1_v1"
-  bundles = [EMPTY] * before + [product] * 4 + [EMPTY] * after
-  assert cost(*bundles).cycles == before + 4 * 16 + after
+  lines = [EMPTY] * before + [product] * 4 + [EMPTY] * after
+  drained = CHIP.__class__(**vars(CHIP) | {"drains": True})
+  assert cost(*lines, chip=drained).cycles == before + 4 * 16 + after
+  assert cost(*lines).cycles == 4 * 16
 
 
 @pytest.mark.parametrize("times", [1, 2, 9])
@@ -111,7 +113,7 @@ def test_every_operand_is_read_before_a_bundle_writes():
     "%9 = vsyncadd [#allocation1], %s8_s3",
   )
   core = kernel.KernelCore(CHIP, {})
-  scalar.run(found, core, found.registers(core.memory, {}), rows=1)
+  scalar.run(found, core, found.registers(core.memory, {}), CHIP)
   assert sorted(core.memory.values()) == [3, 7]
   assert core.memory[min(core.memory)] == 7
 

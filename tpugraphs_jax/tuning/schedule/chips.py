@@ -26,6 +26,8 @@ class Chip:
     granule: bytes of the unit in which DMAs count.
     slots: cycles after a branch whose bundles still run.
     rows: that a matrix unit takes in a cycle.
+    drains: whether what follows the last product of a block waits for its result. The measured
+      times of 7x show it.
     nops_are_joined: as of `scalar.Schedule`.
     low, high: the range of measured / simulated time that nine of ten programs had which the fit
       left out; None where none was measured.
@@ -43,6 +45,7 @@ class Chip:
   granule: int
   slots: int
   rows: float
+  drains: bool
   nops_are_joined: bool
   low: float | None
   high: float | None

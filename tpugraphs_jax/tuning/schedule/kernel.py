@@ -161,7 +161,7 @@ def simulate(
       contents = [word & 0xFFFFFFFF for word in given or ()]
       arrays[address] = arrays[address << 4 & 0xFFFFFFFF] = contents
   core = KernelCore(chip, arrays, busy)
-  cycles, counts = scalar.run(schedule, core, schedule.registers(core.memory, words), chip.rows)
+  cycles, counts = scalar.run(schedule, core, schedule.registers(core.memory, words), chip)
   executed = [(count, block) for count, block in zip(counts, schedule.blocks) if count]
   units = [
     sum(count * block.units[unit] for count, block in executed) for unit in range(len(UNITS))

@@ -217,7 +217,7 @@ class _Run:
   def execute(self) -> float:
     """The cycles of the program."""
     chip, schedule = self._chip, self._simulation.linked(PROGRAM)
-    cycles, _ = scalar.run(schedule, self, schedule.registers(self.memory, {}), chip.rows)
+    cycles, _ = scalar.run(schedule, self, schedule.registers(self.memory, {}), chip)
     if not self.rows:
       raise Unreadable("its schedule calls no kernel")
     for name, moved in self._simulation.instructions.sparse.items():

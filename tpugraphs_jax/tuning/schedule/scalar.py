@@ -27,6 +27,7 @@ from tpugraphs_jax.tuning.schedule.bundles import (
   Unreadable,
   Value,
 )
+from tpugraphs_jax.tuning.schedule.chips import Chip
 
 _MASK, _SIGN, _WORD_BITS = 0xFFFFFFFF, 0x80000000, 32
 _ALLOCATION_BITS = 18  # words between two allocations
@@ -308,15 +309,15 @@ class Block:
   following: int | None
   is_backward: bool
 
-  def lasts(self, rows: float) -> int:
-    """Cycles without waits.
+  def lasts(self, chip: Chip) -> int:
+    """Cycles without waits: a block lasts until its products are done.
 
-    What follows the last product of a matrix unit reads results, and waits for them.
-
-    Args:
-      rows: that a matrix unit takes in a cycle.
+    Where a chip drains its matrix units, what follows the last product waits for its result.
     """
-    ends = (before + math.ceil(taken / rows) + after for before, taken, after in self.products)
+    ends = (
+      math.ceil(taken / chip.rows) + chip.drains * (before + after)
+      for before, taken, after in self.products
+    )
     return max(self.cycles, max(ends, default=0))
 
 
@@ -780,7 +781,7 @@ def _values(operation: Operation, names: tuple[str, ...]) -> Iterator[Value]:
 
 
 def run(
-  schedule: Schedule, core: Core, registers: list[Any], rows: float
+  schedule: Schedule, core: Core, registers: list[Any], chip: Chip
 ) -> tuple[float, list[int]]:
   """Runs a schedule; its cycles, and how often each block ran.
 
@@ -788,13 +789,13 @@ def run(
     schedule: of a kernel or of a program.
     core: what its blocks do beside scalar arithmetic.
     registers: of `Schedule.registers`.
-    rows: that a matrix unit takes in a cycle.
+    chip: constants of its generation.
 
   Raises:
     Unreadable: something unknown decides what happens next, or it does not end.
   """
   counts = [0] * len(schedule.blocks)
-  lasts = [block.lasts(rows) for block in schedule.blocks]
+  lasts = [block.lasts(chip) for block in schedule.blocks]
   time, place, left = 0.0, 0, MOST_BLOCKS
   following: int | None = 0
   while following is not None:
