@@ -288,6 +288,18 @@ def _branch_on(operation: str) -> tuple[str, ...]:
       ),
       "word",
     ),
+    (("%s1_s1 = sadd.s32 1", *_branch_on("%p1_p0 = scmp.eq.s32.totalorder %s1_s1, 0")), "operands"),
+    (
+      ("%s1_s1 = sadd.f32 1.0", *_branch_on("%p1_p0 = scmp.eq.s32.totalorder %s1_s1, 0")),
+      "operand",
+    ),
+    (
+      (
+        "%1 = sdivrem.u32 17, 5 /* kDivAndRem */",
+        *_branch_on("%p1_p0 = scmp.gt.f32.partialorder %1, 1.0"),
+      ),
+      "another type",
+    ),
     (("%1 = sbr.rel target = $region77", *[EMPTY] * 4), "no target"),
     (("%1 = sbr.rel target = $region7", EMPTY, "@7 %2 = vnop", EMPTY, EMPTY, EMPTY), "slots"),
     (("%1 = dma.mystery",), "unknown"),
@@ -317,6 +329,7 @@ def test_scalar_arithmetic_is_that_of_float32(code):
 @pytest.mark.parametrize("rows, blocks", [(1, 1), (128, 1), (129, 2), (1000, 8)])
 def test_a_loop_may_run_as_often_as_float32_arithmetic_says(rows, blocks):
   found = cost(
+    "%p9_p2 = scmp.gt.f32.partialorder 1e300, 1e38",
     f"%s10_s1 = scvt.s32.f32 {rows}",
     "%s11_s1 = smul.f32 0.0078125, %s10_s1",
     "%s12_s1 = sceil.f32 %s11_s1",
@@ -325,7 +338,7 @@ def test_a_loop_may_run_as_often_as_float32_arithmetic_says(rows, blocks):
     "%s15_s3 = smov (!%p13_p1, 77), %s14_s3",
     *(line.format(times="%s15_s3") for line in _LOOP),
   )
-  assert found.cycles == 6 + 1 + 7 * blocks + 1
+  assert found.cycles == 7 + 1 + 7 * blocks + 1
 
 
 def test_negative_words_keep_their_sign_as_float32():

@@ -225,8 +225,9 @@ def _float(word: Any) -> np.float32:
 
 
 def float_word(number: Any) -> int:
-  """The word of a number in float32."""
-  return int(np.float32(number).view(np.uint32))
+  """The word of a number in float32; infinity where it is too large."""
+  with np.errstate(over="ignore"):
+    return int(np.float32(number).view(np.uint32))
 
 
 def _of_floats(of: Callable[..., Any], make: Callable[[Any], Any] = float_word) -> Callable:
@@ -802,8 +803,11 @@ def run(
     place = following
     block = schedule.blocks[place]
     for steps, effect, offset in block.segments:
-      for compute, result, a, b, c in steps:
-        registers[result] = compute(registers[a], registers[b], registers[c])
+      try:
+        for compute, result, a, b, c in steps:
+          registers[result] = compute(registers[a], registers[b], registers[c])
+      except (TypeError, OverflowError):
+        raise Unreadable("an operation has too few operands, or a word of another type") from None
       if effect is not None:
         time += effect(registers, core, time + offset)
     time += lasts[place]
