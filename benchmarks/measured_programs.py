@@ -615,12 +615,15 @@ def main() -> None:
   parser.add_argument("--only", default="", help="programs whose name contains this text")
   parser.add_argument("--compiled", action="store_true", help="compiles nothing")
   parser.add_argument("--fit", action="store_true", help="also fits the constants, and keeps them")
-  parser.add_argument("--tokamax", type=Path, help="clone of tokamax, of whose kernels' versions")
-  parser.add_argument("--before", default="", help="only versions of tokamax before this day")
+  parser.add_argument("--tokamax", type=Path, help="clone: kernels of the measured version")
+  parser.add_argument("--before", default="", help="only kernels measured before this day")
   parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
   parser.add_argument("--commit", default="", help=argparse.SUPPRESS)
   args = parser.parse_args()
-  history = History(args.tokamax) if args.tokamax else None
+  try:
+    history = History(args.tokamax) if args.tokamax else None
+  except FileNotFoundError as error:
+    parser.error(str(error))
   measured = measured_sources.read(args.data, history)
   programs = measured_sources.sample(measured, args.sample, args.seed)
   programs += measured_sources.sample_choices(measured, args.choices, args.seed)

@@ -18,7 +18,7 @@ from typing import Any
 from tpugraphs_jax.infra import trust
 
 # Since this day tokamax needs Python 3.12 and a later jax.
-_LAST_DAY = "2026-07-17"
+_LATER_PYTHON = "2026-07-17"
 # Arguments that later versions write in another way, for the same kernel.
 _REWRITTEN = ("group_sizes", "precision", "residuals")
 
@@ -78,15 +78,16 @@ class History:
     entries = self._caches[path].get(json.dumps(list(times)), [])
     same = [entry for entry in entries if _arguments(entry.key) == _arguments(key)]
     same = [entry for entry in same if entry.variant == variant] or same
-    return same[0] if same and same[0].day < _LAST_DAY else None
+    return same[0] if same and same[0].day < _LATER_PYTHON else None
 
   def unpack(self, commit: str, folder: Path) -> Path:
     """Writes the package of a commit into a folder, and returns its place for `sys.path`."""
-    place = folder / f"tokamax-{commit}"
+    place, part = folder / f"tokamax-{commit}", folder / f"tokamax-{commit}.part"
     if not place.exists():
       archive = self._git("archive", commit, "tokamax")
       with tarfile.open(fileobj=io.BytesIO(archive)) as package:
-        package.extractall(place, filter="data")
+        package.extractall(part, filter="data")
+      part.rename(place)  # of a run that was stopped, only the part is left
     return place
 
   def _first_entries(self, path: str) -> dict[str, list[Entry]]:

@@ -62,7 +62,7 @@ def enter_working_folder(folder: Path, libtpu: str) -> None:
     folder: of this process alone.
     libtpu: its version, such as `0.0.35`.
   """
-  if tuple(map(int, libtpu.split(".")[:3])) >= _WITHOUT_TEMPLATES:
+  if tuple(map(int, re.findall(r"\d+", libtpu)[:3])) >= _WITHOUT_TEMPLATES:
     return
   working = folder / "working"
   working.mkdir(exist_ok=True)
