@@ -26,18 +26,21 @@ from pathlib import Path
 from typing import Any
 
 import alexnet
-import bridge
 import numpy as np
 import own_quality
 import pages
 import timing
 
 from tpugraphs_jax import metrics
+from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers.ranker import load, Ranker
 from tpugraphs_jax.tuning import choosing, programs
 
 ROOT = Path(__file__).parents[1]
+_OUTPUT = 6  # of a node's 18 integers
+_DIMENSIONS = slice(21, 27)  # of a node's features: sizes of the output
+_OPCODES = {"conv_general_dilated": "convolution", "dot_general": "dot", "reshape": "reshape"}
 # The files of the split `test` were released without run times.
 GRAPHS = {
   "AlexNet, valid": "valid/alexnet",
@@ -61,10 +64,42 @@ def figures(scores: np.ndarray, runtime: np.ndarray) -> dict[str, float]:
   }
 
 
+def combinations(graph: Any, choices: choosing.Choices) -> tuple[np.ndarray, np.ndarray]:
+  """Distinct combinations of output orders, and the combination of each configuration.
+
+  Returns:
+    Option numbers `[combinations, groups]`, the commonest combination first, and the index of
+    each configuration's combination `[C]`.
+
+  Raises:
+    ValueError: nodes that belong to one equation have different orders.
+  """
+  rows = graph.configs.decode(np.arange(len(graph.configs)))[:, :, :_OUTPUT]
+  numbers = np.zeros((len(rows), len(choices.groups)), np.int64)
+  names = {number: name for name, number in opcode_ids().items()}
+  by_key: dict[tuple[str, tuple[int, ...]], list[int]] = {}  # opcode and shape of the output
+  for place, node in enumerate(graph.config_node):
+    shape = tuple(int(size) for size in graph.node_feat[node, _DIMENSIONS] if size > 0)
+    by_key.setdefault((names[int(graph.node_opcode[node])], shape), []).append(place)
+  for place, group in enumerate(choices.groups):
+    nodes = by_key.get((_OPCODES[group.primitive], group.shapes[0]))
+    if nodes is None:
+      continue
+    orders = rows[:, nodes]
+    if (orders != orders[:, :1]).any():
+      raise ValueError(f"nodes of {group} differ in their output orders, expected one order")
+    for option, (output, *_) in enumerate(group.options):
+      order = (*output, *(-1,) * (_OUTPUT - len(output)))
+      numbers[(orders[:, 0] == order).all(axis=1), place] = option
+  distinct, which, count = np.unique(numbers, axis=0, return_inverse=True, return_counts=True)
+  order = np.argsort(-count, kind="stable")
+  return distinct[order], np.argsort(order)[which.ravel()]
+
+
 def estimated(graph: Any) -> dict[str, np.ndarray]:
   """The compiler's estimates of AlexNet's configurations `[C]`, NaN where there is none."""
   (program,) = programs.load(f"{ROOT / 'examples' / 'programs' / 'alexnet.py'}:step")
-  distinct, which = bridge.combinations(graph, choosing.choices(program.function, *program.args))
+  distinct, which = combinations(graph, choosing.choices(program.function, *program.args))
   record = json.loads((ROOT / "benchmarks" / "bridge.json").read_text())
   known = {tuple(row["numbers"]): row for row in record["combinations"]}
   rows = [known.get(tuple(numbers)) for numbers in distinct.tolist()]

@@ -1,8 +1,6 @@
 r"""Ranking quality on programs of families that the models were not trained on.
 
     python benchmarks/own_quality.py --workdir out/own_quality --out benchmarks/own_quality.json
-    python benchmarks/own_quality.py --workdir out/own_quality --curve 35 70 \
-        --variants recommended tables --out benchmarks/own_quality_curve.json
     python benchmarks/own_quality.py --collection own-programs_cpu --workdir out/own_quality_cpu \
         --out benchmarks/own_quality_cpu.json
 
@@ -12,7 +10,7 @@ its best checkpoint, and on the test families, which choose nothing. The baselin
 order, the compiler's own choice (configuration 0) and a heuristic that needs no model. With
 `--collection own`, models are also judged on the three programs of the collection
 `own:kept_out`. `--variants` trains some variants and leaves the rows of the others in `--out`
-as they are. `--curve` trains on subsets of programs of the given sizes, drawn by the seed.
+as they are.
 
 A figure is the mean over programs. `kendaltau` is tau-b. `ordered` is the share of right pairs
 minus the share of wrong pairs among the pairs whose labels differ; a tie in scores is wrong.
@@ -25,7 +23,6 @@ better than the compiler's own: the share with a better one among the first 8.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import itertools
 import json
 import math
 from pathlib import Path
@@ -224,9 +221,6 @@ def main() -> None:
   parser.add_argument("--collection", default="own", help="variant of configs/layout.py")
   parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
   parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
-  parser.add_argument(
-    "--curve", nargs="+", type=int, default=[], help="numbers of programs to train on"
-  )
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
   args = parser.parse_args()
   graphs = {split: load(args.collection, split, args.data_root) for split in ("train", *SPLITS)}
@@ -242,18 +236,15 @@ def main() -> None:
     **{split: blind_rows(graphs[split]) | heuristic_rows(graphs[split]) for split in judged},
   }
   known = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-  names = results["programs"]["train"]
-  for variant, size in itertools.product(VARIANTS, args.curve or [len(names)]):
-    name = VARIANTS[variant] + (f", {size} programs" if args.curve else "")
+  for variant, name in VARIANTS.items():
     if variant not in args.variants:
       for split in judged:
         results[split] |= {key: row for key, row in known.get(split, {}).items() if key == name}
       continue
     runs = {split: [] for split in judged}
     for seed in args.seeds:
-      folder = args.workdir.resolve() / f"{variant}{f'_{size}' * bool(args.curve)}" / str(seed)
-      dropped = np.random.default_rng(seed).permutation(names)[size:].tolist()
-      ranker = Ranker.load(train(args.collection, variant, seed, args.data_root, folder, dropped))
+      folder = args.workdir.resolve() / variant / str(seed)
+      ranker = Ranker.load(train(args.collection, variant, seed, args.data_root, folder))
       for split in judged:
         runs[split].append(rows_of(ranker, graphs[split]))
     for split in judged:

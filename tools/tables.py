@@ -24,24 +24,16 @@ sys.path[:0] = [str(ROOT), str(BENCHMARKS), str(FAULTS)]
 import accelerators
 import alexnet
 import best_of_k
-import bridge
-import compiler_options
 import device
-import folds
-import generations
 import gst
-import gst_quality
 import measured
 import measured_ops
 import measured_programs
 import own_quality
 import pages
 import run_all
-import search_by_time
-import simulated_labels
 import systems
 import table
-import tables_quality
 import tune
 
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.S)
@@ -294,16 +286,6 @@ def own(name: str, split: str) -> str:
   return own_quality.table(recorded(name)[split])
 
 
-def curve() -> str:
-  """Figures of traffic tables by the number of training programs."""
-  name, every = own_quality.VARIANTS["recommended"], recorded("own_quality")
-  record = dict(
-    recorded("own_quality_curve")["test"],
-    **{f"{name}, {len(every['programs']['train'])} programs": every["test"][name]},
-  )
-  return own_quality.table({label: row for label, row in record.items() if "programs" in label})
-
-
 def output_orders() -> str:
   results = recorded("output_orders")
   columns = {
@@ -323,23 +305,6 @@ def output_orders() -> str:
   )
 
 
-def system_steps() -> str:
-  return pages.table(
-    ["preset", "ms / step, before", "now", "ratio", "peak MiB, before", "now"],
-    [
-      [
-        f"`{name}`",
-        f"{row['step_ms_before']:,.0f}",
-        f"{row['step_ms_now']:,.0f}",
-        f"{row['ratio']:.2f}",
-        f"{row['peak_mib_before']:,.0f}",
-        f"{row['peak_mib_now']:,.0f}",
-      ]
-      for name, row in recorded("system_steps").items()
-    ],
-  )
-
-
 TABLES: dict[str, Callable[[], str]] = {
   "front": front,
   "tiles": tiles,
@@ -348,35 +313,15 @@ TABLES: dict[str, Callable[[], str]] = {
   "best of k": lambda: best_of_k.table(recorded("best_of_k")),
   "alexnet": lambda: alexnet.table(recorded("alexnet")),
   "comparisons": lambda: run_all.table(recorded("results")),
-  "folds": lambda: folds.table(recorded("folds")),
-  "folds graph by graph": lambda: folds.paired_table(recorded("folds")),
   "starts": starts,
   "device": on_device,
   "compiled": lambda: accelerators.table(recorded("accelerators")),
   "segments by size": lambda: gst.table(recorded("results")["gst"]),
   "default beside whole graphs": beside_default,
-  "segments by variant": lambda: gst_quality.table(recorded("gst_quality")),
-  "score tables": lambda: tables_quality.table(recorded("tables_quality")),
-  "parts of score tables": lambda: tables_quality.ablation_table(recorded("tables_ablations")),
   "speed of score tables": score_table_speed,
-  "compiler options": lambda: compiler_options.table(recorded("results")["compiler_options"]),
   **{
     f"tune {name}": lambda name=name: tune.table(recorded("results")["tune"][name])
     for name in (f"{programs}, {label}" for programs in tune.SETS for label in tune.LABELS)
-  },
-  **{
-    f"generations, {part}": lambda part=part: generations.table(
-      recorded("results")["generations"], part
-    )
-    for part in generations.SETS
-  },
-  "generations, learnt": lambda: generations.learnt_table(recorded("results")["generations"]),
-  **{
-    f"generations, {target}, {label}": lambda target=target, label=label: tune.table(
-      recorded("results")["generations"][f"{target}, test families"][label]
-    )
-    for target in generations.GENERATIONS[1:]
-    for label in tune.LABELS
   },
   "measured": lambda: measured.table(recorded("measured")),
   "measured in front": front_measured,
@@ -395,24 +340,17 @@ TABLES: dict[str, Callable[[], str]] = {
       ("constants", measured_programs.constants_table),
     )
   },
-  "bridge": lambda: bridge.table(recorded("bridge")),
-  "search by time": lambda: search_by_time.table(recorded("search_by_time")),
-  "simulated labels": lambda: simulated_labels.table(recorded("simulated_labels")),
-  "bridge tau-b": lambda: bridge.tau_table(recorded("bridge")),
-  "bridge of single operations": lambda: bridge.alone_table(recorded("bridge_unet3d")),
   **{
     f"{name} {split}": lambda name=name, split=split: own(name, split)
     for name in ("own_quality", "own_quality_cpu")
     for split in own_quality.SPLITS
   },
-  "own_quality curve": curve,
   "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
   **{
     f"race {collection}": lambda collection=collection: race(collection)
     for collection in systems.RACE
   },
   "race of released kernels": lambda: systems.recorded(_RELEASED, "tile:xla"),
-  "system steps": system_steps,
   "faults": lambda: table.markdown(table.Kept(FAULTS / "long_form.json").rows).rstrip(),
 }
 

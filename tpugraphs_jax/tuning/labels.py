@@ -141,9 +141,9 @@ class TpuEstimate(Label):
 
   The label is the time of `estimate`, from the final schedules of the kernels, where the compiler's
   own choice has one: it orders AlexNet's measured layouts better than the compiler's two estimates
-  (`benchmarks/simulated_labels.py`). Else it is `optimal_seconds` on v2, v3 and v4, and the cycles
-  of all kernels, `estimated_cycles`, on newer targets and where the seconds of the own choice leave
-  out a kernel.
+  (`benchmarks/simulated_labels.json`). Else it is `optimal_seconds` on v2, v3 and v4, and the
+  cycles of all kernels, `estimated_cycles`, on newer targets and where the seconds of the own
+  choice leave out a kernel.
 
   Attributes:
     default: the raw numbers of the compiler's own choice, of a program whose choices are labelled.
