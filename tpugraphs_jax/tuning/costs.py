@@ -163,6 +163,7 @@ class Row:
     groups: milliseconds by what bounds kernels, and between kernels, the most first.
     waits: the share of the time in which the program waits for memory; None without schedules.
     kernels: the dearest first.
+    events: what the device does in a run, in milliseconds from its start; empty without schedules.
     uncounted: operations for which the compiler estimates no cycles.
     branches: conditionals whose branches all count, though one of them runs.
     without_schedule: why the time comes from cycles although there are schedules.
@@ -183,6 +184,7 @@ class Row:
   groups: Mapping[str, float] = dataclasses.field(default_factory=dict)
   waits: float | None = None
   kernels: tuple[KernelCost, ...] = ()
+  events: tuple[program.Event, ...] = ()
   uncounted: tuple[tpu_kernels.Uncounted, ...] = ()
   branches: int = 0
   without_schedule: str = ""
@@ -339,6 +341,9 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
     row,
     bytes_accessed=beside + sum(kernel.bytes_accessed for kernel in kernels),
     kernels=_dearest(kernels),
+    events=tuple(
+      event._replace(start=to_ms(event.start), end=to_ms(event.end)) for event in simulated.events
+    ),
     branches=simulated.conditionals,
     why=simulated.why,
   )

@@ -118,6 +118,28 @@ def test_a_copy_hides_behind_kernels_or_stalls():
   assert stalled.cycles == 3 + 500 + stalled.copy_stall
 
 
+def test_events_have_the_calls_copies_and_waits_of_a_run():
+  copy = (
+    "%9 = dma.hbm_to_vmem /*hbm=*/1, /*size_in_granules=*/4, /*vmem=*/2, "
+    "/*dst_syncflagno=*/[#allocation1]"
+  )
+  wait = "%10 = dma.done.wait [#allocation1], 4"
+  time = _simulate({"TLP": text(_call("a"), copy, wait, _call("b")), "a": _KERNEL, "b": _KERNEL})
+  assert [(event.unit, event.name) for event in time.events] == [
+    (program.CALL, "a"),
+    (program.DMA, "hbm_to_vmem"),
+    (program.WAIT, ""),
+    (program.CALL, "b"),
+  ]
+  first, moved, waited, last = time.events
+  assert first.end <= moved.start <= waited.start < waited.end <= last.start < last.end
+  assert moved.size == 4 * CHIP.granule and moved.end <= waited.end
+  cycles = {row.name: row.cycles for row in time.kernels}
+  assert {event.name: event.end - event.start for event in (first, last)} == cycles
+  assert waited.end - waited.start == time.copy_stall
+  assert last.end <= time.cycles
+
+
 def test_both_sides_of_a_conditional_count_and_are_named():
   lines = (
     "%1 = dma.hbm_to_smem /*hbm=*/%s1_s1, /*size_in_granules=*/1, /*smem=*/[#allocation3], "

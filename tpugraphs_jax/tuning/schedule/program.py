@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,11 +29,32 @@ _RUNTIME = "<late-"  # calls that begin and end a program; they are not part of 
 _SAME_WORDS = ("bitcast", "copy", "copy-start", "copy-done", "reshape", "convert")
 _SPARSE = b"sparse_core_config"
 _NAMED = 3  # kernels in a sentence
+_MOST_EVENTS = 200_000  # of a run that are kept
 _MOST_STEPS = 20  # of such instructions from a kernel to a constant
 # A word that the runtime writes: whether the program before has loaded an array for this one, as it
 # has where a program runs again and again.
 _RUNTIME_WORD = scalar.Unknown("it depends on a word of the runtime", guess=1)
 _DATA = scalar.Unknown("it depends on data")
+
+
+CALL, DMA, WAIT = "call", "DMA", "wait"  # units of events
+
+
+class Event(NamedTuple):
+  """What the core or a DMA does in a run.
+
+  Attributes:
+    start, end: cycles from the start of the program.
+    unit: `call` of a kernel, `DMA` that the program starts, or `wait` of the program for a DMA.
+    name: of the kernel's instruction; of a DMA its memories, such as `hbm_to_vmem`; else empty.
+    size: bytes of a DMA.
+  """
+
+  start: float
+  end: float
+  unit: str
+  name: str = ""
+  size: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +96,7 @@ class ProgramTime:
     copy_stall: cycles of `between` that wait for such copies.
     kernels: the longest first.
     conditionals: how many branches depend on data; all their sides are counted.
+    events: the first 200,000 of the run, by their starts.
   """
 
   milliseconds: float | None
@@ -84,6 +106,7 @@ class ProgramTime:
   copy_stall: float
   kernels: tuple[KernelTime, ...]
   conditionals: int
+  events: tuple[Event, ...] = ()
 
 
 def simulate(
@@ -151,7 +174,14 @@ class Simulation:
     milliseconds = None if why else 1e3 * cycles / (chip or self._chip).clock
     between = cycles - run.cycles_of_kernels
     return ProgramTime(
-      milliseconds, why, cycles, between, run.copy_stall, tuple(rows), run.conditionals
+      milliseconds,
+      why,
+      cycles,
+      between,
+      run.copy_stall,
+      tuple(rows),
+      run.conditionals,
+      tuple(sorted(run.events)),
     )
 
   def linked(self, name: str) -> scalar.Schedule:
@@ -194,6 +224,9 @@ class _Copy:
   flag: int
   size: int
   left: float  # bytes
+  start: float
+  code: str
+  moved: int  # bytes
 
 
 class _Run:
@@ -204,6 +237,7 @@ class _Run:
     self.rows: dict[str, KernelTime] = {}
     self.conditionals = 0
     self.copy_stall = 0.0
+    self.events: list[Event] = []
     self._simulation, self._chip = simulation, chip
     self._costs: dict[tuple, Cost] = {}
     self._flags: dict[int, Flag] = {}
@@ -222,9 +256,14 @@ class _Run:
       raise Unreadable("its schedule calls no kernel")
     for name, moved in self._simulation.instructions.sparse.items():
       time = moved / chip.rate(is_written=False, is_mixed=True)
+      self._record(cycles, cycles + time, CALL, name)
       cycles += time
       self.rows[name] = KernelTime(name, 1, time, time, moved, bound=kernel.MEMORY)
     return cycles
+
+  def _record(self, start: float, end: float, unit: str, name: str = "", size: int = 0) -> None:
+    if len(self.events) < _MOST_EVENTS:
+      self.events.append(Event(start, end, unit, name, size))
 
   def call(self, name: str, now: float, arguments: Mapping[str, Any]) -> float:
     if name.startswith(_RUNTIME):
@@ -236,6 +275,7 @@ class _Run:
       self.rows[name] = dataclasses.replace(row, calls=row.calls + 1, why=str(error))
       return 0.0
     self.rows[name] = _with(row, cost, "" if twin == name else twin)
+    self._record(now, now + cost.cycles, CALL, name)
     rate = self._chip.bytes_per_cycle
     self._move(now + cost.cycles, max(0.0, cost.cycles - cost.hbm_bytes / rate) * rate)
     return cost.cycles
@@ -268,10 +308,13 @@ class _Run:
       start = known(arguments.get("smem"), "the address that a copy writes in scalar memory")
       words = moved // kernel.WORD
       self.memory.fill(start, words, [_DATA] * min(words, scalar.MOST_WORDS))
+    code = code.removeprefix("dma.")
     if times:
-      self._copies.append(_Copy(flag, size, times * moved))
+      self._copies.append(_Copy(flag, size, times * moved, now, code, moved))
     else:
-      self._flag(flag).arrivals.append((now + moved / self._chip.vmem, size))
+      arrival = now + moved / self._chip.vmem
+      self._record(now, arrival, DMA, code, moved)
+      self._flag(flag).arrivals.append((arrival, size))
     return self._chip.start
 
   def _move(self, now: float, free: float | None = None) -> None:
@@ -287,6 +330,7 @@ class _Run:
     while self._copies and free >= self._copies[0].left:
       copy = self._copies.pop(0)
       free -= copy.left
+      self._record(copy.start, now, DMA, copy.code, copy.moved)
       self._flag(copy.flag).arrivals.append((now, copy.size))
     if self._copies:
       self._copies[0].left -= free
@@ -306,6 +350,8 @@ class _Run:
       raise Unreadable("the program waits for a copy that nothing starts")
     waited = max(waited + self._chip.latency if waited else 0.0, arrival - now)
     self.copy_stall += waited
+    if waited:
+      self._record(now, now + waited, WAIT)
     return waited
 
   def sync(self, code: str, now: float, flag: Any, count: Any) -> None:
