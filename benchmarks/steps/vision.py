@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from _arrays import bf16, f32, i32, key, parameters, state, training
-from flax import linen as nn, nnx
+from flax import linen as nn
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import optax
