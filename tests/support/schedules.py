@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning.schedule import bundles, kernel, scalar
+from tpugraphs_jax.tuning.schedule import bundles, kernel, linker
 from tpugraphs_jax.tuning.schedule.chips import Chip
 
 DATA = Path(__file__).parents[1] / "data" / "schedules"
@@ -39,8 +39,8 @@ def text(*lines: str) -> str:
   return "\n".join(result) + "\n"
 
 
-def schedule(*lines: str, chip: Chip = CHIP) -> scalar.Schedule:
-  return scalar.Schedule(
+def schedule(*lines: str, chip: Chip = CHIP) -> linker.Schedule:
+  return linker.Schedule(
     bundles.parse(text(*lines)), slots=chip.slots, nops_are_joined=chip.nops_are_joined
   )
 

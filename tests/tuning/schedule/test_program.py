@@ -5,7 +5,7 @@ import pytest
 from schedules import CHIP, EMPTY, stored, text
 
 from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning.schedule import bundles, chips, kernel, program, scalar
+from tpugraphs_jax.tuning.schedule import bundles, chips, executor, kernel, linker, program
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 
 _ROWS, _REGISTER = 8, 8 * 128 * 4  # blocks of [8, 128] float32 are vector registers
@@ -172,7 +172,7 @@ def test_a_program_without_calls_has_no_time(schedules):
 
 
 def test_damaged_schedules_have_a_reason_and_never_end_in_an_error(monkeypatch):
-  monkeypatch.setattr(scalar, "MOST_BLOCKS", 20_000)
+  monkeypatch.setattr(executor, "MOST_BLOCKS", 20_000)
   _, texts = stored("clipped_v6e")
   lines = texts["add_clipped.1"].splitlines(keepends=True)
   rng = np.random.default_rng(0)
@@ -182,7 +182,7 @@ def test_damaged_schedules_have_a_reason_and_never_end_in_an_error(monkeypatch):
     cut = "".join(damaged)[: rng.integers(len(texts["add_clipped.1"]))]
     for changed in ("".join(damaged), cut, cut.replace("s1", "s2"), cut.replace("sadd", "shub")):
       try:
-        found = scalar.Schedule(bundles.parse(changed), slots=4)
+        found = linker.Schedule(bundles.parse(changed), slots=4)
         outcomes.add(kernel.simulate(found, CHIP).cycles >= 0)
       except Unreadable as error:
         outcomes.add(str(error)[:20])

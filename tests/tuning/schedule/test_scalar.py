@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from schedules import CHIP, cost, EMPTY, schedule, text
 
-from tpugraphs_jax.tuning.schedule import bundles, kernel, scalar
+from tpugraphs_jax.tuning.schedule import bundles, executor, kernel, linker
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
+from tpugraphs_jax.tuning.schedule.words import float_word, function, Unknown
 
 _LOOP = (
   "%s1_s1 = smov 0",
@@ -113,7 +114,7 @@ def test_every_operand_is_read_before_a_bundle_writes():
     "%9 = vsyncadd [#allocation1], %s8_s3",
   )
   core = kernel.KernelCore(CHIP, {})
-  scalar.run(found, core, found.registers(core.memory, {}), CHIP)
+  executor.run(found, core, found.registers(core.memory, {}), CHIP)
   assert sorted(core.memory.values()) == [3, 7]
   assert core.memory[min(core.memory)] == 7
 
@@ -143,7 +144,7 @@ def test_an_operation_whose_predicate_is_false_keeps_the_old_value(holds, size):
 def test_a_branch_to_a_region_without_a_mark_ends_at_the_exit_bundle():
   lines = text("%1 = sbr.rel target = $region9", *[EMPTY] * 4, EMPTY, EMPTY)
   exit_ = lines.rstrip() + "\n 0x7 PF:  {} /* exit bundle: %copy.1 = copy(%x) */\n"
-  found = scalar.Schedule(bundles.parse(exit_), slots=4)
+  found = linker.Schedule(bundles.parse(exit_), slots=4)
   assert kernel.simulate(found, CHIP).cycles == 6
 
 
@@ -203,7 +204,7 @@ def test_arithmetic_is_that_of_32_bits(code, formula):
   rng = np.random.default_rng(0)
   edges = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 1])
   words = np.concatenate([rng.integers(2**32, size=40), edges]).astype(np.uint32).astype(int)
-  compute = scalar.function(code)
+  compute = function(code)
   for a in words.tolist():
     for b in np.maximum(words[::3], 1).tolist():
       assert int(compute(a, b, None)) == int(formula(a, b)) % 2**32
@@ -212,10 +213,10 @@ def test_arithmetic_is_that_of_32_bits(code, formula):
 @pytest.mark.parametrize("shift", [0, 1, 31])
 def test_shifts_move_zeros_ones_and_signs(shift):
   word = 0x80000001
-  assert scalar.function("sshll.u32")(word, shift, None) == (word << shift) % 2**32
-  assert scalar.function("sshrl.u32")(word, shift, None) == word >> shift
-  assert scalar.function("sshra.s32")(word, shift, None) == (_signed(word) >> shift) % 2**32
-  assert scalar.function("sshllo.u32")(0, shift, None) == 2**shift - 1
+  assert function("sshll.u32")(word, shift, None) == (word << shift) % 2**32
+  assert function("sshrl.u32")(word, shift, None) == word >> shift
+  assert function("sshra.s32")(word, shift, None) == (_signed(word) >> shift) % 2**32
+  assert function("sshllo.u32")(0, shift, None) == 2**shift - 1
 
 
 def test_a_division_waits_in_a_queue():
@@ -301,7 +302,10 @@ def _branch_on(operation: str) -> tuple[str, ...]:
       "another type",
     ),
     (("%1 = sbr.rel target = $region77", *[EMPTY] * 4), "no target"),
-    (("%1 = sbr.rel target = $region7", EMPTY, "@7 %2 = vnop", EMPTY, EMPTY, EMPTY), "slots"),
+    (
+      ("%1 = sbr.rel target = $region7", "%2 = sbr.rel target = $region7", *[EMPTY] * 5, "@7 {}"),
+      "slots",
+    ),
     (("%1 = dma.mystery",), "unknown"),
     (("%s1_s1 = sadd.s32 1, ?",), "cannot be read"),
     (("%1 = swhatever %s2_s2",), "swhatever"),
@@ -323,7 +327,7 @@ def test_scalar_arithmetic_is_that_of_float32(code):
     with np.errstate(all="ignore"):
       result = expected[code](a, b)
     words = (int(number.view(np.uint32)) for number in (a, b))
-    assert scalar.function(f"{code}.f32")(*words, None) == int(result.view(np.uint32))
+    assert function(f"{code}.f32")(*words, None) == int(result.view(np.uint32))
 
 
 @pytest.mark.parametrize("rows, blocks", [(1, 1), (128, 1), (129, 2), (1000, 8)])
@@ -342,13 +346,13 @@ def test_a_loop_may_run_as_often_as_float32_arithmetic_says(rows, blocks):
 
 
 def test_negative_words_keep_their_sign_as_float32():
-  to_float, to_integer = scalar.function("scvt.s32.f32"), scalar.function("scvt.f32.s32")
+  to_float, to_integer = function("scvt.s32.f32"), function("scvt.f32.s32")
   for number in (0, 1, -1, -4096, 2**20):
     word = to_float(number & 0xFFFFFFFF, None, None)
     assert _signed(to_integer(word, None, None)) == number
-    assert scalar.function("scmp.lt.f32.partialorder")(word, 0, None) is (number < 0)
+    assert function("scmp.lt.f32.partialorder")(word, 0, None) is (number < 0)
   for number in (np.inf, np.nan, 3e9, 0.5):
-    assert isinstance(to_integer(scalar.float_word(number), None, None), scalar.Unknown)
+    assert isinstance(to_integer(float_word(number), None, None), Unknown)
 
 
 def test_a_dma_whose_predicate_is_false_never_starts():
@@ -365,8 +369,48 @@ def test_what_decides_nothing_may_be_unknown():
   assert cost(*lines).cycles == 3
 
 
+@pytest.mark.parametrize("first, second, cycles", [(1, 0, 7), (0, 1, 9), (0, 0, 10)])
+def test_of_two_branches_in_each_others_slots_the_one_that_is_taken_jumps(first, second, cycles):
+  lines = (
+    f"%p1_p0 = scmp.eq.s32.totalorder {first}, 1 ;; %p2_p1 = scmp.eq.s32.totalorder {second}, 1",
+    "%1 = sbr.rel (%p1_p0) target = $region7",
+    "%2 = sbr.rel (%p2_p1) target = $region8",
+    *[EMPTY] * 5,
+    "@8 {}",
+    "@7 {}",
+  )
+  assert cost(*lines).cycles == cycles
+
+
+def test_a_region_that_begins_in_the_slots_of_a_branch_can_be_entered_from_elsewhere():
+  lines = (
+    "%s1_s1 = smov 0",
+    "%1 = sbr.rel target = $region7",  # over the branch below, into its slots
+    *[EMPTY] * 4,
+    "%2 = sbr.rel target = $region9",
+    EMPTY,
+    "@7 {}",
+    *[EMPTY] * 3,
+    "@9 {}",
+  )
+  assert cost(*lines).cycles == 2 + 4 + 4 + 1
+
+
+def test_a_store_at_an_unknown_address_forgets_the_words_of_its_allocation():
+  lines = (
+    "%s1_s1 = sld [smem:[#allocation3]]",
+    "%1 = sst [smem:[#allocation1]] 1 ;; %2 = sst [smem:[#allocation2]] 1",
+    "%3 = sst [smem:[#allocation1 + %s1_s1]] 2",
+    "%s4_s4 = sld [smem:[#allocation{}]]",
+  )
+  branch = _branch_on("%p1_p0 = scmp.eq.s32.totalorder %s4_s4, 0")
+  assert cost(*"\n".join(lines).format(2).splitlines(), *branch).cycles
+  with pytest.raises(Unreadable, match="word"):
+    cost(*"\n".join(lines).format(1).splitlines(), *branch)
+
+
 def test_a_loop_that_does_not_end_has_no_time(monkeypatch):
-  monkeypatch.setattr(scalar, "MOST_BLOCKS", 100)
+  monkeypatch.setattr(executor, "MOST_BLOCKS", 100)
   with pytest.raises(Unreadable, match="does not end"):
     cost("@5 %1 = sbr.rel target = $region5", *[EMPTY] * 4)
 
@@ -374,8 +418,8 @@ def test_a_loop_that_does_not_end_has_no_time(monkeypatch):
 def test_a_text_without_bundles_or_of_too_many_bytes_is_refused(monkeypatch):
   with pytest.raises(Unreadable, match="no bundles"):
     bundles.parse("hello")
-  with pytest.raises(Unreadable, match="a bundle has"):
-    bundles.parse(text("%1 = vnop /* " + "x" * bundles.MOST_OF_BUNDLE + " */"))
+  with pytest.raises(Unreadable, match="an operation has"):
+    bundles.parse(text("%s1_s1 = sadd.s32 1, " + "1 + " * 10_000 + "1"))
   monkeypatch.setattr(bundles, "MOST_TEXT", 10)
   with pytest.raises(Unreadable, match="MB"):
     bundles.parse(text(EMPTY))

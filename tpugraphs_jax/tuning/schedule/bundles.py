@@ -17,8 +17,8 @@ import dataclasses
 import re
 from typing import TypeAlias
 
-MOST_TEXT = 64 * 2**20  # bytes of a schedule; the largest that was seen has 7 MB
-MOST_OF_BUNDLE = 2**17  # bytes of one bundle
+MOST_TEXT = 256 * 2**20  # bytes of a schedule; the largest that was seen has 24 MB
+_MOST_OF_OPERATION = 2**14  # bytes of an operation without its comments
 UNITS = ("matrix", "vector", "load_store")
 
 
@@ -166,8 +166,6 @@ def parse(text: str) -> list[Bundle]:
 
 
 def _bundle(text: str) -> Bundle:
-  if len(text) > MOST_OF_BUNDLE:
-    raise Unreadable(f"a bundle has {len(text)} bytes, expected at most {MOST_OF_BUNDLE}")
   regions, ends = (
     (tuple(map(int, mark.findall(text))) if "region" in text else ()) for mark in (_REGION, _END)
   )
@@ -229,6 +227,8 @@ def _delay(text: str) -> int:
 def _operation(result: Value, code: str, rest: str) -> Operation:
   comments = _COMMENT.findall(rest) if "/*" in rest else []
   text = _COMMENT.sub("", rest).rstrip("} \n")
+  if len(text) > _MOST_OF_OPERATION:
+    raise Unreadable(f"an operation has {len(text)} bytes, expected at most {_MOST_OF_OPERATION}")
   comment = comments[0].strip() if comments else ""
   if code == "inlined_call":
     callee = _CALLEE.fullmatch(comment)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 from tpugraphs_jax.tuning.schedule.chips import Chip
-from tpugraphs_jax.tuning.schedule.scalar import Unknown
+from tpugraphs_jax.tuning.schedule.words import Unknown
 
 
 @dataclasses.dataclass

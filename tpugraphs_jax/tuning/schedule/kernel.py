@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
-from tpugraphs_jax.tuning.schedule import scalar
+from tpugraphs_jax.tuning.schedule import executor, linker
 from tpugraphs_jax.tuning.schedule.bundles import UNITS, Unreadable
 from tpugraphs_jax.tuning.schedule.chips import Chip
 from tpugraphs_jax.tuning.schedule.dma import Dmas, known
+from tpugraphs_jax.tuning.schedule.words import Memory, Unknown
 
 PRODUCTS, VECTOR, MEMORY, OVERHEAD = "products", "vector work", "memory", "loop overhead"
 _SLOTS = (2, 4, 3)  # operations of each unit that a bundle has at most, of today's generations
@@ -22,7 +23,7 @@ _POINTER_BITS = 18
 _BOTH_CORES = 0x6000 << 16
 _IS_READ = 1 << 27  # in the overrides of a general DMA: it comes from the HBM
 WORD = 4  # bytes
-_COMPUTED = scalar.Unknown("it depends on a word that was computed or read from an array")
+_COMPUTED = Unknown("it depends on a word that was computed or read from an array")
 # Words of a DMA's descriptor in scalar memory (v2 and v3) and the bits that are read of them.
 _DESTINATION, _SOURCE, _SIZE, _FLAG = 1, 4, 6, 7
 _SIZE_MASK, _FLAG_BITS, _HBM_BIT = 0xFFFFF, 0x1C00, 0x200
@@ -63,10 +64,10 @@ class Cost:
 
 
 class KernelCore:
-  """A core that executes one kernel; see `scalar.Core`."""
+  """A core that executes one kernel; see `linker.Core`."""
 
   def __init__(self, chip: Chip, arrays: Mapping[int, Sequence[int]], busy: float = 0.0):
-    self.memory = scalar.Memory(_COMPUTED)
+    self.memory = Memory(_COMPUTED)
     self.dmas = Dmas(chip, busy)
     self.stall = 0.0
     self._chip, self._arrays = chip, arrays
@@ -100,7 +101,7 @@ class KernelCore:
   def _fill(self, source: Any, destination: Any, size: int) -> None:
     """Copies words into scalar memory; words that are not known are removed from it."""
     start = known(destination, "the address that a DMA writes in scalar memory")
-    words = () if isinstance(source, scalar.Unknown) else self._arrays.get(source, ())
+    words = () if isinstance(source, Unknown) else self._arrays.get(source, ())
     self.memory.fill(start, size // WORD, words)
 
   def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
@@ -119,12 +120,12 @@ class KernelCore:
   def call(self, name: str, now: float, arguments: Mapping[str, Any]) -> float:
     raise Unreadable("it calls another kernel")
 
-  def choose(self, unknown: scalar.Unknown, is_backward: bool) -> bool:
+  def choose(self, unknown: Unknown, is_backward: bool) -> bool:
     raise Unreadable(unknown.why)
 
 
 def simulate(
-  schedule: scalar.Schedule,
+  schedule: linker.Schedule,
   chip: Chip,
   *,
   registers: Mapping[str, Any] | None = None,
@@ -152,7 +153,7 @@ def simulate(
       if given is not None and len(given) == 1:
         words[register] = given[0] & 0xFFFFFFFF
       elif register not in words:
-        words[register] = scalar.Unknown(
+        words[register] = Unknown(
           f"the scalar operand {index} has no value: data decides it, or integers without values"
         )
     elif given is not None or not isinstance(words.get(register), int):
@@ -161,7 +162,7 @@ def simulate(
       contents = [word & 0xFFFFFFFF for word in given or ()]
       arrays[address] = arrays[address << 4 & 0xFFFFFFFF] = contents
   core = KernelCore(chip, arrays, busy)
-  cycles, counts = scalar.run(schedule, core, schedule.registers(core.memory, words), chip)
+  cycles, counts = executor.run(schedule, core, schedule.registers(core.memory, words), chip)
   executed = [(count, block) for count, block in zip(counts, schedule.blocks) if count]
   units = [
     sum(count * block.units[unit] for count, block in executed) for unit in range(len(UNITS))

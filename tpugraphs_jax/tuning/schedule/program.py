@@ -16,11 +16,12 @@ import numpy as np
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning.schedule import bundles, kernel, scalar
+from tpugraphs_jax.tuning.schedule import bundles, executor, kernel, linker
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 from tpugraphs_jax.tuning.schedule.chips import Chip, chips
 from tpugraphs_jax.tuning.schedule.dma import Flag, known
 from tpugraphs_jax.tuning.schedule.kernel import Cost
+from tpugraphs_jax.tuning.schedule.words import Memory, MOST_WORDS, Unknown
 
 _BYTES = {kind.number: int(kind.bytes) for kind in columns.ELEMENT_TYPES}
 PROGRAM = "TLP"  # the name under which libtpu writes the program
@@ -33,8 +34,8 @@ _MOST_EVENTS = 200_000  # of a run that are kept
 _MOST_STEPS = 20  # of such instructions from a kernel to a constant
 # A word that the runtime writes: whether the program before has loaded an array for this one, as it
 # has where a program runs again and again.
-_RUNTIME_WORD = scalar.Unknown("it depends on a word of the runtime", guess=1)
-_DATA = scalar.Unknown("it depends on data")
+_RUNTIME_WORD = Unknown("it depends on a word of the runtime", guess=1)
+_DATA = Unknown("it depends on data")
 
 
 CALL, DMA, WAIT = "call", "DMA", "wait"  # units of events
@@ -155,7 +156,7 @@ class Simulation:
   ):
     self.instructions = _Instructions(module, arguments or {}, operands or {})
     self._schedules, self._chip = schedules, chips()[target]
-    self._linked: dict[str, scalar.Schedule | Unreadable] = {}
+    self._linked: dict[str, linker.Schedule | Unreadable] = {}
 
   def time(self, chip: Chip | None = None) -> ProgramTime:
     """The time of one run, with the constants of the target or others of the same generation."""
@@ -184,7 +185,7 @@ class Simulation:
       tuple(sorted(run.events)),
     )
 
-  def linked(self, name: str) -> scalar.Schedule:
+  def linked(self, name: str) -> linker.Schedule:
     """The schedule of a kernel, or of the program itself.
 
     Raises:
@@ -195,7 +196,7 @@ class Simulation:
       try:
         if name not in self._schedules:
           raise Unreadable("the compiler wrote no schedule of the program")
-        self._linked[name] = scalar.Schedule(
+        self._linked[name] = linker.Schedule(
           bundles.parse(self._schedules[name]),
           slots=self._chip.slots,
           nops_are_joined=self._chip.nops_are_joined,
@@ -230,10 +231,10 @@ class _Copy:
 
 
 class _Run:
-  """One execution of a program; also the core of `scalar.Core` that executes it."""
+  """One execution of a program; also the core of `linker.Core` that executes it."""
 
   def __init__(self, simulation: Simulation, chip: Chip):
-    self.memory = scalar.Memory(_RUNTIME_WORD)
+    self.memory = Memory(_RUNTIME_WORD)
     self.rows: dict[str, KernelTime] = {}
     self.conditionals = 0
     self.copy_stall = 0.0
@@ -251,7 +252,7 @@ class _Run:
   def execute(self) -> float:
     """The cycles of the program."""
     chip, schedule = self._chip, self._simulation.linked(PROGRAM)
-    cycles, _ = scalar.run(schedule, self, schedule.registers(self.memory, {}), chip)
+    cycles, _ = executor.run(schedule, self, schedule.registers(self.memory, {}), chip)
     if not self.rows:
       raise Unreadable("its schedule calls no kernel")
     for name, moved in self._simulation.instructions.sparse.items():
@@ -287,7 +288,7 @@ class _Run:
     words = {}
     for register in schedule.read_operands & arguments.keys():
       word = arguments[register]
-      if not isinstance(word, scalar.Unknown):
+      if not isinstance(word, Unknown):
         words[register] = word
       elif instructions.is_of_xla(name) and schedule.operands[register][1] == kernel.SCALAR:
         words[register] = 0
@@ -307,7 +308,7 @@ class _Run:
     if destination == "smem":
       start = known(arguments.get("smem"), "the address that a copy writes in scalar memory")
       words = moved // kernel.WORD
-      self.memory.fill(start, words, [_DATA] * min(words, scalar.MOST_WORDS))
+      self.memory.fill(start, words, [_DATA] * min(words, MOST_WORDS))
     code = code.removeprefix("dma.")
     if times:
       self._copies.append(_Copy(flag, size, times * moved, now, code, moved))
@@ -364,7 +365,7 @@ class _Run:
   def _flag(self, address: int) -> Flag:
     return self._flags.setdefault(address, Flag())
 
-  def choose(self, unknown: scalar.Unknown, is_backward: bool) -> bool:
+  def choose(self, unknown: Unknown, is_backward: bool) -> bool:
     """Runs all sides of what depends on data, one after the other."""
     if is_backward:
       raise Unreadable(f"the number of iterations of a loop is unknown, {unknown.why}")
