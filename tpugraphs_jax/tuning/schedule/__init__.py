@@ -1,8 +1,9 @@
 """What TPU programs take, from the final schedules that libtpu writes when it compiles.
 
-    bundles.py ────► scalar.py ──────────► kernel.py ───► program.py
-    typed bundles    trip counts,          cycles of      milliseconds of
-    of a text        branches, with dma.py one kernel     a whole program
+    bundles.py ────► linker.py ──────────► kernel.py ─────► program.py
+    typed bundles    blocks of steps on    cycles of one    milliseconds of
+    of a text        `words`, which        kernel, with     a whole program
+                     `executor` runs       `dma`
 
 A process that is started with `schedule_dump.environment` gets `tpu.TpuProgram.schedules`, of which
 `program.simulate` makes a `ProgramTime`. `chips.py` has the constants of each generation, which

@@ -28,7 +28,7 @@ class Chip:
     rows: that a matrix unit takes in a cycle.
     drains: whether what follows the last product of a block waits for its result. The measured
       times of 7x show it.
-    nops_are_joined: as of `scalar.Schedule`.
+    nops_are_joined: as of `linker.Schedule`.
     low, high: the range of measured / simulated time that nine of ten programs had which the fit
       left out; None where none was measured.
     source: where the constants come from.
