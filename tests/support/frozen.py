@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import functools
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 from flax import traverse_util
@@ -19,14 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import random_graphs
-from winners import under
+import winners
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.rankers import base
 
-FOLDER = Path(__file__).parents[1] / "data/systems"
 CONFIGS = 4  # the first ones of each graph
 
 
@@ -39,12 +37,12 @@ class Frozen:
   """
 
   def __init__(self, system: str, case: str):
-    with np.load(FOLDER / f"{system}.npz") as file:
-      arrays = {key: file[key] for key in file.files}
-    own = under(arrays, case)
+    own = winners.arrays(system, case)
     settings = json.loads(str(own["settings"]))
     self.network = base.create_network(settings["kind"], settings["name"], **settings["options"])
-    self.batch = _batch(settings["kind"], under(arrays, settings["kind"]), self.network.hops)
+    self.batch = _batch(
+      settings["kind"], winners.arrays(system, settings["kind"]), self.network.hops
+    )
     shapes = settings["parameters"]
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
     flat = {
@@ -85,7 +83,7 @@ class Frozen:
 def _batch(kind: str, arrays: Mapping[str, np.ndarray], hops: int) -> Any:
   """The graphs of a file in one batch, with an empty slate and padding."""
   names = dict.fromkeys(key.split("/")[0] for key in arrays)
-  graphs = [_graph(kind, name, under(arrays, name)) for name in names]
+  graphs = [_graph(kind, name, winners.under(arrays, name)) for name in names]
   is_layout = kind == "layout"
   prepare = (
     functools.partial(batching.prepare_program, hops=hops) if is_layout else batching.prepare
@@ -100,9 +98,7 @@ def _batch(kind: str, arrays: Mapping[str, np.ndarray], hops: int) -> Any:
 
 
 def _graph(kind: str, name: str, arrays: dict[str, np.ndarray]) -> OpGraph:
-  fields = under(arrays, "configs")
-  if kind == "layout":  # the files have the name of an earlier version
-    fields["labels"] = fields.pop("runtime_ns")
+  fields = winners.under(arrays, "configs")
   configs = (LayoutConfigs if kind == "layout" else TileConfigs)(**fields)
   nodes = (arrays[key] for key in ("node_feat", "node_opcode", "edge_index", "config_node"))
   return random_graphs.of_arrays(name, *nodes, configs)

@@ -1,8 +1,7 @@
 """Numbers of the public code of published systems, and runs of our presets on their inputs.
 
-Records are the .npz files of the folder that TPUGRAPHS_WINNERS_DIR names, or of tests/data/winners
-and of a folder `shared/winners` beside the checkout. A test takes every record whose name
-begins with that of its system.
+`tests/data/systems/SYSTEM.npz` has the records of a system. Their keys begin with the name of the
+record. Numbers of the public code are as they were recorded, at fewer nodes and configurations.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +29,9 @@ from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.train import loading, training
 
-_ROOT = Path(__file__).parents[2]
-FOLDERS = (
-  [Path(os.environ["TPUGRAPHS_WINNERS_DIR"])]
-  if "TPUGRAPHS_WINNERS_DIR" in os.environ
-  else [_ROOT / "tests/data/winners", _ROOT.parent / "shared/winners"]
-)
-
-
-def files(*names: str) -> list:
-  """The records whose file names begin with one of `names`, as parameters of a test."""
-  paths = [
-    path
-    for folder in FOLDERS
-    for path in sorted(folder.glob("*.npz"))
-    if any(path.stem.startswith(name) for name in names)
-  ]
-  return [pytest.param(path, id=path.stem) for path in paths] or [
-    pytest.param(
-      None, id="none", marks=pytest.mark.skip(reason=f"no record of {names[0]} in {FOLDERS}")
-    )
-  ]
+FOLDER = Path(__file__).parents[1] / "data/systems"
+# Files have narrow types where they lose nothing.
+_TYPES = {"float16": np.float32, "int32": np.int64}
 
 
 def under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -63,12 +43,24 @@ def under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray
   }
 
 
-class Record:
-  """A record: arrays by key, and `settings`."""
+def arrays(system: str, prefix: str) -> dict[str, np.ndarray]:
+  """Arrays of a file whose keys begin with `prefix/`, by the rest of the key."""
+  with np.load(FOLDER / f"{system}.npz") as file:
+    found = {key: file[key] for key in file.files if key.startswith(f"{prefix}/")}
+  widened = {key: x.astype(_TYPES.get(x.dtype.name, x.dtype)) for key, x in found.items()}
+  return under(widened, prefix)
 
-  def __init__(self, path: Path):
-    with np.load(path) as file:
-      self.arrays = {key: file[key] for key in file.files}
+
+class Record:
+  """A record: arrays by key, and `settings`.
+
+  Args:
+    name: of the system and of the record, as `first/default`.
+  """
+
+  def __init__(self, name: str):
+    system, _, record = name.partition("/")
+    self.arrays = arrays(system, record)
     self.settings = json.loads(str(self.arrays["settings"]))
 
   def __getitem__(self, key: str) -> np.ndarray:
@@ -89,7 +81,7 @@ class Record:
 class Case:
   """A record beside a run of the preset on its inputs.
 
-  A subclass is made of the path of a record and an empty folder.
+  A subclass is made of the name of a record and an empty folder.
   """
 
   record: Record
@@ -139,7 +131,7 @@ class Case:
     return flat(jax.jit(first)(tree(grads), self.params))
 
 
-def fixture(case: Callable[[Path, Path], Case]) -> Any:
+def fixture(case: Callable[[str, Path], Case]) -> Any:
   """A fixture of a module: the case of the record that a test is parametrized with."""
 
   @pytest.fixture(scope="module", name="case")

@@ -19,14 +19,14 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import fifth
 
-RECORDS = winners.files("fifth_layout", "fifth_tile")
+RECORDS = ("fifth/layout", "fifth/tile")
 
 
 class Case(winners.Case):
   """A record beside a run of the preset on its graphs."""
 
-  def __init__(self, path, root):
-    self.record = winners.Record(path)
+  def __init__(self, name, root):
+    self.record = winners.Record(name)
     self.is_tile = "expected/tile_feat" in self.record
     self.weights = self.record.under("weights")
     self.layers = sum(

@@ -13,7 +13,6 @@ import optax
 import parts
 import pytest
 import random_graphs
-import recorded
 import winners
 
 from tpugraphs_jax import columns, hlo
@@ -26,15 +25,15 @@ from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import first
 
 BLOCKS = ("linear", "linear2", "convs_0", "convs_1")
-LAYOUTS = winners.files("first_default", "first_random")
-TILES = winners.files("first_tile")
+LAYOUTS = ("first/default", "first/random")
+TILES = ("first/tile",)
 
 
 class Case(winners.Case):
   """A record beside a run of the preset on its graph."""
 
-  def __init__(self, path, root):
-    self.record = winners.Record(path)
+  def __init__(self, name, root):
+    self.record = winners.Record(name)
     self.settings = self.record.settings
     self.is_tile = "kernel" in self.settings
     across = self.settings["use_cross_attn"]
@@ -170,30 +169,14 @@ def test_scales_are_of_the_nodes_at_edges_of_configurable_nodes(case):
   winners.assert_near(fitted.scale, np.where(varies, feat.std(axis=0), 1), 1e-6, "deviations")
 
 
-FITTED_ON = {
-  "train/alexnet and valid/unet3d, pruned, -1 padded": (
-    "layout/xla/default/train/alexnet.npz",
-    "layout/xla/default/valid/unet3d.npz",
-  ),
-  "the 9 released train kernels at hand": ("tile/xla/train/*.npz",),
-}
-
-
-@recorded.needs_npz
 @of_every_record
 def test_statistics_are_the_published_ones(case, tmp_path):
-  released = FITTED_ON.get(case.settings["scaler_fitted_on"])
-  if released is None:
-    pytest.skip(f"no graphs of {case.settings['scaler_fitted_on']}")
-  graphs = {}
-  for path in (path for pattern in released for path in recorded.NPZ.glob(pattern)):
-    with np.load(path) as file:
-      few = slice(None) if case.is_tile else slice(100)  # scales do not depend on configurations
-      graphs[path.stem] = {
-        key: file[key][few] if key in ("node_config_feat", "config_runtime") else file[key]
-        for key in file.files
-      }
-  ranker = winners.run_of(case.variant, {"train": graphs}, tmp_path).ranker
+  """Of AlexNet and UNet3D with two layouts each, on which scales do not depend, or of 9 kernels."""
+  released = winners.arrays("first", f"fitted_on/{'tile' if case.is_tile else 'layout'}")
+  graphs = {name: winners.under(released, name) for name in {key.split("/")[0] for key in released}}
+  ranker = winners.run_of(
+    case.variant, {"train": graphs}, tmp_path, **{"batch.min_configs": 2}
+  ).ranker
   scalers = {"scaler": ranker.features.transforms[ranker.features.names[0]]}
   if case.is_tile:
     scalers["cfg_scaler"] = ranker.family.config_transform

@@ -10,7 +10,6 @@ import numpy as np
 import parts
 import pytest
 import random_graphs
-import recorded
 import winners
 
 from tpugraphs_jax.data import batching, transforms
@@ -20,7 +19,7 @@ from tpugraphs_jax.rankers.segments.batches import SegmentSlate
 from tpugraphs_jax.train import training
 from tpugraphs_jax.train.step import TrainState
 
-RECORDS = winners.files("gst")
+RECORDS = ("gst/layout",)
 SPLITS = ("train", "valid")
 PRE, HEAD = "model.pre_mp.Layer_0", "model.post_mp.layer_post_mp.model"
 PLACES = {
@@ -53,14 +52,11 @@ PLACES = {
 class Case(winners.Case):
   """A record beside a run of the preset on its programs."""
 
-  def __init__(self, path, root):
-    self.record = winners.Record(path)
+  def __init__(self, name, root):
+    self.record = winners.Record(name)
     settings, self.weights = self.record.settings, self.record.under("weight")
     stems = {split: Path(place).stem for split, place in settings["files"].items()}
     known = {stems[split]: self.record.under(f"input/{split}") for split in SPLITS}
-    if stems["test"] not in known:
-      with np.load(recorded.ROOT / settings["files"]["test"]) as file:
-        known[stems["test"]] = {key: file[key] for key in file.files}
     self.experiment = winners.run_of(
       "layout.py:xla-default,preset=gst",
       {split: {stem: known[stem]} for split, stem in stems.items()},

@@ -9,7 +9,7 @@ import pytest
 import random_graphs
 import winners
 
-RECORDS = winners.files("second")
+RECORDS = ("second/xla", "second/nlp", "second/tile")
 PRESETS = {
   "layout-xla-default": "layout.py:xla-default,preset=second_xla",
   "layout-nlp-default": "layout.py:nlp-default,preset=second_nlp",
@@ -22,8 +22,8 @@ LINEAR = {"node_feat_embedding": "features", "input_shaping": "first", "output_s
 class Case(winners.Case):
   """A record beside a run of the preset on its graphs."""
 
-  def __init__(self, path, root):
-    self.record = winners.Record(path)
+  def __init__(self, name, root):
+    self.record = winners.Record(name)
     names = self.record.names("input")
     self.graphs = [name for name in names if f"input/{name}/node_feat" in self.record]
     weights = self.record.under("weight")

@@ -16,15 +16,15 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.nn import attention
 from tpugraphs_jax.rankers.systems import third
 
-RECORDS = winners.files("third")
+RECORDS = ("third/layout",)
 OPERANDS = slice(140, 156)  # columns
 
 
 class Case(winners.Case):
   """A record beside a run of the preset on its graph."""
 
-  def __init__(self, path, root):
-    self.record = winners.Record(path)
+  def __init__(self, name, root):
+    self.record = winners.Record(name)
     w = self.weights = self.record.under("weights")
     layers = sum(key.startswith("combination_nets") and key.endswith(".0.bias") for key in w)
     graph = self.record.under("input")
