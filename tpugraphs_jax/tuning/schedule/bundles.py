@@ -146,6 +146,10 @@ _LOAD_STORE = re.compile(r"vld|vst\b|cld|cst")
 _SCALAR_OF_VECTORS = ("vsync", "vwait", "vdelay")
 _DIVISION = "sdivrem"
 _PRODUCT = "vmatmul"
+# A vector whose first word becomes a scalar: `%420 = vpush %v393_v1`, then `%s421_s13 = spop %420`.
+_PUSH = "vpush"
+_PUSHED = re.compile(r"= vpush (?:\(!?%p\d+_p\d+\),? *)?%v(\d+)_v\d+")
+_SUBLANES = re.compile(r" (?:sm|ss):[^\]]*")
 _UNIT = re.compile(r"mxu(\d)")
 _IDS = ("logical chip id", "core id")  # comments of loads whose value is that of one device
 
@@ -158,14 +162,15 @@ def parse(text: str) -> list[Bundle]:
   """
   if len(text) > MOST_TEXT:
     raise Unreadable(f"its schedule has {len(text) >> 20} MB, expected at most {MOST_TEXT >> 20}")
+  pushed = frozenset(map(int, _PUSHED.findall(text)))
   starts = list(_START.finditer(text))
   if not starts:
     raise Unreadable("its schedule has no bundles")
   ends = [start.start() for start in starts[1:]] + [len(text)]
-  return [_bundle(text[start.end() : end]) for start, end in zip(starts, ends)]
+  return [_bundle(text[start.end() : end], pushed) for start, end in zip(starts, ends)]
 
 
-def _bundle(text: str) -> Bundle:
+def _bundle(text: str, pushed: frozenset[int]) -> Bundle:
   regions, ends = (
     (tuple(map(int, mark.findall(text))) if "region" in text else ()) for mark in (_REGION, _END)
   )
@@ -184,6 +189,9 @@ def _bundle(text: str) -> Bundle:
       units[unit] += 1
       if code.startswith(_PRODUCT):
         products.append(_product(code + match[5]))
+      elif code == _PUSH or (code == "vld" and int(match[1]) in pushed):
+        register = f"v{match[3]}" if kind else f"queue{int(match[1])}"
+        operations.append(_operation(Value(int(match[1]), register), code, match[5]))
     else:
       register = f"{kind}{match[3]}" if kind else _queued(match[1], code)
       operations.append(_operation(Value(int(match[1]), register), code, match[5]))
@@ -239,7 +247,7 @@ def _operation(result: Value, code: str, rest: str) -> Operation:
   if code.startswith("inlined_call_operand"):
     index = _INDEX.search(text)
     return Operation(code, result, text=f"{index[2]} {index[1]}" if index else "")
-  text = _ATTRIBUTE.sub("", text)
+  text = _SUBLANES.sub("", _ATTRIBUTE.sub("", text))
   predicate = _PREDICATE.search(text)
   fields: dict = {"result": result if result.register else None}
   if predicate is not None:

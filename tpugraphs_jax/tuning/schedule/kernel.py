@@ -7,10 +7,11 @@ import dataclasses
 from typing import Any
 
 from tpugraphs_jax.tuning.schedule import executor, linker
+from tpugraphs_jax.tuning.schedule.arrays import Arrays, WORD
 from tpugraphs_jax.tuning.schedule.bundles import UNITS, Unreadable
 from tpugraphs_jax.tuning.schedule.chips import Chip
 from tpugraphs_jax.tuning.schedule.dma import Dmas, known
-from tpugraphs_jax.tuning.schedule.words import Memory, Unknown
+from tpugraphs_jax.tuning.schedule.words import Memory, MOST_WORDS, Unknown
 
 PRODUCTS, VECTOR, MEMORY, OVERHEAD = "products", "vector work", "memory", "loop overhead"
 _SLOTS = (2, 4, 3)  # operations of each unit that a bundle has at most, of today's generations
@@ -22,8 +23,8 @@ _POINTER_BITS = 18
 # In the flag of a DMA that one core of a v5p starts for both: it raises the flag of each of them.
 _BOTH_CORES = 0x6000 << 16
 _IS_READ = 1 << 27  # in the overrides of a general DMA: it comes from the HBM
-WORD = 4  # bytes
-_COMPUTED = Unknown("it depends on a word that was computed or read from an array")
+_WORD = 0xFFFFFFFF
+_COMPUTED = Unknown("it depends on a word that was computed or read from an array", is_data=True)
 # Words of a DMA's descriptor in scalar memory (v2 and v3) and the bits that are read of them.
 _DESTINATION, _SOURCE, _SIZE, _FLAG = 1, 4, 6, 7
 _SIZE_MASK, _FLAG_BITS, _HBM_BIT = 0xFFFFF, 0x1C00, 0x200
@@ -41,6 +42,8 @@ class Cost:
     dmas: how many it starts.
     bundles: how many are executed.
     units: operations of the matrix, the vector and the load and store units that are executed.
+    written: words that it copies from scalar memory into its outputs, by the number of the output.
+    branches: how often it runs what a value decides that it computes.
   """
 
   cycles: float
@@ -50,6 +53,8 @@ class Cost:
   dmas: int
   bundles: int
   units: tuple[int, ...]
+  written: Mapping[int, Sequence[Any]] = dataclasses.field(default_factory=dict)
+  branches: int = 0
 
   @property
   def bound(self) -> str:
@@ -66,11 +71,11 @@ class Cost:
 class KernelCore:
   """A core that executes one kernel; see `linker.Core`."""
 
-  def __init__(self, chip: Chip, arrays: Mapping[int, Sequence[int]], busy: float = 0.0):
-    self.memory = Memory(_COMPUTED)
+  def __init__(self, chip: Chip, arrays: Arrays, busy: float = 0.0):
+    self.memory, self.arrays = Memory(_COMPUTED), arrays
     self.dmas = Dmas(chip, busy)
-    self.stall = 0.0
-    self._chip, self._arrays = chip, arrays
+    self.stall, self.branches = 0.0, 0
+    self._chip = chip
 
   def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
     if code == "dma":
@@ -86,7 +91,11 @@ class KernelCore:
     flag = flag & ~_BOTH_CORES if isinstance(flag, int) else flag
     moved = self.dmas.start(spaces, now, size, flag)
     if destination == "smem":
-      self._fill(arguments.get(source), arguments.get("smem"), moved)
+      start = known(arguments.get("smem"), "the address that a DMA writes in scalar memory")
+      words = self.arrays.read(source, arguments.get(source)) or ()
+      self.memory.fill(start, moved // WORD, words)
+    elif source == "smem":
+      self._write(arguments.get("smem"), destination, arguments.get(destination), moved)
     return self._chip.start
 
   def _start_descriptor(self, now: float, descriptor: Any) -> None:
@@ -98,11 +107,12 @@ class KernelCore:
     size, flag = word(_SIZE) & _SIZE_MASK, word(_FLAG) & ~_FLAG_BITS
     self.dmas.start(spaces, now, size, flag)
 
-  def _fill(self, source: Any, destination: Any, size: int) -> None:
-    """Copies words into scalar memory; words that are not known are removed from it."""
-    start = known(destination, "the address that a DMA writes in scalar memory")
-    words = () if isinstance(source, Unknown) else self._arrays.get(source, ())
-    self.memory.fill(start, size // WORD, words)
+  def _write(self, source: Any, space: str, destination: Any, size: int) -> None:
+    """Keeps the words that leave scalar memory for an array."""
+    if isinstance(source, int):
+      count = min(size // WORD, MOST_WORDS)
+      words = [self.memory[source + place] for place in range(count)]
+      self.arrays.copy(space, destination, words)
 
   def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
     if code not in ("dma.done.wait", "vwait.ge"):
@@ -121,7 +131,11 @@ class KernelCore:
     raise Unreadable("it calls another kernel")
 
   def choose(self, unknown: Unknown, is_backward: bool) -> bool:
-    raise Unreadable(unknown.why)
+    """Runs what a value decides that is not known; how often a loop runs has to be known."""
+    if is_backward or not unknown.is_data:
+      raise Unreadable(unknown.why)
+    self.branches += 1
+    return False
 
 
 def simulate(
@@ -145,24 +159,28 @@ def simulate(
     Unreadable: the kernel has no time; the message says why.
   """
   words = dict(registers or {})
-  arrays: dict[int, list[int]] = {}
+  arrays = Arrays(chip.granule)
+  outputs: dict[int, tuple[str, int]] = {}
   for register, (name, space) in schedule.operands.items():
     kind, _, index = name.partition(" ")
-    given = (operands or {}).get(int(index)) if kind == "input" else None
+    is_read = kind == "input" and register in schedule.read_operands
+    given = (operands or {}).get(int(index)) if is_read else None
     if space == SCALAR:
       if given is not None and len(given) == 1:
-        words[register] = given[0] & 0xFFFFFFFF
+        words[register] = given[0] & _WORD if isinstance(given[0], int) else given[0]
       elif register not in words:
         words[register] = Unknown(
-          f"the scalar operand {index} has no value: data decides it, or integers without values"
+          f"the scalar operand {index} has no value: data decides it, or integers without values",
+          is_data=True,
         )
-    elif given is not None or not isinstance(words.get(register), int):
-      address = _POINTERS + (len(arrays) + 1 << _POINTER_BITS)
-      words[register] = address
-      contents = [word & 0xFFFFFFFF for word in given or ()]
-      arrays[address] = arrays[address << 4 & 0xFFFFFFFF] = contents
+      continue
+    if not isinstance(words.get(register), int):
+      words[register] = _POINTERS + (len(words) + 1 << _POINTER_BITS)
+    arrays.write(words[register], given)
+    if kind == "output":
+      outputs[int(index)] = space, words[register]
   core = KernelCore(chip, arrays, busy)
-  cycles, counts = executor.run(schedule, core, schedule.registers(core.memory, words), chip)
+  cycles, counts = executor.run(schedule, core, schedule.registers(core, words), chip)
   executed = [(count, block) for count, block in zip(counts, schedule.blocks) if count]
   units = [
     sum(count * block.units[unit] for count, block in executed) for unit in range(len(UNITS))
@@ -175,4 +193,6 @@ def simulate(
     core.dmas.count,
     sum(count * block.bundles for count, block in executed),
     tuple(units),
+    {n: found for n, place in outputs.items() if (found := arrays.written(*place))},
+    core.branches,
   )

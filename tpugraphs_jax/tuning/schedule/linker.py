@@ -13,6 +13,7 @@ import itertools
 import math
 from typing import Any, Protocol
 
+from tpugraphs_jax.tuning.schedule.arrays import Arrays
 from tpugraphs_jax.tuning.schedule.bundles import (
   Allocation,
   Bundle,
@@ -41,6 +42,7 @@ class Core(Protocol):
   """What a block does beside scalar arithmetic; times are in cycles since the kernel began."""
 
   memory: Memory
+  arrays: Arrays
 
   def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
     """Starts a DMA; returns cycles that the core waits."""
@@ -115,8 +117,9 @@ class Block:
 
 
 # Slots of the register file that are no registers.
-_NOTHING, _MEMORY, _NOWHERE = range(3)
+_NOTHING, _MEMORY, _NOWHERE, _ARRAYS = range(4)
 _DMA_WORDS = ("size_in_granules", "dst_syncflagno", "overrides")
+_ADDRESSES = ("hbm", "vmem", "smem")
 _EFFECTS = ("sbr", "dma", "vwait", "vsync", "inlined_call")
 
 
@@ -128,6 +131,7 @@ class Schedule:
     slots: cycles after a branch whose bundles still run.
     nops_are_joined: whether one empty bundle stands for all empty ones at the end of these.
     first_allocation: number of allocations before those of this schedule.
+    keeps_addresses: whether all DMAs keep the addresses from and to which they move.
 
   Attributes:
     blocks: by number, from 0.
@@ -144,14 +148,15 @@ class Schedule:
     slots: int,
     nops_are_joined: bool = False,
     first_allocation: int = 0,
+    keeps_addresses: bool = False,
   ):
     self._bundles, self._slots, self._nops_are_joined = bundles, slots, nops_are_joined
     self._starts = {region: at for at, bundle in enumerate(bundles) for region in bundle.regions}
-    self._first_allocation = first_allocation
+    self._first_allocation, self._keeps_addresses = first_allocation, keeps_addresses
     self._allocations: dict[str, int] = {}
     self._slot_of: dict[Any, int] = {}
-    self._initial: list[Any] = [None, None, -1]
-    self._needed, self._needs_memory = _needed(bundles)
+    self._initial: list[Any] = [None, None, -1, None]
+    self._needed, self._needs_memory = _needed(bundles, self._wanted)
     self._second_pops = _second_pops(bundles)
     self.operands = {
       operation.result.register: (operation.text, operation.code.partition(".")[2])
@@ -172,10 +177,10 @@ class Schedule:
     """Number of allocations up to those of this schedule."""
     return self._first_allocation + len(self._allocations)
 
-  def registers(self, memory: Memory, values: Mapping[str, Any]) -> list[Any]:
+  def registers(self, core: Core, values: Mapping[str, Any]) -> list[Any]:
     """A register file in which some registers have values."""
     words = list(self._initial)
-    words[_MEMORY] = memory
+    words[_MEMORY], words[_ARRAYS] = core.memory, core.arrays
     for register, word in values.items():
       if register in self._slot_of:
         words[self._slot_of[register]] = word
@@ -347,6 +352,8 @@ class Schedule:
       if operation.text:  # the id of the chip or of the core
         return (FUNCTIONS["smov"], result, self._constant(0), 0, 0)
       return (load, result, words[0] if words else _NOWHERE, _MEMORY, 0)
+    if code == "vld":
+      return (_load_vector, result, words[0] if words else _NOWHERE, _ARRAYS, 0)
     if code.startswith("scalar_select"):
       words = [
         self._word(operation.named[name], scope, steps)
@@ -354,12 +361,8 @@ class Schedule:
         if name in operation.named
       ]
     compute = function(code)
-    if code == "scalar_parameter_address":
-      unknown: Any = Unknown("the address of a parameter")
-    elif code == "spop":
-      unknown = Unknown("it depends on a value that vector operations compute")
-    elif compute is None:
-      unknown = Unknown(f"the operation {code[:40]} is not known")
+    if compute is None:
+      unknown: Any = Unknown(f"the operation {code[:40]} is not known")
     elif not 1 <= len(words) <= 3:
       unknown = Unknown(f"the operation {code[:40]} has {len(words)} operands")
     else:
@@ -409,11 +412,15 @@ class Schedule:
     elif code.startswith("vsync"):
       steps.append(_sync(code, condition, words))
     else:
-      names = [name for name in operation.named if name in _wanted(code)]
+      names = [name for name in operation.named if name in self._wanted(code)]
       named = {name: self._word(operation.named[name], scope, steps) for name in names}
       named |= {"descriptor": words[0]} if code == "dma" and words else {}
       steps.append(_dma(code, condition, named))
     return steps
+
+  def _wanted(self, code: str) -> tuple[str, ...]:
+    """The named operands of a DMA that decide its time, and the contents of scalar memory."""
+    return (*_DMA_WORDS, *_ADDRESSES) if self._keeps_addresses or "smem" in code else _DMA_WORDS
 
   def _word(self, operand: Operand, scope: BundleScope, steps: list) -> int:
     """The slot of an operand; sums get steps."""
@@ -440,8 +447,7 @@ class Schedule:
   def _slot(self, key: Any) -> int:
     if key not in self._slot_of:
       self._slot_of[key] = len(self._initial)
-      why = f"the register {key} has no value" if isinstance(key, str) else "a word has no value"
-      self._initial.append(Unknown(why))
+      self._initial.append(_unwritten(key))
     return self._slot_of[key]
 
   def _constant(self, word: Any) -> int:
@@ -468,10 +474,17 @@ class BundleScope:
   saved: set[str] = dataclasses.field(default_factory=set)
 
 
-def _wanted(code: str) -> tuple[str, ...]:
-  """The named operands of a DMA that decide its time, and the contents of scalar memory."""
-  addresses = ("hbm", "vmem", "smem") if code.endswith("_to_smem") else ()
-  return (*_DMA_WORDS, *addresses)
+def _load_vector(address: Any, arrays: Any, _: Any) -> Any:
+  return arrays.first(address)
+
+
+def _unwritten(key: Any) -> Unknown:
+  """The word of a slot that nothing has written."""
+  if not isinstance(key, str):
+    return Unknown("a word has no value")
+  if key.startswith(("queue", "v")):
+    return Unknown("it depends on a value that vector operations compute", is_data=True)
+  return Unknown(f"the register {key} has no value")
 
 
 def _call(name: str, words: Mapping[str, int]) -> Effect:
@@ -504,10 +517,16 @@ def _dma(code: str, condition: int, named: Mapping[str, int]) -> Effect:
   return start
 
 
-def _needed(bundles: list[Bundle]) -> tuple[set[int], bool]:
+def _needed(
+  bundles: list[Bundle], wanted: Callable[[str], tuple[str, ...]]
+) -> tuple[set[int], bool]:
   """Numbers of the values on which branches, DMAs, waits and calls depend.
 
   Also whether they depend on scalar memory: then all that is stored there is among the values.
+
+  Args:
+    bundles: of a schedule.
+    wanted: the named operands of a DMA that are kept, by its code.
   """
   definitions: dict[int, list[Operation]] = {}
   stores: list[Operation] = []
@@ -520,7 +539,7 @@ def _needed(bundles: list[Bundle]) -> tuple[set[int], bool]:
       if operation.code == "sst":
         stores.append(operation)
       elif operation.code.startswith("dma") and operation.code != "dma.done.wait":
-        waiting += _values(operation, _wanted(operation.code))
+        waiting += _values(operation, wanted(operation.code))
         descriptors |= operation.code == "dma"
       elif operation.code.startswith(_EFFECTS) and operation.result is None:
         waiting += operation.reads()

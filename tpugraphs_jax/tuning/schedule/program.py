@@ -15,27 +15,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpugraphs_jax import columns
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import integers, proto
 from tpugraphs_jax.tuning.schedule import bundles, executor, kernel, linker
+from tpugraphs_jax.tuning.schedule.arrays import Arrays, WORD
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 from tpugraphs_jax.tuning.schedule.chips import Chip, chips
 from tpugraphs_jax.tuning.schedule.dma import Flag, known
 from tpugraphs_jax.tuning.schedule.kernel import Cost
-from tpugraphs_jax.tuning.schedule.words import Memory, MOST_WORDS, Unknown
+from tpugraphs_jax.tuning.schedule.words import Memory, MOST_WORDS, parameter_number, Unknown
 
 _BYTES = {kind.number: int(kind.bytes) for kind in columns.ELEMENT_TYPES}
 PROGRAM = "TLP"  # the name under which libtpu writes the program
 _RUNTIME = "<late-"  # calls that begin and end a program; they are not part of its time
-# Instructions that pass on the words of their operand.
-_SAME_WORDS = ("bitcast", "copy", "copy-start", "copy-done", "reshape", "convert")
 _SPARSE = b"sparse_core_config"
 _NAMED = 3  # kernels in a sentence
 _MOST_EVENTS = 200_000  # of a run that are kept
-_MOST_STEPS = 20  # of such instructions from a kernel to a constant
 # A word that the runtime writes: whether the program before has loaded an array for this one, as it
 # has where a program runs again and again.
 _RUNTIME_WORD = Unknown("it depends on a word of the runtime", guess=1)
-_DATA = Unknown("it depends on data")
+_DATA = Unknown("it depends on data", is_data=True)
 
 
 CALL, DMA, WAIT = "call", "DMA", "wait"  # units of events
@@ -153,8 +151,9 @@ class Simulation:
     *,
     arguments: Mapping[int, np.ndarray] | None = None,
     operands: Mapping[str, Mapping[int, np.ndarray]] | None = None,
+    how: str = integers.ASSUMED,
   ):
-    self.instructions = _Instructions(module, arguments or {}, operands or {})
+    self.instructions = _Instructions(module, arguments or {}, operands or {}, how)
     self._schedules, self._chip = schedules, chips()[target]
     self._linked: dict[str, linker.Schedule | Unreadable] = {}
 
@@ -201,6 +200,7 @@ class Simulation:
           slots=self._chip.slots,
           nops_are_joined=self._chip.nops_are_joined,
           first_allocation=first,
+          keeps_addresses=name == PROGRAM,
         )
       except Unreadable as error:
         self._linked[name] = error
@@ -234,7 +234,7 @@ class _Run:
   """One execution of a program; also the core of `linker.Core` that executes it."""
 
   def __init__(self, simulation: Simulation, chip: Chip):
-    self.memory = Memory(_RUNTIME_WORD)
+    self.memory, self.arrays = Memory(_RUNTIME_WORD), Arrays(chip.granule)
     self.rows: dict[str, KernelTime] = {}
     self.conditionals = 0
     self.copy_stall = 0.0
@@ -252,7 +252,7 @@ class _Run:
   def execute(self) -> float:
     """The cycles of the program."""
     chip, schedule = self._chip, self._simulation.linked(PROGRAM)
-    cycles, _ = executor.run(schedule, self, schedule.registers(self.memory, {}), chip)
+    cycles, _ = executor.run(schedule, self, schedule.registers(self, {}), chip)
     if not self.rows:
       raise Unreadable("its schedule calls no kernel")
     for name, moved in self._simulation.instructions.sparse.items():
@@ -285,18 +285,36 @@ class _Run:
     """The kernel whose schedule is executed, and what a call takes."""
     source = self._simulation.source(name)
     schedule, instructions = self._simulation.linked(source), self._simulation.instructions
-    words = {}
-    for register in schedule.read_operands & arguments.keys():
-      word = arguments[register]
-      if not isinstance(word, Unknown):
+    words, inputs = {}, {}
+    for register in schedule.read_operands:
+      description, space = schedule.operands[register]
+      kind, _, index = description.partition(" ")
+      word = arguments.get(register)
+      if isinstance(word, int):
         words[register] = word
-      elif instructions.is_of_xla(name) and schedule.operands[register][1] == kernel.SCALAR:
-        words[register] = 0
-    contents = instructions.contents(name)
-    key = (source, tuple(sorted(words.items())), name if contents else "")
+      if kind == "input" and (space != kernel.SCALAR or not isinstance(word, int)):
+        known = instructions.words(name, int(index))
+        if known is None and isinstance(word, int):
+          known = self.arrays.written(space, word) or self._parameter(word)
+        if known is not None:
+          inputs[int(index)] = known
+        elif space == kernel.SCALAR and word is not None and instructions.is_of_xla(name):
+          words[register] = 0
+    contents = tuple((index, tuple(known)) for index, known in sorted(inputs.items()))
+    key = (source, tuple(sorted(words.items())), contents)
     if key not in self._costs:
-      self._costs[key] = kernel.simulate(schedule, self._chip, registers=words, operands=contents)
-    return source, self._costs[key]
+      self._costs[key] = kernel.simulate(schedule, self._chip, registers=words, operands=inputs)
+    cost = self._costs[key]
+    for register, (description, _) in schedule.operands.items():
+      kind, _, index = description.partition(" ")
+      if kind == "output" and isinstance(arguments.get(register), int):
+        self.arrays.write(arguments[register], cost.written.get(int(index)))
+    return source, cost
+
+  def _parameter(self, address: Any) -> Sequence[Any] | None:
+    """The words of the program's parameter at an address; None where they are not known."""
+    number = parameter_number(address) if address.__class__ is int else None
+    return None if number is None else self._simulation.instructions.parameter(number)
 
   def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
     self._move(now)
@@ -305,10 +323,14 @@ class _Run:
     source, _, destination = code.removeprefix("dma.").partition("_to_")
     moved = size * self._chip.granule
     times = (source, destination).count("hbm")
+    from_, to = arguments.get(source), arguments.get(destination)
+    contents = self.arrays.read(source, from_) or self._parameter(from_)
     if destination == "smem":
-      start = known(arguments.get("smem"), "the address that a copy writes in scalar memory")
-      words = moved // kernel.WORD
-      self.memory.fill(start, words, [_DATA] * min(words, MOST_WORDS))
+      start = known(to, "the address that a copy writes in scalar memory")
+      count = moved // WORD
+      self.memory.fill(start, count, contents or [_DATA] * min(count, MOST_WORDS))
+    else:
+      self.arrays.copy(destination, to, contents)
     code = code.removeprefix("dma.")
     if times:
       self._copies.append(_Copy(flag, size, times * moved, now, code, moved))
@@ -398,24 +420,23 @@ class _Instructions:
     module: proto.HloModuleProto,
     arguments: Mapping[int, np.ndarray],
     operands: Mapping[str, Mapping[int, np.ndarray]],
+    how: str,
   ):
     self._by_name = {node.name: node for node in proto.instructions(module)}
     self._by_id = {node.id: node for node in proto.instructions(module)}
     self._callees = {computation.id: computation for computation in module.computations}
-    self._entry = {
-      node.id
-      for computation in module.computations
-      if computation.id == module.entry_computation_id
-      for node in computation.instructions
+    entry = next(part for part in module.computations if part.id == module.entry_computation_id)
+    self._parameters = {
+      node.parameter_number: node.id for node in entry.instructions if node.opcode == "parameter"
     }
-    self._arguments, self._operands = arguments, operands
+    self.integers = integers.Integers(module, arguments, how)
+    self._operands = operands
     # Bytes of the arrays that a SparseCore reads and writes, by the instruction that starts it.
     self.sparse = {
       node.name: sum(map(_size, self._inputs(node))) * 2
       for node in proto.instructions(module)
       if node.opcode == "async-start" and _SPARSE in node.backend_config
     }
-    self._contents: dict[str, dict[int, Sequence[int]]] = {}
 
   def _inputs(self, node: proto.HloInstructionProto) -> list[proto.ShapeProto]:
     return [self._by_id[operand].shape for operand in node.operand_ids if operand in self._by_id]
@@ -456,32 +477,23 @@ class _Instructions:
     ]
     return node.opcode, node.custom_call_target, *shapes, *inside
 
-  def contents(self, name: str) -> Mapping[int, Sequence[int]]:
-    """Words of the integer inputs of a kernel whose values are known, by index."""
-    if name not in self._contents:
-      node, found = self._by_name.get(name), {}
-      for index, operand in enumerate(node.operand_ids if node is not None else ()):
-        words = self._words(operand)
-        if words is not None:
-          found[index] = words
-      for index, values in self._operands.get(name, {}).items():
-        found[index] = _integers(values) or ()
-      self._contents[name] = found
-    return self._contents[name]
+  def words(self, name: str, index: int) -> Sequence[int] | None:
+    """The words of an integer input of a kernel; None where they are not known."""
+    node = self._by_name.get(name)
+    given = self._operands.get(name, {}).get(index)
+    if given is not None:
+      return np.asarray(given).reshape(-1).tolist()
+    if node is None or index >= len(node.operand_ids):
+      return None
+    return self._integers(node.operand_ids[index])
 
-  def _words(self, operand: int) -> Sequence[int] | None:
-    for _ in range(_MOST_STEPS):
-      node = self._by_id.get(operand)
-      if node is None:
-        return None
-      if node.opcode == "constant":
-        return list(node.literal.s32s) or None
-      if node.opcode == "parameter" and operand in self._entry:
-        return _integers(self._arguments.get(node.parameter_number))
-      if node.opcode not in _SAME_WORDS or not node.operand_ids:
-        return None
-      operand = node.operand_ids[0]
-    return None
+  def parameter(self, number: int) -> Sequence[int] | None:
+    """The words of a parameter of integers; None where they are not known."""
+    return self._integers(self._parameters[number]) if number in self._parameters else None
+
+  def _integers(self, id: int) -> Sequence[int] | None:
+    words = self.integers.words(id)
+    return None if words is None else words.tolist()
 
 
 def _size(shape: proto.ShapeProto) -> int:
@@ -490,11 +502,3 @@ def _size(shape: proto.ShapeProto) -> int:
     math.prod(array.dimensions) * (_BYTES.get(array.element_type) or 1)
     for array in proto.arrays(shape)
   )
-
-
-def _integers(values: Any) -> Sequence[int] | None:
-  """Words of an integer array in its order; None of other arrays."""
-  array = np.asarray(values) if values is not None else None
-  if array is None or array.dtype.kind not in "iub":
-    return None
-  return [int(value) for value in array.reshape(-1)]

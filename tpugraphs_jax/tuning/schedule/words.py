@@ -18,6 +18,7 @@ from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 _MASK, _SIGN, _WORD_BITS = 0xFFFFFFFF, 0x80000000, 32
 ALLOCATION_BITS = 18  # words between two allocations
 MOST_ALLOCATIONS = 2 ** (32 - ALLOCATION_BITS) - 1
+_MOST_PARAMETERS = 2**13
 MOST_WORDS = 2**20  # of scalar memory
 
 
@@ -27,14 +28,17 @@ class Unknown:
   Args:
     why: a short clause, such as "operand 2 of the kernel has no value".
     guess: its value where the choice between two sizes depends on it; None: none is made.
+    is_data: whether data decides it, and not an operation that is not known.
     allocation: where it is an address, the number of the allocation in which it lies; None: it may
       lie anywhere.
   """
 
-  __slots__ = ("allocation", "guess", "why")
+  __slots__ = ("allocation", "guess", "is_data", "why")
 
-  def __init__(self, why: str, guess: Any = None, allocation: int | None = None):
-    self.why, self.guess, self.allocation = why, guess, allocation
+  def __init__(
+    self, why: str, guess: Any = None, *, is_data: bool = False, allocation: int | None = None
+  ):
+    self.why, self.guess, self.is_data, self.allocation = why, guess, is_data, allocation
 
   def _same(self, *_: Any) -> Unknown:
     return self
@@ -42,7 +46,8 @@ class Unknown:
   def __add__(self, other: Any) -> Unknown:
     """An unknown number of words after the start of an allocation is an address in it."""
     if self.allocation is None and other.__class__ is int and other >> ALLOCATION_BITS:
-      return Unknown(self.why, self.guess, other >> ALLOCATION_BITS)
+      allocation = other >> ALLOCATION_BITS
+      return Unknown(self.why, self.guess, is_data=self.is_data, allocation=allocation)
     return self
 
   __radd__ = __add__
@@ -109,6 +114,17 @@ class Memory(dict):
     return address if address.__class__ is Unknown else self._unwritten
 
 
+def parameter_address(number: int) -> int:
+  """The address of a parameter of the program; the allocations of its schedule are far below."""
+  return (MOST_ALLOCATIONS - number << ALLOCATION_BITS) & _MASK
+
+
+def parameter_number(address: int) -> int | None:
+  """The parameter of the program at an address; None of other addresses."""
+  number = MOST_ALLOCATIONS - (address >> ALLOCATION_BITS)
+  return number if 0 <= number < _MOST_PARAMETERS and address == parameter_address(number) else None
+
+
 def _signed(word: Any) -> Any:
   return (word ^ _SIGN) - _SIGN
 
@@ -158,7 +174,7 @@ def _extreme(choose: Callable, sign: int) -> Callable:
 def _compare(relation: Callable, sign: int) -> Callable:
   def of(a: Any, b: Any, _: Any) -> Any:
     if a.__class__ is Unknown and a.guess is not None and b.__class__ is int:
-      return Unknown(a.why, relation(a.guess ^ sign, b ^ sign))
+      return Unknown(a.why, relation(a.guess ^ sign, b ^ sign), is_data=a.is_data)
     return relation(a ^ sign, b ^ sign)
 
   return of
@@ -166,7 +182,8 @@ def _compare(relation: Callable, sign: int) -> Callable:
 
 # Functions of three words by the code of an operation; `scmp` has a relation in its code.
 FUNCTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
-  **dict.fromkeys(("smov", "pmov", "int_to_ptr", "reloc"), lambda a, _, __: a),
+  **dict.fromkeys(("smov", "pmov", "int_to_ptr", "reloc", "spop", "vpush"), lambda a, _, __: a),
+  "scalar_parameter_address": lambda a, _, __: parameter_address(a),
   "sadd": lambda a, b, _: (a + b) & _MASK,
   "ssub": lambda a, b, _: (a - b) & _MASK,
   "smul": lambda a, b, _: (a * b) & _MASK,
