@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpugraphs_jax.hlo import module_graph, names, proto, tpu, tpu_kernels, work
+from tpugraphs_jax.hlo import buffers, module_graph, names, proto, tpu, tpu_kernels, work
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.hlo.scalar_operands import scalar_operands
 from tpugraphs_jax.tuning import moves
@@ -157,6 +157,7 @@ class Row:
     bytes_accessed: between the chip and the large memory of the device.
     flops: floating-point operations.
     memory: bytes that the compiler plans on the device.
+    live: the buffers of the program over its schedule.
     fits: whether this memory fits on the device; None if that is unknown.
     least_memory: of a program with a mesh, the bytes that each device needs at the least.
     bound: what takes the largest part of the time, as of `KernelCost`.
@@ -178,6 +179,7 @@ class Row:
   bytes_accessed: int | None = None
   flops: float | None = None
   memory: tpu.MemoryPlan | None = None
+  live: buffers.LiveMemory = buffers.LiveMemory()
   fits: bool | None = None
   least_memory: int | None = None
   bound: str = ""
@@ -217,6 +219,7 @@ def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
     bytes_accessed=cycles.work.bytes_accessed,
     flops=cycles.work.flops,
     memory=compiled.memory,
+    live=buffers.live_memory(module),
     fits=compiled.memory.total <= DEVICES[target].memory,
     uncounted=cycles.uncounted,
   )

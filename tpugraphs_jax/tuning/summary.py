@@ -22,6 +22,8 @@ from tpugraphs_jax.version import __version__
 _KIND, _VERSION = "estimates of tpugraphs_jax", 1  # of a file
 _LARGEST = 1 << 26  # bytes of a file
 _DEAREST = 10
+_LARGEST_BUFFERS = 5
+_PADDED = 1.05  # a buffer from so many times the bytes of its elements on is padded
 _GIB = 2**30
 _CAPTURED = 2**24  # bytes of code from which it has captured arrays
 _FITS = {True: "yes, {:.4g} GiB", False: "no, {:.4g} GiB", None: ""}
@@ -63,6 +65,7 @@ class Estimate(Tables):
     tables = [Table(head, [_cells(row) for row in self.rows], title)]
     for row in self.rows:
       tables += [_kernels(row)] * bool(row.kernels) + [_moves(row)] * (row.moves_ms > 0)
+      tables += [_buffers(row)] * bool(row.live.buffers)
     return tables
 
   def _notes(self) -> Iterator[str]:
@@ -172,6 +175,29 @@ def _moves(row: Row) -> Table:
     f"that copy or transpose; the {len(cells)} dearest"
   )
   return Table("share|ms|shape|change|of|scope|line|may be removed by".split("|"), cells, title)
+
+
+def _buffers(row: Row) -> Table:
+  """The largest buffers at the peak of a program's memory."""
+  live = row.live
+  largest = live.buffers[:_LARGEST_BUFFERS]
+  cells = [
+    [
+      f"{buffer.size / _GIB:.3g}",
+      f"{buffer.padding:.3g}x" if buffer.padding >= _PADDED else "",
+      buffer.kind,
+      buffer.shape,
+      buffer.operation,
+      buffer.scope,
+      buffer.where,
+    ]
+    for buffer in largest
+  ]
+  title = (
+    f"{tpu.short_name(row.target)}: {live.peak_bytes / _GIB:.3g} GiB are live at the peak; the "
+    f"{len(largest)} largest of {len(live.buffers)} buffers"
+  )
+  return Table("GiB|padded|kind|shape|operation|scope|line".split("|"), cells, title)
 
 
 def _place(kernel: costs.KernelCost) -> list[str]:
