@@ -33,6 +33,7 @@ from typing import Any
 import zlib
 
 from absl import flags
+import cycle_times
 import numpy as np
 import pages
 from scipy import optimize, stats
@@ -96,7 +97,7 @@ METHODS: dict[str, Callable[[Rows, str], list[np.ndarray]]] = {
 def figures(program: tokamax_ops.Program, raw: Mapping[str, Any], module: bytes) -> dict[str, Any]:
   """Times and estimates of a compiled program, and why it has no estimate, if it has none."""
   cycles = tpu_kernels.estimated_cycles(proto.parse_module(module, where=program.name))
-  missing = costs.unknown_work(cycles, raw["bytes_accessed"])
+  missing = cycle_times.unknown_work(cycles, raw["bytes_accessed"])
   names = sorted({" ".join(filter(None, [program.kind, program.target])) for program in missing})
   ms = float(np.median(program.times_ms))
   peak = costs.DEVICES[tokamax_ops.DEVICES[program.device]].flops
@@ -300,10 +301,10 @@ def table(recorded: Mapping[str, Any]) -> str:
 
 
 def worth_table(recorded: Mapping[str, Any]) -> str:
-  """What both estimates and the milliseconds of `estimate`, as it ships, are worth."""
+  """What both estimates and the milliseconds of cycles are worth."""
   lines = []
   for target, operations in by_generation(recorded).items():
-    time = costs.times().get(target)
+    time = cycle_times.times().get(target)
     for name, rows in operations.items():
       cells = [_short(target), _spoken(name), str(len(rows["cycles"]))]
       for method in ("cycles", "optimal seconds"):
@@ -325,7 +326,7 @@ def worth_table(recorded: Mapping[str, Any]) -> str:
       "programs",
       "cycles: tau-b, error",
       "optimal seconds: tau-b, error",
-      "`estimate`: error",
+      "ms of cycles: error",
       "within its interval",
     ],
     lines,
@@ -470,7 +471,7 @@ def main() -> None:
   parser.add_argument("--work", required=True, type=Path, help="folder of compiled programs")
   parser.add_argument("--sample", type=int, help="most programs of a file (default: all)")
   parser.add_argument("--timeout", type=int, default=300, help="seconds to compile a program")
-  parser.add_argument("--times", type=Path, help="also write the factors, such as times.json")
+  parser.add_argument("--times", type=Path, help="also write the factors, such as cycle_times.json")
   parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.data is None:

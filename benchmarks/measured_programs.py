@@ -35,6 +35,7 @@ from typing import Any
 
 from absl import flags
 import compiled
+import cycle_times
 import measured_sources
 from measured_sources import JAXBENCH, PRODUCTS, TOKAMAX
 import numpy as np
@@ -128,10 +129,10 @@ def timed(row: Row, chip: Chip) -> Row:
 
 def _today(target: str, cycles: tpu_kernels.Cycles, notes: Mapping[str, Any]) -> float | None:
   """Milliseconds from the compiler's cycles, by factors of measured operations."""
-  factors = costs.times().get(target)
+  factors = cycle_times.times().get(target)
   if factors is None or not cycles.cycles:
     return None
-  if costs.unknown_work(cycles, notes["bytes_accessed"]):
+  if cycle_times.unknown_work(cycles, notes["bytes_accessed"]):
     return None
   products = cycles.of_products
   made = factors.product_ms * products + factors.other_ms * (cycles.cycles - products)

@@ -1,4 +1,4 @@
-"""Which steps of `steps/` have a time on each TPU, from what it comes, and how long that takes.
+"""Which steps of `steps/` have a time on each TPU, and how long the estimate takes.
 
     python benchmarks/step_times.py --work WORK --out benchmarks/step_times.json
 
@@ -9,7 +9,6 @@ The times are estimates; only the seconds are measured.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterator, Mapping
 import contextlib
 import gzip
@@ -91,19 +90,16 @@ class Work:
 
 def described(row: costs.Row) -> dict[str, Any]:
   """What a record keeps of an estimate."""
-  why = row.without_schedule or row.why
-  return {
-    "basis": row.basis,
-    **({"ms": float(f"{row.milliseconds:.4g}")} if row.milliseconds is not None else {}),
-    **({"why": why} if why else {}),
-  }
+  if row.milliseconds is None:
+    return {"why": row.why}
+  return {"ms": float(f"{row.milliseconds:.4g}")}
 
 
 def estimate(
   call: calls.Call, name: str, target: str, tpu_compiler: compiler.Compiler, work: Work, most: int
 ) -> dict[str, Any]:
   """The row of a step on a target."""
-  row: dict[str, Any] = {"basis": ""}
+  row: dict[str, Any] = {}
   full = tpu.full_name(target)
   try:
     program = work.read(name, target)
@@ -124,16 +120,12 @@ def estimate(
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-  """How many steps have a time from what, by target."""
+  """How many steps have a time, by target."""
   lines = []
   for target in TARGETS:
     of_target = [row[target] for row in rows.values() if target in row]
-    counts = collections.Counter(row["basis"] for row in of_target)
-    lines.append([target, str(len(of_target)), *(str(counts[basis]) for basis in BASES)])
-  return pages.table(["TPU", "steps", "by schedule", "by cycles", "none"], lines)
-
-
-BASES = (costs.SCHEDULE, costs.CYCLES, "")
+    lines.append([target, str(len(of_target)), str(sum("ms" in row for row in of_target))])
+  return pages.table(["TPU", "steps", "with a time"], lines)
 
 
 def main() -> None:

@@ -4,12 +4,13 @@ import json
 import signal
 import subprocess
 
+import cycle_times
 import measured_ops
 import numpy as np
 import pytest
 import tokamax_ops
 
-from tpugraphs_jax.tuning import costs, label_file
+from tpugraphs_jax.tuning import label_file
 
 
 def _cache(*rows):
@@ -125,8 +126,8 @@ def test_every_operation_is_estimated_by_the_others_for_the_interval():
 
 
 def test_a_program_below_its_least_time_is_outside_of_its_interval(monkeypatch):
-  time = costs.Time(0.1, 0.1, low=0.5, high=1.2, programs=4, operations=1)
-  monkeypatch.setattr(costs, "times", lambda: {"tpu:v6e": time})
+  time = cycle_times.Time(0.1, 0.1, low=0.5, high=1.2, programs=4, operations=1)
+  monkeypatch.setattr(cycle_times, "times", lambda: {"tpu:v6e": time})
   found = _record(copy=[(1, 0.65), (1, 0.8), (1, 0.8), (1, 0.85)])
   (row,) = found["operations"].values()
   for values in row["programs"].values():

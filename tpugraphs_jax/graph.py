@@ -113,6 +113,22 @@ class TileConfigs(_Configs):
     return self.config_feat
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class KernelTimes:
+  """The times of a program's kernels in each configuration; D kernels, M pairs.
+
+  A kernel is a set of nodes of the program: those whose operations the compiler put into it.
+  Kernels of equal nodes are one, and add up. A node can be in several kernels.
+  """
+
+  runtime: np.ndarray  # [C, D] int64, in the unit of the labels; 0 without such a kernel
+  node: np.ndarray  # [M, 2] int32 rows (kernel, node), ascending; kernels of no node have none
+
+  def subset(self, config_ids: np.ndarray) -> KernelTimes:
+    """The kernels in the configurations `config_ids [n]` only, in that order."""
+    return KernelTimes(self.runtime[config_ids], self.node)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LayoutConfigs(_Configs):
   """Layout choices of one graph, factored so that a configuration is a few bytes.
@@ -128,6 +144,7 @@ class LayoutConfigs(_Configs):
   group_row: np.ndarray  # [C, groups] uint8 or uint16, index into rows
   # [C] int64 nanoseconds, or estimates in another unit; all zero = not labelled
   labels: np.ndarray
+  kernels: KernelTimes | None = None  # where the labels came with the times of kernels
 
   def _about(self) -> str:
     return f"layouts of {len(self.node_group):,} nodes in {self.group_row.shape[1]:,} groups"
@@ -138,7 +155,10 @@ class LayoutConfigs(_Configs):
 
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:
     group_row = np.asarray(self.group_row[config_ids])
-    return dataclasses.replace(self, group_row=group_row, labels=self.labels[config_ids])
+    kernels = self.kernels and self.kernels.subset(config_ids)
+    return dataclasses.replace(
+      self, group_row=group_row, labels=self.labels[config_ids], kernels=kernels
+    )
 
   def row_id(self, config_ids: np.ndarray) -> np.ndarray:
     """Row numbers `[len(config_ids), K]` of the given configurations."""

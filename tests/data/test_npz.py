@@ -313,6 +313,56 @@ def test_each_value_out_of_range_is_named(tmp_path, kind, name, value, word):
   _expect_change_refused(tmp_path, kind, name, array, word)
 
 
+def _with_kernels(**changes):
+  """The arrays of a layout file whose three kernels have two nodes, one, and none."""
+  rng = np.random.default_rng(1)
+  return _layout_arrays() | {
+    "kernel_runtime": rng.integers(0, 2**40, (6, 3)),
+    "kernel_node": np.array([[0, 2], [0, 8], [1, 2]]),
+    **changes,
+  }
+
+
+def test_kernels_of_a_layout_file_are_read_written_and_cut_with_its_configurations(tmp_path):
+  arrays = _with_kernels()
+  graph = npz.read_layout(_save(tmp_path / "g.npz", arrays))
+  kernels = graph.configs.kernels
+  np.testing.assert_array_equal(kernels.runtime, arrays["kernel_runtime"])
+  np.testing.assert_array_equal(kernels.node, arrays["kernel_node"])
+  assert (kernels.runtime.dtype, kernels.node.dtype) == (np.int64, np.int32)
+  part = graph.configs.subset(np.array([4, 1])).kernels
+  np.testing.assert_array_equal(part.runtime, arrays["kernel_runtime"][[4, 1]])
+  npz.write_layout(tmp_path / "again.npz", graph)
+  again = npz.read_layout(tmp_path / "again.npz")
+  np.testing.assert_array_equal(again.configs.kernels.runtime, kernels.runtime)
+  np.testing.assert_array_equal(again.configs.kernels.node, kernels.node)
+  plain = npz.read_layout(_save(tmp_path / "plain.npz", _layout_arrays()))
+  assert plain.configs.kernels is None
+  assert plain.configs.subset(np.array([0])).kernels is None
+  with pytest.raises(npz.NpzError, match="other kind"):
+    npz.read_tile(tmp_path / "again.npz")
+
+
+@pytest.mark.parametrize(
+  "name, value, word",
+  [
+    ("kernel_runtime", None, "kernel_runtime is missing"),
+    ("kernel_node", None, "kernel_node is missing"),
+    ("kernel_runtime", np.ones((5, 3), int), "expected 6 in place of 5"),
+    ("kernel_runtime", -np.ones((6, 3), int), "the value -1"),
+    ("kernel_node", np.array([[3, 1]]), "column of kernels, has the value 3"),
+    ("kernel_node", np.array([[1, 9]]), "column of nodes, has the value 9"),
+    ("kernel_node", np.array([[1, -1]]), "column of nodes, has the value -1"),
+    ("kernel_node", np.array([[1, 1], [1, 1]]), "do not ascend"),
+    ("kernel_node", np.array([[1, 1], [0, 2]]), "do not ascend"),
+  ],
+)
+def test_kernels_that_do_not_fit_their_graph_are_refused(tmp_path, name, value, word):
+  arrays = _with_kernels(**{name: value})
+  arrays = {key: array for key, array in arrays.items() if array is not None}
+  _expect_error("layout", _save(tmp_path / "g.npz", arrays), word)
+
+
 def test_repeated_configurable_node_is_named(tmp_path):
   _expect_change_refused(
     tmp_path, "layout", "node_config_ids", np.array([3, 5, 3, 1]), "node 3 2 times"

@@ -80,7 +80,7 @@ def test_what_a_step_costs_on_a_tpu_target(capsys, tmp_path, monkeypatch):
   said = capsys.readouterr().out
   assert "dearest of" in said and "mlp" in said
   for row in names["cost"].rows:
-    assert row.fits and row.basis == "schedule"
+    assert row.fits and row.milliseconds
     assert sum(row.groups.values()) == pytest.approx(row.milliseconds)
   exec(save, names)  # pylint: disable=exec-used
   (kept,) = summary.load(tmp_path / "before.json")
@@ -101,7 +101,7 @@ def test_the_workflow_of_the_page_fails_where_a_step_got_slower(tmp_path, monkey
       (tmp_path / folder / "steps.py").write_text(
         "PROGRAMS = {'train': (lambda x: x, (1.0,)), 'other': (lambda x: x, (1.0,))}\n"
       )
-      row = costs.Row("tpu:v6e", ms, basis="schedule")
+      row = costs.Row("tpu:v6e", ms)
       monkeypatch.setattr(
         estimate, "estimate_call", lambda *_, row=row, **__: summary.Estimate("train", (row,))
       )

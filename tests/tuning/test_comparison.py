@@ -16,7 +16,7 @@ def _with_ms(kernel, milliseconds, **changes):
 
 def _estimate(*kernels, name="step", target="tpu:v6e", ms=None, libtpu="0.0.42.1", **fields):
   ms = sum(kernel.milliseconds for kernel in kernels) if ms is None else ms
-  row = costs.Row(target, ms or None, basis="schedule" * bool(ms), kernels=kernels, **fields)
+  row = costs.Row(target, ms or None, kernels=kernels, **fields)
   return summary.Estimate(name, (row,), {"jax": "0.10.2", "libtpu": libtpu})
 
 
@@ -33,11 +33,11 @@ def test_a_file_gives_the_times_kernels_and_versions_that_were_saved(tmp_path):
   "change, word",
   [
     (lambda values: values.update(kind="something"), "estimates"),
-    (lambda values: values.update(version=2), "version"),
+    (lambda values: values.update(version=1), "version"),
     (lambda values: values["programs"][0].pop("rows"), "rows"),
     (lambda values: values["programs"][0]["rows"][0].update(target="tpu:v9"), "v9"),
     (lambda values: values["programs"][0]["rows"][0].update(milliseconds="1"), "milliseconds"),
-    (lambda values: values["programs"][0]["rows"][0].update(basis="guess"), "guess"),
+    (lambda values: values["programs"][0]["rows"][0].update(why="guess"), "guess"),
     (lambda values: values["programs"][0]["rows"][0].update(milliseconds=-1), "negative"),
     (lambda values: values["programs"][0]["rows"][0].update(milliseconds=float("nan")), "finite"),
     (lambda values: values["programs"][0]["rows"][0]["kernels"][0].pop("where"), "where"),

@@ -17,7 +17,6 @@ from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.tuning import compiler, costs, estimate
 from tpugraphs_jax.tuning.schedule import chips, program
 
-_TIME = costs.Time(product_ms=2.0, other_ms=0.5, low=0.8, high=1.25, programs=9, operations=2)
 _MEMORY = tpu.MemoryPlan(arguments=2**31, outputs=2**30, temporaries=2**30)
 _LARGE = (4096, 4096)  # the product of two takes .15 ms at the peak of a v6e, its bytes less
 
@@ -42,6 +41,23 @@ def _program(*nodes, callees=()):
   return tpu.TpuProgram(module.SerializeToString(), -2.0, 1, 1.0, _MEMORY, None)
 
 
+def _execute(module, schedules, target, **_):
+  """A stand-in of `program.simulate`: kernels take their cycles, in one call or `schedules[name]`.
+
+  `TLP` is the reason why there is no time.
+  """
+  clock, kernels = chips.chips()[target].clock, []
+  for part in module.computations:
+    for node in part.instructions:
+      if node.backend_config:
+        cycles = int(json.loads(node.backend_config)["window_config"]["estimated_cycles"])
+        calls = schedules.get(node.name, 1)
+        kernels.append(program.KernelTime(node.name, calls, calls * cycles, bound="memory"))
+  total, why = sum(kernel.cycles for kernel in kernels), schedules.get("TLP", "")
+  ms = None if why else 1e3 * total / clock
+  return program.ProgramTime(ms, why, total, 0.0, 0.0, tuple(kernels), conditionals=0)
+
+
 @pytest.fixture
 def compiled(monkeypatch):
   """Sets what the compiler makes of any function, or the error with which it fails.
@@ -64,7 +80,7 @@ def compiled(monkeypatch):
 
   monkeypatch.setattr(tpu, "full_name", lambda target: f"tpu:{target}")
   monkeypatch.setattr(tpu, "libtpu_version", lambda: "0.0.42.1")
-  monkeypatch.setattr(costs, "times", lambda: {"tpu:v6e": _TIME})
+  monkeypatch.setattr(program, "simulate", _execute)
   return answer
 
 
@@ -72,7 +88,7 @@ def step(x=1.0):
   return x
 
 
-def test_the_time_is_that_of_measured_cycles_with_their_interval(compiled):
+def test_a_row_has_the_time_work_and_memory_of_the_program_and_its_dearest_kernels(compiled):
   kernels = (
     _node("copy", 1, cycles=10**6, line=3, shape=_LARGE),
     _node("dot", 2, cycles=3 * 10**6, operands=[1, 1], shape=_LARGE),
@@ -80,30 +96,19 @@ def test_the_time_is_that_of_measured_cycles_with_their_interval(compiled):
   compiled(_program(*kernels))
   found = tpugraphs_jax.estimate(step, 1.0, targets=["v6e", "v3"])
   new, old = found.rows
-  # A million cycles take .5 ms, three million of a dot 6 ms.
-  assert (new.cycles, new.milliseconds) == (4 * 10**6, 6.5)
-  assert new.interval == pytest.approx((5.2, 8.125))
+  chip = chips.chips()["tpu:v6e"]
+  assert new.milliseconds == pytest.approx(4e9 / chip.clock) and new.cycles == 4 * 10**6
+  assert new.interval == pytest.approx((chip.low * new.milliseconds, chip.high * new.milliseconds))
   assert [kernel.cycles for kernel in new.kernels] == [3 * 10**6, 10**6]
-  assert [kernel.milliseconds for kernel in new.kernels] == [6, 0.5]
-  assert (new.flops, new.bytes_accessed) == (2 * 4096**3, 3 * 4 * 4096**2)
-  assert (new.memory, new.fits, new.bound) == (_MEMORY, True, "products")
-  assert (old.cycles, old.milliseconds, old.interval) == (4 * 10**6, None, None)
-  text = repr(found)
-  assert "v3: no time, because no program" in text
-  (line,) = (line for line in text.splitlines() if line.startswith("92.3%"))
-  assert line.split() == ["92.3%", "6", "3", "dot_of_jax", "f32[4096,4096]", "model.py:1"]
-  assert "9 programs of 2 operations" in text
-  assert all(part in found._repr_html_() for part in ("5.2 to 8.12", "model.py:3", "9 programs"))
-
-
-def test_no_time_is_below_the_peaks_of_the_device(compiled):
-  copy = _node("copy", 1, cycles=1000, shape=_LARGE)
-  compiled(_program(copy, _node("dot", 2, cycles=1, operands=[1, 1], shape=_LARGE)))
-  (row,) = estimate.estimate(step, targets="v6e").rows
-  assert row.milliseconds == row.interval[0] == pytest.approx(1e3 * 2 * 4096**3 / 918e12)
-  compiled(_program(_node("copy", 1, cycles=1, shape=(4 * 10**11,))))
-  (row,) = estimate.estimate(step, targets="v6e").rows
-  assert row.milliseconds == pytest.approx(700) and row.bound == "memory"
+  assert [kernel.milliseconds for kernel in new.kernels] == pytest.approx(
+    [0.75 * new.milliseconds, 0.25 * new.milliseconds]
+  )
+  assert (new.flops, new.bytes_accessed) == (2 * 4096**3, 0)  # the stand-in moves none
+  assert (new.memory, new.fits, new.bound) == (_MEMORY, True, "memory")
+  assert old.milliseconds > new.milliseconds and old.fits
+  (line, _) = (line for line in repr(found).splitlines() if line.startswith("75.0%"))
+  assert line.split()[-3:] == ["dot_of_jax", "f32[4096,4096]", "model.py:1"]
+  assert "model.py:3" in found._repr_html_()
 
 
 def _loop(number, times, *nodes):
@@ -126,60 +131,21 @@ def _loop(number, times, *nodes):
   ]
 
 
-def test_flops_bytes_and_the_least_time_count_every_iteration_of_a_loop(compiled):
+def test_flops_and_cycles_count_every_iteration_of_a_loop_that_was_executed(compiled):
   kernels = (
     _node("copy", 1, cycles=10, shape=_LARGE),
     _node("dot", 2, cycles=1, operands=[1, 1], shape=_LARGE),
     _node("gather", 3, shape=(64, 64)),
   )
   nodes, computations = _loop(1, 100, *kernels)
-  compiled(_program(*nodes, callees=computations))
-  (row,) = estimate.estimate(step, targets="v6e").rows
-  assert row.cycles == 1100 and row.bound == "products"
-  assert row.flops == pytest.approx(100 * 2 * 4096**3)
-  assert row.bytes_accessed == pytest.approx(100 * (12 * 4096**2 + 4 * 64**2))
-  assert row.milliseconds == pytest.approx(1e3 * row.flops / 918e12)
-  assert row.uncounted[0].size == 100 * 4 * 64**2
-
-
-def test_what_the_compiler_does_not_estimate_is_named_and_hinders_a_time(compiled):
-  kernel = _node("copy", 1, cycles=10**6, shape=(1400, 1400))
-  body, condition = (
-    hlo_modules.computation(_node("parameter", 1), name=name, id=place)
-    for name, place in (("body", 1), ("condition", 2))
-  )
-  cases = {
-    "a loop of unknown length": [_node("while", 2, callees=[1, 2], operands=[1])],
-    "a kernel": [_node("fusion", 2, cycles=2**63 - 1, callees=[1])],
-    "custom-call Cholesky": [_node("custom-call", 2, target="Cholesky", shape=())],
-    "2 x sort": [_node("sort", place) for place in (2, 3)],
-    "gather": [_node("gather", 2, shape=(600, 500))],  # 1.2 of 9 MB
-  }
-  for name, nodes in cases.items():
-    compiled(_program(kernel, *nodes, callees=[body, condition]))
+  made = _program(*nodes, callees=computations)
+  calls = {node.name: 7 for node in kernels}
+  for schedules, count in (({"TLP": "an operation is not known"}, 100), (calls, 7)):
+    compiled(tpu.dataclasses.replace(made, schedules=schedules))
     (row,) = estimate.estimate(step, targets="v6e").rows
-    assert (row.milliseconds, row.cycles) == (None, 10**6), name
-    assert f"does not estimate {name} {nodes[0].opcode}_of_jax model.py:1" in row.why
-
-
-def test_little_work_without_an_estimate_is_named_beside_the_time(compiled):
-  little = _node("gather", 2, shape=(400, 400)), _node("add", 3, shape=())  # .64 of 8.5 MB
-  free = _node("custom-call", 4, target="ConcatBitcast"), _node("bitcast", 5)
-  compiled(_program(_node("copy", 1, cycles=10**6, shape=(1400, 1400)), *little, *free))
-  found = estimate.estimate(step, targets="v6e")
-  assert found.rows[0].milliseconds is not None
-  assert [each.kind for each in found.rows[0].uncounted] == ["gather"]
-  assert "v6e: without gather gather_of_jax model.py:1, which" in repr(found)
-
-
-def test_a_long_list_of_names_is_cut_and_counted(compiled):
-  compiled(_program(*(_node("custom-call", place, line=place) for place in range(1, 9))))
-  assert estimate.estimate(step, targets="v6e").rows[0].why.endswith("model.py:5, 3 more")
-
-
-def test_a_program_without_cycles_gets_no_time(compiled):
-  compiled(_program(_node("parameter", 1)))
-  assert "no cycles" in estimate.estimate(step, targets="v6e").rows[0].why
+    assert row.cycles == 11 * count
+    assert row.flops == pytest.approx(count * 2 * 4096**3)
+  assert row.milliseconds == pytest.approx(1e3 * row.flops / 918e12)
 
 
 def test_a_program_that_the_compiler_refuses_is_a_row_with_its_reason(compiled):
@@ -258,7 +224,7 @@ def test_the_time_of_schedules_says_where_it_goes(simulated):
   simulated(_simulated())
   found = tpugraphs_jax.estimate(step, 1.0, targets="v6e")
   (row,) = found.rows
-  assert (row.milliseconds, row.basis, row.interval) == (2, "schedule", None)
+  assert (row.milliseconds, row.interval) == (2, None)
   expected = {"products": 1.0, "memory": 0.75, costs.BETWEEN: 0.25}
   assert row.groups == pytest.approx(expected) and row.bound == "products"
   assert row.waits == pytest.approx(1.29 / 3.44)
@@ -307,15 +273,14 @@ def test_no_time_of_schedules_is_below_the_operations_at_the_peak(simulated):
   assert row.milliseconds == pytest.approx(1e3 * 2 * 4096**3 / 918e12)
 
 
-def test_cycles_are_used_where_schedules_give_no_time(simulated):
+def test_without_a_time_there_is_a_reason_and_no_other_time(simulated):
   simulated(_simulated(milliseconds=None, why="an operation is not known"))
   found = estimate.estimate(step, 1.0, targets="v6e")
-  assert (found.rows[0].basis, found.rows[0].milliseconds) == ("cycles", 2.5)
-  assert "because an operation is not known" in repr(found)
+  assert found.rows[0].milliseconds is None and found.rows[0].cycles == 2 * 10**6
+  assert "no time, because an operation is not known" in repr(found)
 
 
-def test_a_kernel_without_a_time_names_its_reason(simulated, monkeypatch):
-  monkeypatch.setattr(costs, "times", dict)
+def test_a_kernel_without_a_time_names_its_reason(simulated):
   kernels = (program.KernelTime("dot.2", 1, why="the number of its steps is unknown"),)
   simulated(_simulated(milliseconds=None, why="1 kernel has no time", kernels=kernels))
   found = estimate.estimate(step, 1.0, targets="v6e")
@@ -347,7 +312,7 @@ def test_integers_among_the_arguments_reach_loops_and_kernels(compiled, monkeypa
 
   def simulate(*_, arguments, operands):
     given.append({number: value.tolist() for number, value in arguments.items()})
-    return _simulated(milliseconds=None)
+    return _simulated(milliseconds=None, why="an operation is not known")
 
   monkeypatch.setattr(program, "simulate", simulate)
   second = lambda sizes, start: start
@@ -413,7 +378,8 @@ def test_the_command_saves_compares_and_fails_where_a_program_got_slower(
   compiled(_program(_node("copy", 1, cycles=2 * 10**6, line=7)))
   capsys.readouterr()
   assert estimate.main([source, "--against", str(saved), "--slower", "0.02"]) == 1
-  assert "copy_of_jax model.py:7 (+0.5 ms)" in capsys.readouterr().out
+  more = f"{1e9 / chips.chips()['tpu:v6e'].clock:.3g}"
+  assert f"copy_of_jax model.py:7 (+{more} ms)" in capsys.readouterr().out
   assert estimate.main([source, "--against", str(saved), "--slower", "1.5"]) == 0
   saved.write_text("{}")
   assert estimate.main([source, "--against", str(saved)]) == 2
@@ -426,15 +392,8 @@ def test_the_command_does_not_take_the_functions_place_in_the_package():
   assert callable(tpugraphs_jax.estimate)
 
 
-def test_every_target_has_a_device_and_shipped_times_are_of_targets():
-  assert costs.DEVICES.keys() == tpu.TARGETS.keys()
-  assert costs.times().keys() <= tpu.TARGETS.keys()
-  for time in costs.times().values():
-    assert (
-      0 < time.low < 1 < time.high
-      and min(time.product_ms, time.other_ms) > 0
-      and time.programs >= time.operations > 0
-    )
+def test_every_target_has_a_device_and_constants():
+  assert costs.DEVICES.keys() == tpu.TARGETS.keys() == chips.chips().keys()
 
 
 @recorded.needs_libtpu
@@ -444,7 +403,7 @@ def test_estimates_of_a_real_target_have_time_memory_and_lines():
 
   shape = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
   (row,) = estimate.estimate(jax.grad(loss), shape, shape, targets="v6e").rows
-  assert row.basis == "schedule"
+  assert row.milliseconds
   assert row.memory.arguments == 2 * 2 * 1024**2 and row.fits and not row.why
   assert sum(kernel.cycles or 0 for kernel in row.kernels) == row.cycles > 0
   assert sum(kernel.milliseconds for kernel in row.kernels) <= row.milliseconds
@@ -481,7 +440,7 @@ def test_a_cholesky_solve_and_a_scan_have_a_time():
 
   shape = jax.ShapeDtypeStruct((128, 128), jnp.float32)
   (row,) = estimate.estimate(solve, shape, shape, targets="v5e").rows
-  assert row.basis == "schedule" and not row.why
+  assert row.milliseconds and not row.why
   assert 0 < row.interval[0] < row.milliseconds < row.interval[1]
   assert any(kernel.calls == 6 for kernel in row.kernels)
 
@@ -501,7 +460,6 @@ def test_the_time_of_ragged_groups_follows_from_the_sizes_among_the_arguments():
     )
   )
   kernels = [max(row.kernels, key=lambda kernel: kernel.is_custom) for row in (even, ragged)]
-  assert even.basis == ragged.basis == "schedule"
   # 8 blocks of 128 rows, and 14: seven blocks have rows of two groups.
   assert kernels[1].milliseconds > 1.4 * kernels[0].milliseconds
-  assert unknown.basis != "schedule"
+  assert unknown.milliseconds is None

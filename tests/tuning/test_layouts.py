@@ -25,9 +25,13 @@ def file(tmp_path):
   path = tmp_path / "layouts.json"
   graph = hlo.featurize(step, *_ARGS)
   nodes = graph.config_node.tolist()
-  change = layouts.Change(nodes[:1], "dot_general", ["step.py:7"], (1, 0), ((0, 1), (), ()), (7, 5))
+  change = layouts.Change(
+    nodes[:1], "dot_general", ["step.py:7"], (1, 0), ((0, 1), (), ()), (7_000_000, 5_000_000)
+  )
   about, call = {"name": "step", "ratio": 0.9}, calls.Call(step, _ARGS, {})
-  program = layouts.TunedProgram(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried")
+  program = layouts.TunedProgram(
+    graph, [change], {nodes[0]: (7_000_000, 5_000_000)}, "1 of 2 tried"
+  )
   layouts.save(path, call, choices.choice(numbers), about, program)
   return path
 
@@ -86,7 +90,7 @@ def test_a_file_gives_back_its_program_and_changes(file):
   graph, found = hlo.featurize(step, *_ARGS), layouts.read(file)
   np.testing.assert_array_equal(found.graph.node_feat, graph.node_feat)
   node = int(graph.config_node[0])
-  assert found.graph.name == "step" and found.cycles == {node: (7, 5)}
+  assert found.graph.name == "step" and found.picoseconds == {node: (7_000_000, 5_000_000)}
   assert found.changes[0].nodes == [node] and found.changes[0].orders == ("{1,0}", "{0,1}")
   lines = str(found).splitlines()
   assert lines[0] == "1 of 2 tried"
@@ -131,11 +135,12 @@ def test_equal_operations_are_told_apart_by_their_group_and_scope():
     lambda program: program.pop("module"),
     lambda program: program.update(module="AAAA"),
     lambda program: program.update(module="no base64"),
-    lambda program: program.update(cycles=[[0, 1]]),
-    lambda program: program.update(cycles=[[10**6, 1, 2]]),
+    lambda program: program.update(picoseconds=[[0, 1]]),
+    lambda program: program.update(picoseconds=[[10**6, 1, 2]]),
     lambda program: program["changes"][0].update(nodes=[10**6]),
-    lambda program: program["changes"][0].update(cycles=[1]),
+    lambda program: program["changes"][0].update(picoseconds=[1]),
     lambda program: program["changes"][0].update(after=[]),
+    lambda program: program.update(cycles=program.pop("picoseconds")),  # of an earlier version
     lambda program: program["changes"][0].update(other=1),
   ],
 )

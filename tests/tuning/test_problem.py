@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from tpugraphs_jax import collect, hlo
-from tpugraphs_jax.hlo import names, tpu_kernels
-from tpugraphs_jax.tuning import labels, problem
+from tpugraphs_jax.hlo import names, proto
+from tpugraphs_jax.tuning import costs, labels, problem
 
 _X = jax.ShapeDtypeStruct((4, 6), jnp.float32)
 _W = jax.ShapeDtypeStruct((6, 8), jnp.float32)
@@ -74,14 +74,58 @@ def test_only_options_that_the_graph_tells_apart_are_drawn_from():
 
 def test_every_kernel_is_of_one_group_or_of_the_rest():
   tag = f"jit(f)/{names.LAYOUT_GROUP}"
-  kernels = [
-    tpu_kernels.KernelCycles((f"{tag}3/dot_general", f"{tag}1/reshape"), 5),
-    tpu_kernels.KernelCycles(("jit(f)/add", f"{tag}1/dot_general"), 7),
-    tpu_kernels.KernelCycles(("jit(f)/add",), 11),
-    tpu_kernels.KernelCycles((), 0),
-    tpu_kernels.KernelCycles((f"{tag}12/{names.LAYOUT_GROUP}3/dot_general",), 13),
+  for operations, group in (
+    ((f"{tag}3/dot_general", f"{tag}1/reshape"), 3),
+    (("jit(f)/add", f"{tag}1/dot_general"), 1),
+    (("jit(f)/add",), None),
+    ((), None),
+    ((f"{tag}12/{names.LAYOUT_GROUP}3/dot_general",), 3),
+  ):
+    kernel = costs.KernelCost(
+      "fusion", operations=tuple(costs.Operation(name, "a.py:1", ()) for name in operations)
+    )
+    assert labels.group_of(kernel) == group
+
+
+def test_the_nodes_of_a_kernel_are_those_of_the_operations_in_it():
+  def net(x, w):
+    for _ in range(2):
+      x = jnp.tanh(x @ w)
+    return x @ w[:, :2]
+
+  arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 6), (6, 6))]
+  found = problem.Problem(net, arrays, labels.BytesEstimate())
+  module = found.graph.module
+  of_opcode = lambda *opcodes: [
+    node for node, each in enumerate(proto.instructions(module)) if each.opcode in opcodes
   ]
-  assert labels.cycles_by_group(kernels) == {"3": [5, 13], "1": [7], "rest": [11, 0]}
+  operations = [costs.operation(node, module) for node in proto.instructions(module)]
+  tanh, dots = of_opcode("tanh"), of_opcode("dot")
+  equal, last = dots[:2], dots[2:]
+  nodes = lambda *operations: found._with_nodes(
+    {"picoseconds": 5, "group": None, "operations": operations}
+  )["nodes"]
+  assert nodes(operations[tanh[0]]) == tanh and nodes(operations[last[0]]) == last
+  assert nodes(operations[tanh[0]], operations[equal[0]]) == sorted(tanh + equal)
+  # Another shape of the line, a copy of a group's layout, and an instruction of the compiler.
+  assert nodes(operations[tanh[0]]._replace(shape=(3,))) == tanh
+  copy = operations[last[0]].name.replace("dot_general", "layout_constraint")
+  assert nodes(costs.Operation(copy, "", (2, 4))) == last
+  assert nodes(costs.Operation("copy", "", ())) == []
+
+
+def test_kernels_of_equal_nodes_add_up_in_each_choice():
+  kernel = lambda picoseconds, *nodes: {"picoseconds": picoseconds, "nodes": list(nodes)}
+  found = problem.kernel_times(
+    [
+      {"kernels": [kernel(5, 1, 2), kernel(7, 3), kernel(1), kernel(2, 1, 2)]},
+      {"kernels": [kernel(11, 3), kernel(13, 2, 3)]},
+    ]
+  )
+  assert found.node.tolist() == [[0, 1], [0, 2], [1, 3], [3, 2], [3, 3]]
+  assert found.runtime.tolist() == [[7, 7, 1, 0], [0, 11, 0, 13]]
+  assert problem.kernel_times([{"bytes_accessed": 3}]) is None
+  assert problem.kernel_times([{"kernels": [kernel(1)]}]) is None
 
 
 def test_a_rank_without_layouts_is_the_reason():

@@ -47,7 +47,7 @@ def _row(ms, **fields):
     costs.KernelCost("pallas", milliseconds=ms / 2, vmem_bytes=5, is_custom=True),
     costs.KernelCost("copy", milliseconds=ms / 4, vmem_bytes=2),
   )
-  return costs.Row("tpu:v6e", ms, basis="schedule", kernels=kernels, **fields)
+  return costs.Row("tpu:v6e", ms, kernels=kernels, **fields)
 
 
 def _blocks(*blocks):

@@ -113,7 +113,7 @@ def output_orders(op_graph: OpGraph[LayoutConfigs]) -> OpGraph[LayoutConfigs]:
   group_row = row_of.ravel().astype(np.min_scalar_type(len(rows) - 1))[configs.group_row]
   first, group_of = distinct_rows(group_row.T)
   node_group = group_of.astype(np.int32)[configs.node_group]
-  merged = LayoutConfigs(rows, node_group, group_row[:, first], configs.labels)
+  merged = LayoutConfigs(rows, node_group, group_row[:, first], configs.labels, configs.kernels)
   return dataclasses.replace(op_graph, configs=merged)
 
 

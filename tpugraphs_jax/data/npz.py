@@ -250,6 +250,8 @@ _LAYOUT_ARRAYS = _GRAPH_ARRAYS | {
   "node_splits": (_INTEGERS, ("S",)),
   "config_runtime": (_INTEGERS, ("C",)),
 }
+# A layout file has both of these arrays of `graph.KernelTimes`, or none. Released files have none.
+_KERNEL_ARRAYS = {"kernel_runtime": (_INTEGERS, ("C", "D")), "kernel_node": (_INTEGERS, ("M", 2))}
 
 
 def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph[graph.TileConfigs]:
@@ -289,9 +291,10 @@ def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfi
     (True, True)
   """
   with NpzArchive(path) as archive:
-    _check_members(archive, _LAYOUT_ARRAYS)
+    _check_members(archive, _layout_arrays(archive))
     node_splits, config_node = _read_splits(archive), _read_config_node(archive)
-    return _read_graph(archive, node_splits, config_node, _read_layout_configs(archive))
+    configs = dataclasses.replace(_read_layout_configs(archive), kernels=_read_kernels(archive))
+    return _read_graph(archive, node_splits, config_node, configs)
 
 
 def read_structure(
@@ -304,7 +307,7 @@ def read_structure(
     NpzError: the file is damaged or malformed.
   """
   with NpzArchive(path) as archive:
-    _check_members(archive, _TILE_ARRAYS if kind == "tile" else _LAYOUT_ARRAYS)
+    _check_members(archive, _TILE_ARRAYS if kind == "tile" else _layout_arrays(archive))
     return archive.read("edge_index"), archive.read("node_opcode"), _read_runtime(archive)
 
 
@@ -327,7 +330,8 @@ def write_layout(
 ) -> None:
   """Writes a layout graph in the released form; an existing file is replaced atomically.
 
-  Configurations are decoded block by block.
+  Configurations are decoded block by block. Times of kernels, where the graph has them, are two
+  more arrays.
   """
   arrays = {
     "edge_index": op_graph.edge_index,
@@ -338,6 +342,8 @@ def write_layout(
     "node_splits": op_graph.node_splits[None],
     "config_runtime": op_graph.configs.labels,
   }
+  if kernels := op_graph.configs.kernels:
+    arrays |= {"kernel_runtime": kernels.runtime, "kernel_node": kernels.node}
   _write(path, arrays)
 
 
@@ -414,6 +420,12 @@ def _fetch(data_root: str | os.PathLike[str], parsed: datasets.Collection, split
     ) from None
 
 
+def _layout_arrays(archive: NpzArchive) -> dict:
+  """The arrays that a layout file is expected to have: with kernels where it has any of theirs."""
+  has_kernels = any(name in _KERNEL_ARRAYS for name in archive.names)
+  return _LAYOUT_ARRAYS | (_KERNEL_ARRAYS if has_kernels else {})
+
+
 def _check_members(archive: NpzArchive, arrays: dict) -> None:
   """Checks names, dtypes and shapes, before any array is read."""
   try:
@@ -423,7 +435,7 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
   names = archive.names
   is_tile = arrays is _TILE_ARRAYS
   wrong, read = (_LAYOUT_ARRAYS, "read_layout") if is_tile else (_TILE_ARRAYS, "read_tile")
-  if set(names) == set(wrong):
+  if set(names) - set(_KERNEL_ARRAYS) == set(wrong):
     raise NpzError(f"{archive.path} is a file of the other kind: read it with {read}")
   if missing := [name for name in arrays if name not in names]:
     archive.fail(f"{missing[0]} is missing; the file has {', '.join(names) or 'no array'}")
@@ -487,6 +499,23 @@ def _read_layout_configs(archive: NpzArchive) -> graph.LayoutConfigs:
     except ValueError as error:
       archive.fail(f"node_config_feat {error}")
   return factorer.finish(labels)
+
+
+def _read_kernels(archive: NpzArchive) -> graph.KernelTimes | None:
+  """The times of kernels; None of a file without them."""
+  if "kernel_node" not in archive.names:
+    return None
+  runtime, node = archive.read("kernel_runtime"), archive.read("kernel_node")
+  if (least := runtime.min()) < 0:
+    archive.fail(f"kernel_runtime has the value {least}, expected times, or 0 without the kernel")
+  for column, (what, end) in enumerate(
+    (("kernels", runtime.shape[1]), ("nodes", archive.member("node_opcode").shape[0]))
+  ):
+    _check_range(archive, f"kernel_node, in its column of {what},", node[:, column], end)
+  steps = np.diff(node, axis=0)
+  if not ((steps[:, 0] > 0) | (steps[:, 0] == 0) & (steps[:, 1] > 0)).all():
+    archive.fail("kernel_node has rows that do not ascend, expected distinct pairs in order")
+  return graph.KernelTimes(runtime.astype(np.int64), node.astype(np.int32))
 
 
 def _read_runtime(archive: NpzArchive) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import math
+import types
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,6 @@ class Window:
 class KernelCycles:
   """The estimate of one kernel, over all its calls."""
 
-  # jax's names of the kernel, then of fused convolutions and dots, then of all other instructions.
-  names: tuple[str, ...]
   cycles: int
   origin: module_graph.Origin | None = None
   has_product: bool = False  # whether it computes a convolution or a dot
@@ -105,36 +104,14 @@ class Cycles:
     return sum(kernel.cycles for kernel in self.by_kernel)
 
   @property
-  def kernels(self) -> int:
-    """How many kernels there are, with and without an estimate."""
-    return len(self.by_kernel) + sum(
-      lacking.kind not in ("loop", "kernel") for lacking in self.uncounted
-    )
-
-  @property
   def without_estimate(self) -> int:
     """How many kernels have no estimate and add nothing to the sum."""
-    return len(self.uncounted) - self.loops_counted_once
-
-  @property
-  def loops_counted_once(self) -> int:
-    """How many loops have a number of iterations that is not known."""
-    return sum(lacking.kind == "loop" for lacking in self.uncounted)
+    return sum(lacking.kind != "loop" for lacking in self.uncounted)
 
   @property
   def of_products(self) -> int:
     """The cycles of the kernels that compute convolutions or dots."""
     return sum(kernel.cycles for kernel in self.by_kernel if kernel.has_product)
-
-  @property
-  def counted_share(self) -> float:
-    """The share of kernels with an estimate in the bytes of all; 1 where there are none.
-
-    Results that stay on the chip count where they have no estimate: their time is unknown too.
-    """
-    counted = sum(kernel.work.bytes_accessed for kernel in self.by_kernel if kernel.cycles)
-    others = sum(max(kernel.size, kernel.bytes_accessed) for kernel in self.uncounted)
-    return counted / (counted + others) if others else 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -199,29 +176,36 @@ def window(instruction: proto.HloInstructionProto) -> Window | None:
   return Window(kernel, output, operand, cycles if 0 <= cycles < SATURATED else None)
 
 
-def estimated_cycles(module: proto.HloModuleProto, arguments: Sequence[int | None] = ()) -> Cycles:
+def estimated_cycles(
+  module: proto.HloModuleProto,
+  arguments: Sequence[int | None] = (),
+  calls: Mapping[str, int] = types.MappingProxyType({}),
+) -> Cycles:
   """Sums `estimated_cycles` over all kernels of the entry computation and its callees.
 
   All branches of a conditional count, although one runs. What is in a loop counts as often as the
-  loop iterates, and once where the module does not say how often (`loops.iterations`).
+  loop iterates: as often as its kernels were called, else as the module says (`loops.iterations`),
+  and once where the module does not say it.
 
   Args:
     module: after all optimisations.
     arguments: as of `loops.iterations`.
+    calls: how often kernels were called, by name, where their schedules were executed.
   """
   computations = {computation.id: computation for computation in module.computations}
   nodes = {part.id: {node.id: node for node in part.instructions} for part in module.computations}
-  lengths, kernels, uncounted = loops.iterations(module, arguments), [], []
+  lengths = loops.iterations(module, arguments)
+  kernels, uncounted = [], []
   total = work.Work(0.0, 0, 0.0)
-  for instruction, computation, times in _executed(
-    computations[module.entry_computation_id], computations, lengths
-  ):
+  entry = computations[module.entry_computation_id]
+  for instruction, computation, times in _executed(entry, computations, lengths, calls):
     cost = work.of(instruction, nodes[computation.id], computations)
     total = total.plus(cost, times)
     tiles = window(instruction)
     if tiles is not None:
       kernels.append(_kernel_cycles(instruction, tiles, module, computations, times, cost))
     is_endless = instruction.opcode == "while" and lengths[instruction.name] is None
+    is_endless = is_endless and not _called(instruction, computations, calls)
     kind = "loop" if is_endless else _uncounted_kind(instruction, tiles)
     if kind:
       target, origin = instruction.custom_call_target, module_graph.origin(instruction, module)
@@ -237,6 +221,7 @@ def _executed(
   computation: proto.HloComputationProto,
   computations: work.Computations,
   lengths: Mapping[str, float | None],
+  calls: Mapping[str, int],
   times: float = 1,
 ) -> Iterator[tuple[proto.HloInstructionProto, proto.HloComputationProto, float]]:
   """Instructions that run, with their computation, and how often they run."""
@@ -245,8 +230,17 @@ def _executed(
     if instruction.opcode in _CALLERS:
       length = lengths[instruction.name] if instruction.opcode == "while" else 1
       inner = times * (1 if length is None else length)
+      inner = _called(instruction, computations, calls) or inner
       for callee in instruction.called_computation_ids:
-        yield from _executed(computations[callee], computations, lengths, inner)
+        yield from _executed(computations[callee], computations, lengths, calls, inner)
+
+
+def _called(
+  instruction: proto.HloInstructionProto, computations: work.Computations, calls: Mapping[str, int]
+) -> int:
+  """How often the kernels of an instruction's callees were called; 0 where that is not known."""
+  callees = [computations[callee] for callee in instruction.called_computation_ids]
+  return max((calls.get(node.name, 0) for body in callees for node in body.instructions), default=0)
 
 
 def _uncounted_kind(instruction: proto.HloInstructionProto, tiles: Window | None) -> str:
@@ -270,12 +264,10 @@ def _kernel_cycles(
 ) -> KernelCycles:
   """The estimate of a kernel that is called `times` times, at the cost of a call."""
   nodes = [instruction, *fused(instruction, computations)]
-  products = [node for node in nodes if node.opcode in PRODUCTS]
-  names = [node.metadata.op_name for node in (instruction, *products, *nodes)]
-  distinct = tuple(dict.fromkeys(filter(None, names)))
+  has_product = any(node.opcode in PRODUCTS for node in nodes)
   cycles, origin = tiles.estimated_cycles or 0, module_graph.origin(instruction, module)
   done = work.Work(0.0, 0).plus(cost, times)
-  return KernelCycles(distinct, round(times * cycles), origin, bool(products), done)
+  return KernelCycles(round(times * cycles), origin, has_product, done)
 
 
 def fused(

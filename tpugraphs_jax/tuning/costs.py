@@ -1,8 +1,6 @@
 """What a compiled program costs on a TPU: its time, where the time goes, and its memory.
 
-The time comes from the final schedules of the program's kernels (`schedule`). Where the compiler
-wrote none, it comes from the cycles that the compiler estimates, and their times in measured
-programs (`times.json`).
+The time comes from the final schedules of the program's kernels (`schedule`).
 """
 
 from __future__ import annotations
@@ -10,10 +8,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
-import functools
-import json
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,18 +20,11 @@ from tpugraphs_jax.tuning import moves
 from tpugraphs_jax.tuning.schedule import chips, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
 
-TIMES = Path(__file__).with_name("times.json")
-SCHEDULE, CYCLES = "schedule", "cycles"  # what a time comes from
 BETWEEN = "between kernels"
 _MOST_NAMED = 5
 _MOST_INTEGERS = 1 << 16  # of an array whose values are read
 _GIB = 2**30
-# Kinds of `tpu_kernels.Uncounted` whose time does not follow from the size of their results.
-_NEVER_SMALL = ("loop", "kernel", "custom-call")
 _BUSY = 0.5  # part of a kernel's time that its operations take at the peak of a busy device
-_SORT_PASSES = 100  # over the results of a sort, about log2(n)^2 / 2 of a bitonic one
-# Share of a program's bytes that the other instructions without an estimate may write.
-_SMALL_SHARE = 0.1
 # At least this share of a program's bytes comes from the memory of a device; the rest stays on the
 # chip: one of 828 measured programs took less time than 0.7 of its bytes at the peak.
 _MOVED_SHARE = 0.7
@@ -75,29 +63,12 @@ DEVICES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Time:
-  """How long estimated cycles take on a generation, from programs measured on it.
+class Operation(NamedTuple):
+  """Where an instruction of a kernel comes from."""
 
-  Attributes:
-    product_ms: milliseconds of a million cycles in kernels with a convolution or a dot.
-    other_ms: milliseconds of a million cycles in other kernels.
-    low, high: the range of time / estimated time that nine of ten measured programs had.
-    programs: how many were measured, of `operations` operations.
-  """
-
-  product_ms: float
-  other_ms: float
-  low: float
-  high: float
-  programs: int
-  operations: int
-
-
-@functools.cache
-def times() -> dict[str, Time]:
-  """The generations on which programs with estimated cycles were measured."""
-  return {target: Time(**row) for target, row in json.loads(TIMES.read_text()).items()}
+  name: str  # of jax, `jit(step)/dot_general`
+  where: str  # its source line, `model.py:12`
+  shape: tuple[int, ...]  # of its result, sorted: a change of layout can turn its dimensions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +93,8 @@ class KernelCost:
     flops: operations of all calls, those of 8 bits half; 0 of custom calls, which do not tell.
     is_custom: whether it is a custom call, such as a Pallas kernel.
     move: what it moves, if it only changes a layout.
+    operations: of its own instruction, then of the convolutions and dots inside, then of all other
+      instructions inside; without those of the compiler, which have no name.
     why: why it has no time.
   """
 
@@ -140,6 +113,7 @@ class KernelCost:
   flops: float = 0.0
   is_custom: bool = False
   move: moves.Move | None = None
+  operations: tuple[Operation, ...] = ()
   why: str = ""
 
 
@@ -152,7 +126,6 @@ class Row:
     milliseconds: estimated time; None where it cannot be told.
     interval: milliseconds between which nine of ten measured programs with such an estimate lay;
       None where none was measured.
-    basis: `schedule` or `cycles`: what the time comes from; empty without one.
     cycles: the compiler's estimate for all kernels that have one; None if it refuses the function.
     bytes_accessed: between the chip and the large memory of the device.
     flops: floating-point operations.
@@ -165,16 +138,13 @@ class Row:
     waits: the share of the time in which the program waits for memory; None without schedules.
     kernels: the dearest first.
     events: what the device does in a run, in milliseconds from its start; empty without schedules.
-    uncounted: operations for which the compiler estimates no cycles.
     branches: conditionals whose branches all count, though one of them runs.
-    without_schedule: why the time comes from cycles although there are schedules.
     why: why there is no time; empty where there is one.
   """
 
   target: str
   milliseconds: float | None = None
   interval: tuple[float, float] | None = None
-  basis: str = ""
   cycles: int | None = None
   bytes_accessed: int | None = None
   flops: float | None = None
@@ -187,9 +157,7 @@ class Row:
   waits: float | None = None
   kernels: tuple[KernelCost, ...] = ()
   events: tuple[program.Event, ...] = ()
-  uncounted: tuple[tpu_kernels.Uncounted, ...] = ()
   branches: int = 0
-  without_schedule: str = ""
   why: str = ""
 
   @property
@@ -211,8 +179,14 @@ def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
   known = known_integers(call.arrays)
   # jax leaves out arrays that nothing uses: parameters then have other numbers.
   values = known if _parameters(module) == len(call.arrays) else {}
+  operands = scalar_operands(call, known, module)
+  simulated = program.simulate(
+    module, compiled.schedules, target, arguments=values, operands=operands
+  )
   scalars = [_scalar(values.get(number)) for number in range(len(call.arrays))]
-  cycles = tpu_kernels.estimated_cycles(module, scalars)
+  executed = simulated.kernels if simulated.milliseconds is not None else ()
+  calls = {kernel.name: kernel.calls for kernel in executed}
+  cycles = tpu_kernels.estimated_cycles(module, scalars, calls)
   row = Row(
     target,
     cycles=cycles.cycles,
@@ -221,23 +195,10 @@ def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
     memory=compiled.memory,
     live=buffers.live_memory(module),
     fits=compiled.memory.total <= DEVICES[target].memory,
-    uncounted=cycles.uncounted,
   )
-  named = _Kernels(module, cycles)
-  if not compiled.schedules:
-    return _by_cycles(row, named, cycles)
-  operands = scalar_operands(call, known, module)
-  simulated = program.simulate(
-    module, compiled.schedules, target, arguments=values, operands=operands
-  )
-  row = _by_schedule(row, named, simulated, cycles.work)
-  if row.milliseconds is not None:
-    return row
+  row = _by_schedule(row, _Kernels(module, cycles), simulated, cycles.work)
   loops = [lacking for lacking in cycles.uncounted if lacking.kind == "loop"]
-  if loops:
-    return dataclasses.replace(row, why=f"it has {listed(loops)}")
-  by_cycles = _by_cycles(row, named, cycles)
-  return row if by_cycles.why else dataclasses.replace(by_cycles, without_schedule=row.why)
+  return dataclasses.replace(row, why=f"it has {listed(loops)}") if row.why and loops else row
 
 
 def _parameters(module: proto.HloModuleProto) -> int:
@@ -309,8 +270,21 @@ class _Kernels:
       names.shape(node.shape),
       is_custom=node.opcode == "custom-call",
       move=self._moves.get(name),
+      operations=self._operations(inside),
       **numbers,
     )
+
+  def _operations(self, inside: Sequence[proto.HloInstructionProto]) -> tuple[Operation, ...]:
+    """The operations of a kernel's instructions, its own first."""
+    products = [node for node in inside if node.opcode in tpu_kernels.PRODUCTS]
+    found = [operation(node, self._module) for node in (inside[0], *products, *inside)]
+    return tuple(dict.fromkeys(each for each in found if each.name))
+
+
+def operation(node: proto.HloInstructionProto, module: proto.HloModuleProto) -> Operation:
+  """Where an instruction of a module comes from."""
+  origin = module_graph.origin(node, module)
+  return Operation(origin.op_name, origin.where, tuple(sorted(node.shape.dimensions)))
 
 
 def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done: work.Work) -> Row:
@@ -343,7 +317,7 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
   row = dataclasses.replace(
     row,
     bytes_accessed=beside + sum(kernel.bytes_accessed for kernel in kernels),
-    kernels=_dearest(kernels),
+    kernels=_dearest(kernels or named.counted.values()),
     events=tuple(
       event._replace(start=to_ms(event.start), end=to_ms(event.end)) for event in simulated.events
     ),
@@ -356,99 +330,38 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
   by_size = {name: ms for name, ms in groups.most_common() if name and ms > 0}
   return dataclasses.replace(
     row,
-    **_time(row, SCHEDULE, simulated.milliseconds, float(least_ms(row.target, done.wide_flops, 0))),
+    **_time(row, simulated.milliseconds, float(least_ms(row.target, done.wide_flops, 0))),
     groups=by_size,
     bound=next(iter(by_size), ""),
     waits=stall / simulated.cycles if simulated.cycles else None,
   )
 
 
-def _by_cycles(row: Row, named: _Kernels, cycles: tpu_kernels.Cycles) -> Row:
-  """A row with the time of its program's estimated cycles, or with the reason why there is none."""
-  time = times().get(row.target)
-  flops, bytes_accessed, _ = cycles.work
-  least = float(least_ms(row.target, cycles.work.wide_flops, bytes_accessed))
-  if unknown := unknown_work(cycles, bytes_accessed):
-    why = f"the compiler does not estimate {listed(unknown)}"
-  elif not cycles.cycles:
-    why = "the compiler estimates no cycles"
-  elif time is None:
-    why = f"no program with estimates was measured on it; the peaks take {least:.3g} ms"
-  else:
-    why = ""
-  device = DEVICES[row.target]
-  is_memory = bytes_accessed / device.bandwidth > flops / device.flops
-  row = dataclasses.replace(row, bound=MEMORY if is_memory else PRODUCTS, why=row.why or why)
-  if why or time is None:
-    kernels = row.kernels or _dearest(named.counted.values())
-    return dataclasses.replace(row, kernels=kernels)
-  of_products, of_others = time.product_ms / 1e6, time.other_ms / 1e6
-  factors = {
-    kernel.name: of_products if kernel.has_product else of_others for kernel in cycles.by_kernel
-  }
-  timed = [
-    dataclasses.replace(kernel, milliseconds=kernel.cycles * factors[name])
-    if kernel.cycles is not None
-    else kernel
-    for name, kernel in named.counted.items()
-  ]
-  milliseconds = sum(kernel.milliseconds or 0.0 for kernel in timed)
-  return dataclasses.replace(
-    row,
-    **_time(row, CYCLES, milliseconds, least),
-    bytes_accessed=bytes_accessed,
-    kernels=_dearest(timed),
-    why="",
-  )
-
-
-def spread(target: str, basis: str) -> tuple[float, float] | None:
+def spread(target: str) -> tuple[float, float] | None:
   """The range of time / estimated time of nine of ten programs that were measured on a target.
 
   Args:
     target: a key of `DEVICES`.
-    basis: `SCHEDULE` or `CYCLES`, from which the estimates come.
 
   Returns:
     Both ends; None where no program was measured.
   """
-  measured = chips.chips()[target] if basis == SCHEDULE else times().get(target)
-  if measured is None or measured.low is None or measured.high is None:
-    return None
-  return measured.low, measured.high
+  chip = chips.chips()[target]
+  return None if chip.low is None or chip.high is None else (chip.low, chip.high)
 
 
-def _time(row: Row, basis: str, milliseconds: float, least: float) -> dict[str, Any]:
-  """Basis, time and interval of a row, which are not below the time `least` of its work."""
+def _time(row: Row, milliseconds: float, least: float) -> dict[str, Any]:
+  """Time and interval of a row, which are not below the time `least` of its work."""
   milliseconds = max(milliseconds, least)
-  ends = spread(row.target, basis)
+  ends = spread(row.target)
   interval = ends and (max(ends[0] * milliseconds, least), ends[1] * milliseconds)
-  return {"basis": basis, "milliseconds": milliseconds, "interval": interval}
+  return {"milliseconds": milliseconds, "interval": interval}
 
 
 def _dearest(kernels: Iterable[KernelCost]) -> tuple[KernelCost, ...]:
   """Kernels by their time, then by their cycles, the dearest first."""
   cost = lambda kernel: (kernel.milliseconds or 0, kernel.cycles or 0)
   return tuple(sorted(kernels, key=cost, reverse=True))
-
-
-def unknown_work(cycles: tpu_kernels.Cycles, bytes_accessed: float) -> list[tpu_kernels.Uncounted]:
-  """The instructions without an estimate that leave the time of a program unknown.
-
-  Loops of unknown length, custom calls and kernels without an estimate are never small. Gathers,
-  scatters, sorts and the like are, together, where they write few of the program's bytes.
-
-  Args:
-    cycles: of a program.
-    bytes_accessed: by the program.
-  """
-  written = sum(
-    lacking.size * (_SORT_PASSES if lacking.kind == "sort" else 1)
-    for lacking in cycles.uncounted
-    if lacking.kind not in _NEVER_SMALL
-  )
-  is_small = written <= _SMALL_SHARE * bytes_accessed
-  return [lacking for lacking in cycles.uncounted if lacking.kind in _NEVER_SMALL or not is_small]
 
 
 def least_ms(target: str, flops: Any, bytes_accessed: Any) -> Any:

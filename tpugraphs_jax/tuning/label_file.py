@@ -8,21 +8,19 @@ with neither says that labelling has begun. Every line is on the disk before the
 A file may hold labels of many programs, and several processes may add lines.
 
 `tune` keeps such a file as `cache=`. `collect` writes one beside each npz file, and ends it with a
-line `about`. Files of earlier versions are read too: lines of `tune` without a checksum, and the
-journals and sidecars of `collect`.
+line `about`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import itertools
+from collections.abc import Callable, Mapping, Sequence
 import json
 import math
 import os
 from pathlib import Path
 from typing import Any
 
-from tpugraphs_jax.infra import files, trust
+from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.labels import Raw, reason
 from tpugraphs_jax.tuning.problem import Problem
@@ -30,10 +28,6 @@ from tpugraphs_jax.tuning.problem import Problem
 Outcome = Raw | str  # raw numbers, or why there are none
 SUFFIX = ".jsonl"
 _RECORD = trust.Record(label=str)
-# The fields of a line of an earlier version, which has no checksum.
-_BEFORE_CHECKSUMS = frozenset(
-  "program label target libtpu jax device platform numbers raw error".split()
-)
 
 
 class LabelFile:
@@ -48,7 +42,7 @@ class LabelFile:
     problem: the argument.
     raw: the raw numbers of choices that have a label, the compiler's own choice first.
     errors: the reasons of choices that failed, a line each.
-    label: of the program, once the compiler's own choice is labelled.
+    label: of the problem.
 
   Raises:
     ValueError: the file holds something else, or a line is damaged.
@@ -78,8 +72,8 @@ class LabelFile:
       trust.check(record["numbers"], [trust.COUNT], "numbers")
       trust.check(record.get("error", ""), str, "error")
       if "raw" in record:
-        value = self.label.of(record["raw"]).value(record["raw"])
-        trust.check(value, trust.NUMBER, "its label")
+        trust.check(record["raw"], self.label.form, "its label")
+        self.label.value(record["raw"])
 
   def label_choices(self, candidates: Sequence[Numbers]) -> None:
     """Labels choices, the compiler's own before all others.
@@ -111,12 +105,6 @@ class LabelFile:
       # Nothing is measured after an error of the compiler's own choice.
       self._take(numbers, self._known.get(numbers, why))
 
-  def take_over(self, earlier: Iterable[tuple[Numbers, Outcome]]) -> None:
-    """Adds the labels of another file that this one lacks."""
-    for numbers, outcome in earlier:
-      if numbers not in self._known:
-        self.add(numbers, outcome)
-
   def _begin(self, numbers: Numbers) -> None:
     if self._path and numbers not in self._known:
       append(self._path, {**self._key, "numbers": numbers})
@@ -131,14 +119,8 @@ class LabelFile:
   def _take(self, numbers: Numbers, outcome: Outcome) -> None:
     if isinstance(outcome, str):
       self.errors[numbers] = outcome
-      return
-    if numbers == self.problem.default:
-      self.label = self.label.of(outcome)
-    try:
-      self.label.value(outcome)
+    else:
       self.raw[numbers] = outcome
-    except ValueError as error:
-      self.errors[numbers] = str(error)
 
   def ratio(self, numbers: Numbers) -> float:
     """Label of a choice / label of the compiler's own choice; infinite unless both have one."""
@@ -167,15 +149,15 @@ def records(path: Path, check: Callable[[dict[str, Any]], object] = dict) -> lis
       sealed = trust.parse(line)
       trust.check(sealed, _RECORD, "it")
       record = files.unseal(sealed)
-      # A change in the word `checksum` must not make a line one of an earlier version.
-      if len(record) == len(sealed) and not record.keys() <= _BEFORE_CHECKSUMS:
-        raise ValueError("it has no checksum")
+      if len(record) == len(sealed):
+        raise ValueError("it has no checksum, as lines of an earlier version")
       check(record)
       lines.append(record)
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
       start = line[:60].decode(errors="replace")
       raise ValueError(
-        f"{path}, line {number}: {start!r} is no label; give another file, or remove the line"
+        f"{path}, line {number}: {start!r} is no label ({console.one_line(error)}); give another "
+        "file, or remove the line"
       ) from None
   return lines
 
@@ -188,11 +170,9 @@ def collected(path: Path) -> dict[str, Any]:
     configuration with its `numbers`.
 
   Raises:
-    OSError: there is no such file.
+    FileNotFoundError: there is no such file.
     ValueError, KeyError, TypeError, IndexError: it is damaged, or the program is unfinished.
   """
-  if not path.with_suffix(SUFFIX).exists():  # of an earlier version
-    return trust.parse(path.with_suffix(".json").read_text())
   lines = records(path.with_suffix(SUFFIX))
   *_, last = (line for line in lines if "about" in line)
   about = last.pop("about")
@@ -203,30 +183,6 @@ def collected(path: Path) -> dict[str, Any]:
   }
   configs = [{"numbers": numbers, **raw[tuple(numbers)]} for numbers in about.pop("kept")]
   return last | about | {"configs": configs}
-
-
-def earlier(
-  journal: Path, npz: Path, key: Mapping[str, Any], problem: Problem
-) -> Iterator[tuple[Numbers, Outcome]]:
-  """The labels of a key in the journal and the sidecar that earlier versions of `collect` wrote.
-
-  Raises:
-    ValueError: a file is damaged.
-  """
-  with trust.reading(journal, "remove it"):
-    header, *lines = [files.unseal(trust.parse(line)) for line in files.lines(journal)] or [{}]
-    outcomes = {line["candidate"]: line for line in lines if "candidate" in line}
-    candidates = list(itertools.islice(problem.candidates(), max(outcomes, default=-1) + 1))
-    if header == key:
-      yield from ((candidates[place], _outcome(line)) for place, line in outcomes.items())
-  sidecar = npz.with_suffix(".json")
-  record = trust.fields_in(sidecar)
-  if key.items() <= record.items():
-    with trust.reading(sidecar, "remove it"):
-      for config in record["configs"]:
-        yield tuple(config.pop("numbers")), config
-      for failure in record["failures"]:
-        yield tuple(failure["numbers"]), failure["error"]
 
 
 def _outcome(line: Mapping[str, Any]) -> Outcome:

@@ -34,14 +34,14 @@ _CHANGE = trust.Record(
   lines=[str],
   before=[trust.COUNT],
   after=[[trust.COUNT]],
-  cycles=[trust.COUNT],
+  picoseconds=[trust.COUNT],
 )
 _SCHEMA = trust.Record(
   name=str,
   operations=str,
   groups=[trust.Record(operation=str, detail=str, orders=[[trust.COUNT]])],
   program=trust.Record(
-    summary=str, stage=str, module=str, changes=[_CHANGE], cycles=[[trust.COUNT]]
+    summary=str, stage=str, module=str, changes=[_CHANGE], picoseconds=[[trust.COUNT]]
   ),
 )
 _OPTIONS = {"compiler_options": {...: (bool, int, float, str)}}  # older files have none
@@ -57,7 +57,7 @@ class Change:
   before: Dims  # the compiler's own order of the output; empty where it is not known
   # Minor to major, of the output and of operands; empty where it is left to the compiler.
   after: Orders
-  cycles: tuple[int, ...]  # estimated, before and after; empty where times were measured
+  picoseconds: tuple[int, ...]  # estimated, before and after; empty where times were measured
 
   @property
   def orders(self) -> tuple[str, str]:
@@ -82,7 +82,7 @@ class Change:
       _first_two(list(scopes)),
       _first_two(self.lines),
       text,
-      from_to(*self.cycles) if self.cycles else "",
+      from_to(*self.picoseconds) if self.picoseconds else "",
     ]
 
 
@@ -93,19 +93,19 @@ class TunedProgram:
   Attributes:
     graph: the program as the compiler saw it before it assigned layouts.
     changes: against the compiler's own choice.
-    cycles: the compiler's estimates for configurable nodes, before and after; empty where times
-      were measured.
+    picoseconds: estimated times of configurable nodes, before and after; empty where times were
+      measured.
     summary: a sentence about the search.
   """
 
   graph: hlo.HloGraph
   changes: list[Change]
-  cycles: dict[int, tuple[int, int]]
+  picoseconds: dict[int, tuple[int, int]]
   summary: str
 
   def table(self, more: Sequence[Sequence[str]] = ()) -> Table:
     """The changes, and more rows of the same columns below them."""
-    head = ["group", "changed output of", "scope", "line", "order", "estimated cycles"]
+    head = ["group", "changed output of", "scope", "line", "order", "estimated µs"]
     rows = [change.cells(self.graph) for change in self.changes]
     return Table(head, [*rows, *more], self.summary)
 
@@ -118,8 +118,8 @@ def _first_two(texts: Sequence[str]) -> str:
 
 
 def from_to(before: int, after: int) -> str:
-  """Two numbers of cycles, as text."""
-  return f"{before:,} -> {after:,}"
+  """Two times in picoseconds, as text in microseconds."""
+  return f"{before / 1e6:,.4g} -> {after / 1e6:,.4g}"
 
 
 def save(
@@ -154,7 +154,7 @@ def save(
       "stage": program.graph.stage,
       "module": base64.b64encode(zlib.compress(module.SerializeToString())).decode(),
       "changes": [dataclasses.asdict(change) for change in program.changes],
-      "cycles": [[node, *cycles] for node, cycles in program.cycles.items()],
+      "picoseconds": [[node, *times] for node, times in program.picoseconds.items()],
     },
   }
   files.write_json(path, record, indent=1)
@@ -174,10 +174,10 @@ def read(path: str | os.PathLike[str]) -> TunedProgram:
     unpacked = zlib.decompressobj().decompress(packed, _MOST_BYTES)
     graph = dataclasses.replace(hlo.featurize(unpacked), name=record["name"], stage=saved["stage"])
     changes = [Change(**change) for change in saved["changes"]]
-    cycles = {node: (before, after) for node, before, after in saved["cycles"]}
-    if not set(cycles).union(*(change.nodes for change in changes)) <= set(range(graph.num_nodes)):
+    times = {node: (before, after) for node, before, after in saved["picoseconds"]}
+    if not set(times).union(*(change.nodes for change in changes)) <= set(range(graph.num_nodes)):
       raise ValueError(f"it names nodes that its program of {graph.num_nodes} nodes does not have")
-    program = TunedProgram(graph, changes, cycles, saved["summary"])
+    program = TunedProgram(graph, changes, times, saved["summary"])
     program.table()  # finds whatever cannot be shown
   return program
 
@@ -186,6 +186,8 @@ def _record(path: str | os.PathLike[str]) -> dict[str, Any]:
   files.check_file(Path(path), _EXPECTED)
   with trust.reading(path, f"expected {_EXPECTED}"):
     record = trust.parse(Path(path).read_text())
+    if "cycles" in record.get("program", ()):
+      raise ValueError("it has cycles and no times, as of an earlier version: tune again")
     trust.check(record, _SCHEMA, "it")
     trust.check(record, _OPTIONS, "it")
   return record

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import hashlib
 import types
 from typing import Any, NamedTuple
@@ -138,14 +139,18 @@ class Problem:
     return draw.candidates(self.options, seed=self.seed, name=self.name)
 
   def with_configs(
-    self, candidates: Sequence[Numbers], values: Sequence[int] | None = None
+    self,
+    candidates: Sequence[Numbers],
+    values: Sequence[int] | None = None,
+    kernels: graph.KernelTimes | None = None,
   ) -> hlo.HloGraph:
     """The graph with the layouts of choices as its configurations, and labels `[C]` where given."""
     # A node of no group takes the option 0 of the last column.
     numbers = np.column_stack([np.array(candidates, np.int64), np.zeros(len(candidates), int)])
     feat = np.stack([node.rows[numbers[:, node.group]] for node in self._nodes], axis=1)
     label = np.array([0] * len(candidates) if values is None else values, np.int64)
-    return dataclasses.replace(self.graph, configs=factor_layout_configs(feat, label))
+    configs = dataclasses.replace(factor_layout_configs(feat, label), kernels=kernels)
+    return dataclasses.replace(self.graph, configs=configs)
 
   def numbers_of(self, proposed: graph.OpGraph[graph.LayoutConfigs]) -> list[Numbers]:
     """The choices that are the configurations of a graph; other configurations are left out.
@@ -223,7 +228,56 @@ class Problem:
         yield place, self.apply(numbers), self.compiler_options_of(numbers)
 
     for place, outcome in self.label.run(functions(), self.call.arrays):
+      if isinstance(outcome, dict) and "kernels" in outcome:
+        outcome = outcome | {"kernels": list(map(self._with_nodes, outcome["kernels"]))}
       yield candidates[place], outcome
+
+  def _with_nodes(self, kernel: Mapping[str, Any]) -> dict[str, Any]:
+    """A kernel of `TpuEstimate.estimate` with the nodes of the graph in the place of operations."""
+    nodes = {node for operation in kernel["operations"] for node in self._nodes_of(operation)}
+    return {"picoseconds": kernel["picoseconds"], "group": kernel["group"], "nodes": sorted(nodes)}
+
+  def _nodes_of(self, operation: costs.Operation) -> list[int]:
+    """The nodes that an operation of the optimised program comes from.
+
+    Nodes of one name, line and shape are one operation. An operation whose shape no node has comes
+    from all nodes of its name and line, and one of another name, such as the copy of a layout that
+    was chosen, from the nodes of its group.
+    """
+    for key in (operation, operation[:2]):
+      if key in self._by_operation:
+        return self._by_operation[key]
+    group = choosing.number_in(operation.name)
+    return [] if group is None else self.nodes_of_groups().get(group, [])
+
+  @functools.cached_property
+  def _by_operation(self) -> dict[tuple, list[int]]:
+    """The nodes of each operation, and of each pair of name and line."""
+    nodes: dict[tuple, list[int]] = {}
+    for number, node in enumerate(proto.instructions(self.graph.module)):
+      operation = costs.operation(node, self.graph.module)
+      if operation.name:
+        nodes.setdefault(operation, []).append(number)
+        nodes.setdefault(operation[:2], []).append(number)
+    return nodes
+
+
+def kernel_times(raw: Sequence[labels.Raw]) -> graph.KernelTimes | None:
+  """The kernels of choices, by their nodes; None without any that has nodes.
+
+  Args:
+    raw: of `raw_labels`, for each choice.
+  """
+  number: dict[tuple[int, ...], int] = {}
+  for of_choice in raw:
+    for kernel in of_choice.get("kernels", ()):
+      number.setdefault(tuple(kernel["nodes"]), len(number))
+  runtime = np.zeros((len(raw), len(number)), np.int64)
+  for config, of_choice in enumerate(raw):
+    for kernel in of_choice.get("kernels", ()):
+      runtime[config, number[tuple(kernel["nodes"])]] += kernel["picoseconds"]
+  pairs = [(place, node) for nodes, place in number.items() for node in nodes]
+  return graph.KernelTimes(runtime, np.array(pairs, np.int32)) if pairs else None
 
 
 class NodeOptions(NamedTuple):

@@ -19,7 +19,7 @@ from tpugraphs_jax.tuning.costs import DEVICES, Row
 from tpugraphs_jax.tuning.schedule import chips
 from tpugraphs_jax.version import __version__
 
-_KIND, _VERSION = "estimates of tpugraphs_jax", 1  # of a file
+_KIND, _VERSION = "estimates of tpugraphs_jax", 2  # of a file
 _LARGEST = 1 << 26  # bytes of a file
 _DEAREST = 10
 _LARGEST_BUFFERS = 5
@@ -76,8 +76,6 @@ class Estimate(Tables):
         yield f"{short}: no time, because {row.why}"
       else:
         yield f"{short}: {_basis(row, self.versions)}"
-      if row.basis == costs.CYCLES and row.uncounted:
-        yield f"{short}: without {costs.listed(row.uncounted)}, which have no estimate"
       if row.branches:
         yield f"{short}: all branches of {row.branches} conditionals count, though one of each runs"
     yield from self.about
@@ -85,17 +83,8 @@ class Estimate(Tables):
 
 def _basis(row: Row, versions: Mapping[str, str]) -> str:
   """What a time and its interval come from."""
-  if row.basis == costs.CYCLES:
-    because = f", because {row.without_schedule}" if row.without_schedule else ""
-    source = f"from estimated cycles{because}"
-    if (time := costs.times().get(row.target)) is None:  # of a file
-      return source
-    return (
-      f"{source}; {time.programs} programs of {time.operations} operations that were measured took "
-      f"{time.low:.2f} to {time.high:.2f} of such estimates, 9 of 10"
-    )
   source = f"from the schedules of its kernels (constants: {chips.chips()[row.target].source})"
-  ends = costs.spread(row.target, row.basis)
+  ends = costs.spread(row.target)
   if ends is None:
     return f"{source}; no interval, because no other program was measured on it"
   return (
@@ -219,7 +208,7 @@ _KERNEL = trust.Record(
 )
 _ROW = trust.Record(
   {
-    **dict.fromkeys(("target", "basis", "why"), str),
+    **dict.fromkeys(("target", "why"), str),
     **dict.fromkeys(("milliseconds", "cycles", "bytes_accessed", "flops"), _NUMBER),
     "kernels": [_KERNEL],
   }
@@ -272,9 +261,8 @@ def _estimate(values: Mapping[str, Any]) -> Estimate:
   for row in values["rows"]:
     if row["target"] not in DEVICES:
       raise ValueError(f"target {row['target']!r}, expected one of {', '.join(DEVICES)}")
-    bases = ("", costs.SCHEDULE, costs.CYCLES)
-    if row["basis"] not in bases or (row["milliseconds"] is None) == bool(row["basis"]):
-      raise ValueError(f"basis {row['basis']!r} of a time {row['milliseconds']}")
+    if (row["milliseconds"] is None) != bool(row["why"]):
+      raise ValueError(f"a time {row['milliseconds']} with the reason {row['why']!r} for none")
     kernels = tuple(
       costs.KernelCost(**{name: kernel[name] for name in _KERNEL}) for kernel in row["kernels"]
     )

@@ -205,8 +205,8 @@ def _time(tile: Tile, call: calls.Call, target: str, tpu_compiler: compiler.Comp
   except Exception as error:  # Pallas refuses tiles with many types when it lowers them
     return TileTime(tile, why=f"the compiler says: {labels.reason(error)}")
   row = costs.cost(compiled, target, call)
-  if row.basis != costs.SCHEDULE:
-    return TileTime(tile, why=row.why or row.without_schedule or "there are no schedules")
+  if row.milliseconds is None:
+    return TileTime(tile, why=row.why)
   return TileTime(
     tile,
     row.milliseconds,

@@ -105,9 +105,9 @@ class Tuned(Tables):
 
   @property
   def program(self) -> layouts.TunedProgram:
-    """The program as the compiler saw it, with the changes of layouts and the cycles of nodes."""
+    """The program as the compiler saw it, with the changes of layouts and the times of nodes."""
     return layouts.TunedProgram(
-      self.problem.graph, self.changes, self._node_cycles(), self._summary()
+      self.problem.graph, self.changes, self._node_times(), self._summary()
     )
 
   def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class Tuned(Tables):
     trials = sorted(self.tried.items(), key=lambda item: item[1])
     head = [f"{self.label.what} / own", "groups changed"]
     rows = [[f"{value / default:.3f}", self.problem.describe(numbers)] for numbers, value in trials]
-    changes = self.program.table(self._other_cycles() if self.changes else ())
+    changes = self.program.table(self._other_times() if self.changes else ())
     return [changes, Table(head, rows)]
 
   def save(self, path: str | os.PathLike[str]) -> None:
@@ -161,18 +161,17 @@ class Tuned(Tables):
   def _summary(self) -> str:
     what = "choices" if self.problem.compiler_options else "layouts"
     counts = f"{len(self.raw)} of {self.candidates:,} {what} tried, {self.failed} failed: "
-    gap = f"; {self.label.gap}" * bool(self.label.gap) + self.problem.left_out
     if self.keeps_default:
-      return f"{counts}the compiler's own choice stays, {self._why()}{gap}"
+      return f"{counts}the compiler's own choice stays, {self._why()}{self.problem.left_out}"
     between = ""
     if self.compared:
       between = "({:.3f} to {:.3f}, in alternating pairs) ".format(*self.compared[1:])
     numbers = self.problem.layouts_of(self.numbers)
     values = "".join(f", {name}={value}" for name, value in self.compiler_options.items())
     return (
-      f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} "
-      f"{self._cycles()}of {self.label.part}the compiler's own choice, with layouts chosen for "
-      f"{sum(number > 0 for number in numbers)} of {len(numbers)} groups{values}{gap}"
+      f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} of the "
+      f"compiler's own choice, with layouts chosen for {sum(number > 0 for number in numbers)} of "
+      f"{len(numbers)} groups{values}{self.problem.left_out}"
     )
 
   def _why(self) -> str:
@@ -180,11 +179,6 @@ class Tuned(Tables):
     if len(self.raw) == 1 and self.errors:
       return f"every other choice failed: {next(iter(self.errors.values()))}"
     default, least = self.tried[self.problem.default], min(self.tried.values())
-    if self.label.unknown:
-      return (
-        f"no gain can be told: {self.label.unknown}; the best other one took "
-        f"{least / default:.3f} of the part that is counted"
-      )
     if least == default:
       return f"none had a lower {self.label.what}"
     if not self.compared:
@@ -197,37 +191,35 @@ class Tuned(Tables):
       "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared)
     )
 
-  def _own_and_best(self, name: str) -> tuple[Any, Any]:
-    """The raw numbers of a name of the compiler's own choice, and of the best choice."""
-    return self.raw[self.problem.default][name], self.raw[self.numbers][name]
+  def _own_and_best(self) -> list[Raw]:
+    """The raw numbers of the compiler's own choice, and of the best choice."""
+    return [self.raw[self.problem.default], self.raw[self.numbers]]
 
-  def _cycles(self) -> str:
-    """The other estimate of the best choice, for a TPU."""
-    if not isinstance(self.label, labels.TpuEstimate) or not self.label.is_of_seconds:
-      return ""
-    default, best = self._own_and_best("estimated_cycles")
-    return f"and {best / default:.3f} of the estimated cycles " if default else ""
-
-  def _node_cycles(self) -> dict[int, tuple[int, int]]:
-    """The estimated cycles of configurable nodes, before and after, for a TPU."""
+  def _node_times(self) -> dict[int, tuple[int, int]]:
+    """Picoseconds of configurable nodes, before and after, for a TPU."""
     if not self.label.target:
       return {}
     of_nodes: dict[int, tuple[int, int]] = {}
     for group, nodes in self.problem.nodes_of_groups().items():
-      totals = (sum(cycles.get(str(group), ())) for cycles in self._own_and_best("cycles"))
-      of_nodes |= dict.fromkeys(nodes, tuple(total // len(nodes) for total in totals))
+      before, after = (_time_of_group(raw, group) // len(nodes) for raw in self._own_and_best())
+      of_nodes |= dict.fromkeys(nodes, (before, after))
     return of_nodes
 
-  def _other_cycles(self) -> list[list[str]]:
-    """A row for the kernels of all other operations, so that the cycles add up to the total."""
+  def _other_times(self) -> list[list[str]]:
+    """A row for all other operations, so that the times add up to the total."""
     if not self.label.target:
       return []
-    totals = self._own_and_best("estimated_cycles")
-    rest = np.subtract(totals, np.sum([change.cycles for change in self.changes], axis=0))
+    totals = [self.label.value(raw) for raw in self._own_and_best()]
+    rest = np.subtract(totals, np.sum([change.picoseconds for change in self.changes], axis=0))
     return [
-      ["", "all other kernels", "", "", "", layouts.from_to(*rest)],
+      ["", "all other kernels, and between kernels", "", "", "", layouts.from_to(*rest)],
       ["", "total", "", "", "", layouts.from_to(*totals)],
     ]
+
+
+def _time_of_group(raw: Raw, group: int) -> int:
+  """Picoseconds of the kernels that come from a group, of the raw numbers of a choice."""
+  return sum(kernel["picoseconds"] for kernel in raw["kernels"] if kernel["group"] == group)
 
 
 @keywords.checked
@@ -459,7 +451,7 @@ def _decide(
     compared = measure.compare(first, second, arrays, options, seed=problem.seed)
     ratio = compared[0]
   is_gain = ratio <= 1 - label.margin if compared is None else compared[2] < 1
-  if label.unknown or not is_gain:
+  if not is_gain:
     best, ratio = default, 1.0
   chosen, changes = problem.layouts_of(best), []
   if any(chosen):
@@ -490,11 +482,11 @@ def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list
   changes = []
   for place, (group, number) in enumerate(zip(problem.choices.groups, best)):
     if number:
-      cycles = tuple(sum(raw["cycles"].get(str(place), ())) for raw in estimates)
+      times = tuple(_time_of_group(raw, place) for raw in estimates)
       after = tuple(
         choosing.minor_to_major(order, len(shape)) if order else ()
         for order, shape in zip(group.options[number], group.shapes)
       )
       before, lines = orders[place] or (), problem.lines(place)
-      changes.append(layouts.Change(nodes[place], str(group), lines, before, after, cycles))
+      changes.append(layouts.Change(nodes[place], str(group), lines, before, after, times))
   return changes

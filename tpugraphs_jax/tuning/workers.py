@@ -35,7 +35,7 @@ from tpugraphs_jax.infra import console, files, tasks, trust
 from tpugraphs_jax.tuning import draw, label_file, labels, programs
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.label_file import LabelFile
-from tpugraphs_jax.tuning.problem import Problem
+from tpugraphs_jax.tuning.problem import kernel_times, Problem
 from tpugraphs_jax.version import __version__
 
 _SECONDS = 1.0  # between two looks at the files of labels
@@ -247,8 +247,6 @@ def label_program(request: LabelRequest) -> None:
       operands=request.operands,
     )
     file = LabelFile(request.labels, problem, key)
-    journal = request.file("journal", ".jsonl")  # of an earlier version
-    file.take_over(label_file.earlier(journal, request.npz, key, problem))
     _write(request, file, _label_all(file, request.configs), key)
 
 
@@ -263,7 +261,6 @@ def is_finished(request: LabelRequest, key: dict[str, Any], label: labels.Label)
   try:
     record = label_file.collected(request.npz)
     stored = npz.read_layout(request.npz).configs.labels.tolist()
-    label = label.of(record["configs"][0])
     labelled = [label.value(raw) for raw in record["configs"]]
   except (OSError, ValueError, KeyError, IndexError, TypeError):
     return False  # missing, or damaged: it is made anew
@@ -304,14 +301,15 @@ def _write(
   values = _values(file, drawn)
   kept = draw.kept(values, request.configs)
   choices = [drawn[place] for place in kept]
-  npz.write_layout(request.npz, problem.with_configs(choices, [values[place] for place in kept]))
+  kernels = kernel_times([file.raw[numbers] for numbers in choices])
+  labelled = problem.with_configs(choices, [values[place] for place in kept], kernels)
+  npz.write_layout(request.npz, labelled)
   about = {
     "name": request.name,
     "split": request.split,
     "collection": request.collection,
     "configs_asked": request.configs,
     "config_runtime": file.label.unit,
-    "not_labelled": file.label.gap,
     "tpugraphs_jax": __version__,
     "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
     "groups": [str(group) for group in problem.choices.groups],
@@ -320,7 +318,6 @@ def _write(
     "kept": choices,
   }
   label_file.append(request.labels, {**key, "about": about})
-  request.npz.with_suffix(".json").unlink(missing_ok=True)  # of an earlier version
 
 
 def _source(request: LabelRequest) -> str:

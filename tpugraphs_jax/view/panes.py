@@ -1,4 +1,4 @@
-"""The values that the sides of the program view show: layouts, costs, cycles, changed orders."""
+"""The values that the sides of the program view show, such as layouts, costs and times."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tpugraphs_jax.rankers import explain, ranker
 from tpugraphs_jax.tuning import layouts
 
 CYCLES, COST, CHANGED = "estimated cycles", "cost", "changed orders"
+TIMES = "estimated µs"
 
 
 class Pane(NamedTuple):
@@ -81,11 +82,9 @@ def of_program(program: layouts.TunedProgram) -> list[Pane]:
   for place, title in enumerate(("before", "after")):
     orders = {node: change.orders[place] for change in program.changes for node in change.nodes}
     overlays: dict[str, Mapping[int, float | str]] = {CHANGED: orders}
-    if program.cycles:
-      overlays = {
-        CYCLES: {node: cycles[place] for node, cycles in program.cycles.items()},
-        **overlays,
-      }
+    if program.picoseconds:
+      times = {node: times[place] / 1e6 for node, times in program.picoseconds.items()}
+      overlays = {TIMES: times, **overlays}
     panes.append(Pane(title, {"layouts": program.summary}, orders, overlays))
   return panes if program.changes else panes[:1]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 from pathlib import Path
 
+VERSION = 1  # of the simulator; another one where programs get other times from the same constants
 CONSTANTS = Path(__file__).with_name("constants.json")
 
 
@@ -66,3 +68,9 @@ class Chip:
 def chips() -> dict[str, Chip]:
   """All generations with constants, by target such as `tpu:v6e`."""
   return {target: Chip(**row) for target, row in json.loads(CONSTANTS.read_text()).items()}
+
+
+def version(target: str) -> str:
+  """The version of the simulator with a digest of a target's constants, such as `1-5d41402a`."""
+  constants = json.dumps(dataclasses.asdict(chips()[target]), sort_keys=True)
+  return f"{VERSION}-{hashlib.sha256(constants.encode()).hexdigest()[:8]}"
