@@ -1,15 +1,19 @@
 """Lines of the commands: times off a terminal, warnings on standard error, one-line errors."""
 
+from concurrent import futures
+import contextlib
 import functools
 import io
 import logging
+import os
 import re
+import signal
+import threading
 import time
 
 import jax
 import numpy as np
 import pytest
-import tqdm
 
 from tpugraphs_jax.infra import console
 
@@ -47,16 +51,6 @@ def test_log_messages_have_a_time_and_warnings_go_to_standard_error(installed, c
   shown = capsys.readouterr()
   assert re.fullmatch(f"{TIME}told 1\n", shown.out)
   assert re.fullmatch(f"{TIME}warning: skipped a.npz\n", shown.err)
-
-
-@pytest.mark.parametrize(
-  "stream, is_wanted, is_shown",
-  [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)],
-)
-def test_bars_are_for_terminals(stream, is_wanted, is_shown):
-  file = stream()
-  list(tqdm.tqdm(range(3), file=file, disable=console.bar(is_wanted)))
-  assert ("\r" in file.getvalue()) == is_shown
 
 
 @pytest.mark.parametrize(
@@ -149,25 +143,115 @@ def test_a_transfer_that_the_user_forbids_is_one_line():
       jax.jit(lambda x: x + 1)(np.ones(3))
 
 
-def test_a_part_that_takes_long_is_told_again_until_the_next_one_begins(capsys):
-  with console.telling(True, seconds=0.05) as say:
-    say("tracing step", "compiling")
-    told = ""
-    deadline = time.monotonic() + 60
-    while "compiling: " not in told and time.monotonic() < deadline:
-      time.sleep(0.01)
-      told += capsys.readouterr().err
-    say("", "")
-    time.sleep(0.1)  # a line that has begun ends
-    capsys.readouterr()
+@pytest.fixture
+def scaled(monkeypatch):
+  """A twentieth of a second stands for ten."""
+  monkeypatch.setattr(console, "SECONDS", 0.05)
+
+
+def _told_until(capsys, text):
+  """Standard error until it holds a text."""
+  told, deadline = "", time.monotonic() + 60
+  while text not in told and time.monotonic() < deadline:
+    time.sleep(0.01)
+    told += capsys.readouterr().err
+  assert text in told
+  return told
+
+
+def test_long_work_says_what_it_does_how_far_it_is_and_how_to_stop(scaled, capsys):
+  with console.working("estimate"), console.working("cnn", total=4, unit="targets") as targets:
+    with console.working("compiling for v6e"):
+      told = _told_until(capsys, "so far; stop it with")
+    targets.update()
+    told += _told_until(capsys, "1 of 4 targets; ")
+  first, *_ = told.splitlines()
+  assert re.fullmatch(
+    TIME
+    + r"estimate: cnn, 0 of 4 targets: compiling for v6e; \d+ s so far; stop it with `kill \d+`",
+    first,
+  )
+  assert re.search(r"estimate: cnn, 1 of 4 targets; \d+ s so far, about \d+ s left; ", told)
+
+
+def test_work_that_has_ended_is_silent(scaled, capsys):
+  with console.working("reading"):
+    _told_until(capsys, "reading")
+  capsys.readouterr()
+  time.sleep(0.2)
+  assert capsys.readouterr().err == ""
+  assert not [thread for thread in threading.enumerate() if thread.name == "progress"]
+
+
+def test_lines_of_the_work_itself_are_enough(monkeypatch, capsys):
+  monkeypatch.setattr(console, "SECONDS", 1.0)
+  with console.working("training"):
+    for step in range(20):
+      console.say(f"step {step}")
+      time.sleep(0.1)
+  assert capsys.readouterr().err == ""
+
+
+def test_nothing_is_told_where_nothing_is_asked_for(scaled, capsys):
+  with console.working("tune", is_on=False) as work, console.working("compiling"):
+    work.note("label 1 of 4")
     time.sleep(0.2)
-  first, second, *_ = told.splitlines()
-  assert first == "tracing step" and re.fullmatch(r"compiling: \d+ s so far", second)
   assert capsys.readouterr().err == ""
 
 
-def test_nothing_is_told_where_nothing_is_asked_for(capsys):
-  with console.telling(False, seconds=0.01) as say:
-    say("tracing step", "compiling")
-    time.sleep(0.1)
-  assert capsys.readouterr().err == ""
+def test_threads_tell_of_their_own_work(scaled, capsys):
+  with console.working("collecting"), futures.ThreadPoolExecutor(1) as pool:
+
+    def read():
+      with console.working("reading"):
+        return _told_until(capsys, "reading; ")
+
+    told = pool.submit(read).result() + _told_until(capsys, "collecting; ")
+  assert re.search(f"{TIME}reading; ", told)
+
+
+@pytest.mark.parametrize("unit, is_shown", [("files", True), ("", False)])
+def test_work_that_is_counted_has_a_bar_on_a_terminal(monkeypatch, scaled, unit, is_shown):
+  terminal = Terminal()
+  monkeypatch.setattr("sys.stderr", terminal)
+  with console.working("writing", total=3, unit=unit) as work:
+    for _ in range(3):
+      time.sleep(0.5)
+      work.update()
+  said = terminal.getvalue()
+  assert ("\r" in said) == is_shown and ("3/3" in said or "2/3" in said) == is_shown
+  assert "writing" in said and "stop it with" in said
+
+
+@pytest.mark.parametrize("is_deaf", [True, False])
+def test_after_ctrl_c_a_line_says_what_is_waited_for(capsys, is_deaf):
+  """A library that keeps the main thread is deaf."""
+
+  def finish(number, frame):
+    if not is_deaf:
+      raise KeyboardInterrupt
+
+  before = signal.signal(signal.SIGINT, finish)
+  try:
+    with console.working("training"), contextlib.suppress(KeyboardInterrupt):
+      with console.working("compiling a step"):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(1.5)
+  finally:
+    signal.signal(signal.SIGINT, before)
+  told = capsys.readouterr().err
+  assert ("Ctrl-C: waiting for an end of: training: compiling a step" in told) == is_deaf
+  assert bool(told) == is_deaf
+
+
+def test_the_wakeup_of_a_loop_of_events_is_its_own_again():
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+  before = signal.set_wakeup_fd(writer)
+  try:
+    with console.working("training"):
+      pass
+  finally:
+    assert signal.set_wakeup_fd(before) == writer
+    os.close(reader)
+    os.close(writer)

@@ -29,8 +29,6 @@ import urllib.error
 import urllib.request
 import zlib
 
-import tqdm
-
 from tpugraphs_jax import datasets, graph
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.infra import console, files
@@ -208,14 +206,13 @@ def _check_room(part: Path, start: int, total: int | None) -> None:
 def _copy(response, part: Path, start: int, total: int | None) -> None:
   with (
     files.open_plain(part, "ab" if start else "wb") as file,
-    tqdm.tqdm(
-      desc=part.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None
-    ) as progress,
+    console.working(f"downloading {part.stem}", total=total, unit="B") as work,
   ):
+    work.update(start)
     # `read` would lose an incomplete block if the connection breaks.
     while block := response.read1(_BLOCK_BYTES):
       file.write(block)
-      progress.update(len(block))
+      work.update(len(block))
 
 
 def _identity_of(headers: email.message.Message) -> str:
@@ -255,7 +252,7 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
   pattern = re.compile(rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/.][^/]*\.npz)")
   with (
     tarfile.open(archive, "r:") as tar,  # an archive without compression, of known size
-    tqdm.tqdm(desc=f"unpack {archive.name}", unit=" files", disable=None) as progress,
+    console.working(f"unpacking {archive.name}", unit="files") as work,
   ):
     end = 0
     for member in tar:
@@ -271,7 +268,7 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
         assert source is not None  # of a regular file
         with source, open(path, "wb") as target:
           shutil.copyfileobj(source, target, _BLOCK_BYTES)
-        progress.update()
+        work.update()
       elif not member.isdir():
         said = f"{archive}: left out {member.name!r}, which is not a graph of {collection}"
         print(console.printable(said))

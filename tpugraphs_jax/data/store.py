@@ -22,7 +22,6 @@ from pathlib import Path
 import sys
 
 from absl import logging
-import tqdm
 
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import graph_folder, npz
@@ -109,8 +108,8 @@ def ensure_store(
         if folders[file].exists():
           logging.warning(f"{reason}: this graph is built again, in {root}")
       folder_of = {file: folders[file] for file in todo}
-      bar, stop = f"store {collection} {split}", not skip_bad_files
-      bad = _build(folder_of, workers=workers, beam=beam, stop_at_error=stop, bar=bar)
+      name, stop = f"{collection} {split}", not skip_bad_files
+      bad = _build(folder_of, workers=workers, beam=beam, stop_at_error=stop, name=name)
   for error in bad.values():
     logging.warning(f"skipped {error}")
   return [folder for file, folder in folders.items() if file not in bad]
@@ -118,7 +117,10 @@ def ensure_store(
 
 def _outdated(folders: dict[Path, Path]) -> dict[Path, str]:
   """The files whose graphs have to be built, with the reasons."""
-  with concurrent.futures.ThreadPoolExecutor() as pool:  # the first time reads every file
+  with (
+    console.working("comparing files with the store"),
+    concurrent.futures.ThreadPoolExecutor() as pool,  # the first time reads every file
+  ):
     reasons = pool.map(graph_folder.why_outdated, folders.values(), folders)
     return {file: reason for file, reason in zip(folders, reasons) if reason}
 
@@ -148,7 +150,7 @@ def _build(
   *,
   workers: int | None,
   stop_at_error: bool,
-  bar: str,
+  name: str,
   beam: Sequence[str] | None = None,
 ) -> dict[Path, npz.NpzError]:
   """Builds graphs, the largest files first; returns the malformed files with their errors.
@@ -157,7 +159,7 @@ def _build(
     todo: folder in the store of every file to read.
     workers: processes on this machine; by default one per CPU, or one if there is little to do.
     stop_at_error: the first malformed file ends the build.
-    bar: name of the progress bar.
+    name: of what is stored.
     beam: flags of Apache Beam to build graphs on a cluster; None = on this machine. The cluster
       must have files and store under the same paths.
 
@@ -174,8 +176,7 @@ def _build(
     tasks.run(_build_on_cluster, largest_first, processes=workers, beam=beam)
     workers = 1  # checks every graph, and builds graphs that failed on the cluster
   bad = {}
-  hidden = console.bar(True)
-  with tqdm.tqdm(total=size, desc=bar, unit="B", unit_scale=True, disable=hidden) as progress:
+  with console.working(f"storing {name}", total=size, unit="B") as work:
 
     def finished(built: tuple[Path, npz.NpzError | None]) -> None:
       file, error = built
@@ -183,7 +184,7 @@ def _build(
         raise error
       if error is not None:
         bad[file] = error
-      progress.update(file.stat().st_size)
+      work.update(file.stat().st_size)
 
     tasks.run(_build_graph, largest_first, processes=workers, finished=finished)
   return bad

@@ -16,12 +16,11 @@ from pathlib import Path
 import tempfile
 
 import numpy as np
-import tqdm
 
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import module_graph, proto, sources
-from tpugraphs_jax.infra import files, tasks
+from tpugraphs_jax.infra import console, files, tasks
 
 _TENSORS = 3  # output, input, kernel
 _INT64 = 1 << 64
@@ -231,8 +230,8 @@ def convert(
   out.mkdir(parents=True, exist_ok=True)
   convert_file = functools.partial(_convert_file, out)
   processes = processes or os.cpu_count() or 1
-  with tqdm.tqdm(total=len(paths), unit="file", disable=None) as bar:
-    finished = lambda _: bar.update()
+  with console.working("converting", total=len(paths), unit="files") as work:
+    finished = lambda _: work.update()
     results = tasks.run(convert_file, paths, processes=processes, finished=finished)
   return Converted(
     written=[path for result in results for path in result.written],

@@ -19,6 +19,8 @@ import html
 import logging
 import math
 import os
+import select
+import signal
 import sys
 import threading
 import time
@@ -36,6 +38,7 @@ _CELL = 'style="text-align: left; white-space: nowrap"'  # of a table in HTML
 _LONGEST = 2000  # characters of a message
 # Places in buckets by the local folder of their files: lines name the place, not the folder.
 places: dict[str, str] = {}
+_written = 0.0  # when the last line was written, of `time.monotonic`
 
 size = functools.partial(tqdm.tqdm.format_sizeof, suffix="B")  # of bytes, such as `26.0kB`
 duration = tqdm.tqdm.format_interval  # of seconds, such as `12:00` or `3:30:00`
@@ -43,47 +46,169 @@ duration = tqdm.tqdm.format_interval  # of seconds, such as `12:00` or `3:30:00`
 
 def say(text: str) -> None:
   """Writes one or several lines to standard output; only the first process of a run does."""
+  global _written
   if machine.is_primary():
+    _written = time.monotonic()
     _write(text, sys.stdout)
 
 
+def note(text: str) -> None:
+  """Writes one or several lines to standard error; only the first process of a run does."""
+  global _written
+  if machine.is_primary():
+    _written = time.monotonic()
+    _write(text, sys.stderr)
+
+
+class Work:
+  """Long work, or a part of it: what it does and how far it is."""
+
+  def __init__(self, what: str, total: float | None, unit: str, is_on: bool):
+    self.what, self.is_on = what, is_on
+    self._total, self._unit, self._count = total, unit, 0.0
+    self._start = time.monotonic()
+    hidden = None if unit and is_on and machine.is_primary() else True  # None: on a terminal
+    is_size = unit == "B"
+    self._bar = tqdm.tqdm(
+      desc=what,
+      total=total,
+      unit=unit if is_size else f" {unit}",
+      unit_scale=is_size,
+      disable=hidden,
+      leave=False,
+      delay=1.0,  # seconds; shorter work has no bar
+    )
+
+  def begin(self, what: str) -> None:
+    """Names the part that begins now."""
+    self.what = what
+
+  def update(self, count: float = 1) -> None:
+    """Counts what is done."""
+    self._count += count
+    self._bar.update(count)
+
+  def note(self, line: str) -> None:
+    """Writes a line to standard error, unless nothing is wanted."""
+    if self.is_on:
+      note(line)
+
+  def refresh(self, said: str) -> bool:
+    """Draws the bar with what is done now; False where there is none, as outside of a terminal."""
+    if not self._bar.disable:
+      self._bar.set_postfix_str(_how_to_stop(), refresh=False)
+      self._bar.set_description(said)
+    return not self._bar.disable
+
+  def close(self) -> None:
+    self._bar.close()
+
+  def __str__(self) -> str:
+    if not self._unit:
+      return self.what
+    number = size if self._unit == "B" else "{:,.0f}".format
+    of = "" if self._total is None else f" of {number(self._total)}"
+    units = "" if self._unit == "B" else f" {self._unit}"
+    return f"{self.what}, {number(self._count)}{of}{units}"
+
+  @property
+  def left(self) -> str:
+    """How long it goes on at its rate so far; empty where that is unknown."""
+    if not self._total or not 0 < self._count < self._total:
+      return ""
+    rest = (time.monotonic() - self._start) * (self._total / self._count - 1)
+    return f", about {rest:,.0f} s left"
+
+
+SECONDS = 10.0  # of long work between two lines
+_PATIENCE = 0.7  # seconds that work may take to end after Ctrl-C without a line
+_parts = threading.local()  # the work of each thread with its parts, the outermost first
+
+
 @contextlib.contextmanager
-def telling(is_on: bool, seconds: float = 10.0) -> Iterator[Callable[[str, str], None]]:
-  """Lines on standard error about long work, and how long each part of it takes.
+def working(
+  what: str, *, total: float | None = None, unit: str = "", is_on: bool = True
+) -> Iterator[Work]:
+  """Tells of the work in a block: after `SECONDS`, and after as many more, what it does.
+
+  A line on standard error names the work and the parts that have begun inside, how far they are,
+  how long it took so far, and how to stop it. On a terminal work with a unit has a bar. After
+  Ctrl-C a line says what is waited for, unless the work ends within a second.
 
   Args:
-    is_on: whether anything is written.
-    seconds: after so many seconds, and again after as many more, a line tells that a part goes on.
-
-  Yields:
-    A function of a line, which may be empty, and of the name of the part that begins now.
+    what: such as `storing layout:xla:random`.
+    total: of the units that `Work.update` counts; None where it is not known.
+    unit: such as `files`, or `B` for bytes; empty: nothing is counted.
+    is_on: whether anything is written, also of parts.
   """
-  part, start, ended = "", time.monotonic(), threading.Event()
+  parts = _parts.__dict__.setdefault("all", [])
+  work = Work(what, total, unit, is_on and all(part.is_on for part in parts))
+  with contextlib.ExitStack() as exits:
+    exits.callback(work.close)
+    parts.append(work)
+    exits.callback(parts.remove, work)
+    if len(parts) == 1 and work.is_on:
+      exits.enter_context(_telling(parts))
+    yield work
 
-  def tell(line: str, begins: str) -> None:
-    nonlocal part, start
-    part, start = begins, time.monotonic()
-    if line:
-      print(line, file=sys.stderr, flush=True)
 
-  def repeat() -> None:
-    told = 0
-    while not ended.wait(min(seconds, 0.5)):
-      times = int((time.monotonic() - start) // seconds)
-      if times > told and part:
-        print(f"{part}: {times * seconds:.0f} s so far", file=sys.stderr, flush=True)
-      told = times
-
-  if not is_on:
-    yield lambda line, begins: None
-    return
-  thread = threading.Thread(target=repeat, daemon=True)
-  thread.start()
+@contextlib.contextmanager
+def _telling(parts: Sequence[Work]) -> Iterator[None]:
+  """Another thread tells of the work of this one."""
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+  is_main = threading.current_thread() is threading.main_thread()
+  thread = threading.Thread(target=_tell, args=(parts, reader), name="progress", daemon=True)
+  before = -1
   try:
-    yield tell
+    if is_main:  # Python writes numbers of signals also while a library keeps the main thread
+      before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread.start()
+    yield
   finally:
-    ended.set()
+    if is_main:
+      signal.set_wakeup_fd(before)
+    os.write(writer, bytes(1))  # 0 ends the thread
     thread.join()
+    os.close(reader)
+    os.close(writer)
+
+
+def _tell(parts: Sequence[Work], reader: int) -> None:
+  start = told = time.monotonic()
+  interrupted = math.inf  # when Ctrl-C was pressed
+  while True:
+    if select.select([reader], [], [], min(SECONDS / 20, _PATIENCE / 4))[0]:
+      numbers = os.read(reader, 4096)
+      if 0 in numbers:
+        return
+      if signal.SIGINT in numbers:
+        interrupted = time.monotonic()
+    now, all_parts = time.monotonic(), list(parts)
+    if not all_parts:  # Ctrl-C came while the work ended
+      return
+    if now > interrupted + _PATIENCE:
+      interrupted = math.inf
+      note(f"Ctrl-C: waiting for an end of: {': '.join(map(str, all_parts))}")
+      continue
+    inner = ": ".join(part.what for part in all_parts)
+    if any(part.refresh(inner) for part in all_parts):
+      continue
+    told = max(told, _written)
+    if now >= told + SECONDS:
+      told = now
+      left = next((part.left for part in all_parts if part.left), "")
+      said = ": ".join(map(str, all_parts))
+      if machine.is_primary():
+        _write(f"{said}; {now - start:,.0f} s so far{left}; {_how_to_stop()}", sys.stderr)
+
+
+def _how_to_stop() -> str:
+  if "ipykernel" in sys.modules:
+    return "stop it with Interrupt in the menu of the kernel"
+  if sys.stdin is not None and sys.stdin.isatty():
+    return "stop it with Ctrl-C"
+  return f"stop it with `kill {os.getpid()}`"
 
 
 def with_places(text: str) -> str:
@@ -244,14 +369,17 @@ def check_seconds(flag: str, seconds: float) -> None:
 def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
   """Decorates a function that takes the arguments of a command and returns its exit status.
 
-  After a mistake of the user the command prints one line to standard error and returns status 2.
-  After Ctrl-C it prints a line and returns 130.
+  The command tells of itself as long work does (`working`). After a mistake of the user it prints
+  one line to standard error and returns status 2, and after Ctrl-C it returns 130.
   """
+  spec = sys.modules["__main__"].__spec__ if main.__module__ == "__main__" else None
+  module = spec.name if spec else main.__module__
+  *_, name = module.removesuffix(".__main__").split(".")
 
   @functools.wraps(main)
   def run(argv: Sequence[str] | None = None) -> int:
     try:
-      with explaining_devices():
+      with working(name), explaining_devices():
         return main(argv)
     except (ValueError, OSError, ImportError, MemoryError) as error:
       print(f"error: {one_line(error)}", file=sys.stderr)
@@ -260,11 +388,6 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
       interrupted()
 
   return run
-
-
-def bar(is_wanted: bool) -> bool | None:
-  """The argument `disable` of a `tqdm` bar: None shows the bar on a terminal, True never."""
-  return None if is_wanted and machine.is_primary() else True
 
 
 def install() -> None:

@@ -614,8 +614,19 @@ def _get(system: fsspec.AbstractFileSystem, targets: Mapping[str, Path]) -> None
   for path in targets.values():
     path.unlink(missing_ok=True)  # a process that has mapped the earlier file keeps it
   if targets:
-    bar = callbacks.TqdmCallback({"unit": "file", "disable": console.bar(True)})
-    system.get(list(targets), list(map(str, targets.values())), callback=bar)
+    with console.working("copying", total=len(targets), unit="files") as work:
+      system.get(list(targets), list(map(str, targets.values())), callback=_Counter(work))
+
+
+class _Counter(callbacks.Callback):
+  """Counts files that are copied."""
+
+  def __init__(self, work: console.Work):
+    super().__init__()
+    self._work = work
+
+  def relative_update(self, inc: int = 1) -> None:
+    self._work.update(inc)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ from flax import linen as nn
 import jax
 import numpy as np
 import optax
-import tqdm
 
 from tpugraphs_jax.config_fields import option, Options
 from tpugraphs_jax.data import batching, plan
@@ -236,20 +235,19 @@ class Encoder:
     largest = [plan.largest(group) for group in sizes]
     budgets = self._budgets.for_sizes(largest, max_budgets=self._max_budgets)
     replicated = parallel.replicate(params)
-    bar = tqdm.tqdm(total=len(groups), unit="batch", disable=console.bar(progress))
     processes = parallel.process_count()
-    for start in range(0, len(groups), processes):
-      number, local = start + parallel.process_index(), None
-      if number < len(groups):
-        budget = plan.budgets_for(sizes[number], budgets)[0]
-        batch = self._batch(pieces, groups[number], budget, blocks, configs)
-        local = jax.tree.map(np.asarray, self._step(replicated, batch))
-      for group, outputs in zip(groups[start:], parallel.gather_objects(local)):
-        bar.update()
-        for device, batch in enumerate(group):
-          for place, unit in enumerate(batch):
-            yield unit, jax.tree.map(lambda leaf: leaf[device][place], outputs)
-    bar.close()
+    with console.working("scoring", total=len(groups), unit="batches") as work:
+      for start in range(0, len(groups), processes):
+        number, local = start + parallel.process_index(), None
+        if number < len(groups):
+          budget = plan.budgets_for(sizes[number], budgets)[0]
+          batch = self._batch(pieces, groups[number], budget, blocks, configs)
+          local = jax.tree.map(np.asarray, self._step(replicated, batch))
+        for group, outputs in zip(groups[start:], parallel.gather_objects(local)):
+          work.update()
+          for device, batch in enumerate(group):
+            for place, unit in enumerate(batch):
+              yield unit, jax.tree.map(lambda leaf: leaf[device][place], outputs)
 
   def _batch(self, pieces, group: list[list[Unit]], budget: Budget, blocks, configs: int) -> Any:
     # In the last group, devices without a batch repeat the last one.

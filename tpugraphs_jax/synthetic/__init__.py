@@ -37,7 +37,6 @@ from typing import NamedTuple
 import zlib
 
 import numpy as np
-import tqdm
 
 from tpugraphs_jax import datasets, graph
 from tpugraphs_jax.data import npz
@@ -222,9 +221,8 @@ def generate(
   write = functools.partial(write_file, out)
   if workers is None:
     workers = 1 if scale == "tiny" else os.cpu_count() or 1
-  hidden = console.bar(progress)
-  with tqdm.tqdm(total=len(specs), unit="file", mininterval=1, disable=hidden) as bar:
-    tasks.run(write, specs, processes=workers, finished=lambda _: bar.update())
+  with console.working("writing", total=len(specs), unit="files", is_on=progress) as work:
+    tasks.run(write, specs, processes=workers, finished=lambda _: work.update())
   return out / "npz"
 
 

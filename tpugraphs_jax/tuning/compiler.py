@@ -10,7 +10,7 @@ on a memory file system where there is one, and is deleted with the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import io
@@ -53,11 +53,10 @@ class Compiler:
 
   Args:
     timeout: seconds after which a compilation is ended.
-    waiting: called every fifth of a second while it compiles.
   """
 
-  def __init__(self, *, timeout: float = TIMEOUT, waiting: Callable[[], object] = lambda: None):
-    self._timeout, self._waiting = timeout, waiting
+  def __init__(self, *, timeout: float = TIMEOUT):
+    self._timeout = timeout
     self._stack = contextlib.ExitStack()
     self._process: subprocess.Popen | None = None
 
@@ -85,13 +84,15 @@ class Compiler:
       jax.errors.JaxRuntimeError: the compiler refuses the function or an option.
       ValueError: as `tpu.full_name`.
     """
-    lowered = tpu.lower(call, target)
+    with console.working(f"lowering for {tpu.short_name(target)}"):
+      lowered = tpu.lower(call, target)
     if self._process is None:
       self._start()
     try:
       (self._folder / _REQUEST).write_bytes(_bytecode(lowered))
       options = call.compiler_options(compiler_options or {})
-      refusal = self._ask({"target": target, "options": options})
+      with console.working(f"compiling for {tpu.short_name(target)}"):
+        refusal = self._ask({"target": target, "options": options})
     except BaseException:  # also Ctrl-C, after which the process would go on with this program
       self._end()
       raise
@@ -112,7 +113,6 @@ class Compiler:
       process.stdin.write(json.dumps(request).encode() + b"\n")
       process.stdin.flush()
       while not select.select([process.stdout], [], [], _SECONDS)[0]:
-        self._waiting()
         if time.monotonic() > end:
           raise Ended(f"it took more than {self._timeout:g} s")
         if (size := _size(self._folder)) > self._most:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import tqdm
 
 from tpugraphs_jax.hlo import calls, jaxprs, tpu
 from tpugraphs_jax.infra import console, keywords
@@ -55,22 +54,22 @@ def estimate_call(
   if not isinstance(targets, (list, tuple)) or not targets:
     raise ValueError(f"targets is {targets!r}, expected TPU generations such as {list(TARGETS)}")
   targets = [tpu.full_name(target) for target in targets]
-  single = jaxprs.for_one_device(call)
-  devices = _devices(call)
   with (
-    tqdm.tqdm(total=len(targets), unit="target", disable=console.bar(True), leave=False) as bar,
-    compiler.Compiler(timeout=timeout, waiting=bar.refresh) as tpu_compiler,
+    console.working(call.__name__, total=len(targets), unit="targets") as work,
+    compiler.Compiler(timeout=timeout) as tpu_compiler,
   ):
+    with console.working("tracing"):
+      single = jaxprs.for_one_device(call)
+      devices = _devices(call)
     rows = []
     for target in targets:
-      bar.set_description(f"{tpu.short_name(target)}: compiling")
-      row = _row(single, target, tpu_compiler, bar)
+      row = _row(single, target, tpu_compiler)
       rows.append(row if devices == 1 else _of_mesh(row, call, devices))
-      bar.update()
+      work.update()
   return Estimate(call.__name__, tuple(rows), summary.versions(), tuple(_about(call)), devices)
 
 
-def _row(call: calls.Call, target: str, tpu_compiler: compiler.Compiler, bar: tqdm.tqdm) -> Row:
+def _row(call: calls.Call, target: str, tpu_compiler: compiler.Compiler) -> Row:
   try:
     compiled = tpu_compiler.compile(call, target)
   except jax.errors.JaxRuntimeError as error:
@@ -78,8 +77,8 @@ def _row(call: calls.Call, target: str, tpu_compiler: compiler.Compiler, bar: tq
     return Row(target, fits=fits, why=f"the compiler says: {console.one_line(error)}")
   except compiler.Ended as error:
     return Row(target, why=f"the compiler failed: {error}")
-  bar.set_description(f"{tpu.short_name(target)}: executing its schedules")
-  return costs.cost(compiled, target, call)
+  with console.working(f"executing the schedules of {tpu.short_name(target)}"):
+    return costs.cost(compiled, target, call)
 
 
 def _devices(call: calls.Call) -> int:

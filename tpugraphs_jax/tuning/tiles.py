@@ -15,7 +15,6 @@ import math
 from typing import Any
 
 import jax
-import tqdm
 
 from tpugraphs_jax.hlo import calls, jaxprs, tpu
 from tpugraphs_jax.infra import console, keywords
@@ -157,12 +156,17 @@ def tune_tiles(
       f"tiles is {console.one_line(tiles)[:80]}, expected a list of dictionaries of block sizes"
     )
   name = getattr(kernel, "__name__", type(kernel).__name__)
-  kernel_calls = [_call(kernel, tile, args, kwargs) for tile in tiles]
-  if target is None:
-    times, versions = _measured(tiles, kernel_calls), {"jax": jax.__version__}
-  else:
-    target = tpu.full_name(target)
-    times, versions = list(_estimated(tiles, kernel_calls, target)), summary.versions()
+  target = None if target is None else tpu.full_name(target)
+  with console.working(name):
+    with console.working("tracing", total=len(tiles), unit="tiles") as work:
+      kernel_calls = []
+      for tile in tiles:
+        kernel_calls.append(_call(kernel, tile, args, kwargs))
+        work.update()
+    if target is None:
+      times, versions = _measured(tiles, kernel_calls), {"jax": jax.__version__}
+    else:
+      times, versions = list(_estimated(tiles, kernel_calls, target)), summary.versions()
   times.sort(key=lambda time: math.inf if time.milliseconds is None else time.milliseconds)
   return Tiles(name, target or "", tuple(times), versions)
 
@@ -186,15 +190,15 @@ def _estimated(
   tiles: Sequence[Tile], kernel_calls: Sequence[calls.Call | Exception], target: str
 ) -> Iterator[TileTime]:
   with (
-    tqdm.tqdm(total=len(tiles), unit="tile", disable=console.bar(True), leave=False) as bar,
-    compiler.Compiler(waiting=bar.refresh) as tpu_compiler,
+    console.working("estimating", total=len(tiles), unit="tiles") as work,
+    compiler.Compiler() as tpu_compiler,
   ):
     for tile, call in zip(tiles, kernel_calls):
       if isinstance(call, Exception):
         yield TileTime(tile, why=f"the kernel refuses it: {labels.reason(call)}")
       else:
         yield _time(tile, call, target, tpu_compiler)
-      bar.update()
+      work.update()
 
 
 def _time(tile: Tile, call: calls.Call, target: str, tpu_compiler: compiler.Compiler) -> TileTime:
@@ -204,7 +208,8 @@ def _time(tile: Tile, call: calls.Call, target: str, tpu_compiler: compiler.Comp
     return TileTime(tile, why=f"the compiler failed: {error}")
   except Exception as error:  # Pallas refuses tiles with many types when it lowers them
     return TileTime(tile, why=f"the compiler says: {labels.reason(error)}")
-  row = costs.cost(compiled, target, call)
+  with console.working("executing its schedules"):
+    row = costs.cost(compiled, target, call)
   if row.milliseconds is None:
     return TileTime(tile, why=row.why)
   return TileTime(

@@ -296,9 +296,9 @@ def tune(
     raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)}")
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
   label = labels.create(name, target=target, seed=seed)
-  with console.telling(progress) as say, label.opened() as label:
-    traced = f"tracing {getattr(function, '__name__', 'the function')}, and compiling it once"
-    say(traced, traced)
+  what = getattr(function, "__name__", "the function")
+  with console.working(f"tune {what}", is_on=progress) as work, label.opened() as label:
+    work.note(f"tracing {what}, and compiling it once")
     start = time.monotonic()
     calls.check_state(calls.Call(function, args, kwargs))
     ranker = _ranker(model, label)
@@ -307,18 +307,16 @@ def tune(
       function, args, label, kwargs=kwargs, seed=seed, operands=operands, compiler_options=options
     )
     drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
-    say(
+    work.note(
       f"ordering {len(drawn):,} choices for {len(problem.choices.groups)} groups of operations by "
-      f"a model; a label compiles once more, the first time took {time.monotonic() - start:.0f} s",
-      "ordering the choices by a model",
+      f"a model; a label compiles once more, the first time took {time.monotonic() - start:.0f} s"
     )
     pool = strategies.Pool(drawn, _graphs(problem, model), problem.numbers_of, len(options))
     file = LabelFile(cache, problem)
     search = strategies.model(pool, ranker)
     if strategy == "learned":
       search = strategies.learned(pool, ranker, prior_of(label.target))
-    _label(search, file, budget, say)
-    say("", "comparing the best choice with the compiler's own")
+    _label(search, file, budget, work)
     order = _order(ranker, label) if model is None else ""
     return _decide(function, problem, file, candidates=len(drawn), order=order)
 
@@ -373,37 +371,34 @@ def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) ->
         raise ValueError(f"the compiler refuses the option {name}={value!r}: {why}") from None
 
 
-def _label(
-  search: strategies.Search, file: LabelFile, budget: int, say: Callable[[str, str], object]
-) -> None:
+def _label(search: strategies.Search, file: LabelFile, budget: int, work: console.Work) -> None:
   """Labels the choices that a search proposes, the compiler's own choice first.
 
   Args:
     search: proposes them.
     file: makes labels, or has them, and keeps them.
     budget: how many.
-    say: takes a line about each, and the name of what begins.
+    work: takes a line about each.
   """
-  compiling = f"the compiler's part, {file.problem.graph.num_nodes:,} instructions"
+  compiling = f"a program of {file.problem.graph.num_nodes:,} instructions"
   together = file.label.made_together  # the search then does not learn from labels
   asked = list(itertools.islice(search, budget if together else 1))
   if together:
-    measuring = f"measuring {len(asked)} choices in turn, after all are compiled"
-    say(measuring, f"{measuring}: {compiling}")
+    work.note(f"measuring {len(asked)} choices in turn, after all are compiled")
   for place in itertools.count():
     most = budget if together else min(budget + len(file.errors), 2 * budget)
     if place == most:
       break
     if place == len(asked):
       try:
-        asked.append(search.send(file.ratio(asked[-1])))
+        with console.working("ordering the choices that are left"):
+          asked.append(search.send(file.ratio(asked[-1])))
       except StopIteration:  # every choice was tried
         break
     if place == 0 or not together:
-      if not together:
-        say("", f"label {place + 1} of {most}: {compiling}")
-      file.label_choices(asked[place:])
-    say(_told(place, most, asked[place], file), "ordering the choices that are left")
+      with console.working(f"label {place + 1} of {most}: {compiling}"):
+        file.label_choices(asked[place:])
+    work.note(_told(place, most, asked[place], file))
     if asked[0] in file.errors:
       break  # the compiler's own choice, to which the others are compared
 
@@ -448,7 +443,8 @@ def _decide(
   if isinstance(label, labels.Measured) and best != default:
     first, second = problem.apply(default), problem.apply(best)
     options, arrays = problem.compiler_options_of(best), problem.call.arrays
-    compared = measure.compare(first, second, arrays, options, seed=problem.seed)
+    with console.working("comparing the best choice with the compiler's own"):
+      compared = measure.compare(first, second, arrays, options, seed=problem.seed)
     ratio = compared[0]
   is_gain = ratio <= 1 - label.margin if compared is None else compared[2] < 1
   if not is_gain:

@@ -26,8 +26,6 @@ import sys
 import time
 from typing import Any
 
-import tqdm
-
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import jaxprs
 from tpugraphs_jax.hlo.calls import Call
@@ -108,14 +106,16 @@ def run(
     return [line for request in requests for line in _failures(request)]
   pool = futures.ThreadPoolExecutor(processes)
   total = sum(request.configs for request in requests)
-  with tqdm.tqdm(total=total, unit="configuration", disable=console.bar(progress)) as bar:
+  with console.working("labelling", total=total, unit="configurations", is_on=progress) as work:
+    done = 0
     try:
       results = {pool.submit(collect, request): request for request in requests}
       running = set(results)
       while running:
         _, running = futures.wait(running, _SECONDS, return_when=futures.FIRST_COMPLETED)
         left = [results[future] for future in running]
-        bar.update(total - sum(request.configs for request in left) + labelled(left) - bar.n)
+        before, done = done, total - sum(request.configs for request in left) + labelled(left)
+        work.update(done - before)
       return [line for future in results for line in future.result()]
     finally:
       pool.shutdown(cancel_futures=True)
