@@ -75,7 +75,7 @@ def test_a_refusal_is_an_error_of_jax_and_the_process_goes_on(child):
 
 
 def test_ctrl_c_ends_the_process_and_deletes_its_folder(child):
-  child("kill -INT $PPID; exec sleep 60")
+  child("read line; kill -INT $PPID; exec sleep 60")
   with pytest.raises(KeyboardInterrupt), compiler.Compiler() as made:
     folder, process = made._folder, made._process
     made.compile(_CALL, "tpu:v6e")

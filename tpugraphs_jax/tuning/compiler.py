@@ -221,19 +221,22 @@ def main(folder: Path) -> None:
   parent = int(os.environ.pop(tasks.PARENT))
   watch = threading.Thread(target=_end_with, args=(parent, folder), daemon=True)
   watch.start()
-  schedule_dump.enter_working_folder(folder, tpu.libtpu_version())
-  answers = os.fdopen(os.dup(1), "w")
-  os.dup2(2, 1)  # what libraries print is no answer
-  for line in sys.stdin:
-    request, refusal = json.loads(line), ""
-    try:
-      module = (folder / _REQUEST).read_bytes()
-      program = _compile(module, request["target"], request["options"])
-      (folder / _ANSWER).write_bytes(pickle.dumps(program))
-    except jax.errors.JaxRuntimeError as error:
-      refusal = str(error)
-    print(json.dumps({"refusal": refusal}), file=answers, flush=True)
-  watch.join()  # requests end with the process that made them: its folder goes before this one ends
+  try:
+    schedule_dump.enter_working_folder(folder, tpu.libtpu_version())
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    for line in sys.stdin:
+      request, refusal = json.loads(line), ""
+      try:
+        module = (folder / _REQUEST).read_bytes()
+        program = _compile(module, request["target"], request["options"])
+        (folder / _ANSWER).write_bytes(pickle.dumps(program))
+      except jax.errors.JaxRuntimeError as error:
+        refusal = str(error)
+      print(json.dumps({"refusal": refusal}), file=answers, flush=True)
+  finally:  # requests end with the process that made them: its folder goes before this one ends
+    if sys.exc_info()[0] is None or os.getppid() != parent:
+      watch.join()
 
 
 if __name__ == "__main__":
