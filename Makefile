@@ -107,7 +107,7 @@ dist: install
 	DIST_EXTRA_CONFIG=$(CURDIR)/out/url.cfg $(BIN)/python -m build --outdir out/dist
 
 benchmarks: install
-	$(BIN)/python benchmarks/run_all.py
+	$(BIN)/python -m benchmarks.run_all
 
 clean:
 	rm -rf $(VENV) $(HOSTS) out/demo_* build *.egg-info

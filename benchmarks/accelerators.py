@@ -2,8 +2,8 @@
 
     python -m venv ENV
     ENV/bin/pip install . -r benchmarks/compilers.txt
-    ENV/bin/python benchmarks/accelerators.py
-    ENV/bin/python benchmarks/accelerators.py --targets h100 --cases SAGE --devices 8
+    ENV/bin/python -m benchmarks.accelerators
+    ENV/bin/python -m benchmarks.accelerators --targets h100 --cases SAGE --devices 8
 
 Each step is compiled in a process of its own, with one program of 6,000 nodes or ten kernels of 40
 on each device. TPUs are all devices of the smallest topology of a generation. Nothing runs on an
@@ -27,13 +27,9 @@ import tempfile
 import time
 from typing import Any
 
-import gpus
 import jax
-import optimised
-import pages
-import steps
-import timing
 
+from benchmarks import gpus, optimised, pages, steps, timing
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.hlo import tpu, tpu_kernels
 from tpugraphs_jax.infra import files, parallel
@@ -217,7 +213,9 @@ def _estimates(row: Mapping[str, Any]) -> tuple[str, str]:
 def in_fresh_process(name: str, target: str, count: int) -> dict[str, Any]:
   """`measure` of a step `CASE/STEP`; a step that was not compiled has `error`, a line of output."""
   ended = subprocess.run(
-    [sys.executable, __file__, "--only", target, str(count), name], capture_output=True, text=True
+    [sys.executable, "-m", "benchmarks.accelerators", "--only", target, str(count), name],
+    capture_output=True,
+    text=True,
   )
   rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
   return rows[0] if rows else {"error": _why(ended.stderr)}

@@ -1,6 +1,6 @@
 """Ranking quality on AlexNet, a released layout graph with run times measured on a TPU v3.
 
-    python benchmarks/alexnet.py --data_root DIR --out benchmarks/alexnet.json
+    python -m benchmarks.alexnet --data_root DIR --out benchmarks/alexnet.json
 
 Trains `configs/layout.py:xla-default` and its `recommended` variant on AlexNet's 40,000
 training configurations. Each model ranks the 3,856 validation configurations of AlexNet,
@@ -19,11 +19,9 @@ import sys
 import tempfile
 from typing import Any
 
-import kept_runs
 import numpy as np
-import pages
-import timing
 
+from benchmarks import kept_runs, pages, timing
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import npz
 

@@ -1,6 +1,6 @@
 """Slowdown of the best of the first k layouts of AlexNet, by times measured on a TPU v3.
 
-    python benchmarks/best_of_k.py --data_root DIR --out benchmarks/best_of_k.json
+    python -m benchmarks.best_of_k --data_root DIR --out benchmarks/best_of_k.json
 
 DIR holds the released layout data (`DIR/layout/xla/default/valid/alexnet.npz`). Four ways order
 its 3,856 configurations; none of them has seen a time:
@@ -22,11 +22,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import measured
 import numpy as np
-import pages
-import timing
 
+from benchmarks import measured, pages, timing
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers.ranker import load

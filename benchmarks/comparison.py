@@ -1,6 +1,6 @@
 """Compares the project's formulation of a training or scoring step with the plain one.
 
-    python benchmarks/comparison.py layout_step --out layout_step.json
+    python -m benchmarks.comparison layout_step --out layout_step.json
 
 Both formulations run through the project's own steps, with the same loss, optimiser and
 buffer donation. Peak memory is measured in a fresh process that runs one variant alone. With
@@ -13,19 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-from pathlib import Path
-import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-import plain
-import timing
-import workloads
-
+from benchmarks import timing, workloads
+from tests.support import plain
 from tpugraphs_jax import losses
 from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.infra import machine, parallel
@@ -161,7 +156,7 @@ def peak_mib(name: str, variant: str) -> float:
 def compare(name: str, repeats: int) -> dict[str, float]:
   """Seconds and peak memory of both variants, and the ratio of their seconds."""
   # Before this process grows: on Linux a child's peak memory starts at its parent's peak.
-  peaks = [timing.in_subprocess("comparison.py", name, "--only", variant) for variant in VARIANTS]
+  peaks = [timing.in_subprocess("comparison", name, "--only", variant) for variant in VARIANTS]
   kind, make_case, usual = CASES[name]
   case = make_case()
   functions = {variant: kind(case, variant) for variant in VARIANTS}

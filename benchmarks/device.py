@@ -1,8 +1,8 @@
 """Checks and times the project on the accelerator at hand, in at most ten minutes.
 
-    python benchmarks/device.py --out device.json
-    python benchmarks/device.py --out device.json --parts third   # adds to the record
-    JAX_PLATFORMS=cpu python benchmarks/device.py --small
+    python -m benchmarks.device --out device.json
+    python -m benchmarks.device --out device.json --parts third   # adds to the record
+    JAX_PLATFORMS=cpu python -m benchmarks.device --small
 
 It needs jax for the device and the packages of `device.txt`. Each part runs in a process of its
 own and within its seconds. A part that fails or takes longer is named in the record under
@@ -42,19 +42,13 @@ import time
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
-import comparing
-import gpus
-import gst
+_MODULE = "benchmarks.device"
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optimised
-import pages
-import plain
-import timing
-import workloads
 
+from benchmarks import gpus, gst, optimised, pages, timing, workloads
+from tests.support import comparing, plain
 from tpugraphs_jax import losses, synthetic
 from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Slate
@@ -84,8 +78,7 @@ _STEP_FLAGS = "--xla_gpu_collect_cost_model_stats=true"
 
 def parity(kind: str, small: bool) -> Iterator[Figures]:
   """The largest relative difference from each recorded case, by what is compared."""
-  sys.path.insert(0, str(ROOT / "tests" / "rankers"))
-  import test_official_parity
+  from tests.rankers import test_official_parity
 
   files, comparisons = {
     "tile": (test_official_parity.TILE_FILES, test_official_parity.tile_comparisons),
@@ -158,7 +151,7 @@ def run_training(small: bool) -> Iterator[Figures]:
     )
 
     def start(name: str, *more: str) -> subprocess.Popen:
-      line = [sys.executable, __file__, "--train", f"{scratch}/{name}", str(root), *more]
+      line = [sys.executable, "-m", _MODULE, "--train", f"{scratch}/{name}", str(root), *more]
       line += ["--small"] * small
       return subprocess.Popen(line, stdout=subprocess.DEVNULL)
 
@@ -404,7 +397,7 @@ class Process:
     self.name, self._out = name, folder / f"{name}.json"
     flags = _FLAGS.get(name, _STEP_FLAGS if name in _STEPS else "")
     self._process = subprocess.Popen(
-      [sys.executable, __file__, "--only", name, "--out", self._out, *options],
+      [sys.executable, "-m", _MODULE, "--only", name, "--out", self._out, *options],
       env={"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
       | os.environ
       | {

@@ -1,6 +1,6 @@
 """Step time and peak memory of Graph Segment Training, by graph size.
 
-    python benchmarks/gst.py --out gst.json
+    python -m benchmarks.gst --out gst.json
 
 Each case is one program of 5,000, 20,000 or 43,615 nodes (the size of the largest
 released one). 4 % of its nodes are configurable. It has 1,000 configurations, of which a
@@ -20,10 +20,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import pages
-import timing
-import workloads
 
+from benchmarks import pages, timing, workloads
 from tpugraphs_jax.infra import machine, parallel
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs
@@ -93,7 +91,7 @@ def main() -> None:
     for variant in _VARIANTS:
       runs = [
         timing.in_subprocess(
-          "gst.py", "--variant", variant, "--nodes", str(nodes), "--repeats", str(args.repeats)
+          "gst", "--variant", variant, "--nodes", str(nodes), "--repeats", str(args.repeats)
         )
         for _ in range(_PROCESSES)
       ]

@@ -1,6 +1,6 @@
 r"""Trains every ranker on your data for some minutes each, and writes one page with the winner.
 
-    python benchmarks/leaderboard.py --collection layout:own:outputs --data_root data/own/npz \
+    python -m benchmarks.leaderboard --collection layout:own:outputs --data_root data/own/npz \
         --minutes 5 --page out/leaderboard.html
 
 The rankers are those of the race (`systems.py`): the presets, the official settings, the default
@@ -20,11 +20,9 @@ from typing import Any
 
 import jinja2
 import numpy as np
-import pages
-import race_run
 from scipy import stats
-import systems
 
+from benchmarks import pages, race_run, systems
 from tpugraphs_jax import datasets
 
 _NAMES = {

@@ -1,6 +1,6 @@
 """Models that were trained on estimates alone, judged by times measured on a TPU v3.
 
-    python benchmarks/measured.py --data_root DIR --workdir out/own_quality \
+    python -m benchmarks.measured --data_root DIR --workdir out/own_quality \
         --out benchmarks/measured.json
 
 DIR holds the released layout data, such as `DIR/layout/xla/default/valid/alexnet.npz`. The models
@@ -25,12 +25,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import alexnet
 import numpy as np
-import own_quality
-import pages
-import timing
 
+from benchmarks import alexnet, own_quality, pages, timing
 from tpugraphs_jax import metrics
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import npz

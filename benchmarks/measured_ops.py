@@ -2,7 +2,7 @@
 
     python -m venv ENV
     ENV/bin/pip install '.[tpu]' 'tokamax>=0.0.12'
-    ENV/bin/python benchmarks/measured_ops.py --data DIR --work DIR --out RECORD.json
+    ENV/bin/python -m benchmarks.measured_ops --data DIR --work DIR --out RECORD.json
 
 The times are those of tokamax' autotuning caches: operations of real models that plain XLA
 computes, five times each. `--data` is a folder of such caches, `DEVICE/OPERATION.json`; its default
@@ -33,13 +33,10 @@ from typing import Any
 import zlib
 
 from absl import flags
-import cycle_times
 import numpy as np
-import pages
 from scipy import optimize, stats
-import timing
-import tokamax_ops
 
+from benchmarks import cycle_times, pages, timing, tokamax_ops
 from tpugraphs_jax.hlo import proto, tpu_kernels
 from tpugraphs_jax.tuning import costs, label_file
 
@@ -455,7 +452,7 @@ def _spoken(operation: str) -> str:
 def compile_all(work: tokamax_ops.Work) -> None:
   """Compiles the programs of this command in processes of their own, one after the other."""
   while status := subprocess.run(
-    [sys.executable, __file__, *sys.argv[1:], "--worker"],
+    [sys.executable, "-m", "benchmarks.measured_ops", *sys.argv[1:], "--worker"],
     env=os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"},
   ).returncode:
     begun = label_file.interrupted(work.path) if status < 0 else None

@@ -2,7 +2,7 @@
 
     python -m venv ENV
     ENV/bin/pip install '.[tpu]' 'tokamax>=0.0.12'
-    ENV/bin/python benchmarks/measured_programs.py --data DIR --work WORK --sample 12 \
+    ENV/bin/python -m benchmarks.measured_programs --data DIR --work WORK --sample 12 \
         --out benchmarks/measured_programs.json
 
 `DIR` has measured programs as `measured_sources.py` describes: JAXBench's workloads on v6e,
@@ -34,16 +34,12 @@ import sys
 from typing import Any
 
 from absl import flags
-import compiled
-import cycle_times
-import measured_sources
-from measured_sources import JAXBENCH, PRODUCTS, TOKAMAX
 import numpy as np
-import pages
 from scipy import stats
-import timing
-from tokamax_history import History
 
+from benchmarks import compiled, cycle_times, measured_sources, pages, timing
+from benchmarks.measured_sources import JAXBENCH, PRODUCTS, TOKAMAX
+from benchmarks.tokamax_history import History
 from tpugraphs_jax.hlo import tpu_kernels
 from tpugraphs_jax.tuning import costs
 from tpugraphs_jax.tuning.schedule import program

@@ -27,13 +27,12 @@ import re
 import sys
 from typing import Any
 
-import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tokamax_history import Entry, History
-import tokamax_ops
 
+from benchmarks import compiled, tokamax_ops
+from benchmarks.tokamax_history import Entry, History
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.infra import trust
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import re
 from typing import Any, NamedTuple
 
-from gpus import Gpu
-
+from benchmarks.gpus import Gpu
 from tpugraphs_jax.hlo import loops, proto
 
 # Instructions that start no kernel.

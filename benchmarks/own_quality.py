@@ -1,7 +1,7 @@
 r"""Ranking quality on programs of families that the models were not trained on.
 
-    python benchmarks/own_quality.py --workdir out/own_quality --out benchmarks/own_quality.json
-    python benchmarks/own_quality.py --collection own-programs_cpu --workdir out/own_quality_cpu \
+    python -m benchmarks.own_quality --workdir out/own_quality --out benchmarks/own_quality.json
+    python -m benchmarks.own_quality --collection own-programs_cpu --workdir out/own_quality_cpu \
         --out benchmarks/own_quality_cpu.json
 
 Trains every variant with every seed on a collection, by default the one in `data/own`, in
@@ -28,11 +28,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import kept_runs
 import numpy as np
-import pages
-import timing
 
+from benchmarks import kept_runs, pages, timing
 from tpugraphs_jax import columns, metrics
 from tpugraphs_jax.data import features
 from tpugraphs_jax.rankers.ranker import Ranker

@@ -1,7 +1,7 @@
 """Ranking quality on synthetic data, between a random order and the ceiling.
 
     python -m tpugraphs_jax.synthetic --out DIR --scale medium
-    python benchmarks/quality.py --data_root DIR/npz --workdir out/quality --out quality.json
+    python -m benchmarks.quality --data_root DIR/npz --workdir out/quality --out quality.json
 
 Trains every variant with every seed by `run_tile.py` and `run_layout.py`, in working folders
 that are kept: a second call continues where the first one stopped. `--variants` trains some
@@ -16,11 +16,9 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import kept_runs
 import numpy as np
-import pages
-import timing
 
+from benchmarks import kept_runs, pages, timing
 from tpugraphs_jax import metrics, synthetic
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs

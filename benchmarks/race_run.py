@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import timing
 
+from benchmarks import timing
 from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.ranker import Ranker

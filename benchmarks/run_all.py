@@ -1,7 +1,7 @@
 """Runs the benchmarks of speed and memory and records their figures in `results.json`.
 
-    python benchmarks/run_all.py
-    python benchmarks/run_all.py layout_step gst
+    python -m benchmarks.run_all
+    python -m benchmarks.run_all layout_step gst
 
 Each benchmark runs in a fresh process. Its figures are recorded with date, machine and
 versions; the recorded ones were measured on two CPU cores that did nothing else. The second
@@ -18,16 +18,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pages
-import timing
+from benchmarks import pages, timing
 
-# Cases of `comparison.py`, and the other scripts.
+# Cases of `comparison.py`, and the modules of the other benchmarks.
 _COMPARISONS = {
   "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
   "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
   "sage_step": "`SAGE` 128 x 3 training step, 10,000 nodes, 64 configurations",
 }
-_OTHERS = ("gst", "tables")
+_OTHERS = {"gst": "gst", "tables": "score_tables"}
 _RESULTS = Path(__file__).parent / "results.json"
 
 
@@ -64,8 +63,8 @@ def main() -> None:
   names = parser.parse_args().names or [*_COMPARISONS, *_OTHERS]
   for name in names:
     print(f"--- {name}", flush=True)
-    script = ("comparison.py", name) if name in _COMPARISONS else (f"{name}.py",)
-    results = record(name, timing.in_subprocess(*script))
+    module = ("comparison", name) if name in _COMPARISONS else (_OTHERS[name],)
+    results = record(name, timing.in_subprocess(*module))
   print(table(results))
 
 

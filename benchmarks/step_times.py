@@ -1,6 +1,6 @@
 """Which steps of `steps/` have a time on each TPU, and how long the estimate takes.
 
-    python benchmarks/step_times.py --work WORK --out benchmarks/step_times.json
+    python -m benchmarks.step_times --work WORK --out benchmarks/step_times.json
 
 The steps are compiled for each target in a process of their own, those of real sizes last. `WORK`
 keeps what the compiler wrote, so that a command that was stopped goes on; `--again` reads it anew.
@@ -20,9 +20,8 @@ import time
 from typing import Any
 
 import jax
-import pages
-import timing
 
+from benchmarks import pages, timing
 from tpugraphs_jax.hlo import calls, jaxprs, tpu
 from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.tuning import compiler, costs, programs

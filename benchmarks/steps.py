@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import workloads
 
+from benchmarks import workloads
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import features
 from tpugraphs_jax.graph import OpGraph, TileConfigs

@@ -1,7 +1,7 @@
 """The race: trains every system for the same CPU time on one core and compares their quality.
 
     python -m tpugraphs_jax.synthetic --out DIR --scale medium
-    python benchmarks/systems.py --data_root DIR/npz
+    python -m benchmarks.systems --data_root DIR/npz
 
 A run is a fresh process on one core. It first times some steps, so that the schedule of its
 learning rate ends with its budget. The budget counts the CPU time of training steps and of
@@ -29,11 +29,7 @@ import tempfile
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-import pages
-import quality
-import race_run
-import timing
-
+from benchmarks import pages, quality, race_run, timing
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import configs, variants
 
@@ -198,7 +194,7 @@ def run_missing(args: argparse.Namespace, collection: str, system: str, seed: in
     str(args.core),
   ]
   try:
-    row = timing.in_subprocess("systems.py", *arguments)
+    row = timing.in_subprocess("systems", *arguments)
   except subprocess.CalledProcessError as error:
     print(f"  failed with exit code {error.returncode}: not counted", flush=True)
     return

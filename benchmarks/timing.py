@@ -56,12 +56,12 @@ class Compilations:
       self.seconds += duration
 
 
-def in_subprocess(script: str, *args: str) -> dict[str, Any]:
-  """Runs a script of this folder in a fresh process and returns its figures."""
+def in_subprocess(module: str, *args: str) -> dict[str, Any]:
+  """Runs `benchmarks.MODULE` in a fresh process and returns its figures."""
   with tempfile.TemporaryDirectory() as folder:
     out = Path(folder) / "figures.json"
-    path = Path(__file__).parent / script
-    subprocess.run([sys.executable, str(path), "--out", str(out), *args], check=True)
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--out", str(out), *args]
+    subprocess.run(command, check=True)
     return json.loads(out.read_text())
 
 

@@ -1,6 +1,6 @@
 """Compares ways to search for layouts on programs of families that nothing was learnt from.
 
-    python benchmarks/tune.py --workdir out/tune
+    python -m benchmarks.tune --workdir out/tune
 
 Simulates the search on labelled choices of `data/own`: a search may label a choice that
 has a label there, and is told it. The labels are estimates of the TPU v3 compiler and no
@@ -34,15 +34,10 @@ from pathlib import Path
 from typing import Any
 import zlib
 
-import blind
 import numpy as np
-import own_quality
-import pages
-import run_all
-import search_prior
-import ship
-import timing
 
+from benchmarks import blind, own_quality, pages, run_all, timing
+from tools import search_prior, ship
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.ranker import load, Ranker

@@ -1,6 +1,6 @@
 """Compiles small steps for a TPU v3 and an NVIDIA H100: part of CI.
 
-    python tests/compilers.py
+    python -m tests.compilers
 
 Makes an environment with the packages of this one and the compilers, or uses the environment of
 `TPUGRAPHS_COMPILERS_PYTHON=.../bin/python` as it is. Where the compilers cannot be installed the
@@ -126,7 +126,7 @@ def complaints(row: Mapping[str, Any], *, is_gpu: bool, all_reduce: bool) -> lis
 
 def compile_steps(python: Path | str, target: str, devices: int, names: Sequence[str]) -> list[str]:
   """Compiles steps in one process; returns what is wrong."""
-  ended = run(python, "benchmarks/accelerators.py", "--only", target, str(devices), *names)
+  ended = run(python, "-m", "benchmarks.accelerators", "--only", target, str(devices), *names)
   if ended.returncode:
     return [f"{ended.stdout[-1000:]}{ended.stderr[-1000:]}"]
   rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]

@@ -1,6 +1,6 @@
 """Runs the commands and the Python of README.md and docs/ on tiny data: part of CI.
 
-    python tests/readme_commands.py
+    python -m tests.readme_commands
 
 Changed are only the size (variant `ci`, scale `tiny`, one epoch), the data and where files go; one
 run draws its report page. Commands for the network and for hours (benchmarks) are asked for
@@ -20,11 +20,7 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
-
-import commands
-import saved_models
-
+from tests.support import commands, saved_models
 from tpugraphs_jax.run import official
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +32,7 @@ _ONLY_HELP = (
   "tpugraphs_jax.tune_tiles",
   "tpugraphs_jax.sweep",
   "out/folds",  # which a sweep makes
-  "benchmarks/",
+  "benchmarks.",
 )
 # These pages make files that others use; the others follow by name.
 _FIRST = ("docs/data.md", "docs/tutorial.md", "README.md", "docs/index.md", "docs/training.md")

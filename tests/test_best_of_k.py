@@ -3,10 +3,11 @@
 import itertools
 from xml.etree import ElementTree
 
-import best_of_k
-import figures
 import numpy as np
 import pytest
+
+from benchmarks import best_of_k
+from tools import figures
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 import json
 import shutil
 
-import parts
 import pytest
 
+from tests.support import parts
 from tpugraphs_jax import datasets, submission
 from tpugraphs_jax.data import npz, store
 from tpugraphs_jax.datasets import Collection

@@ -8,8 +8,8 @@ import pydoc
 import re
 
 import pytest
-import walk
 
+from tools import walk
 import tpugraphs_jax
 
 ROOT = Path(tpugraphs_jax.__file__).parent

@@ -5,9 +5,9 @@ import importlib
 import re
 import runpy
 
-import commands
 import pytest
 
+from tests.support import commands
 from tpugraphs_jax.tuning import measure
 
 MODULES = (

@@ -2,8 +2,9 @@
 
 import ast
 
-import commands
 import pytest
+
+from tests.support import commands
 
 PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from the layers before its own.

@@ -4,12 +4,10 @@ import json
 import signal
 import subprocess
 
-import cycle_times
-import measured_ops
 import numpy as np
 import pytest
-import tokamax_ops
 
+from benchmarks import cycle_times, measured_ops, tokamax_ops
 from tpugraphs_jax.tuning import label_file
 
 

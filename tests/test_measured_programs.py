@@ -3,11 +3,10 @@
 import dataclasses
 import json
 
-import measured_programs
-import measured_sources
 import numpy as np
 import pytest
 
+from benchmarks import measured_programs, measured_sources
 from tpugraphs_jax.tuning.schedule.chips import chips
 
 

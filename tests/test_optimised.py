@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import math
 
-import compilers
-import device
-import gpus
 import jax
 import jax.numpy as jnp
-import optimised
-import pages
 import pytest
+
+from benchmarks import device, gpus, optimised, pages
+from tests import compilers
 
 
 def _module(function, *shapes):

@@ -2,8 +2,9 @@
 
 import configparser
 
-import commands
 import pytest
+
+from tests.support import commands
 
 
 def test_every_folder_of_the_package_is_installed():

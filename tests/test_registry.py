@@ -1,8 +1,8 @@
 """Registries by name, and the modules of users that register in them."""
 
-import parts
 import pytest
 
+from tests.support import parts
 from tpugraphs_jax.config_fields import Registry
 
 

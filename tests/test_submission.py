@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import memory
 import numpy as np
 import pytest
 from scipy import stats
 
+from tests.support import memory
 from tpugraphs_jax import datasets, submission
 from tpugraphs_jax.data import folds
 

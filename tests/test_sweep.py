@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 
-import commands
 import pytest
-from run_folders import write_run
 
+from tests.support import commands
+from tests.support.run_folders import write_run
 from tpugraphs_jax import sweep
 from tpugraphs_jax.infra import files, tasks
 from tpugraphs_jax.run import configs

@@ -4,7 +4,8 @@ import json
 import subprocess
 
 import pytest
-from tokamax_history import Entry, History
+
+from benchmarks.tokamax_history import Entry, History
 
 _CACHE = "tokamax/data/autotuning/tpu7x/pallas_x.json"
 _NEW, _OLD = {"q": "bf16[8]", "group_sizes": {"num_groups": 2}}, {"q": "bf16[8]"}

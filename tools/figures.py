@@ -1,6 +1,6 @@
 """Draws the figures of README.md and docs/ from recorded numbers, for light and dark pages.
 
-    python tools/figures.py
+    python -m tools.figures
 
 Writes docs/figures/NAME_light.svg and docs/figures/NAME_dark.svg. Equal records make equal files:
 continuous integration runs this command and fails if a file changes.
@@ -14,16 +14,14 @@ import html
 import json
 import math
 from pathlib import Path
-import sys
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 FIGURES = ROOT / "docs" / "figures"
-sys.path[:0] = [str(ROOT), str(BENCHMARKS)]
-import best_of_k
-import measured_ops
 import numpy as np
+
+from benchmarks import best_of_k, measured_ops
 
 # Colours that people with colour blindness can tell apart (Okabe and Ito, 2008).
 THEMES = {

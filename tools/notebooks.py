@@ -1,6 +1,6 @@
 """Runs the notebooks and stores their outputs.
 
-    python tools/notebooks.py
+    python -m tools.notebooks
 
 Every notebook runs in an empty folder. Times of cells are not stored.
 """

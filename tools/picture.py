@@ -1,7 +1,7 @@
 """Writes docs/report.png, the picture of a report page in docs/reports.md.
 
     make demo
-    python tools/picture.py out/demo_tile/report.html
+    python -m tools.picture out/demo_tile/report.html
 
 Needs Chromium (`apt-get install chromium`). The picture shows the upper part of the page in a
 window 700 pixels wide, two pixels of the picture for each.

@@ -1,7 +1,7 @@
 """Writes docs/program.png, the picture of a tuned program in docs/view.md.
 
     pip install ".[tpu,view]" playwright
-    python tools/program_picture.py
+    python -m tools.program_picture
 
 Tunes the README's network and shows it after that in Model Explorer, at the first changed
 operation. Needs Chromium (`apt-get install chromium`). `--layouts FILE` shows layouts that

@@ -1,6 +1,6 @@
 """Writes the tables of README.md and docs/ from recorded figures.
 
-    python tools/tables.py
+    python -m tools.tables
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end of table -->` of a page;
 `TABLES` has the function that makes it. Figures are recorded in benchmarks/ and tools/faults/.
@@ -14,27 +14,27 @@ from collections.abc import Callable
 import json
 from pathlib import Path
 import re
-import sys
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 FAULTS = ROOT / "tools" / "faults"
-sys.path[:0] = [str(ROOT), str(BENCHMARKS), str(FAULTS)]
-import accelerators
-import alexnet
-import best_of_k
-import device
-import gst
-import measured
-import measured_ops
-import measured_programs
-import own_quality
-import pages
-import run_all
-import systems
-import table
-import tune
+from benchmarks import (
+  accelerators,
+  alexnet,
+  best_of_k,
+  device,
+  gst,
+  measured,
+  measured_ops,
+  measured_programs,
+  own_quality,
+  pages,
+  run_all,
+  systems,
+  tune,
+)
+from tools.faults import table
 
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.S)
 _SEEDS = (0, 1, 2)

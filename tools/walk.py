@@ -1,7 +1,7 @@
 """Lists the files that a run reads through, in the order of the first call, with a line each.
 
-    python tools/walk.py                        prints the list of `xla-random,full,ci`
-    python tools/walk.py --write                writes it into docs/architecture.md
+    python -m tools.walk                        prints the list of `xla-random,full,ci`
+    python -m tools.walk --write                writes it into docs/architecture.md
 
 The run trains, evaluates and ranks on tiny synthetic data. The list has the files whose functions
 the pages of a run (`run`, `train`, `rankers`) call. It leaves out the layers of `nn`, the tools of
@@ -79,7 +79,7 @@ def main() -> None:
     return
   with tempfile.NamedTemporaryFile() as calls:  # apart from the output of the run
     subprocess.run(
-      [sys.executable, __file__, "--config", args.config, "--out", calls.name],
+      [sys.executable, "-m", "tools.walk", "--config", args.config, "--out", calls.name],
       check=True,
       cwd=ROOT,
       stdout=subprocess.DEVNULL,

@@ -2,9 +2,9 @@
 
 import itertools
 
-import parts
 import pytest
 
+from tests.support import parts
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker

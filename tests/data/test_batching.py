@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import functools
 
-import comparing
 import jax
 import jax.numpy as jnp
 import numpy as np
-import parts
 import pytest
-import random_graphs
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from tests.support import comparing, parts, random_graphs
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import ABSENT

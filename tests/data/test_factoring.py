@@ -2,11 +2,10 @@
 
 import dataclasses
 
-import comparing
 import numpy as np
 import pytest
-import random_graphs
 
+from tests.support import comparing, random_graphs
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import factoring
 

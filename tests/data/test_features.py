@@ -3,14 +3,11 @@
 import dataclasses
 import math
 
-from graphs_by_hand import made_of, NUMBERS, whole_numbers
 import numpy as np
-import parts
 import pytest
-import random_graphs
-import recorded
-import table_cases
 
+from tests.support import parts, random_graphs, recorded, table_cases
+from tests.support.graphs_by_hand import made_of, NUMBERS, whole_numbers
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.rankers.systems import third

@@ -7,8 +7,8 @@ import os
 
 import numpy as np
 import pytest
-import random_graphs
 
+from tests.support import random_graphs
 from tpugraphs_jax import config_fields
 from tpugraphs_jax.data import folds, npz
 from tpugraphs_jax.data.selection import LayoutData, LayoutOptions, TileData, TileOptions

@@ -5,13 +5,10 @@ from __future__ import annotations
 import errno
 import zipfile
 
-import comparing
-import memory
 import numpy as np
 import pytest
-import random_graphs
-import recorded
 
+from tests.support import comparing, memory, random_graphs, recorded
 from tpugraphs_jax.data import npz
 
 _REAL = sorted(recorded.NPZ.rglob("*.npz"))

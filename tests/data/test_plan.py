@@ -10,8 +10,8 @@ import math
 import jax
 import numpy as np
 import pytest
-import random_graphs
 
+from tests.support import random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.data.plan import (

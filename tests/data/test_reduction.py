@@ -5,8 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-import random_graphs
 
+from tests.support import random_graphs
 from tpugraphs_jax.data import reduction
 
 OPTIONS = list(itertools.product((1, 2, 5), reduction.DIRECTIONS, reduction.INDUCED))

@@ -6,11 +6,10 @@ from fractions import Fraction
 import json
 import math
 
-import comparing
 import numpy as np
 import pytest
-import random_graphs
 
+from tests.support import comparing, random_graphs
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import npz, selection
 from tpugraphs_jax.data.selection import JudgedOptions, LayoutData, TileData

@@ -13,13 +13,10 @@ import signal
 import subprocess
 import sys
 
-import commands
-import comparing
 import numpy as np
 import pytest
-import random_graphs
-import recorded
 
+from tests.support import commands, comparing, random_graphs, recorded
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import graph_folder, npz, store
 from tpugraphs_jax.infra import files

@@ -2,12 +2,10 @@
 
 import dataclasses
 
-import comparing
 import numpy as np
-import parts
 import pytest
-import random_graphs
 
+from tests.support import comparing, parts, random_graphs
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import transforms
 from tpugraphs_jax.data.features import BLOCKS

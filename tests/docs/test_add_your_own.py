@@ -6,10 +6,10 @@ import shlex
 import shutil
 import subprocess
 
-import commands
 import numpy as np
 import pytest
 
+from tests.support import commands
 import tpugraphs_jax
 from tpugraphs_jax import submission
 from tpugraphs_jax.data import npz

@@ -3,8 +3,7 @@
 import re
 import shlex
 
-import commands
-
+from tests.support import commands
 from tpugraphs_jax import synthetic
 
 

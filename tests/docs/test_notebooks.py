@@ -4,8 +4,9 @@ import json
 import os
 import re
 
-import commands
 import pytest
+
+from tests.support import commands
 
 NOTEBOOKS = sorted((commands.ROOT / "notebooks").glob("*.ipynb"))
 _EXECUTE = """

@@ -4,9 +4,9 @@ import importlib.util
 import json
 import re
 
-import commands
 import pytest
 
+from tests.support import commands
 from tpugraphs_jax.tuning import labels
 from tpugraphs_jax.tuning.problem import Problem
 

@@ -3,14 +3,13 @@
 import re
 import shlex
 
-import commands
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import recorded
 import yaml
 
+from tests.support import commands, recorded
 from tpugraphs_jax.tuning import costs, estimate, measure, summary
 
 

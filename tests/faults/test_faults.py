@@ -3,8 +3,8 @@
 Killed runs are in `test_kills.py`.
 """
 
-import campaign
-import commands
+from tests.support import commands
+from tools.faults import campaign
 
 
 def run(tmp_path, *arguments):

@@ -1,9 +1,9 @@
 """The short fault campaign: killed runs and store builds end as if they had not been killed."""
 
-import campaign
-import commands
-import kills
 import pytest
+
+from tests.support import commands
+from tools.faults import campaign, kills
 
 
 def test_killed_builders_leave_nothing_and_lose_nothing():

@@ -3,10 +3,10 @@
 import json
 import math
 
-import commands
-from hlo_modules import computation, instruction, module
 import pytest
 
+from tests.support import commands
+from tests.support.hlo_modules import computation, instruction, module
 from tpugraphs_jax.hlo import buffers, proto, work
 
 _F32, _BF16, _TUPLE = 11, 16, 13

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import recorded
 
+from tests.support import recorded
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import proto, sources, tuning_data
 

@@ -1,9 +1,9 @@
 """Modules of other frameworks are read: one training step, as each of them gives it."""
 
-import commands
 import numpy as np
 import pytest
 
+from tests.support import commands
 import tpugraphs_jax
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import proto

@@ -3,10 +3,10 @@
 import contextlib
 from pathlib import Path
 
-from inputs import mutated
 import numpy as np
 import pytest
 
+from tools.faults.inputs import mutated
 from tpugraphs_jax import hlo
 
 _FOLDER = Path(__file__).parents[1] / "data" / "hlo"

@@ -2,13 +2,13 @@
 
 import json
 
-import hlo_modules
 import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support import hlo_modules
 from tpugraphs_jax.hlo import loops, proto
 
 _S = jax.ShapeDtypeStruct

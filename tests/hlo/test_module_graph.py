@@ -1,9 +1,9 @@
 import logging
 
-import hlo_modules
 import numpy as np
 import pytest
 
+from tests.support import hlo_modules
 from tpugraphs_jax import columns, hlo
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.rankers.tables import node_pairs

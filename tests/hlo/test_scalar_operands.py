@@ -1,12 +1,12 @@
 """Integers that kernels read, against NumPy; kernels inside loops, branches and calls."""
 
-import hlo_modules
 import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support import hlo_modules
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.hlo.scalar_operands import scalar_operands
 

@@ -2,11 +2,10 @@ import dataclasses
 import itertools
 from pathlib import Path
 
-import hlo_modules
 import numpy as np
 import pytest
-import recorded
 
+from tests.support import hlo_modules, recorded
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo.search import distinct_choices
 

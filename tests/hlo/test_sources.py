@@ -2,14 +2,13 @@ import gzip
 from pathlib import Path
 import subprocess
 
-import commands
 import jax
 from jax import export
 import jax.numpy as jnp
-import memory
 import numpy as np
 import pytest
 
+from tests.support import commands, memory
 from tpugraphs_jax import hlo
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.hlo import proto, sources, text

@@ -3,15 +3,13 @@
 import json
 import os
 
-import commands
-import hlo_modules
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import recorded
-from small_net import network
 
+from tests.support import commands, hlo_modules, recorded
+from tests.support.small_net import network
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.hlo import tpu, tpu_kernels

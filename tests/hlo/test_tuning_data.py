@@ -1,7 +1,6 @@
-import comparing
-import hlo_modules
 import pytest
 
+from tests.support import comparing, hlo_modules
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import tuning_data

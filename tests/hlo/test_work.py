@@ -1,12 +1,12 @@
 """Operations and bytes of instructions, against XLA's own count and by hand."""
 
-import hlo_modules
 import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support import hlo_modules
 from tpugraphs_jax.hlo import proto, work
 
 _S = jax.ShapeDtypeStruct

@@ -5,12 +5,11 @@ import json
 import shutil
 import time
 
-import commands
 import fsspec
 import numpy as np
-import parts
 import pytest
 
+from tests.support import commands, parts
 import tpugraphs_jax
 from tpugraphs_jax import datasets, report, submission
 from tpugraphs_jax.data import download, npz, store

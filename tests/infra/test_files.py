@@ -13,9 +13,9 @@ import sys
 import tempfile
 import time
 
-import commands
 import pytest
 
+from tests.support import commands
 from tpugraphs_jax.infra import files
 
 _HOLD = """

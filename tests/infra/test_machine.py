@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 
-import commands
 import pytest
 
+from tests.support import commands
 from tpugraphs_jax.infra import machine
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only")

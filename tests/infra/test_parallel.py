@@ -6,16 +6,13 @@ import re
 import socket
 import time
 
-import commands
-import comparing
 import jax
 import jax.numpy as jnp
 import numpy as np
-import parallel_worker
 import pytest
-from run_folders import metrics
-import toy
 
+from tests.support import commands, comparing, parallel_worker, toy
+from tests.support.run_folders import metrics
 from tpugraphs_jax.infra import console, machine, parallel
 
 

@@ -73,14 +73,13 @@ def test_flags_of_beam_come_after_the_dashes():
 @pytest.mark.parametrize("processes", [1, 3])
 def test_beam_does_every_task_once(tmp_path, processes):
   pytest.importorskip("apache_beam", reason="no apache-beam: pip install apache-beam")
-  tests = Path(__file__).parent
   code = (
     "import sys, warnings; warnings.simplefilter('ignore'); sys.path[:0] = sys.argv[2:]\n"
-    "import test_tasks\nfrom tpugraphs_jax.infra import tasks\n"
+    "from tests.infra import test_tasks\nfrom tpugraphs_jax.infra import tasks\n"
     "tasks.run(test_tasks.write_number, [(sys.argv[1], n) for n in range(5)], "
     f"processes={processes}, beam=[])\n"
   )
-  command = [sys.executable, "-c", code, tmp_path, tests, tests.parents[1]]
+  command = [sys.executable, "-c", code, tmp_path, ROOT]
   ended = subprocess.run(command, capture_output=True, text=True)
   assert ended.returncode == 0, ended.stderr[-2000:]
   assert_five_once(tmp_path)

@@ -6,15 +6,12 @@ import json
 import sys
 import zipfile
 
-import commands
 import fsspec
-import hlo_modules
 import jax
-import memory
 import numpy as np
 import pytest
-import random_graphs
 
+from tests.support import commands, hlo_modules, memory, random_graphs
 import tpugraphs_jax
 from tpugraphs_jax import datasets, hlo, submission
 from tpugraphs_jax.data import npz

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import random_graphs
-import recorded
-from system_cases import DIRECTIONS, random
 
+from tests.support import random_graphs, recorded
+from tests.support.system_cases import DIRECTIONS, random
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.nn import aggregation

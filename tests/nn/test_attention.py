@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from system_cases import (
+
+from tests.support.system_cases import (
   apply_to,
   check,
   each_graph,
@@ -25,7 +26,6 @@ from system_cases import (
   unit_and_one,
   WIDTH,
 )
-
 from tpugraphs_jax.nn import attention
 from tpugraphs_jax.nn.attention import (
   KernelAttention,

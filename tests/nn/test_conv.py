@@ -9,7 +9,8 @@ import functools
 
 import numpy as np
 import pytest
-from system_cases import (
+
+from tests.support.system_cases import (
   apply_to,
   check,
   dense,
@@ -22,7 +23,6 @@ from system_cases import (
   softmax,
   WIDTH,
 )
-
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS
 from tpugraphs_jax.nn.conv import Appnp, Gatv2, Sage
 

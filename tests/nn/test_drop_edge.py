@@ -5,10 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import random_graphs
-import system_cases
-from system_cases import BATCH, EDGES, GRAPH, NODES, TILES
 
+from tests.support import random_graphs, system_cases
+from tests.support.system_cases import BATCH, EDGES, GRAPH, NODES, TILES
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn import dropout
 from tpugraphs_jax.nn.nodes import Slates

@@ -6,9 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import system_cases
-from system_cases import BATCH, CONFIGS, features, FORMS, NODES, nodes_of, on_devices, REAL, WIDTH
 
+from tests.support import system_cases
+from tests.support.system_cases import (
+  BATCH,
+  CONFIGS,
+  features,
+  FORMS,
+  NODES,
+  nodes_of,
+  on_devices,
+  REAL,
+  WIDTH,
+)
 from tpugraphs_jax.nn.dropout import Dropout
 from tpugraphs_jax.nn.nodes import NONE, Slates
 

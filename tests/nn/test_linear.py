@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import system_cases
-from system_cases import (
+
+from tests.support import system_cases
+from tests.support.system_cases import (
   BATCH,
   CONFIGS,
   dense,
@@ -24,7 +25,6 @@ from system_cases import (
   TILES,
   WIDTH,
 )
-
 from tpugraphs_jax.nn import embeddings
 from tpugraphs_jax.nn.embeddings import Embedding, Opcodes
 from tpugraphs_jax.nn.layers import Layouts, Linear, Tiles

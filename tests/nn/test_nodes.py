@@ -7,9 +7,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from parts import everywhere
 import pytest
-from system_cases import (
+
+from tests.support.parts import everywhere
+from tests.support.system_cases import (
   BATCH,
   check,
   CONFIGS,
@@ -28,7 +29,6 @@ from system_cases import (
   TILES,
   WIDTH,
 )
-
 from tpugraphs_jax.nn import aggregation, nodes, pooling
 from tpugraphs_jax.nn.nodes import EVERYWHERE, Nodes, NONE, Slates
 

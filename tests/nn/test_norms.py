@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from system_cases import (
+
+from tests.support.system_cases import (
   check,
   each_graph,
   features,
@@ -18,7 +19,6 @@ from system_cases import (
   REAL,
   slow_normal,
 )
-
 from tpugraphs_jax.nn.layers import instance_norm, slate_norm
 from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE
 

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import system_cases
-from system_cases import (
+
+from tests.support import system_cases
+from tests.support.system_cases import (
   BATCH,
   CONFIGS,
   features,
@@ -22,7 +23,6 @@ from system_cases import (
   slow_configs,
   WIDTH,
 )
-
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE
 

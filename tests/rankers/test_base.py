@@ -2,14 +2,12 @@
 
 import itertools
 
-import families
 from flax import linen as nn
 import jax.numpy as jnp
 import numpy as np
-import parts
 import pytest
-import random_graphs
 
+from tests.support import families, parts, random_graphs
 from tpugraphs_jax import rankers
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.family import Family

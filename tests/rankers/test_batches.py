@@ -1,12 +1,9 @@
 """Every family draws slates and their sizes, and assembles them into batches."""
 
-import families
 import numpy as np
 import pytest
-import random_graphs
-import segment_cases
-import table_cases
 
+from tests.support import families, random_graphs, segment_cases, table_cases
 from tpugraphs_jax.data import batching, plan, reduction
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base

@@ -5,9 +5,9 @@ import json
 import math
 import re
 
-import commands
 import pytest
 
+from tests.support import commands
 from tpugraphs_jax import losses
 from tpugraphs_jax.infra import trust
 from tpugraphs_jax.rankers import base

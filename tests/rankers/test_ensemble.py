@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import small_runs
 
+from tests.support import small_runs
 import tpugraphs_jax
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers import ranker

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import random_graphs
 
+from tests.support import random_graphs
 from tpugraphs_jax.rankers.explain import check_numbers, Exchange, Explanation
 
 

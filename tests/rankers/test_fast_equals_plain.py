@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import functools
 
-import comparing
 import jax
 import numpy as np
-import parts
-import plain
 import pytest
-import random_graphs
-import system_cases
 
+from tests.support import comparing, parts, plain, random_graphs, system_cases
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.rankers import base

@@ -9,9 +9,9 @@ import functools
 import jax
 from jax import export
 import numpy as np
-import parts
 import pytest
 
+from tests.support import parts
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.train import training
 

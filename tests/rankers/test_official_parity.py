@@ -13,10 +13,9 @@ import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import parts
 import pytest
-import random_graphs
 
+from tests.support import parts, random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel

@@ -7,9 +7,10 @@ Processors compute in float32 whatever the precision: only the lowered step show
 from __future__ import annotations
 
 import jax
-import parts
 import pytest
-import steps
+
+from benchmarks import steps
+from tests.support import parts
 
 VARIANTS = [
   ("tile", ""),

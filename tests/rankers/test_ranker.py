@@ -7,14 +7,12 @@ import os
 import pathlib
 import shutil
 
-import commands
-import comparing
 import jax
 import numpy as np
 import pytest
-import small_runs
-from small_runs import COLLECTIONS
 
+from tests.support import commands, comparing, small_runs
+from tests.support.small_runs import COLLECTIONS
 import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.data import npz, transforms

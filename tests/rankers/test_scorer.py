@@ -6,14 +6,12 @@ import dataclasses
 import functools
 import threading
 
-import families
 import jax
 import numpy as np
-import parts
 import pytest
-import random_graphs
-from random_graphs import assemble
 
+from tests.support import families, parts, random_graphs
+from tests.support.random_graphs import assemble
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base

@@ -7,9 +7,9 @@ import struct
 
 import numpy as np
 import pytest
-import saved_models
-from saved_models import entry, header, key, table
 
+from tests.support import saved_models
+from tests.support.saved_models import entry, header, key, table
 from tpugraphs_jax.rankers import tensor_bundle
 
 RECORDED = Path(__file__).parents[1] / "data" / "saved_model"

@@ -1,11 +1,9 @@
 """Rankers with late join run once per kernel and give the scores of the plain form."""
 
-import families
 import numpy as np
-import parts
 import pytest
-import random_graphs
 
+from tests.support import families, parts, random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base, scorer

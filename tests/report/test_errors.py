@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from run_folders import move, write_fold, write_run, write_scores
 
+from tests.support.run_folders import move, write_fold, write_run, write_scores
 from tpugraphs_jax.columns import opcode_names
 from tpugraphs_jax.report import errors, runs
 

@@ -4,8 +4,8 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from run_folders import write_run
 
+from tests.support.run_folders import write_run
 from tpugraphs_jax import report
 from tpugraphs_jax.report import figures, runs
 

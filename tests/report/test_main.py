@@ -2,10 +2,10 @@
 
 import re
 
-import commands
 import pytest
-from run_folders import write_run
 
+from tests.support import commands
+from tests.support.run_folders import write_run
 from tpugraphs_jax import report
 from tpugraphs_jax.report.__main__ import _beside, main
 

@@ -7,8 +7,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from run_folders import several_runs, write_fold, write_run, write_scores
 
+from tests.support.run_folders import several_runs, write_fold, write_run, write_scores
 from tpugraphs_jax import datasets, report
 from tpugraphs_jax.report import figures, runs
 

@@ -4,9 +4,16 @@ import dataclasses
 
 import numpy as np
 import pytest
-from run_folders import MEASURED_HERE, NAMES, several_runs, write_fold, write_run, write_scores
 from scipy import stats
 
+from tests.support.run_folders import (
+  MEASURED_HERE,
+  NAMES,
+  several_runs,
+  write_fold,
+  write_run,
+  write_scores,
+)
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import folds
 from tpugraphs_jax.datasets import SYNTHETIC, UNKNOWN

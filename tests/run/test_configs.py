@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-import commands
 import numpy as np
-import parts
 import pytest
 
+from tests.support import commands, parts
 from tpugraphs_jax import config_fields
 from tpugraphs_jax.infra import trust
 from tpugraphs_jax.rankers import base

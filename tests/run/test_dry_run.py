@@ -3,9 +3,9 @@
 import re
 import shutil
 
-import parts
 import pytest
 
+from tests.support import parts
 from tpugraphs_jax.data import download, npz, store
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.run import dry_run

@@ -6,16 +6,14 @@ from pathlib import Path
 import re
 import shutil
 
-import comparing
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-import recorded
-from run_folders import metrics
-import small_runs
-from small_runs import COLLECTIONS, COMMANDS, STOPPED_AT
 
+from tests.support import comparing, recorded, small_runs
+from tests.support.run_folders import metrics
+from tests.support.small_runs import COLLECTIONS, COMMANDS, STOPPED_AT
 from tpugraphs_jax import submission
 from tpugraphs_jax.data import npz
 

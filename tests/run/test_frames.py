@@ -2,8 +2,9 @@
 
 import json
 
-import commands
 import pytest
+
+from tests.support import commands
 
 MOST = 8
 # Runs a command until it traces the loss for the first time; prints the functions on the way.

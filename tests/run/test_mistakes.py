@@ -2,11 +2,10 @@
 
 import shutil
 
-import commands
 import pytest
-import small_runs
-from small_runs import COLLECTIONS, COMMANDS
 
+from tests.support import commands, small_runs
+from tests.support.small_runs import COLLECTIONS, COMMANDS
 from tpugraphs_jax.data import npz
 
 SKIPPED = "a skipped file"  # the only run that must succeed

@@ -3,14 +3,12 @@
 import dataclasses
 import re
 
-import commands
 from flax import traverse_util
 import numpy as np
-import parts
 import pytest
-from run_folders import write_fold
-import saved_models
 
+from tests.support import commands, parts, saved_models
+from tests.support.run_folders import write_fold
 import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.columns import OPCODES

@@ -6,10 +6,10 @@ import functools
 
 import jax
 import numpy as np
-import parts
 import pytest
-import steps
 
+from benchmarks import steps
+from tests.support import parts
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.config import SegmentOptions
 from tpugraphs_jax.rankers.ranker import Ranker

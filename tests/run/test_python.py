@@ -1,8 +1,8 @@
 """Training from Python, and going on with a run by its folder alone."""
 
 import pytest
-import small_runs
 
+from tests.support import small_runs
 import tpugraphs_jax
 from tpugraphs_jax.run import python
 from tpugraphs_jax.run.python import Run

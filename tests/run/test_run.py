@@ -2,9 +2,9 @@
 
 import types
 
-import parts
 import pytest
 
+from tests.support import parts
 from tpugraphs_jax.run import launch
 
 FLAGS = types.SimpleNamespace(workdir="out", synthetic=False)  # flags that place the data

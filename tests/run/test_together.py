@@ -5,12 +5,11 @@ from __future__ import annotations
 import collections
 import itertools
 
-import commands
 import jax
 import numpy as np
-import parts
 import pytest
 
+from tests.support import commands, parts
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import npz, transforms
 from tpugraphs_jax.rankers.ranker import Ranker

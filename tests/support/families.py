@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import parts
-
+from tests.support import parts
 from tpugraphs_jax import rankers
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.family import Family, LayoutFamily, TileFamily

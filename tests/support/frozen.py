@@ -17,9 +17,8 @@ from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
-import random_graphs
-import winners
 
+from tests.support import random_graphs, winners
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs

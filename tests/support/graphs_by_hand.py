@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 import numpy as np
-import random_graphs
 
+from tests.support import random_graphs
 from tpugraphs_jax import columns
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.graph import OpGraph

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import recorded
 
+from tests.support import recorded
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.graph import SPLITS

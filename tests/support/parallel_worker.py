@@ -4,12 +4,10 @@ import os
 from pathlib import Path
 import signal
 
-import commands
 import jax
 import numpy as np
-import random_graphs
-import toy
 
+from tests.support import commands, random_graphs, toy
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import machine, parallel
 from tpugraphs_jax.rankers import base, scorer

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 import functools
 
-import families
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import parts
-import random_graphs
 
+from tests.support import families, parts, random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel

@@ -14,9 +14,7 @@ import pickle
 import tempfile
 from typing import NamedTuple
 
-import commands
-import recorded
-
+from tests.support import commands, recorded
 from tpugraphs_jax import synthetic
 
 COMMANDS = {

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 import functools
 from typing import Any
 
-import comparing
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import parts
-import random_graphs
 
+from tests.support import comparing, parts, random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.graph import OpGraph

@@ -7,8 +7,8 @@ import dataclasses
 import functools
 
 import numpy as np
-import random_graphs
 
+from tests.support import random_graphs
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import OpGraph

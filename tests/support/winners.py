@@ -16,11 +16,9 @@ from typing import Any
 from flax import traverse_util
 import jax
 import numpy as np
-import parts
 import pytest
-import random_graphs
-import recorded
 
+from tests.support import parts, random_graphs, recorded
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate

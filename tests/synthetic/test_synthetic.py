@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import random_graphs
 
+from tests.support import random_graphs
 from tpugraphs_jax import columns, datasets, graph, synthetic
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.data import npz

@@ -5,14 +5,13 @@ import shutil
 import subprocess
 import sys
 
-import commands
-from comparing import assert_same_trees
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import run_folders
 
+from tests.support import commands, run_folders
+from tests.support.comparing import assert_same_trees
 from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train.step import TrainState

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
-import random_graphs
 
+from tests.support import random_graphs
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.datasets import Collection

@@ -6,12 +6,10 @@ import dataclasses
 import json
 import types
 
-import families
 import numpy as np
-import parts
 import pytest
-import random_graphs
 
+from tests.support import families, parts, random_graphs
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import npz, transforms

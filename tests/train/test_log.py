@@ -10,11 +10,11 @@ import time
 import jax
 import numpy as np
 import pytest
-from run_folders import metrics
 from tensorboardX import record_writer
 from tensorboardX.proto import event_pb2, plugin_hparams_pb2
-import toy
 
+from tests.support import toy
+from tests.support.run_folders import metrics
 from tpugraphs_jax.infra import console, machine
 from tpugraphs_jax.train.log import Log, write_manifest
 

@@ -7,18 +7,16 @@ import signal
 import subprocess
 import sys
 
-import commands
-from comparing import assert_same_trees
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import run_folders
-from run_folders import metrics
-import toy
-from toy import make_batches
 
+from tests.support import commands, run_folders, toy
+from tests.support.comparing import assert_same_trees
+from tests.support.run_folders import metrics
+from tests.support.toy import make_batches
 from tpugraphs_jax.infra import parallel, tasks
 from tpugraphs_jax.train import checkpoint, loop
 from tpugraphs_jax.train.step import TrainState

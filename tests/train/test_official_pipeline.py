@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 from flax import traverse_util
 import jax
 import numpy as np
-import official_records
-import parts
 import pytest
-import random_graphs
 
+from tests.support import official_records, parts, random_graphs
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import npz, plan
 from tpugraphs_jax.data.batching import Slate, total_sizes

@@ -5,9 +5,9 @@ import math
 import types
 
 import numpy as np
-import parts
 import pytest
 
+from tests.support import parts
 from tpugraphs_jax.data.selection import TileData
 from tpugraphs_jax.datasets import Collection
 from tpugraphs_jax.train import checkpoint, loop, results

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 
-import comparing
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import parts
 import pytest
-import random_graphs
 
+from tests.support import comparing, parts, random_graphs
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.plan import Batches, BatchPlan, draw_slates

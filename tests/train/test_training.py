@@ -4,11 +4,10 @@ import csv
 import json
 import shutil
 
-import commands
 import numpy as np
-import parts
 import pytest
 
+from tests.support import commands, parts
 import tpugraphs_jax
 from tpugraphs_jax import submission, synthetic
 from tpugraphs_jax.data import folds, npz

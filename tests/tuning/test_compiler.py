@@ -10,8 +10,8 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
-import recorded
 
+from tests.support import recorded
 from tpugraphs_jax.hlo import calls, tpu
 from tpugraphs_jax.tuning import compiler
 

@@ -5,13 +5,12 @@ import importlib
 import json
 import types
 
-import hlo_modules
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import recorded
 
+from tests.support import hlo_modules, recorded
 import tpugraphs_jax
 from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.tuning import compiler, costs, estimate

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import recorded
 
+from tests.support import recorded
 import tpugraphs_jax
 from tpugraphs_jax.hlo import calls, tpu
 from tpugraphs_jax.tuning import costs, labels, problem

@@ -1,7 +1,6 @@
 """Instructions of compiled programs that only move."""
 
-import hlo_modules
-
+from tests.support import hlo_modules
 from tpugraphs_jax.tuning import moves
 
 

@@ -2,12 +2,11 @@
 
 import importlib.metadata
 
-import commands
 import jax
 import numpy as np
 import pytest
-import recorded
 
+from tests.support import commands, recorded
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import tpu

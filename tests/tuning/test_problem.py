@@ -1,9 +1,9 @@
-import hlo_modules
 import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 import pytest
 
+from tests.support import hlo_modules
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.hlo import names, proto
 from tpugraphs_jax.tuning import costs, labels, problem

@@ -3,14 +3,14 @@
 import itertools
 import math
 
-import blind
-import commands
 import numpy as np
 import pytest
 from scipy import stats
-import search_prior
-from small_net import ARGS, network
 
+from benchmarks import blind
+from tests.support import commands
+from tests.support.small_net import ARGS, network
+from tools import search_prior
 from tpugraphs_jax import columns
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers.ranker import load

@@ -7,8 +7,8 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
-import recorded
 
+from tests.support import recorded
 import tpugraphs_jax
 from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.tuning import compiler, costs, measure, summary, tiles

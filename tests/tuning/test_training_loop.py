@@ -9,8 +9,8 @@ import sys
 
 import numpy as np
 import pytest
-import training_steps
 
+from tests.support import training_steps
 import tpugraphs_jax
 from tpugraphs_jax.tuning import measure
 from tpugraphs_jax.tuning.problem import Problem
@@ -62,7 +62,7 @@ def test_applied_in_another_process_it_trains_alike(tuned, tmp_path):
   inherited = os.environ["XLA_FLAGS"]  # compile quickly
   flags = f"{inherited} --xla_force_host_platform_device_count={_DEVICES}"
   found = subprocess.run(
-    [sys.executable, training_steps.__file__, str(tmp_path), *names],
+    [sys.executable, "-m", training_steps.__name__, str(tmp_path), *names],
     env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
     capture_output=True,
     text=True,

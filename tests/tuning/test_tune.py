@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import recorded
-from small_net import ARGS, network
 
+from tests.support import recorded
+from tests.support.small_net import ARGS, network
 import tpugraphs_jax
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import tpu

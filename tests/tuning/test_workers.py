@@ -7,9 +7,8 @@ import re
 
 import numpy as np
 import pytest
-import random_graphs
-import recorded
 
+from tests.support import random_graphs, recorded
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.tuning import label_file, labels, workers

@@ -10,13 +10,12 @@ import sys
 import urllib.parse
 import urllib.request
 
-import commands
-import graphs_by_hand
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support import commands, graphs_by_hand
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.view import panes

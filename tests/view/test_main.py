@@ -2,10 +2,10 @@
 
 import sys
 
-import graphs_by_hand
 import jax.numpy as jnp
 import pytest
 
+from tests.support import graphs_by_hand
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.view.__main__ import main

@@ -1,6 +1,6 @@
 """Tries faults of every kind and prints a table of how the runs ended.
 
-    python tools/faults/campaign.py --points 250 --inputs 170000 --kept rows.json --out table.md
+    python -m tools.faults.campaign --points 250 --inputs 170000 --kept rows.json --out table.md
 
 This long form takes hours: 250 killed runs of each mode and a million inputs. With `--kept` a
 stopped campaign can be continued. `test_faults.py` and `test_kills.py` run a short form.
@@ -24,22 +24,24 @@ _ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(_ROOT), str(_ROOT / "tests/support")]
 os.environ.setdefault("NPROC", "16")
 
-import commands
-import damage
-import devices
-import disk
-import folders
-import foreign
-import hosts
-import inputs
 import jax
-import kills
-import limits
-import load
-import network
 import numpy as np
-from table import Kept, markdown, Row
 
+from tests.support import commands
+from tools.faults import (
+  damage,
+  devices,
+  disk,
+  folders,
+  foreign,
+  hosts,
+  inputs,
+  kills,
+  limits,
+  load,
+  network,
+)
+from tools.faults.table import Kept, markdown, Row
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.train import log

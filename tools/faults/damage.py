@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from table import outcome, Row
 
+from tools.faults.table import outcome, Row
 from tpugraphs_jax.data import graph_folder
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.train import loop

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 import itertools
 from pathlib import Path
 
-import commands
-import kills
 import numpy as np
-import run_folders
-from table import Row
+
+from tests.support import commands, run_folders
+from tools.faults import kills
+from tools.faults.table import Row
 
 PAIRS = tuple(itertools.permutations((1, 2, 4), 2))
 SHORT = ((1, 4), (4, 2))

@@ -8,9 +8,9 @@ from pathlib import Path
 import shutil
 import subprocess
 
-import commands
-from kills import contents, different, leftovers
-from table import Row
+from tests.support import commands
+from tools.faults.kills import contents, different, leftovers
+from tools.faults.table import Row
 
 
 @contextlib.contextmanager

@@ -8,9 +8,9 @@ import shutil
 import subprocess
 from typing import NamedTuple
 
-import commands
-import disk
-from table import Row
+from tests.support import commands
+from tools.faults import disk
+from tools.faults.table import Row
 
 _STEP = 5  # after the first checkpoints, before the last ones
 _DISK_KIB = 64 * 1024

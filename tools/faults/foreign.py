@@ -11,10 +11,10 @@ from typing import Any
 import zipfile
 
 from absl import logging
-import damage
 import numpy as np
-from table import outcome, Row
 
+from tools.faults import damage
+from tools.faults.table import outcome, Row
 from tpugraphs_jax import hlo, report
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph

@@ -17,11 +17,11 @@ import subprocess
 import sys
 import time
 
-import commands
-import kills
 import numpy as np
-import run_folders
-from table import Row
+
+from tests.support import commands, run_folders
+from tools.faults import kills
+from tools.faults.table import Row
 
 FAULTS = ("dies", "stands still", "loses its network")
 _SECONDS = 60.0  # within which a host has to end when the other one is gone

@@ -11,8 +11,8 @@ import struct
 import zipfile
 
 import numpy as np
-from table import outcome, Row
 
+from tools.faults.table import outcome, Row
 from tpugraphs_jax import hlo, submission
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import tuning_data

@@ -12,12 +12,11 @@ import subprocess
 import sys
 import time
 
-import commands
 import jax
 import numpy as np
-import run_folders
-from table import Row
 
+from tests.support import commands, run_folders
+from tools.faults.table import Row
 from tpugraphs_jax.data import store
 
 _SHORT = (

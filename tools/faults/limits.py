@@ -8,13 +8,12 @@ import re
 import shutil
 from typing import Any
 
-import commands
 import jax
-from kills import SMALL
 import numpy as np
-import run_folders
-from table import Row
 
+from tests.support import commands, run_folders
+from tools.faults.kills import SMALL
+from tools.faults.table import Row
 from tpugraphs_jax.rankers import model_file
 
 _LIMIT = np.iinfo(np.int64).max

@@ -12,8 +12,9 @@ import sys
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import numpy as np
-from table import Row
-import workloads
+
+from benchmarks import workloads
+from tools.faults.table import Row
 
 _BYTES = 4 << 30
 _SECONDS = 3600  # limit for one case

@@ -18,11 +18,11 @@ import threading
 import time
 from unittest import mock
 
-from inputs import Hung, limit
-from kills import all_files
 import numpy as np
-from table import Row
 
+from tools.faults.inputs import Hung, limit
+from tools.faults.kills import all_files
+from tools.faults.table import Row
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import download
 

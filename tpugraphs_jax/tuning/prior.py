@@ -4,7 +4,7 @@ A change gives one group one other option. Its effect is the difference that it 
 logarithm of the label. The prior of the effects of a program is normal. Mean and standard deviation
 of an effect depend on the kind of the change and on the cost that a model predicts for it. A kind
 is an operation and a class of `ORDERS`. Effects of one kind in one program are correlated.
-`benchmarks/search_prior.py` learns the numbers from labelled programs.
+`tools/search_prior.py` learns the numbers from labelled programs.
 """
 
 from __future__ import annotations

@@ -5,12 +5,11 @@
 
 from typing import NamedTuple
 
-import commands
 import numpy as np
-import parts
 import pytest
-from run_folders import metrics
 
+from tests.support import commands, parts
+from tests.support.run_folders import metrics
 from tpugraphs_jax import synthetic
 
 SMALL = [

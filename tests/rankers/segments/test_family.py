@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-import comparing
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import parts
 import pytest
-import segment_cases
-from segment_cases import graphs_of, model_of, params_of
 
+from tests.support import comparing, parts, segment_cases
+from tests.support.segment_cases import graphs_of, model_of, params_of
 from tpugraphs_jax.data import plan
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.losses import LossOptions

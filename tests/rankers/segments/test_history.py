@@ -8,9 +8,9 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_graphs import with_configs
-import segment_cases
 
+from tests.support import segment_cases
+from tests.support.random_graphs import with_configs
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.history import Snapshots

@@ -7,8 +7,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-import random_graphs
 
+from tests.support import random_graphs
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.segments import batches
 

@@ -8,11 +8,9 @@ import functools
 import jax
 import numpy as np
 import optax
-import parts
 import pytest
-import random_graphs
-import winners
 
+from tests.support import parts, random_graphs, winners
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.infra import parallel

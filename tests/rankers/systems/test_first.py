@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from graphs_by_hand import made_of
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import parts
 import pytest
-import random_graphs
-import winners
 
+from tests.support import parts, random_graphs, winners
+from tests.support.graphs_by_hand import made_of
 from tpugraphs_jax import columns, hlo
 from tpugraphs_jax.data import batching, transforms
 from tpugraphs_jax.data.transforms import Transform

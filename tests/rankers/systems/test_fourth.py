@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import frozen
 import jax
 import numpy as np
-import parts
 import pytest
-import system_cases
-from system_cases import BATCH, dense, OF_GRAPH, slow_configs, slow_inputs
-import winners
 
+from tests.support import frozen, parts, system_cases, winners
+from tests.support.system_cases import BATCH, dense, OF_GRAPH, slow_configs, slow_inputs
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import fourth

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import parts
 import pytest
-import random_graphs
-import winners
 
+from tests.support import parts, random_graphs, winners
 from tpugraphs_jax.data import batching, transforms
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.segments import family, history

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import frozen
-from graphs_by_hand import made_of, NUMBERS
 import jax
 import numpy as np
-import parts
 import pytest
-import system_cases
-from system_cases import (
+
+from tests.support import frozen, parts, system_cases
+from tests.support.graphs_by_hand import made_of, NUMBERS
+from tests.support.system_cases import (
   dense,
   sigmoid,
   slow_configs,
@@ -18,7 +17,6 @@ from system_cases import (
   slow_transformer,
   TILES,
 )
-
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import mlsys21
 

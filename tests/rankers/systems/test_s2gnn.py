@@ -8,13 +8,17 @@ from pathlib import Path
 from flax import traverse_util
 import jax
 import numpy as np
-import parts
 import pytest
-import random_graphs
-import system_cases
-from system_cases import dense, sigmoid, slow_attention, slow_configs, slow_layer_norm, softmax
-import winners
 
+from tests.support import parts, random_graphs, system_cases, winners
+from tests.support.system_cases import (
+  dense,
+  sigmoid,
+  slow_attention,
+  slow_configs,
+  slow_layer_norm,
+  softmax,
+)
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.graph import OpGraph

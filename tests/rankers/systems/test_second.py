@@ -6,8 +6,8 @@ import functools
 
 import numpy as np
 import pytest
-import random_graphs
-import winners
+
+from tests.support import random_graphs, winners
 
 RECORDS = ("second/xla", "second/nlp", "second/tile")
 PRESETS = {

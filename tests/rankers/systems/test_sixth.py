@@ -6,10 +6,10 @@ import functools
 
 import jax
 import numpy as np
-import parts
 import pytest
 import scipy.special
-import winners
+
+from tests.support import parts, winners
 
 RECORDS = ("sixth/sage", "sixth/gin", "sixth/tile")
 PRESETS = {

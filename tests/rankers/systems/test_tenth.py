@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import frozen
 import jax
 import numpy as np
-import parts
 import pytest
-import system_cases
-from system_cases import (
+
+from tests.support import frozen, parts, system_cases, winners
+from tests.support.system_cases import (
   BATCH,
   dense,
   elu_and_one,
@@ -25,9 +24,7 @@ from system_cases import (
   TILES,
   unit_and_one,
 )
-from table_cases import gelu
-import winners
-
+from tests.support.table_cases import gelu
 from tpugraphs_jax.rankers import base
 
 SMALL = dict(op_embed_dim=2, width=8, blocks=2, steps=2, mlp_widths=(5, 3))

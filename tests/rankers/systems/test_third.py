@@ -7,11 +7,9 @@ import functools
 
 import jax
 import numpy as np
-import parts
 import pytest
-import random_graphs
-import winners
 
+from tests.support import parts, random_graphs, winners
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.nn import attention
 from tpugraphs_jax.rankers.systems import third

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from graphs_by_hand import whole_numbers
 import numpy as np
 import pytest
 
+from tests.support.graphs_by_hand import whole_numbers
 from tpugraphs_jax.data.reduction import with_output
 from tpugraphs_jax.rankers.systems import third
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import table_cases
+
+from tests.support import table_cases
 
 
 def test_pairs_are_in_the_order_of_their_columns():

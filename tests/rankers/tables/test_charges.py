@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import table_cases
 
+from tests.support import table_cases
 from tpugraphs_jax.rankers import explain
 from tpugraphs_jax.rankers.tables import charges
 from tpugraphs_jax.rankers.tables.terms import Costs

@@ -5,10 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import parts
 import pytest
-import table_cases
 
+from tests.support import parts, table_cases
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.rankers.tables.network import ScoreTables

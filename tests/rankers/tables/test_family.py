@@ -2,10 +2,9 @@
 
 import jax
 import numpy as np
-import parts
 import pytest
-import table_cases
 
+from tests.support import parts, table_cases
 import tpugraphs_jax
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.data import batching, npz, plan

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 
-import comparing
 import jax
 import jax.numpy as jnp
 import numpy as np
-import parts
 import pytest
-import table_cases
-from table_cases import batch_of
 
+from tests.support import comparing, parts, table_cases
+from tests.support.table_cases import batch_of
 from tpugraphs_jax import losses
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 

@@ -2,9 +2,8 @@ import itertools
 
 import numpy as np
 import pytest
-import random_graphs
-import table_cases
 
+from tests.support import random_graphs, table_cases
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.rankers.tables import node_pairs
 

@@ -4,10 +4,8 @@ import dataclasses
 import math
 
 import numpy as np
-import parts
-import random_graphs
-import table_cases
 
+from tests.support import parts, random_graphs, table_cases
 from tpugraphs_jax.columns import NODE, opcode_ids
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.rankers.tables import batches, terms, traffic

@@ -1,8 +1,8 @@
 """DMAs beside a core: when they arrive, what waits for them, and waits that nothing ends."""
 
 import pytest
-from schedules import CHIP, cost, EMPTY
 
+from tests.support.schedules import CHIP, cost, EMPTY
 from tpugraphs_jax.tuning.schedule import chips, kernel
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 

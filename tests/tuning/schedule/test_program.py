@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from schedules import CHIP, EMPTY, stored, text
 
+from tests.support.schedules import CHIP, EMPTY, stored, text
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.tuning.schedule import bundles, chips, executor, kernel, linker, program
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from schedules import CHIP, cost, EMPTY, schedule, text
 
+from tests.support.schedules import CHIP, cost, EMPTY, schedule, text
 from tpugraphs_jax.tuning.schedule import bundles, executor, kernel, linker
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 from tpugraphs_jax.tuning.schedule.words import float_word, function, Unknown

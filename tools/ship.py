@@ -1,9 +1,9 @@
 r"""Adds a trained ranker of layouts to the models that ship, with its card.
 
-    python benchmarks/own_quality.py --workdir out/own_quality --out benchmarks/own_quality.json
-    python benchmarks/ship.py --run out/own_quality/recommended/0 --data_root data/own/npz \
+    python -m benchmarks.own_quality --workdir out/own_quality --out benchmarks/own_quality.json
+    python -m tools.ship --run out/own_quality/recommended/0 --data_root data/own/npz \
         --seeds benchmarks/own_quality.json
-    python benchmarks/ship.py --run out/own_quality_cpu/official/0 --name layout-cpu-measured
+    python -m tools.ship --run out/own_quality_cpu/official/0 --name layout-cpu-measured
 
 The card names the training data, as recorded beside the data, and gives the
 model's figures on the programs that it was not trained on, which this script computes.
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import own_quality
 
+from benchmarks import own_quality
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ranker

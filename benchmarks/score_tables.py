@@ -1,6 +1,6 @@
 """Speed and memory of score tables: training steps and ranking of very many configurations.
 
-    python benchmarks/tables.py --out tables.json
+    python -m benchmarks.tables --out tables.json
 
 training       a step on 8 programs of 6,000 nodes, 250 of them configurable, with 256
                configurations each
@@ -27,9 +27,8 @@ import time
 import jax
 import numpy as np
 import optax
-import timing
-import workloads
 
+from benchmarks import timing, workloads
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.infra import machine
@@ -232,7 +231,7 @@ def main() -> None:
     timing.report(figures | {"peak_mib": log.peak_memory()[1] / 2**20}, args.out)
     return
   options = ["--repeats", str(args.repeats)]
-  results = {case: timing.in_subprocess("tables.py", "--only", case, *options) for case in CASES}
+  results = {case: timing.in_subprocess("score_tables", "--only", case, *options) for case in CASES}
   timing.write(results, args.out)
 
 

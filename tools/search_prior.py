@@ -1,7 +1,7 @@
 """Learns the prior of the effects of changes, with which `tune` searches.
 
-    python benchmarks/search_prior.py
-    python benchmarks/search_prior.py --model layout-cpu-measured --collections programs_cpu
+    python -m tools.search_prior
+    python -m tools.search_prior --model layout-cpu-measured --collections programs_cpu
 
 Reads labelled programs of `data/own`, the training and validation families, and writes
 `NAME.prior.json` beside the model NAME that ships and whose scores are the predicted costs. The
@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import optimize
-import ship
 
+from tools import ship
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra.files import replacing

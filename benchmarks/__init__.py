@@ -1,0 +1,1 @@
+"""Measurements, each with a record of its figures beside it."""

@@ -1,0 +1,1 @@
+"""Tests of the package, of its pages and of its commands."""

@@ -1,0 +1,1 @@
+"""Scripts that make what is in the repository: tables, pictures, models that ship."""
