@@ -169,7 +169,7 @@ def compile_function(
   }
   call, module = calls.Call(function, tuple(arguments), {}), outcome.module
   parsed = proto.parse_module(module, where="a compiled program")
-  operands = scalar_operands(call, costs.known_integers(call.arrays), parsed)
+  operands = scalar_operands(call, costs.known_integers(call.arrays), parsed).values
   words = {
     kernel: {index: values.reshape(-1).tolist() for index, values in given.items()}
     for kernel, given in operands.items()

@@ -41,7 +41,7 @@ def module(*kernels):
 def found(function, *args, kernels=((3, 8),)):
   call = Call(function, args, {})
   known = {n: array for n, array in enumerate(call.arrays) if isinstance(array, np.ndarray)}
-  operands = scalar_operands(call, known, module(*kernels))
+  operands = scalar_operands(call, known, module(*kernels)).values
   return {name: {n: v.tolist() for n, v in values.items()} for name, values in operands.items()}
 
 

@@ -25,7 +25,9 @@ _MOST_PADDED = 1 << 24  # places of such an array in memory
 _MOST_VISITED = 2_000  # instructions between an array and the operation that reads it
 # Values for an index, a position or the sizes of groups, and the two ends between which they lie.
 ASSUMED, LOWEST, HIGHEST = "assumed", "lowest", "highest"
-INDEX, POSITION, GROUPS = "index", "position", "groups"  # what an assumed integer means
+# What assumed integers mean. Starts are those of equal parts, with the end of the last one.
+INDEX, POSITION, GROUPS = "index", "position", "groups"
+LENGTHS, STARTS, COUNT = "lengths", "starts", "count"
 _ROWS_OF_GROUPS = "ragged-dot"  # name of the kernels that XLA makes of a ragged product
 
 _DTYPES = {
@@ -73,9 +75,9 @@ class Meaning:
   """What integers mean.
 
   Attributes:
-    kind: `INDEX`, `POSITION` or `GROUPS`.
-    limits: of an index the sizes of the dimensions that its components select from; of a position
-      the largest one; of groups the number of rows.
+    kind: `INDEX`, `POSITION`, `GROUPS`, `LENGTHS`, `STARTS` or `COUNT`.
+    limits: of an index the sizes of the dimensions that its components select from; of a position,
+      a length and a count the largest one; of groups and starts the number of rows.
     reader: the name of the instruction that reads them.
   """
 
@@ -89,11 +91,19 @@ class Meaning:
     Args:
       shape: of the array.
       name: of the array, from which the random numbers follow.
-      how: `ASSUMED`: an index is uniform over its dimension, a position is the middle, groups have
-        equal sizes. `LOWEST`: all are 0, and the first group has all rows. `HIGHEST`: indices are
-        spread evenly, a position is the last one, and the last group has all rows.
+      how: `ASSUMED`: an index is uniform over its dimension, a position is the middle, a length
+        half of the largest, and groups have equal sizes. `LOWEST`: all are 0 (a length 1), and the
+        first group has all rows. `HIGHEST`: indices are spread evenly, a position or a length is
+        the largest one, and the last group has all rows. Starts and counts have one value.
     """
     count = math.prod(shape)
+    if self.kind == COUNT:
+      return np.full(shape, self.limits[0])
+    if self.kind == STARTS:
+      return (np.arange(count) * self.limits[0] // max(count - 1, 1)).reshape(shape)
+    if self.kind == LENGTHS:
+      lengths = {LOWEST: 1, ASSUMED: max(1, self.limits[0] // 2), HIGHEST: self.limits[0]}
+      return np.full(shape, lengths[how])
     if self.kind == GROUPS:
       sizes = np.zeros(count, np.int64)
       (rows,) = self.limits

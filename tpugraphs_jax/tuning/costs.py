@@ -179,7 +179,7 @@ def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
   known = known_integers(call.arrays)
   # jax leaves out arrays that nothing uses: parameters then have other numbers.
   values = known if _parameters(module) == len(call.arrays) else {}
-  operands = scalar_operands(call, known, module)
+  operands = scalar_operands(call, known, module).values
   simulated = program.simulate(
     module, compiled.schedules, target, arguments=values, operands=operands
   )
