@@ -2,6 +2,7 @@
 
 import jax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -43,6 +44,49 @@ def found(function, *args, kernels=((3, 8),)):
   known = {n: array for n, array in enumerate(call.arrays) if isinstance(array, np.ndarray)}
   operands = scalar_operands(call, known, module(*kernels)).values
   return {name: {n: v.tolist() for n, v in values.items()} for name, values in operands.items()}
+
+
+def _grouped(x, group_sizes):
+  return kernel(jnp.cumsum(group_sizes), x)
+
+
+@pytest.mark.parametrize("how, ends", [("assumed", [3, 6, 8]), ("lowest", [8, 8, 8])])
+def test_sizes_of_groups_without_values_are_assumed_by_their_name(how, ends):
+  """Also where the program computes them: here by the function that it calls."""
+  sizes = jax.ShapeDtypeStruct((3,), jnp.int32)
+  for function in (_grouped, lambda x, s: jax.jit(_grouped)(x, 2 * s)):
+    operands = scalar_operands(Call(function, (_X, sizes), {}), {}, module((3, 8)), how)
+    ((values,),) = (operand.values() for operand in operands.values.values())
+    assert values.tolist() == ends
+    assert operands.assumed["group_sizes"].limits == (8,)
+
+
+def test_sizes_with_values_are_not_assumed():
+  call = Call(_grouped, (_X, _SIZES), {})
+  operands = scalar_operands(call, {1: _SIZES}, module((3, 8)))
+  assert not operands.assumed
+
+
+def test_integers_that_select_blocks_are_assumed_to_be_any_of_them():
+  def select(places, x):
+    spec = pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=1,
+      grid=(3,),
+      in_specs=[pl.BlockSpec((8, 128), lambda i, places: (places[i], 0))],
+      out_specs=pl.BlockSpec((8, 128), lambda i, places: (i, 0)),
+    )
+    copy = lambda places_ref, x_ref, out_ref: out_ref.__setitem__(..., x_ref[...])
+    shape = jax.ShapeDtypeStruct((24, 128), jnp.float32)
+    return pl.pallas_call(copy, out_shape=shape, grid_spec=spec)(places, x)
+
+  args = jax.ShapeDtypeStruct((3,), jnp.int32), jax.ShapeDtypeStruct((80, 128), jnp.float32)
+  compiled = module((3, 80))
+  compiled.computations[0].instructions[-1].shape.dimensions[0] = 24
+  operands = scalar_operands(Call(select, args, {}), {}, compiled)
+  ((values,),) = (operand.values() for operand in operands.values.values())
+  assert values.shape == (3,) and values.min() >= 0 and values.max() < 10
+  (meaning,) = operands.assumed.values()
+  assert meaning.limits == (10,)
 
 
 def _looped(sizes, x):

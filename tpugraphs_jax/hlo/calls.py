@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import copy
 import dataclasses
 import functools
+import inspect
 from pathlib import Path
 import reprlib
 import sys
@@ -215,6 +216,25 @@ class Call:
     """The outputs of the function for other values of the arrays."""
     args, kwargs, _ = self.structure.fill(arrays)
     return self._function(*args, **kwargs)
+
+  @functools.cached_property
+  def names(self) -> list[str]:
+    """The name of each array: its last key in the arguments, empty where the call has none."""
+    names = [""] * len(self.arrays)
+    if self._objects:
+      return names
+    markers = [object() for _ in self.arrays]
+    args, kwargs, _ = self.structure.fill(markers)
+    try:
+      arguments = dict(inspect.signature(self._function).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # a function without a signature
+      arguments = kwargs
+    numbers = {id(marker): number for number, marker in enumerate(markers)}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
+      keys = [getattr(key, "key", getattr(key, "name", None)) for key in path]
+      if id(leaf) in numbers:
+        names[numbers[id(leaf)]] = next((key for key in reversed(keys) if isinstance(key, str)), "")
+    return names
 
   def at(self, arrays: Sequence[Any], function: Callable[..., Any] | None = None) -> Call:
     """The call with other values of the arrays, without objects of the caller.

@@ -124,7 +124,7 @@ class Meaning:
       random = np.random.default_rng(zlib.crc32(name.encode()))
       return random.integers(0, limits, size=(*shape[:-1], shape[-1]) if shape else ())
     spread = np.arange(count) * int(limits.max()) // max(count, 1)
-    return np.minimum(spread.reshape(shape), limits - 1)
+    return np.minimum(spread.reshape(shape), limits - 1 if shape else limits.max() - 1)
 
 
 class Integers:

@@ -77,7 +77,8 @@ def scalar_operands(
   assumed = _Assumed(how)
 
   def run(known: Mapping[int, Any]) -> list[dict[int, Any]]:
-    inputs = [known.get(number) for number in range(len(program.jaxpr.invars))]
+    given = [known.get(number) for number in range(len(program.jaxpr.invars))]
+    inputs = assumed.arguments(call.names, program.jaxpr, given)
     reads: list[tuple[Signature, dict[int, Any]]] = []
     _visit(program.jaxpr, [*program.consts, *inputs], reads, assumed)
     signatures[:] = [signature for signature, _ in reads]
@@ -105,9 +106,8 @@ class _Assumed:
     self._how = how
     self.meanings: dict[str, Meaning] = {}
 
-  def arguments(self, jaxpr: core.Jaxpr, values: list[Any]) -> list[Any]:
-    """Values of the arguments of a function, where they have none by their names."""
-    names = [_LAST_NAME.sub("", name) for name in jaxpr.debug_info.safe_arg_names(len(values))]
+  def arguments(self, names: Sequence[str], jaxpr: core.Jaxpr, values: list[Any]) -> list[Any]:
+    """Values of the arguments of a function; those without a value get one by their names."""
     avals = [variable.aval for variable in jaxpr.invars]
     shapes = {name: aval.shape for name, aval in zip(names, avals) if hasattr(aval, "shape")}
     return [
@@ -206,7 +206,8 @@ def _visit(
     assumed: gives values to what has none.
   """
   count = len(jaxpr.constvars)
-  inputs = [*inputs[:count], *assumed.arguments(jaxpr, list(inputs[count:]))]
+  names = [_LAST_NAME.sub("", name) for name in jaxpr.debug_info.safe_arg_names(len(jaxpr.invars))]
+  inputs = [*inputs[:count], *assumed.arguments(names, jaxpr, list(inputs[count:]))]
   values = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
   read = lambda atom: atom.val if isinstance(atom, core.Literal) else values.get(atom)
   for equation in jaxpr.eqns:
