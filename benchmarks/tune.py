@@ -1,17 +1,20 @@
-"""Compares ways to search for layouts on programs of families that nothing was learnt from.
+r"""Compares ways to search for layouts on programs of families that nothing was learnt from.
 
     python -m benchmarks.tune --workdir out/tune
+    python -m benchmarks.tune --data DIR --target v6e --sets "test families" --model MODEL \
+        --out benchmarks/tune_v6e.json
 
-Simulates the search on labelled choices of `data/own`: a search may label a choice that
-has a label there, and is told it. The labels are estimates of the TPU v3 compiler and no
-measurements. The searches are those of `tpugraphs_jax.tuning.strategies` and `blind`. There are
-three sets of programs: the test families of the collections `outputs` and `blocks`, all their
-families, and the three programs of `kept_out`, by which nothing was chosen.
+Simulates the search on labelled choices of `--data`, by default of `data/own`: a search may label a
+choice that has a label there, and is told it. The labels are estimates and no measurements. The
+searches are those of `tpugraphs_jax.tuning.strategies` and `blind`. There are three sets of
+programs: the test families of the collections `outputs` and `blocks`, all their families, and the
+programs of `kept_out`, by which nothing was chosen. A target chooses collections such as
+`outputs_v6e`.
 
-The test families and `kept_out` are searched with the model and the prior that ship, which have
-not learnt from them. The other families are divided into seven parts. The programs of a part are
-searched with a model and a prior that are learnt without its families. `--workdir` keeps these
-models.
+The test families and `kept_out` are searched with the model and its prior, which have not learnt
+from them. A model that does not ship gets a prior that is learnt from the training and validation
+families. The other families are divided into seven parts. The programs of a part are searched with
+a model and a prior that are learnt without its families. `--workdir` keeps these models.
 
 Each seed draws three quarters of the labelled choices of a program, the same for every way of
 search, as `tune` draws its candidates, and is the seed of random and coordinate search.
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import itertools
 import math
 from pathlib import Path
@@ -40,8 +44,9 @@ from benchmarks import blind, own_quality, pages, run_all, timing
 from tools import search_prior, ship
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import load, Ranker
-from tpugraphs_jax.tuning import label_file, strategies, tune
+from tpugraphs_jax.tuning import prior, strategies, tune
 from tpugraphs_jax.tuning.prior import Prior
 
 # Collections and splits.
@@ -50,7 +55,6 @@ SETS = {
   "all families": (("outputs", "blocks"), (*search_prior.LEARNT, "test")),
   "kept out": (("kept_out",), ("test",)),
 }
-LABELS = {"optimal seconds": "optimal_seconds", "cycles": "estimated_cycles"}
 KS = (5, 8, 16)
 # Columns of tables.
 _BEST = {f"best{k}": f"best of {k}" for k in KS}
@@ -71,15 +75,15 @@ class Program:
 
   graph: OpGraph
   family: str
-  estimates: Mapping[str, np.ndarray]  # `[C]` float64 by the names of `LABELS`
 
   @classmethod
-  def read(cls, path: Path, labels: Mapping[str, str] = LABELS) -> Program:
-    record = label_file.collected(path)["configs"]
-    estimates = {
-      name: np.array([raw[key] for raw in record], np.float64) for name, key in labels.items()
-    }
-    return cls(npz.read_layout(path), ship.family(path), estimates)
+  def read(cls, path: Path) -> Program:
+    return cls(npz.read_layout(path), ship.family(path))
+
+  @property
+  def values(self) -> np.ndarray:
+    """The labels, `[C]` float64."""
+    return self.graph.configs.labels.astype(np.float64)
 
 
 class Models:
@@ -208,10 +212,10 @@ def figures(seen: np.ndarray, least: float) -> dict[str, float]:
 
 
 def simulate(
-  program: Program, label: str, models: Models, prior_of: PriorOf, seeds: int
+  program: Program, models: Models, prior_of: PriorOf, seeds: int
 ) -> dict[str, dict[str, float]]:
   """Figures of every search, means over seeds; NaN for no gain in any draw."""
-  graph, value = program.graph, program.estimates[label]
+  graph, value = program.graph, program.values
   runs = []
   for seed in range(seeds):
     chosen = drawn(graph, seed)
@@ -250,16 +254,16 @@ def compared(search: np.ndarray, learned: np.ndarray) -> dict[str, float]:
 
 
 def measure(
-  programs: Sequence[Program], label: str, models: Models, prior_of: PriorOf, seeds: int
+  programs: Sequence[Program], models: Models, prior_of: PriorOf, seeds: int
 ) -> dict[str, Any]:
   """Figures of every search on programs."""
   models.scores([_with_single_changes(program.graph) for program in programs])  # at once
-  rows = [simulate(program, label, models, prior_of, seeds) for program in programs]
+  rows = [simulate(program, models, prior_of, seeds) for program in programs]
   figures = {
     name: {figure: np.array([row[name][figure] for row in rows]) for figure in way}
     for name, way in rows[0].items()
   }
-  values = [program.estimates[label] for program in programs]
+  values = [program.values for program in programs]
   default = np.array([value[0] / value.min() - 1 for value in values])
   return {
     "programs": len(programs),
@@ -302,24 +306,48 @@ def table(row: Mapping[str, Any]) -> str:
   return f"{ways}\n\n{differences}"
 
 
+def shipped(model: str, learnt: Sequence[OpGraph]) -> tuple[Ranker, Prior]:
+  """A model and its prior, which is learnt from programs where the model does not ship."""
+  ranker = load(model)
+  if (file := model_file.SHIPPED / f"{model}.prior.json").exists():
+    return ranker, prior.read(file)
+  about = {"model": ranker.about.get("name"), "programs": len(learnt)}
+  unit = prior.read(model_file.SHIPPED / f"{search_prior.UNIT_OF}.prior.json")
+  rms = search_prior.rms_cost(learnt, ranker)
+  about["rms_cost"] = rms
+  return ranker, search_prior.learn(learnt, ranker, rms / unit.about["rms_cost"], about)
+
+
 def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--workdir", type=Path, default=Path("out/tune"), help="of trained models")
   parser.add_argument("--seeds", type=int, default=5, help="draws of the choices")
+  parser.add_argument(
+    "--data", type=Path, default=search_prior.DATA, help="folder of collections such as `outputs`"
+  )
+  parser.add_argument("--target", default="", help="of the collections, such as v6e (default: v3)")
+  parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
+  parser.add_argument("--model", default=_MODEL, help="a model that ships, or a working folder")
   args = parser.parse_args()
-  paths = {name: search_prior.files(*part) for name, part in SETS.items()}
+  files = functools.partial(search_prior.files, data=args.data, target=args.target)
+  paths = {name: files(*SETS[name]) for name in args.sets}
   programs = {path: Program.read(path) for path in dict.fromkeys(itertools.chain(*paths.values()))}
-  models, prior_of = learn(list(programs.values()), args.workdir)
-  results: dict[str, Any] = {"seeds": args.seeds}
-  for name in SETS:
-    for label in LABELS:
-      row = measure([programs[path] for path in paths[name]], label, models, prior_of, args.seeds)
-      results[f"{name}, {label}"] = row
-      print(
-        f"{name}: {row['programs']} programs, {row['with a better choice']} with a better "
-        f"choice, by {label}\n\n{table(row)}\n",
-        flush=True,
-      )
+  if "all families" in args.sets:
+    models, prior_of = learn(list(programs.values()), args.workdir)
+  else:
+    learnt = list(map(npz.read_layout, files(SETS["test families"][0], search_prior.LEARNT)))
+    ranker, of_model = shipped(args.model, learnt)
+    names = (program.graph.name for program in programs.values())
+    models, prior_of = Models(dict.fromkeys(names, ranker), ranker.about), lambda pool: of_model
+  results: dict[str, Any] = {"seeds": args.seeds, "model": args.model}
+  for name in args.sets:
+    row = measure([programs[path] for path in paths[name]], models, prior_of, args.seeds)
+    results[name] = row
+    print(
+      f"{name}: {row['programs']} programs, {row['with a better choice']} with a better "
+      f"choice\n\n{table(row)}\n",
+      flush=True,
+    )
   if args.out:
     timing.write(results, args.out)
   else:

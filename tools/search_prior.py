@@ -43,13 +43,16 @@ _USUAL = -3.0  # logarithm of the spread of all effects
 _STEPS = 200
 
 
-def files(collections: Sequence[str], splits: Sequence[str]) -> list[Path]:
-  """The files of labelled programs in collections of `data/own`."""
+def files(
+  collections: Sequence[str], splits: Sequence[str], *, data: Path = DATA, target: str = ""
+) -> list[Path]:
+  """The files of labelled programs in collections of a folder, of a target other than v3."""
+  suffix = f"_{target}" if target else ""
   return [
     path
     for collection in collections
     for split in splits
-    for path in sorted((DATA / collection / split).glob("*.npz"))
+    for path in sorted((data / f"{collection}{suffix}" / split).glob("*.npz"))
   ]
 
 

@@ -27,7 +27,7 @@ from tpugraphs_jax.tuning import label_file
 
 _MOST_BYTES = 1 << 20
 _SPLITS = ("train", "valid", "test")
-_FACTS = ("label", "target", "platform", "device", "config_runtime", "jax", "libtpu")
+_FACTS = "label target platform device config_runtime jax libtpu simulator".split()
 
 
 def facts(paths: Sequence[Path]) -> dict[str, Any]:

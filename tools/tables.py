@@ -321,7 +321,7 @@ TABLES: dict[str, Callable[[], str]] = {
   "speed of score tables": score_table_speed,
   **{
     f"tune {name}": lambda name=name: tune.table(recorded("results")["tune"][name])
-    for name in (f"{programs}, {label}" for programs in tune.SETS for label in tune.LABELS)
+    for name in recorded("results")["tune"].keys() - {"machine", "seeds", "model"}
   },
   "measured": lambda: measured.table(recorded("measured")),
   "measured in front": front_measured,
