@@ -98,16 +98,17 @@ wheel: install
 # Wheel and sdist of a release in out/dist. VERSION, where it is given, must be that of the package.
 # REPOSITORY_URL is the one place where the address of the project stands: packages and the
 # documentation have it where it is given.
-VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tpugraphs_jax/__init__.py)
 dist: install
-	test '$(VERSION)' = "$$($(BIN)/python -c 'import tpugraphs_jax; print(tpugraphs_jax.__version__)')"
+	$(if $(VERSION),grep -xF '__version__ = "$(VERSION)"' tpugraphs_jax/version.py || \
+	  { echo 'error: VERSION=$(VERSION) is not in tpugraphs_jax/version.py'; exit 1; })
 	rm -rf out/dist && mkdir -p out/dist
 	printf '[metadata]\nurl = %s\n' "$$REPOSITORY_URL" > out/url.cfg
 	$(BIN)/python -m pip install --quiet build
 	DIST_EXTRA_CONFIG=$(CURDIR)/out/url.cfg $(BIN)/python -m build --outdir out/dist
 
+# make benchmarks BENCHMARKS='layout_step gst' runs two of them.
 benchmarks: install
-	$(BIN)/python -m benchmarks.run_all
+	$(BIN)/python -m benchmarks.run_all $(BENCHMARKS)
 
 clean:
 	rm -rf $(VENV) $(HOSTS) out/demo_* build *.egg-info
