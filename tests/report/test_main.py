@@ -1,5 +1,7 @@
 """The command writes pages; its mistakes take one line."""
 
+import contextlib
+import errno
 import re
 
 import pytest
@@ -61,21 +63,23 @@ def test_mistakes_take_one_line(capsys):
   assert line.startswith("error: ") and "config.json" in line
 
 
-def test_without_a_package_one_line_says_what_to_install(tmp_path):
-  run, packages = write_run(tmp_path / "run"), ("jinja2", "matplotlib")
-  code = (
-    f"import sys; sys.modules |= dict.fromkeys({packages})\n"
-    "from tpugraphs_jax import report\nfrom tpugraphs_jax.report import __main__\n"
-    f"for package in {packages}:\n"
-    f"  report.try_write([{str(run)!r}], 'page.html')\n"
-    f"  assert __main__.main([{str(run)!r}]) == 2\n"
-    "  del sys.modules[package]\n"
-  )
-  ended = commands.python("-c", code, cwd=tmp_path)
-  assert ended.returncode == 0, ended.stderr
-  for package, line in zip(packages, ended.stderr.splitlines(), strict=True):
-    assert package in line and 'pip install ".[plots]"' in line
-    assert f"no report page: {package}" in ended.stdout  # a run goes on
+def test_a_page_that_a_full_disk_refuses_is_one_line_and_fails_no_run(
+  tmp_path, capsys, monkeypatch
+):
+  run = write_run(tmp_path / "run")
+
+  @contextlib.contextmanager
+  def full(path, **options):
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    yield
+
+  monkeypatch.setattr(report.files, "replacing", full)
+  report.try_write([run], tmp_path / "page.html")
+  (said,) = capsys.readouterr().out.splitlines()
+  assert "no report page: " in said and "page.html: No space left" in said
+  assert main([str(run)]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith("error: ") and "No space left" in line
 
 
 def test_a_page_that_cannot_be_drawn_fails_no_run(tmp_path, caplog):

@@ -29,11 +29,9 @@ def write(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
 
   Raises:
     FileNotFoundError: a folder holds no run.
-    ImportError: a package of the extra `plots` is not installed; says how to install it.
     ValueError: a file of a run is damaged.
   """
-  require_plots()
-  from tpugraphs_jax.report import figures, page, runs
+  from tpugraphs_jax.report import figures, page, runs  # matplotlib takes a second
 
   folder = os.path.dirname(os.fspath(out)) or "."
   text = page.render(runs.read_all(folders), folder)
@@ -46,16 +44,7 @@ def try_write(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[
   try:
     write(folders, out)
     console.say(f"report: {out}")
-  except ImportError as error:
-    console.say(f"no report page: {error}")
+  except OSError as error:
+    console.say(f"no report page: {console.one_line(error)}")
   except Exception:  # pylint: disable=broad-exception-caught
     logging.warning("no report page could be drawn", exc_info=True)
-
-
-def require_plots() -> None:
-  """Refuses (ImportError) to go on without the packages of the extra `plots`."""
-  try:
-    import jinja2  # noqa: F401
-    import matplotlib  # noqa: F401
-  except ImportError as error:
-    raise ImportError(f"{error.name} is missing: {console.to_install('plots')}") from error
