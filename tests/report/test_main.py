@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from tests.support import commands
 from tests.support.run_folders import write_run
 from tpugraphs_jax import report
 from tpugraphs_jax.report.__main__ import _beside, main
