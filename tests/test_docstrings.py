@@ -13,7 +13,7 @@ from tools import walk
 import tpugraphs_jax
 
 ROOT = Path(tpugraphs_jax.__file__).parent
-PATHS = [path for path in sorted(ROOT.rglob("*.py")) if path.name != "hlo_pb2.py"]
+PATHS = [path for path in sorted(ROOT.rglob("*.py")) if not path.name.endswith("_pb2.py")]
 # `data.plan.BatchPlan`, `tpugraphs_jax.report`, `lax.pmean(x)`: names joined by dots.
 REFERENCE = re.compile(r"`((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)(?:\([^`]*\))?`")
 LIBRARIES = ("absl", "inspect", "jax", "jraph", "optax")

@@ -290,12 +290,3 @@ def test_thousands_of_unknown_types_are_a_short_warning(caplog):
   shape.tuple_shapes.extend([type(shape)(element_type=1000 + n) for n in range(5000)])
   hlo.featurize(module.SerializeToString())
   assert "more" in caplog.text and len(caplog.text) < 2000
-
-
-def test_a_folder_of_profiles_is_no_folder_of_modules(tmp_path):
-  folder = tmp_path / "plugins" / "profile" / "2026_11_27"
-  folder.mkdir(parents=True)
-  (folder / "host.xplane.pb").write_bytes(b"\x0a\x02hi")
-  for place in (folder, tmp_path):
-    with pytest.raises(ValueError, match="a folder of profiles"):
-      hlo.featurize(place)

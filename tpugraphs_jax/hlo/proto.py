@@ -8,6 +8,7 @@ separate process with a limit of memory reads large messages first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+import contextlib
 import subprocess
 import sys
 from typing import Any, TypeAlias
@@ -28,6 +29,7 @@ from tpugraphs_jax.hlo.hlo_pb2 import (
   TuningData,
   WindowDimension,
 )
+from tpugraphs_jax.hlo.xplane_pb2 import XSpace
 from tpugraphs_jax.infra import console, machine, tasks, trust
 
 _COST = 12  # bytes of memory that a byte of a message may take
@@ -112,10 +114,35 @@ def parse_any(data: bytes, *, where: str) -> Message:
   return _parse_any(data, where=where)
 
 
-def _is_read_within_limit(data: bytes) -> bool:
+def parse_profile(data: bytes, *, where: str) -> XSpace:
+  """The profile in the bytes of a file `.xplane.pb`.
+
+  Raises:
+    ValueError: the bytes are something else, or the message takes too much memory.
+  """
+  if len(data) >= _LEAST_BYTES and not _is_read_within_limit(data, "profile"):
+    raise ValueError(
+      f"{where}: no profile in {console.size(len(data))}, or one that takes more than {_COST} times "
+      "as much memory, expected a file .xplane.pb of jax.profiler: write it again"
+    )
+  return _parse_profile(data, where=where)
+
+
+def _parse_profile(data: bytes, *, where: str) -> XSpace:
+  with contextlib.suppress(DecodeError):
+    profile = XSpace.FromString(data)
+    if any(plane.name for plane in profile.planes):
+      return profile
+  raise ValueError(
+    f"{where}: no profile in {len(data)} bytes, expected a file .xplane.pb of jax.profiler: write "
+    "it again"
+  )
+
+
+def _is_read_within_limit(data: bytes, kind: str = "module") -> bool:
   """Whether another process can read a message with `_COST` times the memory of its bytes."""
   limit = min(_COST * len(data), machine.available())
-  command = tasks.python_command("-W", "ignore", __file__, str(limit))
+  command = tasks.python_command("-W", "ignore", __file__, str(limit), kind)
   try:
     ended = subprocess.run(
       command,
@@ -183,12 +210,12 @@ def _unwrapped(message: Message) -> Message:
   return message
 
 
-def main(limit: str) -> int:
-  """Reads a message from standard input with `limit` bytes of memory; 0 if there is one."""
+def main(limit: str, kind: str) -> int:
+  """Reads a module or profile from standard input with `limit` bytes of memory; 0 if it can."""
   data = sys.stdin.buffer.read()
   machine.limit(int(limit))
   try:
-    _parse_any(data, where="")
+    (_parse_profile if kind == "profile" else _parse_any)(data, where="")
   except (ValueError, MemoryError):
     return 1
   return 0

@@ -19,7 +19,7 @@ from typing import Any
 import zlib
 
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED, OPTIMIZED
-from tpugraphs_jax.hlo import text
+from tpugraphs_jax.hlo import profiles, text
 from tpugraphs_jax.infra import console, files, machine
 
 _ZIP, _GZIP, _MLIR = b"PK\x03\x04", b"\x1f\x8b", b"ML\xefR"  # first bytes
@@ -111,15 +111,20 @@ def _is_text(source: str) -> bool:
 
 
 def load_file(path: str | os.PathLike[str]) -> Loaded:
-  """The message in a file: serialized, or made from HLO text or StableHLO.
+  """The message in a file: serialized, made from HLO text or StableHLO, or of a profile.
+
+  A profile (`profiles`) is a file `.xplane.pb` or a folder of such files. The name of a module of
+  several comes after a colon: `vm.xplane.pb:jit_step`.
 
   Raises:
     FileNotFoundError: a folder, or no such file.
-    ValueError: a folder of profiles, or a file of another kind.
+    ValueError: a file of another kind, or a profile with no such module or with several.
   """
   path, expected = Path(path), "a serialized HLO module, HLO text or StableHLO"
-  if path.is_dir() and next(path.rglob("*.xplane.pb"), None):
-    raise ValueError(f"{path} is a folder of profiles (jax.profiler), expected {expected}")
+  profile, name = profiles.split(path)
+  if profiles.is_profile(profile):
+    name, module = profiles.read(profile).module(name, where=str(profile))
+    return Loaded(module, f"{name} of {profile}", stage=OPTIMIZED)
   files.check_file(path, expected)
   _check_room(path.stat().st_size, str(path))
   return _read(path.read_bytes(), str(path), stem(path))
