@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(os.environ.get("TPUGRAPHS_SHARED_DIR") or Path(__file__).parents[3] / "shared")
 NPZ = ROOT / "data" / "npz"
 HLO = ROOT / "hlo"
+PROFILES = ROOT / "measured" / "profiles"
 
 # Names of the arrays of a released file, in the order in which they are written.
 MEMBERS = {

@@ -17,6 +17,7 @@ tpu            compiles functions with the TPU compiler; `schedule_dump` has the
 tpu_kernels    the kernels that the TPU compiler makes, and their estimated cycles
 scalar_operands  integers that Pallas kernels read, from the arguments of a call
 loops, work    lengths of loops; operations and bytes of instructions
+profiles       profiles of jax.profiler and XProf: times of operations, and HLO modules
 buffers        buffers in the large memory over a schedule
 """
 

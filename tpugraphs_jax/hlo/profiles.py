@@ -41,12 +41,12 @@ _COLUMNS = {
 class Times(NamedTuple):
   """How often something ran on a device, and for how long in all; of loops without their bodies."""
 
-  count: int = 0
+  calls: int = 0
   milliseconds: float = 0.0
 
-  def plus(self, milliseconds: float, count: int = 1) -> Times:
-    """With further runs."""
-    return Times(self.count + count, self.milliseconds + milliseconds)
+  def plus(self, milliseconds: float, calls: int = 1) -> Times:
+    """With further calls."""
+    return Times(self.calls + calls, self.milliseconds + milliseconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Trace:
     name: such as `jit_step(4)`.
     kind: of the devices, such as `TPU v6 Lite`; empty of a table.
     devices: how many ran it.
-    runs: of the module on all devices; their count is 0 where the profile does not tell.
+    runs: of the module on all devices; their number is 0 where the profile does not tell.
     operations: by the name of the HLO instruction.
   """
 
@@ -108,9 +108,11 @@ class Profile:
       )
     found = [key for key in self.modules if name in ("", key, _PROGRAM.sub("", key))]
     if len(found) != 1:
+      matching = f", of which {len(found)} are {name!r}" if name else ""
+      ran = [trace.name for trace in self.traces if trace.name in self.modules]
       raise ValueError(
-        f"{where} is a profile of {len(self.modules)} modules ({self.names()}), of which "
-        f"{len(found)} match {name!r}: name one, such as '{where}:{next(iter(self.modules))}'"
+        f"{where} is a profile of {len(self.modules)} modules ({self.names()}){matching}: name "
+        f"one, such as '{where}:{next(iter(ran or self.modules))}'"
       )
     return found[0], self.modules[found[0]]
 
@@ -183,9 +185,9 @@ def _sum(traces: Sequence[Trace]) -> Trace:
   """One module on several devices."""
   runs, operations = Times(), collections.defaultdict[str, Times](Times)
   for trace in traces:
-    runs = runs.plus(trace.runs.milliseconds, trace.runs.count)
+    runs = runs.plus(trace.runs.milliseconds, trace.runs.calls)
     for name, times in trace.operations.items():
-      operations[name] = operations[name].plus(times.milliseconds, times.count)
+      operations[name] = operations[name].plus(times.milliseconds, times.calls)
   first = traces[0]
   return dataclasses.replace(first, devices=len(traces), runs=runs, operations=dict(operations))
 
@@ -323,7 +325,7 @@ def _read_table(path: Path) -> Profile:
     for row in _json_rows(trust.parse(text)) if is_json else _csv_rows(text):
       name, operation, times = _table_row(row)
       of_module = found.setdefault(name, {})
-      of_module[operation] = of_module.get(operation, Times()).plus(times.milliseconds, times.count)
+      of_module[operation] = of_module.get(operation, Times()).plus(times.milliseconds, times.calls)
     if not found:
       raise ValueError("it has no operations with times")
   traces = [Trace(name, "", 1, Times(), operations) for name, operations in found.items()]

@@ -122,8 +122,8 @@ def parse_profile(data: bytes, *, where: str) -> XSpace:
   """
   if len(data) >= _LEAST_BYTES and not _is_read_within_limit(data, "profile"):
     raise ValueError(
-      f"{where}: no profile in {console.size(len(data))}, or one that takes more than {_COST} times "
-      "as much memory, expected a file .xplane.pb of jax.profiler: write it again"
+      f"{where}: no profile in {console.size(len(data))}, or one that takes more than {_COST} "
+      "times as much memory, expected a file .xplane.pb of jax.profiler: write it again"
     )
   return _parse_profile(data, where=where)
 

@@ -18,7 +18,7 @@ import jax
 
 from tpugraphs_jax.hlo import calls, jaxprs, tpu
 from tpugraphs_jax.infra import console, keywords
-from tpugraphs_jax.tuning import comparison, compiler, costs, programs, summary
+from tpugraphs_jax.tuning import comparison, compiler, costs, profile, programs, summary
 from tpugraphs_jax.tuning.costs import DEVICES, Row
 from tpugraphs_jax.tuning.summary import Estimate
 
@@ -160,7 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   """
   parser = console.parser("estimate", "Estimates what functions cost on TPUs, without a TPU.")
   parser.add_argument(
-    "source", help="FILE.py:KEY, FILE.py with a dictionary PROGRAMS, or a folder of such files"
+    "source",
+    nargs="?",
+    help="FILE.py:KEY, FILE.py with a dictionary PROGRAMS, or a folder of such files",
   )
   parser.add_argument(
     "--targets", nargs="+", help=f"default: {' '.join(TARGETS)}, or those of the file of --against"
@@ -171,11 +173,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     "--slower", type=float, default=0.0, help="part by which a program may be slower: .02 is 2 %%"
   )
   parser.add_argument(
+    "--profile",
+    type=Path,
+    metavar="DIR",
+    help="a profile of a TPU, or XProf's HLO Op Stats: prints its times beside estimates of the "
+    "source, or of the HLO modules in the profile",
+  )
+  parser.add_argument(
     "--timeout", type=float, default=compiler.TIMEOUT, help="seconds for one compilation"
   )
   args = parser.parse_args(argv)
   console.check_seconds("--timeout", args.timeout)
   comparison.check_slower(args.slower)
+  if args.profile:
+    return _beside_profile(args.profile, args.source, args.targets, args.timeout)
+  if args.source is None:
+    raise ValueError("there is no source: name FILE.py:KEY, or a profile with --profile")
   before = summary.load(args.against) if args.against else []
   if args.against and not before:
     raise ValueError(f"{args.against} has no programs to compare with")
@@ -195,3 +208,23 @@ def main(argv: Sequence[str] | None = None) -> int:
   compared = comparison.compare(before, estimates, slower=args.slower)
   print(compared)
   return int(compared.is_slower)
+
+
+def _beside_profile(
+  path: Path, source: str | None, targets: Sequence[str] | None, timeout: float
+) -> int:
+  """Prints the times of a profile beside estimates.
+
+  Raises:
+    ValueError: there are several targets or programs, or as `profile.compare`.
+  """
+  jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
+  found = programs.load(source) if source else []
+  for name, several in (("--targets", targets), ("the source", found)):
+    if several and len(several) > 1:
+      raise ValueError(f"{name} has {len(several)} values, and a profile is compared with one")
+  call = calls.Call(found[0].function, found[0].args, found[0].kwargs) if found else None
+  one = lambda call, target: estimate_call(call, [target], timeout=timeout).rows[0]
+  compared = profile.compare(path, one, call=call, target=targets[0] if targets else "")
+  print("\n\n".join(map(str, compared)))
+  return 0

@@ -5,7 +5,8 @@
 
 With a source the function is compiled and its kernels have the times of their schedules. Without
 one the estimates come from the HLO modules in the profile: Pallas kernels are compiled alone, and
-other kernels have the cycles that the compiler estimated when it made the module.
+other kernels have the cycles that the compiler estimated when it made the module, which is less
+exact.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.hlo import calls, module_graph, names, profiles, proto, tpu, tpu_kernels
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.infra.console import Table, Tables
-from tpugraphs_jax.tuning import comparison, costs
+from tpugraphs_jax.tuning import comparison
 from tpugraphs_jax.tuning.costs import KernelCost, Row
+from tpugraphs_jax.tuning.schedule import chips
 
 _LISTED = 30
 _SHOWN_SHARE = 0.01  # of the time of a profile, from which a module is compared
@@ -74,6 +76,7 @@ class Measured(Tables):
     measured_ms: mean of a run; of an unknown number of runs the sum of all operations.
     estimated_ms: of a run; None without a source, or without a time.
     operations: the longest first.
+    has_source: whether the estimates come from schedules of the whole program.
     why: why the program has no estimate.
   """
 
@@ -85,6 +88,7 @@ class Measured(Tables):
   measured_ms: float
   estimated_ms: float | None
   operations: tuple[Operation, ...]
+  has_source: bool = True
   why: str = ""
 
   def _sum(self, of: Callable[[Operation], float | None], others: bool | None = None) -> float:
@@ -119,6 +123,12 @@ class Measured(Tables):
     return [row for row in rows if any(row[1:])]
 
   def _notes(self) -> Iterator[str]:
+    if not self.has_source:
+      yield (
+        "estimates of Pallas kernels are from their schedules, others are the cycles in the "
+        "profile's HLO at the clock of the device: name the program, FILE.py:NAME, for the "
+        "schedules of all kernels"
+      )
     if self.why:
       yield f"{tpu.short_name(self.target)}: the program has no estimate, because {self.why}"
 
@@ -191,11 +201,12 @@ def compare(
         trace.name,
         full,
         trace.kind,
-        trace.runs.count,
+        trace.runs.calls,
         trace.devices,
-        (trace.runs.milliseconds or trace.milliseconds) / max(trace.runs.count, 1),
+        (trace.runs.milliseconds or trace.milliseconds) / max(trace.runs.calls, 1),
         time,
         operations,
+        call is not None,
         why,
       )
     )
@@ -223,7 +234,7 @@ def _chosen(profile: profiles.Profile, call: calls.Call | None, where: str) -> l
 
 def _measured(trace: profiles.Trace, module: proto.HloModuleProto | None) -> list[KernelCost]:
   """The operations of a module with their times in one run."""
-  runs = max(trace.runs.count, 1)
+  runs = max(trace.runs.calls, 1)
   nodes = {node.name: node for node in proto.instructions(module)} if module else {}
   kernels = []
   for name, times in trace.operations.items():
@@ -231,7 +242,7 @@ def _measured(trace: profiles.Trace, module: proto.HloModuleProto | None) -> lis
     if name in nodes and module is not None:
       kernel = _described(nodes[name], module)
     time = times.milliseconds / runs
-    kernels.append(dataclasses.replace(kernel, calls=times.count / runs, milliseconds=time))
+    kernels.append(dataclasses.replace(kernel, calls=times.calls / runs, milliseconds=time))
   return kernels
 
 
@@ -239,7 +250,8 @@ def _described(node: proto.HloInstructionProto, module: proto.HloModuleProto) ->
   origin = module_graph.origin(node, module)
   operation = names.operation(origin.op_name) or node.opcode
   return KernelCost(
-    *map(console.one_line, (node.name, operation)),
+    console.one_line(node.name),
+    console.one_line(operation),
     scope=console.printable(names.scope(origin.op_name)),
     where=console.printable(origin.where),
     shape=names.shape(node.shape),
@@ -253,14 +265,13 @@ def _of_module(
 
   A kernel that was measured counts as often as it ran, another one as often as its loops say.
   """
-  time, counts = costs.times().get(target), {kernel.name: kernel.calls for kernel in measured}
+  clock, counts = chips.chips()[target].clock, {kernel.name: kernel.calls for kernel in measured}
   nodes = {node.name: node for node in proto.instructions(module)}
   for kernel in tpu_kernels.estimated_cycles(module).by_kernel:
     tiles = tpu_kernels.window(nodes[kernel.name])
-    if time and tiles and tiles.estimated_cycles and kernel.cycles:
+    if tiles and tiles.estimated_cycles and kernel.cycles:
       calls_of = counts.get(kernel.name) or kernel.cycles / tiles.estimated_cycles
-      per_million = time.product_ms if kernel.has_product else time.other_ms
-      ms = calls_of * tiles.estimated_cycles * per_million / 1e6
+      ms = 1e3 * calls_of * tiles.estimated_cycles / clock
       described = _described(nodes[kernel.name], module)
       yield dataclasses.replace(described, calls=calls_of, milliseconds=ms)
   by_id = {node.id: node for node in nodes.values()}
@@ -268,10 +279,10 @@ def _of_module(
     if node.custom_call_target == _PALLAS and counts.get(name):
       call = _pallas_call(node, [by_id[id].shape for id in node.operand_ids])
       row = estimate(call, target)
-      ms = sum(kernel.milliseconds or 0.0 for kernel in row.kernels if kernel.is_custom)
-      ms = (counts[name] or 0) * ms if row.milliseconds is not None else None
+      one = sum(kernel.milliseconds or 0.0 for kernel in row.kernels if kernel.is_custom)
+      time = (counts[name] or 0.0) * one if row.milliseconds is not None else None
       described = _described(node, module)
-      yield dataclasses.replace(described, calls=counts[name], milliseconds=ms, why=row.why)
+      yield dataclasses.replace(described, calls=counts[name], milliseconds=time, why=row.why)
 
 
 def _pallas_call(
