@@ -41,7 +41,7 @@ class Compiled:
     module: serialized, after all optimisations.
     schedules: texts by kernel.
     notes: `optimal_seconds`, `bytes_accessed`, `flops`, and `seconds` of the compilation.
-    operands: of `program.simulate`.
+    operands: of `program.Simulation`.
   """
 
   module: bytes
@@ -54,9 +54,8 @@ class Compiled:
 
   def simulate(self, target: str, chip: Chip | None = None) -> program.ProgramTime:
     """Its simulated time."""
-    return program.simulate(
-      self.parsed(), self.schedules, target, operands=self.operands, chip=chip
-    )
+    prepared = program.Simulation(self.parsed(), self.schedules, target, operands=self.operands)
+    return prepared.time(chip)
 
 
 class Folder:

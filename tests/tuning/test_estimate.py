@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import hlo_modules, recorded
 import tpugraphs_jax
-from tpugraphs_jax.hlo import tpu
+from tpugraphs_jax.hlo import integers, tpu
 from tpugraphs_jax.tuning import compiler, costs, estimate
 from tpugraphs_jax.tuning.schedule import chips, program
 
@@ -54,7 +54,7 @@ def _execute(module, schedules, target, **_):
         kernels.append(program.KernelTime(node.name, calls, calls * cycles, bound="memory"))
   total, why = sum(kernel.cycles for kernel in kernels), schedules.get("TLP", "")
   ms = None if why else 1e3 * total / clock
-  return program.ProgramTime(ms, why, total, 0.0, 0.0, tuple(kernels), conditionals=0)
+  return program.ProgramTime(ms, why, total, 0.0, 0.0, tuple(kernels), 0, stopped=why)
 
 
 @pytest.fixture
@@ -267,24 +267,63 @@ def test_a_kernel_whose_operations_take_half_its_time_at_the_peak_is_bound_by_pr
 
 
 def test_no_time_of_schedules_is_below_the_operations_at_the_peak(simulated):
-  simulated(_simulated(milliseconds=0.01))
+  simulated(_simulated(milliseconds=0.01, cycles=1.72e4))
   (row,) = estimate.estimate(step, 1.0, targets="v6e").rows
   assert row.milliseconds == pytest.approx(1e3 * 2 * 4096**3 / 918e12)
 
 
 def test_without_a_time_there_is_a_reason_and_no_other_time(simulated):
-  simulated(_simulated(milliseconds=None, why="an operation is not known"))
+  why = "an operation is not known"
+  simulated(_simulated(milliseconds=None, why=why, stopped=why))
   found = estimate.estimate(step, 1.0, targets="v6e")
   assert found.rows[0].milliseconds is None and found.rows[0].cycles == 2 * 10**6
   assert "no time, because an operation is not known" in repr(found)
 
 
-def test_a_kernel_without_a_time_names_its_reason(simulated):
-  kernels = (program.KernelTime("dot.2", 1, why="the number of its steps is unknown"),)
-  simulated(_simulated(milliseconds=None, why="1 kernel has no time", kernels=kernels))
+def _bounded(milliseconds):
+  """A program of so many milliseconds, and of a product that has only a bound."""
+  cycles = 1.72e6 * milliseconds
+  kernels = (
+    program.KernelTime("copy.1", 1, cycles, bound="memory"),
+    program.KernelTime("dot.2", 1, why="the number of its steps is unknown"),
+  )
+  why = "1 kernel has no time"
+  return _simulated(
+    milliseconds=None, why=why, kernels=kernels, cycles=cycles, between=0.0, copy_stall=0.0
+  )
+
+
+def test_a_kernel_without_a_time_counts_with_its_bound(simulated):
+  """The bound of the product is its million cycles, 0.58 ms."""
+  bound = 1 / 1.72
+  simulated(_bounded(20.0))
   found = estimate.estimate(step, 1.0, targets="v6e")
-  assert found.rows[0].milliseconds is None and found.rows[0].why == "1 kernel has no time"
-  assert "no time: the number of its steps" in repr(found)
+  (row,) = found.rows
+  assert row.milliseconds == row.least_ms == pytest.approx(20 + bound)
+  assert row.bounded_ms == pytest.approx(bound) and sum(row.groups.values()) == row.milliseconds
+  (product,) = (kernel for kernel in row.kernels if kernel.is_bound)
+  assert product.milliseconds == pytest.approx(bound)
+  text = repr(found)
+  assert "a bound: the number of its steps" in text and "1 kernels count with their bytes" in text
+
+
+def test_a_time_without_its_dearest_kernel_is_none(simulated):
+  simulated(_bounded(1.0))
+  found = estimate.estimate(step, 1.0, targets="v6e")
+  (row,) = found.rows
+  assert row.milliseconds is None and row.interval is None and row.why == "1 kernel has no time"
+  assert row.least_ms == pytest.approx(1 + 1 / 1.72) and "at least 1.58" in repr(found)
+
+
+def test_assumed_integers_are_named_with_the_times_of_their_extremes_where_these_matter(simulated):
+  meaning = integers.Meaning(integers.INDEX, (32_000,), "scatter.1")
+  for extremes, matters in (((1.72e6, 5.16e6), True), ((3.42e6, 3.46e6), False)):
+    simulated(_simulated(assumed={"indices": meaning}, extremes=extremes))
+    found = estimate.estimate(step, 1.0, targets="v6e")
+    text = repr(found)
+    assert "an index is uniform over 32000 (scatter.1)" in text
+    assert ("all rows in one group the time is 1 ms" in text) == matters
+    assert found.rows[0].extremes == (pytest.approx((1.0, 3.0)) if matters else None)
 
 
 def test_a_loop_of_unknown_length_is_the_reason_that_is_named(compiled, monkeypatch):
@@ -294,7 +333,7 @@ def test_a_loop_of_unknown_length_is_the_reason_that_is_named(compiled, monkeypa
   made = _program(_node("copy", 1, cycles=10), loop, callees=[body, condition])
   compiled(tpu.dataclasses.replace(made, schedules={"TLP": ""}))
   why = "the program writes scalar memory"
-  time = _simulated(milliseconds=None, why=why)
+  time = _simulated(milliseconds=None, why=why, stopped=why)
   monkeypatch.setattr(program, "simulate", lambda *args, **options: time)
   (row,) = estimate.estimate(step, targets="v6e").rows
   assert row.why == "it has a loop of unknown length while_of_jax model.py:1"
@@ -311,7 +350,8 @@ def test_integers_among_the_arguments_reach_loops_and_kernels(compiled, monkeypa
 
   def simulate(*_, arguments, operands):
     given.append({number: value.tolist() for number, value in arguments.items()})
-    return _simulated(milliseconds=None, why="an operation is not known")
+    why = "an operation is not known"
+    return _simulated(milliseconds=None, why=why, stopped=why)
 
   monkeypatch.setattr(program, "simulate", simulate)
   second = lambda sizes, start: start

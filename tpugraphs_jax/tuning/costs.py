@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tpugraphs_jax.hlo import buffers, module_graph, names, proto, tpu, tpu_kernels, work
+from tpugraphs_jax.hlo import buffers, integers, module_graph, names, proto, tpu, tpu_kernels, work
 from tpugraphs_jax.hlo.calls import Call
+from tpugraphs_jax.hlo.integers import Meaning
 from tpugraphs_jax.hlo.scalar_operands import scalar_operands
 from tpugraphs_jax.tuning import moves
 from tpugraphs_jax.tuning.schedule import chips, program
@@ -22,8 +23,11 @@ from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
 
 BETWEEN = "between kernels"
 _MOST_NAMED = 5
-_MOST_INTEGERS = 1 << 16  # of an array whose values are read
 _GIB = 2**30
+# Kernels that have only a bound take at most this share of a program that has a time; their time is
+# taken to be up to so many times the bound.
+_MOST_BOUNDED, _UNSURE = 0.1, 10
+_MATTERS = 0.05  # part by which assumed integers change a time that is told
 _BUSY = 0.5  # part of a kernel's time that its operations take at the peak of a busy device
 # At least this share of a program's bytes comes from the memory of a device; the rest stays on the
 # chip: one of 828 measured programs took less time than 0.7 of its bytes at the peak.
@@ -95,7 +99,9 @@ class KernelCost:
     move: what it moves, if it only changes a layout.
     operations: of its own instruction, then of the convolutions and dots inside, then of all other
       instructions inside; without those of the compiler, which have no name.
-    why: why it has no time.
+    is_bound: whether its time is a lower bound: its bytes and operations at the peak of the device,
+      or the compiler's cycles.
+    why: why it has no time of its own.
   """
 
   name: str
@@ -114,6 +120,7 @@ class KernelCost:
   is_custom: bool = False
   move: moves.Move | None = None
   operations: tuple[Operation, ...] = ()
+  is_bound: bool = False
   why: str = ""
 
 
@@ -124,6 +131,8 @@ class Row:
   Attributes:
     target: such as `tpu:v6e`.
     milliseconds: estimated time; None where it cannot be told.
+    least_ms: milliseconds of all that has a time or a bound; None where there is none.
+    bounded_ms: milliseconds of kernels that have only a bound.
     interval: milliseconds between which nine of ten measured programs with such an estimate lay;
       None where none was measured.
     cycles: the compiler's estimate for all kernels that have one; None if it refuses the function.
@@ -139,11 +148,16 @@ class Row:
     kernels: the dearest first.
     events: what the device does in a run, in milliseconds from its start; empty without schedules.
     branches: conditionals whose branches all count, though one of them runs.
+    assumed: what integers mean whose values are assumed, by the name of their array.
+    extremes: milliseconds with the lowest and the highest of assumed integers; None where these
+      change the time by less than 5 %, or where it cannot be told.
     why: why there is no time; empty where there is one.
   """
 
   target: str
   milliseconds: float | None = None
+  least_ms: float | None = None
+  bounded_ms: float = 0.0
   interval: tuple[float, float] | None = None
   cycles: int | None = None
   bytes_accessed: int | None = None
@@ -158,6 +172,8 @@ class Row:
   kernels: tuple[KernelCost, ...] = ()
   events: tuple[program.Event, ...] = ()
   branches: int = 0
+  assumed: Mapping[str, Meaning] = dataclasses.field(default_factory=dict)
+  extremes: tuple[float, ...] | None = None
   why: str = ""
 
   @property
@@ -179,9 +195,12 @@ def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
   known = known_integers(call.arrays)
   # jax leaves out arrays that nothing uses: parameters then have other numbers.
   values = known if _parameters(module) == len(call.arrays) else {}
-  operands = scalar_operands(call, known, module).values
   simulated = program.simulate(
-    module, compiled.schedules, target, arguments=values, operands=operands
+    module,
+    compiled.schedules,
+    target,
+    arguments=values,
+    operands=lambda how: scalar_operands(call, known, module, how),
   )
   scalars = [_scalar(values.get(number)) for number in range(len(call.arrays))]
   executed = simulated.kernels if simulated.milliseconds is not None else ()
@@ -213,7 +232,7 @@ def known_integers(arrays: Sequence[Any]) -> dict[int, np.ndarray]:
   return {
     number: np.asarray(array)
     for number, array in known.items()
-    if np.size(array) <= _MOST_INTEGERS and _is_integer(array)
+    if np.size(array) <= integers.MOST and _is_integer(array)
   }
 
 
@@ -291,17 +310,18 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
   """A row with the simulated time of its program, or with the reason why there is none."""
   chip = chips.chips()[row.target]
   to_ms = lambda cycles: 1e3 * cycles / chip.clock
-  kernels, groups = [], collections.Counter[str]()
+  kernels, groups = [], collections.defaultdict[str, float](float)
   for timed in simulated.kernels:
     kernel = named.counted.get(timed.name) or named.described(timed.name)
-    milliseconds = to_ms(timed.cycles)
+    milliseconds = to_ms(timed.cycles) if not timed.why else _bound_ms(row.target, kernel)
     is_busy = kernel.flops and least_ms(row.target, kernel.flops, 0) >= _BUSY * milliseconds
-    bound = PRODUCTS if is_busy else timed.bound
+    bound = PRODUCTS if is_busy else timed.bound or MEMORY
     kernels.append(
       dataclasses.replace(
         kernel,
         calls=timed.calls,
-        milliseconds=None if timed.why else milliseconds,
+        milliseconds=milliseconds or None,
+        is_bound=bool(timed.why and milliseconds),
         stall=timed.stall / timed.cycles if timed.cycles else None,
         bound=bound,
         bytes_accessed=kernel.bytes_accessed if timed.why else timed.hbm_bytes,
@@ -322,19 +342,31 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
       event._replace(start=to_ms(event.start), end=to_ms(event.end)) for event in simulated.events
     ),
     branches=simulated.conditionals,
-    why=simulated.why,
   )
-  if simulated.milliseconds is None:
-    return row
+  bounded = sum(kernel.milliseconds or 0.0 for kernel in kernels if kernel.is_bound)
+  total: float = to_ms(simulated.cycles) + bounded
+  row = dataclasses.replace(row, least_ms=total or None, bounded_ms=bounded)
+  is_unknown = any(kernel.milliseconds is None and kernel.why for kernel in kernels)
+  if simulated.stopped or is_unknown or bounded > _MOST_BOUNDED * total:
+    return dataclasses.replace(row, why=simulated.why)
+  ends = tuple(total + to_ms(cycles - simulated.cycles) for cycles in simulated.extremes)
   stall = sum(timed.stall for timed in simulated.kernels) + simulated.copy_stall
-  by_size = {name: ms for name, ms in groups.most_common() if name and ms > 0}
+  by_size = {name: ms for name, ms in sorted(groups.items(), key=lambda group: -group[1]) if ms > 0}
   return dataclasses.replace(
     row,
-    **_time(row, simulated.milliseconds, float(least_ms(row.target, done.wide_flops, 0))),
+    **_time(row, total, float(least_ms(row.target, done.wide_flops, 0))),
+    assumed=simulated.assumed,
+    extremes=ends if any(abs(end - total) > _MATTERS * total for end in ends) else None,
     groups=by_size,
     bound=next(iter(by_size), ""),
     waits=stall / simulated.cycles if simulated.cycles else None,
   )
+
+
+def _bound_ms(target: str, kernel: KernelCost) -> float:
+  """Milliseconds that a kernel takes at the least; 0 where the compiler tells nothing of it."""
+  by_work = float(least_ms(target, kernel.flops, kernel.bytes_accessed))
+  return max(by_work, 1e3 * (kernel.cycles or 0) / chips.chips()[target].clock)
 
 
 def spread(target: str) -> tuple[float, float] | None:
@@ -354,7 +386,8 @@ def _time(row: Row, milliseconds: float, least: float) -> dict[str, Any]:
   """Time and interval of a row, which are not below the time `least` of its work."""
   milliseconds = max(milliseconds, least)
   ends = spread(row.target)
-  interval = ends and (max(ends[0] * milliseconds, least), ends[1] * milliseconds)
+  beside = (_UNSURE - 1) * row.bounded_ms
+  interval = ends and (max(ends[0] * milliseconds, least), ends[1] * milliseconds + beside)
   return {"milliseconds": milliseconds, "interval": interval}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from tpugraphs_jax.hlo import tpu
+from tpugraphs_jax.hlo import integers, tpu
 from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.tuning import costs
@@ -22,6 +22,7 @@ from tpugraphs_jax.version import __version__
 _KIND, _VERSION = "estimates of tpugraphs_jax", 2  # of a file
 _LARGEST = 1 << 26  # bytes of a file
 _DEAREST = 10
+_NAMED = 3  # kernels, or assumptions, in a sentence
 _LARGEST_BUFFERS = 5
 _PADDED = 1.05  # a buffer from so many times the bytes of its elements on is padded
 _GIB = 2**30
@@ -76,6 +77,10 @@ class Estimate(Tables):
         yield f"{short}: no time, because {row.why}"
       else:
         yield f"{short}: {_basis(row, self.versions)}"
+      if row.bounded_ms and not row.why:
+        yield f"{short}: {_bounded(row)}"
+      if row.assumed:
+        yield f"{short}: {_assumed(row)}"
       if row.branches:
         yield f"{short}: all branches of {row.branches} conditionals count, though one of each runs"
     yield from self.about
@@ -94,17 +99,59 @@ def _basis(row: Row, versions: Mapping[str, str]) -> str:
   )
 
 
+def _bounded(row: Row) -> str:
+  """Which kernels count with a bound."""
+  assert row.milliseconds is not None
+  bounded = [kernel for kernel in row.kernels if kernel.is_bound]
+  named = [f"{' '.join(filter(None, _place(kernel)))} ({kernel.why})" for kernel in bounded]
+  return (
+    f"{len(bounded)} kernels count with their bytes and operations at the peak of the device, or "
+    f"the cycles of the compiler: {row.bounded_ms:.3g} ms, "
+    f"{row.bounded_ms / row.milliseconds:.1%}; the interval has up to ten times that: "
+    f"{'; '.join(named[:_NAMED])}"
+  )
+
+
+_MEANINGS = {
+  integers.INDEX: "an index is uniform over {}",
+  integers.POSITION: "a position is the middle of {}",
+  integers.GROUPS: "groups share {} rows equally",
+  integers.LENGTHS: "a length is half of {}",
+  integers.STARTS: "sequences share {} rows equally",
+  integers.COUNT: "a count is {}",
+}
+
+
+def _assumed(row: Row) -> str:
+  """Which integers are assumed, and what other values would change."""
+  texts = {
+    f"{_MEANINGS[meaning.kind].format(' x '.join(map(str, meaning.limits)))} ({meaning.reader})"
+    for meaning in row.assumed.values()
+  }
+  named = sorted(texts)
+  more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+  text = f"of integers without values {', '.join(named[:_NAMED])}{more} is assumed"
+  if row.extremes:
+    low, high = row.extremes
+    return (
+      f"{text}; with equal indices, first positions and all rows in one group the time is "
+      f"{low:.3g} ms, with indices that all differ and last positions {high:.3g} ms"
+    )
+  return text
+
+
 def _cells(row: Row) -> list[str]:
   number = lambda value, scale: "" if value is None else f"{value / scale:.3g}"
   share = lambda value: "" if value is None else f"{value:.0%}"
   gib = lambda value: f"{value / _GIB:.3g} GiB"
   memory, ms = row.memory, row.milliseconds
+  least = f"at least {row.least_ms:.3g}" if ms is None and row.least_ms else ""
   bound = row.bound
   if ms and row.groups:
     bound += f" {next(iter(row.groups.values())) / ms:.0%}"
   return [
     tpu.short_name(row.target),
-    number(ms, 1),
+    least or number(ms, 1),
     " to ".join(f"{end:.3g}" for end in row.interval or ()),
     bound,
     share(row.waits),
@@ -127,7 +174,7 @@ def _fits(row: Row) -> str:
 
 def _kernels(row: Row) -> Table:
   """The dearest kernels of a row."""
-  total = row.milliseconds or sum(kernel.milliseconds or 0.0 for kernel in row.kernels)
+  total = row.milliseconds or row.least_ms or 0.0
   cycles = lambda kernel: "" if kernel.cycles is None else f"{kernel.cycles / 1e6:.3g}"
   by_time = bool(total)
   cells = []
@@ -142,7 +189,7 @@ def _kernels(row: Row) -> Table:
         "" if kernel.stall is None else f"{kernel.stall:.0%}",
         cycles(kernel),
         *_place(kernel),
-        kernel.why and "no time: " + kernel.why,
+        kernel.why and f"{'a bound' if kernel.is_bound else 'no time'}: {kernel.why}",
       ]
     )
   title = f"{tpu.short_name(row.target)}: the {len(cells)} dearest of {len(row.kernels)} kernels"
@@ -153,7 +200,7 @@ def _kernels(row: Row) -> Table:
 def _moves(row: Row) -> Table:
   """The kernels that only change a layout, the dearest first."""
   moving = [(kernel, kernel.move) for kernel in row.kernels if kernel.move]
-  total = row.milliseconds or 1.0
+  total = row.milliseconds or row.least_ms or row.moves_ms
   cells = []
   for kernel, move in moving[:_DEAREST]:
     ms = kernel.milliseconds or 0.0

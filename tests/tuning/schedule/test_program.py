@@ -21,11 +21,11 @@ def _simulate(schedules, *instructions, **options):
   module = proto.HloModuleProto(
     computations=[proto.HloComputationProto(id=1, instructions=nodes)], entry_computation_id=1
   )
-  return program.simulate(module, schedules, "tpu:v6e", chip=CHIP, **options)
+  return program.Simulation(module, schedules, "tpu:v6e", **options).time(CHIP)
 
 
 def _stored_time(name, **options):
-  return program.simulate(*stored(name), f"tpu:{name.rpartition('_')[2]}", **options)
+  return program.Simulation(*stored(name), f"tpu:{name.rpartition('_')[2]}", **options).time()
 
 
 @pytest.mark.parametrize("target", sorted(chips.chips()))

@@ -7,15 +7,16 @@ and copies that run beside the computation their time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import copy
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpugraphs_jax import columns
-from tpugraphs_jax.hlo import integers, proto
+from tpugraphs_jax.hlo import integers, proto, work
+from tpugraphs_jax.hlo.integers import Meaning
+from tpugraphs_jax.hlo.scalar_operands import ScalarOperands
 from tpugraphs_jax.tuning.schedule import bundles, executor, kernel, linker
 from tpugraphs_jax.tuning.schedule.arrays import Arrays, WORD
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
@@ -24,7 +25,6 @@ from tpugraphs_jax.tuning.schedule.dma import Flag, known
 from tpugraphs_jax.tuning.schedule.kernel import Cost
 from tpugraphs_jax.tuning.schedule.words import Memory, MOST_WORDS, parameter_number, Unknown
 
-_BYTES = {kind.number: int(kind.bytes) for kind in columns.ELEMENT_TYPES}
 PROGRAM = "TLP"  # the name under which libtpu writes the program
 _RUNTIME = "<late-"  # calls that begin and end a program; they are not part of its time
 _SPARSE = b"sparse_core_config"
@@ -95,6 +95,11 @@ class ProgramTime:
     copy_stall: cycles of `between` that wait for such copies.
     kernels: the longest first.
     conditionals: how many branches depend on data; all their sides are counted.
+    assumed: what integers mean whose values are assumed, by the name of their array.
+    extremes: cycles of one run with the lowest and the highest of these; empty where none is
+      assumed.
+    stopped: why its execution did not come to its end; empty if it did, also where kernels have no
+      time.
     events: the first 200,000 of the run, by their starts.
   """
 
@@ -105,6 +110,9 @@ class ProgramTime:
   copy_stall: float
   kernels: tuple[KernelTime, ...]
   conditionals: int
+  stopped: str = ""
+  assumed: Mapping[str, Meaning] = dataclasses.field(default_factory=dict)
+  extremes: tuple[float, ...] = ()
   events: tuple[Event, ...] = ()
 
 
@@ -114,8 +122,7 @@ def simulate(
   target: str,
   *,
   arguments: Mapping[int, np.ndarray] | None = None,
-  operands: Mapping[str, Mapping[int, np.ndarray]] | None = None,
-  chip: Chip | None = None,
+  operands: Callable[[str], ScalarOperands] = lambda how: ScalarOperands(),
 ) -> ProgramTime:
   """The time of a compiled program; it never raises for what the schedules contain.
 
@@ -133,11 +140,20 @@ def simulate(
     target: such as `tpu:v6e`.
     arguments: values of the program's parameters where they are known, by number: integers that
       kernels read as scalars, such as the group sizes of a ragged product.
-    operands: values of inputs of kernels, by the name of the kernel's instruction and the index
-      of the operand, for those that the program computes.
-    chip: constants in the place of those of the target.
+    operands: gives the inputs of kernels that the program computes, with values that nothing tells
+      as `how` of `integers.Meaning.draw`.
   """
-  return Simulation(module, schedules, target, arguments=arguments, operands=operands).time(chip)
+  given = operands(integers.ASSUMED)
+  simulation = Simulation(module, schedules, target, arguments=arguments, operands=given.values)
+  time = simulation.time()
+  assumed = {**given.assumed, **simulation.instructions.integers.assumed}
+  if not assumed or time.stopped:
+    return time
+  ends = [
+    simulation.at(how, operands(how).values).time().cycles
+    for how in (integers.LOWEST, integers.HIGHEST)
+  ]
+  return dataclasses.replace(time, assumed=assumed, extremes=tuple(ends))
 
 
 class Simulation:
@@ -151,20 +167,22 @@ class Simulation:
     *,
     arguments: Mapping[int, np.ndarray] | None = None,
     operands: Mapping[str, Mapping[int, np.ndarray]] | None = None,
-    how: str = integers.ASSUMED,
   ):
-    self.instructions = _Instructions(module, arguments or {}, operands or {}, how)
+    self._module, self._arguments = module, arguments or {}
+    self.instructions = _Instructions(module, self._arguments, operands or {}, integers.ASSUMED)
     self._schedules, self._chip = schedules, chips()[target]
+    self.costs: dict[tuple, Cost] = {}  # of calls of kernels, by all on which they depend
     self._linked: dict[str, linker.Schedule | Unreadable] = {}
 
   def time(self, chip: Chip | None = None) -> ProgramTime:
     """The time of one run, with the constants of the target or others of the same generation."""
     run = _Run(self, chip or self._chip)
-    why = ""
+    stopped = ""
     try:
       cycles = run.execute()
     except Unreadable as error:
-      cycles, why = run.cycles_of_kernels, f"the program has no time: {error}"
+      cycles, stopped = run.cycles_of_kernels, f"the program has no time: {error}"
+    why = stopped
     rows = sorted(run.rows.values(), key=lambda row: -row.cycles)
     missing = [row for row in rows if row.why]
     if not why and missing:
@@ -181,8 +199,20 @@ class Simulation:
       run.copy_stall,
       tuple(rows),
       run.conditionals,
-      tuple(sorted(run.events)),
+      stopped,
+      events=tuple(sorted(run.events)),
     )
+
+  def at(self, how: str, operands: Mapping[str, Mapping[int, np.ndarray]]) -> Simulation:
+    """The program with other values of the integers that nothing tells.
+
+    Args:
+      how: as of `integers.Meaning.draw`.
+      operands: as of the class.
+    """
+    other = copy.copy(self)
+    other.instructions = _Instructions(self._module, self._arguments, operands, how)
+    return other
 
   def linked(self, name: str) -> linker.Schedule:
     """The schedule of a kernel, or of the program itself.
@@ -240,7 +270,6 @@ class _Run:
     self.copy_stall = 0.0
     self.events: list[Event] = []
     self._simulation, self._chip = simulation, chip
-    self._costs: dict[tuple, Cost] = {}
     self._flags: dict[int, Flag] = {}
     self._copies: list[_Copy] = []
     self._moved_until = 0.0
@@ -255,7 +284,8 @@ class _Run:
     cycles, _ = executor.run(schedule, self, schedule.registers(self, {}), chip)
     if not self.rows:
       raise Unreadable("its schedule calls no kernel")
-    for name, moved in self._simulation.instructions.sparse.items():
+    for name, done in self._simulation.instructions.sparse.items():
+      moved = done.bytes_accessed
       time = moved / chip.rate(is_written=False, is_mixed=True)
       self._record(cycles, cycles + time, CALL, name)
       cycles += time
@@ -301,10 +331,13 @@ class _Run:
         elif space == kernel.SCALAR and word is not None and instructions.is_of_xla(name):
           words[register] = 0
     contents = tuple((index, tuple(known)) for index, known in sorted(inputs.items()))
-    key = (source, tuple(sorted(words.items())), contents)
-    if key not in self._costs:
-      self._costs[key] = kernel.simulate(schedule, self._chip, registers=words, operands=inputs)
-    cost = self._costs[key]
+    costs, key = (
+      self._simulation.costs,
+      (source, self._chip, tuple(sorted(words.items())), contents),
+    )
+    if key not in costs:
+      costs[key] = kernel.simulate(schedule, self._chip, registers=words, operands=inputs)
+    cost = costs[key]
     for register, (description, _) in schedule.operands.items():
       kind, _, index = description.partition(" ")
       if kind == "output" and isinstance(arguments.get(register), int):
@@ -431,10 +464,12 @@ class _Instructions:
     }
     self.integers = integers.Integers(module, arguments, how)
     self._operands = operands
-    # Bytes of the arrays that a SparseCore reads and writes, by the instruction that starts it.
+    self._words: dict[int, Sequence[int] | None] = {}
+    # Bytes that a SparseCore reads and writes, by the instruction that starts it.
     self.sparse = {
-      node.name: sum(map(_size, self._inputs(node))) * 2
-      for node in proto.instructions(module)
+      node.name: work.of(node, {inner.id: inner for inner in part.instructions}, self._callees)
+      for part in module.computations
+      for node in part.instructions
       if node.opcode == "async-start" and _SPARSE in node.backend_config
     }
 
@@ -492,13 +527,7 @@ class _Instructions:
     return self._integers(self._parameters[number]) if number in self._parameters else None
 
   def _integers(self, id: int) -> Sequence[int] | None:
-    words = self.integers.words(id)
-    return None if words is None else words.tolist()
-
-
-def _size(shape: proto.ShapeProto) -> int:
-  """Bytes of an array or of the arrays of a tuple."""
-  return sum(
-    math.prod(array.dimensions) * (_BYTES.get(array.element_type) or 1)
-    for array in proto.arrays(shape)
-  )
+    if id not in self._words:
+      words = self.integers.words(id)
+      self._words[id] = None if words is None else tuple(words.tolist())
+    return self._words[id]
