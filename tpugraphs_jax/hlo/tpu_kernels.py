@@ -183,18 +183,18 @@ def estimated_cycles(
 ) -> Cycles:
   """Sums `estimated_cycles` over all kernels of the entry computation and its callees.
 
-  All branches of a conditional count, although one runs. What is in a loop counts as often as the
-  loop iterates: as often as its kernels were called, else as the module says (`loops.iterations`),
+  All branches of a conditional count, although one runs. What is in a loop counts as often as its
+  kernels were called. Without `calls` it counts as often as the module says (`loops.iterations`),
   and once where the module does not say it.
 
   Args:
     module: after all optimisations.
     arguments: as of `loops.iterations`.
-    calls: how often kernels were called, by name, where their schedules were executed.
+    calls: how often each kernel was called, by name, where the schedules were executed.
   """
   computations = {computation.id: computation for computation in module.computations}
   nodes = {part.id: {node.id: node for node in part.instructions} for part in module.computations}
-  lengths = loops.iterations(module, arguments)
+  lengths = {} if calls else loops.iterations(module, arguments)
   kernels, uncounted = [], []
   total = work.Work(0.0, 0, 0.0)
   entry = computations[module.entry_computation_id]
@@ -204,8 +204,7 @@ def estimated_cycles(
     tiles = window(instruction)
     if tiles is not None:
       kernels.append(_kernel_cycles(instruction, tiles, module, computations, times, cost))
-    is_endless = instruction.opcode == "while" and lengths[instruction.name] is None
-    is_endless = is_endless and not _called(instruction, computations, calls)
+    is_endless = lengths.get(instruction.name, 1) is None
     kind = "loop" if is_endless else _uncounted_kind(instruction, tiles)
     if kind:
       target, origin = instruction.custom_call_target, module_graph.origin(instruction, module)
@@ -228,7 +227,7 @@ def _executed(
   for instruction in computation.instructions:
     yield instruction, computation, times
     if instruction.opcode in _CALLERS:
-      length = lengths[instruction.name] if instruction.opcode == "while" else 1
+      length = lengths.get(instruction.name)
       inner = times * (1 if length is None else length)
       inner = _called(instruction, computations, calls) or inner
       for callee in instruction.called_computation_ids:
