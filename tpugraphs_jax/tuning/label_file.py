@@ -42,7 +42,6 @@ class LabelFile:
     problem: the argument.
     raw: the raw numbers of choices that have a label, the compiler's own choice first.
     errors: the reasons of choices that failed, a line each.
-    label: of the problem.
 
   Raises:
     ValueError: the file holds something else, or a line is damaged.
@@ -55,7 +54,7 @@ class LabelFile:
     key: Mapping[str, Any] | None = None,
   ):
     self._path = Path(path) if path else None
-    self.problem, self.label = problem, problem.label
+    self.problem = problem
     self.raw: dict[Numbers, Raw] = {}
     self.errors: dict[Numbers, str] = {}
     self._known: dict[Numbers, Outcome] = {}
@@ -72,8 +71,8 @@ class LabelFile:
       trust.check(record["numbers"], [trust.COUNT], "numbers")
       trust.check(record.get("error", ""), str, "error")
       if "raw" in record:
-        trust.check(record["raw"], self.label.form, "its label")
-        self.label.value(record["raw"])
+        trust.check(record["raw"], self.problem.label.form, "its label")
+        self.problem.label.value(record["raw"])
 
   def label_choices(self, candidates: Sequence[Numbers]) -> None:
     """Labels choices, the compiler's own before all others.
@@ -125,7 +124,8 @@ class LabelFile:
   def ratio(self, numbers: Numbers) -> float:
     """Label of a choice / label of the compiler's own choice; infinite unless both have one."""
     raw, default = self.raw.get(numbers), self.raw.get(self.problem.default)
-    return self.label.value(raw) / self.label.value(default) if raw and default else math.inf
+    value = self.problem.label.value
+    return value(raw) / value(default) if raw and default else math.inf
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

@@ -381,7 +381,7 @@ def _label(search: strategies.Search, file: LabelFile, budget: int, work: consol
     work: takes a line about each.
   """
   compiling = f"a program of {file.problem.graph.num_nodes:,} instructions"
-  together = file.label.made_together  # the search then does not learn from labels
+  together = file.problem.label.made_together  # the search then does not learn from labels
   asked = list(itertools.islice(search, budget if together else 1))
   if together:
     work.note(f"measuring {len(asked)} choices in turn, after all are compiled")
@@ -433,7 +433,7 @@ def _decide(
   function: Callable[..., Any], problem: Problem, file: LabelFile, *, candidates: int, order: str
 ) -> Tuned:
   """The best of the choices that were tried, or the compiler's own choice."""
-  default, label = problem.default, file.label
+  default, label = problem.default, problem.label
   if default in file.errors:
     why = file.errors[default]
     raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled: {why}")

@@ -274,7 +274,7 @@ def _label_all(file: LabelFile, configs: int) -> list[Numbers]:
   drawn: list[Numbers] = []
   while True:
     # Times compare only within a session: failed choices are not replaced by later ones.
-    if drawn and file.label.made_together:
+    if drawn and file.problem.label.made_together:
       return drawn
     if file.problem.default in file.errors:
       return drawn  # labels mean nothing without the compiler's own choice
@@ -289,7 +289,7 @@ def _label_all(file: LabelFile, configs: int) -> list[Numbers]:
 def _values(file: LabelFile, drawn: Sequence[Numbers]) -> dict[int, int]:
   """The labels of candidates by their places, without failures."""
   raw = {place: file.raw[numbers] for place, numbers in enumerate(drawn) if numbers in file.raw}
-  return {place: file.label.value(numbers) for place, numbers in raw.items()}
+  return {place: file.problem.label.value(numbers) for place, numbers in raw.items()}
 
 
 def _write(
@@ -309,7 +309,7 @@ def _write(
     "split": request.split,
     "collection": request.collection,
     "configs_asked": request.configs,
-    "config_runtime": file.label.unit,
+    "config_runtime": file.problem.label.unit,
     "tpugraphs_jax": __version__,
     "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
     "groups": [str(group) for group in problem.choices.groups],
