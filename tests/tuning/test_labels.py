@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import recorded
 import tpugraphs_jax
-from tpugraphs_jax.hlo import calls, tpu
+from tpugraphs_jax.hlo import calls, names, tpu
 from tpugraphs_jax.tuning import costs, labels, problem
 from tpugraphs_jax.tuning.schedule import chips
 
@@ -57,6 +57,17 @@ def test_without_a_time_there_is_a_reason_and_no_label(monkeypatch):
   monkeypatch.setattr(costs, "cost", lambda *_: row)
   with pytest.raises(ValueError, match="it has no time, because it has a loop"):
     labels.TpuEstimate("tpu:v6e").estimate(None, _call())
+
+
+def test_kernels_that_have_only_a_bound_are_no_labels(monkeypatch):
+  name = f"jit(f)/{names.LAYOUT_GROUP}2/dot_general"
+  timed = costs.KernelCost("dot.1", milliseconds=0.002, operations=(costs.Operation(name, "", ()),))
+  bound = costs.KernelCost("sort.1", milliseconds=0.001, is_bound=True)
+  row = costs.Row("tpu:v6e", 0.004, kernels=(timed, bound, costs.KernelCost("copy.1")))
+  monkeypatch.setattr(costs, "cost", lambda *_: row)
+  raw = labels.TpuEstimate("tpu:v6e").estimate(None, _call())
+  assert raw["milliseconds"] == 0.004
+  assert [(kernel["picoseconds"], kernel["group"]) for kernel in raw["kernels"]] == [(2 * 10**6, 2)]
 
 
 def test_a_label_that_is_not_open_says_so():

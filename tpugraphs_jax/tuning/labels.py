@@ -184,7 +184,8 @@ class TpuEstimate(Label):
 
     Returns:
       `milliseconds` of the program, and `kernels`, a list of `picoseconds` of all calls, `group`
-      (None without one), and `operations`, the `costs.Operation` of the instructions.
+      (None without one), and `operations`, the `costs.Operation` of the instructions. Kernels that
+      have only a bound are not in it.
 
     Raises:
       ValueError: the program has no time.
@@ -194,11 +195,12 @@ class TpuEstimate(Label):
       raise ValueError(f"it has no time, because {row.why}")
     kernels = [
       {
-        "picoseconds": to_picoseconds(kernel.milliseconds or 0.0),
+        "picoseconds": to_picoseconds(kernel.milliseconds),
         "group": group_of(kernel),
         "operations": kernel.operations,
       }
       for kernel in row.kernels
+      if kernel.milliseconds is not None and not kernel.is_bound
     ]
     return {"milliseconds": row.milliseconds, "kernels": kernels}
 
