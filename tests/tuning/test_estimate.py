@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import hlo_modules, recorded
+from tests.support import hlo_modules, recorded, slices
 import tpugraphs_jax
-from tpugraphs_jax.hlo import integers, tpu
+from tpugraphs_jax.hlo import integers, topology, tpu
 from tpugraphs_jax.tuning import compiler, costs, estimate
 from tpugraphs_jax.tuning.schedule import chips, program
 
@@ -66,8 +66,8 @@ def compiled(monkeypatch):
   calls = []
 
   def answer(outcome):
-    def compile_call(call, target):
-      del target
+    def compile_call(call, target, placement=None):
+      del target, placement
       calls.append(call)
       if isinstance(outcome, Exception):
         raise outcome
@@ -376,16 +376,21 @@ def test_a_compiler_that_gives_no_answer_is_a_row_with_its_reason(compiled):
   )
 
 
-def test_a_program_with_a_mesh_has_its_heading_and_the_memory_of_a_device(compiled):
+def test_a_function_with_a_mesh_is_estimated_for_one_of_its_devices(compiled, monkeypatch):
+  monkeypatch.setattr(topology, "devices", slices.devices)
   compiled(_program(_node("copy", 1, cycles=10)))
-  mesh = jax.sharding.AbstractMesh((8,), ("data",))
+  mesh = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
   shape = jax.ShapeDtypeStruct((2**30,), jnp.float32, sharding=sharding)
-  found = estimate.estimate(step, shape, targets="v6e")
-  text = repr(found)
-  assert "for one device" not in text and "without its mesh of 8" in text
-  assert found.rows[0].least_memory == 2**29 + 2**31 // 8 and found.rows[0].fits is None
-  assert "at least 0.75 GiB a device" in text
+  found = estimate.estimate(step, shape, targets="v6e-8")
+  assert found.rows[0].target == "tpu:v6e:2x4" and found.devices == 8
+  assert "v6e:2x4" in repr(found) and "one of the 8 devices of its mesh" in repr(found)
+  with pytest.raises(ValueError, match=r"data 4, model 2.* such as v6e:2x4"):
+    estimate.estimate(step, shape, targets="v6e")
+  with pytest.raises(ValueError, match="has 16 devices and the function has a mesh of 8"):
+    estimate.estimate(step, shape, targets="v6e:4x4")
+  single = estimate.estimate(step, 1.0, targets="v6e:2x4")
+  assert single.devices == 1 and "v6e:2x4: the function has no mesh" in repr(single)
 
 
 def test_what_a_reader_has_to_know_of_the_function_is_said(compiled):

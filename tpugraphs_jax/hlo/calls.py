@@ -249,7 +249,7 @@ class Call:
     call._function = function or self._function
     return call
 
-  def shapes(self, sharding: jax.sharding.Sharding) -> list[jax.ShapeDtypeStruct]:
+  def shapes(self, sharding: jax.sharding.Sharding | None = None) -> list[jax.ShapeDtypeStruct]:
     """The shapes of the arrays, on a device; warns of those that jax makes narrower."""
     avals = [jax.typeof(x) for x in jax.eval_shape(lambda *arrays: arrays, *self.arrays)]
     for array, aval in zip(self.arrays, avals):
@@ -312,19 +312,27 @@ class Call:
     jit = self.trace.jit
     return {**(jit.compiler_options if jit else {}), **more}
 
-  def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
-    """The function as jax lowers it for these arrays, with the names of its arguments if it can."""
+  def lower(self, arrays: Sequence[Any], *, platform: str | None = None) -> jax.stages.Lowered:
+    """The function as jax lowers it for these arrays, with the names of its arguments if it can.
+
+    Args:
+      arrays: the arrays, or their shapes.
+      platform: such as `tpu`; None: that of the arrays.
+    """
+    platforms = None if platform is None else (platform,)
     if isinstance(self._function, _JIT):
       args, kwargs, _ = self.structure.fill(arrays)
-      return self._function.lower(*args, **kwargs)
+      return self._function.trace(*args, **kwargs).lower(lowering_platforms=platforms)
     jit, rest = self.trace.jit, self.trace.rest
     is_of_arrays = set(self.structure.others) <= {_ARRAY} and set(rest.leaves) <= {None}
     if jit is None and is_of_arrays:
       args, kwargs, _ = self.structure.fill(arrays)
-      return jax.jit(self._function).lower(*args, **kwargs)
+      traced = jax.jit(self._function).trace(*args, **kwargs)
+      return traced.lower(lowering_platforms=platforms)
     function = self.of_arrays(lambda program, arrays: core.jaxpr_as_fun(program)(*arrays))
     function.__name__ = self.__name__
-    return (jit(function, {}) if jit else jax.jit(function)).lower(*arrays)
+    jitted = jit(function, {}) if jit else jax.jit(function)
+    return jitted.trace(*arrays).lower(lowering_platforms=platforms)
 
   def of_arrays(self, evaluate: Evaluate) -> Callable[..., tuple[tuple, Rest]]:
     """The function of arrays that returns the outputs of its program, and the rest."""

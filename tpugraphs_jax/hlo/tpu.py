@@ -20,7 +20,7 @@ import warnings
 
 import jax
 
-from tpugraphs_jax.hlo import calls, jaxprs, proto, schedule_dump
+from tpugraphs_jax.hlo import calls, collectives, jaxprs, proto, schedule_dump
 from tpugraphs_jax.infra import console, parallel
 
 # The smallest topology of each generation that the compiler accepts.
@@ -65,6 +65,7 @@ class TpuProgram:
   # Texts of final schedules by kernel, and of the whole program as `TLP`; empty unless the process
   # was started with `schedule_dump.environment`.
   schedules: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  rings: tuple[collectives.Ring, ...] = ()  # of the collectives of a program of a mesh
 
 
 def full_name(target: str) -> str:

@@ -10,7 +10,7 @@ on a memory file system where there is one, and is deleted with the process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import io
@@ -32,7 +32,7 @@ import jax
 from jax.interpreters import mlir
 import numpy as np
 
-from tpugraphs_jax.hlo import calls, schedule_dump, tpu
+from tpugraphs_jax.hlo import calls, collectives, meshes, proto, schedule_dump, topology, tpu
 from tpugraphs_jax.infra import console, tasks
 
 TIMEOUT = 3600.0  # seconds for one program
@@ -70,14 +70,20 @@ class Compiler:
     self._stack.close()
 
   def compile(
-    self, call: calls.Call, target: str, compiler_options: Mapping[str, Any] | None = None
+    self,
+    call: calls.Call,
+    target: str,
+    compiler_options: Mapping[str, Any] | None = None,
+    *,
+    placement: meshes.Placement | None = None,
   ) -> tpu.TpuProgram:
     """Compiles a call for a target, with the schedules of its kernels.
 
     Args:
-      call: of `jaxprs.for_one_device`.
-      target: a TPU generation such as `v3`.
+      call: of `jaxprs.for_one_device` without a placement.
+      target: a TPU generation such as `v3`, with a placement a topology such as `v6e:2x4`.
       compiler_options: as of `jax.jit`, beside those of the call.
+      placement: of the mesh of the call.
 
     Raises:
       Ended: there is no answer of the compiler.
@@ -85,14 +91,15 @@ class Compiler:
       ValueError: as `tpu.full_name`.
     """
     with console.working(f"lowering for {tpu.short_name(target)}"):
-      lowered = tpu.lower(call, target)
+      lowered = tpu.lower(call, target) if placement is None else meshes.lower(call)
+      devices = placement.ids if placement else (topology.devices(target)[0].id,)
     if self._process is None:
       self._start()
     try:
       (self._folder / _REQUEST).write_bytes(_bytecode(lowered))
       options = call.compiler_options(compiler_options or {})
       with console.working(f"compiling for {tpu.short_name(target)}"):
-        refusal = self._ask({"target": target, "options": options})
+        refusal = self._ask({"target": target, "options": options, "devices": devices})
     except BaseException:  # also Ctrl-C, after which the process would go on with this program
       self._end()
       raise
@@ -183,15 +190,25 @@ def _bytecode(lowered: jax.stages.Lowered) -> bytes:
   return file.getvalue()
 
 
-def _compile(module: bytes, target: str, options: Mapping[str, Any]) -> tpu.TpuProgram:
-  """Compiles StableHLO in this process, as jax compiles what it has lowered."""
+def _compile(
+  module: bytes, target: str, options: Mapping[str, Any], ids: Sequence[int]
+) -> tpu.TpuProgram:
+  """Compiles StableHLO in this process, as jax compiles what it has lowered.
+
+  Args:
+    module: StableHLO.
+    target: of whose topology the devices are.
+    options: of the compiler.
+    ids: of the device of each partition.
+  """
   from jaxlib import _jax  # no public module of jax compiles StableHLO
   from jaxlib.mlir import ir
 
-  device = tpu.devices(target)[0]
+  by_id = {device.id: device for device in topology.devices(target)}
+  devices = tuple(by_id[number] for number in ids)
   given = _jax.CompileOptions()
-  given.num_replicas = given.num_partitions = 1
-  given.device_assignment = _jax.DeviceAssignment.create(np.array([[device.id]]))
+  given.num_replicas, given.num_partitions = 1, len(devices)
+  given.device_assignment = _jax.DeviceAssignment.create(np.array([ids]))
   given.executable_build_options.use_spmd_partitioning = True
   given.executable_build_options.use_shardy_partitioner = getattr(
     jax.config, "jax_use_shardy_partitioner", True
@@ -199,12 +216,28 @@ def _compile(module: bytes, target: str, options: Mapping[str, Any]) -> tpu.TpuP
   given.env_option_overrides = list(options.items())
   schedule_dump.clear()
   with mlir.make_ir_context():
-    executable = device.client.compile(
+    executable = devices[0].client.compile(
       ir.Module.parse(module) if jax.__version_info__ >= (0, 8, 0) else module,
-      executable_devices=_jax.DeviceList((device,)),
+      executable_devices=_jax.DeviceList(devices),
       compile_options=given,
     )
-  return dataclasses.replace(tpu.program_of(executable), schedules=schedule_dump.take())
+  program = dataclasses.replace(tpu.program_of(executable), schedules=schedule_dump.take())
+  if len(devices) == 1:
+    return program
+  return dataclasses.replace(program, rings=tuple(_rings(executable, program, ids)))
+
+
+def _rings(
+  executable: Any, program: tpu.TpuProgram, ids: Sequence[int]
+) -> Iterator[collectives.Ring]:
+  """The tables of neighbours of all collectives of a program."""
+  module = proto.parse_module(program.module, where="TPU program")
+  found = collectives.find(module, len(ids)).values()
+  serialized = executable.serialize()
+  for groups in dict.fromkeys(one.groups for several in found for one in several):
+    ring = collectives.ring(serialized, groups, ids) if groups and len(groups[0]) > 1 else None
+    if ring is not None:
+      yield ring
 
 
 def _end_with(parent: int, folder: Path) -> None:
@@ -229,7 +262,7 @@ def main(folder: Path) -> None:
       request, refusal = json.loads(line), ""
       try:
         module = (folder / _REQUEST).read_bytes()
-        program = _compile(module, request["target"], request["options"])
+        program = _compile(module, request["target"], request["options"], request["devices"])
         (folder / _ANSWER).write_bytes(pickle.dumps(program))
       except jax.errors.JaxRuntimeError as error:
         refusal = str(error)

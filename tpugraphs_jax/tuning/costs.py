@@ -13,7 +13,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tpugraphs_jax.hlo import buffers, integers, module_graph, names, proto, tpu, tpu_kernels, work
+from tpugraphs_jax.hlo import (
+  buffers,
+  integers,
+  meshes,
+  module_graph,
+  names,
+  proto,
+  topology,
+  tpu,
+  tpu_kernels,
+  work,
+)
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.hlo.integers import Meaning
 from tpugraphs_jax.hlo.scalar_operands import scalar_operands
@@ -129,7 +140,7 @@ class Row:
   """What a function costs on one generation.
 
   Attributes:
-    target: such as `tpu:v6e`.
+    target: such as `tpu:v6e`, or `tpu:v6e:2x4`.
     milliseconds: estimated time; None where it cannot be told.
     least_ms: milliseconds of all that has a time or a bound; None where there is none.
     bounded_ms: milliseconds of kernels that have only a bound.
@@ -141,7 +152,6 @@ class Row:
     memory: bytes that the compiler plans on the device.
     live: the buffers of the program over its schedule.
     fits: whether this memory fits on the device; None if that is unknown.
-    least_memory: of a program with a mesh, the bytes that each device needs at the least.
     bound: what takes the largest part of the time, as of `KernelCost`.
     groups: milliseconds by what bounds kernels, and between kernels, the most first.
     waits: the share of the time in which the program waits for memory; None without schedules.
@@ -165,7 +175,6 @@ class Row:
   memory: tpu.MemoryPlan | None = None
   live: buffers.LiveMemory = buffers.LiveMemory()
   fits: bool | None = None
-  least_memory: int | None = None
   bound: str = ""
   groups: Mapping[str, float] = dataclasses.field(default_factory=dict)
   waits: float | None = None
@@ -177,20 +186,29 @@ class Row:
   why: str = ""
 
   @property
+  def generation(self) -> str:
+    """The key of `DEVICES` of the target."""
+    return topology.generation_of(self.target)
+
+  @property
   def moves_ms(self) -> float:
     """Milliseconds of kernels that only change a layout."""
     return sum(kernel.milliseconds or 0.0 for kernel in self.kernels if kernel.move)
 
 
-def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
+def cost(
+  compiled: tpu.TpuProgram, target: str, call: Call, placement: meshes.Placement | None = None
+) -> Row:
   """What a compiled program costs on a target.
 
   Args:
     compiled: the program.
-    target: such as `tpu:v6e`.
+    target: such as `tpu:v6e`, or `tpu:v6e:2x4`.
     call: of the function that was compiled. Integers among its arrays, where they have values, can
       tell how often a loop iterates and which tiles a kernel computes.
+    placement: of the mesh of the call.
   """
+  generation = topology.generation_of(target)
   module = proto.parse_module(compiled.module, where=f"program for {target}")
   known = known_integers(call.arrays)
   # jax leaves out arrays that nothing uses: parameters then have other numbers.
@@ -198,7 +216,7 @@ def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
   simulated = program.simulate(
     module,
     compiled.schedules,
-    target,
+    generation,
     arguments=values,
     operands=lambda how: scalar_operands(call, known, module, how),
   )
@@ -213,7 +231,7 @@ def cost(compiled: tpu.TpuProgram, target: str, call: Call) -> Row:
     flops=cycles.work.flops,
     memory=compiled.memory,
     live=buffers.live_memory(module),
-    fits=compiled.memory.total <= DEVICES[target].memory,
+    fits=compiled.memory.total <= DEVICES[generation].memory,
   )
   row = _by_schedule(row, _Kernels(module, cycles), simulated, cycles.work)
   loops = [lacking for lacking in cycles.uncounted if lacking.kind == "loop"]
@@ -308,13 +326,13 @@ def operation(node: proto.HloInstructionProto, module: proto.HloModuleProto) -> 
 
 def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done: work.Work) -> Row:
   """A row with the simulated time of its program, or with the reason why there is none."""
-  chip = chips.chips()[row.target]
+  chip = chips.chips()[row.generation]
   to_ms = lambda cycles: 1e3 * cycles / chip.clock
   kernels, groups = [], collections.defaultdict[str, float](float)
   for timed in simulated.kernels:
     kernel = named.counted.get(timed.name) or named.described(timed.name)
-    milliseconds = to_ms(timed.cycles) if not timed.why else _bound_ms(row.target, kernel)
-    is_busy = kernel.flops and least_ms(row.target, kernel.flops, 0) >= _BUSY * milliseconds
+    milliseconds = to_ms(timed.cycles) if not timed.why else _bound_ms(row.generation, kernel)
+    is_busy = kernel.flops and least_ms(row.generation, kernel.flops, 0) >= _BUSY * milliseconds
     bound = PRODUCTS if is_busy else timed.bound or MEMORY
     kernels.append(
       dataclasses.replace(
@@ -354,7 +372,7 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
   by_size = {name: ms for name, ms in sorted(groups.items(), key=lambda group: -group[1]) if ms > 0}
   return dataclasses.replace(
     row,
-    **_time(row, total, float(least_ms(row.target, done.wide_flops, 0))),
+    **_time(row, total, float(least_ms(row.generation, done.wide_flops, 0))),
     assumed=simulated.assumed,
     extremes=ends if any(abs(end - total) > _MATTERS * total for end in ends) else None,
     groups=by_size,
@@ -385,7 +403,7 @@ def spread(target: str) -> tuple[float, float] | None:
 def _time(row: Row, milliseconds: float, least: float) -> dict[str, Any]:
   """Time and interval of a row, which are not below the time `least` of its work."""
   milliseconds = max(milliseconds, least)
-  ends = spread(row.target)
+  ends = spread(row.generation)
   beside = (_UNSURE - 1) * row.bounded_ms
   interval = ends and (max(ends[0] * milliseconds, least), ends[1] * milliseconds + beside)
   return {"milliseconds": milliseconds, "interval": interval}

@@ -1,6 +1,6 @@
 """Time and memory of a function on TPUs, from their compiler, before a run.
 
-    python -m tpugraphs_jax.estimate FILE.py:NAME --targets v5e v6e
+    python -m tpugraphs_jax.estimate FILE.py:NAME --targets v5e v6e:2x4
 
 It needs libtpu and no TPU. The compiler runs in a process of its own (`compiler`), `costs` reads
 what it wrote, and `comparison` compares two estimates.
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from tpugraphs_jax.hlo import calls, jaxprs, tpu
+from tpugraphs_jax.hlo import calls, jaxprs, meshes, topology, tpu
 from tpugraphs_jax.infra import console, keywords
 from tpugraphs_jax.tuning import comparison, compiler, costs, profile, programs, summary
-from tpugraphs_jax.tuning.costs import DEVICES, Row
+from tpugraphs_jax.tuning.costs import Row
 from tpugraphs_jax.tuning.summary import Estimate
 
 TARGETS = ("v5e", "v5p", "v6e", "7x")  # unless others are asked for
@@ -32,16 +31,18 @@ def estimate(
   """What a function costs on TPUs, such as a training step; it is compiled and does not run.
 
   Compiling takes seconds to minutes a target, in a process of its own. The estimate is of one
-  device: sharding and communication between devices are not part of it.
+  device; of a function with a mesh, of one of its devices.
 
   Args:
-    function: a function, or one that `jax.jit` returned.
+    function: a function, or one that `jax.jit` returned. Its mesh, of any devices or an
+      `AbstractMesh`, is placed on the chips of a target as `jax.make_mesh` places it there.
     *args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
-    targets: TPU generations: `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e`, `7x`.
+    targets: TPU generations, `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e`, `7x`; for a function with a
+      mesh topologies such as `v6e:2x4`, or slices as clouds name them, such as `v6e-8`.
     **kwargs: further keyword arguments of the function.
 
   Raises:
-    ValueError: a target is unknown, or libtpu is missing.
+    ValueError: a target is unknown or does not fit the mesh of the function, or libtpu is missing.
   """
   return estimate_call(calls.Call(function, args, kwargs), targets)
 
@@ -53,74 +54,56 @@ def estimate_call(
   targets = [targets] if isinstance(targets, str) else targets
   if not isinstance(targets, (list, tuple)) or not targets:
     raise ValueError(f"targets is {targets!r}, expected TPU generations such as {list(TARGETS)}")
-  targets = [tpu.full_name(target) for target in targets]
+  targets = [topology.full_name(target) for target in targets]
   with (
     console.working(call.__name__, total=len(targets), unit="targets") as work,
     compiler.Compiler(timeout=timeout) as tpu_compiler,
   ):
     with console.working("tracing"):
-      single = jaxprs.for_one_device(call)
-      devices = _devices(call)
+      mesh = meshes.find(call)
+      placements = [_place(mesh, target) for target in targets]
+      given = jaxprs.for_one_device(call) if mesh is None else call
     rows = []
-    for target in targets:
-      row = _row(single, target, tpu_compiler)
-      rows.append(row if devices == 1 else _of_mesh(row, call, devices))
+    for target, placement in zip(targets, placements):
+      rows.append(_row(given, target, placement, tpu_compiler))
       work.update()
-  return Estimate(call.__name__, tuple(rows), summary.versions(), tuple(_about(call)), devices)
+  about = (*_about(call), *_about_devices(mesh, targets))
+  devices = 1 if mesh is None else mesh.size
+  return Estimate(call.__name__, tuple(rows), summary.versions(), about, devices)
 
 
-def _row(call: calls.Call, target: str, tpu_compiler: compiler.Compiler) -> Row:
+def _place(mesh: meshes.Mesh | None, target: str) -> meshes.Placement | None:
+  """Where the mesh of a function runs on a target; None of a function without one."""
+  if mesh is None:
+    return None
+  if topology.parse(target) is None:
+    short = tpu.short_name(target)
+    raise ValueError(
+      f"target {short} is one device and the function has {meshes.named(mesh)}: give a topology "
+      f"with as many devices, such as {topology.example(target, mesh.size)}"
+    )
+  return meshes.place(mesh, target)
+
+
+def _row(
+  call: calls.Call, target: str, placement: meshes.Placement | None, tpu_compiler: compiler.Compiler
+) -> Row:
   try:
-    compiled = tpu_compiler.compile(call, target)
+    compiled = tpu_compiler.compile(call, target, placement=placement)
   except jax.errors.JaxRuntimeError as error:
     fits = False if "RESOURCE_EXHAUSTED" in str(error) else None
     return Row(target, fits=fits, why=f"the compiler says: {console.one_line(error)}")
   except compiler.Ended as error:
     return Row(target, why=f"the compiler failed: {error}")
   with console.working(f"executing the schedules of {tpu.short_name(target)}"):
-    return costs.cost(compiled, target, call)
+    return costs.cost(compiled, target, call, placement)
 
 
-def _devices(call: calls.Call) -> int:
-  """How many devices the mesh of a function has; 1 without a mesh."""
-  shardings = [*_shardings(call.trace.program.jaxpr)]
-  shardings += [getattr(array, "sharding", None) for array in call.arrays]
-  sizes = [
-    sharding.num_devices
-    for sharding in shardings
-    if isinstance(sharding, jax.sharding.NamedSharding)
-  ]
-  mesh = jax.sharding.get_abstract_mesh()
-  return max([1, *sizes, 1 if mesh.empty else mesh.size])
-
-
-def _shardings(jaxpr: Any) -> Iterator[Any]:
-  """The shardings in the parameters of a program's equations."""
-  for equation in jaxpr.eqns:
-    yield from jax.tree.leaves(equation.params)
-    for inner in jaxprs.programs_of(equation):
-      yield from _shardings(inner)
-
-
-def _of_mesh(row: Row, call: calls.Call, devices: int) -> Row:
-  """The row of a program whose memory is that of a mesh.
-
-  A device holds its part of each argument. Of the rest it holds an equal part at the least.
-  """
-  if row.memory is None:
-    return row
-  jit = call.trace.jit
-  given = jit.in_shardings if jit and jit.has_shardings else (None,) * len(call.arrays)
-  arguments = 0
-  shapes = jax.eval_shape(lambda *arrays: arrays, *call.arrays)
-  for array, shape, sharding in zip(call.arrays, shapes, given):
-    sharding = sharding or getattr(array, "sharding", None)
-    part = shape.shape if sharding is None else sharding.shard_shape(shape.shape)
-    arguments += math.prod(part) * shape.dtype.itemsize
-  rest = row.memory.total - row.memory.arguments
-  least = arguments + rest // devices
-  fits = None if least <= DEVICES[row.target].memory else False
-  return dataclasses.replace(row, fits=fits, least_memory=least)
+def _about_devices(mesh: meshes.Mesh | None, targets: Sequence[str]) -> Iterator[str]:
+  """Which targets have more devices than the function uses."""
+  for target in targets:
+    if mesh is None and topology.parse(target) is not None:
+      yield f"{tpu.short_name(target)}: the function has no mesh, the estimate is of one device"
 
 
 def _about(call: calls.Call) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from tpugraphs_jax.hlo import integers, tpu
+from tpugraphs_jax.hlo import integers, topology, tpu
 from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.tuning import costs
@@ -60,7 +60,7 @@ class Estimate(Tables):
     where = (
       "for one device"
       if self.devices == 1
-      else f"the whole program on one device, without its mesh of {self.devices}"
+      else f"for one of the {self.devices} devices of its mesh"
     )
     title = f"{self.name}: estimates from what the TPU compiler makes of it, {where}"
     tables = [Table(head, [_cells(row) for row in self.rows], title)]
@@ -88,8 +88,8 @@ class Estimate(Tables):
 
 def _basis(row: Row, versions: Mapping[str, str]) -> str:
   """What a time and its interval come from."""
-  source = f"from the schedules of its kernels (constants: {chips.chips()[row.target].source})"
-  ends = costs.spread(row.target)
+  source = f"from the schedules of its kernels (constants: {chips.chips()[row.generation].source})"
+  ends = costs.spread(row.generation)
   if ends is None:
     return f"{source}; no interval, because no other program was measured on it"
   return (
@@ -166,9 +166,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _fits(row: Row) -> str:
-  memory = DEVICES[row.target].memory
-  if row.least_memory is not None:
-    return f"{'no, ' * (row.fits is False)}at least {row.least_memory / _GIB:.3g} GiB a device"
+  memory = DEVICES[row.generation].memory
   return _FITS[row.fits].format(memory / _GIB)
 
 
@@ -306,7 +304,7 @@ def load(path: str | os.PathLike[str]) -> list[Estimate]:
 def _estimate(values: Mapping[str, Any]) -> Estimate:
   rows = []
   for row in values["rows"]:
-    if row["target"] not in DEVICES:
+    if topology.generation_of(row["target"]) not in DEVICES:
       raise ValueError(f"target {row['target']!r}, expected one of {', '.join(DEVICES)}")
     if (row["milliseconds"] is None) != bool(row["why"]):
       raise ValueError(f"a time {row['milliseconds']} with the reason {row['why']!r} for none")
