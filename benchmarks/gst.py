@@ -57,8 +57,9 @@ def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
   ranker, prepared = prepare(variant, nodes)
   (data,) = data_of(ranker.config)
   with tempfile.TemporaryDirectory() as folder:
-    plan = training.plan_batches(ranker.family, [prepared], data.targets)
-    state, train_step, batches, _ = training.begin(ranker.family, [prepared], plan, Path(folder))
+    phase = ranker.family.first_phase([prepared], Path(folder))
+    plan = training.plan_batches(phase, data.targets)
+    state, train_step, batches, _ = training.begin(phase, plan)
     state, seconds = parallel.replicate(state), []
     for _ in range(repeats + 1):
       started = time.perf_counter()

@@ -16,8 +16,9 @@ from benchmarks import timing
 from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.train import evaluation, log, loop, training
+from tpugraphs_jax.train import evaluation, log, training
 from tpugraphs_jax.train.loading import data_of, evaluable, load_graphs
+from tpugraphs_jax.train.session import TrainStep
 
 # The time of a step is estimated from steps of so many CPU seconds: an estimate from 30 small steps
 # was up to 1.6 times too long.
@@ -28,7 +29,7 @@ _STEPS_PER_EPOCH = 500
 class Steps:
   """Takes training steps and measures the CPU seconds of those that compiled nothing."""
 
-  def __init__(self, state: Any, train_step: loop.TrainStep, batches: Any):
+  def __init__(self, state: Any, train_step: TrainStep, batches: Any):
     self._state, self._train_step, self._batches = parallel.replicate(state), train_step, batches
     self._compilations = timing.Compilations()
     self.taken, self._timed, self._seconds, self.loss = 0, 0, 0.0, 0.0
@@ -89,8 +90,9 @@ def phase_of(
   epochs, slates = epochs_of(steps, ranker.config.batch.graphs)
   family = copy.copy(ranker.family)
   family.config = ranker.config.replace(train__epochs=epochs, batch__slates_per_epoch=slates)
-  plan = training.plan_batches(family, graphs, data.targets)
-  state, train_step, batches, schedule = training.begin(family, graphs, plan, folder)
+  phase = family.first_phase(graphs, folder)
+  plan = training.plan_batches(phase, data.targets)
+  state, train_step, batches, schedule = training.begin(phase, plan)
   return Steps(state, train_step, batches), schedule.total_steps
 
 

@@ -166,9 +166,9 @@ def measure_scores(variant: str, programs) -> dict[str, float]:
   (data,) = data_of(ranker.config)
   fit(ranker, [data], programs[:1])
   graphs = [ranker.prepare(program) for program in programs[:1]]
-  plan = training.plan_batches(ranker.family, graphs, data.targets)
   with tempfile.TemporaryDirectory() as folder:
-    state, *_ = training.begin(ranker.family, graphs, plan, Path(folder))
+    phase = ranker.family.first_phase(graphs, Path(folder))
+    state, *_ = training.begin(phase, training.plan_batches(phase, data.targets))
   ranker.params = state.params
   for _ in range(2):
     started = time.perf_counter()

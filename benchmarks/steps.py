@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+import dataclasses
+from pathlib import Path
 import re
 from typing import Any
 
@@ -86,7 +88,8 @@ def _step(
   family = ranker.family
   graphs = [ranker.prepare(graph)] * config.batch.graphs
   targets = lambda configs, ids: configs.labels[ids].astype(np.float32)
-  plan = training.plan_batches(family, graphs, targets, epochs=1)
+  phase = dataclasses.replace(family.first_phase(graphs, Path()), epochs=1)
+  plan = training.plan_batches(phase, targets)
   sizes = dict(graphs=plan.slates_per_device, configs=config.batch.configs)
   batch = family.assemble(plan.slates(0, 0), plan.budget(0), **sizes)
   params = jax.eval_shape(family.network.init, jax.random.key(0), batch)["params"]
@@ -95,7 +98,7 @@ def _step(
     return mapped, [params, batch.fresh if isinstance(family, Segments) else batch]
   if isinstance(family, Segments):
     batch = _with_stale(ranker, params, batch, graphs[0])
-  optimizer = training.optimizer_of(family, config.optimizer, 1000)
+  optimizer = family.constrain(config.optimizer.create(1000))
   mapped = make_train_step(
     family.network,
     optimizer,

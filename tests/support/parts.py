@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,7 +18,7 @@ from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ranker
 from tpugraphs_jax.run import configs, variants
-from tpugraphs_jax.train import loading, training
+from tpugraphs_jax.train import loading, session, training
 
 # The smallest rankers of whole graphs.
 VARIANTS = {"tile": "ci", "layout": "full,ci"}
@@ -61,13 +62,15 @@ class Experiment:
     """Prepared training and validation graphs, as in a new run."""
     return loading.load_graphs(self.ranker, self.collections, workdir, resume=False)
 
-  def plan(self, graphs: Sequence[Any], **options: Any) -> BatchPlan:
-    """The plan of batches of prepared training graphs."""
-    return training.plan_batches(self.ranker.family, graphs, self.data.targets, **options)
+  def plan(self, graphs: Sequence[Any], **changes: Any) -> BatchPlan:
+    """The plan of batches of prepared training graphs; `changes` are fields of the phase."""
+    phase = dataclasses.replace(self.ranker.family.first_phase(graphs, Path()), **changes)
+    return training.plan_batches(phase, self.data.targets)
 
-  def begin(self, graphs: Sequence[Any], workdir: Path) -> tuple[Any, Any, Any, Any]:
+  def begin(self, graphs: Sequence[Any], workdir: Path) -> session.Training:
     """First state, step, batches and timetable of training on prepared graphs."""
-    return training.begin(self.ranker.family, graphs, self.plan(graphs), workdir)
+    phase = self.ranker.family.first_phase(graphs, workdir)
+    return training.begin(phase, training.plan_batches(phase, self.data.targets))
 
 
 def make(kind: str, variant: str = "", **changes: Any) -> Experiment:

@@ -13,7 +13,7 @@ from tpugraphs_jax.data import folds
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER
-from tpugraphs_jax.train import loop
+from tpugraphs_jax.train import checkpoint
 
 MEASURED_HERE = "measured run times on cpu"
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alex$net_{1")
@@ -117,7 +117,7 @@ def newest_checkpoint(workdir):
   """The newest checkpoint of the last stage of a run; None without one."""
   segments = Config.from_dict(model_file.config_of(workdir)).segments
   folder = HEAD_FOLDER if segments and segments.finetune.epochs else ""
-  return newest_of(workdir / folder / loop.CHECKPOINTS)
+  return newest_of(workdir / folder / checkpoint.FOLDER)
 
 
 class Saved(NamedTuple):

@@ -10,8 +10,9 @@ import numpy as np
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.rankers.config import TrainOptions
-from tpugraphs_jax.train import loop
+from tpugraphs_jax.train import loop, session
 from tpugraphs_jax.train.step import TrainState
+from tpugraphs_jax.train.timetable import Timetable
 
 DEVICES = 4  # of all processes
 STEPS_PER_EPOCH = 4
@@ -82,13 +83,21 @@ def timetable(
   **options,
 ):
   options = TrainOptions(log_every_steps=log_every_steps, **options)
-  return loop.Timetable(options, total_epochs, steps_per_epoch, metric, learning_rate)
+  return Timetable(options, total_epochs, steps_per_epoch, metric, learning_rate)
 
 
 def train(
-  workdir, state=None, *, train_step=TRAIN_STEP, batches=None, evaluate=evaluate, **changes
+  workdir,
+  state=None,
+  *,
+  train_step=TRAIN_STEP,
+  batches=None,
+  evaluate=evaluate,
+  save_model=None,
+  **changes,
 ):
-  """Trains the straight line; `changes` are arguments of `timetable` and of `loop.train`."""
+  """Trains the straight line; `changes` are fields of the timetable and of `session.Run`."""
   options = {name: changes.pop(name) for name in _OPTIONS & changes.keys()}
   state, batches = state or make_state(), batches or make_batches()
-  return loop.train(state, train_step, batches, timetable(**options), evaluate, workdir, **changes)
+  training = session.Training(state, train_step, batches, timetable(**options))
+  return loop.train(training, evaluate, workdir, session.Run(**changes), save_model=save_model)

@@ -25,7 +25,7 @@ from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.train import loading, training
+from tpugraphs_jax.train import loading
 
 FOLDER = Path(__file__).parents[1] / "data/systems"
 # Files have narrow types where they lose nothing.
@@ -124,7 +124,7 @@ class Case:
   ) -> dict[str, np.ndarray]:
     """The first update of the parameters by path, with changed fields of the optimiser."""
     options = dataclasses.replace(self.experiment.config.optimizer, **changes)
-    optimizer = training.optimizer_of(self.experiment.ranker.family, options, total_steps)
+    optimizer = self.experiment.ranker.family.constrain(options.create(total_steps))
     first = lambda grads, params: optimizer.update(grads, optimizer.init(params), params)[0]
     return flat(jax.jit(first)(tree(grads), self.params))
 

@@ -18,7 +18,7 @@ from tests.support.comparing import assert_same_trees
 from tests.support.run_folders import metrics
 from tests.support.toy import make_batches
 from tpugraphs_jax.infra import parallel, tasks
-from tpugraphs_jax.train import checkpoint, loop
+from tpugraphs_jax.train import checkpoint, session
 from tpugraphs_jax.train.step import TrainState
 
 
@@ -111,7 +111,7 @@ def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path
   run(tmp_path, evaluate=evaluate, resume=True, save_model=use)
   ((step, params),) = used
   assert step == toy.STEPS
-  assert_same_trees(params, run_folders.newest_of(tmp_path / loop.CHECKPOINTS).params)
+  assert_same_trees(params, run_folders.newest_of(tmp_path / checkpoint.FOLDER).params)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -187,7 +187,7 @@ def test_the_model_can_be_of_the_last_evaluation_which_is_not_called_the_best(tm
   assert (result.progress.best_step, result.progress.best_value) == (result.step, 1 / result.step)
   out = capsys.readouterr().out
   assert "best" not in out and f"last valid_sample/opa {1 / result.step:.4f} at step" in out
-  assert run_folders.newest_of(tmp_path / loop.CHECKPOINTS).step == result.step
+  assert run_folders.newest_of(tmp_path / checkpoint.FOLDER).step == result.step
 
 
 def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
@@ -198,7 +198,7 @@ def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
   batches = iter(grain.MapDataset.range(100).map(with_nan).to_iter_dataset())
   with pytest.raises(FloatingPointError, match="nan at step 7"):
     run(tmp_path, batches=batches, checkpoint_every_steps=1, log_every_steps=100)
-  saved = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).newest(toy.make_state())
+  saved = checkpoint.Checkpoints(tmp_path / checkpoint.FOLDER).newest(toy.make_state())
   assert saved.step == 6
   assert np.isfinite(saved.state.params["slope"])
 
@@ -222,7 +222,7 @@ def steps_that_overflow(at):
 def test_a_state_that_is_not_finite_is_neither_saved_nor_judged(tmp_path, at, every):
   with pytest.raises(FloatingPointError, match=f"after step {at} "):
     run(tmp_path, train_step=steps_that_overflow(at), checkpoint_every_steps=every)
-  saved = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).newest(toy.make_state())
+  saved = checkpoint.Checkpoints(tmp_path / checkpoint.FOLDER).newest(toy.make_state())
   assert saved.step == (5 if every else at - 4)
 
 
@@ -232,7 +232,7 @@ def test_scores_that_are_not_finite_name_the_step(tmp_path):
 
   with pytest.raises(FloatingPointError, match="step 4"):
     run(tmp_path, evaluate=evaluate)
-  assert checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).newest(toy.make_state()) is None
+  assert checkpoint.Checkpoints(tmp_path / checkpoint.FOLDER).newest(toy.make_state()) is None
 
 
 def test_a_folder_in_use_is_refused_without_resume(tmp_path):
@@ -240,8 +240,8 @@ def test_a_folder_in_use_is_refused_without_resume(tmp_path):
   with pytest.raises(ValueError, match="--resume"):
     run(tmp_path)
   with pytest.raises(ValueError, match="--resume"):
-    loop.check_workdir(tmp_path, resume=False)
-  loop.check_workdir(tmp_path, resume=True)
+    session.check_workdir(tmp_path, session.Run())
+  session.check_workdir(tmp_path, session.Run(resume=True))
 
 
 def test_too_few_batches_are_refused(tmp_path):

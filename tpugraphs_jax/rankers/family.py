@@ -11,9 +11,10 @@ layouts of programs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 from flax import linen as nn
@@ -27,10 +28,35 @@ from tpugraphs_jax.data.plan import Draw, draw_slates, Sampler
 from tpugraphs_jax.data.transforms import Transform
 from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.nn.embeddings import keep_rows_short
+from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.scorer import Encoder, network_step, rng_of
 
 _FEWER = "; a run takes less with a smaller eval.graphs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """A part of the training of a ranker.
+
+  Attributes:
+    family: of the network.
+    graphs: prepared training graphs.
+    folder: for checkpoints and files of the family.
+    optimizer: settings of the optimizer.
+    epochs: length.
+    params: first parameters; None: initialised from the seed.
+    is_last: whether its evaluations make the model.
+  """
+
+  family: Family
+  graphs: Sequence[Any]
+  folder: Path
+  optimizer: Optimizer
+  epochs: int
+  params: optax.Params | None = None
+  is_last: bool = True
 
 
 class Family:
@@ -101,6 +127,51 @@ class Family:
   def assemble(self, slates: Sequence[Any], budget: Budget, *, graphs: int, configs: int) -> Any:
     """A padded batch of at most `graphs` slates of `draw`, `configs` configurations each."""
     raise NotImplementedError
+
+  def stack(self, batches: Sequence[Any]) -> Any:
+    """Batches of the local devices as one."""
+    return parallel.stack_for_devices(batches)
+
+  # Training.
+
+  def first_phase(self, graphs: Sequence[Any], folder: Path) -> Phase:
+    """The first phase on prepared training graphs; mostly the only one."""
+    return Phase(self, graphs, folder, self.config.optimizer, self.config.train.epochs)
+
+  def next_phase(self, phase: Phase, params: optax.Params) -> Phase:
+    """The phase after one that is not the last, which ended with these parameters."""
+    raise NotImplementedError
+
+  def check_graphs(self, graphs: Sequence[Any]) -> None:
+    """Refuses (ValueError) training graphs that the family cannot train on."""
+
+  def constrain(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer with what the network bounds or freezes."""
+    norms = self.network.max_norms
+    return keep_rows_short(optimizer, norms) if norms else optimizer
+
+  def attach_readouts(
+    self,
+    step: Callable,
+    batches: Any,
+    *,
+    params: optax.Params,
+    batch: Any,
+    graphs: Sequence[Any],
+    folder: Path,
+  ) -> tuple[Callable, Any]:
+    """The step and the batches with what the family keeps beside them; here they stay.
+
+    Args:
+      step: mapped `(state, batch) -> (state, metrics)`.
+      batches: iterator of batches whose position can be saved and restored.
+      params: initial parameters.
+      batch: the first batch of one device.
+      graphs: prepared training graphs.
+      folder: for files.
+    """
+    del params, batch, graphs, folder
+    return step, batches
 
   # Scores.
 

@@ -26,8 +26,9 @@ from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files, parallel
 from tpugraphs_jax.rankers.config import Config, LayoutDataOptions
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.train import log, loop, training
+from tpugraphs_jax.train import log, training
 from tpugraphs_jax.train.loading import data_of, evaluable, load_graphs
+from tpugraphs_jax.train.session import Training
 from tpugraphs_jax.train.step import TrainState
 
 _STEPS = 8  # number of measured steps, without steps that compile
@@ -145,16 +146,17 @@ def _time_lines(ranker: Ranker, collections: Sequence[Data], scratch: Path) -> I
   config, (first, *others) = ranker.config, collections
   training.check_machine(config)
   graphs, valid = load_graphs(ranker, collections, scratch, resume=False)
-  plan = training.plan_batches(ranker.family, graphs, first.targets)
-  state, train_step, batches, timetable = training.begin(ranker.family, graphs, plan, scratch)
-  steps, epochs = timetable.total_steps, timetable.epochs
-  params, compilation, measured = _steps(state, train_step, batches, plan, steps)
+  phase = ranker.family.first_phase(graphs, scratch)
+  plan = training.plan_batches(phase, first.targets)
+  begun = training.begin(phase, plan)
+  steps, epochs = begun.timetable.total_steps, begun.timetable.epochs
+  params, compilation, measured = _steps(begun, plan)
   scoring = _scoring(ranker, first, params, valid)
   also = []
   for data in others:
     loaded = evaluable(data.load("valid"))
     also.append(_scoring(ranker, data, params, [ranker.prepare(graph) for graph in loaded]))
-  yield from _memory_lines(state)
+  yield from _memory_lines(begun.state)
   step, shapes = float(np.mean(measured)), len(plan.budgets)
   compiled = f"{_number(shapes, 'batch shape')} of training, {compilation:.1f} s each"
   yield f"compiles    {compiled}; a shared compilation cache saves this in later runs"
@@ -172,17 +174,15 @@ def _time_lines(ranker: Ranker, collections: Sequence[Data], scratch: Path) -> I
     yield "            without the fine-tuning of the head, which was not measured"
 
 
-def _steps(
-  state: TrainState, train_step: loop.TrainStep, batches: Any, plan: BatchPlan, steps: int
-) -> tuple[optax.Params, float, list[float]]:
+def _steps(begun: Training, plan: BatchPlan) -> tuple[optax.Params, float, list[float]]:
   """Parameters, seconds to compile a batch shape, and seconds of each measured step."""
-  state, shapes = parallel.replicate(state), set()
+  state, shapes = parallel.replicate(begun.state), set()
   first: list[float] = []  # steps of a new shape, which compile
   later: list[float] = []
-  for step in range(steps):
+  for step in range(begun.timetable.total_steps):
     shape = tuple(plan.budget(step).values())
     since = time.monotonic()
-    state, metrics = train_step(state, next(batches))
+    state, metrics = begun.train_step(state, next(begun.batches))
     jax.block_until_ready(metrics)
     (later if shape in shapes else first).append(time.monotonic() - since)
     shapes.add(shape)

@@ -34,6 +34,7 @@ from tpugraphs_jax.infra import machine, parallel
 from tpugraphs_jax.infra.files import digest_of_arrays, expanded, make_folder, seal, unseal
 from tpugraphs_jax.rankers import model_file
 
+FOLDER = "checkpoints"  # under the working folder
 _CHECKSUM = "state_sha256"  # a field of the notes
 _TRASH = "superseded"  # folder of checkpoints that are being removed
 _PREFIX = "save"  # folders are save_0, save_1, ...

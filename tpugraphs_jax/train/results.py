@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
+import dataclasses
 import datetime
+import functools
 import math
 from pathlib import Path
 import signal
@@ -33,9 +35,9 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console, files, machine, parallel, trust
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.ranker import Ensemble, Ranker
-from tpugraphs_jax.train import evaluation, log, loop
+from tpugraphs_jax.train import checkpoint, evaluation, log, loop
 from tpugraphs_jax.train.loading import evaluable
-from tpugraphs_jax.train.step import TrainState
+from tpugraphs_jax.train.session import Training
 
 SUMMARY_FILE = "summary.json"
 
@@ -72,8 +74,7 @@ def _rows(texts: Mapping[str, str]) -> str:
 def banner(
   config: Config,
   collections: Sequence[Data],
-  timetable: loop.Timetable,
-  state: TrainState,
+  training: Training,
   graphs: list,
   valid: list,
   workdir: Path,
@@ -83,20 +84,20 @@ def banner(
   Args:
     config: of the run.
     collections: of the graphs.
-    timetable, state: of the first phase.
+    training: of the first phase.
     graphs, valid: prepared training and validation graphs.
     workdir: the working folder.
   """
   model, batch = config.model, config.batch
-  training = _sizes(graphs)
+  timetable, sizes = training.timetable, _sizes(graphs)
   if also := [data.collection.name for data in collections[1:]]:
-    training += f", with {' and '.join(also)}"
+    sizes += f", with {' and '.join(also)}"
   metric, sample = evaluation.mean_name(config.train.best_metric), _sample(config, "all of them")
-  parameters, precision = optax.tree.size(state.params), model.precision
+  parameters, precision = optax.tree.size(training.state.params), model.precision
   dtype = model.options.get("dtype", "float32")
   steps = f"{timetable.total_steps:,} in {timetable.epochs} epochs of {timetable.steps_per_epoch:,}"
   texts = {
-    "training": training,
+    "training": sizes,
     "validation": f"{_sizes(valid)}; judged by {metric} on {sample}",
     "model": f"{model.name}, {parameters:,} parameters, {dtype}, matrix products {precision}",
     "devices": _devices(),
@@ -244,8 +245,8 @@ def evaluate(ranker: Ranker, data: Data, workdir: Path, *, split: str = "") -> N
     return
   graphs = [ranker.prepare(graph) for graph in graphs]  # frees the raw graphs
   scores = ranker.family.scores(ranker.params, graphs, ids, progress=True)
-  predicted_ns = _predicted_ns(config, graphs, ids, scores)
-  _write_evaluation(config, data, workdir, split, graphs, ids, scores, started, predicted_ns)
+  judged = Judged(config, data, split or "valid", graphs, ids, scores)
+  _finish(judged, workdir, started, _predicted_ns(judged))
 
 
 def evaluate_ensemble(
@@ -257,7 +258,7 @@ def evaluate_ensemble(
     ValueError: as `evaluate`, or the ensemble would replace the results of a run.
   """
   started = time.monotonic()
-  if parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
+  if parallel.from_primary((workdir / checkpoint.FOLDER).is_dir()):
     raise ValueError(
       f"{workdir} holds a run, and the ensemble would replace its results: give another --workdir"
     )
@@ -268,7 +269,7 @@ def evaluate_ensemble(
   begin_summary(config, workdir, data)
   update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
   graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]  # frees the raw graphs
-  _write_evaluation(config, data, workdir, split, graphs, ids, scores, started)
+  _finish(Judged(config, data, split or "valid", graphs, ids, scores), workdir, started)
 
 
 def check_folds(config: Config, data: Data, ensemble: Ensemble, *, split: str) -> None:
@@ -322,80 +323,117 @@ def _warn_of_training(rankers: Sequence[Ranker], graphs: Sequence[OpGraph]) -> N
     )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Judged:
+  """Scores of the labelled graphs of a split.
+
+  Attributes:
+    config: of the run.
+    data: the collection.
+    split: of the graphs.
+    graphs: prepared.
+    ids: `[n]` int64 numbers of the judged configurations of each graph.
+    scores: `[n]` float32 of each graph.
+  """
+
+  config: Config
+  data: Data
+  split: str
+  graphs: Sequence[Any]
+  ids: Sequence[np.ndarray]
+  scores: Sequence[np.ndarray]
+
+  @property
+  def name(self) -> str:
+    """The section of the summary, and the first word of files."""
+    return "validation" if self.split == "valid" else self.split
+
+  @functools.cached_property
+  def of_graphs(self) -> list[evaluation.GraphScores]:
+    return evaluation.with_labels(self.graphs, self.ids, self.scores)
+
+  @property
+  def configurations(self) -> str:
+    """The judged configurations of each graph, in words."""
+    if all(len(ids) == len(graph.configs) for ids, graph in zip(self.ids, self.graphs)):
+      return "all"
+    if self.config.eval.indices_dir:
+      return "the published ones of each graph"
+    return f"a seeded {self.config.eval.max_configs} of each graph"
+
+
 @parallel.primary_only
-def _write_evaluation(
-  config: Config,
-  data: Data,
-  workdir: Path,
-  split: str,
-  graphs: Sequence[Any],
-  ids: Sequence[np.ndarray],
-  scores: Sequence[np.ndarray],
-  started: float,
-  predicted_ns: Sequence[np.ndarray] | None = None,
+def _finish(
+  judged: Judged, workdir: Path, started: float, predicted_ns: Sequence[np.ndarray] | None = None
 ) -> None:
-  """Computes metrics, writes the files and prints the means."""
-  collection, split = data.collection, split or "valid"
-  judged_graphs = evaluation.with_labels(graphs, ids, scores)
-  rows, means = evaluation.evaluate(judged_graphs, collection.slowdown_ks)
-  name = "validation" if split == "valid" else split
+  """Computes the metrics of an evaluation, writes them and prints the means."""
+  collection = judged.data.collection
+  rows, means = evaluation.evaluate(judged.of_graphs, collection.slowdown_ks)
+  labels = [graph.labels for graph in judged.of_graphs]
+  random = evaluation.random_order(labels, collection.slowdown_ks)
+  _write_tables(judged, workdir, rows, predicted_ns)
+  section = _section(judged, rows, means, random, seconds=time.monotonic() - started)
+  update_summary(workdir, **{judged.name: section})
+  words = dict(split=judged.split, configurations=judged.configurations)
+  console.say(evaluation.summary(collection, rows, means, random=random, **words))
+
+
+def _write_tables(
+  judged: Judged,
+  workdir: Path,
+  rows: Sequence[Mapping[str, Any]],
+  predicted_ns: Sequence[np.ndarray] | None,
+) -> None:
+  """Writes the metrics of each graph; of the splits of a run the scores and programs too."""
+  name = judged.name
   evaluation.write_csv(workdir / f"{name}.csv", rows)
-  if name in ("validation", evaluation.final_split(config.data.folds)):
-    evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged_graphs)
-    if collection.kind == "tile":
-      runtime_ns = [graph.configs.runtime_ns[of_graph] for graph, of_graph in zip(graphs, ids)]
-      programs = evaluation.program_rows(judged_graphs, runtime_ns, predicted_ns)
-      evaluation.write_csv(workdir / f"{name}_programs.csv", programs)
-  configurations = _configurations(config, graphs, judged_graphs)
-  random = evaluation.random_order(
-    [graph.labels for graph in judged_graphs], collection.slowdown_ks
-  )
+  if name not in ("validation", evaluation.final_split(judged.config.data.folds)):
+    return
+  evaluation.write_scores(workdir / evaluation.SCORES_FILE.format(name), judged.of_graphs)
+  if judged.data.collection.kind == "tile":
+    times = [graph.configs.runtime_ns[ids] for graph, ids in zip(judged.graphs, judged.ids)]
+    programs = evaluation.program_rows(judged.of_graphs, times, predicted_ns)
+    evaluation.write_csv(workdir / f"{name}_programs.csv", programs)
+
+
+def _section(
+  judged: Judged,
+  rows: Sequence[Mapping[str, Any]],
+  means: Mapping[str, float],
+  random: Mapping[str, float],
+  *,
+  seconds: float,
+) -> dict[str, Any]:
+  """The section of an evaluation in the summary."""
+  named = lambda values: {evaluation.mean_name(key): value for key, value in values.items()}
   memory, peak_bytes = log.peak_memory()
-  section = {
-    "split": split,
+  return {
+    "split": judged.split,
     "graphs": len(rows),
     "graphs_without_order": evaluation.without_order(rows),
-    "configurations": configurations,
-    "configurations_judged": sum(len(graph.scores) for graph in judged_graphs),
-    "metrics": {evaluation.mean_name(key): value for key, value in means.items()},
-    "random_order": {evaluation.mean_name(key): value for key, value in random.items()},
-    "seconds": time.monotonic() - started,
+    "configurations": judged.configurations,
+    "configurations_judged": sum(map(len, judged.scores)),
+    "metrics": named(means),
+    "random_order": named(random),
+    "seconds": seconds,
     "peak_memory": {"of": memory, "bytes": peak_bytes},
   }
-  update_summary(workdir, **{name: section})
-  text = evaluation.summary(
-    collection, rows, means, random=random, split=split, configurations=configurations
-  )
-  console.say(text)
 
 
-def _predicted_ns(
-  config: Config, graphs: list[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
-) -> list[np.ndarray] | None:
+def _predicted_ns(judged: Judged) -> list[np.ndarray] | None:
   """Predicted runtimes `[n]` of kernels; None where scores give only the order.
 
   The losses decide (`losses.predicts`). With relative targets scores give only the order.
   """
-  target = config.batch.target
-  meaning = losses.predicts(config.loss.weighted)
+  config, scores = judged.config, judged.scores
+  target, meaning = config.batch.target, losses.predicts(config.loss.weighted)
   is_relative = target not in ("official", "absolute")
   if config.kind != "tile" or meaning == "order" or is_relative:
     return None
   if meaning == "log":
     scores = [np.exp(of_graph.astype(float)) for of_graph in scores]
-  units = [graph.configs.unit_ns(target)[of_graph] for graph, of_graph in zip(graphs, ids)]
+  units = [graph.configs.unit_ns(target)[ids] for graph, ids in zip(judged.graphs, judged.ids)]
   return [of_graph * unit for of_graph, unit in zip(scores, units)]
-
-
-def _configurations(
-  config: Config, graphs: Sequence[Any], judged_graphs: Sequence[evaluation.GraphScores]
-) -> str:
-  """The configurations per graph that an evaluation judges, in words."""
-  if all(len(judged.scores) == len(graph.configs) for judged, graph in zip(judged_graphs, graphs)):
-    return "all"
-  if config.eval.indices_dir:
-    return "the published ones of each graph"
-  return f"a seeded {config.eval.max_configs} of each graph"
 
 
 # Prediction.

@@ -40,13 +40,10 @@ from tpugraphs_jax.data.plan import (
 from tpugraphs_jax.data.selection import Data
 from tpugraphs_jax.infra import console, files, machine, parallel
 from tpugraphs_jax.metrics import SAMPLE
-from tpugraphs_jax.nn.embeddings import keep_rows_short
-from tpugraphs_jax.optimizer import Optimizer
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
-from tpugraphs_jax.rankers.family import Family
+from tpugraphs_jax.rankers.family import Family, Phase
 from tpugraphs_jax.rankers.ranker import Ranker
-from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, HeadFamily, Segments
 from tpugraphs_jax.train import evaluation, log, loop, results
 from tpugraphs_jax.train.loading import (
   data_of,
@@ -55,7 +52,9 @@ from tpugraphs_jax.train.loading import (
   transforms_digest,
   with_folders,
 )
+from tpugraphs_jax.train.session import check_workdir, Evaluate, Run, Training
 from tpugraphs_jax.train.step import make_train_step, TrainState
+from tpugraphs_jax.train.timetable import Timetable
 
 _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -120,57 +119,37 @@ def train_ranker(
   """
   config, data, started = ranker.config, collections[0], time.monotonic()
   check_machine(config)
-  same: dict[str, Any] = dict(resume=resume, config=model_file.fingerprint(config.to_dict()))
-  loop.check_workdir(workdir, digests=transforms_digest(workdir), **same)
+  fingerprint = model_file.fingerprint(config.to_dict())
+  shared = Run(resume=resume, config=fingerprint, digests=transforms_digest(workdir))
+  check_workdir(workdir, shared)
   results.announce(config, data)
   # One run at a time may write to the folder.
   with files.hold(workdir) if machine.is_primary() else contextlib.nullcontext():
     graphs, valid = load_graphs(ranker, collections, workdir, resume=resume)
+    shared = dataclasses.replace(
+      shared,
+      about=config.to_dict(),
+      digests=transforms_digest(workdir),
+      profiled_steps=config.profiled_steps,
+    )
     with results.interruptions(workdir):
-      plan = plan_batches(ranker.family, graphs, data.targets)
-      state, train_step, batches, timetable = begin(ranker.family, graphs, plan, workdir)
+      phase = ranker.family.first_phase(graphs, workdir)
+      training = begin(phase, plan_batches(phase, data.targets))
       results.begin_summary(config, workdir, data)
-      console.say(results.banner(config, collections, timetable, state, graphs, valid, workdir))
+      console.say(results.banner(config, collections, training, graphs, valid, workdir))
       valid = sample_graphs(config, valid)
-      evaluate = evaluation_of(ranker.family, valid, data.collection.slowdown_ks)
       save_model = functools.partial(_save_model, ranker, workdir, [g.name for g in graphs])
-      same |= dict(about=config.to_dict(), digests=transforms_digest(workdir))
-      same |= dict(profiled_steps=config.profiled_steps)
-      finetune = config.segments.finetune if config.segments else None
-      if not finetune or not finetune.epochs:
-        same |= dict(save_model=save_model)
-      result = loop.train(state, train_step, batches, timetable, evaluate, workdir, **same)
-      if finetune and finetune.epochs:
-        same |= dict(save_model=save_model)
-        params = result.state.eval_params
-        result = _train_head(ranker, data, graphs, valid, params, workdir / HEAD_FOLDER, **same)
+      while True:
+        evaluate = evaluation_of(phase.family, valid, data.collection.slowdown_ks)
+        save = save_model if phase.is_last else None
+        result = loop.train(training, evaluate, phase.folder, shared, save_model=save)
+        if phase.is_last:
+          break
+        phase = phase.family.next_phase(phase, result.state.eval_params)
+        training = begin(phase, plan_batches(phase, data.targets))
     seconds = time.monotonic() - started
     section = results.of_training(config, result, graphs=len(valid), seconds=seconds)
     results.update_summary(workdir, training=section)
-
-
-def _train_head(
-  ranker: Ranker,
-  data: Data,
-  graphs: Sequence[Any],
-  valid: Sequence[Any],
-  params: optax.Params,
-  folder: Path,
-  **options: Any,
-) -> loop.TrainResult:
-  """Trains the head alone (+F), with the readouts of the trained network; see `train_ranker`."""
-  console.say(f"the network is trained: next, the {HEAD_FOLDER} alone")
-  config, family = ranker.config, ranker.family
-  assert isinstance(family, Segments)
-  head, sums = family.head_phase(params, graphs, folder)
-  finetune = family.options.finetune
-  optimizer = dataclasses.replace(config.optimizer, learning_rate=finetune.learning_rate)
-  plan = plan_batches(head, sums, data.targets, epochs=finetune.epochs)
-  phase = begin(
-    head, sums, plan, folder, params=params, optimizer=optimizer, epochs=finetune.epochs
-  )
-  evaluate = evaluation_of(head, valid, data.collection.slowdown_ks)
-  return loop.train(*phase, evaluate, folder, **options)
 
 
 def check_machine(config: Config) -> None:
@@ -193,7 +172,7 @@ def _save_model(
 # Evaluations during training.
 
 
-def evaluation_of(family: Family, graphs: Sequence[Any], ks: Sequence[int]) -> loop.Evaluate:
+def evaluation_of(family: Family, graphs: Sequence[Any], ks: Sequence[int]) -> Evaluate:
   """The function that judges parameters on a sample of configurations, for `loop.train`.
 
   Args:
@@ -261,23 +240,19 @@ def sample_ids(config: Config, graphs: Sequence[Any], step: int) -> list[np.ndar
 # From graphs to a state, a step, batches and a timetable.
 
 
-def plan_batches(
-  family: Family, graphs: Sequence[Any], targets: Callable, *, epochs: int = 0
-) -> BatchPlan:
+def plan_batches(phase: Phase, targets: Callable) -> BatchPlan:
   """The plan of the batches of a phase.
 
   Args:
-    family: with fitted transforms.
-    graphs: prepared training graphs.
+    phase: its family has fitted transforms.
     targets: training targets, `(configs, ids [n] int64) -> [n] float32`.
-    epochs: length of the phase; `train.epochs` unless given.
 
   Raises:
     ValueError: graphs that the family cannot train on.
   """
+  family, graphs = phase.family, phase.graphs
+  family.check_graphs(graphs)
   config, batch = family.config, family.config.batch
-  if isinstance(family, Segments):
-    family.check_graphs(graphs)
   configs = [graph.configs for graph in graphs]
   every = config.seed if batch.graph_sampling == "every_config" else None
   sampler = ConfigSampler(
@@ -289,71 +264,55 @@ def plan_batches(
     devices=parallel.device_count(),
     draw=family.draw(graphs, sampler),
     seed=config.seed,
-    epochs=epochs or config.train.epochs,
+    epochs=phase.epochs,
     slates_per_epoch=batch.slates_per_epoch,
     drop_remainder=batch.drop_remainder,
     weights=graph_weights(configs, batch.graph_sampling, batch.configs),
   )
 
 
-def begin(
-  family: Family,
-  graphs: Sequence[Any],
-  plan: BatchPlan,
-  folder: Path,
-  *,
-  params: optax.Params | None = None,
-  optimizer: Optimizer | None = None,
-  epochs: int = 0,
-) -> tuple[TrainState, loop.TrainStep, Any, loop.Timetable]:
-  """The first state, the step, the batches and the timetable of a phase, for `loop.train`.
+def begin(phase: Phase, plan: BatchPlan) -> Training:
+  """The first state, the step, the batches and the timetable of a phase.
 
   Args:
-    family: with fitted transforms.
-    graphs: prepared training graphs.
-    plan: of their batches.
-    folder: for files of the family.
-    params: first parameters; initialised from the seed unless given.
-    optimizer, epochs: in place of `optimizer` and `train.epochs` of the config.
+    phase: its family has fitted transforms.
+    plan: of the batches.
   """
-  config, options = family.config, optimizer or family.config.optimizer
-  epochs, metric = epochs or config.train.epochs, evaluation.mean_name(config.train.best_metric)
-  steps = epochs * plan.steps_per_epoch
-  rate = options.rate_after(steps)
-  timetable = loop.Timetable(config.train, epochs, plan.steps_per_epoch, metric, rate)
+  family, config, params = phase.family, phase.family.config, phase.params
+  steps, metric = (
+    phase.epochs * plan.steps_per_epoch,
+    evaluation.mean_name(config.train.best_metric),
+  )
+  rate = phase.optimizer.rate_after(steps)
+  timetable = Timetable(config.train, phase.epochs, plan.steps_per_epoch, metric, rate)
   assemble = functools.partial(
     family.assemble, graphs=plan.slates_per_device, configs=config.batch.configs
   )
   first = assemble(plan.slates(0, 0), plan.budget(0))  # sets the shapes of parameters
   if params is None:
     params = init_params(family.network, first, seed=config.seed)
-  update = optimizer_of(family, options, steps)
+  optimizer = family.constrain(phase.optimizer.create(steps))
   train_step = make_train_step(
     family.network,
-    update,
+    optimizer,
     config.loss,
     seed=config.seed,
     config_chunk=config.batch.config_chunk,
     clip_lookups=config.optimizer.clip_norm_per_variable > 0,
   )
-  stack = family.stack if isinstance(family, Segments) else parallel.stack_for_devices
   local = parallel.local_device_count()
   first_device = parallel.process_index() * local
-  source = Batches(plan, steps, range(first_device, first_device + local), assemble, stack)
-  batches: Any = training_batches(source, threads=config.data.loader_threads)
-  if isinstance(family, Segments):
-    readouts = dict(params=params, batch=first, graphs=graphs, folder=folder)
-    train_step, batches = family.with_readouts(train_step, batches, **readouts)
-  return TrainState.create(params, update), train_step, batches, timetable
-
-
-def optimizer_of(family: Family, options: Optimizer, steps: int) -> optax.GradientTransformation:
-  """The optimizer of a phase of `steps` steps, with what the network bounds or freezes."""
-  optimizer = options.create(steps)
-  if isinstance(family, HeadFamily):
-    return family.for_head(optimizer)
-  norms = family.network.max_norms
-  return keep_rows_short(optimizer, norms) if norms else optimizer
+  devices = range(first_device, first_device + local)
+  source = Batches(plan, steps, devices, assemble, family.stack)
+  train_step, batches = family.attach_readouts(
+    train_step,
+    training_batches(source, threads=config.data.loader_threads),
+    params=params,
+    batch=first,
+    graphs=phase.graphs,
+    folder=phase.folder,
+  )
+  return Training(TrainState.create(params, optimizer), train_step, batches, timetable)
 
 
 def init_params(network: nn.Module, batch: Any, *, seed: int) -> optax.Params:

@@ -269,13 +269,13 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
   model = model_of()
   params = params_of(model, graphs)
   family = segment_cases.family_of(model, configs=3)
-  head, known = family.head_phase(params, graphs, tmp_path / "head")
+  head, known = family.sum_readouts(params, graphs, tmp_path / "head")
   ids = [np.arange(len(graph.configs)) for graph in graphs]
   for graph, head_graph, every in zip(graphs, known, ids):
     values = segment_cases.readouts(model.model, params, graph, every).sum(axis=0)
     np.testing.assert_allclose(head_graph.total, values, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(head_graph.configs.labels, graph.configs.labels)
-  optimizer = head.for_head(optax.sgd(0.1))
+  optimizer = head.constrain(optax.sgd(0.1))
   slots = [
     segment_cases.slot(known[0], 0, [4, 2], [0]),
     segment_cases.slot(known[1], 1, [5, 1], [0]),

@@ -14,7 +14,6 @@ from tpugraphs_jax.data import batching, transforms
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.segments import family, history
 from tpugraphs_jax.rankers.segments.batches import SegmentSlate
-from tpugraphs_jax.train import training
 from tpugraphs_jax.train.step import TrainState
 
 RECORDS = ("gst/layout",)
@@ -271,7 +270,7 @@ def test_the_rate_and_an_update_are_those_of_pytorch(case):
     [1e-4 * (1 + np.cos(np.pi * step / 1000)) / 2 for step in (0, 250, 500, 999)],
     atol=1e-11,
   )
-  optimizer = training.optimizer_of(case.family, options, 1000)
+  optimizer = case.family.constrain(options.create(1000))
   update, _ = jax.jit(optimizer.update)(case.gradients, optimizer.init(case.params), case.params)
   update, grads, params = map(winners.flat, (update, case.gradients, case.params))
   for path, old in params.items():

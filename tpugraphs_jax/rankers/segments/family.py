@@ -17,6 +17,7 @@ Source: Graph Segment Training (arXiv 2305.12322), with stale embedding dropout.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.data.plan import Draw, Sampler, SlateDraft
 from tpugraphs_jax.data.transforms import Transform
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
-from tpugraphs_jax.infra import files, parallel
-from tpugraphs_jax.rankers.family import Family, LayoutFamily
+from tpugraphs_jax.infra import console, files, parallel
+from tpugraphs_jax.rankers.family import Family, LayoutFamily, Phase
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.batches import (
@@ -155,7 +156,7 @@ class Segments(Family):
 
   # Training.
 
-  def with_readouts(
+  def attach_readouts(
     self,
     step: Callable,
     batches: Any,
@@ -165,16 +166,7 @@ class Segments(Family):
     graphs: Sequence[SegmentedGraph],
     folder: Path,
   ) -> tuple[Callable, Any]:
-    """Gives the step the readouts without gradients; a table is saved with the batches.
-
-    Args:
-      step: mapped `(state, batch) -> (state, metrics)`.
-      batches: iterator of batches whose position can be saved and restored.
-      params: initial parameters.
-      batch: the first batch of one device.
-      graphs: prepared training graphs.
-      folder: for the table.
-    """
+    """Gives the step the readouts without gradients; a table is saved with the batches."""
     if not self.options.recompute and not self.options.uses_history:
       return without_others(step), batches
     readout = functools.partial(self.network.apply, method="segment_readout")
@@ -186,7 +178,20 @@ class Segments(Family):
     snapshots = history.Snapshots(folder, keys, table)
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 
-  def head_phase(
+  def first_phase(self, graphs: Sequence[SegmentedGraph], folder: Path) -> Phase:
+    """The phase of the network; the head follows if it has epochs of its own (+F)."""
+    phase = super().first_phase(graphs, folder)
+    return dataclasses.replace(phase, is_last=not self.options.finetune.epochs)
+
+  def next_phase(self, phase: Phase, params: optax.Params) -> Phase:
+    """The phase of the head alone (+F), with the readouts of the trained network."""
+    console.say(f"the network is trained: next, the {HEAD_FOLDER} alone")
+    folder, finetune = phase.folder / HEAD_FOLDER, self.options.finetune
+    head, sums = self.sum_readouts(params, phase.graphs, folder)
+    optimizer = dataclasses.replace(phase.optimizer, learning_rate=finetune.learning_rate)
+    return Phase(head, sums, folder, optimizer, finetune.epochs, params)
+
+  def sum_readouts(
     self, params: optax.Params, graphs: Sequence[SegmentedGraph], folder: Path
   ) -> tuple[HeadFamily, list[HeadGraph]]:
     """The family of the head (+F), and its training graphs: sums of readouts over segments.
@@ -343,7 +348,7 @@ class HeadFamily(Family):
     del budget  # a batch has no nodes
     return assemble_head(slates, graphs=graphs, configs=configs)
 
-  def for_head(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+  def constrain(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Applies `optimizer` to the parameters of the head; all other parameters stay."""
     # Names of parameters do not depend on the width of the readout.
     total, segments = jnp.zeros((1, 1, 1)), jnp.ones(1, jnp.int32)

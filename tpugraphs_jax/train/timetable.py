@@ -1,0 +1,71 @@
+"""Decides after which steps a run evaluates, logs, saves and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+
+from tpugraphs_jax.rankers.config import TrainOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class Timetable:
+  """Decides after which steps a run evaluates, logs, saves and ends.
+
+  Attributes:
+    options: of the run.
+    epochs: most epochs.
+    steps_per_epoch: batches per epoch.
+    metric: name of the metric to maximise; the first of equal values is the best.
+    learning_rate: the learning rate by number of steps taken.
+  """
+
+  options: TrainOptions
+  epochs: int
+  steps_per_epoch: int
+  metric: str
+  learning_rate: Callable[[int], float]
+
+  @property
+  def total_steps(self) -> int:
+    return self.epochs * self.steps_per_epoch
+
+  @property
+  def takes_last(self) -> bool:
+    """Whether the newest evaluation makes the model, not the best one."""
+    return self.options.result == "last"
+
+  def is_epoch_end(self, step: int) -> bool:
+    return step % self.steps_per_epoch == 0
+
+  def is_evaluated(self, step: int) -> bool:
+    """Whether an evaluation comes after this step."""
+    every = self.options.eval_every_epochs * self.steps_per_epoch
+    return step % every == 0 or step == self.total_steps
+
+  def is_end(self, step: int, best_step: int | None) -> bool:
+    """Whether the run ends after this step."""
+    return step >= self.total_steps or self.is_early_stop(step, best_step)
+
+  def is_early_stop(self, step: int, best_step: int | None) -> bool:
+    """Whether the run ends after this step because nothing improved since `best_step`.
+
+    Only an evaluation can end it.
+    """
+    most_steps = self.options.early_stop_epochs * self.steps_per_epoch
+    return self.is_evaluated(step) and 0 < most_steps <= step - (best_step or 0)
+
+  def why_ended(self, step: int) -> str:
+    """Why an uninterrupted run ended after this step."""
+    if step >= self.total_steps:
+      return f"last epoch ({self.epochs})"
+    epochs = self.options.early_stop_epochs
+    return f"early stopping: {self.metric} did not improve in {epochs} epochs"
+
+  def is_logged(self, step: int) -> bool:
+    return step % self.options.log_every_steps == 0
+
+  def is_saved(self, step: int) -> bool:
+    """Whether a checkpoint is due after this step, even without an evaluation."""
+    every = self.options.checkpoint_every_steps
+    return bool(every) and step % every == 0
