@@ -29,13 +29,14 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	touch $@
 	@echo "installation took $(TOOK)"
 
-# Format, style, imports, docstrings and types, with the settings in pyproject.toml; and the files of
-# .github, without network.
+# Format, style, imports, docstrings, their references and types, with the settings in pyproject.toml;
+# and the files of .github, without network.
 SCHEMA := $(BIN)/check-jsonschema -q --builtin-schema vendor
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tools.references
 	$(BIN)/zizmor --quiet --offline --strict-collection .
 	$(SCHEMA).github-workflows .github/workflows/*.yml
 	$(SCHEMA).github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml

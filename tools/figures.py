@@ -16,12 +16,13 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from benchmarks import best_of_k
+
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 FIGURES = ROOT / "docs" / "figures"
-import numpy as np
-
-from benchmarks import best_of_k, measured_ops
 
 # Colours that people with colour blindness can tell apart (Okabe and Ito, 2008).
 THEMES = {
@@ -44,7 +45,6 @@ _WAYS = {
   "changed": "fewest changed layouts",
   "random": "random order",
 }
-_TARGETS = {"tpu:v5p": "TPU v5p", "tpu:v6e": "TPU v6e"}
 _METHODS = {"simulated": "estimate, without a TPU", "roofline": "the roofline"}
 _STYLE = "font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;font-size:14px"
 
@@ -148,43 +148,6 @@ def curve(theme: dict) -> str:
   return picture(760, 414, heading, parts)
 
 
-def scatter(theme: dict) -> str:
-  """The compiler's estimated cycles beside measured times, of two generations."""
-  generations = measured_ops.by_generation(recorded("measured_ops"))
-  every = [rows for target in _TARGETS for rows in generations[target].values()]
-  reach = lambda column: _decades(np.concatenate([rows[column] for rows in every]))
-  cycles, ms = reach("cycles"), reach("measured_ms")
-  names = sorted({name for target in _TARGETS for name in generations[target]})
-  label = "millions of cycles, estimated by the compiler"
-  parts = [text(406, 412, label, theme["pale"], anchor="middle")]
-  for place, (target, title) in enumerate(_TARGETS.items()):
-    rows = generations[target]
-    axes = Axes(76 + 352 * place, 48, 308, 308, cycles, ms)
-    count = sum(len(row["cycles"]) for row in rows.values())
-    (factor,) = measured_ops.fit(
-      [measured_ops.part(row, target, "cycles") for row in rows.values()]
-    )
-    ends = (max(cycles[0], ms[0] / factor), min(cycles[1], ms[1] / factor))
-    parts += [
-      text(axes.left, 24, f"{count} operations, measured on {title}", theme["ink"], bold=True),
-      *axes.frame(theme, _ticks(cycles), _ticks(ms), "" if place else "ms", x_unit=1e6),
-      line([(axes.x(end), axes.y(factor * end)) for end in ends], theme["pale"], 1.5, "5 4"),
-    ]
-    for below, (name, row) in enumerate(rows.items()):
-      color, y = theme["series"][names.index(name)], 70 + 22 * below
-      parts += [
-        *(dot(axes.x(a), axes.y(b), color) for a, b in zip(row["cycles"], row["measured_ms"])),
-        dot(axes.left + 14, y - 5, color),
-        text(axes.left + 26, y, name.replace("_", " "), theme["ink"]),
-      ]
-    y = 70 + 22 * len(rows)
-    parts += [
-      line([(axes.left + 4, y - 5), (axes.left + 22, y - 5)], theme["pale"], 1.5, "5 4"),
-      text(axes.left + 26, y, f"{1e6 * factor:.2f} ms a million", theme["ink"]),
-    ]
-  return picture(760, 424, "Cycles estimated by the compiler, and measured times", parts)
-
-
 def programs(theme: dict) -> str:
   """Times of `estimate` and of a roofline beside measured times, program by program."""
   record = recorded("measured_programs")
@@ -229,7 +192,7 @@ def recorded(name: str) -> dict:
   return json.loads((BENCHMARKS / f"{name}.json").read_text())
 
 
-DRAWINGS = {"best_of_k": curve, "estimates": scatter, "programs": programs}
+DRAWINGS = {"best_of_k": curve, "programs": programs}
 
 
 def main() -> None:

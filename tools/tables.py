@@ -3,7 +3,7 @@
     python -m tools.tables
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end of table -->` of a page;
-`TABLES` has the function that makes it. Figures are recorded in benchmarks/ and tools/faults/.
+`TABLES` has the function that makes it. Figures are recorded in benchmarks/.
 Continuous integration runs this command and fails if a page changes.
 """
 
@@ -18,7 +18,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-FAULTS = ROOT / "tools" / "faults"
 from benchmarks import (
   accelerators,
   alexnet,
@@ -26,7 +25,6 @@ from benchmarks import (
   device,
   gst,
   measured,
-  measured_ops,
   measured_programs,
   own_quality,
   pages,
@@ -34,7 +32,6 @@ from benchmarks import (
   systems,
   tune,
 )
-from tools.faults import table
 
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.S)
 _SEEDS = (0, 1, 2)
@@ -325,11 +322,6 @@ TABLES: dict[str, Callable[[], str]] = {
   },
   "measured": lambda: measured.table(recorded("measured")),
   "measured in front": front_measured,
-  "measured operations": lambda: measured_ops.table(recorded("measured_ops")),
-  "measured operations, worth": lambda: measured_ops.worth_table(recorded("measured_ops")),
-  "measured operations, tried": lambda: measured_ops.tried_table(recorded("measured_ops")),
-  "measured operations, kinds": lambda: measured_ops.kinds_table(recorded("measured_ops")),
-  "measured operations, without": lambda: measured_ops.without_table(recorded("measured_ops")),
   **{
     f"measured programs, {name}": lambda made=made: made(recorded("measured_programs"))
     for name, made in (
@@ -351,7 +343,6 @@ TABLES: dict[str, Callable[[], str]] = {
     for collection in systems.RACE
   },
   "race of released kernels": lambda: systems.recorded(_RELEASED, "tile:xla"),
-  "faults": lambda: table.markdown(table.Kept(FAULTS / "long_form.json").rows).rstrip(),
 }
 
 
