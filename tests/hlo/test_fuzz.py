@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.faults.inputs import mutated
+from tests.support.faults import mutated
 from tpugraphs_jax import hlo
 
 _FOLDER = Path(__file__).parents[1] / "data" / "hlo"
