@@ -149,16 +149,19 @@ def main() -> None:
         missing = [target for target in args.targets if args.again or target not in known]
         if not missing:
           continue
-        begin = time.perf_counter()
-        call = calls.Call(program.function, program.args, program.kwargs)
-        single = jaxprs.for_one_device(call)
-        print(f"{program.name}: traced in {time.perf_counter() - begin:.1f} s", flush=True)
+        part: dict[str, Any] = {}
+        try:
+          with seconds(part, "trace_s"):
+            call = jaxprs.for_one_device(calls.Call(program.function, program.args, program.kwargs))
+        except Exception as error:
+          call = None
+          part["why"] = f"{type(error).__name__}: {console.one_line(error)[:300]}"
         for target in missing:
-          row = estimate(single, program.name, target, tpu_compiler, work, args.timeout)
-          known[target] = {
-            **({"compile_s": known[target].get("compile_s")} if target in known else {}),
-            **row,
-          }
+          row = {"basis": "", **part}
+          if call is not None:
+            row |= estimate(call, program.name, target, tpu_compiler, work, args.timeout)
+          before = {"compile_s": known[target].get("compile_s")} if target in known else {}
+          known[target] = before | row
           timing.write({"libtpu": tpu.libtpu_version(), "steps": rows}, args.out)
           print(f"{program.name} {target}: {json.dumps(row)[:300]}", flush=True)
   print(table(rows))
