@@ -157,7 +157,7 @@ def main() -> None:
           call = None
           part["why"] = f"{type(error).__name__}: {console.one_line(error)[:300]}"
         for target in missing:
-          row = {"basis": "", **part}
+          row = dict(part)
           if call is not None:
             row |= estimate(call, program.name, target, tpu_compiler, work, args.timeout)
           before = {"compile_s": known[target].get("compile_s")} if target in known else {}
