@@ -1,28 +1,21 @@
 """Where libtpu writes schedules."""
 
-import os
-from pathlib import Path
-
-import pytest
-
 from tpugraphs_jax.hlo import schedule_dump
 
-_REPORT = "../g3     /platforms/xla/service/jellyfish/tool_data/vmem_report_{}.tmpl"
+
+def test_a_process_keeps_its_flags_of_libtpu_and_gets_a_folder_of_its_own(monkeypatch, tmp_path):
+  monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_flag=1 --xla_jf_dump_to=/elsewhere")
+  (flags,) = schedule_dump.environment(tmp_path).values()
+  folders = [flag for flag in flags.split() if flag.startswith("--xla_jf_dump_to=")]
+  assert folders == [f"--xla_jf_dump_to={tmp_path}"]
+  assert "--xla_tpu_flag=1" in flags.split()
 
 
-@pytest.mark.parametrize("version", ["0.0.34", "0.0.35", "0.0.23.1"])
-def test_an_old_libtpu_finds_its_templates_beside_its_working_folder(
-  version, tmp_path, monkeypatch
-):
-  monkeypatch.chdir(tmp_path)
-  for _ in range(2):
-    schedule_dump.enter_working_folder(tmp_path, version)
-    assert Path.cwd().parent == tmp_path
-    assert os.path.isfile(_REPORT.format("header")) and os.path.isfile(_REPORT.format("footer"))
-
-
-@pytest.mark.parametrize("version", ["0.0.37", "0.0.42.1", "0.1"])
-def test_a_later_libtpu_keeps_the_working_folder(version, tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  schedule_dump.enter_working_folder(tmp_path, version)
-  assert Path.cwd() == tmp_path and not any(tmp_path.iterdir())
+def test_schedules_are_taken_once_and_without_their_summaries(monkeypatch, tmp_path):
+  for name, value in schedule_dump.environment(tmp_path).items():
+    monkeypatch.setenv(name, value)
+  (tmp_path / "17-fusion.3-01-final_bundles.txt").write_text("bundles")
+  (tmp_path / "16-fusion.3-00-schedule-analysis_final_bundles.txt").write_text("summary")
+  (tmp_path / "18-TLP-01-final_bundles.txt").write_text("program")
+  assert schedule_dump.take() == {"fusion.3": "bundles", "TLP": "program"}
+  assert schedule_dump.take() == {} and not any(tmp_path.iterdir())

@@ -20,11 +20,6 @@ _FILE = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
 _MEMORY = Path("/dev/shm")
 _LEAST_FREE = 1 << 30  # bytes of a memory file system that is used
 _ANALYSIS = "-schedule-analysis_final_bundles.txt"  # a summary beside each schedule
-# libtpu before this version reads templates of a report from a folder with this path, relative to
-# its working folder, and ends its process where there are none.
-_WITHOUT_TEMPLATES = (0, 0, 37)
-_TEMPLATES = "../g3     /platforms/xla/service/jellyfish/tool_data"
-_TEMPLATE_NAMES = ("vmem_report_header.tmpl", "vmem_report_footer.tmpl")
 
 
 @contextlib.contextmanager
@@ -41,6 +36,9 @@ def folder() -> Iterator[Path]:
 def environment(folder: Path) -> dict[str, str]:
   """Environment variables of a process in which libtpu writes schedules.
 
+  The category leaves out a page of vector memory, for which libtpu before 0.0.37 needs templates
+  that it does not bring: it ends its process.
+
   Args:
     folder: an empty folder of that process alone, on a fast file system, whose path has no space.
 
@@ -49,28 +47,10 @@ def environment(folder: Path) -> dict[str, str]:
   """
   flags = (
     f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
-    "--xla_jf_dump_llo_pass_label_regex=final_bundles"
+    "--xla_jf_dump_llo_pass_label_regex=final_bundles --xla_jf_dump_category_filter=codegen"
   )
   before = os.environ.get(_ARGUMENTS, "")
   return {_ARGUMENTS: f"{_FOLDER.sub('', before)} {flags}".strip()}
-
-
-def enter_working_folder(folder: Path, libtpu: str) -> None:
-  """Changes to a working folder where an old libtpu can write schedules; a later one needs none.
-
-  Args:
-    folder: of this process alone.
-    libtpu: its version, such as `0.0.35`.
-  """
-  if tuple(map(int, re.findall(r"\d+", libtpu)[:3])) >= _WITHOUT_TEMPLATES:
-    return
-  working = folder / "working"
-  working.mkdir(exist_ok=True)
-  templates = working / _TEMPLATES
-  templates.resolve().mkdir(parents=True, exist_ok=True)
-  for name in _TEMPLATE_NAMES:
-    (templates / name).touch()
-  os.chdir(working)
 
 
 def clear() -> None:

@@ -255,7 +255,6 @@ def main(folder: Path) -> None:
   watch = threading.Thread(target=_end_with, args=(parent, folder), daemon=True)
   watch.start()
   try:
-    schedule_dump.enter_working_folder(folder, tpu.libtpu_version())
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     for line in sys.stdin:
