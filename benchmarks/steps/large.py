@@ -110,7 +110,7 @@ def llama_prefill():
 
 PROGRAMS = {
   "gpt": transformers.language_model(
-    layers=12, width=1_024, heads=16, words=32_000, length=1_024, remat=True
+    batch=8, layers=12, width=1_024, heads=16, words=32_000, length=1_024, remat=True
   ),
   "bert": transformers.language_model(
     optax.lamb(1e-3),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-WORDS, WIDTH, HEADS, LENGTH = 8_000, 256, 4, 256
+WORDS, WIDTH, HEADS, LENGTH = 4_000, 128, 2, 128
 
 
 class Block(nn.Module):
@@ -71,7 +71,7 @@ def cross_entropy(logits, words):
   return loss.mean()
 
 
-def language_model(optimizer=None, batch=8, length=LENGTH, **options):
+def language_model(optimizer=None, batch=4, length=LENGTH, **options):
   model = Transformer(**options)
   optimizer = optimizer or optax.adamw(1e-3)
   params = parameters(model, i32(batch, length))
@@ -83,13 +83,13 @@ def language_model(optimizer=None, batch=8, length=LENGTH, **options):
 
 def with_dropout():
   model, optimizer = Transformer(dropout=0.1), optax.adamw(1e-3)
-  params = parameters(model, i32(8, LENGTH))
+  params = parameters(model, i32(4, LENGTH))
 
   def loss(params, words, next_, key):
     logits = model.apply(params, words, deterministic=False, rngs={"dropout": key})
     return cross_entropy(logits, next_)
 
-  arrays = (i32(8, LENGTH), i32(8, LENGTH), key())
+  arrays = (i32(4, LENGTH), i32(4, LENGTH), key())
   return training(loss, optimizer), (params, state(optimizer, params), *arrays)
 
 
@@ -110,14 +110,14 @@ def with_accumulation():
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, values.mean()
 
-  arrays = (i32(4, 4, LENGTH),) * 2
+  arrays = (i32(4, 2, LENGTH),) * 2
   return jax.jit(step, donate_argnums=(0, 1)), (params, state(optimizer, params), *arrays)
 
 
 def lora():
   """Low-rank updates of the kernels of frozen dense layers."""
   model, optimizer = Transformer(scan=False), optax.adamw(1e-4)
-  frozen = parameters(model, i32(8, LENGTH))
+  frozen = parameters(model, i32(4, LENGTH))
   is_adapted = lambda leaf: leaf.ndim == 2 and min(leaf.shape) >= WIDTH and WORDS not in leaf.shape
   adapters = {
     jax.tree_util.keystr(path): (f32(leaf.shape[0], 8), f32(8, leaf.shape[1]))
@@ -133,7 +133,7 @@ def lora():
     full = jax.tree_util.tree_map_with_path(lambda p, x: adapted(p, x, adapters), frozen)
     return cross_entropy(model.apply(full, words), next_)
 
-  arrays = (frozen, i32(8, LENGTH), i32(8, LENGTH))
+  arrays = (frozen, i32(4, LENGTH), i32(4, LENGTH))
   return training(loss, optimizer), (adapters, state(optimizer, adapters), *arrays)
 
 
@@ -159,13 +159,13 @@ def preferences():
 def masked_words():
   """BERT: words at given places are predicted."""
   model, optimizer = Transformer(causal=False), optax.lamb(1e-3)
-  params = parameters(model, i32(8, LENGTH))
+  params = parameters(model, i32(4, LENGTH))
 
   def loss(params, words, places, answers):
     logits = model.apply(params, words)
     return cross_entropy(jnp.take_along_axis(logits, places[..., None], 1), answers)
 
-  arrays = (i32(8, LENGTH), i32(8, 38), i32(8, 38))
+  arrays = (i32(4, LENGTH), i32(4, 19), i32(4, 19))
   return training(loss, optimizer), (params, state(optimizer, params), *arrays)
 
 
@@ -214,9 +214,9 @@ class DenseExperts(nn.Module):
 
 def experts(layer):
   optimizer = optax.adamw(1e-3)
-  params = parameters(layer, bf16(2_048, WIDTH))
+  params = parameters(layer, bf16(1_024, WIDTH))
   loss = lambda params, x, y: jnp.square(layer.apply(params, x) - y).mean()
-  arrays = (bf16(2_048, WIDTH), bf16(2_048, WIDTH))
+  arrays = (bf16(1_024, WIDTH), bf16(1_024, WIDTH))
   return training(loss, optimizer), (params, state(optimizer, params), *arrays)
 
 
@@ -237,10 +237,10 @@ class Translation(nn.Module):
 
 def translation():
   model, optimizer = Translation(), optax.adafactor(1e-3)
-  words = (i32(8, 128), i32(8, 128))
+  words = (i32(4, LENGTH), i32(4, LENGTH))
   params = parameters(model, *words)
   loss = lambda params, a, b, next_: cross_entropy(model.apply(params, a, b), next_)
-  return training(loss, optimizer), (params, state(optimizer, params), *words, i32(8, 128))
+  return training(loss, optimizer), (params, state(optimizer, params), *words, i32(4, LENGTH))
 
 
 def clipped(optimizer):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.support import recorded
-from tpugraphs_jax.hlo import calls, tpu
+from tpugraphs_jax.hlo import calls, topology, tpu
 from tpugraphs_jax.tuning import compiler
 
 _CALL = calls.Call(lambda x: x + 1, (1.0,), {})
@@ -25,6 +25,7 @@ def child(monkeypatch, tmp_path):
   Functions are lowered for this machine.
   """
   monkeypatch.setattr(tpu, "lower", lambda call, target: call.lower(call.arrays))
+  monkeypatch.setattr(topology, "devices", lambda target: jax.devices())
 
   def run(commands):
     path = tmp_path / "child.sh"

@@ -3,6 +3,9 @@
 import contextlib
 import importlib
 import json
+import os
+import signal
+import threading
 import types
 
 import jax
@@ -13,6 +16,7 @@ import pytest
 from tests.support import hlo_modules, recorded, slices
 import tpugraphs_jax
 from tpugraphs_jax.hlo import integers, topology, tpu
+from tpugraphs_jax.infra import console
 from tpugraphs_jax.tuning import compiler, costs, estimate
 from tpugraphs_jax.tuning.schedule import chips, program
 
@@ -66,15 +70,19 @@ def compiled(monkeypatch):
   calls = []
 
   def answer(outcome):
-    def compile_call(call, target, placement=None):
-      del target, placement
-      calls.append(call)
+    def compile_lowered(lowered):
+      del lowered
       if isinstance(outcome, Exception):
         raise outcome
       return outcome
 
-    process = contextlib.nullcontext(types.SimpleNamespace(compile=compile_call))
+    def lowered(call, target, *, placement=None):
+      calls.append(call)
+      return compiler.Lowered(b"", target, {}, ())
+
+    process = contextlib.nullcontext(types.SimpleNamespace(compile_lowered=compile_lowered))
     monkeypatch.setattr(compiler, "Compiler", lambda **_: process)
+    monkeypatch.setattr(compiler, "lower", lowered)
     return calls
 
   monkeypatch.setattr(tpu, "full_name", lambda target: f"tpu:{target}")
@@ -85,6 +93,53 @@ def compiled(monkeypatch):
 
 def step(x=1.0):
   return x
+
+
+def test_ctrl_c_leaves_the_rows_of_targets_that_are_done(compiled, monkeypatch):
+  """The compilation of the other target, which never ends, is ended."""
+  compiled(None)
+  program_ = _program(_node("copy", 1, cycles=10**6))
+  has_row, ended = threading.Event(), threading.Event()
+
+  class Process:
+    def __enter__(self):
+      return self
+
+    def __exit__(self, *error):
+      ended.set()
+
+    def compile_lowered(self, lowered):
+      if lowered.target == "tpu:v5e":
+        return program_
+      has_row.wait()
+      os.kill(os.getpid(), signal.SIGINT)
+      ended.wait()
+      raise compiler.Ended("killed")
+
+  monkeypatch.setattr(compiler, "Compiler", lambda **_: Process())
+  monkeypatch.setattr(console.Work, "update", lambda _: has_row.set())
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # one target after the other
+  with pytest.raises(KeyboardInterrupt) as raised:
+    tpugraphs_jax.estimate(step, 1.0, targets=["v5e", "v6e"])
+  done, stopped = raised.value.estimate.rows
+  assert done.milliseconds and stopped.milliseconds is None and "stopped" in stopped.why
+
+
+def test_targets_are_compiled_side_by_side(compiled, monkeypatch):
+  """Each of two compilations waits for the other."""
+  compiled(None)
+  program_, meet = _program(_node("copy", 1, cycles=10**6)), threading.Barrier(2, timeout=60)
+
+  def compile_lowered(lowered):
+    meet.wait()
+    return program_
+
+  process = types.SimpleNamespace(compile_lowered=compile_lowered)
+  monkeypatch.setattr(compiler, "Compiler", lambda **_: contextlib.nullcontext(process))
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+  found = tpugraphs_jax.estimate(step, 1.0, targets=["v6e", "v5e"])
+  assert [row.target for row in found.rows] == ["tpu:v6e", "tpu:v5e"]
+  assert all(row.milliseconds for row in found.rows)
 
 
 def test_a_row_has_the_time_work_and_memory_of_the_program_and_its_dearest_kernels(compiled):

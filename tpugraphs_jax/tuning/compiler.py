@@ -11,6 +11,7 @@ on a memory file system where there is one, and is deleted with the process.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
 import contextlib
 import dataclasses
 import io
@@ -37,6 +38,10 @@ from tpugraphs_jax.infra import console, tasks
 
 TIMEOUT = 3600.0  # seconds for one program
 _SECONDS = 0.2  # between two looks at the process
+# Bytes of addresses for the stack of the thread that compiles. The usual 8 MB are not enough for
+# gradients of small networks with batch norm on v6e and 7x (libtpu 0.0.42.1), whose kernels have
+# long chains of operations.
+_STACK = 1 << 30
 _LARGEST = 4 << 30  # bytes of schedules
 _FREE_SHARE = 1 / 4  # of a file system that schedules may take
 _ROOT = Path(__file__).parents[2]  # of the package
@@ -46,6 +51,41 @@ _LAST_WORDS = re.compile(r"(?:Check failed|\bF\d{4} ).*")  # of XLA
 
 class Ended(Exception):
   """The compiler gave no answer: it ended its process, took too long, or wrote too much."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+  """A call as jax lowers it for a target.
+
+  Attributes:
+    module: StableHLO.
+    target: of `compile`.
+    options: of the compiler.
+    devices: ids of the devices of a topology, in the order of the partitions.
+  """
+
+  module: bytes
+  target: str
+  options: Mapping[str, Any]
+  devices: tuple[int, ...]
+
+
+def lower(
+  call: calls.Call,
+  target: str,
+  compiler_options: Mapping[str, Any] | None = None,
+  placement: meshes.Placement | None = None,
+) -> Lowered:
+  """Lowers a call in the contexts of this thread, such as a precision; arguments as of `compile`.
+
+  Raises:
+    ValueError: as `tpu.full_name`.
+  """
+  with console.working(f"lowering for {tpu.short_name(target)}"):
+    lowered = tpu.lower(call, target) if placement is None else meshes.lower(call)
+    devices = tuple(placement.ids) if placement else (topology.devices(target)[0].id,)
+    options = call.compiler_options(compiler_options or {})
+    return Lowered(_bytecode(lowered), target, options, devices)
 
 
 class Compiler:
@@ -90,16 +130,19 @@ class Compiler:
       jax.errors.JaxRuntimeError: the compiler refuses the function or an option.
       ValueError: as `tpu.full_name`.
     """
-    with console.working(f"lowering for {tpu.short_name(target)}"):
-      lowered = tpu.lower(call, target) if placement is None else meshes.lower(call)
-      devices = placement.ids if placement else (topology.devices(target)[0].id,)
+    lowered = lower(call, target, compiler_options, placement)
+    with console.working(f"compiling for {tpu.short_name(target)}"):
+      return self.compile_lowered(lowered)
+
+  def compile_lowered(self, lowered: Lowered) -> tpu.TpuProgram:
+    """Compiles what `lower` returns, in any thread; errors as of `compile`."""
     if self._process is None:
       self._start()
     try:
-      (self._folder / _REQUEST).write_bytes(_bytecode(lowered))
-      options = call.compiler_options(compiler_options or {})
-      with console.working(f"compiling for {tpu.short_name(target)}"):
-        refusal = self._ask({"target": target, "options": options, "devices": devices})
+      (self._folder / _REQUEST).write_bytes(lowered.module)
+      refusal = self._ask(
+        {"target": lowered.target, "options": lowered.options, "devices": lowered.devices}
+      )
     except BaseException:  # also Ctrl-C, after which the process would go on with this program
       self._end()
       raise
@@ -254,21 +297,28 @@ def main(folder: Path) -> None:
   parent = int(os.environ.pop(tasks.PARENT))
   watch = threading.Thread(target=_end_with, args=(parent, folder), daemon=True)
   watch.start()
+  threading.stack_size(_STACK)
   try:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    for line in sys.stdin:
-      request, refusal = json.loads(line), ""
-      try:
-        module = (folder / _REQUEST).read_bytes()
-        program = _compile(module, request["target"], request["options"], request["devices"])
-        (folder / _ANSWER).write_bytes(pickle.dumps(program))
-      except jax.errors.JaxRuntimeError as error:
-        refusal = str(error)
-      print(json.dumps({"refusal": refusal}), file=answers, flush=True)
+    with futures.ThreadPoolExecutor(1) as pool:
+      pool.submit(_answer, folder).result()
   finally:  # requests end with the process that made them: its folder goes before this one ends
     if sys.exc_info()[0] is None or os.getppid() != parent:
       watch.join()
+
+
+def _answer(folder: Path) -> None:
+  """Compiles what is asked for until there are no more requests."""
+  answers = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)  # what libraries print is no answer
+  for line in sys.stdin:
+    request, refusal = json.loads(line), ""
+    try:
+      module = (folder / _REQUEST).read_bytes()
+      program = _compile(module, request["target"], request["options"], request["devices"])
+      (folder / _ANSWER).write_bytes(pickle.dumps(program))
+    except jax.errors.JaxRuntimeError as error:
+      refusal = str(error)
+    print(json.dumps({"refusal": refusal}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,14 @@ what it wrote, and `comparison` compares two estimates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+import contextlib
 import dataclasses
+import os
 from pathlib import Path
+import queue
+import time
 from typing import Any
 
 import jax
@@ -22,6 +27,15 @@ from tpugraphs_jax.tuning.costs import Row
 from tpugraphs_jax.tuning.summary import Estimate
 
 TARGETS = ("v5e", "v5p", "v6e", "7x")  # unless others are asked for
+_STOPPED = "it was stopped before this target was done"
+
+
+class Interrupted(KeyboardInterrupt):
+  """Ctrl-C, with the estimate of the targets that were done."""
+
+  def __init__(self, estimate: Estimate):
+    super().__init__()
+    self.estimate = estimate
 
 
 @keywords.checked
@@ -50,26 +64,69 @@ def estimate(
 def estimate_call(
   call: calls.Call, targets: Sequence[str], *, timeout: float = compiler.TIMEOUT
 ) -> Estimate:
-  """As `estimate`; a compilation ends after `timeout` seconds."""
+  """As `estimate`; a compilation ends after `timeout` seconds.
+
+  Raises:
+    Interrupted: Ctrl-C.
+  """
   targets = [targets] if isinstance(targets, str) else targets
   if not isinstance(targets, (list, tuple)) or not targets:
     raise ValueError(f"targets is {targets!r}, expected TPU generations such as {list(TARGETS)}")
-  targets = [topology.full_name(target) for target in targets]
-  with (
-    console.working(call.__name__, total=len(targets), unit="targets") as work,
-    compiler.Compiler(timeout=timeout) as tpu_compiler,
-  ):
+  targets = list(dict.fromkeys(topology.full_name(target) for target in targets))
+  with console.working(call.__name__, total=len(targets), unit="targets") as work:
     with console.working("tracing"):
       mesh = meshes.find(call)
-      placements = [_place(mesh, target) for target in targets]
+      placements = {target: _place(mesh, target) for target in targets}
       given = jaxprs.for_one_device(call) if mesh is None else call
-    rows = []
-    for target, placement in zip(targets, placements):
-      rows.append(_row(given, target, placement, tpu_compiler))
+    rows = {target: Row(target, why=_STOPPED) for target in targets}
+    about = (*_about(call), *_about_devices(mesh, targets))
+    devices = 1 if mesh is None else mesh.size
+    made = lambda: Estimate(call.__name__, tuple(rows.values()), summary.versions(), about, devices)
+    try:
+      _compile(given, placements, timeout, rows, work)
+    except KeyboardInterrupt as error:
+      raise Interrupted(made()) from error
+    return made()
+
+
+def _compile(
+  call: calls.Call,
+  placements: Mapping[str, meshes.Placement | None],
+  timeout: float,
+  rows: dict[str, Row],
+  work: console.Work,
+) -> None:
+  """Fills the rows of targets as they come; as many are compiled at a time as there are cores.
+
+  libtpu compiles in one thread of its process. This thread lowers functions and reads schedules.
+  """
+  start = time.monotonic()
+  free: queue.SimpleQueue[compiler.Compiler] = queue.SimpleQueue()
+  count = min(len(placements), len(os.sched_getaffinity(0)))
+
+  def compiled(lowered: compiler.Lowered) -> tpu.TpuProgram:
+    tpu_compiler = free.get()
+    try:
+      return tpu_compiler.compile_lowered(lowered)
+    finally:
+      free.put(tpu_compiler)
+
+  with futures.ThreadPoolExecutor(count) as pool, contextlib.ExitStack() as stack:
+    for _ in range(count):
+      free.put(stack.enter_context(compiler.Compiler(timeout=timeout)))
+    stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # before the compilers end
+    left: dict[futures.Future, str] = {}
+    for target, placement in placements.items():
+      left[pool.submit(compiled, compiler.lower(call, target, placement=placement))] = target
+    while left:
+      with console.working(f"compiling for {', '.join(map(tpu.short_name, left.values()))}"):
+        done = next(iter(futures.wait(left, return_when=futures.FIRST_COMPLETED).done))
+      target = left.pop(done)
+      rows[target] = row = _row(call, target, placements[target], done)
       work.update()
-  about = (*_about(call), *_about_devices(mesh, targets))
-  devices = 1 if mesh is None else mesh.size
-  return Estimate(call.__name__, tuple(rows), summary.versions(), about, devices)
+      if left and time.monotonic() > start + console.SECONDS:
+        time_or_reason = row.why or f"{row.milliseconds:.4g} ms"
+        work.note(f"{call.__name__}, {tpu.short_name(target)}: {time_or_reason}")
 
 
 def _place(mesh: meshes.Mesh | None, target: str) -> meshes.Placement | None:
@@ -86,17 +143,18 @@ def _place(mesh: meshes.Mesh | None, target: str) -> meshes.Placement | None:
 
 
 def _row(
-  call: calls.Call, target: str, placement: meshes.Placement | None, tpu_compiler: compiler.Compiler
+  call: calls.Call, target: str, placement: meshes.Placement | None, compiled: futures.Future
 ) -> Row:
+  """The row of a program that was compiled, or that the compiler refused."""
   try:
-    compiled = tpu_compiler.compile(call, target, placement=placement)
+    program = compiled.result()
   except jax.errors.JaxRuntimeError as error:
     fits = False if "RESOURCE_EXHAUSTED" in str(error) else None
     return Row(target, fits=fits, why=f"the compiler says: {console.one_line(error)}")
   except compiler.Ended as error:
     return Row(target, why=f"the compiler failed: {error}")
   with console.working(f"executing the schedules of {tpu.short_name(target)}"):
-    return costs.cost(compiled, target, call, placement)
+    return costs.cost(program, target, call, placement)
 
 
 def _about_devices(mesh: meshes.Mesh | None, targets: Sequence[str]) -> Iterator[str]:
@@ -181,7 +239,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   estimates = []
   for program in programs.load(args.source):
     call = calls.Call(program.function, program.args, program.kwargs)
-    estimated = estimate_call(call, targets, timeout=args.timeout)
+    try:
+      estimated = estimate_call(call, targets, timeout=args.timeout)
+    except Interrupted as error:
+      print(f"{dataclasses.replace(error.estimate, name=program.name)}\n", flush=True)
+      raise
     estimates.append(dataclasses.replace(estimated, name=program.name))
     print(f"{estimates[-1]}\n", flush=True)
   if args.save:
