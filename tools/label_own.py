@@ -1,0 +1,75 @@
+"""Labels the programs of `data/own` anew for a TPU, with the time of every kernel.
+
+    nice -n 15 python -m tools.label_own --target v6e --out out/own
+
+Draws as many choices as the collections of the target have (`outputs_v6e`, `blocks_v6e` and
+`kept_out_v6e`; without suffix for v3), by the same seed, and writes collections of the same names
+into `OUT/npz`: the test families first, then those of validation and training, small programs
+first. It takes hours. Run it in the repository, and repeat the command to resume. With another
+version of jax, libtpu or the simulator it starts anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+import sys
+
+import jax
+
+from tools import search_prior
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.infra import console
+from tpugraphs_jax.tuning import label_file, labels, workers
+from tpugraphs_jax.tuning.workers import LabelRequest
+
+_COLLECTIONS = ("outputs", "blocks", "kept_out")
+_SPLITS = ("test", "valid", "train")
+
+
+def requests(target: str, out: str, splits: Sequence[str] = _SPLITS) -> list[LabelRequest]:
+  """The programs of a target in their order.
+
+  Args:
+    target: a TPU generation such as `v6e`.
+    out: folder of the new data.
+    splits: to label, in this order.
+  """
+  suffix = "" if target == "v3" else target
+  found = []
+  for place, split in enumerate(splits):
+    for path in search_prior.files(_COLLECTIONS, (split,), target=suffix):
+      record = label_file.collected(path)
+      _, opcode, _ = npz.read_structure(path, "layout")
+      request = LabelRequest(
+        record["source"],
+        record["name"],
+        split,
+        record["collection"],
+        out,
+        labels.TpuEstimate.name,
+        target,
+        record["configs_asked"],
+        record["seed"],
+        record["operands"],
+      )
+      found.append((place, len(opcode), request))
+  return [request for *_, request in sorted(found, key=lambda each: each[:2])]
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--target", required=True, help="such as v6e")
+  parser.add_argument("--out", required=True, help="folder of the new data")
+  parser.add_argument("--splits", nargs="+", default=_SPLITS, choices=_SPLITS)
+  parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+  args = parser.parse_args()
+  jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
+  failures = workers.run(requests(args.target, args.out, args.splits), processes=args.jobs)
+  for line in failures:
+    print(f"failed: {console.one_line(line)}", file=sys.stderr)
+  return int(bool(failures))
+
+
+if __name__ == "__main__":
+  sys.exit(main())
