@@ -423,3 +423,20 @@ def test_a_text_without_bundles_or_of_too_many_bytes_is_refused(monkeypatch):
   monkeypatch.setattr(bundles, "MOST_TEXT", 10)
   with pytest.raises(Unreadable, match="MB"):
     bundles.parse(text(EMPTY))
+
+
+def test_what_follows_a_loop_does_not_run_in_the_slots_of_its_branch():
+  """Where empty bundles are joined: the region around the loop ends where the slots would end."""
+  lines = (
+    "@1 %s1_s1 = smov 0",
+    "@5 %s2_s1 = sadd.s32 1, %s3_s1 ;; %s3_s1 = sphi %s1_s1, %s2_s1",
+    "%p4_p0 = scmp.ge.s32.totalorder %s2_s1, 3",
+    "%5 = sbr.rel (!%p4_p0) target = $region5",
+    EMPTY,
+    "%s6_s1 = smov 0",
+    "%s7_s1 = smov 0 /* End region 1 */",
+    *[EMPTY] * 4,
+  )
+  joined = CHIP.__class__(**vars(CHIP) | {"nops_are_joined": True})
+  ends = [line.replace("/* End region 1 */", "} /* End region 1 */") for line in lines]
+  assert cost(*ends, chip=joined).cycles == 1 + 3 * 7 + 2 + 4

@@ -213,7 +213,8 @@ class Schedule:
 
     Where empty bundles are joined, the first one ends them, unless an operation after it depends on
     the predicate of the branch, or a region ends after it that began before the branch: these are
-    operations that must not run if the branch is taken, and the end of the block of the branch.
+    operations that must not run if the branch is taken, and the end of the block of the branch. A
+    region that began before the loop of a branch goes on after the loop.
     """
     end = min(at + self._slots + 1, len(self._bundles))
     if not self._nops_are_joined:
@@ -223,7 +224,8 @@ class Schedule:
     inside = range(at, next(starts, end))
     branch = next(jump for jump in self._bundles[at].operations if jump.code.startswith("sbr"))
     predicate = branch.predicate.number if branch.predicate is not None else None
-    began = lambda region: self._starts.get(region, math.inf) <= at
+    first = target if target <= at else 0
+    began = lambda region: first <= self._starts.get(region, math.inf) <= at
     last = max(
       place
       for place in inside

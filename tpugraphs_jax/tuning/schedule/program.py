@@ -29,6 +29,7 @@ PROGRAM = "TLP"  # the name under which libtpu writes the program
 _RUNTIME = "<late-"  # calls that begin and end a program; they are not part of its time
 _SPARSE = b"sparse_core_config"
 _NAMED = 3  # kernels in a sentence
+_MOST_CONTINUED = 2_000  # iterations of loops that nothing but data ends
 _MOST_EVENTS = 200_000  # of a run that are kept
 # A word that the runtime writes: whether the program before has loaded an array for this one, as it
 # has where a program runs again and again.
@@ -95,6 +96,7 @@ class ProgramTime:
     copy_stall: cycles of `between` that wait for such copies.
     kernels: the longest first.
     conditionals: how many branches depend on data; all their sides are counted.
+    continued: iterations of loops that data could have ended before; all are counted.
     assumed: what integers mean whose values are assumed, by the name of their array.
     extremes: cycles of one run with the lowest and the highest of these; empty where none is
       assumed.
@@ -111,6 +113,7 @@ class ProgramTime:
   kernels: tuple[KernelTime, ...]
   conditionals: int
   stopped: str = ""
+  continued: int = 0
   assumed: Mapping[str, Meaning] = dataclasses.field(default_factory=dict)
   extremes: tuple[float, ...] = ()
   events: tuple[Event, ...] = ()
@@ -200,6 +203,7 @@ class Simulation:
       tuple(rows),
       run.conditionals,
       stopped,
+      run.continued,
       events=tuple(sorted(run.events)),
     )
 
@@ -266,7 +270,7 @@ class _Run:
   def __init__(self, simulation: Simulation, chip: Chip):
     self.memory, self.arrays = Memory(_RUNTIME_WORD), Arrays(chip.granule)
     self.rows: dict[str, KernelTime] = {}
-    self.conditionals = 0
+    self.conditionals = self.continued = 0
     self.copy_stall = 0.0
     self.events: list[Event] = []
     self._simulation, self._chip = simulation, chip
@@ -421,9 +425,15 @@ class _Run:
     return self._flags.setdefault(address, Flag())
 
   def choose(self, unknown: Unknown, is_backward: bool) -> bool:
-    """Runs all sides of what depends on data, one after the other."""
+    """Runs all sides of what depends on data, one after the other.
+
+    A loop that data may end goes on until its counter ends it.
+    """
     if is_backward:
-      raise Unreadable(f"the number of iterations of a loop is unknown, {unknown.why}")
+      self.continued += 1
+      if self.continued > _MOST_CONTINUED:
+        raise Unreadable(f"the number of iterations of a loop is unknown, {unknown.why}")
+      return True
     if unknown is not _RUNTIME_WORD and unknown.guess is None:
       self.conditionals += 1
     return False
