@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import os
 import pickle
@@ -62,6 +63,23 @@ def test_stored_graph_equals_its_file(tmp_path):
   shutil.rmtree(source)  # opening must not read it
   for graph_there, folder in zip(expected, folders, strict=True):
     comparing.assert_same_graph(graph_folder.read(folder), graph_there)
+
+
+def test_times_of_kernels_are_stored_and_their_loss_is_noticed(tmp_path):
+  source = _write_split(tmp_path, count=2)
+  plain = npz.read_layout(source / "g0.npz")
+  runtime = np.random.default_rng(0).integers(0, 2**40, (len(plain.configs), 2))
+  kernels = graph.KernelTimes(runtime, np.array([[0, 3], [1, 2], [1, 3]], np.int32))
+  configs = dataclasses.replace(plain.configs, kernels=kernels)
+  npz.write_layout(source / "g0.npz", dataclasses.replace(plain, configs=configs))
+  folders = _ensure(tmp_path)
+  stored, without = map(graph_folder.read, folders)
+  np.testing.assert_array_equal(stored.configs.kernels.runtime, runtime)
+  np.testing.assert_array_equal(stored.configs.kernels.node, kernels.node)
+  assert without.configs.kernels is None
+  (folders[0] / "kernel_node.npy").unlink()
+  with pytest.raises(ValueError, match="kernel_node.npy is missing or damaged"):
+    graph_folder.read(folders[0])
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@
     group_row.npy   [C, groups] uint8 or uint16, memory-mapped when opened
     rows.npy  node_group.npy  labels.npy                       its configurations
     node_feat.npy  node_opcode.npy  edge_index.npy  node_splits.npy  config_node.npy
+    kernel_runtime.npy  kernel_node.npy                        where the file has times of kernels
 
 The folder is written under another name and renamed when complete. Reading a graph detects damage
 and a source file that has changed.
@@ -12,6 +13,7 @@ and a source file that has changed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -33,6 +35,7 @@ _GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "confi
 # most 1,024, fewer than three for each graph of the layout collections.
 _CONFIG_ARRAYS = ("rows", "node_group")
 _MAPPED = "group_row"
+_KERNELS = {"runtime": "kernel_runtime", "node": "kernel_node"}  # fields of `graph.KernelTimes`
 _LEAST_MAPPED_BYTES = 1 << 16
 _SOURCE = trust.Record(path=str, bytes=int, sha256=str)
 
@@ -69,6 +72,9 @@ def read(folder: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfigs]:
   configs = graph.LayoutConfigs(
     **{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, "labels", _MAPPED)}
   )
+  if _file(folder, _KERNELS["node"]).exists():
+    kernels = {name: np.load(_file(folder, file)) for name, file in _KERNELS.items()}
+    configs = dataclasses.replace(configs, kernels=graph.KernelTimes(**kernels))
   return graph.OpGraph(name=meta["name"], configs=configs, **arrays)
 
 
@@ -105,6 +111,9 @@ def _write_arrays(
     np.save(_file(folder, name), getattr(op_graph, name))
   for name in (*_CONFIG_ARRAYS, "labels", _MAPPED):
     np.save(_file(folder, name), getattr(op_graph.configs, name))
+  if op_graph.configs.kernels:
+    for name, file in _KERNELS.items():
+      np.save(_file(folder, file), getattr(op_graph.configs.kernels, name))
   digests = {path.name: files.digest_of(path) for path in files.visible(folder, "*")}
   meta = {"version": _VERSION, "name": op_graph.name, _DIGESTS: digests, "source": source}
   (folder / _META).write_text(json.dumps(files.seal(meta), indent=1) + "\n")
