@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-import datetime
 import json
-import os
 from pathlib import Path
-import platform
 import statistics
 import subprocess
 import sys
@@ -16,11 +13,11 @@ import tempfile
 import time
 from typing import Any
 
-import flax
 import jax
-import numpy as np
 
 from tpugraphs_jax.infra import files
+from tpugraphs_jax.leaderboard.race import Compilations as Compilations
+from tpugraphs_jax.leaderboard.race import machine as machine
 
 
 def medians(functions: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str, float]:
@@ -38,24 +35,6 @@ def medians(functions: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict
   return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-class Compilations:
-  """Counts XLA's compilations from its construction on.
-
-  Attributes:
-    count: number of compilations.
-    seconds: their total time.
-  """
-
-  def __init__(self):
-    self.count, self.seconds = 0, 0.0
-    jax.monitoring.register_event_duration_secs_listener(self._hear)
-
-  def _hear(self, event: str, duration: float, **unused):
-    if event.endswith("backend_compile_duration"):
-      self.count += 1
-      self.seconds += duration
-
-
 def in_subprocess(module: str, *args: str) -> dict[str, Any]:
   """Runs `benchmarks.MODULE` in a fresh process and returns its figures."""
   with tempfile.TemporaryDirectory() as folder:
@@ -63,28 +42,6 @@ def in_subprocess(module: str, *args: str) -> dict[str, Any]:
     command = [sys.executable, "-m", f"benchmarks.{module}", "--out", str(out), *args]
     subprocess.run(command, check=True)
     return json.loads(out.read_text())
-
-
-def machine() -> dict[str, Any]:
-  """Date, processor, device and versions of a measurement."""
-  device = jax.devices()[0]
-  return {
-    "date": datetime.date.today().isoformat(),
-    "processor": _processor(),
-    "cores": len(os.sched_getaffinity(0)),
-    "device": f"{device.platform}: {device.device_kind}",
-    "python": platform.python_version(),
-    "jax": jax.__version__,
-    "flax": flax.__version__,
-    "numpy": np.__version__,
-  }
-
-
-def _processor() -> str:
-  info = Path("/proc/cpuinfo")
-  lines = info.read_text().splitlines() if info.exists() else []
-  names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-  return names[0] if names else platform.processor()
 
 
 def parser(description: str, *, repeats: int = 0) -> argparse.ArgumentParser:

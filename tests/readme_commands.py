@@ -31,6 +31,7 @@ _ONLY_HELP = (
   "tpugraphs_jax.estimate",
   "tpugraphs_jax.tune_tiles",
   "tpugraphs_jax.sweep",
+  "tpugraphs_jax.leaderboard",
   "out/folds",  # which a sweep makes
   "benchmarks.",
 )

@@ -17,7 +17,7 @@ LAYERS = (
   ("rankers",),
   ("train",),
   ("tuning", "report", "view", "run", "__main__"),
-  ("collect", "estimate", "sweep", "tune_tiles"),
+  ("collect", "estimate", "leaderboard", "sweep", "tune_tiles"),
   ("__init__",),
 )
 # All imports within a layer: the first imports the second.
@@ -80,7 +80,7 @@ def test_a_layer_knows_only_its_own_tools(path):
     assert not uses(path, "flax")
   if here != "run":
     assert not uses(path, "ml_collections"), "config objects of flags stop at run/"
-  if here not in ("run", "sweep"):
+  if here not in ("leaderboard", "run", "sweep"):
     assert "--config." not in path.read_text(), "flags stop at the commands"
 
 

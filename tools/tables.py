@@ -16,8 +16,6 @@ from pathlib import Path
 import re
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-BENCHMARKS = ROOT / "benchmarks"
 from benchmarks import (
   accelerators,
   alexnet,
@@ -32,6 +30,10 @@ from benchmarks import (
   systems,
   tune,
 )
+from tpugraphs_jax.leaderboard import race
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
 
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.S)
 _SEEDS = (0, 1, 2)
@@ -114,11 +116,11 @@ def front() -> str:
   head += ["recommended: tau ↑", "first choice ↓", "random: first choice ↓"]
   lines = []
   for name, (args, collection) in _FRONT.items():
-    rows, _ = systems.finished(args, collection)
-    bounds = json.loads((args.workdir / f"{systems.name_of(collection)}.json").read_text())
+    rows, _ = race.finished(args, collection)
+    bounds = json.loads((args.workdir / f"{race.name_of(collection)}.json").read_text())
     cells = []
     for system in args.systems:
-      row = systems.summarised(rows[system], collection)
+      row = race.summarised(rows[system], collection)
       cells += [pages.figure(row, "kendaltau"), pages.percent(row, "slowdown1")]
     random = pages.percent(bounds["random"], "slowdown1")
     lines.append([name, f"{args.minutes:g}", *cells, random])
@@ -226,13 +228,13 @@ def score_table_speed() -> str:
   )
 
 
-def race(collection: str) -> str:
+def race_table(collection: str) -> str:
   """The race on a collection; the systems that have not run with all seeds are named below it."""
-  args, asked = argparse.Namespace(**vars(_RACE)), systems.racing(collection)
+  args, asked = argparse.Namespace(**vars(_RACE)), race.racing(collection)
   args.systems = [
     system
     for system in asked
-    if all(systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)
+    if all(race.row_path(args, collection, system, seed).exists() for seed in _SEEDS)
   ]
   text = systems.recorded(args, collection) if args.systems else ""
   missing = ", ".join(f"`{name}`" for name in asked if name not in args.systems)
@@ -250,9 +252,9 @@ def beside_default() -> str:
     args = argparse.Namespace(workdir=BENCHMARKS / "races" / folder, steps=steps)
     source = collection.split(":")[1] if folder == "default" else folder
     for name, system in _BESIDE.items():
-      paths = [systems.row_path(args, collection, system + _JUDGED, seed) for seed in _SEEDS]
+      paths = [race.row_path(args, collection, system + _JUDGED, seed) for seed in _SEEDS]
       if runs := [json.loads(path.read_text()) for path in paths if path.exists()]:
-        row = systems.summarised(runs, collection)
+        row = race.summarised(runs, collection)
         more = f", {steps} steps" if steps > _EPOCH_STEPS else ""
         lines.append(
           [
@@ -339,7 +341,7 @@ TABLES: dict[str, Callable[[], str]] = {
   },
   "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
   **{
-    f"race {collection}": lambda collection=collection: race(collection)
+    f"race {collection}": lambda collection=collection: race_table(collection)
     for collection in systems.RACE
   },
   "race of released kernels": lambda: systems.recorded(_RELEASED, "tile:xla"),

@@ -1,13 +1,13 @@
 r"""Trains every ranker on your data for some minutes each, and writes one page with the winner.
 
-    python -m benchmarks.leaderboard --collection layout:own:outputs --data_root data/own/npz \
+    python -m tpugraphs_jax.leaderboard --collection layout:own:outputs --data_root data/own/npz \
         --minutes 5 --page out/leaderboard.html
 
-The rankers are those of the race (`systems.py`): the presets, the official settings, the default
-and the recommended one. Each trains on one core for as many CPU minutes, once for every seed. The
-page has the command of an ordinary run with the winner's settings and number of steps. The same
-call again makes the runs that are missing, and a longer list of `--seeds` adds to it. `--folds 5`
-trains every ranker once for each fold, and judges it on test folds instead of the validation split.
+The rankers are the presets, the official settings, the default and the recommended one. Each trains
+on one core for as many CPU minutes, once for every seed (`leaderboard.race`). The page has the
+command of an ordinary run with the winner's settings and number of steps. The same call again makes
+the runs that are missing, and a longer list of `--seeds` adds to it. `--folds 5` trains every
+ranker once for each fold, and judges it on test folds instead of the validation split.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import jinja2
 import numpy as np
 from scipy import stats
 
-from benchmarks import pages, race_run, systems
 from tpugraphs_jax import datasets
+from tpugraphs_jax.leaderboard import race
 
 _NAMES = {
   "kendaltau": "Kendall tau",
@@ -68,10 +68,10 @@ has hardly begun to learn.</p>
 
 def repeat(collection: str, system: str, row: Mapping[str, Any], data_root: str) -> str:
   """The command of an ordinary run with the settings and the number of steps of a finished one."""
-  config = systems.config_of(collection, system, row["seed"], data_root)
-  epochs, slates = race_run.epochs_of(row["planned_steps"], config.batch.graphs)
+  config = race.config_of(collection, system, row["seed"], data_root)
+  epochs, slates = race.epochs_of(row["planned_steps"], config.batch.graphs)
   flags = [
-    f"--config=configs/{systems.config_name(collection, system)}",
+    f"--config=configs/{race.config_name(collection, system)}",
     *(f"--config.{change}" for change in system.split("+")[1:]),
     f"--config.train.epochs={epochs}",
     f"--config.batch.slates_per_epoch={slates}",
@@ -79,7 +79,7 @@ def repeat(collection: str, system: str, row: Mapping[str, Any], data_root: str)
     f"--data_root={data_root}",
     "--workdir=out/winner",
   ]
-  return f"python run_{systems.kind_of(collection)}.py " + " \\\n    ".join(flags)
+  return f"python run_{race.kind_of(collection)}.py " + " \\\n    ".join(flags)
 
 
 def on_folds(system: str, folds: int) -> list[str]:
@@ -95,10 +95,10 @@ def finished(
   A system without a run of every fold is left out, because it has been judged on other graphs.
   """
   runs, failed = {}, []
-  for system in args.systems or systems.racing(collection):
+  for system in args.systems or race.racing(collection):
     asked = copy.copy(args)
     asked.systems = on_folds(system, args.folds)
-    rows, lines = systems.finished(asked, collection)
+    rows, lines = race.finished(asked, collection)
     failed += lines
     if len(rows) == len(asked.systems):
       runs[system] = [row for some in rows.values() for row in some]
@@ -140,10 +140,10 @@ def page(args: argparse.Namespace, collection: str) -> str:
   runs, failed = finished(args, collection)
   if not runs:
     raise ValueError(f"no run of {collection} is finished: {'; '.join(failed)}")
-  columns = systems.columns_of(collection)
-  ranked = systems.ranked(
-    {name: systems.summarised(rows, collection) for name, rows in runs.items()},
-    systems.kind_of(collection),
+  columns = race.columns_of(collection)
+  ranked = race.ranked(
+    {name: race.summarised(rows, collection) for name, rows in runs.items()},
+    race.kind_of(collection),
   )
   first = runs[ranked[0][0]][0]
   machine, winner = first["machine"], ranked[0][0]
@@ -159,7 +159,7 @@ def page(args: argparse.Namespace, collection: str) -> str:
       labels=datasets.label_kind(str(args.data_root), datasets.Collection(collection)),
       command=repeat(collection, first["system"], first, str(args.data_root)),
       folds=args.folds,
-      paired=paired(winner, runs, systems.HEADLINES[systems.kind_of(collection)]),
+      paired=paired(winner, runs, race.HEADLINES[race.kind_of(collection)]),
       machine=f"{machine['date']}, {machine['processor']}, {machine['device']}, "
       f"jax {machine['jax']}",
     )
@@ -168,7 +168,7 @@ def page(args: argparse.Namespace, collection: str) -> str:
 
 def _cells(row: Mapping[str, Any], columns: tuple[str, ...]) -> list[str]:
   return [
-    *(pages.figure(row, column) for column in columns),
+    *(race.figure(row, column) for column in columns),
     f"{row['updates']:,.0f}",
     f"{row['step_ms']:.1f}",
     f"{row['rank_cpu_s']:.1f}",
@@ -178,6 +178,7 @@ def _cells(row: Mapping[str, Any], columns: tuple[str, ...]) -> list[str]:
 
 
 def main() -> None:
+  """Makes the missing runs and writes the page."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -192,15 +193,15 @@ def main() -> None:
     "--workdir", type=Path, default=Path("out/leaderboard"), help="folder of finished runs"
   )
   parser.add_argument("--page", type=Path, default=Path("out/leaderboard.html"))
-  parser.add_argument("--core", type=int, default=systems.CORE, help="core to run on")
+  parser.add_argument("--core", type=int, default=race.CORE, help="core to run on")
   args = parser.parse_args()
   try:
     name = datasets.Collection(args.collection).name
     (args.workdir / "runs").mkdir(parents=True, exist_ok=True)
-    for system in args.systems or systems.racing(name):
+    for system in args.systems or race.racing(name):
       for run in on_folds(system, args.folds):
         for seed in args.seeds:
-          systems.run_missing(args, name, run, seed)
+          race.run_missing(args, name, run, seed)
     args.page.write_text(page(args, name))
   except ValueError as error:
     parser.error(str(error))
