@@ -1,12 +1,17 @@
 """Schedules for tests: texts as libtpu prints them, written by hand, and those of `tests/data`."""
 
+import gzip
+import json
 from pathlib import Path
 
-from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.tuning.schedule import bundles, kernel, linker
-from tpugraphs_jax.tuning.schedule.chips import Chip
+import numpy as np
+
+from tpugraphs_jax.hlo import collectives, proto, topology
+from tpugraphs_jax.tuning.schedule import bundles, ici, kernel, linker, mesh
+from tpugraphs_jax.tuning.schedule.chips import Chip, Link
 
 DATA = Path(__file__).parents[1] / "data" / "schedules"
+# A granule in four cycles over a link.
 # A granule a cycle from and to the HBM, two on the chip, ten cycles until a DMA arrives.
 CHIP = Chip(
   clock=1e9,
@@ -25,6 +30,7 @@ CHIP = Chip(
   low=None,
   high=None,
   source="a test",
+  link=Link(bandwidth=8e9, share=1.0, hop=1e-7, start=0.0, source="a test"),
 )
 EMPTY = ""
 
@@ -48,6 +54,28 @@ def schedule(*lines: str, chip: Chip = CHIP) -> linker.Schedule:
 def cost(*lines: str, chip: Chip = CHIP, **options) -> kernel.Cost:
   """The cost of a schedule."""
   return kernel.simulate(schedule(*lines, chip=chip), chip, **options)
+
+
+def stored_mesh(name: str) -> mesh.Simulation:
+  """A program of a mesh of `tests/data`."""
+  folder = DATA / name
+  texts = {
+    path.name.removesuffix(".txt.gz"): gzip.decompress(path.read_bytes()).decode()
+    for path in folder.glob("*.txt.gz")
+  }
+  about = json.loads((folder / "devices.json").read_text())
+  rings = [
+    collectives.Ring(
+      tuple(map(tuple, ring["groups"])), np.array(ring["table"], np.int32), ring["by_device"]
+    )
+    for ring in about["rings"]
+  ]
+  wrap = tuple(about["wrap"])
+  coords = tuple(map(tuple, about["coords"]))
+  devices = ici.Slice(about["axes"], tuple(about["ids"]), coords, wrap, tuple(rings))
+  module = proto.parse_module((folder / "module.hlo.pb").read_bytes(), where=name)
+  target = topology.generation_of(about["target"])
+  return mesh.Simulation(module, texts, target, devices)
 
 
 def stored(name: str) -> tuple[proto.HloModuleProto, dict[str, str]]:

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import hlo_modules, recorded, slices
+from tests.support import hlo_modules, recorded, schedules, slices
 import tpugraphs_jax
 from tpugraphs_jax.hlo import integers, topology, tpu
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.tuning import compiler, costs, estimate
+from tpugraphs_jax.tuning import compiler, costs, estimate, summary
 from tpugraphs_jax.tuning.schedule import chips, program
 
 _MEMORY = tpu.MemoryPlan(arguments=2**31, outputs=2**30, temporaries=2**30)
@@ -194,8 +194,8 @@ def test_flops_and_cycles_count_every_iteration_of_a_loop_that_was_executed(comp
   nodes, computations = _loop(1, 100, *kernels)
   made = _program(*nodes, callees=computations)
   calls = {node.name: 7 for node in kernels}
-  for schedules, count in (({"TLP": "an operation is not known"}, 100), (calls, 7)):
-    compiled(tpu.dataclasses.replace(made, schedules=schedules))
+  for texts, count in (({"TLP": "an operation is not known"}, 100), (calls, 7)):
+    compiled(tpu.dataclasses.replace(made, schedules=texts))
     (row,) = estimate.estimate(step, targets="v6e").rows
     assert row.cycles == 11 * count
     assert row.flops == pytest.approx(count * 2 * 4096**3)
@@ -446,6 +446,37 @@ def test_a_function_with_a_mesh_is_estimated_for_one_of_its_devices(compiled, mo
     estimate.estimate(step, shape, targets="v6e:4x4")
   single = estimate.estimate(step, 1.0, targets="v6e:2x4")
   assert single.devices == 1 and "v6e:2x4: the function has no mesh" in repr(single)
+
+
+def test_the_collectives_of_a_mesh_are_listed_saved_and_loaded(compiled, monkeypatch, tmp_path):
+  monkeypatch.setattr(topology, "devices", slices.devices)
+  monkeypatch.setattr(program, "simulate", lambda *_, create, **__: gather.time())
+  gather = schedules.stored_mesh("mesh_gather_v5e")
+  module = gather._module
+  node = next(node for node in module.computations[-1].instructions if "gather" in node.name)
+  node.metadata.op_name, node.metadata.source_file = "jit(f)/dot_general", "/home/me/model.py"
+  node.metadata.source_line = 7
+  compiled(tpu.TpuProgram(module.SerializeToString(), -2.0, 1, 1.0, _MEMORY, None))
+  mesh = jax.sharding.AbstractMesh((8, 4), ("x", "y"))
+  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("y"))
+  shape = jax.ShapeDtypeStruct((2048, 8192), jnp.bfloat16, sharding=sharding)
+  found = estimate.estimate(step, shape, targets="v5e:8x4")
+  (row,) = found.rows
+  (one,) = row.communication
+  assert (one.kind, one.axes, one.by, one.where) == (
+    "all-gather",
+    ("y",),
+    costs.PARTITIONER,
+    "model.py:7",
+  )
+  assert not one.is_full_copy and one.exposed_ms == pytest.approx(row.exposed_ms)
+  assert row.bound == "links" and row.exposed_ms > 0.9 * row.milliseconds
+  text = repr(found)
+  assert "all-gather" in text and "partitioner" in text and "DCN" in text
+  found.save(tmp_path / "a.json")
+  (loaded,) = summary.load(tmp_path / "a.json")
+  assert loaded.rows[0].communication == row.communication
+  assert loaded.rows[0].exposed_ms == row.exposed_ms
 
 
 def test_what_a_reader_has_to_know_of_the_function_is_said(compiled):

@@ -156,6 +156,10 @@ class Ring:
   table: np.ndarray
   by_device: bool
 
+  def row(self, device: int, ids: Sequence[int]) -> list[int]:
+    """The row of a device."""
+    return self.table[device if self.by_device else ids.index(device)].tolist()
+
   def successors(self, ids: Sequence[int]) -> dict[int, int]:
     """The device that follows each device in its ring.
 

@@ -6,8 +6,10 @@ The time comes from the final schedules of the program's kernels (`schedule`).
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+import functools
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +31,7 @@ from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.hlo.integers import Meaning
 from tpugraphs_jax.hlo.scalar_operands import scalar_operands
 from tpugraphs_jax.tuning import moves
-from tpugraphs_jax.tuning.schedule import chips, program
+from tpugraphs_jax.tuning.schedule import chips, ici, mesh, program
 from tpugraphs_jax.tuning.schedule.kernel import MEMORY, PRODUCTS
 
 BETWEEN = "between kernels"
@@ -136,6 +138,46 @@ class KernelCost:
 
 
 @dataclasses.dataclass(frozen=True)
+class CollectiveCost:
+  """All calls of a collective in one run of a program of a mesh.
+
+  Attributes:
+    name: of its HLO instruction.
+    kind: such as `all-gather`, one of `collectives.KINDS`.
+    axes: of the mesh along which it exchanges data.
+    size: bytes of the largest of its arrays on a device.
+    calls: how often it runs; 0 of one that is a part of other kernels.
+    milliseconds: in which its data is under way.
+    exposed_ms: of these, in which the device waits for it.
+    operation: jax's name of it, such as `all_gather`.
+    where: its source line, `model.py:12`.
+    by: who asked for it, `FUNCTION` or `PARTITIONER`.
+    is_full_copy: whether the partitioner gives the whole array to every device.
+    why: why its time is that of the formula of a ring; empty if its schedule was executed.
+  """
+
+  name: str
+  kind: str
+  axes: tuple[str, ...]
+  size: int
+  calls: int
+  milliseconds: float
+  exposed_ms: float
+  operation: str = ""
+  where: str = ""
+  by: str = ""
+  is_full_copy: bool = False
+  why: str = ""
+
+
+FUNCTION, PARTITIONER = "function", "partitioner"
+# jax's primitives of collectives, by which a function asks for one.
+_PRIMITIVES = re.compile(
+  r"p(sum|max|min|permute|gather|broadcast)|all_(gather|to_all)|ragged_all|(reduce|psum)_scatter"
+)
+
+
+@dataclasses.dataclass(frozen=True)
 class Row:
   """What a function costs on one generation.
 
@@ -157,6 +199,8 @@ class Row:
     waits: the share of the time in which the program waits for memory; None without schedules.
     kernels: the dearest first.
     events: what the device does in a run, in milliseconds from its start; empty without schedules.
+    communication: the collectives of a program of a mesh, the longest exposed first.
+    exposed_ms: milliseconds in which the device waits for others.
     branches: conditionals whose branches all count, though one of them runs.
     assumed: what integers mean whose values are assumed, by the name of their array.
     extremes: milliseconds with the lowest and the highest of assumed integers; None where these
@@ -180,6 +224,8 @@ class Row:
   waits: float | None = None
   kernels: tuple[KernelCost, ...] = ()
   events: tuple[program.Event, ...] = ()
+  communication: tuple[CollectiveCost, ...] = ()
+  exposed_ms: float = 0.0
   branches: int = 0
   assumed: Mapping[str, Meaning] = dataclasses.field(default_factory=dict)
   extremes: tuple[float, ...] | None = None
@@ -213,13 +259,15 @@ def cost(
   known = known_integers(call.arrays)
   # jax leaves out arrays that nothing uses: parameters then have other numbers.
   values = known if _parameters(module) == len(call.arrays) else {}
-  simulated = program.simulate(
-    module,
-    compiled.schedules,
-    generation,
-    arguments=values,
-    operands=lambda how: scalar_operands(call, known, module, how),
-  )
+  if placement is None:
+    operands = lambda how: scalar_operands(call, known, module, how)
+    simulated = program.simulate(
+      module, compiled.schedules, generation, arguments=values, operands=operands
+    )
+  else:
+    create = functools.partial(mesh.Simulation, devices=_slice(compiled, target, placement))
+    simulated = program.simulate(module, compiled.schedules, generation, create=create)
+    values = {}
   scalars = [_scalar(values.get(number)) for number in range(len(call.arrays))]
   executed = simulated.kernels if simulated.milliseconds is not None else ()
   calls = {kernel.name: kernel.calls for kernel in executed}
@@ -233,9 +281,40 @@ def cost(
     live=buffers.live_memory(module),
     fits=compiled.memory.total <= DEVICES[generation].memory,
   )
-  row = _by_schedule(row, _Kernels(module, cycles), simulated, cycles.work)
+  devices = len(placement.ids) if placement else 1
+  row = _by_schedule(row, _Kernels(module, cycles), simulated, cycles.work, devices)
   loops = [lacking for lacking in cycles.uncounted if lacking.kind == "loop"]
   return dataclasses.replace(row, why=f"it has {listed(loops)}") if row.why and loops else row
+
+
+def _slice(compiled: tpu.TpuProgram, target: str, placement: meshes.Placement) -> ici.Slice:
+  """The devices of a program of a mesh, and the rings that the compiler made."""
+  described = topology.parse(target)
+  assert described is not None  # of a placement
+  return ici.Slice(placement.axes, placement.ids, placement.coords, described.wrap, compiled.rings)
+
+
+def _collective(
+  one: ici.Communication, named: _Kernels, devices: int, to_ms: Callable[[float], float]
+) -> CollectiveCost:
+  """A collective with the names of its instruction."""
+  described, exchange = named.described(one.name), named.described(one.exchange)
+  operation = exchange.operation if exchange.operation != one.exchange else described.operation
+  by = FUNCTION if _PRIMITIVES.match(operation) else PARTITIONER
+  return CollectiveCost(
+    one.name,
+    one.kind,
+    one.axes,
+    one.size,
+    one.calls,
+    to_ms(one.cycles),
+    to_ms(one.exposed),
+    operation,
+    exchange.where or described.where,
+    by,
+    is_full_copy=by == PARTITIONER and one.kind == "all-gather" and one.devices == devices,
+    why=one.why,
+  )
 
 
 def _parameters(module: proto.HloModuleProto) -> int:
@@ -324,7 +403,9 @@ def operation(node: proto.HloInstructionProto, module: proto.HloModuleProto) -> 
   return Operation(origin.op_name, origin.where, tuple(sorted(node.shape.dimensions)))
 
 
-def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done: work.Work) -> Row:
+def _by_schedule(
+  row: Row, named: _Kernels, simulated: program.ProgramTime, done: work.Work, devices: int
+) -> Row:
   """A row with the simulated time of its program, or with the reason why there is none."""
   chip = chips.chips()[row.generation]
   to_ms = lambda cycles: 1e3 * cycles / chip.clock
@@ -348,7 +429,8 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
       )
     )
     groups[bound] += milliseconds
-  groups[BETWEEN] += to_ms(simulated.between - simulated.copy_stall)
+  groups[BETWEEN] += to_ms(simulated.between - simulated.copy_stall - simulated.link_stall)
+  groups[mesh.LINKS] += to_ms(simulated.link_stall)
   groups[MEMORY] += to_ms(simulated.copy_stall)
   counted = sum(kernel.bytes_accessed for kernel in named.counted.values())
   beside = (row.bytes_accessed or 0) - counted
@@ -359,6 +441,13 @@ def _by_schedule(row: Row, named: _Kernels, simulated: program.ProgramTime, done
     events=tuple(
       event._replace(start=to_ms(event.start), end=to_ms(event.end)) for event in simulated.events
     ),
+    communication=tuple(
+      sorted(
+        (_collective(one, named, devices, to_ms) for one in simulated.communication),
+        key=lambda found: (-found.exposed_ms, -found.milliseconds),
+      )
+    ),
+    exposed_ms=to_ms(simulated.exposed),
     branches=simulated.conditionals,
   )
   bounded = sum(kernel.milliseconds or 0.0 for kernel in kernels if kernel.is_bound)

@@ -65,6 +65,7 @@ class Estimate(Tables):
     title = f"{self.name}: estimates from what the TPU compiler makes of it, {where}"
     tables = [Table(head, [_cells(row) for row in self.rows], title)]
     for row in self.rows:
+      tables += [_communication(row)] * bool(row.communication)
       tables += [_kernels(row)] * bool(row.kernels) + [_moves(row)] * (row.moves_ms > 0)
       tables += [_buffers(row)] * bool(row.live.buffers)
     return tables
@@ -79,6 +80,11 @@ class Estimate(Tables):
         yield f"{short}: {_basis(row, self.versions)}"
       if row.bounded_ms and not row.why:
         yield f"{short}: {_bounded(row)}"
+      if formulas := [one.name for one in row.communication if one.why]:
+        yield f"{short}: by the formula of a ring: {', '.join(formulas[:_NAMED])}"
+      if row.communication and not row.why:
+        links = chips.chips()[row.generation].link
+        yield f"{short}: the links between chips: {links.source}; DCN between slices is left out"
       if row.assumed:
         yield f"{short}: {_assumed(row)}"
       if row.branches:
@@ -195,6 +201,44 @@ def _kernels(row: Row) -> Table:
   return Table(head, cells, title)
 
 
+def _communication(row: Row) -> Table:
+  """The collectives of a row, the longest exposed first."""
+  cells = []
+  for one in row.communication[:_DEAREST]:
+    cells.append(
+      [
+        one.kind,
+        ", ".join(one.axes),
+        f"{one.size / 1e6:.3g}",
+        f"{one.calls}" if one.calls > 1 else "",
+        f"{one.milliseconds:.3g}",
+        f"{one.exposed_ms:.3g}",
+        one.operation,
+        one.where,
+        one.by + ": the whole array on every device" * one.is_full_copy,
+        one.why and f"by the formula of a ring: {one.why}",
+      ]
+    )
+  title = (
+    f"{tpu.short_name(row.target)}: the device waits {row.exposed_ms:.3g} ms for others"
+    f"{_by_axes(row)}; the {len(cells)} longest of {len(row.communication)} collectives"
+  )
+  head = "collective|along|MB|calls|ms|exposed|operation|line|asked for by|".split("|")
+  return Table(head, cells, title)
+
+
+def _by_axes(row: Row) -> str:
+  """Exposed and hidden milliseconds along the axes of the mesh."""
+  exposed: dict[str, float] = {}
+  hidden: dict[str, float] = {}
+  for one in row.communication:
+    axes = " and ".join(one.axes) or "no axis"
+    exposed[axes] = exposed.get(axes, 0.0) + one.exposed_ms
+    hidden[axes] = hidden.get(axes, 0.0) + max(0.0, one.milliseconds - one.exposed_ms)
+  parts = [f"{axes} {ms:.3g} and {hidden[axes]:.3g} hidden" for axes, ms in exposed.items()]
+  return f" ({'; '.join(parts)})" if parts else ""
+
+
 def _moves(row: Row) -> Table:
   """The kernels that only change a layout, the dearest first."""
   moving = [(kernel, kernel.move) for kernel in row.kernels if kernel.move]
@@ -258,6 +302,14 @@ _ROW = trust.Record(
     "kernels": [_KERNEL],
   }
 )
+_COLLECTIVE = trust.Record(
+  {
+    **dict.fromkeys(("name", "kind", "operation", "where", "by", "why"), str),
+    **dict.fromkeys(("size", "calls", "milliseconds", "exposed_ms"), (int, float)),
+    "axes": [str],
+    "is_full_copy": bool,
+  }
+)
 _PROGRAM = trust.Record(name=str, versions={...: str}, rows=[_ROW])
 _FILE = trust.Record(kind=str, version=int, programs=[_PROGRAM])
 
@@ -277,7 +329,11 @@ def save(estimates: Sequence[Estimate], path: str | os.PathLike[str]) -> None:
 
 def _of_row(row: Row) -> dict[str, Any]:
   kernels = [{name: getattr(kernel, name) for name in _KERNEL} for kernel in row.kernels]
-  return {name: getattr(row, name) for name in _ROW} | {"kernels": kernels}
+  values = {name: getattr(row, name) for name in _ROW} | {"kernels": kernels}
+  if row.communication:
+    values["communication"] = [dataclasses.asdict(one) for one in row.communication]
+    values["exposed_ms"] = row.exposed_ms
+  return values
 
 
 def load(path: str | os.PathLike[str]) -> list[Estimate]:
@@ -311,8 +367,20 @@ def _estimate(values: Mapping[str, Any]) -> Estimate:
     kernels = tuple(
       costs.KernelCost(**{name: kernel[name] for name in _KERNEL}) for kernel in row["kernels"]
     )
-    rows.append(Row(**{name: row[name] for name in _ROW} | {"kernels": kernels}))
+    rows.append(Row(**{name: row[name] for name in _ROW} | {"kernels": kernels} | _exposed(row)))
   return Estimate(values["name"], tuple(rows), values["versions"])
+
+
+def _exposed(row: Mapping[str, Any]) -> dict[str, Any]:
+  """The collectives of a row of a file; rows of one device have none."""
+  found, exposed = row.get("communication", []), row.get("exposed_ms", 0.0)
+  trust.check(found, [_COLLECTIVE], "communication")
+  trust.check(exposed, (int, float), "exposed_ms")
+  communication = tuple(
+    costs.CollectiveCost(**{name: one[name] for name in _COLLECTIVE} | {"axes": tuple(one["axes"])})
+    for one in found
+  )
+  return {"communication": communication, "exposed_ms": exposed}
 
 
 def _printable(value: Any) -> Any:

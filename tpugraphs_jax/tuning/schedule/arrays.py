@@ -29,7 +29,9 @@ class Arrays:
     """Keeps the words of an array at an address as kernels get it; None forgets them."""
     if address.__class__ is not int:
       return
-    for place, arrays in ((address, self._in_hbm), (address << _ON_CHIP & _MASK, self._on_chip)):
+    pointer = address << _ON_CHIP & _MASK  # as DMAs get it, in collectives of the large memory too
+    places = ((address, self._in_hbm), (pointer, self._on_chip), (pointer, self._in_hbm))
+    for place, arrays in places:
       if words is None:
         arrays.pop(place, None)
       else:

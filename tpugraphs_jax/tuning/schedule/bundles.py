@@ -124,7 +124,7 @@ _ATTRIBUTE = re.compile(r"\[(?:thread|resolvable):[^\]]*\]\s*")
 _VALUE = r"%[a-z]*(\d+)_([a-z]+\d+)"
 _PREDICATE = re.compile(rf"\((!?){_VALUE}(?:, ([^()]+))?\),?\s*")
 _PREDICATED = re.compile(r"\(!?%p(\d+)_p\d+\)")
-_NEVER = re.compile(r"\(0\),")  # a predicate that the compiler knew to be false
+_NEVER = re.compile(r"(?:\[.*\] )?\(0\),")  # a predicate that the compiler knew to be false
 _READ = re.compile(r"%[a-z]*(\d+)(?:_([a-z]+\d+))?")
 _FLOAT = re.compile(r"-?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)")
 _INTEGER = re.compile(r"\$?(-?\d{1,10}|0x[0-9a-f]{1,8})")
@@ -139,7 +139,7 @@ _CALLEE = re.compile(r"%?([^\s=]+)(?: = .*)?", re.DOTALL)
 
 _VECTOR_RESULTS = ("v", "vm")
 _IGNORED = re.compile(
-  r"vnop|vtrace|vsettm|vsyncmov|vrng|vsetiar|shalt|[scv]fence|compiler-scheduling-barrier|set\.?rngseed"
+  r"vnop|vtrace|vsettm|vsyncmov|vrng|vsetiar|shalt|[scv]fence|compiler-scheduling-barrier|set\.?rngseed|spush\.sccf"
 )
 _MATRIX = re.compile(r"vmat|vdwg|vlgmr|vxpose")
 _LOAD_STORE = re.compile(r"vld|vst\b|cld|cst")
@@ -151,7 +151,11 @@ _PUSH = "vpush"
 _PUSHED = re.compile(r"= vpush (?:\(!?%p\d+_p\d+\),? *)?%v(\d+)_v\d+")
 _SUBLANES = re.compile(r" (?:sm|ss):[^\]]*")
 _UNIT = re.compile(r"mxu(\d)")
-_IDS = ("logical chip id", "core id")  # comments of loads whose value is that of one device
+_IDS = (
+  "logical chip id",
+  "physical chip id",
+  "core id",
+)  # comments of loads whose value is that of one device
 
 
 def parse(text: str) -> list[Bundle]:

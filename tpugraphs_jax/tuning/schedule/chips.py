@@ -13,6 +13,30 @@ CONSTANTS = Path(__file__).with_name("constants.json")
 
 
 @dataclasses.dataclass(frozen=True)
+class Link:
+  """A link between two chips.
+
+  Attributes:
+    bandwidth: bytes a second in one direction.
+    share: part of it that DMAs reach.
+    hop: seconds between the last byte of a DMA that enters the link and its arrival.
+    start: cycles that the core needs to start a DMA to another chip.
+    source: where the constants come from.
+  """
+
+  bandwidth: float
+  share: float
+  hop: float
+  start: float
+  source: str
+
+  @property
+  def rate(self) -> float:
+    """Bytes a second that DMAs reach in one direction."""
+    return self.share * self.bandwidth
+
+
+@dataclasses.dataclass(frozen=True)
 class Chip:
   """A TPU core with its share of the memory.
 
@@ -34,6 +58,7 @@ class Chip:
     low, high: the range of measured / simulated time that nine of ten programs had which the fit
       left out; None where none was measured.
     source: where the constants come from.
+    link: to another chip.
   """
 
   clock: float
@@ -52,6 +77,7 @@ class Chip:
   low: float | None
   high: float | None
   source: str
+  link: Link
 
   @property
   def bytes_per_cycle(self) -> float:
@@ -67,10 +93,16 @@ class Chip:
 @functools.cache
 def chips() -> dict[str, Chip]:
   """All generations with constants, by target such as `tpu:v6e`."""
-  return {target: Chip(**row) for target, row in json.loads(CONSTANTS.read_text()).items()}
+  rows = json.loads(CONSTANTS.read_text())
+  return {target: Chip(**{**row, "link": Link(**row["link"])}) for target, row in rows.items()}
 
 
 def version(target: str) -> str:
-  """The version of the simulator with a digest of a target's constants, such as `1-5d41402a`."""
-  constants = json.dumps(dataclasses.asdict(chips()[target]), sort_keys=True)
+  """The version of the simulator with a digest of a target's constants, such as `1-5d41402a`.
+
+  Programs of one device do not depend on the constants of links.
+  """
+  numbers = dataclasses.asdict(chips()[target])
+  numbers.pop("link")
+  constants = json.dumps(numbers, sort_keys=True)
   return f"{VERSION}-{hashlib.sha256(constants.encode()).hexdigest()[:8]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -44,6 +44,7 @@ class Cost:
     units: operations of the matrix, the vector and the load and store units that are executed.
     written: words that it copies from scalar memory into its outputs, by the number of the output.
     branches: how often it runs what a value decides that it computes.
+    limit: what bounds it, where something else than its operations and its memory does.
   """
 
   cycles: float
@@ -55,10 +56,13 @@ class Cost:
   units: tuple[int, ...]
   written: Mapping[int, Sequence[Any]] = dataclasses.field(default_factory=dict)
   branches: int = 0
+  limit: str = ""
 
   @property
   def bound(self) -> str:
     """What bounds the kernel: `products`, `vector work`, `memory` or `loop overhead`."""
+    if self.limit:
+      return self.limit
     if self.stall > _STALLED * self.cycles:
       return MEMORY
     shares = [count / slots / max(self.bundles, 1) for count, slots in zip(self.units, _SLOTS)]
@@ -145,6 +149,7 @@ def simulate(
   registers: Mapping[str, Any] | None = None,
   operands: Mapping[int, Sequence[int]] | None = None,
   busy: float = 0.0,
+  core: Callable[[Chip, Arrays, float], KernelCore] = KernelCore,
 ) -> Cost:
   """The cost of one call of a kernel.
 
@@ -154,6 +159,7 @@ def simulate(
     registers: words in registers where the call gives them.
     operands: words of inputs that scalar memory needs, such as scalar prefetch, by index.
     busy: cycles for which the HBM still moves what was started before the call.
+    core: makes the core that executes it.
 
   Raises:
     Unreadable: the kernel has no time; the message says why.
@@ -163,7 +169,7 @@ def simulate(
   outputs: dict[int, tuple[str, int]] = {}
   for register, (name, space) in schedule.operands.items():
     kind, _, index = name.partition(" ")
-    is_read = kind == "input" and register in schedule.read_operands
+    is_read = kind in ("input", "const") and register in schedule.read_operands
     given = (operands or {}).get(int(index)) if is_read else None
     if space == SCALAR:
       if given is not None and len(given) == 1:
@@ -179,20 +185,20 @@ def simulate(
     arrays.write(words[register], given)
     if kind == "output":
       outputs[int(index)] = space, words[register]
-  core = KernelCore(chip, arrays, busy)
-  cycles, counts = executor.run(schedule, core, schedule.registers(core, words), chip)
+  unit = core(chip, arrays, busy)
+  cycles, counts = executor.run(schedule, unit, schedule.registers(unit, words), chip)
   executed = [(count, block) for count, block in zip(counts, schedule.blocks) if count]
   units = [
     sum(count * block.units[unit] for count, block in executed) for unit in range(len(UNITS))
   ]
   return Cost(
     cycles,
-    core.stall,
-    core.dmas.hbm_bytes,
-    core.dmas.chip_bytes,
-    core.dmas.count,
+    unit.stall,
+    unit.dmas.hbm_bytes,
+    unit.dmas.chip_bytes,
+    unit.dmas.count,
     sum(count * block.bundles for count, block in executed),
     tuple(units),
     {n: found for n, place in outputs.items() if (found := arrays.written(*place))},
-    core.branches,
+    unit.branches,
   )

@@ -119,7 +119,9 @@ class Block:
 # Slots of the register file that are no registers.
 _NOTHING, _MEMORY, _NOWHERE, _ARRAYS = range(4)
 _DMA_WORDS = ("size_in_granules", "dst_syncflagno", "overrides")
+_SOURCE_FLAG = "src_syncflagno"  # counts what has left, of a DMA to another chip
 _ADDRESSES = ("hbm", "vmem", "smem")
+_CORE_ID = "core id"  # comment of a load; loads of the id of the chip have others
 _EFFECTS = ("sbr", "dma", "vwait", "vsync", "inlined_call")
 
 
@@ -351,8 +353,10 @@ class Schedule:
     if code.startswith("sdivrem"):
       code = f"{code}.{operation.text}"
     if code == "sld":
-      if operation.text:  # the id of the chip or of the core
+      if operation.text == _CORE_ID:
         return (FUNCTIONS["smov"], result, self._constant(0), 0, 0)
+      if operation.text:
+        return (_load_chip, result, _MEMORY, 0, 0)
       return (load, result, words[0] if words else _NOWHERE, _MEMORY, 0)
     if code == "vld":
       return (_load_vector, result, words[0] if words else _NOWHERE, _ARRAYS, 0)
@@ -422,7 +426,8 @@ class Schedule:
 
   def _wanted(self, code: str) -> tuple[str, ...]:
     """The named operands of a DMA that decide its time, and the contents of scalar memory."""
-    return (*_DMA_WORDS, *_ADDRESSES) if self._keeps_addresses or "smem" in code else _DMA_WORDS
+    words = (*_DMA_WORDS, _SOURCE_FLAG) if code == "dma.general" else _DMA_WORDS
+    return (*words, *_ADDRESSES) if self._keeps_addresses or "smem" in code else words
 
   def _word(self, operand: Operand, scope: BundleScope, steps: list) -> int:
     """The slot of an operand; sums get steps."""
@@ -474,6 +479,10 @@ class BundleScope:
   defined: set[int]
   written: set[str] = dataclasses.field(default_factory=set)
   saved: set[str] = dataclasses.field(default_factory=set)
+
+
+def _load_chip(memory: Any, _: Any, __: Any) -> Any:
+  return memory.chip
 
 
 def _load_vector(address: Any, arrays: Any, _: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from tpugraphs_jax.hlo import integers, proto, work
 from tpugraphs_jax.hlo.integers import Meaning
 from tpugraphs_jax.hlo.scalar_operands import ScalarOperands
-from tpugraphs_jax.tuning.schedule import bundles, executor, kernel, linker
+from tpugraphs_jax.tuning.schedule import bundles, executor, ici, kernel, linker
 from tpugraphs_jax.tuning.schedule.arrays import Arrays, WORD
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 from tpugraphs_jax.tuning.schedule.chips import Chip, chips
@@ -103,6 +103,9 @@ class ProgramTime:
     stopped: why its execution did not come to its end; empty if it did, also where kernels have no
       time.
     events: the first 200,000 of the run, by their starts.
+    communication: the collectives of a program of a mesh.
+    exposed: cycles in which the device waits for others.
+    link_stall: those of `between` among them.
   """
 
   milliseconds: float | None
@@ -117,6 +120,9 @@ class ProgramTime:
   assumed: Mapping[str, Meaning] = dataclasses.field(default_factory=dict)
   extremes: tuple[float, ...] = ()
   events: tuple[Event, ...] = ()
+  communication: tuple[ici.Communication, ...] = ()
+  exposed: float = 0.0
+  link_stall: float = 0.0
 
 
 def simulate(
@@ -126,6 +132,7 @@ def simulate(
   *,
   arguments: Mapping[int, np.ndarray] | None = None,
   operands: Callable[[str], ScalarOperands] = lambda how: ScalarOperands(),
+  create: Callable[..., Simulation] | None = None,
 ) -> ProgramTime:
   """The time of a compiled program; it never raises for what the schedules contain.
 
@@ -145,9 +152,12 @@ def simulate(
       kernels read as scalars, such as the group sizes of a ragged product.
     operands: gives the inputs of kernels that the program computes, with values that nothing tells
       as `how` of `integers.Meaning.draw`.
+    create: makes the simulation; None: `Simulation`.
   """
   given = operands(integers.ASSUMED)
-  simulation = Simulation(module, schedules, target, arguments=arguments, operands=given.values)
+  simulation = (create or Simulation)(
+    module, schedules, target, arguments=arguments, operands=given.values
+  )
   time = simulation.time()
   assumed = {**given.assumed, **simulation.instructions.integers.assumed}
   if not assumed or time.stopped:
@@ -173,13 +183,13 @@ class Simulation:
   ):
     self._module, self._arguments = module, arguments or {}
     self.instructions = _Instructions(module, self._arguments, operands or {}, integers.ASSUMED)
-    self._schedules, self._chip = schedules, chips()[target]
+    self.schedules, self._chip = schedules, chips()[target]
     self.costs: dict[tuple, Cost] = {}  # of calls of kernels, by all on which they depend
     self._linked: dict[str, linker.Schedule | Unreadable] = {}
 
   def time(self, chip: Chip | None = None) -> ProgramTime:
     """The time of one run, with the constants of the target or others of the same generation."""
-    run = _Run(self, chip or self._chip)
+    run = self.start(chip or self._chip)
     stopped = ""
     try:
       cycles = run.execute()
@@ -205,7 +215,14 @@ class Simulation:
       stopped,
       run.continued,
       events=tuple(sorted(run.events)),
+      communication=tuple(run.communication.values()),
+      exposed=run.exposed,
+      link_stall=run.link_stall,
     )
+
+  def start(self, chip: Chip) -> Run:
+    """A run that has not begun."""
+    return Run(self, chip)
 
   def at(self, how: str, operands: Mapping[str, Mapping[int, np.ndarray]]) -> Simulation:
     """The program with other values of the integers that nothing tells.
@@ -227,10 +244,10 @@ class Simulation:
     if name not in self._linked:
       first = 0 if name == PROGRAM else self.linked(PROGRAM).allocations
       try:
-        if name not in self._schedules:
+        if name not in self.schedules:
           raise Unreadable("the compiler wrote no schedule of the program")
         self._linked[name] = linker.Schedule(
-          bundles.parse(self._schedules[name]),
+          bundles.parse(self.schedules[name]),
           slots=self._chip.slots,
           nops_are_joined=self._chip.nops_are_joined,
           first_allocation=first,
@@ -249,7 +266,7 @@ class Simulation:
     Raises:
       Unreadable: there is none.
     """
-    return name if name in self._schedules else self.instructions.twin(name, self._schedules)
+    return name if name in self.schedules else self.instructions.twin(name, self.schedules)
 
 
 @dataclasses.dataclass
@@ -264,7 +281,7 @@ class _Copy:
   moved: int  # bytes
 
 
-class _Run:
+class Run:
   """One execution of a program; also the core of `linker.Core` that executes it."""
 
   def __init__(self, simulation: Simulation, chip: Chip):
@@ -272,6 +289,9 @@ class _Run:
     self.rows: dict[str, KernelTime] = {}
     self.conditionals = self.continued = 0
     self.copy_stall = 0.0
+    self.exposed = 0.0  # cycles in which it waits for other devices
+    self.link_stall = 0.0  # of these outside of kernels
+    self.communication: dict[str, ici.Communication] = {}
     self.events: list[Event] = []
     self._simulation, self._chip = simulation, chip
     self._flags: dict[int, Flag] = {}
@@ -309,7 +329,7 @@ class _Run:
     except Unreadable as error:
       self.rows[name] = dataclasses.replace(row, calls=row.calls + 1, why=str(error))
       return 0.0
-    self.rows[name] = _with(row, cost, "" if twin == name else twin)
+    self.rows[name] = with_cost(row, cost, "" if twin == name else twin)
     self._record(now, now + cost.cycles, CALL, name)
     rate = self._chip.bytes_per_cycle
     self._move(now + cost.cycles, max(0.0, cost.cycles - cost.hbm_bytes / rate) * rate)
@@ -318,8 +338,29 @@ class _Run:
   def _cost(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, Cost]:
     """The kernel whose schedule is executed, and what a call takes."""
     source = self._simulation.source(name)
-    schedule, instructions = self._simulation.linked(source), self._simulation.instructions
-    words, inputs = {}, {}
+    schedule = self._simulation.linked(source)
+    words, inputs = self._inputs(schedule, name, arguments)
+    contents = tuple((index, tuple(known)) for index, known in sorted(inputs.items()))
+    costs, key = (
+      self._simulation.costs,
+      (source, self._chip, tuple(sorted(words.items())), contents),
+    )
+    if key not in costs:
+      costs[key] = kernel.simulate(schedule, self._chip, registers=words, operands=inputs)
+    cost = costs[key]
+    for register, (description, _) in schedule.operands.items():
+      kind, _, index = description.partition(" ")
+      if kind == "output" and isinstance(arguments.get(register), int):
+        self.arrays.write(arguments[register], cost.written.get(int(index)))
+    return source, cost
+
+  def _inputs(
+    self, schedule: linker.Schedule, name: str, arguments: Mapping[str, Any]
+  ) -> tuple[dict[str, int], dict[int, Sequence[Any]]]:
+    """The words in the registers of a kernel, and those of its inputs by their numbers."""
+    instructions = self._simulation.instructions
+    words: dict[str, int] = {}
+    inputs: dict[int, Sequence[Any]] = {}
     for register in schedule.read_operands:
       description, space = schedule.operands[register]
       kind, _, index = description.partition(" ")
@@ -334,19 +375,7 @@ class _Run:
           inputs[int(index)] = known
         elif space == kernel.SCALAR and word is not None and instructions.is_of_xla(name):
           words[register] = 0
-    contents = tuple((index, tuple(known)) for index, known in sorted(inputs.items()))
-    costs, key = (
-      self._simulation.costs,
-      (source, self._chip, tuple(sorted(words.items())), contents),
-    )
-    if key not in costs:
-      costs[key] = kernel.simulate(schedule, self._chip, registers=words, operands=inputs)
-    cost = costs[key]
-    for register, (description, _) in schedule.operands.items():
-      kind, _, index = description.partition(" ")
-      if kind == "output" and isinstance(arguments.get(register), int):
-        self.arrays.write(arguments[register], cost.written.get(int(index)))
-    return source, cost
+    return words, inputs
 
   def _parameter(self, address: Any) -> Sequence[Any] | None:
     """The words of the program's parameter at an address; None where they are not known."""
@@ -439,7 +468,7 @@ class _Run:
     return False
 
 
-def _with(row: KernelTime, cost: Cost, twin: str) -> KernelTime:
+def with_cost(row: KernelTime, cost: Cost, twin: str) -> KernelTime:
   """A row with one more call."""
   return dataclasses.replace(
     row,
@@ -483,7 +512,7 @@ class _Instructions:
       if node.opcode == "async-start" and _SPARSE in node.backend_config
     }
 
-  def _inputs(self, node: proto.HloInstructionProto) -> list[proto.ShapeProto]:
+  def inputs(self, node: proto.HloInstructionProto) -> list[proto.ShapeProto]:
     return [self._by_id[operand].shape for operand in node.operand_ids if operand in self._by_id]
 
   def is_of_xla(self, name: str) -> bool:
@@ -512,7 +541,7 @@ class _Instructions:
   def _form(self, node: proto.HloInstructionProto) -> tuple:
     """What two equal kernels have in common."""
     shapes = [
-      shape.SerializeToString(deterministic=True) for shape in (node.shape, *self._inputs(node))
+      shape.SerializeToString(deterministic=True) for shape in (node.shape, *self.inputs(node))
     ]
     inside = [
       inner.opcode

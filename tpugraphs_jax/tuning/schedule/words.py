@@ -77,11 +77,15 @@ class Memory(dict):
 
   Args:
     unwritten: a word that nothing has written.
+
+  Attributes:
+    chip: the id of the chip.
   """
 
   def __init__(self, unwritten: Unknown):
     super().__init__()
     self._unwritten = unwritten
+    self.chip = 0
 
   def fill(self, start: int, count: int, words: Sequence[Any] = ()) -> None:
     """Writes words from an address on; words beyond the given ones are unwritten again.

@@ -1,0 +1,165 @@
+"""Programs of meshes: routes and queues of links, and collectives whose schedules libtpu wrote."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.support import schedules
+from tpugraphs_jax.hlo import collectives, topology
+from tpugraphs_jax.tuning.schedule import chips, ici
+
+
+def _slice(shape, *, wrap=(False,) * 3, axes=None, rings=()):
+  """The devices of a torus, in order."""
+  x, y, z = shape
+  coords = [(i, j, k, 0) for k, j, i in itertools.product(range(z), range(y), range(x))]
+  ids = tuple(range(len(coords)))
+  return ici.Slice(axes or {"x": len(ids)}, ids, tuple(coords), wrap, tuple(rings))
+
+
+def _shortest(sides, wrap, start, end):
+  """Hops from a chip to another, by a search in the graph of links."""
+  front, hops = {start}, 0
+  seen = {start}
+  while end not in front:
+    after = set()
+    for chip, axis, step in itertools.product(front, range(3), (-1, 1)):
+      place = list(chip)
+      place[axis] += step
+      if wrap[axis]:
+        place[axis] %= sides[axis]
+      if 0 <= place[axis] < sides[axis]:
+        after.add(tuple(place))
+    front, hops = after - seen, hops + 1
+    seen |= after
+  return hops
+
+
+@pytest.mark.parametrize("wrap", [(False,) * 3, (True, False, True), (True,) * 3])
+def test_a_route_is_a_shortest_way_over_links_that_exist(wrap):
+  sides = (4, 3, 5)
+  devices = _slice(sides, wrap=wrap)
+  torus = ici.Torus(devices)
+  for start, end in itertools.product((0, 7, 23), range(len(devices.ids))):
+    route = torus.route(start, end)
+    places = [devices.coords[device][:3] for device in (start, end)]
+    assert len(route) == _shortest(sides, wrap, *places)
+    assert len(set(route)) == len(route) and all(0 <= link < 6 * 60 for link in route)
+
+
+def test_transfers_over_one_link_take_turns():
+  chip = schedules.CHIP  # 8 bytes a cycle over a link, 100 cycles a hop
+  links = ici.Links(_slice((4, 1, 1)), chip)
+  links.learn({0: 1, 1: 2, 2: 3})
+  assert links.send(0.0, 0, 1, 800)[0] == 100
+  # The next one waits for the link, and nothing comes to the first device of the line.
+  assert links.send(50.0, 0, 1, 800) == (200, 50)
+  # From the other end of the line: two hops share no link with these, one of three does.
+  links.learn({0: 2, 1: 3, 2: 0, 3: 1})
+  sent, arrival = links.send(200.0, 0, 2, 800)
+  assert sent == 200 + 2 * 100 and arrival == 200 + 2 * 100 + 2 * 100
+  assert links.bytes_sent == 2400 and links.unknown == 0
+
+
+def test_a_ring_on_a_line_uses_every_link_in_both_directions_once():
+  devices = _slice((4, 1, 1))
+  ring, links = {0: 1, 1: 3, 3: 2, 2: 0}, ici.Links(devices, schedules.CHIP)
+  links.learn(ring)
+  links.learn({follower: device for device, follower in ring.items()})
+  # Two transfers of 800 bytes over the same links: 100 cycles each.
+  assert links.send(0.0, 0, 1, 800)[0] == 100
+  assert links.send(0.0, 0, 2, 800)[0] == 200
+
+
+def test_the_axes_of_groups_are_those_along_which_partitions_differ():
+  devices = _slice((4, 2, 1), axes={"data": 4, "model": 2})
+  assert devices.axes_of([(0, 1), (2, 3)]) == ("model",)
+  assert devices.axes_of([(0, 2, 4, 6)]) == ("data",)
+  assert devices.axes_of([range(8)]) == ("data", "model")
+  assert devices.axes_of([(3, 3)]) == ()
+
+
+@pytest.mark.parametrize("kind", collectives.KINDS)
+def test_the_formula_of_a_ring_is_that_of_its_bytes(kind):
+  chip = schedules.CHIP
+  passes = {"all-reduce": 2, "all-to-all": 0.25, "ragged-all-to-all": 0.25}.get(kind, 1)
+  for wrap, directions in ((False, 1), (True, 2)):
+    devices = _slice((4, 1, 1), wrap=(wrap, False, False))
+    cycles = ici.ring_cycles(kind, 8000, 4, devices, chip)
+    assert cycles == pytest.approx(passes * 6000 / 8 / directions + 3 * 100)
+  assert ici.ring_cycles(kind, 8000, 1, _slice((1, 1, 1)), chip) == 0
+
+
+def _with_link(name, **numbers):
+  target = topology.generation_of(name)
+  chip = chips.chips()[target]
+  return dataclasses.replace(chip, link=dataclasses.replace(chip.link, **numbers))
+
+
+def test_a_gather_on_a_line_moves_three_shards_over_each_link():
+  simulation = schedules.stored_mesh("mesh_gather_v5e")
+  time = simulation.time()
+  (gather,) = time.communication
+  assert (gather.kind, gather.axes, gather.devices, gather.calls) == ("all-gather", ("y",), 4, 1)
+  assert gather.size == 2 * 2048 * 8192 and not gather.why and not time.why
+  # Each link moves three of four shards; hops, a barrier and starts take less than 2 %.
+  link = chips.chips()["tpu:v5e"].link
+  least = gather.size * 3 / 4 / link.rate
+  took = gather.cycles / chips.chips()["tpu:v5e"].clock
+  assert least < took < 1.02 * least
+  assert gather.exposed == gather.cycles == time.exposed
+  slow = simulation.time(_with_link("tpu:v5e", bandwidth=link.bandwidth / 2)).communication[0]
+  assert slow.cycles == pytest.approx(2 * gather.cycles, rel=0.02)
+
+
+def test_a_reduction_over_two_axes_computes_its_neighbours():
+  time = schedules.stored_mesh("mesh_reduce_v5e").time()
+  (reduction,) = time.communication
+  assert (reduction.kind, reduction.axes, reduction.calls) == ("all-reduce", ("x", "y"), 1)
+  assert not reduction.why and not time.why
+  # Every chip of 4 x 4 has at most four links; the corners have two.
+  link, clock = chips.chips()["tpu:v5e"].link, chips.chips()["tpu:v5e"].clock
+  at_least = 2 * reduction.size * 15 / 16 / (4 * link.rate)
+  assert at_least < reduction.cycles / clock < 4 * at_least
+
+
+def test_exchanges_of_neighbours_are_executed_in_their_loop():
+  simulation = schedules.stored_mesh("mesh_exchange_v5p")
+  time = simulation.time()
+  (exchange,) = time.communication
+  assert (exchange.kind, exchange.axes, exchange.calls) == ("collective-permute", ("ring",), 64)
+  chip = chips.chips()["tpu:v5p"]
+  least = 64 * exchange.size / chip.link.rate
+  assert least < exchange.exposed / chip.clock < least + 64 * 4e-6
+  assert time.exposed == pytest.approx(exchange.exposed) and not time.why
+  assert time.exposed == time.link_stall
+  hops = simulation.time(_with_link("tpu:v5p", hop=chip.link.hop + 1e-6))
+  # A barrier, and two links from the predecessor, which is across the square of chips.
+  assert hops.cycles - time.cycles == pytest.approx(64 * 3e-6 * chip.clock, rel=0.05)
+
+
+def test_a_collective_whose_schedule_cannot_be_executed_counts_with_the_formula():
+  simulation = schedules.stored_mesh("mesh_gather_v5e")
+  simulation.schedules["all-gather.4"] = "nothing"
+  time = simulation.time()
+  (gather,) = time.communication
+  assert "no bundles" in gather.why and not time.why
+  chip, size = chips.chips()["tpu:v5e"], gather.size
+  assert gather.cycles == ici.ring_cycles("all-gather", size, 4, simulation.devices, chip)
+
+
+def test_damaged_schedules_of_a_mesh_give_a_reason_and_no_error():
+  rng = np.random.default_rng(0)
+  for name in ("mesh_gather_v5e", "mesh_exchange_v5p"):
+    simulation = schedules.stored_mesh(name)
+    texts = dict(simulation.schedules)
+    for kernel in texts:
+      lines = texts[kernel].splitlines()
+      for _ in range(6):
+        kept = [line for line in lines if rng.random() > 0.02]
+        damaged = schedules.stored_mesh(name)
+        damaged.schedules[kernel] = "\n".join(kept)
+        time = damaged.time()
+        assert time.why or time.cycles >= 0

@@ -1,0 +1,456 @@
+"""The time of a program of a mesh: one of its devices, with the DMAs that go to others.
+
+A collective is a kernel of its own, or a part of the program: DMAs that start there, arrive beside
+other kernels, and are awaited. Both are executed at the time of the program, since links and flags
+are shared. What a device waits for is exposed communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+
+from tpugraphs_jax import columns
+from tpugraphs_jax.hlo import collectives, proto, tpu_kernels
+from tpugraphs_jax.tuning.schedule import ici, kernel, program
+from tpugraphs_jax.tuning.schedule.arrays import Arrays
+from tpugraphs_jax.tuning.schedule.bundles import Unreadable
+from tpugraphs_jax.tuning.schedule.chips import Chip
+from tpugraphs_jax.tuning.schedule.dma import Flag, known
+from tpugraphs_jax.tuning.schedule.words import ALLOCATION_BITS, Memory, Unknown
+
+LINKS = "links"  # what bounds a kernel that communicates
+_BYTES = {kind.number: int(kind.bytes) for kind in columns.ELEMENT_TYPES}
+# Marks of the trace around the barrier with which the program begins; it waits for all devices.
+_LAUNCH = "vtrace 2952790016", "vtrace 3221225472"
+_EXCHANGES = ("vsyncadd.remote", "shard-recv-wait", "shard-send-wait", "kind: const")
+_COMPUTED_CHIP = "remote-chip-id */"  # comment of the id of a neighbour that no table has
+# Bits of the flag of a DMA: it is another chip's, which core's, and whether the DMA counts as 1.
+_REMOTE, _MODES, _COUNTS_ONCE = 0x4000, 0x3E000, 0x10000
+_ID = 0x3FFF  # bits of the id of a chip
+_FLAG_OF_CHIP = 17  # bits below the id in the address of a flag of another chip
+_HALF, _WHOLE = 1 << 31, 1 << 32
+
+
+def _without_launch(text: str) -> str:
+  """The schedule of a program without the barrier with which it begins."""
+  start, end = (text.find(mark) for mark in _LAUNCH)
+  if not 0 <= start < end:
+    return text
+  return text[: text.find("\n", start) + 1] + text[text.rfind("\n", 0, end) + 1 :]
+
+
+class Simulation(program.Simulation):
+  """A program of a mesh whose schedules are read once.
+
+  Args:
+    module, schedules, target: as of `program.Simulation`.
+    devices: of the program.
+    options: further ones of `program.Simulation`.
+  """
+
+  def __init__(
+    self,
+    module: proto.HloModuleProto,
+    schedules: Mapping[str, str],
+    target: str,
+    devices: ici.Slice,
+    **options: Any,
+  ):
+    schedules = dict(schedules)
+    if program.PROGRAM in schedules:
+      schedules[program.PROGRAM] = _without_launch(schedules[program.PROGRAM])
+    super().__init__(module, schedules, target, **options)
+    self.devices = devices
+    self.collectives = collectives.find(module, len(devices.ids))
+    self._exchanges: dict[str, bool] = {}
+    self._nodes = {node.name: node for node in proto.instructions(module)}
+    self._computations = {part.id: part for part in module.computations}
+
+  def start(self, chip: Chip) -> program.Run:
+    return MeshRun(self, chip)
+
+  def exchanges(self, source: str) -> bool:
+    """Whether the schedule of a kernel exchanges data with other devices."""
+    if source not in self._exchanges:
+      text = self.schedules.get(source, "")
+      self._exchanges[source] = any(word in text for word in _EXCHANGES)
+    return self._exchanges[source]
+
+  def ring_of(self, name: str) -> collectives.Ring | None:
+    """The table of neighbours of a kernel; that of any collective where it has none itself."""
+    rings = {ring.groups: ring for ring in self.devices.rings}
+    own = [rings[one.groups] for one in self.collectives.get(name, ()) if one.groups in rings]
+    return next(iter(own or rings.values()), None)
+
+  def has_product(self, name: str) -> bool:
+    """Whether a kernel computes a product beside what it exchanges."""
+    node = self._nodes.get(name)
+    inside = () if node is None else tpu_kernels.fused(node, self._computations)
+    return any(inner.opcode in tpu_kernels.PRODUCTS for inner in inside)
+
+  def communication(self, one: collectives.Collective) -> ici.Communication:
+    """A collective without its time."""
+    axes = self.devices.axes_of(one.groups or one.pairs)
+    along = math.prod(self.devices.axes[axis] for axis in axes)
+    devices = len(one.groups[0]) if one.groups else along
+    return ici.Communication(one.owner, one.name, one.kind, axes, devices, self.size(one))
+
+  def size(self, one: collectives.Collective) -> int:
+    """Bytes of the largest array that a collective reads or writes."""
+    shapes = [one.instruction.shape, *self.instructions.inputs(one.instruction)]
+    return max(
+      (
+        math.prod(array.dimensions) * (_BYTES.get(array.element_type) or 1)
+        for shape in shapes
+        for array in proto.arrays(shape)
+      ),
+      default=0,
+    )
+
+
+class _KernelMemory(Memory):
+  """Scalar memory of a kernel, to which the program's allocations belong too.
+
+  Words that nothing writes are ids of the device: 0.
+  """
+
+  def __init__(self, of_program: Memory, allocations: int, chip: int):
+    super().__init__(Unknown("it depends on a word that nothing writes"))
+    self._of_program, self._allocations = of_program, allocations
+    self.chip = chip
+
+  def __getitem__(self, address: Any) -> Any:
+    if self._is_shared(address):
+      return self._of_program[address]
+    return super().__getitem__(address)
+
+  def __setitem__(self, address: Any, word: Any) -> None:
+    if self._is_shared(address):
+      self._of_program[address] = word
+    else:
+      super().__setitem__(address, word)
+
+  def __missing__(self, address: Any) -> Any:
+    return 0 if address.__class__ is int else super().__missing__(address)
+
+  def _is_shared(self, address: Any) -> bool:
+    return address.__class__ is int and 0 < address >> ALLOCATION_BITS <= self._allocations
+
+
+class MeshCore(kernel.KernelCore):
+  """A core that executes a kernel at a time of the program.
+
+  Attributes:
+    exposed: cycles in which it waits for other devices.
+    signalled: ids of the chips to which it sends the signals of its first barrier.
+  """
+
+  def __init__(self, run: MeshRun, chip: Chip, arrays: Arrays, start: float, device: int):
+    super().__init__(chip, arrays)
+    self._run, self._start, self._device = run, start, device
+    self.memory = _KernelMemory(run.memory, run.allocations, device)
+    self.exposed, self.signalled = 0.0, list[int]()
+    self._signal = -math.inf
+    self._remote: set[int] = set()
+    self.is_probe = False
+
+  def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
+    flag = arguments.get("dst_syncflagno")
+    if code == "dma.general" and isinstance(flag, int) and flag & _REMOTE:
+      for address, arrival, size in self._run.send(self._start + now, arguments):
+        if self._run.is_shared(address):
+          self._run.flag(address).arrivals.append((arrival, size))
+        else:
+          arrived = arrival - self._start, size
+          self.dmas.flags.setdefault(address, Flag()).arrivals.append(arrived)
+        self._remote.add(address)
+      return self._chip.link.start
+    waited = super().start_dma(code, now, arguments)
+    if code == "dma.hbm_to_smem" and self.arrays.read("hbm", arguments.get("hbm")) is None:
+      self._run.assign(self.memory, arguments)
+    return waited
+
+  def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
+    if code == "vwait.ge.trace":
+      if self.is_probe:
+        raise Unreadable("the neighbours are known")
+      waited = max(0.0, self._signal + self._run.links.hop - now)
+    elif isinstance(flag, int) and self._run.is_shared(flag):
+      arrival = self._run.flag(flag).reaches(known(count, "a count"))
+      if arrival is None:
+        raise Unreadable("it waits for a DMA of the program that nothing starts")
+      waited = max(0.0, arrival - self._start - now)
+    else:
+      waited = super().wait(code, now, flag, count)
+      self.exposed += waited if flag in self._remote else 0.0
+      return waited
+    self.stall += waited
+    self.exposed += waited
+    return waited
+
+  def sync(self, code: str, now: float, flag: Any, count: Any) -> None:
+    if code.startswith("vsyncadd.remote"):
+      self._signal = now
+      if isinstance(flag, int):
+        self.signalled.append(flag >> _FLAG_OF_CHIP)
+    elif isinstance(flag, int) and self._run.is_shared(flag):
+      self._run.sync(code, self._start + now, flag, count)
+    else:
+      super().sync(code, now, flag, count)
+
+
+class MeshRun(program.Run):
+  """One execution of a program of a mesh.
+
+  Attributes:
+    communication: by the name of the instruction.
+    links: between the chips.
+    allocations: of the program.
+  """
+
+  def __init__(self, simulation: Simulation, chip: Chip):
+    super().__init__(simulation, chip)
+    self._simulation: Simulation = simulation
+    self.allocations = 0
+    self.links = ici.Links(simulation.devices, chip)
+    self._device = min(simulation.devices.ids)
+    self.memory.chip = self._device
+    self.communication: dict[str, ici.Communication] = {}
+    self._owners: dict[frozenset, list[str]] = {}
+    self._awaited: dict[int, str] = {}  # the collective of a flag
+    self._under_way: dict[str, float] = {}  # until when
+    self._probed: set[str] = set()
+    self._signal = -math.inf
+    self._current = ""
+    self._barrier = 0.0  # cycles of a barrier, before the collective that it is for
+    ids = simulation.devices.ids
+    for name, several in simulation.collectives.items():
+      for one in several:
+        self.communication.setdefault(name, simulation.communication(one))
+        transfers = {ids[source]: ids[target] for source, target in one.pairs}
+        self.links.learn(transfers)
+        self._own(name, transfers)
+        for ring in simulation.devices.rings:
+          if ring.groups == one.groups:
+            self._own(name, ring.successors(ids))
+
+  def execute(self) -> float:
+    self.allocations = self._simulation.linked(program.PROGRAM).allocations
+    return super().execute()
+
+  def _own(self, name: str, transfers: Mapping[int, int]) -> None:
+    for pairs in (transfers.items(), ((b, a) for a, b in transfers.items())):
+      self._owners.setdefault(frozenset(pairs), []).append(name)
+
+  def is_shared(self, address: int) -> bool:
+    """Whether an address is one of the program and not of a kernel."""
+    return 0 < address >> ALLOCATION_BITS <= self.allocations
+
+  def flag(self, address: int) -> Flag:
+    """The flag of the program at an address."""
+    return self._flag(address)
+
+  def assign(self, memory: Memory, arguments: Mapping[str, Any]) -> None:
+    """Writes the runtime's table of the devices of partitions."""
+    start, size = arguments.get("smem"), arguments.get("size_in_granules")
+    if isinstance(start, int) and isinstance(size, int):
+      words = size * self._chip.granule // kernel.WORD
+      memory.fill(start, words, self._simulation.devices.ids[:words])
+
+  def send(self, now: float, arguments: Mapping[str, Any]) -> list[tuple[int, float, int]]:
+    """Starts a DMA to another chip.
+
+    Args:
+      now: cycle of the program.
+      arguments: of the DMA.
+
+    Returns:
+      Flags of this device that count it, when, and how many granules: that of the DMA which the
+      predecessor starts likewise, and that of the data that has left.
+    """
+    granules = known(arguments.get("size_in_granules"), "the size of a DMA")
+    target = self._target(arguments.get("overrides"))
+    size = granules * self._chip.granule
+    sent, arrival = self.links.send(now, self._device, target, size)
+    name = self._current or self._owner(target)
+    if name:
+      row, under_way = self.communication[name], self._under_way.get(name, 0.0)
+      if not self._current:
+        row.cycles += max(0.0, arrival - max(now, under_way))
+        row.calls += row.kind == "collective-permute"
+        row.exposed += self._barrier
+        self._barrier = 0.0
+      self._under_way[name] = max(arrival, under_way)
+    source_flag = arguments.get("src_syncflagno")
+    once = isinstance(source_flag, int) and source_flag & _COUNTS_ONCE
+    counted = 1 if once else granules
+    pairs = ((arguments.get("dst_syncflagno"), arrival), (source_flag, sent))
+    found = [(flag & ~_MODES, time, counted) for flag, time in pairs if isinstance(flag, int)]
+    self._awaited.update((flag, name) for flag, _, _ in found)
+    return found
+
+  def _target(self, word: Any) -> int:
+    """The device to which a DMA goes; of an unknown one that of the first transfer."""
+    if word.__class__ is not Unknown:
+      return known(word, "the destination of a DMA") & _ID
+    ids = self._simulation.devices.ids
+    for several in self._simulation.collectives.values():
+      for source, target in (pair for one in several for pair in one.pairs):
+        if ids[source] == self._device:
+          return ids[target]
+    return known(word, "the destination of a DMA")
+
+  def _owner(self, target: int) -> str:
+    """The collective that sends to a device; of equal ones the first."""
+    transfers = self.links.transfers(self._device, target)
+    return (self._owners.get(frozenset(transfers.items())) or [""])[0]
+
+  def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
+    if code != "dma.general":
+      waited = super().start_dma(code, now, arguments)
+      if code == "dma.hbm_to_smem":
+        self._fill(arguments)
+      self._awaited.pop(known(arguments.get("dst_syncflagno"), "a flag"), None)
+      return waited
+    flag = arguments.get("dst_syncflagno")
+    if not (isinstance(flag, int) and flag & _REMOTE):
+      return super().start_dma("dma.hbm_to_vmem", now, arguments)
+    self._move(now)
+    if not flag >> ALLOCATION_BITS:  # of the runtime, before the program begins
+      own = arguments.get("src_syncflagno")
+      if isinstance(own, int):
+        size = known(arguments.get("size_in_granules"), "the size of a DMA")
+        self._flag(own & ~_MODES).arrivals.append((now, size))
+      return self._chip.link.start
+    for address, arrival, size in self.send(now, arguments):
+      self._flag(address).arrivals.append((arrival, size))
+    return self._chip.link.start
+
+  def _fill(self, arguments: Mapping[str, Any]) -> None:
+    """Words of the table of neighbours, or of the runtime's table, that a copy reads."""
+    source = arguments.get("hbm")
+    if self.arrays.read("hbm", source) is not None:
+      return
+    ring = self._simulation.ring_of("")
+    if not isinstance(source, int):
+      self.assign(self.memory, arguments)
+    elif ring is not None:
+      start = known(arguments.get("smem"), "an address in scalar memory")
+      size = known(arguments.get("size_in_granules"), "the size of a DMA")
+      words = size * self._chip.granule // kernel.WORD
+      self.memory.fill(start, words, ring.table.reshape(-1).tolist()[:words])
+
+  def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
+    if code == "vwait.ge.trace":
+      self._move(now)
+      waited = max(0.0, self._signal + self.links.hop - now)
+      self._expose("", now, waited)
+      self._barrier += waited
+      return waited
+    if not (isinstance(flag, int) and flag in self._awaited):
+      return super().wait(code, now, flag, count)
+    self._move(now)
+    arrival = self._flag(flag).reaches(known(count, "a count"))
+    if arrival is None:
+      raise Unreadable("the program waits for a DMA of another device that nothing starts")
+    waited = max(0.0, arrival - now)
+    self._expose(self._awaited[flag], now, waited)
+    return waited
+
+  def _expose(self, name: str, now: float, waited: float) -> None:
+    if name in self.communication:
+      self.communication[name].exposed += waited
+    self.exposed += waited
+    self.link_stall += waited
+    if waited:
+      self._record(now, now + waited, program.WAIT, name)
+
+  def sync(self, code: str, now: float, flag: Any, count: Any) -> None:
+    if code.startswith("vsyncadd.remote"):
+      self._signal = now
+    else:
+      super().sync(code, now, flag, count)
+
+  def call(self, name: str, now: float, arguments: Mapping[str, Any]) -> float:
+    try:
+      source = self._simulation.source(name)
+    except Unreadable:
+      source = name
+    if not self._simulation.exchanges(source) and name not in self.communication:
+      return super().call(name, now, arguments)
+    row = self.rows.get(name) or program.KernelTime(name)
+    found = self.communication.get(name)
+    self._current = name if found else ""
+    try:
+      cost, exposed = self._exchange(source, name, now, arguments)
+    except Unreadable as error:
+      if found is None:
+        self.rows[name] = dataclasses.replace(row, calls=row.calls + 1, why=str(error))
+        return 0.0
+      cost, exposed = self._by_formula(name, str(error)), math.inf
+    finally:
+      self._current = ""
+    self.rows[name] = program.with_cost(row, cost, "" if source == name else source)
+    self._record(now, now + cost.cycles, program.CALL, name)
+    if found is not None:
+      if not self._simulation.has_product(name):
+        exposed = cost.cycles
+      found.calls += 1
+      found.cycles += cost.cycles
+      found.exposed += min(exposed, cost.cycles)
+    self.exposed += min(exposed, cost.cycles)
+    rate = self._chip.bytes_per_cycle
+    self._move(now + cost.cycles, max(0.0, cost.cycles - cost.hbm_bytes / rate) * rate)
+    return cost.cycles
+
+  def _exchange(
+    self, source: str, name: str, now: float, arguments: Mapping[str, Any]
+  ) -> tuple[kernel.Cost, float]:
+    """What a kernel with DMAs to other devices takes, and how long it waits for these."""
+    schedule = self._simulation.linked(source)
+    words, inputs = self._inputs(schedule, name, arguments)
+    ring = self._simulation.ring_of(name)
+    for description, _ in schedule.operands.values():
+      kind, _, index = description.partition(" ")
+      if kind == "const" and ring is not None:
+        inputs[int(index)] = ring.table.reshape(-1).tolist()
+    cores: list[MeshCore] = []
+
+    def run(start: float, device: int, is_probe: bool = False) -> kernel.Cost:
+      def core(chip: Chip, arrays: Arrays, _: float) -> MeshCore:
+        cores.append(MeshCore(self, chip, arrays, start, device))
+        cores[-1].is_probe = is_probe
+        return cores[-1]
+
+      return kernel.simulate(schedule, self._chip, registers=words, operands=inputs, core=core)
+
+    computes = _COMPUTED_CHIP in self._simulation.schedules[source]
+    if source not in self._probed and (ring is None or computes):
+      self._probed.add(source)
+      self._probe(run, cores)
+    cost = run(now, self._device)
+    return dataclasses.replace(cost, limit=LINKS), cores[-1].exposed
+
+  def _probe(self, run: Any, cores: list[MeshCore]) -> None:
+    """Learns to whom each device sends, where a kernel computes it from the id of its chip."""
+    signalled = {}
+    for device in self._simulation.devices.ids:
+      try:
+        run(0.0, device, is_probe=True)
+      except Unreadable:
+        pass
+      signalled[device] = cores[-1].signalled
+    for number in range(min(map(len, signalled.values()))):
+      transfers = {device: found[number] & _ID for device, found in signalled.items()}
+      if sorted(transfers.values()) == sorted(transfers):
+        self.links.learn(transfers)
+
+  def _by_formula(self, name: str, why: str) -> kernel.Cost:
+    """A collective whose schedule cannot be executed."""
+    row, simulation = self.communication[name], self._simulation
+    row.why = row.why or why
+    cycles = ici.ring_cycles(row.kind, row.size, row.devices, simulation.devices, self._chip)
+    return kernel.Cost(cycles, cycles, 0, 0, 0, 0, (0, 0, 0), limit=LINKS)
