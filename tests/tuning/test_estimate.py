@@ -185,6 +185,16 @@ def _loop(number, times, *nodes):
   ]
 
 
+def test_a_copy_of_the_compiler_is_of_the_operation_that_it_copies(compiled):
+  product = _node("dot", 2, cycles=10, operands=[1, 1], line=7)
+  copy = _node("copy", 3, cycles=20, operands=[2])
+  copy.metadata.Clear()
+  compiled(_program(_node("parameter", 1), product, copy))
+  (row,) = estimate.estimate(step, targets="v6e").rows
+  expected = costs.Operation("jit(f)/dot_of_jax", "model.py:7", (64, 64))
+  assert [kernel.operations for kernel in row.kernels] == [(expected,)] * 2
+
+
 def test_flops_and_cycles_count_every_iteration_of_a_loop_that_was_executed(compiled):
   kernels = (
     _node("copy", 1, cycles=10, shape=_LARGE),

@@ -111,7 +111,7 @@ class KernelCost:
     is_custom: whether it is a custom call, such as a Pallas kernel.
     move: what it moves, if it only changes a layout.
     operations: of its own instruction, then of the convolutions and dots inside, then of all other
-      instructions inside; without those of the compiler, which have no name.
+      instructions inside. Of a copy of the compiler's own, which has no name, those of its operand.
     is_bound: whether its time is a lower bound: its bytes and operations at the peak of the device,
       or the compiler's cycles.
     why: why it has no time of its own.
@@ -353,6 +353,7 @@ class _Kernels:
     self._module = module
     self._computations = {part.id: part for part in module.computations}
     self._nodes = {node.name: node for node in proto.instructions(module)}
+    self._by_id = {node.id: node for node in proto.instructions(module)}
     self._moves = moves.moves(module)
     self.counted: dict[str, KernelCost] = {}
     for kernel in cycles.by_kernel:
@@ -386,15 +387,18 @@ class _Kernels:
       names.shape(node.shape),
       is_custom=node.opcode == "custom-call",
       move=self._moves.get(name),
-      operations=self._operations(inside),
+      operations=self._operations(node),
       **numbers,
     )
 
-  def _operations(self, inside: Sequence[proto.HloInstructionProto]) -> tuple[Operation, ...]:
-    """The operations of a kernel's instructions, its own first."""
-    products = [node for node in inside if node.opcode in tpu_kernels.PRODUCTS]
-    found = [operation(node, self._module) for node in (inside[0], *products, *inside)]
-    return tuple(dict.fromkeys(each for each in found if each.name))
+  def _operations(self, node: proto.HloInstructionProto) -> tuple[Operation, ...]:
+    """The operations of a kernel, its own first; where it has none, those of its operand."""
+    inside = (node, *tpu_kernels.fused(node, self._computations))
+    products = [inner for inner in inside if inner.opcode in tpu_kernels.PRODUCTS]
+    found = [operation(inner, self._module) for inner in (node, *products, *inside)]
+    named = tuple(dict.fromkeys(each for each in found if each.name))
+    operand = self._by_id.get(node.operand_ids[0]) if node.operand_ids else None
+    return named if named or operand is None else self._operations(operand)
 
 
 def operation(node: proto.HloInstructionProto, module: proto.HloModuleProto) -> Operation:
