@@ -116,8 +116,14 @@ class Folder:
       }
       return Compiled(archive.read("module.hlo.pb"), schedules, notes, numbered)
 
-  def compile(self, names: Sequence[str], options: Sequence[str] = ()) -> None:
-    """Compiles what is missing, in processes that run this script with `--worker` and options."""
+  def compile(self, names: Sequence[str], options: Sequence[str] = (), flags: str = "") -> None:
+    """Compiles what is missing, in processes that run this script with `--worker` and options.
+
+    Args:
+      names: of programs.
+      options: of the script.
+      flags: of libtpu.
+    """
     current = self._current()
     while missing := [name for name in names if not self.has(name)]:
       print(f"{len(missing)} programs to compile", flush=True)
@@ -125,10 +131,11 @@ class Folder:
       with schedule_dump.folder() as folder:
         environment = (
           os.environ
-          | schedule_dump.environment(folder)
+          | {name: f"{flags} {value}" for name, value in schedule_dump.environment(folder).items()}
           | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
         )
-        command = [sys.executable, *sys.argv, "--worker", *options]
+        script = sys.modules["__main__"].__spec__.name  # of python -m
+        command = [sys.executable, "-m", script, *sys.argv[1:], "--worker", *options]
         status = subprocess.run(command, env=environment).returncode
       if current.exists():
         self.refuse(current.read_text(), f"the compiler ended its process with status {status}")

@@ -6,12 +6,13 @@
         --out benchmarks/measured_programs.json
 
 `DIR` has measured programs as `measured_sources.py` describes: JAXBench's workloads on v6e,
-products on v5e and v6e, and tokamax' kernels on v5e, v5p, v6e and 7x. They are compiled for the TPU
-on which they were measured, by the libtpu at hand; `WORK` keeps what it wrote, so that a command
-that was stopped goes on. `--sample` is the number of products of each TPU, and of tokamax' programs
-of each TPU and operation, drawn with `--seed`; all of JAXBench is compiled. `--choices` is the
-number of arguments for which all ways to compute an operation are compiled. `--keys` is the number
-of arguments, those that run shortest, for which candidates of block sizes are compiled.
+products on v5e and v6e, tokamax' kernels on v5e, v5p, v6e and 7x, and a corpus on v6e. They are
+compiled for the TPU on which they were measured, by the libtpu at hand; `WORK` keeps what it wrote,
+so that a command that was stopped goes on. `--sample` is the number of products of each TPU, and of
+tokamax' programs of each TPU and operation, drawn with `--seed`; all others are compiled.
+`--choices` is the number of arguments for which all ways to compute an operation are compiled.
+`--keys` is the number of arguments, those that run shortest, for which candidates of block sizes
+are compiled. `--only corpus/` is the record of the corpus, `measured_corpus.json`.
 
 With `--tokamax`, a clone of tokamax' repository, its kernels are those of the version that was
 measured. `--before 2026-04-01` takes only those that were measured before this day: a first run in
@@ -38,7 +39,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import compiled, cycle_times, measured_sources, pages, timing
-from benchmarks.measured_sources import JAXBENCH, PRODUCTS, TOKAMAX
+from benchmarks.measured_sources import CORPUS, JAXBENCH, PRODUCTS, TOKAMAX
 from benchmarks.tokamax_history import History
 from tpugraphs_jax.hlo import tpu_kernels
 from tpugraphs_jax.tuning import costs
@@ -409,6 +410,17 @@ def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
     "decisions": decisions(rows),
     "block_sizes": found,
     "tokamax": {name: _methods(members) for name, members in sorted(groups.items())},
+    "corpus": {
+      row.program.variant: {
+        "kind": row.program.group,
+        "arguments": row.program.key,
+        "measured": row.program.milliseconds,
+        "simulated": row.simulated and round(row.simulated, 4),
+        "why": row.why[:200],
+      }
+      for row in rows
+      if row.program.source == CORPUS
+    },
   }
 
 
@@ -588,7 +600,34 @@ def constants_table(found: Mapping[str, Any]) -> str:
   return pages.table(head, lines)
 
 
-TABLES = (summary_table, jaxbench_table, decisions_table, block_sizes_table, constants_table)
+def corpus_table(found: Mapping[str, Any]) -> str:
+  """The corpus program by program, and the errors of its two kinds."""
+  lines = [
+    [
+      name,
+      row["arguments"],
+      f"{row['measured']:.4g}",
+      f"{row['simulated'] / row['measured']:.2f}" if row["simulated"] else "-",
+      row["why"],
+    ]
+    for name, row in found["corpus"].items()
+  ]
+  for kind in sorted({row["kind"] for row in found["corpus"].values()}):
+    rows = [row for row in found["corpus"].values() if row["kind"] == kind]
+    wrong = [abs(row["simulated"] / row["measured"] - 1) for row in rows if row["simulated"]]
+    said = f"mean error {np.mean(wrong):.1%}, largest {max(wrong):.1%}" if wrong else ""
+    lines.append([f"all of {kind}", f"{len(wrong)} of {len(rows)} with a time", "", "", said])
+  return pages.table(["program", "arguments", "measured, ms", "simulated / measured", ""], lines)
+
+
+TABLES = (
+  summary_table,
+  jaxbench_table,
+  decisions_table,
+  block_sizes_table,
+  constants_table,
+  corpus_table,
+)
 
 
 def write_constants(found: Mapping[str, Any], path: Path) -> None:
@@ -616,6 +655,7 @@ def main() -> None:
   parser.add_argument("--before", default="", help="only kernels measured before this day")
   parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
   parser.add_argument("--commit", default="", help=argparse.SUPPRESS)
+  parser.add_argument("--flags", default="", help=argparse.SUPPRESS)
   args = parser.parse_args()
   try:
     history = History(args.tokamax) if args.tokamax else None
@@ -639,11 +679,12 @@ def main() -> None:
     flags.FLAGS(["worker"])  # which tokamax would parse otherwise
     if history and args.commit:
       sys.path.insert(0, str(history.unpack(args.commit, args.work)))
-    same = [each for each in programs if each.commit == args.commit]
+    same = [each for each in programs if (each.commit, each.flags) == (args.commit, args.flags)]
     return work.work(((each.name, each.compile) for each in same), args.timeout)
-  for commit in () if args.compiled else sorted({each.commit for each in programs}):
-    names = [each.name for each in programs if each.commit == commit]
-    work.compile(names, ["--commit", commit])
+  kinds = {(each.commit, each.flags) for each in programs}
+  for commit, flags_ in () if args.compiled else sorted(kinds):
+    names = [each.name for each in programs if (each.commit, each.flags) == (commit, flags_)]
+    work.compile(names, [f"--commit={commit}", f"--flags={flags_}"], flags_)
   read = {each.name: (each, work.read(each.name)) for each in programs}
   rows = [estimates(measured, each) for measured, each in read.values() if each is not None]
   refused = {name: work.refusal(name) for name in read if work.refusal(name)}

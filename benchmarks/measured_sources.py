@@ -5,6 +5,7 @@ The folder has any of
     jaxbench/times.csv, jaxbench/WORKLOAD/baseline.py and optimized.py
     gemm.csv                   products of `tpu-perf-model`: wall clock with a launch in it
     tokamax/DEVICE/*.json      tokamax' autotuning caches: times by arguments and configuration
+    sjtu/medians_v6e.csv       a corpus of kernels: medians of one v6e, see `measured_corpus`
 
 None of it is part of this project.
 """
@@ -31,13 +32,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import compiled, tokamax_ops
+from benchmarks import compiled, measured_corpus, tokamax_ops
 from benchmarks.tokamax_history import Entry, History
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.infra import trust
 
-JAXBENCH, PRODUCTS, TOKAMAX = "jaxbench", "products", "tokamax"
-_JAXBENCH_TARGET = "tpu:v6e"
+JAXBENCH, PRODUCTS, TOKAMAX, CORPUS = "jaxbench", "products", "tokamax", "corpus"
+_JAXBENCH_TARGET = _CORPUS_TARGET = "tpu:v6e"
+# Flags of libtpu with which the corpus was measured. They add instructions to Pallas kernels.
+_CORPUS_FLAGS = (
+  "--xla_enable_custom_call_region_trace=true --xla_xprof_register_llo_debug_info=true"
+)
 _LAUNCH = {"v5e": 105.6e-6, "v6e": 118.7e-6}  # seconds of each measured product, by generation
 _SHORTEST = 50e-6  # seconds without the launch
 _TYPES = {"bf16": (jnp.bfloat16, jnp.float32), "int8": (jnp.int8, jnp.int32)}
@@ -73,6 +78,7 @@ class Program:
       of the groups of a ragged product and not their sizes, which the version of tokamax tells.
     commit: of the version of tokamax that is compiled; empty: of the installed one.
     day: of that version, such as `2026-02-28`; empty: not known.
+    flags: of libtpu, with which it was measured.
   """
 
   source: str
@@ -87,6 +93,7 @@ class Program:
   is_exact: bool = True
   commit: str = ""
   day: str = ""
+  flags: str = ""
 
 
 def read(folder: Path, history: History | None = None) -> list[Program]:
@@ -98,11 +105,11 @@ def read(folder: Path, history: History | None = None) -> list[Program]:
   """
   found = [*_jaxbench(folder / "jaxbench"), *_products(folder / "gemm.csv")]
   found += _tokamax(folder / "tokamax", history)
-  return found
+  return [*found, *_corpus(folder / "sjtu" / "medians_v6e.csv")]
 
 
 def sample(programs: Sequence[Program], count: int, seed: int) -> list[Program]:
-  """At most `count` programs of each target and group of products and tokamax, all of JAXBench."""
+  """At most `count` programs of each target and group of products and tokamax, all others."""
   groups: dict[tuple[str, ...], list[Program]] = {}
   for program in programs:
     if program.source == TOKAMAX and is_plain(program.group):
@@ -113,7 +120,8 @@ def sample(programs: Sequence[Program], count: int, seed: int) -> list[Program]:
   for (source, *_), members in sorted(groups.items()):
     members = sorted(members, key=lambda each: each.name)
     order = np.random.default_rng(seed).permutation(len(members))
-    kept += [members[place] for place in (order if source == JAXBENCH else order[:count])]
+    is_small = source in (JAXBENCH, CORPUS)
+    kept += [members[place] for place in (order if is_small else order[:count])]
   return kept
 
 
@@ -136,7 +144,7 @@ def choices(programs: Sequence[Program]) -> list[list[Program]]:
   groups: dict[tuple[str, str, str], list[Program]] = {}
   for program in programs:
     key = program.key
-    if program.source == PRODUCTS:
+    if program.source in (PRODUCTS, CORPUS):
       continue
     if program.source == TOKAMAX:
       arguments = {name: each for name, each in json.loads(key).items() if name not in _NO_CHOICE}
@@ -285,6 +293,35 @@ def _compile_product(sizes: tuple[int, ...], dtype: str, target: str) -> compile
   product = lambda a, b: jnp.matmul(a, b, preferred_element_type=result)
   shapes = [jax.ShapeDtypeStruct(shape, given) for shape in ((rows, inner), (inner, columns))]
   return compiled.compile_function(product, shapes, target)
+
+
+def _corpus(path: Path) -> Iterator[Program]:
+  """The rows of the corpus that jax alone builds."""
+  if not path.exists():
+    return
+  lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+  for row in csv.DictReader(lines):
+    entry = measured_corpus.find(row["family"], row["program"], row["shape"])
+    if entry is None:
+      continue
+    kind, make = entry
+    name = re.sub(r"[^\w.-]+", "_", f"{row['program']}_{row['shape']}")
+    yield Program(
+      CORPUS,
+      kind,
+      f"corpus/{row['family']}/{name}",
+      _CORPUS_TARGET,
+      float(row["median_ms"]),
+      row["shape"],
+      f"{row['family']}, {row['program']}",
+      functools.partial(_compile_corpus, make),
+      flags=_CORPUS_FLAGS,
+    )
+
+
+def _compile_corpus(make: Callable[[], tuple[Callable, tuple]]) -> compiled.Compiled:
+  _as_device(_CORPUS_TARGET)
+  return compiled.compile_function(*make(), _CORPUS_TARGET)
 
 
 def _tokamax(folder: Path, history: History | None) -> Iterator[Program]:

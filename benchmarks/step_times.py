@@ -88,10 +88,16 @@ class Work:
 
 
 def described(row: costs.Row) -> dict[str, Any]:
-  """What a record keeps of an estimate."""
+  """What a record keeps of an estimate: its time, how much of it is bounds, and what is missing."""
   if row.milliseconds is None:
     return {"why": row.why}
-  return {"ms": float(f"{row.milliseconds:.4g}")}
+  bounds = [f"{kernel.name}: {kernel.why}" for kernel in row.kernels if kernel.is_bound]
+  return {
+    "ms": float(f"{row.milliseconds:.4g}"),
+    **({"bounded": round(row.bounded_ms / row.milliseconds, 4)} if bounds else {}),
+    **({"why": ", ".join(bounds)[:300]} if bounds else {}),
+    **({"assumed": len(row.assumed)} if row.assumed else {}),
+  }
 
 
 def estimate(
@@ -118,13 +124,27 @@ def estimate(
   return row
 
 
-def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-  """How many steps have a time, by target."""
+def table(found: Mapping[str, Any]) -> str:
+  """How many steps have a time on each target, and from what."""
   lines = []
   for target in TARGETS:
-    of_target = [row[target] for row in rows.values() if target in row]
-    lines.append([target, str(len(of_target)), str(sum("ms" in row for row in of_target))])
-  return pages.table(["TPU", "steps", "with a time"], lines)
+    rows = [row[target] for row in found["steps"].values() if target in row]
+    timed = [row for row in rows if "ms" in row]
+    bounded = sum("bounded" in row for row in timed)
+    none = len(rows) - len(timed)
+    lines.append([target, *map(str, (len(rows), len(timed) - bounded, bounded, none))])
+  return pages.table(["TPU", "steps", "by schedules", "some kernels by a bound", "no time"], lines)
+
+
+def missing_table(found: Mapping[str, Any]) -> str:
+  """Steps without a time of all their kernels, with the reason."""
+  lines = [
+    [name.partition("_")[0], name.partition("_")[2].replace("_", " "), target, row["why"][:160]]
+    for name, rows in found["steps"].items()
+    for target, row in rows.items()
+    if "why" in row
+  ]
+  return pages.table(["file", "step", "TPU", "why"], lines)
 
 
 def main() -> None:
@@ -164,7 +184,7 @@ def main() -> None:
           known[target] = before | row
           timing.write({"libtpu": tpu.libtpu_version(), "steps": rows}, args.out)
           print(f"{program.name} {target}: {json.dumps(row)[:300]}", flush=True)
-  print(table(rows))
+  print(table({"steps": rows}))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ _TESTS_OF_TPU = (
   "tests/hlo",
   "tests/tuning",
   "tests/nn/test_aggregation.py",
+  "tests/test_step_times.py",
   "tests/docs/test_tune_page.py",
 )
 

@@ -27,6 +27,7 @@ from benchmarks import (
   own_quality,
   pages,
   run_all,
+  step_times,
   systems,
   tune,
 )
@@ -323,6 +324,9 @@ TABLES: dict[str, Callable[[], str]] = {
     for name in recorded("results")["tune"].keys() - {"machine", "seeds", "model"}
   },
   "measured": lambda: measured.table(recorded("measured")),
+  "steps": lambda: step_times.table(recorded("step_times")),
+  "steps without a time": lambda: step_times.missing_table(recorded("step_times")),
+  "corpus": lambda: measured_programs.corpus_table(recorded("measured_corpus")),
   "measured in front": front_measured,
   **{
     f"measured programs, {name}": lambda made=made: made(recorded("measured_programs"))
