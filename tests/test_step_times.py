@@ -8,7 +8,7 @@ from benchmarks import step_times
 from tests.support import recorded
 from tpugraphs_jax.tuning import costs, estimate, programs
 
-# Steps that compile in a second or two: an embedding's gradient, a sort, a cache, a kernel that fetches rows.
+# Each compiles in a second or two: a gradient, a sort, a cache, a kernel that fetches rows.
 _QUICK = (
   "indices.py:take_gradient",
   "indices.py:top_k",
