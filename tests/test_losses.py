@@ -46,10 +46,7 @@ _in_margins = lambda difference, margin: max(0.0, 1 - difference / margin)
 PAIRWISE = {
   "PairwiseHingeLoss": (_hinge, 1.0, "items"),
   "PairwiseLogisticLoss": (_logistic, 0, "items"),
-  "RankHingeLoss": (_hinge, 1.0, "pairs"),
-  "RankLogisticLoss": (_logistic, 0, "pairs"),
   "OrderedLogisticLoss": (_logistic, 0, "pairs"),
-  "SumHingeLoss": (_hinge, 0.1, "sum"),
   "DiffMatLoss": (_in_margins, 0.005, "pairs"),
   "CrossHingeLoss": (_hinge, 1.0, "mean_all"),
   "CostLogisticLoss": (_logistic, 0, "mean_valid"),
@@ -226,7 +223,7 @@ def test_padding_and_a_missing_mask_do_not_change_the_loss(name):
 def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
   scores, labels, where = _case("all-masked list")
   weighted = losses.parse_losses(
-    "ListMLELoss:1,PairwiseHingeLoss:2,RankLogisticLoss:3,MSE:4,CrossHingeLoss:5,"
+    "ListMLELoss:1,PairwiseHingeLoss:2,PairwiseLogisticLoss:3,MSE:4,CrossHingeLoss:5,"
     "InverseLogHingeLoss:6"
   )
 
@@ -267,7 +264,7 @@ def test_combined_loss_is_the_weighted_sum_of_the_means():
 
 def test_combined_loss_of_nothing_is_zero():
   scores, labels, where = _case("everything masked")
-  weighted = losses.parse_losses("ListMLELoss:1,RankHingeLoss:1")
+  weighted = losses.parse_losses("ListMLELoss:1,PairwiseHingeLoss:1")
   sums = _loss_sums(weighted, scores, labels, where=where)
   assert losses.combine(weighted, *sums) == 0.0
 
@@ -366,14 +363,10 @@ def sums(name, options, scores, labels, where):
       for name in ("PairwiseHingeLoss", "PairwiseLogisticLoss", "CrossHingeLoss")
       for reduction in losses.REDUCTIONS[1:]
     ),
-    *(
-      (name, {"margin": 0.3})
-      for name in ("PairwiseHingeLoss", "DiffMatLoss", "CrossHingeLoss", "RankHingeLoss")
-    ),
+    *((name, {"margin": 0.3}) for name in ("PairwiseHingeLoss", "DiffMatLoss", "CrossHingeLoss")),
     *(
       (name, {"pair_reduction": "sum", "margin": 0.3}) for name in ("MSE", "LogMSE", "MAPE")
     ),  # losses without these options
-    *((name, {}) for name in losses.EARLIER),
   ],
 )
 def test_options_equal_their_slow_formulation(name, options):

@@ -32,7 +32,7 @@ A pairwise loss is a sum over pairs of items with different labels. Its `reducti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import inspect
 import math
@@ -368,12 +368,6 @@ for _name, _loss in {
   "MAPE": mape,
 }.items():
   LOSSES.register(_name)(_loss)
-# Names in configs of earlier versions: a loss and its arguments, where `LossOptions` sets none.
-EARLIER: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-  "RankHingeLoss": ("PairwiseHingeLoss", {"reduction": "pairs"}),
-  "RankLogisticLoss": ("PairwiseLogisticLoss", {"reduction": "pairs"}),
-  "SumHingeLoss": ("PairwiseHingeLoss", {"margin": 0.1, "reduction": "sum"}),
-}
 NEED_POSITIVE_LABELS = ("LogMSE", "MAPE")  # for a logarithm or a division
 _OF_RUNTIMES, _OF_LOGARITHMS = {"MSE", "MAPE"}, {"LogMSE"}
 
@@ -408,7 +402,7 @@ def parse_losses(text: str, *, normalize: bool = True) -> tuple[tuple[str, float
       raise ValueError(
         f"loss.losses is {text!r}, expected NAME:WEIGHT, as in {part.strip() or 'ListMLELoss'}:1"
       )
-    if name not in LOSSES and name not in EARLIER:
+    if name not in LOSSES:
       raise ValueError(
         f"loss.losses: unknown loss {name!r} in {text!r}, expected one of {', '.join(LOSSES)}"
       )
@@ -504,10 +498,8 @@ def loss_sums(
     scores = _clip_scores(scores, real, options.score_norm_clip)
   pairs = []
   for name, _ in losses:
-    name, arguments = EARLIER.get(name, (name, {}))
     loss = LOSSES[name]
-    arguments = {**arguments, **options.arguments(loss, key=key, axis=axis)}
-    result = loss(scores, labels, where=where, **arguments)
+    result = loss(scores, labels, where=where, **options.arguments(loss, key=key, axis=axis))
     if not (isinstance(result, tuple) and len(result) == 2):
       raise ValueError(
         f"loss.losses: {name} returns a {type(result).__name__}, expected a pair "

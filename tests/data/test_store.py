@@ -20,7 +20,6 @@ import pytest
 from tests.support import commands, comparing, random_graphs, recorded
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import graph_folder, npz, store
-from tpugraphs_jax.infra import files
 
 _COLLECTION = "layout:nlp:random"
 _STORED = (
@@ -172,19 +171,6 @@ def test_finished_graphs_are_not_built_again(tmp_path):
   assert after[2].name == "g9"
 
 
-def test_a_graph_of_the_format_before_is_read_and_not_built_again(tmp_path):
-  _write_split(tmp_path, count=1)
-  (folder,) = _ensure(tmp_path)
-  expected = graph_folder.read(folder).configs.labels
-  (folder / "labels.npy").rename(folder / "runtime_ns.npy")
-  meta = files.unseal(json.loads((folder / "meta.json").read_text()))
-  meta["sha256"]["runtime_ns.npy"] = meta["sha256"].pop("labels.npy")
-  (folder / "meta.json").write_text(json.dumps(files.seal(meta | {"version": 2})))
-  before = _built_at(folder)
-  np.testing.assert_array_equal(graph_folder.read(folder).configs.labels, expected)
-  assert [_built_at(built) for built in _ensure(tmp_path)] == [before]
-
-
 def test_touched_source_is_recognised_by_its_contents(tmp_path):
   source = _write_split(tmp_path, count=1) / "g0.npz"
   folder = _ensure(tmp_path)[0]
@@ -260,8 +246,8 @@ def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
         "{",
         "[]",
         "{}",
-        '{"version": 2}',
-        '{"version":2,"name":"g0","sha256":{}}',
+        '{"version": 3}',
+        '{"version":3,"name":"g0","sha256":{}}',
         "\x00\x01",
       )
     ),

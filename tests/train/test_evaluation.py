@@ -120,16 +120,6 @@ def test_scores_are_saved_beside_labels(tmp_path):
     np.testing.assert_equal(vars(read), vars(written))
 
 
-def test_scores_of_earlier_versions_are_read(tmp_path):
-  given = evaluation.GraphScores("a", 3, np.arange(2), np.float32([1, 2]), np.array([7, 9]))
-  evaluation.write_scores(tmp_path / "new.npz", [given])
-  arrays = dict(np.load(tmp_path / "new.npz"))
-  arrays["label"] = arrays["runtime_ns"] = arrays.pop("labels")
-  np.savez(tmp_path / "old.npz", **arrays)
-  (read,) = evaluation.read_scores(tmp_path / "old.npz")
-  np.testing.assert_equal(vars(read), vars(given))
-
-
 def test_csv_files_hold_six_digits_and_are_replaced_whole(tmp_path):
   path = tmp_path / "validation.csv"
   path.write_text("old")

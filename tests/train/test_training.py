@@ -33,7 +33,7 @@ CASES = {
       "data.features": ("released", "operand_shapes", "tile_modulo"),
       "data.feature_transform": "operand_shapes=log_offset(3),tile_modulo=varying,*=minmax",
       "batch.graph_sampling": "sqrt",
-      "loss.losses": "RankHingeLoss:0.5,CrossHingeLoss:0.5",
+      "loss.losses": "PairwiseHingeLoss:0.5,CrossHingeLoss:0.5",
       "loss.pair_reduction": "mean_valid",
     },
   ),

@@ -25,15 +25,13 @@ import numpy as np
 from tpugraphs_jax import graph
 from tpugraphs_jax.infra import files, trust
 
-# The name of labels in each version of the format; the newest one is written.
-_LABELS = {2: "runtime_ns", 3: "labels"}
-_VERSION = max(_LABELS)
+_VERSION = 3  # of the format; graphs of other versions are built again
 _META, _DIGESTS = "meta.json", "sha256"
 _REBUILD = "build the store again (python -m tpugraphs_jax.data.store build)"
 _GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node")
 # Only a large `group_row` is mapped: every map takes a file descriptor. A process commonly has at
 # most 1,024, fewer than three for each graph of the layout collections.
-_CONFIG_ARRAYS = ("rows", "node_group")
+_CONFIG_ARRAYS = ("rows", "node_group", "labels")
 _MAPPED = "group_row"
 _KERNELS = {"runtime": "kernel_runtime", "node": "kernel_node"}  # fields of `graph.KernelTimes`
 _LEAST_MAPPED_BYTES = 1 << 16
@@ -60,7 +58,6 @@ def read(folder: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfigs]:
   is_mapped = _file(folder, _MAPPED).stat().st_size >= _LEAST_MAPPED_BYTES
   try:
     arrays = {name: np.load(_file(folder, name)) for name in (*_GRAPH_ARRAYS, *_CONFIG_ARRAYS)}
-    arrays["labels"] = np.load(_file(folder, _LABELS[meta["version"]]))
     arrays[_MAPPED] = np.load(_file(folder, _MAPPED), mmap_mode="r" if is_mapped else None)
   except OSError as error:
     if error.errno not in (errno.EMFILE, errno.ENFILE):
@@ -69,9 +66,7 @@ def read(folder: str | os.PathLike[str]) -> graph.OpGraph[graph.LayoutConfigs]:
       f"{folder}: no more files can be opened, and every large graph of a store "
       "takes one: raise the limit (ulimit -n)"
     ) from None
-  configs = graph.LayoutConfigs(
-    **{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, "labels", _MAPPED)}
-  )
+  configs = graph.LayoutConfigs(**{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, _MAPPED)})
   if _file(folder, _KERNELS["node"]).exists():
     kernels = {name: np.load(_file(folder, file)) for name, file in _KERNELS.items()}
     configs = dataclasses.replace(configs, kernels=graph.KernelTimes(**kernels))
@@ -109,7 +104,7 @@ def _write_arrays(
 ) -> None:
   for name in _GRAPH_ARRAYS:
     np.save(_file(folder, name), getattr(op_graph, name))
-  for name in (*_CONFIG_ARRAYS, "labels", _MAPPED):
+  for name in (*_CONFIG_ARRAYS, _MAPPED):
     np.save(_file(folder, name), getattr(op_graph.configs, name))
   if op_graph.configs.kernels:
     for name, file in _KERNELS.items():
@@ -133,15 +128,15 @@ def _read_meta(folder: Path) -> dict:
     raise FileNotFoundError(f"{folder} is not a graph of a store: it has no {_META}")
   try:
     meta = trust.parse(path.read_text())
-    if (version := meta["version"]) in _LABELS:
+    if (version := meta["version"]) == _VERSION:
       meta = files.unseal(meta)
-      names = *_GRAPH_ARRAYS, *_CONFIG_ARRAYS, _LABELS[version], _MAPPED
+      names = *_GRAPH_ARRAYS, *_CONFIG_ARRAYS, _MAPPED
       arrays = trust.Record({f"{name}.npy": str for name in names})
       trust.check(meta, trust.Record({"name": str, _DIGESTS: arrays, "source": _SOURCE}), "it")
       name, digests = trust.name(meta["name"]), meta[_DIGESTS]
   except (ValueError, KeyError, TypeError, AttributeError):
     raise ValueError(f"{path} is damaged") from None
-  if version not in _LABELS:
+  if version != _VERSION:
     raise ValueError(f"{folder} is of format {version!r:.20}, expected {_VERSION}")
   if name != folder.name:
     raise ValueError(f"{folder} holds another graph, {name}")

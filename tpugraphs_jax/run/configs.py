@@ -34,7 +34,6 @@ _FIELD_FLAG = re.compile(r"--?(no)?config\.")
 _MODEL_FLAG = re.compile(r"--?config\.(model\.name|extensions)(=|$)")
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
 _LINE_WIDTH, _FLAG_WIDTH = 98, 44  # of `--print_config`
-_GONE = {"mode": "--mode is gone: --do=train,evaluate,predict names the steps to take"}
 
 
 # Files and variants.
@@ -182,7 +181,7 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
     values["config"].value = Given(place, is_given, config, changes)
     return rest
   except flags.UnrecognizedFlagError as error:
-    console.fail(_GONE.get(error.flagname) or one_line(error))
+    console.fail(one_line(error))
   except (flags.Error, ValueError, OSError, AttributeError, KeyError, TypeError) as error:
     console.fail(one_line(str(error).splitlines()[-1]))
 

@@ -232,8 +232,7 @@ def read_scores(path: Path) -> list[GraphScores]:
   """
   with trust.reading(path, "evaluate again"), npz.NpzArchive(path) as archive:
     kinds = _OF_GRAPHS | _OF_CONFIGS
-    earlier = {"labels": "label"} if "label" in archive.names else {}
-    arrays = {name: archive.read(earlier.get(name, name)) for name in kinds}
+    arrays = {name: archive.read(name) for name in kinds}
     sizes = arrays["sizes"]
     for name, array in arrays.items():
       length = sizes.size if name in _OF_GRAPHS else sizes.sum()
