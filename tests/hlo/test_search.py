@@ -144,10 +144,3 @@ def test_every_layout_that_was_measured_is_among_the_choices():
   for node in range(0, len(graph.config_node), 5):
     single = dataclasses.replace(graph, config_node=graph.config_node[node : node + 1])
     assert {tuple(row) for row in measured[:, node]} <= _node_rows(single, 0)
-
-
-@pytest.mark.parametrize("n", [2.0, "3", None, True])
-def test_a_number_of_layouts_is_a_whole_number(n):
-  graph = hlo.featurize(lambda x: x @ x, np.ones((2, 2), np.float32))
-  with pytest.raises(ValueError, match="n is .*expected a whole number"):
-    graph.with_layouts(n)

@@ -21,7 +21,7 @@ import numpy as np
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.hlo import features, names, proto, search, sources
-from tpugraphs_jax.infra import console, keywords, machine
+from tpugraphs_jax.infra import console, machine
 
 # Instructions whose layouts the search of the data set chooses.
 CONFIGURABLE_OPCODES = ("convolution", "dot", "reshape")
@@ -71,7 +71,6 @@ class HloGraph(graph.OpGraph):
     Raises:
       ValueError: no node is configurable, or one of them is inconsistent.
     """
-    keywords.check_whole(n=n, seed=seed)
     configs = search.layout_configs(self.module, self.config_node, n, seed=seed, where=self.name)
     return dataclasses.replace(self, configs=configs)
 
@@ -134,7 +133,6 @@ def _summary_lines(graph: HloGraph) -> Iterator[str]:
     yield f"  {index}  {node.opcode}  {shape} <- {operands}  {origin.name}{where}"
 
 
-@keywords.checked
 def featurize(
   source: Any,
   /,

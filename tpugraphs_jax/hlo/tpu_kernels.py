@@ -17,7 +17,6 @@ import numpy as np
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo import loops, module_graph, proto, tpu, work
-from tpugraphs_jax.infra import keywords
 
 # The compiler writes the largest int64, or sums of it, where it has no estimate. So many cycles
 # would take months.
@@ -128,7 +127,6 @@ class Kernel:
     return self.window.estimated_cycles
 
 
-@keywords.checked
 def kernels(
   function: Callable[..., Any], /, *args: Any, target: str, **kwargs: Any
 ) -> list[Kernel]:

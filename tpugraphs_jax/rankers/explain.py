@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
+import operator
 from typing import NamedTuple, TYPE_CHECKING
 
 import numpy as np
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
-from tpugraphs_jax.infra import keywords
 from tpugraphs_jax.infra.console import Table
 
 if TYPE_CHECKING:
@@ -154,8 +154,7 @@ def check_numbers(graph: OpGraph[TileConfigs | LayoutConfigs], *numbers: int | N
   for number in numbers:
     if number is None:
       continue
-    keywords.check_whole(configuration=number)
-    if not 0 <= number <= last:
+    if not 0 <= operator.index(number) <= last:
       raise ValueError(f"configuration {number} of {graph.name}, expected 0 to {last}")
 
 

@@ -27,7 +27,7 @@ from tpugraphs_jax.data import plan, reduction, selection
 from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
 from tpugraphs_jax.data.transforms import fit, from_saved, NodeFeatures, to_saved, Transform
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LayoutConfigs, LOWERED, OpGraph, TileConfigs
-from tpugraphs_jax.infra import files, keywords, parallel, trust
+from tpugraphs_jax.infra import files, parallel, trust
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.explain import (
@@ -270,7 +270,6 @@ class Ranker:
     """
     self.check(graph)
     graph = self._seen(graph)
-    keywords.check_whole(configuration=config)
     check_numbers(graph, config, against)
     if isinstance(self.family, TablesFamily):
       charges = self.family.charges(self.params, self.prepare(graph), config, against=against)
@@ -301,7 +300,6 @@ class Ranker:
       )
     self.check(graph)
     check_numbers(graph, near)
-    keywords.check_whole(0, n=n)
     rows, cost, gap, is_exact = self.family.cheapest(self.params, self.prepare(graph), n, near=near)
     return Proposals(with_rows(graph, rows), cost, gap, is_exact)
 

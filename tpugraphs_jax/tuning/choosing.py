@@ -28,7 +28,6 @@ from tpugraphs_jax.columns import MAX_RANK
 from tpugraphs_jax.hlo import jaxprs, names, search
 from tpugraphs_jax.hlo.calls import Call, Version
 from tpugraphs_jax.hlo.search import Dims
-from tpugraphs_jax.infra import keywords
 
 # The orders of output and operands, minor to major; the compiler chooses an empty one.
 Orders = tuple[Dims, ...]
@@ -107,7 +106,6 @@ class Choices:
     return self.choice([0] * len(self.groups))
 
 
-@keywords.checked
 def choices(
   function: Callable[..., Any], /, *args: Any, operands: bool = False, **kwargs: Any
 ) -> Choices:

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from tpugraphs_jax.hlo import calls, jaxprs, meshes, topology, tpu
-from tpugraphs_jax.infra import console, keywords
+from tpugraphs_jax.infra import console
 from tpugraphs_jax.tuning import comparison, compiler, costs, profile, programs, summary
 from tpugraphs_jax.tuning.costs import Row
 from tpugraphs_jax.tuning.summary import Estimate
@@ -38,7 +38,6 @@ class Interrupted(KeyboardInterrupt):
     self.estimate = estimate
 
 
-@keywords.checked
 def estimate(
   function: Callable[..., Any], /, *args: Any, targets: Sequence[str] = TARGETS, **kwargs: Any
 ) -> Estimate:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from tpugraphs_jax.hlo import calls, jaxprs, tpu
-from tpugraphs_jax.infra import console, keywords
+from tpugraphs_jax.infra import console
 from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.tuning import compiler, costs, labels, measure, programs, summary
 
@@ -124,7 +124,6 @@ def _cells(time: TileTime, names: Sequence[str], best: float | None) -> list[str
   ]
 
 
-@keywords.checked
 def tune_tiles(
   kernel: Callable[[Tile], Callable[..., Any]],
   /,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
+import operator
 import os
 from pathlib import Path
 import time
@@ -31,7 +32,7 @@ import numpy as np
 
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.hlo import calls
-from tpugraphs_jax.infra import console, keywords
+from tpugraphs_jax.infra import console
 from tpugraphs_jax.infra.console import Table, Tables
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ensemble, load, Ranker
@@ -222,7 +223,6 @@ def _time_of_group(raw: Raw, group: int) -> int:
   return sum(kernel["picoseconds"] for kernel in raw["kernels"] if kernel["group"] == group)
 
 
-@keywords.checked
 def tune(
   function: Callable[..., Any],
   /,
@@ -271,11 +271,10 @@ def tune(
     what to do.
 
   Raises:
-    ValueError: nothing can be chosen, a budget below 2 or no whole number, no such strategy, the
-      compiler refuses an option, the model is not of layouts, the compiler's own choice cannot be
-      labelled, the function changes state and is not jitted, a keyword argument may be misspelt or
-      is an option and a parameter of the function, the cache is no such file, or
-      (`NoisyMachineError`) the machine is too busy to measure on.
+    ValueError: nothing can be chosen, a budget below 2, no such strategy, the compiler refuses an
+      option, the model is not of layouts, the compiler's own choice cannot be labelled, the
+      function changes state and is not jitted, the cache is no such file, or (`NoisyMachineError`)
+      the machine is too busy to measure on.
 
   Examples:
     >>> import jax
@@ -287,7 +286,7 @@ def tune(
     (3, True)
     >>> fast = jax.jit(tuned.function)
   """
-  keywords.check_whole(budget=budget, candidates=candidates, seed=seed)
+  budget, candidates = operator.index(budget), operator.index(candidates)
   if budget < 2:
     raise ValueError(
       f"budget is {budget}, expected at least 2: the compiler's own choice and another one"
