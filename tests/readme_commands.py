@@ -20,8 +20,12 @@ import sys
 import tempfile
 import time
 
+from flax import traverse_util
+import numpy as np
+
 from tests.support import commands, saved_models
-from tpugraphs_jax.run import official
+import tpugraphs_jax
+from tpugraphs_jax.rankers import official_weights
 
 ROOT = Path(__file__).parents[1]
 DATA = "~/data/tpugraphs/npz"  # as the README writes it
@@ -91,10 +95,17 @@ def small(command: str, out: Path) -> str:
   command = command.replace("--scale medium", "--scale tiny").replace(*_OWN_MODULE)
   command = re.sub(r"(?<=[ =])(?=submission.csv)", f"{out}/", command)
   if _SAVED_MODEL in command:
-    saved_models.write(out / "model_HASH", official.read_weights(out / "weights.npz"))
+    saved_models.write(out / "model_HASH", official_weights_of(out / "late"))
   if "tpugraphs_jax.view" in command:  # which serves a page until it is interrupted
     command = with_files(command, out) + " --table"
   return re.sub(r"(?<=[ =,])out/", f"{out}/", command).replace(DATA, f"{out}/synthetic/npz")
+
+
+def official_weights_of(workdir: Path) -> list[np.ndarray]:
+  """The weights of a trained official model, in the order of Keras."""
+  ranker = tpugraphs_jax.load(workdir)
+  flat = traverse_util.flatten_dict(ranker.params)
+  return [flat[path] for path in official_weights.weight_order(ranker.family.network)]
 
 
 def with_files(text: str, out: Path) -> str:

@@ -18,7 +18,7 @@ COMMANDS = {
   "python -m tpugraphs_jax.sweep": "many runs: every point of a grid with every seed",
   "python -m tpugraphs_jax.leaderboard": "train every ranker on your data, with a page",
   "python -m tpugraphs_jax.report": "compare finished runs on a page",
-  "python -m tpugraphs_jax.run.official": "convert weights of the official code, both ways",
+  "python -m tpugraphs_jax.run.official": "read weights of the official code",
   "python -m tpugraphs_jax.submission": "join rankings to a submission, check one",
 }
 

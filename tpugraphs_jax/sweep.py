@@ -205,15 +205,13 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
   """Writes the settings of a new sweep; refuses (ValueError) a folder with other settings."""
   path = Path(out) / _SETTINGS
   if path.exists():
-    with trust.reading(path, "remove it, or give another --out"):
-      earlier = trust.parse(path.read_text())
-      trust.check(earlier, {}, "it")
-    for name, value in settings.items():
-      if earlier.get(name) != value:
-        raise ValueError(
-          f"{path} is of a sweep with {name} {earlier.get(name)}, now it is "
-          f"{value}: give the same, or another --out"
-        )
+    with trust.json_of(path, {}, "remove it, or give another --out") as earlier:
+      changed = next((name for name in settings if earlier.get(name) != settings[name]), None)
+    if changed is not None:
+      raise ValueError(
+        f"{path} is of a sweep with {changed} {earlier.get(changed)}, now it is "
+        f"{settings[changed]}: give the same, or another --out"
+      )
     return
   files.write_json(path, settings, indent=2)
 

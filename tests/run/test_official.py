@@ -13,6 +13,7 @@ import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.rankers import official_weights
 from tpugraphs_jax.run import official
 from tpugraphs_jax.train import results
@@ -34,7 +35,12 @@ def weights_of(kind, data_root, variant="", **fields):
     rng.normal(0, 0.3, shapes[path].shape).astype(np.float32)
     for path in official_weights.weight_order(experiment.ranker.family.network)
   ]
-  weights[0] = weights[0][: official.num_ops(data_root, COLLECTIONS[kind])]
+  largest = 0
+  for split in SPLITS:
+    for path in npz.split_files(data_root, COLLECTIONS[kind], split):
+      with np.load(path) as file:
+        largest = max(largest, file["node_opcode"].max())
+  weights[0] = weights[0][: largest + 1]
   return experiment, weights
 
 
@@ -48,11 +54,6 @@ def command(kind, data_root, weights, out, *changes, variant=""):
   config = f"--config={kind}.py:{variant or VARIANTS[kind]}"
   flags = config, f"--data_root={data_root}", f"--out={out}"
   return official.main([*flags, f"--weights={weights}", *(f"--set={change}" for change in changes)])
-
-
-def write_weights(model, data_root, path):
-  """Writes the weights of a model."""
-  return official.main([f"--model={model}", f"--data_root={data_root}", f"--weights={path}"])
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
@@ -109,19 +110,6 @@ def test_the_ranges_of_features_are_not_guessed(data_root, tmp_path, capsys):
   assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind", VARIANTS)
-def test_a_trained_model_becomes_the_official_weights_for_its_data(kind, data_root, tmp_path):
-  experiment, weights = weights_of(kind, data_root)
-  network = experiment.ranker.family.network
-  params = official_weights.params_from_official(network, with_all_opcodes(weights))
-  experiment.ranker.save(tmp_path / "model.npz", params, {})
-  path = tmp_path / "weights.npz"
-  assert write_weights(tmp_path, data_root, path) == 0
-  with np.load(path) as file:
-    for found, expected in zip(file.values(), weights, strict=True):
-      np.testing.assert_array_equal(found, expected)
-
-
 def test_opcodes_without_an_embedding_are_refused_by_number(data_root, tmp_path, capsys):
   _, weights = weights_of("tile", data_root)
   rows = len(weights[0])
@@ -138,12 +126,6 @@ def test_opcodes_without_an_embedding_are_refused_by_number(data_root, tmp_path,
   changed = dataclasses.replace(graph, node_opcode=opcode)
   with pytest.raises(ValueError, match=f"{graph.name} has opcode {rows}, .* 0 to {rows - 1}"):
     tpugraphs_jax.rank(tmp_path / "out", changed)
-  other = tmp_path / "npz" / "tile" / "xla" / "train"
-  other.mkdir(parents=True)
-  npz.write_tile(other / "a.npz", changed)
-  assert write_weights(tmp_path / "out", tmp_path / "npz", tmp_path / "again.npz") == 2
-  assert f"the data has the opcode {rows}, and the model" in capsys.readouterr().err
-  assert not (tmp_path / "again.npz").exists()
 
 
 def test_fields_of_the_config_can_be_changed(data_root, tmp_path, capsys):
@@ -164,22 +146,6 @@ def test_fields_of_the_config_can_be_changed(data_root, tmp_path, capsys):
     assert line.startswith(f"error: --set={change}: ") and complaint in line
   assert run("loss.losses=MSE:1") == 0
   assert tpugraphs_jax.load(tmp_path / "out").config.loss.losses == "MSE:1"
-
-
-@pytest.mark.parametrize(
-  "flags",
-  [
-    [],
-    ["--config=tile.py"],
-    ["--out=x"],
-    ["--model=x", "--config=tile.py"],
-    ["--model=x", "--config=tile.py", "--out=y"],
-  ],
-)
-def test_one_direction_is_asked_for(flags, capsys):
-  with pytest.raises(SystemExit):
-    official.main(["--weights=w.npz", "--data_root=d", *flags])
-  assert "give --config and --out to read --weights, or --model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

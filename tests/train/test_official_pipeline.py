@@ -309,15 +309,3 @@ def test_the_csv_file_ranks_all_configurations_as_the_official_scores_do(record)
       there[config] for config in expected[f"{record.collection}:{given.name}"] if config in there
     ]
     assert len(ranked) == len(there) and np.diff(ranked).min() >= -room  # equal ones in file order
-
-
-@of_runs
-def test_weights_come_back_bit_for_bit(record, tmp_path):
-  folder, data = converted(record)
-  path = tmp_path / "again.npz"
-  flags = [f"--model={folder / 'out'}", f"--data_root={data.data_root}", f"--weights={path}"]
-  assert official.main(flags) == 0
-  weights = record.weights(record.weight_steps[-1])
-  with np.load(path) as file:
-    for found, expected in zip(file.values(), weights, strict=True):
-      assert_same(found, expected)

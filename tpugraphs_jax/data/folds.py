@@ -85,9 +85,7 @@ def read(path: Path) -> tuple[Division, int]:
     FileNotFoundError: there is no such file.
     ValueError: it is damaged.
   """
-  with trust.reading(path, "train again"):
-    kept = trust.parse(path.read_text())
-    trust.check(kept, _SCHEMA, "it")
+  with trust.json_of(path, _SCHEMA, "train again") as kept:
     for collection, fold_of in kept["fold_of"].items():
       Collection(collection)  # refuses what is none
       for place in fold_of:

@@ -376,18 +376,10 @@ def _load_indices(indices_dir: str, source: str, search: str) -> dict[str, np.nd
     raise FileNotFoundError(
       f"{path} is missing: eval.indices_dir must name the folder with the published index files"
     )
-  try:
-    table = trust.parse(path.read_text())
-    return {name: _as_ids(ids) for name, ids in table.items()}
-  except (ValueError, TypeError, AttributeError, OverflowError) as error:
-    raise ValueError(f"{path} is not a table of configuration numbers: {error}") from None
-
-
-def _as_ids(values: list[int]) -> np.ndarray:
-  ids = np.array(values)
-  if ids.ndim != 1 or ids.dtype != np.int64:
-    raise ValueError(f"expected integers, found {str(values)[:40]}")
-  return ids
+  with trust.json_of(path, {...: [int]}, "expected a table of configuration numbers") as table:
+    if not all(table.values()):
+      raise ValueError("a graph has no number")
+    return {name: np.array(ids, np.int64) for name, ids in table.items()}
 
 
 def _select_indices(indices: dict[str, np.ndarray], name: str, configs: int) -> np.ndarray:

@@ -404,9 +404,8 @@ def load(path: Path) -> dict[str, Transform]:
     raise FileNotFoundError(
       f"{path} is missing: --workdir must name a folder that a model was trained in"
     )
-  with trust.reading(path, "train again"):
-    values = files.unseal(trust.parse(path.read_bytes()))
-    return {name: Transform.from_dict(v) for name, v in values.items()}
+  with trust.json_of(path, {}, "train again") as values:
+    return {name: Transform.from_dict(v) for name, v in files.unseal(values).items()}
 
 
 CONFIG = "config"  # name of the transform of configurations in a file

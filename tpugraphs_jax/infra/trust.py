@@ -73,6 +73,25 @@ def reading(path: str | os.PathLike[str], advice: str) -> Iterator[None]:
     raise ValueError(f"{path} is damaged ({reason}): {advice}") from None
 
 
+@contextlib.contextmanager
+def json_of(path: Path, schema: Any, advice: str) -> Iterator[Any]:
+  """Opens a JSON file for a block: its value, which has a schema.
+
+  Args:
+    path: the file.
+    schema: of the value, as of `check`.
+    advice: the end of the line for any error of the block, as of `reading`.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is no JSON of the schema, or the block raised an error.
+  """
+  with reading(path, advice):
+    value = parse(path.read_bytes())
+    check(value, schema, "it")
+    yield value
+
+
 def parse(text: str | bytes) -> Any:
   """The JSON value of a text.
 

@@ -182,8 +182,8 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     return read_file(model).config
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in")
-  with trust.reading(path, "train again"):
-    return trust.config(files.unseal(trust.parse(path.read_bytes()))["config"])
+  with trust.json_of(path, {}, "train again") as manifest:
+    return trust.config(files.unseal(manifest)["config"])
 
 
 def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Artefact:

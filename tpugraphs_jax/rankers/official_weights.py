@@ -1,4 +1,4 @@
-"""Converts weights of the official TensorFlow models to Flax parameters, and back."""
+"""Converts weights of the official TensorFlow models to Flax parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from flax import linen as nn
 from flax import traverse_util
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from tpugraphs_jax.rankers import tile
 from tpugraphs_jax.rankers.layout import res_model
@@ -69,24 +68,3 @@ def params_from_official(model: Any, weights: Sequence[np.ndarray]) -> dict[str,
     raise ValueError(f"{len(weights)} weights given, {type(model).__name__} has {len(order)}")
   flat = {path: jnp.asarray(weight, jnp.float32) for path, weight in zip(order, weights)}
   return traverse_util.unflatten_dict(flat)
-
-
-def official_from_params(model: Any, params: optax.Params, *, num_ops: int) -> list[np.ndarray]:
-  """Official weights `[...]` float32 from Flax parameters, in the order of Keras' `model.weights`.
-
-  Args:
-    model: a tile model or a layout `ResModel`.
-    params: the "params" collection.
-    num_ops: rows of the table of opcode embeddings: the largest opcode of the data, plus 1.
-
-  Raises:
-    ValueError: the official code does not have the model, or the table has fewer rows.
-  """
-  if num_ops > model.opcodes:
-    raise ValueError(
-      f"the data has the opcode {num_ops - 1}, and the model has embeddings of the "
-      f"opcodes 0 to {model.opcodes - 1}"
-    )
-  flat = traverse_util.flatten_dict(params)
-  table, *others = (np.asarray(flat[path], np.float32) for path in weight_order(model))
-  return [table[:num_ops], *others]

@@ -469,6 +469,7 @@ _CONFIG = {
   "task": str,
   "train": {"best_metric": str},
 }
+_MANIFEST = trust.Record(config=trust.Record(model=trust.Record(name=str)))
 _JUDGED = trust.Record(
   split=str, graphs=trust.COUNT, configurations=str, configurations_judged=trust.COUNT
 )
@@ -498,11 +499,8 @@ def read(folder: Path) -> RunRecord:
   path = folder / "config.json"
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in")
-  with trust.reading(path, "train again"):
-    manifest = trust.parse(path.read_bytes())
-    trust.check(manifest, trust.Record(config=trust.Record(model=trust.Record(name=str))), "it")
-    trust.check(manifest, _ABOUT, "it")
-    trust.check(manifest["config"], _CONFIG, "config")
+  with trust.json_of(path, _MANIFEST, "train again") as manifest:
+    trust.check(manifest, _ABOUT | {"config": _CONFIG}, "it")
     flat = traverse_util.flatten_dict(manifest["config"], sep=".")
     shown = lambda value: console.printable(value) if isinstance(value, str) else value
     config: dict[str, Any] = {name: shown(value) for name, value in flat.items()}
@@ -514,11 +512,8 @@ def read(folder: Path) -> RunRecord:
     division = json.dumps(folds.read(folder / folds.FILE)[0].fold_of, sort_keys=True)
   summary = {}
   if path.exists():
-    with trust.reading(path, "evaluate again"):
-      summary = trust.parse(path.read_bytes())
-      trust.check(summary, _SUMMARY, "it")
-      if "training" in summary:
-        trust.check(summary["training"], trust.Record(ended=str), "training")
+    with trust.json_of(path, _SUMMARY, "evaluate again") as summary:
+      trust.check(summary.get("training", {"ended": ""}), trust.Record(ended=str), "training")
       if summary.get("collection"):
         Collection(summary["collection"])  # refuses what is none
   rows, name = _rows(folder / "metrics.jsonl"), folder.name or str(folder)

@@ -1,24 +1,20 @@
-r"""Converts weights of the official TensorFlow baseline to a model of this project, and back.
+r"""Converts weights of the official TensorFlow baseline to a model of this project.
 
     python -m tpugraphs_jax.run.official --config=tile.py:EarlyJoinSAGE --weights=model_HASH \
         --data_root=~/data/tpugraphs/npz --out=out/official
-    python -m tpugraphs_jax.run.official --model=out/tile --data_root=~/data/tpugraphs/npz \
-        --weights=weights.npz
 
-The first command writes a model into `--out`, which evaluates and ranks like a working folder. It
-reads the folder of a SavedModel, as the official tile trainer writes it, or an `.npz` file. Neither
-needs TensorFlow. The second command writes the weights of a trained model. `weights.npz` holds the
-arrays of Keras' `trainable_variables` in their order. In TensorFlow they are written and read by
+The command writes a model into `--out`, which evaluates and ranks like a working folder. It reads
+the folder of a SavedModel, as the official tile trainer writes it, or an `.npz` file with the
+arrays of Keras' `trainable_variables` in their order. Neither needs TensorFlow. TensorFlow writes
+the `.npz` file by
 
     np.savez("weights.npz", *[w.numpy() for w in model.trainable_variables])
-    for w, array in zip(model.trainable_variables, np.load("weights.npz").values()):
-      w.assign(array)
 
 The first array is the table of opcode embeddings. It has `num_ops` rows, the largest opcode in the
-data plus 1. The model refuses graphs with larger opcodes; the second command reads `num_ops` from
-`--data_root`. Features are scaled by minima and maxima over the training split, without kernels of
-fewer than `batch.min_configs` configurations, as in the official trainer. No file of weights has
-them: `--data_root` must hold the training split on which the weights were trained.
+data plus 1, and the model refuses graphs with larger opcodes. Features are scaled by minima and
+maxima over the training split, without kernels of fewer than `batch.min_configs` configurations, as
+in the official trainer. No file of weights has them: `--data_root` must hold the training split on
+which the weights were trained.
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ import sys
 import numpy as np
 
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.rankers import model_file, official_weights, tensor_bundle
 from tpugraphs_jax.rankers.config import Config
@@ -102,39 +97,9 @@ def convert(config: Config, weights: list[np.ndarray], out: Path) -> int:
   return len(graphs)
 
 
-def weights_of(ranker: Ranker, data_root: str) -> list[np.ndarray]:
-  """The weights `[...]` float32 of a trained official model, in the order of Keras.
-
-  Args:
-    ranker: with parameters.
-    data_root: data whose largest opcode sets the rows of the table of opcode embeddings.
-
-  Raises:
-    ValueError: the model is not an official one, or has no embedding of an opcode.
-    FileNotFoundError: there is no data of the ranker's collection.
-  """
-  rows, network = num_ops(data_root, ranker.collection.name), ranker.family.network
-  return official_weights.official_from_params(network, ranker.params, num_ops=rows)
-
-
-def num_ops(data_root: str, collection: str) -> int:
-  """The largest opcode in all splits of a collection, plus 1, as in the official code."""
-  paths = [path for split in SPLITS for path in npz.files_there(data_root, collection, split)]
-  if not paths:
-    raise FileNotFoundError(
-      f"no graph of {collection} under {data_root}; set --data_root to the "
-      "folder that holds tile/ and layout/"
-    )
-  largest = 0
-  for path in paths:
-    with npz.NpzArchive(path) as archive:
-      largest = max(largest, int(archive.read("node_opcode").max()))
-  return largest + 1
-
-
 def _parser() -> argparse.ArgumentParser:
   parser = console.parser("run.official", __doc__.splitlines()[0])
-  parser.add_argument("--config", help="such as tile.py:EarlyJoinSAGE; with --out")
+  parser.add_argument("--config", required=True, help="such as tile.py:EarlyJoinSAGE")
   parser.add_argument(
     "--set",
     action="append",
@@ -143,13 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     dest="changes",
     help="changes a field of --config, such as model.hidden_dim=128",
   )
-  parser.add_argument("--out", help="folder for the model that is made from --weights")
-  parser.add_argument("--model", help="trained model whose weights are written to --weights")
+  parser.add_argument("--out", required=True, help="folder for the model")
   parser.add_argument(
     "--weights",
     required=True,
     type=Path,
-    help="SavedModel, read only; or arrays of model.trainable_variables, .npz",
+    help="SavedModel; or arrays of model.trainable_variables, .npz",
   )
   parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")
   return parser
@@ -178,22 +142,12 @@ def _config_of(args: argparse.Namespace) -> Config:
 @console.command
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
-  parser = _parser()
-  args = parser.parse_args(argv)
-  if bool(args.model) == bool(args.config) or bool(args.config) != bool(args.out):
-    parser.error("give --config and --out to read --weights, or --model to write them")
-  path = files.expanded(args.weights)
-  if args.model:
-    arrays = weights_of(Ranker.load(args.model), args.data_root)
-    with files.replacing(path, "wb") as file:
-      np.savez(file, *arrays)
-  else:
-    files.refuse(args.out, "--out")
-    out = files.expanded(args.out)
-    graphs = convert(_config_of(args), read_weights(path), out)
-    print(f"minima and maxima of features: over {graphs:,} training graphs in {args.data_root}")
-    path = out / model_file.MODEL_FILE
-  print(console.printable(f"wrote {path}"))
+  args = _parser().parse_args(argv)
+  files.refuse(args.out, "--out")
+  out = files.expanded(args.out)
+  graphs = convert(_config_of(args), read_weights(files.expanded(args.weights)), out)
+  print(f"minima and maxima of features: over {graphs:,} training graphs in {args.data_root}")
+  print(console.printable(f"wrote {out / model_file.MODEL_FILE}"))
   return 0
 
 

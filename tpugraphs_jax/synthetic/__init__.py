@@ -230,14 +230,11 @@ def _stamp(out: Path, names: Iterable[str], settings: dict) -> None:
   """Notes the settings in a folder and its collections; refuses to mix data of other settings."""
   path = out / STAMP
   if path.exists():
-    with trust.reading(path, "choose another folder or delete this one"):
-      stamp = trust.parse(path.read_text())
-      trust.check(stamp, {}, "it")
-    if stamp | settings != stamp:
-      raise ValueError(
-        f"{out} holds synthetic data of {stamp}, asked for is {settings}; "
-        "choose another folder or delete this one"
-      )
+    advice = "choose another folder or delete this one"
+    with trust.json_of(path, {}, advice) as stamp:
+      is_same = stamp | settings == stamp
+    if not is_same:
+      raise ValueError(f"{out} holds synthetic data of {stamp}, asked for is {settings}; {advice}")
   elif (out / "npz").exists():
     raise ValueError(
       f"{out / 'npz'} exists and is not known to be synthetic data; choose another folder"

@@ -184,11 +184,7 @@ def read(path: str | os.PathLike[str]) -> TunedProgram:
 
 def _record(path: str | os.PathLike[str]) -> dict[str, Any]:
   files.check_file(Path(path), _EXPECTED)
-  with trust.reading(path, f"expected {_EXPECTED}"):
-    record = trust.parse(Path(path).read_text())
-    if "cycles" in record.get("program", ()):
-      raise ValueError("it has cycles and no times, as of an earlier version: tune again")
-    trust.check(record, _SCHEMA, "it")
+  with trust.json_of(Path(path), _SCHEMA, f"expected {_EXPECTED}") as record:
     trust.check(record, _OPTIONS, "it")
   return record
 

@@ -31,6 +31,7 @@ _DEVICE_SHARE = 0.25
 _HOST_SHARE = 1 / 3
 _MOST_DEVICE_ENTRIES = 2**31 - 2  # indices are int32 on devices
 _CARD = "identity.json"  # of a saved table
+_CARD_SCHEMA = trust.Record(identity=str, sha256={...: str})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -289,11 +290,9 @@ class Snapshots:
       raise FileNotFoundError(
         f"{folder} is missing, the history table of the newest checkpoint: {again}"
       )
-    try:
-      card = files.unseal(trust.parse(path.read_text()))
-      identity, digests = card["identity"], dict(card["sha256"])
-    except (ValueError, KeyError, TypeError, OSError) as error:
-      raise ValueError(f"{path} is damaged ({error}): {again}") from None
+    with trust.json_of(path, _CARD_SCHEMA, again) as sealed:
+      card = files.unseal(sealed)
+      identity, digests = card["identity"], card["sha256"]
     for name, expected in digests.items():
       if not (folder / name).is_file() or files.digest_of(folder / name) != expected:
         raise ValueError(f"{folder / name} is damaged: its checksum does not fit; {again}")
