@@ -18,6 +18,7 @@ The released test graphs have no labels: `score` takes rankings of the validatio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+import functools
 import os
 from pathlib import Path
 import re
@@ -104,7 +105,7 @@ def _read_rows(*paths: _Place) -> dict[str, _Row]:
     files.check_file(local, "a CSV file of rankings")
     with open(local, encoding="utf-8-sig", errors="replace") as file:
       # Of a longer line only the beginning is read, which is no row.
-      lines = iter(lambda file=file: file.readline(_MOST_CHARACTERS), "")
+      lines = iter(functools.partial(file.readline, _MOST_CHARACTERS), "")
       if (header := next(lines, "")).strip().replace('"', "") != HEADER:
         raise ValueError(f"{path}:1: header is {header.strip()[:40]!r}, expected {HEADER!r}")
       for number, line in enumerate(lines, 2):
@@ -316,7 +317,7 @@ def _files_of(
   data_root: _Place, split: str, kept: tuple[folds.Division, int] | None = None
 ) -> dict[str, Path]:
   """The files of a split by ID; with folds, the files of its folds."""
-  by_id = {}
+  by_id: dict[str, Path] = {}
   for collection in datasets.RELEASED if kept is None else kept[0].fold_of:
     if kept is None:
       paths = npz.files_there(data_root, collection, split)
