@@ -32,7 +32,7 @@ _OWN_SLOWDOWN_KS = (1, 5, 10)  # programs of users have few configurations
 STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.synthetic` writes
 SYNTHETIC = "SYNTHETIC: run times of a machine model, no measurement of real programs"
 MEASURED = "measured run times of the released data set"
-UNKNOWN = "of unknown kind: no .json of `tpugraphs_jax.collect` lies beside the files"
+UNKNOWN = "of unknown kind: no .jsonl of `tpugraphs_jax.collect` lies beside the files"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,12 +143,10 @@ def label_kind(data_root: str, collection: Collection) -> str:
   if collection.name in RELEASED:
     return MEASURED
   folder = files.local_of(data_root) / collection.path  # the copies of the files of a bucket
-  notes = files.visible(folder, "*/*.json*")
+  notes = files.visible(folder, "*/*.jsonl")
   try:
-    text = notes[0].read_text(encoding="utf-8")
-    # `.json`: of earlier versions. The last line has what is known of a program.
-    note = text if notes[0].suffix == ".json" else text.splitlines()[-1]
-    return _of_note(trust.parse(note))
+    # The last line has what is known of a program.
+    return _of_note(trust.parse(notes[0].read_text(encoding="utf-8").splitlines()[-1]))
   except (IndexError, KeyError, TypeError, ValueError, OSError):  # none, or not of `collect`
     return UNKNOWN
 
