@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import device, gpus, optimised, pages
-from tests import compilers
+from tools import compilers
 
 
 def _module(function, *shapes):

@@ -1,1 +1,1 @@
-"""Scripts that make what is in the repository: tables, pictures, models that ship."""
+"""Scripts of continuous integration, and those that make what is in the repository."""

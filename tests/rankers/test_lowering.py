@@ -1,6 +1,6 @@
 """Functions on devices lower for GPUs and TPUs, on a machine that has neither.
 
-`tests/compilers.py` compiles the plain steps of tiles, whole programs and tables for both; they are
+`tools/compilers.py` compiles the plain steps of tiles, whole programs and tables for both; they are
 not lowered here again.
 """
 

@@ -1,6 +1,6 @@
 """Compiles small steps for a TPU v3 and an NVIDIA H100: part of CI.
 
-    python -m tests.compilers
+    python -m tools.compilers
 
 Makes an environment with the packages of this one and the compilers, or uses the environment of
 `TPUGRAPHS_COMPILERS_PYTHON=.../bin/python` as it is. Where the compilers cannot be installed the

@@ -1,6 +1,6 @@
 """Runs the commands and the Python of README.md and docs/ on tiny data: part of CI.
 
-    python -m tests.readme_commands
+    python -m tools.readme_commands
 
 Changed are only the size (variant `ci`, scale `tiny`, one epoch), the data and where files go; one
 run draws its report page. Commands for the network and for hours (benchmarks) are asked for

@@ -1,6 +1,6 @@
 """Installs the package with the oldest packages that setup.cfg allows, and uses it: part of CI.
 
-    python -m tests.wheel
+    python -m tools.wheel
 
 Builds a wheel, which must hold every file of the package, and installs it as the notebooks do on
 Colab, in an empty environment, with exactly the floors of `install_requires`. Far from the
