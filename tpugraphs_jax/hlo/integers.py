@@ -27,7 +27,7 @@ _MOST_VISITED = 2_000  # instructions between an array and the operation that re
 ASSUMED, LOWEST, HIGHEST = "assumed", "lowest", "highest"
 # What assumed integers mean. Starts are those of equal parts, with the end of the last one.
 INDEX, POSITION, GROUPS = "index", "position", "groups"
-LENGTHS, STARTS, COUNT = "lengths", "starts", "count"
+LENGTHS, STARTS, COUNT, ITERATIONS = "lengths", "starts", "count", "iterations"
 _ROWS_OF_GROUPS = "ragged-dot"  # name of the kernels that XLA makes of a ragged product
 
 _DTYPES = {
@@ -75,7 +75,8 @@ class Meaning:
   """What integers mean.
 
   Attributes:
-    kind: `INDEX`, `POSITION`, `GROUPS`, `LENGTHS`, `STARTS` or `COUNT`.
+    kind: `INDEX`, `POSITION`, `GROUPS`, `LENGTHS`, `STARTS`, `COUNT` or `ITERATIONS` (of a
+      loop, which are no array).
     limits: of an index the sizes of the dimensions that its components select from; of a position,
       a length and a count the largest one; of groups and starts the number of rows.
     reader: the name of the instruction that reads them.

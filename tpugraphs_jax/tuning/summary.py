@@ -125,6 +125,7 @@ _MEANINGS = {
   integers.LENGTHS: "a length is half of {}",
   integers.STARTS: "sequences share {} rows equally",
   integers.COUNT: "a count is {}",
+  integers.ITERATIONS: "a loop has {} iterations",
 }
 
 
@@ -140,8 +141,9 @@ def _assumed(row: Row) -> str:
   if row.extremes:
     low, high = row.extremes
     return (
-      f"{text}; with equal indices, first positions and all rows in one group the time is "
-      f"{low:.3g} ms, with indices that all differ and last positions {high:.3g} ms"
+      f"{text}; with equal indices, first positions, all rows in one group and one iteration the "
+      f"time is {low:.3g} ms, with different indices, last positions and 100 iterations "
+      f"{high:.3g} ms"
     )
   return text
 

@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.schedules import CHIP, cost, EMPTY
 from tpugraphs_jax.tuning.schedule import chips, kernel
+from tpugraphs_jax.tuning.schedule.arrays import Arrays
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 
 
@@ -156,7 +157,7 @@ def test_waits_that_nothing_ends_and_unknown_sizes_have_no_time(lines, why):
 
 
 def test_a_dma_that_a_core_starts_for_both_raises_the_flag_of_its_own_core():
-  core = kernel.KernelCore(chips.chips()["tpu:v5p"], {})
+  core = kernel.KernelCore(chips.chips()["tpu:v5p"], Arrays(32))
   flag = 3 << 18
   of_both = flag | (flag | 0x6000) << 16 & 0xFFFFFFFF  # as schedules of a v5p compute it
   core.start_dma("dma.hbm_to_vmem", 0.0, {"size_in_granules": 32, "dst_syncflagno": of_both})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.schedules import CHIP, EMPTY, stored, text
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import integers, proto
 from tpugraphs_jax.tuning.schedule import bundles, chips, executor, kernel, linker, program
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
 
@@ -16,12 +16,15 @@ def _call(name, *registers):
   return f"%1 = inlined_call {', '.join(registers)} /* %{name} = fusion(%x) */"
 
 
-def _simulate(schedules, *instructions, **options):
+def _module(*instructions):
   nodes = [proto.HloInstructionProto(name=name, opcode="fusion") for name in instructions]
-  module = proto.HloModuleProto(
+  return proto.HloModuleProto(
     computations=[proto.HloComputationProto(id=1, instructions=nodes)], entry_computation_id=1
   )
-  return program.Simulation(module, schedules, "tpu:v6e", **options).time(CHIP)
+
+
+def _simulate(schedules, *instructions, **options):
+  return program.Simulation(_module(*instructions), schedules, "tpu:v6e", **options).time(CHIP)
 
 
 def _stored_time(name, **options):
@@ -158,11 +161,35 @@ def test_both_sides_of_a_conditional_count_and_are_named():
   assert {row.name for row in time.kernels} == {"a", "b"}
 
 
-def test_a_loop_whose_end_is_data_has_no_time():
-  lines = ("@5 %s1_s1 = spop %9", "%p2_p0 = scmp.eq.s32.totalorder %s1_s1, 0")
-  loop = (*lines, _call("a"), "%3 = sbr.rel (%p2_p0) target = $region5", *[EMPTY] * 4)
-  time = _simulate({"TLP": text(*loop), "a": _KERNEL})
-  assert time.milliseconds is None and "iterations" in time.why
+def _loop_on(condition):
+  """A program whose loop goes on while a condition on `s1`, which vectors compute, holds."""
+  start = ("%s4_s4 = smov 0", "@5 %s1_s1 = spop %9 ;; %s5_s4 = sadd.s32 1, %s4_s4")
+  ends = ("%3 = sbr.rel (%p2_p0) target = $region5", *[EMPTY] * 4)
+  return {"TLP": text(*start, *condition, _call("a"), *ends), "a": _KERNEL}
+
+
+def test_a_loop_that_only_data_ends_has_assumed_iterations():
+  loop = _loop_on(["%p2_p0 = scmp.eq.s32.totalorder %s1_s1, 0"])
+  simulation = program.Simulation(_module(), loop, "tpu:v6e")
+  times = [simulation.time(CHIP)]
+  times += [simulation.at(how, {}).time(CHIP) for how in (integers.LOWEST, integers.HIGHEST)]
+  assert [time.kernels[0].calls for time in times] == [10, 1, 100]
+  assert "loop" in program.simulate(_module(), loop, "tpu:v6e").assumed
+
+
+def test_a_loop_with_a_counter_that_data_may_end_before_runs_to_its_end():
+  condition = (
+    "%p6_p1 = scmp.lt.s32.totalorder %s5_s4, 37",
+    "%p7_p3 = scmp.eq.s32.totalorder %s1_s1, 0",
+    "%p2_p0 = pand %p6_p1, %p7_p3",
+  )
+  (time,) = _simulate(_loop_on(condition)).kernels
+  assert time.calls == 37
+
+
+def test_a_loop_on_what_is_not_known_has_no_time():
+  time = _simulate(_loop_on(["%p2_p0 = sfancy.u32 1, 2"]))
+  assert time.milliseconds is None and "sfancy" in time.why
 
 
 @pytest.mark.parametrize("schedules", [{}, {"TLP": "nothing"}, {"TLP": text(EMPTY)}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
@@ -10,6 +11,49 @@ from tpugraphs_jax.tuning.schedule.linker import Branch, Core, Schedule
 from tpugraphs_jax.tuning.schedule.words import Unknown
 
 MOST_BLOCKS = 4_000_000  # executed blocks of one kernel
+# Iterations after which a loop that data may end has no counter that ends it.
+_MOST_CONTINUED = 2_000
+
+
+class Open(Exception):
+  """A loop, by the word of its branch, that nothing but data ends."""
+
+
+class DataLoops:
+  """Loops that data may end: they go on until their counters end them.
+
+  Args:
+    iterations: of a loop that nothing but data ends.
+    open_loops: words of the branches of such loops.
+
+  Attributes:
+    has_open: whether a loop that nothing but data ends has run.
+  """
+
+  def __init__(self, iterations: int, open_loops: Container[int]):
+    self._iterations, self._open = iterations, open_loops
+    self._counts: dict[int, int] = {}
+    self.has_open = False
+
+  def goes_on(self, unknown: Unknown, branch: Branch) -> bool:
+    """Whether a loop has another iteration.
+
+    Raises:
+      Unreadable: an operation that is not known decides it.
+      Open: it has no counter, and is none of the loops that are known to have none.
+    """
+    if not unknown.is_data:
+      raise Unreadable(f"the number of iterations of a loop is unknown, {unknown.why}")
+    count = self._counts[branch.taken] = self._counts.get(branch.taken, 0) + 1
+    if branch.taken not in self._open:
+      if count > _MOST_CONTINUED:
+        raise Open(branch.taken)
+      return True
+    self.has_open = True
+    if count < self._iterations:
+      return True
+    self._counts[branch.taken] = 0
+    return False
 
 
 def run(
@@ -48,7 +92,7 @@ def run(
     for branch in block.branches:
       taken = registers[branch.taken]
       if taken.__class__ is Unknown:
-        taken = core.choose(taken, branch.is_backward)
+        taken = core.choose(taken, branch)
       if taken:
         if jump is not None:
           raise Unreadable("a branch is taken in the slots of another")

@@ -24,7 +24,7 @@ _POINTER_BITS = 18
 _BOTH_CORES = 0x6000 << 16
 _IS_READ = 1 << 27  # in the overrides of a general DMA: it comes from the HBM
 _WORD = 0xFFFFFFFF
-_COMPUTED = Unknown("it depends on a word that was computed or read from an array", is_data=True)
+_COMPUTED = Unknown("it depends on a word that was computed or read from an array")
 # Words of a DMA's descriptor in scalar memory (v2 and v3) and the bits that are read of them.
 _DESTINATION, _SOURCE, _SIZE, _FLAG = 1, 4, 6, 7
 _SIZE_MASK, _FLAG_BITS, _HBM_BIT = 0xFFFFF, 0x1C00, 0x200
@@ -43,7 +43,8 @@ class Cost:
     bundles: how many are executed.
     units: operations of the matrix, the vector and the load and store units that are executed.
     written: words that it copies from scalar memory into its outputs, by the number of the output.
-    branches: how often it runs what a value decides that it computes.
+    branches: how often it runs what data decides.
+    has_open_loops: whether nothing but data ends one of its loops.
     limit: what bounds it, where something else than its operations and its memory does.
   """
 
@@ -56,6 +57,7 @@ class Cost:
   units: tuple[int, ...]
   written: Mapping[int, Sequence[Any]] = dataclasses.field(default_factory=dict)
   branches: int = 0
+  has_open_loops: bool = False
   limit: str = ""
 
   @property
@@ -73,7 +75,13 @@ class Cost:
 
 
 class KernelCore:
-  """A core that executes one kernel; see `linker.Core`."""
+  """A core that executes one kernel; see `linker.Core`.
+
+  Attributes:
+    loops: those that data may end.
+  """
+
+  loops: executor.DataLoops
 
   def __init__(self, chip: Chip, arrays: Arrays, busy: float = 0.0):
     self.memory, self.arrays = Memory(_COMPUTED), arrays
@@ -134,9 +142,11 @@ class KernelCore:
   def call(self, name: str, now: float, arguments: Mapping[str, Any]) -> float:
     raise Unreadable("it calls another kernel")
 
-  def choose(self, unknown: Unknown, is_backward: bool) -> bool:
-    """Runs what a value decides that is not known; how often a loop runs has to be known."""
-    if is_backward or not unknown.is_data:
+  def choose(self, unknown: Unknown, branch: linker.Branch) -> bool:
+    """Runs what vector operations decide; which tiles scalar operands choose has to be known."""
+    if branch.is_backward:
+      return self.loops.goes_on(unknown, branch)
+    if not unknown.is_data:
       raise Unreadable(unknown.why)
     self.branches += 1
     return False
@@ -148,6 +158,7 @@ def simulate(
   *,
   registers: Mapping[str, Any] | None = None,
   operands: Mapping[int, Sequence[int]] | None = None,
+  iterations: int = 10,
   busy: float = 0.0,
   core: Callable[[Chip, Arrays, float], KernelCore] = KernelCore,
 ) -> Cost:
@@ -158,26 +169,44 @@ def simulate(
     chip: constants of its generation.
     registers: words in registers where the call gives them.
     operands: words of inputs that scalar memory needs, such as scalar prefetch, by index.
+    iterations: of a loop that nothing but data ends.
     busy: cycles for which the HBM still moves what was started before the call.
     core: makes the core that executes it.
 
   Raises:
     Unreadable: the kernel has no time; the message says why.
   """
-  words = dict(registers or {})
+  open_loops: set[int] = set()
+  while True:
+    loops = executor.DataLoops(iterations, open_loops)
+    try:
+      return _simulate(schedule, chip, registers or {}, operands or {}, loops, busy, core)
+    except executor.Open as loop:
+      open_loops.add(loop.args[0])
+
+
+def _simulate(
+  schedule: linker.Schedule,
+  chip: Chip,
+  registers: Mapping[str, Any],
+  operands: Mapping[int, Sequence[int]],
+  loops: executor.DataLoops,
+  busy: float,
+  core: Callable[[Chip, Arrays, float], KernelCore],
+) -> Cost:
+  words = dict(registers)
   arrays = Arrays(chip.granule)
   outputs: dict[int, tuple[str, int]] = {}
   for register, (name, space) in schedule.operands.items():
     kind, _, index = name.partition(" ")
     is_read = kind in ("input", "const") and register in schedule.read_operands
-    given = (operands or {}).get(int(index)) if is_read else None
+    given = operands.get(int(index)) if is_read else None
     if space == SCALAR:
       if given is not None and len(given) == 1:
         words[register] = given[0] & _WORD if isinstance(given[0], int) else given[0]
       elif register not in words:
         words[register] = Unknown(
-          f"the scalar operand {index} has no value: data decides it, or integers without values",
-          is_data=True,
+          f"the scalar operand {index} has no value: data decides it, or integers without values"
         )
       continue
     if not isinstance(words.get(register), int):
@@ -186,6 +215,7 @@ def simulate(
     if kind == "output":
       outputs[int(index)] = space, words[register]
   unit = core(chip, arrays, busy)
+  unit.loops = loops
   cycles, counts = executor.run(schedule, unit, schedule.registers(unit, words), chip)
   executed = [(count, block) for count, block in zip(counts, schedule.blocks) if count]
   units = [
@@ -201,4 +231,5 @@ def simulate(
     tuple(units),
     {n: found for n, place in outputs.items() if (found := arrays.written(*place))},
     unit.branches,
+    loops.has_open,
   )

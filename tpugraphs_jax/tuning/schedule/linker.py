@@ -56,7 +56,7 @@ class Core(Protocol):
   def call(self, name: str, now: float, arguments: Mapping[str, Any]) -> float:
     """Executes a kernel with words in registers; returns its cycles."""
 
-  def choose(self, unknown: Unknown, is_backward: bool) -> bool:
+  def choose(self, unknown: Unknown, branch: Branch) -> bool:
     """Whether a branch whose condition is unknown is taken."""
 
 

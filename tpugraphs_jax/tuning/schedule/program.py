@@ -29,7 +29,8 @@ PROGRAM = "TLP"  # the name under which libtpu writes the program
 _RUNTIME = "<late-"  # calls that begin and end a program; they are not part of its time
 _SPARSE = b"sparse_core_config"
 _NAMED = 3  # kernels in a sentence
-_MOST_CONTINUED = 2_000  # iterations of loops that nothing but data ends
+# Iterations of a loop that nothing but data ends: assumed, and the ends between which they lie.
+_ITERATIONS = {integers.LOWEST: 1, integers.ASSUMED: 10, integers.HIGHEST: 100}
 _MOST_EVENTS = 200_000  # of a run that are kept
 # A word that the runtime writes: whether the program before has loaded an array for this one, as it
 # has where a program runs again and again.
@@ -96,7 +97,7 @@ class ProgramTime:
     copy_stall: cycles of `between` that wait for such copies.
     kernels: the longest first.
     conditionals: how many branches depend on data; all their sides are counted.
-    continued: iterations of loops that data could have ended before; all are counted.
+    has_open_loops: whether nothing but data ends a loop; its iterations are assumed.
     assumed: what integers mean whose values are assumed, by the name of their array.
     extremes: cycles of one run with the lowest and the highest of these; empty where none is
       assumed.
@@ -116,7 +117,7 @@ class ProgramTime:
   kernels: tuple[KernelTime, ...]
   conditionals: int
   stopped: str = ""
-  continued: int = 0
+  has_open_loops: bool = False
   assumed: Mapping[str, Meaning] = dataclasses.field(default_factory=dict)
   extremes: tuple[float, ...] = ()
   events: tuple[Event, ...] = ()
@@ -160,6 +161,9 @@ def simulate(
   )
   time = simulation.time()
   assumed = {**given.assumed, **simulation.instructions.integers.assumed}
+  if time.has_open_loops:
+    limits = (_ITERATIONS[integers.ASSUMED],)
+    assumed["loop"] = Meaning(integers.ITERATIONS, limits, "which nothing but data ends")
   if not assumed or time.stopped:
     return time
   ends = [
@@ -184,6 +188,8 @@ class Simulation:
     self._module, self._arguments = module, arguments or {}
     self.instructions = _Instructions(module, self._arguments, operands or {}, integers.ASSUMED)
     self.schedules, self._chip = schedules, chips()[target]
+    self.how = integers.ASSUMED
+    self.open_loops = set[int]()  # the words of branches of loops that nothing but data ends
     self.costs: dict[tuple, Cost] = {}  # of calls of kernels, by all on which they depend
     self._linked: dict[str, linker.Schedule | Unreadable] = {}
 
@@ -193,6 +199,9 @@ class Simulation:
     stopped = ""
     try:
       cycles = run.execute()
+    except executor.Open as loop:
+      self.open_loops.add(loop.args[0])
+      return self.time(chip)
     except Unreadable as error:
       cycles, stopped = run.cycles_of_kernels, f"the program has no time: {error}"
     why = stopped
@@ -213,7 +222,7 @@ class Simulation:
       tuple(rows),
       run.conditionals,
       stopped,
-      run.continued,
+      run.has_open_loops,
       events=tuple(sorted(run.events)),
       communication=tuple(run.communication.values()),
       exposed=run.exposed,
@@ -232,6 +241,7 @@ class Simulation:
       operands: as of the class.
     """
     other = copy.copy(self)
+    other.how = how
     other.instructions = _Instructions(self._module, self._arguments, operands, how)
     return other
 
@@ -287,7 +297,8 @@ class Run:
   def __init__(self, simulation: Simulation, chip: Chip):
     self.memory, self.arrays = Memory(_RUNTIME_WORD), Arrays(chip.granule)
     self.rows: dict[str, KernelTime] = {}
-    self.conditionals = self.continued = 0
+    self.conditionals = 0
+    self.has_open_loops = bool(simulation.open_loops)
     self.copy_stall = 0.0
     self.exposed = 0.0  # cycles in which it waits for other devices
     self.link_stall = 0.0  # of these outside of kernels
@@ -295,6 +306,7 @@ class Run:
     self.events: list[Event] = []
     self._simulation, self._chip = simulation, chip
     self._flags: dict[int, Flag] = {}
+    self._loops = executor.DataLoops(_ITERATIONS[simulation.how], simulation.open_loops)
     self._copies: list[_Copy] = []
     self._moved_until = 0.0
 
@@ -341,13 +353,17 @@ class Run:
     schedule = self._simulation.linked(source)
     words, inputs = self._inputs(schedule, name, arguments)
     contents = tuple((index, tuple(known)) for index, known in sorted(inputs.items()))
-    costs, key = (
-      self._simulation.costs,
-      (source, self._chip, tuple(sorted(words.items())), contents),
-    )
+    costs = self._simulation.costs
+    key: tuple = (source, self._chip, tuple(sorted(words.items())), contents)
+    if key in costs and costs[key].has_open_loops:
+      key = (*key, self._simulation.how)
     if key not in costs:
-      costs[key] = kernel.simulate(schedule, self._chip, registers=words, operands=inputs)
+      iterations = _ITERATIONS[self._simulation.how]
+      costs[key] = kernel.simulate(
+        schedule, self._chip, registers=words, operands=inputs, iterations=iterations
+      )
     cost = costs[key]
+    self.has_open_loops |= cost.has_open_loops
     for register, (description, _) in schedule.operands.items():
       kind, _, index = description.partition(" ")
       if kind == "output" and isinstance(arguments.get(register), int):
@@ -453,16 +469,14 @@ class Run:
   def _flag(self, address: int) -> Flag:
     return self._flags.setdefault(address, Flag())
 
-  def choose(self, unknown: Unknown, is_backward: bool) -> bool:
+  def choose(self, unknown: Unknown, branch: linker.Branch) -> bool:
     """Runs all sides of what depends on data, one after the other.
 
-    A loop that data may end goes on until its counter ends it.
+    A loop that data may end goes on until its counter ends it; without a counter it has assumed
+    iterations.
     """
-    if is_backward:
-      self.continued += 1
-      if self.continued > _MOST_CONTINUED:
-        raise Unreadable(f"the number of iterations of a loop is unknown, {unknown.why}")
-      return True
+    if branch.is_backward:
+      return self._loops.goes_on(unknown, branch)
     if unknown is not _RUNTIME_WORD and unknown.guess is None:
       self.conditionals += 1
     return False

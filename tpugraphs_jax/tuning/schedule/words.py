@@ -28,7 +28,8 @@ class Unknown:
   Args:
     why: a short clause, such as "operand 2 of the kernel has no value".
     guess: its value where the choice between two sizes depends on it; None: none is made.
-    is_data: whether data decides it, and not an operation that is not known.
+    is_data: whether data decides it: no operation that is not known, and no operand without a
+      value.
     allocation: where it is an address, the number of the allocation in which it lies; None: it may
       lie anywhere.
   """
