@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-LANES := test-faults test-hosts test-systems test-runs test-docs
+LANES := test-browser test-faults test-hosts test-systems test-runs test-docs
 
 STARTED := $(shell date +%s)
 TOOK = $$(($$(date +%s) - $(STARTED))) s
@@ -69,6 +69,13 @@ test-hosts: install
 	  echo "import site; site.addsitedir('$$packages')" > beside.pth
 	$(HOSTS)/bin/python -m pip install --quiet apache-beam 'moto[server]' s3fs
 	$(HOSTS)/bin/python $(PYTEST) --lane=hosts
+
+# Pages in Chromium.
+test-browser: install
+	command -v chromium chromium-browser google-chrome > /dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq chromium; }
+	$(call INSTALL,'playwright>=1.50')
+	$(BIN)/python $(PYTEST) --lane=browser
 
 test-all: test $(LANES)
 

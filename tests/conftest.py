@@ -16,6 +16,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 # Slow tests, by lane, which `--lane` chooses: `make test-faults` and others. Paths are relative to
 # this folder. `make test` runs all other tests, the lane `quick`.
 LANES = {
+  "browser": ("browser",),
   "faults": ("faults",),
   "hosts": (
     "infra/test_parallel.py",

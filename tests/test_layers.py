@@ -29,6 +29,7 @@ WITHIN = {
   ("run", "report"),
   ("submission", "data"),
   ("submission", "metrics"),
+  ("tuning", "report"),
   ("view", "tuning"),
 }
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

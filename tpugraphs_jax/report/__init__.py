@@ -5,7 +5,8 @@
 runs      reads working folders: runs, and groups of runs with one config
 errors    Kendall tau by size, configurations and opcodes of graphs
 figures   curves, graphs, ranks (matplotlib)
-page      one HTML file without anything from elsewhere, from the template page.html (jinja2)
+page      the page of runs, from the template page.html
+templates what all pages have in common (jinja2)
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ def write(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
     FileNotFoundError: a folder holds no run.
     ValueError: a file of a run is damaged.
   """
-  from tpugraphs_jax.report import figures, page, runs  # matplotlib takes a second
+  from tpugraphs_jax.report import page, runs  # matplotlib takes a second
 
   folder = os.path.dirname(os.fspath(out)) or "."
   text = page.render(runs.read_all(folders), folder)
   with files.replacing(out, encoding="utf-8") as file:
-    file.write(figures.without_controls(text))
+    file.write(text)
 
 
 def try_write(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import io
 import logging
-import re
 from typing import Any
 
 from matplotlib import figure, rc_context
 import numpy as np
 
 from tpugraphs_jax import metrics
+from tpugraphs_jax.report import templates
 from tpugraphs_jax.report.runs import (
   BY_GRAPH,
   DEFAULT,
@@ -51,16 +51,7 @@ _STYLE: dict[Any, Any] = {
   ),
 }
 _WIDTH = 6.8  # inches, 653 pixels of a page
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BAND = (10, 90)  # percentiles over graphs
-
-
-def without_controls(text: str) -> str:
-  """A text of a page or figure, with a sign in the place of characters that XML does not allow.
-
-  Names of folders and values of a config may have them.
-  """
-  return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def svg(drawn: figure.Figure) -> str:
@@ -68,7 +59,7 @@ def svg(drawn: figure.Figure) -> str:
   with rc_context(_STYLE | {"svg.hashsalt": "report"}):
     text = io.StringIO()
     drawn.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-  drawing = without_controls(text.getvalue())
+  drawing = templates.without_controls(text.getvalue())
   element = drawing[drawing.index("<svg") :]  # without the head of an XML file
   return element.replace(_INK, "currentColor").replace(_GRID, "var(--line)")
 
@@ -91,11 +82,6 @@ def all_of(comparison: RunComparison) -> dict[str, figure.Figure]:
     for drawn in by_title.values():
       _legend(drawn)
   return by_title
-
-
-def short_kind(kind: str) -> str:
-  """The kind of labels in a word or two for a title: SYNTHETIC, ESTIMATE, measured."""
-  return "unknown kind" if kind.startswith("of ") else kind.split()[0].rstrip(":,")
 
 
 def _axes(columns: int = 1, height: float = 3.3):

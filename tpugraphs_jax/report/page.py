@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 import datetime
-from importlib import resources
 import itertools
 import math
 import os
@@ -12,11 +11,9 @@ from pathlib import Path
 import shlex
 from typing import Any
 
-import jinja2
-
 from tpugraphs_jax import metrics
 from tpugraphs_jax.infra import files
-from tpugraphs_jax.report import errors, figures
+from tpugraphs_jax.report import errors, figures, templates
 from tpugraphs_jax.report.runs import (
   BY_GRAPH,
   comparisons,
@@ -46,15 +43,9 @@ def render(runs: Sequence[RunRecord], folder: str = "") -> str:
     runs: at least one.
     folder: of the page, from which links to files of the runs start; without it there are none.
   """
-  environment = jinja2.Environment(
-    autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-  )
-  environment.filters |= {"shown": _shown, "kind": figures.short_kind}
-  is_number = lambda cell: isinstance(cell, (int, float, tuple)) or cell == ""
-  environment.tests["numeric"] = lambda column: all(map(is_number, column))
-  template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
   compared = comparisons(runs)
-  return environment.from_string(template).render(
+  return templates.render(
+    "page.html",
     runs=runs,
     sections=[_section(comparison) for comparison in compared],
     names=list(dict.fromkeys(name for comparison in compared for name in comparison.references)),
@@ -207,17 +198,6 @@ def _links(run: RunRecord, folder: str) -> dict[str, str]:
 def _table(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
   """A table of rows with cells by column, without the columns that are empty in every row."""
   rows = list(rows)
-  is_told = lambda name: any(_shown(row.get(name, "")) not in ("–", "") for row in rows)
+  is_told = lambda name: any(templates.shown(row.get(name, "")) not in ("–", "") for row in rows)
   head = list(filter(is_told, dict.fromkeys(itertools.chain(*rows))))
   return {"head": head, "rows": [[row.get(name, "") for name in head] for row in rows]}
-
-
-def _shown(value: Any) -> str:
-  """A cell: an integer, a number to four places, a mean with its deviation, or words."""
-  if isinstance(value, tuple):
-    mean, deviation = value
-    return _shown(mean) + ("" if math.isnan(deviation) else f" ± {deviation:.4f}")
-  if isinstance(value, float):
-    small = "< 0.0001" if 0 < value < 5e-5 else f"{value:.4f}"
-    return "–" if math.isnan(value) else small
-  return f"{value:,}" if isinstance(value, int) else str(value)

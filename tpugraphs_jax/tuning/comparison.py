@@ -11,8 +11,9 @@ import dataclasses
 import math
 
 from tpugraphs_jax.hlo import tpu
-from tpugraphs_jax.infra.console import Table, Tables
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning.costs import KernelCost, Row
+from tpugraphs_jax.tuning.page import Page, Step
 from tpugraphs_jax.tuning.summary import Estimate
 
 _MOST = 10
@@ -69,7 +70,7 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Comparison(Tables):
+class Comparison(Page):
   """Programs before and after, as text and as tables of a notebook.
 
   Attributes:
@@ -97,6 +98,24 @@ class Comparison(Tables):
         title = f"{pair.name}, {target}: {len(cells)} of {len(changed)} kernels whose time changed"
         head = "ms more|before, ms|after, ms|kernel|shape|scope|line".split("|")
         yield Table(head, cells, title)
+
+  def _title(self) -> str:
+    return f"{', '.join(dict.fromkeys(pair.name for pair in self.pairs))}: before and after"
+
+  def _steps(self) -> Iterator[Step]:
+    for pair in self.pairs:
+      target = tpu.short_name(pair.after.target)
+      several = f"{pair.name}, " * (len({pair.name for pair in self.pairs}) > 1)
+      yield Step(f"{several}{target} before", pair.before)
+      yield Step(f"{several}{target} after", pair.after)
+
+  def _verdict(self) -> Iterator[str]:
+    for pair in self.pairs:
+      name, target, before, after, ratio, _ = _cells(pair)
+      took = f"{ratio} of its time, " if ratio else ""
+      changed = f"; {_culprits(pair)}" if pair.is_slower else ""
+      verdict = "slower" if pair.is_slower else "not slower"
+      yield f"{name}, {target}: {verdict}, {took}{before} to {after} ms{changed}"
 
   def _notes(self) -> Iterator[str]:
     for pair in self.pairs:

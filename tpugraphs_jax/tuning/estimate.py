@@ -22,7 +22,7 @@ import jax
 
 from tpugraphs_jax.hlo import calls, jaxprs, meshes, topology, tpu
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.tuning import comparison, compiler, costs, profile, programs, summary
+from tpugraphs_jax.tuning import comparison, compiler, costs, page, profile, programs, summary
 from tpugraphs_jax.tuning.costs import Row
 from tpugraphs_jax.tuning.summary import Estimate
 
@@ -219,6 +219,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     help="a profile of a TPU, or XProf's HLO Op Stats: prints its times beside estimates of the "
     "source, or of the HLO modules in the profile",
   )
+  parser.add_argument("--html", type=Path, help="a page with the pictures of the result")
+  parser.add_argument("--trace", type=Path, help="a timeline in JSON, which Perfetto opens")
   parser.add_argument(
     "--timeout", type=float, default=compiler.TIMEOUT, help="seconds for one compilation"
   )
@@ -226,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   console.check_seconds("--timeout", args.timeout)
   comparison.check_slower(args.slower)
   if args.profile:
-    return _beside_profile(args.profile, args.source, args.targets, args.timeout)
+    return _beside_profile(args.profile, args.source, args.targets, args.timeout, args.html)
   if args.source is None:
     raise ValueError("there is no source: name FILE.py:KEY, or a profile with --profile")
   before = summary.load(args.against) if args.against else []
@@ -247,17 +249,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{estimates[-1]}\n", flush=True)
   if args.save:
     summary.save(estimates, args.save)
+  if args.trace:
+    page.together(estimates).save_trace(args.trace)
   if not args.against:
+    if args.html:
+      page.together(estimates).save_html(args.html)
     return 0
   compared = comparison.compare(before, estimates, slower=args.slower)
   print(compared)
+  if args.html:
+    compared.save_html(args.html)
   return int(compared.is_slower)
 
 
 def _beside_profile(
-  path: Path, source: str | None, targets: Sequence[str] | None, timeout: float
+  path: Path, source: str | None, targets: Sequence[str] | None, timeout: float, html: Path | None
 ) -> int:
-  """Prints the times of a profile beside estimates.
+  """Prints the times of a profile beside estimates, and writes their page.
 
   Raises:
     ValueError: there are several targets or programs, or as `profile.compare`.
@@ -271,4 +279,6 @@ def _beside_profile(
   one = lambda call, target: estimate_call(call, [target], timeout=timeout).rows[0]
   compared = profile.compare(path, one, call=call, target=targets[0] if targets else "")
   print("\n\n".join(map(str, compared)))
+  if html:
+    page.together(compared).save_html(html)
   return 0

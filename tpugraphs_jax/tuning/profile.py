@@ -21,9 +21,10 @@ import jax
 from tpugraphs_jax import columns
 from tpugraphs_jax.hlo import calls, module_graph, names, profiles, proto, tpu, tpu_kernels
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.infra.console import Table, Tables
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import comparison
 from tpugraphs_jax.tuning.costs import KernelCost, Row
+from tpugraphs_jax.tuning.page import Page
 from tpugraphs_jax.tuning.schedule import chips
 
 _LISTED = 30
@@ -64,7 +65,7 @@ class Operation:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Measured(Tables):
+class Measured(Page):
   """A module of a profile beside its estimate, as text and as tables of a notebook.
 
   Attributes:
@@ -111,6 +112,18 @@ class Measured(Tables):
     head = "operation|calls|measured, ms|estimated, ms|estimated / measured|kernel|shape|scope|line"
     yield Table(head.split("|"), [_cells(operation) for operation in listed], title)
     yield Table(["", "measured, ms", "estimated, ms", "estimated / measured"], self._sums())
+
+  def _title(self) -> str:
+    return f"{self.name}: measured and estimated"
+
+  def _kind(self) -> str:
+    return "measured, beside ESTIMATES"
+
+  def _verdict(self) -> Iterator[str]:
+    for name, *cells in self._sums():
+      words = ("measured {} ms", "estimated {} ms", "a ratio of {}")
+      told = [word.format(cell) for word, cell in zip(words, cells) if cell]
+      yield f"{name}: {', '.join(told)}"
 
   def _sums(self) -> list[list[str]]:
     measured = lambda operation: operation.measured

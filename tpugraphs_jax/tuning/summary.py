@@ -13,8 +13,8 @@ import jax
 
 from tpugraphs_jax.hlo import integers, topology, tpu
 from tpugraphs_jax.infra import console, files, trust
-from tpugraphs_jax.infra.console import Table, Tables
-from tpugraphs_jax.tuning import costs
+from tpugraphs_jax.infra.console import Table
+from tpugraphs_jax.tuning import costs, page
 from tpugraphs_jax.tuning.costs import DEVICES, Row
 from tpugraphs_jax.tuning.schedule import chips
 from tpugraphs_jax.version import __version__
@@ -24,14 +24,13 @@ _LARGEST = 1 << 26  # bytes of a file
 _DEAREST = 10
 _NAMED = 3  # kernels, or assumptions, in a sentence
 _LARGEST_BUFFERS = 5
-_PADDED = 1.05  # a buffer from so many times the bytes of its elements on is padded
 _GIB = 2**30
 _CAPTURED = 2**24  # bytes of code from which it has captured arrays
 _FITS = {True: "yes, {:.4g} GiB", False: "no, {:.4g} GiB", None: ""}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Estimate(Tables):
+class Estimate(page.Page):
   """What a function costs, as text and as tables of a notebook.
 
   Attributes:
@@ -69,6 +68,19 @@ class Estimate(Tables):
       tables += [_kernels(row)] * bool(row.kernels) + [_moves(row)] * (row.moves_ms > 0)
       tables += [_buffers(row)] * bool(row.live.buffers)
     return tables
+
+  def _page_tables(self) -> list[Table]:
+    """The pages of programs have all kernels and buffers."""
+    return [self._tables()[0], *(_moves(row) for row in self.rows if row.moves_ms > 0)]
+
+  def _title(self) -> str:
+    return f"{self.name}: what it costs on a TPU"
+
+  def _steps(self) -> list[page.Step]:
+    return [page.Step(tpu.short_name(row.target), row) for row in self.rows]
+
+  def _verdict(self) -> Iterator[str]:
+    return map(page.verdict, self._steps())
 
   def _notes(self) -> Iterator[str]:
     """What the estimates leave out, what they come from, and why some are missing."""
@@ -261,23 +273,11 @@ def _buffers(row: Row) -> Table:
   """The largest buffers at the peak of a program's memory."""
   live = row.live
   largest = live.buffers[:_LARGEST_BUFFERS]
-  cells = [
-    [
-      f"{buffer.size / _GIB:.3g}",
-      f"{buffer.padding:.3g}x" if buffer.padding >= _PADDED else "",
-      buffer.kind,
-      buffer.shape,
-      buffer.operation,
-      buffer.scope,
-      buffer.where,
-    ]
-    for buffer in largest
-  ]
   title = (
     f"{tpu.short_name(row.target)}: {live.peak_bytes / _GIB:.3g} GiB are live at the peak; the "
     f"{len(largest)} largest of {len(live.buffers)} buffers"
   )
-  return Table("GiB|padded|kind|shape|operation|scope|line".split("|"), cells, title)
+  return page.buffers_table(largest, title)
 
 
 def _place(kernel: costs.KernelCost) -> list[str]:

@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from tpugraphs_jax.hlo import calls, jaxprs, tpu
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.infra.console import Table, Tables
-from tpugraphs_jax.tuning import compiler, costs, labels, measure, programs, summary
+from tpugraphs_jax.infra.console import Table
+from tpugraphs_jax.tuning import compiler, costs, labels, measure, page, programs, summary
+from tpugraphs_jax.tuning.page import Page
 
 Tile = Mapping[str, Any]
 # Tiles whose times differ by less have no sure order: the ratio of two times of a Pallas kernel is
@@ -52,7 +54,7 @@ class TileTime:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Tiles(Tables):
+class Tiles(Page):
   """Tiles in the order of their times, as text and as a table of a notebook.
 
   Attributes:
@@ -97,6 +99,19 @@ class Tiles(Tables):
     best = self.times[0].milliseconds if self.times else None
     rows = [_cells(time, names, best) for time in self.times]
     return [Table(head, rows, f"{self.name}: tiles by time ({where})")]
+
+  def _title(self) -> str:
+    return f"{self.name}: tiles by time"
+
+  def _kind(self) -> str:
+    return super()._kind() if self.target else "measured on this machine"
+
+  def _verdict(self) -> Iterator[str]:
+    if (best := self.best) is not None:
+      values = ", ".join(f"{name}={value}" for name, value in best.items())
+      ms = self.times[0].milliseconds
+      yield f"the fastest of {len(self.times)} tiles is {values}: {ms:.3g} ms"
+    yield from self._notes()
 
   def _notes(self) -> Iterator[str]:
     if not self.to_measure:
@@ -258,10 +273,15 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = console.parser("tune_tiles", "Orders the tiles of kernels by time.")
   parser.add_argument("source", help="FILE.py:KEY, or FILE.py with a dictionary TILES")
   parser.add_argument("--target", help="such as v6e; without it: measures on this machine")
+  parser.add_argument("--html", type=Path, help="a page with the tables")
   args = parser.parse_args(argv)
   if args.target:
     jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
+  results = []
   for name, (kernel, arguments, tiles) in programs.load_tiles(args.source).items():
     tuned = tune_tiles(kernel, *arguments, tiles=tiles, target=args.target)
-    print(f"{dataclasses.replace(tuned, name=name)}\n", flush=True)
+    results.append(dataclasses.replace(tuned, name=name))
+    print(f"{results[-1]}\n", flush=True)
+  if args.html:
+    page.together(results).save_html(args.html)
   return 0

@@ -33,13 +33,14 @@ import numpy as np
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.hlo import calls
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.infra.console import Table, Tables
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ensemble, load, Ranker
 from tpugraphs_jax.tuning import choosing, labels, layouts, measure, prior, strategies
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.labels import Raw
+from tpugraphs_jax.tuning.page import Page
 from tpugraphs_jax.tuning.problem import Problem
 
 # The model that ships for each target; None is the machine at hand. A prior of the effects of
@@ -49,7 +50,7 @@ STRATEGIES = ("learned", "model")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Tuned(Tables):
+class Tuned(Page):
   """A function with the best choice that was labelled, and the record of the search.
 
   Attributes:
@@ -131,6 +132,15 @@ class Tuned(Tables):
       f"Apply it, for a gain of {1 - self.ratio:.1%}: "
       f'tuned.save("layouts.json"), and where {name} runs: fast = {call}'
     )
+
+  def _title(self) -> str:
+    return f"{self.problem.name}: choices of layouts"
+
+  def _kind(self) -> str:
+    return super()._kind() if self.label.target else "measured on this machine"
+
+  def _verdict(self) -> list[str]:
+    return [self.decision, self._summary()]
 
   def _notes(self) -> list[str]:
     return [" ".join(filter(None, [self.label.worth, self.order])), self.decision]
