@@ -90,8 +90,10 @@ demo: install
 	  --data_root=out/demo_kernels/npz --workdir=out/demo_tile $(DEMO_KERNELS) $(DEMO)
 	$(BIN)/python run_layout.py --config=configs/layout.py:own,recommended \
 	  --data_root=data/own/npz --workdir=out/demo_layout $(DEMO)
-	@echo "make demo took $(TOOK), with installation"
-	@$(BIN)/python -m tpugraphs_jax.report --verdict out/demo_tile out/demo_layout
+	@$(BIN)/python -m tpugraphs_jax.report --verdict out/demo_tile
+	@$(BIN)/python examples/demo.py out/demo_layout
+	@echo "make demo took $(TOOK), with installation; it drew out/demo_tile/report.html and \
+	out/demo_layout/report.html"
 
 # The documentation as a site in out/site, which needs no network; warnings are errors. To read it with
 # search: .venv/bin/python -m http.server -d out/site

@@ -150,7 +150,7 @@ def test_equal_configurations_are_scored_once_unless_a_network_compares_them(net
   family = families.make("tile", network, **{"batch.configs": 6, "eval.configs": 6})
   asked = []
 
-  def run(params, graphs, config_ids, *, progress=False):
+  def run(params, graphs, config_ids):
     asked.extend(ids.tolist() for ids in config_ids)
     return [np.zeros(len(ids), np.float32) for ids in config_ids]
 

@@ -236,7 +236,7 @@ def test_scores_of_a_network_that_compares_configurations_are_means_over_orders(
     "tile", SlateMean(), **{"batch.configs": 3, "eval.configs": 3, "eval.permutations": orders}
   )
 
-  def run(params, graphs, config_ids, *, progress=False):
+  def run(params, graphs, config_ids):
     calls.append([ids.tolist() for ids in config_ids])
     values = [numbers[ids] for numbers, ids in zip(made, config_ids)]
     return [np.array([np.mean(v[i - i % 3 : i + 1]) for i in range(len(v))]) for v in values]
@@ -269,7 +269,7 @@ def test_scores_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
     for name, graph in zip("abc", tile_graphs([(3, 2, 9)] * 3))
   ]
 
-  def run(params, graphs, config_ids, *, progress=False):
+  def run(params, graphs, config_ids):
     return [
       np.array([np.mean(ids[i - i % 3 : i + 1]) for i in range(len(ids))]) for ids in config_ids
     ]

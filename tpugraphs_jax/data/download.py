@@ -75,6 +75,7 @@ def archive_name(collection: str) -> str:
   return f"npz_{collection.replace(':', '_')}.tar"
 
 
+@console.working("downloading a collection")
 def download_collection(
   data_root: str | os.PathLike[str], collection: str, *, base_url: str = BASE_URL
 ) -> Path:

@@ -133,6 +133,7 @@ def _summary_lines(graph: HloGraph) -> Iterator[str]:
     yield f"  {index}  {node.opcode}  {shape} <- {operands}  {origin.name}{where}"
 
 
+@console.working("reading a program")
 def featurize(
   source: Any,
   /,

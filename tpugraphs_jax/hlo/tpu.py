@@ -140,8 +140,9 @@ def compile_function(
     ValueError: the function maps over devices, or as `full_name`.
     jax.errors.JaxRuntimeError: the compiler refuses the function or an option.
   """
-  call = jaxprs.for_one_device(calls.Call(function, args, kwargs or {}))
-  lowered, options = lower(call, target), call.compiler_options(compiler_options or {})
+  with console.working(f"lowering for {short_name(target)}"):
+    call = jaxprs.for_one_device(calls.Call(function, args, kwargs or {}))
+    lowered, options = lower(call, target), call.compiler_options(compiler_options or {})
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
@@ -150,7 +151,8 @@ def compile_function(
       options |= {"xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment"}
       options["xla_dump_hlo_as_proto"] = True
     schedule_dump.clear()
-    compiled = lowered.compile(compiler_options=options)
+    with console.working(f"compiling for {short_name(target)}"):
+      compiled = lowered.compile(compiler_options=options)
     schedules = schedule_dump.take()
     if keep_stages:
       before_layouts = with_layouts_of(*(_stage(Path(folder), name) for name in _STAGES))

@@ -67,17 +67,18 @@ class Work:
     self.what, self.is_on = what, is_on
     self._total, self._unit, self._count = total, unit, 0.0
     self._start = time.monotonic()
-    hidden = None if unit and is_on and machine.is_primary() else True  # None: on a terminal
-    is_size = unit == "B"
-    self._bar = tqdm.tqdm(
-      desc=what,
-      total=total,
-      unit=unit if is_size else f" {unit}",
-      unit_scale=is_size,
-      disable=hidden,
-      leave=False,
-      delay=1.0,  # seconds; shorter work has no bar
-    )
+    self._bar = None
+    if unit and is_on and machine.is_primary():
+      is_size = unit == "B"
+      self._bar = tqdm.tqdm(
+        desc=what,
+        total=total,
+        unit=unit if is_size else f" {unit}",
+        unit_scale=is_size,
+        disable=None,  # outside of a terminal
+        leave=False,
+        delay=1.0,  # seconds; shorter work has no bar
+      )
 
   def begin(self, what: str) -> None:
     """Names the part that begins now."""
@@ -86,7 +87,8 @@ class Work:
   def update(self, count: float = 1) -> None:
     """Counts what is done."""
     self._count += count
-    self._bar.update(count)
+    if self._bar is not None:
+      self._bar.update(count)
 
   def note(self, line: str) -> None:
     """Writes a line to standard error, unless nothing is wanted."""
@@ -95,13 +97,15 @@ class Work:
 
   def refresh(self, said: str) -> bool:
     """Draws the bar with what is done now; False where there is none, as outside of a terminal."""
-    if not self._bar.disable:
-      self._bar.set_postfix_str(_how_to_stop(), refresh=False)
-      self._bar.set_description(said)
-    return not self._bar.disable
+    if self._bar is None or self._bar.disable:
+      return False
+    self._bar.set_postfix_str(_how_to_stop(), refresh=False)
+    self._bar.set_description(said)
+    return True
 
   def close(self) -> None:
-    self._bar.close()
+    if self._bar is not None:
+      self._bar.close()
 
   def __str__(self) -> str:
     if not self._unit:

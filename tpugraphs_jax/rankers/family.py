@@ -193,7 +193,6 @@ class Family:
     graphs: Sequence[Any],
     config_ids: Sequence[np.ndarray] | None = None,
     *,
-    progress: bool = False,
     permutations: int | None = None,
   ) -> list[np.ndarray]:
     """Scores of configurations of each graph, `[n]` float32, larger = slower.
@@ -206,7 +205,6 @@ class Family:
       params: of the network.
       graphs: prepared graphs.
       config_ids: `[n]` int64 for each graph; all configurations in file order unless given.
-      progress: shows a bar.
       permutations: number of orders, the first as given; `eval.permutations` unless given.
 
     Raises:
@@ -227,28 +225,23 @@ class Family:
     ):
       if compares:
         orders = options.permutations if permutations is None else permutations
-        scores = self._mean_over_orders(params, graphs, config_ids, progress, orders)
+        scores = self._mean_over_orders(params, graphs, config_ids, orders)
       else:
         parts = [distinct_rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
         once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
-        distinct = self.run_network(params, graphs, once, progress=progress)
+        distinct = self.run_network(params, graphs, once)
         scores = [of_graph[which] for of_graph, (_, which) in zip(distinct, parts)]
     for graph, of_graph in zip(graphs, scores):
       _check_finite(graph.name, of_graph)
     return scores
 
   def run_network(
-    self,
-    params: optax.Params,
-    graphs: Sequence[Any],
-    config_ids: Sequence[np.ndarray],
-    *,
-    progress: bool = False,
+    self, params: optax.Params, graphs: Sequence[Any], config_ids: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
     """Runs the network: scores `[n]` float32 of configurations `[n]` int64 of each graph."""
-    return self.encoder(params, graphs, config_ids, progress=progress)
+    return self.encoder(params, graphs, config_ids)
 
-  def _mean_over_orders(self, params, graphs, config_ids, progress, orders: int):
+  def _mean_over_orders(self, params, graphs, config_ids, orders: int):
     rngs = [rng_of(graph, self.config.seed) for graph in graphs]
     total = [np.zeros(len(ids)) for ids in config_ids]
     for number in range(orders):
@@ -256,7 +249,7 @@ class Family:
       if number:
         order = [rng.permutation(len(ids)) for rng, ids in zip(rngs, config_ids)]
       permuted = [ids[o] for ids, o in zip(config_ids, order)]
-      scores = self.run_network(params, graphs, permuted, progress=progress)
+      scores = self.run_network(params, graphs, permuted)
       for sums, o, new in zip(total, order, scores):
         sums[o] += new
     return [(sums / orders).astype(np.float32) for sums in total]

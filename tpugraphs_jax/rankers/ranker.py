@@ -27,7 +27,7 @@ from tpugraphs_jax.data import plan, reduction, selection
 from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
 from tpugraphs_jax.data.transforms import fit, from_saved, NodeFeatures, to_saved, Transform
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LayoutConfigs, LOWERED, OpGraph, TileConfigs
-from tpugraphs_jax.infra import files, parallel, trust
+from tpugraphs_jax.infra import console, files, parallel, trust
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.rankers.explain import (
@@ -222,26 +222,24 @@ class Ranker:
   # Scores.
 
   def scores(
-    self,
-    graphs: Sequence[OpGraph],
-    config_ids: Sequence[np.ndarray] | None = None,
-    *,
-    progress: bool = False,
+    self, graphs: Sequence[OpGraph], config_ids: Sequence[np.ndarray] | None = None
   ) -> list[np.ndarray]:
     """Scores of configurations of each graph, `[n]` float32, larger = slower.
 
     Args:
       graphs: with configurations.
       config_ids: `[n]` int64 for each graph; all configurations in file order unless given.
-      progress: shows a bar.
 
     Raises:
       ValueError: a graph has no configurations of the ranker's kind.
     """
-    for graph in graphs:
-      self.check(graph)
-    prepared = [self.prepare(graph) for graph in graphs]
-    return self.family.scores(self.params, prepared, config_ids, progress=progress)
+    prepared = []
+    with console.working("preparing", total=len(graphs), unit="graphs") as work:
+      for graph in graphs:
+        self.check(graph)
+        prepared.append(self.prepare(graph))
+        work.update()
+    return self.family.scores(self.params, prepared, config_ids)
 
   def rank(self, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
     """Configuration numbers of a graph from fastest to slowest, `[C]` int64, and all scores.
@@ -253,6 +251,7 @@ class Ranker:
       logging.warning(f"{graph.name}: the five best have equal scores, and stay in file order")
     return np.argsort(scores, kind="stable"), scores
 
+  @console.working("explaining")
   def explain(self, graph: OpGraph, config: int, *, against: int | None = None) -> Explanation:
     """How much each choice of a configuration changes its score, the largest change first.
 
@@ -277,6 +276,7 @@ class Ranker:
     rows = exchanges(lambda changed: self.scores([changed])[0], graph, config, against=against)
     return Explanation(rows, graph, config, against)
 
+  @console.working("proposing")
   def propose(self, graph: OpGraph, n: int = 10, *, near: int | None = None) -> Proposals:
     """The n configurations with the lowest predicted cost, whether measured or not.
 
@@ -440,20 +440,15 @@ class Ensemble:
     return f"<Ensemble of {len(self.rankers)} rankers of {self.collection.name}>"
 
   def scores(
-    self,
-    graphs: Sequence[OpGraph],
-    config_ids: Sequence[np.ndarray] | None = None,
-    *,
-    progress: bool = False,
+    self, graphs: Sequence[OpGraph], config_ids: Sequence[np.ndarray] | None = None
   ) -> list[np.ndarray]:
     """Combined scores of configurations of each graph, `[n]` float64, larger = slower.
 
     Args:
       graphs: with configurations.
       config_ids: `[n]` int64 for each graph; all configurations in file order unless given.
-      progress: shows a bar for each ranker.
     """
-    by_ranker = [ranker.scores(graphs, config_ids, progress=progress) for ranker in self.rankers]
+    by_ranker = [ranker.scores(graphs, config_ids) for ranker in self.rankers]
     return [
       np.mean([self._combine(scores.astype(np.float64)) for scores in of_graph], axis=0)
       for of_graph in zip(*by_ranker)

@@ -149,7 +149,6 @@ class Encoder:
     config_ids: Sequence[np.ndarray],
     *,
     blocks: Sequence[tuple[int, int]] | None = None,
-    progress: bool = False,
   ) -> Iterator[tuple[int, Any]]:
     """Outputs graph by graph, small graphs first, so that memory holds outputs of few graphs.
 
@@ -158,7 +157,6 @@ class Encoder:
       graphs: prepared graphs.
       config_ids: `[n]` int64 for each graph.
       blocks: node range of each graph, for networks that sample a block of nodes.
-      progress: shows a bar.
 
     Yields:
       The number of a graph, and its outputs `[n, ...]`, sums over its pieces. Where `configs` is
@@ -171,7 +169,7 @@ class Encoder:
     units = [unit for i in by_size for unit in self._units(i, pieces[i], config_ids[i], configs)]
     left = np.bincount([unit.graph for unit in units], minlength=len(graphs))
     outputs: dict[int, Any] = {}
-    for unit, output in self._outputs(params, pieces, units, blocks, configs, progress):
+    for unit, output in self._outputs(params, pieces, units, blocks, configs):
       number = unit.graph
       outputs[number] = self._add(outputs.get(number), unit, output, len(config_ids[number]))
       left[number] -= 1
@@ -226,7 +224,7 @@ class Encoder:
     total[unit.start : unit.start + count] += output[:count]
     return total
 
-  def _outputs(self, params, pieces, units: list[Unit], blocks, configs, progress):
+  def _outputs(self, params, pieces, units: list[Unit], blocks, configs):
     """Every unit with its output, in the same order in all processes."""
     batches = _runs_of(units, self._graphs)
     groups = _runs_of(batches, parallel.local_device_count())

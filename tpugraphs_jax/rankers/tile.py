@@ -72,11 +72,9 @@ class LateJoin(TileFamily):
     params: optax.Params,
     graphs: Sequence[PreparedGraph[TileConfigs]],
     config_ids: Sequence[np.ndarray],
-    *,
-    progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each kernel; see `Family.run_network`."""
-    pooled = np.stack(self.encoder(params, graphs, config_ids, progress=progress))
+    pooled = np.stack(self.encoder(params, graphs, config_ids))
     parts = [graph.configs.config_feat[ids] for graph, ids in zip(graphs, config_ids)]
     feat = np.concatenate([self.transform(part) for part in parts])
     kernel = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])

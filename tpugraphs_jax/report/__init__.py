@@ -21,6 +21,7 @@ from tpugraphs_jax.infra import console, files
 FILE = "report.html"  # the page of a run, in its working folder
 
 
+@console.working("drawing the report page")
 def write(folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:
   """Writes the page of one or several runs.
 

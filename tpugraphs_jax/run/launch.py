@@ -39,7 +39,11 @@ def launch(values: flags.FlagValues, kind: str) -> None:
       "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
       "(layouts: variant gst_ed)"
     )
-    with console.explaining_devices(), parallel.explaining_memory(advice):
+    with (
+      console.working(f"run_{kind}"),
+      console.explaining_devices(),
+      parallel.explaining_memory(advice),
+    ):
       if values.dry_run:
         _dry_run(values)
         return

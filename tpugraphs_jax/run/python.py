@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tpugraphs_jax import report
-from tpugraphs_jax.infra import files
+from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.rankers import model_file, ranker
 from tpugraphs_jax.rankers.config import Config
 from tpugraphs_jax.run import configs
@@ -51,6 +51,7 @@ class Run:
     return f"<Run {self.workdir}: {', '.join(known) or 'not evaluated'}>"
 
 
+@console.working("train_model")
 def train_model(
   config: str | os.PathLike[str] | Config,
   *,

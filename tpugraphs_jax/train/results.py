@@ -244,7 +244,7 @@ def evaluate(ranker: Ranker, data: Data, workdir: Path, *, split: str = "") -> N
   if not graphs:
     return
   graphs = [ranker.prepare(graph) for graph in graphs]  # frees the raw graphs
-  scores = ranker.family.scores(ranker.params, graphs, ids, progress=True)
+  scores = ranker.family.scores(ranker.params, graphs, ids)
   judged = Judged(config, data, split or "valid", graphs, ids, scores)
   _finish(judged, workdir, started, _predicted_ns(judged))
 
@@ -265,7 +265,7 @@ def evaluate_ensemble(
   graphs, ids = _to_judge(data, ensemble.rankers, split)
   if not graphs:
     return
-  scores = ensemble.scores(graphs, ids, progress=True)
+  scores = ensemble.scores(graphs, ids)
   begin_summary(config, workdir, data)
   update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
   graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]  # frees the raw graphs
@@ -466,7 +466,7 @@ def predict(data: Data, ranker: Ranker | Ensemble, workdir: Path, *, split: str 
   Warns of graphs whose five best configurations have equal scores: they stay in file order.
   """
   graphs, name = data.load(split), data.collection.name
-  scores = ranker.scores(graphs, progress=True)
+  scores = ranker.scores(graphs)
   if not machine.is_primary():
     return
   path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")

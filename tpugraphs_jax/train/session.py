@@ -105,6 +105,7 @@ class Session(contextlib.AbstractContextManager):
 
   def __enter__(self) -> Session:
     with contextlib.ExitStack() as stack:  # closes what is open if the next one fails
+      self._work = stack.enter_context(console.working("training"))
       stack.enter_context(parallel.stop_together())
       self._signals = stack.enter_context(tasks.StopSignals())
       check_workdir(self._workdir, self._run)
@@ -165,6 +166,7 @@ class Session(contextlib.AbstractContextManager):
     """Surrounds the call of a step: marks it in a trace, and times the first one."""
     if not self.compile_seconds:
       console.say("compiling the training step")
+    self._work.begin(f"training step {step + 1} of {self._training.timetable.total_steps}")
     self._started = time.monotonic()
     with jax.profiler.StepTraceAnnotation("train", step_num=step):
       yield

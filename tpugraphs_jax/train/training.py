@@ -125,7 +125,8 @@ def train_ranker(
   results.announce(config, data)
   # One run at a time may write to the folder.
   with files.hold(workdir) if machine.is_primary() else contextlib.nullcontext():
-    graphs, valid = load_graphs(ranker, collections, workdir, resume=resume)
+    with console.working("reading the data"):
+      graphs, valid = load_graphs(ranker, collections, workdir, resume=resume)
     shared = dataclasses.replace(
       shared,
       about=config.to_dict(),

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.hlo.calls import Call
+from tpugraphs_jax.infra import console
 
 _ROUNDS, _MOST_ROUNDS, _MOST_SECONDS = 20, 400, 60.0
 _BATCH_SECONDS = 5e-3
@@ -99,8 +100,9 @@ def measure(
   failed = 0
   for number, function, compiler_options in functions:
     try:
-      version = compile_function(function, values, compiler_options)
-      outputs = jax.block_until_ready(version(*_fresh(version, values)))
+      with console.working(f"compiling version {len(compiled) + failed + 1}"):
+        version = compile_function(function, values, compiler_options)
+        outputs = jax.block_until_ready(version(*_fresh(version, values)))
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
       yield number, error
       if first is None:
@@ -173,16 +175,18 @@ def _rounds(
   rng, started = np.random.default_rng(seed), time.monotonic()
   calls = {number: _calls(function, values) for number, function in compiled.items()}
   seconds: dict[int, list[float]] = {number: [] for number in compiled}
-  for turn in range(_MOST_ROUNDS):
-    if turn >= _ROUNDS and (
-      _noise(seconds, equal)[0] < _STILL or time.monotonic() - started > _MOST_SECONDS
-    ):
-      break
-    best = min((min(times) for times in seconds.values() if times), default=np.inf)
-    for number in rng.permutation(list(compiled)).tolist():
-      if turn >= _HOPELESS_ROUNDS and min(seconds[number]) > _HOPELESS * best:
-        continue
-      seconds[number].append(seconds_of_call(compiled[number], values, calls[number]))
+  with console.working("measuring") as work:
+    for turn in range(_MOST_ROUNDS):
+      if turn >= _ROUNDS and (
+        _noise(seconds, equal)[0] < _STILL or time.monotonic() - started > _MOST_SECONDS
+      ):
+        break
+      work.begin(f"measuring {len(compiled)} versions, round {turn + 1} of {_ROUNDS} or more")
+      best = min((min(times) for times in seconds.values() if times), default=np.inf)
+      for number in rng.permutation(list(compiled)).tolist():
+        if turn >= _HOPELESS_ROUNDS and min(seconds[number]) > _HOPELESS * best:
+          continue
+        seconds[number].append(seconds_of_call(compiled[number], values, calls[number]))
   return seconds
 
 

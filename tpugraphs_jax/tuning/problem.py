@@ -24,6 +24,7 @@ from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.hlo import calls, jaxprs, proto
 from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.hlo.search import Dims
+from tpugraphs_jax.infra import console
 from tpugraphs_jax.tuning import choosing, costs, draw, labels
 from tpugraphs_jax.tuning.choosing import Group, Orders
 from tpugraphs_jax.tuning.draw import Numbers
@@ -76,7 +77,8 @@ class Problem:
   ):
     self.call, self.label, self.seed = Call(function, args, kwargs or {}), label, seed
     self.name = name or self.call.__name__
-    self.choices = choosing.choices(self.call, *self.call.arrays, operands=operands)
+    with console.working(f"tracing {self.name}"):
+      self.choices = choosing.choices(self.call, *self.call.arrays, operands=operands)
     self.compiler_options = compiler_options
     self.default: Numbers = (0,) * (len(self.choices.groups) + len(compiler_options))
     module = label.graph(self.apply(self.default), self.call.arrays)

@@ -76,21 +76,16 @@ class BlockFamily(LayoutFamily):
     return plan.sample_block(len(graph.opcode), self.config.batch.keep_nodes, rng)
 
   def run_network(
-    self,
-    params: optax.Params,
-    graphs: Sequence[PreparedGraph],
-    config_ids: Sequence[np.ndarray],
-    *,
-    progress: bool = False,
+    self, params: optax.Params, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
     """Scores `[n]` float32; with the mode `dropout` the mean over sampled blocks."""
     if self.network.dropout != "dropout":
-      return super().run_network(params, graphs, config_ids, progress=progress)
+      return super().run_network(params, graphs, config_ids)
     rngs = [scorer.rng_of(graph, self.config.seed) for graph in graphs]
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):
       blocks = [self.draw_block(graph, rng) for graph, rng in zip(graphs, rngs)]
-      runs.append(self.encoder(params, graphs, config_ids, blocks=blocks, progress=progress))
+      runs.append(self.encoder(params, graphs, config_ids, blocks=blocks))
     return [np.mean(scores, axis=0) for scores in zip(*runs)]
 
 

@@ -207,7 +207,7 @@ class Segments(Family):
     first = np.cumsum([0] + [len(graph.configs) for graph in graphs])
     logging.info(f"refreshing the readouts of {first[-1]} configurations of {len(graphs)} graphs")
     totals = None
-    for number, total in self.encoder.stream(params, graphs, ids, progress=True):
+    for number, total in self.encoder.stream(params, graphs, ids):
       if totals is None:
         shape = int(first[-1]), total.shape[1]
         totals = np.lib.format.open_memmap(path, "w+", np.float32, shape=shape)
@@ -241,15 +241,10 @@ class Segments(Family):
     return jax.jit(lambda params, *args: score({"params": params}, *args))
 
   def run_network(
-    self,
-    params: optax.Params,
-    graphs: Sequence[SegmentedGraph],
-    config_ids: Sequence[np.ndarray],
-    *,
-    progress: bool = False,
+    self, params: optax.Params, graphs: Sequence[SegmentedGraph], config_ids: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each program, from all segments with eta = 1."""
-    totals = self.encoder.stream(params, graphs, config_ids, progress=progress)
+    totals = self.encoder.stream(params, graphs, config_ids)
     scores = {i: self.scores_of_totals(params, graphs[i], total) for i, total in totals}
     return [scores[number] for number in range(len(graphs))]
 
@@ -358,17 +353,12 @@ class HeadFamily(Family):
     return optax.partition({"head": optimizer, "frozen": optax.set_to_zero()}, label)
 
   def run_network(
-    self,
-    params: optax.Params,
-    graphs: Sequence[SegmentedGraph],
-    config_ids: Sequence[np.ndarray],
-    *,
-    progress: bool = False,
+    self, params: optax.Params, graphs: Sequence[SegmentedGraph], config_ids: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
     """Scores `[n]` of each program. Every call must have the same programs and configurations."""
     key = [(graph.name, ids.tobytes()) for graph, ids in zip(graphs, config_ids)]
     if self._totals is None:
-      self._totals = self._segments.encoder(params, graphs, config_ids, progress=progress)
+      self._totals = self._segments.encoder(params, graphs, config_ids)
       self._key = key
     assert key == self._key, "other programs or configurations than in the first call"
     return [

@@ -86,26 +86,19 @@ class TablesFamily(Family):
     return Encoder(parallel.pmap(tables, local=True), self.assemble, graphs=1, configs=0)
 
   def run_network(
-    self,
-    params: optax.Params,
-    graphs: Sequence[PreparedTables],
-    config_ids: Sequence[np.ndarray],
-    *,
-    progress: bool = False,
+    self, params: optax.Params, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each program; see `Family.run_network`."""
-    tables = self.tables(params, graphs, progress=progress)
+    tables = self.tables(params, graphs)
     return [
       graph.terms.total(graph.configs.group_row[ids], costs).astype(np.float32)
       for graph, ids, costs in zip(graphs, config_ids, tables)
     ]
 
-  def tables(
-    self, params: optax.Params, graphs: Sequence[PreparedTables], *, progress: bool = False
-  ) -> list[Costs]:
+  def tables(self, params: optax.Params, graphs: Sequence[PreparedTables]) -> list[Costs]:
     """The costs of groups and columns of each program."""
     nothing = [np.zeros(0, np.int64)] * len(graphs)
-    outputs = self.encoder(params, graphs, nothing, progress=progress)
+    outputs = self.encoder(params, graphs, nothing)
     return [
       _cut(graph.sizes, "groups", "columns", *output) for graph, output in zip(graphs, outputs)
     ]
