@@ -56,6 +56,13 @@ def test_help_describes_the_command_by_an_example(capsys):
   assert end.value.code == 0 and "python -m tpugraphs_jax.report out/" in capsys.readouterr().out
 
 
+def test_a_flag_that_was_withdrawn_says_what_to_do_instead(capsys):
+  with pytest.raises(SystemExit) as end:
+    main(["out/run", "--csv=out/all.csv"])
+  *_, line = capsys.readouterr().err.splitlines()
+  assert end.value.code == 2 and "--csv was withdrawn: validation.csv" in line
+
+
 def test_mistakes_take_one_line(capsys):
   assert main(["nowhere"]) == 2
   (line,) = capsys.readouterr().err.splitlines()

@@ -9,7 +9,7 @@ warnings go to standard error.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import datetime
@@ -358,10 +358,33 @@ def _has_devices(jax: ModuleType) -> bool:
     return False
 
 
-def parser(module: str, description: str | None, **options: Any) -> argparse.ArgumentParser:
-  """A parser of the command `python -m tpugraphs_jax.MODULE`; lines of the description stay."""
+def parser(
+  module: str,
+  description: str | None,
+  *,
+  withdrawn: Mapping[str, str] | None = None,
+  **options: Any,
+) -> argparse.ArgumentParser:
+  """A parser of the command `python -m tpugraphs_jax.MODULE`; lines of the description stay.
+
+  Args:
+    module: without the name of the package.
+    description: of the command.
+    withdrawn: flags that the command had, each with what to do instead, which their refusal says.
+    **options: of `argparse.ArgumentParser`.
+  """
   name, lines = f"python -m tpugraphs_jax.{module}", argparse.RawDescriptionHelpFormatter
-  return argparse.ArgumentParser(name, description=description, formatter_class=lines, **options)
+  made = argparse.ArgumentParser(name, description=description, formatter_class=lines, **options)
+  for flag, advice in (withdrawn or {}).items():
+    made.add_argument(flag, action=_Withdrawn, nargs="?", metavar=advice, help=argparse.SUPPRESS)
+  return made
+
+
+class _Withdrawn(argparse.Action):
+  """Refuses a flag that the command had; its `metavar` says what to do instead."""
+
+  def __call__(self, parser, namespace, values, option_string=None):
+    parser.error(f"{option_string} was withdrawn: {self.metavar}")
 
 
 def check_seconds(flag: str, seconds: float) -> None:

@@ -15,6 +15,12 @@ from tpugraphs_jax import report
 from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.report.runs import comparisons, read_all, RunRecord
 
+_WITHDRAWN = {
+  "--csv": "validation.csv of a run has a row per graph",
+  "--graph": "the page has a table of all graphs",
+  "--png": "save the figures of the page",
+}
+
 
 def verdict(runs: Sequence[RunRecord]) -> str:
   """Every collection with its labels, the sentences about its runs, and the page of each run."""
@@ -39,7 +45,7 @@ def _beside(folders: Sequence[str]) -> str:
 @console.command
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
-  parser = console.parser("report", __doc__)
+  parser = console.parser("report", __doc__, withdrawn=_WITHDRAWN)
   parser.add_argument(
     "runs", nargs="+", metavar="RUN", help="working folder of a run, or of a sweep"
   )
