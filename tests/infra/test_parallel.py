@@ -52,11 +52,37 @@ def test_stack_for_devices_refuses_another_number_of_devices():
 
 def test_other_processes_neither_write_nor_speak(monkeypatch, capsys):
   write = parallel.primary_only(lambda text, *, end: text + end)
-  assert write("a", end="b") == "ab" and console.bar(True) is None
+  assert write("a", end="b") == "ab"
   monkeypatch.setattr(machine, "is_primary", lambda: False)
-  assert write("a", end="b") is None and console.bar(True)
+  assert write("a", end="b") is None
   console.say("x")
-  assert capsys.readouterr().out == ""
+  console.note("x")
+  assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_forked_process_ranks_or_says_at_once_why_it_cannot(is_used, tmp_path):
+  """Threads of jax are not forked, and their work would be waited for."""
+  (graph,) = (commands.ROOT / "data/own/npz").rglob("kept_out/test/*graph_attention.npz")
+  code = (
+    "import multiprocessing, tpugraphs_jax\n"
+    "def rank():\n"
+    f"  graph = tpugraphs_jax.read_layout({str(graph)!r})\n"
+    "  try:\n"
+    "    print('first', tpugraphs_jax.rank('layout-v3-estimate', graph)[0][0])\n"
+    "  except RuntimeError as error:\n"
+    "    print(error)\n"
+    f"if {is_used}:\n"
+    "  rank()\n"
+    "child = multiprocessing.get_context('fork').Process(target=rank)\n"
+    "child.start()\n"
+    "child.join(60)\n"
+    "child.kill()\n"
+  )
+  ended = commands.python("-W", "ignore", "-c", code, cwd=tmp_path)
+  lines = ended.stdout.splitlines()
+  assert lines[0] == "first 0", ended.stderr
+  assert len(lines) == 1 + is_used and (not is_used or "'spawn'" in lines[1])
 
 
 @pytest.mark.parametrize("batch_size", [0, -4, 3, 10])

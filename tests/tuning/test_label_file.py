@@ -76,6 +76,27 @@ def test_labels_of_other_compiler_options_are_not_taken(asked, tmp_path):
     assert len(asked) == (2, 2, 4)[count]
 
 
+def test_labels_that_a_kill_interrupted_end_with_the_same_lines(
+  problem, asked, monkeypatch, tmp_path
+):
+  whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
+  _found(whole, problem, [*_FIRST, (2,)])
+  raw_labels = Problem.raw_labels
+
+  def killed(problem, candidates, begin):
+    yield from raw_labels(problem, candidates[:-1], begin)
+    begin(candidates[-1])
+    raise KeyboardInterrupt
+
+  for _ in range(2):
+    monkeypatch.setattr(Problem, "raw_labels", killed)
+    with pytest.raises(KeyboardInterrupt):
+      _found(resumed, problem, _FIRST)
+    monkeypatch.setattr(Problem, "raw_labels", raw_labels)
+  _found(resumed, problem, [*_FIRST, (2,)])
+  assert sorted(resumed.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
+
+
 def test_a_line_that_a_kill_cut_short_is_made_again(problem, asked, tmp_path):
   path = tmp_path / "labels.jsonl"
   _found(path, problem, _FIRST)

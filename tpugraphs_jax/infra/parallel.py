@@ -41,6 +41,18 @@ Value = TypeVar("Value")  # a pytree, or an object that can be pickled
 _AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
 
 
+_is_forked = False  # whether this process was forked from one in which jax had begun
+
+
+def _note_fork() -> None:
+  """Runs in a forked process, which has the backends of jax and none of their threads."""
+  global _is_forked
+  _is_forked = bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None))
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 def initialize(
   coordinator_address: str | None = None,
   num_processes: int | None = None,
@@ -271,7 +283,16 @@ def no_mesh() -> Iterator[None]:
 
 
 def replicate(tree: Value) -> Value:
-  """Copies every array onto all local devices: `[...]` to `[devices, ...]`."""
+  """Copies every array onto all local devices: `[...]` to `[devices, ...]`.
+
+  Raises:
+    RuntimeError: in a forked process, which would wait for threads of jax that it does not have.
+  """
+  if _is_forked:
+    raise RuntimeError(
+      "this process was forked from one in which jax was running, and jax would wait here for "
+      "ever: start processes with multiprocessing.get_context('spawn')"
+    )
   mesh = jax.sharding.Mesh(jax.local_devices(), (DEVICES,))
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(DEVICES))
   repeated = jax.tree.map(lambda array: np.broadcast_to(array, (mesh.size, *np.shape(array))), tree)

@@ -58,12 +58,15 @@ class LabelFile:
     self.raw: dict[Numbers, Raw] = {}
     self.errors: dict[Numbers, str] = {}
     self._known: dict[Numbers, Outcome] = {}
+    self._begun: set[Numbers] = set()
     if self._path:
       program = {} if key else {"program": problem.fingerprint(), "label": problem.label.name}
       self._key = key or program | problem.label.versions()
       for record in records(self._path, self._check):
-        if self._key.items() <= record.items() and record.keys() & {"raw", "error"}:
-          self._known[tuple(record["numbers"])] = _outcome(record)
+        if self._key.items() <= record.items() and "about" not in record:
+          self._begun.add(tuple(record["numbers"]))
+          if record.keys() & {"raw", "error"}:
+            self._known[tuple(record["numbers"])] = _outcome(record)
 
   def _check(self, record: dict[str, Any]) -> None:
     """Refuses (an error of any kind) a line of this problem whose outcome is none."""
@@ -105,7 +108,8 @@ class LabelFile:
       self._take(numbers, self._known.get(numbers, why))
 
   def _begin(self, numbers: Numbers) -> None:
-    if self._path and numbers not in self._known:
+    if self._path and numbers not in self._begun:  # by a process that was killed
+      self._begun.add(numbers)
       append(self._path, {**self._key, "numbers": numbers})
 
   def add(self, numbers: Numbers, outcome: Outcome) -> None:
