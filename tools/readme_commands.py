@@ -1,6 +1,7 @@
 """Runs the commands and the Python of README.md and docs/ on tiny data: part of CI.
 
     python -m tools.readme_commands
+    python -m tools.readme_commands README.md docs/tutorial.md    (these pages alone)
 
 Changed are only the size (variant `ci`, scale `tiny`, one epoch), the data and where files go; one
 run draws its report page. Commands for the network and for hours (benchmarks) are asked for
@@ -127,8 +128,11 @@ def run(title: str, command: str) -> None:
   ]
   ended = commands.run(commands.Run(words), home=Path.home())
   print(f"  {time.monotonic() - started:.0f} s", flush=True)
+  said = f"{ended.out[-2000:]}{ended.err[-2000:]}"
   if ended.code:
-    sys.exit(f"{ended.out[-2000:]}{ended.err[-2000:]}\nerror: exit code {ended.code} of {title}")
+    sys.exit(f"{said}\nerror: exit code {ended.code} of {title}")
+  if "pip install" in said:
+    sys.exit(f"{said}\nerror: {title} misses a package that its page has not installed")
 
 
 def python_of(page: str, out: Path) -> str:
@@ -160,14 +164,14 @@ def check_links() -> None:
         sys.exit(f"error: {page.name}: a link leads nowhere: {target}")
 
 
-def main() -> None:
+def main(asked: list[str]) -> None:
   check_links()
   ran: set[str] = set()
   with tempfile.TemporaryDirectory() as folder:
     out = Path(folder)
     os.environ.setdefault(commands.COMPILED, str(out / "compiled"))
     os.chdir(ROOT)
-    for page in pages():
+    for page in asked or pages():
       text = (ROOT / page).read_text()
       for command in commands_of(text):
         if command not in ran:
@@ -177,8 +181,8 @@ def main() -> None:
         (out / "page.py").write_text(python_of(text, out))
         run(f"the Python of {page}", f"python {out / 'page.py'}")
         ran.add(page)
-  print(f"{len(ran)} commands of {len(pages())} pages ran")
+  print(f"{len(ran)} commands and programs of pages ran")
 
 
 if __name__ == "__main__":
-  main()
+  main(sys.argv[1:])

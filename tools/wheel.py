@@ -124,6 +124,8 @@ def main() -> None:
     more = ["pytest>=8", oldest_jax.replace("jax", "jax[tpu]")]
     run(bin_ / "python", "-m", "pip", "install", "--quiet", *more, folder=here)
     run(bin_ / "python", "-c", _ESTIMATE, folder=here)
+    # The tutorial's commands need nothing else than what is installed now.
+    run(bin_ / "python", "-m", "tools.readme_commands", "docs/tutorial.md", folder=ROOT)
     run(bin_ / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS, folder=ROOT)
   print(f"the installed package and its tests ran with {', '.join(packages)}")
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import time
 
 import numpy as np
 import pytest
@@ -171,3 +172,18 @@ def test_programs_for_a_tpu_are_labelled_by_the_times_of_their_schedules(tmp_pat
   assert runtimes.tolist() == [round(raw["milliseconds"] * 1e9) for raw in configs]
   assert (0 < kernels.runtime.sum(axis=1)).all() and (kernels.runtime.sum(axis=1) <= runtimes).all()
   assert set(graph.config_node.tolist()) <= set(kernels.node[:, 1].tolist())
+
+
+def test_ctrl_c_ends_workers_at_once_and_counts_no_choice_as_failed(asked, tmp_path, monkeypatch):
+  begun = json.dumps(label_file.files.seal({**_HEADER, "numbers": [9]}))
+  script = tmp_path / "worker.sh"
+  script.write_text(
+    f"#!/bin/sh\necho '{begun}' >> {asked.labels}\nkill -INT $PPID\nexec sleep 90\n"
+  )
+  script.chmod(0o700)
+  monkeypatch.setattr(workers.tasks, "python_command", lambda *arguments: [str(script)])
+  start = time.monotonic()
+  with pytest.raises(KeyboardInterrupt):
+    workers.run([asked], processes=1, progress=False)
+  assert time.monotonic() - start < 30
+  assert label_file.interrupted(asked.labels)["numbers"] == [9]

@@ -23,6 +23,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -36,7 +37,7 @@ from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.problem import kernel_times, Problem
 from tpugraphs_jax.version import __version__
 
-_SECONDS = 1.0  # between two looks at the files of labels
+_SECONDS = 0.5  # between two looks at the files of labels
 _TRIES = 3  # starts in a row of a worker that labels nothing
 # Signals that come from outside: a scheduler, lack of memory.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -107,9 +108,9 @@ def run(
   pool = futures.ThreadPoolExecutor(processes)
   total = sum(request.configs for request in requests)
   with console.working("labelling", total=total, unit="configurations", is_on=progress) as work:
-    done = 0
+    done, stop = 0, threading.Event()
     try:
-      results = {pool.submit(collect, request): request for request in requests}
+      results = {pool.submit(collect, request, stop): request for request in requests}
       running = set(results)
       while running:
         _, running = futures.wait(running, _SECONDS, return_when=futures.FIRST_COMPLETED)
@@ -118,6 +119,7 @@ def run(
         work.update(done - before)
       return [line for future in results for line in future.result()]
     finally:
+      stop.set()  # after Ctrl-C workers run
       pool.shutdown(cancel_futures=True)
 
 
@@ -126,17 +128,23 @@ def labelled(requests: Sequence[LabelRequest]) -> int:
   return sum(min(label_file.count(request.labels), request.configs) for request in requests)
 
 
-def collect(request: LabelRequest) -> list[str]:
+def collect(request: LabelRequest, stop: threading.Event | None = None) -> list[str]:
   """Collects a program, with as many workers as it takes; a line where it failed.
 
   The candidate on which a compiler aborted or took too long counts as a failure. After a kill
   from outside the candidate is labelled again.
+
+  Args:
+    request: the program.
+    stop: ends the worker where it is set.
   """
-  tries = _TRIES
+  tries, stop = _TRIES, stop or threading.Event()
   while tries:
     done = label_file.count(request.labels)
-    status = _run_worker(request)
-    if status in (DONE, 0, FAILED, -signal.SIGINT):
+    status = _run_worker(request, stop)
+    if stop.is_set():
+      return []
+    if status in (DONE, 0, FAILED):
       break
     begun = label_file.interrupted(request.labels)
     if status is None and (begun is None or request.label == labels.Measured.name):
@@ -147,7 +155,7 @@ def collect(request: LabelRequest) -> list[str]:
   return [] if status == DONE else [_reason(request, status)]
 
 
-def _run_worker(request: LabelRequest) -> int | None:
+def _run_worker(request: LabelRequest, stop: threading.Event) -> int | None:
   """The exit status of a worker; None: it labelled nothing for too long and was ended."""
   request.log.parent.mkdir(parents=True, exist_ok=True)
   described = json.dumps(dataclasses.asdict(request))
@@ -158,22 +166,21 @@ def _run_worker(request: LabelRequest) -> int | None:
   with files.open_plain(request.log, "ab") as log:
     worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
-      return _status(worker, request)
+      return _status(worker, request, stop)
     finally:
       worker.kill()
+      worker.wait()
 
 
-def _status(worker: subprocess.Popen, request: LabelRequest) -> int | None:
-  """Waits until a worker ends, or writes nothing into its file of labels for too long."""
+def _status(worker: subprocess.Popen, request: LabelRequest, stop: threading.Event) -> int | None:
+  """Waits until a worker ends, writes nothing into its file of labels for too long, or has to."""
   written, since = None, time.monotonic()
-  while time.monotonic() - since < request.timeout:
+  while time.monotonic() - since < request.timeout and not stop.is_set():
     with contextlib.suppress(subprocess.TimeoutExpired):
       return worker.wait(_SECONDS)
     size = request.labels.stat().st_size if request.labels.exists() else None
     if size != written:
       written, since = size, time.monotonic()
-  worker.kill()
-  worker.wait()
   return None
 
 
@@ -354,4 +361,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends this process
   tasks.exit_at_once(main, sys.argv[1:])
