@@ -171,7 +171,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def slow_compiler(monkeypatch):
   """The TPU compiler is a process that takes long and then gives up."""
-  monkeypatch.setattr(tpu, "full_name", lambda target: f"tpu:{target}")
+  monkeypatch.setattr(tpu, "full_name", lambda target: f"tpu:{target.removeprefix('tpu:')}")
+  monkeypatch.setattr(tpu, "devices", lambda target: jax.devices())
   monkeypatch.setattr(tpu, "libtpu_version", lambda: "0.0.42.1")
   monkeypatch.setattr(tpu, "lower", lambda call, target: call.lower(call.arrays))
   monkeypatch.setattr(compiler.Compiler, "_start", lambda self: None)
