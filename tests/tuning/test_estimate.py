@@ -138,7 +138,7 @@ def test_targets_are_compiled_side_by_side(compiled, monkeypatch):
   monkeypatch.setattr(compiler, "Compiler", lambda **_: contextlib.nullcontext(process))
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
   found = tpugraphs_jax.estimate(step, 1.0, targets=["v6e", "v5e"])
-  assert [row.target for row in found.rows] == ["tpu:v6e", "tpu:v5e"]
+  assert [row.target for row in found.rows] == ["v6e", "v5e"]
   assert all(row.milliseconds for row in found.rows)
 
 
@@ -448,7 +448,7 @@ def test_a_function_with_a_mesh_is_estimated_for_one_of_its_devices(compiled, mo
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
   shape = jax.ShapeDtypeStruct((2**30,), jnp.float32, sharding=sharding)
   found = estimate.estimate(step, shape, targets="v6e-8")
-  assert found.rows[0].target == "tpu:v6e:2x4" and found.devices == 8
+  assert found.rows[0].target == "v6e:2x4" and found.devices == 8
   assert "v6e:2x4" in repr(found) and "one of the 8 devices of its mesh" in repr(found)
   with pytest.raises(ValueError, match=r"data 4, model 2.* such as v6e:2x4"):
     estimate.estimate(step, shape, targets="v6e")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import dataclasses
 import math
 
-from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning.costs import KernelCost, Row
 from tpugraphs_jax.tuning.page import Page, Step
@@ -94,7 +93,7 @@ class Comparison(Page):
       changed = [change for change in pair.changes if change.more]
       cells = [_kernel_cells(change) for change in _largest(changed)]
       if cells:
-        target = tpu.short_name(pair.after.target)
+        target = pair.after.target
         title = f"{pair.name}, {target}: {len(cells)} of {len(changed)} kernels whose time changed"
         head = "ms more|before, ms|after, ms|kernel|shape|scope|line".split("|")
         yield Table(head, cells, title)
@@ -104,7 +103,7 @@ class Comparison(Page):
 
   def _steps(self) -> Iterator[Step]:
     for pair in self.pairs:
-      target = tpu.short_name(pair.after.target)
+      target = pair.after.target
       several = f"{pair.name}, " * (len({pair.name for pair in self.pairs}) > 1)
       yield Step(f"{several}{target} before", pair.before)
       yield Step(f"{several}{target} after", pair.after)
@@ -120,7 +119,7 @@ class Comparison(Page):
   def _notes(self) -> Iterator[str]:
     for pair in self.pairs:
       if pair.is_slower:
-        yield f"{pair.name}, {tpu.short_name(pair.after.target)}: slower; {_culprits(pair)}"
+        yield f"{pair.name}, {pair.after.target}: slower; {_culprits(pair)}"
 
 
 def check_slower(slower: float) -> None:
@@ -154,8 +153,7 @@ def compare(
         pairs.append(Pair(new.name, rows[row.target], row, slower, changes))
   if not pairs:
     describe = lambda side: ", ".join(
-      f"{estimate.name} for {' '.join(tpu.short_name(row.target) for row in estimate.rows)}"
-      for estimate in side
+      f"{estimate.name} for {' '.join(row.target for row in estimate.rows)}" for estimate in side
     )
     raise ValueError(
       f"nothing to compare: before has {describe(before) or 'nothing'}, after has "
@@ -209,7 +207,7 @@ def _cells(pair: Pair) -> list[str]:
   number = lambda value: "no time" if value is None else f"{value:.4g}"
   ratio = f"{after / before:.3f}" if before and after is not None else ""
   verdict = "slower" if pair.is_slower else ""
-  target = tpu.short_name(pair.after.target)
+  target = pair.after.target
   return [pair.name, target, number(before), number(after), ratio, verdict]
 
 

@@ -182,7 +182,7 @@ class Row:
   """What a function costs on one generation.
 
   Attributes:
-    target: such as `tpu:v6e`, or `tpu:v6e:2x4`.
+    target: as people write it, such as `v6e` or `v6e:2x4`.
     milliseconds: estimated time; None where it cannot be told.
     least_ms: milliseconds of all that has a time or a bound; None where there is none.
     bounded_ms: milliseconds of kernels that have only a bound.
@@ -230,6 +230,9 @@ class Row:
   assumed: Mapping[str, Meaning] = dataclasses.field(default_factory=dict)
   extremes: tuple[float, ...] | None = None
   why: str = ""
+
+  def __post_init__(self):
+    object.__setattr__(self, "target", tpu.short_name(self.target))
 
   @property
   def generation(self) -> str:

@@ -235,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   if args.against and not before:
     raise ValueError(f"{args.against} has no programs to compare with")
   rows = before[0].rows if before else ()
-  targets = args.targets or [tpu.short_name(row.target) for row in rows] or TARGETS
+  targets = args.targets or [row.target for row in rows] or TARGETS
   jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   estimates = []
   for program in programs.load(args.source):

@@ -77,7 +77,7 @@ class Estimate(page.Page):
     return f"{self.name}: what it costs on a TPU"
 
   def _steps(self) -> list[page.Step]:
-    return [page.Step(tpu.short_name(row.target), row) for row in self.rows]
+    return [page.Step(row.target, row) for row in self.rows]
 
   def _verdict(self) -> Iterator[str]:
     return map(page.verdict, self._steps())
@@ -85,7 +85,7 @@ class Estimate(page.Page):
   def _notes(self) -> Iterator[str]:
     """What the estimates leave out, what they come from, and why some are missing."""
     for row in self.rows:
-      short = tpu.short_name(row.target)
+      short = row.target
       if row.why:
         yield f"{short}: no time, because {row.why}"
       else:
@@ -170,7 +170,7 @@ def _cells(row: Row) -> list[str]:
   if ms and row.groups:
     bound += f" {next(iter(row.groups.values())) / ms:.0%}"
   return [
-    tpu.short_name(row.target),
+    row.target,
     least or number(ms, 1),
     " to ".join(f"{end:.3g}" for end in row.interval or ()),
     bound,
@@ -210,7 +210,7 @@ def _kernels(row: Row) -> Table:
         kernel.why and f"{'a bound' if kernel.is_bound else 'no time'}: {kernel.why}",
       ]
     )
-  title = f"{tpu.short_name(row.target)}: the {len(cells)} dearest of {len(row.kernels)} kernels"
+  title = f"{row.target}: the {len(cells)} dearest of {len(row.kernels)} kernels"
   head = "share|ms|calls|bound by|waits|M cycles|kernel|shape|scope|line|".split("|")
   return Table(head, cells, title)
 
@@ -234,7 +234,7 @@ def _communication(row: Row) -> Table:
       ]
     )
   title = (
-    f"{tpu.short_name(row.target)}: the device waits {row.exposed_ms:.3g} ms for others"
+    f"{row.target}: the device waits {row.exposed_ms:.3g} ms for others"
     f"{_by_axes(row)}; the {len(cells)} longest of {len(row.communication)} collectives"
   )
   head = "collective|along|MB|calls|ms|exposed|operation|line|asked for by|".split("|")
@@ -263,7 +263,7 @@ def _moves(row: Row) -> Table:
     what = [kernel.shape, move.change, move.of, kernel.scope, kernel.where, move.remedy]
     cells.append([f"{ms / total:.1%}", f"{ms:.3g}", *what])
   title = (
-    f"{tpu.short_name(row.target)}: {row.moves_ms:.3g} ms change layouts, in {len(moving)} kernels "
+    f"{row.target}: {row.moves_ms:.3g} ms change layouts, in {len(moving)} kernels "
     f"that copy or transpose; the {len(cells)} dearest"
   )
   return Table("share|ms|shape|change|of|scope|line|may be removed by".split("|"), cells, title)
@@ -274,7 +274,7 @@ def _buffers(row: Row) -> Table:
   live = row.live
   largest = live.buffers[:_LARGEST_BUFFERS]
   title = (
-    f"{tpu.short_name(row.target)}: {live.peak_bytes / _GIB:.3g} GiB are live at the peak; the "
+    f"{row.target}: {live.peak_bytes / _GIB:.3g} GiB are live at the peak; the "
     f"{len(largest)} largest of {len(live.buffers)} buffers"
   )
   return page.buffers_table(largest, title)

@@ -59,7 +59,7 @@ class Tiles(Page):
 
   Attributes:
     name: of the kernel.
-    target: such as `tpu:v6e`; empty where they were measured.
+    target: such as `v6e`; empty where they were measured.
     times: the fastest tile first; those without a time last.
     versions: of jax and of the compiler.
   """
@@ -91,7 +91,7 @@ class Tiles(Page):
   def _tables(self) -> list[Table]:
     names = list(dict.fromkeys(name for time in self.times for name in time.tile))
     where = (
-      f"{tpu.short_name(self.target)}, estimates from the schedules of its compiler"
+      f"{self.target}, estimates from the schedules of its compiler"
       if self.target
       else "measured on the machine at hand"
     )
@@ -182,7 +182,7 @@ def tune_tiles(
     else:
       times, versions = list(_estimated(tiles, kernel_calls, target)), summary.versions()
   times.sort(key=lambda time: math.inf if time.milliseconds is None else time.milliseconds)
-  return Tiles(name, target or "", tuple(times), versions)
+  return Tiles(name, tpu.short_name(target or ""), tuple(times), versions)
 
 
 def _has_names(tile: Mapping) -> bool:
