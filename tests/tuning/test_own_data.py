@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support import commands, recorded
+from tools import label_own
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import tpu
@@ -67,6 +68,25 @@ def test_programs_have_their_labels_beside_them(collection):
     assert graph.name == record["name"] == path.stem
     # Sources are relative to the repository.
     assert record["source"].startswith("examples/programs/"), path
+
+
+def test_programs_are_labelled_anew_by_split_and_size():
+  requests = label_own.requests("v6e", "out/own")
+  files = [
+    _OWN / request.collection.rpartition(":")[2] / request.split / f"{request.name}.npz"
+    for request in requests
+  ]
+  assert sorted(files) == _NEWER["v6e"]
+  assert [request.split for request in requests] == sorted(
+    (path.parent.name for path in files), key=["test", "valid", "train"].index
+  )
+  sizes = [len(npz.read_structure(path, "layout")[1]) for path in files if "test" in path.parts]
+  assert sizes == sorted(sizes)
+  assert all(request.source.startswith("examples/programs/") for request in requests)
+  tests = label_own.requests("v3", "out/own", ["test"])
+  assert {request.collection for request in tests} == {
+    f"layout:own:{name}" for name in ("outputs", "blocks", "kept_out")
+  }
 
 
 @recorded.needs_libtpu
