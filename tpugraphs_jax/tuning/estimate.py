@@ -27,6 +27,7 @@ from tpugraphs_jax.tuning.costs import Row
 from tpugraphs_jax.tuning.summary import Estimate
 
 TARGETS = ("v5e", "v5p", "v6e", "7x")  # unless others are asked for
+_SECONDS = 0.2  # between two looks at what is compiled
 _STOPPED = "it was stopped before this target was done"
 
 
@@ -119,7 +120,10 @@ def _compile(
       left[pool.submit(compiled, compiler.lower(call, target, placement=placement))] = target
     while left:
       with console.working(f"compiling for {', '.join(map(tpu.short_name, left.values()))}"):
-        done = next(iter(futures.wait(left, return_when=futures.FIRST_COMPLETED).done))
+        ended: set[futures.Future] = set()
+        while not ended:  # a wait without an end can miss the signal of Ctrl-C
+          ended = futures.wait(left, _SECONDS, return_when=futures.FIRST_COMPLETED).done
+        done = ended.pop()
       target = left.pop(done)
       rows[target] = row = _row(call, target, placements[target], done)
       work.update()
