@@ -128,9 +128,9 @@ PROGRAMS = {
   "exponential": (jax.scipy.linalg.expm, (f32(128, 128),)),
   "power_iteration": (power_iteration, (f32(2_048, 2_048), f32(2_048))),
   "fft": (jnp.fft.fft, (jax.ShapeDtypeStruct((64, 4_096), jnp.complex64),)),
-  "fft2": (jnp.fft.fft2, (jax.ShapeDtypeStruct((8, 256, 256), jnp.complex64),)),
+  "fft2": (jnp.fft.fft2, (jax.ShapeDtypeStruct((8, 128, 128), jnp.complex64),)),
   "spectrogram": (spectrogram, (f32(8, 16_000),)),
-  "convolve_long": (convolve_long, (f32(4, 64, 2_048), f32(64, 2_048))),
+  "convolve_long": (convolve_long, (f32(2, 8, 512), f32(8, 512))),
   "normal": (lambda key: jax.random.normal(key, (2_048, 2_048)), (key(),)),
   "bernoulli": (
     lambda key, x: jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0),
