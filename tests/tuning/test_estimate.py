@@ -80,7 +80,9 @@ def compiled(monkeypatch):
       calls.append(call)
       return compiler.Lowered(b"", target, {}, ())
 
-    process = contextlib.nullcontext(types.SimpleNamespace(compile_lowered=compile_lowered))
+    process = contextlib.nullcontext(
+      types.SimpleNamespace(compile_lowered=compile_lowered, kernels=0)
+    )
     monkeypatch.setattr(compiler, "Compiler", lambda **_: process)
     monkeypatch.setattr(compiler, "lower", lowered)
     return calls
@@ -102,6 +104,8 @@ def test_ctrl_c_leaves_the_rows_of_targets_that_are_done(compiled, monkeypatch):
   has_row, ended = threading.Event(), threading.Event()
 
   class Process:
+    kernels = 0
+
     def __enter__(self):
       return self
 
@@ -134,7 +138,7 @@ def test_targets_are_compiled_side_by_side(compiled, monkeypatch):
     meet.wait()
     return program_
 
-  process = types.SimpleNamespace(compile_lowered=compile_lowered)
+  process = types.SimpleNamespace(compile_lowered=compile_lowered, kernels=0)
   monkeypatch.setattr(compiler, "Compiler", lambda **_: contextlib.nullcontext(process))
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
   found = tpugraphs_jax.estimate(step, 1.0, targets=["v6e", "v5e"])

@@ -66,11 +66,21 @@ def take() -> Mapping[str, str]:
   """
   schedules = {}
   for path in sorted(_files()):
-    name = _FILE.fullmatch(path.name)
-    if name is not None and not path.name.endswith(_ANALYSIS):
-      schedules[name[1]] = path.read_text(errors="replace")
+    if kernel := _kernel(path):
+      schedules[kernel] = path.read_text(errors="replace")
     path.unlink(missing_ok=True)
   return schedules
+
+
+def count(folder: Path) -> int:
+  """How many schedules libtpu has written in a folder of another process."""
+  return sum(bool(_kernel(path)) for path in folder.glob("*"))
+
+
+def _kernel(path: Path) -> str:
+  """The kernel of a schedule; empty for other files."""
+  name = _FILE.fullmatch(path.name)
+  return name[1] if name is not None and not path.name.endswith(_ANALYSIS) else ""
 
 
 def _files() -> list[Path]:

@@ -93,10 +93,13 @@ class Compiler:
 
   Args:
     timeout: seconds after which a compilation is ended.
+
+  Attributes:
+    kernels: how many kernels of the program that is compiled now are done.
   """
 
   def __init__(self, *, timeout: float = TIMEOUT):
-    self._timeout = timeout
+    self._timeout, self.kernels = timeout, 0
     self._stack = contextlib.ExitStack()
     self._process: subprocess.Popen | None = None
 
@@ -157,7 +160,7 @@ class Compiler:
     Raises:
       Ended: the process ended or was ended.
     """
-    process, end = self._process, time.monotonic() + self._timeout
+    process, end, self.kernels = self._process, time.monotonic() + self._timeout, 0
     assert process is not None and process.stdin is not None and process.stdout is not None
     try:
       process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -165,6 +168,7 @@ class Compiler:
       while not select.select([process.stdout], [], [], _SECONDS)[0]:
         if time.monotonic() > end:
           raise Ended(f"it took more than {self._timeout:g} s")
+        self.kernels = schedule_dump.count(self._folder / _SCHEDULES)
         if (size := _size(self._folder)) > self._most:
           raise Ended(f"its schedules take more than {console.size(size)}")
       answer = process.stdout.readline()

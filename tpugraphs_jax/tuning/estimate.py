@@ -27,7 +27,7 @@ from tpugraphs_jax.tuning.costs import Row
 from tpugraphs_jax.tuning.summary import Estimate
 
 TARGETS = ("v5e", "v5p", "v6e", "7x")  # unless others are asked for
-_SECONDS = 0.2  # between two looks at what is compiled
+_SECONDS = 0.2  # between two looks at the compilers
 _STOPPED = "it was stopped before this target was done"
 
 
@@ -83,47 +83,77 @@ def estimate_call(
     devices = 1 if mesh is None else mesh.size
     made = lambda: Estimate(call.__name__, tuple(rows.values()), summary.versions(), about, devices)
     try:
-      _compile(given, placements, timeout, rows, work)
+      _fill(rows, given, placements, timeout, work)
     except KeyboardInterrupt as error:
       raise Interrupted(made()) from error
     return made()
 
 
-def _compile(
+class _Compilers:
+  """As many compilers as there are cores, in which programs are compiled side by side.
+
+  libtpu compiles in one thread of its process.
+
+  Args:
+    most: compilers.
+    timeout: seconds for one program.
+  """
+
+  def __init__(self, most: int, timeout: float):
+    self._count, self._timeout = min(most, len(os.sched_getaffinity(0))), timeout
+    self._free: queue.SimpleQueue[compiler.Compiler] = queue.SimpleQueue()
+    self._busy: dict[str, compiler.Compiler] = {}
+    self._stack = contextlib.ExitStack()
+
+  def __enter__(self) -> _Compilers:
+    self._pool = self._stack.enter_context(futures.ThreadPoolExecutor(self._count))
+    for _ in range(self._count):
+      self._free.put(self._stack.enter_context(compiler.Compiler(timeout=self._timeout)))
+    # Nothing begins once the compilers end, and they end before the threads that wait for them.
+    self._stack.callback(self._pool.shutdown, wait=False, cancel_futures=True)
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self._stack.close()
+
+  def submit(self, lowered: compiler.Lowered) -> futures.Future[tpu.TpuProgram]:
+    """Compiles a program of a target in another thread."""
+    return self._pool.submit(self._compile, lowered)
+
+  def _compile(self, lowered: compiler.Lowered) -> tpu.TpuProgram:
+    self._busy[lowered.target] = self._free.get()
+    try:
+      return self._busy[lowered.target].compile_lowered(lowered)
+    finally:
+      self._free.put(self._busy.pop(lowered.target))
+
+  def __str__(self) -> str:
+    """The targets that are being compiled, with the kernels that are done."""
+    busy = [*self._busy.items()]
+    parts = [f"{tpu.short_name(target)}, {each.kernels} kernels" for target, each in busy]
+    return f"compiling for {'; '.join(parts)}"
+
+
+def _fill(
+  rows: dict[str, Row],
   call: calls.Call,
   placements: Mapping[str, meshes.Placement | None],
   timeout: float,
-  rows: dict[str, Row],
   work: console.Work,
 ) -> None:
-  """Fills the rows of targets as they come; as many are compiled at a time as there are cores.
-
-  libtpu compiles in one thread of its process. This thread lowers functions and reads schedules.
-  """
+  """Fills the rows of targets as they come; this thread lowers functions and reads schedules."""
   start = time.monotonic()
-  free: queue.SimpleQueue[compiler.Compiler] = queue.SimpleQueue()
-  count = min(len(placements), len(os.sched_getaffinity(0)))
-
-  def compiled(lowered: compiler.Lowered) -> tpu.TpuProgram:
-    tpu_compiler = free.get()
-    try:
-      return tpu_compiler.compile_lowered(lowered)
-    finally:
-      free.put(tpu_compiler)
-
-  with futures.ThreadPoolExecutor(count) as pool, contextlib.ExitStack() as stack:
-    for _ in range(count):
-      free.put(stack.enter_context(compiler.Compiler(timeout=timeout)))
-    stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # before the compilers end
-    left: dict[futures.Future, str] = {}
-    for target, placement in placements.items():
-      left[pool.submit(compiled, compiler.lower(call, target, placement=placement))] = target
+  with _Compilers(len(placements), timeout) as compilers:
+    left = {
+      compilers.submit(compiler.lower(call, target, placement=placement)): target
+      for target, placement in placements.items()
+    }
     while left:
-      with console.working(f"compiling for {', '.join(map(tpu.short_name, left.values()))}"):
-        ended: set[futures.Future] = set()
-        while not ended:  # a wait without an end can miss the signal of Ctrl-C
-          ended = futures.wait(left, _SECONDS, return_when=futures.FIRST_COMPLETED).done
-        done = ended.pop()
+      with console.working("compiling") as part:
+        # A wait without an end can miss the signal of Ctrl-C.
+        while not (ended := futures.wait(left, _SECONDS, futures.FIRST_COMPLETED).done):
+          part.begin(str(compilers))
+      done = next(iter(ended))
       target = left.pop(done)
       rows[target] = row = _row(call, target, placements[target], done)
       work.update()
