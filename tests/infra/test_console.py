@@ -199,6 +199,12 @@ def test_nothing_is_told_where_nothing_is_asked_for(scaled, capsys):
   assert capsys.readouterr().err == ""
 
 
+def test_nothing_is_told_while_a_user_is_waited_for(scaled, capsys):
+  with console.working("view"), console.working("serving a page", is_on=False):
+    time.sleep(0.3)
+  assert capsys.readouterr().err == ""
+
+
 def test_threads_tell_of_their_own_work(scaled, capsys):
   with console.working("collecting"), futures.ThreadPoolExecutor(1) as pool:
 

@@ -143,7 +143,7 @@ def working(
     what: such as `storing layout:xla:random`.
     total: of the units that `Work.update` counts; None where it is not known.
     unit: such as `files`, or `B` for bytes; empty: nothing is counted.
-    is_on: whether anything is written, also of parts.
+    is_on: whether anything is written meanwhile, also of parts; False where a user is waited for.
   """
   parts = _parts.__dict__.setdefault("all", [])
   work = Work(what, total, unit, is_on and all(part.is_on for part in parts))
@@ -194,6 +194,9 @@ def _tell(parts: Sequence[Work], reader: int) -> None:
     if now > interrupted + _PATIENCE:
       interrupted = math.inf
       note(f"Ctrl-C: waiting for an end of: {': '.join(map(str, all_parts))}")
+      continue
+    if not all(part.is_on for part in all_parts):
+      told = now
       continue
     inner = ": ".join(part.what for part in all_parts)
     if any(part.refresh(inner) for part in all_parts):

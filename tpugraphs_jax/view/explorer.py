@@ -21,6 +21,7 @@ import portpicker
 from tpugraphs_jax import columns
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.hlo import HloGraph, names, proto
+from tpugraphs_jax.infra import console
 from tpugraphs_jax.view.panes import CHANGED, Pane
 
 _RED, _BLUE, _AMBER = (215, 48, 39), (69, 117, 180), "#f5c26b"
@@ -77,7 +78,8 @@ def serve(page: Page, *, port: int = 0, browser: bool = True) -> None:
   port = port or portpicker.pick_unused_port()
   is_colab = "google.colab" in sys.modules
   if is_colab or "ipykernel" not in sys.modules:
-    apis.visualize_from_config(page, port=port, no_open_in_browser=not browser)
+    with console.working("serving a page", is_on=False):
+      apis.visualize_from_config(page, port=port, no_open_in_browser=not browser)
     return
   from IPython import display
 
