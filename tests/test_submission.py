@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.support import memory
+from tests.support import comparing
 from tpugraphs_jax import datasets, submission
 from tpugraphs_jax.data import folds
 
@@ -392,4 +392,4 @@ def test_reading_a_file_takes_four_times_its_bytes_at_most(tmp_path, content):
   path.write_text(text, encoding="utf-8")
   size = path.stat().st_size
   del text
-  memory.assert_reading_takes(4, size, lambda: submission.read_results(path))
+  comparing.assert_reading_takes(4, size, lambda: submission.read_results(path))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support import parts, random_graphs, recorded, table_cases
-from tests.support.graphs_by_hand import made_of, NUMBERS, whole_numbers
+from tests.support.random_graphs import made_of, NUMBERS, whole_numbers
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.rankers.systems import third

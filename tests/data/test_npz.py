@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from tests.support import comparing, memory, random_graphs, recorded
+from tests.support import comparing, random_graphs, recorded
 from tpugraphs_jax.data import npz
 
 _REAL = sorted(recorded.NPZ.rglob("*.npz"))
@@ -423,7 +423,7 @@ def test_reading_an_array_takes_four_times_its_bytes_at_most(tmp_path, save, ord
   array = np.asarray(np.arange(1 << 20).reshape(1 << 10, 1 << 10), order=order)
   save(tmp_path / "x.npz", node_feat=array)
   with npz.NpzArchive(tmp_path / "x.npz") as archive:
-    memory.assert_reading_takes(4, array.nbytes, lambda: archive.read("node_feat"))
+    comparing.assert_reading_takes(4, array.nbytes, lambda: archive.read("node_feat"))
     found = archive.read("node_feat")
   np.testing.assert_array_equal(found, array)
   assert found.flags.c_contiguous and not found.flags.writeable

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import commands, memory
+from tests.support import commands, comparing
 from tpugraphs_jax import hlo
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.hlo import proto, sources, text
@@ -226,7 +226,7 @@ def test_reading_takes_four_times_the_bytes_at_most(tmp_path, monkeypatch, conte
   path = tmp_path / ("x.hlo.gz" if packed else "x.hlo")
   path.write_bytes(gzip.compress(data, 1) if packed else data)
   del data
-  memory.assert_reading_takes(4, size, lambda: sources.load_file(path))
+  comparing.assert_reading_takes(4, size, lambda: sources.load_file(path))
 
 
 @pytest.mark.parametrize("content", _HOSTILE.values(), ids=_HOSTILE)
@@ -240,7 +240,7 @@ def test_a_text_is_prepared_for_its_parser_within_its_bytes(monkeypatch, content
   monkeypatch.setattr(subprocess, "run", run)
   data = content * ((1 << 22) // len(content))
   for kind in (text.HLO, text.STABLEHLO):
-    memory.assert_reading_takes(
+    comparing.assert_reading_takes(
       3, len(data), lambda kind=kind: text.module_of(data, "x", kind=kind)
     )
   assert parsed

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support import commands, hlo_modules, recorded
-from tests.support.small_net import network
+from tests.support.hlo_modules import network
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.hlo import tpu, tpu_kernels

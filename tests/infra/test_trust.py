@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.support import commands, hlo_modules, memory, random_graphs
+from tests.support import commands, comparing, hlo_modules, random_graphs
 import tpugraphs_jax
 from tpugraphs_jax import datasets, hlo, submission
 from tpugraphs_jax.data import npz
@@ -434,7 +434,7 @@ def test_a_long_text_of_tiny_parts_is_no_json_of_this_package(monkeypatch, part)
   monkeypatch.setattr(trust, "_LONG_TEXT", 1 << 20)
   text = "[" + part * ((1 << 22) // len(part)) + "0]"
   for value in (text, text.encode()):
-    memory.assert_reading_takes(4, len(text), lambda value=value: trust.parse(value))
+    comparing.assert_reading_takes(4, len(text), lambda value=value: trust.parse(value))
 
 
 def test_a_long_text_as_this_package_writes_it_is_read(monkeypatch):

@@ -1,5 +1,8 @@
 """Small HLO modules for tests."""
 
+import jax
+import jax.numpy as jnp
+
 from tpugraphs_jax.hlo.proto import HloComputationProto, HloInstructionProto, HloModuleProto
 
 
@@ -25,3 +28,19 @@ def computation(*instructions, name="main", id=1, root_id=None):
 
 def module(*computations, name="module"):
   return HloModuleProto(name=name, computations=computations)
+
+
+ARGS = (
+  jax.ShapeDtypeStruct((3, 7, 6, 5), jnp.float32),
+  jax.ShapeDtypeStruct((3, 3, 5, 4), jnp.float32),
+  jax.ShapeDtypeStruct((168, 9), jnp.float32),
+)
+
+
+def network(x, kernel, dense):
+  x = jax.nn.relu(
+    jax.lax.conv_general_dilated(
+      x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+  )
+  return x.reshape(x.shape[0], -1) @ dense

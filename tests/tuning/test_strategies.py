@@ -9,7 +9,7 @@ from scipy import stats
 
 from benchmarks import blind
 from tests.support import commands
-from tests.support.small_net import ARGS, network
+from tests.support.hlo_modules import ARGS, network
 from tools import search_prior
 from tpugraphs_jax import columns
 from tpugraphs_jax.data import npz

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support import recorded
-from tests.support.small_net import ARGS, network
+from tests.support.hlo_modules import ARGS, network
 import tpugraphs_jax
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import tpu

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import commands, graphs_by_hand
+from tests.support import commands, random_graphs
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.view import panes
@@ -72,7 +72,7 @@ def test_an_argument_stands_with_its_first_user(module):
 
 
 def test_a_file_without_names_has_its_opcodes_shapes_and_computations():
-  graph = graphs_by_hand.whole_numbers(0, nodes=30, edges=40)
+  graph = random_graphs.whole_numbers(0, nodes=30, edges=40)
   graph = dataclasses.replace(graph, node_splits=np.array([0, 10, 30]))
   graph.node_feat[:] = 0
   graph.node_feat[4, [2 + 11, 21, 22, 27, 28]] = 1, 8, 6, 14, 48
@@ -86,7 +86,7 @@ def test_a_file_without_names_has_its_opcodes_shapes_and_computations():
 
 def test_large_computations_are_cut_into_sections_in_the_order_of_the_program():
   count = 3 * explorer.SECTION + 1
-  graph = graphs_by_hand.whole_numbers(0, nodes=count, edges=10)
+  graph = random_graphs.whole_numbers(0, nodes=count, edges=10)
   spaces = [node["namespace"] for node in nodes_of(explorer.Page(graph, panes.of_graph(graph)))]
   assert max(collections.Counter(spaces).values()) <= explorer.SECTION
   assert spaces[0] == "section 1 of 4" and spaces[-1] == "section 4 of 4"
@@ -94,7 +94,7 @@ def test_large_computations_are_cut_into_sections_in_the_order_of_the_program():
 
 
 def test_two_sides_are_two_graphs_with_layouts_and_overlays():
-  graph = graphs_by_hand.whole_numbers(1, nodes=20, edges=30)
+  graph = random_graphs.whole_numbers(1, nodes=20, edges=30)
   shown = panes.of_graph(graph, 1, against=0)
   page = explorer.Page(graph, shown)
   for side, pane in enumerate(shown):
@@ -112,7 +112,7 @@ def test_two_sides_are_two_graphs_with_layouts_and_overlays():
 
 
 def test_two_sides_open_at_the_first_changed_node_also_when_overlays_arrive_late():
-  graph = graphs_by_hand.whole_numbers(1, nodes=120, edges=200)
+  graph = random_graphs.whole_numbers(1, nodes=120, edges=200)
   shown = panes.of_graph(graph, 1, against=0)
   page = explorer.Page(graph, shown)
   data = json.loads(urllib.parse.unquote(page.to_url_param_value()))
@@ -125,7 +125,7 @@ def test_two_sides_open_at_the_first_changed_node_also_when_overlays_arrive_late
 
 
 def test_colours_are_red_above_zero_blue_below_and_stronger_if_larger():
-  graph = graphs_by_hand.whole_numbers(1, nodes=5, edges=4)
+  graph = random_graphs.whole_numbers(1, nodes=5, edges=4)
   pane = panes.Pane("costs", {}, {}, {"cost": {0: 4.0, 1: 1.0, 2: -4.0, 3: 0.0}})
   data = json.loads(explorer.Page(graph, [pane]).get_node_data(0).to_json_string())
   color = {
@@ -155,7 +155,7 @@ def served(*arguments):
 
 def test_the_command_serves_the_graph_of_a_file(tmp_path):
   path = tmp_path / "program.npz"
-  npz.write_layout(path, graphs_by_hand.whole_numbers(0, nodes=30, edges=40))
+  npz.write_layout(path, random_graphs.whole_numbers(0, nodes=30, edges=40))
   with served(path, "--config=1", "--against=0") as address:
     server = re.match(r"http://[^/]+", address)[0]
     with urllib.request.urlopen(f"{server}/api/v1/load_graphs_json?graph_index=1") as answer:

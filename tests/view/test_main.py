@@ -5,7 +5,7 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from tests.support import graphs_by_hand
+from tests.support import random_graphs
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.view.__main__ import main
@@ -14,7 +14,7 @@ from tpugraphs_jax.view.__main__ import main
 @pytest.fixture
 def program(tmp_path):
   path = tmp_path / "program.npz"
-  npz.write_layout(path, graphs_by_hand.whole_numbers(0, nodes=30, edges=40))
+  npz.write_layout(path, random_graphs.whole_numbers(0, nodes=30, edges=40))
   return path
 
 

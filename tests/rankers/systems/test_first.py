@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from tests.support import parts, random_graphs, winners
-from tests.support.graphs_by_hand import made_of
+from tests.support.random_graphs import made_of
 from tpugraphs_jax import columns, hlo
 from tpugraphs_jax.data import batching, transforms
 from tpugraphs_jax.data.transforms import Transform

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.support import frozen, parts, system_cases, winners
+from tests.support import parts, system_cases, winners
 from tests.support.system_cases import BATCH, dense, OF_GRAPH, slow_configs, slow_inputs
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
@@ -16,7 +16,7 @@ SMALL = dict(op_embed_dim=2, edge_widths=(5, 3), config_widths=(4, 2), head_widt
 
 
 def test_scores_and_gradients_are_those_before_it_became_a_file():
-  frozen.Frozen("fourth", "fourth").check()
+  winners.Frozen("fourth", "fourth").check()
 
 
 def edges_of(batch):

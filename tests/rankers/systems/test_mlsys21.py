@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.support import frozen, parts, system_cases
-from tests.support.graphs_by_hand import made_of, NUMBERS
+from tests.support import parts, system_cases, winners
+from tests.support.random_graphs import made_of, NUMBERS
 from tests.support.system_cases import (
   dense,
   sigmoid,
@@ -27,7 +27,7 @@ GRAPH_OF = np.repeat(np.arange(len(TILES.graph.n_node)), TILES.graph.n_node)
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_scores_and_gradients_are_those_before_it_became_a_file(variant):
-  frozen.Frozen("mlsys21", f"mlsys21{variant}").check()
+  winners.Frozen("mlsys21", f"mlsys21{variant}").check()
 
 
 def slow_lstm(x, params):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.support import frozen, parts, system_cases, winners
+from tests.support import parts, system_cases, winners
 from tests.support.system_cases import (
   BATCH,
   dense,
@@ -37,7 +37,7 @@ KERNELS = {"linear": elu_and_one, "difformer": unit_and_one}
 
 @pytest.mark.parametrize("case", ["tenth_xla", "tenth_nlp", "tenth_tile"])
 def test_scores_and_gradients_are_those_before_it_became_a_file(case):
-  frozen.Frozen("tenth", case).check()
+  winners.Frozen("tenth", case).check()
 
 
 def slow_join(x, y, gate):

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.support.graphs_by_hand import whole_numbers
+from tests.support.random_graphs import whole_numbers
 from tpugraphs_jax.data.reduction import with_output
 from tpugraphs_jax.rankers.systems import third
 
