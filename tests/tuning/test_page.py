@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support import steps
-from tpugraphs_jax.tuning import comparison, page, profile, summary, tiles
+from tpugraphs_jax.tuning import comparison, estimate, page, profile, summary, tiles
 
 _EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(1)">{{ 7 * 7 }}'
 
@@ -160,3 +160,22 @@ def test_nothing_of_a_program_becomes_a_part_of_the_page(tmp_path):
 def test_tables_of_a_notebook_are_those_of_the_text():
   estimate = _estimate(_step())
   assert "step: estimates from what the TPU compiler makes of it" in estimate._repr_html_()
+
+
+def test_the_command_writes_the_page_and_the_trace(tmp_path, monkeypatch, capsys):
+  (tmp_path / "steps.py").write_text(
+    "PROGRAMS = {'one': (lambda: 1, ()), 'two': (lambda: 2, ())}\n", encoding="utf-8"
+  )
+  monkeypatch.setattr(estimate, "estimate_call", lambda *_, **__: _estimate(_step()))
+  paths = {flag: tmp_path / f"{flag}.out" for flag in ("html", "trace", "save")}
+  flags = [word for flag, path in paths.items() for word in (f"--{flag}", str(path))]
+  source = str(tmp_path / "steps.py")
+  assert estimate.main([source, *flags]) == 0
+  text = paths["html"].read_text()
+  assert len(_frames(text)) == 2 and "steps_one v6e" in text and "steps_two v6e" in text
+  events = json.loads(paths["trace"].read_text())["traceEvents"]
+  assert {event["pid"] for event in events} == {1, 2}
+  against = ["--against", str(paths["save"]), "--html", str(tmp_path / "both.html")]
+  assert estimate.main([source, *against]) == 0
+  assert "before and after" in (tmp_path / "both.html").read_text()
+  assert "steps_one" in capsys.readouterr().out

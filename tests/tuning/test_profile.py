@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.support import hlo_modules, recorded
@@ -173,6 +174,29 @@ def test_a_table_of_xprof_needs_a_target_and_a_source(tmp_path):
   call = calls.Call(lambda: None, (), {})
   (measured,), _ = _compared(path, _row(kernel), call=call, target="v6e")
   assert (measured.operations[0].measured, measured.operations[0].estimated) == (0.25, 0.02)
+
+
+def test_damaged_profiles_never_end_in_another_error(tmp_path):
+  events = [("fusion.1", 0, 4), ("custom-call.4", 20, 30)]
+  module, random = _module(), np.random.default_rng(0)
+  kernel = hlo_modules.instruction("custom-call", 4, [1], shape=(8, 128))
+  kernel.custom_call_target = "tpu_custom_call"
+  module.computations[1].instructions.append(kernel)
+  good = space(events, hlo_of={"jit_step(7)": module}).SerializeToString()
+  path, compared = tmp_path / "vm.xplane.pb", 0
+  for _ in range(300):
+    data = bytearray(good)
+    for place in random.integers(len(data), size=random.integers(0, 4)):
+      data[place] = random.integers(256)
+    path.write_bytes(bytes(data))
+    try:
+      found, _ = _compared(path, _row(costs.KernelCost("x", milliseconds=1.0, is_custom=True)))
+    except ValueError as error:
+      assert str(path) in str(error) or "target" in str(error)
+    else:
+      compared += 1
+      assert all(str(measured) for measured in found)
+  assert compared > 50  # many bytes decide nothing
 
 
 def test_the_command_takes_one_program_and_one_target(capsys):

@@ -283,17 +283,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{estimates[-1]}\n", flush=True)
   if args.save:
     summary.save(estimates, args.save)
+  compared = None
+  if args.against:
+    compared = comparison.compare(before, estimates, slower=args.slower)
+    print(compared)
+  if args.html:
+    (compared or page.together(estimates)).save_html(args.html)
   if args.trace:
     page.together(estimates).save_trace(args.trace)
-  if not args.against:
-    if args.html:
-      page.together(estimates).save_html(args.html)
-    return 0
-  compared = comparison.compare(before, estimates, slower=args.slower)
-  print(compared)
-  if args.html:
-    compared.save_html(args.html)
-  return int(compared.is_slower)
+  return int(compared is not None and compared.is_slower)
 
 
 def _beside_profile(

@@ -92,7 +92,7 @@ class Page(console.Tables):
       title=self._title(),
       kind=self._kind(),
       verdict=list(self._verdict()),
-      tables=[_table(table) for table in self._page_tables()],
+      tables=[_table(table) for table in (self._page_tables() if is_page else self._tables())],
       steps=[_step(step, longest) for step in steps],
       legend={colour: name for name, colour in COLOURS.items()},
       notes=list(self._notes()),
@@ -386,13 +386,15 @@ def _kernels(row: Row) -> console.Table:
       kernel.shape,
       kernel.scope,
       kernel.where,
+      kernel.move.change if kernel.move else "",
+      kernel.move.remedy if kernel.move else "",
       kernel.name,
       kernel.why,
     ]
     for kernel in row.kernels
   ]
-  head = "share|ms|calls|bound by|waits|MB|operation|shape|scope|line|instruction|no time because"
-  return console.Table(head.split("|"), cells)
+  head = "share|ms|calls|bound by|waits|MB|operation|shape|scope|line|layout|removed by|instruction"
+  return console.Table([*head.split("|"), "no time because"], cells)
 
 
 def _table(table: console.Table) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import jax
 
 from tpugraphs_jax import columns
 from tpugraphs_jax.hlo import calls, module_graph, names, profiles, proto, tpu, tpu_kernels
-from tpugraphs_jax.infra import console
+from tpugraphs_jax.infra import console, trust
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import comparison
 from tpugraphs_jax.tuning.costs import KernelCost, Row
@@ -195,19 +195,22 @@ def compare(
   for trace in _chosen(profile, call, str(path)):
     full = tpu.full_name(target or target_of(trace.kind) or _no_target(trace, path))
     data = profile.modules.get(trace.name)
-    module = proto.parse_module(data, where=f"{trace.name} of {path}") if data else None
+    module = proto.parse_module(data, where=f"{path}: {trace.name}") if data else None
     if call is None and module is None:
       raise ValueError(
         f"{path} has times of {trace.name} and no HLO modules: name the program too, FILE.py:NAME"
       )
-    measured = _measured(trace, module)
+    with trust.reading(path, "record the profile again"):
+      measured = _measured(trace, module)
+      alone = [] if module is None or call else list(_pallas_calls(module, measured))
+      by_cycles = [] if module is None or call else list(_by_cycles(module, measured, full))
     if call is not None:
       row = estimate(call, full)
       kernels: Sequence[KernelCost] = row.kernels
       time, why = row.milliseconds, row.why
     else:
-      assert module is not None
-      kernels, time, why = list(_of_module(module, measured, full, estimate)), None, ""
+      time, why = None, ""
+      kernels = [*by_cycles, *(_alone(*kernel, estimate, full) for kernel in alone)]
     operations = _matched(measured, kernels)
     found.append(
       Measured(
@@ -271,10 +274,10 @@ def _described(node: proto.HloInstructionProto, module: proto.HloModuleProto) ->
   )
 
 
-def _of_module(
-  module: proto.HloModuleProto, measured: Sequence[KernelCost], target: str, estimate: Estimate
+def _by_cycles(
+  module: proto.HloModuleProto, measured: Sequence[KernelCost], target: str
 ) -> Iterator[KernelCost]:
-  """The kernels of a module with the times that follow from the module alone.
+  """The kernels of a module with the cycles that the compiler estimated, at the device's clock.
 
   A kernel that was measured counts as often as it ran, another one as often as its loops say.
   """
@@ -287,15 +290,27 @@ def _of_module(
       ms = 1e3 * calls_of * tiles.estimated_cycles / clock
       described = _described(nodes[kernel.name], module)
       yield dataclasses.replace(described, calls=calls_of, milliseconds=ms)
-  by_id = {node.id: node for node in nodes.values()}
-  for name, node in nodes.items():
-    if node.custom_call_target == _PALLAS and counts.get(name):
-      call = _pallas_call(node, [by_id[id].shape for id in node.operand_ids])
-      row = estimate(call, target)
-      one = sum(kernel.milliseconds or 0.0 for kernel in row.kernels if kernel.is_custom)
-      time = (counts[name] or 0.0) * one if row.milliseconds is not None else None
-      described = _described(node, module)
-      yield dataclasses.replace(described, calls=counts[name], milliseconds=time, why=row.why)
+
+
+def _pallas_calls(
+  module: proto.HloModuleProto, measured: Sequence[KernelCost]
+) -> Iterator[tuple[KernelCost, calls.Call]]:
+  """The Pallas kernels that were measured, and a call of each alone."""
+  counts = {kernel.name: kernel.calls for kernel in measured}
+  nodes = {node.id: node for node in proto.instructions(module)}
+  for node in nodes.values():
+    if node.custom_call_target == _PALLAS and counts.get(node.name):
+      call = _pallas_call(node, [nodes[id].shape for id in node.operand_ids])
+      yield dataclasses.replace(_described(node, module), calls=counts[node.name]), call
+
+
+def _alone(kernel: KernelCost, call: calls.Call, estimate: Estimate, target: str) -> KernelCost:
+  """A kernel with the time that its call alone has."""
+  row = estimate(call, target)
+  if row.milliseconds is None:
+    return dataclasses.replace(kernel, why=row.why)
+  one = sum(part.milliseconds or 0.0 for part in row.kernels if part.is_custom)
+  return dataclasses.replace(kernel, milliseconds=(kernel.calls or 0.0) * one)
 
 
 def _pallas_call(

@@ -70,8 +70,9 @@ class Estimate(page.Page):
     return tables
 
   def _page_tables(self) -> list[Table]:
-    """The pages of programs have all kernels and buffers."""
-    return [self._tables()[0], *(_moves(row) for row in self.rows if row.moves_ms > 0)]
+    """Without tables of kernels and buffers: the page shows all of them."""
+    communication = (_communication(row) for row in self.rows if row.communication)
+    return [self._tables()[0], *communication]
 
   def _title(self) -> str:
     return f"{self.name}: what it costs on a TPU"
