@@ -62,6 +62,16 @@ def test_copies_have_a_track_of_their_own_and_their_bytes(tmp_path):
   assert copy["args"] == {"bytes": 4096}
 
 
+def test_transfers_to_other_chips_have_a_track_and_waits_for_them_a_name(tmp_path):
+  sent = program.Event(0.5, 1.5, program.LINK, "all-gather.1", 64)
+  wait = program.Event(1.0, 1.5, program.WAIT, "all-gather.1")
+  row = steps.row([steps.kernel("a", 1.0)])
+  row = dataclasses.replace(row, milliseconds=1.5, events=(*row.events, sent, wait))
+  tracks = {name: found for (_, name), found in _tracks(_saved([row], tmp_path)[0]).items()}
+  assert [(e["name"], e["ts"], e["dur"]) for e in tracks["ICI"]] == [("all-gather.1", 500, 1000)]
+  assert [event["name"] for event in tracks["XLA Ops"]] == ["a", "wait for all-gather.1"]
+
+
 def test_a_kernel_has_its_operation_scope_and_line(tmp_path):
   events, _ = _saved([_with_copy()], tmp_path)
   (event,) = (event for event in events if event["name"] == "b")

@@ -19,6 +19,7 @@ from tpugraphs_jax.infra import console, files
 from tpugraphs_jax.report import templates
 from tpugraphs_jax.tuning import trace
 from tpugraphs_jax.tuning.costs import BETWEEN, KernelCost, Row
+from tpugraphs_jax.tuning.schedule import mesh
 
 # Classes of the style sheet by what bounds a kernel.
 COLOURS = {
@@ -26,7 +27,7 @@ COLOURS = {
   "vector work": "vector",
   "memory": "memory",
   "loop overhead": "overhead",
-  "communication": "communication",
+  mesh.LINKS: "communication",
   BETWEEN: "between",
 }
 _GRADIENT, _GRADIENTS = "gradient of ", "gradient"
@@ -321,7 +322,7 @@ def _timeline(row: Row) -> dict[str, Any]:
       label = event.name
       if kernel:
         label = " ".join(filter(None, (kernel.operation, kernel.scope, kernel.where))) or event.name
-      bound = kernel.bound if kernel else "memory" if event.is_copy else BETWEEN
+      bound = event.bound or (kernel.bound if kernel else BETWEEN)
       colour = colours.index(COLOURS.get(bound, "between"))
       number = labels.setdefault(label, len(labels))
       shown.append([round(event.start, 7), round(event.end, 7), number, colour])

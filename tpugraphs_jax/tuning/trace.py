@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.infra import files
 from tpugraphs_jax.tuning.costs import BETWEEN, Row
-from tpugraphs_jax.tuning.schedule import program
+from tpugraphs_jax.tuning.schedule import mesh, program
+from tpugraphs_jax.tuning.schedule.kernel import MEMORY
 
 MODULES, OPERATIONS, COPIES = "XLA Modules", "XLA Ops", "Async XLA Ops"
-_WAIT = "wait for a copy"
+LINKS = "ICI"
 _MOST = 20_000  # events of a track: some megabytes
 _MICRO = 1000  # microseconds of a millisecond
 
@@ -29,7 +30,7 @@ class TrackEvent(NamedTuple):
   start: float
   end: float
   name: str
-  is_copy: bool = False
+  bound: str = ""  # as of `KernelCost`, of what is no call
   size: int = 0  # bytes of a copy
 
 
@@ -40,17 +41,14 @@ def tracks(row: Row, *, most: int = _MOST) -> dict[str, list[TrackEvent]]:
     row: with a time.
     most: events of a track. The shortest ones are joined with their neighbours.
   """
-  calls = [event for event in row.events if event.unit != program.DMA]
-  copies = [
-    TrackEvent(event.start, event.end, event.name, True, event.size)
-    for event in row.events
-    if event.unit == program.DMA
-  ]
+  of_unit = lambda *units: [event for event in row.events if event.unit in units]
   end = max([row.milliseconds or 0.0, *(event.end for event in row.events)])
-  found = {OPERATIONS: _joined(list(_without_gaps(calls, end)), most)}
-  if copies:
-    found[COPIES] = _joined(copies, most)
-  return found
+  found = {OPERATIONS: list(_without_gaps(of_unit(program.CALL, program.WAIT), end))}
+  for track, unit, bound in ((COPIES, program.DMA, MEMORY), (LINKS, program.LINK, mesh.LINKS)):
+    found[track] = [
+      TrackEvent(event.start, event.end, event.name, bound, event.size) for event in of_unit(unit)
+    ]
+  return {track: _joined(events, most) for track, events in found.items() if events}
 
 
 def _without_gaps(events: Sequence[program.Event], end: float) -> Iterator[TrackEvent]:
@@ -61,8 +59,11 @@ def _without_gaps(events: Sequence[program.Event], end: float) -> Iterator[Track
       yield TrackEvent(now, event.start, BETWEEN)
     start = max(now, event.start)
     if event.end > start:
-      is_wait = event.unit == program.WAIT
-      yield TrackEvent(start, event.end, _WAIT if is_wait else event.name, is_wait)
+      name, bound = event.name, ""
+      if event.unit == program.WAIT:
+        bound = mesh.LINKS if name else MEMORY
+        name = f"wait for {name or 'a copy'}"
+      yield TrackEvent(start, event.end, name, bound)
       now = event.end
   if end > now:
     yield TrackEvent(now, end, BETWEEN)

@@ -276,6 +276,7 @@ class MeshRun(program.Run):
     size = granules * self._chip.granule
     sent, arrival = self.links.send(now, self._device, target, size)
     name = self._current or self._owner(target)
+    self._record(now, arrival, program.LINK, name or "", size)
     if name:
       row, under_way = self.communication[name], self._under_way.get(name, 0.0)
       if not self._current:

@@ -38,7 +38,7 @@ _RUNTIME_WORD = Unknown("it depends on a word of the runtime", guess=1)
 _DATA = Unknown("it depends on data", is_data=True)
 
 
-CALL, DMA, WAIT = "call", "DMA", "wait"  # units of events
+CALL, DMA, LINK, WAIT = "call", "DMA", "link", "wait"  # units of events
 
 
 class Event(NamedTuple):
@@ -46,8 +46,10 @@ class Event(NamedTuple):
 
   Attributes:
     start, end: cycles from the start of the program.
-    unit: `call` of a kernel, `DMA` that the program starts, or `wait` of the program for a DMA.
-    name: of the kernel's instruction; of a DMA its memories, such as `hbm_to_vmem`; else empty.
+    unit: `call` of a kernel, `DMA` that the program starts, `link`: a DMA to another chip, or
+      `wait` of the program for one of these.
+    name: of the instruction of the kernel or the collective; of a DMA in the chip its memories,
+      such as `hbm_to_vmem`; of a wait for it empty.
     size: bytes of a DMA.
   """
 
