@@ -2,10 +2,11 @@
 
 import sys
 
-if __name__ != "__main__":  # else the module would take the function's place in the package
+if __name__ == "__main__":
+  from tpugraphs_jax.infra import tasks
+  from tpugraphs_jax.tuning import estimate
+
+  tasks.exit_at_once(estimate.main, sys.argv[1:])
+elif __name__ != "__mp_main__":  # of the processes that the command starts
+  # Else the module would take the function's place in the package.
   raise ImportError("tpugraphs_jax.estimate is a function: from tpugraphs_jax import estimate")
-
-from tpugraphs_jax.infra import tasks
-from tpugraphs_jax.tuning import estimate
-
-tasks.exit_at_once(estimate.main, sys.argv[1:])

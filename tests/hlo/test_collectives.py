@@ -69,6 +69,18 @@ def test_collectives_are_found_by_the_instruction_of_the_schedule():
   }
 
 
+def test_a_collective_that_is_started_belongs_to_its_start():
+  gather = hlo_modules.computation(_collective("all-gather", 1), id=1)
+  started = hlo_modules.computation(hlo_modules.instruction("call", 2, callees=(1,)), id=2)
+  start = hlo_modules.instruction("async-start", 3, callees=(2,))
+  found = collectives.find(
+    hlo_modules.module(gather, started, hlo_modules.computation(start, id=3)), 2
+  )
+  assert {owner: [one.kind for one in ones] for owner, ones in found.items()} == {
+    start.name: ["all-gather"]
+  }
+
+
 @pytest.mark.parametrize("by_device", [False, True])
 def test_a_table_of_neighbours_is_found_among_other_words(by_device):
   ids, groups = (0, 2, 3, 1), ((0, 2), (1, 3))

@@ -30,7 +30,7 @@ CHIP = Chip(
   low=None,
   high=None,
   source="a test",
-  link=Link(bandwidth=8e9, share=1.0, hop=1e-7, start=0.0, source="a test"),
+  link=Link(bandwidth=8e9, share=1.0, hop=1e-7, start=0.0, launch=1e-6, source="a test"),
 )
 EMPTY = ""
 

@@ -18,6 +18,7 @@ KINDS = (
   "all-gather all-reduce all-to-all collective-broadcast collective-permute ragged-all-to-all "
   "reduce-scatter"
 ).split()
+_OWNERS = ("fusion", "async-start")  # instructions of a schedule that have others inside
 _WORD = 4  # bytes
 _TABLE_WORDS = 4  # of a device in a table of neighbours: ordinal, successor, predecessor, place
 _ROUTE_BITS = 14  # of the number of a route, as of the id of a device
@@ -49,12 +50,10 @@ class Collective:
 def find(module: proto.HloModuleProto, partitions: int) -> dict[str, list[Collective]]:
   """The collectives of a module by their owners."""
   computations = {computation.id: computation for computation in module.computations}
-  called = {
-    callee
-    for node in proto.instructions(module)
-    if node.opcode in ("fusion", "async-start")
-    for callee in node.called_computation_ids
-  }
+  called: set[int] = set()
+  for node in proto.instructions(module):
+    if node.opcode in _OWNERS:
+      called |= _called(node, computations)
   found: dict[str, list[Collective]] = {}
   for computation in module.computations:
     if computation.id in called:
@@ -76,6 +75,18 @@ def find(module: proto.HloModuleProto, partitions: int) -> dict[str, list[Collec
   return found
 
 
+def _called(
+  node: proto.HloInstructionProto, computations: dict[int, proto.HloComputationProto]
+) -> set[int]:
+  """The computations that an instruction fuses or starts, and those that these call."""
+  found = {callee for callee in node.called_computation_ids if callee in computations}
+  for callee in tuple(found):
+    for inner in computations[callee].instructions:
+      if inner.opcode in (*_OWNERS, "call"):
+        found |= _called(inner, computations)
+  return found
+
+
 def _kind(node: proto.HloInstructionProto) -> str | None:
   kind = node.opcode.removesuffix("-start")
   return kind if kind in KINDS else None
@@ -84,13 +95,11 @@ def _kind(node: proto.HloInstructionProto) -> str | None:
 def _inside(
   node: proto.HloInstructionProto, computations: dict[int, proto.HloComputationProto]
 ) -> Iterator[proto.HloInstructionProto]:
-  """An instruction, and those of the computations that it fuses."""
+  """An instruction, and those of the computations that it fuses or starts."""
   yield node
-  if node.opcode in ("fusion", "async-start"):
-    for callee in node.called_computation_ids:
-      if callee in computations:
-        for inner in computations[callee].instructions:
-          yield from _inside(inner, computations)
+  if node.opcode in _OWNERS:
+    for callee in _called(node, computations):
+      yield from computations[callee].instructions
 
 
 def groups_of(node: proto.HloInstructionProto, partitions: int) -> Groups:

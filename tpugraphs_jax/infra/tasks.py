@@ -137,18 +137,23 @@ def _run_in_pool(
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[None]:
-  """SIGTERM raises an error in the block, which then ends the processes that it has started."""
-  previous = signal.signal(signal.SIGTERM, _exit)
+def stopping(*numbers: int) -> Iterator[None]:
+  """Signals raise an error in the block, which then ends the processes that it has started.
+
+  Args:
+    *numbers: of the signals; SIGTERM if there are none.
+  """
+  previous = {number: signal.signal(number, _exit) for number in numbers or (signal.SIGTERM,)}
   try:
     yield
   finally:
-    signal.signal(signal.SIGTERM, previous)
+    for number, handler in previous.items():
+      signal.signal(number, handler)
 
 
 def _exit(number: int, frame: object) -> NoReturn:
   del frame
-  signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+  signal.signal(number, signal.SIG_IGN)  # once is enough
   raise SystemExit(128 + number)
 
 

@@ -45,8 +45,23 @@ _STACK = 1 << 30
 _LARGEST = 4 << 30  # bytes of schedules
 _FREE_SHARE = 1 / 4  # of a file system that schedules may take
 _ROOT = Path(__file__).parents[2]  # of the package
+EXHAUSTED = "RESOURCE_EXHAUSTED"  # in the refusal of a program whose memory does not fit
+_MODULES = "modules"  # folder in which XLA writes the modules of the program that it compiles
+_SCHEDULED = "*.after_optimizations.hlo.pb"  # of these the last, of a refused program too
 _REQUEST, _ANSWER, _LOG, _SCHEDULES = "request.mlir", "answer", "log", "schedules"
 _LAST_WORDS = re.compile(r"(?:Check failed|\bF\d{4} ).*")  # of XLA
+
+
+class OutOfMemory(jax.errors.JaxRuntimeError):
+  """The compiler refused a program whose memory does not fit on the device.
+
+  Attributes:
+    module: serialized `HloProto` of the program as the compiler has scheduled it.
+  """
+
+  def __init__(self, said: str, module: bytes):
+    super().__init__(said)
+    self.module = module
 
 
 class Ended(Exception):
@@ -149,9 +164,12 @@ class Compiler:
     except BaseException:  # also Ctrl-C, after which the process would go on with this program
       self._end()
       raise
+    answer = self._folder / _ANSWER
+    if EXHAUSTED in refusal and answer.exists():
+      raise OutOfMemory(console.one_line(refusal), answer.read_bytes())
     if refusal:
       raise jax.errors.JaxRuntimeError(refusal)
-    with open(self._folder / _ANSWER, "rb") as file:
+    with open(answer, "rb") as file:
       return pickle.load(file)  # of a process and a folder of this one alone
 
   def _ask(self, request: Mapping[str, Any]) -> str:
@@ -314,14 +332,20 @@ def _answer(folder: Path) -> None:
   """Compiles what is asked for until there are no more requests."""
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)  # what libraries print is no answer
+  answer, modules = folder / _ANSWER, folder / _MODULES
   for line in sys.stdin:
     request, refusal = json.loads(line), ""
+    options = {"xla_dump_to": str(modules), "xla_dump_hlo_as_proto": True, **request["options"]}
+    answer.unlink(missing_ok=True)
     try:
       module = (folder / _REQUEST).read_bytes()
-      program = _compile(module, request["target"], request["options"], request["devices"])
-      (folder / _ANSWER).write_bytes(pickle.dumps(program))
+      program = _compile(module, request["target"], options, request["devices"])
+      answer.write_bytes(pickle.dumps(program))
     except jax.errors.JaxRuntimeError as error:
       refusal = str(error)
+      for path in modules.glob(_SCHEDULED) if EXHAUSTED in refusal else ():
+        answer.write_bytes(path.read_bytes())
+    shutil.rmtree(modules, ignore_errors=True)
     print(json.dumps({"refusal": refusal}), file=answers, flush=True)
 
 

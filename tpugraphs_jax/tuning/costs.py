@@ -139,10 +139,10 @@ class KernelCost:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveCost:
-  """All calls of a collective in one run of a program of a mesh.
+  """All calls of a collective, and of those of its line that are alike, in one run of a program.
 
   Attributes:
-    name: of its HLO instruction.
+    name: of its HLO instruction, or of the first of them.
     kind: such as `all-gather`, one of `collectives.KINDS`.
     axes: of the mesh along which it exchanges data.
     size: bytes of the largest of its arrays on a device.
@@ -290,6 +290,18 @@ def cost(
   return dataclasses.replace(row, why=f"it has {listed(loops)}") if row.why and loops else row
 
 
+def without_memory(module: bytes, target: str, why: str) -> Row:
+  """The row of a program that the compiler refused because its memory does not fit.
+
+  Args:
+    module: serialized, as the compiler has scheduled it.
+    target: as of `cost`.
+    why: what the compiler says.
+  """
+  live = buffers.live_memory(proto.parse_module(module, where=f"program for {target}"))
+  return Row(target, fits=False, live=live, why=why)
+
+
 def _slice(compiled: tpu.TpuProgram, target: str, placement: meshes.Placement) -> ici.Slice:
   """The devices of a program of a mesh, and the rings that the compiler made."""
   described = topology.parse(target)
@@ -318,6 +330,29 @@ def _collective(
     is_full_copy=by == PARTITIONER and one.kind == "all-gather" and one.devices == devices,
     why=one.why,
   )
+
+
+def _joined(collectives: Iterable[CollectiveCost]) -> tuple[CollectiveCost, ...]:
+  """Collectives with one row for those of a line that are alike, the longest exposed first.
+
+  The steps of a windowed product are alike, and their schedule does not tell them apart.
+  """
+  rows: dict[tuple, CollectiveCost] = {}
+  for one in collectives:
+    key = one.kind, one.axes, one.size, one.operation, one.where
+    row = rows.get(key)
+    rows[key] = (
+      one
+      if row is None
+      else dataclasses.replace(
+        row,
+        calls=row.calls + one.calls,
+        milliseconds=row.milliseconds + one.milliseconds,
+        exposed_ms=row.exposed_ms + one.exposed_ms,
+        why=row.why or one.why,
+      )
+    )
+  return tuple(sorted(rows.values(), key=lambda row: (-row.exposed_ms, -row.milliseconds)))
 
 
 def _parameters(module: proto.HloModuleProto) -> int:
@@ -448,11 +483,8 @@ def _by_schedule(
     events=tuple(
       event._replace(start=to_ms(event.start), end=to_ms(event.end)) for event in simulated.events
     ),
-    communication=tuple(
-      sorted(
-        (_collective(one, named, devices, to_ms) for one in simulated.communication),
-        key=lambda found: (-found.exposed_ms, -found.milliseconds),
-      )
+    communication=_joined(
+      _collective(one, named, devices, to_ms) for one in simulated.communication
     ),
     exposed_ms=to_ms(simulated.exposed),
     branches=simulated.conditionals,

@@ -8,6 +8,7 @@ what it wrote, and `comparison` compares two estimates.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import contextlib
@@ -15,14 +16,24 @@ import dataclasses
 import os
 from pathlib import Path
 import queue
+import sys
 import time
 from typing import Any
 
 import jax
 
 from tpugraphs_jax.hlo import calls, jaxprs, meshes, topology, tpu
-from tpugraphs_jax.infra import console
-from tpugraphs_jax.tuning import comparison, compiler, costs, page, profile, programs, summary
+from tpugraphs_jax.infra import console, tasks
+from tpugraphs_jax.tuning import (
+  comparison,
+  compiler,
+  costs,
+  page,
+  profile,
+  programs,
+  summary,
+  variants,
+)
 from tpugraphs_jax.tuning.costs import Row
 from tpugraphs_jax.tuning.summary import Estimate
 
@@ -181,8 +192,10 @@ def _row(
   """The row of a program that was compiled, or that the compiler refused."""
   try:
     program = compiled.result()
+  except compiler.OutOfMemory as error:
+    return costs.without_memory(error.module, target, f"the compiler says: {error}")
   except jax.errors.JaxRuntimeError as error:
-    fits = False if "RESOURCE_EXHAUSTED" in str(error) else None
+    fits = False if compiler.EXHAUSTED in str(error) else None
     return Row(target, fits=fits, why=f"the compiler says: {console.one_line(error)}")
   except compiler.Ended as error:
     return Row(target, why=f"the compiler failed: {error}")
@@ -256,15 +269,28 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--html", type=Path, help="a page with the pictures of the result")
   parser.add_argument("--trace", type=Path, help="a timeline in JSON, which Perfetto opens")
   parser.add_argument(
+    "--variants",
+    type=Path,
+    metavar="RESULTS",
+    help="one table of all programs of the source on one target, the cheapest that fits first; the "
+    "file keeps their results, and a second call goes on from it",
+  )
+  parser.add_argument(
+    "--processes", type=int, help="variants at a time; default: as cores and memory allow"
+  )
+  parser.add_argument(
     "--timeout", type=float, default=compiler.TIMEOUT, help="seconds for one compilation"
   )
-  args = parser.parse_args(argv)
+  flags, beam = tasks.split_flags(sys.argv[1:] if argv is None else argv)
+  args = parser.parse_args(flags)
   console.check_seconds("--timeout", args.timeout)
   comparison.check_slower(args.slower)
   if args.profile:
     return _beside_profile(args.profile, args.source, args.targets, args.timeout, args.html)
   if args.source is None:
     raise ValueError("there is no source: name FILE.py:KEY, or a profile with --profile")
+  if args.variants:
+    return _variants(args, beam)
   before = summary.load(args.against) if args.against else []
   if args.against and not before:
     raise ValueError(f"{args.against} has no programs to compare with")
@@ -292,6 +318,24 @@ def main(argv: Sequence[str] | None = None) -> int:
   if args.trace:
     page.together(estimates).save_trace(args.trace)
   return int(compared is not None and compared.is_slower)
+
+
+def _variants(args: argparse.Namespace, beam: Sequence[str] | None) -> int:
+  """Prints the variants of a step as one table."""
+  if args.targets is None or len(args.targets) != 1:
+    raise ValueError(f"--targets is {args.targets}, and variants are compared on one target")
+  if args.processes is not None and args.processes < 1:
+    raise ValueError(f"--processes is {args.processes}, expected at least 1")
+  if args.save or args.against:
+    raise ValueError("--variants keeps its results itself: leave --save and --against out")
+  jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
+  target = topology.full_name(args.targets[0])
+  print(
+    variants.compare(
+      args.source, target, args.variants, timeout=args.timeout, processes=args.processes, beam=beam
+    )
+  )
+  return 0
 
 
 def _beside_profile(

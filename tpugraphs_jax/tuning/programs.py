@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import importlib.util
+import math
 import os
 from pathlib import Path
 import re
@@ -26,15 +27,19 @@ class Program:
   function: Callable[..., Any]
   args: tuple  # arrays or jax.ShapeDtypeStruct, in any nesting
   kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  count: float | None = None  # of examples or tokens of a step, where the file says how many
+  unit: str = ""  # `example` or `token`
 
 
 def load(source: str, *, split: str | None = None) -> list[Program]:
   """The programs of a source.
 
   Args:
-    source: `FILE.py`, all programs of its dictionary `PROGRAMS`; `FILE.py:KEY`, one of them; or
+    source: `FILE.py`, all programs of its dictionary `PROGRAMS`, or of a function of this name that
+      yields their names and them; `FILE.py:KEY`, one of them; or
       a folder, the programs of all its files but those whose names begin with `_`. A program is
-      named after its file and its key.
+      named after its file and its key. `EXAMPLES` or `TOKENS` of the file says how many a step has:
+      a number, or a dictionary from keys to numbers.
     split: `train`, `valid` or `test`; unless given the `SPLIT` of the file, or `train` where it
       has none.
 
@@ -56,10 +61,30 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
   if key and key not in programs:
     raise ValueError(f"{place} has no program {key!r}, it has {', '.join(programs)}")
   file_name = lambda name: re.sub(r"[^A-Za-z0-9.-]+", "_", f"{Path(place).stem}_{name}")
+  counts = {name: _count(module, place, name) for name in ([key] if key else programs)}
   return [
-    Program(f"{place}:{name}", file_name(name), split, *_parts(programs[name], f"{place}:{name}"))
-    for name in ([key] if key else programs)
+    dataclasses.replace(
+      Program(
+        f"{place}:{name}", file_name(name), split, *_parts(programs[name], f"{place}:{name}")
+      ),
+      count=count,
+      unit=unit,
+    )
+    for name, (count, unit) in counts.items()
   ]
+
+
+def _count(module: types.ModuleType, place: str, key: str) -> tuple[float | None, str]:
+  """How many examples or tokens a step of a program has, and which of them."""
+  for attribute, unit in (("TOKENS", "token"), ("EXAMPLES", "example")):
+    value = getattr(module, attribute, None)
+    count = value.get(key) if isinstance(value, Mapping) else value
+    if count is None:
+      continue
+    if isinstance(count, bool) or not isinstance(count, (int, float)) or not 0 < count < math.inf:
+      raise ValueError(f"{place}: {attribute} of {key!r} is {count!r}, expected a positive number")
+    return float(count), unit
+  return None, ""
 
 
 def load_tiles(source: str) -> dict[str, tuple[Callable[..., Any], tuple, Sequence[Any]]]:
@@ -94,9 +119,23 @@ def _dictionary(
 ) -> Mapping[str, Any]:
   """A dictionary of a Python file."""
   values = getattr(module, name, None)
+  if callable(values):
+    values = _listed(values, f"{place}: {name}")
   if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
     raise ValueError(f"{place} has no dictionary {name} from names to {contents}")
   return values
+
+
+def _listed(function: Callable[[], Any], where: str) -> dict[str, Any]:
+  """What a function yields, pairs of a name and a program, as a dictionary."""
+  try:
+    pairs = list(function())
+    found = dict(pairs)
+  except Exception as error:  # a function of the user may raise anything
+    raise ValueError(f"{where}() fails: {type(error).__name__}: {error}") from error
+  if len(found) < len(pairs):
+    raise ValueError(f"{where}() yields a name twice")
+  return found
 
 
 def _parts(value: Any, where: str) -> tuple[Any, ...]:

@@ -156,9 +156,10 @@ def test_waits_that_nothing_ends_and_unknown_sizes_have_no_time(lines, why):
     cost(*lines)
 
 
-def test_a_dma_that_a_core_starts_for_both_raises_the_flag_of_its_own_core():
+@pytest.mark.parametrize("place", range(4))  # among the flags of an allocation
+def test_a_dma_that_a_core_starts_for_both_raises_the_flag_of_its_own_core(place):
   core = kernel.KernelCore(chips.chips()["tpu:v5p"], Arrays(32))
-  flag = 3 << 18
+  flag = (3 << 18) + place
   of_both = flag | (flag | 0x6000) << 16 & 0xFFFFFFFF  # as schedules of a v5p compute it
   core.start_dma("dma.hbm_to_vmem", 0.0, {"size_in_granules": 32, "dst_syncflagno": of_both})
   assert core.wait("dma.done.wait", 0.0, flag, 32) > 0

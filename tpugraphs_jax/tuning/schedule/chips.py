@@ -21,6 +21,7 @@ class Link:
     share: part of it that DMAs reach.
     hop: seconds between the last byte of a DMA that enters the link and its arrival.
     start: cycles that the core needs to start a DMA to another chip.
+    launch: seconds until a SparseCore begins a collective.
     source: where the constants come from.
   """
 
@@ -28,6 +29,7 @@ class Link:
   share: float
   hop: float
   start: float
+  launch: float
   source: str
 
   @property

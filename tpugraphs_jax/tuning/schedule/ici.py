@@ -228,6 +228,8 @@ def ring_cycles(kind: str, size: int, group: int, devices: Slice, chip: Chip) ->
   """
   if group < 2:
     return 0.0
+  if kind == "collective-permute":  # over one link
+    return chip.clock * (size / chip.link.rate + chip.link.hop)
   directions = RING if any(devices.wrap) else PAIRS
   seconds = size * (group - 1) / group / (directions * chip.link.rate)
   passes = {"all-reduce": 2.0, "all-to-all": 0.25, "ragged-all-to-all": 0.25}.get(kind, 1.0)

@@ -21,7 +21,9 @@ _BUSY = 0.2  # share of a unit's slots from which it bounds a kernel
 _POINTERS = 0x30000000  # addresses of arrays that nothing else has given an address
 _POINTER_BITS = 18
 # In the flag of a DMA that one core of a v5p starts for both: it raises the flag of each of them.
-_BOTH_CORES = 0x6000 << 16
+# The number of the flag stands behind these bits once more.
+_BOTH_CORES, _OF_BOTH = 0x6000 << 16, 16
+_OFFSET = 3  # bits of a flag's place among those of its allocation
 _IS_READ = 1 << 27  # in the overrides of a general DMA: it comes from the HBM
 _WORD = 0xFFFFFFFF
 _COMPUTED = Unknown("it depends on a word that was computed or read from an array")
@@ -100,7 +102,7 @@ class KernelCore:
       is_written = isinstance(is_read, int) and not is_read & _IS_READ
       spaces = ("vmem", "hbm") if is_written else ("hbm", "vmem")
     size, flag = arguments.get("size_in_granules"), arguments.get("dst_syncflagno")
-    flag = flag & ~_BOTH_CORES if isinstance(flag, int) else flag
+    flag = _own_flag(flag) if isinstance(flag, int) else flag
     moved = self.dmas.start(spaces, now, size, flag)
     if destination == "smem":
       start = known(arguments.get("smem"), "the address that a DMA writes in scalar memory")
@@ -150,6 +152,13 @@ class KernelCore:
       raise Unreadable(unknown.why)
     self.branches += 1
     return False
+
+
+def _own_flag(flag: int) -> int:
+  """The flag of one core in that of a DMA for both cores."""
+  if flag & _BOTH_CORES != _BOTH_CORES:
+    return flag
+  return flag & ~(_BOTH_CORES | (flag & _OFFSET) << _OF_BOTH)
 
 
 def simulate(

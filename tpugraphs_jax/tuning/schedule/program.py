@@ -323,12 +323,16 @@ class Run:
     if not self.rows:
       raise Unreadable("its schedule calls no kernel")
     for name, done in self._simulation.instructions.sparse.items():
-      moved = done.bytes_accessed
-      time = moved / chip.rate(is_written=False, is_mixed=True)
-      self._record(cycles, cycles + time, CALL, name)
-      cycles += time
-      self.rows[name] = KernelTime(name, 1, time, time, moved, bound=kernel.MEMORY)
+      self.rows[name] = row = self._of_sparse_core(name, done)
+      self._record(cycles, cycles + row.cycles, CALL, name)
+      cycles += row.cycles
     return cycles
+
+  def _of_sparse_core(self, name: str, done: work.Work) -> KernelTime:
+    """A kernel of a SparseCore, which has no schedule: its bytes at the rate of the memory."""
+    moved = done.bytes_accessed
+    time = moved / self._chip.rate(is_written=False, is_mixed=True)
+    return KernelTime(name, 1, time, time, moved, bound=kernel.MEMORY)
 
   def _record(self, start: float, end: float, unit: str, name: str = "", size: int = 0) -> None:
     if len(self.events) < _MOST_EVENTS:
