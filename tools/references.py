@@ -22,7 +22,7 @@ PATHS = [path for path in sorted(ROOT.rglob("*.py")) if not path.name.endswith("
 # `data.plan.BatchPlan`, `tpugraphs_jax.report`, `lax.pmean(x)`: names joined by dots.
 REFERENCE = re.compile(r"`((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*)(?:\([^`]*\))?`")
 LIBRARIES = ("absl", "inspect", "jax", "jraph", "optax")
-FILE = re.compile(r"\.(csv|html|jsonl?|npz|pb|py|tar|txt)$")
+FILE = re.compile(r"\.(css|csv|html|js|jsonl?|npz|pb|py|tar|txt)$")
 
 
 CONFIG_FIELDS = {"segments.finetune"} | {
