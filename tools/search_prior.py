@@ -27,7 +27,7 @@ from tools import ship
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra.files import replacing
-from tpugraphs_jax.rankers import model_file
+from tpugraphs_jax.rankers import explain, model_file
 from tpugraphs_jax.rankers.ranker import load
 from tpugraphs_jax.tuning import prior, strategies
 from tpugraphs_jax.tuning.prior import Prior
@@ -58,16 +58,7 @@ def files(
 
 def pool(graph: OpGraph) -> strategies.Pool:
   """The labelled choices of a program; a choice is the dictionary rows of its groups."""
-
-  def with_choices(choices: Sequence[strategies.Numbers]) -> OpGraph:
-    rows = np.array(choices, graph.configs.group_row.dtype)
-    return dataclasses.replace(
-      graph,
-      configs=dataclasses.replace(
-        graph.configs, group_row=rows, labels=np.zeros(len(rows), np.int64)
-      ),
-    )
-
+  with_choices = lambda choices: explain.with_rows(graph, np.array(choices))
   return strategies.Pool([tuple(map(int, row)) for row in graph.configs.group_row[:]], with_choices)
 
 

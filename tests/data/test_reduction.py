@@ -8,6 +8,9 @@ import pytest
 
 from tests.support import random_graphs
 from tpugraphs_jax.data import reduction
+from tpugraphs_jax.graph import KernelTimes
+from tpugraphs_jax.rankers import explain
+from tpugraphs_jax.rankers.segments.batches import split
 
 OPTIONS = list(itertools.product((1, 2, 5), reduction.DIRECTIONS, reduction.INDUCED))
 
@@ -21,6 +24,19 @@ def graph_of(seed):
   return random_graphs.layout_graph(
     rng, nodes=24, edges=30, config_nodes=rng.permutation(24)[:3], configs=4
   )
+
+
+def test_times_of_kernels_stay_with_the_nodes_and_choices_that_they_are_of():
+  plain = graph_of(0)
+  times = KernelTimes(np.ones((4, 1), np.int64), np.array([[0, 23]], np.int32))
+  graph = random_graphs.with_configs(plain, kernels=times)
+  assert reduce_graph(graph, virtual_node="cluster").configs.kernels is times
+  part = reduce_graph(graph, graph_reduction="config_neighborhood", reduction_hops=1)
+  assert part.configs.kernels is None
+  (piece,) = split(graph, np.zeros(24, np.int32))
+  assert piece.configs.kernels is None
+  assert explain.with_rows(graph, graph.configs.group_row[:2]).configs.kernels is None
+  assert reduce_graph(plain, graph_reduction="config_neighborhood").configs is plain.configs
 
 
 def slow(graph, hops, direction, induced):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -11,7 +11,7 @@ import scipy.sparse
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.config_fields import option, Options
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.graph import AnyConfigs, OpGraph
+from tpugraphs_jax.graph import AnyConfigs, LayoutConfigs, OpGraph
 
 REDUCTIONS = ("none", "config_neighborhood")
 DIRECTIONS = ("operands", "users", "both")
@@ -128,6 +128,8 @@ def part_of(
 ) -> OpGraph[AnyConfigs]:
   """The graph of some nodes, renumbered in their order; all arguments are numbers in `graph`.
 
+  It has no times of kernels, which can have nodes outside of the part.
+
   Args:
     graph: the whole graph.
     nodes: `[n]` nodes of the part.
@@ -136,8 +138,12 @@ def part_of(
   """
   number = np.zeros(graph.num_nodes, np.int32)
   number[nodes] = np.arange(len(nodes))
+  configs: Any = graph.configs
+  if isinstance(configs, LayoutConfigs) and configs.kernels:
+    configs = dataclasses.replace(configs, kernels=None)
   return dataclasses.replace(
     graph,
+    configs=configs,
     node_feat=graph.node_feat[nodes],
     node_opcode=graph.node_opcode[nodes],
     edge_index=number[edges],

@@ -93,8 +93,12 @@ class Proposals:
 
 def with_rows(graph: OpGraph[LayoutConfigs], rows: np.ndarray) -> OpGraph[LayoutConfigs]:
   """The graph with unlabelled configurations of the rows `[n, groups]`."""
-  group_row, labels = rows.astype(graph.configs.group_row.dtype), np.zeros(len(rows), np.int64)
-  configs = dataclasses.replace(graph.configs, group_row=group_row, labels=labels)
+  configs = dataclasses.replace(
+    graph.configs,
+    group_row=rows.astype(graph.configs.group_row.dtype),
+    labels=np.zeros(len(rows), np.int64),
+    kernels=None,
+  )
   return dataclasses.replace(graph, configs=configs)
 
 

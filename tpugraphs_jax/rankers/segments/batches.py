@@ -105,8 +105,8 @@ def split(graph: OpGraph[LayoutConfigs], segment: np.ndarray) -> list[OpGraph[La
   for number, nodes in enumerate(rows_of_segments(np.arange(graph.num_nodes), segment)):
     mask = segment[graph.config_node] == number
     edges = graph.edge_index[owner_of_edge == number]
-    configs = dataclasses.replace(graph.configs, node_group=graph.configs.node_group[mask])
     piece = part_of(graph, nodes, edges, graph.config_node[mask])
+    configs = dataclasses.replace(piece.configs, node_group=graph.configs.node_group[mask])
     pieces.append(dataclasses.replace(piece, name=f"{graph.name}[{number}]", configs=configs))
   return pieces
 
