@@ -199,7 +199,9 @@ def test_a_line_tells_of_every_label_and_the_file_of_labels_continues_a_search(
   tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[(1, 0, 0)])
   options = {"model": Oracle(outputs, _cost), "cache": tmp_path / "labels.jsonl"}
   tune.tune(network, *ARGS, budget=4, **options)
-  first, second, third, *lines = capsys.readouterr().err.splitlines()
+  told = capsys.readouterr().err.splitlines()
+  # Without lines about long work, on a busy machine.
+  first, second, third, *lines = [line for line in told if "so far" not in line]
   assert "tracing network" in first and "choices for 3 groups" in second and "measuring" in third
   for number, line in enumerate(lines):
     assert re.match(rf"[\d: -]+ label {number + 1} of 4: ", line)
