@@ -9,6 +9,8 @@ tune        labels what the search proposes, and returns the function with the b
 layouts     the file of a choice, and the function with the choice of a file
 estimate    time and memory of a function on TPUs: `compiler` compiles it in another process,
             `costs` says where the time goes, `summary` prints it, `comparison` compares two
+profile     measured times of a profile beside estimates
+page        the page of a result, with `report.templates`; `trace` writes its timeline
 tiles       the order of the block sizes of a kernel
 label_file  keeps labels in a file
 workers     labels many programs, each in a process (the command `collect`)
