@@ -80,6 +80,20 @@ def test_a_pallas_kernel_of_a_profile_is_compiled_alone_and_stands_beside_its_ti
   assert "0.07575" in text and "0.0678" in text and "0.90" in text
 
 
+def test_equal_pallas_kernels_are_compiled_once(tmp_path):
+  module = _module()
+  for number, shape in ((4, (8, 128)), (5, (8, 128)), (6, (16, 128))):
+    node = hlo_modules.instruction("custom-call", number, [1], shape=shape)
+    node.custom_call_target = "tpu_custom_call"
+    module.computations[1].instructions.append(node)
+  events = [(f"custom-call.{number}", 10 * number, 2) for number in (4, 5, 6)]
+  path = write(tmp_path, space(events, hlo_of={"jit_step(7)": module}))
+  without = costs.Row("tpu:v6e", why="it waits for nothing")
+  (measured,), asked = _compared(path, without)
+  assert len(asked) == 2
+  assert str(measured).count("it waits for nothing") == 3
+
+
 @recorded.needs_libtpu
 @pytest.mark.skipif(not recorded.PROFILES.is_dir(), reason="no recorded profiles")
 def test_the_product_of_the_public_profile_is_estimated(monkeypatch, capsys):

@@ -31,10 +31,13 @@ _PROGRAM = re.compile(r"\((\d+)\)$")  # the id at the end of a module's name
 # Columns of XProf's table by their ids and labels, without signs and case.
 _COLUMNS = {
   "program": ("programid", "hlomodule", "modulename", "program"),
-  "operation": ("hloopname", "opname", "operation"),
+  "operation": ("hloopname", "opname", "operation", "operationname"),
   "text": ("hloopexpression", "hlooptext"),
   "count": ("occurrences", "count"),
-  "microseconds": ("totalselftime", "totalselftimeus", "selftimeus", "totaltime", "totaltimeus"),
+  "microseconds": (
+    *("totalselftime", "totalselftimeus", "totalselftimeinus", "selftimeus"),
+    *("totaltime", "totaltimeus", "totaltimeinus"),
+  ),
 }
 
 

@@ -110,6 +110,7 @@ class Measured(Page):
       f"the {len(listed)} longest of {len(self.operations)} operations"
     )
     head = "operation|calls|measured, ms|estimated, ms|estimated / measured|kernel|shape|scope|line"
+    head += "|no estimate because"
     yield Table(head.split("|"), [_cells(operation) for operation in listed], title)
     yield Table(["", "measured, ms", "estimated, ms", "estimated / measured"], self._sums())
 
@@ -157,7 +158,7 @@ def _cells(operation: Operation) -> list[str]:
   _, measured, estimated, ratio = _row("", operation.measured, operation.estimated)
   count = f"{operation.calls:.4g}" if operation.calls else ""
   place = [kernel.operation, kernel.shape, kernel.scope, kernel.where]
-  return [kernel.name, count, measured, estimated, ratio, *place]
+  return [kernel.name, count, measured, estimated, ratio, *place, kernel.why]
 
 
 def target_of(kind: str) -> str:
@@ -191,7 +192,7 @@ def compare(
     ValueError: it is no profile, ran on no TPU, or has no HLO modules where there is no call.
   """
   profile = profiles.read(path)
-  found = []
+  found, rows = [], dict[tuple, Row]()
   for trace in _chosen(profile, call, str(path)):
     full = tpu.full_name(target or target_of(trace.kind) or _no_target(trace, path))
     data = profile.modules.get(trace.name)
@@ -210,7 +211,11 @@ def compare(
       time, why = row.milliseconds, row.why
     else:
       time, why = None, ""
-      kernels = [*by_cycles, *(_alone(*kernel, estimate, full) for kernel in alone)]
+      kernels = by_cycles
+      for kernel, key, one in alone:
+        if key not in rows:  # layers have equal kernels
+          rows[key] = estimate(one, full)
+        kernels = [*kernels, _alone(kernel, rows[key])]
     operations = _matched(measured, kernels)
     found.append(
       Measured(
@@ -294,19 +299,20 @@ def _by_cycles(
 
 def _pallas_calls(
   module: proto.HloModuleProto, measured: Sequence[KernelCost]
-) -> Iterator[tuple[KernelCost, calls.Call]]:
-  """The Pallas kernels that were measured, and a call of each alone."""
+) -> Iterator[tuple[KernelCost, tuple, calls.Call]]:
+  """The Pallas kernels that were measured, what equal ones have in common, and a call of each."""
   counts = {kernel.name: kernel.calls for kernel in measured}
   nodes = {node.id: node for node in proto.instructions(module)}
   for node in nodes.values():
     if node.custom_call_target == _PALLAS and counts.get(node.name):
-      call = _pallas_call(node, [nodes[id].shape for id in node.operand_ids])
-      yield dataclasses.replace(_described(node, module), calls=counts[node.name]), call
+      operands = [nodes[id].shape for id in node.operand_ids]
+      key = node.backend_config, *(proto.shape_text(shape) for shape in (node.shape, *operands))
+      kernel = dataclasses.replace(_described(node, module), calls=counts[node.name])
+      yield kernel, key, _pallas_call(node, operands)
 
 
-def _alone(kernel: KernelCost, call: calls.Call, estimate: Estimate, target: str) -> KernelCost:
+def _alone(kernel: KernelCost, row: Row) -> KernelCost:
   """A kernel with the time that its call alone has."""
-  row = estimate(call, target)
   if row.milliseconds is None:
     return dataclasses.replace(kernel, why=row.why)
   one = sum(part.milliseconds or 0.0 for part in row.kernels if part.is_custom)
