@@ -29,7 +29,7 @@ from typing import Any
 
 import jax
 
-from benchmarks import gpus, optimised, pages, steps, timing
+from benchmarks import gpus, optimised, pages, ranker_steps, timing
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.hlo import tpu, tpu_kernels
 from tpugraphs_jax.infra import files, parallel
@@ -98,7 +98,7 @@ def measure(case: str, step: str, target: str, count: int) -> dict[str, Any]:
 
   Args:
     case: a key of `CASES`, `OTHERS` or `SMALL`.
-    step: one of `steps.STEPS`.
+    step: one of `ranker_steps.STEPS`.
     target: one of `TPUS` or a key of `gpus.GPUS`.
     count: of devices; 0: one GPU, or all devices of the topology of a TPU.
   """
@@ -108,7 +108,9 @@ def measure(case: str, step: str, target: str, count: int) -> dict[str, Any]:
   is_tpu = target in TPUS
   devices = tpu.devices(f"tpu:{target}") if is_tpu else gpus.devices(target, count or 1)
   devices = devices[: count or len(devices)]
-  lowered = steps.lower(config, step, devices, nodes=_SMALL_NODES if case in SMALL else _NODES)
+  lowered = ranker_steps.lower(
+    config, step, devices, nodes=_SMALL_NODES if case in SMALL else _NODES
+  )
   started = time.perf_counter()
   with tempfile.TemporaryDirectory() as folder:
     compiled = _compiled(lowered, {} if is_tpu else {"xla_dump_to": folder})
@@ -117,7 +119,7 @@ def measure(case: str, step: str, target: str, count: int) -> dict[str, Any]:
       "devices": len(devices),
       "compile_s": time.perf_counter() - started,
       "precision": config.model.precision,
-      "products": dict(steps.products(lowered)),
+      "products": dict(ranker_steps.products(lowered)),
       **optimised.launched(folder),
     }
   module = optimised.Module(compiled)
@@ -167,7 +169,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
   def place(name):
     case, step, target = name.split("/")
-    return cases.index(case), steps.STEPS.index(step), targets.index(target)
+    return cases.index(case), ranker_steps.STEPS.index(step), targets.index(target)
 
   rows = []
   for name in sorted(results, key=place):
@@ -234,7 +236,7 @@ def main() -> None:
     "--targets", nargs="+", default=("v3", "h100", "a100", "t4"), choices=[*TPUS, *gpus.GPUS]
   )
   parser.add_argument("--cases", nargs="+", default=list(CASES), choices=[*CASES, *OTHERS, *SMALL])
-  parser.add_argument("--steps", nargs="+", default=steps.STEPS, choices=steps.STEPS)
+  parser.add_argument("--steps", nargs="+", default=ranker_steps.STEPS, choices=ranker_steps.STEPS)
   parser.add_argument(
     "--devices",
     type=int,

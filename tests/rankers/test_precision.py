@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import pytest
 
-from benchmarks import steps
+from benchmarks import ranker_steps
 from tests.support import parts
 
 VARIANTS = [
@@ -28,9 +28,9 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("step", steps.STEPS)
+@pytest.mark.parametrize("step", ranker_steps.STEPS)
 @pytest.mark.parametrize("kind, variant", VARIANTS)
 def test_every_product_of_a_step_has_the_precision_of_the_config(kind, variant, step):
   config = parts.config_of(kind, f"{variant},ci".strip(","))
-  found = steps.products(steps.lower(config, step, jax.local_devices()[:1], nodes=60))
+  found = ranker_steps.products(ranker_steps.lower(config, step, jax.local_devices()[:1], nodes=60))
   assert config.model.precision == "highest" and set(found) == {"highest"}, found

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import steps
+from benchmarks import ranker_steps
 from tests.support import parts
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.config import SegmentOptions
@@ -36,7 +36,7 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
   state, batches = parallel.replicate(state), [next(iterator) for _ in range(2)]
   if config.task != "segments":  # whose steps are in tests/rankers/test_precision.py
     lowered = step.func.lower(*step.args, state, batches[0])
-    found = steps.products(lowered)
+    found = ranker_steps.products(lowered)
     assert config.model.precision == "highest" and set(found) == {"highest"}, found
     step = functools.partial(lowered.compile(), *step.args)
   for batch in batches:
