@@ -277,6 +277,7 @@ def simulated(compiled, monkeypatch):
       _node("parameter", 9, shape=_LARGE),
       _node("copy", 1, cycles=10**6, line=3, shape=_LARGE, operands=[9]),
       _node("dot", 2, cycles=10**6, operands=[1, 1], shape=_LARGE),
+      _node("conditional", 3),
     )
     for node, order in zip(nodes, ([1, 0], [0, 1], [1, 0])):
       node.shape.layout.minor_to_major.extend(order)
@@ -406,6 +407,35 @@ def test_a_loop_of_unknown_length_is_the_reason_that_is_named(compiled, monkeypa
   monkeypatch.setattr(program, "simulate", lambda *args, **options: time)
   (row,) = estimate.estimate(step, targets="v6e").rows
   assert row.why == "it has a loop of unknown length while_of_jax model.py:1"
+
+
+def test_a_loop_that_the_compiler_made_and_its_kernels_have_the_operation_and_line(compiled):
+  """Its kernels have no name of their own: a copy of the state, and what uses it."""
+  nodes, computations = _loop(
+    1,
+    40,
+    _node("copy", 1, cycles=1000, shape=_LARGE),
+    _node("reverse", 2, cycles=1000, operands=[1], shape=_LARGE),
+  )
+  nodes[1].metadata.op_name, nodes[1].metadata.source_line = "jit(f)/scatter-add", 12
+  for node in computations[0].instructions[:2]:
+    node.ClearField("metadata")
+  made = _program(*nodes, callees=computations)
+  compiled(tpu.dataclasses.replace(made, schedules={"copy.1": 40, "reverse.2": 40}))
+  found = estimate.estimate(step, targets="v6e")
+  (row,) = found.rows
+  assert [kernel.operation for kernel in row.kernels] == ["scatter-add"] * 2
+  assert [kernel.where for kernel in row.kernels] == ["model.py:12"] * 2
+  assert "a loop of 40 steps of scatter-add model.py:12" in repr(found)
+
+
+def test_shares_of_kernels_and_the_rest_sum_to_all(simulated):
+  simulated(_simulated())
+  lines = repr(estimate.estimate(step, 1.0, targets="v6e")).splitlines()
+  shares = [float(line.split("%")[0]) for line in lines if line[:1].isdigit() and "%" in line[:6]]
+  kernels = shares[: 1 + len(_simulated().kernels)]
+  assert sum(kernels) == pytest.approx(100, abs=0.2)
+  assert any("loop control" in line for line in lines)
 
 
 def test_integers_among_the_arguments_reach_loops_and_kernels(compiled, monkeypatch):

@@ -40,6 +40,10 @@ _GIB = 2**30
 # Kernels that have only a bound take at most this share of a program that has a time; their time is
 # taken to be up to so many times the bound.
 _MOST_BOUNDED, _UNSURE = 0.1, 10
+_MOST_VISITED = (
+  200  # instructions between a kernel of the compiler's own and the one that it serves
+)
+_LOOPS = ("while", "scan", "fori", "map", "body", "cond", "checkpoint", "remat")  # of the program
 _MATTERS = 0.05  # part by which assumed integers change a time that is told
 _BUSY = 0.5  # part of a kernel's time that its operations take at the peak of a busy device
 # At least this share of a program's bytes comes from the memory of a device; the rest stays on the
@@ -201,7 +205,8 @@ class Row:
     events: what the device does in a run, in milliseconds from its start; empty without schedules.
     communication: the collectives of a program of a mesh, the longest exposed first.
     exposed_ms: milliseconds in which the device waits for others.
-    branches: conditionals whose branches all count, though one of them runs.
+    branches: conditionals of the program whose branches all count, though one of them runs.
+    loops: operations that the compiler made into loops, with their steps.
     assumed: what integers mean whose values are assumed, by the name of their array.
     extremes: milliseconds with the lowest and the highest of assumed integers; None where these
       change the time by less than 5 %, or where it cannot be told.
@@ -227,6 +232,7 @@ class Row:
   communication: tuple[CollectiveCost, ...] = ()
   exposed_ms: float = 0.0
   branches: int = 0
+  loops: tuple[tuple[Operation, float], ...] = ()
   assumed: Mapping[str, Meaning] = dataclasses.field(default_factory=dict)
   extremes: tuple[float, ...] | None = None
   why: str = ""
@@ -392,6 +398,13 @@ class _Kernels:
     self._computations = {part.id: part for part in module.computations}
     self._nodes = {node.name: node for node in proto.instructions(module)}
     self._by_id = {node.id: node for node in proto.instructions(module)}
+    self._owner = {node.id: part for part in module.computations for node in part.instructions}
+    self._users: dict[int, list[proto.HloInstructionProto]] = {}
+    self._callers: dict[int, proto.HloInstructionProto] = {}
+    for node in self._by_id.values():
+      self._callers.update(dict.fromkeys(node.called_computation_ids, node))
+      for id in node.operand_ids:
+        self._users.setdefault(id, []).append(node)
     self._moves = moves.moves(module)
     self.counted: dict[str, KernelCost] = {}
     for kernel in cycles.by_kernel:
@@ -414,6 +427,8 @@ class _Kernels:
       return KernelCost(name, name, **numbers)
     inside = (node, *tpu_kernels.fused(node, self._computations))
     main = next((inner for inner in inside if inner.opcode in tpu_kernels.PRODUCTS), node)
+    if not main.metadata.op_name:
+      main = next((inner for inner in inside if inner.metadata.op_name), None) or self._served(node)
     origin, of_node = (module_graph.origin(part, self._module) for part in (main, node))
     parts = [names.operation(place.op_name) for place in (origin, of_node)]
     operation = " + ".join(dict.fromkeys(filter(None, parts))) or node.name
@@ -428,6 +443,46 @@ class _Kernels:
       operations=self._operations(node),
       **numbers,
     )
+
+  def _served(self, node: proto.HloInstructionProto) -> proto.HloInstructionProto:
+    """The nearest instruction of the program that a kernel of the compiler's own serves.
+
+    It uses the result of the kernel or gives it an operand; inside of a loop that the compiler made
+    it is the loop.
+    """
+    waiting, seen = collections.deque([node]), {node.id}
+    while waiting and len(seen) < _MOST_VISITED:
+      near = waiting.popleft()
+      if near.metadata.op_name and near.opcode != "parameter":
+        return near
+      operands = [self._by_id[id] for id in near.operand_ids if id in self._by_id]
+      for following in (*self._users.get(near.id, []), *operands):
+        if following.id not in seen:
+          seen.add(following.id)
+          waiting.append(following)
+    caller = self._callers.get(self._owner[node.id].id)
+    return node if caller is None or caller.id in seen else self._served(caller)
+
+  def loops(self, calls: Mapping[str, float]) -> tuple[tuple[Operation, float], ...]:
+    """The loops that the compiler made of another operation, with their steps.
+
+    Args:
+      calls: of all kernels by name.
+    """
+    found = []
+    for node in self._nodes.values():
+      made_of = names.operation(node.metadata.op_name)
+      if node.opcode == "while" and made_of and not made_of.startswith(_LOOPS):
+        bodies = [self._computations[id] for id in node.called_computation_ids]
+        inside = [inner.name for body in bodies for inner in body.instructions]
+        steps = max((calls.get(name, 0) for name in inside), default=0)
+        found += [(operation(node, self._module), steps)] * (steps > 1)
+    return tuple(found)
+
+  def conditionals(self) -> int:
+    """How many conditionals the program has; others are the compiler's own."""
+    nodes = self._nodes.values()
+    return sum(node.opcode == "conditional" and bool(node.metadata.op_name) for node in nodes)
 
   def _operations(self, node: proto.HloInstructionProto) -> tuple[Operation, ...]:
     """The operations of a kernel, its own first; where it has none, those of its operand."""
@@ -451,6 +506,7 @@ def _by_schedule(
   """A row with the simulated time of its program, or with the reason why there is none."""
   chip = chips.chips()[row.generation]
   to_ms = lambda cycles: 1e3 * cycles / chip.clock
+  calls = {timed.name: timed.calls for timed in simulated.kernels}
   kernels, groups = [], collections.defaultdict[str, float](float)
   for timed in simulated.kernels:
     kernel = named.counted.get(timed.name) or named.described(timed.name)
@@ -487,7 +543,8 @@ def _by_schedule(
       _collective(one, named, devices, to_ms) for one in simulated.communication
     ),
     exposed_ms=to_ms(simulated.exposed),
-    branches=simulated.conditionals,
+    branches=named.conditionals() if simulated.conditionals else 0,
+    loops=named.loops(calls),
   )
   bounded = sum(kernel.milliseconds or 0.0 for kernel in kernels if kernel.is_bound)
   total: float = to_ms(simulated.cycles) + bounded

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from tpugraphs_jax.hlo import integers, topology, tpu
+from tpugraphs_jax.hlo import integers, names, topology, tpu
 from tpugraphs_jax.infra import console, files, trust
 from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import costs, page
@@ -102,6 +102,9 @@ class Estimate(page.Page):
         yield f"{short}: {_assumed(row)}"
       if row.branches:
         yield f"{short}: all branches of {row.branches} conditionals count, though one of each runs"
+      for made_of, steps in row.loops:
+        name = f"{names.operation(made_of.name)} {made_of.where}".strip()
+        yield f"{short}: the compiler made a loop of {steps:,.0f} steps of {name}"
     yield from self.about
 
 
@@ -212,6 +215,11 @@ def _kernels(row: Row) -> Table:
       ]
     )
   title = f"{row.target}: the {len(cells)} dearest of {len(row.kernels)} kernels"
+  if by_time:  # shares sum to 100 %
+    rest = max(0.0, total - sum(kernel.milliseconds or 0.0 for kernel in row.kernels[:_DEAREST]))
+    others = len(row.kernels) - len(cells)
+    what = f"{others} other kernels, " * (others > 0) + "loop control and waits"
+    cells.append([f"{rest / total:.1%}", f"{rest:.3g}", "", "", "", "", what, "", "", "", ""])
   head = "share|ms|calls|bound by|waits|M cycles|kernel|shape|scope|line|".split("|")
   return Table(head, cells, title)
 
