@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.support import commands, recorded
-from tpugraphs_jax.tuning import costs, estimate, measure, summary
+from tpugraphs_jax.tuning import costs, estimate, measure, programs, summary
 
 
 def blocks(page="tune"):
@@ -72,7 +72,7 @@ def test_estimated_for_a_tpu_target(names, capsys):
 def test_what_a_step_costs_on_a_tpu_target(capsys, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   names = {}
-  small, save = (
+  small, _, save = (
     re.sub(r"\d{4}", lambda size: str(int(size[0]) // 8), block) for block in blocks("estimate")
   )
   exec(small, names)  # pylint: disable=exec-used
@@ -84,6 +84,18 @@ def test_what_a_step_costs_on_a_tpu_target(capsys, tmp_path, monkeypatch):
   exec(save, names)  # pylint: disable=exec-used
   (kept,) = summary.load(tmp_path / "before.json")
   assert [row.milliseconds for row in kept.rows] == [r.milliseconds for r in names["cost"].rows]
+
+
+def test_variants_of_the_page_are_programs_with_their_tokens(tmp_path):
+  path = tmp_path / "steps.py"
+  given = "import jax.numpy as jnp\npolicies = ('full', 'products')\nweights = jnp.ones(2)\n"
+  given += "step = lambda policy: lambda w, x: w * x.sum()\ninputs = jnp.ones\n"
+  path.write_text(given + blocks("estimate")[1])
+  loaded = programs.load(str(path))
+  assert [each.source.rpartition(":")[2] for each in loaded] == [
+    f"{policy}_{batch}" for batch in (1, 2, 4) for policy in ("full", "products")
+  ]
+  assert (loaded[0].count, loaded[0].unit, loaded[1].count) == (8192, "token", None)
 
 
 def test_the_workflow_of_the_page_fails_where_a_step_got_slower(tmp_path, monkeypatch):

@@ -46,6 +46,13 @@ def test_a_compiler_that_ends_its_process_says_what_it_said_last(child):
   assert not folder.exists()
 
 
+def test_a_function_without_a_mesh_is_lowered_for_the_generation_of_a_topology(child):
+  child("exit 0")  # takes the place of libtpu
+  for target in ("tpu:v6e:2x2", "tpu:v6e"):
+    lowered = compiler.lower(_CALL, target)
+    assert lowered.target == "tpu:v6e" and len(lowered.devices) == 1
+
+
 def test_a_compilation_that_takes_too_long_is_ended(child):
   child("exec sleep 60")
   with compiler.Compiler(timeout=0.3) as made:

@@ -96,6 +96,8 @@ def lower(
   Raises:
     ValueError: as `tpu.full_name`.
   """
+  if placement is None:
+    target = topology.generation_of(target)  # one device is the same in every topology
   with console.working(f"lowering for {tpu.short_name(target)}"):
     lowered = tpu.lower(call, target) if placement is None else meshes.lower(call)
     devices = tuple(placement.ids) if placement else (topology.devices(target)[0].id,)
