@@ -72,7 +72,7 @@ test-hosts: install
 
 # Pages in Chromium.
 test-browser: install
-	command -v chromium chromium-browser google-chrome > /dev/null || \
+	command -v chromium || command -v chromium-browser || command -v google-chrome || \
 	  { apt-get update -qq && apt-get install -y -qq chromium; }
 	$(call INSTALL,'playwright>=1.50')
 	$(BIN)/python $(PYTEST) --lane=browser
