@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support import steps
-from tpugraphs_jax.tuning import comparison, estimate, page, profile, summary, tiles
+from tpugraphs_jax.tuning import comparison, estimate, page, profile, summary, tiles, variants
 
 _EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(1)">{{ 7 * 7 }}'
 
@@ -125,6 +125,7 @@ def _results():
     (profile.Operation(steps.kernel("a", 1.0), 1, 0.9, 1.0),),
   )  # fmt: skip
   yield page.together([estimate, slower])
+  yield variants.Variants("tpu:v6e", (variants.Variant("small", True, 2**30, 1.0),))
 
 
 @pytest.mark.parametrize("result", list(_results()), ids=lambda result: type(result).__name__)

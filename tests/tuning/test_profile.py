@@ -217,5 +217,7 @@ def test_the_command_takes_one_program_and_one_target(capsys):
   arguments = ["--profile", str(RECORDED), "--targets", "v5e", "v6e"]
   assert estimate.main(arguments) == 2
   assert "--targets has 2" in capsys.readouterr().err
+  assert estimate.main(["--profile", str(RECORDED), "--trace", "a.json"]) == 2
+  assert "--profile takes" in capsys.readouterr().err
   assert estimate.main([]) == 2
   assert "no source" in capsys.readouterr().err

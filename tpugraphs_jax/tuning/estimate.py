@@ -286,6 +286,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   console.check_seconds("--timeout", args.timeout)
   comparison.check_slower(args.slower)
   if args.profile:
+    if args.save or args.against or args.trace or args.variants:
+      raise ValueError("--profile takes a source, --targets, --timeout and --html alone")
     return _beside_profile(args.profile, args.source, args.targets, args.timeout, args.html)
   if args.source is None:
     raise ValueError("there is no source: name FILE.py:KEY, or a profile with --profile")
@@ -326,15 +328,16 @@ def _variants(args: argparse.Namespace, beam: Sequence[str] | None) -> int:
     raise ValueError(f"--targets is {args.targets}, and variants are compared on one target")
   if args.processes is not None and args.processes < 1:
     raise ValueError(f"--processes is {args.processes}, expected at least 1")
-  if args.save or args.against:
-    raise ValueError("--variants keeps its results itself: leave --save and --against out")
+  if args.save or args.against or args.trace:
+    raise ValueError("--variants keeps its results itself: leave --save, --against, --trace out")
   jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   target = topology.full_name(args.targets[0])
-  print(
-    variants.compare(
-      args.source, target, args.variants, timeout=args.timeout, processes=args.processes, beam=beam
-    )
+  compared = variants.compare(
+    args.source, target, args.variants, timeout=args.timeout, processes=args.processes, beam=beam
   )
+  print(compared)
+  if args.html:
+    compared.save_html(args.html)
   return 0
 
 

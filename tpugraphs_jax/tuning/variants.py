@@ -18,9 +18,10 @@ import jax
 
 from tpugraphs_jax.hlo import calls, tpu
 from tpugraphs_jax.infra import console, files, machine, tasks, trust
-from tpugraphs_jax.infra.console import Table, Tables
+from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.tuning import programs, summary
 from tpugraphs_jax.tuning.costs import DEVICES, Row
+from tpugraphs_jax.tuning.page import Page
 
 _MEMORY = 4 << 30  # bytes that a process and its compiler take for a step of a large model
 _GIB = 2**30
@@ -72,7 +73,7 @@ _LINE = trust.Record(key={...: str}, variant=_SCHEMA)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Variants(Tables):
+class Variants(Page):
   """Variants of a step, the cheapest that fits first.
 
   Attributes:
@@ -93,6 +94,12 @@ class Variants(Tables):
       f"{capacity / _GIB:.4g} GiB"
     )
     return [Table(head, [_cells(variant) for variant in self.variants], title)]
+
+  def _title(self) -> str:
+    return f"Variants on {tpu.short_name(self.target)}"
+
+  def _verdict(self) -> Iterator[str]:
+    return self._notes()
 
   def _notes(self) -> Iterator[str]:
     best = next((v for v in self.variants if v.fits and v.milliseconds is not None), None)
