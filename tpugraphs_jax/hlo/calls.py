@@ -76,10 +76,6 @@ class Jit(NamedTuple):
       **shardings,
     )
 
-  @property
-  def has_shardings(self) -> bool:
-    return any((*self.in_shardings, *self.out_shardings))
-
   def for_one_device(self) -> Jit:
     """The same without shardings."""
     return self._replace(in_shardings=(), out_shardings=())
