@@ -72,6 +72,15 @@ def test_transfers_to_other_chips_have_a_track_and_waits_for_them_a_name(tmp_pat
   assert [event["name"] for event in tracks["XLA Ops"]] == ["a", "wait for all-gather.1"]
 
 
+def test_a_kernel_with_a_bound_alone_is_an_operation(tmp_path):
+  row = steps.row([steps.kernel("a", 1.0)])
+  bound = steps.kernel("b", 0.5, is_bound=True, why="its schedule is unknown")
+  row = dataclasses.replace(row, milliseconds=1.6, kernels=(*row.kernels, bound))
+  tracks = {name: found for (_, name), found in _tracks(_saved([row], tmp_path)[0]).items()}
+  shown = [(event["name"], event["dur"]) for event in tracks["XLA Ops"]]
+  assert shown == [("a", 1000), ("b", 500), ("between kernels", pytest.approx(100))]
+
+
 def test_a_kernel_has_its_operation_scope_and_line(tmp_path):
   events, _ = _saved([_with_copy()], tmp_path)
   (event,) = (event for event in events if event["name"] == "b")

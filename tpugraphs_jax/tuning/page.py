@@ -390,12 +390,12 @@ def _kernels(row: Row) -> console.Table:
       kernel.move.change if kernel.move else "",
       kernel.move.remedy if kernel.move else "",
       kernel.name,
-      kernel.why,
+      kernel.why and f"{'a bound' if kernel.is_bound else 'no time'}: {kernel.why}",
     ]
     for kernel in row.kernels
   ]
   head = "share|ms|calls|bound by|waits|MB|operation|shape|scope|line|layout|removed by|instruction"
-  return console.Table([*head.split("|"), "no time because"], cells)
+  return console.Table([*head.split("|"), ""], cells)
 
 
 def _table(table: console.Table) -> dict[str, Any]:

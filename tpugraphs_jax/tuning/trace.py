@@ -43,12 +43,22 @@ def tracks(row: Row, *, most: int = _MOST) -> dict[str, list[TrackEvent]]:
   """
   of_unit = lambda *units: [event for event in row.events if event.unit in units]
   end = max([row.milliseconds or 0.0, *(event.end for event in row.events)])
-  found = {OPERATIONS: list(_without_gaps(of_unit(program.CALL, program.WAIT), end))}
+  called = of_unit(program.CALL, program.WAIT)
+  found = {OPERATIONS: list(_without_gaps([*called, *_bounded(row, called)], end))}
   for track, unit, bound in ((COPIES, program.DMA, MEMORY), (LINKS, program.LINK, mesh.LINKS)):
     found[track] = [
       TrackEvent(event.start, event.end, event.name, bound, event.size) for event in of_unit(unit)
     ]
   return {track: _joined(events, most) for track, events in found.items() if events}
+
+
+def _bounded(row: Row, called: Sequence[program.Event]) -> Iterator[program.Event]:
+  """The kernels of which only a lower bound is known, after all others."""
+  now, names = max((event.end for event in called), default=0.0), {event.name for event in called}
+  for kernel in row.kernels:
+    if kernel.is_bound and kernel.milliseconds and kernel.name not in names:
+      yield program.Event(now, now + kernel.milliseconds, program.CALL, kernel.name)
+      now += kernel.milliseconds
 
 
 def _without_gaps(events: Sequence[program.Event], end: float) -> Iterator[TrackEvent]:
