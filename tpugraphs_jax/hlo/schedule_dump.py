@@ -19,6 +19,10 @@ _FOLDER = re.compile(r"--xla_jf_dump_to=(\S+)")
 _FILE = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
 _MEMORY = Path("/dev/shm")
 _LEAST_FREE = 1 << 30  # bytes of a memory file system that is used
+# Bytes for the stack of each thread that compiles, which are used as needed. With the usual 1 MB
+# libtpu ends its process on kernels with long chains of operations, such as those of gradients of
+# small networks with batch norm on v6e and 7x (0.0.42.1).
+_STACK = 1 << 26
 _ANALYSIS = "-schedule-analysis_final_bundles.txt"  # a summary beside each schedule
 
 
@@ -47,7 +51,8 @@ def environment(folder: Path) -> dict[str, str]:
   """
   flags = (
     f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
-    "--xla_jf_dump_llo_pass_label_regex=final_bundles --xla_jf_dump_category_filter=codegen"
+    "--xla_jf_dump_llo_pass_label_regex=final_bundles --xla_jf_dump_category_filter=codegen "
+    f"--fibers_default_thread_stack_size={_STACK}"
   )
   before = os.environ.get(_ARGUMENTS, "")
   return {_ARGUMENTS: f"{_FOLDER.sub('', before)} {flags}".strip()}

@@ -11,7 +11,6 @@ on a memory file system where there is one, and is deleted with the process.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent import futures
 import contextlib
 import dataclasses
 import io
@@ -38,10 +37,6 @@ from tpugraphs_jax.infra import console, tasks
 
 TIMEOUT = 3600.0  # seconds for one program
 _SECONDS = 0.2  # between two looks at the process
-# Bytes of addresses for the stack of the thread that compiles. The usual 8 MB are not enough for
-# gradients of small networks with batch norm on v6e and 7x (libtpu 0.0.42.1), whose kernels have
-# long chains of operations.
-_STACK = 1 << 30
 _LARGEST = 4 << 30  # bytes of schedules
 _FREE_SHARE = 1 / 4  # of a file system that schedules may take
 _ROOT = Path(__file__).parents[2]  # of the package
@@ -321,10 +316,8 @@ def main(folder: Path) -> None:
   parent = int(os.environ.pop(tasks.PARENT))
   watch = threading.Thread(target=_end_with, args=(parent, folder), daemon=True)
   watch.start()
-  threading.stack_size(_STACK)
   try:
-    with futures.ThreadPoolExecutor(1) as pool:
-      pool.submit(_answer, folder).result()
+    _answer(folder)
   finally:  # requests end with the process that made them: its folder goes before this one ends
     if sys.exc_info()[0] is None or os.getppid() != parent:
       watch.join()

@@ -103,8 +103,6 @@ def estimate_call(
 class _Compilers:
   """As many compilers as there are cores, in which programs are compiled side by side.
 
-  libtpu compiles in one thread of its process.
-
   Args:
     most: compilers.
     timeout: seconds for one program.
