@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.support import schedules
+from tests.support import hlo_modules, schedules
 from tpugraphs_jax.hlo import collectives, topology
-from tpugraphs_jax.tuning.schedule import chips, ici
+from tpugraphs_jax.tuning.schedule import chips, ici, mesh
 
 
 def _slice(shape, *, wrap=(False,) * 3, axes=None, rings=()):
@@ -166,3 +166,15 @@ def test_damaged_schedules_of_a_mesh_give_a_reason_and_no_error():
         damaged.schedules[kernel] = "\n".join(kept)
         time = damaged.time()
         assert time.why or time.cycles >= 0
+
+
+def test_collectives_that_a_program_starts_itself_come_in_the_order_of_execution():
+  gather = lambda id: hlo_modules.instruction("all-gather-start", id)
+  body = hlo_modules.computation(gather(1), name="body", id=1)
+  nodes = [gather(2), hlo_modules.instruction("while", 3, callees=(1,)), gather(4)]
+  module = hlo_modules.module(body, hlo_modules.computation(*nodes, id=2))
+  module.entry_computation_id = 2
+  names = [nodes[0].name, body.instructions[0].name, nodes[2].name]
+  kernels = {names[2]: "a schedule of its own"}
+  made = mesh.Simulation(module, kernels, "tpu:v5e", _slice((2, 1, 1)))
+  assert list(made.started) == names[:2]

@@ -7,7 +7,7 @@ are shared. What a device waits for is exposed communication.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import math
 from typing import Any
@@ -68,6 +68,7 @@ class Simulation(program.Simulation):
     self._exchanges: dict[str, bool] = {}
     self._nodes = {node.name: node for node in proto.instructions(module)}
     self._computations = {part.id: part for part in module.computations}
+    self.started = tuple(self._started(module, module.entry_computation_id))
 
   def start(self, chip: Chip) -> program.Run:
     return MeshRun(self, chip)
@@ -84,6 +85,18 @@ class Simulation(program.Simulation):
     rings = {ring.groups: ring for ring in self.devices.rings}
     own = [rings[one.groups] for one in self.collectives.get(name, ()) if one.groups in rings]
     return next(iter(own or rings.values()), None)
+
+  def _started(self, module: proto.HloModuleProto, computation: int) -> Iterator[str]:
+    """Collectives with a ring that the program starts itself, in the order in which it does."""
+    nodes = {node.id: node for node in self._computations[computation].instructions}
+    order = module.schedule.sequences[computation].instruction_ids or nodes
+    for node in (nodes[number] for number in order if number in nodes):
+      if node.opcode in ("while", "call", "conditional"):
+        for callee in node.called_computation_ids:
+          yield from self._started(module, callee)
+      elif node.name in self.collectives and node.name not in self.schedules:
+        if any(one.groups for one in self.collectives[node.name]):
+          yield node.name
 
   def has_product(self, name: str) -> bool:
     """Whether a kernel computes a product beside what it exchanges."""
@@ -225,6 +238,7 @@ class MeshRun(program.Run):
     self._probed: set[str] = set()
     self._signal = -math.inf
     self._current = ""
+    self._sites: dict[Any, int] = {}  # where the program reads tables, in order, by their flags
     self._barrier = 0.0  # cycles of a barrier, before the collective that it is for
     ids = simulation.devices.ids
     for name, several in simulation.collectives.items():
@@ -348,10 +362,13 @@ class MeshRun(program.Run):
     source = arguments.get("hbm")
     if self.arrays.read("hbm", source) is not None:
       return
-    ring = self._simulation.ring_of("")
     if not isinstance(source, int):
       self.assign(self.memory, arguments)
-    elif ring is not None:
+      return
+    started = self._simulation.started
+    site = self._sites.setdefault(arguments.get("dst_syncflagno"), len(self._sites))
+    ring = self._simulation.ring_of(started[site] if site < len(started) else "")
+    if ring is not None:
       start = known(arguments.get("smem"), "an address in scalar memory")
       size = known(arguments.get("size_in_granules"), "the size of a DMA")
       words = size * self._chip.granule // kernel.WORD
