@@ -302,8 +302,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   _check_settings(args.out, settings)
   todo = [run for run in runs if not run.is_done]
   console.say(f"{len(runs)} runs, of which {len(runs) - len(todo)} are done")
-  with tasks.stopping():
-    tasks.run(do, todo, processes=args.jobs, beam=args.beam)
+  with tasks.stopping(), console.working("training", total=len(todo), unit="runs") as work:
+    finished = lambda _: work.update()
+    tasks.run(do, todo, processes=args.jobs, beam=args.beam, finished=finished)
   return _conclude(runs, args.out)
 
 
