@@ -288,11 +288,11 @@ def test_a_grid_has_options_of_the_model_that_a_flag_names():
 def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch, capsys):
   done = []
 
-  def run(work, todo, *, processes, beam):
+  def run(work, todo, *, processes, beam, finished):
     assert work is sweep.do and processes == 2 and beam == ["--runner=X"]
     for run in todo:
       done.append(run.name)
-      write_run(tmp_path / run.name, seed=run.seed)
+      finished(write_run(tmp_path / run.name, seed=run.seed))
 
   monkeypatch.setattr(tasks, "run", run)
   monkeypatch.setattr(sweep.report, "write", lambda runs, out: out.write_text(f"{len(runs)}"))
