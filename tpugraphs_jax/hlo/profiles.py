@@ -24,6 +24,7 @@ from tpugraphs_jax.infra import console, files, machine, trust
 ENDING = ".xplane.pb"
 _COST, _TABLE_COST = 12, 4  # bytes of memory that a byte of a profile and of a table may take
 _MODULES, _OPERATIONS = "XLA Modules", "XLA Ops"  # lines of a TPU
+_OPERATION = "hlo_op"  # the stat of an event of a CPU or GPU
 _SPARSE = "SparseCore"
 _EXPECTED = f"a folder of jax.profiler, a file *{ENDING}, or XProf's HLO Op Stats as .csv or .json"
 _INSTRUCTION = re.compile(r"%?([^\s=]+)(?: = |$)")  # at the beginning of an operation's text
@@ -233,8 +234,12 @@ class _Plane:
     found = {name: about.get("Hlo Proto") for name, about in self._kinds.values()}
     return {name: data for name, data in found.items() if isinstance(data, bytes)}
 
-  def _events(self, line: xplane_pb2.XLine) -> list[_Event]:
+  def _events(self, line: xplane_pb2.XLine, *, with_stats: bool = False) -> list[_Event]:
     """The events of a line by their starts, the longer one first.
+
+    Args:
+      line: of the plane.
+      with_stats: whether `about` has the stats of each event too, not of its kind alone.
 
     Raises:
       ValueError: an event ends before it starts.
@@ -244,7 +249,7 @@ class _Plane:
       if event.duration_ps < 0:
         raise ValueError(f"an event lasts {event.duration_ps} ps")
       name, about = self._kinds.get(event.metadata_id, ("", {}))
-      about = {**about, **self._values(event.stats)} if event.stats else about
+      about = {**about, **self._values(event.stats)} if with_stats else about
       start = 1000 * line.timestamp_ns + event.offset_ps
       events.append(_Event(start, start + event.duration_ps, name, about))
     return sorted(events, key=lambda event: (event.start, -event.end))
@@ -263,8 +268,9 @@ class _Plane:
       yield from self._of_device(runs, self._events(lines[_OPERATIONS]), by_program)
       return
     operations = []
-    for line in self._plane.lines:
-      operations += [event for event in self._events(line) if "hlo_op" in event.about]
+    for line in self._plane.lines if _OPERATION in self._stats.values() else ():
+      events = self._events(line, with_stats=True)
+      operations += [event for event in events if _OPERATION in event.about]
     yield from self._of_host(operations, by_program)
 
   def _of_device(
@@ -296,7 +302,7 @@ class _Plane:
       name = f"{event.about.get('hlo_module', '')}({event.about.get('program_id', '')})"
       name = by_program.get(str(event.about.get("program_id", "")), console.one_line(name))
       of_module = found.setdefault(name, {})
-      operation = console.one_line(event.about["hlo_op"])
+      operation = console.one_line(event.about[_OPERATION])
       of_module[operation] = of_module.get(operation, Times()).plus((event.end - event.start) / 1e9)
       runs.setdefault(name, set()).add(event.about.get("run_id"))
     for name, times in found.items():

@@ -191,7 +191,8 @@ def compare(
     FileNotFoundError: there is no such file.
     ValueError: it is no profile, ran on no TPU, or has no HLO modules where there is no call.
   """
-  profile = profiles.read(path)
+  with console.working(f"reading {path}"):
+    profile = profiles.read(path)
   found, rows = [], dict[tuple, Row]()
   for trace in _chosen(profile, call, str(path)):
     full = tpu.full_name(target or target_of(trace.kind) or _no_target(trace, path))
