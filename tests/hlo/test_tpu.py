@@ -167,7 +167,7 @@ def test_names_and_lines_of_the_user_are_beside_the_nodes():
     for index in graph.config_node
     if graph.origins[index].name.startswith("conv")
   ]
-  assert origin.where.startswith("small_net.py:")
+  assert origin.where.startswith("hlo_modules.py:")
   assert origin.op_name.endswith("conv_general_dilated")
   assert len(graph.origins) == graph.num_nodes
 

@@ -89,6 +89,7 @@ def compiled(monkeypatch):
 
   monkeypatch.setattr(tpu, "full_name", lambda target: f"tpu:{target}")
   monkeypatch.setattr(tpu, "libtpu_version", lambda: "0.0.42.1")
+  monkeypatch.setattr(tpu, "as_device", lambda target: contextlib.nullcontext())
   monkeypatch.setattr(program, "simulate", _execute)
   return answer
 

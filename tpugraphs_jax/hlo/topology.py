@@ -150,7 +150,12 @@ def devices(target: str) -> tuple[Any, ...]:
   prefix, _, _ = tpu.TARGETS[topology.generation].partition(":")
   name = f"{prefix}:{'x'.join(map(str, topology.shape))}"
   try:
-    described = topologies.get_topology_desc(platform="tpu", topology_name=name, wrap=topology.wrap)
+    described = topologies.get_topology_desc(
+      platform="tpu",
+      topology_name=name,
+      wrap=topology.wrap,
+      **tpu.TOPOLOGY_OPTIONS.get(topology.generation, {}),
+    )
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     said = str(error).splitlines()[0]
     short = tpu.short_name(topology.name)

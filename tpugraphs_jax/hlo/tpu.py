@@ -7,11 +7,13 @@ after all optimisations for tile kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 from pathlib import Path
 import tempfile
@@ -32,6 +34,11 @@ TARGETS = {
   "tpu:v5p": "v5p:2x2x1",
   "tpu:v6e": "v6e:2x2",
   "tpu:7x": "tpu7x:2x2x1",
+}
+# What the compiler is told beside the name of a topology: a device of a v4 is a chip of two cores,
+# which the compiler treats as one.
+TOPOLOGY_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+  "tpu:v4": {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1), "num_slices": 1}
 }
 _STAGES = ("before_layout-assignment", "after_layout-assignment")
 
@@ -110,8 +117,53 @@ def lower(call: calls.Call, target: str) -> jax.stages.Lowered:
     ValueError: as `full_name`.
   """
   sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
-  with parallel.no_mesh():
+  with parallel.no_mesh(), as_device(target):
     return call.lower(call.shapes(sharding))
+
+
+@contextlib.contextmanager
+def as_device(target: str) -> Iterator[None]:
+  """Inside, code that asks jax for its device while it is traced gets a device of a target.
+
+  It asks with `jax.devices`, `jax.local_devices` or `jax.default_backend`, or, in a Pallas kernel,
+  with `pltpu.get_tpu_info`, as jax itself does for a block of one dimension.
+
+  Args:
+    target: a TPU generation such as `v3`.
+
+  Raises:
+    ValueError: as `full_name`.
+  """
+  device = devices(target)[0]
+  one = lambda *_, **__: [device]
+  answers = {"devices": one, "local_devices": one, "default_backend": lambda: device.platform}
+  before = {name: getattr(jax, name) for name in answers}
+  try:
+    for name, answer in answers.items():
+      setattr(jax, name, answer)
+    with _abstract_device(device):
+      yield
+  finally:
+    for name, answer in before.items():
+      setattr(jax, name, answer)
+
+
+def _abstract_device(device: Any) -> contextlib.AbstractContextManager:
+  """The device for which Pallas asks; a mesh of `jax.set_mesh` stays as it is.
+
+  jax 0.7 has none: there Pallas asks for `jax.devices`.
+  """
+  kind = getattr(jax.sharding, "AbstractDevice", None)
+  if kind is None or not jax.sharding.get_abstract_mesh().empty:
+    return contextlib.nullcontext()
+  known = {
+    "device_kind": device.device_kind,
+    "num_cores": getattr(device, "num_cores", None),
+    "platform": device.platform,
+  }
+  fields = {name: known[name] for name in inspect.signature(kind).parameters if name in known}
+  empty = jax.sharding.AbstractMesh((), (), abstract_device=kind(**fields))
+  return jax.sharding.use_abstract_mesh(empty)
 
 
 def compile_function(
@@ -141,7 +193,8 @@ def compile_function(
     jax.errors.JaxRuntimeError: the compiler refuses the function or an option.
   """
   with console.working(f"lowering for {short_name(target)}"):
-    call = jaxprs.for_one_device(calls.Call(function, args, kwargs or {}))
+    with as_device(target):
+      call = jaxprs.for_one_device(calls.Call(function, args, kwargs or {}))
     lowered, options = lower(call, target), call.compiler_options(compiler_options or {})
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
@@ -217,8 +270,11 @@ def devices(target: str) -> tuple[Any, ...]:
   Raises:
     ValueError: as `full_name`.
   """
-  topology = TARGETS[full_name(target)]
+  name = full_name(target)
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   from jax.experimental import topologies
 
-  return tuple(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
+  described = topologies.get_topology_desc(
+    platform="tpu", topology_name=TARGETS[name], **TOPOLOGY_OPTIONS.get(name, {})
+  )
+  return tuple(described.devices)

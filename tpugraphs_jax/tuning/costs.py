@@ -76,7 +76,7 @@ def _device(teraflops: float, gigabytes: float, gib: float, *, cores: int = 1) -
 DEVICES = {
   "tpu:v2": _device(46, 700, 7.48, cores=2),
   "tpu:v3": _device(123, 900, 15.48, cores=2),
-  "tpu:v4": _device(275, 1200, 15.25, cores=2),
+  "tpu:v4": _device(275, 1200, 30.75),
   "tpu:v5e": _device(197, 819, 15.75),
   "tpu:v5p": _device(459, 2765, 95.74),
   "tpu:v6e": _device(918, 1600, 31.25),

@@ -86,9 +86,10 @@ def estimate_call(
   targets = list(dict.fromkeys(topology.full_name(target) for target in targets))
   with console.working(call.__name__, total=len(targets), unit="targets") as work:
     with console.working("tracing"):
-      mesh = meshes.find(call)
+      with tpu.as_device(topology.generation_of(targets[0])):  # the first of them answers for all
+        mesh = meshes.find(call)
+        given = jaxprs.for_one_device(call) if mesh is None else call
       placements = {target: _place(mesh, target) for target in targets}
-      given = jaxprs.for_one_device(call) if mesh is None else call
     rows = {target: Row(target, why=_STOPPED) for target in targets}
     about = (*_about(call), *_about_devices(mesh, targets))
     devices = 1 if mesh is None else mesh.size

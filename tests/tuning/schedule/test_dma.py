@@ -163,3 +163,13 @@ def test_a_dma_that_a_core_starts_for_both_raises_the_flag_of_its_own_core(place
   of_both = flag | (flag | 0x6000) << 16 & 0xFFFFFFFF  # as schedules of a v5p compute it
   core.start_dma("dma.hbm_to_vmem", 0.0, {"size_in_granules": 32, "dst_syncflagno": of_both})
   assert core.wait("dma.done.wait", 0.0, flag, 32) > 0
+
+
+def test_two_cores_that_execute_one_program_do_not_wait_for_each_other():
+  """As on a v4: a signal to the other core, a wait for that of the other, and its count is taken."""
+  lines = (
+    "%1 = vsyncadd.remote %s1_s1, 1",
+    "%2 = vwait.ge.trace [#allocation4], 1 /* barrier-megacore-wait */",
+    "%3 = vsyncadd [#allocation4], 4294967295",
+  )
+  assert cost(*lines, *lines).cycles == 6

@@ -13,6 +13,8 @@ from tpugraphs_jax.tuning.schedule.chips import Chip
 from tpugraphs_jax.tuning.schedule.dma import Dmas, known
 from tpugraphs_jax.tuning.schedule.words import Memory, MOST_WORDS, Unknown
 
+# Of two cores of a chip that execute one program: each signals to the other, and waits for it.
+SIGNAL, BARRIER = "vsyncadd.remote", "vwait.ge.trace"
 PRODUCTS, VECTOR, MEMORY, OVERHEAD = "products", "vector work", "memory", "loop overhead"
 _SLOTS = (2, 4, 3)  # operations of each unit that a bundle has at most, of today's generations
 SCALAR = "<no memory space>"  # where operands are that a register itself holds
@@ -129,6 +131,9 @@ class KernelCore:
       self.arrays.copy(space, destination, words)
 
   def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
+    if code == BARRIER:
+      self.dmas.add(now, flag, count)  # by the other core of the chip, which does the same
+      return 0.0
     if code not in ("dma.done.wait", "vwait.ge"):
       raise Unreadable(f"the operation {code[:40]} is not known")
     waited = self.dmas.wait(now, flag, count)
@@ -138,7 +143,7 @@ class KernelCore:
   def sync(self, code: str, now: float, flag: Any, count: Any) -> None:
     if code == "vsyncadd":
       self.dmas.add(now, flag, count)
-    elif code != "vsyncpa":  # a reset, which the schedule pairs with its waits
+    elif code not in ("vsyncpa", SIGNAL):  # a reset, which the schedule pairs with its waits
       raise Unreadable(f"the operation {code[:40]} is not known")
 
   def call(self, name: str, now: float, arguments: Mapping[str, Any]) -> float:

@@ -449,6 +449,9 @@ class Run:
   def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
     self._move(now)
     waiting, count = self._flag(known(flag, "the flag of a wait")), known(count, "a count")
+    if code == kernel.BARRIER:
+      waiting.count += count
+      return 0.0
     waited = 0.0
     while waiting.reaches(count) is None and self._copies:
       waited += self._copies[0].left / self._chip.bytes_per_cycle
