@@ -166,7 +166,7 @@ def test_a_dma_that_a_core_starts_for_both_raises_the_flag_of_its_own_core(place
 
 
 def test_two_cores_that_execute_one_program_do_not_wait_for_each_other():
-  """As on a v4: a signal to the other core, a wait for that of the other, and its count is taken."""
+  """As on a v4: each signals to the other, waits for its signal, and takes the count."""
   lines = (
     "%1 = vsyncadd.remote %s1_s1, 1",
     "%2 = vwait.ge.trace [#allocation4], 1 /* barrier-megacore-wait */",
