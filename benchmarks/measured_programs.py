@@ -411,7 +411,8 @@ def record(rows: Sequence[Row], refused: Mapping[str, str]) -> dict[str, Any]:
     "block_sizes": found,
     "tokamax": {name: _methods(members) for name, members in sorted(groups.items())},
     "corpus": {
-      row.program.variant: {
+      row.program.name.partition("/")[2]: {
+        "program": row.program.variant,
         "kind": row.program.group,
         "arguments": row.program.key,
         "measured": row.program.milliseconds,
@@ -604,13 +605,13 @@ def corpus_table(found: Mapping[str, Any]) -> str:
   """The corpus program by program, and the errors of its two kinds."""
   lines = [
     [
-      name,
+      row["program"],
       row["arguments"],
       f"{row['measured']:.4g}",
       f"{row['simulated'] / row['measured']:.2f}" if row["simulated"] else "-",
       row["why"],
     ]
-    for name, row in found["corpus"].items()
+    for _, row in sorted(found["corpus"].items())
   ]
   for kind in sorted({row["kind"] for row in found["corpus"].values()}):
     rows = [row for row in found["corpus"].values() if row["kind"] == kind]
