@@ -397,6 +397,13 @@ def test_assumed_integers_are_named_with_the_times_of_their_extremes_where_these
     assert found.rows[0].extremes == (pytest.approx((1.0, 3.0)) if matters else None)
 
 
+def test_kernels_that_change_a_layout_need_no_time(simulated):
+  why = "the program has no time"
+  simulated(_simulated(milliseconds=None, why=why, stopped=why, kernels=(), cycles=0.0))
+  found = estimate.estimate(step, 1.0, targets="v6e")
+  assert any(kernel.move for kernel in found.rows[0].kernels) and why in repr(found)
+
+
 def test_a_loop_of_unknown_length_is_the_reason_that_is_named(compiled, monkeypatch):
   body = hlo_modules.computation(_node("parameter", 1), name="body", id=1)
   condition = hlo_modules.computation(_node("parameter", 1), name="condition", id=2)

@@ -65,7 +65,8 @@ class Estimate(page.Page):
     tables = [Table(head, [_cells(row) for row in self.rows], title)]
     for row in self.rows:
       tables += [_communication(row)] * bool(row.communication)
-      tables += [_kernels(row)] * bool(row.kernels) + [_moves(row)] * (row.moves_ms > 0)
+      tables += [_kernels(row)] if row.kernels else []
+      tables += [_moves(row)] if row.moves_ms else []
       tables += [_buffers(row)] * bool(row.live.buffers)
     return tables
 
