@@ -163,6 +163,21 @@ def test_memory_has_the_order_of_layout_and_tiles(shape, order, tile):
   assert np.array_equal(integers.from_memory(np.array(expected, np.int32), target), array)
 
 
+def test_words_hold_narrow_integers_of_rows_below_each_other():
+  """Tiles of 4 x 128 whose columns are words, as a TPU keeps integers of 8 bits."""
+  array = np.arange(6 * 130).reshape(6, 130) % 120
+  layout = _layout((1, 0), (4, 128))
+  layout.tiles.add().dimensions.extend((4, 1))
+  words = integers.to_memory(array.astype(np.int8), layout).reshape(-1, 4)
+  for row, column in itertools.product(range(6), range(130)):
+    tile = row // 4 * 2 + column // 128
+    assert words[tile * 128 + column % 128, row % 4] == array[row, column]
+  module = _module(lambda x: x + jnp.int8(1), _S((6,), "int8"))
+  values = np.array([1, 2, 3, -4, 5, 6], np.int8)
+  words = Integers(module, {0: values}).words(_root(module))
+  assert words.view(np.int8)[:6].tolist() == (values + 1).tolist() and words.dtype == np.int32
+
+
 def test_a_tile_beyond_all_memory_is_refused():
   with pytest.raises(ValueError, match="places"):
     integers.to_memory(np.zeros((2, 2), np.int32), _layout((1, 0), (1 << 20, 1 << 20)))

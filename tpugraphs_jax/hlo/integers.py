@@ -22,6 +22,7 @@ from tpugraphs_jax.hlo import proto
 
 MOST = 1 << 21  # integers of an array that is evaluated
 _MOST_PADDED = 1 << 24  # places of such an array in memory
+_WORD = 4  # bytes
 _MOST_VISITED = 2_000  # instructions between an array and the operation that reads it
 # Values for an index, a position or the sizes of groups, and the two ends between which they lie.
 ASSUMED, LOWEST, HIGHEST = "assumed", "lowest", "highest"
@@ -170,9 +171,13 @@ class Integers:
   def words(self, id: int) -> np.ndarray | None:
     """The 32-bit words of an integer array in the order in which it lies in memory."""
     node, value = self._nodes.get(id), self.of(id)
-    if node is None or not isinstance(value, np.ndarray) or value.dtype.itemsize != 4:
+    if node is None or not isinstance(value, np.ndarray):
       return None
-    return to_memory(value, node.shape.layout)
+    try:
+      data = to_memory(value, node.shape.layout).tobytes()
+    except ValueError:  # tiles that are no tiles
+      return None
+    return np.frombuffer(data + bytes(-len(data) % _WORD), np.int32)
 
   def _evaluated(self, node: proto.HloInstructionProto) -> Any:
     if not node.shape.tuple_shapes and not _is_evaluated(node.shape):
@@ -428,33 +433,35 @@ def _moved(node: proto.HloInstructionProto, operands: list[np.ndarray]) -> np.nd
 
 @functools.lru_cache(maxsize=256)
 def _places(
-  dimensions: tuple[int, ...], minor_to_major: tuple[int, ...], tile: tuple[int, ...]
+  dimensions: tuple[int, ...], minor_to_major: tuple[int, ...], tiles: tuple[tuple[int, ...], ...]
 ) -> tuple[np.ndarray, int]:
   """The place in memory of each element of an array in row-major order, and the places it takes.
 
-  A tile covers the last dimensions of the array in the order of its layout, major to minor; its
-  elements lie side by side.
+  The dimensions are in the order of the layout, major to minor. A tile splits the last of them: the
+  elements of a tile lie side by side. A further tile splits those of the tile before.
   """
   order = list(reversed(minor_to_major)) or list(range(len(dimensions)))
   sizes = [dimensions[dim] for dim in order]
-  tile = (1,) * (len(sizes) - len(tile)) + tile[max(0, len(tile) - len(sizes)) :]
-  outer = [-(-size // part) for size, part in zip(sizes, tile)]
-  size = math.prod(outer) * math.prod(tile)
-  if size > _MOST_PADDED:
-    raise ValueError(f"its tiles take {size} places, expected at most {_MOST_PADDED}")
-  index = np.indices(tuple(sizes), sparse=True)
-  places = np.zeros(tuple(sizes), np.int64)
-  for axis, at in enumerate(index):
-    places = places * outer[axis] + at // tile[axis]
-  for axis, at in enumerate(index):
-    places = places * tile[axis] + at % tile[axis]
+  index = list(np.indices(tuple(sizes), sparse=True))
+  for tile in tiles:
+    count = min(len(tile), len(sizes))
+    kept, parts = len(sizes) - count, tile[len(tile) - count :]
+    split = list(zip(sizes[kept:], index[kept:], parts))
+    sizes = [*sizes[:kept], *(-(-size // part) for size, _, part in split), *parts]
+    index = [*index[:kept], *(at // part for _, at, part in split)]
+    index += [at % part for _, at, part in split]
+    if math.prod(sizes) > _MOST_PADDED:
+      raise ValueError(f"its tiles take {math.prod(sizes)} places, at most {_MOST_PADDED} are read")
+  places = np.zeros([dimensions[dim] for dim in order], np.int64)
+  for size, at in zip(sizes, index, strict=True):
+    places = places * size + at
   back = np.argsort(order) if order else ()
-  return places.transpose(back).reshape(-1), size
+  return places.transpose(back).reshape(-1), math.prod(sizes)
 
 
 def _of_layout(dimensions: Sequence[int], layout: Any) -> tuple[np.ndarray, int]:
-  tile = tuple(layout.tiles[0].dimensions) if layout.tiles else ()
-  return _places(tuple(dimensions), tuple(layout.minor_to_major), tile)
+  tiles = tuple(tuple(tile.dimensions) for tile in layout.tiles)
+  return _places(tuple(dimensions), tuple(layout.minor_to_major), tiles)
 
 
 def to_memory(array: np.ndarray, layout: Any) -> np.ndarray:
@@ -462,7 +469,7 @@ def to_memory(array: np.ndarray, layout: Any) -> np.ndarray:
 
   Args:
     array: any shape.
-    layout: a `LayoutProto`; of its tiles the first counts: those inside order bytes of a word.
+    layout: a `LayoutProto`.
   """
   places, size = _of_layout(array.shape, layout)
   memory = np.zeros(size, array.dtype)

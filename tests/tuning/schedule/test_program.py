@@ -168,6 +168,14 @@ def _loop_on(condition):
   return {"TLP": text(*start, *condition, _call("a"), *ends), "a": _KERNEL}
 
 
+def test_calls_of_large_programs_are_those_of_small_ones():
+  lines = [_call("a"), _call("b")]
+  large = [line.replace("inlined_call", "call") for line in lines]
+  kernels = {"a": _KERNEL, "b": text(*[EMPTY] * 7)}
+  small, other = (_simulate({"TLP": text(*code), **kernels}, "a", "b") for code in (lines, large))
+  assert other == small and len(other.kernels) == 2
+
+
 def test_a_loop_that_only_data_ends_has_assumed_iterations():
   loop = _loop_on(["%p2_p0 = scmp.eq.s32.totalorder %s1_s1, 0"])
   simulation = program.Simulation(_module(), loop, "tpu:v6e")

@@ -275,6 +275,16 @@ def test_what_vectors_decide_runs_and_a_loop_that_they_alone_end_has_assumed_ite
   assert found.cycles == 1 + 7 * len(loop) and found.has_open_loops
 
 
+def test_a_kernel_of_xla_runs_what_a_word_without_a_value_decides():
+  word, skips = (
+    "%s1_s1 = sld [smem:[#allocation1]]",
+    _branch_on("%p1_p0 = scmp.eq.s32.totalorder %s1_s1, 0"),
+  )
+  assert cost(word, *skips, is_of_xla=True).cycles == 1 + len(skips)
+  with pytest.raises(Unreadable, match="word"):
+    cost(word, *skips)
+
+
 @pytest.mark.parametrize(
   "lines, why",
   [

@@ -144,6 +144,7 @@ _IGNORED = re.compile(
 _MATRIX = re.compile(r"vmat|vdwg|vlgmr|vxpose")
 _LOAD_STORE = re.compile(r"vld|vst\b|cld|cst")
 _SCALAR_OF_VECTORS = ("vsync", "vwait", "vdelay")
+_CALLS = ("inlined_call", "call")  # of kernels; the second in large programs
 _DIVISION = "sdivrem"
 _PRODUCT = "vmatmul"
 # A vector whose first word becomes a scalar: `%420 = vpush %v393_v1`, then `%s421_s13 = spop %420`.
@@ -242,11 +243,11 @@ def _operation(result: Value, code: str, rest: str) -> Operation:
   if len(text) > _MOST_OF_OPERATION:
     raise Unreadable(f"an operation has {len(text)} bytes, expected at most {_MOST_OF_OPERATION}")
   comment = comments[0].strip() if comments else ""
-  if code == "inlined_call":
+  if code in _CALLS:
     callee = _CALLEE.fullmatch(comment)
     comment = callee[1] if callee else ""
     return Operation(
-      code, None, tuple(map(_operand, filter(None, _COMMA.split(text)))), text=comment
+      _CALLS[0], None, tuple(map(_operand, filter(None, _COMMA.split(text)))), text=comment
     )
   if code.startswith("inlined_call_operand"):
     index = _INDEX.search(text)

@@ -29,6 +29,8 @@ _OFFSET = 3  # bits of a flag's place among those of its allocation
 _IS_READ = 1 << 27  # in the overrides of a general DMA: it comes from the HBM
 _WORD = 0xFFFFFFFF
 _COMPUTED = Unknown("it depends on a word that was computed or read from an array")
+# A kernel of XLA runs what a word decides for all data; Pallas kernels leave out tiles by words.
+_COMPUTED_OF_XLA = Unknown(_COMPUTED.why, is_data=True)
 # Words of a DMA's descriptor in scalar memory (v2 and v3) and the bits that are read of them.
 _DESTINATION, _SOURCE, _SIZE, _FLAG = 1, 4, 6, 7
 _SIZE_MASK, _FLAG_BITS, _HBM_BIT = 0xFFFFF, 0x1C00, 0x200
@@ -173,6 +175,7 @@ def simulate(
   registers: Mapping[str, Any] | None = None,
   operands: Mapping[int, Sequence[int]] | None = None,
   iterations: int = 10,
+  is_of_xla: bool = False,
   busy: float = 0.0,
   core: Callable[[Chip, Arrays, float], KernelCore] = KernelCore,
 ) -> Cost:
@@ -184,6 +187,7 @@ def simulate(
     registers: words in registers where the call gives them.
     operands: words of inputs that scalar memory needs, such as scalar prefetch, by index.
     iterations: of a loop that nothing but data ends.
+    is_of_xla: whether XLA made the kernel.
     busy: cycles for which the HBM still moves what was started before the call.
     core: makes the core that executes it.
 
@@ -194,7 +198,9 @@ def simulate(
   while True:
     loops = executor.DataLoops(iterations, open_loops)
     try:
-      return _simulate(schedule, chip, registers or {}, operands or {}, loops, busy, core)
+      return _simulate(
+        schedule, chip, registers or {}, operands or {}, loops, is_of_xla, busy, core
+      )
     except executor.Open as loop:
       open_loops.add(loop.args[0])
 
@@ -205,6 +211,7 @@ def _simulate(
   registers: Mapping[str, Any],
   operands: Mapping[int, Sequence[int]],
   loops: executor.DataLoops,
+  is_of_xla: bool,
   busy: float,
   core: Callable[[Chip, Arrays, float], KernelCore],
 ) -> Cost:
@@ -230,6 +237,8 @@ def _simulate(
       outputs[int(index)] = space, words[register]
   unit = core(chip, arrays, busy)
   unit.loops = loops
+  if is_of_xla:
+    unit.memory.unwritten = _COMPUTED_OF_XLA
   cycles, counts = executor.run(schedule, unit, schedule.registers(unit, words), chip)
   executed = [(count, block) for count, block in zip(counts, schedule.blocks) if count]
   units = [

@@ -366,7 +366,12 @@ class Run:
     if key not in costs:
       iterations = _ITERATIONS[self._simulation.how]
       costs[key] = kernel.simulate(
-        schedule, self._chip, registers=words, operands=inputs, iterations=iterations
+        schedule,
+        self._chip,
+        registers=words,
+        operands=inputs,
+        iterations=iterations,
+        is_of_xla=self._simulation.instructions.is_of_xla(source),
       )
     cost = costs[key]
     self.has_open_loops |= cost.has_open_loops

@@ -6,7 +6,7 @@ and compared, and only a branch or the size of a DMA that depends on it ends the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import inspect
 import operator
 from typing import Any
@@ -85,7 +85,7 @@ class Memory(dict):
 
   def __init__(self, unwritten: Unknown):
     super().__init__()
-    self._unwritten = unwritten
+    self.unwritten = unwritten
     self.chip = 0
 
   def fill(self, start: int, count: int, words: Sequence[Any] = ()) -> None:
@@ -96,11 +96,15 @@ class Memory(dict):
     """
     if count > MOST_WORDS:
       raise Unreadable(f"a DMA moves {count} words into scalar memory, at most {MOST_WORDS} fit")
-    for place in range(count):
-      if place < len(words):
-        self[start + place] = words[place]
-      else:
-        self.pop(start + place, None)
+    given = min(len(words), count)
+    for place in range(given):
+      self[start + place] = words[place]
+    first, end = start + given, start + count
+    rest: Iterable[int] = range(first, end)
+    if len(self) < end - first:
+      rest = [address for address in self if first <= address < end]
+    for address in rest:
+      self.pop(address, None)
 
   def store(self, address: Any, word: Any) -> None:
     """Writes a word; at an unknown address it forgets all words that it may have changed."""
@@ -116,7 +120,7 @@ class Memory(dict):
       self[place] = address
 
   def __missing__(self, address: Any) -> Unknown:
-    return address if address.__class__ is Unknown else self._unwritten
+    return address if address.__class__ is Unknown else self.unwritten
 
 
 def parameter_address(number: int) -> int:
