@@ -176,6 +176,23 @@ def test_calls_of_large_programs_are_those_of_small_ones():
   assert other == small and len(other.kernels) == 2
 
 
+@pytest.mark.parametrize("code, copied", [("eq", False), ("ne", True)])
+def test_a_donated_parameter_is_not_copied_into_its_output(code, copied):
+  """The runtime gives the address of the output; the branch skips the copy if it is the same."""
+  lines = (
+    "%s1_s1 = sld [smem:[#allocation4]]",
+    "%s2_s2 = scalar_parameter_address 3",
+    f"%p3_p0 = scmp.{code}.s32.totalorder %s1_s1, %s2_s2",
+    "%4 = sbr.rel (%p3_p0) target = $region7",
+    *[EMPTY] * 4,
+    _call("copy"),
+    f"@7 {_call('step')}",
+  )
+  time = _simulate({"TLP": text(*lines), "copy": _KERNEL, "step": _KERNEL}, "copy", "step")
+  assert sorted(row.name for row in time.kernels) == ["copy"] * copied + ["step"]
+  assert not time.conditionals
+
+
 def test_a_loop_that_only_data_ends_has_assumed_iterations():
   loop = _loop_on(["%p2_p0 = scmp.eq.s32.totalorder %s1_s1, 0"])
   simulation = program.Simulation(_module(), loop, "tpu:v6e")

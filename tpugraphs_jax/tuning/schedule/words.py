@@ -182,11 +182,27 @@ def _extreme(choose: Callable, sign: int) -> Callable:
 
 def _compare(relation: Callable, sign: int) -> Callable:
   def of(a: Any, b: Any, _: Any) -> Any:
+    if relation in _EQUALITIES and _is_donated(a, b):
+      return relation is operator.eq
     if a.__class__ is Unknown and a.guess is not None and b.__class__ is int:
       return Unknown(a.why, relation(a.guess ^ sign, b ^ sign), is_data=a.is_data)
     return relation(a ^ sign, b ^ sign)
 
   return of
+
+
+_EQUALITIES = (operator.eq, operator.ne)
+
+
+def _is_donated(a: Any, b: Any) -> bool:
+  """Whether the address of an output, which the runtime gives, is compared with a parameter's.
+
+  The program copies a donated parameter into its output unless both have one address, as they have
+  where jax calls it.
+  """
+  unknown, address = (a, b) if a.__class__ is Unknown else (b, a)
+  is_pair = unknown.__class__ is Unknown and address.__class__ is int
+  return is_pair and parameter_number(address) is not None
 
 
 # Functions of three words by the code of an operation; `scmp` has a relation in its code.
