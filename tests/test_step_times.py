@@ -47,4 +47,4 @@ def test_steps_have_a_time_from_the_schedules_of_all_kernels(source):
   found = estimate.estimate(program.function, *program.args, targets=["v6e", "v5e"])
   for row in found.rows:
     assert row.milliseconds and not any(kernel.is_bound for kernel in row.kernels), row.why
-    assert row.milliseconds >= costs.least_ms(row.target, row.flops, 0)
+    assert row.milliseconds >= costs.least_ms(row.generation, row.flops, 0)
