@@ -8,7 +8,7 @@ import hashlib
 import json
 from pathlib import Path
 
-VERSION = 3  # of the simulator; another one where programs get other times from the same constants
+VERSION = 4  # of the simulator; another one where programs get other times from the same constants
 CONSTANTS = Path(__file__).with_name("constants.json")
 
 
