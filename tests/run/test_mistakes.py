@@ -53,7 +53,6 @@ SIMPLE = {
   ),
   "task": ("--config.task=layout", "the config has no field 'task'"),
   "typing error": ("--wrokdir=x", "Unknown command line flag 'wrokdir'. Did you"),
-  "mode": ("--mode=evaluate", "--do=train,evaluate,predict names the steps"),
   "do": ("--do=evaluate,x", "expected some of train,evaluate,predict"),
   "other command": ("--config=configs/layout.py:ci", "run run_layout.py"),
   "argument": ("train", "unexpected argument 'train'; options start with --"),

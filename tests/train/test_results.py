@@ -68,7 +68,7 @@ def test_graphs_with_ties_at_the_top_of_their_ranking_are_named(tmp_path, caplog
     collection=Collection("tile:xla"),
     load=lambda *_: [types.SimpleNamespace(name=name) for name in ("tied_graph", "clear_graph")],
   )
-  ranker = types.SimpleNamespace(scores=lambda graphs, progress: [np.zeros(8), np.arange(8.0)])
+  ranker = types.SimpleNamespace(scores=lambda graphs: [np.zeros(8), np.arange(8.0)])
   results.predict(data, ranker, tmp_path)
   assert "tied_graph" in caplog.text and "clear_graph" not in caplog.text
 

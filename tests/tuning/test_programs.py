@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 import sys
 
@@ -113,3 +114,12 @@ def test_a_program_finds_its_neighbours_and_then_modules_of_the_current_folder(
   monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
   (program,) = programs.load("../there/net_of_test.py")
   assert program.name == "net_of_test_therehere"
+
+
+def test_a_file_that_changed_within_a_second_at_the_same_size_is_read_anew(tmp_path):
+  path = tmp_path / "steps.py"
+  for count in (1, 2):
+    path.write_text(f"PROGRAMS = {{'step': (lambda x: {count} * x, (1.0,))}}\n")
+    os.utime(path, (1, 1))
+    (program,) = programs.load(str(path))
+    assert program.function(1.0) == count

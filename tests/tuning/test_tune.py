@@ -119,7 +119,7 @@ def test_in_a_models_order_the_first_are_tried_and_the_best_of_them_wins(
     str(group) for group, number in zip(problem.choices.groups, best) if number
   ]
   for change in found.changes:
-    assert change.lines[0].startswith("small_net.py:") and not change.picoseconds
+    assert change.lines[0].startswith("hlo_modules.py:") and not change.picoseconds
     assert f"{change.operation}  " in str(found) and change.lines[0] in str(found)
   args = _arrays()
   np.testing.assert_allclose(

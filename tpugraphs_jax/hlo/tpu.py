@@ -126,7 +126,7 @@ def as_device(target: str) -> Iterator[None]:
   """Inside, code that asks jax for its device while it is traced gets a device of a target.
 
   It asks with `jax.devices`, `jax.local_devices` or `jax.default_backend`, or, in a Pallas kernel,
-  with `pltpu.get_tpu_info`, as jax itself does for a block of one dimension.
+  for the properties of the chip (get_tpu_info), as jax itself does for a block of one dimension.
 
   Args:
     target: a TPU generation such as `v3`.

@@ -30,6 +30,7 @@ import stat
 import tempfile
 import threading
 import time
+import types
 from typing import Any, IO
 
 from absl import logging
@@ -51,6 +52,14 @@ _OWNER_CHARACTERS = 200  # that a message shows
 _SEAL = "checksum"  # field of a JSON object
 # A file that was changed so recently may change again without another time stamp.
 _SETTLED_SECONDS = 1.0
+
+
+def run_python(path: Path, module: types.ModuleType) -> None:
+  """Runs a Python file of the user in a module.
+
+  It runs as it is now: bytecode beside it may be of a text of the same size and second.
+  """
+  exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(module))
 
 
 def expanded(place: str | os.PathLike[str]) -> Path:

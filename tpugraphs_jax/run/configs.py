@@ -23,7 +23,7 @@ from absl import flags
 from ml_collections import config_flags, ConfigDict
 
 from tpugraphs_jax.config_fields import Limits
-from tpugraphs_jax.infra import console
+from tpugraphs_jax.infra import console, files
 
 if TYPE_CHECKING:
   from tpugraphs_jax.rankers.config import Config
@@ -126,7 +126,7 @@ def _definitions(path: Path) -> dict[str, Any]:
   assert spec is not None and spec.loader is not None  # of a file .py
   module = sys.modules[name] = importlib.util.module_from_spec(spec)
   try:
-    spec.loader.exec_module(module)
+    files.run_python(path, module)
   except BaseException:
     del sys.modules[name]
     raise

@@ -162,7 +162,7 @@ def _file_module(path: Path) -> types.ModuleType:
   module = importlib.util.module_from_spec(spec)
   sys.modules.setdefault(path.stem, module)  # dataclasses and Flax modules look their module up
   try:
-    spec.loader.exec_module(module)
+    files.run_python(path, module)
   except (Exception, SystemExit) as error:  # a file of the user may raise anything
     if sys.modules.get(path.stem) is module:
       del sys.modules[path.stem]
