@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpugraphs_jax.tuning.schedule.words import Unknown
@@ -47,10 +47,16 @@ class Arrays:
         arrays[address] = words
 
   def read(self, space: str, address: Any) -> Sequence[Any] | None:
-    """The words from an address of a DMA on; None where they are not known."""
-    if address.__class__ is Unknown or address is None:
+    """The words from an address of a DMA on; None where they are not known.
+
+    An array that the program has in the large memory may have an address as on the chip.
+    """
+    if address.__class__ is not int:
       return None
-    arrays = self._in_hbm if space == "hbm" else self._on_chip
+    found = self._found(self._in_hbm, address) if space == "hbm" else None
+    return self._found(self._on_chip, address) if found is None else found
+
+  def _found(self, arrays: Mapping[int, Sequence[Any]], address: int) -> Sequence[Any] | None:
     if address in arrays:
       return arrays[address]
     for start, words in arrays.items():
@@ -58,9 +64,10 @@ class Arrays:
         return words[first:]
     return None
 
-  def written(self, space: str, address: Any) -> Sequence[Any] | None:
+  def written(self, space: str, address: int) -> Sequence[Any] | None:
     """The words of an array at an address as kernels get it; None where they are not known."""
-    return self.read(space, address if space == "hbm" else address << _ON_CHIP & _MASK)
+    found = self.read(space, address) if space == "hbm" else None
+    return self.read(space, address << _ON_CHIP & _MASK) if found is None else found
 
   def first(self, address: Any) -> Any:
     """The first word of a vector on the chip, at the address of a load."""
