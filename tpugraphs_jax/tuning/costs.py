@@ -567,9 +567,14 @@ def _by_schedule(
 
 
 def _bound_ms(target: str, kernel: KernelCost) -> float:
-  """Milliseconds that a kernel takes at the least; 0 where the compiler tells nothing of it."""
+  """Milliseconds that a kernel takes at the least; 0 where the compiler estimates no cycles for it.
+
+  Gathers, scatters, sorts and kernels of other compilers take many times their bytes.
+  """
+  if not kernel.cycles:
+    return 0.0
   by_work = float(least_ms(target, kernel.flops, kernel.bytes_accessed))
-  return max(by_work, 1e3 * (kernel.cycles or 0) / chips.chips()[target].clock)
+  return max(by_work, 1e3 * kernel.cycles / chips.chips()[target].clock)
 
 
 def spread(target: str) -> tuple[float, float] | None:
