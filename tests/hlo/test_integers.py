@@ -110,6 +110,12 @@ def test_drawn_integers_fit_their_meaning(shape, how):
       assert groups.max() - groups.min() <= 1
 
 
+@pytest.mark.parametrize("how", [LOWEST, ASSUMED, HIGHEST])
+def test_an_index_into_nothing_is_zero_and_no_groups_have_no_rows(how):
+  assert not Meaning(integers.INDEX, (0,), "gather").draw((3,), "i", how).any()
+  assert Meaning(integers.GROUPS, (5,), "product").draw((0,), "g", how).shape == (0,)
+
+
 def test_starts_are_those_of_equal_parts():
   starts = Meaning(integers.STARTS, (12,), "starts").draw((5,), "s", ASSUMED)
   assert starts.tolist() == [0, 3, 6, 9, 12]

@@ -99,6 +99,8 @@ class Meaning:
         the largest one, and the last group has all rows. Starts and counts have one value.
     """
     count = math.prod(shape)
+    if not count or (self.kind == INDEX and min(self.limits, default=0) < 1):
+      return np.zeros(shape, np.int64)  # nothing to select, or nothing to select from
     if self.kind == COUNT:
       return np.full(shape, self.limits[0])
     if self.kind == STARTS:
