@@ -198,8 +198,8 @@ def simulate(measured: Measured, tpu_compiler: compiler.Compiler) -> dict[str, A
   described = topology.parse(measured.target)
   assert described is not None
   devices = ici.Slice(placement.axes, placement.ids, placement.coords, described.wrap)
-  group = math.prod(measured.axes[axis] for axis in measured.along)
-  ring = ici.ring_cycles(measured.kind, measured.size, group, devices, chip) / chip.clock
+  groups = devices.groups_along(measured.along)
+  ring = ici.formula_cycles(measured.kind, measured.size, groups, devices, chip) / chip.clock
   of_collective = sum(one.milliseconds for one in row.communication)
   return {
     "name": measured.name,

@@ -5,7 +5,7 @@ import pytest
 
 from tests.support import hlo_modules
 from tpugraphs_jax import columns, hlo
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import module_graph, proto
 from tpugraphs_jax.rankers.tables import node_pairs
 
 
@@ -127,3 +127,23 @@ def test_a_dimension_without_a_size_is_refused(is_tuple):
     )
   with pytest.raises(ValueError, match=r"'parameter.0'.*\[\?,16\]"):
     _featurize(module)
+
+
+@pytest.mark.parametrize(
+  "files, line",
+  [
+    (("/v/site-packages/jax/lax.py", "/home/me/model.py", "<frozen runpy>"), "model.py:2"),
+    (("/v/site-packages/jax/lax.py", "<frozen runpy>"), "lax.py:1"),
+    (("<frozen runpy>",), ""),
+  ],
+)
+def test_the_line_of_an_instruction_is_the_users_and_never_the_interpreters(files, line):
+  node = hlo_modules.instruction()
+  module = hlo_modules.module(hlo_modules.computation(node))
+  node.metadata.stack_frame_id = 1
+  stack = module.stack_frame_index
+  for number, file in enumerate(files, 1):
+    stack.file_names.append(file)
+    stack.file_locations.add(file_name_id=number, line=number)
+    stack.stack_frames.add(file_location_id=number, parent_frame_id=(number + 1) % (len(files) + 1))
+  assert module_graph.origin(node, module).where == line

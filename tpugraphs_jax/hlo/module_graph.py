@@ -29,10 +29,11 @@ CONFIGURABLE_OPCODES = ("convolution", "dot", "reshape")
 _SPLIT_NAMES = ("cluster", "while", "cond")
 _UNBOUNDED = -(2**63)  # XLA's size of a dimension `?`
 _EDGE_ORDERS = ("sorted", "insertion")
-# Folders of libraries, whose source lines are not the user's own.
 _NODE_BYTES = 1500  # of memory that a node takes, with its features; 1,300 measured
 _SHOWN_NAMES = 10  # of opcodes or types in a warning
+# Folders of libraries, whose source lines are not the user's own, and modules of the interpreter.
 _INSTALLED = ("site-packages", "dist-packages")
+_INTERPRETER = "<frozen "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +222,7 @@ def origin(instruction: proto.HloInstructionProto, module: proto.HloModuleProto)
   lines = [(metadata.source_file, metadata.source_line)]
   if not metadata.source_file:
     lines = list(_callers(metadata.stack_frame_id, module.stack_frame_index))
+  lines = [line for line in lines if not line[0].startswith(_INTERPRETER)]
   of_user = [line for line in lines if not any(part in line[0] for part in _INSTALLED)]
   return Origin(instruction.name, metadata.op_name, *(of_user or lines or [("", 0)])[0])
 

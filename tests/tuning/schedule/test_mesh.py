@@ -82,17 +82,65 @@ def test_the_axes_of_groups_are_those_along_which_partitions_differ():
 
 
 @pytest.mark.parametrize("kind", collectives.KINDS)
-def test_the_formula_of_a_ring_is_that_of_its_bytes(kind):
-  chip = schedules.CHIP
-  passes = {"all-reduce": 2, "all-to-all": 0.25, "ragged-all-to-all": 0.25}.get(kind, 1)
-  for wrap, directions in ((False, 1), (True, 2)):
-    devices = _slice((4, 1, 1), wrap=(wrap, False, False))
-    cycles = ici.ring_cycles(kind, 8000, 4, devices, chip)
-    expected = passes * 6000 / 8 / directions + 3 * 100
-    if kind == "collective-permute":
-      expected = 8000 / 8 + 100
-    assert cycles == pytest.approx(expected)
-  assert ici.ring_cycles(kind, 8000, 1, _slice((1, 1, 1)), chip) == 0
+@pytest.mark.parametrize("wrap", [False, True])
+def test_the_formula_of_a_line_is_that_of_its_bytes(kind, wrap):
+  chip, links = schedules.CHIP, 1 + wrap
+  devices = _slice((4, 1, 1), wrap=(wrap, False, False))
+  passes = {"all-reduce": 2, "all-to-all": 0, "ragged-all-to-all": 0}.get(kind, 1)
+  expected = passes * (6000 / 8 / links + 3 * 100)
+  if kind == "collective-permute":
+    expected = 8000 / 8 + 100
+  elif not passes:  # two chips send half of what they have to the two others
+    expected = 2 * 4000 / 8 / links + 3 * 100
+  found = ici.formula_cycles(kind, 8000, [range(4)], devices, chip)
+  assert found == pytest.approx(expected)
+  alone = ici.formula_cycles(kind, 8000, [[0], [1]], devices, chip)
+  assert alone == (8000 / 8 + 100 if kind == "collective-permute" else 0)
+
+
+def _most_loaded(devices, groups, size):
+  """Bytes over the link that an all-to-all loads most, by all routes of all devices."""
+  torus, loads = ici.Torus(devices), {}
+  for group in groups:
+    for one, other in itertools.permutations(group, 2):
+      for link in torus.route(one, other):
+        loads[link] = loads.get(link, 0.0) + size / len(group)
+  return max(loads.values())
+
+
+@pytest.mark.parametrize(
+  "shape, axes, along",
+  [
+    ((4, 1, 1), {"x": 4}, "x"),
+    ((4, 2, 1), {"y": 2, "x": 4}, "yx"),
+    ((4, 4, 1), {"y": 4, "x": 4}, "y"),
+    ((2, 2, 4), {"z": 4, "y": 2, "x": 2}, "zyx"),
+    ((2, 2, 4), {"z": 4, "y": 2, "x": 2}, "zx"),
+    ((3, 2, 1), {"y": 2, "x": 3}, "yx"),
+  ],
+)
+def test_an_all_to_all_takes_the_bytes_of_the_link_with_most_of_them(shape, axes, along):
+  devices, chip = _slice(shape, axes=axes), schedules.CHIP
+  groups = devices.groups_along(along)
+  assert sorted(itertools.chain(*groups)) == list(range(len(devices.ids)))
+  assert devices.axes_of(groups) == tuple(name for name in axes if name in along)
+  found = ici.formula_cycles("all-to-all", 9600, groups, devices, chip)
+  hops = sum(side - 1 for side, name in zip(shape, "xyz") if name in along)
+  assert found == pytest.approx(_most_loaded(devices, groups, 9600) / 8 + hops * 100)
+
+
+def test_groups_on_the_same_chips_share_their_links():
+  one = _slice((2, 2, 1))
+  coords = tuple((*place[:3], core) for place in one.coords for core in (0, 1))
+  both = ici.Slice({"chip": 4, "core": 2}, tuple(range(8)), coords, one.wrap)
+  cycles = lambda devices, groups: ici.formula_cycles(
+    "all-gather", 8000, groups, devices, schedules.CHIP
+  )
+  assert cycles(one, [range(4)]) == 6000 / 8 / 2 + 2 * 100
+  assert cycles(both, both.groups_along(["chip"])) == 6000 / 8 + 2 * 100
+  assert cycles(both, [range(8)]) == pytest.approx(7000 / 8 / 2 + 2 * 100)
+  # Both devices of a chip exchange over its memory.
+  assert cycles(both, both.groups_along(["core"])) == 8000 / schedules.CHIP.bytes_per_cycle
 
 
 def _with_link(name, **numbers):
@@ -150,7 +198,8 @@ def test_a_collective_whose_schedule_cannot_be_executed_counts_with_the_formula(
   (gather,) = time.communication
   assert "no bundles" in gather.why and not time.why
   chip, size = chips.chips()["tpu:v5e"], gather.size
-  assert gather.cycles == ici.ring_cycles("all-gather", size, 4, simulation.devices, chip)
+  groups = simulation.devices.groups_along(["y"])
+  assert gather.cycles == ici.formula_cycles("all-gather", size, groups, simulation.devices, chip)
 
 
 def test_damaged_schedules_of_a_mesh_give_a_reason_and_no_error():

@@ -19,7 +19,6 @@ from tpugraphs_jax.tuning.schedule.chips import Chip
 
 Coords = tuple[int, int, int]
 Transfers = Mapping[int, int]  # from each device to another
-RING, PAIRS = 2.0, 1.0  # links that a ring with both directions, and one transfer, use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +46,14 @@ class Slice:
       places = [self._place(member) for member in group]
       found |= {name for name in self.axes if len({place[name] for place in places}) > 1}
     return tuple(name for name in self.axes if name in found)
+
+  def groups_along(self, along: Sequence[str]) -> collectives.Groups:
+    """The groups of partitions that differ along axes of the mesh alone."""
+    order = np.arange(len(self.ids)).reshape(tuple(self.axes.values()))
+    places = [number for number, name in enumerate(self.axes) if name in along]
+    members = math.prod(order.shape[place] for place in places)
+    last = np.moveaxis(order, places, range(-len(places), 0))
+    return tuple(map(tuple, last.reshape(-1, members).tolist()))
 
   def _place(self, partition: int) -> dict[str, int]:
     """The indices of a partition in the mesh."""
@@ -212,25 +219,45 @@ class Links:
     return self._loads[source, target]
 
 
-def ring_cycles(kind: str, size: int, group: int, devices: Slice, chip: Chip) -> float:
-  """Cycles of a collective over rings with both directions, by the formula of the scaling book.
+def formula_cycles(
+  kind: str, size: int, groups: Sequence[Sequence[int]], devices: Slice, chip: Chip
+) -> float:
+  """Cycles of a collective by the formulas of the scaling book, for links of a torus.
 
   https://jax-ml.github.io/scaling-book/sharding: an all-gather and a reduce-scatter move the whole
-  array over a ring once, an all-reduce twice, an all-to-all a quarter of it; a group that has no
-  ring, because its axis does not wrap around, has one direction less.
+  array over the links of a chip once, an all-reduce twice. A chip has two links along an axis that
+  wraps around, else one at the end of the axis. An all-to-all is bound by the link in the middle of
+  the longest axis. Groups whose devices share chips share the links.
 
   Args:
     kind: of `collectives.KINDS`.
-    size: bytes of the whole array: of the result of a gather, of the operand of a scatter.
-    group: devices that exchange data.
+    size: bytes of the largest array on a device.
+    groups: partitions that exchange data; none of a `collective-permute`.
     devices: of the program.
     chip: constants of their generation.
   """
-  if group < 2:
-    return 0.0
+  link = chip.link
   if kind == "collective-permute":  # over one link
-    return chip.clock * (size / chip.link.rate + chip.link.hop)
-  directions = RING if any(devices.wrap) else PAIRS
-  seconds = size * (group - 1) / group / (directions * chip.link.rate)
-  passes = {"all-reduce": 2.0, "all-to-all": 0.25, "ragged-all-to-all": 0.25}.get(kind, 1.0)
-  return chip.clock * (passes * seconds + (group - 1) * chip.link.hop)
+    return chip.clock * (size / link.rate + link.hop)
+  members = len(groups[0]) if groups else 0
+  if members < 2:
+    return 0.0
+  coords = [devices.coords[member][:3] for member in groups[0]]
+  sides = [1 + max(chips) - min(chips) for chips in zip(*coords)]
+  whole = [1 + max(chips) for chips in zip(*devices.coords)]
+  links = [
+    2 if wraps and side == most else 1
+    for wraps, side, most in zip(devices.wrap, sides, whole)
+    if side > 1
+  ]
+  on_chip = sum(place[:3] == coords[0] for place in devices.coords)
+  if not links:  # both devices of one chip
+    return size / chip.bytes_per_cycle
+  if kind in ("all-to-all", "ragged-all-to-all"):
+    crossing = [(side // 2) * ((side + 1) // 2) / side for side in sides if side > 1]
+    moved = on_chip * size * max(part / count for part, count in zip(crossing, links))
+    return chip.clock * (moved / link.rate + (sum(sides) - 3) * link.hop)
+  sharing = on_chip / coords.count(coords[0])
+  moved = sharing * size * (members - 1) / members / sum(links)
+  passes = 2 if kind == "all-reduce" else 1
+  return chip.clock * passes * (moved / link.rate + (sum(sides) - 3) * link.hop)

@@ -483,5 +483,6 @@ class MeshRun(program.Run):
     """A collective whose schedule cannot be executed."""
     row, simulation = self.communication[name], self._simulation
     row.why = row.why or why
-    cycles = ici.ring_cycles(row.kind, row.size, row.devices, simulation.devices, self._chip)
+    groups = next((one.groups for one in simulation.collectives[name] if one.groups), ())
+    cycles = ici.formula_cycles(row.kind, row.size, groups, simulation.devices, self._chip)
     return kernel.Cost(cycles, cycles, 0, 0, 0, 0, (0, 0, 0), limit=LINKS)
