@@ -17,6 +17,6 @@ def test_schedules_are_taken_once_and_without_their_summaries(monkeypatch, tmp_p
   (tmp_path / "17-fusion.3-01-final_bundles.txt").write_text("bundles")
   (tmp_path / "16-fusion.3-00-schedule-analysis_final_bundles.txt").write_text("summary")
   (tmp_path / "18-TLP-01-final_bundles.txt").write_text("program")
-  assert schedule_dump.count(tmp_path) == 2
+  assert schedule_dump.kernels(tmp_path) == ["fusion.3", "TLP"]
   assert schedule_dump.take() == {"fusion.3": "bundles", "TLP": "program"}
   assert schedule_dump.take() == {} and not any(tmp_path.iterdir())

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.support import recorded
+from tests.support import hlo_modules, recorded
 from tpugraphs_jax.hlo import calls, topology, tpu
 from tpugraphs_jax.tuning import compiler
 
@@ -44,6 +44,38 @@ def test_a_compiler_that_ends_its_process_says_what_it_said_last(child):
       with pytest.raises(compiler.Ended, match=r"signal 11: Check failed: a == b"):
         made.compile(_CALL, "tpu:v6e")
   assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+  "end, said", [("kill -SEGV $$", "signal 11"), ("exec sleep 60", "more than 2 s")]
+)
+def test_a_compiler_that_ends_says_which_kernels_it_was_at(child, tmp_path, end, said):
+  nodes = [hlo_modules.instruction("sort", id) for id in (1, 2, 3, 4)]
+  for node in nodes:
+    node.metadata.op_name, node.metadata.source_file = f"jit(f)/sort_{node.id}", "/me/model.py"
+    node.metadata.source_line = node.id
+  module = hlo_modules.module(hlo_modules.computation(*nodes))
+  module.entry_computation_id = 1
+  module.schedule.sequences[1].instruction_ids.extend((2, 1, 3, 4))
+  path = tmp_path / "module"
+  path.write_bytes(module.SerializeToString())
+  child(
+    'read line; mkdir "$folder/modules"\n'
+    f'cp {path} "$folder/modules/f.after_optimizations.hlo.pb"\n'
+    f'touch "$folder/schedules/7-sort.2-01-final_bundles.txt"\n{end}'
+  )
+  with compiler.Compiler(timeout=2) as made, pytest.raises(compiler.Ended, match=said) as ended:
+    made.compile(_CALL, "tpu:v6e")
+  assert "sort_2 at model.py:2 (sort.2)" in str(ended.value)
+  near = str(ended.value).partition("near it are ")[2]
+  assert near == "sort_1 at model.py:1 (sort.1), sort_3 at model.py:3 (sort.3)"
+
+
+def test_a_compiler_that_ends_before_its_kernels_says_no_kernel(child):
+  child('read line; mkdir "$folder/modules"; kill -SEGV $$')
+  with compiler.Compiler() as made, pytest.raises(compiler.Ended) as ended:
+    made.compile(_CALL, "tpu:v6e")
+  assert str(ended.value) == "it ended its process with signal 11"
 
 
 def test_a_function_without_a_mesh_is_lowered_for_the_generation_of_a_topology(child):

@@ -77,9 +77,9 @@ def take() -> Mapping[str, str]:
   return schedules
 
 
-def count(folder: Path) -> int:
-  """How many schedules libtpu has written in a folder of another process."""
-  return sum(bool(_kernel(path)) for path in folder.glob("*"))
+def kernels(folder: Path) -> list[str]:
+  """The kernels whose schedules libtpu has written in a folder of another process, in order."""
+  return [name for path in sorted(folder.glob("*")) if (name := _kernel(path))]
 
 
 def _kernel(path: Path) -> str:
