@@ -83,6 +83,25 @@ def test_kernels_are_matched_by_line_and_name_then_where_lines_have_moved():
   assert [change.more for change in found] == sorted((c.more for c in found), reverse=True)
 
 
+def test_collectives_are_compared_by_the_time_for_which_the_device_waits():
+  gather = costs.CollectiveCost(
+    "all-gather.1", "all-gather", ("x",), 8, 1, 2.0, 1.0, "dot", "n.py:3"
+  )
+  moved = costs.dataclasses.replace(gather, where="n.py:5", exposed_ms=0.25)
+  scatter = costs.CollectiveCost("rs", "reduce-scatter", ("x",), 8, 1, 2.0, 0.5, "dot", "n.py:4")
+  (shorter, more) = sorted(comparison.waits_of([gather], [moved, scatter]), key=lambda w: w.more)
+  assert (shorter.before, shorter.after, shorter.collective) == (1.0, 0.25, moved)
+  assert (more.before, more.after, more.collective) == (None, 0.5, scatter)
+  sides = [
+    _estimate(ms=3.0, target="tpu:v6e:2x2", communication=each, exposed_ms=exposed)
+    for each, exposed in (((gather,), 1.0), ((moved, scatter), 0.75))
+  ]
+  text = repr(comparison.compare(sides[:1], sides[1:]))
+  assert "waits 1 ms for others before and 0.75 after" in text
+  assert "reduce-scatter" in text and "n.py:5" in text
+  assert "waits" not in repr(comparison.compare(sides[:1], sides[:1]))
+
+
 def test_a_program_is_slower_beyond_the_part_that_is_allowed():
   before, after = _estimate(_with_ms(_DOT, 1.0)), _estimate(_with_ms(_DOT, 1.03))
   assert comparison.compare([before], [after], slower=0.02).is_slower

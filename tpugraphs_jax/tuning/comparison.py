@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 import dataclasses
 import math
+from typing import TypeVar
 
 from tpugraphs_jax.infra.console import Table
-from tpugraphs_jax.tuning.costs import KernelCost, Row
+from tpugraphs_jax.tuning.costs import CollectiveCost, KernelCost, Row
 from tpugraphs_jax.tuning.page import Page, Step
 from tpugraphs_jax.tuning.summary import Estimate
 
@@ -25,6 +26,12 @@ _KEYS: Sequence[Callable[[KernelCost], Hashable]] = (
   lambda kernel: (_file(kernel), kernel.scope, kernel.operation),
   lambda kernel: (kernel.operation, kernel.shape),
 )
+_COLLECTIVE_KEYS: Sequence[Callable[[CollectiveCost], Hashable]] = (
+  lambda one: (one.where, one.kind, one.axes, one.operation),
+  lambda one: (one.kind, one.axes, one.operation),
+  lambda one: (one.kind, one.axes),
+)
+_One = TypeVar("_One", KernelCost, CollectiveCost)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +49,20 @@ class KernelChange:
 
 
 @dataclasses.dataclass(frozen=True)
+class CollectiveChange:
+  """Exposed milliseconds of equal collectives before and after; None on the side that has none."""
+
+  collective: CollectiveCost  # of after, else of before
+  before: float | None
+  after: float | None
+
+  @property
+  def more(self) -> float:
+    """Milliseconds in which the device waits more for them."""
+    return (self.after or 0.0) - (self.before or 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Pair:
   """A program on one target, before and after.
 
@@ -50,6 +71,7 @@ class Pair:
     before, after: their rows.
     slower: the part by which it may be slower.
     changes: of its kernels, those that take most more first.
+    waits: changes of its collectives, likewise.
   """
 
   name: str
@@ -57,6 +79,7 @@ class Pair:
   after: Row
   slower: float
   changes: tuple[KernelChange, ...]
+  waits: tuple[CollectiveChange, ...] = ()
 
   @property
   def is_slower(self) -> bool:
@@ -97,6 +120,7 @@ class Comparison(Page):
         title = f"{pair.name}, {target}: {len(cells)} of {len(changed)} kernels whose time changed"
         head = "ms more|before, ms|after, ms|kernel|shape|scope|line".split("|")
         yield Table(head, cells, title)
+      yield from _waits(pair)
 
   def _title(self) -> str:
     return f"{', '.join(dict.fromkeys(pair.name for pair in self.pairs))}: before and after"
@@ -149,8 +173,10 @@ def compare(
     rows = {row.target: row for row in old.rows} if old else {}
     for row in new.rows:
       if row.target in rows:
-        changes = changes_of(rows[row.target].kernels, row.kernels)
-        pairs.append(Pair(new.name, rows[row.target], row, slower, changes))
+        one = rows[row.target]
+        changes = changes_of(one.kernels, row.kernels)
+        waits = waits_of(one.communication, row.communication)
+        pairs.append(Pair(new.name, one, row, slower, changes, waits))
   if not pairs:
     describe = lambda side: ", ".join(
       f"{estimate.name} for {' '.join(row.target for row in estimate.rows)}" for estimate in side
@@ -166,30 +192,43 @@ def changes_of(
   before: Sequence[KernelCost], after: Sequence[KernelCost]
 ) -> tuple[KernelChange, ...]:
   """The times of kernels that are the same, those that take most more first."""
-  changes = []
-  for key in _KEYS:
-    old, new = _groups(before, key), _groups(after, key)
-    both = old.keys() & new.keys()
-    for name in sorted(both, key=str):
-      changes.append(KernelChange(new[name][0], _sum(old[name]), _sum(new[name])))
-    before = [kernel for kernel in before if key(kernel) not in both]
-    after = [kernel for kernel in after if key(kernel) not in both]
-  changes += [KernelChange(kernel, _sum([kernel]), None) for kernel in before]
-  changes += [KernelChange(kernel, None, _sum([kernel])) for kernel in after]
+  cost = lambda kernel: kernel.milliseconds or 0.0
+  changes = [KernelChange(*change) for change in _matched(before, after, _KEYS, cost)]
   return tuple(sorted(changes, key=lambda change: -change.more))
 
 
-def _groups(
-  kernels: Sequence[KernelCost], key: Callable[[KernelCost], Hashable]
-) -> dict[Hashable, list[KernelCost]]:
-  groups: dict[Hashable, list[KernelCost]] = {}
-  for kernel in kernels:
-    groups.setdefault(key(kernel), []).append(kernel)
+def waits_of(
+  before: Sequence[CollectiveCost], after: Sequence[CollectiveCost]
+) -> tuple[CollectiveChange, ...]:
+  """The exposed time of collectives that are the same, those that take most more first."""
+  cost = lambda one: one.exposed_ms
+  changes = [CollectiveChange(*one) for one in _matched(before, after, _COLLECTIVE_KEYS, cost)]
+  return tuple(sorted(changes, key=lambda change: -change.more))
+
+
+def _matched(
+  before: Sequence[_One],
+  after: Sequence[_One],
+  keys: Sequence[Callable[[_One], Hashable]],
+  cost: Callable[[_One], float],
+) -> Iterator[tuple[_One, float | None, float | None]]:
+  """What is the same on both sides by the strictest key, with the sums of its cost."""
+  for key in keys:
+    old, new = _groups(before, key), _groups(after, key)
+    both = old.keys() & new.keys()
+    for name in sorted(both, key=str):
+      yield new[name][0], sum(map(cost, old[name])), sum(map(cost, new[name]))
+    before = [one for one in before if key(one) not in both]
+    after = [one for one in after if key(one) not in both]
+  yield from ((one, cost(one), None) for one in before)
+  yield from ((one, None, cost(one)) for one in after)
+
+
+def _groups(costs: Sequence[_One], key: Callable[[_One], Hashable]) -> dict[Hashable, list[_One]]:
+  groups: dict[Hashable, list[_One]] = {}
+  for one in costs:
+    groups.setdefault(key(one), []).append(one)
   return groups
-
-
-def _sum(kernels: Sequence[KernelCost]) -> float:
-  return sum(kernel.milliseconds or 0.0 for kernel in kernels)
 
 
 def _file(kernel: KernelCost) -> str:
@@ -212,13 +251,36 @@ def _cells(pair: Pair) -> list[str]:
 
 
 def _kernel_cells(change: KernelChange) -> list[str]:
-  number = lambda value: "" if value is None else f"{value:.3g}"
   kernel = change.kernel
-  place = [kernel.operation, kernel.shape, kernel.scope, kernel.where]
-  return [f"{change.more:+.3g}", number(change.before), number(change.after), *place]
+  return [*_numbers(change), kernel.operation, kernel.shape, kernel.scope, kernel.where]
 
 
-def _largest(changes: Sequence[KernelChange]) -> list[KernelChange]:
+def _numbers(change: KernelChange | CollectiveChange) -> list[str]:
+  number = lambda value: "" if value is None else f"{value:.3g}"
+  return [f"{change.more:+.3g}", number(change.before), number(change.after)]
+
+
+def _waits(pair: Pair) -> Iterator[Table]:
+  """The collectives for which the device waits longer or shorter than before."""
+  changed = [change for change in pair.waits if change.more]
+  cells = []
+  for change in _largest(changed):
+    one = change.collective
+    cells.append([*_numbers(change), one.kind, ", ".join(one.axes), one.operation, one.where])
+  if cells:
+    before, after = pair.before.exposed_ms, pair.after.exposed_ms
+    title = (
+      f"{pair.name}, {pair.after.target}: the device waits {before:.3g} ms for others before and "
+      f"{after:.3g} after; {len(cells)} of {len(changed)} collectives that changed"
+    )
+    head = "ms more|exposed before|exposed after|collective|along|operation|line".split("|")
+    yield Table(head, cells, title)
+
+
+_Change = TypeVar("_Change", KernelChange, CollectiveChange)
+
+
+def _largest(changes: Sequence[_Change]) -> list[_Change]:
   """The largest changes, those that take more first."""
   largest = sorted(changes, key=lambda change: -abs(change.more))[:_MOST]
   return sorted(largest, key=lambda change: -change.more)
