@@ -181,3 +181,21 @@ def _awaited(sizes, x):
 def _scan_over(sizes, x):
   step = lambda x, size: (kernel(jnp.full(3, size), x), None)
   return jax.lax.scan(step, x, sizes)[0]
+
+
+def _split(sizes, x):
+  mesh = jax.sharding.AbstractMesh((2,), ("data",))
+  P = jax.sharding.PartitionSpec
+
+  def of_device(sizes, starts, x):
+    starts = jax.lax.ppermute(starts, "data", [(0, 1), (1, 0)])  # which no device knows
+    return kernel(jnp.cumsum(sizes) + jax.lax.axis_index("data"), x) + kernel(starts, x[:4])[:1]
+
+  specs = P("data"), P("data"), P("data")
+  mapped = jax.shard_map(of_device, mesh=mesh, in_specs=specs, out_specs=P("data"), check_vma=False)
+  return mapped(sizes, sizes, x)
+
+
+def test_a_kernel_of_a_mesh_reads_the_integers_of_the_first_device():
+  sizes, x = np.array([3, 0, 5, 1, 1, 1], np.int32), jax.ShapeDtypeStruct((16, 128), jnp.float32)
+  assert found(_split, sizes, x, kernels=((3, 8), (3, 4))) == {"custom-call.2": {0: [3, 3, 8]}}

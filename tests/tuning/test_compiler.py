@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.support import hlo_modules, recorded
-from tpugraphs_jax.hlo import calls, topology, tpu
+from tpugraphs_jax.hlo import calls, proto, topology, tpu
 from tpugraphs_jax.tuning import compiler
 
 _CALL = calls.Call(lambda x: x + 1, (1.0,), {})
@@ -92,6 +92,29 @@ def test_a_compilation_that_takes_too_long_is_ended(child):
       made.compile(_CALL, "tpu:v6e")
     folder = made._folder
   assert not folder.exists()
+
+
+_MODULE = hlo_modules.module(hlo_modules.computation(hlo_modules.instruction()))
+_MODULE.schedule.sequences[1].instruction_ids.append(1)
+
+
+def test_a_compilation_that_is_ended_tells_the_module_that_it_has_scheduled(child, tmp_path):
+  (tmp_path / "module").write_bytes(_MODULE.SerializeToString())
+  place = "$folder/modules/module_0000.f.after_optimizations.hlo.pb"
+  child(f'read line; mkdir "$folder/modules"; cp {tmp_path}/module "{place}"; exec sleep 60')
+  with compiler.Compiler(memory_only=True) as made:
+    with pytest.raises(compiler.Ended, match="memory was planned") as ended:
+      made.compile(_CALL, "tpu:v6e")
+    assert proto.parse_module(ended.value.module, where="test").name == "module"
+  with compiler.Compiler(timeout=1.0) as made:
+    with pytest.raises(compiler.Ended, match="more than 1 s") as ended:
+      made.compile(_CALL, "tpu:v6e")
+    assert ended.value.module
+  child('read line; mkdir "$folder/modules"; exec sleep 60')
+  with compiler.Compiler(timeout=0.3, memory_only=True) as made:
+    with pytest.raises(compiler.Ended) as ended:
+      made.compile(_CALL, "tpu:v6e")
+  assert not ended.value.module
 
 
 def test_schedules_do_not_fill_the_memory(child, monkeypatch):

@@ -226,6 +226,21 @@ def test_a_program_that_the_compiler_refuses_is_a_row_with_its_reason(compiled):
   assert estimate.estimate(step, targets="v5e").rows[0].fits is None
 
 
+def test_a_program_whose_compilation_is_ended_has_its_memory(compiled):
+  node = _node("add", 1, shape=_LARGE)
+  node.shape.layout.minor_to_major.extend([1, 0])
+  module = hlo_modules.module(hlo_modules.computation(node, id=9))
+  module.entry_computation_id = 9
+  module.schedule.sequences[9].instruction_ids.append(1)
+  compiled(compiler.Ended("it took more than 60 s", module.SerializeToString()))
+  (row,) = estimate.estimate(step, targets="v6e").rows
+  assert row.fits and row.live.peak_bytes == 4 * 4096**2
+  assert row.milliseconds is None and "more than 60 s" in row.why
+  compiled(compiler.Ended("killed"))
+  (row,) = estimate.estimate(step, targets="v6e").rows
+  assert row.fits is None and "failed: killed" in row.why
+
+
 def test_memory_beyond_that_of_the_device_does_not_fit(compiled):
   program = _program(_node("copy", 1, cycles=5))
   memory = tpu.MemoryPlan(arguments=2**34, outputs=0, temporaries=2**34)
@@ -455,7 +470,7 @@ def test_integers_among_the_arguments_reach_loops_and_kernels(compiled, monkeypa
   compiled(tpu.dataclasses.replace(made, schedules={"TLP": ""}))
   given = []
 
-  def simulate(*_, arguments, operands):
+  def simulate(*_, arguments, operands, create):
     given.append({number: value.tolist() for number, value in arguments.items()})
     why = "an operation is not known"
     return _simulated(milliseconds=None, why=why, stopped=why)

@@ -28,6 +28,7 @@ _KERNEL, _CUSTOM_CALL = "pallas_call", "tpu_custom_call"
 # Primitives that become kernels whose shapes no equation has.
 _OTHER_KERNELS = {"core_map", "mpmd_map"}
 _LOOPS = ("scan", "while", "cond")
+_VARYING = ("pvary", "pcast")  # primitives that only mark on which axes of a mesh values differ
 _MOST_WORDS = 1 << 16  # of an operand that a kernel reads as scalars
 _WORDS = {kind.number for kind in columns.ELEMENT_TYPES if kind.name in ("s32", "u32")}
 
@@ -217,7 +218,9 @@ def _visit(
       avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
       operands = assumed.blocks(equation, operands)
       reads.append((tuple(tuple(aval.shape) for aval in avals), _integers(operands)))
-    elif name in jaxprs.CONSTRAINTS:
+    elif name == "axis_index":
+      outputs = [np.int32(0)]  # of the first device
+    elif name in jaxprs.CONSTRAINTS or name in _VARYING:
       outputs = operands
     else:
       visited = [_visit(*inner, reads, assumed) for inner in _inner(equation, operands)]
@@ -246,6 +249,9 @@ def _inner(equation: core.JaxprEqn, operands: list[Any]) -> Iterator[tuple[core.
 def _arguments(equation: core.JaxprEqn, key: str, operands: list[Any]) -> list[Any]:
   """The first arguments of a program, the parameter `key` of an equation; the others change."""
   name, params = equation.primitive.name, equation.params
+  if name == "shard_map":
+    shapes = [variable.aval.shape for variable in params[key].invars]
+    return [_first_part(*pair) for pair in zip(operands, shapes, strict=True)]
   if name == "scan":
     return operands[: params["num_consts"]]
   if name == "while":
@@ -257,9 +263,15 @@ def _arguments(equation: core.JaxprEqn, key: str, operands: list[Any]) -> list[A
   return operands if name in jaxprs.CALLS else []
 
 
+def _first_part(value: Any, shape: Sequence[int]) -> Any:
+  """What the first device has of an array that is split over a mesh."""
+  return None if value is None else value[tuple(slice(0, size) for size in shape)]
+
+
 def _runs_on_cpus(equation: core.JaxprEqn) -> bool:
   inside = map(jaxprs.primitives, jaxprs.programs_of(equation))
-  return not equation.effects and _KERNEL not in itertools.chain.from_iterable(inside)
+  exchanges = equation.effects or "axis_name" in equation.params
+  return not exchanges and _KERNEL not in itertools.chain.from_iterable(inside)
 
 
 def _integers(operands: Sequence[Any]) -> dict[int, Any]:

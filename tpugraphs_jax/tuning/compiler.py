@@ -76,7 +76,16 @@ class OutOfMemory(jax.errors.JaxRuntimeError):
 
 
 class Ended(Exception):
-  """The compiler gave no answer: it ended its process, took too long, or wrote too much."""
+  """The compiler gave no answer: it ended its process, took too long, or wrote too much.
+
+  Attributes:
+    module: serialized `HloProto` of the program as the compiler has scheduled it, before it writes
+      kernels; empty if it has not come so far.
+  """
+
+  def __init__(self, said: str, module: bytes = b""):
+    super().__init__(said)
+    self.module = module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +130,14 @@ class Compiler:
 
   Args:
     timeout: seconds after which a compilation is ended.
+    memory_only: whether it is ended once the memory of the program is planned.
 
   Attributes:
     kernels: how many kernels of the program that is compiled now are done.
   """
 
-  def __init__(self, *, timeout: float = TIMEOUT):
-    self._timeout, self.kernels = timeout, 0
+  def __init__(self, *, timeout: float = TIMEOUT, memory_only: bool = False):
+    self._timeout, self._memory_only, self.kernels = timeout, memory_only, 0
     self._stack = contextlib.ExitStack()
     self._process: subprocess.Popen | None = None
 
@@ -197,17 +207,29 @@ class Compiler:
       process.stdin.write(json.dumps(request).encode() + b"\n")
       process.stdin.flush()
       while not select.select([process.stdout], [], [], _SECONDS)[0]:
+        if self._memory_only and (module := self._scheduled()):
+          raise Ended("it was ended once its memory was planned", module)
         if time.monotonic() > end:
-          raise Ended(f"it took more than {self._timeout:g} s{_progress(self._folder)}")
+          said = f"it took more than {self._timeout:g} s{_progress(self._folder)}"
+          raise Ended(said, self._scheduled())
         self.kernels = len(schedule_dump.kernels(self._folder / _SCHEDULES))
         if (size := _size(self._folder)) > self._most:
-          raise Ended(f"its schedules take more than {console.size(size)}")
+          raise Ended(f"its schedules take more than {console.size(size)}", self._scheduled())
       answer = process.stdout.readline()
     except BrokenPipeError:
       answer = b""
     if not answer:
-      raise Ended(self._last_words(process.wait()))
+      raise Ended(self._last_words(process.wait()), self._scheduled())
     return json.loads(answer)["refusal"]
+
+  def _scheduled(self) -> bytes:
+    """The module as the compiler has scheduled it; empty if it is not written, or not wholly."""
+    for path in (self._folder / _MODULES).glob(_SCHEDULED):
+      with contextlib.suppress(OSError, ValueError):  # of a file that is being written
+        module = path.read_bytes()
+        if proto.parse_module(module, where=path.name).schedule.sequences:
+          return module
+    return b""
 
   def _last_words(self, status: int) -> str:
     """How the process ended, and what the compiler said before."""

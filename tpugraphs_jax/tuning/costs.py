@@ -268,15 +268,14 @@ def cost(
   known = known_integers(call.arrays)
   # jax leaves out arrays that nothing uses: parameters then have other numbers.
   values = known if _parameters(module) == len(call.arrays) else {}
-  if placement is None:
-    operands = lambda how: scalar_operands(call, known, module, how)
-    simulated = program.simulate(
-      module, compiled.schedules, generation, arguments=values, operands=operands
-    )
-  else:
+  operands = lambda how: scalar_operands(call, known, module, how)
+  create: Callable[..., program.Simulation] = program.Simulation
+  if placement is not None:
     create = functools.partial(mesh.Simulation, devices=_slice(compiled, target, placement))
-    simulated = program.simulate(module, compiled.schedules, generation, create=create)
-    values = {}
+    values = {}  # a parameter is a part of an array
+  simulated = program.simulate(
+    module, compiled.schedules, generation, arguments=values, operands=operands, create=create
+  )
   scalars = [_scalar(values.get(number)) for number in range(len(call.arrays))]
   executed = simulated.kernels if simulated.milliseconds is not None else ()
   calls = {kernel.name: kernel.calls for kernel in executed}
@@ -296,16 +295,20 @@ def cost(
   return dataclasses.replace(row, why=f"it has {listed(loops)}") if row.why and loops else row
 
 
-def without_memory(module: bytes, target: str, why: str) -> Row:
-  """The row of a program that the compiler refused because its memory does not fit.
+def without_kernels(module: bytes, target: str, why: str, *, fits: bool | None = None) -> Row:
+  """The row of a program for which the compiler has planned the memory and wrote no kernels.
 
   Args:
     module: serialized, as the compiler has scheduled it.
     target: as of `cost`.
     why: what the compiler says.
+    fits: whether its memory fits; None: as the buffers of the module say.
   """
-  live = buffers.live_memory(proto.parse_module(module, where=f"program for {target}"))
-  return Row(target, fits=False, live=live, why=why)
+  parsed = proto.parse_module(module, where=f"program for {target}")
+  live = buffers.live_memory(parsed)
+  if fits is None:
+    fits = live.peak_bytes <= DEVICES[topology.generation_of(target)].memory
+  return Row(target, fits=fits, live=live, why=why)
 
 
 def _slice(compiled: tpu.TpuProgram, target: str, placement: meshes.Placement) -> ici.Slice:
@@ -321,6 +324,8 @@ def _collective(
   """A collective with the names of its instruction."""
   described, exchange = named.described(one.name), named.described(one.exchange)
   operation = exchange.operation if exchange.operation != one.exchange else described.operation
+  reduction, line = named.reduction(one.exchange)
+  operation = reduction if reduction and operation == one.name else operation
   by = FUNCTION if _PRIMITIVES.match(operation) else PARTITIONER
   return CollectiveCost(
     one.name,
@@ -331,7 +336,7 @@ def _collective(
     to_ms(one.cycles),
     to_ms(one.exposed),
     operation,
-    exchange.where or described.where,
+    exchange.where or described.where or line,
     by,
     is_full_copy=by == PARTITIONER and one.kind == "all-gather" and one.devices == devices,
     why=one.why,
@@ -443,6 +448,19 @@ class _Kernels:
       operations=self._operations(node),
       **numbers,
     )
+
+  def reduction(self, name: str) -> tuple[str, str]:
+    """The operation and the line that the computation of a reduction has.
+
+    The reduction has lost both where the compiler made it of a reduce-scatter.
+    """
+    node = self._nodes.get(name)
+    called = () if node is None else node.called_computation_ids
+    inside = [inner for id in called for inner in self._computations[id].instructions]
+    origins = [module_graph.origin(inner, self._module) for inner in inside]
+    operations = [names.operation(origin.op_name) for origin in origins if origin.op_name]
+    lines = [origin.where for origin in origins if origin.where]
+    return next(iter(operations), ""), next(iter(lines), "")
 
   def _served(self, node: proto.HloInstructionProto) -> proto.HloInstructionProto:
     """The nearest instruction of the program that a kernel of the compiler's own serves.

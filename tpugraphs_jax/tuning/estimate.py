@@ -73,9 +73,19 @@ def estimate(
 
 
 def estimate_call(
-  call: calls.Call, targets: Sequence[str], *, timeout: float = compiler.TIMEOUT
+  call: calls.Call,
+  targets: Sequence[str],
+  *,
+  timeout: float = compiler.TIMEOUT,
+  memory_only: bool = False,
 ) -> Estimate:
-  """As `estimate`; a compilation ends after `timeout` seconds.
+  """As `estimate`.
+
+  Args:
+    call: a function with its arguments.
+    targets: as of `estimate`.
+    timeout: seconds after which a compilation is ended.
+    memory_only: whether it is ended once the memory is planned, so that rows have no time.
 
   Raises:
     Interrupted: Ctrl-C.
@@ -95,7 +105,8 @@ def estimate_call(
     devices = 1 if mesh is None else mesh.size
     made = lambda: Estimate(call.__name__, tuple(rows.values()), summary.versions(), about, devices)
     try:
-      _fill(rows, given, placements, timeout, work)
+      with _Compilers(len(targets), timeout=timeout, memory_only=memory_only) as compilers:
+        _fill(rows, given, placements, compilers, work)
     except KeyboardInterrupt as error:
       raise Interrupted(made()) from error
     return made()
@@ -106,11 +117,11 @@ class _Compilers:
 
   Args:
     most: compilers.
-    timeout: seconds for one program.
+    **options: of `compiler.Compiler`.
   """
 
-  def __init__(self, most: int, timeout: float):
-    self._count, self._timeout = min(most, len(os.sched_getaffinity(0))), timeout
+  def __init__(self, most: int, **options: Any):
+    self._count, self._options = min(most, len(os.sched_getaffinity(0))), options
     self._free: queue.SimpleQueue[compiler.Compiler] = queue.SimpleQueue()
     self._busy: dict[str, compiler.Compiler] = {}
     self._stack = contextlib.ExitStack()
@@ -118,7 +129,7 @@ class _Compilers:
   def __enter__(self) -> _Compilers:
     self._pool = self._stack.enter_context(futures.ThreadPoolExecutor(self._count))
     for _ in range(self._count):
-      self._free.put(self._stack.enter_context(compiler.Compiler(timeout=self._timeout)))
+      self._free.put(self._stack.enter_context(compiler.Compiler(**self._options)))
     # Nothing begins once the compilers end, and they end before the threads that wait for them.
     self._stack.callback(self._pool.shutdown, wait=False, cancel_futures=True)
     return self
@@ -148,28 +159,27 @@ def _fill(
   rows: dict[str, Row],
   call: calls.Call,
   placements: Mapping[str, meshes.Placement | None],
-  timeout: float,
+  compilers: _Compilers,
   work: console.Work,
 ) -> None:
   """Fills the rows of targets as they come; this thread lowers functions and reads schedules."""
   start = time.monotonic()
-  with _Compilers(len(placements), timeout) as compilers:
-    left = {
-      compilers.submit(compiler.lower(call, target, placement=placement)): target
-      for target, placement in placements.items()
-    }
-    while left:
-      with console.working("compiling") as part:
-        # A wait without an end can miss the signal of Ctrl-C.
-        while not (ended := futures.wait(left, _SECONDS, futures.FIRST_COMPLETED).done):
-          part.begin(str(compilers))
-      done = next(iter(ended))
-      target = left.pop(done)
-      rows[target] = row = _row(call, target, placements[target], done)
-      work.update()
-      if left and time.monotonic() > start + console.SECONDS:
-        time_or_reason = row.why or f"{row.milliseconds:.4g} ms"
-        work.note(f"{call.__name__}, {tpu.short_name(target)}: {time_or_reason}")
+  left = {
+    compilers.submit(compiler.lower(call, target, placement=placement)): target
+    for target, placement in placements.items()
+  }
+  while left:
+    with console.working("compiling") as part:
+      # A wait without an end can miss the signal of Ctrl-C.
+      while not (ended := futures.wait(left, _SECONDS, futures.FIRST_COMPLETED).done):
+        part.begin(str(compilers))
+    done = next(iter(ended))
+    target = left.pop(done)
+    rows[target] = row = _row(call, target, placements[target], done)
+    work.update()
+    if left and time.monotonic() > start + console.SECONDS:
+      time_or_reason = row.why or f"{row.milliseconds:.4g} ms"
+      work.note(f"{call.__name__}, {tpu.short_name(target)}: {time_or_reason}")
 
 
 def _place(mesh: meshes.Mesh | None, target: str) -> meshes.Placement | None:
@@ -192,12 +202,17 @@ def _row(
   try:
     program = compiled.result()
   except compiler.OutOfMemory as error:
-    return costs.without_memory(error.module, target, f"the compiler says: {error}")
+    return costs.without_kernels(error.module, target, f"the compiler says: {error}", fits=False)
   except jax.errors.JaxRuntimeError as error:
     fits = False if compiler.EXHAUSTED in str(error) else None
     return Row(target, fits=fits, why=f"the compiler says: {console.one_line(error)}")
   except compiler.Ended as error:
-    return Row(target, why=f"the compiler failed: {error}")
+    why = (
+      f"the compiler gave no kernels: {error}" if error.module else f"the compiler failed: {error}"
+    )
+    return (
+      costs.without_kernels(error.module, target, why) if error.module else Row(target, why=why)
+    )
   with console.working(f"executing the schedules of {tpu.short_name(target)}"):
     return costs.cost(program, target, call, placement)
 
@@ -280,6 +295,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--timeout", type=float, default=compiler.TIMEOUT, help="seconds for one compilation"
   )
+  parser.add_argument(
+    "--memory",
+    action="store_true",
+    help="says what fits, without times, which take most of the work",
+  )
   flags, beam = tasks.split_flags(sys.argv[1:] if argv is None else argv)
   args = parser.parse_args(flags)
   console.check_seconds("--timeout", args.timeout)
@@ -302,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   for program in programs.load(args.source):
     call = calls.Call(program.function, program.args, program.kwargs)
     try:
-      estimated = estimate_call(call, targets, timeout=args.timeout)
+      estimated = estimate_call(call, targets, timeout=args.timeout, memory_only=args.memory)
     except Interrupted as error:
       print(f"{dataclasses.replace(error.estimate, name=program.name)}\n", flush=True)
       raise

@@ -73,6 +73,30 @@ def test_a_ring_on_a_line_uses_every_link_in_both_directions_once():
   assert links.send(0.0, 0, 2, 800)[0] == 200
 
 
+def test_devices_send_alike_and_back_at_the_end_of_an_axis():
+  pairs = ici.Torus(_slice((2, 2, 2))).alike(0, 4)
+  assert pairs == {device: device ^ 4 for device in range(8)}
+  line = ici.Torus(_slice((4, 1, 1))).alike(0, 1)
+  assert line == {0: 1, 1: 2, 2: 3, 3: 2}
+  ring = ici.Torus(_slice((4, 1, 1), wrap=(True, False, False))).alike(1, 0)
+  assert ring == {0: 3, 1: 0, 2: 1, 3: 2}
+  links = ici.Links(_slice((2, 2, 2)), schedules.CHIP)
+  # Each chip has a link of its own to its neighbour: none waits for another.
+  assert links.send(0.0, 0, 4, 800) == (100, 200) and links.unknown == 1
+
+
+def test_the_device_of_a_chain_that_is_simulated_sends_and_receives():
+  node = hlo_modules.instruction("collective-permute-start", 1)
+  for source in range(3):
+    node.source_target_pairs.add(source=source, target=source + 1)
+  module = hlo_modules.module(hlo_modules.computation(node))
+  module.entry_computation_id = 1
+  assert mesh.Simulation(module, {}, "tpu:v5e", _slice((4, 1, 1))).device == 1
+  ring = hlo_modules.module(hlo_modules.computation(hlo_modules.instruction("all-gather", 1)))
+  ring.entry_computation_id = 1
+  assert mesh.Simulation(ring, {}, "tpu:v5e", _slice((4, 1, 1))).device == 0
+
+
 def test_the_axes_of_groups_are_those_along_which_partitions_differ():
   devices = _slice((4, 2, 1), axes={"data": 4, "model": 2})
   assert devices.axes_of([(0, 1), (2, 3)]) == ("model",)

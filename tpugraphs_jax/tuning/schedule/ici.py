@@ -100,10 +100,30 @@ class Torus:
   """
 
   def __init__(self, devices: Slice):
-    self.chips = {id: place[:3] for id, place in zip(devices.ids, devices.coords)}
+    self._places = dict(zip(devices.ids, devices.coords))
+    self.chips = {id: place[:3] for id, place in self._places.items()}
     x, y, z = (1 + max(chip[axis] for chip in self.chips.values()) for axis in range(3))
     self.sides = x, y, z
     self._wrap = devices.wrap
+
+  def alike(self, source: int, target: int) -> dict[int, int]:
+    """To whom each device sends where all send as far as one does, and back at the ends of axes.
+
+    Both devices of a chip send to the same core.
+    """
+    devices = {place: id for id, place in self._places.items()}
+    here, there = self._places[source], self._places[target]
+    transfers = {}
+    for id, place in self._places.items():
+      goal = []
+      for axis, side in enumerate(self.sides):
+        moved = place[axis] + there[axis] - here[axis]
+        if not 0 <= moved < side and not self._wrap[axis]:
+          moved = place[axis] - there[axis] + here[axis]
+        goal.append(moved % side)
+      core = place[3] ^ here[3] ^ there[3]
+      transfers[id] = devices.get((goal[0], goal[1], goal[2], core), id)
+    return transfers
 
   def route(self, source: int, target: int) -> list[int]:
     """The links from a device to another: axis by axis, the shorter way round.
@@ -169,7 +189,7 @@ class Links:
   def transfers(self, source: int, target: int) -> Transfers:
     """What all devices send when one of them sends to another.
 
-    Without a collective that tells it, all send to the device as many ids away.
+    Without a collective that tells it, all send as far along the axes of the chips.
     """
     for known in self._known:
       if known.get(source) == target:
@@ -183,9 +203,7 @@ class Links:
       if target in (predecessors[source], before):
         return predecessors
     self.unknown += 1
-    order = sorted(self._devices.ids)
-    away = target - source
-    return {device: order[(place + away) % len(order)] for place, device in enumerate(order)}
+    return self._torus.alike(source, target)
 
   def send(self, now: float, source: int, target: int, size: int) -> tuple[float, float]:
     """Starts a DMA of every device; when it has left this one, and when one has arrived here.

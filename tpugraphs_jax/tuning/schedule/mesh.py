@@ -7,6 +7,7 @@ are shared. What a device waits for is exposed communication.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Mapping
 import dataclasses
 import math
@@ -30,7 +31,7 @@ _COMPUTED_CHIP = "remote-chip-id */"  # comment of the id of a neighbour that no
 # Bits of the flag of a DMA: it is another chip's, which core's, and whether the DMA counts as 1.
 _REMOTE, _MODES, _COUNTS_ONCE = 0x4000, 0x3E000, 0x10000
 _ID = 0x3FFF  # bits of the id of a chip
-_FLAG_OF_CHIP = 17  # bits below the id in the address of a flag of another chip
+_MOST_PROBED = 32  # DMAs from whose destinations neighbours are learned
 _HALF, _WHOLE = 1 << 31, 1 << 32
 
 
@@ -65,6 +66,7 @@ class Simulation(program.Simulation):
     super().__init__(module, schedules, target, **options)
     self.devices = devices
     self.collectives = collectives.find(module, len(devices.ids))
+    self.device = self._busiest()
     self._exchanges: dict[str, bool] = {}
     self._nodes = {node.name: node for node in proto.instructions(module)}
     self._computations = {part.id: part for part in module.computations}
@@ -72,6 +74,13 @@ class Simulation(program.Simulation):
 
   def start(self, chip: Chip) -> program.Run:
     return MeshRun(self, chip)
+
+  def _busiest(self) -> int:
+    """The id of a device that sends and receives in most exchanges of pairs."""
+    several = (one for found in self.collectives.values() for one in found)
+    ends = collections.Counter(end for one in several for pair in one.pairs for end in pair)
+    ids = self.devices.ids
+    return ids[max(range(len(ids)), key=lambda partition: (ends[partition], -ids[partition]))]
 
   def exchanges(self, source: str) -> bool:
     """Whether the schedule of a kernel exchanges data with other devices."""
@@ -158,14 +167,14 @@ class MeshCore(kernel.KernelCore):
 
   Attributes:
     exposed: cycles in which it waits for other devices.
-    signalled: ids of the chips to which it sends the signals of its first barrier.
+    targets: of a probe: ids of the chips to which it sends before it waits for others.
   """
 
   def __init__(self, run: MeshRun, chip: Chip, arrays: Arrays, start: float, device: int):
     super().__init__(chip, arrays)
     self._run, self._start, self._device = run, start, device
     self.memory = _KernelMemory(run.memory, run.allocations, device)
-    self.exposed, self.signalled = 0.0, list[int]()
+    self.exposed, self.targets = 0.0, list[int]()
     self._signal = -math.inf
     self._remote: set[int] = set()
     self.is_probe = False
@@ -173,6 +182,11 @@ class MeshCore(kernel.KernelCore):
   def start_dma(self, code: str, now: float, arguments: Mapping[str, Any]) -> float:
     flag = arguments.get("dst_syncflagno")
     if code == "dma.general" and isinstance(flag, int) and flag & _REMOTE:
+      if self.is_probe:
+        self.targets.append(known(arguments.get("overrides"), "the destination of a DMA") & _ID)
+        if len(self.targets) == _MOST_PROBED:
+          raise Unreadable("the neighbours are known")
+        return self._chip.link.start
       for address, arrival, size in self._run.send(self._start + now, arguments):
         if self._run.is_shared(address):
           self._run.flag(address).arrivals.append((arrival, size))
@@ -188,7 +202,7 @@ class MeshCore(kernel.KernelCore):
 
   def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
     if code == "vwait.ge.trace":
-      if self.is_probe:
+      if self.is_probe and self.targets:
         raise Unreadable("the neighbours are known")
       waited = max(0.0, self._signal + self._run.links.hop - now)
     elif isinstance(flag, int) and self._run.is_shared(flag):
@@ -207,8 +221,6 @@ class MeshCore(kernel.KernelCore):
   def sync(self, code: str, now: float, flag: Any, count: Any) -> None:
     if code.startswith("vsyncadd.remote"):
       self._signal = now
-      if isinstance(flag, int):
-        self.signalled.append(flag >> _FLAG_OF_CHIP)
     elif isinstance(flag, int) and self._run.is_shared(flag):
       self._run.sync(code, self._start + now, flag, count)
     else:
@@ -229,7 +241,7 @@ class MeshRun(program.Run):
     self._simulation: Simulation = simulation
     self.allocations = 0
     self.links = ici.Links(simulation.devices, chip)
-    self._device = min(simulation.devices.ids)
+    self._device = simulation.device
     self.memory.chip = self._device
     self.communication: dict[str, ici.Communication] = {}
     self._owners: dict[frozenset, list[str]] = {}
@@ -416,6 +428,8 @@ class MeshRun(program.Run):
     found = self.communication.get(name)
     self._current = name if found else ""
     try:
+      if found is not None and found.kind == "ragged-all-to-all":
+        raise Unreadable("data decides what it sends, and all of its array counts")
       cost, exposed = self._exchange(source, name, now, arguments)
     except Unreadable as error:
       if found is None:
@@ -467,15 +481,15 @@ class MeshRun(program.Run):
 
   def _probe(self, run: Any, cores: list[MeshCore]) -> None:
     """Learns to whom each device sends, where a kernel computes it from the id of its chip."""
-    signalled = {}
+    targets = {}
     for device in self._simulation.devices.ids:
       try:
         run(0.0, device, is_probe=True)
       except Unreadable:
         pass
-      signalled[device] = cores[-1].signalled
-    for number in range(min(map(len, signalled.values()))):
-      transfers = {device: found[number] & _ID for device, found in signalled.items()}
+      targets[device] = cores[-1].targets
+    for number in range(min(map(len, targets.values()))):
+      transfers = {device: found[number] for device, found in targets.items()}
       if sorted(transfers.values()) == sorted(transfers):
         self.links.learn(transfers)
 
