@@ -253,7 +253,10 @@ def _arguments(equation: core.JaxprEqn, key: str, operands: list[Any]) -> list[A
     shapes = [variable.aval.shape for variable in params[key].invars]
     return [_first_part(*pair) for pair in zip(operands, shapes, strict=True)]
   if name == "scan":
-    return operands[: params["num_consts"]]
+    if "num_consts" in params:
+      return operands[: params["num_consts"]]
+    constants, _, _ = params["ft_in"].unpack()  # of jax 0.12
+    return operands[: len(constants)]
   if name == "while":
     middle = params["cond_nconsts"]
     is_body = key == "body_jaxpr"

@@ -39,6 +39,11 @@ class Slice:
   wrap: tuple[bool, bool, bool]
   rings: tuple[collectives.Ring, ...] = ()
 
+  @property
+  def on_chip(self) -> int:
+    """Devices of a chip; the chip of device i is i divided by it."""
+    return 1 + max(core for *_, core in self.coords)
+
   def axes_of(self, groups: Sequence[Sequence[int]]) -> tuple[str, ...]:
     """The axes of the mesh along which partitions of a group differ."""
     found = set()

@@ -31,6 +31,7 @@ _COMPUTED_CHIP = "remote-chip-id */"  # comment of the id of a neighbour that no
 # Bits of the flag of a DMA: it is another chip's, which core's, and whether the DMA counts as 1.
 _REMOTE, _MODES, _COUNTS_ONCE = 0x4000, 0x3E000, 0x10000
 _ID = 0x3FFF  # bits of the id of a chip
+_CORE_OF_CHIP = 26  # bits below the number of its core
 _MOST_PROBED = 32  # DMAs from whose destinations neighbours are learned
 _HALF, _WHOLE = 1 << 31, 1 << 32
 
@@ -41,6 +42,21 @@ def _without_launch(text: str) -> str:
   if not 0 <= start < end:
     return text
   return text[: text.find("\n", start) + 1] + text[text.rfind("\n", 0, end) + 1 :]
+
+
+def _awaits_signals(code: str, signal: float, flag: Flag | None, count: Any) -> bool:
+  """Whether a wait is for the signals of neighbours.
+
+  Args:
+    code: of the wait. That of 7x is a wait for any flag.
+    signal: when this device has sent its signals.
+    flag: for which it waits.
+    count: of the flag.
+  """
+  if code != "vwait.ge":
+    return code == kernel.BARRIER
+  is_reached = flag is not None and flag.reaches(known(count, "a count")) is not None
+  return signal > -math.inf and not is_reached
 
 
 class Simulation(program.Simulation):
@@ -76,11 +92,12 @@ class Simulation(program.Simulation):
     return MeshRun(self, chip)
 
   def _busiest(self) -> int:
-    """The id of a device that sends and receives in most exchanges of pairs."""
+    """The id of the device that sends and receives in most exchanges; the first of its chip."""
     several = (one for found in self.collectives.values() for one in found)
     ends = collections.Counter(end for one in several for pair in one.pairs for end in pair)
     ids = self.devices.ids
-    return ids[max(range(len(ids)), key=lambda partition: (ends[partition], -ids[partition]))]
+    first = [partition for partition, id in enumerate(ids) if id % self.devices.on_chip == 0]
+    return ids[max(first, key=lambda partition: (ends[partition], -ids[partition]))]
 
   def exchanges(self, source: str) -> bool:
     """Whether the schedule of a kernel exchanges data with other devices."""
@@ -173,7 +190,8 @@ class MeshCore(kernel.KernelCore):
   def __init__(self, run: MeshRun, chip: Chip, arrays: Arrays, start: float, device: int):
     super().__init__(chip, arrays)
     self._run, self._start, self._device = run, start, device
-    self.memory = _KernelMemory(run.memory, run.allocations, device)
+    chip_id = device // run.devices.on_chip
+    self.memory = _KernelMemory(run.memory, run.allocations, chip_id)
     self.exposed, self.targets = 0.0, list[int]()
     self._signal = -math.inf
     self._remote: set[int] = set()
@@ -183,7 +201,7 @@ class MeshCore(kernel.KernelCore):
     flag = arguments.get("dst_syncflagno")
     if code == "dma.general" and isinstance(flag, int) and flag & _REMOTE:
       if self.is_probe:
-        self.targets.append(known(arguments.get("overrides"), "the destination of a DMA") & _ID)
+        self.targets.append(self._run.device_of(arguments.get("overrides")))
         if len(self.targets) == _MOST_PROBED:
           raise Unreadable("the neighbours are known")
         return self._chip.link.start
@@ -201,7 +219,7 @@ class MeshCore(kernel.KernelCore):
     return waited
 
   def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
-    if code == "vwait.ge.trace":
+    if _awaits_signals(code, self._signal, self.dmas.flags.get(flag), count):
       if self.is_probe and self.targets:
         raise Unreadable("the neighbours are known")
       waited = max(0.0, self._signal + self._run.links.hop - now)
@@ -234,15 +252,17 @@ class MeshRun(program.Run):
     communication: by the name of the instruction.
     links: between the chips.
     allocations: of the program.
+    devices: of the program.
   """
 
   def __init__(self, simulation: Simulation, chip: Chip):
     super().__init__(simulation, chip)
     self._simulation: Simulation = simulation
     self.allocations = 0
-    self.links = ici.Links(simulation.devices, chip)
+    self.devices = simulation.devices
+    self.links = ici.Links(self.devices, chip)
     self._device = simulation.device
-    self.memory.chip = self._device
+    self.memory.chip = self._device // simulation.devices.on_chip
     self.communication: dict[str, ici.Communication] = {}
     self._owners: dict[frozenset, list[str]] = {}
     self._awaited: dict[int, str] = {}  # the collective of a flag
@@ -335,13 +355,19 @@ class MeshRun(program.Run):
   def _target(self, word: Any) -> int:
     """The device to which a DMA goes; of an unknown one that of the first transfer."""
     if word.__class__ is not Unknown:
-      return known(word, "the destination of a DMA") & _ID
+      return self.device_of(word)
     ids = self._simulation.devices.ids
     for several in self._simulation.collectives.values():
       for source, target in (pair for one in several for pair in one.pairs):
         if ids[source] == self._device:
           return ids[target]
-    return known(word, "the destination of a DMA")
+    return self.device_of(word)
+
+  def device_of(self, word: Any) -> int:
+    """The device to which a DMA with this word goes."""
+    place = known(word, "the destination of a DMA")
+    core = place >> _CORE_OF_CHIP & 1
+    return (place & _ID) * self.devices.on_chip + (core if self.devices.on_chip > 1 else 0)
 
   def _owner(self, target: int) -> str:
     """The collective that sends to a device; of equal ones the first."""
@@ -387,7 +413,7 @@ class MeshRun(program.Run):
       self.memory.fill(start, words, ring.table.reshape(-1).tolist()[:words])
 
   def wait(self, code: str, now: float, flag: Any, count: Any) -> float:
-    if code == "vwait.ge.trace":
+    if _awaits_signals(code, self._signal, self._flags.get(flag), count):
       self._move(now)
       waited = max(0.0, self._signal + self.links.hop - now)
       self._expose("", now, waited)

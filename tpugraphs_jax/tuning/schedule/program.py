@@ -320,9 +320,10 @@ class Run:
     """The cycles of the program."""
     chip, schedule = self._chip, self._simulation.linked(PROGRAM)
     cycles, _ = executor.run(schedule, self, schedule.registers(self, {}), chip)
-    if not self.rows:
+    sparse = self._simulation.instructions.sparse
+    if not self.rows and not sparse:
       raise Unreadable("its schedule calls no kernel")
-    for name, done in self._simulation.instructions.sparse.items():
+    for name, done in sparse.items():
       self.rows[name] = row = self._of_sparse_core(name, done)
       self._record(cycles, cycles + row.cycles, CALL, name)
       cycles += row.cycles
