@@ -135,6 +135,11 @@ def test_a_copy_to_the_chip_counts_once():
   assert _bytes(large, start, done, _array("tanh", 4, 8, 16, operands=[3])) == 512
 
 
+def test_a_copy_that_the_run_before_has_made_counts_nothing():
+  start = _array("copy-start", 2, 8, 16, space=1, operands=[1], cross_program_prefetch_index=0)
+  assert work.is_loaded_before(start) and _bytes(_array("parameter", 1, 8, 16), start) == 0
+
+
 def test_a_slice_of_an_operand_and_an_update_in_place_count_their_own_bytes():
   whole, index = _array("parameter", 1, 64, 16), _array("parameter", 2, kind="s32")
   piece = _array("dynamic-slice", 3, 1, 16, operands=[1, 2, 2])

@@ -432,6 +432,18 @@ def test_a_loop_of_unknown_length_is_the_reason_that_is_named(compiled, monkeypa
   assert row.why == "it has a loop of unknown length while_of_jax model.py:1"
 
 
+@pytest.mark.parametrize("is_told, cycles", [(True, 100_000), (False, 100_000_000)])
+def test_arguments_that_the_run_before_has_loaded_are_told_where_they_matter(
+  compiled, is_told, cycles
+):
+  start = _node("copy-start", 2, operands=[1], shape=_LARGE)
+  start.cross_program_prefetch_index = 0
+  compiled(_program(_node("parameter", 1, shape=_LARGE), start, _node("copy", 3, cycles=cycles)))
+  found = estimate.estimate(step, 1.0, targets="v6e")
+  assert found.rows[0].loaded == 4 * 4096**2
+  assert ("the first takes up to 0.0419 ms longer" in repr(found)) == is_told
+
+
 def test_a_loop_that_the_compiler_made_and_its_kernels_have_the_operation_and_line(compiled):
   """Its kernels have no name of their own: a copy of the state, and what uses it."""
   nodes, computations = _loop(

@@ -82,6 +82,11 @@ def of(instruction: proto.HloInstructionProto, nodes: Nodes, computations: Compu
   return Work(flops, _bytes(instruction, nodes, computations), narrow_flops)
 
 
+def is_loaded_before(instruction: proto.HloInstructionProto) -> bool:
+  """Whether it copies an argument to the chip for which the run before has done so at its end."""
+  return instruction.HasField("cross_program_prefetch_index")
+
+
 def size(shape: proto.ShapeProto) -> int:
   """Bytes of an array, or of all arrays of a tuple; of a type without a size 1 byte an element."""
   return math.ceil(
@@ -94,6 +99,8 @@ def size(shape: proto.ShapeProto) -> int:
 
 def _bytes(instruction: proto.HloInstructionProto, nodes: Nodes, computations: Computations) -> int:
   if instruction.opcode in _STILL or instruction.custom_call_target in FREE_CALLS:
+    return 0
+  if is_loaded_before(instruction):
     return 0
   operands = dict.fromkeys(instruction.operand_ids)
   read = sum(

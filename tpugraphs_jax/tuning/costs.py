@@ -44,7 +44,7 @@ _MOST_VISITED = (
   200  # instructions between a kernel of the compiler's own and the one that it serves
 )
 _LOOPS = ("while", "scan", "fori", "map", "body", "cond", "checkpoint", "remat")  # of the program
-_MATTERS = 0.05  # part by which assumed integers change a time that is told
+MATTERS = 0.05  # part of a time by which what is told of it changes it
 _BUSY = 0.5  # part of a kernel's time that its operations take at the peak of a busy device
 # At least this share of a program's bytes comes from the memory of a device; the rest stays on the
 # chip: one of 828 measured programs took less time than 0.7 of its bytes at the peak.
@@ -194,6 +194,8 @@ class Row:
       None where none was measured.
     cycles: the compiler's estimate for all kernels that have one; None if it refuses the function.
     bytes_accessed: between the chip and the large memory of the device.
+    loaded: bytes of arguments that the run before has copied to the chip at its end; the first run
+      copies them itself.
     flops: floating-point operations.
     memory: bytes that the compiler plans on the device.
     live: the buffers of the program over its schedule.
@@ -220,6 +222,7 @@ class Row:
   interval: tuple[float, float] | None = None
   cycles: int | None = None
   bytes_accessed: int | None = None
+  loaded: int = 0
   flops: float | None = None
   memory: tpu.MemoryPlan | None = None
   live: buffers.LiveMemory = buffers.LiveMemory()
@@ -244,6 +247,11 @@ class Row:
   def generation(self) -> str:
     """The key of `DEVICES` of the target."""
     return topology.generation_of(self.target)
+
+  @property
+  def loading_ms(self) -> float:
+    """Milliseconds that the first run takes longer at the most, which copies `loaded` itself."""
+    return 1e3 * self.loaded / DEVICES[self.generation].bandwidth
 
   @property
   def moves_ms(self) -> float:
@@ -284,6 +292,11 @@ def cost(
     target,
     cycles=cycles.cycles,
     bytes_accessed=cycles.work.bytes_accessed,
+    loaded=sum(
+      work.size(next(proto.arrays(node.shape)))
+      for node in proto.instructions(module)
+      if work.is_loaded_before(node)
+    ),
     flops=cycles.work.flops,
     memory=compiled.memory,
     live=buffers.live_memory(module),
@@ -577,7 +590,7 @@ def _by_schedule(
     row,
     **_time(row, total, float(least_ms(row.generation, done.wide_flops, 0))),
     assumed=simulated.assumed,
-    extremes=ends if any(abs(end - total) > _MATTERS * total for end in ends) else None,
+    extremes=ends if any(abs(end - total) > MATTERS * total for end in ends) else None,
     groups=by_size,
     bound=next(iter(by_size), ""),
     waits=stall / simulated.cycles if simulated.cycles else None,

@@ -99,6 +99,12 @@ class Estimate(page.Page):
       if row.communication and not row.why:
         links = chips.chips()[row.generation].link
         yield f"{short}: the links between chips: {links.source}; DCN between slices is left out"
+      if row.milliseconds and row.loading_ms > costs.MATTERS * row.milliseconds:
+        yield (
+          f"{short}: {console.size(row.loaded)} of arguments are on the chip when it starts, where "
+          f"the run before was of the same program; the first takes up to {row.loading_ms:.3g} ms "
+          "longer"
+        )
       if row.assumed:
         yield f"{short}: {_assumed(row)}"
       if row.branches:
