@@ -239,3 +239,47 @@ def test_damaged_schedules_have_a_reason_and_never_end_in_an_error(monkeypatch):
       except Unreadable as error:
         outcomes.add(str(error)[:20])
   assert len(outcomes) > 3
+
+
+def _with_sparse_core(size, *, loop=False):
+  """A program whose SparseCore works while `k.1` runs and `k.2` not, in a loop of 5 or in none."""
+  shape = proto.ShapeProto(element_type=11, dimensions=[size])
+  sparse = b'{"sparse_core_config":{}}'
+  nodes = [
+    proto.HloInstructionProto(name="x", opcode="parameter", id=1, shape=shape),
+    proto.HloInstructionProto(
+      name="gather",
+      opcode="async-start",
+      id=2,
+      shape=shape,
+      operand_ids=[1],
+      called_computation_ids=[7],
+      backend_config=sparse,
+    ),
+    proto.HloInstructionProto(name="k.1", opcode="fusion", id=3),
+    proto.HloInstructionProto(name="done", opcode="async-done", id=4, operand_ids=[2], shape=shape),
+    proto.HloInstructionProto(name="k.2", opcode="fusion", id=5),
+  ]
+  part = proto.HloComputationProto(id=1, instructions=nodes, root_id=4)
+  inner = proto.HloInstructionProto(name="y", opcode="parameter", id=8, shape=shape)
+  copy = proto.HloInstructionProto(name="z", opcode="copy", id=9, shape=shape, operand_ids=[8])
+  body = proto.HloComputationProto(id=7, instructions=[inner, copy], root_id=9)
+  module = proto.HloModuleProto(computations=[body, part], entry_computation_id=1)
+  module.schedule.sequences[1].instruction_ids.extend([1, 2, 3, 4, 5])
+  calls = [_call(name) for name in ("k.1", "k.2") for _ in range(5 if loop else 1)]
+  schedules = {"TLP": text(*calls), "k.1": text(*[EMPTY] * 100), "k.2": _KERNEL}
+  return program.Simulation(module, schedules, "tpu:v6e").time(CHIP)
+
+
+def test_a_sparse_core_hides_behind_the_kernels_that_run_before_its_result_is_awaited():
+  small, large = _with_sparse_core(16), _with_sparse_core(6400)
+  gather = lambda time: next(row for row in time.kernels if row.name == "gather")
+  kernel_ = next(row for row in small.kernels if row.name == "k.1")
+  assert gather(small).cycles == 0 and kernel_.cycles >= 100
+  assert gather(large).cycles == large.cycles - small.cycles > 1000
+
+
+def test_a_sparse_core_in_a_loop_works_in_every_iteration():
+  one, looped = _with_sparse_core(6400), _with_sparse_core(6400, loop=True)
+  rows = [next(row for row in time.kernels if row.name == "gather") for time in (one, looped)]
+  assert (rows[1].calls, rows[1].cycles) == (5, pytest.approx(5 * rows[0].cycles))

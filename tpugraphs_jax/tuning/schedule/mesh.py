@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from tpugraphs_jax import columns
-from tpugraphs_jax.hlo import collectives, proto, tpu_kernels, work
+from tpugraphs_jax.hlo import collectives, proto, tpu_kernels
 from tpugraphs_jax.tuning.schedule import ici, kernel, program
 from tpugraphs_jax.tuning.schedule.arrays import Arrays
 from tpugraphs_jax.tuning.schedule.bundles import Unreadable
@@ -287,18 +287,20 @@ class MeshRun(program.Run):
     self.allocations = self._simulation.linked(program.PROGRAM).allocations
     return super().execute()
 
-  def _of_sparse_core(self, name: str, done: work.Work) -> program.KernelTime:
+  def _on_sparse_core(self, name: str, started: program.SparseCall) -> float:
     if name not in self.communication:
-      return super()._of_sparse_core(name, done)
+      return super()._on_sparse_core(name, started)
     cost = self._by_formula(name, "a SparseCore runs it, which has no schedule")
-    launch = self._chip.link.launch * self._chip.clock
-    cost = dataclasses.replace(cost, cycles=launch + cost.cycles)
-    found = self.communication[name]
-    found.calls += 1
-    found.cycles += cost.cycles
-    found.exposed += cost.cycles
-    self.exposed += cost.cycles
-    return program.with_cost(program.KernelTime(name), cost, "")
+    return self._chip.link.launch * self._chip.clock + cost.cycles
+
+  def _after_sparse_core(self, name: str, calls: int, took: float, exposed: float) -> None:
+    if name in self.communication:
+      found = self.communication[name]
+      found.calls += calls
+      found.cycles += calls * took
+      found.exposed += calls * exposed
+      self.exposed += calls * exposed
+      self.rows[name] = dataclasses.replace(self.rows[name], bound=LINKS)
 
   def _own(self, name: str, transfers: Mapping[int, int]) -> None:
     for pairs in (transfers.items(), ((b, a) for a, b in transfers.items())):

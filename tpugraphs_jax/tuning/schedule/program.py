@@ -7,14 +7,14 @@ and copies that run beside the computation their time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpugraphs_jax.hlo import integers, proto, work
+from tpugraphs_jax.hlo import integers, loops, proto, work
 from tpugraphs_jax.hlo.integers import Meaning
 from tpugraphs_jax.hlo.scalar_operands import ScalarOperands
 from tpugraphs_jax.tuning.schedule import bundles, executor, ici, kernel, linker
@@ -281,6 +281,23 @@ class Simulation:
     return name if name in self.schedules else self.instructions.twin(name, self.schedules)
 
 
+@dataclasses.dataclass(frozen=True)
+class SparseCall:
+  """A kernel that a SparseCore runs while the core goes on.
+
+  Attributes:
+    work: of a call.
+    near: instructions of its computation.
+    beside: of these, those that are scheduled between its start and the wait for it.
+    iterations: of the loops around it.
+  """
+
+  work: work.Work
+  near: tuple[str, ...]
+  beside: tuple[str, ...]
+  iterations: int
+
+
 @dataclasses.dataclass
 class _Copy:
   """A DMA that the program starts; its bytes move when no kernel uses the HBM."""
@@ -323,17 +340,29 @@ class Run:
     sparse = self._simulation.instructions.sparse
     if not self.rows and not sparse:
       raise Unreadable("its schedule calls no kernel")
-    for name, done in sparse.items():
-      self.rows[name] = row = self._of_sparse_core(name, done)
-      self._record(cycles, cycles + row.cycles, CALL, name)
-      cycles += row.cycles
+    free = {name: row.cycles / row.calls for name, row in self.rows.items()}
+    for name, started in sparse.items():
+      near = (self.rows[other].calls for other in started.near if other in self.rows)
+      calls = max(near, default=started.iterations)
+      took = self._on_sparse_core(name, started)
+      hidden = 0.0
+      for other in started.beside:  # each hides as much as it takes
+        part = min(free.get(other, 0.0), took - hidden)
+        hidden += part
+        free[other] = free.get(other, 0.0) - part
+      exposed, moved = calls * (took - hidden), calls * started.work.bytes_accessed
+      self.rows[name] = KernelTime(name, calls, exposed, exposed, moved, bound=kernel.MEMORY)
+      self._after_sparse_core(name, calls, took, took - hidden)
+      self._record(cycles, cycles + exposed, CALL, name)
+      cycles += exposed
     return cycles
 
-  def _of_sparse_core(self, name: str, done: work.Work) -> KernelTime:
-    """A kernel of a SparseCore, which has no schedule: its bytes at the rate of the memory."""
-    moved = done.bytes_accessed
-    time = moved / self._chip.rate(is_written=False, is_mixed=True)
-    return KernelTime(name, 1, time, time, moved, bound=kernel.MEMORY)
+  def _on_sparse_core(self, name: str, started: SparseCall) -> float:
+    """Cycles of a kernel of a SparseCore, which has no schedule: bytes at the memory's rate."""
+    return started.work.bytes_accessed / self._chip.rate(is_written=False, is_mixed=True)
+
+  def _after_sparse_core(self, name: str, calls: int, took: float, exposed: float) -> None:
+    """Takes note of the calls of a kernel of a SparseCore, and of the cycles of one."""
 
   def _record(self, start: float, end: float, unit: str, name: str = "", size: int = 0) -> None:
     if len(self.events) < _MOST_EVENTS:
@@ -533,13 +562,7 @@ class _Instructions:
     self.integers = integers.Integers(module, arguments, how)
     self._operands = operands
     self._words: dict[int, Sequence[int] | None] = {}
-    # Bytes that a SparseCore reads and writes, by the instruction that starts it.
-    self.sparse = {
-      node.name: work.of(node, {inner.id: inner for inner in part.instructions}, self._callees)
-      for part in module.computations
-      for node in part.instructions
-      if node.opcode == "async-start" and _SPARSE in node.backend_config
-    }
+    self.sparse = dict(_sparse_calls(module, self._callees))
 
   def inputs(self, node: proto.HloInstructionProto) -> list[proto.ShapeProto]:
     return [self._by_id[operand].shape for operand in node.operand_ids if operand in self._by_id]
@@ -599,3 +622,31 @@ class _Instructions:
       words = self.integers.words(id)
       self._words[id] = None if words is None else tuple(words.tolist())
     return self._words[id]
+
+
+def _sparse_calls(
+  module: proto.HloModuleProto, computations: Mapping[int, proto.HloComputationProto]
+) -> Iterator[tuple[str, SparseCall]]:
+  """What SparseCores run, by the instruction that starts it."""
+  lengths: dict[str, float | None] | None = None
+  callers = {id: node for node in proto.instructions(module) for id in node.called_computation_ids}
+  owners = {node.name: part for part in module.computations for node in part.instructions}
+  for part in module.computations:
+    nodes = {node.id: node for node in part.instructions}
+    order = [id for id in module.schedule.sequences[part.id].instruction_ids if id in nodes]
+    place = {id: number for number, id in enumerate(order or nodes)}
+    for node in part.instructions:
+      if node.opcode != "async-start" or _SPARSE not in node.backend_config:
+        continue
+      if lengths is None:
+        lengths = loops.iterations(module)
+      ends = [place[user.id] for user in part.instructions if node.id in user.operand_ids]
+      last = min(ends, default=place[node.id])
+      beside = [nodes[id].name for id in list(place)[place[node.id] : last]]
+      iterations, inside = 1.0, part
+      while (caller := callers.get(inside.id)) is not None:
+        iterations *= lengths.get(caller.name) or 1
+        inside = owners[caller.name]
+      names = tuple(other.name for other in part.instructions)
+      done = work.of(node, nodes, computations)
+      yield node.name, SparseCall(done, names, tuple(beside), round(iterations))
