@@ -95,10 +95,10 @@ def card(name: str, about: Mapping[str, Any]) -> str:
     "chose nothing. All figures are means over programs. `kendaltau` is tau-b. `ordered` is the "
     "share of pairs ordered rightly minus the share of all other pairs, among pairs with different "
     "labels. `slowdown1` and `slowdown5` are the slowdowns of the best of the first 1 and 5 "
-    "configurations. `tuned5` is the slowdown of the best of 5 labels in the order of "
-    '`strategy="model"`. `found8` is the share of programs in which 8 labels in this order find a '
-    "choice that is better than the compiler's own choice. It counts only programs that have a "
-    "choice more than 2 % better.",
+    "configurations. `tuned5` is the slowdown of the best of 5 labels in the order of the model, "
+    "one of every set of changed groups first. `found8` is the share of programs in which 8 labels "
+    "in this order find a choice that is better than the compiler's own choice. It counts only "
+    "programs that have a choice more than 2 % better.",
     "",
     "The model has learnt the order of the labels. If the label is an estimate, the model has "
     "learnt no times of a real machine. On other kinds of programs its order is less reliable.",

@@ -138,7 +138,9 @@ def test_what_a_function_donates_reaches_its_labels():
   step = jax.jit(_twice, donate_argnums=1)
   for compiled in (
     measure.compile_function(step, _ARGS, {}),
-    measure.compile_function(Problem(step, _ARGS, labels.BytesEstimate()).apply((1, 0)), _ARGS, {}),
+    measure.compile_function(
+      Problem(Call(step, _ARGS), labels.BytesEstimate()).apply((1, 0)), _ARGS, {}
+    ),
   ):
     assert compiled.memory_analysis().alias_size_in_bytes == _aliased(step, *_ARGS)
     assert measure.seconds_of_call(compiled, _ARGS, 3) > 0

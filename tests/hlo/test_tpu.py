@@ -13,6 +13,7 @@ from tests.support.hlo_modules import network
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.hlo import tpu, tpu_kernels
+from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.tuning import labels, problem
 
 _ARGS = (
@@ -260,7 +261,7 @@ def test_estimates_are_the_same_twice_and_layouts_change_them():
 def test_the_times_of_all_kernels_are_of_the_program_and_most_of_its_nodes_and_groups():
   label = labels.create("tpu_estimate", target="v3", seed=0)
   with label.opened() as opened:
-    found = problem.Problem(network, _ARGS, opened)
+    found = problem.Problem(Call(network, _ARGS), opened)
     ((_, raw),) = found.raw_labels([found.default])
   picoseconds = sum(kernel["picoseconds"] for kernel in raw["kernels"])
   assert 0 < picoseconds <= label.value(raw)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import tpugraphs_jax
+from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.tuning import label_file, labels
 from tpugraphs_jax.tuning.label_file import LabelFile
 from tpugraphs_jax.tuning.problem import Problem
@@ -26,7 +27,7 @@ def _found(path, problem, candidates):
 
 @pytest.fixture
 def problem():
-  return Problem(_product, _ARGS, labels.BytesEstimate())
+  return Problem(Call(_product, _ARGS), labels.BytesEstimate())
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_a_label_is_made_once_and_then_taken_from_the_file(problem, asked, tmp_p
 def test_labels_of_another_program_or_compiler_are_not_taken(problem, asked, monkeypatch, tmp_path):
   path = tmp_path / "labels.jsonl"
   _found(path, problem, _FIRST)
-  other = Problem(lambda x, y: jnp.sin(x @ y), _ARGS, problem.label)
+  other = Problem(Call(lambda x, y: jnp.sin(x @ y), _ARGS), problem.label)
   assert len(other.options) == 1
   _found(path, other, _FIRST)
   assert asked == 2 * _FIRST
@@ -70,7 +71,7 @@ def test_labels_of_another_program_or_compiler_are_not_taken(problem, asked, mon
 def test_labels_of_other_compiler_options_are_not_taken(asked, tmp_path):
   for count, values in enumerate([[1, 2], [1, 2], [2, 1]]):
     problem = Problem(
-      _product, _ARGS, labels.BytesEstimate(), compiler_options={"xla_flag": values}
+      Call(_product, _ARGS), labels.BytesEstimate(), compiler_options={"xla_flag": values}
     )
     _found(tmp_path / "labels.jsonl", problem, [(0, 0), (0, 1)])
     assert len(asked) == (2, 2, 4)[count]
@@ -164,7 +165,7 @@ def test_labels_are_neither_read_nor_written_through_a_link_or_a_pipe(problem, t
 
 
 def test_times_of_another_day_are_compared_by_the_compilers_own_choice(monkeypatch, tmp_path):
-  problem = Problem(_product, _ARGS, labels.Measured())
+  problem = Problem(Call(_product, _ARGS), labels.Measured())
   speed = [1.0]
   raw_labels = lambda problem, candidates, begin: [
     (numbers, {"seconds": [speed[0] * (1 + sum(numbers))]}) for numbers in candidates

@@ -8,6 +8,7 @@ import pytest
 from tests.support import recorded
 import tpugraphs_jax
 from tpugraphs_jax.hlo import calls, names, tpu
+from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.tuning import costs, labels, problem
 from tpugraphs_jax.tuning.schedule import chips
 
@@ -101,7 +102,7 @@ def test_the_time_of_a_label_is_that_of_estimate_also_of_loops_that_end_at_an_ar
   with label.opened() as opened:
     for n in (3, 300):
       args = jnp.ones((128, 128)), jnp.ones((256, 128)), np.int32(n)
-      choices = problem.Problem(step, args, opened)
+      choices = problem.Problem(Call(step, args), opened)
       ((_, raw),) = choices.raw_labels([choices.default])
       (row,) = tpugraphs_jax.estimate(step, *args, targets=["v6e"]).rows
       assert raw["milliseconds"] == row.milliseconds

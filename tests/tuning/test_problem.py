@@ -6,6 +6,7 @@ import pytest
 from tests.support import hlo_modules
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.hlo import names, proto
+from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.tuning import costs, labels, problem
 
 _X = jax.ShapeDtypeStruct((4, 6), jnp.float32)
@@ -94,7 +95,7 @@ def test_the_nodes_of_a_kernel_are_those_of_the_operations_in_it():
     return x @ w[:, :2]
 
   arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 6), (6, 6))]
-  found = problem.Problem(net, arrays, labels.BytesEstimate())
+  found = problem.Problem(Call(net, arrays), labels.BytesEstimate())
   module = found.graph.module
   of_opcode = lambda *opcodes: [
     node for node, each in enumerate(proto.instructions(module)) if each.opcode in opcodes
@@ -132,7 +133,7 @@ def test_a_rank_without_layouts_is_the_reason():
   function = lambda x, w: jnp.tensordot(x.reshape(2, 3, 2, 2, 2, 2, 3), w, ((1,), (0,)))
   args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((12, 24), (3, 4))]
   with pytest.raises(ValueError, match="rank 7, and layouts are chosen up to rank 6"):
-    problem.Problem(function, args, labels.BytesEstimate())
+    problem.Problem(Call(function, args), labels.BytesEstimate())
 
 
 def test_the_fingerprint_is_that_of_the_program_and_needs_no_compiler(monkeypatch):
@@ -143,7 +144,7 @@ def test_the_fingerprint_is_that_of_the_program_and_needs_no_compiler(monkeypatc
     return jnp.tanh(x @ x) @ pl.pallas_call(kernel, out_shape=square)(x) * s
 
   def fingerprint(function, *args):
-    return problem.Problem(function, args, label).fingerprint()
+    return problem.Problem(Call(function, args), label).fingerprint()
 
   label = labels.BytesEstimate()
   interpreted = lambda x, s: jnp.tanh(x @ x) @ x * s
@@ -161,9 +162,9 @@ def test_the_fingerprint_is_that_of_the_program_and_needs_no_compiler(monkeypatc
 def test_operations_that_are_left_out_are_counted_in_words():
   function = lambda x, w: jnp.tanh(x @ jnp.linalg.inv(w))
   args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 6), (6, 6))]
-  found = problem.Problem(function, args, labels.BytesEstimate())
+  found = problem.Problem(Call(function, args), labels.BytesEstimate())
   count = found.choices.left_out["custom_linear_solve"]
   assert found.left_out == (
     f"; {count} operations inside custom_linear_solve are left to the compiler"
   )
-  assert problem.Problem(_product, (_X, _W), labels.BytesEstimate()).left_out == ""
+  assert problem.Problem(Call(_product, (_X, _W)), labels.BytesEstimate()).left_out == ""

@@ -13,6 +13,7 @@ from tests.support.hlo_modules import ARGS, network
 from tools import search_prior
 from tpugraphs_jax import columns
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.hlo.calls import Call
 from tpugraphs_jax.rankers.ranker import load
 from tpugraphs_jax.tuning import labels, strategies, tune
 from tpugraphs_jax.tuning.prior import (
@@ -28,7 +29,7 @@ from tpugraphs_jax.tuning.problem import Problem
 
 @pytest.fixture(scope="module")
 def problem():
-  return Problem(network, ARGS, labels.Measured())
+  return Problem(Call(network, ARGS), labels.Measured())
 
 
 @pytest.fixture(scope="module")
@@ -166,11 +167,13 @@ def test_coordinate_search_keeps_a_change_that_gains(problem):
 
 def test_beliefs_about_compiler_options_are_wide_and_cost_nothing_of_the_model(ranker, prior):
   options = {"xla_flag": [1, 2]}
-  with_options = Problem(network, ARGS, labels.Measured(), compiler_options=options)
+  with_options = Problem(Call(network, ARGS), labels.Measured(), compiler_options=options)
   pool = _pool(with_options, is_open=True)
   pool = strategies.Pool(pool.choices, pool.graph, pool.numbers_of, compiler_options=1)
   belief = strategies.Belief.of(pool, ranker, prior)
-  plain = strategies.Belief.of(_pool(Problem(network, ARGS, labels.Measured())), ranker, prior)
+  plain = strategies.Belief.of(
+    _pool(Problem(Call(network, ARGS), labels.Measured())), ranker, prior
+  )
   count = len(plain.mean)
   assert [group for group, _ in pool.changes[count:]] == [pool.layouts] * 2
   np.testing.assert_array_equal(belief.mean[:count], plain.mean)
@@ -182,7 +185,7 @@ def test_beliefs_about_compiler_options_are_wide_and_cost_nothing_of_the_model(r
 
 def test_options_of_the_best_choice_go_into_the_models_turns(ranker, prior):
   options = {"xla_flag": [1, 2]}
-  with_options = Problem(network, ARGS, labels.Measured(), compiler_options=options)
+  with_options = Problem(Call(network, ARGS), labels.Measured(), compiler_options=options)
   choices = list(with_options.candidates())
   pool = strategies.Pool(choices, with_options.with_configs, with_options.numbers_of, 1)
   ratio = lambda numbers: 0.7 if numbers[-1] == 2 else 1 + 0.05 * sum(numbers)

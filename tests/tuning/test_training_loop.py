@@ -28,7 +28,7 @@ def tuned():
   @functools.cache
   def tune(name):
     step, args, _ = training_steps.EXAMPLES[name]()
-    return tpugraphs_jax.tune(step, *args, budget=8, candidates=40, progress=False)
+    return tpugraphs_jax.tune(step, *args, budget=8, progress=False)
 
   with pytest.MonkeyPatch.context() as patch:
     raw_labels = lambda problem, choices, begin: ((choice, raw(choice)) for choice in choices)

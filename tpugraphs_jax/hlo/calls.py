@@ -184,13 +184,19 @@ class Call:
     ValueError: the function cannot be called, or an array holds no numbers.
 
   Attributes:
+    function: the argument.
     arrays: the arrays in the arguments, in the order of their leaves, then of their state.
     structure: the arguments without these.
   """
 
-  def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
+  def __init__(
+    self,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] = types.MappingProxyType({}),
+  ):
     check_callable(function)
-    self._function: Any = function
+    self.function: Any = function
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_object)
     self._takes_scalars, static = _scalars(function, args, kwargs)
     kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
@@ -211,7 +217,7 @@ class Call:
   def __call__(self, *arrays: Any) -> Any:
     """The outputs of the function for other values of the arrays."""
     args, kwargs, _ = self.structure.fill(arrays)
-    return self._function(*args, **kwargs)
+    return self.function(*args, **kwargs)
 
   @functools.cached_property
   def names(self) -> list[str]:
@@ -222,7 +228,7 @@ class Call:
     markers = [object() for _ in self.arrays]
     args, kwargs, _ = self.structure.fill(markers)
     try:
-      arguments = dict(inspect.signature(self._function).bind(*args, **kwargs).arguments)
+      arguments = dict(inspect.signature(self.function).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):  # a function without a signature
       arguments = kwargs
     numbers = {id(marker): number for number, marker in enumerate(markers)}
@@ -242,7 +248,7 @@ class Call:
     call = copy.copy(self)
     call.__dict__.pop("trace", None)
     call.arrays, call._objects = tuple(arrays), []
-    call._function = function or self._function
+    call.function = function or self.function
     return call
 
   def shapes(self, sharding: jax.sharding.Sharding | None = None) -> list[jax.ShapeDtypeStruct]:
@@ -263,8 +269,8 @@ class Call:
     Raises:
       ValueError: the function needs the values of Python scalars, or adds to its state.
     """
-    if isinstance(self._function, Version):
-      return self._function.trace_of(self)
+    if isinstance(self.function, Version):
+      return self.function.trace_of(self)
     kept: list[Rest] = []
 
     def arrays_of(*arrays: Any) -> list[Any]:
@@ -276,7 +282,7 @@ class Call:
     try:
       program = jax.make_jaxpr(arrays_of)(*self.arrays)
     except ValueError as error:
-      if "compiler_options" not in str(error) or not isinstance(self._function, _JIT):
+      if "compiler_options" not in str(error) or not isinstance(self.function, _JIT):
         raise
       return self._trace_at_top()  # jax takes them in no nested jit
     except TypeError as error:  # also tracers in place of numbers
@@ -292,7 +298,7 @@ class Call:
   def _trace_at_top(self) -> Trace:
     """The program of a function of `jax.jit`, as jax traces it outside of all others."""
     args, kwargs, objects = self.structure.fill(self.arrays)
-    traced = self._function.trace(*args, **kwargs)
+    traced = self.function.trace(*args, **kwargs)
     params = getattr(traced, "_params", None)
     if params is None or objects:
       raise ValueError(
@@ -316,14 +322,14 @@ class Call:
       platform: such as `tpu`; None: that of the arrays.
     """
     platforms = None if platform is None else (platform,)
-    if isinstance(self._function, _JIT):
+    if isinstance(self.function, _JIT):
       args, kwargs, _ = self.structure.fill(arrays)
-      return self._function.trace(*args, **kwargs).lower(lowering_platforms=platforms)
+      return self.function.trace(*args, **kwargs).lower(lowering_platforms=platforms)
     jit, rest = self.trace.jit, self.trace.rest
     is_of_arrays = set(self.structure.others) <= {_ARRAY} and set(rest.leaves) <= {None}
     if jit is None and is_of_arrays:
       args, kwargs, _ = self.structure.fill(arrays)
-      traced = jax.jit(self._function).trace(*args, **kwargs)
+      traced = jax.jit(self.function).trace(*args, **kwargs)
       return traced.lower(lowering_platforms=platforms)
     function = self.of_arrays(lambda program, arrays: core.jaxpr_as_fun(program)(*arrays))
     function.__name__ = self.__name__
@@ -353,7 +359,7 @@ class Call:
   def _outputs(self, arrays: Sequence[Any]) -> tuple[list[Any], Rest]:
     """The arrays among the outputs and those of changed state; what else the outputs have."""
     args, kwargs, objects = self.structure.fill(arrays)
-    outputs = self._function(*args, **kwargs)
+    outputs = self.function(*args, **kwargs)
     leaves, tree = jax.tree.flatten(outputs)
     kinds = _ARRAYS + _SCALARS if self._takes_scalars else _ARRAYS
     others = [None if isinstance(leaf, kinds) else leaf for leaf in leaves]

@@ -5,7 +5,7 @@ choosing    groups of operations with options, and the function with a choice ap
 problem     a function with its choices, their label, and the graph that a model ranks
 labels      labels a choice: estimates of a compiler (`hlo.tpu_kernels`), or times (`measure`)
 strategies  search: proposes the next choice to label, and learns from labels, with a `prior`
-tune        labels what the search proposes, and returns the function with the best choice
+tune        labels what the search proposes, and returns the best choice as `tuned.Tuned`
 layouts     the file of a choice, and the function with the choice of a file
 estimate    time and memory of a function on TPUs: `compiler` compiles it in another process,
             `costs` says where the time goes, `summary` prints it, `comparison` compares two

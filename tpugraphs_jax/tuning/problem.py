@@ -41,9 +41,7 @@ class Problem:
   """The choices of a function, of layouts and compiler options, its graph, and its labels.
 
   Args:
-    function: that jax can trace.
-    args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
-    kwargs: its keyword arguments.
+    call: the function with its example arguments.
     label: how choices are labelled; its compiler makes the graph.
     name: of the graph and in messages; the function's own unless given.
     seed: of candidates.
@@ -52,8 +50,7 @@ class Problem:
 
   Attributes:
     choices: the groups of equations and their options.
-    call: the function of the arrays in its arguments.
-    compiler_options: the argument.
+    call, label, compiler_options: the arguments.
     default: the option numbers of the compiler's own choice, all 0.
     graph: of the function with the compiler's own choice; it has no configurations.
     options: per group, the options that the graph can tell apart (`visible_options`). Then per
@@ -65,23 +62,21 @@ class Problem:
 
   def __init__(
     self,
-    function: Callable[..., Any],
-    args: tuple,
+    call: Call,
     label: labels.Label,
     *,
-    kwargs: Mapping[str, Any] | None = None,
     name: str = "",
     seed: int = 0,
     operands: bool = False,
     compiler_options: Mapping[str, Sequence[Any]] = types.MappingProxyType({}),
   ):
-    self.call, self.label, self.seed = Call(function, args, kwargs or {}), label, seed
-    self.name = name or self.call.__name__
+    self.call, self.label, self.seed = call, label, seed
+    self.name = name or call.__name__
     with console.working(f"tracing {self.name}"):
-      self.choices = choosing.choices(self.call, *self.call.arrays, operands=operands)
+      self.choices = choosing.choices(call, *call.arrays, operands=operands)
     self.compiler_options = compiler_options
     self.default: Numbers = (0,) * (len(self.choices.groups) + len(compiler_options))
-    module = label.graph(self.apply(self.default), self.call.arrays)
+    module = label.graph(self.apply(self.default), call.arrays)
     self.graph = dataclasses.replace(hlo.featurize(module), name=self.name, stage=label.stage)
     self._nodes = node_options(self.graph, self.choices)
     self.options = visible_options(self._nodes, len(self.choices.groups))
@@ -135,6 +130,18 @@ class Problem:
       return tuple(choosing.evaluate(program, arrays, choice)), rest
 
     return jit(chosen, {}) if jit else chosen
+
+  def rewrite(self, numbers: Numbers) -> Callable[..., Any]:
+    """The function with the layouts and compiler options of a choice, jitted where it is.
+
+    The function itself where the choice changes nothing of it.
+    """
+    chosen, trace = self.layouts_of(numbers), self.call.trace
+    has_options = any(numbers) and trace.jit is not None
+    if not (any(chosen) or has_options or trace.rest.changed):
+      return self.call.function
+    evaluate = functools.partial(choosing.evaluate, choice=self.choices.choice(chosen))
+    return calls.Version(self.call.function, evaluate, self.compiler_options_of(numbers))
 
   def candidates(self) -> Iterator[Numbers]:
     """Distinct choices, first the compiler's own; see `draw.candidates`."""

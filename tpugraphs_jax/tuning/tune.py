@@ -7,7 +7,7 @@
 
 Compiler options that the caller lists are chosen together with layouts.
 
-`labels` makes a label, `strategies` learns from it and proposes the next choice, and `_decide`
+`labels` makes a label, `strategies` learns from it and proposes the next choice, and `decide`
 compares all labels. Measured labels are made together: a search learns nothing from them. The
 compiler's own choice is always tried. It stays unless another choice is better: by the compiler's
 estimate, or in alternating pairs of measured times whose bootstrap interval lies below 1.
@@ -17,11 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import functools
 import itertools
 import operator
 import os
-from pathlib import Path
 import time
 import types
 from typing import Any
@@ -31,220 +29,32 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
-from tpugraphs_jax.hlo import calls
+from tpugraphs_jax.hlo.calls import Call, check_state
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.infra.console import Table
 from tpugraphs_jax.rankers import model_file
 from tpugraphs_jax.rankers.ranker import Ensemble, load, Ranker
-from tpugraphs_jax.tuning import choosing, labels, layouts, measure, prior, strategies
+from tpugraphs_jax.tuning import labels, measure, prior, strategies
 from tpugraphs_jax.tuning.draw import Numbers
 from tpugraphs_jax.tuning.label_file import LabelFile
-from tpugraphs_jax.tuning.labels import Raw
-from tpugraphs_jax.tuning.page import Page
 from tpugraphs_jax.tuning.problem import Problem
+from tpugraphs_jax.tuning.tuned import changes_of, Tuned
 
 # The model that ships for each target; None is the machine at hand. A prior of the effects of
 # changes ships with each model (`prior`).
 MODELS = {"tpu:v3": "layout-v3-estimate", None: "layout-cpu-measured"}
-STRATEGIES = ("learned", "model")
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Tuned(Page):
-  """A function with the best choice that was labelled, and the record of the search.
-
-  Attributes:
-    function: with the best choice; the function itself where no layout was changed. A jitted
-      function stays so: with its donated and static arguments, shardings and state, and with the
-      compiler options of the choice. Call another one under `jax.jit`.
-    numbers: the option of every group, then of every compiler option; all 0 for the compiler's own
-      choice.
-    ratio: label of `numbers` divided by the label of the compiler's own choice; 1 if that choice
-      stays.
-    compared: for measured times, the median ratio of run times and its 95 % bootstrap interval,
-      between the choice with the least time and the compiler's own choice.
-    raw: the raw numbers of every choice that was labelled.
-    errors: the reason of every choice that could not be compiled or compared, or gave other
-      outputs.
-    candidates: number of choices that were drawn for the search.
-    label: how choices were labelled, and what it leaves out (`gap`).
-    changes: of operations, against the compiler's own choice.
-    problem: the function before and its choices.
-    order: a sentence about the model that ordered the trials; empty for one of such labels.
-  """
-
-  function: Callable[..., Any]
-  numbers: Numbers
-  ratio: float
-  compared: tuple[float, float, float] | None
-  raw: dict[Numbers, Raw]
-  errors: dict[Numbers, str]
-  candidates: int
-  label: labels.Label
-  changes: list[layouts.Change]
-  problem: Problem
-  order: str = ""
-
-  @property
-  def tried(self) -> dict[Numbers, int]:
-    """The label of every choice that was labelled, the compiler's own choice first."""
-    return {numbers: self.label.value(raw) for numbers, raw in self.raw.items()}
-
-  @property
-  def failed(self) -> int:
-    """How many choices failed."""
-    return len(self.errors)
-
-  @property
-  def keeps_default(self) -> bool:
-    """Whether the compiler's own choice stays."""
-    return not any(self.numbers)
-
-  @property
-  def compiler_options(self) -> dict[str, Any]:
-    """The compiler options of the choice, for `jax.jit(function, compiler_options=...)`."""
-    return self.problem.compiler_options_of(self.numbers)
-
-  @property
-  def program(self) -> layouts.TunedProgram:
-    """The program as the compiler saw it, with the changes of layouts and the times of nodes."""
-    return layouts.TunedProgram(
-      self.problem.graph, self.changes, self._node_times(), self._summary()
-    )
-
-  def __repr__(self) -> str:
-    return f"<Tuned {self.problem.name}: {self._summary()}>"
-
-  @property
-  def decision(self) -> str:
-    """What to do with the result, and how."""
-    name = self.problem.name
-    if self.keeps_default:
-      return f"Leave it: keep {name} as it is."
-    is_jitted = self.problem.call.trace.jit is not None
-    call = f'tpugraphs_jax.apply({name}, "layouts.json")'
-    if self.compiler_options:
-      options = "compiler_options=tuned.compiler_options"
-      call = f"{call[:-1]}, {options})" if is_jitted else f"jax.jit({call}, {options})"
-    elif not is_jitted:
-      call = f"jax.jit({call})"
-    return (
-      f"Apply it, for a gain of {1 - self.ratio:.1%}: "
-      f'tuned.save("layouts.json"), and where {name} runs: fast = {call}'
-    )
-
-  def _title(self) -> str:
-    return f"{self.problem.name}: choices of layouts"
-
-  def _kind(self) -> str:
-    return super()._kind() if self.label.target else "measured on this machine"
-
-  def _verdict(self) -> list[str]:
-    return [self.decision, self._summary()]
-
-  def _notes(self) -> list[str]:
-    return [" ".join(filter(None, [self.label.worth, self.order])), self.decision]
-
-  def _tables(self) -> list[Table]:
-    """The changes of operations, and all trials."""
-    default = self.tried[self.problem.default]
-    trials = sorted(self.tried.items(), key=lambda item: item[1])
-    head = [f"{self.label.what} / own", "groups changed"]
-    rows = [[f"{value / default:.3f}", self.problem.describe(numbers)] for numbers, value in trials]
-    changes = self.program.table(self._other_times() if self.changes else ())
-    return [changes, Table(head, rows)]
-
-  def save(self, path: str | os.PathLike[str]) -> None:
-    """Writes the choice to a file, with which `tpugraphs_jax.apply` makes the function again.
-
-    The file holds the program too, which `python -m tpugraphs_jax.view` shows.
-    """
-    choice = self.problem.choices.choice(self.problem.layouts_of(self.numbers))
-    about = {
-      "compiler_options": self.compiler_options,
-      "name": self.problem.name,
-      "label": self.label.what,
-      "ratio": self.ratio,
-      **self.label.versions(),
-    }
-    layouts.save(Path(path), self.problem.call, choice, about, self.program)
-
-  def _summary(self) -> str:
-    what = "choices" if self.problem.compiler_options else "layouts"
-    counts = f"{len(self.raw)} of {self.candidates:,} {what} tried, {self.failed} failed: "
-    if self.keeps_default:
-      return f"{counts}the compiler's own choice stays, {self._why()}{self.problem.left_out}"
-    between = ""
-    if self.compared:
-      between = "({:.3f} to {:.3f}, in alternating pairs) ".format(*self.compared[1:])
-    numbers = self.problem.layouts_of(self.numbers)
-    values = "".join(f", {name}={value}" for name, value in self.compiler_options.items())
-    return (
-      f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} of the "
-      f"compiler's own choice, with layouts chosen for {sum(number > 0 for number in numbers)} of "
-      f"{len(numbers)} groups{values}{self.problem.left_out}"
-    )
-
-  def _why(self) -> str:
-    """Why the compiler's own choice stays."""
-    if len(self.raw) == 1 and self.errors:
-      return f"every other choice failed: {next(iter(self.errors.values()))}"
-    default, least = self.tried[self.problem.default], min(self.tried.values())
-    if least == default:
-      return f"none had a lower {self.label.what}"
-    if not self.compared:
-      return (
-        f"the best other one took {least / default:.3f} of its {self.label.what}, and gains below "
-        f"{self.label.margin:.0%} are no gain"
-      )
-    return (
-      f"the best other one took {least / default:.3f} of its time in the trials, and "
-      "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared)
-    )
-
-  def _own_and_best(self) -> list[Raw]:
-    """The raw numbers of the compiler's own choice, and of the best choice."""
-    return [self.raw[self.problem.default], self.raw[self.numbers]]
-
-  def _node_times(self) -> dict[int, tuple[int, int]]:
-    """Picoseconds of configurable nodes, before and after, for a TPU."""
-    if not self.label.target:
-      return {}
-    of_nodes: dict[int, tuple[int, int]] = {}
-    for group, nodes in self.problem.nodes_of_groups().items():
-      before, after = (_time_of_group(raw, group) // len(nodes) for raw in self._own_and_best())
-      of_nodes |= dict.fromkeys(nodes, (before, after))
-    return of_nodes
-
-  def _other_times(self) -> list[list[str]]:
-    """A row for all other operations, so that the times add up to the total."""
-    if not self.label.target:
-      return []
-    totals = [self.label.value(raw) for raw in self._own_and_best()]
-    rest = np.subtract(totals, np.sum([change.picoseconds for change in self.changes], axis=0))
-    return [
-      ["", "all other kernels, and between kernels", "", "", "", layouts.from_to(*rest)],
-      ["", "total", "", "", "", layouts.from_to(*totals)],
-    ]
-
-
-def _time_of_group(raw: Raw, group: int) -> int:
-  """Picoseconds of the kernels that come from a group, of the raw numbers of a choice."""
-  return sum(kernel["picoseconds"] for kernel in raw["kernels"] if kernel["group"] == group)
+CANDIDATES = 2000  # choices that are drawn for a search
 
 
 def tune(
   function: Callable[..., Any],
   /,
   *args: Any,
-  model: str | os.PathLike[str] | Ranker | Ensemble | None = None,
   target: str | None = None,
   budget: int = 16,
-  strategy: str = "learned",
-  candidates: int = 2000,
+  model: str | os.PathLike[str] | Ranker | Ensemble | None = None,
   options: Mapping[str, Sequence[Any]] = types.MappingProxyType({}),
-  seed: int = 0,
   operands: bool = False,
+  seed: int = 0,
   cache: str | os.PathLike[str] | None = None,
   progress: bool = True,
   **kwargs: Any,
@@ -259,18 +69,16 @@ def tune(
     function: as for `collect.choices`.
     *args: its example arguments, arrays or `jax.ShapeDtypeStruct`. Whatever is no array is part of
       the program.
-    model: of layouts: a working folder, a model file, the name of a model that ships, or a
-      loaded one. Without one, the model that ships for the target (`MODELS`), or for TPU v3.
     target: a TPU generation such as `v3` (needs libtpu, no TPU), or None: measure here.
     budget: how many choices are labelled, the compiler's own among them. Where labels are made one
       after the other, another choice replaces one that fails, at most as many as the budget.
-    strategy: of search (`strategies`): `learned`, or for comparison `model`.
-    candidates: how many choices are drawn for the search, at least `budget`.
+    model: of layouts: a working folder, a model file, the name of a model that ships, or a
+      loaded one. Without one, the model that ships for the target (`MODELS`), or for TPU v3.
     options: names of compiler options, each with values to choose from; the compiler's default is
       always among them. No other option is changed. The result is compiled with
       `jax.jit(tuned.function, compiler_options=tuned.compiler_options)`.
-    seed: of the candidates.
     operands: whether the orders of operands are chosen too, not of outputs alone.
+    seed: of the candidates.
     cache: file of labels by program, `options`, choice, compiler and target. Known labels are read
       from it, and new labels are added, so that a call with a larger budget goes on.
     progress: whether lines on standard error say what takes time, and tell of every label.
@@ -281,10 +89,10 @@ def tune(
     what to do.
 
   Raises:
-    ValueError: nothing can be chosen, a budget below 2, no such strategy, the compiler refuses an
-      option, the model is not of layouts, the compiler's own choice cannot be labelled, the
-      function changes state and is not jitted, the cache is no such file, or (`NoisyMachineError`)
-      the machine is too busy to measure on.
+    ValueError: nothing can be chosen, a budget below 2, the compiler refuses an option, the model
+      is not of layouts, the compiler's own choice cannot be labelled, the function changes state
+      and is not jitted, the cache is no such file, or (`NoisyMachineError`) the machine is too busy
+      to measure on.
 
   Examples:
     >>> import jax
@@ -296,48 +104,54 @@ def tune(
     (3, True)
     >>> fast = jax.jit(tuned.function)
   """
-  budget, candidates = operator.index(budget), operator.index(candidates)
-  if budget < 2:
+  if (budget := operator.index(budget)) < 2:
     raise ValueError(
       f"budget is {budget}, expected at least 2: the compiler's own choice and another one"
     )
-  if strategy not in STRATEGIES:
-    raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)}")
+  call = Call(function, args, kwargs)
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
   label = labels.create(name, target=target, seed=seed)
-  what = getattr(function, "__name__", "the function")
-  with console.working(f"tune {what}", is_on=progress) as work, label.opened() as label:
-    work.note(f"tracing {what}, and compiling it once")
+  with console.working(f"tune {call.__name__}", is_on=progress) as work, label.opened() as label:
+    work.note(f"tracing {call.__name__}, and compiling it once")
     start = time.monotonic()
-    calls.check_state(calls.Call(function, args, kwargs))
-    ranker = _ranker(model, label)
-    _check_options(options, label)
-    problem = Problem(
-      function, args, label, kwargs=kwargs, seed=seed, operands=operands, compiler_options=options
-    )
-    drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
+    check_state(call)
+    check_options(options, label)
+    ranker = load_ranker(model, label)
+    problem = Problem(call, label, seed=seed, operands=operands, compiler_options=options)
+    pool = draw_pool(problem, max(CANDIDATES, budget), has_stage=model is not None)
     work.note(
-      f"ordering {len(drawn):,} choices for {len(problem.choices.groups)} groups of operations by "
-      f"a model; a label compiles once more, the first time took {time.monotonic() - start:.0f} s"
+      f"ordering {len(pool.choices):,} choices for {len(problem.choices.groups)} groups of "
+      "operations by a model; a label compiles once more, the first time took "
+      f"{time.monotonic() - start:.0f} s"
     )
-    pool = strategies.Pool(drawn, _graphs(problem, model), problem.numbers_of, len(options))
+    search = strategies.learned(pool, ranker, prior_of(label.target))
     file = LabelFile(cache, problem)
-    search = strategies.model(pool, ranker)
-    if strategy == "learned":
-      search = strategies.learned(pool, ranker, prior_of(label.target))
-    _label(search, file, budget, work)
-    order = _order(ranker, label) if model is None else ""
-    return _decide(function, problem, file, candidates=len(drawn), order=order)
+    (_measure if label.made_together else _estimate)(search, file, budget, work)
+    best, compared = decide(file)
+    changes = changes_of(problem, best, file.raw) if any(problem.layouts_of(best)) else []
+  order = order_note(ranker, label) if model is None else ""
+  return Tuned(problem, best, compared, file.raw, file.errors, len(pool.choices), changes, order)
 
 
-def _graphs(problem: Problem, model: Any) -> Callable[[Sequence[Numbers]], OpGraph[LayoutConfigs]]:
-  """Makes graphs with choices; for the model that ships without the stage, of which it warns."""
-  if model is not None:
-    return problem.with_configs
-  return lambda choices: dataclasses.replace(problem.with_configs(choices), stage="")
+def draw_pool(problem: Problem, count: int, *, has_stage: bool = True) -> strategies.Pool:
+  """The choices that a search proposes from.
+
+  Args:
+    problem: whose choices are drawn.
+    count: most choices.
+    has_stage: whether graphs name their stage of compilation. A model warns of a stage that it was
+      not trained on.
+  """
+
+  def graph(choices: Sequence[Numbers]) -> OpGraph[LayoutConfigs]:
+    graph = problem.with_configs(choices)
+    return graph if has_stage else dataclasses.replace(graph, stage="")
+
+  drawn = list(itertools.islice(problem.candidates(), count))
+  return strategies.Pool(drawn, graph, problem.numbers_of, len(problem.compiler_options))
 
 
-def _order(ranker: Ranker | Ensemble, label: labels.Label) -> str:
+def order_note(ranker: Ranker | Ensemble, label: labels.Label) -> str:
   """A sentence about a model that has learnt other labels; empty for another one."""
   learnt = _learnt(ranker, label)
   return f"The trials are in the order of a model of labels of {learnt}." if learnt else ""
@@ -361,7 +175,7 @@ def _shipped(target: str | None) -> str:
   return MODELS[target if target in MODELS else "tpu:v3"]
 
 
-def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) -> None:
+def check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) -> None:
   """Refuses (ValueError) options or values that the compiler does not take."""
   if not isinstance(options, Mapping):
     raise ValueError(f"options is {options!r}, expected a dictionary from names to lists of values")
@@ -380,47 +194,7 @@ def _check_options(options: Mapping[str, Sequence[Any]], label: labels.Label) ->
         raise ValueError(f"the compiler refuses the option {name}={value!r}: {why}") from None
 
 
-def _label(search: strategies.Search, file: LabelFile, budget: int, work: console.Work) -> None:
-  """Labels the choices that a search proposes, the compiler's own choice first.
-
-  Args:
-    search: proposes them.
-    file: makes labels, or has them, and keeps them.
-    budget: how many.
-    work: takes a line about each.
-  """
-  compiling = f"a program of {file.problem.graph.num_nodes:,} instructions"
-  together = file.problem.label.made_together  # the search then does not learn from labels
-  asked = list(itertools.islice(search, budget if together else 1))
-  if together:
-    work.note(f"measuring {len(asked)} choices in turn, after all are compiled")
-  for place in itertools.count():
-    most = budget if together else min(budget + len(file.errors), 2 * budget)
-    if place == most:
-      break
-    if place == len(asked):
-      try:
-        with console.working("ordering the choices that are left"):
-          asked.append(search.send(file.ratio(asked[-1])))
-      except StopIteration:  # every choice was tried
-        break
-    if place == 0 or not together:
-      with console.working(f"label {place + 1} of {most}: {compiling}"):
-        file.label_choices(asked[place:])
-    work.note(_told(place, most, asked[place], file))
-    if asked[0] in file.errors:
-      break  # the compiler's own choice, to which the others are compared
-
-
-def _told(place: int, most: int, numbers: Numbers, file: LabelFile) -> str:
-  """A line of progress."""
-  failed = file.errors.get(numbers)
-  said = f"failed: {failed}" if failed else f"{file.ratio(numbers):.3f} of the compiler's own"
-  said += f"; groups changed: {file.problem.describe(numbers)}"
-  return f"label {place + 1} of {most}: {said}"
-
-
-def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
+def load_ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   """The model to rank with; warns if a given one was trained on labels of another target."""
   is_given = model is not None
   model = model if is_given else _shipped(label.target)
@@ -438,60 +212,72 @@ def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   return ranker
 
 
-def _decide(
-  function: Callable[..., Any], problem: Problem, file: LabelFile, *, candidates: int, order: str
-) -> Tuned:
-  """The best of the choices that were tried, or the compiler's own choice."""
-  default, label = problem.default, problem.label
+def _measure(search: strategies.Search, file: LabelFile, budget: int, work: console.Work) -> None:
+  """Labels the first choices of a search together; the search learns nothing."""
+  choices = list(itertools.islice(search, budget))
+  work.note(f"measuring {len(choices)} choices in turn, after all are compiled")
+  with console.working(_title(file, 1, budget)):
+    file.label_choices(choices)
+  for place, numbers in enumerate(choices, 1):
+    work.note(_line(file, place, budget, numbers))
+    if file.problem.default in file.errors:
+      return
+
+
+def _estimate(search: strategies.Search, file: LabelFile, budget: int, work: console.Work) -> None:
+  """Labels the choices that a search proposes, and tells it the label of each."""
+  numbers = next(search)
+  for place in itertools.count(1):
+    most = min(budget + len(file.errors), 2 * budget)
+    if place > most:
+      return
+    if place > 1:
+      try:
+        with console.working("ordering the choices that are left"):
+          numbers = search.send(file.ratio(numbers))
+      except StopIteration:  # every choice was tried
+        return
+    with console.working(_title(file, place, most)):
+      file.label_choices([numbers])
+    work.note(_line(file, place, most, numbers))
+    if file.problem.default in file.errors:
+      return
+
+
+def _title(file: LabelFile, place: int, most: int) -> str:
+  """What takes time while a choice is labelled."""
+  size = file.problem.graph.num_nodes
+  return f"label {place} of {most}: compiling a program of {size:,} instructions"
+
+
+def _line(file: LabelFile, place: int, most: int, numbers: Numbers) -> str:
+  """A line of progress about a choice that was labelled."""
+  failed = file.errors.get(numbers)
+  found = f"failed: {failed}" if failed else f"{file.ratio(numbers):.3f} of the compiler's own"
+  changed = file.problem.describe(numbers)
+  return f"label {place} of {most}: {found}; groups changed: {changed}"
+
+
+def decide(file: LabelFile) -> tuple[Numbers, tuple[float, float, float] | None]:
+  """The best of the choices that were tried, or the compiler's own choice.
+
+  Returns:
+    The choice. For measured times also the median ratio of its run times to those of the compiler's
+    own choice with the ends of its 95 % bootstrap interval, else None.
+
+  Raises:
+    ValueError: the compiler's own choice has no label.
+  """
+  problem, label = file.problem, file.problem.label
+  default = problem.default
   if default in file.errors:
     why = file.errors[default]
     raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled: {why}")
-  value = {numbers: label.value(raw) for numbers, raw in file.raw.items()}
-  best, compared = min(value, key=value.__getitem__), None  # the first of equals: the default
-  ratio = value[best] / value[default]
-  if isinstance(label, labels.Measured) and best != default:
-    first, second = problem.apply(default), problem.apply(best)
-    options, arrays = problem.compiler_options_of(best), problem.call.arrays
-    with console.working("comparing the best choice with the compiler's own"):
-      compared = measure.compare(first, second, arrays, options, seed=problem.seed)
-    ratio = compared[0]
-  is_gain = ratio <= 1 - label.margin if compared is None else compared[2] < 1
-  if not is_gain:
-    best, ratio = default, 1.0
-  chosen, changes = problem.layouts_of(best), []
-  if any(chosen):
-    changes = _changes(problem, best, file.raw)
-  trace = problem.call.trace
-  if any(chosen) or any(best) and trace.jit or trace.rest.changed:
-    evaluate = functools.partial(choosing.evaluate, choice=problem.choices.choice(chosen))
-    function = calls.Version(function, evaluate, problem.compiler_options_of(best))
-  return Tuned(
-    function,
-    best,
-    ratio,
-    compared,
-    file.raw,
-    file.errors,
-    candidates,
-    label,
-    changes,
-    problem,
-    order,
-  )
-
-
-def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[layouts.Change]:
-  """The changes of the best choice against the compiler's own, in the order of the groups."""
-  orders, nodes = problem.own_orders(), problem.nodes_of_groups()
-  estimates = [tried[problem.default], tried[best]] if problem.label.target else []
-  changes = []
-  for place, (group, number) in enumerate(zip(problem.choices.groups, best)):
-    if number:
-      times = tuple(_time_of_group(raw, place) for raw in estimates)
-      after = tuple(
-        choosing.minor_to_major(order, len(shape)) if order else ()
-        for order, shape in zip(group.options[number], group.shapes)
-      )
-      before, lines = orders[place] or (), problem.lines(place)
-      changes.append(layouts.Change(nodes[place], str(group), lines, before, after, times))
-  return changes
+  best = min(file.raw, key=file.ratio)  # the first of equals: the default
+  if not isinstance(label, labels.Measured) or best == default:
+    return (best if file.ratio(best) <= 1 - label.margin else default), None
+  first, second = problem.apply(default), problem.apply(best)
+  options, arrays = problem.compiler_options_of(best), problem.call.arrays
+  with console.working("comparing the best choice with the compiler's own"):
+    compared = measure.compare(first, second, arrays, options, seed=problem.seed)
+  return (best if compared[2] < 1 else default), compared

@@ -245,10 +245,8 @@ def label_program(request: LabelRequest) -> None:
   # Waits for a worker whose command was killed.
   with files.appending(request.log), label.opened() as label:
     problem = Problem(
-      program.function,
-      program.args,
+      Call(program.function, program.args, program.kwargs),
       label,
-      kwargs=program.kwargs,
       name=request.name,
       seed=request.seed,
       operands=request.operands,

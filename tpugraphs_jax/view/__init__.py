@@ -15,7 +15,7 @@ from typing import Any
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.tuning.layouts import TunedProgram
-from tpugraphs_jax.tuning.tune import Tuned
+from tpugraphs_jax.tuning.tuned import Tuned
 from tpugraphs_jax.view import panes
 
 MISSING = f"the picture needs Model Explorer, and this is its table: {console.to_install('view')}"
